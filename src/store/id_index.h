@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// IdIndex: which ordinal (position of creation) an id has, and which id an ordinal has.
+//
+// Ids are arbitrary distinct 64-bit integers. The writer sorts a stream of them in bounded memory;
+// the reader keeps one fence key per page of the sorted file in the slab and a few pages beside it.
+// Ids that are exactly 0 … N−1, in order ("dense"), need no file, no page and no lookup.
+//
+//   NAME.ids    pages of (id, ordinal) sorted by id
+//   NAME.order  pages of ids, by ordinal
+//
+// Reading order: this file, docs/formats/embedding_store.md (its section on ids), id_index.cpp.
+//
+// Threads: IdIndexWriter single-owner; IdIndex thread-safe (one mutex around its cached pages).
+// Memory:  the writer uses the buffer it is given; the reader what memory_bytes() says, from a
+// slab.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "memory/slab.h"
+#include "os/file.h"
+#include "plimsoll/result.h"
+
+namespace plimsoll {
+
+inline constexpr std::int64_t kIdPageBytes = 4096;
+inline constexpr std::int64_t kIdsPerSortedPage = 340;  // 16 + 340 × (8 + 4) = 4096.
+inline constexpr std::int64_t kIdsPerOrderPage = 510;   // 16 + 510 × 8 = 4096.
+inline constexpr std::int64_t kIdRowsMax = 0xFFFFFFFELL;
+
+/// What a set of ids is, in three numbers; kept by the owner (table.json, the feature store's
+/// header), never in the index files.
+struct IdIndexInfo {
+  std::int64_t rows{0};
+  bool dense{true};              ///< Ids are 0 … rows−1 in order: there are no files.
+  std::uint64_t fingerprint{0};  ///< Over all ids in order; equal sets in equal order agree.
+  friend bool operator==(const IdIndexInfo&, const IdIndexInfo&) = default;
+};
+
+/// Computes an IdIndexInfo from a stream of ids without writing anything (no duplicate check).
+class IdFingerprint {
+ public:
+  void add(std::span<const std::int64_t> ids) noexcept;
+  [[nodiscard]] IdIndexInfo info() const noexcept;
+  /// The fingerprint of dense ids [0, rows).
+  static IdIndexInfo dense(std::int64_t rows) noexcept;
+
+ private:
+  std::int64_t rows_{0};
+  bool dense_{true};
+  std::uint64_t chain_{0};
+};
+
+/// Builds an index from a stream of ids: append() … append(), finish().
+class IdIndexWriter {
+ public:
+  static constexpr std::int64_t kBufferBytesMin = 64 << 10;
+
+  /// Files are directory/NAME.ids and directory/NAME.order (and NAME.runs while sorting); old ones
+  /// are replaced. `buffer` is the caller's leased memory, aligned to 64, >= kBufferBytesMin; it
+  /// must stay until finish(). Larger buffers mean fewer merge passes, nothing else.
+  static Result<IdIndexWriter> create(const std::filesystem::path& directory,
+                                      const std::string& name, std::span<std::byte> buffer);
+
+  IdIndexWriter(IdIndexWriter&&) noexcept;
+  IdIndexWriter& operator=(IdIndexWriter&&) noexcept;
+  ~IdIndexWriter();  ///< Removes its files when finish() did not succeed.
+
+  /// The next ids; the first has ordinal 0. Errors: kIo; kInvalidArgument beyond kIdRowsMax.
+  Result<void> append(std::span<const std::int64_t> ids);
+
+  /// Sorts, writes and fsyncs the files (none when dense; sync the directory yourself).
+  /// Errors: kInvalidArgument naming a duplicate id and its two positions; kIo.
+  Result<IdIndexInfo> finish();
+
+  [[nodiscard]] std::int64_t rows() const noexcept;  ///< Appended so far.
+
+ private:
+  class Impl;
+  explicit IdIndexWriter(std::unique_ptr<Impl> impl) noexcept;
+  std::unique_ptr<Impl> impl_;
+};
+
+/// Reads an index.
+class IdIndex {
+ public:
+  /// Bytes open() takes from the slab (0 when dense). `cached_pages` is clamped to what the files
+  /// have; there are that many for each of the two files. Alignment slack included.
+  static std::int64_t memory_bytes(const IdIndexInfo& info, std::int64_t cached_pages) noexcept;
+
+  /// Opens directory/NAME.*, reads every page of the sorted file once (fences, order, checksums).
+  /// Requires: `slab` outlives the index.
+  /// Errors: kNotFound, kIo, kCorrupt (sizes or checksums do not fit `info`), naming the file.
+  static Result<IdIndex> open(const std::filesystem::path& directory, const std::string& name,
+                              const IdIndexInfo& info, Slab& slab, std::int64_t cached_pages);
+
+  IdIndex() noexcept;  ///< Empty; rows() is 0.
+  IdIndex(IdIndex&&) noexcept;
+  IdIndex& operator=(IdIndex&&) noexcept;
+  ~IdIndex();
+
+  /// Writes the ordinal of each id, −1 for an id there is none of.
+  /// Shape:  as many ordinals as ids. Errors: kCorrupt, kIo.
+  Result<void> find(std::span<const std::int64_t> ids, std::span<std::int64_t> ordinals) const;
+
+  /// Writes the ids of ordinals first, first + 1, …
+  /// Requires: first + ids.size() <= rows(). Errors: kCorrupt, kIo.
+  Result<void> ids_at(std::int64_t first, std::span<std::int64_t> ids) const;
+
+  [[nodiscard]] std::int64_t rows() const noexcept { return info_.rows; }
+  [[nodiscard]] bool dense() const noexcept { return info_.dense; }
+  [[nodiscard]] const IdIndexInfo& info() const noexcept { return info_; }
+
+  /// Reads every page of both files and compares checksums. Errors: kCorrupt, kIo, kNotFound.
+  static Result<void> verify(const std::filesystem::path& directory, const std::string& name,
+                             const IdIndexInfo& info);
+
+ private:
+  class Pages;  // One file's cached pages.
+  IdIndexInfo info_{};
+  std::span<std::int64_t> fences_{};  // First id of each page of the sorted file.
+  std::unique_ptr<Pages> sorted_;
+  std::unique_ptr<Pages> order_;
+};
+
+}  // namespace plimsoll
