@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+# Finds the libraries of DESIGN §10. Without root, tools/setup.sh unpacks them into .deps.
+if(EXISTS ${CMAKE_CURRENT_SOURCE_DIR}/.deps/usr)
+  list(APPEND CMAKE_PREFIX_PATH ${CMAKE_CURRENT_SOURCE_DIR}/.deps/usr)
+endif()
+set(plimsoll_deps_hint "run tools/setup.sh, or point CMAKE_PREFIX_PATH at it")
+
+find_package(Threads REQUIRED)
+find_package(OpenSSL REQUIRED COMPONENTS Crypto)
+
+# A header-only library as an interface target that raises no warnings of its own.
+function(plimsoll_headers target header)
+  find_path(${target}_INCLUDE ${header} PATH_SUFFIXES include)
+  if(NOT ${target}_INCLUDE)
+    message(FATAL_ERROR "${header} not found: ${plimsoll_deps_hint}")
+  endif()
+  add_library(${target} INTERFACE)
+  target_include_directories(${target} SYSTEM INTERFACE ${${target}_INCLUDE})
+endfunction()
+plimsoll_headers(plimsoll_expected tl/expected.hpp)
+plimsoll_headers(plimsoll_json nlohmann/json.hpp)
+plimsoll_headers(plimsoll_toml toml++/toml.h)
+plimsoll_headers(plimsoll_cli11 CLI/CLI.hpp)
+plimsoll_headers(plimsoll_fmt fmt/core.h)
+target_compile_definitions(plimsoll_fmt INTERFACE FMT_HEADER_ONLY=1)
+
+# LibTorch is the one inside the torch wheel that the user already has.
+set(PLIMSOLL_HAVE_TORCH OFF)
+if(NOT PLIMSOLL_WITH_TORCH STREQUAL OFF)
+  if(PLIMSOLL_PYTHON)
+    set(plimsoll_python ${Python_EXECUTABLE})
+  elseif(EXISTS ${CMAKE_CURRENT_SOURCE_DIR}/.venv/bin/python)
+    set(plimsoll_python ${CMAKE_CURRENT_SOURCE_DIR}/.venv/bin/python)
+  endif()
+  if(NOT plimsoll_python)
+    set(plimsoll_python python3)
+  endif()
+  execute_process(
+    COMMAND ${plimsoll_python} -c
+      "import importlib.util as u; s = u.find_spec('torch'); print(s.submodule_search_locations[0])"
+    OUTPUT_VARIABLE PLIMSOLL_TORCH_ROOT OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET
+    RESULT_VARIABLE plimsoll_torch_status)
+  if(plimsoll_torch_status EQUAL 0)
+    set(PLIMSOLL_HAVE_TORCH ON)
+  elseif(PLIMSOLL_WITH_TORCH STREQUAL ON)
+    message(FATAL_ERROR "PLIMSOLL_WITH_TORCH is ON, but ${plimsoll_python} has no torch: "
+      "${plimsoll_deps_hint}")
+  endif()
+endif()
+if(PLIMSOLL_HAVE_TORCH)
+  message(STATUS "LibTorch: ${PLIMSOLL_TORCH_ROOT}")
+  # Named by file, not by find_package(Torch): that asks for CUDA toolkits we do not use.
+  add_library(plimsoll_libtorch INTERFACE)
+  target_include_directories(plimsoll_libtorch SYSTEM INTERFACE ${PLIMSOLL_TORCH_ROOT}/include
+    ${PLIMSOLL_TORCH_ROOT}/include/torch/csrc/api/include)
+  foreach(name torch torch_cpu c10)
+    target_link_libraries(plimsoll_libtorch INTERFACE ${PLIMSOLL_TORCH_ROOT}/lib/lib${name}.so)
+  endforeach()
+  # The compiler's flags for torch's own headers: nothing of ours is promised about them.
+  target_compile_definitions(plimsoll_libtorch INTERFACE _GLIBCXX_USE_CXX11_ABI=1)
+else()
+  message(STATUS "LibTorch: none; building the torch-free core only")
+endif()

@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// EmbeddingStore: one trainable row per id, with its optimizer state, inside a fixed slab.
+//
+// A table may be larger than its slab by any factor. A row is one contiguous record
+// (id | sequence | crc32c | weights | optimizer slots), so weights and moments never tear apart.
+// Rows that were never written are not on disk: they are computed from the table's initialiser,
+// seeded per id. Changes become durable, all together, at commit(step).
+//
+// Reading order: this file, docs/formats/embedding_store.md, src/store/embedding_store.cpp.
+//
+// Threads: gather, apply, update, commit, scan are for one thread at a time (single-owner);
+//          prefetch() may come from any thread.
+// Memory:  one slab of store_bytes, leased and touched at open: page frames, id index, page table,
+//          read and write buffers, look-ahead queue. Nothing is allocated afterwards.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "plimsoll/governor.h"
+#include "plimsoll/result.h"
+
+namespace plimsoll {
+
+/// How apply() turns a gradient into a change of the row.
+enum class RowOptimizer : std::uint8_t {
+  kAdamW,       ///< Moments kept per row; bias correction by the row's own update count.
+  kAdamWFresh,  ///< A new AdamW every apply: moments start at zero, one step (CoSiR's habit).
+  kAdagrad,     ///< One accumulator per weight.
+};
+
+/// Hyperparameters. Same meaning and defaults as torch.optim's.
+struct RowOptimizerOptions {
+  RowOptimizer kind{RowOptimizer::kAdamW};
+  float learning_rate{1e-3F};
+  float beta1{0.9F};
+  float beta2{0.999F};
+  float epsilon{1e-8F};
+  float weight_decay{0.0F};  ///< Decoupled for AdamW; added to the gradient for Adagrad.
+};
+
+enum class RowInitKind : std::uint8_t { kZeros, kNormal, kUniform };
+
+/// Rows before their first update; depends on (seed, id) alone, never on order.
+struct RowInit {
+  RowInitKind kind{RowInitKind::kNormal};
+  float scale{0.01F};  ///< Standard deviation (normal) or half-width (uniform).
+  std::uint64_t seed{0};
+};
+
+struct EmbeddingStoreOptions {
+  std::filesystem::path directory{};
+  std::int64_t dim{0};                ///< Floats per row.
+  RowOptimizerOptions optimizer{};    ///< The kind is part of the table; the numbers may change.
+  RowInit init{};                     ///< Part of the table.
+  std::int64_t store_bytes{0};        ///< The slab; 0: 64 MiB or the floor, whichever is larger.
+
+  // Only when the table is created; an existing one is compared with them when given.
+  std::int64_t rows{0};                     ///< Dense ids [0, rows), or the number of `ids`.
+  std::span<const std::int64_t> ids{};      ///< Or: arbitrary distinct 64-bit ids.
+  std::filesystem::path ids_file{};         ///< Or: a .npy of int64, streamed.
+
+  std::int64_t at_step{-1};   ///< Open this commit, not the newest (a manifest's step).
+  std::int64_t batch_rows{4096};  ///< Largest request expected; sizes the scratch in the slab.
+  int io_threads{4};
+  int compute_threads{1};     ///< For apply(); the result does not depend on it.
+};
+
+/// How the slab is divided, in bytes, and what the disk may come to hold.
+struct SlabPlan {
+  std::int64_t total_bytes{0};
+  std::int64_t frame_bytes{0};    ///< Page frames.
+  std::int64_t index_bytes{0};    ///< Id fences, page table, block maps.
+  std::int64_t buffer_bytes{0};   ///< I/O buffers and request scratch.
+  std::int64_t queue_bytes{0};    ///< Look-ahead queue.
+  std::int64_t floor_bytes{0};    ///< The smallest slab that works for this table.
+  std::int64_t disk_cap_bytes{0}; ///< Most the directory can reach (live, two commits, index).
+  [[nodiscard]] std::string to_string() const;
+};
+
+/// Counters since open. A hit is a row that was in RAM when asked for.
+struct StoreStats {
+  std::int64_t requests{0};        ///< Rows asked for by gather, apply and update.
+  std::int64_t hits{0};
+  std::int64_t prefetch_hits{0};   ///< Hits that were in RAM because prefetch() brought them.
+  std::int64_t pages_read{0};
+  std::int64_t pages_written{0};
+  std::int64_t bytes_read{0};
+  std::int64_t bytes_written{0};
+  std::int64_t evictions_clean{0};
+  std::int64_t evictions_dirty{0};
+  std::int64_t commits{0};
+  std::int64_t syncs{0};           ///< fdatasync calls.
+  std::int64_t stall_ns{0};        ///< Time callers waited for the disk.
+  std::int64_t dirty_bytes{0};
+  std::int64_t resident_pages{0};
+  std::int64_t frames{0};
+  [[nodiscard]] double hit_rate() const noexcept {
+    return requests == 0 ? 1.0 : static_cast<double>(hits) / static_cast<double>(requests);
+  }
+};
+
+/// What a table's directory holds, read without opening it for training.
+struct TableInfo {
+  std::int64_t rows{0};
+  std::int64_t dim{0};
+  RowOptimizer optimizer{};
+  RowInit init{};
+  bool dense_ids{false};
+  std::int64_t record_bytes{0};
+  std::int64_t page_bytes{0};
+  std::int64_t rows_per_page{0};
+  std::vector<std::int64_t> commit_steps{};  ///< Readable commits, newest first; at most two.
+  std::int64_t disk_bytes{0};
+};
+
+/// Called with (done, total) in bytes now and then; return false to cancel.
+using ProgressFn = std::function<bool(std::int64_t, std::int64_t)>;
+
+class EmbeddingStore {
+ public:
+  /// Opens the table in options.directory, creating it when there is none.
+  ///
+  /// Errors: kOverBudget (slab refused, or below the floor: requested_bytes is the floor),
+  ///         kInvalidArgument (existing table has another dim, optimizer, initialiser or ids;
+  ///         duplicate ids), kCorrupt, kIo, kNotFound (no commit at at_step; it names those there).
+  static Result<EmbeddingStore> open(Governor governor, const EmbeddingStoreOptions& options);
+
+  EmbeddingStore(EmbeddingStore&&) noexcept;
+  EmbeddingStore& operator=(EmbeddingStore&&) noexcept;
+  ~EmbeddingStore();  ///< Does not commit: what was not committed is gone, as after a crash.
+
+  /// Copies rows out, in request order; duplicates allowed.
+  /// Shape:  out is float32 [ids.size(), dim].
+  /// Errors: kNotFound naming the first unknown id; kCorrupt; kIo.
+  Result<void> gather(std::span<const std::int64_t> ids, std::span<float> out);
+
+  /// One optimizer step for these rows. Gradients of a duplicate id are summed in request order.
+  /// Shape:  grads is float32 [ids.size(), dim]. `rate_scale` multiplies the learning rate.
+  /// Errors: as gather(); kInvalidArgument for a NaN or infinite gradient, naming its id. On an
+  ///         error no row has changed.
+  Result<void> apply(std::span<const std::int64_t> ids, std::span<const float> grads,
+                     float rate_scale = 1.0F);
+
+  /// Sets weights; clears the rows' optimizer slots. The last of a duplicate id wins.
+  Result<void> update(std::span<const std::int64_t> ids, std::span<const float> rows);
+
+  /// Says which ids will be asked for soon. A hint: bounded, dropped when full, cannot fail.
+  void prefetch(std::span<const std::int64_t> ids) noexcept;
+
+  /// Makes everything so far durable under the number `step`. Requires: step > the last one.
+  /// After an error the handle is poisoned: every later call returns that error, and the table
+  /// on disk still holds the commits it held.
+  Result<void> commit(std::int64_t step);
+
+  /// Visits every row in creation order (position of the id in `ids`), as stored.
+  /// `visit(ids, sequences, values)`: values is float32 [n, dim × (1 + slots)], weights first.
+  Result<void> scan(const std::function<Result<void>(std::span<const std::int64_t>,
+                                                     std::span<const std::uint32_t>,
+                                                     std::span<const float>)>& visit);
+
+  /// Changes learning rate and the other numbers; the kind must stay.
+  Result<void> set_optimizer(const RowOptimizerOptions& options);
+
+  [[nodiscard]] std::int64_t rows() const noexcept;
+  [[nodiscard]] std::int64_t dim() const noexcept;
+  [[nodiscard]] std::int64_t slots() const noexcept;  ///< Optimizer floats per weight: 0, 1 or 2.
+  [[nodiscard]] std::int64_t last_commit() const noexcept;  ///< −1 before the first.
+  [[nodiscard]] SlabPlan plan() const;
+  [[nodiscard]] StoreStats stats() const;
+
+  /// The slab this table would need and divide `store_bytes` into. Creates nothing.
+  static Result<SlabPlan> plan(const EmbeddingStoreOptions& options);
+
+  /// Reads the description of a table. Errors: kNotFound, kCorrupt.
+  static Result<TableInfo> inspect(const std::filesystem::path& directory);
+
+  /// Reads every page of the newest commit and compares checksums.
+  /// Errors: kCorrupt naming the file and the page.
+  static Result<void> verify(const std::filesystem::path& directory, const ProgressFn& progress);
+
+ private:
+  class Impl;
+  explicit EmbeddingStore(std::unique_ptr<Impl> impl) noexcept;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace plimsoll

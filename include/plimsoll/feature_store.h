@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// FeatureStore: read-only named columns per id, interleaved into one record, read by batch.
+//
+// FeatureWriter builds one streaming; FeatureStore reads it within a fixed slab. Records keep the
+// order in which they were appended (their ordinal); ids are arbitrary distinct 64-bit integers.
+// Records may come in groups (the captions of one image): consecutive records with one group id.
+//
+// Reading order: this file, docs/formats/feature_store.md, src/store/feature_store.cpp.
+//
+// Threads: FeatureStore::read* are thread-safe (the loader's threads share one); concurrent loads
+//          of one block are joined. FeatureWriter: single-owner.
+// Memory:  the store: one slab of cache_bytes, leased and touched at open. The writer: a fixed
+//          buffer, leased. Neither allocates afterwards.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "plimsoll/governor.h"
+#include "plimsoll/result.h"
+
+namespace plimsoll {
+
+enum class DType : std::uint8_t { kFloat32, kFloat16, kBFloat16, kFloat64, kInt64, kInt32, kUint8 };
+
+[[nodiscard]] std::int64_t dtype_bytes(DType dtype) noexcept;
+/// "float32", … as NumPy spells them ("bfloat16" as torch does).
+[[nodiscard]] const char* dtype_name(DType dtype) noexcept;
+/// Accepts NumPy's names ("float32") and descriptors ("<f4"). Errors: kInvalidArgument.
+[[nodiscard]] Result<DType> parse_dtype(const std::string& text);
+
+struct ColumnSpec {
+  std::string name{};                 ///< [a-z][a-z0-9_]*, at most 63 characters.
+  DType dtype{DType::kFloat32};
+  std::vector<std::int64_t> shape{};  ///< Of one record; {} is a scalar.
+  [[nodiscard]] std::int64_t bytes() const noexcept;  ///< Of one record.
+  bool operator==(const ColumnSpec&) const = default;
+};
+
+struct FeatureWriterOptions {
+  std::filesystem::path directory{};   ///< Must not exist, or be empty.
+  std::vector<ColumnSpec> columns{};   ///< At least one, at most 64.
+  bool grouped{false};                 ///< append() is given group ids.
+  bool allow_non_finite{false};        ///< Otherwise NaN and infinity are refused.
+  std::int64_t buffer_bytes{8LL << 20};
+};
+
+/// Appends records; the store appears, complete and synced, at finish(), or not at all.
+class FeatureWriter {
+ public:
+  static Result<FeatureWriter> create(Governor governor, const FeatureWriterOptions& options);
+  FeatureWriter(FeatureWriter&&) noexcept;
+  FeatureWriter& operator=(FeatureWriter&&) noexcept;
+  ~FeatureWriter();  ///< Without finish(): removes what it wrote.
+
+  /// Appends ids.size() records. `columns[k]` holds the bytes of column k for all of them, in the
+  /// order of the spec. `groups` is empty unless grouped; records of a group must be consecutive.
+  /// Errors: kInvalidArgument naming the record, id and column (wrong size, NaN or infinity, a
+  ///         group that returns); kIo (disk full). After an error only destruction is useful.
+  Result<void> append(std::span<const std::int64_t> ids,
+                      std::span<const std::span<const std::byte>> columns,
+                      std::span<const std::int64_t> groups = {});
+
+  /// Sorts the id index (in bounded memory), syncs and renames into place.
+  /// Errors: kInvalidArgument for a duplicate id, naming it; kIo.
+  Result<void> finish();
+
+  [[nodiscard]] std::int64_t rows() const noexcept;
+
+ private:
+  class Impl;
+  explicit FeatureWriter(std::unique_ptr<Impl> impl) noexcept;
+  std::unique_ptr<Impl> impl_;
+};
+
+struct FeatureStoreOptions {
+  std::filesystem::path directory{};
+  std::int64_t cache_bytes{0};   ///< The slab; 0: 32 MiB or the floor, whichever is larger.
+  int io_threads{4};
+};
+
+/// What a store's directory holds.
+struct FeatureInfo {
+  std::int64_t rows{0};
+  std::vector<ColumnSpec> columns{};
+  std::int64_t record_bytes{0};      ///< Sum of the columns' bytes.
+  std::int64_t disk_bytes{0};
+  bool dense_ids{false};             ///< Ids are 0 … rows−1 in order.
+  std::int64_t groups{0};            ///< 0 when not grouped.
+  std::int64_t uniform_group{0};     ///< Records per group when all are equal, else 0.
+  std::string fingerprint{};         ///< Of columns, rows and ids; for a run's identity.
+};
+
+struct FeatureStats {
+  std::int64_t requests{0};  ///< Records asked for.
+  std::int64_t hits{0};      ///< Records whose block was in the slab when asked for.
+  std::int64_t blocks_read{0};
+  std::int64_t bytes_read{0};
+  std::int64_t joined{0};    ///< Loads saved because another thread was loading the same block.
+  std::int64_t stall_ns{0};
+  std::int64_t frames{0};
+  std::int64_t resident_frames{0};
+};
+
+class FeatureStore {
+ public:
+  /// Errors: kNotFound, kCorrupt (truncated or altered files, naming them), kOverBudget.
+  static Result<FeatureStore> open(Governor governor, const FeatureStoreOptions& options);
+  FeatureStore(FeatureStore&&) noexcept;
+  FeatureStore& operator=(FeatureStore&&) noexcept;
+  ~FeatureStore();
+
+  /// Copies records out by ordinal, in request order; duplicates allowed.
+  /// `out[k]` receives column `columns[k]` (an index into info().columns): its bytes() per record.
+  /// Errors: kInvalidArgument (ordinal out of range, wrong size), kCorrupt, kIo.
+  Result<void> read_ordinals(std::span<const std::int64_t> ordinals, std::span<const int> columns,
+                             std::span<const std::span<std::byte>> out);
+
+  /// As read_ordinals(), by id. Errors: kNotFound naming the first unknown id.
+  Result<void> read(std::span<const std::int64_t> ids, std::span<const int> columns,
+                    std::span<const std::span<std::byte>> out);
+
+  /// Translations between ids and ordinals, in request order.
+  Result<void> ordinals_of(std::span<const std::int64_t> ids, std::span<std::int64_t> out);
+  Result<void> ids_of(std::span<const std::int64_t> ordinals, std::span<std::int64_t> out);
+
+  /// First ordinal and number of records of a group. Requires: 0 <= group < info().groups.
+  Result<std::pair<std::int64_t, std::int64_t>> group(std::int64_t group);
+
+  /// Index of a column by name. Errors: kNotFound naming the columns there are.
+  [[nodiscard]] Result<int> column(const std::string& name) const;
+
+  [[nodiscard]] const FeatureInfo& info() const noexcept;
+  [[nodiscard]] FeatureStats stats() const;
+
+  /// Gives cached frames back to the system (pressure); returns the bytes. They come back on use.
+  std::int64_t shrink(std::int64_t wanted_bytes) noexcept;
+
+  static Result<FeatureInfo> inspect(const std::filesystem::path& directory);
+  static Result<void> verify(const std::filesystem::path& directory,
+                             const std::function<bool(std::int64_t, std::int64_t)>& progress);
+
+ private:
+  class Impl;
+  explicit FeatureStore(std::unique_ptr<Impl> impl) noexcept;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace plimsoll

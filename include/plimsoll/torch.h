@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Plimsoll inside LibTorch: the tensor arena, and tensors over leased bytes without copying.
+//
+// The arena is a c10 CPU allocator in one reserved address range. While a governor is attached
+// every tensor byte is leased (Tag::kTensor); otherwise it passes through to the allocator it
+// displaced. It is immortal: never uninstalled, only switched.
+//
+// Threads: thread-safe, except install() and attach(), which want no torch operator running.
+// Memory:  address space, a page table of 0.4 % of the bytes in use, and the leased bytes.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+#include <torch/types.h>
+
+#include "plimsoll/governor.h"
+#include "plimsoll/result.h"
+
+namespace plimsoll {
+
+/// What the arena holds, in bytes.
+struct ArenaStats {
+  std::int64_t live_bytes{0};         ///< In tensors, rounded to size classes.
+  std::int64_t live_peak_bytes{0};    ///< Highest live_bytes since reset_peak().
+  std::int64_t cached_bytes{0};       ///< Free but resident.
+  std::int64_t leased_bytes{0};       ///< live + cached + slack of partly used spans.
+  std::int64_t leased_peak_bytes{0};  ///< Highest leased_bytes since reset_peak().
+  std::int64_t allocations{0};
+  std::int64_t foreign_frees{0};      ///< Blocks from before the arena, given back to their owner.
+  std::int64_t purges{0};
+  std::int64_t refusals{0};
+};
+
+class TensorArena {
+ public:
+  /// Installs the arena as torch's CPU allocator (once per process) and verifies that a new
+  /// tensor comes from it. Errors: kIo (address space), kInternal (torch did not take it).
+  static Result<void> install();
+
+  /// From now on tensors are leased from `governor`. `cap_bytes` bounds them.
+  /// A refusal is thrown as c10::OutOfMemoryError carrying our text.
+  static Result<void> attach(Governor governor, std::int64_t cap_bytes = kUncapped);
+
+  /// New tensors pass through again; those alive keep their leases.
+  static void detach() noexcept;
+
+  [[nodiscard]] static bool installed() noexcept;
+  [[nodiscard]] static bool owns(const void* pointer) noexcept;
+  [[nodiscard]] static ArenaStats stats() noexcept;
+  static void reset_peak() noexcept;
+
+  /// Gives every free page back to the system; returns the bytes.
+  static std::int64_t purge() noexcept;
+};
+
+/// Fixes what makes torch's results depend on the run: deterministic algorithms on, memory not
+/// filled, `compute_threads` threads. MKL_CBWR must be set before the process first multiplies;
+/// returns an error when it is not. Source: DESIGN §7.
+Result<void> make_deterministic(int compute_threads);
+
+/// A CPU tensor over `bytes`, which `owner` keeps alive. Copies nothing.
+/// Requires: bytes.size() == product(shape) × the size of dtype.
+at::Tensor tensor_over(std::span<std::byte> bytes, at::IntArrayRef shape, at::ScalarType dtype,
+                       std::shared_ptr<void> owner);
+
+}  // namespace plimsoll

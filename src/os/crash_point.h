@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Crash points: named places at which a test can have the process killed.
+//
+// PLIMSOLL_CRASH="NAME:N" in the environment kills the process (SIGKILL) at the N-th passage of
+// NAME, counted from 1; NAME "*" counts every point. Unset, a point costs one relaxed load.
+//
+// Threads: thread-safe.   Memory: none.
+#pragma once
+
+namespace plimsoll {
+
+/// Passes the point `name` (static text, "store.commit.superblock.before").
+void crash_point(const char* name) noexcept;
+
+/// How often `name` ("*": any point) has been passed; counted only when PLIMSOLL_CRASH is set.
+long crash_point_count(const char* name) noexcept;
+
+}  // namespace plimsoll

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// IoPool: a few threads that read and write blocks of files at once.
+//
+// A batch is an array of requests owned by the caller; run() returns when all are done. The pool
+// holds no queue of its own beyond a pointer to each batch in progress.
+//
+// Threads: thread-safe; several batches may be in progress.
+// Memory:  threads × (stack + nothing); at most kMaxBatches batches, callers beyond that wait.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "os/file.h"
+#include "plimsoll/result.h"
+
+namespace plimsoll {
+
+struct IoRequest {
+  File* file{nullptr};
+  std::int64_t offset{0};
+  std::span<std::byte> bytes{};
+  bool write{false};
+};
+
+class IoPool {
+ public:
+  explicit IoPool(int threads);
+  ~IoPool();
+  IoPool(const IoPool&) = delete;
+  IoPool& operator=(const IoPool&) = delete;
+
+  /// Carries out every request, in parallel, in any order. Returns the first error, if any, after
+  /// all have ended. With one request or no threads it runs on the calling thread.
+  Result<void> run(std::span<IoRequest> requests);
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace plimsoll
