@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+#
+#   make build   set up what is missing and build build/release/bin/plimsoll
+#   make demo    train `cosir` on real input, then on more than 4 GiB inside 768 MiB of memory
+#   make check   set up, build with warnings as errors, and run every test not labelled slow
+#   make asan    the same tests of the torch-free core under address and undefined-behaviour checks
+#   make tsan    its threaded tests under the thread sanitizer
+#   make slow    the tests that take minutes: 1,000,000 rows in a 768 MiB cgroup, 20 kills
+#   make format  clang-format over our sources
+.PHONY: build demo check setup dev asan tsan slow format clean
+.DEFAULT_GOAL := build
+
+# .deps holds unpacked headers and .venv cmake and ninja where there is no root.
+export PATH := $(PATH):$(CURDIR)/.venv/bin
+
+setup:
+	@tools/setup.sh
+
+build: setup
+	@cmake --preset release -Wno-dev >/dev/null
+	@cmake --build --preset release
+	@echo "built build/release/bin/plimsoll"
+
+demo: build
+	@tools/demo.sh
+
+dev: setup
+	@cmake --preset dev -DPLIMSOLL_PYTHON=ON -Wno-dev >/dev/null
+	@cmake --build --preset dev
+
+check: dev
+	@tools/check.sh
+
+asan: setup
+	@cmake --workflow --preset asan
+
+tsan: setup
+	@cmake --workflow --preset tsan
+
+slow: dev
+	@ctest --test-dir build/dev -L slow --output-on-failure
+	@PYTHONPATH=build/dev/python PLIMSOLL_PROGRAM=build/dev/bin/plimsoll \
+	  .venv/bin/python -m pytest -q -m slow tests
+
+format:
+	@git ls-files '*.h' '*.cpp' | xargs clang-format-14 -i
+
+clean:
+	@rm -rf build

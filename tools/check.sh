@@ -1,0 +1,14 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# Runs every test that is not labelled slow, on what `make dev` built: ctest, then pytest.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+
+status=0
+ctest --test-dir build/dev -LE 'slow|gpu' --output-on-failure -j 2 || status=1
+
+export PYTHONPATH=$PWD/build/dev/python${PYTHONPATH:+:$PYTHONPATH}
+export PLIMSOLL_PROGRAM=$PWD/build/dev/bin/plimsoll
+.venv/bin/python -m pytest -q -m 'not slow' -p no:cacheprovider tests || status=1
+exit $status
