@@ -22,7 +22,7 @@ build: setup
 	@echo "built build/release/bin/plimsoll"
 
 demo: build
-	@tools/demo.sh
+	@.venv/bin/python tools/demo.py
 
 dev: setup
 	@cmake --preset dev -DPLIMSOLL_PYTHON=ON -Wno-dev >/dev/null

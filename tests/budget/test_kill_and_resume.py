@@ -16,8 +16,9 @@ import pytest
 
 COMMIT_POINTS = ["store.commit.pages", "store.commit.map", "store.commit.superblock.before",
                  "store.commit.superblock.after", "file.rename.before", "file.sync.after"]
-OPTIONS = ["--epochs", "3", "--batch-size", "256", "--seed", "11", "--memory-limit", "768MiB",
-           "--json", "--set", "checkpoint_every_n_steps=4", "--set", "eval_pairs=200"]
+OPTIONS = ["--epochs", "3", "--batch-size", "256", "--seed", "11", "--json",
+           "--set", "checkpoint_every_n_steps=4", "--set", "eval_pairs=200"]
+LIMIT = "768MiB"
 
 
 def steps_done(run: pathlib.Path) -> int:
@@ -63,7 +64,8 @@ def kill_from_inside(command, point: str, passage: int) -> bool:
 def torture(program, data, out: pathlib.Path, kills: int, seed: int) -> tuple[int, int]:
     """Kills one run `kills` times, a third of them inside a commit. → (outside, inside)."""
     choose = random.Random(seed)
-    train = [program, "train", "cosir", "--data", data, "--out", out, *OPTIONS]
+    train = [program, "train", "cosir", "--data", data, "--out", out,
+             "--memory-limit", LIMIT, *OPTIONS]
     resume = [program, "resume", out, "--json"]
     total_steps = 3 * 19  # 6,000 pairs less the held-out fifth, in batches of 256.
     outside = inside = 0
@@ -89,8 +91,9 @@ def finish(program, out, run_program) -> dict:
     return run_program("resume", out, "--json")
 
 
-def undisturbed(run_program, data, out, *more) -> str:
-    summary = run_program("train", "cosir", "--data", data, "--out", out, *OPTIONS, *more)
+def undisturbed(run_program, data, out, *more, limit=LIMIT) -> str:
+    summary = run_program("train", "cosir", "--data", data, "--out", out,
+                          "--memory-limit", limit, *OPTIONS, *more)
     assert summary["status"] == "finished"
     return summary["state_sha256"]
 
@@ -109,15 +112,15 @@ def test_twenty_kills_three_limits_and_thread_counts_give_one_state(
     outside, inside = torture(program, small_data, tmp_path / "killed", kills=26, seed=7)
     assert outside + inside >= 20 and inside >= 3, (outside, inside)
     assert finish(program, tmp_path / "killed", run_program)["state_sha256"] == expected
-    for name, more in {"wide": ["--memory-limit", "2304MiB"],
-                       "one": ["--set", "loader_threads=1"],
-                       "two": ["--set", "loader_threads=2"]}.items():
-        assert undisturbed(run_program, small_data, tmp_path / name, *more) == expected, name
+    assert states_elsewhere(run_program, small_data, tmp_path) == {expected}
+
+
+def states_elsewhere(run_program, data, folder) -> set[str]:
+    """The final states of the same run with other threads and three times the limit."""
+    return {undisturbed(run_program, data, folder / "one", "--set", "loader_threads=1"),
+            undisturbed(run_program, data, folder / "two", "--set", "loader_threads=2"),
+            undisturbed(run_program, data, folder / "wide", limit="2304MiB")}
 
 
 def test_limits_and_loader_threads_do_not_change_the_bits(run_program, small_data, tmp_path):
-    states = {name: undisturbed(run_program, small_data, tmp_path / name, *more) for name, more in {
-        "one thread": ["--set", "loader_threads=1"],
-        "two threads": ["--set", "loader_threads=2"],
-        "three times the limit": ["--memory-limit", "2304MiB"]}.items()}
-    assert len(set(states.values())) == 1, states
+    assert len(states_elsewhere(run_program, small_data, tmp_path)) == 1

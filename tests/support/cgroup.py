@@ -8,7 +8,7 @@
 Works with cgroup v1 and v2. Holds only the child that run() starts and is removed afterwards.
 MemoryCgroup.why_not() gives the reason, for a skip, where making one is not allowed.
 Command line: python -m tests.support.cgroup BYTES -- COMMAND …  (prints one JSON line at the end
-on standard error; used by tools/demo.sh).
+on standard error; used by hand).
 """
 import dataclasses
 import json

@@ -1,0 +1,125 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""What `make demo` runs, with nothing to download.
+
+1. Trains `cosir` on data/coco-mini (features of real photographs and captions, split by image) for
+   five seeds and prints recall and mean rank on held-out images before and after.
+2. Makes more than 4 GiB of synthetic pairs and trains one epoch on them inside a real memory cgroup
+   of 768 MiB, with the kernel's killer armed.
+Exit status 0 when both did what they claim. Output stays in demo/, which may be deleted.
+"""
+import argparse
+import json
+import pathlib
+import shutil
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from tests.support.cgroup import MemoryCgroup  # noqa: E402
+
+MIB, GIB = 1 << 20, 1 << 30
+LIMIT_MIB = 768
+COCO = ROOT / "data" / "coco-mini"
+
+
+def call(program, *arguments) -> dict:
+    """Runs the program with its progress on the terminal; returns its last line, parsed."""
+    done = subprocess.run([program, *map(str, arguments)], stdout=subprocess.PIPE, text=True,
+                          check=False)
+    if done.returncode:
+        sys.exit(f"demo: plimsoll {' '.join(map(str, arguments))}: status {done.returncode}")
+    lines = done.stdout.strip().splitlines()
+    return json.loads(lines[-1]) if lines and lines[-1].startswith("{") else {}
+
+
+def row(*cells) -> str:
+    return "  ".join(f"{cell:>12}" for cell in cells)
+
+
+def real_input(program, out: pathlib.Path, seeds: int) -> bool:
+    """Part 1. True when every seed's held-out mean rank is below chance, ≤ 0.75 × on average."""
+    data = out / "coco-mini"
+    print("== real input: photographs and captions of data/coco-mini, held out by image ==",
+          flush=True)
+    call(program, "import", "cosir", "--image-features", COCO / "image", "--text-features",
+         COCO / "text", "--ids", COCO / "ids.npy", "--groups", COCO / "groups.npy", "--out", data)
+    table, ratios = [], []
+    for seed in range(seeds):
+        summary = call(program, "train", "cosir", "--data", data, "--out", out / f"coco-{seed}",
+                       "--config", COCO / "cosir.toml", "--seed", seed, "--memory-limit",
+                       f"{LIMIT_MIB}MiB", "--json")
+        before, after = summary["recall_before"], summary["recall"]
+        chance = after["chance"]["t2i"]
+        ratios.append(after["raw"]["t2i"]["mean_rank"] / chance)
+        for name, recall in (("before", before), ("after", after)):
+            raw = recall["raw"]["t2i"]
+            table.append(row(seed, name, f"{raw['r1']:.1f}", f"{raw['r5']:.1f}",
+                             f"{raw['r10']:.1f}", f"{raw['mean_rank']:.2f}", f"{chance:.2f}"))
+    print("\nheld-out caption → image, without the trained conditions (raw)")
+    print(row("seed", "training", "R@1 %", "R@5 %", "R@10 %", "mean rank", "chance"))
+    print("\n".join(table))
+    average = sum(ratios) / len(ratios)
+    good = all(ratio < 1 for ratio in ratios) and average <= 0.75
+    print(f"mean rank ÷ chance: {average:.2f} on average, {max(ratios):.2f} at worst "
+          f"({'as claimed: ≤ 0.75, each < 1' if good else 'NOT as claimed'})\n", flush=True)
+    return good
+
+
+def over_limit(program, out: pathlib.Path, rows: int) -> bool:
+    """Part 2. True when the run finished inside the cgroup with its peak below the limit."""
+    data, run = out / "large", out / "large-run"
+    print(f"== {rows:,} synthetic pairs inside {LIMIT_MIB} MiB ==", flush=True)
+    if shutil.disk_usage(out).free < rows * 4096 * 1.5:
+        sys.exit(f"demo: needs {rows * 4096 * 1.5 / GIB:.0f} GiB of free disk in {out}")
+    call(program, "synth", "cosir", "--rows", rows, "--out", data)
+    train = [program, "train", "cosir", "--data", data, "--out", run, "--epochs", "1",
+             "--memory-limit", f"{LIMIT_MIB}MiB", "--json"]
+    reason = MemoryCgroup.why_not()
+    if reason:
+        print(f"no cgroup: {reason}; running without the kernel's limit")
+        summary = call(program, *train[1:])
+        peak, kills, held = summary["peak_resident_bytes"], "not armed", "(no cgroup)"
+    else:
+        with MemoryCgroup(LIMIT_MIB * MIB) as group:
+            done = group.run(train, echo=True)
+        if done.returncode:
+            sys.exit(f"demo: training ended with status {done.returncode}, "
+                     f"{done.oom_kills} kills by the kernel")
+        summary, peak, kills = done.last_json, done.peak_resident_bytes, done.oom_kills
+        held = "(cgroup, kernel's killer armed)"
+    on_disk = sum(path.stat().st_blocks * 512 for folder in (data, run)
+                  for path in folder.rglob("*") if path.is_file())
+    print(f"\nbytes on disk   {on_disk:,}  ({on_disk / GIB:.2f} GiB)")
+    print(f"limit           {LIMIT_MIB * MIB:,}  ({LIMIT_MIB} MiB) {held}")
+    print(f"peak resident   {peak:,}  ({peak / MIB:.0f} MiB), as the kernel counted it")
+    print(f"kills           {kills}")
+    print(f"status          {summary['status']}, {summary['step']} steps, "
+          f"{summary['rows_per_second']:,.0f} rows/s, loss {summary['loss']:.4f}")
+    return summary["status"] == "finished" and peak <= LIMIT_MIB * MIB and on_disk > 4 * GIB \
+        and kills in (0, "not armed")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--program", type=pathlib.Path, default=ROOT / "build/release/bin/plimsoll")
+    parser.add_argument("--out", type=pathlib.Path, default=ROOT / "demo")
+    parser.add_argument("--rows", type=int, default=1_100_000)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--keep", action="store_true", help="keep the large data afterwards")
+    options = parser.parse_args()
+    shutil.rmtree(options.out, ignore_errors=True)
+    options.out.mkdir(parents=True)
+    good = real_input(options.program, options.out, options.seeds)
+    good = over_limit(options.program, options.out, options.rows) and good
+    if not options.keep:
+        shutil.rmtree(options.out / "large", ignore_errors=True)
+        shutil.rmtree(options.out / "large-run" / "embeddings", ignore_errors=True)
+    print("\ndemo: everything held" if good else "\ndemo: something did not hold; see above")
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
