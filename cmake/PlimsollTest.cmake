@@ -38,7 +38,7 @@ function(plimsoll_test)
   endif()
   add_test(NAME ${arg_NAME} COMMAND ${target})
   set_tests_properties(${arg_NAME} PROPERTIES LABELS "${arg_LABELS}" TIMEOUT ${arg_TIMEOUT}
-    ENVIRONMENT "MKL_CBWR=COMPATIBLE;PLIMSOLL_SOURCE_DIR=${PROJECT_SOURCE_DIR}")
+    ENVIRONMENT "MKL_CBWR=AVX2,STRICT;PLIMSOLL_SOURCE_DIR=${PROJECT_SOURCE_DIR}")
 endfunction()
 
 function(plimsoll_bench)
