@@ -6,7 +6,7 @@
 // Components are admitted before step 0 (a floor that is guaranteed to them, a cap they never
 // pass); after that the governor is a ledger and a tripwire.
 //
-//   limit = baseline + the sum over pools of max(floor, leased) + free
+//   limit = baseline + orphans + the sum over pools of max(floor, leased) + free
 //
 // Reading order: result.h, lease.h, limits.h, this file, then src/memory/governor.cpp.
 //
@@ -35,16 +35,17 @@ struct GovernorOptions {
   std::string memory_limit_source{"--memory-limit"};
   std::string disk_limit{};  ///< "": no bound beside the free space of `directory`.
   std::filesystem::path directory{"."};
-  std::int64_t foreign_bytes{64LL << 20};  ///< Declared for what cannot be leased; admitted at once.
-  double pressure_fraction{0.85};          ///< Of the limit; see step_boundary().
+  std::int64_t foreign_bytes{
+      64LL << 20};                 ///< Declared for what cannot be leased; admitted at once.
+  double pressure_fraction{0.85};  ///< Of the limit; see step_boundary().
 };
 
 /// What a component needs and may have, in bytes.
 struct PoolSpec {
   Tag tag{Tag::kOther};
-  std::int64_t floor_bytes{0};            ///< Guaranteed from admission on.
-  std::int64_t cap_bytes{kUncapped};      ///< Never passed.
-  const char* option{"--memory-limit"};   ///< Static: the option to raise when the cap refuses.
+  std::int64_t floor_bytes{0};           ///< Guaranteed from admission on.
+  std::int64_t cap_bytes{kUncapped};     ///< Never passed.
+  const char* option{"--memory-limit"};  ///< Static: the option to raise when the cap refuses.
 };
 
 /// The moves under pressure, in the order they are tried.
@@ -92,15 +93,15 @@ struct PoolState {
 /// A consistent copy of the ledger.
 struct LedgerState {
   std::int64_t limit_bytes{0};
-  std::int64_t baseline_bytes{0};     ///< Resident before anything was leased.
-  std::int64_t leased_bytes{0};       ///< Over all pools.
+  std::int64_t baseline_bytes{0};  ///< Resident before anything was leased.
+  std::int64_t leased_bytes{0};    ///< Over all pools.
   std::int64_t leased_peak_bytes{0};
-  std::int64_t committed_bytes{0};    ///< Sum of max(floor, leased).
-  std::int64_t orphan_bytes{0};       ///< Leases of replaced governors still alive.
+  std::int64_t committed_bytes{0};  ///< Sum of max(floor, leased).
+  std::int64_t orphan_bytes{0};     ///< Leases of replaced governors still alive.
   std::array<PoolState, kTagCount> pools{};
 
   [[nodiscard]] std::int64_t free_bytes() const noexcept {
-    return limit_bytes - baseline_bytes - committed_bytes;
+    return limit_bytes - baseline_bytes - orphan_bytes - committed_bytes;
   }
   /// A table, one line per pool that holds or is promised anything.
   [[nodiscard]] std::string to_string() const;

@@ -21,8 +21,8 @@ namespace plimsoll {
 
 /// One thing that bounds the process.
 struct LimitCandidate {
-  std::string source;     ///< "user", "cgroup v2 memory.max", "SLURM_MEM_PER_NODE", "available", …
-  std::string where;      ///< The file, the variable or the option it was read from.
+  std::string source;  ///< "user", "cgroup v2 memory.max", "SLURM_MEM_PER_NODE", "available", …
+  std::string where;   ///< The file, the variable or the option it was read from.
   std::int64_t bytes{0};  ///< The bound in bytes.
 };
 
@@ -30,8 +30,8 @@ struct LimitCandidate {
 struct LimitReport {
   std::vector<LimitCandidate> candidates;  ///< In the order looked up; at least one.
   std::int64_t limit_bytes{0};
-  std::size_t winner{0};    ///< Index into candidates.
-  bool defaulted{false};    ///< True: no user limit, so limit_bytes is 80 % of the winner.
+  std::size_t winner{0};  ///< Index into candidates.
+  bool defaulted{false};  ///< True: no user limit, so limit_bytes is 80 % of the winner.
 
   /// One line: "768.0 MiB (user: --memory-limit)" or "18.4 GiB (80 % of available: /proc/meminfo)".
   [[nodiscard]] std::string explain() const;
@@ -39,11 +39,11 @@ struct LimitReport {
 
 /// Where to look. The roots exist so that tests can lay out fake trees.
 struct LimitQuery {
-  std::string user_limit{};                             ///< "", "6GiB", "25%" (of the machine).
-  std::string user_source{"--memory-limit"};            ///< What to call it in the report.
+  std::string user_limit{};                   ///< "", "6GiB", "25%" (of the machine).
+  std::string user_source{"--memory-limit"};  ///< What to call it in the report.
   std::filesystem::path proc_root{"/proc"};
   std::filesystem::path cgroup_root{"/sys/fs/cgroup"};
-  std::function<const char*(const char*)> getenv{};     ///< Default: ::getenv.
+  std::function<const char*(const char*)> getenv{};  ///< Default: ::getenv.
 };
 
 /// Finds every bound that applies to this process.

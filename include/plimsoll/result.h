@@ -52,10 +52,14 @@ struct [[nodiscard]] Error {
   int os_errno{0};
   std::int64_t requested_bytes{0};
   std::int64_t available_bytes{0};
-  std::int64_t limit_bytes{0};                        ///< 0 unless kOverBudget.
-  std::array<std::int64_t, kTagCount> held_bytes{};   ///< By tag, when the lease was refused.
-  const char* advice{""};                             ///< Static text: which option to change.
-  std::shared_ptr<const std::string> detail{};        ///< Empty for a refused lease.
+  std::int64_t limit_bytes{0};                       ///< 0 unless kOverBudget.
+  std::int64_t baseline_bytes{0};                    ///< Resident before anything was leased.
+  std::int64_t orphan_bytes{0};                      ///< Leased under governors since closed.
+  std::int64_t cap_bytes{0};                         ///< Not 0: the pool's cap refused.
+  std::int64_t smallest_limit_bytes{0};              ///< Not 0: the limit that would have done.
+  std::array<std::int64_t, kTagCount> held_bytes{};  ///< By tag: the larger of floor and leased.
+  const char* advice{""};                            ///< Static text: which option to change.
+  std::shared_ptr<const std::string> detail{};       ///< Empty for a refused lease.
 
   /// One line: what was asked, what was free, who holds the rest, and what to change.
   [[nodiscard]] std::string to_string() const;

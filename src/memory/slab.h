@@ -5,12 +5,14 @@
 // Touched (pre-faulted) means that resident is what was leased from the first moment on.
 // Parts of it are handed out once, at open, by take(); nothing is ever given back but the whole.
 //
-// Threads: take() single-owner; the memory is the caller's.   Memory: exactly `bytes`.
+// Threads: take() single-owner; the memory is the caller's.   Memory: exactly `bytes`,
+//          and one bit per page on the heap.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "plimsoll/governor.h"
 
@@ -50,10 +52,13 @@ class Slab {
 
  private:
   std::byte* take_bytes(std::int64_t size, std::int64_t alignment);
+  void unmap() noexcept;
+
   std::byte* data_{nullptr};
   std::int64_t bytes_{0};
   std::int64_t taken_{0};
-  Lease lease_;
+  std::vector<bool> released_;  // By page: given back and not taken again. Sized at create().
+  Lease lease_;                 // Last: its bytes return after the pages are unmapped.
 };
 
 }  // namespace plimsoll

@@ -5,7 +5,7 @@
 // PLIMSOLL_CRASH="NAME:N" in the environment kills the process (SIGKILL) at the N-th passage of
 // NAME, counted from 1; NAME "*" counts every point. Unset, a point costs one relaxed load.
 //
-// Threads: thread-safe.   Memory: none.
+// Threads: thread-safe.   Memory: a fixed table of 64 names and counts.
 #pragma once
 
 namespace plimsoll {
@@ -15,5 +15,8 @@ void crash_point(const char* name) noexcept;
 
 /// How often `name` ("*": any point) has been passed; counted only when PLIMSOLL_CRASH is set.
 long crash_point_count(const char* name) noexcept;
+
+/// Reads PLIMSOLL_CRASH again and forgets all counts: for a test's forked child after setenv().
+void reload_crash_points() noexcept;
 
 }  // namespace plimsoll

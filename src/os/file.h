@@ -18,13 +18,17 @@
 
 namespace plimsoll {
 
-enum class FileMode : std::uint8_t { kRead, kReadWrite, kCreate /* new or truncated, read-write */ };
+enum class FileMode : std::uint8_t {
+  kRead,
+  kReadWrite,
+  kCreate /* new or truncated, read-write */
+};
 
 class File {
  public:
   /// Opens a file. `direct` asks for O_DIRECT and falls back to buffered I/O where the file system
-  /// refuses it; direct() tells which. Direct transfers need 4096-aligned addresses, sizes, offsets.
-  /// Errors: kNotFound, kIo; the text names the path.
+  /// refuses it; direct() tells which. Direct transfers need 4096-aligned addresses, sizes,
+  /// offsets. Errors: kNotFound, kIo; the text names the path.
   static Result<File> open(const std::filesystem::path& path, FileMode mode, bool direct = false);
 
   File() noexcept = default;

@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "memory/ledger.h"
+
+#include <algorithm>
+
+#include <fmt/core.h>
+
+#include "base/check.h"
+#include "plimsoll/bytes.h"
+
+namespace plimsoll {
+
+namespace {
+
+// What to change when the limit refuses, by tag.
+constexpr std::array<const char*, kTagCount> kLimitAdvice{
+    "raise --memory-limit or lower batch_size",
+    "raise --memory-limit or lower store_bytes",
+    "raise --memory-limit or lower cache_bytes",
+    "raise --memory-limit or lower queue_bytes",
+    "raise --memory-limit or declare fewer foreign_bytes",
+    "raise --memory-limit",
+};
+
+std::int64_t saturating_add(std::int64_t a, std::int64_t b) noexcept {
+  return a > INT64_MAX - b ? INT64_MAX : a + b;
+}
+
+}  // namespace
+
+Error closed_error() noexcept {
+  Error error;
+  error.code = ErrorCode::kInvalidArgument;
+  error.advice = "this governor was closed or replaced: use the current one";
+  return error;
+}
+
+Ledger::Ledger(Terms terms, std::shared_ptr<OrphanAccount> orphans)
+    : terms_(std::move(terms)), orphans_(std::move(orphans)), baseline_(terms_.baseline) {}
+
+std::int64_t Ledger::free_bytes() const {
+  return terms_.limit.limit_bytes - baseline_.total - orphan_bytes() - committed_;
+}
+
+Error Ledger::refusal(Tag tag, std::int64_t requested, std::int64_t available) const {
+  Error error;
+  error.code = ErrorCode::kOverBudget;
+  error.tag = tag;
+  error.requested_bytes = requested;
+  error.available_bytes = std::max<std::int64_t>(0, available);
+  error.limit_bytes = terms_.limit.limit_bytes;
+  error.baseline_bytes = baseline_.total;
+  error.orphan_bytes = orphan_bytes();
+  for (std::size_t i = 0; i < pools_.size(); ++i) {
+    error.held_bytes[i] = std::max(pools_[i].state.floor_bytes, pools_[i].state.leased_bytes);
+  }
+  error.advice = kLimitAdvice[static_cast<std::size_t>(tag)];
+  return error;
+}
+
+// The one place where a pool's numbers change, so that the sums follow.
+void Ledger::set_pool(Pool& pool, std::int64_t floor, std::int64_t leased) {
+  PoolState& state = pool.state;
+  committed_ += std::max(floor, leased) - std::max(state.floor_bytes, state.leased_bytes);
+  leased_ += leased - state.leased_bytes;
+  state.floor_bytes = floor;
+  state.leased_bytes = leased;
+  state.peak_bytes = std::max(state.peak_bytes, leased);
+  leased_peak_ = std::max(leased_peak_, leased_);
+}
+
+Result<void> Ledger::admit(const PoolSpec& spec) {
+  if (spec.floor_bytes < 0 || spec.cap_bytes < spec.floor_bytes) {
+    return fail(ErrorCode::kInvalidArgument,
+                fmt::format("{}: a floor of {} with a cap of {}", tag_name(spec.tag),
+                            format_bytes(spec.floor_bytes), format_bytes(spec.cap_bytes)),
+                spec.option);
+  }
+  MutexLock lock(mutex_);
+  if (closed_) {
+    return tl::unexpected(closed_error());
+  }
+  Pool& mine = pool(spec.tag);
+  const PoolState& now = mine.state;
+  // Bytes leased above the floor already are committed: a floor may grow over them for nothing.
+  const std::int64_t available =
+      free_bytes() + std::max<std::int64_t>(0, now.leased_bytes - now.floor_bytes);
+  if (spec.floor_bytes > std::max<std::int64_t>(0, available)) {
+    Error error = refusal(spec.tag, spec.floor_bytes, available);
+    error.smallest_limit_bytes = error.limit_bytes + spec.floor_bytes - available;
+    return tl::unexpected(std::move(error));
+  }
+  set_pool(mine, now.floor_bytes + spec.floor_bytes, now.leased_bytes);
+  ++mine.admissions;
+  mine.option = spec.option;
+  if (spec.cap_bytes == kUncapped) {
+    ++mine.uncapped_admissions;
+  } else {
+    mine.cap_sum = saturating_add(mine.cap_sum, spec.cap_bytes);
+  }
+  mine.state.cap_bytes = mine.uncapped_admissions > 0 ? kUncapped : mine.cap_sum;
+  return {};
+}
+
+void Ledger::release_admission(const PoolSpec& spec) noexcept {
+  MutexLock lock(mutex_);
+  Pool& mine = pool(spec.tag);
+  if (mine.admissions == 0) {
+    return;
+  }
+  --mine.admissions;
+  set_pool(mine, std::max<std::int64_t>(0, mine.state.floor_bytes - spec.floor_bytes),
+           mine.state.leased_bytes);
+  if (spec.cap_bytes == kUncapped) {
+    mine.uncapped_admissions = std::max(0, mine.uncapped_admissions - 1);
+  } else {
+    mine.cap_sum = std::max<std::int64_t>(0, mine.cap_sum - spec.cap_bytes);
+  }
+  const bool uncapped = mine.uncapped_admissions > 0 || mine.admissions == 0;
+  mine.state.cap_bytes = uncapped ? kUncapped : mine.cap_sum;
+}
+
+Result<Lease> Ledger::grant(Tag tag, std::int64_t bytes) {
+  if (bytes < 0) {
+    return fail(ErrorCode::kInvalidArgument,
+                fmt::format("{}: a lease of {} bytes", tag_name(tag), bytes));
+  }
+  PLIMSOLL_TRY_VOID(take(tag, bytes));
+  return Lease(shared_from_this(), tag, bytes);
+}
+
+Result<void> Ledger::take(Tag tag, std::int64_t bytes) {
+  MutexLock lock(mutex_);
+  if (closed_) {
+    return tl::unexpected(closed_error());
+  }
+  Pool& mine = pool(tag);
+  const PoolState& now = mine.state;
+  const std::int64_t below_cap = now.cap_bytes - now.leased_bytes;
+  const std::int64_t below_limit =
+      free_bytes() + std::max<std::int64_t>(0, now.floor_bytes - now.leased_bytes);
+  if (bytes > below_cap) {
+    Error error = refusal(tag, bytes, std::min(below_cap, below_limit));
+    error.cap_bytes = now.cap_bytes;
+    error.advice = mine.option;
+    return tl::unexpected(std::move(error));
+  }
+  if (bytes > below_limit && bytes > 0) {
+    return tl::unexpected(refusal(tag, bytes, below_limit));
+  }
+  set_pool(mine, now.floor_bytes, now.leased_bytes + bytes);
+  return {};
+}
+
+void Ledger::give_back(Tag tag, std::int64_t bytes) noexcept {
+  MutexLock lock(mutex_);
+  Pool& mine = pool(tag);
+  set_pool(mine, mine.state.floor_bytes, mine.state.leased_bytes - bytes);
+  if (closed_) {
+    orphans_->fetch_sub(bytes, std::memory_order_relaxed);
+  }
+}
+
+void Ledger::close() noexcept {
+  MutexLock lock(mutex_);
+  if (!closed_) {
+    closed_ = true;
+    orphans_->fetch_add(leased_, std::memory_order_relaxed);
+  }
+}
+
+LedgerState Ledger::state() const {
+  MutexLock lock(mutex_);
+  LedgerState copy{.limit_bytes = terms_.limit.limit_bytes,
+                   .baseline_bytes = baseline_.total,
+                   .leased_bytes = leased_,
+                   .leased_peak_bytes = leased_peak_,
+                   .committed_bytes = committed_,
+                   .orphan_bytes = orphan_bytes()};
+  for (std::size_t i = 0; i < pools_.size(); ++i) {
+    copy.pools[i] = pools_[i].state;
+  }
+  return copy;
+}
+
+Ledger::Baseline Ledger::baseline() const {
+  MutexLock lock(mutex_);
+  return baseline_;
+}
+
+Ledger::Baseline Ledger::rebaseline(const Baseline& measured) {
+  MutexLock lock(mutex_);
+  if (leased_ == 0 && !closed_) {
+    baseline_ = measured;
+  }
+  return baseline_;
+}
+
+Result<ReclaimerHandle> Ledger::add_reclaimer(Reclaimer* reclaimer) {
+  const int slot = reclaimers_.add(reclaimer);
+  if (slot < 0) {
+    return fail(ErrorCode::kInternal, fmt::format("{}: all {} places for reclaimers are taken",
+                                                  reclaimer->name(), kMaxReclaimers));
+  }
+  ReclaimerHandle handle;
+  handle.ledger_ = shared_from_this();
+  handle.slot_ = slot;
+  return handle;
+}
+
+std::string LedgerState::to_string() const {
+  std::string text =
+      fmt::format("{:<10}{:>12}{:>12}{:>12}{:>12}\n", "owner", "floor", "leased", "peak", "cap");
+  for (int i = 0; i < kTagCount; ++i) {
+    const PoolState& pool = pools[static_cast<std::size_t>(i)];
+    if (pool.floor_bytes == 0 && pool.leased_bytes == 0 && pool.peak_bytes == 0) {
+      continue;
+    }
+    text += fmt::format("{:<10}{:>12}{:>12}{:>12}{:>12}\n", tag_name(static_cast<Tag>(i)),
+                        format_bytes(pool.floor_bytes), format_bytes(pool.leased_bytes),
+                        format_bytes(pool.peak_bytes),
+                        pool.cap_bytes == kUncapped ? "-" : format_bytes(pool.cap_bytes));
+  }
+  const auto line = [&](const char* name, std::int64_t bytes) {
+    text += fmt::format("{:<10}{:>24}\n", name, format_bytes(bytes));
+  };
+  line("baseline", baseline_bytes);
+  if (orphan_bytes > 0) {
+    line("orphans", orphan_bytes);
+  }
+  line("committed", committed_bytes);
+  line("free", free_bytes());
+  line("limit", limit_bytes);
+  return text;
+}
+
+}  // namespace plimsoll

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "memory/reclaimer_table.h"
+
+namespace plimsoll {
+
+int ReclaimerTable::add(Reclaimer* reclaimer) noexcept {
+  MutexLock lock(mutex_);
+  for (int i = 0; i < kMaxReclaimers; ++i) {
+    Slot& slot = slots_[static_cast<std::size_t>(i)];
+    if (slot.reclaimer == nullptr && !slot.busy) {
+      slot.reclaimer = reclaimer;
+      return i;
+    }
+  }
+  return -1;
+}
+
+void ReclaimerTable::remove(int slot) noexcept {
+  MutexLock lock(mutex_);
+  Slot& mine = slots_[static_cast<std::size_t>(slot)];
+  mine.reclaimer = nullptr;
+  while (mine.busy) {
+    idle_.wait(mutex_);
+  }
+}
+
+Reclaimer* ReclaimerTable::begin(Slot& slot) {
+  while (slot.reclaimer != nullptr && slot.busy) {
+    if (slot.runner == std::this_thread::get_id()) {
+      return nullptr;
+    }
+    idle_.wait(mutex_);
+  }
+  if (slot.reclaimer != nullptr) {
+    slot.busy = true;
+    slot.runner = std::this_thread::get_id();
+  }
+  return slot.reclaimer;
+}
+
+std::int64_t ReclaimerTable::reclaim(PressureMove move, std::int64_t wanted_bytes) noexcept {
+  std::int64_t given = 0;
+  MutexLock lock(mutex_);
+  for (Slot& slot : slots_) {
+    if (given >= wanted_bytes) {
+      break;
+    }
+    Reclaimer* const reclaimer = begin(slot);
+    if (reclaimer == nullptr) {
+      continue;
+    }
+    lock.unlock();
+    given += reclaimer->reclaim(move, wanted_bytes - given);
+    lock.lock();
+    slot.busy = false;
+    idle_.notify_all();
+  }
+  return given;
+}
+
+}  // namespace plimsoll

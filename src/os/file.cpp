@@ -1,0 +1,268 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "os/file.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <utility>
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <fmt/core.h>
+
+#include "base/check.h"
+#include "os/crash_point.h"
+#include "os/file_faults.h"
+
+namespace plimsoll {
+
+namespace {
+
+constexpr const char* kFullAdvice = "free some space there, or choose another directory";
+
+// The advice that fits an errno met while writing.
+const char* write_advice(int os_errno) noexcept {
+  return os_errno == ENOSPC || os_errno == EDQUOT ? kFullAdvice : "";
+}
+
+int open_retrying(const char* path, int flags) noexcept {
+  int descriptor = -1;
+  do {
+    descriptor = ::open(path, flags | O_CLOEXEC, 0644);
+  } while (descriptor < 0 && errno == EINTR);
+  return descriptor;
+}
+
+tl::unexpected<Error> open_failed(const std::filesystem::path& path) {
+  if (errno == ENOENT) {
+    return fail(ErrorCode::kNotFound, fmt::format("{}: no such file or directory", path.string()));
+  }
+  return fail_io(errno, path.string());
+}
+
+}  // namespace
+
+Result<File> File::open(const std::filesystem::path& path, FileMode mode, bool direct) {
+  int flags = O_RDONLY;
+  if (mode == FileMode::kReadWrite) {
+    flags = O_RDWR;
+  } else if (mode == FileMode::kCreate) {
+    flags = O_RDWR | O_CREAT | O_TRUNC;
+  }
+  File file;
+  file.path_ = path;
+  if (direct) {
+    file.descriptor_ = open_retrying(path.c_str(), flags | O_DIRECT);
+    file.direct_ = file.descriptor_ >= 0;
+    if (!file.direct_ && errno != EINVAL) {  // EINVAL: this file system has no direct I/O.
+      return open_failed(path);
+    }
+  }
+  if (file.descriptor_ < 0) {
+    file.descriptor_ = open_retrying(path.c_str(), flags);
+  }
+  if (file.descriptor_ < 0) {
+    return open_failed(path);
+  }
+  return file;
+}
+
+File::File(File&& other) noexcept
+    : descriptor_(std::exchange(other.descriptor_, -1)),
+      direct_(other.direct_),
+      path_(std::move(other.path_)) {}
+
+File& File::operator=(File&& other) noexcept {
+  std::swap(descriptor_, other.descriptor_);
+  std::swap(direct_, other.direct_);
+  path_.swap(other.path_);
+  return *this;
+}
+
+File::~File() {
+  if (descriptor_ >= 0) {
+    ::close(descriptor_);
+  }
+}
+
+Result<void> File::read_at(std::int64_t offset, std::span<std::byte> out) const {
+  std::size_t done = 0;
+  while (done < out.size()) {
+    const FaultVerdict fault = ask_file_fault(FileCall::kRead);
+    const std::size_t wanted = std::min(out.size() - done, fault.bytes_max);
+    ssize_t got = -1;
+    if (fault.fails) {
+      errno = fault.os_errno;
+    } else {
+      got =
+          ::pread(descriptor_, out.data() + done, wanted, offset + static_cast<std::int64_t>(done));
+    }
+    if (got < 0) {
+      if (errno == EINTR) {
+        continue;
+      }
+      return fail_io(errno,
+                     fmt::format("{}: reading {} bytes at {}", path_.string(), out.size(), offset));
+    }
+    if (got == 0 && wanted > 0) {
+      return fail(
+          ErrorCode::kCorrupt,
+          fmt::format("{}: ends at byte {}, but {} bytes at {} were expected", path_.string(),
+                      offset + static_cast<std::int64_t>(done), out.size(), offset));
+    }
+    done += static_cast<std::size_t>(got);
+  }
+  return {};
+}
+
+Result<void> File::write_at(std::int64_t offset, std::span<const std::byte> bytes) {
+  crash_point("file.write.before");
+  std::size_t done = 0;
+  while (done < bytes.size()) {
+    const FaultVerdict fault = ask_file_fault(FileCall::kWrite);
+    const std::size_t wanted = std::min(bytes.size() - done, fault.bytes_max);
+    ssize_t put = -1;
+    if (fault.fails) {
+      errno = fault.os_errno;
+    } else {
+      put = ::pwrite(descriptor_, bytes.data() + done, wanted,
+                     offset + static_cast<std::int64_t>(done));
+    }
+    if (put < 0 && errno == EINTR) {
+      continue;
+    }
+    if (put < 0) {
+      return fail_io(
+          errno, fmt::format("{}: writing {} bytes at {}", path_.string(), bytes.size(), offset),
+          write_advice(errno));
+    }
+    done += static_cast<std::size_t>(put);
+  }
+  crash_point("file.write.after");
+  return {};
+}
+
+Result<void> File::sync() {
+  crash_point("file.sync.before");
+  const FaultVerdict fault = ask_file_fault(FileCall::kSync);
+  int status = -1;
+  if (fault.fails) {
+    errno = fault.os_errno;
+  } else {
+    status = ::fdatasync(descriptor_);  // Not retried: after an error the pages may be clean.
+  }
+  if (status != 0) {
+    return fail_io(errno, fmt::format("{}: syncing", path_.string()), write_advice(errno));
+  }
+  crash_point("file.sync.after");
+  return {};
+}
+
+Result<void> File::truncate(std::int64_t bytes) {
+  int status = 0;
+  do {
+    status = ::ftruncate(descriptor_, bytes);
+  } while (status != 0 && errno == EINTR);
+  if (status != 0) {
+    return fail_io(errno, fmt::format("{}: setting its size to {}", path_.string(), bytes),
+                   write_advice(errno));
+  }
+  return {};
+}
+
+void File::drop_cache() noexcept {
+  if (!direct_ && descriptor_ >= 0) {
+    ::posix_fadvise(descriptor_, 0, 0, POSIX_FADV_DONTNEED);
+  }
+}
+
+Result<std::int64_t> File::size() const {
+  struct stat facts {};
+  if (::fstat(descriptor_, &facts) != 0) {
+    return fail_io(errno, fmt::format("{}: asking its size", path_.string()));
+  }
+  return static_cast<std::int64_t>(facts.st_size);
+}
+
+Result<std::string> read_small_file(const std::filesystem::path& path, std::int64_t bytes_max) {
+  PLIMSOLL_TRY(const File file, File::open(path, FileMode::kRead));
+  PLIMSOLL_TRY(const std::int64_t bytes, file.size());
+  if (bytes > bytes_max) {
+    return fail(ErrorCode::kCorrupt, fmt::format("{}: {} bytes where at most {} were expected",
+                                                 path.string(), bytes, bytes_max));
+  }
+  std::string content(static_cast<std::size_t>(bytes), '\0');
+  PLIMSOLL_TRY_VOID(file.read_at(0, std::as_writable_bytes(std::span(content))));
+  return content;
+}
+
+Result<void> sync_directory(const std::filesystem::path& directory) {
+  const std::filesystem::path named = directory.empty() ? "." : directory;
+  const int descriptor = open_retrying(named.c_str(), O_RDONLY | O_DIRECTORY);
+  if (descriptor < 0) {
+    return open_failed(named);
+  }
+  crash_point("file.sync.before");
+  const FaultVerdict fault = ask_file_fault(FileCall::kSync);
+  const int status = fault.fails ? -1 : ::fsync(descriptor);
+  const int os_errno = fault.fails ? fault.os_errno : errno;
+  ::close(descriptor);
+  if (status != 0 && os_errno != EINVAL) {  // EINVAL: nothing to sync on this file system.
+    return fail_io(os_errno, fmt::format("{}: syncing the directory", named.string()),
+                   write_advice(os_errno));
+  }
+  crash_point("file.sync.after");
+  return {};
+}
+
+namespace {
+
+Result<void> rename_file(const std::filesystem::path& from, const std::filesystem::path& to) {
+  crash_point("file.rename.before");
+  const FaultVerdict fault = ask_file_fault(FileCall::kRename);
+  int status = -1;
+  if (fault.fails) {
+    errno = fault.os_errno;
+  } else {
+    status = ::rename(from.c_str(), to.c_str());
+  }
+  if (status != 0) {
+    return fail_io(errno, fmt::format("{}: renaming it to {}", from.string(), to.string()),
+                   write_advice(errno));
+  }
+  crash_point("file.rename.after");
+  return {};
+}
+
+Result<void> write_synced(const std::filesystem::path& path, std::string_view content) {
+  PLIMSOLL_TRY(File file, File::open(path, FileMode::kCreate));
+  PLIMSOLL_TRY_VOID(file.write_at(0, std::as_bytes(std::span(content))));
+  return file.sync();
+}
+
+}  // namespace
+
+Result<void> replace_file(const std::filesystem::path& path, std::string_view content) {
+  std::filesystem::path beside = path;
+  beside += ".new";
+  auto written = write_synced(beside, content);
+  if (written) {
+    written = rename_file(beside, path);
+  }
+  if (!written) {
+    ::unlink(beside.c_str());  // Best effort: the old file is untouched, which is what counts.
+    return written;
+  }
+  return sync_directory(path.parent_path());
+}
+
+Result<void> rename_durable(const std::filesystem::path& from, const std::filesystem::path& to) {
+  PLIMSOLL_TRY_VOID(rename_file(from, to));
+  if (from.parent_path() != to.parent_path()) {
+    PLIMSOLL_TRY_VOID(sync_directory(from.parent_path()));
+  }
+  return sync_directory(to.parent_path());
+}
+
+}  // namespace plimsoll

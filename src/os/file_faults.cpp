@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "os/file_faults.h"
+
+#include <atomic>
+
+#include "base/mutex.h"
+
+namespace plimsoll {
+
+namespace {
+
+std::atomic<bool> armed{false};  // Written under faults_mutex; read by every file call.
+Mutex faults_mutex;
+FileFault current PLIMSOLL_GUARDED_BY(faults_mutex);
+std::int64_t calls PLIMSOLL_GUARDED_BY(faults_mutex) = 0;
+
+}  // namespace
+
+void set_file_fault(const FileFault& fault) noexcept {
+  MutexLock lock(faults_mutex);
+  current = fault;
+  calls = 0;
+  armed.store(true, std::memory_order_relaxed);
+}
+
+void clear_file_fault() noexcept {
+  MutexLock lock(faults_mutex);
+  armed.store(false, std::memory_order_relaxed);
+}
+
+std::int64_t file_fault_calls() noexcept {
+  MutexLock lock(faults_mutex);
+  return calls;
+}
+
+FaultVerdict ask_file_fault(FileCall call) noexcept {
+  if (!armed.load(std::memory_order_relaxed)) [[likely]] {
+    return {};
+  }
+  MutexLock lock(faults_mutex);
+  if (!armed.load(std::memory_order_relaxed) || call != current.call) {
+    return {};
+  }
+  ++calls;
+  if (calls != current.nth && !(current.keeps_failing && calls > current.nth)) {
+    return {};
+  }
+  if (current.os_errno != 0) {
+    return {.fails = true, .os_errno = current.os_errno};
+  }
+  return {.bytes_max = current.short_bytes};
+}
+
+}  // namespace plimsoll

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// File faults: makes the n-th read, write or sync of the process fail, or a write end short.
+//
+// For tests of what a caller does when the disk fails. File (file.cpp) asks before each system
+// call; with no fault set that costs one relaxed load.
+//
+// Threads: thread-safe.   Memory: one fixed record.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace plimsoll {
+
+enum class FileCall : std::uint8_t { kRead, kWrite, kSync, kRename };
+
+struct FileFault {
+  FileCall call{FileCall::kWrite};
+  std::int64_t nth{1};  ///< Which call of that kind fails, from 1, counted from set_file_fault().
+  int os_errno{5};      ///< What it fails with (EIO); 0: a write or read ends short instead.
+  std::size_t short_bytes{0};  ///< With os_errno 0: how many bytes that call transfers.
+  bool keeps_failing{false};   ///< Every later call of that kind fails too (a full disk).
+};
+
+/// Arms one fault, replacing any other; counting begins at once.
+void set_file_fault(const FileFault& fault) noexcept;
+void clear_file_fault() noexcept;
+
+/// How many calls of the armed fault's kind have been made since it was set.
+[[nodiscard]] std::int64_t file_fault_calls() noexcept;
+
+/// What File must do instead of its system call.
+struct FaultVerdict {
+  bool fails{false};
+  int os_errno{0};
+  std::size_t bytes_max{SIZE_MAX};  ///< Transfer at most this many bytes.
+};
+[[nodiscard]] FaultVerdict ask_file_fault(FileCall call) noexcept;
+
+/// Sets and clears a fault with a scope.
+class ScopedFileFault {
+ public:
+  explicit ScopedFileFault(const FileFault& fault) noexcept { set_file_fault(fault); }
+  ~ScopedFileFault() { clear_file_fault(); }
+  ScopedFileFault(const ScopedFileFault&) = delete;
+  ScopedFileFault& operator=(const ScopedFileFault&) = delete;
+};
+
+}  // namespace plimsoll

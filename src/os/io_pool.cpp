@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "os/io_pool.h"
+
+#include <array>
+#include <csignal>
+#include <exception>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <pthread.h>
+
+#include <fmt/core.h>
+
+#include "base/mutex.h"
+
+namespace plimsoll {
+
+namespace {
+
+constexpr int kMaxBatches = 16;
+
+Result<void> carry_out(const IoRequest& request) noexcept {
+  try {
+    return request.write ? request.file->write_at(request.offset, request.bytes)
+                         : request.file->read_at(request.offset, request.bytes);
+  } catch (const std::exception&) {  // Only for want of memory for an error's text.
+    Error error;
+    error.code = ErrorCode::kIo;
+    error.advice = "a block could not be transferred, and no memory was left to say why";
+    return tl::unexpected(std::move(error));
+  }
+}
+
+// One call of run(), on its caller's stack. All members are guarded by the pool's mutex.
+struct Batch {
+  std::span<IoRequest> requests;
+  std::size_t next{0};  // The first request nobody has begun.
+  std::size_t done{0};
+  std::size_t failed_at{SIZE_MAX};  // The lowest index that failed, so the answer is repeatable.
+  std::optional<Error> error{};
+};
+
+}  // namespace
+
+class IoPool::Impl {
+ public:
+  explicit Impl(int threads) {
+    // Signals belong to the program's own threads; these inherit a full mask.
+    sigset_t all;
+    sigset_t before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    for (int i = 0; i < threads; ++i) {
+      workers_.emplace_back([this, i] { work(i); });
+    }
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  }
+
+  ~Impl() {
+    {
+      MutexLock lock(mutex_);
+      stopping_ = true;
+    }
+    work_came_.notify_all();
+  }
+  Impl(const Impl&) = delete;
+  Impl& operator=(const Impl&) = delete;
+
+  Result<void> run(std::span<IoRequest> requests) {
+    Batch batch{.requests = requests};
+    MutexLock lock(mutex_);
+    Batch** slot = free_slot();
+    while (slot == nullptr) {
+      batch_ended_.wait(mutex_);
+      slot = free_slot();
+    }
+    *slot = &batch;
+    work_came_.notify_all();
+    while (batch.next < requests.size()) {
+      step(batch);
+    }
+    while (batch.done < requests.size()) {
+      batch_ended_.wait(mutex_);
+    }
+    *slot = nullptr;
+    batch_ended_.notify_all();
+    if (batch.error) {
+      return tl::unexpected(*std::move(batch.error));
+    }
+    return {};
+  }
+
+  [[nodiscard]] bool empty() const noexcept { return workers_.empty(); }
+
+ private:
+  Batch** free_slot() PLIMSOLL_REQUIRES(mutex_) {
+    for (Batch*& slot : batches_) {
+      if (slot == nullptr) {
+        return &slot;
+      }
+    }
+    return nullptr;
+  }
+
+  Batch* batch_with_work() PLIMSOLL_REQUIRES(mutex_) {
+    for (Batch* batch : batches_) {
+      if (batch != nullptr && batch->next < batch->requests.size()) {
+        return batch;
+      }
+    }
+    return nullptr;
+  }
+
+  // Carries out one request of `batch`, with the lock released meanwhile. The batch cannot end
+  // before its last request has been counted as done, so it outlives this call.
+  void step(Batch& batch) PLIMSOLL_REQUIRES(mutex_) {
+    const std::size_t index = batch.next++;
+    mutex_.unlock();
+    auto result = carry_out(batch.requests[index]);
+    mutex_.lock();
+    if (!result && index < batch.failed_at) {
+      batch.failed_at = index;
+      batch.error = std::move(result).error();
+    }
+    if (++batch.done == batch.requests.size()) {
+      batch_ended_.notify_all();
+    }
+  }
+
+  void work(int index) {
+    pthread_setname_np(pthread_self(), fmt::format("pl-io-{}", index).c_str());
+    MutexLock lock(mutex_);
+    while (!stopping_) {
+      if (Batch* batch = batch_with_work(); batch != nullptr) {
+        step(*batch);
+      } else {
+        work_came_.wait(mutex_);
+      }
+    }
+  }
+
+  Mutex mutex_;
+  CondVar work_came_;
+  CondVar batch_ended_;
+  bool stopping_ PLIMSOLL_GUARDED_BY(mutex_){false};
+  std::array<Batch*, kMaxBatches> batches_ PLIMSOLL_GUARDED_BY(mutex_){};  // Borrowed from callers.
+  std::vector<std::jthread> workers_;  // Last: joined before the rest is destroyed.
+};
+
+IoPool::IoPool(int threads) : impl_(std::make_unique<Impl>(threads)) {}
+
+IoPool::~IoPool() = default;
+
+Result<void> IoPool::run(std::span<IoRequest> requests) {
+  if (requests.size() > 1 && !impl_->empty()) {
+    return impl_->run(requests);
+  }
+  Result<void> first;
+  for (const IoRequest& request : requests) {
+    auto result = carry_out(request);
+    if (!result && first) {
+      first = std::move(result);
+    }
+  }
+  return first;
+}
+
+}  // namespace plimsoll
