@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// RunControl: how a run is asked to stop or pause, by signal or by file.
+//
+// SIGINT, SIGTERM and SIGUSR1 set a flag; the trainer looks at it between steps, together with
+// RUN/.stop and RUN/.pause. A second SIGINT ends the process at once.
+//
+// Threads: poll() is for the thread that trains; the signal handler touches atomics only.
+// Memory:  none beyond the paths.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+
+#include "plimsoll/result.h"
+
+namespace plimsoll {
+
+enum class Request : std::uint8_t { kNone, kStop, kPause };
+
+/// Holds the signal handlers while alive and puts the old ones back. One at a time per process.
+class StopSignals {
+ public:
+  StopSignals();
+  ~StopSignals();
+  StopSignals(const StopSignals&) = delete;
+  StopSignals& operator=(const StopSignals&) = delete;
+
+  /// Number of the signal that asked to stop, or 0.
+  [[nodiscard]] static int requested() noexcept;
+  static void clear() noexcept;
+};
+
+class RunControl {
+ public:
+  explicit RunControl(const std::filesystem::path& run);
+
+  /// What is asked for now. Costs two stat() calls; call it once per step.
+  [[nodiscard]] Request poll() noexcept;
+
+  /// Who asked for the stop: "SIGINT", "SIGTERM", "SIGUSR1", ".stop"; "" for nobody.
+  [[nodiscard]] const char* reason() const noexcept { return reason_; }
+
+  /// Waits while .pause is there; returns early when a stop is asked for. `tick` runs about every
+  /// half second (status, progress).
+  Request wait_while_paused(const std::function<void()>& tick);
+
+ private:
+  std::filesystem::path stop_;
+  std::filesystem::path pause_;
+  const char* reason_{""};
+};
+
+/// What `plimsoll stop|pause|continue RUN` do. Errors: kNotFound (no run there), kIo.
+Result<void> ask_to_stop(const std::filesystem::path& run);
+Result<void> ask_to_pause(const std::filesystem::path& run);
+Result<void> ask_to_continue(const std::filesystem::path& run);
+
+}  // namespace plimsoll

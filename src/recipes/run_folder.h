@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// RunFolder: the files of one run, and the lock that lets one process at a time train in it.
+//
+//   run.toml        resolved configuration      identity.json   what decides the run's bits
+//   events.jsonl    one line per event          status.json     what `plimsoll status` prints
+//   checkpoints/    step-NNNNNNNNN/ and manifest.json, the one step every part agrees on
+//   metrics/ embeddings/                        .stop .pause    requests; .lock holds the pid
+//
+// Reading order: this file, checkpoint.h, control.h, then run_folder.cpp.
+//
+// Threads: single-owner.
+// Memory:  one line buffer of kEventBytesMax; nothing grows with the run. On disk, events.jsonl
+//          grows by at most kStepEventBytesMax per step.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "plimsoll/governor.h"
+#include "plimsoll/result.h"
+
+namespace plimsoll {
+
+/// Name → value; two runs with equal identities end in equal bits.
+using RunIdentity = std::map<std::string, std::string>;
+
+/// One value of an event. Numbers that are not finite are written as null.
+using EventValue = std::variant<std::int64_t, double, bool, std::string_view>;
+struct EventField {
+  const char* name;
+  EventValue value;
+};
+
+inline constexpr std::size_t kStepEventBytesMax = 512;  ///< An event line named "step".
+inline constexpr std::size_t kEventBytesMax = 4096;     ///< Any other; longer texts are cut.
+
+/// What status.json holds.
+struct RunStatus {
+  std::string status{"starting"};  ///< starting running paused evaluating stopped finished failed
+  std::int64_t step{0};
+  std::int64_t steps_total{0};
+  std::int64_t epoch{0};
+  std::int64_t epochs{0};
+  double loss{0.0};
+  double rows_per_second{0.0};
+  double seconds{0.0};
+  double seconds_left{0.0};
+  std::int64_t limit_bytes{0};
+  std::int64_t resident_bytes{0};
+  std::int64_t peak_resident_bytes{0};
+  std::int64_t leased_bytes{0};
+  std::int64_t leased_peak_bytes{0};
+  std::array<std::int64_t, kTagCount> leased_by_tag{};
+  double hit_rate{0.0};
+  std::int64_t checkpoint_step{-1};  ///< −1 before the first.
+  std::string message{};             ///< Of the error, when failed; the reason, when stopped.
+
+  /// Fills the memory figures from the governor's ledger and /proc.
+  void read_memory(const Governor& governor);
+};
+
+/// What another process sees of a run; for `plimsoll status`.
+struct RunView {
+  RunStatus status{};
+  bool alive{false};           ///< Some process holds the run's lock.
+  int pid{0};                  ///< Of that process, or of the last one.
+  double age_seconds{0.0};     ///< Since status.json was written.
+  [[nodiscard]] std::string to_json() const;
+  [[nodiscard]] std::string to_text() const;
+};
+
+class RunFolder {
+ public:
+  /// Makes the folder of a new run and writes run.toml.
+  /// Errors: kInvalidArgument when it is a run already ("use plimsoll resume"), or is not empty;
+  ///         kIo. After an error nothing new is left behind.
+  static Result<RunFolder> create(const std::filesystem::path& root, const std::string& run_toml);
+
+  /// Opens the folder of an existing run to go on with it. Removes .stop and .pause.
+  /// Errors: kNotFound (no run there), kInvalidArgument (another process trains in it).
+  static Result<RunFolder> open(const std::filesystem::path& root);
+
+  RunFolder(RunFolder&&) noexcept;
+  RunFolder& operator=(RunFolder&&) noexcept;
+  ~RunFolder();
+
+  /// Writes identity.json when there is none; otherwise compares.
+  /// Errors: kInvalidArgument naming each key that differs, with both values.
+  Result<void> check_identity(const RunIdentity& identity);
+
+  /// Replaces run.toml (a resumption that changed a free key).
+  Result<void> write_config(const std::string& run_toml);
+
+  /// Appends one line to events.jsonl: {"time":…,"event":NAME,fields…}, in one write.
+  Result<void> event(const char* name, std::span<const EventField> fields);
+  Result<void> event(const char* name, std::initializer_list<EventField> fields) {
+    return event(name, std::span<const EventField>(fields.begin(), fields.size()));
+  }
+
+  /// Replaces status.json, at most every 0.5 s unless `force`.
+  Result<void> write_status(const RunStatus& status, bool force = false);
+
+  /// The step every part of the run agrees on; none before the first publish().
+  /// Errors: kCorrupt, kIo.
+  [[nodiscard]] Result<std::optional<std::int64_t>> published_step() const;
+
+  /// Names `step` in the manifest (synced), then deletes all but the newest `keep` checkpoints,
+  /// in numeric order, and never the published one.
+  /// Requires: checkpoint_path(step) is complete and every table has committed `step`.
+  Result<void> publish(std::int64_t step, std::int64_t keep);
+
+  /// Steps of the checkpoints there are, ascending by number.
+  [[nodiscard]] Result<std::vector<std::int64_t>> checkpoint_steps() const;
+
+  /// Deletes checkpoints newer than the published step and half-written ones (after a crash).
+  Result<void> discard_unpublished();
+
+  [[nodiscard]] std::filesystem::path checkpoint_path(std::int64_t step) const;
+  [[nodiscard]] const std::filesystem::path& root() const noexcept { return root_; }
+  [[nodiscard]] std::filesystem::path embeddings() const { return root_ / "embeddings"; }
+  [[nodiscard]] std::filesystem::path metrics() const { return root_ / "metrics"; }
+  [[nodiscard]] std::filesystem::path config_file() const { return root_ / "run.toml"; }
+
+  /// True when `path` holds a run.
+  [[nodiscard]] static bool is_run(const std::filesystem::path& path);
+
+  /// What `plimsoll status` shows. Takes no lock for longer than a look. Errors: kNotFound.
+  static Result<RunView> view(const std::filesystem::path& root);
+
+  /// Removes a new folder again when training failed before its first step left anything to keep.
+  void abandon() noexcept;
+
+ private:
+  explicit RunFolder(std::filesystem::path root) noexcept : root_(std::move(root)) {}
+  Result<void> lock();
+  void close() noexcept;
+
+  std::filesystem::path root_{};
+  int lock_{-1};    // Descriptor of .lock, flock()ed.
+  int events_{-1};  // Descriptor of events.jsonl, O_APPEND.
+  bool created_directory_{false};
+  std::int64_t status_written_ns_{0};
+};
+
+/// "step-000000120" for 120.
+[[nodiscard]] std::string checkpoint_name(std::int64_t step);
+
+/// The processor's instruction set as far as kernels choose by it: "x86-64 avx2 fma avx512f …".
+[[nodiscard]] std::string instruction_set();
+
+}  // namespace plimsoll
