@@ -1,0 +1,298 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The reader of the id index and the fingerprint; the writer is id_index_writer.cpp.
+//
+// Threads: see id_index.h.   Memory: see id_index.h; a miss uses one page of stack.
+#include "store/id_index.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "base/check.h"
+#include "base/mutex.h"
+#include "base/philox.h"
+#include "store/id_page.h"
+
+namespace plimsoll {
+namespace {
+
+constexpr std::int64_t round_up(std::int64_t value, std::int64_t unit) {
+  return (value + unit - 1) / unit * unit;
+}
+
+}  // namespace
+
+// ---- IdFingerprint ----------------------------------------------------------------------------
+
+void IdFingerprint::add(std::span<const std::int64_t> ids) noexcept {
+  std::size_t i = 0;
+  if (dense_) {
+    while (i < ids.size() && ids[i] == rows_) {
+      ++rows_;
+      ++i;
+    }
+    if (i == ids.size()) {
+      return;
+    }
+    dense_ = false;
+    for (std::int64_t id = 0; id < rows_; ++id) {
+      chain_ = mix64(chain_ ^ static_cast<std::uint64_t>(id));
+    }
+  }
+  for (; i < ids.size(); ++i) {
+    chain_ = mix64(chain_ ^ static_cast<std::uint64_t>(ids[i]));
+    ++rows_;
+  }
+}
+
+IdIndexInfo IdFingerprint::info() const noexcept {
+  if (dense_) {
+    return dense(rows_);
+  }
+  return {.rows = rows_,
+          .dense = false,
+          .fingerprint = mix64(chain_ ^ mix64(static_cast<std::uint64_t>(rows_)))};
+}
+
+IdIndexInfo IdFingerprint::dense(std::int64_t rows) noexcept {
+  constexpr std::uint64_t kDense = 0x64656E7365ULL;  // "dense"
+  return {.rows = rows,
+          .dense = true,
+          .fingerprint = mix64(kDense ^ mix64(static_cast<std::uint64_t>(rows)))};
+}
+
+// ---- IdIndex::Pages ---------------------------------------------------------------------------
+
+// The pages of one file, some of them cached: page p can only be in slot p mod slots.
+class IdIndex::Pages {
+ public:
+  Pages(File file, IdPageKind kind, std::int64_t pages, std::span<std::byte> frames,
+        std::span<std::int64_t> tags)
+      : file_(std::move(file)), kind_(kind), pages_(pages), frames_(frames), tags_(tags) {
+    std::fill(tags_.begin(), tags_.end(), -1);
+  }
+
+  // Calls `use(page bytes)` on page `number`, from the cache or read for the purpose. The mutex is
+  // held while a cached page is used, never across the disk.
+  template <class Use>
+  Result<void> with_page(std::int64_t number, const Use& use) {
+    {
+      const MutexLock lock(mutex_);
+      if (const std::int64_t slot = number % slots(); tags_[slot] == number) {
+        use(frame(slot));
+        return {};
+      }
+    }
+    alignas(64) std::array<std::byte, kIdPageBytes> page;
+    PLIMSOLL_TRY_VOID(read(number, page));
+    use(std::span<const std::byte>(page));
+    const MutexLock lock(mutex_);
+    const std::int64_t slot = number % slots();
+    std::memcpy(frames_.data() + slot * kIdPageBytes, page.data(), page.size());
+    tags_[slot] = number;
+    return {};
+  }
+
+  [[nodiscard]] Result<void> read(std::int64_t number, std::span<std::byte> page) const {
+    PLIMSOLL_TRY_VOID(file_.read_at(number * kIdPageBytes, page));
+    return check_id_page(page, kind_, number, file_.path());
+  }
+  [[nodiscard]] std::int64_t pages() const { return pages_; }
+
+ private:
+  [[nodiscard]] std::int64_t slots() const { return static_cast<std::int64_t>(tags_.size()); }
+  [[nodiscard]] std::span<const std::byte> frame(std::int64_t slot) const {
+    return frames_.subspan(static_cast<std::size_t>(slot * kIdPageBytes), kIdPageBytes);
+  }
+
+  File file_;
+  IdPageKind kind_;
+  std::int64_t pages_;
+  Mutex mutex_;                   // Guards what frames_ and tags_ hold; the file needs none.
+  std::span<std::byte> frames_;   // In the slab.
+  std::span<std::int64_t> tags_;  // In the slab: the page in each slot, or −1.
+};
+
+// ---- IdIndex ----------------------------------------------------------------------------------
+
+namespace {
+
+struct IndexShape {
+  std::int64_t sorted_pages;
+  std::int64_t order_pages;
+};
+
+IndexShape shape_of(const IdIndexInfo& info) {
+  if (info.dense) {
+    return {0, 0};
+  }
+  return {id_pages(IdPageKind::kSorted, info.rows), id_pages(IdPageKind::kOrder, info.rows)};
+}
+
+std::int64_t clamp_pages(std::int64_t cached, std::int64_t pages) {
+  return std::clamp<std::int64_t>(cached, 1, std::max<std::int64_t>(pages, 1));
+}
+
+std::int64_t cache_bytes(std::int64_t slots) {
+  return slots * kIdPageBytes + round_up(slots * 8, 64);
+}
+
+Result<File> open_sized(const std::filesystem::path& path, std::int64_t pages) {
+  PLIMSOLL_TRY(auto file, File::open(path, FileMode::kRead));
+  PLIMSOLL_TRY(const std::int64_t size, file.size());
+  if (size != pages * kIdPageBytes) {
+    return fail(ErrorCode::kCorrupt, fmt::format("{}: {} bytes, expected {}", path.string(), size,
+                                                 pages * kIdPageBytes));
+  }
+  return file;
+}
+
+// Reads the sorted file from end to end; `page_seen(number, page)` is told of each sound page.
+template <class Seen>
+Result<void> check_sorted(const File& file, const IdIndexInfo& info, const Seen& page_seen) {
+  alignas(64) std::array<std::byte, kIdPageBytes> page;
+  const std::int64_t pages = id_pages(IdPageKind::kSorted, info.rows);
+  std::int64_t previous = 0;
+  for (std::int64_t number = 0; number < pages; ++number) {
+    PLIMSOLL_TRY_VOID(file.read_at(number * kIdPageBytes, page));
+    PLIMSOLL_TRY_VOID(check_id_page(page, IdPageKind::kSorted, number, file.path()));
+    const std::int64_t count = id_page_count(page);
+    if (count != std::min(kIdsPerSortedPage, info.rows - number * kIdsPerSortedPage)) {
+      return fail(ErrorCode::kCorrupt,
+                  fmt::format("{}: page {} holds {} ids", file.path().string(), number, count));
+    }
+    for (std::int64_t i = 0; i < count; ++i) {
+      const std::int64_t id = id_page_id(page, i);
+      if ((number > 0 || i > 0) && id <= previous) {
+        return fail(ErrorCode::kCorrupt,
+                    fmt::format("{}: page {} is out of order", file.path().string(), number));
+      }
+      previous = id;
+    }
+    page_seen(number, std::span<const std::byte>(page));
+  }
+  return {};
+}
+
+}  // namespace
+
+IdIndex::IdIndex() noexcept = default;
+IdIndex::IdIndex(IdIndex&&) noexcept = default;
+IdIndex& IdIndex::operator=(IdIndex&&) noexcept = default;
+IdIndex::~IdIndex() = default;
+
+std::int64_t IdIndex::memory_bytes(const IdIndexInfo& info, std::int64_t cached_pages) noexcept {
+  if (info.dense) {
+    return 0;
+  }
+  const auto [sorted, order] = shape_of(info);
+  return round_up(sorted * 8, 64) + cache_bytes(clamp_pages(cached_pages, sorted)) +
+         cache_bytes(clamp_pages(cached_pages, order)) + 5 * 64;
+}
+
+Result<IdIndex> IdIndex::open(const std::filesystem::path& directory, const std::string& name,
+                              const IdIndexInfo& info, Slab& slab, std::int64_t cached_pages) {
+  IdIndex index;
+  index.info_ = info;
+  if (info.dense) {
+    return index;
+  }
+  const auto [sorted_pages, order_pages] = shape_of(info);
+  PLIMSOLL_TRY(auto sorted, open_sized(directory / (name + ".ids"), sorted_pages));
+  PLIMSOLL_TRY(auto order, open_sized(directory / (name + ".order"), order_pages));
+
+  index.fences_ = slab.take<std::int64_t>(sorted_pages);
+  PLIMSOLL_TRY_VOID(
+      check_sorted(sorted, info, [&](std::int64_t number, std::span<const std::byte> page) {
+        index.fences_[static_cast<std::size_t>(number)] = id_page_id(page, 0);
+      }));
+
+  const std::int64_t sorted_slots = clamp_pages(cached_pages, sorted_pages);
+  const std::int64_t order_slots = clamp_pages(cached_pages, order_pages);
+  auto sorted_frames = slab.take<std::byte>(sorted_slots * kIdPageBytes);
+  auto sorted_tags = slab.take<std::int64_t>(sorted_slots);
+  auto order_frames = slab.take<std::byte>(order_slots * kIdPageBytes);
+  auto order_tags = slab.take<std::int64_t>(order_slots);
+  index.sorted_ = std::make_unique<Pages>(std::move(sorted), IdPageKind::kSorted, sorted_pages,
+                                          sorted_frames, sorted_tags);
+  index.order_ = std::make_unique<Pages>(std::move(order), IdPageKind::kOrder, order_pages,
+                                         order_frames, order_tags);
+  return index;
+}
+
+Result<void> IdIndex::find(std::span<const std::int64_t> ids,
+                           std::span<std::int64_t> ordinals) const {
+  PLIMSOLL_CHECK(ids.size() == ordinals.size(), "one ordinal per id");
+  if (info_.dense) {
+    for (std::size_t i = 0; i < ids.size(); ++i) {
+      ordinals[i] = ids[i] >= 0 && ids[i] < info_.rows ? ids[i] : -1;
+    }
+    return {};
+  }
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    const std::int64_t id = ids[i];
+    const auto after = std::upper_bound(fences_.begin(), fences_.end(), id);
+    if (after == fences_.begin()) {
+      ordinals[i] = -1;
+      continue;
+    }
+    PLIMSOLL_TRY_VOID(sorted_->with_page(
+        after - fences_.begin() - 1,
+        [&](std::span<const std::byte> page) { ordinals[i] = search_id_page(page, id); }));
+  }
+  return {};
+}
+
+Result<void> IdIndex::ids_at(std::int64_t first, std::span<std::int64_t> ids) const {
+  const auto count = static_cast<std::int64_t>(ids.size());
+  PLIMSOLL_CHECK(first >= 0 && first + count <= info_.rows, "ordinals inside the table");
+  if (info_.dense) {
+    for (std::int64_t i = 0; i < count; ++i) {
+      ids[static_cast<std::size_t>(i)] = first + i;
+    }
+    return {};
+  }
+  for (std::int64_t done = 0; done < count;) {
+    const std::int64_t number = (first + done) / kIdsPerOrderPage;
+    const std::int64_t from = (first + done) % kIdsPerOrderPage;
+    const std::int64_t here = std::min(count - done, kIdsPerOrderPage - from);
+    PLIMSOLL_TRY_VOID(order_->with_page(number, [&](std::span<const std::byte> page) {
+      std::memcpy(ids.data() + done, page.data() + kIdPageHeaderBytes + from * 8,
+                  static_cast<std::size_t>(here) * 8);
+    }));
+    done += here;
+  }
+  return {};
+}
+
+Result<void> IdIndex::verify(const std::filesystem::path& directory, const std::string& name,
+                             const IdIndexInfo& info) {
+  if (info.dense) {
+    return {};
+  }
+  const auto [sorted_pages, order_pages] = shape_of(info);
+  PLIMSOLL_TRY(const auto sorted, open_sized(directory / (name + ".ids"), sorted_pages));
+  PLIMSOLL_TRY(const auto order, open_sized(directory / (name + ".order"), order_pages));
+  PLIMSOLL_TRY_VOID(check_sorted(sorted, info, [](std::int64_t, std::span<const std::byte>) {}));
+  alignas(64) std::array<std::byte, kIdPageBytes> page;
+  IdFingerprint fingerprint;
+  for (std::int64_t number = 0; number < order_pages; ++number) {
+    PLIMSOLL_TRY_VOID(order.read_at(number * kIdPageBytes, page));
+    PLIMSOLL_TRY_VOID(check_id_page(page, IdPageKind::kOrder, number, order.path()));
+    for (std::int64_t i = 0; i < id_page_count(page); ++i) {
+      const std::int64_t id = id_page_id(page, i);
+      fingerprint.add({&id, 1});
+    }
+  }
+  if (fingerprint.info() != info) {
+    return fail(ErrorCode::kCorrupt,
+                fmt::format("{}: not the ids this table was made with", order.path().string()));
+  }
+  return {};
+}
+
+}  // namespace plimsoll
