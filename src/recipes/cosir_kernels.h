@@ -24,6 +24,10 @@ inline constexpr std::int64_t kRowBlock = 32;  ///< Rows per unit of work.
   return (rows + kRowBlock - 1) / kRowBlock;
 }
 
+[[nodiscard]] constexpr std::int64_t padded_rows(std::int64_t rows) noexcept {
+  return (rows + kRowBlock - 1) / kRowBlock * kRowBlock;
+}
+
 /// unit = norm(x), length = ‖x‖, row by row. `unit` may be `x`.
 void unit_rows(const float* x, std::int64_t rows, std::int64_t dim, float* unit, float* length);
 
@@ -73,8 +77,9 @@ void nce_gradient(float* e, std::int64_t rows, float temperature, const float* r
 
 /// For each row of c: its kNeighbours nearest others by Euclidean distance (fewer when there are
 /// fewer: −1), nearest first, and the other with the largest cosine; ties by lower index.
-/// Shape: c is [rows, label_dim]; transposed is [2, label_dim, rows rounded up to 16] scratch;
-///        nearest is [rows, kNeighbours]; best_angle and best_cosine are [rows].
+/// Shape: c is [rows, label_dim]; transposed is [2, label_dim, padded_rows(rows)] scratch; nearest
+/// is
+///        [rows, kNeighbours]; best_angle and best_cosine are [rows].
 /// Requires: rows >= 2.
 void find_neighbours(const float* c, std::int64_t rows, std::int64_t label_dim, float* transposed,
                      std::int64_t* nearest, std::int64_t* best_angle, float* best_cosine);
@@ -94,8 +99,8 @@ void delta_rows(const DeltaRows& in, float* length, float* cosine0, float* cosin
 struct DeltaGradients {
   const float* length{nullptr};
   const float* cosine[2]{nullptr, nullptr};
-  const float* grad_length{nullptr};               ///< May be null.
-  const float* grad_cosine[2]{nullptr, nullptr};   ///< Null with its list.
+  const float* grad_length{nullptr};              ///< May be null.
+  const float* grad_cosine[2]{nullptr, nullptr};  ///< Null with its list.
   float* scratch{nullptr};
   float* grad_a{nullptr};
 };
