@@ -4,7 +4,8 @@
 //
 // A keyed Feistel permutation of [0, n) with cycle walking: invertible, the same for any number
 // of threads or ranks.
-// Source: Black and Rogaway, "Ciphers with Arbitrary Finite Domains" (CT-RSA 2002), §3.
+// Source: Black and Rogaway, "Ciphers with Arbitrary Finite Domains" (CT-RSA 2002), §3. Six rounds,
+// not the classical four: with four, orders of fewer than 16 samples were measurably uneven.
 //
 // Threads: immutable value; thread-safe.   Memory: 64 bytes.
 #pragma once
@@ -29,10 +30,11 @@ class SampleOrder {
   [[nodiscard]] std::int64_t samples() const noexcept { return samples_; }
 
  private:
-  static constexpr int kRounds = 4;
+  static constexpr int kRounds = 6;
   std::int64_t samples_{0};
   std::array<std::uint64_t, kRounds> keys_{};
-  int half_bits_{1};
+  int low_bits_{4};   // The domain is 2^(low_bits_ + high_bits_): the smallest that holds
+  int high_bits_{4};  // samples_, but never below 2^8.
 };
 
 }  // namespace plimsoll

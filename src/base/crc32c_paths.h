@@ -4,7 +4,7 @@
 //
 // Everyone else calls crc32c() (crc32c.h), which picks one at the first call.
 //
-// Threads: pure functions.   Memory: a 1 KiB constant table.
+// Threads: pure functions.   Memory: 5 KiB of constant tables.
 #pragma once
 
 #include <cstddef>

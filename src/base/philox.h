@@ -32,9 +32,9 @@ using PhiloxBlock = std::array<std::uint32_t, 4>;
   return x;
 }
 
-/// Uniform in (0, 1): never 0, never 1.
+/// Uniform in (0, 1): never 0, never 1. 23 bits, because with 24 the largest would round up to 1.
 [[nodiscard]] constexpr float uniform01(std::uint32_t word) noexcept {
-  return (static_cast<float>(word >> 8) + 0.5F) * 0x1p-24F;
+  return (static_cast<float>(word >> 9) + 0.5F) * 0x1p-23F;
 }
 
 /// Two independent standard normals from two words (Box and Muller, 1958).

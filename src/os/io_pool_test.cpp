@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <gtest/gtest.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/philox.h"
+#include "os/file_faults.h"
+#include "os/io_pool.h"
+
+namespace plimsoll {
+namespace {
+
+namespace fs = std::filesystem;
+
+class IoPoolTest : public testing::TestWithParam<int> {
+ protected:
+  IoPoolTest() {
+    std::string pattern = (fs::temp_directory_path() / "plimsoll_pool_XXXXXX").string();
+    directory_ = ::mkdtemp(pattern.data());
+  }
+  ~IoPoolTest() override { fs::remove_all(directory_); }
+  IoPoolTest(const IoPoolTest&) = delete;
+  IoPoolTest& operator=(const IoPoolTest&) = delete;
+
+  [[nodiscard]] File create(const std::string& name) const {
+    return File::open(directory_ / name, FileMode::kCreate).or_throw();
+  }
+  fs::path directory_;
+};
+
+constexpr std::size_t kBlock = 512;
+
+// `count` requests over consecutive blocks of `file` and `memory`.
+std::vector<IoRequest> blocks(File& file, std::vector<std::byte>& memory, bool write) {
+  std::vector<IoRequest> requests;
+  for (std::size_t at = 0; at < memory.size(); at += kBlock) {
+    requests.push_back({.file = &file,
+                        .offset = static_cast<std::int64_t>(at),
+                        .bytes = std::span(memory).subspan(at, kBlock),
+                        .write = write});
+  }
+  return requests;
+}
+
+TEST_P(IoPoolTest, ReadsBackEveryBlockItWrote) {
+  IoPool pool(GetParam());
+  File file = create("blocks");
+  std::vector<std::byte> out(kBlock * 200);
+  for (std::size_t i = 0; i < out.size(); ++i) {
+    out[i] = static_cast<std::byte>(mix64(i));
+  }
+  std::vector<std::byte> in(out.size());
+  auto writes = blocks(file, out, true);
+  pool.run(writes).or_throw();
+  auto reads = blocks(file, in, false);
+  pool.run(reads).or_throw();
+  EXPECT_EQ(in, out);
+  pool.run({}).or_throw();
+}
+
+TEST_P(IoPoolTest, ReturnsAnErrorAfterEveryRequestHasEnded) {
+  IoPool pool(GetParam());
+  File file = create("blocks");
+  std::vector<std::byte> out(kBlock * 50, std::byte{7});
+  auto writes = blocks(file, out, true);
+  {
+    const ScopedFileFault fault({.call = FileCall::kWrite, .nth = 5, .os_errno = ENOSPC});
+    const auto result = pool.run(writes);
+    ASSERT_FALSE(result);
+    EXPECT_EQ(result.error().os_errno, ENOSPC);
+    EXPECT_EQ(file_fault_calls(), 50);
+  }
+  pool.run(writes).or_throw();  // The pool is none the worse.
+}
+
+TEST_P(IoPoolTest, ReportsTheFirstOfSeveralErrorsByPlaceNotByTime) {
+  IoPool pool(GetParam());
+  File file = create("short");
+  std::vector<std::byte> in(kBlock * 30);
+  auto reads = blocks(file, in, false);
+  const auto result = pool.run(reads);
+  ASSERT_FALSE(result);
+  EXPECT_NE(result.error().to_string().find("512 bytes at 0 "), std::string::npos)
+      << result.error().to_string();
+}
+
+TEST_P(IoPoolTest, ServesMoreCallersThanItHasPlacesForBatches) {
+  IoPool pool(GetParam());
+  constexpr std::size_t kCallers = 24;  // The pool holds 16 batches; the rest wait.
+  std::vector<int> wrong(kCallers);
+  {
+    std::vector<std::jthread> callers;
+    for (std::size_t c = 0; c < kCallers; ++c) {
+      callers.emplace_back([&, c] {
+        File file = create("caller" + std::to_string(c));
+        std::vector<std::byte> out(kBlock * 20, static_cast<std::byte>(c));
+        for (int round = 0; round < 5; ++round) {
+          std::vector<std::byte> in(out.size());
+          auto writes = blocks(file, out, true);
+          auto reads = blocks(file, in, false);
+          wrong[c] += pool.run(writes) && pool.run(reads) && in == out ? 0 : 1;
+        }
+      });
+    }
+  }
+  EXPECT_EQ(wrong, std::vector<int>(kCallers));
+}
+
+INSTANTIATE_TEST_SUITE_P(Threads, IoPoolTest, testing::Values(0, 1, 3));
+
+}  // namespace
+}  // namespace plimsoll
