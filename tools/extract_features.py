@@ -47,17 +47,18 @@ examples:
     tools/extract_features.py images captions.json --clip models/clip-vit-b32 --out features
 
   then train on it:
-    plimsoll import cosir --image-features features --text-features features \\
+    plimsoll import cosir --image-features features/image \\
+      --text-features features/text \\
       --ids features/ids.npy --groups features/groups.npy --out data
     plimsoll train cosir --data data --out run --memory-limit 2GiB
 
 output:
-  image_00000.npy ...  [rows, image width]   raw features, repeated for each caption of an image
-  text_00000.npy ...   [rows, text width]    raw features of the captions
-  ids.npy              [rows] int64          the annotation's id (COCO), else the pair's number
-  groups.npy           [rows] int64          the image's number
-  captions.jsonl                             id, group, image and caption of each row
-  meta.json                                  models, widths, dtype, counts, sources
+  image/00000.npy ...  [rows, image width]  raw features, repeated for each caption of an image
+  text/00000.npy ...   [rows, text width]   raw features of the captions
+  ids.npy              [rows] int64         the annotation's id (COCO), else the pair's number
+  groups.npy           [rows] int64         the image's number
+  captions.jsonl                            id, group, image and caption of each row
+  meta.json                                 models, widths, dtype, counts, sources
 """
 
 INSTALL = "pip install --no-deps -r tools/requirements-extract.txt"
@@ -71,7 +72,7 @@ class ExtractError(Exception):
 
 
 class BadPair(ExtractError):
-    """An image or caption that --skip-bad may leave out. `reason` is the line it is counted under."""
+    """What --skip-bad may leave out. `reason` is the line it is counted under."""
 
     def __init__(self, reason: str, text: str):
         super().__init__(text)
@@ -122,9 +123,12 @@ class JsonStream:
         while True:
             try:
                 value, end = self._decoder.raw_decode(self._text, self._at)
+                if end < len(self._text):
+                    self._at = end
+                    return value
                 # A number may go on behind the end of what was read so far.
-                if end < len(self._text) or not self._more():
-                    self._at = end if end < len(self._text) else len(self._text)
+                if not self._more():
+                    self._at = len(self._text)
                     return value
             except json.JSONDecodeError as error:
                 if len(self._text) - self._at > ENTRY_CHARS_MAX:
@@ -179,11 +183,14 @@ class CaptionIndex:
             "                   UNIQUE(source, key));"
             "CREATE TABLE caption(number INTEGER PRIMARY KEY, source INT, key, id INT, text TEXT);")
         self._folders: list[Path] = []
+        self._files: list[Path] = []
+        self.numbered = False  # By check(): row ids are running numbers, not annotations' ids.
 
     def add(self, images: Path, captions: Path) -> None:
         """Reads one captions file. Errors: not JSON, or entries of no known form."""
         source = len(self._folders)
         self._folders.append(images)
+        self._files.append(captions)
         try:
             stream = JsonStream(captions)
             first = stream.peek()
@@ -197,6 +204,8 @@ class CaptionIndex:
             raise ExtractError(f"cannot read {captions}: {error.strerror}") from None
         except UnicodeDecodeError:
             raise ExtractError(f"{captions}: not UTF-8 text") from None
+        except (sqlite3.Error, OverflowError) as error:
+            raise ExtractError(f"{captions}: an id or file name cannot be used: {error}") from None
         self._db.commit()
 
     def _add_object(self, source: int, captions: Path, stream: JsonStream) -> None:
@@ -218,7 +227,7 @@ class CaptionIndex:
                 stream.value()
         if lines:
             self._add_list(source, captions, self._lines(first, stream))
-        elif found.isdisjoint(("images", "annotations")) or len(found & {"images", "annotations"}) < 2:
+        elif not found >= {"images", "annotations"}:
             missing = " and ".join(f'"{k}"' for k in ("images", "annotations") if k not in found)
             raise ExtractError(f"{captions}: COCO-style captions need {missing}; "
                                "is this an instances file?")
@@ -242,24 +251,27 @@ class CaptionIndex:
         if not isinstance(entry, dict) or "image_id" not in entry or "caption" not in entry:
             raise ExtractError(f'{captions}: an entry of "annotations" has no "image_id" or no '
                                '"caption"; is this an instances file?')
+        row_id = entry.get("id") if isinstance(entry.get("id"), int) else None
+        self._add_caption(source, entry["image_id"], row_id, entry["caption"])
+
+    def _add_caption(self, source: int, key: Any, row_id: int | None, text: Any) -> None:
         self._db.execute("INSERT INTO caption(source, key, id, text) VALUES (?, ?, ?, ?)",
-                         (source, entry["image_id"], entry.get("id"), entry["caption"]))
+                         (source, key, row_id, text if isinstance(text, str) else None))
 
     def _add_list(self, source: int, captions: Path, entries: Iterator[Any]) -> None:
         for number, entry in enumerate(entries):
             name = entry.get("image_path", entry.get("image")) if isinstance(entry, dict) else None
             if not isinstance(name, str) or "caption" not in entry:
-                raise ExtractError(f'{captions}: entry {number} has no "image_path" (or "image") or '
-                                   'no "caption"')
+                raise ExtractError(f'{captions}: entry {number} has no "image_path" (or "image") '
+                                   'or no "caption"')
             self._db.execute("INSERT OR IGNORE INTO image(source, key, name) VALUES (?, ?, ?)",
                              (source, name, name))
             texts = entry["caption"]
             for text in texts if isinstance(texts, list) else [texts]:
-                self._db.execute("INSERT INTO caption(source, key, text) VALUES (?, ?, ?)",
-                                 (source, name, text))
+                self._add_caption(source, name, None, text)
 
-    def check(self) -> tuple[int, int]:
-        """(images with captions, captions). Errors: none at all, duplicate ids, unknown images."""
+    def check(self) -> int:
+        """The number of images that have captions. Errors: no captions, captions of no image."""
         self._db.execute("CREATE INDEX by_image ON caption(source, key, number)")
         captions, with_id, ids = self._db.execute(
             "SELECT COUNT(*), COUNT(id), COUNT(DISTINCT id) FROM caption").fetchone()
@@ -267,17 +279,19 @@ class CaptionIndex:
             raise ExtractError("the captions files hold no captions")
         if with_id not in (0, captions) or ids != with_id:
             # Sources with and without ids, or ids that collide: number the pairs instead.
-            self._db.execute("UPDATE caption SET id = NULL")
-        self._db.execute("UPDATE caption SET id = number - 1 WHERE id IS NULL")
+            with_id = 0
+        self.numbered = with_id == 0
+        if self.numbered:
+            self._db.execute("UPDATE caption SET id = number - 1")
         orphan = self._db.execute(
-            "SELECT c.key FROM caption c LEFT JOIN image i USING (source, key) "
+            "SELECT c.source, c.key FROM caption c LEFT JOIN image i USING (source, key) "
             "WHERE i.number IS NULL LIMIT 1").fetchone()
         if orphan:
-            raise ExtractError(f'a caption names image id {orphan[0]}, which "images" does not hold')
+            raise ExtractError(f'{self._files[orphan[0]]}: a caption names image id {orphan[1]}, '
+                               'which is not in "images"')
         self._db.commit()
-        images = self._db.execute(
+        return self._db.execute(
             "SELECT COUNT(*) FROM (SELECT DISTINCT source, key FROM caption)").fetchone()[0]
-        return images, captions
 
     def images(self) -> Iterator[Image]:
         """Images that have captions, in the files' order, captions in their order."""
@@ -326,7 +340,8 @@ def open_image(path: Path, size: int) -> Any:
                 image = PIL.Image.alpha_composite(white, image)
             return image.convert("RGB")
     except FileNotFoundError:
-        raise BadPair("image missing", f"{path}: no such image; is IMAGES the right folder?") from None
+        raise BadPair("image missing",
+                      f"{path}: no such image; is IMAGES the right folder?") from None
     except (OSError, SyntaxError, ValueError, EOFError, PIL.Image.DecompressionBombError) as error:
         raise BadPair("image unreadable", f"{path}: cannot decode: {error}") from None
 
@@ -462,7 +477,8 @@ class Clip:
         self.pixels = self._model.config.vision_config.image_size
 
     def prepare(self, path: Path) -> np.ndarray:
-        return self._processor(open_image(path, self.pixels), return_tensors="np")["pixel_values"][0]
+        image = open_image(path, self.pixels)
+        return self._processor(image, return_tensors="np")["pixel_values"][0]
 
     def _features(self, found: Any) -> np.ndarray:
         # transformers 5 returns an object, earlier versions the tensor itself.
@@ -528,10 +544,11 @@ class NpyWriter:
 
 
 class Shards:
-    """Rows of one column, split into PREFIX_00000.npy, PREFIX_00001.npy, … of equal length."""
+    """Rows of one column, split into FOLDER/00000.npy, FOLDER/00001.npy, … of equal length."""
 
-    def __init__(self, folder: Path, prefix: str, dtype: str, width: int, shard_rows: int):
-        self._folder, self._prefix, self._dtype = folder, prefix, dtype
+    def __init__(self, folder: Path, dtype: str, width: int, shard_rows: int):
+        folder.mkdir()
+        self._folder, self._dtype = folder, dtype
         self._width, self._shard_rows = width, shard_rows
         self._shard: NpyWriter | None = None
         self.count = 0
@@ -539,8 +556,8 @@ class Shards:
     def append(self, rows: np.ndarray) -> None:
         while len(rows):
             if self._shard is None:
-                name = f"{self._prefix}_{self.count:05d}.npy"
-                self._shard = NpyWriter(self._folder / name, self._dtype, self._width)
+                self._shard = NpyWriter(self._folder / f"{self.count:05d}.npy", self._dtype,
+                                        self._width)
                 self.count += 1
             room = self._shard_rows - self._shard.rows
             self._shard.append(rows[:room])
@@ -571,8 +588,8 @@ class Output:
 
     def open(self, image_width: int, text_width: int, dtype: str, shard_rows: int) -> None:
         self._dtype = dtype
-        self._image = Shards(self.partial, "image", dtype, image_width, shard_rows)
-        self._text = Shards(self.partial, "text", dtype, text_width, shard_rows)
+        self._image = Shards(self.partial / "image", dtype, image_width, shard_rows)
+        self._text = Shards(self.partial / "text", dtype, text_width, shard_rows)
         self._ids = NpyWriter(self.partial / "ids.npy", "int64", None)
         self._groups = NpyWriter(self.partial / "groups.npy", "int64", None)
         self._captions = (self.partial / "captions.jsonl").open("w", encoding="utf-8")
@@ -656,7 +673,7 @@ class Options:
 
 
 def usable_captions(image: Image) -> Image:
-    """The image with its captions stripped. Errors: BadPair for a caption that is empty or no text."""
+    """The image with its captions stripped. Errors: BadPair for a caption without text."""
     pairs = []
     for row_id, text in image.pairs:
         if not isinstance(text, str) or not text.strip():
@@ -701,7 +718,7 @@ def encode_batch(batch: list[Image], image_encoder: Any, text_encoder: Any, pool
 
 
 def extract(options: Options, image_encoder: Any, text_encoder: Any) -> dict[str, Any]:
-    """Writes options.out. Returns the meta data. Errors: ExtractError; nothing is then left in out."""
+    """Writes options.out, returns what meta.json says. Errors: ExtractError, nothing written."""
     for images, _ in options.sources:
         if not images.is_dir():
             raise ExtractError(f"IMAGES {images}: no such folder")
@@ -711,7 +728,7 @@ def extract(options: Options, image_encoder: Any, text_encoder: Any) -> dict[str
         index = CaptionIndex(database)
         for images, captions in options.sources:
             index.add(images, captions)
-        image_count, _ = index.check()
+        image_count = index.check()
         total = min(image_count, options.limit or image_count)
         output.open(image_encoder.width, text_encoder.width, options.dtype, options.shard_rows)
         skipped: Counter[str] = Counter()
@@ -736,6 +753,7 @@ def extract(options: Options, image_encoder: Any, text_encoder: Any) -> dict[str
         meta = {"image_model": image_encoder.name, "image_dim": image_encoder.width,
                 "text_model": text_encoder.name, "text_dim": text_encoder.width,
                 "dtype": options.dtype, "skipped": dict(+skipped),
+                "ids": "numbered" if index.numbered else "annotation ids",
                 "sources": [f"{i.name}: {c.name}" for i, c in options.sources]}
         output.finish(meta)
         return {"rows": output.rows, "images": output.images, **meta}
