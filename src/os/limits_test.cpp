@@ -69,7 +69,7 @@ TEST_F(LimitsTest, DefaultsToFourFifthsOfAvailableMemory) {
   const LimitReport report = find().or_throw();
   EXPECT_TRUE(report.defaulted);
   EXPECT_EQ(report.candidates.size(), 1U);
-  EXPECT_EQ(report.limit_bytes, 24_GiB / 5 * 4 + 3);  // 80 %, rounded down.
+  EXPECT_EQ(report.limit_bytes, 20'615'843'020);  // 80 % of 24 GiB, rounded down.
   EXPECT_EQ(report.explain(),
             "19.2 GiB (80 % of available: " + (root_ / "proc/meminfo").string() + ")");
 }

@@ -1,0 +1,284 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The governor of a process: made, replaced, closed; and its reclaimers when a lease is refused.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <semaphore>
+#include <thread>
+
+#include "plimsoll/bytes.h"
+#include "plimsoll/governor.h"
+
+namespace plimsoll {
+namespace {
+
+using namespace literals;
+
+GovernorOptions options(const std::string& limit) {
+  return {.memory_limit = limit};
+}
+
+class GovernorTest : public testing::Test {
+ protected:
+  ~GovernorTest() override { Governor::current().close(); }
+  GovernorTest() = default;
+  GovernorTest(const GovernorTest&) = delete;
+  GovernorTest& operator=(const GovernorTest&) = delete;
+};
+
+TEST_F(GovernorTest, KnowsItsLimitItsBaselineAndItsForeignFloor) {
+  const Governor governor = Governor::create(options("800MiB")).or_throw();
+  const LedgerState state = governor.state();
+  EXPECT_EQ(state.limit_bytes, 800_MiB);
+  EXPECT_EQ(governor.limit().explain(), "800.0 MiB (user: --memory-limit)");
+  EXPECT_GT(state.baseline_bytes, 0);
+  EXPECT_EQ(state.committed_bytes, 64_MiB);
+  EXPECT_EQ(state.pools[static_cast<std::size_t>(Tag::kForeign)].floor_bytes, 64_MiB);
+  EXPECT_EQ(state.free_bytes(), 800_MiB - 64_MiB - state.baseline_bytes);
+  EXPECT_GT(governor.disk_limit_bytes(), 0);
+}
+
+TEST_F(GovernorTest, TakesTheSmallerOfADiskLimitAndTheFreeSpace) {
+  GovernorOptions wanted = options("800MiB");
+  wanted.disk_limit = "1MiB";
+  wanted.directory = "/tmp/not/made/yet";
+  EXPECT_EQ(Governor::create(wanted).or_throw().disk_limit_bytes(), 1_MiB);
+  wanted.disk_limit = "4096TiB";
+  EXPECT_LT(Governor::create(wanted).or_throw().disk_limit_bytes(), 4096LL << 40);
+}
+
+TEST_F(GovernorTest, RefusesALimitBelowTheBaselineAndNamesOneThatWouldDo) {
+  const auto refused = Governor::create(options("1MiB"));
+  ASSERT_FALSE(refused);
+  const Error& error = refused.error();
+  EXPECT_EQ(error.code, ErrorCode::kOverBudget);
+  EXPECT_NE(error.to_string().find("the smallest limit that would do is "), std::string::npos)
+      << error.to_string();
+  EXPECT_FALSE(Governor::current().valid());
+  // A little room, as the process itself has grown meanwhile.
+  const auto enough = std::to_string(error.smallest_limit_bytes + 8_MiB);
+  EXPECT_TRUE(Governor::create(options(enough)));
+}
+
+TEST_F(GovernorTest, RefusesBadOptions) {
+  EXPECT_EQ(Governor::create(options("much")).error().code, ErrorCode::kInvalidArgument);
+  GovernorOptions bad = options("800MiB");
+  bad.pressure_fraction = 1.5;
+  EXPECT_EQ(Governor::create(bad).error().code, ErrorCode::kInvalidArgument);
+  bad = options("800MiB");
+  bad.foreign_bytes = -1;
+  EXPECT_EQ(Governor::create(bad).error().code, ErrorCode::kInvalidArgument);
+  bad = options("800MiB");
+  bad.disk_limit = "huge";
+  EXPECT_EQ(Governor::create(bad).error().code, ErrorCode::kInvalidArgument);
+}
+
+TEST_F(GovernorTest, IsReplacedWhenItHoldsNothing) {
+  Governor first = Governor::create(options("800MiB")).or_throw();
+  first.reserve(Tag::kTensor, 1_MiB).or_throw() = Lease();
+  Governor second = Governor::create(options("700MiB")).or_throw();
+  EXPECT_EQ(Governor::current().state().limit_bytes, 700_MiB);
+  const auto late = first.reserve(Tag::kTensor, 1);
+  ASSERT_FALSE(late);
+  EXPECT_EQ(late.error().code, ErrorCode::kInvalidArgument);
+  EXPECT_EQ(late.error().to_string(), "this governor was closed or replaced: use the current one");
+  EXPECT_TRUE(second.reserve(Tag::kTensor, 1));
+  first.close();  // An old handle closes nothing but itself.
+  EXPECT_TRUE(Governor::current().valid());
+}
+
+TEST_F(GovernorTest, IsReplacedWhenOnlyForeignBytesAreLeased) {
+  Governor first = Governor::create(options("800MiB")).or_throw();
+  const Lease foreign = first.reserve(Tag::kForeign, 10_MiB).or_throw();
+  const Governor second = Governor::create(options("800MiB")).or_throw();
+  EXPECT_EQ(second.state().orphan_bytes, 10_MiB);
+}
+
+TEST_F(GovernorTest, IsNotReplacedWhileItHoldsAnythingAndSaysWhoHolds) {
+  Governor first = Governor::create(options("800MiB")).or_throw();
+  const Lease tensors = first.reserve(Tag::kTensor, 64_MiB).or_throw();
+  const Lease rows = first.reserve(Tag::kEmbedding, 3_MiB).or_throw();
+  const auto second = Governor::create(options("700MiB"));
+  ASSERT_FALSE(second);
+  EXPECT_EQ(second.error().code, ErrorCode::kInvalidArgument);
+  EXPECT_EQ(second.error().to_string(),
+            "another governor still holds tensors 64.0 MiB, rows 3.0 MiB: "
+            "close it, or free what holds its memory, before making a new one");
+  EXPECT_EQ(Governor::current().state().limit_bytes, 800_MiB);
+}
+
+TEST_F(GovernorTest, LeavesOrphansThatItsSuccessorCannotGrant) {
+  Governor first = Governor::create(options("800MiB")).or_throw();
+  Lease kept = first.reserve(Tag::kTensor, 100_MiB).or_throw();
+  first.close();
+  EXPECT_FALSE(Governor::current().valid());
+  const Governor second = Governor::create(options("800MiB")).or_throw();
+  const LedgerState with = second.state();
+  EXPECT_EQ(with.orphan_bytes, 100_MiB);
+  kept = Lease();
+  EXPECT_EQ(second.state().orphan_bytes, 0);
+  EXPECT_EQ(second.state().free_bytes(), with.free_bytes() + 100_MiB);
+}
+
+TEST_F(GovernorTest, AnEmptyHandleRefusesPolitely) {
+  Governor none;
+  EXPECT_FALSE(none.valid());
+  EXPECT_EQ(none.reserve(Tag::kOther, 1).error().code, ErrorCode::kInvalidArgument);
+  EXPECT_EQ(none.admit({}).error().code, ErrorCode::kInvalidArgument);
+  EXPECT_EQ(none.rebaseline(), 0);
+  EXPECT_FALSE(none.step_boundary().pressure);
+  EXPECT_EQ(none.state().limit_bytes, 0);
+  none.release_admission({});
+  none.close();
+  EXPECT_THROW(static_cast<void>(none.limit()), Exception);
+}
+
+TEST_F(GovernorTest, MeasuresItsBaselineAgainOnlyWhileNothingIsLeased) {
+  Governor governor = Governor::create(options("800MiB")).or_throw();
+  const std::int64_t before = governor.state().baseline_bytes;
+  const std::vector<char> stays(32_MiB, 'x');  // As a library's tables would.
+  {
+    const Lease lease = governor.reserve(Tag::kOther, 1).or_throw();
+    EXPECT_EQ(governor.rebaseline(), before);
+  }
+  EXPECT_GE(governor.rebaseline(), before + 30_MiB);
+  EXPECT_EQ(stays.back(), 'x');
+}
+
+// Holds a lease like a cache's, and gives it back when asked.
+class Cache : public Reclaimer {
+ public:
+  explicit Cache(Lease lease) : lease_(std::move(lease)) {}
+  std::int64_t reclaim(PressureMove move, std::int64_t wanted_bytes) noexcept override {
+    moves.push_back(move);
+    wanted = wanted_bytes;
+    const std::int64_t held = lease_.bytes();
+    lease_.shrink(held - std::min(held, wanted_bytes));
+    return held - lease_.bytes();
+  }
+  [[nodiscard]] const char* name() const noexcept override { return "cache"; }
+  [[nodiscard]] std::int64_t held() const { return lease_.bytes(); }
+
+  std::vector<PressureMove> moves;
+  std::int64_t wanted{0};
+
+ private:
+  Lease lease_;
+};
+
+TEST_F(GovernorTest, PurgesOnceBeforeItRefuses) {
+  Governor governor = Governor::create(options("800MiB")).or_throw();
+  Cache cache(governor.reserve(Tag::kTensor, 200_MiB).or_throw());
+  const ReclaimerHandle handle = governor.add_reclaimer(&cache).or_throw();
+  const std::int64_t free = governor.state().free_bytes();
+  EXPECT_FALSE(governor.try_reserve(Tag::kLoader, free + 50_MiB));
+  EXPECT_TRUE(cache.moves.empty());  // try_reserve() never calls out.
+  const Lease lease = governor.reserve(Tag::kLoader, free + 50_MiB).or_throw();
+  EXPECT_EQ(cache.moves, std::vector{PressureMove::kPurge});
+  EXPECT_EQ(cache.wanted, 50_MiB);
+  EXPECT_EQ(cache.held(), 150_MiB);
+  EXPECT_FALSE(governor.reserve(Tag::kLoader, 151_MiB));
+  EXPECT_EQ(cache.moves.size(), 2U);
+}
+
+TEST_F(GovernorTest, ForgetsAReclaimerWithItsHandle) {
+  Governor governor = Governor::create(options("800MiB")).or_throw();
+  Cache cache(governor.reserve(Tag::kTensor, 1_MiB).or_throw());
+  {
+    ReclaimerHandle handle = governor.add_reclaimer(&cache).or_throw();
+    ReclaimerHandle moved = std::move(handle);
+    handle = std::move(moved);
+  }
+  EXPECT_FALSE(governor.reserve(Tag::kLoader, 4_GiB));
+  EXPECT_TRUE(cache.moves.empty());
+}
+
+TEST_F(GovernorTest, HoldsOnlySoManyReclaimers) {
+  Governor governor = Governor::create(options("800MiB")).or_throw();
+  Cache cache{Lease()};
+  std::vector<ReclaimerHandle> handles;
+  for (int i = 0; i < kMaxReclaimers; ++i) {
+    handles.push_back(governor.add_reclaimer(&cache).or_throw());
+  }
+  EXPECT_EQ(governor.add_reclaimer(&cache).error().code, ErrorCode::kInternal);
+  handles.pop_back();
+  EXPECT_TRUE(governor.add_reclaimer(&cache));
+}
+
+// Asks the governor for memory from within reclaim(): unwise, but it must not hang.
+class Greedy : public Reclaimer {
+ public:
+  explicit Greedy(Governor governor) : governor_(std::move(governor)) {}
+  std::int64_t reclaim(PressureMove, std::int64_t wanted) noexcept override {
+    ++calls;
+    refused += governor_.reserve(Tag::kOther, wanted + 4_GiB) ? 0 : 1;
+    return 0;
+  }
+  [[nodiscard]] const char* name() const noexcept override { return "greedy"; }
+  int calls{0};
+  int refused{0};
+
+ private:
+  Governor governor_;
+};
+
+TEST_F(GovernorTest, DoesNotCallAReclaimerFromWithinItself) {
+  Governor governor = Governor::create(options("800MiB")).or_throw();
+  Greedy greedy(governor);
+  const ReclaimerHandle handle = governor.add_reclaimer(&greedy).or_throw();
+  EXPECT_FALSE(governor.reserve(Tag::kOther, 4_GiB));
+  EXPECT_EQ(greedy.calls, 1);
+  EXPECT_EQ(greedy.refused, 1);
+}
+
+// Blocks in reclaim() until released.
+class Slow : public Reclaimer {
+ public:
+  std::int64_t reclaim(PressureMove, std::int64_t) noexcept override {
+    entered.release();
+    leave.acquire();
+    ended = true;
+    return 0;
+  }
+  [[nodiscard]] const char* name() const noexcept override { return "slow"; }
+  std::binary_semaphore entered{0};
+  std::binary_semaphore leave{0};
+  std::atomic<bool> ended{false};
+};
+
+TEST_F(GovernorTest, WaitsForARunningReclaimerBeforeForgettingIt) {
+  Governor governor = Governor::create(options("800MiB")).or_throw();
+  Slow slow;
+  auto handle = std::make_unique<ReclaimerHandle>(governor.add_reclaimer(&slow).or_throw());
+  std::jthread caller([&] { EXPECT_FALSE(governor.reserve(Tag::kOther, 4_GiB)); });
+  slow.entered.acquire();
+  std::jthread releaser([&] { slow.leave.release(); });
+  handle.reset();  // Returns only when reclaim() has.
+  EXPECT_TRUE(slow.ended.load());
+}
+
+TEST_F(GovernorTest, GrantsNoMoreThanTheLimitToManyThreadsAtOnce) {
+  Governor governor = Governor::create(options("800MiB")).or_throw();
+  Cache cache(governor.reserve(Tag::kTensor, 50_MiB).or_throw());
+  const ReclaimerHandle handle = governor.add_reclaimer(&cache).or_throw();
+  std::atomic<std::int64_t> lowest_free{INT64_MAX};
+  {
+    std::vector<std::jthread> threads;
+    for (int t = 0; t < 4; ++t) {
+      threads.emplace_back([&] {
+        for (int i = 0; i < 500; ++i) {
+          const auto lease = governor.reserve(Tag::kOther, 300_MiB);
+          const std::int64_t free = governor.state().free_bytes();
+          std::int64_t lowest = lowest_free.load();
+          while (free < lowest && !lowest_free.compare_exchange_weak(lowest, free)) {
+          }
+        }
+      });
+    }
+  }
+  EXPECT_GE(lowest_free.load(), 0);
+}
+
+}  // namespace
+}  // namespace plimsoll

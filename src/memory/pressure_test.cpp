@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Goal: under pressure the moves are made in order, each only if needed, and really free memory.
+// Method: real mappings. What nobody leased is mapped here; caches hold leased, touched slabs.
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <sys/mman.h>
+
+#include "memory/slab.h"
+#include "plimsoll/bytes.h"
+#include "plimsoll/governor.h"
+
+namespace plimsoll {
+namespace {
+
+using namespace literals;
+
+// Resident memory that no lease explains, as a NumPy array would be.
+class Unleased {
+ public:
+  explicit Unleased(std::int64_t bytes)
+      : bytes_(static_cast<std::size_t>(bytes)),
+        memory_(::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE,
+                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0)) {
+    EXPECT_NE(memory_, MAP_FAILED);
+  }
+  ~Unleased() { ::munmap(memory_, bytes_); }
+  Unleased(const Unleased&) = delete;
+  Unleased& operator=(const Unleased&) = delete;
+
+ private:
+  std::size_t bytes_;
+  void* memory_;
+};
+
+// A leased, resident cache that answers one of the moves.
+class Cache : public Reclaimer {
+ public:
+  Cache(const Governor& governor, PressureMove answers, std::int64_t bytes,
+        std::vector<std::string>* calls)
+      : slab_(Slab::create(governor, Tag::kFeature, bytes).or_throw()),
+        answers_(answers),
+        calls_(calls) {}
+  std::int64_t reclaim(PressureMove move, std::int64_t wanted_bytes) noexcept override {
+    calls_->push_back(std::string(name()) + (move == PressureMove::kPurge ? ":purge" : ":shrink"));
+    EXPECT_GT(wanted_bytes, 0);
+    return move == answers_ ? slab_.release_pages(0, slab_.bytes()) : 0;
+  }
+  [[nodiscard]] const char* name() const noexcept override {
+    return answers_ == PressureMove::kPurge ? "arena" : "features";
+  }
+
+ private:
+  Slab slab_;
+  PressureMove answers_;
+  std::vector<std::string>* calls_;
+};
+
+constexpr std::int64_t kRoom = 400_MiB;  // Of the limit above what is resident at the start.
+constexpr std::int64_t kArena = 60_MiB;
+constexpr std::int64_t kFeatures = 60_MiB;
+constexpr std::int64_t kSlack =
+    4_MiB;  // For the kernel's batched counters and the test's own heap.
+
+class PressureTest : public testing::Test {
+ protected:
+  PressureTest() {
+    start_ = read_resident().or_throw().total();
+    GovernorOptions options;
+    options.memory_limit = std::to_string(start_ + kRoom);
+    options.foreign_bytes = 8_MiB;
+    governor_ = Governor::create(options).or_throw();
+    threshold_ = (start_ + kRoom) / 100 * 85;
+    arena_ = std::make_unique<Cache>(governor_, PressureMove::kPurge, kArena, &calls_);
+    features_ = std::make_unique<Cache>(governor_, PressureMove::kShrink, kFeatures, &calls_);
+    arena_handle_ = governor_.add_reclaimer(arena_.get()).or_throw();
+    features_handle_ = governor_.add_reclaimer(features_.get()).or_throw();
+  }
+  ~PressureTest() override { governor_.close(); }
+  PressureTest(const PressureTest&) = delete;
+  PressureTest& operator=(const PressureTest&) = delete;
+
+  // Bytes that bring resident to `bytes` above the threshold.
+  [[nodiscard]] std::int64_t up_to_threshold_plus(std::int64_t bytes) const {
+    return threshold_ + bytes - read_resident().or_throw().total();
+  }
+  static std::int64_t resident() { return read_resident().or_throw().total(); }
+
+  std::int64_t start_{0};
+  std::int64_t threshold_{0};
+  std::vector<std::string> calls_;
+  Governor governor_;
+  std::unique_ptr<Cache> arena_;
+  std::unique_ptr<Cache> features_;
+  ReclaimerHandle arena_handle_;
+  ReclaimerHandle features_handle_;
+};
+
+using Calls = std::vector<std::string>;
+
+TEST_F(PressureTest, IsNoneWhileLeasesExplainWhatIsResident) {
+  const PressureReport calm = governor_.step_boundary();
+  EXPECT_FALSE(calm.pressure);
+  EXPECT_LT(calm.unexplained_bytes, kSlack);
+  // Nearly the whole limit, but every byte leased.
+  const Slab slab =
+      Slab::create(governor_, Tag::kEmbedding, governor_.state().free_bytes()).or_throw();
+  const PressureReport full = governor_.step_boundary();
+  EXPECT_GT(full.resident.total(), threshold_);
+  EXPECT_FALSE(full.pressure);
+  EXPECT_FALSE(full.stop);
+  EXPECT_EQ(calls_, Calls{});
+}
+
+TEST_F(PressureTest, IsNoneWhileUnexplainedMemoryFitsBelowTheThreshold) {
+  const Unleased array(up_to_threshold_plus(-20_MiB));
+  const PressureReport report = governor_.step_boundary();
+  EXPECT_GT(report.unexplained_bytes, 100_MiB);
+  EXPECT_FALSE(report.pressure);
+  EXPECT_EQ(calls_, Calls{});
+}
+
+TEST_F(PressureTest, PurgesFirstAndLeavesItAtThatWhenItHelps) {
+  const Unleased array(up_to_threshold_plus(kArena - 20_MiB));
+  const std::int64_t before = resident();
+  const PressureReport report = governor_.step_boundary();
+  EXPECT_EQ(calls_, (Calls{"arena:purge"}));
+  EXPECT_FALSE(report.pressure);
+  EXPECT_FALSE(report.stop);
+  EXPECT_EQ(report.purged_bytes, kArena);
+  EXPECT_EQ(report.shrunk_bytes, 0);
+  EXPECT_LT(resident(), before - kArena + kSlack);  // Bytes really went back.
+  EXPECT_EQ(governor_.state().leased_bytes, kFeatures);
+}
+
+TEST_F(PressureTest, ShrinksWhenPurgingWasNotEnough) {
+  const Unleased array(up_to_threshold_plus(kArena + 20_MiB));
+  const std::int64_t before = resident();
+  const PressureReport report = governor_.step_boundary();
+  EXPECT_EQ(calls_, (Calls{"arena:purge", "features:purge", "arena:shrink", "features:shrink"}));
+  EXPECT_FALSE(report.pressure);
+  EXPECT_EQ(report.purged_bytes, kArena);
+  EXPECT_EQ(report.shrunk_bytes, kFeatures);
+  EXPECT_LT(resident(), before - kArena - kFeatures + kSlack);
+  EXPECT_EQ(governor_.state().leased_bytes, 0);
+}
+
+TEST_F(PressureTest, StopsOnlyWhenNothingIsLeftAndTheLimitIsNear) {
+  // Above the threshold after both moves, but with a tenth of the limit still free: goes on.
+  const Unleased array(up_to_threshold_plus(kArena + kFeatures + 15_MiB));
+  const PressureReport report = governor_.step_boundary();
+  EXPECT_EQ(calls_.size(), 4U);
+  EXPECT_TRUE(report.pressure);
+  EXPECT_FALSE(report.stop);
+  // Within three hundredths of the limit: stops.
+  const std::int64_t limit = governor_.state().limit_bytes;
+  const Unleased more(limit / 100 * 98 - resident());
+  const PressureReport last = governor_.step_boundary();
+  EXPECT_TRUE(last.pressure);
+  EXPECT_TRUE(last.stop);
+}
+
+TEST_F(PressureTest, DoesNotRepeatItsMovesUntilMemoryHasGrownAgain) {
+  const Unleased array(up_to_threshold_plus(kArena + kFeatures + 5_MiB));
+  EXPECT_TRUE(governor_.step_boundary().pressure);
+  const std::size_t calls = calls_.size();
+  EXPECT_TRUE(governor_.step_boundary().pressure);
+  EXPECT_EQ(calls_.size(), calls);
+  const Unleased more(20_MiB);
+  EXPECT_TRUE(governor_.step_boundary().pressure);
+  EXPECT_GT(calls_.size(), calls);
+}
+
+TEST_F(PressureTest, TrimsTheHeapOfFreedMemory) {
+  // Small blocks, so that the heap holds them rather than mappings of their own; the last one
+  // stays, so that nothing but a trim gives the rest back.
+  std::vector<std::unique_ptr<char[]>> blocks;
+  for (std::int64_t bytes = 0; bytes < 100_MiB; bytes += 4096) {
+    blocks.push_back(std::make_unique<char[]>(4096));
+  }
+  const auto last = std::move(blocks.back());
+  blocks.clear();
+  const Unleased array(up_to_threshold_plus(20_MiB));
+  const std::int64_t before = resident();
+  static_cast<void>(governor_.step_boundary());
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "a sanitizer's heap has nothing to trim";
+#endif
+  EXPECT_LT(resident(), before - kArena - 80_MiB);
+}
+
+}  // namespace
+}  // namespace plimsoll
