@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// plimsoll._core: the torch-free library for Python. Errors become exceptions here.
+//
+// Reading order: bindings.h, this file, then core_memory.cpp, core_stores.cpp, core_data.cpp.
+//
+// Threads: see bindings.h.   Memory: the exception objects.
+#include <exception>
+#include <string>
+
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/string_view.h>
+
+#include "bindings.h"
+#include "plimsoll/bytes.h"
+#include "plimsoll/result.h"
+
+namespace plimsoll::python {
+namespace {
+
+nb::object over_budget(const nb::handle& type, const Error& error) {
+  nb::dict held;
+  for (int tag = 0; tag < kTagCount; ++tag) {
+    held[tag_name(static_cast<Tag>(tag))] = error.held_bytes[static_cast<std::size_t>(tag)];
+  }
+  return type(error.to_string(), tag_name(error.tag), error.requested_bytes, error.available_bytes,
+              error.limit_bytes, held, error.advice);
+}
+
+// Each code has exactly one exception class; see python/plimsoll/errors.py.
+void raise(const Error& error) {
+  try {
+    const nb::object errors = nb::module_::import_("plimsoll.errors");
+    nb::object type;
+    nb::object value;
+    switch (error.code) {
+      case ErrorCode::kOverBudget:
+        type = errors.attr("BudgetExceeded");
+        value = over_budget(type, error);
+        break;
+      case ErrorCode::kNotFound:
+        type = errors.attr("NotFoundError");
+        value = type(error.to_string());
+        break;
+      case ErrorCode::kIo:
+        type = nb::borrow(PyExc_OSError);
+        value =
+            error.os_errno != 0 ? type(error.os_errno, error.to_string()) : type(error.to_string());
+        break;
+      case ErrorCode::kInvalidArgument:
+        type = nb::borrow(PyExc_ValueError);
+        value = type(error.to_string());
+        break;
+      case ErrorCode::kCorrupt:
+        type = errors.attr("CorruptError");
+        value = type(error.to_string());
+        break;
+      case ErrorCode::kInternal:
+        type = errors.attr("InternalError");
+        value = type(error.to_string());
+        break;
+    }
+    PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(value.ptr())), value.ptr());
+  } catch (nb::python_error& failure) {
+    failure.restore();
+  }
+}
+
+}  // namespace
+
+// Registered once, by _core; nanobind shares translators between modules, so _torch has them too.
+void bind_errors() {
+  nb::register_exception_translator([](const std::exception_ptr& pointer, void*) {
+    try {
+      std::rethrow_exception(pointer);
+    } catch (const Exception& exception) {
+      raise(exception.error());
+    }
+  });
+}
+
+}  // namespace plimsoll::python
+
+NB_MODULE(_core, m) {
+  namespace nb = nanobind;
+  using namespace plimsoll::python;
+  // Objects alive when the interpreter ends are ordinary: the system takes their memory.
+  nb::set_leak_warnings(false);
+  bind_errors();
+  m.attr("version") = PLIMSOLL_VERSION;
+  m.def(
+      "parse_bytes",
+      [](std::string_view text, std::int64_t whole_bytes) {
+        return plimsoll::parse_bytes(text, whole_bytes).or_throw();
+      },
+      nb::arg("text"), nb::arg("whole_bytes") = 0);
+  m.def("format_bytes", &plimsoll::format_bytes, nb::arg("bytes"));
+  bind_memory(m);
+  bind_stores(m);
+  bind_data(m);
+}

@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// plimsoll._core: limits, the governor and its ledger, leases, and leased arrays.
+//
+// Reading order: bindings.h, plimsoll/governor.h, this file.
+//
+// Threads: Governor is thread-safe; Lease is single-owner (Python's lock serialises it).
+// Memory:  leased_array() leases before it allocates; the array's owner returns both.
+#include <cstdlib>
+#include <memory>
+#include <new>
+#include <string>
+
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "bindings.h"
+#include "plimsoll/governor.h"
+#include "plimsoll/lease.h"
+#include "plimsoll/limits.h"
+
+namespace plimsoll::python {
+namespace {
+
+constexpr std::size_t kAlignment = 64;  // A cache line, and what AVX-512 loads like.
+
+// A lease and the memory it pays for; destroyed when the last array over it is.
+struct LeasedBlock {
+  Lease lease{};
+  std::unique_ptr<std::uint8_t, void (*)(void*)> bytes{nullptr, std::free};
+};
+
+using LeasedArray = nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>, nb::c_contig>;
+
+LeasedArray leased_array(Governor& governor, Tag tag, std::int64_t bytes) {
+  auto block = std::make_unique<LeasedBlock>();
+  block->lease = governor.reserve(tag, bytes).or_throw();
+  const std::size_t rounded =
+      (static_cast<std::size_t>(std::max<std::int64_t>(bytes, 1)) + kAlignment - 1) / kAlignment *
+      kAlignment;
+  block->bytes.reset(static_cast<std::uint8_t*>(std::aligned_alloc(kAlignment, rounded)));
+  if (block->bytes == nullptr) {
+    throw std::bad_alloc();
+  }
+  std::uint8_t* const data = block->bytes.get();
+  const nb::capsule owner(block.release(),
+                          [](void* p) noexcept { delete static_cast<LeasedBlock*>(p); });
+  return LeasedArray(data, {static_cast<std::size_t>(bytes)}, owner);
+}
+
+LimitReport limits(const std::string& memory_limit, const std::string& source) {
+  LimitQuery query;
+  query.user_limit = memory_limit;
+  query.user_source = source;
+  return find_limit(query).or_throw();
+}
+
+Governor create_governor(const std::string& memory_limit, const std::string& source,
+                         const std::string& disk_limit, const std::string& directory,
+                         std::int64_t foreign_bytes, double pressure_fraction) {
+  GovernorOptions options;
+  options.memory_limit = memory_limit;
+  options.memory_limit_source = source;
+  options.disk_limit = disk_limit;
+  options.directory = directory;
+  options.foreign_bytes = foreign_bytes;
+  options.pressure_fraction = pressure_fraction;
+  return Governor::create(options).or_throw();
+}
+
+nb::dict pools_of(const LedgerState& state) {
+  nb::dict pools;
+  for (int tag = 0; tag < kTagCount; ++tag) {
+    pools[tag_name(static_cast<Tag>(tag))] = nb::cast(state.pools[static_cast<std::size_t>(tag)]);
+  }
+  return pools;
+}
+
+void bind_limits(nb::module_& m) {
+  nb::class_<LimitCandidate>(m, "LimitCandidate")
+      .def_ro("source", &LimitCandidate::source)
+      .def_ro("where", &LimitCandidate::where)
+      .def_ro("bytes", &LimitCandidate::bytes);
+  nb::class_<LimitReport>(m, "LimitReport")
+      .def_ro("candidates", &LimitReport::candidates)
+      .def_ro("limit_bytes", &LimitReport::limit_bytes)
+      .def_ro("winner", &LimitReport::winner)
+      .def_ro("defaulted", &LimitReport::defaulted)
+      .def("explain", &LimitReport::explain)
+      .def("__str__", &LimitReport::explain)
+      .def("__repr__", [](const LimitReport& r) { return "<limit " + r.explain() + ">"; });
+  nb::class_<Resident>(m, "Resident")
+      .def_ro("anonymous", &Resident::anonymous)
+      .def_ro("file", &Resident::file)
+      .def_ro("shared", &Resident::shared)
+      .def_ro("swapped", &Resident::swapped)
+      .def_ro("peak", &Resident::peak)
+      .def_prop_ro("total", &Resident::total);
+  m.def("limits", &limits, nb::arg("memory_limit") = "", nb::arg("source") = "memory_limit",
+        nb::call_guard<nb::gil_scoped_release>());
+  m.def(
+      "resident", [] { return read_resident().or_throw(); },
+      nb::call_guard<nb::gil_scoped_release>());
+}
+
+void bind_ledger(nb::module_& m) {
+  nb::class_<PoolState>(m, "PoolState")
+      .def_ro("floor_bytes", &PoolState::floor_bytes)
+      .def_ro("cap_bytes", &PoolState::cap_bytes)
+      .def_ro("leased_bytes", &PoolState::leased_bytes)
+      .def_ro("peak_bytes", &PoolState::peak_bytes);
+  nb::class_<LedgerState>(m, "Ledger")
+      .def_ro("limit_bytes", &LedgerState::limit_bytes)
+      .def_ro("baseline_bytes", &LedgerState::baseline_bytes)
+      .def_ro("leased_bytes", &LedgerState::leased_bytes)
+      .def_ro("leased_peak_bytes", &LedgerState::leased_peak_bytes)
+      .def_ro("committed_bytes", &LedgerState::committed_bytes)
+      .def_ro("orphan_bytes", &LedgerState::orphan_bytes)
+      .def_prop_ro("free_bytes", &LedgerState::free_bytes)
+      .def_prop_ro("pools", &pools_of)
+      .def("__str__", &LedgerState::to_string);
+  nb::class_<PressureReport>(m, "PressureReport")
+      .def_ro("resident", &PressureReport::resident)
+      .def_ro("unexplained_bytes", &PressureReport::unexplained_bytes)
+      .def_ro("pressure", &PressureReport::pressure)
+      .def_ro("stop", &PressureReport::stop)
+      .def_ro("purged_bytes", &PressureReport::purged_bytes)
+      .def_ro("shrunk_bytes", &PressureReport::shrunk_bytes);
+}
+
+void bind_governor(nb::module_& m) {
+  nb::enum_<Tag>(m, "Tag")
+      .value("TENSORS", Tag::kTensor)
+      .value("ROWS", Tag::kEmbedding)
+      .value("FEATURES", Tag::kFeature)
+      .value("LOADER", Tag::kLoader)
+      .value("FOREIGN", Tag::kForeign)
+      .value("OTHER", Tag::kOther);
+  nb::class_<Lease>(m, "Lease")
+      .def_prop_ro("bytes", &Lease::bytes)
+      .def_prop_ro("tag", [](const Lease& lease) { return tag_name(lease.tag()); })
+      .def(
+          "grow", [](Lease& lease, std::int64_t bytes) { lease.grow(bytes).or_throw(); },
+          nb::arg("bytes"))
+      .def("shrink", &Lease::shrink, nb::arg("bytes"))
+      .def("close", [](Lease& lease) { lease = Lease(); });
+  nb::class_<Governor>(m, "Governor")
+      .def_static("create", &create_governor, nb::arg("memory_limit"), nb::arg("source"),
+                  nb::arg("disk_limit"), nb::arg("directory"), nb::arg("foreign_bytes"),
+                  nb::arg("pressure_fraction"), nb::call_guard<nb::gil_scoped_release>())
+      .def_static("current", &Governor::current)
+      .def_prop_ro("valid", &Governor::valid)
+      .def(
+          "reserve",
+          [](Governor& governor, Tag tag, std::int64_t bytes) {
+            return governor.reserve(tag, bytes).or_throw();
+          },
+          nb::arg("tag"), nb::arg("bytes"), nb::call_guard<nb::gil_scoped_release>())
+      .def("leased_array", &leased_array, nb::arg("tag"), nb::arg("bytes"))
+      .def("ledger", &Governor::state)
+      .def("limit", [](const Governor& governor) { return LimitReport(governor.limit()); })
+      .def_prop_ro("disk_limit_bytes", &Governor::disk_limit_bytes)
+      .def("step_boundary", &Governor::step_boundary, nb::call_guard<nb::gil_scoped_release>())
+      .def("rebaseline", &Governor::rebaseline, nb::call_guard<nb::gil_scoped_release>())
+      .def("close", &Governor::close, nb::call_guard<nb::gil_scoped_release>());
+}
+
+}  // namespace
+
+void bind_memory(nb::module_& m) {
+  bind_limits(m);
+  bind_ledger(m);
+  bind_governor(m);
+}
+
+}  // namespace plimsoll::python

@@ -1,0 +1,453 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// plimsoll._core: EmbeddingStore, FeatureStore and FeatureWriter. Rows are copied into arrays the
+// caller brings; no view of a page ever leaves a store.
+//
+// Reading order: bindings.h, plimsoll/embedding_store.h, plimsoll/feature_store.h, this file.
+//
+// Threads: an EmbeddingStore's calls queue (Guarded); a FeatureStore's run side by side.
+// Memory:  none of its own.
+#include "core_stores.h"
+
+#include <exception>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "plimsoll/embedding_store.h"
+
+namespace plimsoll::python {
+namespace {
+
+using Table = Guarded<EmbeddingStore>;
+using Writer = Guarded<FeatureWriter>;
+
+const char* optimizer_name(RowOptimizer kind) {
+  switch (kind) {
+    case RowOptimizer::kAdamW:
+      return "adamw";
+    case RowOptimizer::kAdamWFresh:
+      return "adamw_fresh";
+    case RowOptimizer::kAdagrad:
+      return "adagrad";
+  }
+  return "unknown";
+}
+
+const char* init_name(RowInitKind kind) {
+  switch (kind) {
+    case RowInitKind::kZeros:
+      return "zeros";
+    case RowInitKind::kNormal:
+      return "normal";
+    case RowInitKind::kUniform:
+      return "uniform";
+  }
+  return "unknown";
+}
+
+nb::dict stats_dict(const StoreStats& stats) {
+  nb::dict out;
+  out["requests"] = stats.requests;
+  out["hits"] = stats.hits;
+  out["hit_rate"] = stats.hit_rate();
+  out["prefetch_hits"] = stats.prefetch_hits;
+  out["pages_read"] = stats.pages_read;
+  out["pages_written"] = stats.pages_written;
+  out["bytes_read"] = stats.bytes_read;
+  out["bytes_written"] = stats.bytes_written;
+  out["evictions_clean"] = stats.evictions_clean;
+  out["evictions_dirty"] = stats.evictions_dirty;
+  out["commits"] = stats.commits;
+  out["syncs"] = stats.syncs;
+  out["stall_ns"] = stats.stall_ns;
+  out["dirty_bytes"] = stats.dirty_bytes;
+  out["resident_pages"] = stats.resident_pages;
+  out["frames"] = stats.frames;
+  return out;
+}
+
+nb::dict stats_dict(const FeatureStats& stats) {
+  nb::dict out;
+  out["requests"] = stats.requests;
+  out["hits"] = stats.hits;
+  out["hit_rate"] = stats.requests == 0
+                        ? 1.0
+                        : static_cast<double>(stats.hits) / static_cast<double>(stats.requests);
+  out["blocks_read"] = stats.blocks_read;
+  out["bytes_read"] = stats.bytes_read;
+  out["joined"] = stats.joined;
+  out["stall_ns"] = stats.stall_ns;
+  out["frames"] = stats.frames;
+  out["resident_frames"] = stats.resident_frames;
+  return out;
+}
+
+nb::dict info_dict(const TableInfo& info) {
+  nb::dict out;
+  out["kind"] = "embedding_store";
+  out["rows"] = info.rows;
+  out["dim"] = info.dim;
+  out["optimizer"] = optimizer_name(info.optimizer);
+  nb::dict init;
+  init["kind"] = init_name(info.init.kind);
+  init["scale"] = info.init.scale;
+  init["seed"] = info.init.seed;
+  out["init"] = init;
+  out["dense_ids"] = info.dense_ids;
+  out["record_bytes"] = info.record_bytes;
+  out["page_bytes"] = info.page_bytes;
+  out["rows_per_page"] = info.rows_per_page;
+  out["commit_steps"] = info.commit_steps;
+  out["disk_bytes"] = info.disk_bytes;
+  return out;
+}
+
+nb::dict info_dict(const FeatureInfo& info) {
+  nb::dict columns;
+  for (const ColumnSpec& column : info.columns) {
+    nb::dict one;
+    one["dtype"] = dtype_name(column.dtype);
+    one["shape"] = nb::tuple(nb::cast(column.shape));
+    columns[column.name.c_str()] = one;
+  }
+  nb::dict out;
+  out["kind"] = "feature_store";
+  out["rows"] = info.rows;
+  out["columns"] = columns;
+  out["record_bytes"] = info.record_bytes;
+  out["disk_bytes"] = info.disk_bytes;
+  out["dense_ids"] = info.dense_ids;
+  out["groups"] = info.groups;
+  out["uniform_group"] = info.uniform_group;
+  out["fingerprint"] = info.fingerprint;
+  return out;
+}
+
+// visit(ids, sequences, values) gets arrays over the store's scratch that are valid during the
+// call only; python/plimsoll/_embedding.py copies them before any other code sees them.
+void scan_table(Table& table, const nb::callable& visit) {
+  std::exception_ptr raised;
+  table.use([&](EmbeddingStore& store) {
+    auto result =
+        store.scan([&](std::span<const std::int64_t> ids, std::span<const std::uint32_t> sequences,
+                       std::span<const float> values) -> Result<void> {
+          const nb::gil_scoped_acquire locked;
+          try {
+            const std::size_t width = ids.empty() ? 0 : values.size() / ids.size();
+            visit(nb::ndarray<nb::numpy, const std::int64_t, nb::ndim<1>>(ids.data(), {ids.size()},
+                                                                          nb::handle()),
+                  nb::ndarray<nb::numpy, const std::uint32_t, nb::ndim<1>>(
+                      sequences.data(), {sequences.size()}, nb::handle()),
+                  nb::ndarray<nb::numpy, const float, nb::ndim<2>>(
+                      values.data(), {ids.size(), width}, nb::handle()));
+          } catch (...) {
+            raised = std::current_exception();
+            return fail(ErrorCode::kInvalidArgument, "scan: the visitor raised an exception");
+          }
+          return {};
+        });
+    if (!raised) {
+      std::move(result).or_throw();
+    }
+  });
+  if (raised) {
+    std::rethrow_exception(raised);
+  }
+}
+
+void bind_table_options(nb::module_& m) {
+  nb::enum_<RowOptimizer>(m, "RowOptimizer")
+      .value("ADAMW", RowOptimizer::kAdamW)
+      .value("ADAMW_FRESH", RowOptimizer::kAdamWFresh)
+      .value("ADAGRAD", RowOptimizer::kAdagrad);
+  nb::class_<RowOptimizerOptions>(m, "RowOptimizerOptions")
+      .def(
+          "__init__",
+          [](RowOptimizerOptions* self, RowOptimizer kind, float learning_rate, float beta1,
+             float beta2, float epsilon, float weight_decay) {
+            new (self)
+                RowOptimizerOptions{kind, learning_rate, beta1, beta2, epsilon, weight_decay};
+          },
+          nb::arg("kind"), nb::arg("learning_rate"), nb::arg("beta1"), nb::arg("beta2"),
+          nb::arg("epsilon"), nb::arg("weight_decay"));
+  nb::enum_<RowInitKind>(m, "RowInitKind")
+      .value("ZEROS", RowInitKind::kZeros)
+      .value("NORMAL", RowInitKind::kNormal)
+      .value("UNIFORM", RowInitKind::kUniform);
+  nb::class_<RowInit>(m, "RowInit")
+      .def(
+          "__init__",
+          [](RowInit* self, RowInitKind kind, float scale, std::uint64_t seed) {
+            new (self) RowInit{kind, scale, seed};
+          },
+          nb::arg("kind"), nb::arg("scale"), nb::arg("seed"));
+  nb::class_<SlabPlan>(m, "SlabPlan")
+      .def_ro("total_bytes", &SlabPlan::total_bytes)
+      .def_ro("frame_bytes", &SlabPlan::frame_bytes)
+      .def_ro("index_bytes", &SlabPlan::index_bytes)
+      .def_ro("buffer_bytes", &SlabPlan::buffer_bytes)
+      .def_ro("queue_bytes", &SlabPlan::queue_bytes)
+      .def_ro("floor_bytes", &SlabPlan::floor_bytes)
+      .def_ro("disk_cap_bytes", &SlabPlan::disk_cap_bytes)
+      .def("__str__", &SlabPlan::to_string);
+}
+
+EmbeddingStoreOptions table_options(const std::string& directory, std::int64_t dim,
+                                    const RowOptimizerOptions& optimizer, const RowInit& init,
+                                    std::int64_t store_bytes, std::int64_t rows,
+                                    const nb::object& ids, std::int64_t at_step,
+                                    std::int64_t batch_rows, int io_threads, int compute_threads) {
+  EmbeddingStoreOptions options;
+  options.directory = directory;
+  options.dim = dim;
+  options.optimizer = optimizer;
+  options.init = init;
+  options.store_bytes = store_bytes;
+  options.rows = rows;
+  if (!ids.is_none()) {
+    options.ids = span_of(nb::cast<IdsIn>(ids, false));  // The caller holds the array meanwhile.
+  }
+  options.at_step = at_step;
+  options.batch_rows = batch_rows;
+  options.io_threads = io_threads;
+  options.compute_threads = compute_threads;
+  return options;
+}
+
+void bind_table(nb::module_& m) {
+  nb::class_<EmbeddingStoreOptions>(m, "EmbeddingStoreOptions")
+      .def(
+          "__init__",
+          [](EmbeddingStoreOptions* self, const std::string& directory, std::int64_t dim,
+             const RowOptimizerOptions& optimizer, const RowInit& init, std::int64_t store_bytes,
+             std::int64_t rows, const nb::object& ids, std::int64_t at_step,
+             std::int64_t batch_rows, int io_threads, int compute_threads) {
+            new (self) EmbeddingStoreOptions(
+                table_options(directory, dim, optimizer, init, store_bytes, rows, ids, at_step,
+                              batch_rows, io_threads, compute_threads));
+          },
+          nb::arg("directory"), nb::arg("dim"), nb::arg("optimizer"), nb::arg("init"),
+          nb::arg("store_bytes"), nb::arg("rows"), nb::arg("ids").none(), nb::arg("at_step"),
+          nb::arg("batch_rows"), nb::arg("io_threads"), nb::arg("compute_threads"),
+          nb::keep_alive<1, 8>());
+  nb::class_<Table>(m, "EmbeddingStore")
+      .def_static(
+          "open",
+          [](const Governor& governor, const EmbeddingStoreOptions& options) {
+            const nb::gil_scoped_release unlocked;
+            return std::make_unique<Table>(EmbeddingStore::open(governor, options).or_throw(),
+                                           "EmbeddingStore");
+          },
+          nb::arg("governor"), nb::arg("options"))
+      .def_static(
+          "plan",
+          [](const EmbeddingStoreOptions& options) {
+            const nb::gil_scoped_release unlocked;
+            return EmbeddingStore::plan(options).or_throw();
+          },
+          nb::arg("options"))
+      .def("close", &Table::close)
+      .def(
+          "gather",
+          [](Table& table, const IdsIn& ids, const FloatsOut& out) {
+            table.use([&](EmbeddingStore& store) {
+              store.gather(span_of(ids), span_of(out)).or_throw();
+            });
+          },
+          nb::arg("ids").noconvert(), nb::arg("out").noconvert())
+      .def(
+          "apply",
+          [](Table& table, const IdsIn& ids, const FloatsIn& grads, float rate_scale) {
+            table.use([&](EmbeddingStore& store) {
+              store.apply(span_of(ids), span_of(grads), rate_scale).or_throw();
+            });
+          },
+          nb::arg("ids").noconvert(), nb::arg("grads").noconvert(), nb::arg("rate_scale"))
+      .def(
+          "update",
+          [](Table& table, const IdsIn& ids, const FloatsIn& rows) {
+            table.use([&](EmbeddingStore& store) {
+              store.update(span_of(ids), span_of(rows)).or_throw();
+            });
+          },
+          nb::arg("ids").noconvert(), nb::arg("rows").noconvert())
+      .def(
+          "prefetch",
+          [](Table& table, const IdsIn& ids) {
+            table.use([&](EmbeddingStore& store) { store.prefetch(span_of(ids)); });
+          },
+          nb::arg("ids").noconvert())
+      .def(
+          "commit",
+          [](Table& table, std::int64_t step) {
+            table.use([&](EmbeddingStore& store) { store.commit(step).or_throw(); });
+          },
+          nb::arg("step"))
+      .def("scan", &scan_table, nb::arg("visit"))
+      .def(
+          "set_optimizer",
+          [](Table& table, const RowOptimizerOptions& options) {
+            table.use([&](EmbeddingStore& store) { store.set_optimizer(options).or_throw(); });
+          },
+          nb::arg("options"))
+      .def_prop_ro("rows",
+                   [](Table& table) { return table.use([](auto& store) { return store.rows(); }); })
+      .def_prop_ro("dim",
+                   [](Table& table) { return table.use([](auto& store) { return store.dim(); }); })
+      .def_prop_ro(
+          "slots",
+          [](Table& table) { return table.use([](auto& store) { return store.slots(); }); })
+      .def_prop_ro(
+          "last_commit",
+          [](Table& table) { return table.use([](auto& store) { return store.last_commit(); }); })
+      .def("slab_plan",
+           [](Table& table) {
+             return table.use([](const EmbeddingStore& store) { return store.plan(); });
+           })
+      .def("stats", [](Table& table) {
+        return stats_dict(table.use([](const EmbeddingStore& store) { return store.stats(); }));
+      });
+}
+
+void bind_feature_store(nb::module_& m) {
+  nb::class_<Features>(m, "FeatureStore")
+      .def_static(
+          "open",
+          [](const Governor& governor, const std::string& directory, std::int64_t cache_bytes,
+             int io_threads) {
+            const nb::gil_scoped_release unlocked;
+            return std::make_unique<Features>(
+                FeatureStore::open(governor, {directory, cache_bytes, io_threads}).or_throw());
+          },
+          nb::arg("governor"), nb::arg("directory"), nb::arg("cache_bytes"), nb::arg("io_threads"))
+      .def("close", &Features::close)
+      .def(
+          "read",
+          [](Features& features, const IdsIn& ids, const std::vector<int>& columns,
+             const std::vector<BytesOut>& out) {
+            const auto store = features.get();
+            std::vector<std::span<std::byte>> spans;
+            for (const BytesOut& array : out) {
+              spans.push_back(bytes_of(array));
+            }
+            const nb::gil_scoped_release unlocked;
+            store->read(span_of(ids), columns, spans).or_throw();
+          },
+          nb::arg("ids").noconvert(), nb::arg("columns"), nb::arg("out").noconvert())
+      .def(
+          "ids_of",
+          [](Features& features, const IdsIn& ordinals, const IdsOut& out) {
+            const auto store = features.get();
+            const nb::gil_scoped_release unlocked;
+            store->ids_of(span_of(ordinals), span_of(out)).or_throw();
+          },
+          nb::arg("ordinals").noconvert(), nb::arg("out").noconvert())
+      .def(
+          "column",
+          [](Features& features, const std::string& name) {
+            return features.get()->column(name).or_throw();
+          },
+          nb::arg("name"))
+      .def("info", [](Features& features) { return info_dict(features.get()->info()); })
+      .def("stats", [](Features& features) { return stats_dict(features.get()->stats()); });
+}
+
+void bind_feature_writer(nb::module_& m) {
+  nb::class_<Writer>(m, "FeatureWriter")
+      .def_static(
+          "create",
+          [](const Governor& governor, const std::string& directory,
+             const std::vector<std::string>& names, const std::vector<std::string>& dtypes,
+             const std::vector<std::vector<std::int64_t>>& shapes, bool grouped,
+             bool allow_non_finite) {
+            FeatureWriterOptions options;
+            options.directory = directory;
+            for (std::size_t k = 0; k < names.size(); ++k) {
+              options.columns.push_back(
+                  {names[k], parse_dtype(dtypes.at(k)).or_throw(), shapes.at(k)});
+            }
+            options.grouped = grouped;
+            options.allow_non_finite = allow_non_finite;
+            const nb::gil_scoped_release unlocked;
+            return std::make_unique<Writer>(FeatureWriter::create(governor, options).or_throw(),
+                                            "FeatureWriter");
+          },
+          nb::arg("governor"), nb::arg("directory"), nb::arg("names"), nb::arg("dtypes"),
+          nb::arg("shapes"), nb::arg("grouped"), nb::arg("allow_non_finite"))
+      .def(
+          "append",
+          [](Writer& writer, const IdsIn& ids, const std::vector<BytesIn>& columns,
+             const nb::object& groups) {
+            std::vector<std::span<const std::byte>> spans;
+            for (const BytesIn& array : columns) {
+              spans.push_back(bytes_of(array));
+            }
+            std::span<const std::int64_t> group_ids;
+            if (!groups.is_none()) {
+              group_ids = span_of(nb::cast<IdsIn>(groups, false));
+            }
+            writer.use(
+                [&](FeatureWriter& one) { one.append(span_of(ids), spans, group_ids).or_throw(); });
+          },
+          nb::arg("ids").noconvert(), nb::arg("columns").noconvert(), nb::arg("groups").none())
+      .def("finish",
+           [](Writer& writer) { writer.use([](FeatureWriter& one) { one.finish().or_throw(); }); })
+      .def_prop_ro("rows",
+                   [](Writer& writer) { return writer.use([](auto& one) { return one.rows(); }); })
+      .def("close", &Writer::close);
+}
+
+void bind_inspection(nb::module_& m) {
+  m.def(
+      "embedding_info",
+      [](const std::string& directory) {
+        return info_dict(EmbeddingStore::inspect(directory).or_throw());
+      },
+      nb::arg("directory"));
+  m.def(
+      "feature_info",
+      [](const std::string& directory) {
+        return info_dict(FeatureStore::inspect(directory).or_throw());
+      },
+      nb::arg("directory"));
+  const auto proceed = [](std::int64_t, std::int64_t) { return true; };
+  m.def(
+      "embedding_verify",
+      [proceed](const std::string& directory) {
+        const nb::gil_scoped_release unlocked;
+        EmbeddingStore::verify(directory, proceed).or_throw();
+      },
+      nb::arg("directory"));
+  m.def(
+      "feature_verify",
+      [proceed](const std::string& directory) {
+        const nb::gil_scoped_release unlocked;
+        FeatureStore::verify(directory, proceed).or_throw();
+      },
+      nb::arg("directory"));
+}
+
+}  // namespace
+
+std::shared_ptr<FeatureStore> Features::get() const {
+  if (!store_) {
+    throw Exception(
+        make_error(ErrorCode::kInvalidArgument, "FeatureStore: it was closed", "open it again"));
+  }
+  return store_;
+}
+
+void bind_stores(nb::module_& m) {
+  bind_table_options(m);
+  bind_table(m);
+  bind_feature_store(m);
+  bind_feature_writer(m);
+  bind_inspection(m);
+}
+
+}  // namespace plimsoll::python

@@ -1,0 +1,414 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The torch-free library. Private: use the package `plimsoll`, whose classes wrap these.
+
+Arrays must be contiguous and of the exact dtype (TypeError otherwise); results are written into
+arrays that the caller brings. Errors are those of plimsoll.errors, ValueError and OSError.
+"""
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+_Ids = NDArray[np.int64]
+_Floats = NDArray[np.float32]
+_Bytes = NDArray[np.uint8]
+
+version: str
+
+def parse_bytes(text: str, whole_bytes: int = 0) -> int:
+    """Bytes from "512MiB", "6GB" or "25%" (of whole_bytes). Errors: ValueError."""
+def format_bytes(bytes: int) -> str:
+    """ "768.0 MiB"."""
+def limits(memory_limit: str = "", source: str = "memory_limit") -> LimitReport:
+    """Every bound on this process. Errors: ValueError."""
+def resident() -> Resident:
+    """What the operating system charges this process now."""
+def embedding_info(directory: str) -> dict[str, Any]:
+    """Errors: NotFoundError, CorruptError."""
+def feature_info(directory: str) -> dict[str, Any]:
+    """Errors: NotFoundError, CorruptError."""
+def embedding_verify(directory: str) -> None:
+    """Compares every checksum. Errors: CorruptError naming file and page; OSError."""
+def feature_verify(directory: str) -> None:
+    """Compares every checksum. Errors: CorruptError naming file and block; OSError."""
+
+class LimitCandidate:
+    """One thing that bounds the process."""
+
+    @property
+    def source(self) -> str:
+        """ "user", "cgroup v2 memory.max", "SLURM_MEM_PER_NODE", "available", …"""
+    @property
+    def where(self) -> str:
+        """The file, the variable or the option it was read from."""
+    @property
+    def bytes(self) -> int:
+        """The bound, in bytes."""
+
+class LimitReport:
+    """All bounds found, and the one that holds; str() is one line."""
+
+    @property
+    def candidates(self) -> list[LimitCandidate]:
+        """In the order looked up; at least one."""
+    @property
+    def limit_bytes(self) -> int:
+        """The limit that holds, in bytes."""
+    @property
+    def winner(self) -> int:
+        """Index into candidates."""
+    @property
+    def defaulted(self) -> bool:
+        """True: no user limit, so limit_bytes is 80 % of the winner."""
+    def explain(self) -> str:
+        """ "768.0 MiB (user: --memory-limit)"."""
+    def __str__(self) -> str: ...
+    def __repr__(self) -> str: ...
+
+class Resident:
+    """What the operating system charges the process, in bytes."""
+
+    @property
+    def anonymous(self) -> int:
+        """Heap, stacks, arenas."""
+    @property
+    def file(self) -> int:
+        """Mapped files and code, which the kernel can take back."""
+    @property
+    def shared(self) -> int:
+        """Shared memory."""
+    @property
+    def swapped(self) -> int:
+        """On swap."""
+    @property
+    def peak(self) -> int:
+        """Highest total so far."""
+    @property
+    def total(self) -> int:
+        """anonymous + file + shared."""
+
+class PoolState:
+    """One tag's line in the ledger, in bytes."""
+
+    @property
+    def floor_bytes(self) -> int:
+        """Promised at admission."""
+    @property
+    def cap_bytes(self) -> int:
+        """Never passed."""
+    @property
+    def leased_bytes(self) -> int:
+        """Leased now."""
+    @property
+    def peak_bytes(self) -> int:
+        """Highest leased so far."""
+
+class Ledger:
+    """A consistent copy of who holds what, in bytes; str() is a table."""
+
+    @property
+    def limit_bytes(self) -> int:
+        """Allowed."""
+    @property
+    def baseline_bytes(self) -> int:
+        """Resident before anything was leased."""
+    @property
+    def leased_bytes(self) -> int:
+        """Over all pools."""
+    @property
+    def leased_peak_bytes(self) -> int:
+        """Highest leased so far."""
+    @property
+    def committed_bytes(self) -> int:
+        """Sum over pools of max(floor, leased)."""
+    @property
+    def orphan_bytes(self) -> int:
+        """Leases of earlier governors that are still alive."""
+    @property
+    def free_bytes(self) -> int:
+        """limit − baseline − committed."""
+    @property
+    def pools(self) -> dict[str, PoolState]:
+        """By tag: "tensors", "rows", "features", "loader", "foreign", "other"."""
+    def __str__(self) -> str: ...
+
+class PressureReport:
+    """What step_boundary() saw and did."""
+
+    @property
+    def resident(self) -> Resident:
+        """What was resident."""
+    @property
+    def unexplained_bytes(self) -> int:
+        """Anonymous resident − leased − baseline."""
+    @property
+    def pressure(self) -> bool:
+        """Resident was near the limit with no lease for it."""
+    @property
+    def stop(self) -> bool:
+        """Nothing helped: save and end the run."""
+    @property
+    def purged_bytes(self) -> int:
+        """Given back from caches of free memory."""
+    @property
+    def shrunk_bytes(self) -> int:
+        """Given back by stores and loaders."""
+
+class Tag:
+    """Whose bytes they are."""
+
+    TENSORS: ClassVar[Tag]
+    ROWS: ClassVar[Tag]
+    FEATURES: ClassVar[Tag]
+    LOADER: ClassVar[Tag]
+    FOREIGN: ClassVar[Tag]
+    OTHER: ClassVar[Tag]
+
+class Lease:
+    """The right to hold a number of bytes."""
+
+    @property
+    def bytes(self) -> int:
+        """Held now."""
+    @property
+    def tag(self) -> str:
+        """Whose bytes they are."""
+    def grow(self, bytes: int) -> None:
+        """Errors: BudgetExceeded; then unchanged."""
+    def shrink(self, bytes: int) -> None:
+        """Lowers the lease, never raising it."""
+    def close(self) -> None:
+        """Returns every byte."""
+
+class Governor:
+    """A handle on the process's governor."""
+
+    @staticmethod
+    def create(memory_limit: str, source: str, disk_limit: str, directory: str,
+               foreign_bytes: int, pressure_fraction: float) -> Governor:
+        """Errors: ValueError, BudgetExceeded."""
+    @staticmethod
+    def current() -> Governor:
+        """The process's governor; not valid when there is none."""
+    @property
+    def valid(self) -> bool:
+        """False: an empty handle."""
+    def reserve(self, tag: Tag, bytes: int) -> Lease:
+        """Errors: BudgetExceeded."""
+    def leased_array(self, tag: Tag, bytes: int) -> _Bytes:
+        """Uninitialised, 64-byte aligned memory that holds its own lease. Errors: BudgetExceeded."""
+    def ledger(self) -> Ledger:
+        """A consistent copy."""
+    def limit(self) -> LimitReport:
+        """The limit and where it comes from."""
+    @property
+    def disk_limit_bytes(self) -> int:
+        """Most the stores may hold on disk."""
+    def step_boundary(self) -> PressureReport:
+        """To be called between steps."""
+    def rebaseline(self) -> int:
+        """Measures the baseline again; only while nothing is leased."""
+    def close(self) -> None:
+        """Ends the governor; leases still out become orphans."""
+
+class RowOptimizer:
+    """How apply() turns a gradient into a change of the row."""
+
+    ADAMW: ClassVar[RowOptimizer]
+    ADAMW_FRESH: ClassVar[RowOptimizer]
+    ADAGRAD: ClassVar[RowOptimizer]
+
+class RowOptimizerOptions:
+    """The kind and its numbers."""
+
+    def __init__(self, kind: RowOptimizer, learning_rate: float, beta1: float, beta2: float,
+                 epsilon: float, weight_decay: float) -> None: ...
+
+class RowInitKind:
+    """What rows are before their first update."""
+
+    ZEROS: ClassVar[RowInitKind]
+    NORMAL: ClassVar[RowInitKind]
+    UNIFORM: ClassVar[RowInitKind]
+
+class RowInit:
+    """The kind, its scale and its seed."""
+
+    def __init__(self, kind: RowInitKind, scale: float, seed: int) -> None: ...
+
+class SlabPlan:
+    """How a slab is divided and what the disk may come to hold, in bytes; str() is a table."""
+
+    @property
+    def total_bytes(self) -> int:
+        """The slab."""
+    @property
+    def frame_bytes(self) -> int:
+        """Page frames."""
+    @property
+    def index_bytes(self) -> int:
+        """Id index and page table."""
+    @property
+    def buffer_bytes(self) -> int:
+        """I/O buffers and the scratch of a request."""
+    @property
+    def queue_bytes(self) -> int:
+        """Look-ahead queue."""
+    @property
+    def floor_bytes(self) -> int:
+        """The smallest slab that works for this table."""
+    @property
+    def disk_cap_bytes(self) -> int:
+        """Most the directory can reach."""
+    def __str__(self) -> str: ...
+
+class EmbeddingStoreOptions:
+    """What EmbeddingStore.open() and plan() take."""
+
+    def __init__(self, directory: str, dim: int, optimizer: RowOptimizerOptions, init: RowInit,
+                 store_bytes: int, rows: int, ids: _Ids | None, at_step: int, batch_rows: int,
+                 io_threads: int, compute_threads: int) -> None: ...
+
+class EmbeddingStore:
+    """Rows by id; see plimsoll.EmbeddingStore."""
+
+    @staticmethod
+    def open(governor: Governor, options: EmbeddingStoreOptions) -> EmbeddingStore:
+        """Errors: BudgetExceeded, ValueError, NotFoundError, CorruptError, OSError."""
+    @staticmethod
+    def plan(options: EmbeddingStoreOptions) -> SlabPlan:
+        """The slab this table would need. Creates nothing."""
+    def close(self) -> None:
+        """Returns the slab; what was not committed is gone."""
+    def gather(self, ids: _Ids, out: _Floats) -> None:
+        """Shape: ids [n], out [n, dim]. Errors: NotFoundError, CorruptError, OSError."""
+    def apply(self, ids: _Ids, grads: _Floats, rate_scale: float) -> None:
+        """Shape: ids [n], grads [n, dim]. Errors: as gather(), ValueError."""
+    def update(self, ids: _Ids, rows: _Floats) -> None:
+        """Shape: ids [n], rows [n, dim]. Errors: as gather()."""
+    def prefetch(self, ids: _Ids) -> None:
+        """A hint; cannot fail."""
+    def commit(self, step: int) -> None:
+        """Makes everything so far durable. Errors: ValueError, OSError."""
+    def scan(self, visit: Callable[[_Ids, NDArray[np.uint32], _Floats], object]) -> None:
+        """The arrays given to visit are valid during that call only."""
+    def set_optimizer(self, options: RowOptimizerOptions) -> None:
+        """Errors: ValueError for another kind."""
+    @property
+    def rows(self) -> int:
+        """Rows in the table."""
+    @property
+    def dim(self) -> int:
+        """Floats per row."""
+    @property
+    def slots(self) -> int:
+        """Optimizer floats per weight: 0, 1 or 2."""
+    @property
+    def last_commit(self) -> int:
+        """−1 before the first."""
+    def slab_plan(self) -> SlabPlan:
+        """How the slab is divided."""
+    def stats(self) -> dict[str, int | float]:
+        """Counters since open."""
+
+class FeatureStore:
+    """Columns by id; see plimsoll.FeatureStore."""
+
+    @staticmethod
+    def open(governor: Governor, directory: str, cache_bytes: int, io_threads: int) -> FeatureStore:
+        """Errors: NotFoundError, CorruptError, BudgetExceeded."""
+    def close(self) -> None:
+        """Lets go of the store."""
+    def read(self, ids: _Ids, columns: list[int], out: list[_Bytes]) -> None:
+        """Shape: out[k] has n × the bytes of column k. Errors: NotFoundError, CorruptError, OSError."""
+    def ids_of(self, ordinals: _Ids, out: _Ids) -> None:
+        """Errors: ValueError for an ordinal out of range."""
+    def column(self, name: str) -> int:
+        """Index of a column. Errors: NotFoundError naming the columns there are."""
+    def info(self) -> dict[str, Any]:
+        """What the store holds."""
+    def stats(self) -> dict[str, int | float]:
+        """Counters since open."""
+
+class FeatureWriter:
+    """Builds a FeatureStore; see plimsoll.FeatureWriter."""
+
+    @staticmethod
+    def create(governor: Governor, directory: str, names: list[str], dtypes: list[str],
+               shapes: list[list[int]], grouped: bool, allow_non_finite: bool) -> FeatureWriter:
+        """Errors: ValueError, BudgetExceeded, OSError."""
+    def append(self, ids: _Ids, columns: list[_Bytes], groups: _Ids | None) -> None:
+        """Errors: ValueError naming record, id and column; OSError."""
+    def finish(self) -> None:
+        """Errors: ValueError for a duplicate id; OSError."""
+    @property
+    def rows(self) -> int:
+        """Records appended so far."""
+    def close(self) -> None:
+        """Without finish(): removes what was written."""
+
+class SampleOrder:
+    """A keyed permutation; see plimsoll.SampleOrder."""
+
+    def __init__(self, samples: int, seed: int, epoch: int) -> None: ...
+    def at(self, positions: _Ids, out: _Ids) -> None:
+        """Errors: ValueError for a position out of range."""
+    def position_of(self, samples: _Ids, out: _Ids) -> None:
+        """Errors: ValueError for a sample out of range."""
+    @property
+    def samples(self) -> int:
+        """How many there are."""
+
+class Split:
+    """Which records train; see plimsoll.Split."""
+
+    @staticmethod
+    def create(governor: Governor, store: FeatureStore, held_out_groups: int, seed: int) -> Split:
+        """Errors: ValueError, BudgetExceeded."""
+    def close(self) -> None:
+        """Returns what it leases."""
+    @property
+    def train_rows(self) -> int:
+        """Records that train."""
+    @property
+    def held_out_rows(self) -> int:
+        """Records held out."""
+    @property
+    def held_out_groups(self) -> int:
+        """Groups held out."""
+    def train_ordinals(self, ranks: _Ids, out: _Ids) -> None:
+        """Errors: ValueError for a rank out of range."""
+    def held_out_ordinals(self, ranks: _Ids, out: _Ids) -> None:
+        """Errors: ValueError for a rank out of range."""
+
+class Loader:
+    """Batches in a seeded order; see plimsoll.Loader."""
+
+    @staticmethod
+    def open(governor: Governor, store: FeatureStore, split: Split, columns: list[str],
+             batch_rows: int, queue_bytes: int, threads: int, drop_last: bool, seed: int,
+             epoch: int, position: int) -> Loader:
+        """Errors: ValueError, NotFoundError, BudgetExceeded."""
+    def next(self) -> dict[str, Any]:
+        """Takes a batch and describes it: rows, epoch, position, ends_epoch, state_after."""
+    def copy(self, ids: _Ids, groups: _Ids, columns: list[_Bytes]) -> None:
+        """Copies the batch taken last and gives its slot back."""
+    def upcoming_ids(self) -> list[int]:
+        """Ids of the batch after the one handed out last."""
+    def seek(self, seed: int, epoch: int, position: int) -> None:
+        """Errors: ValueError for a position outside the epoch."""
+    @property
+    def batches_per_epoch(self) -> int:
+        """Batches in one epoch."""
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of one batch in the ring."""
+    @property
+    def slots(self) -> int:
+        """Batches that fit the ring."""
+    @property
+    def stall_ns(self) -> int:
+        """Time next() waited."""
+    def close(self) -> None:
+        """Ends the threads and returns the ring."""

@@ -1,0 +1,408 @@
+# SPDX-License-Identifier: Apache-2.0
+"""EmbeddingStore: one trainable row per id, on disk, inside a fixed slab of memory.
+
+Threads: calls on one store from several Python threads queue up.
+"""
+from __future__ import annotations
+
+import os
+import pathlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from . import _core
+from ._arrays import Buffer, byte_size, contiguous, ids_in
+from ._core import SlabPlan
+from ._memory import Governor
+from .errors import NotFoundError
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class AdamW:
+    """torch.optim.AdamW for rows: two moments per weight, bias correction by the row's own count.
+
+    A row that is not in a request does not change (torch.optim.AdamW decays every row every step).
+    """
+
+    lr: float = 1e-3
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    _kind = _core.RowOptimizer.ADAMW
+
+    def _options(self) -> _core.RowOptimizerOptions:
+        return _core.RowOptimizerOptions(self._kind, self.lr, *self.betas, self.eps,
+                                         self.weight_decay)
+
+
+@dataclass(frozen=True)
+class AdamWFresh(AdamW):
+    """A new AdamW at every apply(): moments start at zero, one step. Nothing is stored."""
+
+    _kind = _core.RowOptimizer.ADAMW_FRESH
+
+
+@dataclass(frozen=True)
+class Adagrad:
+    """torch.optim.Adagrad for rows: one accumulator per weight."""
+
+    lr: float = 1e-2
+    eps: float = 1e-10
+    weight_decay: float = 0.0
+
+    def _options(self) -> _core.RowOptimizerOptions:
+        return _core.RowOptimizerOptions(_core.RowOptimizer.ADAGRAD, self.lr, 0.9, 0.999, self.eps,
+                                         self.weight_decay)
+
+
+@dataclass(frozen=True)
+class Zeros:
+    """Rows start at zero."""
+
+    def _init(self) -> _core.RowInit:
+        return _core.RowInit(_core.RowInitKind.ZEROS, 0.0, 0)
+
+
+@dataclass(frozen=True)
+class Normal:
+    """Rows start normally distributed around 0; each depends on (seed, id) alone."""
+
+    std: float = 0.01
+    seed: int = 0
+
+    def _init(self) -> _core.RowInit:
+        return _core.RowInit(_core.RowInitKind.NORMAL, self.std, self.seed)
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """Rows start uniform in [−bound, bound); each depends on (seed, id) alone."""
+
+    bound: float = 0.01
+    seed: int = 0
+
+    def _init(self) -> _core.RowInit:
+        return _core.RowInit(_core.RowInitKind.UNIFORM, self.bound, self.seed)
+
+
+_BY_NAME: dict[str, AdamW | Adagrad] = {
+    "adamw": AdamW(), "adamw_fresh": AdamWFresh(), "adagrad": Adagrad()}
+
+
+class Rows:
+    """Rows copied out of a store for one step. Change them freely: only apply() writes back."""
+
+    ids: np.ndarray
+    """int64 [n], as asked for; duplicates stay."""
+
+    def __init__(self, ids: np.ndarray, buffer: Buffer) -> None:
+        self.ids = ids
+        self._buffer: Buffer | None = buffer
+        self._leaf: Any = None
+
+    def _held(self) -> Buffer:
+        if self._buffer is None:
+            raise ValueError("rows: these were applied already; gather again for the next step")
+        return self._buffer
+
+    @property
+    def array(self) -> np.ndarray:
+        """A NumPy copy. Shape: float32 [n, dim]. Errors: ValueError once applied."""
+        return self._held().array.copy()
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        """The rows as a leaf of torch's graph, with requires_grad; the same one every time.
+
+        Shape:  float32 [n, dim], on the CPU. Leased while it is alive.
+        Errors: ImportError without torch; ValueError once applied.
+        """
+        if self._leaf is None:
+            # detach(): the buffer keeps no graph; both are the same bytes.
+            self._leaf = self._held().tensor.detach().requires_grad_()
+        return self._leaf
+
+    def _gradient(self) -> np.ndarray:
+        buffer = self._held()
+        grad = None if self._leaf is None else self._leaf.grad
+        if grad is None:
+            raise ValueError("rows: rows.tensor has no gradient; use rows.tensor in the loss and "
+                             "call backward() before apply(rows)")
+        if grad.is_sparse:
+            grad = grad.to_dense()
+        # Autograd chooses the strides of a gradient; expanded ones are legal.
+        return contiguous(grad.detach().contiguous(), "rows.tensor.grad", "float32",
+                          buffer.array.shape)
+
+    def _end(self) -> None:
+        self._buffer = None
+        self._leaf = None
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __repr__(self) -> str:
+        state = "applied" if self._buffer is None else f"{list(self._buffer.array.shape)}"
+        return f"<Rows {state}>"
+
+
+class EmbeddingStore:
+    """One trainable row per id, with its optimizer state, inside a fixed slab of memory.
+
+    The table may be larger than the slab by any factor. Rows that were never changed take no disk:
+    they are computed from `init`. Changes are durable, all together, after commit(step).
+
+        users = plimsoll.EmbeddingStore.open(governor, "users", rows=10_000_000, dim=64)
+        rows = users.gather(ids)
+        loss(rows.tensor).backward()
+        users.apply(rows)
+        users.commit(step)
+    """
+
+    def __init__(self, governor: Governor, store: _core.EmbeddingStore, directory: str) -> None:
+        """For open()."""
+        self._governor = governor
+        self._core = store
+        self.directory = directory
+        governor._adopt(self)
+
+    @classmethod
+    def open(cls, governor: Governor, directory: str | os.PathLike[str], *,
+             rows: int | None = None, ids: Any = None, dim: int | None = None,
+             optimizer: AdamW | Adagrad | None = None, init: Zeros | Normal | Uniform | None = None,
+             store: int | str = 0, at_step: int | None = None, batch_rows: int = 4096,
+             io_threads: int = 4, compute_threads: int = 1) -> EmbeddingStore:
+        """Opens the table in `directory`, or makes it when there is none.
+
+        rows or ids: of a new table: dense ids 0 … rows−1, or any distinct int64 ids.
+        dim:         floats per row. `dim`, `optimizer` and `init` may be left out for a table that
+                     exists; when given they must fit it (an optimizer's numbers may change).
+        store:       the slab, in bytes or as "64MiB"; 0 is 64 MiB or the floor, if that is larger.
+        at_step:     opens this commit instead of the newest.
+        batch_rows:  rows of the largest request expected; sizes the scratch in the slab.
+
+        Shape:  ids is int64 [n].
+        Errors: BudgetExceeded (slab refused or below the floor), ValueError (another dim,
+                optimizer, init or ids than the table's; duplicate ids), NotFoundError (no commit
+                at at_step), CorruptError, OSError.
+        """
+        path = os.fspath(directory)
+        if dim is None or optimizer is None or init is None:
+            dim, optimizer, init = _fill_in(path, dim, optimizer, init)
+        options = _core.EmbeddingStoreOptions(
+            path, dim, _options_of(optimizer), _init_of(init), byte_size(store, "store"),
+            0 if rows is None else rows, None if ids is None else ids_in(ids),
+            -1 if at_step is None else at_step, batch_rows, io_threads, compute_threads)
+        return cls(governor, _core.EmbeddingStore.open(governor._core, options), path)
+
+    def gather(self, ids: Any) -> Rows:
+        """Copies rows out, in request order.
+
+        Shape:  ids is int64 [n], duplicates allowed; the rows are float32 [n, dim].
+        Errors: NotFoundError naming the first unknown id; BudgetExceeded; CorruptError; OSError.
+        """
+        wanted = ids_in(ids)
+        buffer = Buffer(self._governor, (len(wanted), self.dim), "float32")
+        self._core.gather(wanted, buffer.array)
+        return Rows(wanted.copy(), buffer)
+
+    def apply(self, rows: Rows | Any, grads: Any = None, *, rate_scale: float = 1.0) -> None:
+        """One optimizer step: apply(rows) takes rows.tensor.grad; or apply(ids, grads).
+
+        Gradients of a duplicate id are summed, in request order. `rate_scale` multiplies the
+        learning rate. Rows given here are used up: gather again for the next step.
+
+        Shape:  grads is float32 [n, dim].
+        Errors: ValueError (no gradient, NaN or infinity naming the id), NotFoundError,
+                CorruptError, OSError. After an error no row has changed.
+        """
+        if isinstance(rows, Rows):
+            if grads is not None:
+                raise ValueError("grads: apply(rows) takes rows.tensor.grad; to bring gradients of "
+                                 "your own call apply(rows.ids, grads)")
+            self._core.apply(rows.ids, rows._gradient(), rate_scale)
+            rows._end()
+            return
+        if grads is None:
+            raise ValueError("grads: apply(ids, grads) needs gradients, float32 [n, dim]")
+        ids = ids_in(rows)
+        self._core.apply(ids, contiguous(grads, "grads", "float32", (len(ids), self.dim)),
+                         rate_scale)
+
+    def update(self, ids: Any, rows: Any) -> None:
+        """Sets weights and clears those rows' optimizer state; the last of a duplicate id wins.
+
+        Shape:  ids is int64 [n], rows is float32 [n, dim].
+        Errors: as gather().
+        """
+        wanted = ids_in(ids)
+        self._core.update(wanted, contiguous(rows, "rows", "float32", (len(wanted), self.dim)))
+
+    def prefetch(self, ids: Any) -> None:
+        """Says which ids will be asked for soon. A hint: it may be dropped and cannot fail."""
+        self._core.prefetch(ids_in(ids))
+
+    def commit(self, step: int) -> None:
+        """Makes everything so far durable under the number `step`.
+
+        Requires: step > last_commit.
+        Errors:   OSError; then this store only repeats that error, and the table on disk still
+                  holds the commits it held.
+        """
+        self._core.commit(step)
+
+    def scan(self, visit: Callable[[np.ndarray, np.ndarray, np.ndarray], None]) -> None:
+        """Calls visit(ids, sequences, values) for every row, in the order they were created.
+
+        Shape:    int64 [n], uint32 [n] (updates so far), float32 [n, dim × (1 + slots)] with the
+                  weights first. The arrays are copies.
+        Requires: visit does not call this store.
+        Errors:   what visit raises; CorruptError; OSError.
+        """
+        self._core.scan(lambda ids, sequences, values: visit(
+            np.array(ids), np.array(sequences), np.array(values)))
+
+    def export(self, out: str | os.PathLike[str], *, slots: bool = False) -> int:
+        """Writes OUT/ids.npy and OUT/rows.npy (with `slots` OUT/slots.npy); returns the rows.
+
+        Shape:  int64 [rows], float32 [rows, dim], float32 [rows, dim × slots]. Streams: memory
+                does not grow with the table.
+        Errors: FileExistsError when one of the files is there; CorruptError; OSError.
+        """
+        folder = pathlib.Path(out)
+        folder.mkdir(parents=True, exist_ok=True)
+        dim, rows = self.dim, self.rows
+        shapes: dict[str, tuple[Any, tuple[int, ...]]] = {
+            "ids": (np.int64, (rows,)), "rows": (np.float32, (rows, dim))}
+        if slots:
+            shapes["slots"] = (np.float32, (rows, dim * self._core.slots))
+        files: dict[str, Any] = {}
+        try:
+            for name, (dtype, shape) in shapes.items():
+                files[name] = _NpyStream(folder / f"{name}.npy", np.dtype(dtype), shape)
+
+            def write(ids: np.ndarray, _: np.ndarray, values: np.ndarray) -> None:
+                files["ids"].write(ids)
+                files["rows"].write(values[:, :dim])
+                if slots:
+                    files["slots"].write(values[:, dim:])
+
+            self.scan(write)
+            for file in files.values():
+                file.finish()
+        except BaseException:
+            for file in files.values():
+                file.abandon()
+            raise
+        return rows
+
+    def set_optimizer(self, optimizer: AdamW | Adagrad) -> None:
+        """Changes learning rate and the other numbers. Errors: ValueError for another kind."""
+        self._core.set_optimizer(_options_of(optimizer))
+
+    @property
+    def rows(self) -> int:
+        """Rows in the table."""
+        return self._core.rows
+
+    @property
+    def dim(self) -> int:
+        """Floats per row."""
+        return self._core.dim
+
+    @property
+    def last_commit(self) -> int:
+        """Step of the newest commit; −1 before the first."""
+        return self._core.last_commit
+
+    def plan(self) -> SlabPlan:
+        """How the slab is divided and what the directory may grow to, in bytes; str() is a table."""
+        return self._core.slab_plan()
+
+    def stats(self) -> dict[str, int | float]:
+        """Counters since open: requests, hits, hit_rate, pages, bytes, evictions, commits, …
+
+        A hit is a row that was in memory when asked for. Units are in the names.
+        """
+        return self._core.stats()
+
+    def verify(self) -> None:
+        """Reads the newest commit and compares every checksum. Errors: CorruptError; OSError."""
+        _core.embedding_verify(self.directory)
+
+    def close(self) -> None:
+        """Returns the slab. What was not committed is gone, as after a crash."""
+        self._core.close()
+
+    def __enter__(self) -> EmbeddingStore:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<EmbeddingStore {self.directory}>"
+
+
+class _NpyStream:
+    """A .npy written row by row under a temporary name, then renamed."""
+
+    def __init__(self, path: pathlib.Path, dtype: np.dtype, shape: tuple[int, ...]) -> None:
+        if path.exists():
+            raise FileExistsError(17, "export does not overwrite files", str(path))
+        self._path, self._part = path, path.with_name(path.name + ".part")
+        self._dtype = dtype
+        self._file = open(self._part, "wb")
+        np.lib.format.write_array_header_1_0(
+            self._file, {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False,
+                         "shape": shape})
+
+    def write(self, values: np.ndarray) -> None:
+        self._file.write(np.ascontiguousarray(values, dtype=self._dtype).data)
+
+    def finish(self) -> None:
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+        os.replace(self._part, self._path)
+
+    def abandon(self) -> None:
+        self._file.close()
+        self._part.unlink(missing_ok=True)
+
+
+def _options_of(optimizer: Any) -> _core.RowOptimizerOptions:
+    if not isinstance(optimizer, (AdamW, Adagrad)):
+        raise ValueError(f"optimizer: {optimizer!r} is not plimsoll.AdamW(...), "
+                         "plimsoll.AdamWFresh(...) or plimsoll.Adagrad(...)")
+    return optimizer._options()
+
+
+def _init_of(init: Any) -> _core.RowInit:
+    if not isinstance(init, (Zeros, Normal, Uniform)):
+        raise ValueError(f"init: {init!r} is not plimsoll.Zeros(), plimsoll.Normal(...) or "
+                         "plimsoll.Uniform(...)")
+    return init._init()
+
+
+def _fill_in(path: str, dim: int | None, optimizer: Any, init: Any) -> tuple[int, Any, Any]:
+    """What was left out: from the table that exists, else the defaults."""
+    try:
+        there = _core.embedding_info(path)
+    except NotFoundError:
+        if dim is None:
+            raise ValueError(f"dim: there is no table in {path} yet, so give the floats per row"
+                             ) from None
+        return dim, AdamW() if optimizer is None else optimizer, Normal() if init is None else init
+    if init is None:
+        kind, scale, seed = (there["init"][key] for key in ("kind", "scale", "seed"))
+        init = Zeros() if kind == "zeros" else (Normal if kind == "normal" else Uniform)(scale, seed)
+    if optimizer is None:
+        optimizer = _BY_NAME[there["optimizer"]]
+    return there["dim"] if dim is None else dim, optimizer, init

@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Governor: the one memory limit of the process, and who holds what of it.
+
+Threads: a Governor may be used from any thread; create and close it while no torch operator runs.
+"""
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import Any, Protocol
+
+from . import _core, _torch_gate
+from ._arrays import byte_size
+from ._core import Ledger, LimitReport, PressureReport
+from .errors import BudgetExceeded
+
+_TAGS = {
+    "tensors": _core.Tag.TENSORS,
+    "rows": _core.Tag.ROWS,
+    "features": _core.Tag.FEATURES,
+    "loader": _core.Tag.LOADER,
+    "foreign": _core.Tag.FOREIGN,
+    "other": _core.Tag.OTHER,
+}
+
+
+class _Closes(Protocol):
+    def close(self) -> None: ...
+
+
+class Lease:
+    """The right to hold a number of bytes, until it is closed; a context manager."""
+
+    def __init__(self, lease: _core.Lease) -> None:
+        self._core = lease
+
+    @property
+    def bytes(self) -> int:
+        """Bytes held now; 0 after close()."""
+        return self._core.bytes
+
+    @property
+    def tag(self) -> str:
+        """Whose bytes they are: "other", …"""
+        return self._core.tag
+
+    def grow(self, size: int | str) -> None:
+        """Raises the lease to `size`, never lowering it. Errors: BudgetExceeded; then unchanged."""
+        self._core.grow(byte_size(size, "size"))
+
+    def shrink(self, size: int | str) -> None:
+        """Lowers the lease to `size`, never raising it."""
+        self._core.shrink(byte_size(size, "size"))
+
+    def close(self) -> None:
+        """Returns every byte."""
+        self._core.close()
+
+    def __enter__(self) -> Lease:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Lease of {_core.format_bytes(self.bytes)} for {self.tag}>"
+
+
+class Governor:
+    """The one memory limit of this process. Everything else leases its bytes from it.
+
+        with plimsoll.Governor("6GiB") as governor:
+            users = plimsoll.EmbeddingStore.open(governor, "data/users", rows=1_000_000, dim=64)
+
+    Leaving the block closes every store and loader opened from it. If the program has imported
+    torch and plimsoll._torch was built, tensors are leased as well from here on.
+
+    Units:    `host`, `disk`, `foreign` are bytes (an int) or text: "6GiB", "512MB", "25%".
+    Requires: one governor at a time. A governor that holds nothing is replaced, so that a notebook
+              cell may run twice.
+    Errors:   ValueError (bad size; another governor still holds leases, naming the holders);
+              BudgetExceeded when what is resident already passes the limit.
+    """
+
+    def __init__(self, host: int | str = "", *, disk: int | str = "", directory: str = ".",
+                 foreign: int | str = "64MiB", pressure_fraction: float = 0.85) -> None:
+        """Finds the limit and measures what is resident now (the baseline).
+
+        host:      the limit; "" is 80 % of what cgroups, SLURM and the machine leave.
+        disk:      most the stores may hold on disk; "" for no bound.
+        directory: whose file system the disk limit speaks of.
+        foreign:   set aside for what cannot be leased: Python objects, NumPy, code.
+        """
+        self._arena: Any = None
+        self._parts: weakref.WeakSet[_Closes] = weakref.WeakSet()
+        foreign_bytes = byte_size(foreign, "foreign")
+        # Before the baseline is measured: torch's libraries belong to it.
+        extension = _torch_gate.load_if_torch_imported()
+        if extension is not None:
+            extension.purge()  # What only a cache holds must not keep a governor from being replaced.
+        options = (_size_text(host, "host"), "host", _size_text(disk, "disk"), str(directory),
+                   foreign_bytes, float(pressure_fraction))
+        try:
+            self._core = _core.Governor.create(*options)
+        except ValueError:
+            # Stores of an earlier cell may be alive in a reference cycle only.
+            if not _core.Governor.current().valid or gc.collect() == 0:
+                raise
+            self._core = _core.Governor.create(*options)
+        if extension is not None:
+            self._attach(extension)
+
+    def _attach(self, extension: Any) -> None:
+        global _attached_to
+        extension.attach(self._core)
+        self._arena = extension
+        _attached_to = weakref.ref(self)
+
+    @property
+    def arena_attached(self) -> bool:
+        """Whether new torch tensors are leased from this governor."""
+        return self._arena is not None and _attached_to() is self
+
+    @property
+    def limit(self) -> LimitReport:
+        """The limit, where it comes from and what else was considered; str() is one line."""
+        return self._core.limit()
+
+    @property
+    def limit_bytes(self) -> int:
+        """The limit in bytes."""
+        return self._core.limit().limit_bytes
+
+    @property
+    def disk_limit_bytes(self) -> int:
+        """Most the stores may hold on disk, in bytes."""
+        return self._core.disk_limit_bytes
+
+    def ledger(self) -> Ledger:
+        """Who holds what now, a consistent copy in bytes; str() is a table."""
+        return self._core.ledger()
+
+    def reserve(self, size: int | str, tag: str = "other") -> Lease:
+        """Leases bytes for memory of your own. Errors: BudgetExceeded; ValueError."""
+        if tag not in _TAGS:
+            raise ValueError(f"tag: {tag!r} is none of {', '.join(_TAGS)}")
+        return Lease(self._core.reserve(_TAGS[tag], byte_size(size, "size")))
+
+    def step_boundary(self) -> PressureReport:
+        """Reads what is resident and, under pressure, gives memory back; `.stop` asks you to end.
+
+        Requires: call it between steps, from the thread that trains.
+        """
+        return self._core.step_boundary()
+
+    def rebaseline(self) -> int:
+        """Measures the baseline again, in bytes; only while nothing is leased."""
+        return self._core.rebaseline()
+
+    def close(self) -> None:
+        """Closes every store and loader opened from this governor, then the governor.
+
+        Tensors still alive keep their bytes, in an orphan account. A second close does nothing.
+        """
+        for part in list(self._parts):
+            part.close()
+        if self.arena_attached:
+            self._arena.detach()
+        self._arena = None
+        self._core.close()
+
+    def _adopt(self, part: _Closes) -> None:
+        """Remembers something to close with the governor, without keeping it alive."""
+        self._parts.add(part)
+
+    def _refusal(self, tag: str, requested_bytes: int, text: str) -> BudgetExceeded:
+        """What torch's allocator refused, as the exception of our own calls."""
+        ledger = self.ledger()
+        held = {name: pool.leased_bytes for name, pool in ledger.pools.items()}
+        return BudgetExceeded(text, tag, requested_bytes, ledger.free_bytes, ledger.limit_bytes,
+                              held, "raise the limit or make batches smaller")
+
+    def __enter__(self) -> Governor:
+        if not self.arena_attached:
+            extension = _torch_gate.load_if_torch_imported()
+            if extension is not None:
+                self._attach(extension)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Governor of {self.limit.explain()}>"
+
+
+def _no_governor() -> Governor | None:
+    return None
+
+
+# The governor whose leases new tensors take; written by Governor._attach() only.
+_attached_to: Any = _no_governor
+
+
+def _size_text(size: int | str, option: str) -> str:
+    """The text the core parses: percentages are of the machine, which it knows."""
+    if isinstance(size, str):
+        return size
+    return str(byte_size(size, option))
+
+
+def limits(memory_limit: int | str = "") -> LimitReport:
+    """Every bound on this process's memory, and the one that holds. Errors: ValueError."""
+    return _core.limits(_size_text(memory_limit, "memory_limit"))
+
+
+def parse_bytes(text: str, whole_bytes: int = 0) -> int:
+    """Bytes from "512MiB", "6GB", "512M" or "25%" (of `whole_bytes`). Errors: ValueError."""
+    return _core.parse_bytes(text, whole_bytes)
+
+
+def format_bytes(size: int) -> str:
+    """A size for readers: "768.0 MiB"."""
+    return _core.format_bytes(size)

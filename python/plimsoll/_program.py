@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whole recipes from Python, `info`, and the console script `plimsoll`.
+
+Threads: one run at a time per process. Training runs without Python's lock.
+"""
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pathlib
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from . import _core, _torch_gate
+from .errors import NotFoundError
+
+# As the program sets it before it starts; see docs/HACKING.md.
+_MKL_CBWR = "AVX2,STRICT"
+
+
+def train(recipe: str, *, data: str | os.PathLike[str], out: str | os.PathLike[str],
+          memory_limit: int | str = "", config: str | os.PathLike[str] | None = None,
+          progress: bool = True, **options: Any) -> dict[str, Any]:
+    """Trains a recipe ("cosir") inside a memory limit; what `plimsoll train` does.
+
+    options: every key of the recipe (docs/recipes/cosir.md): epochs=3, batch_size=512,
+             store_bytes="64MiB", … They come on top of the file `config` (.toml or .json).
+    Returns the summary that `plimsoll train --json` prints: status, step, epoch, loss,
+    rows_per_second, peak_resident_bytes, recall, state_sha256, …
+
+    Requires: no other Governor holds memory. For the same bits as the program, set
+              MKL_CBWR=AVX2,STRICT before torch first multiplies.
+    Errors:   ValueError (option, data), BudgetExceeded before the first step naming the smallest
+              limit that would do, OSError. KeyboardInterrupt (Ctrl-C) arrives after a checkpoint:
+              plimsoll.resume(out) goes on.
+    """
+    given = {"data": data, "out": out, "memory_limit": memory_limit, **options}
+    extension = _torch_gate.load()
+    with _torch_settings():
+        text = extension.train(recipe, "" if config is None else os.fspath(config),
+                               _pairs(given), not progress)
+    return _summary(text)
+
+
+def resume(run: str | os.PathLike[str], *, progress: bool = True, **options: Any) -> dict[str, Any]:
+    """Goes on with a run from its last checkpoint; returns the summary, as train() does.
+
+    options: keys that do not decide the run's bits may change: memory_limit="2GiB", …
+    Errors:  NotFoundError (no run there); ValueError for a key that would change the run's
+             identity; otherwise as train().
+    """
+    extension = _torch_gate.load()
+    with _torch_settings():
+        text = extension.resume(os.fspath(run), _pairs(options), not progress)
+    return _summary(text)
+
+
+def evaluate(run: str | os.PathLike[str]) -> dict[str, Any]:
+    """Evaluates a run's newest checkpoint, changing nothing: {"step", "epoch", "recall", …}.
+
+    Errors: NotFoundError (no run or no checkpoint there); otherwise as train().
+    """
+    extension = _torch_gate.load()
+    with _torch_settings():
+        return json.loads(extension.evaluate(os.fspath(run)))
+
+
+def info(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """What a Plimsoll directory holds; `kind` is "embedding_store", "feature_store" or "run".
+
+    Errors: NotFoundError when there is nothing of ours; CorruptError; OSError.
+    """
+    folder = pathlib.Path(path)
+    if (folder / "run.toml").is_file():
+        return _run_info(folder)
+    missing = []
+    for inspect in (_core.embedding_info, _core.feature_info):
+        try:
+            return inspect(os.fspath(path))
+        except NotFoundError as error:
+            missing.append(str(error))
+    raise NotFoundError(f"{folder}: neither a run nor a store ({'; '.join(missing)})")
+
+
+def _run_info(folder: pathlib.Path) -> dict[str, Any]:
+    steps = sorted(int(one.name.removeprefix("step-"))
+                   for one in (folder / "checkpoints").glob("step-*") if one.name[5:].isdigit())
+    found: dict[str, Any] = {"kind": "run", "checkpoint_steps": steps}
+    status = folder / "status.json"
+    if status.is_file():
+        found["status"] = json.loads(status.read_text(encoding="utf-8"))
+    if (folder / "embeddings").is_dir():
+        with contextlib.suppress(NotFoundError):
+            found["embeddings"] = _core.embedding_info(os.fspath(folder / "embeddings"))
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The console script: the program `plimsoll`, in this process."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    # Before torch is loaded, so that every kernel sees it.
+    os.environ.setdefault("MKL_CBWR", _MKL_CBWR)
+    try:
+        extension = _torch_gate.load()
+    except ImportError as error:
+        return _main_without_torch(given, error)
+    return extension.run_program(["plimsoll", *given])
+
+
+def _main_without_torch(arguments: list[str], reason: ImportError) -> int:
+    """What needs no torch: limits, info and `store info|verify|export`."""
+    match arguments:
+        case ["--version"]:
+            print(f"plimsoll {_core.version}")
+        case ["limits", *rest] if not [one for one in rest if one != "--json"]:
+            _print_limits("--json" in rest)
+        case ["info", path] | ["info", path, "--json"] | ["store", "info", path]:
+            return _printed(lambda: print(json.dumps(info(path), indent=2)))
+        case ["store", "verify", path]:
+            return _printed(lambda: _verify(path))
+        case _:
+            print(f"plimsoll: {reason}\nWithout torch there are: limits [--json], info PATH, "
+                  "store info|verify DIR, --version.", file=sys.stderr)
+            return 0 if arguments in ([], ["--help"]) else 1
+    return 0
+
+
+def _print_limits(as_json: bool) -> None:
+    report = _core.limits()
+    if as_json:
+        print(json.dumps({
+            "limit_bytes": report.limit_bytes,
+            "candidates": [{"source": one.source, "where": one.where, "bytes": one.bytes}
+                           for one in report.candidates]}))
+        return
+    for one in report.candidates:
+        print(f"{_core.format_bytes(one.bytes):>12}  {one.source}  {one.where}")
+    print(f"limit: {report.explain()}")
+
+
+def _verify(path: str) -> None:
+    kind = info(path)["kind"]
+    {"embedding_store": _core.embedding_verify, "feature_store": _core.feature_verify}[kind](path)
+    print(f"{path}: every checksum matches")
+
+
+def _printed(action: Any) -> int:
+    try:
+        action()
+    except Exception as error:  # noqa: BLE001  A program ends with one line, not with a traceback.
+        print(f"plimsoll: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _pairs(options: dict[str, Any]) -> list[tuple[str, str]]:
+    """Options as the recipe reads them. Errors: ValueError for a value that has no text form."""
+    pairs = []
+    for key, value in options.items():
+        if isinstance(value, bool):
+            text = "true" if value else "false"
+        elif isinstance(value, (str, int, float, os.PathLike)):
+            text = os.fspath(value) if isinstance(value, os.PathLike) else str(value)
+        else:
+            raise ValueError(f"{key}: {value!r} is neither text nor a number")
+        pairs.append((key, text))
+    return pairs
+
+
+def _summary(text: str) -> dict[str, Any]:
+    summary = json.loads(text)
+    if summary.get("stop_reason") == "SIGINT":
+        raise KeyboardInterrupt(
+            f"stopped at step {summary['step']} with a checkpoint; "
+            f"plimsoll.resume({summary.get('run', '')!r}) goes on")
+    return summary
+
+
+@contextlib.contextmanager
+def _torch_settings() -> Iterator[None]:
+    """A run fixes torch's threads and determinism; afterwards they are the program's own again."""
+    import torch
+
+    os.environ.setdefault("MKL_CBWR", _MKL_CBWR)
+    threads = torch.get_num_threads()
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    fill = torch.utils.deterministic.fill_uninitialized_memory
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
+        torch.utils.deterministic.fill_uninitialized_memory = fill

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plimsoll's own exceptions; every failure has one class.
+
+    over the limit      BudgetExceeded (a MemoryError)    wrong argument   ValueError
+    no such row, file   NotFoundError  (a KeyError)       disk, system     OSError with errno
+    damaged files       CorruptError                      our bug          InternalError
+
+A refusal inside one of torch's own operators arrives as torch.OutOfMemoryError with our text.
+"""
+from __future__ import annotations
+
+__all__ = ["BudgetExceeded", "CorruptError", "InternalError", "NotFoundError"]
+
+
+class BudgetExceeded(MemoryError):
+    """The governor refused bytes: the limit, or the cap of a component, would have been passed.
+
+    Units: every figure is in bytes. Memory is as it was before the call.
+    """
+
+    tag: str
+    """Whose bytes were asked for: "tensors", "rows", "features", "loader", "foreign", "other"."""
+    requested_bytes: int
+    available_bytes: int
+    limit_bytes: int
+    held_bytes: dict[str, int]
+    """Who holds the rest, by tag."""
+    advice: str
+    """Which option to change."""
+
+    def __init__(self, message: str, tag: str, requested_bytes: int, available_bytes: int,
+                 limit_bytes: int = 0, held_bytes: dict[str, int] | None = None,
+                 advice: str = "") -> None:
+        super().__init__(message)
+        self.tag = tag
+        self.requested_bytes = requested_bytes
+        self.available_bytes = available_bytes
+        self.limit_bytes = limit_bytes
+        self.held_bytes = dict(held_bytes or {})
+        self.advice = advice
+
+    def __reduce__(self):
+        return (type(self), (str(self), self.tag, self.requested_bytes, self.available_bytes,
+                             self.limit_bytes, self.held_bytes, self.advice))
+
+
+class NotFoundError(KeyError):
+    """There is no such row, column, commit, table or file."""
+
+    def __str__(self) -> str:  # KeyError would print the text in quotes.
+        return str(self.args[0]) if self.args else ""
+
+
+class CorruptError(Exception):
+    """The bytes on disk are not what was written: a checksum or a format does not match."""
+
+
+class InternalError(RuntimeError):
+    """A bug in Plimsoll. Please report the text."""
