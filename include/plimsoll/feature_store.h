@@ -36,19 +36,23 @@ enum class DType : std::uint8_t { kFloat32, kFloat16, kBFloat16, kFloat64, kInt6
 /// Accepts NumPy's names ("float32") and descriptors ("<f4"). Errors: kInvalidArgument.
 [[nodiscard]] Result<DType> parse_dtype(const std::string& text);
 
+/// Index of the first NaN or infinity among the values in `bytes`, −1 when there is none.
+/// Requires: bytes.size() is a multiple of dtype_bytes(dtype).
+[[nodiscard]] std::int64_t first_non_finite(std::span<const std::byte> bytes, DType dtype) noexcept;
+
 struct ColumnSpec {
-  std::string name{};                 ///< [a-z][a-z0-9_]*, at most 63 characters.
+  std::string name{};  ///< [a-z][a-z0-9_]*, at most 63 characters.
   DType dtype{DType::kFloat32};
-  std::vector<std::int64_t> shape{};  ///< Of one record; {} is a scalar.
+  std::vector<std::int64_t> shape{};                  ///< Of one record; {} is a scalar.
   [[nodiscard]] std::int64_t bytes() const noexcept;  ///< Of one record.
   bool operator==(const ColumnSpec&) const = default;
 };
 
 struct FeatureWriterOptions {
-  std::filesystem::path directory{};   ///< Must not exist, or be empty.
-  std::vector<ColumnSpec> columns{};   ///< At least one, at most 64.
-  bool grouped{false};                 ///< append() is given group ids.
-  bool allow_non_finite{false};        ///< Otherwise NaN and infinity are refused.
+  std::filesystem::path directory{};  ///< Must not exist, or be empty.
+  std::vector<ColumnSpec> columns{};  ///< At least one, at most 64.
+  bool grouped{false};                ///< append() is given group ids.
+  bool allow_non_finite{false};       ///< Otherwise NaN and infinity are refused.
   std::int64_t buffer_bytes{8LL << 20};
 };
 
@@ -62,14 +66,15 @@ class FeatureWriter {
 
   /// Appends ids.size() records. `columns[k]` holds the bytes of column k for all of them, in the
   /// order of the spec. `groups` is empty unless grouped; records of a group must be consecutive.
-  /// Errors: kInvalidArgument naming the record, id and column (wrong size, NaN or infinity, a
-  ///         group that returns); kIo (disk full). After an error only destruction is useful.
+  /// Errors: kInvalidArgument naming the record, id and column (wrong size, NaN or infinity);
+  ///         kIo (disk full). After an error every later call returns it again.
   Result<void> append(std::span<const std::int64_t> ids,
                       std::span<const std::span<const std::byte>> columns,
                       std::span<const std::int64_t> groups = {});
 
   /// Sorts the id index (in bounded memory), syncs and renames into place.
-  /// Errors: kInvalidArgument for a duplicate id, naming it; kIo.
+  /// Errors: kInvalidArgument for a duplicate id, naming it, or a group that returns after another
+  ///         began; kIo.
   Result<void> finish();
 
   [[nodiscard]] std::int64_t rows() const noexcept;
@@ -82,7 +87,7 @@ class FeatureWriter {
 
 struct FeatureStoreOptions {
   std::filesystem::path directory{};
-  std::int64_t cache_bytes{0};   ///< The slab; 0: 32 MiB or the floor, whichever is larger.
+  std::int64_t cache_bytes{0};  ///< The slab; 0: 32 MiB or the floor, whichever is larger.
   int io_threads{4};
 };
 
@@ -90,12 +95,12 @@ struct FeatureStoreOptions {
 struct FeatureInfo {
   std::int64_t rows{0};
   std::vector<ColumnSpec> columns{};
-  std::int64_t record_bytes{0};      ///< Sum of the columns' bytes.
+  std::int64_t record_bytes{0};  ///< Sum of the columns' bytes.
   std::int64_t disk_bytes{0};
-  bool dense_ids{false};             ///< Ids are 0 … rows−1 in order.
-  std::int64_t groups{0};            ///< 0 when not grouped.
-  std::int64_t uniform_group{0};     ///< Records per group when all are equal, else 0.
-  std::string fingerprint{};         ///< Of columns, rows and ids; for a run's identity.
+  bool dense_ids{false};          ///< Ids are 0 … rows−1 in order.
+  std::int64_t groups{0};         ///< 0 when not grouped.
+  std::int64_t uniform_group{0};  ///< Records per group when all are equal, else 0.
+  std::string fingerprint{};      ///< Of columns, rows and ids; for a run's identity.
 };
 
 struct FeatureStats {
@@ -103,7 +108,7 @@ struct FeatureStats {
   std::int64_t hits{0};      ///< Records whose block was in the slab when asked for.
   std::int64_t blocks_read{0};
   std::int64_t bytes_read{0};
-  std::int64_t joined{0};    ///< Loads saved because another thread was loading the same block.
+  std::int64_t joined{0};  ///< Loads saved because another thread was loading the same block.
   std::int64_t stall_ns{0};
   std::int64_t frames{0};
   std::int64_t resident_frames{0};
@@ -140,7 +145,8 @@ class FeatureStore {
   [[nodiscard]] const FeatureInfo& info() const noexcept;
   [[nodiscard]] FeatureStats stats() const;
 
-  /// Gives cached frames back to the system (pressure); returns the bytes. They come back on use.
+  /// Gives cached frames back to the system (pressure); returns the bytes. They come back one by
+  /// one, when a request needs more frames than are left.
   std::int64_t shrink(std::int64_t wanted_bytes) noexcept;
 
   static Result<FeatureInfo> inspect(const std::filesystem::path& directory);

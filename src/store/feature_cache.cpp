@@ -1,0 +1,416 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// BlockCache: see feature_cache.h. The life of a frame:
+//
+//   kEmpty ─claim→ kLoading ─settle→ kReady ─evict→ kLoading (another block)
+//                     └─ failed → kFailed (until its last waiter has seen it) → kEmpty
+//   kEmpty, kReady ─shrink→ kLeaving → kAbsent ─claim→ kLoading (pages taken again first)
+//
+// Threads, Memory: as the header says.
+#include "store/feature_cache.h"
+
+#include <algorithm>
+#include <bit>
+#include <chrono>
+#include <utility>
+
+#include <fmt/core.h>
+
+#include "base/check.h"
+#include "base/crc32c.h"
+#include "base/philox.h"
+#include "store/feature_table.h"
+
+namespace plimsoll {
+namespace {
+
+constexpr std::uint32_t kNoFrame = UINT32_MAX;
+constexpr int kSourceShift = 56;
+
+std::uint64_t key_of(int source, std::int64_t block) noexcept {
+  return (static_cast<std::uint64_t>(source) << kSourceShift) | static_cast<std::uint64_t>(block);
+}
+
+std::int64_t table_slots(std::int64_t frames) noexcept {
+  return static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(frames) * 2));
+}
+
+std::int64_t now_ns() noexcept {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(
+             std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+enum class FrameState : std::uint8_t { kEmpty, kLoading, kReady, kFailed, kLeaving, kAbsent };
+
+}  // namespace
+
+struct BlockCache::Frame {
+  std::uint64_t key{0};  // Meaningful while mapped: kLoading and kReady.
+  std::uint32_t pins{0};
+  FrameState state{FrameState::kEmpty};
+  bool used{false};        // Since the clock's hand last passed.
+  bool was_absent{false};  // Its pages must be taken again before loading.
+};
+
+struct BlockCache::Batch {
+  int source{0};
+  std::span<const std::int64_t> blocks;
+  std::span<const std::uint32_t> checksums;
+  std::span<std::uint32_t> frames;
+  std::span<bool> hits;
+  std::array<std::uint16_t, kPinsMax> mine{};  // Positions this call loads.
+  std::size_t mine_count{0};
+  std::array<std::uint16_t, kPinsMax> joined{};  // Positions another call is loading.
+  std::size_t joined_count{0};
+  bool any_absent{false};
+  bool brought_back{false};
+};
+
+std::int64_t BlockCache::memory_bytes(std::int64_t frames, std::int64_t block_bytes) noexcept {
+  return frames * (block_bytes + static_cast<std::int64_t>(sizeof(Frame))) +
+         table_slots(frames) * 4 + kFeaturePage + 2 * 64;
+}
+
+BlockCache::BlockCache(Slab& slab, IoPool& pool, std::span<const BlockSource> sources,
+                       std::int64_t frames, std::int64_t block_bytes)
+    : slab_(slab), pool_(pool), block_bytes_(block_bytes) {
+  PLIMSOLL_CHECK(frames >= kFramesMin && frames < kNoFrame, "number of frames out of range");
+  PLIMSOLL_CHECK(sources.size() <= sources_.size(), "too many sources");
+  std::copy(sources.begin(), sources.end(), sources_.begin());
+  blocks_ = slab.take<std::byte>(frames * block_bytes, kFeaturePage).data();
+  frames_ = slab.take<Frame>(frames);
+  table_ = slab.take<std::uint32_t>(table_slots(frames));
+  std::fill(frames_.begin(), frames_.end(), Frame{});
+  pins_free_ = frames;
+  stats_.frames = frames;
+}
+
+std::int64_t BlockCache::reserve(std::int64_t wanted) {
+  MutexLock lock(mutex_);
+  // A quarter at most, so that a few readers can work side by side in a small slab.
+  const auto frames = static_cast<std::int64_t>(frames_.size());
+  wanted = std::min({wanted, kPinsMax, std::max<std::int64_t>(1, frames / 4)});
+  while (pins_free_ == 0) {
+    pins_freed_.wait(mutex_);
+  }
+  const std::int64_t got = std::min(wanted, pins_free_);
+  pins_free_ -= got;
+  return got;
+}
+
+void BlockCache::release(std::int64_t reserved) noexcept {
+  {
+    MutexLock lock(mutex_);
+    pins_free_ += reserved;
+  }
+  pins_freed_.notify_all();
+}
+
+Result<void> BlockCache::pin(int source, std::span<const std::int64_t> blocks,
+                             std::span<const std::uint32_t> checksums,
+                             std::span<std::uint32_t> frames, std::span<bool> hits) {
+  PLIMSOLL_CHECK(static_cast<std::int64_t>(blocks.size()) <= kPinsMax, "more than was reserved");
+  Batch batch{
+      .source = source, .blocks = blocks, .checksums = checksums, .frames = frames, .hits = hits};
+  {
+    MutexLock lock(mutex_);
+    for (std::size_t i = 0; i < blocks.size(); ++i) {
+      claim(batch, i);
+    }
+    stats_.joined += static_cast<std::int64_t>(batch.joined_count);
+  }
+  if (batch.mine_count == 0 && batch.joined_count == 0) {
+    return {};
+  }
+  const std::int64_t began = now_ns();
+  Result<void> result;
+  if (batch.mine_count > 0) {
+    result = load(batch);
+    settle(batch, result.has_value());
+  }
+  if (result) {
+    result = wait_for_joined(batch);
+  }
+  {
+    MutexLock lock(mutex_);
+    stats_.stall_ns += now_ns() - began;
+  }
+  if (!result) {
+    unpin(frames.first(blocks.size()));
+  }
+  return result;
+}
+
+void BlockCache::unpin(std::span<const std::uint32_t> frames) noexcept {
+  MutexLock lock(mutex_);
+  for (const std::uint32_t frame : frames) {
+    if (frame != kNoFrame) {
+      drop_pin(frame);
+    }
+  }
+}
+
+void BlockCache::drop_pin(std::uint32_t frame) {
+  Frame& held = frames_[frame];
+  if (--held.pins == 0 && held.state == FrameState::kFailed) {
+    held.state = held.was_absent ? FrameState::kAbsent : FrameState::kEmpty;
+    absent_ += held.was_absent ? 1 : 0;
+  }
+}
+
+// ---- claiming ----
+
+void BlockCache::claim(Batch& batch, std::size_t i) {
+  const std::uint64_t key = key_of(batch.source, batch.blocks[i]);
+  if (const std::uint32_t found = find(key); found != kNoFrame) {
+    Frame& frame = frames_[found];
+    ++frame.pins;
+    frame.used = true;
+    batch.frames[i] = found;
+    batch.hits[i] = frame.state == FrameState::kReady;
+    if (!batch.hits[i]) {
+      batch.joined[batch.joined_count++] = static_cast<std::uint16_t>(i);
+    }
+    return;
+  }
+  const std::uint32_t taken = take_victim();
+  Frame& frame = frames_[taken];
+  frame.key = key;
+  frame.pins = 1;
+  frame.used = false;  // A block read once makes way before one that was asked for again.
+  frame.was_absent = frame.state == FrameState::kAbsent;
+  absent_ -= frame.was_absent ? 1 : 0;
+  frame.state = FrameState::kLoading;
+  map(key, taken);
+  batch.frames[i] = taken;
+  batch.hits[i] = false;
+  batch.any_absent = batch.any_absent || frame.was_absent;
+  batch.mine[batch.mine_count++] = static_cast<std::uint16_t>(i);
+}
+
+std::uint32_t BlockCache::take_victim() {
+  const auto count = static_cast<std::int64_t>(frames_.size());
+  for (;;) {
+    // Two rounds clear every mark. In a third, pages that were given back are taken again.
+    for (std::int64_t tries = 0; tries < 3 * count; ++tries) {
+      const auto at = static_cast<std::uint32_t>(hand_);
+      hand_ = hand_ + 1 == count ? 0 : hand_ + 1;
+      Frame& frame = frames_[at];
+      if (frame.pins > 0) {
+        continue;
+      }
+      if (frame.state == FrameState::kEmpty ||
+          (frame.state == FrameState::kAbsent && tries >= 2 * count)) {
+        return at;
+      }
+      if (frame.state == FrameState::kReady && !std::exchange(frame.used, false)) {
+        unmap(frame.key);
+        --stats_.resident_frames;
+        return at;
+      }
+    }
+    loads_ended_.wait(mutex_);  // Every other frame is being given back this very moment.
+  }
+}
+
+// ---- loading ----
+
+Result<void> BlockCache::load(Batch& batch) {
+  if (batch.any_absent) {
+    PLIMSOLL_TRY_VOID(bring_back(batch));
+    batch.brought_back = true;
+  }
+  const BlockSource& source = sources_[static_cast<std::size_t>(batch.source)];
+  std::array<IoRequest, kPinsMax> requests;
+  for (std::size_t m = 0; m < batch.mine_count; ++m) {
+    const std::size_t i = batch.mine[m];
+    const std::int64_t offset = batch.blocks[i] * block_bytes_;
+    const std::int64_t size = std::min(block_bytes_, source.bytes - offset);
+    requests[m] = {
+        .file = source.file,
+        .offset = offset,
+        .bytes = {blocks_ + batch.frames[i] * block_bytes_, static_cast<std::size_t>(size)},
+        .write = false};
+  }
+  PLIMSOLL_TRY_VOID(pool_.run(std::span(requests).first(batch.mine_count)));
+  for (std::size_t m = 0; m < batch.mine_count; ++m) {
+    PLIMSOLL_TRY_VOID(verify(batch, batch.mine[m]));
+  }
+  return {};
+}
+
+Result<void> BlockCache::bring_back(const Batch& batch) {
+  MutexLock lease_lock(lease_mutex_);
+  for (std::size_t m = 0; m < batch.mine_count; ++m) {
+    const std::uint32_t frame = batch.frames[batch.mine[m]];
+    // Pages that are present are left alone. The pool's floor holds the bytes for us meanwhile.
+    PLIMSOLL_TRY_VOID(
+        slab_.reacquire_pages(blocks_ - slab_.data() + frame * block_bytes_, block_bytes_));
+  }
+  return {};
+}
+
+Result<void> BlockCache::verify(const Batch& batch, std::size_t i) const {
+  const BlockSource& source = sources_[static_cast<std::size_t>(batch.source)];
+  const std::int64_t offset = batch.blocks[i] * block_bytes_;
+  const auto size = static_cast<std::size_t>(std::min(block_bytes_, source.bytes - offset));
+  const std::span<const std::byte> block{bytes(batch.frames[i]), size};
+  if (source.self_checked) {
+    return check_table_pages(block, offset / kFeaturePage, source.file->path());
+  }
+  if (crc32c(block) != batch.checksums[i]) {
+    return fail(ErrorCode::kCorrupt, fmt::format("{}: block {} does not match its checksum",
+                                                 source.file->path().string(), batch.blocks[i]));
+  }
+  return {};
+}
+
+void BlockCache::settle(Batch& batch, bool loaded) {
+  const BlockSource& source = sources_[static_cast<std::size_t>(batch.source)];
+  {
+    MutexLock lock(mutex_);
+    for (std::size_t m = 0; m < batch.mine_count; ++m) {
+      const std::size_t i = batch.mine[m];
+      Frame& frame = frames_[batch.frames[i]];
+      frame.was_absent = frame.was_absent && !batch.brought_back;
+      if (loaded) {
+        frame.state = FrameState::kReady;
+        ++stats_.resident_frames;
+        ++stats_.blocks_read;
+        stats_.bytes_read += std::min(block_bytes_, source.bytes - batch.blocks[i] * block_bytes_);
+      } else {
+        // The whole batch failed together; a waiter for one of its good blocks reads that again.
+        unmap(frame.key);
+        frame.state = FrameState::kFailed;
+      }
+    }
+  }
+  loads_ended_.notify_all();
+}
+
+Result<void> BlockCache::wait_for_joined(Batch& batch) {
+  for (std::size_t j = 0; j < batch.joined_count; ++j) {
+    const std::size_t i = batch.joined[j];
+    {
+      MutexLock lock(mutex_);
+      const std::uint32_t frame = batch.frames[i];
+      while (frames_[frame].state == FrameState::kLoading) {
+        loads_ended_.wait(mutex_);
+      }
+      if (frames_[frame].state == FrameState::kReady) {
+        continue;
+      }
+    }
+    // The other reader failed. Read it ourselves: our answer must be about our own request.
+    std::array<std::uint32_t, 1> again{};
+    std::array<bool, 1> hit{};
+    unpin(batch.frames.subspan(i, 1));
+    auto retried =
+        pin(batch.source, batch.blocks.subspan(i, 1),
+            batch.checksums.empty() ? batch.checksums : batch.checksums.subspan(i, 1), again, hit);
+    if (retried) {
+      batch.frames[i] = again[0];
+      continue;
+    }
+    // Keep the caller's promise that every frame in `frames` is pinned once: drop this one.
+    for (std::size_t rest = j; rest < batch.joined_count; ++rest) {
+      if (rest > j) {
+        unpin(batch.frames.subspan(batch.joined[rest], 1));
+      }
+      batch.frames[batch.joined[rest]] = kNoFrame;
+    }
+    return retried;
+  }
+  return {};
+}
+
+// ---- giving back ----
+
+std::int64_t BlockCache::shrink(std::int64_t wanted_bytes) noexcept {
+  std::int64_t given = 0;
+  std::int64_t at = 0;
+  while (given < wanted_bytes) {
+    std::uint32_t frame = kNoFrame;
+    {
+      MutexLock lock(mutex_);
+      const auto count = static_cast<std::int64_t>(frames_.size());
+      for (; count - absent_ > kFramesMin && at < count && frame == kNoFrame; ++at) {
+        Frame& candidate = frames_[static_cast<std::size_t>(at)];
+        const bool ready = candidate.state == FrameState::kReady;
+        if (candidate.pins > 0 || (!ready && candidate.state != FrameState::kEmpty)) {
+          continue;
+        }
+        if (ready) {
+          unmap(candidate.key);
+          --stats_.resident_frames;
+        }
+        candidate.state = FrameState::kLeaving;
+        ++absent_;
+        frame = static_cast<std::uint32_t>(at);
+      }
+    }
+    if (frame == kNoFrame) {
+      break;
+    }
+    {
+      MutexLock lease_lock(lease_mutex_);
+      given += slab_.release_pages(blocks_ - slab_.data() + frame * block_bytes_, block_bytes_);
+    }
+    {
+      MutexLock lock(mutex_);
+      frames_[frame].state = FrameState::kAbsent;
+    }
+    loads_ended_.notify_all();
+  }
+  return given;
+}
+
+BlockCacheStats BlockCache::stats() const {
+  MutexLock lock(mutex_);
+  return stats_;
+}
+
+// ---- the map from blocks to frames: open addressing, linear probing, no tombstones ----
+
+std::size_t BlockCache::home(std::uint64_t key) const noexcept {
+  return static_cast<std::size_t>(mix64(key)) & (table_.size() - 1);
+}
+
+std::uint32_t BlockCache::find(std::uint64_t key) const {
+  for (std::size_t at = home(key);; at = (at + 1) & (table_.size() - 1)) {
+    if (table_[at] == 0) {
+      return kNoFrame;
+    }
+    if (frames_[table_[at] - 1].key == key) {
+      return table_[at] - 1;
+    }
+  }
+}
+
+void BlockCache::map(std::uint64_t key, std::uint32_t frame) {
+  std::size_t at = home(key);
+  while (table_[at] != 0) {
+    at = (at + 1) & (table_.size() - 1);
+  }
+  table_[at] = frame + 1;
+}
+
+void BlockCache::unmap(std::uint64_t key) {
+  const std::size_t mask = table_.size() - 1;
+  std::size_t hole = home(key);
+  while (frames_[table_[hole] - 1].key != key) {
+    hole = (hole + 1) & mask;
+  }
+  // Move later entries of the run back over the hole, as far as their home allows.
+  for (std::size_t at = (hole + 1) & mask; table_[at] != 0; at = (at + 1) & mask) {
+    const std::size_t wanted = home(frames_[table_[at] - 1].key);
+    if (((at - wanted) & mask) >= ((at - hole) & mask)) {
+      table_[hole] = table_[at];
+      hole = at;
+    }
+  }
+  table_[hole] = 0;
+}
+
+}  // namespace plimsoll

@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// BlockCache: a fixed number of frames for blocks of a feature store's files.
+//
+// Readers first reserve pins, then pin the blocks they want (which reads those that are missing,
+// all at once), copy, and unpin. Reservations never add up to more than there are frames, so a
+// reader that has one always finds a frame to evict, however small the slab. A block that another
+// reader is loading is waited for, not read twice. Eviction is CLOCK.
+//
+// Reading order: this file, feature_cache.cpp, feature_store.cpp.
+//
+// Threads: thread-safe. One mutex over the frames' states; it is held across no I/O, no copy and
+//          no call to the governor. A second one makes changes of the slab's lease take turns.
+// Memory:  memory_bytes(), taken from the slab at creation. Nothing is allocated afterwards.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "base/mutex.h"
+#include "memory/slab.h"
+#include "os/file.h"
+#include "os/io_pool.h"
+#include "plimsoll/result.h"
+
+namespace plimsoll {
+
+/// A file of which blocks are cached. Block b is bytes [b × block_bytes, …), short at the end.
+struct BlockSource {
+  File* file{nullptr};  // Null: the store has no such file.
+  std::int64_t bytes{0};
+  bool self_checked{false};  // Pages of feature_table.h; otherwise pin() is given checksums.
+};
+
+/// What the cache counts since it was made.
+struct BlockCacheStats {
+  std::int64_t blocks_read{0};
+  std::int64_t bytes_read{0};
+  std::int64_t joined{0};
+  std::int64_t stall_ns{0};
+  std::int64_t frames{0};
+  std::int64_t resident_frames{0};  // Holding a block.
+};
+
+class BlockCache {
+ public:
+  static constexpr std::int64_t kFramesMin = 8;
+  static constexpr std::int64_t kPinsMax = 256;  // Of one reservation; sizes arrays on the stack.
+  static constexpr int kSources = 4;
+
+  struct Frame;
+
+  /// Bytes taken from the slab, alignment slack included.
+  static std::int64_t memory_bytes(std::int64_t frames, std::int64_t block_bytes) noexcept;
+
+  /// Requires: slab and pool outlive the cache; frames >= kFramesMin.
+  BlockCache(Slab& slab, IoPool& pool, std::span<const BlockSource> sources, std::int64_t frames,
+             std::int64_t block_bytes);
+  BlockCache(const BlockCache&) = delete;
+  BlockCache& operator=(const BlockCache&) = delete;
+
+  /// Waits until at least one pin is free and takes up to `wanted` of them; returns how many.
+  [[nodiscard]] std::int64_t reserve(std::int64_t wanted);
+  void release(std::int64_t reserved) noexcept;
+
+  /// Makes blocks of `source` resident and keeps them so until unpin(). frames[i] holds blocks[i];
+  /// hits[i] tells whether it was there. On an error nothing stays pinned.
+  ///
+  /// Requires: blocks ascending and distinct, no more of them than the caller has reserved, and
+  ///           `checksums` of the same length unless the source is self-checked.
+  /// Errors:   kCorrupt naming the file and the block; kIo.
+  Result<void> pin(int source, std::span<const std::int64_t> blocks,
+                   std::span<const std::uint32_t> checksums, std::span<std::uint32_t> frames,
+                   std::span<bool> hits);
+  void unpin(std::span<const std::uint32_t> frames) noexcept;
+
+  [[nodiscard]] const std::byte* bytes(std::uint32_t frame) const noexcept {
+    return blocks_ + static_cast<std::int64_t>(frame) * block_bytes_;
+  }
+  [[nodiscard]] std::int64_t block_bytes() const noexcept { return block_bytes_; }
+
+  /// Drops unpinned blocks and gives their pages back until `wanted_bytes` are returned or only
+  /// kFramesMin frames are left. They come back when all others are pinned.
+  std::int64_t shrink(std::int64_t wanted_bytes) noexcept;
+
+  [[nodiscard]] BlockCacheStats stats() const;
+
+ private:
+  struct Batch;  // One call of pin().
+
+  void claim(Batch& batch, std::size_t i) PLIMSOLL_REQUIRES(mutex_);
+  std::uint32_t take_victim() PLIMSOLL_REQUIRES(mutex_);
+  Result<void> load(Batch& batch);
+  Result<void> bring_back(const Batch& batch);
+  Result<void> verify(const Batch& batch, std::size_t i) const;
+  void settle(Batch& batch, bool loaded);
+  Result<void> wait_for_joined(Batch& batch);
+  void drop_pin(std::uint32_t frame) PLIMSOLL_REQUIRES(mutex_);
+
+  [[nodiscard]] std::uint32_t find(std::uint64_t key) const PLIMSOLL_REQUIRES(mutex_);
+  void map(std::uint64_t key, std::uint32_t frame) PLIMSOLL_REQUIRES(mutex_);
+  void unmap(std::uint64_t key) PLIMSOLL_REQUIRES(mutex_);
+  [[nodiscard]] std::size_t home(std::uint64_t key) const noexcept;
+
+  Slab& slab_;
+  IoPool& pool_;
+  std::array<BlockSource, kSources> sources_{};
+  std::int64_t block_bytes_{0};
+  std::byte* blocks_{nullptr};  // Frame f: block_bytes_ at f × block_bytes_.
+
+  Mutex lease_mutex_;  // Release and reacquisition of the slab's pages; taken with no other held.
+  mutable Mutex mutex_;
+  CondVar pins_freed_;
+  CondVar loads_ended_;
+  std::span<Frame> frames_ PLIMSOLL_GUARDED_BY(mutex_);
+  std::span<std::uint32_t> table_ PLIMSOLL_GUARDED_BY(mutex_);  // Frame + 1 by key; 0 is empty.
+  std::int64_t pins_free_ PLIMSOLL_GUARDED_BY(mutex_){0};
+  std::int64_t absent_ PLIMSOLL_GUARDED_BY(mutex_){0};  // Frames whose pages were given back.
+  std::int64_t hand_ PLIMSOLL_GUARDED_BY(mutex_){0};    // Of the clock.
+  BlockCacheStats stats_ PLIMSOLL_GUARDED_BY(mutex_){};
+};
+
+}  // namespace plimsoll

@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The disk format of a FeatureStore: how records fill blocks, and what features.json says.
+//
+// Reading order: docs/formats/feature_store.md, this file, feature_table.h, feature_writer.cpp.
+//
+// Threads: values and pure functions.   Memory: a few short strings.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "plimsoll/feature_store.h"
+#include "plimsoll/result.h"
+#include "store/id_index.h"
+
+namespace plimsoll {
+
+inline constexpr std::int64_t kFeaturePage = 4096;  // Unit of direct I/O.
+inline constexpr std::int64_t kFeatureRecordBytesMax = 16LL << 20;
+inline constexpr std::size_t kFeatureColumnsMax = 64;
+inline constexpr const char* kFeatureHeaderFile = "features.json";
+inline constexpr const char* kFeatureRecordsFile = "records.dat";
+inline constexpr const char* kFeatureChecksumsFile = "checksums.dat";
+inline constexpr const char* kFeatureIdsFile = "ids.dat";
+inline constexpr const char* kFeatureGroupsFile = "groups.dat";
+inline constexpr const char* kFeatureIndexName = "index";  // index.ids, index.order.
+
+/// Where the columns stand in a record, and the records in a block.
+struct FeatureLayout {
+  std::vector<ColumnSpec> columns{};    // As the caller gave them.
+  std::vector<std::int64_t> offsets{};  // Of each column in the record, same order.
+  std::int64_t record_bytes{0};         // Sum of the columns.
+  std::int64_t stride{0};               // From one record to the next inside a block.
+  std::int64_t block_bytes{0};          // A multiple of kFeaturePage.
+  std::int64_t records_per_block{0};
+
+  [[nodiscard]] std::int64_t blocks(std::int64_t rows) const noexcept {
+    return (rows + records_per_block - 1) / records_per_block;
+  }
+};
+
+/// Checks the columns and chooses the block: the smallest of 1 to 16 pages with at most one part
+/// in eight unused, else the one that wastes least; a record above 16 pages has its own block.
+/// Errors: kInvalidArgument naming the column.
+Result<FeatureLayout> plan_feature_layout(const std::vector<ColumnSpec>& columns);
+
+/// Size and checksum of a side file. Absent files have 0 bytes.
+struct SideFile {
+  std::int64_t bytes{0};
+  std::uint32_t crc{0};
+};
+
+/// What features.json holds.
+struct FeatureHeader {
+  FeatureLayout layout{};
+  std::int64_t rows{0};
+  IdIndexInfo ids{};
+  std::int64_t groups{0};
+  std::int64_t uniform_group{0};
+  SideFile checksums{};
+  SideFile id_table{};
+  SideFile group_table{};
+
+  [[nodiscard]] std::int64_t blocks() const noexcept { return layout.blocks(rows); }
+  [[nodiscard]] std::int64_t records_file_bytes() const noexcept {
+    return blocks() * layout.block_bytes;
+  }
+  /// Sixteen hexadecimal digits over columns, rows, ids, groups and block checksums.
+  [[nodiscard]] std::string fingerprint() const;
+  [[nodiscard]] std::string to_json() const;
+  [[nodiscard]] FeatureInfo info(const std::filesystem::path& directory) const;
+};
+
+/// Parses and checks the text of features.json; `name` is what errors call the file.
+/// Errors: kCorrupt.
+Result<FeatureHeader> parse_feature_header(const std::string& text, const std::string& name);
+
+/// Reads a directory's features.json and compares the sizes of the files it names.
+/// Errors: kNotFound when there is no store, kCorrupt naming the truncated file, kIo.
+Result<FeatureHeader> read_feature_header(const std::filesystem::path& directory);
+
+}  // namespace plimsoll

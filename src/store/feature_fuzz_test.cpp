@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Goal: no content of features.json or of the other files can crash the reader or make it return
+// altered bytes. Method: seeded random damage to a small store; whatever still reads must be equal.
+#include <fstream>
+#include <iterator>
+
+#include <gtest/gtest.h>
+
+#include "plimsoll/feature_store.h"
+#include "store/feature_format.h"
+#include "tests/support/feature_set.h"
+
+namespace plimsoll {
+namespace {
+
+using test::FeatureSet;
+using test::ScratchDirectory;
+namespace fs = std::filesystem;
+
+std::string slurp(const fs::path& path) {
+  std::ifstream in(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
+void spill(const fs::path& path, const std::string& text) {
+  std::ofstream(path, std::ios::binary) << text;
+}
+
+// One to four changes: a flipped bit, an inserted or removed run, a digit turned into another.
+std::string damage(std::string text, std::mt19937_64& random) {
+  for (std::uint64_t n = 1 + random() % 4; n > 0 && !text.empty(); --n) {
+    const std::size_t at = random() % text.size();
+    switch (random() % 5) {
+      case 0:
+        text[at] = static_cast<char>(text[at] ^ (1 << random() % 8));
+        break;
+      case 1:
+        text.insert(at, text.substr(random() % text.size(), random() % 40));
+        break;
+      case 2:
+        text.erase(at, 1 + random() % 30);
+        break;
+      case 3:
+        text.resize(at);
+        break;
+      default:
+        text[at] = "0123456789{}[]\",:-e.\xFF"[random() % 21];
+    }
+  }
+  return text;
+}
+
+TEST(FeatureFuzzTest, AnyHeaderTextIsReadOrRefused) {
+  ScratchDirectory scratch;
+  Governor governor = test::governor_of();
+  const FeatureSet set =
+      test::make_set(1, 40, {{.name = "x", .dtype = DType::kFloat32, .shape = {4}}},
+                     test::IdKind::kSparse, test::GroupKind::kVaried);
+  ASSERT_TRUE(test::write_set(governor, scratch / "set", set));
+  const std::string good = slurp(scratch / "set" / "features.json");
+  ASSERT_TRUE(parse_feature_header(good, "good"));
+  for (std::uint64_t seed = 0; seed < 20'000; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    std::mt19937_64 random(seed);
+    const std::string bad = damage(good, random);
+    const auto parsed = parse_feature_header(bad, "bad");
+    if (parsed) {
+      ASSERT_EQ(parsed->to_json(), good) << "only white space may differ";
+    } else {
+      ASSERT_EQ(parsed.error().code, ErrorCode::kCorrupt);
+    }
+  }
+}
+
+TEST(FeatureFuzzTest, DamagedFilesNeverYieldOtherBytes) {
+  ScratchDirectory scratch;
+  Governor governor = test::governor_of();
+  const FeatureSet set =
+      test::make_set(2, 600, {{.name = "x", .dtype = DType::kFloat32, .shape = {40}}},
+                     test::IdKind::kSparse, test::GroupKind::kVaried);
+  const fs::path directory = scratch / "set";
+  ASSERT_TRUE(test::write_set(governor, directory, set));
+  const std::vector<std::string> names = test::names_in(directory);
+  std::vector<std::byte> out(600 * 160);
+  const std::vector<std::span<std::byte>> spans{out};
+  int refused = 0;
+  for (std::uint64_t seed = 0; seed < 300; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    std::mt19937_64 random(seed);
+    const fs::path victim = directory / names[random() % names.size()];
+    const std::string good = slurp(victim);
+    spill(victim, damage(good, random));
+    auto store = FeatureStore::open(governor, {.directory = directory, .cache_bytes = 256 << 10});
+    const bool read = store && store->read(set.ids, std::vector<int>{0}, spans);
+    refused += read ? 0 : 1;
+    if (read) {
+      ASSERT_EQ(out, set.values[0]) << victim;
+    }
+    spill(victim, good);
+  }
+  EXPECT_GT(refused, 100);
+}
+
+}  // namespace
+}  // namespace plimsoll

@@ -1,0 +1,357 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Goal: a store returns what was written, in request order, from a slab far smaller than itself,
+// whatever the ids, groups and dtypes; and refuses what it must, in words that are pinned here.
+// Method: FeatureSet (plain arrays) is the oracle; random requests, the seed printed on failure.
+#include "plimsoll/feature_store.h"
+
+#include <fstream>
+#include <thread>
+
+#include <gtest/gtest.h>
+
+#include "store/feature_format.h"
+#include "store/feature_table.h"
+#include "tests/support/feature_set.h"
+
+namespace plimsoll {
+namespace {
+
+using test::FeatureSet;
+using test::GroupKind;
+using test::IdKind;
+using test::ScratchDirectory;
+namespace fs = std::filesystem;
+
+std::vector<ColumnSpec> mixed_columns() {
+  return {{.name = "flag", .dtype = DType::kUint8, .shape = {}},
+          {.name = "image", .dtype = DType::kFloat32, .shape = {24}},
+          {.name = "text", .dtype = DType::kFloat16, .shape = {3, 5}},
+          {.name = "stamp", .dtype = DType::kInt64, .shape = {}}};
+}
+
+std::vector<ColumnSpec> clip_columns() {
+  return {{.name = "image", .dtype = DType::kFloat32, .shape = {512}},
+          {.name = "text", .dtype = DType::kFloat32, .shape = {512}}};
+}
+
+// Reads `ordinals` and compares every byte with the set. Returns a description of a difference.
+std::string compare(FeatureStore& store, const FeatureSet& set,
+                    const std::vector<std::int64_t>& ordinals, const std::vector<int>& columns,
+                    bool by_id) {
+  std::vector<std::vector<std::byte>> out;
+  std::vector<std::span<std::byte>> spans;
+  for (const int k : columns) {
+    const auto bytes = static_cast<std::size_t>(set.columns[static_cast<std::size_t>(k)].bytes());
+    out.emplace_back(ordinals.size() * bytes);
+  }
+  for (auto& bytes : out) {
+    spans.emplace_back(bytes);
+  }
+  std::vector<std::int64_t> keys = ordinals;
+  for (auto& key : keys) {
+    key = by_id ? set.ids[static_cast<std::size_t>(key)] : key;
+  }
+  const auto read =
+      by_id ? store.read(keys, columns, spans) : store.read_ordinals(keys, columns, spans);
+  if (!read) {
+    return read.error().to_string();
+  }
+  for (std::size_t c = 0; c < columns.size(); ++c) {
+    for (std::size_t i = 0; i < ordinals.size(); ++i) {
+      const auto expected = set.at(ordinals[i], static_cast<std::size_t>(columns[c]));
+      if (std::memcmp(expected.data(), out[c].data() + i * expected.size(), expected.size()) != 0) {
+        return "row " + std::to_string(i) + " of column " + std::to_string(columns[c]) + " differs";
+      }
+    }
+  }
+  return {};
+}
+
+TEST(FeatureLayoutTest, StoresTwoClipVectorsInExactlyOnePage) {
+  const auto layout = plan_feature_layout(clip_columns()).or_throw();
+  EXPECT_EQ(layout.stride, 4096);
+  EXPECT_EQ(layout.block_bytes, 4096);
+  EXPECT_EQ(layout.records_per_block, 1);
+}
+
+TEST(FeatureLayoutTest, AlignsEveryColumnToItsElementWithoutGaps) {
+  const auto layout = plan_feature_layout(mixed_columns()).or_throw();
+  EXPECT_EQ(layout.record_bytes, 1 + 96 + 30 + 8);
+  EXPECT_EQ(layout.stride, 136);
+  for (std::size_t k = 0; k < layout.columns.size(); ++k) {
+    EXPECT_EQ(layout.offsets[k] % dtype_bytes(layout.columns[k].dtype), 0);
+  }
+}
+
+TEST(FeatureLayoutTest, WastesAtMostAnEighthWhereSixteenPagesAllowIt) {
+  for (std::int64_t floats = 1; floats <= 16384; floats += 37) {
+    const auto layout =
+        plan_feature_layout({{.name = "x", .dtype = DType::kFloat32, .shape = {floats}}})
+            .or_throw();
+    const std::int64_t used = layout.records_per_block * layout.stride;
+    ASSERT_GE(layout.records_per_block, 1);
+    ASSERT_LE(used, layout.block_bytes);
+    std::int64_t least_waste = 100;
+    for (std::int64_t pages = 1; pages <= 16; ++pages) {
+      const std::int64_t fill = pages * 4096 / layout.stride * layout.stride;
+      least_waste =
+          fill > 0 ? std::min(least_waste, 100 - fill * 100 / (pages * 4096)) : least_waste;
+    }
+    const std::int64_t waste = 100 - used * 100 / layout.block_bytes;
+    ASSERT_TRUE(waste <= 13 || waste == least_waste) << floats << " floats waste " << waste << " %";
+  }
+}
+
+TEST(FeatureLayoutTest, GivesARecordAboveSixteenPagesItsOwnBlock) {
+  const auto layout =
+      plan_feature_layout({{.name = "x", .dtype = DType::kFloat32, .shape = {77, 512}}}).or_throw();
+  EXPECT_EQ(layout.records_per_block, 1);
+  EXPECT_EQ(layout.block_bytes, 159744);
+}
+
+TEST(FeatureLayoutTest, RefusesColumnsItCannotStore) {
+  EXPECT_FALSE(plan_feature_layout({}));
+  EXPECT_FALSE(plan_feature_layout({{.name = "Image"}}));
+  EXPECT_FALSE(plan_feature_layout({{.name = "../x"}}));
+  EXPECT_FALSE(plan_feature_layout({{.name = "x"}, {.name = "x"}}));
+  EXPECT_FALSE(plan_feature_layout({{.name = "x", .shape = {0}}}));
+  EXPECT_FALSE(plan_feature_layout({{.name = "x", .shape = {INT64_MAX, 8}}}));
+  EXPECT_FALSE(plan_feature_layout({{.name = "x", .shape = {1 << 20, 8}}}));
+}
+
+struct Shape {
+  std::int64_t rows;
+  IdKind ids;
+  GroupKind groups;
+  std::int64_t cache_bytes;  // 0: the store's floor.
+};
+
+class FeatureStoreShapes : public ::testing::TestWithParam<Shape> {};
+
+TEST_P(FeatureStoreShapes, ReturnsWhatWasWrittenInRequestOrder) {
+  const Shape shape = GetParam();
+  const std::uint64_t seed = 7'000 + static_cast<std::uint64_t>(shape.rows);
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  ScratchDirectory scratch;
+  Governor governor = test::governor_of();
+  const FeatureSet set = test::make_set(seed, shape.rows, mixed_columns(), shape.ids, shape.groups);
+  ASSERT_TRUE(test::write_set(governor, scratch / "set", set));
+  std::int64_t cache_bytes = shape.cache_bytes;
+  if (cache_bytes == 0) {
+    const auto refused =
+        FeatureStore::open(governor, {.directory = scratch / "set", .cache_bytes = 1});
+    ASSERT_FALSE(refused);
+    ASSERT_EQ(refused.error().code, ErrorCode::kOverBudget);
+    cache_bytes = refused.error().requested_bytes;
+  }
+  auto store =
+      FeatureStore::open(governor, {.directory = scratch / "set", .cache_bytes = cache_bytes})
+          .or_throw();
+  EXPECT_LE(governor.state().leased_bytes, cache_bytes + 4096);
+  EXPECT_EQ(store.info().rows, shape.rows);
+  EXPECT_EQ(store.info().columns, set.columns);
+  EXPECT_EQ(store.info().dense_ids, shape.ids == IdKind::kDense || shape.rows < 2);
+
+  std::mt19937_64 random(seed);
+  for (int round = 0; round < 30; ++round) {
+    const auto size = round == 0 ? std::size_t{0} : static_cast<std::size_t>(random() % 700);
+    std::vector<std::int64_t> ordinals(size);
+    for (auto& ordinal : ordinals) {
+      ordinal = static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(shape.rows));
+    }
+    const std::vector<int> columns =
+        round % 3 == 0 ? std::vector<int>{0, 1, 2, 3} : std::vector<int>{3, 1};
+    ASSERT_EQ(compare(store, set, ordinals, columns, round % 2 == 1), "") << "round " << round;
+    std::vector<std::int64_t> ids(size);
+    ASSERT_TRUE(store.ids_of(ordinals, ids));
+    std::vector<std::int64_t> back(size);
+    ASSERT_TRUE(store.ordinals_of(ids, back));
+    ASSERT_EQ(back, ordinals);
+  }
+  if (shape.groups != GroupKind::kNone) {
+    std::int64_t begin = 0;
+    for (std::int64_t g = 0; g < store.info().groups; ++g) {
+      const auto [first, count] = store.group(g).or_throw();
+      ASSERT_EQ(first, begin);
+      for (std::int64_t i = first; i < first + count; ++i) {
+        ASSERT_EQ(set.group_index[static_cast<std::size_t>(i)], g);
+      }
+      begin += count;
+    }
+    EXPECT_EQ(begin, shape.rows);
+  }
+  EXPECT_TRUE(FeatureStore::verify(scratch / "set", nullptr));
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, FeatureStoreShapes,
+    ::testing::Values(Shape{1, IdKind::kDense, GroupKind::kNone, 0},
+                      Shape{5000, IdKind::kDense, GroupKind::kNone, 0},
+                      Shape{5000, IdKind::kDense, GroupKind::kNone, 64 << 20},
+                      Shape{6000, IdKind::kShuffled, GroupKind::kUniform, 0},
+                      Shape{7003, IdKind::kSparse, GroupKind::kVaried, 0},
+                      Shape{7003, IdKind::kSparse, GroupKind::kVaried, 2 << 20},
+                      Shape{20000, IdKind::kSparse, GroupKind::kNone, 300 << 10}));
+
+TEST(FeatureStoreTest, CountsHitsAndStaysInsideItsSlab) {
+  ScratchDirectory scratch;
+  Governor governor = test::governor_of();
+  const FeatureSet set = test::make_set(1, 2000, clip_columns());
+  ASSERT_TRUE(test::write_set(governor, scratch / "set", set));
+  auto store = FeatureStore::open(governor, {.directory = scratch / "set", .cache_bytes = 16 << 20})
+                   .or_throw();
+  std::vector<std::int64_t> all(2000);
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    all[i] = static_cast<std::int64_t>(i);
+  }
+  ASSERT_EQ(compare(store, set, all, {0, 1}, false), "");
+  EXPECT_EQ(store.stats().hits, 0);
+  EXPECT_EQ(store.stats().blocks_read, 2000);
+  ASSERT_EQ(compare(store, set, all, {0, 1}, false), "");
+  EXPECT_EQ(store.stats().hits, 2000);
+  EXPECT_EQ(store.stats().requests, 4000);
+  EXPECT_EQ(store.stats().blocks_read, 2000);
+}
+
+TEST(FeatureStoreTest, ShrinkGivesPagesBackAndReadsGoOn) {
+  ScratchDirectory scratch;
+  Governor governor = test::governor_of();
+  const FeatureSet set = test::make_set(2, 2000, clip_columns());
+  ASSERT_TRUE(test::write_set(governor, scratch / "set", set));
+  auto store = FeatureStore::open(governor, {.directory = scratch / "set", .cache_bytes = 4 << 20})
+                   .or_throw();
+  std::vector<std::int64_t> some(900);
+  for (std::size_t i = 0; i < some.size(); ++i) {
+    some[i] = static_cast<std::int64_t>(i * 2);
+  }
+  ASSERT_EQ(compare(store, set, some, {1}, false), "");
+  const std::int64_t before = governor.state().leased_bytes;
+  const std::int64_t given = store.shrink(1 << 20);
+  EXPECT_GE(given, 1 << 20);
+  EXPECT_EQ(governor.state().leased_bytes, before - given);
+  ASSERT_EQ(compare(store, set, some, {0, 1}, true), "");
+  EXPECT_EQ(governor.state().leased_bytes, before - given) << "enough frames were left";
+  // Down to the fewest frames, which is less than one request pins: some come back.
+  EXPECT_GT(store.shrink(INT64_MAX), 2 << 20);
+  EXPECT_LT(governor.state().leased_bytes, 128 << 10);
+  ASSERT_EQ(compare(store, set, some, {0, 1}, true), "");
+  EXPECT_EQ(store.stats().resident_frames > 8, true);
+  EXPECT_LE(governor.state().leased_bytes, before);
+}
+
+TEST(FeatureStoreTest, NamesWhatIsWrongWithARequest) {
+  ScratchDirectory scratch;
+  Governor governor = test::governor_of();
+  const FeatureSet set = test::make_set(3, 50, mixed_columns());
+  ASSERT_TRUE(test::write_set(governor, scratch / "set", set));
+  auto store = FeatureStore::open(governor, {.directory = scratch / "set"}).or_throw();
+  std::vector<std::byte> out(8);
+  const std::vector<std::span<std::byte>> spans{out};
+  const std::vector<int> stamp{3};
+  const std::string where = (scratch / "set").string();
+  EXPECT_EQ(*store.read_ordinals(std::vector<std::int64_t>{50}, stamp, spans).error().detail,
+            where + ": there is no record 50; ordinals are 0 to 49");
+  EXPECT_EQ(*store.read(std::vector<std::int64_t>{99}, stamp, spans).error().detail,
+            where + ": there is no record with id 99 (it holds 50)");
+  EXPECT_EQ(store.read(std::vector<std::int64_t>{99}, stamp, spans).error().code,
+            ErrorCode::kNotFound);
+  EXPECT_EQ(*store.read_ordinals(std::vector<std::int64_t>{1, 2}, stamp, spans).error().detail,
+            "column \"stamp\": the output has 8 bytes, 2 records need 8 each");
+  EXPECT_FALSE(store.read(std::vector<std::int64_t>{1, 2, 3}, stamp, spans));
+  EXPECT_FALSE(store.read_ordinals(std::vector<std::int64_t>{1}, std::vector<int>{4}, spans));
+  EXPECT_EQ(*store.column("pixels").error().detail,
+            "there is no column \"pixels\"; the store has flag, image, text, stamp");
+  EXPECT_EQ(store.column("text").or_throw(), 2);
+  EXPECT_FALSE(store.group(0));
+}
+
+TEST(FeatureStoreTest, NamesTheFileThatIsMissingTruncatedOrAltered) {
+  ScratchDirectory scratch;
+  Governor governor = test::governor_of();
+  const FeatureSet set =
+      test::make_set(4, 3000, mixed_columns(), IdKind::kSparse, GroupKind::kVaried);
+  EXPECT_EQ(FeatureStore::open(governor, {.directory = scratch / "none"}).error().code,
+            ErrorCode::kNotFound);
+  for (const std::string name :
+       {"records.dat", "checksums.dat", "ids.dat", "groups.dat", "features.json", "index.ids"}) {
+    const fs::path directory = scratch / ("set-" + name);
+    ASSERT_TRUE(test::write_set(governor, directory, set));
+    const auto size = static_cast<std::int64_t>(fs::file_size(directory / name));
+    {
+      std::fstream file(directory / name, std::ios::in | std::ios::out | std::ios::binary);
+      file.seekg(size / 2);
+      const char old = static_cast<char>(file.get());
+      file.seekp(size / 2);
+      file.put(static_cast<char>(old ^ 0x10));
+    }
+    const auto verified = FeatureStore::verify(directory, nullptr);
+    ASSERT_FALSE(verified) << name;
+    EXPECT_EQ(verified.error().code, ErrorCode::kCorrupt) << verified.error().to_string();
+    EXPECT_NE(verified.error().to_string().find(name), std::string::npos)
+        << verified.error().to_string();
+    fs::resize_file(directory / name, static_cast<std::uintmax_t>(size - 1));
+    const auto opened = FeatureStore::open(governor, {.directory = directory});
+    ASSERT_FALSE(opened) << name;
+    EXPECT_EQ(opened.error().code, ErrorCode::kCorrupt) << opened.error().to_string();
+    EXPECT_NE(opened.error().to_string().find(name), std::string::npos)
+        << opened.error().to_string();
+  }
+  EXPECT_EQ(governor.state().leased_bytes, 0);
+}
+
+TEST(FeatureStoreTest, ReportsAnAlteredBlockByNumberAndGoesOnReadingOthers) {
+  ScratchDirectory scratch;
+  Governor governor = test::governor_of();
+  const FeatureSet set = test::make_set(5, 300, clip_columns());
+  ASSERT_TRUE(test::write_set(governor, scratch / "set", set));
+  {
+    std::fstream file(scratch / "set" / "records.dat",
+                      std::ios::in | std::ios::out | std::ios::binary);
+    file.seekp(17 * 4096 + 9);
+    file.put('\x7F');
+  }
+  auto store = FeatureStore::open(governor, {.directory = scratch / "set", .cache_bytes = 1 << 20})
+                   .or_throw();
+  for (int attempt = 0; attempt < 3; ++attempt) {
+    EXPECT_EQ(
+        compare(store, set, {3, 17, 40}, {0}, false),
+        (scratch / "set" / "records.dat").string() + ": block 17 does not match its checksum");
+    EXPECT_EQ(compare(store, set, {3, 16, 18, 40}, {0}, false), "");
+  }
+}
+
+TEST(FeatureStoreTest, RefusesASlabTheGovernorCannotGive) {
+  ScratchDirectory scratch;
+  Governor governor = test::governor_of("320MiB");
+  const FeatureSet set = test::make_set(6, 3000, clip_columns());
+  ASSERT_TRUE(test::write_set(governor, scratch / "set", set));
+  auto held = governor.reserve(Tag::kOther, governor.state().free_bytes() - (1 << 20)).or_throw();
+  const auto refused =
+      FeatureStore::open(governor, {.directory = scratch / "set", .cache_bytes = 8 << 20});
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code, ErrorCode::kOverBudget);
+  EXPECT_EQ(governor.state().pools[static_cast<std::size_t>(Tag::kFeature)].leased_bytes, 0);
+  EXPECT_TRUE(
+      FeatureStore::open(governor, {.directory = scratch / "set", .cache_bytes = 512 << 10}));
+}
+
+TEST(FeatureStoreTest, FingerprintFollowsColumnsRowsIdsAndValues) {
+  ScratchDirectory scratch;
+  Governor governor = test::governor_of();
+  const auto fingerprint = [&](const std::string& name, const FeatureSet& set) {
+    EXPECT_TRUE(test::write_set(governor, scratch / name, set));
+    return FeatureStore::inspect(scratch / name).or_throw().fingerprint;
+  };
+  FeatureSet set = test::make_set(8, 100, mixed_columns());
+  const std::string first = fingerprint("a", set);
+  EXPECT_EQ(first, fingerprint("b", set));
+  set.values[1][5] ^= std::byte{1};
+  EXPECT_NE(first, fingerprint("c", set));
+  set.values[1][5] ^= std::byte{1};
+  std::swap(set.ids[3], set.ids[4]);
+  EXPECT_NE(first, fingerprint("d", set));
+}
+
+}  // namespace
+}  // namespace plimsoll
