@@ -17,23 +17,11 @@
 
 #include <torch/types.h>
 
+#include "plimsoll/arena_stats.h"
 #include "plimsoll/governor.h"
 #include "plimsoll/result.h"
 
 namespace plimsoll {
-
-/// What the arena holds, in bytes.
-struct ArenaStats {
-  std::int64_t live_bytes{0};         ///< In tensors, rounded to size classes.
-  std::int64_t live_peak_bytes{0};    ///< Highest live_bytes since reset_peak().
-  std::int64_t cached_bytes{0};       ///< Free but resident.
-  std::int64_t leased_bytes{0};       ///< live + cached + slack of partly used spans.
-  std::int64_t leased_peak_bytes{0};  ///< Highest leased_bytes since reset_peak().
-  std::int64_t allocations{0};
-  std::int64_t foreign_frees{0};      ///< Blocks from before the arena, given back to their owner.
-  std::int64_t purges{0};
-  std::int64_t refusals{0};
-};
 
 class TensorArena {
  public:
@@ -42,7 +30,10 @@ class TensorArena {
   static Result<void> install();
 
   /// From now on tensors are leased from `governor`. `cap_bytes` bounds them.
-  /// A refusal is thrown as c10::OutOfMemoryError carrying our text.
+  /// A refusal is thrown as c10::OutOfMemoryError (torch.OutOfMemoryError) carrying our text.
+  /// Installs the arena first where that has not been done. Ends an earlier attachment; when the
+  /// governor ends first, new tensors pass through. A forked child always passes through.
+  /// Errors: as install(); kInvalidArgument for an empty governor or in a forked child.
   static Result<void> attach(Governor governor, std::int64_t cap_bytes = kUncapped);
 
   /// New tensors pass through again; those alive keep their leases.
@@ -61,6 +52,11 @@ class TensorArena {
 /// filled, `compute_threads` threads. MKL_CBWR must be set before the process first multiplies;
 /// returns an error when it is not. Source: DESIGN §7.
 Result<void> make_deterministic(int compute_threads);
+
+/// Fixes glibc's thresholds and number of heaps, and caps oneDNN's cache of primitives (256,
+/// unless DNNL_PRIMITIVE_CACHE_CAPACITY is set): what torch allocates beside tensors then goes
+/// back to the system. Call it before the first operator; oneDNN reads its cap once.
+void fix_heap() noexcept;
 
 /// A CPU tensor over `bytes`, which `owner` keeps alive. Copies nothing.
 /// Requires: bytes.size() == product(shape) × the size of dtype.

@@ -1,0 +1,362 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// W6: whole training steps with the arena and the governor on, against plain LibTorch.
+//
+// Two children train the same model from the same seed, one plain and one governed; the parent
+// lets them take single steps in turn, in alternating order, so that both meet the same noise.
+// Losses must agree bit for bit at every step before any time is believed.
+//
+// Reading order: main, measure, Child, child_main.
+//
+// Threads: as many as --threads in each child, of which one computes at a time.
+// Memory:  two models; a figure per step.
+#include <sys/wait.h>
+#include <torch/torch.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <bit>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <iostream>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "plimsoll/torch.h"
+
+namespace {
+
+constexpr double kBar = 1.03;              // Slowdown, upper 95 % bound.
+constexpr double kPeakBar = 0.85;          // Governed / plain peak resident above the baseline.
+constexpr std::uint64_t kSeed = 20240607;  // Of weights, inputs and dropout.
+
+struct Settings {
+  bool smoke{false};
+  int pairs{40};
+  int warm{4};
+  int threads{1};
+  std::string cbwr{"AUTO"};
+};
+
+// ---- The models ----
+
+struct Transformer : torch::nn::Module {
+  torch::nn::Embedding embed{nullptr};
+  torch::nn::TransformerEncoder encoder{nullptr};
+  torch::nn::Linear head{nullptr};
+  explicit Transformer(int layers) {
+    auto layer = torch::nn::TransformerEncoderLayerOptions(256, 4).dim_feedforward(1024);
+    embed = register_module("embed", torch::nn::Embedding(8000, 256));
+    encoder = register_module(
+        "encoder", torch::nn::TransformerEncoder(
+                       torch::nn::TransformerEncoderOptions(layer.dropout(0.1), layers)));
+    head = register_module("head", torch::nn::Linear(256, 100));
+  }
+  at::Tensor forward(const at::Tensor& ids) {
+    return head(encoder(embed(ids).transpose(0, 1)).mean(0));
+  }
+};
+
+struct ConvNet : torch::nn::Module {
+  torch::nn::Sequential body{nullptr};
+  ConvNet() {
+    auto conv = [](int in, int out, int stride) {
+      return torch::nn::Conv2d(torch::nn::Conv2dOptions(in, out, 3).padding(1).stride(stride));
+    };
+    body = register_module(
+        "body", torch::nn::Sequential(
+                    conv(3, 32, 1), torch::nn::BatchNorm2d(32), torch::nn::ReLU(), conv(32, 64, 2),
+                    torch::nn::BatchNorm2d(64), torch::nn::ReLU(), conv(64, 128, 2),
+                    torch::nn::BatchNorm2d(128), torch::nn::ReLU(), torch::nn::AdaptiveAvgPool2d(1),
+                    torch::nn::Flatten(), torch::nn::Linear(128, 1024), torch::nn::GELU(),
+                    torch::nn::Dropout(0.1), torch::nn::Linear(1024, 1024), torch::nn::ReLU(),
+                    torch::nn::Linear(1024, 100)));
+  }
+  at::Tensor forward(const at::Tensor& pixels) { return body->forward(pixels); }
+};
+
+// ---- The child: one step per line it reads ----
+
+std::int64_t status_kib(const std::string& key) {
+  std::ifstream status("/proc/self/status");
+  for (std::string line; std::getline(status, line);) {
+    if (line.rfind(key, 0) == 0) {
+      return std::atoll(line.c_str() + key.size());
+    }
+  }
+  return -1;
+}
+
+template <class Model, class Inputs>
+void serve(std::shared_ptr<Model> model, Inputs inputs, std::int64_t rows,
+           const plimsoll::Governor& governor, std::int64_t baseline_kib) {
+  torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(1e-3));
+  plimsoll::Governor steering = governor;
+  for (std::string line; std::getline(std::cin, line) && line == "step";) {
+    const auto begin = std::chrono::steady_clock::now();
+    float loss_value = 0;
+    {
+      const auto x = inputs(rows);
+      const auto y = torch::randint(0, 100, {rows});
+      optimizer.zero_grad();
+      auto loss = torch::nn::functional::cross_entropy(model->forward(x), y);
+      loss.backward();
+      optimizer.step();
+      loss_value = loss.template item<float>();
+    }
+    if (steering.valid()) {
+      steering.step_boundary();
+    }
+    const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
+    const auto stats = plimsoll::TensorArena::stats();
+    std::printf("%.9f %08x %lld %lld %lld\n", seconds.count(),
+                std::bit_cast<std::uint32_t>(loss_value),
+                static_cast<long long>(status_kib("VmHWM:") - baseline_kib),
+                static_cast<long long>(stats.live_peak_bytes),
+                static_cast<long long>(stats.leased_peak_bytes));
+    std::fflush(stdout);
+  }
+}
+
+int child_main(const std::string& model, bool governed, bool small, int threads) {
+  if (governed) {
+    plimsoll::fix_heap();
+  }
+  plimsoll::make_deterministic(threads).or_throw();
+  torch::manual_seed(kSeed);
+  torch::randn({64, 64}).mm(torch::randn({64, 64}));  // Loads what every process loads.
+  const std::int64_t baseline_kib = status_kib("VmRSS:");
+  plimsoll::Governor governor;
+  if (governed) {
+    governor = plimsoll::Governor::create({}).or_throw();
+    plimsoll::TensorArena::attach(governor).or_throw();
+  }
+  if (model == "transformer") {
+    const auto ids = [](std::int64_t rows) { return torch::randint(0, 8000, {rows, 64}); };
+    serve(std::make_shared<Transformer>(4), ids, small ? 4 : 64, governor, baseline_kib);
+  } else {
+    const auto pixels = [](std::int64_t rows) { return torch::randn({rows, 3, 32, 32}); };
+    serve(std::make_shared<ConvNet>(), pixels, small ? 8 : 256, governor, baseline_kib);
+  }
+  return 0;
+}
+
+// ---- The parent ----
+
+struct Step {
+  double seconds{0};
+  std::string loss;
+  std::int64_t peak_kib{0};
+  std::int64_t live_peak_bytes{0};
+  std::int64_t leased_peak_bytes{0};
+};
+
+class Child {
+ public:
+  Child(const std::string& model, bool governed, const Settings& settings) {
+    int to[2];
+    int from[2];
+    if (::pipe(to) != 0 || ::pipe(from) != 0 || (pid_ = ::fork()) < 0) {
+      throw std::runtime_error("w6_governor: cannot start a child");
+    }
+    if (pid_ == 0) {
+      ::dup2(to[0], 0);
+      ::dup2(from[1], 1);
+      for (const int end : {to[0], to[1], from[0], from[1]}) {
+        ::close(end);
+      }
+      ::setenv("MKL_CBWR", settings.cbwr.c_str(), 1);
+      const std::string threads = std::to_string(settings.threads);
+      ::execl("/proc/self/exe", "w6_governor", "--child", model.c_str(),
+              governed ? "governed" : "plain", settings.smoke ? "small" : "full", threads.c_str(),
+              nullptr);
+      ::_exit(127);
+    }
+    ::close(to[0]);
+    ::close(from[1]);
+    to_ = ::fdopen(to[1], "w");
+    from_ = ::fdopen(from[0], "r");
+  }
+  Child(const Child&) = delete;
+  Child& operator=(const Child&) = delete;
+  ~Child() {
+    std::fclose(to_);
+    std::fclose(from_);
+    ::waitpid(pid_, nullptr, 0);
+  }
+
+  Step step() {
+    std::fputs("step\n", to_);
+    std::fflush(to_);
+    char line[256];
+    if (std::fgets(line, sizeof line, from_) == nullptr) {
+      throw std::runtime_error("w6_governor: a child ended early");
+    }
+    Step step;
+    std::istringstream(line) >> step.seconds >> step.loss >> step.peak_kib >>
+        step.live_peak_bytes >> step.leased_peak_bytes;
+    return step;
+  }
+
+ private:
+  pid_t pid_{-1};
+  std::FILE* to_{nullptr};
+  std::FILE* from_{nullptr};
+};
+
+struct Outcome {
+  bool same_bits{true};
+  double slowdown{0};        // Geometric mean of governed / plain.
+  double slowdown_bound{0};  // Its upper 95 % bound.
+  double plain_ms{0};        // Medians.
+  double governed_ms{0};
+  double plain_peak_mib{0};
+  double governed_peak_mib{0};
+  double live_peak_mib{0};
+  double leased_peak_mib{0};
+  [[nodiscard]] double peak_ratio() const { return governed_peak_mib / plain_peak_mib; }
+};
+
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  const std::size_t half = values.size() / 2;
+  return values.size() % 2 != 0 ? values[half] : (values[half - 1] + values[half]) / 2;
+}
+
+// Upper bound of the two-sided 95 % interval of the mean; Student's t by its expansion in 1/df.
+double upper_bound(const std::vector<double>& values, double mean) {
+  if (values.size() < 2) {
+    return std::numeric_limits<double>::infinity();
+  }
+  double squares = 0;
+  for (const double value : values) {
+    squares += (value - mean) * (value - mean);
+  }
+  const double freedom = static_cast<double>(values.size() - 1);
+  const double z = 1.959964;
+  const double t = z + (z * z * z + z) / (4 * freedom) +
+                   (5 * std::pow(z, 5) + 16 * std::pow(z, 3) + 3 * z) / (96 * freedom * freedom);
+  return mean + t * std::sqrt(squares / freedom / static_cast<double>(values.size()));
+}
+
+Outcome measure(const std::string& model, const Settings& settings) {
+  Child plain(model, false, settings);
+  Child governed(model, true, settings);
+  Outcome out;
+  std::vector<double> logs;
+  std::vector<double> plain_ms;
+  std::vector<double> governed_ms;
+  for (int i = -settings.warm; i < settings.pairs && out.same_bits; ++i) {
+    Step a;
+    Step b;
+    if (i % 2 == 0) {
+      a = plain.step();
+      b = governed.step();
+    } else {
+      b = governed.step();
+      a = plain.step();
+    }
+    out.same_bits = a.loss == b.loss && !a.loss.empty();
+    constexpr double kMiB = 1024 * 1024;
+    out.plain_peak_mib = static_cast<double>(a.peak_kib) / 1024;
+    out.governed_peak_mib = static_cast<double>(b.peak_kib) / 1024;
+    out.live_peak_mib = static_cast<double>(b.live_peak_bytes) / kMiB;
+    out.leased_peak_mib = static_cast<double>(b.leased_peak_bytes) / kMiB;
+    if (i >= 0) {
+      logs.push_back(std::log(b.seconds / a.seconds));
+      plain_ms.push_back(a.seconds * 1e3);
+      governed_ms.push_back(b.seconds * 1e3);
+    }
+  }
+  if (!out.same_bits || logs.empty()) {
+    return out;
+  }
+  double mean = 0;
+  for (const double value : logs) {
+    mean += value / static_cast<double>(logs.size());
+  }
+  out.slowdown = std::exp(mean);
+  out.slowdown_bound = std::exp(upper_bound(logs, mean));
+  out.plain_ms = median(plain_ms);
+  out.governed_ms = median(governed_ms);
+  return out;
+}
+
+Settings parse(int argc, char** argv) {
+  Settings settings;
+  for (int i = 1; i < argc; ++i) {
+    const std::string word = argv[i];
+    const bool has_value = i + 1 < argc;
+    if (word == "--smoke") {
+      settings.smoke = true;
+      settings.pairs = 4;
+      settings.warm = 2;
+    } else if (word == "--pairs" && has_value) {
+      settings.pairs = std::atoi(argv[++i]);
+    } else if (word == "--threads" && has_value) {
+      settings.threads = std::atoi(argv[++i]);
+    } else if (word == "--mkl-cbwr" && has_value) {
+      settings.cbwr = argv[++i];
+    } else {
+      std::fprintf(stderr, "w6_governor: unknown option %s\n", word.c_str());
+      std::exit(2);
+    }
+  }
+  return settings;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc == 6 && std::string(argv[1]) == "--child") {
+    return child_main(argv[2], std::string(argv[3]) == "governed", std::string(argv[4]) == "small",
+                      std::atoi(argv[5]));
+  }
+  const Settings settings = parse(argc, argv);
+  nlohmann::json peers = {{"pairs", settings.pairs},
+                          {"threads", settings.threads},
+                          {"mkl_cbwr", settings.cbwr},
+                          {"seed", kSeed}};
+  double bound = 0;
+  double peak_ratio = 0;
+  bool right = true;
+  for (const char* model : {"transformer", "convnet"}) {
+    const Outcome out = measure(model, settings);
+    right = right && out.same_bits;
+    std::printf("%-12s losses %s\n", model, out.same_bits ? "identical to the bit" : "DIFFER");
+    std::printf("  step       plain %.1f ms, governed %.1f ms; slowdown %.4f, 95 %% bound %.4f\n",
+                out.plain_ms, out.governed_ms, out.slowdown, out.slowdown_bound);
+    std::printf("  peak       plain %.1f MiB, governed %.1f MiB above the baseline; ratio %.3f\n",
+                out.plain_peak_mib, out.governed_peak_mib, out.peak_ratio());
+    std::printf("  arena      live peak %.1f MiB, leased peak %.1f MiB\n", out.live_peak_mib,
+                out.leased_peak_mib);
+    bound = std::max(bound, out.slowdown_bound);
+    peak_ratio = std::max(peak_ratio, out.peak_ratio());
+    peers[model] = {{"slowdown", out.slowdown},
+                    {"slowdown_bound", out.slowdown_bound},
+                    {"plain_ms", out.plain_ms},
+                    {"governed_ms", out.governed_ms},
+                    {"plain_peak_mib", out.plain_peak_mib},
+                    {"governed_peak_mib", out.governed_peak_mib},
+                    {"live_peak_mib", out.live_peak_mib}};
+  }
+  peers["peak_resident_above_baseline_ratio"] = peak_ratio;
+  const bool pass = right && (settings.smoke || (bound <= kBar && peak_ratio <= kPeakBar));
+  const char* commit = std::getenv("PLIMSOLL_COMMIT");
+  const nlohmann::json line = {{"name", "w6_governor"},
+                               {"value", bound},
+                               {"unit", "x of plain LibTorch's step time, upper 95 % bound"},
+                               {"bar", kBar},
+                               {"pass", pass},
+                               {"peers", peers},
+                               {"command", "bench/run w6_governor"},
+                               {"commit", commit != nullptr ? commit : "unknown"}};
+  std::printf("%s\n", line.dump().c_str());
+  return pass ? 0 : 1;
+}

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What torch and the heap are told once, at the start of a run, so that neither its results nor
+// its memory depend on chance.
+#include <malloc.h>
+
+#include <ATen/Context.h>
+#include <ATen/Parallel.h>
+#include <ATen/ops/from_blob.h>
+
+#include <cstdlib>
+
+#include "base/check.h"
+#include "plimsoll/torch.h"
+
+namespace plimsoll {
+namespace {
+
+// At this size a block of glibc's heap becomes a mapping of its own, gone when freed. By default
+// the threshold grows with what was freed, up to 32 MiB, and large holes stay in the heap.
+constexpr int kMapThresholdBytes = 1 << 20;
+constexpr int kTrimThresholdBytes = 4 << 20;
+constexpr int kHeapArenas = 2;  // Else eight a core, each with holes of its own.
+
+}  // namespace
+
+Result<void> make_deterministic(int compute_threads) {
+  if (compute_threads < 1) {
+    return fail(ErrorCode::kInvalidArgument,
+                "compute_threads is " + std::to_string(compute_threads),
+                "set compute_threads to at least 1");
+  }
+  const char* cbwr = std::getenv("MKL_CBWR");
+  if (cbwr == nullptr || *cbwr == '\0') {
+    return fail(ErrorCode::kInvalidArgument,
+                "MKL_CBWR is not set: MKL would pick its kernels by the address of the data",
+                "export MKL_CBWR=COMPATIBLE before the process starts");
+  }
+  at::globalContext().setDeterministicAlgorithms(true, false);
+  at::globalContext().setDeterministicFillUninitializedMemory(false);
+  at::globalContext().setDeterministicMkldnn(true);
+  at::set_num_threads(compute_threads);
+  return {};
+}
+
+void fix_heap() noexcept {
+  ::mallopt(M_MMAP_THRESHOLD, kMapThresholdBytes);
+  ::mallopt(M_TRIM_THRESHOLD, kTrimThresholdBytes);
+  ::mallopt(M_ARENA_MAX, kHeapArenas);
+  ::setenv("DNNL_PRIMITIVE_CACHE_CAPACITY", "256", 0);
+}
+
+at::Tensor tensor_over(std::span<std::byte> bytes, at::IntArrayRef shape, at::ScalarType dtype,
+                       std::shared_ptr<void> owner) {
+  std::int64_t elements = 1;
+  for (const std::int64_t size : shape) {
+    elements *= size;
+  }
+  PLIMSOLL_CHECK(static_cast<std::int64_t>(bytes.size()) ==
+                     elements * static_cast<std::int64_t>(c10::elementSize(dtype)),
+                 "tensor_over: the bytes are not the product of shape times the dtype's size");
+  return at::from_blob(
+      bytes.data(), shape, [kept = std::move(owner)](void*) mutable { kept.reset(); },
+      at::TensorOptions(dtype));
+}
+
+}  // namespace plimsoll
