@@ -1,0 +1,181 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""w9_plain_pytorch: one epoch of `cosir` inside a limit, against plain PyTorch with all in RAM.
+
+Both start from the same weights, rows and sample order. The losses of every step are compared
+first; then rows per second of whole epochs, ours and the peer's in turn, are. The peer is judged at
+its best: the faster of a DataLoader with 0 and with 2 workers, in each round anew.
+
+    run.py [--smoke] [--rows N] [--rounds N] [--limit SIZE] [--keep]
+
+The program is taken from PLIMSOLL_PROGRAM, else build/release/bin/plimsoll.
+"""
+import argparse
+import json
+import os
+import pathlib
+import shutil
+import statistics
+import subprocess
+import sys
+
+import numpy as np
+
+FOLDER = pathlib.Path(__file__).resolve().parent
+ROOT = FOLDER.parent.parent
+sys.path.insert(0, str(FOLDER))
+from same_start import write_start  # noqa: E402
+
+BAR = 1.2
+SEED = 0
+FIRST_STEPS = 10
+FIRST_TOLERANCE = 1e-4  # Relative, of each of the first steps' losses.
+MEAN_TOLERANCE = 1e-3   # Relative, of the mean over the epoch.
+PEERS = {"dataloader_0": ["--workers", "0"], "dataloader_2": ["--workers", "2"],
+         "direct": ["--loader", "direct"]}
+JUDGED = ("dataloader_0", "dataloader_2")
+
+
+def fail(text: str) -> None:
+    sys.exit(f"w9_plain_pytorch: {text}")
+
+
+def call(command: list, environment: dict) -> str:
+    done = subprocess.run([str(part) for part in command], text=True, env=environment,
+                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, check=False)
+    if done.returncode:
+        fail(f"{' '.join(map(str, command))}: status {done.returncode}\n{done.stderr[-2000:]}")
+    return done.stdout
+
+
+def make_data(options, work: pathlib.Path) -> pathlib.Path:
+    data = work / "data"
+    call([options.program, "synth", "cosir", "--rows", options.rows, "--out", data], os.environ)
+    header = json.loads((data / "features.json").read_text())
+    columns = [(column["name"], column["dtype"], column["shape"]) for column in header["columns"]]
+    if columns != [("image", "float32", [512]), ("text", "float32", [512])]:
+        fail(f"the peer reads image and text as float32 [512], but synth wrote {columns}")
+    ids = (np.arange(options.rows) if header["ids"]["dense"]
+           else np.fromfile(data / "ids.dat", np.int64)[: options.rows])
+    write_start(work / "start.npz", SEED, ids, np.arange(options.rows), 512)
+    return data
+
+
+def run_ours(options, work: pathlib.Path, data: pathlib.Path) -> dict:
+    out = work / "run"
+    shutil.rmtree(out, ignore_errors=True)
+    settings = {"holdout": 0, "eval_every_n_epochs": 0, "metrics_every_n_steps": 1,
+                "compute_threads": options.threads}
+    command = [options.program, "train", "cosir", "--data", data, "--out", out, "--epochs", 1,
+               "--batch-size", options.batch_size, "--seed", SEED, "--memory-limit", options.limit,
+               "--json"]
+    for key, value in settings.items():
+        command += ["--set", f"{key}={value}"]
+    summary = json.loads(call(command, os.environ).strip().splitlines()[-1])
+    events = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
+    summary["losses"] = [event["loss"] for event in events if event["event"] == "step"]
+    return summary
+
+
+def run_peer(options, work: pathlib.Path, data: pathlib.Path, how: list[str]) -> dict:
+    # A plain program knows nothing of MKL_CBWR, and is not made to pay for it.
+    environment = {key: value for key, value in os.environ.items() if key != "MKL_CBWR"}
+    command = [sys.executable, FOLDER / "plain_pytorch.py", data, "--start", work / "start.npz",
+               "--threads", options.threads, "--batch-size", options.batch_size, *how]
+    return json.loads(call(command, environment).strip().splitlines()[-1])
+
+
+def compare_losses(ours: list[float], peer: list[float]) -> tuple[bool, str, dict]:
+    """(they agree to rounding, a line that says how closely, the same as figures)."""
+    if len(ours) != len(peer):
+        return False, f"ours has {len(ours)} steps, the peer {len(peer)}", {}
+    a, b = np.array(ours), np.array(peer)
+    apart = np.abs(a - b) / np.abs(b)
+    first = float(apart[:FIRST_STEPS].max())
+    mean = float(abs(a.mean() - b.mean()) / abs(b.mean()))
+    good = bool(first <= FIRST_TOLERANCE and mean <= MEAN_TOLERANCE)
+    text = (f"losses of {len(a)} steps, relative difference: first {FIRST_STEPS} steps "
+            f"≤ {first:.1e} (allowed {FIRST_TOLERANCE:.0e}), any step ≤ {apart.max():.1e}, "
+            f"mean over the epoch {mean:.1e} (allowed {MEAN_TOLERANCE:.0e})")
+    return good, text, {"first_steps": first, "any_step": float(apart.max()), "mean": mean}
+
+
+def measure(options, work: pathlib.Path, data: pathlib.Path) -> tuple[list[dict], dict]:
+    """Rounds of (ours, each peer) in turn; figures of the loss comparison in the first."""
+    rounds, agreement = [], {}
+    for number in range(options.rounds):
+        results = {"ours": run_ours(options, work, data)}
+        for name, how in PEERS.items():
+            results[name] = run_peer(options, work, data, how)
+            if number == 0:
+                good, text, agreement = compare_losses(results["ours"]["losses"],
+                                                       results[name]["losses"])
+                print(f"{name}: {text}", flush=True)
+                if not good:
+                    fail("the two programs do not train the same model; nothing was compared")
+        rounds.append(results)
+        print(f"round {number + 1}: " + ", ".join(
+            f"{name} {result['rows_per_second']:,.0f} rows/s" for name, result in results.items()),
+            flush=True)
+    return rounds, agreement
+
+
+def report(options, rounds: list[dict], agreement: dict) -> dict:
+    ratios = [each["ours"]["rows_per_second"] / max(each[name]["rows_per_second"]
+                                                    for name in JUDGED) for each in rounds]
+    value = statistics.median(ratios)
+
+    def median(name, key="rows_per_second"):
+        return statistics.median(each[name][key] for each in rounds)
+
+    print(f"ours ÷ the faster DataLoader: {value:.2f} (rounds: "
+          f"{', '.join(f'{ratio:.2f}' for ratio in ratios)}), bar {BAR}; ÷ direct indexing: "
+          f"{median('ours') / median('direct'):.2f}")
+    print(f"peak resident: ours {median('ours', 'peak_resident_bytes') / 2**20:,.0f} MiB of "
+          f"{options.limit}, the peer {median('dataloader_0', 'peak_resident_bytes') / 2**20:,.0f} "
+          f"MiB; data {options.rows * 4096 / 2**20:,.0f} MiB")
+    return {"name": "w9_plain_pytorch", "value": round(value, 3), "unit": "x", "bar": BAR,
+            "pass": options.smoke or value >= BAR,
+            "peers": {name: {"rows_per_second": round(median(name)),
+                             "peak_resident_bytes": round(median(name, "peak_resident_bytes"))}
+                      for name in ("ours", *PEERS)},
+            "rows": options.rows, "batch_size": options.batch_size, "limit": options.limit,
+            "threads": options.threads, "seed": SEED, "loss_difference": agreement,
+            "command": " ".join(["bench/w9_plain_pytorch/run.py", *sys.argv[1:]]),
+            "commit": os.environ.get("PLIMSOLL_COMMIT", "unknown")}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--smoke", action="store_true", help="seconds; only the answer counts")
+    parser.add_argument("--rows", type=int, help="default 300,000 (1.1 GiB), --smoke 6,000")
+    parser.add_argument("--rounds", type=int, help="default 3, --smoke 1")
+    parser.add_argument("--batch-size", type=int, help="default 2048, --smoke 256")
+    parser.add_argument("--limit", default="768MiB", help="our memory limit")
+    parser.add_argument("--threads", type=int, default=min(2, os.cpu_count() or 1),
+                        help="compute threads of both")
+    parser.add_argument("--program", type=pathlib.Path, default=pathlib.Path(
+        os.environ.get("PLIMSOLL_PROGRAM", ROOT / "build/release/bin/plimsoll")))
+    parser.add_argument("--work", type=pathlib.Path, default=ROOT / "build/bench-w9",
+                        help="folder for data and runs, made anew")
+    parser.add_argument("--keep", action="store_true", help="keep that folder")
+    options = parser.parse_args()
+    options.rows = options.rows or (6_000 if options.smoke else 300_000)
+    options.rounds = options.rounds or (1 if options.smoke else 3)
+    options.batch_size = options.batch_size or (256 if options.smoke else 2048)
+    if not options.program.exists():
+        fail(f"{options.program} is not there: run make build, or set PLIMSOLL_PROGRAM")
+    shutil.rmtree(options.work, ignore_errors=True)
+    options.work.mkdir(parents=True)
+    try:
+        data = make_data(options, options.work)
+        result = report(options, *measure(options, options.work, data))
+    finally:
+        if not options.keep:
+            shutil.rmtree(options.work, ignore_errors=True)
+    print(json.dumps(result))
+    return 0 if result["pass"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
