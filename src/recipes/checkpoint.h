@@ -25,7 +25,7 @@
 namespace plimsoll {
 
 struct NamedTensor {
-  std::string name{};  ///< "model.w1", "adamw.exp_avg.w1".
+  std::string name{};   ///< "model.w1", "adamw.exp_avg.w1".
   at::Tensor tensor{};  ///< On the CPU; contiguous.
 };
 
@@ -34,8 +34,8 @@ struct CheckpointState {
   std::int64_t step{0};
   std::int64_t phase{1};  ///< 1: labels and combiner; 2: the classifier of conditions.
   LoaderState loader{};   ///< Where the next batch begins.
-  std::map<std::string, double> numbers{};      ///< Sums and counts; exact across a round trip.
-  std::map<std::string, std::string> texts{};   ///< Small JSON documents, such as an evaluation.
+  std::map<std::string, double> numbers{};     ///< Sums and counts; exact across a round trip.
+  std::map<std::string, std::string> texts{};  ///< Small JSON documents, such as an evaluation.
 };
 
 /// Writes the checkpoint at `directory` (whose parent exists), replacing none.

@@ -121,9 +121,9 @@ class CosirSettings {
   CosirSettings();
 
   /// Reads a .toml or .json file: flat keys, or the same inside a table named `cosir`.
-  /// A run.toml gives back the sources it recorded.
+  /// With `keep_sources` (a run's own run.toml) values keep the sources recorded beside them.
   /// Errors: kNotFound; kInvalidArgument naming the file, the line (TOML) and the key.
-  Result<void> read_file(const std::filesystem::path& path);
+  Result<void> read_file(const std::filesystem::path& path, bool keep_sources = false);
 
   /// Sets one key from text; `source` is what the user wrote it in: "--epochs", "--set".
   /// Errors: kInvalidArgument naming the key, what it accepts, and the nearest known key.
@@ -154,8 +154,8 @@ class CosirSettings {
   [[nodiscard]] const std::string& source_of(std::string_view key) const;
 
  private:
-  Result<void> set_field(std::size_t index, std::string_view text, std::string source);
-  Result<void> read_toml(const std::filesystem::path& path, const std::string& text);
+  Result<void> read_toml(const std::filesystem::path& path, const std::string& text,
+                         bool keep_sources);
   Result<void> read_json(const std::filesystem::path& path, const std::string& text);
 
   CosirConfig config_{};

@@ -53,9 +53,11 @@ class RunControl {
   const char* reason_{""};
 };
 
-/// What `plimsoll stop|pause|continue RUN` do. Errors: kNotFound (no run there), kIo.
-Result<void> ask_to_stop(const std::filesystem::path& run);
-Result<void> ask_to_pause(const std::filesystem::path& run);
-Result<void> ask_to_continue(const std::filesystem::path& run);
+/// What `plimsoll stop|pause|continue RUN` do: leave or remove the file that poll() looks for.
+/// False: no process trains there, and nothing was left behind.
+/// Errors: kNotFound (no run there), kIo.
+Result<bool> ask_to_stop(const std::filesystem::path& run);
+Result<bool> ask_to_pause(const std::filesystem::path& run);
+Result<bool> ask_to_continue(const std::filesystem::path& run);
 
 }  // namespace plimsoll

@@ -28,6 +28,7 @@ struct MetricsOptions {
   /// The run folder: names the MLflow run, so that a resumption goes on in the same one.
   std::filesystem::path run{};
   std::span<const std::pair<std::string, std::string>> params{};
+  std::int64_t resumed_step{-1};  ///< >= 0: later steps seen before are being done again.
 };
 
 class Metrics {

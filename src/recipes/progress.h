@@ -20,11 +20,11 @@ namespace plimsoll {
 
 struct ProgressOptions {
   std::FILE* stream{stderr};
-  int terminal{-1};             ///< 1: a terminal; 0: not; −1: ask the stream.
-  int columns{0};               ///< Width; 0: ask the terminal.
-  double live_seconds{0.1};     ///< Least time between redraws of the bar.
-  double plain_seconds{10.0};   ///< Least time between plain lines.
-  bool quiet{false};            ///< Prints nothing but text().
+  int terminal{-1};            ///< 1: a terminal; 0: not; −1: ask the stream.
+  int columns{0};              ///< Width; 0: ask the terminal.
+  double live_seconds{0.1};    ///< Least time between redraws of the bar.
+  double plain_seconds{10.0};  ///< Least time between plain lines.
+  bool quiet{false};           ///< Prints nothing but text().
 };
 
 class Progress {

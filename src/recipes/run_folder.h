@@ -72,9 +72,9 @@ struct RunStatus {
 /// What another process sees of a run; for `plimsoll status`.
 struct RunView {
   RunStatus status{};
-  bool alive{false};           ///< Some process holds the run's lock.
-  int pid{0};                  ///< Of that process, or of the last one.
-  double age_seconds{0.0};     ///< Since status.json was written.
+  bool alive{false};        ///< Some process holds the run's lock.
+  int pid{0};               ///< Of that process, or of the last one.
+  double age_seconds{0.0};  ///< Since status.json was written.
   [[nodiscard]] std::string to_json() const;
   [[nodiscard]] std::string to_text() const;
 };
@@ -131,10 +131,13 @@ class RunFolder {
   [[nodiscard]] std::filesystem::path metrics() const { return root_ / "metrics"; }
   [[nodiscard]] std::filesystem::path config_file() const { return root_ / "run.toml"; }
 
+  /// True when some process holds this run's lock.
+  [[nodiscard]] static bool is_locked(const std::filesystem::path& root);
+
   /// True when `path` holds a run.
   [[nodiscard]] static bool is_run(const std::filesystem::path& path);
 
-  /// What `plimsoll status` shows. Takes no lock for longer than a look. Errors: kNotFound.
+  /// What `plimsoll status` shows. Takes no lock. Errors: kNotFound, kCorrupt.
   static Result<RunView> view(const std::filesystem::path& root);
 
   /// Removes a new folder again when training failed before its first step left anything to keep.
@@ -143,13 +146,16 @@ class RunFolder {
  private:
   explicit RunFolder(std::filesystem::path root) noexcept : root_(std::move(root)) {}
   Result<void> lock();
+  Result<void> open_events();
+  Result<void> furnish(const std::string& run_toml);
   void close() noexcept;
 
   std::filesystem::path root_{};
-  int lock_{-1};    // Descriptor of .lock, flock()ed.
-  int events_{-1};  // Descriptor of events.jsonl, O_APPEND.
-  bool created_directory_{false};
-  std::int64_t status_written_ns_{0};
+  int lock_{-1};                   // Descriptor of .lock, flock()ed.
+  int events_{-1};                 // Descriptor of events.jsonl, O_APPEND.
+  bool created_{false};            // By this object: abandon() may empty it.
+  bool created_directory_{false};  // And remove it.
+  std::int64_t status_written_ms_{0};
 };
 
 /// "step-000000120" for 120.

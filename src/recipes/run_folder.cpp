@@ -1,0 +1,376 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Making, locking and tidying a run folder. What it says about itself is in run_status.cpp.
+#include "recipes/run_folder.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <nlohmann/json.hpp>
+#include <system_error>
+
+#include "base/check.h"
+#include "os/file.h"
+
+namespace plimsoll {
+namespace {
+
+namespace fs = std::filesystem;
+constexpr std::string_view kCheckpointPrefix = "step-";
+constexpr int kManifestFormat = 1;
+
+fs::path lock_path(const fs::path& root) {
+  return root / ".lock";
+}
+fs::path manifest_path(const fs::path& root) {
+  return root / "checkpoints" / "manifest.json";
+}
+
+struct flock whole_file(short type) {
+  struct flock range {};
+  range.l_type = type;
+  range.l_whence = SEEK_SET;
+  return range;
+}
+
+/// The step of a checkpoint folder's name; −1 for any other name.
+std::int64_t step_of(const std::string& name) {
+  if (!name.starts_with(kCheckpointPrefix)) {
+    return -1;
+  }
+  std::int64_t step = -1;
+  const char* first = name.data() + kCheckpointPrefix.size();
+  const char* last = name.data() + name.size();
+  const auto [end, status] = std::from_chars(first, last, step);
+  return status == std::errc{} && end == last && step >= 0 ? step : -1;
+}
+
+/// Names in a folder; empty when it is missing.
+Result<std::vector<std::string>> names_in(const fs::path& folder) {
+  std::vector<std::string> names;
+  std::error_code status;
+  fs::directory_iterator entry(folder, status);
+  if (status == std::errc::no_such_file_or_directory) {
+    return names;
+  }
+  for (; !status && entry != fs::directory_iterator(); entry.increment(status)) {
+    names.push_back(entry->path().filename().string());
+  }
+  if (status) {
+    return fail_io(status.value(), folder.string());
+  }
+  return names;
+}
+
+Result<void> remove_tree(const fs::path& path) {
+  std::error_code status;
+  fs::remove_all(path, status);
+  if (status) {
+    return fail_io(status.value(), fmt::format("{}: cannot be removed", path.string()));
+  }
+  return {};
+}
+
+}  // namespace
+
+std::string checkpoint_name(std::int64_t step) {
+  return fmt::format("{}{:09}", kCheckpointPrefix, step);
+}
+
+bool RunFolder::is_run(const fs::path& path) {
+  std::error_code status;
+  return fs::is_regular_file(path / "run.toml", status);
+}
+
+bool RunFolder::is_locked(const fs::path& root) {
+  const int descriptor = ::open(lock_path(root).c_str(), O_RDWR | O_CLOEXEC);
+  if (descriptor < 0) {
+    return false;
+  }
+  auto range = whole_file(F_WRLCK);
+  const bool locked = ::fcntl(descriptor, F_OFD_GETLK, &range) == 0 && range.l_type != F_UNLCK;
+  ::close(descriptor);
+  return locked;
+}
+
+Result<RunFolder> RunFolder::create(const fs::path& root, const std::string& run_toml) {
+  if (is_run(root)) {
+    return fail(ErrorCode::kInvalidArgument, fmt::format("{} is a run already", root.string()),
+                "go on with it by `plimsoll resume RUN`, or name another folder with --out");
+  }
+  std::error_code status;
+  const bool exists = fs::exists(root, status);
+  if (exists && !fs::is_directory(root, status)) {
+    return fail(ErrorCode::kInvalidArgument, fmt::format("{} is not a folder", root.string()),
+                "name another folder with --out");
+  }
+  PLIMSOLL_TRY(const auto names, names_in(root));
+  // A lock alone is what a process leaves that was killed before it wrote run.toml.
+  if (std::any_of(names.begin(), names.end(), [](const auto& name) { return name != ".lock"; })) {
+    return fail(ErrorCode::kInvalidArgument,
+                fmt::format("{} is not empty and is no run", root.string()),
+                "name a new or empty folder with --out");
+  }
+  RunFolder folder(root);
+  fs::create_directories(root, status);
+  if (status) {
+    return fail_io(status.value(), fmt::format("{}: cannot make the run folder", root.string()),
+                   "name a writable folder with --out");
+  }
+  folder.created_ = true;
+  folder.created_directory_ = !exists;
+  if (auto ready = folder.furnish(run_toml); !ready) {
+    folder.abandon();
+    return tl::unexpected(std::move(ready).error());
+  }
+  return folder;
+}
+
+Result<void> RunFolder::furnish(const std::string& run_toml) {
+  PLIMSOLL_TRY_VOID(lock());
+  for (const char* name : {"checkpoints", "metrics"}) {
+    std::error_code status;
+    fs::create_directory(root_ / name, status);
+    if (status) {
+      return fail_io(status.value(), (root_ / name).string());
+    }
+  }
+  PLIMSOLL_TRY_VOID(replace_file(config_file(), run_toml));
+  return open_events();
+}
+
+Result<RunFolder> RunFolder::open(const fs::path& root) {
+  if (!is_run(root)) {
+    return fail(ErrorCode::kNotFound, fmt::format("{}: no run there (no run.toml)", root.string()),
+                "`plimsoll train` makes one");
+  }
+  RunFolder folder(root);
+  PLIMSOLL_TRY_VOID(folder.lock());
+  std::error_code ignored;
+  fs::remove(root / ".stop", ignored);
+  fs::remove(root / ".pause", ignored);
+  PLIMSOLL_TRY_VOID(folder.open_events());
+  return folder;
+}
+
+RunFolder::RunFolder(RunFolder&& other) noexcept
+    : root_(std::move(other.root_)),
+      lock_(std::exchange(other.lock_, -1)),
+      events_(std::exchange(other.events_, -1)),
+      created_(other.created_),
+      created_directory_(other.created_directory_),
+      status_written_ms_(other.status_written_ms_) {}
+
+RunFolder& RunFolder::operator=(RunFolder&& other) noexcept {
+  if (this != &other) {
+    close();
+    root_ = std::move(other.root_);
+    lock_ = std::exchange(other.lock_, -1);
+    events_ = std::exchange(other.events_, -1);
+    created_ = other.created_;
+    created_directory_ = other.created_directory_;
+    status_written_ms_ = other.status_written_ms_;
+  }
+  return *this;
+}
+
+RunFolder::~RunFolder() {
+  close();
+}
+
+void RunFolder::close() noexcept {
+  for (int* descriptor : {&events_, &lock_}) {
+    if (*descriptor >= 0) {
+      ::close(std::exchange(*descriptor, -1));
+    }
+  }
+}
+
+Result<void> RunFolder::lock() {
+  const auto path = lock_path(root_);
+  lock_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+  if (lock_ < 0) {
+    return fail_io(errno, path.string(), "name a writable folder with --out");
+  }
+  // An open-file-description lock ends with the process, however it ends, and others can ask for
+  // its state without taking it.
+  auto range = whole_file(F_WRLCK);
+  if (::fcntl(lock_, F_OFD_SETLK, &range) != 0) {
+    const int reason = errno;
+    if (reason == EAGAIN || reason == EACCES) {
+      return fail(ErrorCode::kInvalidArgument,
+                  fmt::format("{}: another process trains in this run", root_.string()),
+                  "`plimsoll status RUN` shows it, `plimsoll stop RUN` ends it");
+    }
+    return fail_io(reason, path.string());
+  }
+  const auto pid = fmt::format("{}\n", ::getpid());
+  if (::ftruncate(lock_, 0) != 0 ||
+      ::pwrite(lock_, pid.data(), pid.size(), 0) != static_cast<ssize_t>(pid.size())) {
+    return fail_io(errno, path.string());
+  }
+  return {};
+}
+
+Result<void> RunFolder::open_events() {
+  const auto path = root_ / "events.jsonl";
+  events_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
+  if (events_ < 0) {
+    return fail_io(errno, path.string());
+  }
+  // A kill can cut the last line short; what follows must not continue it.
+  const off_t size = ::lseek(events_, 0, SEEK_END);
+  char last = '\n';
+  if (size > 0 && ::pread(events_, &last, 1, size - 1) == 1 && last != '\n' &&
+      ::write(events_, "\n", 1) != 1) {
+    return fail_io(errno, path.string());
+  }
+  return {};
+}
+
+Result<void> RunFolder::check_identity(const RunIdentity& identity) {
+  const auto path = root_ / "identity.json";
+  std::error_code status;
+  if (!fs::exists(path, status)) {
+    return replace_file(path, nlohmann::json(identity).dump(2) + "\n");
+  }
+  PLIMSOLL_TRY(const std::string text, read_small_file(path));
+  const auto saved = nlohmann::json::parse(text, nullptr, false);
+  if (!saved.is_object()) {
+    return fail(ErrorCode::kCorrupt, fmt::format("{}: not a JSON object", path.string()));
+  }
+  std::string differences;
+  const auto differ = [&](const std::string& key, const std::string& was, const std::string& is) {
+    differences +=
+        fmt::format("{}{} was {} and is {}", differences.empty() ? "" : "; ", key, was, is);
+  };
+  for (const auto& [key, value] : identity) {
+    const auto at = saved.find(key);
+    const std::string was = at != saved.end() && at->is_string() ? at->get<std::string>() : "unset";
+    if (was != value) {
+      differ(key, was, value);
+    }
+  }
+  for (const auto& [key, value] : saved.items()) {
+    if (!identity.contains(key)) {
+      differ(key, value.is_string() ? value.get<std::string>() : value.dump(), "unset");
+    }
+  }
+  if (!differences.empty()) {
+    return fail(ErrorCode::kInvalidArgument,
+                fmt::format("{}: this run cannot go on here: {}", root_.string(), differences),
+                "the same bits need the same identity; resume where it was started, or train anew");
+  }
+  return {};
+}
+
+Result<void> RunFolder::write_config(const std::string& run_toml) {
+  return replace_file(config_file(), run_toml);
+}
+
+fs::path RunFolder::checkpoint_path(std::int64_t step) const {
+  return root_ / "checkpoints" / checkpoint_name(step);
+}
+
+Result<std::optional<std::int64_t>> RunFolder::published_step() const {
+  const auto path = manifest_path(root_);
+  std::error_code status;
+  if (!fs::exists(path, status)) {
+    return std::optional<std::int64_t>{};
+  }
+  PLIMSOLL_TRY(const std::string text, read_small_file(path));
+  const auto manifest = nlohmann::json::parse(text, nullptr, false);
+  const bool sound = manifest.is_object() && manifest.contains("step") &&
+                     manifest["step"].is_number_integer() && manifest.contains("format") &&
+                     manifest["format"] == kManifestFormat;
+  if (!sound) {
+    return fail(ErrorCode::kCorrupt,
+                fmt::format("{}: not a manifest of format {}", path.string(), kManifestFormat));
+  }
+  return std::optional<std::int64_t>{manifest["step"].get<std::int64_t>()};
+}
+
+Result<void> RunFolder::publish(std::int64_t step, std::int64_t keep) {
+  PLIMSOLL_CHECK(keep >= 1, "the newest checkpoint must be kept");
+  const nlohmann::ordered_json manifest{
+      {"format", kManifestFormat}, {"step", step}, {"checkpoint", checkpoint_name(step)}};
+  PLIMSOLL_TRY_VOID(replace_file(manifest_path(root_), manifest.dump() + "\n"));
+  PLIMSOLL_TRY(const auto steps, checkpoint_steps());
+  const auto count = static_cast<std::int64_t>(steps.size());
+  for (std::int64_t i = 0; i < count - keep; ++i) {
+    if (const auto old = steps[static_cast<std::size_t>(i)]; old != step) {
+      PLIMSOLL_TRY_VOID(remove_tree(checkpoint_path(old)));
+    }
+  }
+  return {};
+}
+
+Result<std::vector<std::int64_t>> RunFolder::checkpoint_steps() const {
+  PLIMSOLL_TRY(const auto names, names_in(root_ / "checkpoints"));
+  std::vector<std::int64_t> steps;
+  for (const auto& name : names) {
+    if (const auto step = step_of(name); step >= 0) {
+      steps.push_back(step);
+    }
+  }
+  std::sort(steps.begin(), steps.end());  // By number: "step-10" comes after "step-9".
+  return steps;
+}
+
+Result<void> RunFolder::discard_unpublished() {
+  PLIMSOLL_TRY(const auto published, published_step());
+  PLIMSOLL_TRY(const auto names, names_in(root_ / "checkpoints"));
+  for (const auto& name : names) {
+    const auto step = step_of(name);
+    const bool unfinished = step < 0 && name.starts_with(kCheckpointPrefix);
+    if (unfinished || step > published.value_or(-1)) {
+      PLIMSOLL_TRY_VOID(remove_tree(root_ / "checkpoints" / name));
+    }
+  }
+  return {};
+}
+
+void RunFolder::abandon() noexcept {
+  const bool created = std::exchange(created_, false);
+  close();
+  if (!created) {
+    return;
+  }
+  // The folder was new or empty when it was made, so everything in it is this run's.
+  std::error_code ignored;
+  if (created_directory_) {
+    fs::remove_all(root_, ignored);
+    return;
+  }
+  for (fs::directory_iterator entry(root_, ignored); !ignored && entry != fs::directory_iterator();
+       entry.increment(ignored)) {
+    std::error_code gone;
+    fs::remove_all(entry->path(), gone);
+  }
+}
+
+std::string instruction_set() {
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  std::string text = "x86-64";
+  const auto add = [&text](bool has, const char* name) { text += has ? name : ""; };
+  add(__builtin_cpu_supports("avx2") != 0, " avx2");
+  add(__builtin_cpu_supports("fma") != 0, " fma");
+  add(__builtin_cpu_supports("avx512f") != 0, " avx512f");
+  add(__builtin_cpu_supports("avx512bw") != 0, " avx512bw");
+  add(__builtin_cpu_supports("avx512vl") != 0, " avx512vl");
+  add(__builtin_cpu_supports("avx512vnni") != 0, " avx512vnni");
+  return text;
+#elif defined(__aarch64__)
+  return "aarch64";
+#else
+  return "other";
+#endif
+}
+
+}  // namespace plimsoll
