@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "store/embedding_description.h"
+
+#include <bit>
+#include <initializer_list>
+#include <utility>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "base/check.h"
+#include "base/crc32c.h"
+#include "base/philox.h"
+#include "os/file.h"
+#include "store/row_init.h"
+#include "store/row_optimizer.h"
+
+namespace plimsoll {
+namespace {
+
+using Json = nlohmann::json;  // Keys are sorted, so one content has one text.
+
+constexpr int kVersion = 1;
+
+std::uint32_t text_crc(const std::string& text) {
+  return crc32c(std::as_bytes(std::span(text.data(), text.size())));
+}
+
+std::string hex(std::uint64_t value) {
+  return fmt::format("{:016x}", value);
+}
+
+Json to_json(const TableDescription& table) {
+  const TableShape shape = table.shape();
+  return {{"format", "plimsoll embedding table"},
+          {"version", kVersion},
+          {"rows", table.ids.rows},
+          {"dim", table.dim},
+          {"dtype", "float32"},
+          {"optimizer", optimizer_name(table.optimizer)},
+          {"init",
+           {{"kind", init_name(table.init.kind)},
+            {"scale", table.init.scale},
+            {"seed", hex(table.init.seed)}}},
+          {"ids", {{"dense", table.ids.dense}, {"fingerprint", hex(table.ids.fingerprint)}}},
+          {"layout", "any_order"},
+          {"record_bytes", shape.record_bytes},
+          {"page_bytes", shape.page_bytes},
+          {"rows_per_page", shape.rows_per_page},
+          {"fingerprint", hex(table.fingerprint())}};
+}
+
+template <class Kind, class Name>
+Kind parse_kind(const std::string& text, std::initializer_list<Kind> kinds, const Name& name) {
+  for (const Kind kind : kinds) {
+    if (text == name(kind)) {
+      return kind;
+    }
+  }
+  throw std::runtime_error("unknown kind \"" + text + "\"");
+}
+
+// Throws what nlohmann/json throws, or runtime_error: read_description() turns it into kCorrupt.
+TableDescription from_json(Json json) {
+  if (json.at("format") != "plimsoll embedding table" || json.at("version") != kVersion) {
+    throw std::runtime_error("not an embedding table of a version known here");
+  }
+  const auto crc = json.at("crc32c").get<std::uint32_t>();
+  json.erase("crc32c");
+  if (crc != text_crc(json.dump())) {
+    throw std::runtime_error("fails its checksum");
+  }
+  TableDescription table;
+  table.dim = json.at("dim").get<std::int64_t>();
+  table.optimizer = parse_kind(
+      json.at("optimizer").get<std::string>(),
+      {RowOptimizer::kAdamW, RowOptimizer::kAdamWFresh, RowOptimizer::kAdagrad}, optimizer_name);
+  const Json& init = json.at("init");
+  table.init.kind =
+      parse_kind(init.at("kind").get<std::string>(),
+                 {RowInitKind::kZeros, RowInitKind::kNormal, RowInitKind::kUniform}, init_name);
+  table.init.scale = init.at("scale").get<float>();
+  table.init.seed = std::stoull(init.at("seed").get<std::string>(), nullptr, 16);
+  table.ids.rows = json.at("rows").get<std::int64_t>();
+  table.ids.dense = json.at("ids").at("dense").get<bool>();
+  table.ids.fingerprint =
+      std::stoull(json.at("ids").at("fingerprint").get<std::string>(), nullptr, 16);
+  if (hex(table.fingerprint()) != json.at("fingerprint").get<std::string>()) {
+    throw std::runtime_error("its fingerprint does not fit its fields");
+  }
+  return table;
+}
+
+}  // namespace
+
+namespace table_files {
+std::filesystem::path map_path(const std::filesystem::path& directory, int slot) {
+  return directory / (slot == 0 ? "map.0" : "map.1");
+}
+}  // namespace table_files
+
+TableShape TableDescription::shape() const noexcept {
+  return table_shape(ids.rows, dim, optimizer_slots(optimizer));
+}
+
+std::uint64_t TableDescription::fingerprint() const noexcept {
+  const TableShape s = shape();
+  std::uint64_t chain = 0x706C696D736F6C6CULL;
+  for (const std::uint64_t field :
+       {static_cast<std::uint64_t>(dim), static_cast<std::uint64_t>(optimizer),
+        static_cast<std::uint64_t>(init.kind),
+        static_cast<std::uint64_t>(std::bit_cast<std::uint32_t>(init.scale)), init.seed,
+        static_cast<std::uint64_t>(ids.rows), static_cast<std::uint64_t>(ids.dense),
+        ids.fingerprint, static_cast<std::uint64_t>(s.record_bytes),
+        static_cast<std::uint64_t>(s.page_bytes), static_cast<std::uint64_t>(s.rows_per_page)}) {
+    chain = mix64(chain ^ field);
+  }
+  return chain;
+}
+
+Result<TableDescription> read_description(const std::filesystem::path& directory) {
+  const auto path = directory / table_files::kDescription;
+  PLIMSOLL_TRY(const std::string text, read_small_file(path));
+  try {
+    return from_json(Json::parse(text));
+  } catch (const std::exception& problem) {
+    return fail(ErrorCode::kCorrupt, fmt::format("{}: {}", path.string(), problem.what()));
+  }
+}
+
+Result<void> write_description(const std::filesystem::path& directory,
+                               const TableDescription& description) {
+  Json json = to_json(description);
+  json["crc32c"] = text_crc(json.dump());
+  return replace_file(directory / table_files::kDescription, json.dump(2) + "\n");
+}
+
+Result<void> compare_description(const std::filesystem::path& directory,
+                                 const TableDescription& table,
+                                 const EmbeddingStoreOptions& options, const IdIndexInfo* ids) {
+  const auto differs = [&](const std::string& option, const auto& has, const auto& asked) {
+    return fail(ErrorCode::kInvalidArgument,
+                fmt::format("{}: {} is {}, but {} was asked for",
+                            (directory / table_files::kDescription).string(), option, has, asked),
+                "open the table as it was made, or name another directory");
+  };
+  if (options.dim != 0 && options.dim != table.dim) {
+    return differs("dim", table.dim, options.dim);
+  }
+  if (options.optimizer.kind != table.optimizer) {
+    return differs("optimizer.kind", optimizer_name(table.optimizer),
+                   optimizer_name(options.optimizer.kind));
+  }
+  if (options.init.kind != table.init.kind) {
+    return differs("init.kind", init_name(table.init.kind), init_name(options.init.kind));
+  }
+  if (options.init.scale != table.init.scale) {
+    return differs("init.scale", table.init.scale, options.init.scale);
+  }
+  if (options.init.seed != table.init.seed) {
+    return differs("init.seed", table.init.seed, options.init.seed);
+  }
+  if (options.rows != 0 && options.rows != table.ids.rows) {
+    return differs("rows", table.ids.rows, options.rows);
+  }
+  if (ids != nullptr && ids->rows != table.ids.rows) {
+    return differs("ids (their number)", table.ids.rows, ids->rows);
+  }
+  if (ids != nullptr && ids->fingerprint != table.ids.fingerprint) {
+    return differs("ids (their fingerprint)", hex(table.ids.fingerprint), hex(ids->fingerprint));
+  }
+  return {};
+}
+
+}  // namespace plimsoll

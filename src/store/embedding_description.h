@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// TableDescription: what a table is and stays, as kept in table.json.
+//
+// Written once, last, when a table is created: a directory without it holds no table. It carries a
+// checksum of its own, and its fingerprint is in every page and superblock.
+//
+// Threads: values.   Memory: a few hundred bytes of text.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+
+#include "plimsoll/embedding_store.h"
+#include "store/embedding_format.h"
+#include "store/id_index.h"
+
+namespace plimsoll {
+
+struct TableDescription {
+  std::int64_t dim{0};
+  RowOptimizer optimizer{};
+  RowInit init{};
+  IdIndexInfo ids{};
+
+  [[nodiscard]] TableShape shape() const noexcept;
+  /// Over every field.
+  [[nodiscard]] std::uint64_t fingerprint() const noexcept;
+};
+
+namespace table_files {
+inline constexpr const char* kDescription = "table.json";
+inline constexpr const char* kRows = "rows.dat";
+inline constexpr const char* kSuper = "super";
+inline constexpr const char* kIds = "rows";  // rows.ids, rows.order
+[[nodiscard]] std::filesystem::path map_path(const std::filesystem::path& directory, int slot);
+}  // namespace table_files
+
+/// Errors: kNotFound (there is no table), kCorrupt, kIo.
+Result<TableDescription> read_description(const std::filesystem::path& directory);
+
+/// Durably; the table exists from then on. Errors: kIo.
+Result<void> write_description(const std::filesystem::path& directory,
+                               const TableDescription& description);
+
+/// Compares what the caller asks for with what the table is. `ids`: nullptr when none were given.
+/// Errors: kInvalidArgument naming the file, both values and the option.
+Result<void> compare_description(const std::filesystem::path& directory,
+                                 const TableDescription& table,
+                                 const EmbeddingStoreOptions& options, const IdIndexInfo* ids);
+
+}  // namespace plimsoll

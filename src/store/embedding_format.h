@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The bytes of an embedding table: rows, pages, page table entries and superblocks.
+//
+// Every byte that is read back is covered: a row by its own checksum, the rows of a page by the
+// page's, the page by the page table's entry (so an old block cannot pass for a new one), the page
+// table by the superblock. Little-endian. docs/formats/embedding_store.md is the specification.
+//
+// Reading order: docs/formats/embedding_store.md, this file, embedding_description.h.
+//
+// Threads: pure functions.   Memory: none.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <span>
+
+#include "os/file.h"
+#include "plimsoll/result.h"
+
+namespace plimsoll {
+
+inline constexpr std::int64_t kBlockUnit = 4096;  // Alignment of direct I/O.
+inline constexpr std::int64_t kPageHeaderBytes = 32;
+inline constexpr std::int64_t kRowHeaderBytes = 16;
+
+/// What follows from rows, dim and slots.
+struct TableShape {
+  std::int64_t rows{0};
+  std::int64_t dim{0};
+  std::int64_t slots{0};
+  std::int64_t record_bytes{0};  // A multiple of 8.
+  std::int64_t page_bytes{0};    // A multiple of kBlockUnit.
+  std::int64_t rows_per_page{0};
+  std::int64_t pages{0};
+
+  [[nodiscard]] std::int64_t rows_in_page(std::int64_t page) const noexcept {
+    const std::int64_t left = rows - page * rows_per_page;
+    return left < rows_per_page ? left : rows_per_page;
+  }
+};
+[[nodiscard]] TableShape table_shape(std::int64_t rows, std::int64_t dim,
+                                     std::int64_t slots) noexcept;
+
+struct RowHeader {
+  std::int64_t id;
+  std::uint32_t sequence;  // Optimizer steps since the weights were last set.
+  std::uint32_t crc;       // Of the record without this field; filled in when a page is written.
+};
+static_assert(sizeof(RowHeader) == kRowHeaderBytes);
+
+struct PageHeader {
+  std::uint32_t magic;
+  std::uint32_t crc;  // Of the rest of this header and of every row's crc.
+  std::uint64_t page;
+  std::uint64_t fingerprint;
+  std::uint32_t rows;
+  std::uint32_t reserved;
+};
+static_assert(sizeof(PageHeader) == kPageHeaderBytes);
+
+/// Where a page is and what its header's crc must be. block 0: never written.
+struct BlockEntry {
+  std::uint32_t block{0};  // Blocks are numbered from 1; block b is at (b − 1) × page_bytes.
+  std::uint32_t crc{0};
+};
+
+/// Fills in the checksums and the header of a page; returns the header's crc.
+std::uint32_t seal_page(const TableShape& shape, std::uint64_t fingerprint, std::int64_t page,
+                        std::span<std::byte> bytes) noexcept;
+
+/// Whether a page read from disk is page `page` of this table, as `crc` remembers it.
+[[nodiscard]] bool page_is_sound(const TableShape& shape, std::uint64_t fingerprint,
+                                 std::int64_t page, std::uint32_t crc,
+                                 std::span<const std::byte> bytes) noexcept;
+
+/// The root of one commit.
+struct Superblock {
+  std::int64_t step{-1};
+  std::uint64_t fingerprint{0};
+  std::int64_t pages{0};
+  std::int64_t blocks_used{0};
+  std::uint32_t map_crc{0};  // Of the whole file map.N, N being this superblock's slot.
+};
+
+/// File `super`: two slots of 4 KiB, each holding its superblock twice (sectors 0 and 7), so that
+/// a torn write leaves one of them and damage is told apart from a crash.
+class SuperFile {
+ public:
+  enum class SlotState : std::uint8_t { kEmpty, kValid, kDamaged };
+  struct Slot {
+    SlotState state{SlotState::kEmpty};
+    Superblock superblock{};
+  };
+
+  static constexpr std::int64_t kSlotBytes = 4096;
+
+  /// Creates the file with both slots empty, synced. Errors: kIo.
+  static Result<void> create(const std::filesystem::path& path);
+  /// Opens it and reads both slots. Errors: kNotFound, kIo, kCorrupt (size).
+  static Result<SuperFile> open(const std::filesystem::path& path, bool writable);
+
+  SuperFile() = default;
+  [[nodiscard]] const std::array<Slot, 2>& slots() const noexcept { return slots_; }
+  [[nodiscard]] const std::filesystem::path& path() const noexcept { return file_.path(); }
+
+  /// Writes one slot and syncs. Errors: kIo.
+  Result<void> write(int slot, const Superblock& superblock);
+  /// Makes one slot empty and syncs. Errors: kIo.
+  Result<void> clear(int slot);
+
+ private:
+  File file_;
+  std::array<Slot, 2> slots_{};
+};
+
+/// Bytes of a file map.N: one BlockEntry per page, padded with zeros to kBlockUnit.
+[[nodiscard]] inline std::int64_t map_bytes(std::int64_t pages) noexcept {
+  const std::int64_t bytes = pages * static_cast<std::int64_t>(sizeof(BlockEntry));
+  return (bytes + kBlockUnit - 1) / kBlockUnit * kBlockUnit;
+}
+
+}  // namespace plimsoll

@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "store/embedding_layout.h"
+
+#include <algorithm>
+#include <bit>
+#include <filesystem>
+
+#include <fmt/format.h>
+
+#include "base/check.h"
+#include "plimsoll/bytes.h"
+#include "store/embedding_block_map.h"
+#include "store/embedding_look_ahead.h"
+#include "store/id_page.h"
+#include "store/row_optimizer.h"
+
+namespace plimsoll {
+namespace {
+
+constexpr std::int64_t kDefaultBytes = 64LL << 20;
+constexpr std::int64_t kFramesLeast = 32;
+constexpr std::int64_t kWriteBytes = 1LL << 20;  // Per batch, where the slab allows it.
+constexpr std::int64_t kReadBatchMost = 64;
+constexpr std::int64_t kSlack = 64 * 64;  // Alignment of some forty parts.
+
+std::int64_t divide_up(std::int64_t value, std::int64_t unit) {
+  return (value + unit - 1) / unit;
+}
+
+// Scratch of one request; see EmbeddingStore::Impl's members of the same names.
+std::int64_t scratch_bytes(const TableShape& shape, const EmbeddingLayout& layout,
+                           std::int64_t threads) {
+  const std::int64_t per_row = 8 /* keys */ + 8 /* records */ + 4 /* next */ + 4 /* first */ +
+                               4 /* last */ + 4 /* ordinals */;
+  return layout.batch_rows * per_row + layout.hash_places * 4 + threads * shape.dim * 4 +
+         RowOptimizerStep::kCorrections * static_cast<std::int64_t>(sizeof(AdamCorrection));
+}
+
+// Everything but the frames, for a slab of `bytes`.
+EmbeddingLayout divide(const TableDescription& table, const EmbeddingStoreOptions& options,
+                       std::int64_t bytes) {
+  const TableShape shape = table.shape();
+  EmbeddingLayout layout;
+  layout.batch_rows = std::max<std::int64_t>(options.batch_rows, 1);
+  layout.hash_places =
+      static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(layout.batch_rows) * 2));
+  layout.queue_ids = 4 * layout.batch_rows;
+  const std::int64_t share = bytes / 32;
+  layout.id_pages = std::clamp<std::int64_t>(share / kIdPageBytes, 2,
+                                             id_pages(IdPageKind::kSorted, shape.rows) + 2);
+  layout.sizes.read_batch =
+      std::clamp<std::int64_t>(bytes / 8 / shape.page_bytes, 2, kReadBatchMost);
+  layout.sizes.write_batch =
+      std::clamp<std::int64_t>(std::min(share, kWriteBytes) / shape.page_bytes, 2, 256);
+
+  SlabPlan& plan = layout.plan;
+  plan.index_bytes = IdIndex::memory_bytes(table.ids, layout.id_pages) +
+                     PageCache::index_bytes(shape) +
+                     BlockMap::memory_bytes(shape.pages, spare_blocks(layout.sizes));
+  plan.buffer_bytes = PageCache::buffer_bytes(shape, layout.sizes) +
+                      scratch_bytes(shape, layout, std::max(options.compute_threads, 1)) + kSlack;
+  plan.queue_bytes = LookAhead::memory_bytes(layout.queue_ids);
+  return layout;
+}
+
+// Frames without which the table cannot work: for its pages, or for reads, writes and pins.
+std::int64_t frames_least(const TableShape& shape) {
+  const std::int64_t sorting = divide_up(IdIndexWriter::kBufferBytesMin, shape.page_bytes);
+  return std::max(sorting, std::min(shape.pages, kFramesLeast));
+}
+
+std::int64_t round_up(std::int64_t bytes) {
+  return divide_up(bytes, 4096) * 4096;
+}
+
+std::int64_t total(const EmbeddingLayout& layout, std::int64_t frame_bytes, std::int64_t frames) {
+  const SlabPlan& plan = layout.plan;
+  return round_up(plan.index_bytes + plan.buffer_bytes + plan.queue_bytes + frame_bytes * frames);
+}
+
+}  // namespace
+
+std::int64_t spare_blocks(const PageCache::Sizes& sizes) noexcept {
+  return 2 * sizes.write_batch;
+}
+
+Result<EmbeddingLayout> plan_layout(const TableDescription& table,
+                                    const EmbeddingStoreOptions& options) {
+  const TableShape shape = table.shape();
+  const std::int64_t frame = PageCache::frame_bytes(shape);
+  const std::int64_t least = frames_least(shape);
+  const std::int64_t floor = total(divide(table, options, 0), frame, least);
+  const std::int64_t bytes =
+      options.store_bytes == 0 ? std::max(kDefaultBytes, floor) : options.store_bytes;
+  if (bytes < floor) {
+    Error error = make_error(
+        ErrorCode::kOverBudget,
+        fmt::format("{}: store_bytes is {}, but this table needs at least {} ({} bytes)",
+                    options.directory.string(), format_bytes(bytes), format_bytes(floor), floor),
+        "raise store_bytes");
+    error.tag = Tag::kEmbedding;
+    error.requested_bytes = floor;
+    error.available_bytes = bytes;
+    return tl::unexpected(std::move(error));
+  }
+  EmbeddingLayout layout = divide(table, options, bytes);
+  if (total(layout, frame, least) > bytes) {
+    layout = divide(table, options, 0);  // Near the floor: the smallest buffers.
+  }
+  const std::int64_t rest = bytes - total(layout, frame, 0);
+  const std::int64_t most = std::max(shape.pages, least);
+  layout.sizes.frames = std::min(std::max(rest / frame, least), most);
+  // An eighth of the frames may be on its way in one batch, so that pins never want for a frame.
+  const std::int64_t eighth = std::max<std::int64_t>(layout.sizes.frames / 8, 2);
+  layout.sizes.read_batch = std::min(layout.sizes.read_batch, eighth);
+  layout.sizes.write_batch = std::min(layout.sizes.write_batch, eighth);
+  SlabPlan& plan = layout.plan;
+  plan.frame_bytes = frame * layout.sizes.frames;
+  plan.total_bytes = total(layout, frame, layout.sizes.frames);
+  plan.floor_bytes = floor;
+  const std::int64_t blocks = BlockMap::blocks(shape.pages, spare_blocks(layout.sizes));
+  const std::int64_t id_bytes = table.ids.dense
+                                    ? 0
+                                    : kIdPageBytes * (id_pages(IdPageKind::kSorted, shape.rows) +
+                                                      id_pages(IdPageKind::kOrder, shape.rows));
+  plan.disk_cap_bytes = blocks * shape.page_bytes + 2 * map_bytes(shape.pages) +
+                        2 * SuperFile::kSlotBytes + id_bytes + 4096;
+  return layout;
+}
+
+std::string SlabPlan::to_string() const {
+  return fmt::format(
+      "{} of memory: {} pages of rows, {} index, {} buffers, {} look-ahead (the least that works: "
+      "{}); at most {} on disk",
+      format_bytes(total_bytes), format_bytes(frame_bytes), format_bytes(index_bytes),
+      format_bytes(buffer_bytes), format_bytes(queue_bytes), format_bytes(floor_bytes),
+      format_bytes(disk_cap_bytes));
+}
+
+}  // namespace plimsoll

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// EmbeddingLayout: how a slab of a given size is divided for a table, and the smallest that works.
+//
+// Threads: pure functions.   Memory: none.
+#pragma once
+
+#include <cstdint>
+
+#include "plimsoll/embedding_store.h"
+#include "store/embedding_description.h"
+#include "store/embedding_page_cache.h"
+
+namespace plimsoll {
+
+struct EmbeddingLayout {
+  SlabPlan plan{};
+  PageCache::Sizes sizes{};
+  std::int64_t id_pages{0};     ///< Cached pages of each id file.
+  std::int64_t queue_ids{0};    ///< Places in the look-ahead queue.
+  std::int64_t batch_rows{0};   ///< Rows per request that the scratch holds.
+  std::int64_t hash_places{0};  ///< Of the table that finds duplicates.
+};
+
+/// Blocks that may be under way to the disk at once.
+[[nodiscard]] std::int64_t spare_blocks(const PageCache::Sizes& sizes) noexcept;
+
+/// Divides options.store_bytes (0: 64 MiB or the floor). Takes less when the table needs less.
+/// Errors: kOverBudget when it is below the floor: requested_bytes is the floor.
+Result<EmbeddingLayout> plan_layout(const TableDescription& table,
+                                    const EmbeddingStoreOptions& options);
+
+}  // namespace plimsoll

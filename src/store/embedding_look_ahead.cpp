@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "store/embedding_look_ahead.h"
+
+#include <algorithm>
+#include <array>
+#include <csignal>
+#include <exception>
+
+#include <pthread.h>
+
+namespace plimsoll {
+namespace {
+
+constexpr std::size_t kIdsAtOnce = 64;
+
+}  // namespace
+
+LookAhead::LookAhead(PageCache& cache, const IdIndex& ids, std::int64_t rows_per_page,
+                     std::int64_t queue_ids, Slab& slab)
+    : cache_(cache),
+      ids_(ids),
+      rows_per_page_(rows_per_page),
+      ring_(slab.take<std::int64_t>(queue_ids)) {
+  sigset_t all;
+  sigset_t before;
+  sigfillset(&all);  // Signals belong to the program's own threads.
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  thread_ = std::jthread([this] { work(); });
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+LookAhead::~LookAhead() {
+  {
+    const MutexLock lock(mutex_);
+    stopping_ = true;
+  }
+  came_.notify_all();
+  cache_.stop();
+}
+
+void LookAhead::hint(std::span<const std::int64_t> ids) noexcept {
+  {
+    const MutexLock lock(mutex_);
+    for (const std::int64_t id : ids) {
+      if (count_ == ring_.size()) {
+        break;
+      }
+      ring_[(head_ + count_++) % ring_.size()] = id;
+    }
+  }
+  came_.notify_one();
+}
+
+std::size_t LookAhead::take(std::span<std::int64_t> ids) {
+  const MutexLock lock(mutex_);
+  while (count_ == 0 && !stopping_) {
+    came_.wait(mutex_);
+  }
+  if (stopping_) {
+    return 0;
+  }
+  const std::size_t taken = std::min(ids.size(), count_);
+  for (std::size_t i = 0; i < taken; ++i) {
+    ids[i] = ring_[head_];
+    head_ = (head_ + 1) % ring_.size();
+  }
+  count_ -= taken;
+  return taken;
+}
+
+bool LookAhead::stopping() {
+  const MutexLock lock(mutex_);
+  return stopping_;
+}
+
+void LookAhead::serve(std::span<const std::int64_t> ids) {
+  std::array<std::int64_t, kIdsAtOnce> ordinals;
+  if (!ids_.find(ids, std::span(ordinals).first(ids.size()))) {
+    return;  // The owner will meet the error when it asks for these ids.
+  }
+  std::array<std::uint32_t, kIdsAtOnce> pages;
+  std::size_t count = 0;
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    if (ordinals[i] >= 0) {
+      pages[count++] = static_cast<std::uint32_t>(ordinals[i] / rows_per_page_);
+    }
+  }
+  for (std::size_t done = 0; done < count && !stopping();) {
+    done += cache_.load_hinted(std::span(pages).subspan(done, count - done));
+    if (done < count) {
+      cache_.wait_for_room();
+    }
+  }
+}
+
+void LookAhead::work() noexcept {
+  pthread_setname_np(pthread_self(), "pl-ahead");
+  std::array<std::int64_t, kIdsAtOnce> ids;
+  while (const std::size_t count = take(ids)) {
+    try {
+      serve(std::span(ids).first(count));
+    } catch (const std::exception& problem) {
+      // A broken invariant, or no memory for an error's text: the owner is told at its next call.
+      cache_.poison(make_error(ErrorCode::kInternal, problem.what()));
+      return;
+    }
+  }
+}
+
+}  // namespace plimsoll

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// LookAhead: a bounded queue of ids that will be asked for soon, and the thread that loads them.
+//
+// Ids are served in the order in which they were hinted. When half of the frames are hinted and
+// not used yet, the thread waits for the owner; when the queue is full, further hints are dropped.
+//
+// Threads: hint() from any thread; one thread of its own.
+// Memory:  memory_bytes(), from the slab, and one stack.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <thread>
+
+#include "base/mutex.h"
+#include "memory/slab.h"
+#include "store/embedding_page_cache.h"
+#include "store/id_index.h"
+
+namespace plimsoll {
+
+class LookAhead {
+ public:
+  static std::int64_t memory_bytes(std::int64_t queue_ids) noexcept { return queue_ids * 8 + 64; }
+
+  /// Requires: cache and ids outlive this.
+  LookAhead(PageCache& cache, const IdIndex& ids, std::int64_t rows_per_page,
+            std::int64_t queue_ids, Slab& slab);
+  ~LookAhead();
+  LookAhead(const LookAhead&) = delete;
+  LookAhead& operator=(const LookAhead&) = delete;
+
+  void hint(std::span<const std::int64_t> ids) noexcept;
+
+ private:
+  void work() noexcept;
+  std::size_t take(std::span<std::int64_t> ids);  // Waits for hints; 0: stop.
+  void serve(std::span<const std::int64_t> ids);
+  [[nodiscard]] bool stopping();
+
+  PageCache& cache_;
+  const IdIndex& ids_;
+  const std::int64_t rows_per_page_;
+  Mutex mutex_;
+  CondVar came_;
+  std::span<std::int64_t> ring_ PLIMSOLL_GUARDED_BY(mutex_);
+  std::size_t head_ PLIMSOLL_GUARDED_BY(mutex_){0};
+  std::size_t count_ PLIMSOLL_GUARDED_BY(mutex_){0};
+  bool stopping_ PLIMSOLL_GUARDED_BY(mutex_){false};
+  std::jthread thread_;  // Last: joined before the rest is destroyed.
+};
+
+}  // namespace plimsoll

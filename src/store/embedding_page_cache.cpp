@@ -1,0 +1,515 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Pins, loads and hints. Eviction and writes are in embedding_page_writes.cpp.
+//
+// Threads: see embedding_page_cache.h.   Memory: see embedding_page_cache.h.
+#include "store/embedding_page_cache.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <limits>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "base/check.h"
+#include "store/row_init.h"
+
+namespace plimsoll {
+namespace {
+
+// How far ahead of the key being looked up its page's entry and frame are fetched into the cache.
+// Tuned with bench/w3_update on an AMD EPYC 7003: 8 … 32 are alike, 0 is 1.5 times slower.
+constexpr std::size_t kEntryAhead = 24;
+constexpr std::size_t kFrameAhead = 12;
+
+std::uint32_t ordinal_of(std::uint64_t key) {
+  return static_cast<std::uint32_t>(key >> 32);
+}
+
+constexpr std::int64_t round64(std::int64_t bytes) {
+  return (bytes + 63) / 64 * 64;
+}
+
+std::int64_t lane_bytes(const TableShape& shape, const PageCache::Sizes& sizes) {
+  const std::int64_t most = std::max(sizes.write_batch, sizes.read_batch);
+  const std::int64_t block = static_cast<std::int64_t>(sizeof(BlockEntry));
+  return sizes.write_batch * shape.page_bytes + kBlockUnit +
+         round64(most * static_cast<std::int64_t>(sizeof(IoRequest))) +
+         2 * round64(sizes.write_batch * 4) + round64(sizes.write_batch * block) +
+         2 * round64(sizes.read_batch * 4) + round64(sizes.read_batch * block);
+}
+
+}  // namespace
+
+std::int64_t PageCache::frame_bytes(const TableShape& shape) noexcept {
+  // The frame, its entry, its place in the free stack and in the dirty list.
+  return shape.page_bytes + static_cast<std::int64_t>(sizeof(Frame)) + 4 + 4;
+}
+
+std::int64_t PageCache::buffer_bytes(const TableShape& shape, const Sizes& sizes) noexcept {
+  return 2 * lane_bytes(shape, sizes) + kBlockUnit + 4 * 64;
+}
+
+std::int64_t PageCache::index_bytes(const TableShape& shape) noexcept {
+  return round64(shape.pages * 4);
+}
+
+PageCache::PageCache(const Table& table, const Sizes& sizes, BlockMap& map, Slab& slab)
+    : table_(table),
+      sizes_(sizes),
+      resident_(sizes.frames >= table.shape.pages),
+      pin_limit_(resident_ ? std::numeric_limits<std::int64_t>::max() : sizes.frames / 2),
+      hint_limit_(resident_ ? sizes.frames : sizes.frames / 2),
+      map_(map),
+      owner_(make_lane(sizes, slab, false)),
+      look_ahead_(make_lane(sizes, slab, true)) {
+  data_ = slab.take<std::byte>(sizes.frames * table.shape.page_bytes, kBlockUnit);
+  frames_ = slab.take<Frame>(sizes.frames);
+  frame_of_ = slab.take<std::uint32_t>(table.shape.pages);
+  free_ = slab.take<std::uint32_t>(sizes.frames);
+  dirty_list_ = slab.take<std::uint32_t>(sizes.frames);
+  std::fill(frames_.begin(), frames_.end(), Frame{});
+  std::fill(frame_of_.begin(), frame_of_.end(), kNone);
+  // Popped from the back: the first page loaded gets the first frame.
+  for (std::int64_t i = 0; i < sizes.frames; ++i) {
+    free_[static_cast<std::size_t>(i)] = static_cast<std::uint32_t>(sizes.frames - 1 - i);
+  }
+  free_count_ = sizes.frames;
+}
+
+PageCache::Lane PageCache::make_lane(const Sizes& sizes, Slab& slab, bool background) const {
+  Lane lane;
+  lane.buffer = slab.take<std::byte>(sizes.write_batch * table_.shape.page_bytes, kBlockUnit);
+  lane.requests = slab.take<IoRequest>(std::max(sizes.write_batch, sizes.read_batch));
+  lane.cleaning = slab.take<std::uint32_t>(sizes.write_batch);
+  lane.write_pages = slab.take<std::uint32_t>(sizes.write_batch);
+  lane.written = slab.take<BlockEntry>(sizes.write_batch);
+  lane.reading = slab.take<std::uint32_t>(sizes.read_batch);
+  lane.pages = slab.take<std::uint32_t>(sizes.read_batch);
+  lane.sources = slab.take<BlockEntry>(sizes.read_batch);
+  lane.background = background;
+  return lane;
+}
+
+std::span<std::byte> PageCache::frame_data(std::uint32_t frame) const noexcept {
+  const auto bytes = static_cast<std::size_t>(table_.shape.page_bytes);
+  return data_.subspan(frame * bytes, bytes);
+}
+
+// ---- The owner --------------------------------------------------------------------------------
+
+Result<void> PageCache::begin_request(std::int64_t rows) {
+  const MutexLock lock(mutex_);
+  if (poison_) {
+    return tl::unexpected(*poison_);
+  }
+  ++request_;
+  stats_.requests += rows;
+  return {};
+}
+
+void PageCache::touch(Frame& frame) {
+  frame.flags |= kReferenced;
+  ++stats_.hits;
+  if ((frame.flags & (kFetched | kHinted)) != 0) {
+    stats_.prefetch_hits += (frame.flags & kFetched) != 0 ? 1 : 0;
+    unhint(frame);
+  }
+}
+
+void PageCache::unhint(Frame& frame) {
+  if ((frame.flags & kHinted) != 0) {
+    frame.flags &= static_cast<std::uint8_t>(~kHinted);
+    --hinted_;
+  }
+}
+
+void PageCache::mark_dirty(std::uint32_t frame) {
+  Frame& f = frames_[frame];
+  if ((f.flags & kDirty) != 0) {
+    return;
+  }
+  f.flags |= kDirty;
+  ++dirty_;
+  if ((f.flags & kListed) == 0) {
+    f.flags |= kListed;
+    dirty_list_[static_cast<std::size_t>(listed_++)] = frame;
+  }
+}
+
+void PageCache::await_copy(std::uint32_t frame) {
+  while ((frames_[frame].flags & kCopying) != 0) {
+    changed_.wait(mutex_);
+  }
+}
+
+Result<std::int64_t> PageCache::pin(std::span<const std::uint64_t> keys, bool to_write,
+                                    std::span<std::byte*> records) {
+  const auto rows_per_page = static_cast<std::uint32_t>(table_.shape.rows_per_page);
+  const auto record_bytes = static_cast<std::size_t>(table_.shape.record_bytes);
+  const auto page_bytes = static_cast<std::size_t>(table_.shape.page_bytes);
+  const MutexLock lock(mutex_);
+  if (++pin_last_ == 0) {  // The numbers have run out: nothing is pinned, so begin again.
+    for (Frame& frame : frames_) {
+      frame.pin = 0;
+    }
+    pin_last_ = 1;
+  }
+  pin_ = pin_last_;
+  std::int64_t pages = 0;
+  bool unsettled = false;
+  std::size_t i = 0;
+  for (; i < keys.size(); ++i) {
+    if (i + kEntryAhead < keys.size()) {
+      __builtin_prefetch(&frame_of_[ordinal_of(keys[i + kEntryAhead]) / rows_per_page]);
+      if (const auto next = frame_of_[ordinal_of(keys[i + kFrameAhead]) / rows_per_page];
+          next != kNone) {
+        __builtin_prefetch(&frames_[next], 1);
+      }
+    }
+    const std::uint32_t ordinal = ordinal_of(keys[i]);
+    const std::uint32_t page = ordinal / rows_per_page;
+    std::uint32_t index = frame_of_[page];
+    if (index == kNone) {
+      if (pages == pin_limit_) {
+        break;
+      }
+      auto started = start_load(owner_, page);
+      if (!started) {
+        pin_ = 0;
+        return tl::unexpected(std::move(started).error());
+      }
+      index = *started;
+      frames_[index].pin = pin_;
+      ++pages;
+    }
+    Frame& frame = frames_[index];
+    if (frame.pin != pin_) {
+      if (pages == pin_limit_) {
+        break;
+      }
+      frame.pin = pin_;
+      ++pages;
+    }
+    if (frame.state == State::kReady) {
+      touch(frame);
+      if (to_write) {
+        await_copy(index);
+        mark_dirty(index);
+      }
+    } else {
+      unsettled = true;
+    }
+    records[i] = data_.data() + index * page_bytes + kPageHeaderBytes +
+                 (ordinal - page * rows_per_page) * record_bytes;
+  }
+  if (unsettled) {
+    if (auto settled = settle(keys.first(i), to_write, records); !settled) {
+      pin_ = 0;
+      return tl::unexpected(std::move(settled).error());
+    }
+  }
+  return static_cast<std::int64_t>(i);
+}
+
+// Finishes the loads of a pin: the owner's own, and those of the look-ahead that it must wait for
+// (or repeat, where they failed there).
+Result<void> PageCache::settle(std::span<const std::uint64_t> keys, bool to_write,
+                               std::span<std::byte*> records) {
+  const auto rows_per_page = static_cast<std::uint32_t>(table_.shape.rows_per_page);
+  PLIMSOLL_TRY_VOID(finish_loads(owner_));
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    const std::uint32_t page = ordinal_of(keys[i]) / rows_per_page;
+    std::uint32_t index = frame_of_[page];
+    while (index == kNone || frames_[index].state != State::kReady) {
+      if (index == kNone) {
+        PLIMSOLL_TRY(index, start_load(owner_, page));
+        PLIMSOLL_TRY_VOID(finish_loads(owner_));
+      } else {
+        const Stall stall(stats_.stall_ns);
+        changed_.wait(mutex_);
+      }
+      index = frame_of_[page];
+    }
+    Frame& frame = frames_[index];
+    frame.pin = pin_;
+    unhint(frame);
+    if (to_write) {
+      await_copy(index);
+      mark_dirty(index);
+    }
+    records[i] = frame_data(index).data() + kPageHeaderBytes +
+                 (ordinal_of(keys[i]) - page * rows_per_page) * table_.shape.record_bytes;
+  }
+  return {};
+}
+
+void PageCache::unpin() noexcept {
+  const MutexLock lock(mutex_);
+  pin_ = 0;
+  if (look_ahead_waits_) {
+    room_.notify_one();
+  }
+}
+
+Result<void> PageCache::snapshot(std::int64_t first, std::span<std::byte> out) {
+  const auto page_bytes = static_cast<std::size_t>(table_.shape.page_bytes);
+  const auto count = static_cast<std::int64_t>(out.size() / page_bytes);
+  for (std::int64_t i = 0; i < count; ++i) {
+    const auto page = static_cast<std::uint32_t>(first + i);
+    const auto into = out.subspan(static_cast<std::size_t>(i) * page_bytes, page_bytes);
+    MutexLock lock(mutex_);
+    std::uint32_t index = frame_of_[page];
+    while (index != kNone && frames_[index].state != State::kReady) {
+      changed_.wait(mutex_);
+      index = frame_of_[page];
+    }
+    if (index != kNone) {
+      // Copied under the lock: one page, and nobody has to be told that it is in use.
+      std::memcpy(into.data(), frame_data(index).data(), page_bytes);
+      continue;
+    }
+    const BlockEntry entry = map_.entry(page);
+    lock.unlock();
+    if (entry.block == 0) {
+      PLIMSOLL_TRY_VOID(init_page(page, into));
+    } else {
+      PLIMSOLL_TRY_VOID(table_.file->read_at((entry.block - 1) * table_.shape.page_bytes, into));
+      PLIMSOLL_TRY_VOID(check_page(page, entry, into));
+    }
+  }
+  return {};
+}
+
+void PageCache::poison(const Error& error) {
+  const MutexLock lock(mutex_);
+  if (!poison_) {
+    poison_ = error;
+  }
+}
+
+Result<void> PageCache::poisoned() const {
+  const MutexLock lock(mutex_);
+  if (poison_) {
+    return tl::unexpected(*poison_);
+  }
+  return {};
+}
+
+void PageCache::committed(int slot) noexcept {
+  const MutexLock lock(mutex_);
+  map_.committed(slot);
+}
+
+void PageCache::count_commit(std::int64_t syncs) noexcept {
+  const MutexLock lock(mutex_);
+  ++stats_.commits;
+  stats_.syncs += syncs;
+}
+
+StoreStats PageCache::stats() const {
+  const MutexLock lock(mutex_);
+  StoreStats stats = stats_;
+  stats.dirty_bytes = dirty_ * table_.shape.page_bytes;
+  stats.resident_pages = sizes_.frames - free_count_;
+  stats.frames = sizes_.frames;
+  return stats;
+}
+
+// ---- Loads ------------------------------------------------------------------------------------
+
+// Gives `page` a frame and puts it on the lane's list of reads; opens the lock while frames must be
+// cleaned or the list is full. Returns kNone to the look-ahead when there is no frame to be had.
+Result<std::uint32_t> PageCache::start_load(Lane& lane, std::uint32_t page) {
+  for (;;) {
+    if (frame_of_[page] != kNone) {
+      return frame_of_[page];  // The other lane was here while the lock was open.
+    }
+    if (lane.read_count == static_cast<std::int64_t>(lane.reading.size())) {
+      PLIMSOLL_TRY_VOID(finish_loads(lane));
+    } else if (free_count_ == 0) {
+      if (auto refilled = refill(lane); !refilled) {
+        for (std::int64_t i = 0; i < lane.read_count; ++i) {
+          drop(lane.reading[static_cast<std::size_t>(i)]);
+        }
+        lane.read_count = 0;
+        changed_.notify_all();
+        return tl::unexpected(std::move(refilled).error());
+      }
+      if (free_count_ == 0 && lane.background) {
+        return kNone;
+      }
+    } else {
+      break;
+    }
+  }
+  const std::uint32_t index = free_[static_cast<std::size_t>(--free_count_)];
+  Frame& frame = frames_[index];
+  frame.page = page;
+  frame.state = State::kReading;
+  frame.pin = lane.background ? 0 : pin_;
+  frame.flags &= kListed;
+  if (lane.background) {
+    frame.flags |= kBackground | kFetched | kHinted;
+    frame.hinted_at = request_;
+    ++hinted_;
+  }
+  frame_of_[page] = index;
+  lane.pages[static_cast<std::size_t>(lane.read_count)] = page;
+  lane.reading[static_cast<std::size_t>(lane.read_count++)] = index;
+  return index;
+}
+
+// Reads what start_load() listed. On an error the pages that could not be read have no frame.
+Result<void> PageCache::finish_loads(Lane& lane) {
+  const std::int64_t count = std::exchange(lane.read_count, 0);
+  if (count == 0) {
+    return {};
+  }
+  const Stall stall(stats_.stall_ns, !lane.background);
+  for (std::int64_t i = 0; i < count; ++i) {
+    const auto at = static_cast<std::size_t>(i);
+    lane.sources[at] = map_.entry(lane.pages[at]);
+    stats_.pages_read += lane.sources[at].block != 0 ? 1 : 0;
+  }
+  mutex_.unlock();
+  auto result = read_pages(lane, count);
+  mutex_.lock();
+  stats_.bytes_read = stats_.pages_read * table_.shape.page_bytes;
+  for (std::int64_t i = 0; i < count; ++i) {
+    const std::uint32_t index = lane.reading[static_cast<std::size_t>(i)];
+    if (result) {
+      frames_[index].state = State::kReady;
+      frames_[index].flags &= static_cast<std::uint8_t>(~kBackground);
+    } else {
+      drop(index);
+    }
+  }
+  changed_.notify_all();
+  return result;
+}
+
+// Fills the frames of the lane's list: from disk, or from the initialiser. Without the lock: a
+// frame that is being read belongs to the lane.
+Result<void> PageCache::read_pages(Lane& lane, std::int64_t count) {
+  std::size_t requests = 0;
+  for (std::int64_t i = 0; i < count; ++i) {
+    const auto at = static_cast<std::size_t>(i);
+    if (lane.sources[at].block != 0) {
+      lane.requests[requests++] = {.file = table_.file,
+                                   .offset = (lane.sources[at].block - 1) * table_.shape.page_bytes,
+                                   .bytes = frame_data(lane.reading[at]),
+                                   .write = false};
+    }
+  }
+  PLIMSOLL_TRY_VOID(table_.pool->run(lane.requests.first(requests)));
+  for (std::int64_t i = 0; i < count; ++i) {
+    const auto at = static_cast<std::size_t>(i);
+    const auto bytes = frame_data(lane.reading[at]);
+    const std::uint32_t page = lane.pages[at];
+    if (lane.sources[at].block != 0) {
+      PLIMSOLL_TRY_VOID(check_page(page, lane.sources[at], bytes));
+    } else {
+      PLIMSOLL_TRY_VOID(init_page(page, bytes));
+    }
+  }
+  return {};
+}
+
+Result<void> PageCache::check_page(std::uint32_t page, BlockEntry entry,
+                                   std::span<const std::byte> bytes) const {
+  if (page_is_sound(table_.shape, table_.fingerprint, page, entry.crc, bytes)) {
+    return {};
+  }
+  return fail(ErrorCode::kCorrupt,
+              fmt::format("{}: page {} (block {}) fails its checksum", table_.file->path().string(),
+                          page, entry.block),
+              "restore the table from a copy, or resume from an older run");
+}
+
+Result<void> PageCache::init_page(std::uint32_t page, std::span<std::byte> bytes) const {
+  const TableShape& shape = table_.shape;
+  std::fill(bytes.begin(), bytes.end(), std::byte{0});
+  const std::int64_t first = page * shape.rows_per_page;
+  const std::int64_t rows = shape.rows_in_page(page);
+  std::array<std::int64_t, 128> ids;
+  for (std::int64_t row = 0; row < rows; ++row) {
+    const std::int64_t in_piece = row % static_cast<std::int64_t>(ids.size());
+    if (in_piece == 0) {
+      const auto piece = std::min(rows - row, static_cast<std::int64_t>(ids.size()));
+      PLIMSOLL_TRY_VOID(
+          table_.ids->ids_at(first + row, std::span(ids).first(static_cast<std::size_t>(piece))));
+    }
+    std::byte* const record = bytes.data() + kPageHeaderBytes + row * shape.record_bytes;
+    const RowHeader header{.id = ids[static_cast<std::size_t>(in_piece)], .sequence = 0, .crc = 0};
+    std::memcpy(record, &header, sizeof header);
+    init_row(
+        table_.init, header.id,
+        {reinterpret_cast<float*>(record + kRowHeaderBytes), static_cast<std::size_t>(shape.dim)});
+  }
+  return {};
+}
+
+// ---- The look-ahead ---------------------------------------------------------------------------
+
+std::size_t PageCache::load_hinted(std::span<const std::uint32_t> pages) {
+  const MutexLock lock(mutex_);
+  if (poison_ || stopping_) {
+    return pages.size();
+  }
+  look_ahead_busy_ = true;
+  std::size_t done = 0;
+  for (; done < pages.size(); ++done) {
+    const std::uint32_t index = frame_of_[pages[done]];
+    if (index != kNone) {
+      Frame& frame = frames_[index];
+      if (hinted_ < hint_limit_ && (frame.flags & kHinted) == 0) {
+        frame.flags |= kHinted;
+        ++hinted_;
+      }
+      frame.hinted_at = request_;
+      continue;
+    }
+    if (hinted_ >= hint_limit_) {
+      break;
+    }
+    if (!start_load(look_ahead_, pages[done])) {
+      done = pages.size();  // A write failed: the cache is poisoned, and its owner will be told.
+      break;
+    }
+  }
+  // A page that cannot be read is left to the owner, who will meet the error when it needs it.
+  static_cast<void>(finish_loads(look_ahead_));
+  look_ahead_busy_ = false;
+  changed_.notify_all();
+  return done;
+}
+
+void PageCache::wait_for_room() {
+  const MutexLock lock(mutex_);
+  const std::uint32_t began = request_;
+  const std::int64_t room = std::max<std::int64_t>(1, std::min(sizes_.read_batch, hint_limit_ / 4));
+  look_ahead_waits_ = true;
+  while (!stopping_ && !poison_ && hinted_ > hint_limit_ - room &&
+         request_ - began < kStaleRequests) {
+    room_.wait(mutex_);
+  }
+  look_ahead_waits_ = false;
+  if (hinted_ > hint_limit_ - room) {
+    for (Frame& frame : frames_) {
+      if ((frame.flags & kHinted) != 0 && request_ - frame.hinted_at >= kStaleRequests) {
+        unhint(frame);
+      }
+    }
+  }
+}
+
+void PageCache::stop() {
+  const MutexLock lock(mutex_);
+  stopping_ = true;
+  room_.notify_all();
+}
+
+}  // namespace plimsoll

@@ -1,0 +1,227 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// PageCache: the pages of an embedding table that are in RAM, and how they come and go.
+//
+// A page lives in a frame of the slab or on disk. Eviction is CLOCK, several frames at a time;
+// dirty victims are sealed into a buffer and written to free blocks in long runs, and stay
+// readable until that is done. Two lanes work here, each with buffers of its own: the owner
+// (gather, apply, commit) and the look-ahead thread. Pages that were hinted are protected until
+// they are used, up to half of the frames.
+//
+//   a frame is   empty → reading → ready → (written, if dirty) → empty
+//   and, ready,  pinned by the owner, or hinted, or being written, or free to be evicted
+//
+// Reading order: embedding_format.h, embedding_block_map.h, this file, embedding_page_cache.cpp
+//                (pins, loads), embedding_page_writes.cpp (eviction, writes).
+//
+// Threads: pin() … snapshot() for the owner; load_hinted() and wait_for_room() for the look-ahead
+//          thread; one mutex, never held across the disk or the arithmetic on rows.
+// Memory:  memory_bytes(), from the slab.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+
+#include "base/mutex.h"
+#include "memory/slab.h"
+#include "os/file.h"
+#include "os/io_pool.h"
+#include "plimsoll/embedding_store.h"
+#include "store/embedding_block_map.h"
+#include "store/embedding_format.h"
+#include "store/id_index.h"
+
+namespace plimsoll {
+
+class PageCache {
+ public:
+  struct Sizes {
+    std::int64_t frames{0};
+    std::int64_t write_batch{0};  ///< Pages per batch of writes; at least 2.
+    std::int64_t read_batch{0};   ///< Pages per batch of reads; at least 1.
+  };
+  /// What never changes while the table is open. Pointers outlive the cache.
+  struct Table {
+    TableShape shape{};
+    std::uint64_t fingerprint{0};
+    RowInit init{};
+    const IdIndex* ids{nullptr};
+    File* file{nullptr};
+    IoPool* pool{nullptr};
+  };
+
+  static std::int64_t frame_bytes(const TableShape& shape) noexcept;  ///< With its metadata.
+  static std::int64_t buffer_bytes(const TableShape& shape, const Sizes& sizes) noexcept;
+  static std::int64_t index_bytes(const TableShape& shape) noexcept;  ///< Page → frame.
+
+  PageCache(const Table& table, const Sizes& sizes, BlockMap& map, Slab& slab);
+
+  /// The frames as plain memory, before anything is loaded into them.
+  [[nodiscard]] std::span<std::byte> frame_memory() noexcept { return data_; }
+
+  // ---- The owner ----
+
+  /// Pages that one pin() can hold.
+  [[nodiscard]] std::int64_t pin_limit() const noexcept { return pin_limit_; }
+
+  /// Counts one request of `rows` rows; says whether the cache still works.
+  /// Errors: what poisoned it.
+  Result<void> begin_request(std::int64_t rows);
+
+  /// Brings rows into RAM and keeps them there until unpin(). A key is ordinal << 32 | anything.
+  /// Returns how many of the keys, from the first, were pinned: at least one, fewer than all when
+  /// their pages are more than half of the frames. With `to_write` their pages become dirty.
+  /// Shape:  records has a place for each key; receives the address of its record.
+  /// Errors: kCorrupt, kIo; nothing is pinned then.
+  Result<std::int64_t> pin(std::span<const std::uint64_t> keys, bool to_write,
+                           std::span<std::byte*> records);
+  void unpin() noexcept;
+
+  /// Writes every dirty page and waits for the writes of the other lane. Errors: kIo; poisons.
+  Result<void> write_dirty();
+
+  /// What write_dirty() wrote has become the commit in superblock slot `slot`.
+  void committed(int slot) noexcept;
+
+  /// Copies whole pages `first`, `first` + 1, … as they are now, without loading them into frames.
+  /// Requires: out.size() is a multiple of page_bytes, and that many pages exist.
+  Result<void> snapshot(std::int64_t first, std::span<std::byte> out);
+
+  /// Memory of the owner's lane, for use between two calls of the above.
+  [[nodiscard]] std::span<std::byte> scratch() noexcept { return owner_.buffer; }
+
+  void poison(const Error& error);
+  [[nodiscard]] Result<void> poisoned() const;
+  void count_commit(std::int64_t syncs) noexcept;
+  [[nodiscard]] StoreStats stats() const;
+
+  // ---- The look-ahead thread ----
+
+  /// Loads pages that will be asked for soon. Returns how many of them were dealt with; fewer than
+  /// all when half of the frames are hinted already.
+  std::size_t load_hinted(std::span<const std::uint32_t> pages);
+  /// Waits until there is room for more hints; hints nobody used for long are given up.
+  void wait_for_room();
+  /// Makes wait_for_room() return at once, from now on.
+  void stop();
+
+ private:
+  static constexpr std::uint32_t kNone = 0xFFFFFFFFU;
+  static constexpr std::uint32_t kStaleRequests = 64;
+
+  enum class State : std::uint8_t { kEmpty, kReading, kReady };
+  enum Flag : std::uint8_t {
+    kDirty = 1,        // Changed since it was last copied for writing.
+    kReferenced = 2,   // Used since the hand last passed.
+    kHinted = 4,       // Protected until used.
+    kFetched = 8,      // Brought by the look-ahead.
+    kWriting = 16,     // Chosen for writing; stays until that is done.
+    kCopying = 32,     // Being copied for writing: may not be changed just now.
+    kListed = 64,      // In dirty_list_.
+    kBackground = 128  // Being read by the look-ahead thread.
+  };
+  struct Frame {
+    std::uint32_t page{kNone};
+    std::uint32_t pin{0};        // Equal to pin_: pinned.
+    std::uint32_t hinted_at{0};  // Request number.
+    State state{State::kEmpty};
+    std::uint8_t flags{0};
+  };
+  static_assert(sizeof(Frame) == 16);
+
+  // What one thread needs to move pages.
+  struct Lane {
+    std::span<std::byte> buffer{};  // write_batch pages.
+    std::span<IoRequest> requests{};
+    std::span<std::uint32_t> cleaning{};     // Frames being written.
+    std::span<std::uint32_t> write_pages{};  // The page of each of them.
+    std::span<BlockEntry> written{};         // Where each of them goes.
+    std::span<std::uint32_t> reading{};      // Frames being read; read_count of them.
+    std::span<std::uint32_t> pages{};        // The page of each of them.
+    std::span<BlockEntry> sources{};         // Where each of them comes from.
+    std::int64_t read_count{0};
+    bool background{false};
+  };
+  // Adds the time of a scope to stall_ns. Made and destroyed under the mutex.
+  class Stall {
+   public:
+    explicit Stall(std::int64_t& total, bool counts = true) : total_(total), counts_(counts) {}
+    ~Stall() {
+      const auto now = std::chrono::steady_clock::now();
+      total_ += counts_ ? std::chrono::nanoseconds(now - began_).count() : 0;
+    }
+    Stall(const Stall&) = delete;
+    Stall& operator=(const Stall&) = delete;
+
+   private:
+    std::int64_t& total_;
+    bool counts_;
+    std::chrono::steady_clock::time_point began_{std::chrono::steady_clock::now()};
+  };
+
+  Lane make_lane(const Sizes& sizes, Slab& slab, bool background) const;
+  [[nodiscard]] std::span<std::byte> frame_data(std::uint32_t frame) const noexcept;
+
+  // Pins and loads.
+  Result<void> settle(std::span<const std::uint64_t> keys, bool to_write,
+                      std::span<std::byte*> records) PLIMSOLL_REQUIRES(mutex_);
+  Result<std::uint32_t> start_load(Lane& lane, std::uint32_t page) PLIMSOLL_REQUIRES(mutex_);
+  Result<void> finish_loads(Lane& lane) PLIMSOLL_REQUIRES(mutex_);
+  Result<void> read_pages(Lane& lane, std::int64_t count);
+  Result<void> check_page(std::uint32_t page, BlockEntry entry,
+                          std::span<const std::byte> bytes) const;
+  Result<void> init_page(std::uint32_t page, std::span<std::byte> bytes) const;
+  void touch(Frame& frame) PLIMSOLL_REQUIRES(mutex_);
+  void unhint(Frame& frame) PLIMSOLL_REQUIRES(mutex_);
+  void mark_dirty(std::uint32_t frame) PLIMSOLL_REQUIRES(mutex_);
+  void await_copy(std::uint32_t frame) PLIMSOLL_REQUIRES(mutex_);
+
+  // Eviction and writes.
+  Result<void> refill(Lane& lane) PLIMSOLL_REQUIRES(mutex_);
+  std::int64_t sweep(Lane& lane) PLIMSOLL_REQUIRES(mutex_);
+  [[nodiscard]] bool pinned(const Frame& frame) const PLIMSOLL_REQUIRES(mutex_);
+  void evict(std::uint32_t frame) PLIMSOLL_REQUIRES(mutex_);
+  void drop(std::uint32_t frame) PLIMSOLL_REQUIRES(mutex_);
+  Result<void> write_frames(Lane& lane, std::int64_t count) PLIMSOLL_REQUIRES(mutex_);
+  void begin_write(Lane& lane, std::int64_t count) PLIMSOLL_REQUIRES(mutex_);
+  void end_write(Lane& lane, std::int64_t count, const Result<void>& result)
+      PLIMSOLL_REQUIRES(mutex_);
+  Result<void> copy_and_write(Lane& lane, std::int64_t count);
+
+  const Table table_;
+  const Sizes sizes_;
+  const bool resident_;            // Every page has a frame of its own: nothing is evicted.
+  const std::int64_t pin_limit_;   // Pages the owner may pin at once.
+  const std::int64_t hint_limit_;  // Pages that may be protected at once.
+  std::span<std::byte> data_{};    // The frames. Written by whoever holds the frame.
+
+  mutable Mutex mutex_;  // Guards everything below but the lanes' buffers.
+  CondVar changed_;      // A load or write ended.
+  CondVar room_;         // The look-ahead may go on.
+  BlockMap& map_ PLIMSOLL_GUARDED_BY(mutex_);
+  std::span<Frame> frames_ PLIMSOLL_GUARDED_BY(mutex_){};
+  std::span<std::uint32_t> frame_of_ PLIMSOLL_GUARDED_BY(mutex_){};    // By page, or kNone.
+  std::span<std::uint32_t> free_ PLIMSOLL_GUARDED_BY(mutex_){};        // A stack of empty frames.
+  std::span<std::uint32_t> dirty_list_ PLIMSOLL_GUARDED_BY(mutex_){};  // Frames flagged kListed.
+  std::int64_t free_count_ PLIMSOLL_GUARDED_BY(mutex_){0};
+  std::int64_t listed_ PLIMSOLL_GUARDED_BY(mutex_){0};
+  std::int64_t dirty_ PLIMSOLL_GUARDED_BY(mutex_){0};
+  std::int64_t hinted_ PLIMSOLL_GUARDED_BY(mutex_){0};
+  std::int64_t writers_ PLIMSOLL_GUARDED_BY(mutex_){0};  // Batches of writes under way.
+  std::uint32_t hand_ PLIMSOLL_GUARDED_BY(mutex_){0};
+  std::uint32_t pin_ PLIMSOLL_GUARDED_BY(mutex_){0};  // The pin in force, or 0.
+  std::uint32_t pin_last_ PLIMSOLL_GUARDED_BY(mutex_){0};
+  std::uint32_t request_ PLIMSOLL_GUARDED_BY(mutex_){0};
+  bool look_ahead_busy_ PLIMSOLL_GUARDED_BY(mutex_){false};
+  bool look_ahead_waits_ PLIMSOLL_GUARDED_BY(mutex_){false};
+  bool stopping_ PLIMSOLL_GUARDED_BY(mutex_){false};
+  std::optional<Error> poison_ PLIMSOLL_GUARDED_BY(mutex_);
+  StoreStats stats_ PLIMSOLL_GUARDED_BY(mutex_){};
+  Lane owner_;       // Used by the owner alone.
+  Lane look_ahead_;  // Used by the look-ahead thread alone.
+};
+
+}  // namespace plimsoll

@@ -1,0 +1,377 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// gather, apply and update: a request is resolved to ordinals, its pages are pinned (as many at a
+// time as the slab allows), and its rows are copied or changed outside any lock.
+//
+// Threads: see embedding_store.h.   Memory: the scratch in embedding_store_impl.h.
+#include "plimsoll/embedding_store.h"
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstring>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "base/check.h"
+#include "store/embedding_store_impl.h"
+
+namespace plimsoll {
+namespace {
+
+constexpr std::uint32_t kEmptyPlace = 0xFFFFFFFFU;
+
+// Rows a member of the crew takes at once, and records fetched into the cache ahead of their use.
+// Tuned with bench/w3_update (AMD EPYC 7003, dim 128): see its README.
+constexpr std::int64_t kGrain = 128;
+constexpr std::int64_t kRecordsAhead = 4;
+
+std::uint32_t position_of(std::uint64_t key) {
+  return static_cast<std::uint32_t>(key);
+}
+
+template <int kWrite>
+void fetch_ahead(const std::byte* at, std::int64_t bytes) {
+  for (std::int64_t line = 0; line < bytes; line += 64) {
+    __builtin_prefetch(at + line, kWrite);
+  }
+  __builtin_prefetch(at + bytes - 1, kWrite);
+}
+
+std::uint32_t place_of(std::uint32_t ordinal, std::size_t places) {
+  return static_cast<std::uint32_t>((ordinal * 0x9E3779B97F4A7C15ULL) >> 32) &
+         static_cast<std::uint32_t>(places - 1);
+}
+
+}  // namespace
+
+// ---- Resolving --------------------------------------------------------------------------------
+
+// Fills ordinals_ with those of `ids`, at most batch_rows of them.
+Result<void> EmbeddingStore::Impl::resolve(std::span<const std::int64_t> ids) {
+  const auto unknown = [this](std::int64_t id) {
+    return fail(ErrorCode::kNotFound,
+                fmt::format("{}: there is no row with id {}", directory_.string(), id));
+  };
+  if (ids_.dense()) {
+    const auto rows = static_cast<std::uint64_t>(shape_.rows);
+    for (std::size_t i = 0; i < ids.size(); ++i) {
+      if (static_cast<std::uint64_t>(ids[i]) >= rows) {
+        return unknown(ids[i]);
+      }
+      ordinals_[i] = static_cast<std::uint32_t>(ids[i]);
+    }
+    return {};
+  }
+  std::array<std::int64_t, 256> found;
+  for (std::size_t at = 0; at < ids.size(); at += found.size()) {
+    const auto piece = ids.subspan(at, std::min(found.size(), ids.size() - at));
+    PLIMSOLL_TRY_VOID(ids_.find(piece, std::span(found).first(piece.size())));
+    for (std::size_t i = 0; i < piece.size(); ++i) {
+      if (found[i] < 0) {
+        return unknown(piece[i]);
+      }
+      ordinals_[at + i] = static_cast<std::uint32_t>(found[i]);
+    }
+  }
+  return {};
+}
+
+// Sorts keys by page when they may not all be pinned at once, so that each page is loaded once.
+void EmbeddingStore::Impl::order_by_page(std::span<std::uint64_t> keys) const {
+  if (static_cast<std::int64_t>(keys.size()) > cache_->pin_limit()) {
+    std::sort(keys.begin(), keys.end());
+  }
+}
+
+Result<void> EmbeddingStore::Impl::refuse_size(const char* what, std::size_t ids,
+                                               std::size_t floats) const {
+  if (floats == ids * static_cast<std::size_t>(shape_.dim)) {
+    return {};
+  }
+  return fail(ErrorCode::kInvalidArgument,
+              fmt::format("{} has {} floats, expected {} ids × dim {} = {}", what, floats, ids,
+                          shape_.dim, ids * static_cast<std::size_t>(shape_.dim)));
+}
+
+// ---- gather and update ------------------------------------------------------------------------
+
+Result<void> EmbeddingStore::Impl::gather(std::span<const std::int64_t> ids, std::span<float> out) {
+  PLIMSOLL_TRY_VOID(refuse_size("out", ids.size(), out.size()));
+  PLIMSOLL_TRY_VOID(cache_->begin_request(static_cast<std::int64_t>(ids.size())));
+  const auto row_bytes = shape_.dim * 4;
+  while (!ids.empty()) {
+    const std::size_t count = std::min(ids.size(), keys_.size());
+    PLIMSOLL_TRY_VOID(resolve(ids.first(count)));
+    for (std::size_t i = 0; i < count; ++i) {
+      keys_[i] = std::uint64_t{ordinals_[i]} << 32 | i;
+    }
+    auto keys = keys_.first(count);
+    order_by_page(keys);
+    while (!keys.empty()) {
+      PLIMSOLL_TRY(const std::int64_t pinned, cache_->pin(keys, false, records_));
+      crew_->run(pinned, kGrain, [&](std::int64_t begin, std::int64_t end, int) {
+        for (std::int64_t i = begin; i < end; ++i) {
+          if (i + kRecordsAhead < end) {
+            fetch_ahead<0>(records_[i + kRecordsAhead] + kRowHeaderBytes, row_bytes);
+          }
+          std::memcpy(out.data() + position_of(keys[i]) * shape_.dim, records_[i] + kRowHeaderBytes,
+                      static_cast<std::size_t>(row_bytes));
+        }
+      });
+      cache_->unpin();
+      keys = keys.subspan(static_cast<std::size_t>(pinned));
+    }
+    ids = ids.subspan(count);
+    out = out.subspan(count * static_cast<std::size_t>(shape_.dim));
+  }
+  return {};
+}
+
+Result<void> EmbeddingStore::Impl::update(std::span<const std::int64_t> ids,
+                                          std::span<const float> rows) {
+  PLIMSOLL_TRY_VOID(refuse_size("rows", ids.size(), rows.size()));
+  PLIMSOLL_TRY_VOID(cache_->begin_request(static_cast<std::int64_t>(ids.size())));
+  // Every id is looked up before any row changes.
+  for (std::size_t at = 0; ids.size() > keys_.size() && at < ids.size(); at += keys_.size()) {
+    PLIMSOLL_TRY_VOID(resolve(ids.subspan(at, std::min(keys_.size(), ids.size() - at))));
+  }
+  bool changed = false;
+  while (!ids.empty()) {
+    const std::size_t count = std::min(ids.size(), keys_.size());
+    PLIMSOLL_TRY_VOID(resolve(ids.first(count)));
+    for (std::size_t i = 0; i < count; ++i) {
+      keys_[i] = std::uint64_t{ordinals_[i]} << 32 | i;
+    }
+    auto keys = keys_.first(count);
+    order_by_page(keys);
+    while (!keys.empty()) {
+      auto pinned = cache_->pin(keys, true, records_);
+      if (!pinned) {
+        if (changed) {
+          cache_->poison(pinned.error());  // Half a request: nobody may see or keep it.
+        }
+        return tl::unexpected(std::move(pinned).error());
+      }
+      for (std::int64_t i = 0; i < *pinned; ++i) {  // In request order: the last of an id wins.
+        std::byte* const record = records_[i];
+        RowHeader header;
+        std::memcpy(&header, record, sizeof header);
+        header.sequence = 0;
+        std::memcpy(record, &header, sizeof header);
+        std::memcpy(record + kRowHeaderBytes, rows.data() + position_of(keys[i]) * shape_.dim,
+                    static_cast<std::size_t>(shape_.dim) * 4);
+        std::memset(record + kRowHeaderBytes + shape_.dim * 4, 0,
+                    static_cast<std::size_t>(shape_.dim * shape_.slots) * 4);
+      }
+      changed = true;
+      cache_->unpin();
+      keys = keys.subspan(static_cast<std::size_t>(*pinned));
+    }
+    ids = ids.subspan(count);
+    rows = rows.subspan(count * static_cast<std::size_t>(shape_.dim));
+  }
+  return {};
+}
+
+// ---- apply ------------------------------------------------------------------------------------
+
+// Finds equal ordinals among the first `count`; returns how many different ones there are. Unique
+// rows are numbered in order of first appearance, positions of one row joined in request order.
+std::int64_t EmbeddingStore::Impl::find_duplicates(std::int64_t count) {
+  std::memset(hash_.data(), 0xFF, hash_.size_bytes());
+  std::uint32_t unique = 0;
+  for (std::uint32_t i = 0; i < count; ++i) {
+    const std::uint32_t ordinal = ordinals_[i];
+    std::uint32_t place = place_of(ordinal, hash_.size());
+    while (hash_[place] != kEmptyPlace &&
+           static_cast<std::uint32_t>(keys_[hash_[place]] >> 32) != ordinal) {
+      place = (place + 1) & static_cast<std::uint32_t>(hash_.size() - 1);
+    }
+    if (const std::uint32_t seen = hash_[place]; seen != kEmptyPlace) {
+      next_[last_[seen]] = i;
+      last_[seen] = i;
+      continue;
+    }
+    hash_[place] = unique;
+    keys_[unique] = std::uint64_t{ordinal} << 32 | unique;
+    first_[unique] = i;
+    last_[unique] = i;
+    ++unique;
+  }
+  return unique;
+}
+
+// The gradient of a unique row: its only one, or the sum in `sum`, added up in request order.
+const float* EmbeddingStore::Impl::gradient_of(std::uint32_t unique, std::span<const float> grads,
+                                               std::span<float> sum) const noexcept {
+  const float* const only = grads.data() + first_[unique] * shape_.dim;
+  if (first_[unique] == last_[unique]) {
+    return only;
+  }
+  std::memcpy(sum.data(), only, sum.size_bytes());
+  for (std::uint32_t at = first_[unique]; at != last_[unique];) {
+    at = next_[at];
+    const float* const more = grads.data() + at * shape_.dim;
+    for (std::size_t k = 0; k < sum.size(); ++k) {
+      sum[k] += more[k];
+    }
+  }
+  return sum.data();
+}
+
+// Refuses NaN and infinity, in a gradient or in a sum of gradients, before anything is changed.
+Result<void> EmbeddingStore::Impl::check_gradients(std::span<const std::int64_t> ids,
+                                                   std::span<const float> grads,
+                                                   std::int64_t unique) {
+  const auto dim = static_cast<std::size_t>(shape_.dim);
+  std::atomic<bool> sound{true};
+  // A sum of finite numbers may overflow, and a sum with an infinite one is not finite: one look
+  // at what will be used is enough.
+  crew_->run(unique, kGrain, [&](std::int64_t begin, std::int64_t end, int member) {
+    const auto sum = sums_.subspan(static_cast<std::size_t>(member) * dim, dim);
+    for (std::int64_t u = begin; u < end; ++u) {
+      if (!all_finite(gradient_of(static_cast<std::uint32_t>(u), grads, sum), shape_.dim)) {
+        sound.store(false, std::memory_order_relaxed);
+      }
+    }
+  });
+  if (sound.load(std::memory_order_relaxed)) {
+    return {};
+  }
+  std::uint32_t bad = 0;
+  while (all_finite(gradient_of(bad, grads, sums_.first(dim)), shape_.dim)) {
+    ++bad;
+  }
+  return fail(
+      ErrorCode::kInvalidArgument,
+      fmt::format("{}: the gradient of id {} is not finite", directory_.string(), ids[first_[bad]]),
+      "nothing was changed: skip this step, or lower the learning rate");
+}
+
+// The hot loop: rows [begin, end) of what is pinned.
+void EmbeddingStore::Impl::step_rows(std::int64_t begin, std::int64_t end,
+                                     std::span<const std::uint64_t> keys,
+                                     std::span<const float> grads, std::span<float> sum,
+                                     double rate_scale) noexcept {
+  for (std::int64_t i = begin; i < end; ++i) {
+    if (i + kRecordsAhead < end) {
+      fetch_ahead<1>(records_[i + kRecordsAhead], shape_.record_bytes);
+    }
+    std::byte* const record = records_[i];
+    RowHeader header;
+    std::memcpy(&header, record, sizeof header);
+    optimizer_.step(reinterpret_cast<float*>(record + kRowHeaderBytes),
+                    gradient_of(position_of(keys[i]), grads, sum), header.sequence, rate_scale);
+    ++header.sequence;
+    std::memcpy(record, &header, sizeof header);
+  }
+}
+
+Result<void> EmbeddingStore::Impl::apply(std::span<const std::int64_t> ids,
+                                         std::span<const float> grads, float rate_scale) {
+  PLIMSOLL_TRY_VOID(refuse_size("grads", ids.size(), grads.size()));
+  if (ids.size() > keys_.size()) {
+    return fail(ErrorCode::kInvalidArgument,
+                fmt::format("{}: apply() of {} rows, but batch_rows is {}", directory_.string(),
+                            ids.size(), keys_.size()),
+                "raise batch_rows");
+  }
+  PLIMSOLL_TRY_VOID(cache_->begin_request(static_cast<std::int64_t>(ids.size())));
+  PLIMSOLL_TRY_VOID(resolve(ids));
+  const std::int64_t unique = find_duplicates(static_cast<std::int64_t>(ids.size()));
+  PLIMSOLL_TRY_VOID(check_gradients(ids, grads, unique));
+  auto keys = keys_.first(static_cast<std::size_t>(unique));
+  order_by_page(keys);
+  const auto dim = static_cast<std::size_t>(shape_.dim);
+  bool changed = false;
+  while (!keys.empty()) {
+    auto pinned = cache_->pin(keys, true, records_);
+    if (!pinned) {
+      if (changed) {
+        cache_->poison(pinned.error());  // Half a step: nobody may see or keep it.
+      }
+      return tl::unexpected(std::move(pinned).error());
+    }
+    crew_->run(*pinned, kGrain, [&](std::int64_t begin, std::int64_t end, int member) {
+      step_rows(begin, end, keys, grads, sums_.subspan(static_cast<std::size_t>(member) * dim, dim),
+                rate_scale);
+    });
+    changed = true;
+    cache_->unpin();
+    keys = keys.subspan(static_cast<std::size_t>(*pinned));
+  }
+  return {};
+}
+
+Result<void> EmbeddingStore::Impl::set_optimizer(const RowOptimizerOptions& options) {
+  if (options.kind != table_.optimizer) {
+    return fail(ErrorCode::kInvalidArgument,
+                fmt::format("{}: optimizer.kind is {}, but {} was asked for",
+                            (directory_ / table_files::kDescription).string(),
+                            optimizer_name(table_.optimizer), optimizer_name(options.kind)));
+  }
+  PLIMSOLL_TRY_VOID(check_optimizer(options));
+  optimizer_ = RowOptimizerStep(options, corrections_, shape_.dim);
+  return {};
+}
+
+// ---- The public face --------------------------------------------------------------------------
+
+EmbeddingStore::EmbeddingStore(std::unique_ptr<Impl> impl) noexcept : impl_(std::move(impl)) {}
+EmbeddingStore::EmbeddingStore(EmbeddingStore&&) noexcept = default;
+EmbeddingStore& EmbeddingStore::operator=(EmbeddingStore&&) noexcept = default;
+EmbeddingStore::~EmbeddingStore() = default;
+
+Result<EmbeddingStore> EmbeddingStore::open(Governor governor,
+                                            const EmbeddingStoreOptions& options) {
+  PLIMSOLL_TRY(auto impl, Impl::open(governor, options));
+  return EmbeddingStore(std::move(impl));
+}
+
+Result<void> EmbeddingStore::gather(std::span<const std::int64_t> ids, std::span<float> out) {
+  return impl_->gather(ids, out);
+}
+Result<void> EmbeddingStore::apply(std::span<const std::int64_t> ids, std::span<const float> grads,
+                                   float rate_scale) {
+  return impl_->apply(ids, grads, rate_scale);
+}
+Result<void> EmbeddingStore::update(std::span<const std::int64_t> ids,
+                                    std::span<const float> rows) {
+  return impl_->update(ids, rows);
+}
+void EmbeddingStore::prefetch(std::span<const std::int64_t> ids) noexcept {
+  impl_->prefetch(ids);
+}
+Result<void> EmbeddingStore::commit(std::int64_t step) {
+  return impl_->commit(step);
+}
+Result<void> EmbeddingStore::scan(
+    const std::function<Result<void>(std::span<const std::int64_t>, std::span<const std::uint32_t>,
+                                     std::span<const float>)>& visit) {
+  return impl_->scan(visit);
+}
+Result<void> EmbeddingStore::set_optimizer(const RowOptimizerOptions& options) {
+  return impl_->set_optimizer(options);
+}
+std::int64_t EmbeddingStore::rows() const noexcept {
+  return impl_->shape().rows;
+}
+std::int64_t EmbeddingStore::dim() const noexcept {
+  return impl_->shape().dim;
+}
+std::int64_t EmbeddingStore::slots() const noexcept {
+  return impl_->shape().slots;
+}
+std::int64_t EmbeddingStore::last_commit() const noexcept {
+  return impl_->last_commit();
+}
+SlabPlan EmbeddingStore::plan() const {
+  return impl_->plan();
+}
+StoreStats EmbeddingStore::stats() const {
+  return impl_->stats();
+}
+
+}  // namespace plimsoll

@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// commit and scan.
+//
+// A commit writes, with an fdatasync after each: the dirty pages to free blocks, the page table to
+// the map file of the older superblock's slot, that superblock. Until the last of these is on disk
+// the other superblock and all that it refers to are untouched.
+//
+// Threads: see embedding_store.h.   Memory: the page cache's scratch.
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "base/check.h"
+#include "base/crc32c.h"
+#include "os/crash_point.h"
+#include "store/embedding_store_impl.h"
+
+namespace plimsoll {
+
+Result<void> EmbeddingStore::Impl::commit(std::int64_t step) {
+  PLIMSOLL_TRY_VOID(cache_->poisoned());
+  if (step <= last_commit_) {
+    return fail(
+        ErrorCode::kInvalidArgument,
+        fmt::format("{}: commit({}) after commit({})", directory_.string(), step, last_commit_),
+        "steps must grow");
+  }
+  auto done = make_durable(step);
+  if (!done) {
+    cache_->poison(done.error());
+  }
+  return done;
+}
+
+Result<void> EmbeddingStore::Impl::make_durable(std::int64_t step) {
+  PLIMSOLL_TRY_VOID(cache_->write_dirty());
+  crash_point("store.commit.pages");
+  PLIMSOLL_TRY_VOID(rows_file_.sync());
+  std::int64_t syncs = 3;
+
+  const int slot = slot_ == 0 ? 1 : 0;
+  const auto& other = super_.slots()[static_cast<std::size_t>(slot)];
+  if (other.state != SuperFile::SlotState::kEmpty &&
+      (other.state == SuperFile::SlotState::kDamaged || other.superblock.step > last_commit_)) {
+    // A newer commit than the one opened: it goes first, so that it is never found half gone.
+    PLIMSOLL_TRY_VOID(super_.clear(slot));
+    ++syncs;
+  }
+  File& map_file = map_files_[static_cast<std::size_t>(slot)];
+  // Nothing is dirty and nothing is being written: the page table cannot change under us.
+  const std::span<std::byte> map = map_->bytes();
+  PLIMSOLL_TRY_VOID(map_file.write_at(0, map));
+  crash_point("store.commit.map");
+  PLIMSOLL_TRY_VOID(map_file.sync());
+
+  crash_point("store.commit.superblock.before");
+  PLIMSOLL_TRY_VOID(super_.write(slot, {.step = step,
+                                        .fingerprint = table_.fingerprint(),
+                                        .pages = shape_.pages,
+                                        .blocks_used = map_->used_blocks(),
+                                        .map_crc = crc32c(map)}));
+  crash_point("store.commit.superblock.after");
+  cache_->committed(slot);
+  slot_ = slot;
+  last_commit_ = step;
+  cache_->count_commit(syncs);
+  return {};
+}
+
+Result<void> EmbeddingStore::Impl::scan(
+    const std::function<Result<void>(std::span<const std::int64_t>, std::span<const std::uint32_t>,
+                                     std::span<const float>)>& visit) {
+  PLIMSOLL_TRY_VOID(cache_->poisoned());
+  // Half of the scratch for pages, half for what is in them: ids, sequences and values of a row
+  // are together shorter than its record.
+  const std::span<std::byte> scratch = cache_->scratch();
+  const auto page_bytes = static_cast<std::size_t>(shape_.page_bytes);
+  const auto pages_at_once = static_cast<std::int64_t>(scratch.size() / page_bytes / 2);
+  const std::span<std::byte> out =
+      scratch.subspan(static_cast<std::size_t>(pages_at_once) * page_bytes);
+  const std::int64_t floats = shape_.dim * (1 + shape_.slots);
+  for (std::int64_t first = 0; first < shape_.pages; first += pages_at_once) {
+    const std::int64_t pages = std::min(pages_at_once, shape_.pages - first);
+    const auto in = scratch.first(static_cast<std::size_t>(pages) * page_bytes);
+    PLIMSOLL_TRY_VOID(cache_->snapshot(first, in));
+    const std::int64_t rows =
+        std::min(pages * shape_.rows_per_page, shape_.rows - first * shape_.rows_per_page);
+    auto* const ids = reinterpret_cast<std::int64_t*>(out.data());
+    auto* const sequences = reinterpret_cast<std::uint32_t*>(ids + rows);
+    auto* const values = reinterpret_cast<float*>(sequences + rows);
+    for (std::int64_t row = 0; row < rows; ++row) {
+      const std::byte* const record = in.data() + (row / shape_.rows_per_page) * shape_.page_bytes +
+                                      kPageHeaderBytes +
+                                      (row % shape_.rows_per_page) * shape_.record_bytes;
+      RowHeader header;
+      std::memcpy(&header, record, sizeof header);
+      ids[row] = header.id;
+      sequences[row] = header.sequence;
+      std::memcpy(values + row * floats, record + kRowHeaderBytes,
+                  static_cast<std::size_t>(floats) * 4);
+    }
+    const auto count = static_cast<std::size_t>(rows);
+    PLIMSOLL_TRY_VOID(visit({ids, count}, {sequences, count},
+                            {values, count * static_cast<std::size_t>(floats)}));
+  }
+  return {};
+}
+
+}  // namespace plimsoll

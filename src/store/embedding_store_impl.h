@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// EmbeddingStore::Impl: the parts of an open table and the scratch of one request.
+//
+// Reading order: include/plimsoll/embedding_store.h, this file, embedding_store.cpp (requests),
+//                embedding_store_commit.cpp (commit and scan), embedding_store_open.cpp.
+//
+// Threads: see embedding_store.h.   Memory: see embedding_layout.h.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+
+#include "memory/slab.h"
+#include "os/file.h"
+#include "os/io_pool.h"
+#include "plimsoll/embedding_store.h"
+#include "store/embedding_block_map.h"
+#include "store/embedding_description.h"
+#include "store/embedding_layout.h"
+#include "store/embedding_look_ahead.h"
+#include "store/embedding_page_cache.h"
+#include "store/id_index.h"
+#include "store/row_crew.h"
+#include "store/row_optimizer.h"
+
+namespace plimsoll {
+
+class IdSource;
+
+class EmbeddingStore::Impl {
+ public:
+  static Result<std::unique_ptr<Impl>> open(const Governor& governor,
+                                            const EmbeddingStoreOptions& options);
+  Impl(const Governor& governor, const EmbeddingStoreOptions& options,
+       const TableDescription& table, const EmbeddingLayout& layout);
+  Impl(const Impl&) = delete;
+  Impl& operator=(const Impl&) = delete;
+
+  Result<void> gather(std::span<const std::int64_t> ids, std::span<float> out);
+  Result<void> apply(std::span<const std::int64_t> ids, std::span<const float> grads,
+                     float rate_scale);
+  Result<void> update(std::span<const std::int64_t> ids, std::span<const float> rows);
+  void prefetch(std::span<const std::int64_t> ids) noexcept { look_ahead_->hint(ids); }
+  Result<void> commit(std::int64_t step);
+  Result<void> scan(const std::function<Result<void>(std::span<const std::int64_t>,
+                                                     std::span<const std::uint32_t>,
+                                                     std::span<const float>)>& visit);
+  Result<void> set_optimizer(const RowOptimizerOptions& options);
+
+  [[nodiscard]] const TableShape& shape() const noexcept { return shape_; }
+  [[nodiscard]] std::int64_t last_commit() const noexcept { return last_commit_; }
+  [[nodiscard]] const SlabPlan& plan() const noexcept { return layout_.plan; }
+  [[nodiscard]] StoreStats stats() const { return cache_->stats(); }
+
+ private:
+  // A promise of the governor's, kept as long as the table is open.
+  class Admission {
+   public:
+    Admission() = default;
+    Admission(const Admission&) = delete;
+    Admission& operator=(const Admission&) = delete;
+    ~Admission();
+    Result<void> take(const Governor& governor, std::int64_t bytes);
+
+   private:
+    Governor governor_{};
+    PoolSpec spec_{};
+  };
+
+  // Opening (embedding_store_open.cpp).
+  Result<void> take_memory(const Governor& governor);
+  Result<void> create_files(const IdSource& source);
+  Result<void> create_and_describe(const IdSource& source);
+  Result<void> open_files(const EmbeddingStoreOptions& options);
+  Result<void> open_commit(std::int64_t at_step);
+  Result<int> choose_slot(std::int64_t at_step) const;
+  Result<void> read_map(int slot);
+  Result<void> keep_other_commit(int slot);
+
+  // Requests (embedding_store.cpp).
+  Result<void> resolve(std::span<const std::int64_t> ids);
+  void order_by_page(std::span<std::uint64_t> keys) const;
+  std::int64_t find_duplicates(std::int64_t count);
+  Result<void> check_gradients(std::span<const std::int64_t> ids, std::span<const float> grads,
+                               std::int64_t unique);
+  const float* gradient_of(std::uint32_t unique, std::span<const float> grads,
+                           std::span<float> sum) const noexcept;
+  void step_rows(std::int64_t begin, std::int64_t end, std::span<const std::uint64_t> keys,
+                 std::span<const float> grads, std::span<float> sum, double rate_scale) noexcept;
+  Result<void> refuse_size(const char* what, std::size_t ids, std::size_t floats) const;
+
+  // Commit (embedding_store_commit.cpp).
+  Result<void> make_durable(std::int64_t step);
+
+  const std::filesystem::path directory_;
+  const TableDescription table_;
+  const TableShape shape_;
+  const EmbeddingLayout layout_;
+  Admission admission_;
+  Slab slab_;
+
+  IdIndex ids_;
+  File rows_file_;
+  std::array<File, 2> map_files_;
+  SuperFile super_;
+  std::unique_ptr<IoPool> pool_;
+  std::optional<BlockMap> map_;
+  std::unique_ptr<PageCache> cache_;
+  std::unique_ptr<RowCrew> crew_;
+  RowOptimizerStep optimizer_;
+  int slot_{-1};  // Superblock slot of the commit this state grew from; −1: none.
+  std::int64_t last_commit_{-1};
+
+  // Scratch of one request, in the slab; batch_rows of each, but for the last three.
+  std::span<std::uint32_t> ordinals_;
+  std::span<std::uint64_t> keys_;   // ordinal << 32 | position in the request or unique row.
+  std::span<std::byte*> records_;   // Where pin() found each key's record.
+  std::span<std::uint32_t> first_;  // Of each unique row: its first and last position,
+  std::span<std::uint32_t> last_;   //   joined by next_, which is indexed by position.
+  std::span<std::uint32_t> next_;
+  std::span<std::uint32_t> hash_;  // Unique row by hash of its ordinal, or kEmptyPlace.
+  std::span<float> sums_;          // dim per member of the crew: summed gradients.
+  std::span<AdamCorrection> corrections_;
+
+  std::unique_ptr<LookAhead> look_ahead_;  // Last: its thread uses all of the above.
+};
+
+}  // namespace plimsoll

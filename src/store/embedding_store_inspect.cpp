@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// inspect and verify: what a table's directory holds, without opening it for training.
+//
+// Threads: pure functions of the directory.   Memory: kPieceBytes.
+#include <algorithm>
+#include <cstddef>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "base/check.h"
+#include "base/crc32c.h"
+#include "os/file.h"
+#include "plimsoll/embedding_store.h"
+#include "store/embedding_description.h"
+#include "store/embedding_format.h"
+
+namespace plimsoll {
+namespace {
+
+constexpr std::int64_t kPieceBytes = 256 << 10;
+
+// One readable or unreadable commit, and its page table's file.
+struct Commit {
+  int slot;
+  Superblock superblock;
+};
+
+std::vector<Commit> commits_of(const SuperFile& super, const TableDescription& table) {
+  std::vector<Commit> commits;
+  for (int slot = 0; slot < 2; ++slot) {
+    const auto& [state, superblock] = super.slots()[static_cast<std::size_t>(slot)];
+    if (state == SuperFile::SlotState::kValid && superblock.fingerprint == table.fingerprint()) {
+      commits.push_back({slot, superblock});
+    }
+  }
+  std::sort(commits.begin(), commits.end(),
+            [](const Commit& a, const Commit& b) { return a.superblock.step > b.superblock.step; });
+  return commits;
+}
+
+Result<void> check_map(const std::filesystem::path& directory, const Commit& commit,
+                       std::span<std::byte> buffer) {
+  const auto path = table_files::map_path(directory, commit.slot);
+  PLIMSOLL_TRY(const File file, File::open(path, FileMode::kRead));
+  const std::int64_t total = map_bytes(commit.superblock.pages);
+  std::uint32_t crc = 0;
+  for (std::int64_t done = 0; done < total;) {
+    const auto piece = buffer.first(
+        static_cast<std::size_t>(std::min(total - done, static_cast<std::int64_t>(buffer.size()))));
+    PLIMSOLL_TRY_VOID(file.read_at(done, piece));
+    crc = crc32c(piece, crc);
+    done += static_cast<std::int64_t>(piece.size());
+  }
+  if (crc != commit.superblock.map_crc) {
+    return fail(ErrorCode::kCorrupt,
+                fmt::format("{}: the page table of commit {} fails its checksum", path.string(),
+                            commit.superblock.step));
+  }
+  return {};
+}
+
+// Reads every written page of one commit.
+Result<void> check_pages(const std::filesystem::path& directory, const TableDescription& table,
+                         const Commit& commit, const ProgressFn& progress) {
+  const TableShape shape = table.shape();
+  PLIMSOLL_TRY(const File map,
+               File::open(table_files::map_path(directory, commit.slot), FileMode::kRead));
+  PLIMSOLL_TRY(const File rows, File::open(directory / table_files::kRows, FileMode::kRead));
+  std::vector<BlockEntry> entries(512);
+  std::vector<std::byte> page(static_cast<std::size_t>(shape.page_bytes));
+  const std::int64_t total = commit.superblock.blocks_used * shape.page_bytes;
+  std::int64_t done = 0;
+  for (std::int64_t first = 0; first < shape.pages; first += 512) {
+    const auto count = std::min<std::int64_t>(512, shape.pages - first);
+    const auto some = std::span(entries).first(static_cast<std::size_t>(count));
+    PLIMSOLL_TRY_VOID(map.read_at(first * static_cast<std::int64_t>(sizeof(BlockEntry)),
+                                  std::as_writable_bytes(some)));
+    for (std::int64_t i = 0; i < count; ++i) {
+      const BlockEntry entry = some[static_cast<std::size_t>(i)];
+      if (entry.block == 0) {
+        continue;
+      }
+      PLIMSOLL_TRY_VOID(rows.read_at((entry.block - 1) * shape.page_bytes, page));
+      if (!page_is_sound(shape, table.fingerprint(), first + i, entry.crc, page)) {
+        return fail(
+            ErrorCode::kCorrupt,
+            fmt::format("{}: page {} (block {}) of commit {} fails its checksum",
+                        rows.path().string(), first + i, entry.block, commit.superblock.step));
+      }
+      done += shape.page_bytes;
+      if (progress && !progress(done, total)) {
+        return {};
+      }
+    }
+  }
+  return {};
+}
+
+std::int64_t bytes_in(const std::filesystem::path& directory) {
+  std::int64_t bytes = 0;
+  std::error_code ignored;
+  for (const auto& entry : std::filesystem::directory_iterator(directory, ignored)) {
+    const auto size = entry.is_regular_file(ignored) ? entry.file_size(ignored) : 0;
+    bytes += ignored ? 0 : static_cast<std::int64_t>(size);
+  }
+  return bytes;
+}
+
+}  // namespace
+
+Result<TableInfo> EmbeddingStore::inspect(const std::filesystem::path& directory) {
+  PLIMSOLL_TRY(const TableDescription table, read_description(directory));
+  PLIMSOLL_TRY(const SuperFile super, SuperFile::open(directory / table_files::kSuper, false));
+  const TableShape shape = table.shape();
+  TableInfo info{.rows = shape.rows,
+                 .dim = table.dim,
+                 .optimizer = table.optimizer,
+                 .init = table.init,
+                 .dense_ids = table.ids.dense,
+                 .record_bytes = shape.record_bytes,
+                 .page_bytes = shape.page_bytes,
+                 .rows_per_page = shape.rows_per_page,
+                 .commit_steps = {},
+                 .disk_bytes = bytes_in(directory)};
+  std::vector<std::byte> buffer(kPieceBytes);
+  for (const Commit& commit : commits_of(super, table)) {
+    if (check_map(directory, commit, buffer)) {
+      info.commit_steps.push_back(commit.superblock.step);
+    }
+  }
+  return info;
+}
+
+Result<void> EmbeddingStore::verify(const std::filesystem::path& directory,
+                                    const ProgressFn& progress) {
+  PLIMSOLL_TRY(const TableDescription table, read_description(directory));
+  PLIMSOLL_TRY(const SuperFile super, SuperFile::open(directory / table_files::kSuper, false));
+  for (std::size_t slot = 0; slot < 2; ++slot) {
+    if (super.slots()[slot].state == SuperFile::SlotState::kDamaged) {
+      return fail(ErrorCode::kCorrupt,
+                  fmt::format("{}: slot {} fails its checksum", super.path().string(), slot));
+    }
+  }
+  PLIMSOLL_TRY_VOID(IdIndex::verify(directory, table_files::kIds, table.ids));
+  const auto commits = commits_of(super, table);
+  if (commits.empty()) {
+    return {};
+  }
+  std::vector<std::byte> buffer(kPieceBytes);
+  PLIMSOLL_TRY_VOID(check_map(directory, commits.front(), buffer));
+  return check_pages(directory, table, commits.front(), progress);
+}
+
+}  // namespace plimsoll

@@ -1,0 +1,350 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Opening and creating a table.
+//
+// A table exists once table.json does: it is written last, durably. A directory that a crash left
+// without it is created again from the start.
+//
+// Threads: see embedding_store.h.   Memory: one slab, taken here and divided once.
+#include <algorithm>
+#include <string>
+#include <system_error>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "base/check.h"
+#include "base/crc32c.h"
+#include "store/embedding_store_impl.h"
+#include "store/id_source.h"
+
+namespace plimsoll {
+namespace {
+
+// The ids the caller names: an array, a file, or a range to create a table with.
+Result<std::optional<IdSource>> ids_given(const EmbeddingStoreOptions& options) {
+  if (!options.ids.empty() && !options.ids_file.empty()) {
+    return fail(ErrorCode::kInvalidArgument, "both ids and ids_file are given");
+  }
+  std::optional<IdSource> source;
+  if (!options.ids.empty()) {
+    source = IdSource::borrowed(options.ids);
+  } else if (!options.ids_file.empty()) {
+    PLIMSOLL_TRY(source, IdSource::npy(options.ids_file));
+  }
+  return source;
+}
+
+Result<void> check_numbers(const EmbeddingStoreOptions& options) {
+  const auto refuse = [](const char* option, std::int64_t value) {
+    return fail(ErrorCode::kInvalidArgument, fmt::format("{} = {} makes no sense", option, value));
+  };
+  if (options.batch_rows < 1 || options.batch_rows > kIdRowsMax / 4) {
+    return refuse("batch_rows", options.batch_rows);
+  }
+  if (options.compute_threads < 1 || options.compute_threads > 256) {
+    return refuse("compute_threads", options.compute_threads);
+  }
+  if (options.io_threads < 0 || options.io_threads > 256) {
+    return refuse("io_threads", options.io_threads);
+  }
+  if (options.store_bytes < 0) {
+    return refuse("store_bytes", options.store_bytes);
+  }
+  if (options.dim < 0 || options.dim > (1 << 24)) {
+    return refuse("dim", options.dim);
+  }
+  if (options.rows < 0 || options.rows > kIdRowsMax) {
+    return refuse("rows", options.rows);
+  }
+  return check_optimizer(options.optimizer);
+}
+
+// What a new table would be.
+Result<TableDescription> describe_new(const EmbeddingStoreOptions& options,
+                                      const std::optional<IdSource>& given) {
+  if (options.dim < 1) {
+    return fail(ErrorCode::kInvalidArgument,
+                fmt::format("{}: there is no table yet, and dim does not say how wide its rows are",
+                            options.directory.string()),
+                "set dim");
+  }
+  if (!given && options.rows < 1) {
+    return fail(ErrorCode::kInvalidArgument,
+                fmt::format("{}: there is no table yet, and no ids to make one of",
+                            options.directory.string()),
+                "set rows, ids or ids_file");
+  }
+  TableDescription table{
+      .dim = options.dim, .optimizer = options.optimizer.kind, .init = options.init};
+  const IdSource source = given ? *given : IdSource::range(options.rows);
+  PLIMSOLL_TRY(table.ids, source.info());
+  if (table.ids.rows < 1 || table.ids.rows > kIdRowsMax) {
+    return fail(ErrorCode::kInvalidArgument, fmt::format("a table of {} rows", table.ids.rows));
+  }
+  if (options.rows != 0 && options.rows != table.ids.rows) {
+    return fail(ErrorCode::kInvalidArgument,
+                fmt::format("rows is {}, but there are {} ids", options.rows, table.ids.rows));
+  }
+  return table;
+}
+
+struct Described {
+  TableDescription table;
+  bool exists;
+  std::optional<IdSource> given;
+};
+
+Result<Described> describe(const EmbeddingStoreOptions& options) {
+  PLIMSOLL_TRY_VOID(check_numbers(options));
+  PLIMSOLL_TRY(auto given, ids_given(options));
+  auto existing = read_description(options.directory);
+  if (!existing && existing.error().code != ErrorCode::kNotFound) {
+    return tl::unexpected(std::move(existing).error());
+  }
+  if (!existing) {
+    PLIMSOLL_TRY(const auto table, describe_new(options, given));
+    return Described{table, false, given};
+  }
+  std::optional<IdIndexInfo> info;
+  if (given) {
+    PLIMSOLL_TRY(info, given->info());
+  }
+  PLIMSOLL_TRY_VOID(
+      compare_description(options.directory, *existing, options, info ? &*info : nullptr));
+  return Described{*existing, true, given};
+}
+
+}  // namespace
+
+EmbeddingStore::Impl::Admission::~Admission() {
+  if (governor_.valid()) {
+    governor_.release_admission(spec_);
+  }
+}
+
+Result<void> EmbeddingStore::Impl::Admission::take(const Governor& governor, std::int64_t bytes) {
+  Governor asked = governor;
+  spec_ = {
+      .tag = Tag::kEmbedding, .floor_bytes = bytes, .cap_bytes = bytes, .option = "store_bytes"};
+  PLIMSOLL_TRY_VOID(asked.admit(spec_));
+  governor_ = asked;
+  return {};
+}
+
+EmbeddingStore::Impl::Impl(const Governor&, const EmbeddingStoreOptions& options,
+                           const TableDescription& table, const EmbeddingLayout& layout)
+    : directory_(options.directory), table_(table), shape_(table.shape()), layout_(layout) {}
+
+Result<std::unique_ptr<EmbeddingStore::Impl>> EmbeddingStore::Impl::open(
+    const Governor& governor, const EmbeddingStoreOptions& options) {
+  if (!governor.valid()) {
+    return fail(ErrorCode::kInvalidArgument, "an embedding store needs a governor");
+  }
+  PLIMSOLL_TRY(const Described described, describe(options));
+  PLIMSOLL_TRY(const EmbeddingLayout layout, plan_layout(described.table, options));
+  auto impl = std::make_unique<Impl>(governor, options, described.table, layout);
+  impl->pool_ = std::make_unique<IoPool>(options.io_threads);
+  impl->crew_ = std::make_unique<RowCrew>(options.compute_threads);
+  PLIMSOLL_TRY_VOID(impl->take_memory(governor));
+  if (!described.exists) {
+    PLIMSOLL_TRY_VOID(impl->create_files(
+        described.given ? *described.given : IdSource::range(described.table.ids.rows)));
+  }
+  PLIMSOLL_TRY_VOID(impl->open_files(options));
+  PLIMSOLL_TRY_VOID(impl->open_commit(options.at_step));
+  return impl;
+}
+
+// Divides the slab. What this takes is what plan_layout() counted.
+Result<void> EmbeddingStore::Impl::take_memory(const Governor& governor) {
+  PLIMSOLL_TRY_VOID(admission_.take(governor, layout_.plan.total_bytes));
+  PLIMSOLL_TRY(slab_, Slab::create(governor, Tag::kEmbedding, layout_.plan.total_bytes, true));
+  map_.emplace(shape_.pages, spare_blocks(layout_.sizes), slab_);
+  cache_ = std::make_unique<PageCache>(PageCache::Table{.shape = shape_,
+                                                        .fingerprint = table_.fingerprint(),
+                                                        .init = table_.init,
+                                                        .ids = &ids_,
+                                                        .file = &rows_file_,
+                                                        .pool = pool_.get()},
+                                       layout_.sizes, *map_, slab_);
+  const std::int64_t rows = layout_.batch_rows;
+  ordinals_ = slab_.take<std::uint32_t>(rows);
+  keys_ = slab_.take<std::uint64_t>(rows);
+  records_ = slab_.take<std::byte*>(rows);
+  first_ = slab_.take<std::uint32_t>(rows);
+  last_ = slab_.take<std::uint32_t>(rows);
+  next_ = slab_.take<std::uint32_t>(rows);
+  hash_ = slab_.take<std::uint32_t>(layout_.hash_places);
+  sums_ = slab_.take<float>(crew_->threads() * shape_.dim);
+  corrections_ = slab_.take<AdamCorrection>(RowOptimizerStep::kCorrections);
+  return {};
+}
+
+Result<void> EmbeddingStore::Impl::create_files(const IdSource& source) {
+  std::error_code problem;
+  const bool made = std::filesystem::create_directories(directory_, problem);
+  if (problem) {
+    return fail_io(problem.value(), directory_.string() + ": creating it");
+  }
+  if (auto super = SuperFile::open(directory_ / table_files::kSuper, false)) {
+    for (const auto& slot : super->slots()) {
+      if (slot.state != SuperFile::SlotState::kEmpty) {
+        return fail(
+            ErrorCode::kCorrupt,
+            fmt::format("{}: missing, but {} holds a commit",
+                        (directory_ / table_files::kDescription).string(), super->path().string()),
+            "restore table.json, or name another directory");
+      }
+    }
+  }
+  auto done = create_and_describe(source);
+  if (!done) {  // Best effort: without table.json there is no table, whatever stays behind.
+    for (const char* name :
+         {table_files::kRows, table_files::kSuper, "map.0", "map.1", "rows.ids", "rows.order"}) {
+      std::filesystem::remove(directory_ / name, problem);
+    }
+    if (made) {
+      std::filesystem::remove(directory_, problem);
+    }
+  }
+  return done;
+}
+
+Result<void> EmbeddingStore::Impl::create_and_describe(const IdSource& source) {
+  if (!table_.ids.dense) {
+    PLIMSOLL_TRY(auto writer,
+                 IdIndexWriter::create(directory_, table_files::kIds, cache_->frame_memory()));
+    PLIMSOLL_TRY_VOID(
+        source.read([&](std::span<const std::int64_t> ids) { return writer.append(ids); }));
+    PLIMSOLL_TRY(const IdIndexInfo info, writer.finish());
+    if (info != table_.ids) {
+      return fail(ErrorCode::kIo, directory_.string() + ": the ids changed while they were read");
+    }
+  }
+  PLIMSOLL_TRY(auto rows, File::open(directory_ / table_files::kRows, FileMode::kCreate));
+  PLIMSOLL_TRY_VOID(rows.sync());
+  for (int slot = 0; slot < 2; ++slot) {
+    PLIMSOLL_TRY(auto map, File::open(table_files::map_path(directory_, slot), FileMode::kCreate));
+    PLIMSOLL_TRY_VOID(map.sync());
+  }
+  PLIMSOLL_TRY_VOID(SuperFile::create(directory_ / table_files::kSuper));
+  PLIMSOLL_TRY_VOID(sync_directory(directory_));
+  PLIMSOLL_TRY_VOID(write_description(directory_, table_));
+  const auto parent = std::filesystem::absolute(directory_).lexically_normal().parent_path();
+  return sync_directory(parent);
+}
+
+Result<void> EmbeddingStore::Impl::open_files(const EmbeddingStoreOptions& options) {
+  PLIMSOLL_TRY(ids_,
+               IdIndex::open(directory_, table_files::kIds, table_.ids, slab_, layout_.id_pages));
+  PLIMSOLL_TRY(rows_file_, File::open(directory_ / table_files::kRows, FileMode::kReadWrite, true));
+  for (int slot = 0; slot < 2; ++slot) {
+    PLIMSOLL_TRY(map_files_[static_cast<std::size_t>(slot)],
+                 File::open(table_files::map_path(directory_, slot), FileMode::kReadWrite, true));
+  }
+  PLIMSOLL_TRY(super_, SuperFile::open(directory_ / table_files::kSuper, true));
+  RowOptimizerOptions optimizer = options.optimizer;
+  optimizer_ = RowOptimizerStep(optimizer, corrections_, shape_.dim);
+  look_ahead_ =
+      std::make_unique<LookAhead>(*cache_, ids_, shape_.rows_per_page, layout_.queue_ids, slab_);
+  return {};
+}
+
+// The slot of the commit to open, or −1 when there is none and none was asked for.
+Result<int> EmbeddingStore::Impl::choose_slot(std::int64_t at_step) const {
+  int chosen = -1;
+  std::string steps;
+  for (int slot = 0; slot < 2; ++slot) {
+    const auto& [state, superblock] = super_.slots()[static_cast<std::size_t>(slot)];
+    const bool ours =
+        superblock.fingerprint == table_.fingerprint() && superblock.pages == shape_.pages;
+    if ((state == SuperFile::SlotState::kDamaged && at_step < 0) ||
+        (state == SuperFile::SlotState::kValid && !ours)) {
+      return fail(ErrorCode::kCorrupt,
+                  fmt::format("{}: slot {} {}", super_.path().string(), slot,
+                              ours ? "fails its checksum" : "is of another table"),
+                  "name the step to open (at_step), or restore the file");
+    }
+    if (state != SuperFile::SlotState::kValid) {
+      continue;
+    }
+    steps += fmt::format("{}{}", steps.empty() ? "" : " and ", superblock.step);
+    const auto best =
+        chosen < 0 ? -1 : super_.slots()[static_cast<std::size_t>(chosen)].superblock.step;
+    if (at_step < 0 ? superblock.step > best : superblock.step == at_step) {
+      chosen = slot;
+    }
+  }
+  if (at_step >= 0 && chosen < 0) {
+    return fail(ErrorCode::kNotFound,
+                fmt::format("{}: no commit at step {}; there {}", directory_.string(), at_step,
+                            steps.empty() ? "is none at all" : "is one at " + steps));
+  }
+  return chosen;
+}
+
+Result<void> EmbeddingStore::Impl::open_commit(std::int64_t at_step) {
+  PLIMSOLL_TRY(const int slot, choose_slot(at_step));
+  if (slot >= 0) {
+    PLIMSOLL_TRY_VOID(read_map(slot));
+    slot_ = slot;
+    last_commit_ = super_.slots()[static_cast<std::size_t>(slot)].superblock.step;
+  }
+  for (int other = 0; other < 2; ++other) {
+    if (other != slot &&
+        super_.slots()[static_cast<std::size_t>(other)].state == SuperFile::SlotState::kValid &&
+        !keep_other_commit(other)) {
+      map_->forget(other);  // Half overwritten by a commit that did not end: it is gone.
+    }
+  }
+  return {};
+}
+
+Result<void> EmbeddingStore::Impl::read_map(int slot) {
+  const auto at = static_cast<std::size_t>(slot);
+  const auto corrupt = [&](const std::string& why) {
+    return fail(ErrorCode::kCorrupt,
+                fmt::format("{}: the page table of commit {} {}", map_files_[at].path().string(),
+                            super_.slots()[at].superblock.step, why),
+                "name another step to open (at_step), or restore the file");
+  };
+  const auto bytes = map_->bytes();
+  PLIMSOLL_TRY_VOID(map_files_[at].read_at(0, bytes));
+  if (crc32c(bytes) != super_.slots()[at].superblock.map_crc) {
+    return corrupt("fails its checksum");
+  }
+  if (auto adopted = map_->adopt(slot); !adopted) {
+    return corrupt(*adopted.error().detail);
+  }
+  return {};
+}
+
+// Marks the blocks of the commit that was not opened, reading its page table a piece at a time.
+Result<void> EmbeddingStore::Impl::keep_other_commit(int slot) {
+  const auto at = static_cast<std::size_t>(slot);
+  const std::int64_t total = map_bytes(shape_.pages);
+  const auto scratch = cache_->scratch();
+  std::uint32_t crc = 0;
+  for (std::int64_t done = 0; done < total;) {
+    const auto size = std::min(total - done, static_cast<std::int64_t>(scratch.size()));
+    const auto piece = scratch.first(static_cast<std::size_t>(size));
+    PLIMSOLL_TRY_VOID(map_files_[at].read_at(done, piece));
+    crc = crc32c(piece, crc);
+    PLIMSOLL_TRY_VOID(map_->keep(slot, {reinterpret_cast<const BlockEntry*>(piece.data()),
+                                        piece.size() / sizeof(BlockEntry)}));
+    done += size;
+  }
+  if (crc != super_.slots()[at].superblock.map_crc) {
+    return fail(ErrorCode::kCorrupt, map_files_[at].path().string());
+  }
+  return {};
+}
+
+Result<SlabPlan> EmbeddingStore::plan(const EmbeddingStoreOptions& options) {
+  PLIMSOLL_TRY(const Described described, describe(options));
+  PLIMSOLL_TRY(const EmbeddingLayout layout, plan_layout(described.table, options));
+  return layout.plan;
+}
+
+}  // namespace plimsoll

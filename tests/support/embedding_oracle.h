@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// EmbeddingOracle: what an embedding table should hold, as a plain map and plain loops.
+//
+// The arithmetic is written out as torch.optim's single-tensor code does it, one scalar operation
+// at a time, independently of src/store/row_optimizer.cpp.
+//
+// Threads: single-owner.   Memory: unbounded; for tests.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <map>
+#include <span>
+#include <vector>
+
+#include "base/philox.h"
+#include "plimsoll/embedding_store.h"
+
+namespace plimsoll::test {
+
+struct OracleRow {
+  std::vector<float> weights;
+  std::vector<float> slot1;
+  std::vector<float> slot2;
+  std::uint32_t sequence{0};
+  friend bool operator==(const OracleRow&, const OracleRow&) = default;
+};
+
+class EmbeddingOracle {
+ public:
+  EmbeddingOracle(std::int64_t dim, RowOptimizerOptions optimizer, RowInit init)
+      : dim_(dim), optimizer_(optimizer), init_(init) {}
+
+  [[nodiscard]] const OracleRow& row(std::int64_t id) {
+    auto [at, fresh] = rows_.try_emplace(id);
+    if (fresh) {
+      const auto dim = static_cast<std::size_t>(dim_);
+      at->second = {initial(id), std::vector<float>(dim, 0.0F), std::vector<float>(dim, 0.0F), 0};
+    }
+    return at->second;
+  }
+
+  void update(std::span<const std::int64_t> ids, std::span<const float> values) {
+    for (std::size_t i = 0; i < ids.size(); ++i) {
+      OracleRow& r = mutable_row(ids[i]);
+      for (std::size_t k = 0; k < r.weights.size(); ++k) {
+        r.weights[k] = values[i * r.weights.size() + k];
+        r.slot1[k] = 0.0F;
+        r.slot2[k] = 0.0F;
+      }
+      r.sequence = 0;
+    }
+  }
+
+  void apply(std::span<const std::int64_t> ids, std::span<const float> grads, float scale = 1.0F) {
+    std::map<std::int64_t, std::vector<float>> sums;
+    const auto dim = static_cast<std::size_t>(dim_);
+    for (std::size_t i = 0; i < ids.size(); ++i) {
+      auto [at, fresh] =
+          sums.try_emplace(ids[i], grads.begin() + static_cast<std::ptrdiff_t>(i * dim),
+                           grads.begin() + static_cast<std::ptrdiff_t>((i + 1) * dim));
+      for (std::size_t k = 0; !fresh && k < dim; ++k) {
+        at->second[k] = at->second[k] + grads[i * dim + k];
+      }
+    }
+    for (const auto& [id, sum] : sums) {
+      step(mutable_row(id), sum, static_cast<double>(scale));
+    }
+  }
+
+ private:
+  OracleRow& mutable_row(std::int64_t id) {
+    static_cast<void>(row(id));
+    return rows_[id];
+  }
+
+  [[nodiscard]] std::vector<float> initial(std::int64_t id) const {
+    std::vector<float> weights(static_cast<std::size_t>(dim_), 0.0F);
+    for (std::size_t k = 0; k < weights.size() && init_.kind != RowInitKind::kZeros; ++k) {
+      const PhiloxBlock words = philox(init_.seed, static_cast<std::uint64_t>(id), k / 4);
+      const std::size_t lane = k % 4;
+      const float unit = init_.kind == RowInitKind::kUniform
+                             ? 2.0F * uniform01(words[lane]) - 1.0F
+                             : normal2(words[lane / 2 * 2], words[lane / 2 * 2 + 1])[lane % 2];
+      weights[k] = unit * init_.scale;
+    }
+    return weights;
+  }
+
+  void step(OracleRow& r, const std::vector<float>& grads, double scale) const {
+    const RowOptimizerOptions& o = optimizer_;
+    const double rate = static_cast<double>(o.learning_rate) * scale;
+    const bool fresh = o.kind == RowOptimizer::kAdamWFresh;
+    const double t = fresh ? 1.0 : static_cast<double>(r.sequence) + 1.0;
+    for (std::size_t k = 0; k < grads.size(); ++k) {
+      volatile float w = r.weights[k];  // volatile: every operation rounds, none is reordered.
+      volatile float g = grads[k];
+      if (o.kind == RowOptimizer::kAdagrad) {
+        if (o.weight_decay != 0.0F) {
+          volatile float decay = o.weight_decay * w;
+          g = g + decay;
+        }
+        volatile float square = g * g;
+        r.slot1[k] = r.slot1[k] + square;
+        volatile float root = std::sqrt(r.slot1[k]);
+        volatile float denominator = root + o.epsilon;
+        volatile float up = static_cast<float>(-rate) * g;
+        volatile float change = up / denominator;
+        r.weights[k] = w + change;
+        continue;
+      }
+      w = w * static_cast<float>(1.0 - rate * static_cast<double>(o.weight_decay));
+      const auto weight1 = static_cast<float>(1.0 - static_cast<double>(o.beta1));
+      const auto weight2 = static_cast<float>(1.0 - static_cast<double>(o.beta2));
+      volatile float m = fresh ? 0.0F : r.slot1[k];
+      volatile float v = fresh ? 0.0F : r.slot2[k];
+      volatile float gap = g - m;
+      if (weight1 < 0.5F) {
+        volatile float part = weight1 * gap;
+        m = m + part;
+      } else {
+        volatile float part = gap * (1.0F - weight1);
+        m = g - part;
+      }
+      volatile float kept = v * o.beta2;
+      volatile float scaled = weight2 * g;
+      volatile float square = scaled * g;
+      v = kept + square;
+      if (!fresh) {
+        r.slot1[k] = m;
+        r.slot2[k] = v;
+      }
+      const double bias1 = 1.0 - std::pow(static_cast<double>(o.beta1), t);
+      const double bias2 = 1.0 - std::pow(static_cast<double>(o.beta2), t);
+      volatile float root = std::sqrt(v);
+      volatile float unbiased = root / static_cast<float>(std::sqrt(bias2));
+      volatile float denominator = unbiased + o.epsilon;
+      volatile float up = static_cast<float>(-(rate / bias1)) * m;
+      volatile float change = up / denominator;
+      r.weights[k] = w + change;
+    }
+    ++r.sequence;
+  }
+
+  std::int64_t dim_;
+  RowOptimizerOptions optimizer_;
+  RowInit init_;
+  std::map<std::int64_t, OracleRow> rows_;
+};
+
+}  // namespace plimsoll::test
