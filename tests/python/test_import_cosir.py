@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`plimsoll import cosir`: what goes in comes out by id, and bad input leaves nothing behind."""
+import subprocess
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+plimsoll = pytest.importorskip("plimsoll")
+pytest.importorskip("plimsoll._core")
+
+ROWS, IMAGE_DIM, TEXT_DIM = 1000, 24, 16
+
+
+@pytest.fixture
+def arrays():
+    numbers = np.random.default_rng(3)
+    return {"image": numbers.standard_normal((ROWS, IMAGE_DIM)).astype(np.float32),
+            "text": numbers.standard_normal((ROWS, TEXT_DIM)).astype(np.float16),
+            "ids": numbers.permutation(10 * ROWS)[:ROWS].astype(np.int64) * 1_000_003 - 5,
+            "groups": np.arange(ROWS, dtype=np.int64) // 4}
+
+
+def call(program, out, **columns):
+    options = {"image": "--image-features", "text": "--text-features", "ids": "--ids",
+               "groups": "--groups"}
+    command = [program, "import", "cosir", "--out", out]
+    for name, path in columns.items():
+        command += [options[name], path]
+    return subprocess.run(list(map(str, command)), text=True, capture_output=True, check=False)
+
+
+def shards(folder, array, name, sizes, suffix):
+    """Writes `array` as a folder of shards of the given sizes; returns the folder."""
+    folder.mkdir()
+    at = 0
+    for number, size in enumerate(sizes):
+        piece = np.ascontiguousarray(array[at:at + size])
+        at += size
+        if suffix == "npy":
+            np.save(folder / f"{number:05d}.npy", piece)
+        else:
+            save_file({name: piece, "other": np.zeros(1, np.float32)},
+                      folder / f"{number:05d}.safetensors")
+    assert at == len(array)
+    return folder
+
+
+def test_shards_of_both_formats_come_out_by_id(program, tmp_path, arrays):
+    image = shards(tmp_path / "image", arrays["image"], "image", [1, 600, 399], "npy")
+    text = shards(tmp_path / "text", arrays["text"], "text", [300, 700], "safetensors")
+    np.save(tmp_path / "ids.npy", arrays["ids"])
+    np.save(tmp_path / "groups.npy", arrays["groups"])
+    done = call(program, tmp_path / "set", image=image, text=text, ids=tmp_path / "ids.npy",
+                groups=tmp_path / "groups.npy")
+    assert done.returncode == 0, done.stderr
+    with plimsoll.Governor("2GiB") as governor:
+        store = plimsoll.FeatureStore.open(governor, tmp_path / "set")
+        order = np.random.default_rng(4).permutation(ROWS)
+        read = store.read(arrays["ids"][order])
+        assert np.array_equal(read["image"], arrays["image"][order])
+        assert np.array_equal(read["text"], arrays["text"][order])
+        del store, read
+
+
+def wrong(arrays, what):
+    """Arrays with one thing wrong, and what the error must say."""
+    arrays = {name: array.copy() for name, array in arrays.items()}
+    if what == "rows":
+        arrays["text"] = arrays["text"][:-1]
+        return arrays, ["has 999 rows", "has 1000"]
+    if what == "nan":
+        arrays["image"][517, 3] = np.nan
+        return arrays, ["517", "image", str(arrays["ids"][517])]
+    if what == "infinite":
+        arrays["text"][2, 1] = np.inf
+        return arrays, ["2", "text", str(arrays["ids"][2])]
+    if what == "duplicate":
+        arrays["ids"][900] = arrays["ids"][12]
+        return arrays, [str(arrays["ids"][12])]
+    if what == "dtype":
+        arrays["image"] = arrays["image"].astype(np.float64)
+        return arrays, ["float64", "float32 or float16", "--image-features"]
+    if what == "ids dtype":
+        arrays["ids"] = arrays["ids"].astype(np.int32)
+        return arrays, ["int32", "int64", "--ids"]
+    if what == "dimensions":
+        arrays["text"] = arrays["text"].reshape(ROWS, 4, 4)
+        return arrays, ["3 dimensions", "expected 2"]
+    if what == "groups":
+        arrays["groups"][800] = 0
+        return arrays, ["group 0"]
+    raise AssertionError(what)
+
+
+@pytest.mark.parametrize("what", ["rows", "nan", "infinite", "duplicate", "dtype", "ids dtype",
+                                  "dimensions", "groups"])
+def test_bad_input_is_named_and_leaves_nothing(program, tmp_path, arrays, what):
+    arrays, words = wrong(arrays, what)
+    paths = {}
+    for name, array in arrays.items():
+        paths[name] = tmp_path / f"{name}.npy"
+        np.save(paths[name], array)
+    done = call(program, tmp_path / "set", **paths)
+    assert done.returncode == 1, done.stderr
+    for word in words:
+        assert word in done.stderr, done.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(p.name for p in paths.values())
+
+
+def test_truncated_and_missing_shards_are_named(program, tmp_path, arrays):
+    np.save(tmp_path / "image.npy", arrays["image"])
+    np.save(tmp_path / "text.npy", arrays["text"])
+    whole = (tmp_path / "text.npy").read_bytes()
+    (tmp_path / "text.npy").write_bytes(whole[:-7])
+    done = call(program, tmp_path / "set", image=tmp_path / "image.npy", text=tmp_path / "text.npy")
+    assert done.returncode == 1 and "text.npy" in done.stderr, done.stderr
+    done = call(program, tmp_path / "set", image=tmp_path / "image.npy", text=tmp_path / "no.npy")
+    assert done.returncode == 1 and "no.npy" in done.stderr, done.stderr
+    assert not (tmp_path / "set").exists()
