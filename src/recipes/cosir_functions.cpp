@@ -191,16 +191,23 @@ DeltaRows delta_input(const at::Tensor& out, const at::Tensor& text_unit, const 
   return {out.size(0), out.size(1), floats(out), floats(text_unit), {list(pairs0), list(pairs1)}};
 }
 
+// One value as far as autograd is concerned: lists are no inputs of the function, and may be
+// absent.
+struct PairLists {
+  at::Tensor first;
+  at::Tensor second;
+};
+
 struct DeltaTerms : torch::autograd::Function<DeltaTerms> {
   static variable_list forward(AutogradContext* context, const at::Tensor& out,
-                               const at::Tensor& text_unit, const at::Tensor& pairs0,
-                               const at::Tensor& pairs1) {
-    const auto input = delta_input(out, text_unit, pairs0, pairs1);
+                               const at::Tensor& text_unit, const PairLists& pairs) {
+    const auto input = delta_input(out, text_unit, pairs.first, pairs.second);
     auto length = at::empty({input.rows}, out.options());
     auto cosine0 = at::zeros({input.rows}, out.options());
     auto cosine1 = at::zeros({input.rows}, out.options());
     delta_rows(input, out_floats(length), out_floats(cosine0), out_floats(cosine1));
-    context->save_for_backward({out, text_unit, pairs0, pairs1, length, cosine0, cosine1});
+    context->save_for_backward(
+        {out, text_unit, pairs.first, pairs.second, length, cosine0, cosine1});
     return {length, cosine0, cosine1};
   }
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
@@ -218,7 +225,7 @@ struct DeltaTerms : torch::autograd::Function<DeltaTerms> {
                                 out_floats(scratch),
                                 out_floats(grad_out)});
     const auto grad_unit = context->needs_input_grad(1) ? grad_out.neg() : at::Tensor{};
-    return {grad_out, grad_unit, at::Tensor{}, at::Tensor{}};
+    return {grad_out, grad_unit, at::Tensor{}};
   }
 };
 
@@ -260,7 +267,7 @@ Neighbours find_neighbours(const at::Tensor& c) {
 
 Deltas deltas(const at::Tensor& out, const at::Tensor& text_unit, const at::Tensor& pairs0,
               const at::Tensor& pairs1) {
-  const auto all = DeltaTerms::apply(out, text_unit, pairs0, pairs1);
+  const auto all = DeltaTerms::apply(out, text_unit, PairLists{pairs0, pairs1});
   return {all[0], pairs0.defined() ? all[1] : at::Tensor{},
           pairs1.defined() ? all[2] : at::Tensor{}};
 }

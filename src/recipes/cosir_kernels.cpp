@@ -14,56 +14,10 @@
 #include <cstring>
 #include <limits>
 
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && \
-    !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-#define PLIMSOLL_CLONES __attribute__((target_clones("avx2", "default")))
-#else
-#define PLIMSOLL_CLONES
-#endif
-#define PLIMSOLL_INLINE inline __attribute__((always_inline))
+#include "recipes/cosir_lanes.h"
 
 namespace plimsoll::cosir {
 namespace {
-
-constexpr std::int64_t kLanes = 16;
-using Lanes = float __attribute__((vector_size(kLanes * sizeof(float)), aligned(4)));
-using IntLanes = std::int32_t __attribute__((vector_size(kLanes * sizeof(float)), aligned(4)));
-
-PLIMSOLL_INLINE void load(const float* from, Lanes& to) {
-  std::memcpy(&to, from, sizeof(to));
-}
-PLIMSOLL_INLINE void store(const Lanes& from, float* to) {
-  std::memcpy(to, &from, sizeof(from));
-}
-
-// The lanes' sum in a fixed tree, then the tail in order.
-PLIMSOLL_INLINE float sum_lanes(const Lanes& lanes) {
-  float part[kLanes];
-  store(lanes, part);
-  for (std::int64_t width = kLanes / 2; width > 0; width /= 2) {
-    for (std::int64_t l = 0; l < width; ++l) {
-      part[l] += part[l + width];
-    }
-  }
-  return part[0];
-}
-
-PLIMSOLL_INLINE float dot(const float* x, const float* y, std::int64_t n) {
-  Lanes sum = {};
-  Lanes a;
-  Lanes b;
-  std::int64_t k = 0;
-  for (; k + kLanes <= n; k += kLanes) {
-    load(x + k, a);
-    load(y + k, b);
-    sum += a * b;
-  }
-  float total = sum_lanes(sum);
-  for (; k < n; ++k) {
-    total += x[k] * y[k];
-  }
-  return total;
-}
 
 // exp for x <= 88, and exactly 0 below −87.3 (so −∞ gives 0). Relative error below 2e-7.
 // Source: range reduction by ln 2 in two parts (Cody and Waite, 1980) and a Taylor polynomial.

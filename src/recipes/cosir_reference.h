@@ -15,15 +15,15 @@
 
 namespace plimsoll::cosir::reference {
 
-inline at::Tensor norm(const at::Tensor& x) {
+inline at::Tensor unit(const at::Tensor& x) {
   return x / x.square().sum(-1, true).sqrt().clamp_min(1e-8);
 }
 
 inline at::Tensor combine(const at::Tensor& t, const at::Tensor& d, const at::Tensor& theta,
                           const at::Tensor& s) {
   const auto column = [](const at::Tensor& x) { return x.unsqueeze(1); };
-  const auto u = norm(column(theta.cos()) * norm(t) + column(theta.sin()) * norm(d));
-  return norm(column(s) * t.square().sum(1, true).sqrt() * u);
+  const auto u = unit(column(theta.cos()) * unit(t) + column(theta.sin()) * unit(d));
+  return unit(column(s) * t.square().sum(1, true).sqrt() * u);
 }
 
 /// atan2(q, c₀) with q as the recipe defines it; no care for the origin.
@@ -60,7 +60,7 @@ struct Found {
 template <class T>
 Found neighbours(const at::Tensor& c) {
   const auto x = c.detach().to(c10::CppTypeToScalarType<T>::value).contiguous();
-  const auto unit = norm(x).contiguous();
+  const auto course = unit(x).contiguous();
   const std::int64_t rows = x.size(0);
   const std::int64_t width = x.size(1);
   Found found;
@@ -74,8 +74,8 @@ Found neighbours(const at::Tensor& c) {
         const T by =
             x.template data_ptr<T>()[i * width + l] - x.template data_ptr<T>()[j * width + l];
         square += by * by;
-        dot +=
-            unit.template data_ptr<T>()[i * width + l] * unit.template data_ptr<T>()[j * width + l];
+        dot += course.template data_ptr<T>()[i * width + l] *
+               course.template data_ptr<T>()[j * width + l];
       }
       if (i != j) {
         near.emplace_back(square, j);

@@ -1,0 +1,322 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Opening features, split, rows and loader; reading batches and samples of them as tensors.
+//
+// Threads: single-owner.   Memory: see cosir_data.h.
+#include "recipes/cosir_data.h"
+
+#include <ATen/ops/empty.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <utility>
+
+#include "base/check.h"
+#include "plimsoll/bytes.h"
+#include "plimsoll/torch.h"
+
+namespace plimsoll::cosir {
+namespace {
+
+constexpr std::array<const char*, 2> kColumns{"image", "text"};
+constexpr std::int64_t kRequestRows = 2048;  // Largest request of an evaluation.
+constexpr std::int64_t kHeldOutPairs = 5000;
+constexpr std::int64_t kStoreShare = 4;  // Of what is free: a quarter for the rows,
+constexpr std::int64_t kCacheShare = 8;  // an eighth for the features.
+constexpr std::int64_t kCacheLeast = 32LL << 20;
+constexpr std::int64_t kMiB = 1LL << 20;
+
+at::ScalarType scalar_type(DType dtype) {
+  switch (dtype) {
+    case DType::kFloat16:
+      return at::kHalf;
+    case DType::kBFloat16:
+      return at::kBFloat16;
+    case DType::kFloat64:
+      return at::kDouble;
+    default:
+      return at::kFloat;
+  }
+}
+
+// An .npy of int64 beside the table, for a container with ids of its own. Removed when done with.
+class IdsFile {
+ public:
+  static Result<IdsFile> write(FeatureStore& features, const std::filesystem::path& path) {
+    IdsFile made;
+    made.path_ = path;
+    std::FILE* file = std::fopen(path.c_str(), "wb");
+    if (file == nullptr) {
+      return fail_io(errno, path.string());
+    }
+    const std::int64_t rows = features.info().rows;
+    std::string header =
+        fmt::format("{{'descr': '<i8', 'fortran_order': False, 'shape': ({},), }}", rows);
+    header.append(63 - (10 + header.size()) % 64, ' ').push_back('\n');
+    const auto size = static_cast<std::uint16_t>(header.size());
+    bool good = std::fwrite("\x93NUMPY\x01\x00", 1, 8, file) == 8 &&
+                std::fwrite(&size, 2, 1, file) == 1 &&
+                std::fwrite(header.data(), 1, header.size(), file) == header.size();
+    std::vector<std::int64_t> ordinals;
+    std::vector<std::int64_t> ids;
+    Result<void> read{};
+    for (std::int64_t begin = 0; good && read && begin < rows; begin += kRequestRows) {
+      ordinals.clear();
+      for (std::int64_t i = begin; i < std::min(rows, begin + kRequestRows); ++i) {
+        ordinals.push_back(i);
+      }
+      ids.resize(ordinals.size());
+      read = features.ids_of(ordinals, ids);
+      good = std::fwrite(ids.data(), sizeof(ids[0]), ids.size(), file) == ids.size();
+    }
+    const int error = errno;
+    good = std::fclose(file) == 0 && good;
+    PLIMSOLL_TRY_VOID(read);
+    if (!good) {
+      return fail_io(error, path.string());
+    }
+    return made;
+  }
+  IdsFile() = default;
+  IdsFile(IdsFile&& other) noexcept : path_(std::exchange(other.path_, {})) {}
+  IdsFile& operator=(IdsFile&& other) noexcept {
+    std::swap(path_, other.path_);
+    return *this;
+  }
+  ~IdsFile() {
+    std::error_code ignored;
+    if (!path_.empty()) {
+      std::filesystem::remove(path_, ignored);
+    }
+  }
+  [[nodiscard]] const std::filesystem::path& path() const { return path_; }
+
+ private:
+  std::filesystem::path path_;
+};
+
+}  // namespace
+
+// Under pressure the features' cache and the loader's ring shrink; nothing they compute changes.
+class Data::Reclaimable final : public Reclaimer {
+ public:
+  Reclaimable(FeatureStore* features, Loader* loader) : features_(features), loader_(loader) {}
+  std::int64_t reclaim(PressureMove move, std::int64_t wanted_bytes) noexcept override {
+    if (move != PressureMove::kShrink) {
+      return 0;
+    }
+    const std::int64_t given = features_->shrink(wanted_bytes);
+    const std::int64_t rest = wanted_bytes - given;
+    return given + (rest > 0 && loader_ != nullptr ? loader_->shrink(rest) : 0);
+  }
+  [[nodiscard]] const char* name() const noexcept override { return "features and loader"; }
+  ReclaimerHandle handle;
+
+ private:
+  FeatureStore* features_;
+  Loader* loader_;
+};
+
+Data::~Data() = default;
+
+std::int64_t held_out_groups(const FeatureInfo& info, const CosirConfig& config) {
+  const std::int64_t groups = info.groups > 0 ? info.groups : info.rows;
+  if (config.holdout >= 0) {
+    return config.holdout;
+  }
+  const std::int64_t worth =
+      (kHeldOutPairs * groups + info.rows - 1) / std::max<std::int64_t>(1, info.rows);
+  return std::min(worth, groups / 5);
+}
+
+EmbeddingStoreOptions row_options(const CosirConfig& config) {
+  EmbeddingStoreOptions options;
+  options.dim = config.label_dim;
+  options.optimizer.kind = config.label_optimizer == "adagrad"       ? RowOptimizer::kAdagrad
+                           : config.label_optimizer == "adamw_fresh" ? RowOptimizer::kAdamWFresh
+                                                                     : RowOptimizer::kAdamW;
+  options.optimizer.learning_rate = static_cast<float>(config.label_lr);
+  options.optimizer.weight_decay = static_cast<float>(config.label_weight_decay);
+  options.init.kind = config.label_init == "zeros"     ? RowInitKind::kZeros
+                      : config.label_init == "uniform" ? RowInitKind::kUniform
+                                                       : RowInitKind::kNormal;
+  options.init.scale = static_cast<float>(config.label_init_scale);
+  options.init.seed = seed_for(static_cast<std::uint64_t>(config.seed), Purpose::kRows);
+  options.batch_rows = std::max(config.batch_size, kRequestRows);
+  options.io_threads = static_cast<int>(config.io_threads);
+  options.compute_threads = static_cast<int>(std::max<std::int64_t>(1, config.compute_threads));
+  return options;
+}
+
+Result<void> Data::open_features(const Governor& governor, const CosirConfig& config) {
+  PLIMSOLL_TRY(const auto info, FeatureStore::inspect(config.data));
+  if (info.rows < 2) {
+    return fail(ErrorCode::kInvalidArgument,
+                fmt::format("{}: {} pairs; training compares at least two", config.data, info.rows),
+                "choose another --data");
+  }
+  const std::int64_t share = governor.state().free_bytes() / kCacheShare;
+  const std::int64_t whole = info.disk_bytes + kMiB;  // More than everything is never used.
+  bytes_.cache = config.cache_bytes > 0 ? config.cache_bytes
+                                        : std::clamp(share, std::min(kCacheLeast, whole),
+                                                     std::max(kCacheLeast, whole));
+  PLIMSOLL_TRY(auto store,
+               FeatureStore::open(governor, {.directory = config.data,
+                                             .cache_bytes = bytes_.cache,
+                                             .io_threads = static_cast<int>(config.io_threads)}));
+  features_ = std::make_unique<FeatureStore>(std::move(store));
+  for (std::size_t side = 0; side < 2; ++side) {
+    PLIMSOLL_TRY(columns_[side], features_->column(kColumns[side]));
+    const ColumnSpec& spec = features_->info().columns[static_cast<std::size_t>(columns_[side])];
+    dtypes_[side] = spec.dtype;
+    const bool real = spec.dtype == DType::kFloat32 || spec.dtype == DType::kFloat16 ||
+                      spec.dtype == DType::kBFloat16 || spec.dtype == DType::kFloat64;
+    if (!real || spec.shape.size() != 1) {
+      return fail(
+          ErrorCode::kInvalidArgument,
+          fmt::format("{}: column '{}' is {} with {} dimensions; cosir wants one vector of "
+                      "floats per pair",
+                      config.data, kColumns[side], dtype_name(spec.dtype), spec.shape.size()),
+          "write it with plimsoll import cosir");
+    }
+    dims_[side] = spec.shape[0];
+  }
+  return {};
+}
+
+Result<void> Data::open_rows(const Governor& governor, const CosirConfig& config,
+                             const DataOptions& how) {
+  EmbeddingStoreOptions options = row_options(config);
+  options.directory = how.embeddings;
+  options.at_step = how.at_step;
+  IdsFile ids;
+  if (features_->info().dense_ids) {
+    options.rows = features_->info().rows;
+  } else if (how.at_step < 0 && how.loader) {
+    auto path = how.embeddings;
+    path += ".ids.npy";
+    PLIMSOLL_TRY(ids, IdsFile::write(*features_, path));
+    options.ids_file = path;
+    options.rows = features_->info().rows;
+  }
+  options.store_bytes = config.store_bytes;
+  if (options.store_bytes == 0) {
+    PLIMSOLL_TRY(const SlabPlan plan, EmbeddingStore::plan(options));
+    const std::int64_t slots = config.label_optimizer == "adagrad" ? 1 : 2;
+    const std::int64_t record = 24 + 4 * config.label_dim * (1 + slots);
+    const std::int64_t whole = plan.floor_bytes + features_->info().rows * record * 5 / 4;
+    options.store_bytes = std::clamp(governor.state().free_bytes() / kStoreShare, plan.floor_bytes,
+                                     std::max(plan.floor_bytes, whole));
+  }
+  bytes_.store = options.store_bytes;
+  PLIMSOLL_TRY(auto rows, EmbeddingStore::open(governor, options));
+  rows_ = std::make_unique<EmbeddingStore>(std::move(rows));
+  return {};
+}
+
+Result<std::unique_ptr<Data>> Data::open(const Governor& governor, const CosirConfig& config,
+                                         const DataOptions& options) {
+  std::unique_ptr<Data> data{new Data};
+  data->label_dim_ = config.label_dim;
+  PLIMSOLL_TRY_VOID(data->open_features(governor, config));
+  const auto seed = static_cast<std::uint64_t>(config.seed);
+  PLIMSOLL_TRY(auto split,
+               Split::create(governor, data->features_.get(),
+                             {.held_out_groups = held_out_groups(data->features_->info(), config),
+                              .seed = seed_for(seed, Purpose::kSplit)}));
+  data->split_ = std::make_unique<Split>(std::move(split));
+  PLIMSOLL_TRY_VOID(data->open_rows(governor, config, options));
+  if (options.loader) {
+    LoaderOptions how;
+    how.columns = {kColumns[0], kColumns[1]};
+    how.batch_rows = config.batch_size;
+    how.queue_bytes = config.queue_bytes;
+    how.threads = static_cast<int>(config.loader_threads);
+    how.drop_last = config.drop_last;
+    how.start = options.start;
+    how.start.seed = seed_for(seed, Purpose::kOrder);
+    PLIMSOLL_TRY(auto loader,
+                 Loader::open(governor, data->features_.get(), data->split_.get(), how));
+    data->loader_ = std::make_unique<Loader>(std::move(loader));
+    data->bytes_.queue = data->loader_->slots() * data->loader_->slot_bytes();
+  }
+  data->reclaimable_ = std::make_unique<Reclaimable>(data->features_.get(), data->loader_.get());
+  Governor handle = governor;
+  PLIMSOLL_TRY(data->reclaimable_->handle, handle.add_reclaimer(data->reclaimable_.get()));
+  return data;
+}
+
+Data::BatchTensors Data::tensors(const std::shared_ptr<Batch>& batch) const {
+  const auto side = [&](std::size_t k) {
+    return tensor_over(batch->column(static_cast<int>(k)), {batch->rows(), dims_[k]},
+                       scalar_type(dtypes_[k]), batch)
+        .to(at::kFloat);
+  };
+  auto groups = at::empty({batch->rows()}, at::kLong);
+  std::copy(batch->groups().begin(), batch->groups().end(), groups.data_ptr<std::int64_t>());
+  return {side(0), side(1), groups};
+}
+
+Result<at::Tensor> Data::conditions(std::span<const std::int64_t> ids) {
+  auto c = at::empty({static_cast<std::int64_t>(ids.size()), label_dim_}, at::kFloat);
+  PLIMSOLL_TRY_VOID(rows_->gather(ids, {c.data_ptr<float>(), static_cast<std::size_t>(c.numel())}));
+  return c;
+}
+
+Result<at::Tensor> Data::read(int side, const std::vector<std::int64_t>& ordinals) {
+  const auto k = static_cast<std::size_t>(side);
+  auto raw =
+      at::empty({static_cast<std::int64_t>(ordinals.size()), dims_[k]}, scalar_type(dtypes_[k]));
+  const std::span<std::byte> out{static_cast<std::byte*>(raw.data_ptr()), raw.nbytes()};
+  PLIMSOLL_TRY_VOID(features_->read_ordinals(ordinals, {&columns_[k], 1}, {&out, 1}));
+  return raw.to(at::kFloat);
+}
+
+PairSource Data::held_out(std::int64_t pairs_max) {
+  const auto ordinals = [this](const std::vector<std::int64_t>& pairs) {
+    std::vector<std::int64_t> list;
+    for (const std::int64_t pair : pairs) {
+      list.push_back(split_->held_out_ordinal(pair));
+    }
+    return list;
+  };
+  PairSource source;
+  source.pairs = std::min(pairs_max, split_->held_out_rows());
+  source.group = [this](std::int64_t pair) {
+    return split_->group_of(split_->held_out_ordinal(pair));
+  };
+  source.images = [this, ordinals](const auto& pairs) { return read(0, ordinals(pairs)); };
+  source.texts = [this, ordinals](const auto& pairs) { return read(1, ordinals(pairs)); };
+  return source;
+}
+
+TrainedRows Data::trained() {
+  const auto ordinals = [this](const std::vector<std::int64_t>& ranks) {
+    std::vector<std::int64_t> list;
+    for (const std::int64_t rank : ranks) {
+      list.push_back(split_->train_ordinal(rank));
+    }
+    return list;
+  };
+  TrainedRows source;
+  source.rows = split_->train_rows();
+  source.conditions = [this, ordinals](const auto& ranks) -> Result<at::Tensor> {
+    std::vector<std::int64_t> ids(ranks.size());
+    PLIMSOLL_TRY_VOID(features_->ids_of(ordinals(ranks), ids));
+    return conditions(ids);
+  };
+  source.read = [this, ordinals,
+                 rows = source.conditions](const auto& ranks) -> Result<TrainedRows::Block> {
+    TrainedRows::Block block;
+    const auto list = ordinals(ranks);
+    PLIMSOLL_TRY(block.image, read(0, list));
+    PLIMSOLL_TRY(block.text, read(1, list));
+    PLIMSOLL_TRY(block.conditions, rows(ranks));
+    return block;
+  };
+  return source;
+}
+
+}  // namespace plimsoll::cosir

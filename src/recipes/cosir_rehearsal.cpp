@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Rehearsal and admission.
+//
+// Threads: the thread that trains.   Memory: see cosir_rehearsal.h.
+#include "recipes/cosir_rehearsal.h"
+
+#include <c10/util/Exception.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "base/check.h"
+#include "plan/step_peak.h"
+#include "plimsoll/bytes.h"
+#include "plimsoll/torch.h"
+
+namespace plimsoll::cosir {
+namespace {
+
+constexpr const char* kAdvice =
+    "raise --memory-limit, or lower batch_size, store_bytes, cache_bytes or queue_bytes";
+constexpr std::int64_t kLeastRows = 2;  // The loss compares rows.
+
+Error refused(const Governor& governor, std::int64_t needed, const std::string& what) {
+  const LedgerState state = governor.state();
+  const PoolState& tensors = state.pools[static_cast<std::size_t>(Tag::kTensor)];
+  const std::int64_t available = std::max<std::int64_t>(
+      0, state.free_bytes() + std::max(tensors.floor_bytes, tensors.leased_bytes));
+  const std::int64_t limit = smallest_limit(state.limit_bytes, available, needed);
+  Error error = make_error(
+      ErrorCode::kOverBudget,
+      fmt::format("{} needs {} of tensors, and {} of the limit of {} is left for them; a limit of "
+                  "{} MiB would do",
+                  what, format_bytes(needed), format_bytes(available),
+                  format_bytes(state.limit_bytes), limit >> 20),
+      kAdvice);
+  error.tag = Tag::kTensor;
+  error.requested_bytes = needed;
+  error.available_bytes = available;
+  error.limit_bytes = state.limit_bytes;
+  error.smallest_limit_bytes = limit;
+  for (std::size_t k = 0; k < kTagCount; ++k) {
+    error.held_bytes[k] = std::max(state.pools[k].floor_bytes, state.pools[k].leased_bytes);
+  }
+  return error;
+}
+
+}  // namespace
+
+Result<void> without_refusal(const std::function<Result<void>()>& work) {
+  try {
+    return work();
+  } catch (const c10::OutOfMemoryError& refusal) {
+    Error error = make_error(ErrorCode::kOverBudget, refusal.what_without_backtrace(), kAdvice);
+    error.tag = Tag::kTensor;
+    return tl::unexpected(std::move(error));
+  }
+}
+
+Result<std::int64_t> measure_peak(const std::function<Result<void>()>& work) {
+  TensorArena::purge();
+  TensorArena::reset_peak();
+  PLIMSOLL_TRY_VOID(without_refusal(work));
+  return TensorArena::stats().leased_peak_bytes;
+}
+
+std::int64_t with_margin(std::int64_t peak_bytes) noexcept {
+  return peak_bytes + peak_bytes / 16;
+}
+
+Result<std::int64_t> rehearse_step(const Governor& governor, std::int64_t rows,
+                                   const std::function<Result<void>(std::int64_t)>& step) {
+  auto peak = measure_peak([&] { return step(rows); });
+  if (peak || peak.error().code != ErrorCode::kOverBudget) {
+    return peak;
+  }
+  std::vector<StepSample> samples;
+  for (const std::int64_t part : {64, 32, 16, 8, 4, 2}) {
+    const std::int64_t smaller = rows / part;
+    if (smaller < kLeastRows || (!samples.empty() && samples.back().rows == smaller)) {
+      continue;
+    }
+    auto measured = measure_peak([&] { return step(smaller); });
+    if (!measured) {
+      break;
+    }
+    samples.push_back({smaller, *measured});
+    if (samples.size() > 3) {  // The largest three say most about the real size.
+      samples.erase(samples.begin());
+    }
+  }
+  TensorArena::purge();
+  if (samples.empty()) {
+    return peak;
+  }
+  PLIMSOLL_TRY(const StepPeak curve, fit_step_peak(samples));
+  return tl::unexpected(
+      refused(governor, with_margin(curve.bytes_at(rows)), fmt::format("a step of {} rows", rows)));
+}
+
+Result<void> admit_tensors(Governor& governor, std::int64_t floor_bytes, const std::string& what) {
+  TensorArena::purge();
+  const LedgerState state = governor.state();
+  const std::int64_t now = state.pools[static_cast<std::size_t>(Tag::kTensor)].floor_bytes;
+  if (floor_bytes <= now) {
+    return {};
+  }
+  if (!governor.admit({.tag = Tag::kTensor, .floor_bytes = floor_bytes - now})) {
+    return tl::unexpected(refused(governor, floor_bytes, what));
+  }
+  return {};
+}
+
+std::string admitted_table(const Governor& governor, std::int64_t step_peak,
+                           std::int64_t batch_rows) {
+  const LedgerState state = governor.state();
+  std::string text = fmt::format("admitted under a limit of {}\n", governor.limit().explain());
+  const auto line = [&text](const char* name, std::int64_t bytes, const std::string& note) {
+    text += fmt::format("  {:<10}{:>12}   {}\n", name, format_bytes(bytes), note);
+  };
+  const auto promised = [&](Tag tag) {
+    const PoolState& pool = state.pools[static_cast<std::size_t>(tag)];
+    return std::max(pool.floor_bytes, pool.leased_bytes);
+  };
+  line("step", promised(Tag::kTensor),
+       fmt::format("model, optimizer and a step of {} rows, rehearsed at {}", batch_rows,
+                   format_bytes(step_peak)));
+  line("store", promised(Tag::kEmbedding), "rows in memory (store_bytes)");
+  line("features", promised(Tag::kFeature), "feature cache (cache_bytes)");
+  line("ring", promised(Tag::kLoader), "batches ahead (queue_bytes)");
+  line("foreign", promised(Tag::kForeign), "code and kernels' scratch (foreign_bytes)");
+  if (promised(Tag::kOther) > 0) {
+    line("other", promised(Tag::kOther), "split and buffers");
+  }
+  line("baseline", state.baseline_bytes, "the process before the run");
+  line("headroom", state.free_bytes(), "free");
+  text.pop_back();
+  return text;
+}
+
+}  // namespace plimsoll::cosir

@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Saving, loading and digesting a run.
+//
+// Threads: single-owner.   Memory: one buffer of kDigestBytes for the rows' digest.
+#include "recipes/cosir_state.h"
+
+#include <torch/version.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <span>
+
+#include "base/check.h"
+
+namespace plimsoll::cosir {
+namespace {
+
+constexpr std::int64_t kDigestBytes = 1LL << 20;
+
+DenseAdamWOptions optimizer(double learning_rate, const CosirConfig& config) {
+  DenseAdamWOptions options;
+  options.learning_rate = learning_rate;
+  options.weight_decay = config.weight_decay;
+  return options;
+}
+
+void append(std::vector<NamedTensor>& to, const std::vector<NamedTensor>& from) {
+  to.insert(to.end(), from.begin(), from.end());
+}
+
+// Rows are hashed in runs of a size that depends on the record alone, not on how they arrive.
+class RowDigest {
+ public:
+  RowDigest(StateDigest& digest, std::int64_t record) : digest_(digest) {
+    most_ = static_cast<std::size_t>(std::max<std::int64_t>(1, kDigestBytes / record) * record);
+    buffer_.reserve(most_);
+  }
+  void add(std::int64_t id, std::uint32_t sequence, std::span<const float> values) {
+    put(&id, sizeof id);
+    put(&sequence, sizeof sequence);
+    put(values.data(), values.size_bytes());
+    if (buffer_.size() == most_) {
+      flush();
+    }
+  }
+  void flush() {
+    digest_.add("rows", buffer_);
+    buffer_.clear();
+  }
+
+ private:
+  void put(const void* data, std::size_t size) {
+    const auto* bytes = static_cast<const std::byte*>(data);
+    buffer_.insert(buffer_.end(), bytes, bytes + size);
+  }
+  StateDigest& digest_;
+  std::size_t most_{0};
+  std::vector<std::byte> buffer_;
+};
+
+}  // namespace
+
+State::State(const CosirConfig& config, const ModelShape& shape)
+    : model(make_model(shape, static_cast<std::uint64_t>(config.seed))),
+      classifier(config.phase2_epochs > 0
+                     ? make_classifier(shape.dim, static_cast<std::uint64_t>(config.seed))
+                     : Classifier{}),
+      combiner(combiner_parameters(model), optimizer(config.lr, config)),
+      projections(projection_parameters(model), optimizer(config.projection_lr, config)),
+      labeller(classifier.dim > 0 ? classifier_parameters(classifier) : std::vector<NamedTensor>{},
+               optimizer(config.phase2_lr, config)) {}
+
+std::vector<NamedTensor> State::tensors() const {
+  std::vector<NamedTensor> list;
+  append(list, frozen_parameters(model));
+  append(list, combiner_parameters(model));
+  append(list, projection_parameters(model));
+  append(list, combiner.state());
+  append(list, projections.state());
+  if (classifier.dim > 0) {
+    append(list, classifier_parameters(classifier));
+    append(list, labeller.state());
+  }
+  return list;
+}
+
+Result<void> State::save(RunFolder& folder, EmbeddingStore& rows, std::int64_t keep) const {
+  CheckpointState state;
+  state.step = at.step;
+  state.loader = at.loader;
+  state.numbers = {{"loss_sum", at.loss_sum},
+                   {"loss_steps", static_cast<double>(at.loss_steps)},
+                   {"rows_skipped", static_cast<double>(at.rows_skipped)},
+                   {"eval_peak", static_cast<double>(at.eval_peak)}};
+  state.texts = {{"recall_before", at.recall_before}};
+  PLIMSOLL_TRY_VOID(save_checkpoint(folder.checkpoint_path(at.step), state, tensors()));
+  PLIMSOLL_TRY_VOID(rows.commit(at.step));
+  return folder.publish(at.step, keep);
+}
+
+Result<void> State::load(const RunFolder& folder, std::int64_t step) {
+  PLIMSOLL_TRY(const auto state, load_checkpoint(folder.checkpoint_path(step), tensors()));
+  const auto number = [&](const char* name) {
+    const auto found = state.numbers.find(name);
+    return found == state.numbers.end() ? 0.0 : found->second;
+  };
+  at.step = state.step;
+  at.loader = state.loader;
+  at.loss_sum = number("loss_sum");
+  at.loss_steps = static_cast<std::int64_t>(number("loss_steps"));
+  at.rows_skipped = static_cast<std::int64_t>(number("rows_skipped"));
+  at.eval_peak = static_cast<std::int64_t>(number("eval_peak"));
+  if (const auto found = state.texts.find("recall_before"); found != state.texts.end()) {
+    at.recall_before = found->second;
+  }
+  return {};
+}
+
+Result<std::string> State::digest(EmbeddingStore& rows) const {
+  StateDigest digest;
+  digest_tensors(digest, tensors());
+  digest.add("step", std::as_bytes(std::span{&at.step, 1}));
+  const std::int64_t width = rows.dim() * (1 + rows.slots());
+  RowDigest row_digest{digest, 12 + 4 * width};
+  PLIMSOLL_TRY_VOID(
+      rows.scan([&](std::span<const std::int64_t> ids, std::span<const std::uint32_t> sequences,
+                    std::span<const float> values) -> Result<void> {
+        for (std::size_t i = 0; i < ids.size(); ++i) {
+          const auto w = static_cast<std::size_t>(width);
+          row_digest.add(ids[i], sequences[i], values.subspan(i * w, w));
+        }
+        return {};
+      }));
+  row_digest.flush();
+  return digest.hex();
+}
+
+RunIdentity make_identity(const CosirSettings& settings, const std::string& data_fingerprint) {
+  RunIdentity identity;
+  for (const auto& [key, value] : settings.identity()) {
+    identity[key] = value;
+  }
+  const char* cbwr = std::getenv("MKL_CBWR");
+  identity["torch"] = TORCH_VERSION;
+  identity["instruction_set"] = instruction_set();
+  identity["mkl_cbwr"] = cbwr == nullptr ? "" : cbwr;
+  identity["data_fingerprint"] = data_fingerprint;
+  return identity;
+}
+
+}  // namespace plimsoll::cosir
