@@ -87,17 +87,38 @@ def infonce(out, image, groups, temperature):
     return (F.cross_entropy(similarity, target) + F.cross_entropy(similarity.T, target)) / 2
 
 
+def fast_tables(conditions):
+    """Distances and cosines of all pairs, [B, B] each, by torch's own fast operators."""
+    direction = unit(conditions)
+    return (torch.cdist(conditions, conditions, compute_mode="donot_use_mm_for_euclid_dist"),
+            direction @ direction.T)
+
+
+def exact_tables(conditions):
+    """The same but for rounding, which is the program's: no product is fused with a sum.
+
+    Among 2,048 angles many cosines differ in their last bit alone, so that the nearest in angle
+    depends on how they were rounded. NumPy rounds each operation as IEEE 754 says; torch's square
+    root does not.
+    """
+    x, y = conditions.numpy().T
+    by = np.float32(1) / np.maximum(np.sqrt(x * x + y * y), np.float32(1e-8))
+    distance = np.square(x - x[:, None]) + np.square(y - y[:, None])
+    x, y = x * by, y * by
+    return torch.from_numpy(distance), torch.from_numpy(x * x[:, None] + y * y[:, None])
+
+
 @torch.no_grad()
-def neighbours(conditions, picks):
+def neighbours(conditions, picks, tables):
     """A picked one of the three nearest; the nearest in angle and its cosine. [B] each."""
-    distance = torch.cdist(conditions, conditions,
-                           compute_mode="donot_use_mm_for_euclid_dist").fill_diagonal_(math.inf)
+    distance, cosine = tables(conditions.detach())
+    distance.fill_diagonal_(math.inf)
+    cosine.fill_diagonal_(-math.inf)
     count = min(NEIGHBOURS, len(conditions) - 1)
     nearest = distance.topk(count, largest=False).indices
     picked = nearest.gather(1, (picks % count).unsqueeze(1)).squeeze(1)
-    direction = unit(conditions)
-    cosine, angular = (direction @ direction.T).fill_diagonal_(-math.inf).max(1)
-    return picked, angular, cosine
+    angular = cosine.argmax(1)
+    return picked, angular, cosine.gather(1, angular.unsqueeze(1)).squeeze(1)
 
 
 def radius_order(moved, radius, angular, cosine):
@@ -120,15 +141,16 @@ def rotation(combiner, text, text_unit, radius):
     return F.cosine_similarity(moved, moved.roll(-1, 0), eps=1e-8).square().mean()
 
 
-def total_loss(combiner, image, text, conditions, groups, picks, temperature):
+def total_loss(combiner, image, text, conditions, groups, picks, options):
     text_unit = unit(text)
     out = combiner(text, text_unit, conditions)
     moved = out - text_unit
-    picked, angular, cosine = neighbours(conditions, picks)
+    tables = exact_tables if options.exact_neighbours else fast_tables
+    picked, angular, cosine = neighbours(conditions, picks, tables)
     radius = length(conditions).detach()
     near = torch.exp(-length(conditions - conditions[picked]))
     terms = {
-        "infonce": infonce(out, unit(image), groups, temperature),
+        "infonce": infonce(out, unit(image), groups, options.temperature),
         "laplacian": ((1 - F.cosine_similarity(moved, moved[picked], eps=1e-8)) * near).mean(),
         "angular": (1 - F.cosine_similarity(moved, moved[angular], eps=1e-8)).mean(),
         "radius": radius_order(moved, radius, angular, cosine),
@@ -207,8 +229,7 @@ def train(options, pairs, start) -> dict:
     started = time.perf_counter()
     for image, text, ids, groups in batches:
         conditions = rows.take(ids)
-        loss = total_loss(combiner, image, text, conditions, groups, picks[ids],
-                          options.temperature)
+        loss = total_loss(combiner, image, text, conditions, groups, picks[ids], options)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -235,6 +256,8 @@ def main() -> None:
     parser.add_argument("--start", type=pathlib.Path, required=True,
                         help=".npz of the order, neighbour picks, first rows and weights")
     parser.add_argument("--loader", choices=("dataloader", "direct"), default="dataloader")
+    parser.add_argument("--exact-neighbours", action="store_true",
+                        help="round neighbours as the program does, to compare losses; slower")
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--batch-size", type=int, default=2048)

@@ -41,15 +41,19 @@ def seed_for(seed: int, purpose: int) -> int:
 
 
 def uniform01(words: np.ndarray) -> np.ndarray:
-    return ((words >> U64(8)).astype(np.float32) + np.float32(0.5)) * np.float32(2.0**-24)
+    return ((words >> U64(9)).astype(np.float32) + np.float32(0.5)) * np.float32(2.0**-23)
 
 
 def normals(words: np.ndarray) -> np.ndarray:
     """Box and Muller on the pairs (0, 1) and (2, 3): float32 [n, 4]."""
+    def rounded(function, x):  # As the C library rounds; NumPy's own float32 is off by a bit.
+        return function(x.astype(np.float64)).astype(np.float32)
+
     u = uniform01(words)
-    radius = np.sqrt(np.float32(-2) * np.log(u[:, 0::2]))
+    radius = np.sqrt(np.float32(-2) * rounded(np.log, u[:, 0::2]))
     angle = np.float32(6.28318530717958647692) * u[:, 1::2]
-    return np.stack([radius * np.cos(angle), radius * np.sin(angle)], -1).reshape(-1, 4)
+    return np.stack([radius * rounded(np.cos, angle), radius * rounded(np.sin, angle)],
+                    -1).reshape(-1, 4)
 
 
 def uniform_tensor(shape, width: float, seed: int, stream: int) -> np.ndarray:
