@@ -1,0 +1,367 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// W3: everything in RAM, gather + fused AdamW against a memcpy of the same bytes.
+//
+// A table of 4 GiB of records (dim 128, AdamW), batches of 4,096 random distinct ids. The store
+// gathers the rows and applies random gradients. The memcpy works on a region of its own laid out
+// as the store's frames are (same strides, same huge pages, same order of rows): for each id it
+// copies the weights out, then reads the whole record into a buffer and writes it back in place.
+// Both are timed in turn, batch set by batch set, with one thread and with two; the value is the
+// worse of the two medians of the ratio. Before that the store's rows are compared, bit for bit,
+// with a plain loop.
+//
+// Reading order: main, measure, check_answer.
+//
+// Threads: one or two.   Memory: twice the table (16 MiB with --smoke).
+#include <algorithm>
+#include <barrier>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <iostream>
+#include <map>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <fmt/core.h>
+#include <nlohmann/json.hpp>
+
+#include "plimsoll/embedding_store.h"
+
+namespace {
+
+namespace pl = plimsoll;
+using Clock = std::chrono::steady_clock;
+
+constexpr double kBar = 1.5;
+constexpr std::int64_t kDim = 128;
+constexpr std::int64_t kBatchRows = 4096;
+constexpr std::size_t kRowBytes = kDim * sizeof(float);
+constexpr std::size_t kRecordBytes = 16 + 3 * kRowBytes;
+constexpr std::size_t kRecordsAt = 32;  // The page header before them.
+
+struct Settings {
+  bool smoke{false};
+  std::int64_t table_bytes{4LL << 30};
+  int batches{16};  // Per probe.
+  int probes{15};
+  [[nodiscard]] std::int64_t rows() const {
+    return table_bytes / static_cast<std::int64_t>(kRecordBytes);
+  }
+};
+
+// Batches used round and round: their ids and gradients.
+struct Work {
+  std::vector<std::vector<std::int64_t>> ids;
+  std::vector<std::vector<float>> grads;
+  std::vector<float> out = std::vector<float>(kBatchRows * kDim);
+};
+
+Work make_work(const Settings& settings, std::uint64_t seed) {
+  Work work;
+  std::mt19937_64 random(seed);
+  std::normal_distribution<float> normal;
+  std::vector<bool> taken(static_cast<std::size_t>(settings.rows()));
+  for (int b = 0; b < settings.batches; ++b) {
+    std::vector<std::int64_t> ids;
+    std::fill(taken.begin(), taken.end(), false);
+    while (static_cast<std::int64_t>(ids.size()) < kBatchRows) {
+      const auto id = random() % taken.size();
+      if (!taken[id]) {
+        taken[id] = true;
+        ids.push_back(static_cast<std::int64_t>(id));
+      }
+    }
+    std::vector<float> grads(kBatchRows * kDim);
+    for (float& grad : grads) {
+      grad = normal(random);
+    }
+    work.ids.push_back(std::move(ids));
+    work.grads.push_back(std::move(grads));
+  }
+  return work;
+}
+
+// ---- The answer ----
+
+struct PlainRow {
+  std::vector<float> w, m, v;
+  int t{0};
+};
+
+// AdamW as torch.optim writes it, one number at a time.
+void plain_adamw(PlainRow& row, const float* grad, const pl::RowOptimizerOptions& o) {
+  ++row.t;
+  const double bias1 = 1.0 - std::pow(static_cast<double>(o.beta1), row.t);
+  const double bias2 = 1.0 - std::pow(static_cast<double>(o.beta2), row.t);
+  const auto rate = static_cast<float>(-(static_cast<double>(o.learning_rate) / bias1));
+  const auto root2 = static_cast<float>(std::sqrt(bias2));
+  const auto decay = static_cast<float>(1.0 - static_cast<double>(o.learning_rate) *
+                                                  static_cast<double>(o.weight_decay));
+  const auto weight1 = static_cast<float>(1.0 - static_cast<double>(o.beta1));
+  const auto weight2 = static_cast<float>(1.0 - static_cast<double>(o.beta2));
+  for (std::size_t k = 0; k < row.w.size(); ++k) {
+    const float g = grad[k];
+    row.w[k] *= decay;
+    row.m[k] = row.m[k] + weight1 * (g - row.m[k]);
+    row.v[k] = row.v[k] * o.beta2 + weight2 * g * g;
+    row.w[k] = row.w[k] + rate * row.m[k] / (std::sqrt(row.v[k]) / root2 + o.epsilon);
+  }
+}
+
+// Applies the first batches to the store and to a plain map; says whether they agree in every bit.
+bool check_answer(pl::EmbeddingStore& store, Work& work, const pl::RowOptimizerOptions& optimizer) {
+  std::map<std::int64_t, PlainRow> rows;
+  const std::size_t batches = std::min<std::size_t>(work.ids.size(), 3);
+  for (std::size_t b = 0; b < batches; ++b) {
+    store.gather(work.ids[b], work.out).or_throw();
+    for (std::size_t i = 0; i < work.ids[b].size(); ++i) {
+      auto [at, fresh] = rows.try_emplace(work.ids[b][i]);
+      const float* weights = work.out.data() + i * kDim;
+      if (fresh) {
+        at->second = {
+            {weights, weights + kDim}, std::vector<float>(kDim), std::vector<float>(kDim)};
+      }
+    }
+  }
+  for (int round = 0; round < 2; ++round) {
+    for (std::size_t b = 0; b < batches; ++b) {
+      store.apply(work.ids[b], work.grads[b]).or_throw();
+      for (std::size_t i = 0; i < work.ids[b].size(); ++i) {
+        plain_adamw(rows[work.ids[b][i]], work.grads[b].data() + i * kDim, optimizer);
+      }
+    }
+  }
+  for (std::size_t b = 0; b < batches; ++b) {
+    store.gather(work.ids[b], work.out).or_throw();
+    for (std::size_t i = 0; i < work.ids[b].size(); ++i) {
+      if (std::memcmp(rows[work.ids[b][i]].w.data(), work.out.data() + i * kDim, kRowBytes) != 0) {
+        std::cerr << "w3_update: row " << work.ids[b][i] << " is not what plain AdamW gives\n";
+        return false;
+      }
+    }
+  }
+  return true;
+}
+
+// ---- The memcpy ----
+
+// A region laid out as the store's frames, in huge pages where there are any.
+class Mirror {
+ public:
+  Mirror(std::int64_t rows, std::int64_t page_bytes, std::int64_t rows_per_page)
+      : page_bytes_(static_cast<std::size_t>(page_bytes)),
+        rows_per_page_(static_cast<std::size_t>(rows_per_page)),
+        bytes_((static_cast<std::size_t>(rows) / rows_per_page_ + 1) * page_bytes_) {
+    void* memory =
+        ::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED) {
+      throw std::runtime_error("w3_update: not enough memory for the memcpy's region");
+    }
+    ::madvise(memory, bytes_, MADV_HUGEPAGE);
+    std::memset(memory, 1, bytes_);
+    data_ = static_cast<std::byte*>(memory);
+  }
+  ~Mirror() { ::munmap(data_, bytes_); }
+  Mirror(const Mirror&) = delete;
+  Mirror& operator=(const Mirror&) = delete;
+
+  [[nodiscard]] std::byte* record(std::int64_t id) const {
+    const auto at = static_cast<std::size_t>(id);
+    return data_ + at / rows_per_page_ * page_bytes_ + kRecordsAt +
+           at % rows_per_page_ * kRecordBytes;
+  }
+
+ private:
+  std::size_t page_bytes_;
+  std::size_t rows_per_page_;
+  std::size_t bytes_;
+  std::byte* data_{nullptr};
+};
+
+void copy_rows(const Mirror& mirror, Work& work, std::size_t batch, std::size_t begin,
+               std::size_t end) {
+  const auto& ids = work.ids[batch];
+  for (std::size_t i = begin; i < end; ++i) {
+    std::memcpy(work.out.data() + i * kDim, mirror.record(ids[i]) + 16, kRowBytes);
+  }
+  std::array<std::byte, kRecordBytes> buffer;
+  for (std::size_t i = begin; i < end; ++i) {
+    std::byte* const record = mirror.record(ids[i]);
+    std::memcpy(buffer.data(), record, kRecordBytes);
+    asm volatile("" : : "r"(buffer.data()) : "memory");  // The copy is needed, says nobody else.
+    std::memcpy(record, buffer.data(), kRecordBytes);
+  }
+}
+
+double seconds_of_memcpy(const Mirror& mirror, Work& work, int threads) {
+  std::barrier start(threads + 1);
+  std::vector<std::jthread> crew;
+  const std::size_t share = kBatchRows / static_cast<std::size_t>(threads);
+  for (int t = 0; t < threads; ++t) {
+    crew.emplace_back([&, t] {
+      start.arrive_and_wait();
+      for (std::size_t b = 0; b < work.ids.size(); ++b) {
+        copy_rows(mirror, work, b, static_cast<std::size_t>(t) * share,
+                  static_cast<std::size_t>(t + 1) * share);
+      }
+    });
+  }
+  start.arrive_and_wait();
+  const auto begin = Clock::now();
+  crew.clear();
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+double seconds_of_store(pl::EmbeddingStore& store, Work& work) {
+  const auto begin = Clock::now();
+  for (std::size_t b = 0; b < work.ids.size(); ++b) {
+    store.gather(work.ids[b], work.out).or_throw();
+    store.apply(work.ids[b], work.grads[b]).or_throw();
+  }
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+// ---- The measurement ----
+
+struct Outcome {
+  bool right{false};
+  double ratio{0};     // Median over probes.
+  double store_ns{0};  // Per row, medians.
+  double memcpy_ns{0};
+};
+
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
+Outcome measure(const Settings& settings, const Mirror& mirror, pl::Governor& governor,
+                const std::filesystem::path& directory, Work& work, int threads) {
+  const pl::RowOptimizerOptions optimizer{.learning_rate = 1e-3F, .weight_decay = 0.01F};
+  std::filesystem::remove_all(directory);
+  auto store = pl::EmbeddingStore::open(
+                   governor, {.directory = directory,
+                              .dim = kDim,
+                              .optimizer = optimizer,
+                              .init = {.kind = pl::RowInitKind::kUniform, .scale = 0.1F},
+                              .store_bytes = 64LL << 30,  // All it can use; it takes what it needs.
+                              .rows = settings.rows(),
+                              .batch_rows = kBatchRows,
+                              .compute_threads = threads})
+                   .or_throw();
+  std::vector<std::int64_t> ids(kBatchRows);
+  for (std::int64_t first = 0; first < settings.rows();
+       first += kBatchRows) {  // Into RAM, in order.
+    ids.resize(static_cast<std::size_t>(std::min(kBatchRows, settings.rows() - first)));
+    for (std::size_t i = 0; i < ids.size(); ++i) {
+      ids[i] = first + static_cast<std::int64_t>(i);
+    }
+    store.gather(ids, std::span(work.out).first(ids.size() * kDim)).or_throw();
+  }
+  Outcome outcome;
+  outcome.right = check_answer(store, work, optimizer);
+  if (!outcome.right) {
+    return outcome;
+  }
+  static_cast<void>(seconds_of_memcpy(mirror, work, threads));  // Both warm.
+  static_cast<void>(seconds_of_store(store, work));
+  std::vector<double> ratios;
+  std::vector<double> ours;
+  std::vector<double> theirs;
+  const double rows = static_cast<double>(kBatchRows) * static_cast<double>(work.ids.size());
+  for (int probe = 0; probe < settings.probes; ++probe) {
+    const double before = seconds_of_memcpy(mirror, work, threads);
+    const double seconds = seconds_of_store(store, work);
+    const double after = seconds_of_memcpy(mirror, work, threads);
+    const double plain = (before + after) / 2;
+    ratios.push_back(seconds / plain);
+    ours.push_back(seconds * 1e9 / rows);
+    theirs.push_back(plain * 1e9 / rows);
+  }
+  outcome.ratio = median(ratios);
+  outcome.store_ns = median(ours);
+  outcome.memcpy_ns = median(theirs);
+  std::printf("%d thread%s: store %.0f ns/row, memcpy %.0f ns/row, ratio %.3f (%.3f … %.3f)\n",
+              threads, threads == 1 ? "" : "s", outcome.store_ns, outcome.memcpy_ns, outcome.ratio,
+              *std::min_element(ratios.begin(), ratios.end()),
+              *std::max_element(ratios.begin(), ratios.end()));
+  if (store.stats().pages_read != 0 || store.stats().pages_written != 0) {
+    std::printf("  (the table did not stay in RAM: %s)\n", store.plan().to_string().c_str());
+    outcome.right = false;
+  }
+  return outcome;
+}
+
+const char* from_environment(const char* name, const char* otherwise) {
+  const char* value = std::getenv(name);
+  return value != nullptr && *value != '\0' ? value : otherwise;
+}
+
+int run(const Settings& settings, const std::string& command) {
+  auto governor = pl::Governor::create({}).or_throw();
+  const auto directory = std::filesystem::path(from_environment("TMPDIR", "/tmp")) /
+                         ("plimsoll-w3-" + std::to_string(::getpid()));
+  Work work = make_work(settings, 20240611);
+  Mirror mirror(settings.rows(), 4096, 2);
+  std::printf("%lld rows of %zu bytes, %d batches of %lld rows per probe, %d probes\n",
+              static_cast<long long>(settings.rows()), kRecordBytes, settings.batches,
+              static_cast<long long>(kBatchRows), settings.probes);
+  nlohmann::json peers = nlohmann::json::parse(from_environment("PLIMSOLL_PEERS", "{}"));
+  double worst = 0;
+  bool right = true;
+  for (const int threads : {1, 2}) {
+    const Outcome outcome = measure(settings, mirror, governor, directory, work, threads);
+    std::filesystem::remove_all(directory);
+    right = right && outcome.right;
+    worst = std::max(worst, outcome.ratio);
+    peers[fmt::format("store_{}_threads_ns_per_row", threads)] = outcome.store_ns;
+    peers[fmt::format("memcpy_{}_threads_ns_per_row", threads)] = outcome.memcpy_ns;
+    peers[fmt::format("ratio_{}_threads", threads)] = outcome.ratio;
+  }
+  const nlohmann::json result{{"name", "w3_update"},
+                              {"value", worst},
+                              {"unit", "x memcpy"},
+                              {"bar", kBar},
+                              {"pass", right && (settings.smoke || worst <= kBar)},
+                              {"peers", peers},
+                              {"command", command},
+                              {"commit", from_environment("PLIMSOLL_COMMIT", "unknown")}};
+  std::cout << result.dump() << std::endl;
+  return result["pass"].get<bool>() ? 0 : 1;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Settings settings;
+  std::string command = "w3_update";
+  for (int i = 1; i < argc; ++i) {
+    const std::string argument = argv[i];
+    command += " " + argument;
+    if (argument == "--smoke") {
+      settings = {.smoke = true, .table_bytes = 16LL << 20, .batches = 4, .probes = 3};
+    } else if (argument == "--table-mib" && i + 1 < argc) {
+      settings.table_bytes = std::strtoll(argv[++i], nullptr, 10) << 20;
+    } else if (argument == "--probes" && i + 1 < argc) {
+      settings.probes = std::max(1, std::atoi(argv[++i]));
+    } else {
+      std::cerr << "usage: bench_w3_update [--smoke] [--table-mib N] [--probes N]\n";
+      return 2;
+    }
+  }
+  try {
+    return run(settings, command);
+  } catch (const std::exception& problem) {
+    std::cerr << "w3_update: " << problem.what() << '\n';
+    return 2;
+  }
+}
