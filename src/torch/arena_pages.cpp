@@ -216,9 +216,10 @@ Result<PageIndex> ArenaPages::take_leased(std::uint32_t pages) {
     if (!leased) {
       runs_.give(first, pages);
       Error error = std::move(leased).error();
-      // Say it of the whole block: the pages of it that were resident already count as available.
-      error.requested_bytes += (pages - fresh) * kArenaPageBytes;
-      error.available_bytes += (pages - fresh) * kArenaPageBytes;
+      // Say it of the block itself: its pages that are resident already count as available.
+      const std::int64_t more = pages * kArenaPageBytes - error.requested_bytes;
+      error.requested_bytes += more;
+      error.available_bytes = std::max<std::int64_t>(0, error.available_bytes + more);
       return tl::unexpected(std::move(error));
     }
     runs_.mark_resident(first, pages);

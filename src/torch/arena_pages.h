@@ -87,9 +87,9 @@ class ArenaPages final : public Reclaimer {
   [[nodiscard]] const char* name() const noexcept override { return "arena"; }
 
   /// Around fork(): the child's copy of the ledger may be torn, so the child never leases again.
-  void before_fork() { mutex_.lock(); }
-  void after_fork_in_parent() { mutex_.unlock(); }
-  void after_fork_in_child();
+  void before_fork() PLIMSOLL_ANNOTATE(acquire_capability(mutex_)) { mutex_.lock(); }
+  void after_fork_in_parent() PLIMSOLL_ANNOTATE(release_capability(mutex_)) { mutex_.unlock(); }
+  void after_fork_in_child() PLIMSOLL_ANNOTATE(release_capability(mutex_));
 
  private:
   static constexpr int kGenerations = 256;  // Generation 0 is never used: it means detached.

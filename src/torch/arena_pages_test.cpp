@@ -60,6 +60,20 @@ std::int64_t random_size(std::mt19937& random) {
   return 1 + static_cast<std::int64_t>(random()) % most;
 }
 
+// Both ends of a block; that blocks lie apart is checked by their addresses.
+std::int64_t ends(std::int64_t bytes) {
+  return std::min<std::int64_t>(bytes, 512);
+}
+void paint(std::byte* data, std::int64_t bytes, unsigned char fill) {
+  std::memset(data, fill, static_cast<std::size_t>(ends(bytes)));
+  std::memset(data + bytes - ends(bytes), fill, static_cast<std::size_t>(ends(bytes)));
+}
+bool is_painted(const std::byte* data, std::int64_t bytes, unsigned char fill) {
+  const auto holds = [fill](std::byte byte) { return byte == static_cast<std::byte>(fill); };
+  return std::all_of(data, data + ends(bytes), holds) &&
+         std::all_of(data + bytes - ends(bytes), data + bytes, holds);
+}
+
 TEST(SizeClassTest, CoversEveryRequestWithinASixteenth) {
   std::int64_t previous = 0;
   for (std::int64_t bytes = 1; bytes <= kSmallMax; ++bytes) {
@@ -95,15 +109,14 @@ TEST_F(ArenaPagesTest, SumsMatchAPlainOracleAndBlocksNeverOverlap) {
           ASSERT_LE(before->first + before->second.first, data);
         }
         const auto fill = static_cast<unsigned char>(random());
-        std::memset(data, fill, static_cast<std::size_t>(bytes));
+        paint(data, bytes, fill);
         blocks[data] = {bytes, fill};
         live += arena_block_bytes(bytes);
         peak = std::max(peak, live);
       } else if (!blocks.empty()) {
         auto at = std::next(blocks.begin(), static_cast<std::ptrdiff_t>(random() % blocks.size()));
         const auto [bytes, fill] = at->second;
-        const auto holds = static_cast<std::byte>(fill);
-        ASSERT_TRUE(std::all_of(at->first, at->first + bytes, [&](auto b) { return b == holds; }));
+        ASSERT_TRUE(is_painted(at->first, bytes, fill));
         ASSERT_EQ(arena_.free(at->first), arena_block_bytes(bytes));
         live -= arena_block_bytes(bytes);
         blocks.erase(at);
