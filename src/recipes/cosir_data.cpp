@@ -235,7 +235,6 @@ Result<std::unique_ptr<Data>> Data::open(const Governor& governor, const CosirCo
     how.queue_bytes = config.queue_bytes;
     how.threads = static_cast<int>(config.loader_threads);
     how.drop_last = config.drop_last;
-    how.start = options.start;
     how.start.seed = seed_for(seed, Purpose::kOrder);
     PLIMSOLL_TRY(auto loader,
                  Loader::open(governor, data->features_.get(), data->split_.get(), how));

@@ -35,7 +35,6 @@ struct DataBytes {
 struct DataOptions {
   std::filesystem::path embeddings{};
   std::int64_t at_step{-1};  ///< −1: a new table, or the newest commit.
-  LoaderState start{};       ///< Its seed is set by open_data().
   bool loader{true};         ///< False: no batches are wanted (evaluation alone).
 };
 

@@ -113,6 +113,11 @@ Result<void> admit_tensors(Governor& governor, std::int64_t floor_bytes, const s
   return {};
 }
 
+std::string larger_limit(const Governor& governor) {
+  const std::int64_t limit = governor.state().limit_bytes;
+  return fmt::format("resume with --memory-limit {}MiB", smallest_limit(limit, 0, limit / 8) >> 20);
+}
+
 std::string admitted_table(const Governor& governor, std::int64_t step_peak,
                            std::int64_t batch_rows) {
   const LedgerState state = governor.state();

@@ -36,6 +36,10 @@ Result<std::int64_t> rehearse_step(const Governor& governor, std::int64_t rows,
 /// Errors: kOverBudget as rehearse_step(), `what` naming the phase: "a step of 2048 rows".
 Result<void> admit_tensors(Governor& governor, std::int64_t floor_bytes, const std::string& what);
 
+/// "resume with --memory-limit 864MiB": an eighth more than now, for a refusal that no rehearsal
+/// foresaw.
+std::string larger_limit(const Governor& governor);
+
 /// The table printed before the first step: limit, baseline, and each part's promise and share.
 std::string admitted_table(const Governor& governor, std::int64_t step_peak,
                            std::int64_t batch_rows);

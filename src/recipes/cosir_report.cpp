@@ -196,6 +196,25 @@ Result<void> Report::phase(const char* name) {
   return folder_->write_status(status_, /*force=*/true);
 }
 
+RunSummary Report::summary(const Position& at, Data& data) const {
+  const StoreStats rows = data.rows().stats();
+  const FeatureStats features = data.features().stats();
+  RunSummary summary;
+  summary.run = folder_->root().string();
+  summary.step = at.step;
+  summary.epoch = at.loader.epoch;
+  summary.loss = at.mean_loss();
+  summary.rows_per_second = rows_per_second();
+  summary.limit_bytes = governor_.state().limit_bytes;
+  summary.limit_source = governor_.limit().explain();
+  summary.hit_rate = hit_rate(rows);
+  summary.feature_hit_rate = share(features.hits, features.requests) / 100.0;
+  summary.commits = rows.commits;
+  summary.stall_seconds = static_cast<double>(rows.stall_ns + data.loader().stall_ns()) * 1e-9;
+  summary.rows_skipped = at.rows_skipped;
+  return summary;
+}
+
 Result<void> Report::end(const std::string& status, const std::string& message) {
   status_.status = status;
   status_.message = message;

@@ -19,6 +19,7 @@
 #include "recipes/metrics.h"
 #include "recipes/progress.h"
 #include "recipes/run_folder.h"
+#include "recipes/summary.h"
 
 namespace plimsoll::cosir {
 
@@ -51,6 +52,8 @@ class Report {
   Result<void> event(const char* name, std::initializer_list<EventField> fields) {
     return folder_->event(name, fields);
   }
+  /// Figures of the run as it stands; status, recall and digest are the caller's.
+  RunSummary summary(const Position& at, Data& data) const;
   /// The last status; "finished", "stopped" or "failed".
   Result<void> end(const std::string& status, const std::string& message);
 

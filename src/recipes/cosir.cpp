@@ -1,0 +1,428 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The recipe `cosir`, from an empty folder to a trained model. Read it from train_cosir() at the
+// end, then Run::train() and what it calls, top to bottom.
+//
+//   settle torch and the limit → open data and model, or the last checkpoint → rehearse a step and
+//   admit it → evaluate → train epoch by epoch → evaluate → digest the state.
+//
+// Reading order: this file, cosir_step.h, cosir_loss.h, cosir_state.h, cosir_eval.h.
+//
+// Threads: the thread that trains; loader, stores and torch run their own.
+// Memory:  within the limit; the table of what was admitted is printed before the first step.
+#include "recipes/cosir.h"
+
+#include <ATen/ops/mm.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <utility>
+
+#include "base/check.h"
+#include "plimsoll/torch.h"
+#include "recipes/control.h"
+#include "recipes/cosir_data.h"
+#include "recipes/cosir_eval.h"
+#include "recipes/cosir_rehearsal.h"
+#include "recipes/cosir_report.h"
+#include "recipes/cosir_state.h"
+#include "recipes/cosir_step.h"
+
+namespace plimsoll {
+namespace {
+
+using namespace cosir;
+
+// Torch first, then the limit: what a first operator loads belongs to the baseline.
+Result<Governor> settle(const CosirConfig& config, const std::filesystem::path& directory) {
+  if (config.temperature < kTemperatureMin) {
+    return fail(ErrorCode::kInvalidArgument,
+                fmt::format("temperature = {} is below {}", config.temperature, kTemperatureMin),
+                "raise temperature");
+  }
+  fix_heap();
+  PLIMSOLL_TRY_VOID(make_deterministic(static_cast<int>(config.compute_threads)));
+  PLIMSOLL_TRY_VOID(TensorArena::install());
+  {
+    const auto warm = random_normal({64, 64}, 1.0, 0, 0);
+    static_cast<void>(at::mm(warm, warm).sum().item<float>());
+  }
+  PLIMSOLL_TRY(Governor governor, Governor::create({.memory_limit = config.memory_limit,
+                                                    .disk_limit = config.disk_limit,
+                                                    .directory = directory,
+                                                    .foreign_bytes = config.foreign_bytes}));
+  PLIMSOLL_TRY_VOID(TensorArena::attach(governor));
+  return governor;
+}
+
+EvalOptions eval_options(const CosirConfig& config, std::int64_t angles) {
+  return {.angles = angles,
+          .batch_rows = config.batch_size,
+          .seed = seed_for(static_cast<std::uint64_t>(config.seed), Purpose::kOrder)};
+}
+
+class Run {
+ public:
+  Run(const CosirSettings& settings, const TrainOptions& options, RunFolder& folder,
+      Governor governor)
+      : settings_(settings),
+        config_(settings.config()),
+        options_(options),
+        folder_(folder),
+        governor_(std::move(governor)),
+        control_(folder.root()) {}
+
+  Result<RunSummary> train() {
+    PLIMSOLL_TRY_VOID(open());
+    PLIMSOLL_TRY_VOID(admit());
+    PLIMSOLL_TRY_VOID(save());  // Step 0: from here on there is always something to resume.
+    PLIMSOLL_TRY_VOID(train_epochs());
+    return summarise_run();
+  }
+  [[nodiscard]] bool saved() const { return saved_step_ >= 0; }
+
+ private:
+  Result<void> open();
+  Result<void> admit();
+  Result<void> train_epochs();
+  Result<bool> step(const std::shared_ptr<Batch>& batch);
+  Result<void> end_of_epoch(std::int64_t epoch);
+  Result<void> save();
+  Result<void> look_for_requests();
+  Result<Evaluation> evaluate_now(const std::string& when, std::int64_t angles);
+  Result<RunSummary> summarise_run();
+
+  [[nodiscard]] Position& at() { return state_->at; }
+  [[nodiscard]] bool in_phase2(std::int64_t epoch) const { return epoch >= config_.epochs; }
+  [[nodiscard]] std::int64_t epochs() const { return config_.epochs + config_.phase2_epochs; }
+
+  const CosirSettings& settings_;
+  const CosirConfig& config_;
+  TrainOptions options_;
+  RunFolder& folder_;
+  Governor governor_;
+  RunControl control_;
+  StopSignals signals_;
+  std::unique_ptr<Data> data_;
+  std::optional<State> state_;
+  std::optional<Stepper> stepper_;
+  std::optional<Report> report_;
+  std::int64_t saved_step_{-1};
+  std::string recall_{"{}"};
+  std::string phase2_{"{}"};
+  std::string stop_reason_;  // Not empty: the run ends at this step.
+};
+
+// Data, model and optimizers, as new or as the published checkpoint has them.
+Result<void> Run::open() {
+  std::optional<std::int64_t> step;
+  if (options_.resume) {
+    PLIMSOLL_TRY(step, folder_.published_step());
+    if (!step) {
+      return fail(ErrorCode::kNotFound, folder_.root().string() + ": no checkpoint to go on from",
+                  "train it anew");
+    }
+    PLIMSOLL_TRY_VOID(folder_.discard_unpublished());
+  }
+  PLIMSOLL_TRY(data_,
+               Data::open(governor_, config_,
+                          {.embeddings = folder_.embeddings(), .at_step = step.value_or(-1)}));
+  PLIMSOLL_TRY_VOID(
+      folder_.check_identity(make_identity(settings_, data_->features().info().fingerprint)));
+  PLIMSOLL_TRY(const ModelShape shape,
+               resolve_shape(config_, data_->image_dim(), data_->text_dim()));
+  state_.emplace(config_, shape);
+  at().loader.seed = seed_for(static_cast<std::uint64_t>(config_.seed), Purpose::kOrder);
+  if (step) {
+    PLIMSOLL_TRY_VOID(state_->load(folder_, *step));
+    saved_step_ = *step;
+  }
+  stepper_.emplace(config_, &*state_, data_.get());
+
+  const auto items = settings_.items();
+  MetricsOptions metrics;
+  metrics.tensorboard = config_.tensorboard ? folder_.metrics() : std::filesystem::path{};
+  metrics.mlflow = config_.mlflow;
+  metrics.run_name = folder_.root().filename().string();
+  metrics.run = folder_.root();
+  metrics.params = items;
+  PLIMSOLL_TRY(auto opened, Metrics::open(metrics));
+  report_.emplace(&folder_, std::move(opened), options_.progress, config_, governor_);
+  return {};
+}
+
+// Rehearses a step of each phase on the next batch, asks for what it needed, and puts the loader
+// back. Gradients change nothing, so nothing else has to be undone.
+Result<void> Run::admit() {
+  const LoaderState start = at().loader;
+  std::int64_t peak = 0;
+  PLIMSOLL_TRY_VOID(data_->loader().seek(start));
+  if (start.epoch < epochs()) {
+    auto batch = std::make_shared<Batch>();
+    PLIMSOLL_TRY_VOID(data_->loader().next(*batch));
+    const auto rehearse = [&](bool second) -> Result<void> {
+      PLIMSOLL_TRY(
+          const std::int64_t here, rehearse_step(governor_, batch->rows(), [&](std::int64_t rows) {
+            auto made = second ? stepper_->phase2(batch, rows) : stepper_->phase1(batch, rows);
+            return made ? Result<void>{} : tl::unexpected(made.error());
+          }));
+      peak = std::max(peak, here);
+      return {};
+    };
+    if (batch->rows() >= 2 && !in_phase2(start.epoch)) {
+      PLIMSOLL_TRY_VOID(rehearse(false));
+    }
+    if (batch->rows() >= 2 && config_.phase2_epochs > 0) {
+      PLIMSOLL_TRY_VOID(rehearse(true));
+      stepper_->forget_representatives();  // They are chosen again when phase 2 begins.
+    }
+  }
+  PLIMSOLL_TRY_VOID(data_->loader().seek(start));
+  PLIMSOLL_TRY_VOID(admit_tensors(governor_, with_margin(peak),
+                                  fmt::format("a step of {} rows", config_.batch_size)));
+  if (at().eval_peak == 0) {
+    PLIMSOLL_TRY(at().eval_peak, measure_peak([&]() -> Result<void> {
+                   PLIMSOLL_TRY(const auto before, evaluate_now("before training", kFinalAngles));
+                   at().recall_before = before.to_json();
+                   return {};
+                 }));
+  }
+  PLIMSOLL_TRY_VOID(admit_tensors(governor_, with_margin(at().eval_peak), "an evaluation"));
+  const std::string table = admitted_table(governor_, peak, config_.batch_size);
+  report_->text(table);
+  return report_->event("admitted", {{"step_peak_bytes", peak},
+                                     {"eval_peak_bytes", at().eval_peak},
+                                     {"store_bytes", data_->bytes().store},
+                                     {"cache_bytes", data_->bytes().cache},
+                                     {"queue_bytes", data_->bytes().queue},
+                                     {"table", std::string_view(table)}});
+}
+
+Result<void> Run::train_epochs() {
+  report_->begin(epochs() * data_->loader().batches_per_epoch(), epochs());
+  std::vector<std::int64_t> upcoming;
+  while (at().loader.epoch < epochs() && stop_reason_.empty()) {
+    auto batch = std::make_shared<Batch>();
+    PLIMSOLL_TRY_VOID(data_->loader().next(*batch));
+    if (!in_phase2(batch->epoch())) {
+      PLIMSOLL_TRY_VOID(data_->loader().upcoming_ids(upcoming));
+      data_->rows().prefetch(upcoming);
+    }
+    PLIMSOLL_TRY(const bool done, step(batch));
+    if (!done) {
+      return {};  // Nothing of this step was applied; the last commit stands.
+    }
+    const std::int64_t epoch = batch->epoch();
+    const bool ends = batch->ends_epoch();
+    batch.reset();
+    const PressureReport seen = governor_.step_boundary();
+    PLIMSOLL_TRY_VOID(report_->pressure(at().step, seen));
+    if (ends) {
+      PLIMSOLL_TRY_VOID(end_of_epoch(epoch));
+    }
+    const std::int64_t every = config_.checkpoint_every_n_steps;
+    if (every > 0 ? at().step % every == 0 : ends) {
+      PLIMSOLL_TRY_VOID(save());
+    }
+    if (seen.stop) {
+      stop_reason_ = "memory pressure";
+    }
+    PLIMSOLL_TRY_VOID(look_for_requests());
+  }
+  return save();
+}
+
+// One optimizer step; a lone row has no loss and is passed over. False: memory was refused twice.
+Result<bool> Run::step(const std::shared_ptr<Batch>& batch) {
+  const bool second = in_phase2(batch->epoch());
+  const bool skipped = batch->rows() < 2;
+  if (batch->position() == 0) {
+    at().loss_sum = 0.0;
+    at().loss_steps = 0;
+  }
+  Gradients made;
+  for (int attempt = 0; !skipped; ++attempt) {
+    const auto done = without_refusal([&]() -> Result<void> {
+      made = Gradients{};
+      PLIMSOLL_TRY(made, second ? stepper_->phase2(batch, batch->rows())
+                                : stepper_->phase1(batch, batch->rows()));
+      return {};
+    });
+    if (done) {
+      break;
+    }
+    if (done.error().code != ErrorCode::kOverBudget) {
+      return tl::unexpected(done.error());
+    }
+    PLIMSOLL_TRY_VOID(report_->refusal(at().step + 1, done.error(), attempt > 0));
+    if (attempt > 0) {
+      stop_reason_ = fmt::format("memory refused twice in step {}; {}", at().step + 1,
+                                 larger_limit(governor_));
+      return false;
+    }
+    TensorArena::purge();  // The only move there is inside a step; then the same step again.
+  }
+  const double scale = second ? 1.0 : stepper_->rate_scale(at().step);
+  if (second && !skipped) {
+    stepper_->apply_labeller(made);
+  } else if (!skipped) {
+    PLIMSOLL_TRY_VOID(stepper_->apply(*batch, made));
+  }
+  at().step += 1;
+  at().loader = batch->state_after();
+  at().rows_skipped += skipped ? batch->rows() : 0;
+  at().loss_sum += made.loss;
+  at().loss_steps += skipped ? 0 : 1;
+  PLIMSOLL_TRY_VOID(report_->step(at(), *batch, data_->split().train_rows(), made.loss,
+                                  second ? nullptr : &made.terms, scale));
+  return true;
+}
+
+Result<void> Run::end_of_epoch(std::int64_t epoch) {
+  const Report::Aside aside{*report_};
+  const auto due = [&](std::int64_t every) { return every > 0 && (epoch + 1) % every == 0; };
+  PLIMSOLL_TRY_VOID(report_->epoch(at(), epoch, *data_, due(config_.stats_every_n_epochs)));
+  if (due(config_.eval_every_n_epochs) && epoch + 1 < config_.epochs) {
+    const auto seen = evaluate_now(fmt::format("after epoch {}", epoch + 1), config_.oracle_angles);
+    return seen ? Result<void>{} : tl::unexpected(seen.error());
+  }
+  return {};
+}
+
+Result<Evaluation> Run::evaluate_now(const std::string& when, std::int64_t angles) {
+  PLIMSOLL_TRY_VOID(report_->phase("evaluating"));
+  const StoreStats before = data_->rows().stats();
+  PLIMSOLL_TRY(auto result, evaluate(state_->model, data_->held_out(config_.eval_pairs),
+                                     data_->trained(), eval_options(config_, angles)));
+  report_->leave_out(before, data_->rows().stats());
+  PLIMSOLL_TRY_VOID(report_->evaluation(when.c_str(), at(), result));
+  return result;
+}
+
+// Checkpoint, commit of the rows, manifest: all name this step.
+Result<void> Run::save() {
+  if (at().step == saved_step_) {
+    return {};
+  }
+  const auto begin = std::chrono::steady_clock::now();
+  PLIMSOLL_TRY_VOID(state_->save(folder_, data_->rows(), config_.keep_checkpoints));
+  saved_step_ = at().step;
+  const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - begin;
+  return report_->commit(at(), spent.count());
+}
+
+// Signals and the files in the run's folder; waits here while paused.
+Result<void> Run::look_for_requests() {
+  Request request = control_.poll();
+  if (request == Request::kPause) {
+    const Report::Aside aside{*report_};
+    PLIMSOLL_TRY_VOID(save());
+    Result<void> told{};
+    request = control_.wait_while_paused([&] { told = report_->phase("paused"); });
+    PLIMSOLL_TRY_VOID(told);
+  }
+  if (request == Request::kStop) {
+    stop_reason_ = control_.reason();
+  }
+  return {};
+}
+
+Result<RunSummary> Run::summarise_run() {
+  RunSummary summary = report_->summary(at(), *data_);
+  summary.status = stop_reason_.empty() ? "finished" : "stopped";
+  summary.stop_reason = stop_reason_;
+  summary.recall_before_json = at().recall_before;
+  if (stop_reason_.empty()) {
+    PLIMSOLL_TRY(const auto after, evaluate_now("after training", kFinalAngles));
+    summary.recall_json = after.to_json();
+    if (config_.phase2_epochs > 0) {
+      PLIMSOLL_TRY(const auto* chosen, stepper_->representatives());
+      PLIMSOLL_TRY(const auto accuracy, phase2_accuracy(state_->model, state_->classifier, *chosen,
+                                                        data_->held_out(config_.eval_pairs)));
+      summary.phase2_json = accuracy.to_json();
+      PLIMSOLL_TRY_VOID(
+          report_->event("phase2", {{"accuracy", std::string_view(summary.phase2_json)}}));
+    }
+  }
+  PLIMSOLL_TRY(summary.state_sha256, state_->digest(data_->rows()));
+  PLIMSOLL_TRY_VOID(report_->end(summary.status, stop_reason_));
+  summary.seconds = report_->seconds();
+  summary.peak_resident_bytes = report_->peak_resident();
+  summary.leased_peak_bytes = governor_.state().leased_peak_bytes;
+  return summary;
+}
+
+Result<RunSummary> train_in(const CosirSettings& settings, const TrainOptions& options,
+                            RunFolder& folder) {
+  PLIMSOLL_TRY(Governor governor, settle(settings.config(), folder.root()));
+  Run run{settings, options, folder, governor};
+  Result<RunSummary> result = fail(ErrorCode::kInternal, "the run did not end");
+  const auto done = without_refusal([&]() -> Result<void> {
+    result = run.train();
+    return {};
+  });
+  if (!done) {
+    result = tl::unexpected(done.error());
+  }
+  if (!result && !run.saved()) {
+    folder.abandon();
+  }
+  return result;
+}
+
+}  // namespace
+
+Result<RunSummary> train_cosir(const CosirSettings& settings, const TrainOptions& options) {
+  const CosirConfig& config = settings.config();
+  PLIMSOLL_TRY(RunFolder folder, options.resume
+                                     ? RunFolder::open(config.out)
+                                     : RunFolder::create(config.out, settings.to_toml()));
+  if (options.resume) {
+    PLIMSOLL_TRY_VOID(folder.write_config(settings.to_toml()));
+  }
+  auto result = train_in(settings, options, folder);
+  TensorArena::detach();
+  if (!result && RunFolder::is_run(config.out)) {
+    RunStatus status;
+    status.status = "failed";
+    status.message = result.error().to_string();
+    static_cast<void>(folder.write_status(status, /*force=*/true));
+  }
+  return result;
+}
+
+Result<std::string> eval_cosir(const CosirSettings& settings) {
+  const CosirConfig& config = settings.config();
+  PLIMSOLL_TRY(RunFolder folder, RunFolder::open(config.out));
+  PLIMSOLL_TRY(const auto step, folder.published_step());
+  if (!step) {
+    return fail(ErrorCode::kNotFound, config.out + ": no checkpoint to evaluate", "train it first");
+  }
+  PLIMSOLL_TRY(Governor governor, settle(config, folder.root()));
+  std::string text;
+  const auto done = without_refusal([&]() -> Result<void> {
+    PLIMSOLL_TRY(
+        auto data,
+        Data::open(governor, config,
+                   {.embeddings = folder.embeddings(), .at_step = *step, .loader = false}));
+    PLIMSOLL_TRY(const ModelShape shape,
+                 resolve_shape(config, data->image_dim(), data->text_dim()));
+    State state{config, shape};
+    PLIMSOLL_TRY_VOID(state.load(folder, *step));
+    PLIMSOLL_TRY(const auto result, evaluate(state.model, data->held_out(config.eval_pairs),
+                                             data->trained(), eval_options(config, kFinalAngles)));
+    nlohmann::ordered_json j{{"step", *step}, {"epoch", state.at.loader.epoch}};
+    j["recall"] = nlohmann::ordered_json::parse(result.to_json());
+    text = j.dump();
+    return {};
+  });
+  TensorArena::detach();
+  PLIMSOLL_TRY_VOID(done);
+  return text;
+}
+
+}  // namespace plimsoll
