@@ -345,6 +345,12 @@ Result<void> CosirSettings::resolve() {
   if (config_.out.empty()) {
     return fail(ErrorCode::kInvalidArgument, "no run folder given", "name one with --out RUN");
   }
+  // A run may be resumed from another folder than the one it was started in.
+  for (std::string* place : {&config_.data, &config_.out, &config_.mlflow}) {
+    if (!place->empty()) {
+      *place = std::filesystem::absolute(*place).lexically_normal().string();
+    }
+  }
   if (config_.compute_threads == 0) {
     config_.compute_threads = std::max(1U, std::thread::hardware_concurrency());
     sources_[static_cast<std::size_t>(index_of("compute_threads"))] += ", one per core";

@@ -132,7 +132,7 @@ class CosirSettings {
   /// Splits "key=value" and sets it.
   Result<void> set_pair(std::string_view pair, std::string_view source);
 
-  /// Checks what involves several keys (data and out are given) and fixes compute_threads.
+  /// Checks that data and out are given, makes places absolute and fixes compute_threads.
   /// Idempotent. Errors: kInvalidArgument.
   Result<void> resolve();
 

@@ -36,6 +36,10 @@ int terminal_columns(std::FILE* stream, int wanted) {
   return std::clamp(columns, kColumnsLeast, kColumnsMost);
 }
 
+bool is_live(const ProgressOptions& options) {
+  return options.terminal < 0 ? ::isatty(::fileno(options.stream)) == 1 : options.terminal == 1;
+}
+
 /// "[======>             ]"
 std::string bar(double fraction) {
   const double part = std::isfinite(fraction) ? std::clamp(fraction, 0.0, 1.0) : 0.0;
@@ -139,9 +143,7 @@ std::string plain_progress(const RunStatus& status) {
       format_bytes(status.resident_bytes), format_bytes(status.limit_bytes));
 }
 
-Progress::Progress(const ProgressOptions& options) : options_(options) {
-  live_ = options.terminal < 0 ? ::isatty(::fileno(options.stream)) == 1 : options.terminal == 1;
-}
+Progress::Progress(const ProgressOptions& options) : options_(options), live_(is_live(options)) {}
 
 Progress::~Progress() {
   if (lines_shown_ > 0) {
@@ -196,6 +198,39 @@ void Progress::text(std::string_view message) {
   if (!message.ends_with('\n')) {
     std::fputc('\n', options_.stream);
   }
+  std::fflush(options_.stream);
+}
+
+WorkMeter::WorkMeter(std::string label, const ProgressOptions& options)
+    : label_(std::move(label)),
+      options_(options),
+      live_(is_live(options)),
+      began_seconds_(now_seconds()),
+      last_seconds_(began_seconds_) {}
+
+WorkMeter::~WorkMeter() {
+  if (shown_ && live_) {
+    std::fputc('\n', options_.stream);
+    std::fflush(options_.stream);
+  }
+}
+
+void WorkMeter::update(std::int64_t done, std::int64_t total) {
+  const double now = now_seconds();
+  const double least = live_ ? options_.live_seconds : options_.plain_seconds;
+  const bool last = done >= total && shown_;
+  if (options_.quiet || (now - last_seconds_ < least && !last)) {
+    return;
+  }
+  last_seconds_ = now;
+  shown_ = true;
+  const double part =
+      total > 0 ? std::clamp(static_cast<double>(done) / static_cast<double>(total), 0.0, 1.0)
+                : 1.0;
+  const double left = part > 0 ? (now - began_seconds_) * (1 - part) / part : std::nan("");
+  const auto text = fmt::format("{} {} {:3.0f} %  {} left", label_, bar(part),
+                                std::floor(100 * part), format_duration(left));
+  std::fprintf(options_.stream, live_ ? "\r\033[2K%s" : "%s\n", text.c_str());
   std::fflush(options_.stream);
 }
 

@@ -54,6 +54,25 @@ class Progress {
   std::string buffer_{};
 };
 
+/// Progress of work that has an amount and no steps: "synth   42 %  00:10 left".
+class WorkMeter {
+ public:
+  explicit WorkMeter(std::string label, const ProgressOptions& options = {});
+  ~WorkMeter();  ///< Leaves the cursor on a fresh line.
+  WorkMeter(const WorkMeter&) = delete;
+  WorkMeter& operator=(const WorkMeter&) = delete;
+
+  void update(std::int64_t done, std::int64_t total);
+
+ private:
+  std::string label_;
+  ProgressOptions options_;
+  bool live_{false};
+  bool shown_{false};
+  double began_seconds_{0.0};
+  double last_seconds_{0.0};
+};
+
 /// The two lines of the bar, at most `columns` wide; for Progress and its test.
 [[nodiscard]] std::string draw_progress(const RunStatus& status, double epoch_fraction,
                                         int columns);

@@ -124,6 +124,26 @@ TEST(ProgressTest, QuietPrintsTextOnly) {
   EXPECT_EQ(capture.text(), "said\n");
 }
 
+TEST(ProgressTest, WorkWithoutStepsIsMeteredAtABoundedRate) {
+  Capture capture;
+  {
+    WorkMeter meter("synth", {.stream = capture.stream(), .terminal = 0, .plain_seconds = 3600});
+    for (int i = 0; i < 1000; ++i) {
+      meter.update(i, 1000);
+    }
+  }
+  EXPECT_EQ(capture.text(), "");
+  {
+    WorkMeter meter("synth", {.stream = capture.stream(), .terminal = 1, .live_seconds = 0});
+    meter.update(250, 1000);
+    meter.update(1000, 1000);
+  }
+  const std::string text = capture.text();
+  EXPECT_NE(text.find("synth [=====>              ]  25 %"), std::string::npos) << text;
+  EXPECT_NE(text.find("100 %"), std::string::npos) << text;
+  EXPECT_EQ(text.back(), '\n');
+}
+
 TEST(ProgressTest, DurationsAndCountsReadWell) {
   EXPECT_EQ(format_duration(0), "00:00");
   EXPECT_EQ(format_duration(130), "02:10");

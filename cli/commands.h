@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the commands of the program share: exit statuses, and how an error is printed.
+//
+// A command adds itself to the parser; its callback stores the exit status in `status`.
+//
+// Threads: single-owner.   Memory: a few strings.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "plimsoll/result.h"
+#include "recipes/progress.h"
+
+namespace CLI {
+class App;
+}
+
+namespace plimsoll {
+
+inline constexpr int kFailedStatus = 1;
+inline constexpr int kUsageStatus = 2;
+
+/// Prints "plimsoll: error: …" and the advice on standard error; returns `status`.
+int report(const Error& error, int status = kFailedStatus);
+
+/// Prints a line on standard output.
+void print(const std::string& text);
+
+/// For callbacks that may be told to cancel by Ctrl-C: shows progress, false once asked to stop.
+std::function<bool(std::int64_t, std::int64_t)> metered(std::shared_ptr<WorkMeter> meter);
+
+/// Each adds its commands to `app`.
+void add_train_commands(CLI::App& app, int& status);  ///< train, resume, eval
+void add_run_commands(CLI::App& app, int& status);    ///< stop, pause, continue, status
+void add_data_commands(CLI::App& app, int& status);   ///< synth, import, store
+void add_look_commands(CLI::App& app, int& status);   ///< info, limits
+
+}  // namespace plimsoll

@@ -1,0 +1,228 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// synth, import, store: making data, and looking after stores.
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <memory>
+
+#include "cli/commands.h"
+#include "plimsoll/dataset_import.h"
+#include "plimsoll/synth.h"
+#include "recipes/control.h"
+#include "recipes/describe.h"
+#include "recipes/store_export.h"
+
+namespace plimsoll {
+namespace {
+
+/// Options that all of these share.
+struct Place {
+  std::string directory{};
+  std::string out{};
+  std::string memory_limit{};
+  bool json{false};
+  bool quiet{false};
+};
+
+void add_place(CLI::App& command, const std::shared_ptr<Place>& place) {
+  command.add_option("--memory-limit", place->memory_limit, "Memory the process may hold")
+      ->type_name("SIZE");
+  command.add_flag("--json", place->json, "One line of JSON on standard output");
+  command.add_flag("--quiet", place->quiet, "No progress");
+}
+
+Result<Governor> governor_for(const Place& place) {
+  return Governor::create({.memory_limit = place.memory_limit});
+}
+
+/// A limit that cannot be read is wrong usage; one that is too small is not.
+int report_governor(const Error& error) {
+  return report(error, error.code == ErrorCode::kInvalidArgument ? kUsageStatus : kFailedStatus);
+}
+
+std::shared_ptr<WorkMeter> meter(const char* label, const Place& place) {
+  return std::make_shared<WorkMeter>(label, ProgressOptions{.quiet = place.quiet});
+}
+
+/// Prints what now stands at `path`.
+int show(const std::string& path, bool json) {
+  const auto found = describe(path);
+  if (!found) {
+    return report(found.error());
+  }
+  print(json ? found->json : found->text);
+  return 0;
+}
+
+int synth(const Place& place, const CosirSynthOptions& options) {
+  const StopSignals signals;
+  auto governor = governor_for(place);
+  if (!governor) {
+    return report_governor(governor.error());
+  }
+  if (const auto made = synth_cosir(*governor, options, metered(meter("synth", place))); !made) {
+    return report(made.error());
+  }
+  return show(options.out.string(), place.json);
+}
+
+void add_synth(CLI::App& app, int& status) {
+  auto* command = app.add_subcommand("synth", "Make synthetic data that a recipe can learn from");
+  command->require_subcommand(1);
+  auto* cosir = command->add_subcommand("cosir", "Image-text pairs as features");
+  auto place = std::make_shared<Place>();
+  auto options = std::make_shared<CosirSynthOptions>();
+  cosir->add_option("--rows", options->rows, "Pairs; 1000000 of the default width are 4 GiB")
+      ->required()
+      ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 40));
+  cosir->add_option("--out", place->out, "Folder to make")->required();
+  cosir->add_option("--seed", options->seed, "Decides every value [0]");
+  cosir->add_option("--image-dim", options->image_dim, "Width of the image features [512]")
+      ->check(CLI::Range(1, 65536));
+  cosir->add_option("--text-dim", options->text_dim, "Width of the text features [512]")
+      ->check(CLI::Range(1, 65536));
+  cosir->add_option("--threads", options->threads, "Threads; the data does not depend on them [2]")
+      ->check(CLI::Range(1, 256));
+  add_place(*cosir, place);
+  cosir->footer("\nExample:\n  plimsoll synth cosir --rows 100000 --out data/");
+  cosir->callback([place, options, &status] {
+    options->out = place->out;
+    status = synth(*place, *options);
+  });
+}
+
+int import_pairs(const Place& place, const CosirImportOptions& options) {
+  const StopSignals signals;
+  auto governor = governor_for(place);
+  if (!governor) {
+    return report_governor(governor.error());
+  }
+  if (const auto made = import_cosir(*governor, options, metered(meter("import", place))); !made) {
+    return report(made.error());
+  }
+  return show(options.out.string(), place.json);
+}
+
+void add_import(CLI::App& app, int& status) {
+  struct Typed {
+    std::vector<std::string> images{};
+    std::vector<std::string> texts{};
+    std::string ids{};
+    std::string groups{};
+  };
+  auto* command = app.add_subcommand("import", "Make a feature store from your own files");
+  command->require_subcommand(1);
+  auto* cosir = command->add_subcommand("cosir", "Image and text features, .npy or .safetensors");
+  auto place = std::make_shared<Place>();
+  auto typed = std::make_shared<Typed>();
+  cosir->add_option("--image-features", typed->images, "Files or folders of shards, [rows, width]")
+      ->required();
+  cosir->add_option("--text-features", typed->texts, "The same for the texts")->required();
+  cosir->add_option("--ids", typed->ids, "int64 [rows], distinct, any order [0, 1, 2, …]");
+  cosir->add_option("--groups", typed->groups, "int64 [rows]: the image of each text");
+  cosir->add_option("--out", place->out, "Folder to make")->required();
+  add_place(*cosir, place);
+  cosir->footer(
+      "\nExample:\n  plimsoll import cosir --image-features image/ --text-features text/ "
+      "--ids ids.npy --out data/");
+  cosir->callback([place, typed, &status] {
+    const CosirImportOptions options{.image_features = {typed->images.begin(), typed->images.end()},
+                                     .text_features = {typed->texts.begin(), typed->texts.end()},
+                                     .ids = typed->ids,
+                                     .groups = typed->groups,
+                                     .out = place->out};
+    status = import_pairs(*place, options);
+  });
+}
+
+int verify(const Place& place) {
+  const StopSignals signals;
+  if (const auto sound = verify_store(place.directory, metered(meter("verify", place))); !sound) {
+    return report(sound.error());
+  }
+  print(place.json ? R"({"status": "sound"})"
+                   : fmt::format("{}: every checksum matches", place.directory));
+  return 0;
+}
+
+int export_to(const Place& place, const std::string& column) {
+  const StopSignals signals;
+  auto governor = governor_for(place);
+  if (!governor) {
+    return report_governor(governor.error());
+  }
+  const ExportOptions options{.directory = place.directory, .out = place.out, .column = column};
+  const auto rows = export_store(*governor, options, metered(meter("export", place)));
+  if (!rows) {
+    return report(rows.error());
+  }
+  print(place.json ? fmt::format(R"({{"status": "exported", "rows": {}}})", *rows)
+                   : fmt::format("{}: {} rows", place.out, format_count(*rows)));
+  return 0;
+}
+
+void add_store(CLI::App& app, int& status) {
+  auto* command = app.add_subcommand("store", "Look at, check or export a store (or a run's rows)");
+  command->require_subcommand(1);
+  command->footer(
+      "\nExamples:\n  plimsoll store info run/\n  plimsoll store verify data/\n"
+      "  plimsoll store export run/ --out conditions.safetensors");
+  auto place = std::make_shared<Place>();
+  auto column = std::make_shared<std::string>();
+  const auto add = [&](const char* name, const char* help) {
+    auto* sub = command->add_subcommand(name, help);
+    sub->add_option("DIR", place->directory, "The store's folder, or a run's")->required();
+    add_place(*sub, place);
+    return sub;
+  };
+  add("info", "What it holds")->callback([place, &status] {
+    status = show(store_directory(place->directory).string(), place->json);
+  });
+  add("verify", "Read everything and compare checksums")->callback([place, &status] {
+    status = verify(*place);
+  });
+  auto* exported = add("export", "Write it as .safetensors, .npy or .csv");
+  exported->add_option("--out", place->out, "File to make")->required();
+  exported->add_option("--column", *column, "Which column, for .npy and .csv of features");
+  exported->footer("\nExample:\n  plimsoll store export data/ --column image --out image.npy");
+  exported->callback([place, column, &status] { status = export_to(*place, *column); });
+}
+
+}  // namespace
+
+void add_data_commands(CLI::App& app, int& status) {
+  add_synth(app, status);
+  add_import(app, status);
+  add_store(app, status);
+}
+
+void add_look_commands(CLI::App& app, int& status) {
+  auto* info = app.add_subcommand("info", "What any Plimsoll folder or file holds");
+  auto place = std::make_shared<Place>();
+  info->add_option("PATH", place->directory, "A run, store, checkpoint, .safetensors or .npy")
+      ->required();
+  info->add_flag("--json", place->json, "One line of JSON");
+  info->footer("\nExample:\n  plimsoll info data/");
+  info->callback([place, &status] { status = show(place->directory, place->json); });
+
+  auto* limits =
+      app.add_subcommand("limits", "Every bound on this process's memory, and which holds");
+  auto limit = std::make_shared<Place>();
+  limits->add_option("--memory-limit", limit->memory_limit, "Your own bound, to see who wins")
+      ->type_name("SIZE");
+  limits->add_flag("--json", limit->json, "One line of JSON");
+  limits->footer("\nExample:\n  plimsoll limits --memory-limit 4GiB");
+  limits->callback([limit, &status] {
+    const auto found = find_limit({.user_limit = limit->memory_limit});
+    if (!found) {
+      const bool usage = found.error().code == ErrorCode::kInvalidArgument;
+      status = report(found.error(), usage ? kUsageStatus : kFailedStatus);
+      return;
+    }
+    const Description described = describe_limits(*found);
+    print(limit->json ? described.json : described.text);
+  });
+}
+
+}  // namespace plimsoll

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// stop, pause, continue, status: what another shell asks of a run.
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <filesystem>
+#include <memory>
+
+#include "cli/commands.h"
+#include "recipes/control.h"
+#include "recipes/run_folder.h"
+
+namespace plimsoll {
+namespace {
+
+using Ask = Result<bool> (*)(const std::filesystem::path&);
+
+void add_request(CLI::App& app, int& status, const char* name, const char* help, Ask ask,
+                 const char* done) {
+  auto* command = app.add_subcommand(name, help);
+  auto run = std::make_shared<std::string>();
+  command->add_option("RUN", *run, "The run folder")->required();
+  command->footer(fmt::format("\nExample:\n  plimsoll {} run/", name));
+  command->callback([run, ask, done, &status] {
+    const auto asked = ask(*run);
+    if (!asked) {
+      status = report(asked.error());
+      return;
+    }
+    print(fmt::format("{}: {}", *run, *asked ? done : "no process trains there"));
+  });
+}
+
+}  // namespace
+
+void add_run_commands(CLI::App& app, int& status) {
+  auto* show = app.add_subcommand("status", "What a run is doing, from another shell");
+  auto run = std::make_shared<std::string>();
+  auto json = std::make_shared<bool>(false);
+  show->add_option("RUN", *run, "The run folder")->required();
+  show->add_flag("--json", *json, "One line of JSON");
+  show->footer("\nExample:\n  plimsoll status run/ --json");
+  show->callback([run, json, &status] {
+    const auto view = RunFolder::view(*run);
+    if (!view) {
+      status = report(view.error());
+      return;
+    }
+    print(*json ? view->to_json() : view->to_text());
+  });
+  add_request(app, status, "stop", "End a run at its next step, with a checkpoint", ask_to_stop,
+              "asked to stop at its next step");
+  add_request(app, status, "pause", "Hold a run at its next step; its memory stays", ask_to_pause,
+              "asked to pause at its next step");
+  add_request(app, status, "continue", "Let a paused run go on", ask_to_continue, "goes on");
+}
+
+}  // namespace plimsoll

@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "recipes/describe.h"
+
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+#include <system_error>
+
+#include "base/check.h"
+#include "data/npy.h"
+#include "data/safetensors.h"
+#include "plimsoll/bytes.h"
+#include "plimsoll/embedding_store.h"
+#include "plimsoll/feature_store.h"
+#include "recipes/progress.h"
+#include "recipes/run_folder.h"
+#include "store/embedding_description.h"
+#include "store/feature_format.h"
+
+namespace plimsoll {
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::ordered_json;
+constexpr std::size_t kTensorsListed = 40;  // Of a long file; the rest are counted.
+
+Description finish(const char* kind, const fs::path& path, std::string text, Json details) {
+  Json json{{"kind", kind}, {"path", path.string()}};
+  json.update(details);
+  return {kind, std::move(text), json.dump(-1, ' ', false, Json::error_handler_t::replace)};
+}
+
+const char* optimizer_name(RowOptimizer kind) {
+  switch (kind) {
+    case RowOptimizer::kAdamW:
+      return "adamw";
+    case RowOptimizer::kAdamWFresh:
+      return "adamw_fresh";
+    case RowOptimizer::kAdagrad:
+      return "adagrad";
+  }
+  return "unknown";
+}
+
+const char* init_name(RowInitKind kind) {
+  switch (kind) {
+    case RowInitKind::kZeros:
+      return "zeros";
+    case RowInitKind::kNormal:
+      return "normal";
+    case RowInitKind::kUniform:
+      return "uniform";
+  }
+  return "unknown";
+}
+
+std::string column_text(const ColumnSpec& column) {
+  return fmt::format("{} {} {}", column.name, dtype_name(column.dtype), shape_text(column.shape));
+}
+
+Result<Description> describe_embeddings(const fs::path& path) {
+  PLIMSOLL_TRY(const TableInfo info, EmbeddingStore::inspect(path));
+  std::string commits;
+  for (const auto step : info.commit_steps) {
+    commits += fmt::format("{}{}", commits.empty() ? "" : ", ", step);
+  }
+  auto text = fmt::format(
+      "embedding store {}\n"
+      "  rows      {} of float32 [{}], {} bytes each with optimizer state\n"
+      "  optimizer {}\n"
+      "  initial   {}, scale {}, seed {}\n"
+      "  ids       {}\n"
+      "  pages     {} of {} rows\n"
+      "  commits   {}\n"
+      "  disk      {}\n",
+      path.string(), format_count(info.rows), info.dim, info.record_bytes,
+      optimizer_name(info.optimizer), init_name(info.init.kind), info.init.scale,
+      info.init.seed, info.dense_ids ? "0 … rows−1" : "arbitrary", format_bytes(info.page_bytes),
+      info.rows_per_page, commits.empty() ? "none" : "step " + commits,
+      format_bytes(info.disk_bytes));
+  return finish("embedding_store", path, std::move(text),
+                {{"rows", info.rows},
+                 {"dim", info.dim},
+                 {"optimizer", optimizer_name(info.optimizer)},
+                 {"init", init_name(info.init.kind)},
+                 {"init_scale", info.init.scale},
+                 {"init_seed", info.init.seed},
+                 {"dense_ids", info.dense_ids},
+                 {"record_bytes", info.record_bytes},
+                 {"page_bytes", info.page_bytes},
+                 {"rows_per_page", info.rows_per_page},
+                 {"commit_steps", info.commit_steps},
+                 {"disk_bytes", info.disk_bytes}});
+}
+
+Result<Description> describe_features(const fs::path& path) {
+  PLIMSOLL_TRY(const FeatureInfo info, FeatureStore::inspect(path));
+  auto text = fmt::format("feature store {}\n  records   {} of {}\n", path.string(),
+                          format_count(info.rows), format_bytes(info.record_bytes));
+  Json columns = Json::array();
+  for (const ColumnSpec& column : info.columns) {
+    text += fmt::format("  column    {}\n", column_text(column));
+    columns.push_back(
+        {{"name", column.name}, {"dtype", dtype_name(column.dtype)}, {"shape", column.shape}});
+  }
+  text += fmt::format("  ids       {}\n", info.dense_ids ? "0 … rows−1" : "arbitrary");
+  if (info.groups > 0) {
+    text += fmt::format(
+        "  groups    {}{}\n", format_count(info.groups),
+        info.uniform_group > 0 ? fmt::format(" of {} each", info.uniform_group) : std::string());
+  }
+  text += fmt::format("  disk      {}\n", format_bytes(info.disk_bytes));
+  return finish("feature_store", path, std::move(text),
+                {{"rows", info.rows},
+                 {"columns", columns},
+                 {"record_bytes", info.record_bytes},
+                 {"dense_ids", info.dense_ids},
+                 {"groups", info.groups},
+                 {"uniform_group", info.uniform_group},
+                 {"disk_bytes", info.disk_bytes},
+                 {"fingerprint", info.fingerprint}});
+}
+
+Result<Description> describe_run(const fs::path& path) {
+  PLIMSOLL_TRY(const RunView view, RunFolder::view(path));
+  auto text = fmt::format("run {}: {}", path.string(), view.to_text());
+  auto details = Json::parse(view.to_json());
+  if (is_embedding_store(path / "embeddings")) {
+    PLIMSOLL_TRY(const Description rows, describe_embeddings(path / "embeddings"));
+    text += rows.text;
+    details["embeddings"] = Json::parse(rows.json);
+  }
+  return finish("run", path, std::move(text), std::move(details));
+}
+
+Result<Description> describe_safetensors(const fs::path& path, const char* kind,
+                                         const fs::path& named) {
+  PLIMSOLL_TRY(const auto reader, SafetensorsReader::open(path));
+  std::error_code status;
+  const auto bytes = static_cast<std::int64_t>(fs::file_size(path, status));
+  auto text = fmt::format("{} {}\n  tensors   {}, {}\n", kind, named.string(),
+                          reader.entries().size(), format_bytes(bytes));
+  Json tensors = Json::array();
+  for (const SafetensorsEntry& entry : reader.entries()) {
+    if (tensors.size() < kTensorsListed) {
+      text += fmt::format("  {:<9} {} {}\n", entry.dtype_text, entry.name, shape_text(entry.shape));
+    }
+    tensors.push_back({{"name", entry.name}, {"dtype", entry.dtype_text}, {"shape", entry.shape}});
+  }
+  if (tensors.size() > kTensorsListed) {
+    text += fmt::format("  … and {} more (--json lists all)\n", tensors.size() - kTensorsListed);
+  }
+  return finish(kind, named, std::move(text), {{"bytes", bytes}, {"tensors", tensors}});
+}
+
+Result<Description> describe_npy(const fs::path& path) {
+  PLIMSOLL_TRY(const TensorRows rows, open_npy(path));
+  std::vector<std::int64_t> shape{rows.rows()};
+  shape.insert(shape.end(), rows.row_shape().begin(), rows.row_shape().end());
+  const auto bytes = rows.rows() * rows.row_bytes();
+  return finish("npy", path,
+                fmt::format("npy {}\n  array     {} {}, {}\n", path.string(),
+                            dtype_name(rows.dtype()), shape_text(shape), format_bytes(bytes)),
+                {{"dtype", dtype_name(rows.dtype())}, {"shape", shape}, {"bytes", bytes}});
+}
+
+}  // namespace
+
+Description describe_limits(const LimitReport& report) {
+  std::string text;
+  Json candidates = Json::array();
+  for (std::size_t i = 0; i < report.candidates.size(); ++i) {
+    const LimitCandidate& candidate = report.candidates[i];
+    text += fmt::format("{} {:>12}  {:<24} {}\n", i == report.winner ? "*" : " ",
+                        format_bytes(candidate.bytes), candidate.source, candidate.where);
+    candidates.push_back(
+        {{"source", candidate.source}, {"where", candidate.where}, {"bytes", candidate.bytes}});
+  }
+  text += fmt::format("limit: {}\n", report.explain());
+  const Json json{{"limit_bytes", report.limit_bytes},
+                  {"winner", report.winner},
+                  {"defaulted", report.defaulted},
+                  {"explain", report.explain()},
+                  {"candidates", candidates}};
+  return {"limits", std::move(text), json.dump()};
+}
+
+bool is_embedding_store(const fs::path& directory) {
+  std::error_code status;
+  return fs::is_regular_file(directory / table_files::kDescription, status);
+}
+
+bool is_feature_store(const fs::path& directory) {
+  std::error_code status;
+  return fs::is_regular_file(directory / kFeatureHeaderFile, status);
+}
+
+fs::path store_directory(const fs::path& path) {
+  return RunFolder::is_run(path) ? path / "embeddings" : path;
+}
+
+Result<Description> describe(const fs::path& path) {
+  std::error_code status;
+  if (!fs::exists(path, status)) {
+    return fail(ErrorCode::kNotFound, fmt::format("{}: no such file or directory", path.string()));
+  }
+  if (RunFolder::is_run(path)) {
+    return describe_run(path);
+  }
+  if (is_embedding_store(path)) {
+    return describe_embeddings(path);
+  }
+  if (is_feature_store(path)) {
+    return describe_features(path);
+  }
+  if (const auto tensors = path / "tensors.safetensors"; fs::is_regular_file(tensors, status)) {
+    return describe_safetensors(tensors, "checkpoint", path);
+  }
+  if (path.extension() == ".safetensors") {
+    return describe_safetensors(path, "safetensors", path);
+  }
+  if (path.extension() == ".npy") {
+    return describe_npy(path);
+  }
+  return fail(ErrorCode::kNotFound, fmt::format("{}: nothing that Plimsoll knows", path.string()),
+              "it knows run folders, stores, checkpoints, .safetensors and .npy");
+}
+
+}  // namespace plimsoll

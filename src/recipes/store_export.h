@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Exports a store to a file that other programs read: .safetensors, .npy or .csv, streaming.
+//
+//   embedding store  .safetensors: "ids" i64 [rows], "rows" f32 [rows, dim]
+//                    .npy: the rows; their ids in NAME.ids.npy       .csv: id, then the floats
+//   feature store    .safetensors: "ids" and every column
+//                    .npy: one column; ids in NAME.ids.npy           .csv: id, one column's numbers
+//
+// Threads: free function.
+// Memory:  the store's slab and one block of rows; nothing grows with the store.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <string>
+
+#include "plimsoll/governor.h"
+#include "plimsoll/result.h"
+
+namespace plimsoll {
+
+struct ExportOptions {
+  std::filesystem::path directory{};  ///< A store, or a run folder (its embeddings).
+  std::filesystem::path out{};        ///< Must not exist; its extension chooses the form.
+  std::string column{};               ///< Of a feature store, for .npy and .csv.
+};
+
+/// Returns the number of rows written. The file appears whole or not at all.
+/// Errors: kInvalidArgument (form, column, file exists), those of the stores, kIo.
+Result<std::int64_t> export_store(Governor governor, const ExportOptions& options,
+                                  const std::function<bool(std::int64_t, std::int64_t)>& progress);
+
+/// Reads every page or block and compares checksums; either kind of store.
+Result<void> verify_store(const std::filesystem::path& directory,
+                          const std::function<bool(std::int64_t, std::int64_t)>& progress);
+
+}  // namespace plimsoll

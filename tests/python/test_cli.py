@@ -1,0 +1,397 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bad input to the program: a short message, the right exit status, and nothing left behind.
+
+Status 2 is wrong usage (unknown option, command or key, bad value); 1 is any other failure.
+"""
+import dataclasses
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import time
+
+import numpy as np
+import pytest
+
+CONFIG_KEYS = ["checkpoint_every_n_steps", "keep_checkpoints", "queue_bytes", "store_bytes",
+               "cache_bytes", "loader_threads", "compute_threads", "label_dim", "label_optimizer"]
+
+
+@dataclasses.dataclass
+class Done:
+    status: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def call(program):
+    def run(*arguments, **options) -> Done:
+        done = subprocess.run([program, *map(str, arguments)], text=True, capture_output=True,
+                              timeout=300, check=False, **options)
+        return Done(done.returncode, done.stdout, done.stderr)
+    return run
+
+
+@pytest.fixture
+def trains(call):
+    """Skips where the program was built without LibTorch."""
+    if "built without LibTorch" in call("train", "cosir", "--data", "x", "--out", "y").err:
+        pytest.skip("the program was built without LibTorch")
+
+
+def assert_refused(done: Done, status: int, *words: str):
+    assert done.status == status, (done.status, done.err)
+    assert done.err.startswith("plimsoll: error: "), done.err
+    assert len(done.err) < 1200, done.err
+    assert "Traceback" not in done.err and "terminate called" not in done.err
+    for word in words:
+        assert word in done.err, (word, done.err)
+
+
+@pytest.mark.parametrize("arguments, words", [
+    ([], ["--help"]),
+    (["fly"], ["fly"]),
+    (["train"], ["plimsoll train --help"]),
+    (["train", "cosir", "--epoch", "3"], ["--epoch", "did you mean --epochs?"]),
+    (["train", "cosir"], ["--data"]),
+    (["train", "cosir", "--data", "d"], ["--out"]),
+    (["train", "cosir", "--epochs"], ["--epochs"]),
+    (["train", "cosir", "--epochs", "many"], ["epochs", "whole number", "'many'"]),
+    (["train", "cosir", "--epochs", "0"], ["epochs", "from 1"]),
+    (["train", "cosir", "--batch-size", "1.5"], ["batch_size"]),
+    (["train", "cosir", "--memory-limit", "lots"], ["memory_limit", "768MiB"]),
+    (["train", "cosir", "--set", "batchsize=3"], ["batchsize", "did you mean 'batch_size'?"]),
+    (["train", "cosir", "--set", "seed"], ["key=value"]),
+    (["train", "cosir", "--set", "label_optimizer=sgd"], ["adamw, adamw_fresh, adagrad"]),
+    (["train", "chat"], ["'chat' is not there yet", "plimsoll train cosir"]),
+    (["train", "can-kd", "--data", "x"], ["'can-kd' is not there yet"]),
+    (["train", "vision"], ["'vision' is not there yet"]),
+    (["resume"], ["RUN"]),
+    (["synth", "cosir", "--out", "x"], ["--rows"]),
+    (["synth", "cosir", "--rows", "-5", "--out", "x"], ["--rows"]),
+    (["synth", "cosir", "--rows", "ten", "--out", "x"], ["--rows"]),
+    (["synth", "cosir", "--rows", "10", "--out", "x", "--memory-limit", "lots"], ["lots"]),
+    (["import", "cosir", "--out", "x"], ["--image-features"]),
+    (["store", "info"], ["DIR"]),
+    (["limits", "--memory-limit", "lots"], ["lots"]),
+])
+def test_wrong_usage_ends_with_status_two(call, tmp_path, arguments, words):
+    assert_refused(call(*arguments, cwd=tmp_path), 2, *words)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name, content, words", [
+    ("c.toml", "seed = 1\nepoch = 5\n", ["c.toml:2: unknown key 'epoch'; did you mean 'epochs'?"]),
+    ("c.toml", "epochs = \"5\"\n", ["c.toml:1: epochs must be a whole number"]),
+    ("c.toml", "epochs = = 5\n", ["c.toml:1"]),
+    ("c.toml", "[model]\ndim = 5\n", ["'model'"]),
+    ("c.json", "{\"epochs\": ", ["c.json: not JSON at byte"]),
+    ("c.json", "{\"epoch\": 5}", ["c.json: unknown key 'epoch'"]),
+    ("c.yaml", "epochs: 5", ["name it .toml or .json"]),
+])
+def test_a_wrong_configuration_file_is_named_with_its_line(call, tmp_path, name, content, words):
+    (tmp_path / name).write_text(content)
+    done = call("train", "cosir", "--config", name, "--data", "d", "--out", "run", cwd=tmp_path)
+    assert_refused(done, 2, *words)
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_a_missing_configuration_file_is_wrong_usage(call, tmp_path):
+    assert_refused(call("train", "cosir", "--config", tmp_path / "no.toml"), 2, "no.toml")
+
+
+@pytest.mark.parametrize("arguments", [
+    ["resume", "nowhere"], ["eval", "nowhere"], ["stop", "nowhere"], ["pause", "nowhere"],
+    ["continue", "nowhere"], ["status", "nowhere"], ["store", "info", "nowhere"],
+    ["store", "verify", "nowhere"], ["store", "export", "nowhere", "--out", "x.npy"],
+    ["info", "nowhere"]])
+def test_what_is_not_there_is_named_with_status_one(call, tmp_path, arguments):
+    assert_refused(call(*arguments, cwd=tmp_path), 1, "nowhere")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_help_and_version_end_with_status_zero(call):
+    assert call("--version").out.startswith("plimsoll 0.")
+    for command in [[], ["train"], ["train", "cosir"], ["resume"], ["eval"], ["stop"], ["pause"],
+                    ["continue"], ["status"], ["synth", "cosir"], ["import", "cosir"],
+                    ["store"], ["store", "export"], ["limits"], ["info"]]:
+        done = call(*command, "--help")
+        assert done.status == 0, (command, done.err)
+        assert "Example" in done.out or command in (["train"],), command
+    text = call("train", "cosir", "--help").out
+    for key in CONFIG_KEYS:
+        assert "--" + key.replace("_", "-") in text
+
+
+def test_limits_print_a_table_and_the_same_as_json(call):
+    found = json.loads(call("limits", "--memory-limit", "64MiB", "--json").out)
+    assert found["limit_bytes"] == 64 << 20
+    assert found["candidates"][found["winner"]]["source"] == "user"
+    table = call("limits", "--memory-limit", "64MiB").out
+    assert "* " in table and "limit: 64.0 MiB" in table
+
+
+# --- Data ------------------------------------------------------------------------------------
+
+
+def test_synth_leaves_foreign_folders_alone(call, tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("mine")
+    assert_refused(call("synth", "cosir", "--rows", 100, "--out", tmp_path / "mine"), 1, "mine")
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["thesis.txt"]
+
+
+def test_an_unwritable_place_is_named(call, tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    done = call("synth", "cosir", "--rows", 100, "--out", tmp_path / "file" / "data")
+    assert_refused(done, 1, str(tmp_path / "file"))
+
+
+def shards(folder: pathlib.Path, rows: int = 8) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(1)
+    arrays = {"image": rng.standard_normal((rows, 6)).astype(np.float32),
+              "text": rng.standard_normal((rows, 4)).astype(np.float32),
+              "ids": np.arange(rows, dtype=np.int64) * 7 + 3}
+    for name, array in arrays.items():
+        np.save(folder / f"{name}.npy", array)
+    return arrays
+
+
+def import_in(call, folder: pathlib.Path) -> Done:
+    return call("import", "cosir", "--image-features", folder / "image.npy", "--text-features",
+                folder / "text.npy", "--ids", folder / "ids.npy", "--out", folder / "data")
+
+
+def test_import_then_export_gives_back_every_value_and_id(call, tmp_path):
+    arrays = shards(tmp_path)
+    assert import_in(call, tmp_path).status == 0
+    for column in ("image", "text"):
+        out = tmp_path / f"{column}-again.npy"
+        assert call("store", "export", tmp_path / "data", "--column", column, "--out",
+                    out).status == 0
+        assert np.array_equal(np.load(out), arrays[column])
+        assert np.array_equal(np.load(tmp_path / f"{column}-again.ids.npy"), arrays["ids"])
+    out = tmp_path / "all.safetensors"
+    assert call("store", "export", tmp_path / "data", "--out", out).status == 0
+    from safetensors.numpy import load_file
+    loaded = load_file(out)
+    assert {name: loaded[name].tolist() for name in arrays} == \
+        {name: array.tolist() for name, array in arrays.items()}
+    out = tmp_path / "text.csv"
+    assert call("store", "export", tmp_path / "data", "--column", "text", "--out", out).status == 0
+    table = np.loadtxt(out, delimiter=",", skiprows=1)
+    assert np.array_equal(table[:, 0].astype(np.int64), arrays["ids"])
+    assert np.array_equal(table[:, 1:].astype(np.float32), arrays["text"])
+    assert call("store", "verify", tmp_path / "data").status == 0
+
+
+def test_export_names_what_it_cannot_do(call, tmp_path):
+    shards(tmp_path)
+    assert import_in(call, tmp_path).status == 0
+    data = tmp_path / "data"
+    before = sorted(path.name for path in tmp_path.iterdir())
+    assert_refused(call("store", "export", data, "--out", tmp_path / "x.npy"), 1, "--column")
+    assert_refused(call("store", "export", data, "--out", tmp_path / "x.parquet"), 1, ".csv")
+    assert_refused(call("store", "export", data, "--out", tmp_path / "ids.npy", "--column",
+                        "image"), 1, "exists")
+    assert_refused(call("store", "export", data, "--column", "sound", "--out",
+                        tmp_path / "x.npy"), 1, "sound", "image")
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+
+
+def corrupt(kind: str, folder: pathlib.Path, arrays: dict) -> str:
+    """Damages one input; returns a word the message must name."""
+    match kind:
+        case "missing":
+            (folder / "image.npy").unlink()
+        case "truncated":
+            data = (folder / "image.npy").read_bytes()
+            (folder / "image.npy").write_bytes(data[:-5])
+        case "dtype":
+            np.save(folder / "image.npy", arrays["image"].astype(np.int32))
+        case "nan":
+            arrays["image"][3, 2] = np.nan
+            np.save(folder / "image.npy", arrays["image"])
+        case "infinite":
+            arrays["image"][3, 2] = np.inf
+            np.save(folder / "image.npy", arrays["image"])
+        case "flat":
+            np.save(folder / "image.npy", arrays["image"].ravel())
+        case "rows":
+            np.save(folder / "image.npy", arrays["image"][:-1])
+        case "duplicate":
+            arrays["ids"][5] = arrays["ids"][2]
+            np.save(folder / "ids.npy", arrays["ids"])
+            return str(arrays["ids"][2])
+        case "id dtype":
+            np.save(folder / "ids.npy", arrays["ids"].astype(np.float64))
+            return "ids.npy"
+        case "id rows":
+            np.save(folder / "ids.npy", arrays["ids"][:-2])
+            return "ids.npy"
+    return "image.npy"
+
+
+@pytest.mark.parametrize("kind", ["missing", "truncated", "dtype", "nan", "infinite", "flat",
+                                  "rows", "duplicate", "id dtype", "id rows"])
+def test_bad_shards_are_named_and_leave_no_store(call, tmp_path, kind):
+    word = corrupt(kind, tmp_path, shards(tmp_path))
+    before = sorted(path.name for path in tmp_path.iterdir())
+    assert_refused(import_in(call, tmp_path), 1, word)
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+
+
+def test_info_names_what_each_thing_is(call, tmp_path):
+    shards(tmp_path)
+    assert import_in(call, tmp_path).status == 0
+    kinds = {"data": "feature_store", "image.npy": "npy"}
+    for name, kind in kinds.items():
+        done = call("info", tmp_path / name, "--json")
+        assert json.loads(done.out)["kind"] == kind
+    assert "image float32 [6]" in call("info", tmp_path / "data").out
+    (tmp_path / "letter.txt").write_text("hello")
+    assert_refused(call("info", tmp_path / "letter.txt"), 1, "nothing that Plimsoll knows")
+
+
+# --- Runs ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def train(call, small_data):
+    def run(out, *more, **options):
+        return call("train", "cosir", "--data", small_data, "--out", out, "--memory-limit", "1GiB",
+                    "--epochs", 1, "--batch-size", 512, "--set", "eval_pairs=100", *more, **options)
+    return run
+
+
+def test_missing_data_leaves_no_run_behind(trains, call, tmp_path):
+    done = call("train", "cosir", "--data", tmp_path / "nowhere", "--out", tmp_path / "run")
+    assert_refused(done, 1, "nowhere")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_limit_below_the_floor_says_what_would_do_and_leaves_no_run(trains, train, tmp_path):
+    done = train(tmp_path / "run", "--memory-limit", "16MiB")
+    assert_refused(done, 1, "limit")
+    assert "MiB" in done.err
+    assert not (tmp_path / "run").exists()
+
+
+def test_damaged_features_are_named_and_leave_no_run(trains, call, small_data, tmp_path):
+    subprocess.run(["cp", "-r", small_data, tmp_path / "data"], check=True)
+    records = tmp_path / "data" / "records.dat"
+    os.truncate(records, records.stat().st_size - 4096)
+    done = call("train", "cosir", "--data", tmp_path / "data", "--out", tmp_path / "run")
+    assert_refused(done, 1, "records.dat")
+    assert not (tmp_path / "run").exists()
+    assert call("store", "verify", tmp_path / "data").status == 1
+
+
+def test_a_run_ends_with_one_json_line_and_all_else_on_standard_error(trains, train, call,
+                                                                      tmp_path):
+    run = tmp_path / "run"
+    done = train(run, "--json")
+    assert done.status == 0, done.err
+    assert len(done.out.splitlines()) == 1
+    summary = json.loads(done.out)
+    for key in ["status", "step", "epoch", "loss", "rows_per_second", "limit_bytes",
+                "peak_resident_bytes", "leased_peak_bytes", "hit_rate", "commits", "seconds",
+                "recall", "state_sha256"]:
+        assert key in summary, key
+    assert summary["status"] == "finished" and len(summary["state_sha256"]) == 64
+    assert 0 < summary["peak_resident_bytes"] <= summary["limit_bytes"] == 1 << 30
+    assert "# from --epochs" in (run / "run.toml").read_text()
+
+    again = train(run)
+    assert_refused(again, 1, "is a run already", "plimsoll resume")
+    changed = call("resume", run, "--set", "seed=9")
+    assert_refused(changed, 2, "seed", "identity")
+    resumed = call("resume", run, "--json", "--memory-limit", "2GiB")
+    assert resumed.status == 0, resumed.err
+    assert json.loads(resumed.out)["state_sha256"] == summary["state_sha256"]
+
+    evaluated = call("eval", run)
+    assert evaluated.status == 0, evaluated.err
+    assert json.loads(evaluated.out)["recall"]["raw"] == summary["recall"]["raw"]
+    info = json.loads(call("info", run, "--json").out)
+    assert info["kind"] == "run" and info["embeddings"]["dim"] == 2
+    assert call("store", "verify", run).status == 0
+    out = tmp_path / "conditions.safetensors"
+    assert call("store", "export", run, "--out", out).status == 0
+    from safetensors.numpy import load_file
+    rows = load_file(out)
+    assert rows["rows"].shape == (info["embeddings"]["rows"], 2)
+    assert len(set(rows["ids"].tolist())) == len(rows["ids"])
+    checkpoint = max((run / "checkpoints").glob("step-*"))
+    assert json.loads(call("info", checkpoint, "--json").out)["kind"] == "checkpoint"
+    assert call("stop", run).out.strip().endswith("no process trains there")
+    assert not (run / ".stop").exists()
+
+
+def start(program, data, out, *more) -> subprocess.Popen:
+    return subprocess.Popen(
+        [program, "train", "cosir", "--data", data, "--out", out, "--memory-limit", "1GiB",
+         "--epochs", "500", "--batch-size", "256", "--set", "eval_pairs=50", "--json", *more],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def wait_for_steps(call, run, steps: int, child) -> dict:
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and child.poll() is None:
+        done = call("status", run, "--json")
+        if done.status == 0:
+            status = json.loads(done.out)
+            if status["step"] >= steps:
+                return status
+        time.sleep(0.05)
+    raise AssertionError(child.communicate(timeout=10)[1][-3000:] if child.poll() is not None
+                         else "no steps in two minutes")
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, "stop", ".stop"])
+def test_a_run_stops_when_asked_and_says_so(trains, program, call, small_data, tmp_path, how):
+    run = tmp_path / "run"
+    child = start(program, small_data, run)
+    try:
+        status = wait_for_steps(call, run, 3, child)
+        assert status["alive"] and status["status"] == "running"
+        second = call("resume", run)
+        assert_refused(second, 1, "another process trains")
+        if how == "stop":
+            assert call("stop", run).status == 0
+        elif how == ".stop":
+            (run / ".stop").touch()
+        else:
+            child.send_signal(how)
+        out, err = child.communicate(timeout=120)
+    finally:
+        child.kill()
+    assert child.returncode == 0, err
+    summary = json.loads(out.splitlines()[-1])
+    assert summary["status"] == "stopped"
+    shown = json.loads(call("status", run, "--json").out)
+    assert shown["status"] == "stopped" and shown["checkpoint_step"] == summary["step"]
+
+
+def test_a_paused_run_waits_and_goes_on(trains, program, call, small_data, tmp_path):
+    run = tmp_path / "run"
+    child = start(program, small_data, run)
+    try:
+        wait_for_steps(call, run, 2, child)
+        assert call("pause", run).status == 0
+        deadline = time.monotonic() + 60
+        while json.loads(call("status", run, "--json").out)["status"] != "paused":
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        before = json.loads(call("status", run, "--json").out)["step"]
+        time.sleep(1.5)
+        assert json.loads(call("status", run, "--json").out)["step"] == before
+        assert call("continue", run).status == 0
+        wait_for_steps(call, run, before + 2, child)
+        assert call("stop", run).status == 0
+        assert child.wait(timeout=120) == 0
+    finally:
+        child.kill()
+        child.communicate()

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run writes for TensorBoard and MLflow, read back with TensorBoard and by hand."""
+import json
+import math
+import pathlib
+import subprocess
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def trained(run_program, small_data, tmp_path_factory) -> dict:
+    """One short run with both kinds of metrics, stopped early once and resumed."""
+    base = tmp_path_factory.mktemp("metrics")
+    summary = run_program("train", "cosir", "--data", small_data, "--out", base / "run",
+                          "--memory-limit", "1GiB", "--epochs", 2, "--batch-size", 512,
+                          "--set", "metrics_every_n_steps=2", "--set", "eval_pairs=200",
+                          "--mlflow", base / "mlruns", "--json")
+    return {"run": base / "run", "mlruns": base / "mlruns", "summary": summary}
+
+
+@pytest.fixture(scope="module")
+def scalars(trained):
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    reader = accumulator.EventAccumulator(str(trained["run"] / "metrics"))
+    reader.Reload()
+    return {tag: reader.Scalars(tag) for tag in reader.Tags()["scalars"]}
+
+
+def test_tensorboard_reads_the_losses_and_the_memory_of_a_run(trained, scalars):
+    assert any("loss" in tag for tag in scalars), sorted(scalars)
+    assert any("resident" in tag for tag in scalars), sorted(scalars)
+    steps = trained["summary"]["step"]
+    for tag, values in scalars.items():
+        assert values, tag
+        assert all(0 <= value.step <= steps for value in values), tag
+        assert all(math.isfinite(value.value) for value in values), tag
+
+
+def test_event_files_are_clean_tfrecords(trained):
+    """TensorBoard's own reader skips a bad record silently; this one checks every CRC."""
+    records = pytest.importorskip("tensorboard.compat.tensorflow_stub.pywrap_tensorflow")
+    files = sorted((trained["run"] / "metrics").glob("events.out.tfevents.*"))
+    assert files
+    for path in files:
+        reader = records.PyRecordReader_New(str(path).encode())
+        count, bytes_read = 0, 0
+        while True:
+            try:
+                reader.GetNext()
+            except Exception as end:  # noqa: BLE001  The stub's own end-of-file class.
+                assert "OutOfRange" in type(end).__name__, end
+                break
+            count += 1
+            bytes_read += 16 + len(reader.record())
+        assert count > 1
+        assert bytes_read == path.stat().st_size
+
+
+def test_mlflow_layout_has_params_metrics_and_an_end(trained):
+    experiments = [path for path in trained["mlruns"].iterdir() if path.name.isdigit()]
+    assert len(experiments) == 1
+    assert "name: cosir" in (experiments[0] / "meta.yaml").read_text()
+    run_id = (trained["run"] / "metrics" / "mlflow_run_id").read_text().strip()
+    run = experiments[0] / run_id
+    assert (run / "params" / "batch_size").read_text() == "512"
+    meta = dict(line.split(": ", 1) for line in (run / "meta.yaml").read_text().splitlines())
+    assert meta["status"] == "3" and int(meta["end_time"]) >= int(meta["start_time"])
+    assert (run / "tags" / "mlflow.runName").read_text() == "run"
+    lines = [line.split(" ") for path in (run / "metrics").rglob("*") if path.is_file()
+             for line in path.read_text().splitlines()]
+    assert lines
+    for timestamp, value, step in lines:
+        assert int(timestamp) > 1_600_000_000_000
+        assert math.isfinite(float(value))
+        assert 0 <= int(step) <= trained["summary"]["step"]
+
+
+def test_events_are_json_lines_with_every_step(trained):
+    events = [json.loads(line) for line in (trained["run"] / "events.jsonl").read_text().splitlines()]
+    steps = [event["step"] for event in events if event["event"] == "step"]
+    assert steps == list(range(1, trained["summary"]["step"] + 1))
+    assert all(len(line) < 512 for line in (trained["run"] / "events.jsonl").read_text().splitlines()
+               if '"event":"step"' in line)
+
+
+def test_status_shows_a_finished_run(program, trained):
+    shown = subprocess.run([program, "status", trained["run"], "--json"], text=True,
+                           capture_output=True, check=True)
+    status = json.loads(shown.stdout)
+    assert status["status"] == "finished" and status["alive"] is False
+    assert status["step"] == trained["summary"]["step"]
+    assert 0 < status["peak_resident_bytes"] <= 1 << 30
+    assert isinstance(trained["run"], pathlib.Path)
