@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Goal: a block that a commit or the working state refers to is never handed out, and the blocks
+// never run out. Method: random writes and commits against plain sets.
+#include "store/embedding_block_map.h"
+
+#include <algorithm>
+#include <random>
+#include <set>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+namespace plimsoll {
+namespace {
+
+TEST(BlockMapTest, NeverHandsOutABlockThatIsReferredTo) {
+  for (const std::uint64_t seed : {1U, 2U, 3U}) {
+    SCOPED_TRACE(seed);
+    auto governor = Governor::create({.memory_limit = "256MiB"}).or_throw();
+    constexpr std::int64_t kPages = 150;
+    constexpr std::int64_t kSpare = 16;
+    auto slab = Slab::create(governor, Tag::kOther, BlockMap::memory_bytes(kPages, kSpare) + 4096)
+                    .or_throw();
+    BlockMap map(kPages, kSpare, slab);
+    std::vector<std::uint32_t> working(kPages, 0);
+    std::vector<std::vector<std::uint32_t>> commits(2, working);
+    std::mt19937_64 random(seed);
+    for (int round = 0; round < 3000; ++round) {
+      if (random() % 20 == 0) {
+        const auto slot = random() % 2;
+        map.committed(static_cast<int>(slot));
+        commits[slot] = working;
+      } else if (random() % 200 == 0) {
+        const auto slot = random() % 2;
+        map.forget(static_cast<int>(slot));
+        commits[slot].assign(kPages, 0);
+      }
+      std::set<std::uint32_t> used(working.begin(), working.end());
+      for (const auto& commit : commits) {
+        used.insert(commit.begin(), commit.end());
+      }
+      const auto run = map.allocate(1 + static_cast<std::int64_t>(random() % 8));
+      ASSERT_GE(run.count, 1);
+      for (std::int64_t i = 0; i < run.count; ++i) {
+        const auto block = run.first + static_cast<std::uint32_t>(i);
+        ASSERT_GE(block, 1U);
+        ASSERT_LE(block, map.blocks());
+        ASSERT_FALSE(used.contains(block)) << "block " << block << " in round " << round;
+        if (random() % 10 == 0) {
+          map.release(block);  // The write failed.
+          continue;
+        }
+        const auto page = static_cast<std::int64_t>(random() % kPages);
+        map.set(page, block, static_cast<std::uint32_t>(round));
+        working[static_cast<std::size_t>(page)] = block;
+        ASSERT_EQ(map.entry(page).block, block);
+      }
+      ASSERT_EQ(map.used_blocks(), kPages - std::count(working.begin(), working.end(), 0U));
+    }
+    governor.close();
+  }
+}
+
+TEST(BlockMapTest, RefusesAPageTableThatUsesABlockTwice) {
+  auto governor = Governor::create({.memory_limit = "256MiB"}).or_throw();
+  auto slab = Slab::create(governor, Tag::kOther, BlockMap::memory_bytes(10, 4) + 4096).or_throw();
+  BlockMap map(10, 4, slab);
+  const std::vector<BlockEntry> twice{{3, 0}, {0, 0}, {3, 0}};
+  EXPECT_FALSE(map.keep(0, twice));
+  const std::vector<BlockEntry> beyond{{35, 0}};
+  EXPECT_FALSE(map.keep(1, beyond));
+  governor.close();
+}
+
+}  // namespace
+}  // namespace plimsoll

@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Goal: when the disk fails, the caller is told, the handle stays poisoned, and the commits that
+// were on disk stay readable.
+#include <cerrno>
+
+#include "os/file_faults.h"
+#include "tests/support/embedding_table_fixture.h"
+
+namespace plimsoll {
+namespace {
+
+using namespace test;
+
+class FaultsTest : public EmbeddingTableTest {
+ protected:
+  [[nodiscard]] EmbeddingStoreOptions options() const {
+    return with_floor(
+        {.directory = directory(), .dim = 64, .ids = ids_, .batch_rows = 128, .io_threads = 2});
+  }
+  void fill(EmbeddingStore& store, float value) const {
+    const std::vector<float> rows(ids_.size() * 64, value);
+    store.update(ids_, rows).or_throw();
+  }
+  // Commits 1 with all rows 1.0, breaks the next commit with `fault`, and expects 1 afterwards.
+  void expect_old_commit_after(const FileFault& fault) {
+    std::filesystem::remove_all(directory());
+    {
+      auto store = open(options());
+      fill(store, 1.0F);
+      store.commit(1).or_throw();
+      Result<void> done;
+      {
+        const ScopedFileFault armed(fault);
+        const std::vector<float> rows(ids_.size() * 64, 2.0F);
+        done = store.update(ids_, rows);
+        done = done ? store.commit(2) : done;
+      }
+      if (done) {
+        EXPECT_EQ(store.last_commit(), 2);  // The fault came later than the commit's last call.
+        return;
+      }
+      EXPECT_EQ(done.error().code, ErrorCode::kIo);
+      std::vector<float> row(64);
+      for (const auto& later : {store.gather(std::span(ids_).first(1), row), store.commit(3),
+                                store.apply(std::span(ids_).first(1), row)}) {
+        ASSERT_FALSE(later) << "a poisoned store went on";
+        EXPECT_EQ(later.error().to_string(), done.error().to_string());
+      }
+    }
+    ASSERT_TRUE(EmbeddingStore::verify(directory(), {}));
+    auto store = open(options());
+    const auto step = store.last_commit();
+    EXPECT_TRUE(step == 1 || step == 2) << step;  // 2: only the word that it was durable was lost.
+    for (const auto& [id, row] : all_rows(store)) {
+      ASSERT_EQ(row.weights, std::vector<float>(64, static_cast<float>(step)));
+    }
+    fill(store, 4.0F);
+    store.commit(4).or_throw();
+  }
+  std::vector<std::int64_t> ids_ = sparse_ids(900, 3);
+};
+
+TEST_F(FaultsTest, AFailedWriteLeavesTheOldCommit) {
+  for (const std::int64_t nth : {1, 2, 5, 40, 100, 150, 151, 152, 153, 154, 155, 156, 157, 158}) {
+    SCOPED_TRACE(nth);
+    expect_old_commit_after({.call = FileCall::kWrite, .nth = nth, .os_errno = EIO});
+  }
+}
+
+TEST_F(FaultsTest, AFullDiskLeavesTheOldCommitAndIsNamed) {
+  for (const std::int64_t nth : {1, 30, 120}) {
+    SCOPED_TRACE(nth);
+    expect_old_commit_after(
+        {.call = FileCall::kWrite, .nth = nth, .os_errno = ENOSPC, .keeps_failing = true});
+  }
+}
+
+TEST_F(FaultsTest, AFailedSyncLeavesTheOldCommit) {
+  for (const std::int64_t nth : {1, 2, 3}) {
+    SCOPED_TRACE(nth);
+    expect_old_commit_after({.call = FileCall::kSync, .nth = nth, .os_errno = EIO});
+  }
+}
+
+TEST_F(FaultsTest, AShortWriteIsFinished) {
+  const ScopedFileFault armed(
+      {.call = FileCall::kWrite, .nth = 3, .os_errno = 0, .short_bytes = 512});
+  auto store = open(options());
+  fill(store, 1.0F);
+  store.commit(1).or_throw();
+}
+
+TEST_F(FaultsTest, AFailedReadIsReportedAndCanBeTriedAgain) {
+  {
+    auto store = open(options());
+    fill(store, 1.0F);
+    store.commit(1).or_throw();
+  }
+  auto store = open(options());
+  std::vector<float> row(64);
+  {
+    const ScopedFileFault armed(
+        {.call = FileCall::kRead, .nth = 1, .os_errno = EIO, .keeps_failing = true});
+    const auto failed = store.gather(std::span(ids_).first(1), row);
+    ASSERT_FALSE(failed);
+    EXPECT_EQ(failed.error().code, ErrorCode::kIo);
+    EXPECT_NE(failed.error().to_string().find(directory().string()), std::string::npos);
+  }
+  store.gather(std::span(ids_).first(1), row).or_throw();
+  EXPECT_EQ(row, std::vector<float>(64, 1.0F));
+}
+
+TEST_F(FaultsTest, CreatingOnADiskThatFailsLeavesNoTable) {
+  for (std::int64_t nth = 1; nth < 12; ++nth) {
+    SCOPED_TRACE(nth);
+    {
+      const ScopedFileFault armed(
+          {.call = FileCall::kWrite, .nth = nth, .os_errno = ENOSPC, .keeps_failing = true});
+      auto store = EmbeddingStore::open(governor_, options());
+      if (store) {
+        break;
+      }
+      EXPECT_EQ(store.error().code, ErrorCode::kIo);
+    }
+    EXPECT_FALSE(std::filesystem::exists(directory() / "table.json"));
+    EmbeddingOracle oracle(64, {}, {});
+    auto store = open(options());
+    expect_all_rows(store, oracle, ids_);
+    store = EmbeddingStore(std::move(store));
+    std::filesystem::remove_all(directory());
+  }
+}
+
+}  // namespace
+}  // namespace plimsoll
