@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Imports features that other programs wrote (.npy, .safetensors) into a FeatureStore.
+// Imports: a user's own feature files become a FeatureStore.
 //
-// Threads: free function.
-// Memory:  one block of rows and the writer's buffer, leased; file headers.
+// Reading order: feature_store.h, this file, src/data/dataset_import.cpp.
+//
+// Threads: one import runs on its caller's thread.
+// Memory:  about 12 MiB, leased (Tag::kOther), however large the files are.
 #pragma once
 
 #include <cstdint>
@@ -17,23 +19,26 @@
 
 namespace plimsoll {
 
-/// A column's shards: files, or folders whose .npy and .safetensors files are taken in name order.
-/// A .safetensors file must hold exactly one tensor, or one named like the column.
-using ShardPaths = std::vector<std::filesystem::path>;
-
-struct ImportCosirOptions {
-  ShardPaths image_features{};  ///< [rows, width] float32 or float16, kept as it is.
-  ShardPaths text_features{};
-  ShardPaths ids{};     ///< int64 [rows], distinct, in any order; empty: 0 … rows−1.
-  ShardPaths groups{};  ///< int64 [rows]; rows of one group are consecutive; empty: no groups.
-  std::filesystem::path out{};
+/// Where the two columns of the `cosir` recipe, its ids and its groups come from.
+///
+/// Features are .npy or .safetensors files of shape [rows, width], float32 or float16. Each list
+/// may name files and directories (all .npy and .safetensors in them); the shards are joined in
+/// the order of their file names, numbers in names compared as numbers (part2 before part10). A
+/// .safetensors shard holds one tensor, or one named after the column: "image", "image_features".
+struct CosirImportOptions {
+  std::vector<std::filesystem::path> image_features{};
+  std::vector<std::filesystem::path> text_features{};
+  std::filesystem::path ids{};     ///< int64 [rows], any order, distinct; empty: 0, 1, 2, ….
+  std::filesystem::path groups{};  ///< int64 [rows], the image of each caption; empty: none.
+  std::filesystem::path out{};     ///< Must not exist, or be empty.
 };
 
-/// Writes a FeatureStore with columns "image" and "text". Leaves nothing behind on an error.
-/// Errors: kNotFound (a missing file), kInvalidArgument (row counts that disagree, naming both; an
-///         element type or width that does not fit; NaN or infinity; a duplicate id), kCorrupt
-///         (a truncated shard). `progress(done, total)` in rows; false cancels.
-Result<FeatureInfo> import_cosir(Governor governor, const ImportCosirOptions& options,
+/// Writes columns "image" and "text". Nothing is left behind on an error.
+///
+/// `progress(done, total)` in rows is called now and then; returning false cancels.
+/// Errors: kNotFound, kCorrupt (truncated shard), kInvalidArgument (wrong type or width, NaN,
+///         row counts that differ, duplicate ids, cancelled), naming the file and the row; kIo.
+Result<FeatureInfo> import_cosir(Governor governor, const CosirImportOptions& options,
                                  const std::function<bool(std::int64_t, std::int64_t)>& progress);
 
 }  // namespace plimsoll

@@ -22,8 +22,8 @@
 
 namespace plimsoll {
 
-/// Which records train and which are held out: whole groups, chosen by `seed`, in O(1) memory
-/// when groups have one size, else 8 bytes a group (leased).
+/// Which records train and which are held out: whole groups, chosen by `seed`. In O(1) memory when
+/// groups have one size; else 8 bytes a group and 24 a held-out group (leased).
 struct SplitOptions {
   std::int64_t held_out_groups{0};  ///< A record is its own group when the store has none.
   std::uint64_t seed{0};
@@ -63,11 +63,13 @@ struct LoaderState {
 struct LoaderOptions {
   std::vector<std::string> columns{};  ///< Which, in this order; empty: all.
   std::int64_t batch_rows{0};
-  std::int64_t queue_bytes{0};         ///< The ring; 0: four batches. At least two must fit.
+  std::int64_t queue_bytes{0};  ///< The ring; 0: four batches. At least two must fit.
   int threads{2};
-  bool drop_last{false};               ///< Skip an epoch's last, partial batch.
+  bool drop_last{false};  ///< Skip an epoch's last, partial batch.
   LoaderState start{};
 };
+
+struct BatchSlot;  // src/data/loader_ring.h
 
 /// One batch, in a slot of the ring. Destroying it (or the next assignment) returns the slot.
 class Batch {
@@ -90,8 +92,7 @@ class Batch {
 
  private:
   friend class Loader;
-  struct Slot;
-  std::shared_ptr<Slot> slot_;  // Shared: a tensor made from the batch may outlive it.
+  std::shared_ptr<BatchSlot> slot_;  // Shared: a tensor made from the batch may outlive it.
 };
 
 class Loader {
@@ -105,8 +106,10 @@ class Loader {
   ~Loader();
 
   /// The next batch. Epochs follow one another without end; ends_epoch() marks the last of each.
-  /// Errors: those of FeatureStore::read; kInvalidArgument when the caller holds every slot
-  ///         ("4 of 4 batches are still held …"): it never waits for the caller.
+  /// What `batch` held is returned first.
+  /// Errors: those of FeatureStore::read, again at every call until seek(); kInvalidArgument when
+  ///         the caller holds every slot ("4 of 4 batches are still held …"): it never waits for
+  ///         the caller.
   Result<void> next(Batch& batch);
 
   /// Ids of the batch after the one handed out last, for EmbeddingStore::prefetch().
@@ -117,10 +120,11 @@ class Loader {
 
   [[nodiscard]] std::int64_t batches_per_epoch() const noexcept;
   [[nodiscard]] std::int64_t slot_bytes() const noexcept;
-  [[nodiscard]] std::int64_t slots() const noexcept;
+  [[nodiscard]] std::int64_t slots() const noexcept;     ///< In use or ready to be.
   [[nodiscard]] std::int64_t stall_ns() const noexcept;  ///< Time next() waited.
 
-  /// Uses at most `slots` (at least two) until told otherwise; returns the bytes given back.
+  /// Gives slots back to the system (pressure), down to two; returns the bytes given back at once.
+  /// Slots in use follow when they are returned. One comes back when the caller holds all others.
   std::int64_t shrink(std::int64_t wanted_bytes) noexcept;
 
  private:

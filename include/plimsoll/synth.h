@@ -1,9 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Synthetic image-text pairs with structure that `cosir` can learn, of any number.
+// Synthetic data with something in it to learn, for the `cosir` recipe.
 //
-// Threads: free function; uses its own threads, and the result does not depend on them.
-// Memory:  two blocks of rows and the writer's buffer, leased.
+// A pair has a latent vector z (64 numbers, around one of `classes` centres) and a hidden
+// condition, a direction in a plane. image = norm(A z + noise); text = norm(B z + the condition
+// along two fixed directions + noise). A and B are alike where the widths are, so text and image
+// are partly aligned, as CLIP's are; rotating each text by its own two-dimensional condition aligns
+// them better.
+//
+// Reading order: feature_store.h, this file, src/data/synth_model.h.
+//
+// Threads: runs `threads` of its own. A row depends on (seed, its number) alone.
+// Memory:  (threads + 1) × 4 MiB and the writer's buffer, leased (Tag::kOther).
 #pragma once
 
 #include <cstdint>
@@ -16,25 +24,21 @@
 
 namespace plimsoll {
 
-struct SynthOptions {
+struct CosirSynthOptions {
   std::int64_t rows{0};
   std::filesystem::path out{};  ///< Must not exist, or be empty.
   std::int64_t image_dim{512};
   std::int64_t text_dim{512};
+  std::int64_t classes{1000};  ///< Centres of the latent vectors; 0: none.
   std::uint64_t seed{0};
   int threads{2};
 };
 
-/// Writes a FeatureStore with float32 columns "image" [image_dim] and "text" [text_dim], ids
-/// 0 … rows−1, every vector of length 1.
+/// Writes columns "image" and "text" (float32, unit length) for dense ids 0 … rows−1.
 ///
-/// A pair shares a 64-dimensional latent z. Both sides are fixed random linear maps of it (the same
-/// map when the widths agree, as in CLIP's joint space) plus independent noise; the image also has
-/// a component at a hidden angle per pair in a fixed plane, which the text lacks: what a
-/// condition can learn. Row i depends on (seed, i) alone.
-/// Errors: kInvalidArgument; those of FeatureWriter. `progress(done, total)` in rows; false
-/// cancels.
-Result<FeatureInfo> synth_cosir(Governor governor, const SynthOptions& options,
+/// `progress(done, total)` in rows is called now and then; returning false cancels.
+/// Errors: kInvalidArgument, kOverBudget, kIo (disk full, or too little space to begin with).
+Result<FeatureInfo> synth_cosir(Governor governor, const CosirSynthOptions& options,
                                 const std::function<bool(std::int64_t, std::int64_t)>& progress);
 
 }  // namespace plimsoll

@@ -1,10 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// synth_cosir: threads fill chunks of rows, the caller's thread writes them in order.
+//
+// Reading order: include/plimsoll/synth.h, synth_model.h, this file.
+//
+// Threads: names pl-synth-0, …. Chunk c goes into buffer c mod (threads + 1) once the chunk that
+//          was there has been written; a row does not depend on who computes it.
+// Memory:  as the header says, plus the model's matrices.
 #include "plimsoll/synth.h"
+
+#include <pthread.h>
 
 #include <algorithm>
 #include <array>
-#include <cmath>
-#include <numbers>
+#include <csignal>
 #include <numeric>
 #include <thread>
 #include <vector>
@@ -12,172 +21,177 @@
 #include <fmt/core.h>
 
 #include "base/check.h"
-#include "base/philox.h"
+#include "base/mutex.h"
+#include "data/disk_room.h"
+#include "data/synth_model.h"
+#include "memory/slab.h"
 
 namespace plimsoll {
 namespace {
 
-constexpr std::int64_t kLatent = 64;
-constexpr std::int64_t kBlockRows = 2048;
-constexpr std::int64_t kDimMax = 1 << 16;
-constexpr float kNoise = 1.2F;   // Per side, relative to the shared part.
-constexpr float kHidden = 0.8F;  // Length of the image's component in the hidden plane.
+constexpr std::int64_t kChunkBytes = 4 << 20;
+constexpr std::int64_t kDimMax = 65'536;
+constexpr std::int64_t kClassesMax = 1 << 20;
 
-// Streams of the counter-based generator; a row's own streams come after them.
-enum Stream : std::uint64_t { kImageMap = 1, kTextMap = 2, kPlane = 3, kFirstRow = 1 << 10 };
-enum Part : std::uint64_t { kLatentPart = 0, kImageNoise = 1ULL << 32, kTextNoise = 2ULL << 32 };
-
-// A nearly normal number of variance 1 from one random word: the sum of its four bytes (an
-// Irwin-Hall distribution). Ten times cheaper than a logarithm, and noise is most of the work.
-float bell(std::uint32_t word) {
-  const auto sum = static_cast<float>((word & 0xFFU) + ((word >> 8) & 0xFFU) +
-                                      ((word >> 16) & 0xFFU) + (word >> 24));
-  return (sum - 510.0F) * (1.0F / 147.8F);
+Result<void> check_options(const CosirSynthOptions& options) {
+  const auto inside = [](std::int64_t value, std::int64_t low, std::int64_t high) {
+    return value >= low && value <= high;
+  };
+  if (inside(options.rows, 1, 1LL << 32) && inside(options.image_dim, 2, kDimMax) &&
+      inside(options.text_dim, 2, kDimMax) && inside(options.classes, 0, kClassesMax) &&
+      inside(options.threads, 1, 64)) {
+    return {};
+  }
+  return fail(ErrorCode::kInvalidArgument,
+              fmt::format("rows = {} must be positive, image_dim = {} and text_dim = {} 2 to {}, "
+                          "classes = {} 0 to {}, threads = {} 1 to 64",
+                          options.rows, options.image_dim, options.text_dim, kDimMax,
+                          options.classes, kClassesMax, options.threads));
 }
 
-void add_noise(std::uint64_t seed, std::uint64_t stream, std::uint64_t part, float scale,
-               std::span<float> out) {
-  for (std::size_t i = 0; i < out.size(); i += 4) {
-    const PhiloxBlock words = philox(seed, stream, part + i);
-    for (std::size_t k = 0; k < 4 && i + k < out.size(); ++k) {
-      out[i + k] += scale * bell(words[k]);
+// Hands chunks to the filling threads and, in order, to the writer.
+class ChunkRing {
+ public:
+  struct Buffer {
+    std::span<float> image{};
+    std::span<float> text{};
+    std::int64_t ready{-1};  // The chunk it holds, complete.
+  };
+
+  ChunkRing(Slab& slab, std::int64_t buffers, std::int64_t chunks, std::int64_t image_floats,
+            std::int64_t text_floats)
+      : chunks_(chunks) {
+    for (std::int64_t b = 0; b < buffers; ++b) {
+      buffers_.push_back({slab.take<float>(image_floats), slab.take<float>(text_floats), -1});
     }
   }
-}
 
-void normalise(std::span<float> x) {
-  const float square = std::inner_product(x.begin(), x.end(), x.begin(), 0.0F);
-  const float scale = 1.0F / std::max(std::sqrt(square), 1e-12F);
-  std::for_each(x.begin(), x.end(), [scale](float& value) { value *= scale; });
-}
-
-// out += sum over k of z[k] · map[k], vectorised along the row.
-__attribute__((target_clones("avx2", "default"))) void add_product(const float* z, const float* map,
-                                                                   std::int64_t dim, float* out) {
-  for (std::int64_t k = 0; k < kLatent; ++k) {
-    const float factor = z[k];
-    const float* row = map + k * dim;
-    for (std::int64_t j = 0; j < dim; ++j) {
-      out[j] += factor * row[j];
+  // The next chunk to fill, or −1 when there is none left. Waits for its buffer.
+  std::int64_t claim() {
+    MutexLock lock(mutex_);
+    while (!stopped_ && claimed_ < chunks_ &&
+           claimed_ >= written_ + static_cast<std::int64_t>(buffers_.size())) {
+      changed_.wait(mutex_);
     }
+    return stopped_ || claimed_ >= chunks_ ? -1 : claimed_++;
   }
-}
-
-// The fixed parts: linear maps from the latent, and the hidden plane.
-struct World {
-  std::int64_t image_dim;
-  std::int64_t text_dim;
-  std::uint64_t seed;
-  std::vector<float> image_map;
-  std::vector<float> text_map;
-  std::vector<float> plane;
-
-  explicit World(const SynthOptions& options)
-      : image_dim(options.image_dim), text_dim(options.text_dim), seed(options.seed) {
-    const float scale = 1.0F / std::sqrt(static_cast<float>(kLatent));
-    image_map.assign(static_cast<std::size_t>(kLatent * image_dim), 0.0F);
-    add_noise(seed, kImageMap, 0, scale, image_map);
-    if (text_dim == image_dim) {
-      text_map = image_map;
-    } else {
-      text_map.assign(static_cast<std::size_t>(kLatent * text_dim), 0.0F);
-      add_noise(seed, kTextMap, 0, scale, text_map);
+  void filled(std::int64_t chunk) {
+    {
+      MutexLock lock(mutex_);
+      buffer(chunk).ready = chunk;
     }
-    plane.assign(static_cast<std::size_t>(2 * image_dim), 0.0F);
-    add_noise(seed, kPlane, 0, 1.0F, plane);
+    changed_.notify_all();
+  }
+  const Buffer& wait_for(std::int64_t chunk) {
+    MutexLock lock(mutex_);
+    while (buffer(chunk).ready != chunk) {
+      changed_.wait(mutex_);
+    }
+    return buffer(chunk);
+  }
+  void written(std::int64_t chunk) {
+    {
+      MutexLock lock(mutex_);
+      written_ = chunk + 1;
+    }
+    changed_.notify_all();
+  }
+  void stop() {
+    {
+      MutexLock lock(mutex_);
+      stopped_ = true;
+    }
+    changed_.notify_all();
+  }
+  // Spans never change after construction; `ready` does, under the mutex.
+  Buffer& buffer(std::int64_t chunk) {
+    return buffers_[static_cast<std::size_t>(chunk) % buffers_.size()];
   }
 
-  void write_row(std::int64_t row, std::span<float> image, std::span<float> text) const {
-    const std::uint64_t stream = kFirstRow + static_cast<std::uint64_t>(row);
-    std::array<float, kLatent + 1> latent{};  // The last one turns into the hidden angle.
-    add_noise(seed, stream, kLatentPart, 1.0F, latent);
-    std::fill(image.begin(), image.end(), 0.0F);
-    std::fill(text.begin(), text.end(), 0.0F);
-    add_product(latent.data(), image_map.data(), image_dim, image.data());
-    add_product(latent.data(), text_map.data(), text_dim, text.data());
-    const float angle = latent[kLatent] * std::numbers::pi_v<float>;
-    const float a = kHidden * std::cos(angle);
-    const float b = kHidden * std::sin(angle);
-    for (std::size_t j = 0; j < image.size(); ++j) {
-      image[j] += a * plane[j] + b * plane[image.size() + j];
-    }
-    add_noise(seed, stream, kImageNoise, kNoise, image);
-    add_noise(seed, stream, kTextNoise, kNoise, text);
-    normalise(image);
-    normalise(text);
-  }
+ private:
+  const std::int64_t chunks_;
+  std::vector<Buffer> buffers_;
+  Mutex mutex_;
+  CondVar changed_;
+  std::int64_t claimed_ PLIMSOLL_GUARDED_BY(mutex_){0};
+  std::int64_t written_ PLIMSOLL_GUARDED_BY(mutex_){0};
+  bool stopped_ PLIMSOLL_GUARDED_BY(mutex_){false};
 };
 
-// One block of rows, filled by several threads and then appended.
-struct Block {
-  std::vector<std::int64_t> ids;
-  std::vector<float> image;
-  std::vector<float> text;
-
-  void fill(const World& world, std::int64_t first, std::int64_t rows, int threads) {
-    ids.resize(static_cast<std::size_t>(rows));
-    std::iota(ids.begin(), ids.end(), first);
-    image.resize(static_cast<std::size_t>(rows * world.image_dim));
-    text.resize(static_cast<std::size_t>(rows * world.text_dim));
-    const auto share = [&](std::int64_t begin, std::int64_t end) {
-      for (std::int64_t i = begin; i < end; ++i) {
-        world.write_row(first + i,
-                        std::span(image).subspan(static_cast<std::size_t>(i * world.image_dim),
-                                                 static_cast<std::size_t>(world.image_dim)),
-                        std::span(text).subspan(static_cast<std::size_t>(i * world.text_dim),
-                                                static_cast<std::size_t>(world.text_dim)));
-      }
-    };
-    std::vector<std::jthread> crew;
-    for (int t = 1; t < threads; ++t) {
-      crew.emplace_back(share, rows * t / threads, rows * (t + 1) / threads);
+// The filling threads; stops and joins them when destroyed.
+class Fillers {
+ public:
+  Fillers(const SynthModel& model, ChunkRing& ring, const CosirSynthOptions& options,
+          std::int64_t chunk_rows)
+      : ring_(ring) {
+    sigset_t all;
+    sigset_t before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);  // Signals belong to the program's own threads.
+    for (int i = 0; i < options.threads; ++i) {
+      threads_.emplace_back([&model, &ring, &options, chunk_rows, i] {
+        pthread_setname_np(pthread_self(), fmt::format("pl-synth-{}", i).c_str());
+        for (std::int64_t chunk = ring.claim(); chunk >= 0; chunk = ring.claim()) {
+          const std::int64_t first = chunk * chunk_rows;
+          const std::int64_t rows = std::min(chunk_rows, options.rows - first);
+          const ChunkRing::Buffer& buffer = ring.buffer(chunk);
+          model.fill(first, buffer.image.first(static_cast<std::size_t>(rows * options.image_dim)),
+                     buffer.text.first(static_cast<std::size_t>(rows * options.text_dim)));
+          ring.filled(chunk);
+        }
+      });
     }
-    share(0, rows / threads);
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
   }
-};
+  ~Fillers() { ring_.stop(); }
+  Fillers(const Fillers&) = delete;
+  Fillers& operator=(const Fillers&) = delete;
 
-Result<void> check(const SynthOptions& options) {
-  if (options.rows < 1) {
-    return fail(ErrorCode::kInvalidArgument, fmt::format("{} rows", options.rows),
-                "--rows takes a whole number of at least 1");
-  }
-  if (options.image_dim < 1 || options.image_dim > kDimMax || options.text_dim < 1 ||
-      options.text_dim > kDimMax) {
-    return fail(ErrorCode::kInvalidArgument,
-                fmt::format("widths {} and {}", options.image_dim, options.text_dim),
-                "--image-dim and --text-dim take 1 to 65536");
-  }
-  return {};
-}
+ private:
+  ChunkRing& ring_;
+  std::vector<std::jthread> threads_;  // Last: joined before the rest is destroyed.
+};
 
 }  // namespace
 
-Result<FeatureInfo> synth_cosir(Governor governor, const SynthOptions& options,
+Result<FeatureInfo> synth_cosir(Governor governor, const CosirSynthOptions& options,
                                 const std::function<bool(std::int64_t, std::int64_t)>& progress) {
-  PLIMSOLL_TRY_VOID(check(options));
-  const int threads = std::clamp(options.threads, 1, 64);
-  const std::int64_t floats = options.image_dim + options.text_dim;
-  // The block being filled, and the maps.
-  PLIMSOLL_TRY(const Lease lease,
-               governor.reserve(Tag::kOther, (kBlockRows * (floats + 2) + (kLatent + 2) * floats) *
-                                                 static_cast<std::int64_t>(sizeof(float))));
-  PLIMSOLL_TRY(auto writer,
+  PLIMSOLL_TRY_VOID(check_options(options));
+  const std::int64_t row_bytes = 4 * (options.image_dim + options.text_dim);
+  PLIMSOLL_TRY_VOID(check_disk_room(governor, options.out, options.rows * (row_bytes + 2)));
+  PLIMSOLL_TRY(FeatureWriter writer,
                FeatureWriter::create(governor,
                                      {.directory = options.out,
                                       .columns = {{"image", DType::kFloat32, {options.image_dim}},
                                                   {"text", DType::kFloat32, {options.text_dim}}}}));
-  const World world(options);
-  Block block;
-  for (std::int64_t first = 0; first < options.rows; first += kBlockRows) {
-    const std::int64_t rows = std::min(kBlockRows, options.rows - first);
-    block.fill(world, first, rows, threads);
-    const std::array<std::span<const std::byte>, 2> columns{std::as_bytes(std::span(block.image)),
-                                                            std::as_bytes(std::span(block.text))};
-    PLIMSOLL_TRY_VOID(writer.append(block.ids, columns));
+  const std::int64_t model_bytes =
+      4 * (SynthModel::kLatent * (options.image_dim + options.text_dim + 32 + options.classes));
+  PLIMSOLL_TRY(Lease model_lease, governor.reserve(Tag::kOther, model_bytes));
+  const SynthModel model(options.seed, options.image_dim, options.text_dim, options.classes);
+
+  const std::int64_t chunk_rows =
+      std::min(options.rows, std::max<std::int64_t>(1, kChunkBytes / row_bytes));
+  const std::int64_t chunks = (options.rows + chunk_rows - 1) / chunk_rows;
+  const std::int64_t buffers = std::min<std::int64_t>(options.threads + 1, chunks);
+  PLIMSOLL_TRY(Slab slab, Slab::create(governor, Tag::kOther,
+                                       buffers * (chunk_rows * row_bytes + 128) + chunk_rows * 8));
+  const auto ids = slab.take<std::int64_t>(chunk_rows);
+  ChunkRing ring(slab, buffers, chunks, chunk_rows * options.image_dim,
+                 chunk_rows * options.text_dim);
+  const Fillers fillers(model, ring, options, chunk_rows);
+  for (std::int64_t chunk = 0; chunk < chunks; ++chunk) {
+    const std::int64_t first = chunk * chunk_rows;
+    const std::int64_t rows = std::min(chunk_rows, options.rows - first);
+    const ChunkRing::Buffer& buffer = ring.wait_for(chunk);
+    std::iota(ids.begin(), ids.end(), first);
+    const auto count = static_cast<std::size_t>(rows);
+    const std::array<std::span<const std::byte>, 2> columns{
+        std::as_bytes(buffer.image.first(count * static_cast<std::size_t>(options.image_dim))),
+        std::as_bytes(buffer.text.first(count * static_cast<std::size_t>(options.text_dim)))};
+    PLIMSOLL_TRY_VOID(writer.append(ids.first(count), columns));
+    ring.written(chunk);
     if (progress && !progress(first + rows, options.rows)) {
-      return fail(ErrorCode::kInvalidArgument,
-                  fmt::format("{}: cancelled after {} rows; nothing was kept", options.out.string(),
-                              first + rows));
+      return fail(ErrorCode::kInvalidArgument, options.out.string() + ": cancelled");
     }
   }
   PLIMSOLL_TRY_VOID(writer.finish());

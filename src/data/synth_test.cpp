@@ -34,7 +34,7 @@ class SynthTest : public testing::Test {
   }
 
   // Every record of a set, image then text.
-  std::vector<float> make(const SynthOptions& options) {
+  std::vector<float> make(const CosirSynthOptions& options) {
     EXPECT_TRUE(synth_cosir(governor_, options, nullptr).has_value());
     auto store = FeatureStore::open(governor_, {.directory = options.out}).or_throw();
     std::vector<std::int64_t> ordinals(static_cast<std::size_t>(options.rows));
