@@ -20,6 +20,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <ctime>
 #include <fstream>
 #include <iostream>
 #include <limits>
@@ -93,12 +94,20 @@ std::int64_t status_kib(const std::string& key) {
   return -1;
 }
 
+// Of all threads: what a step costs, whoever else uses the machine.
+double cpu_seconds() {
+  timespec now{};
+  ::clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) * 1e-9;
+}
+
 template <class Model, class Inputs>
 void serve(std::shared_ptr<Model> model, Inputs inputs, std::int64_t rows,
            const plimsoll::Governor& governor, std::int64_t baseline_kib) {
   torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(1e-3));
   plimsoll::Governor steering = governor;
   for (std::string line; std::getline(std::cin, line) && line == "step";) {
+    const double cpu_begin = cpu_seconds();
     const auto begin = std::chrono::steady_clock::now();
     float loss_value = 0;
     {
@@ -114,8 +123,9 @@ void serve(std::shared_ptr<Model> model, Inputs inputs, std::int64_t rows,
       steering.step_boundary();
     }
     const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
+    const double cpu = cpu_seconds() - cpu_begin;
     const auto stats = plimsoll::TensorArena::stats();
-    std::printf("%.9f %08x %lld %lld %lld\n", seconds.count(),
+    std::printf("%.9f %.9f %08x %lld %lld %lld\n", seconds.count(), cpu,
                 std::bit_cast<std::uint32_t>(loss_value),
                 static_cast<long long>(status_kib("VmHWM:") - baseline_kib),
                 static_cast<long long>(stats.live_peak_bytes),
@@ -151,6 +161,7 @@ int child_main(const std::string& model, bool governed, bool small, int threads)
 
 struct Step {
   double seconds{0};
+  double cpu_seconds{0};
   std::string loss;
   std::int64_t peak_kib{0};
   std::int64_t live_peak_bytes{0};
@@ -199,7 +210,7 @@ class Child {
       throw std::runtime_error("w6_governor: a child ended early");
     }
     Step step;
-    std::istringstream(line) >> step.seconds >> step.loss >> step.peak_kib >>
+    std::istringstream(line) >> step.seconds >> step.cpu_seconds >> step.loss >> step.peak_kib >>
         step.live_peak_bytes >> step.leased_peak_bytes;
     return step;
   }
@@ -210,11 +221,17 @@ class Child {
   std::FILE* from_{nullptr};
 };
 
+// Governed / plain, over pairs of steps.
+struct Ratio {
+  double mean{0};   // Geometric.
+  double bound{0};  // Its upper 95 % bound.
+};
+
 struct Outcome {
   bool same_bits{true};
-  double slowdown{0};        // Geometric mean of governed / plain.
-  double slowdown_bound{0};  // Its upper 95 % bound.
-  double plain_ms{0};        // Medians.
+  Ratio slowdown;      // In time.
+  Ratio cpu_slowdown;  // In processor time.
+  double plain_ms{0};  // Medians.
   double governed_ms{0};
   double plain_peak_mib{0};
   double governed_peak_mib{0};
@@ -229,20 +246,26 @@ double median(std::vector<double> values) {
   return values.size() % 2 != 0 ? values[half] : (values[half - 1] + values[half]) / 2;
 }
 
-// Upper bound of the two-sided 95 % interval of the mean; Student's t by its expansion in 1/df.
-double upper_bound(const std::vector<double>& values, double mean) {
-  if (values.size() < 2) {
-    return std::numeric_limits<double>::infinity();
+// From the logarithms of the pairs' ratios. The bound is that of the two-sided 95 % interval of
+// their mean; Student's t by its expansion in 1 / degrees of freedom.
+Ratio ratio_of(const std::vector<double>& logs) {
+  const auto count = static_cast<double>(logs.size());
+  double mean = 0;
+  for (const double value : logs) {
+    mean += value / count;
   }
   double squares = 0;
-  for (const double value : values) {
+  for (const double value : logs) {
     squares += (value - mean) * (value - mean);
   }
-  const double freedom = static_cast<double>(values.size() - 1);
+  const double freedom = count - 1;
+  if (freedom < 1) {
+    return {std::exp(mean), std::numeric_limits<double>::infinity()};
+  }
   const double z = 1.959964;
   const double t = z + (z * z * z + z) / (4 * freedom) +
                    (5 * std::pow(z, 5) + 16 * std::pow(z, 3) + 3 * z) / (96 * freedom * freedom);
-  return mean + t * std::sqrt(squares / freedom / static_cast<double>(values.size()));
+  return {std::exp(mean), std::exp(mean + t * std::sqrt(squares / freedom / count))};
 }
 
 Outcome measure(const std::string& model, const Settings& settings) {
@@ -250,6 +273,7 @@ Outcome measure(const std::string& model, const Settings& settings) {
   Child governed(model, true, settings);
   Outcome out;
   std::vector<double> logs;
+  std::vector<double> cpu_logs;
   std::vector<double> plain_ms;
   std::vector<double> governed_ms;
   for (int i = -settings.warm; i < settings.pairs && out.same_bits; ++i) {
@@ -270,6 +294,7 @@ Outcome measure(const std::string& model, const Settings& settings) {
     out.leased_peak_mib = static_cast<double>(b.leased_peak_bytes) / kMiB;
     if (i >= 0) {
       logs.push_back(std::log(b.seconds / a.seconds));
+      cpu_logs.push_back(std::log(b.cpu_seconds / a.cpu_seconds));
       plain_ms.push_back(a.seconds * 1e3);
       governed_ms.push_back(b.seconds * 1e3);
     }
@@ -277,12 +302,8 @@ Outcome measure(const std::string& model, const Settings& settings) {
   if (!out.same_bits || logs.empty()) {
     return out;
   }
-  double mean = 0;
-  for (const double value : logs) {
-    mean += value / static_cast<double>(logs.size());
-  }
-  out.slowdown = std::exp(mean);
-  out.slowdown_bound = std::exp(upper_bound(logs, mean));
+  out.slowdown = ratio_of(logs);
+  out.cpu_slowdown = ratio_of(cpu_logs);
   out.plain_ms = median(plain_ms);
   out.governed_ms = median(governed_ms);
   return out;
@@ -331,15 +352,19 @@ int main(int argc, char** argv) {
     right = right && out.same_bits;
     std::printf("%-12s losses %s\n", model, out.same_bits ? "identical to the bit" : "DIFFER");
     std::printf("  step       plain %.1f ms, governed %.1f ms; slowdown %.4f, 95 %% bound %.4f\n",
-                out.plain_ms, out.governed_ms, out.slowdown, out.slowdown_bound);
+                out.plain_ms, out.governed_ms, out.slowdown.mean, out.slowdown.bound);
+    std::printf("  processor  slowdown %.4f, 95 %% bound %.4f\n", out.cpu_slowdown.mean,
+                out.cpu_slowdown.bound);
     std::printf("  peak       plain %.1f MiB, governed %.1f MiB above the baseline; ratio %.3f\n",
                 out.plain_peak_mib, out.governed_peak_mib, out.peak_ratio());
     std::printf("  arena      live peak %.1f MiB, leased peak %.1f MiB\n", out.live_peak_mib,
                 out.leased_peak_mib);
-    bound = std::max(bound, out.slowdown_bound);
+    bound = std::max(bound, out.slowdown.bound);
     peak_ratio = std::max(peak_ratio, out.peak_ratio());
-    peers[model] = {{"slowdown", out.slowdown},
-                    {"slowdown_bound", out.slowdown_bound},
+    peers[model] = {{"slowdown", out.slowdown.mean},
+                    {"slowdown_bound", out.slowdown.bound},
+                    {"cpu_slowdown", out.cpu_slowdown.mean},
+                    {"cpu_slowdown_bound", out.cpu_slowdown.bound},
                     {"plain_ms", out.plain_ms},
                     {"governed_ms", out.governed_ms},
                     {"plain_peak_mib", out.plain_peak_mib},

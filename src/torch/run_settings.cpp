@@ -6,11 +6,10 @@
 
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
-#include <ATen/ops/from_blob.h>
 
 #include <cstdlib>
+#include <string>
 
-#include "base/check.h"
 #include "plimsoll/torch.h"
 
 namespace plimsoll {
@@ -48,20 +47,6 @@ void fix_heap() noexcept {
   ::mallopt(M_TRIM_THRESHOLD, kTrimThresholdBytes);
   ::mallopt(M_ARENA_MAX, kHeapArenas);
   ::setenv("DNNL_PRIMITIVE_CACHE_CAPACITY", "256", 0);
-}
-
-at::Tensor tensor_over(std::span<std::byte> bytes, at::IntArrayRef shape, at::ScalarType dtype,
-                       std::shared_ptr<void> owner) {
-  std::int64_t elements = 1;
-  for (const std::int64_t size : shape) {
-    elements *= size;
-  }
-  PLIMSOLL_CHECK(static_cast<std::int64_t>(bytes.size()) ==
-                     elements * static_cast<std::int64_t>(c10::elementSize(dtype)),
-                 "tensor_over: the bytes are not the product of shape times the dtype's size");
-  return at::from_blob(
-      bytes.data(), shape, [kept = std::move(owner)](void*) mutable { kept.reset(); },
-      at::TensorOptions(dtype));
 }
 
 }  // namespace plimsoll
