@@ -19,36 +19,13 @@
 #include <nanobind/stl/vector.h>
 
 #include "plimsoll/embedding_store.h"
+#include "recipes/describe.h"
 
 namespace plimsoll::python {
 namespace {
 
 using Table = Guarded<EmbeddingStore>;
 using Writer = Guarded<FeatureWriter>;
-
-const char* optimizer_name(RowOptimizer kind) {
-  switch (kind) {
-    case RowOptimizer::kAdamW:
-      return "adamw";
-    case RowOptimizer::kAdamWFresh:
-      return "adamw_fresh";
-    case RowOptimizer::kAdagrad:
-      return "adagrad";
-  }
-  return "unknown";
-}
-
-const char* init_name(RowInitKind kind) {
-  switch (kind) {
-    case RowInitKind::kZeros:
-      return "zeros";
-    case RowInitKind::kNormal:
-      return "normal";
-    case RowInitKind::kUniform:
-      return "uniform";
-  }
-  return "unknown";
-}
 
 nb::dict stats_dict(const StoreStats& stats) {
   nb::dict out;
@@ -87,45 +64,14 @@ nb::dict stats_dict(const FeatureStats& stats) {
   return out;
 }
 
-nb::dict info_dict(const TableInfo& info) {
-  nb::dict out;
-  out["kind"] = "embedding_store";
-  out["rows"] = info.rows;
-  out["dim"] = info.dim;
-  out["optimizer"] = optimizer_name(info.optimizer);
-  nb::dict init;
-  init["kind"] = init_name(info.init.kind);
-  init["scale"] = info.init.scale;
-  init["seed"] = info.init.seed;
-  out["init"] = init;
-  out["dense_ids"] = info.dense_ids;
-  out["record_bytes"] = info.record_bytes;
-  out["page_bytes"] = info.page_bytes;
-  out["rows_per_page"] = info.rows_per_page;
-  out["commit_steps"] = info.commit_steps;
-  out["disk_bytes"] = info.disk_bytes;
-  return out;
-}
-
-nb::dict info_dict(const FeatureInfo& info) {
+// Name → (dtype, shape of one record), in the order of the records.
+nb::dict columns_dict(const FeatureInfo& info) {
   nb::dict columns;
   for (const ColumnSpec& column : info.columns) {
-    nb::dict one;
-    one["dtype"] = dtype_name(column.dtype);
-    one["shape"] = nb::tuple(nb::cast(column.shape));
-    columns[column.name.c_str()] = one;
+    columns[column.name.c_str()] =
+        nb::make_tuple(dtype_name(column.dtype), nb::tuple(nb::cast(column.shape)));
   }
-  nb::dict out;
-  out["kind"] = "feature_store";
-  out["rows"] = info.rows;
-  out["columns"] = columns;
-  out["record_bytes"] = info.record_bytes;
-  out["disk_bytes"] = info.disk_bytes;
-  out["dense_ids"] = info.dense_ids;
-  out["groups"] = info.groups;
-  out["uniform_group"] = info.uniform_group;
-  out["fingerprint"] = info.fingerprint;
-  return out;
+  return columns;
 }
 
 // visit(ids, sequences, values) gets arrays over the store's scratch that are valid during the
@@ -353,7 +299,9 @@ void bind_feature_store(nb::module_& m) {
             return features.get()->column(name).or_throw();
           },
           nb::arg("name"))
-      .def("info", [](Features& features) { return info_dict(features.get()->info()); })
+      .def_prop_ro("rows", [](Features& features) { return features.get()->info().rows; })
+      .def_prop_ro("columns",
+                   [](Features& features) { return columns_dict(features.get()->info()); })
       .def("stats", [](Features& features) { return stats_dict(features.get()->stats()); });
 }
 
@@ -404,17 +352,8 @@ void bind_feature_writer(nb::module_& m) {
 
 void bind_inspection(nb::module_& m) {
   m.def(
-      "embedding_info",
-      [](const std::string& directory) {
-        return info_dict(EmbeddingStore::inspect(directory).or_throw());
-      },
-      nb::arg("directory"));
-  m.def(
-      "feature_info",
-      [](const std::string& directory) {
-        return info_dict(FeatureStore::inspect(directory).or_throw());
-      },
-      nb::arg("directory"));
+      "describe", [](const std::string& path) { return plimsoll::describe(path).or_throw().json; },
+      nb::arg("path"), nb::call_guard<nb::gil_scoped_release>());
   const auto proceed = [](std::int64_t, std::int64_t) { return true; };
   m.def(
       "embedding_verify",

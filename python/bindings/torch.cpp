@@ -9,6 +9,7 @@
 // Threads: attach() and detach() want no torch operator running. Recipes run without Python's lock;
 //          the signal handlers are theirs meanwhile (recipes/control.h).
 // Memory:  none of its own.
+#include <filesystem>
 #include <string>
 #include <utility>
 #include <vector>
@@ -18,10 +19,11 @@
 #include <nanobind/stl/vector.h>
 
 #include "bindings.h"
-#include "cli/program.h"
 #include "plimsoll/governor.h"
 #include "plimsoll/torch.h"
+#include "program_binding.h"
 #include "recipes/cosir.h"
+#include "recipes/run_folder.h"
 
 namespace plimsoll::python {
 namespace {
@@ -68,7 +70,8 @@ CosirSettings settings_of(const std::string& run) {
   }
   CosirSettings settings;
   settings.read_file(std::filesystem::path(run) / "run.toml", true).or_throw();
-  settings.set("out", run, "plimsoll.resume()").or_throw();
+  settings.set("out", std::filesystem::absolute(run).string(), settings.source_of("out"))
+      .or_throw();
   return settings;
 }
 
@@ -86,15 +89,6 @@ std::string evaluate(const std::string& run) {
   CosirSettings settings = settings_of(run);
   settings.resolve().or_throw();
   return eval_cosir(settings).or_throw();
-}
-
-int run_program_with(std::vector<std::string> arguments) {
-  std::vector<char*> pointers;
-  for (std::string& argument : arguments) {
-    pointers.push_back(argument.data());
-  }
-  pointers.push_back(nullptr);
-  return run_program(static_cast<int>(arguments.size()), pointers.data());
 }
 
 void bind_arena(nb::module_& m) {
@@ -124,8 +118,7 @@ void bind_recipes(nb::module_& m) {
   m.def("resume", &resume, nb::arg("run"), nb::arg("options"), nb::arg("quiet"),
         nb::call_guard<nb::gil_scoped_release>());
   m.def("evaluate", &evaluate, nb::arg("run"), nb::call_guard<nb::gil_scoped_release>());
-  m.def("run_program", &run_program_with, nb::arg("arguments"),
-        nb::call_guard<nb::gil_scoped_release>());
+  bind_program(m);
 }
 
 }  // namespace

@@ -24,10 +24,10 @@ def limits(memory_limit: str = "", source: str = "memory_limit") -> LimitReport:
     """Every bound on this process. Errors: ValueError."""
 def resident() -> Resident:
     """What the operating system charges this process now."""
-def embedding_info(directory: str) -> dict[str, Any]:
-    """Errors: NotFoundError, CorruptError."""
-def feature_info(directory: str) -> dict[str, Any]:
-    """Errors: NotFoundError, CorruptError."""
+def describe(path: str) -> str:
+    """What a Plimsoll directory or file holds, as JSON. Errors: NotFoundError, CorruptError."""
+def run_program(arguments: list[str]) -> int:
+    """The program `plimsoll`; only in builds without torch (else it is in _torch)."""
 def embedding_verify(directory: str) -> None:
     """Compares every checksum. Errors: CorruptError naming file and page; OSError."""
 def feature_verify(directory: str) -> None:
@@ -326,8 +326,12 @@ class FeatureStore:
         """Errors: ValueError for an ordinal out of range."""
     def column(self, name: str) -> int:
         """Index of a column. Errors: NotFoundError naming the columns there are."""
-    def info(self) -> dict[str, Any]:
-        """What the store holds."""
+    @property
+    def rows(self) -> int:
+        """Records in the store."""
+    @property
+    def columns(self) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """Name → (dtype, shape of one record)."""
     def stats(self) -> dict[str, int | float]:
         """Counters since open."""
 

@@ -7,6 +7,7 @@ Memory: one chunk of about 4 MiB, and one item at a time.
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -28,7 +29,8 @@ def import_dataset(dataset: Any, out: str | os.PathLike[str], *,
                    governor: Governor | None = None,
                    dtype: str | Mapping[str, str] | None = None,
                    allow_non_finite: bool = False) -> dict[str, Any]:
-    """Streams a dataset into a new FeatureStore in `out` and returns its info().
+    """Streams a dataset into a new FeatureStore in `out` and returns what
+    plimsoll.info(out) says.
 
     dataset: map-style (len() and [i]; a torch Dataset, a list, a NumPy array), iterable (a
              generator, an IterableDataset), or a dict of equally long arrays. An item is a dict, a
@@ -78,7 +80,7 @@ def import_dataset(dataset: Any, out: str | os.PathLike[str], *,
         if own_ids is not None and next(own_ids, None) is not None:
             raise ValueError(f"ids: there are more of them than the {index + 1} items")
         chunk.flush(writer)
-    return _core.feature_info(os.fspath(out))
+    return json.loads(_core.describe(os.fspath(out)))
 
 
 class _Chunk:

@@ -5,6 +5,7 @@ Threads: calls on one store from several Python threads queue up.
 """
 from __future__ import annotations
 
+import json
 import os
 import pathlib
 from collections.abc import Callable
@@ -394,15 +395,16 @@ def _init_of(init: Any) -> _core.RowInit:
 def _fill_in(path: str, dim: int | None, optimizer: Any, init: Any) -> tuple[int, Any, Any]:
     """What was left out: from the table that exists, else the defaults."""
     try:
-        there = _core.embedding_info(path)
+        there = json.loads(_core.describe(path))
     except NotFoundError:
+        there = {}
+    if there.get("kind") != "embedding_store":
         if dim is None:
-            raise ValueError(f"dim: there is no table in {path} yet, so give the floats per row"
-                             ) from None
+            raise ValueError(f"dim: there is no table in {path} yet, so give the floats per row")
         return dim, AdamW() if optimizer is None else optimizer, Normal() if init is None else init
     if init is None:
-        kind, scale, seed = (there["init"][key] for key in ("kind", "scale", "seed"))
-        init = Zeros() if kind == "zeros" else (Normal if kind == "normal" else Uniform)(scale, seed)
+        kind = {"normal": Normal, "uniform": Uniform}.get(there["init"])
+        init = Zeros() if kind is None else kind(there["init_scale"], there["init_seed"])
     if optimizer is None:
         optimizer = _BY_NAME[there["optimizer"]]
     return there["dim"] if dim is None else dim, optimizer, init

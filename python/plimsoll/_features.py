@@ -5,6 +5,7 @@ Threads: reads of one FeatureStore run side by side; a FeatureWriter's calls que
 """
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -29,7 +30,8 @@ class FeatureStore:
         self._governor = governor
         self._core = store
         self.directory = directory
-        self._info = store.info()
+        self._columns: dict[str, tuple[str, tuple[int, ...]]] = store.columns
+        self._rows = store.rows
         governor._adopt(self)
 
     @classmethod
@@ -47,13 +49,12 @@ class FeatureStore:
     @property
     def rows(self) -> int:
         """Records in the store."""
-        return self._info["rows"]
+        return self._rows
 
     @property
     def columns(self) -> dict[str, tuple[str, tuple[int, ...]]]:
         """Name → (dtype, shape of one record)."""
-        return {name: (spec["dtype"], tuple(spec["shape"]))
-                for name, spec in self._info["columns"].items()}
+        return dict(self._columns)
 
     def read(self, ids: Any, columns: Sequence[str] | None = None) -> Columns:
         """Copies records out, in request order: a dict of NumPy arrays with `.tensor(name)`.
@@ -80,8 +81,8 @@ class FeatureStore:
         return out
 
     def info(self) -> dict[str, Any]:
-        """What the store holds: rows, columns, bytes, groups and a fingerprint."""
-        return dict(self._info)
+        """What the store holds, as plimsoll.info(): rows, columns, bytes, groups, fingerprint."""
+        return json.loads(_core.describe(self.directory))
 
     def stats(self) -> dict[str, int | float]:
         """Counters since open: requests, hits, hit_rate, blocks_read, bytes_read, stall_ns, …"""
@@ -96,14 +97,14 @@ class FeatureStore:
         self._core.close()
 
     def _chosen(self, columns: Sequence[str] | None) -> list[str]:
-        return list(self._info["columns"]) if columns is None else unique_names(columns, "columns")
+        return list(self._columns) if columns is None else unique_names(columns, "columns")
 
     def _buffers(self, names: list[str], rows: int) -> dict[str, Buffer]:
         buffers = {}
         for name in names:
             self._core.column(name)  # NotFoundError names the columns there are.
-            spec = self._info["columns"][name]
-            buffers[name] = Buffer(self._governor, (rows, *spec["shape"]), spec["dtype"])
+            dtype, shape = self._columns[name]
+            buffers[name] = Buffer(self._governor, (rows, *shape), dtype)
         return buffers
 
     def __len__(self) -> int:

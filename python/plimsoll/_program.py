@@ -8,13 +8,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import pathlib
 import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from . import _core, _torch_gate
-from .errors import NotFoundError
 
 # As the program sets it before it starts; see docs/HACKING.md.
 _MKL_CBWR = "AVX2,STRICT"
@@ -68,91 +66,27 @@ def evaluate(run: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def info(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """What a Plimsoll directory holds; `kind` is "embedding_store", "feature_store" or "run".
+    """What a Plimsoll directory or file holds; what `plimsoll info --json` prints.
 
-    Errors: NotFoundError when there is nothing of ours; CorruptError; OSError.
+    `kind` is "run", "embedding_store", "feature_store", "checkpoint", "safetensors" or "npy".
+
+    Errors: NotFoundError when there is nothing that Plimsoll knows; CorruptError; OSError.
     """
-    folder = pathlib.Path(path)
-    if (folder / "run.toml").is_file():
-        return _run_info(folder)
-    missing = []
-    for inspect in (_core.embedding_info, _core.feature_info):
-        try:
-            return inspect(os.fspath(path))
-        except NotFoundError as error:
-            missing.append(str(error))
-    raise NotFoundError(f"{folder}: neither a run nor a store ({'; '.join(missing)})")
-
-
-def _run_info(folder: pathlib.Path) -> dict[str, Any]:
-    steps = sorted(int(one.name.removeprefix("step-"))
-                   for one in (folder / "checkpoints").glob("step-*") if one.name[5:].isdigit())
-    found: dict[str, Any] = {"kind": "run", "checkpoint_steps": steps}
-    status = folder / "status.json"
-    if status.is_file():
-        found["status"] = json.loads(status.read_text(encoding="utf-8"))
-    if (folder / "embeddings").is_dir():
-        with contextlib.suppress(NotFoundError):
-            found["embeddings"] = _core.embedding_info(os.fspath(folder / "embeddings"))
-    return found
+    return json.loads(_core.describe(os.fspath(path)))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The console script: the program `plimsoll`, in this process."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    # Before torch is loaded, so that every kernel sees it.
-    os.environ.setdefault("MKL_CBWR", _MKL_CBWR)
+    """The console script: the program `plimsoll`, in this process; returns its exit status."""
+    given = ["plimsoll", *(sys.argv[1:] if arguments is None else arguments)]
+    if hasattr(_core, "run_program"):  # Built without torch: the program says what that lacks.
+        return _core.run_program(given)
     try:
-        extension = _torch_gate.load()
+        # Before torch is loaded, so that every kernel sees it.
+        os.environ.setdefault("MKL_CBWR", _MKL_CBWR)
+        return _torch_gate.load().run_program(given)
     except ImportError as error:
-        return _main_without_torch(given, error)
-    return extension.run_program(["plimsoll", *given])
-
-
-def _main_without_torch(arguments: list[str], reason: ImportError) -> int:
-    """What needs no torch: limits, info and `store info|verify|export`."""
-    match arguments:
-        case ["--version"]:
-            print(f"plimsoll {_core.version}")
-        case ["limits", *rest] if not [one for one in rest if one != "--json"]:
-            _print_limits("--json" in rest)
-        case ["info", path] | ["info", path, "--json"] | ["store", "info", path]:
-            return _printed(lambda: print(json.dumps(info(path), indent=2)))
-        case ["store", "verify", path]:
-            return _printed(lambda: _verify(path))
-        case _:
-            print(f"plimsoll: {reason}\nWithout torch there are: limits [--json], info PATH, "
-                  "store info|verify DIR, --version.", file=sys.stderr)
-            return 0 if arguments in ([], ["--help"]) else 1
-    return 0
-
-
-def _print_limits(as_json: bool) -> None:
-    report = _core.limits()
-    if as_json:
-        print(json.dumps({
-            "limit_bytes": report.limit_bytes,
-            "candidates": [{"source": one.source, "where": one.where, "bytes": one.bytes}
-                           for one in report.candidates]}))
-        return
-    for one in report.candidates:
-        print(f"{_core.format_bytes(one.bytes):>12}  {one.source}  {one.where}")
-    print(f"limit: {report.explain()}")
-
-
-def _verify(path: str) -> None:
-    kind = info(path)["kind"]
-    {"embedding_store": _core.embedding_verify, "feature_store": _core.feature_verify}[kind](path)
-    print(f"{path}: every checksum matches")
-
-
-def _printed(action: Any) -> int:
-    try:
-        action()
-    except Exception as error:  # noqa: BLE001  A program ends with one line, not with a traceback.
-        print(f"plimsoll: {error}", file=sys.stderr)
+        print(f"plimsoll: error: {error}", file=sys.stderr)
         return 1
-    return 0
 
 
 def _pairs(options: dict[str, Any]) -> list[tuple[str, str]]:

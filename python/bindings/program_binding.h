@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The program `plimsoll` as a function of Python: in _torch, or in _core where there is no
+// LibTorch.
+//
+// Threads: from the main thread, one call at a time; without Python's lock.   Memory: the
+// program's.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "bindings.h"
+#include "cli/program.h"
+
+namespace plimsoll::python {
+
+inline void bind_program(nb::module_& m) {
+  m.def(
+      "run_program",
+      [](std::vector<std::string> arguments) {
+        std::vector<char*> pointers;
+        for (std::string& argument : arguments) {
+          pointers.push_back(argument.data());
+        }
+        pointers.push_back(nullptr);
+        return run_program(static_cast<int>(arguments.size()), pointers.data());
+      },
+      nb::arg("arguments"), nb::call_guard<nb::gil_scoped_release>());
+}
+
+}  // namespace plimsoll::python

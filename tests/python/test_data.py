@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SampleOrder, Split and Loader."""
+import numpy as np
+import pytest
+
+import plimsoll
+
+
+@pytest.fixture
+def store(governor, tmp_path):
+    """203 records; x of id i is i, three records a group."""
+    ids = np.arange(203, dtype=np.int64)[::-1].copy()
+    with plimsoll.FeatureWriter(governor, tmp_path / "d", {
+            "x": ("float32", (2,)), "y": ("int32", ())}, grouped=True) as writer:
+        writer.append(ids, x=np.stack([ids, ids], 1).astype(np.float32), y=ids.astype(np.int32),
+                      groups=np.arange(203, dtype=np.int64) // 3)
+    return plimsoll.FeatureStore.open(governor, tmp_path / "d", cache="4MiB")
+
+
+def ids_of(batches):
+    return [batch.ids.tolist() for batch in batches]
+
+
+def test_sample_order_is_a_permutation_and_has_an_inverse():
+    order = plimsoll.SampleOrder(1000, seed=5, epoch=2)
+    positions = np.arange(1000)
+    samples = order.at(positions)
+    assert sorted(samples.tolist()) == positions.tolist() and len(order) == 1000
+    assert order.position_of(samples).tolist() == positions.tolist()
+    assert order.at(17) == samples[17] and order.position_of(order.at(17)) == 17
+    assert list(order) == samples.tolist()
+    assert not np.array_equal(plimsoll.SampleOrder(1000, seed=5, epoch=3).at(positions), samples)
+
+
+@pytest.mark.parametrize("call", [
+    lambda o: o.at(10), lambda o: o.at(-1), lambda o: o.at([3, 10]), lambda o: o.position_of(10),
+    lambda o: plimsoll.SampleOrder(-1), lambda o: o.at("x"), lambda o: o.at([0.5])])
+def test_sample_order_checks_its_range(call):
+    with pytest.raises(ValueError):
+        call(plimsoll.SampleOrder(10))
+
+
+def test_an_epoch_holds_every_record_once(governor, store):
+    loader = plimsoll.Loader.open(governor, store, batch_rows=20, queue="1MiB", seed=7)
+    batches = list(loader.epoch(0))
+    assert [len(batch.ids) for batch in batches] == [20] * 10 + [3]
+    assert sorted(sum(ids_of(batches), [])) == list(range(203))
+    assert [batch.ends_epoch for batch in batches] == [False] * 10 + [True]
+    assert [batch.position for batch in batches] == list(range(0, 203, 20))
+    assert len(loader) == 11
+    for batch in batches:  # Kept batches hold their own copies.
+        assert np.array_equal(batch["x"][:, 0], batch.ids.astype(np.float32))
+        assert np.array_equal(batch["y"], batch.ids)
+        assert batch.groups.shape == batch.ids.shape
+
+
+def test_batches_do_not_depend_on_threads(governor, store):
+    def epochs(threads):
+        with plimsoll.Loader.open(governor, store, batch_rows=16, seed=3, threads=threads) as one:
+            return [ids_of(one.epoch(epoch)) for epoch in range(2)]
+
+    first = epochs(1)
+    assert first == epochs(3)
+    assert first[0] != first[1]
+
+
+def test_plain_iteration_goes_on_with_the_next_epoch(governor, store):
+    loader = plimsoll.Loader.open(governor, store, batch_rows=50, seed=3)
+    first, second = list(loader), list(loader)
+    assert [batch.epoch for batch in first + second] == [0] * 5 + [1] * 5
+    assert ids_of(loader.epoch(0)) == ids_of(first)
+    assert ids_of(loader) == ids_of(second)
+
+
+def test_state_and_seek_resume_exactly(governor, store, tmp_path):
+    loader = plimsoll.Loader.open(governor, store, batch_rows=32, seed=3)
+    assert loader.state == plimsoll.LoaderState(3, 0, 0)
+    loader.next(), loader.next()
+    state = loader.state
+    rest = ids_of(loader)
+    loader.seek(state)
+    assert ids_of(loader) == rest
+    loader.close()
+    with plimsoll.Loader.open(governor, tmp_path / "d", batch_rows=32, state=tuple(state),
+                              cache="4MiB") as again:
+        assert ids_of(again) == rest
+    with pytest.raises(ValueError, match="closed"):
+        loader.next()
+
+
+def test_drop_last_columns_and_upcoming_ids(governor, store):
+    loader = plimsoll.Loader.open(governor, store, batch_rows=20, seed=1, drop_last=True,
+                                  columns=["y"])
+    batch = loader.next()
+    assert list(batch) == ["y"]
+    assert loader.upcoming_ids().tolist() == loader.next().ids.tolist()
+    assert [len(ids) for ids in ids_of(loader.epoch(4))] == [20] * 10
+    assert loader.slots >= 2 and loader.slot_bytes > 0 and loader.stall_ns >= 0
+
+
+def test_a_split_holds_out_whole_groups(governor, store):
+    split = plimsoll.Split(governor, store, held_out_groups=10, seed=4)
+    held, train = split.held_out_ids(), split.train_ids()
+    assert sorted([*held.tolist(), *train.tolist()]) == list(range(203))
+    assert (split.held_out_groups, split.held_out_rows, split.train_rows) == (
+        10, len(held), len(train))
+    groups = (202 - held) // 3
+    assert len(set(groups.tolist())) == 10
+    loader = plimsoll.Loader.open(governor, store, batch_rows=32, split=split)
+    assert sorted(sum(ids_of(loader), [])) == sorted(train.tolist())
+
+
+@pytest.mark.parametrize("options, error", [
+    ({"batch_rows": 0}, ValueError), ({"batch_rows": 8, "columns": ["z"]}, KeyError),
+    ({"batch_rows": 8, "queue": "x"}, ValueError), ({"batch_rows": 8, "threads": 0}, ValueError),
+    ({"batch_rows": 200, "queue": 64}, plimsoll.BudgetExceeded),
+    ({"batch_rows": 8, "queue": "90GiB"}, plimsoll.BudgetExceeded),
+    ({"batch_rows": 8, "state": (0, 0, 99999)}, ValueError)])
+def test_open_checks_its_options(governor, store, options, error):
+    with pytest.raises(error):
+        plimsoll.Loader.open(governor, store, **options)
+
+
+def test_opening_what_is_not_there_is_a_key_error(governor, tmp_path):
+    with pytest.raises(KeyError):
+        plimsoll.Loader.open(governor, tmp_path / "nothing", batch_rows=8)

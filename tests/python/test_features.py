@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""FeatureStore and FeatureWriter, each call and its error."""
+import numpy as np
+import pytest
+
+import plimsoll
+
+COLUMNS = {"image": ("float32", (4,)), "text": ("float16", (2, 3)), "label": ("int64", ())}
+
+
+def arrays(n, seed=0):
+    random = np.random.default_rng(seed)
+    return {"image": random.standard_normal((n, 4)).astype(np.float32),
+            "text": random.standard_normal((n, 2, 3)).astype(np.float16),
+            "label": random.integers(-9, 9, n)}
+
+
+@pytest.fixture
+def items(governor, tmp_path):
+    """500 records under sparse, shuffled ids, and what was written."""
+    ids = np.random.default_rng(1).permutation(500).astype(np.int64) * 31 - 77
+    data = arrays(500)
+    with plimsoll.FeatureWriter(governor, tmp_path / "items", COLUMNS) as writer:
+        for begin in range(0, 500, 120):
+            part = slice(begin, begin + 120)
+            writer.append(ids[part], {name: one[part] for name, one in data.items()})
+        assert writer.rows == 500
+    store = plimsoll.FeatureStore.open(governor, tmp_path / "items", cache="4MiB")
+    return store, ids, data
+
+
+def test_read_follows_the_request_with_duplicates(items):
+    store, ids, data = items
+    picks = np.array([3, 499, 3, 0, 250])
+    batch = store.read(ids[picks])
+    assert list(batch) == list(COLUMNS) and batch.ids.tolist() == ids[picks].tolist()
+    for name, (dtype, shape) in COLUMNS.items():
+        assert batch[name].dtype == dtype and batch[name].shape == (5, *shape)
+        assert np.array_equal(batch[name], data[name][picks])
+
+
+def test_columns_can_be_chosen_in_any_order(items):
+    store, ids, data = items
+    batch = store.read(ids[:2], columns=["label", "image"])
+    assert list(batch) == ["label", "image"]
+    assert np.array_equal(batch["label"], data["label"][:2])
+    with pytest.raises(KeyError, match="sound"):
+        store.read(ids[:2], columns=["sound"])
+    with pytest.raises(ValueError, match="twice"):
+        store.read(ids[:2], columns=["image", "image"])
+
+
+def test_what_was_read_is_a_copy(items):
+    store, ids, data = items
+    first = store.read(ids[:3])
+    first["image"][:] = 0
+    assert np.array_equal(store.read(ids[:3])["image"], data["image"][:3])
+
+
+def test_errors_of_reading(items, governor, tmp_path):
+    store, ids, _ = items
+    with pytest.raises(KeyError, match="123456789"):
+        store.read([int(ids[0]), 123456789])
+    with pytest.raises(ValueError, match="ids"):
+        store.read(np.array([1.0]))
+    with pytest.raises(KeyError):
+        plimsoll.FeatureStore.open(governor, tmp_path / "nowhere")
+    with pytest.raises(ValueError, match="cache"):
+        plimsoll.FeatureStore.open(governor, tmp_path / "items", cache="x")
+    store.close()
+    with governor.reserve(governor.ledger().free_bytes - 4096):
+        with pytest.raises(plimsoll.BudgetExceeded) as caught:
+            plimsoll.FeatureStore.open(governor, tmp_path / "items", cache="90GiB")
+    assert caught.value.tag == "features"
+    with pytest.raises(ValueError, match="closed"):
+        store.read(ids[:1])
+
+
+def test_it_describes_itself(items, tmp_path):
+    store, ids, _ = items
+    assert (len(store), store.rows) == (500, 500)
+    assert store.columns == COLUMNS
+    assert np.array_equal(store.ids(), ids)
+    assert store.ids([2, 2]).tolist() == [ids[2], ids[2]]
+    with pytest.raises(ValueError, match="500"):
+        store.ids([500])
+    info = plimsoll.info(tmp_path / "items")
+    assert info["kind"] == "feature_store" and info["rows"] == 500
+    assert info["columns"][1] == {"name": "text", "dtype": "float16", "shape": [2, 3]}
+    assert info["record_bytes"] == 16 + 12 + 8
+    assert store.info()["fingerprint"] == info["fingerprint"]
+    store.read(ids)
+    assert store.stats()["requests"] >= 500
+    store.verify()
+
+
+@pytest.mark.parametrize("change, text", [
+    ({"image": np.zeros((2, 4))}, "image.*float64"),
+    ({"image": np.zeros((2, 5), np.float32)}, "image.*shape"),
+    ({"text": np.zeros((3, 2, 3), np.float16)}, "text.*shape"),
+    ({"image": np.full((2, 4), np.nan, np.float32)}, "image"),
+    ({"extra": np.zeros(2)}, "extra"), ({"label": None}, "label")])
+def test_append_names_what_is_wrong(governor, tmp_path, change, text):
+    data = {**arrays(2), **change}
+    with pytest.raises(ValueError, match=text):
+        with plimsoll.FeatureWriter(governor, tmp_path / "f", COLUMNS) as writer:
+            writer.append([1, 2], data)
+    assert not (tmp_path / "f").exists()
+
+
+def test_columns_may_come_by_keyword(governor, tmp_path):
+    with plimsoll.FeatureWriter(governor, tmp_path / "f", {"x": ("float32", [])}) as writer:
+        writer.append([1, 2], x=np.array([5, 6], np.float32))
+    with plimsoll.FeatureStore.open(governor, tmp_path / "f") as store:
+        assert store.read([2, 1])["x"].tolist() == [6.0, 5.0]
+
+
+def test_duplicate_ids_are_refused_and_leave_nothing(governor, tmp_path):
+    with pytest.raises(ValueError, match="7"):
+        with plimsoll.FeatureWriter(governor, tmp_path / "f", COLUMNS) as writer:
+            writer.append([7, 7], arrays(2))
+    assert not (tmp_path / "f").exists()
+
+
+def test_groups_are_all_or_none(governor, tmp_path):
+    columns = {"x": ("float32", ())}
+    x = np.zeros(4, np.float32)
+    with plimsoll.FeatureWriter(governor, tmp_path / "g", columns, grouped=True) as writer:
+        with pytest.raises(ValueError, match="groups"):
+            writer.append([1, 2, 3, 4], x=x)
+        writer.append([1, 2, 3, 4], x=x, groups=[9, 9, 4, 4])
+    assert plimsoll.info(tmp_path / "g")["groups"] == 2
+
+
+def test_a_store_is_not_overwritten(items, governor, tmp_path):
+    with pytest.raises(ValueError):
+        plimsoll.FeatureWriter(governor, tmp_path / "items", COLUMNS)
+    with pytest.raises(ValueError):
+        plimsoll.FeatureWriter(governor, tmp_path / "other", {"Bad Name": ("float32", ())})
+    with pytest.raises(ValueError):
+        plimsoll.FeatureWriter(governor, tmp_path / "other", {"x": ("complex64", ())})
+
+
+def test_an_unwritable_place_is_an_os_error_with_errno(governor):
+    with pytest.raises(OSError) as caught:
+        plimsoll.FeatureWriter(governor, "/proc/plimsoll-cannot-be-here", COLUMNS)
+    assert caught.value.errno
+
+
+def test_info_of_nothing_is_a_key_error(tmp_path):
+    with pytest.raises(KeyError, match="nothing"):
+        plimsoll.info(tmp_path)

@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Governor, ledger, leases, limits and sizes; and the exceptions they raise."""
+import gc
+import pickle
+
+import numpy as np
+import pytest
+
+import plimsoll
+
+MIB = 1 << 20
+
+
+def test_sizes_parse_and_print():
+    assert plimsoll.parse_bytes("512MiB") == 512 * MIB
+    assert plimsoll.parse_bytes("6GB") == 6_000_000_000
+    assert plimsoll.parse_bytes("25%", 400) == 100
+    assert plimsoll.format_bytes(768 * MIB) == "768.0 MiB"
+
+
+@pytest.mark.parametrize("text", ["", "many", "-1MiB", "12 parsecs", "25%"])
+def test_a_bad_size_is_a_value_error(text):
+    with pytest.raises(ValueError):
+        plimsoll.parse_bytes(text)
+
+
+def test_limits_name_every_candidate_and_the_winner():
+    report = plimsoll.limits("512MiB")
+    assert report.limit_bytes == 512 * MIB
+    assert not report.defaulted
+    assert report.candidates[report.winner].bytes == 512 * MIB
+    assert "512.0 MiB" in str(report)
+    assert plimsoll.limits().limit_bytes > 0
+
+
+def test_a_governor_states_its_limit_and_its_ledger():
+    with plimsoll.Governor("1GiB", foreign="32MiB") as governor:
+        assert governor.limit_bytes == 1024 * MIB
+        assert "1.0 GiB" in governor.limit.explain()
+        ledger = governor.ledger()
+        assert ledger.limit_bytes == 1024 * MIB
+        assert ledger.baseline_bytes > 0
+        assert ledger.pools["foreign"].floor_bytes == 32 * MIB
+        assert ledger.free_bytes == (
+            ledger.limit_bytes - ledger.baseline_bytes - ledger.committed_bytes)
+        assert "foreign" in str(ledger)
+        assert not governor.step_boundary().stop
+
+
+def test_sizes_may_be_numbers():
+    with plimsoll.Governor(1 << 30, foreign=MIB) as governor:
+        assert governor.limit_bytes == 1 << 30
+        assert governor.ledger().pools["foreign"].floor_bytes == MIB
+
+
+@pytest.mark.parametrize("arguments", [
+    {"host": "lots"}, {"host": -5}, {"host": 1.5}, {"host": "1GiB", "foreign": "x"},
+    {"host": "1GiB", "disk": "x"}])
+def test_a_bad_limit_is_a_value_error(arguments):
+    with pytest.raises(ValueError):
+        plimsoll.Governor(**arguments)
+
+
+def test_a_limit_below_what_is_resident_is_refused_with_numbers():
+    with pytest.raises(plimsoll.BudgetExceeded) as caught:
+        plimsoll.Governor("1MiB", foreign=0)
+    assert caught.value.limit_bytes == MIB
+    assert caught.value.advice
+
+
+def test_a_lease_holds_and_returns_bytes(governor):
+    before = governor.ledger().leased_bytes
+    with governor.reserve("3MiB") as lease:
+        assert (lease.bytes, lease.tag) == (3 * MIB, "other")
+        lease.grow("5MiB")
+        assert governor.ledger().leased_bytes == before + 5 * MIB
+        lease.shrink(MIB)
+        assert lease.bytes == MIB
+    assert lease.bytes == 0
+    assert governor.ledger().leased_bytes == before
+
+
+def test_a_refusal_carries_its_numbers_and_is_a_memory_error(governor):
+    with governor.reserve("10MiB", tag="features"), pytest.raises(MemoryError) as caught:
+        governor.reserve("100GiB", tag="other")
+    refusal = caught.value
+    assert isinstance(refusal, plimsoll.BudgetExceeded)
+    assert refusal.tag == "other"
+    assert refusal.requested_bytes == 100 << 30
+    assert 0 < refusal.available_bytes < 2 << 30
+    assert refusal.limit_bytes == 2 << 30
+    assert refusal.held_bytes["features"] == 10 * MIB
+    assert refusal.advice and refusal.advice in str(refusal)
+    again = pickle.loads(pickle.dumps(refusal))
+    assert vars(again) == vars(refusal)
+
+
+def test_reserve_checks_its_arguments(governor):
+    with pytest.raises(ValueError, match="tag"):
+        governor.reserve(1, tag="rocks")
+    with pytest.raises(ValueError, match="size"):
+        governor.reserve(-1)
+
+
+def test_a_cell_that_runs_twice_replaces_its_governor():
+    first = plimsoll.Governor("2GiB")
+    second = plimsoll.Governor("2GiB")
+    with pytest.raises(ValueError):
+        first.reserve(1)
+    with second.reserve(MIB):
+        pass
+    first.close()  # Must not touch its successor.
+    with second.reserve(MIB):
+        pass
+    second.close()
+
+
+def test_a_governor_that_holds_something_is_not_replaced():
+    with plimsoll.Governor("2GiB") as first, first.reserve("1MiB"):
+        with pytest.raises(ValueError, match="other"):
+            plimsoll.Governor("2GiB")
+        assert first.ledger().leased_bytes >= MIB
+
+
+def test_leases_in_dead_reference_cycles_do_not_block_the_next_governor():
+    gc.disable()
+    try:
+        holder = {"governor": plimsoll.Governor("2GiB")}
+        holder["lease"] = holder["governor"].reserve("1MiB")
+        holder["self"] = holder
+        del holder
+        plimsoll.Governor("2GiB").close()
+    finally:
+        gc.enable()
+
+
+def test_leaving_the_block_closes_what_was_opened_in_it(tmp_path):
+    with plimsoll.Governor("2GiB") as governor:
+        table = plimsoll.EmbeddingStore.open(governor, tmp_path / "t", rows=10, dim=4)
+        writer = plimsoll.FeatureWriter(governor, tmp_path / "f", {"x": ("float32", ())})
+    with pytest.raises(ValueError, match="closed"):
+        table.gather([1])
+    with pytest.raises(ValueError, match="closed"):
+        writer.append([1], x=np.zeros(1, np.float32))
+    assert not (tmp_path / "f").exists()
+    table.close()  # Twice is fine.
+    governor.close()
+
+
+def test_arrays_outlive_the_governor(tmp_path):
+    with plimsoll.Governor("2GiB") as governor:
+        table = plimsoll.EmbeddingStore.open(governor, tmp_path / "t", rows=10, dim=4,
+                                             init=plimsoll.Zeros())
+        rows = table.gather(np.arange(10))
+    array = rows.array
+    del rows
+    gc.collect()
+    assert array.shape == (10, 4) and not array.any()
+
+
+def test_results_are_leased_while_they_live(tmp_path):
+    with plimsoll.Governor("2GiB") as governor:
+        table = plimsoll.EmbeddingStore.open(governor, tmp_path / "t", rows=1000, dim=256)
+        before = governor.ledger().leased_bytes
+        rows = table.gather(np.arange(1000))
+        assert governor.ledger().leased_bytes >= before + 1000 * 256 * 4
+        del rows
+        if not governor.arena_attached:  # The arena keeps freed blocks for the next step.
+            assert governor.ledger().leased_bytes == before

@@ -1,0 +1,246 @@
+# SPDX-License-Identifier: Apache-2.0
+"""plimsoll beside torch: tensors without conversion, leases of tensors, notebook habits."""
+import gc
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+born_before = torch.randn(64, 64)  # Before plimsoll and its arena; freed in a test below.
+
+import plimsoll  # noqa: E402  torch first, as a user's program would.
+from plimsoll import _torch_gate  # noqa: E402
+
+try:
+    extension = _torch_gate.load()
+except ImportError as reason:
+    pytest.skip(str(reason), allow_module_level=True)
+
+MIB = 1 << 20
+
+
+def tensors_leased(governor) -> int:
+    return governor.ledger().pools["tensors"].leased_bytes
+
+
+def test_rows_are_a_leaf_over_the_same_bytes(table):
+    rows = table.gather([3, 4, 3])
+    assert rows.tensor.is_leaf and rows.tensor.requires_grad and rows.tensor.dtype == torch.float32
+    assert rows.tensor is rows.tensor
+    assert np.array_equal(rows.tensor.detach().numpy(), rows.array)
+
+
+def test_apply_takes_the_gradient_of_rows(governor, tmp_path):
+    def open_table(name):
+        return plimsoll.EmbeddingStore.open(governor, tmp_path / name, rows=10, dim=4,
+                                            optimizer=plimsoll.AdamW(lr=0.1))
+
+    by_rows, by_ids = open_table("a"), open_table("b")
+    ids = torch.tensor([3, 1, 3])
+    target = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
+    rows = by_rows.gather(ids)
+    ((rows.tensor - target) ** 2).sum().backward()
+    grads = rows.tensor.grad.clone()
+    by_rows.apply(rows)
+    by_ids.apply(ids, grads)
+    assert np.array_equal(by_rows.gather(ids).array, by_ids.gather(ids).array)
+    for use in (lambda: rows.tensor, lambda: rows.array, lambda: by_rows.apply(rows)):
+        with pytest.raises(ValueError, match="applied"):
+            use()
+
+
+def test_expanded_and_sparse_gradients_are_accepted(table):
+    before = table.gather([1, 2]).array
+    rows = table.gather([1, 2])
+    rows.tensor.sum().backward()  # The gradient is one expanded number.
+    table.apply(rows)
+    rows = table.gather([1, 2])
+    torch.nn.functional.embedding(torch.tensor([1]), rows.tensor, sparse=True).sum().backward()
+    table.apply(rows)
+    assert (table.gather([1, 2]).array < before).all()
+
+
+def test_tensors_go_in_by_dlpack(table):
+    weights = torch.arange(16.0).reshape(2, 8)
+    table.update(torch.tensor([5, 6]), weights.requires_grad_())
+    assert np.array_equal(table.gather(torch.tensor([5, 6])).array, weights.detach().numpy())
+    with pytest.raises(ValueError, match="rows.*contiguous"):
+        table.update([5, 6], torch.zeros(8, 2).t())
+    with pytest.raises(ValueError, match="rows.*float16"):
+        table.update([5, 6], torch.zeros(2, 8, dtype=torch.float16))
+    with pytest.raises(ValueError, match="ids.*meta"):
+        table.gather(torch.zeros(2, dtype=torch.int64, device="meta"))
+
+
+def test_other_libraries_come_in_by_dlpack_alone(table):
+    class Foreign:
+        def __init__(self, array):
+            self.array = array
+
+        def __dlpack__(self, **options):
+            return self.array.__dlpack__(**options)
+
+        def __dlpack_device__(self):
+            return self.array.__dlpack_device__()
+
+    assert np.array_equal(table.gather(Foreign(np.array([4]))).array, table.gather([4]).array)
+    assert torch.equal(torch.from_dlpack(table.gather([4]).array),
+                       table.gather([4]).tensor.detach())
+
+
+def test_features_become_tensors_without_a_copy(governor, tmp_path):
+    values = torch.randn(5, 3)
+    with plimsoll.FeatureWriter(governor, tmp_path / "f", {
+            "half": ("bfloat16", (3,)), "full": ("float32", (3,))}) as writer:
+        writer.append(range(5), half=values.to(torch.bfloat16), full=values)
+    with plimsoll.FeatureStore.open(governor, tmp_path / "f") as store:
+        batch = store.read([4, 0])
+        assert batch["half"].dtype == np.uint16
+        assert batch.tensor("half").dtype == torch.bfloat16
+        assert torch.equal(batch.tensor("half"), values.to(torch.bfloat16)[[4, 0]])
+        assert torch.equal(batch.tensors()["full"], values[[4, 0]])
+        assert batch.tensor("full").data_ptr() == batch["full"].ctypes.data
+        loader = plimsoll.Loader.open(governor, store, batch_rows=2)
+        for one in loader:
+            assert torch.equal(one.tensor("full"), values[torch.from_numpy(one.ids)])
+
+
+def test_tensors_are_leased_between_entry_and_exit():
+    outside = torch.empty(4 * MIB, dtype=torch.uint8)
+    with plimsoll.Governor("2GiB") as governor:
+        assert governor.arena_attached
+        before = tensors_leased(governor)
+        inside = torch.empty(8 * MIB, dtype=torch.uint8)
+        assert extension.owns(inside.data_ptr())
+        assert tensors_leased(governor) >= before + 8 * MIB
+        del outside
+        rows = inside.reshape(-1, 64).float()  # And what operators allocate.
+        assert tensors_leased(governor) >= before + 40 * MIB
+        del rows
+    assert not governor.arena_attached
+    assert inside.sum() >= 0  # Outlives the governor.
+    after = torch.empty(4 * MIB, dtype=torch.uint8)
+    assert after.numel() == 4 * MIB
+
+
+def test_a_refusal_inside_torch_is_torchs_error_with_our_text(governor):
+    with pytest.raises(torch.OutOfMemoryError, match="(?s)tensors.*GiB"):
+        torch.empty(64 << 30, dtype=torch.uint8)
+    assert torch.ones(3).sum() == 3  # And life goes on.
+
+
+def test_a_refusal_of_our_own_call_is_budget_exceeded(governor, tmp_path):
+    table = plimsoll.EmbeddingStore.open(governor, tmp_path / "t", rows=100, dim=4096)
+    room = governor.reserve(governor.ledger().free_bytes - 8 * MIB)
+    with pytest.raises(plimsoll.BudgetExceeded) as caught:
+        table.gather(np.zeros(4096, np.int64))
+    assert caught.value.tag == "tensors" and caught.value.requested_bytes >= 64 * MIB
+    assert caught.value.limit_bytes == 2 << 30
+    room.close()
+    assert len(table.gather(np.zeros(4096, np.int64))) == 4096
+
+
+def test_a_tensor_born_before_the_arena_is_freed_after():
+    global born_before
+    with plimsoll.Governor("2GiB"):
+        product = born_before @ born_before
+        frees = extension.arena_stats()["foreign_frees"]
+        del born_before
+        gc.collect()
+        assert extension.arena_stats()["foreign_frees"] >= frees
+        assert torch.isfinite(product).all()
+
+
+def test_a_training_cell_may_run_twice(tmp_path):
+    def cell():
+        governor = plimsoll.Governor("2GiB")
+        table = plimsoll.EmbeddingStore.open(governor, tmp_path / "t", rows=64, dim=4)
+        model = torch.nn.Linear(4, 1)
+        rows = table.gather(range(8))
+        model(rows.tensor).sum().backward()
+        table.apply(rows)
+        return governor
+
+    first = cell()  # Everything but the governor goes out of scope, as when a cell is replaced.
+    second = cell()
+    assert second.arena_attached and not first.arena_attached
+    first.close()
+    assert second.arena_attached
+    second.close()
+
+
+def test_a_model_from_an_earlier_cell_is_named_and_can_be_closed_over():
+    first = plimsoll.Governor("2GiB")
+    model = torch.nn.Linear(512, 512)
+    with pytest.raises(ValueError, match="tensors"):
+        plimsoll.Governor("2GiB")
+    first.close()  # The model keeps its bytes, in the orphan account.
+    with plimsoll.Governor("2GiB") as second:
+        assert second.ledger().orphan_bytes >= 512 * 512 * 4
+        assert model(torch.zeros(1, 512)).shape == (1, 512)
+
+
+def run_python(code: str, **options) -> subprocess.CompletedProcess:
+    return subprocess.run([sys.executable, "-c", code], text=True, capture_output=True,
+                          timeout=300, check=False, **options)
+
+
+def test_it_can_be_imported_directly_and_before_torch():
+    done = run_python("import plimsoll._torch as t; import torch; assert t.installed(); "
+                      "x = torch.randn(99, 99) @ torch.randn(99, 99); print(x.shape)")
+    assert done.returncode == 0, done.stderr
+    assert "99" in done.stdout
+
+
+def test_late_installation_survives_tensors_and_threads_from_before():
+    done = run_python("""
+import torch
+conv = torch.nn.Conv2d(3, 8, 3)             # oneDNN keeps reordered weights of its own.
+x = torch.randn(4, 3, 32, 32)
+y = conv(x)
+z = torch.randn(512, 512) @ torch.randn(512, 512)
+import plimsoll
+with plimsoll.Governor("4GiB") as governor:
+    y2 = conv(x)
+    assert torch.allclose(y, y2)
+    del x, y, z, conv
+    y2.sum()
+    print(governor.ledger())
+del y2
+""")
+    assert done.returncode == 0, done.stderr
+    assert "tensors" in done.stdout
+
+
+def test_without_the_extension_the_error_says_how_to_build_it(tmp_path):
+    """A copy of the package without _torch*.so is what `pip install .` gives."""
+    package = tmp_path / "plimsoll"
+    package.mkdir()
+    import pathlib
+
+    for path in pathlib.Path(plimsoll.__file__).parent.iterdir():
+        if not path.name.startswith("_torch.cpython") and path.is_file():
+            (package / path.name).symlink_to(path.resolve())
+    done = run_python(f"""
+import sys
+sys.path.insert(0, {str(tmp_path)!r})
+import torch, plimsoll
+assert plimsoll.__file__.startswith({str(tmp_path)!r})
+with plimsoll.Governor("4GiB") as governor:
+    table = plimsoll.EmbeddingStore.open(governor, {str(tmp_path / "t")!r}, rows=4, dim=2)
+    rows = table.gather([1])
+    rows.tensor.sum().backward()            # Any torch works with the core alone.
+    table.apply(rows)
+    assert not governor.arena_attached
+for touch in (lambda: plimsoll.train("cosir", data="x", out="y"), lambda: plimsoll.evaluate("x"),
+              lambda: __import__("plimsoll._torch")):
+    try:
+        touch()
+    except ImportError as error:
+        assert "pip install --no-build-isolation ." in str(error), error
+    else:
+        raise SystemExit("no ImportError")
+""")
+    assert done.returncode == 0, done.stderr
