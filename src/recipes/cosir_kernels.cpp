@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Sixteen-lane loops, compiled once for AVX2 and once for any x86-64; both give the same bits,
+// Loops over lanes, compiled once for AVX2 and once for any x86-64; both give the same bits,
 // since the lanes and the order of their sums are fixed and multiply-add is never fused.
 //
 // Threads: see cosir_kernels.h.   Memory: one cache line of state per row.
@@ -236,36 +236,36 @@ PLIMSOLL_CLONES void add_to(const float* from, std::int64_t n, float* to) {
   }
 }
 
-constexpr std::int64_t kColumns = 2 * kLanes;  // Candidates whose sums stay in registers.
+constexpr std::int64_t kSets = 2;                  // Of lanes, for distances and for cosines each:
+constexpr std::int64_t kColumns = kSets * kLanes;  // candidates whose sums stay in registers.
 
-// Squared distances and cosines of row i to candidates [j, j + kColumns).
-PLIMSOLL_INLINE void compare_columns(const float* ct, const float* unit, std::int64_t stride,
+// Squared distances and cosines of row i to candidates [j, j + kColumns). True when any is better
+// than the bounds given.
+PLIMSOLL_INLINE bool compare_columns(const float* ct, const float* unit, std::int64_t stride,
                                      std::int64_t label_dim, std::int64_t i, std::int64_t j,
-                                     float* distance, float* cosine) {
-  Lanes d0 = {};
-  Lanes d1 = {};
-  Lanes a0 = {};
-  Lanes a1 = {};
-  Lanes x0;
-  Lanes x1;
+                                     float nearer_than, float higher_than, float* distance,
+                                     float* cosine) {
+  Lanes d[kSets] = {};
+  Lanes a[kSets] = {};
+  Lanes x;
   for (std::int64_t l = 0; l < label_dim; ++l) {
     const float* row = ct + l * stride;
     const float* unit_row = unit + l * stride;
-    load(row + j, x0);
-    load(row + j + kLanes, x1);
-    x0 -= row[i];
-    x1 -= row[i];
-    d0 += x0 * x0;
-    d1 += x1 * x1;
-    load(unit_row + j, x0);
-    load(unit_row + j + kLanes, x1);
-    a0 += x0 * unit_row[i];
-    a1 += x1 * unit_row[i];
+    for (std::int64_t s = 0; s < kSets; ++s) {
+      load(row + j + s * kLanes, x);
+      x -= row[i];
+      d[s] += x * x;
+      load(unit_row + j + s * kLanes, x);
+      a[s] += x * unit_row[i];
+    }
   }
-  store(d0, distance);
-  store(d1, distance + kLanes);
-  store(a0, cosine);
-  store(a1, cosine + kLanes);
+  IntLanes better = {};
+  for (std::int64_t s = 0; s < kSets; ++s) {
+    better |= (d[s] < nearer_than) | (a[s] > higher_than);
+    store(d[s], distance + s * kLanes);
+    store(a[s], cosine + s * kLanes);
+  }
+  return any_lane(better);
 }
 
 struct Nearest {
@@ -281,20 +281,14 @@ PLIMSOLL_CLONES void search_row(const float* ct, const float* unit, std::int64_t
   float distance[kColumns];
   float cosine[kColumns];
   for (std::int64_t j = 0; j < rows; j += kColumns) {
-    compare_columns(ct, unit, stride, label_dim, i, j, distance, cosine);
-    const std::int64_t count = std::min(kColumns, rows - j);
-    float nearest = std::numeric_limits<float>::infinity();
-    float highest = -std::numeric_limits<float>::infinity();
-    if (count == kColumns) {  // A cheap test first: most blocks hold no better candidate.
-      for (std::int64_t k = 0; k < kColumns; ++k) {
-        nearest = distance[k] < nearest ? distance[k] : nearest;
-        highest = cosine[k] > highest ? cosine[k] : highest;
-      }
-      const bool full = best.index[kNeighbours - 1] >= 0 && best.angle >= 0;
-      if (full && !(nearest < best.distance[kNeighbours - 1]) && !(highest > best.cosine)) {
-        continue;
-      }
+    const bool full = best.index[kNeighbours - 1] >= 0 && best.angle >= 0;
+    const bool better =
+        compare_columns(ct, unit, stride, label_dim, i, j, best.distance[kNeighbours - 1],
+                        best.cosine, distance, cosine);
+    if (full && !better) {  // Most blocks hold no better candidate.
+      continue;
     }
+    const std::int64_t count = std::min(kColumns, rows - j);
     for (std::int64_t k = 0; k < count; ++k) {
       if (j + k == i) {
         continue;
@@ -326,20 +320,22 @@ PLIMSOLL_INLINE float delta_dot(const DeltaRows& in, std::int64_t i, std::int64_
   const float* bi = in.b + i * in.dim;
   const float* aj = in.a + j * in.dim;
   const float* bj = in.b + j * in.dim;
-  Lanes sum = {};
+  Lanes sums[2] = {};
   Lanes x;
   Lanes y;
   Lanes z;
   Lanes w;
   std::int64_t k = 0;
-  for (; k + kLanes <= in.dim; k += kLanes) {
-    load(ai + k, x);
-    load(bi + k, y);
-    load(aj + k, z);
-    load(bj + k, w);
-    sum += (x - y) * (z - w);
+  for (; k + 2 * kLanes <= in.dim; k += 2 * kLanes) {
+    for (std::int64_t s = 0; s < 2; ++s) {
+      load(ai + k + s * kLanes, x);
+      load(bi + k + s * kLanes, y);
+      load(aj + k + s * kLanes, z);
+      load(bj + k + s * kLanes, w);
+      sums[s] += (x - y) * (z - w);
+    }
   }
-  float total = sum_lanes(sum);
+  float total = sum_lanes(sums[0] + sums[1]);
   for (; k < in.dim; ++k) {
     total += (ai[k] - bi[k]) * (aj[k] - bj[k]);
   }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Sixteen float lanes: loops over them give the same bits on every x86-64 instruction set.
+// Eight float lanes: loops over them give the same bits on every x86-64 instruction set.
 //
 // PLIMSOLL_CLONES compiles a function for AVX2 beside the plain one; the loader of the program
 // picks. Lanes fix the order of sums, and the build never fuses a multiply with an add.
@@ -21,7 +21,7 @@
 
 namespace plimsoll::cosir {
 
-inline constexpr std::int64_t kLanes = 16;
+inline constexpr std::int64_t kLanes = 8;
 using Lanes = float __attribute__((vector_size(kLanes * sizeof(float)), aligned(4)));
 using IntLanes = std::int32_t __attribute__((vector_size(kLanes * sizeof(float)), aligned(4)));
 
@@ -32,30 +32,37 @@ PLIMSOLL_INLINE void store(const Lanes& from, float* to) {
   std::memcpy(to, &from, sizeof(from));
 }
 
+/// Whether any lane of a comparison's result is set.
+PLIMSOLL_INLINE bool any_lane(const IntLanes& lanes) {
+  std::uint64_t words[kLanes / 2];
+  std::memcpy(words, &lanes, sizeof(words));
+  return (words[0] | words[1] | words[2] | words[3]) != 0;
+}
+
 /// The lanes' sum in a fixed tree.
 PLIMSOLL_INLINE float sum_lanes(const Lanes& lanes) {
   float part[kLanes];
   store(lanes, part);
-  for (std::int64_t width = kLanes / 2; width > 0; width /= 2) {
-    for (std::int64_t l = 0; l < width; ++l) {
-      part[l] += part[l + width];
-    }
-  }
-  return part[0];
+  return ((part[0] + part[4]) + (part[2] + part[6])) + ((part[1] + part[5]) + (part[3] + part[7]));
 }
 
-/// The dot product: lanes first, then the tail in order.
+/// The dot product: two sets of lanes, since an addition takes longer than a multiplication can be
+/// started; then the tail in order.
 PLIMSOLL_INLINE float dot(const float* x, const float* y, std::int64_t n) {
-  Lanes sum = {};
+  Lanes even = {};
+  Lanes odd = {};
   Lanes a;
   Lanes b;
   std::int64_t k = 0;
-  for (; k + kLanes <= n; k += kLanes) {
+  for (; k + 2 * kLanes <= n; k += 2 * kLanes) {
     load(x + k, a);
     load(y + k, b);
-    sum += a * b;
+    even += a * b;
+    load(x + k + kLanes, a);
+    load(y + k + kLanes, b);
+    odd += a * b;
   }
-  float total = sum_lanes(sum);
+  float total = sum_lanes(even + odd);
   for (; k < n; ++k) {
     total += x[k] * y[k];
   }

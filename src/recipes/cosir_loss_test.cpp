@@ -235,6 +235,14 @@ TEST(CosirModelTest, DirectionsAreOrthonormal) {
   }
 }
 
+TEST(CosirModelTest, NoStartTurnsTextsAround) {
+  for (std::uint64_t seed = 0; seed < 1000; ++seed) {
+    const auto model = make_model({4, 4, 4, 2, false}, seed);
+    const auto one = at::ones({1});
+    EXPECT_GT(turn(model, {one, one}).scale.item<float>(), 0.0F) << "seed " << seed;
+  }
+}
+
 TEST(CosirModelTest, OutputsHaveNormOneAndIgnoreTheLengthOfTheText) {
   World world{{2, 30, false, false}};
   const auto out = modulate(world.model, world.in.text, world.in.conditions).out;

@@ -12,6 +12,7 @@
 #include <ATen/ops/ones.h>
 #include <ATen/ops/relu.h>
 #include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
 #include <fmt/format.h>
 
 #include <cmath>
@@ -84,6 +85,22 @@ at::Tensor apply_branch(const Branch& b, const at::Tensor& x) {
   const auto y =
       at::linear(hidden, b.out_weight, b.out_bias) + at::linear(column, b.skip_weight, b.skip_bias);
   return y.squeeze(1);
+}
+
+at::Tensor scale_at(const Branch& branch, const at::Tensor& radius) {
+  return apply_branch(branch, radius) * 0.4 + 0.8;
+}
+
+// The last norm cancels the scale up to its sign, and with a negative one every text would start
+// turned around: such a start is mirrored.
+void set_upright(Model& m) {
+  const c10::AutoGradMode off{false};
+  if (scale_at(m.radius, at::ones({1}, at::kFloat)).item<float>() <= 0.0F) {
+    for (const auto& x :
+         {m.radius.out_weight, m.radius.out_bias, m.radius.skip_weight, m.radius.skip_bias}) {
+      x.neg_();
+    }
+  }
 }
 
 void add_branch(std::vector<NamedTensor>& list, const std::string& name, const Branch& b) {
@@ -160,6 +177,7 @@ Model make_model(const ModelShape& shape, std::uint64_t run_seed) {
       random_uniform({shape.dim}, 1.0 / std::sqrt(static_cast<double>(shape.dim)), seed, stream++);
   m.radius = make_branch(seed, stream);
   m.angle = make_branch(seed, stream);
+  set_upright(m);
   if (shape.projections) {
     fill_linear(m.image_weight, m.image_bias, shape.dim, shape.image_dim, seed, stream);
     fill_linear(m.text_weight, m.text_bias, shape.dim, shape.text_dim, seed, stream);
@@ -189,7 +207,7 @@ std::vector<NamedTensor> frozen_parameters(const Model& model) {
 }
 
 Turn turn(const Model& model, const Polar& polar) {
-  return {apply_branch(model.radius, polar.radius) * 0.4 + 0.8,
+  return {scale_at(model.radius, polar.radius),
           apply_branch(model.angle, polar.angle) * (std::numbers::pi / 6.0)};
 }
 

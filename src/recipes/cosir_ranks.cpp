@@ -28,6 +28,8 @@
 namespace plimsoll::cosir {
 namespace {
 
+constexpr std::int64_t kGrain = 8;  // Queries per unit of work.
+
 float* values(const at::Tensor& x) {
   return x.data_ptr<float>();
 }
@@ -63,6 +65,9 @@ struct Groups {
   std::vector<std::int32_t> first;  // First pair of each group; one more entry at the end.
   std::vector<std::int32_t> of;     // Group of each pair.
   [[nodiscard]] std::int64_t size() const { return static_cast<std::int64_t>(first.size()) - 1; }
+  [[nodiscard]] std::int64_t at(std::int64_t pair) const {
+    return of[static_cast<std::size_t>(pair)];
+  }
 };
 
 Groups find_groups(const PairSource& source) {
@@ -173,61 +178,82 @@ Ranks empty_ranks(std::int64_t queries) {
           std::vector<float>(n, 0.0F), std::vector<float>(n, 0.0F)};
 }
 
+// A block of texts looking for images: their turned forms, the similarity of each to its own image
+// under each condition, and how many images reach it.
+struct TextQueries {
+  TurnedTexts texts;
+  at::Tensor least;  // [queries, K]
+  at::Tensor ranks;  // int32 [queries, K]
+  std::int64_t count{0};
+  std::int64_t queries{0};
+
+  [[nodiscard]] float a(std::int64_t q, std::int64_t k) const {
+    return values(texts.a)[k * queries + q];
+  }
+  [[nodiscard]] float b(std::int64_t q, std::int64_t k) const {
+    return values(texts.b)[k * queries + q];
+  }
+  // Takes query q's own similarities from column j of a gallery block.
+  void take_own(std::int64_t q, std::int64_t j, const at::Tensor& s, const at::Tensor& p) {
+    const std::int64_t width = s.size(1);
+    for (std::int64_t k = 0; k < count; ++k) {
+      values(least)[q * count + k] =
+          a(q, k) * values(s)[q * width + j] + b(q, k) * values(p)[k * width + j];
+    }
+  }
+  void count_block(const at::Tensor& s, const at::Tensor& p) {
+    const std::int64_t width = s.size(1);
+    auto* rank = ranks.data_ptr<std::int32_t>();
+    at::parallel_for(0, queries, kGrain, [&](std::int64_t from, std::int64_t to) {
+      for (std::int64_t q = from; q < to; ++q) {
+        for (std::int64_t k = 0; k < count; ++k) {
+          rank[q * count + k] += count_fixed(values(s) + q * width, values(p) + k * width, width,
+                                             a(q, k), b(q, k), values(least)[q * count + k]);
+        }
+      }
+    });
+  }
+};
+
 Result<void> image_block(const Model& model, const PairSource& source, const Groups& groups,
                          const TurnSet& turns, std::int64_t q0, std::int64_t q1, const Fold& fold) {
-  PLIMSOLL_TRY(const auto texts, turned_texts(model, source, range(q0, q1), turns));
-  const std::int64_t queries = q1 - q0;
-  const std::int64_t count = turns.size();
-  auto least = at::empty({queries, count}, at::kFloat);
-  auto ranks = at::zeros({queries, count}, at::kInt);
+  TextQueries all;
+  all.queries = q1 - q0;
+  all.count = turns.size();
+  PLIMSOLL_TRY(all.texts, turned_texts(model, source, range(q0, q1), turns));
+  all.least = at::empty({all.queries, all.count}, at::kFloat);
+  all.ranks = at::zeros({all.queries, all.count}, at::kInt);
   at::Tensor s;
   at::Tensor p;
   const auto load_block = [&](std::int64_t begin, std::int64_t end) -> Result<void> {
-    std::vector<std::int64_t> pairs(groups.first.begin() + begin, groups.first.begin() + end);
+    const std::vector<std::int64_t> pairs(groups.first.begin() + begin, groups.first.begin() + end);
     s = p = at::Tensor{};  // Before the next block is made.
     PLIMSOLL_TRY(const auto images, image_units(model, source, pairs));
-    s = at::mm(texts.unit, images.t());
+    s = at::mm(all.texts.unit, images.t());
     p = at::mm(turns.course, images.t());
     return {};
   };
-  const auto own = [&](std::int64_t q) {
-    return std::int64_t{groups.of[static_cast<std::size_t>(q0 + q)]};
-  };
-  const auto a = [&](std::int64_t q, std::int64_t k) { return values(texts.a)[k * queries + q]; };
-  const auto b = [&](std::int64_t q, std::int64_t k) { return values(texts.b)[k * queries + q]; };
+  const auto own = [&](std::int64_t q) { return groups.at(q0 + q); };
 
-  PLIMSOLL_TRY_VOID(
-      for_gallery(own(0), own(queries - 1) + 1, groups.size(),
-                  [&](std::int64_t begin, std::int64_t end) -> Result<void> {
-                    PLIMSOLL_TRY_VOID(load_block(begin, end));
-                    const std::int64_t width = end - begin;
-                    for (std::int64_t q = 0; q < queries; ++q) {
-                      const std::int64_t j = own(q) - begin;
-                      for (std::int64_t k = 0; j >= 0 && j < width && k < count; ++k) {
-                        values(least)[q * count + k] =
-                            a(q, k) * values(s)[q * width + j] + b(q, k) * values(p)[k * width + j];
-                      }
-                    }
-                    return {};
-                  }));
-  PLIMSOLL_TRY_VOID(for_gallery(
-      0, groups.size(), groups.size(), [&](std::int64_t begin, std::int64_t end) -> Result<void> {
-        PLIMSOLL_TRY_VOID(load_block(begin, end));
-        const std::int64_t width = end - begin;
-        at::parallel_for(0, queries, 8, [&](std::int64_t from, std::int64_t to) {
-          for (std::int64_t q = from; q < to; ++q) {
-            for (std::int64_t k = 0; k < count; ++k) {
-              ranks.data_ptr<std::int32_t>()[q * count + k] +=
-                  count_fixed(values(s) + q * width, values(p) + k * width, width, a(q, k), b(q, k),
-                              values(least)[q * count + k]);
-            }
-          }
-        });
-        return {};
-      }));
-  for (std::int64_t q = 0; q < queries; ++q) {
-    for (std::int64_t k = 0; k < count; ++k) {
-      const std::int32_t rank = ranks.data_ptr<std::int32_t>()[q * count + k];
+  const auto take_own = [&](std::int64_t begin, std::int64_t end) -> Result<void> {
+    PLIMSOLL_TRY_VOID(load_block(begin, end));
+    for (std::int64_t q = 0; q < all.queries; ++q) {
+      if (own(q) >= begin && own(q) < end) {
+        all.take_own(q, own(q) - begin, s, p);
+      }
+    }
+    return {};
+  };
+  PLIMSOLL_TRY_VOID(for_gallery(own(0), own(all.queries - 1) + 1, groups.size(), take_own));
+  const auto count_all = [&](std::int64_t begin, std::int64_t end) -> Result<void> {
+    PLIMSOLL_TRY_VOID(load_block(begin, end));
+    all.count_block(s, p);
+    return {};
+  };
+  PLIMSOLL_TRY_VOID(for_gallery(0, groups.size(), groups.size(), count_all));
+  for (std::int64_t q = 0; q < all.queries; ++q) {
+    for (std::int64_t k = 0; k < all.count; ++k) {
+      const std::int32_t rank = all.ranks.data_ptr<std::int32_t>()[q * all.count + k];
       fold.rank(q0 + q, k, rank);
       fold.precision(q0 + q, k, 1.0F / static_cast<float>(rank));
     }
@@ -242,89 +268,119 @@ struct OpenImage {
   std::vector<float> sums;
 };
 
+// A block of images, one per text of theirs, looking for texts.
+struct ImageQueries {
+  at::Tensor images;  // Of norm 1, [queries, dim].
+  at::Tensor p;       // p·img, [queries, K]
+  at::Tensor least;   // [queries, K]
+  at::Tensor ranks;   // int32 [2, queries, K]: among all texts, and among the image's own.
+  std::int64_t first{0};
+  std::int64_t queries{0};
+  std::int64_t count{0};
+
+  [[nodiscard]] std::int32_t* all() const { return ranks.data_ptr<std::int32_t>(); }
+  [[nodiscard]] std::int32_t* same() const { return all() + queries * count; }
+
+  void take_own(std::int64_t q, std::int64_t j, const at::Tensor& s, const TurnedTexts& texts) {
+    const std::int64_t width = s.size(1);
+    for (std::int64_t k = 0; k < count; ++k) {
+      values(least)[q * count + k] = values(texts.a)[k * width + j] * values(s)[q * width + j] +
+                                     values(texts.b)[k * width + j] * values(p)[q * count + k];
+    }
+  }
+  void count_block(const Groups& groups, std::int64_t begin, const at::Tensor& s,
+                   const TurnedTexts& texts) {
+    const std::int64_t width = s.size(1);
+    at::parallel_for(0, queries, kGrain, [&](std::int64_t from, std::int64_t to) {
+      for (std::int64_t q = from; q < to; ++q) {
+        const auto group = static_cast<std::size_t>(groups.at(first + q));
+        const auto within = [&](std::int32_t pair) {
+          return std::clamp<std::int64_t>(pair - begin, 0, width);
+        };
+        const std::int64_t low = within(groups.first[group]);
+        const std::int64_t high = within(groups.first[group + 1]);
+        const float* row = values(s) + q * width;
+        for (std::int64_t k = 0; k < count; ++k) {
+          const std::int64_t at = q * count + k;
+          const float* a = values(texts.a) + k * width;
+          const float* b = values(texts.b) + k * width;
+          const float mine = values(p)[at];
+          const float reach = values(least)[at];
+          all()[at] += count_moving(row, a, b, width, mine, reach);
+          same()[at] += count_moving(row + low, a + low, b + low, high - low, mine, reach);
+        }
+      }
+    });
+  }
+};
+
+// Folds the ranks of a block's texts into their images'. Precisions are complete with the image's
+// last text.
+void fold_images(const ImageQueries& block, const Groups& groups, const Fold& fold,
+                 OpenImage& open) {
+  for (std::int64_t q = 0; q < block.queries; ++q) {
+    const std::int64_t group = groups.at(block.first + q);
+    const auto at_group = static_cast<std::size_t>(group);
+    if (group != open.group) {
+      open.group = group;
+      open.sums.assign(static_cast<std::size_t>(block.count), 0.0F);
+    }
+    const bool complete = block.first + q + 1 == groups.first[at_group + 1];
+    const auto texts = static_cast<float>(groups.first[at_group + 1] - groups.first[at_group]);
+    for (std::int64_t k = 0; k < block.count; ++k) {
+      const std::int64_t at = q * block.count + k;
+      auto& sum = open.sums[static_cast<std::size_t>(k)];
+      sum += static_cast<float>(block.same()[at]) / static_cast<float>(block.all()[at]);
+      fold.rank(group, k, block.all()[at]);
+      if (complete) {
+        fold.precision(group, k, sum / texts);
+      }
+    }
+  }
+}
+
 Result<void> text_block(const Model& model, const PairSource& source, const Groups& groups,
                         const TurnSet& turns, std::int64_t q0, std::int64_t q1, const Fold& fold,
                         OpenImage& open) {
-  const std::int64_t queries = q1 - q0;
-  const std::int64_t count = turns.size();
+  ImageQueries block;
+  block.first = q0;
+  block.queries = q1 - q0;
+  block.count = turns.size();
   std::vector<std::int64_t> firsts;
   for (std::int64_t q = q0; q < q1; ++q) {
-    const auto group = static_cast<std::size_t>(groups.of[static_cast<std::size_t>(q)]);
-    firsts.push_back(groups.first[group]);
+    firsts.push_back(groups.first[static_cast<std::size_t>(groups.at(q))]);
   }
-  PLIMSOLL_TRY(const auto images, image_units(model, source, firsts));
-  const auto p = at::mm(images, turns.course.t());
-  auto least = at::empty({queries, count}, at::kFloat);
-  auto ranks = at::zeros({2, queries, count}, at::kInt);  // Among all; among the image's own.
-  auto* all = ranks.data_ptr<std::int32_t>();
-  auto* same = all + queries * count;
+  PLIMSOLL_TRY(block.images, image_units(model, source, firsts));
+  block.p = at::mm(block.images, turns.course.t());
+  block.least = at::empty({block.queries, block.count}, at::kFloat);
+  block.ranks = at::zeros({2, block.queries, block.count}, at::kInt);
   TurnedTexts texts;
   at::Tensor s;
   const auto load_block = [&](std::int64_t begin, std::int64_t end) -> Result<void> {
     texts = TurnedTexts{};
     s = at::Tensor{};
     PLIMSOLL_TRY(texts, turned_texts(model, source, range(begin, end), turns));
-    s = at::mm(images, texts.unit.t());
+    s = at::mm(block.images, texts.unit.t());
     return {};
   };
 
   PLIMSOLL_TRY_VOID(
       for_gallery(q0, q1, source.pairs, [&](std::int64_t begin, std::int64_t end) -> Result<void> {
         PLIMSOLL_TRY_VOID(load_block(begin, end));
-        const std::int64_t width = end - begin;
-        for (std::int64_t q = 0; q < queries; ++q) {
-          const std::int64_t j = q0 + q - begin;
-          for (std::int64_t k = 0; j >= 0 && j < width && k < count; ++k) {
-            values(least)[q * count + k] =
-                values(texts.a)[k * width + j] * values(s)[q * width + j] +
-                values(texts.b)[k * width + j] * values(p)[q * count + k];
+        for (std::int64_t q = 0; q < block.queries; ++q) {
+          if (q0 + q >= begin && q0 + q < end) {
+            block.take_own(q, q0 + q - begin, s, texts);
           }
         }
         return {};
       }));
-  PLIMSOLL_TRY_VOID(for_gallery(
-      0, source.pairs, source.pairs, [&](std::int64_t begin, std::int64_t end) -> Result<void> {
-        PLIMSOLL_TRY_VOID(load_block(begin, end));
-        const std::int64_t width = end - begin;
-        at::parallel_for(0, queries, 8, [&](std::int64_t from, std::int64_t to) {
-          for (std::int64_t q = from; q < to; ++q) {
-            const auto group =
-                static_cast<std::size_t>(groups.of[static_cast<std::size_t>(q0 + q)]);
-            const std::int64_t low = std::clamp<std::int64_t>(groups.first[group], begin, end);
-            const std::int64_t high = std::clamp<std::int64_t>(groups.first[group + 1], begin, end);
-            const float* row = values(s) + q * width;
-            for (std::int64_t k = 0; k < count; ++k) {
-              const std::int64_t at = q * count + k;
-              const float* a = values(texts.a) + k * width;
-              const float* b = values(texts.b) + k * width;
-              all[at] += count_moving(row, a, b, width, values(p)[at], values(least)[at]);
-              same[at] += count_moving(row + low - begin, a + low - begin, b + low - begin,
-                                       high - low, values(p)[at], values(least)[at]);
-            }
-          }
-        });
-        return {};
-      }));
-  for (std::int64_t q = 0; q < queries; ++q) {
-    const std::int64_t group = groups.of[static_cast<std::size_t>(q0 + q)];
-    if (group != open.group) {
-      open.group = group;
-      open.sums.assign(static_cast<std::size_t>(count), 0.0F);
-    }
-    const auto at_group = static_cast<std::size_t>(group);
-    const bool complete = q0 + q + 1 == groups.first[at_group + 1];
-    const auto texts_of_image =
-        static_cast<float>(groups.first[at_group + 1] - groups.first[at_group]);
-    for (std::int64_t k = 0; k < count; ++k) {
-      const std::int64_t at = q * count + k;
-      auto& sum = open.sums[static_cast<std::size_t>(k)];
-      sum += static_cast<float>(same[at]) / static_cast<float>(all[at]);
-      fold.rank(group, k, all[at]);
-      if (complete) {
-        fold.precision(group, k, sum / texts_of_image);
-      }
-    }
-  }
+  const auto take_own = [&](std::int64_t begin, std::int64_t end) -> Result<void> {
+    PLIMSOLL_TRY_VOID(load_block(begin, end));
+    block.count_block(groups, begin, s, texts);
+    return {};
+  };
+  PLIMSOLL_TRY_VOID(for_gallery(0, source.pairs, source.pairs, take_own));
+  fold_images(block, groups, fold, open);
   return {};
 }
 
