@@ -57,39 +57,39 @@ struct RowInit {
 
 struct EmbeddingStoreOptions {
   std::filesystem::path directory{};
-  std::int64_t dim{0};                ///< Floats per row.
-  RowOptimizerOptions optimizer{};    ///< The kind is part of the table; the numbers may change.
-  RowInit init{};                     ///< Part of the table.
-  std::int64_t store_bytes{0};        ///< The slab; 0: 64 MiB or the floor, whichever is larger.
+  std::int64_t dim{0};              ///< Floats per row.
+  RowOptimizerOptions optimizer{};  ///< The kind is part of the table; the numbers may change.
+  RowInit init{};                   ///< Part of the table.
+  std::int64_t store_bytes{0};      ///< The slab; 0: 64 MiB or the floor, whichever is larger.
 
   // Only when the table is created; an existing one is compared with them when given.
-  std::int64_t rows{0};                     ///< Dense ids [0, rows), or the number of `ids`.
-  std::span<const std::int64_t> ids{};      ///< Or: arbitrary distinct 64-bit ids.
-  std::filesystem::path ids_file{};         ///< Or: a .npy of int64, streamed.
+  std::int64_t rows{0};                 ///< Dense ids [0, rows), or the number of `ids`.
+  std::span<const std::int64_t> ids{};  ///< Or: arbitrary distinct 64-bit ids.
+  std::filesystem::path ids_file{};     ///< Or: a .npy of int64, streamed.
 
-  std::int64_t at_step{-1};   ///< Open this commit, not the newest (a manifest's step).
+  std::int64_t at_step{-1};       ///< Open this commit, not the newest (a manifest's step).
   std::int64_t batch_rows{4096};  ///< Largest request expected; sizes the scratch in the slab.
   int io_threads{4};
-  int compute_threads{1};     ///< For apply(); the result does not depend on it.
+  int compute_threads{1};  ///< For apply(); the result does not depend on it.
 };
 
 /// How the slab is divided, in bytes, and what the disk may come to hold.
 struct SlabPlan {
   std::int64_t total_bytes{0};
-  std::int64_t frame_bytes{0};    ///< Page frames.
-  std::int64_t index_bytes{0};    ///< Id fences, page table, block maps.
-  std::int64_t buffer_bytes{0};   ///< I/O buffers and request scratch.
-  std::int64_t queue_bytes{0};    ///< Look-ahead queue.
-  std::int64_t floor_bytes{0};    ///< The smallest slab that works for this table.
-  std::int64_t disk_cap_bytes{0}; ///< Most the directory can reach (live, two commits, index).
+  std::int64_t frame_bytes{0};     ///< Page frames.
+  std::int64_t index_bytes{0};     ///< Id fences, page table, block maps.
+  std::int64_t buffer_bytes{0};    ///< I/O buffers and request scratch.
+  std::int64_t queue_bytes{0};     ///< Look-ahead queue.
+  std::int64_t floor_bytes{0};     ///< The smallest slab that works for this table.
+  std::int64_t disk_cap_bytes{0};  ///< Most the directory can reach (live, two commits, index).
   [[nodiscard]] std::string to_string() const;
 };
 
 /// Counters since open. A hit is a row that was in RAM when asked for.
 struct StoreStats {
-  std::int64_t requests{0};        ///< Rows asked for by gather, apply and update.
+  std::int64_t requests{0};  ///< Rows asked for by gather, apply and update.
   std::int64_t hits{0};
-  std::int64_t prefetch_hits{0};   ///< Hits that were in RAM because prefetch() brought them.
+  std::int64_t prefetch_hits{0};  ///< Hits that were in RAM because prefetch() brought them.
   std::int64_t pages_read{0};
   std::int64_t pages_written{0};
   std::int64_t bytes_read{0};
@@ -97,8 +97,8 @@ struct StoreStats {
   std::int64_t evictions_clean{0};
   std::int64_t evictions_dirty{0};
   std::int64_t commits{0};
-  std::int64_t syncs{0};           ///< fdatasync calls.
-  std::int64_t stall_ns{0};        ///< Time callers waited for the disk.
+  std::int64_t syncs{0};     ///< fdatasync calls.
+  std::int64_t stall_ns{0};  ///< Time callers waited for the disk.
   std::int64_t dirty_bytes{0};
   std::int64_t resident_pages{0};
   std::int64_t frames{0};
@@ -145,11 +145,13 @@ class EmbeddingStore {
   /// One optimizer step for these rows. Gradients of a duplicate id are summed in request order.
   /// Shape:  grads is float32 [ids.size(), dim]. `rate_scale` multiplies the learning rate.
   /// Errors: as gather(); kInvalidArgument for a NaN or infinite gradient, naming its id. On an
-  ///         error no row has changed.
+  ///         error no row has changed; should the disk fail part way through a request whose pages
+  ///         are more than half of the slab, the handle is poisoned, so that nobody sees the part.
   Result<void> apply(std::span<const std::int64_t> ids, std::span<const float> grads,
                      float rate_scale = 1.0F);
 
-  /// Sets weights; clears the rows' optimizer slots. The last of a duplicate id wins.
+  /// Sets weights; clears the rows' optimizer slots and their count of steps. The last of a
+  /// duplicate id wins. Errors: as gather().
   Result<void> update(std::span<const std::int64_t> ids, std::span<const float> rows);
 
   /// Says which ids will be asked for soon. A hint: bounded, dropped when full, cannot fail.

@@ -186,6 +186,7 @@ class PageCache {
   void evict(std::uint32_t frame) PLIMSOLL_REQUIRES(mutex_);
   void drop(std::uint32_t frame) PLIMSOLL_REQUIRES(mutex_);
   Result<void> write_frames(Lane& lane, std::int64_t count) PLIMSOLL_REQUIRES(mutex_);
+  void sort_by_page(std::span<std::uint32_t> indexes) const PLIMSOLL_REQUIRES(mutex_);
   void begin_write(Lane& lane, std::int64_t count) PLIMSOLL_REQUIRES(mutex_);
   void end_write(Lane& lane, std::int64_t count, const Result<void>& result)
       PLIMSOLL_REQUIRES(mutex_);

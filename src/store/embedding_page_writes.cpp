@@ -118,11 +118,16 @@ Result<void> PageCache::write_frames(Lane& lane, std::int64_t count) {
   return result;
 }
 
+void PageCache::sort_by_page(std::span<std::uint32_t> indexes) const {
+  const std::span<const Frame> frames = frames_;
+  std::sort(indexes.begin(), indexes.end(),
+            [frames](std::uint32_t a, std::uint32_t b) { return frames[a].page < frames[b].page; });
+}
+
 // Orders the frames by page, so that neighbours stay neighbours on disk, and gives them blocks.
 void PageCache::begin_write(Lane& lane, std::int64_t count) {
   const auto frames = lane.cleaning.first(static_cast<std::size_t>(count));
-  std::sort(frames.begin(), frames.end(),
-            [this](std::uint32_t a, std::uint32_t b) { return frames_[a].page < frames_[b].page; });
+  sort_by_page(frames);
   ++writers_;
   for (std::size_t i = 0; i < frames.size(); ++i) {
     Frame& frame = frames_[frames[i]];
@@ -201,8 +206,7 @@ Result<void> PageCache::write_dirty() {
   const MutexLock lock(mutex_);
   const Stall stall(stats_.stall_ns);
   const auto listed = dirty_list_.first(static_cast<std::size_t>(listed_));
-  std::sort(listed.begin(), listed.end(),
-            [this](std::uint32_t a, std::uint32_t b) { return frames_[a].page < frames_[b].page; });
+  sort_by_page(listed);
   std::int64_t chosen = 0;
   for (const std::uint32_t index : listed) {
     Frame& frame = frames_[index];
