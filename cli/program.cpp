@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
@@ -54,11 +55,11 @@ std::string suggestion(std::string_view option) {
 
 int report_usage(const CLI::App& app, const CLI::ParseError& error) {
   std::string text = error.what();
-  if (error.get_name() == "ExtrasError") {
-    const auto colon = text.find(": ");
-    const std::string first = colon == std::string::npos
-                                  ? text
-                                  : text.substr(colon + 2, text.find(' ', colon + 2) - colon - 2);
+  if (const auto extras = app.remaining(true); !extras.empty()) {
+    // An unknown option explains the words beside it better than they do themselves.
+    const auto option = std::find_if(extras.begin(), extras.end(),
+                                     [](const std::string& word) { return word.starts_with('-'); });
+    const std::string& first = option == extras.end() ? extras.front() : *option;
     text = fmt::format("'{}' is no option or command here{}", first, suggestion(first));
   }
   const CLI::App* deepest = &app;

@@ -46,9 +46,13 @@ void add_fields(CLI::App& command, const std::shared_ptr<Typed>& typed,
       continue;
     }
     const std::string name = field.name;
-    const auto preset = field.print(defaults);
-    const auto help =
-        preset == "\"\"" ? std::string(field.help) : fmt::format("{} [{}]", field.help, preset);
+    std::string help = field.help;
+    if (*field.choices != '\0') {
+      help += fmt::format(": {}", field.choices);
+    }
+    if (const auto preset = field.print(defaults); preset != "\"\"") {
+      help += fmt::format(" [{}]", preset);
+    }
     command
         .add_option_function<std::string>(
             flag_of(field),

@@ -74,8 +74,8 @@ Result<Description> describe_embeddings(const fs::path& path) {
       "  commits   {}\n"
       "  disk      {}\n",
       path.string(), format_count(info.rows), info.dim, info.record_bytes,
-      optimizer_name(info.optimizer), init_name(info.init.kind), info.init.scale,
-      info.init.seed, info.dense_ids ? "0 … rows−1" : "arbitrary", format_bytes(info.page_bytes),
+      optimizer_name(info.optimizer), init_name(info.init.kind), info.init.scale, info.init.seed,
+      info.dense_ids ? "0 … rows−1" : "arbitrary", format_bytes(info.page_bytes),
       info.rows_per_page, commits.empty() ? "none" : "step " + commits,
       format_bytes(info.disk_bytes));
   return finish("embedding_store", path, std::move(text),
