@@ -364,22 +364,22 @@ Result<void> text_block(const Model& model, const PairSource& source, const Grou
     return {};
   };
 
-  PLIMSOLL_TRY_VOID(
-      for_gallery(q0, q1, source.pairs, [&](std::int64_t begin, std::int64_t end) -> Result<void> {
-        PLIMSOLL_TRY_VOID(load_block(begin, end));
-        for (std::int64_t q = 0; q < block.queries; ++q) {
-          if (q0 + q >= begin && q0 + q < end) {
-            block.take_own(q, q0 + q - begin, s, texts);
-          }
-        }
-        return {};
-      }));
   const auto take_own = [&](std::int64_t begin, std::int64_t end) -> Result<void> {
+    PLIMSOLL_TRY_VOID(load_block(begin, end));
+    for (std::int64_t q = 0; q < block.queries; ++q) {
+      if (q0 + q >= begin && q0 + q < end) {
+        block.take_own(q, q0 + q - begin, s, texts);
+      }
+    }
+    return {};
+  };
+  PLIMSOLL_TRY_VOID(for_gallery(q0, q1, source.pairs, take_own));
+  const auto count_all = [&](std::int64_t begin, std::int64_t end) -> Result<void> {
     PLIMSOLL_TRY_VOID(load_block(begin, end));
     block.count_block(groups, begin, s, texts);
     return {};
   };
-  PLIMSOLL_TRY_VOID(for_gallery(0, source.pairs, source.pairs, take_own));
+  PLIMSOLL_TRY_VOID(for_gallery(0, source.pairs, source.pairs, count_all));
   fold_images(block, groups, fold, open);
   return {};
 }
