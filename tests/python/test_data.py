@@ -114,7 +114,6 @@ def test_a_split_holds_out_whole_groups(governor, store):
     ({"batch_rows": 0}, ValueError), ({"batch_rows": 8, "columns": ["z"]}, KeyError),
     ({"batch_rows": 8, "queue": "x"}, ValueError), ({"batch_rows": 8, "threads": 0}, ValueError),
     ({"batch_rows": 200, "queue": 64}, plimsoll.BudgetExceeded),
-    ({"batch_rows": 8, "queue": "90GiB"}, plimsoll.BudgetExceeded),
     ({"batch_rows": 8, "state": (0, 0, 99999)}, ValueError)])
 def test_open_checks_its_options(governor, store, options, error):
     with pytest.raises(error):
