@@ -20,8 +20,8 @@ constexpr std::int64_t kBlockStep = 64;  // Every block is aligned to this.
 constexpr std::uint32_t kSpanPagesMin = 16;
 constexpr std::int64_t kSpanBlocksMin = 8;
 
-// See trade_cache(). Source: bench/w6_governor, convnet on a 2-core EPYC: no bound 262 MiB leased
-// for 200 live, a 16th 216, a 32nd 208, each 25 % faster than plain LibTorch.
+// See trade_cache(). Source: bench/w6_governor's convnet, 200 MiB live, 2-core EPYC. No bound: 262
+// MiB leased, 0.70 of plain LibTorch's time; a 16th: 216 MiB, 0.75; a 32nd: 208 MiB, 0.76.
 constexpr std::int64_t kSlackShare = 32;
 constexpr std::int64_t kSlackMin = 8LL << 20;
 

@@ -59,8 +59,8 @@ bool AddressRange::map(std::int64_t bytes) noexcept {
   if (at == MAP_FAILED) {
     return false;
   }
-  // A huge page would make 2 MiB resident for 4 KiB leased, and gains nothing: a Transformer step
-  // took 1.38 s with and without (bench/w6_governor). So no part of the range has them.
+  // A huge page would make 2 MiB resident for 4 KiB leased, and gains nothing: plain LibTorch took
+  // 1.38 s for a Transformer's step with and without them (bench/w6_governor/README.md).
   ::madvise(at, static_cast<std::size_t>(bytes), MADV_NOHUGEPAGE);
   data_ = static_cast<std::byte*>(at);
   bytes_ = bytes;
