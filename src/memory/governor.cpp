@@ -128,6 +128,10 @@ Governor::Governor(std::shared_ptr<Ledger> ledger) noexcept : ledger_(std::move(
 Result<Governor> Governor::create(const GovernorOptions& options) {
   PLIMSOLL_TRY(Ledger::Terms terms, find_terms(options));
   Process& shared = process();
+  // A cache without a user, such as the arena's free pages, does not hold up a replacement.
+  if (const Governor earlier = current(); earlier.valid()) {
+    earlier.ledger_->reclaimers().reclaim(PressureMove::kPurge, kUncapped);
+  }
   MutexLock lock(shared.mutex);
   std::int64_t orphan_bytes = shared.orphans->load(std::memory_order_relaxed);
   if (shared.current != nullptr) {

@@ -95,6 +95,32 @@ TEST_F(GovernorTest, IsReplacedWhenOnlyForeignBytesAreLeased) {
   EXPECT_EQ(second.state().orphan_bytes, 10_MiB);
 }
 
+// A cache that nobody uses, held by a lease until it is asked to give it back.
+class IdleCache : public Reclaimer {
+ public:
+  explicit IdleCache(Governor& governor)
+      : lease_(governor.reserve(Tag::kTensor, 1_MiB).or_throw()),
+        handle_(governor.add_reclaimer(this).or_throw()) {}
+  std::int64_t reclaim(PressureMove move, std::int64_t) noexcept override {
+    const std::int64_t held = move == PressureMove::kPurge ? lease_.bytes() : 0;
+    lease_.shrink(lease_.bytes() - held);
+    return held;
+  }
+  [[nodiscard]] const char* name() const noexcept override { return "idle"; }
+
+ private:
+  Lease lease_;
+  ReclaimerHandle handle_;
+};
+
+TEST_F(GovernorTest, IsReplacedWhenAllItHoldsIsACacheThatAPurgeGivesBack) {
+  Governor first = Governor::create(options("800MiB")).or_throw();
+  const IdleCache cache(first);
+  EXPECT_EQ(first.state().leased_bytes, 1_MiB);
+  EXPECT_TRUE(Governor::create(options("700MiB")));
+  EXPECT_FALSE(first.reserve(Tag::kOther, 1));
+}
+
 TEST_F(GovernorTest, IsNotReplacedWhileItHoldsAnythingAndSaysWhoHolds) {
   Governor first = Governor::create(options("800MiB")).or_throw();
   const Lease tensors = first.reserve(Tag::kTensor, 64_MiB).or_throw();
