@@ -58,6 +58,7 @@ void add_fields(CLI::App& command, const std::shared_ptr<Typed>& typed,
             flag_of(field),
             [typed, name](const std::string& text) { typed->flags.emplace_back(name, text); }, help)
         ->type_name("")
+        ->take_last()
         ->group(field.role == FieldRole::kIdentity ? "What is trained (decides the bits)"
                                                    : "Where and how it runs");
   }

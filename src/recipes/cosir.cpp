@@ -83,7 +83,6 @@ class Run {
     PLIMSOLL_TRY_VOID(train_epochs());
     return summarise_run();
   }
-  [[nodiscard]] bool saved() const { return saved_step_ >= 0; }
 
  private:
   Result<void> open();
@@ -368,9 +367,6 @@ Result<RunSummary> train_in(const CosirSettings& settings, const TrainOptions& o
   if (!done) {
     result = tl::unexpected(done.error());
   }
-  if (!result && !run.saved()) {
-    folder.abandon();
-  }
   return result;
 }
 
@@ -386,6 +382,9 @@ Result<RunSummary> train_cosir(const CosirSettings& settings, const TrainOptions
   }
   auto result = train_in(settings, options, folder);
   TensorArena::detach();
+  if (const auto saved = folder.published_step(); !result && saved && !saved->has_value()) {
+    folder.abandon();  // Refused before there was anything to resume: a new folder goes again.
+  }
   if (!result && RunFolder::is_run(config.out)) {
     RunStatus status;
     status.status = "failed";

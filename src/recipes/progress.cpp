@@ -118,11 +118,14 @@ std::string format_count(std::int64_t n) {
 
 std::string draw_progress(const RunStatus& status, double epoch_fraction, int columns) {
   std::string steps =
-      fmt::format("epoch {}/{} {} step {}/{}  loss {:.4f}  {} rows/s  {} left",
-                  std::min(status.epoch + 1, status.epochs), status.epochs, bar(epoch_fraction),
-                  format_count(status.step), format_count(status.steps_total), status.loss,
-                  format_count(static_cast<std::int64_t>(status.rows_per_second)),
-                  format_duration(status.seconds_left));
+      status.steps_total == 0
+          ? std::string("before the first step")
+          : fmt::format("epoch {}/{} {} step {}/{}  loss {:.4f}  {} rows/s  {} left",
+                        std::min(status.epoch + 1, status.epochs), status.epochs,
+                        bar(epoch_fraction), format_count(status.step),
+                        format_count(status.steps_total), status.loss,
+                        format_count(static_cast<std::int64_t>(status.rows_per_second)),
+                        format_duration(status.seconds_left));
   if (status.status != "running") {
     steps += "  (" + status.status + ")";
   }
@@ -135,12 +138,16 @@ std::string draw_progress(const RunStatus& status, double epoch_fraction, int co
 }
 
 std::string plain_progress(const RunStatus& status) {
-  return fmt::format(
-      "{} epoch {}/{} step {}/{} loss {:.4f} {} rows/s {} left, {} leased, {} resident of {}",
-      status.status, std::min(status.epoch + 1, status.epochs), status.epochs, status.step,
-      status.steps_total, status.loss, std::llround(status.rows_per_second),
-      format_duration(status.seconds_left), format_bytes(status.leased_bytes),
-      format_bytes(status.resident_bytes), format_bytes(status.limit_bytes));
+  const auto memory =
+      fmt::format("{} leased, {} resident of {}", format_bytes(status.leased_bytes),
+                  format_bytes(status.resident_bytes), format_bytes(status.limit_bytes));
+  if (status.steps_total == 0) {  // Before the first step.
+    return fmt::format("{}, {}", status.status, memory);
+  }
+  return fmt::format("{} epoch {}/{} step {}/{} loss {:.4f} {} rows/s {} left, {}", status.status,
+                     std::min(status.epoch + 1, status.epochs), status.epochs, status.step,
+                     status.steps_total, status.loss, std::llround(status.rows_per_second),
+                     format_duration(status.seconds_left), memory);
 }
 
 Progress::Progress(const ProgressOptions& options) : options_(options), live_(is_live(options)) {}

@@ -80,6 +80,14 @@ TEST(ProgressTest, TheBarShowsEpochStepAndWhoHoldsTheLimit) {
   EXPECT_NE(drawn.find("tensors 115.0 MiB, rows 77.0 MiB"), std::string::npos) << drawn;
 }
 
+TEST(ProgressTest, BeforeTheFirstStepNoStepsAreShown) {
+  RunStatus early = example();
+  early.status = "evaluating";
+  early.steps_total = 0;
+  EXPECT_EQ(plain_progress(early), "evaluating, 192.0 MiB leased, 384.0 MiB resident of 768.0 MiB");
+  EXPECT_EQ(draw_progress(early, 0.0, 100).find("before the first step  (evaluating)"), 0U);
+}
+
 TEST(ProgressTest, TheBarFitsAnyWidthAndSurvivesOddNumbers) {
   RunStatus odd = example();
   odd.loss = std::nan("");

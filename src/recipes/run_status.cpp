@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <cmath>
@@ -301,8 +302,8 @@ std::string RunView::to_text() const {
   std::string text = fmt::format(
       "{}{}\n  step      {} of {}, epoch {} of {}\n  loss      {:.4f}\n  speed     {} rows/s\n",
       status.status, alive ? fmt::format(" (process {})", pid) : "", format_count(status.step),
-      format_count(status.steps_total), status.epoch, status.epochs, status.loss,
-      format_count(static_cast<std::int64_t>(status.rows_per_second)));
+      format_count(status.steps_total), std::min(status.epoch + 1, status.epochs), status.epochs,
+      status.loss, format_count(static_cast<std::int64_t>(status.rows_per_second)));
   if (alive && status.status == "running") {
     text += fmt::format("  left      {}\n", format_duration(status.seconds_left));
   }
