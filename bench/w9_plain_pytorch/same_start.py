@@ -3,17 +3,20 @@
 
 The program draws every random number as a pure function of (seed, stream, counter), so that NumPy
 can draw the same ones. The formulas are those of src/base/philox.h, src/base/sample_order.cpp,
-src/store/row_init.h and src/recipes/cosir_model.cpp; equal losses in the first step show that they
-still agree.
+src/data/split.cpp, src/store/row_init.h and src/recipes/cosir_model.cpp; equal losses in the first
+step show that they still agree.
 
 Memory: about 40 bytes a row.
 """
+import ctypes
+import ctypes.util
+
 import numpy as np
 
 U64 = np.uint64
 MASK32 = U64(0xFFFFFFFF)
 # The uses of a run's seed, as `Purpose` in src/recipes/cosir_model.h numbers them.
-MODEL, ROWS, ORDER = 1, 2, 3
+MODEL, ROWS, ORDER, SPLIT = 1, 2, 3, 4
 
 
 def philox(seed: int, stream, counter) -> np.ndarray:
@@ -44,16 +47,21 @@ def uniform01(words: np.ndarray) -> np.ndarray:
     return ((words >> U64(9)).astype(np.float32) + np.float32(0.5)) * np.float32(2.0**-23)
 
 
-def normals(words: np.ndarray) -> np.ndarray:
-    """Box and Muller on the pairs (0, 1) and (2, 3): float32 [n, 4]."""
-    def rounded(function, x):  # As the C library rounds; NumPy's own float32 is off by a bit.
-        return function(x.astype(np.float64)).astype(np.float32)
+def libm(name: str):
+    """The C library's float32 function, over arrays; NumPy's own rounds the last bit otherwise."""
+    function = getattr(ctypes.CDLL(ctypes.util.find_library("m")), name)
+    function.restype, function.argtypes = ctypes.c_float, [ctypes.c_float]
+    return lambda x: np.fromiter(map(function, x.ravel().tolist()), np.float32,
+                                 x.size).reshape(x.shape)
 
+
+def normals(words: np.ndarray) -> np.ndarray:
+    """Box and Muller on pairs of words, [n, 2k]: float32 of the same shape."""
     u = uniform01(words)
-    radius = np.sqrt(np.float32(-2) * rounded(np.log, u[:, 0::2]))
+    radius = np.sqrt(np.float32(-2) * libm("logf")(u[:, 0::2]))
     angle = np.float32(6.28318530717958647692) * u[:, 1::2]
-    return np.stack([radius * rounded(np.cos, angle), radius * rounded(np.sin, angle)],
-                    -1).reshape(-1, 4)
+    return np.stack([radius * libm("cosf")(angle), radius * libm("sinf")(angle)],
+                    -1).reshape(words.shape)
 
 
 def uniform_tensor(shape, width: float, seed: int, stream: int) -> np.ndarray:
@@ -65,7 +73,7 @@ def uniform_tensor(shape, width: float, seed: int, stream: int) -> np.ndarray:
 def normal_tensor(shape, seed: int, stream: int) -> np.ndarray:
     count = int(np.prod(shape))
     words = philox(seed, stream, np.arange(-(-count // 4)))
-    return normals(words).reshape(-1)[:count].reshape(shape)
+    return normals(words).ravel()[:count].reshape(shape)
 
 
 def orthonormal(dim: int, columns: int, seed: int, stream: int) -> np.ndarray:
@@ -98,7 +106,7 @@ def model_weights(seed: int, dim: int, label_dim: int = 2) -> dict[str, np.ndarr
 
 def first_rows(seed: int, ids: np.ndarray, scale: float = 0.1) -> np.ndarray:
     """Condition vectors before their first update: float32 [n, 2]."""
-    return normals(philox(seed_for(seed, ROWS), ids.astype(U64), 0))[:, :2] * np.float32(scale)
+    return normals(philox(seed_for(seed, ROWS), ids.astype(U64), 0)[:, :2]) * np.float32(scale)
 
 
 def neighbour_picks(seed: int, ids: np.ndarray, epoch: int = 0) -> np.ndarray:
@@ -133,7 +141,11 @@ def sample_order(samples: int, seed: int, epoch: int = 0) -> np.ndarray:
 
 
 def write_start(path, seed: int, ids: np.ndarray, groups: np.ndarray, dim: int) -> None:
-    """The .npz that plain_pytorch.py starts from. Rows are in the order of the data's records."""
-    np.savez(path, order=sample_order(len(ids), seed_for(seed, ORDER)), groups=groups,
+    """The .npz that plain_pytorch.py starts from, for a run that holds nothing out.
+
+    `order` gives the record at each position of the first epoch; the other rows are as the records.
+    """
+    by_rank = sample_order(len(ids), seed_for(seed, SPLIT))  # Training rank → record.
+    np.savez(path, order=by_rank[sample_order(len(ids), seed_for(seed, ORDER))], groups=groups,
              picks=neighbour_picks(seed, ids), rows=first_rows(seed, ids),
              **model_weights(seed, dim))
