@@ -68,28 +68,28 @@ def wrong(arrays, what):
     arrays = {name: array.copy() for name, array in arrays.items()}
     if what == "rows":
         arrays["text"] = arrays["text"][:-1]
-        return arrays, ["has 999 rows", "has 1000"]
+        return arrays, ["1000 rows", "999", "image.npy", "text.npy"]
     if what == "nan":
         arrays["image"][517, 3] = np.nan
-        return arrays, ["517", "image", str(arrays["ids"][517])]
+        return arrays, ["row 517", "image.npy"]
     if what == "infinite":
         arrays["text"][2, 1] = np.inf
-        return arrays, ["2", "text", str(arrays["ids"][2])]
+        return arrays, ["row 2", "text.npy"]
     if what == "duplicate":
         arrays["ids"][900] = arrays["ids"][12]
         return arrays, [str(arrays["ids"][12])]
     if what == "dtype":
         arrays["image"] = arrays["image"].astype(np.float64)
-        return arrays, ["float64", "float32 or float16", "--image-features"]
+        return arrays, ["float64", "float32 or float16", "image.npy"]
     if what == "ids dtype":
         arrays["ids"] = arrays["ids"].astype(np.int32)
-        return arrays, ["int32", "int64", "--ids"]
+        return arrays, ["int32", "int64", "ids.npy"]
     if what == "dimensions":
         arrays["text"] = arrays["text"].reshape(ROWS, 4, 4)
-        return arrays, ["3 dimensions", "expected 2"]
+        return arrays, ["[rows, width]", "[4, 4]", "text.npy"]
     if what == "groups":
         arrays["groups"][800] = 0
-        return arrays, ["group 0"]
+        return arrays, ["a group returns"]
     raise AssertionError(what)
 
 
