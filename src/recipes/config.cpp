@@ -91,8 +91,8 @@ constexpr std::array kFields{
     whole("phase2_epochs", kIdentity, &C::phase2_epochs, 0, 1e6,
           "Epochs of the classifier of conditions"),
     real("phase2_lr", &C::phase2_lr, 0, kRateMax, "Learning rate of that classifier"),
-    whole("checkpoint_every_n_steps", kFree, &C::checkpoint_every_n_steps, 1, kCountMax,
-          "Steps between commits"),
+    whole("checkpoint_every_n_steps", kFree, &C::checkpoint_every_n_steps, 0, kCountMax,
+          "Steps between commits; 0: one at the end of each epoch"),
     whole("keep_checkpoints", kFree, &C::keep_checkpoints, 1, 1e6, "The newest ones are kept"),
     bytes("queue_bytes", &C::queue_bytes, "The loader's ring; 0: chosen"),
     bytes("store_bytes", &C::store_bytes, "Memory of the condition vectors; 0: chosen"),
@@ -394,7 +394,8 @@ std::string CosirSettings::to_toml() const {
 std::vector<std::pair<std::string, std::string>> CosirSettings::items() const {
   std::vector<std::pair<std::string, std::string>> items;
   for (const Field& field : kFields) {
-    items.emplace_back(field.name, field.print(config_));
+    const auto* text = std::get_if<std::string C::*>(&field.member);
+    items.emplace_back(field.name, text != nullptr ? config_.**text : field.print(config_));
   }
   return items;
 }

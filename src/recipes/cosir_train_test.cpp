@@ -70,7 +70,7 @@ class CosirTrainTest : public testing::Test {
                                    const Options& more) {
     Options all{{"memory_limit", "2GiB"},    {"epochs", "2"},
                 {"batch_size", "40"},        {"seed", "7"},
-                {"tensorboard", "false"},    {"compute_threads", "2"},
+                {"tensorboard", "false"},    {"compute_threads", "1"},
                 {"eval_every_n_epochs", "0"}};
     for (const auto& [key, value] : more) {
       all[key] = value;
