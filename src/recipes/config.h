@@ -144,7 +144,7 @@ class CosirSettings {
   /// The text of run.toml: every value, with a comment that says where it came from.
   [[nodiscard]] std::string to_toml() const;
 
-  /// (key, value) of every field, as run.toml prints them: for MLflow's params.
+  /// (key, value) of every field, texts without quotes: for MLflow's params.
   [[nodiscard]] std::vector<std::pair<std::string, std::string>> items() const;
 
   /// (key, value) of the fields that decide the run's bits.

@@ -149,6 +149,7 @@ Result<void> Run::open() {
   metrics.run_name = folder_.root().filename().string();
   metrics.run = folder_.root();
   metrics.params = items;
+  metrics.resumed_step = step.value_or(-1);
   PLIMSOLL_TRY(auto opened, Metrics::open(metrics));
   report_.emplace(&folder_, std::move(opened), options_.progress, config_, governor_);
   return {};

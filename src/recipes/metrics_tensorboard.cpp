@@ -153,7 +153,7 @@ Result<EventFile> EventFile::create(const std::filesystem::path& directory,
   }
   append_record(file.buffer_, version_event(now));
   if (resumed_step >= 0) {
-    append_record(file.buffer_, restart_event(resumed_step, now));
+    append_record(file.buffer_, restart_event(resumed_step + 1, now));
   }
   PLIMSOLL_TRY_VOID(file.flush());
   return file;

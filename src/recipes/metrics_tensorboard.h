@@ -48,7 +48,8 @@ class EventFile {
 /// One TFRecord around `data`, appended to `out`.
 void append_record(std::string& out, std::string_view data);
 
-/// Serialised Events, for EventFile and its golden test.
+/// Serialised Events, for EventFile and its golden test. A restart makes TensorBoard forget what
+/// earlier files say about `step` and later ones.
 [[nodiscard]] std::string version_event(double wall_seconds);
 [[nodiscard]] std::string scalar_event(std::string_view tag, double value, std::int64_t step,
                                        double wall_seconds);

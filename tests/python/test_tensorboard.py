@@ -2,6 +2,7 @@
 """What a run writes for TensorBoard and MLflow, read back with TensorBoard and by hand."""
 import json
 import math
+import os
 import pathlib
 import subprocess
 
@@ -10,7 +11,7 @@ import pytest
 
 @pytest.fixture(scope="module")
 def trained(run_program, small_data, tmp_path_factory) -> dict:
-    """One short run with both kinds of metrics, stopped early once and resumed."""
+    """One short run with both kinds of metrics."""
     base = tmp_path_factory.mktemp("metrics")
     summary = run_program("train", "cosir", "--data", small_data, "--out", base / "run",
                           "--memory-limit", "1GiB", "--epochs", 2, "--batch-size", 512,
@@ -57,6 +58,23 @@ def test_event_files_are_clean_tfrecords(trained):
         assert bytes_read == path.stat().st_size
 
 
+def test_a_resumed_run_replaces_the_steps_it_does_again(program, run_program, small_data, tmp_path):
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    run = tmp_path / "run"
+    command = [program, "train", "cosir", "--data", small_data, "--out", run, "--memory-limit",
+               "1GiB", "--epochs", "2", "--batch-size", "512", "--set", "metrics_every_n_steps=1",
+               "--set", "eval_pairs=100", "--set", "checkpoint_every_n_steps=6", "--json"]
+    # Killed in the second commit after the first step: at step 12, with a checkpoint of step 6.
+    killed = subprocess.run(list(map(str, command)), capture_output=True, check=False,
+                            env=dict(os.environ, PLIMSOLL_CRASH="store.commit.superblock.before:3"))
+    assert killed.returncode == -9, killed.stderr
+    summary = run_program("resume", run, "--json")
+    reader = accumulator.EventAccumulator(str(run / "metrics"))
+    reader.Reload()
+    steps = [value.step for value in reader.Scalars("loss/total")]
+    assert steps == list(range(1, summary["step"] + 1))
+
+
 def test_mlflow_layout_has_params_metrics_and_an_end(trained):
     experiments = [path for path in trained["mlruns"].iterdir() if path.name.isdigit()]
     assert len(experiments) == 1
@@ -64,6 +82,7 @@ def test_mlflow_layout_has_params_metrics_and_an_end(trained):
     run_id = (trained["run"] / "metrics" / "mlflow_run_id").read_text().strip()
     run = experiments[0] / run_id
     assert (run / "params" / "batch_size").read_text() == "512"
+    assert (run / "params" / "label_optimizer").read_text() == "adamw"
     meta = dict(line.split(": ", 1) for line in (run / "meta.yaml").read_text().splitlines())
     assert meta["status"] == "3" and int(meta["end_time"]) >= int(meta["start_time"])
     assert (run / "tags" / "mlflow.runName").read_text() == "run"
