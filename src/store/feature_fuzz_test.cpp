@@ -2,54 +2,22 @@
 //
 // Goal: no content of features.json or of the other files can crash the reader or make it return
 // altered bytes. Method: seeded random damage to a small store; whatever still reads must be equal.
-#include <fstream>
-#include <iterator>
-
 #include <gtest/gtest.h>
 
 #include "plimsoll/feature_store.h"
 #include "store/feature_format.h"
+#include "tests/support/array_files.h"
 #include "tests/support/feature_set.h"
 
 namespace plimsoll {
 namespace {
 
+using test::damage;
 using test::FeatureSet;
 using test::ScratchDirectory;
+using test::slurp;
+using test::spill;
 namespace fs = std::filesystem;
-
-std::string slurp(const fs::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), {}};
-}
-
-void spill(const fs::path& path, const std::string& text) {
-  std::ofstream(path, std::ios::binary) << text;
-}
-
-// One to four changes: a flipped bit, an inserted or removed run, a digit turned into another.
-std::string damage(std::string text, std::mt19937_64& random) {
-  for (std::uint64_t n = 1 + random() % 4; n > 0 && !text.empty(); --n) {
-    const std::size_t at = random() % text.size();
-    switch (random() % 5) {
-      case 0:
-        text[at] = static_cast<char>(text[at] ^ (1 << random() % 8));
-        break;
-      case 1:
-        text.insert(at, text.substr(random() % text.size(), random() % 40));
-        break;
-      case 2:
-        text.erase(at, 1 + random() % 30);
-        break;
-      case 3:
-        text.resize(at);
-        break;
-      default:
-        text[at] = "0123456789{}[]\",:-e.\xFF"[random() % 21];
-    }
-  }
-  return text;
-}
 
 TEST(FeatureFuzzTest, AnyHeaderTextIsReadOrRefused) {
   ScratchDirectory scratch;
