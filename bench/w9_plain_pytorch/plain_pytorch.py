@@ -44,6 +44,11 @@ def length(x: torch.Tensor) -> torch.Tensor:
     return square.masked_fill(zero, 1.0).sqrt().masked_fill(zero, 0.0)
 
 
+def cosine_of(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """x·y / max(‖x‖‖y‖, 1e-8) per row; F.cosine_similarity floors each length instead."""
+    return (x * y).sum(-1) / (x.norm(dim=-1) * y.norm(dim=-1)).clamp_min(1e-8)
+
+
 class Branch(nn.Module):
     """Linear(1, 64) → ReLU → LayerNorm → Linear(64, 1), plus a skip Linear(1, 1)."""
 
@@ -138,7 +143,7 @@ def rotation(combiner, text, text_unit, radius):
     turned = combiner(text.repeat(4, 1), text_unit.repeat(4, 1),
                       anchors.repeat_interleave(len(text), 0))
     moved = (turned.view(4, len(text), -1) - text_unit).mean(1)
-    return F.cosine_similarity(moved, moved.roll(-1, 0), eps=1e-8).square().mean()
+    return cosine_of(moved, moved.roll(-1, 0)).square().mean()
 
 
 def total_loss(combiner, image, text, conditions, groups, picks, options):
@@ -151,8 +156,8 @@ def total_loss(combiner, image, text, conditions, groups, picks, options):
     near = torch.exp(-length(conditions - conditions[picked]))
     terms = {
         "infonce": infonce(out, unit(image), groups, options.temperature),
-        "laplacian": ((1 - F.cosine_similarity(moved, moved[picked], eps=1e-8)) * near).mean(),
-        "angular": (1 - F.cosine_similarity(moved, moved[angular], eps=1e-8)).mean(),
+        "laplacian": ((1 - cosine_of(moved, moved[picked])) * near).mean(),
+        "angular": (1 - cosine_of(moved, moved[angular])).mean(),
         "radius": radius_order(moved, radius, angular, cosine),
         "rotation": rotation(combiner, text, text_unit, radius),
     }
