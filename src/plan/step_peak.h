@@ -32,11 +32,14 @@ struct StepPeak {
   [[nodiscard]] std::int64_t bytes_at(std::int64_t rows) const noexcept;
 };
 
-/// Fits a parabola through three samples, a line through two, a constant through one; a curve that
-/// bends down is replaced by the steepest line between two neighbours, which is above it.
-/// Requires: samples of different sizes.
+/// Fits a parabola through three samples, a line through two, a constant through one.
+///
+/// `gamma_least` is what the step is known to hold per pair of rows, in bytes: in small batches the
+/// matrices it pays for hide below other peaks and the rounding of allocations. A curve that bends
+/// less than that gets this γ, and the line that the two largest samples leave.
+/// Requires: samples of different sizes; gamma_least >= 0.
 /// Errors: kInvalidArgument for none, or for two of one size.
-Result<StepPeak> fit_step_peak(std::span<const StepSample> samples);
+Result<StepPeak> fit_step_peak(std::span<const StepSample> samples, double gamma_least = 0.0);
 
 /// The smallest limit under which `tensor_bytes` would be admitted beside what is admitted now:
 /// rounded up to 1 MiB. `free_bytes` is what the present limit still has.

@@ -165,11 +165,12 @@ Result<void> Run::admit() {
     auto batch = std::make_shared<Batch>();
     PLIMSOLL_TRY_VOID(data_->loader().next(*batch));
     const auto rehearse = [&](bool second) -> Result<void> {
-      PLIMSOLL_TRY(
-          const std::int64_t here, rehearse_step(governor_, batch->rows(), [&](std::int64_t rows) {
-            auto made = second ? stepper_->phase2(batch, rows) : stepper_->phase1(batch, rows);
-            return made ? Result<void>{} : tl::unexpected(made.error());
-          }));
+      PLIMSOLL_TRY(const std::int64_t here,
+                   rehearse_step(governor_, batch->rows(), kPairBytes, [&](std::int64_t rows) {
+                     auto made =
+                         second ? stepper_->phase2(batch, rows) : stepper_->phase1(batch, rows);
+                     return made ? Result<void>{} : tl::unexpected(made.error());
+                   }));
       peak = std::max(peak, here);
       return {};
     };

@@ -14,12 +14,16 @@
 #include <span>
 
 #include "recipes/config.h"
+#include "recipes/cosir_kernels.h"
 #include "recipes/cosir_model.h"
 
 namespace plimsoll::cosir {
 
 /// Refused below: exponentials of similarities would underflow. See exponentiate().
 inline constexpr double kTemperatureMin = 0.025;
+
+/// What InfoNCE holds per pair of rows, in bytes: one float, and the partial sums of its columns.
+inline constexpr double kPairBytes = 4.0 * (1.0 + 1.0 / static_cast<double>(kRowBlock));
 
 enum Term : int { kInfoNce, kLaplacian, kAngular, kRadius, kRotation, kBoundary };
 inline constexpr int kTerms = 6;

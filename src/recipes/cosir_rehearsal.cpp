@@ -21,13 +21,18 @@ namespace {
 
 constexpr const char* kAdvice =
     "raise --memory-limit, or lower batch_size, store_bytes, cache_bytes or queue_bytes";
-constexpr std::int64_t kLeastRows = 2;  // The loss compares rows.
+constexpr std::int64_t kLeastRows = 2;        // The loss compares rows.
+constexpr std::int64_t kLeastStep = 1 << 20;  // Limits are named in whole MiB.
+
+std::int64_t left_for_tensors(const LedgerState& state) {
+  const PoolState& tensors = state.pools[static_cast<std::size_t>(Tag::kTensor)];
+  return std::max<std::int64_t>(
+      0, state.free_bytes() + std::max(tensors.floor_bytes, tensors.leased_bytes));
+}
 
 Error refused(const Governor& governor, std::int64_t needed, const std::string& what) {
   const LedgerState state = governor.state();
-  const PoolState& tensors = state.pools[static_cast<std::size_t>(Tag::kTensor)];
-  const std::int64_t available = std::max<std::int64_t>(
-      0, state.free_bytes() + std::max(tensors.floor_bytes, tensors.leased_bytes));
+  const std::int64_t available = left_for_tensors(state);
   const std::int64_t limit = smallest_limit(state.limit_bytes, available, needed);
   Error error = make_error(
       ErrorCode::kOverBudget,
@@ -70,7 +75,7 @@ std::int64_t with_margin(std::int64_t peak_bytes) noexcept {
   return peak_bytes + peak_bytes / 16;
 }
 
-Result<std::int64_t> rehearse_step(const Governor& governor, std::int64_t rows,
+Result<std::int64_t> rehearse_step(const Governor& governor, std::int64_t rows, double pair_bytes,
                                    const std::function<Result<void>(std::int64_t)>& step) {
   auto peak = measure_peak([&] { return step(rows); });
   if (peak || peak.error().code != ErrorCode::kOverBudget) {
@@ -95,9 +100,11 @@ Result<std::int64_t> rehearse_step(const Governor& governor, std::int64_t rows,
   if (samples.empty()) {
     return peak;
   }
-  PLIMSOLL_TRY(const StepPeak curve, fit_step_peak(samples));
-  return tl::unexpected(
-      refused(governor, with_margin(curve.bytes_at(rows)), fmt::format("a step of {} rows", rows)));
+  PLIMSOLL_TRY(const StepPeak curve, fit_step_peak(samples, pair_bytes));
+  // The step itself was refused, so it needs more than what is left, whatever the curve says.
+  const std::int64_t needed =
+      std::max(with_margin(curve.bytes_at(rows)), left_for_tensors(governor.state()) + kLeastStep);
+  return tl::unexpected(refused(governor, needed, fmt::format("a step of {} rows", rows)));
 }
 
 Result<void> admit_tensors(Governor& governor, std::int64_t floor_bytes, const std::string& what) {

@@ -27,9 +27,10 @@ Result<std::int64_t> measure_peak(const std::function<Result<void>()>& work);
 [[nodiscard]] std::int64_t with_margin(std::int64_t peak_bytes) noexcept;
 
 /// Rehearses a step of `rows` rows through `step(rows)` and returns its peak. When it is refused,
-/// rehearses smaller ones, fits their peaks, and says what the real one would need.
+/// rehearses smaller ones, fits their peaks, and says what the real one would need. `pair_bytes` is
+/// what the step is known to hold per pair of rows.
 /// Errors: kOverBudget naming the smallest limit that would do and the options to change.
-Result<std::int64_t> rehearse_step(const Governor& governor, std::int64_t rows,
+Result<std::int64_t> rehearse_step(const Governor& governor, std::int64_t rows, double pair_bytes,
                                    const std::function<Result<void>(std::int64_t)>& step);
 
 /// Promises the tensors' pool at least `floor_bytes` in all.
