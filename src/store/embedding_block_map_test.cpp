@@ -17,7 +17,7 @@ namespace {
 TEST(BlockMapTest, NeverHandsOutABlockThatIsReferredTo) {
   for (const std::uint64_t seed : {1U, 2U, 3U}) {
     SCOPED_TRACE(seed);
-    auto governor = Governor::create({.memory_limit = "256MiB"}).or_throw();
+    auto governor = Governor::create({.memory_limit = "1GiB"}).or_throw();
     constexpr std::int64_t kPages = 150;
     constexpr std::int64_t kSpare = 16;
     auto slab = Slab::create(governor, Tag::kOther, BlockMap::memory_bytes(kPages, kSpare) + 4096)
@@ -63,7 +63,7 @@ TEST(BlockMapTest, NeverHandsOutABlockThatIsReferredTo) {
 }
 
 TEST(BlockMapTest, RefusesAPageTableThatUsesABlockTwice) {
-  auto governor = Governor::create({.memory_limit = "256MiB"}).or_throw();
+  auto governor = Governor::create({.memory_limit = "1GiB"}).or_throw();
   auto slab = Slab::create(governor, Tag::kOther, BlockMap::memory_bytes(10, 4) + 4096).or_throw();
   BlockMap map(10, 4, slab);
   const std::vector<BlockEntry> twice{{3, 0}, {0, 0}, {3, 0}};

@@ -46,7 +46,7 @@ class CrashTest : public EmbeddingTableTest {
   [[noreturn]] void work(const char* crash) const {
     ::setenv("PLIMSOLL_CRASH", crash, 1);
     reload_crash_points();
-    auto governor = Governor::create({.memory_limit = "512MiB"}).or_throw();
+    auto governor = Governor::create({.memory_limit = "1GiB"}).or_throw();
     auto store = EmbeddingStore::open(governor, options()).or_throw();
     for (std::int64_t step = std::max<std::int64_t>(store.last_commit(), 0) + 1; step <= kSteps;
          ++step) {
@@ -81,7 +81,7 @@ class CrashTest : public EmbeddingTableTest {
 
   // Opens the table and returns the step whose rows it holds; −1 when there is no table yet.
   std::int64_t step_found() {
-    auto governor = Governor::create({.memory_limit = "512MiB"}).or_throw();
+    auto governor = Governor::create({.memory_limit = "1GiB"}).or_throw();
     EXPECT_TRUE(!std::filesystem::exists(directory() / "table.json") ||
                 EmbeddingStore::verify(directory(), {}));
     std::int64_t step = 0;

@@ -24,7 +24,7 @@ constexpr std::uint32_t kEmptyPlace = 0xFFFFFFFFU;
 
 // Rows a member of the crew takes at once, and records fetched into the cache ahead of their use.
 // Tuned with bench/w3_update (AMD EPYC 7003, dim 128): see its README.
-constexpr std::int64_t kGrain = 128;
+constexpr std::int64_t kGrain = 64;
 constexpr std::int64_t kRecordsAhead = 4;
 
 std::uint32_t position_of(std::uint64_t key) {

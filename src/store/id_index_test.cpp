@@ -24,7 +24,7 @@ class IdIndexTest : public ::testing::Test {
     directory_ = std::filesystem::temp_directory_path() /
                  ("plimsoll-id-index-" + std::to_string(::getpid()));
     std::filesystem::create_directories(directory_);
-    governor_ = Governor::create({.memory_limit = "512MiB"}).or_throw();
+    governor_ = Governor::create({.memory_limit = "1GiB"}).or_throw();
   }
   void TearDown() override {
     governor_.close();

@@ -7,6 +7,8 @@
 
 #include <pthread.h>
 
+#include "base/check.h"
+
 namespace plimsoll {
 
 RowCrew::RowCrew(int threads) {
@@ -33,41 +35,53 @@ void RowCrew::run_erased(std::int64_t count, std::int64_t grain, Erased body, vo
     }
     return;
   }
+  PLIMSOLL_CHECK(count <= 0xFFFFFFFFLL, "rows are counted in 32 bits");
   body_ = body;
   context_ = context;
   count_ = count;
-  grain_ = grain;
-  next_.store(0, std::memory_order_relaxed);
-  working_.store(static_cast<std::int32_t>(members_.size()), std::memory_order_relaxed);
+  grain_.store(static_cast<std::uint32_t>(grain), std::memory_order_relaxed);
+  left_.store(static_cast<std::uint32_t>(count), std::memory_order_relaxed);
+  const std::uint64_t job = (tickets_.load(std::memory_order_relaxed) >> 32) + 1;
+  tickets_.store(job << 32 | static_cast<std::uint64_t>(count), std::memory_order_release);
   round_.fetch_add(1, std::memory_order_release);
   round_.notify_all();
-  take_rows(0);
-  for (std::int32_t left = working_.load(std::memory_order_acquire); left != 0;
-       left = working_.load(std::memory_order_acquire)) {
-    working_.wait(left, std::memory_order_acquire);
+  while (take_rows(0)) {
+  }
+  for (std::uint32_t left = left_.load(std::memory_order_acquire); left != 0;
+       left = left_.load(std::memory_order_acquire)) {
+    left_.wait(left, std::memory_order_acquire);
   }
 }
 
-void RowCrew::take_rows(int member) noexcept {
-  for (;;) {
-    const std::int64_t begin = next_.fetch_add(grain_, std::memory_order_relaxed);
-    if (begin >= count_) {
-      return;
+// Takes and does one portion. Having taken rows keeps their job from ending, so its fields may be
+// read only then. False: there were none.
+bool RowCrew::take_rows(int member) noexcept {
+  std::uint64_t seen = tickets_.load(std::memory_order_relaxed);
+  std::uint32_t taken = 0;
+  do {
+    taken = std::min(static_cast<std::uint32_t>(seen), grain_.load(std::memory_order_relaxed));
+    if (taken == 0) {
+      return false;
     }
-    body_(context_, begin, std::min(begin + grain_, count_), member);
+  } while (!tickets_.compare_exchange_weak(seen, seen - taken, std::memory_order_acq_rel,
+                                           std::memory_order_relaxed));
+  const std::int64_t begin = count_ - static_cast<std::uint32_t>(seen);
+  body_(context_, begin, begin + taken, member);
+  if (left_.fetch_sub(taken, std::memory_order_acq_rel) == taken) {
+    left_.notify_all();
   }
+  return true;
 }
 
 void RowCrew::work(int member) noexcept {
   pthread_setname_np(pthread_self(), ("pl-row-" + std::to_string(member)).c_str());
-  for (std::uint32_t seen = 0;; ++seen) {
+  for (std::uint32_t seen = 0;;) {
     round_.wait(seen, std::memory_order_acquire);
     if (stopping_.load(std::memory_order_relaxed)) {
       return;
     }
-    take_rows(member);
-    if (working_.fetch_sub(1, std::memory_order_acq_rel) == 1) {
-      working_.notify_all();
+    seen = round_.load(std::memory_order_acquire);
+    while (take_rows(member)) {
     }
   }
 }

@@ -3,7 +3,8 @@
 // RowCrew: the calling thread and a few more share a range of independent rows.
 //
 // Each takes the next `grain` rows until none are left, so who does which is left to chance and
-// nothing may depend on it: rows must be disjoint and their results independent of order.
+// nothing may depend on it: rows must be disjoint and their results independent of order. The
+// caller waits for rows, not for members: one that the system does not let run holds nobody up.
 //
 // Threads: single-owner; `body` runs on all members at once.
 // Memory:  threads − 1 stacks; run() allocates nothing.
@@ -25,7 +26,7 @@ class RowCrew {
   RowCrew& operator=(const RowCrew&) = delete;
 
   /// Calls body(begin, end, member) over [0, count); returns when all is done. `body` must not
-  /// throw. member is 0 … threads − 1.
+  /// throw. Requires: count < 2^32. member is 0 … threads − 1.
   template <class Body>
   void run(std::int64_t count, std::int64_t grain, Body&& body) {
     run_erased(
@@ -41,17 +42,17 @@ class RowCrew {
  private:
   using Erased = void (*)(void*, std::int64_t, std::int64_t, int);
   void run_erased(std::int64_t count, std::int64_t grain, Erased body, void* context);
-  void take_rows(int member) noexcept;
+  bool take_rows(int member) noexcept;
   void work(int member) noexcept;
 
-  // The job: written by the caller before it raises round_, read by members after they see it.
+  // The job: written by the caller before it publishes tickets_, read by whoever holds rows of it.
   Erased body_{nullptr};
   void* context_{nullptr};
   std::int64_t count_{0};
-  std::int64_t grain_{1};
-  std::atomic<std::int64_t> next_{0};     // The first row nobody has taken.
-  std::atomic<std::uint32_t> round_{0};   // Raised by the caller, once per job.
-  std::atomic<std::int32_t> working_{0};  // Members that have not finished this round.
+  std::atomic<std::uint32_t> grain_{1};    // Written by the caller; read by all.
+  std::atomic<std::uint64_t> tickets_{0};  // job << 32 | rows nobody has taken; CAS by all.
+  std::atomic<std::uint32_t> left_{0};     // Rows not done; lowered by whoever did them.
+  std::atomic<std::uint32_t> round_{0};    // Raised by the caller, once per job, to wake members.
   std::atomic<bool> stopping_{false};
   std::vector<std::jthread> members_;  // Last: joined before the rest is destroyed.
 };
