@@ -3,7 +3,8 @@
 
     Governor                       the limit, and who holds what of it
     EmbeddingStore, Rows           one trainable row per id, on disk
-    AdamW, AdamWFresh, Adagrad     how rows are updated        Zeros, Normal, Uniform   how they begin
+    AdamW, AdamWFresh, Adagrad     how rows are updated
+    Zeros, Normal, Uniform         how they begin
     FeatureStore, FeatureWriter    read-only named columns per id
     Loader, Split, SampleOrder     batches in a seeded order
     import_dataset                 any Python dataset becomes a FeatureStore

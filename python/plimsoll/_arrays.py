@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from . import _core, _torch_gate
-from .errors import BudgetExceeded
 
 if TYPE_CHECKING:
     import torch

@@ -19,7 +19,7 @@ from ._memory import Governor
 
 
 class SampleOrder:
-    """Which sample stands at position p of an epoch: a keyed permutation in O(1) time and memory."""
+    """Which sample stands at position p of an epoch: a keyed permutation, in O(1) memory."""
 
     def __init__(self, samples: int, seed: int = 0, epoch: int = 0) -> None:
         """A permutation of 0 … samples−1. Errors: ValueError when samples is negative."""

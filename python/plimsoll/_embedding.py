@@ -323,7 +323,7 @@ class EmbeddingStore:
         return self._core.last_commit
 
     def plan(self) -> SlabPlan:
-        """How the slab is divided and what the directory may grow to, in bytes; str() is a table."""
+        """How the slab is divided and the most the directory may hold, in bytes."""
         return self._core.slab_plan()
 
     def stats(self) -> dict[str, int | float]:

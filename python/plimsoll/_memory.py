@@ -97,7 +97,7 @@ class Governor:
         # Before the baseline is measured: torch's libraries belong to it.
         extension = _torch_gate.load_if_torch_imported()
         if extension is not None:
-            extension.purge()  # What only a cache holds must not keep a governor from being replaced.
+            extension.purge()  # A cache alone must not keep a governor from being replaced.
         options = (_size_text(host, "host"), "host", _size_text(disk, "disk"), str(directory),
                    foreign_bytes, float(pressure_fraction))
         try:

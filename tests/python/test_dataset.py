@@ -118,10 +118,12 @@ def test_a_bad_item_is_named_and_leaves_nothing(governor, tmp_path, bad, text):
 
 @pytest.mark.parametrize("dataset, options, text", [
     ([], {}, "no items"), (7, {}, "neither"), ([{"id": 1}], {}, "nothing but"),
-    ([{"Bad": 1}], {}, "Bad"), ([1, 2], {"ids": [5]}, "only 1"), ([1, 2], {"ids": [5, 6, 7]}, "more"),
-    ([1, 2], {"ids": [5, 5]}, "5"), ([1, 2], {"ids": [5, "a"]}, "item 1"), ([1], {"ids": "k"}, "'k'"),
+    ([{"Bad": 1}], {}, "Bad"), ([1, 2], {"ids": [5]}, "only 1"),
+    ([1, 2], {"ids": [5, 6, 7]}, "more"), ([1, 2], {"ids": [5, 5]}, "5"),
+    ([1, 2], {"ids": [5, "a"]}, "item 1"), ([1], {"ids": "k"}, "'k'"),
     ({"a": [1], "b": [1, 2]}, {}, "lengths"), ([1.5], {"dtype": "int32"}, "int32"),
-    ([np.zeros(2, np.complex64)], {}, "complex64|array"), ([1], {"dtype": {"value": "int8"}}, "int8")])
+    ([np.zeros(2, np.complex64)], {}, "complex64|array"),
+    ([1], {"dtype": {"value": "int8"}}, "int8")])
 def test_what_cannot_be_imported_says_why(governor, tmp_path, dataset, options, text):
     with pytest.raises(ValueError, match=text):
         plimsoll.import_dataset(dataset, tmp_path / "out", governor=governor, **options)
