@@ -23,7 +23,8 @@ namespace {
 constexpr std::uint32_t kEmptyPlace = 0xFFFFFFFFU;
 
 // Rows a member of the crew takes at once, and records fetched into the cache ahead of their use.
-// Tuned with bench/w3_update (AMD EPYC 7003, dim 128): see its README.
+// Source: bench/w3_update --table-mib 1024, AMD EPYC 7003: 16 … 256 rows at once are alike; ratio
+// to memcpy 0.86 to 0.93 with 2 … 8 records ahead, 1.20 with none.
 constexpr std::int64_t kGrain = 64;
 constexpr std::int64_t kRecordsAhead = 4;
 
