@@ -44,9 +44,14 @@ PLIMSOLL_INLINE void exp_lanes(Lanes& x) {
   x = too_small ? Lanes{} : p;
 }
 
+// Floats touched below which waking another thread costs more than it saves.
+constexpr std::int64_t kGrainFloats = 32'768;
+
+// `row_floats` is about what the body touches per row.
 template <class F>
-void for_row_blocks(std::int64_t rows, const F& body) {
-  at::parallel_for(0, row_blocks(rows), 1, [&](std::int64_t begin, std::int64_t end) {
+void for_row_blocks(std::int64_t rows, std::int64_t row_floats, const F& body) {
+  const std::int64_t grain = std::max<std::int64_t>(1, kGrainFloats / (kRowBlock * row_floats));
+  at::parallel_for(0, row_blocks(rows), grain, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t block = begin; block < end; ++block) {
       body(block, block * kRowBlock, std::min(rows, (block + 1) * kRowBlock));
     }
@@ -386,7 +391,7 @@ PLIMSOLL_CLONES void delta_columns_backward(const DeltaRows& in, const DeltaGrad
 }  // namespace
 
 void unit_rows(const float* x, std::int64_t rows, std::int64_t dim, float* unit, float* length) {
-  for_row_blocks(rows, [&](std::int64_t, std::int64_t begin, std::int64_t end) {
+  for_row_blocks(rows, dim, [&](std::int64_t, std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = begin; i < end; ++i) {
       unit_row(x + i * dim, dim, unit + i * dim, length + i);
     }
@@ -395,7 +400,7 @@ void unit_rows(const float* x, std::int64_t rows, std::int64_t dim, float* unit,
 
 void unit_rows_backward(const float* grad_unit, const float* unit, const float* length,
                         std::int64_t rows, std::int64_t dim, float* grad_x) {
-  for_row_blocks(rows, [&](std::int64_t, std::int64_t begin, std::int64_t end) {
+  for_row_blocks(rows, dim, [&](std::int64_t, std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = begin; i < end; ++i) {
       unit_row_backward(grad_unit + i * dim, unit + i * dim, length[i], dim, grad_x + i * dim);
     }
@@ -448,7 +453,7 @@ void polar_rows_backward(const float* c, const float* grad_radius, const float* 
 }
 
 void combine_rows(const CombineRows& in, float* out, float* text_unit) {
-  for_row_blocks(in.rows, [&](std::int64_t, std::int64_t begin, std::int64_t end) {
+  for_row_blocks(in.rows, in.dim, [&](std::int64_t, std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = begin; i < end; ++i) {
       const std::int64_t at = i * in.dim;
       combine_row(in.text + at, in.direction + at, in.dim, in.theta[i], in.scale[i], out + at,
@@ -458,7 +463,7 @@ void combine_rows(const CombineRows& in, float* out, float* text_unit) {
 }
 
 void combine_rows_backward(const CombineRows& in, const CombineGradients& grads) {
-  for_row_blocks(in.rows, [&](std::int64_t, std::int64_t begin, std::int64_t end) {
+  for_row_blocks(in.rows, in.dim, [&](std::int64_t, std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = begin; i < end; ++i) {
       const std::int64_t at = i * in.dim;
       const CombineRowGradient row{
@@ -476,7 +481,7 @@ void combine_rows_backward(const CombineRows& in, const CombineGradients& grads)
 void exponentiate(float* s, std::int64_t rows, float temperature, float* column_parts,
                   float* row_sum, float* column_sum, double* diagonal) {
   const float by = 1.0F / temperature;
-  for_row_blocks(rows, [&](std::int64_t block, std::int64_t begin, std::int64_t end) {
+  for_row_blocks(rows, rows, [&](std::int64_t block, std::int64_t begin, std::int64_t end) {
     float* columns = column_parts + block * rows;
     std::fill(columns, columns + rows, 0.0F);
     for (std::int64_t i = begin; i < end; ++i) {
@@ -493,7 +498,7 @@ void exponentiate(float* s, std::int64_t rows, float temperature, float* column_
 void nce_gradient(float* e, std::int64_t rows, float temperature, const float* row_sum,
                   const float* column_sum) {
   const float by = 0.5F / (static_cast<float>(rows) * temperature);
-  for_row_blocks(rows, [&](std::int64_t, std::int64_t begin, std::int64_t end) {
+  for_row_blocks(rows, rows, [&](std::int64_t, std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = begin; i < end; ++i) {
       nce_gradient_row(e + i * rows, rows, by / row_sum[i], by, column_sum);
       e[i * rows + i] -= 2.0F * by;
@@ -515,7 +520,7 @@ void find_neighbours(const float* c, std::int64_t rows, std::int64_t label_dim, 
       unit[l * stride + i] = c[i * label_dim + l] * by;
     }
   }
-  for_row_blocks(rows, [&](std::int64_t, std::int64_t begin, std::int64_t end) {
+  for_row_blocks(rows, rows * label_dim, [&](std::int64_t, std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = begin; i < end; ++i) {
       Nearest best{};
       std::fill(best.distance, best.distance + kNeighbours, std::numeric_limits<float>::infinity());
@@ -531,13 +536,13 @@ void find_neighbours(const float* c, std::int64_t rows, std::int64_t label_dim, 
 }
 
 void delta_rows(const DeltaRows& in, float* length, float* cosine0, float* cosine1) {
-  for_row_blocks(in.rows, [&](std::int64_t, std::int64_t begin, std::int64_t end) {
+  for_row_blocks(in.rows, in.dim, [&](std::int64_t, std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = begin; i < end; ++i) {
       length[i] = delta_length(in, i);
     }
   });
   float* cosine[2] = {cosine0, cosine1};
-  for_row_blocks(in.rows, [&](std::int64_t, std::int64_t begin, std::int64_t end) {
+  for_row_blocks(in.rows, in.dim, [&](std::int64_t, std::int64_t begin, std::int64_t end) {
     for (int list = 0; list < 2; ++list) {
       for (std::int64_t i = begin; in.pair[list] != nullptr && i < end; ++i) {
         cosine[list][i] = delta_cosine(in, i, in.pair[list][i], length);
@@ -567,7 +572,9 @@ void delta_rows_backward(const DeltaRows& in, const DeltaGradients& grads) {
     }
   }
   const std::int64_t chunks = (in.dim + kColumnChunk - 1) / kColumnChunk;
-  at::parallel_for(0, chunks, 1, [&](std::int64_t begin, std::int64_t end) {
+  const std::int64_t grain =
+      std::max<std::int64_t>(1, kGrainFloats / std::max<std::int64_t>(1, in.rows * kColumnChunk));
+  at::parallel_for(0, chunks, grain, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t chunk = begin; chunk < end; ++chunk) {
       delta_columns_backward(in, grads, chunk * kColumnChunk,
                              std::min(in.dim, (chunk + 1) * kColumnChunk));
