@@ -32,6 +32,7 @@ def run_python(environment: dict[str, str], code: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_a_plain_install_has_the_core_and_says_how_to_get_the_rest(tmp_path):
     environment = install(tmp_path / "site")
     package = tmp_path / "site" / "plimsoll"
