@@ -18,6 +18,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <numeric>
 
@@ -34,11 +35,27 @@ float* values(const at::Tensor& x) {
   return x.data_ptr<float>();
 }
 
+// A comparison's lanes are −1 where it holds, so subtracting them counts.
+PLIMSOLL_INLINE std::int32_t sum_counts(const IntLanes& lanes) {
+  std::int32_t part[kLanes];
+  std::memcpy(part, &lanes, sizeof(part));
+  return std::accumulate(part, part + kLanes, 0);
+}
+
 // How many j < n have a·s_j + b·p_j >= least.
 PLIMSOLL_CLONES std::int32_t count_fixed(const float* s, const float* p, std::int64_t n, float a,
                                          float b, float least) {
-  std::int32_t count = 0;
-  for (std::int64_t j = 0; j < n; ++j) {
+  IntLanes counts = {};
+  Lanes x;
+  Lanes y;
+  std::int64_t j = 0;
+  for (; j + kLanes <= n; j += kLanes) {
+    load(s + j, x);
+    load(p + j, y);
+    counts -= a * x + b * y >= least;
+  }
+  std::int32_t count = sum_counts(counts);
+  for (; j < n; ++j) {
     count += a * s[j] + b * p[j] >= least ? 1 : 0;
   }
   return count;
@@ -47,8 +64,19 @@ PLIMSOLL_CLONES std::int32_t count_fixed(const float* s, const float* p, std::in
 // How many j < n have a_j·s_j + b_j·p >= least.
 PLIMSOLL_CLONES std::int32_t count_moving(const float* s, const float* a, const float* b,
                                           std::int64_t n, float p, float least) {
-  std::int32_t count = 0;
-  for (std::int64_t j = 0; j < n; ++j) {
+  IntLanes counts = {};
+  Lanes x;
+  Lanes f;
+  Lanes y;
+  std::int64_t j = 0;
+  for (; j + kLanes <= n; j += kLanes) {
+    load(s + j, x);
+    load(a + j, f);
+    load(b + j, y);
+    counts -= f * x + y * p >= least;
+  }
+  std::int32_t count = sum_counts(counts);
+  for (; j < n; ++j) {
     count += a[j] * s[j] + b[j] * p >= least ? 1 : 0;
   }
   return count;
@@ -105,7 +133,9 @@ Result<TurnedTexts> turned_texts(const Model& model, const PairSource& source,
                    at::mm(turns.course, text.t())};
   unit_rows(values(text), n, text.size(1), values(made.unit), values(length));
   const auto squares = turns.course.square().sum(1);
+  const float* lengths = values(length);
   for (std::int64_t k = 0; k < turns.size(); ++k) {
+    const float course = values(squares)[k];
     const float cosine = values(turns.cosine)[k];
     const float sine = values(turns.sine)[k];
     const float scale = values(turns.scale)[k];
@@ -117,11 +147,11 @@ Result<TurnedTexts> turned_texts(const Model& model, const PairSource& source,
         b[j] = 0.0F;
         continue;
       }
-      const float t = values(length)[j];
+      const float t = lengths[j];
       const float unit = t > kNormFloor ? 1.0F : t / kNormFloor;  // ‖t̂‖
       const float along = b[j] / std::max(t, kNormFloor);         // t̂·p
-      const float square = cosine * cosine * unit * unit + 2.0F * cosine * sine * along +
-                           sine * sine * values(squares)[k];
+      const float square =
+          cosine * cosine * unit * unit + 2.0F * cosine * sine * along + sine * sine * course;
       const float v = std::sqrt(std::max(0.0F, square));
       const float u_by = 1.0F / std::max(v, kNormFloor);
       const float stretch = scale * t;
