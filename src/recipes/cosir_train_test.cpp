@@ -3,6 +3,7 @@
 // Goal: whole runs of `cosir` learn, end in the same bits however they are cut up, obey each
 // option, and refuse a limit that is too small before the first step.
 // Method: small synthetic data, trained in this process again and again.
+#include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -13,6 +14,7 @@
 #include <thread>
 #include <vector>
 
+#include "plimsoll/embedding_store.h"
 #include "plimsoll/synth.h"
 #include "recipes/control.h"
 #include "recipes/cosir.h"
@@ -300,6 +302,95 @@ TEST_F(CosirTrainTest, AFinishedRunCanBeEvaluatedAndResumedWithoutChange) {
   const auto again = train(settings, true).or_throw();
   EXPECT_EQ(again.state_sha256, summary.state_sha256);
   EXPECT_EQ(again.step, summary.step);
+}
+
+TEST_F(CosirTrainTest, APausedRunGoesOnToTheSameBits) {
+  const Options options{{"epochs", "20"}};
+  const Ended calm = run("small", options);
+  const fs::path out = next_folder();
+  bool paused = false;
+  std::jthread visitor([&](const std::stop_token& ended) {
+    while (!ended.stop_requested() && !RunFolder::is_run(out)) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    static_cast<void>(ask_to_pause(out));
+    while (!ended.stop_requested() && !paused) {
+      const auto view = RunFolder::view(out);
+      paused = view && view->status.status == "paused";
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    static_cast<void>(ask_to_continue(out));
+  });
+  const auto summary = train(settings_of("small", out, options)).or_throw();
+  visitor.request_stop();
+  visitor.join();
+  EXPECT_TRUE(paused);
+  EXPECT_EQ(summary.status, "finished");
+  EXPECT_EQ(summary.state_sha256, calm.summary.state_sha256);
+}
+
+// The pairs of `from` again: ids of their own, captions in fives per image, or as half floats.
+void copy_as(const fs::path& from, const fs::path& to, bool own_ids, bool grouped, DType dtype) {
+  auto governor = test::governor_of();
+  auto source = FeatureStore::open(governor, {.directory = from}).or_throw();
+  const std::int64_t rows = source.info().rows;
+  const std::int64_t dim = source.info().columns[0].shape[0];
+  auto writer =
+      FeatureWriter::create(governor, {.directory = to,
+                                       .columns = {{"image", dtype, {dim}}, {"text", dtype, {dim}}},
+                                       .grouped = grouped})
+          .or_throw();
+  for (std::int64_t row = 0; row < rows; ++row) {
+    std::vector<std::vector<std::byte>> bytes;
+    std::vector<std::span<const std::byte>> columns;
+    for (const int k : {0, 1}) {
+      std::vector<float> values(static_cast<std::size_t>(dim));
+      const std::span<std::byte> out = std::as_writable_bytes(std::span(values));
+      const std::int64_t ordinal = grouped && k == 0 ? row / 5 * 5 : row;
+      source.read_ordinals({&ordinal, 1}, {&k, 1}, {&out, 1}).or_throw();
+      auto tensor = at::tensor(values, at::kFloat).to(at::kHalf);  // So that both types agree.
+      tensor = dtype == DType::kFloat16 ? tensor : tensor.to(at::kFloat);
+      const auto* data = static_cast<const std::byte*>(tensor.const_data_ptr());
+      bytes.emplace_back(data, data + tensor.nbytes());
+    }
+    columns.assign(bytes.begin(), bytes.end());
+    const std::int64_t id = own_ids ? 1'000'003 * ((row * 37) % rows) - 99 : row;
+    const std::int64_t group = row / 5;
+    writer
+        .append(
+            {&id, 1}, columns,
+            grouped ? std::span<const std::int64_t>{&group, 1} : std::span<const std::int64_t>{})
+        .or_throw();
+  }
+  writer.finish().or_throw();
+}
+
+TEST_F(CosirTrainTest, HalfFloatsTrainAsTheFloatsTheyAre) {
+  copy_as(*scratch_ / "small", *scratch_ / "as_float", false, true, DType::kFloat32);
+  copy_as(*scratch_ / "small", *scratch_ / "as_half", false, true, DType::kFloat16);
+  const Ended whole = run("as_float");
+  const Ended half = run("as_half");
+  EXPECT_EQ(whole.summary.state_sha256, half.summary.state_sha256);
+  EXPECT_EQ(whole.recall().at("pairs").get<int>() % 5, 0);  // Whole groups are held out.
+  EXPECT_DOUBLE_EQ(whole.recall().at("chance").at("t2i"),
+                   (whole.recall().at("pairs").get<int>() / 5 + 1) / 2.0);
+}
+
+TEST_F(CosirTrainTest, IdsOfTheirOwnAreTrainedStoppedAndResumed) {
+  copy_as(*scratch_ / "small", *scratch_ / "sparse", true, false, DType::kFloat32);
+  const Options options{{"epochs", "30"}};
+  const Ended calm = run("sparse", options);
+  const fs::path out = next_folder();
+  const auto settings = settings_of("sparse", out, options);
+  auto watcher = stop_after(out, 5);
+  const auto first = train(settings).or_throw();
+  watcher.request_stop();
+  EXPECT_EQ(first.status, "stopped");
+  EXPECT_EQ(train(settings, true).or_throw().state_sha256, calm.summary.state_sha256);
+  const auto table = EmbeddingStore::inspect(out / "embeddings").or_throw();
+  EXPECT_FALSE(table.dense_ids);
+  EXPECT_EQ(table.rows, 130);
+  EXPECT_FALSE(fs::exists(out / "embeddings.ids.npy"));
 }
 
 TEST_F(CosirTrainTest, PhaseTwoLearnsAboveChance) {

@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Settling torch and the limit; evaluating a run that has been trained.
+//
+// Threads: see cosir_settle.h.   Memory: see cosir_settle.h.
+#include "recipes/cosir_settle.h"
+
+#include <ATen/ops/mm.h>
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "base/check.h"
+#include "plimsoll/torch.h"
+#include "recipes/cosir.h"
+#include "recipes/cosir_data.h"
+#include "recipes/cosir_loss.h"
+#include "recipes/cosir_rehearsal.h"
+#include "recipes/cosir_state.h"
+
+namespace plimsoll {
+namespace cosir {
+
+Result<Governor> settle(const CosirConfig& config, const std::filesystem::path& directory) {
+  if (config.temperature < kTemperatureMin) {
+    return fail(ErrorCode::kInvalidArgument,
+                fmt::format("temperature = {} is below {}", config.temperature, kTemperatureMin),
+                "raise temperature");
+  }
+  fix_heap();
+  PLIMSOLL_TRY_VOID(make_deterministic(static_cast<int>(config.compute_threads)));
+  PLIMSOLL_TRY_VOID(TensorArena::install());
+  {
+    const auto warm = random_normal({64, 64}, 1.0, 0, 0);
+    static_cast<void>(at::mm(warm, warm).sum().item<float>());
+  }
+  PLIMSOLL_TRY(Governor governor, Governor::create({.memory_limit = config.memory_limit,
+                                                    .disk_limit = config.disk_limit,
+                                                    .directory = directory,
+                                                    .foreign_bytes = config.foreign_bytes}));
+  PLIMSOLL_TRY_VOID(TensorArena::attach(governor));
+  return governor;
+}
+
+EvalOptions eval_options(const CosirConfig& config, std::int64_t angles) {
+  return {.angles = angles,
+          .batch_rows = config.batch_size,
+          .seed = seed_for(static_cast<std::uint64_t>(config.seed), Purpose::kOrder)};
+}
+
+}  // namespace cosir
+
+Result<std::string> eval_cosir(const CosirSettings& settings) {
+  using namespace cosir;
+  const CosirConfig& config = settings.config();
+  PLIMSOLL_TRY(RunFolder folder, RunFolder::open(config.out));
+  PLIMSOLL_TRY(const auto step, folder.published_step());
+  if (!step) {
+    return fail(ErrorCode::kNotFound, config.out + ": no checkpoint to evaluate", "train it first");
+  }
+  PLIMSOLL_TRY(Governor governor, settle(config, folder.root()));
+  std::string text;
+  const auto done = without_refusal([&]() -> Result<void> {
+    PLIMSOLL_TRY(
+        auto data,
+        Data::open(governor, config,
+                   {.embeddings = folder.embeddings(), .at_step = *step, .loader = false}));
+    PLIMSOLL_TRY(const ModelShape shape,
+                 resolve_shape(config, data->image_dim(), data->text_dim()));
+    State state{config, shape};
+    PLIMSOLL_TRY_VOID(state.load(folder, *step));
+    PLIMSOLL_TRY(const auto result, evaluate(state.model, data->held_out(config.eval_pairs),
+                                             data->trained(), eval_options(config, kFinalAngles)));
+    nlohmann::ordered_json j{{"step", *step}, {"epoch", state.at.loader.epoch}};
+    j["recall"] = nlohmann::ordered_json::parse(result.to_json());
+    text = j.dump();
+    return {};
+  });
+  TensorArena::detach();
+  PLIMSOLL_TRY_VOID(done);
+  return text;
+}
+
+}  // namespace plimsoll
