@@ -16,6 +16,7 @@ from . import _core, _torch_gate
 
 # As the program sets it before it starts; see docs/HACKING.md.
 _MKL_CBWR = "AVX2,STRICT"
+_SPINS = "1000"  # As cli/main.cpp, where the figures are.
 
 
 def train(recipe: str, *, data: str | os.PathLike[str], out: str | os.PathLike[str],
@@ -83,6 +84,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         # Before torch is loaded, so that every kernel sees it.
         os.environ.setdefault("MKL_CBWR", _MKL_CBWR)
+        if "OMP_WAIT_POLICY" not in os.environ:
+            os.environ.setdefault("GOMP_SPINCOUNT", _SPINS)
         return _torch_gate.load().run_program(given)
     except ImportError as error:
         print(f"plimsoll: error: {error}", file=sys.stderr)
