@@ -3,6 +3,7 @@
 
 #include <bit>
 #include <initializer_list>
+#include <new>
 #include <utility>
 
 #include <fmt/format.h>
@@ -21,6 +22,26 @@ namespace {
 using Json = nlohmann::json;  // Keys are sorted, so one content has one text.
 
 constexpr int kVersion = 1;
+
+// Empties a document before it is destroyed. The library's destructor allocates while there is
+// anything inside, and ends the process where it cannot.
+class EmptiedAtEnd {
+ public:
+  explicit EmptiedAtEnd(Json& json) noexcept : json_(json) {}
+  ~EmptiedAtEnd() {
+    if (json_.is_structured()) {
+      for (Json& child : json_) {
+        child.clear();
+      }
+    }
+    json_.clear();
+  }
+  EmptiedAtEnd(const EmptiedAtEnd&) = delete;
+  EmptiedAtEnd& operator=(const EmptiedAtEnd&) = delete;
+
+ private:
+  Json& json_;
+};
 
 std::uint32_t text_crc(const std::string& text) {
   return crc32c(std::as_bytes(std::span(text.data(), text.size())));
@@ -62,6 +83,7 @@ Kind parse_kind(const std::string& text, std::initializer_list<Kind> kinds, cons
 
 // Throws what nlohmann/json throws, or runtime_error: read_description() turns it into kCorrupt.
 TableDescription from_json(Json json) {
+  const EmptiedAtEnd emptied(json);
   if (json.at("format") != "plimsoll embedding table" || json.at("version") != kVersion) {
     throw std::runtime_error("not an embedding table of a version known here");
   }
@@ -85,6 +107,9 @@ TableDescription from_json(Json json) {
   table.ids.dense = json.at("ids").at("dense").get<bool>();
   table.ids.fingerprint =
       std::stoull(json.at("ids").at("fingerprint").get<std::string>(), nullptr, 16);
+  if (table.dim < 1 || table.dim > (1 << 24) || table.ids.rows < 1 || table.ids.rows > kIdRowsMax) {
+    throw std::runtime_error("its rows or its dim are out of range");
+  }
   if (hex(table.fingerprint()) != json.at("fingerprint").get<std::string>()) {
     throw std::runtime_error("its fingerprint does not fit its fields");
   }
@@ -123,6 +148,8 @@ Result<TableDescription> read_description(const std::filesystem::path& directory
   PLIMSOLL_TRY(const std::string text, read_small_file(path));
   try {
     return from_json(Json::parse(text));
+  } catch (const std::bad_alloc&) {
+    throw;  // Says nothing about the file.
   } catch (const std::exception& problem) {
     return fail(ErrorCode::kCorrupt, fmt::format("{}: {}", path.string(), problem.what()));
   }
@@ -131,6 +158,7 @@ Result<TableDescription> read_description(const std::filesystem::path& directory
 Result<void> write_description(const std::filesystem::path& directory,
                                const TableDescription& description) {
   Json json = to_json(description);
+  const EmptiedAtEnd emptied(json);
   json["crc32c"] = text_crc(json.dump());
   return replace_file(directory / table_files::kDescription, json.dump(2) + "\n");
 }
