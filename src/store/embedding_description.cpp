@@ -51,24 +51,28 @@ std::string hex(std::uint64_t value) {
   return fmt::format("{:016x}", value);
 }
 
-Json to_json(const TableDescription& table) {
+// Field by field, into what are objects already: an initialiser list leaks what it has built when
+// memory runs out in it, and a null that cannot become an object is left broken.
+void fill_json(Json& json, const TableDescription& table) {
   const TableShape shape = table.shape();
-  return {{"format", "plimsoll embedding table"},
-          {"version", kVersion},
-          {"rows", table.ids.rows},
-          {"dim", table.dim},
-          {"dtype", "float32"},
-          {"optimizer", optimizer_name(table.optimizer)},
-          {"init",
-           {{"kind", init_name(table.init.kind)},
-            {"scale", table.init.scale},
-            {"seed", hex(table.init.seed)}}},
-          {"ids", {{"dense", table.ids.dense}, {"fingerprint", hex(table.ids.fingerprint)}}},
-          {"layout", "any_order"},
-          {"record_bytes", shape.record_bytes},
-          {"page_bytes", shape.page_bytes},
-          {"rows_per_page", shape.rows_per_page},
-          {"fingerprint", hex(table.fingerprint())}};
+  json["format"] = "plimsoll embedding table";
+  json["version"] = kVersion;
+  json["rows"] = table.ids.rows;
+  json["dim"] = table.dim;
+  json["dtype"] = "float32";
+  json["optimizer"] = optimizer_name(table.optimizer);
+  json["init"] = Json(Json::value_t::object);
+  json["init"]["kind"] = init_name(table.init.kind);
+  json["init"]["scale"] = table.init.scale;
+  json["init"]["seed"] = hex(table.init.seed);
+  json["ids"] = Json(Json::value_t::object);
+  json["ids"]["dense"] = table.ids.dense;
+  json["ids"]["fingerprint"] = hex(table.ids.fingerprint);
+  json["layout"] = "any_order";
+  json["record_bytes"] = shape.record_bytes;
+  json["page_bytes"] = shape.page_bytes;
+  json["rows_per_page"] = shape.rows_per_page;
+  json["fingerprint"] = hex(table.fingerprint());
 }
 
 template <class Kind, class Name>
@@ -84,7 +88,8 @@ Kind parse_kind(const std::string& text, std::initializer_list<Kind> kinds, cons
 // Throws what nlohmann/json throws, or runtime_error: read_description() turns it into kCorrupt.
 TableDescription from_json(Json json) {
   const EmptiedAtEnd emptied(json);
-  if (json.at("format") != "plimsoll embedding table" || json.at("version") != kVersion) {
+  if (json.at("format").get<std::string>() != "plimsoll embedding table" ||
+      json.at("version").get<int>() != kVersion) {
     throw std::runtime_error("not an embedding table of a version known here");
   }
   const auto crc = json.at("crc32c").get<std::uint32_t>();
@@ -157,8 +162,9 @@ Result<TableDescription> read_description(const std::filesystem::path& directory
 
 Result<void> write_description(const std::filesystem::path& directory,
                                const TableDescription& description) {
-  Json json = to_json(description);
+  Json json(Json::value_t::object);
   const EmptiedAtEnd emptied(json);
+  fill_json(json, description);
   json["crc32c"] = text_crc(json.dump());
   return replace_file(directory / table_files::kDescription, json.dump(2) + "\n");
 }
