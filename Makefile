@@ -5,7 +5,8 @@
 #   make check   set up, build with warnings as errors, and run every test not labelled slow
 #   make asan    the same tests of the torch-free core under address and undefined-behaviour checks
 #   make tsan    its threaded tests under the thread sanitizer
-#   make slow    the tests that take minutes: 1,000,000 rows in a 768 MiB cgroup, 20 kills
+#   make slow    the tests that take minutes: 1,000,000 rows in a 768 MiB cgroup, 20 kills,
+#                10,000 crash cycles
 #   make format  clang-format over our sources
 .PHONY: build demo check setup dev asan tsan slow format clean
 .DEFAULT_GOAL := build

@@ -5,13 +5,18 @@
 
 #include <CLI/CLI.hpp>
 #include <memory>
+#include <string>
+#include <vector>
 
 #include "cli/commands.h"
+#include "plimsoll/bytes.h"
 #include "plimsoll/dataset_import.h"
 #include "plimsoll/synth.h"
 #include "recipes/control.h"
 #include "recipes/describe.h"
+#include "recipes/store_compact.h"
 #include "recipes/store_export.h"
+#include "recipes/store_import.h"
 
 namespace plimsoll {
 namespace {
@@ -146,13 +151,24 @@ int verify(const Place& place) {
   return 0;
 }
 
-int export_to(const Place& place, const std::string& column) {
+/// What `store export` may be told beside its place.
+struct ExportChoice {
+  std::string column{};
+  std::string format{};
+  std::int64_t since{-1};
+};
+
+int export_to(const Place& place, const ExportChoice& choice) {
   const StopSignals signals;
   auto governor = governor_for(place);
   if (!governor) {
     return report_governor(governor.error());
   }
-  const ExportOptions options{.directory = place.directory, .out = place.out, .column = column};
+  const ExportOptions options{.directory = place.directory,
+                              .out = place.out,
+                              .format = choice.format,
+                              .column = choice.column,
+                              .since = choice.since};
   const auto rows = export_store(*governor, options, metered(meter("export", place)));
   if (!rows) {
     return report(rows.error());
@@ -162,14 +178,74 @@ int export_to(const Place& place, const std::string& column) {
   return 0;
 }
 
+int import_rows(const Place& place, const ImportOptions& options) {
+  const StopSignals signals;
+  auto governor = governor_for(place);
+  if (!governor) {
+    return report_governor(governor.error());
+  }
+  if (const auto rows = import_store(*governor, options, metered(meter("import", place))); !rows) {
+    return report(rows.error());
+  }
+  return show(options.out.string(), place.json);
+}
+
+int compact(const Place& place) {
+  const StopSignals signals;
+  auto governor = governor_for(place);
+  if (!governor) {
+    return report_governor(governor.error());
+  }
+  const auto done = compact_store(*governor, place.directory, metered(meter("compact", place)));
+  if (!done) {
+    return report(done.error());
+  }
+  print(place.json ? fmt::format(R"({{"status": "compacted", "bytes_before": {}, "bytes": {}}})",
+                                 done->bytes_before, done->bytes)
+                   : fmt::format("{}: {}, was {}", place.directory, format_bytes(done->bytes),
+                                 format_bytes(done->bytes_before)));
+  return 0;
+}
+
+void add_store_import(CLI::App& command, int& status) {
+  struct Typed {
+    Place place{};
+    std::vector<std::string> files{};
+    std::string format{};
+    std::string optimizer{"adamw"};
+  };
+  auto typed = std::make_shared<Typed>();
+  auto* sub = command.add_subcommand("import", "Make a table of rows from other programs' files");
+  sub->add_option("FILE", typed->files, "Shards, in order: .safetensors, .npy or .csv")->required();
+  sub->add_option("--out", typed->place.out, "Folder to make")->required();
+  sub->add_option("--format", typed->format, "safetensors, npy or csv [by the file's name]");
+  sub->add_option("--optimizer", typed->optimizer, "What will train it [adamw]")
+      ->check(CLI::IsMember({"adamw", "adamw_fresh", "adagrad"}));
+  const std::shared_ptr<Place> place(typed, &typed->place);
+  add_place(*sub, place);
+  sub->footer("\nExample:\n  plimsoll store import rows.safetensors --out table/");
+  sub->callback([typed, &status] {
+    ImportOptions options{.files = {typed->files.begin(), typed->files.end()},
+                          .out = typed->place.out,
+                          .format = typed->format};
+    options.optimizer = typed->optimizer == "adagrad"       ? RowOptimizer::kAdagrad
+                        : typed->optimizer == "adamw_fresh" ? RowOptimizer::kAdamWFresh
+                                                            : RowOptimizer::kAdamW;
+    status = import_rows(typed->place, options);
+  });
+}
+
 void add_store(CLI::App& app, int& status) {
-  auto* command = app.add_subcommand("store", "Look at, check or export a store (or a run's rows)");
+  auto* command =
+      app.add_subcommand("store", "Look at, check, copy or shrink a store (or a run's rows)");
   command->require_subcommand(1);
   command->footer(
       "\nExamples:\n  plimsoll store info run/\n  plimsoll store verify data/\n"
-      "  plimsoll store export run/ --out conditions.safetensors");
+      "  plimsoll store export run/ --out conditions.safetensors\n"
+      "  plimsoll store import conditions.safetensors --out table/\n"
+      "  plimsoll store compact run/");
   auto place = std::make_shared<Place>();
-  auto column = std::make_shared<std::string>();
+  auto choice = std::make_shared<ExportChoice>();
   const auto add = [&](const char* name, const char* help) {
     auto* sub = command->add_subcommand(name, help);
     sub->add_option("DIR", place->directory, "The store's folder, or a run's")->required();
@@ -184,9 +260,15 @@ void add_store(CLI::App& app, int& status) {
   });
   auto* exported = add("export", "Write it as .safetensors, .npy or .csv");
   exported->add_option("--out", place->out, "File to make")->required();
-  exported->add_option("--column", *column, "Which column, for .npy and .csv of features");
+  exported->add_option("--format", choice->format, "safetensors, npy or csv [by the file's name]");
+  exported->add_option("--column", choice->column, "Which column, for .npy and .csv of features");
+  exported->add_option("--since", choice->since, "Only rows changed since the commit of this step")
+      ->check(CLI::NonNegativeNumber);
   exported->footer("\nExample:\n  plimsoll store export data/ --column image --out image.npy");
-  exported->callback([place, column, &status] { status = export_to(*place, *column); });
+  exported->callback([place, choice, &status] { status = export_to(*place, *choice); });
+  add_store_import(*command, status);
+  add("compact", "Rewrite what is live, so that the table shrinks; nobody may train in it")
+      ->callback([place, &status] { status = compact(*place); });
 }
 
 }  // namespace

@@ -154,6 +154,12 @@ class EmbeddingStore {
   /// duplicate id wins. Errors: as gather().
   Result<void> update(std::span<const std::int64_t> ids, std::span<const float> rows);
 
+  /// Sets whole records: count of steps, weights and optimizer slots, as scan() shows them.
+  /// Shape:  values is float32 [ids.size(), dim × (1 + slots)]; the ids are distinct.
+  /// Errors: as gather(). For copying a table; update() is for training.
+  Result<void> restore(std::span<const std::int64_t> ids, std::span<const std::uint32_t> sequences,
+                       std::span<const float> values);
+
   /// Says which ids will be asked for soon. A hint: bounded, dropped when full, cannot fail.
   void prefetch(std::span<const std::int64_t> ids) noexcept;
 
@@ -183,6 +189,13 @@ class EmbeddingStore {
 
   /// Reads the description of a table. Errors: kNotFound, kCorrupt.
   static Result<TableInfo> inspect(const std::filesystem::path& directory);
+
+  /// Copies a commit's rows into a table of their own that holds nothing else, and puts it in the
+  /// place of `directory`, at once: a crash leaves the one or the other. The file shrinks to what
+  /// is live; other commits are gone. Needs room for the copy beside it, and nobody else at work.
+  /// `at_step`: −1 for the newest.   Errors: as open(); kIo.
+  static Result<void> compact(Governor governor, const std::filesystem::path& directory,
+                              std::int64_t at_step, const ProgressFn& progress);
 
   /// Reads every page of the newest commit and compares checksums.
   /// Errors: kCorrupt naming the file and the page.

@@ -32,6 +32,7 @@ struct CrashState {
 };
 
 CrashState state;
+std::atomic<CrashHook> crash_hook{nullptr};  // Written by tests; read by anyone.
 
 void read_environment() PLIMSOLL_REQUIRES(state.mutex) {
   state.total = 0;
@@ -81,6 +82,9 @@ void count_and_maybe_die(const char* name) noexcept {
   const bool any = std::strcmp(state.target.data(), "*") == 0;
   const bool ours = count != nullptr && std::strcmp(state.target.data(), name) == 0;
   if ((any && state.total == state.passage) || (ours && *count == state.passage)) {
+    if (const CrashHook hook = crash_hook.load(std::memory_order_relaxed); hook != nullptr) {
+      hook(name, true);
+    }
     ::kill(::getpid(), SIGKILL);
     for (;;) {
       ::pause();  // SIGKILL takes effect before this thread could do more harm.
@@ -90,7 +94,15 @@ void count_and_maybe_die(const char* name) noexcept {
 
 }  // namespace
 
+void set_crash_hook(CrashHook hook) noexcept {
+  crash_hook.store(hook, std::memory_order_relaxed);
+}
+
 void crash_point(const char* name) noexcept {
+  if (const CrashHook hook = crash_hook.load(std::memory_order_relaxed); hook != nullptr)
+      [[unlikely]] {
+    hook(name, false);
+  }
   if (state.armed.load(std::memory_order_relaxed) != Armed::kNo) [[unlikely]] {
     count_and_maybe_die(name);
   }

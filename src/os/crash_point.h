@@ -16,6 +16,11 @@ void crash_point(const char* name) noexcept;
 /// How often `name` ("*": any point) has been passed; counted only when PLIMSOLL_CRASH is set.
 long crash_point_count(const char* name) noexcept;
 
+/// Called at every passage once set, with the point's name and whether the process is killed there;
+/// nullptr: no longer. For simulating a power failure, and for looking at each state on the way.
+using CrashHook = void (*)(const char* name, bool dies) noexcept;
+void set_crash_hook(CrashHook hook) noexcept;
+
 /// Reads PLIMSOLL_CRASH again and forgets all counts: for a test's forked child after setenv().
 void reload_crash_points() noexcept;
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <optional>
 #include <utility>
 
 #include <fcntl.h>
@@ -14,6 +15,7 @@
 #include "base/check.h"
 #include "os/crash_point.h"
 #include "os/file_faults.h"
+#include "os/power_loss.h"
 
 namespace plimsoll {
 
@@ -52,6 +54,10 @@ Result<File> File::open(const std::filesystem::path& path, FileMode mode, bool d
   }
   File file;
   file.path_ = path;
+  std::optional<UnsyncedGuard> creation;
+  if (mode == FileMode::kCreate) {
+    creation.emplace(UnsyncedGuard::of_create(path));
+  }
   if (direct) {
     file.descriptor_ = open_retrying(path.c_str(), flags | O_DIRECT);
     file.direct_ = file.descriptor_ >= 0;
@@ -126,6 +132,8 @@ Result<void> File::write_at(std::int64_t offset, std::span<const std::byte> byte
     if (fault.fails) {
       errno = fault.os_errno;
     } else {
+      const auto noted =
+          UnsyncedGuard::of_write(path_, offset + static_cast<std::int64_t>(done), wanted);
       put = ::pwrite(descriptor_, bytes.data() + done, wanted,
                      offset + static_cast<std::int64_t>(done));
     }
@@ -149,8 +157,14 @@ Result<void> File::sync() {
   int status = -1;
   if (fault.fails) {
     errno = fault.os_errno;
+  } else if (recording_unsynced()) [[unlikely]] {
+    status = 0;
   } else {
     status = ::fdatasync(descriptor_);  // Not retried: after an error the pages may be clean.
+  }
+  const bool lies = fault.bytes_max != SIZE_MAX;  // A test's disk that only says so.
+  if (recording_unsynced() && !lies) [[unlikely]] {
+    note_sync(path_, status != 0);
   }
   if (status != 0) {
     return fail_io(errno, fmt::format("{}: syncing", path_.string()), write_advice(errno));
@@ -160,14 +174,17 @@ Result<void> File::sync() {
 }
 
 Result<void> File::truncate(std::int64_t bytes) {
+  crash_point("file.truncate.before");
   int status = 0;
   do {
+    const auto noted = UnsyncedGuard::of_resize(path_, bytes);
     status = ::ftruncate(descriptor_, bytes);
   } while (status != 0 && errno == EINTR);
   if (status != 0) {
     return fail_io(errno, fmt::format("{}: setting its size to {}", path_.string(), bytes),
                    write_advice(errno));
   }
+  crash_point("file.truncate.after");
   return {};
 }
 
@@ -205,9 +222,13 @@ Result<void> sync_directory(const std::filesystem::path& directory) {
   }
   crash_point("file.sync.before");
   const FaultVerdict fault = ask_file_fault(FileCall::kSync);
-  const int status = fault.fails ? -1 : ::fsync(descriptor);
+  const bool recording = recording_unsynced();
+  const int status = fault.fails ? -1 : (recording ? 0 : ::fsync(descriptor));
   const int os_errno = fault.fails ? fault.os_errno : errno;
   ::close(descriptor);
+  if (recording && status == 0) [[unlikely]] {
+    note_directory_sync(named);
+  }
   if (status != 0 && os_errno != EINVAL) {  // EINVAL: nothing to sync on this file system.
     return fail_io(os_errno, fmt::format("{}: syncing the directory", named.string()),
                    write_advice(os_errno));
@@ -225,6 +246,7 @@ Result<void> rename_file(const std::filesystem::path& from, const std::filesyste
   if (fault.fails) {
     errno = fault.os_errno;
   } else {
+    const auto noted = UnsyncedGuard::of_rename(from, to);
     status = ::rename(from.c_str(), to.c_str());
   }
   if (status != 0) {

@@ -2,6 +2,8 @@
 #include "os/file_faults.h"
 
 #include <atomic>
+#include <chrono>
+#include <thread>
 
 #include "base/mutex.h"
 
@@ -13,6 +15,26 @@ std::atomic<bool> armed{false};  // Written under faults_mutex; read by every fi
 Mutex faults_mutex;
 FileFault current PLIMSOLL_GUARDED_BY(faults_mutex);
 std::int64_t calls PLIMSOLL_GUARDED_BY(faults_mutex) = 0;
+
+FaultVerdict count_and_judge(FileCall call, std::int64_t& delay_us) noexcept {
+  MutexLock lock(faults_mutex);
+  if (!armed.load(std::memory_order_relaxed) ||
+      (call != current.call && current.call != FileCall::kAny)) {
+    return {};
+  }
+  ++calls;
+  if (calls != current.nth && !(current.keeps_failing && calls > current.nth)) {
+    return {};
+  }
+  if (current.delay_us > 0) {
+    delay_us = current.delay_us;
+    return {};
+  }
+  if (current.os_errno != 0) {
+    return {.fails = true, .os_errno = current.os_errno};
+  }
+  return {.bytes_max = current.short_bytes};
+}
 
 }  // namespace
 
@@ -37,18 +59,12 @@ FaultVerdict ask_file_fault(FileCall call) noexcept {
   if (!armed.load(std::memory_order_relaxed)) [[likely]] {
     return {};
   }
-  MutexLock lock(faults_mutex);
-  if (!armed.load(std::memory_order_relaxed) || call != current.call) {
-    return {};
+  std::int64_t delay_us = 0;
+  const FaultVerdict verdict = count_and_judge(call, delay_us);
+  if (delay_us > 0) {
+    std::this_thread::sleep_for(std::chrono::microseconds(delay_us));  // With no lock held.
   }
-  ++calls;
-  if (calls != current.nth && !(current.keeps_failing && calls > current.nth)) {
-    return {};
-  }
-  if (current.os_errno != 0) {
-    return {.fails = true, .os_errno = current.os_errno};
-  }
-  return {.bytes_max = current.short_bytes};
+  return verdict;
 }
 
 }  // namespace plimsoll

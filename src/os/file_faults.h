@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// File faults: makes the n-th read, write or sync of the process fail, or a write end short.
+// File faults: makes the n-th read, write or sync of the process fail, end short, or take long.
 //
 // For tests of what a caller does when the disk fails. File (file.cpp) asks before each system
 // call; with no fault set that costs one relaxed load.
@@ -13,14 +13,16 @@
 
 namespace plimsoll {
 
-enum class FileCall : std::uint8_t { kRead, kWrite, kSync, kRename };
+enum class FileCall : std::uint8_t { kRead, kWrite, kSync, kRename, kAny };
 
 struct FileFault {
   FileCall call{FileCall::kWrite};
   std::int64_t nth{1};  ///< Which call of that kind fails, from 1, counted from set_file_fault().
-  int os_errno{5};      ///< What it fails with (EIO); 0: a write or read ends short instead.
+  int os_errno{5};      ///< What it fails with (EIO); 0: a write or read ends short instead, and a
+                        ///< sync of a file makes nothing durable (power_loss.h) but says it did.
   std::size_t short_bytes{0};  ///< With os_errno 0: how many bytes that call transfers.
   bool keeps_failing{false};   ///< Every later call of that kind fails too (a full disk).
+  std::int64_t delay_us{0};    ///< Not 0: it succeeds, so many microseconds later (a slow disk).
 };
 
 /// Arms one fault, replacing any other; counting begins at once.

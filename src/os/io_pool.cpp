@@ -2,7 +2,6 @@
 #include "os/io_pool.h"
 
 #include <array>
-#include <csignal>
 #include <exception>
 #include <optional>
 #include <string>
@@ -14,6 +13,7 @@
 #include <fmt/core.h>
 
 #include "base/mutex.h"
+#include "os/blocked_signals.h"
 
 namespace plimsoll {
 
@@ -47,23 +47,10 @@ struct Batch {
 class IoPool::Impl {
  public:
   explicit Impl(int threads) {
-    // Signals belong to the program's own threads; these inherit a full mask.
-    sigset_t all;
-    sigset_t before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
+    const BlockedSignals blocked;
     for (int i = 0; i < threads; ++i) {
       workers_.emplace_back([this, i] { work(i); });
     }
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  }
-
-  ~Impl() {
-    {
-      MutexLock lock(mutex_);
-      stopping_ = true;
-    }
-    work_came_.notify_all();
   }
   Impl(const Impl&) = delete;
   Impl& operator=(const Impl&) = delete;
@@ -146,7 +133,20 @@ class IoPool::Impl {
   CondVar batch_ended_;
   bool stopping_ PLIMSOLL_GUARDED_BY(mutex_){false};
   std::array<Batch*, kMaxBatches> batches_ PLIMSOLL_GUARDED_BY(mutex_){};  // Borrowed from callers.
-  std::vector<std::jthread> workers_;  // Last: joined before the rest is destroyed.
+  std::vector<std::jthread> workers_;  // Joined before what is above is destroyed.
+
+  // Destroyed first, also when not every thread could be started: tells those there are to end.
+  struct Ending {
+    Impl& pool;
+    ~Ending() {
+      {
+        MutexLock lock(pool.mutex_);
+        pool.stopping_ = true;
+      }
+      pool.work_came_.notify_all();
+    }
+  };
+  Ending ending_{*this};
 };
 
 IoPool::IoPool(int threads) : impl_(std::make_unique<Impl>(threads)) {}

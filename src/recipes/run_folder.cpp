@@ -76,6 +76,13 @@ Result<void> remove_tree(const fs::path& path) {
   return {};
 }
 
+// What furnish() leaves when the process is killed before run.toml is there: nothing of anyone's.
+bool is_left_unfurnished(const fs::path& root, const std::string& name) {
+  std::error_code status;
+  return name == ".lock" || name == "run.toml.new" ||
+         ((name == "checkpoints" || name == "metrics") && fs::is_empty(root / name, status));
+}
+
 }  // namespace
 
 std::string checkpoint_name(std::int64_t step) {
@@ -110,8 +117,8 @@ Result<RunFolder> RunFolder::create(const fs::path& root, const std::string& run
                 "name another folder with --out");
   }
   PLIMSOLL_TRY(const auto names, names_in(root));
-  // A lock alone is what a process leaves that was killed before it wrote run.toml.
-  if (std::any_of(names.begin(), names.end(), [](const auto& name) { return name != ".lock"; })) {
+  if (!std::all_of(names.begin(), names.end(),
+                   [&](const auto& name) { return is_left_unfurnished(root, name); })) {
     return fail(ErrorCode::kInvalidArgument,
                 fmt::format("{} is not empty and is no run", root.string()),
                 "name a new or empty folder with --out");

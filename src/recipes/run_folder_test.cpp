@@ -87,6 +87,21 @@ TEST_F(RunFolderTest, TakesAnEmptyFolderAndOneThatHoldsOnlyALock) {
   EXPECT_TRUE(RunFolder::create(root_, "x"));
 }
 
+TEST_F(RunFolderTest, TakesAFolderWhoseMakerWasKilledBeforeItWroteTheConfiguration) {
+  fs::create_directories(root_ / "checkpoints");
+  fs::create_directories(root_ / "metrics");
+  std::ofstream(root_ / ".lock") << "123\n";
+  std::ofstream(root_ / "run.toml.new") << "[co";
+  EXPECT_TRUE(RunFolder::create(root_, "x"));
+  EXPECT_EQ(read(root_ / "run.toml"), "x");
+}
+
+TEST_F(RunFolderTest, LeavesAFolderOfCheckpointsAsItWas) {
+  fs::create_directories(root_ / "checkpoints" / "mine");
+  EXPECT_FALSE(RunFolder::create(root_, "x"));
+  EXPECT_TRUE(fs::exists(root_ / "checkpoints" / "mine"));
+}
+
 TEST_F(RunFolderTest, AbandoningLeavesNothingBehind) {
   create().abandon();
   EXPECT_FALSE(fs::exists(root_));

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <memory>
 #include <numeric>
+#include <optional>
 #include <span>
 #include <string_view>
 #include <system_error>
@@ -20,13 +21,13 @@
 #include "plimsoll/embedding_store.h"
 #include "plimsoll/feature_store.h"
 #include "recipes/describe.h"
+#include "recipes/new_file.h"
 
 namespace plimsoll {
 namespace {
 
 namespace fs = std::filesystem;
 constexpr std::int64_t kBlockBytes = 1 << 20;
-constexpr std::int64_t kNpyHeaderBytes = 128;
 
 /// One tensor to export; `bytes` is its size per row. The first one is always the ids.
 struct Column {
@@ -52,41 +53,88 @@ Column ids_column(std::int64_t rows) {
   return {{"ids", DType::kInt64, {rows}}, 8, -1};
 }
 
+/// The weights of a table at its newest commit; or of the rows that changed since an older one.
 class EmbeddingSource final : public Source {
  public:
-  static Result<std::unique_ptr<Source>> open(Governor governor, const fs::path& directory) {
+  static Result<std::unique_ptr<Source>> open(Governor governor, const fs::path& directory,
+                                              std::int64_t since) {
     PLIMSOLL_TRY(const TableInfo info, EmbeddingStore::inspect(directory));
-    PLIMSOLL_TRY(auto store, EmbeddingStore::open(governor, {.directory = directory,
-                                                             .dim = info.dim,
-                                                             .optimizer = {.kind = info.optimizer},
-                                                             .init = info.init}));
-    return std::unique_ptr<Source>(new EmbeddingSource(std::move(store)));
+    EmbeddingStoreOptions how{.directory = directory,
+                              .dim = info.dim,
+                              .optimizer = {.kind = info.optimizer},
+                              .init = info.init};
+    PLIMSOLL_TRY(auto store, EmbeddingStore::open(governor, how));
+    std::unique_ptr<EmbeddingSource> source(new EmbeddingSource(std::move(store)));
+    std::int64_t rows = source->store_.rows();
+    if (since >= 0) {
+      how.at_step = since;
+      PLIMSOLL_TRY(auto older, EmbeddingStore::open(governor, how));
+      source->older_.emplace(std::move(older));
+      rows = 0;  // The forms say how many rows come before the first of them.
+      PLIMSOLL_TRY_VOID(
+          source->each_block([&](std::span<const std::int64_t> ids, auto) -> Result<void> {
+            rows += static_cast<std::int64_t>(ids.size());
+            return {};
+          }));
+    }
+    source->rows_ = rows;
+    source->columns_ = {ids_column(rows),
+                        {{"rows", DType::kFloat32, {rows, info.dim}}, 4 * info.dim, -1}};
+    return std::unique_ptr<Source>(std::move(source));
   }
-  [[nodiscard]] std::int64_t rows() const override { return store_.rows(); }
+  [[nodiscard]] std::int64_t rows() const override { return rows_; }
   [[nodiscard]] const std::vector<Column>& columns() const override { return columns_; }
 
   Result<void> visit(const Column& /*column*/, const Block& block) override {
+    return each_block(block);
+  }
+
+ private:
+  explicit EmbeddingSource(EmbeddingStore store) : store_(std::move(store)) {}
+
+  Result<void> each_block(const Block& block) {
     const auto dim = static_cast<std::size_t>(store_.dim());
     const std::size_t width = dim * static_cast<std::size_t>(1 + store_.slots());
     return store_.scan([&](std::span<const std::int64_t> ids, std::span<const std::uint32_t>,
                            std::span<const float> values) -> Result<void> {
-      scratch_.resize(ids.size() * dim);
+      ids_.assign(ids.begin(), ids.end());
+      weights_.resize(ids.size() * dim);
       for (std::size_t i = 0; i < ids.size(); ++i) {
         std::copy_n(values.begin() + static_cast<std::ptrdiff_t>(i * width), dim,
-                    scratch_.begin() + static_cast<std::ptrdiff_t>(i * dim));
+                    weights_.begin() + static_cast<std::ptrdiff_t>(i * dim));
       }
-      return block(ids, std::as_bytes(std::span(scratch_)));
+      PLIMSOLL_TRY_VOID(keep_changed(dim));
+      return ids_.empty() ? Result<void>{} : block(ids_, std::as_bytes(std::span(weights_)));
     });
   }
 
- private:
-  explicit EmbeddingSource(EmbeddingStore store) : store_(std::move(store)) {
-    columns_ = {ids_column(store_.rows()),
-                {{"rows", DType::kFloat32, {store_.rows(), store_.dim()}}, 4 * store_.dim(), -1}};
+  // Takes the rows out of the block whose bits are those of the older commit.
+  Result<void> keep_changed(std::size_t dim) {
+    if (!older_) {
+      return {};
+    }
+    before_.resize(weights_.size());
+    PLIMSOLL_TRY_VOID(older_->gather(ids_, before_));
+    std::size_t kept = 0;
+    for (std::size_t i = 0; i < ids_.size(); ++i) {
+      if (std::memcmp(&before_[i * dim], &weights_[i * dim], dim * sizeof(float)) != 0) {
+        ids_[kept] = ids_[i];
+        std::memmove(&weights_[kept * dim], &weights_[i * dim], dim * sizeof(float));
+        ++kept;
+      }
+    }
+    ids_.resize(kept);
+    weights_.resize(kept * dim);
+    return {};
   }
+
   EmbeddingStore store_;
+  std::optional<EmbeddingStore> older_;
+  std::int64_t rows_{0};
   std::vector<Column> columns_;
-  std::vector<float> scratch_;  // One block of the scan.
+  std::vector<std::int64_t> ids_;  // One block of the scan, as are the next two.
+  std::vector<float> weights_;
+  std::vector<float> before_;
 };
 
 class FeatureSource final : public Source {
@@ -161,49 +209,6 @@ class Meter {
   std::int64_t total_;
 };
 
-/// A file that is renamed to its name by finish(), and removed otherwise.
-class NewFile {
- public:
-  static Result<NewFile> create(const fs::path& path) {
-    NewFile made;
-    made.path_ = path;
-    made.partial_ = path.string() + ".partial";
-    PLIMSOLL_TRY(made.file_, File::open(made.partial_, FileMode::kCreate));
-    return made;
-  }
-  NewFile(NewFile&& other) noexcept
-      : file_(std::move(other.file_)),
-        path_(std::move(other.path_)),
-        partial_(std::exchange(other.partial_, {})),
-        at_(other.at_) {}
-  NewFile& operator=(NewFile&&) = delete;
-  ~NewFile() {
-    if (!partial_.empty()) {
-      std::error_code ignored;
-      fs::remove(partial_, ignored);
-    }
-  }
-  Result<void> write(std::span<const std::byte> bytes) {
-    PLIMSOLL_TRY_VOID(file_.write_at(at_, bytes));
-    at_ += static_cast<std::int64_t>(bytes.size());
-    return {};
-  }
-  Result<void> write(std::string_view text) { return write(std::as_bytes(std::span(text))); }
-  Result<void> finish() {
-    PLIMSOLL_TRY_VOID(file_.sync());
-    PLIMSOLL_TRY_VOID(rename_durable(partial_, path_));
-    partial_.clear();
-    return {};
-  }
-
- private:
-  NewFile() = default;
-  File file_;
-  fs::path path_;
-  fs::path partial_;
-  std::int64_t at_{0};
-};
-
 /// One pass over the rows, giving the bytes of `column` to `write`.
 template <class Write>
 Result<void> pass(Source& source, const Column& column, Meter& meter, Write&& write) {
@@ -235,46 +240,6 @@ Result<void> to_safetensors(Source& source, const fs::path& out, Meter& meter) {
     PLIMSOLL_TRY_VOID(pass(source, column, meter, write));
   }
   return writer.finish();
-}
-
-/// NumPy's descriptor of an element type; "" where it has none.
-const char* npy_descriptor(DType dtype) {
-  switch (dtype) {
-    case DType::kFloat32:
-      return "<f4";
-    case DType::kFloat16:
-      return "<f2";
-    case DType::kFloat64:
-      return "<f8";
-    case DType::kInt64:
-      return "<i8";
-    case DType::kInt32:
-      return "<i4";
-    case DType::kUint8:
-      return "|u1";
-    case DType::kBFloat16:
-      return "";
-  }
-  return "";
-}
-
-/// Source: NumPy, NEP 1, version 1.0; padded with spaces to a fixed size.
-std::string npy_header(const TensorSpec& spec) {
-  std::string shape;
-  for (const auto size : spec.shape) {
-    shape += fmt::format("{}, ", size);
-  }
-  auto dictionary = fmt::format("{{'descr': '{}', 'fortran_order': False, 'shape': ({}), }}",
-                                npy_descriptor(spec.dtype), shape);
-  dictionary.resize(static_cast<std::size_t>(std::max<std::int64_t>(
-                        kNpyHeaderBytes - 11, static_cast<std::int64_t>(dictionary.size()))),
-                    ' ');
-  dictionary += '\n';
-  const auto size = dictionary.size();
-  std::string header("\x93NUMPY\x01\x00", 8);
-  header += static_cast<char>(size & 0xff);
-  header += static_cast<char>(size >> 8);
-  return header + dictionary;
 }
 
 Result<void> to_npy(Source& source, const fs::path& out, Meter& meter) {
@@ -369,14 +334,20 @@ Result<std::unique_ptr<Source>> open_source(Governor governor, const ExportOptio
       return fail(ErrorCode::kInvalidArgument, "an embedding store has no columns",
                   "leave --column out");
     }
-    return EmbeddingSource::open(governor, directory);
+    return EmbeddingSource::open(governor, directory, options.since);
   }
   if (!is_feature_store(directory)) {
     return fail(ErrorCode::kNotFound, fmt::format("{}: no store there", directory.string()));
   }
+  if (options.since >= 0) {
+    return fail(ErrorCode::kInvalidArgument,
+                fmt::format("{}: features do not change, so there is nothing since step {}",
+                            directory.string(), options.since),
+                "leave --since out");
+  }
   if (one_column && options.column.empty()) {
     return fail(ErrorCode::kInvalidArgument,
-                fmt::format("{} takes one column", options.out.extension().string()),
+                fmt::format("{}: this form takes one column", options.out.string()),
                 "name it with --column, or export to .safetensors");
   }
   return FeatureSource::open(governor, directory, options.column);
@@ -384,24 +355,30 @@ Result<std::unique_ptr<Source>> open_source(Governor governor, const ExportOptio
 
 }  // namespace
 
+Result<std::string> store_file_form(const fs::path& file, const std::string& format) {
+  const std::string extension = file.extension().string();
+  const std::string form = format.empty() && !extension.empty() ? extension.substr(1) : format;
+  if (form != "safetensors" && form != "npy" && form != "csv") {
+    return fail(ErrorCode::kInvalidArgument,
+                fmt::format("{}: no form of export by its name", file.string()),
+                "name it .safetensors, .npy or .csv, or say --format");
+  }
+  return form;
+}
+
 Result<std::int64_t> export_store(Governor governor, const ExportOptions& options,
                                   const std::function<bool(std::int64_t, std::int64_t)>& progress) {
-  const auto form = options.out.extension();
-  if (form != ".safetensors" && form != ".npy" && form != ".csv") {
-    return fail(ErrorCode::kInvalidArgument,
-                fmt::format("{}: no form of export by its name", options.out.string()),
-                "name it .safetensors, .npy or .csv");
-  }
+  PLIMSOLL_TRY(const std::string form, store_file_form(options.out, options.format));
   std::error_code status;
   if (fs::exists(options.out, status)) {
     return fail(ErrorCode::kInvalidArgument, fmt::format("{} exists", options.out.string()),
                 "name a new file with --out");
   }
-  PLIMSOLL_TRY(const auto source, open_source(governor, options, form != ".safetensors"));
+  PLIMSOLL_TRY(const auto source, open_source(governor, options, form != "safetensors"));
   Meter meter(progress, total_bytes(*source));
-  if (form == ".safetensors") {
+  if (form == "safetensors") {
     PLIMSOLL_TRY_VOID(to_safetensors(*source, options.out, meter));
-  } else if (form == ".npy") {
+  } else if (form == "npy") {
     PLIMSOLL_TRY_VOID(to_npy(*source, options.out, meter));
   } else {
     PLIMSOLL_TRY_VOID(to_csv(*source, options.out, meter));

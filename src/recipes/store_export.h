@@ -23,9 +23,16 @@ namespace plimsoll {
 
 struct ExportOptions {
   std::filesystem::path directory{};  ///< A store, or a run folder (its embeddings).
-  std::filesystem::path out{};        ///< Must not exist; its extension chooses the form.
+  std::filesystem::path out{};        ///< Must not exist.
+  std::string format{};               ///< safetensors, npy or csv; "": by the extension of `out`.
   std::string column{};               ///< Of a feature store, for .npy and .csv.
+  std::int64_t since{-1};             ///< Only rows changed since this commit of the table.
 };
+
+/// "safetensors", "npy" or "csv", as `format` or else the file's name has it.
+/// Errors: kInvalidArgument.
+[[nodiscard]] Result<std::string> store_file_form(const std::filesystem::path& file,
+                                                  const std::string& format);
 
 /// Returns the number of rows written. The file appears whole or not at all.
 /// Errors: kInvalidArgument (form, column, file exists), those of the stores, kIo.

@@ -3,6 +3,7 @@
 
 #include <bit>
 #include <initializer_list>
+#include <new>
 #include <utility>
 
 #include <fmt/format.h>
@@ -22,6 +23,26 @@ using Json = nlohmann::json;  // Keys are sorted, so one content has one text.
 
 constexpr int kVersion = 1;
 
+// Empties a document before it is destroyed. The library's destructor allocates while there is
+// anything inside, and ends the process where it cannot.
+class EmptiedAtEnd {
+ public:
+  explicit EmptiedAtEnd(Json& json) noexcept : json_(json) {}
+  ~EmptiedAtEnd() {
+    if (json_.is_structured()) {
+      for (Json& child : json_) {
+        child.clear();
+      }
+    }
+    json_.clear();
+  }
+  EmptiedAtEnd(const EmptiedAtEnd&) = delete;
+  EmptiedAtEnd& operator=(const EmptiedAtEnd&) = delete;
+
+ private:
+  Json& json_;
+};
+
 std::uint32_t text_crc(const std::string& text) {
   return crc32c(std::as_bytes(std::span(text.data(), text.size())));
 }
@@ -30,24 +51,28 @@ std::string hex(std::uint64_t value) {
   return fmt::format("{:016x}", value);
 }
 
-Json to_json(const TableDescription& table) {
+// Field by field, into what are objects already: an initialiser list leaks what it has built when
+// memory runs out in it, and a null that cannot become an object is left broken.
+void fill_json(Json& json, const TableDescription& table) {
   const TableShape shape = table.shape();
-  return {{"format", "plimsoll embedding table"},
-          {"version", kVersion},
-          {"rows", table.ids.rows},
-          {"dim", table.dim},
-          {"dtype", "float32"},
-          {"optimizer", optimizer_name(table.optimizer)},
-          {"init",
-           {{"kind", init_name(table.init.kind)},
-            {"scale", table.init.scale},
-            {"seed", hex(table.init.seed)}}},
-          {"ids", {{"dense", table.ids.dense}, {"fingerprint", hex(table.ids.fingerprint)}}},
-          {"layout", "any_order"},
-          {"record_bytes", shape.record_bytes},
-          {"page_bytes", shape.page_bytes},
-          {"rows_per_page", shape.rows_per_page},
-          {"fingerprint", hex(table.fingerprint())}};
+  json["format"] = "plimsoll embedding table";
+  json["version"] = kVersion;
+  json["rows"] = table.ids.rows;
+  json["dim"] = table.dim;
+  json["dtype"] = "float32";
+  json["optimizer"] = optimizer_name(table.optimizer);
+  json["init"] = Json(Json::value_t::object);
+  json["init"]["kind"] = init_name(table.init.kind);
+  json["init"]["scale"] = table.init.scale;
+  json["init"]["seed"] = hex(table.init.seed);
+  json["ids"] = Json(Json::value_t::object);
+  json["ids"]["dense"] = table.ids.dense;
+  json["ids"]["fingerprint"] = hex(table.ids.fingerprint);
+  json["layout"] = "any_order";
+  json["record_bytes"] = shape.record_bytes;
+  json["page_bytes"] = shape.page_bytes;
+  json["rows_per_page"] = shape.rows_per_page;
+  json["fingerprint"] = hex(table.fingerprint());
 }
 
 template <class Kind, class Name>
@@ -62,7 +87,9 @@ Kind parse_kind(const std::string& text, std::initializer_list<Kind> kinds, cons
 
 // Throws what nlohmann/json throws, or runtime_error: read_description() turns it into kCorrupt.
 TableDescription from_json(Json json) {
-  if (json.at("format") != "plimsoll embedding table" || json.at("version") != kVersion) {
+  const EmptiedAtEnd emptied(json);
+  if (json.at("format").get<std::string>() != "plimsoll embedding table" ||
+      json.at("version").get<int>() != kVersion) {
     throw std::runtime_error("not an embedding table of a version known here");
   }
   const auto crc = json.at("crc32c").get<std::uint32_t>();
@@ -85,6 +112,9 @@ TableDescription from_json(Json json) {
   table.ids.dense = json.at("ids").at("dense").get<bool>();
   table.ids.fingerprint =
       std::stoull(json.at("ids").at("fingerprint").get<std::string>(), nullptr, 16);
+  if (table.dim < 1 || table.dim > (1 << 24) || table.ids.rows < 1 || table.ids.rows > kIdRowsMax) {
+    throw std::runtime_error("its rows or its dim are out of range");
+  }
   if (hex(table.fingerprint()) != json.at("fingerprint").get<std::string>()) {
     throw std::runtime_error("its fingerprint does not fit its fields");
   }
@@ -123,6 +153,8 @@ Result<TableDescription> read_description(const std::filesystem::path& directory
   PLIMSOLL_TRY(const std::string text, read_small_file(path));
   try {
     return from_json(Json::parse(text));
+  } catch (const std::bad_alloc&) {
+    throw;  // Says nothing about the file.
   } catch (const std::exception& problem) {
     return fail(ErrorCode::kCorrupt, fmt::format("{}: {}", path.string(), problem.what()));
   }
@@ -130,7 +162,9 @@ Result<TableDescription> read_description(const std::filesystem::path& directory
 
 Result<void> write_description(const std::filesystem::path& directory,
                                const TableDescription& description) {
-  Json json = to_json(description);
+  Json json(Json::value_t::object);
+  const EmptiedAtEnd emptied(json);
+  fill_json(json, description);
   json["crc32c"] = text_crc(json.dump());
   return replace_file(directory / table_files::kDescription, json.dump(2) + "\n");
 }

@@ -3,10 +3,11 @@
 
 #include <algorithm>
 #include <array>
-#include <csignal>
 #include <exception>
 
 #include <pthread.h>
+
+#include "os/blocked_signals.h"
 
 namespace plimsoll {
 namespace {
@@ -21,12 +22,8 @@ LookAhead::LookAhead(PageCache& cache, const IdIndex& ids, std::int64_t rows_per
       ids_(ids),
       rows_per_page_(rows_per_page),
       ring_(slab.take<std::int64_t>(queue_ids)) {
-  sigset_t all;
-  sigset_t before;
-  sigfillset(&all);  // Signals belong to the program's own threads.
-  pthread_sigmask(SIG_SETMASK, &all, &before);
+  const BlockedSignals blocked;
   thread_ = std::jthread([this] { work(); });
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
 LookAhead::~LookAhead() {

@@ -44,6 +44,8 @@ class EmbeddingStore::Impl {
   Result<void> apply(std::span<const std::int64_t> ids, std::span<const float> grads,
                      float rate_scale);
   Result<void> update(std::span<const std::int64_t> ids, std::span<const float> rows);
+  Result<void> restore(std::span<const std::int64_t> ids, std::span<const std::uint32_t> sequences,
+                       std::span<const float> values);
   void prefetch(std::span<const std::int64_t> ids) noexcept { look_ahead_->hint(ids); }
   Result<void> commit(std::int64_t step);
   Result<void> scan(const std::function<Result<void>(std::span<const std::int64_t>,

@@ -93,7 +93,7 @@ Result<void> check_pages(const std::filesystem::path& directory, const TableDesc
       }
       done += shape.page_bytes;
       if (progress && !progress(done, total)) {
-        return {};
+        return fail(ErrorCode::kInvalidArgument, directory.string() + ": cancelled");
       }
     }
   }

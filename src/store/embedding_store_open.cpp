@@ -199,7 +199,11 @@ Result<void> EmbeddingStore::Impl::create_files(const IdSource& source) {
     }
   }
   auto done = create_and_describe(source);
-  if (!done) {  // Best effort: without table.json there is no table, whatever stays behind.
+  if (!done) {  // Without table.json there is no table, whatever stays behind: it goes first.
+    std::filesystem::remove(directory_ / table_files::kDescription, problem);
+    if (problem || !sync_directory(directory_)) {
+      return done;  // It may come back after a power failure, and then needs its files.
+    }
     for (const char* name :
          {table_files::kRows, table_files::kSuper, "map.0", "map.1", "rows.ids", "rows.order"}) {
       std::filesystem::remove(directory_ / name, problem);

@@ -2,30 +2,26 @@
 #include "store/row_crew.h"
 
 #include <algorithm>
-#include <csignal>
 #include <string>
 
 #include <pthread.h>
 
 #include "base/check.h"
+#include "os/blocked_signals.h"
 
 namespace plimsoll {
 
 RowCrew::RowCrew(int threads) {
-  sigset_t all;
-  sigset_t before;
-  sigfillset(&all);  // Signals belong to the program's own threads.
-  pthread_sigmask(SIG_SETMASK, &all, &before);
+  const BlockedSignals blocked;
   for (int member = 1; member < threads; ++member) {
     members_.emplace_back([this, member] { work(member); });
   }
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
-RowCrew::~RowCrew() {
-  stopping_.store(true, std::memory_order_relaxed);
-  round_.fetch_add(1, std::memory_order_release);
-  round_.notify_all();
+RowCrew::Ending::~Ending() {
+  crew.stopping_.store(true, std::memory_order_relaxed);
+  crew.round_.fetch_add(1, std::memory_order_release);
+  crew.round_.notify_all();
 }
 
 void RowCrew::run_erased(std::int64_t count, std::int64_t grain, Erased body, void* context) {

@@ -21,7 +21,7 @@ class RowCrew {
  public:
   /// `threads` counts the caller: 1 starts none.
   explicit RowCrew(int threads);
-  ~RowCrew();
+  ~RowCrew() = default;
   RowCrew(const RowCrew&) = delete;
   RowCrew& operator=(const RowCrew&) = delete;
 
@@ -54,7 +54,14 @@ class RowCrew {
   std::atomic<std::uint32_t> left_{0};     // Rows not done; lowered by whoever did them.
   std::atomic<std::uint32_t> round_{0};    // Raised by the caller, once per job, to wake members.
   std::atomic<bool> stopping_{false};
-  std::vector<std::jthread> members_;  // Last: joined before the rest is destroyed.
+  std::vector<std::jthread> members_;  // Joined before what is above is destroyed.
+
+  // Destroyed first, also when not every thread could be started: tells those there are to end.
+  struct Ending {
+    RowCrew& crew;
+    ~Ending();
+  };
+  Ending ending_{*this};
 };
 
 }  // namespace plimsoll

@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Compacts the rows of a table or of a run: see EmbeddingStore::compact().
+//
+// A run is compacted at the step its manifest names, under its lock.
+//
+// Threads: free function.   Memory: the slabs of two tables.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+
+#include "plimsoll/embedding_store.h"
+
+namespace plimsoll {
+
+struct Compacted {
+  std::int64_t bytes_before{0};  ///< Of the table's folder.
+  std::int64_t bytes{0};
+};
+
+/// Errors: kNotFound (no table there), kInvalidArgument (a feature store; another process trains in
+///         the run), those of EmbeddingStore::compact().
+Result<Compacted> compact_store(Governor governor, const std::filesystem::path& directory,
+                                const ProgressFn& progress);
+
+}  // namespace plimsoll

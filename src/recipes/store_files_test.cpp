@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Goal: what is exported from a table and imported again is the same table, in every form; and
+// bad files are named and leave nothing behind.
+#include <gtest/gtest.h>
+
+#include "recipes/store_compact.h"
+#include "recipes/store_export.h"
+#include "recipes/store_import.h"
+#include "tests/support/array_files.h"
+#include "tests/support/embedding_table_fixture.h"
+
+namespace plimsoll {
+namespace {
+
+using namespace test;
+namespace fs = std::filesystem;
+
+class StoreFilesTest : public EmbeddingTableTest {
+ protected:
+  // A table of random rows at commits 1 and 2; a tenth of the rows changed in between.
+  void make_table() {
+    auto store = open({.directory = directory(), .dim = 5, .ids = ids_});
+    std::mt19937_64 random(1);
+    rows_ = random_floats(ids_.size() * 5, random);
+    store.update(ids_, rows_).or_throw();
+    store.commit(1).or_throw();
+    for (std::size_t i = 0; i < ids_.size(); i += 10) {
+      changed_.push_back(ids_[i]);
+      rows_[i * 5] += 1.0F;
+      store.update({&ids_[i], 1}, std::span(rows_).subspan(i * 5, 5)).or_throw();
+    }
+    store.commit(2).or_throw();
+  }
+  Result<std::int64_t> export_to(const fs::path& out, const std::string& format = "",
+                                 std::int64_t since = -1) {
+    return export_store(
+        governor_, {.directory = directory(), .out = out, .format = format, .since = since}, {});
+  }
+  Result<std::int64_t> import_from(const std::vector<fs::path>& files) {
+    return import_store(governor_, {.files = files, .out = root_ / "copy"}, {});
+  }
+  void expect_copy(const std::vector<std::int64_t>& ids, const std::vector<float>& rows) {
+    auto store = open({.directory = root_ / "copy", .init = {.kind = RowInitKind::kZeros}});
+    EXPECT_EQ(store.last_commit(), 0);
+    EXPECT_EQ(store.rows(), static_cast<std::int64_t>(ids.size()));
+    EXPECT_EQ(gather(store, ids), rows);
+    EXPECT_TRUE(EmbeddingStore::verify(root_ / "copy", {}));
+  }
+  void expect_refused(const std::vector<fs::path>& files, const std::string& words) {
+    const auto refused = import_from(files);
+    ASSERT_FALSE(refused);
+    EXPECT_NE(refused.error().to_string().find(words), std::string::npos)
+        << refused.error().to_string();
+    EXPECT_FALSE(fs::exists(root_ / "copy"));
+    EXPECT_FALSE(fs::exists(root_ / "copy.ids.npy"));
+  }
+  std::vector<std::int64_t> ids_ = sparse_ids(3000, 5);
+  std::vector<float> rows_;
+  std::vector<std::int64_t> changed_;
+};
+
+TEST_F(StoreFilesTest, EveryFormGoesOutAndComesBackTheSame) {
+  make_table();
+  for (const char* form : {"safetensors", "npy", "csv"}) {
+    SCOPED_TRACE(form);
+    const fs::path file = root_ / (std::string("rows.") + form);
+    EXPECT_EQ(export_to(file).or_throw(), 3000);
+    EXPECT_EQ(import_from({file}).or_throw(), 3000);
+    expect_copy(ids_, rows_);
+    fs::remove_all(root_ / "copy");
+  }
+}
+
+TEST_F(StoreFilesTest, TheFormMayBeSaidInsteadOfNamed) {
+  make_table();
+  EXPECT_EQ(export_to(root_ / "rows", "csv").or_throw(), 3000);
+  EXPECT_TRUE(slurp(root_ / "rows").starts_with("id,rows_0,"));
+  EXPECT_FALSE(export_to(root_ / "other", "xls"));
+  EXPECT_FALSE(export_to(root_ / "other"));
+}
+
+TEST_F(StoreFilesTest, OnlyWhatChangedSinceACommitGoesOut) {
+  make_table();
+  EXPECT_EQ(export_to(root_ / "some.csv", "", 1).or_throw(),
+            static_cast<std::int64_t>(changed_.size()));
+  EXPECT_EQ(export_to(root_ / "some.safetensors", "", 1).or_throw(),
+            static_cast<std::int64_t>(changed_.size()));
+  EXPECT_EQ(import_from({root_ / "some.safetensors"}).or_throw(),
+            static_cast<std::int64_t>(changed_.size()));
+  std::vector<float> wanted;
+  for (std::size_t i = 0; i < ids_.size(); i += 10) {
+    wanted.insert(wanted.end(), rows_.begin() + static_cast<std::ptrdiff_t>(i * 5),
+                  rows_.begin() + static_cast<std::ptrdiff_t>(i * 5 + 5));
+  }
+  expect_copy(changed_, wanted);
+  EXPECT_EQ(export_to(root_ / "none.csv", "", 2).or_throw(), 0);
+  const auto missing = export_to(root_ / "missing.csv", "", 7);
+  ASSERT_FALSE(missing);
+  EXPECT_EQ(missing.error().code, ErrorCode::kNotFound);
+  EXPECT_NE(missing.error().to_string().find("there is one at 1 and 2"), std::string::npos)
+      << missing.error().to_string();
+}
+
+TEST_F(StoreFilesTest, ShardsFollowEachOtherAndMayHaveNoIds) {
+  write_npy<float>(root_ / "a.npy", "<f4", {2, 3}, {1, 2, 3, 4, 5, 6});
+  write_npy<float>(root_ / "b.npy", "<f4", {1, 3}, {7, 8, 9});
+  EXPECT_EQ(import_from({root_ / "a.npy", root_ / "b.npy"}).or_throw(), 3);
+  expect_copy({0, 1, 2}, {1, 2, 3, 4, 5, 6, 7, 8, 9});
+}
+
+TEST_F(StoreFilesTest, TextIsReadWithAndWithoutAHeadingAndByEitherLineEnd) {
+  spill(root_ / "a.csv", "id,x,y\r\n-5,0.5,1e-3\r\n9,nan,-inf");
+  EXPECT_EQ(import_from({root_ / "a.csv"}).or_throw(), 2);
+  auto store = open({.directory = root_ / "copy", .init = {.kind = RowInitKind::kZeros}});
+  const auto got = gather(store, std::vector<std::int64_t>{-5, 9});
+  EXPECT_EQ(got[0], 0.5F);
+  EXPECT_EQ(got[1], 1e-3F);
+  EXPECT_TRUE(std::isnan(got[2]) && std::isinf(got[3]));
+}
+
+TEST_F(StoreFilesTest, BadFilesAreNamedAndLeaveNothing) {
+  spill(root_ / "a.csv", "1,2,3\n4,5\n");
+  expect_refused({root_ / "a.csv"}, "a.csv:2: 1 numbers, expected 2");
+  spill(root_ / "b.csv", "1,2\n2,x\n");
+  expect_refused({root_ / "b.csv"}, "b.csv:2: number 1 cannot be read");
+  spill(root_ / "c.csv", "1,2\n\n1,3\n");
+  expect_refused({root_ / "c.csv"}, "1");
+  spill(root_ / "d.csv", "");
+  expect_refused({root_ / "d.csv"}, "d.csv");
+  write_npy<double>(root_ / "e.npy", "<f8", {1, 2}, {1, 2});
+  expect_refused({root_ / "e.npy"}, "expected float32");
+  spill(root_ / "f.csv", "1,2\n");
+  spill(root_ / "g.csv", "2,2,3\n");
+  expect_refused({root_ / "f.csv", root_ / "g.csv"}, "2 numbers a row");
+  expect_refused({root_ / "h.csv"}, "h.csv");
+}
+
+TEST_F(StoreFilesTest, AFolderThatHoldsSomethingIsLeftAlone) {
+  fs::create_directories(root_ / "copy");
+  spill(root_ / "copy" / "thesis.txt", "mine");
+  spill(root_ / "a.csv", "1,2\n");
+  const auto refused = import_from({root_ / "a.csv"});
+  ASSERT_FALSE(refused);
+  EXPECT_NE(refused.error().to_string().find("not empty"), std::string::npos);
+  EXPECT_EQ(slurp(root_ / "copy" / "thesis.txt"), "mine");
+}
+
+TEST_F(StoreFilesTest, CompactingSaysWhatItSaved) {
+  make_table();
+  const auto done = compact_store(governor_, directory(), {}).or_throw();
+  EXPECT_LT(done.bytes, done.bytes_before);
+  auto store = open({.directory = directory()});
+  EXPECT_EQ(store.last_commit(), 2);
+  EXPECT_EQ(gather(store, ids_), rows_);
+  const auto missing = compact_store(governor_, root_ / "nowhere", {});
+  ASSERT_FALSE(missing);
+  EXPECT_EQ(missing.error().code, ErrorCode::kNotFound);
+}
+
+}  // namespace
+}  // namespace plimsoll

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Imports rows from files of other programs into a new embedding table, streaming.
+//
+//   .safetensors  "ids" i64 [rows], "rows" f32 [rows, dim]         as `store export` writes them
+//   .npy          f32 [rows, dim]; ids in NAME.ids.npy, or 0, 1, 2, … over all files
+//   .csv          id, then the floats; a first line that begins with no number is a heading
+//
+// Several files are shards of one table, in the order given. Optimizer slots begin at zero.
+//
+// Threads: free function.
+// Memory:  the table's slab and one block of rows; nothing grows with the files.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "plimsoll/embedding_store.h"
+
+namespace plimsoll {
+
+struct ImportOptions {
+  std::vector<std::filesystem::path> files{};
+  std::filesystem::path out{};  ///< The table's folder; must not hold anything.
+  std::string format{};         ///< safetensors, npy or csv; "": by each file's extension.
+  RowOptimizer optimizer{RowOptimizer::kAdamW};
+};
+
+/// Returns the number of rows. The table is committed at step 0, or not there at all.
+/// Errors: kInvalidArgument (a form, width or element type; an id twice; `out` is not empty),
+///         kCorrupt naming the file, and the line of a .csv; kNotFound; kIo.
+Result<std::int64_t> import_store(Governor governor, const ImportOptions& options,
+                                  const ProgressFn& progress);
+
+}  // namespace plimsoll

@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// restore and compact: whole records, and a table copied to where nothing but it is.
+//
+// Compaction writes a new table beside the old one and exchanges the two names in one step of the
+// file system; what a crash leaves under the other name is thrown away by the next compaction.
+// It knows no file of a table, so it holds for any layout.
+//
+// Threads: see embedding_store.h.   Memory: the slabs of two tables.
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <system_error>
+#include <vector>
+
+#include <fcntl.h>
+
+#include <fmt/format.h>
+
+#include "base/check.h"
+#include "os/crash_point.h"
+#include "store/embedding_store_impl.h"
+
+namespace plimsoll {
+
+Result<void> EmbeddingStore::Impl::restore(std::span<const std::int64_t> ids,
+                                           std::span<const std::uint32_t> sequences,
+                                           std::span<const float> values) {
+  const auto floats = static_cast<std::size_t>(shape_.dim * (1 + shape_.slots));
+  if (sequences.size() != ids.size() || values.size() != ids.size() * floats) {
+    return fail(ErrorCode::kInvalidArgument,
+                fmt::format("restore() of {} ids with {} sequences and {} floats; a record has {}",
+                            ids.size(), sequences.size(), values.size(), floats));
+  }
+  PLIMSOLL_TRY_VOID(cache_->begin_request(static_cast<std::int64_t>(ids.size())));
+  bool changed = false;
+  while (!ids.empty()) {
+    const std::size_t count = std::min(ids.size(), keys_.size());
+    PLIMSOLL_TRY_VOID(resolve(ids.first(count)));
+    for (std::size_t i = 0; i < count; ++i) {
+      keys_[i] = std::uint64_t{ordinals_[i]} << 32 | i;
+    }
+    auto keys = keys_.first(count);
+    order_by_page(keys);
+    while (!keys.empty()) {
+      auto pinned = cache_->pin(keys, true, records_);
+      if (!pinned) {
+        if (changed) {
+          cache_->poison(pinned.error());  // Half a request: nobody may see or keep it.
+        }
+        return tl::unexpected(std::move(pinned).error());
+      }
+      for (std::int64_t i = 0; i < *pinned; ++i) {
+        const auto at = static_cast<std::uint32_t>(keys[static_cast<std::size_t>(i)]);
+        std::byte* const record = records_[static_cast<std::size_t>(i)];
+        RowHeader header;
+        std::memcpy(&header, record, sizeof header);
+        header.sequence = sequences[at];
+        std::memcpy(record, &header, sizeof header);
+        std::memcpy(record + kRowHeaderBytes, values.data() + at * floats, floats * 4);
+      }
+      changed = true;
+      cache_->unpin();
+      keys = keys.subspan(static_cast<std::size_t>(*pinned));
+    }
+    ids = ids.subspan(count);
+    sequences = sequences.subspan(count);
+    values = values.subspan(count * floats);
+  }
+  return {};
+}
+
+Result<void> EmbeddingStore::restore(std::span<const std::int64_t> ids,
+                                     std::span<const std::uint32_t> sequences,
+                                     std::span<const float> values) {
+  return impl_->restore(ids, sequences, values);
+}
+
+namespace {
+
+namespace fs = std::filesystem;
+
+// The ids of `table` in creation order, in a .npy beside it: what a table is made from.
+Result<void> write_ids(EmbeddingStore& table, const fs::path& path) {
+  PLIMSOLL_TRY(auto file, File::open(path, FileMode::kCreate));
+  std::string header =
+      fmt::format("{{'descr': '<i8', 'fortran_order': False, 'shape': ({},), }}", table.rows());
+  header.resize(117, ' ');
+  header = std::string("\x93NUMPY\x01\x00\x76\x00", 10) + header + "\n";
+  PLIMSOLL_TRY_VOID(file.write_at(0, std::as_bytes(std::span(header))));
+  auto at = static_cast<std::int64_t>(header.size());
+  return table.scan([&](std::span<const std::int64_t> ids, auto, auto) -> Result<void> {
+    PLIMSOLL_TRY_VOID(file.write_at(at, std::as_bytes(ids)));
+    at += static_cast<std::int64_t>(ids.size_bytes());
+    return {};
+  });
+}
+
+// Copies the rows that differ from what a new table begins with; the others need no place on disk.
+Result<void> copy_rows(EmbeddingStore& from, EmbeddingStore& to, const ProgressFn& progress) {
+  const auto dim = static_cast<std::size_t>(from.dim());
+  const auto width = dim * static_cast<std::size_t>(1 + from.slots());
+  std::vector<float> fresh;
+  std::vector<std::int64_t> ids;
+  std::vector<std::uint32_t> sequences;
+  std::vector<float> values;
+  std::int64_t done = 0;
+  const auto record = static_cast<std::int64_t>(width * sizeof(float));
+  return from.scan([&](std::span<const std::int64_t> some, std::span<const std::uint32_t> steps,
+                       std::span<const float> rows) -> Result<void> {
+    fresh.resize(some.size() * dim);
+    PLIMSOLL_TRY_VOID(to.gather(some, fresh));
+    ids.clear();
+    sequences.clear();
+    values.clear();
+    for (std::size_t i = 0; i < some.size(); ++i) {
+      const auto row = rows.subspan(i * width, width);
+      const auto slots = row.subspan(dim);
+      const bool as_new = steps[i] == 0 &&
+                          std::memcmp(row.data(), &fresh[i * dim], dim * sizeof(float)) == 0 &&
+                          std::all_of(slots.begin(), slots.end(), [](float v) { return v == 0; });
+      if (!as_new) {
+        ids.push_back(some[i]);
+        sequences.push_back(steps[i]);
+        values.insert(values.end(), row.begin(), row.end());
+      }
+    }
+    PLIMSOLL_TRY_VOID(to.restore(ids, sequences, values));
+    done += static_cast<std::int64_t>(some.size()) * record;
+    if (progress && !progress(done, from.rows() * record)) {
+      return fail(ErrorCode::kInvalidArgument, "cancelled");
+    }
+    return {};
+  });
+}
+
+// Makes the copy, whole and durable, in `beside`.
+Result<void> copy_table(const Governor& governor, const fs::path& directory, const fs::path& beside,
+                        std::int64_t at_step, const ProgressFn& progress) {
+  PLIMSOLL_TRY(const TableInfo info, EmbeddingStore::inspect(directory));
+  EmbeddingStoreOptions how{.directory = directory,
+                            .dim = info.dim,
+                            .optimizer = {.kind = info.optimizer},
+                            .init = info.init,
+                            .at_step = at_step};
+  PLIMSOLL_TRY(auto from, EmbeddingStore::open(governor, how));
+  how.directory = beside;
+  how.at_step = -1;
+  const fs::path ids_file = beside.string() + ".ids.npy";
+  if (info.dense_ids) {
+    how.rows = info.rows;
+  } else {
+    PLIMSOLL_TRY_VOID(write_ids(from, ids_file));
+    how.ids_file = ids_file;
+  }
+  auto to = EmbeddingStore::open(governor, how);
+  std::error_code ignored;
+  fs::remove(ids_file, ignored);
+  if (!to) {
+    return tl::unexpected(std::move(to).error());
+  }
+  PLIMSOLL_TRY_VOID(copy_rows(from, *to, progress));
+  return from.last_commit() < 0 ? Result<void>{} : to->commit(from.last_commit());
+}
+
+Result<void> exchange(const fs::path& directory, const fs::path& beside) {
+  crash_point("store.compact.exchange.before");
+  if (::renameat2(AT_FDCWD, beside.c_str(), AT_FDCWD, directory.c_str(), RENAME_EXCHANGE) != 0) {
+    return fail_io(errno,
+                   fmt::format("{}: exchanging it for {}", directory.string(), beside.string()),
+                   "this file system cannot exchange two folders at once; export and import");
+  }
+  crash_point("store.compact.exchange.after");
+  return sync_directory(directory.parent_path());
+}
+
+}  // namespace
+
+Result<void> EmbeddingStore::compact(Governor governor, const fs::path& directory,
+                                     std::int64_t at_step, const ProgressFn& progress) {
+  const fs::path place = fs::absolute(directory).lexically_normal();
+  const fs::path named = place.has_filename() ? place : place.parent_path();
+  const fs::path beside = named.string() + ".compacting";
+  std::error_code status;
+  fs::remove_all(beside, status);  // Of a compaction that did not end.
+  if (status) {
+    return fail_io(status.value(), beside.string());
+  }
+  auto done = copy_table(governor, named, beside, at_step, progress);
+  if (done) {
+    done = exchange(named, beside);
+  }
+  fs::remove_all(beside, status);
+  return done;
+}
+
+}  // namespace plimsoll

@@ -1,0 +1,248 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Goal: whatever call to the disk fails, in whatever way, the caller is told or the call succeeds;
+// the table on disk is at a legal commit; nothing changes by a fault while reading. Method: as
+// SQLite's I/O error loops: the first call of a kind fails, then the second, … until the work is
+// done without meeting the fault; after each, the table is opened again and compared.
+#include <cerrno>
+
+#include "os/file_faults.h"
+#include "os/power_loss.h"
+#include "tests/support/embedding_table_fixture.h"
+
+namespace plimsoll {
+namespace {
+
+using namespace test;
+namespace fs = std::filesystem;
+
+constexpr std::int64_t kDim = 96;
+constexpr std::int64_t kRows = 150;
+
+float value_of(std::int64_t id, std::int64_t step) {
+  return static_cast<float>(step * 10'000 + id);
+}
+
+struct Way {
+  const char* name;
+  FileFault fault;
+};
+
+// How each kind of call can fail. EINTR and a short transfer are no failures: they are retried.
+std::vector<Way> ways_of(FileCall call) {
+  std::vector<Way> ways{{"EIO", {.call = call, .os_errno = EIO}},
+                        {"EIO for good", {.call = call, .os_errno = EIO, .keeps_failing = true}},
+                        {"EAGAIN", {.call = call, .os_errno = EAGAIN}}};
+  if (call == FileCall::kWrite || call == FileCall::kRename) {
+    ways.push_back({"ENOSPC", {.call = call, .os_errno = ENOSPC, .keeps_failing = true}});
+  }
+  if (call == FileCall::kRead || call == FileCall::kWrite) {
+    ways.push_back({"EINTR", {.call = call, .os_errno = EINTR}});
+    ways.push_back({"short", {.call = call, .os_errno = 0, .short_bytes = 512}});
+    ways.push_back({"one byte", {.call = call, .os_errno = 0, .short_bytes = 1}});
+  }
+  return ways;
+}
+
+bool is_retried(const Way& way) {
+  return way.fault.os_errno == EINTR || way.fault.os_errno == 0;
+}
+
+class EveryFaultTest : public EmbeddingTableTest {
+ protected:
+  void SetUp() override {
+    EmbeddingTableTest::SetUp();
+    auto store = open(options());
+    set_all(store, 1).or_throw();
+    store.commit(1).or_throw();
+    fs::copy(directory(), kept_ = root_ / "kept", fs::copy_options::recursive);
+  }
+  void start_again() const {
+    fs::remove_all(directory());
+    fs::copy(kept_, directory(), fs::copy_options::recursive);
+  }
+  [[nodiscard]] EmbeddingStoreOptions options() const {
+    return with_floor({.directory = directory(),
+                       .dim = kDim,
+                       .init = {.kind = RowInitKind::kZeros},
+                       .ids = ids_,
+                       .batch_rows = 64,
+                       .io_threads = 0});
+  }
+  Result<void> set_all(EmbeddingStore& store, std::int64_t step) const {
+    std::vector<float> rows;
+    for (const std::int64_t id : ids_) {
+      rows.insert(rows.end(), kDim, value_of(id, step));
+    }
+    return store.update(ids_, rows);
+  }
+  void expect_step(std::int64_t least, std::int64_t most) {
+    ASSERT_TRUE(EmbeddingStore::verify(directory(), {}));
+    auto store = open(options());
+    const std::int64_t step = store.last_commit();
+    ASSERT_TRUE(step >= least && step <= most) << step;
+    for (const auto& [id, row] : all_rows(store)) {
+      ASSERT_EQ(row.weights, std::vector<float>(kDim, value_of(id, step))) << "id " << id;
+    }
+  }
+  static void expect_told(const Error& error, const Way& way) {
+    EXPECT_EQ(error.code, ErrorCode::kIo) << error.to_string();
+    EXPECT_EQ(error.os_errno, way.fault.os_errno);
+    EXPECT_FALSE(is_retried(way)) << error.to_string();
+  }
+
+  // Runs `work` with the n-th call failing, for n = 1, 2, … until it is done without meeting it.
+  void for_every_call(FileCall call, const std::function<void(const Way&)>& work) {
+    for (Way way : ways_of(call)) {
+      std::int64_t nth = 1;
+      for (bool met = true; met && !HasFatalFailure(); ++nth) {
+        SCOPED_TRACE(std::string(way.name) + " at call " + std::to_string(nth));
+        way.fault.nth = nth;
+        work(way);
+        met = calls_seen_ >= nth;
+        ASSERT_LT(nth, 2000);
+      }
+      EXPECT_GT(nth, 2) << way.name << ": the work makes no such call";
+    }
+  }
+  // Carries out one part of the work with the fault armed.
+  template <class Work>
+  auto with_fault(const Way& way, Work&& work) {
+    const ScopedFileFault armed(way.fault);
+    auto done = work();
+    calls_seen_ = file_fault_calls();
+    return done;
+  }
+
+  std::vector<std::int64_t> ids_ = [] {
+    std::vector<std::int64_t> ids;
+    for (std::int64_t i = 0; i < kRows; ++i) {
+      ids.push_back(7 * i + 3);
+    }
+    return ids;
+  }();
+  fs::path kept_;
+  std::int64_t calls_seen_{0};
+};
+
+TEST_F(EveryFaultTest, OfReadingWhileOpening) {
+  for_every_call(FileCall::kRead, [&](const Way& way) {
+    {
+      const EmbeddingStoreOptions how = options();
+      const auto store = with_fault(way, [&] { return EmbeddingStore::open(governor_, how); });
+      if (!store) {
+        expect_told(store.error(), way);
+        EXPECT_NE(store.error().to_string().find(directory().string()), std::string::npos);
+      }
+    }
+    expect_step(1, 1);
+  });
+}
+
+TEST_F(EveryFaultTest, OfReadingWhileGathering) {
+  for_every_call(FileCall::kRead, [&](const Way& way) {
+    auto store = open(options());
+    std::vector<float> out(ids_.size() * kDim);
+    const auto gathered = with_fault(way, [&] { return store.gather(ids_, out); });
+    if (!gathered) {
+      expect_told(gathered.error(), way);
+      store.gather(ids_, out).or_throw();  // A failed read poisons nothing.
+    }
+    for (std::size_t i = 0; i < out.size(); ++i) {
+      ASSERT_EQ(out[i], value_of(ids_[i / kDim], 1));
+    }
+  });
+}
+
+TEST_F(EveryFaultTest, OfReadingWhileScanningAndVerifying) {
+  for_every_call(FileCall::kRead, [&](const Way& way) {
+    auto store = open(options());
+    const auto done = with_fault(way, [&]() -> Result<void> {
+      auto scanned = store.scan([](auto, auto, auto) { return Result<void>{}; });
+      return scanned ? EmbeddingStore::verify(directory(), {}) : scanned;
+    });
+    if (!done) {
+      expect_told(done.error(), way);
+    }
+    EXPECT_TRUE(EmbeddingStore::verify(directory(), {}));
+  });
+}
+
+class EveryFaultWhileCommittingTest : public EveryFaultTest {
+ protected:
+  void commit_meets(FileCall call) {
+    for_every_call(call, [&](const Way& way) {
+      start_again();
+      Result<void> done;
+      {
+        auto store = open(options());
+        done = with_fault(way, [&] {
+          auto set = set_all(store, 2);
+          return set ? store.commit(2) : set;
+        });
+        if (!done) {
+          expect_told(done.error(), way);
+          EXPECT_FALSE(store.commit(3)) << "a poisoned store went on";
+        }
+      }
+      expect_step(done ? 2 : 1, 2);
+    });
+  }
+};
+
+TEST_F(EveryFaultWhileCommittingTest, OfWriting) {
+  commit_meets(FileCall::kWrite);
+}
+
+TEST_F(EveryFaultWhileCommittingTest, OfSyncing) {
+  commit_meets(FileCall::kSync);
+}
+
+TEST_F(EveryFaultTest, OfCreatingATableLeavesNoneOrAWholeOne) {
+  for (const FileCall call : {FileCall::kWrite, FileCall::kSync, FileCall::kRename}) {
+    for_every_call(call, [&](const Way& way) {
+      fs::remove_all(directory());
+      const EmbeddingStoreOptions how = options();
+      const bool made = with_fault(way, [&] {
+        const auto store = EmbeddingStore::open(governor_, how);
+        if (!store) {
+          expect_told(store.error(), way);
+        }
+        return store.has_value();
+      });
+      EXPECT_TRUE(made || !is_retried(way));
+      auto store = open(options());
+      EXPECT_EQ(store.last_commit(), -1);
+      EXPECT_EQ(all_rows(store).size(), ids_.size());
+    });
+  }
+}
+
+// The kernel marks pages clean after a failed sync, so a second sync would succeed and mean
+// nothing.
+TEST_F(EveryFaultTest, OfSyncingOnceLosesTheCommitNotTheTable) {
+  for (std::int64_t nth = 1; nth <= 3; ++nth) {
+    SCOPED_TRACE(nth);
+    start_again();
+    record_unsynced({});
+    {
+      auto store = open(options());
+      set_all(store, 2).or_throw();
+      const Way way{"EIO", {.call = FileCall::kSync, .nth = nth, .os_errno = EIO}};
+      const auto failed = with_fault(way, [&] { return store.commit(2); });
+      ASSERT_FALSE(failed);
+      for (std::int64_t step = 2; step < 5; ++step) {
+        const auto again = store.commit(step);
+        ASSERT_FALSE(again) << "a store whose sync failed went on";
+        EXPECT_EQ(again.error().to_string(), failed.error().to_string());
+      }
+    }
+    strike(
+        unsynced_changes(), [](std::size_t, std::int64_t) { return false; }, 512);
+    stop_recording_unsynced();
+    expect_step(1, 1);
+  }
+}
+
+}  // namespace
+}  // namespace plimsoll

@@ -1,0 +1,363 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tests/crash/life.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <random>
+#include <stdexcept>
+
+#include <fmt/format.h>
+
+#include "base/check.h"
+#include "data/safetensors.h"
+#include "os/file.h"
+#include "plimsoll/governor.h"
+#include "recipes/run_folder.h"
+
+namespace plimsoll::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::size_t kBatchMost = 48;
+constexpr std::int64_t kStepsPerProcess = 24;
+
+std::uint64_t draw(std::uint64_t seed, std::uint64_t what) {
+  return mix64(seed ^ mix64(what));
+}
+
+TableSpec make_table(std::uint64_t seed, const char* name) {
+  constexpr std::array<std::int64_t, 5> kDims{1, 7, 24, 96, 130};
+  constexpr std::array kKinds{RowOptimizer::kAdamW, RowOptimizer::kAdamWFresh,
+                              RowOptimizer::kAdagrad};
+  constexpr std::array kInits{RowInitKind::kZeros, RowInitKind::kNormal, RowInitKind::kUniform};
+  std::mt19937_64 random(seed);
+  TableSpec table{.name = name, .dim = kDims[random() % kDims.size()]};
+  table.optimizer = {.kind = kKinds[random() % kKinds.size()],
+                     .learning_rate = 0.05F,
+                     .weight_decay = random() % 2 == 0 ? 0.0F : 0.01F};
+  table.init = {.kind = kInits[random() % kInits.size()], .seed = random()};
+  table.dense = random() % 2 == 0;
+  table.ids.resize(1 + random() % 220);
+  for (std::size_t i = 0; i < table.ids.size(); ++i) {
+    // Odd multiples of an odd number are distinct, and far apart.
+    const std::uint64_t sparse = (2 * i + 1) * 0x9E3779B97F4A7C15ULL;
+    table.ids[i] = static_cast<std::int64_t>(table.dense ? i : sparse);
+  }
+  return table;
+}
+
+std::string difference(std::int64_t id, std::int64_t step, const OracleRow& wanted,
+                       std::uint32_t sequence, std::span<const float> values) {
+  if (sequence != wanted.sequence) {
+    return fmt::format("id {} at step {}: sequence {}, expected {}", id, step, sequence,
+                       wanted.sequence);
+  }
+  const std::size_t dim = wanted.weights.size();
+  for (std::size_t k = 0; k < values.size(); ++k) {
+    const auto& part = k < dim ? wanted.weights : k < 2 * dim ? wanted.slot1 : wanted.slot2;
+    if (std::bit_cast<std::uint32_t>(values[k]) != std::bit_cast<std::uint32_t>(part[k % dim])) {
+      return fmt::format("id {} at step {}: float {} is {}, expected {}", id, step, k, values[k],
+                         part[k % dim]);
+    }
+  }
+  return "";
+}
+
+Governor make_governor() {
+  return Governor::create({.memory_limit = "1GiB"}).or_throw();
+}
+
+std::vector<float> model_at(std::uint64_t seed, std::int64_t step) {
+  std::vector<float> model(40);
+  for (std::size_t i = 0; i < model.size(); ++i) {
+    model[i] = uniform01(philox(seed, static_cast<std::uint64_t>(step), i)[0]);
+  }
+  return model;
+}
+
+}  // namespace
+
+Life::Life(const fs::path& directory, std::uint64_t seed)
+    : directory_(directory), seed_(seed), is_run_(draw(seed, 1) % 3 == 0) {
+  tables_.push_back(make_table(draw(seed, 2), "users"));
+  if (is_run_) {
+    tables_.push_back(make_table(draw(seed, 3), "items"));
+  }
+  oracles_.resize(tables_.size());
+}
+
+// What step `step` does to a table: nothing but (seed, table, step) decides it.
+Life::Batch Life::batch(std::size_t table, std::int64_t step) const {
+  const TableSpec& spec = tables_[table];
+  std::mt19937_64 random(draw(seed_, static_cast<std::uint64_t>(step) * 4 + table));
+  Batch batch{.sets = random() % 5 == 0};
+  const std::size_t count = random() % 16 == 0 ? 0 : 1 + random() % kBatchMost;
+  for (std::size_t i = 0; i < count; ++i) {
+    batch.ids.push_back(spec.ids[random() % spec.ids.size()]);
+  }
+  batch.values.resize(count * static_cast<std::size_t>(spec.dim));
+  for (std::size_t i = 0; i < batch.values.size(); ++i) {
+    batch.values[i] = uniform01(philox(seed_, static_cast<std::uint64_t>(step), i)[0]) - 0.5F;
+  }
+  return batch;
+}
+
+EmbeddingStoreOptions Life::options(std::size_t table, std::uint64_t seed) const {
+  const TableSpec& spec = tables_[table];
+  std::mt19937_64 random(draw(seed, table));
+  EmbeddingStoreOptions options{.directory = directory_ / spec.name,
+                                .dim = spec.dim,
+                                .optimizer = spec.optimizer,
+                                .init = spec.init,
+                                .batch_rows = static_cast<std::int64_t>(kBatchMost),
+                                .io_threads = static_cast<int>(random() % 3),
+                                .compute_threads = 1 + static_cast<int>(random() % 2)};
+  options.batch_rows += static_cast<std::int64_t>(random() % 64);
+  if (spec.dense) {
+    options.rows = static_cast<std::int64_t>(spec.ids.size());
+  } else {
+    options.ids = spec.ids;
+  }
+  options.store_bytes = EmbeddingStore::plan(options).or_throw().floor_bytes;
+  options.store_bytes += static_cast<std::int64_t>(random() % (128 << 10));
+  return options;
+}
+
+EmbeddingOracle& Life::oracle_at(std::size_t table, std::int64_t step) {
+  Position& at = oracles_[table];
+  if (at.oracle == nullptr || at.step > step) {
+    const TableSpec& spec = tables_[table];
+    at = {0, std::make_unique<EmbeddingOracle>(spec.dim, spec.optimizer, spec.init)};
+  }
+  while (at.step < step) {
+    const Batch next = batch(table, ++at.step);
+    if (next.sets) {
+      at.oracle->update(next.ids, next.values);
+    } else {
+      at.oracle->apply(next.ids, next.values);
+    }
+  }
+  return *at.oracle;
+}
+
+// ---- Work -------------------------------------------------------------------------------------
+
+std::vector<EmbeddingStore> Life::open_tables(Governor& governor, const Process& process,
+                                              std::int64_t at_step) const {
+  std::vector<EmbeddingStore> tables;
+  for (std::size_t table = 0; table < tables_.size(); ++table) {
+    EmbeddingStoreOptions how = options(table, process.seed);
+    how.at_step = at_step;
+    tables.push_back(EmbeddingStore::open(governor, how).or_throw());
+  }
+  return tables;
+}
+
+// Applies step `step` to store and oracle, and now and then reads rows before it.
+void Life::train_step(std::vector<EmbeddingStore>& tables, std::int64_t step, std::uint64_t seed) {
+  for (std::size_t table = 0; table < tables.size(); ++table) {
+    EmbeddingStore& store = tables[table];
+    const Batch now = batch(table, step);
+    if (draw(seed, static_cast<std::uint64_t>(step)) % 3 == 0) {
+      store.prefetch(batch(table, step + 1).ids);
+    }
+    if (draw(seed, static_cast<std::uint64_t>(step)) % 4 == 0) {
+      EmbeddingOracle& oracle = oracle_at(table, step - 1);
+      std::vector<float> row(static_cast<std::size_t>(store.dim()));
+      for (const std::int64_t id : now.ids) {
+        store.gather({&id, 1}, row).or_throw();
+        if (row != oracle.row(id).weights) {
+          throw std::runtime_error(
+              fmt::format("a wrong row of id {} before step {} while training", id, step));
+        }
+      }
+    }
+    (now.sets ? store.update(now.ids, now.values) : store.apply(now.ids, now.values)).or_throw();
+  }
+}
+
+void Life::work_on_table(Governor& governor, const Process& process, LastWords& words) {
+  std::mt19937_64 random(process.seed);
+  std::int64_t at_step = -1;
+  if (random() % 8 == 0) {  // Goes on from the older commit, as a manifest may ask for.
+    const auto info = EmbeddingStore::inspect(directory_ / tables_[0].name);
+    if (info && info->commit_steps.size() == 2) {
+      at_step = info->commit_steps[1];
+      words.rolled_back = at_step;
+    }
+  }
+  auto tables = open_tables(governor, process, at_step);
+  std::int64_t step = std::max<std::int64_t>(tables[0].last_commit(), 0);
+  for (std::int64_t done = 0; done < kStepsPerProcess; ++done) {
+    train_step(tables, ++step, process.seed);
+    ++words.steps;
+    if (random() % 3 == 0) {
+      words.attempted = step;
+      tables[0].commit(step).or_throw();
+      words.acknowledged = step;
+      words.rolled_back = -1;
+    }
+  }
+}
+
+// As src/recipes/cosir_state.cpp saves a run: the checkpoint, every table, then the manifest.
+void Life::save(std::vector<EmbeddingStore>& tables, std::int64_t step) const {
+  const fs::path final = directory_ / "checkpoints" / checkpoint_name(step);
+  const fs::path beside = final.string() + ".new";
+  fs::remove_all(beside);
+  fs::create_directory(beside);
+  const auto model = model_at(seed_, step);
+  auto writer = SafetensorsWriter::create(
+                    beside / "tensors.safetensors",
+                    {{"model", DType::kFloat32, {static_cast<std::int64_t>(model.size())}}})
+                    .or_throw();
+  writer.write(std::as_bytes(std::span(model))).or_throw();
+  writer.finish().or_throw();
+  replace_file(beside / "state.json", fmt::format("{{\"step\": {}}}\n", step)).or_throw();
+  rename_durable(beside, final).or_throw();
+  for (EmbeddingStore& table : tables) {
+    table.commit(step).or_throw();
+  }
+}
+
+void Life::work_on_run(Governor& governor, const Process& process, LastWords& words) {
+  std::mt19937_64 random(process.seed);
+  RunFolder folder = (RunFolder::is_run(directory_) ? RunFolder::open(directory_)
+                                                    : RunFolder::create(directory_, "seed = 1\n"))
+                         .or_throw();
+  const auto published = folder.published_step().or_throw();
+  folder.discard_unpublished().or_throw();
+  if (!published) {
+    for (const TableSpec& table : tables_) {  // There is nothing to go on from: trained anew.
+      fs::remove_all(directory_ / table.name);
+    }
+  }
+  auto tables = open_tables(governor, process, published.value_or(-1));
+  std::int64_t step = published.value_or(0);
+  for (std::int64_t done = 0; done < kStepsPerProcess; ++done) {
+    train_step(tables, ++step, process.seed);
+    ++words.steps;
+    if (random() % 3 == 0) {
+      words.attempted = step;
+      save(tables, step);
+      folder.publish(step, 2).or_throw();
+      words.acknowledged = step;
+    }
+  }
+}
+
+void Life::work(const Process& process, LastWords& words) {
+  Governor governor = make_governor();
+  if (is_run_) {
+    work_on_run(governor, process, words);
+  } else {
+    work_on_table(governor, process, words);
+  }
+}
+
+// ---- Judgement --------------------------------------------------------------------------------
+
+std::string Life::compare(std::size_t table, EmbeddingStore& store, std::int64_t step) {
+  EmbeddingOracle& oracle = oracle_at(table, step);
+  std::string wrong;
+  std::size_t seen = 0;
+  const std::size_t width = static_cast<std::size_t>(store.dim() * (1 + store.slots()));
+  const auto scanned =
+      store.scan([&](std::span<const std::int64_t> ids, std::span<const std::uint32_t> sequences,
+                     std::span<const float> values) -> Result<void> {
+        for (std::size_t i = 0; i < ids.size() && wrong.empty(); ++i, ++seen) {
+          if (seen >= tables_[table].ids.size() || ids[i] != tables_[table].ids[seen]) {
+            wrong = fmt::format("row {} is of id {}", seen, ids[i]);
+          } else {
+            wrong = difference(ids[i], step, oracle.row(ids[i]), sequences[i],
+                               values.subspan(i * width, width));
+          }
+        }
+        return {};
+      });
+  if (!scanned) {
+    return scanned.error().to_string();
+  }
+  if (wrong.empty() && seen != tables_[table].ids.size()) {
+    wrong = fmt::format("{} rows, expected {}", seen, tables_[table].ids.size());
+  }
+  return wrong;
+}
+
+std::string Life::checkpoint_differs(std::int64_t step) const {
+  const fs::path path = directory_ / "checkpoints" / checkpoint_name(step) / "tensors.safetensors";
+  const auto reader = SafetensorsReader::open(path);
+  if (!reader) {
+    return reader.error().to_string();
+  }
+  const auto wanted = model_at(seed_, step);
+  std::vector<float> found(wanted.size());
+  const auto entry = reader->find("model");
+  const auto read = entry ? reader->read(**entry, 0, std::as_writable_bytes(std::span(found)))
+                          : Result<void>(tl::unexpected(entry.error()));
+  if (!read) {
+    return read.error().to_string();
+  }
+  return found == wanted ? "" : path.string() + ": not the model of that step";
+}
+
+std::string Life::judge(const LastWords& words) {
+  Governor governor = make_governor();
+  std::int64_t at_step = -1;
+  std::int64_t found = 0;
+  if (is_run_) {
+    if (!RunFolder::is_run(directory_)) {
+      return words.acknowledged > 0 ? "the run is gone" : "";
+    }
+    auto folder = RunFolder::open(directory_);
+    const auto published =
+        folder ? folder->published_step()
+               : Result<std::optional<std::int64_t>>(tl::unexpected(folder.error()));
+    if (!published) {
+      return published.error().to_string();
+    }
+    found = published->value_or(0);
+    at_step = found == 0 ? -1 : found;
+  }
+  std::string wrong;
+  for (std::size_t table = 0; table < tables_.size() && wrong.empty(); ++table) {
+    if (is_run_ && found == 0) {
+      continue;  // Nothing was ever published: the tables belong to nobody.
+    }
+    EmbeddingStoreOptions how = options(table, draw(seed_, 77));
+    how.io_threads = 0;
+    how.at_step = at_step;
+    if (fs::exists(how.directory / "table.json")) {
+      if (const auto sound = EmbeddingStore::verify(how.directory, {}); !sound) {
+        return sound.error().to_string();
+      }
+    }
+    auto store = EmbeddingStore::open(governor, how);
+    if (!store) {
+      return store.error().to_string();
+    }
+    found = std::max<std::int64_t>(store->last_commit(), 0);
+    wrong = compare(table, *store, found);
+    const auto info = EmbeddingStore::inspect(how.directory);
+    if (wrong.empty() && info && info->disk_bytes > store->plan().disk_cap_bytes) {
+      wrong = fmt::format("{} bytes on disk, but the plan allows {}", info->disk_bytes,
+                          store->plan().disk_cap_bytes);
+    }
+  }
+  governor.close();
+  if (wrong.empty() && is_run_ && found > 0) {
+    wrong = checkpoint_differs(found);
+  }
+  const bool legal = found == words.acknowledged || found == words.attempted ||
+                     (words.rolled_back >= 0 && found == words.rolled_back);
+  if (wrong.empty() && !legal) {
+    wrong = fmt::format("it holds step {}, but step {} was acknowledged and step {} attempted",
+                        found, words.acknowledged.load(), words.attempted.load());
+  }
+  step_ = found;
+  return wrong;
+}
+
+}  // namespace plimsoll::test

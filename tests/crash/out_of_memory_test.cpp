@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Goal: whichever allocation fails while a table is opened or created, the caller gets a clean
+// error, nothing is leaked (memory, descriptors, threads, leases), and the next try succeeds.
+// Method: this program's operator new fails at the n-th allocation, for n = 1, 2, … until the work
+// is done without meeting it; once with that one failing, once with it and all that follow.
+#include <atomic>
+#include <cstdlib>
+#include <new>
+
+#include "tests/support/embedding_table_fixture.h"
+
+namespace {
+
+std::atomic<long> live{0};        // Blocks from operator new that were not deleted.
+std::atomic<long> countdown{-1};  // Allocations until one fails; negative: none does.
+
+bool refused() noexcept {
+  long left = countdown.load();
+  while (left > 0 && !countdown.compare_exchange_weak(left, left - 1)) {
+  }
+  return left == 1;
+}
+
+void* take(std::size_t bytes, std::size_t alignment) noexcept {
+  if (refused()) {
+    return nullptr;
+  }
+  void* const block =
+      alignment <= alignof(std::max_align_t)
+          ? std::malloc(bytes == 0 ? 1 : bytes)
+          : std::aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment);
+  live += block != nullptr ? 1 : 0;
+  return block;
+}
+
+void* take_or_throw(std::size_t bytes, std::size_t alignment) {
+  void* const block = take(bytes, alignment);
+  if (block == nullptr) {
+    throw std::bad_alloc();
+  }
+  return block;
+}
+
+void give_back(void* block) noexcept {
+  live -= block != nullptr ? 1 : 0;
+  std::free(block);
+}
+
+constexpr std::size_t kPlain = alignof(std::max_align_t);
+
+}  // namespace
+
+void* operator new(std::size_t bytes) {
+  return take_or_throw(bytes, kPlain);
+}
+void* operator new[](std::size_t bytes) {
+  return take_or_throw(bytes, kPlain);
+}
+void* operator new(std::size_t bytes, std::align_val_t alignment) {
+  return take_or_throw(bytes, static_cast<std::size_t>(alignment));
+}
+void* operator new[](std::size_t bytes, std::align_val_t alignment) {
+  return take_or_throw(bytes, static_cast<std::size_t>(alignment));
+}
+void* operator new(std::size_t bytes, const std::nothrow_t&) noexcept {
+  return take(bytes, kPlain);
+}
+void* operator new[](std::size_t bytes, const std::nothrow_t&) noexcept {
+  return take(bytes, kPlain);
+}
+void operator delete(void* block) noexcept {
+  give_back(block);
+}
+void operator delete[](void* block) noexcept {
+  give_back(block);
+}
+void operator delete(void* block, std::size_t) noexcept {
+  give_back(block);
+}
+void operator delete[](void* block, std::size_t) noexcept {
+  give_back(block);
+}
+void operator delete(void* block, std::align_val_t) noexcept {
+  give_back(block);
+}
+void operator delete[](void* block, std::align_val_t) noexcept {
+  give_back(block);
+}
+void operator delete(void* block, std::size_t, std::align_val_t) noexcept {
+  give_back(block);
+}
+void operator delete[](void* block, std::size_t, std::align_val_t) noexcept {
+  give_back(block);
+}
+
+namespace plimsoll {
+namespace {
+
+using namespace test;
+namespace fs = std::filesystem;
+
+long entries_in(const char* directory) {
+  return std::distance(fs::directory_iterator(directory), fs::directory_iterator());
+}
+
+struct Holdings {
+  long blocks{live.load()};
+  long descriptors{entries_in("/proc/self/fd")};
+  long threads{entries_in("/proc/self/task")};
+  friend bool operator==(const Holdings&, const Holdings&) = default;
+};
+
+class OutOfMemoryTest : public EmbeddingTableTest {
+ protected:
+  [[nodiscard]] EmbeddingStoreOptions options() const {
+    return with_floor({.directory = directory(),
+                       .dim = 24,
+                       .init = {.kind = RowInitKind::kZeros},
+                       .ids = ids_,
+                       .batch_rows = 64,
+                       .io_threads = 2,
+                       .compute_threads = 3});
+  }
+  // Opens with the n-th allocation failing. Says whether it was met; checks what came of it.
+  bool met(long nth) {
+    const EmbeddingStoreOptions how = options();
+    bool opened = false;
+    bool failed_cleanly = false;
+    const Holdings before;
+    countdown = nth;
+    try {
+      const auto store = EmbeddingStore::open(governor_, how);
+      opened = store.has_value();
+      failed_cleanly = !opened && store.error().code != ErrorCode::kCorrupt;
+    } catch (const std::bad_alloc&) {
+      failed_cleanly = true;
+    }
+    const bool was_met = countdown.exchange(-1) <= 0;
+    EXPECT_TRUE(opened || failed_cleanly) << "a table called corrupt for want of memory";
+    EXPECT_TRUE(was_met || opened);
+    expect_same(before);
+    return was_met;
+  }
+  // A thread that ended stays listed for a moment.
+  static void expect_same(const Holdings& before) {
+    Holdings after;
+    for (int i = 0; i < 200 && after.threads != before.threads; ++i) {
+      ::usleep(1000);
+      after = Holdings();
+    }
+    EXPECT_EQ(after.threads, before.threads) << "a thread was left behind";
+    EXPECT_EQ(after.descriptors, before.descriptors) << "a descriptor was left open";
+    EXPECT_EQ(after.blocks, before.blocks) << "memory was left behind";
+  }
+  std::vector<std::int64_t> ids_ = sparse_ids(700, 8);
+};
+
+TEST_F(OutOfMemoryTest, OpeningATableFailsCleanlyAtEveryAllocation) {
+  {
+    auto store = open(options());
+    const std::vector<float> rows(ids_.size() * 24, 3.0F);
+    store.update(ids_, rows).or_throw();
+    store.commit(1).or_throw();
+  }
+  static_cast<void>(met(1'000'000));  // What is allocated once and kept is there now.
+  long nth = 1;
+  for (bool again = true; again && !HasFailure(); ++nth) {
+    SCOPED_TRACE("allocation " + std::to_string(nth));
+    again = met(nth);
+  }
+  EXPECT_GT(nth, 30) << "too few allocations to mean anything";
+  auto store = open(options());
+  EXPECT_EQ(store.last_commit(), 1);
+  EXPECT_EQ(gather(store, ids_), std::vector<float>(ids_.size() * 24, 3.0F));
+}
+
+TEST_F(OutOfMemoryTest, CreatingATableFailsCleanlyAtEveryAllocation) {
+  static_cast<void>(met(1'000'000));
+  long nth = 1;
+  for (bool again = true; again && !HasFailure(); ++nth) {
+    SCOPED_TRACE("allocation " + std::to_string(nth));
+    fs::remove_all(directory());
+    again = met(nth);
+    auto store = open(options());  // Whatever was left behind, a table can be made there.
+    EXPECT_EQ(all_rows(store).size(), ids_.size());
+  }
+  EXPECT_GT(nth, 60);
+}
+
+}  // namespace
+}  // namespace plimsoll

@@ -1,0 +1,350 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Targets for the files of an embedding table: superblocks, page tables, pages, ids, table.json.
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+#include <memory>
+#include <utility>
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "base/crc32c.h"
+#include "base/philox.h"
+#include "os/file.h"
+#include "plimsoll/embedding_store.h"
+#include "store/embedding_description.h"
+#include "store/embedding_format.h"
+#include "store/id_page.h"
+#include "tests/fuzz/target.h"
+#include "tests/support/array_files.h"
+
+namespace plimsoll::fuzz {
+namespace {
+
+namespace fs = std::filesystem;
+using test::slurp;
+
+constexpr std::int64_t kRows = 300;
+constexpr std::int64_t kDim = 40;
+
+std::string text_of(std::span<const std::byte> bytes) {
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
+// A file that is only memory, for readers that want a path.
+class MemoryFile {
+ public:
+  MemoryFile() : descriptor_(::memfd_create("plimsoll-fuzz", MFD_CLOEXEC)) {}
+  ~MemoryFile() { ::close(descriptor_); }
+  MemoryFile(const MemoryFile&) = delete;
+  MemoryFile& operator=(const MemoryFile&) = delete;
+  [[nodiscard]] fs::path hold(std::span<const std::byte> bytes) const {
+    if (::ftruncate(descriptor_, static_cast<off_t>(bytes.size())) != 0 ||
+        ::pwrite(descriptor_, bytes.data(), bytes.size(), 0) !=
+            static_cast<ssize_t>(bytes.size())) {
+      contradiction("memory file", "cannot be written");
+    }
+    return fmt::format("/proc/self/fd/{}", descriptor_);
+  }
+
+ private:
+  int descriptor_;
+};
+
+// A real table of three commits, and where a copy of it may be damaged.
+class Table {
+ public:
+  static const Table& get() {
+    static const Table table;
+    return table;
+  }
+  [[nodiscard]] const fs::path& directory() const { return directory_; }
+  [[nodiscard]] const TableDescription& description() const { return description_; }
+  [[nodiscard]] std::string file(const char* name) const { return slurp(directory_ / name); }
+  [[nodiscard]] EmbeddingStoreOptions options() const {
+    EmbeddingStoreOptions options{
+        .directory = directory_, .dim = kDim, .ids = ids_, .batch_rows = 512, .io_threads = 0};
+    return options;
+  }
+  [[nodiscard]] const std::vector<std::int64_t>& ids() const { return ids_; }
+  [[nodiscard]] const std::vector<float>& rows() const { return rows_; }
+  [[nodiscard]] Governor governor() const { return governor_; }
+
+ private:
+  Table() {
+    std::string pattern = (fs::temp_directory_path() / "plimsoll-fuzz-XXXXXX").string();
+    root_ = ::mkdtemp(pattern.data());
+    directory_ = root_ / "table";
+    for (std::int64_t i = 0; i < kRows; ++i) {
+      ids_.push_back(static_cast<std::int64_t>(mix64(static_cast<std::uint64_t>(i))));
+    }
+    auto store = EmbeddingStore::open(governor_, options()).or_throw();
+    for (std::int64_t step = 1; step <= 3; ++step) {
+      rows_.assign(static_cast<std::size_t>(kRows * kDim), static_cast<float>(step));
+      store.update(ids_, rows_).or_throw();
+      store.commit(step).or_throw();
+    }
+    description_ = read_description(directory_).or_throw();
+  }
+  ~Table() {
+    governor_.close();
+    std::error_code ignored;
+    fs::remove_all(root_, ignored);
+  }
+
+  Governor governor_{Governor::create({.memory_limit = "1GiB"}).or_throw()};
+  fs::path root_;
+  fs::path directory_;
+  TableDescription description_;
+  std::vector<std::int64_t> ids_;
+  std::vector<float> rows_;
+};
+
+// ---- super ------------------------------------------------------------------------------------
+
+void read_super(std::span<const std::byte> bytes) {
+  static const MemoryFile memory;
+  const auto super = SuperFile::open(memory.hold(bytes), false);
+  if (!super) {
+    if (super.error().code != ErrorCode::kCorrupt) {
+      contradiction("superblock", super.error().to_string());
+    }
+    return;
+  }
+  const std::string text = text_of(bytes);
+  for (const auto& [state, superblock] : super->slots()) {
+    if (state == SuperFile::SlotState::kValid &&
+        text.find(text_of(std::as_bytes(std::span(&superblock.step, 1)))) == std::string::npos) {
+      contradiction("superblock", "a step that is nowhere in its file");
+    }
+  }
+}
+
+// The checksum of a superblock covers 56 bytes and is at byte 12; see docs/formats.
+void repair_super(std::span<std::byte> bytes) {
+  for (std::size_t at = 0; at + 56 <= bytes.size(); at += 512) {
+    const auto record = bytes.subspan(at, 56);
+    if (record[0] == std::byte{0}) {
+      continue;
+    }
+    std::memset(record.data() + 12, 0, 4);
+    const std::uint32_t crc = crc32c(record);
+    std::memcpy(record.data() + 12, &crc, sizeof crc);
+  }
+}
+
+void superblock(std::span<const std::byte> bytes) {
+  read_super(bytes);
+  std::vector<std::byte> repaired(bytes.begin(), bytes.end());
+  repair_super(repaired);
+  read_super(repaired);
+}
+
+std::vector<std::string> superblock_seeds() {
+  return {Table::get().file("super"), std::string(8192, '\0')};
+}
+
+// ---- pages ------------------------------------------------------------------------------------
+
+struct SoundPage {
+  std::string bytes;
+  std::uint32_t crc;
+};
+
+const std::vector<SoundPage>& sound_pages() {
+  static const std::vector<SoundPage> pages = [] {
+    const Table& table = Table::get();
+    const TableShape shape = table.description().shape();
+    std::vector<SoundPage> made;
+    for (std::int64_t page = 0; page < shape.pages; ++page) {
+      std::vector<std::byte> bytes(static_cast<std::size_t>(shape.page_bytes));
+      for (std::int64_t row = 0; row < shape.rows_in_page(page); ++row) {
+        const auto id = table.ids()[static_cast<std::size_t>(page * shape.rows_per_page + row)];
+        std::memcpy(bytes.data() + kPageHeaderBytes + row * shape.record_bytes, &id, sizeof id);
+      }
+      const auto crc = seal_page(shape, table.description().fingerprint(), page, bytes);
+      made.push_back({text_of(bytes), crc});
+    }
+    return made;
+  }();
+  return pages;
+}
+
+// Bytes a row's checksum covers, and the header; the unused tail of a page may hold anything.
+bool covered_bytes_equal(const TableShape& shape, std::int64_t page, std::span<const std::byte> a,
+                         const std::string& b) {
+  const auto end = kPageHeaderBytes + shape.rows_in_page(page) * shape.record_bytes;
+  return std::memcmp(a.data(), b.data(), static_cast<std::size_t>(end)) == 0;
+}
+
+void page(std::span<const std::byte> bytes) {
+  const TableDescription& table = Table::get().description();
+  const TableShape shape = table.shape();
+  if (bytes.size() < static_cast<std::size_t>(shape.page_bytes)) {
+    return;  // The reader never asks: a short file fails before.
+  }
+  PageHeader header;
+  std::memcpy(&header, bytes.data(), sizeof header);
+  const auto number =
+      static_cast<std::int64_t>(header.page % static_cast<std::uint64_t>(shape.pages));
+  const SoundPage& sound = sound_pages()[static_cast<std::size_t>(number)];
+  const auto whole = bytes.first(static_cast<std::size_t>(shape.page_bytes));
+  if (page_is_sound(shape, table.fingerprint(), number, sound.crc, whole) &&
+      !covered_bytes_equal(shape, number, whole, sound.bytes)) {
+    contradiction("page", fmt::format("altered bytes of page {} pass for it", number));
+  }
+  std::vector<std::byte> repaired(whole.begin(), whole.end());
+  const auto crc = seal_page(shape, table.fingerprint(), number, repaired);
+  if (!page_is_sound(shape, table.fingerprint(), number, crc, repaired)) {
+    contradiction("page", fmt::format("page {} as sealed is not sound", number));
+  }
+}
+
+std::vector<std::string> page_seeds() {
+  std::vector<std::string> seeds;
+  for (const SoundPage& sound : sound_pages()) {
+    seeds.push_back(sound.bytes);
+  }
+  return seeds;
+}
+
+// ---- ids --------------------------------------------------------------------------------------
+
+void id_page(std::span<const std::byte> bytes) {
+  if (bytes.size() < static_cast<std::size_t>(kIdPageBytes)) {
+    return;
+  }
+  std::vector<std::byte> copy(bytes.begin(), bytes.begin() + kIdPageBytes);
+  for (const IdPageKind kind : {IdPageKind::kSorted, IdPageKind::kOrder}) {
+    const auto number = id_page_header(copy).number;
+    static_cast<void>(check_id_page(copy, kind, number, "fuzz"));
+    IdPageHeader header = id_page_header(copy);
+    header.magic = static_cast<std::uint32_t>(kind);
+    std::memcpy(copy.data(), &header, sizeof header);
+    header.crc = crc32c(std::span<const std::byte>(copy).subspan(8));
+    std::memcpy(copy.data(), &header, sizeof header);
+    if (check_id_page(copy, kind, header.number, "fuzz") && kind == IdPageKind::kSorted) {
+      for (std::int64_t i = 0; i < id_page_count(copy); i += 37) {
+        static_cast<void>(search_id_page(copy, id_page_id(copy, i)));
+      }
+    }
+  }
+}
+
+std::vector<std::string> id_page_seeds() {
+  const std::string sorted = Table::get().file("rows.ids");
+  const std::string order = Table::get().file("rows.order");
+  return {sorted.substr(0, 4096), order.substr(0, 4096)};
+}
+
+// ---- table.json -------------------------------------------------------------------------------
+
+void read_table_json(const std::string& text) {
+  static const fs::path directory = [] {
+    const fs::path made = Table::get().directory().parent_path() / "description";
+    fs::create_directories(made);
+    return made;
+  }();
+  test::spill(directory / "table.json", text);
+  const auto table = read_description(directory);
+  if (!table) {
+    if (table.error().code != ErrorCode::kCorrupt) {
+      contradiction("table.json", table.error().to_string());
+    }
+    return;
+  }
+  const TableShape shape = table->shape();
+  if (shape.rows_per_page < 1 || shape.page_bytes % kBlockUnit != 0 ||
+      shape.pages * shape.rows_per_page < shape.rows || shape.rows < 1) {
+    contradiction("table.json", "accepted a table that has no shape: " + text);
+  }
+}
+
+void table_json(std::span<const std::byte> bytes) {
+  const std::string text = text_of(bytes);
+  read_table_json(text);
+  auto json = nlohmann::json::parse(text, nullptr, false);
+  if (!json.is_object()) {
+    return;
+  }
+  json.erase("crc32c");
+  const std::string compact = json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  json["crc32c"] = crc32c(std::as_bytes(std::span(compact)));
+  read_table_json(json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
+}
+
+std::vector<std::string> table_json_seeds() {
+  return {Table::get().file("table.json")};
+}
+
+// ---- Whole tables -----------------------------------------------------------------------------
+
+// The first byte chooses the file; the rest is its content.
+constexpr std::array kOpenFiles{"super", "map.0", "map.1", "rows.dat", "rows.ids", "rows.order"};
+
+void open_and_read(const std::string& what) {
+  const Table& table = Table::get();
+  auto store = EmbeddingStore::open(table.governor(), table.options());
+  if (!store) {
+    if (store.error().code != ErrorCode::kCorrupt) {
+      contradiction("open", what + ": " + store.error().to_string());
+    }
+    return;
+  }
+  static std::vector<float> out(table.rows().size());
+  if (!store->gather(table.ids(), out)) {
+    return;
+  }
+  // Whichever commit it is, its rows are all of one value: the number of its step.
+  const auto wanted = static_cast<float>(std::max<std::int64_t>(store->last_commit(), 0));
+  const bool initial = store->last_commit() < 0;
+  if (!initial && !std::all_of(out.begin(), out.end(), [&](float v) { return v == wanted; })) {
+    contradiction("open", what + ": a wrong row");
+  }
+}
+
+void open_table(std::span<const std::byte> bytes) {
+  if (bytes.empty()) {
+    return;
+  }
+  const Table& table = Table::get();
+  const char* name = kOpenFiles[static_cast<std::size_t>(bytes[0]) % kOpenFiles.size()];
+  const fs::path path = table.directory() / name;
+  static const std::vector<std::string> good = [] {
+    std::vector<std::string> files;
+    for (const char* file : kOpenFiles) {
+      files.push_back(Table::get().file(file));
+    }
+    return files;
+  }();
+  test::spill(path, text_of(bytes.subspan(1)));
+  open_and_read(name);
+  test::spill(path, good[static_cast<std::size_t>(bytes[0]) % kOpenFiles.size()]);
+}
+
+std::vector<std::string> open_seeds() {
+  std::vector<std::string> seeds;
+  for (std::size_t i = 0; i < kOpenFiles.size(); ++i) {
+    std::string seed = Table::get().file(kOpenFiles[i]);
+    seed.insert(seed.begin(), static_cast<char>(i));
+    seeds.push_back(std::move(seed));
+  }
+  return seeds;
+}
+
+}  // namespace
+
+std::vector<Target> store_targets() {
+  return {{"superblock", superblock_seeds, superblock},
+          {"page", page_seeds, page},
+          {"id_page", id_page_seeds, id_page},
+          {"table_json", table_json_seeds, table_json},
+          {"open", open_seeds, open_table}};
+}
+
+}  // namespace plimsoll::fuzz

@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A fuzz target: bytes that a file of ours might hold, and what must be true of whatever reads
+// them.
+//
+// one_input() aborts when a reader accepts what it must not, or contradicts itself; a crash, a
+// sanitizer's report or a hang is a finding too. Seeds are real files, made by the stores
+// themselves. Most mutations die at a checksum, so a target also repairs the checksum and reads
+// again: the code behind it must stand anything.
+//
+// Threads: single-owner.   Memory: a small table in memory or under the temporary directory.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace plimsoll::fuzz {
+
+struct Target {
+  const char* name;
+  std::vector<std::string> (*seeds)();
+  void (*one_input)(std::span<const std::byte> bytes);
+};
+
+/// Every target there is.
+std::vector<Target> store_targets();
+std::vector<Target> feature_targets();
+
+/// Ends the process, saying what was contradicted.
+[[noreturn]] void contradiction(const char* target, const std::string& what);
+
+}  // namespace plimsoll::fuzz

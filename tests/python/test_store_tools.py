@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`plimsoll store`: import, export, verify and compact, as other programs see the files."""
+import csv
+import json
+import subprocess
+
+import numpy as np
+import pytest
+
+
+@pytest.fixture
+def store(program):
+    def run(*arguments) -> subprocess.CompletedProcess:
+        return subprocess.run([program, "store", *map(str, arguments)], text=True, timeout=300,
+                              capture_output=True, check=False)
+    return run
+
+
+@pytest.fixture
+def rows(tmp_path):
+    """500 rows as .npy with ids beside them; returns (file, ids, values)."""
+    rng = np.random.default_rng(7)
+    ids = rng.permutation(10_000)[:500].astype(np.int64)
+    values = rng.normal(size=(500, 6)).astype(np.float32)
+    np.save(tmp_path / "rows.npy", values)
+    np.save(tmp_path / "rows.ids.npy", ids)
+    return tmp_path / "rows.npy", ids, values
+
+
+@pytest.fixture
+def table(store, rows, tmp_path):
+    done = store("import", rows[0], "--out", tmp_path / "table")
+    assert done.returncode == 0, done.stderr
+    return tmp_path / "table"
+
+
+def test_numpy_rows_go_in_and_come_out_the_same(store, rows, table, tmp_path):
+    _, ids, values = rows
+    out = tmp_path / "back.npy"
+    done = store("export", table, "--out", out, "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["rows"] == 500
+    np.testing.assert_array_equal(np.load(out), values)
+    np.testing.assert_array_equal(np.load(tmp_path / "back.ids.npy"), ids)
+
+
+def test_csv_is_what_the_csv_module_reads(store, rows, table, tmp_path):
+    _, ids, values = rows
+    assert store("export", table, "--format", "csv", "--out", tmp_path / "rows").returncode == 0
+    with open(tmp_path / "rows", newline="", encoding="ascii") as file:
+        lines = list(csv.reader(file))
+    assert lines[0][:2] == ["id", "rows_0"]
+    assert [int(line[0]) for line in lines[1:]] == ids.tolist()
+    read = np.array([[float(x) for x in line[1:]] for line in lines[1:]], dtype=np.float32)
+    np.testing.assert_array_equal(read, values)
+
+
+def test_compact_keeps_the_rows_and_verify_finds_them_sound(store, rows, table, tmp_path):
+    done = store("compact", table, "--json")
+    assert done.returncode == 0, done.stderr
+    sizes = json.loads(done.stdout)
+    assert 0 < sizes["bytes"] <= sizes["bytes_before"]
+    assert store("verify", table).returncode == 0
+    assert store("export", table, "--out", tmp_path / "after.npy").returncode == 0
+    np.testing.assert_array_equal(np.load(tmp_path / "after.npy"), rows[2])
+
+
+def test_verify_says_what_it_found_and_names_what_is_wrong(store, table):
+    sound = store("verify", table, "--quiet")
+    assert sound.returncode == 0 and sound.stderr == ""
+    assert "every checksum matches" in sound.stdout
+    data = (table / "rows.dat").read_bytes()
+    (table / "rows.dat").write_bytes(data[:100] + bytes([data[100] ^ 1]) + data[101:])
+    broken = store("verify", table)
+    assert broken.returncode == 1 and broken.stderr.startswith("plimsoll: error: ")
+    assert "rows.dat" in broken.stderr and "page 0" in broken.stderr
+
+
+@pytest.mark.parametrize("arguments, words", [
+    (["export", "TABLE", "--out", "DIR/x.csv", "--since", "9"], ["no commit at step 9"]),
+    (["export", "TABLE", "--out", "DIR/x.xls"], ["--format"]),
+    (["import", "DIR/nothing.npy", "--out", "DIR/made"], ["nothing.npy"]),
+    (["compact", "DIR/nowhere"], ["nowhere"]),
+])
+def test_what_cannot_be_done_is_named(store, table, tmp_path, arguments, words):
+    done = store(*[word.replace("TABLE", str(table)).replace("DIR", str(tmp_path))
+                   for word in arguments])
+    assert done.returncode == 1
+    assert done.stderr.startswith("plimsoll: error: ")
+    for word in words:
+        assert word in done.stderr, done.stderr
+    assert not (tmp_path / "made").exists()
