@@ -81,7 +81,7 @@ Result<void> EmbeddingStore::Impl::scan(
   const auto pages_at_once = static_cast<std::int64_t>(scratch.size() / page_bytes / 2);
   const std::span<std::byte> out =
       scratch.subspan(static_cast<std::size_t>(pages_at_once) * page_bytes);
-  const std::int64_t floats = shape_.dim * (1 + shape_.slots);
+  const std::int64_t floats = shape_.floats();
   for (std::int64_t first = 0; first < shape_.pages; first += pages_at_once) {
     const std::int64_t pages = std::min(pages_at_once, shape_.pages - first);
     const auto in = scratch.first(static_cast<std::size_t>(pages) * page_bytes);
