@@ -20,7 +20,7 @@ namespace {
 
 using Json = nlohmann::json;  // Keys are sorted, so one content has one text.
 
-constexpr int kVersion = 1;
+constexpr int kVersion = 2;  // 1: the page table had one checksum over all of it.
 
 std::uint32_t text_crc(const std::string& text) {
   return crc32c(std::as_bytes(std::span(text.data(), text.size())));

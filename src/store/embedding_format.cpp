@@ -15,7 +15,7 @@ namespace {
 constexpr std::uint32_t kPageMagic = 0x47504C50U;             // "PLPG"
 constexpr std::uint64_t kSuperMagic = 0x5250555353544C50ULL;  // "PLTSSUPR"
 constexpr std::int64_t kPageBytesMost = 64 << 10;
-constexpr std::uint32_t kSuperVersion = 1;
+constexpr std::uint32_t kSuperVersion = 2;
 
 // One copy of a superblock: less than a disk's smallest sector.
 struct SuperRecord {

@@ -85,7 +85,7 @@ struct Superblock {
   std::uint64_t fingerprint{0};
   std::int64_t pages{0};
   std::int64_t blocks_used{0};
-  std::uint32_t map_crc{0};  // Of the whole file map.N, N being this superblock's slot.
+  std::uint32_t map_crc{0};  // Of the checksums of each kBlockUnit bytes of this slot's map.N.
 };
 
 /// File `super`: two slots of 4 KiB, each holding its superblock twice (sectors 0 and 7), so that

@@ -95,6 +95,7 @@ class EmbeddingStore::Impl {
 
   // Commit (embedding_store_commit.cpp).
   Result<void> make_durable(std::int64_t step);
+  Result<void> write_map(int slot);
 
   const std::filesystem::path directory_;
   const TableDescription table_;

@@ -7,6 +7,7 @@
 //
 // Threads: see embedding_store.h.   Memory: one slab, taken here and divided once.
 #include <algorithm>
+#include <cstring>
 #include <string>
 #include <system_error>
 #include <utility>
@@ -14,7 +15,6 @@
 #include <fmt/format.h>
 
 #include "base/check.h"
-#include "base/crc32c.h"
 #include "store/embedding_store_impl.h"
 #include "store/id_source.h"
 
@@ -311,7 +311,7 @@ Result<void> EmbeddingStore::Impl::read_map(int slot) {
   };
   const auto bytes = map_->bytes();
   PLIMSOLL_TRY_VOID(map_files_[at].read_at(0, bytes));
-  if (crc32c(bytes) != super_.slots()[at].superblock.map_crc) {
+  if (chain_root(0, bytes) != super_.slots()[at].superblock.map_crc) {
     return corrupt("fails its checksum");
   }
   if (auto adopted = map_->adopt(slot); !adopted) {
@@ -324,13 +324,21 @@ Result<void> EmbeddingStore::Impl::read_map(int slot) {
 Result<void> EmbeddingStore::Impl::keep_other_commit(int slot) {
   const auto at = static_cast<std::size_t>(slot);
   const std::int64_t total = map_bytes(shape_.pages);
-  const auto scratch = cache_->scratch();
+  constexpr auto kUnit = static_cast<std::size_t>(kBlockUnit);
+  const auto scratch = cache_->scratch();  // Whole pages, and pages are whole units.
+  map_->mark_same(slot);
   std::uint32_t crc = 0;
   for (std::int64_t done = 0; done < total;) {
     const auto size = std::min(total - done, static_cast<std::int64_t>(scratch.size()));
     const auto piece = scratch.first(static_cast<std::size_t>(size));
     PLIMSOLL_TRY_VOID(map_files_[at].read_at(done, piece));
-    crc = crc32c(piece, crc);
+    crc = chain_root(crc, piece);
+    for (std::int64_t unit = 0; unit < size; unit += kBlockUnit) {
+      const auto one = piece.subspan(static_cast<std::size_t>(unit), kUnit);
+      if (std::memcmp(one.data(), map_->bytes().data() + done + unit, kUnit) != 0) {
+        map_->mark_stale(slot, (done + unit) / kBlockUnit);
+      }
+    }
     PLIMSOLL_TRY_VOID(map_->keep(slot, {reinterpret_cast<const BlockEntry*>(piece.data()),
                                         piece.size() / sizeof(BlockEntry)}));
     done += size;

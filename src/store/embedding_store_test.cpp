@@ -4,6 +4,7 @@
 #include <chrono>
 #include <fstream>
 #include <limits>
+#include <map>
 #include <numeric>
 #include <optional>
 #include <thread>
@@ -430,6 +431,47 @@ TEST_F(EmbeddingStoreTest, InspectsAndVerifiesWithoutOpening) {
     return true;
   }));
   EXPECT_EQ(last, 500 * 4096);
+}
+
+// The page table has a dozen parts here, of which a commit writes those that changed.
+TEST_F(EmbeddingStoreTest, BothCommitsStayReadableWhenPartsOfThePageTableAreWritten) {
+  constexpr std::int64_t kRows = 6000;
+  EmbeddingStoreOptions options{.directory = directory(),
+                                .dim = 900,  // A row a page.
+                                .optimizer = {.kind = RowOptimizer::kSgd},
+                                .init = {.kind = RowInitKind::kZeros},
+                                .store_bytes = 8 << 20,
+                                .rows = kRows,
+                                .batch_rows = 64};
+  const std::uint64_t seed = 41;
+  SCOPED_TRACE(seed);
+  std::mt19937_64 random(seed);
+  std::map<std::int64_t, std::map<std::int64_t, float>> commits{{-1, {}}};  // Step → id → value.
+  std::int64_t step = 0;
+  std::int64_t opened = -1;
+  for (int life = 0; life < 8; ++life) {
+    auto store = open(options);
+    ASSERT_EQ(store.last_commit(), opened);
+    auto rows = commits.at(opened);
+    for (std::int64_t id = 0; id < kRows; ++id) {
+      const auto found = rows.find(id);
+      ASSERT_EQ(gather(store, {&id, 1})[0], found == rows.end() ? 0.0F : found->second) << id;
+    }
+    for (auto commit = 1 + random() % 3; commit > 0; --commit) {
+      for (auto i = random() % 40; i > 0; --i) {
+        const auto id = static_cast<std::int64_t>(random() % kRows);
+        rows[id] = static_cast<float>(random() % 1000);
+        store.update({&id, 1}, std::vector<float>(900, rows[id])).or_throw();
+      }
+      store.commit(++step).or_throw();
+      commits[step] = rows;
+    }
+    const auto steps = EmbeddingStore::inspect(directory()).or_throw().commit_steps;
+    ASSERT_EQ(steps.front(), store.last_commit());
+    ASSERT_TRUE(EmbeddingStore::verify(directory(), {}));
+    opened = steps[random() % steps.size()];  // The newest or the one before.
+    options.at_step = opened;
+  }
 }
 
 }  // namespace
