@@ -75,6 +75,10 @@ struct EmbeddingStoreOptions {
   std::int64_t at_step{-1};       ///< Open this commit, not the newest (a manifest's step).
   std::int64_t batch_rows{4096};  ///< Largest request expected; sizes the scratch in the slab.
   int io_threads{4};
+  /// Changed bytes in RAM beyond which apply() and update() wait for the disk, so that a commit is
+  /// short. 0: what the disk was seen to write in 50 ms, at least 8 MiB, at most half of the
+  /// frames; no bound when the whole table is in RAM.
+  std::int64_t dirty_bytes{0};
   int compute_threads{1};  ///< For apply(); the result does not depend on it.
 };
 
@@ -105,6 +109,7 @@ struct StoreStats {
   std::int64_t syncs{0};     ///< fdatasync calls.
   std::int64_t stall_ns{0};  ///< Time callers waited for the disk.
   std::int64_t dirty_bytes{0};
+  std::int64_t dirty_bytes_max{0};
   std::int64_t resident_pages{0};
   std::int64_t frames{0};
   [[nodiscard]] double hit_rate() const noexcept {

@@ -43,6 +43,7 @@ nb::dict stats_dict(const StoreStats& stats) {
   out["syncs"] = stats.syncs;
   out["stall_ns"] = stats.stall_ns;
   out["dirty_bytes"] = stats.dirty_bytes;
+  out["dirty_bytes_max"] = stats.dirty_bytes_max;
   out["resident_pages"] = stats.resident_pages;
   out["frames"] = stats.frames;
   return out;

@@ -48,6 +48,9 @@ Result<void> check_numbers(const EmbeddingStoreOptions& options) {
   if (options.io_threads < 0 || options.io_threads > 256) {
     return refuse("io_threads", options.io_threads);
   }
+  if (options.dirty_bytes < 0) {
+    return refuse("dirty_bytes", options.dirty_bytes);
+  }
   if (options.store_bytes < 0) {
     return refuse("store_bytes", options.store_bytes);
   }
@@ -246,6 +249,7 @@ Result<void> EmbeddingStore::Impl::open_files(const EmbeddingStoreOptions& optio
   PLIMSOLL_TRY(super_, SuperFile::open(directory_ / table_files::kSuper, true));
   RowOptimizerOptions optimizer = options.optimizer;
   optimizer_ = RowOptimizerStep(optimizer, corrections_, shape_.dim);
+  write_back_ = std::make_unique<WriteBack>(*cache_);
   look_ahead_ =
       std::make_unique<LookAhead>(*cache_, ids_, shape_.rows_per_page, layout_.queue_ids, slab_);
   return {};

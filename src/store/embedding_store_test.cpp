@@ -474,5 +474,78 @@ TEST_F(EmbeddingStoreTest, BothCommitsStayReadableWhenPartsOfThePageTableAreWrit
   }
 }
 
+// Every frame is compared here, one is freed at a time and nothing is dirty, so the model is exact:
+// uses counted per page whether it is in RAM or not, halved after ten uses per frame.
+TEST_F(EmbeddingStoreTest, EvictsThePageUsedLeastOftenAndAmongEqualsTheOneUnusedForLongest) {
+  auto options = with_floor({.directory = directory(),
+                             .dim = 900,  // A row a page.
+                             .optimizer = {.kind = RowOptimizer::kSgd},
+                             .rows = 500,
+                             .batch_rows = 1});
+  auto store = open(options);
+  const auto frames = static_cast<std::size_t>(store.stats().frames);
+  ASSERT_LT(frames, 64U);
+  const std::uint64_t seed = 3;
+  SCOPED_TRACE(seed);
+  std::mt19937_64 random(seed);
+  std::map<std::int64_t, int> heat;
+  std::map<std::int64_t, int> resident;  // Page → when it was used last.
+  std::size_t uses = 0;
+  std::int64_t hits = 0;
+  for (int request = 1; request <= 20'000; ++request) {
+    // A third of the pages is asked for far more often, and which ones changes.
+    const auto hot = (static_cast<std::uint64_t>(request) / 4000) * 100 + random() % 30;
+    const auto id = static_cast<std::int64_t>((random() % 3 == 0 ? random() : hot) % 500);
+    static_cast<void>(gather(store, {&id, 1}));
+    hits += resident.contains(id) ? 1 : 0;
+    if (!resident.contains(id) && resident.size() == frames) {
+      const auto victim =
+          std::min_element(resident.begin(), resident.end(), [&](const auto& a, const auto& b) {
+            return std::pair(heat[a.first], a.second) < std::pair(heat[b.first], b.second);
+          });
+      resident.erase(victim);
+    }
+    resident[id] = request;
+    heat[id] = std::min(heat[id] + 1, 255);
+    if (++uses == 10 * frames) {
+      uses = 0;
+      for (auto& [page, count] : heat) {
+        count /= 2;
+      }
+    }
+    ASSERT_EQ(store.stats().hits, hits) << "request " << request << ", id " << id;
+  }
+  EXPECT_GT(hits, 9'000) << "the frequent pages did not stay";
+}
+
+TEST_F(EmbeddingStoreTest, KeepsDirtyBytesWithinTheirBound) {
+  constexpr std::int64_t kBound = 1 << 20;
+  EmbeddingStoreOptions options{.directory = directory(),
+                                .dim = 900,
+                                .optimizer = {.kind = RowOptimizer::kSgd},
+                                .store_bytes = 24 << 20,
+                                .rows = 20'000,
+                                .batch_rows = 64,
+                                .dirty_bytes = kBound};
+  auto store = open(options);
+  EmbeddingOracle oracle(900, options.optimizer, options.init);
+  std::mt19937_64 random(17);
+  std::vector<std::int64_t> all(300);
+  std::iota(all.begin(), all.end(), 0);
+  for (int step = 0; step < 200; ++step) {
+    const auto ids = draw(all, 64, random);
+    const auto grads = random_floats(64 * 900, random);
+    store.apply(ids, grads).or_throw();
+    oracle.apply(ids, grads);
+    ASSERT_LE(store.stats().dirty_bytes_max, kBound);
+  }
+  EXPECT_GT(store.stats().pages_written, 256) << "nothing was written back";
+  expect_rows(store, oracle, all);
+  store.commit(1).or_throw();
+  EXPECT_EQ(store.stats().dirty_bytes, 0);
+  options.dirty_bytes = -1;
+  EXPECT_FALSE(EmbeddingStore::open(governor_, options));
+}
+
 }  // namespace
 }  // namespace plimsoll
