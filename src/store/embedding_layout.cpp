@@ -20,7 +20,7 @@ namespace {
 constexpr std::int64_t kDefaultBytes = 64LL << 20;
 constexpr std::int64_t kFramesLeast = 32;
 constexpr std::int64_t kWriteBytes = 1LL << 20;  // Per batch, where the slab allows it.
-constexpr std::int64_t kReadBatchMost = 64;
+constexpr std::int64_t kReadBatchMost = 256;
 constexpr std::int64_t kSlack = 80 * 64;  // Alignment of some sixty parts.
 
 std::int64_t divide_up(std::int64_t value, std::int64_t unit) {

@@ -11,7 +11,7 @@
 namespace plimsoll {
 namespace {
 
-constexpr std::size_t kIdsAtOnce = 64;
+constexpr std::size_t kIdsAtOnce = 256;
 constexpr std::size_t kTicksInQueue = 32;  // At most: as many as a page remembers.
 
 }  // namespace

@@ -3,13 +3,14 @@
 // PageCache: the pages of an embedding table that are in RAM, and how they come and go.
 //
 // A page lives in a frame of the slab or on disk. Several frames are freed at a time: of some that
-// a hand passes, those that nobody has announced a use of and that were used least often (use
-// counts age, and outlive a page's stay), clean before dirty, and among equals the ones unused for
-// longest; only when there are none, those whose announced use is furthest away. Dirty victims are
-// sealed into a buffer and written to free blocks in long runs, and stay readable until that is
-// done. Three lanes work here, each with buffers of its own: the owner (gather, apply, commit), the
-// look-ahead thread, and the write-back thread, which keeps the dirty pages few enough for a commit
-// to be short. Pages that were hinted are protected until used, up to half of the frames.
+// a hand passes, those that nobody has announced a use of, that the step at hand does not use and
+// that were used least often (use counts age, and outlive a page's stay), clean before dirty, and
+// among equals the ones unused for longest; only when there are none, those whose announced use is
+// furthest away. Dirty victims are sealed into a buffer and written to free blocks in long runs,
+// and stay readable until that is done. Three lanes work here, each with buffers of its own: the
+// owner (gather, apply, commit), the look-ahead thread, and the write-back thread, which keeps the
+// dirty pages few enough for a commit to be short. Hinted pages are protected until used, up to
+// half of the frames.
 //
 //   a frame is   empty → reading → ready → (written, if dirty) → empty
 //   and, ready,  pinned by the owner, or hinted, or being written, or free to be evicted

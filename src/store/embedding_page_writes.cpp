@@ -46,15 +46,18 @@ void PageCache::drop(std::uint32_t index) {
   free_[static_cast<std::size_t>(free_count_++)] = index;
 }
 
-// What keeping a page is worth, in 31 bits. Nobody has announced a use of it: how often it was
-// used, then dirty (its eviction costs a write), then how lately. Else: how soon it will be used.
+// What keeping a page is worth, in 31 bits. Nobody has announced a use of it: whether the last two
+// requests used it (apply() wants what gather() just had), then how often it was used, then dirty
+// (its eviction costs a write), then how lately. Else: how soon it will be used.
 std::uint64_t PageCache::worth(const Frame& frame) const {
   if ((frame.flags & kHinted) != 0) {
     return (~frame.coming.first()) >> 1;
   }
   const std::uint64_t age = std::min<std::uint32_t>(request_ - frame.used_at, 0xFFFF);
+  const std::uint64_t in_step = age <= 1 ? 1 : 0;
   const std::uint64_t dirty = (frame.flags & kDirty) != 0 ? 1 : 0;
-  return static_cast<std::uint64_t>(frame.heat) << 17 | dirty << 16 | (0xFFFF - age);
+  return in_step << 25 | static_cast<std::uint64_t>(frame.heat) << 17 | dirty << 16 |
+         (0xFFFF - age);
 }
 
 // Fills candidates_ with frames that may be evicted, from the hand on; returns how many there are.
