@@ -31,19 +31,24 @@ namespace plimsoll {
 
 /// How apply() turns a gradient into a change of the row.
 enum class RowOptimizer : std::uint8_t {
-  kAdamW,       ///< Moments kept per row; bias correction by the row's own update count.
-  kAdamWFresh,  ///< A new AdamW every apply: moments start at zero, one step (CoSiR's habit).
-  kAdagrad,     ///< One accumulator per weight.
+  kAdamW,        ///< Moments kept per row; bias correction by the row's own update count.
+  kAdamWFresh,   ///< A new AdamW every apply: moments start at zero, one step (CoSiR's habit).
+  kAdagrad,      ///< One accumulator per weight.
+  kSgd,          ///< Keeps nothing.
+  kSgdMomentum,  ///< One velocity per weight; it moves only when its row is in a request.
+  kRowAdagrad,   ///< One accumulator per row, of the mean square of its gradient.
+  kAdam,         ///< As AdamW, but weight decay is added to the gradient.
 };
 
-/// Hyperparameters. Same meaning and defaults as torch.optim's.
+/// Hyperparameters. Same meaning and defaults as torch.optim's, momentum apart (there 0).
 struct RowOptimizerOptions {
   RowOptimizer kind{RowOptimizer::kAdamW};
   float learning_rate{1e-3F};
   float beta1{0.9F};
   float beta2{0.999F};
   float epsilon{1e-8F};
-  float weight_decay{0.0F};  ///< Decoupled for AdamW; added to the gradient for Adagrad.
+  float weight_decay{0.0F};  ///< Decoupled for AdamW; added to the gradient for the others.
+  float momentum{0.9F};      ///< Of kSgdMomentum.
 };
 
 enum class RowInitKind : std::uint8_t { kZeros, kNormal, kUniform };
@@ -70,6 +75,10 @@ struct EmbeddingStoreOptions {
   std::int64_t at_step{-1};       ///< Open this commit, not the newest (a manifest's step).
   std::int64_t batch_rows{4096};  ///< Largest request expected; sizes the scratch in the slab.
   int io_threads{4};
+  /// Changed bytes in RAM beyond which apply() and update() wait for the disk, so that a commit is
+  /// short. 0: what the disk was seen to write in 50 ms, at least 8 MiB, at most half of the
+  /// frames; no bound when the whole table is in RAM.
+  std::int64_t dirty_bytes{0};
   int compute_threads{1};  ///< For apply(); the result does not depend on it.
 };
 
@@ -100,6 +109,7 @@ struct StoreStats {
   std::int64_t syncs{0};     ///< fdatasync calls.
   std::int64_t stall_ns{0};  ///< Time callers waited for the disk.
   std::int64_t dirty_bytes{0};
+  std::int64_t dirty_bytes_max{0};
   std::int64_t resident_pages{0};
   std::int64_t frames{0};
   [[nodiscard]] double hit_rate() const noexcept {
@@ -169,7 +179,7 @@ class EmbeddingStore {
   Result<void> commit(std::int64_t step);
 
   /// Visits every row in creation order (position of the id in `ids`), as stored.
-  /// `visit(ids, sequences, values)`: values is float32 [n, dim × (1 + slots)], weights first.
+  /// `visit(ids, sequences, values)`: values is float32 [n, dim + state_floats()], weights first.
   Result<void> scan(const std::function<Result<void>(std::span<const std::int64_t>,
                                                      std::span<const std::uint32_t>,
                                                      std::span<const float>)>& visit);
@@ -180,6 +190,8 @@ class EmbeddingStore {
   [[nodiscard]] std::int64_t rows() const noexcept;
   [[nodiscard]] std::int64_t dim() const noexcept;
   [[nodiscard]] std::int64_t slots() const noexcept;  ///< Optimizer floats per weight: 0, 1 or 2.
+  /// Optimizer floats per row: dim() × slots(), and one for kRowAdagrad.
+  [[nodiscard]] std::int64_t state_floats() const noexcept;
   [[nodiscard]] std::int64_t last_commit() const noexcept;  ///< −1 before the first.
   [[nodiscard]] SlabPlan plan() const;
   [[nodiscard]] StoreStats stats() const;

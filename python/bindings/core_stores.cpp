@@ -43,6 +43,7 @@ nb::dict stats_dict(const StoreStats& stats) {
   out["syncs"] = stats.syncs;
   out["stall_ns"] = stats.stall_ns;
   out["dirty_bytes"] = stats.dirty_bytes;
+  out["dirty_bytes_max"] = stats.dirty_bytes_max;
   out["resident_pages"] = stats.resident_pages;
   out["frames"] = stats.frames;
   return out;
@@ -110,17 +111,21 @@ void bind_table_options(nb::module_& m) {
   nb::enum_<RowOptimizer>(m, "RowOptimizer")
       .value("ADAMW", RowOptimizer::kAdamW)
       .value("ADAMW_FRESH", RowOptimizer::kAdamWFresh)
-      .value("ADAGRAD", RowOptimizer::kAdagrad);
+      .value("ADAGRAD", RowOptimizer::kAdagrad)
+      .value("SGD", RowOptimizer::kSgd)
+      .value("SGD_MOMENTUM", RowOptimizer::kSgdMomentum)
+      .value("ROW_ADAGRAD", RowOptimizer::kRowAdagrad)
+      .value("ADAM", RowOptimizer::kAdam);
   nb::class_<RowOptimizerOptions>(m, "RowOptimizerOptions")
       .def(
           "__init__",
           [](RowOptimizerOptions* self, RowOptimizer kind, float learning_rate, float beta1,
-             float beta2, float epsilon, float weight_decay) {
-            new (self)
-                RowOptimizerOptions{kind, learning_rate, beta1, beta2, epsilon, weight_decay};
+             float beta2, float epsilon, float weight_decay, float momentum) {
+            new (self) RowOptimizerOptions{kind,    learning_rate, beta1,   beta2,
+                                           epsilon, weight_decay,  momentum};
           },
           nb::arg("kind"), nb::arg("learning_rate"), nb::arg("beta1"), nb::arg("beta2"),
-          nb::arg("epsilon"), nb::arg("weight_decay"));
+          nb::arg("epsilon"), nb::arg("weight_decay"), nb::arg("momentum") = 0.0F);
   nb::enum_<RowInitKind>(m, "RowInitKind")
       .value("ZEROS", RowInitKind::kZeros)
       .value("NORMAL", RowInitKind::kNormal)
@@ -248,6 +253,9 @@ void bind_table(nb::module_& m) {
       .def_prop_ro(
           "slots",
           [](Table& table) { return table.use([](auto& store) { return store.slots(); }); })
+      .def_prop_ro(
+          "state_floats",
+          [](Table& table) { return table.use([](auto& store) { return store.state_floats(); }); })
       .def_prop_ro(
           "last_commit",
           [](Table& table) { return table.use([](auto& store) { return store.last_commit(); }); })

@@ -3,7 +3,8 @@
 
     Governor                       the limit, and who holds what of it
     EmbeddingStore, Rows           one trainable row per id, on disk
-    AdamW, AdamWFresh, Adagrad     how rows are updated
+    AdamW, AdamWFresh, Adam,       how rows are updated
+    Adagrad, RowAdagrad, SGD
     Zeros, Normal, Uniform         how they begin
     FeatureStore, FeatureWriter    read-only named columns per id
     Loader, Split, SampleOrder     batches in a seeded order
@@ -21,17 +22,18 @@ from ._core import Ledger, LimitCandidate, LimitReport, PoolState, PressureRepor
 from ._core import version as __version__
 from ._data import Batch, Loader, LoaderState, SampleOrder, Split
 from ._dataset import import_dataset
-from ._embedding import (Adagrad, AdamW, AdamWFresh, EmbeddingStore, Normal, Rows, Uniform, Zeros)
+from ._embedding import (SGD, Adagrad, Adam, AdamW, AdamWFresh, EmbeddingStore, Normal, RowAdagrad,
+                         Rows, Uniform, Zeros)
 from ._features import FeatureStore, FeatureWriter
 from ._memory import Governor, Lease, format_bytes, limits, parse_bytes
 from ._program import evaluate, info, resume, train
 from .errors import BudgetExceeded, CorruptError, InternalError, NotFoundError
 
 __all__ = [
-    "Adagrad", "AdamW", "AdamWFresh", "Batch", "BudgetExceeded", "Columns", "CorruptError",
+    "Adagrad", "Adam", "AdamW", "AdamWFresh", "Batch", "BudgetExceeded", "Columns", "CorruptError",
     "EmbeddingStore", "FeatureStore", "FeatureWriter", "Governor", "InternalError", "Lease",
     "Ledger", "LimitCandidate", "LimitReport", "Loader", "LoaderState", "Normal", "NotFoundError",
-    "PoolState", "PressureReport", "Rows", "SampleOrder", "SlabPlan", "Split", "Uniform", "Zeros",
-    "__version__", "evaluate", "format_bytes", "import_dataset", "info", "limits", "parse_bytes",
+    "PoolState", "PressureReport", "RowAdagrad", "Rows", "SGD", "SampleOrder", "SlabPlan", "Split",
+    "Uniform", "Zeros", "__version__", "evaluate", "format_bytes", "import_dataset", "info", "limits", "parse_bytes",
     "resume", "train",
 ]

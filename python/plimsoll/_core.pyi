@@ -218,12 +218,16 @@ class RowOptimizer:
     ADAMW: ClassVar[RowOptimizer]
     ADAMW_FRESH: ClassVar[RowOptimizer]
     ADAGRAD: ClassVar[RowOptimizer]
+    SGD: ClassVar[RowOptimizer]
+    SGD_MOMENTUM: ClassVar[RowOptimizer]
+    ROW_ADAGRAD: ClassVar[RowOptimizer]
+    ADAM: ClassVar[RowOptimizer]
 
 class RowOptimizerOptions:
     """The kind and its numbers."""
 
     def __init__(self, kind: RowOptimizer, learning_rate: float, beta1: float, beta2: float,
-                 epsilon: float, weight_decay: float) -> None: ...
+                 epsilon: float, weight_decay: float, momentum: float = 0.0) -> None: ...
 
 class RowInitKind:
     """What rows are before their first update."""
@@ -304,6 +308,9 @@ class EmbeddingStore:
     @property
     def slots(self) -> int:
         """Optimizer floats per weight: 0, 1 or 2."""
+    @property
+    def state_floats(self) -> int:
+        """Optimizer floats per row: dim × slots, and one for row-wise Adagrad."""
     @property
     def last_commit(self) -> int:
         """−1 before the first."""

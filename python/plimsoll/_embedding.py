@@ -56,10 +56,45 @@ class Adagrad:
     lr: float = 1e-2
     eps: float = 1e-10
     weight_decay: float = 0.0
+    _kind = _core.RowOptimizer.ADAGRAD
 
     def _options(self) -> _core.RowOptimizerOptions:
-        return _core.RowOptimizerOptions(_core.RowOptimizer.ADAGRAD, self.lr, 0.9, 0.999, self.eps,
+        return _core.RowOptimizerOptions(self._kind, self.lr, 0.9, 0.999, self.eps,
                                          self.weight_decay)
+
+
+@dataclass(frozen=True)
+class RowAdagrad(Adagrad):
+    """Adagrad with one accumulator per row, of the mean square of its gradient."""
+
+    _kind = _core.RowOptimizer.ROW_ADAGRAD
+
+
+@dataclass(frozen=True)
+class Adam(AdamW):
+    """torch.optim.Adam for rows: as AdamW, but weight decay is added to the gradient.
+
+    torch.optim.SparseAdam differs: it counts steps of the table, not of the row, and adds eps before
+    it corrects the bias (up to lr × 32 eps ÷ |gradient| a step).
+    """
+
+    _kind = _core.RowOptimizer.ADAM
+
+
+@dataclass(frozen=True)
+class SGD:
+    """torch.optim.SGD for rows. With momentum each weight keeps a velocity; a row that is not in a
+    request does not move. Whether there is momentum is part of the table; how much is not.
+    """
+
+    lr: float = 1e-3
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+
+    def _options(self) -> _core.RowOptimizerOptions:
+        kind = _core.RowOptimizer.SGD_MOMENTUM if self.momentum else _core.RowOptimizer.SGD
+        return _core.RowOptimizerOptions(kind, self.lr, 0.9, 0.999, 0.0, self.weight_decay,
+                                         self.momentum)
 
 
 @dataclass(frozen=True)
@@ -92,8 +127,11 @@ class Uniform:
         return _core.RowInit(_core.RowInitKind.UNIFORM, self.bound, self.seed)
 
 
-_BY_NAME: dict[str, AdamW | Adagrad] = {
-    "adamw": AdamW(), "adamw_fresh": AdamWFresh(), "adagrad": Adagrad()}
+Optimizer = AdamW | Adagrad | SGD
+
+_BY_NAME: dict[str, Optimizer] = {
+    "adamw": AdamW(), "adamw_fresh": AdamWFresh(), "adagrad": Adagrad(), "adam": Adam(),
+    "row_adagrad": RowAdagrad(), "sgd": SGD(), "sgd_momentum": SGD(momentum=0.9)}
 
 
 class Rows:
@@ -176,7 +214,7 @@ class EmbeddingStore:
     @classmethod
     def open(cls, governor: Governor, directory: str | os.PathLike[str], *,
              rows: int | None = None, ids: Any = None, dim: int | None = None,
-             optimizer: AdamW | Adagrad | None = None, init: Zeros | Normal | Uniform | None = None,
+             optimizer: Optimizer | None = None, init: Zeros | Normal | Uniform | None = None,
              store: int | str = 0, at_step: int | None = None, batch_rows: int = 4096,
              io_threads: int = 4, compute_threads: int = 1) -> EmbeddingStore:
         """Opens the table in `directory`, or makes it when there is none.
@@ -261,7 +299,7 @@ class EmbeddingStore:
     def scan(self, visit: Callable[[np.ndarray, np.ndarray, np.ndarray], None]) -> None:
         """Calls visit(ids, sequences, values) for every row, in the order they were created.
 
-        Shape:    int64 [n], uint32 [n] (updates so far), float32 [n, dim × (1 + slots)] with the
+        Shape:    int64 [n], uint32 [n] (updates so far), float32 [n, dim + state] with the
                   weights first. The arrays are copies.
         Requires: visit does not call this store.
         Errors:   what visit raises; CorruptError; OSError.
@@ -272,7 +310,7 @@ class EmbeddingStore:
     def export(self, out: str | os.PathLike[str], *, slots: bool = False) -> int:
         """Writes OUT/ids.npy and OUT/rows.npy (with `slots` OUT/slots.npy); returns the rows.
 
-        Shape:  int64 [rows], float32 [rows, dim], float32 [rows, dim × slots]. Streams: memory
+        Shape:  int64 [rows], float32 [rows, dim], float32 [rows, state]. Streams: memory
                 does not grow with the table.
         Errors: FileExistsError when one of the files is there; CorruptError; OSError.
         """
@@ -282,7 +320,7 @@ class EmbeddingStore:
         shapes: dict[str, tuple[Any, tuple[int, ...]]] = {
             "ids": (np.int64, (rows,)), "rows": (np.float32, (rows, dim))}
         if slots:
-            shapes["slots"] = (np.float32, (rows, dim * self._core.slots))
+            shapes["slots"] = (np.float32, (rows, self._core.state_floats))
         files: dict[str, Any] = {}
         try:
             for name, (dtype, shape) in shapes.items():
@@ -303,7 +341,7 @@ class EmbeddingStore:
             raise
         return rows
 
-    def set_optimizer(self, optimizer: AdamW | Adagrad) -> None:
+    def set_optimizer(self, optimizer: Optimizer) -> None:
         """Changes learning rate and the other numbers. Errors: ValueError for another kind."""
         self._core.set_optimizer(_options_of(optimizer))
 
@@ -379,9 +417,9 @@ class _NpyStream:
 
 
 def _options_of(optimizer: Any) -> _core.RowOptimizerOptions:
-    if not isinstance(optimizer, (AdamW, Adagrad)):
-        raise ValueError(f"optimizer: {optimizer!r} is not plimsoll.AdamW(...), "
-                         "plimsoll.AdamWFresh(...) or plimsoll.Adagrad(...)")
+    if not isinstance(optimizer, (AdamW, Adagrad, SGD)):
+        raise ValueError(f"optimizer: {optimizer!r} is none of plimsoll.AdamW(...), AdamWFresh(...), "
+                         "Adam(...), Adagrad(...), RowAdagrad(...) and SGD(...)")
     return optimizer._options()
 
 

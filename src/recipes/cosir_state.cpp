@@ -122,7 +122,7 @@ Result<std::string> State::digest(EmbeddingStore& rows) const {
   StateDigest digest;
   digest_tensors(digest, tensors());
   digest.add("step", std::as_bytes(std::span{&at.step, 1}));
-  const std::int64_t width = rows.dim() * (1 + rows.slots());
+  const std::int64_t width = rows.dim() + rows.state_floats();
   RowDigest row_digest{digest, 12 + 4 * width};
   PLIMSOLL_TRY_VOID(
       rows.scan([&](std::span<const std::int64_t> ids, std::span<const std::uint32_t> sequences,

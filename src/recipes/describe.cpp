@@ -16,6 +16,7 @@
 #include "recipes/run_folder.h"
 #include "store/embedding_description.h"
 #include "store/feature_format.h"
+#include "store/row_optimizer.h"
 
 namespace plimsoll {
 namespace {
@@ -28,18 +29,6 @@ Description finish(const char* kind, const fs::path& path, std::string text, Jso
   Json json{{"kind", kind}, {"path", path.string()}};
   json.update(details);
   return {kind, std::move(text), json.dump(-1, ' ', false, Json::error_handler_t::replace)};
-}
-
-const char* optimizer_name(RowOptimizer kind) {
-  switch (kind) {
-    case RowOptimizer::kAdamW:
-      return "adamw";
-    case RowOptimizer::kAdamWFresh:
-      return "adamw_fresh";
-    case RowOptimizer::kAdagrad:
-      return "adagrad";
-  }
-  return "unknown";
 }
 
 const char* init_name(RowInitKind kind) {

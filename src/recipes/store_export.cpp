@@ -94,7 +94,7 @@ class EmbeddingSource final : public Source {
 
   Result<void> each_block(const Block& block) {
     const auto dim = static_cast<std::size_t>(store_.dim());
-    const std::size_t width = dim * static_cast<std::size_t>(1 + store_.slots());
+    const std::size_t width = dim + static_cast<std::size_t>(store_.state_floats());
     return store_.scan([&](std::span<const std::int64_t> ids, std::span<const std::uint32_t>,
                            std::span<const float> values) -> Result<void> {
       ids_.assign(ids.begin(), ids.end());

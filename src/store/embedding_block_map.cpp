@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include "base/check.h"
+#include "base/crc32c.h"
 
 namespace plimsoll {
 namespace {
@@ -14,6 +15,21 @@ namespace {
 std::int64_t words_for(std::int64_t blocks) {
   return (blocks + 1 + 63) / 64;
 }  // Block 0 unused.
+
+constexpr std::int64_t kChunkWords = 64;  // Of the bitmaps: what a commit copies at once.
+constexpr std::int64_t kGapMost = 15;     // Units written although they have not changed.
+
+std::int64_t chunks_for(std::int64_t blocks) {
+  return (words_for(blocks) + kChunkWords - 1) / kChunkWords;
+}
+
+std::int64_t units_for(std::int64_t pages) {
+  return map_bytes(pages) / kBlockUnit;
+}
+
+std::int64_t round64(std::int64_t bytes) {
+  return (bytes + 63) / 64 * 64;
+}
 
 std::uint64_t bit(std::int64_t block) {
   return std::uint64_t{1} << (block % 64);
@@ -25,9 +41,45 @@ std::size_t word(std::int64_t block) {
 
 }  // namespace
 
+void BitSet::remove_all() noexcept {
+  std::fill(words_.begin(), words_.end(), 0);
+}
+
+void BitSet::add_below(std::int64_t size) noexcept {
+  remove_all();
+  for (std::int64_t at = 0; at < size; ++at) {
+    add(at);
+  }
+}
+
+std::int64_t BitSet::next(std::int64_t from) const noexcept {
+  auto at = static_cast<std::size_t>(from / 64);
+  if (at >= words_.size()) {
+    return -1;
+  }
+  std::uint64_t rest = words_[at] & (~std::uint64_t{0} << (from % 64));
+  while (rest == 0) {
+    if (++at == words_.size()) {
+      return -1;
+    }
+    rest = words_[at];
+  }
+  return static_cast<std::int64_t>(at) * 64 + std::countr_zero(rest);
+}
+
+std::uint32_t chain_root(std::uint32_t root, std::span<const std::byte> units) {
+  for (; !units.empty(); units = units.subspan(static_cast<std::size_t>(kBlockUnit))) {
+    const std::uint32_t crc = crc32c(units.first(static_cast<std::size_t>(kBlockUnit)));
+    root = crc32c(std::as_bytes(std::span(&crc, 1)), root);
+  }
+  return root;
+}
+
 std::int64_t BlockMap::memory_bytes(std::int64_t pages, std::int64_t spare) noexcept {
-  const std::int64_t bitmap = (words_for(blocks(pages, spare)) * 8 + 63) / 64 * 64;
-  return map_bytes(pages) + kBlockUnit + 3 * bitmap;
+  const std::int64_t all = blocks(pages, spare);
+  return map_bytes(pages) + kBlockUnit + 3 * round64(words_for(all) * 8) +
+         2 * round64(BitSet::words(chunks_for(all)) * 8) + round64(units_for(pages) * 4) +
+         2 * round64(BitSet::words(units_for(pages)) * 8);
 }
 
 BlockMap::BlockMap(std::int64_t pages, std::int64_t spare, Slab& slab)
@@ -38,27 +90,68 @@ BlockMap::BlockMap(std::int64_t pages, std::int64_t spare, Slab& slab)
   for (auto& commit : commits_) {
     commit = slab.take<std::uint64_t>(words_for(blocks_));
   }
+  for (auto& apart : apart_) {  // All of them are empty: none differs from another.
+    apart = BitSet(slab.take<std::uint64_t>(BitSet::words(chunks_for(blocks_))));
+  }
+  unit_crcs_ = slab.take<std::uint32_t>(units_for(pages));
+  for (auto& stale : stale_) {  // Nobody knows what the files hold.
+    stale = BitSet(slab.take<std::uint64_t>(BitSet::words(units_for(pages))));
+    stale.add_below(units_for(pages));
+  }
 }
 
 bool BlockMap::is_free(std::int64_t block) const noexcept {
-  const std::size_t at = word(block);
-  return ((working_[at] | commits_[0][at] | commits_[1][at]) & bit(block)) == 0;
+  const std::size_t place = word(block);
+  return ((working_[place] | commits_[0][place] | commits_[1][place]) & bit(block)) == 0;
+}
+
+void BlockMap::set_working(std::int64_t block, bool used) noexcept {
+  const std::size_t place = word(block);
+  working_[place] = used ? working_[place] | bit(block) : working_[place] & ~bit(block);
+  for (auto& apart : apart_) {
+    apart.add(static_cast<std::int64_t>(place) / kChunkWords);
+  }
+}
+
+BlockMap::Units BlockMap::stale_units(int slot, std::int64_t from) const noexcept {
+  const BitSet& stale = at(stale_, slot);
+  Units units{.first = stale.next(from), .count = 0};
+  if (units.first < 0) {
+    return {};
+  }
+  std::int64_t last = units.first;
+  for (std::int64_t next = last; next >= 0 && next - last <= kGapMost + 1;
+       next = stale.next(last + 1)) {
+    last = next;
+  }
+  units.count = last + 1 - units.first;
+  return units;
+}
+
+std::uint32_t BlockMap::root(int slot) noexcept {
+  const auto all = std::as_bytes(entries_);
+  for (std::int64_t unit = at(stale_, slot).next(0); unit >= 0;
+       unit = at(stale_, slot).next(unit + 1)) {
+    unit_crcs_[static_cast<std::size_t>(unit)] = crc32c(all.subspan(
+        static_cast<std::size_t>(unit * kBlockUnit), static_cast<std::size_t>(kBlockUnit)));
+  }
+  return crc32c(std::as_bytes(unit_crcs_));
 }
 
 BlockMap::Run BlockMap::allocate(std::int64_t want) {
   std::int64_t block = cursor_ > blocks_ ? 1 : cursor_;
   for (std::int64_t seen = 0; !is_free(block); ++seen) {
     PLIMSOLL_CHECK(seen <= 2 * blocks_, "three blocks per page are enough");
-    const std::size_t at = word(block);
-    const std::uint64_t free = ~(working_[at] | commits_[0][at] | commits_[1][at]);
+    const std::size_t place = word(block);
+    const std::uint64_t free = ~(working_[place] | commits_[0][place] | commits_[1][place]);
     const std::uint64_t ahead = free & (~std::uint64_t{0} << (block % 64));
-    const auto base = static_cast<std::int64_t>(at) * 64;
+    const auto base = static_cast<std::int64_t>(place) * 64;
     block = ahead != 0 ? base + std::countr_zero(ahead) : base + 64;
     block = block > blocks_ ? 1 : block;
   }
   Run run{.first = static_cast<std::uint32_t>(block), .count = 0};
   while (run.count < want && block <= blocks_ && is_free(block)) {
-    working_[word(block)] |= bit(block);
+    set_working(block, true);
     ++block;
     ++run.count;
   }
@@ -68,7 +161,7 @@ BlockMap::Run BlockMap::allocate(std::int64_t want) {
 }
 
 void BlockMap::release(std::uint32_t block) noexcept {
-  working_[word(block)] &= ~bit(block);
+  set_working(block, false);
   --used_;
 }
 
@@ -78,10 +171,15 @@ void BlockMap::set(std::int64_t page, std::uint32_t block, std::uint32_t crc) no
     release(entry.block);
   }
   entry = {block, crc};
+  const std::int64_t unit = page * static_cast<std::int64_t>(sizeof(BlockEntry)) / kBlockUnit;
+  for (auto& stale : stale_) {
+    stale.add(unit);
+  }
 }
 
 Result<void> BlockMap::keep(int slot, std::span<const BlockEntry> entries) {
-  auto bitmap = commits_[static_cast<std::size_t>(slot)];
+  auto bitmap = at(commits_, slot);
+  at(apart_, slot).add_below(chunks_for(blocks_));
   for (const BlockEntry& entry : entries) {
     if (entry.block == 0) {
       continue;
@@ -97,18 +195,27 @@ Result<void> BlockMap::keep(int slot, std::span<const BlockEntry> entries) {
 
 Result<void> BlockMap::adopt(int slot) {
   PLIMSOLL_TRY_VOID(keep(slot, entries_.first(static_cast<std::size_t>(pages_))));
-  const auto& commit = commits_[static_cast<std::size_t>(slot)];
+  const auto& commit = at(commits_, slot);
   std::copy(commit.begin(), commit.end(), working_.begin());
+  for (auto& apart : apart_) {
+    apart.add_below(chunks_for(blocks_));
+  }
+  for (std::size_t unit = 0; unit < unit_crcs_.size(); ++unit) {
+    const auto size = static_cast<std::size_t>(kBlockUnit);
+    unit_crcs_[unit] = crc32c(std::as_bytes(entries_).subspan(unit * size, size));
+  }
+  at(stale_, slot).remove_all();
+  at(stale_, 1 - slot).add_below(units_for(pages_));
   used_ = 0;
   for (const std::uint64_t bits : working_) {
     used_ += std::popcount(bits);
   }
   // New blocks go behind the old ones while there is room there: reads of old pages stay in order.
   cursor_ = 1;
-  for (std::int64_t at = words_for(blocks_) - 1; at >= 0; --at) {
-    const std::uint64_t bits = working_[static_cast<std::size_t>(at)];
+  for (std::int64_t last = words_for(blocks_) - 1; last >= 0; --last) {
+    const std::uint64_t bits = working_[static_cast<std::size_t>(last)];
     if (bits != 0) {
-      cursor_ = at * 64 + 64 - std::countl_zero(bits);
+      cursor_ = last * 64 + 64 - std::countl_zero(bits);
       break;
     }
   }
@@ -117,12 +224,23 @@ Result<void> BlockMap::adopt(int slot) {
 }
 
 void BlockMap::committed(int slot) noexcept {
-  std::copy(working_.begin(), working_.end(), commits_[static_cast<std::size_t>(slot)].begin());
+  auto commit = at(commits_, slot);
+  auto& apart = at(apart_, slot);
+  for (std::int64_t chunk = apart.next(0); chunk >= 0; chunk = apart.next(chunk + 1)) {
+    const auto begin = static_cast<std::size_t>(chunk * kChunkWords);
+    const auto count = std::min(static_cast<std::size_t>(kChunkWords), working_.size() - begin);
+    std::copy_n(working_.begin() + static_cast<std::ptrdiff_t>(begin), count,
+                commit.begin() + static_cast<std::ptrdiff_t>(begin));
+  }
+  apart.remove_all();
+  at(stale_, slot).remove_all();
 }
 
 void BlockMap::forget(int slot) noexcept {
-  auto bitmap = commits_[static_cast<std::size_t>(slot)];
+  auto bitmap = at(commits_, slot);
   std::fill(bitmap.begin(), bitmap.end(), 0);
+  at(apart_, slot).add_below(chunks_for(blocks_));
+  at(stale_, slot).add_below(units_for(pages_));
 }
 
 }  // namespace plimsoll

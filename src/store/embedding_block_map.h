@@ -4,10 +4,14 @@
 //
 // A block is in use by the working state, by the commit in superblock slot 0, by the one in slot 1,
 // or by none of them; only the last kind is ever written. With at most one block per page in each,
-// and two batches of writes under way, rows.dat never passes 3 × pages + spare blocks.
+// and the batches of writes under way, rows.dat never passes 3 × pages + spare blocks.
+//
+// A commit costs what has changed, not what there is: of the page table it writes the units of
+// 4 KiB that differ from what its map file holds, and of the bitmaps it copies the chunks that
+// differ. The root checksum is over the checksums of all units, 1/1024 of the page table.
 //
 // Threads: single-owner; the page cache calls it under its mutex.
-// Memory:  8 bytes per page and 3 bits per block, in the slab.
+// Memory:  8 bytes per page and 3 bits per block, and 1/1000 of that, in the slab.
 #pragma once
 
 #include <array>
@@ -18,6 +22,25 @@
 #include "store/embedding_format.h"
 
 namespace plimsoll {
+
+/// A set of small numbers, as bits in memory it is given.
+class BitSet {
+ public:
+  static std::int64_t words(std::int64_t size) noexcept { return (size + 63) / 64; }
+
+  BitSet() = default;
+  explicit BitSet(std::span<std::uint64_t> words) : words_(words) {}
+  void add(std::int64_t at) noexcept {
+    words_[static_cast<std::size_t>(at / 64)] |= std::uint64_t{1} << (at % 64);
+  }
+  void remove_all() noexcept;
+  void add_below(std::int64_t size) noexcept;
+  /// The first member >= `from`, or −1.
+  [[nodiscard]] std::int64_t next(std::int64_t from) const noexcept;
+
+ private:
+  std::span<std::uint64_t> words_{};
+};
 
 class BlockMap {
  public:
@@ -36,6 +59,19 @@ class BlockMap {
   /// The page table as it goes into map.N: map_bytes(pages), aligned to kBlockUnit.
   [[nodiscard]] std::span<std::byte> bytes() noexcept { return std::as_writable_bytes(entries_); }
 
+  /// The next part of bytes(), from unit `from` on, that map.`slot` may hold otherwise; count 0:
+  /// there is none. Units between two that differ are in it when they are few.
+  struct Units {
+    std::int64_t first{0};
+    std::int64_t count{0};
+  };
+  [[nodiscard]] Units stale_units(int slot, std::int64_t from) const noexcept;
+  /// Says that map.`slot` holds all of bytes(), or one unit of it otherwise.
+  void mark_same(int slot) noexcept { at(stale_, slot).remove_all(); }
+  void mark_stale(int slot, std::int64_t unit) noexcept { at(stale_, slot).add(unit); }
+  /// The root checksum of bytes(): brings those of the units that are stale for `slot` up to date.
+  [[nodiscard]] std::uint32_t root(int slot) noexcept;
+
   /// Up to `want` >= 1 free blocks in a row, now in use by the working state.
   struct Run {
     std::uint32_t first{0};
@@ -52,7 +88,7 @@ class BlockMap {
   Result<void> adopt(int slot);
   /// Marks the blocks of a part of the other commit's page table. Errors: as adopt().
   Result<void> keep(int slot, std::span<const BlockEntry> entries);
-  /// The working state has become the commit of `slot`.
+  /// The working state has become the commit of `slot`, and map.`slot` holds bytes().
   void committed(int slot) noexcept;
   /// The commit of `slot` is gone.
   void forget(int slot) noexcept;
@@ -62,6 +98,15 @@ class BlockMap {
 
  private:
   [[nodiscard]] bool is_free(std::int64_t block) const noexcept;
+  void set_working(std::int64_t block, bool used) noexcept;
+  template <class T>
+  static T& at(std::array<T, 2>& of, int slot) noexcept {
+    return of[static_cast<std::size_t>(slot)];
+  }
+  template <class T>
+  static const T& at(const std::array<T, 2>& of, int slot) noexcept {
+    return of[static_cast<std::size_t>(slot)];
+  }
 
   std::int64_t pages_{0};
   std::int64_t blocks_{0};
@@ -70,6 +115,12 @@ class BlockMap {
   std::span<BlockEntry> entries_{};
   std::span<std::uint64_t> working_{};
   std::array<std::span<std::uint64_t>, 2> commits_{};
+  std::array<BitSet, 2> apart_{};         // Chunks in which working_ and commits_[i] may differ.
+  std::span<std::uint32_t> unit_crcs_{};  // Of each unit of entries_, as of the last root().
+  std::array<BitSet, 2> stale_{};         // Units that map.i may hold otherwise.
 };
+
+/// The root checksum of a page table that is read in pieces: chain over the units in order.
+[[nodiscard]] std::uint32_t chain_root(std::uint32_t root, std::span<const std::byte> units);
 
 }  // namespace plimsoll

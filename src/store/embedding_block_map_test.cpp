@@ -62,6 +62,43 @@ TEST(BlockMapTest, NeverHandsOutABlockThatIsReferredTo) {
   }
 }
 
+// Two files that are only ever given the stale units, as a commit does.
+TEST(BlockMapTest, StaleUnitsAreAllThatACommitHasToWrite) {
+  const std::uint64_t seed = 7;
+  SCOPED_TRACE(seed);
+  auto governor = Governor::create({.memory_limit = "1GiB"}).or_throw();
+  constexpr std::int64_t kPages = 100 * 512 + 77;
+  constexpr std::int64_t kSpare = 16;
+  auto slab =
+      Slab::create(governor, Tag::kOther, BlockMap::memory_bytes(kPages, kSpare) + 4096).or_throw();
+  BlockMap map(kPages, kSpare, slab);
+  const auto bytes = map.bytes();
+  std::vector<std::vector<std::byte>> files(2, std::vector<std::byte>(bytes.size()));
+  std::mt19937_64 random(seed);
+  std::int64_t written = 0;
+  for (int commit = 0; commit < 60; ++commit) {
+    const int slot = commit % 2;
+    for (std::uint64_t i = random() % 5; i > 0; --i) {
+      const auto run = map.allocate(1);
+      map.set(static_cast<std::int64_t>(random() % kPages), run.first,
+              static_cast<std::uint32_t>(random()));
+    }
+    auto& file = files[static_cast<std::size_t>(slot)];
+    for (auto units = map.stale_units(slot, 0); units.count > 0;
+         units = map.stale_units(slot, units.first + units.count)) {
+      const auto begin = units.first * kBlockUnit;
+      std::copy_n(bytes.begin() + begin, units.count * kBlockUnit, file.begin() + begin);
+      written += commit < 2 ? 0 : units.count;
+    }
+    ASSERT_TRUE(std::equal(file.begin(), file.end(), bytes.begin())) << "commit " << commit;
+    ASSERT_EQ(map.root(slot), chain_root(0, file)) << "commit " << commit;
+    map.committed(slot);
+    EXPECT_EQ(map.stale_units(slot, 0).count, 0);
+  }
+  EXPECT_LT(written, 58 * 30) << "a commit of four pages wrote most of the page table";
+  governor.close();
+}
+
 TEST(BlockMapTest, RefusesAPageTableThatUsesABlockTwice) {
   auto governor = Governor::create({.memory_limit = "1GiB"}).or_throw();
   auto slab = Slab::create(governor, Tag::kOther, BlockMap::memory_bytes(10, 4) + 4096).or_throw();

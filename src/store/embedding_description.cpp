@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "store/embedding_description.h"
 
+#include <array>
 #include <bit>
-#include <initializer_list>
 #include <new>
 #include <utility>
 
@@ -21,7 +21,7 @@ namespace {
 
 using Json = nlohmann::json;  // Keys are sorted, so one content has one text.
 
-constexpr int kVersion = 1;
+constexpr int kVersion = 2;  // 1: the page table had one checksum over all of it.
 
 // Empties a document before it is destroyed. The library's destructor allocates while there is
 // anything inside, and ends the process where it cannot.
@@ -75,9 +75,9 @@ void fill_json(Json& json, const TableDescription& table) {
   json["fingerprint"] = hex(table.fingerprint());
 }
 
-template <class Kind, class Name>
-Kind parse_kind(const std::string& text, std::initializer_list<Kind> kinds, const Name& name) {
-  for (const Kind kind : kinds) {
+template <class Kinds, class Name>
+auto parse_kind(const std::string& text, const Kinds& kinds, const Name& name) {
+  for (const auto kind : kinds) {
     if (text == name(kind)) {
       return kind;
     }
@@ -99,13 +99,12 @@ TableDescription from_json(Json json) {
   }
   TableDescription table;
   table.dim = json.at("dim").get<std::int64_t>();
-  table.optimizer = parse_kind(
-      json.at("optimizer").get<std::string>(),
-      {RowOptimizer::kAdamW, RowOptimizer::kAdamWFresh, RowOptimizer::kAdagrad}, optimizer_name);
+  table.optimizer =
+      parse_kind(json.at("optimizer").get<std::string>(), kRowOptimizers, optimizer_name);
   const Json& init = json.at("init");
-  table.init.kind =
-      parse_kind(init.at("kind").get<std::string>(),
-                 {RowInitKind::kZeros, RowInitKind::kNormal, RowInitKind::kUniform}, init_name);
+  table.init.kind = parse_kind(
+      init.at("kind").get<std::string>(),
+      std::array{RowInitKind::kZeros, RowInitKind::kNormal, RowInitKind::kUniform}, init_name);
   table.init.scale = init.at("scale").get<float>();
   table.init.seed = std::stoull(init.at("seed").get<std::string>(), nullptr, 16);
   table.ids.rows = json.at("rows").get<std::int64_t>();
@@ -130,7 +129,7 @@ std::filesystem::path map_path(const std::filesystem::path& directory, int slot)
 }  // namespace table_files
 
 TableShape TableDescription::shape() const noexcept {
-  return table_shape(ids.rows, dim, optimizer_slots(optimizer));
+  return table_shape(ids.rows, dim, optimizer_slots(optimizer), optimizer_row_slots(optimizer));
 }
 
 std::uint64_t TableDescription::fingerprint() const noexcept {

@@ -15,7 +15,7 @@ namespace {
 constexpr std::uint32_t kPageMagic = 0x47504C50U;             // "PLPG"
 constexpr std::uint64_t kSuperMagic = 0x5250555353544C50ULL;  // "PLTSSUPR"
 constexpr std::int64_t kPageBytesMost = 64 << 10;
-constexpr std::uint32_t kSuperVersion = 1;
+constexpr std::uint32_t kSuperVersion = 2;
 
 // One copy of a superblock: less than a disk's smallest sector.
 struct SuperRecord {
@@ -81,9 +81,10 @@ SuperFile::Slot read_slot(std::span<const std::byte> bytes) {
 
 }  // namespace
 
-TableShape table_shape(std::int64_t rows, std::int64_t dim, std::int64_t slots) noexcept {
-  TableShape shape{.rows = rows, .dim = dim, .slots = slots};
-  shape.record_bytes = (kRowHeaderBytes + 4 * dim * (1 + slots) + 7) / 8 * 8;
+TableShape table_shape(std::int64_t rows, std::int64_t dim, std::int64_t slots,
+                       std::int64_t row_slots) noexcept {
+  TableShape shape{.rows = rows, .dim = dim, .slots = slots, .row_slots = row_slots};
+  shape.record_bytes = (kRowHeaderBytes + 4 * shape.floats() + 7) / 8 * 8;
   for (shape.page_bytes = kBlockUnit;; shape.page_bytes += kBlockUnit) {
     const std::int64_t body = shape.page_bytes - kPageHeaderBytes;
     shape.rows_per_page = body / shape.record_bytes;

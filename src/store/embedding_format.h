@@ -30,19 +30,22 @@ inline constexpr std::int64_t kRowHeaderBytes = 16;
 struct TableShape {
   std::int64_t rows{0};
   std::int64_t dim{0};
-  std::int64_t slots{0};
+  std::int64_t slots{0};         // Optimizer floats per weight,
+  std::int64_t row_slots{0};     // and per row.
   std::int64_t record_bytes{0};  // A multiple of 8.
   std::int64_t page_bytes{0};    // A multiple of kBlockUnit.
   std::int64_t rows_per_page{0};
   std::int64_t pages{0};
 
+  [[nodiscard]] std::int64_t state_floats() const noexcept { return dim * slots + row_slots; }
+  [[nodiscard]] std::int64_t floats() const noexcept { return dim + state_floats(); }
   [[nodiscard]] std::int64_t rows_in_page(std::int64_t page) const noexcept {
     const std::int64_t left = rows - page * rows_per_page;
     return left < rows_per_page ? left : rows_per_page;
   }
 };
-[[nodiscard]] TableShape table_shape(std::int64_t rows, std::int64_t dim,
-                                     std::int64_t slots) noexcept;
+[[nodiscard]] TableShape table_shape(std::int64_t rows, std::int64_t dim, std::int64_t slots,
+                                     std::int64_t row_slots = 0) noexcept;
 
 struct RowHeader {
   std::int64_t id;
@@ -82,7 +85,7 @@ struct Superblock {
   std::uint64_t fingerprint{0};
   std::int64_t pages{0};
   std::int64_t blocks_used{0};
-  std::uint32_t map_crc{0};  // Of the whole file map.N, N being this superblock's slot.
+  std::uint32_t map_crc{0};  // Of the checksums of each kBlockUnit bytes of this slot's map.N.
 };
 
 /// File `super`: two slots of 4 KiB, each holding its superblock twice (sectors 0 and 7), so that

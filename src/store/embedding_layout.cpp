@@ -20,8 +20,8 @@ namespace {
 constexpr std::int64_t kDefaultBytes = 64LL << 20;
 constexpr std::int64_t kFramesLeast = 32;
 constexpr std::int64_t kWriteBytes = 1LL << 20;  // Per batch, where the slab allows it.
-constexpr std::int64_t kReadBatchMost = 64;
-constexpr std::int64_t kSlack = 64 * 64;  // Alignment of some forty parts.
+constexpr std::int64_t kReadBatchMost = 256;
+constexpr std::int64_t kSlack = 80 * 64;  // Alignment of some sixty parts.
 
 std::int64_t divide_up(std::int64_t value, std::int64_t unit) {
   return (value + unit - 1) / unit;
@@ -81,7 +81,7 @@ std::int64_t total(const EmbeddingLayout& layout, std::int64_t frame_bytes, std:
 }  // namespace
 
 std::int64_t spare_blocks(const PageCache::Sizes& sizes) noexcept {
-  return 2 * sizes.write_batch;
+  return 3 * sizes.write_batch;
 }
 
 Result<EmbeddingLayout> plan_layout(const TableDescription& table,
@@ -114,6 +114,9 @@ Result<EmbeddingLayout> plan_layout(const TableDescription& table,
   const std::int64_t eighth = std::max<std::int64_t>(layout.sizes.frames / 8, 2);
   layout.sizes.read_batch = std::min(layout.sizes.read_batch, eighth);
   layout.sizes.write_batch = std::min(layout.sizes.write_batch, eighth);
+  if (options.dirty_bytes > 0) {
+    layout.sizes.dirty_most = std::max<std::int64_t>(options.dirty_bytes / shape.page_bytes, 2);
+  }
   SlabPlan& plan = layout.plan;
   plan.frame_bytes = frame * layout.sizes.frames;
   plan.total_bytes = total(layout, frame, layout.sizes.frames);

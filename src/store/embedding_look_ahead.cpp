@@ -12,7 +12,8 @@
 namespace plimsoll {
 namespace {
 
-constexpr std::size_t kIdsAtOnce = 64;
+constexpr std::size_t kIdsAtOnce = 256;
+constexpr std::size_t kTicksInQueue = 32;  // At most: as many as a page remembers.
 
 }  // namespace
 
@@ -21,7 +22,8 @@ LookAhead::LookAhead(PageCache& cache, const IdIndex& ids, std::int64_t rows_per
     : cache_(cache),
       ids_(ids),
       rows_per_page_(rows_per_page),
-      ring_(slab.take<std::int64_t>(queue_ids)) {
+      ring_(slab.take<std::int64_t>(queue_ids)),
+      ticks_(slab.take<std::uint32_t>(queue_ids)) {
   const BlockedSignals blocked;
   thread_ = std::jthread([this] { work(); });
 }
@@ -38,17 +40,24 @@ LookAhead::~LookAhead() {
 void LookAhead::hint(std::span<const std::int64_t> ids) noexcept {
   {
     const MutexLock lock(mutex_);
+    if (in_tick_ > ring_.size() / kTicksInQueue) {
+      ++tick_;
+      in_tick_ = 0;
+    }
     for (const std::int64_t id : ids) {
       if (count_ == ring_.size()) {
         break;
       }
-      ring_[(head_ + count_++) % ring_.size()] = id;
+      const std::size_t place = (head_ + count_++) % ring_.size();
+      ring_[place] = id;
+      ticks_[place] = tick_;
+      ++in_tick_;
     }
   }
   came_.notify_one();
 }
 
-std::size_t LookAhead::take(std::span<std::int64_t> ids) {
+std::size_t LookAhead::take(std::span<std::int64_t> ids, std::span<std::uint32_t> ticks) {
   const MutexLock lock(mutex_);
   while (count_ == 0 && !stopping_) {
     came_.wait(mutex_);
@@ -59,6 +68,7 @@ std::size_t LookAhead::take(std::span<std::int64_t> ids) {
   const std::size_t taken = std::min(ids.size(), count_);
   for (std::size_t i = 0; i < taken; ++i) {
     ids[i] = ring_[head_];
+    ticks[i] = ticks_[head_];
     head_ = (head_ + 1) % ring_.size();
   }
   count_ -= taken;
@@ -70,20 +80,20 @@ bool LookAhead::stopping() {
   return stopping_;
 }
 
-void LookAhead::serve(std::span<const std::int64_t> ids) {
+void LookAhead::serve(std::span<const std::int64_t> ids, std::span<const std::uint32_t> ticks) {
   std::array<std::int64_t, kIdsAtOnce> ordinals;
   if (!ids_.find(ids, std::span(ordinals).first(ids.size()))) {
     return;  // The owner will meet the error when it asks for these ids.
   }
-  std::array<std::uint32_t, kIdsAtOnce> pages;
+  std::array<PageCache::Hint, kIdsAtOnce> hints;
   std::size_t count = 0;
   for (std::size_t i = 0; i < ids.size(); ++i) {
     if (ordinals[i] >= 0) {
-      pages[count++] = static_cast<std::uint32_t>(ordinals[i] / rows_per_page_);
+      hints[count++] = {static_cast<std::uint32_t>(ordinals[i] / rows_per_page_), ticks[i]};
     }
   }
   for (std::size_t done = 0; done < count && !stopping();) {
-    done += cache_.load_hinted(std::span(pages).subspan(done, count - done));
+    done += cache_.load_hinted(std::span(hints).subspan(done, count - done));
     if (done < count) {
       cache_.wait_for_room();
     }
@@ -93,9 +103,10 @@ void LookAhead::serve(std::span<const std::int64_t> ids) {
 void LookAhead::work() noexcept {
   pthread_setname_np(pthread_self(), "pl-ahead");
   std::array<std::int64_t, kIdsAtOnce> ids;
-  while (const std::size_t count = take(ids)) {
+  std::array<std::uint32_t, kIdsAtOnce> ticks;
+  while (const std::size_t count = take(ids, ticks)) {
     try {
-      serve(std::span(ids).first(count));
+      serve(std::span(ids).first(count), std::span(ticks).first(count));
     } catch (const std::exception& problem) {
       // A broken invariant, or no memory for an error's text: the owner is told at its next call.
       cache_.poison(make_error(ErrorCode::kInternal, problem.what()));

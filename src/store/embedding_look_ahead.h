@@ -2,8 +2,9 @@
 //
 // LookAhead: a bounded queue of ids that will be asked for soon, and the thread that loads them.
 //
-// Ids are served in the order in which they were hinted. When half of the frames are hinted and
-// not used yet, the thread waits for the owner; when the queue is full, further hints are dropped.
+// Ids are served in the order in which they were hinted. A tick passes between two hints, unless
+// the first was a small part of a request. When half of the frames are hinted and not used yet, the
+// thread waits for the owner; when the queue is full, further hints are dropped.
 //
 // Threads: hint() from any thread; one thread of its own.
 // Memory:  memory_bytes(), from the slab, and one stack.
@@ -22,7 +23,9 @@ namespace plimsoll {
 
 class LookAhead {
  public:
-  static std::int64_t memory_bytes(std::int64_t queue_ids) noexcept { return queue_ids * 8 + 64; }
+  static std::int64_t memory_bytes(std::int64_t queue_ids) noexcept {
+    return queue_ids * 12 + 2 * 64;
+  }
 
   /// Requires: cache and ids outlive this.
   LookAhead(PageCache& cache, const IdIndex& ids, std::int64_t rows_per_page,
@@ -35,8 +38,9 @@ class LookAhead {
 
  private:
   void work() noexcept;
-  std::size_t take(std::span<std::int64_t> ids);  // Waits for hints; 0: stop.
-  void serve(std::span<const std::int64_t> ids);
+  // Waits for hints; 0: stop.
+  std::size_t take(std::span<std::int64_t> ids, std::span<std::uint32_t> ticks);
+  void serve(std::span<const std::int64_t> ids, std::span<const std::uint32_t> ticks);
   [[nodiscard]] bool stopping();
 
   PageCache& cache_;
@@ -45,6 +49,9 @@ class LookAhead {
   Mutex mutex_;
   CondVar came_;
   std::span<std::int64_t> ring_ PLIMSOLL_GUARDED_BY(mutex_);
+  std::span<std::uint32_t> ticks_ PLIMSOLL_GUARDED_BY(mutex_);  // Of the ids in ring_.
+  std::uint32_t tick_ PLIMSOLL_GUARDED_BY(mutex_){0};
+  std::size_t in_tick_ PLIMSOLL_GUARDED_BY(mutex_){0};  // Ids of the tick so far.
   std::size_t head_ PLIMSOLL_GUARDED_BY(mutex_){0};
   std::size_t count_ PLIMSOLL_GUARDED_BY(mutex_){0};
   bool stopping_ PLIMSOLL_GUARDED_BY(mutex_){false};

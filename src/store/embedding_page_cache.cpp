@@ -25,6 +25,10 @@ namespace {
 constexpr std::size_t kEntryAhead = 24;
 constexpr std::size_t kFrameAhead = 12;
 
+// Uses per frame after which use counts are halved.
+constexpr std::int64_t kAgeAfter = 10;
+constexpr std::int64_t kCandidates = 1024;  // Frames compared with each other at once.
+
 std::uint32_t ordinal_of(std::uint64_t key) {
   return static_cast<std::uint32_t>(key >> 32);
 }
@@ -45,16 +49,17 @@ std::int64_t lane_bytes(const TableShape& shape, const PageCache::Sizes& sizes) 
 }  // namespace
 
 std::int64_t PageCache::frame_bytes(const TableShape& shape) noexcept {
-  // The frame, its entry, its place in the free stack and in the dirty list.
+  // The frame, its entry, its place in the free stack and in the list of dirty ones.
   return shape.page_bytes + static_cast<std::int64_t>(sizeof(Frame)) + 4 + 4;
 }
 
 std::int64_t PageCache::buffer_bytes(const TableShape& shape, const Sizes& sizes) noexcept {
-  return 2 * lane_bytes(shape, sizes) + kBlockUnit + 4 * 64;
+  return 3 * lane_bytes(shape, sizes) + kBlockUnit + 4 * 64 +
+         round64(kCandidates * static_cast<std::int64_t>(sizeof(std::uint64_t)));
 }
 
 std::int64_t PageCache::index_bytes(const TableShape& shape) noexcept {
-  return round64(shape.pages * 4);
+  return round64(shape.pages * 4) + round64(shape.pages);
 }
 
 PageCache::PageCache(const Table& table, const Sizes& sizes, BlockMap& map, Slab& slab)
@@ -65,10 +70,13 @@ PageCache::PageCache(const Table& table, const Sizes& sizes, BlockMap& map, Slab
       hint_limit_(resident_ ? sizes.frames : sizes.frames / 2),
       map_(map),
       owner_(make_lane(sizes, slab, false)),
-      look_ahead_(make_lane(sizes, slab, true)) {
+      look_ahead_(make_lane(sizes, slab, true)),
+      write_back_(make_lane(sizes, slab, true)) {
   data_ = slab.take<std::byte>(sizes.frames * table.shape.page_bytes, kBlockUnit);
   frames_ = slab.take<Frame>(sizes.frames);
   frame_of_ = slab.take<std::uint32_t>(table.shape.pages);
+  heat_ = slab.take<std::uint8_t>(table.shape.pages);
+  candidates_ = slab.take<std::uint64_t>(kCandidates);
   free_ = slab.take<std::uint32_t>(sizes.frames);
   dirty_list_ = slab.take<std::uint32_t>(sizes.frames);
   std::fill(frames_.begin(), frames_.end(), Frame{});
@@ -111,13 +119,42 @@ Result<void> PageCache::begin_request(std::int64_t rows) {
   return {};
 }
 
-void PageCache::touch(Frame& frame) {
-  frame.flags |= kReferenced;
-  ++stats_.hits;
-  if ((frame.flags & (kFetched | kHinted)) != 0) {
-    stats_.prefetch_hits += (frame.flags & kFetched) != 0 ? 1 : 0;
+// Counts a request's use of a page, once. An apply() right after the gather() of the same page is
+// the same step: it was announced as one use, and says no more about the next.
+void PageCache::use(Frame& frame, bool to_write) {
+  const std::uint32_t since = request_ - frame.used_at;
+  frame.used_at = request_;
+  if (since == 0 || (to_write && since == 1)) {
+    return;
+  }
+  frame.heat = static_cast<std::uint8_t>(std::min(frame.heat + 1, 255));
+  if ((frame.flags & kHinted) != 0 && !frame.coming.pass()) {
     unhint(frame);
   }
+  if (++uses_ >= kAgeAfter * sizes_.frames && !resident_) {
+    age();
+  }
+}
+
+void PageCache::age() {
+  uses_ = 0;
+  for (std::uint8_t& heat : heat_) {
+    heat = static_cast<std::uint8_t>(heat >> 1);
+  }
+  for (Frame& frame : frames_) {
+    frame.heat = static_cast<std::uint8_t>(frame.heat >> 1);
+  }
+}
+
+void PageCache::add_hint(Frame& frame, std::uint32_t tick) {
+  frame.hinted_at = request_;
+  if ((frame.flags & kHinted) != 0) {
+    frame.coming.add(tick);
+    return;
+  }
+  frame.flags |= kHinted;
+  frame.coming = NextUse(tick);
+  ++hinted_;
 }
 
 void PageCache::unhint(Frame& frame) {
@@ -133,10 +170,10 @@ void PageCache::mark_dirty(std::uint32_t frame) {
     return;
   }
   f.flags |= kDirty;
-  ++dirty_;
+  stats_.dirty_bytes_max = std::max(stats_.dirty_bytes_max, ++dirty_ * table_.shape.page_bytes);
   if ((f.flags & kListed) == 0) {
     f.flags |= kListed;
-    dirty_list_[static_cast<std::size_t>(listed_++)] = frame;
+    list_dirty(frame);
   }
 }
 
@@ -152,6 +189,9 @@ Result<std::int64_t> PageCache::pin(std::span<const std::uint64_t> keys, bool to
   const auto record_bytes = static_cast<std::size_t>(table_.shape.record_bytes);
   const auto page_bytes = static_cast<std::size_t>(table_.shape.page_bytes);
   const MutexLock lock(mutex_);
+  if (to_write) {
+    await_dirty_room(static_cast<std::int64_t>(keys.size()));
+  }
   if (++pin_last_ == 0) {  // The numbers have run out: nothing is pinned, so begin again.
     for (Frame& frame : frames_) {
       frame.pin = 0;
@@ -195,7 +235,9 @@ Result<std::int64_t> PageCache::pin(std::span<const std::uint64_t> keys, bool to
       ++pages;
     }
     if (frame.state == State::kReady) {
-      touch(frame);
+      ++stats_.hits;
+      stats_.prefetch_hits += (frame.flags & kFetched) != 0 ? 1 : 0;
+      use(frame, to_write);
       if (to_write) {
         await_copy(index);
         mark_dirty(index);
@@ -236,7 +278,7 @@ Result<void> PageCache::settle(std::span<const std::uint64_t> keys, bool to_writ
     }
     Frame& frame = frames_[index];
     frame.pin = pin_;
-    unhint(frame);
+    use(frame, to_write);
     if (to_write) {
       await_copy(index);
       mark_dirty(index);
@@ -252,6 +294,9 @@ void PageCache::unpin() noexcept {
   pin_ = 0;
   if (look_ahead_waits_) {
     room_.notify_one();
+  }
+  if (dirty_ > dirty_most() / 2) {
+    dirtied_.notify_one();
   }
 }
 
@@ -289,6 +334,7 @@ void PageCache::poison(const Error& error) {
   if (!poison_) {
     poison_ = error;
   }
+  changed_.notify_all();
 }
 
 Result<void> PageCache::poisoned() const {
@@ -352,10 +398,10 @@ Result<std::uint32_t> PageCache::start_load(Lane& lane, std::uint32_t page) {
   frame.state = State::kReading;
   frame.pin = lane.background ? 0 : pin_;
   frame.flags &= kListed;
+  frame.used_at = request_ - 2;  // Not yet used, and not just before.
+  frame.heat = heat_[page];
   if (lane.background) {
-    frame.flags |= kBackground | kFetched | kHinted;
-    frame.hinted_at = request_;
-    ++hinted_;
+    frame.flags |= kBackground | kFetched;
   }
   frame_of_[page] = index;
   lane.pages[static_cast<std::size_t>(lane.read_count)] = page;
@@ -455,30 +501,31 @@ Result<void> PageCache::init_page(std::uint32_t page, std::span<std::byte> bytes
 
 // ---- The look-ahead ---------------------------------------------------------------------------
 
-std::size_t PageCache::load_hinted(std::span<const std::uint32_t> pages) {
+std::size_t PageCache::load_hinted(std::span<const Hint> hints) {
   const MutexLock lock(mutex_);
   if (poison_ || stopping_) {
-    return pages.size();
+    return hints.size();
   }
   look_ahead_busy_ = true;
   std::size_t done = 0;
-  for (; done < pages.size(); ++done) {
-    const std::uint32_t index = frame_of_[pages[done]];
-    if (index != kNone) {
-      Frame& frame = frames_[index];
-      if (hinted_ < hint_limit_ && (frame.flags & kHinted) == 0) {
-        frame.flags |= kHinted;
-        ++hinted_;
+  for (; done < hints.size(); ++done) {
+    const auto [page, tick] = hints[done];
+    if (const std::uint32_t index = frame_of_[page]; index != kNone) {
+      if (hinted_ < hint_limit_ || (frames_[index].flags & kHinted) != 0) {
+        add_hint(frames_[index], tick);
       }
-      frame.hinted_at = request_;
       continue;
     }
     if (hinted_ >= hint_limit_) {
       break;
     }
-    if (!start_load(look_ahead_, pages[done])) {
-      done = pages.size();  // A write failed: the cache is poisoned, and its owner will be told.
+    const auto started = start_load(look_ahead_, page);
+    if (!started) {
+      done = hints.size();  // A write failed: the cache is poisoned, and its owner will be told.
       break;
+    }
+    if (*started != kNone) {
+      add_hint(frames_[*started], tick);
     }
   }
   // A page that cannot be read is left to the owner, who will meet the error when it needs it.
@@ -511,6 +558,7 @@ void PageCache::stop() {
   const MutexLock lock(mutex_);
   stopping_ = true;
   room_.notify_all();
+  dirtied_.notify_all();
 }
 
 }  // namespace plimsoll

@@ -2,11 +2,15 @@
 //
 // PageCache: the pages of an embedding table that are in RAM, and how they come and go.
 //
-// A page lives in a frame of the slab or on disk. Eviction is CLOCK, several frames at a time;
-// dirty victims are sealed into a buffer and written to free blocks in long runs, and stay
-// readable until that is done. Two lanes work here, each with buffers of its own: the owner
-// (gather, apply, commit) and the look-ahead thread. Pages that were hinted are protected until
-// they are used, up to half of the frames.
+// A page lives in a frame of the slab or on disk. Several frames are freed at a time: of some that
+// a hand passes, those that nobody has announced a use of, that the step at hand does not use and
+// that were used least often (use counts age, and outlive a page's stay), clean before dirty, and
+// among equals the ones unused for longest; only when there are none, those whose announced use is
+// furthest away. Dirty victims are sealed into a buffer and written to free blocks in long runs,
+// and stay readable until that is done. Three lanes work here, each with buffers of its own: the
+// owner (gather, apply, commit), the look-ahead thread, and the write-back thread, which keeps the
+// dirty pages few enough for a commit to be short. Hinted pages are protected until used, up to
+// half of the frames.
 //
 //   a frame is   empty → reading → ready → (written, if dirty) → empty
 //   and, ready,  pinned by the owner, or hinted, or being written, or free to be evicted
@@ -15,7 +19,8 @@
 //                (pins, loads), embedding_page_writes.cpp (eviction, writes).
 //
 // Threads: pin() … snapshot() for the owner; load_hinted() and wait_for_room() for the look-ahead
-//          thread; one mutex, never held across the disk or the arithmetic on rows.
+//          thread; write_back() for the write-back thread; one mutex, never held across the disk or
+//          the arithmetic on rows.
 // Memory:  memory_bytes(), from the slab.
 #pragma once
 
@@ -32,6 +37,7 @@
 #include "plimsoll/embedding_store.h"
 #include "store/embedding_block_map.h"
 #include "store/embedding_format.h"
+#include "store/embedding_next_use.h"
 #include "store/id_index.h"
 
 namespace plimsoll {
@@ -42,6 +48,14 @@ class PageCache {
     std::int64_t frames{0};
     std::int64_t write_batch{0};  ///< Pages per batch of writes; at least 2.
     std::int64_t read_batch{0};   ///< Pages per batch of reads; at least 1.
+    /// Dirty pages beyond which the owner waits: 0: what the disk was seen to write in 50 ms, or no
+    /// bound at all when every page has a frame.
+    std::int64_t dirty_most{0};
+  };
+  /// A page that will be asked for. Ticks number the requests to come, from the oldest hint on.
+  struct Hint {
+    std::uint32_t page;
+    std::uint32_t tick;
   };
   /// What never changes while the table is open. Pointers outlive the cache.
   struct Table {
@@ -55,7 +69,7 @@ class PageCache {
 
   static std::int64_t frame_bytes(const TableShape& shape) noexcept;  ///< With its metadata.
   static std::int64_t buffer_bytes(const TableShape& shape, const Sizes& sizes) noexcept;
-  static std::int64_t index_bytes(const TableShape& shape) noexcept;  ///< Page → frame.
+  static std::int64_t index_bytes(const TableShape& shape) noexcept;  ///< Page → frame, heat.
 
   PageCache(const Table& table, const Sizes& sizes, BlockMap& map, Slab& slab);
 
@@ -102,20 +116,26 @@ class PageCache {
 
   /// Loads pages that will be asked for soon. Returns how many of them were dealt with; fewer than
   /// all when half of the frames are hinted already.
-  std::size_t load_hinted(std::span<const std::uint32_t> pages);
+  std::size_t load_hinted(std::span<const Hint> hints);
   /// Waits until there is room for more hints; hints nobody used for long are given up.
   void wait_for_room();
-  /// Makes wait_for_room() return at once, from now on.
+  /// Makes wait_for_room() and write_back() return at once, from now on.
   void stop();
+
+  // ---- The write-back thread ----
+
+  /// Waits until more than half of the dirty pages allowed are dirty, and writes the ones that have
+  /// been for longest. False: stopped, or a write failed (the cache is poisoned).
+  bool write_back();
 
  private:
   static constexpr std::uint32_t kNone = 0xFFFFFFFFU;
   static constexpr std::uint32_t kStaleRequests = 64;
+  static constexpr double kWriteRateFirst = 1e9;
 
   enum class State : std::uint8_t { kEmpty, kReading, kReady };
   enum Flag : std::uint8_t {
     kDirty = 1,        // Changed since it was last copied for writing.
-    kReferenced = 2,   // Used since the hand last passed.
     kHinted = 4,       // Protected until used.
     kFetched = 8,      // Brought by the look-ahead.
     kWriting = 16,     // Chosen for writing; stays until that is done.
@@ -127,10 +147,13 @@ class PageCache {
     std::uint32_t page{kNone};
     std::uint32_t pin{0};        // Equal to pin_: pinned.
     std::uint32_t hinted_at{0};  // Request number.
+    std::uint32_t used_at{0};    // Request number.
+    NextUse coming{};            // Meant only with kHinted.
     State state{State::kEmpty};
     std::uint8_t flags{0};
+    std::uint8_t heat{0};  // How often used, ageing.
   };
-  static_assert(sizeof(Frame) == 16);
+  static_assert(sizeof(Frame) == 28);
 
   // What one thread needs to move pages.
   struct Lane {
@@ -174,7 +197,9 @@ class PageCache {
   Result<void> check_page(std::uint32_t page, BlockEntry entry,
                           std::span<const std::byte> bytes) const;
   Result<void> init_page(std::uint32_t page, std::span<std::byte> bytes) const;
-  void touch(Frame& frame) PLIMSOLL_REQUIRES(mutex_);
+  void use(Frame& frame, bool to_write) PLIMSOLL_REQUIRES(mutex_);
+  void age() PLIMSOLL_REQUIRES(mutex_);
+  void add_hint(Frame& frame, std::uint32_t tick) PLIMSOLL_REQUIRES(mutex_);
   void unhint(Frame& frame) PLIMSOLL_REQUIRES(mutex_);
   void mark_dirty(std::uint32_t frame) PLIMSOLL_REQUIRES(mutex_);
   void await_copy(std::uint32_t frame) PLIMSOLL_REQUIRES(mutex_);
@@ -182,6 +207,13 @@ class PageCache {
   // Eviction and writes.
   Result<void> refill(Lane& lane) PLIMSOLL_REQUIRES(mutex_);
   std::int64_t sweep(Lane& lane) PLIMSOLL_REQUIRES(mutex_);
+  std::size_t find_candidates(bool hinted) PLIMSOLL_REQUIRES(mutex_);
+  [[nodiscard]] std::uint64_t worth(const Frame& frame) const PLIMSOLL_REQUIRES(mutex_);
+  Result<void> write_listed() PLIMSOLL_REQUIRES(mutex_);
+  std::int64_t choose_dirty(Lane& lane) PLIMSOLL_REQUIRES(mutex_);
+  void list_dirty(std::uint32_t frame) PLIMSOLL_REQUIRES(mutex_);
+  [[nodiscard]] std::int64_t dirty_most() const PLIMSOLL_REQUIRES(mutex_);
+  void await_dirty_room(std::int64_t rows) PLIMSOLL_REQUIRES(mutex_);
   [[nodiscard]] bool pinned(const Frame& frame) const PLIMSOLL_REQUIRES(mutex_);
   void evict(std::uint32_t frame) PLIMSOLL_REQUIRES(mutex_);
   void drop(std::uint32_t frame) PLIMSOLL_REQUIRES(mutex_);
@@ -202,11 +234,15 @@ class PageCache {
   mutable Mutex mutex_;  // Guards everything below but the lanes' buffers.
   CondVar changed_;      // A load or write ended.
   CondVar room_;         // The look-ahead may go on.
+  CondVar dirtied_;      // The write-back may have work.
   BlockMap& map_ PLIMSOLL_GUARDED_BY(mutex_);
   std::span<Frame> frames_ PLIMSOLL_GUARDED_BY(mutex_){};
   std::span<std::uint32_t> frame_of_ PLIMSOLL_GUARDED_BY(mutex_){};    // By page, or kNone.
   std::span<std::uint32_t> free_ PLIMSOLL_GUARDED_BY(mutex_){};        // A stack of empty frames.
-  std::span<std::uint32_t> dirty_list_ PLIMSOLL_GUARDED_BY(mutex_){};  // Frames flagged kListed.
+  std::span<std::uint8_t> heat_ PLIMSOLL_GUARDED_BY(mutex_){};         // By page not in a frame.
+  std::span<std::uint32_t> dirty_list_ PLIMSOLL_GUARDED_BY(mutex_){};  // Frames flagged kListed,
+  std::int64_t list_head_ PLIMSOLL_GUARDED_BY(mutex_){0};              //   from here to listed_.
+  std::span<std::uint64_t> candidates_ PLIMSOLL_GUARDED_BY(mutex_){};  // worth() << 32 | frame.
   std::int64_t free_count_ PLIMSOLL_GUARDED_BY(mutex_){0};
   std::int64_t listed_ PLIMSOLL_GUARDED_BY(mutex_){0};
   std::int64_t dirty_ PLIMSOLL_GUARDED_BY(mutex_){0};
@@ -216,6 +252,9 @@ class PageCache {
   std::uint32_t pin_ PLIMSOLL_GUARDED_BY(mutex_){0};  // The pin in force, or 0.
   std::uint32_t pin_last_ PLIMSOLL_GUARDED_BY(mutex_){0};
   std::uint32_t request_ PLIMSOLL_GUARDED_BY(mutex_){0};
+  std::int64_t uses_ PLIMSOLL_GUARDED_BY(mutex_){0};                // Since heat last aged.
+  double write_rate_ PLIMSOLL_GUARDED_BY(mutex_){kWriteRateFirst};  // Bytes a second.
+  bool committing_ PLIMSOLL_GUARDED_BY(mutex_){false};              // The owner writes all itself.
   bool look_ahead_busy_ PLIMSOLL_GUARDED_BY(mutex_){false};
   bool look_ahead_waits_ PLIMSOLL_GUARDED_BY(mutex_){false};
   bool stopping_ PLIMSOLL_GUARDED_BY(mutex_){false};
@@ -223,6 +262,7 @@ class PageCache {
   StoreStats stats_ PLIMSOLL_GUARDED_BY(mutex_){};
   Lane owner_;       // Used by the owner alone.
   Lane look_ahead_;  // Used by the look-ahead thread alone.
+  Lane write_back_;  // Used by the write-back thread alone.
 };
 
 }  // namespace plimsoll

@@ -4,6 +4,7 @@
 //
 // Threads: see embedding_page_cache.h.   Memory: see embedding_page_cache.h.
 #include <algorithm>
+#include <chrono>
 #include <utility>
 
 #include "base/check.h"
@@ -15,6 +16,10 @@ namespace {
 // Long enough that a disk need not seek, short enough that several are under way at once.
 constexpr std::int64_t kWriteBytesMost = 256 << 10;
 constexpr std::int64_t kRefillMost = 64;
+
+constexpr double kCommitSeconds = 0.05;  // What a commit may take to write what is dirty.
+constexpr double kRateWeight = 1.0 / 16;
+constexpr std::int64_t kDirtyBytesLeast = 8 << 20;
 
 }  // namespace
 
@@ -33,6 +38,7 @@ void PageCache::drop(std::uint32_t index) {
   PLIMSOLL_DCHECK((frame.flags & (kDirty | kWriting)) == 0, "nothing may be lost");
   unhint(frame);
   frame_of_[frame.page] = kNone;
+  heat_[frame.page] = frame.heat;
   frame.page = kNone;
   frame.pin = 0;
   frame.state = State::kEmpty;
@@ -40,31 +46,56 @@ void PageCache::drop(std::uint32_t index) {
   free_[static_cast<std::size_t>(free_count_++)] = index;
 }
 
-// Moves the hand until enough frames are free or chosen for cleaning; returns how many are chosen.
-// Two rounds clear and then respect the reference bits; in a third the owner takes hinted pages.
-std::int64_t PageCache::sweep(Lane& lane) {
-  const std::int64_t wanted = std::clamp<std::int64_t>(sizes_.frames / 32, 1, kRefillMost);
-  const std::int64_t patience = (lane.background ? 2 : 4) * sizes_.frames;
-  std::int64_t chosen = 0;
-  for (std::int64_t step = 0; step < patience && free_count_ + chosen < wanted; ++step) {
+// What keeping a page is worth, in 31 bits. Nobody has announced a use of it: whether the last two
+// requests used it (apply() wants what gather() just had), then how often it was used, then dirty
+// (its eviction costs a write), then how lately. Else: how soon it will be used.
+std::uint64_t PageCache::worth(const Frame& frame) const {
+  if ((frame.flags & kHinted) != 0) {
+    return (~frame.coming.first()) >> 1;
+  }
+  const std::uint64_t age = std::min<std::uint32_t>(request_ - frame.used_at, 0xFFFF);
+  const std::uint64_t in_step = age <= 1 ? 1 : 0;
+  const std::uint64_t dirty = (frame.flags & kDirty) != 0 ? 1 : 0;
+  return in_step << 25 | static_cast<std::uint64_t>(frame.heat) << 17 | dirty << 16 |
+         (0xFFFF - age);
+}
+
+// Fills candidates_ with frames that may be evicted, from the hand on; returns how many there are.
+std::size_t PageCache::find_candidates(bool hinted) {
+  std::size_t count = 0;
+  for (std::int64_t step = 0; step < sizes_.frames && count < candidates_.size(); ++step) {
     const std::uint32_t index = hand_;
     hand_ = hand_ + 1 == frames_.size() ? 0 : hand_ + 1;
+    const Frame& frame = frames_[index];
+    if (frame.state == State::kReady && !pinned(frame) && (frame.flags & kWriting) == 0 &&
+        ((frame.flags & kHinted) != 0) == hinted) {
+      candidates_[count++] = worth(frame) << 32 | index;
+    }
+  }
+  return count;
+}
+
+// Frees frames, and chooses some that must be cleaned first; returns how many are chosen. Only the
+// owner takes hinted pages, when there are no others.
+std::int64_t PageCache::sweep(Lane& lane) {
+  std::size_t found = find_candidates(false);
+  if (found == 0 && !lane.background) {
+    found = find_candidates(true);
+  }
+  const auto candidates = candidates_.first(found);
+  const auto wanted = std::min(found, static_cast<std::size_t>(std::clamp<std::int64_t>(
+                                          sizes_.frames / 32, 1, kRefillMost)));
+  std::nth_element(candidates.begin(), candidates.begin() + static_cast<std::ptrdiff_t>(wanted),
+                   candidates.end());
+  std::int64_t chosen = 0;
+  for (const std::uint64_t candidate : candidates.first(wanted)) {
+    const auto index = static_cast<std::uint32_t>(candidate);
     Frame& frame = frames_[index];
-    if (frame.state != State::kReady || pinned(frame) || (frame.flags & kWriting) != 0) {
-      continue;
-    }
-    if ((frame.flags & kHinted) != 0) {
-      if (step < 2 * sizes_.frames || free_count_ + chosen > 0) {
-        continue;
-      }
-      unhint(frame);
-    }
-    if ((frame.flags & kReferenced) != 0) {
-      frame.flags &= static_cast<std::uint8_t>(~kReferenced);
-    } else if ((frame.flags & kDirty) == 0) {
+    if ((frame.flags & kDirty) == 0) {
       ++stats_.evictions_clean;
       evict(index);
     } else if (chosen < static_cast<std::int64_t>(lane.cleaning.size())) {
+      unhint(frame);
       frame.flags |= kWriting;
       lane.cleaning[static_cast<std::size_t>(chosen++)] = index;
     }
@@ -72,7 +103,7 @@ std::int64_t PageCache::sweep(Lane& lane) {
   return chosen;
 }
 
-// Makes frames free. For the owner at least one, waiting for the look-ahead if it must; for the
+// Makes frames free. For the owner at least one, waiting for the other lanes if it must; for the
 // look-ahead none is an answer.
 Result<void> PageCache::refill(Lane& lane) {
   const Stall stall(stats_.stall_ns, !lane.background);
@@ -94,7 +125,7 @@ Result<void> PageCache::refill(Lane& lane) {
       if (lane.background) {
         return {};
       }
-      PLIMSOLL_CHECK(look_ahead_busy_, "a frame that is neither pinned nor in use");
+      PLIMSOLL_CHECK(look_ahead_busy_ || writers_ > 0, "a frame that is not in use");
       changed_.wait(mutex_);
     }
   }
@@ -112,8 +143,14 @@ Result<void> PageCache::write_frames(Lane& lane, std::int64_t count) {
   }
   begin_write(lane, count);
   mutex_.unlock();
+  const auto began = std::chrono::steady_clock::now();
   auto result = copy_and_write(lane, count);
+  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - began;
   mutex_.lock();
+  if (count >= sizes_.write_batch / 2 && took.count() > 0) {
+    const auto bytes = static_cast<double>(count * table_.shape.page_bytes);
+    write_rate_ += (bytes / took.count() - write_rate_) * kRateWeight;
+  }
   end_write(lane, count, result);
   return result;
 }
@@ -202,10 +239,92 @@ void PageCache::end_write(Lane& lane, std::int64_t count, const Result<void>& re
   room_.notify_all();
 }
 
+// ---- Dirty pages ------------------------------------------------------------------------------
+
+std::int64_t PageCache::dirty_most() const {
+  if (sizes_.dirty_most > 0) {
+    return sizes_.dirty_most;
+  }
+  if (resident_) {
+    return sizes_.frames;
+  }
+  const auto bytes = static_cast<std::int64_t>(write_rate_ * kCommitSeconds);
+  return std::min(std::max(bytes, kDirtyBytesLeast) / table_.shape.page_bytes, sizes_.frames / 2);
+}
+
+// Waits until a request of `rows` rows may make its pages dirty.
+void PageCache::await_dirty_room(std::int64_t rows) {
+  const auto full = [&] {
+    const std::int64_t most = dirty_most();
+    return most < sizes_.frames && dirty_ > most - std::min(rows, most / 2);
+  };
+  if (!full()) {
+    return;
+  }
+  const Stall stall(stats_.stall_ns);
+  while (full() && !poison_ && !stopping_) {
+    dirtied_.notify_one();
+    changed_.wait(mutex_);
+  }
+}
+
+// Appends to the list, moving it to the front when it has come to the end. A frame is in it at
+// most once, so there is room.
+void PageCache::list_dirty(std::uint32_t frame) {
+  if (listed_ == static_cast<std::int64_t>(dirty_list_.size())) {
+    std::copy(dirty_list_.begin() + list_head_, dirty_list_.end(), dirty_list_.begin());
+    listed_ -= std::exchange(list_head_, 0);
+  }
+  dirty_list_[static_cast<std::size_t>(listed_++)] = frame;
+}
+
+// The frames that have been dirty for longest, but for those in use.
+std::int64_t PageCache::choose_dirty(Lane& lane) {
+  std::int64_t chosen = 0;
+  const auto most = static_cast<std::int64_t>(lane.cleaning.size());
+  for (std::int64_t left = listed_ - list_head_; left > 0 && chosen < most; --left) {
+    const std::uint32_t index = dirty_list_[static_cast<std::size_t>(list_head_++)];
+    Frame& frame = frames_[index];
+    if ((frame.flags & kDirty) != 0 && (pinned(frame) || (frame.flags & kWriting) != 0)) {
+      list_dirty(index);
+      continue;
+    }
+    frame.flags &= static_cast<std::uint8_t>(~kListed);
+    if ((frame.flags & kDirty) != 0) {
+      frame.flags |= kWriting;
+      lane.cleaning[static_cast<std::size_t>(chosen++)] = index;
+    }
+  }
+  return chosen;
+}
+
+bool PageCache::write_back() {
+  const MutexLock lock(mutex_);
+  for (;;) {
+    if (stopping_ || poison_) {
+      return false;
+    }
+    if (!committing_ && dirty_ > dirty_most() / 2) {
+      if (const std::int64_t chosen = choose_dirty(write_back_); chosen > 0) {
+        return write_frames(write_back_, chosen).has_value();
+      }
+    }
+    dirtied_.wait(mutex_);
+  }
+}
+
 Result<void> PageCache::write_dirty() {
   const MutexLock lock(mutex_);
   const Stall stall(stats_.stall_ns);
-  const auto listed = dirty_list_.first(static_cast<std::size_t>(listed_));
+  committing_ = true;
+  auto done = write_listed();
+  committing_ = false;
+  return done;
+}
+
+Result<void> PageCache::write_listed() {
+  const auto listed = dirty_list_.subspan(static_cast<std::size_t>(list_head_),
+                                          static_cast<std::size_t>(listed_ - list_head_));
   sort_by_page(listed);
   std::int64_t chosen = 0;
   for (const std::uint32_t index : listed) {
@@ -236,6 +355,7 @@ Result<void> PageCache::write_dirty() {
     frames_[index].flags &= static_cast<std::uint8_t>(~kListed);
   }
   listed_ = 0;
+  list_head_ = 0;
   return {};
 }
 

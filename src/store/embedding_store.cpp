@@ -164,7 +164,7 @@ Result<void> EmbeddingStore::Impl::update(std::span<const std::int64_t> ids,
         std::memcpy(record + kRowHeaderBytes, rows.data() + position_of(keys[i]) * shape_.dim,
                     static_cast<std::size_t>(shape_.dim) * 4);
         std::memset(record + kRowHeaderBytes + shape_.dim * 4, 0,
-                    static_cast<std::size_t>(shape_.dim * shape_.slots) * 4);
+                    static_cast<std::size_t>(shape_.state_floats()) * 4);
       }
       changed = true;
       cache_->unpin();
@@ -364,6 +364,9 @@ std::int64_t EmbeddingStore::dim() const noexcept {
 }
 std::int64_t EmbeddingStore::slots() const noexcept {
   return impl_->shape().slots;
+}
+std::int64_t EmbeddingStore::state_floats() const noexcept {
+  return impl_->shape().state_floats();
 }
 std::int64_t EmbeddingStore::last_commit() const noexcept {
   return impl_->last_commit();

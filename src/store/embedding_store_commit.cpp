@@ -2,19 +2,19 @@
 //
 // commit and scan.
 //
-// A commit writes, with an fdatasync after each: the dirty pages to free blocks, the page table to
-// the map file of the older superblock's slot, that superblock. Until the last of these is on disk
-// the other superblock and all that it refers to are untouched.
+// A commit writes, with an fdatasync after each: the dirty pages to free blocks, what has changed
+// of the page table to the map file of the older superblock's slot, that superblock. Until the last
+// of these is on disk the other superblock and all that it refers to are untouched.
 //
 // Threads: see embedding_store.h.   Memory: the page cache's scratch.
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <utility>
 
 #include <fmt/format.h>
 
 #include "base/check.h"
-#include "base/crc32c.h"
 #include "os/crash_point.h"
 #include "store/embedding_store_impl.h"
 
@@ -51,8 +51,7 @@ Result<void> EmbeddingStore::Impl::make_durable(std::int64_t step) {
   }
   File& map_file = map_files_[static_cast<std::size_t>(slot)];
   // Nothing is dirty and nothing is being written: the page table cannot change under us.
-  const std::span<std::byte> map = map_->bytes();
-  PLIMSOLL_TRY_VOID(map_file.write_at(0, map));
+  PLIMSOLL_TRY_VOID(write_map(slot));
   crash_point("store.commit.map");
   PLIMSOLL_TRY_VOID(map_file.sync());
 
@@ -61,13 +60,39 @@ Result<void> EmbeddingStore::Impl::make_durable(std::int64_t step) {
                                         .fingerprint = table_.fingerprint(),
                                         .pages = shape_.pages,
                                         .blocks_used = map_->used_blocks(),
-                                        .map_crc = crc32c(map)}));
+                                        .map_crc = map_->root(slot)}));
   crash_point("store.commit.superblock.after");
   cache_->committed(slot);
   slot_ = slot;
   last_commit_ = step;
   cache_->count_commit(syncs);
   return {};
+}
+
+// Writes what has changed since map.`slot` was written last, two commits ago.
+Result<void> EmbeddingStore::Impl::write_map(int slot) {
+  constexpr std::int64_t kUnitsAtOnce = 64;  // 256 KiB: several are under way at once.
+  const std::span<std::byte> map = map_->bytes();
+  std::array<IoRequest, 32> requests;
+  std::size_t count = 0;
+  for (std::int64_t from = 0;;) {
+    const BlockMap::Units units = map_->stale_units(slot, from);
+    const std::int64_t some = std::min(units.count, kUnitsAtOnce);
+    if (count == requests.size() || some == 0) {
+      PLIMSOLL_TRY_VOID(pool_->run(std::span(requests).first(count)));
+      count = 0;
+    }
+    if (some == 0) {
+      return {};
+    }
+    const std::int64_t offset = units.first * kBlockUnit;
+    requests[count++] = {.file = &map_files_[static_cast<std::size_t>(slot)],
+                         .offset = offset,
+                         .bytes = map.subspan(static_cast<std::size_t>(offset),
+                                              static_cast<std::size_t>(some * kBlockUnit)),
+                         .write = true};
+    from = units.first + some;
+  }
 }
 
 Result<void> EmbeddingStore::Impl::scan(
@@ -81,7 +106,7 @@ Result<void> EmbeddingStore::Impl::scan(
   const auto pages_at_once = static_cast<std::int64_t>(scratch.size() / page_bytes / 2);
   const std::span<std::byte> out =
       scratch.subspan(static_cast<std::size_t>(pages_at_once) * page_bytes);
-  const std::int64_t floats = shape_.dim * (1 + shape_.slots);
+  const std::int64_t floats = shape_.floats();
   for (std::int64_t first = 0; first < shape_.pages; first += pages_at_once) {
     const std::int64_t pages = std::min(pages_at_once, shape_.pages - first);
     const auto in = scratch.first(static_cast<std::size_t>(pages) * page_bytes);

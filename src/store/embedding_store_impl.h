@@ -23,6 +23,7 @@
 #include "store/embedding_layout.h"
 #include "store/embedding_look_ahead.h"
 #include "store/embedding_page_cache.h"
+#include "store/embedding_write_back.h"
 #include "store/id_index.h"
 #include "store/row_crew.h"
 #include "store/row_optimizer.h"
@@ -97,6 +98,7 @@ class EmbeddingStore::Impl {
 
   // Commit (embedding_store_commit.cpp).
   Result<void> make_durable(std::int64_t step);
+  Result<void> write_map(int slot);
 
   const std::filesystem::path directory_;
   const TableDescription table_;
@@ -128,6 +130,7 @@ class EmbeddingStore::Impl {
   std::span<float> sums_;          // dim per member of the crew: summed gradients.
   std::span<AdamCorrection> corrections_;
 
+  std::unique_ptr<WriteBack> write_back_;  // Its thread uses the cache.
   std::unique_ptr<LookAhead> look_ahead_;  // Last: its thread uses all of the above.
 };
 

@@ -12,9 +12,9 @@
 #include <fmt/format.h>
 
 #include "base/check.h"
-#include "base/crc32c.h"
 #include "os/file.h"
 #include "plimsoll/embedding_store.h"
+#include "store/embedding_block_map.h"
 #include "store/embedding_description.h"
 #include "store/embedding_format.h"
 
@@ -52,7 +52,7 @@ Result<void> check_map(const std::filesystem::path& directory, const Commit& com
     const auto piece = buffer.first(
         static_cast<std::size_t>(std::min(total - done, static_cast<std::int64_t>(buffer.size()))));
     PLIMSOLL_TRY_VOID(file.read_at(done, piece));
-    crc = crc32c(piece, crc);
+    crc = chain_root(crc, piece);
     done += static_cast<std::int64_t>(piece.size());
   }
   if (crc != commit.superblock.map_crc) {

@@ -7,6 +7,7 @@
 //
 // Threads: see embedding_store.h.   Memory: one slab, taken here and divided once.
 #include <algorithm>
+#include <cstring>
 #include <string>
 #include <system_error>
 #include <utility>
@@ -14,7 +15,6 @@
 #include <fmt/format.h>
 
 #include "base/check.h"
-#include "base/crc32c.h"
 #include "store/embedding_store_impl.h"
 #include "store/id_source.h"
 
@@ -47,6 +47,9 @@ Result<void> check_numbers(const EmbeddingStoreOptions& options) {
   }
   if (options.io_threads < 0 || options.io_threads > 256) {
     return refuse("io_threads", options.io_threads);
+  }
+  if (options.dirty_bytes < 0) {
+    return refuse("dirty_bytes", options.dirty_bytes);
   }
   if (options.store_bytes < 0) {
     return refuse("store_bytes", options.store_bytes);
@@ -250,6 +253,7 @@ Result<void> EmbeddingStore::Impl::open_files(const EmbeddingStoreOptions& optio
   PLIMSOLL_TRY(super_, SuperFile::open(directory_ / table_files::kSuper, true));
   RowOptimizerOptions optimizer = options.optimizer;
   optimizer_ = RowOptimizerStep(optimizer, corrections_, shape_.dim);
+  write_back_ = std::make_unique<WriteBack>(*cache_);
   look_ahead_ =
       std::make_unique<LookAhead>(*cache_, ids_, shape_.rows_per_page, layout_.queue_ids, slab_);
   return {};
@@ -315,7 +319,7 @@ Result<void> EmbeddingStore::Impl::read_map(int slot) {
   };
   const auto bytes = map_->bytes();
   PLIMSOLL_TRY_VOID(map_files_[at].read_at(0, bytes));
-  if (crc32c(bytes) != super_.slots()[at].superblock.map_crc) {
+  if (chain_root(0, bytes) != super_.slots()[at].superblock.map_crc) {
     return corrupt("fails its checksum");
   }
   if (auto adopted = map_->adopt(slot); !adopted) {
@@ -328,13 +332,21 @@ Result<void> EmbeddingStore::Impl::read_map(int slot) {
 Result<void> EmbeddingStore::Impl::keep_other_commit(int slot) {
   const auto at = static_cast<std::size_t>(slot);
   const std::int64_t total = map_bytes(shape_.pages);
-  const auto scratch = cache_->scratch();
+  constexpr auto kUnit = static_cast<std::size_t>(kBlockUnit);
+  const auto scratch = cache_->scratch();  // Whole pages, and pages are whole units.
+  map_->mark_same(slot);
   std::uint32_t crc = 0;
   for (std::int64_t done = 0; done < total;) {
     const auto size = std::min(total - done, static_cast<std::int64_t>(scratch.size()));
     const auto piece = scratch.first(static_cast<std::size_t>(size));
     PLIMSOLL_TRY_VOID(map_files_[at].read_at(done, piece));
-    crc = crc32c(piece, crc);
+    crc = chain_root(crc, piece);
+    for (std::int64_t unit = 0; unit < size; unit += kBlockUnit) {
+      const auto one = piece.subspan(static_cast<std::size_t>(unit), kUnit);
+      if (std::memcmp(one.data(), map_->bytes().data() + done + unit, kUnit) != 0) {
+        map_->mark_stale(slot, (done + unit) / kBlockUnit);
+      }
+    }
     PLIMSOLL_TRY_VOID(map_->keep(slot, {reinterpret_cast<const BlockEntry*>(piece.data()),
                                         piece.size() / sizeof(BlockEntry)}));
     done += size;

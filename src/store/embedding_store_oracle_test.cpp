@@ -112,7 +112,11 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{5, 2, RowOptimizer::kAdamW, RowInitKind::kNormal, 9001, 2},
                       Case{6, 1500, RowOptimizer::kAdamW, RowInitKind::kUniform, 150, 2},
                       Case{7, 1, RowOptimizer::kAdagrad, RowInitKind::kUniform, 30000, 1},
-                      Case{8, 64, RowOptimizer::kAdamWFresh, RowInitKind::kNormal, 4000, 2}));
+                      Case{8, 64, RowOptimizer::kAdamWFresh, RowInitKind::kNormal, 4000, 2},
+                      Case{9, 60, RowOptimizer::kRowAdagrad, RowInitKind::kNormal, 3000, 2},
+                      Case{10, 17, RowOptimizer::kSgdMomentum, RowInitKind::kUniform, 5000, 1},
+                      Case{11, 24, RowOptimizer::kSgd, RowInitKind::kNormal, 6000, 2},
+                      Case{12, 40, RowOptimizer::kAdam, RowInitKind::kNormal, 1500, 2}));
 
 }  // namespace
 }  // namespace plimsoll

@@ -4,9 +4,11 @@
 #include <chrono>
 #include <fstream>
 #include <limits>
+#include <map>
 #include <numeric>
 #include <optional>
 #include <thread>
+#include <tuple>
 
 #include "os/file.h"
 #include "tests/support/embedding_table_fixture.h"
@@ -430,6 +432,122 @@ TEST_F(EmbeddingStoreTest, InspectsAndVerifiesWithoutOpening) {
     return true;
   }));
   EXPECT_EQ(last, 500 * 4096);
+}
+
+// The page table has a dozen parts here, of which a commit writes those that changed.
+TEST_F(EmbeddingStoreTest, BothCommitsStayReadableWhenPartsOfThePageTableAreWritten) {
+  constexpr std::int64_t kRows = 6000;
+  EmbeddingStoreOptions options{.directory = directory(),
+                                .dim = 900,  // A row a page.
+                                .optimizer = {.kind = RowOptimizer::kSgd},
+                                .init = {.kind = RowInitKind::kZeros},
+                                .store_bytes = 8 << 20,
+                                .rows = kRows,
+                                .batch_rows = 64};
+  const std::uint64_t seed = 41;
+  SCOPED_TRACE(seed);
+  std::mt19937_64 random(seed);
+  std::map<std::int64_t, std::map<std::int64_t, float>> commits{{-1, {}}};  // Step → id → value.
+  std::int64_t step = 0;
+  std::int64_t opened = -1;
+  for (int life = 0; life < 8; ++life) {
+    auto store = open(options);
+    ASSERT_EQ(store.last_commit(), opened);
+    auto rows = commits.at(opened);
+    for (std::int64_t id = 0; id < kRows; ++id) {
+      const auto found = rows.find(id);
+      ASSERT_EQ(gather(store, {&id, 1})[0], found == rows.end() ? 0.0F : found->second) << id;
+    }
+    for (auto commit = 1 + random() % 3; commit > 0; --commit) {
+      for (auto i = random() % 40; i > 0; --i) {
+        const auto id = static_cast<std::int64_t>(random() % kRows);
+        rows[id] = static_cast<float>(random() % 1000);
+        store.update({&id, 1}, std::vector<float>(900, rows[id])).or_throw();
+      }
+      store.commit(++step).or_throw();
+      commits[step] = rows;
+    }
+    const auto steps = EmbeddingStore::inspect(directory()).or_throw().commit_steps;
+    ASSERT_EQ(steps.front(), store.last_commit());
+    ASSERT_TRUE(EmbeddingStore::verify(directory(), {}));
+    opened = steps[random() % steps.size()];  // The newest or the one before.
+    options.at_step = opened;
+  }
+}
+
+// Every frame is compared here, one is freed at a time and nothing is dirty, so the model is exact:
+// uses counted per page whether it is in RAM or not, halved after ten uses per frame. The page of
+// the request before stays: an apply() may follow its gather().
+TEST_F(EmbeddingStoreTest, EvictsThePageUsedLeastOftenAndAmongEqualsTheOneUnusedForLongest) {
+  auto options = with_floor({.directory = directory(),
+                             .dim = 900,  // A row a page.
+                             .optimizer = {.kind = RowOptimizer::kSgd},
+                             .rows = 500,
+                             .batch_rows = 1});
+  auto store = open(options);
+  const auto frames = static_cast<std::size_t>(store.stats().frames);
+  ASSERT_LT(frames, 64U);
+  const std::uint64_t seed = 3;
+  SCOPED_TRACE(seed);
+  std::mt19937_64 random(seed);
+  std::map<std::int64_t, int> heat;
+  std::map<std::int64_t, int> resident;  // Page → when it was used last.
+  std::size_t uses = 0;
+  std::int64_t hits = 0;
+  for (int request = 1; request <= 20'000; ++request) {
+    // A third of the pages is asked for far more often, and which ones changes.
+    const auto hot = (static_cast<std::uint64_t>(request) / 4000) * 100 + random() % 30;
+    const auto id = static_cast<std::int64_t>((random() % 3 == 0 ? random() : hot) % 500);
+    static_cast<void>(gather(store, {&id, 1}));
+    hits += resident.contains(id) ? 1 : 0;
+    if (!resident.contains(id) && resident.size() == frames) {
+      const auto victim =
+          std::min_element(resident.begin(), resident.end(), [&](const auto& a, const auto& b) {
+            return std::tuple(a.second >= request - 1, heat[a.first], a.second) <
+                   std::tuple(b.second >= request - 1, heat[b.first], b.second);
+          });
+      resident.erase(victim);
+    }
+    resident[id] = request;
+    heat[id] = std::min(heat[id] + 1, 255);
+    if (++uses == 10 * frames) {
+      uses = 0;
+      for (auto& [page, count] : heat) {
+        count /= 2;
+      }
+    }
+    ASSERT_EQ(store.stats().hits, hits) << "request " << request << ", id " << id;
+  }
+  EXPECT_GT(hits, 9'000) << "the frequent pages did not stay";
+}
+
+TEST_F(EmbeddingStoreTest, KeepsDirtyBytesWithinTheirBound) {
+  constexpr std::int64_t kBound = 1 << 20;
+  EmbeddingStoreOptions options{.directory = directory(),
+                                .dim = 900,
+                                .optimizer = {.kind = RowOptimizer::kSgd},
+                                .store_bytes = 24 << 20,
+                                .rows = 20'000,
+                                .batch_rows = 64,
+                                .dirty_bytes = kBound};
+  auto store = open(options);
+  EmbeddingOracle oracle(900, options.optimizer, options.init);
+  std::mt19937_64 random(17);
+  std::vector<std::int64_t> all(300);
+  std::iota(all.begin(), all.end(), 0);
+  for (int step = 0; step < 200; ++step) {
+    const auto ids = draw(all, 64, random);
+    const auto grads = random_floats(64 * 900, random);
+    store.apply(ids, grads).or_throw();
+    oracle.apply(ids, grads);
+    ASSERT_LE(store.stats().dirty_bytes_max, kBound);
+  }
+  EXPECT_GT(store.stats().pages_written, 256) << "nothing was written back";
+  expect_rows(store, oracle, all);
+  store.commit(1).or_throw();
+  EXPECT_EQ(store.stats().dirty_bytes, 0);
+  options.dirty_bytes = -1;
+  EXPECT_FALSE(EmbeddingStore::open(governor_, options));
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 #include "store/row_optimizer.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cmath>
 
@@ -23,8 +24,25 @@
 namespace plimsoll {
 namespace {
 
+// One row: what it holds, and its gradient. slot1 and slot2 are null where there are none.
+struct Row {
+  float* w;
+  float* slot1;
+  float* slot2;
+  const float* grad;
+  std::int64_t dim;
+};
+
+struct PlainNumbers {
+  float rate;     // −lr
+  float coupled;  // weight decay added to the gradient
+  float epsilon;
+  float momentum;
+};
+
 struct AdamNumbers {
-  float decay;    // 1 − lr × weight_decay
+  float decay;    // 1 − lr × weight_decay where it is decoupled
+  float coupled;  // weight decay added to the gradient
   float weight1;  // 1 − beta1
   float beta2;
   float weight2;  // 1 − beta2
@@ -38,12 +56,19 @@ PLIMSOLL_BODY float lerp(float from, float to, float weight, bool near) {
   return near ? from + weight * (to - from) : to - (to - from) * (1.0F - weight);
 }
 
-PLIMSOLL_BODY void adamw_body(float* __restrict w, float* __restrict m, float* __restrict v,
-                              const float* __restrict g, std::int64_t dim, const AdamNumbers& n) {
+// How many partial sums a sum over a row has: element i belongs to sum i mod kLanes.
+constexpr std::int64_t kLanes = 8;
+
+// AdamW where decay is not 1 and coupled is 0; Adam where it is the other way round.
+PLIMSOLL_BODY void adam_body(const Row& row, const AdamNumbers& n) {
   const AdamNumbers c = n;
   const bool near = c.weight1 < 0.5F;
-  for (std::int64_t i = 0; i < dim; ++i) {
-    const float grad = g[i];
+  float* __restrict w = row.w;
+  float* __restrict m = row.slot1;
+  float* __restrict v = row.slot2;
+  const float* __restrict g = row.grad;
+  for (std::int64_t i = 0; i < row.dim; ++i) {
+    const float grad = c.coupled != 0.0F ? g[i] + c.coupled * w[i] : g[i];
     const float weight = w[i] * c.decay;
     const float moment1 = lerp(m[i], grad, c.weight1, near);
     const float moment2 = v[i] * c.beta2 + c.weight2 * grad * grad;
@@ -54,11 +79,12 @@ PLIMSOLL_BODY void adamw_body(float* __restrict w, float* __restrict m, float* _
   }
 }
 
-PLIMSOLL_BODY void adamw_fresh_body(float* __restrict w, const float* __restrict g,
-                                    std::int64_t dim, const AdamNumbers& n) {
+PLIMSOLL_BODY void adamw_fresh_body(const Row& row, const AdamNumbers& n) {
   const AdamNumbers c = n;
   const bool near = c.weight1 < 0.5F;
-  for (std::int64_t i = 0; i < dim; ++i) {
+  float* __restrict w = row.w;
+  const float* __restrict g = row.grad;
+  for (std::int64_t i = 0; i < row.dim; ++i) {
     const float grad = g[i];
     const float weight = w[i] * c.decay;
     const float moment1 = lerp(0.0F, grad, c.weight1, near);
@@ -68,14 +94,69 @@ PLIMSOLL_BODY void adamw_fresh_body(float* __restrict w, const float* __restrict
   }
 }
 
-PLIMSOLL_BODY void adagrad_body(float* __restrict w, float* __restrict sum,
-                                const float* __restrict g, std::int64_t dim, float rate,
-                                float decay, float epsilon) {
-  for (std::int64_t i = 0; i < dim; ++i) {
-    const float grad = decay != 0.0F ? g[i] + decay * w[i] : g[i];
+PLIMSOLL_BODY void adagrad_body(const Row& row, const PlainNumbers& n) {
+  const PlainNumbers c = n;
+  float* __restrict w = row.w;
+  float* __restrict sum = row.slot1;
+  const float* __restrict g = row.grad;
+  for (std::int64_t i = 0; i < row.dim; ++i) {
+    const float grad = c.coupled != 0.0F ? g[i] + c.coupled * w[i] : g[i];
     const float total = sum[i] + grad * grad;
     sum[i] = total;
-    w[i] = w[i] + rate * grad / (std::sqrt(total) + epsilon);
+    w[i] = w[i] + c.rate * grad / (std::sqrt(total) + c.epsilon);
+  }
+}
+
+PLIMSOLL_BODY void row_adagrad_body(const Row& row, const PlainNumbers& n) {
+  const PlainNumbers c = n;
+  float* __restrict w = row.w;
+  const float* __restrict g = row.grad;
+  std::array<float, kLanes> sums{};
+  const std::int64_t whole = row.dim / kLanes * kLanes;
+  for (std::int64_t i = 0; i < whole; i += kLanes) {
+    for (std::int64_t k = 0; k < kLanes; ++k) {
+      const float grad = c.coupled != 0.0F ? g[i + k] + c.coupled * w[i + k] : g[i + k];
+      sums[static_cast<std::size_t>(k)] += grad * grad;
+    }
+  }
+  for (std::int64_t i = whole; i < row.dim; ++i) {
+    const float grad = c.coupled != 0.0F ? g[i] + c.coupled * w[i] : g[i];
+    sums[static_cast<std::size_t>(i - whole)] += grad * grad;
+  }
+  for (std::size_t half = sums.size() / 2; half > 0; half /= 2) {
+    for (std::size_t k = 0; k < half; ++k) {
+      sums[k] += sums[k + half];
+    }
+  }
+  const float total = *row.slot1 + sums[0] / static_cast<float>(row.dim);
+  *row.slot1 = total;
+  const float denominator = std::sqrt(total) + c.epsilon;
+  for (std::int64_t i = 0; i < row.dim; ++i) {
+    const float grad = c.coupled != 0.0F ? g[i] + c.coupled * w[i] : g[i];
+    w[i] = w[i] + c.rate * grad / denominator;
+  }
+}
+
+PLIMSOLL_BODY void sgd_body(const Row& row, const PlainNumbers& n) {
+  const PlainNumbers c = n;
+  float* __restrict w = row.w;
+  const float* __restrict g = row.grad;
+  for (std::int64_t i = 0; i < row.dim; ++i) {
+    const float grad = c.coupled != 0.0F ? g[i] + c.coupled * w[i] : g[i];
+    w[i] = w[i] + c.rate * grad;
+  }
+}
+
+PLIMSOLL_BODY void sgd_momentum_body(const Row& row, const PlainNumbers& n) {
+  const PlainNumbers c = n;
+  float* __restrict w = row.w;
+  float* __restrict velocity = row.slot1;
+  const float* __restrict g = row.grad;
+  for (std::int64_t i = 0; i < row.dim; ++i) {
+    const float grad = c.coupled != 0.0F ? g[i] + c.coupled * w[i] : g[i];
+    const float moved = velocity[i] * c.momentum + grad;
+    velocity[i] = moved;
+    w[i] = w[i] + c.rate * moved;
   }
 }
 
@@ -88,29 +169,21 @@ PLIMSOLL_BODY bool finite_body(const float* values, std::int64_t count) {
   return bad == 0;
 }
 
-PLIMSOLL_WIDE void adamw_wide(float* w, float* m, float* v, const float* g, std::int64_t dim,
-                              const AdamNumbers& n) {
-  adamw_body(w, m, v, g, dim, n);
-}
-void adamw_plain(float* w, float* m, float* v, const float* g, std::int64_t dim,
-                 const AdamNumbers& n) {
-  adamw_body(w, m, v, g, dim, n);
-}
-PLIMSOLL_WIDE void adamw_fresh_wide(float* w, const float* g, std::int64_t dim,
-                                    const AdamNumbers& n) {
-  adamw_fresh_body(w, g, dim, n);
-}
-void adamw_fresh_plain(float* w, const float* g, std::int64_t dim, const AdamNumbers& n) {
-  adamw_fresh_body(w, g, dim, n);
-}
-PLIMSOLL_WIDE void adagrad_wide(float* w, float* sum, const float* g, std::int64_t dim, float rate,
-                                float decay, float epsilon) {
-  adagrad_body(w, sum, g, dim, rate, decay, epsilon);
-}
-void adagrad_plain(float* w, float* sum, const float* g, std::int64_t dim, float rate, float decay,
-                   float epsilon) {
-  adagrad_body(w, sum, g, dim, rate, decay, epsilon);
-}
+// Both versions of one body.
+#define PLIMSOLL_BOTH(name, Numbers)                                 \
+  PLIMSOLL_WIDE void name##_wide(const Row& row, const Numbers& n) { \
+    name##_body(row, n);                                             \
+  }                                                                  \
+  void name##_plain(const Row& row, const Numbers& n) {              \
+    name##_body(row, n);                                             \
+  }
+PLIMSOLL_BOTH(adam, AdamNumbers)
+PLIMSOLL_BOTH(adamw_fresh, AdamNumbers)
+PLIMSOLL_BOTH(adagrad, PlainNumbers)
+PLIMSOLL_BOTH(row_adagrad, PlainNumbers)
+PLIMSOLL_BOTH(sgd, PlainNumbers)
+PLIMSOLL_BOTH(sgd_momentum, PlainNumbers)
+#undef PLIMSOLL_BOTH
 PLIMSOLL_WIDE bool finite_wide(const float* values, std::int64_t count) {
   return finite_body(values, count);
 }
@@ -123,13 +196,21 @@ bool finite_plain(const float* values, std::int64_t count) {
 std::int64_t optimizer_slots(RowOptimizer kind) noexcept {
   switch (kind) {
     case RowOptimizer::kAdamW:
+    case RowOptimizer::kAdam:
       return 2;
-    case RowOptimizer::kAdamWFresh:
-      return 0;
     case RowOptimizer::kAdagrad:
+    case RowOptimizer::kSgdMomentum:
       return 1;
+    case RowOptimizer::kAdamWFresh:
+    case RowOptimizer::kSgd:
+    case RowOptimizer::kRowAdagrad:
+      return 0;
   }
   return 0;
+}
+
+std::int64_t optimizer_row_slots(RowOptimizer kind) noexcept {
+  return kind == RowOptimizer::kRowAdagrad ? 1 : 0;
 }
 
 const char* optimizer_name(RowOptimizer kind) noexcept {
@@ -140,6 +221,14 @@ const char* optimizer_name(RowOptimizer kind) noexcept {
       return "adamw_fresh";
     case RowOptimizer::kAdagrad:
       return "adagrad";
+    case RowOptimizer::kSgd:
+      return "sgd";
+    case RowOptimizer::kSgdMomentum:
+      return "sgd_momentum";
+    case RowOptimizer::kRowAdagrad:
+      return "row_adagrad";
+    case RowOptimizer::kAdam:
+      return "adam";
   }
   return "unknown";
 }
@@ -164,6 +253,9 @@ Result<void> check_optimizer(const RowOptimizerOptions& options) {
   if (!(options.weight_decay >= 0.0F) || std::isinf(options.weight_decay)) {
     return refuse("weight_decay", options.weight_decay);
   }
+  if (!(options.momentum >= 0.0F && options.momentum < 1.0F)) {
+    return refuse("momentum", options.momentum);
+  }
   return {};
 }
 
@@ -185,31 +277,51 @@ RowOptimizerStep::RowOptimizerStep(const RowOptimizerOptions& options,
 void RowOptimizerStep::step(float* values, const float* grad, std::uint32_t sequence,
                             double rate_scale) const noexcept {
   const double rate = static_cast<double>(options_.learning_rate) * rate_scale;
-  if (options_.kind == RowOptimizer::kAdagrad) {
-    const auto negative = static_cast<float>(-rate);
-    (wide_ ? adagrad_wide : adagrad_plain)(values, values + dim_, grad, dim_, negative,
-                                           options_.weight_decay, options_.epsilon);
-    return;
+  const PlainNumbers numbers{.rate = static_cast<float>(-rate),
+                             .coupled = options_.weight_decay,
+                             .epsilon = options_.epsilon,
+                             .momentum = options_.momentum};
+  const Row row{values, values + dim_, values + 2 * dim_, grad, dim_};
+  switch (options_.kind) {
+    case RowOptimizer::kAdamW:
+    case RowOptimizer::kAdamWFresh:
+    case RowOptimizer::kAdam:
+      return step_adam(values, grad, sequence, rate);
+    case RowOptimizer::kAdagrad:
+      return (wide_ ? adagrad_wide : adagrad_plain)(row, numbers);
+    case RowOptimizer::kRowAdagrad:
+      return (wide_ ? row_adagrad_wide : row_adagrad_plain)(row, numbers);
+    case RowOptimizer::kSgd:
+      return (wide_ ? sgd_wide : sgd_plain)(row, numbers);
+    case RowOptimizer::kSgdMomentum:
+      return (wide_ ? sgd_momentum_wide : sgd_momentum_plain)(row, numbers);
   }
+}
+
+void RowOptimizerStep::step_adam(float* values, const float* grad, std::uint32_t sequence,
+                                 double rate) const noexcept {
   const bool fresh = options_.kind == RowOptimizer::kAdamWFresh;
+  const bool coupled = options_.kind == RowOptimizer::kAdam;
   const std::size_t before = fresh ? 0 : sequence;
   const AdamCorrection correction =
       before < corrections_.size()
           ? corrections_[before]
           : adam_correction(options_, static_cast<std::int64_t>(sequence) + 1);
+  const auto decay = static_cast<double>(options_.weight_decay);
   const AdamNumbers numbers{
-      .decay = static_cast<float>(1.0 - rate * static_cast<double>(options_.weight_decay)),
+      .decay = coupled ? 1.0F : static_cast<float>(1.0 - rate * decay),
+      .coupled = coupled ? options_.weight_decay : 0.0F,
       .weight1 = static_cast<float>(1.0 - static_cast<double>(options_.beta1)),
       .beta2 = options_.beta2,
       .weight2 = static_cast<float>(1.0 - static_cast<double>(options_.beta2)),
       .rate = static_cast<float>(-(rate / correction.bias1)),
       .root2 = correction.root2,
       .epsilon = options_.epsilon};
+  const Row row{values, values + dim_, values + 2 * dim_, grad, dim_};
   if (fresh) {
-    (wide_ ? adamw_fresh_wide : adamw_fresh_plain)(values, grad, dim_, numbers);
+    (wide_ ? adamw_fresh_wide : adamw_fresh_plain)(row, numbers);
   } else {
-    (wide_ ? adamw_wide : adamw_plain)(values, values + dim_, values + 2 * dim_, grad, dim_,
-                                       numbers);
+    (wide_ ? adam_wide : adam_plain)(row, numbers);
   }
 }
 

@@ -2,15 +2,18 @@
 //
 // RowOptimizerStep: one optimizer step of one row, in place, with the bits of a plain loop.
 //
-// The order of operations is that of torch.optim's single-tensor AdamW and Adagrad. No operation is
-// fused or reassociated, so the vectorised and the scalar code give the same bits.
-// Source: Loshchilov and Hutter, "Decoupled Weight Decay Regularization" (ICLR 2019);
-//         Duchi et al., "Adaptive Subgradient Methods" (JMLR 12, 2011).
+// The order of operations is that of torch.optim's single-tensor code. No operation is fused or
+// reassociated, so the vectorised and the scalar code give the same bits.
+// Source: Kingma and Ba, "Adam" (ICLR 2015);
+//         Loshchilov and Hutter, "Decoupled Weight Decay Regularization" (ICLR 2019);
+//         Duchi et al., "Adaptive Subgradient Methods" (JMLR 12, 2011);
+//         row-wise: Mudigere et al., "Software-Hardware Co-design ..." (ISCA 2022), section 4.1.2.
 //
 // Threads: step() is const and thread-safe.
 // Memory:  kCorrections bias corrections in memory the caller provides.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <span>
 
@@ -18,9 +21,16 @@
 
 namespace plimsoll {
 
-/// Optimizer floats kept per weight: 2, 0 or 1.
+inline constexpr std::array kRowOptimizers{RowOptimizer::kAdamW,       RowOptimizer::kAdamWFresh,
+                                           RowOptimizer::kAdagrad,     RowOptimizer::kSgd,
+                                           RowOptimizer::kSgdMomentum, RowOptimizer::kRowAdagrad,
+                                           RowOptimizer::kAdam};
+
+/// Optimizer floats kept per weight: 0, 1 or 2.
 [[nodiscard]] std::int64_t optimizer_slots(RowOptimizer kind) noexcept;
-/// "adamw", "adamw_fresh", "adagrad".
+/// Optimizer floats kept per row beside them: 0 or 1.
+[[nodiscard]] std::int64_t optimizer_row_slots(RowOptimizer kind) noexcept;
+/// "adamw", "adamw_fresh", "adagrad", "sgd", "sgd_momentum", "row_adagrad", "adam".
 [[nodiscard]] const char* optimizer_name(RowOptimizer kind) noexcept;
 /// Errors: kInvalidArgument naming the number that makes no sense.
 [[nodiscard]] Result<void> check_optimizer(const RowOptimizerOptions& options);
@@ -44,13 +54,17 @@ class RowOptimizerStep {
   RowOptimizerStep() noexcept = default;
 
   /// Changes weights and slots of one row that has had `sequence` steps before.
-  /// Shape: values is float32 [dim × (1 + slots)], weights first; grad is float32 [dim].
+  /// Shape: values is float32 [dim × (1 + slots) + row slots], weights first; grad is float32
+  /// [dim].
   void step(float* values, const float* grad, std::uint32_t sequence,
             double rate_scale) const noexcept;
 
   [[nodiscard]] const RowOptimizerOptions& options() const noexcept { return options_; }
 
  private:
+  void step_adam(float* values, const float* grad, std::uint32_t sequence,
+                 double rate) const noexcept;
+
   RowOptimizerOptions options_{};
   std::span<const AdamCorrection> corrections_{};
   std::int64_t dim_{0};

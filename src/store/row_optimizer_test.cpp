@@ -26,8 +26,7 @@ struct Stepper {
 
 TEST(RowOptimizerTest, GivesTheBitsOfAPlainLoopForEveryWidthAndStep) {
   const RowInit zeros{.kind = RowInitKind::kUniform, .scale = 1.0F};
-  for (const auto kind :
-       {RowOptimizer::kAdamW, RowOptimizer::kAdamWFresh, RowOptimizer::kAdagrad}) {
+  for (const auto kind : kRowOptimizers) {
     for (const float beta1 : {0.9F, 0.3F}) {
       for (const std::int64_t dim : {1, 2, 3, 7, 8, 9, 16, 31, 128, 300}) {
         const RowOptimizerOptions options{
@@ -36,7 +35,7 @@ TEST(RowOptimizerTest, GivesTheBitsOfAPlainLoopForEveryWidthAndStep) {
         Stepper stepper(options, dim);
         const auto width = static_cast<std::size_t>(dim);
         std::vector<float> values = oracle.row(3).weights;
-        values.resize(3 * width, 0.0F);
+        values.resize(3 * width + 1, 0.0F);
         std::mt19937_64 random(static_cast<std::uint64_t>(dim));
         for (std::uint32_t t = 0; t < 30; ++t) {
           const auto grad = random_floats(width, random);
@@ -48,6 +47,13 @@ TEST(RowOptimizerTest, GivesTheBitsOfAPlainLoopForEveryWidthAndStep) {
           ASSERT_EQ(std::bit_cast<std::uint32_t>(values[k]),
                     std::bit_cast<std::uint32_t>(row.weights[k]))
               << optimizer_name(kind) << " dim " << dim << " beta1 " << beta1;
+        }
+        for (std::size_t k = 0; k < static_cast<std::size_t>(optimizer_slots(kind) > 0 ? dim : 0);
+             ++k) {
+          ASSERT_EQ(values[width + k], row.slot1[k]) << optimizer_name(kind);
+        }
+        if (kind == RowOptimizer::kRowAdagrad) {
+          ASSERT_EQ(values[width], row.slot1[0]) << "dim " << dim;
         }
       }
     }
@@ -69,7 +75,8 @@ TEST(RowOptimizerTest, CorrectionsGoOnBeyondTheTable) {
   }
 }
 
-// Source: torch 2.13.0, torch.optim.AdamW and Adagrad, foreach=False, three steps.
+// Source: torch 2.13.0, foreach=False, three steps of AdamW, Adagrad, SGD, Adam and
+// SparseAdam.
 TEST(RowOptimizerTest, AgreesWithTorch) {
   constexpr std::array<float, 4> kStart{0.5F, -1.25F, 3.0F, 0.0078125F};
   constexpr std::array<std::array<float, 4>, 3> kGrads{
@@ -97,6 +104,36 @@ TEST(RowOptimizerTest, AgreesWithTorch) {
          {0.489025503F, -1.24392843F, 2.98051596F, -0.00304513238F});
   expect(run({.kind = RowOptimizer::kAdamWFresh, .learning_rate = 0.5F, .weight_decay = 0.05F}),
          {0.000617206097F, -1.66581118F, 2.29276586F, -0.480531573F});
+  expect(run({.kind = RowOptimizer::kSgd, .learning_rate = 0.1F, .weight_decay = 0.05F}),
+         {0.532887161F, -1.23641813F, 2.86296129F, 0.00767589686F});
+  expect(run({.kind = RowOptimizer::kSgdMomentum,
+              .learning_rate = 0.1F,
+              .weight_decay = 0.05F,
+              .momentum = 0.8F}),
+         {0.472987205F, -1.21382821F, 2.79652119F, 0.00759038981F});
+  expect(run({.kind = RowOptimizer::kAdam, .learning_rate = 0.01F, .weight_decay = 0.05F}),
+         {0.48351568F, -1.2368387F, 2.97473693F, -0.00632135617F});
+  // SparseAdam adds epsilon before it corrects the bias, where it weighs 1 ÷ sqrt(1 − beta2) as
+  // much: a step is up to lr × 32 × epsilon ÷ |gradient| apart.
+  const auto adam = run({.kind = RowOptimizer::kAdam, .learning_rate = 0.01F});
+  const std::array<float, 4> sparse{0.484058946F, -1.24288523F, 2.97979617F, -0.00192962401F};
+  for (std::size_t k = 0; k < 4; ++k) {
+    const float apart = 32 * 1e-8F / std::abs(k == 1 ? 1e-6F : kGrads[0][k]);
+    EXPECT_NEAR(adam[k], sparse[k], 3 * 0.01F * apart + 4e-7F) << k;
+  }
+}
+
+TEST(RowOptimizerTest, RowAdagradDividesAWholeRowByOneNumber) {
+  const RowOptimizerOptions options{
+      .kind = RowOptimizer::kRowAdagrad, .learning_rate = 0.5F, .epsilon = 0.0F};
+  Stepper stepper(options, 4);
+  std::vector<float> values(5, 0.0F);
+  const std::array<float, 4> grad{1.0F, -2.0F, 2.0F, 4.0F};  // Mean square 6.25, root 2.5.
+  stepper.step.step(values.data(), grad.data(), 0, 1.0);
+  EXPECT_EQ(values, (std::vector<float>{-0.2F, 0.4F, -0.4F, -0.8F, 6.25F}));
+  stepper.step.step(values.data(), grad.data(), 1, 1.0);
+  EXPECT_FLOAT_EQ(values[4], 12.5F);
+  EXPECT_FLOAT_EQ(values[0], -0.2F - 0.5F / std::sqrt(12.5F));
 }
 
 TEST(RowOptimizerTest, FindsEveryValueThatIsNotFinite) {
@@ -118,6 +155,7 @@ TEST(RowOptimizerTest, NamesANumberThatMakesNoSense) {
   const auto text = check_optimizer({.beta2 = 1.0F}).error().to_string();
   EXPECT_NE(text.find("optimizer.beta2 = 1"), std::string::npos) << text;
   EXPECT_FALSE(check_optimizer({.epsilon = -1.0F}));
+  EXPECT_FALSE(check_optimizer({.momentum = 1.0F}));
   EXPECT_FALSE(check_optimizer({.weight_decay = std::numeric_limits<float>::quiet_NaN()}));
 }
 

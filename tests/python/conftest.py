@@ -7,8 +7,8 @@ import pytest
 # Without the modules (run make dev) only the tests of the program are left in this folder.
 if importlib.util.find_spec("plimsoll") is None:
     collect_ignore = [f"test_{name}.py" for name in (
-        "data", "dataset", "embedding", "features", "memory", "program", "readme", "stubs", "torch",
-        "without_torch", "wheel")]
+        "data", "dataset", "embedding", "features", "memory", "program", "readme", "row_optimizers",
+        "stubs", "torch", "without_torch", "wheel")]
 
 
 @pytest.fixture

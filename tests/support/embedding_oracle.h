@@ -94,14 +94,35 @@ class EmbeddingOracle {
     const double rate = static_cast<double>(o.learning_rate) * scale;
     const bool fresh = o.kind == RowOptimizer::kAdamWFresh;
     const double t = fresh ? 1.0 : static_cast<double>(r.sequence) + 1.0;
+    if (o.kind == RowOptimizer::kRowAdagrad) {
+      r.slot1[0] = r.slot1[0] + mean_square(r, grads);
+    }
     for (std::size_t k = 0; k < grads.size(); ++k) {
       volatile float w = r.weights[k];  // volatile: every operation rounds, none is reordered.
       volatile float g = grads[k];
-      if (o.kind == RowOptimizer::kAdagrad) {
-        if (o.weight_decay != 0.0F) {
-          volatile float decay = o.weight_decay * w;
-          g = g + decay;
+      const bool decoupled = o.kind == RowOptimizer::kAdamW || fresh;
+      if (!decoupled && o.weight_decay != 0.0F) {
+        volatile float decay = o.weight_decay * w;
+        g = g + decay;
+      }
+      if (o.kind == RowOptimizer::kSgd || o.kind == RowOptimizer::kSgdMomentum) {
+        if (o.kind == RowOptimizer::kSgdMomentum) {
+          volatile float kept = r.slot1[k] * o.momentum;
+          g = kept + g;
+          r.slot1[k] = g;
         }
+        volatile float change = static_cast<float>(-rate) * g;
+        r.weights[k] = w + change;
+        continue;
+      }
+      if (o.kind == RowOptimizer::kRowAdagrad) {
+        volatile float denominator = std::sqrt(r.slot1[0]) + o.epsilon;  // Raised before the loop.
+        volatile float up = static_cast<float>(-rate) * g;
+        volatile float change = up / denominator;
+        r.weights[k] = w + change;
+        continue;
+      }
+      if (o.kind == RowOptimizer::kAdagrad) {
         volatile float square = g * g;
         r.slot1[k] = r.slot1[k] + square;
         volatile float root = std::sqrt(r.slot1[k]);
@@ -111,7 +132,9 @@ class EmbeddingOracle {
         r.weights[k] = w + change;
         continue;
       }
-      w = w * static_cast<float>(1.0 - rate * static_cast<double>(o.weight_decay));
+      if (decoupled) {
+        w = w * static_cast<float>(1.0 - rate * static_cast<double>(o.weight_decay));
+      }
       const auto weight1 = static_cast<float>(1.0 - static_cast<double>(o.beta1));
       const auto weight2 = static_cast<float>(1.0 - static_cast<double>(o.beta2));
       volatile float m = fresh ? 0.0F : r.slot1[k];
@@ -142,6 +165,26 @@ class EmbeddingOracle {
       r.weights[k] = w + change;
     }
     ++r.sequence;
+  }
+
+  // Eight sums, element i in sum i mod 8, then halves upon halves.
+  [[nodiscard]] float mean_square(const OracleRow& r, const std::vector<float>& grads) const {
+    std::vector<float> sums(8, 0.0F);
+    for (std::size_t k = 0; k < grads.size(); ++k) {
+      volatile float g = grads[k];
+      if (optimizer_.weight_decay != 0.0F) {
+        volatile float decay = optimizer_.weight_decay * r.weights[k];
+        g = g + decay;
+      }
+      volatile float square = g * g;
+      sums[k % 8] = sums[k % 8] + square;
+    }
+    for (; sums.size() > 1; sums.resize(sums.size() / 2)) {
+      for (std::size_t k = 0; k < sums.size() / 2; ++k) {
+        sums[k] = sums[k] + sums[k + sums.size() / 2];
+      }
+    }
+    return sums[0] / static_cast<float>(dim_);
   }
 
   std::int64_t dim_;

@@ -94,7 +94,7 @@ class EmbeddingTableTest : public ::testing::Test {
   static std::map<std::int64_t, OracleRow> all_rows(EmbeddingStore& store) {
     std::map<std::int64_t, OracleRow> rows;
     const auto dim = store.dim();
-    const auto floats = dim * (1 + store.slots());
+    const auto floats = dim + store.state_floats();
     store
         .scan([&](std::span<const std::int64_t> ids, std::span<const std::uint32_t> sequences,
                   std::span<const float> values) -> Result<void> {
@@ -109,6 +109,9 @@ class EmbeddingTableTest : public ::testing::Test {
               const auto to = static_cast<std::size_t>(k);
               row.slot1[to] = store.slots() > 0 ? at[dim + k] : 0.0F;
               row.slot2[to] = store.slots() > 1 ? at[2 * dim + k] : 0.0F;
+            }
+            if (store.state_floats() == 1 && dim > 1) {  // One for the whole row.
+              row.slot1[0] = at[dim];
             }
             EXPECT_TRUE(rows.emplace(ids[i], std::move(row)).second) << "id " << ids[i] << " twice";
           }
