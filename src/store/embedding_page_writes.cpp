@@ -13,7 +13,7 @@ namespace plimsoll {
 namespace {
 
 // Long enough that a disk need not seek, short enough that several are under way at once.
-constexpr std::int64_t kWriteBytesMost = 256 << 10;
+constexpr std::int64_t kWriteBytesMost = 1 << 20;
 constexpr std::int64_t kRefillMost = 64;
 
 }  // namespace

@@ -102,7 +102,7 @@ class TrainableEmbeddingManager(ManagedRows):
                          embeddings_dir.
         embeddings_dir:  None: a temporary folder, removed with the manager.
         chunk_size:      samples that are read, saved and counted together. None: 4 × batch_size
-                         when that is given, else min(1000, samples).
+                         when that is given, else 1000; at most all samples.
         feature_manager: source of features; its chunks are used when they hold the same samples.
         auto_sync:       commits after every sync_batch_size updates and when the manager is closed.
         cache_l1_size_mb, cache_l2_size_mb: their sum bounds the slab, in MiB.
@@ -145,7 +145,7 @@ class TrainableEmbeddingManager(ManagedRows):
         self.embeddings_dir = pathlib.Path(embeddings_dir)
         self._temporary = temporary
         try:
-            self._open(ids, names)
+            self._open(ids, names, chunk_size or (1000 if batch_size is None else 4 * batch_size))
         except BaseException:
             if hasattr(self, "_table"):
                 self._table.commit_at_exit = False
@@ -153,9 +153,6 @@ class TrainableEmbeddingManager(ManagedRows):
             if temporary is not None:
                 shutil.rmtree(temporary, ignore_errors=True)
             raise
-        self.chunk_size = chunk_size or (
-            4 * batch_size if batch_size is not None else min(1000, self.rows))
-        self._set_chunks()
         self._table.commit_at_exit = self.auto_sync and temporary is None
         self._finalizer = weakref.finalize(self, _end, self._table, temporary)
         self.cache = CacheView(self)

@@ -18,7 +18,7 @@ from .._memory import Governor
 from ..errors import NotFoundError
 from . import _copies, _ids, _initial
 from ._files import chunk_files, read_chunk, read_json, replace_json
-from ._table import WHOLE_TABLE, Table, native_init
+from ._table import BATCH_ROWS, WHOLE_TABLE, Table, native_init
 
 if TYPE_CHECKING:
     from ._live import LiveRows
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 RECORD = "compat.json"
 _PIECE = 4096
 _MIB = 1 << 20
+_WARM_BYTES = 64 * _MIB  # A table up to this, if the slab holds it, is in memory from the start.
 
 
 class ManagedRows:
@@ -53,10 +54,12 @@ class ManagedRows:
     _live: LiveRows | None
     _frozen: np.ndarray | None
     _all_frozen: bool
+    _chunk_of: np.ndarray | None  # By position, where chunks are the features' chunks.
+    _dirty: np.ndarray  # By chunk: whether rows of it are not synced.
 
     # ---- Opening ----------------------------------------------------------------------------
 
-    def _open(self, ids: np.ndarray, names: list[str] | None) -> None:
+    def _open(self, ids: np.ndarray, names: list[str] | None, chunk_size: int) -> None:
         folder = self.embeddings_dir
         folder.mkdir(parents=True, exist_ok=True)
         ascending = ids if np.all(ids[:-1] < ids[1:]) else np.sort(ids)
@@ -84,8 +87,14 @@ class ManagedRows:
                             "raise cache_l1_size_mb + cache_l2_size_mb"
                             if self.storage_mode == "disk" else
                             "use storage_mode='disk', or raise the governor's limit")
+        self.chunk_size = min(chunk_size, self.rows)
+        self._set_chunks()
         if not self._record["ready"]:
             self._first_rows()
+            self._dirty[:] = False
+        self._table.warm((self._ids.slice(begin, min(begin + _PIECE, self.rows))
+                          for begin in range(0, self.rows, _PIECE)),
+                         WHOLE_TABLE if self.storage_mode == "memory" else _WARM_BYTES)
 
     def _slab_wanted(self) -> int:
         if self.storage_mode == "memory":
@@ -104,39 +113,38 @@ class ManagedRows:
         self._record["ready"] = True
         replace_json(self.embeddings_dir / RECORD, self._record)
 
+    # Takes over the original's chunk files: everything is checked before a row changes.
     def _import(self, files: list[pathlib.Path]) -> None:
         seen = np.zeros((self.rows + 7) // 8, np.uint8)
-        for path in files:
-            given, values = read_chunk(path, self.embedding_dim)
-            if not given:
-                continue
-            try:
-                ids = self._parse(given)
-                positions = self._ids.positions(ids)
-            except (NotFoundError, ValueError) as error:
-                raise ValueError(f"{path}: {error}; it belongs to other sample_ids") from None
+        for _, _, positions in self._chunk_rows(files):
             np.bitwise_or.at(seen, positions >> 3, (1 << (positions & 7)).astype(np.uint8))
-            with self._table.uncounted():
-                self._table.update(ids, values)
         for begin in range(0, self.rows, _PIECE):
             at = np.arange(begin, min(begin + _PIECE, self.rows))
             absent = np.flatnonzero((seen[at >> 3] >> (at & 7)) & 1 == 0)
             if len(absent):
                 one = self._ids.given(at[absent[:1]])[0]
-                raise ValueError(f"{self.embeddings_dir}: no chunk file holds sample {one!r}, "
+                raise ValueError(f"{files[0].parent}: no chunk file holds sample {one!r}, "
                                  "which is in sample_ids")
+        for ids, values, _ in self._chunk_rows(files):
+            self._store_rows(ids, values)
+
+    def _chunk_rows(self, files: list[pathlib.Path]) -> Iterator[tuple[Any, Any, Any]]:
+        for path in files:
+            given, values = read_chunk(path, self.embedding_dim)
+            try:
+                ids = self._parse(given)
+                yield ids, values, self._ids.positions(ids)
+            except (NotFoundError, ValueError) as error:
+                raise ValueError(f"{path}: {error}; it belongs to other sample_ids") from None
 
     def _from_features(self, strategy: str, factor: float) -> None:
         if self.feature_manager is None:
             raise ValueError(f"initialization_strategy: {strategy!r} needs feature_manager")
 
         def blocks() -> Iterator[np.ndarray]:
-            held: list[np.ndarray] = []
             for piece in self._ids.ascending():
-                held += [piece[at:at + _initial.BLOCK]
-                         for at in range(0, len(piece), _initial.BLOCK)]
-                while held:
-                    yield held.pop(0)
+                for at in range(0, len(piece), _initial.BLOCK):
+                    yield piece[at:at + _initial.BLOCK]
 
         def read(ids: np.ndarray, names: list[str]) -> dict[str, Any]:
             wanted = self._ids.given(self._ids.positions(ids)) if self._ids.named else ids
@@ -148,7 +156,7 @@ class ManagedRows:
 
     def _set_chunks(self) -> None:
         features = self.feature_manager
-        self._chunk_of: np.ndarray | None = None
+        self._chunk_of = None
         self.num_chunks = -(-self.rows // self.chunk_size)
         if features is not None and hasattr(features, "fingerprint") and (
                 features.fingerprint() == self._record["ids"]):
@@ -235,24 +243,31 @@ class ManagedRows:
         if self.auto_sync and self._table.unsynced >= self.sync_batch_size:
             self._sync()
 
-    # Writes what is not frozen and notes which chunks it belongs to.
+    # Writes what is not frozen and notes which chunks it belongs to. The table looks every id up
+    # before it changes a row, when they are one batch; otherwise the map of ids does.
     def _store_rows(self, ids: np.ndarray, rows: np.ndarray, counted: bool = False) -> None:
-        positions = self._ids.positions(ids)  # Before anything changes: names an unknown id.
-        if self._all_frozen:
-            return
-        if self._frozen is not None:
-            free = ~self._is_frozen(ids)
-            ids, rows, positions = ids[free], np.ascontiguousarray(rows[free]), positions[free]
+        if len(ids) > BATCH_ROWS or self._all_frozen or self._frozen is not None:
+            self._ids.positions(ids)
+            if self._all_frozen:
+                return
+            if self._frozen is not None:
+                free = ~self._is_frozen(ids)
+                ids, rows = ids[free], np.ascontiguousarray(rows[free])
         if counted:
-            self._table.update(ids, rows)
+            try:
+                self._table.update(ids, rows)
+            except NotFoundError as error:
+                raise self._unknown(error, ids) from None
         else:
             with self._table.uncounted():
                 self._table.update(ids, rows)
+        positions = ids if self._ids.dense else self._ids.positions(ids)
         if self._live is not None:
             self._live.put(positions, rows)
-        if hasattr(self, "_dirty"):
-            self._dirty[positions // self.chunk_size if self._chunk_of is None
-                        else self._chunk_of[positions]] = True
+        if self._chunk_of is not None:
+            self._dirty[self._chunk_of[positions]] = True
+        else:
+            self._dirty[positions // self.chunk_size] = True
 
     def _is_frozen(self, ids: np.ndarray) -> np.ndarray:
         if self._all_frozen or self._frozen is None:

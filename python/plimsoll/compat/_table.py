@@ -90,6 +90,19 @@ class Table:
         shape = json.loads(_core.describe(str(self._directory)))
         self.page_bytes, self.rows_per_page = shape["page_bytes"], shape["rows_per_page"]
 
+    def warm(self, pieces: Iterator[np.ndarray], bytes_most: int) -> None:
+        """Brings every row into memory, uncounted, where the slab holds the whole table and that
+        is at most `bytes_most`."""
+        pages = -(-self._rows // self.rows_per_page)
+        if pages > self._core.stats()["frames"] or pages * self.page_bytes > bytes_most:
+            return
+        rows = np.empty((BATCH_ROWS, self._dim), np.float32)
+        with self.uncounted():
+            for ids in pieces:
+                for begin in range(0, len(ids), BATCH_ROWS):
+                    some = ids[begin:begin + BATCH_ROWS]
+                    self.gather(some, rows[:len(some)])
+
     def whole_bytes(self) -> int:
         """About what a slab with every page would take."""
         pages = -(-self._rows // self.rows_per_page)
