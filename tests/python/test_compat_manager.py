@@ -561,7 +561,7 @@ STEPS = st.lists(st.one_of(
     st.tuples(st.just("all"), st.none())), max_size=25)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(STEPS, st.integers(0, 2**32 - 1), st.sampled_from(["disk", "memory"]), st.integers(1, 5))
 def test_any_sequence_of_calls_is_like_a_dict(governor, steps, seed, mode, sync):
     random = np.random.default_rng(seed)

@@ -92,8 +92,7 @@ class ManagedRows:
         if not self._record["ready"]:
             self._first_rows()
             self._dirty[:] = False
-        self._table.warm((self._ids.slice(begin, min(begin + _PIECE, self.rows))
-                          for begin in range(0, self.rows, _PIECE)),
+        self._table.warm(self._ids.slice,
                          WHOLE_TABLE if self.storage_mode == "memory" else _WARM_BYTES)
 
     def _slab_wanted(self) -> int:

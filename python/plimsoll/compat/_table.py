@@ -14,7 +14,7 @@ import math
 import os
 import pathlib
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import numpy as np
@@ -90,18 +90,20 @@ class Table:
         shape = json.loads(_core.describe(str(self._directory)))
         self.page_bytes, self.rows_per_page = shape["page_bytes"], shape["rows_per_page"]
 
-    def warm(self, pieces: Iterator[np.ndarray], bytes_most: int) -> None:
-        """Brings every row into memory, uncounted, where the slab holds the whole table and that
-        is at most `bytes_most`."""
-        pages = -(-self._rows // self.rows_per_page)
+    def warm(self, ids_at: Callable[[int, int], np.ndarray], bytes_most: int) -> None:
+        """Brings every page into memory, uncounted, where the slab holds the whole table and that
+        is at most `bytes_most`: asks for one row of each page."""
+        per_page = self.rows_per_page
+        pages = -(-self._rows // per_page)
         if pages > self._core.stats()["frames"] or pages * self.page_bytes > bytes_most:
             return
         rows = np.empty((BATCH_ROWS, self._dim), np.float32)
+        step = BATCH_ROWS * per_page
         with self.uncounted():
-            for ids in pieces:
-                for begin in range(0, len(ids), BATCH_ROWS):
-                    some = ids[begin:begin + BATCH_ROWS]
-                    self.gather(some, rows[:len(some)])
+            for begin in range(0, self._rows, step):
+                ids = np.ascontiguousarray(
+                    ids_at(begin, min(begin + step, self._rows))[::per_page])
+                self.gather(ids, rows[:len(ids)])
 
     def whole_bytes(self) -> int:
         """About what a slab with every page would take."""
