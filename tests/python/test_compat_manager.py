@@ -2,6 +2,8 @@
 """TrainableEmbeddingManager: the whole API in both storage modes, and a plain dict as oracle."""
 import inspect
 import os
+import subprocess
+import sys
 import tempfile
 
 import numpy as np
@@ -550,6 +552,36 @@ def test_chunks_are_the_features_chunks_when_they_hold_the_same_samples(governor
             assert list(held) == ids
         with make(tmp_path / "other", ids=IDS[:500], feature_manager=features) as manager:
             assert manager.num_chunks == 5  # Other samples: its own chunks.
+
+
+def test_without_torch_rows_are_numpy_arrays(tmp_path):
+    code = f"""
+import sys
+sys.modules["torch"] = None
+import numpy as np
+from plimsoll.compat import EmbeddingScheduler, FeatureManager, TrainableEmbeddingManager
+with FeatureManager({str(tmp_path / "f")!r}) as features:
+    features.add_features_chunk(0, np.ones((9, 4), np.float32), None, None, range(9))
+    with TrainableEmbeddingManager(range(9), 4, initialization_strategy="img", seed=3,
+                                   feature_manager=features) as manager:
+        rows = manager.get_embeddings([3, 4])
+        assert type(rows) is np.ndarray and rows.any()
+        manager.update_embeddings([3], rows[:1] + 1)
+        assert np.array_equal(manager.get_embeddings([3]), rows[:1] + 1)
+        scheduler = EmbeddingScheduler(manager)
+        scheduler.add_regularizer("l2", weight=1.0)
+        scheduler.apply(range(9), 0.1)
+        for call in (manager.get_optimizer_params,
+                     lambda: manager.save_final_embeddings({str(tmp_path / "s")!r})):
+            try:
+                call()
+            except ImportError as error:
+                print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], text=True, capture_output=True,
+                          timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("needs torch") == 2
 
 
 IDS_DRAWN = st.lists(st.sampled_from(IDS[:40]), min_size=0, max_size=6)
