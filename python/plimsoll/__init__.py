@@ -11,6 +11,7 @@
     import_dataset                 any Python dataset becomes a FeatureStore
     train, resume, evaluate        whole recipes (need torch)
     info, limits, parse_bytes, format_bytes
+    plimsoll.compat                TrainableEmbeddingManager and FeatureManager, as they were called
 
 `import plimsoll` works without torch. Import torch first, then make a Governor, and tensors are
 leased from it as well. Errors are in plimsoll.errors.

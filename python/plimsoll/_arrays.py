@@ -8,6 +8,7 @@ has one attached (so tensors and arrays share it), else from a lease of its own.
 """
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -120,7 +121,7 @@ class Buffer:
         self._dtype = dtype
         self._tensor: Any = None
         numpy_dtype = np.dtype(_NUMPY_NAME.get(dtype, dtype))
-        bytes_needed = numpy_dtype.itemsize * int(np.prod(shape, dtype=np.int64))
+        bytes_needed = numpy_dtype.itemsize * math.prod(shape)
         if governor.arena_attached:
             import torch
 

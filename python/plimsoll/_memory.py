@@ -91,6 +91,7 @@ class Governor:
         directory: whose file system the disk limit speaks of.
         foreign:   set aside for what cannot be leased: Python objects, NumPy, code.
         """
+        global _newest
         self._arena: Any = None
         self._parts: weakref.WeakSet[_Closes] = weakref.WeakSet()
         foreign_bytes = byte_size(foreign, "foreign")
@@ -107,8 +108,15 @@ class Governor:
             if not _core.Governor.current().valid or gc.collect() == 0:
                 raise
             self._core = _core.Governor.create(*options)
+        _newest = weakref.ref(self)
         if extension is not None:
             self._attach(extension)
+
+    @staticmethod
+    def current() -> Governor | None:
+        """The process's governor, or None before one is made and after it was closed."""
+        one = _newest()
+        return one if one is not None and one._core.valid else None
 
     def _attach(self, extension: Any) -> None:
         global _attached_to
@@ -200,6 +208,8 @@ def _no_governor() -> Governor | None:
 
 # The governor whose leases new tensors take; written by Governor._attach() only.
 _attached_to: Any = _no_governor
+# The governor made last; written by Governor.__init__() only.
+_newest: Any = _no_governor
 
 
 def _size_text(size: int | str, option: str) -> str:

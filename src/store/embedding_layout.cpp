@@ -110,10 +110,13 @@ Result<EmbeddingLayout> plan_layout(const TableDescription& table,
   const std::int64_t rest = bytes - total(layout, frame, 0);
   const std::int64_t most = std::max(shape.pages, least);
   layout.sizes.frames = std::min(std::max(rest / frame, least), most);
-  // An eighth of the frames may be on its way in one batch, so that pins never want for a frame.
-  const std::int64_t eighth = std::max<std::int64_t>(layout.sizes.frames / 8, 2);
-  layout.sizes.read_batch = std::min(layout.sizes.read_batch, eighth);
-  layout.sizes.write_batch = std::min(layout.sizes.write_batch, eighth);
+  if (layout.sizes.frames < shape.pages) {
+    // An eighth of the frames may be on its way in one batch, so that pins never want for a frame.
+    // (With a frame for every page nobody waits for one, and a commit is a few long writes.)
+    const std::int64_t eighth = std::max<std::int64_t>(layout.sizes.frames / 8, 2);
+    layout.sizes.read_batch = std::min(layout.sizes.read_batch, eighth);
+    layout.sizes.write_batch = std::min(layout.sizes.write_batch, eighth);
+  }
   if (options.dirty_bytes > 0) {
     layout.sizes.dirty_most = std::max<std::int64_t>(options.dirty_bytes / shape.page_bytes, 2);
   }

@@ -14,7 +14,7 @@ namespace plimsoll {
 namespace {
 
 // Long enough that a disk need not seek, short enough that several are under way at once.
-constexpr std::int64_t kWriteBytesMost = 256 << 10;
+constexpr std::int64_t kWriteBytesMost = 1 << 20;
 constexpr std::int64_t kRefillMost = 64;
 
 constexpr double kCommitSeconds = 0.05;  // What a commit may take to write what is dirty.

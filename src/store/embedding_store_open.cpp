@@ -7,6 +7,8 @@
 //
 // Threads: see embedding_store.h.   Memory: one slab, taken here and divided once.
 #include <algorithm>
+#include <array>
+#include <cstddef>
 #include <cstring>
 #include <string>
 #include <system_error>
@@ -233,6 +235,9 @@ Result<void> EmbeddingStore::Impl::create_and_describe(const IdSource& source) {
   PLIMSOLL_TRY_VOID(rows.sync());
   for (int slot = 0; slot < 2; ++slot) {
     PLIMSOLL_TRY(auto map, File::open(table_files::map_path(directory_, slot), FileMode::kCreate));
+    // One block from the start: a small table's commits then change no metadata of this file.
+    const std::array<std::byte, kBlockUnit> zeros{};
+    PLIMSOLL_TRY_VOID(map.write_at(0, zeros));
     PLIMSOLL_TRY_VOID(map.sync());
   }
   PLIMSOLL_TRY_VOID(SuperFile::create(directory_ / table_files::kSuper));

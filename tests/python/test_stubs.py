@@ -9,6 +9,7 @@ import re
 import pytest
 
 import plimsoll
+from plimsoll import compat
 
 PACKAGE = pathlib.Path(plimsoll.__file__).parent
 IN_ONE_KIND_OF_BUILD = {("_core", "run_program")}
@@ -83,8 +84,8 @@ def test_every_name_of_the_module_is_declared(name):
 
 
 def public_members():
-    for name in plimsoll.__all__:
-        value = getattr(plimsoll, name)
+    for name, value in [*((name, getattr(plimsoll, name)) for name in plimsoll.__all__),
+                        *((name, getattr(compat, name)) for name in compat.__all__)]:
         if inspect.isclass(value) or inspect.isfunction(value):
             yield name, value
         if inspect.isclass(value) and value.__module__ != "plimsoll._core":
@@ -112,5 +113,6 @@ def test_everything_public_has_a_docstring_and_types(path, value):
 
 def test_all_is_sorted_complete_and_typed():
     assert plimsoll.__all__ == sorted(plimsoll.__all__)
+    assert compat.__all__ == sorted(compat.__all__)
     assert (PACKAGE / "py.typed").exists()
     assert re.fullmatch(r"\d+\.\d+\.\d+", plimsoll.__version__)
