@@ -59,7 +59,9 @@ class EmbeddingSource final : public Source {
     PLIMSOLL_TRY(auto store, EmbeddingStore::open(governor, {.directory = directory,
                                                              .dim = info.dim,
                                                              .optimizer = {.kind = info.optimizer},
-                                                             .init = info.init}));
+
+                                                             .init = info.init,
+                                                             .layout = info.layout}));
     return std::unique_ptr<Source>(new EmbeddingSource(std::move(store)));
   }
   [[nodiscard]] std::int64_t rows() const override { return store_.rows(); }
