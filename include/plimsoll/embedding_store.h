@@ -51,6 +51,13 @@ struct RowOptimizerOptions {
   float momentum{0.9F};      ///< Of kSgdMomentum.
 };
 
+/// Where rows lie on disk.
+enum class RowLayout : std::uint8_t {
+  kAnyOrder,     ///< Pages by id, a page table, a cache.
+  kSampleOrder,  ///< Each row where SampleOrder(rows, order_seed, epoch) will want it next: one
+                 ///< that is visited in that order streams, at the disk's bandwidth.
+};
+
 enum class RowInitKind : std::uint8_t { kZeros, kNormal, kUniform };
 
 /// Rows before their first update; depends on (seed, id) alone, never on order.
@@ -65,7 +72,9 @@ struct EmbeddingStoreOptions {
   std::int64_t dim{0};              ///< Floats per row.
   RowOptimizerOptions optimizer{};  ///< The kind is part of the table; the numbers may change.
   RowInit init{};                   ///< Part of the table.
-  std::int64_t store_bytes{0};      ///< The slab; 0: 64 MiB or the floor, whichever is larger.
+  RowLayout layout{RowLayout::kAnyOrder};  ///< Part of the table.
+  std::uint64_t order_seed{0};  ///< Sample order: the seed of the epochs that begin from now on.
+  std::int64_t store_bytes{0};  ///< The slab; 0: 64 MiB or the floor, whichever is larger.
 
   // Only when the table is created; an existing one is compared with them when given.
   std::int64_t rows{0};                 ///< Dense ids [0, rows), or the number of `ids`.
@@ -124,6 +133,10 @@ struct TableInfo {
   RowOptimizer optimizer{};
   RowInit init{};
   bool dense_ids{false};
+  RowLayout layout{};
+  std::uint64_t order_seed{0};  // Sample order: of the epoch being read, as of the newest commit,
+  std::int64_t epoch{0};        // which epoch that is,
+  std::int64_t cursor{0};       // and how many of its positions have been passed.
   std::int64_t record_bytes{0};
   std::int64_t page_bytes{0};
   std::int64_t rows_per_page{0};
@@ -173,6 +186,14 @@ class EmbeddingStore {
   /// Says which ids will be asked for soon. A hint: bounded, dropped when full, cannot fail.
   void prefetch(std::span<const std::int64_t> ids) noexcept;
 
+  /// Says that the coming requests visit rows in the order SampleOrder(rows(), order_seed, epoch),
+  /// by position of creation. Sample order only, else nothing happens. An epoch that was already
+  /// begun goes on. Rows that the last epoch did not visit are carried over; another order than
+  /// the next one costs a pass over the table. A new table is in epoch 0. Results never depend on
+  /// it, only speed: a batch that continues the order streams, any other request is looked up.
+  /// Errors: kCorrupt, kIo; the handle is then poisoned.
+  Result<void> begin_epoch(std::int64_t epoch);
+
   /// Makes everything so far durable under the number `step`. Requires: step > the last one.
   /// After an error the handle is poisoned: every later call returns that error, and the table
   /// on disk still holds the commits it held.
@@ -214,9 +235,11 @@ class EmbeddingStore {
   static Result<void> verify(const std::filesystem::path& directory, const ProgressFn& progress);
 
  private:
-  class Impl;
-  explicit EmbeddingStore(std::unique_ptr<Impl> impl) noexcept;
-  std::unique_ptr<Impl> impl_;
+  class Engine;
+  class Impl;      // Rows in any order.
+  class Timeline;  // Rows in sample order.
+  explicit EmbeddingStore(std::unique_ptr<Engine> impl) noexcept;
+  std::unique_ptr<Engine> impl_;
 };
 
 }  // namespace plimsoll

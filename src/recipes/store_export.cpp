@@ -62,7 +62,8 @@ class EmbeddingSource final : public Source {
     EmbeddingStoreOptions how{.directory = directory,
                               .dim = info.dim,
                               .optimizer = {.kind = info.optimizer},
-                              .init = info.init};
+                              .init = info.init,
+                              .layout = info.layout};
     PLIMSOLL_TRY(auto store, EmbeddingStore::open(governor, how));
     std::unique_ptr<EmbeddingSource> source(new EmbeddingSource(std::move(store)));
     std::int64_t rows = source->store_.rows();

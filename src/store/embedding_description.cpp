@@ -68,11 +68,16 @@ void fill_json(Json& json, const TableDescription& table) {
   json["ids"] = Json(Json::value_t::object);
   json["ids"]["dense"] = table.ids.dense;
   json["ids"]["fingerprint"] = hex(table.ids.fingerprint);
-  json["layout"] = "any_order";
+  json["layout"] = layout_name(table.layout);
   json["record_bytes"] = shape.record_bytes;
   json["page_bytes"] = shape.page_bytes;
   json["rows_per_page"] = shape.rows_per_page;
   json["fingerprint"] = hex(table.fingerprint());
+  if (table.layout == RowLayout::kSampleOrder) {
+    json["order_seed"] = hex(table.order_seed);
+    json["bucket_rows"] = table.bucket_rows;
+    json["segment_bytes"] = table.segment_bytes;
+  }
 }
 
 template <class Kinds, class Name>
@@ -114,6 +119,13 @@ TableDescription from_json(Json json) {
   if (table.dim < 1 || table.dim > (1 << 24) || table.ids.rows < 1 || table.ids.rows > kIdRowsMax) {
     throw std::runtime_error("its rows or its dim are out of range");
   }
+  table.layout = parse_kind(json.at("layout").get<std::string>(),
+                            std::array{RowLayout::kAnyOrder, RowLayout::kSampleOrder}, layout_name);
+  if (table.layout == RowLayout::kSampleOrder) {
+    table.order_seed = std::stoull(json.at("order_seed").get<std::string>(), nullptr, 16);
+    table.bucket_rows = json.at("bucket_rows").get<std::int64_t>();
+    table.segment_bytes = json.at("segment_bytes").get<std::int64_t>();
+  }
   if (hex(table.fingerprint()) != json.at("fingerprint").get<std::string>()) {
     throw std::runtime_error("its fingerprint does not fit its fields");
   }
@@ -127,6 +139,10 @@ std::filesystem::path map_path(const std::filesystem::path& directory, int slot)
   return directory / (slot == 0 ? "map.0" : "map.1");
 }
 }  // namespace table_files
+
+const char* layout_name(RowLayout layout) noexcept {
+  return layout == RowLayout::kSampleOrder ? "sample_order" : "any_order";
+}
 
 TableShape TableDescription::shape() const noexcept {
   return table_shape(ids.rows, dim, optimizer_slots(optimizer), optimizer_row_slots(optimizer));
@@ -143,6 +159,13 @@ std::uint64_t TableDescription::fingerprint() const noexcept {
         ids.fingerprint, static_cast<std::uint64_t>(s.record_bytes),
         static_cast<std::uint64_t>(s.page_bytes), static_cast<std::uint64_t>(s.rows_per_page)}) {
     chain = mix64(chain ^ field);
+  }
+  if (layout == RowLayout::kSampleOrder) {
+    for (const std::uint64_t field :
+         {static_cast<std::uint64_t>(layout), order_seed, static_cast<std::uint64_t>(bucket_rows),
+          static_cast<std::uint64_t>(segment_bytes)}) {
+      chain = mix64(chain ^ field);
+    }
   }
   return chain;
 }
@@ -183,6 +206,9 @@ Result<void> compare_description(const std::filesystem::path& directory,
   if (options.optimizer.kind != table.optimizer) {
     return differs("optimizer.kind", optimizer_name(table.optimizer),
                    optimizer_name(options.optimizer.kind));
+  }
+  if (options.layout != table.layout) {
+    return differs("layout", layout_name(table.layout), layout_name(options.layout));
   }
   if (options.init.kind != table.init.kind) {
     return differs("init.kind", init_name(table.init.kind), init_name(options.init.kind));

@@ -23,6 +23,11 @@ struct TableDescription {
   RowOptimizer optimizer{};
   RowInit init{};
   IdIndexInfo ids{};
+  RowLayout layout{};
+  // Sample order only.
+  std::uint64_t order_seed{0};    // Of the first epoch.
+  std::int64_t bucket_rows{0};    // Positions per bucket.
+  std::int64_t segment_bytes{0};  // What rows.dat is divided into.
 
   [[nodiscard]] TableShape shape() const noexcept;
   /// Over every field.
@@ -36,6 +41,9 @@ inline constexpr const char* kSuper = "super";
 inline constexpr const char* kIds = "rows";  // rows.ids, rows.order
 [[nodiscard]] std::filesystem::path map_path(const std::filesystem::path& directory, int slot);
 }  // namespace table_files
+
+/// "any_order", "sample_order".
+[[nodiscard]] const char* layout_name(RowLayout layout) noexcept;
 
 /// Errors: kNotFound (there is no table), kCorrupt, kIo.
 Result<TableDescription> read_description(const std::filesystem::path& directory);

@@ -320,7 +320,7 @@ Result<void> EmbeddingStore::Impl::set_optimizer(const RowOptimizerOptions& opti
 
 // ---- The public face --------------------------------------------------------------------------
 
-EmbeddingStore::EmbeddingStore(std::unique_ptr<Impl> impl) noexcept : impl_(std::move(impl)) {}
+EmbeddingStore::EmbeddingStore(std::unique_ptr<Engine> impl) noexcept : impl_(std::move(impl)) {}
 EmbeddingStore::EmbeddingStore(EmbeddingStore&&) noexcept = default;
 EmbeddingStore& EmbeddingStore::operator=(EmbeddingStore&&) noexcept = default;
 EmbeddingStore::~EmbeddingStore() = default;
@@ -344,6 +344,9 @@ Result<void> EmbeddingStore::update(std::span<const std::int64_t> ids,
 }
 void EmbeddingStore::prefetch(std::span<const std::int64_t> ids) noexcept {
   impl_->prefetch(ids);
+}
+Result<void> EmbeddingStore::begin_epoch(std::int64_t epoch) {
+  return impl_->begin_epoch(epoch);
 }
 Result<void> EmbeddingStore::commit(std::int64_t step) {
   return impl_->commit(step);

@@ -95,9 +95,7 @@ Result<void> EmbeddingStore::Impl::write_map(int slot) {
   }
 }
 
-Result<void> EmbeddingStore::Impl::scan(
-    const std::function<Result<void>(std::span<const std::int64_t>, std::span<const std::uint32_t>,
-                                     std::span<const float>)>& visit) {
+Result<void> EmbeddingStore::Impl::scan(const Visit& visit) {
   PLIMSOLL_TRY_VOID(cache_->poisoned());
   // Half of the scratch for pages, half for what is in them: ids, sequences and values of a row
   // are together shorter than its record.

@@ -4,7 +4,6 @@
 //
 // Compaction writes a new table beside the old one and exchanges the two names in one step of the
 // file system; what a crash leaves under the other name is thrown away by the next compaction.
-// It knows no file of a table, so it holds for any layout.
 //
 // Threads: see embedding_store.h.   Memory: the slabs of two tables.
 #include <algorithm>
@@ -23,15 +22,24 @@
 
 namespace plimsoll {
 
+Result<void> EmbeddingStore::Engine::check_restore(const TableShape& shape,
+                                                   std::span<const std::int64_t> ids,
+                                                   std::span<const std::uint32_t> sequences,
+                                                   std::span<const float> values) {
+  const auto floats = static_cast<std::size_t>(shape.floats());
+  if (sequences.size() == ids.size() && values.size() == ids.size() * floats) {
+    return {};
+  }
+  return fail(ErrorCode::kInvalidArgument,
+              fmt::format("restore() of {} ids with {} sequences and {} floats; a record has {}",
+                          ids.size(), sequences.size(), values.size(), floats));
+}
+
 Result<void> EmbeddingStore::Impl::restore(std::span<const std::int64_t> ids,
                                            std::span<const std::uint32_t> sequences,
                                            std::span<const float> values) {
-  const auto floats = static_cast<std::size_t>(shape_.dim * (1 + shape_.slots));
-  if (sequences.size() != ids.size() || values.size() != ids.size() * floats) {
-    return fail(ErrorCode::kInvalidArgument,
-                fmt::format("restore() of {} ids with {} sequences and {} floats; a record has {}",
-                            ids.size(), sequences.size(), values.size(), floats));
-  }
+  PLIMSOLL_TRY_VOID(check_restore(shape_, ids, sequences, values));
+  const auto floats = static_cast<std::size_t>(shape_.floats());
   PLIMSOLL_TRY_VOID(cache_->begin_request(static_cast<std::int64_t>(ids.size())));
   bool changed = false;
   while (!ids.empty()) {
@@ -99,7 +107,7 @@ Result<void> write_ids(EmbeddingStore& table, const fs::path& path) {
 // Copies the rows that differ from what a new table begins with; the others need no place on disk.
 Result<void> copy_rows(EmbeddingStore& from, EmbeddingStore& to, const ProgressFn& progress) {
   const auto dim = static_cast<std::size_t>(from.dim());
-  const auto width = dim * static_cast<std::size_t>(1 + from.slots());
+  const auto width = dim + static_cast<std::size_t>(from.state_floats());
   std::vector<float> fresh;
   std::vector<std::int64_t> ids;
   std::vector<std::uint32_t> sequences;
@@ -138,6 +146,11 @@ Result<void> copy_rows(EmbeddingStore& from, EmbeddingStore& to, const ProgressF
 Result<void> copy_table(const Governor& governor, const fs::path& directory, const fs::path& beside,
                         std::int64_t at_step, const ProgressFn& progress) {
   PLIMSOLL_TRY(const TableInfo info, EmbeddingStore::inspect(directory));
+  if (info.layout == RowLayout::kSampleOrder) {
+    return fail(ErrorCode::kInvalidArgument,
+                fmt::format("{}: a table in sample order", directory.string()),
+                "nothing to do: its epochs reuse the space of the last one");
+  }
   EmbeddingStoreOptions how{.directory = directory,
                             .dim = info.dim,
                             .optimizer = {.kind = info.optimizer},

@@ -20,6 +20,7 @@
 #include "plimsoll/embedding_store.h"
 #include "store/embedding_block_map.h"
 #include "store/embedding_description.h"
+#include "store/embedding_engine.h"
 #include "store/embedding_layout.h"
 #include "store/embedding_look_ahead.h"
 #include "store/embedding_page_cache.h"
@@ -32,32 +33,29 @@ namespace plimsoll {
 
 class IdSource;
 
-class EmbeddingStore::Impl {
+class EmbeddingStore::Impl final : public EmbeddingStore::Engine {
  public:
-  static Result<std::unique_ptr<Impl>> open(const Governor& governor,
-                                            const EmbeddingStoreOptions& options);
+  static Result<std::unique_ptr<Engine>> open(const Governor& governor,
+                                              const EmbeddingStoreOptions& options);
   Impl(const Governor& governor, const EmbeddingStoreOptions& options,
        const TableDescription& table, const EmbeddingLayout& layout);
-  Impl(const Impl&) = delete;
-  Impl& operator=(const Impl&) = delete;
 
-  Result<void> gather(std::span<const std::int64_t> ids, std::span<float> out);
+  Result<void> gather(std::span<const std::int64_t> ids, std::span<float> out) override;
   Result<void> apply(std::span<const std::int64_t> ids, std::span<const float> grads,
-                     float rate_scale);
-  Result<void> update(std::span<const std::int64_t> ids, std::span<const float> rows);
+                     float rate_scale) override;
+  Result<void> update(std::span<const std::int64_t> ids, std::span<const float> rows) override;
   Result<void> restore(std::span<const std::int64_t> ids, std::span<const std::uint32_t> sequences,
-                       std::span<const float> values);
-  void prefetch(std::span<const std::int64_t> ids) noexcept { look_ahead_->hint(ids); }
-  Result<void> commit(std::int64_t step);
-  Result<void> scan(const std::function<Result<void>(std::span<const std::int64_t>,
-                                                     std::span<const std::uint32_t>,
-                                                     std::span<const float>)>& visit);
-  Result<void> set_optimizer(const RowOptimizerOptions& options);
+                       std::span<const float> values) override;
+  void prefetch(std::span<const std::int64_t> ids) noexcept override { look_ahead_->hint(ids); }
+  Result<void> begin_epoch(std::int64_t) override { return {}; }
+  Result<void> commit(std::int64_t step) override;
+  Result<void> scan(const Visit& visit) override;
+  Result<void> set_optimizer(const RowOptimizerOptions& options) override;
 
-  [[nodiscard]] const TableShape& shape() const noexcept { return shape_; }
-  [[nodiscard]] std::int64_t last_commit() const noexcept { return last_commit_; }
-  [[nodiscard]] const SlabPlan& plan() const noexcept { return layout_.plan; }
-  [[nodiscard]] StoreStats stats() const { return cache_->stats(); }
+  [[nodiscard]] const TableShape& shape() const noexcept override { return shape_; }
+  [[nodiscard]] std::int64_t last_commit() const noexcept override { return last_commit_; }
+  [[nodiscard]] const SlabPlan& plan() const noexcept override { return layout_.plan; }
+  [[nodiscard]] StoreStats stats() const override { return cache_->stats(); }
 
  private:
   // A promise of the governor's, kept as long as the table is open.

@@ -17,6 +17,7 @@
 #include "store/embedding_block_map.h"
 #include "store/embedding_description.h"
 #include "store/embedding_format.h"
+#include "store/timeline_inspect.h"
 
 namespace plimsoll {
 namespace {
@@ -121,6 +122,10 @@ Result<TableInfo> EmbeddingStore::inspect(const std::filesystem::path& directory
                  .optimizer = table.optimizer,
                  .init = table.init,
                  .dense_ids = table.ids.dense,
+                 .layout = table.layout,
+                 .order_seed = table.order_seed,
+                 .epoch = 0,
+                 .cursor = 0,
                  .record_bytes = shape.record_bytes,
                  .page_bytes = shape.page_bytes,
                  .rows_per_page = shape.rows_per_page,
@@ -128,7 +133,11 @@ Result<TableInfo> EmbeddingStore::inspect(const std::filesystem::path& directory
                  .disk_bytes = bytes_in(directory)};
   std::vector<std::byte> buffer(kPieceBytes);
   for (const Commit& commit : commits_of(super, table)) {
-    if (check_map(directory, commit, buffer)) {
+    const bool readable =
+        table.layout == RowLayout::kSampleOrder
+            ? inspect_timeline(directory, table, commit.slot, commit.superblock, info).has_value()
+            : check_map(directory, commit, buffer).has_value();
+    if (readable) {
       info.commit_steps.push_back(commit.superblock.step);
     }
   }
@@ -149,6 +158,10 @@ Result<void> EmbeddingStore::verify(const std::filesystem::path& directory,
   const auto commits = commits_of(super, table);
   if (commits.empty()) {
     return {};
+  }
+  if (table.layout == RowLayout::kSampleOrder) {
+    return verify_timeline(directory, table, commits.front().slot, commits.front().superblock,
+                           progress);
   }
   std::vector<std::byte> buffer(kPieceBytes);
   PLIMSOLL_TRY_VOID(check_map(directory, commits.front(), buffer));

@@ -19,6 +19,7 @@
 #include "base/check.h"
 #include "store/embedding_store_impl.h"
 #include "store/id_source.h"
+#include "store/timeline.h"
 
 namespace plimsoll {
 namespace {
@@ -91,6 +92,11 @@ Result<TableDescription> describe_new(const EmbeddingStoreOptions& options,
     return fail(ErrorCode::kInvalidArgument,
                 fmt::format("rows is {}, but there are {} ids", options.rows, table.ids.rows));
   }
+  table.layout = options.layout;
+  if (table.layout == RowLayout::kSampleOrder) {
+    table.order_seed = options.order_seed;
+    choose_buckets(table, options);
+  }
   return table;
 }
 
@@ -141,12 +147,17 @@ EmbeddingStore::Impl::Impl(const Governor&, const EmbeddingStoreOptions& options
                            const TableDescription& table, const EmbeddingLayout& layout)
     : directory_(options.directory), table_(table), shape_(table.shape()), layout_(layout) {}
 
-Result<std::unique_ptr<EmbeddingStore::Impl>> EmbeddingStore::Impl::open(
+Result<std::unique_ptr<EmbeddingStore::Engine>> EmbeddingStore::Impl::open(
     const Governor& governor, const EmbeddingStoreOptions& options) {
   if (!governor.valid()) {
     return fail(ErrorCode::kInvalidArgument, "an embedding store needs a governor");
   }
   PLIMSOLL_TRY(const Described described, describe(options));
+  if (described.table.layout == RowLayout::kSampleOrder) {
+    const IdSource source =
+        described.given ? *described.given : IdSource::range(described.table.ids.rows);
+    return Timeline::open(governor, options, described.table, described.exists ? nullptr : &source);
+  }
   PLIMSOLL_TRY(const EmbeddingLayout layout, plan_layout(described.table, options));
   auto impl = std::make_unique<Impl>(governor, options, described.table, layout);
   impl->pool_ = std::make_unique<IoPool>(options.io_threads);
@@ -158,7 +169,7 @@ Result<std::unique_ptr<EmbeddingStore::Impl>> EmbeddingStore::Impl::open(
   }
   PLIMSOLL_TRY_VOID(impl->open_files(options));
   PLIMSOLL_TRY_VOID(impl->open_commit(options.at_step));
-  return impl;
+  return std::unique_ptr<Engine>(std::move(impl));
 }
 
 // Divides the slab. What this takes is what plan_layout() counted.
@@ -364,6 +375,11 @@ Result<void> EmbeddingStore::Impl::keep_other_commit(int slot) {
 
 Result<SlabPlan> EmbeddingStore::plan(const EmbeddingStoreOptions& options) {
   PLIMSOLL_TRY(const Described described, describe(options));
+  if (described.table.layout == RowLayout::kSampleOrder) {
+    PLIMSOLL_TRY(const TimelineLayout layout,
+                 plan_timeline(described.table, described.exists, options));
+    return layout.plan;
+  }
   PLIMSOLL_TRY(const EmbeddingLayout layout, plan_layout(described.table, options));
   return layout.plan;
 }

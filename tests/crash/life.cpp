@@ -263,7 +263,7 @@ std::string Life::compare(std::size_t table, EmbeddingStore& store, std::int64_t
   EmbeddingOracle& oracle = oracle_at(table, step);
   std::string wrong;
   std::size_t seen = 0;
-  const std::size_t width = static_cast<std::size_t>(store.dim() * (1 + store.slots()));
+  const std::size_t width = static_cast<std::size_t>(store.dim() + store.state_floats());
   const auto scanned =
       store.scan([&](std::span<const std::int64_t> ids, std::span<const std::uint32_t> sequences,
                      std::span<const float> values) -> Result<void> {

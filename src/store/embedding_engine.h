@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// EmbeddingStore::Engine: what the two layouts of a table have in common: their requests.
+//
+// Impl (embedding_store_impl.h) keeps rows in any order, Timeline (timeline.h) in sample order.
+//
+// Threads: see embedding_store.h.   Memory: see the layouts.
+#pragma once
+
+#include <memory>
+
+#include "plimsoll/embedding_store.h"
+#include "store/embedding_format.h"
+
+namespace plimsoll {
+
+class EmbeddingStore::Engine {
+ public:
+  using Visit = std::function<Result<void>(std::span<const std::int64_t>,
+                                           std::span<const std::uint32_t>, std::span<const float>)>;
+
+  Engine() = default;
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+  virtual ~Engine() = default;
+
+  virtual Result<void> gather(std::span<const std::int64_t> ids, std::span<float> out) = 0;
+  virtual Result<void> apply(std::span<const std::int64_t> ids, std::span<const float> grads,
+                             float rate_scale) = 0;
+  virtual Result<void> update(std::span<const std::int64_t> ids, std::span<const float> rows) = 0;
+  virtual Result<void> restore(std::span<const std::int64_t> ids,
+                               std::span<const std::uint32_t> sequences,
+                               std::span<const float> values) = 0;
+  virtual void prefetch(std::span<const std::int64_t> ids) noexcept = 0;
+  virtual Result<void> begin_epoch(std::int64_t epoch) = 0;
+  virtual Result<void> commit(std::int64_t step) = 0;
+  virtual Result<void> scan(const Visit& visit) = 0;
+  virtual Result<void> set_optimizer(const RowOptimizerOptions& options) = 0;
+  [[nodiscard]] virtual const TableShape& shape() const noexcept = 0;
+  [[nodiscard]] virtual std::int64_t last_commit() const noexcept = 0;
+  [[nodiscard]] virtual const SlabPlan& plan() const noexcept = 0;
+  [[nodiscard]] virtual StoreStats stats() const = 0;
+
+ protected:
+  /// Errors: kInvalidArgument when the three do not belong to one number of records.
+  static Result<void> check_restore(const TableShape& shape, std::span<const std::int64_t> ids,
+                                    std::span<const std::uint32_t> sequences,
+                                    std::span<const float> values);
+};
+
+}  // namespace plimsoll

@@ -1,0 +1,539 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// gather, apply and update of a table in sample order.
+//
+// Threads: see embedding_store.h.   Memory: the scratch in timeline.h.
+#include "store/timeline.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "base/check.h"
+#include "store/row_init.h"
+
+namespace plimsoll {
+namespace {
+
+constexpr std::int64_t kGrain = 64;        // Rows a member of the crew takes at once.
+constexpr std::int64_t kRecordsAhead = 4;  // Source: as embedding_store.cpp.
+
+std::uint32_t request_place(std::uint64_t key) {
+  return static_cast<std::uint32_t>(key);
+}
+std::int64_t position_in(std::uint64_t key) {
+  return static_cast<std::int64_t>(key >> 32);
+}
+
+void fetch_ahead(const std::byte* at, std::int64_t bytes) {
+  for (std::int64_t line = 0; line < bytes; line += 64) {
+    __builtin_prefetch(at + line);
+  }
+}
+
+}  // namespace
+
+// ---- Changes ----------------------------------------------------------------------------------
+
+// Sets the first floats of a row, and zeroes those behind them.
+class EmbeddingStore::Timeline::SetRows final : public Change {
+ public:
+  /// `sequences`: one per row; empty means 0 for all. `width`: floats per row of `rows`.
+  SetRows(const Timeline& table, std::span<const float> rows,
+          std::span<const std::uint32_t> sequences, std::int64_t width)
+      : table_(table), rows_(rows), sequences_(sequences), width_(width) {}
+  void row(std::int64_t unique, std::byte* record, int) const noexcept override {
+    const std::uint32_t last = request_place(table_.keys_of(unique).back());
+    RowHeader header;
+    std::memcpy(&header, record, sizeof header);
+    header.sequence = sequences_.empty() ? 0 : sequences_[last];
+    std::memcpy(record, &header, sizeof header);
+    std::memcpy(record + kRowHeaderBytes, rows_.data() + last * width_,
+                static_cast<std::size_t>(width_) * 4);
+    std::memset(record + kRowHeaderBytes + width_ * 4, 0,
+                static_cast<std::size_t>(table_.rows_.floats() - width_) * 4);
+  }
+
+ private:
+  const Timeline& table_;
+  std::span<const float> rows_;
+  std::span<const std::uint32_t> sequences_;
+  std::int64_t width_;
+};
+
+class EmbeddingStore::Timeline::OptimizerStep final : public Change {
+ public:
+  OptimizerStep(const Timeline& table, std::span<const float> grads, double rate_scale)
+      : table_(table), grads_(grads), rate_scale_(rate_scale) {}
+  void row(std::int64_t unique, std::byte* record, int member) const noexcept override {
+    const auto dim = static_cast<std::size_t>(table_.rows_.dim);
+    const auto sum = table_.sums_.subspan(static_cast<std::size_t>(member) * dim, dim);
+    RowHeader header;
+    std::memcpy(&header, record, sizeof header);
+    table_.optimizer_.step(reinterpret_cast<float*>(record + kRowHeaderBytes),
+                           table_.gradient_of(unique, grads_, sum), header.sequence, rate_scale_);
+    ++header.sequence;
+    std::memcpy(record, &header, sizeof header);
+  }
+
+ private:
+  const Timeline& table_;
+  std::span<const float> grads_;
+  double rate_scale_;
+};
+
+// ---- Requests ---------------------------------------------------------------------------------
+
+Result<void> EmbeddingStore::Timeline::sound() {
+  if (!poison_) {
+    if (auto written = io_->failed(); !written) {
+      poison(written.error());
+    }
+  }
+  if (poison_) {
+    return tl::unexpected(*poison_);
+  }
+  return {};
+}
+
+Result<void> EmbeddingStore::Timeline::refuse_size(const char* what, std::size_t ids,
+                                                   std::size_t floats) const {
+  if (floats == ids * static_cast<std::size_t>(rows_.dim)) {
+    return {};
+  }
+  return fail(ErrorCode::kInvalidArgument,
+              fmt::format("{} has {} floats, expected {} ids × dim {} = {}", what, floats, ids,
+                          rows_.dim, ids * static_cast<std::size_t>(rows_.dim)));
+}
+
+// Fills ordinals_ with those of `ids`, at most batch_rows of them.
+Result<void> EmbeddingStore::Timeline::resolve(std::span<const std::int64_t> ids) {
+  const auto unknown = [this](std::int64_t id) {
+    return fail(ErrorCode::kNotFound,
+                fmt::format("{}: there is no row with id {}", directory_.string(), id));
+  };
+  if (ids_.dense()) {
+    for (std::size_t i = 0; i < ids.size(); ++i) {
+      if (static_cast<std::uint64_t>(ids[i]) >= static_cast<std::uint64_t>(rows_.rows)) {
+        return unknown(ids[i]);
+      }
+      ordinals_[i] = static_cast<std::uint32_t>(ids[i]);
+    }
+    return {};
+  }
+  std::array<std::int64_t, 256> found;
+  for (std::size_t at = 0; at < ids.size(); at += found.size()) {
+    const auto piece = ids.subspan(at, std::min(found.size(), ids.size() - at));
+    PLIMSOLL_TRY_VOID(ids_.find(piece, std::span(found).first(piece.size())));
+    for (std::size_t i = 0; i < piece.size(); ++i) {
+      if (found[i] < 0) {
+        return unknown(piece[i]);
+      }
+      ordinals_[at + i] = static_cast<std::uint32_t>(found[i]);
+    }
+  }
+  return {};
+}
+
+// keys_: where each of the first `count` ordinals stands in the source order.
+void EmbeddingStore::Timeline::find_positions(std::int64_t count) {
+  crew_->run(count, 4 * kGrain, [&](std::int64_t begin, std::int64_t end, int) {
+    for (std::int64_t i = begin; i < end; ++i) {
+      const auto at = static_cast<std::size_t>(i);
+      keys_[at] = static_cast<std::uint64_t>(source_.position_of(ordinals_[at])) << 32 | at;
+    }
+  });
+}
+
+// Sorts keys_ by position, then by place in the request; returns how many different rows there are.
+std::int64_t EmbeddingStore::Timeline::sort_unique(std::int64_t count) {
+  const auto keys = keys_.first(static_cast<std::size_t>(count));
+  if (!std::is_sorted(keys.begin(), keys.end())) {
+    std::sort(keys.begin(), keys.end());
+  }
+  std::int64_t unique = 0;
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    if (i == 0 || position_in(keys[i]) != position_in(keys[i - 1])) {
+      unique_[static_cast<std::size_t>(unique++)] = static_cast<std::uint32_t>(i);
+    }
+  }
+  unique_[static_cast<std::size_t>(unique)] = static_cast<std::uint32_t>(count);
+  return unique;
+}
+
+std::span<const std::uint64_t> EmbeddingStore::Timeline::keys_of(
+    std::int64_t unique) const noexcept {
+  const auto at = static_cast<std::size_t>(unique);
+  return keys_.subspan(unique_[at], unique_[at + 1] - unique_[at]);
+}
+
+// The gradient of a row: its only one, or the sum in `sum`, added up in request order.
+const float* EmbeddingStore::Timeline::gradient_of(std::int64_t unique,
+                                                   std::span<const float> grads,
+                                                   std::span<float> sum) const noexcept {
+  const auto keys = keys_of(unique);
+  const float* const first = grads.data() + request_place(keys[0]) * rows_.dim;
+  if (keys.size() == 1) {
+    return first;
+  }
+  std::memcpy(sum.data(), first, sum.size_bytes());
+  for (const std::uint64_t key : keys.subspan(1)) {
+    const float* const more = grads.data() + request_place(key) * rows_.dim;
+    for (std::size_t k = 0; k < sum.size(); ++k) {
+      sum[k] += more[k];
+    }
+  }
+  return sum.data();
+}
+
+// Refuses NaN and infinity, in a gradient or in a sum of gradients, before anything is changed.
+Result<void> EmbeddingStore::Timeline::check_gradients(std::span<const std::int64_t> ids,
+                                                       std::span<const float> grads,
+                                                       std::int64_t unique) {
+  const auto dim = static_cast<std::size_t>(rows_.dim);
+  std::atomic<std::uint32_t> bad{kNone};  // Lowest place in the request, so that chance names none.
+  crew_->run(unique, kGrain, [&](std::int64_t begin, std::int64_t end, int member) {
+    const auto sum = sums_.subspan(static_cast<std::size_t>(member) * dim, dim);
+    for (std::int64_t u = begin; u < end; ++u) {
+      if (!all_finite(gradient_of(u, grads, sum), rows_.dim)) {
+        const std::uint32_t place = request_place(keys_of(u)[0]);
+        std::uint32_t seen = bad.load(std::memory_order_relaxed);
+        while (place < seen && !bad.compare_exchange_weak(seen, place, std::memory_order_relaxed)) {
+        }
+      }
+    }
+  });
+  if (bad.load(std::memory_order_relaxed) == kNone) {
+    return {};
+  }
+  return fail(ErrorCode::kInvalidArgument,
+              fmt::format("{}: the gradient of id {} is not finite", directory_.string(),
+                          ids[bad.load(std::memory_order_relaxed)]),
+              "nothing was changed: skip this step, or lower the learning rate");
+}
+
+Result<void> EmbeddingStore::Timeline::gather(std::span<const std::int64_t> ids,
+                                              std::span<float> out) {
+  PLIMSOLL_TRY_VOID(refuse_size("out", ids.size(), out.size()));
+  PLIMSOLL_TRY_VOID(sound());
+  requests_ += static_cast<std::int64_t>(ids.size());
+  while (!ids.empty()) {
+    const std::size_t count = std::min(ids.size(), ordinals_.size());
+    const std::size_t floats = count * static_cast<std::size_t>(rows_.dim);
+    PLIMSOLL_TRY_VOID(gather_piece(ids.first(count), out.first(floats)));
+    ids = ids.subspan(count);
+    out = out.subspan(floats);
+  }
+  return {};
+}
+
+// Rows of the bucket under the cursor and of the one after it come from their frames, if the
+// request is about them; all others are looked up.
+Result<void> EmbeddingStore::Timeline::gather_piece(std::span<const std::int64_t> ids,
+                                                    std::span<float> out) {
+  const auto count = static_cast<std::int64_t>(ids.size());
+  PLIMSOLL_TRY_VOID(resolve(ids));
+  find_positions(count);
+  const std::int64_t bucket = shape_.bucket_of(cursor_);
+  const std::int64_t here = std::min((bucket + 1) * shape_.bucket_rows, rows_.rows);
+  const std::int64_t next = std::min((bucket + 2) * shape_.bucket_rows, rows_.rows);
+  std::int64_t in_here = 0;
+  std::int64_t in_next = 0;
+  for (const std::uint64_t key : keys_.first(ids.size())) {
+    const std::int64_t position = position_in(key);
+    in_here += position >= cursor_ && position < here ? 1 : 0;
+    in_next += position >= here && position >= cursor_ && position < next ? 1 : 0;
+  }
+  if ((in_here + in_next) * 4 >= count) {
+    if (in_here > 0) {
+      PLIMSOLL_TRY_VOID(ensure(bucket));
+      PLIMSOLL_TRY_VOID(load_next());
+    }
+    if (in_next > 0) {
+      PLIMSOLL_TRY_VOID(ensure(bucket + 1));
+    }
+  }
+  std::array<const Frame*, 2> frames{find_frame(bucket), find_frame(bucket + 1)};
+  for (const Frame*& frame : frames) {
+    frame = frame != nullptr && io_->ready(*frame) ? frame : nullptr;
+  }
+  const auto source = [&](std::uint64_t key) -> const Frame* {
+    const std::int64_t position = position_in(key);
+    return position < cursor_ || position >= next ? nullptr : frames[position < here ? 0 : 1];
+  };
+  const auto row_bytes = static_cast<std::size_t>(rows_.dim) * 4;
+  std::atomic<std::int64_t> served{0};
+  crew_->run(count, kGrain, [&](std::int64_t begin, std::int64_t end, int) {
+    std::int64_t mine = 0;
+    const auto entry_of = [&](std::int64_t i, const Frame& frame) {
+      return frame.index[static_cast<std::size_t>(position_in(keys_[static_cast<std::size_t>(i)]) -
+                                                  frame.first)];
+    };
+    for (std::int64_t i = begin; i < end; ++i) {
+      const auto at = static_cast<std::size_t>(i);
+      if (const auto* ahead = i + kRecordsAhead < end ? source(keys_[at + kRecordsAhead]) : nullptr;
+          ahead != nullptr) {
+        const std::uint32_t entry = entry_of(i + kRecordsAhead, *ahead);
+        fetch_ahead(ahead->bytes.data() + std::max<std::int64_t>(entry, 1) * 8 - 8,
+                    entry == 0 ? 0 : shape_.record_bytes);
+      }
+      const Frame* const frame = source(keys_[at]);
+      if (frame == nullptr) {
+        continue;
+      }
+      float* const to = out.data() + i * rows_.dim;
+      const std::uint32_t entry = entry_of(i, *frame);
+      if (entry == 0) {
+        init_row(table_.init, ids[at], {to, static_cast<std::size_t>(rows_.dim)});
+      } else {
+        std::memcpy(to, frame->bytes.data() + (std::int64_t{entry} - 1) * 8 + kRowHeaderBytes,
+                    row_bytes);
+      }
+      ++mine;
+    }
+    served.fetch_add(mine, std::memory_order_relaxed);
+  });
+  hits_ += served.load();
+  if (served.load() == count) {
+    return {};
+  }
+  std::size_t staged = 0;
+  const auto fetch = [&]() -> Result<void> {
+    const auto some = wanted_.first(staged);
+    PLIMSOLL_TRY_VOID(lookup(some));
+    for (const Wanted& row : some) {
+      std::memcpy(out.data() + row.tag * rows_.dim, this->staged(row) + kRowHeaderBytes, row_bytes);
+    }
+    staged = 0;
+    return {};
+  };
+  for (const std::uint64_t key : keys_.first(ids.size())) {
+    if (source(key) != nullptr) {
+      continue;
+    }
+    wanted_[staged++] = {.position = position_in(key),
+                         .id = ids[request_place(key)],
+                         .ordinal = ordinals_[request_place(key)],
+                         .tag = request_place(key),
+                         .place = 0,
+                         .slot = 0,
+                         .found = 0,
+                         .reserved = 0};
+    if (staged == wanted_.size()) {
+      PLIMSOLL_TRY_VOID(fetch());
+    }
+  }
+  return fetch();
+}
+
+Result<void> EmbeddingStore::Timeline::update(std::span<const std::int64_t> ids,
+                                              std::span<const float> rows) {
+  PLIMSOLL_TRY_VOID(refuse_size("rows", ids.size(), rows.size()));
+  return set_rows(ids, {}, rows, rows_.dim);
+}
+
+Result<void> EmbeddingStore::Timeline::restore(std::span<const std::int64_t> ids,
+                                               std::span<const std::uint32_t> sequences,
+                                               std::span<const float> values) {
+  PLIMSOLL_TRY_VOID(check_restore(rows_, ids, sequences, values));
+  return set_rows(ids, sequences, values, rows_.floats());
+}
+
+Result<void> EmbeddingStore::Timeline::set_rows(std::span<const std::int64_t> ids,
+                                                std::span<const std::uint32_t> sequences,
+                                                std::span<const float> values, std::int64_t width) {
+  PLIMSOLL_TRY_VOID(sound());
+  requests_ += static_cast<std::int64_t>(ids.size());
+  // Every id is looked up before any row changes.
+  const std::size_t most = ordinals_.size();
+  for (std::size_t at = 0; ids.size() > most && at < ids.size(); at += most) {
+    PLIMSOLL_TRY_VOID(resolve(ids.subspan(at, std::min(most, ids.size() - at))));
+  }
+  bool first = true;
+  while (!ids.empty()) {
+    const std::size_t count = std::min(ids.size(), most);
+    auto done = resolve(ids.first(count));
+    if (done) {
+      request_ids_ = ids;
+      find_positions(static_cast<std::int64_t>(count));
+      done = change(sort_unique(static_cast<std::int64_t>(count)),
+                    SetRows(*this, values, sequences, width));
+    }
+    if (!done) {
+      if (!first) {
+        poison(done.error());  // Half a request: nobody may see or keep it.
+      }
+      return done;
+    }
+    first = false;
+    ids = ids.subspan(count);
+    sequences = sequences.empty() ? sequences : sequences.subspan(count);
+    values = values.subspan(count * static_cast<std::size_t>(width));
+  }
+  return {};
+}
+
+Result<void> EmbeddingStore::Timeline::apply(std::span<const std::int64_t> ids,
+                                             std::span<const float> grads, float rate_scale) {
+  PLIMSOLL_TRY_VOID(refuse_size("grads", ids.size(), grads.size()));
+  if (ids.size() > ordinals_.size()) {
+    return fail(ErrorCode::kInvalidArgument,
+                fmt::format("{}: apply() of {} rows, but batch_rows is {}", directory_.string(),
+                            ids.size(), ordinals_.size()),
+                "raise batch_rows");
+  }
+  PLIMSOLL_TRY_VOID(sound());
+  requests_ += static_cast<std::int64_t>(ids.size());
+  PLIMSOLL_TRY_VOID(resolve(ids));
+  request_ids_ = ids;
+  find_positions(static_cast<std::int64_t>(ids.size()));
+  const std::int64_t unique = sort_unique(static_cast<std::int64_t>(ids.size()));
+  PLIMSOLL_TRY_VOID(check_gradients(ids, grads, unique));
+  return change(unique, OptimizerStep(*this, grads, static_cast<double>(rate_scale)));
+}
+
+// The rows of a request that continue the order: the first at or after the cursor and those that
+// follow it without a gap. What it jumps over must be in proportion: one row far ahead is a change
+// out of order, a batch behind a skipped batch is the order going on.
+EmbeddingStore::Timeline::Run EmbeddingStore::Timeline::in_order(
+    std::int64_t unique) const noexcept {
+  const auto position = [&](std::int64_t u) {
+    return position_in(keys_[unique_[static_cast<std::size_t>(u)]]);
+  };
+  Run run;
+  while (run.first < unique && position(run.first) < cursor_) {
+    ++run.first;
+  }
+  if (run.first == unique) {
+    return run;
+  }
+  run.begin = position(run.first);
+  while (run.first + run.count < unique &&
+         position(run.first + run.count) == run.begin + run.count) {
+    ++run.count;
+  }
+  const std::int64_t gap = run.begin - cursor_;
+  const bool continues =
+      gap <= shape_.bucket_rows && 8 * run.count >= std::min<std::int64_t>(gap, 64);
+  return continues ? run : Run{.first = unique, .count = 0, .begin = rows_.rows};
+}
+
+Result<void> EmbeddingStore::Timeline::change(std::int64_t unique, const Change& how) {
+  const Run run = in_order(unique);
+  bool changed = false;
+  const auto all = [&]() -> Result<void> {
+    if (run.count > 0) {  // What can fail without harm comes first.
+      const std::int64_t bucket = shape_.bucket_of(cursor_);
+      PLIMSOLL_TRY_VOID(ensure(bucket));
+      if (run.begin + run.count > (bucket + 1) * shape_.bucket_rows) {
+        PLIMSOLL_TRY_VOID(ensure(bucket + 1));
+      }
+    }
+    PLIMSOLL_TRY_VOID(change_strays(0, run.first, how, changed));
+    PLIMSOLL_TRY_VOID(change_strays(run.first + run.count, unique, how, changed));
+    if (run.count > 0) {
+      PLIMSOLL_TRY_VOID(advance(run.begin + run.count, run, &how, changed));
+    }
+    return {};
+  };
+  auto done = all();
+  if (!done && changed) {
+    poison(done.error());
+  }
+  return done;
+}
+
+// Rows out of order: a newer version of each goes to the end of the bucket where the row is.
+Result<void> EmbeddingStore::Timeline::change_strays(std::int64_t begin, std::int64_t end,
+                                                     const Change& how, bool& changed) {
+  while (begin < end) {
+    const auto count = std::min(end - begin, static_cast<std::int64_t>(wanted_.size()));
+    const auto some = wanted_.first(static_cast<std::size_t>(count));
+    for (std::size_t i = 0; i < some.size(); ++i) {
+      const std::int64_t u = begin + static_cast<std::int64_t>(i);
+      const std::uint64_t key = keys_of(u)[0];
+      some[i] = {.position = position_in(key),
+                 .id = request_ids_[request_place(key)],
+                 .ordinal = ordinals_[request_place(key)],
+                 .tag = static_cast<std::uint32_t>(i),
+                 .place = 0,
+                 .slot = 0,
+                 .found = 0,
+                 .reserved = 0};
+    }
+    PLIMSOLL_TRY_VOID(lookup(some));
+    changed = true;
+    for (const Wanted& row : some) {
+      std::byte* const record = staged(row);
+      how.row(begin + row.tag, record, 0);
+      const int side = row.position >= cursor_ ? source_side_ : 1 - source_side_;
+      const std::int64_t bucket = row.place % shape_.buckets;
+      PLIMSOLL_TRY_VOID(keep_room());
+      if (side == source_side_) {
+        renew_frame(bucket, row.position, record);
+      }
+      PLIMSOLL_TRY_VOID(append(row.place, record));
+      Stream& grown = stream(row.place);
+      grown.sorted = false;
+      grown.live += row.found == 0 ? 1 : 0;
+    }
+    begin += count;
+  }
+  return {};
+}
+
+// Keeps the frame of a bucket that a row is about to be appended to true, or empties it. Nothing is
+// appended to a stream that is being loaded.
+void EmbeddingStore::Timeline::renew_frame(std::int64_t bucket, std::int64_t position,
+                                           const std::byte* record) {
+  Frame* const frame = find_frame(bucket);
+  if (frame == nullptr) {
+    return;
+  }
+  const bool loaded = io_->wait(*frame).has_value();
+  const std::uint32_t entry =
+      loaded ? frame->index[static_cast<std::size_t>(position - frame->first)] : 0;
+  if (entry == 0) {
+    io_->drop(*frame);
+    return;
+  }
+  std::memcpy(frame->bytes.data() + (std::int64_t{entry} - 1) * 8, record,
+              static_cast<std::size_t>(shape_.record_bytes));
+}
+
+Result<void> EmbeddingStore::Timeline::set_optimizer(const RowOptimizerOptions& options) {
+  if (options.kind != table_.optimizer) {
+    return fail(ErrorCode::kInvalidArgument,
+                fmt::format("{}: optimizer.kind is {}, but {} was asked for",
+                            (directory_ / table_files::kDescription).string(),
+                            optimizer_name(table_.optimizer), optimizer_name(options.kind)));
+  }
+  PLIMSOLL_TRY_VOID(check_optimizer(options));
+  optimizer_ = RowOptimizerStep(options, corrections_, rows_.dim);
+  return {};
+}
+
+StoreStats EmbeddingStore::Timeline::stats() const {
+  const auto counts = io_->counts();
+  StoreStats stats;
+  stats.requests = requests_;
+  stats.hits = hits_;
+  stats.prefetch_hits = hits_;
+  stats.pages_read = counts.extents_read;
+  stats.pages_written = counts.extents_written;
+  stats.bytes_read = counts.bytes_read;
+  stats.bytes_written = counts.bytes_written + map_bytes_written_;
+  stats.commits = commits_;
+  stats.syncs = syncs_;
+  stats.stall_ns = counts.stall_ns;
+  for (const std::uint32_t chunk : open_) {
+    stats.dirty_bytes += chunk == kNone ? 0 : io_->chunk(chunk).rows * shape_.record_bytes;
+  }
+  stats.frames = 2;
+  return stats;
+}
+
+}  // namespace plimsoll

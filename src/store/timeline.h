@@ -1,0 +1,235 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// EmbeddingStore::Timeline: a table whose rows lie where the order of samples will want them.
+//
+// The state is (epoch, cursor). Rows at positions >= cursor of the epoch being read are in the
+// source buckets of that epoch; rows at positions < cursor have moved to the target buckets of the
+// next one. The cursor follows the requests: a batch that continues the order moves its rows, and
+// those it skips; any other change appends a newer version to the bucket where the row is.
+// Nobody keeps an index: SampleOrder tells the bucket.
+//
+// Reading order: docs/formats/embedding_timeline.md, timeline_io.h, this file, timeline.cpp
+//                (requests), timeline_move.cpp (cursor, epochs, folding), timeline_lookup.cpp (rows
+//                anywhere, scan), timeline_commit.cpp, timeline_open.cpp.
+//
+// Threads: see embedding_store.h.   Memory: see timeline_layout.h.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <utility>
+
+#include "memory/slab.h"
+#include "os/file.h"
+#include "plimsoll/sample_order.h"
+#include "store/embedding_engine.h"
+#include "store/id_index.h"
+#include "store/row_crew.h"
+#include "store/row_optimizer.h"
+#include "store/timeline_io.h"
+#include "store/timeline_layout.h"
+#include "store/timeline_space.h"
+
+namespace plimsoll {
+
+class IdSource;
+
+class EmbeddingStore::Timeline final : public EmbeddingStore::Engine {
+ public:
+  /// `source`: the ids, when the table is to be created; else nullptr.
+  static Result<std::unique_ptr<Engine>> open(const Governor& governor,
+                                              const EmbeddingStoreOptions& options,
+                                              const TableDescription& table,
+                                              const IdSource* source);
+  Timeline(const EmbeddingStoreOptions& options, const TableDescription& table,
+           const TimelineLayout& layout);
+  ~Timeline() override;
+
+  Result<void> gather(std::span<const std::int64_t> ids, std::span<float> out) override;
+  Result<void> apply(std::span<const std::int64_t> ids, std::span<const float> grads,
+                     float rate_scale) override;
+  Result<void> update(std::span<const std::int64_t> ids, std::span<const float> rows) override;
+  Result<void> restore(std::span<const std::int64_t> ids, std::span<const std::uint32_t> sequences,
+                       std::span<const float> values) override;
+  void prefetch(std::span<const std::int64_t>) noexcept override {}
+  Result<void> begin_epoch(std::int64_t epoch) override;
+  Result<void> commit(std::int64_t step) override;
+  Result<void> scan(const Visit& visit) override;
+  Result<void> set_optimizer(const RowOptimizerOptions& options) override;
+  [[nodiscard]] const TableShape& shape() const noexcept override { return rows_; }
+  [[nodiscard]] std::int64_t last_commit() const noexcept override { return last_commit_; }
+  [[nodiscard]] const SlabPlan& plan() const noexcept override { return layout_.plan; }
+  [[nodiscard]] StoreStats stats() const override;
+
+ private:
+  using Frame = TimelineIo::Frame;
+  using Stream = TimelineSpace::Stream;
+  static constexpr std::uint32_t kNone = 0xFFFFFFFFU;
+
+  // What a request does to one of its rows, in place. May run on any member of the crew.
+  class Change {
+   public:
+    virtual ~Change() = default;
+    virtual void row(std::int64_t unique, std::byte* record, int member) const noexcept = 0;
+  };
+  class SetRows;
+  class OptimizerStep;
+
+  // A row looked for out of order.
+  struct Wanted {
+    std::int64_t position;  // In the source order.
+    std::int64_t id;
+    std::uint32_t ordinal;
+    std::uint32_t tag;    // The caller's: a place in its request.
+    std::uint32_t place;  // side × buckets + bucket.
+    std::uint32_t slot;   // Of staging_.
+    std::uint32_t found;
+    std::uint32_t reserved;
+  };
+  static_assert(sizeof(Wanted) == 40);
+
+  // Unique rows [first, first + count) stand at positions [begin, begin + count).
+  struct Run {
+    std::int64_t first{0};
+    std::int64_t count{0};
+    std::int64_t begin{0};
+  };
+
+  // Opening (timeline_open.cpp).
+  Result<void> take_memory(const Governor& governor);
+  Result<void> create_files(const IdSource& source);
+  Result<void> create_and_describe(const IdSource& source);
+  Result<void> open_files(const EmbeddingStoreOptions& options);
+  Result<int> choose_slot(std::int64_t at_step) const;
+  Result<void> open_commit(std::int64_t at_step);
+  Result<std::span<const std::byte>> read_map(int slot);
+
+  // Requests (timeline.cpp).
+  Result<void> sound();
+  Result<void> refuse_size(const char* what, std::size_t ids, std::size_t floats) const;
+  Result<void> resolve(std::span<const std::int64_t> ids);
+  Result<void> set_rows(std::span<const std::int64_t> ids, std::span<const std::uint32_t> sequences,
+                        std::span<const float> values, std::int64_t width);
+  void find_positions(std::int64_t count);
+  std::int64_t sort_unique(std::int64_t count);
+  [[nodiscard]] std::span<const std::uint64_t> keys_of(std::int64_t unique) const noexcept;
+  const float* gradient_of(std::int64_t unique, std::span<const float> grads,
+                           std::span<float> sum) const noexcept;
+  Result<void> check_gradients(std::span<const std::int64_t> ids, std::span<const float> grads,
+                               std::int64_t unique);
+  Result<void> gather_piece(std::span<const std::int64_t> ids, std::span<float> out);
+  [[nodiscard]] Run in_order(std::int64_t unique) const noexcept;
+  Result<void> change(std::int64_t unique, const Change& how);
+  Result<void> change_strays(std::int64_t begin, std::int64_t end, const Change& how,
+                             bool& changed);
+  void renew_frame(std::int64_t bucket, std::int64_t position, const std::byte* record);
+
+  // Buckets, the cursor and epochs (timeline_move.cpp).
+  void follow(EpochKey source, EpochKey parent, EpochKey target) noexcept;
+  [[nodiscard]] const EpochKey& key_of(int side) const noexcept;
+  Stream& stream(std::uint32_t place) noexcept;
+  [[nodiscard]] std::uint32_t place_of(int side, std::int64_t bucket) const noexcept;
+  Frame* find_frame(std::int64_t bucket) noexcept;
+  Result<Frame*> ensure(std::int64_t bucket);
+  Result<void> begin_load(Frame& frame, int side, std::int64_t bucket);
+  Result<void> load_next();
+  Result<void> flush(std::uint32_t& open);
+  std::byte* reserve(std::uint32_t place);
+  Result<void> submit_full();
+  Result<void> make_room();
+  Result<void> append(std::uint32_t place, const std::byte* record);
+  Result<void> advance(std::int64_t end, const Run& run, const Change* how, bool& changed);
+  Result<std::int64_t> move_block(Frame& frame, std::int64_t count, const Run& run,
+                                  const Change* how);
+  void fill_block(const Frame& frame, std::int64_t begin, std::int64_t end, const Run& run,
+                  const Change* how, int member) noexcept;
+  void initial_record(std::int64_t ordinal, std::int64_t id, std::byte* record) const noexcept;
+  Result<void> keep_room();
+  Result<void> fold(std::uint32_t place);
+  Result<void> end_epoch();
+  [[nodiscard]] bool target_is_empty() noexcept;
+  void drop_frames();
+
+  // Rows anywhere (timeline_lookup.cpp).
+  Result<void> lookup(std::span<Wanted> wanted);
+  bool copy_from_frame(const Wanted& wanted);
+  Result<void> look_through(std::span<Wanted> group);
+  Result<void> probe(std::span<Wanted> group);
+  Result<void> probe_one(Wanted& wanted, const SampleOrder& order);
+  void look_in_rows(std::span<Wanted> group, const std::byte* rows, std::uint32_t count) noexcept;
+  [[nodiscard]] std::pair<TimelineSpace::Walk, std::int64_t> find_row(
+      const Stream& s, std::int64_t row) const noexcept;
+  void look_in_chunk(std::span<Wanted> group) noexcept;
+  std::byte* staged(const Wanted& wanted) noexcept;
+  Result<void> scan_pass(std::int64_t first, std::int64_t count);
+  Result<void> scan_stream(std::uint32_t place, std::int64_t first, std::int64_t count);
+  void scan_rows(int side, const std::byte* rows, std::uint32_t count, std::int64_t first,
+                 std::int64_t wanted) noexcept;
+  Result<void> show_rows(std::int64_t first, std::int64_t count, const Visit& visit);
+
+  // Commit (timeline_commit.cpp).
+  Result<void> make_durable(std::int64_t step);
+  void poison(const Error& error);
+
+  const std::filesystem::path directory_;
+  const TableDescription table_;
+  const TableShape rows_;
+  const TimelineLayout layout_;
+  const TimelineShape& shape_;
+  const std::int64_t rows_per_chunk_;
+  Governor governor_{};  // Valid while admitted_ stands.
+  PoolSpec admitted_{};
+  Slab slab_;
+
+  IdIndex ids_;
+  File rows_file_;
+  std::array<File, 2> map_files_;
+  SuperFile super_;
+  TimelineSpace space_;
+  std::unique_ptr<RowCrew> crew_;
+  RowOptimizerStep optimizer_;
+  int slot_{-1};  // Superblock slot of the commit this state grew from; −1: none.
+  std::int64_t last_commit_{-1};
+  std::optional<Error> poison_;
+
+  std::uint64_t order_seed_;  // Of epochs that begin from now on.
+  EpochKey source_key_{};
+  EpochKey parent_key_{};
+  EpochKey target_key_{};
+  SampleOrder source_;
+  SampleOrder parent_;
+  SampleOrder target_;
+  int source_side_{0};
+  std::int64_t cursor_{0};
+
+  std::span<std::uint32_t> open_;  // By place: the chunk being filled, or kNone.
+  // Scratch of one request, in the slab.
+  std::span<std::uint32_t> ordinals_;
+  std::span<std::uint64_t> keys_;                // position << 32 | place in the request.
+  std::span<std::uint32_t> unique_;              // Where the keys of each unique row begin.
+  std::span<const std::int64_t> request_ids_{};  // Borrowed from the caller for one request.
+  std::span<float> sums_;
+  std::span<AdamCorrection> corrections_;
+  std::span<std::byte> staging_;
+  std::span<Wanted> wanted_;
+  std::span<std::byte> scratch_;  // One extent.
+  std::span<std::byte> map_;
+  // Of one block of rows.
+  std::array<std::int64_t, kTimelineBlockRows> block_target_{};
+  std::array<std::byte*, kTimelineBlockRows> block_to_{};
+  std::array<std::uint32_t, kTimelineBlockRows> full_{};
+  std::int64_t fulls_{0};
+
+  std::int64_t requests_{0};
+  std::int64_t hits_{0};
+  std::int64_t commits_{0};
+  std::int64_t syncs_{0};
+  std::int64_t map_bytes_written_{0};
+
+  std::unique_ptr<TimelineIo> io_;  // Last: its threads use all of the above.
+};
+
+}  // namespace plimsoll

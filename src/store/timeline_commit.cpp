@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// commit of a table in sample order: the open chunks as short extents, the map, the superblock,
+// with an fdatasync after each. Nothing that a commit refers to is ever written again.
+//
+// Threads: see embedding_store.h.   Memory: map_, in the slab.
+#include <fmt/format.h>
+
+#include "base/check.h"
+#include "base/crc32c.h"
+#include "os/crash_point.h"
+#include "store/timeline.h"
+
+namespace plimsoll {
+
+void EmbeddingStore::Timeline::poison(const Error& error) {
+  if (!poison_) {
+    poison_ = error;
+  }
+}
+
+Result<void> EmbeddingStore::Timeline::commit(std::int64_t step) {
+  PLIMSOLL_TRY_VOID(sound());
+  if (step <= last_commit_) {
+    return fail(
+        ErrorCode::kInvalidArgument,
+        fmt::format("{}: commit({}) after commit({})", directory_.string(), step, last_commit_),
+        "steps must grow");
+  }
+  auto done = make_durable(step);
+  if (!done) {
+    poison(done.error());
+  }
+  return done;
+}
+
+Result<void> EmbeddingStore::Timeline::make_durable(std::int64_t step) {
+  PLIMSOLL_TRY_VOID(keep_room());
+  for (std::uint32_t& open : open_) {
+    if (open != kNone) {
+      PLIMSOLL_TRY_VOID(flush(open));
+    }
+  }
+  PLIMSOLL_TRY_VOID(io_->drain());
+  crash_point("store.commit.rows");
+  PLIMSOLL_TRY_VOID(rows_file_.sync());
+  syncs_ += 3;
+
+  const int slot = slot_ == 0 ? 1 : 0;
+  const auto& other = super_.slots()[static_cast<std::size_t>(slot)];
+  if (other.state != SuperFile::SlotState::kEmpty &&
+      (other.state == SuperFile::SlotState::kDamaged || other.superblock.step > last_commit_)) {
+    // A newer commit than the one opened: it goes first, so that it is never found half gone.
+    PLIMSOLL_TRY_VOID(super_.clear(slot));
+    ++syncs_;
+  }
+  File& map_file = map_files_[static_cast<std::size_t>(slot)];
+  const auto map = space_.save({.magic = 0,
+                                .source = source_key_,
+                                .parent = parent_key_,
+                                .target = target_key_,
+                                .cursor = cursor_,
+                                .bytes = 0,
+                                .extents = 0,
+                                .segments = 0},
+                               source_side_, map_);
+  PLIMSOLL_TRY_VOID(map_file.write_at(0, map));
+  map_bytes_written_ += static_cast<std::int64_t>(map.size());
+  crash_point("store.commit.map");
+  PLIMSOLL_TRY_VOID(map_file.sync());
+
+  crash_point("store.commit.superblock.before");
+  PLIMSOLL_TRY_VOID(super_.write(slot, {.step = step,
+                                        .fingerprint = table_.fingerprint(),
+                                        .pages = static_cast<std::int64_t>(map.size()),
+                                        .blocks_used = space_.used_segments(),
+                                        .map_crc = crc32c(map)}));
+  crash_point("store.commit.superblock.after");
+  space_.committed(slot);
+  slot_ = slot;
+  last_commit_ = step;
+  ++commits_;
+  return {};
+}
+
+}  // namespace plimsoll

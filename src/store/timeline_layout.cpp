@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "store/timeline_layout.h"
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+
+#include <fmt/format.h>
+
+#include "base/check.h"
+#include "plimsoll/bytes.h"
+#include "store/id_page.h"
+#include "store/row_optimizer.h"
+
+namespace plimsoll {
+namespace {
+
+constexpr std::int64_t kDefaultBytes = 64LL << 20;
+constexpr std::int64_t kStagingBytes = 1LL << 20;
+constexpr std::int64_t kSegmentBytesLeast = 16 << 10;
+constexpr std::int64_t kSegmentBytesMost = 256 << 10;
+constexpr std::int64_t kSlack = 64 * 64 + 6 * 4096;  // Alignment of every part.
+
+std::int64_t divide_up(std::int64_t value, std::int64_t unit) {
+  return (value + unit - 1) / unit;
+}
+
+// Buckets for write buffers of `chunk` bytes: the least memory, but two requests in one bucket.
+void set_buckets(TableDescription& table, std::int64_t batch_rows, std::int64_t chunk) {
+  const TableShape rows = table.shape();
+  const double best =
+      std::sqrt(static_cast<double>(rows.rows) * static_cast<double>(rows.record_bytes) *
+                static_cast<double>(chunk) * 0.6);
+  table.bucket_rows =
+      std::clamp<std::int64_t>(std::llround(best / static_cast<double>(rows.record_bytes)),
+                               std::min(2 * batch_rows, rows.rows), rows.rows);
+  table.segment_bytes = std::clamp(round_to_block(table.bucket_rows * rows.record_bytes / 32),
+                                   kSegmentBytesLeast, kSegmentBytesMost);
+}
+
+TimelineLayout divide(const TableDescription& table, const EmbeddingStoreOptions& options,
+                      std::int64_t chunk) {
+  TimelineLayout layout;
+  layout.shape = timeline_shape(table);
+  const TimelineShape& shape = layout.shape;
+  layout.sizes = TimelineSpace::sizes(shape);
+  layout.chunk_bytes = chunk;
+  layout.chunks = shape.buckets + std::max<std::int64_t>(8, shape.buckets / 4);
+  const std::int64_t most = extent_bytes_most(shape.record_bytes);
+  const std::int64_t bucket = shape.bucket_rows * shape.record_bytes;
+  layout.frame_bytes = round_to_block(bucket + bucket / 16 + most + kBlockUnit);
+  layout.batch_rows = std::max<std::int64_t>(options.batch_rows, 1);
+  layout.staging_rows =
+      std::clamp<std::int64_t>(kStagingBytes / shape.record_bytes, 1, layout.batch_rows);
+  layout.map_bytes = TimelineSpace::map_bytes_most(shape, layout.sizes);
+  layout.scratch_bytes = most;
+  layout.id_pages = std::clamp<std::int64_t>(options.store_bytes / 32 / kIdPageBytes, 2,
+                                             id_pages(IdPageKind::kSorted, shape.rows) + 2);
+
+  SlabPlan& plan = layout.plan;
+  plan.frame_bytes = 2 * (layout.frame_bytes + shape.bucket_rows * 4);
+  plan.index_bytes = IdIndex::memory_bytes(table.ids, layout.id_pages) +
+                     TimelineSpace::memory_bytes(shape, layout.sizes);
+  const std::int64_t threads = std::max(options.compute_threads, 1);
+  plan.buffer_bytes =
+      layout.chunks * (chunk + 128) + 2 * shape.buckets * 4 + layout.batch_rows * (4 + 8 + 4) +
+      threads * shape.dim * 4 + layout.staging_rows * (shape.record_bytes + 40) +
+      layout.scratch_bytes + layout.map_bytes +
+      RowOptimizerStep::kCorrections * static_cast<std::int64_t>(sizeof(AdamCorrection)) + kSlack;
+  plan.total_bytes = round_to_block(plan.frame_bytes + plan.index_bytes + plan.buffer_bytes);
+  return layout;
+}
+
+Error below_floor(const EmbeddingStoreOptions& options, std::int64_t bytes, std::int64_t floor) {
+  Error error = make_error(
+      ErrorCode::kOverBudget,
+      fmt::format("{}: store_bytes is {}, but this table needs at least {} ({} bytes)",
+                  options.directory.string(), format_bytes(bytes), format_bytes(floor), floor),
+      "raise store_bytes");
+  error.tag = Tag::kEmbedding;
+  error.requested_bytes = floor;
+  error.available_bytes = bytes;
+  return error;
+}
+
+}  // namespace
+
+TimelineShape timeline_shape(const TableDescription& table) noexcept {
+  const TableShape rows = table.shape();
+  return {.rows = rows.rows,
+          .dim = rows.dim,
+          .record_bytes = rows.record_bytes,
+          .bucket_rows = table.bucket_rows,
+          .buckets = divide_up(rows.rows, table.bucket_rows),
+          .segment_bytes = table.segment_bytes};
+}
+
+void choose_buckets(TableDescription& table, const EmbeddingStoreOptions& options) noexcept {
+  const std::int64_t record = table.shape().record_bytes;
+  const std::int64_t least = chunk_bytes_least(record);
+  std::int64_t bytes = options.store_bytes == 0 ? kDefaultBytes : options.store_bytes;
+  for (std::int64_t chunk = extent_bytes_most(record);; chunk = std::max(chunk / 2, least)) {
+    set_buckets(table, options.batch_rows, chunk);
+    if (chunk == least || divide(table, options, chunk).plan.total_bytes <= bytes) {
+      return;
+    }
+  }
+}
+
+Result<TimelineLayout> plan_timeline(const TableDescription& table, bool exists,
+                                     const EmbeddingStoreOptions& options) {
+  const std::int64_t record = table.shape().record_bytes;
+  const std::int64_t least = chunk_bytes_least(record);
+  TableDescription smallest = table;
+  if (!exists) {
+    set_buckets(smallest, options.batch_rows, least);
+  }
+  EmbeddingStoreOptions frugal = options;
+  frugal.store_bytes = 0;
+  const std::int64_t floor = divide(smallest, frugal, least).plan.total_bytes;
+  const std::int64_t bytes =
+      options.store_bytes == 0 ? std::max(kDefaultBytes, floor) : options.store_bytes;
+  if (bytes < floor) {
+    return tl::unexpected(below_floor(options, bytes, floor));
+  }
+  TimelineLayout layout;
+  for (std::int64_t chunk = extent_bytes_most(record);; chunk = std::max(chunk / 2, least)) {
+    layout = divide(table, options, round_to_block(chunk));
+    if (chunk == least || layout.plan.total_bytes <= bytes) {
+      break;
+    }
+  }
+  if (layout.plan.total_bytes > bytes) {  // Only the cached pages of ids can be too many.
+    layout = divide(table, frugal, least);
+  }
+  SlabPlan& plan = layout.plan;
+  plan.floor_bytes = floor;
+  const std::int64_t id_bytes =
+      table.ids.dense ? 0
+                      : kIdPageBytes * (id_pages(IdPageKind::kSorted, layout.shape.rows) +
+                                        id_pages(IdPageKind::kOrder, layout.shape.rows));
+  plan.disk_cap_bytes = layout.sizes.segments * layout.shape.segment_bytes + 2 * layout.map_bytes +
+                        2 * SuperFile::kSlotBytes + id_bytes + 4096;
+  return layout;
+}
+
+}  // namespace plimsoll

@@ -1,0 +1,303 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Rows out of order: a frame, else the stream of the bucket where the row must be, else the
+// initialiser. A stream in the order of the epoch that wrote it is searched by interpolation;
+// others, or for many rows at once, are read through. scan() reads all streams, in as many passes
+// as the read buffers hold rows.
+//
+// Threads: see embedding_store.h.   Memory: the scratch in timeline.h; scan uses the read buffers.
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "base/check.h"
+#include "store/timeline.h"
+
+namespace plimsoll {
+namespace {
+
+// A stream is read through rather than searched when that costs less than so many bytes a row.
+constexpr std::int64_t kProbeBytes = 128 << 10;
+constexpr int kInterpolations = 4;  // Then bisection: orders are even, so two or three suffice.
+
+std::int64_t ordinal_of(const std::byte* record) {
+  RowHeader header;
+  std::memcpy(&header, record, sizeof header);
+  return header.id;
+}
+
+}  // namespace
+
+std::byte* EmbeddingStore::Timeline::staged(const Wanted& wanted) noexcept {
+  return staging_.data() + wanted.slot * shape_.record_bytes;
+}
+
+bool EmbeddingStore::Timeline::copy_from_frame(const Wanted& wanted) {
+  Frame* const frame =
+      wanted.position >= cursor_ ? find_frame(shape_.bucket_of(wanted.position)) : nullptr;
+  if (frame == nullptr || !io_->ready(*frame)) {
+    return false;
+  }
+  const std::uint32_t entry =
+      frame->index[static_cast<std::size_t>(wanted.position - frame->first)];
+  if (entry != 0) {
+    std::memcpy(staged(wanted), frame->bytes.data() + (std::int64_t{entry} - 1) * 8,
+                static_cast<std::size_t>(shape_.record_bytes));
+  }
+  return true;
+}
+
+// Puts the newest version of each row into its slot of staging_. Sorts `wanted` by place.
+Result<void> EmbeddingStore::Timeline::lookup(std::span<Wanted> wanted) {
+  std::uint32_t slot = 0;
+  for (Wanted& row : wanted) {
+    row.slot = slot++;
+    const bool moved = row.position < cursor_;
+    const std::int64_t bucket =
+        shape_.bucket_of(moved ? target_.position_of(row.ordinal) : row.position);
+    row.place = place_of(moved ? 1 - source_side_ : source_side_, bucket);
+  }
+  std::sort(wanted.begin(), wanted.end(), [](const Wanted& a, const Wanted& b) {
+    return a.place != b.place ? a.place < b.place : a.ordinal < b.ordinal;
+  });
+  PLIMSOLL_TRY_VOID(io_->drain());
+  while (!wanted.empty()) {
+    std::size_t count = 1;
+    while (count < wanted.size() && wanted[count].place == wanted[0].place) {
+      ++count;
+    }
+    const auto group = wanted.first(count);
+    wanted = wanted.subspan(count);
+    const bool in_frame = copy_from_frame(group[0]);
+    if (!in_frame) {
+      const Stream& s = stream(group[0].place);
+      const bool search = s.sorted && static_cast<std::int64_t>(count) * kProbeBytes < s.bytes;
+      PLIMSOLL_TRY_VOID(search ? probe(group) : look_through(group));
+      look_in_chunk(group);
+    }
+    for (Wanted& row : group) {
+      if (in_frame) {
+        Frame* const frame = find_frame(shape_.bucket_of(row.position));
+        static_cast<void>(copy_from_frame(row));
+        row.found = frame->index[static_cast<std::size_t>(row.position - frame->first)] != 0;
+      }
+      if (row.found == 0) {
+        initial_record(row.ordinal, row.id, staged(row));
+      }
+    }
+  }
+  return {};
+}
+
+// Reads every extent of a group's stream. Later versions of a row replace earlier ones.
+Result<void> EmbeddingStore::Timeline::look_through(std::span<Wanted> group) {
+  const std::uint32_t place = group[0].place;
+  const Stream& s = stream(place);
+  const std::uint64_t owner =
+      extent_owner(table_.fingerprint(), key_of(static_cast<int>(place / shape_.buckets)),
+                   place % shape_.buckets);
+  for (auto walk = space_.begin(s); walk.extent.index < s.extents; space_.next(walk)) {
+    const std::uint32_t rows = space_.rows(walk);
+    const auto bytes =
+        scratch_.first(static_cast<std::size_t>(extent_bytes(shape_.record_bytes, rows)));
+    PLIMSOLL_TRY_VOID(io_->read(walk.extent, bytes));
+    std::uint64_t mark = 0;
+    if (!extent_is_sound(shape_.record_bytes, owner, walk.extent.index, rows, bytes, mark)) {
+      return tl::unexpected(io_->damaged(walk.extent));
+    }
+    look_in_rows(group, bytes.data() + kExtentHeaderBytes, rows);
+  }
+  return {};
+}
+
+void EmbeddingStore::Timeline::look_in_rows(std::span<Wanted> group, const std::byte* rows,
+                                            std::uint32_t count) noexcept {
+  for (std::uint32_t i = 0; i < count; ++i, rows += shape_.record_bytes) {
+    const std::int64_t ordinal = ordinal_of(rows);
+    const auto found = std::lower_bound(
+        group.begin(), group.end(), ordinal,
+        [](const Wanted& row, std::int64_t value) { return std::int64_t{row.ordinal} < value; });
+    for (auto at = found; at != group.end() && std::int64_t{at->ordinal} == ordinal; ++at) {
+      std::memcpy(staged(*at), rows, static_cast<std::size_t>(shape_.record_bytes));
+      at->found = 1;
+    }
+  }
+}
+
+void EmbeddingStore::Timeline::look_in_chunk(std::span<Wanted> group) noexcept {
+  if (const std::uint32_t open = open_[group[0].place]; open != kNone) {
+    const TimelineIo::Chunk& chunk = io_->chunk(open);
+    look_in_rows(group, chunk.bytes + kExtentHeaderBytes, chunk.rows);
+  }
+}
+
+Result<void> EmbeddingStore::Timeline::probe(std::span<Wanted> group) {
+  const int side = static_cast<int>(group[0].place / shape_.buckets);
+  for (Wanted& row : group) {
+    PLIMSOLL_TRY_VOID(probe_one(row, side == source_side_ ? parent_ : source_));
+  }
+  return {};
+}
+
+// Where row `row` of a stream begins: its extent, and the byte within it.
+std::pair<TimelineSpace::Walk, std::int64_t> EmbeddingStore::Timeline::find_row(
+    const Stream& s, std::int64_t row) const noexcept {
+  auto walk = space_.begin(s);
+  while (walk.rows_seen + space_.rows(walk) <= row) {
+    space_.next(walk);
+  }
+  return {walk, kExtentHeaderBytes + (row - walk.rows_seen) * shape_.record_bytes};
+}
+
+// Searches a stream whose rows stand in the order `order`. Each probe reads the blocks of one row
+// and of those beside it.
+Result<void> EmbeddingStore::Timeline::probe_one(Wanted& wanted, const SampleOrder& order) {
+  const Stream& s = stream(wanted.place);
+  const std::int64_t key = order.position_of(wanted.ordinal);
+  const auto record = static_cast<std::size_t>(shape_.record_bytes);
+  std::int64_t low = 0;  // The row, if there, is in [low, high).
+  std::int64_t high = s.rows;
+  double low_key = 0;  // Keys that enclose those of [low, high).
+  double high_key = static_cast<double>(rows_.rows);
+  for (int tries = 0; low < high; ++tries) {
+    std::int64_t guess = low + (high - low) / 2;
+    if (tries < kInterpolations) {
+      const double part = (static_cast<double>(key) - low_key) / (high_key - low_key);
+      guess = std::clamp(low + static_cast<std::int64_t>(part * static_cast<double>(high - low)),
+                         low, high - 1);
+    }
+    const auto [walk, at] = find_row(s, guess);
+    const std::int64_t from = at / kBlockUnit * kBlockUnit;
+    const std::int64_t bytes = round_to_block(at + shape_.record_bytes) - from;
+    TimelineSpace::Extent extent = walk.extent;
+    space_.skip(extent, from);
+    const auto block = scratch_.first(static_cast<std::size_t>(bytes));
+    PLIMSOLL_TRY_VOID(io_->read(extent, block));
+    // Whole rows of this extent within the block.
+    const std::int64_t first =
+        (std::max(from - kExtentHeaderBytes, std::int64_t{0}) + shape_.record_bytes - 1) /
+        shape_.record_bytes;
+    const std::int64_t last = std::min<std::int64_t>(
+        (from + bytes - kExtentHeaderBytes) / shape_.record_bytes, space_.rows(walk));
+    for (std::int64_t row = first; row < last; ++row) {
+      const std::byte* const data =
+          block.data() + kExtentHeaderBytes + row * shape_.record_bytes - from;
+      const std::int64_t ordinal = ordinal_of(data);
+      if (!row_is_sound({data, record}) || ordinal < 0 || ordinal >= rows_.rows) {
+        return tl::unexpected(io_->damaged(walk.extent));
+      }
+      const std::int64_t seen = order.position_of(ordinal);
+      if (seen == key) {
+        std::memcpy(staged(wanted), data, record);
+        wanted.found = 1;
+        return {};
+      }
+      if (seen < key) {
+        low = std::max(low, walk.rows_seen + row + 1);
+        low_key = static_cast<double>(seen);
+      } else {
+        high = std::min(high, walk.rows_seen + row);
+        high_key = static_cast<double>(seen);
+        break;
+      }
+    }
+  }
+  return {};
+}
+
+// ---- scan -------------------------------------------------------------------------------------
+
+Result<void> EmbeddingStore::Timeline::scan(const Visit& visit) {
+  PLIMSOLL_TRY_VOID(sound());
+  PLIMSOLL_TRY_VOID(io_->drain());
+  drop_frames();
+  const std::int64_t at_once =
+      std::min(static_cast<std::int64_t>(io_->frame_memory().size()) / shape_.record_bytes,
+               static_cast<std::int64_t>(io_->index_memory().size()));
+  for (std::int64_t first = 0; first < rows_.rows; first += at_once) {
+    const std::int64_t count = std::min(at_once, rows_.rows - first);
+    PLIMSOLL_TRY_VOID(scan_pass(first, count));
+    PLIMSOLL_TRY_VOID(show_rows(first, count, visit));
+  }
+  return {};
+}
+
+// Collects the newest versions of ordinals first, first + 1, … in the read buffers; the index
+// memory says which were found.
+Result<void> EmbeddingStore::Timeline::scan_pass(std::int64_t first, std::int64_t count) {
+  std::fill_n(io_->index_memory().begin(), count, 0U);
+  for (std::uint32_t place = 0; place < open_.size(); ++place) {
+    const int side = static_cast<int>(place / shape_.buckets);
+    const Stream& s = stream(place);
+    const std::uint64_t owner =
+        extent_owner(table_.fingerprint(), key_of(side), place % shape_.buckets);
+    for (auto walk = space_.begin(s); walk.extent.index < s.extents; space_.next(walk)) {
+      const std::uint32_t rows = space_.rows(walk);
+      const auto bytes =
+          scratch_.first(static_cast<std::size_t>(extent_bytes(shape_.record_bytes, rows)));
+      PLIMSOLL_TRY_VOID(io_->read(walk.extent, bytes));
+      std::uint64_t mark = 0;
+      if (!extent_is_sound(shape_.record_bytes, owner, walk.extent.index, rows, bytes, mark)) {
+        return tl::unexpected(io_->damaged(walk.extent));
+      }
+      scan_rows(side, bytes.data() + kExtentHeaderBytes, rows, first, count);
+    }
+    if (open_[place] != kNone) {
+      const TimelineIo::Chunk& chunk = io_->chunk(open_[place]);
+      scan_rows(side, chunk.bytes + kExtentHeaderBytes, chunk.rows, first, count);
+    }
+  }
+  return {};
+}
+
+void EmbeddingStore::Timeline::scan_rows(int side, const std::byte* rows, std::uint32_t count,
+                                         std::int64_t first, std::int64_t wanted) noexcept {
+  const auto record = static_cast<std::size_t>(shape_.record_bytes);
+  for (std::uint32_t i = 0; i < count; ++i, rows += record) {
+    const std::int64_t at = ordinal_of(rows) - first;
+    if (at < 0 || at >= wanted ||
+        (side == source_side_ && source_.position_of(at + first) < cursor_)) {
+      continue;  // Of another pass, or left behind by the cursor.
+    }
+    std::memcpy(io_->frame_memory().data() + at * shape_.record_bytes, rows, record);
+    io_->index_memory()[static_cast<std::size_t>(at)] = 1;
+  }
+}
+
+// Hands out what scan_pass() collected, a piece at a time, in scratch_.
+Result<void> EmbeddingStore::Timeline::show_rows(std::int64_t first, std::int64_t count,
+                                                 const Visit& visit) {
+  const std::int64_t floats = rows_.floats();
+  const std::int64_t at_once = std::max<std::int64_t>(
+      1, (static_cast<std::int64_t>(scratch_.size()) - 64) / (12 + floats * 4));
+  for (std::int64_t done = 0; done < count; done += at_once) {
+    const std::int64_t rows = std::min(at_once, count - done);
+    const auto size = static_cast<std::size_t>(rows);
+    auto* const ids = reinterpret_cast<std::int64_t*>(scratch_.data());
+    auto* const sequences = reinterpret_cast<std::uint32_t*>(ids + rows);
+    auto* const values = reinterpret_cast<float*>(sequences + rows);
+    if (ids_.dense()) {
+      for (std::int64_t i = 0; i < rows; ++i) {
+        ids[i] = first + done + i;
+      }
+    } else {
+      PLIMSOLL_TRY_VOID(ids_.ids_at(first + done, {ids, size}));
+    }
+    for (std::int64_t i = 0; i < rows; ++i) {
+      std::byte* const record = io_->frame_memory().data() + (done + i) * shape_.record_bytes;
+      if (io_->index_memory()[static_cast<std::size_t>(done + i)] == 0) {
+        initial_record(first + done + i, ids[i], record);
+      }
+      RowHeader header;
+      std::memcpy(&header, record, sizeof header);
+      sequences[i] = header.sequence;
+      std::memcpy(values + i * floats, record + kRowHeaderBytes,
+                  static_cast<std::size_t>(floats) * 4);
+    }
+    PLIMSOLL_TRY_VOID(
+        visit({ids, size}, {sequences, size}, {values, size * static_cast<std::size_t>(floats)}));
+  }
+  return {};
+}
+
+}  // namespace plimsoll

@@ -1,0 +1,424 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Buckets in RAM, the cursor that moves rows to their next use, epochs, and folding.
+//
+// Threads: see embedding_store.h.   Memory: one block's addresses, in Timeline.
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "base/check.h"
+#include "os/crash_point.h"
+#include "store/row_init.h"
+#include "store/timeline.h"
+
+namespace plimsoll {
+namespace {
+
+constexpr std::int64_t kGrain = 64;
+constexpr std::int64_t kRecordsAhead = 4;
+
+}  // namespace
+
+void EmbeddingStore::Timeline::follow(EpochKey source, EpochKey parent, EpochKey target) noexcept {
+  source_key_ = source;
+  parent_key_ = parent;
+  target_key_ = target;
+  source_ = SampleOrder(rows_.rows, source.seed, source.epoch);
+  parent_ = SampleOrder(rows_.rows, parent.seed, parent.epoch);
+  target_ = SampleOrder(rows_.rows, target.seed, target.epoch);
+}
+
+const EpochKey& EmbeddingStore::Timeline::key_of(int side) const noexcept {
+  return side == source_side_ ? source_key_ : target_key_;
+}
+
+std::uint32_t EmbeddingStore::Timeline::place_of(int side, std::int64_t bucket) const noexcept {
+  return static_cast<std::uint32_t>(side * shape_.buckets + bucket);
+}
+
+EmbeddingStore::Timeline::Stream& EmbeddingStore::Timeline::stream(std::uint32_t place) noexcept {
+  return space_.stream(static_cast<int>(place / shape_.buckets), place % shape_.buckets);
+}
+
+// ---- Frames -----------------------------------------------------------------------------------
+
+EmbeddingStore::Timeline::Frame* EmbeddingStore::Timeline::find_frame(
+    std::int64_t bucket) noexcept {
+  for (int i = 0; i < 2; ++i) {
+    Frame& frame = io_->frame(i);
+    if (frame.bucket == bucket && frame.side == source_side_) {
+      return &frame;
+    }
+  }
+  return nullptr;
+}
+
+Result<void> EmbeddingStore::Timeline::begin_load(Frame& frame, int side, std::int64_t bucket) {
+  io_->drop(frame);
+  const std::uint32_t place = place_of(side, bucket);
+  if (open_[place] != kNone) {
+    PLIMSOLL_TRY_VOID(flush(open_[place]));
+  }
+  frame.bucket = bucket;
+  frame.side = side;
+  frame.owner = extent_owner(table_.fingerprint(), key_of(side), bucket);
+  frame.first = bucket * shape_.bucket_rows;
+  frame.rows = shape_.rows_in_bucket(bucket);
+  frame.stream = &stream(place);
+  frame.order = side == source_side_ ? &source_ : &target_;
+  io_->start(frame);
+  return {};
+}
+
+// The frame of a source bucket, loaded.
+Result<EmbeddingStore::Timeline::Frame*> EmbeddingStore::Timeline::ensure(std::int64_t bucket) {
+  Frame* frame = find_frame(bucket);
+  if (frame == nullptr) {
+    const std::int64_t under_cursor = shape_.bucket_of(cursor_);
+    frame = &io_->frame(0);
+    if (frame->bucket >= 0 && frame->side == source_side_ &&
+        (frame->bucket == under_cursor || io_->frame(1).bucket < 0)) {
+      frame = &io_->frame(1);
+    }
+    PLIMSOLL_TRY_VOID(begin_load(*frame, source_side_, bucket));
+  }
+  PLIMSOLL_TRY_VOID(io_->wait(*frame));
+  return frame;
+}
+
+// Starts to read the bucket after the one under the cursor.
+Result<void> EmbeddingStore::Timeline::load_next() {
+  const std::int64_t bucket = shape_.bucket_of(cursor_);
+  if (bucket + 1 >= shape_.buckets || find_frame(bucket + 1) != nullptr) {
+    return {};
+  }
+  Frame* const here = find_frame(bucket);
+  return begin_load(here == &io_->frame(0) ? io_->frame(1) : io_->frame(0), source_side_,
+                    bucket + 1);
+}
+
+void EmbeddingStore::Timeline::drop_frames() {
+  io_->drop(io_->frame(0));
+  io_->drop(io_->frame(1));
+}
+
+// ---- Chunks -----------------------------------------------------------------------------------
+
+// Gives an open chunk to the disk as it is.
+Result<void> EmbeddingStore::Timeline::flush(std::uint32_t& open) {
+  const std::uint32_t index = open;
+  TimelineIo::Chunk& chunk = io_->chunk(index);
+  chunk.stream = &stream(chunk.place);
+  chunk.owner =
+      extent_owner(table_.fingerprint(), key_of(static_cast<int>(chunk.place / shape_.buckets)),
+                   chunk.place % shape_.buckets);
+  PLIMSOLL_TRY(chunk.extent, space_.append(*chunk.stream, chunk.rows));
+  open = kNone;
+  io_->submit(index);
+  return {};
+}
+
+// Room for one more row at the end of a bucket's stream, or nullptr when no chunk is free. A chunk
+// that is full by this goes to full_, to be submitted when its rows have been filled in.
+std::byte* EmbeddingStore::Timeline::reserve(std::uint32_t place) {
+  std::uint32_t& open = open_[place];
+  if (open == kNone) {
+    open = io_->take();
+    if (open == kNone) {
+      return nullptr;
+    }
+    io_->chunk(open).place = place;
+  }
+  TimelineIo::Chunk& chunk = io_->chunk(open);
+  std::byte* const at = chunk.bytes + kExtentHeaderBytes + chunk.rows * shape_.record_bytes;
+  if (++chunk.rows == rows_per_chunk_) {
+    full_[static_cast<std::size_t>(fulls_++)] = open;
+    open = kNone;
+  }
+  return at;
+}
+
+Result<void> EmbeddingStore::Timeline::submit_full() {
+  for (std::int64_t i = 0; i < fulls_; ++i) {
+    PLIMSOLL_TRY_VOID(flush(full_[static_cast<std::size_t>(i)]));
+  }
+  fulls_ = 0;
+  return {};
+}
+
+// Waits for a free chunk. Requires: every reserved row has been filled in.
+Result<void> EmbeddingStore::Timeline::make_room() {
+  if (io_->wait_for_chunk()) {
+    return io_->failed();
+  }
+  std::uint32_t* fullest = nullptr;
+  for (std::uint32_t& open : open_) {
+    if (open != kNone &&
+        (fullest == nullptr || io_->chunk(open).rows > io_->chunk(*fullest).rows)) {
+      fullest = &open;
+    }
+  }
+  PLIMSOLL_CHECK(fullest != nullptr, "no chunk is free, open or being written");
+  PLIMSOLL_TRY_VOID(flush(*fullest));
+  static_cast<void>(io_->wait_for_chunk());
+  return io_->failed();
+}
+
+// One row to the end of a bucket's stream. Requires: nothing is reserved and not filled in.
+Result<void> EmbeddingStore::Timeline::append(std::uint32_t place, const std::byte* record) {
+  std::byte* to = reserve(place);
+  while (to == nullptr) {
+    PLIMSOLL_TRY_VOID(make_room());
+    to = reserve(place);
+  }
+  std::memcpy(to, record, static_cast<std::size_t>(shape_.record_bytes));
+  return submit_full();
+}
+
+void EmbeddingStore::Timeline::initial_record(std::int64_t ordinal, std::int64_t id,
+                                              std::byte* record) const noexcept {
+  const RowHeader header{.id = ordinal, .sequence = 0, .crc = 0};
+  std::memset(record, 0, static_cast<std::size_t>(shape_.record_bytes));
+  std::memcpy(record, &header, sizeof header);
+  init_row(
+      table_.init, id,
+      {reinterpret_cast<float*>(record + kRowHeaderBytes), static_cast<std::size_t>(shape_.dim)});
+}
+
+// ---- The cursor -------------------------------------------------------------------------------
+
+// Moves every row at a position below `end` to its target bucket; those of `run` are changed on
+// the way. Rows that were never written and are not changed stay unwritten.
+Result<void> EmbeddingStore::Timeline::advance(std::int64_t end, const Run& run, const Change* how,
+                                               bool& changed) {
+  while (cursor_ < end) {
+    const std::int64_t bucket = shape_.bucket_of(cursor_);
+    const std::int64_t bucket_end = bucket * shape_.bucket_rows + shape_.rows_in_bucket(bucket);
+    const std::int64_t stop = std::min(end, bucket_end);
+    const std::uint32_t place = place_of(source_side_, bucket);
+    if (stream(place).extents == 0 && open_[place] == kNone && stop <= run.begin) {
+      changed = true;
+      cursor_ = stop;
+    } else {
+      PLIMSOLL_TRY(Frame* const frame, ensure(bucket));
+      PLIMSOLL_TRY_VOID(load_next());
+      while (cursor_ < stop) {
+        PLIMSOLL_TRY_VOID(keep_room());
+        if (find_frame(bucket) == nullptr) {
+          break;  // Folding needed its memory.
+        }
+        changed = true;
+        const std::int64_t count = std::min(stop - cursor_, kTimelineBlockRows);
+        PLIMSOLL_TRY(const std::int64_t moved, move_block(*frame, count, run, how));
+        cursor_ += moved;
+        if (moved == 0) {
+          PLIMSOLL_TRY_VOID(make_room());
+        }
+      }
+    }
+    if (cursor_ == bucket_end) {  // Its segments are free once a commit knows that, too.
+      if (Frame* const frame = find_frame(bucket); frame != nullptr) {
+        io_->drop(*frame);
+      }
+      if (open_[place] != kNone) {  // Newer versions, which have moved with their rows.
+        io_->give_back(open_[place]);
+        open_[place] = kNone;
+      }
+      io_->settle(stream(place));
+      space_.clear(stream(place));
+      crash_point("store.timeline.bucket");
+    }
+  }
+  return {};
+}
+
+// Moves up to `count` rows; returns how many, fewer when no chunk was free.
+Result<std::int64_t> EmbeddingStore::Timeline::move_block(Frame& frame, std::int64_t count,
+                                                          const Run& run, const Change* how) {
+  const std::int64_t first = cursor_ - frame.first;
+  crew_->run(count, kGrain, [&](std::int64_t begin, std::int64_t end, int) {
+    for (std::int64_t i = begin; i < end; ++i) {
+      const std::uint32_t entry = frame.index[static_cast<std::size_t>(first + i)];
+      std::int64_t ordinal = -1;
+      if (cursor_ + i >= run.begin) {
+        const auto u = static_cast<std::size_t>(run.first + cursor_ + i - run.begin);
+        ordinal = ordinals_[static_cast<std::uint32_t>(keys_[unique_[u]])];
+      } else if (entry != 0) {
+        std::memcpy(&ordinal, frame.bytes.data() + (std::int64_t{entry} - 1) * 8, sizeof ordinal);
+      }
+      block_target_[static_cast<std::size_t>(i)] =
+          ordinal < 0 ? -1 : shape_.bucket_of(target_.position_of(ordinal));
+    }
+  });
+  const int target_side = 1 - source_side_;
+  std::int64_t reserved = 0;
+  for (; reserved < count; ++reserved) {
+    const auto i = static_cast<std::size_t>(reserved);
+    if (block_target_[i] < 0) {
+      block_to_[i] = nullptr;
+      continue;
+    }
+    const std::uint32_t place = place_of(target_side, block_target_[i]);
+    block_to_[i] = reserve(place);
+    if (block_to_[i] == nullptr) {
+      break;
+    }
+    ++stream(place).live;
+  }
+  crew_->run(reserved, kGrain, [&](std::int64_t begin, std::int64_t end, int member) {
+    fill_block(frame, begin, end, run, how, member);
+  });
+  Stream& left = *frame.stream;
+  for (std::int64_t i = 0; i < reserved; ++i) {
+    left.live -= frame.index[static_cast<std::size_t>(first + i)] != 0 ? 1 : 0;
+  }
+  PLIMSOLL_TRY_VOID(submit_full());
+  return reserved;
+}
+
+void EmbeddingStore::Timeline::fill_block(const Frame& frame, std::int64_t begin, std::int64_t end,
+                                          const Run& run, const Change* how, int member) noexcept {
+  const std::uint32_t* const index = frame.index.data() + (cursor_ - frame.first);
+  for (std::int64_t i = begin; i < end; ++i) {
+    if (i + kRecordsAhead < end && index[i + kRecordsAhead] != 0) {
+      const std::byte* const ahead =
+          frame.bytes.data() + (std::int64_t{index[i + kRecordsAhead]} - 1) * 8;
+      for (std::int64_t line = 0; line < shape_.record_bytes; line += 64) {
+        __builtin_prefetch(ahead + line);
+      }
+    }
+    std::byte* const to = block_to_[static_cast<std::size_t>(i)];
+    if (to == nullptr) {
+      continue;
+    }
+    const std::int64_t in_run = cursor_ + i - run.begin;
+    if (index[i] != 0) {
+      std::memcpy(to, frame.bytes.data() + (std::int64_t{index[i]} - 1) * 8,
+                  static_cast<std::size_t>(shape_.record_bytes));
+    } else {
+      const auto place =
+          static_cast<std::uint32_t>(keys_[unique_[static_cast<std::size_t>(run.first + in_run)]]);
+      initial_record(ordinals_[place], request_ids_[place], to);
+    }
+    if (in_run >= 0) {
+      how->row(run.first + in_run, to, member);
+    }
+  }
+}
+
+// ---- Epochs -----------------------------------------------------------------------------------
+
+bool EmbeddingStore::Timeline::target_is_empty() noexcept {
+  for (std::int64_t bucket = 0; bucket < shape_.buckets; ++bucket) {
+    const std::uint32_t place = place_of(1 - source_side_, bucket);
+    if (stream(place).extents > 0 || open_[place] != kNone) {
+      return false;
+    }
+  }
+  return true;
+}
+
+// Carries every row that was not visited into the target, which then is the source.
+Result<void> EmbeddingStore::Timeline::end_epoch() {
+  bool changed = false;
+  auto done = advance(rows_.rows, {.first = 0, .count = 0, .begin = rows_.rows}, nullptr, changed);
+  if (!done) {
+    poison(done.error());
+    return done;
+  }
+  drop_frames();
+  source_side_ = 1 - source_side_;
+  cursor_ = 0;
+  follow(target_key_, source_key_, {order_seed_, target_key_.epoch + 1});
+  return {};
+}
+
+Result<void> EmbeddingStore::Timeline::begin_epoch(std::int64_t epoch) {
+  PLIMSOLL_TRY_VOID(sound());
+  if (epoch < 0) {
+    return fail(ErrorCode::kInvalidArgument, fmt::format("begin_epoch({}) makes no sense", epoch));
+  }
+  const EpochKey wanted{order_seed_, epoch};
+  while (source_key_ != wanted) {
+    if (cursor_ == 0 && target_is_empty()) {  // Nothing was moved yet: straight to where it shall.
+      target_key_ = wanted;
+      target_ = SampleOrder(rows_.rows, wanted.seed, wanted.epoch);
+    }
+    PLIMSOLL_TRY_VOID(end_epoch());
+  }
+  return {};
+}
+
+// ---- Folding ----------------------------------------------------------------------------------
+
+// Keeps the lists of extents and the file within their bounds: rewrites the stream that has most to
+// give back. Requires: every reserved row has been filled in.
+Result<void> EmbeddingStore::Timeline::keep_room() {
+  while (space_.wants_nodes() || space_.wants_segments()) {
+    const bool nodes = space_.wants_nodes();
+    std::uint32_t worst = 0;
+    std::int64_t most = 0;
+    for (std::uint32_t place = 0; place < open_.size(); ++place) {
+      const Stream& s = stream(place);
+      const std::int64_t extents = s.live / rows_per_chunk_ + 1;
+      const std::int64_t waste =
+          nodes ? (s.extents - extents) / 15
+                : (s.bytes - s.live * shape_.record_bytes - extents * 8192) / shape_.segment_bytes;
+      if (waste > most) {
+        most = waste;
+        worst = place;
+      }
+    }
+    if (most <= 0) {
+      return {};
+    }
+    PLIMSOLL_TRY_VOID(fold(worst));
+  }
+  return {};
+}
+
+Result<void> EmbeddingStore::Timeline::fold(std::uint32_t place) {
+  const int side = static_cast<int>(place / shape_.buckets);
+  const std::int64_t bucket = place % shape_.buckets;
+  Frame* frame = side == source_side_ ? find_frame(bucket) : nullptr;
+  if (frame == nullptr) {
+    frame =
+        find_frame(shape_.bucket_of(cursor_)) == &io_->frame(1) ? &io_->frame(0) : &io_->frame(1);
+    PLIMSOLL_TRY_VOID(begin_load(*frame, side, bucket));
+  }
+  PLIMSOLL_TRY_VOID(io_->wait(*frame));
+  Stream& folded = stream(place);
+  if (open_[place] != kNone) {  // Its rows are in the frame, too.
+    io_->give_back(open_[place]);
+    open_[place] = kNone;
+  }
+  io_->settle(folded);
+  PLIMSOLL_TRY_VOID(io_->failed());
+  space_.clear(folded);
+  folded.sorted = false;
+  for (std::int64_t i = 0; i < frame->rows; ++i) {
+    const std::uint32_t entry = frame->index[static_cast<std::size_t>(i)];
+    if (entry == 0 || (side == source_side_ && frame->first + i < cursor_)) {
+      continue;
+    }
+    std::byte* to = reserve(place);
+    while (to == nullptr) {
+      PLIMSOLL_TRY_VOID(make_room());
+      to = reserve(place);
+    }
+    std::memcpy(to, frame->bytes.data() + (std::int64_t{entry} - 1) * 8,
+                static_cast<std::size_t>(shape_.record_bytes));
+    ++folded.live;
+    PLIMSOLL_TRY_VOID(submit_full());
+  }
+  crash_point("store.timeline.fold");
+  if (side != source_side_) {
+    io_->drop(*frame);
+  }
+  return {};
+}
+
+}  // namespace plimsoll

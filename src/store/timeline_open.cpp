@@ -1,0 +1,238 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Opening and creating a table in sample order. As in any order, table.json is written last.
+//
+// Threads: see embedding_store.h.   Memory: one slab, taken here and divided once.
+#include <algorithm>
+#include <string>
+#include <system_error>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "base/check.h"
+#include "base/crc32c.h"
+#include "store/id_source.h"
+#include "store/timeline.h"
+
+namespace plimsoll {
+
+EmbeddingStore::Timeline::Timeline(const EmbeddingStoreOptions& options,
+                                   const TableDescription& table, const TimelineLayout& layout)
+    : directory_(options.directory),
+      table_(table),
+      rows_(table.shape()),
+      layout_(layout),
+      shape_(layout_.shape),
+      rows_per_chunk_(extent_rows(shape_.record_bytes, layout.chunk_bytes)),
+      order_seed_(options.order_seed),
+      source_(rows_.rows, 0, 0),
+      parent_(rows_.rows, 0, 0),
+      target_(rows_.rows, 0, 0) {}
+
+EmbeddingStore::Timeline::~Timeline() {
+  io_.reset();
+  if (governor_.valid()) {
+    governor_.release_admission(admitted_);
+  }
+}
+
+Result<std::unique_ptr<EmbeddingStore::Engine>> EmbeddingStore::Timeline::open(
+    const Governor& governor, const EmbeddingStoreOptions& options, const TableDescription& table,
+    const IdSource* source) {
+  PLIMSOLL_TRY(const TimelineLayout layout, plan_timeline(table, source == nullptr, options));
+  auto made = std::make_unique<Timeline>(options, table, layout);
+  made->crew_ = std::make_unique<RowCrew>(options.compute_threads);
+  PLIMSOLL_TRY_VOID(made->take_memory(governor));
+  if (source != nullptr) {
+    PLIMSOLL_TRY_VOID(made->create_files(*source));
+  }
+  PLIMSOLL_TRY_VOID(made->open_files(options));
+  PLIMSOLL_TRY_VOID(made->open_commit(options.at_step));
+  // Last: from here on threads use what was opened.
+  made->io_ = std::make_unique<TimelineIo>(TimelineIo::Setup{.shape = layout.shape,
+                                                             .fingerprint = table.fingerprint(),
+                                                             .file = &made->rows_file_,
+                                                             .space = &made->space_,
+                                                             .threads = options.io_threads},
+                                           layout, made->slab_);
+  return std::unique_ptr<Engine>(std::move(made));
+}
+
+// Divides the slab, but for TimelineIo's part. What this takes is what plan_timeline() counted.
+Result<void> EmbeddingStore::Timeline::take_memory(const Governor& governor) {
+  Governor asked = governor;
+  const std::int64_t bytes = layout_.plan.total_bytes;
+  admitted_ = {
+      .tag = Tag::kEmbedding, .floor_bytes = bytes, .cap_bytes = bytes, .option = "store_bytes"};
+  PLIMSOLL_TRY_VOID(asked.admit(admitted_));
+  governor_ = asked;
+  PLIMSOLL_TRY(slab_, Slab::create(governor, Tag::kEmbedding, bytes, true));
+  space_ = TimelineSpace(shape_, layout_.sizes, slab_);
+  open_ = slab_.take<std::uint32_t>(2 * shape_.buckets);
+  std::fill(open_.begin(), open_.end(), kNone);
+  const std::int64_t rows = layout_.batch_rows;
+  ordinals_ = slab_.take<std::uint32_t>(rows);
+  keys_ = slab_.take<std::uint64_t>(rows);
+  unique_ = slab_.take<std::uint32_t>(rows + 1);
+  sums_ = slab_.take<float>(crew_->threads() * shape_.dim);
+  corrections_ = slab_.take<AdamCorrection>(RowOptimizerStep::kCorrections);
+  staging_ = slab_.take<std::byte>(layout_.staging_rows * shape_.record_bytes);
+  wanted_ = slab_.take<Wanted>(layout_.staging_rows);
+  scratch_ = slab_.take<std::byte>(layout_.scratch_bytes, kBlockUnit);
+  map_ = slab_.take<std::byte>(layout_.map_bytes, kBlockUnit);
+  return {};
+}
+
+Result<void> EmbeddingStore::Timeline::create_files(const IdSource& source) {
+  std::error_code problem;
+  const bool made = std::filesystem::create_directories(directory_, problem);
+  if (problem) {
+    return fail_io(problem.value(), directory_.string() + ": creating it");
+  }
+  if (auto super = SuperFile::open(directory_ / table_files::kSuper, false)) {
+    for (const auto& slot : super->slots()) {
+      if (slot.state != SuperFile::SlotState::kEmpty) {
+        return fail(
+            ErrorCode::kCorrupt,
+            fmt::format("{}: missing, but {} holds a commit",
+                        (directory_ / table_files::kDescription).string(), super->path().string()),
+            "restore table.json, or name another directory");
+      }
+    }
+  }
+  auto done = create_and_describe(source);
+  if (!done) {  // Best effort: without table.json there is no table, whatever stays behind.
+    for (const char* name :
+         {table_files::kRows, table_files::kSuper, "map.0", "map.1", "rows.ids", "rows.order"}) {
+      std::filesystem::remove(directory_ / name, problem);
+    }
+    if (made) {
+      std::filesystem::remove(directory_, problem);
+    }
+  }
+  return done;
+}
+
+Result<void> EmbeddingStore::Timeline::create_and_describe(const IdSource& source) {
+  if (!table_.ids.dense) {
+    PLIMSOLL_TRY(auto writer, IdIndexWriter::create(directory_, table_files::kIds, scratch_));
+    PLIMSOLL_TRY_VOID(
+        source.read([&](std::span<const std::int64_t> ids) { return writer.append(ids); }));
+    PLIMSOLL_TRY(const IdIndexInfo info, writer.finish());
+    if (info != table_.ids) {
+      return fail(ErrorCode::kIo, directory_.string() + ": the ids changed while they were read");
+    }
+  }
+  for (const auto& path : {directory_ / table_files::kRows, table_files::map_path(directory_, 0),
+                           table_files::map_path(directory_, 1)}) {
+    PLIMSOLL_TRY(auto file, File::open(path, FileMode::kCreate));
+    PLIMSOLL_TRY_VOID(file.sync());
+  }
+  PLIMSOLL_TRY_VOID(SuperFile::create(directory_ / table_files::kSuper));
+  PLIMSOLL_TRY_VOID(sync_directory(directory_));
+  PLIMSOLL_TRY_VOID(write_description(directory_, table_));
+  const auto parent = std::filesystem::absolute(directory_).lexically_normal().parent_path();
+  return sync_directory(parent);
+}
+
+Result<void> EmbeddingStore::Timeline::open_files(const EmbeddingStoreOptions& options) {
+  PLIMSOLL_TRY(ids_,
+               IdIndex::open(directory_, table_files::kIds, table_.ids, slab_, layout_.id_pages));
+  PLIMSOLL_TRY(rows_file_, File::open(directory_ / table_files::kRows, FileMode::kReadWrite, true));
+  for (int slot = 0; slot < 2; ++slot) {
+    PLIMSOLL_TRY(map_files_[static_cast<std::size_t>(slot)],
+                 File::open(table_files::map_path(directory_, slot), FileMode::kReadWrite, true));
+  }
+  PLIMSOLL_TRY(super_, SuperFile::open(directory_ / table_files::kSuper, true));
+  optimizer_ = RowOptimizerStep(options.optimizer, corrections_, shape_.dim);
+  return {};
+}
+
+// The slot of the commit to open, or −1 when there is none and none was asked for.
+Result<int> EmbeddingStore::Timeline::choose_slot(std::int64_t at_step) const {
+  int chosen = -1;
+  std::string steps;
+  for (int slot = 0; slot < 2; ++slot) {
+    const auto& [state, superblock] = super_.slots()[static_cast<std::size_t>(slot)];
+    const bool ours = superblock.fingerprint == table_.fingerprint();
+    if ((state == SuperFile::SlotState::kDamaged && at_step < 0) ||
+        (state == SuperFile::SlotState::kValid && !ours)) {
+      return fail(ErrorCode::kCorrupt,
+                  fmt::format("{}: slot {} {}", super_.path().string(), slot,
+                              ours ? "fails its checksum" : "is of another table"),
+                  "name the step to open (at_step), or restore the file");
+    }
+    if (state != SuperFile::SlotState::kValid) {
+      continue;
+    }
+    steps += fmt::format("{}{}", steps.empty() ? "" : " and ", superblock.step);
+    const auto best =
+        chosen < 0 ? -1 : super_.slots()[static_cast<std::size_t>(chosen)].superblock.step;
+    if (at_step < 0 ? superblock.step > best : superblock.step == at_step) {
+      chosen = slot;
+    }
+  }
+  if (at_step >= 0 && chosen < 0) {
+    return fail(ErrorCode::kNotFound,
+                fmt::format("{}: no commit at step {}; there {}", directory_.string(), at_step,
+                            steps.empty() ? "is none at all" : "is one at " + steps));
+  }
+  return chosen;
+}
+
+Result<void> EmbeddingStore::Timeline::open_commit(std::int64_t at_step) {
+  PLIMSOLL_TRY(const int slot, choose_slot(at_step));
+  for (int other = 0; other < 2; ++other) {
+    if (other != slot &&
+        super_.slots()[static_cast<std::size_t>(other)].state == SuperFile::SlotState::kValid) {
+      const auto map = read_map(other);
+      if (!map || !space_.keep(other, *map)) {
+        space_.forget(other);  // Half overwritten by a commit that did not end: it is gone.
+      }
+    }
+  }
+  if (slot < 0) {
+    follow({table_.order_seed, 0}, {table_.order_seed, 0}, {order_seed_, 1});
+    return {};
+  }
+  const auto at = static_cast<std::size_t>(slot);
+  PLIMSOLL_TRY(const auto map, read_map(slot));
+  auto header = space_.adopt(slot, map);
+  if (!header) {
+    Error error = std::move(header).error();
+    error.detail = std::make_shared<std::string>(
+        fmt::format("{}: the map of commit {} {}", map_files_[at].path().string(),
+                    super_.slots()[at].superblock.step, error.detail ? *error.detail : ""));
+    return tl::unexpected(std::move(error));
+  }
+  slot_ = slot;
+  last_commit_ = super_.slots()[at].superblock.step;
+  cursor_ = header->cursor;
+  follow(header->source, header->parent, header->target);
+  return {};
+}
+
+// The map of one commit, its checksum compared.
+Result<std::span<const std::byte>> EmbeddingStore::Timeline::read_map(int slot) {
+  const auto at = static_cast<std::size_t>(slot);
+  const Superblock& superblock = super_.slots()[at].superblock;
+  const auto corrupt = [&](const char* why) {
+    return fail(ErrorCode::kCorrupt,
+                fmt::format("{}: the map of commit {} {}", map_files_[at].path().string(),
+                            superblock.step, why),
+                "name another step to open (at_step), or restore the file");
+  };
+  if (superblock.pages < 0 || superblock.pages % kBlockUnit != 0 ||
+      superblock.pages > static_cast<std::int64_t>(map_.size())) {
+    return corrupt("has an impossible size");
+  }
+  const auto bytes = map_.first(static_cast<std::size_t>(superblock.pages));
+  PLIMSOLL_TRY_VOID(map_files_[at].read_at(0, bytes));
+  if (crc32c(bytes) != superblock.map_crc) {
+    return corrupt("fails its checksum");
+  }
+  return std::span<const std::byte>(bytes);
+}
+
+}  // namespace plimsoll
