@@ -171,6 +171,9 @@ EmbeddingStoreOptions table_options(const std::string& directory, std::int64_t d
 }
 
 void bind_table(nb::module_& m) {
+  nb::enum_<RowLayout>(m, "RowLayout")
+      .value("ANY_ORDER", RowLayout::kAnyOrder)
+      .value("SAMPLE_ORDER", RowLayout::kSampleOrder);
   nb::class_<EmbeddingStoreOptions>(m, "EmbeddingStoreOptions")
       .def(
           "__init__",
@@ -185,7 +188,10 @@ void bind_table(nb::module_& m) {
           nb::arg("directory"), nb::arg("dim"), nb::arg("optimizer"), nb::arg("init"),
           nb::arg("store_bytes"), nb::arg("rows"), nb::arg("ids").none(), nb::arg("at_step"),
           nb::arg("batch_rows"), nb::arg("io_threads"), nb::arg("compute_threads"),
-          nb::keep_alive<1, 8>());
+          nb::keep_alive<1, 8>())
+      .def_rw("layout", &EmbeddingStoreOptions::layout)
+      .def_rw("order_seed", &EmbeddingStoreOptions::order_seed)
+      .def_rw("dirty_bytes", &EmbeddingStoreOptions::dirty_bytes);
   nb::class_<Table>(m, "EmbeddingStore")
       .def_static(
           "open",
@@ -233,6 +239,12 @@ void bind_table(nb::module_& m) {
             table.use([&](EmbeddingStore& store) { store.prefetch(span_of(ids)); });
           },
           nb::arg("ids").noconvert())
+      .def(
+          "begin_epoch",
+          [](Table& table, std::int64_t epoch) {
+            table.use([&](EmbeddingStore& store) { store.begin_epoch(epoch).or_throw(); });
+          },
+          nb::arg("epoch"))
       .def(
           "commit",
           [](Table& table, std::int64_t step) {

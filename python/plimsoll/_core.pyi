@@ -267,8 +267,18 @@ class SlabPlan:
         """Most the directory can reach."""
     def __str__(self) -> str: ...
 
+class RowLayout:
+    """Where rows lie on disk."""
+
+    ANY_ORDER: RowLayout
+    SAMPLE_ORDER: RowLayout
+
 class EmbeddingStoreOptions:
     """What EmbeddingStore.open() and plan() take."""
+
+    layout: RowLayout
+    order_seed: int
+    dirty_bytes: int
 
     def __init__(self, directory: str, dim: int, optimizer: RowOptimizerOptions, init: RowInit,
                  store_bytes: int, rows: int, ids: _Ids | None, at_step: int, batch_rows: int,
@@ -293,6 +303,8 @@ class EmbeddingStore:
         """Shape: ids [n], rows [n, dim]. Errors: as gather()."""
     def prefetch(self, ids: _Ids) -> None:
         """A hint; cannot fail."""
+    def begin_epoch(self, epoch: int) -> None:
+        """Errors: CorruptError, OSError."""
     def commit(self, step: int) -> None:
         """Makes everything so far durable. Errors: ValueError, OSError."""
     def scan(self, visit: Callable[[_Ids, NDArray[np.uint32], _Floats], object]) -> None:

@@ -216,6 +216,7 @@ class EmbeddingStore:
              rows: int | None = None, ids: Any = None, dim: int | None = None,
              optimizer: Optimizer | None = None, init: Zeros | Normal | Uniform | None = None,
              store: int | str = 0, at_step: int | None = None, batch_rows: int = 4096,
+             layout: str | None = None, order_seed: int | None = None, dirty: int | str = 0,
              io_threads: int = 4, compute_threads: int = 1) -> EmbeddingStore:
         """Opens the table in `directory`, or makes it when there is none.
 
@@ -225,19 +226,28 @@ class EmbeddingStore:
         store:       the slab, in bytes or as "64MiB"; 0 is 64 MiB or the floor, if that is larger.
         at_step:     opens this commit instead of the newest.
         batch_rows:  rows of the largest request expected; sizes the scratch in the slab.
+        layout:      of a new table: "any_order", or "sample_order" for rows that are visited once an
+                     epoch in the order SampleOrder(rows, order_seed, epoch), as a Loader does: they
+                     stream at the disk's bandwidth. Any other request works too, more slowly.
+        order_seed:  of the epochs that begin from now on; as the Loader's. Sample order only.
+        dirty:       most bytes of changed rows that wait for the disk in any order; 0: what the
+                     disk writes in 50 ms.
 
         Shape:  ids is int64 [n].
-        Errors: BudgetExceeded (slab refused or below the floor), ValueError (another dim,
+        Errors: BudgetExceeded (slab refused or below the floor), ValueError (another dim, layout,
                 optimizer, init or ids than the table's; duplicate ids), NotFoundError (no commit
                 at at_step), CorruptError, OSError.
         """
         path = os.fspath(directory)
-        if dim is None or optimizer is None or init is None:
-            dim, optimizer, init = _fill_in(path, dim, optimizer, init)
+        there = _describe(path)
+        dim, optimizer, init = _fill_in(path, there, dim, optimizer, init)
         options = _core.EmbeddingStoreOptions(
             path, dim, _options_of(optimizer), _init_of(init), byte_size(store, "store"),
             0 if rows is None else rows, None if ids is None else ids_in(ids),
             -1 if at_step is None else at_step, batch_rows, io_threads, compute_threads)
+        options.layout = _layout_of(there.get("layout", "any_order") if layout is None else layout)
+        options.order_seed = there.get("order_seed", 0) if order_seed is None else order_seed
+        options.dirty_bytes = byte_size(dirty, "dirty")
         return cls(governor, _core.EmbeddingStore.open(governor._core, options), path)
 
     def gather(self, ids: Any) -> Rows:
@@ -286,6 +296,16 @@ class EmbeddingStore:
     def prefetch(self, ids: Any) -> None:
         """Says which ids will be asked for soon. A hint: it may be dropped and cannot fail."""
         self._core.prefetch(ids_in(ids))
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Says that the coming requests visit rows in the order of this epoch. Sample order only,
+        else nothing happens; a new table is in epoch 0. Results never depend on it, only speed.
+
+        An epoch that was already begun goes on. Rows that the last epoch did not visit are carried
+        over; any epoch but the next one costs a pass over the table.
+        Errors: CorruptError; OSError. The store then only repeats that error.
+        """
+        self._core.begin_epoch(epoch)
 
     def commit(self, step: int) -> None:
         """Makes everything so far durable under the number `step`.
@@ -430,13 +450,26 @@ def _init_of(init: Any) -> _core.RowInit:
     return init._init()
 
 
-def _fill_in(path: str, dim: int | None, optimizer: Any, init: Any) -> tuple[int, Any, Any]:
-    """What was left out: from the table that exists, else the defaults."""
+def _describe(path: str) -> dict[str, Any]:
+    """The table that exists in `path`; nothing when there is none."""
     try:
         there = json.loads(_core.describe(path))
     except NotFoundError:
-        there = {}
-    if there.get("kind") != "embedding_store":
+        return {}
+    return there if there.get("kind") == "embedding_store" else {}
+
+
+def _layout_of(name: str) -> _core.RowLayout:
+    names = {"any_order": _core.RowLayout.ANY_ORDER, "sample_order": _core.RowLayout.SAMPLE_ORDER}
+    if name not in names:
+        raise ValueError(f"layout: {name!r} is not one of {', '.join(names)}")
+    return names[name]
+
+
+def _fill_in(path: str, there: dict[str, Any], dim: int | None, optimizer: Any,
+             init: Any) -> tuple[int, Any, Any]:
+    """What was left out: from the table that exists, else the defaults."""
+    if not there:
         if dim is None:
             raise ValueError(f"dim: there is no table in {path} yet, so give the floats per row")
         return dim, AdamW() if optimizer is None else optimizer, Normal() if init is None else init

@@ -31,6 +31,14 @@ Description finish(const char* kind, const fs::path& path, std::string text, Jso
   return {kind, std::move(text), json.dump(-1, ' ', false, Json::error_handler_t::replace)};
 }
 
+std::string layout_text(const TableInfo& info) {
+  if (info.layout == RowLayout::kAnyOrder) {
+    return "any order";
+  }
+  return fmt::format("sample order of seed {}, {} rows into epoch {}", info.order_seed,
+                     format_count(info.cursor), info.epoch);
+}
+
 const char* init_name(RowInitKind kind) {
   switch (kind) {
     case RowInitKind::kZeros:
@@ -59,12 +67,13 @@ Result<Description> describe_embeddings(const fs::path& path) {
       "  optimizer {}\n"
       "  initial   {}, scale {}, seed {}\n"
       "  ids       {}\n"
+      "  layout    {}\n"
       "  pages     {} of {} rows\n"
       "  commits   {}\n"
       "  disk      {}\n",
       path.string(), format_count(info.rows), info.dim, info.record_bytes,
       optimizer_name(info.optimizer), init_name(info.init.kind), info.init.scale, info.init.seed,
-      info.dense_ids ? "0 … rows−1" : "arbitrary", format_bytes(info.page_bytes),
+      info.dense_ids ? "0 … rows−1" : "arbitrary", layout_text(info), format_bytes(info.page_bytes),
       info.rows_per_page, commits.empty() ? "none" : "step " + commits,
       format_bytes(info.disk_bytes));
   return finish("embedding_store", path, std::move(text),
@@ -75,6 +84,10 @@ Result<Description> describe_embeddings(const fs::path& path) {
                  {"init_scale", info.init.scale},
                  {"init_seed", info.init.seed},
                  {"dense_ids", info.dense_ids},
+                 {"layout", layout_name(info.layout)},
+                 {"order_seed", info.order_seed},
+                 {"epoch", info.epoch},
+                 {"cursor", info.cursor},
                  {"record_bytes", info.record_bytes},
                  {"page_bytes", info.page_bytes},
                  {"rows_per_page", info.rows_per_page},

@@ -336,3 +336,45 @@ def test_any_order_of_calls_agrees_with_a_dict(actions, seed):
                 table, model = open_table(), dict(durable)
         want = np.stack([model[one] for one in names.tolist()])
         assert np.array_equal(table.gather(names).array, want)
+
+
+def test_both_layouts_hold_the_same_rows(governor, tmp_path):
+    tables = [plimsoll.EmbeddingStore.open(governor, tmp_path / layout, rows=5000, dim=8,
+                                           layout=layout, order_seed=3, store="2MiB")
+              for layout in ("any_order", "sample_order")]
+    for epoch in range(3):
+        order = plimsoll.SampleOrder(5000, 3, epoch)
+        for table in tables:
+            table.begin_epoch(epoch)
+        for begin in range(0, 4700 if epoch == 1 else 5000, 512):  # One epoch ends early.
+            ids = order.at(np.arange(begin, min(begin + 512, 5000)))
+            first, second = (table.gather(ids).array for table in tables)
+            assert np.array_equal(first, second)
+            for table in tables:
+                table.apply(ids, np.sin(first + epoch))
+        for table in tables:
+            table.commit(epoch + 1)
+    expected = tables[0].gather(np.arange(5000)).array
+    for table in tables:
+        table.close()
+    assert plimsoll.info(tmp_path / "sample_order")["layout"] == "sample_order"
+    # The layout belongs to the table: it need not be said again, and cannot be another.
+    again = plimsoll.EmbeddingStore.open(governor, tmp_path / "sample_order", store="4MiB")
+    assert np.array_equal(again.gather(np.arange(5000)).array, expected)
+    with pytest.raises(ValueError, match="layout"):
+        plimsoll.EmbeddingStore.open(governor, tmp_path / "sample_order", layout="any_order")
+
+
+def test_an_unknown_layout_is_named(governor, tmp_path):
+    with pytest.raises(ValueError, match="layout: 'zigzag' is not one of any_order, sample_order"):
+        plimsoll.EmbeddingStore.open(governor, tmp_path / "t", rows=3, dim=2, layout="zigzag")
+
+
+def test_dirty_rows_are_bounded_as_asked(governor, tmp_path):
+    table = plimsoll.EmbeddingStore.open(governor, tmp_path / "t", rows=60_000, dim=16,
+                                         store="3MiB", dirty="256KiB", batch_rows=128)
+    ids = np.random.default_rng(1).permutation(60_000)
+    for begin in range(0, 12_800, 64):
+        table.apply(ids[begin:begin + 64], np.ones((64, 16), np.float32))
+    # A request may go beyond the bound by the pages it changes itself.
+    assert 0 < table.stats()["dirty_bytes_max"] <= (256 << 10) + 64 * 4096
