@@ -13,6 +13,7 @@
 #include "data/safetensors.h"
 #include "os/file.h"
 #include "plimsoll/governor.h"
+#include "plimsoll/sample_order.h"
 #include "recipes/run_folder.h"
 
 namespace plimsoll::test {
@@ -45,6 +46,8 @@ TableSpec make_table(std::uint64_t seed, const char* name) {
     const std::uint64_t sparse = (2 * i + 1) * 0x9E3779B97F4A7C15ULL;
     table.ids[i] = static_cast<std::int64_t>(table.dense ? i : sparse);
   }
+  table.layout = random() % 2 == 0 ? RowLayout::kAnyOrder : RowLayout::kSampleOrder;
+  table.order_seed = random();
   return table;
 }
 
@@ -97,7 +100,22 @@ Life::Batch Life::batch(std::size_t table, std::int64_t step) const {
   for (std::size_t i = 0; i < count; ++i) {
     batch.ids.push_back(spec.ids[random() % spec.ids.size()]);
   }
-  batch.values.resize(count * static_cast<std::size_t>(spec.dim));
+  if (spec.layout == RowLayout::kSampleOrder) {
+    // Most steps go on in the order of their epoch; the others jump about in it.
+    const auto rows = static_cast<std::int64_t>(spec.ids.size());
+    const std::int64_t a_step = 1 + rows / 5;
+    const std::int64_t steps = (rows + a_step - 1) / a_step;
+    batch.epoch = (step - 1) / steps;
+    if (random() % 5 != 0) {
+      const SampleOrder order(rows, spec.order_seed, batch.epoch);
+      const std::int64_t begin = (step - 1) % steps * a_step;
+      batch.ids.clear();
+      for (std::int64_t at = begin; at < std::min(begin + a_step, rows); ++at) {
+        batch.ids.push_back(spec.ids[static_cast<std::size_t>(order.at(at))]);
+      }
+    }
+  }
+  batch.values.resize(batch.ids.size() * static_cast<std::size_t>(spec.dim));
   for (std::size_t i = 0; i < batch.values.size(); ++i) {
     batch.values[i] = uniform01(philox(seed_, static_cast<std::uint64_t>(step), i)[0]) - 0.5F;
   }
@@ -111,6 +129,8 @@ EmbeddingStoreOptions Life::options(std::size_t table, std::uint64_t seed) const
                                 .dim = spec.dim,
                                 .optimizer = spec.optimizer,
                                 .init = spec.init,
+                                .layout = spec.layout,
+                                .order_seed = spec.order_seed,
                                 .batch_rows = static_cast<std::int64_t>(kBatchMost),
                                 .io_threads = static_cast<int>(random() % 3),
                                 .compute_threads = 1 + static_cast<int>(random() % 2)};
@@ -160,6 +180,7 @@ void Life::train_step(std::vector<EmbeddingStore>& tables, std::int64_t step, st
   for (std::size_t table = 0; table < tables.size(); ++table) {
     EmbeddingStore& store = tables[table];
     const Batch now = batch(table, step);
+    store.begin_epoch(now.epoch).or_throw();
     if (draw(seed, static_cast<std::uint64_t>(step)) % 3 == 0) {
       store.prefetch(batch(table, step + 1).ids);
     }

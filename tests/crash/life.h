@@ -55,6 +55,8 @@ struct TableSpec {
   RowInit init{};
   std::vector<std::int64_t> ids{};  ///< Dense when 0 … N−1.
   bool dense{false};
+  RowLayout layout{};
+  std::uint64_t order_seed{0};
 };
 
 class Life {
@@ -74,6 +76,7 @@ class Life {
  private:
   struct Batch {
     bool sets{false};  // update(), else apply().
+    std::int64_t epoch{0};
     std::vector<std::int64_t> ids{};
     std::vector<float> values{};
   };
