@@ -36,6 +36,36 @@ int open_retrying(const char* path, int flags) noexcept {
   return descriptor;
 }
 
+// How far a transfer has come. A direct one that stops within a block goes on at the block's start.
+class Progress {
+ public:
+  Progress(bool direct, std::size_t wanted) noexcept : direct_(direct), wanted_(wanted) {}
+  [[nodiscard]] std::size_t done() const noexcept { return done_; }
+  [[nodiscard]] std::size_t left() const noexcept { return wanted_ - done_; }
+  /// What to ask for, at most `most` where that can be asked for: direct transfers are of blocks.
+  [[nodiscard]] std::size_t next(std::size_t most) const noexcept {
+    return std::min(left(), direct_ ? std::max(most - most % kDirectUnit, kDirectUnit) : most);
+  }
+  /// False when it has come no further for a while.
+  bool advance(std::size_t moved) noexcept {
+    const std::size_t before = done_;
+    done_ += moved;
+    if (direct_ && done_ < wanted_) {
+      done_ -= done_ % kDirectUnit;
+    }
+    stuck_ = done_ > before ? 0 : stuck_ + 1;
+    return stuck_ < kStuckMost;
+  }
+
+ private:
+  static constexpr std::size_t kDirectUnit = 4096;
+  static constexpr int kStuckMost = 4;
+  const bool direct_;
+  const std::size_t wanted_;
+  std::size_t done_{0};
+  int stuck_{0};
+};
+
 tl::unexpected<Error> open_failed(const std::filesystem::path& path) {
   if (errno == ENOENT) {
     return fail(ErrorCode::kNotFound, fmt::format("{}: no such file or directory", path.string()));
@@ -93,16 +123,16 @@ File::~File() {
 }
 
 Result<void> File::read_at(std::int64_t offset, std::span<std::byte> out) const {
-  std::size_t done = 0;
-  while (done < out.size()) {
+  Progress progress(direct_, out.size());
+  while (progress.left() > 0) {
     const FaultVerdict fault = ask_file_fault(FileCall::kRead);
-    const std::size_t wanted = std::min(out.size() - done, fault.bytes_max);
+    const std::size_t wanted = progress.next(fault.bytes_max);
+    const auto at = offset + static_cast<std::int64_t>(progress.done());
     ssize_t got = -1;
     if (fault.fails) {
       errno = fault.os_errno;
     } else {
-      got =
-          ::pread(descriptor_, out.data() + done, wanted, offset + static_cast<std::int64_t>(done));
+      got = ::pread(descriptor_, out.data() + progress.done(), wanted, at);
     }
     if (got < 0) {
       if (errno == EINTR) {
@@ -111,41 +141,42 @@ Result<void> File::read_at(std::int64_t offset, std::span<std::byte> out) const 
       return fail_io(errno,
                      fmt::format("{}: reading {} bytes at {}", path_.string(), out.size(), offset));
     }
-    if (got == 0 && wanted > 0) {
-      return fail(
-          ErrorCode::kCorrupt,
-          fmt::format("{}: ends at byte {}, but {} bytes at {} were expected", path_.string(),
-                      offset + static_cast<std::int64_t>(done), out.size(), offset));
+    const bool ended = got == 0 && wanted > 0;
+    if (ended || !progress.advance(static_cast<std::size_t>(got))) {
+      return fail(ErrorCode::kCorrupt,
+                  fmt::format("{}: ends at byte {}, but {} bytes at {} were expected",
+                              path_.string(), at + got, out.size(), offset));
     }
-    done += static_cast<std::size_t>(got);
   }
   return {};
 }
 
 Result<void> File::write_at(std::int64_t offset, std::span<const std::byte> bytes) {
   crash_point("file.write.before");
-  std::size_t done = 0;
-  while (done < bytes.size()) {
+  Progress progress(direct_, bytes.size());
+  while (progress.left() > 0) {
     const FaultVerdict fault = ask_file_fault(FileCall::kWrite);
-    const std::size_t wanted = std::min(bytes.size() - done, fault.bytes_max);
+    const std::size_t wanted = progress.next(fault.bytes_max);
+    const auto at = offset + static_cast<std::int64_t>(progress.done());
     ssize_t put = -1;
     if (fault.fails) {
       errno = fault.os_errno;
     } else {
-      const auto noted =
-          UnsyncedGuard::of_write(path_, offset + static_cast<std::int64_t>(done), wanted);
-      put = ::pwrite(descriptor_, bytes.data() + done, wanted,
-                     offset + static_cast<std::int64_t>(done));
+      const auto noted = UnsyncedGuard::of_write(path_, at, wanted);
+      put = ::pwrite(descriptor_, bytes.data() + progress.done(), wanted, at);
     }
     if (put < 0 && errno == EINTR) {
       continue;
+    }
+    if (put >= 0 && !progress.advance(static_cast<std::size_t>(put))) {
+      put = -1;
+      errno = EIO;  // A disk that takes no whole block.
     }
     if (put < 0) {
       return fail_io(
           errno, fmt::format("{}: writing {} bytes at {}", path_.string(), bytes.size(), offset),
           write_advice(errno));
     }
-    done += static_cast<std::size_t>(put);
   }
   crash_point("file.write.after");
   return {};

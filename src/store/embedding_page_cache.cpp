@@ -295,7 +295,7 @@ void PageCache::unpin() noexcept {
   if (look_ahead_waits_) {
     room_.notify_one();
   }
-  if (dirty_ > dirty_most() / 2) {
+  if (wants_write_back()) {
     dirtied_.notify_one();
   }
 }

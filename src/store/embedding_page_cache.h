@@ -213,6 +213,7 @@ class PageCache {
   std::int64_t choose_dirty(Lane& lane) PLIMSOLL_REQUIRES(mutex_);
   void list_dirty(std::uint32_t frame) PLIMSOLL_REQUIRES(mutex_);
   [[nodiscard]] std::int64_t dirty_most() const PLIMSOLL_REQUIRES(mutex_);
+  [[nodiscard]] bool wants_write_back() const PLIMSOLL_REQUIRES(mutex_);
   void await_dirty_room(std::int64_t rows) PLIMSOLL_REQUIRES(mutex_);
   [[nodiscard]] bool pinned(const Frame& frame) const PLIMSOLL_REQUIRES(mutex_);
   void evict(std::uint32_t frame) PLIMSOLL_REQUIRES(mutex_);

@@ -252,6 +252,11 @@ std::int64_t PageCache::dirty_most() const {
   return std::min(std::max(bytes, kDirtyBytesLeast) / table_.shape.page_bytes, sizes_.frames / 2);
 }
 
+// From half of the bound on, so that a request seldom waits; never when nothing bounds it.
+bool PageCache::wants_write_back() const {
+  return (sizes_.dirty_most > 0 || !resident_) && dirty_ > dirty_most() / 2;
+}
+
 // Waits until a request of `rows` rows may make its pages dirty.
 void PageCache::await_dirty_room(std::int64_t rows) {
   const auto full = [&] {
@@ -304,7 +309,7 @@ bool PageCache::write_back() {
     if (stopping_ || poison_) {
       return false;
     }
-    if (!committing_ && dirty_ > dirty_most() / 2) {
+    if (!committing_ && wants_write_back()) {
       if (const std::int64_t chosen = choose_dirty(write_back_); chosen > 0) {
         return write_frames(write_back_, chosen).has_value();
       }

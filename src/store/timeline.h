@@ -137,6 +137,7 @@ class EmbeddingStore::Timeline final : public EmbeddingStore::Engine {
   Result<void> begin_load(Frame& frame, int side, std::int64_t bucket);
   Result<void> load_next();
   Result<void> flush(std::uint32_t& open);
+  Result<void> drop_newer_commit();
   std::byte* reserve(std::uint32_t place);
   Result<void> submit_full();
   Result<void> make_room();

@@ -34,6 +34,21 @@ Result<void> EmbeddingStore::Timeline::commit(std::int64_t step) {
   return done;
 }
 
+// A newer commit than the one opened has its last extents where ours go on: it goes before anything
+// is written, so that it is never found half gone.
+Result<void> EmbeddingStore::Timeline::drop_newer_commit() {
+  const int slot = slot_ == 0 ? 1 : 0;
+  const auto& other = super_.slots()[static_cast<std::size_t>(slot)];
+  if (other.state == SuperFile::SlotState::kEmpty ||
+      (other.state == SuperFile::SlotState::kValid && other.superblock.step <= last_commit_)) {
+    return {};
+  }
+  ++syncs_;
+  PLIMSOLL_TRY_VOID(super_.clear(slot));
+  space_.forget(slot);
+  return {};
+}
+
 Result<void> EmbeddingStore::Timeline::make_durable(std::int64_t step) {
   PLIMSOLL_TRY_VOID(keep_room());
   for (std::uint32_t& open : open_) {
@@ -46,14 +61,8 @@ Result<void> EmbeddingStore::Timeline::make_durable(std::int64_t step) {
   PLIMSOLL_TRY_VOID(rows_file_.sync());
   syncs_ += 3;
 
+  PLIMSOLL_TRY_VOID(drop_newer_commit());
   const int slot = slot_ == 0 ? 1 : 0;
-  const auto& other = super_.slots()[static_cast<std::size_t>(slot)];
-  if (other.state != SuperFile::SlotState::kEmpty &&
-      (other.state == SuperFile::SlotState::kDamaged || other.superblock.step > last_commit_)) {
-    // A newer commit than the one opened: it goes first, so that it is never found half gone.
-    PLIMSOLL_TRY_VOID(super_.clear(slot));
-    ++syncs_;
-  }
   File& map_file = map_files_[static_cast<std::size_t>(slot)];
   const auto map = space_.save({.magic = 0,
                                 .source = source_key_,

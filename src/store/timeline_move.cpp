@@ -109,6 +109,7 @@ void EmbeddingStore::Timeline::drop_frames() {
 
 // Gives an open chunk to the disk as it is.
 Result<void> EmbeddingStore::Timeline::flush(std::uint32_t& open) {
+  PLIMSOLL_TRY_VOID(drop_newer_commit());
   const std::uint32_t index = open;
   TimelineIo::Chunk& chunk = io_->chunk(index);
   chunk.stream = &stream(chunk.place);
