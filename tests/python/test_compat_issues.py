@@ -10,6 +10,7 @@ import pytest
 
 import plimsoll
 from plimsoll.compat import FeatureManager, TrainableEmbeddingManager
+from tests.support.leases import leased_by_stores
 
 torch = pytest.importorskip("torch")
 MODES = pytest.mark.parametrize("mode", ["disk", "memory"])
@@ -312,7 +313,7 @@ def test_c13_reading_ahead_is_bounded_and_changes_no_answer(governor, tmp_path):
     with FeatureManager(tmp_path, config={"cache_l1_size_mb": 1, "cache_l2_size_mb": 1}) as features:
         features.add_features_chunk(0, values, None, None, range(3000))
         features.load_features()
-        before, threads = governor.ledger().leased_bytes, threading.active_count()
+        before, threads = leased_by_stores(governor), threading.active_count()
         answers = [features.prefetch(range(3000)) for _ in range(200)]
         assert answers.count(False) > 0 and threading.active_count() - threads <= 2
         for begin in range(0, 3000, 100):
@@ -323,7 +324,7 @@ def test_c13_reading_ahead_is_bounded_and_changes_no_answer(governor, tmp_path):
         while features._under_way and not all(one.done() for one in features._under_way):
             time.sleep(0.01)
         gc.collect()
-        assert governor.ledger().leased_bytes == before
+        assert leased_by_stores(governor) == before
 
 
 @pytest.mark.parametrize("workers", [0, 4, 8])
@@ -334,7 +335,7 @@ def test_c14_workers_share_one_slab(governor, tmp_path, workers):
                             cache_l2_size_mb=2) as manager:
         features.add_features_chunk(0, values, None, None, range(4000))
         features.load_features()
-        leased = governor.ledger().leased_bytes
+        leased = leased_by_stores(governor)
         wrong = []
 
         def work(seed):
@@ -353,7 +354,7 @@ def test_c14_workers_share_one_slab(governor, tmp_path, workers):
         for one in crew:
             one.join()
         gc.collect()
-        assert not wrong and governor.ledger().leased_bytes == leased
+        assert not wrong and leased_by_stores(governor) == leased
         # 9 MiB of slabs for any number of workers; a worker is a stack and a batch.
         assert resident_bytes() - before < (1 << 20) * (2 + workers)
 

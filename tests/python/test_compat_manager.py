@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import plimsoll
 from plimsoll.compat import PRESETS, FeatureManager, TrainableEmbeddingManager, preset
+from tests.support.leases import leased_by_stores
 
 torch = pytest.importorskip("torch")
 MODES = pytest.mark.parametrize("mode", ["disk", "memory"])
@@ -503,11 +504,11 @@ def test_without_a_folder_it_cleans_up_after_itself(governor):
 
 
 def test_a_forgotten_manager_syncs_and_gives_its_slab_back(governor, tmp_path):
-    before = governor.ledger().leased_bytes
+    before = leased_by_stores(governor)
     manager = make(tmp_path)
     manager.update_embeddings(IDS[:2], torch.ones(2, 8))
     del manager
-    assert governor.ledger().leased_bytes == before
+    assert leased_by_stores(governor) == before
     with make(tmp_path) as manager:
         assert equal(manager.get_embeddings(IDS[:2]), torch.ones(2, 8))
 

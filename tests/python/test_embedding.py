@@ -340,7 +340,7 @@ def test_any_order_of_calls_agrees_with_a_dict(actions, seed):
 
 def test_both_layouts_hold_the_same_rows(governor, tmp_path):
     tables = [plimsoll.EmbeddingStore.open(governor, tmp_path / layout, rows=5000, dim=8,
-                                           layout=layout, order_seed=3, store="2MiB")
+                                           layout=layout, order_seed=3, store="4MiB")
               for layout in ("any_order", "sample_order")]
     for epoch in range(3):
         order = plimsoll.SampleOrder(5000, 3, epoch)
