@@ -49,36 +49,6 @@ std::uint32_t place_of(std::uint32_t ordinal, std::size_t places) {
 
 // ---- Resolving --------------------------------------------------------------------------------
 
-// Fills ordinals_ with those of `ids`, at most batch_rows of them.
-Result<void> EmbeddingStore::Impl::resolve(std::span<const std::int64_t> ids) {
-  const auto unknown = [this](std::int64_t id) {
-    return fail(ErrorCode::kNotFound,
-                fmt::format("{}: there is no row with id {}", directory_.string(), id));
-  };
-  if (ids_.dense()) {
-    const auto rows = static_cast<std::uint64_t>(shape_.rows);
-    for (std::size_t i = 0; i < ids.size(); ++i) {
-      if (static_cast<std::uint64_t>(ids[i]) >= rows) {
-        return unknown(ids[i]);
-      }
-      ordinals_[i] = static_cast<std::uint32_t>(ids[i]);
-    }
-    return {};
-  }
-  std::array<std::int64_t, 256> found;
-  for (std::size_t at = 0; at < ids.size(); at += found.size()) {
-    const auto piece = ids.subspan(at, std::min(found.size(), ids.size() - at));
-    PLIMSOLL_TRY_VOID(ids_.find(piece, std::span(found).first(piece.size())));
-    for (std::size_t i = 0; i < piece.size(); ++i) {
-      if (found[i] < 0) {
-        return unknown(piece[i]);
-      }
-      ordinals_[at + i] = static_cast<std::uint32_t>(found[i]);
-    }
-  }
-  return {};
-}
-
 // Sorts keys by page when they may not all be pinned at once, so that each page is loaded once.
 void EmbeddingStore::Impl::order_by_page(std::span<std::uint64_t> keys) const {
   if (static_cast<std::int64_t>(keys.size()) > cache_->pin_limit()) {

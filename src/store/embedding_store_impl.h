@@ -21,6 +21,7 @@
 #include "store/embedding_block_map.h"
 #include "store/embedding_description.h"
 #include "store/embedding_engine.h"
+#include "store/embedding_files.h"
 #include "store/embedding_layout.h"
 #include "store/embedding_look_ahead.h"
 #include "store/embedding_page_cache.h"
@@ -74,16 +75,18 @@ class EmbeddingStore::Impl final : public EmbeddingStore::Engine {
 
   // Opening (embedding_store_open.cpp).
   Result<void> take_memory(const Governor& governor);
-  Result<void> create_files(const IdSource& source);
-  Result<void> create_and_describe(const IdSource& source);
+  Result<void> create_files(const IdSource& source) {
+    return create_table_files(directory_, table_, source, cache_->frame_memory());
+  }
   Result<void> open_files(const EmbeddingStoreOptions& options);
   Result<void> open_commit(std::int64_t at_step);
-  Result<int> choose_slot(std::int64_t at_step) const;
   Result<void> read_map(int slot);
   Result<void> keep_other_commit(int slot);
 
   // Requests (embedding_store.cpp).
-  Result<void> resolve(std::span<const std::int64_t> ids);
+  Result<void> resolve(std::span<const std::int64_t> ids) {
+    return find_rows(ids_, shape_.rows, directory_, ids, ordinals_);
+  }
   void order_by_page(std::span<std::uint64_t> keys) const;
   std::int64_t find_duplicates(std::int64_t count);
   Result<void> check_gradients(std::span<const std::int64_t> ids, std::span<const float> grads,

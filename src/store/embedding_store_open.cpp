@@ -197,67 +197,6 @@ Result<void> EmbeddingStore::Impl::take_memory(const Governor& governor) {
   return {};
 }
 
-Result<void> EmbeddingStore::Impl::create_files(const IdSource& source) {
-  std::error_code problem;
-  const bool made = std::filesystem::create_directories(directory_, problem);
-  if (problem) {
-    return fail_io(problem.value(), directory_.string() + ": creating it");
-  }
-  if (auto super = SuperFile::open(directory_ / table_files::kSuper, false)) {
-    for (const auto& slot : super->slots()) {
-      if (slot.state != SuperFile::SlotState::kEmpty) {
-        return fail(
-            ErrorCode::kCorrupt,
-            fmt::format("{}: missing, but {} holds a commit",
-                        (directory_ / table_files::kDescription).string(), super->path().string()),
-            "restore table.json, or name another directory");
-      }
-    }
-  }
-  auto done = create_and_describe(source);
-  if (!done) {  // Without table.json there is no table, whatever stays behind: it goes first.
-    std::filesystem::remove(directory_ / table_files::kDescription, problem);
-    if (problem || !sync_directory(directory_)) {
-      return done;  // It may come back after a power failure, and then needs its files.
-    }
-    for (const char* name :
-         {table_files::kRows, table_files::kSuper, "map.0", "map.1", "rows.ids", "rows.order"}) {
-      std::filesystem::remove(directory_ / name, problem);
-    }
-    if (made) {
-      std::filesystem::remove(directory_, problem);
-    }
-  }
-  return done;
-}
-
-Result<void> EmbeddingStore::Impl::create_and_describe(const IdSource& source) {
-  if (!table_.ids.dense) {
-    PLIMSOLL_TRY(auto writer,
-                 IdIndexWriter::create(directory_, table_files::kIds, cache_->frame_memory()));
-    PLIMSOLL_TRY_VOID(
-        source.read([&](std::span<const std::int64_t> ids) { return writer.append(ids); }));
-    PLIMSOLL_TRY(const IdIndexInfo info, writer.finish());
-    if (info != table_.ids) {
-      return fail(ErrorCode::kIo, directory_.string() + ": the ids changed while they were read");
-    }
-  }
-  PLIMSOLL_TRY(auto rows, File::open(directory_ / table_files::kRows, FileMode::kCreate));
-  PLIMSOLL_TRY_VOID(rows.sync());
-  for (int slot = 0; slot < 2; ++slot) {
-    PLIMSOLL_TRY(auto map, File::open(table_files::map_path(directory_, slot), FileMode::kCreate));
-    // One block from the start: a small table's commits then change no metadata of this file.
-    const std::array<std::byte, kBlockUnit> zeros{};
-    PLIMSOLL_TRY_VOID(map.write_at(0, zeros));
-    PLIMSOLL_TRY_VOID(map.sync());
-  }
-  PLIMSOLL_TRY_VOID(SuperFile::create(directory_ / table_files::kSuper));
-  PLIMSOLL_TRY_VOID(sync_directory(directory_));
-  PLIMSOLL_TRY_VOID(write_description(directory_, table_));
-  const auto parent = std::filesystem::absolute(directory_).lexically_normal().parent_path();
-  return sync_directory(parent);
-}
-
 Result<void> EmbeddingStore::Impl::open_files(const EmbeddingStoreOptions& options) {
   PLIMSOLL_TRY(ids_,
                IdIndex::open(directory_, table_files::kIds, table_.ids, slab_, layout_.id_pages));
@@ -275,41 +214,9 @@ Result<void> EmbeddingStore::Impl::open_files(const EmbeddingStoreOptions& optio
   return {};
 }
 
-// The slot of the commit to open, or −1 when there is none and none was asked for.
-Result<int> EmbeddingStore::Impl::choose_slot(std::int64_t at_step) const {
-  int chosen = -1;
-  std::string steps;
-  for (int slot = 0; slot < 2; ++slot) {
-    const auto& [state, superblock] = super_.slots()[static_cast<std::size_t>(slot)];
-    const bool ours =
-        superblock.fingerprint == table_.fingerprint() && superblock.pages == shape_.pages;
-    if ((state == SuperFile::SlotState::kDamaged && at_step < 0) ||
-        (state == SuperFile::SlotState::kValid && !ours)) {
-      return fail(ErrorCode::kCorrupt,
-                  fmt::format("{}: slot {} {}", super_.path().string(), slot,
-                              ours ? "fails its checksum" : "is of another table"),
-                  "name the step to open (at_step), or restore the file");
-    }
-    if (state != SuperFile::SlotState::kValid) {
-      continue;
-    }
-    steps += fmt::format("{}{}", steps.empty() ? "" : " and ", superblock.step);
-    const auto best =
-        chosen < 0 ? -1 : super_.slots()[static_cast<std::size_t>(chosen)].superblock.step;
-    if (at_step < 0 ? superblock.step > best : superblock.step == at_step) {
-      chosen = slot;
-    }
-  }
-  if (at_step >= 0 && chosen < 0) {
-    return fail(ErrorCode::kNotFound,
-                fmt::format("{}: no commit at step {}; there {}", directory_.string(), at_step,
-                            steps.empty() ? "is none at all" : "is one at " + steps));
-  }
-  return chosen;
-}
-
 Result<void> EmbeddingStore::Impl::open_commit(std::int64_t at_step) {
-  PLIMSOLL_TRY(const int slot, choose_slot(at_step));
+  PLIMSOLL_TRY(const int slot,
+               choose_commit(super_, directory_, table_.fingerprint(), shape_.pages, at_step));
   if (slot >= 0) {
     PLIMSOLL_TRY_VOID(read_map(slot));
     slot_ = slot;

@@ -109,35 +109,6 @@ Result<void> EmbeddingStore::Timeline::refuse_size(const char* what, std::size_t
                           rows_.dim, ids * static_cast<std::size_t>(rows_.dim)));
 }
 
-// Fills ordinals_ with those of `ids`, at most batch_rows of them.
-Result<void> EmbeddingStore::Timeline::resolve(std::span<const std::int64_t> ids) {
-  const auto unknown = [this](std::int64_t id) {
-    return fail(ErrorCode::kNotFound,
-                fmt::format("{}: there is no row with id {}", directory_.string(), id));
-  };
-  if (ids_.dense()) {
-    for (std::size_t i = 0; i < ids.size(); ++i) {
-      if (static_cast<std::uint64_t>(ids[i]) >= static_cast<std::uint64_t>(rows_.rows)) {
-        return unknown(ids[i]);
-      }
-      ordinals_[i] = static_cast<std::uint32_t>(ids[i]);
-    }
-    return {};
-  }
-  std::array<std::int64_t, 256> found;
-  for (std::size_t at = 0; at < ids.size(); at += found.size()) {
-    const auto piece = ids.subspan(at, std::min(found.size(), ids.size() - at));
-    PLIMSOLL_TRY_VOID(ids_.find(piece, std::span(found).first(piece.size())));
-    for (std::size_t i = 0; i < piece.size(); ++i) {
-      if (found[i] < 0) {
-        return unknown(piece[i]);
-      }
-      ordinals_[at + i] = static_cast<std::uint32_t>(found[i]);
-    }
-  }
-  return {};
-}
-
 // keys_: where each of the first `count` ordinals stands in the source order.
 void EmbeddingStore::Timeline::find_positions(std::int64_t count) {
   crew_->run(count, 4 * kGrain, [&](std::int64_t begin, std::int64_t end, int) {

@@ -26,6 +26,7 @@
 #include "os/file.h"
 #include "plimsoll/sample_order.h"
 #include "store/embedding_engine.h"
+#include "store/embedding_files.h"
 #include "store/id_index.h"
 #include "store/row_crew.h"
 #include "store/row_optimizer.h"
@@ -100,17 +101,19 @@ class EmbeddingStore::Timeline final : public EmbeddingStore::Engine {
 
   // Opening (timeline_open.cpp).
   Result<void> take_memory(const Governor& governor);
-  Result<void> create_files(const IdSource& source);
-  Result<void> create_and_describe(const IdSource& source);
+  Result<void> create_files(const IdSource& source) {
+    return create_table_files(directory_, table_, source, scratch_);
+  }
   Result<void> open_files(const EmbeddingStoreOptions& options);
-  Result<int> choose_slot(std::int64_t at_step) const;
   Result<void> open_commit(std::int64_t at_step);
   Result<std::span<const std::byte>> read_map(int slot);
 
   // Requests (timeline.cpp).
   Result<void> sound();
   Result<void> refuse_size(const char* what, std::size_t ids, std::size_t floats) const;
-  Result<void> resolve(std::span<const std::int64_t> ids);
+  Result<void> resolve(std::span<const std::int64_t> ids) {
+    return find_rows(ids_, rows_.rows, directory_, ids, ordinals_);
+  }
   Result<void> set_rows(std::span<const std::int64_t> ids, std::span<const std::uint32_t> sequences,
                         std::span<const float> values, std::int64_t width);
   void find_positions(std::int64_t count);

@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "store/embedding_files.h"
+
+#include <algorithm>
+#include <array>
+#include <string>
+#include <system_error>
+
+#include <fmt/format.h>
+
+#include "base/check.h"
+#include "os/file.h"
+#include "store/id_source.h"
+
+namespace plimsoll {
+namespace {
+
+Result<void> create_and_describe(const std::filesystem::path& directory,
+                                 const TableDescription& table, const IdSource& source,
+                                 std::span<std::byte> scratch) {
+  if (!table.ids.dense) {
+    PLIMSOLL_TRY(auto writer, IdIndexWriter::create(directory, table_files::kIds, scratch));
+    PLIMSOLL_TRY_VOID(
+        source.read([&](std::span<const std::int64_t> ids) { return writer.append(ids); }));
+    PLIMSOLL_TRY(const IdIndexInfo info, writer.finish());
+    if (info != table.ids) {
+      return fail(ErrorCode::kIo, directory.string() + ": the ids changed while they were read");
+    }
+  }
+  PLIMSOLL_TRY(auto rows, File::open(directory / table_files::kRows, FileMode::kCreate));
+  PLIMSOLL_TRY_VOID(rows.sync());
+  for (int slot = 0; slot < 2; ++slot) {
+    PLIMSOLL_TRY(auto map, File::open(table_files::map_path(directory, slot), FileMode::kCreate));
+    // One block from the start: a small table's commits then change no metadata of this file.
+    const std::array<std::byte, kBlockUnit> zeros{};
+    PLIMSOLL_TRY_VOID(map.write_at(0, zeros));
+    PLIMSOLL_TRY_VOID(map.sync());
+  }
+  PLIMSOLL_TRY_VOID(SuperFile::create(directory / table_files::kSuper));
+  PLIMSOLL_TRY_VOID(sync_directory(directory));
+  PLIMSOLL_TRY_VOID(write_description(directory, table));
+  const auto parent = std::filesystem::absolute(directory).lexically_normal().parent_path();
+  return sync_directory(parent);
+}
+
+}  // namespace
+
+Result<void> create_table_files(const std::filesystem::path& directory,
+                                const TableDescription& table, const IdSource& source,
+                                std::span<std::byte> scratch) {
+  std::error_code problem;
+  const bool made = std::filesystem::create_directories(directory, problem);
+  if (problem) {
+    return fail_io(problem.value(), directory.string() + ": creating it");
+  }
+  if (auto super = SuperFile::open(directory / table_files::kSuper, false)) {
+    for (const auto& slot : super->slots()) {
+      if (slot.state != SuperFile::SlotState::kEmpty) {
+        return fail(
+            ErrorCode::kCorrupt,
+            fmt::format("{}: missing, but {} holds a commit",
+                        (directory / table_files::kDescription).string(), super->path().string()),
+            "restore table.json, or name another directory");
+      }
+    }
+  }
+  auto done = create_and_describe(directory, table, source, scratch);
+  if (!done) {  // Without table.json there is no table, whatever stays behind: it goes first.
+    std::filesystem::remove(directory / table_files::kDescription, problem);
+    if (problem || !sync_directory(directory)) {
+      return done;  // It may come back after a power failure, and then needs its files.
+    }
+    for (const char* name :
+         {table_files::kRows, table_files::kSuper, "map.0", "map.1", "rows.ids", "rows.order"}) {
+      std::filesystem::remove(directory / name, problem);
+    }
+    if (made) {
+      std::filesystem::remove(directory, problem);
+    }
+  }
+  return done;
+}
+
+Result<int> choose_commit(const SuperFile& super, const std::filesystem::path& directory,
+                          std::uint64_t fingerprint, std::int64_t pages, std::int64_t at_step) {
+  int chosen = -1;
+  std::string steps;
+  for (int slot = 0; slot < 2; ++slot) {
+    const auto& [state, superblock] = super.slots()[static_cast<std::size_t>(slot)];
+    const bool ours =
+        superblock.fingerprint == fingerprint && (pages == kAnyPages || superblock.pages == pages);
+    if ((state == SuperFile::SlotState::kDamaged && at_step < 0) ||
+        (state == SuperFile::SlotState::kValid && !ours)) {
+      return fail(ErrorCode::kCorrupt,
+                  fmt::format("{}: slot {} {}", super.path().string(), slot,
+                              ours ? "fails its checksum" : "is of another table"),
+                  "name the step to open (at_step), or restore the file");
+    }
+    if (state != SuperFile::SlotState::kValid) {
+      continue;
+    }
+    steps += fmt::format("{}{}", steps.empty() ? "" : " and ", superblock.step);
+    const auto best =
+        chosen < 0 ? -1 : super.slots()[static_cast<std::size_t>(chosen)].superblock.step;
+    if (at_step < 0 ? superblock.step > best : superblock.step == at_step) {
+      chosen = slot;
+    }
+  }
+  if (at_step >= 0 && chosen < 0) {
+    return fail(ErrorCode::kNotFound,
+                fmt::format("{}: no commit at step {}; there {}", directory.string(), at_step,
+                            steps.empty() ? "is none at all" : "is one at " + steps));
+  }
+  return chosen;
+}
+
+Result<void> find_rows(const IdIndex& index, std::int64_t rows,
+                       const std::filesystem::path& directory, std::span<const std::int64_t> ids,
+                       std::span<std::uint32_t> ordinals) {
+  const auto unknown = [&](std::int64_t id) {
+    return fail(ErrorCode::kNotFound,
+                fmt::format("{}: there is no row with id {}", directory.string(), id));
+  };
+  if (index.dense()) {
+    for (std::size_t i = 0; i < ids.size(); ++i) {
+      if (static_cast<std::uint64_t>(ids[i]) >= static_cast<std::uint64_t>(rows)) {
+        return unknown(ids[i]);
+      }
+      ordinals[i] = static_cast<std::uint32_t>(ids[i]);
+    }
+    return {};
+  }
+  std::array<std::int64_t, 256> found;
+  for (std::size_t at = 0; at < ids.size(); at += found.size()) {
+    const auto piece = ids.subspan(at, std::min(found.size(), ids.size() - at));
+    PLIMSOLL_TRY_VOID(index.find(piece, std::span(found).first(piece.size())));
+    for (std::size_t i = 0; i < piece.size(); ++i) {
+      if (found[i] < 0) {
+        return unknown(piece[i]);
+      }
+      ordinals[at + i] = static_cast<std::uint32_t>(found[i]);
+    }
+  }
+  return {};
+}
+
+}  // namespace plimsoll
