@@ -171,6 +171,7 @@ Result<void> TimelineIo::wait(Frame& frame) {
 
 void TimelineIo::drop(Frame& frame) {
   static_cast<void>(wait(frame));  // What failed to load is dropped all the same.
+  const MutexLock lock(mutex_);
   frame.state = Frame::State::kEmpty;
   frame.bucket = -1;
 }
