@@ -84,24 +84,13 @@ std::int64_t BatchRingPlan::slot_bytes() const noexcept {
   return round_up(bytes, kPage);
 }
 
-BatchRing::BatchRing(Governor governor) noexcept : governor_(std::move(governor)) {}
-
-BatchRing::~BatchRing() {
-  slab_ = Slab();
-  if (admitted_.floor_bytes > 0) {
-    governor_.release_admission(admitted_);
-  }
-}
-
-Result<std::shared_ptr<BatchRing>> BatchRing::create(Governor governor, const BatchRingPlan& plan) {
-  auto ring = std::make_shared<BatchRing>(governor);
+Result<std::shared_ptr<BatchRing>> BatchRing::create(const Governor& governor,
+                                                     const BatchRingPlan& plan) {
+  auto ring = std::make_shared<BatchRing>();
   ring->slot_bytes_ = plan.slot_bytes();
   const std::int64_t scratch_bytes = round_up(plan.batch_rows * 8, kPage);
   const std::int64_t total = plan.slots * ring->slot_bytes_ + scratch_bytes;
-  const PoolSpec spec{
-      .tag = Tag::kLoader, .floor_bytes = total, .cap_bytes = total, .option = "queue_bytes"};
-  PLIMSOLL_TRY_VOID(governor.admit(spec));
-  ring->admitted_ = spec;
+  PLIMSOLL_TRY_VOID(ring->admission_.take(governor, Tag::kLoader, total, "queue_bytes"));
   PLIMSOLL_TRY(ring->slab_, Slab::create(governor, Tag::kLoader, total));
   ring->slots_ = std::vector<BatchSlot>(static_cast<std::size_t>(plan.slots));
   for (BatchSlot& slot : ring->slots_) {

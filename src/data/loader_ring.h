@@ -28,6 +28,7 @@
 #include <vector>
 
 #include "base/mutex.h"
+#include "memory/admission.h"
 #include "memory/slab.h"
 #include "plimsoll/loader.h"
 
@@ -74,9 +75,9 @@ class BatchRing : public std::enable_shared_from_this<BatchRing> {
   };
 
   /// Errors: kOverBudget, kIo.
-  static Result<std::shared_ptr<BatchRing>> create(Governor governor, const BatchRingPlan& plan);
-  explicit BatchRing(Governor governor) noexcept;
-  ~BatchRing();
+  static Result<std::shared_ptr<BatchRing>> create(const Governor& governor,
+                                                   const BatchRingPlan& plan);
+  BatchRing() = default;
   BatchRing(const BatchRing&) = delete;
   BatchRing& operator=(const BatchRing&) = delete;
 
@@ -112,8 +113,7 @@ class BatchRing : public std::enable_shared_from_this<BatchRing> {
   [[nodiscard]] std::int64_t count(SlotState state) const PLIMSOLL_REQUIRES(mutex_);
   [[nodiscard]] Error all_held() const PLIMSOLL_REQUIRES(mutex_);
 
-  Governor governor_;
-  PoolSpec admitted_{};
+  Admission admission_;
   std::int64_t slot_bytes_{0};
   Mutex lease_mutex_;  // Changes of the slab's lease take turns; taken with no other lock held.
   Slab slab_;

@@ -7,7 +7,11 @@
 // Threads: see embedding_store.h.   Memory: see the layouts.
 #pragma once
 
-#include <memory>
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <span>
 
 #include "plimsoll/embedding_store.h"
 #include "store/embedding_format.h"
@@ -42,10 +46,15 @@ class EmbeddingStore::Engine {
   [[nodiscard]] virtual StoreStats stats() const = 0;
 
  protected:
+  /// Errors: kInvalidArgument when `floats` are not one row for each of `ids`.
+  [[nodiscard]] Result<void> check_rows(const char* what, std::size_t ids,
+                                        std::size_t floats) const;
   /// Errors: kInvalidArgument when the three do not belong to one number of records.
-  static Result<void> check_restore(const TableShape& shape, std::span<const std::int64_t> ids,
-                                    std::span<const std::uint32_t> sequences,
-                                    std::span<const float> values);
+  [[nodiscard]] Result<void> check_records(std::size_t ids, std::size_t sequences,
+                                           std::size_t floats) const;
+  /// Errors: kInvalidArgument when `step` is not after the last commit.
+  [[nodiscard]] Result<void> check_step(const std::filesystem::path& directory,
+                                        std::int64_t step) const;
 };
 
 }  // namespace plimsoll

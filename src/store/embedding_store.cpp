@@ -16,28 +16,15 @@
 
 #include "base/check.h"
 #include "store/embedding_store_impl.h"
+#include "store/row_ahead.h"
 
 namespace plimsoll {
 namespace {
 
 constexpr std::uint32_t kEmptyPlace = 0xFFFFFFFFU;
 
-// Rows a member of the crew takes at once, and records fetched into the cache ahead of their use.
-// Source: bench/w3_update --table-mib 1024, AMD EPYC 7003: 16 … 256 rows at once are alike; ratio
-// to memcpy 0.86 to 0.93 with 2 … 8 records ahead, 1.20 with none.
-constexpr std::int64_t kGrain = 64;
-constexpr std::int64_t kRecordsAhead = 4;
-
 std::uint32_t position_of(std::uint64_t key) {
   return static_cast<std::uint32_t>(key);
-}
-
-template <int kWrite>
-void fetch_ahead(const std::byte* at, std::int64_t bytes) {
-  for (std::int64_t line = 0; line < bytes; line += 64) {
-    __builtin_prefetch(at + line, kWrite);
-  }
-  __builtin_prefetch(at + bytes - 1, kWrite);
 }
 
 std::uint32_t place_of(std::uint32_t ordinal, std::size_t places) {
@@ -56,20 +43,10 @@ void EmbeddingStore::Impl::order_by_page(std::span<std::uint64_t> keys) const {
   }
 }
 
-Result<void> EmbeddingStore::Impl::refuse_size(const char* what, std::size_t ids,
-                                               std::size_t floats) const {
-  if (floats == ids * static_cast<std::size_t>(shape_.dim)) {
-    return {};
-  }
-  return fail(ErrorCode::kInvalidArgument,
-              fmt::format("{} has {} floats, expected {} ids × dim {} = {}", what, floats, ids,
-                          shape_.dim, ids * static_cast<std::size_t>(shape_.dim)));
-}
-
 // ---- gather and update ------------------------------------------------------------------------
 
 Result<void> EmbeddingStore::Impl::gather(std::span<const std::int64_t> ids, std::span<float> out) {
-  PLIMSOLL_TRY_VOID(refuse_size("out", ids.size(), out.size()));
+  PLIMSOLL_TRY_VOID(check_rows("out", ids.size(), out.size()));
   PLIMSOLL_TRY_VOID(cache_->begin_request(static_cast<std::int64_t>(ids.size())));
   const auto row_bytes = shape_.dim * 4;
   while (!ids.empty()) {
@@ -85,7 +62,7 @@ Result<void> EmbeddingStore::Impl::gather(std::span<const std::int64_t> ids, std
       crew_->run(pinned, kGrain, [&](std::int64_t begin, std::int64_t end, int) {
         for (std::int64_t i = begin; i < end; ++i) {
           if (i + kRecordsAhead < end) {
-            fetch_ahead<0>(records_[i + kRecordsAhead] + kRowHeaderBytes, row_bytes);
+            fetch_ahead(records_[i + kRecordsAhead] + kRowHeaderBytes, row_bytes);
           }
           std::memcpy(out.data() + position_of(keys[i]) * shape_.dim, records_[i] + kRowHeaderBytes,
                       static_cast<std::size_t>(row_bytes));
@@ -102,7 +79,21 @@ Result<void> EmbeddingStore::Impl::gather(std::span<const std::int64_t> ids, std
 
 Result<void> EmbeddingStore::Impl::update(std::span<const std::int64_t> ids,
                                           std::span<const float> rows) {
-  PLIMSOLL_TRY_VOID(refuse_size("rows", ids.size(), rows.size()));
+  PLIMSOLL_TRY_VOID(check_rows("rows", ids.size(), rows.size()));
+  return set_rows(ids, {}, rows, shape_.dim);
+}
+
+Result<void> EmbeddingStore::Impl::restore(std::span<const std::int64_t> ids,
+                                           std::span<const std::uint32_t> sequences,
+                                           std::span<const float> values) {
+  PLIMSOLL_TRY_VOID(check_records(ids.size(), sequences.size(), values.size()));
+  return set_rows(ids, sequences, values, shape_.floats());
+}
+
+// Sets the first `width` floats of each record and zeroes those behind them; no sequences: all 0.
+Result<void> EmbeddingStore::Impl::set_rows(std::span<const std::int64_t> ids,
+                                            std::span<const std::uint32_t> sequences,
+                                            std::span<const float> values, std::int64_t width) {
   PLIMSOLL_TRY_VOID(cache_->begin_request(static_cast<std::int64_t>(ids.size())));
   // Every id is looked up before any row changes.
   for (std::size_t at = 0; ids.size() > keys_.size() && at < ids.size(); at += keys_.size()) {
@@ -111,37 +102,50 @@ Result<void> EmbeddingStore::Impl::update(std::span<const std::int64_t> ids,
   bool changed = false;
   while (!ids.empty()) {
     const std::size_t count = std::min(ids.size(), keys_.size());
-    PLIMSOLL_TRY_VOID(resolve(ids.first(count)));
-    for (std::size_t i = 0; i < count; ++i) {
-      keys_[i] = std::uint64_t{ordinals_[i]} << 32 | i;
+    auto done = resolve(ids.first(count));
+    if (done) {
+      done = set_piece(static_cast<std::int64_t>(count), sequences, values, width, changed);
     }
-    auto keys = keys_.first(count);
-    order_by_page(keys);
-    while (!keys.empty()) {
-      auto pinned = cache_->pin(keys, true, records_);
-      if (!pinned) {
-        if (changed) {
-          cache_->poison(pinned.error());  // Half a request: nobody may see or keep it.
-        }
-        return tl::unexpected(std::move(pinned).error());
+    if (!done) {
+      if (changed) {
+        cache_->poison(done.error());  // Half a request: nobody may see or keep it.
       }
-      for (std::int64_t i = 0; i < *pinned; ++i) {  // In request order: the last of an id wins.
-        std::byte* const record = records_[i];
-        RowHeader header;
-        std::memcpy(&header, record, sizeof header);
-        header.sequence = 0;
-        std::memcpy(record, &header, sizeof header);
-        std::memcpy(record + kRowHeaderBytes, rows.data() + position_of(keys[i]) * shape_.dim,
-                    static_cast<std::size_t>(shape_.dim) * 4);
-        std::memset(record + kRowHeaderBytes + shape_.dim * 4, 0,
-                    static_cast<std::size_t>(shape_.state_floats()) * 4);
-      }
-      changed = true;
-      cache_->unpin();
-      keys = keys.subspan(static_cast<std::size_t>(*pinned));
+      return done;
     }
     ids = ids.subspan(count);
-    rows = rows.subspan(count * static_cast<std::size_t>(shape_.dim));
+    sequences = sequences.empty() ? sequences : sequences.subspan(count);
+    values = values.subspan(count * static_cast<std::size_t>(width));
+  }
+  return {};
+}
+
+// The first `count` of ordinals_.
+Result<void> EmbeddingStore::Impl::set_piece(std::int64_t count,
+                                             std::span<const std::uint32_t> sequences,
+                                             std::span<const float> values, std::int64_t width,
+                                             bool& changed) {
+  auto keys = keys_.first(static_cast<std::size_t>(count));
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    keys[i] = std::uint64_t{ordinals_[i]} << 32 | i;
+  }
+  order_by_page(keys);
+  while (!keys.empty()) {
+    PLIMSOLL_TRY(const std::int64_t pinned, cache_->pin(keys, true, records_));
+    for (std::int64_t i = 0; i < pinned; ++i) {  // In request order: the last of an id wins.
+      const std::uint32_t place = position_of(keys[i]);
+      std::byte* const record = records_[i];
+      RowHeader header;
+      std::memcpy(&header, record, sizeof header);
+      header.sequence = sequences.empty() ? 0 : sequences[place];
+      std::memcpy(record, &header, sizeof header);
+      std::memcpy(record + kRowHeaderBytes, values.data() + place * width,
+                  static_cast<std::size_t>(width) * 4);
+      std::memset(record + kRowHeaderBytes + width * 4, 0,
+                  static_cast<std::size_t>(shape_.floats() - width) * 4);
+    }
+    changed = true;
+    cache_->unpin();
+    keys = keys.subspan(static_cast<std::size_t>(pinned));
   }
   return {};
 }
@@ -242,7 +246,7 @@ void EmbeddingStore::Impl::step_rows(std::int64_t begin, std::int64_t end,
 
 Result<void> EmbeddingStore::Impl::apply(std::span<const std::int64_t> ids,
                                          std::span<const float> grads, float rate_scale) {
-  PLIMSOLL_TRY_VOID(refuse_size("grads", ids.size(), grads.size()));
+  PLIMSOLL_TRY_VOID(check_rows("grads", ids.size(), grads.size()));
   if (ids.size() > keys_.size()) {
     return fail(ErrorCode::kInvalidArgument,
                 fmt::format("{}: apply() of {} rows, but batch_rows is {}", directory_.string(),
@@ -311,6 +315,11 @@ Result<void> EmbeddingStore::apply(std::span<const std::int64_t> ids, std::span<
 Result<void> EmbeddingStore::update(std::span<const std::int64_t> ids,
                                     std::span<const float> rows) {
   return impl_->update(ids, rows);
+}
+Result<void> EmbeddingStore::restore(std::span<const std::int64_t> ids,
+                                     std::span<const std::uint32_t> sequences,
+                                     std::span<const float> values) {
+  return impl_->restore(ids, sequences, values);
 }
 void EmbeddingStore::prefetch(std::span<const std::int64_t> ids) noexcept {
   impl_->prefetch(ids);

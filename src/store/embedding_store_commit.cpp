@@ -22,12 +22,7 @@ namespace plimsoll {
 
 Result<void> EmbeddingStore::Impl::commit(std::int64_t step) {
   PLIMSOLL_TRY_VOID(cache_->poisoned());
-  if (step <= last_commit_) {
-    return fail(
-        ErrorCode::kInvalidArgument,
-        fmt::format("{}: commit({}) after commit({})", directory_.string(), step, last_commit_),
-        "steps must grow");
-  }
+  PLIMSOLL_TRY_VOID(check_step(directory_, step));
   auto done = make_durable(step);
   if (!done) {
     cache_->poison(done.error());

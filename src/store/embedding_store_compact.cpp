@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// restore and compact: whole records, and a table copied to where nothing but it is.
+// compact: a table copied to where nothing but it is.
 //
 // Compaction writes a new table beside the old one and exchanges the two names in one step of the
 // file system; what a crash leaves under the other name is thrown away by the next compaction.
@@ -21,68 +21,6 @@
 #include "store/embedding_store_impl.h"
 
 namespace plimsoll {
-
-Result<void> EmbeddingStore::Engine::check_restore(const TableShape& shape,
-                                                   std::span<const std::int64_t> ids,
-                                                   std::span<const std::uint32_t> sequences,
-                                                   std::span<const float> values) {
-  const auto floats = static_cast<std::size_t>(shape.floats());
-  if (sequences.size() == ids.size() && values.size() == ids.size() * floats) {
-    return {};
-  }
-  return fail(ErrorCode::kInvalidArgument,
-              fmt::format("restore() of {} ids with {} sequences and {} floats; a record has {}",
-                          ids.size(), sequences.size(), values.size(), floats));
-}
-
-Result<void> EmbeddingStore::Impl::restore(std::span<const std::int64_t> ids,
-                                           std::span<const std::uint32_t> sequences,
-                                           std::span<const float> values) {
-  PLIMSOLL_TRY_VOID(check_restore(shape_, ids, sequences, values));
-  const auto floats = static_cast<std::size_t>(shape_.floats());
-  PLIMSOLL_TRY_VOID(cache_->begin_request(static_cast<std::int64_t>(ids.size())));
-  bool changed = false;
-  while (!ids.empty()) {
-    const std::size_t count = std::min(ids.size(), keys_.size());
-    PLIMSOLL_TRY_VOID(resolve(ids.first(count)));
-    for (std::size_t i = 0; i < count; ++i) {
-      keys_[i] = std::uint64_t{ordinals_[i]} << 32 | i;
-    }
-    auto keys = keys_.first(count);
-    order_by_page(keys);
-    while (!keys.empty()) {
-      auto pinned = cache_->pin(keys, true, records_);
-      if (!pinned) {
-        if (changed) {
-          cache_->poison(pinned.error());  // Half a request: nobody may see or keep it.
-        }
-        return tl::unexpected(std::move(pinned).error());
-      }
-      for (std::int64_t i = 0; i < *pinned; ++i) {
-        const auto at = static_cast<std::uint32_t>(keys[static_cast<std::size_t>(i)]);
-        std::byte* const record = records_[static_cast<std::size_t>(i)];
-        RowHeader header;
-        std::memcpy(&header, record, sizeof header);
-        header.sequence = sequences[at];
-        std::memcpy(record, &header, sizeof header);
-        std::memcpy(record + kRowHeaderBytes, values.data() + at * floats, floats * 4);
-      }
-      changed = true;
-      cache_->unpin();
-      keys = keys.subspan(static_cast<std::size_t>(*pinned));
-    }
-    ids = ids.subspan(count);
-    sequences = sequences.subspan(count);
-    values = values.subspan(count * floats);
-  }
-  return {};
-}
-
-Result<void> EmbeddingStore::restore(std::span<const std::int64_t> ids,
-                                     std::span<const std::uint32_t> sequences,
-                                     std::span<const float> values) {
-  return impl_->restore(ids, sequences, values);
-}
 
 namespace {
 

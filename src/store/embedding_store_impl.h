@@ -14,6 +14,7 @@
 #include <optional>
 #include <span>
 
+#include "memory/admission.h"
 #include "memory/slab.h"
 #include "os/file.h"
 #include "os/io_pool.h"
@@ -59,20 +60,6 @@ class EmbeddingStore::Impl final : public EmbeddingStore::Engine {
   [[nodiscard]] StoreStats stats() const override { return cache_->stats(); }
 
  private:
-  // A promise of the governor's, kept as long as the table is open.
-  class Admission {
-   public:
-    Admission() = default;
-    Admission(const Admission&) = delete;
-    Admission& operator=(const Admission&) = delete;
-    ~Admission();
-    Result<void> take(const Governor& governor, std::int64_t bytes);
-
-   private:
-    Governor governor_{};
-    PoolSpec spec_{};
-  };
-
   // Opening (embedding_store_open.cpp).
   Result<void> take_memory(const Governor& governor);
   Result<void> create_files(const IdSource& source) {
@@ -87,6 +74,10 @@ class EmbeddingStore::Impl final : public EmbeddingStore::Engine {
   Result<void> resolve(std::span<const std::int64_t> ids) {
     return find_rows(ids_, shape_.rows, directory_, ids, ordinals_);
   }
+  Result<void> set_rows(std::span<const std::int64_t> ids, std::span<const std::uint32_t> sequences,
+                        std::span<const float> values, std::int64_t width);
+  Result<void> set_piece(std::int64_t count, std::span<const std::uint32_t> sequences,
+                         std::span<const float> values, std::int64_t width, bool& changed);
   void order_by_page(std::span<std::uint64_t> keys) const;
   std::int64_t find_duplicates(std::int64_t count);
   Result<void> check_gradients(std::span<const std::int64_t> ids, std::span<const float> grads,
@@ -95,7 +86,6 @@ class EmbeddingStore::Impl final : public EmbeddingStore::Engine {
                            std::span<float> sum) const noexcept;
   void step_rows(std::int64_t begin, std::int64_t end, std::span<const std::uint64_t> keys,
                  std::span<const float> grads, std::span<float> sum, double rate_scale) noexcept;
-  Result<void> refuse_size(const char* what, std::size_t ids, std::size_t floats) const;
 
   // Commit (embedding_store_commit.cpp).
   Result<void> make_durable(std::int64_t step);

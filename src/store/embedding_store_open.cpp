@@ -128,21 +128,6 @@ Result<Described> describe(const EmbeddingStoreOptions& options) {
 
 }  // namespace
 
-EmbeddingStore::Impl::Admission::~Admission() {
-  if (governor_.valid()) {
-    governor_.release_admission(spec_);
-  }
-}
-
-Result<void> EmbeddingStore::Impl::Admission::take(const Governor& governor, std::int64_t bytes) {
-  Governor asked = governor;
-  spec_ = {
-      .tag = Tag::kEmbedding, .floor_bytes = bytes, .cap_bytes = bytes, .option = "store_bytes"};
-  PLIMSOLL_TRY_VOID(asked.admit(spec_));
-  governor_ = asked;
-  return {};
-}
-
 EmbeddingStore::Impl::Impl(const Governor&, const EmbeddingStoreOptions& options,
                            const TableDescription& table, const EmbeddingLayout& layout)
     : directory_(options.directory), table_(table), shape_(table.shape()), layout_(layout) {}
@@ -174,7 +159,8 @@ Result<std::unique_ptr<EmbeddingStore::Engine>> EmbeddingStore::Impl::open(
 
 // Divides the slab. What this takes is what plan_layout() counted.
 Result<void> EmbeddingStore::Impl::take_memory(const Governor& governor) {
-  PLIMSOLL_TRY_VOID(admission_.take(governor, layout_.plan.total_bytes));
+  PLIMSOLL_TRY_VOID(
+      admission_.take(governor, Tag::kEmbedding, layout_.plan.total_bytes, "store_bytes"));
   PLIMSOLL_TRY(slab_, Slab::create(governor, Tag::kEmbedding, layout_.plan.total_bytes, true));
   map_.emplace(shape_.pages, spare_blocks(layout_.sizes), slab_);
   cache_ = std::make_unique<PageCache>(PageCache::Table{.shape = shape_,

@@ -22,6 +22,7 @@
 #include <fmt/core.h>
 
 #include "base/check.h"
+#include "memory/admission.h"
 #include "memory/slab.h"
 #include "os/file.h"
 #include "os/io_pool.h"
@@ -131,10 +132,6 @@ class FeatureStore::Impl : public Reclaimer {
     reclaimer_ = {};
     cache_.reset();
     ids_ = IdIndex();
-    slab_ = Slab();
-    if (admitted_.floor_bytes > 0) {
-      governor_.release_admission(admitted_);
-    }
   }
   Impl(const Impl&) = delete;
   Impl& operator=(const Impl&) = delete;
@@ -174,7 +171,7 @@ class FeatureStore::Impl : public Reclaimer {
   fs::path directory_;
   FeatureHeader header_;
   FeatureInfo info_;
-  PoolSpec admitted_{};
+  Admission admission_;
   IoPool pool_;
   Slab slab_;
   std::array<File, BlockCache::kSources> files_{};
@@ -193,12 +190,7 @@ class FeatureStore::Impl : public Reclaimer {
 Result<void> FeatureStore::Impl::start(std::int64_t cache_bytes) {
   PLIMSOLL_TRY(const SlabShares shares, plan_slab(header_, cache_bytes, directory_));
   const std::int64_t slab_bytes = (shares.total + kFeaturePage - 1) / kFeaturePage * kFeaturePage;
-  const PoolSpec spec{.tag = Tag::kFeature,
-                      .floor_bytes = slab_bytes,
-                      .cap_bytes = slab_bytes,
-                      .option = "cache_bytes"};
-  PLIMSOLL_TRY_VOID(governor_.admit(spec));
-  admitted_ = spec;
+  PLIMSOLL_TRY_VOID(admission_.take(governor_, Tag::kFeature, slab_bytes, "cache_bytes"));
   PLIMSOLL_TRY(slab_, Slab::create(governor_, Tag::kFeature, slab_bytes));
   PLIMSOLL_TRY_VOID(open_files(shares));
   PLIMSOLL_TRY(reclaimer_, governor_.add_reclaimer(this));

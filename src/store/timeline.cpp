@@ -13,25 +13,17 @@
 #include <fmt/format.h>
 
 #include "base/check.h"
+#include "store/row_ahead.h"
 #include "store/row_init.h"
 
 namespace plimsoll {
 namespace {
-
-constexpr std::int64_t kGrain = 64;        // Rows a member of the crew takes at once.
-constexpr std::int64_t kRecordsAhead = 4;  // Source: as embedding_store.cpp.
 
 std::uint32_t request_place(std::uint64_t key) {
   return static_cast<std::uint32_t>(key);
 }
 std::int64_t position_in(std::uint64_t key) {
   return static_cast<std::int64_t>(key >> 32);
-}
-
-void fetch_ahead(const std::byte* at, std::int64_t bytes) {
-  for (std::int64_t line = 0; line < bytes; line += 64) {
-    __builtin_prefetch(at + line);
-  }
 }
 
 }  // namespace
@@ -99,17 +91,6 @@ Result<void> EmbeddingStore::Timeline::sound() {
   return {};
 }
 
-Result<void> EmbeddingStore::Timeline::refuse_size(const char* what, std::size_t ids,
-                                                   std::size_t floats) const {
-  if (floats == ids * static_cast<std::size_t>(rows_.dim)) {
-    return {};
-  }
-  return fail(ErrorCode::kInvalidArgument,
-              fmt::format("{} has {} floats, expected {} ids × dim {} = {}", what, floats, ids,
-                          rows_.dim, ids * static_cast<std::size_t>(rows_.dim)));
-}
-
-// keys_: where each of the first `count` ordinals stands in the source order.
 void EmbeddingStore::Timeline::find_positions(std::int64_t count) {
   crew_->run(count, 4 * kGrain, [&](std::int64_t begin, std::int64_t end, int) {
     for (std::int64_t i = begin; i < end; ++i) {
@@ -188,7 +169,7 @@ Result<void> EmbeddingStore::Timeline::check_gradients(std::span<const std::int6
 
 Result<void> EmbeddingStore::Timeline::gather(std::span<const std::int64_t> ids,
                                               std::span<float> out) {
-  PLIMSOLL_TRY_VOID(refuse_size("out", ids.size(), out.size()));
+  PLIMSOLL_TRY_VOID(check_rows("out", ids.size(), out.size()));
   PLIMSOLL_TRY_VOID(sound());
   requests_ += static_cast<std::int64_t>(ids.size());
   while (!ids.empty()) {
@@ -302,14 +283,14 @@ Result<void> EmbeddingStore::Timeline::gather_piece(std::span<const std::int64_t
 
 Result<void> EmbeddingStore::Timeline::update(std::span<const std::int64_t> ids,
                                               std::span<const float> rows) {
-  PLIMSOLL_TRY_VOID(refuse_size("rows", ids.size(), rows.size()));
+  PLIMSOLL_TRY_VOID(check_rows("rows", ids.size(), rows.size()));
   return set_rows(ids, {}, rows, rows_.dim);
 }
 
 Result<void> EmbeddingStore::Timeline::restore(std::span<const std::int64_t> ids,
                                                std::span<const std::uint32_t> sequences,
                                                std::span<const float> values) {
-  PLIMSOLL_TRY_VOID(check_restore(rows_, ids, sequences, values));
+  PLIMSOLL_TRY_VOID(check_records(ids.size(), sequences.size(), values.size()));
   return set_rows(ids, sequences, values, rows_.floats());
 }
 
@@ -349,7 +330,7 @@ Result<void> EmbeddingStore::Timeline::set_rows(std::span<const std::int64_t> id
 
 Result<void> EmbeddingStore::Timeline::apply(std::span<const std::int64_t> ids,
                                              std::span<const float> grads, float rate_scale) {
-  PLIMSOLL_TRY_VOID(refuse_size("grads", ids.size(), grads.size()));
+  PLIMSOLL_TRY_VOID(check_rows("grads", ids.size(), grads.size()));
   if (ids.size() > ordinals_.size()) {
     return fail(ErrorCode::kInvalidArgument,
                 fmt::format("{}: apply() of {} rows, but batch_rows is {}", directory_.string(),

@@ -22,6 +22,7 @@
 #include <span>
 #include <utility>
 
+#include "memory/admission.h"
 #include "memory/slab.h"
 #include "os/file.h"
 #include "plimsoll/sample_order.h"
@@ -47,7 +48,6 @@ class EmbeddingStore::Timeline final : public EmbeddingStore::Engine {
                                               const IdSource* source);
   Timeline(const EmbeddingStoreOptions& options, const TableDescription& table,
            const TimelineLayout& layout);
-  ~Timeline() override;
 
   Result<void> gather(std::span<const std::int64_t> ids, std::span<float> out) override;
   Result<void> apply(std::span<const std::int64_t> ids, std::span<const float> grads,
@@ -110,7 +110,6 @@ class EmbeddingStore::Timeline final : public EmbeddingStore::Engine {
 
   // Requests (timeline.cpp).
   Result<void> sound();
-  Result<void> refuse_size(const char* what, std::size_t ids, std::size_t floats) const;
   Result<void> resolve(std::span<const std::int64_t> ids) {
     return find_rows(ids_, rows_.rows, directory_, ids, ordinals_);
   }
@@ -160,6 +159,8 @@ class EmbeddingStore::Timeline final : public EmbeddingStore::Engine {
   // Rows anywhere (timeline_lookup.cpp).
   Result<void> lookup(std::span<Wanted> wanted);
   bool copy_from_frame(const Wanted& wanted);
+  template <class Rows>
+  Result<void> each_extent(std::uint32_t place, Rows&& rows);
   Result<void> look_through(std::span<Wanted> group);
   Result<void> probe(std::span<Wanted> group);
   Result<void> probe_one(Wanted& wanted, const SampleOrder& order);
@@ -184,8 +185,7 @@ class EmbeddingStore::Timeline final : public EmbeddingStore::Engine {
   const TimelineLayout layout_;
   const TimelineShape& shape_;
   const std::int64_t rows_per_chunk_;
-  Governor governor_{};  // Valid while admitted_ stands.
-  PoolSpec admitted_{};
+  Admission admission_;
   Slab slab_;
 
   IdIndex ids_;

@@ -21,12 +21,7 @@ void EmbeddingStore::Timeline::poison(const Error& error) {
 
 Result<void> EmbeddingStore::Timeline::commit(std::int64_t step) {
   PLIMSOLL_TRY_VOID(sound());
-  if (step <= last_commit_) {
-    return fail(
-        ErrorCode::kInvalidArgument,
-        fmt::format("{}: commit({}) after commit({})", directory_.string(), step, last_commit_),
-        "steps must grow");
-  }
+  PLIMSOLL_TRY_VOID(check_step(directory_, step));
   auto done = make_durable(step);
   if (!done) {
     poison(done.error());

@@ -6,13 +6,13 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <csignal>
 #include <cstring>
 #include <utility>
 
 #include <fmt/format.h>
 
 #include "base/check.h"
+#include "os/blocked_signals.h"
 
 namespace plimsoll {
 namespace {
@@ -49,23 +49,18 @@ TimelineIo::TimelineIo(const Setup& setup, const TimelineLayout& layout, Slab& s
     frames_[i].bytes = frame_bytes_.subspan(i * bytes, bytes);
     frames_[i].index = indexes_.subspan(i * rows, rows);
   }
-  // Signals belong to the program's own threads.
-  sigset_t all;
-  sigset_t before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
+  const BlockedSignals blocked;
   for (int i = 0; i < std::max(setup.threads, 1); ++i) {
     threads_.emplace_back([this, i] { work(i); });
   }
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
-TimelineIo::~TimelineIo() {
+TimelineIo::Ending::~Ending() {
   {
-    MutexLock lock(mutex_);
-    stopping_ = true;
+    MutexLock lock(io.mutex_);
+    io.stopping_ = true;
   }
-  work_came_.notify_all();
+  io.work_came_.notify_all();
 }
 
 // ---- The owner --------------------------------------------------------------------------------

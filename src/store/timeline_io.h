@@ -81,7 +81,7 @@ class TimelineIo {
   };
 
   TimelineIo(const Setup& setup, const TimelineLayout& layout, Slab& slab);
-  ~TimelineIo();
+  ~TimelineIo() = default;
   TimelineIo(const TimelineIo&) = delete;
   TimelineIo& operator=(const TimelineIo&) = delete;
 
@@ -156,7 +156,14 @@ class TimelineIo {
   std::int64_t writing_ PLIMSOLL_GUARDED_BY(mutex_){0};  // Queued or being written.
   std::optional<Error> error_ PLIMSOLL_GUARDED_BY(mutex_){};
   Counts counts_ PLIMSOLL_GUARDED_BY(mutex_){};
-  std::vector<std::jthread> threads_;  // Last: joined before the rest is destroyed.
+  std::vector<std::jthread> threads_;  // Joined before what is above is destroyed.
+
+  // Destroyed first, also when not every thread could be started: tells those there are to end.
+  struct Ending {
+    TimelineIo& io;
+    ~Ending();
+  };
+  Ending ending_{*this};
 };
 
 }  // namespace plimsoll

@@ -89,25 +89,32 @@ Result<void> EmbeddingStore::Timeline::lookup(std::span<Wanted> wanted) {
   return {};
 }
 
-// Reads every extent of a group's stream. Later versions of a row replace earlier ones.
-Result<void> EmbeddingStore::Timeline::look_through(std::span<Wanted> group) {
-  const std::uint32_t place = group[0].place;
+// Reads the extents of a stream in order, and calls rows(records, count) for each.
+template <class Rows>
+Result<void> EmbeddingStore::Timeline::each_extent(std::uint32_t place, Rows&& rows) {
   const Stream& s = stream(place);
   const std::uint64_t owner =
       extent_owner(table_.fingerprint(), key_of(static_cast<int>(place / shape_.buckets)),
                    place % shape_.buckets);
   for (auto walk = space_.begin(s); walk.extent.index < s.extents; space_.next(walk)) {
-    const std::uint32_t rows = space_.rows(walk);
+    const std::uint32_t count = space_.rows(walk);
     const auto bytes =
-        scratch_.first(static_cast<std::size_t>(extent_bytes(shape_.record_bytes, rows)));
+        scratch_.first(static_cast<std::size_t>(extent_bytes(shape_.record_bytes, count)));
     PLIMSOLL_TRY_VOID(io_->read(walk.extent, bytes));
     std::uint64_t mark = 0;
-    if (!extent_is_sound(shape_.record_bytes, owner, walk.extent.index, rows, bytes, mark)) {
+    if (!extent_is_sound(shape_.record_bytes, owner, walk.extent.index, count, bytes, mark)) {
       return tl::unexpected(io_->damaged(walk.extent));
     }
-    look_in_rows(group, bytes.data() + kExtentHeaderBytes, rows);
+    rows(bytes.data() + kExtentHeaderBytes, count);
   }
   return {};
+}
+
+// Later versions of a row replace earlier ones.
+Result<void> EmbeddingStore::Timeline::look_through(std::span<Wanted> group) {
+  return each_extent(group[0].place, [&](const std::byte* rows, std::uint32_t count) {
+    look_in_rows(group, rows, count);
+  });
 }
 
 void EmbeddingStore::Timeline::look_in_rows(std::span<Wanted> group, const std::byte* rows,
@@ -228,20 +235,9 @@ Result<void> EmbeddingStore::Timeline::scan_pass(std::int64_t first, std::int64_
   std::fill_n(io_->index_memory().begin(), count, 0U);
   for (std::uint32_t place = 0; place < open_.size(); ++place) {
     const int side = static_cast<int>(place / shape_.buckets);
-    const Stream& s = stream(place);
-    const std::uint64_t owner =
-        extent_owner(table_.fingerprint(), key_of(side), place % shape_.buckets);
-    for (auto walk = space_.begin(s); walk.extent.index < s.extents; space_.next(walk)) {
-      const std::uint32_t rows = space_.rows(walk);
-      const auto bytes =
-          scratch_.first(static_cast<std::size_t>(extent_bytes(shape_.record_bytes, rows)));
-      PLIMSOLL_TRY_VOID(io_->read(walk.extent, bytes));
-      std::uint64_t mark = 0;
-      if (!extent_is_sound(shape_.record_bytes, owner, walk.extent.index, rows, bytes, mark)) {
-        return tl::unexpected(io_->damaged(walk.extent));
-      }
-      scan_rows(side, bytes.data() + kExtentHeaderBytes, rows, first, count);
-    }
+    PLIMSOLL_TRY_VOID(each_extent(place, [&](const std::byte* rows, std::uint32_t found) {
+      scan_rows(side, rows, found, first, count);
+    }));
     if (open_[place] != kNone) {
       const TimelineIo::Chunk& chunk = io_->chunk(open_[place]);
       scan_rows(side, chunk.bytes + kExtentHeaderBytes, chunk.rows, first, count);

@@ -11,16 +11,11 @@
 
 #include "base/check.h"
 #include "os/crash_point.h"
+#include "store/row_ahead.h"
 #include "store/row_init.h"
 #include "store/timeline.h"
 
 namespace plimsoll {
-namespace {
-
-constexpr std::int64_t kGrain = 64;
-constexpr std::int64_t kRecordsAhead = 4;
-
-}  // namespace
 
 void EmbeddingStore::Timeline::follow(EpochKey source, EpochKey parent, EpochKey target) noexcept {
   source_key_ = source;
@@ -285,11 +280,8 @@ void EmbeddingStore::Timeline::fill_block(const Frame& frame, std::int64_t begin
   const std::uint32_t* const index = frame.index.data() + (cursor_ - frame.first);
   for (std::int64_t i = begin; i < end; ++i) {
     if (i + kRecordsAhead < end && index[i + kRecordsAhead] != 0) {
-      const std::byte* const ahead =
-          frame.bytes.data() + (std::int64_t{index[i + kRecordsAhead]} - 1) * 8;
-      for (std::int64_t line = 0; line < shape_.record_bytes; line += 64) {
-        __builtin_prefetch(ahead + line);
-      }
+      fetch_ahead(frame.bytes.data() + (std::int64_t{index[i + kRecordsAhead]} - 1) * 8,
+                  shape_.record_bytes);
     }
     std::byte* const to = block_to_[static_cast<std::size_t>(i)];
     if (to == nullptr) {

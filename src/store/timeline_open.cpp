@@ -30,13 +30,6 @@ EmbeddingStore::Timeline::Timeline(const EmbeddingStoreOptions& options,
       parent_(rows_.rows, 0, 0),
       target_(rows_.rows, 0, 0) {}
 
-EmbeddingStore::Timeline::~Timeline() {
-  io_.reset();
-  if (governor_.valid()) {
-    governor_.release_admission(admitted_);
-  }
-}
-
 Result<std::unique_ptr<EmbeddingStore::Engine>> EmbeddingStore::Timeline::open(
     const Governor& governor, const EmbeddingStoreOptions& options, const TableDescription& table,
     const IdSource* source) {
@@ -61,12 +54,8 @@ Result<std::unique_ptr<EmbeddingStore::Engine>> EmbeddingStore::Timeline::open(
 
 // Divides the slab, but for TimelineIo's part. What this takes is what plan_timeline() counted.
 Result<void> EmbeddingStore::Timeline::take_memory(const Governor& governor) {
-  Governor asked = governor;
   const std::int64_t bytes = layout_.plan.total_bytes;
-  admitted_ = {
-      .tag = Tag::kEmbedding, .floor_bytes = bytes, .cap_bytes = bytes, .option = "store_bytes"};
-  PLIMSOLL_TRY_VOID(asked.admit(admitted_));
-  governor_ = asked;
+  PLIMSOLL_TRY_VOID(admission_.take(governor, Tag::kEmbedding, bytes, "store_bytes"));
   PLIMSOLL_TRY(slab_, Slab::create(governor, Tag::kEmbedding, bytes, true));
   space_ = TimelineSpace(shape_, layout_.sizes, slab_);
   open_ = slab_.take<std::uint32_t>(2 * shape_.buckets);

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Admission: a pool's promise of memory, kept as long as its owner lives.
+//
+// Declare it before the slab it was taken for, so that the slab goes first.
+//
+// Threads: single-owner.   Memory: the promise; no lease.
+#pragma once
+
+#include <cstdint>
+
+#include "plimsoll/governor.h"
+#include "plimsoll/result.h"
+
+namespace plimsoll {
+
+class Admission {
+ public:
+  Admission() = default;
+  Admission(const Admission&) = delete;
+  Admission& operator=(const Admission&) = delete;
+  ~Admission();
+
+  /// For a pool that holds `bytes`, no more and no less; `option` (static) is the one to change.
+  /// Errors: kOverBudget. Requires: nothing was taken before.
+  Result<void> take(const Governor& governor, Tag tag, std::int64_t bytes, const char* option);
+
+ private:
+  Governor governor_{};
+  PoolSpec spec_{};
+};
+
+}  // namespace plimsoll

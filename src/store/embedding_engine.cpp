@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What both layouts refuse, in the same words.
+//
+// Threads: see embedding_store.h.   Memory: none.
+#include "store/embedding_engine.h"
+
+#include <fmt/format.h>
+
+#include "base/check.h"
+
+namespace plimsoll {
+
+Result<void> EmbeddingStore::Engine::check_rows(const char* what, std::size_t ids,
+                                                std::size_t floats) const {
+  const auto dim = static_cast<std::size_t>(shape().dim);
+  if (floats == ids * dim) {
+    return {};
+  }
+  return fail(ErrorCode::kInvalidArgument,
+              fmt::format("{} has {} floats, expected {} ids × dim {} = {}", what, floats, ids, dim,
+                          ids * dim));
+}
+
+Result<void> EmbeddingStore::Engine::check_records(std::size_t ids, std::size_t sequences,
+                                                   std::size_t floats) const {
+  const auto each = static_cast<std::size_t>(shape().floats());
+  if (sequences == ids && floats == ids * each) {
+    return {};
+  }
+  return fail(ErrorCode::kInvalidArgument,
+              fmt::format("restore() of {} ids with {} sequences and {} floats; a record has {}",
+                          ids, sequences, floats, each));
+}
+
+Result<void> EmbeddingStore::Engine::check_step(const std::filesystem::path& directory,
+                                                std::int64_t step) const {
+  if (step > last_commit()) {
+    return {};
+  }
+  return fail(
+      ErrorCode::kInvalidArgument,
+      fmt::format("{}: commit({}) after commit({})", directory.string(), step, last_commit()),
+      "steps must grow");
+}
+
+}  // namespace plimsoll
