@@ -35,6 +35,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr double kBar = 0.85;
 constexpr double kMovedMost = 2.1;
+constexpr std::int64_t kRawBytesMost = 4LL << 30;  // Of a larger table, a part is the measure.
 constexpr std::uint64_t kSeed = 7;
 
 struct Settings {
@@ -54,10 +55,30 @@ float value_of(std::int64_t id, std::int64_t epoch) {
   return static_cast<float>(id & 0xFFFF) + static_cast<float>(epoch) * 0.25F;
 }
 
+// Seconds of an epoch that the training thread was held by each kind of request.
+struct Held {
+  double gather{0};
+  double update{0};
+  double commit{0};
+};
+
+// Adds the time that passes until it is destroyed.
+class Watch {
+ public:
+  explicit Watch(double& sum) : sum_(sum) {}
+  ~Watch() { sum_ += std::chrono::duration<double>(Clock::now() - start_).count(); }
+  Watch(const Watch&) = delete;
+  Watch& operator=(const Watch&) = delete;
+
+ private:
+  double& sum_;
+  Clock::time_point start_{Clock::now()};
+};
+
 // Reads, checks and changes every row once; returns the seconds, or a negative number when a row
 // was not what the epoch before wrote.
 double epoch(pl::EmbeddingStore& store, const Settings& settings, std::int64_t number,
-             std::int64_t& step) {
+             std::int64_t& step, Held& held) {
   const auto dim = static_cast<std::size_t>(store.dim());
   std::vector<std::int64_t> ids;
   std::vector<float> rows;
@@ -74,16 +95,23 @@ double epoch(pl::EmbeddingStore& store, const Settings& settings, std::int64_t n
     for (std::size_t i = 0; i < count; ++i) {
       ids[i] = order.at(at + static_cast<std::int64_t>(i));
     }
-    store.gather(ids, rows).or_throw();
+    {
+      const Watch watch(held.gather);
+      store.gather(ids, rows).or_throw();
+    }
     for (std::size_t i = 0; i < count; ++i) {
       float* const row = rows.data() + i * dim;
       const float before = number == 0 ? 0.0F : value_of(ids[i], number);
       right = right && row[0] == before && row[dim - 1] == before;
       std::fill_n(row, dim, value_of(ids[i], number + 1));
     }
-    store.update(ids, rows).or_throw();
+    {
+      const Watch watch(held.update);
+      store.update(ids, rows).or_throw();
+    }
     const std::int64_t done = at + static_cast<std::int64_t>(count);
     if (done - committed >= between || done == settings.rows) {
+      const Watch watch(held.commit);
       store.commit(++step).or_throw();
       committed = done;
     }
@@ -107,8 +135,11 @@ int run(const Settings& settings, const std::string& command) {
       settings.directory.empty() ? from_environment("TMPDIR", "/tmp") : settings.directory.c_str();
   const auto directory = base / ("plimsoll-w1-" + std::to_string(::getpid()));
   const std::int64_t dim = (settings.row_bytes - 16) / 4;
-  const w1::Work raw{directory / "raw",   settings.rows,       settings.row_bytes,
-                     settings.slab_bytes, settings.batch_rows, settings.commits};
+  const w1::Work raw{
+      directory / "raw",   std::min(settings.rows, kRawBytesMost / settings.row_bytes),
+      settings.row_bytes,  settings.slab_bytes,
+      settings.batch_rows, settings.commits};
+  const double share = static_cast<double>(settings.rows) / static_cast<double>(raw.rows);
   w1::Work peer = raw;
   peer.directory = directory;
   peer.rows = settings.peer_rows;
@@ -137,19 +168,24 @@ int run(const Settings& settings, const std::string& command) {
     std::int64_t step = 0;
     const auto rows = static_cast<double>(settings.rows);
     // The first epoch only writes: there is nothing to be read yet. It is reported, not judged.
-    const double first = epoch(store, settings, 0, step);
+    Held held;
+    const double first = epoch(store, settings, 0, step, held);
     right = right && first > 0;
     fresh = rows / first;
     before = store.stats();
-    double disk = w1::seconds_of_raw_disk(raw);
+    double disk = w1::seconds_of_raw_disk(raw) * share;
     for (std::int64_t number = 1; right && number <= settings.epochs; ++number) {
-      const double seconds = epoch(store, settings, number, step);
+      held = {};
+      const double seconds = epoch(store, settings, number, step, held);
       right = right && seconds > 0;
-      const double disk_after = w1::seconds_of_raw_disk(raw);
+      const double disk_after = w1::seconds_of_raw_disk(raw) * share;
       ratios.push_back((disk + disk_after) / 2 / seconds);
       speeds.push_back(rows / seconds);
-      fmt::print("epoch {}: {:.0f} rows/s, the bare disk {:.0f} and {:.0f}: {:.3f}\n", number,
-                 speeds.back(), rows / disk, rows / disk_after, ratios.back());
+      fmt::print(
+          "epoch {}: {:.0f} rows/s, the bare disk {:.0f} and {:.0f}: {:.3f}; of {:.2f} s, gather "
+          "{:.2f}, update {:.2f}, commit {:.2f}\n",
+          number, speeds.back(), rows / disk, rows / disk_after, ratios.back(), seconds,
+          held.gather, held.update, held.commit);
       disk = disk_after;
     }
     stats = store.stats();

@@ -113,6 +113,13 @@ Result<void> EmbeddingStore::Timeline::flush(std::uint32_t& open) {
                    chunk.place % shape_.buckets);
   PLIMSOLL_TRY(chunk.extent, space_.append(*chunk.stream, chunk.rows));
   open = kNone;
+  const std::int64_t end = std::int64_t{chunk.stream->last_segment} + 1;
+  if (end > reserved_) {
+    const std::int64_t to = std::min(end + std::max<std::int64_t>(layout_.sizes.segments / 64, 8),
+                                     layout_.sizes.segments);
+    rows_file_.reserve(reserved_ * shape_.segment_bytes, to * shape_.segment_bytes);
+    reserved_ = to;
+  }
   io_->submit(index);
   return {};
 }

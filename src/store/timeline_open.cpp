@@ -77,6 +77,8 @@ Result<void> EmbeddingStore::Timeline::open_files(const EmbeddingStoreOptions& o
   PLIMSOLL_TRY(ids_,
                IdIndex::open(directory_, table_files::kIds, table_.ids, slab_, layout_.id_pages));
   PLIMSOLL_TRY(rows_file_, File::open(directory_ / table_files::kRows, FileMode::kReadWrite, true));
+  PLIMSOLL_TRY(const std::int64_t bytes, rows_file_.size());
+  reserved_ = bytes / shape_.segment_bytes;
   for (int slot = 0; slot < 2; ++slot) {
     PLIMSOLL_TRY(map_files_[static_cast<std::size_t>(slot)],
                  File::open(table_files::map_path(directory_, slot), FileMode::kReadWrite, true));
