@@ -404,15 +404,11 @@ Result<void> EmbeddingStore::Timeline::fold(std::uint32_t place) {
     if (entry == 0 || (side == source_side_ && frame->first + i < cursor_)) {
       continue;
     }
-    std::byte* to = reserve(place);
-    while (to == nullptr) {
-      PLIMSOLL_TRY_VOID(make_room());
-      to = reserve(place);
+    if (auto done = append(place, frame->bytes.data() + (std::int64_t{entry} - 1) * 8); !done) {
+      poison(done.error());  // Some of its rows are in the frame alone.
+      return done;
     }
-    std::memcpy(to, frame->bytes.data() + (std::int64_t{entry} - 1) * 8,
-                static_cast<std::size_t>(shape_.record_bytes));
     ++folded.live;
-    PLIMSOLL_TRY_VOID(submit_full());
   }
   crash_point("store.timeline.fold");
   if (side != source_side_) {
