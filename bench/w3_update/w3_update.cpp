@@ -29,11 +29,11 @@
 #include <vector>
 
 #include <sys/mman.h>
-#include <unistd.h>
 
 #include <fmt/core.h>
 #include <nlohmann/json.hpp>
 
+#include "bench/report.h"
 #include "plimsoll/embedding_store.h"
 
 namespace {
@@ -42,6 +42,7 @@ namespace pl = plimsoll;
 using Clock = std::chrono::steady_clock;
 
 constexpr double kBar = 1.5;
+constexpr std::uint64_t kSeed = 20240611;
 constexpr std::int64_t kDim = 128;
 constexpr std::int64_t kBatchRows = 4096;
 constexpr std::size_t kRowBytes = kDim * sizeof(float);
@@ -248,11 +249,6 @@ struct Outcome {
   double fetched_memcpy_ns{0};  // With the records fetched ahead, as the store does. Not judged.
 };
 
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
-
 Outcome measure(const Settings& settings, const Mirror& mirror, pl::Governor& governor,
                 const std::filesystem::path& directory, Work& work, int threads) {
   const pl::RowOptimizerOptions optimizer{.learning_rate = 1e-3F, .weight_decay = 0.01F};
@@ -298,10 +294,10 @@ Outcome measure(const Settings& settings, const Mirror& mirror, pl::Governor& go
     ours.push_back(seconds * 1e9 / rows);
     theirs.push_back(plain * 1e9 / rows);
   }
-  outcome.ratio = median(ratios);
-  outcome.store_ns = median(ours);
-  outcome.memcpy_ns = median(theirs);
-  outcome.fetched_memcpy_ns = median(fetched);
+  outcome.ratio = bench::median(ratios);
+  outcome.store_ns = bench::median(ours);
+  outcome.memcpy_ns = bench::median(theirs);
+  outcome.fetched_memcpy_ns = bench::median(fetched);
   std::printf(
       "%d thread%s: store %.0f ns/row, memcpy %.0f ns/row (%.0f with records fetched ahead)"
       ", ratio %.3f (%.3f … %.3f)\n",
@@ -315,26 +311,20 @@ Outcome measure(const Settings& settings, const Mirror& mirror, pl::Governor& go
   return outcome;
 }
 
-const char* from_environment(const char* name, const char* otherwise) {
-  const char* value = std::getenv(name);
-  return value != nullptr && *value != '\0' ? value : otherwise;
-}
-
 int run(const Settings& settings, const std::string& command) {
   auto governor = pl::Governor::create({}).or_throw();
-  const auto directory = std::filesystem::path(from_environment("TMPDIR", "/tmp")) /
-                         ("plimsoll-w3-" + std::to_string(::getpid()));
-  Work work = make_work(settings, 20240611);
+  const bench::Scratch scratch("w3");
+  Work work = make_work(settings, kSeed);
   Mirror mirror(settings.rows(), 4096, 2);
   std::printf("%lld rows of %zu bytes, %d batches of %lld rows per probe, %d probes\n",
               static_cast<long long>(settings.rows()), kRecordBytes, settings.batches,
               static_cast<long long>(kBatchRows), settings.probes);
-  nlohmann::json peers = nlohmann::json::parse(from_environment("PLIMSOLL_PEERS", "{}"));
+  nlohmann::json peers = nlohmann::json::parse(bench::from_environment("PLIMSOLL_PEERS", "{}"));
   double worst = 0;
   bool right = true;
   for (const int threads : {1, 2}) {
-    const Outcome outcome = measure(settings, mirror, governor, directory, work, threads);
-    std::filesystem::remove_all(directory);
+    const Outcome outcome =
+        measure(settings, mirror, governor, scratch.path() / "table", work, threads);
     right = right && outcome.right;
     worst = std::max(worst, outcome.ratio);
     peers[fmt::format("store_{}_threads_ns_per_row", threads)] = outcome.store_ns;
@@ -342,41 +332,37 @@ int run(const Settings& settings, const std::string& command) {
     peers[fmt::format("fetched_memcpy_{}_threads_ns_per_row", threads)] = outcome.fetched_memcpy_ns;
     peers[fmt::format("ratio_{}_threads", threads)] = outcome.ratio;
   }
-  const nlohmann::json result{{"name", "w3_update"},
-                              {"value", worst},
-                              {"unit", "x memcpy"},
-                              {"bar", kBar},
-                              {"pass", right && (settings.smoke || worst <= kBar)},
-                              {"peers", peers},
-                              {"command", command},
-                              {"commit", from_environment("PLIMSOLL_COMMIT", "unknown")}};
-  std::cout << result.dump() << std::endl;
-  return result["pass"].get<bool>() ? 0 : 1;
+  return bench::Report{.name = "w3_update",
+                       .value = worst,
+                       .unit = "x memcpy",
+                       .bar = kBar,
+                       .pass = right && (settings.smoke || worst <= kBar),
+                       .peers = peers,
+                       .seed = kSeed,
+                       .command = command}
+      .print();
+}
+
+Settings settings_of(bench::Arguments& words) {
+  Settings settings;
+  while (words.next()) {
+    if (words.is("--smoke")) {
+      settings = {.smoke = true, .table_bytes = 16LL << 20, .batches = 4, .probes = 3};
+    } else if (words.is("--table-mib")) {
+      settings.table_bytes = words.number(8, 1 << 20) << 20;
+    } else if (words.is("--probes")) {
+      settings.probes = static_cast<int>(words.number(1, 100'000));
+    } else {
+      words.refuse();
+    }
+  }
+  return settings;
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  Settings settings;
-  std::string command = "w3_update";
-  for (int i = 1; i < argc; ++i) {
-    const std::string argument = argv[i];
-    command += " " + argument;
-    if (argument == "--smoke") {
-      settings = {.smoke = true, .table_bytes = 16LL << 20, .batches = 4, .probes = 3};
-    } else if (argument == "--table-mib" && i + 1 < argc) {
-      settings.table_bytes = std::strtoll(argv[++i], nullptr, 10) << 20;
-    } else if (argument == "--probes" && i + 1 < argc) {
-      settings.probes = std::max(1, std::atoi(argv[++i]));
-    } else {
-      std::cerr << "usage: bench_w3_update [--smoke] [--table-mib N] [--probes N]\n";
-      return 2;
-    }
-  }
-  try {
-    return run(settings, command);
-  } catch (const std::exception& problem) {
-    std::cerr << "w3_update: " << problem.what() << '\n';
-    return 2;
-  }
+  return bench::run_benchmark(
+      argc, argv, "w3_update", "[--smoke] [--table-mib N] [--probes N]",
+      [](bench::Arguments& words) { return run(settings_of(words), words.command()); });
 }
