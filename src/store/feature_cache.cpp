@@ -163,7 +163,14 @@ void BlockCache::drop_pin(std::uint32_t frame) {
 
 void BlockCache::claim(Batch& batch, std::size_t i) {
   const std::uint64_t key = key_of(batch.source, batch.blocks[i]);
-  if (const std::uint32_t found = find(key); found != kNoFrame) {
+  std::uint32_t found = find(key);
+  std::uint32_t taken = kNoFrame;
+  while (found == kNoFrame && (taken = take_victim()) == kNoFrame) {
+    // Every other frame is being given back this very moment. Others may claim while this waits.
+    loads_ended_.wait(mutex_);
+    found = find(key);
+  }
+  if (found != kNoFrame) {
     Frame& frame = frames_[found];
     ++frame.pins;
     frame.used = true;
@@ -174,7 +181,6 @@ void BlockCache::claim(Batch& batch, std::size_t i) {
     }
     return;
   }
-  const std::uint32_t taken = take_victim();
   Frame& frame = frames_[taken];
   frame.key = key;
   frame.pins = 1;
@@ -191,27 +197,25 @@ void BlockCache::claim(Batch& batch, std::size_t i) {
 
 std::uint32_t BlockCache::take_victim() {
   const auto count = static_cast<std::int64_t>(frames_.size());
-  for (;;) {
-    // Two rounds clear every mark. In a third, pages that were given back are taken again.
-    for (std::int64_t tries = 0; tries < 3 * count; ++tries) {
-      const auto at = static_cast<std::uint32_t>(hand_);
-      hand_ = hand_ + 1 == count ? 0 : hand_ + 1;
-      Frame& frame = frames_[at];
-      if (frame.pins > 0) {
-        continue;
-      }
-      if (frame.state == FrameState::kEmpty ||
-          (frame.state == FrameState::kAbsent && tries >= 2 * count)) {
-        return at;
-      }
-      if (frame.state == FrameState::kReady && !std::exchange(frame.used, false)) {
-        unmap(frame.key);
-        --stats_.resident_frames;
-        return at;
-      }
+  // Two rounds clear every mark. In a third, pages that were given back are taken again.
+  for (std::int64_t tries = 0; tries < 3 * count; ++tries) {
+    const auto at = static_cast<std::uint32_t>(hand_);
+    hand_ = hand_ + 1 == count ? 0 : hand_ + 1;
+    Frame& frame = frames_[at];
+    if (frame.pins > 0) {
+      continue;
     }
-    loads_ended_.wait(mutex_);  // Every other frame is being given back this very moment.
+    if (frame.state == FrameState::kEmpty ||
+        (frame.state == FrameState::kAbsent && tries >= 2 * count)) {
+      return at;
+    }
+    if (frame.state == FrameState::kReady && !std::exchange(frame.used, false)) {
+      unmap(frame.key);
+      --stats_.resident_frames;
+      return at;
+    }
   }
+  return kNoFrame;
 }
 
 // ---- loading ----
