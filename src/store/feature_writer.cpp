@@ -39,7 +39,7 @@ constexpr const char* kGroupCheckName = "group_check";
 constexpr std::array<const char*, 12> kPartialFiles{
     kFeatureRecordsFile, kFeatureChecksumsFile, kFeatureIdsFile,    kFeatureGroupsFile,
     kFeatureHeaderFile,  "index.ids",           "index.order",      "index.runs",
-    "group_check.ids",   "group_check.order",   "group_check.runs", "features.json.tmp"};
+    "group_check.ids",   "group_check.order",   "group_check.runs", "features.json.new"};
 
 // The directory being written, locked against a second writer, removed unless kept.
 class PartialDirectory {
