@@ -17,7 +17,6 @@
 #include <fmt/core.h>
 
 #include "base/check.h"
-#include "base/crc32c.h"
 #include "base/philox.h"
 #include "store/feature_table.h"
 
@@ -56,7 +55,7 @@ struct BlockCache::Frame {
 struct BlockCache::Batch {
   int source{0};
   std::span<const std::int64_t> blocks;
-  std::span<const std::uint32_t> checksums;
+  std::span<const StoredBlock> stored;
   std::span<std::uint32_t> frames;
   std::span<bool> hits;
   std::array<std::uint16_t, kPinsMax> mine{};  // Positions this call loads.
@@ -65,6 +64,7 @@ struct BlockCache::Batch {
   std::size_t joined_count{0};
   bool any_absent{false};
   bool brought_back{false};
+  BlockReader::Counts counts{};  // Of what this call read.
 };
 
 std::int64_t BlockCache::memory_bytes(std::int64_t frames, std::int64_t block_bytes) noexcept {
@@ -72,9 +72,9 @@ std::int64_t BlockCache::memory_bytes(std::int64_t frames, std::int64_t block_by
          table_slots(frames) * 4 + kFeaturePage + 2 * 64;
 }
 
-BlockCache::BlockCache(Slab& slab, IoPool& pool, std::span<const BlockSource> sources,
+BlockCache::BlockCache(Slab& slab, BlockReader& reader, std::span<const BlockSource> sources,
                        std::int64_t frames, std::int64_t block_bytes)
-    : slab_(slab), pool_(pool), block_bytes_(block_bytes) {
+    : slab_(slab), reader_(reader), block_bytes_(block_bytes) {
   PLIMSOLL_CHECK(frames >= kFramesMin && frames < kNoFrame, "number of frames out of range");
   PLIMSOLL_CHECK(sources.size() <= sources_.size(), "too many sources");
   std::copy(sources.begin(), sources.end(), sources_.begin());
@@ -108,11 +108,10 @@ void BlockCache::release(std::int64_t reserved) noexcept {
 }
 
 Result<void> BlockCache::pin(int source, std::span<const std::int64_t> blocks,
-                             std::span<const std::uint32_t> checksums,
-                             std::span<std::uint32_t> frames, std::span<bool> hits) {
+                             std::span<const StoredBlock> stored, std::span<std::uint32_t> frames,
+                             std::span<bool> hits) {
   PLIMSOLL_CHECK(static_cast<std::int64_t>(blocks.size()) <= kPinsMax, "more than was reserved");
-  Batch batch{
-      .source = source, .blocks = blocks, .checksums = checksums, .frames = frames, .hits = hits};
+  Batch batch{.source = source, .blocks = blocks, .stored = stored, .frames = frames, .hits = hits};
   {
     MutexLock lock(mutex_);
     for (std::size_t i = 0; i < blocks.size(); ++i) {
@@ -226,22 +225,36 @@ Result<void> BlockCache::load(Batch& batch) {
     batch.brought_back = true;
   }
   const BlockSource& source = sources_[static_cast<std::size_t>(batch.source)];
-  std::array<IoRequest, kPinsMax> requests;
+  std::array<BlockReader::Wanted, kPinsMax> blocks;
   for (std::size_t m = 0; m < batch.mine_count; ++m) {
-    const std::size_t i = batch.mine[m];
-    const std::int64_t offset = batch.blocks[i] * block_bytes_;
-    const std::int64_t size = std::min(block_bytes_, source.bytes - offset);
-    requests[m] = {
-        .file = source.file,
-        .offset = offset,
-        .bytes = {blocks_ + batch.frames[i] * block_bytes_, static_cast<std::size_t>(size)},
-        .write = false};
+    blocks[m] = wanted(batch, batch.mine[m]);
   }
-  PLIMSOLL_TRY_VOID(pool_.run(std::span(requests).first(batch.mine_count)));
-  for (std::size_t m = 0; m < batch.mine_count; ++m) {
-    PLIMSOLL_TRY_VOID(verify(batch, batch.mine[m]));
+  const auto mine = std::span(blocks).first(batch.mine_count);
+  PLIMSOLL_TRY(batch.counts, reader_.read(*source.file, mine, !source.self_checked));
+  for (const BlockReader::Wanted& block : mine) {
+    if (source.self_checked) {
+      PLIMSOLL_TRY_VOID(
+          check_table_pages(block.out, block.stored.offset / kFeaturePage, source.file->path()));
+    }
   }
   return {};
+}
+
+// What has to be read for position i of a batch, and into which frame.
+BlockReader::Wanted BlockCache::wanted(const Batch& batch, std::size_t i) const {
+  std::byte* frame = blocks_ + batch.frames[i] * block_bytes_;
+  const std::int64_t number = batch.blocks[i];
+  if (!batch.stored.empty()) {
+    return {.stored = batch.stored[i],
+            .number = number,
+            .out = {frame, static_cast<std::size_t>(block_bytes_)}};
+  }
+  const std::int64_t offset = number * block_bytes_;
+  const std::int64_t size =
+      std::min(block_bytes_, sources_[static_cast<std::size_t>(batch.source)].bytes - offset);
+  return {.stored = {.offset = offset, .bytes = size},
+          .number = number,
+          .out = {frame, static_cast<std::size_t>(size)}};
 }
 
 Result<void> BlockCache::bring_back(const Batch& batch) {
@@ -255,25 +268,11 @@ Result<void> BlockCache::bring_back(const Batch& batch) {
   return {};
 }
 
-Result<void> BlockCache::verify(const Batch& batch, std::size_t i) const {
-  const BlockSource& source = sources_[static_cast<std::size_t>(batch.source)];
-  const std::int64_t offset = batch.blocks[i] * block_bytes_;
-  const auto size = static_cast<std::size_t>(std::min(block_bytes_, source.bytes - offset));
-  const std::span<const std::byte> block{bytes(batch.frames[i]), size};
-  if (source.self_checked) {
-    return check_table_pages(block, offset / kFeaturePage, source.file->path());
-  }
-  if (crc32c(block) != batch.checksums[i]) {
-    return fail(ErrorCode::kCorrupt, fmt::format("{}: block {} does not match its checksum",
-                                                 source.file->path().string(), batch.blocks[i]));
-  }
-  return {};
-}
-
 void BlockCache::settle(Batch& batch, bool loaded) {
-  const BlockSource& source = sources_[static_cast<std::size_t>(batch.source)];
   {
     MutexLock lock(mutex_);
+    stats_.reads += batch.counts.reads;
+    stats_.bytes_read += batch.counts.bytes;
     for (std::size_t m = 0; m < batch.mine_count; ++m) {
       const std::size_t i = batch.mine[m];
       Frame& frame = frames_[batch.frames[i]];
@@ -282,7 +281,6 @@ void BlockCache::settle(Batch& batch, bool loaded) {
         frame.state = FrameState::kReady;
         ++stats_.resident_frames;
         ++stats_.blocks_read;
-        stats_.bytes_read += std::min(block_bytes_, source.bytes - batch.blocks[i] * block_bytes_);
       } else {
         // The whole batch failed together; a waiter for one of its good blocks reads that again.
         unmap(frame.key);
@@ -312,7 +310,7 @@ Result<void> BlockCache::wait_for_joined(Batch& batch) {
     unpin(batch.frames.subspan(i, 1));
     auto retried =
         pin(batch.source, batch.blocks.subspan(i, 1),
-            batch.checksums.empty() ? batch.checksums : batch.checksums.subspan(i, 1), again, hit);
+            batch.stored.empty() ? batch.stored : batch.stored.subspan(i, 1), again, hit);
     if (retried) {
       batch.frames[i] = again[0];
       continue;
