@@ -63,7 +63,7 @@ Result<StoredBlock> parse_block_entries(std::uint64_t entry, std::uint64_t next,
       pages_of(block.offset + std::max<std::int64_t>(block.bytes, 0)) - block.offset / kFeaturePage;
   const bool plain = coding == 0 && block.bytes == block_bytes && block.offset % kFeaturePage == 0;
   const bool packed = coding == 1 && block.bytes > static_cast<std::int64_t>(kSizeBytes) &&
-                      pages * kFeaturePage <= block_bytes;
+                      pages * kFeaturePage <= stored_bytes_max(block_bytes);
   if (end > file_bytes || (!plain && !packed)) {
     return fail(ErrorCode::kCorrupt,
                 fmt::format("{}: block {} cannot stand where it says", path.string(), number));

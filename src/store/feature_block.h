@@ -39,6 +39,11 @@ struct StoredBlock {
 
 [[nodiscard]] std::uint64_t block_entry(std::int64_t offset, BlockCoding coding) noexcept;
 
+/// Bytes of the pages that a stored block touches at most: it may begin anywhere in a page.
+[[nodiscard]] constexpr std::int64_t stored_bytes_max(std::int64_t block_bytes) noexcept {
+  return block_bytes + 4096;
+}
+
 /// What two neighbouring entries say of block `number`; the checksum is left out.
 /// Errors: kCorrupt when no writer could have put a block there.
 Result<StoredBlock> parse_block_entries(std::uint64_t entry, std::uint64_t next,

@@ -30,7 +30,7 @@ namespace plimsoll {
 /// Where blocks are read to when not straight into frames.
 struct BlockLanes {
   std::int64_t count{0};  // At most BlockReader::kLanesMax.
-  std::int64_t bytes{0};  // Of each; a multiple of the page, no less than a block.
+  std::int64_t bytes{0};  // Of each; a multiple of the page, no less than stored_bytes_max().
   std::int64_t gap_bytes{0};
 
   [[nodiscard]] std::int64_t memory_bytes() const noexcept { return count * bytes; }

@@ -16,6 +16,7 @@ namespace plimsoll {
 namespace {
 
 constexpr std::int64_t kTableBuffer = 32 << 10;
+constexpr std::int64_t kPaddingShare = 8;  // Of a block's bytes, that many may go to a page saved.
 
 std::int64_t pages(std::int64_t bytes) noexcept {
   return (bytes + kFeaturePage - 1) / kFeaturePage;
@@ -63,8 +64,10 @@ Result<void> PackedBlockWriter::append(std::span<const std::byte> block) {
       plain ? block : std::span<const std::byte>(packed_).first(static_cast<std::size_t>(size));
   const auto bytes = static_cast<std::int64_t>(stored.size());
   const std::int64_t in_page = end_ % kFeaturePage;
-  const bool straddles = pages(in_page + bytes) > pages(bytes);
-  PLIMSOLL_TRY_VOID(end_block(straddles ? kFeaturePage - in_page : 0));
+  const std::int64_t to_next = kFeaturePage - in_page;
+  const bool one_page_more = pages(in_page + bytes) > pages(bytes);
+  const bool moves = one_page_more && (plain || to_next <= bytes / kPaddingShare);
+  PLIMSOLL_TRY_VOID(end_block(moves ? to_next : 0));
   if (end_ - begin_ + bytes > static_cast<std::int64_t>(buffer_.size())) {
     PLIMSOLL_TRY_VOID(write_whole_pages());
   }

@@ -2,9 +2,10 @@
 //
 // PackedBlockWriter: writes records.dat and blocks.dat of a store with compression.
 //
-// Blocks are compressed one by one and packed behind one another; a block begins a new page when it
-// would otherwise touch more pages than it must. So no block takes more pages, nor the file more
-// bytes, than without compression, and reading a block never costs more than it would plain.
+// Blocks are compressed one by one and packed behind one another, across pages. A block begins a
+// new page when that saves reading a page and costs at most an eighth of its size, and always when
+// it is plain. So the file is never larger than without compression, and a block touches at most
+// one page more than it would plain (none more when it is plain).
 //
 // Reading order: feature_block.h, feature_table.h, this file, feature_writer.cpp.
 //

@@ -25,13 +25,14 @@ std::int64_t index_bytes(const FeatureHeader& header, std::int64_t pages) {
 }
 
 std::int64_t lane_bytes(const FeatureHeader& header) {
-  return std::max(BlockReader::kLaneBytes, header.layout.block_bytes);
+  return std::max(BlockReader::kLaneBytes, stored_bytes_max(header.layout.block_bytes));
 }
 
 // Compressed blocks cannot do without a lane; the smallest holds one block.
 BlockLanes lanes_at_floor(const FeatureHeader& header) {
-  return header.compressed() ? BlockLanes{.count = 1, .bytes = header.layout.block_bytes}
-                             : BlockLanes{};
+  return header.compressed()
+             ? BlockLanes{.count = 1, .bytes = stored_bytes_max(header.layout.block_bytes)}
+             : BlockLanes{};
 }
 
 BlockLanes choose_lanes(const FeatureHeader& header, std::int64_t given, std::int64_t room) {
