@@ -122,6 +122,7 @@ struct FeatureInfo {
   std::vector<ColumnSpec> columns{};
   std::int64_t record_bytes{0};  ///< Sum of the columns' bytes.
   std::int64_t disk_bytes{0};
+  std::int64_t floor_bytes{0};  ///< The smallest cache_bytes it opens with.
   BlockCompression compression{BlockCompression::kNone};
   std::int64_t block_bytes{0};   ///< Of a block in memory.
   std::int64_t blocks{0};        ///< Blocks of records.

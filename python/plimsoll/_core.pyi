@@ -412,8 +412,8 @@ class Loader:
 
     @staticmethod
     def open(governor: Governor, store: FeatureStore, split: Split, columns: list[str],
-             batch_rows: int, queue_bytes: int, threads: int, drop_last: bool, seed: int,
-             epoch: int, position: int) -> Loader:
+             batch_rows: int, queue_bytes: int, threads: int, drop_last: bool,
+             sweep_batches: int, seed: int, epoch: int, position: int) -> Loader:
         """Errors: ValueError, NotFoundError, BudgetExceeded."""
     def next(self) -> dict[str, Any]:
         """Takes a batch and describes it: rows, epoch, position, ends_epoch, state_after."""

@@ -124,8 +124,9 @@ Result<Description> describe_features(const fs::path& path) {
         "  groups    {}{}\n", format_count(info.groups),
         info.uniform_group > 0 ? fmt::format(" of {} each", info.uniform_group) : std::string());
   }
-  text += fmt::format("  blocks    {}\n  disk      {}\n", blocks_text(info),
-                      format_bytes(info.disk_bytes));
+  text +=
+      fmt::format("  blocks    {}\n  memory    a slab of at least {}\n  disk      {}\n",
+                  blocks_text(info), format_bytes(info.floor_bytes), format_bytes(info.disk_bytes));
   return finish("feature_store", path, std::move(text),
                 {{"rows", info.rows},
                  {"columns", columns},
@@ -138,6 +139,7 @@ Result<Description> describe_features(const fs::path& path) {
                  {"blocks", info.blocks},
                  {"plain_blocks", info.plain_blocks},
                  {"stored_bytes", info.stored_bytes},
+                 {"floor_bytes", info.floor_bytes},
                  {"disk_bytes", info.disk_bytes},
                  {"fingerprint", info.fingerprint}});
 }

@@ -58,6 +58,7 @@ struct BlockCache::Batch {
   std::span<const StoredBlock> stored;
   std::span<std::uint32_t> frames;
   std::span<bool> hits;
+  bool ahead{false};
   std::array<std::uint16_t, kPinsMax> mine{};  // Positions this call loads.
   std::size_t mine_count{0};
   std::array<std::uint16_t, kPinsMax> joined{};  // Positions another call is loading.
@@ -109,9 +110,14 @@ void BlockCache::release(std::int64_t reserved) noexcept {
 
 Result<void> BlockCache::pin(int source, std::span<const std::int64_t> blocks,
                              std::span<const StoredBlock> stored, std::span<std::uint32_t> frames,
-                             std::span<bool> hits) {
+                             std::span<bool> hits, bool ahead) {
   PLIMSOLL_CHECK(static_cast<std::int64_t>(blocks.size()) <= kPinsMax, "more than was reserved");
-  Batch batch{.source = source, .blocks = blocks, .stored = stored, .frames = frames, .hits = hits};
+  Batch batch{.source = source,
+              .blocks = blocks,
+              .stored = stored,
+              .frames = frames,
+              .hits = hits,
+              .ahead = ahead};
   {
     MutexLock lock(mutex_);
     for (std::size_t i = 0; i < blocks.size(); ++i) {
@@ -183,7 +189,8 @@ void BlockCache::claim(Batch& batch, std::size_t i) {
   Frame& frame = frames_[taken];
   frame.key = key;
   frame.pins = 1;
-  frame.used = false;  // A block read once makes way before one that was asked for again.
+  // A block read once makes way before one that was asked for again, or is about to be.
+  frame.used = batch.ahead;
   frame.was_absent = frame.state == FrameState::kAbsent;
   absent_ -= frame.was_absent ? 1 : 0;
   frame.state = FrameState::kLoading;

@@ -72,12 +72,14 @@ class BlockCache {
   /// Makes blocks of `source` resident and keeps them so until unpin(). frames[i] holds blocks[i];
   /// hits[i] tells whether it was there. On an error nothing stays pinned.
   ///
+  /// `ahead`: nobody has asked for them yet, so they are spared once before they make way.
+  ///
   /// Requires: blocks ascending and distinct, no more of them than the caller has reserved, and
   ///           `stored` of the same length unless the source is self-checked.
   /// Errors:   kCorrupt naming the file and the block; kIo.
   Result<void> pin(int source, std::span<const std::int64_t> blocks,
                    std::span<const StoredBlock> stored, std::span<std::uint32_t> frames,
-                   std::span<bool> hits);
+                   std::span<bool> hits, bool ahead = false);
   void unpin(std::span<const std::uint32_t> frames) noexcept;
 
   [[nodiscard]] const std::byte* bytes(std::uint32_t frame) const noexcept {

@@ -259,6 +259,7 @@ TEST_F(CompressionTest, ThePartsOfThePlanAddUpToTheSlab) {
   ASSERT_TRUE(write("packed", set));
   for (const std::string name : {"plain", "packed"}) {
     const std::int64_t floor = floor_of(governor_, scratch_ / name);
+    EXPECT_EQ(FeatureStore::inspect(scratch_ / name).or_throw().floor_bytes, floor);
     for (const std::int64_t cache : {floor, floor + 5000, std::int64_t{1} << 20,
                                      std::int64_t{3} << 20, std::int64_t{64} << 20}) {
       auto store = open(name, cache);

@@ -15,6 +15,7 @@
 #include "base/crc32c.h"
 #include "base/philox.h"
 #include "os/file.h"
+#include "store/feature_plan.h"
 #include "store/feature_table.h"
 
 namespace plimsoll {
@@ -321,6 +322,7 @@ FeatureInfo FeatureHeader::info(const fs::path& directory) const {
   info.rows = rows;
   info.columns = layout.columns;
   info.record_bytes = layout.record_bytes;
+  info.floor_bytes = feature_floor_bytes(*this);
   info.compression = stored.compression;
   info.block_bytes = layout.block_bytes;
   info.blocks = blocks();

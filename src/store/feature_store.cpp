@@ -99,9 +99,11 @@ class FeatureStore::Impl : public Reclaimer {
   Result<void> check_ordinals(std::span<const std::int64_t> ordinals) const;
   Result<void> locate_blocks(std::span<const std::int64_t> blocks, std::span<StoredBlock> stored);
   template <class BlockOf, class Visit>
-  Result<void> visit_blocks(int source, std::size_t count, BlockOf block_of, Visit visit);
+  Result<void> visit_blocks(int source, std::size_t count, BlockOf block_of, Visit visit,
+                            bool ahead = false);
   template <class Visit>
-  Result<void> visit_records(std::span<const std::int64_t> ordinals, Visit visit);
+  Result<void> visit_records(std::span<const std::int64_t> ordinals, Visit visit,
+                             bool ahead = false);
   template <class IndexOf, class Sink>
   Result<void> read_table(const Table& table, std::size_t count, IndexOf index_of, Sink sink);
 
@@ -197,7 +199,7 @@ Result<std::span<const std::byte>> FeatureStore::Impl::load_table(File& file,
 // order of the file. The block stays pinned during the call.
 template <class BlockOf, class Visit>
 Result<void> FeatureStore::Impl::visit_blocks(int source, std::size_t count, BlockOf block_of,
-                                              Visit visit) {
+                                              Visit visit, bool ahead) {
   struct Entry {
     std::int64_t block;
     std::size_t index;
@@ -234,7 +236,7 @@ Result<void> FeatureStore::Impl::visit_blocks(int source, std::size_t count, Blo
         auto pinned = cache_->pin(source, std::span(blocks).subspan(done, part),
                                   located ? std::span<const StoredBlock>(stored).subspan(done, part)
                                           : std::span<const StoredBlock>{},
-                                  frames, hits);
+                                  frames, hits, ahead);
         if (!pinned) {
           cache_->release(reserved);
           return pinned;
@@ -373,20 +375,22 @@ Result<void> FeatureStore::Impl::read_ordinals(std::span<const std::int64_t> ord
 
 // As visit_blocks(), with the bytes of record ordinals[i].
 template <class Visit>
-Result<void> FeatureStore::Impl::visit_records(std::span<const std::int64_t> ordinals,
-                                               Visit visit) {
+Result<void> FeatureStore::Impl::visit_records(std::span<const std::int64_t> ordinals, Visit visit,
+                                               bool ahead) {
   const std::int64_t per_block = header_.layout.records_per_block;
   const std::int64_t stride = header_.layout.stride;
   return visit_blocks(
       kRecords, ordinals.size(), [&](std::size_t i) { return ordinals[i] / per_block; },
       [&](std::size_t i, const std::byte* block, bool was_there) {
         visit(i, block + ordinals[i] % per_block * stride, was_there);
-      });
+      },
+      ahead);
 }
 
 Result<void> FeatureStore::Impl::prefetch_ordinals(std::span<const std::int64_t> ordinals) {
   PLIMSOLL_TRY_VOID(check_ordinals(ordinals));
-  return visit_records(ordinals, [](std::size_t, const std::byte*, bool) {});
+  return visit_records(
+      ordinals, [](std::size_t, const std::byte*, bool) {}, /*ahead=*/true);
 }
 
 Result<void> FeatureStore::Impl::ordinals_of(std::span<const std::int64_t> ids,
