@@ -47,9 +47,12 @@ struct Options {
 // Share of all runs, in percent.
 std::int64_t share_of(const std::string& target) {
   if (target == "superblock" || target == "page" || target == "id_page") {
-    return 28;
+    return 25;
   }
-  return target == "open" || target == "feature_files" ? 1 : 7;
+  if (target == "open" || target == "feature_files" || target == "packed_files") {
+    return 1;
+  }
+  return target == "feature_block" ? 8 : 7;
 }
 
 void save_input() noexcept {
