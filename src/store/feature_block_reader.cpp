@@ -111,7 +111,7 @@ Result<void> BlockReader::read_wave(const Wave& wave, std::span<Run> runs) {
         .offset = run.begin,
         .bytes = run.staged ? bytes_.subspan(static_cast<std::size_t>(run.lane * plan_.bytes), size)
                             : wave.blocks[run.first].out.first(size),
-        .write = false};
+        .kind = IoKind::kRead};
   }
   PLIMSOLL_TRY_VOID(pool_.run(std::span(requests).first(runs.size())));
   for (const Run& run : runs) {
