@@ -344,6 +344,45 @@ TEST_F(GrowthTest, AFailedReadWhileInsertingChangesNothing) {
   expect_rows(store, oracle_, std::vector<std::int64_t>{17});
 }
 
+// The n-th write or sync fails, for n = 1, 2, … until none does: one whole set of ids is there.
+TEST_F(GrowthTest, WhateverFailsACommitIsOfOneStep) {
+  const auto first = sparse_ids(40, 3);
+  const auto later = sparse_ids(30, 4);
+  const auto options = growing(80, first);
+  {
+    auto store = open(options);
+    store.commit(1).or_throw();
+  }
+  fs::copy(directory(), root_ / "kept", fs::copy_options::recursive);
+  std::vector<std::int64_t> after(first.begin() + 20, first.end());
+  after.insert(after.end(), later.begin(), later.end());
+  for (const FileCall call : {FileCall::kWrite, FileCall::kSync}) {
+    std::int64_t nth = 1;
+    for (bool failed = true; failed; ++nth) {
+      SCOPED_TRACE(nth);
+      fs::remove_all(directory());
+      fs::copy(root_ / "kept", directory(), fs::copy_options::recursive);
+      {
+        auto store = open(options);
+        const ScopedFileFault fault(
+            {.call = call, .nth = nth, .os_errno = EIO, .keeps_failing = true});
+        store.erase(std::span(first).first(20)).or_throw();
+        store.insert(later).or_throw();
+        failed = !store.commit(2);
+        EXPECT_EQ(store.insert({}).has_value(), !failed) << "a poisoned handle went on";
+      }
+      ASSERT_TRUE(EmbeddingStore::verify(directory(), {}));
+      auto store = open(options);
+      expect_all_rows(store, oracle_, store.last_commit() == 1 ? first : after);
+      ASSERT_FALSE(HasFatalFailure());
+      EXPECT_TRUE(failed || store.last_commit() == 2);
+      store.insert(later).or_throw();
+      store.commit(5).or_throw();
+    }
+    EXPECT_GT(nth, 3);
+  }
+}
+
 // ---- Against a plain map ----------------------------------------------------------------------
 
 struct Case {
