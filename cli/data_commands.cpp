@@ -196,13 +196,14 @@ int import_rows(const Place& place, const ImportOptions& options) {
   return show(options.out.string(), place.json);
 }
 
-int compact(const Place& place) {
+int compact(const Place& place, std::int64_t rows_max) {
   const StopSignals signals;
   auto governor = governor_for(place);
   if (!governor) {
     return report_governor(governor.error());
   }
-  const auto done = compact_store(*governor, place.directory, metered(meter("compact", place)));
+  const auto done =
+      compact_store(*governor, place.directory, metered(meter("compact", place)), rows_max);
   if (!done) {
     return report(done.error());
   }
@@ -273,8 +274,12 @@ void add_store(CLI::App& app, int& status) {
   exported->footer("\nExample:\n  plimsoll store export data/ --column image --out image.npy");
   exported->callback([place, choice, &status] { status = export_to(*place, *choice); });
   add_store_import(*command, status);
-  add("compact", "Rewrite what is live, so that the table shrinks; nobody may train in it")
-      ->callback([place, &status] { status = compact(*place); });
+  auto* compacted =
+      add("compact", "Rewrite what is live, so that the table shrinks; nobody may train in it");
+  auto rows_max = std::make_shared<std::int64_t>(0);
+  compacted->add_option("--rows-max", *rows_max, "Places for rows from then on [as it was]")
+      ->check(CLI::PositiveNumber);
+  compacted->callback([place, rows_max, &status] { status = compact(*place, *rows_max); });
 }
 
 }  // namespace

@@ -80,6 +80,9 @@ struct EmbeddingStoreOptions {
   std::int64_t rows{0};                 ///< Dense ids [0, rows), or the number of `ids`.
   std::span<const std::int64_t> ids{};  ///< Or: arbitrary distinct 64-bit ids.
   std::filesystem::path ids_file{};     ///< Or: a .npy of int64, streamed.
+  /// Any order: places for rows, so that ids may be inserted and erased; everything is planned for
+  /// as many, and the rows to begin with may be none. They are then never compared. 0: fixed rows.
+  std::int64_t rows_max{0};
 
   std::int64_t at_step{-1};       ///< Open this commit, not the newest (a manifest's step).
   std::int64_t batch_rows{4096};  ///< Largest request expected; sizes the scratch in the slab.
@@ -100,12 +103,13 @@ struct SlabPlan {
   std::int64_t queue_bytes{0};     ///< Look-ahead queue.
   std::int64_t floor_bytes{0};     ///< The smallest slab that works for this table.
   std::int64_t disk_cap_bytes{0};  ///< Most the directory can reach (live, two commits, index).
+  std::int64_t rows_max{0};        ///< Rows all this is enough for; 0: the table cannot grow.
   [[nodiscard]] std::string to_string() const;
 };
 
 /// Counters since open. A hit is a row that was in RAM when asked for.
 struct StoreStats {
-  std::int64_t requests{0};  ///< Rows asked for by gather, apply and update.
+  std::int64_t requests{0};  ///< Rows asked for by gather, apply and update, or inserted.
   std::int64_t hits{0};
   std::int64_t prefetch_hits{0};  ///< Hits that were in RAM because prefetch() brought them.
   std::int64_t pages_read{0};
@@ -128,11 +132,12 @@ struct StoreStats {
 
 /// What a table's directory holds, read without opening it for training.
 struct TableInfo {
-  std::int64_t rows{0};
+  std::int64_t rows{0};      ///< As of the newest commit.
+  std::int64_t rows_max{0};  ///< 0: the table cannot grow.
   std::int64_t dim{0};
   RowOptimizer optimizer{};
   RowInit init{};
-  bool dense_ids{false};
+  bool dense_ids{false};  ///< Those it was made with.
   RowLayout layout{};
   std::uint64_t order_seed{0};  // Sample order: of the epoch being read, as of the newest commit,
   std::int64_t epoch{0};        // which epoch that is,
@@ -183,6 +188,21 @@ class EmbeddingStore {
   Result<void> restore(std::span<const std::int64_t> ids, std::span<const std::uint32_t> sequences,
                        std::span<const float> values);
 
+  /// Makes sure that there are rows with these ids: those that are not there begin as the table's
+  /// initialiser says, in the lowest free places; the others stay as they are. Returns how many
+  /// are new. Durable with the next commit, like everything.
+  /// Errors: kInvalidArgument when there are not places for all (naming rows_max), or the table was
+  ///         made without rows_max; kCorrupt; kIo. On an error nothing is inserted; should the disk
+  ///         fail part way, the handle is poisoned.
+  Result<std::int64_t> insert(std::span<const std::int64_t> ids);
+
+  /// Removes rows: their ids are unknown from then on, until they are inserted anew. The place of
+  /// an inserted row is free at once; that of a row that the table was made with when the table is
+  /// compacted. What the row held leaves the disk when its place is written again, or compacted.
+  /// Errors: as gather(); kInvalidArgument for a table without rows_max. On an error no row is
+  /// gone.
+  Result<void> erase(std::span<const std::int64_t> ids);
+
   /// Says which ids will be asked for soon. A hint: bounded, dropped when full, cannot fail.
   void prefetch(std::span<const std::int64_t> ids) noexcept;
 
@@ -199,7 +219,8 @@ class EmbeddingStore {
   /// on disk still holds the commits it held.
   Result<void> commit(std::int64_t step);
 
-  /// Visits every row in creation order (position of the id in `ids`), as stored.
+  /// Visits every row in the order of places (position of the id in `ids`, then inserted ones), as
+  /// stored.
   /// `visit(ids, sequences, values)`: values is float32 [n, dim + state_floats()], weights first.
   Result<void> scan(const std::function<Result<void>(std::span<const std::int64_t>,
                                                      std::span<const std::uint32_t>,
@@ -209,6 +230,7 @@ class EmbeddingStore {
   Result<void> set_optimizer(const RowOptimizerOptions& options);
 
   [[nodiscard]] std::int64_t rows() const noexcept;
+  [[nodiscard]] std::int64_t rows_max() const noexcept;  ///< 0: the table cannot grow.
   [[nodiscard]] std::int64_t dim() const noexcept;
   [[nodiscard]] std::int64_t slots() const noexcept;  ///< Optimizer floats per weight: 0, 1 or 2.
   /// Optimizer floats per row: dim() × slots(), and one for kRowAdagrad.
@@ -226,9 +248,12 @@ class EmbeddingStore {
   /// Copies a commit's rows into a table of their own that holds nothing else, and puts it in the
   /// place of `directory`, at once: a crash leaves the one or the other. The file shrinks to what
   /// is live; other commits are gone. Needs room for the copy beside it, and nobody else at work.
-  /// `at_step`: −1 for the newest.   Errors: as open(); kIo.
+  /// Of a table with rows_max, the rows that are there become those it was made with.
+  /// `at_step`: −1 for the newest.   `rows_max`: of the copy; 0: as it was.
+  /// Errors: as open(); kIo.
   static Result<void> compact(Governor governor, const std::filesystem::path& directory,
-                              std::int64_t at_step, const ProgressFn& progress);
+                              std::int64_t at_step, const ProgressFn& progress,
+                              std::int64_t rows_max = 0);
 
   /// Reads every page of the newest commit and compares checksums.
   /// Errors: kCorrupt naming the file and the page.

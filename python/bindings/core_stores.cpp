@@ -147,6 +147,7 @@ void bind_table_options(nb::module_& m) {
       .def_ro("queue_bytes", &SlabPlan::queue_bytes)
       .def_ro("floor_bytes", &SlabPlan::floor_bytes)
       .def_ro("disk_cap_bytes", &SlabPlan::disk_cap_bytes)
+      .def_ro("rows_max", &SlabPlan::rows_max)
       .def("__str__", &SlabPlan::to_string);
 }
 
@@ -193,6 +194,7 @@ void bind_table(nb::module_& m) {
           nb::keep_alive<1, 8>())
       .def_rw("layout", &EmbeddingStoreOptions::layout)
       .def_rw("order_seed", &EmbeddingStoreOptions::order_seed)
+      .def_rw("rows_max", &EmbeddingStoreOptions::rows_max)
       .def_rw("dirty_bytes", &EmbeddingStoreOptions::dirty_bytes);
   nb::class_<Table>(m, "EmbeddingStore")
       .def_static(
@@ -242,6 +244,19 @@ void bind_table(nb::module_& m) {
           },
           nb::arg("ids").noconvert())
       .def(
+          "insert",
+          [](Table& table, const IdsIn& ids) {
+            return table.use(
+                [&](EmbeddingStore& store) { return store.insert(span_of(ids)).or_throw(); });
+          },
+          nb::arg("ids").noconvert())
+      .def(
+          "erase",
+          [](Table& table, const IdsIn& ids) {
+            table.use([&](EmbeddingStore& store) { store.erase(span_of(ids)).or_throw(); });
+          },
+          nb::arg("ids").noconvert())
+      .def(
           "begin_epoch",
           [](Table& table, std::int64_t epoch) {
             table.use([&](EmbeddingStore& store) { store.begin_epoch(epoch).or_throw(); });
@@ -262,6 +277,9 @@ void bind_table(nb::module_& m) {
           nb::arg("options"))
       .def_prop_ro("rows",
                    [](Table& table) { return table.use([](auto& store) { return store.rows(); }); })
+      .def_prop_ro(
+          "rows_max",
+          [](Table& table) { return table.use([](auto& store) { return store.rows_max(); }); })
       .def_prop_ro("dim",
                    [](Table& table) { return table.use([](auto& store) { return store.dim(); }); })
       .def_prop_ro(

@@ -265,6 +265,9 @@ class SlabPlan:
     @property
     def disk_cap_bytes(self) -> int:
         """Most the directory can reach."""
+    @property
+    def rows_max(self) -> int:
+        """Rows all this is enough for; 0: the table cannot grow."""
     def __str__(self) -> str: ...
 
 class RowLayout:
@@ -278,6 +281,7 @@ class EmbeddingStoreOptions:
 
     layout: RowLayout
     order_seed: int
+    rows_max: int
     dirty_bytes: int
 
     def __init__(self, directory: str, dim: int, optimizer: RowOptimizerOptions, init: RowInit,
@@ -303,6 +307,10 @@ class EmbeddingStore:
         """Shape: ids [n], rows [n, dim]. Errors: as gather()."""
     def prefetch(self, ids: _Ids) -> None:
         """A hint; cannot fail."""
+    def insert(self, ids: _Ids) -> int:
+        """Shape: ids [n]. How many are new. Errors: ValueError, CorruptError, OSError."""
+    def erase(self, ids: _Ids) -> None:
+        """Shape: ids [n]. Errors: as gather(), ValueError."""
     def begin_epoch(self, epoch: int) -> None:
         """Errors: CorruptError, OSError."""
     def commit(self, step: int) -> None:
@@ -314,6 +322,9 @@ class EmbeddingStore:
     @property
     def rows(self) -> int:
         """Rows in the table."""
+    @property
+    def rows_max(self) -> int:
+        """Rows there may be at most; 0: the rows are fixed."""
     @property
     def dim(self) -> int:
         """Floats per row."""

@@ -213,14 +213,18 @@ class EmbeddingStore:
 
     @classmethod
     def open(cls, governor: Governor, directory: str | os.PathLike[str], *,
-             rows: int | None = None, ids: Any = None, dim: int | None = None,
-             optimizer: Optimizer | None = None, init: Zeros | Normal | Uniform | None = None,
+             rows: int | None = None, ids: Any = None, rows_max: int | None = None,
+             dim: int | None = None, optimizer: Optimizer | None = None, init: Zeros | Normal | Uniform | None = None,
              store: int | str = 0, at_step: int | None = None, batch_rows: int = 4096,
              layout: str | None = None, order_seed: int | None = None, dirty: int | str = 0,
              io_threads: int = 4, compute_threads: int = 1) -> EmbeddingStore:
         """Opens the table in `directory`, or makes it when there is none.
 
         rows or ids: of a new table: dense ids 0 … rows−1, or any distinct int64 ids.
+        rows_max:    of a new table in any order: places for rows, so that ids may be inserted and
+                     erased; memory and disk are planned for as many. `rows` and `ids` may then be
+                     left out, and of a table that exists they are not compared. A table made
+                     without it has the rows it has.
         dim:         floats per row. `dim`, `optimizer` and `init` may be left out for a table that
                      exists; when given they must fit it (an optimizer's numbers may change).
         store:       the slab, in bytes or as "64MiB"; 0 is 64 MiB or the floor, if that is larger.
@@ -245,6 +249,7 @@ class EmbeddingStore:
             path, dim, _options_of(optimizer), _init_of(init), byte_size(store, "store"),
             0 if rows is None else rows, None if ids is None else ids_in(ids),
             -1 if at_step is None else at_step, batch_rows, io_threads, compute_threads)
+        options.rows_max = 0 if rows_max is None else rows_max
         options.layout = _layout_of(there.get("layout", "any_order") if layout is None else layout)
         options.order_seed = there.get("order_seed", 0) if order_seed is None else order_seed
         options.dirty_bytes = byte_size(dirty, "dirty")
@@ -293,6 +298,28 @@ class EmbeddingStore:
         wanted = ids_in(ids)
         self._core.update(wanted, contiguous(rows, "rows", "float32", (len(wanted), self.dim)))
 
+    def insert(self, ids: Any) -> int:
+        """Makes sure that there are rows with these ids; returns how many are new.
+
+        New rows begin as `init` says. Those that are there stay as they are. Durable with the next
+        commit, like everything; absent after a crash before it.
+        Shape:  ids is int64 [n], duplicates allowed.
+        Errors: ValueError when there are not places for all (naming rows_max), or the table was made
+                without rows_max; CorruptError; OSError. After an error nothing was inserted.
+        """
+        return self._core.insert(ids_in(ids))
+
+    def erase(self, ids: Any) -> None:
+        """Removes rows: their ids are unknown until they are inserted anew, with initial values.
+
+        The place of an inserted row is free at once; that of a row the table was made with once it
+        is compacted (`plimsoll store compact`).
+        Shape:  ids is int64 [n], duplicates allowed.
+        Errors: NotFoundError naming the first unknown id; ValueError for a table without rows_max.
+                After an error no row is gone.
+        """
+        self._core.erase(ids_in(ids))
+
     def prefetch(self, ids: Any) -> None:
         """Says which ids will be asked for soon. A hint: it may be dropped and cannot fail."""
         self._core.prefetch(ids_in(ids))
@@ -317,7 +344,8 @@ class EmbeddingStore:
         self._core.commit(step)
 
     def scan(self, visit: Callable[[np.ndarray, np.ndarray, np.ndarray], None]) -> None:
-        """Calls visit(ids, sequences, values) for every row, in the order they were created.
+        """Calls visit(ids, sequences, values) for every row, in the order they were created
+        (inserted rows behind the others, by their places).
 
         Shape:    int64 [n], uint32 [n] (updates so far), float32 [n, dim + state] with the
                   weights first. The arrays are copies.
@@ -369,6 +397,11 @@ class EmbeddingStore:
     def rows(self) -> int:
         """Rows in the table."""
         return self._core.rows
+
+    @property
+    def rows_max(self) -> int:
+        """Rows there may be at most; 0: the rows are fixed."""
+        return self._core.rows_max
 
     @property
     def dim(self) -> int:

@@ -51,6 +51,12 @@ const char* init_name(RowInitKind kind) {
   return "unknown";
 }
 
+std::string rows_text(const TableInfo& info) {
+  return info.rows_max == 0
+             ? format_count(info.rows)
+             : fmt::format("{} (at most {})", format_count(info.rows), format_count(info.rows_max));
+}
+
 std::string column_text(const ColumnSpec& column) {
   return fmt::format("{} {} {}", column.name, dtype_name(column.dtype), shape_text(column.shape));
 }
@@ -71,13 +77,14 @@ Result<Description> describe_embeddings(const fs::path& path) {
       "  pages     {} of {} rows\n"
       "  commits   {}\n"
       "  disk      {}\n",
-      path.string(), format_count(info.rows), info.dim, info.record_bytes,
-      optimizer_name(info.optimizer), init_name(info.init.kind), info.init.scale, info.init.seed,
+      path.string(), rows_text(info), info.dim, info.record_bytes, optimizer_name(info.optimizer),
+      init_name(info.init.kind), info.init.scale, info.init.seed,
       info.dense_ids ? "0 … rows−1" : "arbitrary", layout_text(info), format_bytes(info.page_bytes),
       info.rows_per_page, commits.empty() ? "none" : "step " + commits,
       format_bytes(info.disk_bytes));
   return finish("embedding_store", path, std::move(text),
                 {{"rows", info.rows},
+                 {"rows_max", info.rows_max},
                  {"dim", info.dim},
                  {"optimizer", optimizer_name(info.optimizer)},
                  {"init", init_name(info.init.kind)},

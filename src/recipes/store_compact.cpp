@@ -13,7 +13,7 @@
 namespace plimsoll {
 
 Result<Compacted> compact_store(Governor governor, const std::filesystem::path& directory,
-                                const ProgressFn& progress) {
+                                const ProgressFn& progress, std::int64_t rows_max) {
   const auto table = store_directory(directory);
   if (is_feature_store(table)) {
     return fail(ErrorCode::kInvalidArgument,
@@ -32,7 +32,8 @@ Result<Compacted> compact_store(Governor governor, const std::filesystem::path& 
     at_step = published.value_or(-1);
   }
   PLIMSOLL_TRY(const TableInfo before, EmbeddingStore::inspect(table));
-  PLIMSOLL_TRY_VOID(EmbeddingStore::compact(std::move(governor), table, at_step, progress));
+  PLIMSOLL_TRY_VOID(
+      EmbeddingStore::compact(std::move(governor), table, at_step, progress, rows_max));
   PLIMSOLL_TRY(const TableInfo after, EmbeddingStore::inspect(table));
   return Compacted{.bytes_before = before.disk_bytes, .bytes = after.disk_bytes};
 }

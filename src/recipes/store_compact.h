@@ -19,9 +19,10 @@ struct Compacted {
   std::int64_t bytes{0};
 };
 
+/// `rows_max`: of the table from then on; 0: as it was.
 /// Errors: kNotFound (no table there), kInvalidArgument (a feature store; another process trains in
 ///         the run), those of EmbeddingStore::compact().
 Result<Compacted> compact_store(Governor governor, const std::filesystem::path& directory,
-                                const ProgressFn& progress);
+                                const ProgressFn& progress, std::int64_t rows_max = 0);
 
 }  // namespace plimsoll

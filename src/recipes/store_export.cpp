@@ -115,10 +115,11 @@ class EmbeddingSource final : public Source {
       return {};
     }
     before_.resize(weights_.size());
-    PLIMSOLL_TRY_VOID(older_->gather(ids_, before_));
+    PLIMSOLL_TRY_VOID(gather_older(dim));
     std::size_t kept = 0;
     for (std::size_t i = 0; i < ids_.size(); ++i) {
-      if (std::memcmp(&before_[i * dim], &weights_[i * dim], dim * sizeof(float)) != 0) {
+      if (is_new_[i] != 0 ||
+          std::memcmp(&before_[i * dim], &weights_[i * dim], dim * sizeof(float)) != 0) {
         ids_[kept] = ids_[i];
         std::memmove(&weights_[kept * dim], &weights_[i * dim], dim * sizeof(float));
         ++kept;
@@ -129,6 +130,23 @@ class EmbeddingSource final : public Source {
     return {};
   }
 
+  // The older commit's rows of the block, and which it has none of: they were inserted since.
+  Result<void> gather_older(std::size_t dim) {
+    is_new_.assign(ids_.size(), 0);
+    auto all = older_->gather(ids_, before_);
+    if (all || all.error().code != ErrorCode::kNotFound) {
+      return all;
+    }
+    for (std::size_t i = 0; i < ids_.size(); ++i) {
+      const auto one = older_->gather({&ids_[i], 1}, {&before_[i * dim], dim});
+      if (!one && one.error().code != ErrorCode::kNotFound) {
+        return one;
+      }
+      is_new_[i] = one ? 0 : 1;
+    }
+    return {};
+  }
+
   EmbeddingStore store_;
   std::optional<EmbeddingStore> older_;
   std::int64_t rows_{0};
@@ -136,6 +154,7 @@ class EmbeddingSource final : public Source {
   std::vector<std::int64_t> ids_;  // One block of the scan, as are the next two.
   std::vector<float> weights_;
   std::vector<float> before_;
+  std::vector<std::uint8_t> is_new_;
 };
 
 class FeatureSource final : public Source {

@@ -102,6 +102,24 @@ TEST_F(StoreFilesTest, OnlyWhatChangedSinceACommitGoesOut) {
       << missing.error().to_string();
 }
 
+TEST_F(StoreFilesTest, RowsThatCameHaveChangedAndThoseThatWentDoNotGoOut) {
+  const std::vector<std::int64_t> later{1, 2, 3};
+  {
+    auto store = open({.directory = directory(), .dim = 5, .ids = ids_, .rows_max = 4000});
+    store.commit(1).or_throw();
+    store.insert(later).or_throw();
+    store.erase(std::span(ids_).first(100)).or_throw();
+    store.update(std::span(ids_).last(1), std::vector<float>(5, 7.0F)).or_throw();
+    store.commit(2).or_throw();
+  }
+  EXPECT_EQ(export_to(root_ / "all.npy").or_throw(), 2903);
+  EXPECT_EQ(export_to(root_ / "some.csv", "", 1).or_throw(), 4);
+  const std::string text = slurp(root_ / "some.csv");
+  for (const std::int64_t id : {std::int64_t{1}, std::int64_t{2}, std::int64_t{3}, ids_.back()}) {
+    EXPECT_NE(text.find('\n' + std::to_string(id) + ','), std::string::npos) << id;
+  }
+}
+
 TEST_F(StoreFilesTest, ShardsFollowEachOtherAndMayHaveNoIds) {
   write_npy<float>(root_ / "a.npy", "<f4", {2, 3}, {1, 2, 3, 4, 5, 6});
   write_npy<float>(root_ / "b.npy", "<f4", {1, 3}, {7, 8, 9});

@@ -23,10 +23,6 @@ std::int64_t chunks_for(std::int64_t blocks) {
   return (words_for(blocks) + kChunkWords - 1) / kChunkWords;
 }
 
-std::int64_t units_for(std::int64_t pages) {
-  return map_bytes(pages) / kBlockUnit;
-}
-
 std::int64_t round64(std::int64_t bytes) {
   return (bytes + 63) / 64 * 64;
 }
@@ -75,17 +71,22 @@ std::uint32_t chain_root(std::uint32_t root, std::span<const std::byte> units) {
   return root;
 }
 
-std::int64_t BlockMap::memory_bytes(std::int64_t pages, std::int64_t spare) noexcept {
+std::int64_t BlockMap::memory_bytes(std::int64_t pages, std::int64_t spare,
+                                    std::int64_t behind_bytes) noexcept {
   const std::int64_t all = blocks(pages, spare);
-  return map_bytes(pages) + kBlockUnit + 3 * round64(words_for(all) * 8) +
-         2 * round64(BitSet::words(chunks_for(all)) * 8) + round64(units_for(pages) * 4) +
-         2 * round64(BitSet::words(units_for(pages)) * 8);
+  const std::int64_t bytes = map_bytes(pages) + behind_bytes;
+  const std::int64_t units = bytes / kBlockUnit;
+  return bytes + kBlockUnit + 3 * round64(words_for(all) * 8) +
+         2 * round64(BitSet::words(chunks_for(all)) * 8) + round64(units * 4) +
+         2 * round64(BitSet::words(units) * 8);
 }
 
-BlockMap::BlockMap(std::int64_t pages, std::int64_t spare, Slab& slab)
-    : pages_(pages), blocks_(blocks(pages, spare)) {
-  entries_ = slab.take<BlockEntry>(map_bytes(pages) / static_cast<std::int64_t>(sizeof(BlockEntry)),
-                                   kBlockUnit);
+BlockMap::BlockMap(std::int64_t pages, std::int64_t spare, Slab& slab, std::int64_t behind_bytes)
+    : pages_(pages),
+      units_((map_bytes(pages) + behind_bytes) / kBlockUnit),
+      blocks_(blocks(pages, spare)) {
+  entries_ = slab.take<BlockEntry>(
+      units_ * kBlockUnit / static_cast<std::int64_t>(sizeof(BlockEntry)), kBlockUnit);
   working_ = slab.take<std::uint64_t>(words_for(blocks_));
   for (auto& commit : commits_) {
     commit = slab.take<std::uint64_t>(words_for(blocks_));
@@ -93,10 +94,24 @@ BlockMap::BlockMap(std::int64_t pages, std::int64_t spare, Slab& slab)
   for (auto& apart : apart_) {  // All of them are empty: none differs from another.
     apart = BitSet(slab.take<std::uint64_t>(BitSet::words(chunks_for(blocks_))));
   }
-  unit_crcs_ = slab.take<std::uint32_t>(units_for(pages));
+  unit_crcs_ = slab.take<std::uint32_t>(units_);
   for (auto& stale : stale_) {  // Nobody knows what the files hold.
-    stale = BitSet(slab.take<std::uint64_t>(BitSet::words(units_for(pages))));
-    stale.add_below(units_for(pages));
+    stale = BitSet(slab.take<std::uint64_t>(BitSet::words(units_)));
+    stale.add_below(units_);
+  }
+}
+
+void BlockMap::files_are_zeros() noexcept {
+  const std::array<std::byte, kBlockUnit> zeros{};
+  std::fill(unit_crcs_.begin(), unit_crcs_.end(), crc32c(zeros));
+  for (auto& stale : stale_) {
+    stale.remove_all();
+  }
+}
+
+void BlockMap::touch(std::int64_t unit) noexcept {
+  for (auto& stale : stale_) {
+    stale.add(map_bytes(pages_) / kBlockUnit + unit);
   }
 }
 
@@ -205,7 +220,7 @@ Result<void> BlockMap::adopt(int slot) {
     unit_crcs_[unit] = crc32c(std::as_bytes(entries_).subspan(unit * size, size));
   }
   at(stale_, slot).remove_all();
-  at(stale_, 1 - slot).add_below(units_for(pages_));
+  at(stale_, 1 - slot).add_below(units_);
   used_ = 0;
   for (const std::uint64_t bits : working_) {
     used_ += std::popcount(bits);
@@ -240,7 +255,7 @@ void BlockMap::forget(int slot) noexcept {
   auto bitmap = at(commits_, slot);
   std::fill(bitmap.begin(), bitmap.end(), 0);
   at(apart_, slot).add_below(chunks_for(blocks_));
-  at(stale_, slot).add_below(units_for(pages_));
+  at(stale_, slot).add_below(units_);
 }
 
 }  // namespace plimsoll

@@ -10,8 +10,12 @@
 // 4 KiB that differ from what its map file holds, and of the bitmaps it copies the chunks that
 // differ. The root checksum is over the checksums of all units, 1/1024 of the page table.
 //
+// A table that may grow keeps its changed ids in the same file, behind the page table (see
+// embedding_growing_ids.h): they are units of bytes() like any other.
+//
 // Threads: single-owner; the page cache calls it under its mutex.
-// Memory:  8 bytes per page and 3 bits per block, and 1/1000 of that, in the slab.
+// Memory:  8 bytes per page and 3 bits per block, what is behind the page table, and 1/1000 of all
+//          that, in the slab.
 #pragma once
 
 #include <array>
@@ -35,6 +39,9 @@ class BitSet {
   }
   void remove_all() noexcept;
   void add_below(std::int64_t size) noexcept;
+  void remove(std::int64_t at) noexcept {
+    words_[static_cast<std::size_t>(at / 64)] &= ~(std::uint64_t{1} << (at % 64));
+  }
   /// The first member >= `from`, or −1.
   [[nodiscard]] std::int64_t next(std::int64_t from) const noexcept;
 
@@ -48,16 +55,24 @@ class BlockMap {
   static std::int64_t blocks(std::int64_t pages, std::int64_t spare) noexcept {
     return 3 * pages + spare;
   }
-  static std::int64_t memory_bytes(std::int64_t pages, std::int64_t spare) noexcept;
+  static std::int64_t memory_bytes(std::int64_t pages, std::int64_t spare,
+                                   std::int64_t behind_bytes = 0) noexcept;
 
   BlockMap() = default;
-  BlockMap(std::int64_t pages, std::int64_t spare, Slab& slab);
+  /// `behind_bytes`: of whole units in map.N behind the page table.
+  BlockMap(std::int64_t pages, std::int64_t spare, Slab& slab, std::int64_t behind_bytes = 0);
 
   [[nodiscard]] BlockEntry entry(std::int64_t page) const noexcept {
     return entries_[static_cast<std::size_t>(page)];
   }
-  /// The page table as it goes into map.N: map_bytes(pages), aligned to kBlockUnit.
+  /// All that goes into map.N, aligned to kBlockUnit: map_bytes(pages), and what is behind it.
   [[nodiscard]] std::span<std::byte> bytes() noexcept { return std::as_writable_bytes(entries_); }
+  /// Of bytes(): what is behind the page table. Whoever changes it says so with touch().
+  [[nodiscard]] std::span<std::byte> behind() noexcept {
+    return bytes().subspan(static_cast<std::size_t>(map_bytes(pages_)));
+  }
+  /// One unit of behind() has changed, the first being 0.
+  void touch(std::int64_t unit) noexcept;
 
   /// The next part of bytes(), from unit `from` on, that map.`slot` may hold otherwise; count 0:
   /// there is none. Units between two that differ are in it when they are few.
@@ -69,6 +84,8 @@ class BlockMap {
   /// Says that map.`slot` holds all of bytes(), or one unit of it otherwise.
   void mark_same(int slot) noexcept { at(stale_, slot).remove_all(); }
   void mark_stale(int slot, std::int64_t unit) noexcept { at(stale_, slot).add(unit); }
+  /// Says that both files were just made as long as bytes(), and hold zeros, as bytes() does.
+  void files_are_zeros() noexcept;
   /// The root checksum of bytes(): brings those of the units that are stale for `slot` up to date.
   [[nodiscard]] std::uint32_t root(int slot) noexcept;
 
@@ -109,6 +126,7 @@ class BlockMap {
   }
 
   std::int64_t pages_{0};
+  std::int64_t units_{0};  // Of bytes().
   std::int64_t blocks_{0};
   std::int64_t cursor_{1};  // Where the next search begins: writes stay sequential.
   std::int64_t used_{0};    // Blocks of the working state.

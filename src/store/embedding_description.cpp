@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "store/embedding_description.h"
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <new>
@@ -21,7 +22,8 @@ namespace {
 
 using Json = nlohmann::json;  // Keys are sorted, so one content has one text.
 
-constexpr int kVersion = 2;  // 1: the page table had one checksum over all of it.
+constexpr int kVersion = 2;         // 1: the page table had one checksum over all of it.
+constexpr int kGrowingVersion = 3;  // As 2, with rows_max.
 
 // Empties a document before it is destroyed. The library's destructor allocates while there is
 // anything inside, and ends the process where it cannot.
@@ -56,7 +58,7 @@ std::string hex(std::uint64_t value) {
 void fill_json(Json& json, const TableDescription& table) {
   const TableShape shape = table.shape();
   json["format"] = "plimsoll embedding table";
-  json["version"] = kVersion;
+  json["version"] = table.rows_max > 0 ? kGrowingVersion : kVersion;
   json["rows"] = table.ids.rows;
   json["dim"] = table.dim;
   json["dtype"] = "float32";
@@ -73,6 +75,9 @@ void fill_json(Json& json, const TableDescription& table) {
   json["page_bytes"] = shape.page_bytes;
   json["rows_per_page"] = shape.rows_per_page;
   json["fingerprint"] = hex(table.fingerprint());
+  if (table.rows_max > 0) {
+    json["rows_max"] = table.rows_max;
+  }
   if (table.layout == RowLayout::kSampleOrder) {
     json["order_seed"] = hex(table.order_seed);
     json["bucket_rows"] = table.bucket_rows;
@@ -93,8 +98,9 @@ auto parse_kind(const std::string& text, const Kinds& kinds, const Name& name) {
 // Throws what nlohmann/json throws, or runtime_error: read_description() turns it into kCorrupt.
 TableDescription from_json(Json json) {
   const EmptiedAtEnd emptied(json);
+  const int version = json.at("version").get<int>();
   if (json.at("format").get<std::string>() != "plimsoll embedding table" ||
-      json.at("version").get<int>() != kVersion) {
+      (version != kVersion && version != kGrowingVersion)) {
     throw std::runtime_error("not an embedding table of a version known here");
   }
   const auto crc = json.at("crc32c").get<std::uint32_t>();
@@ -116,11 +122,22 @@ TableDescription from_json(Json json) {
   table.ids.dense = json.at("ids").at("dense").get<bool>();
   table.ids.fingerprint =
       std::stoull(json.at("ids").at("fingerprint").get<std::string>(), nullptr, 16);
-  if (table.dim < 1 || table.dim > (1 << 24) || table.ids.rows < 1 || table.ids.rows > kIdRowsMax) {
+  const std::int64_t rows_least = version == kGrowingVersion ? 0 : 1;
+  if (table.dim < 1 || table.dim > (1 << 24) || table.ids.rows < rows_least ||
+      table.ids.rows > kIdRowsMax) {
     throw std::runtime_error("its rows or its dim are out of range");
+  }
+  if (version == kGrowingVersion) {
+    table.rows_max = json.at("rows_max").get<std::int64_t>();
+    if (table.rows_max < std::max<std::int64_t>(table.ids.rows, 1) || table.rows_max > kIdRowsMax) {
+      throw std::runtime_error("its rows_max is out of range");
+    }
   }
   table.layout = parse_kind(json.at("layout").get<std::string>(),
                             std::array{RowLayout::kAnyOrder, RowLayout::kSampleOrder}, layout_name);
+  if (table.layout == RowLayout::kSampleOrder && table.rows_max > 0) {
+    throw std::runtime_error("its rows are in sample order, but may grow");
+  }
   if (table.layout == RowLayout::kSampleOrder) {
     table.order_seed = std::stoull(json.at("order_seed").get<std::string>(), nullptr, 16);
     table.bucket_rows = json.at("bucket_rows").get<std::int64_t>();
@@ -145,7 +162,8 @@ const char* layout_name(RowLayout layout) noexcept {
 }
 
 TableShape TableDescription::shape() const noexcept {
-  return table_shape(ids.rows, dim, optimizer_slots(optimizer), optimizer_row_slots(optimizer));
+  return table_shape(rows_max > 0 ? rows_max : ids.rows, dim, optimizer_slots(optimizer),
+                     optimizer_row_slots(optimizer));
 }
 
 std::uint64_t TableDescription::fingerprint() const noexcept {
@@ -166,6 +184,9 @@ std::uint64_t TableDescription::fingerprint() const noexcept {
           static_cast<std::uint64_t>(segment_bytes)}) {
       chain = mix64(chain ^ field);
     }
+  }
+  if (rows_max > 0) {
+    chain = mix64(chain ^ mix64(static_cast<std::uint64_t>(rows_max)));
   }
   return chain;
 }
@@ -218,6 +239,12 @@ Result<void> compare_description(const std::filesystem::path& directory,
   }
   if (options.init.seed != table.init.seed) {
     return differs("init.seed", table.init.seed, options.init.seed);
+  }
+  if (options.rows_max != 0 && options.rows_max != table.rows_max) {
+    return differs("rows_max", table.rows_max, options.rows_max);
+  }
+  if (table.rows_max > 0) {
+    return {};  // Its ids are no longer those it was made with.
   }
   if (options.rows != 0 && options.rows != table.ids.rows) {
     return differs("rows", table.ids.rows, options.rows);

@@ -24,12 +24,15 @@ struct TableDescription {
   RowInit init{};
   IdIndexInfo ids{};
   RowLayout layout{};
+  std::int64_t rows_max{0};  // Any order: places for rows, if ids may come and go; else 0.
   // Sample order only.
   std::uint64_t order_seed{0};    // Of the first epoch.
   std::int64_t bucket_rows{0};    // Positions per bucket.
   std::int64_t segment_bytes{0};  // What rows.dat is divided into.
 
+  /// Its rows are places: rows_max, or as many as there are ids.
   [[nodiscard]] TableShape shape() const noexcept;
+  [[nodiscard]] GrowthShape growth() const noexcept { return {ids.rows, rows_max}; }
   /// Over every field.
   [[nodiscard]] std::uint64_t fingerprint() const noexcept;
 };
@@ -53,6 +56,7 @@ Result<void> write_description(const std::filesystem::path& directory,
                                const TableDescription& description);
 
 /// Compares what the caller asks for with what the table is. `ids`: nullptr when none were given.
+/// Of a table whose ids may come and go, rows and ids are not compared.
 /// Errors: kInvalidArgument naming the file, both values and the option.
 Result<void> compare_description(const std::filesystem::path& directory,
                                  const TableDescription& table,

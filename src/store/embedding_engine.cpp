@@ -11,6 +11,16 @@
 
 namespace plimsoll {
 
+Result<std::int64_t> EmbeddingStore::Engine::insert(std::span<const std::int64_t> /*ids*/) {
+  return fail(ErrorCode::kInvalidArgument, "insert() into a table in sample order",
+              "its rows are fixed; make the table in any order, with rows_max");
+}
+
+Result<void> EmbeddingStore::Engine::erase(std::span<const std::int64_t> /*ids*/) {
+  return fail(ErrorCode::kInvalidArgument, "erase() from a table in sample order",
+              "its rows are fixed; make the table in any order, with rows_max");
+}
+
 Result<void> EmbeddingStore::Engine::check_rows(const char* what, std::size_t ids,
                                                 std::size_t floats) const {
   const auto dim = static_cast<std::size_t>(shape().dim);

@@ -37,10 +37,14 @@ class EmbeddingStore::Engine {
                                std::span<const float> values) = 0;
   virtual void prefetch(std::span<const std::int64_t> ids) noexcept = 0;
   virtual Result<void> begin_epoch(std::int64_t epoch) = 0;
+  /// Here: refuses, since the rows are fixed.
+  virtual Result<std::int64_t> insert(std::span<const std::int64_t> ids);
+  virtual Result<void> erase(std::span<const std::int64_t> ids);
   virtual Result<void> commit(std::int64_t step) = 0;
   virtual Result<void> scan(const Visit& visit) = 0;
   virtual Result<void> set_optimizer(const RowOptimizerOptions& options) = 0;
   [[nodiscard]] virtual const TableShape& shape() const noexcept = 0;
+  [[nodiscard]] virtual std::int64_t rows() const { return shape().rows; }
   [[nodiscard]] virtual std::int64_t last_commit() const noexcept = 0;
   [[nodiscard]] virtual const SlabPlan& plan() const noexcept = 0;
   [[nodiscard]] virtual StoreStats stats() const = 0;

@@ -15,6 +15,28 @@
 namespace plimsoll {
 namespace {
 
+tl::unexpected<Error> no_row(const std::filesystem::path& directory, std::int64_t id) {
+  return fail(ErrorCode::kNotFound,
+              fmt::format("{}: there is no row with id {}", directory.string(), id));
+}
+
+template <class Index>
+Result<void> find_by(const Index& index, const std::filesystem::path& directory,
+                     std::span<const std::int64_t> ids, std::span<std::uint32_t> ordinals) {
+  std::array<std::int64_t, 256> found;
+  for (std::size_t at = 0; at < ids.size(); at += found.size()) {
+    const auto piece = ids.subspan(at, std::min(found.size(), ids.size() - at));
+    PLIMSOLL_TRY_VOID(index.find(piece, std::span(found).first(piece.size())));
+    for (std::size_t i = 0; i < piece.size(); ++i) {
+      if (found[i] < 0) {
+        return no_row(directory, piece[i]);
+      }
+      ordinals[at + i] = static_cast<std::uint32_t>(found[i]);
+    }
+  }
+  return {};
+}
+
 Result<void> create_and_describe(const std::filesystem::path& directory,
                                  const TableDescription& table, const IdSource& source,
                                  std::span<std::byte> scratch) {
@@ -34,6 +56,9 @@ Result<void> create_and_describe(const std::filesystem::path& directory,
     // One block from the start: a small table's commits then change no metadata of this file.
     const std::array<std::byte, kBlockUnit> zeros{};
     PLIMSOLL_TRY_VOID(map.write_at(0, zeros));
+    if (table.rows_max > 0) {
+      PLIMSOLL_TRY_VOID(map.truncate(map_bytes(table.shape().pages) + table.growth().bytes()));
+    }
     PLIMSOLL_TRY_VOID(map.sync());
   }
   PLIMSOLL_TRY_VOID(SuperFile::create(directory / table_files::kSuper));
@@ -117,31 +142,21 @@ Result<int> choose_commit(const SuperFile& super, const std::filesystem::path& d
 Result<void> find_rows(const IdIndex& index, std::int64_t rows,
                        const std::filesystem::path& directory, std::span<const std::int64_t> ids,
                        std::span<std::uint32_t> ordinals) {
-  const auto unknown = [&](std::int64_t id) {
-    return fail(ErrorCode::kNotFound,
-                fmt::format("{}: there is no row with id {}", directory.string(), id));
-  };
   if (index.dense()) {
     for (std::size_t i = 0; i < ids.size(); ++i) {
       if (static_cast<std::uint64_t>(ids[i]) >= static_cast<std::uint64_t>(rows)) {
-        return unknown(ids[i]);
+        return no_row(directory, ids[i]);
       }
       ordinals[i] = static_cast<std::uint32_t>(ids[i]);
     }
     return {};
   }
-  std::array<std::int64_t, 256> found;
-  for (std::size_t at = 0; at < ids.size(); at += found.size()) {
-    const auto piece = ids.subspan(at, std::min(found.size(), ids.size() - at));
-    PLIMSOLL_TRY_VOID(index.find(piece, std::span(found).first(piece.size())));
-    for (std::size_t i = 0; i < piece.size(); ++i) {
-      if (found[i] < 0) {
-        return unknown(piece[i]);
-      }
-      ordinals[at + i] = static_cast<std::uint32_t>(found[i]);
-    }
-  }
-  return {};
+  return find_by(index, directory, ids, ordinals);
+}
+
+Result<void> find_rows(const GrowingIds& index, const std::filesystem::path& directory,
+                       std::span<const std::int64_t> ids, std::span<std::uint32_t> ordinals) {
+  return find_by(index, directory, ids, ordinals);
 }
 
 }  // namespace plimsoll

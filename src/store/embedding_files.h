@@ -12,6 +12,7 @@
 #include "plimsoll/result.h"
 #include "store/embedding_description.h"
 #include "store/embedding_format.h"
+#include "store/embedding_growing_ids.h"
 #include "store/id_index.h"
 
 namespace plimsoll {
@@ -39,5 +40,8 @@ Result<int> choose_commit(const SuperFile& super, const std::filesystem::path& d
 Result<void> find_rows(const IdIndex& index, std::int64_t rows,
                        const std::filesystem::path& directory, std::span<const std::int64_t> ids,
                        std::span<std::uint32_t> ordinals);
+/// The same in a table whose ids come and go.
+Result<void> find_rows(const GrowingIds& index, const std::filesystem::path& directory,
+                       std::span<const std::int64_t> ids, std::span<std::uint32_t> ordinals);
 
 }  // namespace plimsoll

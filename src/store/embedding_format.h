@@ -47,6 +47,29 @@ struct TableShape {
 [[nodiscard]] TableShape table_shape(std::int64_t rows, std::int64_t dim, std::int64_t slots,
                                      std::int64_t row_slots = 0) noexcept;
 
+/// The places of a table that may grow, and what map.N holds about them behind the page table: a
+/// bit per place, set when it is not as it was at creation, and the ids of those behind the first.
+struct GrowthShape {
+  std::int64_t made{0};    // Rows at creation, in the first places; their ids are in rows.ids.
+  std::int64_t places{0};  // rows_max. 0: the table cannot grow, and its map.N ends with the pages.
+
+  [[nodiscard]] std::int64_t bit_bytes() const noexcept { return whole_units((places + 7) / 8); }
+  [[nodiscard]] std::int64_t bytes() const noexcept {
+    return places == 0 ? 0 : bit_bytes() + whole_units((places - made) * 8);
+  }
+  /// Of 64 bits, from place `first` on: those of places that rows had at creation.
+  [[nodiscard]] std::uint64_t made_mask(std::int64_t first) const noexcept {
+    return first + 64 <= made ? ~std::uint64_t{0}
+           : first >= made    ? 0
+                              : (std::uint64_t{1} << (made - first)) - 1;
+  }
+
+ private:
+  static std::int64_t whole_units(std::int64_t bytes) noexcept {
+    return (bytes + kBlockUnit - 1) / kBlockUnit * kBlockUnit;
+  }
+};
+
 struct RowHeader {
   std::int64_t id;
   std::uint32_t sequence;  // Optimizer steps since the weights were last set.
@@ -119,7 +142,8 @@ class SuperFile {
   std::array<Slot, 2> slots_{};
 };
 
-/// Bytes of a file map.N: one BlockEntry per page, padded with zeros to kBlockUnit.
+/// Bytes of the page table in a file map.N: one BlockEntry per page, padded with zeros to
+/// kBlockUnit.
 [[nodiscard]] inline std::int64_t map_bytes(std::int64_t pages) noexcept {
   const std::int64_t bytes = pages * static_cast<std::int64_t>(sizeof(BlockEntry));
   return (bytes + kBlockUnit - 1) / kBlockUnit * kBlockUnit;

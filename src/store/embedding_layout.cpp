@@ -10,6 +10,7 @@
 #include "base/check.h"
 #include "plimsoll/bytes.h"
 #include "store/embedding_block_map.h"
+#include "store/embedding_growing_ids.h"
 #include "store/embedding_look_ahead.h"
 #include "store/id_page.h"
 #include "store/row_optimizer.h"
@@ -47,16 +48,17 @@ EmbeddingLayout divide(const TableDescription& table, const EmbeddingStoreOption
   layout.queue_ids = 4 * layout.batch_rows;
   const std::int64_t share = bytes / 32;
   layout.id_pages = std::clamp<std::int64_t>(share / kIdPageBytes, 2,
-                                             id_pages(IdPageKind::kSorted, shape.rows) + 2);
+                                             id_pages(IdPageKind::kSorted, table.ids.rows) + 2);
   layout.sizes.read_batch =
       std::clamp<std::int64_t>(bytes / 8 / shape.page_bytes, 2, kReadBatchMost);
   layout.sizes.write_batch =
       std::clamp<std::int64_t>(std::min(share, kWriteBytes) / shape.page_bytes, 2, 256);
 
   SlabPlan& plan = layout.plan;
-  plan.index_bytes = IdIndex::memory_bytes(table.ids, layout.id_pages) +
-                     PageCache::index_bytes(shape) +
-                     BlockMap::memory_bytes(shape.pages, spare_blocks(layout.sizes));
+  plan.index_bytes =
+      IdIndex::memory_bytes(table.ids, layout.id_pages) + PageCache::index_bytes(shape) +
+      BlockMap::memory_bytes(shape.pages, spare_blocks(layout.sizes), table.growth().bytes()) +
+      GrowingIds::memory_bytes(table.growth());
   plan.buffer_bytes = PageCache::buffer_bytes(shape, layout.sizes) +
                       scratch_bytes(shape, layout, std::max(options.compute_threads, 1)) + kSlack;
   plan.queue_bytes = LookAhead::memory_bytes(layout.queue_ids);
@@ -125,22 +127,25 @@ Result<EmbeddingLayout> plan_layout(const TableDescription& table,
   plan.total_bytes = total(layout, frame, layout.sizes.frames);
   plan.floor_bytes = floor;
   const std::int64_t blocks = BlockMap::blocks(shape.pages, spare_blocks(layout.sizes));
-  const std::int64_t id_bytes = table.ids.dense
-                                    ? 0
-                                    : kIdPageBytes * (id_pages(IdPageKind::kSorted, shape.rows) +
-                                                      id_pages(IdPageKind::kOrder, shape.rows));
-  plan.disk_cap_bytes = blocks * shape.page_bytes + 2 * map_bytes(shape.pages) +
+  const std::int64_t id_bytes =
+      table.ids.dense ? 0
+                      : kIdPageBytes * (id_pages(IdPageKind::kSorted, table.ids.rows) +
+                                        id_pages(IdPageKind::kOrder, table.ids.rows));
+  plan.disk_cap_bytes = blocks * shape.page_bytes +
+                        2 * (map_bytes(shape.pages) + table.growth().bytes()) +
                         2 * SuperFile::kSlotBytes + id_bytes + 4096;
+  plan.rows_max = table.rows_max;
   return layout;
 }
 
 std::string SlabPlan::to_string() const {
   return fmt::format(
       "{} of memory: {} pages of rows, {} index, {} buffers, {} look-ahead (the least that works: "
-      "{}); at most {} on disk",
+      "{}); at most {} on disk{}",
       format_bytes(total_bytes), format_bytes(frame_bytes), format_bytes(index_bytes),
       format_bytes(buffer_bytes), format_bytes(queue_bytes), format_bytes(floor_bytes),
-      format_bytes(disk_cap_bytes));
+      format_bytes(disk_cap_bytes),
+      rows_max > 0 ? fmt::format(", {} rows at most", rows_max) : std::string());
 }
 
 }  // namespace plimsoll

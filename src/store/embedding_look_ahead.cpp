@@ -17,10 +17,11 @@ constexpr std::size_t kTicksInQueue = 32;  // At most: as many as a page remembe
 
 }  // namespace
 
-LookAhead::LookAhead(PageCache& cache, const IdIndex& ids, std::int64_t rows_per_page,
-                     std::int64_t queue_ids, Slab& slab)
+LookAhead::LookAhead(PageCache& cache, const IdIndex& ids, const GrowingIds* growing,
+                     std::int64_t rows_per_page, std::int64_t queue_ids, Slab& slab)
     : cache_(cache),
       ids_(ids),
+      growing_(growing),
       rows_per_page_(rows_per_page),
       ring_(slab.take<std::int64_t>(queue_ids)),
       ticks_(slab.take<std::uint32_t>(queue_ids)) {
@@ -82,7 +83,8 @@ bool LookAhead::stopping() {
 
 void LookAhead::serve(std::span<const std::int64_t> ids, std::span<const std::uint32_t> ticks) {
   std::array<std::int64_t, kIdsAtOnce> ordinals;
-  if (!ids_.find(ids, std::span(ordinals).first(ids.size()))) {
+  const auto found = std::span(ordinals).first(ids.size());
+  if (!(growing_ != nullptr ? growing_->find(ids, found) : ids_.find(ids, found))) {
     return;  // The owner will meet the error when it asks for these ids.
   }
   std::array<PageCache::Hint, kIdsAtOnce> hints;

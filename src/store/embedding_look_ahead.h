@@ -16,6 +16,7 @@
 
 #include "base/mutex.h"
 #include "memory/slab.h"
+#include "store/embedding_growing_ids.h"
 #include "store/embedding_page_cache.h"
 #include "store/id_index.h"
 
@@ -27,9 +28,10 @@ class LookAhead {
     return queue_ids * 12 + 2 * 64;
   }
 
-  /// Requires: cache and ids outlive this.
-  LookAhead(PageCache& cache, const IdIndex& ids, std::int64_t rows_per_page,
-            std::int64_t queue_ids, Slab& slab);
+  /// `growing`: of a table whose ids come and go, else nullptr.
+  /// Requires: cache, ids and growing outlive this.
+  LookAhead(PageCache& cache, const IdIndex& ids, const GrowingIds* growing,
+            std::int64_t rows_per_page, std::int64_t queue_ids, Slab& slab);
   ~LookAhead();
   LookAhead(const LookAhead&) = delete;
   LookAhead& operator=(const LookAhead&) = delete;
@@ -45,6 +47,7 @@ class LookAhead {
 
   PageCache& cache_;
   const IdIndex& ids_;
+  const GrowingIds* const growing_;
   const std::int64_t rows_per_page_;
   Mutex mutex_;
   CondVar came_;

@@ -480,7 +480,8 @@ Result<void> PageCache::init_page(std::uint32_t page, std::span<std::byte> bytes
   const TableShape& shape = table_.shape;
   std::fill(bytes.begin(), bytes.end(), std::byte{0});
   const std::int64_t first = page * shape.rows_per_page;
-  const std::int64_t rows = shape.rows_in_page(page);
+  // Places behind the rows of the table's creation have none until an insert writes it.
+  const std::int64_t rows = std::min(shape.rows_in_page(page), table_.ids->rows() - first);
   std::array<std::int64_t, 128> ids;
   for (std::int64_t row = 0; row < rows; ++row) {
     const std::int64_t in_piece = row % static_cast<std::int64_t>(ids.size());

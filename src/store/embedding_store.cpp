@@ -327,6 +327,12 @@ void EmbeddingStore::prefetch(std::span<const std::int64_t> ids) noexcept {
 Result<void> EmbeddingStore::begin_epoch(std::int64_t epoch) {
   return impl_->begin_epoch(epoch);
 }
+Result<std::int64_t> EmbeddingStore::insert(std::span<const std::int64_t> ids) {
+  return impl_->insert(ids);
+}
+Result<void> EmbeddingStore::erase(std::span<const std::int64_t> ids) {
+  return impl_->erase(ids);
+}
 Result<void> EmbeddingStore::commit(std::int64_t step) {
   return impl_->commit(step);
 }
@@ -339,7 +345,10 @@ Result<void> EmbeddingStore::set_optimizer(const RowOptimizerOptions& options) {
   return impl_->set_optimizer(options);
 }
 std::int64_t EmbeddingStore::rows() const noexcept {
-  return impl_->shape().rows;
+  return impl_->rows();
+}
+std::int64_t EmbeddingStore::rows_max() const noexcept {
+  return impl_->plan().rows_max;
 }
 std::int64_t EmbeddingStore::dim() const noexcept {
   return impl_->shape().dim;

@@ -45,6 +45,9 @@ Result<void> EmbeddingStore::Impl::make_durable(std::int64_t step) {
   }
   File& map_file = map_files_[static_cast<std::size_t>(slot)];
   // Nothing is dirty and nothing is being written: the page table cannot change under us.
+  if (growing_) {
+    growing_->touch(*map_);
+  }
   PLIMSOLL_TRY_VOID(write_map(slot));
   crash_point("store.commit.map");
   // Neither is worth anything without the other, so the disk may take them in any order.
@@ -92,6 +95,62 @@ Result<void> EmbeddingStore::Impl::write_map(int slot) {
   }
 }
 
+namespace {
+
+// What of a scan's memory holds the rows that are about to be visited.
+struct Visited {
+  std::int64_t* ids;
+  std::uint32_t* sequences;
+  float* values;
+};
+
+Visited visited_in(std::span<std::byte> out, std::int64_t rows) {
+  auto* const ids = reinterpret_cast<std::int64_t*>(out.data());
+  auto* const sequences = reinterpret_cast<std::uint32_t*>(ids + rows);
+  return {ids, sequences, reinterpret_cast<float*>(sequences + rows)};
+}
+
+}  // namespace
+
+// Takes the rows apart that are in whole pages, `first` and on; returns how many there are.
+Result<std::int64_t> EmbeddingStore::Impl::take_rows(std::int64_t first,
+                                                     std::span<const std::byte> pages,
+                                                     std::span<std::byte> out) const {
+  const std::int64_t begin = first * shape_.rows_per_page;
+  const auto bytes = static_cast<std::int64_t>(pages.size());
+  const std::int64_t end =
+      std::min(begin + bytes / shape_.page_bytes * shape_.rows_per_page, shape_.rows);
+  const auto [ids, sequences, values] = visited_in(out, end - begin);
+  const std::int64_t floats = shape_.floats();
+  std::int64_t count = 0;
+  for (std::int64_t place = begin; place < end; ++place) {
+    if (growing_) {
+      place = growing_->next_held(place);
+      if (place < 0 || place >= end) {
+        break;
+      }
+    }
+    const std::int64_t row = place - begin;
+    const std::byte* const record = pages.data() + row / shape_.rows_per_page * shape_.page_bytes +
+                                    kPageHeaderBytes +
+                                    row % shape_.rows_per_page * shape_.record_bytes;
+    RowHeader header;
+    std::memcpy(&header, record, sizeof header);
+    if (growing_ && place >= table_.ids.rows && header.id != growing_->id_at(place)) {
+      return fail(
+          ErrorCode::kCorrupt,
+          fmt::format("{}: place {} holds a row of id {}, and not of id {}",
+                      rows_file_.path().string(), place, header.id, growing_->id_at(place)));
+    }
+    ids[count] = header.id;
+    sequences[count] = header.sequence;
+    std::memcpy(values + count * floats, record + kRowHeaderBytes,
+                static_cast<std::size_t>(floats) * 4);
+    ++count;
+  }
+  return count;
+}
+
 Result<void> EmbeddingStore::Impl::scan(const Visit& visit) {
   PLIMSOLL_TRY_VOID(cache_->poisoned());
   // Half of the scratch for pages, half for what is in them: ids, sequences and values of a row
@@ -101,30 +160,24 @@ Result<void> EmbeddingStore::Impl::scan(const Visit& visit) {
   const auto pages_at_once = static_cast<std::int64_t>(scratch.size() / page_bytes / 2);
   const std::span<std::byte> out =
       scratch.subspan(static_cast<std::size_t>(pages_at_once) * page_bytes);
-  const std::int64_t floats = shape_.floats();
   for (std::int64_t first = 0; first < shape_.pages; first += pages_at_once) {
+    if (growing_) {  // Pages without rows are passed over.
+      const std::int64_t held = growing_->next_held(first * shape_.rows_per_page);
+      if (held < 0) {
+        return {};
+      }
+      first = held / shape_.rows_per_page;
+    }
     const std::int64_t pages = std::min(pages_at_once, shape_.pages - first);
     const auto in = scratch.first(static_cast<std::size_t>(pages) * page_bytes);
     PLIMSOLL_TRY_VOID(cache_->snapshot(first, in));
-    const std::int64_t rows =
-        std::min(pages * shape_.rows_per_page, shape_.rows - first * shape_.rows_per_page);
-    auto* const ids = reinterpret_cast<std::int64_t*>(out.data());
-    auto* const sequences = reinterpret_cast<std::uint32_t*>(ids + rows);
-    auto* const values = reinterpret_cast<float*>(sequences + rows);
-    for (std::int64_t row = 0; row < rows; ++row) {
-      const std::byte* const record = in.data() + (row / shape_.rows_per_page) * shape_.page_bytes +
-                                      kPageHeaderBytes +
-                                      (row % shape_.rows_per_page) * shape_.record_bytes;
-      RowHeader header;
-      std::memcpy(&header, record, sizeof header);
-      ids[row] = header.id;
-      sequences[row] = header.sequence;
-      std::memcpy(values + row * floats, record + kRowHeaderBytes,
-                  static_cast<std::size_t>(floats) * 4);
-    }
+    PLIMSOLL_TRY(const std::int64_t rows, take_rows(first, in, out));
+    const std::int64_t begin = first * shape_.rows_per_page;
+    const auto [ids, sequences, values] =
+        visited_in(out, std::min(pages * shape_.rows_per_page, shape_.rows - begin));
     const auto count = static_cast<std::size_t>(rows);
     PLIMSOLL_TRY_VOID(visit({ids, count}, {sequences, count},
-                            {values, count * static_cast<std::size_t>(floats)}));
+                            {values, count * static_cast<std::size_t>(shape_.floats())}));
   }
   return {};
 }

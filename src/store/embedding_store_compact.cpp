@@ -28,7 +28,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// The ids of `table` in creation order, in a .npy beside it: what a table is made from.
+// The ids of `table` in the order of their places, in a .npy beside it: what a table is made from.
 Result<void> write_ids(EmbeddingStore& table, const fs::path& path) {
   PLIMSOLL_TRY(auto file, File::open(path, FileMode::kCreate));
   const std::string header = npy_header("<i8", std::array{table.rows()});
@@ -81,7 +81,7 @@ Result<void> copy_rows(EmbeddingStore& from, EmbeddingStore& to, const ProgressF
 
 // Makes the copy, whole and durable, in `beside`.
 Result<void> copy_table(const Governor& governor, const fs::path& directory, const fs::path& beside,
-                        std::int64_t at_step, const ProgressFn& progress) {
+                        std::int64_t at_step, const ProgressFn& progress, std::int64_t rows_max) {
   PLIMSOLL_TRY(const TableInfo info, EmbeddingStore::inspect(directory));
   if (info.layout == RowLayout::kSampleOrder) {
     return fail(ErrorCode::kInvalidArgument,
@@ -96,8 +96,9 @@ Result<void> copy_table(const Governor& governor, const fs::path& directory, con
   PLIMSOLL_TRY(auto from, EmbeddingStore::open(governor, how));
   how.directory = beside;
   how.at_step = -1;
+  how.rows_max = rows_max > 0 ? rows_max : info.rows_max;
   const fs::path ids_file = beside.string() + ".ids.npy";
-  if (info.dense_ids) {
+  if (info.dense_ids && info.rows_max == 0) {
     how.rows = info.rows;
   } else {
     PLIMSOLL_TRY_VOID(write_ids(from, ids_file));
@@ -127,7 +128,8 @@ Result<void> exchange(const fs::path& directory, const fs::path& beside) {
 }  // namespace
 
 Result<void> EmbeddingStore::compact(Governor governor, const fs::path& directory,
-                                     std::int64_t at_step, const ProgressFn& progress) {
+                                     std::int64_t at_step, const ProgressFn& progress,
+                                     std::int64_t rows_max) {
   const fs::path place = fs::absolute(directory).lexically_normal();
   const fs::path named = place.has_filename() ? place : place.parent_path();
   const fs::path beside = named.string() + ".compacting";
@@ -136,7 +138,7 @@ Result<void> EmbeddingStore::compact(Governor governor, const fs::path& director
   if (status) {
     return fail_io(status.value(), beside.string());
   }
-  auto done = copy_table(governor, named, beside, at_step, progress);
+  auto done = copy_table(governor, named, beside, at_step, progress, rows_max);
   if (done) {
     done = exchange(named, beside);
   }

@@ -3,7 +3,8 @@
 // EmbeddingStore::Impl: the parts of an open table and the scratch of one request.
 //
 // Reading order: include/plimsoll/embedding_store.h, this file, embedding_store.cpp (requests),
-//                embedding_store_commit.cpp (commit and scan), embedding_store_open.cpp.
+//                embedding_store_grow.cpp (ids that come and go), embedding_store_commit.cpp
+//                (commit and scan), embedding_store_open.cpp.
 //
 // Threads: see embedding_store.h.   Memory: see embedding_layout.h.
 #pragma once
@@ -23,6 +24,7 @@
 #include "store/embedding_description.h"
 #include "store/embedding_engine.h"
 #include "store/embedding_files.h"
+#include "store/embedding_growing_ids.h"
 #include "store/embedding_layout.h"
 #include "store/embedding_look_ahead.h"
 #include "store/embedding_page_cache.h"
@@ -50,11 +52,16 @@ class EmbeddingStore::Impl final : public EmbeddingStore::Engine {
                        std::span<const float> values) override;
   void prefetch(std::span<const std::int64_t> ids) noexcept override { look_ahead_->hint(ids); }
   Result<void> begin_epoch(std::int64_t) override { return {}; }
+  Result<std::int64_t> insert(std::span<const std::int64_t> ids) override;
+  Result<void> erase(std::span<const std::int64_t> ids) override;
   Result<void> commit(std::int64_t step) override;
   Result<void> scan(const Visit& visit) override;
   Result<void> set_optimizer(const RowOptimizerOptions& options) override;
 
   [[nodiscard]] const TableShape& shape() const noexcept override { return shape_; }
+  [[nodiscard]] std::int64_t rows() const override {
+    return growing_ ? growing_->rows() : shape_.rows;
+  }
   [[nodiscard]] std::int64_t last_commit() const noexcept override { return last_commit_; }
   [[nodiscard]] const SlabPlan& plan() const noexcept override { return layout_.plan; }
   [[nodiscard]] StoreStats stats() const override { return cache_->stats(); }
@@ -72,7 +79,8 @@ class EmbeddingStore::Impl final : public EmbeddingStore::Engine {
 
   // Requests (embedding_store.cpp).
   Result<void> resolve(std::span<const std::int64_t> ids) {
-    return find_rows(ids_, shape_.rows, directory_, ids, ordinals_);
+    return growing_ ? find_rows(*growing_, directory_, ids, ordinals_)
+                    : find_rows(ids_, shape_.rows, directory_, ids, ordinals_);
   }
   Result<void> set_rows(std::span<const std::int64_t> ids, std::span<const std::uint32_t> sequences,
                         std::span<const float> values, std::int64_t width);
@@ -87,9 +95,16 @@ class EmbeddingStore::Impl final : public EmbeddingStore::Engine {
   void step_rows(std::int64_t begin, std::int64_t end, std::span<const std::uint64_t> keys,
                  std::span<const float> grads, std::span<float> sum, double rate_scale) noexcept;
 
+  // Growing (embedding_store_grow.cpp).
+  [[nodiscard]] Result<void> check_growing(const char* what) const;
+  Result<void> write_new_rows(bool& changed);
+  Result<void> erase_piece(std::span<const std::int64_t> ids, bool again);
+
   // Commit (embedding_store_commit.cpp).
   Result<void> make_durable(std::int64_t step);
   Result<void> write_map(int slot);
+  Result<std::int64_t> take_rows(std::int64_t first, std::span<const std::byte> pages,
+                                 std::span<std::byte> out) const;
 
   const std::filesystem::path directory_;
   const TableDescription table_;
@@ -104,6 +119,7 @@ class EmbeddingStore::Impl final : public EmbeddingStore::Engine {
   SuperFile super_;
   std::unique_ptr<IoPool> pool_;
   std::optional<BlockMap> map_;
+  std::optional<GrowingIds> growing_;  // Of a table with rows_max.
   std::unique_ptr<PageCache> cache_;
   std::unique_ptr<RowCrew> crew_;
   RowOptimizerStep optimizer_;

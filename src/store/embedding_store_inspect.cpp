@@ -4,7 +4,10 @@
 //
 // Threads: pure functions of the directory.   Memory: kPieceBytes.
 #include <algorithm>
+#include <array>
+#include <bit>
 #include <cstddef>
+#include <cstring>
 #include <system_error>
 #include <utility>
 #include <vector>
@@ -43,11 +46,11 @@ std::vector<Commit> commits_of(const SuperFile& super, const TableDescription& t
   return commits;
 }
 
-Result<void> check_map(const std::filesystem::path& directory, const Commit& commit,
-                       std::span<std::byte> buffer) {
+Result<void> check_map(const std::filesystem::path& directory, const TableDescription& table,
+                       const Commit& commit, std::span<std::byte> buffer) {
   const auto path = table_files::map_path(directory, commit.slot);
   PLIMSOLL_TRY(const File file, File::open(path, FileMode::kRead));
-  const std::int64_t total = map_bytes(commit.superblock.pages);
+  const std::int64_t total = map_bytes(commit.superblock.pages) + table.growth().bytes();
   std::uint32_t crc = 0;
   for (std::int64_t done = 0; done < total;) {
     const auto piece = buffer.first(
@@ -64,6 +67,76 @@ Result<void> check_map(const std::filesystem::path& directory, const Commit& com
   return {};
 }
 
+// The rows of one commit of a table whose ids come and go.
+Result<std::int64_t> count_rows(const std::filesystem::path& directory,
+                                const TableDescription& table, const Commit& commit) {
+  const GrowthShape growth = table.growth();
+  PLIMSOLL_TRY(const File map,
+               File::open(table_files::map_path(directory, commit.slot), FileMode::kRead));
+  std::array<std::uint64_t, 512> bits;
+  std::int64_t rows = 0;
+  for (std::int64_t at = 0; at < growth.bit_bytes(); at += kBlockUnit) {
+    PLIMSOLL_TRY_VOID(
+        map.read_at(map_bytes(table.shape().pages) + at, std::as_writable_bytes(std::span(bits))));
+    for (std::size_t word = 0; word < bits.size(); ++word) {
+      const std::int64_t first = at * 8 + static_cast<std::int64_t>(word) * 64;
+      rows += std::popcount(bits[word] ^ growth.made_mask(first));
+    }
+  }
+  return rows;
+}
+
+// The ids of one commit of such a table, read a page's at a time.
+class InsertedIds {
+ public:
+  InsertedIds(const TableDescription& table, const File& map)
+      : growth_(table.growth()),
+        shape_(table.shape()),
+        map_(map),
+        bits_(static_cast<std::size_t>(shape_.rows_per_page / 8 + 2)),
+        ids_(static_cast<std::size_t>(shape_.rows_per_page)) {}
+
+  // Compares with what the records of page `page` say; `bytes` is empty where there are none.
+  // Returns the place of a row that is of another id, or −1.
+  Result<std::int64_t> compare(std::int64_t page, std::span<const std::byte> bytes) {
+    const std::int64_t first = std::max(page * shape_.rows_per_page, growth_.made);
+    const std::int64_t end = page * shape_.rows_per_page + shape_.rows_in_page(page);
+    if (first >= end) {
+      return -1;
+    }
+    const std::int64_t bits_at = map_bytes(shape_.pages);
+    const auto bit_bytes = static_cast<std::size_t>((end - 1) / 8 - first / 8 + 1);
+    PLIMSOLL_TRY_VOID(map_.read_at(bits_at + first / 8, std::span(bits_).first(bit_bytes)));
+    const auto ids = std::span(ids_).first(static_cast<std::size_t>(end - first));
+    PLIMSOLL_TRY_VOID(map_.read_at(bits_at + growth_.bit_bytes() + (first - growth_.made) * 8,
+                                   std::as_writable_bytes(ids)));
+    for (std::int64_t place = first; place < end; ++place) {
+      const auto bits = bits_[static_cast<std::size_t>(place / 8 - first / 8)];
+      if ((std::to_integer<int>(bits) >> (place % 8) & 1) == 0) {
+        continue;
+      }
+      RowHeader header;
+      const std::int64_t row = place - page * shape_.rows_per_page;
+      const auto at = static_cast<std::size_t>(kPageHeaderBytes + row * shape_.record_bytes);
+      if (bytes.empty()) {
+        return place;
+      }
+      std::memcpy(&header, bytes.data() + at, sizeof header);
+      if (header.id != ids_[static_cast<std::size_t>(place - first)]) {
+        return place;
+      }
+    }
+    return -1;
+  }
+
+ private:
+  GrowthShape growth_;
+  TableShape shape_;
+  const File& map_;
+  std::vector<std::byte> bits_;
+  std::vector<std::int64_t> ids_;
+};
+
 // Reads every written page of one commit.
 Result<void> check_pages(const std::filesystem::path& directory, const TableDescription& table,
                          const Commit& commit, const ProgressFn& progress) {
@@ -73,6 +146,19 @@ Result<void> check_pages(const std::filesystem::path& directory, const TableDesc
   PLIMSOLL_TRY(const File rows, File::open(directory / table_files::kRows, FileMode::kRead));
   std::vector<BlockEntry> entries(512);
   std::vector<std::byte> page(static_cast<std::size_t>(shape.page_bytes));
+  InsertedIds inserted(table, map);
+  const auto check_ids = [&](std::int64_t number,
+                             std::span<const std::byte> bytes) -> Result<void> {
+    if (table.rows_max == 0) {
+      return {};
+    }
+    PLIMSOLL_TRY(const std::int64_t place, inserted.compare(number, bytes));
+    return place < 0 ? Result<void>{}
+                     : fail(ErrorCode::kCorrupt,
+                            fmt::format("{}: commit {} holds another row at place {} than {} says",
+                                        rows.path().string(), commit.superblock.step, place,
+                                        map.path().string()));
+  };
   const std::int64_t total = commit.superblock.blocks_used * shape.page_bytes;
   std::int64_t done = 0;
   for (std::int64_t first = 0; first < shape.pages; first += 512) {
@@ -83,6 +169,7 @@ Result<void> check_pages(const std::filesystem::path& directory, const TableDesc
     for (std::int64_t i = 0; i < count; ++i) {
       const BlockEntry entry = some[static_cast<std::size_t>(i)];
       if (entry.block == 0) {
+        PLIMSOLL_TRY_VOID(check_ids(first + i, {}));
         continue;
       }
       PLIMSOLL_TRY_VOID(rows.read_at((entry.block - 1) * shape.page_bytes, page));
@@ -92,6 +179,7 @@ Result<void> check_pages(const std::filesystem::path& directory, const TableDesc
             fmt::format("{}: page {} (block {}) of commit {} fails its checksum",
                         rows.path().string(), first + i, entry.block, commit.superblock.step));
       }
+      PLIMSOLL_TRY_VOID(check_ids(first + i, page));
       done += shape.page_bytes;
       if (progress && !progress(done, total)) {
         return fail(ErrorCode::kInvalidArgument, directory.string() + ": cancelled");
@@ -117,7 +205,8 @@ Result<TableInfo> EmbeddingStore::inspect(const std::filesystem::path& directory
   PLIMSOLL_TRY(const TableDescription table, read_description(directory));
   PLIMSOLL_TRY(const SuperFile super, SuperFile::open(directory / table_files::kSuper, false));
   const TableShape shape = table.shape();
-  TableInfo info{.rows = shape.rows,
+  TableInfo info{.rows = table.ids.rows,
+                 .rows_max = table.rows_max,
                  .dim = table.dim,
                  .optimizer = table.optimizer,
                  .init = table.init,
@@ -136,8 +225,11 @@ Result<TableInfo> EmbeddingStore::inspect(const std::filesystem::path& directory
     const bool readable =
         table.layout == RowLayout::kSampleOrder
             ? inspect_timeline(directory, table, commit.slot, commit.superblock, info).has_value()
-            : check_map(directory, commit, buffer).has_value();
+            : check_map(directory, table, commit, buffer).has_value();
     if (readable) {
+      if (info.commit_steps.empty() && table.rows_max > 0) {
+        PLIMSOLL_TRY(info.rows, count_rows(directory, table, commit));
+      }
       info.commit_steps.push_back(commit.superblock.step);
     }
   }
@@ -164,7 +256,7 @@ Result<void> EmbeddingStore::verify(const std::filesystem::path& directory,
                            progress);
   }
   std::vector<std::byte> buffer(kPieceBytes);
-  PLIMSOLL_TRY_VOID(check_map(directory, commits.front(), buffer));
+  PLIMSOLL_TRY_VOID(check_map(directory, table, commits.front(), buffer));
   return check_pages(directory, table, commits.front(), progress);
 }
 

@@ -63,6 +63,14 @@ Result<void> check_numbers(const EmbeddingStoreOptions& options) {
   if (options.rows < 0 || options.rows > kIdRowsMax) {
     return refuse("rows", options.rows);
   }
+  if (options.rows_max < 0 || options.rows_max > kIdRowsMax) {
+    return refuse("rows_max", options.rows_max);
+  }
+  if (options.rows_max > 0 && options.layout == RowLayout::kSampleOrder) {
+    return fail(ErrorCode::kInvalidArgument,
+                fmt::format("rows_max is {}, and the layout is sample_order", options.rows_max),
+                "its rows are fixed; use any_order, or leave rows_max out");
+  }
   return check_optimizer(options.optimizer);
 }
 
@@ -75,19 +83,26 @@ Result<TableDescription> describe_new(const EmbeddingStoreOptions& options,
                             options.directory.string()),
                 "set dim");
   }
-  if (!given && options.rows < 1) {
+  if (!given && options.rows < 1 && options.rows_max < 1) {
     return fail(ErrorCode::kInvalidArgument,
                 fmt::format("{}: there is no table yet, and no ids to make one of",
                             options.directory.string()),
-                "set rows, ids or ids_file");
+                "set rows, ids or ids_file; or rows_max, to insert them later");
   }
   TableDescription table{
       .dim = options.dim, .optimizer = options.optimizer.kind, .init = options.init};
   const IdSource source = given ? *given : IdSource::range(options.rows);
   PLIMSOLL_TRY(table.ids, source.info());
-  if (table.ids.rows < 1 || table.ids.rows > kIdRowsMax) {
+  if ((table.ids.rows < 1 && options.rows_max < 1) || table.ids.rows > kIdRowsMax) {
     return fail(ErrorCode::kInvalidArgument, fmt::format("a table of {} rows", table.ids.rows));
   }
+  if (options.rows_max > 0 && options.rows_max < table.ids.rows) {
+    return fail(ErrorCode::kInvalidArgument,
+                fmt::format("rows_max is {}, but there are {} ids to begin with", options.rows_max,
+                            table.ids.rows),
+                "raise rows_max");
+  }
+  table.rows_max = options.rows_max;
   if (options.rows != 0 && options.rows != table.ids.rows) {
     return fail(ErrorCode::kInvalidArgument,
                 fmt::format("rows is {}, but there are {} ids", options.rows, table.ids.rows));
@@ -118,7 +133,7 @@ Result<Described> describe(const EmbeddingStoreOptions& options) {
     return Described{table, false, given};
   }
   std::optional<IdIndexInfo> info;
-  if (given) {
+  if (given && existing->rows_max == 0) {
     PLIMSOLL_TRY(info, given->info());
   }
   PLIMSOLL_TRY_VOID(
@@ -151,6 +166,9 @@ Result<std::unique_ptr<EmbeddingStore::Engine>> EmbeddingStore::Impl::open(
   if (!described.exists) {
     PLIMSOLL_TRY_VOID(impl->create_files(
         described.given ? *described.given : IdSource::range(described.table.ids.rows)));
+    if (impl->growing_) {
+      impl->map_->files_are_zeros();
+    }
   }
   PLIMSOLL_TRY_VOID(impl->open_files(options));
   PLIMSOLL_TRY_VOID(impl->open_commit(options.at_step));
@@ -162,7 +180,11 @@ Result<void> EmbeddingStore::Impl::take_memory(const Governor& governor) {
   PLIMSOLL_TRY_VOID(
       admission_.take(governor, Tag::kEmbedding, layout_.plan.total_bytes, "store_bytes"));
   PLIMSOLL_TRY(slab_, Slab::create(governor, Tag::kEmbedding, layout_.plan.total_bytes, true));
-  map_.emplace(shape_.pages, spare_blocks(layout_.sizes), slab_);
+  const GrowthShape growth = table_.growth();
+  map_.emplace(shape_.pages, spare_blocks(layout_.sizes), slab_, growth.bytes());
+  if (table_.rows_max > 0) {
+    growing_.emplace(growth, ids_, map_->behind(), slab_);
+  }
   cache_ = std::make_unique<PageCache>(PageCache::Table{.shape = shape_,
                                                         .fingerprint = table_.fingerprint(),
                                                         .init = table_.init,
@@ -195,8 +217,8 @@ Result<void> EmbeddingStore::Impl::open_files(const EmbeddingStoreOptions& optio
   RowOptimizerOptions optimizer = options.optimizer;
   optimizer_ = RowOptimizerStep(optimizer, corrections_, shape_.dim);
   write_back_ = std::make_unique<WriteBack>(*cache_);
-  look_ahead_ =
-      std::make_unique<LookAhead>(*cache_, ids_, shape_.rows_per_page, layout_.queue_ids, slab_);
+  look_ahead_ = std::make_unique<LookAhead>(*cache_, ids_, growing_ ? &*growing_ : nullptr,
+                                            shape_.rows_per_page, layout_.queue_ids, slab_);
   return {};
 }
 
@@ -234,13 +256,19 @@ Result<void> EmbeddingStore::Impl::read_map(int slot) {
   if (auto adopted = map_->adopt(slot); !adopted) {
     return corrupt(*adopted.error().detail);
   }
+  if (growing_) {
+    if (auto adopted = growing_->adopt(); !adopted) {
+      return corrupt(*adopted.error().detail);
+    }
+  }
   return {};
 }
 
 // Marks the blocks of the commit that was not opened, reading its page table a piece at a time.
 Result<void> EmbeddingStore::Impl::keep_other_commit(int slot) {
   const auto at = static_cast<std::size_t>(slot);
-  const std::int64_t total = map_bytes(shape_.pages);
+  const auto total = static_cast<std::int64_t>(map_->bytes().size());
+  const std::int64_t pages_end = map_bytes(shape_.pages);  // What is behind them names no blocks.
   constexpr auto kUnit = static_cast<std::size_t>(kBlockUnit);
   const auto scratch = cache_->scratch();  // Whole pages, and pages are whole units.
   map_->mark_same(slot);
@@ -256,8 +284,11 @@ Result<void> EmbeddingStore::Impl::keep_other_commit(int slot) {
         map_->mark_stale(slot, (done + unit) / kBlockUnit);
       }
     }
-    PLIMSOLL_TRY_VOID(map_->keep(slot, {reinterpret_cast<const BlockEntry*>(piece.data()),
-                                        piece.size() / sizeof(BlockEntry)}));
+    const auto entries = static_cast<std::size_t>(
+        std::clamp<std::int64_t>((pages_end - done) / static_cast<std::int64_t>(sizeof(BlockEntry)),
+                                 0, size / static_cast<std::int64_t>(sizeof(BlockEntry))));
+    PLIMSOLL_TRY_VOID(
+        map_->keep(slot, {reinterpret_cast<const BlockEntry*>(piece.data()), entries}));
     done += size;
   }
   if (crc != super_.slots()[at].superblock.map_crc) {

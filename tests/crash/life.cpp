@@ -5,6 +5,7 @@
 #include <bit>
 #include <cstring>
 #include <random>
+#include <set>
 #include <stdexcept>
 
 #include <fmt/format.h>
@@ -48,6 +49,11 @@ TableSpec make_table(std::uint64_t seed, const char* name) {
   }
   table.layout = random() % 2 == 0 ? RowLayout::kAnyOrder : RowLayout::kSampleOrder;
   table.order_seed = random();
+  if (table.layout == RowLayout::kAnyOrder && random() % 2 == 0) {
+    table.pool = table.ids;
+    table.ids.resize(random() % (table.ids.size() + 1));
+    table.rows_max = static_cast<std::int64_t>(table.ids.size() + table.pool.size());
+  }
   return table;
 }
 
@@ -91,14 +97,47 @@ Life::Life(const fs::path& directory, std::uint64_t seed)
   oracles_.resize(tables_.size());
 }
 
+// Each id of a pool comes and goes at times of its own; those the table is made with begin there.
+bool Life::is_there(std::size_t table, std::size_t at, std::int64_t step) const {
+  const std::uint64_t drawn = draw(seed_, 1000 * at + 8 + table);
+  const auto period = static_cast<std::int64_t>(3 + drawn % 50);
+  const auto stays =
+      static_cast<std::int64_t>(1 + (drawn >> 16) % static_cast<std::uint64_t>(period - 1));
+  const auto phase = static_cast<std::int64_t>((drawn >> 32) % 64);
+  const bool made = at < tables_[table].ids.size();
+  const std::int64_t began = made ? phase % stays : stays + phase % (period - stays);
+  return (began + step) % period < stays;
+}
+
+std::vector<std::int64_t> Life::ids_after(std::size_t table, std::int64_t step) const {
+  const TableSpec& spec = tables_[table];
+  if (spec.rows_max == 0) {
+    return spec.ids;
+  }
+  std::vector<std::int64_t> ids;
+  for (std::size_t at = 0; at < spec.pool.size(); ++at) {
+    if (is_there(table, at, step)) {
+      ids.push_back(spec.pool[at]);
+    }
+  }
+  return ids;
+}
+
 // What step `step` does to a table: nothing but (seed, table, step) decides it.
 Life::Batch Life::batch(std::size_t table, std::int64_t step) const {
   const TableSpec& spec = tables_[table];
   std::mt19937_64 random(draw(seed_, static_cast<std::uint64_t>(step) * 4 + table));
   Batch batch{.sets = random() % 5 == 0};
+  for (std::size_t at = 0; at < spec.pool.size(); ++at) {
+    const bool now = is_there(table, at, step);
+    if (now != is_there(table, at, step - 1)) {
+      (now ? batch.inserted : batch.erased).push_back(spec.pool[at]);
+    }
+  }
+  const auto ids = ids_after(table, step);
   const std::size_t count = random() % 16 == 0 ? 0 : 1 + random() % kBatchMost;
-  for (std::size_t i = 0; i < count; ++i) {
-    batch.ids.push_back(spec.ids[random() % spec.ids.size()]);
+  for (std::size_t i = 0; i < count && !ids.empty(); ++i) {
+    batch.ids.push_back(ids[random() % ids.size()]);
   }
   if (spec.layout == RowLayout::kSampleOrder) {
     // Most steps go on in the order of their epoch; the others jump about in it.
@@ -131,6 +170,7 @@ EmbeddingStoreOptions Life::options(std::size_t table, std::uint64_t seed) const
                                 .init = spec.init,
                                 .layout = spec.layout,
                                 .order_seed = spec.order_seed,
+                                .rows_max = spec.rows_max,
                                 .batch_rows = static_cast<std::int64_t>(kBatchMost),
                                 .io_threads = static_cast<int>(random() % 3),
                                 .compute_threads = 1 + static_cast<int>(random() % 2)};
@@ -153,6 +193,7 @@ EmbeddingOracle& Life::oracle_at(std::size_t table, std::int64_t step) {
   }
   while (at.step < step) {
     const Batch next = batch(table, ++at.step);
+    at.oracle->erase(next.erased);
     if (next.sets) {
       at.oracle->update(next.ids, next.values);
     } else {
@@ -181,6 +222,10 @@ void Life::train_step(std::vector<EmbeddingStore>& tables, std::int64_t step, st
     EmbeddingStore& store = tables[table];
     const Batch now = batch(table, step);
     store.begin_epoch(now.epoch).or_throw();
+    if (tables_[table].rows_max > 0) {
+      store.erase(now.erased).or_throw();
+      store.insert(now.inserted).or_throw();
+    }
     if (draw(seed, static_cast<std::uint64_t>(step)) % 3 == 0) {
       store.prefetch(batch(table, step + 1).ids);
     }
@@ -282,6 +327,8 @@ void Life::work(const Process& process, LastWords& words) {
 
 std::string Life::compare(std::size_t table, EmbeddingStore& store, std::int64_t step) {
   EmbeddingOracle& oracle = oracle_at(table, step);
+  const auto wanted = ids_after(table, step);
+  std::set<std::int64_t> left(wanted.begin(), wanted.end());
   std::string wrong;
   std::size_t seen = 0;
   const std::size_t width = static_cast<std::size_t>(store.dim() + store.state_floats());
@@ -289,7 +336,10 @@ std::string Life::compare(std::size_t table, EmbeddingStore& store, std::int64_t
       store.scan([&](std::span<const std::int64_t> ids, std::span<const std::uint32_t> sequences,
                      std::span<const float> values) -> Result<void> {
         for (std::size_t i = 0; i < ids.size() && wrong.empty(); ++i, ++seen) {
-          if (seen >= tables_[table].ids.size() || ids[i] != tables_[table].ids[seen]) {
+          const bool expected = tables_[table].rows_max > 0
+                                    ? left.erase(ids[i]) == 1
+                                    : seen < wanted.size() && ids[i] == wanted[seen];
+          if (!expected) {
             wrong = fmt::format("row {} is of id {}", seen, ids[i]);
           } else {
             wrong = difference(ids[i], step, oracle.row(ids[i]), sequences[i],
@@ -301,8 +351,8 @@ std::string Life::compare(std::size_t table, EmbeddingStore& store, std::int64_t
   if (!scanned) {
     return scanned.error().to_string();
   }
-  if (wrong.empty() && seen != tables_[table].ids.size()) {
-    wrong = fmt::format("{} rows, expected {}", seen, tables_[table].ids.size());
+  if (wrong.empty() && seen != wanted.size()) {
+    wrong = fmt::format("{} rows, expected {}", seen, wanted.size());
   }
   return wrong;
 }

@@ -53,7 +53,9 @@ struct TableSpec {
   std::int64_t dim{0};
   RowOptimizerOptions optimizer{};
   RowInit init{};
-  std::vector<std::int64_t> ids{};  ///< Dense when 0 … N−1.
+  std::vector<std::int64_t> ids{};   ///< Dense when 0 … N−1. Those it is made with,
+  std::int64_t rows_max{0};          ///< and, when they come and go, places for
+  std::vector<std::int64_t> pool{};  ///< all that there may ever be, `ids` first.
   bool dense{false};
   RowLayout layout{};
   std::uint64_t order_seed{0};
@@ -77,9 +79,13 @@ class Life {
   struct Batch {
     bool sets{false};  // update(), else apply().
     std::int64_t epoch{0};
+    std::vector<std::int64_t> inserted{};
+    std::vector<std::int64_t> erased{};
     std::vector<std::int64_t> ids{};
     std::vector<float> values{};
   };
+  [[nodiscard]] bool is_there(std::size_t table, std::size_t at, std::int64_t step) const;
+  [[nodiscard]] std::vector<std::int64_t> ids_after(std::size_t table, std::int64_t step) const;
   [[nodiscard]] Batch batch(std::size_t table, std::int64_t step) const;
   [[nodiscard]] EmbeddingStoreOptions options(std::size_t table, std::uint64_t seed) const;
   std::vector<EmbeddingStore> open_tables(Governor& governor, const Process& process,

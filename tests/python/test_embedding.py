@@ -378,3 +378,102 @@ def test_dirty_rows_are_bounded_as_asked(governor, tmp_path):
         table.apply(ids[begin:begin + 64], np.ones((64, 16), np.float32))
     # A request may go beyond the bound by the pages it changes itself.
     assert 0 < table.stats()["dirty_bytes_max"] <= (256 << 10) + 64 * 4096
+
+
+def growing(governor, tmp_path, **options):
+    options = {"rows_max": 50, "dim": 4, "store": "4MiB"} | options
+    return plimsoll.EmbeddingStore.open(governor, tmp_path / "growing",
+                                        init=plimsoll.Normal(seed=2), **options)
+
+
+def test_ids_come_and_go(governor, tmp_path):
+    table = growing(governor, tmp_path)
+    assert (table.rows, table.rows_max, table.plan().rows_max) == (0, 50, 50)
+    assert table.insert([10, -3, 10]) == 2 and table.insert([10, 7]) == 1
+    fresh = table.gather([10]).array
+    table.update([10], np.ones((1, 4), np.float32))
+    table.commit(1)
+    table.erase([10, -3])
+    assert table.rows == 1
+    with pytest.raises(plimsoll.NotFoundError, match="no row with id 10"):
+        table.gather([10])
+    with pytest.raises(plimsoll.NotFoundError, match="-3"):
+        table.erase([7, -3])
+    assert table.insert([10]) == 1  # As it began, not as it was.
+    assert np.array_equal(table.gather([10]).array, fresh)
+    table.close()
+    again = growing(governor, tmp_path, rows_max=None)  # Of the commit: nothing was erased.
+    seen = []
+    again.scan(lambda ids, sequences, values: seen.extend(ids.tolist()))
+    assert sorted(seen) == [-3, 7, 10]
+    assert np.array_equal(again.gather([10]).array, np.ones((1, 4), np.float32))
+    assert again.export(tmp_path / "out") == 3
+    info = plimsoll.info(tmp_path / "growing")
+    assert (info["rows"], info["rows_max"]) == (3, 50)
+
+
+def test_a_full_table_names_rows_max(governor, tmp_path):
+    table = growing(governor, tmp_path, rows=48)
+    with pytest.raises(ValueError, match="rows_max is 50, 48 rows are there"):
+        table.insert([100, 101, 102])
+    assert table.insert([100, 101]) == 2 and table.rows == 50
+
+
+def test_a_table_of_fixed_rows_does_not_grow(governor, table, tmp_path):
+    for change in (table.insert, table.erase):
+        with pytest.raises(ValueError, match="made without rows_max"):
+            change([1])
+    with pytest.raises(ValueError, match="rows are fixed"):
+        growing(governor, tmp_path, rows=9, layout="sample_order")
+
+
+SOME = st.lists(st.integers(0, 39), max_size=12)
+CHANGES = st.lists(st.one_of(
+    st.tuples(st.just("insert"), SOME), st.tuples(st.just("erase"), SOME),
+    st.tuples(st.just("update"), SOME), st.just(("commit", [])), st.just(("reopen", []))),
+    max_size=30)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(changes=CHANGES, made=st.integers(0, 20), seed=st.integers(0, 2**32 - 1))
+def test_a_table_that_grows_agrees_with_a_dict(changes, made, seed):
+    random = np.random.default_rng(seed)
+    names = random.permutation(40).astype(np.int64) * 7919 - 5
+    with tempfile.TemporaryDirectory() as folder, plimsoll.Governor("2GiB") as governor:
+        def open_table():
+            return plimsoll.EmbeddingStore.open(
+                governor, folder + "/t", ids=names[:made], rows_max=made + 40, dim=3,
+                init=plimsoll.Zeros(), store="4MiB", batch_rows=64)
+
+        def rows_of(table):
+            rows = {}
+            table.scan(lambda ids, sequences, values: rows.update(
+                zip(ids.tolist(), values[:, :3].tolist(), strict=True)))
+            return rows
+
+        table = open_table()
+        table.commit(0)
+        model = {one: [0.0] * 3 for one in names[:made].tolist()}
+        durable, step = dict(model), 0
+        for change, picks in changes:
+            ids = names[np.array(picks, np.int64)].tolist() if picks else []
+            if change == "insert":
+                assert table.insert(ids) == len(set(ids) - set(model))
+                model = {one: [0.0] * 3 for one in ids} | model
+            elif change == "erase":
+                ids = [one for one in ids if one in model]
+                table.erase(ids)
+                model = {one: row for one, row in model.items() if one not in ids}
+            elif change == "update":
+                ids = [one for one in ids if one in model]
+                values = random.standard_normal((len(ids), 3)).astype(np.float32)
+                table.update(ids, values)
+                model.update(zip(ids, values.tolist(), strict=True))
+            elif change == "commit":
+                step += 1
+                table.commit(step)
+                durable = dict(model)
+            else:
+                table.close()
+                table, model = open_table(), dict(durable)
+        assert rows_of(table) == model

@@ -65,6 +65,20 @@ def test_compact_keeps_the_rows_and_verify_finds_them_sound(store, rows, table, 
     np.testing.assert_array_equal(np.load(tmp_path / "after.npy"), rows[2])
 
 
+def test_compact_can_make_room_for_more_rows(store, table):
+    def info():
+        return json.loads(store("info", table, "--json").stdout)
+
+    assert (info()["rows"], info()["rows_max"]) == (500, 0)
+    done = store("compact", table, "--rows-max", 800)
+    assert done.returncode == 0, done.stderr
+    assert (info()["rows"], info()["rows_max"]) == (500, 800)
+    assert "500 (at most 800)" in store("info", table).stdout
+    few = store("compact", table, "--rows-max", 499)
+    assert few.returncode == 1 and "rows_max is 499, but there are 500 ids" in few.stderr
+    assert store("verify", table).returncode == 0
+
+
 def test_verify_says_what_it_found_and_names_what_is_wrong(store, table):
     sound = store("verify", table, "--quiet")
     assert sound.returncode == 0 and sound.stderr == ""

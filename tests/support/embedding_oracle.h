@@ -42,6 +42,13 @@ class EmbeddingOracle {
     return at->second;
   }
 
+  /// An id that comes back later begins anew.
+  void erase(std::span<const std::int64_t> ids) {
+    for (const std::int64_t id : ids) {
+      rows_.erase(id);
+    }
+  }
+
   void update(std::span<const std::int64_t> ids, std::span<const float> values) {
     for (std::size_t i = 0; i < ids.size(); ++i) {
       OracleRow& r = mutable_row(ids[i]);

@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// insert and erase: ids that come and go.
+//
+// An insert writes the row that its id begins with into the page of its place; an erase changes
+// nothing but the set of ids. Both are durable with the next commit, in the map of its slot.
+//
+// Reading order: embedding_growing_ids.h, this file.
+//
+// Threads: see embedding_store.h.   Memory: the scratch in embedding_store_impl.h.
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "base/check.h"
+#include "store/embedding_store_impl.h"
+#include "store/row_init.h"
+
+namespace plimsoll {
+
+Result<void> EmbeddingStore::Impl::check_growing(const char* what) const {
+  if (growing_) {
+    return cache_->poisoned();
+  }
+  return fail(
+      ErrorCode::kInvalidArgument,
+      fmt::format("{}: {} of a table that was made without rows_max", directory_.string(), what),
+      "compact it with a rows_max, or make it with one");
+}
+
+Result<std::int64_t> EmbeddingStore::Impl::insert(std::span<const std::int64_t> ids) {
+  PLIMSOLL_TRY_VOID(check_growing("insert()"));
+  PLIMSOLL_TRY(const std::int64_t added, growing_->add(ids));
+  if (added < 0) {
+    const std::int64_t erased = growing_->erased();
+    return fail(ErrorCode::kInvalidArgument,
+                fmt::format("{}: no place for all of the new ids: rows_max is {}, {} rows are there"
+                            ", and {} erased ones keep their places until the table is compacted",
+                            directory_.string(), table_.rows_max, growing_->rows(), erased),
+                "nothing was inserted: erase rows, or compact the table with a larger rows_max");
+  }
+  PLIMSOLL_TRY_VOID(cache_->begin_request(added));
+  bool changed = false;
+  if (auto done = write_new_rows(changed); !done) {
+    if (changed) {
+      cache_->poison(done.error());  // Half a request: nobody may see or keep it.
+    } else {
+      growing_->undo();
+    }
+    return tl::unexpected(std::move(done).error());
+  }
+  growing_->settle();
+  return added;
+}
+
+// In the order of their places, so that each page is loaded once.
+Result<void> EmbeddingStore::Impl::write_new_rows(bool& changed) {
+  for (std::int64_t place = growing_->next_new(0); place >= 0;) {
+    std::size_t count = 0;
+    for (; place >= 0 && count < keys_.size(); place = growing_->next_new(place + 1)) {
+      keys_[count++] = static_cast<std::uint64_t>(place) << 32;
+    }
+    for (auto keys = keys_.first(count); !keys.empty();) {
+      PLIMSOLL_TRY(const std::int64_t pinned, cache_->pin(keys, true, records_));
+      for (std::int64_t i = 0; i < pinned; ++i) {
+        const std::int64_t id = growing_->id_at(static_cast<std::int64_t>(keys[i] >> 32));
+        const RowHeader header{.id = id, .sequence = 0, .crc = 0};
+        std::byte* const record = records_[i];
+        std::memset(record, 0, static_cast<std::size_t>(shape_.record_bytes));
+        std::memcpy(record, &header, sizeof header);
+        auto* const weights = reinterpret_cast<float*>(record + kRowHeaderBytes);
+        init_row(table_.init, id, {weights, static_cast<std::size_t>(shape_.dim)});
+      }
+      changed = true;
+      cache_->unpin();
+      keys = keys.subspan(static_cast<std::size_t>(pinned));
+    }
+  }
+  return {};
+}
+
+Result<void> EmbeddingStore::Impl::erase(std::span<const std::int64_t> ids) {
+  PLIMSOLL_TRY_VOID(check_growing("erase()"));
+  // Every id is looked up before any is erased.
+  for (std::size_t at = 0; ids.size() > ordinals_.size() && at < ids.size();
+       at += ordinals_.size()) {
+    PLIMSOLL_TRY_VOID(resolve(ids.subspan(at, std::min(ordinals_.size(), ids.size() - at))));
+  }
+  bool changed = false;
+  while (!ids.empty()) {
+    const std::size_t count = std::min(ids.size(), ordinals_.size());
+    auto done = erase_piece(ids.first(count), changed);
+    if (!done) {
+      if (changed) {
+        cache_->poison(done.error());  // Half a request: nobody may see or keep it.
+      }
+      return done;
+    }
+    changed = true;
+    ids = ids.subspan(count);
+  }
+  return {};
+}
+
+// `again`: some of these may have been erased just now, being in the request twice.
+Result<void> EmbeddingStore::Impl::erase_piece(std::span<const std::int64_t> ids, bool again) {
+  if (!again) {
+    PLIMSOLL_TRY_VOID(resolve(ids));
+    for (const std::uint32_t place : ordinals_.first(ids.size())) {
+      growing_->remove(place);
+    }
+    return {};
+  }
+  std::array<std::int64_t, 256> places;
+  while (!ids.empty()) {
+    const auto some = ids.first(std::min(ids.size(), places.size()));
+    PLIMSOLL_TRY_VOID(growing_->find(some, places));
+    for (const std::int64_t place : std::span(places).first(some.size())) {
+      if (place >= 0) {
+        growing_->remove(place);
+      }
+    }
+    ids = ids.subspan(some.size());
+  }
+  return {};
+}
+
+}  // namespace plimsoll
