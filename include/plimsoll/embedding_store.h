@@ -104,6 +104,7 @@ struct SlabPlan {
   std::int64_t floor_bytes{0};     ///< The smallest slab that works for this table.
   std::int64_t disk_cap_bytes{0};  ///< Most the directory can reach (live, two commits, index).
   std::int64_t rows_max{0};        ///< Rows all this is enough for; 0: the table cannot grow.
+  std::string network{};           ///< "NFS", …: the directory is on a file system of a network.
   [[nodiscard]] std::string to_string() const;
 };
 

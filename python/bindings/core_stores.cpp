@@ -148,6 +148,7 @@ void bind_table_options(nb::module_& m) {
       .def_ro("floor_bytes", &SlabPlan::floor_bytes)
       .def_ro("disk_cap_bytes", &SlabPlan::disk_cap_bytes)
       .def_ro("rows_max", &SlabPlan::rows_max)
+      .def_ro("network", &SlabPlan::network)
       .def("__str__", &SlabPlan::to_string);
 }
 

@@ -268,6 +268,9 @@ class SlabPlan:
     @property
     def rows_max(self) -> int:
         """Rows all this is enough for; 0: the table cannot grow."""
+    @property
+    def network(self) -> str:
+        """"NFS", …: the directory is on a file system of a network; else empty."""
     def __str__(self) -> str: ...
 
 class RowLayout:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -214,7 +215,8 @@ class EmbeddingStore:
     @classmethod
     def open(cls, governor: Governor, directory: str | os.PathLike[str], *,
              rows: int | None = None, ids: Any = None, rows_max: int | None = None,
-             dim: int | None = None, optimizer: Optimizer | None = None, init: Zeros | Normal | Uniform | None = None,
+             dim: int | None = None, optimizer: Optimizer | None = None,
+             init: Zeros | Normal | Uniform | None = None,
              store: int | str = 0, at_step: int | None = None, batch_rows: int = 4096,
              layout: str | None = None, order_seed: int | None = None, dirty: int | str = 0,
              io_threads: int = 4, compute_threads: int = 1) -> EmbeddingStore:
@@ -240,7 +242,8 @@ class EmbeddingStore:
         Shape:  ids is int64 [n].
         Errors: BudgetExceeded (slab refused or below the floor), ValueError (another dim, layout,
                 optimizer, init or ids than the table's; duplicate ids), NotFoundError (no commit
-                at at_step), CorruptError, OSError.
+                at at_step), CorruptError, OSError. A directory on a network's file system is a
+                RuntimeWarning.
         """
         path = os.fspath(directory)
         there = _describe(path)
@@ -253,7 +256,11 @@ class EmbeddingStore:
         options.layout = _layout_of(there.get("layout", "any_order") if layout is None else layout)
         options.order_seed = there.get("order_seed", 0) if order_seed is None else order_seed
         options.dirty_bytes = byte_size(dirty, "dirty")
-        return cls(governor, _core.EmbeddingStore.open(governor._core, options), path)
+        core = _core.EmbeddingStore.open(governor._core, options)
+        if network := core.slab_plan().network:
+            warnings.warn(f"{path} is on {network}: a commit is as durable as its server, and "
+                          "slower; a local disk is better", RuntimeWarning, stacklevel=2)
+        return cls(governor, core, path)
 
     def gather(self, ids: Any) -> Rows:
         """Copies rows out, in request order.

@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 
 #include "base/check.h"
+#include "os/file_system.h"
 #include "plimsoll/bytes.h"
 #include "store/embedding_block_map.h"
 #include "store/embedding_growing_ids.h"
@@ -126,6 +127,7 @@ Result<EmbeddingLayout> plan_layout(const TableDescription& table,
   plan.frame_bytes = frame * layout.sizes.frames;
   plan.total_bytes = total(layout, frame, layout.sizes.frames);
   plan.floor_bytes = floor;
+  plan.network = network_file_system(options.directory);
   const std::int64_t blocks = BlockMap::blocks(shape.pages, spare_blocks(layout.sizes));
   const std::int64_t id_bytes =
       table.ids.dense ? 0
@@ -141,11 +143,14 @@ Result<EmbeddingLayout> plan_layout(const TableDescription& table,
 std::string SlabPlan::to_string() const {
   return fmt::format(
       "{} of memory: {} pages of rows, {} index, {} buffers, {} look-ahead (the least that works: "
-      "{}); at most {} on disk{}",
+      "{}); at most {} on disk{}{}",
       format_bytes(total_bytes), format_bytes(frame_bytes), format_bytes(index_bytes),
       format_bytes(buffer_bytes), format_bytes(queue_bytes), format_bytes(floor_bytes),
       format_bytes(disk_cap_bytes),
-      rows_max > 0 ? fmt::format(", {} rows at most", rows_max) : std::string());
+      rows_max > 0 ? fmt::format(", {} rows at most", rows_max) : std::string(),
+      network.empty()
+          ? std::string()
+          : fmt::format("; on {}: a commit is as durable as its server, and slower", network));
 }
 
 }  // namespace plimsoll

@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 
 #include "base/check.h"
+#include "os/file_system.h"
 #include "plimsoll/bytes.h"
 #include "store/id_page.h"
 #include "store/row_optimizer.h"
@@ -135,6 +136,7 @@ Result<TimelineLayout> plan_timeline(const TableDescription& table, bool exists,
   }
   SlabPlan& plan = layout.plan;
   plan.floor_bytes = floor;
+  plan.network = network_file_system(options.directory);
   const std::int64_t id_bytes =
       table.ids.dense ? 0
                       : kIdPageBytes * (id_pages(IdPageKind::kSorted, layout.shape.rows) +

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """EmbeddingStore: each call and its error, and a plain dict as oracle."""
 import tempfile
+import types
 
 import numpy as np
 import pytest
@@ -21,6 +22,25 @@ def test_gather_follows_the_request_with_duplicates(table):
     assert len(rows) == 6 and rows.ids.tolist() == ids.tolist()
     for position, one in enumerate(ids):
         assert np.array_equal(rows.array[position], table.gather([int(one)]).array[0])
+
+
+def test_a_table_on_a_network_is_warned_about(governor, tmp_path, monkeypatch):
+    opened = plimsoll._embedding._core.EmbeddingStore.open
+
+    class Remote:
+        def __init__(self, core):
+            self._core = core
+
+        def slab_plan(self):
+            return types.SimpleNamespace(network="NFS")
+
+        def __getattr__(self, name):
+            return getattr(self._core, name)
+
+    monkeypatch.setattr(plimsoll._embedding._core, "EmbeddingStore",
+                        types.SimpleNamespace(open=lambda *asked: Remote(opened(*asked))))
+    with pytest.warns(RuntimeWarning, match="on NFS: a commit is as durable as its server"):
+        reopen(governor, tmp_path, rows=10, dim=4).close()
 
 
 def test_rows_are_copies(table):
