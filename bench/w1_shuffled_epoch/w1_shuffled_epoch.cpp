@@ -11,11 +11,8 @@
 // Reading order: main, run, epoch.
 //
 // Threads: one and the store's I/O threads.   Memory: the slab and a batch.
-#include <unistd.h>
-
 #include <algorithm>
 #include <chrono>
-#include <cstdlib>
 #include <filesystem>
 #include <iostream>
 #include <string>
@@ -24,6 +21,7 @@
 #include <fmt/core.h>
 #include <nlohmann/json.hpp>
 
+#include "bench/report.h"
 #include "bench/w1_shuffled_epoch/peers.h"
 #include "plimsoll/embedding_store.h"
 #include "plimsoll/sample_order.h"
@@ -35,6 +33,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr double kBar = 0.85;
 constexpr double kMovedMost = 2.1;
+constexpr std::int64_t kRawBytesMost = 4LL << 30;  // Of a larger table, a part is the measure.
 constexpr std::uint64_t kSeed = 7;
 
 struct Settings {
@@ -54,10 +53,30 @@ float value_of(std::int64_t id, std::int64_t epoch) {
   return static_cast<float>(id & 0xFFFF) + static_cast<float>(epoch) * 0.25F;
 }
 
+// Seconds of an epoch that the training thread was held by each kind of request.
+struct Held {
+  double gather{0};
+  double update{0};
+  double commit{0};
+};
+
+// Adds the time that passes until it is destroyed.
+class Watch {
+ public:
+  explicit Watch(double& sum) : sum_(sum) {}
+  ~Watch() { sum_ += std::chrono::duration<double>(Clock::now() - start_).count(); }
+  Watch(const Watch&) = delete;
+  Watch& operator=(const Watch&) = delete;
+
+ private:
+  double& sum_;
+  Clock::time_point start_{Clock::now()};
+};
+
 // Reads, checks and changes every row once; returns the seconds, or a negative number when a row
 // was not what the epoch before wrote.
 double epoch(pl::EmbeddingStore& store, const Settings& settings, std::int64_t number,
-             std::int64_t& step) {
+             std::int64_t& step, Held& held) {
   const auto dim = static_cast<std::size_t>(store.dim());
   std::vector<std::int64_t> ids;
   std::vector<float> rows;
@@ -74,16 +93,23 @@ double epoch(pl::EmbeddingStore& store, const Settings& settings, std::int64_t n
     for (std::size_t i = 0; i < count; ++i) {
       ids[i] = order.at(at + static_cast<std::int64_t>(i));
     }
-    store.gather(ids, rows).or_throw();
+    {
+      const Watch watch(held.gather);
+      store.gather(ids, rows).or_throw();
+    }
     for (std::size_t i = 0; i < count; ++i) {
       float* const row = rows.data() + i * dim;
       const float before = number == 0 ? 0.0F : value_of(ids[i], number);
       right = right && row[0] == before && row[dim - 1] == before;
       std::fill_n(row, dim, value_of(ids[i], number + 1));
     }
-    store.update(ids, rows).or_throw();
+    {
+      const Watch watch(held.update);
+      store.update(ids, rows).or_throw();
+    }
     const std::int64_t done = at + static_cast<std::int64_t>(count);
     if (done - committed >= between || done == settings.rows) {
+      const Watch watch(held.commit);
       store.commit(++step).or_throw();
       committed = done;
     }
@@ -92,23 +118,15 @@ double epoch(pl::EmbeddingStore& store, const Settings& settings, std::int64_t n
   return right ? seconds : -1;
 }
 
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
-
-const char* from_environment(const char* name, const char* otherwise) {
-  const char* value = std::getenv(name);
-  return value != nullptr && *value != '\0' ? value : otherwise;
-}
-
 int run(const Settings& settings, const std::string& command) {
-  const std::filesystem::path base =
-      settings.directory.empty() ? from_environment("TMPDIR", "/tmp") : settings.directory.c_str();
-  const auto directory = base / ("plimsoll-w1-" + std::to_string(::getpid()));
+  const bench::Scratch scratch("w1", settings.directory);
+  const std::filesystem::path& directory = scratch.path();
   const std::int64_t dim = (settings.row_bytes - 16) / 4;
-  const w1::Work raw{directory / "raw",   settings.rows,       settings.row_bytes,
-                     settings.slab_bytes, settings.batch_rows, settings.commits};
+  const w1::Work raw{
+      directory / "raw",   std::min(settings.rows, kRawBytesMost / settings.row_bytes),
+      settings.row_bytes,  settings.slab_bytes,
+      settings.batch_rows, settings.commits};
+  const double share = static_cast<double>(settings.rows) / static_cast<double>(raw.rows);
   w1::Work peer = raw;
   peer.directory = directory;
   peer.rows = settings.peer_rows;
@@ -137,19 +155,24 @@ int run(const Settings& settings, const std::string& command) {
     std::int64_t step = 0;
     const auto rows = static_cast<double>(settings.rows);
     // The first epoch only writes: there is nothing to be read yet. It is reported, not judged.
-    const double first = epoch(store, settings, 0, step);
+    Held held;
+    const double first = epoch(store, settings, 0, step, held);
     right = right && first > 0;
     fresh = rows / first;
     before = store.stats();
-    double disk = w1::seconds_of_raw_disk(raw);
+    double disk = w1::seconds_of_raw_disk(raw) * share;
     for (std::int64_t number = 1; right && number <= settings.epochs; ++number) {
-      const double seconds = epoch(store, settings, number, step);
+      held = {};
+      const double seconds = epoch(store, settings, number, step, held);
       right = right && seconds > 0;
-      const double disk_after = w1::seconds_of_raw_disk(raw);
+      const double disk_after = w1::seconds_of_raw_disk(raw) * share;
       ratios.push_back((disk + disk_after) / 2 / seconds);
       speeds.push_back(rows / seconds);
-      fmt::print("epoch {}: {:.0f} rows/s, the bare disk {:.0f} and {:.0f}: {:.3f}\n", number,
-                 speeds.back(), rows / disk, rows / disk_after, ratios.back());
+      fmt::print(
+          "epoch {}: {:.0f} rows/s, the bare disk {:.0f} and {:.0f}: {:.3f}; of {:.2f} s, gather "
+          "{:.2f}, update {:.2f}, commit {:.2f}\n",
+          number, speeds.back(), rows / disk, rows / disk_after, ratios.back(), seconds,
+          held.gather, held.update, held.commit);
       disk = disk_after;
     }
     stats = store.stats();
@@ -169,41 +192,32 @@ int run(const Settings& settings, const std::string& command) {
   const double moved = static_cast<double>(stats.bytes_read - before.bytes_read +
                                            stats.bytes_written - before.bytes_written) /
                        bytes;
-  const double ratio = median(ratios);
-  const nlohmann::json result{{"name", "w1_shuffled_epoch"},
-                              {"value", ratio},
-                              {"unit", "x bare disk"},
-                              {"bar", kBar},
-                              {"pass", settings.smoke || (ratio >= kBar && moved <= kMovedMost)},
-                              {"peers",
-                               {{"rows_per_second", median(speeds)},
-                                {"first_epoch_rows_per_second", fresh},
-                                {"bytes_moved_per_row_byte", moved},
-                                {"bytes_moved_bar", kMovedMost},
-                                {"last_epoch_to_first", speeds.back() / speeds.front()},
-                                {"rocksdb_rows_per_second", rocksdb},
-                                {"lmdb_rows_per_second", lmdb},
-                                {"peer_rows", settings.peer_rows},
-                                {"rows", settings.rows},
-                                {"row_bytes", settings.row_bytes},
-                                {"slab_bytes", settings.slab_bytes}}},
-                              {"seed", kSeed},
-                              {"command", command},
-                              {"commit", from_environment("PLIMSOLL_COMMIT", "unknown")}};
-  std::cout << result.dump() << std::endl;
-  return result["pass"].get<bool>() ? 0 : 1;
+  const double ratio = bench::median(ratios);
+  return bench::Report{.name = "w1_shuffled_epoch",
+                       .value = ratio,
+                       .unit = "x bare disk",
+                       .bar = kBar,
+                       .pass = settings.smoke || (ratio >= kBar && moved <= kMovedMost),
+                       .peers = {{"rows_per_second", bench::median(speeds)},
+                                 {"first_epoch_rows_per_second", fresh},
+                                 {"bytes_moved_per_row_byte", moved},
+                                 {"bytes_moved_bar", kMovedMost},
+                                 {"last_epoch_to_first", speeds.back() / speeds.front()},
+                                 {"rocksdb_rows_per_second", rocksdb},
+                                 {"lmdb_rows_per_second", lmdb},
+                                 {"peer_rows", settings.peer_rows},
+                                 {"rows", settings.rows},
+                                 {"row_bytes", settings.row_bytes},
+                                 {"slab_bytes", settings.slab_bytes}},
+                       .seed = kSeed,
+                       .command = command}
+      .print();
 }
 
-}  // namespace
-
-int main(int argc, char** argv) {
+Settings settings_of(bench::Arguments& words) {
   Settings settings;
-  std::string command = "w1_shuffled_epoch";
-  for (int i = 1; i < argc; ++i) {
-    const std::string argument = argv[i];
-    command += " " + argument;
-    const auto number = [&] { return i + 1 < argc ? std::strtoll(argv[++i], nullptr, 10) : 0; };
-    if (argument == "--smoke") {
+  while (words.next()) {
+    if (words.is("--smoke")) {
       settings.smoke = true;
       settings.rows = 20'000;
       settings.slab_bytes = 4LL << 20;
@@ -211,38 +225,39 @@ int main(int argc, char** argv) {
       settings.commits = 4;
       settings.epochs = 3;
       settings.peer_rows = 5'000;
-    } else if (argument == "--rows") {
-      settings.rows = number();
-    } else if (argument == "--row-bytes") {
-      settings.row_bytes = number();
-    } else if (argument == "--slab-mib") {
-      settings.slab_bytes = number() << 20;
-    } else if (argument == "--epochs") {
-      settings.epochs = number();
-    } else if (argument == "--commits") {
-      settings.commits = number();
-    } else if (argument == "--peer-rows") {
-      settings.peer_rows = number();
-    } else if (argument == "--io-threads") {
-      settings.io_threads = static_cast<int>(number());
-    } else if (argument == "--directory" && i + 1 < argc) {
-      settings.directory = argv[++i];
+    } else if (words.is("--rows")) {
+      settings.rows = words.number(1);
+    } else if (words.is("--row-bytes")) {
+      settings.row_bytes = words.number(24, 1 << 20);
+    } else if (words.is("--slab-mib")) {
+      settings.slab_bytes = words.number(1, 1 << 20) << 20;
+    } else if (words.is("--epochs")) {
+      settings.epochs = words.number(1);
+    } else if (words.is("--commits")) {
+      settings.commits = words.number(1);
+    } else if (words.is("--peer-rows")) {
+      settings.peer_rows = words.number(1);
+    } else if (words.is("--io-threads")) {
+      settings.io_threads = static_cast<int>(words.number(1, 256));
+    } else if (words.is("--directory")) {
+      settings.directory = words.word();
     } else {
-      std::cerr << "usage: bench_w1_shuffled_epoch [--smoke] [--rows N] [--row-bytes N] "
-                   "[--slab-mib N] [--epochs N] [--commits N] [--peer-rows N] [--io-threads N] "
-                   "[--directory DIR]\n";
-      return 2;
+      words.refuse();
     }
   }
-  if (settings.row_bytes < 24 || settings.row_bytes % 8 != 0 || settings.rows < 1 ||
-      settings.epochs < 1 || settings.commits < 1 || settings.peer_rows < 1) {
-    std::cerr << "w1_shuffled_epoch: a number makes no sense (row bytes: a multiple of 8, >= 24)\n";
-    return 2;
+  if (settings.row_bytes % 8 != 0) {
+    throw std::invalid_argument("--row-bytes wants a multiple of 8");
   }
-  try {
-    return run(settings, command);
-  } catch (const std::exception& problem) {
-    std::cerr << problem.what() << '\n';
-    return 2;
-  }
+  return settings;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const std::string usage =
+      "[--smoke] [--rows N] [--row-bytes N] [--slab-mib N] [--epochs N] [--commits N] "
+      "[--peer-rows N] [--io-threads N] [--directory DIR]";
+  return bench::run_benchmark(argc, argv, "w1_shuffled_epoch", usage, [](bench::Arguments& words) {
+    return run(settings_of(words), words.command());
+  });
 }

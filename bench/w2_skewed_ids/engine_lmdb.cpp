@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engines.h"
 
-#ifdef PLIMSOLL_W2_LMDB
+#ifdef PLIMSOLL_HAVE_LMDB
 #include <algorithm>
 #include <cstring>
 #include <stdexcept>
@@ -11,7 +11,7 @@
 
 namespace w2 {
 
-#ifdef PLIMSOLL_W2_LMDB
+#ifdef PLIMSOLL_HAVE_LMDB
 namespace {
 
 constexpr std::size_t kValueBytes = kDim * sizeof(float);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engines.h"
 
-#ifdef PLIMSOLL_W2_ROCKSDB
+#ifdef PLIMSOLL_HAVE_ROCKSDB
 #include <bit>
 #include <cstring>
 #include <stdexcept>
@@ -14,7 +14,7 @@
 
 namespace w2 {
 
-#ifdef PLIMSOLL_W2_ROCKSDB
+#ifdef PLIMSOLL_HAVE_ROCKSDB
 namespace {
 
 constexpr std::size_t kValueBytes = kDim * sizeof(float);

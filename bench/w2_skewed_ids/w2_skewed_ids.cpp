@@ -32,6 +32,7 @@
 #include <fmt/core.h>
 #include <nlohmann/json.hpp>
 
+#include "bench/report.h"
 #include "engines.h"
 #include "ids.h"
 #include "plimsoll/embedding_store.h"
@@ -65,11 +66,6 @@ struct Settings {
 
 double seconds_since(Clock::time_point began) {
   return std::chrono::duration<double>(Clock::now() - began).count();
-}
-
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values.empty() ? 0 : values[values.size() / 2];
 }
 
 // The store, as an engine; announces kAhead batches.
@@ -306,18 +302,13 @@ bool are_right(const std::vector<std::unique_ptr<w2::Engine>>& engines, const Se
   return true;
 }
 
-const char* from_environment(const char* name, const char* otherwise) {
-  const char* value = std::getenv(name);
-  return value != nullptr && *value != '\0' ? value : otherwise;
-}
-
 // Prints one stream's figures and adds them to `peers`. Returns the store's rate to the best
 // peer's.
 double report(const std::string& what, const Outcome& outcome,
               const std::vector<std::unique_ptr<w2::Engine>>& engines, nlohmann::json& peers) {
   double best_peer = 0;
   for (std::size_t e = 0; e < engines.size(); ++e) {
-    const double rate = median(outcome.rows_per_second[e]);
+    const double rate = bench::median(outcome.rows_per_second[e]);
     std::printf("%s: %-8s %10.0f rows/s\n", what.c_str(), engines[e]->name().c_str(), rate);
     peers[what + "_" + engines[e]->name() + "_rows_per_s"] = rate;
     best_peer = e == 0 ? 0 : std::max(best_peer, rate);
@@ -331,20 +322,19 @@ double report(const std::string& what, const Outcome& outcome,
       what.c_str(), static_cast<long long>(outcome.best), to_best(outcome.misses),
       to_best(outcome.s3_fifo), to_best(outcome.lru));
   std::printf("%s: %.0f pages read a second; the disk alone %.0f\n", what.c_str(),
-              median(outcome.page_reads), median(outcome.raw));
+              bench::median(outcome.page_reads), bench::median(outcome.raw));
   peers[what + "_misses_to_best"] = to_best(outcome.misses);
   peers[what + "_s3_fifo_to_best"] = to_best(outcome.s3_fifo);
   peers[what + "_lru_to_best"] = to_best(outcome.lru);
-  peers[what + "_reads_to_raw"] = median(outcome.page_reads) / median(outcome.raw);
-  const double ratio =
-      best_peer > 0 ? median(outcome.rows_per_second[0]) / best_peer : 0;  // 0: there is none.
+  peers[what + "_reads_to_raw"] = bench::median(outcome.page_reads) / bench::median(outcome.raw);
+  const double ratio = best_peer > 0 ? bench::median(outcome.rows_per_second[0]) / best_peer
+                                     : 0;  // 0: there is none.
   peers[what + "_to_best_peer"] = ratio;
   return ratio;
 }
 
 int run(Settings settings, const fs::path& directory, const std::string& command) {
   auto governor = pl::Governor::create({}).or_throw();
-  fs::create_directories(directory);
   std::vector<std::pair<std::int64_t, Batches>> streams;  // Number of the first batch, batches.
   std::vector<std::string> names;
   if (!settings.ids.empty()) {
@@ -371,7 +361,7 @@ int run(Settings settings, const fs::path& directory, const std::string& command
       engines.emplace_back(peer);
     }
   }
-  nlohmann::json peers{{"rows", settings.rows}, {"seed", kSeed}};
+  nlohmann::json peers{{"rows", settings.rows}};
   double value = 0;
   for (std::size_t s = 0; s < streams.size(); ++s) {
     auto& [from, batches] = streams[s];
@@ -387,55 +377,50 @@ int run(Settings settings, const fs::path& directory, const std::string& command
                    peers["zipf_misses_to_best"] <= 1.35 && peers["uniform_reads_to_raw"] >= 0.85 &&
                    peers["uniform_to_best_peer"] > 1.0;
   const bool only_right_counts = settings.smoke || !settings.ids.empty();
-  const nlohmann::json result{{"name", "w2_skewed_ids"},
-                              {"value", value},
-                              {"unit", "x best peer"},
-                              {"bar", 3.0},
-                              {"pass", right && (only_right_counts || met)},
-                              {"peers", peers},
-                              {"command", command},
-                              {"commit", from_environment("PLIMSOLL_COMMIT", "unknown")}};
-  std::cout << result.dump() << std::endl;
-  return result["pass"].get<bool>() ? 0 : 1;
+  return bench::Report{.name = "w2_skewed_ids",
+                       .value = value,
+                       .unit = "x best peer",
+                       .bar = 3.0,
+                       .pass = right && (only_right_counts || met),
+                       .peers = peers,
+                       .seed = kSeed,
+                       .command = command}
+      .print();
+}
+
+Settings settings_of(bench::Arguments& words) {
+  Settings settings;
+  while (words.next()) {
+    if (words.is("--smoke")) {
+      settings = {.smoke = true, .rows = 50'000, .batches = 3, .warm = 4};
+    } else if (words.is("--rows")) {
+      settings.rows = words.number(50'000);
+    } else if (words.is("--batches")) {
+      settings.batches = static_cast<int>(words.number(1, 1'000'000));
+    } else if (words.is("--warm")) {
+      settings.warm = static_cast<int>(words.number(1, 1'000'000));
+    } else if (words.is("--io-threads")) {
+      settings.io_threads = static_cast<int>(words.number(1, 256));
+    } else if (words.is("--ids")) {
+      settings.ids = words.word();
+    } else if (words.is("--column")) {
+      settings.column = static_cast<int>(words.number(0, 1000));
+    } else {
+      words.refuse();
+    }
+  }
+  return settings;
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  Settings settings;
-  std::string command = "w2_skewed_ids";
-  for (int i = 1; i < argc; ++i) {
-    const std::string argument = argv[i];
-    command += " " + argument;
-    const bool more = i + 1 < argc;
-    if (argument == "--smoke") {
-      settings = {.smoke = true, .rows = 50'000, .batches = 3, .warm = 4};
-    } else if (argument == "--rows" && more) {
-      settings.rows = std::max(50'000LL, std::strtoll(argv[++i], nullptr, 10));
-    } else if (argument == "--batches" && more) {
-      settings.batches = std::max(1, std::atoi(argv[++i]));
-    } else if (argument == "--warm" && more) {
-      settings.warm = std::max(1, std::atoi(argv[++i]));
-    } else if (argument == "--io-threads" && more) {
-      settings.io_threads = std::clamp(std::atoi(argv[++i]), 1, 256);
-    } else if (argument == "--ids" && more) {
-      settings.ids = argv[++i];
-    } else if (argument == "--column" && more) {
-      settings.column = std::atoi(argv[++i]);
-    } else {
-      std::cerr << "usage: bench_w2_skewed_ids [--smoke] [--rows N] [--batches N] [--warm N] "
-                   "[--io-threads N] [--ids FILE [--column N]]\n";
-      return 2;
-    }
-  }
-  const auto directory =
-      fs::path(from_environment("TMPDIR", "/tmp")) / ("plimsoll-w2-" + std::to_string(::getpid()));
-  int status = 2;
-  try {
-    status = run(settings, directory, command);
-  } catch (const std::exception& problem) {
-    std::cerr << "w2_skewed_ids: " << problem.what() << '\n';
-  }
-  fs::remove_all(directory);
-  return status;
+  return bench::run_benchmark(
+      argc, argv, "w2_skewed_ids",
+      "[--smoke] [--rows N] [--batches N] [--warm N] [--io-threads N] [--ids FILE [--column N]]",
+      [](bench::Arguments& words) {
+        const Settings settings = settings_of(words);
+        const bench::Scratch scratch("w2");
+        return run(settings, scratch.path(), words.command());
+      });
 }

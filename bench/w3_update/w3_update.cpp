@@ -1,40 +1,41 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// W3: everything in RAM, gather + fused AdamW against a memcpy of the same bytes.
+// W3: everything in RAM, gather + fused optimizer against a memcpy of the same bytes.
 //
-// A table of 4 GiB of records (dim 128, AdamW), batches of 4,096 random distinct ids. The store
+// A table of 4 GiB of records (dim 128; AdamW unless --optimizer names another), batches of 4,096
+// random distinct ids. The store
 // gathers the rows and applies random gradients. The memcpy works on a region of its own laid out
 // as the store's frames are (same strides, same huge pages, same order of rows): for each id it
 // copies the weights out, then reads the whole record into a buffer and writes it back in place.
 // Both are timed in turn, batch set by batch set, with one thread and with two; the value is the
 // worse of the two medians of the ratio. Before that the store's rows are compared, bit for bit,
-// with a plain loop.
+// with plain loops.
 //
 // Reading order: main, measure, check_answer.
 //
 // Threads: one or two.   Memory: twice the table (16 MiB with --smoke).
 #include <algorithm>
+#include <array>
 #include <barrier>
 #include <chrono>
-#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <iostream>
-#include <map>
 #include <random>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include <sys/mman.h>
-#include <unistd.h>
 
 #include <fmt/core.h>
 #include <nlohmann/json.hpp>
 
+#include "bench/report.h"
 #include "plimsoll/embedding_store.h"
+#include "tests/support/embedding_oracle.h"
 
 namespace {
 
@@ -42,20 +43,39 @@ namespace pl = plimsoll;
 using Clock = std::chrono::steady_clock;
 
 constexpr double kBar = 1.5;
+constexpr std::uint64_t kSeed = 20240611;
 constexpr std::int64_t kDim = 128;
 constexpr std::int64_t kBatchRows = 4096;
 constexpr std::size_t kRowBytes = kDim * sizeof(float);
-constexpr std::size_t kRecordBytes = 16 + 3 * kRowBytes;
+constexpr std::size_t kRecordBytesMost = 16 + 3 * kRowBytes;
 constexpr std::size_t kRecordsAt = 32;  // The page header before them.
+
+// What a row keeps beside its weights, in floats.
+struct Kind {
+  const char* name;
+  pl::RowOptimizer kind;
+  std::int64_t state;
+};
+constexpr std::array kKinds{Kind{"adamw", pl::RowOptimizer::kAdamW, 2 * kDim},
+                            Kind{"adamw_fresh", pl::RowOptimizer::kAdamWFresh, 0},
+                            Kind{"adam", pl::RowOptimizer::kAdam, 2 * kDim},
+                            Kind{"adagrad", pl::RowOptimizer::kAdagrad, kDim},
+                            Kind{"row_adagrad", pl::RowOptimizer::kRowAdagrad, 1},
+                            Kind{"sgd", pl::RowOptimizer::kSgd, 0},
+                            Kind{"sgd_momentum", pl::RowOptimizer::kSgdMomentum, kDim}};
+
+const pl::RowInit kInit{.kind = pl::RowInitKind::kUniform, .scale = 0.1F};
 
 struct Settings {
   bool smoke{false};
   std::int64_t table_bytes{4LL << 30};
   int batches{16};  // Per probe.
   int probes{15};
-  [[nodiscard]] std::int64_t rows() const {
-    return table_bytes / static_cast<std::int64_t>(kRecordBytes);
+  Kind optimizer{kKinds.front()};
+  [[nodiscard]] std::int64_t record_bytes() const {
+    return (16 + static_cast<std::int64_t>(sizeof(float)) * (kDim + optimizer.state) + 7) / 8 * 8;
   }
+  [[nodiscard]] std::int64_t rows() const { return table_bytes / record_bytes(); }
 };
 
 // Batches used round and round: their ids and gradients.
@@ -92,59 +112,22 @@ Work make_work(const Settings& settings, std::uint64_t seed) {
 
 // ---- The answer ----
 
-struct PlainRow {
-  std::vector<float> w, m, v;
-  int t{0};
-};
-
-// AdamW as torch.optim writes it, one number at a time.
-void plain_adamw(PlainRow& row, const float* grad, const pl::RowOptimizerOptions& o) {
-  ++row.t;
-  const double bias1 = 1.0 - std::pow(static_cast<double>(o.beta1), row.t);
-  const double bias2 = 1.0 - std::pow(static_cast<double>(o.beta2), row.t);
-  const auto rate = static_cast<float>(-(static_cast<double>(o.learning_rate) / bias1));
-  const auto root2 = static_cast<float>(std::sqrt(bias2));
-  const auto decay = static_cast<float>(1.0 - static_cast<double>(o.learning_rate) *
-                                                  static_cast<double>(o.weight_decay));
-  const auto weight1 = static_cast<float>(1.0 - static_cast<double>(o.beta1));
-  const auto weight2 = static_cast<float>(1.0 - static_cast<double>(o.beta2));
-  for (std::size_t k = 0; k < row.w.size(); ++k) {
-    const float g = grad[k];
-    row.w[k] *= decay;
-    row.m[k] = row.m[k] + weight1 * (g - row.m[k]);
-    row.v[k] = row.v[k] * o.beta2 + weight2 * g * g;
-    row.w[k] = row.w[k] + rate * row.m[k] / (std::sqrt(row.v[k]) / root2 + o.epsilon);
-  }
-}
-
 // Applies the first batches to the store and to a plain map; says whether they agree in every bit.
 bool check_answer(pl::EmbeddingStore& store, Work& work, const pl::RowOptimizerOptions& optimizer) {
-  std::map<std::int64_t, PlainRow> rows;
+  pl::test::EmbeddingOracle plain(kDim, optimizer, kInit);
   const std::size_t batches = std::min<std::size_t>(work.ids.size(), 3);
-  for (std::size_t b = 0; b < batches; ++b) {
-    store.gather(work.ids[b], work.out).or_throw();
-    for (std::size_t i = 0; i < work.ids[b].size(); ++i) {
-      auto [at, fresh] = rows.try_emplace(work.ids[b][i]);
-      const float* weights = work.out.data() + i * kDim;
-      if (fresh) {
-        at->second = {
-            {weights, weights + kDim}, std::vector<float>(kDim), std::vector<float>(kDim)};
-      }
-    }
-  }
   for (int round = 0; round < 2; ++round) {
     for (std::size_t b = 0; b < batches; ++b) {
       store.apply(work.ids[b], work.grads[b]).or_throw();
-      for (std::size_t i = 0; i < work.ids[b].size(); ++i) {
-        plain_adamw(rows[work.ids[b][i]], work.grads[b].data() + i * kDim, optimizer);
-      }
+      plain.apply(work.ids[b], work.grads[b]);
     }
   }
   for (std::size_t b = 0; b < batches; ++b) {
     store.gather(work.ids[b], work.out).or_throw();
     for (std::size_t i = 0; i < work.ids[b].size(); ++i) {
-      if (std::memcmp(rows[work.ids[b][i]].w.data(), work.out.data() + i * kDim, kRowBytes) != 0) {
-        std::cerr << "w3_update: row " << work.ids[b][i] << " is not what plain AdamW gives\n";
+      const auto& weights = plain.row(work.ids[b][i]).weights;
+      if (std::memcmp(weights.data(), work.out.data() + i * kDim, kRowBytes) != 0) {
+        std::cerr << "w3_update: row " << work.ids[b][i] << " is not what a plain loop gives\n";
         return false;
       }
     }
@@ -157,10 +140,11 @@ bool check_answer(pl::EmbeddingStore& store, Work& work, const pl::RowOptimizerO
 // A region laid out as the store's frames, in huge pages where there are any.
 class Mirror {
  public:
-  Mirror(std::int64_t rows, std::int64_t page_bytes, std::int64_t rows_per_page)
-      : page_bytes_(static_cast<std::size_t>(page_bytes)),
-        rows_per_page_(static_cast<std::size_t>(rows_per_page)),
-        bytes_((static_cast<std::size_t>(rows) / rows_per_page_ + 1) * page_bytes_) {
+  explicit Mirror(const pl::TableInfo& table)
+      : page_bytes_(static_cast<std::size_t>(table.page_bytes)),
+        rows_per_page_(static_cast<std::size_t>(table.rows_per_page)),
+        record_bytes_(static_cast<std::size_t>(table.record_bytes)),
+        bytes_((static_cast<std::size_t>(table.rows) / rows_per_page_ + 1) * page_bytes_) {
     void* memory =
         ::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED) {
@@ -174,15 +158,17 @@ class Mirror {
   Mirror(const Mirror&) = delete;
   Mirror& operator=(const Mirror&) = delete;
 
+  [[nodiscard]] std::size_t record_bytes() const { return record_bytes_; }
   [[nodiscard]] std::byte* record(std::int64_t id) const {
     const auto at = static_cast<std::size_t>(id);
     return data_ + at / rows_per_page_ * page_bytes_ + kRecordsAt +
-           at % rows_per_page_ * kRecordBytes;
+           at % rows_per_page_ * record_bytes_;
   }
 
  private:
   std::size_t page_bytes_;
   std::size_t rows_per_page_;
+  std::size_t record_bytes_;
   std::size_t bytes_;
   std::byte* data_{nullptr};
 };
@@ -200,33 +186,40 @@ void copy_rows(const Mirror& mirror, Work& work, std::size_t batch, std::size_t 
     fetch(i, 16 + kRowBytes);
     std::memcpy(work.out.data() + i * kDim, mirror.record(ids[i]) + 16, kRowBytes);
   }
-  std::array<std::byte, kRecordBytes> buffer;
+  const std::size_t whole = mirror.record_bytes();
+  std::array<std::byte, kRecordBytesMost> buffer;
   for (std::size_t i = begin; i < end; ++i) {
-    fetch(i, kRecordBytes);
+    fetch(i, whole);
     std::byte* const record = mirror.record(ids[i]);
-    std::memcpy(buffer.data(), record, kRecordBytes);
+    std::memcpy(buffer.data(), record, whole);
     asm volatile("" : : "r"(buffer.data()) : "memory");  // The copy is needed, says nobody else.
-    std::memcpy(record, buffer.data(), kRecordBytes);
+    std::memcpy(record, buffer.data(), whole);
   }
 }
 
+// From the first thread's start to the last one's end, by their own clocks: this thread may be held
+// up for longer than they take.
 double seconds_of_memcpy(const Mirror& mirror, Work& work, int threads, std::size_t ahead = 0) {
-  std::barrier start(threads + 1);
+  const auto count = static_cast<std::size_t>(threads);
+  const std::size_t share = kBatchRows / count;
+  std::barrier start(threads);
+  std::vector<Clock::time_point> begun(count);
+  std::vector<Clock::time_point> done(count);
   std::vector<std::jthread> crew;
-  const std::size_t share = kBatchRows / static_cast<std::size_t>(threads);
-  for (int t = 0; t < threads; ++t) {
+  for (std::size_t t = 0; t < count; ++t) {
     crew.emplace_back([&, t] {
       start.arrive_and_wait();
+      begun[t] = Clock::now();
       for (std::size_t b = 0; b < work.ids.size(); ++b) {
-        copy_rows(mirror, work, b, static_cast<std::size_t>(t) * share,
-                  static_cast<std::size_t>(t + 1) * share, ahead);
+        copy_rows(mirror, work, b, t * share, (t + 1) * share, ahead);
       }
+      done[t] = Clock::now();
     });
   }
-  start.arrive_and_wait();
-  const auto begin = Clock::now();
   crew.clear();
-  return std::chrono::duration<double>(Clock::now() - begin).count();
+  return std::chrono::duration<double>(*std::max_element(done.begin(), done.end()) -
+                                       *std::min_element(begun.begin(), begun.end()))
+      .count();
 }
 
 double seconds_of_store(pl::EmbeddingStore& store, Work& work) {
@@ -248,25 +241,28 @@ struct Outcome {
   double fetched_memcpy_ns{0};  // With the records fetched ahead, as the store does. Not judged.
 };
 
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
-
-Outcome measure(const Settings& settings, const Mirror& mirror, pl::Governor& governor,
+Outcome measure(const Settings& settings, pl::Governor& governor,
                 const std::filesystem::path& directory, Work& work, int threads) {
-  const pl::RowOptimizerOptions optimizer{.learning_rate = 1e-3F, .weight_decay = 0.01F};
+  const pl::RowOptimizerOptions optimizer{
+      .kind = settings.optimizer.kind, .learning_rate = 1e-3F, .weight_decay = 0.01F};
   std::filesystem::remove_all(directory);
   auto store = pl::EmbeddingStore::open(
                    governor, {.directory = directory,
                               .dim = kDim,
                               .optimizer = optimizer,
-                              .init = {.kind = pl::RowInitKind::kUniform, .scale = 0.1F},
+                              .init = kInit,
                               .store_bytes = 64LL << 30,  // All it can use; it takes what it needs.
                               .rows = settings.rows(),
                               .batch_rows = kBatchRows,
                               .compute_threads = threads})
                    .or_throw();
+  const auto table = pl::EmbeddingStore::inspect(directory).or_throw();
+  if (table.record_bytes != settings.record_bytes()) {
+    throw std::runtime_error(
+        fmt::format("the store's records have {} bytes, not {}: the memcpy would differ",
+                    table.record_bytes, settings.record_bytes()));
+  }
+  const Mirror mirror(table);
   std::vector<std::int64_t> ids(kBatchRows);
   for (std::int64_t first = 0; first < settings.rows();
        first += kBatchRows) {  // Into RAM, in order.
@@ -298,10 +294,10 @@ Outcome measure(const Settings& settings, const Mirror& mirror, pl::Governor& go
     ours.push_back(seconds * 1e9 / rows);
     theirs.push_back(plain * 1e9 / rows);
   }
-  outcome.ratio = median(ratios);
-  outcome.store_ns = median(ours);
-  outcome.memcpy_ns = median(theirs);
-  outcome.fetched_memcpy_ns = median(fetched);
+  outcome.ratio = bench::median(ratios);
+  outcome.store_ns = bench::median(ours);
+  outcome.memcpy_ns = bench::median(theirs);
+  outcome.fetched_memcpy_ns = bench::median(fetched);
   std::printf(
       "%d thread%s: store %.0f ns/row, memcpy %.0f ns/row (%.0f with records fetched ahead)"
       ", ratio %.3f (%.3f … %.3f)\n",
@@ -315,26 +311,19 @@ Outcome measure(const Settings& settings, const Mirror& mirror, pl::Governor& go
   return outcome;
 }
 
-const char* from_environment(const char* name, const char* otherwise) {
-  const char* value = std::getenv(name);
-  return value != nullptr && *value != '\0' ? value : otherwise;
-}
-
 int run(const Settings& settings, const std::string& command) {
   auto governor = pl::Governor::create({}).or_throw();
-  const auto directory = std::filesystem::path(from_environment("TMPDIR", "/tmp")) /
-                         ("plimsoll-w3-" + std::to_string(::getpid()));
-  Work work = make_work(settings, 20240611);
-  Mirror mirror(settings.rows(), 4096, 2);
-  std::printf("%lld rows of %zu bytes, %d batches of %lld rows per probe, %d probes\n",
-              static_cast<long long>(settings.rows()), kRecordBytes, settings.batches,
-              static_cast<long long>(kBatchRows), settings.probes);
-  nlohmann::json peers = nlohmann::json::parse(from_environment("PLIMSOLL_PEERS", "{}"));
+  const bench::Scratch scratch("w3");
+  Work work = make_work(settings, kSeed);
+  fmt::print("{}: {} rows of {} bytes, {} batches of {} rows per probe, {} probes\n",
+             settings.optimizer.name, settings.rows(), settings.record_bytes(), settings.batches,
+             kBatchRows, settings.probes);
+  nlohmann::json peers = nlohmann::json::parse(bench::from_environment("PLIMSOLL_PEERS", "{}"));
+  peers["optimizer"] = settings.optimizer.name;
   double worst = 0;
   bool right = true;
   for (const int threads : {1, 2}) {
-    const Outcome outcome = measure(settings, mirror, governor, directory, work, threads);
-    std::filesystem::remove_all(directory);
+    const Outcome outcome = measure(settings, governor, scratch.path() / "table", work, threads);
     right = right && outcome.right;
     worst = std::max(worst, outcome.ratio);
     peers[fmt::format("store_{}_threads_ns_per_row", threads)] = outcome.store_ns;
@@ -342,41 +331,50 @@ int run(const Settings& settings, const std::string& command) {
     peers[fmt::format("fetched_memcpy_{}_threads_ns_per_row", threads)] = outcome.fetched_memcpy_ns;
     peers[fmt::format("ratio_{}_threads", threads)] = outcome.ratio;
   }
-  const nlohmann::json result{{"name", "w3_update"},
-                              {"value", worst},
-                              {"unit", "x memcpy"},
-                              {"bar", kBar},
-                              {"pass", right && (settings.smoke || worst <= kBar)},
-                              {"peers", peers},
-                              {"command", command},
-                              {"commit", from_environment("PLIMSOLL_COMMIT", "unknown")}};
-  std::cout << result.dump() << std::endl;
-  return result["pass"].get<bool>() ? 0 : 1;
+  return bench::Report{.name = "w3_update",
+                       .value = worst,
+                       .unit = "x memcpy",
+                       .bar = kBar,
+                       .pass = right && (settings.smoke || worst <= kBar),
+                       .peers = peers,
+                       .seed = kSeed,
+                       .command = command}
+      .print();
+}
+
+Settings settings_of(bench::Arguments& words) {
+  Settings settings;
+  while (words.next()) {
+    if (words.is("--smoke")) {
+      settings.smoke = true;
+      settings.table_bytes = 16LL << 20;
+      settings.batches = 4;
+      settings.probes = 3;
+    } else if (words.is("--optimizer")) {
+      const std::string name = words.word();
+      const auto* const found = std::find_if(kKinds.begin(), kKinds.end(),
+                                             [&](const Kind& kind) { return name == kind.name; });
+      if (found == kKinds.end()) {
+        words.refuse();
+      }
+      settings.optimizer = *found;
+    } else if (words.is("--table-mib")) {
+      settings.table_bytes = words.number(8, 1 << 20) << 20;
+    } else if (words.is("--probes")) {
+      settings.probes = static_cast<int>(words.number(1, 100'000));
+    } else {
+      words.refuse();
+    }
+  }
+  return settings;
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  Settings settings;
-  std::string command = "w3_update";
-  for (int i = 1; i < argc; ++i) {
-    const std::string argument = argv[i];
-    command += " " + argument;
-    if (argument == "--smoke") {
-      settings = {.smoke = true, .table_bytes = 16LL << 20, .batches = 4, .probes = 3};
-    } else if (argument == "--table-mib" && i + 1 < argc) {
-      settings.table_bytes = std::strtoll(argv[++i], nullptr, 10) << 20;
-    } else if (argument == "--probes" && i + 1 < argc) {
-      settings.probes = std::max(1, std::atoi(argv[++i]));
-    } else {
-      std::cerr << "usage: bench_w3_update [--smoke] [--table-mib N] [--probes N]\n";
-      return 2;
-    }
-  }
-  try {
-    return run(settings, command);
-  } catch (const std::exception& problem) {
-    std::cerr << "w3_update: " << problem.what() << '\n';
-    return 2;
-  }
+  return bench::run_benchmark(
+      argc, argv, "w3_update",
+      "[--smoke] [--table-mib N] [--probes N]\n  [--optimizer "
+      "adamw|adamw_fresh|adam|adagrad|row_adagrad|sgd|sgd_momentum]",
+      [](bench::Arguments& words) { return run(settings_of(words), words.command()); });
 }

@@ -32,6 +32,7 @@
 #include <fmt/core.h>
 #include <nlohmann/json.hpp>
 
+#include "bench/report.h"
 #include "plimsoll/embedding_store.h"
 
 namespace {
@@ -203,21 +204,9 @@ class PlainFile {
   std::byte* memory_;
 };
 
-double quantile(std::vector<double> values, double q) {
-  std::sort(values.begin(), values.end());
-  return values[std::min(values.size() - 1,
-                         static_cast<std::size_t>(q * static_cast<double>(values.size())))];
-}
-
-const char* from_environment(const char* name, const char* otherwise) {
-  const char* value = std::getenv(name);
-  return value != nullptr && *value != '\0' ? value : otherwise;
-}
-
 int run(const Settings& settings, const std::filesystem::path& directory,
         const std::string& command) {
   auto governor = pl::Governor::create({}).or_throw();
-  std::filesystem::create_directories(directory);
   Table table(governor, directory / "table", settings.rows(), settings.dirty_bytes);
   Table small(governor, directory / "small", settings.rows() / 8, settings.dirty_bytes);
   PlainFile plain(directory / "plain", settings.dirty_bytes);
@@ -235,65 +224,58 @@ int run(const Settings& settings, const std::filesystem::path& directory,
   }
   const auto stats = table.store().stats();
   const bool right = table.is_right() && small.is_right();
-  const double p99 = quantile(ours, 0.99);
+  const double p99 = bench::quantile(ours, 0.99);
   std::printf("%d commits of up to %lld MiB dirty on %lld MiB: p50 %.2f, p99 %.2f, most %.2f ms\n",
               settings.commits, static_cast<long long>(settings.dirty_bytes >> 20),
-              static_cast<long long>(settings.table_bytes >> 20), quantile(ours, 0.5), p99,
-              quantile(ours, 1.0));
+              static_cast<long long>(settings.table_bytes >> 20), bench::quantile(ours, 0.5), p99,
+              bench::quantile(ours, 1.0));
   std::printf("an eighth of the table: p50 %.2f ms; the same bytes to a plain file: p50 %.2f ms\n",
-              quantile(on_small, 0.5), quantile(on_plain, 0.5));
-  const nlohmann::json result{
-      {"name", "w5_commit_stall"},
-      {"value", p99},
-      {"unit", "ms at the 99th percentile"},
-      {"bar", kBarMs},
-      {"pass", right && (settings.smoke || (p99 <= kBarMs && settings.commits >= 1000))},
-      {"peers",
-       {{"commit_ms_p50", quantile(ours, 0.5)},
-        {"commit_ms_max", quantile(ours, 1.0)},
-        {"small_table_ms_p50", quantile(on_small, 0.5)},
-        {"plain_file_ms_p50", quantile(on_plain, 0.5)},
-        {"plain_file_ms_p99", quantile(on_plain, 0.99)},
-        {"commits", settings.commits},
-        {"table_mib", settings.table_bytes >> 20},
-        {"dirty_mib_max", stats.dirty_bytes_max >> 20},
-        {"seed", kSeed}}},
-      {"command", command},
-      {"commit", from_environment("PLIMSOLL_COMMIT", "unknown")}};
-  std::cout << result.dump() << std::endl;
-  return result["pass"].get<bool>() ? 0 : 1;
+              bench::quantile(on_small, 0.5), bench::quantile(on_plain, 0.5));
+  return bench::Report{
+      .name = "w5_commit_stall",
+      .value = p99,
+      .unit = "ms at the 99th percentile",
+      .bar = kBarMs,
+      .pass = right && (settings.smoke || (p99 <= kBarMs && settings.commits >= 1000)),
+      .peers = {{"commit_ms_p50", bench::quantile(ours, 0.5)},
+                {"commit_ms_max", bench::quantile(ours, 1.0)},
+                {"small_table_ms_p50", bench::quantile(on_small, 0.5)},
+                {"plain_file_ms_p50", bench::quantile(on_plain, 0.5)},
+                {"plain_file_ms_p99", bench::quantile(on_plain, 0.99)},
+                {"commits", settings.commits},
+                {"table_mib", settings.table_bytes >> 20},
+                {"dirty_mib_max", stats.dirty_bytes_max >> 20}},
+      .seed = kSeed,
+      .command = command}
+      .print();
+}
+
+Settings settings_of(bench::Arguments& words) {
+  Settings settings;
+  while (words.next()) {
+    if (words.is("--smoke")) {
+      settings = {.smoke = true, .table_bytes = 16LL << 20, .dirty_bytes = 1 << 20, .commits = 20};
+    } else if (words.is("--table-mib")) {
+      settings.table_bytes = words.number(8, 1 << 20) << 20;
+    } else if (words.is("--dirty-mib")) {
+      settings.dirty_bytes = words.number(1, 64) << 20;
+    } else if (words.is("--commits")) {
+      settings.commits = static_cast<int>(words.number(1, 1'000'000));
+    } else {
+      words.refuse();
+    }
+  }
+  return settings;
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  Settings settings;
-  std::string command = "w5_commit_stall";
-  for (int i = 1; i < argc; ++i) {
-    const std::string argument = argv[i];
-    command += " " + argument;
-    if (argument == "--smoke") {
-      settings = {.smoke = true, .table_bytes = 16LL << 20, .dirty_bytes = 1 << 20, .commits = 20};
-    } else if (argument == "--table-mib" && i + 1 < argc) {
-      settings.table_bytes = std::max(8LL, std::strtoll(argv[++i], nullptr, 10)) << 20;
-    } else if (argument == "--dirty-mib" && i + 1 < argc) {
-      settings.dirty_bytes = std::clamp(std::strtoll(argv[++i], nullptr, 10), 1LL, 64LL) << 20;
-    } else if (argument == "--commits" && i + 1 < argc) {
-      settings.commits = std::max(1, std::atoi(argv[++i]));
-    } else {
-      std::cerr << "usage: bench_w5_commit_stall [--smoke] [--table-mib N] [--dirty-mib N] "
-                   "[--commits N]\n";
-      return 2;
-    }
-  }
-  const auto directory = std::filesystem::path(from_environment("TMPDIR", "/tmp")) /
-                         ("plimsoll-w5-" + std::to_string(::getpid()));
-  int status = 2;
-  try {
-    status = run(settings, directory, command);
-  } catch (const std::exception& problem) {
-    std::cerr << "w5_commit_stall: " << problem.what() << '\n';
-  }
-  std::filesystem::remove_all(directory);
-  return status;
+  return bench::run_benchmark(argc, argv, "w5_commit_stall",
+                              "[--smoke] [--table-mib N] [--dirty-mib N] [--commits N]",
+                              [](bench::Arguments& words) {
+                                const Settings settings = settings_of(words);
+                                const bench::Scratch scratch("w5");
+                                return run(settings, scratch.path(), words.command());
+                              });
 }

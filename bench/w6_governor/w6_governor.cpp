@@ -29,6 +29,7 @@
 #include <string>
 #include <vector>
 
+#include "bench/report.h"
 #include "plimsoll/torch.h"
 
 namespace {
@@ -240,12 +241,6 @@ struct Outcome {
   [[nodiscard]] double peak_ratio() const { return governed_peak_mib / plain_peak_mib; }
 };
 
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  const std::size_t half = values.size() / 2;
-  return values.size() % 2 != 0 ? values[half] : (values[half - 1] + values[half]) / 2;
-}
-
 // From the logarithms of the pairs' ratios. The bound is that of the two-sided 95 % interval of
 // their mean; Student's t by its expansion in 1 / degrees of freedom.
 Ratio ratio_of(const std::vector<double>& logs) {
@@ -304,46 +299,34 @@ Outcome measure(const std::string& model, const Settings& settings) {
   }
   out.slowdown = ratio_of(logs);
   out.cpu_slowdown = ratio_of(cpu_logs);
-  out.plain_ms = median(plain_ms);
-  out.governed_ms = median(governed_ms);
+  out.plain_ms = bench::median(plain_ms);
+  out.governed_ms = bench::median(governed_ms);
   return out;
 }
 
-Settings parse(int argc, char** argv) {
+Settings settings_of(bench::Arguments& words) {
   Settings settings;
-  for (int i = 1; i < argc; ++i) {
-    const std::string word = argv[i];
-    const bool has_value = i + 1 < argc;
-    if (word == "--smoke") {
+  while (words.next()) {
+    if (words.is("--smoke")) {
       settings.smoke = true;
       settings.pairs = 4;
       settings.warm = 2;
-    } else if (word == "--pairs" && has_value) {
-      settings.pairs = std::atoi(argv[++i]);
-    } else if (word == "--threads" && has_value) {
-      settings.threads = std::atoi(argv[++i]);
-    } else if (word == "--mkl-cbwr" && has_value) {
-      settings.cbwr = argv[++i];
+    } else if (words.is("--pairs")) {
+      settings.pairs = static_cast<int>(words.number(2, 100'000));
+    } else if (words.is("--threads")) {
+      settings.threads = static_cast<int>(words.number(1, 256));
+    } else if (words.is("--mkl-cbwr")) {
+      settings.cbwr = words.word();
     } else {
-      std::fprintf(stderr, "w6_governor: unknown option %s\n", word.c_str());
-      std::exit(2);
+      words.refuse();
     }
   }
   return settings;
 }
 
-}  // namespace
-
-int main(int argc, char** argv) {
-  if (argc == 6 && std::string(argv[1]) == "--child") {
-    return child_main(argv[2], std::string(argv[3]) == "governed", std::string(argv[4]) == "small",
-                      std::atoi(argv[5]));
-  }
-  const Settings settings = parse(argc, argv);
-  nlohmann::json peers = {{"pairs", settings.pairs},
-                          {"threads", settings.threads},
-                          {"mkl_cbwr", settings.cbwr},
-                          {"seed", kSeed}};
+int run(const Settings& settings, const std::string& command) {
+  nlohmann::json peers = {
+      {"pairs", settings.pairs}, {"threads", settings.threads}, {"mkl_cbwr", settings.cbwr}};
   double bound = 0;
   double peak_ratio = 0;
   bool right = true;
@@ -373,15 +356,25 @@ int main(int argc, char** argv) {
   }
   peers["peak_resident_above_baseline_ratio"] = peak_ratio;
   const bool pass = right && (settings.smoke || (bound <= kBar && peak_ratio <= kPeakBar));
-  const char* commit = std::getenv("PLIMSOLL_COMMIT");
-  const nlohmann::json line = {{"name", "w6_governor"},
-                               {"value", bound},
-                               {"unit", "x of plain LibTorch's step time, upper 95 % bound"},
-                               {"bar", kBar},
-                               {"pass", pass},
-                               {"peers", peers},
-                               {"command", "bench/run w6_governor"},
-                               {"commit", commit != nullptr ? commit : "unknown"}};
-  std::printf("%s\n", line.dump().c_str());
-  return pass ? 0 : 1;
+  return bench::Report{.name = "w6_governor",
+                       .value = bound,
+                       .unit = "x of plain LibTorch's step time, upper 95 % bound",
+                       .bar = kBar,
+                       .pass = pass,
+                       .peers = peers,
+                       .seed = kSeed,
+                       .command = command}
+      .print();
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc == 6 && std::string(argv[1]) == "--child") {
+    return child_main(argv[2], std::string(argv[3]) == "governed", std::string(argv[4]) == "small",
+                      std::atoi(argv[5]));
+  }
+  return bench::run_benchmark(
+      argc, argv, "w6_governor", "[--smoke] [--pairs N] [--threads N] [--mkl-cbwr MODE]",
+      [](bench::Arguments& words) { return run(settings_of(words), words.command()); });
 }

@@ -219,6 +219,11 @@ Result<void> File::truncate(std::int64_t bytes) {
   return {};
 }
 
+void File::reserve(std::int64_t from, std::int64_t to) {
+  const auto noted = UnsyncedGuard::of_resize(path_, to);
+  static_cast<void>(::fallocate(descriptor_, 0, from, to - from));  // No room: the write says so.
+}
+
 void File::drop_cache() noexcept {
   if (!direct_ && descriptor_ >= 0) {
     ::posix_fadvise(descriptor_, 0, 0, POSIX_FADV_DONTNEED);

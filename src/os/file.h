@@ -45,6 +45,9 @@ class File {
   /// fdatasync. An error must poison the caller: the pages are lost. Errors: kIo.
   Result<void> sync();
   Result<void> truncate(std::int64_t bytes);
+  /// Gives bytes [from, to) a place on disk and makes the file that long, where the file system can
+  /// and has room: writes within a file need not wait for each other, those that extend it do.
+  void reserve(std::int64_t from, std::int64_t to);
   /// Drops this file's clean pages from the kernel's cache (buffered files; else nothing).
   void drop_cache() noexcept;
 

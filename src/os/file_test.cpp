@@ -3,12 +3,14 @@
 // Files against a real file system, and against one made to fail at the n-th call.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include <unistd.h>
 
@@ -195,6 +197,21 @@ TEST_F(FileTest, RenamesDurablyAcrossDirectories) {
   EXPECT_EQ(read_small_file(path("to") / "b").or_throw(), "moved");
   EXPECT_EQ(rename_durable(path("a"), path("b")).error().os_errno, ENOENT);
   EXPECT_EQ(sync_directory(path("none")).error().code, ErrorCode::kNotFound);
+}
+
+TEST_F(FileTest, ReservesAPlaceOnDiskWithoutChangingWhatIsThere) {
+  File file = File::open(path("r"), FileMode::kCreate).or_throw();
+  const auto written = bytes_of("a row");
+  file.write_at(0, written).or_throw();
+  file.reserve(5, 1 << 20);
+  if (file.size().or_throw() == 5) {
+    GTEST_SKIP() << "this file system cannot reserve";
+  }
+  EXPECT_EQ(file.size().or_throw(), 1 << 20);
+  std::vector<std::byte> read(10);
+  file.read_at(0, read).or_throw();
+  EXPECT_TRUE(std::equal(written.begin(), written.end(), read.begin()));
+  EXPECT_EQ(std::count(read.begin() + 5, read.end(), std::byte{0}), 5);
 }
 
 TEST_F(FileTest, SetsItsSize) {

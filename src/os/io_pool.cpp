@@ -12,6 +12,7 @@
 
 #include <fmt/core.h>
 
+#include "base/check.h"
 #include "base/mutex.h"
 #include "os/blocked_signals.h"
 
@@ -23,8 +24,15 @@ constexpr int kMaxBatches = 16;
 
 Result<void> carry_out(const IoRequest& request) noexcept {
   try {
-    return request.write ? request.file->write_at(request.offset, request.bytes)
-                         : request.file->read_at(request.offset, request.bytes);
+    switch (request.kind) {
+      case IoKind::kRead:
+        return request.file->read_at(request.offset, request.bytes);
+      case IoKind::kWrite:
+        return request.file->write_at(request.offset, request.bytes);
+      case IoKind::kSync:
+        return request.file->sync();
+    }
+    PLIMSOLL_CHECK(false, "an unknown kind of request");
   } catch (const std::exception&) {  // Only for want of memory for an error's text.
     Error error;
     error.code = ErrorCode::kIo;

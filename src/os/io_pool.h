@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// IoPool: a few threads that read and write blocks of files at once.
+// IoPool: a few threads that read, write and sync files at once.
 //
 // A batch is an array of requests owned by the caller; run() returns when all are done. The pool
 // holds no queue of its own beyond a pointer to each batch in progress.
@@ -19,11 +19,13 @@
 
 namespace plimsoll {
 
+enum class IoKind : std::uint8_t { kRead, kWrite, kSync };
+
 struct IoRequest {
   File* file{nullptr};
   std::int64_t offset{0};
-  std::span<std::byte> bytes{};
-  bool write{false};
+  std::span<std::byte> bytes{};  // Read into or written; a sync has none.
+  IoKind kind{IoKind::kRead};
 };
 
 class IoPool {

@@ -41,7 +41,7 @@ std::vector<IoRequest> blocks(File& file, std::vector<std::byte>& memory, bool w
     requests.push_back({.file = &file,
                         .offset = static_cast<std::int64_t>(at),
                         .bytes = std::span(memory).subspan(at, kBlock),
-                        .write = write});
+                        .kind = write ? IoKind::kWrite : IoKind::kRead});
   }
   return requests;
 }
@@ -75,6 +75,21 @@ TEST_P(IoPoolTest, ReturnsAnErrorAfterEveryRequestHasEnded) {
     EXPECT_EQ(file_fault_calls(), 50);
   }
   pool.run(writes).or_throw();  // The pool is none the worse.
+}
+
+TEST_P(IoPoolTest, SyncsSeveralFilesAndReportsTheOneThatFails) {
+  IoPool pool(GetParam());
+  File first = create("first");
+  File second = create("second");
+  std::vector<IoRequest> syncs{{.file = &first, .kind = IoKind::kSync},
+                               {.file = &second, .kind = IoKind::kSync}};
+  const ScopedFileFault fault({.call = FileCall::kSync, .nth = 2, .os_errno = EIO});
+  const auto result = pool.run(syncs);
+  ASSERT_FALSE(result);
+  EXPECT_EQ(result.error().os_errno, EIO);
+  EXPECT_EQ(file_fault_calls(), 2);
+  pool.run(syncs).or_throw();
+  EXPECT_EQ(file_fault_calls(), 4);
 }
 
 TEST_P(IoPoolTest, ReportsTheFirstOfSeveralErrorsByPlaceNotByTime) {

@@ -261,7 +261,7 @@ UnsyncedGuard UnsyncedGuard::of_resize(const fs::path& path, std::int64_t bytes)
     ledger->push_back({.kind = Kind::kResize,
                        .path = path.string(),
                        .file_bytes = file.size(),
-                       .before = file.read(bytes, file.size() - bytes)});
+                       .before = file.read(bytes, std::max<std::int64_t>(file.size() - bytes, 0))});
   }
   return guard;
 }

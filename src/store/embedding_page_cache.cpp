@@ -448,7 +448,7 @@ Result<void> PageCache::read_pages(Lane& lane, std::int64_t count) {
       lane.requests[requests++] = {.file = table_.file,
                                    .offset = (lane.sources[at].block - 1) * table_.shape.page_bytes,
                                    .bytes = frame_data(lane.reading[at]),
-                                   .write = false};
+                                   .kind = IoKind::kRead};
     }
   }
   PLIMSOLL_TRY_VOID(table_.pool->run(lane.requests.first(requests)));

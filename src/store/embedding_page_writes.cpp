@@ -211,7 +211,7 @@ Result<void> PageCache::copy_and_write(Lane& lane, std::int64_t count) {
         .file = table_.file,
         .offset = (lane.written[i].block - 1) * shape.page_bytes,
         .bytes = lane.buffer.subspan(i * page_bytes, (next - i) * page_bytes),
-        .write = true};
+        .kind = IoKind::kWrite};
     i = next;
   }
   return table_.pool->run(lane.requests.first(requests));

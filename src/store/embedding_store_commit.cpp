@@ -2,9 +2,9 @@
 //
 // commit and scan.
 //
-// A commit writes, with an fdatasync after each: the dirty pages to free blocks, what has changed
-// of the page table to the map file of the older superblock's slot, that superblock. Until the last
-// of these is on disk the other superblock and all that it refers to are untouched.
+// A commit writes the dirty pages to free blocks and what has changed of the page table to the map
+// file of the older superblock's slot, makes both durable at once, then writes that superblock and
+// makes it durable. Until then the other superblock and all that it refers to are untouched.
 //
 // Threads: see embedding_store.h.   Memory: the page cache's scratch.
 #include <algorithm>
@@ -33,7 +33,6 @@ Result<void> EmbeddingStore::Impl::commit(std::int64_t step) {
 Result<void> EmbeddingStore::Impl::make_durable(std::int64_t step) {
   PLIMSOLL_TRY_VOID(cache_->write_dirty());
   crash_point("store.commit.pages");
-  PLIMSOLL_TRY_VOID(rows_file_.sync());
   std::int64_t syncs = 3;
 
   const int slot = slot_ == 0 ? 1 : 0;
@@ -51,7 +50,10 @@ Result<void> EmbeddingStore::Impl::make_durable(std::int64_t step) {
   }
   PLIMSOLL_TRY_VOID(write_map(slot));
   crash_point("store.commit.map");
-  PLIMSOLL_TRY_VOID(map_file.sync());
+  // Neither is worth anything without the other, so the disk may take them in any order.
+  std::array<IoRequest, 2> both{IoRequest{.file = &rows_file_, .kind = IoKind::kSync},
+                                IoRequest{.file = &map_file, .kind = IoKind::kSync}};
+  PLIMSOLL_TRY_VOID(pool_->run(both));
 
   crash_point("store.commit.superblock.before");
   PLIMSOLL_TRY_VOID(super_.write(slot, {.step = step,
@@ -88,7 +90,7 @@ Result<void> EmbeddingStore::Impl::write_map(int slot) {
                          .offset = offset,
                          .bytes = map.subspan(static_cast<std::size_t>(offset),
                                               static_cast<std::size_t>(some * kBlockUnit)),
-                         .write = true};
+                         .kind = IoKind::kWrite};
     from = units.first + some;
   }
 }

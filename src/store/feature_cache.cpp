@@ -231,7 +231,7 @@ Result<void> BlockCache::load(Batch& batch) {
         .file = source.file,
         .offset = offset,
         .bytes = {blocks_ + batch.frames[i] * block_bytes_, static_cast<std::size_t>(size)},
-        .write = false};
+        .kind = IoKind::kRead};
   }
   PLIMSOLL_TRY_VOID(pool_.run(std::span(requests).first(batch.mine_count)));
   for (std::size_t m = 0; m < batch.mine_count; ++m) {

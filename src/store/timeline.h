@@ -193,6 +193,7 @@ class EmbeddingStore::Timeline final : public EmbeddingStore::Engine {
   std::array<File, 2> map_files_;
   SuperFile super_;
   TimelineSpace space_;
+  std::int64_t reserved_{0};  // Segments at the front of rows_file_ that have a place on disk.
   std::unique_ptr<RowCrew> crew_;
   RowOptimizerStep optimizer_;
   int slot_{-1};  // Superblock slot of the commit this state grew from; −1: none.

@@ -39,7 +39,11 @@ Result<void> EmbeddingStore::Timeline::drop_newer_commit() {
     return {};
   }
   ++syncs_;
-  PLIMSOLL_TRY_VOID(super_.clear(slot));
+  auto cleared = super_.clear(slot);
+  if (!cleared) {
+    poison(cleared.error());  // A second sync would succeed and mean nothing.
+    return cleared;
+  }
   space_.forget(slot);
   return {};
 }

@@ -159,7 +159,7 @@ Result<void> TimelineIo::wait(Frame& frame) {
   if (frame.state == Frame::State::kFailed) {
     frame.state = Frame::State::kEmpty;
     frame.bucket = -1;
-    return tl::unexpected(*frame.error);
+    return tl::unexpected(error_ ? *error_ : *frame.error);  // What was not written is not there.
   }
   return {};
 }

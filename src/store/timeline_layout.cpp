@@ -18,7 +18,7 @@ namespace {
 constexpr std::int64_t kDefaultBytes = 64LL << 20;
 constexpr std::int64_t kStagingBytes = 1LL << 20;
 constexpr std::int64_t kSegmentBytesLeast = 16 << 10;
-constexpr std::int64_t kSegmentBytesMost = 256 << 10;
+constexpr std::int64_t kSegmentBytesMost = 1 << 20;
 constexpr std::int64_t kSlack = 64 * 64 + 6 * 4096;  // Alignment of every part.
 
 std::int64_t divide_up(std::int64_t value, std::int64_t unit) {
@@ -34,7 +34,7 @@ void set_buckets(TableDescription& table, std::int64_t batch_rows, std::int64_t 
   table.bucket_rows =
       std::clamp<std::int64_t>(std::llround(best / static_cast<double>(rows.record_bytes)),
                                std::min(2 * batch_rows, rows.rows), rows.rows);
-  table.segment_bytes = std::clamp(round_to_block(table.bucket_rows * rows.record_bytes / 32),
+  table.segment_bytes = std::clamp(round_to_block(table.bucket_rows * rows.record_bytes / 16),
                                    kSegmentBytesLeast, kSegmentBytesMost);
 }
 

@@ -113,6 +113,13 @@ Result<void> EmbeddingStore::Timeline::flush(std::uint32_t& open) {
                    chunk.place % shape_.buckets);
   PLIMSOLL_TRY(chunk.extent, space_.append(*chunk.stream, chunk.rows));
   open = kNone;
+  const std::int64_t end = std::int64_t{chunk.stream->last_segment} + 1;
+  if (end > reserved_) {
+    const std::int64_t to = std::min(end + std::max<std::int64_t>(layout_.sizes.segments / 64, 8),
+                                     layout_.sizes.segments);
+    rows_file_.reserve(reserved_ * shape_.segment_bytes, to * shape_.segment_bytes);
+    reserved_ = to;
+  }
   io_->submit(index);
   return {};
 }
@@ -397,15 +404,11 @@ Result<void> EmbeddingStore::Timeline::fold(std::uint32_t place) {
     if (entry == 0 || (side == source_side_ && frame->first + i < cursor_)) {
       continue;
     }
-    std::byte* to = reserve(place);
-    while (to == nullptr) {
-      PLIMSOLL_TRY_VOID(make_room());
-      to = reserve(place);
+    if (auto done = append(place, frame->bytes.data() + (std::int64_t{entry} - 1) * 8); !done) {
+      poison(done.error());  // Some of its rows are in the frame alone.
+      return done;
     }
-    std::memcpy(to, frame->bytes.data() + (std::int64_t{entry} - 1) * 8,
-                static_cast<std::size_t>(shape_.record_bytes));
     ++folded.live;
-    PLIMSOLL_TRY_VOID(submit_full());
   }
   crash_point("store.timeline.fold");
   if (side != source_side_) {

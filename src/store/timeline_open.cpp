@@ -33,7 +33,13 @@ EmbeddingStore::Timeline::Timeline(const EmbeddingStoreOptions& options,
 Result<std::unique_ptr<EmbeddingStore::Engine>> EmbeddingStore::Timeline::open(
     const Governor& governor, const EmbeddingStoreOptions& options, const TableDescription& table,
     const IdSource* source) {
-  PLIMSOLL_TRY(const TimelineLayout layout, plan_timeline(table, source == nullptr, options));
+  PLIMSOLL_TRY(TimelineLayout layout, plan_timeline(table, source == nullptr, options));
+  if (source != nullptr) {  // Its buckets are chosen: from now on its floor is that of these.
+    EmbeddingStoreOptions later = options;
+    later.store_bytes = 0;
+    PLIMSOLL_TRY(const TimelineLayout again, plan_timeline(table, true, later));
+    layout.plan.floor_bytes = again.plan.floor_bytes;
+  }
   auto made = std::make_unique<Timeline>(options, table, layout);
   made->crew_ = std::make_unique<RowCrew>(options.compute_threads);
   PLIMSOLL_TRY_VOID(made->take_memory(governor));
@@ -77,6 +83,8 @@ Result<void> EmbeddingStore::Timeline::open_files(const EmbeddingStoreOptions& o
   PLIMSOLL_TRY(ids_,
                IdIndex::open(directory_, table_files::kIds, table_.ids, slab_, layout_.id_pages));
   PLIMSOLL_TRY(rows_file_, File::open(directory_ / table_files::kRows, FileMode::kReadWrite, true));
+  PLIMSOLL_TRY(const std::int64_t bytes, rows_file_.size());
+  reserved_ = bytes / shape_.segment_bytes;
   for (int slot = 0; slot < 2; ++slot) {
     PLIMSOLL_TRY(map_files_[static_cast<std::size_t>(slot)],
                  File::open(table_files::map_path(directory_, slot), FileMode::kReadWrite, true));

@@ -78,17 +78,17 @@ TimelineSpace::TimelineSpace(const TimelineShape& shape, const Sizes& sizes, Sla
 
 // The next free segment after the last one taken, so that writes stay near each other.
 std::uint32_t TimelineSpace::take_segment() noexcept {
-  for (std::size_t tried = 0; tried < refs_.size(); ++tried) {
-    const auto segment = static_cast<std::size_t>(cursor_);
-    cursor_ = cursor_ + 1 == static_cast<std::int64_t>(refs_.size()) ? 0 : cursor_ + 1;
-    if (refs_[segment] == 0) {
-      refs_[segment] = kWorking;
-      next_[segment] = kNone;
-      ++used_;
-      return static_cast<std::uint32_t>(segment);
-    }
+  while (lowest_ < refs_.size() && refs_[lowest_] != 0) {
+    ++lowest_;
   }
-  return kNone;
+  if (lowest_ == refs_.size()) {
+    return kNone;
+  }
+  const auto segment = static_cast<std::uint32_t>(lowest_++);
+  refs_[segment] = kWorking;
+  next_[segment] = kNone;
+  ++used_;
+  return segment;
 }
 
 // Requires: a free node, if the stream's last one is full.
@@ -131,6 +131,7 @@ Result<TimelineSpace::Extent> TimelineSpace::append(Stream& stream, std::uint32_
 void TimelineSpace::clear(Stream& stream) noexcept {
   for (std::uint32_t segment = stream.first_segment; segment != kNone; segment = next_[segment]) {
     refs_[segment] = static_cast<std::uint8_t>(refs_[segment] & ~kWorking);
+    lowest_ = std::min<std::size_t>(lowest_, segment);
     --used_;
   }
   for (std::uint32_t node = stream.first_node; node != kNone;) {
@@ -325,12 +326,14 @@ void TimelineSpace::committed(int slot) noexcept {
   for (std::uint8_t& ref : refs_) {
     ref = static_cast<std::uint8_t>((ref & ~bit(slot)) | ((ref & kWorking) != 0 ? bit(slot) : 0));
   }
+  lowest_ = 0;
 }
 
 void TimelineSpace::forget(int slot) noexcept {
   for (std::uint8_t& ref : refs_) {
     ref = static_cast<std::uint8_t>(ref & ~bit(slot));
   }
+  lowest_ = 0;
 }
 
 }  // namespace plimsoll

@@ -141,8 +141,8 @@ class TimelineSpace {
   std::span<std::uint8_t> refs_{};   // By segment: who uses it.
   std::uint32_t free_node_{kNone};
   std::int64_t nodes_free_{0};
-  std::int64_t cursor_{0};  // Where the search for a free segment begins.
-  std::int64_t used_{0};    // Segments of the working state.
+  std::size_t lowest_{0};  // No segment below is free: the file stays as short as it can.
+  std::int64_t used_{0};   // Segments of the working state.
 };
 
 /// The parts of a map, checked against its size. Errors: kCorrupt (no path in the text).

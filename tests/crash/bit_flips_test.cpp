@@ -5,6 +5,7 @@
 // of every 7th byte of the small files and of a share of the large ones, flipped one at a time;
 // then everything is opened and read.
 #include "plimsoll/feature_store.h"
+#include "plimsoll/sample_order.h"
 #include "tests/support/array_files.h"
 #include "tests/support/embedding_table_fixture.h"
 #include "tests/support/feature_set.h"
@@ -43,24 +44,41 @@ std::size_t stride_of(std::size_t size) {
   return std::max<std::size_t>(7, size / 300 | 1);
 }
 
-class BitFlipsTest : public EmbeddingTableTest {
+class BitFlipsTest : public EmbeddingTableTest, public ::testing::WithParamInterface<RowLayout> {
  protected:
+  // In sample order: each step ends an epoch half way, carries the rest over, changes half of the
+  // next epoch in its order, and then every row out of order.
   void SetUp() override {
     EmbeddingTableTest::SetUp();
     auto store = open(options_ = {.directory = directory(),
                                   .dim = 24,
                                   .init = {.kind = RowInitKind::kZeros},
+                                  .layout = GetParam(),
+                                  .order_seed = 6,
                                   .ids = ids_,
-                                  .batch_rows = 256,
+                                  .batch_rows = 32,
                                   .io_threads = 0});
     options_.store_bytes = store.plan().floor_bytes;
     for (std::int64_t step = 1; step <= 3; ++step) {
       rows_.assign(ids_.size() * 24, static_cast<float>(step));
-      store.update(ids_, rows_).or_throw();
+      store.begin_epoch(step).or_throw();
+      const SampleOrder order(static_cast<std::int64_t>(ids_.size()), 6, step);
+      for (std::int64_t at = 0; at < 125; at += 25) {
+        std::vector<std::int64_t> batch;
+        for (std::int64_t i = at; i < at + 25; ++i) {
+          batch.push_back(ids_[static_cast<std::size_t>(order.at(i))]);
+        }
+        store.update(batch, std::span(rows_).first(std::size_t{25} * 24)).or_throw();
+      }
+      for (std::size_t at = 0; at < ids_.size(); at += 10) {
+        store.update(std::span(ids_).subspan(at, 10), std::span(rows_).first(std::size_t{10} * 24))
+            .or_throw();
+      }
       store.commit(step).or_throw();
     }
   }
-  // True when the damage was noticed. Fails the test when a wrong row came back.
+  // True when the damage was noticed. Fails the test when a wrong row came back, be it by batches
+  // in the order of the epoch, by all ids at once, or by scan().
   bool noticed(const std::string& what) {
     const auto told = [&](const Error& error) {
       EXPECT_EQ(error.code, ErrorCode::kCorrupt) << what << ": " << error.to_string();
@@ -71,11 +89,37 @@ class BitFlipsTest : public EmbeddingTableTest {
       return told(store.error());
     }
     std::vector<float> got(rows_.size());
+    std::vector<float> next(std::size_t{20} * 24);
+    const SampleOrder order(static_cast<std::int64_t>(ids_.size()), 6, 3);
+    std::vector<std::int64_t> batch;
+    for (std::int64_t at = 125; at < 145; ++at) {
+      batch.push_back(ids_[static_cast<std::size_t>(order.at(at))]);
+    }
+    if (const auto gathered = store->gather(batch, next); !gathered) {
+      return told(gathered.error());
+    }
+    EXPECT_EQ(next, std::vector<float>(next.size(), 3.0F)) << what;
     if (const auto gathered = store->gather(ids_, got); !gathered) {
       return told(gathered.error());
     }
     EXPECT_EQ(store->last_commit(), 3) << what;
     EXPECT_EQ(got, rows_) << what;
+    std::size_t seen = 0;
+    const auto scanned =
+        store->scan([&](std::span<const std::int64_t> ids, auto, std::span<const float> values) {
+          EXPECT_TRUE(std::equal(ids.begin(), ids.end(), ids_.begin() + static_cast<long>(seen)))
+              << what;
+          for (std::size_t i = 0; i < values.size(); ++i) {
+            const bool is_weight = i % (values.size() / ids.size()) < 24;
+            EXPECT_EQ(values[i], is_weight ? 3.0F : 0.0F) << what;
+          }
+          seen += ids.size();
+          return Result<void>{};
+        });
+    if (!scanned) {
+      return told(scanned.error());
+    }
+    EXPECT_EQ(seen, ids_.size()) << what;
     return false;
   }
   EmbeddingStoreOptions options_;
@@ -83,7 +127,7 @@ class BitFlipsTest : public EmbeddingTableTest {
   std::vector<float> rows_;
 };
 
-TEST_F(BitFlipsTest, OfASuperblockAreMendedByItsOtherCopy) {
+TEST_P(BitFlipsTest, OfASuperblockAreMendedByItsOtherCopy) {
   const FlippedFile file(directory() / "super");
   int records = 0;
   for (std::size_t sector = 0; sector + 512 <= file.size() && !HasFailure(); sector += 512) {
@@ -99,7 +143,7 @@ TEST_F(BitFlipsTest, OfASuperblockAreMendedByItsOtherCopy) {
   EXPECT_EQ(records, 4) << "two slots, two copies each";
 }
 
-TEST_F(BitFlipsTest, OfATableAreNoticedOrHarmless) {
+TEST_P(BitFlipsTest, OfATableAreNoticedOrHarmless) {
   for (const auto& entry : fs::directory_iterator(directory())) {
     int seen = 0;
     int tried = 0;
@@ -120,6 +164,8 @@ TEST_F(BitFlipsTest, OfATableAreNoticedOrHarmless) {
   }
   EXPECT_FALSE(noticed("after all damage was undone"));
 }
+
+INSTANTIATE_TEST_SUITE_P(Layouts, BitFlipsTest, both_layouts(), layout_case);
 
 TEST(FeatureBitFlipsTest, OfAFeatureStoreAreNoticedOrHarmless) {
   ScratchDirectory scratch;

@@ -5,12 +5,18 @@
 // every crash point on the way the writes that no sync has covered are enumerated: all kept, all
 // dropped, each one alone dropped, kept, torn at its first and at its last 512 bytes, and some
 // random mixes. Each state is built on a copy, opened, and compared row by row with what its step
-// must hold.
+// must hold. In sample order a second thread writes: the table's threads take turns from one change
+// to the next, so that a state is looked at while nobody changes it.
+#include <atomic>
 #include <functional>
+#include <mutex>
 #include <set>
+
+#include <unistd.h>
 
 #include "os/crash_point.h"
 #include "os/power_loss.h"
+#include "plimsoll/sample_order.h"
 #include "tests/support/embedding_table_fixture.h"
 
 namespace plimsoll {
@@ -21,6 +27,8 @@ namespace fs = std::filesystem;
 
 constexpr std::int64_t kDim = 96;
 constexpr std::int64_t kSector = 512;
+constexpr std::uint64_t kOrderSeed = 9;
+constexpr std::int64_t kStepsPerEpoch = 2;
 
 // After step s every row holds the last step, up to s, that set it; a third of them each step.
 float value_of(std::int64_t id, std::int64_t step) {
@@ -32,7 +40,7 @@ float value_of(std::int64_t id, std::int64_t step) {
   return 0.0F;
 }
 
-class LegalStatesTest : public EmbeddingTableTest {
+class LegalStatesTest : public EmbeddingTableTest, public ::testing::WithParamInterface<RowLayout> {
  protected:
   void SetUp() override {
     EmbeddingTableTest::SetUp();
@@ -49,33 +57,64 @@ class LegalStatesTest : public EmbeddingTableTest {
     EmbeddingStoreOptions options{.directory = directory,
                                   .dim = kDim,
                                   .init = {.kind = RowInitKind::kZeros},
-                                  .batch_rows = 16,
+                                  .layout = GetParam(),
+                                  .order_seed = kOrderSeed,
+                                  .batch_rows = 4,
                                   .io_threads = 0};
     if (dense_) {
-      options.rows = kRows;
+      options.rows = static_cast<std::int64_t>(ids_.size());
     } else {
       options.ids = ids_;
     }
     return with_floor(options);
   }
 
+  // Opens the table whose states are enumerated.
+  EmbeddingStore open_looked_at(const EmbeddingStoreOptions& how) {
+    auto store = open(how);
+    for (const auto& task : fs::directory_iterator("/proc/self/task")) {
+      known_.insert(std::stoi(task.path().filename()));
+    }
+    return store;
+  }
   // Records what `trace` does and looks at every state on the way.
   void enumerate(const std::function<void()>& trace) {
+    known_ = {::gettid()};
     record_unsynced({.sector_bytes = kSector});
-    set_crash_hook([](const char* name, bool) noexcept { current_->look(name); });
+    set_crash_hook([](const char* name, bool) noexcept { current_->pass(name); });
     trace();
     set_crash_hook(nullptr);
     stop_recording_unsynced();
   }
 
+  // Sets the rows that a step changes, in order of their ids; in sample order also those that the
+  // epoch visits now, which then stay or become what they are to be.
   void train(EmbeddingStore& store, std::int64_t step) {
     std::vector<std::int64_t> ids;
-    std::vector<float> rows;
+    const auto rows = static_cast<std::int64_t>(ids_.size());
+    if (GetParam() == RowLayout::kSampleOrder) {
+      const std::int64_t epoch = (step - 1) / kStepsPerEpoch;
+      store.begin_epoch(epoch).or_throw();
+      const SampleOrder order(rows, kOrderSeed, epoch);
+      const std::int64_t some = 2 * rows / 5;  // The last fifth of an epoch is carried over.
+      const std::int64_t begin = (step - 1) % kStepsPerEpoch * some;
+      for (std::int64_t at = begin; at < begin + some; ++at) {
+        ids.push_back(ids_[static_cast<std::size_t>(order.at(at))]);
+      }
+      set(store, ids, step);
+      ids.clear();
+    }
     for (const std::int64_t id : ids_) {
       if (value_of(id, step) != value_of(id, step - 1)) {
         ids.push_back(id);
-        rows.insert(rows.end(), kDim, value_of(id, step));
       }
+    }
+    set(store, ids, step);
+  }
+  static void set(EmbeddingStore& store, const std::vector<std::int64_t>& ids, std::int64_t step) {
+    std::vector<float> rows;
+    for (const std::int64_t id : ids) {
+      rows.insert(rows.end(), kDim, value_of(id, step));
     }
     store.update(ids, rows).or_throw();
   }
@@ -89,9 +128,8 @@ class LegalStatesTest : public EmbeddingTableTest {
   std::set<std::int64_t> legal_{0};
   bool dense_{true};
   int states_{0};
-  static constexpr std::int64_t kRows = 12;
   std::vector<std::int64_t> ids_ = [] {
-    std::vector<std::int64_t> ids(kRows);
+    std::vector<std::int64_t> ids(GetParam() == RowLayout::kSampleOrder ? 60 : 12);
     for (std::size_t i = 0; i < ids.size(); ++i) {
       ids[i] = static_cast<std::int64_t>(i);
     }
@@ -99,12 +137,35 @@ class LegalStatesTest : public EmbeddingTableTest {
   }();
 
  private:
-  void look(const char* name) noexcept {
-    // A state is the same after one change and before the next.
-    if (looking_ || std::string_view(name).ends_with(".after") || HasFailure()) {
+  // Every thread of the table that is looked at comes by here; so do those of the copies that are
+  // opened meanwhile, which do not matter. A change is made between its two points, alone.
+  void pass(const char* name) noexcept {
+    thread_local int held = 0;
+    const std::string_view point(name);
+    if (looker_ == ::gettid() || known_.count(::gettid()) == 0) {
       return;
     }
-    looking_ = true;
+    if (point.ends_with(".after")) {
+      if (held > 0) {
+        --held;
+        turn_.unlock();
+      }
+      return;
+    }
+    turn_.lock();
+    looker_ = ::gettid();
+    look(name);
+    looker_ = 0;
+    if (point.ends_with(".before")) {
+      ++held;
+    } else {
+      turn_.unlock();
+    }
+  }
+  void look(const char* name) noexcept {
+    if (HasFailure()) {
+      return;
+    }
     auto changes = unsynced_changes();
     stop_recording_unsynced();
     try {
@@ -113,7 +174,6 @@ class LegalStatesTest : public EmbeddingTableTest {
       ADD_FAILURE() << name << ": " << problem.what();
     }
     record_unsynced({.sector_bytes = kSector}, std::move(changes));
-    looking_ = false;
   }
 
   void each_state(const char* name, const std::vector<UnsyncedChange>& changes) {
@@ -176,21 +236,23 @@ class LegalStatesTest : public EmbeddingTableTest {
   }
 
   static LegalStatesTest* current_;
-  bool looking_{false};
+  std::set<pid_t> known_;  // Of the table: changes only while none of them passes a point.
+  std::recursive_mutex turn_;
+  std::atomic<pid_t> looker_{0};
 };
 
 LegalStatesTest* LegalStatesTest::current_ = nullptr;
 
-TEST_F(LegalStatesTest, OfCreatingATableWithIdsAreNoTableOrAnEmptyOne) {
+TEST_P(LegalStatesTest, OfCreatingATableWithIdsAreNoTableOrAnEmptyOne) {
   dense_ = false;
   ids_ = {5, 3, 900, 71, 12, 13, 14, 15, 16, 17, 18, 19};
-  enumerate([&] { static_cast<void>(open(options(directory()))); });
+  enumerate([&] { static_cast<void>(open_looked_at(options(directory()))); });
   EXPECT_GT(states_, 100);
 }
 
-TEST_F(LegalStatesTest, OfCommitsAreTheOldOrTheNewStep) {
+TEST_P(LegalStatesTest, OfCommitsAreTheOldOrTheNewStep) {
   enumerate([&] {
-    auto store = open(options(directory()));
+    auto store = open_looked_at(options(directory()));
     for (std::int64_t step = 1; step <= 4; ++step) {
       train(store, step);
       commit(store, step);
@@ -199,7 +261,7 @@ TEST_F(LegalStatesTest, OfCommitsAreTheOldOrTheNewStep) {
   EXPECT_GT(states_, 300);
 }
 
-TEST_F(LegalStatesTest, OfGoingBackToTheOlderCommitAreOneOfBothOrTheNewOne) {
+TEST_P(LegalStatesTest, OfGoingBackToTheOlderCommitAreOneOfBothOrTheNewOne) {
   {
     auto store = open(options(directory()));
     for (std::int64_t step = 1; step <= 3; ++step) {
@@ -211,7 +273,7 @@ TEST_F(LegalStatesTest, OfGoingBackToTheOlderCommitAreOneOfBothOrTheNewOne) {
   enumerate([&] {
     auto how = options(directory());
     how.at_step = 2;
-    auto store = open(how);
+    auto store = open_looked_at(how);
     train(store, 3);
     train(store, 4);
     commit(store, 4);
@@ -220,6 +282,8 @@ TEST_F(LegalStatesTest, OfGoingBackToTheOlderCommitAreOneOfBothOrTheNewOne) {
   });
   EXPECT_GT(states_, 150);
 }
+
+INSTANTIATE_TEST_SUITE_P(Layouts, LegalStatesTest, both_layouts(), layout_case);
 
 }  // namespace
 }  // namespace plimsoll

@@ -111,12 +111,13 @@ struct Holdings {
   friend bool operator==(const Holdings&, const Holdings&) = default;
 };
 
-class OutOfMemoryTest : public EmbeddingTableTest {
+class OutOfMemoryTest : public EmbeddingTableTest, public ::testing::WithParamInterface<RowLayout> {
  protected:
   [[nodiscard]] EmbeddingStoreOptions options() const {
     return with_floor({.directory = directory(),
                        .dim = 24,
                        .init = {.kind = RowInitKind::kZeros},
+                       .layout = GetParam(),
                        .ids = ids_,
                        .batch_rows = 64,
                        .io_threads = 2,
@@ -156,11 +157,14 @@ class OutOfMemoryTest : public EmbeddingTableTest {
   std::vector<std::int64_t> ids_ = sparse_ids(700, 8);
 };
 
-TEST_F(OutOfMemoryTest, OpeningATableFailsCleanlyAtEveryAllocation) {
+TEST_P(OutOfMemoryTest, OpeningATableFailsCleanlyAtEveryAllocation) {
   {
     auto store = open(options());
     const std::vector<float> rows(ids_.size() * 24, 3.0F);
-    store.update(ids_, rows).or_throw();
+    store.update(ids_, rows).or_throw();  // All rows, or in sample order a whole epoch,
+    store.begin_epoch(1).or_throw();
+    store.update(std::span(ids_).first(200), std::span(rows).first(std::size_t{200} * 24))
+        .or_throw();  // and some of the next.
     store.commit(1).or_throw();
   }
   static_cast<void>(met(1'000'000));  // What is allocated once and kept is there now.
@@ -175,7 +179,7 @@ TEST_F(OutOfMemoryTest, OpeningATableFailsCleanlyAtEveryAllocation) {
   EXPECT_EQ(gather(store, ids_), std::vector<float>(ids_.size() * 24, 3.0F));
 }
 
-TEST_F(OutOfMemoryTest, CreatingATableFailsCleanlyAtEveryAllocation) {
+TEST_P(OutOfMemoryTest, CreatingATableFailsCleanlyAtEveryAllocation) {
   static_cast<void>(met(1'000'000));
   long nth = 1;
   for (bool again = true; again && !HasFailure(); ++nth) {
@@ -187,6 +191,8 @@ TEST_F(OutOfMemoryTest, CreatingATableFailsCleanlyAtEveryAllocation) {
   }
   EXPECT_GT(nth, 60);
 }
+
+INSTANTIATE_TEST_SUITE_P(Layouts, OutOfMemoryTest, both_layouts(), layout_case);
 
 }  // namespace
 }  // namespace plimsoll

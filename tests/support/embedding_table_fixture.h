@@ -24,6 +24,14 @@
 
 namespace plimsoll::test {
 
+/// For tests of what must hold of rows in any order and of rows in sample order.
+inline auto both_layouts() {
+  return ::testing::Values(RowLayout::kAnyOrder, RowLayout::kSampleOrder);
+}
+inline std::string layout_case(const ::testing::TestParamInfo<RowLayout>& info) {
+  return info.param == RowLayout::kAnyOrder ? "AnyOrder" : "SampleOrder";
+}
+
 /// Distinct 64-bit ids, shuffled: none is next to another but by chance.
 inline std::vector<std::int64_t> sparse_ids(std::size_t count, std::uint64_t seed) {
   std::mt19937_64 random(seed);
