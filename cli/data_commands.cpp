@@ -115,6 +115,7 @@ void add_import(CLI::App& app, int& status) {
     std::vector<std::string> texts{};
     std::string ids{};
     std::string groups{};
+    std::string compression{"none"};
   };
   auto* command = app.add_subcommand("import", "Make a feature store from your own files");
   command->require_subcommand(1);
@@ -126,6 +127,8 @@ void add_import(CLI::App& app, int& status) {
   cosir->add_option("--text-features", typed->texts, "The same for the texts")->required();
   cosir->add_option("--ids", typed->ids, "int64 [rows], distinct, any order [0, 1, 2, …]");
   cosir->add_option("--groups", typed->groups, "int64 [rows]: the image of each text");
+  cosir->add_option("--compression", typed->compression, "none, or lz4 block by block [none]")
+      ->check(CLI::IsMember({"none", "lz4"}));
   cosir->add_option("--out", place->out, "Folder to make")->required();
   add_place(*cosir, place);
   cosir->footer(
@@ -136,7 +139,10 @@ void add_import(CLI::App& app, int& status) {
                                      .text_features = {typed->texts.begin(), typed->texts.end()},
                                      .ids = typed->ids,
                                      .groups = typed->groups,
-                                     .out = place->out};
+                                     .out = place->out,
+                                     .compression = typed->compression == "lz4"
+                                                        ? BlockCompression::kLz4
+                                                        : BlockCompression::kNone};
     status = import_pairs(*place, options);
   });
 }

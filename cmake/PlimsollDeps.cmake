@@ -24,6 +24,25 @@ plimsoll_headers(plimsoll_cli11 CLI/CLI.hpp)
 plimsoll_headers(plimsoll_fmt fmt/core.h)
 target_compile_definitions(plimsoll_fmt INTERFACE FMT_HEADER_ONLY=1)
 
+# LZ4 compresses the blocks of feature stores. Its Debian package brings no CMake package.
+set(PLIMSOLL_HAVE_LZ4 OFF)
+if(NOT PLIMSOLL_WITH_LZ4 STREQUAL OFF)
+  find_path(PLIMSOLL_LZ4_INCLUDE lz4.h)
+  find_library(PLIMSOLL_LZ4_LIBRARY lz4)
+  if(PLIMSOLL_LZ4_INCLUDE AND PLIMSOLL_LZ4_LIBRARY)
+    set(PLIMSOLL_HAVE_LZ4 ON)
+    add_library(plimsoll_lz4 INTERFACE)
+    target_include_directories(plimsoll_lz4 SYSTEM INTERFACE ${PLIMSOLL_LZ4_INCLUDE})
+    target_link_libraries(plimsoll_lz4 INTERFACE ${PLIMSOLL_LZ4_LIBRARY})
+    target_compile_definitions(plimsoll_lz4 INTERFACE PLIMSOLL_HAVE_LZ4=1)
+  elseif(PLIMSOLL_WITH_LZ4 STREQUAL ON)
+    message(FATAL_ERROR "PLIMSOLL_WITH_LZ4 is ON, but lz4.h or liblz4 was not found: "
+      "${plimsoll_deps_hint}")
+  else()
+    message(STATUS "LZ4: none; feature stores cannot be compressed (liblz4-dev has it)")
+  endif()
+endif()
+
 # LibTorch is the one inside the torch wheel that the user already has.
 set(PLIMSOLL_HAVE_TORCH OFF)
 if(NOT PLIMSOLL_WITH_TORCH STREQUAL OFF)

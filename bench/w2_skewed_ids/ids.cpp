@@ -4,17 +4,22 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <cstring>
 #include <fstream>
+#include <iostream>
+#include <iterator>
 #include <sstream>
 #include <stdexcept>
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
 
+#include <nlohmann/json.hpp>
+
 namespace w2 {
 namespace {
 
-std::vector<std::int64_t> distinct(const std::vector<std::int64_t>& ids) {
+std::vector<std::int64_t> distinct(std::span<const std::int64_t> ids) {
   std::unordered_set<std::int64_t> seen;
   std::vector<std::int64_t> once;
   for (const std::int64_t id : ids) {
@@ -72,43 +77,83 @@ std::vector<std::vector<std::int64_t>> drawn_batches(std::int64_t rows, double s
   return all;
 }
 
-RealIds read_ids(const std::filesystem::path& path, int column, std::int64_t batch_rows) {
-  std::ifstream file(path);
-  if (!file) {
-    throw std::runtime_error("cannot read " + path.string());
+namespace {
+
+// Appends the ids of a line of text; those of a line of JSON are its "hash_ids".
+void ids_of_line(const std::string& line, int column, std::vector<std::int64_t>& ids) {
+  if (line.starts_with('{')) {
+    const auto named = nlohmann::json::parse(line).at("hash_ids").get<std::vector<std::int64_t>>();
+    ids.insert(ids.end(), named.begin(), named.end());
+    return;
   }
-  RealIds real;
-  std::unordered_map<std::int64_t, std::int64_t> number;
-  std::vector<std::int64_t> batch;
-  const auto flush = [&] {
-    real.batches.push_back(distinct(batch));
-    batch.clear();
-  };
-  for (std::string line; std::getline(file, line);) {
-    std::istringstream words(line);
-    int at = 0;
-    for (std::string word; words >> word; ++at) {
-      std::int64_t id = 0;
-      const char* const end = word.data() + word.size();
-      const bool is_number = std::from_chars(word.data(), end, id).ptr == end;
-      if (!is_number || (column < 0 ? at == 0 : at != column)) {
-        continue;
-      }
-      batch.push_back(
-          number.try_emplace(id, static_cast<std::int64_t>(number.size())).first->second);
-      if (static_cast<std::int64_t>(batch.size()) == batch_rows) {
-        flush();
-      }
+  std::istringstream words(line);
+  int at = 0;
+  for (std::string word; words >> word; ++at) {
+    if (column < 0 ? at == 0 : at != column) {
+      continue;
+    }
+    const int skipped = word.starts_with("0x") ? 2 : 0;
+    const char* const end = word.data() + word.size();
+    std::int64_t id = 0;
+    if (std::from_chars(word.data() + skipped, end, id, skipped != 0 ? 16 : 10).ptr == end) {
+      ids.push_back(id);
     }
   }
-  if (!batch.empty()) {
-    flush();
+}
+
+std::vector<std::int64_t> all_ids(std::istream& file, int column) {
+  const std::string all{std::istreambuf_iterator<char>(file), {}};
+  std::vector<std::int64_t> ids;
+  const auto binary = [](char c) { return c == '\0' || static_cast<unsigned char>(c) >= 0x80; };
+  if (std::any_of(all.begin(), all.begin() + std::min<std::ptrdiff_t>(std::ssize(all), 64),
+                  binary)) {
+    for (std::size_t at = 0; at + sizeof(std::uint32_t) <= all.size();
+         at += sizeof(std::uint32_t)) {
+      std::uint32_t id = 0;
+      std::memcpy(&id, all.data() + at, sizeof id);
+      ids.push_back(id);
+    }
+    return ids;
+  }
+  std::istringstream lines(all);
+  for (std::string line; std::getline(lines, line);) {
+    ids_of_line(line, column, ids);
+  }
+  return ids;
+}
+
+}  // namespace
+
+RealIds read_ids(const std::filesystem::path& path, int column) {
+  std::ifstream file;
+  if (path != "-") {
+    file.open(path, std::ios::binary);
+    if (!file) {
+      throw std::runtime_error("cannot read " + path.string());
+    }
+  }
+  RealIds real;
+  real.ids = all_ids(path == "-" ? std::cin : file, column);
+  std::unordered_map<std::int64_t, std::int64_t> number;
+  for (std::int64_t& id : real.ids) {
+    id = number.try_emplace(id, static_cast<std::int64_t>(number.size())).first->second;
   }
   real.rows = static_cast<std::int64_t>(number.size());
   if (real.rows < 100) {
     throw std::runtime_error(path.string() + ": hardly any ids; is --column right?");
   }
   return real;
+}
+
+std::vector<std::vector<std::int64_t>> batches_of(std::span<const std::int64_t> ids,
+                                                  std::int64_t batch_rows) {
+  std::vector<std::vector<std::int64_t>> batches;
+  while (!ids.empty()) {
+    const auto some = ids.first(std::min(ids.size(), static_cast<std::size_t>(batch_rows)));
+    batches.push_back(distinct(some));
+    ids = ids.subspan(some.size());
+  }
+  return batches;
 }
 
 }  // namespace w2

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <random>
+#include <span>
 #include <vector>
 
 namespace w2 {
@@ -35,13 +36,21 @@ std::vector<std::vector<std::int64_t>> drawn_batches(std::int64_t rows, double s
                                                      std::int64_t batch_rows, int batches,
                                                      std::uint64_t seed);
 
-/// The ids of a text file, renumbered in order of first appearance, in batches as above. `column`
-/// −1: every number of a line but its first (user item item …); else that column of each line;
-/// lines that hold no number there are skipped.
+/// The ids of a file, or of standard input where its path is "-", renumbered in order of first
+/// appearance. Read as what its contents look like:
+/// - text: numbers, or hexadecimal ones that begin with 0x. `column` −1: every number of a line but
+///   its first (user item item …); else that column of each line. Other words are skipped.
+/// - lines of JSON: the array "hash_ids" of each.
+/// - anything else: 32-bit words.
+/// Throws where it cannot be read or holds fewer than 100 ids.
 struct RealIds {
-  std::vector<std::vector<std::int64_t>> batches;
+  std::vector<std::int64_t> ids;
   std::int64_t rows{0};
 };
-RealIds read_ids(const std::filesystem::path& path, int column, std::int64_t batch_rows);
+RealIds read_ids(const std::filesystem::path& path, int column);
+
+/// Batches of `batch_rows` ids each, less their repetitions; the last may be shorter.
+std::vector<std::vector<std::int64_t>> batches_of(std::span<const std::int64_t> ids,
+                                                  std::int64_t batch_rows);
 
 }  // namespace w2

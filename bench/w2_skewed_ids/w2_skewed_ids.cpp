@@ -55,13 +55,16 @@ constexpr int kAhead = 3;  // Batches announced beforehand.
 struct Settings {
   bool smoke{false};
   std::int64_t rows{1'000'000};
-  int batches{40};  // A round.
-  int warm{60};     // Batches before the first round.
+  std::int64_t batch_rows{0};  // 0: chosen.
+  int batches{40};             // A round.
+  int warm{60};                // Batches before the first round.
   int rounds{3};
   int readers{16};
   int io_threads{32};
   fs::path ids{};
   int column{-1};
+  bool blocks{false};       // The ids are of blocks: each has a page of its own.
+  bool misses_only{false};  // The store alone; nothing else is timed.
 };
 
 double seconds_since(Clock::time_point began) {
@@ -79,7 +82,7 @@ class StoreEngine final : public w2::Engine {
         .optimizer = {.kind = pl::RowOptimizer::kSgd, .learning_rate = w2::kRate},
         .init = {.kind = pl::RowInitKind::kZeros},
         .rows = settings.rows,
-        .batch_rows = kBatchRows,
+        .batch_rows = settings.batch_rows,
         .io_threads = settings.io_threads};
     // The floor counts buffers and index; the rest is frames: a tenth of the pages.
     const auto least = pl::EmbeddingStore::plan(options).or_throw();
@@ -88,8 +91,8 @@ class StoreEngine final : public w2::Engine {
     store_.emplace(pl::EmbeddingStore::open(governor_, options).or_throw());
     std::vector<std::int64_t> ids;
     std::vector<float> values;
-    for (std::int64_t first = 0; first < settings.rows; first += kBatchRows) {
-      ids.resize(static_cast<std::size_t>(std::min(kBatchRows, settings.rows - first)));
+    for (std::int64_t first = 0; first < settings.rows; first += settings.batch_rows) {
+      ids.resize(static_cast<std::size_t>(std::min(settings.batch_rows, settings.rows - first)));
       std::iota(ids.begin(), ids.end(), first);
       values.clear();
       for (const std::int64_t id : ids) {
@@ -139,7 +142,7 @@ double raw_reads(const fs::path& path, std::int64_t bytes, int threads, std::int
   auto memory = std::unique_ptr<std::byte, decltype(&std::free)>(
       static_cast<std::byte*>(std::aligned_alloc(4096, kRun)), &std::free);
   std::fill_n(memory.get(), kRun, std::byte{1});
-  const auto runs = bytes / static_cast<std::int64_t>(kRun);
+  const auto runs = std::max<std::int64_t>(64, bytes / static_cast<std::int64_t>(kRun));
   std::atomic<bool> failed{false};
   const auto write = [&](std::int64_t run) {
     failed = failed || ::pwrite(file, memory.get(), kRun, run * static_cast<std::int64_t>(kRun)) !=
@@ -190,6 +193,7 @@ struct Outcome {
   std::vector<double> raw;                           // Reads a second, by round.
   std::vector<double> page_reads;                    // The store's, a second.
   std::int64_t misses{0}, lru{0}, s3_fifo{0}, best{0};
+  std::int64_t frames{0};
 };
 
 w2::Stream pages_of(const Batches& batches, std::size_t warm, std::int64_t rows,
@@ -257,13 +261,16 @@ Outcome play(const Settings& settings, const std::vector<std::unique_ptr<w2::Eng
                                      seconds_since(began));
       }
     }
-    outcome.raw.push_back(raw_reads(raw_file, settings.rows * 512, settings.io_threads,
-                                    settings.smoke ? 2000 : 60'000));
+    if (!settings.misses_only) {
+      outcome.raw.push_back(raw_reads(raw_file, settings.rows * 512, settings.io_threads,
+                                      settings.smoke ? 2000 : 60'000));
+    }
   }
   outcome.misses = store.stats().pages_read - before.pages_read;
   const auto stream =
       pages_of({batches.begin(), batches.begin() + static_cast<std::ptrdiff_t>(end)}, warm,
                settings.rows, store.stats().frames);
+  outcome.frames = stream.frames;
   outcome.lru = w2::misses_of_lru(stream);
   outcome.s3_fifo = w2::misses_of_s3_fifo(stream);
   outcome.best = w2::misses_at_best(stream);
@@ -309,7 +316,7 @@ double report(const std::string& what, const Outcome& outcome,
   double best_peer = 0;
   for (std::size_t e = 0; e < engines.size(); ++e) {
     const double rate = bench::median(outcome.rows_per_second[e]);
-    std::printf("%s: %-8s %10.0f rows/s\n", what.c_str(), engines[e]->name().c_str(), rate);
+    fmt::print("{}: {:8} {:10.0f} rows/s\n", what, engines[e]->name(), rate);
     peers[what + "_" + engines[e]->name() + "_rows_per_s"] = rate;
     best_peer = e == 0 ? 0 : std::max(best_peer, rate);
   }
@@ -317,16 +324,20 @@ double report(const std::string& what, const Outcome& outcome,
     return static_cast<double>(misses) /
            static_cast<double>(std::max<std::int64_t>(outcome.best, 1));
   };
-  std::printf(
-      "%s: misses to the offline optimum (%lld pages): store %.3f, S3-FIFO %.3f, LRU %.3f\n",
-      what.c_str(), static_cast<long long>(outcome.best), to_best(outcome.misses),
-      to_best(outcome.s3_fifo), to_best(outcome.lru));
-  std::printf("%s: %.0f pages read a second; the disk alone %.0f\n", what.c_str(),
-              bench::median(outcome.page_reads), bench::median(outcome.raw));
+  fmt::print(
+      "{}: {} frames; misses to the offline optimum ({} pages): store {:.3f}, S3-FIFO {:.3f}, "
+      "LRU {:.3f}\n",
+      what, outcome.frames, outcome.best, to_best(outcome.misses), to_best(outcome.s3_fifo),
+      to_best(outcome.lru));
   peers[what + "_misses_to_best"] = to_best(outcome.misses);
   peers[what + "_s3_fifo_to_best"] = to_best(outcome.s3_fifo);
   peers[what + "_lru_to_best"] = to_best(outcome.lru);
-  peers[what + "_reads_to_raw"] = bench::median(outcome.page_reads) / bench::median(outcome.raw);
+  if (!outcome.raw.empty()) {
+    const double raw = bench::median(outcome.raw);
+    fmt::print("{}: {:.0f} pages read a second; the disk alone {:.0f}\n", what,
+               bench::median(outcome.page_reads), raw);
+    peers[what + "_reads_to_raw"] = bench::median(outcome.page_reads) / raw;
+  }
   const double ratio = best_peer > 0 ? bench::median(outcome.rows_per_second[0]) / best_peer
                                      : 0;  // 0: there is none.
   peers[what + "_to_best_peer"] = ratio;
@@ -338,28 +349,43 @@ int run(Settings settings, const fs::path& directory, const std::string& command
   std::vector<std::pair<std::int64_t, Batches>> streams;  // Number of the first batch, batches.
   std::vector<std::string> names;
   if (!settings.ids.empty()) {
-    auto real = w2::read_ids(settings.ids, settings.column, kBatchRows);
-    settings.rows = real.rows;
-    settings.warm = static_cast<int>(real.batches.size() / 4);
-    streams.emplace_back(0, std::move(real.batches));
+    auto real = w2::read_ids(settings.ids, settings.column);
+    if (settings.blocks) {
+      std::for_each(real.ids.begin(), real.ids.end(), [](auto& id) { id *= kRowsPerPage; });
+    }
+    settings.rows = real.rows * (settings.blocks ? kRowsPerPage : 1);
+    if (settings.batch_rows == 0) {  // As in the claim, a batch is small beside the frames.
+      settings.batch_rows =
+          std::clamp<std::int64_t>(settings.rows / 10 / kRowsPerPage / 32, 4, kBatchRows);
+    }
+    auto batches = w2::batches_of(real.ids, settings.batch_rows);
+    fmt::print("{} ids, {} of them different, in batches of {}\n", real.ids.size(), real.rows,
+               settings.batch_rows);
+    settings.warm = static_cast<int>(batches.size() / 4);
+    streams.emplace_back(0, std::move(batches));
     names = {"real"};
   } else {
+    settings.batch_rows = settings.batch_rows == 0 ? kBatchRows : settings.batch_rows;
     const int all = settings.warm + settings.batches * settings.rounds;
-    streams.emplace_back(0, w2::drawn_batches(settings.rows, kZipf, kBatchRows, all, kSeed));
-    streams.emplace_back(all, w2::drawn_batches(settings.rows, 0, kBatchRows, all, kSeed + 1));
+    streams.emplace_back(0,
+                         w2::drawn_batches(settings.rows, kZipf, settings.batch_rows, all, kSeed));
+    streams.emplace_back(all,
+                         w2::drawn_batches(settings.rows, 0, settings.batch_rows, all, kSeed + 1));
     names = {"zipf", "uniform"};
   }
   std::vector<std::unique_ptr<w2::Engine>> engines;
+  const auto add = [&](std::unique_ptr<w2::Engine> engine) {
+    if (engine != nullptr) {
+      engines.push_back(std::move(engine));
+    }
+  };
   auto made = std::make_unique<StoreEngine>(governor, directory / "store", settings);
   StoreEngine& store = *made;
-  engines.push_back(std::move(made));
-  for (auto&& peer :
-       {w2::make_rocksdb(directory / "rocksdb", settings.rows, store.slab_bytes(), settings.readers)
-            .release(),
-        w2::make_lmdb(directory / "lmdb", settings.rows).release()}) {
-    if (peer != nullptr) {
-      engines.emplace_back(peer);
-    }
+  add(std::move(made));
+  if (!settings.misses_only) {
+    add(w2::make_rocksdb(directory / "rocksdb", settings.rows, store.slab_bytes(),
+                         settings.readers));
+    add(w2::make_lmdb(directory / "lmdb", settings.rows));
   }
   nlohmann::json peers{{"rows", settings.rows}};
   double value = 0;
@@ -376,7 +402,7 @@ int run(Settings settings, const fs::path& directory, const std::string& command
   const bool met = engines.size() > 1 && settings.ids.empty() && value >= 3.0 &&
                    peers["zipf_misses_to_best"] <= 1.35 && peers["uniform_reads_to_raw"] >= 0.85 &&
                    peers["uniform_to_best_peer"] > 1.0;
-  const bool only_right_counts = settings.smoke || !settings.ids.empty();
+  const bool only_right_counts = settings.smoke || settings.misses_only || !settings.ids.empty();
   return bench::Report{.name = "w2_skewed_ids",
                        .value = value,
                        .unit = "x best peer",
@@ -405,6 +431,12 @@ Settings settings_of(bench::Arguments& words) {
       settings.ids = words.word();
     } else if (words.is("--column")) {
       settings.column = static_cast<int>(words.number(0, 1000));
+    } else if (words.is("--batch")) {
+      settings.batch_rows = words.number(1, 65'536);
+    } else if (words.is("--blocks")) {
+      settings.blocks = true;
+    } else if (words.is("--misses")) {
+      settings.misses_only = true;
     } else {
       words.refuse();
     }
@@ -415,12 +447,12 @@ Settings settings_of(bench::Arguments& words) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  return bench::run_benchmark(
-      argc, argv, "w2_skewed_ids",
-      "[--smoke] [--rows N] [--batches N] [--warm N] [--io-threads N] [--ids FILE [--column N]]",
-      [](bench::Arguments& words) {
-        const Settings settings = settings_of(words);
-        const bench::Scratch scratch("w2");
-        return run(settings, scratch.path(), words.command());
-      });
+  return bench::run_benchmark(argc, argv, "w2_skewed_ids",
+                              "[--smoke] [--rows N] [--batches N] [--warm N] [--io-threads N] "
+                              "[--batch N] [--misses]\n  [--ids FILE [--column N] [--blocks]]",
+                              [](bench::Arguments& words) {
+                                const Settings settings = settings_of(words);
+                                const bench::Scratch scratch("w2");
+                                return run(settings, scratch.path(), words.command());
+                              });
 }

@@ -31,6 +31,7 @@ struct CosirImportOptions {
   std::filesystem::path ids{};     ///< int64 [rows], any order, distinct; empty: 0, 1, 2, ….
   std::filesystem::path groups{};  ///< int64 [rows], the image of each caption; empty: none.
   std::filesystem::path out{};     ///< Must not exist, or be empty.
+  BlockCompression compression{BlockCompression::kNone};
 };
 
 /// Writes columns "image" and "text". Nothing is left behind on an error.

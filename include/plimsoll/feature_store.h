@@ -48,11 +48,22 @@ struct ColumnSpec {
   bool operator==(const ColumnSpec&) const = default;
 };
 
+/// How the blocks of records stand on disk. kLz4 compresses each block for itself; a block that
+/// does not shrink by an eighth is stored plain. What reads return is the same, and so is the
+/// fingerprint.
+enum class BlockCompression : std::uint8_t { kNone, kLz4 };
+
+/// "none", "lz4".
+[[nodiscard]] const char* compression_name(BlockCompression compression) noexcept;
+/// Errors: kInvalidArgument.
+[[nodiscard]] Result<BlockCompression> parse_compression(const std::string& text);
+
 struct FeatureWriterOptions {
   std::filesystem::path directory{};  ///< Must not exist, or be empty.
   std::vector<ColumnSpec> columns{};  ///< At least one, at most 64.
   bool grouped{false};                ///< append() is given group ids.
   bool allow_non_finite{false};       ///< Otherwise NaN and infinity are refused.
+  BlockCompression compression{BlockCompression::kNone};  ///< kLz4 needs a build with LZ4.
   std::int64_t buffer_bytes{8LL << 20};
 };
 
@@ -89,6 +100,20 @@ struct FeatureStoreOptions {
   std::filesystem::path directory{};
   std::int64_t cache_bytes{0};  ///< The slab; 0: 32 MiB or the floor, whichever is larger.
   int io_threads{4};
+  /// Blocks wanted at once are read in the order of the file, neighbours in one read of up to 64
+  /// KiB. Blocks that stand at most so many bytes apart count as neighbours; what is between is
+  /// read too.
+  std::int64_t join_gap_bytes{0};
+};
+
+/// How a store's slab is divided; the parts add up to total_bytes.
+struct FeaturePlan {
+  std::int64_t total_bytes{0};
+  std::int64_t frame_bytes{0};   ///< Frames of blocks, and the map that finds them.
+  std::int64_t buffer_bytes{0};  ///< Where neighbours, and compressed blocks, are read to.
+  std::int64_t table_bytes{0};   ///< Tables kept whole: checksums, places, ids, groups.
+  std::int64_t index_bytes{0};   ///< Pages and fences of the id index.
+  std::int64_t slack_bytes{0};   ///< Alignment.
 };
 
 /// What a store's directory holds.
@@ -97,8 +122,15 @@ struct FeatureInfo {
   std::vector<ColumnSpec> columns{};
   std::int64_t record_bytes{0};  ///< Sum of the columns' bytes.
   std::int64_t disk_bytes{0};
-  bool dense_ids{false};          ///< Ids are 0 … rows−1 in order.
-  std::int64_t groups{0};         ///< 0 when not grouped.
+  std::int64_t floor_bytes{0};  ///< The smallest cache_bytes it opens with.
+  BlockCompression compression{BlockCompression::kNone};
+  std::int64_t block_bytes{0};   ///< Of a block in memory.
+  std::int64_t blocks{0};        ///< Blocks of records.
+  std::int64_t plain_blocks{0};  ///< Of these, stored as they are: all of them without compression.
+  std::int64_t stored_bytes{
+      0};                  ///< What the blocks take on disk; uncompressed blocks × block_bytes.
+  bool dense_ids{false};   ///< Ids are 0 … rows−1 in order.
+  std::int64_t groups{0};  ///< 0 when not grouped.
   std::int64_t uniform_group{0};  ///< Records per group when all are equal, else 0.
   std::string fingerprint{};      ///< Of columns, rows and ids; for a run's identity.
 };
@@ -107,7 +139,9 @@ struct FeatureStats {
   std::int64_t requests{0};  ///< Records asked for.
   std::int64_t hits{0};      ///< Records whose block was in the slab when asked for.
   std::int64_t blocks_read{0};
-  std::int64_t bytes_read{0};
+  std::int64_t reads{0};       ///< Read requests made of the disk.
+  std::int64_t bytes_read{0};  ///< What they asked for: whole pages of stored blocks, and gaps.
+  std::int64_t bytes_delivered{0};  ///< Columns' bytes copied out to callers.
   std::int64_t joined{0};  ///< Loads saved because another thread was loading the same block.
   std::int64_t stall_ns{0};
   std::int64_t frames{0};
@@ -132,6 +166,11 @@ class FeatureStore {
   Result<void> read(std::span<const std::int64_t> ids, std::span<const int> columns,
                     std::span<const std::span<std::byte>> out);
 
+  /// Brings the blocks of these records into the slab in one sweep over the file, copying nothing:
+  /// a hint, which changes no answer. It counts neither as a request nor as a hit. Errors: as
+  /// above.
+  Result<void> prefetch_ordinals(std::span<const std::int64_t> ordinals);
+
   /// Translations between ids and ordinals, in request order.
   Result<void> ordinals_of(std::span<const std::int64_t> ids, std::span<std::int64_t> out);
   Result<void> ids_of(std::span<const std::int64_t> ordinals, std::span<std::int64_t> out);
@@ -144,6 +183,7 @@ class FeatureStore {
 
   [[nodiscard]] const FeatureInfo& info() const noexcept;
   [[nodiscard]] FeatureStats stats() const;
+  [[nodiscard]] FeaturePlan plan() const noexcept;
 
   /// Gives cached frames back to the system (pressure); returns the bytes. They come back one by
   /// one, when a request needs more frames than are left.

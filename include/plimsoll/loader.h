@@ -6,7 +6,8 @@
 // Reading order: sample_order.h, feature_store.h, this file, src/data/loader.cpp.
 //
 // Threads: next() and seek() are for one thread; the loader's own threads fill the ring.
-// Memory:  a ring of slots, leased (Tag::kLoader) and touched at open, queue_bytes at most.
+// Memory:  a ring of slots, leased (Tag::kLoader) and touched at open, queue_bytes at most; with
+//          sweep_batches above 1 also 8 bytes a row of these.
 #pragma once
 
 #include <cstddef>
@@ -66,6 +67,9 @@ struct LoaderOptions {
   std::int64_t queue_bytes{0};  ///< The ring; 0: four batches. At least two must fit.
   int threads{2};
   bool drop_last{false};  ///< Skip an epoch's last, partial batch.
+  /// The features of so many coming batches are read in one pass over the store's file, into its
+  /// slab, which must hold two such windows. More of them means fewer reads; batches stay the same.
+  std::int64_t sweep_batches{1};
   LoaderState start{};
 };
 

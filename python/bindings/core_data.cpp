@@ -158,8 +158,9 @@ std::unique_ptr<PyLoader> open_loader(const Governor& governor, const Features& 
                                       const SplitHandle& split,
                                       const std::vector<std::string>& columns,
                                       std::int64_t batch_rows, std::int64_t queue_bytes,
-                                      int threads, bool drop_last, std::uint64_t seed,
-                                      std::int64_t epoch, std::int64_t position) {
+                                      int threads, bool drop_last, std::int64_t sweep_batches,
+                                      std::uint64_t seed, std::int64_t epoch,
+                                      std::int64_t position) {
   auto store = features.get();
   auto shared = split.get();
   const nb::gil_scoped_release unlocked;
@@ -169,6 +170,7 @@ std::unique_ptr<PyLoader> open_loader(const Governor& governor, const Features& 
   options.queue_bytes = queue_bytes;
   options.threads = threads;
   options.drop_last = drop_last;
+  options.sweep_batches = sweep_batches;
   options.start = {seed, epoch, position};
   auto loader = Loader::open(governor, store.get(), &shared->split, options).or_throw();
   return std::make_unique<PyLoader>(
@@ -224,8 +226,8 @@ void bind_loader(nb::module_& m) {
   nb::class_<PyLoader>(m, "Loader")
       .def_static("open", &open_loader, nb::arg("governor"), nb::arg("store"), nb::arg("split"),
                   nb::arg("columns"), nb::arg("batch_rows"), nb::arg("queue_bytes"),
-                  nb::arg("threads"), nb::arg("drop_last"), nb::arg("seed"), nb::arg("epoch"),
-                  nb::arg("position"))
+                  nb::arg("threads"), nb::arg("drop_last"), nb::arg("sweep_batches"),
+                  nb::arg("seed"), nb::arg("epoch"), nb::arg("position"))
       .def("next", &next_batch)
       .def("copy", &copy_batch, nb::arg("ids").noconvert(), nb::arg("groups").noconvert(),
            nb::arg("columns").noconvert())

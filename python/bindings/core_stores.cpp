@@ -57,7 +57,9 @@ nb::dict stats_dict(const FeatureStats& stats) {
                         ? 1.0
                         : static_cast<double>(stats.hits) / static_cast<double>(stats.requests);
   out["blocks_read"] = stats.blocks_read;
+  out["reads"] = stats.reads;
   out["bytes_read"] = stats.bytes_read;
+  out["bytes_delivered"] = stats.bytes_delivered;
   out["joined"] = stats.joined;
   out["stall_ns"] = stats.stall_ns;
   out["frames"] = stats.frames;
@@ -303,12 +305,14 @@ void bind_feature_store(nb::module_& m) {
       .def_static(
           "open",
           [](const Governor& governor, const std::string& directory, std::int64_t cache_bytes,
-             int io_threads) {
+             int io_threads, std::int64_t join_gap_bytes) {
             const nb::gil_scoped_release unlocked;
             return std::make_unique<Features>(
-                FeatureStore::open(governor, {directory, cache_bytes, io_threads}).or_throw());
+                FeatureStore::open(governor, {directory, cache_bytes, io_threads, join_gap_bytes})
+                    .or_throw());
           },
-          nb::arg("governor"), nb::arg("directory"), nb::arg("cache_bytes"), nb::arg("io_threads"))
+          nb::arg("governor"), nb::arg("directory"), nb::arg("cache_bytes"), nb::arg("io_threads"),
+          nb::arg("join_gap_bytes"))
       .def("close", &Features::close)
       .def(
           "read",
@@ -350,7 +354,7 @@ void bind_feature_writer(nb::module_& m) {
           [](const Governor& governor, const std::string& directory,
              const std::vector<std::string>& names, const std::vector<std::string>& dtypes,
              const std::vector<std::vector<std::int64_t>>& shapes, bool grouped,
-             bool allow_non_finite) {
+             bool allow_non_finite, const std::string& compression) {
             FeatureWriterOptions options;
             options.directory = directory;
             for (std::size_t k = 0; k < names.size(); ++k) {
@@ -359,12 +363,14 @@ void bind_feature_writer(nb::module_& m) {
             }
             options.grouped = grouped;
             options.allow_non_finite = allow_non_finite;
+            options.compression = parse_compression(compression).or_throw();
             const nb::gil_scoped_release unlocked;
             return std::make_unique<Writer>(FeatureWriter::create(governor, options).or_throw(),
                                             "FeatureWriter");
           },
           nb::arg("governor"), nb::arg("directory"), nb::arg("names"), nb::arg("dtypes"),
-          nb::arg("shapes"), nb::arg("grouped"), nb::arg("allow_non_finite"))
+          nb::arg("shapes"), nb::arg("grouped"), nb::arg("allow_non_finite"),
+          nb::arg("compression"))
       .def(
           "append",
           [](Writer& writer, const IdsIn& ids, const std::vector<BytesIn>& columns,

@@ -346,7 +346,8 @@ class FeatureStore:
     """Columns by id; see plimsoll.FeatureStore."""
 
     @staticmethod
-    def open(governor: Governor, directory: str, cache_bytes: int, io_threads: int) -> FeatureStore:
+    def open(governor: Governor, directory: str, cache_bytes: int, io_threads: int,
+             join_gap_bytes: int) -> FeatureStore:
         """Errors: NotFoundError, CorruptError, BudgetExceeded."""
     def close(self) -> None:
         """Lets go of the store."""
@@ -370,7 +371,8 @@ class FeatureWriter:
 
     @staticmethod
     def create(governor: Governor, directory: str, names: list[str], dtypes: list[str],
-               shapes: list[list[int]], grouped: bool, allow_non_finite: bool) -> FeatureWriter:
+               shapes: list[list[int]], grouped: bool, allow_non_finite: bool,
+               compression: str) -> FeatureWriter:
         """Errors: ValueError, BudgetExceeded, OSError."""
     def append(self, ids: _Ids, columns: list[_Bytes], groups: _Ids | None) -> None:
         """Errors: ValueError naming record, id and column; OSError."""
@@ -421,8 +423,8 @@ class Loader:
 
     @staticmethod
     def open(governor: Governor, store: FeatureStore, split: Split, columns: list[str],
-             batch_rows: int, queue_bytes: int, threads: int, drop_last: bool, seed: int,
-             epoch: int, position: int) -> Loader:
+             batch_rows: int, queue_bytes: int, threads: int, drop_last: bool,
+             sweep_batches: int, seed: int, epoch: int, position: int) -> Loader:
         """Errors: ValueError, NotFoundError, BudgetExceeded."""
     def next(self) -> dict[str, Any]:
         """Takes a batch and describes it: rows, epoch, position, ends_epoch, state_after."""

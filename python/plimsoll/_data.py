@@ -156,7 +156,7 @@ class Loader:
              batch_rows: int, queue: int | str = 0, seed: int = 0, threads: int = 2,
              columns: Sequence[str] | None = None, drop_last: bool = False,
              split: Split | None = None, state: LoaderState | None = None,
-             cache: int | str = 0) -> Loader:
+             cache: int | str = 0, sweep_batches: int = 1) -> Loader:
         """Opens a loader over a FeatureStore, or over the store in a directory.
 
         queue:     the ring, in bytes or as "256MiB"; 0 is four batches. At least two must fit.
@@ -164,6 +164,8 @@ class Loader:
         split:     reads only its training records.
         state:     where to start; see the property of that name.
         cache:     the slab of the store, when `data` is a directory.
+        sweep_batches: so many coming batches are read in one pass over the store's file: fewer
+                   reads, the same batches. The store's slab must hold two such windows.
 
         Errors: ValueError; NotFoundError (data, column); BudgetExceeded naming the bytes needed.
         """
@@ -176,7 +178,7 @@ class Loader:
             core_split = (_core.Split.create(governor._core, store._core, 0, 0) if split is None
                           else split._core)
             loader = _core.Loader.open(governor._core, store._core, core_split, names, batch_rows,
-                                       queue_bytes, threads, drop_last, *start)
+                                       queue_bytes, threads, drop_last, sweep_batches, *start)
         except BaseException:
             if owns_store:
                 store.close()

@@ -28,7 +28,8 @@ def import_dataset(dataset: Any, out: str | os.PathLike[str], *,
                    ids: str | Iterable[int] | None = None, groups: str | None = None,
                    governor: Governor | None = None,
                    dtype: str | Mapping[str, str] | None = None,
-                   allow_non_finite: bool = False) -> dict[str, Any]:
+                   allow_non_finite: bool = False,
+                   compression: str = "none") -> dict[str, Any]:
     """Streams a dataset into a new FeatureStore in `out` and returns what
     plimsoll.info(out) says.
 
@@ -41,6 +42,7 @@ def import_dataset(dataset: Any, out: str | os.PathLike[str], *,
     groups:  the key that holds an item's group id; items of a group are consecutive.
     governor: whose limit to keep; by default one of its own for the time of the call.
     dtype:   a dtype for every floating-point column, or one by column: "float16" halves the bytes.
+    compression: as for FeatureWriter.
 
     Shape:  column k is [items, shape of the first item's k-th array…].
     Errors: ValueError naming the item and the column (missing, another shape or dtype, not an
@@ -52,7 +54,7 @@ def import_dataset(dataset: Any, out: str | os.PathLike[str], *,
                              "governor=...")
         with Governor() as own:
             return import_dataset(dataset, out, ids=ids, groups=groups, governor=own, dtype=dtype,
-                                  allow_non_finite=allow_non_finite)
+                                  allow_non_finite=allow_non_finite, compression=compression)
     items = _items(dataset)
     first = next(items, None)
     if first is None:
@@ -69,7 +71,7 @@ def import_dataset(dataset: Any, out: str | os.PathLike[str], *,
         raise ValueError("item 0: it holds nothing but ids")
     columns = {name: (stored, shape) for name, (stored, shape, _) in specs.items()}
     with FeatureWriter(governor, out, columns, grouped=groups is not None,
-                       allow_non_finite=allow_non_finite) as writer:
+                       allow_non_finite=allow_non_finite, compression=compression) as writer:
         chunk = _Chunk(specs, grouped=groups is not None)
         for index, item in enumerate(itertools.chain([first], items)):
             named = _named(item, index)

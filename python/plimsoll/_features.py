@@ -36,15 +36,21 @@ class FeatureStore:
 
     @classmethod
     def open(cls, governor: Governor, directory: str | os.PathLike[str], *,
-             cache: int | str = 0, io_threads: int = 4) -> FeatureStore:
+             cache: int | str = 0, io_threads: int = 4,
+             join_gap: int | str = 0) -> FeatureStore:
         """Opens the store in `directory`.
 
-        Units:  cache is the slab, in bytes or as "512MiB"; 0 is 32 MiB or the floor.
+        join_gap: records wanted at once that stand so near on disk are read together, and what is
+                  between them too: fewer reads, more bytes. For disks that are slow to start a read.
+
+        Units:  cache is the slab, in bytes or as "512MiB"; 0 is 32 MiB or the floor. join_gap as
+                cache.
         Errors: NotFoundError, CorruptError (truncated or altered files, named), BudgetExceeded.
         """
         path = os.fspath(directory)
-        return cls(governor, _core.FeatureStore.open(governor._core, path,
-                                                     byte_size(cache, "cache"), io_threads), path)
+        core = _core.FeatureStore.open(governor._core, path, byte_size(cache, "cache"), io_threads,
+                                       byte_size(join_gap, "join_gap"))
+        return cls(governor, core, path)
 
     @property
     def rows(self) -> int:
@@ -81,11 +87,13 @@ class FeatureStore:
         return out
 
     def info(self) -> dict[str, Any]:
-        """What the store holds, as plimsoll.info(): rows, columns, bytes, groups, fingerprint."""
+        """What the store holds, as plimsoll.info(): rows, columns, bytes, groups, compression, …"""
         return json.loads(_core.describe(self.directory))
 
     def stats(self) -> dict[str, int | float]:
-        """Counters since open: requests, hits, hit_rate, blocks_read, bytes_read, stall_ns, …"""
+        """Counters since open: requests, hits, hit_rate, stall_ns, …; bytes_read is what came from
+        the disk in so many reads, bytes_delivered what callers were given.
+        """
         return self._core.stats()
 
     def verify(self) -> None:
@@ -132,12 +140,13 @@ class FeatureWriter:
 
     def __init__(self, governor: Governor, directory: str | os.PathLike[str],
                  columns: Mapping[str, tuple[str, Sequence[int]]], *, grouped: bool = False,
-                 allow_non_finite: bool = False) -> None:
+                 allow_non_finite: bool = False, compression: str = "none") -> None:
         """Starts a store in `directory`, which must not exist or be empty.
 
         columns:          name → (dtype, shape of one record); at most 64 names [a-z][a-z0-9_]*.
         grouped:          append() is given group ids; a group's records are consecutive.
         allow_non_finite: accepts NaN and infinity.
+        compression:      "lz4" compresses each block of records that shrinks by an eighth; "none".
 
         Errors: ValueError; BudgetExceeded; OSError.
         """
@@ -147,7 +156,8 @@ class FeatureWriter:
         self._core = _core.FeatureWriter.create(
             governor._core, os.fspath(directory), list(self._columns),
             [dtype for dtype, _ in self._columns.values()],
-            [list(shape) for _, shape in self._columns.values()], grouped, allow_non_finite)
+            [list(shape) for _, shape in self._columns.values()], grouped, allow_non_finite,
+            compression)
         governor._adopt(self)
 
     def append(self, ids: Any, columns: Mapping[str, Any] | None = None, *, groups: Any = None,

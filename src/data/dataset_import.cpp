@@ -89,7 +89,8 @@ Result<FeatureInfo> import_cosir(Governor governor, const CosirImportOptions& op
                                        .columns = {{"image", image.dtype(), image.row_shape()},
                                                    {"text", text.dtype(), text.row_shape()}},
                                        .grouped = groups.has_value(),
-                                       .allow_non_finite = true}));  // Checked by the shards.
+                                       .allow_non_finite = true,  // Checked by the shards.
+                                       .compression = options.compression}));
   const std::int64_t chunk = std::max<std::int64_t>(1, kChunkBytes / (row_bytes + 16));
   PLIMSOLL_TRY(Slab slab, Slab::create(governor, Tag::kOther, chunk * (row_bytes + 16) + 4 * 64));
   const auto image_buffer = slab.take<std::byte>(chunk * image.row_bytes());

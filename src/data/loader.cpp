@@ -20,6 +20,7 @@
 
 #include "base/check.h"
 #include "data/loader_ring.h"
+#include "data/loader_sweep.h"
 #include "plimsoll/bytes.h"
 #include "plimsoll/sample_order.h"
 
@@ -129,6 +130,11 @@ Result<void> check_options(const Split& split, const LoaderOptions& options) {
                             "queue_bytes = {} not negative",
                             options.batch_rows, options.threads, kThreadsMax, options.queue_bytes));
   }
+  if (options.sweep_batches < 1 || options.sweep_batches > BatchSweep::kBatchesMax) {
+    return fail(ErrorCode::kInvalidArgument,
+                fmt::format("sweep_batches = {} must be 1 to {}", options.sweep_batches,
+                            BatchSweep::kBatchesMax));
+  }
   const std::int64_t rows = split.train_rows();
   if (rows < (options.drop_last ? options.batch_rows : 1)) {
     return fail(
@@ -169,6 +175,11 @@ class Loader::Impl : public Reclaimer {
 
   Result<void> start(Governor& governor, const LoaderOptions& options) {
     ring_->restart(options.start);
+    if (options.sweep_batches > 1) {
+      PLIMSOLL_TRY(
+          sweep_, BatchSweep::create(governor, store_, options.sweep_batches, options.batch_rows,
+                                     [this](auto&&... batch) { return batch_ordinals(batch...); }));
+    }
     PLIMSOLL_TRY(reclaimer_, governor.add_reclaimer(this));
     // Signals belong to the program's own threads; these inherit a full mask.
     sigset_t all;
@@ -211,6 +222,9 @@ class Loader::Impl : public Reclaimer {
         return;
       }
       try {
+        if (sweep_) {
+          sweep_->before(claim);
+        }
         if (auto done = fill(claim); !done) {
           claim.slot->error = std::move(done).error();
         }
@@ -228,6 +242,14 @@ class Loader::Impl : public Reclaimer {
       const std::int64_t rank = order.at(place.position + static_cast<std::int64_t>(i));
       ordinals[i] = split_->train_ordinal(rank);
     }
+  }
+
+  // Ordinals of batch `number`, counted from `origin`.
+  std::int64_t batch_ordinals(const LoaderState& origin, std::int64_t number,
+                              std::span<std::int64_t> ordinals) const noexcept {
+    const Schedule::Place place = schedule_.place(origin, number);
+    find_ordinals(origin.seed, place, ordinals.first(static_cast<std::size_t>(place.rows)));
+    return place.rows;
   }
 
   Result<void> fill(const BatchRing::Claim& claim) {
@@ -256,7 +278,8 @@ class Loader::Impl : public Reclaimer {
   const Split* split_;
   std::vector<int> columns_;
   Schedule schedule_;
-  std::shared_ptr<BatchRing> ring_;  // Shared: batches may outlive the loader.
+  std::shared_ptr<BatchRing> ring_;    // Shared: batches may outlive the loader.
+  std::unique_ptr<BatchSweep> sweep_;  // Null: every batch is read for itself.
   ReclaimerHandle reclaimer_;
   std::vector<std::jthread> threads_;  // Last: joined before the rest is destroyed.
 };

@@ -129,7 +129,7 @@ BatchRing::Claim BatchRing::claim() {
       free->generation = generation_;
       free->error.reset();
       in_flight_[static_cast<std::size_t>(free->number) % in_flight_.size()] = &*free;
-      return {&*free, free->number, origin_};
+      return {&*free, free->number, origin_, generation_};
     }
     slot_freed_.wait(mutex_);
   }
@@ -188,7 +188,7 @@ Result<std::shared_ptr<BatchSlot>> BatchRing::take() {
 
 bool BatchRing::peek_ids(std::vector<std::int64_t>& ids, Claim& next) const {
   MutexLock lock(mutex_);
-  next = {nullptr, next_take_, origin_};
+  next = {nullptr, next_take_, origin_, generation_};
   if (next_take_ == next_claim_) {
     return false;
   }

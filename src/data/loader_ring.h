@@ -71,7 +71,8 @@ class BatchRing : public std::enable_shared_from_this<BatchRing> {
   struct Claim {
     BatchSlot* slot{nullptr};  // Null: the ring has stopped.
     std::int64_t number{0};
-    LoaderState origin{};  // The state at which batch 0 begins.
+    LoaderState origin{};         // The state at which batch 0 begins.
+    std::uint64_t generation{0};  // Counts restarts.
   };
 
   /// Errors: kOverBudget, kIo.

@@ -6,6 +6,7 @@
 // Method: FeatureSet (plain arrays) as the oracle of contents; whole sequences compared.
 #include "plimsoll/loader.h"
 
+#include <cstdio>
 #include <map>
 #include <optional>
 #include <set>
@@ -385,6 +386,107 @@ TEST(LoaderTest, RefusesWhatCannotWork) {
   EXPECT_NE(text({.batch_rows = 0}), "");
   EXPECT_NE(text({.batch_rows = 5, .threads = 0}), "");
   EXPECT_EQ(text({.columns = {"text"}, .batch_rows = 90}), "");
+}
+
+// One epoch of 6000 records, a page each, in batches of 64 from a cold store with room for 2800.
+struct SweepRun {
+  std::vector<Seen> seen;
+  FeatureStats stats;
+};
+
+class LoaderSweepTest : public ::testing::Test {
+ protected:
+  static constexpr std::int64_t kRows = 6000;
+  void SetUp() override {
+    const FeatureSet set =
+        test::make_set(51, kRows,
+                       {{.name = "image", .dtype = DType::kFloat32, .shape = {1000}},
+                        {.name = "text", .dtype = DType::kFloat32, .shape = {24}}});
+    test::write_set(governor_, scratch_ / "set", set).or_throw();
+  }
+  FeatureStore open_store(std::int64_t join_gap_bytes) {
+    return FeatureStore::open(governor_, {.directory = scratch_ / "set",
+                                          .cache_bytes = 12 << 20,
+                                          .join_gap_bytes = join_gap_bytes})
+        .or_throw();
+  }
+  SweepRun epoch(std::int64_t sweep_batches, int threads, std::int64_t join_gap_bytes) {
+    FeatureStore store = open_store(join_gap_bytes);
+    const Split split = Split::create(governor_, &store, {}).or_throw();
+    SweepRun run;
+    {
+      // Two slots: hardly anything of the next epoch is read before the counters are.
+      Loader loader = Loader::open(governor_, &store, &split,
+                                   {.batch_rows = 64,
+                                    .queue_bytes = 600 << 10,
+                                    .threads = threads,
+                                    .sweep_batches = sweep_batches})
+                          .or_throw();
+      run.seen = take(loader, static_cast<int>(loader.batches_per_epoch()));
+    }
+    run.stats = store.stats();
+    return run;
+  }
+  ScratchDirectory scratch_;
+  Governor governor_{test::governor_of()};
+};
+
+TEST_F(LoaderSweepTest, WiderSweepsGiveTheSameBatchesFromFewerReads) {
+  const SweepRun alone = epoch(1, 1, 0);
+  for (const std::int64_t gap : {0, 16 << 10}) {
+    std::int64_t reads_before = INT64_MAX;
+    for (const std::int64_t sweep_batches : {1, 4, 16}) {
+      const SweepRun run = epoch(sweep_batches, 1 + static_cast<int>(sweep_batches % 3), gap);
+      SCOPED_TRACE("sweep_batches " + std::to_string(sweep_batches));
+      EXPECT_TRUE(run.seen == alone.seen);
+      // Nothing is read twice; what is beyond the epoch's end is of the window it shares.
+      EXPECT_LE(run.stats.blocks_read, kRows + (sweep_batches + 3) * 64);
+      EXPECT_LT(run.stats.reads, reads_before);
+      reads_before = run.stats.reads;
+      if (gap == 0) {
+        EXPECT_EQ(run.stats.bytes_read, run.stats.blocks_read * 4096);
+      }
+      std::printf("sweep_batches %2lld, gap %5lld: %lld reads, %.2f bytes read per byte wanted\n",
+                  static_cast<long long>(sweep_batches), static_cast<long long>(gap),
+                  static_cast<long long>(run.stats.reads),
+                  static_cast<double>(run.stats.bytes_read) /
+                      static_cast<double>(run.stats.blocks_read * 4096));
+    }
+  }
+}
+
+TEST_F(LoaderSweepTest, SeekingDropsTheWindowsUnderWay) {
+  const SweepRun alone = epoch(1, 1, 0);
+  FeatureStore store = open_store(0);
+  const Split split = Split::create(governor_, &store, {}).or_throw();
+  Loader loader =
+      Loader::open(governor_, &store, &split, {.batch_rows = 64, .threads = 3, .sweep_batches = 8})
+          .or_throw();
+  constexpr std::uint64_t kSeed = 12;
+  SCOPED_TRACE("seed " + std::to_string(kSeed));
+  std::mt19937_64 random(kSeed);
+  Batch batch;
+  for (int round = 0; round < 60; ++round) {
+    const auto at = static_cast<std::size_t>(random() % (alone.seen.size() - 5));
+    ASSERT_TRUE(loader.seek({.epoch = 0, .position = static_cast<std::int64_t>(at) * 64}));
+    for (std::size_t i = 0; i < random() % 5; ++i) {
+      ASSERT_TRUE(loader.next(batch));
+      ASSERT_TRUE(copy_of(batch) == alone.seen[at + i]) << "round " << round;
+    }
+  }
+}
+
+TEST_F(LoaderSweepTest, RefusesWindowsThatTheStoreCannotHold) {
+  FeatureStore store = open_store(0);
+  const Split split = Split::create(governor_, &store, {}).or_throw();
+  const auto refused =
+      Loader::open(governor_, &store, &split, {.batch_rows = 64, .sweep_batches = 40});
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(*refused.error().detail,
+            "sweep_batches = 40 of 64 rows need room for 5120 blocks of features; there is room "
+            "for " +
+                std::to_string(store.stats().frames));
+  EXPECT_FALSE(Loader::open(governor_, &store, &split, {.batch_rows = 64, .sweep_batches = 0}));
 }
 
 }  // namespace

@@ -9,11 +9,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstdio>
 #include <utility>
 
 #include "base/check.h"
+#include "base/npy_header.h"
 #include "plimsoll/bytes.h"
 #include "plimsoll/torch.h"
 
@@ -52,13 +54,8 @@ class IdsFile {
       return fail_io(errno, path.string());
     }
     const std::int64_t rows = features.info().rows;
-    std::string header =
-        fmt::format("{{'descr': '<i8', 'fortran_order': False, 'shape': ({},), }}", rows);
-    header.append(63 - (10 + header.size()) % 64, ' ').push_back('\n');
-    const auto size = static_cast<std::uint16_t>(header.size());
-    bool good = std::fwrite("\x93NUMPY\x01\x00", 1, 8, file) == 8 &&
-                std::fwrite(&size, 2, 1, file) == 1 &&
-                std::fwrite(header.data(), 1, header.size(), file) == header.size();
+    const std::string header = npy_header("<i8", std::array{rows});
+    bool good = std::fwrite(header.data(), 1, header.size(), file) == header.size();
     std::vector<std::int64_t> ordinals;
     std::vector<std::int64_t> ids;
     Result<void> read{};

@@ -102,6 +102,19 @@ Result<Description> describe_embeddings(const fs::path& path) {
                  {"disk_bytes", info.disk_bytes}});
 }
 
+std::string blocks_text(const FeatureInfo& info) {
+  auto text = fmt::format("{} of {}", format_count(info.blocks), format_bytes(info.block_bytes));
+  if (info.compression == BlockCompression::kNone) {
+    return text + ", not compressed";
+  }
+  const auto whole = static_cast<double>(info.blocks * info.block_bytes);
+  return text +
+         fmt::format(", {}: {} on disk, {:.1f} % of their size; {} did not shrink",
+                     compression_name(info.compression), format_bytes(info.stored_bytes),
+                     whole > 0 ? 100.0 * static_cast<double>(info.stored_bytes) / whole : 100.0,
+                     format_count(info.plain_blocks));
+}
+
 Result<Description> describe_features(const fs::path& path) {
   PLIMSOLL_TRY(const FeatureInfo info, FeatureStore::inspect(path));
   auto text = fmt::format("feature store {}\n  records   {} of {}\n", path.string(),
@@ -118,7 +131,9 @@ Result<Description> describe_features(const fs::path& path) {
         "  groups    {}{}\n", format_count(info.groups),
         info.uniform_group > 0 ? fmt::format(" of {} each", info.uniform_group) : std::string());
   }
-  text += fmt::format("  disk      {}\n", format_bytes(info.disk_bytes));
+  text +=
+      fmt::format("  blocks    {}\n  memory    a slab of at least {}\n  disk      {}\n",
+                  blocks_text(info), format_bytes(info.floor_bytes), format_bytes(info.disk_bytes));
   return finish("feature_store", path, std::move(text),
                 {{"rows", info.rows},
                  {"columns", columns},
@@ -126,6 +141,12 @@ Result<Description> describe_features(const fs::path& path) {
                  {"dense_ids", info.dense_ids},
                  {"groups", info.groups},
                  {"uniform_group", info.uniform_group},
+                 {"compression", compression_name(info.compression)},
+                 {"block_bytes", info.block_bytes},
+                 {"blocks", info.blocks},
+                 {"plain_blocks", info.plain_blocks},
+                 {"stored_bytes", info.stored_bytes},
+                 {"floor_bytes", info.floor_bytes},
                  {"disk_bytes", info.disk_bytes},
                  {"fingerprint", info.fingerprint}});
 }

@@ -1,19 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "recipes/new_file.h"
 
-#include <algorithm>
 #include <system_error>
 #include <utility>
 
-#include <fmt/format.h>
-
 #include "base/check.h"
+#include "base/npy_header.h"
 
 namespace plimsoll {
-
-namespace {
-constexpr std::int64_t kNpyHeaderBytes = 128;
-}  // namespace
 
 Result<NewFile> NewFile::create(const std::filesystem::path& path) {
   NewFile made;
@@ -74,25 +68,7 @@ const char* npy_descriptor(DType dtype) {
 }
 
 std::string npy_header(const TensorSpec& spec) {
-  std::string shape;
-  for (const auto size : spec.shape) {  // As NumPy writes it: "(3,)", "(3, 4)".
-    shape += fmt::format("{}{}", shape.empty() ? "" : " ", size);
-    shape += ',';
-  }
-  if (spec.shape.size() > 1) {
-    shape.pop_back();
-  }
-  auto dictionary = fmt::format("{{'descr': '{}', 'fortran_order': False, 'shape': ({}), }}",
-                                npy_descriptor(spec.dtype), shape);
-  dictionary.resize(static_cast<std::size_t>(std::max<std::int64_t>(
-                        kNpyHeaderBytes - 11, static_cast<std::int64_t>(dictionary.size()))),
-                    ' ');
-  dictionary += '\n';
-  const auto size = dictionary.size();
-  std::string header("\x93NUMPY\x01\x00", 8);
-  header += static_cast<char>(size & 0xff);
-  header += static_cast<char>(size >> 8);
-  return header + dictionary;
+  return npy_header(npy_descriptor(spec.dtype), spec.shape);
 }
 
 }  // namespace plimsoll

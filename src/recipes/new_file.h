@@ -43,8 +43,7 @@ class NewFile {
 /// NumPy's descriptor of an element type; "" where it has none.
 [[nodiscard]] const char* npy_descriptor(DType dtype);
 
-/// Always of the same size for shapes of up to some six dimensions: padded with spaces.
-/// Source: NumPy, NEP 1, version 1.0.
+/// Of the same size for any number of rows; see base/npy_header.h.
 [[nodiscard]] std::string npy_header(const TensorSpec& spec);
 
 }  // namespace plimsoll

@@ -255,7 +255,7 @@ class PageCache {
   std::uint32_t request_ PLIMSOLL_GUARDED_BY(mutex_){0};
   std::int64_t uses_ PLIMSOLL_GUARDED_BY(mutex_){0};                // Since heat last aged.
   double write_rate_ PLIMSOLL_GUARDED_BY(mutex_){kWriteRateFirst};  // Bytes a second.
-  bool committing_ PLIMSOLL_GUARDED_BY(mutex_){false};              // The owner writes all itself.
+  bool committing_ PLIMSOLL_GUARDED_BY(mutex_){false};  // All that is dirty is to be written.
   bool look_ahead_busy_ PLIMSOLL_GUARDED_BY(mutex_){false};
   bool look_ahead_waits_ PLIMSOLL_GUARDED_BY(mutex_){false};
   bool stopping_ PLIMSOLL_GUARDED_BY(mutex_){false};

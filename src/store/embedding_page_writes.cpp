@@ -309,7 +309,7 @@ bool PageCache::write_back() {
     if (stopping_ || poison_) {
       return false;
     }
-    if (!committing_ && wants_write_back()) {
+    if (committing_ || wants_write_back()) {
       if (const std::int64_t chosen = choose_dirty(write_back_); chosen > 0) {
         return write_frames(write_back_, chosen).has_value();
       }
@@ -327,40 +327,24 @@ Result<void> PageCache::write_dirty() {
   return done;
 }
 
+// Together with the write-back thread, which takes its share while committing_.
 Result<void> PageCache::write_listed() {
-  const auto listed = dirty_list_.subspan(static_cast<std::size_t>(list_head_),
-                                          static_cast<std::size_t>(listed_ - list_head_));
-  sort_by_page(listed);
-  std::int64_t chosen = 0;
-  for (const std::uint32_t index : listed) {
-    Frame& frame = frames_[index];
-    while ((frame.flags & kWriting) != 0) {
-      changed_.wait(mutex_);
-    }
-    if ((frame.flags & kDirty) == 0) {
-      continue;
-    }
-    frame.flags |= kWriting;
-    owner_.cleaning[static_cast<std::size_t>(chosen++)] = index;
-    if (chosen == static_cast<std::int64_t>(owner_.cleaning.size())) {
+  sort_by_page(dirty_list_.subspan(static_cast<std::size_t>(list_head_),
+                                   static_cast<std::size_t>(listed_ - list_head_)));
+  dirtied_.notify_one();
+  for (;;) {
+    if (const std::int64_t chosen = choose_dirty(owner_); chosen > 0) {
       PLIMSOLL_TRY_VOID(write_frames(owner_, chosen));
-      chosen = 0;
+    } else if (writers_ > 0) {
+      changed_.wait(mutex_);
+    } else {
+      break;
     }
-  }
-  if (chosen > 0) {
-    PLIMSOLL_TRY_VOID(write_frames(owner_, chosen));
-  }
-  while (writers_ > 0) {
-    changed_.wait(mutex_);
   }
   if (poison_) {
     return tl::unexpected(*poison_);
   }
-  for (const std::uint32_t index : listed) {
-    frames_[index].flags &= static_cast<std::uint8_t>(~kListed);
-  }
-  listed_ = 0;
-  list_head_ = 0;
+  PLIMSOLL_CHECK(dirty_ == 0, "a page that is dirty and not to be written");
   return {};
 }
 

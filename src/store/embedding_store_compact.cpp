@@ -7,6 +7,7 @@
 //
 // Threads: see embedding_store.h.   Memory: the slabs of two tables.
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstring>
 #include <system_error>
@@ -17,6 +18,7 @@
 #include <fmt/format.h>
 
 #include "base/check.h"
+#include "base/npy_header.h"
 #include "os/crash_point.h"
 #include "store/embedding_store_impl.h"
 
@@ -29,10 +31,7 @@ namespace fs = std::filesystem;
 // The ids of `table` in the order of their places, in a .npy beside it: what a table is made from.
 Result<void> write_ids(EmbeddingStore& table, const fs::path& path) {
   PLIMSOLL_TRY(auto file, File::open(path, FileMode::kCreate));
-  std::string header =
-      fmt::format("{{'descr': '<i8', 'fortran_order': False, 'shape': ({},), }}", table.rows());
-  header.resize(117, ' ');
-  header = std::string("\x93NUMPY\x01\x00\x76\x00", 10) + header + "\n";
+  const std::string header = npy_header("<i8", std::array{table.rows()});
   PLIMSOLL_TRY_VOID(file.write_at(0, std::as_bytes(std::span(header))));
   auto at = static_cast<std::int64_t>(header.size());
   return table.scan([&](std::span<const std::int64_t> ids, auto, auto) -> Result<void> {

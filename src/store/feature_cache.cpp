@@ -17,7 +17,6 @@
 #include <fmt/core.h>
 
 #include "base/check.h"
-#include "base/crc32c.h"
 #include "base/philox.h"
 #include "store/feature_table.h"
 
@@ -56,15 +55,17 @@ struct BlockCache::Frame {
 struct BlockCache::Batch {
   int source{0};
   std::span<const std::int64_t> blocks;
-  std::span<const std::uint32_t> checksums;
+  std::span<const StoredBlock> stored;
   std::span<std::uint32_t> frames;
   std::span<bool> hits;
+  bool ahead{false};
   std::array<std::uint16_t, kPinsMax> mine{};  // Positions this call loads.
   std::size_t mine_count{0};
   std::array<std::uint16_t, kPinsMax> joined{};  // Positions another call is loading.
   std::size_t joined_count{0};
   bool any_absent{false};
   bool brought_back{false};
+  BlockReader::Counts counts{};  // Of what this call read.
 };
 
 std::int64_t BlockCache::memory_bytes(std::int64_t frames, std::int64_t block_bytes) noexcept {
@@ -72,9 +73,9 @@ std::int64_t BlockCache::memory_bytes(std::int64_t frames, std::int64_t block_by
          table_slots(frames) * 4 + kFeaturePage + 2 * 64;
 }
 
-BlockCache::BlockCache(Slab& slab, IoPool& pool, std::span<const BlockSource> sources,
+BlockCache::BlockCache(Slab& slab, BlockReader& reader, std::span<const BlockSource> sources,
                        std::int64_t frames, std::int64_t block_bytes)
-    : slab_(slab), pool_(pool), block_bytes_(block_bytes) {
+    : slab_(slab), reader_(reader), block_bytes_(block_bytes) {
   PLIMSOLL_CHECK(frames >= kFramesMin && frames < kNoFrame, "number of frames out of range");
   PLIMSOLL_CHECK(sources.size() <= sources_.size(), "too many sources");
   std::copy(sources.begin(), sources.end(), sources_.begin());
@@ -108,11 +109,15 @@ void BlockCache::release(std::int64_t reserved) noexcept {
 }
 
 Result<void> BlockCache::pin(int source, std::span<const std::int64_t> blocks,
-                             std::span<const std::uint32_t> checksums,
-                             std::span<std::uint32_t> frames, std::span<bool> hits) {
+                             std::span<const StoredBlock> stored, std::span<std::uint32_t> frames,
+                             std::span<bool> hits, bool ahead) {
   PLIMSOLL_CHECK(static_cast<std::int64_t>(blocks.size()) <= kPinsMax, "more than was reserved");
-  Batch batch{
-      .source = source, .blocks = blocks, .checksums = checksums, .frames = frames, .hits = hits};
+  Batch batch{.source = source,
+              .blocks = blocks,
+              .stored = stored,
+              .frames = frames,
+              .hits = hits,
+              .ahead = ahead};
   {
     MutexLock lock(mutex_);
     for (std::size_t i = 0; i < blocks.size(); ++i) {
@@ -163,7 +168,14 @@ void BlockCache::drop_pin(std::uint32_t frame) {
 
 void BlockCache::claim(Batch& batch, std::size_t i) {
   const std::uint64_t key = key_of(batch.source, batch.blocks[i]);
-  if (const std::uint32_t found = find(key); found != kNoFrame) {
+  std::uint32_t found = find(key);
+  std::uint32_t taken = kNoFrame;
+  while (found == kNoFrame && (taken = take_victim()) == kNoFrame) {
+    // Every other frame is being given back this very moment. Others may claim while this waits.
+    loads_ended_.wait(mutex_);
+    found = find(key);
+  }
+  if (found != kNoFrame) {
     Frame& frame = frames_[found];
     ++frame.pins;
     frame.used = true;
@@ -174,11 +186,11 @@ void BlockCache::claim(Batch& batch, std::size_t i) {
     }
     return;
   }
-  const std::uint32_t taken = take_victim();
   Frame& frame = frames_[taken];
   frame.key = key;
   frame.pins = 1;
-  frame.used = false;  // A block read once makes way before one that was asked for again.
+  // A block read once makes way before one that was asked for again, or is about to be.
+  frame.used = batch.ahead;
   frame.was_absent = frame.state == FrameState::kAbsent;
   absent_ -= frame.was_absent ? 1 : 0;
   frame.state = FrameState::kLoading;
@@ -191,27 +203,25 @@ void BlockCache::claim(Batch& batch, std::size_t i) {
 
 std::uint32_t BlockCache::take_victim() {
   const auto count = static_cast<std::int64_t>(frames_.size());
-  for (;;) {
-    // Two rounds clear every mark. In a third, pages that were given back are taken again.
-    for (std::int64_t tries = 0; tries < 3 * count; ++tries) {
-      const auto at = static_cast<std::uint32_t>(hand_);
-      hand_ = hand_ + 1 == count ? 0 : hand_ + 1;
-      Frame& frame = frames_[at];
-      if (frame.pins > 0) {
-        continue;
-      }
-      if (frame.state == FrameState::kEmpty ||
-          (frame.state == FrameState::kAbsent && tries >= 2 * count)) {
-        return at;
-      }
-      if (frame.state == FrameState::kReady && !std::exchange(frame.used, false)) {
-        unmap(frame.key);
-        --stats_.resident_frames;
-        return at;
-      }
+  // Two rounds clear every mark. In a third, pages that were given back are taken again.
+  for (std::int64_t tries = 0; tries < 3 * count; ++tries) {
+    const auto at = static_cast<std::uint32_t>(hand_);
+    hand_ = hand_ + 1 == count ? 0 : hand_ + 1;
+    Frame& frame = frames_[at];
+    if (frame.pins > 0) {
+      continue;
     }
-    loads_ended_.wait(mutex_);  // Every other frame is being given back this very moment.
+    if (frame.state == FrameState::kEmpty ||
+        (frame.state == FrameState::kAbsent && tries >= 2 * count)) {
+      return at;
+    }
+    if (frame.state == FrameState::kReady && !std::exchange(frame.used, false)) {
+      unmap(frame.key);
+      --stats_.resident_frames;
+      return at;
+    }
   }
+  return kNoFrame;
 }
 
 // ---- loading ----
@@ -222,22 +232,36 @@ Result<void> BlockCache::load(Batch& batch) {
     batch.brought_back = true;
   }
   const BlockSource& source = sources_[static_cast<std::size_t>(batch.source)];
-  std::array<IoRequest, kPinsMax> requests;
+  std::array<BlockReader::Wanted, kPinsMax> blocks;
   for (std::size_t m = 0; m < batch.mine_count; ++m) {
-    const std::size_t i = batch.mine[m];
-    const std::int64_t offset = batch.blocks[i] * block_bytes_;
-    const std::int64_t size = std::min(block_bytes_, source.bytes - offset);
-    requests[m] = {
-        .file = source.file,
-        .offset = offset,
-        .bytes = {blocks_ + batch.frames[i] * block_bytes_, static_cast<std::size_t>(size)},
-        .kind = IoKind::kRead};
+    blocks[m] = wanted(batch, batch.mine[m]);
   }
-  PLIMSOLL_TRY_VOID(pool_.run(std::span(requests).first(batch.mine_count)));
-  for (std::size_t m = 0; m < batch.mine_count; ++m) {
-    PLIMSOLL_TRY_VOID(verify(batch, batch.mine[m]));
+  const auto mine = std::span(blocks).first(batch.mine_count);
+  PLIMSOLL_TRY(batch.counts, reader_.read(*source.file, mine, !source.self_checked));
+  for (const BlockReader::Wanted& block : mine) {
+    if (source.self_checked) {
+      PLIMSOLL_TRY_VOID(
+          check_table_pages(block.out, block.stored.offset / kFeaturePage, source.file->path()));
+    }
   }
   return {};
+}
+
+// What has to be read for position i of a batch, and into which frame.
+BlockReader::Wanted BlockCache::wanted(const Batch& batch, std::size_t i) const {
+  std::byte* frame = blocks_ + batch.frames[i] * block_bytes_;
+  const std::int64_t number = batch.blocks[i];
+  if (!batch.stored.empty()) {
+    return {.stored = batch.stored[i],
+            .number = number,
+            .out = {frame, static_cast<std::size_t>(block_bytes_)}};
+  }
+  const std::int64_t offset = number * block_bytes_;
+  const std::int64_t size =
+      std::min(block_bytes_, sources_[static_cast<std::size_t>(batch.source)].bytes - offset);
+  return {.stored = {.offset = offset, .bytes = size},
+          .number = number,
+          .out = {frame, static_cast<std::size_t>(size)}};
 }
 
 Result<void> BlockCache::bring_back(const Batch& batch) {
@@ -251,25 +275,11 @@ Result<void> BlockCache::bring_back(const Batch& batch) {
   return {};
 }
 
-Result<void> BlockCache::verify(const Batch& batch, std::size_t i) const {
-  const BlockSource& source = sources_[static_cast<std::size_t>(batch.source)];
-  const std::int64_t offset = batch.blocks[i] * block_bytes_;
-  const auto size = static_cast<std::size_t>(std::min(block_bytes_, source.bytes - offset));
-  const std::span<const std::byte> block{bytes(batch.frames[i]), size};
-  if (source.self_checked) {
-    return check_table_pages(block, offset / kFeaturePage, source.file->path());
-  }
-  if (crc32c(block) != batch.checksums[i]) {
-    return fail(ErrorCode::kCorrupt, fmt::format("{}: block {} does not match its checksum",
-                                                 source.file->path().string(), batch.blocks[i]));
-  }
-  return {};
-}
-
 void BlockCache::settle(Batch& batch, bool loaded) {
-  const BlockSource& source = sources_[static_cast<std::size_t>(batch.source)];
   {
     MutexLock lock(mutex_);
+    stats_.reads += batch.counts.reads;
+    stats_.bytes_read += batch.counts.bytes;
     for (std::size_t m = 0; m < batch.mine_count; ++m) {
       const std::size_t i = batch.mine[m];
       Frame& frame = frames_[batch.frames[i]];
@@ -278,7 +288,6 @@ void BlockCache::settle(Batch& batch, bool loaded) {
         frame.state = FrameState::kReady;
         ++stats_.resident_frames;
         ++stats_.blocks_read;
-        stats_.bytes_read += std::min(block_bytes_, source.bytes - batch.blocks[i] * block_bytes_);
       } else {
         // The whole batch failed together; a waiter for one of its good blocks reads that again.
         unmap(frame.key);
@@ -308,7 +317,7 @@ Result<void> BlockCache::wait_for_joined(Batch& batch) {
     unpin(batch.frames.subspan(i, 1));
     auto retried =
         pin(batch.source, batch.blocks.subspan(i, 1),
-            batch.checksums.empty() ? batch.checksums : batch.checksums.subspan(i, 1), again, hit);
+            batch.stored.empty() ? batch.stored : batch.stored.subspan(i, 1), again, hit);
     if (retried) {
       batch.frames[i] = again[0];
       continue;

@@ -22,21 +22,24 @@
 #include "base/mutex.h"
 #include "memory/slab.h"
 #include "os/file.h"
-#include "os/io_pool.h"
 #include "plimsoll/result.h"
+#include "store/feature_block_reader.h"
 
 namespace plimsoll {
 
-/// A file of which blocks are cached. Block b is bytes [b × block_bytes, …), short at the end.
+/// A file of which blocks are cached.
 struct BlockSource {
   File* file{nullptr};  // Null: the store has no such file.
   std::int64_t bytes{0};
-  bool self_checked{false};  // Pages of feature_table.h; otherwise pin() is given checksums.
+  /// Pages of feature_table.h: block b is bytes [b × block_bytes, …), short at the end. Otherwise
+  /// pin() is told where blocks stand.
+  bool self_checked{false};
 };
 
 /// What the cache counts since it was made.
 struct BlockCacheStats {
   std::int64_t blocks_read{0};
+  std::int64_t reads{0};
   std::int64_t bytes_read{0};
   std::int64_t joined{0};
   std::int64_t stall_ns{0};
@@ -47,17 +50,18 @@ struct BlockCacheStats {
 class BlockCache {
  public:
   static constexpr std::int64_t kFramesMin = 8;
-  static constexpr std::int64_t kPinsMax = 256;  // Of one reservation; sizes arrays on the stack.
-  static constexpr int kSources = 4;
+  static constexpr std::int64_t kPinsMax =
+      static_cast<std::int64_t>(BlockReader::kBlocksMax);  // Of one reservation.
+  static constexpr int kSources = 5;
 
   struct Frame;
 
   /// Bytes taken from the slab, alignment slack included.
   static std::int64_t memory_bytes(std::int64_t frames, std::int64_t block_bytes) noexcept;
 
-  /// Requires: slab and pool outlive the cache; frames >= kFramesMin.
-  BlockCache(Slab& slab, IoPool& pool, std::span<const BlockSource> sources, std::int64_t frames,
-             std::int64_t block_bytes);
+  /// Requires: slab and reader outlive the cache; frames >= kFramesMin.
+  BlockCache(Slab& slab, BlockReader& reader, std::span<const BlockSource> sources,
+             std::int64_t frames, std::int64_t block_bytes);
   BlockCache(const BlockCache&) = delete;
   BlockCache& operator=(const BlockCache&) = delete;
 
@@ -68,12 +72,14 @@ class BlockCache {
   /// Makes blocks of `source` resident and keeps them so until unpin(). frames[i] holds blocks[i];
   /// hits[i] tells whether it was there. On an error nothing stays pinned.
   ///
+  /// `ahead`: nobody has asked for them yet, so they are spared once before they make way.
+  ///
   /// Requires: blocks ascending and distinct, no more of them than the caller has reserved, and
-  ///           `checksums` of the same length unless the source is self-checked.
+  ///           `stored` of the same length unless the source is self-checked.
   /// Errors:   kCorrupt naming the file and the block; kIo.
   Result<void> pin(int source, std::span<const std::int64_t> blocks,
-                   std::span<const std::uint32_t> checksums, std::span<std::uint32_t> frames,
-                   std::span<bool> hits);
+                   std::span<const StoredBlock> stored, std::span<std::uint32_t> frames,
+                   std::span<bool> hits, bool ahead = false);
   void unpin(std::span<const std::uint32_t> frames) noexcept;
 
   [[nodiscard]] const std::byte* bytes(std::uint32_t frame) const noexcept {
@@ -91,10 +97,10 @@ class BlockCache {
   struct Batch;  // One call of pin().
 
   void claim(Batch& batch, std::size_t i) PLIMSOLL_REQUIRES(mutex_);
-  std::uint32_t take_victim() PLIMSOLL_REQUIRES(mutex_);
+  [[nodiscard]] std::uint32_t take_victim() PLIMSOLL_REQUIRES(mutex_);
   Result<void> load(Batch& batch);
   Result<void> bring_back(const Batch& batch);
-  Result<void> verify(const Batch& batch, std::size_t i) const;
+  [[nodiscard]] BlockReader::Wanted wanted(const Batch& batch, std::size_t i) const;
   void settle(Batch& batch, bool loaded);
   Result<void> wait_for_joined(Batch& batch);
   void drop_pin(std::uint32_t frame) PLIMSOLL_REQUIRES(mutex_);
@@ -105,7 +111,7 @@ class BlockCache {
   [[nodiscard]] std::size_t home(std::uint64_t key) const noexcept;
 
   Slab& slab_;
-  IoPool& pool_;
+  BlockReader& reader_;
   std::array<BlockSource, kSources> sources_{};
   std::int64_t block_bytes_{0};
   std::byte* blocks_{nullptr};  // Frame f: block_bytes_ at f × block_bytes_.

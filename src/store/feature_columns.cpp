@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Element types and columns of a FeatureStore: sizes, names, and the search for NaN and infinity.
+// Element types, columns and compressions of a FeatureStore: sizes, names, and the search for NaN
+// and infinity.
 //
 // Reading order: include/plimsoll/feature_store.h, this file.
 //
@@ -88,6 +89,20 @@ Result<DType> parse_dtype(const std::string& text) {
               fmt::format("\"{}\" is not an element type; known are float32, float16, bfloat16, "
                           "float64, int64, int32 and uint8 (little-endian)",
                           text.substr(0, 40)));
+}
+
+const char* compression_name(BlockCompression compression) noexcept {
+  return compression == BlockCompression::kLz4 ? "lz4" : "none";
+}
+
+Result<BlockCompression> parse_compression(const std::string& text) {
+  for (const BlockCompression known : {BlockCompression::kNone, BlockCompression::kLz4}) {
+    if (text == compression_name(known)) {
+      return known;
+    }
+  }
+  return fail(ErrorCode::kInvalidArgument,
+              fmt::format("compression = \"{}\" is neither none nor lz4", text.substr(0, 40)));
 }
 
 std::int64_t first_non_finite(std::span<const std::byte> bytes, DType dtype) noexcept {

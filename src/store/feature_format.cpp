@@ -15,6 +15,7 @@
 #include "base/crc32c.h"
 #include "base/philox.h"
 #include "os/file.h"
+#include "store/feature_plan.h"
 #include "store/feature_table.h"
 
 namespace plimsoll {
@@ -23,7 +24,8 @@ namespace {
 using nlohmann::json;
 namespace fs = std::filesystem;
 
-constexpr std::int64_t kFormatVersion = 1;
+constexpr std::int64_t kPlainVersion = 1;
+constexpr std::int64_t kCompressedVersion = 2;  // The same, and a table of blocks.
 constexpr std::int64_t kBlockPagesMax = 16;
 
 std::uint32_t crc_of(const std::string& text) {
@@ -204,6 +206,36 @@ std::vector<ColumnSpec> parse_columns(Fields& fields) {
   return columns;
 }
 
+// The fields that only a store with compression has.
+StoredForm parse_stored(Fields& fields, Fields& files) {
+  StoredForm stored;
+  const json* compression = fields.find("compression");
+  if (compression == nullptr) {
+    fields.refuse();
+    return stored;
+  }
+  Fields inner(*compression);
+  const auto coding = parse_compression(inner.text("coding"));
+  stored.compression = coding ? *coding : BlockCompression::kNone;
+  stored.records_bytes = inner.integer("records_bytes");
+  stored.plain_blocks = inner.integer("plain_blocks");
+  stored.content_crc = static_cast<std::uint32_t>(inner.integer("content_crc32c"));
+  stored.blocks = files.side(kFeatureBlocksFile);
+  if (!inner.ok() || stored.compression == BlockCompression::kNone) {
+    fields.refuse();
+  }
+  return stored;
+}
+
+bool stored_consistent(const FeatureHeader& header) {
+  const StoredForm& stored = header.stored;
+  return !header.compressed() ||
+         (stored.records_bytes >= 0 && stored.records_bytes % kFeaturePage == 0 &&
+          stored.records_bytes <= header.blocks() * header.layout.block_bytes &&
+          stored.plain_blocks >= 0 && stored.plain_blocks <= header.blocks() &&
+          stored.blocks.bytes == feature_table_bytes(header.blocks() + 1, 8));
+}
+
 bool consistent(const FeatureHeader& header, Fields& fields) {
   const bool geometry = fields.integer("stride") == header.layout.stride &&
                         fields.integer("block_bytes") == header.layout.block_bytes &&
@@ -218,7 +250,7 @@ bool consistent(const FeatureHeader& header, Fields& fields) {
                     header.rows / header.uniform_group == header.groups)) &&
       header.group_table.bytes ==
           (header.groups == 0 || uniform ? 0 : feature_table_bytes(header.groups + 1, 8));
-  return geometry && ids && groups &&
+  return geometry && ids && groups && stored_consistent(header) &&
          header.checksums.bytes == feature_table_bytes(header.blocks(), 4);
 }
 
@@ -250,7 +282,7 @@ std::string FeatureHeader::fingerprint() const {
   for (const std::uint64_t part :
        {static_cast<std::uint64_t>(rows), ids.fingerprint, static_cast<std::uint64_t>(groups),
         static_cast<std::uint64_t>(uniform_group), static_cast<std::uint64_t>(group_table.crc),
-        static_cast<std::uint64_t>(checksums.crc)}) {
+        static_cast<std::uint64_t>(compressed() ? stored.content_crc : checksums.crc)}) {
     chain = mix64(chain ^ part);
   }
   return fmt::format("{:016x}", chain);
@@ -259,7 +291,7 @@ std::string FeatureHeader::fingerprint() const {
 std::string FeatureHeader::to_json() const {
   json header = {
       {"format", "plimsoll-features"},
-      {"version", kFormatVersion},
+      {"version", compressed() ? kCompressedVersion : kPlainVersion},
       {"rows", rows},
       {"columns", columns_json(layout.columns)},
       {"stride", layout.stride},
@@ -274,6 +306,13 @@ std::string FeatureHeader::to_json() const {
         {kFeatureIdsFile, side_json(id_table)},
         {kFeatureGroupsFile, side_json(group_table)}}},
   };
+  if (compressed()) {
+    header["compression"] = {{"coding", compression_name(stored.compression)},
+                             {"records_bytes", stored.records_bytes},
+                             {"plain_blocks", stored.plain_blocks},
+                             {"content_crc32c", stored.content_crc}};
+    header["files"][kFeatureBlocksFile] = side_json(stored.blocks);
+  }
   header["crc32c"] = crc_of(header.dump());
   return header.dump(2) + "\n";
 }
@@ -283,6 +322,12 @@ FeatureInfo FeatureHeader::info(const fs::path& directory) const {
   info.rows = rows;
   info.columns = layout.columns;
   info.record_bytes = layout.record_bytes;
+  info.floor_bytes = feature_floor_bytes(*this);
+  info.compression = stored.compression;
+  info.block_bytes = layout.block_bytes;
+  info.blocks = blocks();
+  info.plain_blocks = compressed() ? stored.plain_blocks : info.blocks;
+  info.stored_bytes = records_file_bytes();
   info.dense_ids = ids.dense;
   info.groups = groups;
   info.uniform_group = uniform_group;
@@ -301,9 +346,11 @@ Result<FeatureHeader> parse_feature_header(const std::string& text, const std::s
   if (!fields.ok() || fields.text("format") != "plimsoll-features") {
     return fail(ErrorCode::kCorrupt, name + ": not the header of a feature store");
   }
-  if (const auto version = fields.integer("version"); version != kFormatVersion) {
-    return fail(ErrorCode::kCorrupt, fmt::format("{}: format version {}; this program reads {}",
-                                                 name, version, kFormatVersion));
+  const std::int64_t version = fields.integer("version");
+  if (version != kPlainVersion && version != kCompressedVersion) {
+    return fail(ErrorCode::kCorrupt,
+                fmt::format("{}: format version {}; this program reads {} and {}", name, version,
+                            kPlainVersion, kCompressedVersion));
   }
   const std::int64_t crc = fields.integer("crc32c");
   parsed.erase("crc32c");
@@ -330,6 +377,9 @@ Result<FeatureHeader> parse_feature_header(const std::string& text, const std::s
   header.checksums = file_fields.side(kFeatureChecksumsFile);
   header.id_table = file_fields.side(kFeatureIdsFile);
   header.group_table = file_fields.side(kFeatureGroupsFile);
+  if (version == kCompressedVersion) {
+    header.stored = parse_stored(fields, file_fields);
+  }
   if (!consistent(header, fields) || !id_fields.ok() || !file_fields.ok() || !fields.ok() ||
       fields.text("fingerprint") != header.fingerprint()) {
     return fail(ErrorCode::kCorrupt, name + ": its fields contradict each other");
@@ -363,6 +413,9 @@ Result<FeatureHeader> read_feature_header(const fs::path& directory) {
   };
   PLIMSOLL_TRY_VOID(check(kFeatureRecordsFile, header.records_file_bytes()));
   PLIMSOLL_TRY_VOID(check(kFeatureChecksumsFile, header.checksums.bytes));
+  if (header.compressed()) {
+    PLIMSOLL_TRY_VOID(check(kFeatureBlocksFile, header.stored.blocks.bytes));
+  }
   if (header.id_table.bytes > 0) {
     PLIMSOLL_TRY_VOID(check(kFeatureIdsFile, header.id_table.bytes));
   }

@@ -24,6 +24,7 @@ inline constexpr std::size_t kFeatureColumnsMax = 64;
 inline constexpr const char* kFeatureHeaderFile = "features.json";
 inline constexpr const char* kFeatureRecordsFile = "records.dat";
 inline constexpr const char* kFeatureChecksumsFile = "checksums.dat";
+inline constexpr const char* kFeatureBlocksFile = "blocks.dat";
 inline constexpr const char* kFeatureIdsFile = "ids.dat";
 inline constexpr const char* kFeatureGroupsFile = "groups.dat";
 inline constexpr const char* kFeatureIndexName = "index";  // index.ids, index.order.
@@ -53,6 +54,15 @@ struct SideFile {
   std::uint32_t crc{0};
 };
 
+/// How records.dat differs from one block after another, when it does.
+struct StoredForm {
+  BlockCompression compression{BlockCompression::kNone};
+  std::int64_t records_bytes{0};  // Of records.dat.
+  std::int64_t plain_blocks{0};   // Blocks that did not shrink.
+  std::uint32_t content_crc{0};   // What checksums.crc would be without compression.
+  SideFile blocks{};              // The table of where each block begins.
+};
+
 /// What features.json holds.
 struct FeatureHeader {
   FeatureLayout layout{};
@@ -63,12 +73,16 @@ struct FeatureHeader {
   SideFile checksums{};
   SideFile id_table{};
   SideFile group_table{};
+  StoredForm stored{};  // Meaningful with compression.
 
+  [[nodiscard]] bool compressed() const noexcept {
+    return stored.compression != BlockCompression::kNone;
+  }
   [[nodiscard]] std::int64_t blocks() const noexcept { return layout.blocks(rows); }
   [[nodiscard]] std::int64_t records_file_bytes() const noexcept {
-    return blocks() * layout.block_bytes;
+    return compressed() ? stored.records_bytes : blocks() * layout.block_bytes;
   }
-  /// Sixteen hexadecimal digits over columns, rows, ids, groups and block checksums.
+  /// Sixteen hexadecimal digits over columns, rows, ids, groups and the blocks before compression.
   [[nodiscard]] std::string fingerprint() const;
   [[nodiscard]] std::string to_json() const;
   [[nodiscard]] FeatureInfo info(const std::filesystem::path& directory) const;

@@ -2,15 +2,18 @@
 //
 // FeatureStore: reads records by ordinal or id through a block cache inside one slab.
 //
-// A request is taken in chunks of at most 256 records. A chunk's blocks are sorted by offset, the
-// missing ones read together, and the rows copied to their places in the request. Block checksums,
-// ids and group offsets are tables (feature_table.h): in the slab as a whole while that takes at
-// most an eighth of it each, else read through the same frames as the records.
+// A request is taken in sweeps of at most 4096 records, sorted by block: one pass over the file. Of
+// at most 256 blocks at a time the missing ones are read together, neighbours at once, and the rows
+// copied to their places in the request. Block checksums, ids, group offsets and the places of
+// compressed blocks are tables (feature_table.h): in the slab as a whole while that takes at most
+// an eighth of it each, else read through the same frames as the records.
 //
-// Reading order: include/plimsoll/feature_store.h, feature_format.h, feature_cache.h, this file.
+// Reading order: include/plimsoll/feature_store.h, feature_format.h, feature_plan.h,
+//                feature_cache.h, this file.
 //
 // Threads: reads are thread-safe; no lock is held across I/O or a copy of rows.
-// Memory:  one slab, divided in plan_slab(). Chunks live on the reader's stack (about 30 KiB).
+// Memory:  one slab, divided by plan_feature_slab(). A sweep lives on the reader's stack: about
+//          120 KiB, 200 KiB when a table is paged.
 #include "plimsoll/feature_store.h"
 
 #include <algorithm>
@@ -26,9 +29,10 @@
 #include "memory/slab.h"
 #include "os/file.h"
 #include "os/io_pool.h"
-#include "plimsoll/bytes.h"
+#include "store/feature_block_reader.h"
 #include "store/feature_cache.h"
 #include "store/feature_format.h"
+#include "store/feature_plan.h"
 #include "store/feature_table.h"
 #include "store/id_index.h"
 
@@ -38,19 +42,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::size_t kChunk = static_cast<std::size_t>(BlockCache::kPinsMax);
-constexpr std::int64_t kDefaultCacheBytes = 32LL << 20;
-constexpr std::int64_t kIdPagesMin = 4;
-constexpr std::int64_t kSlabSlack = 4 * kFeaturePage;  // Alignment of what is taken from it.
-
-enum Source : int { kRecords, kChecksums, kIds, kGroups };
-
-// How the slab is divided.
-struct SlabShares {
-  std::int64_t total{0};
-  std::int64_t frames{0};
-  std::int64_t id_pages{0};
-  std::array<bool, BlockCache::kSources> resident{};
-};
+constexpr std::size_t kSweep = 4096;  // Records put in the order of the file at once.
 
 // One table of the store: absent (0 entries), in the slab, or behind the cache.
 struct Table {
@@ -59,64 +51,6 @@ struct Table {
   std::int64_t entries{0};
   std::span<const std::byte> resident{};
 };
-
-std::int64_t floor_bytes(const FeatureHeader& header) {
-  return kSlabSlack + IdIndex::memory_bytes(header.ids, kIdPagesMin) +
-         BlockCache::memory_bytes(BlockCache::kFramesMin, header.layout.block_bytes);
-}
-
-Result<SlabShares> plan_slab(const FeatureHeader& header, std::int64_t cache_bytes,
-                             const fs::path& directory) {
-  const std::int64_t floor = floor_bytes(header);
-  const std::int64_t given = cache_bytes > 0 ? cache_bytes : std::max(kDefaultCacheBytes, floor);
-  if (given < floor) {
-    Error error = make_error(
-        ErrorCode::kOverBudget,
-        fmt::format("{}: a cache of {} is below the {} this store needs (cache_bytes = {})",
-                    directory.string(), format_bytes(given), format_bytes(floor), floor),
-        "raise cache_bytes");
-    error.tag = Tag::kFeature;
-    error.requested_bytes = floor;
-    error.available_bytes = given;
-    error.limit_bytes = given;
-    return tl::unexpected(std::move(error));
-  }
-  SlabShares shares;
-  std::int64_t room = given - floor;
-  std::int64_t paged_bytes = 0;
-  const auto keep = [&](Source source, std::int64_t bytes) {
-    shares.resident[source] = bytes > 0 && bytes <= given / 8 && bytes <= room;
-    (shares.resident[source] ? room : paged_bytes) += shares.resident[source] ? -bytes : bytes;
-  };
-  keep(kChecksums, header.checksums.bytes);
-  keep(kIds, header.id_table.bytes);
-  keep(kGroups, header.group_table.bytes);
-  const std::int64_t index_min = IdIndex::memory_bytes(header.ids, kIdPagesMin);
-  shares.id_pages = kIdPagesMin;
-  while (IdIndex::memory_bytes(header.ids, shares.id_pages * 2) <= index_min + room / 8 &&
-         IdIndex::memory_bytes(header.ids, shares.id_pages * 2) >
-             IdIndex::memory_bytes(header.ids, shares.id_pages)) {
-    shares.id_pages *= 2;
-  }
-  room -= IdIndex::memory_bytes(header.ids, shares.id_pages) - index_min;
-  // Frames beyond the store's own blocks would never be used.
-  const std::int64_t block = header.layout.block_bytes;
-  const std::int64_t useful = header.blocks() + paged_bytes / block + 3;
-  room += BlockCache::memory_bytes(BlockCache::kFramesMin, block);
-  shares.frames = std::max(BlockCache::kFramesMin, std::min(useful, room / (block + 64)));
-  while (shares.frames > BlockCache::kFramesMin &&
-         BlockCache::memory_bytes(shares.frames, block) > room) {
-    --shares.frames;
-  }
-  shares.total = kSlabSlack + IdIndex::memory_bytes(header.ids, shares.id_pages) +
-                 BlockCache::memory_bytes(shares.frames, block);
-  for (const auto& [source, bytes] :
-       {std::pair{kChecksums, header.checksums.bytes}, std::pair{kIds, header.id_table.bytes},
-        std::pair{kGroups, header.group_table.bytes}}) {
-    shares.total += shares.resident[source] ? bytes : 0;
-  }
-  return shares;
-}
 
 }  // namespace
 
@@ -131,22 +65,25 @@ class FeatureStore::Impl : public Reclaimer {
   ~Impl() override {
     reclaimer_ = {};
     cache_.reset();
+    reader_.reset();
     ids_ = IdIndex();
   }
   Impl(const Impl&) = delete;
   Impl& operator=(const Impl&) = delete;
 
-  Result<void> start(std::int64_t cache_bytes);
+  Result<void> start(const FeatureStoreOptions& options);
   Result<void> read_ordinals(std::span<const std::int64_t> ordinals, std::span<const int> columns,
                              std::span<const std::span<std::byte>> out);
   Result<void> read(std::span<const std::int64_t> ids, std::span<const int> columns,
                     std::span<const std::span<std::byte>> out);
+  Result<void> prefetch_ordinals(std::span<const std::int64_t> ordinals);
   Result<void> ordinals_of(std::span<const std::int64_t> ids, std::span<std::int64_t> out);
   Result<void> ids_of(std::span<const std::int64_t> ordinals, std::span<std::int64_t> out);
   Result<std::pair<std::int64_t, std::int64_t>> group(std::int64_t group);
 
   [[nodiscard]] const FeatureInfo& info() const noexcept { return info_; }
   [[nodiscard]] FeatureStats stats() const;
+  [[nodiscard]] const FeaturePlan& plan() const noexcept { return shares_.plan; }
   std::int64_t shrink(std::int64_t wanted_bytes) noexcept { return cache_->shrink(wanted_bytes); }
 
   std::int64_t reclaim(PressureMove move, std::int64_t wanted_bytes) noexcept override {
@@ -155,15 +92,18 @@ class FeatureStore::Impl : public Reclaimer {
   [[nodiscard]] const char* name() const noexcept override { return "features"; }
 
  private:
-  Result<void> open_files(const SlabShares& shares);
+  Result<void> open_files();
   Result<std::span<const std::byte>> load_table(File& file, const SideFile& side);
   Result<void> check_request(std::span<const std::int64_t> ordinals, std::span<const int> columns,
                              std::span<const std::span<std::byte>> out) const;
   Result<void> check_ordinals(std::span<const std::int64_t> ordinals) const;
-  Result<void> block_checksums(std::span<const std::int64_t> blocks,
-                               std::span<std::uint32_t> checksums);
+  Result<void> locate_blocks(std::span<const std::int64_t> blocks, std::span<StoredBlock> stored);
   template <class BlockOf, class Visit>
-  Result<void> visit_blocks(int source, std::size_t count, BlockOf block_of, Visit visit);
+  Result<void> visit_blocks(int source, std::size_t count, BlockOf block_of, Visit visit,
+                            bool ahead = false);
+  template <class Visit>
+  Result<void> visit_records(std::span<const std::int64_t> ordinals, Visit visit,
+                             bool ahead = false);
   template <class IndexOf, class Sink>
   Result<void> read_table(const Table& table, std::size_t count, IndexOf index_of, Sink sink);
 
@@ -171,6 +111,7 @@ class FeatureStore::Impl : public Reclaimer {
   fs::path directory_;
   FeatureHeader header_;
   FeatureInfo info_;
+  FeatureShares shares_{};
   Admission admission_;
   IoPool pool_;
   Slab slab_;
@@ -178,28 +119,33 @@ class FeatureStore::Impl : public Reclaimer {
   Table checksums_{};
   Table id_table_{};
   Table group_table_{};
+  Table block_table_{};
   IdIndex ids_;
+  std::unique_ptr<BlockReader> reader_;
   std::unique_ptr<BlockCache> cache_;
-  std::atomic<std::int64_t> requests_{0};  // Written by readers, read by stats(); order is free.
-  std::atomic<std::int64_t> hits_{0};
+  std::atomic<std::int64_t> requests_{0};   // Written by readers, read by stats(); order is free.
+  std::atomic<std::int64_t> hits_{0};       // As requests_.
+  std::atomic<std::int64_t> delivered_{0};  // As requests_: bytes.
   ReclaimerHandle reclaimer_;
 };
 
 // ---- opening ----
 
-Result<void> FeatureStore::Impl::start(std::int64_t cache_bytes) {
-  PLIMSOLL_TRY(const SlabShares shares, plan_slab(header_, cache_bytes, directory_));
-  const std::int64_t slab_bytes = (shares.total + kFeaturePage - 1) / kFeaturePage * kFeaturePage;
+Result<void> FeatureStore::Impl::start(const FeatureStoreOptions& options) {
+  PLIMSOLL_TRY(shares_, plan_feature_slab(header_, options));
+  const std::int64_t slab_bytes =
+      (shares_.plan.total_bytes + kFeaturePage - 1) / kFeaturePage * kFeaturePage;
   PLIMSOLL_TRY_VOID(admission_.take(governor_, Tag::kFeature, slab_bytes, "cache_bytes"));
   PLIMSOLL_TRY(slab_, Slab::create(governor_, Tag::kFeature, slab_bytes));
-  PLIMSOLL_TRY_VOID(open_files(shares));
+  PLIMSOLL_TRY_VOID(open_files());
   PLIMSOLL_TRY(reclaimer_, governor_.add_reclaimer(this));
   return {};
 }
 
-Result<void> FeatureStore::Impl::open_files(const SlabShares& shares) {
+Result<void> FeatureStore::Impl::open_files() {
   std::array<BlockSource, BlockCache::kSources> sources{};
-  const auto open = [&](Source source, const char* name, std::int64_t bytes) -> Result<void> {
+  const auto open = [&](FeatureSource source, const char* name,
+                        std::int64_t bytes) -> Result<void> {
     if (bytes > 0) {
       File& file = files_[source];
       PLIMSOLL_TRY(file, File::open(directory_ / name, FileMode::kRead, true));
@@ -211,21 +157,25 @@ Result<void> FeatureStore::Impl::open_files(const SlabShares& shares) {
   PLIMSOLL_TRY_VOID(open(kChecksums, kFeatureChecksumsFile, header_.checksums.bytes));
   PLIMSOLL_TRY_VOID(open(kIds, kFeatureIdsFile, header_.id_table.bytes));
   PLIMSOLL_TRY_VOID(open(kGroups, kFeatureGroupsFile, header_.group_table.bytes));
+  PLIMSOLL_TRY_VOID(open(kBlocks, kFeatureBlocksFile, header_.stored.blocks.bytes));
   checksums_ = {.source = kChecksums, .width = 4, .entries = header_.blocks()};
   id_table_ = {.source = kIds, .entries = header_.ids.dense ? 0 : header_.rows};
   group_table_ = {.source = kGroups,
                   .entries = header_.group_table.bytes > 0 ? header_.groups + 1 : 0};
+  block_table_ = {.source = kBlocks, .entries = header_.compressed() ? header_.blocks() + 1 : 0};
   for (const auto& [table, side] :
        {std::pair{&checksums_, &header_.checksums}, std::pair{&id_table_, &header_.id_table},
-        std::pair{&group_table_, &header_.group_table}}) {
+        std::pair{&group_table_, &header_.group_table},
+        std::pair{&block_table_, &header_.stored.blocks}}) {
     const auto source = static_cast<std::size_t>(table->source);
-    if (shares.resident[source]) {
+    if (shares_.resident[source]) {
       PLIMSOLL_TRY(table->resident, load_table(files_[source], *side));
     }
   }
   PLIMSOLL_TRY(ids_,
-               IdIndex::open(directory_, kFeatureIndexName, header_.ids, slab_, shares.id_pages));
-  cache_ = std::make_unique<BlockCache>(slab_, pool_, sources, shares.frames,
+               IdIndex::open(directory_, kFeatureIndexName, header_.ids, slab_, shares_.id_pages));
+  reader_ = std::make_unique<BlockReader>(slab_, pool_, shares_.lanes);
+  cache_ = std::make_unique<BlockCache>(slab_, *reader_, sources, shares_.frames,
                                         header_.layout.block_bytes);
   return {};
 }
@@ -245,22 +195,22 @@ Result<std::span<const std::byte>> FeatureStore::Impl::load_table(File& file,
 
 // ---- reading ----
 
-// Calls visit(i, bytes of block block_of(i)) for i in [0, count), block by block. The blocks stay
-// pinned during the call.
+// Calls visit(i, bytes of block block_of(i), whether it was there) for i in [0, count), in the
+// order of the file. The block stays pinned during the call.
 template <class BlockOf, class Visit>
 Result<void> FeatureStore::Impl::visit_blocks(int source, std::size_t count, BlockOf block_of,
-                                              Visit visit) {
+                                              Visit visit, bool ahead) {
   struct Entry {
     std::int64_t block;
     std::size_t index;
   };
-  std::array<Entry, kChunk> entries;
+  std::array<Entry, kSweep> entries;
   std::array<std::int64_t, kChunk> blocks;
-  std::array<std::uint32_t, kChunk> checksums;
+  std::array<StoredBlock, kChunk> stored;
   std::array<std::uint32_t, kChunk> frames;
   std::array<bool, kChunk> hits;
-  for (std::size_t begin = 0; begin < count; begin += kChunk) {
-    const std::size_t size = std::min(kChunk, count - begin);
+  for (std::size_t begin = 0; begin < count; begin += kSweep) {
+    const std::size_t size = std::min(kSweep, count - begin);
     for (std::size_t i = 0; i < size; ++i) {
       entries[i] = {block_of(begin + i), begin + i};
     }
@@ -268,43 +218,39 @@ Result<void> FeatureStore::Impl::visit_blocks(int source, std::size_t count, Blo
               [](const Entry& a, const Entry& b) {
                 return a.block != b.block ? a.block < b.block : a.index < b.index;
               });
-    std::size_t distinct = 0;
-    for (std::size_t i = 0; i < size; ++i) {
-      if (distinct == 0 || blocks[distinct - 1] != entries[i].block) {
-        blocks[distinct++] = entries[i].block;
-      }
-    }
-    const bool checked = source == kRecords;
-    if (checked) {
-      PLIMSOLL_TRY_VOID(block_checksums(std::span(blocks).first(distinct), checksums));
-    }
     std::size_t entry = 0;
-    for (std::size_t done = 0; done < distinct;) {
-      const std::int64_t reserved = cache_->reserve(static_cast<std::int64_t>(distinct - done));
-      const auto part = static_cast<std::size_t>(reserved);
-      auto pinned =
-          cache_->pin(source, std::span(blocks).subspan(done, part),
-                      checked ? std::span<const std::uint32_t>(checksums).subspan(done, part)
-                              : std::span<const std::uint32_t>{},
-                      frames, hits);
-      if (!pinned) {
-        cache_->release(reserved);
-        return pinned;
-      }
-      std::int64_t hit_rows = 0;
-      for (std::size_t b = 0; b < part; ++b) {
-        const std::byte* bytes = cache_->bytes(frames[b]);
-        for (; entry < size && entries[entry].block == blocks[done + b]; ++entry) {
-          visit(entries[entry].index, bytes);
-          hit_rows += hits[b] ? 1 : 0;
+    while (entry < size) {
+      std::size_t distinct = 0;
+      for (std::size_t i = entry; i < size && distinct < kChunk; ++i) {
+        if (distinct == 0 || blocks[distinct - 1] != entries[i].block) {
+          blocks[distinct++] = entries[i].block;
         }
       }
-      cache_->unpin(std::span(frames).first(part));
-      cache_->release(reserved);
-      if (checked) {
-        hits_.fetch_add(hit_rows, std::memory_order_relaxed);
+      const bool located = source == kRecords;
+      if (located) {
+        PLIMSOLL_TRY_VOID(locate_blocks(std::span(blocks).first(distinct), stored));
       }
-      done += part;
+      for (std::size_t done = 0; done < distinct;) {
+        const std::int64_t reserved = cache_->reserve(static_cast<std::int64_t>(distinct - done));
+        const auto part = static_cast<std::size_t>(reserved);
+        auto pinned = cache_->pin(source, std::span(blocks).subspan(done, part),
+                                  located ? std::span<const StoredBlock>(stored).subspan(done, part)
+                                          : std::span<const StoredBlock>{},
+                                  frames, hits, ahead);
+        if (!pinned) {
+          cache_->release(reserved);
+          return pinned;
+        }
+        for (std::size_t b = 0; b < part; ++b) {
+          const std::byte* bytes = cache_->bytes(frames[b]);
+          for (; entry < size && entries[entry].block == blocks[done + b]; ++entry) {
+            visit(entries[entry].index, bytes, hits[b]);
+          }
+        }
+        cache_->unpin(std::span(frames).first(part));
+        cache_->release(reserved);
+        done += part;
+      }
     }
   }
   return {};
@@ -326,17 +272,35 @@ Result<void> FeatureStore::Impl::read_table(const Table& table, std::size_t coun
   return visit_blocks(
       table.source, count,
       [&](std::size_t i) { return feature_table_offset(index_of(i), table.width) / block_bytes; },
-      [&](std::size_t i, const std::byte* block) {
+      [&](std::size_t i, const std::byte* block, bool) {
         const std::int64_t offset = feature_table_offset(index_of(i), table.width);
         sink(i, load_table_entry(block + offset % block_bytes, table.width));
       });
 }
 
-Result<void> FeatureStore::Impl::block_checksums(std::span<const std::int64_t> blocks,
-                                                 std::span<std::uint32_t> checksums) {
+// Where blocks stand and what their checksums are.
+Result<void> FeatureStore::Impl::locate_blocks(std::span<const std::int64_t> blocks,
+                                               std::span<StoredBlock> stored) {
+  const std::int64_t block_bytes = header_.layout.block_bytes;
+  if (header_.compressed()) {
+    std::array<std::uint64_t, 2 * kChunk> entries;  // Of a block and of the one after it.
+    PLIMSOLL_TRY_VOID(read_table(
+        block_table_, 2 * blocks.size(),
+        [&](std::size_t i) { return blocks[i / 2] + static_cast<std::int64_t>(i % 2); },
+        [&](std::size_t i, std::uint64_t entry) { entries[i] = entry; }));
+    for (std::size_t i = 0; i < blocks.size(); ++i) {
+      PLIMSOLL_TRY(stored[i], parse_block_entries(entries[2 * i], entries[2 * i + 1], block_bytes,
+                                                  header_.stored.records_bytes, blocks[i],
+                                                  files_[kBlocks].path()));
+    }
+  } else {
+    for (std::size_t i = 0; i < blocks.size(); ++i) {
+      stored[i] = {.offset = blocks[i] * block_bytes, .bytes = block_bytes};
+    }
+  }
   return read_table(
       checksums_, blocks.size(), [&](std::size_t i) { return blocks[i]; },
-      [&](std::size_t i, std::uint64_t crc) { checksums[i] = static_cast<std::uint32_t>(crc); });
+      [&](std::size_t i, std::uint64_t crc) { stored[i].crc = static_cast<std::uint32_t>(crc); });
 }
 
 Result<void> FeatureStore::Impl::check_ordinals(std::span<const std::int64_t> ordinals) const {
@@ -389,18 +353,44 @@ Result<void> FeatureStore::Impl::read_ordinals(std::span<const std::int64_t> ord
     pieces[k] = {static_cast<std::size_t>(header_.layout.offsets[column]),
                  static_cast<std::size_t>(info_.columns[column].bytes()), out[k].data()};
   }
-  const std::int64_t per_block = header_.layout.records_per_block;
-  const std::int64_t stride = header_.layout.stride;
-  requests_.fetch_add(static_cast<std::int64_t>(ordinals.size()), std::memory_order_relaxed);
-  return visit_blocks(
-      kRecords, ordinals.size(), [&](std::size_t i) { return ordinals[i] / per_block; },
-      [&](std::size_t i, const std::byte* block) {
-        const std::byte* record = block + ordinals[i] % per_block * stride;
+  std::int64_t hits = 0;
+  PLIMSOLL_TRY_VOID(
+      visit_records(ordinals, [&](std::size_t i, const std::byte* record, bool was_there) {
+        hits += was_there ? 1 : 0;
         for (std::size_t k = 0; k < columns.size(); ++k) {
           const Piece& piece = pieces[k];
           std::memcpy(piece.out + i * piece.bytes, record + piece.offset, piece.bytes);
         }
-      });
+      }));
+  const auto rows = static_cast<std::int64_t>(ordinals.size());
+  std::int64_t row_bytes = 0;
+  for (std::size_t k = 0; k < columns.size(); ++k) {
+    row_bytes += static_cast<std::int64_t>(pieces[k].bytes);
+  }
+  requests_.fetch_add(rows, std::memory_order_relaxed);
+  hits_.fetch_add(hits, std::memory_order_relaxed);
+  delivered_.fetch_add(rows * row_bytes, std::memory_order_relaxed);
+  return {};
+}
+
+// As visit_blocks(), with the bytes of record ordinals[i].
+template <class Visit>
+Result<void> FeatureStore::Impl::visit_records(std::span<const std::int64_t> ordinals, Visit visit,
+                                               bool ahead) {
+  const std::int64_t per_block = header_.layout.records_per_block;
+  const std::int64_t stride = header_.layout.stride;
+  return visit_blocks(
+      kRecords, ordinals.size(), [&](std::size_t i) { return ordinals[i] / per_block; },
+      [&](std::size_t i, const std::byte* block, bool was_there) {
+        visit(i, block + ordinals[i] % per_block * stride, was_there);
+      },
+      ahead);
+}
+
+Result<void> FeatureStore::Impl::prefetch_ordinals(std::span<const std::int64_t> ordinals) {
+  PLIMSOLL_TRY_VOID(check_ordinals(ordinals));
+  return visit_records(
+      ordinals, [](std::size_t, const std::byte*, bool) {}, /*ahead=*/true);
 }
 
 Result<void> FeatureStore::Impl::ordinals_of(std::span<const std::int64_t> ids,
@@ -422,7 +412,7 @@ Result<void> FeatureStore::Impl::ordinals_of(std::span<const std::int64_t> ids,
 Result<void> FeatureStore::Impl::read(std::span<const std::int64_t> ids,
                                       std::span<const int> columns,
                                       std::span<const std::span<std::byte>> out) {
-  std::array<std::int64_t, 4 * kChunk> ordinals;
+  std::array<std::int64_t, kSweep> ordinals;
   std::array<std::span<std::byte>, kFeatureColumnsMax> parts;
   // Sizes are checked against the whole request first: the parts below are cut from it.
   if (columns.size() > parts.size() || columns.size() != out.size()) {
@@ -480,7 +470,9 @@ FeatureStats FeatureStore::Impl::stats() const {
   stats.requests = requests_.load(std::memory_order_relaxed);
   stats.hits = hits_.load(std::memory_order_relaxed);
   stats.blocks_read = cache.blocks_read;
+  stats.reads = cache.reads;
   stats.bytes_read = cache.bytes_read;
+  stats.bytes_delivered = delivered_.load(std::memory_order_relaxed);
   stats.joined = cache.joined;
   stats.stall_ns = cache.stall_ns;
   stats.frames = cache.frames;
@@ -496,15 +488,21 @@ FeatureStore& FeatureStore::operator=(FeatureStore&&) noexcept = default;
 FeatureStore::~FeatureStore() = default;
 
 Result<FeatureStore> FeatureStore::open(Governor governor, const FeatureStoreOptions& options) {
-  if (options.io_threads < 0 || options.io_threads > 64 || options.cache_bytes < 0) {
-    return fail(ErrorCode::kInvalidArgument,
-                fmt::format("io_threads = {} must be 0 to 64, cache_bytes = {} at least 0",
-                            options.io_threads, options.cache_bytes));
+  if (options.io_threads < 0 || options.io_threads > 64 || options.cache_bytes < 0 ||
+      options.join_gap_bytes < 0) {
+    return fail(
+        ErrorCode::kInvalidArgument,
+        fmt::format("io_threads = {} must be 0 to 64, cache_bytes = {} and join_gap_bytes = "
+                    "{} at least 0",
+                    options.io_threads, options.cache_bytes, options.join_gap_bytes));
   }
   PLIMSOLL_TRY(FeatureHeader header, read_feature_header(options.directory));
+  if (header.compressed()) {
+    PLIMSOLL_TRY_VOID(require_lz4(options.directory));
+  }
   auto impl = std::make_unique<Impl>(std::move(governor), options.directory, std::move(header),
                                      options.io_threads);
-  PLIMSOLL_TRY_VOID(impl->start(options.cache_bytes));
+  PLIMSOLL_TRY_VOID(impl->start(options));
   return FeatureStore(std::move(impl));
 }
 
@@ -517,6 +515,10 @@ Result<void> FeatureStore::read_ordinals(std::span<const std::int64_t> ordinals,
 Result<void> FeatureStore::read(std::span<const std::int64_t> ids, std::span<const int> columns,
                                 std::span<const std::span<std::byte>> out) {
   return impl_->read(ids, columns, out);
+}
+
+Result<void> FeatureStore::prefetch_ordinals(std::span<const std::int64_t> ordinals) {
+  return impl_->prefetch_ordinals(ordinals);
 }
 
 Result<void> FeatureStore::ordinals_of(std::span<const std::int64_t> ids,
@@ -551,6 +553,10 @@ const FeatureInfo& FeatureStore::info() const noexcept {
 
 FeatureStats FeatureStore::stats() const {
   return impl_->stats();
+}
+
+FeaturePlan FeatureStore::plan() const noexcept {
+  return impl_->plan();
 }
 
 std::int64_t FeatureStore::shrink(std::int64_t wanted_bytes) noexcept {

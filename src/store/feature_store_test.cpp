@@ -5,7 +5,9 @@
 // Method: FeatureSet (plain arrays) is the oracle; random requests, the seed printed on failure.
 #include "plimsoll/feature_store.h"
 
+#include <algorithm>
 #include <fstream>
+#include <numeric>
 #include <thread>
 
 #include <gtest/gtest.h>
@@ -234,10 +236,118 @@ TEST(FeatureStoreTest, ShrinkGivesPagesBackAndReadsGoOn) {
   EXPECT_EQ(governor.state().leased_bytes, before - given) << "enough frames were left";
   // Down to the fewest frames, which is less than one request pins: some come back.
   EXPECT_GT(store.shrink(INT64_MAX), 2 << 20);
-  EXPECT_LT(governor.state().leased_bytes, 128 << 10);
+  EXPECT_LT(governor.state().leased_bytes - store.plan().buffer_bytes, 128 << 10);
   ASSERT_EQ(compare(store, set, some, {0, 1}, true), "");
   EXPECT_EQ(store.stats().resident_frames > 8, true);
   EXPECT_LE(governor.state().leased_bytes, before);
+}
+
+// How many reads a sweep over `wanted` takes: neighbours up to `gap` pages apart share one of at
+// most 16 pages, and 256 blocks are asked for at a time. Every record has one page to itself.
+std::int64_t reads_of_sweep(std::vector<std::int64_t> wanted, std::int64_t gap) {
+  std::sort(wanted.begin(), wanted.end());
+  wanted.erase(std::unique(wanted.begin(), wanted.end()), wanted.end());
+  std::int64_t reads = 0;
+  std::int64_t begin = 0;
+  for (std::size_t i = 0; i < wanted.size(); ++i) {
+    const bool joins =
+        i % 256 != 0 && wanted[i] - wanted[i - 1] <= gap + 1 && wanted[i] - begin < 16;
+    begin = joins ? begin : wanted[i];
+    reads += joins ? 0 : 1;
+  }
+  return reads;
+}
+
+TEST(FeatureSweepTest, ARequestIsOnePassInTheOrderOfTheFileNeighboursInOneRead) {
+  constexpr std::uint64_t kSeed = 31;
+  SCOPED_TRACE("seed " + std::to_string(kSeed));
+  ScratchDirectory scratch;
+  Governor governor = test::governor_of();
+  const FeatureSet set = test::make_set(kSeed, 5000, clip_columns());
+  ASSERT_TRUE(test::write_set(governor, scratch / "set", set));
+  std::mt19937_64 random(kSeed);
+  std::vector<std::int64_t> shuffled(5000);
+  std::iota(shuffled.begin(), shuffled.end(), 0);
+  std::shuffle(shuffled.begin(), shuffled.end(), random);
+  for (const std::size_t size : {200U, 1000U, 4096U}) {
+    for (const std::int64_t gap : {0, 1, 3}) {
+      const std::vector<std::int64_t> wanted(shuffled.begin(),
+                                             shuffled.begin() + static_cast<std::ptrdiff_t>(size));
+      auto store = FeatureStore::open(governor, {.directory = scratch / "set",
+                                                 .cache_bytes = 40 << 20,
+                                                 .join_gap_bytes = gap * 4096})
+                       .or_throw();
+      ASSERT_EQ(compare(store, set, wanted, {0, 1}, false), "");
+      const FeatureStats stats = store.stats();
+      EXPECT_EQ(stats.reads, reads_of_sweep(wanted, gap)) << size << " gap " << gap;
+      EXPECT_EQ(stats.blocks_read, static_cast<std::int64_t>(size));
+      EXPECT_EQ(stats.bytes_delivered, static_cast<std::int64_t>(size) * 4096);
+      if (gap == 0) {
+        EXPECT_EQ(stats.bytes_read, stats.bytes_delivered);
+      } else {
+        EXPECT_GT(stats.bytes_read, stats.bytes_delivered) << "what stands between is read too";
+      }
+    }
+  }
+}
+
+TEST(FeatureSweepTest, ASlabTooSmallForBuffersReadsEveryBlockAlone) {
+  ScratchDirectory scratch;
+  Governor governor = test::governor_of();
+  const FeatureSet set = test::make_set(32, 400, clip_columns());
+  ASSERT_TRUE(test::write_set(governor, scratch / "set", set));
+  auto store = FeatureStore::open(governor, {.directory = scratch / "set", .cache_bytes = 1 << 19})
+                   .or_throw();
+  EXPECT_EQ(store.plan().buffer_bytes, 0);
+  std::vector<std::int64_t> all(400);
+  std::iota(all.begin(), all.end(), 0);
+  ASSERT_EQ(compare(store, set, all, {0}, false), "");
+  EXPECT_EQ(store.stats().reads, 400);
+}
+
+TEST(FeatureSweepTest, PrefetchingMakesTheNextRequestAHitAndCountsAsNone) {
+  ScratchDirectory scratch;
+  Governor governor = test::governor_of();
+  const FeatureSet set = test::make_set(33, 3000, clip_columns());
+  ASSERT_TRUE(test::write_set(governor, scratch / "set", set));
+  auto store = FeatureStore::open(governor, {.directory = scratch / "set", .cache_bytes = 16 << 20})
+                   .or_throw();
+  const std::vector<std::int64_t> wanted{2999, 3, 4, 5, 70, 3};
+  ASSERT_TRUE(store.prefetch_ordinals(wanted));
+  EXPECT_EQ(store.stats().requests, 0);
+  EXPECT_EQ(store.stats().hits, 0);
+  EXPECT_EQ(store.stats().bytes_delivered, 0);
+  EXPECT_EQ(store.stats().blocks_read, 5);
+  EXPECT_EQ(store.stats().reads, 3);
+  ASSERT_EQ(compare(store, set, wanted, {0, 1}, false), "");
+  EXPECT_EQ(store.stats().hits, 6);
+  EXPECT_EQ(store.stats().blocks_read, 5);
+  EXPECT_EQ(store.prefetch_ordinals(std::vector<std::int64_t>{3000}).error().code,
+            ErrorCode::kInvalidArgument);
+}
+
+TEST(FeatureVerifyTest, TellsHowFarItIsAndStopsWhenToldTo) {
+  ScratchDirectory scratch;
+  Governor governor = test::governor_of();
+  const FeatureSet set = test::make_set(34, 2000, clip_columns());
+  ASSERT_TRUE(test::write_set(governor, scratch / "set", set));
+  std::vector<std::int64_t> seen;
+  std::int64_t of = 0;
+  ASSERT_TRUE(FeatureStore::verify(scratch / "set", [&](std::int64_t done, std::int64_t total) {
+    seen.push_back(done);
+    of = total;
+    return true;
+  }));
+  EXPECT_EQ(of, 2000 * 4096);
+  EXPECT_GE(seen.size(), 5U);
+  EXPECT_TRUE(std::is_sorted(seen.begin(), seen.end()));
+  EXPECT_EQ(seen.back(), of);
+  int calls = 0;
+  const auto stopped = FeatureStore::verify(
+      scratch / "set", [&](std::int64_t, std::int64_t) { return ++calls < 3; });
+  ASSERT_FALSE(stopped);
+  EXPECT_EQ(*stopped.error().detail, (scratch / "set").string() + ": cancelled");
+  EXPECT_EQ(calls, 3);
 }
 
 TEST(FeatureStoreTest, NamesWhatIsWrongWithARequest) {

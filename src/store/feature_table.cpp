@@ -50,9 +50,14 @@ std::uint32_t fold_table_crc(std::span<const std::byte> pages, std::uint32_t see
 Result<FeatureTableWriter> FeatureTableWriter::create(const std::filesystem::path& path,
                                                       std::int64_t width,
                                                       std::span<std::byte> buffer) {
+  FeatureTableWriter writer = counting(width, buffer);
+  PLIMSOLL_TRY(writer.file_, File::open(path, FileMode::kCreate));
+  return writer;
+}
+
+FeatureTableWriter FeatureTableWriter::counting(std::int64_t width, std::span<std::byte> buffer) {
   PLIMSOLL_CHECK(static_cast<std::int64_t>(buffer.size()) >= kFeaturePage, "buffer below a page");
   FeatureTableWriter writer;
-  PLIMSOLL_TRY(writer.file_, File::open(path, FileMode::kCreate));
   writer.buffer_ = buffer;
   writer.width_ = width;
   std::fill(buffer.begin(), buffer.end(), std::byte{0});
@@ -90,7 +95,9 @@ void FeatureTableWriter::seal_page() {
 
 Result<void> FeatureTableWriter::flush() {
   const auto bytes = buffer_.first(static_cast<std::size_t>(buffered_ * kFeaturePage));
-  PLIMSOLL_TRY_VOID(file_.write_at((pages_ - buffered_) * kFeaturePage, bytes));
+  if (file_.valid()) {
+    PLIMSOLL_TRY_VOID(file_.write_at((pages_ - buffered_) * kFeaturePage, bytes));
+  }
   crc_ = fold_table_crc(bytes, crc_);
   std::fill(bytes.begin(), bytes.end(), std::byte{0});
   buffered_ = 0;
@@ -102,8 +109,10 @@ Result<SideFile> FeatureTableWriter::finish() {
     seal_page();
   }
   PLIMSOLL_TRY_VOID(flush());
-  PLIMSOLL_TRY_VOID(file_.sync());
-  file_.drop_cache();
+  if (file_.valid()) {
+    PLIMSOLL_TRY_VOID(file_.sync());
+    file_.drop_cache();
+  }
   return SideFile{pages_ * kFeaturePage, crc_};
 }
 

@@ -70,6 +70,8 @@ class FeatureTableWriter {
   /// `buffer` is the caller's, at least one page, aligned to 64; it must stay until finish().
   static Result<FeatureTableWriter> create(const std::filesystem::path& path, std::int64_t width,
                                            std::span<std::byte> buffer);
+  /// Writes no file: for the SideFile that a table would have.
+  static FeatureTableWriter counting(std::int64_t width, std::span<std::byte> buffer);
 
   Result<void> append(std::uint64_t value);
   /// Writes the last page and syncs.
@@ -80,7 +82,7 @@ class FeatureTableWriter {
   void seal_page();
   Result<void> flush();
 
-  File file_;
+  File file_;  // Not open when only counting.
   std::span<std::byte> buffer_;
   std::int64_t width_{0};
   std::int64_t entries_{0};

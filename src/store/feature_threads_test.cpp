@@ -10,6 +10,7 @@
 
 #include "os/file_faults.h"
 #include "plimsoll/feature_store.h"
+#include "store/feature_block.h"
 #include "tests/support/feature_set.h"
 
 namespace plimsoll {
@@ -41,20 +42,29 @@ std::int64_t read_random(FeatureStore& store, const FeatureSet& set, std::mt1993
   return wrong;
 }
 
-class FeatureThreads : public ::testing::TestWithParam<std::int64_t> {};
+struct Shape {
+  std::int64_t cache_bytes;
+  BlockCompression compression;
+};
+
+class FeatureThreads : public ::testing::TestWithParam<Shape> {};
 
 TEST_P(FeatureThreads, ReadTheSameBytesFromASmallSlab) {
   constexpr std::uint64_t kSeed = 20'250;
   SCOPED_TRACE("seed " + std::to_string(kSeed));
+  if (GetParam().compression == BlockCompression::kLz4 && !lz4_available()) {
+    GTEST_SKIP() << "this build has no LZ4";
+  }
   ScratchDirectory scratch;
   Governor governor = test::governor_of();
-  const FeatureSet set =
+  FeatureSet set =
       test::make_set(kSeed, 6000, {{.name = "x", .dtype = DType::kFloat32, .shape = {100}}},
                      test::IdKind::kSparse);
-  ASSERT_TRUE(test::write_set(governor, scratch / "set", set));
-  auto store =
-      FeatureStore::open(governor, {.directory = scratch / "set", .cache_bytes = GetParam()})
-          .or_throw();
+  test::make_compressible(set, kSeed, 0.8);
+  ASSERT_TRUE(test::write_set(governor, scratch / "set", set, 1 << 20, GetParam().compression));
+  auto store = FeatureStore::open(
+                   governor, {.directory = scratch / "set", .cache_bytes = GetParam().cache_bytes})
+                   .or_throw();
   std::atomic<std::int64_t> wrong{0};
   std::atomic<bool> done{false};
   {
@@ -82,7 +92,13 @@ TEST_P(FeatureThreads, ReadTheSameBytesFromASmallSlab) {
   EXPECT_GT(stats.blocks_read, 0);
 }
 
-INSTANTIATE_TEST_SUITE_P(Slabs, FeatureThreads, ::testing::Values(160 << 10, 512 << 10, 8 << 20));
+INSTANTIATE_TEST_SUITE_P(Slabs, FeatureThreads,
+                         ::testing::Values(Shape{160 << 10, BlockCompression::kNone},
+                                           Shape{512 << 10, BlockCompression::kNone},
+                                           Shape{8 << 20, BlockCompression::kNone},
+                                           Shape{160 << 10, BlockCompression::kLz4},
+                                           Shape{512 << 10, BlockCompression::kLz4},
+                                           Shape{8 << 20, BlockCompression::kLz4}));
 
 TEST(FeatureThreadsTest, AFailedReadIsReportedToItsCallersAndForgotten) {
   constexpr std::uint64_t kSeed = 77;

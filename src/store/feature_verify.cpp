@@ -6,6 +6,7 @@
 // Memory:  verify() reads through one buffer of about 1 MiB; inspect() reads the header alone.
 #include <algorithm>
 #include <functional>
+#include <optional>
 #include <vector>
 
 #include <fmt/core.h>
@@ -14,6 +15,7 @@
 #include "base/crc32c.h"
 #include "os/file.h"
 #include "plimsoll/feature_store.h"
+#include "store/feature_block.h"
 #include "store/feature_format.h"
 #include "store/feature_table.h"
 #include "store/id_index.h"
@@ -48,40 +50,126 @@ Result<void> verify_side_file(const fs::path& path, const SideFile& side,
   return {};
 }
 
-// Reads records.dat from end to end, comparing each block with the table of checksums.
+// Entries of a table that are asked for in rising order.
+class TableCursor {
+ public:
+  static Result<TableCursor> open(const fs::path& path, std::int64_t width) {
+    TableCursor cursor;
+    PLIMSOLL_TRY(cursor.file_, File::open(path, FileMode::kRead));
+    cursor.width_ = width;
+    cursor.page_.resize(static_cast<std::size_t>(kFeaturePage));
+    return cursor;
+  }
+  Result<std::uint64_t> at(std::int64_t index) {
+    const std::int64_t offset = feature_table_offset(index, width_);
+    if (offset / kFeaturePage != number_) {
+      number_ = offset / kFeaturePage;
+      PLIMSOLL_TRY_VOID(file_.read_at(number_ * kFeaturePage, page_));
+    }
+    return load_table_entry(page_.data() + offset % kFeaturePage, width_);
+  }
+  [[nodiscard]] const fs::path& path() const noexcept { return file_.path(); }
+
+ private:
+  File file_;
+  std::int64_t width_{0};
+  std::vector<std::byte> page_{};
+  std::int64_t number_{-1};  // Of the page in page_.
+};
+
+// Tells blocks one after another where they stand.
+class BlockPlaces {
+ public:
+  static Result<BlockPlaces> open(const fs::path& directory, const FeatureHeader& header) {
+    BlockPlaces places(header);
+    if (header.compressed()) {
+      PLIMSOLL_TRY(places.table_, TableCursor::open(directory / kFeatureBlocksFile, 8));
+    }
+    return places;
+  }
+  Result<StoredBlock> at(std::int64_t block) {
+    const std::int64_t bytes = header_->layout.block_bytes;
+    if (!table_) {
+      return StoredBlock{.offset = block * bytes, .bytes = bytes};
+    }
+    PLIMSOLL_TRY(const std::uint64_t entry, table_->at(block));
+    PLIMSOLL_TRY(const std::uint64_t next, table_->at(block + 1));
+    return parse_block_entries(entry, next, bytes, header_->stored.records_bytes, block,
+                               table_->path());
+  }
+
+ private:
+  explicit BlockPlaces(const FeatureHeader& header) : header_(&header) {}
+  const FeatureHeader* header_;
+  std::optional<TableCursor> table_{};
+};
+
+// Compares a block with its checksum, and decodes it.
+Result<void> verify_block(const StoredBlock& place, std::span<const std::byte> stored,
+                          std::int64_t number, const fs::path& path, std::span<std::byte> decoded,
+                          FeatureTableWriter& content) {
+  if (crc32c(stored) != place.crc) {
+    return fail(ErrorCode::kCorrupt,
+                fmt::format("{}: block {} does not match its checksum", path.string(), number));
+  }
+  if (place.coding == BlockCoding::kPlain) {
+    return content.append(place.crc);
+  }
+  if (!decode_block(stored, decoded)) {
+    return fail(ErrorCode::kCorrupt,
+                fmt::format("{}: block {} cannot be decompressed", path.string(), number));
+  }
+  return content.append(crc32c(decoded));
+}
+
+// Reads records.dat from end to end: blocks stand there without gaps, each matches its checksum,
+// and together they are the blocks that were written.
 Result<void> verify_records(const fs::path& directory, const FeatureHeader& header,
                             const Progress& progress, std::span<std::byte> buffer) {
   PLIMSOLL_TRY(File records, File::open(directory / kFeatureRecordsFile, FileMode::kRead));
-  PLIMSOLL_TRY(const File table, File::open(directory / kFeatureChecksumsFile, FileMode::kRead));
-  const std::int64_t block_bytes = header.layout.block_bytes;
-  const std::int64_t batch = static_cast<std::int64_t>(buffer.size()) / block_bytes;
-  std::vector<std::byte> page(static_cast<std::size_t>(kFeaturePage));
-  std::int64_t page_number = -1;
-  for (std::int64_t first = 0; first < header.blocks(); first += batch) {
-    const std::int64_t count = std::min(batch, header.blocks() - first);
-    const auto part = buffer.first(static_cast<std::size_t>(count * block_bytes));
-    PLIMSOLL_TRY_VOID(records.read_at(first * block_bytes, part));
-    for (std::int64_t i = 0; i < count; ++i) {
-      const std::int64_t offset = feature_table_offset(first + i, 4);
-      if (offset / kFeaturePage != page_number) {
-        page_number = offset / kFeaturePage;
-        PLIMSOLL_TRY_VOID(table.read_at(page_number * kFeaturePage, page));
+  PLIMSOLL_TRY(TableCursor checksums, TableCursor::open(directory / kFeatureChecksumsFile, 4));
+  PLIMSOLL_TRY(BlockPlaces places, BlockPlaces::open(directory, header));
+  const auto block_bytes = static_cast<std::size_t>(header.layout.block_bytes);
+  std::vector<std::byte> decoded(header.compressed() ? block_bytes : 0);
+  std::vector<std::byte> content_page(static_cast<std::size_t>(kFeaturePage));
+  FeatureTableWriter content = FeatureTableWriter::counting(4, content_page);
+  const std::int64_t total = header.records_file_bytes();
+  std::int64_t held_begin = 0;  // The part of the file in `buffer`.
+  std::int64_t held_end = 0;
+  std::int64_t fills = 0;
+  for (std::int64_t block = 0; block < header.blocks(); ++block) {
+    PLIMSOLL_TRY(StoredBlock place, places.at(block));
+    PLIMSOLL_TRY(const std::uint64_t crc, checksums.at(block));
+    place.crc = static_cast<std::uint32_t>(crc);
+    if (block == 0 && place.offset != 0) {
+      return fail(ErrorCode::kCorrupt,
+                  records.path().string() + ": block 0 is not at its beginning");
+    }
+    if (place.offset < held_begin || place.offset + place.bytes > held_end) {
+      if (held_end > 0 && progress && !progress(place.offset, total)) {
+        return fail(ErrorCode::kInvalidArgument, directory.string() + ": cancelled");
       }
-      const auto block = part.subspan(static_cast<std::size_t>(i * block_bytes),
-                                      static_cast<std::size_t>(block_bytes));
-      if (crc32c(block) != load_table_entry(page.data() + offset % kFeaturePage, 4)) {
-        return fail(ErrorCode::kCorrupt, fmt::format("{}: block {} does not match its checksum",
-                                                     records.path().string(), first + i));
+      if (++fills % 64 == 0) {
+        records.drop_cache();
       }
+      held_begin = place.offset;
+      held_end = std::min(total, held_begin + static_cast<std::int64_t>(buffer.size()));
+      PLIMSOLL_TRY_VOID(records.read_at(
+          held_begin, buffer.first(static_cast<std::size_t>(held_end - held_begin))));
     }
-    if (first / batch % 64 == 63) {
-      records.drop_cache();
-    }
-    if (progress && !progress((first + count) * block_bytes, header.records_file_bytes())) {
-      return fail(ErrorCode::kInvalidArgument, directory.string() + ": cancelled");
-    }
+    const auto stored = buffer.subspan(static_cast<std::size_t>(place.offset - held_begin),
+                                       static_cast<std::size_t>(place.bytes));
+    PLIMSOLL_TRY_VOID(verify_block(place, stored, block, records.path(), decoded, content));
   }
   records.drop_cache();
+  PLIMSOLL_TRY(const SideFile folded, content.finish());
+  if (header.compressed() && folded.crc != header.stored.content_crc) {
+    return fail(ErrorCode::kCorrupt, fmt::format("{}: its blocks are not those that {} names",
+                                                 records.path().string(), kFeatureHeaderFile));
+  }
+  if (progress && !progress(total, total)) {
+    return fail(ErrorCode::kInvalidArgument, directory.string() + ": cancelled");
+  }
   return {};
 }
 
@@ -94,9 +182,13 @@ Result<FeatureInfo> FeatureStore::inspect(const fs::path& directory) {
 
 Result<void> FeatureStore::verify(const fs::path& directory, const Progress& progress) {
   PLIMSOLL_TRY(const FeatureHeader header, read_feature_header(directory));
+  if (header.compressed()) {
+    PLIMSOLL_TRY_VOID(require_lz4(directory));
+  }
   std::vector<std::byte> buffer(
       static_cast<std::size_t>(std::max(kBufferBytes, header.layout.block_bytes)));
   PLIMSOLL_TRY_VOID(verify_side_file(directory / kFeatureChecksumsFile, header.checksums, buffer));
+  PLIMSOLL_TRY_VOID(verify_side_file(directory / kFeatureBlocksFile, header.stored.blocks, buffer));
   PLIMSOLL_TRY_VOID(verify_side_file(directory / kFeatureIdsFile, header.id_table, buffer));
   PLIMSOLL_TRY_VOID(verify_side_file(directory / kFeatureGroupsFile, header.group_table, buffer));
   PLIMSOLL_TRY_VOID(IdIndex::verify(directory, kFeatureIndexName, header.ids));

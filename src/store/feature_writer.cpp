@@ -6,7 +6,8 @@
 //
 // Threads: single-owner.
 // Memory:  one leased buffer (Tag::kOther), divided at create(): blocks on their way to the disk,
-//          table pages, and the sort of the ids.
+//          table pages, and the sort of the ids. With compression one block is being filled; what
+//          waits for the disk is the PackedBlockWriter's.
 #include <fcntl.h>
 #include <sys/file.h>
 #include <unistd.h>
@@ -23,6 +24,7 @@
 #include "os/crash_point.h"
 #include "os/file.h"
 #include "plimsoll/feature_store.h"
+#include "store/feature_block_writer.h"
 #include "store/feature_format.h"
 #include "store/feature_table.h"
 #include "store/id_index.h"
@@ -36,10 +38,11 @@ constexpr std::int64_t kTableBuffer = 32 << 10;
 constexpr const char* kGroupCheckName = "group_check";
 
 // Every file a writer may leave in DIRECTORY.partial.
-constexpr std::array<const char*, 12> kPartialFiles{
+constexpr std::array<const char*, 13> kPartialFiles{
     kFeatureRecordsFile, kFeatureChecksumsFile, kFeatureIdsFile,    kFeatureGroupsFile,
     kFeatureHeaderFile,  "index.ids",           "index.order",      "index.runs",
-    "group_check.ids",   "group_check.order",   "group_check.runs", "features.json.tmp"};
+    "group_check.ids",   "group_check.order",   "group_check.runs", "features.json.new",
+    kFeatureBlocksFile};
 
 // The directory being written, locked against a second writer, removed unless kept.
 class PartialDirectory {
@@ -142,6 +145,7 @@ class FeatureWriter::Impl {
                               std::span<const std::span<const std::byte>> columns);
   Result<void> seal_block();
   Result<void> write_blocks();
+  void clear_padding(std::span<std::byte> blocks) const noexcept;
   Result<void> finish_groups(FeatureHeader& header);
 
   FeatureWriterOptions options_;
@@ -150,7 +154,8 @@ class FeatureWriter::Impl {
   Slab slab_;
   std::span<std::byte> blocks_{};  // Blocks being filled; whole blocks are written at once.
   std::span<std::byte> id_table_buffer_{};
-  File records_;
+  File records_;                             // Without compression,
+  std::optional<PackedBlockWriter> packed_;  // or with it.
   std::optional<FeatureTableWriter> checksums_;
   std::optional<FeatureTableWriter> id_table_;  // Only once ids are not 0, 1, 2, …
   std::optional<FeatureTableWriter> group_table_;
@@ -176,17 +181,26 @@ Result<void> FeatureWriter::Impl::start(Governor& governor) {
   const std::int64_t fixed = index_bytes + group_bytes + 3 * kTableBuffer;
   const std::int64_t room = std::max<std::int64_t>(options_.buffer_bytes - fixed, 0);
   const std::int64_t block = layout_.block_bytes;
-  const std::int64_t blocks = std::max<std::int64_t>(room / block, 1) * block;
+  const bool packed = options_.compression != BlockCompression::kNone;
+  const std::int64_t blocks = packed
+                                  ? block + PackedBlockWriter::memory_bytes(block, room - 2 * block)
+                                  : std::max<std::int64_t>(room / block, 1) * block;
   PLIMSOLL_TRY(slab_, Slab::create(governor, Tag::kOther, fixed + blocks));
-  blocks_ = slab_.take<std::byte>(blocks, kFeaturePage);
   const auto checksum_buffer = slab_.take<std::byte>(kTableBuffer, kFeaturePage);
   id_table_buffer_ = slab_.take<std::byte>(kTableBuffer, kFeaturePage);
   const auto group_buffer = slab_.take<std::byte>(kTableBuffer, kFeaturePage);
 
   const fs::path& directory = partial_.path();
-  PLIMSOLL_TRY(records_, File::open(directory / kFeatureRecordsFile, FileMode::kCreate, true));
   PLIMSOLL_TRY(checksums_,
                FeatureTableWriter::create(directory / kFeatureChecksumsFile, 4, checksum_buffer));
+  if (packed) {
+    blocks_ = slab_.take<std::byte>(block, kFeaturePage);
+    PLIMSOLL_TRY(packed_,
+                 PackedBlockWriter::create(directory, block, room - 2 * block, slab_, *checksums_));
+  } else {
+    blocks_ = slab_.take<std::byte>(blocks, kFeaturePage);
+    PLIMSOLL_TRY(records_, File::open(directory / kFeatureRecordsFile, FileMode::kCreate, true));
+  }
   PLIMSOLL_TRY(id_index_, IdIndexWriter::create(directory, kFeatureIndexName,
                                                 slab_.take<std::byte>(index_bytes, kFeaturePage)));
   if (options_.grouped) {
@@ -314,8 +328,13 @@ Result<void> FeatureWriter::Impl::seal_block() {
   const std::int64_t size = layout_.block_bytes;
   const auto block =
       blocks_.subspan(static_cast<std::size_t>(buffered_ * size), static_cast<std::size_t>(size));
-  PLIMSOLL_TRY_VOID(checksums_->append(crc32c(block)));
   in_block_ = 0;
+  if (packed_) {
+    PLIMSOLL_TRY_VOID(packed_->append(block));
+    clear_padding(block);
+    return {};
+  }
+  PLIMSOLL_TRY_VOID(checksums_->append(crc32c(block)));
   ++buffered_;
   if ((buffered_ + 1) * size > static_cast<std::int64_t>(blocks_.size())) {
     return write_blocks();
@@ -326,14 +345,18 @@ Result<void> FeatureWriter::Impl::seal_block() {
 Result<void> FeatureWriter::Impl::write_blocks() {
   const auto bytes = blocks_.first(static_cast<std::size_t>(buffered_ * layout_.block_bytes));
   PLIMSOLL_TRY_VOID(records_.write_at(written_ * layout_.block_bytes, bytes));
-  // Padding must stay zero; where blocks have none, every byte is written again.
-  if (layout_.stride * layout_.records_per_block != layout_.block_bytes ||
-      layout_.stride != layout_.record_bytes) {
-    std::fill(bytes.begin(), bytes.end(), std::byte{0});
-  }
+  clear_padding(bytes);
   written_ += buffered_;
   buffered_ = 0;
   return {};
+}
+
+// Padding must stay zero; where blocks have none, every byte is written again.
+void FeatureWriter::Impl::clear_padding(std::span<std::byte> blocks) const noexcept {
+  if (layout_.stride * layout_.records_per_block != layout_.block_bytes ||
+      layout_.stride != layout_.record_bytes) {
+    std::fill(blocks.begin(), blocks.end(), std::byte{0});
+  }
 }
 
 Result<void> FeatureWriter::Impl::finish_groups(FeatureHeader& header) {
@@ -384,11 +407,15 @@ Result<void> FeatureWriter::Impl::finish() {
     std::fill(tail.begin(), tail.end(), std::byte{0});
     PLIMSOLL_TRY_VOID(seal_block());
   }
-  PLIMSOLL_TRY_VOID(write_blocks());
-  PLIMSOLL_TRY_VOID(records_.sync());
   FeatureHeader header;
   header.layout = layout_;
   header.rows = rows_;
+  if (packed_) {
+    PLIMSOLL_TRY(header.stored, packed_->finish());
+  } else {
+    PLIMSOLL_TRY_VOID(write_blocks());
+    PLIMSOLL_TRY_VOID(records_.sync());
+  }
   PLIMSOLL_TRY(header.checksums, checksums_->finish());
   PLIMSOLL_TRY(header.ids, id_index_->finish());
   if (id_table_) {
@@ -413,6 +440,9 @@ FeatureWriter::~FeatureWriter() = default;
 Result<FeatureWriter> FeatureWriter::create(Governor governor,
                                             const FeatureWriterOptions& options) {
   PLIMSOLL_TRY(FeatureLayout layout, plan_feature_layout(options.columns));
+  if (options.compression != BlockCompression::kNone) {
+    PLIMSOLL_TRY_VOID(require_lz4(options.directory));
+  }
   FeatureWriterOptions chosen = options;
   chosen.directory = fs::absolute(options.directory).lexically_normal();
   if (chosen.directory.filename().empty()) {  // A trailing slash.

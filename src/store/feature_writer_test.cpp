@@ -1,13 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Goal: a store appears complete or not at all, whatever goes wrong, and errors name the culprit.
+#include <cstdio>
+#include <cstdlib>
 #include <fstream>
 #include <limits>
 
+#include <sys/wait.h>
+
 #include <gtest/gtest.h>
 
+#include "os/crash_point.h"
 #include "os/file_faults.h"
 #include "plimsoll/feature_store.h"
+#include "store/feature_block.h"
 #include "tests/support/feature_set.h"
 
 namespace plimsoll {
@@ -198,6 +204,55 @@ TEST(FeatureWriterTest, LeavesNothingBehindWhicheverWriteSyncOrRenameFails) {
     fs::remove_all(scratch / "set");
   }
 }
+
+class KilledWriterTest : public ::testing::TestWithParam<BlockCompression> {};
+
+// Writes the set in a child that is killed at its n-th crash point; true when it came to its end.
+bool write_in_child(const fs::path& directory, const FeatureSet& set, BlockCompression compression,
+                    long nth) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::setenv("PLIMSOLL_CRASH", std::string("*:").append(std::to_string(nth)).c_str(), 1);
+    reload_crash_points();
+    const auto done = test::write_set(test::governor_of(), directory, set, 0, compression);
+    if (!done) {
+      std::fprintf(stderr, "%ld: %s\n", nth, done.error().to_string().c_str());
+    }
+    std::_Exit(done ? 0 : 3);
+  }
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  EXPECT_TRUE(WIFSIGNALED(status) || WEXITSTATUS(status) == 0) << status;
+  return WIFEXITED(status);
+}
+
+TEST_P(KilledWriterTest, LeavesAWholeStoreOrNoneWhereverItIsKilled) {
+  if (GetParam() == BlockCompression::kLz4 && !lz4_available()) {
+    GTEST_SKIP() << "this build has no LZ4";
+  }
+  ScratchDirectory scratch;
+  FeatureSet set =
+      test::make_set(8, 900, two_columns(), test::IdKind::kSparse, test::GroupKind::kVaried);
+  test::make_compressible(set, 8, 0.5);
+  bool ended = false;
+  bool absent = false;
+  for (long nth = 1; !ended; ++nth) {
+    ASSERT_LT(nth, 300);
+    ended = write_in_child(scratch / "set", set, GetParam(), nth);
+    if (fs::exists(scratch / "set")) {
+      const auto whole = FeatureStore::verify(scratch / "set", nullptr);
+      ASSERT_TRUE(whole) << "killed at " << nth << ": " << whole.error().to_string();
+      fs::remove_all(scratch / "set");
+    } else {
+      absent = true;
+      ASSERT_FALSE(ended);
+    }
+  }
+  EXPECT_TRUE(absent);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, KilledWriterTest,
+                         ::testing::Values(BlockCompression::kNone, BlockCompression::kLz4));
 
 TEST(FeatureWriterTest, WritesAnEmptyStore) {
   ScratchDirectory scratch;

@@ -18,10 +18,7 @@ namespace {
 
 const Target& chosen() {
   static const Target target = [] {
-    auto targets = store_targets();
-    const auto more = feature_targets();
-    targets.insert(targets.end(), more.begin(), more.end());
-    for (const Target& one : targets) {
+    for (const Target& one : all_targets()) {
       if (std::strcmp(one.name, PLIMSOLL_FUZZ_TARGET) == 0) {
         return one;
       }

@@ -46,10 +46,13 @@ struct Options {
 
 // Share of all runs, in percent.
 std::int64_t share_of(const std::string& target) {
-  if (target == "superblock" || target == "page" || target == "id_page") {
-    return 28;
+  if (target == "superblock" || target == "page" || target == "id_page" || target == "extent") {
+    return 16;
   }
-  return target == "open" || target == "feature_files" ? 1 : 7;
+  if (target == "timeline_map") {
+    return 10;
+  }
+  return target.starts_with("open") || target.ends_with("_files") ? 1 : 7;
 }
 
 void save_input() noexcept {
@@ -166,9 +169,7 @@ int run(const Options& options) {
   for (const int signal : {SIGSEGV, SIGBUS, SIGFPE, SIGABRT, SIGILL}) {
     ::signal(signal, on_signal);
   }
-  auto targets = store_targets();
-  const auto more = feature_targets();
-  targets.insert(targets.end(), more.begin(), more.end());
+  const auto targets = all_targets();
   const double began = now();
   std::int64_t total = 0;
   std::string counts;

@@ -14,28 +14,18 @@
 #include <nlohmann/json.hpp>
 
 #include "base/crc32c.h"
-#include "base/philox.h"
 #include "os/file.h"
 #include "plimsoll/embedding_store.h"
 #include "store/embedding_description.h"
 #include "store/embedding_format.h"
 #include "store/embedding_growing_ids.h"
 #include "store/id_page.h"
+#include "tests/fuzz/table.h"
 #include "tests/fuzz/target.h"
 #include "tests/support/array_files.h"
 
 namespace plimsoll::fuzz {
 namespace {
-
-namespace fs = std::filesystem;
-using test::slurp;
-
-constexpr std::int64_t kRows = 300;
-constexpr std::int64_t kDim = 40;
-
-std::string text_of(std::span<const std::byte> bytes) {
-  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
-}
 
 // A file that is only memory, for readers that want a path.
 class MemoryFile {
@@ -55,55 +45,6 @@ class MemoryFile {
 
  private:
   int descriptor_;
-};
-
-// A real table of three commits, and where a copy of it may be damaged.
-class Table {
- public:
-  static const Table& get() {
-    static const Table table;
-    return table;
-  }
-  [[nodiscard]] const fs::path& directory() const { return directory_; }
-  [[nodiscard]] const TableDescription& description() const { return description_; }
-  [[nodiscard]] std::string file(const char* name) const { return slurp(directory_ / name); }
-  [[nodiscard]] EmbeddingStoreOptions options() const {
-    EmbeddingStoreOptions options{
-        .directory = directory_, .dim = kDim, .ids = ids_, .batch_rows = 512, .io_threads = 0};
-    return options;
-  }
-  [[nodiscard]] const std::vector<std::int64_t>& ids() const { return ids_; }
-  [[nodiscard]] const std::vector<float>& rows() const { return rows_; }
-  [[nodiscard]] Governor governor() const { return governor_; }
-
- private:
-  Table() {
-    std::string pattern = (fs::temp_directory_path() / "plimsoll-fuzz-XXXXXX").string();
-    root_ = ::mkdtemp(pattern.data());
-    directory_ = root_ / "table";
-    for (std::int64_t i = 0; i < kRows; ++i) {
-      ids_.push_back(static_cast<std::int64_t>(mix64(static_cast<std::uint64_t>(i))));
-    }
-    auto store = EmbeddingStore::open(governor_, options()).or_throw();
-    for (std::int64_t step = 1; step <= 3; ++step) {
-      rows_.assign(static_cast<std::size_t>(kRows * kDim), static_cast<float>(step));
-      store.update(ids_, rows_).or_throw();
-      store.commit(step).or_throw();
-    }
-    description_ = read_description(directory_).or_throw();
-  }
-  ~Table() {
-    governor_.close();
-    std::error_code ignored;
-    fs::remove_all(root_, ignored);
-  }
-
-  Governor governor_{Governor::create({.memory_limit = "1GiB"}).or_throw()};
-  fs::path root_;
-  fs::path directory_;
-  TableDescription description_;
-  std::vector<std::int64_t> ids_;
-  std::vector<float> rows_;
 };
 
 // ---- super ------------------------------------------------------------------------------------
@@ -352,11 +293,12 @@ std::vector<std::string> table_json_seeds() {
   // And of one that may grow, whose checksum table_json() makes.
   auto growing = nlohmann::json::parse(Table::get().file("table.json"));
   TableDescription table = Table::get().description();
-  table.rows_max = 2 * kRows;
+  table.rows_max = 2 * table.ids.rows;
   growing["version"] = 3;
   growing["rows_max"] = table.rows_max;
   growing["fingerprint"] = fmt::format("{:016x}", table.fingerprint());
-  return {Table::get().file("table.json"), growing.dump()};
+  return {Table::get().file("table.json"), Table::get(RowLayout::kSampleOrder).file("table.json"),
+          growing.dump()};
 }
 
 // ---- Whole tables -----------------------------------------------------------------------------
@@ -364,8 +306,7 @@ std::vector<std::string> table_json_seeds() {
 // The first byte chooses the file; the rest is its content.
 constexpr std::array kOpenFiles{"super", "map.0", "map.1", "rows.dat", "rows.ids", "rows.order"};
 
-void open_and_read(const std::string& what) {
-  const Table& table = Table::get();
+void open_and_read(const Table& table, const std::string& what) {
   auto store = EmbeddingStore::open(table.governor(), table.options());
   if (!store) {
     if (store.error().code != ErrorCode::kCorrupt) {
@@ -385,29 +326,31 @@ void open_and_read(const std::string& what) {
   }
 }
 
+template <RowLayout layout>
 void open_table(std::span<const std::byte> bytes) {
   if (bytes.empty()) {
     return;
   }
-  const Table& table = Table::get();
+  const Table& table = Table::get(layout);
   const char* name = kOpenFiles[static_cast<std::size_t>(bytes[0]) % kOpenFiles.size()];
   const fs::path path = table.directory() / name;
   static const std::vector<std::string> good = [] {
     std::vector<std::string> files;
     for (const char* file : kOpenFiles) {
-      files.push_back(Table::get().file(file));
+      files.push_back(Table::get(layout).file(file));
     }
     return files;
   }();
   test::spill(path, text_of(bytes.subspan(1)));
-  open_and_read(name);
+  open_and_read(table, name);
   test::spill(path, good[static_cast<std::size_t>(bytes[0]) % kOpenFiles.size()]);
 }
 
+template <RowLayout layout>
 std::vector<std::string> open_seeds() {
   std::vector<std::string> seeds;
   for (std::size_t i = 0; i < kOpenFiles.size(); ++i) {
-    std::string seed = Table::get().file(kOpenFiles[i]);
+    std::string seed = Table::get(layout).file(kOpenFiles[i]);
     seed.insert(seed.begin(), static_cast<char>(i));
     seeds.push_back(std::move(seed));
   }
@@ -418,9 +361,13 @@ std::vector<std::string> open_seeds() {
 
 std::vector<Target> store_targets() {
   return {
-      {"superblock", superblock_seeds, superblock}, {"page", page_seeds, page},
-      {"id_page", id_page_seeds, id_page},          {"growing_ids", growing_ids_seeds, growing_ids},
-      {"table_json", table_json_seeds, table_json}, {"open", open_seeds, open_table}};
+      {"superblock", superblock_seeds, superblock},
+      {"page", page_seeds, page},
+      {"id_page", id_page_seeds, id_page},
+      {"growing_ids", growing_ids_seeds, growing_ids},
+      {"table_json", table_json_seeds, table_json},
+      {"open", open_seeds<RowLayout::kAnyOrder>, open_table<RowLayout::kAnyOrder>},
+      {"open_timeline", open_seeds<RowLayout::kSampleOrder>, open_table<RowLayout::kSampleOrder>}};
 }
 
 }  // namespace plimsoll::fuzz

@@ -24,9 +24,18 @@ struct Target {
   void (*one_input)(std::span<const std::byte> bytes);
 };
 
-/// Every target there is.
 std::vector<Target> store_targets();
+std::vector<Target> timeline_targets();
 std::vector<Target> feature_targets();
+
+/// Every target there is.
+inline std::vector<Target> all_targets() {
+  auto targets = store_targets();
+  for (const auto& more : {timeline_targets(), feature_targets()}) {
+    targets.insert(targets.end(), more.begin(), more.end());
+  }
+  return targets;
+}
 
 /// Ends the process, saying what was contradicted.
 [[noreturn]] void contradiction(const char* target, const std::string& what);

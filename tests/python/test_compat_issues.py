@@ -305,7 +305,13 @@ def test_c13_features_follow_the_request_and_missing_ones_are_errors(governor, t
         with pytest.raises(KeyError, match="txt_features"):
             features.get_features(ids[:1], ["txt_features"])
     with pytest.raises(ValueError, match="compression"):
-        FeatureManager(tmp_path, config={"compression": "lz4"})
+        FeatureManager(tmp_path, config={"compression": "zip"})
+    with FeatureManager(tmp_path / "packed", config={"compression": "lz4"}) as features:
+        features.add_features_chunk(0, torch.ones(100, 512), None, None, range(100))
+        found = features.get_features([7, 3], ["img_features"])
+        assert torch.equal(found["img_features"], torch.ones(2, 512))
+        stored = next((tmp_path / "packed").glob("store-*"))
+        assert plimsoll.info(stored)["compression"] == "lz4"
 
 
 def test_c13_reading_ahead_is_bounded_and_changes_no_answer(governor, tmp_path):

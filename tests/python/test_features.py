@@ -141,6 +141,47 @@ def test_a_store_is_not_overwritten(items, governor, tmp_path):
         plimsoll.FeatureWriter(governor, tmp_path / "other", {"x": ("complex64", ())})
 
 
+def test_compression_changes_the_disk_and_nothing_else(governor, tmp_path):
+    ids = np.arange(4000)
+    x = np.random.default_rng(3).standard_normal((4000, 64)).astype(np.float32)
+    x[::2] = 0  # Of every two records one packs.
+    for name in ("none", "lz4"):
+        with plimsoll.FeatureWriter(governor, tmp_path / name, {"x": ("float32", (64,))},
+                                    compression=name) as writer:
+            writer.append(ids, x=x)
+    plain, packed = plimsoll.info(tmp_path / "none"), plimsoll.info(tmp_path / "lz4")
+    assert (plain["compression"], packed["compression"]) == ("none", "lz4")
+    assert packed["fingerprint"] == plain["fingerprint"]
+    assert packed["stored_bytes"] < plain["stored_bytes"] * 0.8
+    assert plain["plain_blocks"] == plain["blocks"] == packed["blocks"] > packed["plain_blocks"]
+    with plimsoll.FeatureStore.open(governor, tmp_path / "lz4", cache="2MiB") as store:
+        assert np.array_equal(store.read(ids[::-1].copy())["x"], x[::-1])
+        stats = store.stats()
+        assert stats["bytes_read"] < stats["bytes_delivered"] == x.nbytes
+        store.verify()
+    with pytest.raises(ValueError, match="zip"):
+        plimsoll.FeatureWriter(governor, tmp_path / "zip", {"x": ("float32", ())},
+                               compression="zip")
+    info = plimsoll.import_dataset({"x": x}, tmp_path / "set", governor=governor,
+                                   compression="lz4")
+    assert info["compression"] == "lz4" and info["stored_bytes"] == packed["stored_bytes"]
+
+
+def test_a_join_gap_reads_fewer_times_and_more_bytes(governor, tmp_path):
+    with plimsoll.FeatureWriter(governor, tmp_path / "f", {"x": ("float32", (1024,))}) as writer:
+        writer.append(np.arange(1000), x=np.zeros((1000, 1024), np.float32))
+    seen = {}
+    for gap in (0, "4KiB"):
+        with plimsoll.FeatureStore.open(governor, tmp_path / "f", cache="8MiB",
+                                        join_gap=gap) as store:
+            store.read(np.arange(0, 1000, 2))
+            seen[gap] = store.stats()
+    assert seen["4KiB"]["reads"] * 4 < seen[0]["reads"] == 500
+    assert seen["4KiB"]["bytes_read"] > seen[0]["bytes_read"] == 500 * 4096
+    with pytest.raises(ValueError, match="join_gap"):
+        plimsoll.FeatureStore.open(governor, tmp_path / "f", join_gap=-1)
+
+
 def test_an_unwritable_place_is_an_os_error_with_errno(governor):
     with pytest.raises(OSError) as caught:
         plimsoll.FeatureWriter(governor, "/proc/plimsoll-cannot-be-here", COLUMNS)

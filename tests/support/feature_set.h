@@ -119,6 +119,21 @@ inline FeatureSet make_set(std::uint64_t seed, std::int64_t rows, std::vector<Co
   return set;
 }
 
+/// Makes some of the records, about `share` of them, repeat one value: those compress.
+inline void make_compressible(FeatureSet& set, std::uint64_t seed, double share) {
+  std::mt19937_64 random(seed);
+  for (std::int64_t i = 0; i < set.rows(); ++i) {
+    if (static_cast<double>(random() % 1000) >= share * 1000) {
+      continue;
+    }
+    for (std::size_t k = 0; k < set.columns.size(); ++k) {
+      const auto bytes = set.columns[k].bytes();
+      std::fill_n(set.values[k].begin() + i * bytes, bytes,
+                  static_cast<std::byte>(random() & 0x3F));
+    }
+  }
+}
+
 /// Appends records [begin, end) of the set.
 inline Result<void> append_part(FeatureWriter& writer, const FeatureSet& set, std::int64_t begin,
                                 std::int64_t end) {
@@ -136,10 +151,12 @@ inline Result<void> append_part(FeatureWriter& writer, const FeatureSet& set, st
 
 /// Writes the set as a store, in appends of uneven size.
 inline Result<void> write_set(Governor governor, const std::filesystem::path& directory,
-                              const FeatureSet& set, std::int64_t buffer_bytes = 1 << 20) {
+                              const FeatureSet& set, std::int64_t buffer_bytes = 1 << 20,
+                              BlockCompression compression = BlockCompression::kNone) {
   auto writer = FeatureWriter::create(governor, {.directory = directory,
                                                  .columns = set.columns,
                                                  .grouped = !set.groups.empty(),
+                                                 .compression = compression,
                                                  .buffer_bytes = buffer_bytes});
   if (!writer) {
     return tl::unexpected(writer.error());

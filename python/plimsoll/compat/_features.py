@@ -85,18 +85,18 @@ class FeatureManager:
 
         chunk_size:    samples a chunk should have; a larger one is refused.
         config:        a mapping or object; read are cache_l1_size_mb (512) and cache_l2_size_mb
-                       (2048), whose sum bounds the slab, and compression (None).
+                       (2048), whose sum bounds the slab, and compression: None, "none" or "lz4",
+                       which takes effect when the store is next built from chunks.
         preload_index: builds and opens the store now, not at the first read.
         governor:      pays for the slab; None: the process's, or a new one.
 
-        Errors: ValueError (an argument; compression, which blocks here do not have); CorruptError;
-                OSError.
+        Errors: ValueError (an argument); CorruptError; OSError.
         """
         if chunk_size < 1:
             raise ValueError(f"chunk_size: {chunk_size} is less than 1")
-        if _setting(config, "compression", None) not in (None, "none", False):
-            raise ValueError(f"compression: {_setting(config, 'compression', None)!r}; features "
-                             "are kept as they are, so leave it out")
+        self.compression = str(_setting(config, "compression", None) or "none")
+        if self.compression not in ("none", "lz4"):
+            raise ValueError(f"compression: {self.compression!r} is neither 'none' nor 'lz4'")
         self.features_dir = pathlib.Path(features_dir)
         self.chunk_size = chunk_size
         self.cache_l1_size_mb = float(_setting(config, "cache_l1_size_mb", 512))
@@ -237,7 +237,8 @@ class FeatureManager:
                 if writer is None:
                     shape = chunk.shape()
                     all_names = None if chunk.names is None else []
-                    writer = FeatureWriter(self._governor, folder, shape)
+                    writer = FeatureWriter(self._governor, folder, shape,
+                                           compression=self.compression)
                 if chunk.shape() != shape:
                     raise ValueError(f"chunk {number} holds {chunk.shape()}, but others {shape}")
                 if (chunk.names is None) != (all_names is None):

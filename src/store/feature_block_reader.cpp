@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// BlockReader: see feature_block_reader.h.
+//
+// Threads, Memory: as the header says; runs and requests live on the caller's stack (about 24 KiB).
+#include "store/feature_block_reader.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include <fmt/core.h>
+
+#include "base/check.h"
+#include "base/crc32c.h"
+#include "store/feature_format.h"
+
+namespace plimsoll {
+
+// Pages [begin, end) of the file, which hold `count` of the wanted blocks from `first` on.
+struct BlockReader::Run {
+  std::int64_t begin;
+  std::int64_t end;
+  std::uint16_t first;
+  std::uint16_t count;
+  bool staged;        // Through a lane; otherwise one plain block, straight into its frame.
+  std::uint8_t lane;  // Meaningful while staged and under way.
+};
+
+// Some runs read at once.
+struct BlockReader::Wave {
+  File& file;
+  std::span<const Wanted> blocks;
+  bool checked;
+};
+
+BlockReader::BlockReader(Slab& slab, IoPool& pool, const BlockLanes& lanes)
+    : pool_(pool), plan_(lanes) {
+  PLIMSOLL_CHECK(lanes.count >= 0 && lanes.count <= kLanesMax, "number of lanes out of range");
+  bytes_ = slab.take<std::byte>(lanes.memory_bytes(), kFeaturePage);
+  for (std::int64_t lane = 0; lane < lanes.count; ++lane) {
+    free_[free_count_++] = static_cast<std::uint8_t>(lane);
+  }
+}
+
+Result<BlockReader::Counts> BlockReader::read(File& file, std::span<const Wanted> blocks,
+                                              bool checked) {
+  PLIMSOLL_CHECK(blocks.size() <= kBlocksMax, "more blocks than one call reads");
+  std::array<Run, kBlocksMax> runs;
+  const std::size_t count = form_runs(blocks, runs);
+  const auto staged = static_cast<std::size_t>(
+      std::count_if(runs.begin(), runs.begin() + static_cast<std::ptrdiff_t>(count),
+                    [](const Run& run) { return run.staged; }));
+  std::array<std::uint8_t, kLanesMax> lanes;
+  const std::size_t held = staged == 0 ? 0 : take_lanes(staged, lanes);
+  const Wave wave{file, blocks, checked};
+  Counts counts;
+  Result<void> result;
+  for (std::size_t begin = 0; begin < count && result;) {
+    std::size_t end = begin;
+    for (std::size_t used = 0; end < count && (!runs[end].staged || used < held); ++end) {
+      runs[end].lane = runs[end].staged ? lanes[used++] : std::uint8_t{0};
+      counts.bytes += runs[end].end - runs[end].begin;
+    }
+    result = read_wave(wave, std::span(runs).subspan(begin, end - begin));
+    begin = end;
+  }
+  give_lanes(std::span(lanes).first(held));
+  PLIMSOLL_TRY_VOID(std::move(result));
+  counts.reads = static_cast<std::int64_t>(count);
+  return counts;
+}
+
+// Joins a block to the run before it when it begins near enough and the whole fits a lane. Places
+// come from a file: whatever they are, a run stays within its lane.
+std::size_t BlockReader::form_runs(std::span<const Wanted> blocks, std::span<Run> runs) const {
+  std::size_t count = 0;
+  for (std::size_t i = 0; i < blocks.size(); ++i) {
+    const StoredBlock& stored = blocks[i].stored;
+    const std::int64_t begin = stored.offset / kFeaturePage * kFeaturePage;
+    const std::int64_t end =
+        (stored.offset + stored.bytes + kFeaturePage - 1) / kFeaturePage * kFeaturePage;
+    if (count > 0) {
+      Run& last = runs[count - 1];
+      if (begin >= last.begin && begin <= last.end + plan_.gap_bytes &&
+          end - last.begin <= plan_.bytes) {
+        last.end = std::max(last.end, end);
+        ++last.count;
+        last.staged = true;
+        continue;
+      }
+    }
+    const bool packed = stored.coding == BlockCoding::kLz4;
+    PLIMSOLL_CHECK(!packed || end - begin <= plan_.bytes, "a block larger than its lane");
+    runs[count++] = {.begin = begin,
+                     .end = end,
+                     .first = static_cast<std::uint16_t>(i),
+                     .count = 1,
+                     .staged = packed,
+                     .lane = 0};
+  }
+  return count;
+}
+
+Result<void> BlockReader::read_wave(const Wave& wave, std::span<Run> runs) {
+  std::array<IoRequest, kBlocksMax> requests;
+  for (std::size_t r = 0; r < runs.size(); ++r) {
+    const Run& run = runs[r];
+    const auto size = static_cast<std::size_t>(run.end - run.begin);
+    requests[r] = {
+        .file = &wave.file,
+        .offset = run.begin,
+        .bytes = run.staged ? bytes_.subspan(static_cast<std::size_t>(run.lane * plan_.bytes), size)
+                            : wave.blocks[run.first].out.first(size),
+        .kind = IoKind::kRead};
+  }
+  PLIMSOLL_TRY_VOID(pool_.run(std::span(requests).first(runs.size())));
+  for (const Run& run : runs) {
+    PLIMSOLL_TRY_VOID(finish_run(wave, run));
+  }
+  return {};
+}
+
+Result<void> BlockReader::finish_run(const Wave& wave, const Run& run) const {
+  const std::byte* lane = bytes_.data() + run.lane * plan_.bytes;
+  for (const Wanted& block : wave.blocks.subspan(run.first, run.count)) {
+    const auto size = static_cast<std::size_t>(block.stored.bytes);
+    const std::span<const std::byte> stored =
+        run.staged ? std::span(lane + (block.stored.offset - run.begin), size)
+                   : std::span<const std::byte>(block.out.first(size));
+    if (wave.checked && crc32c(stored) != block.stored.crc) {
+      return fail(ErrorCode::kCorrupt, fmt::format("{}: block {} does not match its checksum",
+                                                   wave.file.path().string(), block.number));
+    }
+    if (block.stored.coding == BlockCoding::kLz4) {
+      if (!decode_block(stored, block.out)) {
+        return fail(ErrorCode::kCorrupt, fmt::format("{}: block {} cannot be decompressed",
+                                                     wave.file.path().string(), block.number));
+      }
+    } else if (run.staged) {
+      std::memcpy(block.out.data(), stored.data(), size);
+    }
+  }
+  return {};
+}
+
+std::size_t BlockReader::take_lanes(std::size_t wanted, std::span<std::uint8_t> lanes) {
+  MutexLock lock(mutex_);
+  while (free_count_ == 0) {
+    lane_freed_.wait(mutex_);
+  }
+  const std::size_t got = std::min({wanted, free_count_, lanes.size()});
+  for (std::size_t i = 0; i < got; ++i) {
+    lanes[i] = free_[--free_count_];
+  }
+  return got;
+}
+
+void BlockReader::give_lanes(std::span<const std::uint8_t> lanes) noexcept {
+  if (lanes.empty()) {
+    return;
+  }
+  {
+    MutexLock lock(mutex_);
+    for (const std::uint8_t lane : lanes) {
+      free_[free_count_++] = lane;
+    }
+  }
+  lane_freed_.notify_all();
+}
+
+}  // namespace plimsoll
