@@ -18,6 +18,7 @@
 #include "plimsoll/embedding_store.h"
 #include "store/embedding_description.h"
 #include "store/embedding_format.h"
+#include "store/embedding_growing_ids.h"
 #include "store/id_page.h"
 #include "tests/fuzz/table.h"
 #include "tests/fuzz/target.h"
@@ -183,6 +184,75 @@ std::vector<std::string> id_page_seeds() {
   return {sorted.substr(0, 4096), order.substr(0, 4096)};
 }
 
+// ---- ids that come and go ---------------------------------------------------------------------
+
+// What a commit says about them, behind a page table.
+class Growing {
+ public:
+  static Growing& get() {
+    static Growing growing;
+    return growing;
+  }
+  // Takes `bytes`, or as many as there are, for those of a commit.
+  bool adopt(std::span<const std::byte> bytes) {
+    const std::size_t size = std::min(bytes.size(), file_.size());
+    std::copy_n(bytes.begin(), size, file_.begin());
+    std::fill(file_.begin() + static_cast<std::ptrdiff_t>(size), file_.end(), std::byte{0});
+    return ids_.adopt().has_value();
+  }
+  [[nodiscard]] GrowingIds& ids() { return ids_; }
+  [[nodiscard]] std::string bytes() const { return text_of(file_); }
+
+  static constexpr GrowthShape kShape{.made = 40, .places = 300};
+
+ private:
+  Slab slab_{Slab::create(Table::get().governor(), Tag::kOther,
+                          kShape.bytes() + kBlockUnit + GrowingIds::memory_bytes(kShape))
+                 .or_throw()};
+  IdIndex made_{IdIndex::open({}, "", IdFingerprint::dense(kShape.made), slab_, 1).or_throw()};
+  std::span<std::byte> file_{slab_.take<std::byte>(kShape.bytes(), kBlockUnit)};
+  GrowingIds ids_{kShape, made_, file_, slab_};
+};
+
+void growing_ids(std::span<const std::byte> bytes) {
+  Growing& growing = Growing::get();
+  if (!growing.adopt(bytes)) {
+    return;
+  }
+  const GrowingIds& ids = growing.ids();
+  std::int64_t rows = 0;
+  for (std::int64_t place = ids.next_held(0); place >= 0; place = ids.next_held(place + 1)) {
+    const std::int64_t id = place < Growing::kShape.made ? place : ids.id_at(place);
+    std::int64_t found = -1;
+    if (!ids.find({&id, 1}, {&found, 1}) || found != place) {
+      contradiction("growing_ids", fmt::format("id {} is at {}, not at {}", id, found, place));
+    }
+    ++rows;
+  }
+  if (rows != ids.rows()) {
+    contradiction("growing_ids", fmt::format("{} rows, but it says {}", rows, ids.rows()));
+  }
+}
+
+std::vector<std::string> growing_ids_seeds() {
+  Growing& growing = Growing::get();
+  std::vector<std::string> seeds{std::string(8192, '\0')};
+  static_cast<void>(growing.adopt({}));
+  for (std::int64_t i = 0; i < 6; ++i) {
+    std::vector<std::int64_t> some;
+    for (std::int64_t k = 0; k < 50; ++k) {
+      some.push_back((k * 37 + i * 11) % 120 - 20);
+    }
+    growing.ids().add(some).or_throw();
+    growing.ids().settle();
+    for (std::int64_t place = i; place < 90; place += 7) {
+      growing.ids().remove(place);
+    }
+    seeds.push_back(growing.bytes());
+  }
+  return seeds;
+}
+
 // ---- table.json -------------------------------------------------------------------------------
 
 void read_table_json(const std::string& text) {
@@ -220,7 +290,15 @@ void table_json(std::span<const std::byte> bytes) {
 }
 
 std::vector<std::string> table_json_seeds() {
-  return {Table::get().file("table.json"), Table::get(RowLayout::kSampleOrder).file("table.json")};
+  // And of one that may grow, whose checksum table_json() makes.
+  auto growing = nlohmann::json::parse(Table::get().file("table.json"));
+  TableDescription table = Table::get().description();
+  table.rows_max = 2 * table.ids.rows;
+  growing["version"] = 3;
+  growing["rows_max"] = table.rows_max;
+  growing["fingerprint"] = fmt::format("{:016x}", table.fingerprint());
+  return {Table::get().file("table.json"), Table::get(RowLayout::kSampleOrder).file("table.json"),
+          growing.dump()};
 }
 
 // ---- Whole tables -----------------------------------------------------------------------------
@@ -286,6 +364,7 @@ std::vector<Target> store_targets() {
       {"superblock", superblock_seeds, superblock},
       {"page", page_seeds, page},
       {"id_page", id_page_seeds, id_page},
+      {"growing_ids", growing_ids_seeds, growing_ids},
       {"table_json", table_json_seeds, table_json},
       {"open", open_seeds<RowLayout::kAnyOrder>, open_table<RowLayout::kAnyOrder>},
       {"open_timeline", open_seeds<RowLayout::kSampleOrder>, open_table<RowLayout::kSampleOrder>}};
