@@ -123,3 +123,21 @@ def test_open_checks_its_options(governor, store, options, error):
 def test_opening_what_is_not_there_is_a_key_error(governor, tmp_path):
     with pytest.raises(KeyError):
         plimsoll.Loader.open(governor, tmp_path / "nothing", batch_rows=8)
+
+
+def test_sweeps_change_no_batch(governor, tmp_path):
+    x = np.random.default_rng(5).standard_normal((2000, 1024)).astype(np.float32)
+    with plimsoll.FeatureWriter(governor, tmp_path / "f", {"x": ("float32", (1024,))}) as writer:
+        writer.append(np.arange(2000), x=x)
+    reads = {}
+    for sweep_batches in (1, 8):
+        with plimsoll.FeatureStore.open(governor, tmp_path / "f", cache="16MiB") as store:
+            loader = plimsoll.Loader.open(governor, store, batch_rows=50, seed=3,
+                                          sweep_batches=sweep_batches)
+            ids = np.concatenate([batch.ids for batch in loader.epoch(0)])
+            loader.close()
+            reads[sweep_batches] = (ids.tolist(), store.stats()["reads"])
+    assert reads[1][0] == reads[8][0] and sorted(reads[8][0]) == list(range(2000))
+    assert reads[8][1] < reads[1][1]
+    with pytest.raises(ValueError, match="sweep_batches"):
+        plimsoll.Loader.open(governor, tmp_path / "f", batch_rows=50, sweep_batches=0)
