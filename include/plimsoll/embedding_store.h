@@ -89,7 +89,8 @@ struct EmbeddingStoreOptions {
   int io_threads{4};
   /// Changed bytes in RAM beyond which apply() and update() wait for the disk, so that a commit is
   /// short. 0: what the disk was seen to write in 50 ms, at least 8 MiB, at most half of the
-  /// frames; no bound when the whole table is in RAM.
+  /// frames; no bound when the whole table is in RAM. No effect in sample order, where a bucket's
+  /// write buffer is all that can be unwritten of it.
   std::int64_t dirty_bytes{0};
   int compute_threads{1};  ///< For apply(); the result does not depend on it.
 };

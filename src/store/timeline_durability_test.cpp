@@ -260,6 +260,46 @@ TEST_F(TimelineDurabilityTest, ADamagedMapIsNoticedUnlessItIsOfTheOlderCommit) {
   EXPECT_FALSE(EmbeddingStore::verify(directory(), {}));
 }
 
+// A table that goes on from the older commit writes where the newer one had written: the same
+// extents of the same streams, with other rows. What a disk kept of the newer one must not pass.
+TEST_F(TimelineDurabilityTest, AnOldExtentWhoseSuccessorWasLostIsNoticed) {
+  const std::int64_t strays[] = {5, 400, 800};
+  const auto go_on = [&](EmbeddingStore& store, float value) {
+    const std::vector<float> rows(std::size(strays) * kDim, value);
+    store.update(strays, rows).or_throw();
+  };
+  std::string newer;
+  {
+    auto store = open(options());
+    for (std::int64_t step = 1; step <= 30; ++step) {
+      work(store, step).or_throw();
+    }
+    store.commit(30).or_throw();
+    go_on(store, 1.0F);
+    store.commit(31).or_throw();
+  }
+  std::ifstream before(directory() / "rows.dat", std::ios::binary);
+  newer.assign(std::istreambuf_iterator<char>(before), {});
+  {
+    auto wanted = options();
+    wanted.at_step = 30;
+    auto store = open(wanted);
+    go_on(store, 2.0F);
+    store.commit(32).or_throw();
+  }
+  ASSERT_EQ(std::filesystem::file_size(directory() / "rows.dat"), newer.size());
+  std::ofstream(directory() / "rows.dat", std::ios::binary) << newer << std::flush;
+  EXPECT_FALSE(EmbeddingStore::verify(directory(), {}));
+  auto store = open(options());
+  ASSERT_EQ(store.last_commit(), 32);
+  std::vector<float> row(kDim);
+  for (const std::int64_t id : strays) {
+    const auto got = store.gather({&id, 1}, row);
+    EXPECT_FALSE(got) << "id " << id << " holds " << row[0];
+  }
+  EXPECT_FALSE(store.scan([](auto, auto, auto) { return Result<void>{}; }));
+}
+
 TEST_F(TimelineDurabilityTest, ASlabBelowTheFloorIsRefusedWithTheFloor) {
   auto wanted = options();
   const auto floor = wanted.store_bytes;

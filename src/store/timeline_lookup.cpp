@@ -89,13 +89,16 @@ Result<void> EmbeddingStore::Timeline::lookup(std::span<Wanted> wanted) {
   return {};
 }
 
-// Reads the extents of a stream in order, and calls rows(records, count) for each.
+// Reads the extents of a stream in order, and calls rows(records, count) for each. Requires: none
+// of its extents is on its way to the disk. An old extent in the place of a lost one is an error at
+// the end: what `rows` was given must not be used then.
 template <class Rows>
 Result<void> EmbeddingStore::Timeline::each_extent(std::uint32_t place, Rows&& rows) {
   const Stream& s = stream(place);
   const std::uint64_t owner =
       extent_owner(table_.fingerprint(), key_of(static_cast<int>(place / shape_.buckets)),
                    place % shape_.buckets);
+  std::uint64_t marks = 0;
   for (auto walk = space_.begin(s); walk.extent.index < s.extents; space_.next(walk)) {
     const std::uint32_t count = space_.rows(walk);
     const auto bytes =
@@ -105,7 +108,11 @@ Result<void> EmbeddingStore::Timeline::each_extent(std::uint32_t place, Rows&& r
     if (!extent_is_sound(shape_.record_bytes, owner, walk.extent.index, count, bytes, mark)) {
       return tl::unexpected(io_->damaged(walk.extent));
     }
+    marks += mark;
     rows(bytes.data() + kExtentHeaderBytes, count);
+  }
+  if (marks != s.marks) {
+    return tl::unexpected(io_->damaged(space_.begin(s).extent));
   }
   return {};
 }

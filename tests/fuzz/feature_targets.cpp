@@ -21,16 +21,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// A process has one.
-Governor& shared_governor() {
-  struct Closing {
-    Governor governor{test::governor_of()};
-    ~Closing() { governor.close(); }
-  };
-  static Closing held;
-  return held.governor;
-}
-
 // A real store of one column, grouped, with sparse ids; with LZ4 where this build has it.
 class Features {
  public:
@@ -43,7 +33,7 @@ class Features {
     return features;
   }
   test::ScratchDirectory scratch{};
-  Governor governor{shared_governor()};
+  Governor governor{process_governor()};
   test::FeatureSet set{test::make_set(3, 80,
                                       {{.name = "x", .dtype = DType::kFloat32, .shape = {6}}},
                                       test::IdKind::kSparse, test::GroupKind::kVaried)};

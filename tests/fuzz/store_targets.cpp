@@ -25,6 +25,16 @@
 #include "tests/support/array_files.h"
 
 namespace plimsoll::fuzz {
+
+Governor& process_governor() {
+  struct Closing {
+    Governor governor{Governor::create({.memory_limit = "2GiB"}).or_throw()};
+    ~Closing() { governor.close(); }
+  };
+  static Closing held;
+  return held.governor;
+}
+
 namespace {
 
 // A file that is only memory, for readers that want a path.

@@ -17,6 +17,7 @@
 #include "base/philox.h"
 #include "plimsoll/embedding_store.h"
 #include "store/embedding_description.h"
+#include "tests/fuzz/target.h"
 #include "tests/support/array_files.h"
 
 namespace plimsoll::fuzz {
@@ -78,9 +79,7 @@ class Table {
   }
 
   const RowLayout layout_;
-  Governor governor_{Governor::current().valid()
-                         ? Governor::current()
-                         : Governor::create({.memory_limit = "1GiB"}).or_throw()};
+  Governor governor_{process_governor()};
   fs::path root_;
   fs::path directory_;
   TableDescription description_;

@@ -16,6 +16,8 @@
 #include <string>
 #include <vector>
 
+#include "plimsoll/governor.h"
+
 namespace plimsoll::fuzz {
 
 struct Target {
@@ -36,6 +38,9 @@ inline std::vector<Target> all_targets() {
   }
   return targets;
 }
+
+/// The one that this process has.
+Governor& process_governor();
 
 /// Ends the process, saying what was contradicted.
 [[noreturn]] void contradiction(const char* target, const std::string& what);
