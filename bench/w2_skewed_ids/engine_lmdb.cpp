@@ -15,6 +15,7 @@ namespace w2 {
 namespace {
 
 constexpr std::size_t kValueBytes = kDim * sizeof(float);
+constexpr std::int64_t kFillRows = 65'536;  // A transaction; the pages it changes are in memory.
 
 void check(int status) {
   if (status != 0) {
@@ -34,6 +35,10 @@ class LmdbEngine final : public Engine {
     check(mdb_txn_begin(env_, nullptr, 0, &txn));
     check(mdb_dbi_open(txn, nullptr, MDB_INTEGERKEY, &table_));
     for (std::int64_t id = 0; id < rows; ++id) {
+      if (id > 0 && id % kFillRows == 0) {
+        check(mdb_txn_commit(txn));
+        check(mdb_txn_begin(env_, nullptr, 0, &txn));
+      }
       std::vector<float> weights(kDim, start_of(id));
       MDB_val key{sizeof id, &id};
       MDB_val value{kValueBytes, weights.data()};
