@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "memory/admission.h"
 
+#include <fmt/format.h>
+
 #include "base/check.h"
+#include "plimsoll/bytes.h"
 
 namespace plimsoll {
 
@@ -19,6 +22,20 @@ Result<void> Admission::take(const Governor& governor, Tag tag, std::int64_t byt
   governor_ = asked;
   spec_ = spec;
   return {};
+}
+
+Error below_floor(Tag tag, const std::filesystem::path& place, std::string_view name,
+                  const char* advice, std::int64_t bytes, std::int64_t floor) {
+  Error error =
+      make_error(ErrorCode::kOverBudget,
+                 fmt::format("{}: {} is {}, but at least {} ({} bytes) is needed", place.string(),
+                             name, format_bytes(bytes), format_bytes(floor), floor),
+                 advice);
+  error.tag = tag;
+  error.requested_bytes = floor;
+  error.available_bytes = bytes;
+  error.limit_bytes = bytes;
+  return error;
 }
 
 }  // namespace plimsoll

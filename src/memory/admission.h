@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Admission: a pool's promise of memory, kept as long as its owner lives.
+// Admission: a pool's promise of memory, kept as long as its owner lives; and what a pool that is
+// too small is told.
 //
 // Declare it before the slab it was taken for, so that the slab goes first.
 //
@@ -8,6 +9,8 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
+#include <string_view>
 
 #include "plimsoll/governor.h"
 #include "plimsoll/result.h"
@@ -29,5 +32,10 @@ class Admission {
   Governor governor_{};
   PoolSpec spec_{};
 };
+
+/// The refusal of a pool that is to be smaller than it can work with, in words and numbers. `name`
+/// is that of the option that says so, `advice` (static) what to do about it.
+[[nodiscard]] Error below_floor(Tag tag, const std::filesystem::path& place, std::string_view name,
+                                const char* advice, std::int64_t bytes, std::int64_t floor);
 
 }  // namespace plimsoll

@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 
 #include "base/check.h"
+#include "memory/admission.h"
 #include "os/file_system.h"
 #include "plimsoll/bytes.h"
 #include "store/embedding_block_map.h"
@@ -96,15 +97,8 @@ Result<EmbeddingLayout> plan_layout(const TableDescription& table,
   const std::int64_t bytes =
       options.store_bytes == 0 ? std::max(kDefaultBytes, floor) : options.store_bytes;
   if (bytes < floor) {
-    Error error = make_error(
-        ErrorCode::kOverBudget,
-        fmt::format("{}: store_bytes is {}, but this table needs at least {} ({} bytes)",
-                    options.directory.string(), format_bytes(bytes), format_bytes(floor), floor),
-        "raise store_bytes");
-    error.tag = Tag::kEmbedding;
-    error.requested_bytes = floor;
-    error.available_bytes = bytes;
-    return tl::unexpected(std::move(error));
+    return tl::unexpected(below_floor(Tag::kEmbedding, options.directory, "store_bytes",
+                                      "raise store_bytes", bytes, floor));
   }
   EmbeddingLayout layout = divide(table, options, bytes);
   if (total(layout, frame, least) > bytes) {

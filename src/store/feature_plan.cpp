@@ -10,7 +10,7 @@
 
 #include <fmt/core.h>
 
-#include "plimsoll/bytes.h"
+#include "memory/admission.h"
 
 namespace plimsoll {
 namespace {
@@ -78,16 +78,8 @@ Result<FeatureShares> plan_feature_slab(const FeatureHeader& header,
   const std::int64_t given =
       options.cache_bytes > 0 ? options.cache_bytes : std::max(kDefaultCacheBytes, floor);
   if (given < floor) {
-    Error error = make_error(
-        ErrorCode::kOverBudget,
-        fmt::format("{}: a cache of {} is below the {} this store needs (cache_bytes = {})",
-                    options.directory.string(), format_bytes(given), format_bytes(floor), floor),
-        "raise cache_bytes");
-    error.tag = Tag::kFeature;
-    error.requested_bytes = floor;
-    error.available_bytes = given;
-    error.limit_bytes = given;
-    return tl::unexpected(std::move(error));
+    return tl::unexpected(below_floor(Tag::kFeature, options.directory, "cache_bytes",
+                                      "raise cache_bytes", given, floor));
   }
   FeatureShares shares;
   FeaturePlan& plan = shares.plan;

@@ -5,11 +5,9 @@
 #include <cmath>
 #include <filesystem>
 
-#include <fmt/format.h>
-
 #include "base/check.h"
+#include "memory/admission.h"
 #include "os/file_system.h"
-#include "plimsoll/bytes.h"
 #include "store/id_page.h"
 #include "store/row_optimizer.h"
 
@@ -72,18 +70,6 @@ TimelineLayout divide(const TableDescription& table, const EmbeddingStoreOptions
   return layout;
 }
 
-Error below_floor(const EmbeddingStoreOptions& options, std::int64_t bytes, std::int64_t floor) {
-  Error error = make_error(
-      ErrorCode::kOverBudget,
-      fmt::format("{}: store_bytes is {}, but this table needs at least {} ({} bytes)",
-                  options.directory.string(), format_bytes(bytes), format_bytes(floor), floor),
-      "raise store_bytes");
-  error.tag = Tag::kEmbedding;
-  error.requested_bytes = floor;
-  error.available_bytes = bytes;
-  return error;
-}
-
 }  // namespace
 
 TimelineShape timeline_shape(const TableDescription& table) noexcept {
@@ -122,7 +108,8 @@ Result<TimelineLayout> plan_timeline(const TableDescription& table, bool exists,
   const std::int64_t bytes =
       options.store_bytes == 0 ? std::max(kDefaultBytes, floor) : options.store_bytes;
   if (bytes < floor) {
-    return tl::unexpected(below_floor(options, bytes, floor));
+    return tl::unexpected(below_floor(Tag::kEmbedding, options.directory, "store_bytes",
+                                      "raise store_bytes", bytes, floor));
   }
   TimelineLayout layout;
   for (std::int64_t chunk = extent_bytes_most(record);; chunk = std::max(chunk / 2, least)) {
