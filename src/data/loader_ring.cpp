@@ -12,6 +12,7 @@
 #include <fmt/core.h>
 
 #include "base/check.h"
+#include "base/round.h"
 
 namespace plimsoll {
 namespace {
@@ -19,10 +20,6 @@ namespace {
 constexpr std::int64_t kPage = 4096;
 constexpr std::int64_t kAlign = 64;
 constexpr std::int64_t kSlotsMin = 2;
-
-std::int64_t round_up(std::int64_t value, std::int64_t unit) {
-  return (value + unit - 1) / unit * unit;
-}
 
 std::int64_t now_ns() noexcept {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(

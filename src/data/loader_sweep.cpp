@@ -12,6 +12,7 @@
 #include <fmt/core.h>
 
 #include "base/check.h"
+#include "base/round.h"
 
 namespace plimsoll {
 
@@ -38,7 +39,7 @@ Result<std::unique_ptr<BatchSweep>> BatchSweep::create(const Governor& governor,
   }
   auto sweep = std::unique_ptr<BatchSweep>(
       new BatchSweep(store, batches, batch_rows, std::move(ordinals_of)));
-  const std::int64_t bytes = (batches * batch_rows * 8 + 4095) / 4096 * 4096;
+  const std::int64_t bytes = round_up(batches * batch_rows * 8, 4096);
   PLIMSOLL_TRY_VOID(sweep->admission_.take(governor, Tag::kLoader, bytes, "sweep_batches"));
   PLIMSOLL_TRY(sweep->slab_, Slab::create(governor, Tag::kLoader, bytes));
   sweep->ordinals_ = sweep->slab_.take<std::int64_t>(batches * batch_rows);

@@ -10,6 +10,7 @@
 #include <cmath>
 
 #include "base/philox.h"
+#include "base/round.h"
 
 // One version of the inner loop per instruction set, chosen at load time. Sanitizers intercept too
 // early for that. Nothing is fused (-ffp-contract=off), so all versions give the same bits.
@@ -36,10 +37,6 @@ constexpr std::uint64_t kImageMapStream = ~0ULL;
 constexpr std::uint64_t kTextMapStream = ~0ULL - 1;
 constexpr std::uint64_t kPlaneStream = ~0ULL - 2;
 constexpr std::uint64_t kCentreStream = ~0ULL - 3;
-
-std::int64_t round_up(std::int64_t value) {
-  return (value + kVector - 1) / kVector * kVector;
-}
 
 // About normal: the sum of four uniform bytes, mean 510, variance 4 × (256² − 1) / 12.
 float bell(std::uint32_t word) noexcept {
@@ -124,8 +121,8 @@ SynthModel::SynthModel(std::uint64_t seed, std::int64_t image_dim, std::int64_t 
     : seed_(seed),
       image_dim_(image_dim),
       text_dim_(text_dim),
-      image_width_(round_up(image_dim)),
-      text_width_(round_up(text_dim)),
+      image_width_(round_up(image_dim, kVector)),
+      text_width_(round_up(text_dim, kVector)),
       classes_(classes),
       image_map_(static_cast<std::size_t>(kLatent * image_width_)),
       text_map_(static_cast<std::size_t>(kLatent * text_width_)),

@@ -10,6 +10,7 @@
 #include <fmt/core.h>
 
 #include "base/check.h"
+#include "base/round.h"
 #include "plimsoll/bytes.h"
 
 #ifndef MADV_POPULATE_WRITE
@@ -21,10 +22,6 @@ namespace plimsoll {
 namespace {
 
 constexpr std::int64_t kPageBytes = 4096;
-
-std::int64_t round_up(std::int64_t value, std::int64_t unit) {
-  return (value + unit - 1) / unit * unit;
-}
 
 // Makes every page of the range resident and writable.
 Result<void> touch(std::byte* data, std::int64_t bytes) {

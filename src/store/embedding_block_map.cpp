@@ -8,6 +8,7 @@
 
 #include "base/check.h"
 #include "base/crc32c.h"
+#include "base/round.h"
 
 namespace plimsoll {
 namespace {
@@ -21,10 +22,6 @@ constexpr std::int64_t kGapMost = 15;     // Units written although they have no
 
 std::int64_t chunks_for(std::int64_t blocks) {
   return (words_for(blocks) + kChunkWords - 1) / kChunkWords;
-}
-
-std::int64_t round64(std::int64_t bytes) {
-  return (bytes + 63) / 64 * 64;
 }
 
 std::uint64_t bit(std::int64_t block) {
@@ -76,9 +73,9 @@ std::int64_t BlockMap::memory_bytes(std::int64_t pages, std::int64_t spare,
   const std::int64_t all = blocks(pages, spare);
   const std::int64_t bytes = map_bytes(pages) + behind_bytes;
   const std::int64_t units = bytes / kBlockUnit;
-  return bytes + kBlockUnit + 3 * round64(words_for(all) * 8) +
-         2 * round64(BitSet::words(chunks_for(all)) * 8) + round64(units * 4) +
-         2 * round64(BitSet::words(units) * 8);
+  return bytes + kBlockUnit + 3 * round_up(words_for(all) * 8, 64) +
+         2 * round_up(BitSet::words(chunks_for(all)) * 8, 64) + round_up(units * 4, 64) +
+         2 * round_up(BitSet::words(units) * 8, 64);
 }
 
 BlockMap::BlockMap(std::int64_t pages, std::int64_t spare, Slab& slab, std::int64_t behind_bytes)

@@ -17,12 +17,17 @@
 #include <filesystem>
 #include <span>
 
+#include "base/round.h"
 #include "os/file.h"
 #include "plimsoll/result.h"
 
 namespace plimsoll {
 
 inline constexpr std::int64_t kBlockUnit = 4096;  // Alignment of direct I/O.
+
+[[nodiscard]] constexpr std::int64_t round_to_block(std::int64_t bytes) noexcept {
+  return round_up(bytes, kBlockUnit);
+}
 inline constexpr std::int64_t kPageHeaderBytes = 32;
 inline constexpr std::int64_t kRowHeaderBytes = 16;
 
@@ -53,20 +58,15 @@ struct GrowthShape {
   std::int64_t made{0};    // Rows at creation, in the first places; their ids are in rows.ids.
   std::int64_t places{0};  // rows_max. 0: the table cannot grow, and its map.N ends with the pages.
 
-  [[nodiscard]] std::int64_t bit_bytes() const noexcept { return whole_units((places + 7) / 8); }
+  [[nodiscard]] std::int64_t bit_bytes() const noexcept { return round_to_block((places + 7) / 8); }
   [[nodiscard]] std::int64_t bytes() const noexcept {
-    return places == 0 ? 0 : bit_bytes() + whole_units((places - made) * 8);
+    return places == 0 ? 0 : bit_bytes() + round_to_block((places - made) * 8);
   }
   /// Of 64 bits, from place `first` on: those of places that rows had at creation.
   [[nodiscard]] std::uint64_t made_mask(std::int64_t first) const noexcept {
     return first + 64 <= made ? ~std::uint64_t{0}
            : first >= made    ? 0
                               : (std::uint64_t{1} << (made - first)) - 1;
-  }
-
- private:
-  static std::int64_t whole_units(std::int64_t bytes) noexcept {
-    return (bytes + kBlockUnit - 1) / kBlockUnit * kBlockUnit;
   }
 };
 
@@ -145,8 +145,7 @@ class SuperFile {
 /// Bytes of the page table in a file map.N: one BlockEntry per page, padded with zeros to
 /// kBlockUnit.
 [[nodiscard]] inline std::int64_t map_bytes(std::int64_t pages) noexcept {
-  const std::int64_t bytes = pages * static_cast<std::int64_t>(sizeof(BlockEntry));
-  return (bytes + kBlockUnit - 1) / kBlockUnit * kBlockUnit;
+  return round_to_block(pages * static_cast<std::int64_t>(sizeof(BlockEntry)));
 }
 
 }  // namespace plimsoll

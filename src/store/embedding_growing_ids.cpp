@@ -9,15 +9,12 @@
 
 #include "base/check.h"
 #include "base/philox.h"
+#include "base/round.h"
 
 namespace plimsoll {
 namespace {
 
 constexpr std::size_t kIdsAtOnce = 256;
-
-std::int64_t round64(std::int64_t bytes) {
-  return (bytes + 63) / 64 * 64;
-}
 
 // Two thirds full at most, and never full: a search ends at an empty one.
 std::int64_t table_places(const GrowthShape& shape) {
@@ -39,8 +36,9 @@ std::int64_t GrowingIds::memory_bytes(const GrowthShape& shape) noexcept {
   if (shape.places == 0) {
     return 0;
   }
-  return round64(table_places(shape) * 4) + round64(BitSet::words(shape.places - shape.made) * 8) +
-         round64(BitSet::words(shape.bytes() / kBlockUnit) * 8) + 3 * 64;
+  return round_up(table_places(shape) * 4, 64) +
+         round_up(BitSet::words(shape.places - shape.made) * 8, 64) +
+         round_up(BitSet::words(shape.bytes() / kBlockUnit) * 8, 64) + 3 * 64;
 }
 
 GrowingIds::GrowingIds(const GrowthShape& shape, const IdIndex& made, std::span<std::byte> file,

@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 
 #include "base/check.h"
+#include "base/round.h"
 #include "memory/admission.h"
 #include "os/file_system.h"
 #include "plimsoll/bytes.h"
@@ -25,10 +26,6 @@ constexpr std::int64_t kFramesLeast = 32;
 constexpr std::int64_t kWriteBytes = 1LL << 20;  // Per batch, where the slab allows it.
 constexpr std::int64_t kReadBatchMost = 256;
 constexpr std::int64_t kSlack = 80 * 64;  // Alignment of some sixty parts.
-
-std::int64_t divide_up(std::int64_t value, std::int64_t unit) {
-  return (value + unit - 1) / unit;
-}
 
 // Scratch of one request; see EmbeddingStore::Impl's members of the same names.
 std::int64_t scratch_bytes(const TableShape& shape, const EmbeddingLayout& layout,
@@ -73,13 +70,10 @@ std::int64_t frames_least(const TableShape& shape) {
   return std::max(sorting, std::min(shape.pages, kFramesLeast));
 }
 
-std::int64_t round_up(std::int64_t bytes) {
-  return divide_up(bytes, 4096) * 4096;
-}
-
 std::int64_t total(const EmbeddingLayout& layout, std::int64_t frame_bytes, std::int64_t frames) {
   const SlabPlan& plan = layout.plan;
-  return round_up(plan.index_bytes + plan.buffer_bytes + plan.queue_bytes + frame_bytes * frames);
+  return round_up(plan.index_bytes + plan.buffer_bytes + plan.queue_bytes + frame_bytes * frames,
+                  4096);
 }
 
 }  // namespace

@@ -14,6 +14,7 @@
 #include <fmt/format.h>
 
 #include "base/check.h"
+#include "base/round.h"
 #include "store/row_init.h"
 
 namespace plimsoll {
@@ -33,17 +34,13 @@ std::uint32_t ordinal_of(std::uint64_t key) {
   return static_cast<std::uint32_t>(key >> 32);
 }
 
-constexpr std::int64_t round64(std::int64_t bytes) {
-  return (bytes + 63) / 64 * 64;
-}
-
 std::int64_t lane_bytes(const TableShape& shape, const PageCache::Sizes& sizes) {
   const std::int64_t most = std::max(sizes.write_batch, sizes.read_batch);
   const std::int64_t block = static_cast<std::int64_t>(sizeof(BlockEntry));
   return sizes.write_batch * shape.page_bytes + kBlockUnit +
-         round64(most * static_cast<std::int64_t>(sizeof(IoRequest))) +
-         2 * round64(sizes.write_batch * 4) + round64(sizes.write_batch * block) +
-         2 * round64(sizes.read_batch * 4) + round64(sizes.read_batch * block);
+         round_up(most * static_cast<std::int64_t>(sizeof(IoRequest)), 64) +
+         2 * round_up(sizes.write_batch * 4, 64) + round_up(sizes.write_batch * block, 64) +
+         2 * round_up(sizes.read_batch * 4, 64) + round_up(sizes.read_batch * block, 64);
 }
 
 }  // namespace
@@ -55,11 +52,11 @@ std::int64_t PageCache::frame_bytes(const TableShape& shape) noexcept {
 
 std::int64_t PageCache::buffer_bytes(const TableShape& shape, const Sizes& sizes) noexcept {
   return 3 * lane_bytes(shape, sizes) + kBlockUnit + 4 * 64 +
-         round64(kCandidates * static_cast<std::int64_t>(sizeof(std::uint64_t)));
+         round_up(kCandidates * static_cast<std::int64_t>(sizeof(std::uint64_t)), 64);
 }
 
 std::int64_t PageCache::index_bytes(const TableShape& shape) noexcept {
-  return round64(shape.pages * 4) + round64(shape.pages);
+  return round_up(shape.pages * 4, 64) + round_up(shape.pages, 64);
 }
 
 PageCache::PageCache(const Table& table, const Sizes& sizes, BlockMap& map, Slab& slab)

@@ -10,6 +10,7 @@
 
 #include <fmt/core.h>
 
+#include "base/round.h"
 #include "store/feature_format.h"
 
 #ifdef PLIMSOLL_HAVE_LZ4
@@ -22,10 +23,6 @@ namespace {
 constexpr int kCodingShift = 56;
 constexpr std::uint64_t kOffsetMask = (1ULL << kCodingShift) - 1;
 constexpr std::size_t kSizeBytes = 4;
-
-std::int64_t pages_of(std::int64_t bytes) noexcept {
-  return (bytes + kFeaturePage - 1) / kFeaturePage;
-}
 
 }  // namespace
 
@@ -60,7 +57,8 @@ Result<StoredBlock> parse_block_entries(std::uint64_t entry, std::uint64_t next,
   const auto end = static_cast<std::int64_t>(next & kOffsetMask);
   block.bytes = end - block.offset;
   const std::int64_t pages =
-      pages_of(block.offset + std::max<std::int64_t>(block.bytes, 0)) - block.offset / kFeaturePage;
+      divide_up(block.offset + std::max<std::int64_t>(block.bytes, 0), kFeaturePage) -
+      block.offset / kFeaturePage;
   const bool plain = coding == 0 && block.bytes == block_bytes && block.offset % kFeaturePage == 0;
   const bool packed = coding == 1 && block.bytes > static_cast<std::int64_t>(kSizeBytes) &&
                       pages * kFeaturePage <= stored_bytes_max(block_bytes);

@@ -12,6 +12,7 @@
 
 #include "base/check.h"
 #include "base/crc32c.h"
+#include "base/round.h"
 #include "store/feature_format.h"
 
 namespace plimsoll {
@@ -77,8 +78,7 @@ std::size_t BlockReader::form_runs(std::span<const Wanted> blocks, std::span<Run
   for (std::size_t i = 0; i < blocks.size(); ++i) {
     const StoredBlock& stored = blocks[i].stored;
     const std::int64_t begin = stored.offset / kFeaturePage * kFeaturePage;
-    const std::int64_t end =
-        (stored.offset + stored.bytes + kFeaturePage - 1) / kFeaturePage * kFeaturePage;
+    const std::int64_t end = round_up(stored.offset + stored.bytes, kFeaturePage);
     if (count > 0) {
       Run& last = runs[count - 1];
       if (begin >= last.begin && begin <= last.end + plan_.gap_bytes &&

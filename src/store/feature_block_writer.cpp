@@ -11,6 +11,7 @@
 
 #include "base/check.h"
 #include "base/crc32c.h"
+#include "base/round.h"
 
 namespace plimsoll {
 namespace {
@@ -18,13 +19,9 @@ namespace {
 constexpr std::int64_t kTableBuffer = 32 << 10;
 constexpr std::int64_t kPaddingShare = 8;  // Of a block's bytes, that many may go to a page saved.
 
-std::int64_t pages(std::int64_t bytes) noexcept {
-  return (bytes + kFeaturePage - 1) / kFeaturePage;
-}
-
 // Room for a block behind up to a page of rest, whatever was asked for.
 std::int64_t room_for(std::int64_t block_bytes, std::int64_t buffer_bytes) noexcept {
-  return pages(std::max(buffer_bytes, block_bytes + 2 * kFeaturePage)) * kFeaturePage;
+  return round_up(std::max(buffer_bytes, block_bytes + 2 * kFeaturePage), kFeaturePage);
 }
 
 }  // namespace
@@ -32,7 +29,7 @@ std::int64_t room_for(std::int64_t block_bytes, std::int64_t buffer_bytes) noexc
 std::int64_t PackedBlockWriter::memory_bytes(std::int64_t block_bytes,
                                              std::int64_t buffer_bytes) noexcept {
   return room_for(block_bytes, buffer_bytes) + block_bytes + kTableBuffer + kFeaturePage +
-         pages(encoder_state_bytes()) * kFeaturePage;
+         round_up(encoder_state_bytes(), kFeaturePage);
 }
 
 Result<PackedBlockWriter> PackedBlockWriter::create(const std::filesystem::path& directory,
@@ -45,7 +42,7 @@ Result<PackedBlockWriter> PackedBlockWriter::create(const std::filesystem::path&
   writer.form_.compression = BlockCompression::kLz4;
   writer.buffer_ = slab.take<std::byte>(room_for(block_bytes, buffer_bytes), kFeaturePage);
   writer.packed_ = slab.take<std::byte>(block_bytes, kFeaturePage);
-  writer.state_ = slab.take<std::byte>(pages(encoder_state_bytes()) * kFeaturePage, kFeaturePage);
+  writer.state_ = slab.take<std::byte>(round_up(encoder_state_bytes(), kFeaturePage), kFeaturePage);
   PLIMSOLL_TRY(writer.records_,
                File::open(directory / kFeatureRecordsFile, FileMode::kCreate, true));
   PLIMSOLL_TRY(writer.blocks_,
@@ -65,7 +62,8 @@ Result<void> PackedBlockWriter::append(std::span<const std::byte> block) {
   const auto bytes = static_cast<std::int64_t>(stored.size());
   const std::int64_t in_page = end_ % kFeaturePage;
   const std::int64_t to_next = kFeaturePage - in_page;
-  const bool one_page_more = pages(in_page + bytes) > pages(bytes);
+  const bool one_page_more =
+      divide_up(in_page + bytes, kFeaturePage) > divide_up(bytes, kFeaturePage);
   const bool moves = one_page_more && (plain || to_next <= bytes / kPaddingShare);
   PLIMSOLL_TRY_VOID(end_block(moves ? to_next : 0));
   if (end_ - begin_ + bytes > static_cast<std::int64_t>(buffer_.size())) {
@@ -104,7 +102,7 @@ Result<void> PackedBlockWriter::write_whole_pages() {
 }
 
 Result<StoredForm> PackedBlockWriter::finish() {
-  PLIMSOLL_TRY_VOID(end_block(pages(end_) * kFeaturePage - end_));
+  PLIMSOLL_TRY_VOID(end_block(round_up(end_, kFeaturePage) - end_));
   PLIMSOLL_TRY_VOID(write_whole_pages());
   PLIMSOLL_TRY_VOID(records_.sync());
   form_.records_bytes = end_;

@@ -14,6 +14,7 @@
 #include "base/check.h"
 #include "base/crc32c.h"
 #include "base/philox.h"
+#include "base/round.h"
 #include "os/file.h"
 #include "store/feature_plan.h"
 #include "store/feature_table.h"
@@ -97,7 +98,7 @@ void choose_block(FeatureLayout& layout) {
     }
   }
   if (best_pages == 0) {
-    best_pages = (layout.stride + kFeaturePage - 1) / kFeaturePage;
+    best_pages = divide_up(layout.stride, kFeaturePage);
   }
   layout.block_bytes = best_pages * kFeaturePage;
   layout.records_per_block = layout.block_bytes / layout.stride;
@@ -272,7 +273,7 @@ Result<FeatureLayout> plan_feature_layout(const std::vector<ColumnSpec>& columns
     layout.record_bytes += columns[k].bytes();
   }
   const std::int64_t align = dtype_bytes(columns[order.front()].dtype);
-  layout.stride = (layout.record_bytes + align - 1) / align * align;
+  layout.stride = round_up(layout.record_bytes, align);
   choose_block(layout);
   return layout;
 }

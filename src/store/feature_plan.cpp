@@ -10,6 +10,7 @@
 
 #include <fmt/core.h>
 
+#include "base/round.h"
 #include "memory/admission.h"
 
 namespace plimsoll {
@@ -44,7 +45,7 @@ BlockLanes choose_lanes(const FeatureHeader& header, std::int64_t given, std::in
   const std::int64_t count = useful == 0
                                  ? 0
                                  : std::min({BlockReader::kLanesMax, share / useful,
-                                             (header.records_file_bytes() + useful - 1) / useful});
+                                             divide_up(header.records_file_bytes(), useful)});
   return count > 0 ? BlockLanes{.count = count, .bytes = bytes} : floor;
 }
 

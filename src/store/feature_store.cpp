@@ -25,6 +25,7 @@
 #include <fmt/core.h>
 
 #include "base/check.h"
+#include "base/round.h"
 #include "memory/admission.h"
 #include "memory/slab.h"
 #include "os/file.h"
@@ -133,8 +134,7 @@ class FeatureStore::Impl : public Reclaimer {
 
 Result<void> FeatureStore::Impl::start(const FeatureStoreOptions& options) {
   PLIMSOLL_TRY(shares_, plan_feature_slab(header_, options));
-  const std::int64_t slab_bytes =
-      (shares_.plan.total_bytes + kFeaturePage - 1) / kFeaturePage * kFeaturePage;
+  const std::int64_t slab_bytes = round_up(shares_.plan.total_bytes, kFeaturePage);
   PLIMSOLL_TRY_VOID(admission_.take(governor_, Tag::kFeature, slab_bytes, "cache_bytes"));
   PLIMSOLL_TRY(slab_, Slab::create(governor_, Tag::kFeature, slab_bytes));
   PLIMSOLL_TRY_VOID(open_files());

@@ -20,6 +20,7 @@
 
 #include "base/check.h"
 #include "base/crc32c.h"
+#include "base/round.h"
 #include "memory/slab.h"
 #include "os/crash_point.h"
 #include "os/file.h"
@@ -116,10 +117,6 @@ class PartialDirectory {
   fs::path path_;
   int descriptor_{-1};
 };
-
-std::int64_t round_up(std::int64_t value, std::int64_t unit) {
-  return (value + unit - 1) / unit * unit;
-}
 
 }  // namespace
 

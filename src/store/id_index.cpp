@@ -15,16 +15,10 @@
 #include "base/check.h"
 #include "base/mutex.h"
 #include "base/philox.h"
+#include "base/round.h"
 #include "store/id_page.h"
 
 namespace plimsoll {
-namespace {
-
-constexpr std::int64_t round_up(std::int64_t value, std::int64_t unit) {
-  return (value + unit - 1) / unit * unit;
-}
-
-}  // namespace
 
 // ---- IdFingerprint ----------------------------------------------------------------------------
 

@@ -55,9 +55,6 @@ struct ExtentHeader {
 static_assert(sizeof(ExtentHeader) == 32);
 inline constexpr std::int64_t kExtentHeaderBytes = 32;
 
-[[nodiscard]] inline std::int64_t round_to_block(std::int64_t bytes) noexcept {
-  return (bytes + kBlockUnit - 1) / kBlockUnit * kBlockUnit;
-}
 /// Bytes on disk of an extent of `rows` rows.
 [[nodiscard]] inline std::int64_t extent_bytes(std::int64_t record_bytes,
                                                std::int64_t rows) noexcept {

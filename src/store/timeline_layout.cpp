@@ -6,6 +6,7 @@
 #include <filesystem>
 
 #include "base/check.h"
+#include "base/round.h"
 #include "memory/admission.h"
 #include "os/file_system.h"
 #include "store/id_page.h"
@@ -19,10 +20,6 @@ constexpr std::int64_t kStagingBytes = 1LL << 20;
 constexpr std::int64_t kSegmentBytesLeast = 16 << 10;
 constexpr std::int64_t kSegmentBytesMost = 1 << 20;
 constexpr std::int64_t kSlack = 64 * 64 + 6 * 4096;  // Alignment of every part.
-
-std::int64_t divide_up(std::int64_t value, std::int64_t unit) {
-  return (value + unit - 1) / unit;
-}
 
 // Buckets for write buffers of `chunk` bytes: the least memory, but two requests in one bucket.
 void set_buckets(TableDescription& table, std::int64_t batch_rows, std::int64_t chunk) {

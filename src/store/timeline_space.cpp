@@ -5,13 +5,10 @@
 #include <cstring>
 
 #include "base/check.h"
+#include "base/round.h"
 
 namespace plimsoll {
 namespace {
-
-std::int64_t divide_up(std::int64_t value, std::int64_t unit) {
-  return (value + unit - 1) / unit;
-}
 
 Result<void> corrupt(const char* why) {
   return fail(ErrorCode::kCorrupt, why);
