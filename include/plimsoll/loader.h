@@ -23,8 +23,8 @@
 
 namespace plimsoll {
 
-/// Which records train and which are held out: whole groups, chosen by `seed`. In O(1) memory when
-/// groups have one size; else 8 bytes a group and 24 a held-out group (leased).
+/// Which records train and which are held out: whole groups, chosen by `seed`. 8 bytes a held-out
+/// group; when groups differ in size 16, and 8 a group (leased).
 struct SplitOptions {
   std::int64_t held_out_groups{0};  ///< A record is its own group when the store has none.
   std::uint64_t seed{0};
@@ -41,7 +41,7 @@ class Split {
   [[nodiscard]] std::int64_t train_rows() const noexcept;
   [[nodiscard]] std::int64_t held_out_rows() const noexcept;
   [[nodiscard]] std::int64_t held_out_groups() const noexcept;
-  /// Ordinal of the r-th training record. Requires: 0 <= r < train_rows().
+  /// Ordinal of the r-th training record; it grows with r. Requires: 0 <= r < train_rows().
   [[nodiscard]] std::int64_t train_ordinal(std::int64_t rank) const noexcept;
   /// Ordinal of the r-th held-out record. Requires: 0 <= r < held_out_rows().
   [[nodiscard]] std::int64_t held_out_ordinal(std::int64_t rank) const noexcept;

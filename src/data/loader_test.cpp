@@ -11,6 +11,7 @@
 #include <optional>
 #include <set>
 #include <thread>
+#include <utility>
 
 #include <gtest/gtest.h>
 
@@ -107,8 +108,10 @@ TEST_P(SplitKinds, PartsWholeGroupsWithoutOverlapOrGap) {
     ASSERT_EQ(split.group_of(ordinal), fixture.set.group_index[static_cast<std::size_t>(ordinal)]);
   }
   EXPECT_EQ(held_groups.size(), 123U);
+  std::int64_t last = -1;
   for (std::int64_t r = 0; r < split.train_rows(); ++r) {
     const std::int64_t ordinal = split.train_ordinal(r);
+    ASSERT_GT(ordinal, std::exchange(last, ordinal));
     ordinals.insert(ordinal);
     ASSERT_FALSE(held_groups.contains(split.group_of(ordinal)));
   }

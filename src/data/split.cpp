@@ -2,9 +2,9 @@
 //
 // Split: whole groups held out, chosen by a keyed permutation of the groups.
 //
-// Groups of one size need no memory: the permutation is invertible, so ranks become ordinals by
-// arithmetic. Otherwise the group offsets are kept, with the held-out groups in order beside them;
-// a training rank is then its ordinal less the held-out records before it, found by bisection.
+// Training records keep the order of the store: a training rank is its ordinal less the held-out
+// records before it, found by bisection among the held-out groups. So the ids of training records
+// are spans of the store's ids, and a table of their rows needs no index to speak of.
 //
 // Reading order: include/plimsoll/sample_order.h, include/plimsoll/loader.h, this file.
 //
@@ -30,27 +30,29 @@ class Split::Impl {
         order_(groups, options.seed, 0),
         held_rows_(held_ * group_size) {}
 
-  // Loads the offsets of groups of different sizes.
+  // Chooses the held-out groups; loads the offsets of groups of different sizes.
   Result<void> load(Governor& governor, FeatureStore& store) {
-    PLIMSOLL_TRY(lease_, governor.reserve(Tag::kOther, 8 * (groups_ + 1) + 24 * held_));
+    const bool uniform = group_size_ > 0;
+    PLIMSOLL_TRY(lease_, governor.reserve(Tag::kOther,
+                                          uniform ? 8 * held_ : 16 * held_ + 8 * (groups_ + 1)));
+    held_groups_.reserve(static_cast<std::size_t>(held_));
+    for (std::int64_t q = 0; q < held_; ++q) {
+      held_groups_.push_back(order_.at(q));
+    }
+    std::sort(held_groups_.begin(), held_groups_.end());
+    if (uniform) {
+      return {};
+    }
     offsets_.reserve(static_cast<std::size_t>(groups_ + 1));
     for (std::int64_t g = 0; g < groups_; ++g) {
       PLIMSOLL_TRY(const auto bounds, store.group(g));
       offsets_.push_back(bounds.first);
     }
     offsets_.push_back(rows_);
-    std::vector<std::int64_t>& chosen = held_groups_;
-    chosen.reserve(static_cast<std::size_t>(held_));
-    for (std::int64_t q = 0; q < held_; ++q) {
-      chosen.push_back(order_.at(q));
-    }
-    std::sort(chosen.begin(), chosen.end());
-    held_before_.reserve(chosen.size());
-    train_before_.reserve(chosen.size());
+    held_before_.reserve(held_groups_.size());
     held_rows_ = 0;
-    for (const std::int64_t g : chosen) {
+    for (const std::int64_t g : held_groups_) {
       held_before_.push_back(held_rows_);
-      train_before_.push_back(offset(g) - held_rows_);
       held_rows_ += offset(g + 1) - offset(g);
     }
     return {};
@@ -61,17 +63,22 @@ class Split::Impl {
   [[nodiscard]] std::int64_t held_groups() const noexcept { return held_; }
 
   [[nodiscard]] std::int64_t train_ordinal(std::int64_t rank) const noexcept {
-    if (group_size_ > 0) {
-      return order_.at(held_ + rank / group_size_) * group_size_ + rank % group_size_;
-    }
     // Held-out groups with at most `rank` training records before them lie before this record.
-    const auto at = std::upper_bound(train_before_.begin(), train_before_.end(), rank);
-    if (at == train_before_.begin()) {
+    std::int64_t before = 0;
+    for (std::int64_t end = held_; before < end;) {
+      const std::int64_t middle = before + (end - before) / 2;
+      const std::int64_t first = offset(held_groups_[static_cast<std::size_t>(middle)]);
+      if (first - held_before(middle) <= rank) {
+        before = middle + 1;
+      } else {
+        end = middle;
+      }
+    }
+    if (before == 0) {
       return rank;
     }
-    const auto last = static_cast<std::size_t>(at - train_before_.begin()) - 1;
-    const std::int64_t group = held_groups_[last];
-    return rank + held_before_[last] + offset(group + 1) - offset(group);
+    const std::int64_t group = held_groups_[static_cast<std::size_t>(before - 1)];
+    return rank + held_before(before - 1) + offset(group + 1) - offset(group);
   }
 
   [[nodiscard]] std::int64_t held_ordinal(std::int64_t rank) const noexcept {
@@ -92,20 +99,24 @@ class Split::Impl {
 
  private:
   [[nodiscard]] std::int64_t offset(std::int64_t group) const noexcept {
-    return offsets_[static_cast<std::size_t>(group)];
+    return group_size_ > 0 ? group * group_size_ : offsets_[static_cast<std::size_t>(group)];
+  }
+  // Held-out records before the i-th held-out group.
+  [[nodiscard]] std::int64_t held_before(std::int64_t i) const noexcept {
+    return group_size_ > 0 ? i * group_size_ : held_before_[static_cast<std::size_t>(i)];
   }
 
   std::int64_t rows_;
   std::int64_t groups_;
-  std::int64_t group_size_;  // 0: sizes differ, and the vectors below are filled.
+  std::int64_t group_size_;  // 0: sizes differ.
   std::int64_t held_;
   SampleOrder order_;
   std::int64_t held_rows_;
   Lease lease_;
-  std::vector<std::int64_t> offsets_{};       // First record of each group, and the end.
-  std::vector<std::int64_t> held_groups_{};   // Ascending.
-  std::vector<std::int64_t> held_before_{};   // Held-out records before each of them.
-  std::vector<std::int64_t> train_before_{};  // Training records before each of them.
+  std::vector<std::int64_t> held_groups_{};  // Ascending.
+  // Of groups of different sizes:
+  std::vector<std::int64_t> offsets_{};      // First record of each group, and the end.
+  std::vector<std::int64_t> held_before_{};  // Held-out records before each held-out group.
 };
 
 Split::Split(std::unique_ptr<Impl> impl) noexcept : impl_(std::move(impl)) {}
@@ -123,9 +134,7 @@ Result<Split> Split::create(Governor governor, FeatureStore* store, const SplitO
                             options.held_out_groups, groups));
   }
   auto impl = std::make_unique<Impl>(info.rows, groups, grouped ? info.uniform_group : 1, options);
-  if (grouped && info.uniform_group == 0) {
-    PLIMSOLL_TRY_VOID(impl->load(governor, *store));
-  }
+  PLIMSOLL_TRY_VOID(impl->load(governor, *store));
   return Split(std::move(impl));
 }
 

@@ -45,6 +45,10 @@ void set_file_fault(const FileFault& fault) noexcept {
   armed.store(true, std::memory_order_relaxed);
 }
 
+bool file_fault_armed() noexcept {
+  return armed.load(std::memory_order_relaxed);
+}
+
 void clear_file_fault() noexcept {
   MutexLock lock(faults_mutex);
   armed.store(false, std::memory_order_relaxed);

@@ -28,6 +28,7 @@ struct FileFault {
 /// Arms one fault, replacing any other; counting begins at once.
 void set_file_fault(const FileFault& fault) noexcept;
 void clear_file_fault() noexcept;
+[[nodiscard]] bool file_fault_armed() noexcept;
 
 /// How many calls of the armed fault's kind have been made since it was set.
 [[nodiscard]] std::int64_t file_fault_calls() noexcept;

@@ -48,8 +48,8 @@ constexpr Field on_off(const char* name, FieldRole role, bool C::*member, const 
   return {name, FieldKind::kSwitch, role, member, help};
 }
 constexpr Field choice(const char* name, std::string C::*member, const char* choices,
-                       const char* help) {
-  return {name, FieldKind::kChoice, kIdentity, member, help, 0, 0, choices};
+                       const char* help, FieldRole role = kIdentity) {
+  return {name, FieldKind::kChoice, role, member, help, 0, 0, choices};
 }
 
 constexpr std::array kFields{
@@ -81,6 +81,9 @@ constexpr std::array kFields{
     choice("label_init", &C::label_init, "normal|zeros|uniform", "Condition vectors at first"),
     real("label_init_scale", &C::label_init_scale, 0, 1e6, "Deviation or half-width at first"),
     choice("label_schedule", &C::label_schedule, "constant|cosine", "Of label_lr over the steps"),
+    choice("label_layout", &C::label_layout, "auto|any_order|sample_order",
+           "Of a new run's condition vectors on disk; auto: any order if they fit into memory",
+           kFree),
     on_off("drop_last", kIdentity, &C::drop_last, "Skip an epoch's last, partial batch"),
     whole("holdout", kIdentity, &C::holdout, -1, kCountMax,
           "Groups held out for evaluation; -1: 5,000 pairs' worth, at most a fifth"),

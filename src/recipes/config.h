@@ -51,6 +51,7 @@ struct CosirConfig {
   std::string label_init{"normal"};  ///< normal | zeros | uniform.
   double label_init_scale{0.1};
   std::string label_schedule{"constant"};  ///< constant | cosine.
+  std::string label_layout{"auto"};        ///< auto | any_order | sample_order.
   bool drop_last{false};
   std::int64_t holdout{-1};  ///< Groups; −1: 5,000 pairs' worth, at most a fifth of the groups.
   std::int64_t eval_pairs{5000};

@@ -146,6 +146,7 @@ Result<void> Run::admit() {
       return {};
     };
     if (batch->rows() >= 2 && !in_phase2(start.epoch)) {
+      PLIMSOLL_TRY_VOID(data_->rows().begin_epoch(start.epoch));
       PLIMSOLL_TRY_VOID(rehearse(false));
     }
     if (batch->rows() >= 2 && config_.phase2_epochs > 0) {
@@ -181,6 +182,7 @@ Result<void> Run::train_epochs() {
     auto batch = std::make_shared<Batch>();
     PLIMSOLL_TRY_VOID(data_->loader().next(*batch));
     if (!in_phase2(batch->epoch())) {
+      PLIMSOLL_TRY_VOID(data_->rows().begin_epoch(batch->epoch()));
       PLIMSOLL_TRY_VOID(data_->loader().upcoming_ids(upcoming));
       data_->rows().prefetch(upcoming);
     }

@@ -23,11 +23,12 @@ namespace plimsoll::cosir {
 namespace {
 
 constexpr std::array<const char*, 2> kColumns{"image", "text"};
-constexpr std::int64_t kRequestRows = 2048;  // Largest request of an evaluation.
+constexpr std::int64_t kIdsAtOnce = 2048;
+constexpr std::int64_t kRowsAtOnce = 256;  // Of a request to the rows, though batches be smaller.
 constexpr std::int64_t kHeldOutPairs = 5000;
 constexpr std::int64_t kStoreShare = 4;  // Of what is free: a quarter for the rows,
 constexpr std::int64_t kCacheShare = 8;  // an eighth for the features.
-constexpr std::int64_t kCacheLeast = 32LL << 20;
+constexpr std::int64_t kCacheLeast = 8LL << 20;
 constexpr std::int64_t kMiB = 1LL << 20;
 
 at::ScalarType scalar_type(DType dtype) {
@@ -43,26 +44,27 @@ at::ScalarType scalar_type(DType dtype) {
   }
 }
 
-// An .npy of int64 beside the table, for a container with ids of its own. Removed when done with.
+// An .npy of int64 beside the table: the ids of the training pairs. Removed when done with.
 class IdsFile {
  public:
-  static Result<IdsFile> write(FeatureStore& features, const std::filesystem::path& path) {
+  static Result<IdsFile> write(FeatureStore& features, const Split& split,
+                               const std::filesystem::path& path) {
     IdsFile made;
     made.path_ = path;
     std::FILE* file = std::fopen(path.c_str(), "wb");
     if (file == nullptr) {
       return fail_io(errno, path.string());
     }
-    const std::int64_t rows = features.info().rows;
+    const std::int64_t rows = split.train_rows();
     const std::string header = npy_header("<i8", std::array{rows});
     bool good = std::fwrite(header.data(), 1, header.size(), file) == header.size();
     std::vector<std::int64_t> ordinals;
     std::vector<std::int64_t> ids;
     Result<void> read{};
-    for (std::int64_t begin = 0; good && read && begin < rows; begin += kRequestRows) {
+    for (std::int64_t begin = 0; good && read && begin < rows; begin += kIdsAtOnce) {
       ordinals.clear();
-      for (std::int64_t i = begin; i < std::min(rows, begin + kRequestRows); ++i) {
-        ordinals.push_back(i);
+      for (std::int64_t i = begin; i < std::min(rows, begin + kIdsAtOnce); ++i) {
+        ordinals.push_back(split.train_ordinal(i));
       }
       ids.resize(ordinals.size());
       read = features.ids_of(ordinals, ids);
@@ -141,11 +143,36 @@ EmbeddingStoreOptions row_options(const CosirConfig& config) {
                                                        : RowInitKind::kNormal;
   options.init.scale = static_cast<float>(config.label_init_scale);
   options.init.seed = seed_for(static_cast<std::uint64_t>(config.seed), Purpose::kRows);
-  options.batch_rows = std::max(config.batch_size, kRequestRows);
+  options.order_seed = seed_for(static_cast<std::uint64_t>(config.seed), Purpose::kOrder);
+  options.batch_rows = std::max(config.batch_size, kRowsAtOnce);
   options.io_threads = static_cast<int>(config.io_threads);
   options.compute_threads = static_cast<int>(std::max<std::int64_t>(1, config.compute_threads));
   return options;
 }
+
+namespace {
+
+// What rows in any order take when all of them are in RAM, frames' own bytes included.
+std::int64_t bytes_in_ram(const EmbeddingStoreOptions& options, std::int64_t rows) {
+  const std::int64_t slots = options.optimizer.kind == RowOptimizer::kAdagrad ? 1 : 2;
+  return rows * (24 + 4 * options.dim * (1 + slots)) * 5 / 4;
+}
+
+// In any order rows that are in RAM stay there; in sample order all of them go to the disk and come
+// back once an epoch, at its bandwidth. Which it is changes no bit of what is computed.
+Result<RowLayout> choose_layout(const Governor& governor, const CosirConfig& config,
+                                const EmbeddingStoreOptions& options) {
+  if (config.label_layout != "auto") {
+    return config.label_layout == "any_order" ? RowLayout::kAnyOrder : RowLayout::kSampleOrder;
+  }
+  PLIMSOLL_TRY(const SlabPlan plan, EmbeddingStore::plan(options));
+  const std::int64_t bytes =
+      config.store_bytes > 0 ? config.store_bytes : governor.state().free_bytes() / kStoreShare;
+  const bool fits = plan.floor_bytes + bytes_in_ram(options, options.rows) <= bytes;
+  return fits ? RowLayout::kAnyOrder : RowLayout::kSampleOrder;
+}
+
+}  // namespace
 
 Result<void> Data::open_features(const Governor& governor, const CosirConfig& config) {
   PLIMSOLL_TRY(const auto info, FeatureStore::inspect(config.data));
@@ -183,29 +210,36 @@ Result<void> Data::open_features(const Governor& governor, const CosirConfig& co
   return {};
 }
 
+// One row per training pair, in the order of their ranks: the loader's order is then the table's.
 Result<void> Data::open_rows(const Governor& governor, const CosirConfig& config,
                              const DataOptions& how) {
   EmbeddingStoreOptions options = row_options(config);
   options.directory = how.embeddings;
   options.at_step = how.at_step;
+  const bool create = how.at_step < 0 && how.loader;
+  const bool all = split_->held_out_rows() == 0 && features_->info().dense_ids;
   IdsFile ids;
-  if (features_->info().dense_ids) {
-    options.rows = features_->info().rows;
-  } else if (how.at_step < 0 && how.loader) {
+  if (create || all) {
+    options.rows = split_->train_rows();
+  }
+  if (create && !all) {
     auto path = how.embeddings;
     path += ".ids.npy";
-    PLIMSOLL_TRY(ids, IdsFile::write(*features_, path));
+    PLIMSOLL_TRY(ids, IdsFile::write(*features_, *split_, path));
     options.ids_file = path;
-    options.rows = features_->info().rows;
+  }
+  if (create) {
+    PLIMSOLL_TRY(options.layout, choose_layout(governor, config, options));
+  } else {
+    PLIMSOLL_TRY(const TableInfo table, EmbeddingStore::inspect(options.directory));
+    options.layout = table.layout;
   }
   options.store_bytes = config.store_bytes;
   if (options.store_bytes == 0) {
     PLIMSOLL_TRY(const SlabPlan plan, EmbeddingStore::plan(options));
-    const std::int64_t slots = config.label_optimizer == "adagrad" ? 1 : 2;
-    const std::int64_t record = 24 + 4 * config.label_dim * (1 + slots);
-    const std::int64_t whole = plan.floor_bytes + features_->info().rows * record * 5 / 4;
+    const std::int64_t useful = plan.floor_bytes + bytes_in_ram(options, split_->train_rows());
     options.store_bytes = std::clamp(governor.state().free_bytes() / kStoreShare, plan.floor_bytes,
-                                     std::max(plan.floor_bytes, whole));
+                                     std::max(plan.floor_bytes, useful));
   }
   bytes_.store = options.store_bytes;
   PLIMSOLL_TRY(auto rows, EmbeddingStore::open(governor, options));

@@ -2,7 +2,7 @@
 //
 // Saving, loading and digesting a run.
 //
-// Threads: single-owner.   Memory: one buffer of kDigestBytes for the rows' digest.
+// Threads: single-owner.   Memory: one record, for the rows' digest.
 #include "recipes/cosir_state.h"
 
 #include <torch/version.h>
@@ -17,8 +17,6 @@
 namespace plimsoll::cosir {
 namespace {
 
-constexpr std::int64_t kDigestBytes = 1LL << 20;
-
 DenseAdamWOptions optimizer(double learning_rate, const CosirConfig& config) {
   DenseAdamWOptions options;
   options.learning_rate = learning_rate;
@@ -29,36 +27,6 @@ DenseAdamWOptions optimizer(double learning_rate, const CosirConfig& config) {
 void append(std::vector<NamedTensor>& to, const std::vector<NamedTensor>& from) {
   to.insert(to.end(), from.begin(), from.end());
 }
-
-// Rows are hashed in runs of a size that depends on the record alone, not on how they arrive.
-class RowDigest {
- public:
-  RowDigest(StateDigest& digest, std::int64_t record) : digest_(digest) {
-    most_ = static_cast<std::size_t>(std::max<std::int64_t>(1, kDigestBytes / record) * record);
-    buffer_.reserve(most_);
-  }
-  void add(std::int64_t id, std::uint32_t sequence, std::span<const float> values) {
-    put(&id, sizeof id);
-    put(&sequence, sizeof sequence);
-    put(values.data(), values.size_bytes());
-    if (buffer_.size() == most_) {
-      flush();
-    }
-  }
-  void flush() {
-    digest_.add("rows", buffer_);
-    buffer_.clear();
-  }
-
- private:
-  void put(const void* data, std::size_t size) {
-    const auto* bytes = static_cast<const std::byte*>(data);
-    buffer_.insert(buffer_.end(), bytes, bytes + size);
-  }
-  StateDigest& digest_;
-  std::size_t most_{0};
-  std::vector<std::byte> buffer_;
-};
 
 }  // namespace
 
@@ -122,18 +90,21 @@ Result<std::string> State::digest(EmbeddingStore& rows) const {
   StateDigest digest;
   digest_tensors(digest, tensors());
   digest.add("step", std::as_bytes(std::span{&at.step, 1}));
-  const std::int64_t width = rows.dim() + rows.state_floats();
-  RowDigest row_digest{digest, 12 + 4 * width};
+  const auto width = static_cast<std::size_t>(rows.dim() + rows.state_floats());
+  StateDigest::Set set;
+  std::vector<std::byte> record(12 + 4 * width);
   PLIMSOLL_TRY_VOID(
-      rows.scan([&](std::span<const std::int64_t> ids, std::span<const std::uint32_t> sequences,
-                    std::span<const float> values) -> Result<void> {
+      rows.visit_rows([&](std::span<const std::int64_t> ids, std::span<const std::uint32_t> steps,
+                          std::span<const float> values) -> Result<void> {
         for (std::size_t i = 0; i < ids.size(); ++i) {
-          const auto w = static_cast<std::size_t>(width);
-          row_digest.add(ids[i], sequences[i], values.subspan(i * w, w));
+          std::memcpy(record.data(), &ids[i], 8);
+          std::memcpy(record.data() + 8, &steps[i], 4);
+          std::memcpy(record.data() + 12, values.data() + i * width, 4 * width);
+          set.add(record);
         }
         return {};
       }));
-  row_digest.flush();
+  digest.add("rows", set);
   return digest.hex();
 }
 

@@ -138,6 +138,11 @@ TEST_F(CosirTrainTest, BitsDependNeitherOnLimitsNorOnLoaderThreads) {
       {},
       {{"loader_threads", "1"}},
       {{"memory_limit", "6GiB"}},
+      {{"label_layout", "sample_order"}},
+      {{"label_layout", "sample_order"},
+       {"store_bytes", "4MiB"},
+       {"checkpoint_every_n_steps", "2"},
+       {"eval_every_n_epochs", "1"}},
       {{"store_bytes", "4MiB"}, {"cache_bytes", "4MiB"}, {"queue_bytes", "1MiB"}},
       {{"checkpoint_every_n_steps", "1"}, {"keep_checkpoints", "1"}},
       {{"eval_every_n_epochs", "1"}, {"eval_pairs", "5"}, {"oracle_angles", "3"}},
@@ -292,6 +297,47 @@ TEST_F(CosirTrainTest, AStoppedRunResumesToTheBitsOfAnUndisturbedOne) {
   EXPECT_EQ(bits, calm.summary.state_sha256);
 }
 
+TEST_F(CosirTrainTest, RowsLieInSampleOrderWhenTheyDoNotFitIntoMemoryOrAreToldTo) {
+  const auto layout_of = [&](const Options& options) {
+    const Ended ended = run("small", options);
+    const auto table = EmbeddingStore::inspect(ended.folder / "embeddings").or_throw();
+    EXPECT_EQ(table.rows, 104);  // Those held out have none.
+    return table.layout;
+  };
+  EXPECT_EQ(layout_of({}), RowLayout::kAnyOrder);
+  EXPECT_EQ(layout_of({{"label_layout", "sample_order"}}), RowLayout::kSampleOrder);
+  const Options wide{{"label_dim", "4096"}, {"epochs", "1"}};  // 6 MB of rows.
+  const auto with = [&](const std::string& key, const std::string& value) {
+    Options all = wide;
+    all[key] = value;
+    return all;
+  };
+  EXPECT_EQ(layout_of(with("store_bytes", "24MiB")), RowLayout::kAnyOrder);
+  EXPECT_EQ(layout_of(with("store_bytes", "4MiB")), RowLayout::kSampleOrder);
+}
+
+TEST_F(CosirTrainTest, ARunInSampleOrderStopsAndResumesToTheBitsOfAnyOrder) {
+  const Options options{{"epochs", "30"}, {"drop_last", "true"}, {"phase2_epochs", "3"}};
+  const Ended calm = run("small", options);
+  Options ordered = options;
+  ordered["label_layout"] = "sample_order";
+  const fs::path out = next_folder();
+  const auto settings = settings_of("small", out, ordered);
+  auto watcher = stop_after(out, 7);
+  const auto first = train(settings).or_throw();
+  watcher.request_stop();
+  EXPECT_EQ(first.status, "stopped");
+  Options other = options;  // The table stays as it was made.
+  other["label_layout"] = "any_order";
+  const auto last = train(settings_of("small", out, other), true).or_throw();
+  EXPECT_EQ(last.state_sha256, calm.summary.state_sha256);
+  EXPECT_EQ(last.recall_json, calm.summary.recall_json);
+  const auto table = EmbeddingStore::inspect(out / "embeddings").or_throw();
+  EXPECT_EQ(table.layout, RowLayout::kSampleOrder);
+  EXPECT_EQ(json::parse(eval_cosir(settings).or_throw()).at("recall"),
+            json::parse(last.recall_json));
+}
+
 TEST_F(CosirTrainTest, AFinishedRunCanBeEvaluatedAndResumedWithoutChange) {
   const fs::path out = next_folder();
   const auto settings = settings_of("small", out, {});
@@ -389,7 +435,7 @@ TEST_F(CosirTrainTest, IdsOfTheirOwnAreTrainedStoppedAndResumed) {
   EXPECT_EQ(train(settings, true).or_throw().state_sha256, calm.summary.state_sha256);
   const auto table = EmbeddingStore::inspect(out / "embeddings").or_throw();
   EXPECT_FALSE(table.dense_ids);
-  EXPECT_EQ(table.rows, 130);
+  EXPECT_EQ(table.rows, 104);
   EXPECT_FALSE(fs::exists(out / "embeddings.ids.npy"));
 }
 

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <openssl/evp.h>
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <cstdint>
@@ -55,6 +56,27 @@ void StateDigest::add(std::string_view name, std::span<const std::byte> bytes) {
   impl_->add(name.data(), name.size());
   impl_->add_size(bytes.size());
   impl_->add(bytes.data(), bytes.size());
+}
+
+void StateDigest::Set::add(std::span<const std::byte> bytes) {
+  std::array<std::uint64_t, 4> hash{};
+  unsigned int size = 0;
+  PLIMSOLL_CHECK(
+      EVP_Digest(bytes.data(), bytes.size(), reinterpret_cast<unsigned char*>(hash.data()), &size,
+                 EVP_sha256(), nullptr) == 1 &&
+          size == sizeof hash,
+      "SHA-256 refused bytes");
+  for (std::size_t i = 0; i < hash.size(); ++i) {
+    sums_[i] += hash[i];
+  }
+  ++count_;
+}
+
+void StateDigest::add(std::string_view name, const Set& set) {
+  std::array<std::uint64_t, 5> all{};
+  std::copy(set.sums_.begin(), set.sums_.end(), all.begin());
+  all[4] = set.count_;
+  add(name, std::as_bytes(std::span{all}));
 }
 
 std::string StateDigest::hex() {

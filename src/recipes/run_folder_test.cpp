@@ -299,9 +299,25 @@ TEST(RunSummaryTest, IsOneLineOfJsonWithTheAgreedKeys) {
 
 TEST(StateDigestTest, MatchesSha256OfTheFramedBytes) {
   StateDigest digest;
-  digest.add("", {});
+  digest.add("", std::span<const std::byte>{});
   // SHA-256 of sixteen zero bytes (two sizes of nothing), from coreutils' sha256sum.
   EXPECT_EQ(digest.hex(), "374708fff7719dd5979ec875d56cd2286f6d3cf7ec317a3b25632aab28ec37bb");
+}
+
+TEST(StateDigestTest, OfASetDependsOnItsMembersAndNotOnTheirOrder) {
+  const auto digest = [](std::initializer_list<std::string> members) {
+    StateDigest::Set set;
+    for (const auto& bytes : members) {
+      set.add(std::as_bytes(std::span(bytes)));
+    }
+    StateDigest state;
+    state.add("set", set);
+    return state.hex();
+  };
+  EXPECT_EQ(digest({"a", "b", "cc"}), digest({"cc", "a", "b"}));
+  EXPECT_NE(digest({"a", "b"}), digest({"a", "b", "b"}));
+  EXPECT_NE(digest({"a", "a"}), digest({"b", "b"}));
+  EXPECT_NE(digest({}), digest({""}));
 }
 
 TEST(StateDigestTest, TellsApartEntriesThatRunIntoEachOther) {

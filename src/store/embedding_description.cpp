@@ -70,6 +70,9 @@ void fill_json(Json& json, const TableDescription& table) {
   json["ids"] = Json(Json::value_t::object);
   json["ids"]["dense"] = table.ids.dense;
   json["ids"]["fingerprint"] = hex(table.ids.fingerprint);
+  if (table.ids.spans > 0) {
+    json["ids"]["spans"] = table.ids.spans;
+  }
   json["layout"] = layout_name(table.layout);
   json["record_bytes"] = shape.record_bytes;
   json["page_bytes"] = shape.page_bytes;
@@ -122,10 +125,11 @@ TableDescription from_json(Json json) {
   table.ids.dense = json.at("ids").at("dense").get<bool>();
   table.ids.fingerprint =
       std::stoull(json.at("ids").at("fingerprint").get<std::string>(), nullptr, 16);
+  table.ids.spans = json.at("ids").value("spans", std::int64_t{0});
   const std::int64_t rows_least = version == kGrowingVersion ? 0 : 1;
   if (table.dim < 1 || table.dim > (1 << 24) || table.ids.rows < rows_least ||
-      table.ids.rows > kIdRowsMax) {
-    throw std::runtime_error("its rows or its dim are out of range");
+      table.ids.rows > kIdRowsMax || !spans_in_range(table.ids)) {
+    throw std::runtime_error("its rows, its spans of ids or its dim are out of range");
   }
   if (version == kGrowingVersion) {
     table.rows_max = json.at("rows_max").get<std::int64_t>();
@@ -184,6 +188,9 @@ std::uint64_t TableDescription::fingerprint() const noexcept {
           static_cast<std::uint64_t>(segment_bytes)}) {
       chain = mix64(chain ^ field);
     }
+  }
+  if (ids.spans > 0) {
+    chain = mix64(chain ^ static_cast<std::uint64_t>(ids.spans));
   }
   if (rows_max > 0) {
     chain = mix64(chain ^ mix64(static_cast<std::uint64_t>(rows_max)));

@@ -42,6 +42,7 @@ class EmbeddingStore::Engine {
   virtual Result<void> erase(std::span<const std::int64_t> ids);
   virtual Result<void> commit(std::int64_t step) = 0;
   virtual Result<void> scan(const Visit& visit) = 0;
+  virtual Result<void> visit_rows(const Visit& visit) { return scan(visit); }
   virtual Result<void> set_optimizer(const RowOptimizerOptions& options) = 0;
   [[nodiscard]] virtual const TableShape& shape() const noexcept = 0;
   [[nodiscard]] virtual std::int64_t rows() const { return shape().rows; }

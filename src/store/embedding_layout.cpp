@@ -117,13 +117,9 @@ Result<EmbeddingLayout> plan_layout(const TableDescription& table,
   plan.floor_bytes = floor;
   plan.network = network_file_system(options.directory);
   const std::int64_t blocks = BlockMap::blocks(shape.pages, spare_blocks(layout.sizes));
-  const std::int64_t id_bytes =
-      table.ids.dense ? 0
-                      : kIdPageBytes * (id_pages(IdPageKind::kSorted, table.ids.rows) +
-                                        id_pages(IdPageKind::kOrder, table.ids.rows));
   plan.disk_cap_bytes = blocks * shape.page_bytes +
                         2 * (map_bytes(shape.pages) + table.growth().bytes()) +
-                        2 * SuperFile::kSlotBytes + id_bytes + 4096;
+                        2 * SuperFile::kSlotBytes + IdIndex::disk_bytes(table.ids) + 4096;
   plan.rows_max = table.rows_max;
   return layout;
 }

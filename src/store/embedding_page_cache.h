@@ -166,6 +166,8 @@ class PageCache {
     std::span<std::uint32_t> pages{};        // The page of each of them.
     std::span<BlockEntry> sources{};         // Where each of them comes from.
     std::int64_t read_count{0};
+    std::int64_t reserve_from{0};  // Blocks to be given a place on disk before the writes.
+    std::int64_t reserve_to{0};
     bool background{false};
   };
   // Adds the time of a scope to stall_ns. Made and destroyed under the mutex.
@@ -221,6 +223,7 @@ class PageCache {
   Result<void> write_frames(Lane& lane, std::int64_t count) PLIMSOLL_REQUIRES(mutex_);
   void sort_by_page(std::span<std::uint32_t> indexes) const PLIMSOLL_REQUIRES(mutex_);
   void begin_write(Lane& lane, std::int64_t count) PLIMSOLL_REQUIRES(mutex_);
+  void reserve(Lane& lane, const BlockMap::Run& run) PLIMSOLL_REQUIRES(mutex_);
   void end_write(Lane& lane, std::int64_t count, const Result<void>& result)
       PLIMSOLL_REQUIRES(mutex_);
   Result<void> copy_and_write(Lane& lane, std::int64_t count);
@@ -247,6 +250,7 @@ class PageCache {
   std::int64_t free_count_ PLIMSOLL_GUARDED_BY(mutex_){0};
   std::int64_t listed_ PLIMSOLL_GUARDED_BY(mutex_){0};
   std::int64_t dirty_ PLIMSOLL_GUARDED_BY(mutex_){0};
+  std::int64_t reserved_ PLIMSOLL_GUARDED_BY(mutex_){0};  // Where the last reservation ended.
   std::int64_t hinted_ PLIMSOLL_GUARDED_BY(mutex_){0};
   std::int64_t writers_ PLIMSOLL_GUARDED_BY(mutex_){0};  // Batches of writes under way.
   std::uint32_t hand_ PLIMSOLL_GUARDED_BY(mutex_){0};

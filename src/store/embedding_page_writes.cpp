@@ -16,6 +16,8 @@ namespace {
 // Long enough that a disk need not seek, short enough that several are under way at once.
 constexpr std::int64_t kWriteBytesMost = 1 << 20;
 constexpr std::int64_t kRefillMost = 64;
+constexpr std::int64_t kReserveShare = 64;  // Of the bound on disk, one part in so many at a time,
+constexpr std::int64_t kReserveUsed = 4;    // and of what is used.
 
 constexpr double kCommitSeconds = 0.05;  // What a commit may take to write what is dirty.
 constexpr double kRateWeight = 1.0 / 16;
@@ -178,6 +180,21 @@ void PageCache::begin_write(Lane& lane, std::int64_t count) {
     for (std::int64_t k = 0; k < run.count; ++k, ++i) {
       lane.written[static_cast<std::size_t>(i)].block = run.first + static_cast<std::uint32_t>(k);
     }
+    reserve(lane, run);
+  }
+}
+
+// Blocks are taken round the file. Those that nobody has written yet get a place on disk many at a
+// time: a write that has to find its own holds up every other write and read of the file.
+void PageCache::reserve(Lane& lane, const BlockMap::Run& run) {
+  const std::int64_t end = std::int64_t{run.first} - 1 + run.count;
+  if (end > reserved_) {
+    if (lane.reserve_to == lane.reserve_from) {
+      lane.reserve_from = reserved_;
+    }
+    const std::int64_t ahead = std::min(map_.blocks() / kReserveShare, end / kReserveUsed);
+    reserved_ = std::min(end + ahead, map_.blocks());
+    lane.reserve_to = reserved_;
   }
 }
 
@@ -198,6 +215,10 @@ Result<void> PageCache::copy_and_write(Lane& lane, std::int64_t count) {
       frames_[lane.cleaning[i]].flags &= static_cast<std::uint8_t>(~kCopying);
     }
     changed_.notify_all();
+  }
+  if (lane.reserve_to > lane.reserve_from) {
+    table_.file->reserve(lane.reserve_from * shape.page_bytes, lane.reserve_to * shape.page_bytes);
+    lane.reserve_from = lane.reserve_to;
   }
   std::size_t requests = 0;
   for (std::size_t i = 0; i < static_cast<std::size_t>(count);) {

@@ -341,6 +341,11 @@ Result<void> EmbeddingStore::scan(
                                      std::span<const float>)>& visit) {
   return impl_->scan(visit);
 }
+Result<void> EmbeddingStore::visit_rows(
+    const std::function<Result<void>(std::span<const std::int64_t>, std::span<const std::uint32_t>,
+                                     std::span<const float>)>& visit) {
+  return impl_->visit_rows(visit);
+}
 Result<void> EmbeddingStore::set_optimizer(const RowOptimizerOptions& options) {
   return impl_->set_optimizer(options);
 }

@@ -242,7 +242,7 @@ bool consistent(const FeatureHeader& header, Fields& fields) {
                         fields.integer("block_bytes") == header.layout.block_bytes &&
                         fields.integer("records_per_block") == header.layout.records_per_block;
   const bool ids =
-      header.ids.rows == header.rows &&
+      header.ids.rows == header.rows && spans_in_range(header.ids) &&
       header.id_table.bytes == (header.ids.dense ? 0 : feature_table_bytes(header.rows, 8));
   const bool uniform = header.uniform_group > 0;
   const bool groups =
@@ -307,6 +307,9 @@ std::string FeatureHeader::to_json() const {
         {kFeatureIdsFile, side_json(id_table)},
         {kFeatureGroupsFile, side_json(group_table)}}},
   };
+  if (ids.spans > 0) {
+    header["ids"]["spans"] = ids.spans;
+  }
   if (compressed()) {
     header["compression"] = {{"coding", compression_name(stored.compression)},
                              {"records_bytes", stored.records_bytes},
@@ -374,6 +377,7 @@ Result<FeatureHeader> parse_feature_header(const std::string& text, const std::s
   header.ids.rows = header.rows;
   header.ids.dense = id_fields.boolean("dense");
   header.ids.fingerprint = std::strtoull(id_fields.text("fingerprint").c_str(), nullptr, 16);
+  header.ids.spans = ids->contains("spans") ? id_fields.integer("spans") : 0;
   Fields file_fields(*files);
   header.checksums = file_fields.side(kFeatureChecksumsFile);
   header.id_table = file_fields.side(kFeatureIdsFile);

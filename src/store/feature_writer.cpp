@@ -39,11 +39,12 @@ constexpr std::int64_t kTableBuffer = 32 << 10;
 constexpr const char* kGroupCheckName = "group_check";
 
 // Every file a writer may leave in DIRECTORY.partial.
-constexpr std::array<const char*, 13> kPartialFiles{
-    kFeatureRecordsFile, kFeatureChecksumsFile, kFeatureIdsFile,    kFeatureGroupsFile,
-    kFeatureHeaderFile,  "index.ids",           "index.order",      "index.runs",
-    "group_check.ids",   "group_check.order",   "group_check.runs", "features.json.new",
-    kFeatureBlocksFile};
+constexpr std::array<const char*, 17> kPartialFiles{
+    kFeatureRecordsFile, kFeatureChecksumsFile, kFeatureIdsFile,     kFeatureGroupsFile,
+    kFeatureHeaderFile,  "features.json.new",   kFeatureBlocksFile,  "index.ids",
+    "index.order",       "index.spans",         "index.runs.0",      "index.runs.1",
+    "group_check.ids",   "group_check.order",   "group_check.spans", "group_check.runs.0",
+    "group_check.runs.1"};
 
 // The directory being written, locked against a second writer, removed unless kept.
 class PartialDirectory {
@@ -373,7 +374,7 @@ Result<void> FeatureWriter::Impl::finish_groups(FeatureHeader& header) {
   }
   group_check_.reset();
   std::error_code ignored;
-  for (const char* suffix : {".ids", ".order", ".runs"}) {
+  for (const char* suffix : {".ids", ".order", ".spans"}) {
     fs::remove(partial_.path() / (std::string(kGroupCheckName) + suffix), ignored);
   }
   header.groups = groups_closed_;

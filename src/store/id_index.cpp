@@ -20,6 +20,11 @@
 
 namespace plimsoll {
 
+bool spans_in_range(const IdIndexInfo& info) noexcept {
+  return info.spans == 0 ||
+         (info.spans > 0 && !info.dense && info.spans <= info.rows / IdFingerprint::kSpanRowsLeast);
+}
+
 // ---- IdFingerprint ----------------------------------------------------------------------------
 
 void IdFingerprint::add(std::span<const std::int64_t> ids) noexcept {
@@ -33,12 +38,17 @@ void IdFingerprint::add(std::span<const std::int64_t> ids) noexcept {
       return;
     }
     dense_ = false;
+    spans_ = rows_ > 0 ? 1 : 0;
+    last_ = rows_ - 1;
     for (std::int64_t id = 0; id < rows_; ++id) {
       chain_ = mix64(chain_ ^ static_cast<std::uint64_t>(id));
     }
   }
   for (; i < ids.size(); ++i) {
     chain_ = mix64(chain_ ^ static_cast<std::uint64_t>(ids[i]));
+    ascending_ = ascending_ && (rows_ == 0 || ids[i] > last_);
+    spans_ += ascending_ && (rows_ == 0 || ids[i] != last_ + 1) ? 1 : 0;
+    last_ = ids[i];
     ++rows_;
   }
 }
@@ -49,14 +59,16 @@ IdIndexInfo IdFingerprint::info() const noexcept {
   }
   return {.rows = rows_,
           .dense = false,
-          .fingerprint = mix64(chain_ ^ mix64(static_cast<std::uint64_t>(rows_)))};
+          .fingerprint = mix64(chain_ ^ mix64(static_cast<std::uint64_t>(rows_))),
+          .spans = ascending_ && rows_ >= kSpanRowsLeast * spans_ ? spans_ : 0};
 }
 
 IdIndexInfo IdFingerprint::dense(std::int64_t rows) noexcept {
   constexpr std::uint64_t kDense = 0x64656E7365ULL;  // "dense"
   return {.rows = rows,
           .dense = true,
-          .fingerprint = mix64(kDense ^ mix64(static_cast<std::uint64_t>(rows)))};
+          .fingerprint = mix64(kDense ^ mix64(static_cast<std::uint64_t>(rows))),
+          .spans = 0};
 }
 
 // ---- IdIndex::Pages ---------------------------------------------------------------------------
@@ -120,8 +132,12 @@ struct IndexShape {
   std::int64_t order_pages;
 };
 
+std::filesystem::path spans_path(const std::filesystem::path& directory, const std::string& name) {
+  return directory / (name + ".spans");
+}
+
 IndexShape shape_of(const IdIndexInfo& info) {
-  if (info.dense) {
+  if (info.dense || info.spans > 0) {
     return {0, 0};
   }
   return {id_pages(IdPageKind::kSorted, info.rows), id_pages(IdPageKind::kOrder, info.rows)};
@@ -133,16 +149,6 @@ std::int64_t clamp_pages(std::int64_t cached, std::int64_t pages) {
 
 std::int64_t cache_bytes(std::int64_t slots) {
   return slots * kIdPageBytes + round_up(slots * 8, 64);
-}
-
-Result<File> open_sized(const std::filesystem::path& path, std::int64_t pages) {
-  PLIMSOLL_TRY(auto file, File::open(path, FileMode::kRead));
-  PLIMSOLL_TRY(const std::int64_t size, file.size());
-  if (size != pages * kIdPageBytes) {
-    return fail(ErrorCode::kCorrupt, fmt::format("{}: {} bytes, expected {}", path.string(), size,
-                                                 pages * kIdPageBytes));
-  }
-  return file;
 }
 
 // Reads the sorted file from end to end; `page_seen(number, page)` is told of each sound page.
@@ -172,6 +178,15 @@ Result<void> check_sorted(const File& file, const IdIndexInfo& info, const Seen&
   return {};
 }
 
+Result<void> same_ids(const IdFingerprint& seen, const IdIndexInfo& info,
+                      const std::filesystem::path& path) {
+  if (seen.info() != info) {
+    return fail(ErrorCode::kCorrupt,
+                fmt::format("{}: not the ids this table was made with", path.string()));
+  }
+  return {};
+}
+
 }  // namespace
 
 IdIndex::IdIndex() noexcept = default;
@@ -179,9 +194,17 @@ IdIndex::IdIndex(IdIndex&&) noexcept = default;
 IdIndex& IdIndex::operator=(IdIndex&&) noexcept = default;
 IdIndex::~IdIndex() = default;
 
+std::int64_t IdIndex::disk_bytes(const IdIndexInfo& info) noexcept {
+  const auto [sorted, order] = shape_of(info);
+  return (sorted + order + id_pages(IdPageKind::kSpans, info.spans)) * kIdPageBytes;
+}
+
 std::int64_t IdIndex::memory_bytes(const IdIndexInfo& info, std::int64_t cached_pages) noexcept {
   if (info.dense) {
     return 0;
+  }
+  if (info.spans > 0) {
+    return round_up(info.spans * std::int64_t{sizeof(IdSpan)}, 64) + 64;
   }
   const auto [sorted, order] = shape_of(info);
   return round_up(sorted * 8, 64) + cache_bytes(clamp_pages(cached_pages, sorted)) +
@@ -195,9 +218,14 @@ Result<IdIndex> IdIndex::open(const std::filesystem::path& directory, const std:
   if (info.dense) {
     return index;
   }
+  if (info.spans > 0) {
+    index.spans_ = slab.take<IdSpan>(info.spans);
+    PLIMSOLL_TRY_VOID(read_spans(spans_path(directory, name), info.rows, index.spans_));
+    return index;
+  }
   const auto [sorted_pages, order_pages] = shape_of(info);
-  PLIMSOLL_TRY(auto sorted, open_sized(directory / (name + ".ids"), sorted_pages));
-  PLIMSOLL_TRY(auto order, open_sized(directory / (name + ".order"), order_pages));
+  PLIMSOLL_TRY(auto sorted, open_id_pages(directory / (name + ".ids"), sorted_pages));
+  PLIMSOLL_TRY(auto order, open_id_pages(directory / (name + ".order"), order_pages));
 
   index.fences_ = slab.take<std::int64_t>(sorted_pages);
   PLIMSOLL_TRY_VOID(
@@ -227,7 +255,10 @@ Result<void> IdIndex::find(std::span<const std::int64_t> ids,
     }
     return {};
   }
-  for (std::size_t i = 0; i < ids.size(); ++i) {
+  for (std::size_t i = 0; i < ids.size() && !spans_.empty(); ++i) {
+    ordinals[i] = ordinal_in(spans_, info_.rows, ids[i]);
+  }
+  for (std::size_t i = 0; i < ids.size() && spans_.empty(); ++i) {
     const std::int64_t id = ids[i];
     const auto after = std::upper_bound(fences_.begin(), fences_.end(), id);
     if (after == fences_.begin()) {
@@ -250,6 +281,10 @@ Result<void> IdIndex::ids_at(std::int64_t first, std::span<std::int64_t> ids) co
     }
     return {};
   }
+  if (!spans_.empty()) {
+    ids_in(spans_, info_.rows, first, ids);
+    return {};
+  }
   for (std::int64_t done = 0; done < count;) {
     const std::int64_t number = (first + done) / kIdsPerOrderPage;
     const std::int64_t from = (first + done) % kIdsPerOrderPage;
@@ -268,12 +303,23 @@ Result<void> IdIndex::verify(const std::filesystem::path& directory, const std::
   if (info.dense) {
     return {};
   }
+  IdFingerprint fingerprint;
+  if (info.spans > 0) {
+    const auto path = spans_path(directory, name);
+    PLIMSOLL_TRY_VOID(
+        each_span(path, info.rows, info.spans, [&](const IdSpan& span, std::int64_t ids) {
+          for (std::int64_t i = 0; i < ids; ++i) {
+            const std::int64_t id = span.first_id + i;
+            fingerprint.add({&id, 1});
+          }
+        }));
+    return same_ids(fingerprint, info, path);
+  }
   const auto [sorted_pages, order_pages] = shape_of(info);
-  PLIMSOLL_TRY(const auto sorted, open_sized(directory / (name + ".ids"), sorted_pages));
-  PLIMSOLL_TRY(const auto order, open_sized(directory / (name + ".order"), order_pages));
+  PLIMSOLL_TRY(const auto sorted, open_id_pages(directory / (name + ".ids"), sorted_pages));
+  PLIMSOLL_TRY(const auto order, open_id_pages(directory / (name + ".order"), order_pages));
   PLIMSOLL_TRY_VOID(check_sorted(sorted, info, [](std::int64_t, std::span<const std::byte>) {}));
   alignas(64) std::array<std::byte, kIdPageBytes> page;
-  IdFingerprint fingerprint;
   for (std::int64_t number = 0; number < order_pages; ++number) {
     PLIMSOLL_TRY_VOID(order.read_at(number * kIdPageBytes, page));
     PLIMSOLL_TRY_VOID(check_id_page(page, IdPageKind::kOrder, number, order.path()));
@@ -282,11 +328,7 @@ Result<void> IdIndex::verify(const std::filesystem::path& directory, const std::
       fingerprint.add({&id, 1});
     }
   }
-  if (fingerprint.info() != info) {
-    return fail(ErrorCode::kCorrupt,
-                fmt::format("{}: not the ids this table was made with", order.path().string()));
-  }
-  return {};
+  return same_ids(fingerprint, info, order.path());
 }
 
 }  // namespace plimsoll

@@ -4,12 +4,15 @@
 //
 // Ids are arbitrary distinct 64-bit integers. The writer sorts a stream of them in bounded memory;
 // the reader keeps one fence key per page of the sorted file in the slab and a few pages beside it.
-// Ids that are exactly 0 … N−1, in order ("dense"), need no file, no page and no lookup.
+// Ids that ascend in few spans of consecutive numbers, such as all but some held out, are kept as
+// those spans, all in the slab. Ids that are exactly 0 … N−1, in order ("dense"), need nothing.
 //
 //   NAME.ids    pages of (id, ordinal) sorted by id
 //   NAME.order  pages of ids, by ordinal
+//   NAME.spans  in place of these two: pages of (first id, its ordinal)
 //
-// Reading order: this file, docs/formats/embedding_store.md (its section on ids), id_index.cpp.
+// Reading order: this file, docs/formats/embedding_store.md (its section on ids), id_index.cpp,
+//                id_spans.h.
 //
 // Threads: IdIndexWriter single-owner; IdIndex thread-safe (one mutex around its cached pages).
 // Memory:  the writer uses the buffer it is given; the reader what memory_bytes() says, from a
@@ -26,26 +29,38 @@
 #include "memory/slab.h"
 #include "os/file.h"
 #include "plimsoll/result.h"
+#include "store/id_spans.h"
 
 namespace plimsoll {
 
 inline constexpr std::int64_t kIdPageBytes = 4096;
 inline constexpr std::int64_t kIdsPerSortedPage = 340;  // 16 + 340 × (8 + 4) = 4096.
 inline constexpr std::int64_t kIdsPerOrderPage = 510;   // 16 + 510 × 8 = 4096.
+inline constexpr std::int64_t kIdSpansPerPage = 255;    // 16 + 255 × (8 + 8) = 4096.
 inline constexpr std::int64_t kIdRowsMax = 0xFFFFFFFELL;
 
-/// What a set of ids is, in three numbers; kept by the owner (table.json, the feature store's
+/// What a set of ids is, in four numbers; kept by the owner (table.json, the feature store's
 /// header), never in the index files.
 struct IdIndexInfo {
   std::int64_t rows{0};
   bool dense{true};              ///< Ids are 0 … rows−1 in order: there are no files.
   std::uint64_t fingerprint{0};  ///< Over all ids in order; equal sets in equal order agree.
-  friend bool operator==(const IdIndexInfo&, const IdIndexInfo&) = default;
+  std::int64_t spans{0};         ///< Of consecutive ids, when they are kept so; else 0.
+  /// The same ids. How they are kept (a table of an older version has no spans) does not matter.
+  friend bool operator==(const IdIndexInfo& a, const IdIndexInfo& b) {
+    return a.rows == b.rows && a.dense == b.dense && a.fingerprint == b.fingerprint;
+  }
 };
+
+/// Of what a file says.
+[[nodiscard]] bool spans_in_range(const IdIndexInfo& info) noexcept;
 
 /// Computes an IdIndexInfo from a stream of ids without writing anything (no duplicate check).
 class IdFingerprint {
  public:
+  /// Spans that are shorter than this on average are not worth their 16 bytes each.
+  static constexpr std::int64_t kSpanRowsLeast = 8;
+
   void add(std::span<const std::int64_t> ids) noexcept;
   [[nodiscard]] IdIndexInfo info() const noexcept;
   /// The fingerprint of dense ids [0, rows).
@@ -55,6 +70,9 @@ class IdFingerprint {
   std::int64_t rows_{0};
   bool dense_{true};
   std::uint64_t chain_{0};
+  bool ascending_{true};
+  std::int64_t spans_{0};  // While ascending; counted from the first id that is not dense.
+  std::int64_t last_{0};
 };
 
 /// Builds an index from a stream of ids: append() … append(), finish().
@@ -62,9 +80,9 @@ class IdIndexWriter {
  public:
   static constexpr std::int64_t kBufferBytesMin = 64 << 10;
 
-  /// Files are directory/NAME.ids and directory/NAME.order (and NAME.runs while sorting); old ones
-  /// are replaced. `buffer` is the caller's leased memory, aligned to 64, >= kBufferBytesMin; it
-  /// must stay until finish(). Larger buffers mean fewer merge passes, nothing else.
+  /// Files are directory/NAME.ids and .order, or .spans (and .runs.0, .runs.1 while sorting); old
+  /// ones are replaced. `buffer` is the caller's leased memory, aligned to 64, >= kBufferBytesMin;
+  /// it must stay until finish(). Larger buffers mean fewer merge passes, nothing else.
   static Result<IdIndexWriter> create(const std::filesystem::path& directory,
                                       const std::string& name, std::span<std::byte> buffer);
 
@@ -90,11 +108,15 @@ class IdIndexWriter {
 /// Reads an index.
 class IdIndex {
  public:
+  /// Bytes of its files.
+  static std::int64_t disk_bytes(const IdIndexInfo& info) noexcept;
+
   /// Bytes open() takes from the slab (0 when dense). `cached_pages` is clamped to what the files
   /// have; there are that many for each of the two files. Alignment slack included.
   static std::int64_t memory_bytes(const IdIndexInfo& info, std::int64_t cached_pages) noexcept;
 
-  /// Opens directory/NAME.*, reads every page of the sorted file once (fences, order, checksums).
+  /// Opens directory/NAME.*, reads every page of the sorted file, or of the spans, once (fences,
+  /// order, checksums).
   /// Requires: `slab` outlives the index.
   /// Errors: kNotFound, kIo, kCorrupt (sizes or checksums do not fit `info`), naming the file.
   static Result<IdIndex> open(const std::filesystem::path& directory, const std::string& name,
@@ -124,6 +146,7 @@ class IdIndex {
  private:
   class Pages;  // One file's cached pages.
   IdIndexInfo info_{};
+  std::span<IdSpan> spans_{};         // All of them, when ids are kept so. Else:
   std::span<std::int64_t> fences_{};  // First id of each page of the sorted file.
   std::unique_ptr<Pages> sorted_;
   std::unique_ptr<Pages> order_;

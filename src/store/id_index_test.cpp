@@ -5,6 +5,7 @@
 #include "store/id_index.h"
 
 #include <algorithm>
+#include <cstring>
 #include <fstream>
 #include <random>
 #include <unordered_map>
@@ -14,6 +15,7 @@
 #include <unistd.h>
 
 #include "memory/slab.h"
+#include "store/id_page.h"
 
 namespace plimsoll {
 namespace {
@@ -138,6 +140,93 @@ TEST_F(IdIndexTest, KeepsDenseBeginningsOfSparseSets) {
   expect_answers(ids, info, 3, 4);
 }
 
+// Ascending ids in spans of up to `longest`, the first from `first` on.
+std::vector<std::int64_t> ids_in_spans(std::size_t count, std::int64_t first, std::uint64_t longest,
+                                       std::uint64_t seed) {
+  std::mt19937_64 random(seed);
+  std::vector<std::int64_t> ids;
+  for (std::int64_t next = first; ids.size() < count;) {
+    for (std::uint64_t left = 1 + random() % longest; left > 0 && ids.size() < count; --left) {
+      ids.push_back(next++);
+    }
+    next += 1 + static_cast<std::int64_t>(random() % 1000);
+  }
+  return ids;
+}
+
+TEST_F(IdIndexTest, KeepsSpansOfAscendingIdsAndNothingElse) {
+  for (const std::int64_t first : {INT64_MIN, std::int64_t{-40'000}, std::int64_t{3}}) {
+    for (const std::size_t count : {100U, 9000U, 100'000U}) {  // The last: two pages of spans.
+      SCOPED_TRACE(std::to_string(first) + " " + std::to_string(count));
+      const auto ids = ids_in_spans(count, first, 400, count);
+      const auto info = build(ids, IdIndexWriter::kBufferBytesMin, 777).or_throw();
+      EXPECT_FALSE(info.dense);
+      ASSERT_GT(info.spans, 0);
+      EXPECT_EQ(std::distance(std::filesystem::directory_iterator(directory_), {}), 1);
+      EXPECT_EQ(static_cast<std::int64_t>(std::filesystem::file_size(directory_ / "t.spans")),
+                IdIndex::disk_bytes(info));
+      EXPECT_LE(IdIndex::memory_bytes(info, 1 << 20), info.spans * 16 + 128);
+      expect_answers(ids, info, 1, count);
+      EXPECT_TRUE(IdIndex::verify(directory_, "t", info));
+      IdIndexInfo other = info;
+      other.fingerprint ^= 1;
+      EXPECT_FALSE(IdIndex::verify(directory_, "t", other));
+    }
+  }
+  const std::vector<std::int64_t> last = ids_in_spans(64, INT64_MAX - 63, 64 << 10, 1);
+  ASSERT_EQ(last.back(), INT64_MAX);
+  const auto info = build(last, 1 << 16, 64).or_throw();
+  EXPECT_EQ(info.spans, 1);
+  expect_answers(last, info, 1, 1);
+}
+
+TEST_F(IdIndexTest, GivesSpansUpForIdsThatDoNotAscendOrLieScattered) {
+  auto scattered = ids_in_spans(9000, 5, 9, 3);
+  auto falling = ids_in_spans(200'000, -7, 400, 4);  // Two pages of spans, then 100 once more.
+  falling.push_back(falling[100] - 1 == falling[99] ? -1'000'000 : falling[100] - 1);
+  for (const auto& ids : {scattered, falling}) {
+    const auto info = build(ids, IdIndexWriter::kBufferBytesMin, 1000).or_throw();
+    EXPECT_EQ(info.spans, 0);
+    EXPECT_FALSE(std::filesystem::exists(directory_ / "t.spans"));
+    expect_answers(ids, info, 3, 8);
+    EXPECT_TRUE(IdIndex::verify(directory_, "t", info));
+  }
+  auto twice = ids_in_spans(5000, 0, 400, 5);
+  twice.push_back(twice.back());
+  const auto refused = build(twice, 1 << 16, 512);
+  ASSERT_FALSE(refused);
+  EXPECT_NE(refused.error().to_string().find("appears twice, at positions 4999 and 5000"),
+            std::string::npos)
+      << refused.error().to_string();
+  EXPECT_TRUE(std::filesystem::is_empty(directory_));
+}
+
+TEST_F(IdIndexTest, RefusesSpansThatOverlapThoughTheirPagesAreSealed) {
+  const auto ids = ids_in_spans(9000, 3, 400, 6);
+  const auto info = build(ids, 1 << 16, 512).or_throw();
+  const auto path = directory_ / "t.spans";
+  std::vector<std::byte> page(static_cast<std::size_t>(kIdPageBytes));
+  std::ifstream(path, std::ios::binary).read(reinterpret_cast<char*>(page.data()), kIdPageBytes);
+  const auto with = [&](std::int64_t span, std::int64_t field, std::int64_t value) {
+    auto changed = page;
+    std::memcpy(changed.data() + kIdPageHeaderBytes + span * 16 + field * 8, &value, 8);
+    seal_id_page(changed, IdPageKind::kSpans, 0, id_page_count(page));
+    std::ofstream(path, std::ios::binary)
+        .write(reinterpret_cast<const char*>(changed.data()), kIdPageBytes);
+    auto slab = Slab::create(governor_, Tag::kOther, IdIndex::memory_bytes(info, 1) + 1).or_throw();
+    const auto opened = IdIndex::open(directory_, "t", info, slab, 1);
+    EXPECT_FALSE(IdIndex::verify(directory_, "t", info));
+    return opened ? std::string("opened") : opened.error().to_string();
+  };
+  const std::string expected = "its spans are not 9000 ascending ids";
+  EXPECT_NE(with(2, 0, 3).find(expected), std::string::npos);          // Below the one before.
+  EXPECT_NE(with(2, 0, INT64_MIN).find(expected), std::string::npos);  // Below everything.
+  EXPECT_NE(with(2, 1, 0).find(expected), std::string::npos);          // An empty span before it.
+  EXPECT_NE(with(2, 1, 1 << 30).find(expected), std::string::npos);    // Beyond the table.
+  EXPECT_NE(with(0, 1, 1).find(expected), std::string::npos);          // Nothing for ordinal 0.
+  EXPECT_NE(with(info.spans - 1, 0, INT64_MAX).find(expected), std::string::npos);  // 64 bits.
+}
+
 TEST_F(IdIndexTest, FingerprintDependsOnIdsAndOrderOnly) {
   const auto ids = distinct_ids(1000, 3);
   IdFingerprint whole;
@@ -171,10 +260,11 @@ TEST_F(IdIndexTest, NamesADuplicateIdAndLeavesNoFiles) {
 }
 
 TEST_F(IdIndexTest, NoticesAFlippedBitAnywhere) {
-  const auto ids = distinct_ids(2000, 21);
-  const auto info = build(ids, 1 << 16, 4096).or_throw();
   std::mt19937_64 random(7);
-  for (const char* name : {"t.ids", "t.order"}) {
+  for (const char* name : {"t.ids", "t.order", "t.spans"}) {
+    const bool spans = std::string(name) == "t.spans";
+    const auto ids = spans ? ids_in_spans(9000, 0, 400, 21) : distinct_ids(2000, 21);
+    const auto info = build(ids, 1 << 16, 4096).or_throw();
     const auto path = directory_ / name;
     for (int trial = 0; trial < 20; ++trial) {
       const auto at = static_cast<std::int64_t>(random() % std::filesystem::file_size(path));
@@ -191,8 +281,8 @@ TEST_F(IdIndexTest, NoticesAFlippedBitAnywhere) {
       file.seekp(at);
       file.put(before);
     }
+    EXPECT_TRUE(IdIndex::verify(directory_, "t", info));
   }
-  EXPECT_TRUE(IdIndex::verify(directory_, "t", info));
 }
 
 }  // namespace

@@ -5,8 +5,9 @@
 // The buffer is one page for the order file and the rest for a run of (id, ordinal). A full run is
 // sorted and written to NAME.runs.0; finish() merges runs, several at a time, back and forth
 // between NAME.runs.0 and NAME.runs.1, and the last merge writes the sorted pages. All runs but the
-// last have one length, so no list of runs is kept. While the ids seen are 0, 1, 2, … nothing is
-// written at all; at the first that is not, the ones before it are produced again.
+// last have one length, so no list of runs is kept. While the ids ascend only their spans are
+// written; at the first that does not, or if in the end the spans are too short, the ids are
+// produced again from these.
 //
 // Threads: single-owner.   Memory: the caller's buffer and a heap of kFanInMax cursors.
 #include <algorithm>
@@ -163,10 +164,12 @@ class IdIndexWriter::Impl {
       : ids_path_(directory / (name + ".ids")),
         order_path_(directory / (name + ".order")),
         run_paths_{directory / (name + ".runs.0"), directory / (name + ".runs.1")},
-        page_(buffer.first(kIdPageBytes)) {
+        page_(buffer.first(kIdPageBytes)),
+        spans_path_(directory / (name + ".spans")) {
     auto rest = buffer.subspan(kIdPageBytes);
     entries_ = {reinterpret_cast<Entry*>(rest.data()), rest.size() / sizeof(Entry)};
     remove_files(true);
+    spans_.emplace(spans_path_, page_);
   }
   ~Impl() { remove_files(!finished_); }
   Impl(const Impl&) = delete;
@@ -177,20 +180,17 @@ class IdIndexWriter::Impl {
       return fail(ErrorCode::kInvalidArgument,
                   fmt::format("more than {} ids in one table", kIdRowsMax));
     }
-    const bool was_dense = fingerprint_.info().dense;
-    const std::int64_t before = rows();
     fingerprint_.add(ids);
-    if (fingerprint_.info().dense) {
-      return {};
-    }
-    if (was_dense) {
-      PLIMSOLL_TRY(order_, File::open(order_path_, FileMode::kCreate));
-      std::fill(page_.begin(), page_.end(), std::byte{0});
-      for (std::int64_t id = 0; id < before; ++id) {
-        PLIMSOLL_TRY_VOID(put(id));
+    std::size_t spanned = 0;
+    while (spans_ && spanned < ids.size()) {
+      PLIMSOLL_TRY(const bool ascends, spans_->add(ids[spanned]));
+      if (!ascends) {
+        PLIMSOLL_TRY_VOID(sort_after_all());
+        break;
       }
+      ++spanned;
     }
-    for (const std::int64_t id : ids) {
+    for (const std::int64_t id : ids.subspan(spanned)) {
       PLIMSOLL_TRY_VOID(put(id));
     }
     return {};
@@ -198,7 +198,10 @@ class IdIndexWriter::Impl {
 
   Result<IdIndexInfo> finish() {
     const IdIndexInfo info = fingerprint_.info();
-    if (!info.dense) {
+    if (info.spans > 0) {
+      PLIMSOLL_TRY_VOID(spans_->finish());
+    } else if (!info.dense) {
+      PLIMSOLL_TRY_VOID(sort_after_all());
       PLIMSOLL_TRY_VOID(finish_order());
       PLIMSOLL_TRY_VOID(finish_sorted());
     }
@@ -209,6 +212,17 @@ class IdIndexWriter::Impl {
   [[nodiscard]] std::int64_t rows() const { return fingerprint_.info().rows; }
 
  private:
+  // No spans from here on: puts what they were to hold.
+  Result<void> sort_after_all() {
+    if (!spans_) {
+      return {};
+    }
+    PLIMSOLL_TRY(order_, File::open(order_path_, FileMode::kCreate));
+    const auto done = spans_->replay([this](std::int64_t id) { return put(id); });
+    spans_.reset();
+    return done;
+  }
+
   Result<void> put(std::int64_t id) {
     std::memcpy(page_.data() + kIdPageHeaderBytes + in_page_ * 8, &id, 8);
     if (++in_page_ == kIdsPerOrderPage) {
@@ -308,6 +322,7 @@ class IdIndexWriter::Impl {
     if (all) {
       std::filesystem::remove(ids_path_, ignored);
       std::filesystem::remove(order_path_, ignored);
+      std::filesystem::remove(spans_path_, ignored);
     }
   }
 
@@ -315,12 +330,14 @@ class IdIndexWriter::Impl {
   std::filesystem::path order_path_;
   std::array<std::filesystem::path, 2> run_paths_;
   std::span<std::byte> page_;
+  std::filesystem::path spans_path_;
+  std::optional<IdSpanWriter> spans_;  // While the ids ascend. It has the page.
   std::span<Entry> entries_;
   std::array<RunCursor, kFanInMax> cursors_{};
   IdFingerprint fingerprint_;
   File order_;
   std::array<File, 2> runs_;
-  std::int64_t put_{0};  // Ids put into the files; 0 while dense.
+  std::int64_t put_{0};  // Ids put into the files to be sorted.
   std::int64_t order_pages_{0};
   std::int64_t in_page_{0};
   std::size_t in_run_{0};

@@ -59,6 +59,7 @@ class EmbeddingStore::Timeline final : public EmbeddingStore::Engine {
   Result<void> begin_epoch(std::int64_t epoch) override;
   Result<void> commit(std::int64_t step) override;
   Result<void> scan(const Visit& visit) override;
+  Result<void> visit_rows(const Visit& visit) override;
   Result<void> set_optimizer(const RowOptimizerOptions& options) override;
   [[nodiscard]] const TableShape& shape() const noexcept override { return rows_; }
   [[nodiscard]] std::int64_t last_commit() const noexcept override { return last_commit_; }
@@ -77,6 +78,7 @@ class EmbeddingStore::Timeline final : public EmbeddingStore::Engine {
     virtual void row(std::int64_t unique, std::byte* record, int member) const noexcept = 0;
   };
   class SetRows;
+  class Piece;
   class OptimizerStep;
 
   // A row looked for out of order.
@@ -174,6 +176,7 @@ class EmbeddingStore::Timeline final : public EmbeddingStore::Engine {
   void scan_rows(int side, const std::byte* rows, std::uint32_t count, std::int64_t first,
                  std::int64_t wanted) noexcept;
   Result<void> show_rows(std::int64_t first, std::int64_t count, const Visit& visit);
+  Result<void> show_bucket(const Frame& frame, const Visit& visit);
 
   // Commit (timeline_commit.cpp).
   Result<void> make_durable(std::int64_t step);

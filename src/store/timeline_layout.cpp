@@ -121,12 +121,8 @@ Result<TimelineLayout> plan_timeline(const TableDescription& table, bool exists,
   SlabPlan& plan = layout.plan;
   plan.floor_bytes = floor;
   plan.network = network_file_system(options.directory);
-  const std::int64_t id_bytes =
-      table.ids.dense ? 0
-                      : kIdPageBytes * (id_pages(IdPageKind::kSorted, layout.shape.rows) +
-                                        id_pages(IdPageKind::kOrder, layout.shape.rows));
   plan.disk_cap_bytes = layout.sizes.segments * layout.shape.segment_bytes + 2 * layout.map_bytes +
-                        2 * SuperFile::kSlotBytes + id_bytes + 4096;
+                        2 * SuperFile::kSlotBytes + IdIndex::disk_bytes(table.ids) + 4096;
   return layout;
 }
 

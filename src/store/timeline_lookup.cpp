@@ -3,7 +3,7 @@
 // Rows out of order: a frame, else the stream of the bucket where the row must be, else the
 // initialiser. A stream in the order of the epoch that wrote it is searched by interpolation;
 // others, or for many rows at once, are read through. scan() reads all streams, in as many passes
-// as the read buffers hold rows.
+// as the read buffers hold rows; visit_rows() loads each bucket once.
 //
 // Threads: see embedding_store.h.   Memory: the scratch in timeline.h; scan uses the read buffers.
 #include <algorithm>
@@ -267,40 +267,112 @@ void EmbeddingStore::Timeline::scan_rows(int side, const std::byte* rows, std::u
   }
 }
 
-// Hands out what scan_pass() collected, a piece at a time, in scratch_.
+// ---- Rows on their way to the caller -----------------------------------------------------------
+
+// Collects rows in `memory` and hands them out, a piece at a time.
+class EmbeddingStore::Timeline::Piece {
+ public:
+  Piece(std::span<std::byte> memory, std::int64_t floats, const Visit& visit)
+      : most_(std::max<std::int64_t>(
+            1, (static_cast<std::int64_t>(memory.size()) - 64) / (12 + floats * 4))),
+        floats_(static_cast<std::size_t>(floats)),
+        ids_(reinterpret_cast<std::int64_t*>(memory.data())),
+        sequences_(reinterpret_cast<std::uint32_t*>(ids_ + most_)),
+        values_(reinterpret_cast<float*>(sequences_ + most_)),
+        visit_(visit) {}
+
+  Result<void> add(std::int64_t id, const std::byte* record) {
+    RowHeader header;
+    std::memcpy(&header, record, sizeof header);
+    ids_[count_] = id;
+    sequences_[count_] = header.sequence;
+    std::memcpy(values_ + count_ * floats_, record + kRowHeaderBytes, floats_ * 4);
+    return ++count_ == static_cast<std::size_t>(most_) ? flush() : Result<void>{};
+  }
+  Result<void> flush() {
+    const std::size_t count = std::exchange(count_, 0);
+    return count == 0 ? Result<void>{}
+                      : visit_({ids_, count}, {sequences_, count}, {values_, count * floats_});
+  }
+
+ private:
+  std::int64_t most_;
+  std::size_t floats_;
+  std::int64_t* ids_;
+  std::uint32_t* sequences_;
+  float* values_;
+  std::size_t count_{0};
+  const Visit& visit_;
+};
+
+// Hands out what scan_pass() collected.
 Result<void> EmbeddingStore::Timeline::show_rows(std::int64_t first, std::int64_t count,
                                                  const Visit& visit) {
-  const std::int64_t floats = rows_.floats();
-  const std::int64_t at_once = std::max<std::int64_t>(
-      1, (static_cast<std::int64_t>(scratch_.size()) - 64) / (12 + floats * 4));
-  for (std::int64_t done = 0; done < count; done += at_once) {
-    const std::int64_t rows = std::min(at_once, count - done);
-    const auto size = static_cast<std::size_t>(rows);
-    auto* const ids = reinterpret_cast<std::int64_t*>(scratch_.data());
-    auto* const sequences = reinterpret_cast<std::uint32_t*>(ids + rows);
-    auto* const values = reinterpret_cast<float*>(sequences + rows);
-    if (ids_.dense()) {
-      for (std::int64_t i = 0; i < rows; ++i) {
-        ids[i] = first + done + i;
-      }
-    } else {
-      PLIMSOLL_TRY_VOID(ids_.ids_at(first + done, {ids, size}));
+  Piece piece(scratch_, rows_.floats(), visit);
+  for (std::int64_t i = 0; i < count; ++i) {
+    std::int64_t id = 0;
+    PLIMSOLL_TRY_VOID(ids_.ids_at(first + i, {&id, 1}));
+    std::byte* const record = io_->frame_memory().data() + i * shape_.record_bytes;
+    if (io_->index_memory()[static_cast<std::size_t>(i)] == 0) {
+      initial_record(first + i, id, record);
     }
-    for (std::int64_t i = 0; i < rows; ++i) {
-      std::byte* const record = io_->frame_memory().data() + (done + i) * shape_.record_bytes;
-      if (io_->index_memory()[static_cast<std::size_t>(done + i)] == 0) {
-        initial_record(first + done + i, ids[i], record);
-      }
-      RowHeader header;
-      std::memcpy(&header, record, sizeof header);
-      sequences[i] = header.sequence;
-      std::memcpy(values + i * floats, record + kRowHeaderBytes,
-                  static_cast<std::size_t>(floats) * 4);
-    }
-    PLIMSOLL_TRY_VOID(
-        visit({ids, size}, {sequences, size}, {values, size * static_cast<std::size_t>(floats)}));
+    PLIMSOLL_TRY_VOID(piece.add(id, record));
   }
+  return piece.flush();
+}
+
+// Every bucket once: the source's for the rows that have not moved, the target's for those that
+// have. One is read while another is shown.
+Result<void> EmbeddingStore::Timeline::visit_rows(const Visit& visit) {
+  PLIMSOLL_TRY_VOID(sound());
+  for (std::uint32_t& open : open_) {
+    if (open != kNone) {
+      PLIMSOLL_TRY_VOID(keep_room());
+    }
+    if (open != kNone) {  // Folding may have written it.
+      PLIMSOLL_TRY_VOID(flush(open));
+    }
+  }
+  const std::int64_t begin = shape_.bucket_of(cursor_);  // Those before it are empty.
+  const std::int64_t end = cursor_ == 0 ? shape_.buckets : 2 * shape_.buckets;
+  const auto load = [&](std::int64_t i) -> Result<void> {
+    const bool moved = i >= shape_.buckets;
+    return i < end
+               ? begin_load(io_->frame(static_cast<int>(i % 2)),
+                            moved ? 1 - source_side_ : source_side_, moved ? i - shape_.buckets : i)
+               : Result<void>{};
+  };
+  drop_frames();
+  PLIMSOLL_TRY_VOID(load(begin));
+  for (std::int64_t i = begin; i < end; ++i) {
+    Frame& frame = io_->frame(static_cast<int>(i % 2));
+    PLIMSOLL_TRY_VOID(io_->wait(frame));
+    PLIMSOLL_TRY_VOID(load(i + 1));
+    PLIMSOLL_TRY_VOID(show_bucket(frame, visit));
+  }
+  drop_frames();
   return {};
+}
+
+Result<void> EmbeddingStore::Timeline::show_bucket(const Frame& frame, const Visit& visit) {
+  const bool moved = frame.side != source_side_;
+  Piece piece(scratch_, rows_.floats(), visit);
+  for (std::int64_t i = 0; i < frame.rows; ++i) {
+    const std::int64_t ordinal = frame.order->at(frame.first + i);
+    const std::int64_t position = moved ? source_.position_of(ordinal) : frame.first + i;
+    if ((position < cursor_) != moved) {
+      continue;
+    }
+    std::int64_t id = 0;
+    PLIMSOLL_TRY_VOID(ids_.ids_at(ordinal, {&id, 1}));
+    const std::uint32_t entry = frame.index[static_cast<std::size_t>(i)];
+    if (entry == 0) {
+      initial_record(ordinal, id, staging_.data());
+    }
+    PLIMSOLL_TRY_VOID(piece.add(
+        id, entry == 0 ? staging_.data() : frame.bytes.data() + (std::int64_t{entry} - 1) * 8));
+  }
+  return piece.flush();
 }
 
 }  // namespace plimsoll

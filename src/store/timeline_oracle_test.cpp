@@ -54,6 +54,32 @@ class TimelineAgainstMapTest : public EmbeddingTableTest,
   std::vector<std::int64_t> ids_ = all_ids(GetParam());
 };
 
+using Record = std::pair<std::uint32_t, std::vector<float>>;
+
+// Puts a record into a map, once.
+auto into(std::map<std::int64_t, Record>& records) {
+  return [&records](std::span<const std::int64_t> ids, std::span<const std::uint32_t> sequences,
+                    std::span<const float> values) -> Result<void> {
+    const std::size_t width = values.size() / ids.size();
+    for (std::size_t i = 0; i < ids.size(); ++i) {
+      const auto row = values.subspan(i * width, width);
+      EXPECT_TRUE(records.emplace(ids[i], Record{sequences[i], {row.begin(), row.end()}}).second)
+          << "id " << ids[i] << " twice";
+    }
+    return {};
+  };
+}
+std::map<std::int64_t, Record> scanned(EmbeddingStore& store) {
+  std::map<std::int64_t, Record> records;
+  store.scan(into(records)).or_throw();
+  return records;
+}
+std::map<std::int64_t, Record> visited(EmbeddingStore& store) {
+  std::map<std::int64_t, Record> records;
+  store.visit_rows(into(records)).or_throw();
+  return records;
+}
+
 // What is kept of a commit, to go back to.
 struct Saved {
   EmbeddingOracle rows;
@@ -129,6 +155,7 @@ TEST_P(TimelineAgainstMapTest, HoldsWhatAPlainMapHolds) {
       }
     } else if (what < 87) {
       expect_all_rows(*store, live.rows, ids_);
+      EXPECT_EQ(visited(*store), scanned(*store));
     } else if (what < 95) {
       store->commit(++step).or_throw();
       if (commits.size() == 2) {

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// AioReads: many direct reads with one system call, where the kernel offers Linux AIO.
+//
+// Against a thread per read: no thread has to wake, and the disk is told once of a whole batch. For
+// direct I/O alone, because the kernel carries out buffered reads within io_submit, one by one.
+// Source: io_setup(2), io_submit(2), io_getevents(2); measured in docs/decisions/0008.
+//
+// Threads: thread-safe; up to kContexts batches at a time.
+// Memory:  a ring of kUnderWay events per context in the kernel, 8 KiB; 13 KiB of the caller's
+//          stack.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <span>
+
+#include "base/mutex.h"
+
+namespace plimsoll {
+
+struct IoRequest;
+
+class AioReads {
+ public:
+  static constexpr std::size_t kUnderWay = 128;  ///< Reads of one batch at the disk at once.
+  static constexpr int kContexts = 8;
+
+  AioReads() noexcept = default;
+  ~AioReads();
+  AioReads(const AioReads&) = delete;
+  AioReads& operator=(const AioReads&) = delete;
+
+  /// Carries out reads of direct files and returns true; or begins none and returns false, because
+  /// the kernel refuses or all contexts are in use. `again(i)` is called, on this thread, for each
+  /// request that was not transferred whole: it has to be tried by other means.
+  bool run(std::span<const IoRequest> requests, const std::function<void(std::size_t)>& again);
+
+ private:
+  struct Context {
+    std::uint64_t id{0};  // The kernel's; 0: not made yet.
+    bool taken{false};
+  };
+  Context* take();
+  void give_back(Context& context);
+
+  Mutex mutex_;
+  std::array<Context, kContexts> contexts_ PLIMSOLL_GUARDED_BY(mutex_){};
+  bool refused_ PLIMSOLL_GUARDED_BY(mutex_){false};
+};
+
+}  // namespace plimsoll
