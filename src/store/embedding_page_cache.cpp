@@ -29,6 +29,9 @@ constexpr std::size_t kFrameAhead = 12;
 // Uses per frame after which use counts are halved.
 constexpr std::int64_t kAgeAfter = 10;
 constexpr std::int64_t kCandidates = 1024;  // Frames compared with each other at once.
+// How many ticks a hint may be behind. More than the look-ahead's queue holds, and few of all that
+// a tick can be: where nobody says which request is at hand, none is late until ticks have run out.
+constexpr std::uint32_t kLateMost = 1024;
 
 std::uint32_t ordinal_of(std::uint64_t key) {
   return static_cast<std::uint32_t>(key >> 32);
@@ -141,6 +144,15 @@ void PageCache::age() {
   for (Frame& frame : frames_) {
     frame.heat = static_cast<std::uint8_t>(frame.heat >> 1);
   }
+}
+
+void PageCache::reached(std::uint32_t tick) noexcept {
+  const MutexLock lock(mutex_);
+  reached_ = tick;
+}
+
+bool PageCache::is_late(std::uint32_t tick) const {
+  return reached_ - tick < kLateMost;
 }
 
 void PageCache::add_hint(Frame& frame, std::uint32_t tick) {
@@ -508,6 +520,9 @@ std::size_t PageCache::load_hinted(std::span<const Hint> hints) {
   std::size_t done = 0;
   for (; done < hints.size(); ++done) {
     const auto [page, tick] = hints[done];
+    if (is_late(tick)) {
+      continue;  // The page would be protected for a use that has been.
+    }
     if (const std::uint32_t index = frame_of_[page]; index != kNone) {
       if (hinted_ < hint_limit_ || (frames_[index].flags & kHinted) != 0) {
         add_hint(frames_[index], tick);
@@ -522,7 +537,7 @@ std::size_t PageCache::load_hinted(std::span<const Hint> hints) {
       done = hints.size();  // A write failed: the cache is poisoned, and its owner will be told.
       break;
     }
-    if (*started != kNone) {
+    if (*started != kNone && !is_late(tick)) {
       add_hint(frames_[*started], tick);
     }
   }

@@ -81,6 +81,9 @@ class PageCache {
   /// Pages that one pin() can hold.
   [[nodiscard]] std::int64_t pin_limit() const noexcept { return pin_limit_; }
 
+  /// The request announced with `tick` is about to be made: hints up to it have come too late.
+  void reached(std::uint32_t tick) noexcept;
+
   /// Counts one request of `rows` rows; says whether the cache still works.
   /// Errors: what poisoned it.
   Result<void> begin_request(std::int64_t rows);
@@ -199,6 +202,7 @@ class PageCache {
   Result<void> init_page(std::uint32_t page, std::span<std::byte> bytes) const;
   void use(Frame& frame, bool to_write) PLIMSOLL_REQUIRES(mutex_);
   void age() PLIMSOLL_REQUIRES(mutex_);
+  [[nodiscard]] bool is_late(std::uint32_t tick) const PLIMSOLL_REQUIRES(mutex_);
   void add_hint(Frame& frame, std::uint32_t tick) PLIMSOLL_REQUIRES(mutex_);
   void unhint(Frame& frame) PLIMSOLL_REQUIRES(mutex_);
   void mark_dirty(std::uint32_t frame) PLIMSOLL_REQUIRES(mutex_);
@@ -253,6 +257,7 @@ class PageCache {
   std::uint32_t pin_ PLIMSOLL_GUARDED_BY(mutex_){0};  // The pin in force, or 0.
   std::uint32_t pin_last_ PLIMSOLL_GUARDED_BY(mutex_){0};
   std::uint32_t request_ PLIMSOLL_GUARDED_BY(mutex_){0};
+  std::uint32_t reached_ PLIMSOLL_GUARDED_BY(mutex_){kNone};        // Tick of the owner's request.
   std::int64_t uses_ PLIMSOLL_GUARDED_BY(mutex_){0};                // Since heat last aged.
   double write_rate_ PLIMSOLL_GUARDED_BY(mutex_){kWriteRateFirst};  // Bytes a second.
   bool committing_ PLIMSOLL_GUARDED_BY(mutex_){false};  // All that is dirty is to be written.
