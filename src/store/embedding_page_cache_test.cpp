@@ -101,6 +101,7 @@ class Model {
   struct Page {
     std::int64_t frame{-1};
     std::int64_t used_at{0};
+    std::int64_t round{0};
     int heat{0};  // How often used, halved now and then; it outlives the page's stay.
     bool dirty{false};
     bool on_disk{false};
@@ -124,20 +125,25 @@ class Model {
       return;  // A step reads its rows and then changes them: that is one use.
     }
     page.heat = std::min(page.heat + 1, 255);
+    page.round = round_;
     if (!page.coming.empty()) {
       page.coming.erase(page.coming.begin());
     }
-    if (++uses_ == 10 * static_cast<std::int64_t>(frames_.size())) {
+    if (++uses_ == static_cast<std::int64_t>(frames_.size())) {
       uses_ = 0;
+      ++round_;
       for (Page& each : pages_) {
-        each.heat /= 2;
+        each.heat /= round_ % 16 == 0 ? 2 : 1;
       }
     }
   }
   // What keeping a page is worth, where nobody has announced a use of it.
   [[nodiscard]] auto worth(const Page& page) const {
     const bool in_step = now_ - page.used_at <= 1;
-    return std::tuple(in_step, page.heat, page.dirty, page.used_at, page.frame);
+    // Worth half after four rounds of disuse, a quarter after eight, falling linearly in between.
+    const std::int64_t unused = round_ - page.round;
+    const auto worth = page.heat * (8 - unused % 4) / (std::int64_t{1} << unused / 4);
+    return std::tuple(in_step, worth, page.dirty, page.used_at, page.frame);
   }
   bool load(std::uint32_t page) {
     auto frame = std::find(frames_.begin(), frames_.end(), kNobody);
@@ -159,6 +165,7 @@ class Model {
     Page& come = pages_[page];
     come.frame = frame - frames_.begin();
     come.used_at = now_ - 2;
+    come.round = round_;
     counts_.read += come.on_disk ? 1 : 0;
     return true;
   }
@@ -181,6 +188,7 @@ class Model {
   std::set<std::uint32_t> pinned_{};
   std::int64_t now_{0};
   std::int64_t uses_{0};
+  std::int64_t round_{0};  // Each lasts for as many uses as there are frames.
   std::uint32_t reached_{0};
   Counts counts_{};
 };
