@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <exception>
 
 #include <pthread.h>
@@ -14,6 +15,16 @@ namespace {
 
 constexpr std::size_t kIdsAtOnce = 256;
 constexpr std::size_t kTicksInQueue = 32;  // At most: as many as a page remembers.
+
+// What a request is recognised by. Taking one for another costs hints, not rows.
+std::uint64_t mark_of(std::span<const std::int64_t> ids) {
+  constexpr std::uint64_t kMix = 0x9E3779B97F4A7C15ULL;
+  std::uint64_t mark = ids.size();
+  for (const std::int64_t id : {ids.front(), ids[ids.size() / 2], ids.back()}) {
+    mark = std::rotl(mark * kMix, 32) ^ static_cast<std::uint64_t>(id);
+  }
+  return mark * kMix | 1;  // Never 0, which stands for none.
+}
 
 }  // namespace
 
@@ -39,12 +50,16 @@ LookAhead::~LookAhead() {
 }
 
 void LookAhead::hint(std::span<const std::int64_t> ids) noexcept {
+  if (ids.empty()) {
+    return;
+  }
   {
     const MutexLock lock(mutex_);
-    if (in_tick_ > ring_.size() / kTicksInQueue) {
+    if (in_tick_ > ring_.size() / kTicksInQueue || tick_ == reached_) {
       ++tick_;
       in_tick_ = 0;
     }
+    marks_[tick_ % kMarks] = mark_of(ids);
     for (const std::int64_t id : ids) {
       if (count_ == ring_.size()) {
         break;
@@ -56,6 +71,32 @@ void LookAhead::hint(std::span<const std::int64_t> ids) noexcept {
     }
   }
   came_.notify_one();
+}
+
+void LookAhead::reached(std::span<const std::int64_t> ids) noexcept {
+  if (ids.empty()) {
+    return;
+  }
+  std::uint32_t tick = 0;
+  {
+    const MutexLock lock(mutex_);
+    const std::uint32_t before = reached_;
+    const std::uint32_t known = std::min(tick_ - before, static_cast<std::uint32_t>(kMarks));
+    const std::uint64_t mark = known > 0 ? mark_of(ids) : 0;
+    // From the oldest on: of equal requests the others are still to come.
+    for (std::uint32_t left = known; left > 0 && reached_ == before; --left) {
+      tick = tick_ - left + 1;
+      reached_ = marks_[tick % kMarks] == mark ? tick : before;
+    }
+    if (reached_ == before) {
+      return;
+    }
+    while (count_ > 0 && ticks_[head_] - before <= tick - before) {
+      head_ = (head_ + 1) % ring_.size();
+      --count_;
+    }
+  }
+  cache_.reached(tick);
 }
 
 std::size_t LookAhead::take(std::span<std::int64_t> ids, std::span<std::uint32_t> ticks) {

@@ -4,13 +4,13 @@
 //
 // A page lives in a frame of the slab or on disk. Several frames are freed at a time: of some that
 // a hand passes, those that nobody has announced a use of, that the step at hand does not use and
-// that were used least often (use counts age, and outlive a page's stay), clean before dirty, and
-// among equals the ones unused for longest; only when there are none, those whose announced use is
-// furthest away. Dirty victims are sealed into a buffer and written to free blocks in long runs,
-// and stay readable until that is done. Three lanes work here, each with buffers of its own: the
-// owner (gather, apply, commit), the look-ahead thread, and the write-back thread, which keeps the
-// dirty pages few enough for a commit to be short. Hinted pages are protected until used, up to
-// half of the frames.
+// that were used least often (use counts age, outlive a page's stay, and count for less the longer
+// the page was not used), clean before dirty, and among equals the ones unused for longest; only
+// when there are none, those whose announced use is furthest away. Dirty victims are sealed into a
+// buffer and written to free blocks in long runs, and stay readable until that is done. Three lanes
+// work here, each with buffers of its own: the owner (gather, apply, commit), the look-ahead
+// thread, and the write-back thread, which keeps the dirty pages few enough for a commit to be
+// short. Hinted pages are protected until used, up to half of the frames.
 //
 //   a frame is   empty → reading → ready → (written, if dirty) → empty
 //   and, ready,  pinned by the owner, or hinted, or being written, or free to be evicted
@@ -81,6 +81,9 @@ class PageCache {
   /// Pages that one pin() can hold.
   [[nodiscard]] std::int64_t pin_limit() const noexcept { return pin_limit_; }
 
+  /// The request announced with `tick` is about to be made: hints up to it have come too late.
+  void reached(std::uint32_t tick) noexcept;
+
   /// Counts one request of `rows` rows; says whether the cache still works.
   /// Errors: what poisoned it.
   Result<void> begin_request(std::int64_t rows);
@@ -132,6 +135,7 @@ class PageCache {
   static constexpr std::uint32_t kNone = 0xFFFFFFFFU;
   static constexpr std::uint32_t kStaleRequests = 64;
   static constexpr double kWriteRateFirst = 1e9;
+  static constexpr int kRoundsMost = 128;  // Told apart in a frame's disuse.
 
   enum class State : std::uint8_t { kEmpty, kReading, kReady };
   enum Flag : std::uint8_t {
@@ -151,7 +155,8 @@ class PageCache {
     NextUse coming{};            // Meant only with kHinted.
     State state{State::kEmpty};
     std::uint8_t flags{0};
-    std::uint8_t heat{0};  // How often used, ageing.
+    std::uint8_t heat{0};   // How often used, ageing.
+    std::uint8_t round{0};  // When last used, in rounds_.
   };
   static_assert(sizeof(Frame) == 28);
 
@@ -201,6 +206,7 @@ class PageCache {
   Result<void> init_page(std::uint32_t page, std::span<std::byte> bytes) const;
   void use(Frame& frame, bool to_write) PLIMSOLL_REQUIRES(mutex_);
   void age() PLIMSOLL_REQUIRES(mutex_);
+  [[nodiscard]] bool is_late(std::uint32_t tick) const PLIMSOLL_REQUIRES(mutex_);
   void add_hint(Frame& frame, std::uint32_t tick) PLIMSOLL_REQUIRES(mutex_);
   void unhint(Frame& frame) PLIMSOLL_REQUIRES(mutex_);
   void mark_dirty(std::uint32_t frame) PLIMSOLL_REQUIRES(mutex_);
@@ -257,7 +263,9 @@ class PageCache {
   std::uint32_t pin_ PLIMSOLL_GUARDED_BY(mutex_){0};  // The pin in force, or 0.
   std::uint32_t pin_last_ PLIMSOLL_GUARDED_BY(mutex_){0};
   std::uint32_t request_ PLIMSOLL_GUARDED_BY(mutex_){0};
-  std::int64_t uses_ PLIMSOLL_GUARDED_BY(mutex_){0};                // Since heat last aged.
+  std::uint32_t reached_ PLIMSOLL_GUARDED_BY(mutex_){kNone};        // Tick of the owner's request.
+  std::int64_t uses_ PLIMSOLL_GUARDED_BY(mutex_){0};                // Of this round.
+  std::uint8_t rounds_ PLIMSOLL_GUARDED_BY(mutex_){0};              // Each a use per frame.
   double write_rate_ PLIMSOLL_GUARDED_BY(mutex_){kWriteRateFirst};  // Bytes a second.
   bool committing_ PLIMSOLL_GUARDED_BY(mutex_){false};  // All that is dirty is to be written.
   bool look_ahead_busy_ PLIMSOLL_GUARDED_BY(mutex_){false};

@@ -47,6 +47,7 @@ void EmbeddingStore::Impl::order_by_page(std::span<std::uint64_t> keys) const {
 
 Result<void> EmbeddingStore::Impl::gather(std::span<const std::int64_t> ids, std::span<float> out) {
   PLIMSOLL_TRY_VOID(check_rows("out", ids.size(), out.size()));
+  look_ahead_->reached(ids);
   PLIMSOLL_TRY_VOID(cache_->begin_request(static_cast<std::int64_t>(ids.size())));
   const auto row_bytes = shape_.dim * 4;
   while (!ids.empty()) {

@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Goal: what the embedding store promises in its header, one promise per test.
+#include <array>
 #include <chrono>
+#include <cmath>
 #include <fstream>
 #include <limits>
 #include <map>
 #include <numeric>
 #include <optional>
+#include <random>
 #include <thread>
 #include <tuple>
 
@@ -348,6 +351,34 @@ TEST_F(EmbeddingStoreTest, HintedRowsAreInRamWhenAskedFor) {
   std::vector<std::int64_t> flood(100'000, ids[0]);          // Too many: dropped.
   store.prefetch(flood);
   expect_rows(store, oracle, some);
+}
+
+// Each hint comes just before the rows are asked for: too late for most pages. A frame that is kept
+// for a use that has been is one that the others lack.
+TEST_F(EmbeddingStoreTest, HintsThatComeTooLateKeepNoFrames) {
+  std::array<std::int64_t, 2> evictions{};
+  for (const bool hinted : {false, true}) {
+    auto options = dense(1000, 900);  // A row has a page of its own.
+    options.directory = directory() / (hinted ? "hinted" : "plain");
+    options.batch_rows = 8;
+    auto store = open(with_floor(options));
+    std::mt19937_64 random(17);
+    for (int request = 0; request < 3000; ++request) {
+      std::vector<std::int64_t> ids(8);
+      for (auto& id : ids) {
+        const double u = static_cast<double>(random() >> 11) * 0x1p-53;
+        id = static_cast<std::int64_t>(1000 * std::pow(u, 6.0));
+      }
+      if (hinted) {
+        store.prefetch(ids);
+      }
+      static_cast<void>(gather(store, ids));
+    }
+    const auto stats = store.stats();
+    EXPECT_GT(stats.evictions_clean, 1000);
+    evictions[hinted ? 1 : 0] = stats.evictions_clean;
+  }
+  EXPECT_LT(static_cast<double>(evictions[1]), 1.1 * static_cast<double>(evictions[0]));
 }
 
 TEST_F(EmbeddingStoreTest, ChangesTheNumbersButNotTheKind) {
