@@ -10,7 +10,7 @@
 // Reading order: this file, docs/formats/embedding_store.md, src/store/embedding_store.cpp.
 //
 // Threads: gather, apply, update, commit, scan are for one thread at a time (single-owner);
-//          prefetch() may come from any thread.
+//          prefetch(), shrink(), grow_back(), plan() and stats() may come from any thread.
 // Memory:  one slab of store_bytes, leased and touched at open: page frames, id index, page table,
 //          read and write buffers, look-ahead queue. Nothing is allocated afterwards.
 #pragma once
@@ -231,6 +231,18 @@ class EmbeddingStore {
   /// Changes learning rate and the other numbers; the kind must stay.
   Result<void> set_optimizer(const RowOptimizerOptions& options);
 
+  /// Gives back page frames, in whole regions of 2 MiB at the end of the slab, until `wanted_bytes`
+  /// are given or the floor of plan() is reached. Reads and writes nothing and waits for nobody:
+  /// what a transfer under way holds follows with one of the next requests. Returns the bytes given
+  /// back at once; plan() and stats() tell what is held. Results never depend on it, only speed.
+  /// The governor calls it under pressure (PressureMove::kShrink); so may any thread. In sample
+  /// order a slab holds no more than it streams through: 0 is given.
+  std::int64_t shrink(std::int64_t wanted_bytes) noexcept;
+
+  /// Takes again up to `wanted_bytes` of what shrink() gave back, in whole regions; returns how
+  /// many. The governor calls it when there is room again; so may any thread.
+  std::int64_t grow_back(std::int64_t wanted_bytes) noexcept;
+
   [[nodiscard]] std::int64_t rows() const noexcept;
   [[nodiscard]] std::int64_t rows_max() const noexcept;  ///< 0: the table cannot grow.
   [[nodiscard]] std::int64_t dim() const noexcept;
@@ -238,7 +250,7 @@ class EmbeddingStore {
   /// Optimizer floats per row: dim() × slots(), and one for kRowAdagrad.
   [[nodiscard]] std::int64_t state_floats() const noexcept;
   [[nodiscard]] std::int64_t last_commit() const noexcept;  ///< −1 before the first.
-  [[nodiscard]] SlabPlan plan() const;
+  [[nodiscard]] SlabPlan plan() const;  ///< As it is now: less what shrink() gave back.
   [[nodiscard]] StoreStats stats() const;
 
   /// The slab this table would need and divide `store_bytes` into. Creates nothing.

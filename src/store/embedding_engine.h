@@ -42,6 +42,10 @@ class EmbeddingStore::Engine {
   virtual Result<void> erase(std::span<const std::int64_t> ids);
   virtual Result<void> commit(std::int64_t step) = 0;
   virtual Result<void> scan(const Visit& visit) = 0;
+  /// Here: there is nothing to give.
+  virtual std::int64_t shrink(std::int64_t /*wanted_bytes*/) noexcept { return 0; }
+  virtual std::int64_t grow_back(std::int64_t /*wanted_bytes*/) noexcept { return 0; }
+  [[nodiscard]] virtual std::int64_t given_bytes() const { return 0; }
   virtual Result<void> set_optimizer(const RowOptimizerOptions& options) = 0;
   [[nodiscard]] virtual const TableShape& shape() const noexcept = 0;
   [[nodiscard]] virtual std::int64_t rows() const { return shape().rows; }

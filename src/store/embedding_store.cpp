@@ -344,6 +344,12 @@ Result<void> EmbeddingStore::scan(
 Result<void> EmbeddingStore::set_optimizer(const RowOptimizerOptions& options) {
   return impl_->set_optimizer(options);
 }
+std::int64_t EmbeddingStore::shrink(std::int64_t wanted_bytes) noexcept {
+  return impl_->shrink(wanted_bytes);
+}
+std::int64_t EmbeddingStore::grow_back(std::int64_t wanted_bytes) noexcept {
+  return impl_->grow_back(wanted_bytes);
+}
 std::int64_t EmbeddingStore::rows() const noexcept {
   return impl_->rows();
 }
@@ -363,7 +369,11 @@ std::int64_t EmbeddingStore::last_commit() const noexcept {
   return impl_->last_commit();
 }
 SlabPlan EmbeddingStore::plan() const {
-  return impl_->plan();
+  SlabPlan plan = impl_->plan();
+  const std::int64_t given = impl_->given_bytes();
+  plan.total_bytes -= given;
+  plan.frame_bytes -= given;
+  return plan;
 }
 StoreStats EmbeddingStore::stats() const {
   return impl_->stats();

@@ -37,7 +37,7 @@ namespace plimsoll {
 
 class IdSource;
 
-class EmbeddingStore::Impl final : public EmbeddingStore::Engine {
+class EmbeddingStore::Impl final : public EmbeddingStore::Engine, public Reclaimer {
  public:
   static Result<std::unique_ptr<Engine>> open(const Governor& governor,
                                               const EmbeddingStoreOptions& options);
@@ -57,6 +57,19 @@ class EmbeddingStore::Impl final : public EmbeddingStore::Engine {
   Result<void> commit(std::int64_t step) override;
   Result<void> scan(const Visit& visit) override;
   Result<void> set_optimizer(const RowOptimizerOptions& options) override;
+  std::int64_t shrink(std::int64_t wanted_bytes) noexcept override {
+    return cache_->shrink(wanted_bytes);
+  }
+  // Of the Engine and of the Reclaimer.
+  std::int64_t grow_back(std::int64_t room_bytes) noexcept override {
+    return cache_->grow_back(room_bytes);
+  }
+  [[nodiscard]] std::int64_t given_bytes() const override { return cache_->given_bytes(); }
+
+  std::int64_t reclaim(PressureMove move, std::int64_t wanted_bytes) noexcept override {
+    return move == PressureMove::kShrink ? shrink(wanted_bytes) : 0;
+  }
+  [[nodiscard]] const char* name() const noexcept override { return "rows"; }
 
   [[nodiscard]] const TableShape& shape() const noexcept override { return shape_; }
   [[nodiscard]] std::int64_t rows() const override {
@@ -138,7 +151,8 @@ class EmbeddingStore::Impl final : public EmbeddingStore::Engine {
   std::span<AdamCorrection> corrections_;
 
   std::unique_ptr<WriteBack> write_back_;  // Its thread uses the cache.
-  std::unique_ptr<LookAhead> look_ahead_;  // Last: its thread uses all of the above.
+  std::unique_ptr<LookAhead> look_ahead_;  // Its thread uses all of the above.
+  ReclaimerHandle reclaimer_;              // Last: the governor may call until it is gone.
 };
 
 }  // namespace plimsoll

@@ -172,6 +172,8 @@ Result<std::unique_ptr<EmbeddingStore::Engine>> EmbeddingStore::Impl::open(
   }
   PLIMSOLL_TRY_VOID(impl->open_files(options));
   PLIMSOLL_TRY_VOID(impl->open_commit(options.at_step));
+  Governor handle = governor;
+  PLIMSOLL_TRY(impl->reclaimer_, handle.add_reclaimer(impl.get()));
   return std::unique_ptr<Engine>(std::move(impl));
 }
 
