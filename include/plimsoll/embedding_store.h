@@ -84,7 +84,12 @@ struct EmbeddingStoreOptions {
   /// as many, and the rows to begin with may be none. They are then never compared. 0: fixed rows.
   std::int64_t rows_max{0};
 
-  std::int64_t at_step{-1};       ///< Open this commit, not the newest (a manifest's step).
+  std::int64_t at_step{-1};  ///< Open this commit, not the newest (a manifest's step).
+  /// Open a commit of an existing table to read it, while another process may train in it: it stays
+  /// as it was at that step. Training waits for nothing; it keeps the commit's blocks while its
+  /// bound on disk has room for them. When it has not, gather() and scan() say so (kNotFound) and
+  /// never return a row of another step. Rows in sample order: only while nobody trains.
+  bool pinned{false};
   std::int64_t batch_rows{4096};  ///< Largest request expected; sizes the scratch in the slab.
   int io_threads{4};
   /// Changed bytes in RAM beyond which apply() and update() wait for the disk, so that a commit is

@@ -42,6 +42,10 @@ class EmbeddingStore::Engine {
   virtual Result<void> erase(std::span<const std::int64_t> ids);
   virtual Result<void> commit(std::int64_t step) = 0;
   virtual Result<void> scan(const Visit& visit) = 0;
+  /// Errors: kInvalidArgument, `what` being a change, when the table was opened to be read.
+  [[nodiscard]] virtual Result<void> check_writable(const char* /*what*/) const { return {}; }
+  /// What an error of a read really means, when the table was opened to be read.
+  [[nodiscard]] virtual Error explained(Error error) const { return error; }
   /// Here: there is nothing to give.
   virtual std::int64_t shrink(std::int64_t /*wanted_bytes*/) noexcept { return 0; }
   virtual std::int64_t grow_back(std::int64_t /*wanted_bytes*/) noexcept { return 0; }

@@ -364,8 +364,14 @@ Result<void> PageCache::poisoned() const {
   return {};
 }
 
-void PageCache::committed(int slot) noexcept {
+void PageCache::committed(int slot, bool keep, bool still_pinned) noexcept {
   const MutexLock lock(mutex_);
+  if (!still_pinned) {
+    map_.release_pinned();
+  }
+  if (keep) {
+    map_.keep_pinned(slot);
+  }
   map_.committed(slot);
 }
 

@@ -101,8 +101,9 @@ class PageCache {
   /// Writes every dirty page and waits for the writes of the other lane. Errors: kIo; poisons.
   Result<void> write_dirty();
 
-  /// What write_dirty() wrote has become the commit in superblock slot `slot`.
-  void committed(int slot) noexcept;
+  /// What write_dirty() wrote has become the commit in superblock slot `slot`. `keep`: the one that
+  /// was there is pinned; not `still_pinned`: none that was there before is any more.
+  void committed(int slot, bool keep, bool still_pinned) noexcept;
 
   /// Copies whole pages `first`, `first` + 1, … as they are now, without loading them into frames.
   /// Requires: out.size() is a multiple of page_bytes, and that many pages exist.
