@@ -162,6 +162,7 @@ struct ExportChoice {
   std::string column{};
   std::string format{};
   std::int64_t since{-1};
+  std::int64_t step{-1};
 };
 
 int export_to(const Place& place, const ExportChoice& choice) {
@@ -174,7 +175,8 @@ int export_to(const Place& place, const ExportChoice& choice) {
                               .out = place.out,
                               .format = choice.format,
                               .column = choice.column,
-                              .since = choice.since};
+                              .since = choice.since,
+                              .step = choice.step};
   const auto rows = export_store(*governor, options, metered(meter("export", place)));
   if (!rows) {
     return report(rows.error());
@@ -270,6 +272,8 @@ void add_store(CLI::App& app, int& status) {
   exported->add_option("--format", choice->format, "safetensors, npy or csv [by the file's name]");
   exported->add_option("--column", choice->column, "Which column, for .npy and .csv of features");
   exported->add_option("--since", choice->since, "Only rows changed since the commit of this step")
+      ->check(CLI::NonNegativeNumber);
+  exported->add_option("--step", choice->step, "The table's commit to export [the newest]")
       ->check(CLI::NonNegativeNumber);
   exported->footer("\nExample:\n  plimsoll store export data/ --column image --out image.npy");
   exported->callback([place, choice, &status] { status = export_to(*place, *choice); });

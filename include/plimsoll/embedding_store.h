@@ -10,7 +10,7 @@
 // Reading order: this file, docs/formats/embedding_store.md, src/store/embedding_store.cpp.
 //
 // Threads: gather, apply, update, commit, scan are for one thread at a time (single-owner);
-//          prefetch() may come from any thread.
+//          prefetch(), shrink(), grow_back(), plan() and stats() may come from any thread.
 // Memory:  one slab of store_bytes, leased and touched at open: page frames, id index, page table,
 //          read and write buffers, look-ahead queue. Nothing is allocated afterwards.
 #pragma once
@@ -84,7 +84,12 @@ struct EmbeddingStoreOptions {
   /// as many, and the rows to begin with may be none. They are then never compared. 0: fixed rows.
   std::int64_t rows_max{0};
 
-  std::int64_t at_step{-1};       ///< Open this commit, not the newest (a manifest's step).
+  std::int64_t at_step{-1};  ///< Open this commit, not the newest (a manifest's step).
+  /// Open a commit of an existing table to read it, while another process may train in it: it stays
+  /// as it was at that step. Training waits for nothing; it keeps the commit's blocks while its
+  /// bound on disk has room for them. When it has not, gather() and scan() say so (kNotFound) and
+  /// never return a row of another step. Rows in sample order: only while nobody trains.
+  bool pinned{false};
   std::int64_t batch_rows{4096};  ///< Largest request expected; sizes the scratch in the slab.
   int io_threads{4};
   /// Changed bytes in RAM beyond which apply() and update() wait for the disk, so that a commit is
@@ -237,6 +242,18 @@ class EmbeddingStore {
   /// Changes learning rate and the other numbers; the kind must stay.
   Result<void> set_optimizer(const RowOptimizerOptions& options);
 
+  /// Gives back page frames, in whole regions of 2 MiB at the end of the slab, until `wanted_bytes`
+  /// are given or the floor of plan() is reached. Reads and writes nothing and waits for nobody:
+  /// what a transfer under way holds follows with one of the next requests. Returns the bytes given
+  /// back at once; plan() and stats() tell what is held. Results never depend on it, only speed.
+  /// The governor calls it under pressure (PressureMove::kShrink); so may any thread. In sample
+  /// order a slab holds no more than it streams through: 0 is given.
+  std::int64_t shrink(std::int64_t wanted_bytes) noexcept;
+
+  /// Takes again up to `wanted_bytes` of what shrink() gave back, in whole regions; returns how
+  /// many. The governor calls it when there is room again; so may any thread.
+  std::int64_t grow_back(std::int64_t wanted_bytes) noexcept;
+
   [[nodiscard]] std::int64_t rows() const noexcept;
   [[nodiscard]] std::int64_t rows_max() const noexcept;  ///< 0: the table cannot grow.
   [[nodiscard]] std::int64_t dim() const noexcept;
@@ -244,7 +261,7 @@ class EmbeddingStore {
   /// Optimizer floats per row: dim() × slots(), and one for kRowAdagrad.
   [[nodiscard]] std::int64_t state_floats() const noexcept;
   [[nodiscard]] std::int64_t last_commit() const noexcept;  ///< −1 before the first.
-  [[nodiscard]] SlabPlan plan() const;
+  [[nodiscard]] SlabPlan plan() const;  ///< As it is now: less what shrink() gave back.
   [[nodiscard]] StoreStats stats() const;
 
   /// The slab this table would need and divide `store_bytes` into. Creates nothing.

@@ -62,6 +62,9 @@ class Reclaimer {
   virtual ~Reclaimer() = default;
   /// Gives back up to `wanted_bytes`; returns the bytes really given back (0 is an answer).
   virtual std::int64_t reclaim(PressureMove move, std::int64_t wanted_bytes) noexcept = 0;
+  /// Takes again up to `room_bytes` of what kShrink gave back; returns how many. From
+  /// step_boundary() alone.
+  virtual std::int64_t grow_back(std::int64_t /*room_bytes*/) noexcept { return 0; }
   /// A short static name for events: "arena", "features".
   [[nodiscard]] virtual const char* name() const noexcept = 0;
 };
@@ -115,6 +118,7 @@ struct PressureReport {
   bool stop{false};                   ///< kStop was reached: checkpoint and end the run.
   std::int64_t purged_bytes{0};
   std::int64_t shrunk_bytes{0};
+  std::int64_t grown_bytes{0};  ///< Taken again of what earlier pressure had made shrink.
 };
 
 class Governor {
@@ -148,7 +152,8 @@ class Governor {
   /// As reserve(), and never calls a reclaimer: for use inside allocators.
   Result<Lease> try_reserve(Tag tag, std::int64_t bytes);
 
-  /// Reads what is resident and, under pressure, tries the three moves in order.
+  /// Reads what is resident and, under pressure, tries the three moves in order. Once there is room
+  /// again, well below the threshold, what was shrunk may grow back into it.
   /// To be called between steps by the thread that trains.
   PressureReport step_boundary();
 

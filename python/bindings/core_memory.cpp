@@ -125,7 +125,8 @@ void bind_ledger(nb::module_& m) {
       .def_ro("pressure", &PressureReport::pressure)
       .def_ro("stop", &PressureReport::stop)
       .def_ro("purged_bytes", &PressureReport::purged_bytes)
-      .def_ro("shrunk_bytes", &PressureReport::shrunk_bytes);
+      .def_ro("shrunk_bytes", &PressureReport::shrunk_bytes)
+      .def_ro("grown_bytes", &PressureReport::grown_bytes);
 }
 
 void bind_governor(nb::module_& m) {

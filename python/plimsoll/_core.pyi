@@ -154,6 +154,9 @@ class PressureReport:
     @property
     def shrunk_bytes(self) -> int:
         """Given back by stores and loaders."""
+    @property
+    def grown_bytes(self) -> int:
+        """Taken again by stores, once there was room."""
 
 class Tag:
     """Whose bytes they are."""

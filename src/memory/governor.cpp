@@ -25,6 +25,11 @@ constexpr double kStopFraction = 0.97;
 // the limit. Otherwise foreign memory that stays would have every step trim the heap for nothing.
 constexpr double kRelapseFraction = 1.0 / 128;
 
+// What grows back stays this share of the limit below the threshold, so that foreign memory which
+// comes and goes by less does not have caches shrink and grow with it. In whole huge pages.
+constexpr double kGrowBackFraction = 1.0 / 10;
+constexpr std::int64_t kGrowBackLeast = 2 << 20;
+
 // The process's governor. One limit per process is what the project is about.
 struct Process {
   Mutex mutex;
@@ -208,6 +213,17 @@ void read_pressure(const Ledger& ledger, PressureReport& report) {
       resident->total() > threshold && report.unexplained_bytes > ledger.terms().foreign_bytes;
 }
 
+// Without pressure: what was shrunk grows back into `room_bytes`. When nobody wants the room, all
+// of it has.
+std::int64_t grow_back(Ledger& ledger, std::int64_t room_bytes) {
+  if (!ledger.shrunk() || room_bytes < kGrowBackLeast) {
+    return 0;
+  }
+  const std::int64_t grown = ledger.reclaimers().grow_back(room_bytes);
+  ledger.set_shrunk(grown > 0);
+  return grown;
+}
+
 }  // namespace
 
 PressureReport Governor::step_boundary() {
@@ -221,6 +237,8 @@ PressureReport Governor::step_boundary() {
   read_pressure(ledger, report);
   if (!report.pressure) {
     ledger.set_relieved_at_bytes(kUncapped);
+    report.grown_bytes =
+        grow_back(ledger, threshold - report.resident.total() - share(limit, kGrowBackFraction));
     return report;
   }
   const std::int64_t relieved_at = ledger.relieved_at_bytes();
@@ -232,6 +250,7 @@ PressureReport Governor::step_boundary() {
     read_pressure(ledger, report);
     if (report.pressure) {
       report.shrunk_bytes = ledger.reclaimers().reclaim(PressureMove::kShrink, wanted());
+      ledger.set_shrunk(true);
       read_pressure(ledger, report);
     }
     ledger.set_relieved_at_bytes(report.resident.total());

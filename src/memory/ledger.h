@@ -69,6 +69,9 @@ class Ledger : public std::enable_shared_from_this<Ledger> {
   /// read by the thread that trains, in step_boundary(), alone.
   [[nodiscard]] std::int64_t relieved_at_bytes() const noexcept { return relieved_at_bytes_; }
   void set_relieved_at_bytes(std::int64_t bytes) noexcept { relieved_at_bytes_ = bytes; }
+  /// Whether caches were shrunk and have not all grown back; as relieved_at_bytes().
+  [[nodiscard]] bool shrunk() const noexcept { return shrunk_; }
+  void set_shrunk(bool shrunk) noexcept { shrunk_ = shrunk; }
 
  private:
   struct Pool {
@@ -88,6 +91,7 @@ class Ledger : public std::enable_shared_from_this<Ledger> {
   const std::shared_ptr<OrphanAccount> orphans_;
   ReclaimerTable reclaimers_;
   std::int64_t relieved_at_bytes_{kUncapped};
+  bool shrunk_{false};
 
   mutable Mutex mutex_;
   std::array<Pool, kTagCount> pools_ PLIMSOLL_GUARDED_BY(mutex_){};

@@ -4,6 +4,7 @@
 // Method: real mappings. What nobody leased is mapped here; caches hold leased, touched slabs.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <vector>
@@ -49,6 +50,11 @@ class Cache : public Reclaimer {
     calls_->push_back(std::string(name()) + (move == PressureMove::kPurge ? ":purge" : ":shrink"));
     EXPECT_GT(wanted_bytes, 0);
     return move == answers_ ? slab_.release_pages(0, slab_.bytes()) : 0;
+  }
+  std::int64_t grow_back(std::int64_t room_bytes) noexcept override {
+    const std::int64_t wanted = std::min(room_bytes, slab_.bytes() - slab_.leased_bytes());
+    calls_->push_back(std::string(name()) + ":grow");
+    return slab_.reacquire_pages(0, wanted) ? wanted : 0;
   }
   [[nodiscard]] const char* name() const noexcept override {
     return answers_ == PressureMove::kPurge ? "arena" : "features";
@@ -173,6 +179,25 @@ TEST_F(PressureTest, DoesNotRepeatItsMovesUntilMemoryHasGrownAgain) {
   const Unleased more(20_MiB);
   EXPECT_TRUE(governor_.step_boundary().pressure);
   EXPECT_GT(calls_.size(), calls);
+}
+
+TEST_F(PressureTest, LetsWhatItShrankGrowBackOnceThereIsRoom) {
+  features_handle_ = ReclaimerHandle{};  // Alone: the arena gives without being asked to shrink.
+  arena_handle_ = ReclaimerHandle{};
+  features_handle_ = governor_.add_reclaimer(features_.get()).or_throw();
+  const std::int64_t leased = governor_.state().leased_bytes;
+  {
+    const Unleased array(up_to_threshold_plus(kFeatures / 2));
+    EXPECT_EQ(governor_.step_boundary().shrunk_bytes, kFeatures);
+    EXPECT_EQ(governor_.step_boundary().grown_bytes, 0);  // No pressure, and no room either.
+    EXPECT_EQ(governor_.state().leased_bytes, leased - kFeatures);
+  }
+  calls_.clear();
+  EXPECT_EQ(governor_.step_boundary().grown_bytes, kFeatures);
+  EXPECT_EQ(governor_.state().leased_bytes, leased);
+  EXPECT_EQ(governor_.step_boundary().grown_bytes, 0);  // Asked once more, and then no longer.
+  EXPECT_EQ(governor_.step_boundary().grown_bytes, 0);
+  EXPECT_EQ(calls_, (Calls{"features:grow", "features:grow"}));
 }
 
 TEST_F(PressureTest, TrimsTheHeapOfFreedMemory) {

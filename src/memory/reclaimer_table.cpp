@@ -38,11 +38,13 @@ Reclaimer* ReclaimerTable::begin(Slot& slot) {
   return slot.reclaimer;
 }
 
-std::int64_t ReclaimerTable::reclaim(PressureMove move, std::int64_t wanted_bytes) noexcept {
-  std::int64_t given = 0;
+// Calls call(reclaimer, rest) one after the other, until the sum of what they return is `bytes`.
+template <class Call>
+std::int64_t ReclaimerTable::ask_each(std::int64_t bytes, Call call) noexcept {
+  std::int64_t done = 0;
   MutexLock lock(mutex_);
   for (Slot& slot : slots_) {
-    if (given >= wanted_bytes) {
+    if (done >= bytes) {
       break;
     }
     Reclaimer* const reclaimer = begin(slot);
@@ -50,12 +52,24 @@ std::int64_t ReclaimerTable::reclaim(PressureMove move, std::int64_t wanted_byte
       continue;
     }
     lock.unlock();
-    given += reclaimer->reclaim(move, wanted_bytes - given);
+    done += call(*reclaimer, bytes - done);
     lock.lock();
     slot.busy = false;
     idle_.notify_all();
   }
-  return given;
+  return done;
+}
+
+std::int64_t ReclaimerTable::reclaim(PressureMove move, std::int64_t wanted_bytes) noexcept {
+  return ask_each(wanted_bytes, [move](Reclaimer& reclaimer, std::int64_t rest) {
+    return reclaimer.reclaim(move, rest);
+  });
+}
+
+std::int64_t ReclaimerTable::grow_back(std::int64_t room_bytes) noexcept {
+  return ask_each(room_bytes, [](Reclaimer& reclaimer, std::int64_t rest) {
+    return reclaimer.grow_back(rest);
+  });
 }
 
 }  // namespace plimsoll

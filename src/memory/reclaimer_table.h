@@ -29,6 +29,9 @@ class ReclaimerTable {
   /// Asks each in the order of registration until `wanted_bytes` came back; returns their sum.
   std::int64_t reclaim(PressureMove move, std::int64_t wanted_bytes) noexcept;
 
+  /// Offers each room to grow back, in the same order; returns the bytes they took.
+  std::int64_t grow_back(std::int64_t room_bytes) noexcept;
+
  private:
   struct Slot {
     Reclaimer* reclaimer{nullptr};  // Borrowed; its owner holds the ReclaimerHandle.
@@ -38,6 +41,8 @@ class ReclaimerTable {
   // Waits until the slot is idle and marks it busy. Returns nullptr if there is nothing to call,
   // or if this very thread is running it (a reclaimer that asks the governor for memory).
   Reclaimer* begin(Slot& slot) PLIMSOLL_REQUIRES(mutex_);
+  template <class Call>
+  std::int64_t ask_each(std::int64_t bytes, Call call) noexcept;
 
   Mutex mutex_;
   CondVar idle_;

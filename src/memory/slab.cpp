@@ -130,8 +130,14 @@ Result<void> Slab::reacquire_pages(std::int64_t offset, std::int64_t size) {
   }
   PLIMSOLL_TRY_VOID(lease_.grow(lease_.bytes() + taken));
   for (std::int64_t page = first; page < end; ++page) {
-    if (released_[static_cast<std::size_t>(page)]) {
-      PLIMSOLL_TRY_VOID(touch(data_ + page * kPageBytes, kPageBytes));
+    std::int64_t run = page;  // Pages side by side are touched together.
+    while (run < end && released_[static_cast<std::size_t>(run)]) {
+      ++run;
+    }
+    if (run > page) {
+      PLIMSOLL_TRY_VOID(touch(data_ + page * kPageBytes, (run - page) * kPageBytes));
+    }
+    for (; page < run; ++page) {
       released_[static_cast<std::size_t>(page)] = false;
     }
   }

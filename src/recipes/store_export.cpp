@@ -53,17 +53,19 @@ Column ids_column(std::int64_t rows) {
   return {{"ids", DType::kInt64, {rows}}, 8, -1};
 }
 
-/// The weights of a table at its newest commit; or of the rows that changed since an older one.
+/// The weights of a table at one commit; or of the rows that changed since an older one.
 class EmbeddingSource final : public Source {
  public:
   static Result<std::unique_ptr<Source>> open(Governor governor, const fs::path& directory,
-                                              std::int64_t since) {
+                                              std::int64_t since, std::int64_t step) {
     PLIMSOLL_TRY(const TableInfo info, EmbeddingStore::inspect(directory));
     EmbeddingStoreOptions how{.directory = directory,
                               .dim = info.dim,
                               .optimizer = {.kind = info.optimizer},
                               .init = info.init,
-                              .layout = info.layout};
+                              .layout = info.layout,
+                              .at_step = step,
+                              .pinned = true};
     PLIMSOLL_TRY(auto store, EmbeddingStore::open(governor, how));
     std::unique_ptr<EmbeddingSource> source(new EmbeddingSource(std::move(store)));
     std::int64_t rows = source->store_.rows();
@@ -354,10 +356,16 @@ Result<std::unique_ptr<Source>> open_source(Governor governor, const ExportOptio
       return fail(ErrorCode::kInvalidArgument, "an embedding store has no columns",
                   "leave --column out");
     }
-    return EmbeddingSource::open(governor, directory, options.since);
+    return EmbeddingSource::open(governor, directory, options.since, options.step);
   }
   if (!is_feature_store(directory)) {
     return fail(ErrorCode::kNotFound, fmt::format("{}: no store there", directory.string()));
+  }
+  if (options.step >= 0) {
+    return fail(ErrorCode::kInvalidArgument,
+                fmt::format("{}: features do not change, so there is one of them for all steps",
+                            directory.string()),
+                "leave --step out");
   }
   if (options.since >= 0) {
     return fail(ErrorCode::kInvalidArgument,

@@ -2,6 +2,8 @@
 //
 // Exports a store to a file that other programs read: .safetensors, .npy or .csv, streaming.
 //
+// Of a table in any order whoever trains in it may go on: what is exported is one commit, pinned.
+//
 //   embedding store  .safetensors: "ids" i64 [rows], "rows" f32 [rows, dim]
 //                    .npy: the rows; their ids in NAME.ids.npy       .csv: id, then the floats
 //   feature store    .safetensors: "ids" and every column
@@ -27,6 +29,7 @@ struct ExportOptions {
   std::string format{};               ///< safetensors, npy or csv; "": by the extension of `out`.
   std::string column{};               ///< Of a feature store, for .npy and .csv.
   std::int64_t since{-1};             ///< Only rows changed since this commit of the table.
+  std::int64_t step{-1};              ///< Of a table, the commit to export; −1: the newest.
 };
 
 /// "safetensors", "npy" or "csv", as `format` or else the file's name has it.

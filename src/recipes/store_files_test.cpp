@@ -102,6 +102,34 @@ TEST_F(StoreFilesTest, OnlyWhatChangedSinceACommitGoesOut) {
       << missing.error().to_string();
 }
 
+TEST_F(StoreFilesTest, TheCommitAskedForGoesOutWhileTrainingGoesOn) {
+  make_table();
+  auto store = open({.directory = directory(), .dim = 5, .ids = ids_});
+  std::vector<float> later = rows_;
+  int commits = 0;
+  // Ids and rows are two passes over the table, and neither may see what is committed between.
+  const ExportOptions how{.directory = directory(), .out = root_ / "two.safetensors", .step = 2};
+  const auto exported = export_store(governor_, how, [&](std::int64_t, std::int64_t) {
+    for (int more = 0; more < 3; ++more, ++commits) {
+      later[static_cast<std::size_t>(commits)] += 1.0F;
+      store.update(ids_, later).or_throw();
+      store.commit(store.last_commit() + 1).or_throw();
+    }
+    return true;
+  });
+  ASSERT_TRUE(exported) << exported.error().to_string();
+  EXPECT_EQ(*exported, 3000);
+  EXPECT_GE(commits, 6);
+  EXPECT_EQ(import_from({how.out}).or_throw(), 3000);
+  expect_copy(ids_, rows_);
+  EXPECT_EQ(gather(store, ids_), later);
+  const auto gone =
+      export_store(governor_, {.directory = directory(), .out = root_ / "gone.csv", .step = 2}, {});
+  ASSERT_FALSE(gone);
+  EXPECT_EQ(gone.error().code, ErrorCode::kNotFound);
+  EXPECT_FALSE(fs::exists(root_ / "gone.csv"));
+}
+
 TEST_F(StoreFilesTest, RowsThatCameHaveChangedAndThoseThatWentDoNotGoOut) {
   const std::vector<std::int64_t> later{1, 2, 3};
   {

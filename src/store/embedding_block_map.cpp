@@ -73,7 +73,7 @@ std::int64_t BlockMap::memory_bytes(std::int64_t pages, std::int64_t spare,
   const std::int64_t all = blocks(pages, spare);
   const std::int64_t bytes = map_bytes(pages) + behind_bytes;
   const std::int64_t units = bytes / kBlockUnit;
-  return bytes + kBlockUnit + 3 * round_up(words_for(all) * 8, 64) +
+  return bytes + kBlockUnit + 4 * round_up(words_for(all) * 8, 64) +
          2 * round_up(BitSet::words(chunks_for(all)) * 8, 64) + round_up(units * 4, 64) +
          2 * round_up(BitSet::words(units) * 8, 64);
 }
@@ -88,6 +88,7 @@ BlockMap::BlockMap(std::int64_t pages, std::int64_t spare, Slab& slab, std::int6
   for (auto& commit : commits_) {
     commit = slab.take<std::uint64_t>(words_for(blocks_));
   }
+  pinned_ = slab.take<std::uint64_t>(words_for(blocks_));
   for (auto& apart : apart_) {  // All of them are empty: none differs from another.
     apart = BitSet(slab.take<std::uint64_t>(BitSet::words(chunks_for(blocks_))));
   }
@@ -112,9 +113,12 @@ void BlockMap::touch(std::int64_t unit) noexcept {
   }
 }
 
+std::uint64_t BlockMap::taken(std::size_t place) const noexcept {
+  return working_[place] | commits_[0][place] | commits_[1][place] | pinned_[place];
+}
+
 bool BlockMap::is_free(std::int64_t block) const noexcept {
-  const std::size_t place = word(block);
-  return ((working_[place] | commits_[0][place] | commits_[1][place]) & bit(block)) == 0;
+  return (taken(word(block)) & bit(block)) == 0;
 }
 
 void BlockMap::set_working(std::int64_t block, bool used) noexcept {
@@ -153,9 +157,13 @@ std::uint32_t BlockMap::root(int slot) noexcept {
 BlockMap::Run BlockMap::allocate(std::int64_t want) {
   std::int64_t block = cursor_ > blocks_ ? 1 : cursor_;
   for (std::int64_t seen = 0; !is_free(block); ++seen) {
-    PLIMSOLL_CHECK(seen <= 2 * blocks_, "three blocks per page are enough");
+    PLIMSOLL_CHECK(seen <= 2 * blocks_ + 2, "three blocks per page are enough");
+    if (any_pinned_ && seen > words_for(blocks_)) {  // Every word was looked at: training goes on.
+      release_pinned();
+      continue;
+    }
     const std::size_t place = word(block);
-    const std::uint64_t free = ~(working_[place] | commits_[0][place] | commits_[1][place]);
+    const std::uint64_t free = ~taken(place);
     const std::uint64_t ahead = free & (~std::uint64_t{0} << (block % 64));
     const auto base = static_cast<std::int64_t>(place) * 64;
     block = ahead != 0 ? base + std::countr_zero(ahead) : base + 64;
@@ -246,6 +254,19 @@ void BlockMap::committed(int slot) noexcept {
   }
   apart.remove_all();
   at(stale_, slot).remove_all();
+}
+
+void BlockMap::keep_pinned(int slot) noexcept {
+  const auto& commit = at(commits_, slot);
+  for (std::size_t place = 0; place < pinned_.size(); ++place) {
+    pinned_[place] |= commit[place];
+  }
+  any_pinned_ = true;
+}
+
+void BlockMap::release_pinned() noexcept {
+  std::fill(pinned_.begin(), pinned_.end(), 0);
+  any_pinned_ = false;
 }
 
 void BlockMap::forget(int slot) noexcept {

@@ -4,7 +4,8 @@
 //
 // A block is in use by the working state, by the commit in superblock slot 0, by the one in slot 1,
 // or by none of them; only the last kind is ever written. With at most one block per page in each,
-// and the batches of writes under way, rows.dat never passes 3 × pages + spare blocks.
+// and the batches of writes under way, rows.dat never passes 3 × pages + spare blocks. What is left
+// of these may keep commits for those who read them (commit_pins.h), until it is needed.
 //
 // A commit costs what has changed, not what there is: of the page table it writes the units of
 // 4 KiB that differ from what its map file holds, and of the bitmaps it copies the chunks that
@@ -14,7 +15,7 @@
 // embedding_growing_ids.h): they are units of bytes() like any other.
 //
 // Threads: single-owner; the page cache calls it under its mutex.
-// Memory:  8 bytes per page and 3 bits per block, what is behind the page table, and 1/1000 of all
+// Memory:  8 bytes per page and 4 bits per block, what is behind the page table, and 1/1000 of all
 //          that, in the slab.
 #pragma once
 
@@ -110,11 +111,18 @@ class BlockMap {
   /// The commit of `slot` is gone.
   void forget(int slot) noexcept;
 
+  /// The commit of `slot`, which is being replaced, is read by somebody: its blocks stay until
+  /// release_pinned(), or until there is no other free block.
+  void keep_pinned(int slot) noexcept;
+  void release_pinned() noexcept;
+  [[nodiscard]] bool any_pinned() const noexcept { return any_pinned_; }
+
   [[nodiscard]] std::int64_t used_blocks() const noexcept { return used_; }
   [[nodiscard]] std::int64_t blocks() const noexcept { return blocks_; }
 
  private:
   [[nodiscard]] bool is_free(std::int64_t block) const noexcept;
+  [[nodiscard]] std::uint64_t taken(std::size_t place) const noexcept;
   void set_working(std::int64_t block, bool used) noexcept;
   template <class T>
   static T& at(std::array<T, 2>& of, int slot) noexcept {
@@ -133,6 +141,8 @@ class BlockMap {
   std::span<BlockEntry> entries_{};
   std::span<std::uint64_t> working_{};
   std::array<std::span<std::uint64_t>, 2> commits_{};
+  std::span<std::uint64_t> pinned_{};  // Blocks of commits that were replaced, and are read.
+  bool any_pinned_{false};
   std::array<BitSet, 2> apart_{};         // Chunks in which working_ and commits_[i] may differ.
   std::span<std::uint32_t> unit_crcs_{};  // Of each unit of entries_, as of the last root().
   std::array<BitSet, 2> stale_{};         // Units that map.i may hold otherwise.

@@ -99,6 +99,61 @@ TEST(BlockMapTest, StaleUnitsAreAllThatACommitHasToWrite) {
   governor.close();
 }
 
+// What is pinned is handed out only once nothing else is left, and then all of it at once.
+TEST(BlockMapTest, KeepsPinnedBlocksUntilNoOthersAreLeft) {
+  for (const std::uint64_t seed : {4U, 5U, 6U}) {
+    SCOPED_TRACE(seed);
+    auto governor = Governor::create({.memory_limit = "1GiB"}).or_throw();
+    constexpr std::int64_t kPages = 150;
+    constexpr std::int64_t kSpare = 16;
+    auto slab = Slab::create(governor, Tag::kOther, BlockMap::memory_bytes(kPages, kSpare) + 4096)
+                    .or_throw();
+    BlockMap map(kPages, kSpare, slab);
+    std::vector<std::uint32_t> working(kPages, 0);
+    std::vector<std::vector<std::uint32_t>> commits(2, working);
+    std::set<std::uint32_t> pinned;
+    std::mt19937_64 random(seed);
+    int given_up = 0;
+    std::size_t slot = 0;
+    for (int round = 0; round < 6000; ++round) {
+      if (random() % 300 == 0) {
+        slot = 1 - slot;
+        if (const auto what = random() % 4; what == 0 && pinned.empty()) {
+          map.keep_pinned(static_cast<int>(slot));
+          pinned.insert(commits[slot].begin(), commits[slot].end());
+        } else if (what == 1) {
+          map.release_pinned();
+          pinned.clear();
+        }
+        map.committed(static_cast<int>(slot));
+        commits[slot] = working;
+      }
+      std::set<std::uint32_t> used(working.begin(), working.end());
+      for (const auto& commit : commits) {
+        used.insert(commit.begin(), commit.end());
+      }
+      std::set<std::uint32_t> all = used;
+      all.insert(pinned.begin(), pinned.end());
+      all.erase(0);
+      const auto block = map.allocate(1).first;
+      ASSERT_FALSE(used.contains(block)) << "round " << round;
+      if (static_cast<std::int64_t>(all.size()) < map.blocks()) {
+        ASSERT_FALSE(pinned.contains(block)) << "round " << round;
+      } else {
+        ++given_up;
+        pinned.clear();
+      }
+      ASSERT_EQ(map.any_pinned(), !pinned.empty()) << "round " << round;
+      // Mostly the same few pages, so that a pinned commit may last.
+      const auto page = random() % (round / 1000 % 2 == 0 ? kPages / 3 : kPages);
+      map.set(static_cast<std::int64_t>(page), block, 0);
+      working[page] = block;
+    }
+    EXPECT_GT(given_up, 0);
+    governor.close();
+  }
+}
+
 TEST(BlockMapTest, RefusesAPageTableThatUsesABlockTwice) {
   auto governor = Governor::create({.memory_limit = "1GiB"}).or_throw();
   auto slab = Slab::create(governor, Tag::kOther, BlockMap::memory_bytes(10, 4) + 4096).or_throw();

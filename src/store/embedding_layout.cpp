@@ -98,9 +98,11 @@ Result<EmbeddingLayout> plan_layout(const TableDescription& table,
   if (total(layout, frame, least) > bytes) {
     layout = divide(table, options, 0);  // Near the floor: the smallest buffers.
   }
-  const std::int64_t rest = bytes - total(layout, frame, 0);
+  // Whole memory pages: what is taken is rounded up, and may not pass what is given.
+  const std::int64_t rest = bytes / 4096 * 4096 - total(layout, frame, 0);
   const std::int64_t most = std::max(shape.pages, least);
   layout.sizes.frames = std::min(std::max(rest / frame, least), most);
+  layout.sizes.frames_least = least;
   if (layout.sizes.frames < shape.pages) {
     // An eighth of the frames may be on its way in one batch, so that pins never want for a frame.
     // (With a frame for every page nobody waits for one, and a commit is a few long writes.)

@@ -67,14 +67,18 @@ std::int64_t PageCache::index_bytes(const TableShape& shape) noexcept {
 PageCache::PageCache(const Table& table, const Sizes& sizes, BlockMap& map, Slab& slab)
     : table_(table),
       sizes_(sizes),
-      resident_(sizes.frames >= table.shape.pages),
-      pin_limit_(resident_ ? std::numeric_limits<std::int64_t>::max() : sizes.frames / 2),
-      hint_limit_(resident_ ? sizes.frames : sizes.frames / 2),
+      slab_(slab),
       map_(map),
       owner_(make_lane(sizes, slab, false)),
       look_ahead_(make_lane(sizes, slab, true)),
       write_back_(make_lane(sizes, slab, true)) {
   data_ = slab.take<std::byte>(sizes.frames * table.shape.page_bytes, kBlockUnit);
+  const auto into = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(data_.data()) %
+                                              static_cast<std::uintptr_t>(kRegionBytes));
+  head_bytes_ = into == 0 ? 0 : kRegionBytes - into;
+  const std::int64_t behind_head = static_cast<std::int64_t>(data_.size()) - head_bytes_;
+  regions_ = std::max<std::int64_t>(0, behind_head / kRegionBytes);
+  regions_held_ = regions_;
   frames_ = slab.take<Frame>(sizes.frames);
   frame_of_ = slab.take<std::uint32_t>(table.shape.pages);
   heat_ = slab.take<std::uint8_t>(table.shape.pages);
@@ -88,6 +92,7 @@ PageCache::PageCache(const Table& table, const Sizes& sizes, BlockMap& map, Slab
     free_[static_cast<std::size_t>(i)] = static_cast<std::uint32_t>(sizes.frames - 1 - i);
   }
   free_count_ = sizes.frames;
+  present_ = sizes.frames;
 }
 
 PageCache::Lane PageCache::make_lane(const Sizes& sizes, Slab& slab, bool background) const {
@@ -111,13 +116,30 @@ std::span<std::byte> PageCache::frame_data(std::uint32_t frame) const noexcept {
 
 // ---- The owner --------------------------------------------------------------------------------
 
-Result<void> PageCache::begin_request(std::int64_t rows) {
+std::int64_t PageCache::pin_limit() const {
   const MutexLock lock(mutex_);
-  if (poison_) {
-    return tl::unexpected(*poison_);
+  return pin_most();
+}
+
+std::int64_t PageCache::pin_most() const {
+  return resident() ? std::numeric_limits<std::int64_t>::max() : present_ / 2;
+}
+
+Result<void> PageCache::begin_request(std::int64_t rows) {
+  bool leaving = false;
+  {
+    const MutexLock lock(mutex_);
+    if (poison_) {
+      return tl::unexpected(*poison_);
+    }
+    ++request_;
+    stats_.requests += rows;
+    leaving = leaving_;
   }
-  ++request_;
-  stats_.requests += rows;
+  if (leaving) {
+    const MutexLock resizing(resize_mutex_);
+    give_regions();
+  }
   return {};
 }
 
@@ -134,7 +156,7 @@ void PageCache::use(Frame& frame, bool to_write) {
   if ((frame.flags & kHinted) != 0 && !frame.coming.pass()) {
     unhint(frame);
   }
-  if (++uses_ >= sizes_.frames && !resident_) {
+  if (++uses_ >= present_ && !resident()) {
     uses_ = 0;
     if (++rounds_ % kAgeAfter == 0) {
       age();
@@ -231,7 +253,7 @@ Result<std::int64_t> PageCache::pin(std::span<const std::uint64_t> keys, bool to
     const std::uint32_t page = ordinal / rows_per_page;
     std::uint32_t index = frame_of_[page];
     if (index == kNone) {
-      if (pages == pin_limit_) {
+      if (pages >= pin_most()) {
         break;
       }
       auto started = start_load(owner_, page);
@@ -245,7 +267,7 @@ Result<std::int64_t> PageCache::pin(std::span<const std::uint64_t> keys, bool to
     }
     Frame& frame = frames_[index];
     if (frame.pin != pin_) {
-      if (pages == pin_limit_) {
+      if (pages >= pin_most()) {
         break;
       }
       frame.pin = pin_;
@@ -362,8 +384,14 @@ Result<void> PageCache::poisoned() const {
   return {};
 }
 
-void PageCache::committed(int slot) noexcept {
+void PageCache::committed(int slot, bool keep, bool still_pinned) noexcept {
   const MutexLock lock(mutex_);
+  if (!still_pinned) {
+    map_.release_pinned();
+  }
+  if (keep) {
+    map_.keep_pinned(slot);
+  }
   map_.committed(slot);
 }
 
@@ -377,8 +405,8 @@ StoreStats PageCache::stats() const {
   const MutexLock lock(mutex_);
   StoreStats stats = stats_;
   stats.dirty_bytes = dirty_ * table_.shape.page_bytes;
-  stats.resident_pages = sizes_.frames - free_count_;
-  stats.frames = sizes_.frames;
+  stats.resident_pages = present_ - free_count_;
+  stats.frames = present_;
   return stats;
 }
 
@@ -533,12 +561,12 @@ std::size_t PageCache::load_hinted(std::span<const Hint> hints) {
       continue;  // The page would be protected for a use that has been.
     }
     if (const std::uint32_t index = frame_of_[page]; index != kNone) {
-      if (hinted_ < hint_limit_ || (frames_[index].flags & kHinted) != 0) {
+      if (hinted_ < hint_most() || (frames_[index].flags & kHinted) != 0) {
         add_hint(frames_[index], tick);
       }
       continue;
     }
-    if (hinted_ >= hint_limit_) {
+    if (hinted_ >= hint_most()) {
       break;
     }
     const auto started = start_load(look_ahead_, page);
@@ -560,14 +588,16 @@ std::size_t PageCache::load_hinted(std::span<const Hint> hints) {
 void PageCache::wait_for_room() {
   const MutexLock lock(mutex_);
   const std::uint32_t began = request_;
-  const std::int64_t room = std::max<std::int64_t>(1, std::min(sizes_.read_batch, hint_limit_ / 4));
+  const auto crowded = [&] {
+    const std::int64_t most = hint_most();
+    return hinted_ > most - std::max<std::int64_t>(1, std::min(sizes_.read_batch, most / 4));
+  };
   look_ahead_waits_ = true;
-  while (!stopping_ && !poison_ && hinted_ > hint_limit_ - room &&
-         request_ - began < kStaleRequests) {
+  while (!stopping_ && !poison_ && crowded() && request_ - began < kStaleRequests) {
     room_.wait(mutex_);
   }
   look_ahead_waits_ = false;
-  if (hinted_ > hint_limit_ - room) {
+  if (crowded()) {
     for (Frame& frame : frames_) {
       if ((frame.flags & kHinted) != 0 && request_ - frame.hinted_at >= kStaleRequests) {
         unhint(frame);

@@ -15,16 +15,18 @@
 //   a frame is   empty → reading → ready → (written, if dirty) → empty
 //   and, ready,  pinned by the owner, or hinted, or being written, or free to be evicted
 //
+// Frames at the end of the slab may be given back and come again (embedding_shrink.cpp).
+//
 // Reading order: embedding_format.h, embedding_block_map.h, this file, embedding_page_cache.cpp
 //                (pins, loads), embedding_page_writes.cpp (eviction, writes).
 //
 // Threads: pin() … snapshot() for the owner; load_hinted() and wait_for_room() for the look-ahead
-//          thread; write_back() for the write-back thread; one mutex, never held across the disk or
-//          the arithmetic on rows.
+//          thread; write_back() for the write-back thread; shrink() and grow_back() for any. One
+//          mutex, never held across the disk or the arithmetic on rows; one more, taken before it,
+//          makes changes of the slab's size take turns.
 // Memory:  memory_bytes(), from the slab.
 #pragma once
 
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -39,6 +41,7 @@
 #include "store/embedding_format.h"
 #include "store/embedding_next_use.h"
 #include "store/id_index.h"
+#include "store/stall.h"
 
 namespace plimsoll {
 
@@ -51,6 +54,7 @@ class PageCache {
     /// Dirty pages beyond which the owner waits: 0: what the disk was seen to write in 50 ms, or no
     /// bound at all when every page has a frame.
     std::int64_t dirty_most{0};
+    std::int64_t frames_least{32};  ///< That shrink() leaves.
   };
   /// A page that will be asked for. Ticks number the requests to come, from the oldest hint on.
   struct Hint {
@@ -79,7 +83,7 @@ class PageCache {
   // ---- The owner ----
 
   /// Pages that one pin() can hold.
-  [[nodiscard]] std::int64_t pin_limit() const noexcept { return pin_limit_; }
+  [[nodiscard]] std::int64_t pin_limit() const;
 
   /// The request announced with `tick` is about to be made: hints up to it have come too late.
   void reached(std::uint32_t tick) noexcept;
@@ -100,8 +104,9 @@ class PageCache {
   /// Writes every dirty page and waits for the writes of the other lane. Errors: kIo; poisons.
   Result<void> write_dirty();
 
-  /// What write_dirty() wrote has become the commit in superblock slot `slot`.
-  void committed(int slot) noexcept;
+  /// What write_dirty() wrote has become the commit in superblock slot `slot`. `keep`: the one that
+  /// was there is pinned; not `still_pinned`: none that was there before is any more.
+  void committed(int slot, bool keep, bool still_pinned) noexcept;
 
   /// Copies whole pages `first`, `first` + 1, … as they are now, without loading them into frames.
   /// Requires: out.size() is a multiple of page_bytes, and that many pages exist.
@@ -114,6 +119,17 @@ class PageCache {
   [[nodiscard]] Result<void> poisoned() const;
   void count_commit(std::int64_t syncs) noexcept;
   [[nodiscard]] StoreStats stats() const;
+
+  // ---- Any thread ----
+
+  /// Gives back regions of kRegionBytes at the end of the frames until `wanted_bytes` are on their
+  /// way or frames_least frames are left. Clean pages there are dropped, changed ones move to the
+  /// place of a clean one; no I/O, no waiting. What a transfer or a pin holds follows with one of
+  /// the next requests. Returns the bytes given back at once.
+  std::int64_t shrink(std::int64_t wanted_bytes) noexcept;
+  /// Takes back up to `wanted_bytes` of that, in whole regions; returns how many.
+  std::int64_t grow_back(std::int64_t wanted_bytes) noexcept;
+  [[nodiscard]] std::int64_t given_bytes() const;  ///< Of the slab, not leased now.
 
   // ---- The look-ahead thread ----
 
@@ -136,6 +152,7 @@ class PageCache {
   static constexpr std::uint32_t kStaleRequests = 64;
   static constexpr double kWriteRateFirst = 1e9;
   static constexpr int kRoundsMost = 128;  // Told apart in a frame's disuse.
+  static constexpr std::int64_t kRegionBytes = 2 << 20;  // A huge page.
 
   enum class State : std::uint8_t { kEmpty, kReading, kReady };
   enum Flag : std::uint8_t {
@@ -175,23 +192,6 @@ class PageCache {
     std::int64_t reserve_to{0};
     bool background{false};
   };
-  // Adds the time of a scope to stall_ns. Made and destroyed under the mutex.
-  class Stall {
-   public:
-    explicit Stall(std::int64_t& total, bool counts = true) : total_(total), counts_(counts) {}
-    ~Stall() {
-      const auto now = std::chrono::steady_clock::now();
-      total_ += counts_ ? std::chrono::nanoseconds(now - began_).count() : 0;
-    }
-    Stall(const Stall&) = delete;
-    Stall& operator=(const Stall&) = delete;
-
-   private:
-    std::int64_t& total_;
-    bool counts_;
-    std::chrono::steady_clock::time_point began_{std::chrono::steady_clock::now()};
-  };
-
   Lane make_lane(const Sizes& sizes, Slab& slab, bool background) const;
   [[nodiscard]] std::span<std::byte> frame_data(std::uint32_t frame) const noexcept;
 
@@ -212,6 +212,15 @@ class PageCache {
   void mark_dirty(std::uint32_t frame) PLIMSOLL_REQUIRES(mutex_);
   void await_copy(std::uint32_t frame) PLIMSOLL_REQUIRES(mutex_);
 
+  // Shrinking.
+  [[nodiscard]] std::int64_t frames_in(std::int64_t regions) const noexcept;
+  [[nodiscard]] std::int64_t regions_least() const PLIMSOLL_REQUIRES(mutex_);
+  [[nodiscard]] std::int64_t region_offset(std::int64_t region) const noexcept;
+  void set_present(std::int64_t frames) PLIMSOLL_REQUIRES(mutex_);
+  std::int64_t give_regions() PLIMSOLL_REQUIRES(resize_mutex_);
+  bool vacate(std::uint32_t frame, std::uint32_t& spare) PLIMSOLL_REQUIRES(mutex_);
+  bool move_page(std::uint32_t from, std::uint32_t& spare) PLIMSOLL_REQUIRES(mutex_);
+
   // Eviction and writes.
   Result<void> refill(Lane& lane) PLIMSOLL_REQUIRES(mutex_);
   std::int64_t sweep(Lane& lane) PLIMSOLL_REQUIRES(mutex_);
@@ -224,6 +233,15 @@ class PageCache {
   [[nodiscard]] bool wants_write_back() const PLIMSOLL_REQUIRES(mutex_);
   void await_dirty_room(std::int64_t rows) PLIMSOLL_REQUIRES(mutex_);
   [[nodiscard]] bool pinned(const Frame& frame) const PLIMSOLL_REQUIRES(mutex_);
+  // Every page has a frame of its own: nothing is evicted.
+  [[nodiscard]] bool resident() const PLIMSOLL_REQUIRES(mutex_) {
+    return present_ >= table_.shape.pages;
+  }
+  [[nodiscard]] std::int64_t pin_most() const PLIMSOLL_REQUIRES(mutex_);
+  // Pages that may be protected at once.
+  [[nodiscard]] std::int64_t hint_most() const PLIMSOLL_REQUIRES(mutex_) {
+    return resident() ? present_ : present_ / 2;
+  }
   void evict(std::uint32_t frame) PLIMSOLL_REQUIRES(mutex_);
   void drop(std::uint32_t frame) PLIMSOLL_REQUIRES(mutex_);
   Result<void> write_frames(Lane& lane, std::int64_t count) PLIMSOLL_REQUIRES(mutex_);
@@ -236,10 +254,13 @@ class PageCache {
 
   const Table table_;
   const Sizes sizes_;
-  const bool resident_;            // Every page has a frame of its own: nothing is evicted.
-  const std::int64_t pin_limit_;   // Pages the owner may pin at once.
-  const std::int64_t hint_limit_;  // Pages that may be protected at once.
-  std::span<std::byte> data_{};    // The frames. Written by whoever holds the frame.
+  Slab& slab_;
+  std::span<std::byte> data_{};  // The frames. Written by whoever holds the frame.
+  std::int64_t head_bytes_{0};   // Of data_, before its first region.
+  std::int64_t regions_{0};      // Of data_, all.
+
+  mutable Mutex resize_mutex_;  // The slab's lease, and which of its pages are held.
+  std::int64_t regions_held_ PLIMSOLL_GUARDED_BY(resize_mutex_){0};  // Those before present_.
 
   mutable Mutex mutex_;  // Guards everything below but the lanes' buffers.
   CondVar changed_;      // A load or write ended.
@@ -253,7 +274,8 @@ class PageCache {
   std::span<std::uint32_t> dirty_list_ PLIMSOLL_GUARDED_BY(mutex_){};  // Frames flagged kListed,
   std::int64_t list_head_ PLIMSOLL_GUARDED_BY(mutex_){0};              //   from here to listed_.
   std::span<std::uint64_t> candidates_ PLIMSOLL_GUARDED_BY(mutex_){};  // worth() << 32 | frame.
-  std::int64_t free_count_ PLIMSOLL_GUARDED_BY(mutex_){0};
+  std::int64_t present_ PLIMSOLL_GUARDED_BY(mutex_){0};     // Frames that take in pages: the first.
+  std::int64_t free_count_ PLIMSOLL_GUARDED_BY(mutex_){0};  // Of those.
   std::int64_t listed_ PLIMSOLL_GUARDED_BY(mutex_){0};
   std::int64_t dirty_ PLIMSOLL_GUARDED_BY(mutex_){0};
   std::int64_t reserved_ PLIMSOLL_GUARDED_BY(mutex_){0};  // Where the last reservation ended.
@@ -270,6 +292,7 @@ class PageCache {
   bool committing_ PLIMSOLL_GUARDED_BY(mutex_){false};  // All that is dirty is to be written.
   bool look_ahead_busy_ PLIMSOLL_GUARDED_BY(mutex_){false};
   bool look_ahead_waits_ PLIMSOLL_GUARDED_BY(mutex_){false};
+  bool leaving_ PLIMSOLL_GUARDED_BY(mutex_){false};  // Frames behind present_ still hold pages.
   bool stopping_ PLIMSOLL_GUARDED_BY(mutex_){false};
   std::optional<Error> poison_ PLIMSOLL_GUARDED_BY(mutex_);
   StoreStats stats_ PLIMSOLL_GUARDED_BY(mutex_){};

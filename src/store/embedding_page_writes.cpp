@@ -52,7 +52,9 @@ void PageCache::drop(std::uint32_t index) {
   frame.pin = 0;
   frame.state = State::kEmpty;
   frame.flags &= kListed;
-  free_[static_cast<std::size_t>(free_count_++)] = index;
+  if (index < present_) {
+    free_[static_cast<std::size_t>(free_count_++)] = index;
+  }
 }
 
 // What keeping a page is worth, in 31 bits. Nobody has announced a use of it: whether the last two
@@ -75,9 +77,9 @@ std::uint64_t PageCache::worth(const Frame& frame) const {
 // Fills candidates_ with frames that may be evicted, from the hand on; returns how many there are.
 std::size_t PageCache::find_candidates(bool hinted) {
   std::size_t count = 0;
-  for (std::int64_t step = 0; step < sizes_.frames && count < candidates_.size(); ++step) {
+  for (std::int64_t step = 0; step < present_ && count < candidates_.size(); ++step) {
     const std::uint32_t index = hand_;
-    hand_ = hand_ + 1 == frames_.size() ? 0 : hand_ + 1;
+    hand_ = hand_ + 1 == present_ ? 0 : hand_ + 1;
     const Frame& frame = frames_[index];
     if (frame.state == State::kReady && !pinned(frame) && (frame.flags & kWriting) == 0 &&
         ((frame.flags & kHinted) != 0) == hinted) {
@@ -95,8 +97,8 @@ std::int64_t PageCache::sweep(Lane& lane) {
     found = find_candidates(true);
   }
   const auto candidates = candidates_.first(found);
-  const auto wanted = std::min(found, static_cast<std::size_t>(std::clamp<std::int64_t>(
-                                          sizes_.frames / 32, 1, kRefillMost)));
+  const auto wanted = std::min(
+      found, static_cast<std::size_t>(std::clamp<std::int64_t>(present_ / 32, 1, kRefillMost)));
   std::nth_element(candidates.begin(), candidates.begin() + static_cast<std::ptrdiff_t>(wanted),
                    candidates.end());
   std::int64_t chosen = 0;
@@ -274,25 +276,26 @@ void PageCache::end_write(Lane& lane, std::int64_t count, const Result<void>& re
 
 std::int64_t PageCache::dirty_most() const {
   if (sizes_.dirty_most > 0) {
-    return sizes_.dirty_most;
+    return present_ == sizes_.frames ? sizes_.dirty_most
+                                     : std::min(sizes_.dirty_most, present_ / 2);
   }
-  if (resident_) {
+  if (resident()) {
     return sizes_.frames;
   }
   const auto bytes = static_cast<std::int64_t>(write_rate_ * kCommitSeconds);
-  return std::min(std::max(bytes, kDirtyBytesLeast) / table_.shape.page_bytes, sizes_.frames / 2);
+  return std::min(std::max(bytes, kDirtyBytesLeast) / table_.shape.page_bytes, present_ / 2);
 }
 
 // From half of the bound on, so that a request seldom waits; never when nothing bounds it.
 bool PageCache::wants_write_back() const {
-  return (sizes_.dirty_most > 0 || !resident_) && dirty_ > dirty_most() / 2;
+  return (sizes_.dirty_most > 0 || !resident()) && dirty_ > dirty_most() / 2;
 }
 
 // Waits until a request of `rows` rows may make its pages dirty.
 void PageCache::await_dirty_room(std::int64_t rows) {
   const auto full = [&] {
     const std::int64_t most = dirty_most();
-    return most < sizes_.frames && dirty_ > most - std::min(rows, most / 2);
+    return most < present_ && dirty_ > most - std::min(rows, most / 2);
   };
   if (!full()) {
     return;

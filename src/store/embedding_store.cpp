@@ -307,19 +307,23 @@ Result<EmbeddingStore> EmbeddingStore::open(Governor governor,
 }
 
 Result<void> EmbeddingStore::gather(std::span<const std::int64_t> ids, std::span<float> out) {
-  return impl_->gather(ids, out);
+  auto done = impl_->gather(ids, out);
+  return done ? done : Result<void>(tl::unexpected(impl_->explained(std::move(done).error())));
 }
 Result<void> EmbeddingStore::apply(std::span<const std::int64_t> ids, std::span<const float> grads,
                                    float rate_scale) {
+  PLIMSOLL_TRY_VOID(impl_->check_writable("apply"));
   return impl_->apply(ids, grads, rate_scale);
 }
 Result<void> EmbeddingStore::update(std::span<const std::int64_t> ids,
                                     std::span<const float> rows) {
+  PLIMSOLL_TRY_VOID(impl_->check_writable("update"));
   return impl_->update(ids, rows);
 }
 Result<void> EmbeddingStore::restore(std::span<const std::int64_t> ids,
                                      std::span<const std::uint32_t> sequences,
                                      std::span<const float> values) {
+  PLIMSOLL_TRY_VOID(impl_->check_writable("restore"));
   return impl_->restore(ids, sequences, values);
 }
 void EmbeddingStore::prefetch(std::span<const std::int64_t> ids) noexcept {
@@ -329,18 +333,22 @@ Result<void> EmbeddingStore::begin_epoch(std::int64_t epoch) {
   return impl_->begin_epoch(epoch);
 }
 Result<std::int64_t> EmbeddingStore::insert(std::span<const std::int64_t> ids) {
+  PLIMSOLL_TRY_VOID(impl_->check_writable("insert"));
   return impl_->insert(ids);
 }
 Result<void> EmbeddingStore::erase(std::span<const std::int64_t> ids) {
+  PLIMSOLL_TRY_VOID(impl_->check_writable("erase"));
   return impl_->erase(ids);
 }
 Result<void> EmbeddingStore::commit(std::int64_t step) {
+  PLIMSOLL_TRY_VOID(impl_->check_writable("commit"));
   return impl_->commit(step);
 }
 Result<void> EmbeddingStore::scan(
     const std::function<Result<void>(std::span<const std::int64_t>, std::span<const std::uint32_t>,
                                      std::span<const float>)>& visit) {
-  return impl_->scan(visit);
+  auto done = impl_->scan(visit);
+  return done ? done : Result<void>(tl::unexpected(impl_->explained(std::move(done).error())));
 }
 Result<void> EmbeddingStore::visit_rows(
     const std::function<Result<void>(std::span<const std::int64_t>, std::span<const std::uint32_t>,
@@ -349,6 +357,12 @@ Result<void> EmbeddingStore::visit_rows(
 }
 Result<void> EmbeddingStore::set_optimizer(const RowOptimizerOptions& options) {
   return impl_->set_optimizer(options);
+}
+std::int64_t EmbeddingStore::shrink(std::int64_t wanted_bytes) noexcept {
+  return impl_->shrink(wanted_bytes);
+}
+std::int64_t EmbeddingStore::grow_back(std::int64_t wanted_bytes) noexcept {
+  return impl_->grow_back(wanted_bytes);
 }
 std::int64_t EmbeddingStore::rows() const noexcept {
   return impl_->rows();
@@ -369,7 +383,11 @@ std::int64_t EmbeddingStore::last_commit() const noexcept {
   return impl_->last_commit();
 }
 SlabPlan EmbeddingStore::plan() const {
-  return impl_->plan();
+  SlabPlan plan = impl_->plan();
+  const std::int64_t given = impl_->given_bytes();
+  plan.total_bytes -= given;
+  plan.frame_bytes -= given;
+  return plan;
 }
 StoreStats EmbeddingStore::stats() const {
   return impl_->stats();

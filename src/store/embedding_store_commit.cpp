@@ -6,6 +6,8 @@
 // file of the older superblock's slot, makes both durable at once, then writes that superblock and
 // makes it durable. Until then the other superblock and all that it refers to are untouched.
 //
+// A commit that somebody reads (commit_pins.h) keeps its blocks when its superblock is replaced.
+//
 // Threads: see embedding_store.h.   Memory: the page cache's scratch.
 #include <algorithm>
 #include <array>
@@ -37,6 +39,10 @@ Result<void> EmbeddingStore::Impl::make_durable(std::int64_t step) {
 
   const int slot = slot_ == 0 ? 1 : 0;
   const auto& other = super_.slots()[static_cast<std::size_t>(slot)];
+  const CommitPins::Replacing replacing(pins_, slot);
+  const bool keep =
+      other.state == SuperFile::SlotState::kValid && replacing.pinned(other.superblock.step);
+  const bool still_pinned = !map_->any_pinned() || pins_.any();
   if (other.state != SuperFile::SlotState::kEmpty &&
       (other.state == SuperFile::SlotState::kDamaged || other.superblock.step > last_commit_)) {
     // A newer commit than the one opened: it goes first, so that it is never found half gone.
@@ -62,7 +68,7 @@ Result<void> EmbeddingStore::Impl::make_durable(std::int64_t step) {
                                         .blocks_used = map_->used_blocks(),
                                         .map_crc = map_->root(slot)}));
   crash_point("store.commit.superblock.after");
-  cache_->committed(slot);
+  cache_->committed(slot, keep, still_pinned);
   slot_ = slot;
   last_commit_ = step;
   cache_->count_commit(syncs);

@@ -4,7 +4,7 @@
 //
 // Reading order: include/plimsoll/embedding_store.h, this file, embedding_store.cpp (requests),
 //                embedding_store_grow.cpp (ids that come and go), embedding_store_commit.cpp
-//                (commit and scan), embedding_store_open.cpp.
+//                (commit and scan), embedding_store_open.cpp, embedding_pinned.cpp.
 //
 // Threads: see embedding_store.h.   Memory: see embedding_layout.h.
 #pragma once
@@ -20,6 +20,7 @@
 #include "os/file.h"
 #include "os/io_pool.h"
 #include "plimsoll/embedding_store.h"
+#include "store/commit_pins.h"
 #include "store/embedding_block_map.h"
 #include "store/embedding_description.h"
 #include "store/embedding_engine.h"
@@ -37,7 +38,7 @@ namespace plimsoll {
 
 class IdSource;
 
-class EmbeddingStore::Impl final : public EmbeddingStore::Engine {
+class EmbeddingStore::Impl final : public EmbeddingStore::Engine, public Reclaimer {
  public:
   static Result<std::unique_ptr<Engine>> open(const Governor& governor,
                                               const EmbeddingStoreOptions& options);
@@ -57,6 +58,21 @@ class EmbeddingStore::Impl final : public EmbeddingStore::Engine {
   Result<void> commit(std::int64_t step) override;
   Result<void> scan(const Visit& visit) override;
   Result<void> set_optimizer(const RowOptimizerOptions& options) override;
+  [[nodiscard]] Result<void> check_writable(const char* what) const override;
+  [[nodiscard]] Error explained(Error error) const override;
+  std::int64_t shrink(std::int64_t wanted_bytes) noexcept override {
+    return cache_->shrink(wanted_bytes);
+  }
+  // Of the Engine and of the Reclaimer.
+  std::int64_t grow_back(std::int64_t room_bytes) noexcept override {
+    return cache_->grow_back(room_bytes);
+  }
+  [[nodiscard]] std::int64_t given_bytes() const override { return cache_->given_bytes(); }
+
+  std::int64_t reclaim(PressureMove move, std::int64_t wanted_bytes) noexcept override {
+    return move == PressureMove::kShrink ? shrink(wanted_bytes) : 0;
+  }
+  [[nodiscard]] const char* name() const noexcept override { return "rows"; }
 
   [[nodiscard]] const TableShape& shape() const noexcept override { return shape_; }
   [[nodiscard]] std::int64_t rows() const override {
@@ -76,6 +92,10 @@ class EmbeddingStore::Impl final : public EmbeddingStore::Engine {
   Result<void> open_commit(std::int64_t at_step);
   Result<void> read_map(int slot);
   Result<void> keep_other_commit(int slot);
+
+  // Opening to read (embedding_pinned.cpp).
+  Result<void> open_pinned(std::int64_t at_step);
+  Result<bool> pin_commit(std::int64_t at_step);
 
   // Requests (embedding_store.cpp).
   Result<void> resolve(std::span<const std::int64_t> ids) {
@@ -117,6 +137,8 @@ class EmbeddingStore::Impl final : public EmbeddingStore::Engine {
   File rows_file_;
   std::array<File, 2> map_files_;
   SuperFile super_;
+  CommitPins pins_;
+  const bool pinned_;  // Opened to be read, while somebody else may train.
   std::unique_ptr<IoPool> pool_;
   std::optional<BlockMap> map_;
   std::optional<GrowingIds> growing_;  // Of a table with rows_max.
@@ -138,7 +160,8 @@ class EmbeddingStore::Impl final : public EmbeddingStore::Engine {
   std::span<AdamCorrection> corrections_;
 
   std::unique_ptr<WriteBack> write_back_;  // Its thread uses the cache.
-  std::unique_ptr<LookAhead> look_ahead_;  // Last: its thread uses all of the above.
+  std::unique_ptr<LookAhead> look_ahead_;  // Its thread uses all of the above.
+  ReclaimerHandle reclaimer_;              // Last: the governor may call until it is gone.
 };
 
 }  // namespace plimsoll

@@ -128,6 +128,9 @@ Result<Described> describe(const EmbeddingStoreOptions& options) {
   if (!existing && existing.error().code != ErrorCode::kNotFound) {
     return tl::unexpected(std::move(existing).error());
   }
+  if (!existing && options.pinned) {
+    return tl::unexpected(std::move(existing).error());
+  }
   if (!existing) {
     PLIMSOLL_TRY(const auto table, describe_new(options, given));
     return Described{table, false, given};
@@ -141,11 +144,29 @@ Result<Described> describe(const EmbeddingStoreOptions& options) {
   return Described{*existing, true, given};
 }
 
+// Errors: kInvalidArgument for rows that cannot be pinned while somebody trains.
+Result<void> check_pinned(const EmbeddingStoreOptions& options, RowLayout layout) {
+  PLIMSOLL_TRY(const CommitPins pins,
+               CommitPins::open(options.directory / table_files::kSuper, false));
+  if (layout == RowLayout::kSampleOrder && pins.in_use()) {
+    return fail(ErrorCode::kInvalidArgument,
+                fmt::format("{}: somebody trains in it, and rows in sample order move too fast to "
+                            "be read meanwhile",
+                            options.directory.string()),
+                "wait until the run is at rest, or stop it (`plimsoll stop RUN`)");
+  }
+  return {};
+}
+
 }  // namespace
 
 EmbeddingStore::Impl::Impl(const Governor&, const EmbeddingStoreOptions& options,
                            const TableDescription& table, const EmbeddingLayout& layout)
-    : directory_(options.directory), table_(table), shape_(table.shape()), layout_(layout) {}
+    : directory_(options.directory),
+      table_(table),
+      shape_(table.shape()),
+      layout_(layout),
+      pinned_(options.pinned) {}
 
 Result<std::unique_ptr<EmbeddingStore::Engine>> EmbeddingStore::Impl::open(
     const Governor& governor, const EmbeddingStoreOptions& options) {
@@ -153,6 +174,9 @@ Result<std::unique_ptr<EmbeddingStore::Engine>> EmbeddingStore::Impl::open(
     return fail(ErrorCode::kInvalidArgument, "an embedding store needs a governor");
   }
   PLIMSOLL_TRY(const Described described, describe(options));
+  if (options.pinned) {
+    PLIMSOLL_TRY_VOID(check_pinned(options, described.table.layout));
+  }
   if (described.table.layout == RowLayout::kSampleOrder) {
     const IdSource source =
         described.given ? *described.given : IdSource::range(described.table.ids.rows);
@@ -171,7 +195,10 @@ Result<std::unique_ptr<EmbeddingStore::Engine>> EmbeddingStore::Impl::open(
     }
   }
   PLIMSOLL_TRY_VOID(impl->open_files(options));
-  PLIMSOLL_TRY_VOID(impl->open_commit(options.at_step));
+  PLIMSOLL_TRY_VOID(options.pinned ? impl->open_pinned(options.at_step)
+                                   : impl->open_commit(options.at_step));
+  Governor handle = governor;
+  PLIMSOLL_TRY(impl->reclaimer_, handle.add_reclaimer(impl.get()));
   return std::unique_ptr<Engine>(std::move(impl));
 }
 
@@ -208,12 +235,14 @@ Result<void> EmbeddingStore::Impl::take_memory(const Governor& governor) {
 Result<void> EmbeddingStore::Impl::open_files(const EmbeddingStoreOptions& options) {
   PLIMSOLL_TRY(ids_,
                IdIndex::open(directory_, table_files::kIds, table_.ids, slab_, layout_.id_pages));
-  PLIMSOLL_TRY(rows_file_, File::open(directory_ / table_files::kRows, FileMode::kReadWrite, true));
+  const FileMode mode = pinned_ ? FileMode::kRead : FileMode::kReadWrite;
+  PLIMSOLL_TRY(rows_file_, File::open(directory_ / table_files::kRows, mode, true));
   for (int slot = 0; slot < 2; ++slot) {
     PLIMSOLL_TRY(map_files_[static_cast<std::size_t>(slot)],
-                 File::open(table_files::map_path(directory_, slot), FileMode::kReadWrite, true));
+                 File::open(table_files::map_path(directory_, slot), mode, true));
   }
-  PLIMSOLL_TRY(super_, SuperFile::open(directory_ / table_files::kSuper, true));
+  PLIMSOLL_TRY(super_, SuperFile::open(directory_ / table_files::kSuper, !pinned_));
+  PLIMSOLL_TRY(pins_, CommitPins::open(directory_ / table_files::kSuper, !pinned_));
   RowOptimizerOptions optimizer = options.optimizer;
   optimizer_ = RowOptimizerStep(optimizer, corrections_, shape_.dim);
   write_back_ = std::make_unique<WriteBack>(*cache_);

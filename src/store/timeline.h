@@ -26,6 +26,7 @@
 #include "memory/slab.h"
 #include "os/file.h"
 #include "plimsoll/sample_order.h"
+#include "store/commit_pins.h"
 #include "store/embedding_engine.h"
 #include "store/embedding_files.h"
 #include "store/id_index.h"
@@ -195,6 +196,7 @@ class EmbeddingStore::Timeline final : public EmbeddingStore::Engine {
   File rows_file_;
   std::array<File, 2> map_files_;
   SuperFile super_;
+  CommitPins pins_;  // Tells only that somebody trains.
   TimelineSpace space_;
   std::int64_t reserved_{0};  // Segments at the front of rows_file_ that have a place on disk.
   std::unique_ptr<RowCrew> crew_;

@@ -90,6 +90,8 @@ Result<void> EmbeddingStore::Timeline::open_files(const EmbeddingStoreOptions& o
                  File::open(table_files::map_path(directory_, slot), FileMode::kReadWrite, true));
   }
   PLIMSOLL_TRY(super_, SuperFile::open(directory_ / table_files::kSuper, true));
+  PLIMSOLL_TRY(pins_, CommitPins::open(directory_ / table_files::kSuper, true));
+  pins_.use();
   optimizer_ = RowOptimizerStep(options.optimizer, corrections_, shape_.dim);
   return {};
 }

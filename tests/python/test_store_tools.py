@@ -92,6 +92,7 @@ def test_verify_says_what_it_found_and_names_what_is_wrong(store, table):
 
 @pytest.mark.parametrize("arguments, words", [
     (["export", "TABLE", "--out", "DIR/x.csv", "--since", "9"], ["no commit at step 9"]),
+    (["export", "TABLE", "--out", "DIR/x.csv", "--step", "9"], ["no commit at step 9"]),
     (["export", "TABLE", "--out", "DIR/x.xls"], ["--format"]),
     (["import", "DIR/nothing.npy", "--out", "DIR/made"], ["nothing.npy"]),
     (["compact", "DIR/nowhere"], ["nowhere"]),

@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "os/range_locks.h"
+
+#include <cerrno>
+#include <utility>
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <fmt/format.h>
+
+namespace plimsoll {
+namespace {
+
+struct flock range(short type, std::int64_t first, std::int64_t bytes) noexcept {
+  struct flock lock {};
+  lock.l_type = type;
+  lock.l_whence = SEEK_SET;
+  lock.l_start = first;
+  lock.l_len = bytes;
+  return lock;
+}
+
+short type_of(RangeLocks::Kind kind) noexcept {
+  return kind == RangeLocks::Kind::kShared ? F_RDLCK : F_WRLCK;
+}
+
+// Interrupted calls are made again.
+int control(int descriptor, int command, struct flock& lock) noexcept {
+  int done = -1;
+  do {
+    done = ::fcntl(descriptor, command, &lock);
+  } while (done != 0 && errno == EINTR);
+  return done;
+}
+
+}  // namespace
+
+Result<RangeLocks> RangeLocks::open(const std::filesystem::path& path, bool writable) {
+  RangeLocks locks;
+  locks.descriptor_ = ::open(path.c_str(), (writable ? O_RDWR : O_RDONLY) | O_CLOEXEC);
+  if (locks.descriptor_ >= 0) {
+    return locks;
+  }
+  if (errno == ENOENT) {
+    return fail(ErrorCode::kNotFound, fmt::format("{}: no such file or directory", path.string()));
+  }
+  return fail_io(errno, path.string());
+}
+
+RangeLocks::RangeLocks(RangeLocks&& other) noexcept
+    : descriptor_(std::exchange(other.descriptor_, -1)) {}
+
+RangeLocks& RangeLocks::operator=(RangeLocks&& other) noexcept {
+  std::swap(descriptor_, other.descriptor_);
+  return *this;
+}
+
+RangeLocks::~RangeLocks() {
+  if (descriptor_ >= 0) {
+    ::close(descriptor_);
+  }
+}
+
+RangeLocks::Taken RangeLocks::try_lock(std::int64_t byte, Kind kind) noexcept {
+  struct flock lock = range(type_of(kind), byte, 1);
+  if (control(descriptor_, F_OFD_SETLK, lock) == 0) {
+    return Taken::kYes;
+  }
+  return errno == EAGAIN || errno == EACCES ? Taken::kHeldByOthers : Taken::kNoLocksThere;
+}
+
+RangeLocks::Taken RangeLocks::lock(std::int64_t byte, Kind kind) noexcept {
+  struct flock lock = range(type_of(kind), byte, 1);
+  return control(descriptor_, F_OFD_SETLKW, lock) == 0 ? Taken::kYes : Taken::kNoLocksThere;
+}
+
+void RangeLocks::unlock(std::int64_t byte) noexcept {
+  struct flock lock = range(F_UNLCK, byte, 1);
+  control(descriptor_, F_OFD_SETLK, lock);
+}
+
+bool RangeLocks::held_by_others(std::int64_t first, std::int64_t bytes) const noexcept {
+  struct flock lock = range(F_WRLCK, first, bytes);
+  return control(descriptor_, F_OFD_GETLK, lock) == 0 && lock.l_type != F_UNLCK;
+}
+
+}  // namespace plimsoll

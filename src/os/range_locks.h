@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// RangeLocks: locks on single bytes of a file, seen by every process that opens it.
+//
+// The bytes need not exist: what is behind the end of a file is a name for a lock. A lock belongs
+// to this object (to its open file description), so two objects of one process exclude each other
+// too, and it ends with the process that held it, however that ended.
+//
+// Threads: thread-compatible.   Memory: a descriptor.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+
+#include "plimsoll/result.h"
+
+namespace plimsoll {
+
+class RangeLocks {
+ public:
+  enum class Kind : std::uint8_t { kShared, kExclusive /* needs a writable file */ };
+  enum class Taken : std::uint8_t { kYes, kHeldByOthers, kNoLocksThere };
+
+  /// Errors: kNotFound, kIo.
+  static Result<RangeLocks> open(const std::filesystem::path& path, bool writable);
+
+  RangeLocks() noexcept = default;
+  RangeLocks(RangeLocks&& other) noexcept;
+  RangeLocks& operator=(RangeLocks&& other) noexcept;
+  RangeLocks(const RangeLocks&) = delete;
+  RangeLocks& operator=(const RangeLocks&) = delete;
+  ~RangeLocks();  ///< Ends all of them.
+
+  /// Takes the lock of a byte, if nobody's stands against it and the file system has locks.
+  [[nodiscard]] Taken try_lock(std::int64_t byte, Kind kind) noexcept;
+  /// As try_lock(), and waits for the others.
+  Taken lock(std::int64_t byte, Kind kind) noexcept;
+  void unlock(std::int64_t byte) noexcept;
+
+  /// Whether somebody else holds a lock of any kind on one of `bytes` bytes, or with 0 on any from
+  /// `first` on. False where the file system has none.
+  [[nodiscard]] bool held_by_others(std::int64_t first, std::int64_t bytes) const noexcept;
+
+ private:
+  int descriptor_{-1};
+};
+
+}  // namespace plimsoll
