@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "store/row_init.h"
 #include "store/timeline.h"
 
 namespace plimsoll {
@@ -82,7 +83,7 @@ Result<void> EmbeddingStore::Timeline::lookup(std::span<Wanted> wanted) {
         row.found = frame->index[static_cast<std::size_t>(row.position - frame->first)] != 0;
       }
       if (row.found == 0) {
-        initial_record(row.ordinal, row.id, staged(row));
+        init_record(rows_, table_.init, row.ordinal, row.id, staged(row));
       }
     }
   }
@@ -289,13 +290,12 @@ Result<void> EmbeddingStore::Timeline::show_rows(std::int64_t first, std::int64_
     for (std::int64_t i = 0; i < rows; ++i) {
       std::byte* const record = io_->frame_memory().data() + (done + i) * shape_.record_bytes;
       if (io_->index_memory()[static_cast<std::size_t>(done + i)] == 0) {
-        initial_record(first + done + i, ids[i], record);
+        init_record(rows_, table_.init, first + done + i, ids[i], record);
       }
       RowHeader header;
       std::memcpy(&header, record, sizeof header);
       sequences[i] = header.sequence;
-      std::memcpy(values + i * floats, record + kRowHeaderBytes,
-                  static_cast<std::size_t>(floats) * 4);
+      read_values(rows_, record, values + i * floats);
     }
     PLIMSOLL_TRY_VOID(
         visit({ids, size}, {sequences, size}, {values, size * static_cast<std::size_t>(floats)}));
