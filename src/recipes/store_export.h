@@ -2,7 +2,8 @@
 //
 // Exports a store to a file that other programs read: .safetensors, .npy or .csv, streaming.
 //
-//   embedding store  .safetensors: "ids" i64 [rows], "rows" f32 [rows, dim]
+//   embedding store  .safetensors: "ids" i64 [rows], "rows" f32 or, as the table's, bf16 [rows,
+//   dim]
 //                    .npy: the rows; their ids in NAME.ids.npy       .csv: id, then the floats
 //   feature store    .safetensors: "ids" and every column
 //                    .npy: one column; ids in NAME.ids.npy           .csv: id, one column's numbers
