@@ -222,6 +222,7 @@ void add_store_import(CLI::App& command, int& status) {
     std::vector<std::string> files{};
     std::string format{};
     std::string optimizer{"adamw"};
+    std::string dtype{"float32"};
   };
   auto typed = std::make_shared<Typed>();
   auto* sub = command.add_subcommand("import", "Make a table of rows from other programs' files");
@@ -230,6 +231,8 @@ void add_store_import(CLI::App& command, int& status) {
   sub->add_option("--format", typed->format, "safetensors, npy or csv [by the file's name]");
   sub->add_option("--optimizer", typed->optimizer, "What will train it [adamw]")
       ->check(CLI::IsMember({"adamw", "adamw_fresh", "adagrad"}));
+  sub->add_option("--dtype", typed->dtype, "What a weight is stored as [float32]")
+      ->check(CLI::IsMember({"float32", "bfloat16"}));
   const std::shared_ptr<Place> place(typed, &typed->place);
   add_place(*sub, place);
   sub->footer("\nExample:\n  plimsoll store import rows.safetensors --out table/");
@@ -240,6 +243,7 @@ void add_store_import(CLI::App& command, int& status) {
     options.optimizer = typed->optimizer == "adagrad"       ? RowOptimizer::kAdagrad
                         : typed->optimizer == "adamw_fresh" ? RowOptimizer::kAdamWFresh
                                                             : RowOptimizer::kAdamW;
+    options.dtype = typed->dtype == "bfloat16" ? RowDType::kBFloat16 : RowDType::kFloat32;
     status = import_rows(typed->place, options);
   });
 }

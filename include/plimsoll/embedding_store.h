@@ -58,6 +58,14 @@ enum class RowLayout : std::uint8_t {
                  ///< that is visited in that order streams, at the disk's bandwidth.
 };
 
+/// What a weight is stored as. Requests speak float32 in either case, and slots are float32.
+enum class RowDType : std::uint8_t {
+  kFloat32,
+  kBFloat16,  ///< Half the bytes. A step is computed in float32 and rounded up or down by chance,
+              ///< decided by (init.seed, id, sequence), so that small steps count on average; all
+              ///< else is rounded to nearest.
+};
+
 enum class RowInitKind : std::uint8_t { kZeros, kNormal, kUniform };
 
 /// Rows before their first update; depends on (seed, id) alone, never on order.
@@ -69,7 +77,8 @@ struct RowInit {
 
 struct EmbeddingStoreOptions {
   std::filesystem::path directory{};
-  std::int64_t dim{0};              ///< Floats per row.
+  std::int64_t dim{0};              ///< Weights per row.
+  RowDType dtype{};                 ///< Part of the table.
   RowOptimizerOptions optimizer{};  ///< The kind is part of the table; the numbers may change.
   RowInit init{};                   ///< Part of the table.
   RowLayout layout{RowLayout::kAnyOrder};  ///< Part of the table.
@@ -142,6 +151,7 @@ struct TableInfo {
   std::int64_t rows{0};      ///< As of the newest commit.
   std::int64_t rows_max{0};  ///< 0: the table cannot grow.
   std::int64_t dim{0};
+  RowDType dtype{};
   RowOptimizer optimizer{};
   RowInit init{};
   bool dense_ids{false};  ///< Those it was made with.
@@ -164,8 +174,9 @@ class EmbeddingStore {
   /// Opens the table in options.directory, creating it when there is none.
   ///
   /// Errors: kOverBudget (slab refused, or below the floor: requested_bytes is the floor),
-  ///         kInvalidArgument (existing table has another dim, optimizer, initialiser or ids;
-  ///         duplicate ids), kCorrupt, kIo, kNotFound (no commit at at_step; it names those there).
+  ///         kInvalidArgument (existing table has another dim, dtype, optimizer, initialiser
+  ///         or ids; duplicate ids), kCorrupt, kIo, kNotFound (no commit at at_step; it names those
+  ///         there).
   static Result<EmbeddingStore> open(Governor governor, const EmbeddingStoreOptions& options);
 
   EmbeddingStore(EmbeddingStore&&) noexcept;
@@ -185,8 +196,8 @@ class EmbeddingStore {
   Result<void> apply(std::span<const std::int64_t> ids, std::span<const float> grads,
                      float rate_scale = 1.0F);
 
-  /// Sets weights; clears the rows' optimizer slots and their count of steps. The last of a
-  /// duplicate id wins. Errors: as gather().
+  /// Sets weights, bfloat16 ones rounded to nearest; clears the rows' optimizer slots and their
+  /// count of steps. The last of a duplicate id wins. Errors: as gather().
   Result<void> update(std::span<const std::int64_t> ids, std::span<const float> rows);
 
   /// Sets whole records: count of steps, weights and optimizer slots, as scan() shows them.

@@ -175,6 +175,9 @@ EmbeddingStoreOptions table_options(const std::string& directory, std::int64_t d
 }
 
 void bind_table(nb::module_& m) {
+  nb::enum_<RowDType>(m, "RowDType")
+      .value("FLOAT32", RowDType::kFloat32)
+      .value("BFLOAT16", RowDType::kBFloat16);
   nb::enum_<RowLayout>(m, "RowLayout")
       .value("ANY_ORDER", RowLayout::kAnyOrder)
       .value("SAMPLE_ORDER", RowLayout::kSampleOrder);
@@ -193,6 +196,7 @@ void bind_table(nb::module_& m) {
           nb::arg("store_bytes"), nb::arg("rows"), nb::arg("ids").none(), nb::arg("at_step"),
           nb::arg("batch_rows"), nb::arg("io_threads"), nb::arg("compute_threads"),
           nb::keep_alive<1, 8>())
+      .def_rw("dtype", &EmbeddingStoreOptions::dtype)
       .def_rw("layout", &EmbeddingStoreOptions::layout)
       .def_rw("order_seed", &EmbeddingStoreOptions::order_seed)
       .def_rw("rows_max", &EmbeddingStoreOptions::rows_max)

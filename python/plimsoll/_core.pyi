@@ -276,6 +276,12 @@ class SlabPlan:
         """"NFS", …: the directory is on a file system of a network; else empty."""
     def __str__(self) -> str: ...
 
+class RowDType:
+    """What a weight is stored as."""
+
+    FLOAT32: RowDType
+    BFLOAT16: RowDType
+
 class RowLayout:
     """Where rows lie on disk."""
 
@@ -285,6 +291,7 @@ class RowLayout:
 class EmbeddingStoreOptions:
     """What EmbeddingStore.open() and plan() take."""
 
+    dtype: RowDType
     layout: RowLayout
     order_seed: int
     rows_max: int

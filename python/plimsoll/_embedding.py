@@ -215,8 +215,8 @@ class EmbeddingStore:
     @classmethod
     def open(cls, governor: Governor, directory: str | os.PathLike[str], *,
              rows: int | None = None, ids: Any = None, rows_max: int | None = None,
-             dim: int | None = None, optimizer: Optimizer | None = None,
-             init: Zeros | Normal | Uniform | None = None,
+             dim: int | None = None, dtype: str | None = None,
+             optimizer: Optimizer | None = None, init: Zeros | Normal | Uniform | None = None,
              store: int | str = 0, at_step: int | None = None, batch_rows: int = 4096,
              layout: str | None = None, order_seed: int | None = None, dirty: int | str = 0,
              io_threads: int = 4, compute_threads: int = 1) -> EmbeddingStore:
@@ -227,8 +227,12 @@ class EmbeddingStore:
                      erased; memory and disk are planned for as many. `rows` and `ids` may then be
                      left out, and of a table that exists they are not compared. A table made
                      without it has the rows it has.
-        dim:         floats per row. `dim`, `optimizer` and `init` may be left out for a table that
-                     exists; when given they must fit it (an optimizer's numbers may change).
+        dim:         weights per row. `dim`, `dtype`, `optimizer` and `init` may be left out for a
+                     table that exists; when given they must fit it (an optimizer's numbers may
+                     change).
+        dtype:       what a weight is stored as: "float32" (the default), or "bfloat16" for half the
+                     bytes: a step is computed in float32 and rounded up or down by chance, the same
+                     one every time. Rows given and taken are float32 in either case.
         store:       the slab, in bytes or as "64MiB"; 0 is 64 MiB or the floor, if that is larger.
         at_step:     opens this commit instead of the newest.
         batch_rows:  rows of the largest request expected; sizes the scratch in the slab.
@@ -240,8 +244,8 @@ class EmbeddingStore:
                      disk writes in 50 ms.
 
         Shape:  ids is int64 [n].
-        Errors: BudgetExceeded (slab refused or below the floor), ValueError (another dim, layout,
-                optimizer, init or ids than the table's; duplicate ids), NotFoundError (no commit
+        Errors: BudgetExceeded (slab refused or below the floor), ValueError (another dim, dtype,
+                layout, optimizer, init or ids than the table's; duplicate ids), NotFoundError (no commit
                 at at_step), CorruptError, OSError. A directory on a network's file system is a
                 RuntimeWarning.
         """
@@ -253,6 +257,7 @@ class EmbeddingStore:
             0 if rows is None else rows, None if ids is None else ids_in(ids),
             -1 if at_step is None else at_step, batch_rows, io_threads, compute_threads)
         options.rows_max = 0 if rows_max is None else rows_max
+        options.dtype = _dtype_of(there.get("dtype", "float32") if dtype is None else dtype)
         options.layout = _layout_of(there.get("layout", "any_order") if layout is None else layout)
         options.order_seed = there.get("order_seed", 0) if order_seed is None else order_seed
         options.dirty_bytes = byte_size(dirty, "dirty")
@@ -497,6 +502,13 @@ def _describe(path: str) -> dict[str, Any]:
     except NotFoundError:
         return {}
     return there if there.get("kind") == "embedding_store" else {}
+
+
+def _dtype_of(name: str) -> _core.RowDType:
+    names = {"float32": _core.RowDType.FLOAT32, "bfloat16": _core.RowDType.BFLOAT16}
+    if name not in names:
+        raise ValueError(f"dtype: {name!r} is not one of {', '.join(names)}")
+    return names[name]
 
 
 def _layout_of(name: str) -> _core.RowLayout:

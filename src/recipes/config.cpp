@@ -74,6 +74,8 @@ constexpr std::array kFields{
     real("lr", &C::lr, 0, kRateMax, "Learning rate of the combiner"),
     real("projection_lr", &C::projection_lr, 0, kRateMax, "Learning rate of the projections"),
     real("weight_decay", &C::weight_decay, 0, kRateMax, "Of the model"),
+    choice("label_dtype", &C::label_dtype, "float32|bfloat16",
+           "Condition vectors on disk and in memory; bfloat16 halves them"),
     choice("label_optimizer", &C::label_optimizer, "adamw|adamw_fresh|adagrad",
            "How a condition vector follows its gradient"),
     real("label_lr", &C::label_lr, 0, kRateMax, "Learning rate of the condition vectors"),

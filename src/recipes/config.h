@@ -45,6 +45,7 @@ struct CosirConfig {
   double lr{1e-5};
   double projection_lr{1e-3};
   double weight_decay{0.05};
+  std::string label_dtype{"float32"};    ///< float32 | bfloat16.
   std::string label_optimizer{"adamw"};  ///< adamw | adamw_fresh | adagrad.
   double label_lr{0.1};
   double label_weight_decay{0.05};

@@ -133,6 +133,7 @@ std::int64_t held_out_groups(const FeatureInfo& info, const CosirConfig& config)
 EmbeddingStoreOptions row_options(const CosirConfig& config) {
   EmbeddingStoreOptions options;
   options.dim = config.label_dim;
+  options.dtype = config.label_dtype == "bfloat16" ? RowDType::kBFloat16 : RowDType::kFloat32;
   options.optimizer.kind = config.label_optimizer == "adagrad"       ? RowOptimizer::kAdagrad
                            : config.label_optimizer == "adamw_fresh" ? RowOptimizer::kAdamWFresh
                                                                      : RowOptimizer::kAdamW;

@@ -174,6 +174,7 @@ TEST_F(CosirTrainTest, EveryOptionOfTheRunsIdentityChangesItsBits) {
                                      {{"lr", "1e-3"}},
                                      {{"projection_lr", "1e-2"}},
                                      {{"weight_decay", "0.5"}},
+                                     {{"label_dtype", "bfloat16"}},
                                      {{"label_optimizer", "adamw_fresh"}},
                                      {{"label_optimizer", "adagrad"}},
                                      {{"label_lr", "0.2"}},
@@ -195,6 +196,17 @@ TEST_F(CosirTrainTest, EveryOptionOfTheRunsIdentityChangesItsBits) {
     const auto [found, fresh] = seen.emplace(run("small", options).summary.state_sha256, k);
     EXPECT_TRUE(fresh) << changes[k].begin()->first << " = " << changes[k].begin()->second
                        << " ended in the bits of change " << found->second;
+  }
+}
+
+TEST_F(CosirTrainTest, RowsAreKeptAsLabelDtypeSays) {
+  for (const char* dtype : {"float32", "bfloat16"}) {
+    const Ended ended = run("small", {{"label_dtype", dtype}, {"label_dim", "8"}});
+    const auto info = EmbeddingStore::inspect(ended.folder / "embeddings").or_throw();
+    const bool whole = std::string(dtype) == "float32";
+    EXPECT_EQ(info.dtype, whole ? RowDType::kFloat32 : RowDType::kBFloat16);
+    EXPECT_EQ(info.record_bytes, 16 + (whole ? 32 : 16) + 2 * 32);
+    EXPECT_GT(ended.summary.step, 0);
   }
 }
 

@@ -69,7 +69,7 @@ Result<Description> describe_embeddings(const fs::path& path) {
   }
   auto text = fmt::format(
       "embedding store {}\n"
-      "  rows      {} of float32 [{}], {} bytes each with optimizer state\n"
+      "  rows      {} of {} [{}], {} bytes each with optimizer state\n"
       "  optimizer {}\n"
       "  initial   {}, scale {}, seed {}\n"
       "  ids       {}\n"
@@ -77,8 +77,8 @@ Result<Description> describe_embeddings(const fs::path& path) {
       "  pages     {} of {} rows\n"
       "  commits   {}\n"
       "  disk      {}\n",
-      path.string(), rows_text(info), info.dim, info.record_bytes, optimizer_name(info.optimizer),
-      init_name(info.init.kind), info.init.scale, info.init.seed,
+      path.string(), rows_text(info), row_dtype_name(info.dtype), info.dim, info.record_bytes,
+      optimizer_name(info.optimizer), init_name(info.init.kind), info.init.scale, info.init.seed,
       info.dense_ids ? "0 … rows−1" : "arbitrary", layout_text(info), format_bytes(info.page_bytes),
       info.rows_per_page, commits.empty() ? "none" : "step " + commits,
       format_bytes(info.disk_bytes));
@@ -86,6 +86,7 @@ Result<Description> describe_embeddings(const fs::path& path) {
                 {{"rows", info.rows},
                  {"rows_max", info.rows_max},
                  {"dim", info.dim},
+                 {"dtype", row_dtype_name(info.dtype)},
                  {"optimizer", optimizer_name(info.optimizer)},
                  {"init", init_name(info.init.kind)},
                  {"init_scale", info.init.scale},

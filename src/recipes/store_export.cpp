@@ -15,6 +15,7 @@
 #include <system_error>
 #include <vector>
 
+#include "base/bfloat16.h"
 #include "base/check.h"
 #include "data/safetensors.h"
 #include "os/file.h"
@@ -56,11 +57,14 @@ Column ids_column(std::int64_t rows) {
 /// The weights of a table at one commit; or of the rows that changed since an older one.
 class EmbeddingSource final : public Source {
  public:
+  /// `as_stored`: bfloat16 rows as such, else as float32.
   static Result<std::unique_ptr<Source>> open(Governor governor, const fs::path& directory,
-                                              std::int64_t since, std::int64_t step) {
+                                              std::int64_t since, std::int64_t step,
+                                              bool as_stored) {
     PLIMSOLL_TRY(const TableInfo info, EmbeddingStore::inspect(directory));
     EmbeddingStoreOptions how{.directory = directory,
                               .dim = info.dim,
+                              .dtype = info.dtype,
                               .optimizer = {.kind = info.optimizer},
                               .init = info.init,
                               .layout = info.layout,
@@ -81,8 +85,10 @@ class EmbeddingSource final : public Source {
           }));
     }
     source->rows_ = rows;
+    source->halves_ = as_stored && info.dtype == RowDType::kBFloat16;
+    const DType dtype = source->halves_ ? DType::kBFloat16 : DType::kFloat32;
     source->columns_ = {ids_column(rows),
-                        {{"rows", DType::kFloat32, {rows, info.dim}}, 4 * info.dim, -1}};
+                        {{"rows", dtype, {rows, info.dim}}, dtype_bytes(dtype) * info.dim, -1}};
     return std::unique_ptr<Source>(std::move(source));
   }
   [[nodiscard]] std::int64_t rows() const override { return rows_; }
@@ -107,7 +113,15 @@ class EmbeddingSource final : public Source {
                     weights_.begin() + static_cast<std::ptrdiff_t>(i * dim));
       }
       PLIMSOLL_TRY_VOID(keep_changed(dim));
-      return ids_.empty() ? Result<void>{} : block(ids_, std::as_bytes(std::span(weights_)));
+      if (ids_.empty()) {
+        return {};
+      }
+      if (!halves_) {
+        return block(ids_, std::as_bytes(std::span(weights_)));
+      }
+      stored_.resize(weights_.size());
+      std::transform(weights_.begin(), weights_.end(), stored_.begin(), nearest_bfloat16);
+      return block(ids_, std::as_bytes(std::span(stored_)));
     });
   }
 
@@ -152,10 +166,12 @@ class EmbeddingSource final : public Source {
   EmbeddingStore store_;
   std::optional<EmbeddingStore> older_;
   std::int64_t rows_{0};
+  bool halves_{false};  // Shows bfloat16.
   std::vector<Column> columns_;
-  std::vector<std::int64_t> ids_;  // One block of the scan, as are the next two.
+  std::vector<std::int64_t> ids_;  // One block of the scan, as are those below.
   std::vector<float> weights_;
   std::vector<float> before_;
+  std::vector<std::uint16_t> stored_;
   std::vector<std::uint8_t> is_new_;
 };
 
@@ -356,7 +372,7 @@ Result<std::unique_ptr<Source>> open_source(Governor governor, const ExportOptio
       return fail(ErrorCode::kInvalidArgument, "an embedding store has no columns",
                   "leave --column out");
     }
-    return EmbeddingSource::open(governor, directory, options.since, options.step);
+    return EmbeddingSource::open(governor, directory, options.since, options.step, !one_column);
   }
   if (!is_feature_store(directory)) {
     return fail(ErrorCode::kNotFound, fmt::format("{}: no store there", directory.string()));

@@ -4,7 +4,8 @@
 //
 // Of a table in any order whoever trains in it may go on: what is exported is one commit, pinned.
 //
-//   embedding store  .safetensors: "ids" i64 [rows], "rows" f32 [rows, dim]
+//   embedding store  .safetensors: "ids" i64 [rows], "rows" f32 or, as the table's, bf16 [rows,
+//   dim]
 //                    .npy: the rows; their ids in NAME.ids.npy       .csv: id, then the floats
 //   feature store    .safetensors: "ids" and every column
 //                    .npy: one column; ids in NAME.ids.npy           .csv: id, one column's numbers

@@ -80,6 +80,43 @@ TEST_F(StoreFilesTest, TheFormMayBeSaidInsteadOfNamed) {
   EXPECT_FALSE(export_to(root_ / "other"));
 }
 
+TEST_F(StoreFilesTest, Bfloat16RowsGoOutAsTheyAreWhereTheFormHasThem) {
+  std::mt19937_64 random(3);
+  std::vector<float> rows = random_floats(ids_.size() * 5, random);
+  {
+    auto store =
+        open({.directory = directory(), .dim = 5, .dtype = RowDType::kBFloat16, .ids = ids_});
+    store.update(ids_, rows).or_throw();
+    store.commit(1).or_throw();
+    rows = gather(store, ids_);
+  }
+  for (const char* form : {"safetensors", "npy", "csv"}) {
+    for (const auto dtype : {RowDType::kBFloat16, RowDType::kFloat32}) {
+      SCOPED_TRACE(form);
+      const fs::path file = root_ / (std::string("rows.") + form);
+      EXPECT_EQ(export_to(file).or_throw(), 3000);
+      if (std::string(form) == "safetensors") {
+        EXPECT_NE(slurp(file).substr(0, 300).find("BF16"), std::string::npos);
+      }
+      EXPECT_EQ(
+          import_store(governor_, {.files = {file}, .out = root_ / "copy", .dtype = dtype}, {})
+              .or_throw(),
+          3000);
+      auto store = open(
+          {.directory = root_ / "copy", .dtype = dtype, .init = {.kind = RowInitKind::kZeros}});
+      EXPECT_EQ(gather(store, ids_), rows);
+      fs::remove_all(root_ / "copy");
+      fs::remove(file);
+      fs::remove(root_ / "rows.ids.npy");
+    }
+  }
+  EXPECT_EQ(export_to(root_ / "none.safetensors", "", 1).or_throw(), 0);
+  static_cast<void>(compact_store(governor_, directory(), {}).or_throw());
+  EXPECT_EQ(EmbeddingStore::inspect(directory()).or_throw().dtype, RowDType::kBFloat16);
+  auto store = open({.directory = directory(), .dtype = RowDType::kBFloat16});
+  EXPECT_EQ(gather(store, ids_), rows);
+}
+
 TEST_F(StoreFilesTest, OnlyWhatChangedSinceACommitGoesOut) {
   make_table();
   EXPECT_EQ(export_to(root_ / "some.csv", "", 1).or_throw(),

@@ -15,6 +15,7 @@
 
 #include <fmt/format.h>
 
+#include "base/bfloat16.h"
 #include "base/check.h"
 #include "data/npy.h"
 #include "data/safetensors.h"
@@ -65,7 +66,7 @@ class ArrayReader final : public RowReader {
     return make(std::move(rows), std::move(ids), first_id);
   }
   [[nodiscard]] std::int64_t rows() const { return rows_.rows(); }
-  [[nodiscard]] std::int64_t dim() const override { return rows_.row_bytes() / 4; }
+  [[nodiscard]] std::int64_t dim() const override { return rows_.row_shape()[0]; }
 
   Result<void> visit(bool with_rows, const Visit& visit) override {
     const std::int64_t step = std::max<std::int64_t>(1, kBlockBytes / rows_.row_bytes());
@@ -80,7 +81,7 @@ class ArrayReader final : public RowReader {
       }
       values.resize(with_rows ? static_cast<std::size_t>(count * dim()) : 0);
       if (with_rows) {
-        PLIMSOLL_TRY_VOID(rows_.read(first, std::as_writable_bytes(std::span(values))));
+        PLIMSOLL_TRY_VOID(read_rows(first, values));
       }
       PLIMSOLL_TRY_VOID(visit(ids, values));
     }
@@ -90,11 +91,12 @@ class ArrayReader final : public RowReader {
  private:
   static Result<std::unique_ptr<RowReader>> make(TensorRows rows, std::optional<TensorRows> ids,
                                                  std::int64_t first_id) {
-    if (rows.dtype() != DType::kFloat32 || rows.row_shape().size() != 1 || rows.row_bytes() == 0) {
-      return fail(
-          ErrorCode::kInvalidArgument,
-          fmt::format("{}: the rows are {} {}, expected float32 [rows, dim]", rows.path().string(),
-                      dtype_name(rows.dtype()), shape_text(rows.row_shape())));
+    if ((rows.dtype() != DType::kFloat32 && rows.dtype() != DType::kBFloat16) ||
+        rows.row_shape().size() != 1 || rows.row_bytes() == 0) {
+      return fail(ErrorCode::kInvalidArgument,
+                  fmt::format("{}: the rows are {} {}, expected float32 or bfloat16 [rows, dim]",
+                              rows.path().string(), dtype_name(rows.dtype()),
+                              shape_text(rows.row_shape())));
     }
     if (ids && (ids->dtype() != DType::kInt64 || !ids->row_shape().empty() ||
                 ids->rows() != rows.rows())) {
@@ -109,7 +111,18 @@ class ArrayReader final : public RowReader {
     return std::unique_ptr<RowReader>(std::move(made));
   }
 
+  Result<void> read_rows(std::int64_t first, std::span<float> values) {
+    if (rows_.dtype() == DType::kFloat32) {
+      return rows_.read(first, std::as_writable_bytes(values));
+    }
+    halves_.resize(values.size());
+    PLIMSOLL_TRY_VOID(rows_.read(first, std::as_writable_bytes(std::span(halves_))));
+    std::transform(halves_.begin(), halves_.end(), values.begin(), widen_bfloat16);
+    return {};
+  }
+
   TensorRows rows_;
+  std::vector<std::uint16_t> halves_;  // Of bfloat16 rows: one block.
   std::optional<TensorRows> ids_;
   std::int64_t first_id_{0};
 };
@@ -312,6 +325,7 @@ Result<std::int64_t> fill(Governor governor, const ImportOptions& options, const
   const std::int64_t dim = readers.front()->dim();
   PLIMSOLL_TRY(auto store, EmbeddingStore::open(governor, {.directory = options.out,
                                                            .dim = dim,
+                                                           .dtype = options.dtype,
                                                            .optimizer = {.kind = options.optimizer},
                                                            .init = {.kind = RowInitKind::kZeros},
                                                            .ids_file = ids_file}));

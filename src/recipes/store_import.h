@@ -2,7 +2,7 @@
 //
 // Imports rows from files of other programs into a new embedding table, streaming.
 //
-//   .safetensors  "ids" i64 [rows], "rows" f32 [rows, dim]         as `store export` writes them
+//   .safetensors  "ids" i64 [rows], "rows" f32 or bf16 [rows, dim]   as `store export` writes them
 //   .npy          f32 [rows, dim]; ids in NAME.ids.npy, or 0, 1, 2, … over all files
 //   .csv          id, then the floats; a first line that begins with no number is a heading
 //
@@ -26,6 +26,7 @@ struct ImportOptions {
   std::filesystem::path out{};  ///< The table's folder; must not hold anything.
   std::string format{};         ///< safetensors, npy or csv; "": by each file's extension.
   RowOptimizer optimizer{RowOptimizer::kAdamW};
+  RowDType dtype{};  ///< Of the table.
 };
 
 /// Returns the number of rows. The table is committed at step 0, or not there at all.

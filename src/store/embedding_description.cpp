@@ -61,7 +61,7 @@ void fill_json(Json& json, const TableDescription& table) {
   json["version"] = table.rows_max > 0 ? kGrowingVersion : kVersion;
   json["rows"] = table.ids.rows;
   json["dim"] = table.dim;
-  json["dtype"] = "float32";
+  json["dtype"] = row_dtype_name(table.dtype);
   json["optimizer"] = optimizer_name(table.optimizer);
   json["init"] = Json(Json::value_t::object);
   json["init"]["kind"] = init_name(table.init.kind);
@@ -113,6 +113,10 @@ TableDescription from_json(Json json) {
   }
   TableDescription table;
   table.dim = json.at("dim").get<std::int64_t>();
+  if (json.contains("dtype")) {
+    table.dtype = parse_kind(json.at("dtype").get<std::string>(),
+                             std::array{RowDType::kFloat32, RowDType::kBFloat16}, row_dtype_name);
+  }
   table.optimizer =
       parse_kind(json.at("optimizer").get<std::string>(), kRowOptimizers, optimizer_name);
   const Json& init = json.at("init");
@@ -161,13 +165,17 @@ std::filesystem::path map_path(const std::filesystem::path& directory, int slot)
 }
 }  // namespace table_files
 
+const char* row_dtype_name(RowDType dtype) noexcept {
+  return dtype == RowDType::kFloat32 ? "float32" : "bfloat16";
+}
+
 const char* layout_name(RowLayout layout) noexcept {
   return layout == RowLayout::kSampleOrder ? "sample_order" : "any_order";
 }
 
 TableShape TableDescription::shape() const noexcept {
   return table_shape(rows_max > 0 ? rows_max : ids.rows, dim, optimizer_slots(optimizer),
-                     optimizer_row_slots(optimizer));
+                     optimizer_row_slots(optimizer), dtype);
 }
 
 std::uint64_t TableDescription::fingerprint() const noexcept {
@@ -191,6 +199,9 @@ std::uint64_t TableDescription::fingerprint() const noexcept {
   }
   if (ids.spans > 0) {
     chain = mix64(chain ^ static_cast<std::uint64_t>(ids.spans));
+  }
+  if (dtype != RowDType::kFloat32) {
+    chain = mix64(chain ^ mix64(0x6474797065ULL + static_cast<std::uint64_t>(dtype)));  // "dtype"
   }
   if (rows_max > 0) {
     chain = mix64(chain ^ mix64(static_cast<std::uint64_t>(rows_max)));
@@ -230,6 +241,9 @@ Result<void> compare_description(const std::filesystem::path& directory,
   };
   if (options.dim != 0 && options.dim != table.dim) {
     return differs("dim", table.dim, options.dim);
+  }
+  if (options.dtype != table.dtype) {
+    return differs("dtype", row_dtype_name(table.dtype), row_dtype_name(options.dtype));
   }
   if (options.optimizer.kind != table.optimizer) {
     return differs("optimizer.kind", optimizer_name(table.optimizer),

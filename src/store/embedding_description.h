@@ -20,6 +20,7 @@ namespace plimsoll {
 
 struct TableDescription {
   std::int64_t dim{0};
+  RowDType dtype{};
   RowOptimizer optimizer{};
   RowInit init{};
   IdIndexInfo ids{};
@@ -45,6 +46,8 @@ inline constexpr const char* kIds = "rows";  // rows.ids, rows.order
 [[nodiscard]] std::filesystem::path map_path(const std::filesystem::path& directory, int slot);
 }  // namespace table_files
 
+/// "float32", "bfloat16".
+[[nodiscard]] const char* row_dtype_name(RowDType dtype) noexcept;
 /// "any_order", "sample_order".
 [[nodiscard]] const char* layout_name(RowLayout layout) noexcept;
 

@@ -82,9 +82,11 @@ SuperFile::Slot read_slot(std::span<const std::byte> bytes) {
 }  // namespace
 
 TableShape table_shape(std::int64_t rows, std::int64_t dim, std::int64_t slots,
-                       std::int64_t row_slots) noexcept {
-  TableShape shape{.rows = rows, .dim = dim, .slots = slots, .row_slots = row_slots};
-  shape.record_bytes = (kRowHeaderBytes + 4 * shape.floats() + 7) / 8 * 8;
+                       std::int64_t row_slots, RowDType dtype) noexcept {
+  TableShape shape{
+      .rows = rows, .dim = dim, .slots = slots, .row_slots = row_slots, .dtype = dtype};
+  shape.record_bytes =
+      round_up(kRowHeaderBytes + shape.weight_bytes() + 4 * shape.state_floats(), std::int64_t{8});
   for (shape.page_bytes = kBlockUnit;; shape.page_bytes += kBlockUnit) {
     const std::int64_t body = shape.page_bytes - kPageHeaderBytes;
     shape.rows_per_page = body / shape.record_bytes;

@@ -19,6 +19,7 @@
 
 #include "base/round.h"
 #include "os/file.h"
+#include "plimsoll/embedding_store.h"
 #include "plimsoll/result.h"
 
 namespace plimsoll {
@@ -37,6 +38,7 @@ struct TableShape {
   std::int64_t dim{0};
   std::int64_t slots{0};         // Optimizer floats per weight,
   std::int64_t row_slots{0};     // and per row.
+  RowDType dtype{};              // Of the weights.
   std::int64_t record_bytes{0};  // A multiple of 8.
   std::int64_t page_bytes{0};    // A multiple of kBlockUnit.
   std::int64_t rows_per_page{0};
@@ -44,13 +46,21 @@ struct TableShape {
 
   [[nodiscard]] std::int64_t state_floats() const noexcept { return dim * slots + row_slots; }
   [[nodiscard]] std::int64_t floats() const noexcept { return dim + state_floats(); }
+  /// Bytes of a record before its slots, which begin at a multiple of 4.
+  [[nodiscard]] std::int64_t weight_bytes() const noexcept {
+    return dtype == RowDType::kFloat32 ? 4 * dim : round_up(2 * dim, std::int64_t{4});
+  }
+  /// Floats that one step of a row needs beside the record.
+  [[nodiscard]] std::int64_t scratch_floats() const noexcept {
+    return dtype == RowDType::kFloat32 ? 0 : dim;
+  }
   [[nodiscard]] std::int64_t rows_in_page(std::int64_t page) const noexcept {
     const std::int64_t left = rows - page * rows_per_page;
     return left < rows_per_page ? left : rows_per_page;
   }
 };
 [[nodiscard]] TableShape table_shape(std::int64_t rows, std::int64_t dim, std::int64_t slots,
-                                     std::int64_t row_slots = 0) noexcept;
+                                     std::int64_t row_slots = 0, RowDType dtype = {}) noexcept;
 
 /// The places of a table that may grow, and what map.N holds about them behind the page table: a
 /// bit per place, set when it is not as it was at creation, and the ids of those behind the first.

@@ -17,10 +17,15 @@ namespace {
 TEST(TableShapeTest, WastesAtMostAQuarterOfAPage) {
   for (std::int64_t dim = 1; dim < 6000; dim += 1 + dim / 50) {
     for (const std::int64_t slots : {0, 1, 2}) {
-      const TableShape shape = table_shape(1'000'003, dim, slots);
+      const bool halves = dim % 3 == 0;
+      const TableShape shape =
+          table_shape(1'000'003, dim, slots, 0, halves ? RowDType::kBFloat16 : RowDType::kFloat32);
       EXPECT_EQ(shape.page_bytes % 4096, 0);
       EXPECT_EQ(shape.record_bytes % 8, 0);
-      EXPECT_GE(shape.record_bytes, 16 + 4 * dim * (1 + slots));
+      EXPECT_EQ(shape.weight_bytes() % 4, 0);
+      const std::int64_t least = 16 + dim * (halves ? 2 : 4) + 4 * dim * slots;
+      EXPECT_GE(shape.record_bytes, least);
+      EXPECT_LT(shape.record_bytes, least + 10);
       const auto used = 32 + shape.rows_per_page * shape.record_bytes;
       EXPECT_LE(used, shape.page_bytes);
       EXPECT_LE(4 * (shape.page_bytes - used), shape.page_bytes) << dim << " " << slots;

@@ -32,8 +32,14 @@ std::int64_t scratch_bytes(const TableShape& shape, const EmbeddingLayout& layou
                            std::int64_t threads) {
   const std::int64_t per_row = 8 /* keys */ + 8 /* records */ + 4 /* next */ + 4 /* first */ +
                                4 /* last */ + 4 /* ordinals */;
-  return layout.batch_rows * per_row + layout.hash_places * 4 + threads * shape.dim * 4 +
+  return layout.batch_rows * per_row + layout.hash_places * 4 +
+         threads * (shape.dim + shape.scratch_floats()) * 4 +
          RowOptimizerStep::kCorrections * static_cast<std::int64_t>(sizeof(AdamCorrection));
+}
+
+// Two pages; a third where what a page holds takes two when it is shown as float32: see scan().
+std::int64_t write_batch_least(const TableShape& shape) {
+  return shape.dtype == RowDType::kFloat32 ? 2 : 3;
 }
 
 // Everything but the frames, for a slab of `bytes`.
@@ -50,8 +56,8 @@ EmbeddingLayout divide(const TableDescription& table, const EmbeddingStoreOption
                                              id_pages(IdPageKind::kSorted, table.ids.rows) + 2);
   layout.sizes.read_batch =
       std::clamp<std::int64_t>(bytes / 8 / shape.page_bytes, 2, kReadBatchMost);
-  layout.sizes.write_batch =
-      std::clamp<std::int64_t>(std::min(share, kWriteBytes) / shape.page_bytes, 2, 256);
+  layout.sizes.write_batch = std::clamp<std::int64_t>(
+      std::min(share, kWriteBytes) / shape.page_bytes, write_batch_least(shape), 256);
 
   SlabPlan& plan = layout.plan;
   plan.index_bytes =
@@ -88,12 +94,13 @@ Result<EmbeddingLayout> plan_layout(const TableDescription& table,
   const std::int64_t frame = PageCache::frame_bytes(shape);
   const std::int64_t least = frames_least(shape);
   const std::int64_t floor = total(divide(table, options, 0), frame, least);
-  const std::int64_t bytes =
+  const std::int64_t asked =
       options.store_bytes == 0 ? std::max(kDefaultBytes, floor) : options.store_bytes;
-  if (bytes < floor) {
+  if (asked < floor) {
     return tl::unexpected(below_floor(Tag::kEmbedding, options.directory, "store_bytes",
-                                      "raise store_bytes", bytes, floor));
+                                      "raise store_bytes", asked, floor));
   }
+  const std::int64_t bytes = asked - asked % 4096;  // As total() rounds, and the floor is rounded.
   EmbeddingLayout layout = divide(table, options, bytes);
   if (total(layout, frame, least) > bytes) {
     layout = divide(table, options, 0);  // Near the floor: the smallest buffers.
@@ -108,7 +115,8 @@ Result<EmbeddingLayout> plan_layout(const TableDescription& table,
     // (With a frame for every page nobody waits for one, and a commit is a few long writes.)
     const std::int64_t eighth = std::max<std::int64_t>(layout.sizes.frames / 8, 2);
     layout.sizes.read_batch = std::min(layout.sizes.read_batch, eighth);
-    layout.sizes.write_batch = std::min(layout.sizes.write_batch, eighth);
+    layout.sizes.write_batch =
+        std::min(layout.sizes.write_batch, std::max(eighth, write_batch_least(shape)));
   }
   if (options.dirty_bytes > 0) {
     layout.sizes.dirty_most = std::max<std::int64_t>(options.dirty_bytes / shape.page_bytes, 2);

@@ -524,10 +524,13 @@ Result<void> PageCache::check_page(std::uint32_t page, BlockEntry entry,
 
 Result<void> PageCache::init_page(std::uint32_t page, std::span<std::byte> bytes) const {
   const TableShape& shape = table_.shape;
-  std::fill(bytes.begin(), bytes.end(), std::byte{0});
   const std::int64_t first = page * shape.rows_per_page;
   // Places behind the rows of the table's creation have none until an insert writes it.
-  const std::int64_t rows = std::min(shape.rows_in_page(page), table_.ids->rows() - first);
+  const std::int64_t rows =
+      std::clamp<std::int64_t>(table_.ids->rows() - first, 0, shape.rows_in_page(page));
+  std::fill_n(bytes.begin(), kPageHeaderBytes, std::byte{0});
+  std::fill(bytes.begin() + kPageHeaderBytes + rows * shape.record_bytes, bytes.end(),
+            std::byte{0});
   std::array<std::int64_t, 128> ids;
   for (std::int64_t row = 0; row < rows; ++row) {
     const std::int64_t in_piece = row % static_cast<std::int64_t>(ids.size());
@@ -536,12 +539,9 @@ Result<void> PageCache::init_page(std::uint32_t page, std::span<std::byte> bytes
       PLIMSOLL_TRY_VOID(
           table_.ids->ids_at(first + row, std::span(ids).first(static_cast<std::size_t>(piece))));
     }
-    std::byte* const record = bytes.data() + kPageHeaderBytes + row * shape.record_bytes;
-    const RowHeader header{.id = ids[static_cast<std::size_t>(in_piece)], .sequence = 0, .crc = 0};
-    std::memcpy(record, &header, sizeof header);
-    init_row(
-        table_.init, header.id,
-        {reinterpret_cast<float*>(record + kRowHeaderBytes), static_cast<std::size_t>(shape.dim)});
+    const std::int64_t id = ids[static_cast<std::size_t>(in_piece)];
+    init_record(shape, table_.init, id, id,
+                bytes.data() + kPageHeaderBytes + row * shape.record_bytes);
   }
   return {};
 }

@@ -49,7 +49,6 @@ Result<void> EmbeddingStore::Impl::gather(std::span<const std::int64_t> ids, std
   PLIMSOLL_TRY_VOID(check_rows("out", ids.size(), out.size()));
   look_ahead_->reached(ids);
   PLIMSOLL_TRY_VOID(cache_->begin_request(static_cast<std::int64_t>(ids.size())));
-  const auto row_bytes = shape_.dim * 4;
   while (!ids.empty()) {
     const std::size_t count = std::min(ids.size(), keys_.size());
     PLIMSOLL_TRY_VOID(resolve(ids.first(count)));
@@ -63,10 +62,9 @@ Result<void> EmbeddingStore::Impl::gather(std::span<const std::int64_t> ids, std
       crew_->run(pinned, kGrain, [&](std::int64_t begin, std::int64_t end, int) {
         for (std::int64_t i = begin; i < end; ++i) {
           if (i + kRecordsAhead < end) {
-            fetch_ahead(records_[i + kRecordsAhead] + kRowHeaderBytes, row_bytes);
+            fetch_ahead(records_[i + kRecordsAhead] + kRowHeaderBytes, shape_.weight_bytes());
           }
-          std::memcpy(out.data() + position_of(keys[i]) * shape_.dim, records_[i] + kRowHeaderBytes,
-                      static_cast<std::size_t>(row_bytes));
+          read_weights(shape_, records_[i], out.data() + position_of(keys[i]) * shape_.dim);
         }
       });
       cache_->unpin();
@@ -134,15 +132,8 @@ Result<void> EmbeddingStore::Impl::set_piece(std::int64_t count,
     PLIMSOLL_TRY(const std::int64_t pinned, cache_->pin(keys, true, records_));
     for (std::int64_t i = 0; i < pinned; ++i) {  // In request order: the last of an id wins.
       const std::uint32_t place = position_of(keys[i]);
-      std::byte* const record = records_[i];
-      RowHeader header;
-      std::memcpy(&header, record, sizeof header);
-      header.sequence = sequences.empty() ? 0 : sequences[place];
-      std::memcpy(record, &header, sizeof header);
-      std::memcpy(record + kRowHeaderBytes, values.data() + place * width,
-                  static_cast<std::size_t>(width) * 4);
-      std::memset(record + kRowHeaderBytes + width * 4, 0,
-                  static_cast<std::size_t>(shape_.floats() - width) * 4);
+      write_values(shape_, sequences.empty() ? 0 : sequences[place], values.data() + place * width,
+                   width, records_[i]);
     }
     changed = true;
     cache_->unpin();
@@ -229,19 +220,19 @@ Result<void> EmbeddingStore::Impl::check_gradients(std::span<const std::int64_t>
 // The hot loop: rows [begin, end) of what is pinned.
 void EmbeddingStore::Impl::step_rows(std::int64_t begin, std::int64_t end,
                                      std::span<const std::uint64_t> keys,
-                                     std::span<const float> grads, std::span<float> sum,
+                                     std::span<const float> grads, int member,
                                      double rate_scale) noexcept {
+  const auto dim = static_cast<std::size_t>(shape_.dim);
+  const auto sum = sums_.subspan(static_cast<std::size_t>(member) * dim, dim);
+  float* const wide = wide_.data() + member * shape_.scratch_floats();
   for (std::int64_t i = begin; i < end; ++i) {
     if (i + kRecordsAhead < end) {
       fetch_ahead<1>(records_[i + kRecordsAhead], shape_.record_bytes);
     }
-    std::byte* const record = records_[i];
-    RowHeader header;
-    std::memcpy(&header, record, sizeof header);
-    optimizer_.step(reinterpret_cast<float*>(record + kRowHeaderBytes),
-                    gradient_of(position_of(keys[i]), grads, sum), header.sequence, rate_scale);
-    ++header.sequence;
-    std::memcpy(record, &header, sizeof header);
+    std::int64_t id = 0;
+    std::memcpy(&id, records_[i], sizeof id);
+    optimizer_.step(records_[i], id, gradient_of(position_of(keys[i]), grads, sum), rate_scale,
+                    wide);
   }
 }
 
@@ -260,7 +251,6 @@ Result<void> EmbeddingStore::Impl::apply(std::span<const std::int64_t> ids,
   PLIMSOLL_TRY_VOID(check_gradients(ids, grads, unique));
   auto keys = keys_.first(static_cast<std::size_t>(unique));
   order_by_page(keys);
-  const auto dim = static_cast<std::size_t>(shape_.dim);
   bool changed = false;
   while (!keys.empty()) {
     auto pinned = cache_->pin(keys, true, records_);
@@ -271,8 +261,7 @@ Result<void> EmbeddingStore::Impl::apply(std::span<const std::int64_t> ids,
       return tl::unexpected(std::move(pinned).error());
     }
     crew_->run(*pinned, kGrain, [&](std::int64_t begin, std::int64_t end, int member) {
-      step_rows(begin, end, keys, grads, sums_.subspan(static_cast<std::size_t>(member) * dim, dim),
-                rate_scale);
+      step_rows(begin, end, keys, grads, member, rate_scale);
     });
     changed = true;
     cache_->unpin();
@@ -289,7 +278,7 @@ Result<void> EmbeddingStore::Impl::set_optimizer(const RowOptimizerOptions& opti
                             optimizer_name(table_.optimizer), optimizer_name(options.kind)));
   }
   PLIMSOLL_TRY_VOID(check_optimizer(options));
-  optimizer_ = RowOptimizerStep(options, corrections_, shape_.dim);
+  optimizer_ = RecordStep(shape_, table_.init, options, corrections_);
   return {};
 }
 

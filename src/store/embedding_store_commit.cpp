@@ -150,8 +150,7 @@ Result<std::int64_t> EmbeddingStore::Impl::take_rows(std::int64_t first,
     }
     ids[count] = header.id;
     sequences[count] = header.sequence;
-    std::memcpy(values + count * floats, record + kRowHeaderBytes,
-                static_cast<std::size_t>(floats) * 4);
+    read_values(shape_, record, values + count * floats);
     ++count;
   }
   return count;
@@ -160,10 +159,11 @@ Result<std::int64_t> EmbeddingStore::Impl::take_rows(std::int64_t first,
 Result<void> EmbeddingStore::Impl::scan(const Visit& visit) {
   PLIMSOLL_TRY_VOID(cache_->poisoned());
   // Half of the scratch for pages, half for what is in them: ids, sequences and values of a row
-  // are together shorter than its record.
+  // are together shorter than its record; than two of its records, when its weights are bfloat16.
   const std::span<std::byte> scratch = cache_->scratch();
   const auto page_bytes = static_cast<std::size_t>(shape_.page_bytes);
-  const auto pages_at_once = static_cast<std::int64_t>(scratch.size() / page_bytes / 2);
+  const std::size_t parts = shape_.dtype == RowDType::kFloat32 ? 2 : 3;
+  const auto pages_at_once = static_cast<std::int64_t>(scratch.size() / page_bytes / parts);
   const std::span<std::byte> out =
       scratch.subspan(static_cast<std::size_t>(pages_at_once) * page_bytes);
   for (std::int64_t first = 0; first < shape_.pages; first += pages_at_once) {

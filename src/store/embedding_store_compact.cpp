@@ -90,6 +90,7 @@ Result<void> copy_table(const Governor& governor, const fs::path& directory, con
   }
   EmbeddingStoreOptions how{.directory = directory,
                             .dim = info.dim,
+                            .dtype = info.dtype,
                             .optimizer = {.kind = info.optimizer},
                             .init = info.init,
                             .at_step = at_step};

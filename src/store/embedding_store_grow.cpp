@@ -10,7 +10,6 @@
 // Threads: see embedding_store.h.   Memory: the scratch in embedding_store_impl.h.
 #include <algorithm>
 #include <array>
-#include <cstring>
 #include <utility>
 
 #include <fmt/format.h>
@@ -67,12 +66,7 @@ Result<void> EmbeddingStore::Impl::write_new_rows(bool& changed) {
       PLIMSOLL_TRY(const std::int64_t pinned, cache_->pin(keys, true, records_));
       for (std::int64_t i = 0; i < pinned; ++i) {
         const std::int64_t id = growing_->id_at(static_cast<std::int64_t>(keys[i] >> 32));
-        const RowHeader header{.id = id, .sequence = 0, .crc = 0};
-        std::byte* const record = records_[i];
-        std::memset(record, 0, static_cast<std::size_t>(shape_.record_bytes));
-        std::memcpy(record, &header, sizeof header);
-        auto* const weights = reinterpret_cast<float*>(record + kRowHeaderBytes);
-        init_row(table_.init, id, {weights, static_cast<std::size_t>(shape_.dim)});
+        init_record(shape_, table_.init, id, id, records_[i]);
       }
       changed = true;
       cache_->unpin();

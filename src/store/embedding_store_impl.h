@@ -32,7 +32,7 @@
 #include "store/embedding_write_back.h"
 #include "store/id_index.h"
 #include "store/row_crew.h"
-#include "store/row_optimizer.h"
+#include "store/row_record.h"
 
 namespace plimsoll {
 
@@ -113,7 +113,7 @@ class EmbeddingStore::Impl final : public EmbeddingStore::Engine, public Reclaim
   const float* gradient_of(std::uint32_t unique, std::span<const float> grads,
                            std::span<float> sum) const noexcept;
   void step_rows(std::int64_t begin, std::int64_t end, std::span<const std::uint64_t> keys,
-                 std::span<const float> grads, std::span<float> sum, double rate_scale) noexcept;
+                 std::span<const float> grads, int member, double rate_scale) noexcept;
 
   // Growing (embedding_store_grow.cpp).
   [[nodiscard]] Result<void> check_growing(const char* what) const;
@@ -144,11 +144,11 @@ class EmbeddingStore::Impl final : public EmbeddingStore::Engine, public Reclaim
   std::optional<GrowingIds> growing_;  // Of a table with rows_max.
   std::unique_ptr<PageCache> cache_;
   std::unique_ptr<RowCrew> crew_;
-  RowOptimizerStep optimizer_;
+  RecordStep optimizer_;
   int slot_{-1};  // Superblock slot of the commit this state grew from; −1: none.
   std::int64_t last_commit_{-1};
 
-  // Scratch of one request, in the slab; batch_rows of each, but for the last three.
+  // Scratch of one request, in the slab; batch_rows of each, but for the last four.
   std::span<std::uint32_t> ordinals_;
   std::span<std::uint64_t> keys_;   // ordinal << 32 | position in the request or unique row.
   std::span<std::byte*> records_;   // Where pin() found each key's record.
@@ -156,7 +156,8 @@ class EmbeddingStore::Impl final : public EmbeddingStore::Engine, public Reclaim
   std::span<std::uint32_t> last_;   //   joined by next_, which is indexed by position.
   std::span<std::uint32_t> next_;
   std::span<std::uint32_t> hash_;  // Unique row by hash of its ordinal, or kEmptyPlace.
-  std::span<float> sums_;          // dim per member of the crew: summed gradients.
+  std::span<float> sums_;          // dim per member of the crew: summed gradients,
+  std::span<float> wide_;          // and a row as float32 where it is not stored so.
   std::span<AdamCorrection> corrections_;
 
   std::unique_ptr<WriteBack> write_back_;  // Its thread uses the cache.

@@ -208,6 +208,7 @@ Result<TableInfo> EmbeddingStore::inspect(const std::filesystem::path& directory
   TableInfo info{.rows = table.ids.rows,
                  .rows_max = table.rows_max,
                  .dim = table.dim,
+                 .dtype = table.dtype,
                  .optimizer = table.optimizer,
                  .init = table.init,
                  .dense_ids = table.ids.dense,

@@ -89,8 +89,10 @@ Result<TableDescription> describe_new(const EmbeddingStoreOptions& options,
                             options.directory.string()),
                 "set rows, ids or ids_file; or rows_max, to insert them later");
   }
-  TableDescription table{
-      .dim = options.dim, .optimizer = options.optimizer.kind, .init = options.init};
+  TableDescription table{.dim = options.dim,
+                         .dtype = options.dtype,
+                         .optimizer = options.optimizer.kind,
+                         .init = options.init};
   const IdSource source = given ? *given : IdSource::range(options.rows);
   PLIMSOLL_TRY(table.ids, source.info());
   if ((table.ids.rows < 1 && options.rows_max < 1) || table.ids.rows > kIdRowsMax) {
@@ -228,6 +230,7 @@ Result<void> EmbeddingStore::Impl::take_memory(const Governor& governor) {
   next_ = slab_.take<std::uint32_t>(rows);
   hash_ = slab_.take<std::uint32_t>(layout_.hash_places);
   sums_ = slab_.take<float>(crew_->threads() * shape_.dim);
+  wide_ = slab_.take<float>(crew_->threads() * shape_.scratch_floats());
   corrections_ = slab_.take<AdamCorrection>(RowOptimizerStep::kCorrections);
   return {};
 }
@@ -243,8 +246,7 @@ Result<void> EmbeddingStore::Impl::open_files(const EmbeddingStoreOptions& optio
   }
   PLIMSOLL_TRY(super_, SuperFile::open(directory_ / table_files::kSuper, !pinned_));
   PLIMSOLL_TRY(pins_, CommitPins::open(directory_ / table_files::kSuper, !pinned_));
-  RowOptimizerOptions optimizer = options.optimizer;
-  optimizer_ = RowOptimizerStep(optimizer, corrections_, shape_.dim);
+  optimizer_ = RecordStep(shape_, table_.init, options.optimizer, corrections_);
   write_back_ = std::make_unique<WriteBack>(*cache_);
   look_ahead_ = std::make_unique<LookAhead>(*cache_, ids_, growing_ ? &*growing_ : nullptr,
                                             shape_.rows_per_page, layout_.queue_ids, slab_);

@@ -19,6 +19,7 @@ struct Case {
   RowInitKind init;
   std::size_t rows;
   int compute_threads;
+  RowDType dtype{};
 };
 
 class StoreAgainstMapTest : public EmbeddingTableTest,
@@ -32,13 +33,14 @@ TEST_P(StoreAgainstMapTest, HoldsWhatAPlainMapHolds) {
   const EmbeddingStoreOptions options =
       with_floor({.directory = directory(),
                   .dim = c.dim,
+                  .dtype = c.dtype,
                   .optimizer = {.kind = c.kind, .learning_rate = 0.1F, .weight_decay = 0.01F},
                   .init = {.kind = c.init, .scale = 0.5F, .seed = c.seed},
                   .ids = ids,
                   .batch_rows = 300,
                   .io_threads = 2,
                   .compute_threads = c.compute_threads});
-  EmbeddingOracle live(c.dim, options.optimizer, options.init);
+  EmbeddingOracle live(c.dim, options.optimizer, options.init, c.dtype);
   std::map<std::int64_t, EmbeddingOracle> commits;  // At most two, by step.
   std::optional<EmbeddingOracle> initial(live);
 
@@ -105,18 +107,21 @@ TEST_P(StoreAgainstMapTest, HoldsWhatAPlainMapHolds) {
 
 INSTANTIATE_TEST_SUITE_P(
     Seeds, StoreAgainstMapTest,
-    ::testing::Values(Case{1, 128, RowOptimizer::kAdamW, RowInitKind::kNormal, 700, 1},
-                      Case{2, 128, RowOptimizer::kAdamW, RowInitKind::kUniform, 701, 3},
-                      Case{3, 33, RowOptimizer::kAdagrad, RowInitKind::kNormal, 2000, 2},
-                      Case{4, 2, RowOptimizer::kAdamWFresh, RowInitKind::kZeros, 20000, 1},
-                      Case{5, 2, RowOptimizer::kAdamW, RowInitKind::kNormal, 9001, 2},
-                      Case{6, 1500, RowOptimizer::kAdamW, RowInitKind::kUniform, 150, 2},
-                      Case{7, 1, RowOptimizer::kAdagrad, RowInitKind::kUniform, 30000, 1},
-                      Case{8, 64, RowOptimizer::kAdamWFresh, RowInitKind::kNormal, 4000, 2},
-                      Case{9, 60, RowOptimizer::kRowAdagrad, RowInitKind::kNormal, 3000, 2},
-                      Case{10, 17, RowOptimizer::kSgdMomentum, RowInitKind::kUniform, 5000, 1},
-                      Case{11, 24, RowOptimizer::kSgd, RowInitKind::kNormal, 6000, 2},
-                      Case{12, 40, RowOptimizer::kAdam, RowInitKind::kNormal, 1500, 2}));
+    ::testing::Values(
+        Case{1, 128, RowOptimizer::kAdamW, RowInitKind::kNormal, 700, 1},
+        Case{2, 128, RowOptimizer::kAdamW, RowInitKind::kUniform, 701, 3},
+        Case{3, 33, RowOptimizer::kAdagrad, RowInitKind::kNormal, 2000, 2},
+        Case{4, 2, RowOptimizer::kAdamWFresh, RowInitKind::kZeros, 20000, 1},
+        Case{5, 2, RowOptimizer::kAdamW, RowInitKind::kNormal, 9001, 2},
+        Case{6, 1500, RowOptimizer::kAdamW, RowInitKind::kUniform, 150, 2},
+        Case{7, 1, RowOptimizer::kAdagrad, RowInitKind::kUniform, 30000, 1},
+        Case{8, 64, RowOptimizer::kAdamWFresh, RowInitKind::kNormal, 4000, 2},
+        Case{9, 60, RowOptimizer::kRowAdagrad, RowInitKind::kNormal, 3000, 2},
+        Case{10, 17, RowOptimizer::kSgdMomentum, RowInitKind::kUniform, 5000, 1},
+        Case{11, 24, RowOptimizer::kSgd, RowInitKind::kNormal, 6000, 2},
+        Case{12, 40, RowOptimizer::kAdam, RowInitKind::kNormal, 1500, 2},
+        Case{13, 77, RowOptimizer::kAdamW, RowInitKind::kNormal, 1200, 3, RowDType::kBFloat16},
+        Case{15, 1500, RowOptimizer::kSgd, RowInitKind::kUniform, 300, 2, RowDType::kBFloat16}));
 
 }  // namespace
 }  // namespace plimsoll

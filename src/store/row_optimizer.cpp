@@ -9,17 +9,7 @@
 #include <fmt/format.h>
 
 #include "base/check.h"
-
-// A function for each instruction set, chosen at run time, from one body. Not target_clones: the
-// resolvers it makes run before a sanitizer is ready for them.
-#if defined(__x86_64__)
-#define PLIMSOLL_WIDE __attribute__((target("avx2")))
-#define PLIMSOLL_HAS_WIDE __builtin_cpu_supports("avx2")
-#else
-#define PLIMSOLL_WIDE
-#define PLIMSOLL_HAS_WIDE false
-#endif
-#define PLIMSOLL_BODY __attribute__((always_inline)) inline
+#include "store/row_wide.h"
 
 namespace plimsoll {
 namespace {
@@ -274,19 +264,19 @@ RowOptimizerStep::RowOptimizerStep(const RowOptimizerOptions& options,
   }
 }
 
-void RowOptimizerStep::step(float* values, const float* grad, std::uint32_t sequence,
+void RowOptimizerStep::step(float* weights, float* slots, const float* grad, std::uint32_t sequence,
                             double rate_scale) const noexcept {
   const double rate = static_cast<double>(options_.learning_rate) * rate_scale;
   const PlainNumbers numbers{.rate = static_cast<float>(-rate),
                              .coupled = options_.weight_decay,
                              .epsilon = options_.epsilon,
                              .momentum = options_.momentum};
-  const Row row{values, values + dim_, values + 2 * dim_, grad, dim_};
+  const Row row{weights, slots, slots + dim_, grad, dim_};
   switch (options_.kind) {
     case RowOptimizer::kAdamW:
     case RowOptimizer::kAdamWFresh:
     case RowOptimizer::kAdam:
-      return step_adam(values, grad, sequence, rate);
+      return step_adam(weights, slots, grad, sequence, rate);
     case RowOptimizer::kAdagrad:
       return (wide_ ? adagrad_wide : adagrad_plain)(row, numbers);
     case RowOptimizer::kRowAdagrad:
@@ -298,8 +288,8 @@ void RowOptimizerStep::step(float* values, const float* grad, std::uint32_t sequ
   }
 }
 
-void RowOptimizerStep::step_adam(float* values, const float* grad, std::uint32_t sequence,
-                                 double rate) const noexcept {
+void RowOptimizerStep::step_adam(float* weights, float* slots, const float* grad,
+                                 std::uint32_t sequence, double rate) const noexcept {
   const bool fresh = options_.kind == RowOptimizer::kAdamWFresh;
   const bool coupled = options_.kind == RowOptimizer::kAdam;
   const std::size_t before = fresh ? 0 : sequence;
@@ -317,7 +307,7 @@ void RowOptimizerStep::step_adam(float* values, const float* grad, std::uint32_t
       .rate = static_cast<float>(-(rate / correction.bias1)),
       .root2 = correction.root2,
       .epsilon = options_.epsilon};
-  const Row row{values, values + dim_, values + 2 * dim_, grad, dim_};
+  const Row row{weights, slots, slots + dim_, grad, dim_};
   if (fresh) {
     (wide_ ? adamw_fresh_wide : adamw_fresh_plain)(row, numbers);
   } else {

@@ -54,15 +54,12 @@ class RowOptimizerStep {
   RowOptimizerStep() noexcept = default;
 
   /// Changes weights and slots of one row that has had `sequence` steps before.
-  /// Shape: values is float32 [dim × (1 + slots) + row slots], weights first; grad is float32
-  /// [dim].
-  void step(float* values, const float* grad, std::uint32_t sequence,
+  /// Shape: weights and grad are float32 [dim], slots float32 [dim × slots + row slots].
+  void step(float* weights, float* slots, const float* grad, std::uint32_t sequence,
             double rate_scale) const noexcept;
 
-  [[nodiscard]] const RowOptimizerOptions& options() const noexcept { return options_; }
-
  private:
-  void step_adam(float* values, const float* grad, std::uint32_t sequence,
+  void step_adam(float* weights, float* slots, const float* grad, std::uint32_t sequence,
                  double rate) const noexcept;
 
   RowOptimizerOptions options_{};

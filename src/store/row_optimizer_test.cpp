@@ -39,7 +39,7 @@ TEST(RowOptimizerTest, GivesTheBitsOfAPlainLoopForEveryWidthAndStep) {
         std::mt19937_64 random(static_cast<std::uint64_t>(dim));
         for (std::uint32_t t = 0; t < 30; ++t) {
           const auto grad = random_floats(width, random);
-          stepper.step.step(values.data(), grad.data(), t, 0.5);
+          stepper.step.step(values.data(), values.data() + dim, grad.data(), t, 0.5);
           oracle.apply(std::vector<std::int64_t>{3}, grad, 0.5F);
         }
         const auto& row = oracle.row(3);
@@ -66,7 +66,7 @@ TEST(RowOptimizerTest, CorrectionsGoOnBeyondTheTable) {
   for (const std::uint32_t before : {0U, 1U, 1022U, 1023U, 1024U, 5000U, 1'000'000U}) {
     std::array<float, 3> values{1.0F, 0.5F, 0.25F};
     const float grad = 0.125F;
-    stepper.step.step(values.data(), &grad, before, 1.0);
+    stepper.step.step(values.data(), values.data() + 1, &grad, before, 1.0);
     const auto exact = adam_correction(options, std::int64_t{before} + 1);
     const double moment1 = 0.5 + (1 - 0.9) * (0.125 - 0.5);
     const double moment2 = 0.25 * 0.999 + 0.001 * 0.125 * 0.125;
@@ -86,7 +86,7 @@ TEST(RowOptimizerTest, AgreesWithTorch) {
     std::vector<float> values(12, 0.0F);
     std::copy(kStart.begin(), kStart.end(), values.begin());
     for (std::uint32_t t = 0; t < 3; ++t) {
-      stepper.step.step(values.data(), kGrads[t].data(), t, 1.0);
+      stepper.step.step(values.data(), values.data() + 4, kGrads[t].data(), t, 1.0);
     }
     return values;
   };
@@ -129,9 +129,9 @@ TEST(RowOptimizerTest, RowAdagradDividesAWholeRowByOneNumber) {
   Stepper stepper(options, 4);
   std::vector<float> values(5, 0.0F);
   const std::array<float, 4> grad{1.0F, -2.0F, 2.0F, 4.0F};  // Mean square 6.25, root 2.5.
-  stepper.step.step(values.data(), grad.data(), 0, 1.0);
+  stepper.step.step(values.data(), values.data() + 4, grad.data(), 0, 1.0);
   EXPECT_EQ(values, (std::vector<float>{-0.2F, 0.4F, -0.4F, -0.8F, 6.25F}));
-  stepper.step.step(values.data(), grad.data(), 1, 1.0);
+  stepper.step.step(values.data(), values.data() + 4, grad.data(), 1, 1.0);
   EXPECT_FLOAT_EQ(values[4], 12.5F);
   EXPECT_FLOAT_EQ(values[0], -0.2F - 0.5F / std::sqrt(12.5F));
 }

@@ -39,14 +39,8 @@ class EmbeddingStore::Timeline::SetRows final : public Change {
       : table_(table), rows_(rows), sequences_(sequences), width_(width) {}
   void row(std::int64_t unique, std::byte* record, int) const noexcept override {
     const std::uint32_t last = request_place(table_.keys_of(unique).back());
-    RowHeader header;
-    std::memcpy(&header, record, sizeof header);
-    header.sequence = sequences_.empty() ? 0 : sequences_[last];
-    std::memcpy(record, &header, sizeof header);
-    std::memcpy(record + kRowHeaderBytes, rows_.data() + last * width_,
-                static_cast<std::size_t>(width_) * 4);
-    std::memset(record + kRowHeaderBytes + width_ * 4, 0,
-                static_cast<std::size_t>(table_.rows_.floats() - width_) * 4);
+    write_values(table_.rows_, sequences_.empty() ? 0 : sequences_[last],
+                 rows_.data() + last * width_, width_, record);
   }
 
  private:
@@ -63,12 +57,9 @@ class EmbeddingStore::Timeline::OptimizerStep final : public Change {
   void row(std::int64_t unique, std::byte* record, int member) const noexcept override {
     const auto dim = static_cast<std::size_t>(table_.rows_.dim);
     const auto sum = table_.sums_.subspan(static_cast<std::size_t>(member) * dim, dim);
-    RowHeader header;
-    std::memcpy(&header, record, sizeof header);
-    table_.optimizer_.step(reinterpret_cast<float*>(record + kRowHeaderBytes),
-                           table_.gradient_of(unique, grads_, sum), header.sequence, rate_scale_);
-    ++header.sequence;
-    std::memcpy(record, &header, sizeof header);
+    const std::int64_t id = table_.request_ids_[request_place(table_.keys_of(unique)[0])];
+    table_.optimizer_.step(record, id, table_.gradient_of(unique, grads_, sum), rate_scale_,
+                           table_.wide_.data() + member * table_.rows_.scratch_floats());
   }
 
  private:
@@ -216,7 +207,6 @@ Result<void> EmbeddingStore::Timeline::gather_piece(std::span<const std::int64_t
     const std::int64_t position = position_in(key);
     return position < cursor_ || position >= next ? nullptr : frames[position < here ? 0 : 1];
   };
-  const auto row_bytes = static_cast<std::size_t>(rows_.dim) * 4;
   std::atomic<std::int64_t> served{0};
   crew_->run(count, kGrain, [&](std::int64_t begin, std::int64_t end, int) {
     std::int64_t mine = 0;
@@ -239,10 +229,9 @@ Result<void> EmbeddingStore::Timeline::gather_piece(std::span<const std::int64_t
       float* const to = out.data() + i * rows_.dim;
       const std::uint32_t entry = entry_of(i, *frame);
       if (entry == 0) {
-        init_row(table_.init, ids[at], {to, static_cast<std::size_t>(rows_.dim)});
+        init_weights(rows_, table_.init, ids[at], to);
       } else {
-        std::memcpy(to, frame->bytes.data() + (std::int64_t{entry} - 1) * 8 + kRowHeaderBytes,
-                    row_bytes);
+        read_weights(rows_, frame->bytes.data() + (std::int64_t{entry} - 1) * 8, to);
       }
       ++mine;
     }
@@ -257,7 +246,7 @@ Result<void> EmbeddingStore::Timeline::gather_piece(std::span<const std::int64_t
     const auto some = wanted_.first(staged);
     PLIMSOLL_TRY_VOID(lookup(some));
     for (const Wanted& row : some) {
-      std::memcpy(out.data() + row.tag * rows_.dim, this->staged(row) + kRowHeaderBytes, row_bytes);
+      read_weights(rows_, this->staged(row), out.data() + row.tag * rows_.dim);
     }
     staged = 0;
     return {};
@@ -464,7 +453,7 @@ Result<void> EmbeddingStore::Timeline::set_optimizer(const RowOptimizerOptions& 
                             optimizer_name(table_.optimizer), optimizer_name(options.kind)));
   }
   PLIMSOLL_TRY_VOID(check_optimizer(options));
-  optimizer_ = RowOptimizerStep(options, corrections_, rows_.dim);
+  optimizer_ = RecordStep(rows_, table_.init, options, corrections_);
   return {};
 }
 

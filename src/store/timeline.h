@@ -31,7 +31,7 @@
 #include "store/embedding_files.h"
 #include "store/id_index.h"
 #include "store/row_crew.h"
-#include "store/row_optimizer.h"
+#include "store/row_record.h"
 #include "store/timeline_io.h"
 #include "store/timeline_layout.h"
 #include "store/timeline_space.h"
@@ -152,7 +152,6 @@ class EmbeddingStore::Timeline final : public EmbeddingStore::Engine {
                                   const Change* how);
   void fill_block(const Frame& frame, std::int64_t begin, std::int64_t end, const Run& run,
                   const Change* how, int member) noexcept;
-  void initial_record(std::int64_t ordinal, std::int64_t id, std::byte* record) const noexcept;
   Result<void> keep_room();
   Result<void> fold(std::uint32_t place);
   Result<void> end_epoch();
@@ -200,7 +199,7 @@ class EmbeddingStore::Timeline final : public EmbeddingStore::Engine {
   TimelineSpace space_;
   std::int64_t reserved_{0};  // Segments at the front of rows_file_ that have a place on disk.
   std::unique_ptr<RowCrew> crew_;
-  RowOptimizerStep optimizer_;
+  RecordStep optimizer_;
   int slot_{-1};  // Superblock slot of the commit this state grew from; −1: none.
   std::int64_t last_commit_{-1};
   std::optional<Error> poison_;
@@ -222,6 +221,7 @@ class EmbeddingStore::Timeline final : public EmbeddingStore::Engine {
   std::span<std::uint32_t> unique_;              // Where the keys of each unique row begin.
   std::span<const std::int64_t> request_ids_{};  // Borrowed from the caller for one request.
   std::span<float> sums_;
+  std::span<float> wide_;  // A row for each member of the crew, where it is not stored as float32.
   std::span<AdamCorrection> corrections_;
   std::span<std::byte> staging_;
   std::span<Wanted> wanted_;

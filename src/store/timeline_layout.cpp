@@ -49,7 +49,9 @@ TimelineLayout divide(const TableDescription& table, const EmbeddingStoreOptions
   layout.staging_rows =
       std::clamp<std::int64_t>(kStagingBytes / shape.record_bytes, 1, layout.batch_rows);
   layout.map_bytes = TimelineSpace::map_bytes_most(shape, layout.sizes);
-  layout.scratch_bytes = most;
+  // A row is shown with all of its values as float32, which may be more than its extent.
+  const TableShape rows = table.shape();
+  layout.scratch_bytes = std::max(most, round_to_block(12 + 4 * rows.floats()));
   layout.id_pages = std::clamp<std::int64_t>(options.store_bytes / 32 / kIdPageBytes, 2,
                                              id_pages(IdPageKind::kSorted, shape.rows) + 2);
 
@@ -60,8 +62,8 @@ TimelineLayout divide(const TableDescription& table, const EmbeddingStoreOptions
   const std::int64_t threads = std::max(options.compute_threads, 1);
   plan.buffer_bytes =
       layout.chunks * (chunk + 128) + 2 * shape.buckets * 4 + layout.batch_rows * (4 + 8 + 4) +
-      threads * shape.dim * 4 + layout.staging_rows * (shape.record_bytes + 40) +
-      layout.scratch_bytes + layout.map_bytes +
+      threads * (rows.dim + rows.scratch_floats()) * 4 +
+      layout.staging_rows * (shape.record_bytes + 40) + layout.scratch_bytes + layout.map_bytes +
       RowOptimizerStep::kCorrections * static_cast<std::int64_t>(sizeof(AdamCorrection)) + kSlack;
   plan.total_bytes = round_to_block(plan.frame_bytes + plan.index_bytes + plan.buffer_bytes);
   return layout;

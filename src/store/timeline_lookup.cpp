@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "store/row_init.h"
 #include "store/timeline.h"
 
 namespace plimsoll {
@@ -82,7 +83,7 @@ Result<void> EmbeddingStore::Timeline::lookup(std::span<Wanted> wanted) {
         row.found = frame->index[static_cast<std::size_t>(row.position - frame->first)] != 0;
       }
       if (row.found == 0) {
-        initial_record(row.ordinal, row.id, staged(row));
+        init_record(rows_, table_.init, row.ordinal, row.id, staged(row));
       }
     }
   }
@@ -272,10 +273,11 @@ void EmbeddingStore::Timeline::scan_rows(int side, const std::byte* rows, std::u
 // Collects rows in `memory` and hands them out, a piece at a time.
 class EmbeddingStore::Timeline::Piece {
  public:
-  Piece(std::span<std::byte> memory, std::int64_t floats, const Visit& visit)
-      : most_(std::max<std::int64_t>(
-            1, (static_cast<std::int64_t>(memory.size()) - 64) / (12 + floats * 4))),
-        floats_(static_cast<std::size_t>(floats)),
+  Piece(std::span<std::byte> memory, const TableShape& shape, const Visit& visit)
+      : shape_(shape),
+        most_(std::max<std::int64_t>(
+            1, (static_cast<std::int64_t>(memory.size()) - 64) / (12 + shape.floats() * 4))),
+        floats_(static_cast<std::size_t>(shape.floats())),
         ids_(reinterpret_cast<std::int64_t*>(memory.data())),
         sequences_(reinterpret_cast<std::uint32_t*>(ids_ + most_)),
         values_(reinterpret_cast<float*>(sequences_ + most_)),
@@ -286,7 +288,7 @@ class EmbeddingStore::Timeline::Piece {
     std::memcpy(&header, record, sizeof header);
     ids_[count_] = id;
     sequences_[count_] = header.sequence;
-    std::memcpy(values_ + count_ * floats_, record + kRowHeaderBytes, floats_ * 4);
+    read_values(shape_, record, values_ + count_ * floats_);
     return ++count_ == static_cast<std::size_t>(most_) ? flush() : Result<void>{};
   }
   Result<void> flush() {
@@ -296,6 +298,7 @@ class EmbeddingStore::Timeline::Piece {
   }
 
  private:
+  const TableShape& shape_;
   std::int64_t most_;
   std::size_t floats_;
   std::int64_t* ids_;
@@ -308,13 +311,13 @@ class EmbeddingStore::Timeline::Piece {
 // Hands out what scan_pass() collected.
 Result<void> EmbeddingStore::Timeline::show_rows(std::int64_t first, std::int64_t count,
                                                  const Visit& visit) {
-  Piece piece(scratch_, rows_.floats(), visit);
+  Piece piece(scratch_, rows_, visit);
   for (std::int64_t i = 0; i < count; ++i) {
     std::int64_t id = 0;
     PLIMSOLL_TRY_VOID(ids_.ids_at(first + i, {&id, 1}));
     std::byte* const record = io_->frame_memory().data() + i * shape_.record_bytes;
     if (io_->index_memory()[static_cast<std::size_t>(i)] == 0) {
-      initial_record(first + i, id, record);
+      init_record(rows_, table_.init, first + i, id, record);
     }
     PLIMSOLL_TRY_VOID(piece.add(id, record));
   }
@@ -356,7 +359,7 @@ Result<void> EmbeddingStore::Timeline::visit_rows(const Visit& visit) {
 
 Result<void> EmbeddingStore::Timeline::show_bucket(const Frame& frame, const Visit& visit) {
   const bool moved = frame.side != source_side_;
-  Piece piece(scratch_, rows_.floats(), visit);
+  Piece piece(scratch_, rows_, visit);
   for (std::int64_t i = 0; i < frame.rows; ++i) {
     const std::int64_t ordinal = frame.order->at(frame.first + i);
     const std::int64_t position = moved ? source_.position_of(ordinal) : frame.first + i;
@@ -367,7 +370,7 @@ Result<void> EmbeddingStore::Timeline::show_bucket(const Frame& frame, const Vis
     PLIMSOLL_TRY_VOID(ids_.ids_at(ordinal, {&id, 1}));
     const std::uint32_t entry = frame.index[static_cast<std::size_t>(i)];
     if (entry == 0) {
-      initial_record(ordinal, id, staging_.data());
+      init_record(rows_, table_.init, ordinal, id, staging_.data());
     }
     PLIMSOLL_TRY_VOID(piece.add(
         id, entry == 0 ? staging_.data() : frame.bytes.data() + (std::int64_t{entry} - 1) * 8));

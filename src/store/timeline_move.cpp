@@ -181,16 +181,6 @@ Result<void> EmbeddingStore::Timeline::append(std::uint32_t place, const std::by
   return submit_full();
 }
 
-void EmbeddingStore::Timeline::initial_record(std::int64_t ordinal, std::int64_t id,
-                                              std::byte* record) const noexcept {
-  const RowHeader header{.id = ordinal, .sequence = 0, .crc = 0};
-  std::memset(record, 0, static_cast<std::size_t>(shape_.record_bytes));
-  std::memcpy(record, &header, sizeof header);
-  init_row(
-      table_.init, id,
-      {reinterpret_cast<float*>(record + kRowHeaderBytes), static_cast<std::size_t>(shape_.dim)});
-}
-
 // ---- The cursor -------------------------------------------------------------------------------
 
 // Moves every row at a position below `end` to its target bucket; those of `run` are changed on
@@ -301,7 +291,7 @@ void EmbeddingStore::Timeline::fill_block(const Frame& frame, std::int64_t begin
     } else {
       const auto place =
           static_cast<std::uint32_t>(keys_[unique_[static_cast<std::size_t>(run.first + in_run)]]);
-      initial_record(ordinals_[place], request_ids_[place], to);
+      init_record(rows_, table_.init, ordinals_[place], request_ids_[place], to);
     }
     if (in_run >= 0) {
       how->row(run.first + in_run, to, member);

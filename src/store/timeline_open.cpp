@@ -71,6 +71,7 @@ Result<void> EmbeddingStore::Timeline::take_memory(const Governor& governor) {
   keys_ = slab_.take<std::uint64_t>(rows);
   unique_ = slab_.take<std::uint32_t>(rows + 1);
   sums_ = slab_.take<float>(crew_->threads() * shape_.dim);
+  wide_ = slab_.take<float>(crew_->threads() * rows_.scratch_floats());
   corrections_ = slab_.take<AdamCorrection>(RowOptimizerStep::kCorrections);
   staging_ = slab_.take<std::byte>(layout_.staging_rows * shape_.record_bytes);
   wanted_ = slab_.take<Wanted>(layout_.staging_rows);
@@ -92,7 +93,7 @@ Result<void> EmbeddingStore::Timeline::open_files(const EmbeddingStoreOptions& o
   PLIMSOLL_TRY(super_, SuperFile::open(directory_ / table_files::kSuper, true));
   PLIMSOLL_TRY(pins_, CommitPins::open(directory_ / table_files::kSuper, true));
   pins_.use();
-  optimizer_ = RowOptimizerStep(options.optimizer, corrections_, shape_.dim);
+  optimizer_ = RecordStep(rows_, table_.init, options.optimizer, corrections_);
   return {};
 }
 

@@ -23,6 +23,7 @@ struct Case {
   std::int64_t batch_rows;
   int compute_threads;
   bool sparse;
+  RowDType dtype{};
 };
 
 std::vector<std::int64_t> all_ids(const Case& c) {
@@ -41,6 +42,7 @@ class TimelineAgainstMapTest : public EmbeddingTableTest,
     EmbeddingStoreOptions made{
         .directory = directory(),
         .dim = c.dim,
+        .dtype = c.dtype,
         .optimizer = {.kind = c.kind, .learning_rate = 0.1F, .weight_decay = 0.01F},
         .init = {.kind = c.init, .scale = 0.5F, .seed = c.seed},
         .layout = RowLayout::kSampleOrder,
@@ -94,7 +96,7 @@ TEST_P(TimelineAgainstMapTest, HoldsWhatAPlainMapHolds) {
   std::mt19937_64 random(c.seed);
   EmbeddingStoreOptions now = options();
   const auto smallest = now.store_bytes;
-  Saved live{EmbeddingOracle(c.dim, now.optimizer, now.init), 0, 0, now.order_seed};
+  Saved live{EmbeddingOracle(c.dim, now.optimizer, now.init, c.dtype), 0, 0, now.order_seed};
   const Saved initial = live;
   std::map<std::int64_t, Saved> commits;  // At most two, by step.
   std::optional<EmbeddingStore> store(open(now));
@@ -249,7 +251,11 @@ INSTANTIATE_TEST_SUITE_P(
         Case{5, 1500, RowOptimizer::kAdamW, RowInitKind::kUniform, 150, 4, 1, true},
         Case{6, 12000, RowOptimizer::kAdamWFresh, RowInitKind::kNormal, 40, 2, 1, false},
         Case{7, 1, RowOptimizer::kAdagrad, RowInitKind::kUniform, 1, 3, 1, false},
-        Case{8, 64, RowOptimizer::kAdamWFresh, RowInitKind::kNormal, 4000, 100, 2, false}));
+        Case{8, 64, RowOptimizer::kAdamWFresh, RowInitKind::kNormal, 4000, 100, 2, false},
+        Case{9, 77, RowOptimizer::kAdamW, RowInitKind::kNormal, 900, 40, 2, true,
+             RowDType::kBFloat16},
+        Case{10, 9001, RowOptimizer::kSgd, RowInitKind::kUniform, 60, 3, 2, false,
+             RowDType::kBFloat16}));
 
 }  // namespace
 }  // namespace plimsoll

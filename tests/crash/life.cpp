@@ -54,6 +54,7 @@ TableSpec make_table(std::uint64_t seed, const char* name) {
     table.ids.resize(random() % (table.ids.size() + 1));
     table.rows_max = static_cast<std::int64_t>(table.ids.size() + table.pool.size());
   }
+  table.dtype = random() % 4 == 0 ? RowDType::kBFloat16 : RowDType::kFloat32;
   return table;
 }
 
@@ -166,6 +167,7 @@ EmbeddingStoreOptions Life::options(std::size_t table, std::uint64_t seed) const
   std::mt19937_64 random(draw(seed, table));
   EmbeddingStoreOptions options{.directory = directory_ / spec.name,
                                 .dim = spec.dim,
+                                .dtype = spec.dtype,
                                 .optimizer = spec.optimizer,
                                 .init = spec.init,
                                 .layout = spec.layout,
@@ -189,7 +191,7 @@ EmbeddingOracle& Life::oracle_at(std::size_t table, std::int64_t step) {
   Position& at = oracles_[table];
   if (at.oracle == nullptr || at.step > step) {
     const TableSpec& spec = tables_[table];
-    at = {0, std::make_unique<EmbeddingOracle>(spec.dim, spec.optimizer, spec.init)};
+    at = {0, std::make_unique<EmbeddingOracle>(spec.dim, spec.optimizer, spec.init, spec.dtype)};
   }
   while (at.step < step) {
     const Batch next = batch(table, ++at.step);

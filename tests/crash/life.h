@@ -51,6 +51,7 @@ struct LastWords {
 struct TableSpec {
   std::string name{};
   std::int64_t dim{0};
+  RowDType dtype{};
   RowOptimizerOptions optimizer{};
   RowInit init{};
   std::vector<std::int64_t> ids{};   ///< Dense when 0 … N−1. Those it is made with,

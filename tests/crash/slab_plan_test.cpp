@@ -38,6 +38,7 @@ TEST_P(SlabPlanTest, ItsPartsAddUpToTheSlabAndTheSlabIsLeased) {
     const auto ids = sparse_ids(1 + random() % 5000, random());
     EmbeddingStoreOptions how{.directory = directory(),
                               .dim = kDims[random() % kDims.size()],
+                              .dtype = time % 4 < 2 ? RowDType::kFloat32 : RowDType::kBFloat16,
                               .layout = GetParam(),
                               .batch_rows = static_cast<std::int64_t>(1 + random() % 2000),
                               .io_threads = static_cast<int>(random() % 3),

@@ -385,6 +385,29 @@ def test_both_layouts_hold_the_same_rows(governor, tmp_path):
         plimsoll.EmbeddingStore.open(governor, tmp_path / "sample_order", layout="any_order")
 
 
+def test_bfloat16_rows_are_kept_in_half_the_bytes(governor, tmp_path):
+    ids = np.arange(50)
+    rows = np.random.default_rng(1).normal(size=(50, 8)).astype(np.float32)
+    with plimsoll.EmbeddingStore.open(governor, tmp_path / "half", rows=50, dim=8, store="4MiB",
+                                      dtype="bfloat16", optimizer=plimsoll.SGD(lr=0.5)) as table:
+        table.update(ids, rows)
+        got = table.gather(ids).array.copy()
+        assert got.dtype == np.float32
+        assert np.all(got.view(np.uint32) % 65536 == 0)
+        assert np.all(np.abs(got - rows) <= np.abs(rows) / 256)
+        table.apply(ids, np.ones((50, 8), np.float32))
+        assert np.all(np.abs(table.gather(ids).array - (got - 0.5)) <= 2**-7 * (np.abs(got) + 0.5))
+        table.commit(1)
+    info = plimsoll.info(tmp_path / "half")
+    assert (info["dtype"], info["record_bytes"]) == ("bfloat16", 32)
+    # The type belongs to the table: it need not be said again, and cannot be another.
+    plimsoll.EmbeddingStore.open(governor, tmp_path / "half", store="4MiB").close()
+    with pytest.raises(ValueError, match="dtype is bfloat16, but float32 was asked for"):
+        plimsoll.EmbeddingStore.open(governor, tmp_path / "half", store="4MiB", dtype="float32")
+    with pytest.raises(ValueError, match="dtype: 'float16' is not one of float32, bfloat16"):
+        plimsoll.EmbeddingStore.open(governor, tmp_path / "other", rows=5, dim=8, dtype="float16")
+
+
 def test_an_unknown_layout_is_named(governor, tmp_path):
     with pytest.raises(ValueError, match="layout: 'zigzag' is not one of any_order, sample_order"):
         plimsoll.EmbeddingStore.open(governor, tmp_path / "t", rows=3, dim=2, layout="zigzag")

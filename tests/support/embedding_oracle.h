@@ -8,6 +8,7 @@
 // Threads: single-owner.   Memory: unbounded; for tests.
 #pragma once
 
+#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -28,10 +29,42 @@ struct OracleRow {
   friend bool operator==(const OracleRow&, const OracleRow&) = default;
 };
 
+/// The bfloat16 nearest to a finite value, by its distances: of two as near, that of even bits.
+inline float plain_nearest_bfloat16(float value) {
+  const std::uint32_t below = std::bit_cast<std::uint32_t>(value) & 0xFFFF0000U;
+  const auto low = static_cast<double>(std::bit_cast<float>(below));
+  const auto at = std::bit_cast<float>(below + 0x10000U);
+  if (std::isinf(at)) {  // Beyond the largest: as if there were one more of its step.
+    const double step = low - static_cast<double>(std::bit_cast<float>(below - 0x10000U));
+    return std::abs(static_cast<double>(value) - low) < std::abs(step / 2)
+               ? std::bit_cast<float>(below)
+               : at;
+  }
+  const double down = std::abs(static_cast<double>(value) - low);
+  const double up = std::abs(static_cast<double>(at) - static_cast<double>(value));
+  const bool even = (below & 0x10000U) == 0;
+  return down < up || (down == up && even) ? std::bit_cast<float>(below) : at;
+}
+
+/// Away from zero with the chance that the mean is exact: sixteen random bits of the counter
+/// (id, sequence, weight), as src/store/row_bfloat16.h says which.
+inline float plain_stochastic_bfloat16(std::uint64_t init_seed, std::int64_t id,
+                                       std::uint32_t sequence, std::size_t weight, float value) {
+  const PhiloxBlock words =
+      philox(mix64(init_seed ^ 0x726F756E64696E67ULL), static_cast<std::uint64_t>(id),
+             std::uint64_t{sequence} << 32 | (weight / 64 * 8 + weight % 8));
+  const std::uint32_t word = words[weight % 64 / 16];
+  const std::uint32_t random = weight % 16 / 8 == 0 ? word % 65536 : word / 65536;
+  const auto bits = std::bit_cast<std::uint32_t>(value);
+  const std::uint32_t below = bits / 65536 * 65536;
+  return std::bit_cast<float>(below + (random + bits % 65536 >= 65536 ? 65536 : 0));
+}
+
 class EmbeddingOracle {
  public:
-  EmbeddingOracle(std::int64_t dim, RowOptimizerOptions optimizer, RowInit init)
-      : dim_(dim), optimizer_(optimizer), init_(init) {}
+  EmbeddingOracle(std::int64_t dim, RowOptimizerOptions optimizer, RowInit init,
+                  RowDType dtype = RowDType::kFloat32)
+      : dim_(dim), optimizer_(optimizer), init_(init), dtype_(dtype) {}
 
   [[nodiscard]] const OracleRow& row(std::int64_t id) {
     auto [at, fresh] = rows_.try_emplace(id);
@@ -53,7 +86,7 @@ class EmbeddingOracle {
     for (std::size_t i = 0; i < ids.size(); ++i) {
       OracleRow& r = mutable_row(ids[i]);
       for (std::size_t k = 0; k < r.weights.size(); ++k) {
-        r.weights[k] = values[i * r.weights.size() + k];
+        r.weights[k] = stored(values[i * r.weights.size() + k]);
         r.slot1[k] = 0.0F;
         r.slot2[k] = 0.0F;
       }
@@ -73,7 +106,11 @@ class EmbeddingOracle {
       }
     }
     for (const auto& [id, sum] : sums) {
-      step(mutable_row(id), sum, static_cast<double>(scale));
+      OracleRow& r = mutable_row(id);
+      step(r, sum, static_cast<double>(scale));
+      for (std::size_t k = 0; dtype_ == RowDType::kBFloat16 && k < dim; ++k) {
+        r.weights[k] = plain_stochastic_bfloat16(init_.seed, id, r.sequence - 1, k, r.weights[k]);
+      }
     }
   }
 
@@ -81,6 +118,10 @@ class EmbeddingOracle {
   OracleRow& mutable_row(std::int64_t id) {
     static_cast<void>(row(id));
     return rows_[id];
+  }
+
+  [[nodiscard]] float stored(float value) const {
+    return dtype_ == RowDType::kBFloat16 ? plain_nearest_bfloat16(value) : value;
   }
 
   [[nodiscard]] std::vector<float> initial(std::int64_t id) const {
@@ -91,7 +132,7 @@ class EmbeddingOracle {
       const float unit = init_.kind == RowInitKind::kUniform
                              ? 2.0F * uniform01(words[lane]) - 1.0F
                              : normal2(words[lane / 2 * 2], words[lane / 2 * 2 + 1])[lane % 2];
-      weights[k] = unit * init_.scale;
+      weights[k] = stored(unit * init_.scale);
     }
     return weights;
   }
@@ -197,6 +238,7 @@ class EmbeddingOracle {
   std::int64_t dim_;
   RowOptimizerOptions optimizer_;
   RowInit init_;
+  RowDType dtype_;
   std::map<std::int64_t, OracleRow> rows_;
 };
 
