@@ -62,8 +62,7 @@ enum class RowLayout : std::uint8_t {
 enum class RowDType : std::uint8_t {
   kFloat32,
   kBFloat16,  ///< Half the bytes. A step is computed in float32 and rounded up or down by chance,
-              ///< decided by (init.seed, id, sequence), so that small steps count on average; all
-              ///< else is rounded to nearest.
+              ///< by (init.seed, id, sequence); all else is rounded to nearest.
 };
 
 enum class RowInitKind : std::uint8_t { kZeros, kNormal, kUniform };
@@ -95,9 +94,8 @@ struct EmbeddingStoreOptions {
 
   std::int64_t at_step{-1};  ///< Open this commit, not the newest (a manifest's step).
   /// Open a commit of an existing table to read it, while another process may train in it: it stays
-  /// as it was at that step. Training waits for nothing; it keeps the commit's blocks while its
-  /// bound on disk has room for them. When it has not, gather() and scan() say so (kNotFound) and
-  /// never return a row of another step. Rows in sample order: only while nobody trains.
+  /// as it was. Training waits for nothing, and keeps the commit's blocks while its bound on disk
+  /// has room; when it has not, gather() and scan() say so (kNotFound). Sample order: only at rest.
   bool pinned{false};
   std::int64_t batch_rows{4096};  ///< Largest request expected; sizes the scratch in the slab.
   int io_threads{4};
@@ -169,6 +167,10 @@ struct TableInfo {
 /// Called with (done, total) in bytes now and then; return false to cancel.
 using ProgressFn = std::function<bool(std::int64_t, std::int64_t)>;
 
+/// Called with ids, counts of steps, and values: float32 [n, dim + state_floats()], weights first.
+using RowVisit = std::function<Result<void>(
+    std::span<const std::int64_t>, std::span<const std::uint32_t>, std::span<const float>)>;
+
 class EmbeddingStore {
  public:
   /// Opens the table in options.directory, creating it when there is none.
@@ -217,8 +219,7 @@ class EmbeddingStore {
   /// Removes rows: their ids are unknown from then on, until they are inserted anew. The place of
   /// an inserted row is free at once; that of a row that the table was made with when the table is
   /// compacted. What the row held leaves the disk when its place is written again, or compacted.
-  /// Errors: as gather(); kInvalidArgument for a table without rows_max. On an error no row is
-  /// gone.
+  /// Errors: as gather(); kInvalidArgument for a table without rows_max; no row is gone then.
   Result<void> erase(std::span<const std::int64_t> ids);
 
   /// Says which ids will be asked for soon. A hint: bounded, dropped when full, cannot fail.
@@ -237,18 +238,12 @@ class EmbeddingStore {
   /// on disk still holds the commits it held.
   Result<void> commit(std::int64_t step);
 
-  /// Visits every row in the order of places (position of the id in `ids`, then inserted ones), as
-  /// stored.
-  /// `visit(ids, sequences, values)`: values is float32 [n, dim + state_floats()], weights first.
-  Result<void> scan(const std::function<Result<void>(std::span<const std::int64_t>,
-                                                     std::span<const std::uint32_t>,
-                                                     std::span<const float>)>& visit);
+  /// Visits every row, as stored, by place: position of the id in `ids`, then inserted ones.
+  Result<void> scan(const RowVisit& visit);
 
   /// As scan(), but in whatever order costs least: in sample order one pass over the file, where
   /// scan() takes one for every slab's worth of rows. The order depends on the table alone.
-  Result<void> visit_rows(const std::function<Result<void>(std::span<const std::int64_t>,
-                                                           std::span<const std::uint32_t>,
-                                                           std::span<const float>)>& visit);
+  Result<void> visit_rows(const RowVisit& visit);
 
   /// Changes learning rate and the other numbers; the kind must stay.
   Result<void> set_optimizer(const RowOptimizerOptions& options);
@@ -257,8 +252,7 @@ class EmbeddingStore {
   /// are given or the floor of plan() is reached. Reads and writes nothing and waits for nobody:
   /// what a transfer under way holds follows with one of the next requests. Returns the bytes given
   /// back at once; plan() and stats() tell what is held. Results never depend on it, only speed.
-  /// The governor calls it under pressure (PressureMove::kShrink); so may any thread. In sample
-  /// order a slab holds no more than it streams through: 0 is given.
+  /// The governor calls it under pressure; so may any thread. In sample order nothing is given.
   std::int64_t shrink(std::int64_t wanted_bytes) noexcept;
 
   /// Takes again up to `wanted_bytes` of what shrink() gave back, in whole regions; returns how

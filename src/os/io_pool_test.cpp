@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdlib>
+#include <cstring>
+#include <memory>
 #include <string>
 #include <thread>
 #include <vector>
@@ -123,6 +126,72 @@ TEST_P(IoPoolTest, ServesMoreCallersThanItHasPlacesForBatches) {
     }
   }
   EXPECT_EQ(wrong, std::vector<int>(kCallers));
+}
+
+// 4 KiB blocks of a direct file, read in a shuffled order, more at once than one call can begin.
+class DirectReads {
+ public:
+  explicit DirectReads(File file, std::size_t blocks)
+      : file_(std::move(file)),
+        memory_(static_cast<std::byte*>(std::aligned_alloc(kPage, kPage * blocks)), &std::free) {
+    std::memset(memory_.get(), 0, kPage * blocks);
+    for (std::size_t i = 0; i < blocks; ++i) {
+      const std::size_t block = i * 7919 % blocks;  // A prime: every block once.
+      requests_.push_back({.file = &file_,
+                           .offset = static_cast<std::int64_t>(block * kPage),
+                           .bytes = {memory_.get() + block * kPage, kPage},
+                           .kind = IoKind::kRead});
+    }
+  }
+  std::span<IoRequest> requests() { return requests_; }
+  [[nodiscard]] bool holds(const std::vector<std::byte>& expected) const {
+    return std::equal(expected.begin(), expected.end(), memory_.get());
+  }
+  static constexpr std::size_t kPage = 4096;
+
+ private:
+  File file_;
+  std::unique_ptr<std::byte, decltype(&std::free)> memory_;
+  std::vector<IoRequest> requests_;
+};
+
+TEST_P(IoPoolTest, ReadsDirectFilesFromManyCallersAtOnce) {
+  constexpr std::size_t kBlocks = 1000;
+  constexpr std::size_t kCallers = 12;  // More than AioReads has contexts.
+  std::vector<std::byte> out(kBlocks * DirectReads::kPage);
+  for (std::size_t i = 0; i < out.size(); ++i) {
+    out[i] = static_cast<std::byte>(mix64(i / 64));
+  }
+  create("pages").write_at(0, out).or_throw();
+  IoPool pool(GetParam());
+  std::vector<int> wrong(kCallers);
+  {
+    std::vector<std::jthread> callers;
+    for (std::size_t c = 0; c < kCallers; ++c) {
+      callers.emplace_back([&, c] {
+        DirectReads reads(File::open(directory_ / "pages", FileMode::kRead, true).or_throw(),
+                          kBlocks);
+        wrong[c] = pool.run(reads.requests()) && reads.holds(out) ? 0 : 1;
+      });
+    }
+  }
+  EXPECT_EQ(wrong, std::vector<int>(kCallers));
+}
+
+TEST_P(IoPoolTest, NamesTheFirstDirectReadThatEndsShort) {
+  create("short").write_at(0, std::vector<std::byte>(3 * DirectReads::kPage)).or_throw();
+  IoPool pool(GetParam());
+  DirectReads reads(File::open(directory_ / "short", FileMode::kRead, true).or_throw(), 300);
+  std::size_t first = 0;
+  while (reads.requests()[first].offset < std::int64_t{3 * DirectReads::kPage}) {
+    ++first;
+  }
+  const auto result = pool.run(reads.requests());
+  ASSERT_FALSE(result);
+  EXPECT_EQ(result.error().code, ErrorCode::kCorrupt);
+  const auto at = std::to_string(reads.requests()[first].offset);
+  EXPECT_NE(result.error().to_string().find("4096 bytes at " + at + " "), std::string::npos)
+      << result.error().to_string();
 }
 
 INSTANTIATE_TEST_SUITE_P(Threads, IoPoolTest, testing::Values(0, 1, 3));

@@ -20,8 +20,7 @@ namespace plimsoll {
 
 class EmbeddingStore::Engine {
  public:
-  using Visit = std::function<Result<void>(std::span<const std::int64_t>,
-                                           std::span<const std::uint32_t>, std::span<const float>)>;
+  using Visit = RowVisit;
 
   Engine() = default;
   Engine(const Engine&) = delete;

@@ -114,6 +114,14 @@ std::span<std::byte> PageCache::frame_data(std::uint32_t frame) const noexcept {
   return data_.subspan(frame * bytes, bytes);
 }
 
+bool PageCache::resident() const {
+  return present_ >= table_.shape.pages;
+}
+
+std::int64_t PageCache::hint_most() const {
+  return resident() ? present_ : present_ / 2;
+}
+
 // ---- The owner --------------------------------------------------------------------------------
 
 std::int64_t PageCache::pin_limit() const {

@@ -151,7 +151,7 @@ class PageCache {
   static constexpr std::uint32_t kNone = 0xFFFFFFFFU;
   static constexpr std::uint32_t kStaleRequests = 64;
   static constexpr double kWriteRateFirst = 1e9;
-  static constexpr int kRoundsMost = 128;  // Told apart in a frame's disuse.
+  static constexpr int kRoundsMost = 128;                // Told apart in a frame's disuse.
   static constexpr std::int64_t kRegionBytes = 2 << 20;  // A huge page.
 
   enum class State : std::uint8_t { kEmpty, kReading, kReady };
@@ -234,14 +234,10 @@ class PageCache {
   void await_dirty_room(std::int64_t rows) PLIMSOLL_REQUIRES(mutex_);
   [[nodiscard]] bool pinned(const Frame& frame) const PLIMSOLL_REQUIRES(mutex_);
   // Every page has a frame of its own: nothing is evicted.
-  [[nodiscard]] bool resident() const PLIMSOLL_REQUIRES(mutex_) {
-    return present_ >= table_.shape.pages;
-  }
+  [[nodiscard]] bool resident() const PLIMSOLL_REQUIRES(mutex_);
   [[nodiscard]] std::int64_t pin_most() const PLIMSOLL_REQUIRES(mutex_);
   // Pages that may be protected at once.
-  [[nodiscard]] std::int64_t hint_most() const PLIMSOLL_REQUIRES(mutex_) {
-    return resident() ? present_ : present_ / 2;
-  }
+  [[nodiscard]] std::int64_t hint_most() const PLIMSOLL_REQUIRES(mutex_);
   void evict(std::uint32_t frame) PLIMSOLL_REQUIRES(mutex_);
   void drop(std::uint32_t frame) PLIMSOLL_REQUIRES(mutex_);
   Result<void> write_frames(Lane& lane, std::int64_t count) PLIMSOLL_REQUIRES(mutex_);

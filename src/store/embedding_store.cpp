@@ -333,15 +333,11 @@ Result<void> EmbeddingStore::commit(std::int64_t step) {
   PLIMSOLL_TRY_VOID(impl_->check_writable("commit"));
   return impl_->commit(step);
 }
-Result<void> EmbeddingStore::scan(
-    const std::function<Result<void>(std::span<const std::int64_t>, std::span<const std::uint32_t>,
-                                     std::span<const float>)>& visit) {
+Result<void> EmbeddingStore::scan(const RowVisit& visit) {
   auto done = impl_->scan(visit);
   return done ? done : Result<void>(tl::unexpected(impl_->explained(std::move(done).error())));
 }
-Result<void> EmbeddingStore::visit_rows(
-    const std::function<Result<void>(std::span<const std::int64_t>, std::span<const std::uint32_t>,
-                                     std::span<const float>)>& visit) {
+Result<void> EmbeddingStore::visit_rows(const RowVisit& visit) {
   return impl_->visit_rows(visit);
 }
 Result<void> EmbeddingStore::set_optimizer(const RowOptimizerOptions& options) {
