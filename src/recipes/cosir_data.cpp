@@ -166,11 +166,16 @@ Result<RowLayout> choose_layout(const Governor& governor, const CosirConfig& con
   if (config.label_layout != "auto") {
     return config.label_layout == "any_order" ? RowLayout::kAnyOrder : RowLayout::kSampleOrder;
   }
-  PLIMSOLL_TRY(const SlabPlan plan, EmbeddingStore::plan(options));
+  PLIMSOLL_TRY(const SlabPlan any, EmbeddingStore::plan(options));
+  EmbeddingStoreOptions in_order = options;
+  in_order.layout = RowLayout::kSampleOrder;
+  PLIMSOLL_TRY(const SlabPlan ordered, EmbeddingStore::plan(in_order));
   const std::int64_t bytes =
-      config.store_bytes > 0 ? config.store_bytes : governor.state().free_bytes() / kStoreShare;
-  const bool fits = plan.floor_bytes + bytes_in_ram(options, options.rows) <= bytes;
-  return fits ? RowLayout::kAnyOrder : RowLayout::kSampleOrder;
+      config.store_bytes > 0
+          ? config.store_bytes
+          : std::max(governor.state().free_bytes() / kStoreShare, any.floor_bytes);
+  const bool all_fit = any.floor_bytes + bytes_in_ram(options, options.rows) <= bytes;
+  return all_fit || ordered.floor_bytes > bytes ? RowLayout::kAnyOrder : RowLayout::kSampleOrder;
 }
 
 }  // namespace

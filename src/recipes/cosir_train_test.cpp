@@ -310,22 +310,20 @@ TEST_F(CosirTrainTest, AStoppedRunResumesToTheBitsOfAnUndisturbedOne) {
 }
 
 TEST_F(CosirTrainTest, RowsLieInSampleOrderWhenTheyDoNotFitIntoMemoryOrAreToldTo) {
-  const auto layout_of = [&](const Options& options) {
-    const Ended ended = run("small", options);
+  const auto layout_with = [&](const std::string& key, const std::string& value) {
+    Options options{
+        {"dim", "1024"}, {"label_dim", "1024"}, {"epochs", "1"}, {"holdout", "300"}};  // 15 MB.
+    options[key] = value;
+    const Ended ended = run("wide", options);
     const auto table = EmbeddingStore::inspect(ended.folder / "embeddings").or_throw();
-    EXPECT_EQ(table.rows, 104);  // Those held out have none.
+    EXPECT_EQ(table.rows, 1200);  // Those held out have none.
     return table.layout;
   };
-  EXPECT_EQ(layout_of({}), RowLayout::kAnyOrder);
-  EXPECT_EQ(layout_of({{"label_layout", "sample_order"}}), RowLayout::kSampleOrder);
-  const Options wide{{"label_dim", "4096"}, {"epochs", "1"}};  // 6 MB of rows.
-  const auto with = [&](const std::string& key, const std::string& value) {
-    Options all = wide;
-    all[key] = value;
-    return all;
-  };
-  EXPECT_EQ(layout_of(with("store_bytes", "24MiB")), RowLayout::kAnyOrder);
-  EXPECT_EQ(layout_of(with("store_bytes", "4MiB")), RowLayout::kSampleOrder);
+  EXPECT_EQ(layout_with("label_layout", "auto"), RowLayout::kAnyOrder);
+  EXPECT_EQ(layout_with("label_layout", "sample_order"), RowLayout::kSampleOrder);
+  EXPECT_EQ(layout_with("store_bytes", "48MiB"), RowLayout::kAnyOrder);
+  EXPECT_EQ(layout_with("store_bytes", "17MiB"), RowLayout::kSampleOrder);
+  EXPECT_EQ(layout_with("store_bytes", "12MiB"), RowLayout::kAnyOrder);  // Too few for buckets.
 }
 
 TEST_F(CosirTrainTest, ARunInSampleOrderStopsAndResumesToTheBitsOfAnyOrder) {

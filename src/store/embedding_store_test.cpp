@@ -508,8 +508,9 @@ TEST_F(EmbeddingStoreTest, BothCommitsStayReadableWhenPartsOfThePageTableAreWrit
 }
 
 // Every frame is compared here, one is freed at a time and nothing is dirty, so the model is exact:
-// uses counted per page whether it is in RAM or not, halved after ten uses per frame. The page of
-// the request before stays: an apply() may follow its gather().
+// uses counted per page whether it is in RAM or not, worth half after four rounds (of a use per
+// frame) without one, halved every sixteen. The page of the request before stays: an apply() may
+// follow its gather().
 TEST_F(EmbeddingStoreTest, EvictsThePageUsedLeastOftenAndAmongEqualsTheOneUnusedForLongest) {
   auto options = with_floor({.directory = directory(),
                              .dim = 900,  // A row a page.
@@ -524,8 +525,14 @@ TEST_F(EmbeddingStoreTest, EvictsThePageUsedLeastOftenAndAmongEqualsTheOneUnused
   std::mt19937_64 random(seed);
   std::map<std::int64_t, int> heat;
   std::map<std::int64_t, int> resident;  // Page → when it was used last.
+  std::map<std::int64_t, int> last_round;
   std::size_t uses = 0;
+  int rounds = 0;
   std::int64_t hits = 0;
+  const auto often = [&](std::int64_t page) {
+    const int unused = std::min(rounds - last_round[page], 100);  // Nothing is left long before.
+    return (static_cast<std::int64_t>(heat[page]) * (8 - unused % 4)) >> (unused / 4);
+  };
   for (int request = 1; request <= 20'000; ++request) {
     // A third of the pages is asked for far more often, and which ones changes.
     const auto hot = (static_cast<std::uint64_t>(request) / 4000) * 100 + random() % 30;
@@ -535,17 +542,20 @@ TEST_F(EmbeddingStoreTest, EvictsThePageUsedLeastOftenAndAmongEqualsTheOneUnused
     if (!resident.contains(id) && resident.size() == frames) {
       const auto victim =
           std::min_element(resident.begin(), resident.end(), [&](const auto& a, const auto& b) {
-            return std::tuple(a.second >= request - 1, heat[a.first], a.second) <
-                   std::tuple(b.second >= request - 1, heat[b.first], b.second);
+            return std::tuple(a.second >= request - 1, often(a.first), a.second) <
+                   std::tuple(b.second >= request - 1, often(b.first), b.second);
           });
       resident.erase(victim);
     }
     resident[id] = request;
     heat[id] = std::min(heat[id] + 1, 255);
-    if (++uses == 10 * frames) {
+    last_round[id] = rounds;
+    if (++uses == frames) {
       uses = 0;
-      for (auto& [page, count] : heat) {
-        count /= 2;
+      if (++rounds % 16 == 0) {
+        for (auto& [page, count] : heat) {
+          count /= 2;
+        }
       }
     }
     ASSERT_EQ(store.stats().hits, hits) << "request " << request << ", id " << id;
