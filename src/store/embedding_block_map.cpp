@@ -21,7 +21,7 @@ constexpr std::int64_t kChunkWords = 64;  // Of the bitmaps: what a commit copie
 constexpr std::int64_t kGapMost = 15;     // Units written although they have not changed.
 
 std::int64_t chunks_for(std::int64_t blocks) {
-  return (words_for(blocks) + kChunkWords - 1) / kChunkWords;
+  return divide_up(words_for(blocks), kChunkWords);
 }
 
 std::uint64_t bit(std::int64_t block) {

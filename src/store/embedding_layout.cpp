@@ -105,8 +105,7 @@ Result<EmbeddingLayout> plan_layout(const TableDescription& table,
   if (total(layout, frame, least) > bytes) {
     layout = divide(table, options, 0);  // Near the floor: the smallest buffers.
   }
-  // Whole memory pages: what is taken is rounded up, and may not pass what is given.
-  const std::int64_t rest = bytes / 4096 * 4096 - total(layout, frame, 0);
+  const std::int64_t rest = bytes - total(layout, frame, 0);
   const std::int64_t most = std::max(shape.pages, least);
   layout.sizes.frames = std::min(std::max(rest / frame, least), most);
   layout.sizes.frames_least = least;

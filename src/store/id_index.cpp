@@ -255,10 +255,12 @@ Result<void> IdIndex::find(std::span<const std::int64_t> ids,
     }
     return {};
   }
-  for (std::size_t i = 0; i < ids.size() && !spans_.empty(); ++i) {
-    ordinals[i] = ordinal_in(spans_, info_.rows, ids[i]);
+  if (!spans_.empty()) {
+    std::transform(ids.begin(), ids.end(), ordinals.begin(),
+                   [this](std::int64_t id) { return ordinal_in(spans_, info_.rows, id); });
+    return {};
   }
-  for (std::size_t i = 0; i < ids.size() && spans_.empty(); ++i) {
+  for (std::size_t i = 0; i < ids.size(); ++i) {
     const std::int64_t id = ids[i];
     const auto after = std::upper_bound(fences_.begin(), fences_.end(), id);
     if (after == fences_.begin()) {
