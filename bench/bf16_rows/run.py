@@ -14,7 +14,6 @@ The program is taken from PLIMSOLL_PROGRAM, else build/release/bin/plimsoll.
 import argparse
 import json
 import math
-import os
 import pathlib
 import shutil
 import statistics
@@ -22,6 +21,9 @@ import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+from bench import recipe_bench  # noqa: E402
+
 COCO = ROOT / "data" / "coco-mini"
 BAR = 1.02
 LABEL_DIM = {"coco-mini": 2, "synth": 16}
@@ -151,33 +153,19 @@ def report(options, pairs: list[dict]) -> dict:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--smoke", action="store_true", help="seconds; only the answer counts")
+    recipe_bench.add_options(parser, "bench-bf16")
     parser.add_argument("--seeds", type=int, help="of each set, 0 and on; default 5, --smoke 1")
     parser.add_argument("--rows", type=int, help="synthetic pairs; default 8,000, --smoke 1,000")
     parser.add_argument("--epochs", type=int,
                         help="of both sets; default coco-mini's own, 8 of synth, --smoke 2")
     parser.add_argument("--label-lr", type=float,
                         help="rate of the rows; smaller steps are rounded more")
-    parser.add_argument("--program", type=pathlib.Path, default=pathlib.Path(
-        os.environ.get("PLIMSOLL_PROGRAM", ROOT / "build/release/bin/plimsoll")))
-    parser.add_argument("--work", type=pathlib.Path, default=ROOT / "build/bench-bf16",
-                        help="folder for data and runs, made anew")
-    parser.add_argument("--keep", action="store_true", help="keep that folder")
     options = parser.parse_args()
     options.seeds = options.seeds or (1 if options.smoke else 5)
     options.rows = options.rows or (1_000 if options.smoke else 8_000)
     options.epochs = options.epochs or (2 if options.smoke else None)
-    if not options.program.exists():
-        fail(f"{options.program} is not there: run make build, or set PLIMSOLL_PROGRAM")
-    shutil.rmtree(options.work, ignore_errors=True)
-    options.work.mkdir(parents=True)
-    try:
-        result = report(options, measure(options, make_data(options)))
-    finally:
-        if not options.keep:
-            shutil.rmtree(options.work, ignore_errors=True)
-    print(json.dumps(result))
-    return 0 if result["pass"] else 1
+    return recipe_bench.run(
+        options, lambda: report(options, measure(options, make_data(options))))
 
 
 if __name__ == "__main__":

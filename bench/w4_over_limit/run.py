@@ -23,6 +23,7 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
+from bench import recipe_bench  # noqa: E402
 from tests.support.cgroup import MemoryCgroup  # noqa: E402
 
 BAR = 0.9
@@ -161,7 +162,7 @@ def report(options, pairs: list[dict]) -> dict:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--smoke", action="store_true", help="seconds; only the answer counts")
+    recipe_bench.add_options(parser, "bench-w4")
     parser.add_argument("--pairs", type=int, help="default 3, --smoke 1")
     parser.add_argument("--rows", type=int, help="default: 8 times the limit; --smoke 6,000")
     parser.add_argument("--epochs", type=int, default=2)
@@ -171,30 +172,16 @@ def main() -> int:
                         help="compute threads of both")
     parser.add_argument("--no-cgroup", action="store_true",
                         help="only --memory-limit; chosen by itself where no cgroup can be made")
-    parser.add_argument("--program", type=pathlib.Path, default=pathlib.Path(
-        os.environ.get("PLIMSOLL_PROGRAM", ROOT / "build/release/bin/plimsoll")))
-    parser.add_argument("--work", type=pathlib.Path, default=ROOT / "build/bench-w4",
-                        help="folder for data and runs, made anew")
-    parser.add_argument("--keep", action="store_true", help="keep that folder")
     options = parser.parse_args()
     full = -(-TIMES_THE_LIMIT * options.limit * MIB // (FEATURE_BYTES + ROW_BYTES))
     options.rows = options.rows or (6_000 if options.smoke else full)
     options.pairs = options.pairs or (1 if options.smoke else 3)
-    if not options.program.exists():
-        fail(f"{options.program} is not there: run make build, or set PLIMSOLL_PROGRAM")
     reason = None if options.no_cgroup else MemoryCgroup.why_not()
     if reason:
         print(f"no cgroup around the limited run, only --memory-limit: {reason}")
         options.no_cgroup = True
-    shutil.rmtree(options.work, ignore_errors=True)
-    options.work.mkdir(parents=True)
-    try:
-        result = report(options, measure(options, make_data(options)))
-    finally:
-        if not options.keep:
-            shutil.rmtree(options.work, ignore_errors=True)
-    print(json.dumps(result))
-    return 0 if result["pass"] else 1
+    return recipe_bench.run(
+        options, lambda: report(options, measure(options, make_data(options))))
 
 
 if __name__ == "__main__":

@@ -23,7 +23,8 @@ import numpy as np
 
 FOLDER = pathlib.Path(__file__).resolve().parent
 ROOT = FOLDER.parent.parent
-sys.path.insert(0, str(FOLDER))
+sys.path[:0] = [str(FOLDER), str(ROOT)]
+from bench import recipe_bench  # noqa: E402
 from same_start import write_start  # noqa: E402
 
 BAR = 1.2
@@ -149,34 +150,19 @@ def report(options, rounds: list[dict], agreement: dict) -> dict:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--smoke", action="store_true", help="seconds; only the answer counts")
+    recipe_bench.add_options(parser, "bench-w9")
     parser.add_argument("--rows", type=int, help="default 300,000 (1.1 GiB), --smoke 6,000")
     parser.add_argument("--rounds", type=int, help="default 3, --smoke 1")
     parser.add_argument("--batch-size", type=int, help="default 2048, --smoke 256")
     parser.add_argument("--limit", default="768MiB", help="our memory limit")
     parser.add_argument("--threads", type=int, default=min(2, os.cpu_count() or 1),
                         help="compute threads of both")
-    parser.add_argument("--program", type=pathlib.Path, default=pathlib.Path(
-        os.environ.get("PLIMSOLL_PROGRAM", ROOT / "build/release/bin/plimsoll")))
-    parser.add_argument("--work", type=pathlib.Path, default=ROOT / "build/bench-w9",
-                        help="folder for data and runs, made anew")
-    parser.add_argument("--keep", action="store_true", help="keep that folder")
     options = parser.parse_args()
     options.rows = options.rows or (6_000 if options.smoke else 300_000)
     options.rounds = options.rounds or (1 if options.smoke else 3)
     options.batch_size = options.batch_size or (256 if options.smoke else 2048)
-    if not options.program.exists():
-        fail(f"{options.program} is not there: run make build, or set PLIMSOLL_PROGRAM")
-    shutil.rmtree(options.work, ignore_errors=True)
-    options.work.mkdir(parents=True)
-    try:
-        data = make_data(options, options.work)
-        result = report(options, *measure(options, options.work, data))
-    finally:
-        if not options.keep:
-            shutil.rmtree(options.work, ignore_errors=True)
-    print(json.dumps(result))
-    return 0 if result["pass"] else 1
+    return recipe_bench.run(options, lambda: report(
+        options, *measure(options, options.work, make_data(options, options.work))))
 
 
 if __name__ == "__main__":

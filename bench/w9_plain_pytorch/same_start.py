@@ -3,8 +3,8 @@
 
 The program draws every random number as a pure function of (seed, stream, counter), so that NumPy
 can draw the same ones. The formulas are those of src/base/philox.h, src/base/sample_order.cpp,
-src/data/split.cpp, src/store/row_init.h and src/recipes/cosir_model.cpp; equal losses in the first
-step show that they still agree.
+src/store/row_init.h and src/recipes/cosir_model.cpp; equal losses in the first step show that they
+still agree.
 
 Memory: about 40 bytes a row.
 """
@@ -16,7 +16,7 @@ import numpy as np
 U64 = np.uint64
 MASK32 = U64(0xFFFFFFFF)
 # The uses of a run's seed, as `Purpose` in src/recipes/cosir_model.h numbers them.
-MODEL, ROWS, ORDER, SPLIT = 1, 2, 3, 4
+MODEL, ROWS, ORDER = 1, 2, 3
 
 
 def philox(seed: int, stream, counter) -> np.ndarray:
@@ -145,7 +145,7 @@ def write_start(path, seed: int, ids: np.ndarray, groups: np.ndarray, dim: int) 
 
     `order` gives the record at each position of the first epoch; the other rows are as the records.
     """
-    by_rank = sample_order(len(ids), seed_for(seed, SPLIT))  # Training rank → record.
-    np.savez(path, order=by_rank[sample_order(len(ids), seed_for(seed, ORDER))], groups=groups,
+    # With nothing held out a record's training rank is its place in the store.
+    np.savez(path, order=sample_order(len(ids), seed_for(seed, ORDER)), groups=groups,
              picks=neighbour_picks(seed, ids), rows=first_rows(seed, ids),
              **model_weights(seed, dim))
