@@ -166,8 +166,9 @@ def main() -> int:
     parser.add_argument("--pairs", type=int, help="default 3, --smoke 1")
     parser.add_argument("--rows", type=int, help="default: 8 times the limit; --smoke 6,000")
     parser.add_argument("--epochs", type=int, default=2)
-    parser.add_argument("--limit", type=int, default=288, help="MiB of the limited run")
-    parser.add_argument("--batch-size", type=int, default=256)
+    parser.add_argument("--limit", type=int, default=384, help="MiB of the limited run")
+    parser.add_argument("--batch-size", type=int,
+                        help="default 2048, the recipe's own; --smoke 256")
     parser.add_argument("--threads", type=int, default=min(2, os.cpu_count() or 1),
                         help="compute threads of both")
     parser.add_argument("--no-cgroup", action="store_true",
@@ -176,6 +177,7 @@ def main() -> int:
     full = -(-TIMES_THE_LIMIT * options.limit * MIB // (FEATURE_BYTES + ROW_BYTES))
     options.rows = options.rows or (6_000 if options.smoke else full)
     options.pairs = options.pairs or (1 if options.smoke else 3)
+    options.batch_size = options.batch_size or (256 if options.smoke else 2_048)
     reason = None if options.no_cgroup else MemoryCgroup.why_not()
     if reason:
         print(f"no cgroup around the limited run, only --memory-limit: {reason}")

@@ -21,6 +21,7 @@
 #include "base/check.h"
 #include "data/loader_ring.h"
 #include "data/loader_sweep.h"
+#include "os/background_thread.h"
 #include "plimsoll/bytes.h"
 #include "plimsoll/sample_order.h"
 
@@ -215,7 +216,7 @@ class Loader::Impl : public Reclaimer {
 
  private:
   void work(int index) {
-    pthread_setname_np(pthread_self(), fmt::format("pl-loader-{}", index).c_str());
+    enter_background(fmt::format("pl-loader-{}", index));
     for (;;) {
       const BatchRing::Claim claim = ring_->claim();
       if (claim.slot == nullptr) {

@@ -16,6 +16,7 @@
 #include "base/check.h"
 #include "base/mutex.h"
 #include "os/aio_reads.h"
+#include "os/background_thread.h"
 #include "os/blocked_signals.h"
 #include "os/file_faults.h"
 
@@ -146,7 +147,7 @@ class IoPool::Impl {
   }
 
   void work(int index) {
-    pthread_setname_np(pthread_self(), fmt::format("pl-io-{}", index).c_str());
+    enter_background(fmt::format("pl-io-{}", index));
     MutexLock lock(mutex_);
     while (!stopping_) {
       if (Batch* batch = batch_with_work(); batch != nullptr) {

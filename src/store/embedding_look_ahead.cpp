@@ -8,6 +8,7 @@
 
 #include <pthread.h>
 
+#include "os/background_thread.h"
 #include "os/blocked_signals.h"
 
 namespace plimsoll {
@@ -144,7 +145,7 @@ void LookAhead::serve(std::span<const std::int64_t> ids, std::span<const std::ui
 }
 
 void LookAhead::work() noexcept {
-  pthread_setname_np(pthread_self(), "pl-ahead");
+  enter_background("pl-ahead");
   std::array<std::int64_t, kIdsAtOnce> ids;
   std::array<std::uint32_t, kIdsAtOnce> ticks;
   while (const std::size_t count = take(ids, ticks)) {

@@ -350,6 +350,7 @@ void PageCache::unpin() noexcept {
 Result<void> PageCache::snapshot(std::int64_t first, std::span<std::byte> out) {
   const auto page_bytes = static_cast<std::size_t>(table_.shape.page_bytes);
   const auto count = static_cast<std::int64_t>(out.size() / page_bytes);
+  std::size_t reads = 0;
   for (std::int64_t i = 0; i < count; ++i) {
     const auto page = static_cast<std::uint32_t>(first + i);
     const auto into = out.subspan(static_cast<std::size_t>(i) * page_bytes, page_bytes);
@@ -368,10 +369,20 @@ Result<void> PageCache::snapshot(std::int64_t first, std::span<std::byte> out) {
     lock.unlock();
     if (entry.block == 0) {
       PLIMSOLL_TRY_VOID(init_page(page, into));
-    } else {
-      PLIMSOLL_TRY_VOID(table_.file->read_at((entry.block - 1) * table_.shape.page_bytes, into));
-      PLIMSOLL_TRY_VOID(check_page(page, entry, into));
+      continue;
     }
+    owner_.requests[reads] = {.file = table_.file,
+                              .offset = (entry.block - 1) * table_.shape.page_bytes,
+                              .bytes = into,
+                              .kind = IoKind::kRead};
+    owner_.write_pages[reads] = page;
+    owner_.written[reads] = entry;
+    ++reads;
+  }
+  PLIMSOLL_TRY_VOID(table_.pool->run(owner_.requests.first(reads)));
+  for (std::size_t i = 0; i < reads; ++i) {
+    PLIMSOLL_TRY_VOID(
+        check_page(owner_.write_pages[i], owner_.written[i], owner_.requests[i].bytes));
   }
   return {};
 }

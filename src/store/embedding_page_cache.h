@@ -109,7 +109,7 @@ class PageCache {
   void committed(int slot, bool keep, bool still_pinned) noexcept;
 
   /// Copies whole pages `first`, `first` + 1, … as they are now, without loading them into frames.
-  /// Requires: out.size() is a multiple of page_bytes, and that many pages exist.
+  /// Requires: out is of scratch(), its size a multiple of page_bytes; that many pages exist.
   Result<void> snapshot(std::int64_t first, std::span<std::byte> out);
 
   /// Memory of the owner's lane, for use between two calls of the above.

@@ -5,6 +5,7 @@
 
 #include <pthread.h>
 
+#include "os/background_thread.h"
 #include "os/blocked_signals.h"
 
 namespace plimsoll {
@@ -19,7 +20,7 @@ WriteBack::~WriteBack() {
 }
 
 void WriteBack::work() noexcept {
-  pthread_setname_np(pthread_self(), "pl-back");
+  enter_background("pl-back");
   try {
     while (cache_.write_back()) {
     }

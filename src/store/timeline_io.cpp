@@ -12,6 +12,7 @@
 #include <fmt/format.h>
 
 #include "base/check.h"
+#include "os/background_thread.h"
 #include "os/blocked_signals.h"
 
 namespace plimsoll {
@@ -203,7 +204,7 @@ Error TimelineIo::damaged(const TimelineSpace::Extent& extent) const {
 // ---- The threads ------------------------------------------------------------------------------
 
 void TimelineIo::work(int index) {
-  pthread_setname_np(pthread_self(), fmt::format("pl-rows-{}", index).c_str());
+  enter_background(fmt::format("pl-rows-{}", index));
   const bool reads_first = index % 2 == 1;
   MutexLock lock(mutex_);
   while (!stopping_) {
