@@ -38,6 +38,7 @@ std::function<bool(std::int64_t, std::int64_t)> metered(std::shared_ptr<WorkMete
 /// Each adds its commands to `app`.
 void add_train_commands(CLI::App& app, int& status);  ///< train, resume, eval
 void add_run_commands(CLI::App& app, int& status);    ///< stop, pause, continue, status
+void add_guard_commands(CLI::App& app, int& status);  ///< run
 void add_data_commands(CLI::App& app, int& status);   ///< synth, import, store
 void add_look_commands(CLI::App& app, int& status);   ///< info, limits
 

@@ -84,6 +84,7 @@ int parse_and_run(int argc, char** argv) {
   app.require_subcommand(1);
   add_train_commands(app, status);
   add_run_commands(app, status);
+  add_guard_commands(app, status);
   add_data_commands(app, status);
   add_look_commands(app, status);
   try {

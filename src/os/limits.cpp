@@ -13,6 +13,7 @@
 #include <fmt/core.h>
 
 #include "base/check.h"
+#include "os/cgroup.h"
 #include "plimsoll/bytes.h"
 
 namespace plimsoll {
@@ -53,37 +54,6 @@ std::optional<std::int64_t> meminfo_bytes(std::string_view meminfo, std::string_
   return kibibytes ? std::optional(*kibibytes << 10) : std::nullopt;
 }
 
-// One line of /proc/self/cgroup, "ID:CONTROLLERS:PATH".
-struct CgroupLine {
-  std::string_view controllers;
-  std::string_view path;
-};
-
-std::vector<CgroupLine> cgroup_lines(std::string_view text) {
-  std::vector<CgroupLine> lines;
-  while (!text.empty()) {
-    const std::string_view line = text.substr(0, text.find('\n'));
-    text.remove_prefix(std::min(line.size() + 1, text.size()));
-    const std::size_t first = line.find(':');
-    const std::size_t second = line.find(':', first + 1);
-    if (first != std::string_view::npos && second != std::string_view::npos) {
-      lines.push_back({line.substr(first + 1, second - first - 1), line.substr(second + 1)});
-    }
-  }
-  return lines;
-}
-
-bool lists_memory(std::string_view controllers) {
-  while (!controllers.empty()) {
-    const std::string_view word = controllers.substr(0, controllers.find(','));
-    if (word == "memory") {
-      return true;
-    }
-    controllers.remove_prefix(std::min(word.size() + 1, controllers.size()));
-  }
-  return false;
-}
-
 void add_file(const std::filesystem::path& file, const char* source, LimitReport& report) {
   const auto text = text_of(file);
   const auto bytes = text ? leading_integer(*text) : std::nullopt;  // "max" is no integer.
@@ -110,25 +80,16 @@ void for_each_ancestor(const std::filesystem::path& mount, std::string_view path
 }
 
 void add_cgroups(const LimitQuery& query, LimitReport& report) {
-  const auto text = text_of(query.proc_root / "self" / "cgroup");
-  if (!text) {
-    return;  // A kernel without cgroups.
-  }
-  std::error_code ignored;
-  for (const CgroupLine& line : cgroup_lines(*text)) {
-    if (lists_memory(line.controllers)) {
-      for_each_ancestor(query.cgroup_root / "memory", line.path, [&](const auto& directory) {
-        add_file(directory / "memory.limit_in_bytes", "cgroup v1 memory.limit_in_bytes", report);
-      });
-    } else if (line.controllers.empty()) {
-      const auto hybrid = query.cgroup_root / "unified";
-      const auto mount =
-          std::filesystem::is_directory(hybrid, ignored) ? hybrid : query.cgroup_root;
-      for_each_ancestor(mount, line.path, [&](const auto& directory) {
+  for (const CgroupLine& line : read_cgroup_lines(query.proc_root)) {
+    const auto mount = cgroup_mount(line, query.cgroup_root);
+    for_each_ancestor(mount, line.path, [&](const auto& directory) {
+      if (line.version2) {
         add_file(directory / "memory.max", "cgroup v2 memory.max", report);
         add_file(directory / "memory.high", "cgroup v2 memory.high", report);
-      });
-    }
+      } else {
+        add_file(directory / "memory.limit_in_bytes", "cgroup v1 memory.limit_in_bytes", report);
+      }
+    });
   }
 }
 

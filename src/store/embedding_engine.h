@@ -7,12 +7,14 @@
 // Threads: see embedding_store.h.   Memory: see the layouts.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <functional>
 #include <span>
 
+#include "base/check.h"
 #include "plimsoll/embedding_store.h"
 #include "store/embedding_format.h"
 
@@ -64,6 +66,16 @@ class EmbeddingStore::Engine {
   /// Errors: kInvalidArgument when the three do not belong to one number of records.
   [[nodiscard]] Result<void> check_records(std::size_t ids, std::size_t sequences,
                                            std::size_t floats) const;
+  /// Resolves a request of more than `most` ids piece by piece, so that every id is known to be
+  /// there before any row changes; a shorter one is resolved when it is carried out.
+  template <class Resolve>
+  static Result<void> resolve_ahead(std::span<const std::int64_t> ids, std::size_t most,
+                                    const Resolve& resolve) {
+    for (std::size_t at = 0; ids.size() > most && at < ids.size(); at += most) {
+      PLIMSOLL_TRY_VOID(resolve(ids.subspan(at, std::min(most, ids.size() - at))));
+    }
+    return {};
+  }
   /// Errors: kInvalidArgument when `step` is not after the last commit.
   [[nodiscard]] Result<void> check_step(const std::filesystem::path& directory,
                                         std::int64_t step) const;

@@ -10,10 +10,13 @@
 
 #include "base/check.h"
 #include "os/file.h"
+#include "store/embedding_block_map.h"
 #include "store/id_source.h"
 
 namespace plimsoll {
 namespace {
+
+constexpr std::int64_t kWrittenAhead = 2 << 20;
 
 tl::unexpected<Error> no_row(const std::filesystem::path& directory, std::int64_t id) {
   return fail(ErrorCode::kNotFound,
@@ -37,6 +40,22 @@ Result<void> find_by(const Index& index, const std::filesystem::path& directory,
   return {};
 }
 
+// A small table's rows in any order get all their blocks at once, written with zeros: to make a
+// commit durable the file system then flushes the disk and need not commit to its journal too.
+Result<void> write_ahead(File& rows, const TableDescription& table, std::span<std::byte> scratch) {
+  const TableShape shape = table.shape();
+  const std::int64_t bytes = BlockMap::blocks(shape.pages, 0) * shape.page_bytes;
+  if (table.layout == RowLayout::kAnyOrder && bytes <= kWrittenAhead) {
+    std::ranges::fill(scratch, std::byte{0});
+    const auto most = static_cast<std::int64_t>(scratch.size() / kBlockUnit * kBlockUnit);
+    for (std::int64_t at = 0; at < bytes; at += most) {
+      const auto some = static_cast<std::size_t>(std::min(most, bytes - at));
+      PLIMSOLL_TRY_VOID(rows.write_at(at, scratch.first(some)));
+    }
+  }
+  return {};
+}
+
 Result<void> create_and_describe(const std::filesystem::path& directory,
                                  const TableDescription& table, const IdSource& source,
                                  std::span<std::byte> scratch) {
@@ -50,6 +69,7 @@ Result<void> create_and_describe(const std::filesystem::path& directory,
     }
   }
   PLIMSOLL_TRY(auto rows, File::open(directory / table_files::kRows, FileMode::kCreate));
+  PLIMSOLL_TRY_VOID(write_ahead(rows, table, scratch));
   PLIMSOLL_TRY_VOID(rows.sync());
   for (int slot = 0; slot < 2; ++slot) {
     PLIMSOLL_TRY(auto map, File::open(table_files::map_path(directory, slot), FileMode::kCreate));

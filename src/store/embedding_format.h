@@ -141,6 +141,12 @@ class SuperFile {
   SuperFile() = default;
   [[nodiscard]] const std::array<Slot, 2>& slots() const noexcept { return slots_; }
   [[nodiscard]] const std::filesystem::path& path() const noexcept { return file_.path(); }
+  /// Whether slot `slot` holds, or may have held, a commit after `step`.
+  [[nodiscard]] bool may_be_after(int slot, std::int64_t step) const noexcept {
+    const Slot& held = slots_[static_cast<std::size_t>(slot)];
+    return held.state == SlotState::kDamaged ||
+           (held.state == SlotState::kValid && held.superblock.step > step);
+  }
 
   /// Writes one slot and syncs. Errors: kIo.
   Result<void> write(int slot, const Superblock& superblock);

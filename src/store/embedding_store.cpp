@@ -94,10 +94,8 @@ Result<void> EmbeddingStore::Impl::set_rows(std::span<const std::int64_t> ids,
                                             std::span<const std::uint32_t> sequences,
                                             std::span<const float> values, std::int64_t width) {
   PLIMSOLL_TRY_VOID(cache_->begin_request(static_cast<std::int64_t>(ids.size())));
-  // Every id is looked up before any row changes.
-  for (std::size_t at = 0; ids.size() > keys_.size() && at < ids.size(); at += keys_.size()) {
-    PLIMSOLL_TRY_VOID(resolve(ids.subspan(at, std::min(keys_.size(), ids.size() - at))));
-  }
+  PLIMSOLL_TRY_VOID(
+      resolve_ahead(ids, keys_.size(), [this](const auto some) { return resolve(some); }));
   bool changed = false;
   while (!ids.empty()) {
     const std::size_t count = std::min(ids.size(), keys_.size());

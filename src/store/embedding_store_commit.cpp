@@ -43,8 +43,7 @@ Result<void> EmbeddingStore::Impl::make_durable(std::int64_t step) {
   const bool keep =
       other.state == SuperFile::SlotState::kValid && replacing.pinned(other.superblock.step);
   const bool still_pinned = !map_->any_pinned() || pins_.any();
-  if (other.state != SuperFile::SlotState::kEmpty &&
-      (other.state == SuperFile::SlotState::kDamaged || other.superblock.step > last_commit_)) {
+  if (super_.may_be_after(slot, last_commit_)) {
     // A newer commit than the one opened: it goes first, so that it is never found half gone.
     PLIMSOLL_TRY_VOID(super_.clear(slot));
     ++syncs;

@@ -78,11 +78,8 @@ Result<void> EmbeddingStore::Impl::write_new_rows(bool& changed) {
 
 Result<void> EmbeddingStore::Impl::erase(std::span<const std::int64_t> ids) {
   PLIMSOLL_TRY_VOID(check_growing("erase()"));
-  // Every id is looked up before any is erased.
-  for (std::size_t at = 0; ids.size() > ordinals_.size() && at < ids.size();
-       at += ordinals_.size()) {
-    PLIMSOLL_TRY_VOID(resolve(ids.subspan(at, std::min(ordinals_.size(), ids.size() - at))));
-  }
+  PLIMSOLL_TRY_VOID(
+      resolve_ahead(ids, ordinals_.size(), [this](const auto some) { return resolve(some); }));
   bool changed = false;
   while (!ids.empty()) {
     const std::size_t count = std::min(ids.size(), ordinals_.size());

@@ -63,10 +63,14 @@ Result<StoredBlock> parse_block_entries(std::uint64_t entry, std::uint64_t next,
   const bool packed = coding == 1 && block.bytes > static_cast<std::int64_t>(kSizeBytes) &&
                       pages * kFeaturePage <= stored_bytes_max(block_bytes);
   if (end > file_bytes || (!plain && !packed)) {
-    return fail(ErrorCode::kCorrupt,
-                fmt::format("{}: block {} cannot stand where it says", path.string(), number));
+    return damaged_block(path, number, "cannot stand where it says");
   }
   return block;
+}
+
+tl::unexpected<Error> damaged_block(const std::filesystem::path& path, std::int64_t number,
+                                    const char* what) {
+  return fail(ErrorCode::kCorrupt, fmt::format("{}: block {} {}", path.string(), number, what));
 }
 
 #ifdef PLIMSOLL_HAVE_LZ4

@@ -50,6 +50,10 @@ Result<StoredBlock> parse_block_entries(std::uint64_t entry, std::uint64_t next,
                                         std::int64_t block_bytes, std::int64_t file_bytes,
                                         std::int64_t number, const std::filesystem::path& path);
 
+/// kCorrupt, saying what is wrong with block `number` of that file.
+[[nodiscard]] tl::unexpected<Error> damaged_block(const std::filesystem::path& path,
+                                                  std::int64_t number, const char* what);
+
 /// Bytes of scratch that encode_block() needs.
 [[nodiscard]] std::int64_t encoder_state_bytes() noexcept;
 

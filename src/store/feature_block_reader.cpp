@@ -128,13 +128,11 @@ Result<void> BlockReader::finish_run(const Wave& wave, const Run& run) const {
         run.staged ? std::span(lane + (block.stored.offset - run.begin), size)
                    : std::span<const std::byte>(block.out.first(size));
     if (wave.checked && crc32c(stored) != block.stored.crc) {
-      return fail(ErrorCode::kCorrupt, fmt::format("{}: block {} does not match its checksum",
-                                                   wave.file.path().string(), block.number));
+      return damaged_block(wave.file.path(), block.number, "does not match its checksum");
     }
     if (block.stored.coding == BlockCoding::kLz4) {
       if (!decode_block(stored, block.out)) {
-        return fail(ErrorCode::kCorrupt, fmt::format("{}: block {} cannot be decompressed",
-                                                     wave.file.path().string(), block.number));
+        return damaged_block(wave.file.path(), block.number, "cannot be decompressed");
       }
     } else if (run.staged) {
       std::memcpy(block.out.data(), stored.data(), size);

@@ -109,15 +109,13 @@ Result<void> verify_block(const StoredBlock& place, std::span<const std::byte> s
                           std::int64_t number, const fs::path& path, std::span<std::byte> decoded,
                           FeatureTableWriter& content) {
   if (crc32c(stored) != place.crc) {
-    return fail(ErrorCode::kCorrupt,
-                fmt::format("{}: block {} does not match its checksum", path.string(), number));
+    return damaged_block(path, number, "does not match its checksum");
   }
   if (place.coding == BlockCoding::kPlain) {
     return content.append(place.crc);
   }
   if (!decode_block(stored, decoded)) {
-    return fail(ErrorCode::kCorrupt,
-                fmt::format("{}: block {} cannot be decompressed", path.string(), number));
+    return damaged_block(path, number, "cannot be decompressed");
   }
   return content.append(crc32c(decoded));
 }

@@ -288,11 +288,8 @@ Result<void> EmbeddingStore::Timeline::set_rows(std::span<const std::int64_t> id
                                                 std::span<const float> values, std::int64_t width) {
   PLIMSOLL_TRY_VOID(sound());
   requests_ += static_cast<std::int64_t>(ids.size());
-  // Every id is looked up before any row changes.
   const std::size_t most = ordinals_.size();
-  for (std::size_t at = 0; ids.size() > most && at < ids.size(); at += most) {
-    PLIMSOLL_TRY_VOID(resolve(ids.subspan(at, std::min(most, ids.size() - at))));
-  }
+  PLIMSOLL_TRY_VOID(resolve_ahead(ids, most, [this](const auto some) { return resolve(some); }));
   bool first = true;
   while (!ids.empty()) {
     const std::size_t count = std::min(ids.size(), most);

@@ -33,9 +33,7 @@ Result<void> EmbeddingStore::Timeline::commit(std::int64_t step) {
 // is written, so that it is never found half gone.
 Result<void> EmbeddingStore::Timeline::drop_newer_commit() {
   const int slot = slot_ == 0 ? 1 : 0;
-  const auto& other = super_.slots()[static_cast<std::size_t>(slot)];
-  if (other.state == SuperFile::SlotState::kEmpty ||
-      (other.state == SuperFile::SlotState::kValid && other.superblock.step <= last_commit_)) {
+  if (!super_.may_be_after(slot, last_commit_)) {
     return {};
   }
   ++syncs_;

@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// run: any command under a memory limit.
+#include <algorithm>
+#include <cstdio>
+#include <memory>
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
+
+#include "cli/commands.h"
+#include "plimsoll/bytes.h"
+#include "plimsoll/limits.h"
+#include "watch/guard.h"
+#include "watch/verdict.h"
+
+namespace plimsoll {
+namespace {
+
+struct RunOptions {
+  std::vector<std::string> command{};
+  std::string limit{};
+  std::string alert{};
+  bool no_cgroup{false};
+  bool json{false};
+};
+
+void say(const std::string& text) {
+  std::fprintf(stderr, "plimsoll run: %s\n", text.c_str());
+}
+
+std::string to_json(const GuardReport& report, const Verdict& verdict,
+                    const GuardOptions& options) {
+  return nlohmann::json{{"ending", ending_name(verdict.ending)},
+                        {"status", report.status},
+                        {"seconds", report.seconds},
+                        {"limit_bytes", options.limit_bytes},
+                        {"peak_bytes", report.peak.bytes},
+                        {"process_peak_bytes", report.process_peak_bytes},
+                        {"in_cgroup", report.in_cgroup},
+                        {"oom_kills", report.oom_kills},
+                        {"left_behind", report.left_behind},
+                        {"advice", verdict.advice}}
+      .dump();
+}
+
+// What the user wrote, in bytes; a share is one of the machine. The rest of the report: what there
+// is.
+Result<LimitReport> parse_size(const std::string& text, const char* option) {
+  return find_limit({.user_limit = text, .user_source = option});
+}
+
+int run_command(const RunOptions& chosen) {
+  if (chosen.limit.empty() && chosen.alert.empty()) {
+    return report(make_error(ErrorCode::kInvalidArgument, "neither a limit nor an alert",
+                             "give --memory-limit, --alert, or both"),
+                  kUsageStatus);
+  }
+  GuardOptions options{.command = chosen.command, .cgroup = !chosen.no_cgroup, .tell = say};
+  auto limit = parse_size(chosen.limit, "--memory-limit");
+  if (!limit) {
+    return report(limit.error(), kUsageStatus);
+  }
+  const std::int64_t machine = limit->candidates.back().bytes;  // What is available.
+  if (!chosen.limit.empty()) {
+    options.limit_bytes = limit->candidates.front().bytes;
+  }
+  if (!chosen.alert.empty()) {
+    const auto alert = parse_size(chosen.alert, "--alert");
+    if (!alert) {
+      return report(alert.error(), kUsageStatus);
+    }
+    options.alert_bytes = alert->candidates.front().bytes;
+  }
+  if (options.limit_bytes > machine) {
+    say(fmt::format("the limit is {}, but only {} are available now",
+                    format_bytes(options.limit_bytes), format_bytes(machine)));
+  }
+  const auto done = run_guarded(options);
+  if (!done) {
+    return report(done.error());
+  }
+  if (!done->no_cgroup.empty()) {
+    say(fmt::format("measured several times a second instead of held by the kernel; no cgroup: {}",
+                    done->no_cgroup));
+  }
+  const Verdict verdict = verdict_of(*done, options.limit_bytes, machine);
+  say(verdict.summary);
+  for (const std::string& line : verdict.advice) {
+    std::fprintf(stderr, "  would help: %s\n", line.c_str());
+  }
+  if (done->left_behind > 0) {
+    say(fmt::format("{} processes it left behind were ended", done->left_behind));
+  }
+  if (chosen.json) {
+    print(to_json(*done, verdict, options));
+  }
+  return done->stopped && done->status == 0 ? kFailedStatus : done->status;
+}
+
+}  // namespace
+
+void add_guard_commands(CLI::App& app, int& status) {
+  auto* command = app.add_subcommand("run", "Any command under a memory limit");
+  auto options = std::make_shared<RunOptions>();
+  command->add_option("--memory-limit", options->limit, "Memory it may hold; 24GiB, 6GB, 25%");
+  command->add_option("--alert", options->alert, "Say so when it holds more than this");
+  command->add_flag("--no-cgroup", options->no_cgroup, "Only measure, and stop it when over");
+  command->add_flag("--json", options->json, "End standard output with one line of JSON");
+  command->add_option("COMMAND", options->command, "After --: the command and its arguments")
+      ->required();
+  command->footer(R"(
+The command and all its processes together hold at most the limit: in a memory cgroup of their own
+where one can be made, else their proportional shares are added up four times a second, and over
+the limit the command is asked to end (SIGTERM), then killed. At the end: the peak, how it ended,
+and what would have helped. The exit status is the command's, or 128 and its signal.
+
+Examples:
+  plimsoll run --memory-limit 24GiB -- python train.py
+  plimsoll run --alert 40GiB -- python train.py --epochs 3)");
+  command->callback([options, &status] { status = run_command(*options); });
+}
+
+}  // namespace plimsoll

@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "os/cgroup.h"
+
+#include <cerrno>
+#include <charconv>
+#include <chrono>
+#include <fstream>
+#include <string_view>
+#include <thread>
+#include <utility>
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/check.h"
+
+namespace plimsoll {
+namespace {
+
+namespace fs = std::filesystem;
+
+bool lists_memory(std::string_view controllers) {
+  while (!controllers.empty()) {
+    const std::string_view word = controllers.substr(0, controllers.find(','));
+    if (word == "memory") {
+      return true;
+    }
+    controllers.remove_prefix(std::min(word.size() + 1, controllers.size()));
+  }
+  return false;
+}
+
+Result<void> write_text(const fs::path& path, const std::string& text) {
+  const int descriptor = ::open(path.c_str(), O_WRONLY | O_CLOEXEC);
+  const bool written =
+      descriptor >= 0 && ::write(descriptor, text.data(), text.size()) == std::ssize(text);
+  const int problem = errno;
+  if (descriptor >= 0) {
+    ::close(descriptor);
+  }
+  if (!written) {
+    return fail_io(problem, path.string());
+  }
+  return {};
+}
+
+bool has_word(const fs::path& path, std::string_view word) {
+  std::ifstream file(path);
+  for (std::string one; file >> one;) {
+    if (one == word) {
+      return true;
+    }
+  }
+  return false;
+}
+
+// The folder of the cgroup that this process's memory is charged to.
+Result<std::pair<bool, fs::path>> own_folder() {
+  const fs::path root{"/sys/fs/cgroup"};
+  for (const bool version2 : {false, true}) {
+    for (const CgroupLine& line : read_cgroup_lines("/proc")) {
+      const fs::path folder = cgroup_mount(line, root) / fs::path(line.path).relative_path();
+      std::error_code ignored;
+      if (line.version2 == version2 &&
+          fs::exists(folder / (version2 ? "cgroup.controllers" : "memory.limit_in_bytes"),
+                     ignored)) {
+        return std::pair{version2, folder};
+      }
+    }
+  }
+  return fail(ErrorCode::kIo, "no memory cgroup is mounted below " + root.string());
+}
+
+}  // namespace
+
+std::vector<CgroupLine> read_cgroup_lines(const fs::path& proc_root) {
+  std::vector<CgroupLine> lines;
+  std::ifstream file(proc_root / "self" / "cgroup");
+  for (std::string line; std::getline(file, line);) {  // ID:CONTROLLERS:PATH
+    const std::size_t first = line.find(':');
+    const std::size_t second = line.find(':', first + 1);
+    if (first == std::string::npos || second == std::string::npos) {
+      continue;
+    }
+    const auto controllers = std::string_view(line).substr(first + 1, second - first - 1);
+    if (controllers.empty() || lists_memory(controllers)) {
+      lines.push_back({.version2 = controllers.empty(), .path = line.substr(second + 1)});
+    }
+  }
+  return lines;
+}
+
+fs::path cgroup_mount(const CgroupLine& line, const fs::path& cgroup_root) {
+  if (!line.version2) {
+    return cgroup_root / "memory";
+  }
+  std::error_code ignored;
+  const fs::path mixed = cgroup_root / "unified";
+  return fs::is_directory(mixed, ignored) ? mixed : cgroup_root;
+}
+
+Result<MemoryCgroup> MemoryCgroup::create(std::int64_t limit_bytes) {
+  PLIMSOLL_TRY(auto own, own_folder());
+  auto& [version2, parent] = own;
+  if (version2 && !has_word(parent / "cgroup.subtree_control", "memory")) {
+    PLIMSOLL_TRY_VOID(write_text(parent / "cgroup.subtree_control", "+memory"));
+  }
+  MemoryCgroup made;
+  made.version2_ = version2;
+  const auto now = std::chrono::steady_clock::now().time_since_epoch().count();
+  const fs::path folder = parent / fmt::format("plimsoll-{}-{}", ::getpid(), now);
+  if (::mkdir(folder.c_str(), 0755) != 0) {
+    return fail_io(errno, folder.string());
+  }
+  made.folder_ = folder;
+  PLIMSOLL_TRY_VOID(made.limit(limit_bytes));
+  made.processes_ = ::open((folder / "cgroup.procs").c_str(), O_WRONLY | O_CLOEXEC);
+  if (made.processes_ < 0) {
+    return fail_io(errno, (folder / "cgroup.procs").string());
+  }
+  return made;
+}
+
+Result<void> MemoryCgroup::limit(std::int64_t bytes) const {
+  const std::string text = std::to_string(bytes);
+  PLIMSOLL_TRY_VOID(
+      write_text(folder_ / (version2_ ? "memory.max" : "memory.limit_in_bytes"), text));
+  // Swapped-out memory would not be held by the limit. Kernels without swap accounting lack these.
+  std::error_code ignored;
+  const fs::path swap = folder_ / (version2_ ? "memory.swap.max" : "memory.memsw.limit_in_bytes");
+  if (fs::exists(swap, ignored)) {
+    return write_text(swap, version2_ ? "0" : text);
+  }
+  return {};
+}
+
+MemoryCgroup::MemoryCgroup(MemoryCgroup&& other) noexcept
+    : version2_(other.version2_),
+      folder_(std::exchange(other.folder_, {})),
+      processes_(std::exchange(other.processes_, -1)) {}
+
+MemoryCgroup& MemoryCgroup::operator=(MemoryCgroup&& other) noexcept {
+  std::swap(version2_, other.version2_);
+  std::swap(folder_, other.folder_);
+  std::swap(processes_, other.processes_);
+  return *this;
+}
+
+MemoryCgroup::~MemoryCgroup() {
+  if (processes_ >= 0) {
+    ::close(processes_);
+  }
+  if (folder_.empty()) {
+    return;
+  }
+  // The kernel lets go of it a moment after the last process ended.
+  for (int i = 0; i < 50 && ::rmdir(folder_.c_str()) != 0 && errno == EBUSY; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
+}
+
+bool MemoryCgroup::join() const noexcept {
+  return ::write(processes_, "0", 1) == 1;
+}
+
+Result<std::int64_t> MemoryCgroup::oom_kills() const {
+  const fs::path path = folder_ / (version2_ ? "memory.events" : "memory.oom_control");
+  std::ifstream file(path);
+  std::int64_t value = 0;
+  for (std::string key; file >> key >> value;) {
+    if (key == "oom_kill") {
+      return value;
+    }
+  }
+  return fail(ErrorCode::kIo, path.string() + ": no oom_kill counter");
+}
+
+}  // namespace plimsoll

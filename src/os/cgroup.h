@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Memory cgroups: which ones this process is in, and one of its own for a child.
+//
+// Versions 1 and 2 and the mixed layout are read; the memory controller is looked for in version 1
+// first, as the kernel gives it to one version only.
+//
+// Threads: pure functions over files; MemoryCgroup: thread-compatible, join() in a forked child.
+// Memory:  a few short strings and a descriptor.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "plimsoll/result.h"
+
+namespace plimsoll {
+
+/// One line of /proc/self/cgroup that matters to memory.
+struct CgroupLine {
+  bool version2{false};
+  std::string path;  ///< Below the mount, as the kernel names it.
+};
+
+/// Of `proc_root`/self/cgroup. Empty: a kernel without cgroups.
+[[nodiscard]] std::vector<CgroupLine> read_cgroup_lines(const std::filesystem::path& proc_root);
+
+/// Where version 2 is mounted below `cgroup_root`, or version 1's memory controller.
+[[nodiscard]] std::filesystem::path cgroup_mount(const CgroupLine& line,
+                                                 const std::filesystem::path& cgroup_root);
+
+class MemoryCgroup {
+ public:
+  /// Makes a cgroup below this process's own that may hold `limit_bytes`, and no swap.
+  /// Errors: kIo, saying which folder and why: often that this user may not, or (version 2) that
+  /// the process's own cgroup has other processes in it.
+  static Result<MemoryCgroup> create(std::int64_t limit_bytes);
+
+  MemoryCgroup(MemoryCgroup&& other) noexcept;
+  MemoryCgroup& operator=(MemoryCgroup&& other) noexcept;
+  MemoryCgroup(const MemoryCgroup&) = delete;
+  MemoryCgroup& operator=(const MemoryCgroup&) = delete;
+  ~MemoryCgroup();  ///< Removes it; it must be empty by then.
+
+  /// Moves the calling process in. For between fork and exec: async-signal-safe. False: errno.
+  [[nodiscard]] bool join() const noexcept;
+
+  /// Processes the kernel killed in it so far. Errors: kIo.
+  [[nodiscard]] Result<std::int64_t> oom_kills() const;
+  [[nodiscard]] const std::filesystem::path& folder() const noexcept { return folder_; }
+
+ private:
+  MemoryCgroup() = default;
+  Result<void> limit(std::int64_t bytes) const;
+
+  bool version2_{false};
+  std::filesystem::path folder_;  // Empty: none is held.
+  int processes_{-1};             // Its cgroup.procs.
+};
+
+}  // namespace plimsoll

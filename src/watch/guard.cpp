@@ -1,0 +1,303 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "watch/guard.h"
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <csignal>
+#include <fstream>
+#include <optional>
+#include <utility>
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/check.h"
+#include "os/cgroup.h"
+#include "plimsoll/bytes.h"
+
+namespace plimsoll {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
+
+constexpr milliseconds kIntervalMost{1000};
+constexpr int kCostShare = 20;             // One part in so many of the time goes into looking.
+constexpr milliseconds kLeftBehind{5000};  // From SIGTERM to SIGKILL for what was left behind.
+
+// Signals that the guard hands on, and the one that says a child ended: blocked, and waited for.
+class WaitedSignals {
+ public:
+  WaitedSignals() noexcept {
+    sigemptyset(&set_);
+    for (const int one : {SIGINT, SIGTERM, SIGHUP, SIGCHLD}) {
+      sigaddset(&set_, one);
+    }
+    pthread_sigmask(SIG_BLOCK, &set_, &before_);
+  }
+  ~WaitedSignals() { restore(); }
+  WaitedSignals(const WaitedSignals&) = delete;
+  WaitedSignals& operator=(const WaitedSignals&) = delete;
+
+  void restore() const noexcept { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+
+  // The next of them within `most`; one with si_signo 0 otherwise.
+  [[nodiscard]] siginfo_t next(milliseconds most) const noexcept {
+    siginfo_t info{};
+    const timespec wait{.tv_sec = most.count() / 1000, .tv_nsec = most.count() % 1000 * 1'000'000};
+    if (::sigtimedwait(&set_, &info, &wait) < 0) {
+      info.si_signo = 0;
+    }
+    return info;
+  }
+
+ private:
+  sigset_t set_{};
+  sigset_t before_{};
+};
+
+std::int64_t machine_oom_kills() {
+  std::ifstream file("/proc/vmstat");
+  std::int64_t value = 0;
+  for (std::string key; file >> key >> value;) {
+    if (key == "oom_kill") {
+      return value;
+    }
+  }
+  return 0;
+}
+
+// What the tree held over the last minute.
+class Growth {
+ public:
+  void add(Clock::time_point now, std::int64_t bytes) noexcept {
+    samples_[count_++ % samples_.size()] = {now, bytes};
+  }
+  void report(GuardReport& report) const noexcept {
+    if (count_ == 0) {
+      return;
+    }
+    const std::size_t kept = std::min(count_, samples_.size());
+    const auto& last = samples_[(count_ - 1) % samples_.size()];
+    for (std::size_t i = count_ - kept; i < count_; ++i) {
+      const auto& first = samples_[i % samples_.size()];
+      if (last.first - first.first <= std::chrono::seconds(60)) {
+        report.grown_bytes = last.second - first.second;
+        report.grown_seconds = std::chrono::duration<double>(last.first - first.first).count();
+        return;
+      }
+    }
+  }
+
+ private:
+  std::array<std::pair<Clock::time_point, std::int64_t>, 256> samples_{};
+  std::size_t count_{0};
+};
+
+class Guard {
+ public:
+  explicit Guard(const GuardOptions& options) : options_(options) {}
+
+  Result<GuardReport> run() {
+    if (options_.limit_bytes > 0) {
+      make_cgroup();
+    }
+    const std::int64_t killed_before = machine_oom_kills();
+    PLIMSOLL_TRY_VOID(start());
+    const auto began = Clock::now();
+    auto watched = watch();
+    if (!watched) {
+      end_all(SIGKILL);
+      reap_all(true);
+      return tl::unexpected(std::move(watched).error());
+    }
+    report_.seconds = std::chrono::duration<double>(Clock::now() - began).count();
+    report_.machine_oom_kills = std::max<std::int64_t>(machine_oom_kills() - killed_before, 0);
+    PLIMSOLL_TRY_VOID(end_left_behind());
+    if (cgroup_) {
+      PLIMSOLL_TRY(report_.oom_kills, cgroup_->oom_kills());
+    }
+    growth_.report(report_);
+    return std::move(report_);
+  }
+
+ private:
+  void tell(const std::string& text) const {
+    if (options_.tell) {
+      options_.tell(text);
+    }
+  }
+
+  void make_cgroup() {
+    if (!options_.cgroup) {
+      report_.no_cgroup = "none was wanted";
+      return;
+    }
+    auto made = MemoryCgroup::create(options_.limit_bytes);
+    if (made) {
+      cgroup_ = std::move(*made);
+      report_.in_cgroup = true;
+    } else {
+      report_.no_cgroup = made.error().to_string();
+    }
+  }
+
+  Result<void> start() {
+    ::prctl(PR_SET_CHILD_SUBREAPER, 1);
+    std::array<int, 2> told{};
+    if (::pipe2(told.data(), O_CLOEXEC) != 0) {
+      return fail_io(errno, "pipe");
+    }
+    std::vector<char*> words;
+    for (const std::string& word : options_.command) {
+      words.push_back(const_cast<char*>(word.c_str()));  // execvp() changes none of them.
+    }
+    words.push_back(nullptr);
+    const pid_t guard = ::getpid();
+    child_ = ::fork();
+    if (child_ == 0) {
+      signals_.restore();
+      ::prctl(PR_SET_PDEATHSIG, SIGTERM);
+      const bool ready = ::getppid() == guard && (!cgroup_ || cgroup_->join());
+      if (ready) {
+        ::execvp(words[0], words.data());
+      }
+      const int problem = errno;
+      static_cast<void>(::write(told[1], &problem, sizeof problem));
+      ::_exit(127);
+    }
+    const int forked = errno;
+    ::close(told[1]);
+    int problem = child_ < 0 ? forked : 0;
+    const bool failed = child_ < 0 || ::read(told[0], &problem, sizeof problem) == sizeof problem;
+    ::close(told[0]);
+    if (!failed) {
+      return {};
+    }
+    reap_all(true);
+    if (problem == ENOENT) {
+      return fail(ErrorCode::kNotFound, options_.command[0] + ": no such program",
+                  "write the command as in a shell, after --");
+    }
+    return fail_io(problem, options_.command[0]);
+  }
+
+  Result<void> watch() {
+    auto next_look = Clock::now();
+    for (;;) {
+      const auto left = std::chrono::ceil<milliseconds>(next_look - Clock::now());
+      const siginfo_t got = signals_.next(std::max(left, milliseconds{1}));
+      if (got.si_signo != 0 && got.si_signo != SIGCHLD && got.si_pid != 0) {
+        ::kill(child_, got.si_signo);  // From the terminal the command has it already.
+      }
+      reap_all(false);
+      if (ended_) {
+        return {};
+      }
+      if (const auto now = Clock::now(); now >= next_look) {
+        PLIMSOLL_TRY_VOID(look(now));
+        const auto took = std::chrono::ceil<milliseconds>(Clock::now() - now);
+        next_look = now + std::max(options_.interval, std::min(took * kCostShare, kIntervalMost));
+      }
+    }
+  }
+
+  Result<void> look(Clock::time_point now) {
+    PLIMSOLL_TRY(TreeUse tree, read_tree(::getpid()));
+    growth_.add(now, tree.bytes);
+    const bool over = options_.limit_bytes > 0 && tree.bytes > options_.limit_bytes;
+    const bool alert = options_.alert_bytes > 0 && tree.bytes > options_.alert_bytes;
+    if (alert && !alerted_) {
+      tell(fmt::format("holds {}, more than {}", format_bytes(tree.bytes),
+                       format_bytes(options_.alert_bytes)));
+    }
+    alerted_ = alert;
+    if (over && !cgroup_) {
+      stop(now, tree.bytes);
+    }
+    if (tree.bytes > report_.peak.bytes) {
+      report_.peak = std::move(tree);
+    }
+    return {};
+  }
+
+  // Asked once, then killed: at the deadline, or sooner when it grows by another tenth.
+  void stop(Clock::time_point now, std::int64_t bytes) {
+    if (!report_.stopped) {
+      report_.stopped = true;
+      deadline_ = now + options_.grace;
+      tell(fmt::format("holds {}, over the limit of {}: asked to end", format_bytes(bytes),
+                       format_bytes(options_.limit_bytes)));
+      ::kill(child_, SIGTERM);
+    }
+    if (now >= deadline_ || bytes > options_.limit_bytes + options_.limit_bytes / 10) {
+      end_all(SIGKILL);
+    }
+  }
+
+  Result<void> end_left_behind() {
+    PLIMSOLL_TRY(const auto left, descendants(::getpid()));
+    report_.left_behind = static_cast<int>(left.size());
+    const auto deadline = Clock::now() + kLeftBehind;
+    for (auto now = Clock::now(); !reap_all(false); now = Clock::now()) {
+      end_all(now < deadline ? SIGTERM : SIGKILL);
+      static_cast<void>(signals_.next(milliseconds{50}));
+    }
+    return {};
+  }
+
+  static void end_all(int signal) {
+    const auto pids = descendants(::getpid());
+    for (const int pid : pids ? *pids : std::vector<int>{}) {
+      ::kill(pid, signal);
+    }
+  }
+
+  // Takes in whoever ended, all of them when told to wait. True: there is nobody left.
+  bool reap_all(bool wait) {
+    for (;;) {
+      int status = 0;
+      rusage used{};
+      const pid_t pid = ::wait4(-1, &status, wait ? 0 : WNOHANG, &used);
+      if (pid < 0 && errno == EINTR) {
+        continue;
+      }
+      if (pid <= 0) {
+        return pid < 0;
+      }
+      report_.process_peak_bytes =
+          std::max(report_.process_peak_bytes, std::int64_t{used.ru_maxrss} << 10);
+      if (pid == child_) {
+        ended_ = true;
+        report_.status = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
+      }
+    }
+  }
+
+  const GuardOptions& options_;
+  const WaitedSignals signals_;
+  GuardReport report_;
+  std::optional<MemoryCgroup> cgroup_;
+  Growth growth_;
+  pid_t child_{-1};
+  bool ended_{false};
+  bool alerted_{false};
+  Clock::time_point deadline_{};
+};
+
+}  // namespace
+
+Result<GuardReport> run_guarded(const GuardOptions& options) {
+  if (options.command.empty()) {
+    return fail(ErrorCode::kInvalidArgument, "no command to run",
+                "write it after --: plimsoll run --memory-limit 24GiB -- python train.py");
+  }
+  return Guard(options).run();
+}
+
+}  // namespace plimsoll

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// run_guarded: runs a command under a memory limit and tells what became of it.
+//
+// In a memory cgroup of its own, where one can be made, the kernel holds the limit, between two
+// looks too. Else the proportional shares of the command and all its descendants are added up
+// several times a second; over the limit it is asked to end, so that it may save its work, and is
+// killed when it goes on growing. Orphans of the command stay in the tree (they become children of
+// the guard), and what it leaves behind is ended with it.
+//
+// Threads: one call at a time, in a process with no other children; blocks SIGINT, SIGTERM, SIGHUP
+//          and SIGCHLD while it runs, and hands the first three on. The command is told when the
+//          guard dies.
+// Memory:  see process_tree.h; a minute of samples.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "plimsoll/result.h"
+#include "watch/process_tree.h"
+
+namespace plimsoll {
+
+struct GuardOptions {
+  std::vector<std::string> command{};       ///< Looked up along PATH.
+  std::int64_t limit_bytes{0};              ///< 0: none, it is only watched.
+  std::int64_t alert_bytes{0};              ///< `tell` when it holds more than this; 0: never.
+  bool cgroup{true};                        ///< False: never made.
+  std::chrono::milliseconds interval{250};  ///< Between looks; up to 1 s where one takes long.
+  std::chrono::milliseconds grace{10'000};  ///< From being asked to end to being killed.
+  std::function<void(const std::string&)> tell{};  ///< What happens meanwhile, in lines.
+};
+
+struct GuardReport {
+  int status{0};            ///< The command's exit status, or 128 + the signal that ended it.
+  bool in_cgroup{false};    ///< The kernel held the limit.
+  std::string no_cgroup{};  ///< Why it did not.
+  bool stopped{false};      ///< The guard ended it for being over the limit.
+  TreeUse peak{};           ///< At the look that saw most.
+  std::int64_t process_peak_bytes{0};  ///< Highest resident size of one process: the kernel's word.
+  std::int64_t oom_kills{0};           ///< Processes killed for memory in its cgroup.
+  std::int64_t machine_oom_kills{0};   ///< On the whole machine meanwhile.
+  std::int64_t grown_bytes{0};         ///< Over the last `grown_seconds`, a minute at most.
+  double grown_seconds{0};
+  int left_behind{0};  ///< Processes that outlived the command and were ended.
+  double seconds{0};
+};
+
+/// Errors: kNotFound, kIo when the command cannot be started; kIo when /proc cannot be read.
+Result<GuardReport> run_guarded(const GuardOptions& options);
+
+}  // namespace plimsoll

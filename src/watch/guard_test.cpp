@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Goal: a command ends as it would alone, and one that goes over its limit is ended and said to be.
+// The commands are shells and this program itself, told by HOLD_MIB to hold so much and wait.
+#include "watch/guard.h"
+
+#include <cstdlib>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include "os/cgroup.h"
+#include "plimsoll/bytes.h"
+#include "watch/verdict.h"
+
+namespace plimsoll {
+namespace {
+
+using namespace plimsoll::literals;
+using std::chrono::milliseconds;
+
+TEST(GuardHold, DISABLED_Hold) {
+  const char* const text = std::getenv("HOLD_MIB");
+  ASSERT_NE(text, nullptr);
+  const std::int64_t bytes = std::stoll(text) << 20;
+  const std::unique_ptr<char, decltype(&std::free)> memory(
+      static_cast<char*>(std::malloc(static_cast<std::size_t>(bytes))), &std::free);
+  for (std::int64_t at = 0; at < bytes; at += 4096) {
+    static_cast<volatile char*>(memory.get())[at] = 1;
+  }
+  ::usleep(1'500'000);
+}
+
+std::vector<std::string> hold(int mebibytes) {
+  return {"env", "HOLD_MIB=" + std::to_string(mebibytes),
+          "/proc/" + std::to_string(::getpid()) + "/exe", "--gtest_also_run_disabled_tests",
+          "--gtest_filter=GuardHold.*"};
+}
+
+GuardReport run(GuardOptions options) {
+  options.interval = milliseconds{20};
+  return run_guarded(options).or_throw();
+}
+
+TEST(Guard, PassesTheStatusOn) {
+  EXPECT_EQ(run({.command = {"sh", "-c", "exit 7"}}).status, 7);
+  EXPECT_EQ(run({.command = {"sh", "-c", "kill -TERM $$"}}).status, 128 + 15);
+  EXPECT_EQ(run({.command = {"true"}, .limit_bytes = 64_MiB}).status, 0);
+}
+
+TEST(Guard, SaysWhatCannotBeStarted) {
+  const auto absent = run_guarded({.command = {"plimsoll-no-such-program"}});
+  ASSERT_FALSE(absent);
+  EXPECT_EQ(absent.error().code, ErrorCode::kNotFound);
+  EXPECT_NE(absent.error().to_string().find("plimsoll-no-such-program"), std::string::npos);
+  EXPECT_EQ(run_guarded({}).error().code, ErrorCode::kInvalidArgument);
+}
+
+TEST(Guard, SeesThePeakAndTellsOfItOnce) {
+  std::vector<std::string> told;
+  const GuardReport report =
+      run({.command = hold(96), .alert_bytes = 64_MiB, .tell = [&](const std::string& line) {
+             told.push_back(line);
+           }});
+  EXPECT_EQ(report.status, 0);
+  EXPECT_GE(report.peak.bytes, 96_MiB);
+  EXPECT_GE(report.process_peak_bytes, 96_MiB);
+  ASSERT_EQ(told.size(), 1U);
+  EXPECT_NE(told[0].find("more than 64.0 MiB"), std::string::npos) << told[0];
+}
+
+TEST(Guard, WithoutACgroupEndsWhatGoesOverTheLimit) {
+  std::vector<std::string> told;
+  const GuardReport report = run({.command = hold(96),
+                                  .limit_bytes = 92_MiB,
+                                  .cgroup = false,
+                                  .tell = [&](const std::string& line) { told.push_back(line); }});
+  EXPECT_TRUE(report.stopped);
+  EXPECT_FALSE(report.in_cgroup);
+  EXPECT_FALSE(report.no_cgroup.empty());
+  EXPECT_EQ(report.status, 128 + 15);
+  EXPECT_LT(report.seconds, 1.5);
+  ASSERT_EQ(told.size(), 1U);
+  EXPECT_NE(told[0].find("over the limit of 92.0 MiB"), std::string::npos) << told[0];
+  EXPECT_EQ(verdict_of(report, 92_MiB, 1_GiB).ending, Ending::kStopped);
+}
+
+TEST(Guard, KillsWhatIgnoresBeingAsked) {
+  auto command = hold(96);
+  command.insert(command.begin(), {"sh", "-c", "trap '' TERM; \"$@\"", "sh"});
+  const GuardReport report =
+      run({.command = command, .limit_bytes = 92_MiB, .cgroup = false, .grace = milliseconds{200}});
+  EXPECT_TRUE(report.stopped);
+  EXPECT_EQ(report.status, 128 + 9);
+  EXPECT_LT(report.seconds, 1.5);
+}
+
+TEST(Guard, InACgroupTheKernelHoldsTheLimit) {
+  if (const auto made = MemoryCgroup::create(64_MiB); !made) {
+    GTEST_SKIP() << made.error().to_string();
+  }
+  const GuardReport report = run({.command = hold(128), .limit_bytes = 64_MiB});
+  EXPECT_TRUE(report.in_cgroup);
+  EXPECT_FALSE(report.stopped);
+  EXPECT_EQ(report.status, 128 + 9);
+  EXPECT_GE(report.oom_kills, 1);
+  EXPECT_LT(report.process_peak_bytes, 80_MiB);  // Libraries that others use are not charged to it.
+  EXPECT_EQ(verdict_of(report, 64_MiB, 1_GiB).ending, Ending::kKilledForLimit);
+}
+
+TEST(Guard, EndsWhatIsLeftBehind) {
+  const GuardReport report = run({.command = {"sh", "-c", "(sleep 60 &) ; exit 3"}});
+  EXPECT_EQ(report.status, 3);
+  EXPECT_EQ(report.left_behind, 1);
+  EXPECT_LT(report.seconds, 5);
+  EXPECT_TRUE(descendants(::getpid()).or_throw().empty());
+}
+
+}  // namespace
+}  // namespace plimsoll

@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "watch/process_tree.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cstdlib>
+#include <fstream>
+#include <optional>
+#include <string_view>
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include "base/check.h"
+
+namespace plimsoll {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct Process {
+  int pid;
+  int parent;
+};
+
+struct Stat {
+  std::string name;
+  int parent{0};
+  bool ended{false};  // A zombie holds nothing.
+};
+
+// /proc/PID/stat is "PID (NAME) STATE PARENT …", and NAME may hold anything.
+std::optional<Stat> read_stat(const fs::path& folder) {
+  std::ifstream file(folder / "stat");
+  std::string text;
+  if (!std::getline(file, text)) {
+    return std::nullopt;
+  }
+  const std::size_t open = text.find('(');
+  const std::size_t close = text.rfind(')');
+  if (open == std::string::npos || close == std::string::npos || close + 4 > text.size()) {
+    return std::nullopt;
+  }
+  Stat stat{.name = text.substr(open + 1, close - open - 1), .parent = 0, .ended = false};
+  stat.ended = text[close + 2] == 'Z' || text[close + 2] == 'X';
+  const char* const from = text.data() + close + 4;
+  return std::from_chars(from, text.data() + text.size(), stat.parent).ec == std::errc()
+             ? std::optional(std::move(stat))
+             : std::nullopt;
+}
+
+Result<std::vector<Process>> all_processes(const fs::path& proc) {
+  std::vector<Process> all;
+  std::error_code problem;
+  for (fs::directory_iterator entry(proc, problem), end; !problem && entry != end;
+       entry.increment(problem)) {
+    const std::string name = entry->path().filename().string();
+    int pid = 0;
+    const auto [stop, status] = std::from_chars(name.data(), name.data() + name.size(), pid);
+    if (status != std::errc() || stop != name.data() + name.size()) {
+      continue;
+    }
+    if (const auto stat = read_stat(entry->path()); stat && !stat->ended) {
+      all.push_back({.pid = pid, .parent = stat->parent});
+    }
+  }
+  if (problem) {
+    return fail_io(problem.value(), proc.string());
+  }
+  return all;
+}
+
+// Lines "Pss:   123 kB" of smaps_rollup; without leave to read it, the resident pages of statm.
+bool read_use(const fs::path& folder, ProcessUse& use) {
+  std::ifstream rollup(folder / "smaps_rollup");
+  bool told = false;
+  for (std::string line; std::getline(rollup, line);) {
+    const std::size_t colon = line.find(':');
+    if (colon == std::string::npos) {
+      continue;
+    }
+    const std::string_view key(line.data(), colon);
+    std::int64_t* const into = key == "Pss"         ? &use.bytes
+                               : key == "Pss_Anon"  ? &use.anonymous
+                               : key == "Pss_File"  ? &use.file
+                               : key == "Pss_Shmem" ? &use.shared
+                                                    : nullptr;
+    if (into != nullptr) {
+      *into = std::strtoll(line.c_str() + colon + 1, nullptr, 10) << 10;
+      told = told || into == &use.bytes;
+    }
+  }
+  if (told) {
+    return true;
+  }
+  std::ifstream statm(folder / "statm");
+  std::int64_t size = 0;
+  std::int64_t resident = 0;
+  if (!(statm >> size >> resident)) {
+    return false;
+  }
+  use.bytes = resident * ::sysconf(_SC_PAGESIZE);
+  return true;
+}
+
+}  // namespace
+
+Result<std::vector<int>> descendants(int root, const fs::path& proc) {
+  PLIMSOLL_TRY(auto all, all_processes(proc));
+  std::ranges::sort(all, {}, &Process::parent);
+  std::vector<int> found;
+  for (std::size_t next = 0; next <= found.size(); ++next) {
+    const int parent = next == 0 ? root : found[next - 1];
+    const auto children = std::ranges::equal_range(all, parent, {}, &Process::parent);
+    for (const Process& child : children) {
+      if (child.pid != root && found.size() < all.size()) {
+        found.push_back(child.pid);
+      }
+    }
+  }
+  return found;
+}
+
+Result<TreeUse> read_tree(int root, const fs::path& proc) {
+  PLIMSOLL_TRY(const auto pids, descendants(root, proc));
+  TreeUse tree;
+  for (const int pid : pids) {
+    const fs::path folder = proc / std::to_string(pid);
+    auto stat = read_stat(folder);
+    ProcessUse use{.pid = pid};
+    if (!stat || !read_use(folder, use)) {
+      continue;  // It ended.
+    }
+    use.parent = stat->parent;
+    use.name = std::move(stat->name);
+    ++tree.processes;
+    tree.bytes += use.bytes;
+    tree.anonymous += use.anonymous;
+    tree.file += use.file;
+    tree.shared += use.shared;
+    const auto at =
+        std::ranges::upper_bound(tree.largest, use.bytes, std::greater<>(), &ProcessUse::bytes);
+    tree.largest.insert(at, std::move(use));
+    if (tree.largest.size() > TreeUse::kNamedMost) {
+      tree.largest.pop_back();
+    }
+  }
+  return tree;
+}
+
+}  // namespace plimsoll

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What a process and all its descendants hold, each shared page counted once over its sharers.
+//
+// The proportional share (PSS, /proc/PID/smaps_rollup) and not the resident size, which counts what
+// forked workers share once for each of them.
+//
+// Threads: pure functions over files.
+// Memory:  16 bytes a process of the machine while one call lasts; the answer names kNamedMost.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "plimsoll/result.h"
+
+namespace plimsoll {
+
+/// Bytes of PSS, and what they are. The kinds are 0 where the kernel does not tell (before 5.4).
+struct ProcessUse {
+  int pid{0};
+  int parent{0};
+  std::string name{};  ///< At most 15 characters, as the kernel keeps it.
+  std::int64_t bytes{0};
+  std::int64_t anonymous{0};
+  std::int64_t file{0};
+  std::int64_t shared{0};  ///< Shared memory and tmpfs: a DataLoader's batches in flight.
+};
+
+struct TreeUse {
+  static constexpr std::size_t kNamedMost = 64;
+  std::int64_t bytes{0};
+  std::int64_t anonymous{0};
+  std::int64_t file{0};
+  std::int64_t shared{0};
+  int processes{0};
+  std::vector<ProcessUse> largest{};  ///< Up to kNamedMost of them, largest first.
+};
+
+/// Every living descendant of `root`, itself left out; those reparented to it are among them.
+/// Errors: kIo when /proc cannot be listed.
+[[nodiscard]] Result<std::vector<int>> descendants(int root,
+                                                   const std::filesystem::path& proc = "/proc");
+
+/// Adds up the descendants of `root`. Who ends meanwhile is left out; who may not be read counts
+/// with its resident size. Errors: as descendants().
+[[nodiscard]] Result<TreeUse> read_tree(int root, const std::filesystem::path& proc = "/proc");
+
+}  // namespace plimsoll

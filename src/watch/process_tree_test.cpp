@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Goal: descendants and nobody else are counted, shared memory once. Method: a laid-out /proc with
+// names that mislead, and real children that share a mapping.
+#include "watch/process_tree.h"
+
+#include <array>
+#include <csignal>
+#include <fstream>
+
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "plimsoll/bytes.h"
+
+namespace plimsoll {
+namespace {
+
+using namespace plimsoll::literals;
+namespace fs = std::filesystem;
+
+class LaidOut : public ::testing::Test {
+ protected:
+  LaidOut() { fs::remove_all(proc_); }
+  void add(int pid, const std::string& name, int parent, const std::string& state,
+           const std::string& rollup) const {
+    const fs::path folder = proc_ / std::to_string(pid);
+    fs::create_directories(folder);
+    std::ofstream(folder / "stat")
+        << pid << " (" << name << ") " << state << " " << parent << " 1 1 0 -1\n";
+    if (!rollup.empty()) {
+      std::ofstream(folder / "smaps_rollup") << "00400000-7ffc ---p 00000000 00:00 0 [rollup]\n"
+                                             << rollup;
+    }
+  }
+  fs::path proc_ = fs::path(::testing::TempDir()) / "process-tree";
+};
+
+TEST_F(LaidOut, CountsDescendantsAndNobodyElse) {
+  fs::create_directories(proc_ / "sys");
+  add(10, "guard", 1, "S", "Rss: 9000 kB\nPss: 9000 kB\n");
+  add(30, "python", 10, "R",
+      "Rss: 500 kB\nPss: 400 kB\nPss_Anon: 300 kB\nPss_File: 60 kB\nPss_Shmem: 40 kB\n");
+  add(20, "a) R 1 (b", 30, "S", "Pss: 100 kB\n");  // A name that looks like the fields behind it.
+  add(40, "python", 20, "Z", "");                  // Ended, and not yet reaped.
+  add(50, "other", 1, "S", "Pss: 7000 kB\n");
+  const TreeUse tree = read_tree(10, proc_).or_throw();
+  EXPECT_EQ(tree.processes, 2);
+  EXPECT_EQ(tree.bytes, 500 << 10);
+  EXPECT_EQ(tree.anonymous, 300 << 10);
+  EXPECT_EQ(tree.file, 60 << 10);
+  EXPECT_EQ(tree.shared, 40 << 10);
+  ASSERT_EQ(tree.largest.size(), 2U);
+  EXPECT_EQ(tree.largest[0].pid, 30);
+  EXPECT_EQ(tree.largest[1].name, "a) R 1 (b");
+  EXPECT_EQ(tree.largest[1].parent, 30);
+}
+
+TEST_F(LaidOut, WhoMayNotBeReadCountsWithItsResidentSize) {
+  fs::create_directories(proc_);
+  add(30, "setuid", 10, "S", "");
+  std::ofstream(proc_ / "30" / "statm") << "900 25 3 1 0 9 0\n";
+  EXPECT_EQ(read_tree(10, proc_).or_throw().bytes, 25 * ::sysconf(_SC_PAGESIZE));
+}
+
+TEST_F(LaidOut, NamesTheLargestOnly) {
+  for (int i = 0; i < 100; ++i) {
+    add(100 + i, "worker", 10, "S", "Pss: " + std::to_string(1 + i) + " kB\n");
+  }
+  const TreeUse tree = read_tree(10, proc_).or_throw();
+  EXPECT_EQ(tree.processes, 100);
+  EXPECT_EQ(tree.bytes, 5050 << 10);
+  EXPECT_EQ(tree.largest.size(), TreeUse::kNamedMost);
+  EXPECT_EQ(tree.largest.front().bytes, 100 << 10);
+}
+
+TEST_F(LaidOut, ErrorsNameTheFolder) {
+  const auto tree = read_tree(1, proc_ / "nowhere");
+  ASSERT_FALSE(tree);
+  EXPECT_NE(tree.error().to_string().find("nowhere"), std::string::npos);
+}
+
+TEST(ProcessTree, CountsWhatChildrenShareOnce) {
+  constexpr std::int64_t kShared = 32_MiB;
+  void* const memory =
+      ::mmap(nullptr, kShared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  ASSERT_NE(memory, MAP_FAILED);
+  std::array<int, 2> ready{};
+  ASSERT_EQ(::pipe(ready.data()), 0);
+  std::array<pid_t, 2> children{};
+  for (pid_t& child : children) {
+    child = ::fork();
+    if (child == 0) {
+      for (std::int64_t at = 0; at < kShared; at += 4096) {
+        static_cast<volatile char*>(memory)[at] = 1;
+      }
+      static_cast<void>(::write(ready[1], "x", 1));
+      ::pause();
+    }
+  }
+  char one = 0;
+  ASSERT_EQ(::read(ready[0], &one, 1), 1);
+  ASSERT_EQ(::read(ready[0], &one, 1), 1);
+  const TreeUse tree = read_tree(::getpid()).or_throw();
+  for (const pid_t child : children) {
+    ::kill(child, SIGKILL);
+    ::waitpid(child, nullptr, 0);
+  }
+  ::munmap(memory, kShared);
+  EXPECT_EQ(tree.processes, 2);
+  EXPECT_GE(tree.bytes, kShared);
+  EXPECT_LT(tree.bytes, kShared + kShared / 2);
+}
+
+}  // namespace
+}  // namespace plimsoll

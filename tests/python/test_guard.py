@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`plimsoll run`: any command under a limit, and what the user is told at its end."""
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.support.cgroup import MemoryCgroup
+
+HOLD = "import time; held = bytearray(int({} * 2**20)); time.sleep({})"
+
+
+@pytest.fixture
+def plimsoll(program):
+    def run(*words, **options):
+        return subprocess.run([program, "run", *map(str, words)], text=True, capture_output=True,
+                              timeout=60, **options)
+    return run
+
+
+def test_the_command_is_as_alone(plimsoll):
+    done = plimsoll("--memory-limit", "2GiB", "--", sys.executable, "-c",
+                    "import sys; print(sys.stdin.read().upper()); sys.exit(5)", input="words")
+    assert done.returncode == 5
+    assert done.stdout == "WORDS\n"
+    assert "ended with status 5" in done.stderr and "of 2.0 GiB" in done.stderr
+    assert "would help" not in done.stderr
+
+
+def test_in_a_cgroup_it_is_killed_at_the_limit_and_told_what_would_help(plimsoll):
+    if reason := MemoryCgroup.why_not():
+        pytest.skip(reason)
+    done = plimsoll("--memory-limit", "128MiB", "--json", "--", sys.executable, "-c",
+                    HOLD.format(400, 5))
+    assert done.returncode == 137
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert told["ending"] == "killed_for_limit" and told["oom_kills"] == 1 and told["in_cgroup"]
+    # Pages of libraries that others have in use are not charged to it.
+    assert told["process_peak_bytes"] < 160 << 20
+    assert "killed for memory at its limit of 128.0 MiB" in done.stderr
+    assert "would help: a higher limit" in done.stderr
+
+
+def test_without_a_cgroup_it_is_measured_and_stopped(plimsoll):
+    done = plimsoll("--memory-limit", "128MiB", "--alert", "64MiB", "--no-cgroup", "--json", "--",
+                    sys.executable, "-c", HOLD.format(125, 20))
+    assert done.returncode == 128 + signal.SIGTERM
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert told["ending"] == "stopped" and not told["in_cgroup"]
+    assert "more than 64.0 MiB" in done.stderr
+    assert "over the limit of 128.0 MiB: asked to end" in done.stderr
+    assert "no cgroup: none was wanted" in done.stderr
+
+
+def test_who_ends_well_when_asked_has_failed_all_the_same(plimsoll):
+    save = ("import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit(print('saved')))\n"
+            + HOLD.format(125, 20))
+    done = plimsoll("--memory-limit", "128MiB", "--no-cgroup", "--", sys.executable, "-c", save)
+    assert done.stdout == "saved\n"
+    assert done.returncode == 1
+
+
+def test_a_signal_is_handed_on(program):
+    guard = subprocess.Popen(
+        [program, "run", "--alert", "2GiB", "--", "sh", "-c",
+         "trap 'echo told; exit 9' TERM; echo ready; while :; do sleep 0.05; done"],
+        text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert guard.stdout.readline() == "ready\n"
+    guard.send_signal(signal.SIGTERM)
+    out, _ = guard.communicate(timeout=30)
+    assert out == "told\n" and guard.returncode == 9
+
+
+def test_the_command_ends_with_its_guard(program):
+    guard = subprocess.Popen([program, "run", "--alert", "2GiB", "--", "sh", "-c",
+                              "echo $$; exec sleep 60"], text=True, stdout=subprocess.PIPE)
+    child = int(guard.stdout.readline())
+    guard.kill()
+    guard.wait()
+    for _ in range(200):
+        try:
+            os.kill(child, 0)
+        except ProcessLookupError:
+            return
+        time.sleep(0.05)
+    os.kill(child, signal.SIGKILL)
+    pytest.fail("the command outlived its guard")
+
+
+@pytest.mark.parametrize(("words", "text"), [
+    (["--", "true"], "give --memory-limit, --alert, or both"),
+    (["--memory-limit", "much", "--", "true"], "--memory-limit"),
+    (["--memory-limit", "1GiB", "--alert", "soon", "--", "true"], "--alert"),
+    (["--memory-limit", "1GiB"], "COMMAND"),
+])
+def test_wrong_usage_is_explained(plimsoll, words, text):
+    done = plimsoll(*words)
+    assert done.returncode == 2 and text in done.stderr
+
+
+def test_a_command_that_is_not_there(plimsoll):
+    done = plimsoll("--memory-limit", "1GiB", "--", "plimsoll-no-such-program")
+    assert done.returncode == 1
+    assert "plimsoll-no-such-program: no such program" in done.stderr
