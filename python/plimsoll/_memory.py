@@ -161,6 +161,24 @@ class Governor:
         """
         return self._core.step_boundary()
 
+    def log_memory_state(self, label: str = "") -> str:
+        """Prints one line, and returns it: how much of the limit is used and how much is left.
+
+            Memory usage after epoch 3: 61.2% of 6.0 GiB (2.3 GiB available; peak 4.1 GiB; leased
+            rows 2.0 GiB, tensors 1.1 GiB)
+
+        Used is what the operating system charges this process; available, the rest of the limit.
+        """
+        now, ledger = _core.resident(), self.ledger()
+        held = ", ".join(f"{name} {format_bytes(pool.leased_bytes)}"
+                         for name, pool in ledger.pools.items() if pool.leased_bytes > 0)
+        line = (f"Memory usage{' ' if label else ''}{label}: "
+                f"{100 * now.total / ledger.limit_bytes:.1f}% of {format_bytes(ledger.limit_bytes)} "
+                f"({format_bytes(max(ledger.limit_bytes - now.total, 0))} available; "
+                f"peak {format_bytes(now.peak)}; leased {held or 'nothing'})")
+        print(line, flush=True)
+        return line
+
     def rebaseline(self) -> int:
         """Measures the baseline again, in bytes; only while nothing is leased."""
         return self._core.rebaseline()

@@ -47,6 +47,24 @@ def test_a_governor_states_its_limit_and_its_ledger():
         assert not governor.step_boundary().stop
 
 
+def test_a_line_says_how_much_is_used_and_what_is_left(capsys):
+    with plimsoll.Governor("2GiB") as governor:
+        before = governor.log_memory_state()
+        assert before.startswith("Memory usage: ") and before.endswith("leased nothing)")
+        with governor.reserve("40MiB"):
+            held = np.ones(40 * MIB, np.uint8)
+            line = governor.log_memory_state("after epoch 3")
+        assert capsys.readouterr().out == f"{before}\n{line}\n"
+        assert line.startswith("Memory usage after epoch 3: ")
+        assert "leased other 40.0 MiB" in line and "of 2.0 GiB" in line
+
+        def percent(text):
+            return float(text.split("% of")[0].split()[-1])
+
+        assert percent(line) - percent(before) == pytest.approx(100 * held.nbytes / (2048 * MIB),
+                                                                abs=0.5)
+
+
 def test_sizes_may_be_numbers():
     with plimsoll.Governor(1 << 30, foreign=MIB) as governor:
         assert governor.limit_bytes == 1 << 30
