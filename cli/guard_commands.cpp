@@ -82,10 +82,6 @@ int run_command(const RunOptions& chosen) {
   if (!done) {
     return report(done.error());
   }
-  if (!done->no_cgroup.empty()) {
-    say(fmt::format("measured several times a second instead of held by the kernel; no cgroup: {}",
-                    done->no_cgroup));
-  }
   const Verdict verdict = verdict_of(*done, options.limit_bytes, machine);
   say(verdict.summary);
   for (const std::string& line : verdict.advice) {

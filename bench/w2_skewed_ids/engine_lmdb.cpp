@@ -72,6 +72,8 @@ class LmdbEngine final : public Engine {
     check(mdb_txn_commit(txn));
   }
 
+  void settle() override { check(mdb_env_sync(env_, 1)); }
+
   std::vector<float> row(std::int64_t id) override {
     MDB_txn* txn = nullptr;
     check(mdb_txn_begin(env_, nullptr, MDB_RDONLY, &txn));

@@ -3,6 +3,7 @@
 
 #ifdef PLIMSOLL_HAVE_ROCKSDB
 #include <bit>
+#include <chrono>
 #include <cstring>
 #include <stdexcept>
 #include <thread>
@@ -76,6 +77,15 @@ class RocksEngine final : public Engine {
       check(changes.Put(slice(keys_[i]), {reinterpret_cast<char*>(weights.data()), kValueBytes}));
     }
     check(db_->Write(write_, &changes));
+  }
+
+  void settle() override {
+    check(db_->Flush({}));
+    for (std::uint64_t pending = 1, running = 1; pending + running > 0;) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      db_->GetIntProperty(rocksdb::DB::Properties::kCompactionPending, &pending);
+      db_->GetIntProperty(rocksdb::DB::Properties::kNumRunningCompactions, &running);
+    }
   }
 
   std::vector<float> row(std::int64_t id) override {

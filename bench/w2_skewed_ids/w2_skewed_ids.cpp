@@ -243,6 +243,7 @@ Outcome play(const Settings& settings, const std::vector<std::unique_ptr<w2::Eng
   for (const auto& engine : engines) {
     StoreEngine* const ours = engine.get() == &store ? &store : nullptr;
     static_cast<void>(run_batches(*engine, ours, batches, 0, warm, numbered_from));
+    engine->settle();
   }
   const auto before = store.stats();
   const auto size = (batches.size() - warm) / static_cast<std::size_t>(settings.rounds);
@@ -260,6 +261,7 @@ Outcome play(const Settings& settings, const std::vector<std::unique_ptr<w2::Eng
         outcome.page_reads.push_back(static_cast<double>(store.stats().pages_read - reads) /
                                      seconds_since(began));
       }
+      engines[e]->settle();  // In no one's time.
     }
     if (!settings.misses_only) {
       outcome.raw.push_back(raw_reads(raw_file, settings.rows * 512, settings.io_threads,

@@ -5,6 +5,7 @@
 #include "store/embedding_block_map.h"
 
 #include <algorithm>
+#include <memory>
 #include <random>
 #include <set>
 #include <vector>
@@ -14,15 +15,24 @@
 namespace plimsoll {
 namespace {
 
+// A map, and the governor and the slab it takes its memory from.
+struct MapInSlab {
+  MapInSlab(std::int64_t pages, std::int64_t spare)
+      : slab(Slab::create(governor, Tag::kOther, BlockMap::memory_bytes(pages, spare) + 4096)
+                 .or_throw()),
+        map(std::make_unique<BlockMap>(pages, spare, slab)) {}
+  Governor governor = Governor::create({.memory_limit = "1GiB"}).or_throw();
+  Slab slab;
+  std::unique_ptr<BlockMap> map;
+};
+
 TEST(BlockMapTest, NeverHandsOutABlockThatIsReferredTo) {
   for (const std::uint64_t seed : {1U, 2U, 3U}) {
     SCOPED_TRACE(seed);
-    auto governor = Governor::create({.memory_limit = "1GiB"}).or_throw();
     constexpr std::int64_t kPages = 150;
     constexpr std::int64_t kSpare = 16;
-    auto slab = Slab::create(governor, Tag::kOther, BlockMap::memory_bytes(kPages, kSpare) + 4096)
-                    .or_throw();
-    BlockMap map(kPages, kSpare, slab);
+    const MapInSlab made(kPages, kSpare);
+    BlockMap& map = *made.map;
     std::vector<std::uint32_t> working(kPages, 0);
     std::vector<std::vector<std::uint32_t>> commits(2, working);
     std::mt19937_64 random(seed);
@@ -58,7 +68,6 @@ TEST(BlockMapTest, NeverHandsOutABlockThatIsReferredTo) {
       }
       ASSERT_EQ(map.used_blocks(), kPages - std::count(working.begin(), working.end(), 0U));
     }
-    governor.close();
   }
 }
 
@@ -66,12 +75,10 @@ TEST(BlockMapTest, NeverHandsOutABlockThatIsReferredTo) {
 TEST(BlockMapTest, StaleUnitsAreAllThatACommitHasToWrite) {
   const std::uint64_t seed = 7;
   SCOPED_TRACE(seed);
-  auto governor = Governor::create({.memory_limit = "1GiB"}).or_throw();
   constexpr std::int64_t kPages = 100 * 512 + 77;
   constexpr std::int64_t kSpare = 16;
-  auto slab =
-      Slab::create(governor, Tag::kOther, BlockMap::memory_bytes(kPages, kSpare) + 4096).or_throw();
-  BlockMap map(kPages, kSpare, slab);
+  const MapInSlab made(kPages, kSpare);
+  BlockMap& map = *made.map;
   const auto bytes = map.bytes();
   std::vector<std::vector<std::byte>> files(2, std::vector<std::byte>(bytes.size()));
   std::mt19937_64 random(seed);
@@ -96,19 +103,16 @@ TEST(BlockMapTest, StaleUnitsAreAllThatACommitHasToWrite) {
     EXPECT_EQ(map.stale_units(slot, 0).count, 0);
   }
   EXPECT_LT(written, 58 * 30) << "a commit of four pages wrote most of the page table";
-  governor.close();
 }
 
 // What is pinned is handed out only once nothing else is left, and then all of it at once.
 TEST(BlockMapTest, KeepsPinnedBlocksUntilNoOthersAreLeft) {
   for (const std::uint64_t seed : {4U, 5U, 6U}) {
     SCOPED_TRACE(seed);
-    auto governor = Governor::create({.memory_limit = "1GiB"}).or_throw();
     constexpr std::int64_t kPages = 150;
     constexpr std::int64_t kSpare = 16;
-    auto slab = Slab::create(governor, Tag::kOther, BlockMap::memory_bytes(kPages, kSpare) + 4096)
-                    .or_throw();
-    BlockMap map(kPages, kSpare, slab);
+    const MapInSlab made(kPages, kSpare);
+    BlockMap& map = *made.map;
     std::vector<std::uint32_t> working(kPages, 0);
     std::vector<std::vector<std::uint32_t>> commits(2, working);
     std::set<std::uint32_t> pinned;
@@ -150,19 +154,16 @@ TEST(BlockMapTest, KeepsPinnedBlocksUntilNoOthersAreLeft) {
       working[page] = block;
     }
     EXPECT_GT(given_up, 0);
-    governor.close();
   }
 }
 
 TEST(BlockMapTest, RefusesAPageTableThatUsesABlockTwice) {
-  auto governor = Governor::create({.memory_limit = "1GiB"}).or_throw();
-  auto slab = Slab::create(governor, Tag::kOther, BlockMap::memory_bytes(10, 4) + 4096).or_throw();
-  BlockMap map(10, 4, slab);
+  const MapInSlab made(10, 4);
+  BlockMap& map = *made.map;
   const std::vector<BlockEntry> twice{{3, 0}, {0, 0}, {3, 0}};
   EXPECT_FALSE(map.keep(0, twice));
   const std::vector<BlockEntry> beyond{{35, 0}};
   EXPECT_FALSE(map.keep(1, beyond));
-  governor.close();
 }
 
 }  // namespace

@@ -107,6 +107,10 @@ class Guard {
     if (options_.limit_bytes > 0) {
       make_cgroup();
     }
+    if (!report_.no_cgroup.empty()) {
+      tell("no cgroup holds the limit, so it is measured several times a second: " +
+           report_.no_cgroup);
+    }
     const std::int64_t killed_before = machine_oom_kills();
     PLIMSOLL_TRY_VOID(start());
     const auto began = Clock::now();
