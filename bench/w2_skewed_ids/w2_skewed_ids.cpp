@@ -164,8 +164,8 @@ double raw_reads(const fs::path& path, std::int64_t bytes, int threads, std::int
         std::mt19937_64 random(kSeed + static_cast<std::uint64_t>(t));
         alignas(4096) std::array<std::byte, kPageBytes> page;
         while (left.fetch_sub(1) > 0) {
-          const auto at = static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(runs)) *
-                          static_cast<std::int64_t>(kRun);
+          const auto pages = static_cast<std::uint64_t>(runs) * (kRun / kPageBytes);
+          const auto at = static_cast<std::int64_t>(random() % pages) * kPageBytes;
           failed = failed || ::pread(file, page.data(), page.size(), at) != kPageBytes;
         }
       });
