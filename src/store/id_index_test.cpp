@@ -147,9 +147,11 @@ std::vector<std::int64_t> ids_in_spans(std::size_t count, std::int64_t first, st
   std::vector<std::int64_t> ids;
   for (std::int64_t next = first; ids.size() < count;) {
     for (std::uint64_t left = 1 + random() % longest; left > 0 && ids.size() < count; --left) {
-      ids.push_back(next++);
+      ids.push_back(next);
+      next += ids.size() < count ? 1 : 0;  // The last may be the last there is.
     }
-    next += 1 + static_cast<std::int64_t>(random() % 1000);
+    const auto gap = 1 + static_cast<std::int64_t>(random() % 1000);
+    next += ids.size() < count ? gap : 0;
   }
   return ids;
 }
