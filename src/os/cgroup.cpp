@@ -59,8 +59,9 @@ bool has_word(const fs::path& path, std::string_view word) {
 // The folder of the cgroup that this process's memory is charged to.
 Result<std::pair<bool, fs::path>> own_folder() {
   const fs::path root{"/sys/fs/cgroup"};
+  const auto lines = read_cgroup_lines("/proc");
   for (const bool version2 : {false, true}) {
-    for (const CgroupLine& line : read_cgroup_lines("/proc")) {
+    for (const CgroupLine& line : lines) {
       const fs::path folder = cgroup_mount(line, root) / fs::path(line.path).relative_path();
       std::error_code ignored;
       if (line.version2 == version2 &&
@@ -99,6 +100,17 @@ fs::path cgroup_mount(const CgroupLine& line, const fs::path& cgroup_root) {
   std::error_code ignored;
   const fs::path mixed = cgroup_root / "unified";
   return fs::is_directory(mixed, ignored) ? mixed : cgroup_root;
+}
+
+std::optional<std::int64_t> read_counter(const fs::path& path, std::string_view name) {
+  std::ifstream file(path);
+  std::int64_t value = 0;
+  for (std::string key; file >> key >> value;) {
+    if (key == name) {
+      return value;
+    }
+  }
+  return std::nullopt;
 }
 
 Result<MemoryCgroup> MemoryCgroup::create(std::int64_t limit_bytes) {
@@ -167,12 +179,8 @@ bool MemoryCgroup::join() const noexcept {
 
 Result<std::int64_t> MemoryCgroup::oom_kills() const {
   const fs::path path = folder_ / (version2_ ? "memory.events" : "memory.oom_control");
-  std::ifstream file(path);
-  std::int64_t value = 0;
-  for (std::string key; file >> key >> value;) {
-    if (key == "oom_kill") {
-      return value;
-    }
+  if (const auto kills = read_counter(path, "oom_kill")) {
+    return *kills;
   }
   return fail(ErrorCode::kIo, path.string() + ": no oom_kill counter");
 }

@@ -11,7 +11,9 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "plimsoll/result.h"
@@ -30,6 +32,10 @@ struct CgroupLine {
 /// Where version 2 is mounted below `cgroup_root`, or version 1's memory controller.
 [[nodiscard]] std::filesystem::path cgroup_mount(const CgroupLine& line,
                                                  const std::filesystem::path& cgroup_root);
+
+/// The counter `name` of a file of lines "NAME NUMBER"; nothing when there is none.
+[[nodiscard]] std::optional<std::int64_t> read_counter(const std::filesystem::path& path,
+                                                       std::string_view name);
 
 class MemoryCgroup {
  public:

@@ -5,7 +5,6 @@
 #include <array>
 #include <cerrno>
 #include <csignal>
-#include <fstream>
 #include <optional>
 #include <utility>
 
@@ -62,14 +61,7 @@ class WaitedSignals {
 };
 
 std::int64_t machine_oom_kills() {
-  std::ifstream file("/proc/vmstat");
-  std::int64_t value = 0;
-  for (std::string key; file >> key >> value;) {
-    if (key == "oom_kill") {
-      return value;
-    }
-  }
-  return 0;
+  return read_counter("/proc/vmstat", "oom_kill").value_or(0);
 }
 
 // What the tree held over the last minute.
