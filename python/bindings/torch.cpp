@@ -24,6 +24,7 @@
 #include "program_binding.h"
 #include "recipes/cosir.h"
 #include "recipes/run_folder.h"
+#include "torch_plan.h"
 
 namespace plimsoll::python {
 namespace {
@@ -133,4 +134,5 @@ NB_MODULE(_torch, m) {
   plimsoll::TensorArena::install().or_throw();
   bind_arena(m);
   bind_recipes(m);
+  bind_plan(m);
 }

@@ -4,6 +4,8 @@
 Private: plimsoll.Governor attaches the arena; plimsoll.train(), resume() and evaluate() wrap the
 recipes. Where plimsoll was built without torch, importing this raises ImportError saying how.
 """
+from typing import Any, Callable
+
 from ._core import Governor
 
 def attach(governor: Governor) -> None:
@@ -34,3 +36,23 @@ def evaluate(run: str) -> str:
     """Returns {"step", "epoch", "recall", …} as JSON. Errors: NotFoundError."""
 def run_program(arguments: list[str]) -> int:
     """The program `plimsoll`; returns its exit status."""
+def plan_batch(governor: Governor, step: Callable[[int], str],
+               extent: Callable[[int], tuple[int, int, int]] | None, least_rows: int,
+               most_rows: int, multiple: int, available_bytes: int) -> dict[str, Any]:
+    """plimsoll.plan_batch() without its Python side. `step` returns "" or a refusal's text.
+
+    available_bytes: 0 for what the governor leaves. Errors: BudgetExceeded, ValueError.
+    """
+def block_bytes(bytes: int) -> int:
+    """What the arena takes for a block of so many bytes: its class, or whole pages."""
+
+class StepTraces:
+    """Real steps traced at several sizes, and what they say of others. Sizes are (rows, nodes, edges)."""
+
+    def __init__(self) -> None: ...
+    def add(self, extent: tuple[int, int, int], step: Callable[[int], str]) -> dict[str, Any]:
+        """Runs the step twice and keeps the trace: {"live_peak_bytes", "events", "regions", …}."""
+    def predict(self, extent: tuple[int, int, int]) -> dict[str, Any]:
+        """{"peak_bytes", "bound_bytes", "leased_bytes", "operator", "phase", "parts"}."""
+    def verify(self, extent: tuple[int, int, int], step: Callable[[int], str]) -> dict[str, Any]:
+        """Runs the step twice; "exact": every block was as predicted. The trace is not kept."""

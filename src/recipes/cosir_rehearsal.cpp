@@ -5,7 +5,6 @@
 // Threads: the thread that trains.   Memory: see cosir_rehearsal.h.
 #include "recipes/cosir_rehearsal.h"
 
-#include <c10/util/Exception.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -15,6 +14,7 @@
 #include "plan/step_peak.h"
 #include "plimsoll/bytes.h"
 #include "plimsoll/torch.h"
+#include "torch/step_tracer.h"
 
 namespace plimsoll::cosir {
 namespace {
@@ -23,12 +23,6 @@ constexpr const char* kAdvice =
     "raise --memory-limit, or lower batch_size, store_bytes, cache_bytes or queue_bytes";
 constexpr std::int64_t kLeastRows = 2;        // The loss compares rows.
 constexpr std::int64_t kLeastStep = 1 << 20;  // Limits are named in whole MiB.
-
-std::int64_t left_for_tensors(const LedgerState& state) {
-  const PoolState& tensors = state.pools[static_cast<std::size_t>(Tag::kTensor)];
-  return std::max<std::int64_t>(
-      0, state.free_bytes() + std::max(tensors.floor_bytes, tensors.leased_bytes));
-}
 
 Error refused(const Governor& governor, std::int64_t needed, const std::string& what) {
   const LedgerState state = governor.state();
@@ -55,13 +49,7 @@ Error refused(const Governor& governor, std::int64_t needed, const std::string& 
 }  // namespace
 
 Result<void> without_refusal(const std::function<Result<void>()>& work) {
-  try {
-    return work();
-  } catch (const c10::OutOfMemoryError& refusal) {
-    Error error = make_error(ErrorCode::kOverBudget, refusal.what_without_backtrace(), kAdvice);
-    error.tag = Tag::kTensor;
-    return tl::unexpected(std::move(error));
-  }
+  return plimsoll::without_refusal(work, kAdvice);
 }
 
 Result<std::int64_t> measure_peak(const std::function<Result<void>()>& work) {

@@ -24,6 +24,7 @@ constexpr std::int64_t kSpanBlocksMin = 8;
 // MiB leased, 0.70 of plain LibTorch's time; a 16th: 216 MiB, 0.75; a 32nd: 208 MiB, 0.76.
 constexpr std::int64_t kSlackShare = 32;
 constexpr std::int64_t kSlackMin = 8LL << 20;
+constexpr std::int64_t kTableShare = 240;  // A page's record, its bit, and its part of a span's.
 
 std::uint32_t span_pages(int size_class) noexcept {
   const std::int64_t bytes = size_class_bytes(size_class) * kSpanBlocksMin;
@@ -58,6 +59,15 @@ std::int64_t size_class_bytes(int size_class) noexcept {
 std::int64_t arena_block_bytes(std::int64_t bytes) noexcept {
   return bytes <= kSmallMax ? size_class_bytes(size_class_of(bytes))
                             : whole_pages(bytes) * kArenaPageBytes;
+}
+
+std::int64_t arena_leased_bytes(std::int64_t live_bytes) noexcept {
+  std::int64_t spans = 0;
+  for (int size_class = 0; size_class < kSizeClasses; ++size_class) {
+    spans += span_pages(size_class) * kArenaPageBytes;
+  }
+  const std::int64_t cached = live_bytes + std::max(live_bytes / kSlackShare, kSlackMin) + spans;
+  return cached + cached / kTableShare;
 }
 
 Result<void> ArenaPages::open(std::int64_t range_bytes) {
@@ -257,6 +267,9 @@ Result<ArenaBlock> ArenaPages::allocate(std::int64_t bytes) {
   auto block = bytes <= kSmallMax ? allocate_small(bytes) : allocate_large(bytes);
   if (block) {
     count_live(block->bytes);
+    if (ring_ != nullptr) {
+      ring_->record(TraceKind::kAllocate, block->data, bytes);
+    }
   } else if (block.error().code != ErrorCode::kOverBudget) {
     end_attachment();  // The governor was closed or replaced under us.
     return ArenaBlock{};
@@ -279,6 +292,9 @@ std::int64_t ArenaPages::free(void* data) noexcept {
     give_back(page, record.span);
   }
   stats_.live_bytes -= bytes;
+  if (ring_ != nullptr) {
+    ring_->record(TraceKind::kFree, data, bytes);
+  }
   return bytes;
 }
 
@@ -437,6 +453,11 @@ ArenaStats ArenaPages::stats() noexcept {
   ArenaStats copy = stats_;
   copy.cached_bytes = runs_.cached_pages() * kArenaPageBytes + empty_span_bytes_;
   return copy;
+}
+
+void ArenaPages::trace(TraceRing* ring) noexcept {
+  MutexLock lock(mutex_);
+  ring_ = ring;
 }
 
 void ArenaPages::reset_peak() noexcept {

@@ -25,6 +25,7 @@
 #include <cstdint>
 
 #include "base/mutex.h"
+#include "plan/trace_ring.h"
 #include "plimsoll/arena_stats.h"
 #include "plimsoll/governor.h"
 #include "torch/page_runs.h"
@@ -41,6 +42,9 @@ inline constexpr int kSizeClasses = 96;
 [[nodiscard]] std::int64_t size_class_bytes(int size_class) noexcept;
 /// What a block of `bytes` costs in live_bytes: its class, or whole pages.
 [[nodiscard]] std::int64_t arena_block_bytes(std::int64_t bytes) noexcept;
+/// The most that is leased for so many live bytes: the cache's bound, a partly used span of every
+/// class, and the tables.
+[[nodiscard]] std::int64_t arena_leased_bytes(std::int64_t live_bytes) noexcept;
 
 /// A block, or data == nullptr: not attached, the caller passes through.
 struct ArenaBlock {
@@ -82,6 +86,9 @@ class ArenaPages final : public Reclaimer {
 
   [[nodiscard]] ArenaStats stats() noexcept;
   void reset_peak() noexcept;
+
+  /// From now on records every block handed out and taken back; nullptr: no more.
+  void trace(TraceRing* ring) noexcept;
 
   std::int64_t reclaim(PressureMove move, std::int64_t wanted_bytes) noexcept override;
   [[nodiscard]] const char* name() const noexcept override { return "arena"; }
@@ -132,6 +139,7 @@ class ArenaPages final : public Reclaimer {
   Governor governor_ PLIMSOLL_GUARDED_BY(mutex_);
   ReclaimerHandle reclaimer_;  // Reset without the mutex held: the governor calls us back.
   ArenaStats stats_ PLIMSOLL_GUARDED_BY(mutex_);
+  TraceRing* ring_ PLIMSOLL_GUARDED_BY(mutex_){nullptr};
   std::int64_t empty_span_bytes_ PLIMSOLL_GUARDED_BY(mutex_){0};  // Kept spans with no block.
   std::int64_t live_high_ PLIMSOLL_GUARDED_BY(mutex_){0};         // Highest live while attached.
   std::int64_t cap_bytes_ PLIMSOLL_GUARDED_BY(mutex_){kUncapped};

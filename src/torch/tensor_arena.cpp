@@ -19,6 +19,7 @@
 #include "base/check.h"
 #include "plimsoll/torch.h"
 #include "torch/arena_pages.h"
+#include "torch/tensor_arena.h"
 
 namespace plimsoll {
 namespace {
@@ -103,6 +104,10 @@ class ArenaAllocator final : public c10::Allocator {
 };
 
 }  // namespace
+
+ArenaPages& tensor_arena_pages() noexcept {
+  return arena().pages;
+}
 
 Result<void> TensorArena::install() {
   Arena& at = arena();

@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The planner for plimsoll/_plan.py: real steps are Python callables.
+//
+// A callable says "" when its step ran, and the text of the refusal when it did not fit; any other
+// exception of the step goes through unchanged.
+// Reading order: plan/batch_plan.h, torch/step_tracer.h, this file.
+//
+// Threads: the thread that trains, with Python's lock.   Memory: the traces.
+#include <string>
+#include <utility>
+
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include "bindings.h"
+#include "plan/batch_plan.h"
+#include "torch/arena_pages.h"
+#include "torch/step_tracer.h"
+#include "torch_plan.h"
+
+namespace plimsoll::python {
+namespace {
+
+using Extent = std::tuple<std::int64_t, std::int64_t, std::int64_t>;  // Rows, nodes, edges.
+
+StepSize size_from(const Extent& extent) {
+  return {std::get<0>(extent), std::get<1>(extent), std::get<2>(extent)};
+}
+
+nb::dict dict_of(const PeakParts& parts) {
+  nb::dict out;
+  out["static"] = parts.static_bytes;
+  out["gradients"] = parts.gradient_bytes;
+  out["activations"] = parts.activation_bytes;
+  out["optimizer"] = parts.optimizer_bytes;
+  out["temporaries"] = parts.temporary_bytes;
+  out["other threads"] = parts.other_threads_bytes;
+  return out;
+}
+
+nb::dict dict_of(const BatchPlan& plan) {
+  nb::dict out;
+  out["batch_size"] = plan.batch_size;
+  out["label"] = label_name(plan.label);
+  out["peak_bytes"] = plan.peak.bytes;
+  out["leased_bytes"] = plan.leased_bytes;
+  out["available_bytes"] = plan.available_bytes;
+  out["bytes_per_row"] = plan.bytes_per_row;
+  out["operator"] = plan.peak.op;
+  out["phase"] = phase_name(plan.peak.phase);
+  out["parts"] = dict_of(plan.peak.parts);
+  out["step_seconds"] = plan.step_seconds;
+  out["at_most_rows"] = plan.at_most_rows;
+  out["traced_rows"] = plan.traced_rows;
+  nb::list verified;
+  for (const VerifiedStep& step : plan.verified) {
+    nb::dict one;
+    one["rows"] = step.rows;
+    one["predicted_bytes"] = step.predicted_bytes;
+    one["measured_bytes"] = step.measured_bytes;
+    one["as_predicted"] = step.as_predicted;
+    verified.append(one);
+  }
+  out["verified"] = verified;
+  out["advice"] = plan.advice;
+  return out;
+}
+
+Result<void> run_step(const nb::callable& step, const StepSize& size) {
+  const auto refusal = nb::cast<std::string>(step(size.rows));
+  if (!refusal.empty()) {
+    Error error = make_error(ErrorCode::kOverBudget, refusal);
+    error.tag = Tag::kTensor;
+    return tl::unexpected(std::move(error));
+  }
+  return {};
+}
+
+nb::dict plan(const Governor& governor, const nb::callable& step, const nb::object& extent,
+              std::int64_t least_rows, std::int64_t most_rows, std::int64_t multiple,
+              std::int64_t available_bytes) {
+  PlanOptions options;
+  options.least_rows = least_rows;
+  options.most_rows = most_rows;
+  options.multiple = multiple;
+  options.available_bytes = available_bytes;
+  if (!extent.is_none()) {
+    options.size_of = [&extent](std::int64_t rows) {
+      return size_from(nb::cast<Extent>(extent(rows)));
+    };
+  }
+  return dict_of(plan_batch(governor, options, [&step](const StepSize& size) {
+                   return run_step(step, size);
+                 }).or_throw());
+}
+
+nb::dict dict_of(const StepTrace& trace) {
+  nb::dict out;
+  out["live_peak_bytes"] = trace.live_peak_bytes;
+  out["leased_peak_bytes"] = trace.leased_peak_bytes;
+  out["events"] = trace.events.size();
+  out["seconds"] = trace.seconds;
+  return out;
+}
+
+// Traces of one step, for who wants predictions of many sizes.
+class StepTraces {
+ public:
+  nb::dict add(const Extent& extent, const nb::callable& step) {
+    StepTrace trace = traced(extent, step);
+    nb::dict out = dict_of(trace);
+    regions_.add(std::move(trace)).or_throw();
+    out["regions"] = regions_.regions();
+    return out;
+  }
+  [[nodiscard]] nb::dict predict(const Extent& extent) const {
+    const StepPrediction said = regions_.predict(size_from(extent)).or_throw();
+    nb::dict out;
+    out["peak_bytes"] = said.peak.bytes;
+    out["bound_bytes"] = said.bound_bytes;
+    out["leased_bytes"] = arena_leased_bytes(said.bound_bytes);
+    out["operator"] = said.peak.op;
+    out["phase"] = phase_name(said.peak.phase);
+    out["parts"] = dict_of(said.peak.parts);
+    return out;
+  }
+  nb::dict verify(const Extent& extent, const nb::callable& step) const {
+    const StepTrace trace = traced(extent, step);
+    nb::dict out = dict_of(trace);
+    out["exact"] = regions_.predicts(trace);
+    return out;
+  }
+
+ private:
+  static StepTrace traced(const Extent& extent, const nb::callable& step) {
+    const StepSize size = size_from(extent);
+    return trace_step(size, [&] { return run_step(step, size); }).or_throw();
+  }
+
+  StepRegions regions_{&arena_block_bytes};
+};
+
+}  // namespace
+
+void bind_plan(nb::module_& m) {
+  m.def("plan_batch", &plan, nb::arg("governor"), nb::arg("step"), nb::arg("extent").none(),
+        nb::arg("least_rows"), nb::arg("most_rows"), nb::arg("multiple"),
+        nb::arg("available_bytes"));
+  m.def("block_bytes", &arena_block_bytes, nb::arg("bytes"));
+  nb::class_<StepTraces>(m, "StepTraces")
+      .def(nb::init<>())
+      .def("add", &StepTraces::add, nb::arg("extent"), nb::arg("step"))
+      .def("predict", &StepTraces::predict, nb::arg("extent"))
+      .def("verify", &StepTraces::verify, nb::arg("extent"), nb::arg("step"));
+}
+
+}  // namespace plimsoll::python

@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a measured step would change, kept on disk and put back bit for bit.
+
+Threads: the thread that trains.
+Memory:  the bytes go to an unlinked file, because a copy in RAM would be part of what is measured;
+         putting back maps it and holds one tensor at a time.
+"""
+from __future__ import annotations
+
+import copy
+import mmap
+import os
+import random
+import sys
+import tempfile
+from typing import Any, Iterable
+
+
+class _Saved:
+    """Where a tensor's bytes are in the file, and what to make of them."""
+
+    def __init__(self, tensor: Any, offset: int) -> None:
+        self.offset = offset
+        self.shape, self.dtype, self.device = tuple(tensor.shape), tensor.dtype, tensor.device
+        self.strides = tensor.stride()
+
+
+class TrainingState:
+    """Modules (modes, parameters, buffers, gradients), optimizers, random states.
+
+    modules:    torch.nn.Module each; a module that appears in another is kept once.
+    optimizers: torch.optim.Optimizer each: states, and the values of the parameter groups.
+    others:     anything with state_dict() and load_state_dict(): schedulers, GradScaler.
+    directory:  where the unlinked file is made.
+    Errors:     OSError when the disk is full; nothing has been changed.
+    """
+
+    def __init__(self, modules: Iterable[Any], optimizers: Iterable[Any], others: Iterable[Any],
+                 directory: str | os.PathLike[str]) -> None:
+        import torch
+
+        self._modules, self._optimizers = list(modules), list(optimizers)
+        self._file = tempfile.TemporaryFile(dir=directory)
+        self._bytes = 0
+        self._modes = [(part, part.training) for module in self._modules
+                       for part in module.modules()]
+        self._tensors: list[tuple[Any, _Saved]] = []
+        self._gradients: list[tuple[Any, _Saved | None]] = []
+        seen: set[int] = set()
+        for parameter in self._parameters():
+            if id(parameter) not in seen:
+                seen.add(id(parameter))
+                self._tensors.append((parameter, self._save(parameter)))
+                grad = parameter.grad
+                self._gradients.append((parameter, None if grad is None else self._save(grad)))
+        for module in self._modules:
+            for buffer in module.buffers():
+                if id(buffer) not in seen:
+                    seen.add(id(buffer))
+                    self._tensors.append((buffer, self._save(buffer)))
+        self._states = [self._save_optimizer(optimizer) for optimizer in self._optimizers]
+        self._others = [(other, copy.deepcopy(other.state_dict())) for other in others]
+        self._file.flush()
+        # As bytes: a tensor kept here would be counted among the step's.
+        self._random = torch.get_rng_state().numpy().tobytes()
+        self._cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
+        self._python = random.getstate()
+        numpy = sys.modules.get("numpy")
+        self._numpy = numpy.random.get_state() if numpy is not None else None
+
+    def put_back(self) -> None:
+        """Everything is as it was, bit for bit. May be called more than once."""
+        import torch
+
+        for part, training in self._modes:
+            part.training = training
+        with torch.no_grad():
+            for tensor, saved in self._tensors:
+                tensor.copy_(self._load(saved))
+            for parameter, saved in self._gradients:
+                parameter.grad = None if saved is None else self._load(saved)
+            for optimizer, saved in zip(self._optimizers, self._states):
+                self._restore_optimizer(optimizer, *saved)
+        for other, state in self._others:
+            other.load_state_dict(copy.deepcopy(state))
+        torch.set_rng_state(torch.frombuffer(bytearray(self._random), dtype=torch.uint8))
+        if self._cuda is not None:
+            torch.cuda.set_rng_state_all(self._cuda)
+        random.setstate(self._python)
+        if self._numpy is not None:
+            sys.modules["numpy"].random.set_state(self._numpy)
+
+    def close(self) -> None:
+        """Gives the disk back."""
+        self._file.close()
+
+    def _parameters(self) -> Iterable[Any]:
+        for module in self._modules:
+            yield from module.parameters()
+        for optimizer in self._optimizers:
+            for group in optimizer.param_groups:
+                yield from group["params"]
+
+    def _save(self, tensor: Any) -> _Saved:
+        import torch
+
+        saved = _Saved(tensor, self._bytes)
+        flat = tensor.detach().cpu().contiguous().reshape(-1)
+        if flat.numel() > 0:
+            self._file.write(memoryview(flat.view(torch.uint8).numpy()))
+        self._bytes += flat.numel() * flat.element_size()
+        # Tensors begin at multiples of 64 bytes, as frombuffer() wants aligned offsets.
+        padding = -self._bytes % 64
+        self._file.write(bytes(padding))
+        self._bytes += padding
+        return saved
+
+    def _load(self, saved: _Saved) -> Any:
+        import torch
+
+        tensor = torch.empty_strided(saved.shape, saved.strides, dtype=saved.dtype,
+                                     device=saved.device)
+        if tensor.numel() == 0:
+            return tensor
+        count = 1
+        for width in saved.shape:
+            count *= width
+        page = saved.offset // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
+        length = saved.offset - page + count * tensor.element_size()
+        with mmap.mmap(self._file.fileno(), length, access=mmap.ACCESS_COPY, offset=page) as view:
+            source = torch.frombuffer(view, dtype=saved.dtype, count=count,
+                                      offset=saved.offset - page)
+            tensor.copy_(source.reshape(saved.shape))
+            del source
+        return tensor
+
+    def _save_optimizer(self, optimizer: Any) -> tuple[list, list]:
+        import torch
+
+        states = []
+        for key, values in optimizer.state.items():
+            kept = {name: self._save(value) if isinstance(value, torch.Tensor)
+                    else copy.deepcopy(value) for name, value in values.items()}
+            states.append((key, kept))
+        groups = [{name: copy.deepcopy(value) for name, value in group.items() if name != "params"}
+                  for group in optimizer.param_groups]
+        return states, groups
+
+    def _restore_optimizer(self, optimizer: Any, states: list, groups: list) -> None:
+        known = {key for key, _ in states}
+        for key in [key for key in optimizer.state if key not in known]:
+            del optimizer.state[key]
+        for key, kept in states:
+            values = optimizer.state[key]
+            for name in [name for name in values if name not in kept]:
+                del values[name]
+            for name, value in kept.items():
+                values[name] = self._load(value) if isinstance(value, _Saved) \
+                    else copy.deepcopy(value)
+        for group, values in zip(optimizer.param_groups, groups):
+            group.update(copy.deepcopy(values))

@@ -1,0 +1,415 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// See batch_plan.h. Order here: regions, the planner's rounds, advice.
+#include "plan/batch_plan.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "base/check.h"
+#include "plan/step_peak.h"
+#include "plimsoll/bytes.h"
+
+namespace plimsoll {
+namespace {
+
+constexpr std::int64_t kMiB = 1LL << 20;
+constexpr std::int64_t kFirstRows = 8;
+constexpr int kRoundsMax = 5;
+constexpr std::size_t kLadderMax = 9;
+
+// Room for what a step of another size may do otherwise: an eighth of what is not static.
+constexpr std::int64_t kUnverifiedShare = 8;
+
+}  // namespace
+
+const char* label_name(PlanLabel label) noexcept {
+  switch (label) {
+    case PlanLabel::kExact:
+      return "exact";
+    case PlanLabel::kBounded:
+      return "bounded";
+    case PlanLabel::kEstimate:
+      return "estimate";
+  }
+  return "";
+}
+
+// ---- Regions ----
+
+Result<void> StepRegions::add(StepTrace trace) {
+  if (traces_ == kTracesMax) {
+    return fail(ErrorCode::kInvalidArgument,
+                fmt::format("a step is traced at {} sizes at most", kTracesMax));
+  }
+  for (Region& region : regions_) {
+    if (!aligned(region.traces.front(), trace)) {
+      continue;
+    }
+    const bool seen =
+        std::any_of(region.traces.begin(), region.traces.end(),
+                    [&trace](const StepTrace& other) { return other.size == trace.size; });
+    if (seen) {
+      return fail(ErrorCode::kInvalidArgument,
+                  fmt::format("a step of {} rows was traced already", trace.size.rows));
+    }
+    region.traces.push_back(std::move(trace));
+    PLIMSOLL_TRY(region.model, StepModel::fit(region.traces));
+    ++traces_;
+    return {};
+  }
+  Region region;
+  region.traces.push_back(std::move(trace));
+  PLIMSOLL_TRY(region.model, StepModel::fit(region.traces));
+  regions_.push_back(std::move(region));
+  ++traces_;
+  return {};
+}
+
+std::int64_t StepRegions::most_aligned() const noexcept {
+  std::int64_t most = 0;
+  for (const Region& region : regions_) {
+    most = std::max(most, static_cast<std::int64_t>(region.traces.size()));
+  }
+  return most;
+}
+
+std::vector<const StepRegions::Region*> StepRegions::answering(std::int64_t rows) const {
+  const Region* below = nullptr;  // Among those that end at or before `rows`, the last to end.
+  const Region* above = nullptr;  // Among those that begin at or after it, the first to begin.
+  std::vector<const Region*> within;
+  for (const Region& region : regions_) {
+    if (region.traces.size() < 2) {
+      if (region.model.rows_least() != rows) {
+        continue;  // One trace says nothing of other sizes.
+      }
+    }
+    if (region.model.rows_least() <= rows && rows <= region.model.rows_most()) {
+      within.push_back(&region);
+    } else if (region.model.rows_most() < rows) {
+      below =
+          below == nullptr || region.model.rows_most() > below->model.rows_most() ? &region : below;
+    } else {
+      above = above == nullptr || region.model.rows_least() < above->model.rows_least() ? &region
+                                                                                        : above;
+    }
+  }
+  if (!within.empty()) {
+    return within;
+  }
+  std::vector<const Region*> found;
+  if (below != nullptr) {
+    found.push_back(below);
+  }
+  if (above != nullptr) {
+    found.push_back(above);
+  }
+  return found;
+}
+
+Result<StepPrediction> StepRegions::predict(const StepSize& size) const {
+  const auto regions = answering(size.rows);
+  if (regions.empty()) {
+    return fail(ErrorCode::kNotFound, "no two steps did the same things: nothing to predict from");
+  }
+  StepPrediction highest;
+  for (const Region* region : regions) {
+    StepPrediction one;
+    one.peak = region->model.replay(size, block_bytes_);
+    const std::int64_t moving = one.peak.bytes - one.peak.parts.static_bytes;
+    const std::int64_t share = region->model.confirmed() ? kUnverifiedShare : kUnverifiedShare / 2;
+    one.bound_bytes = one.peak.bytes + moving / share + kMiB;
+    if (one.bound_bytes > highest.bound_bytes) {
+      highest = std::move(one);
+    }
+  }
+  return highest;
+}
+
+bool StepRegions::predicts(const StepTrace& trace) const {
+  const auto regions = answering(trace.size.rows);
+  return std::any_of(regions.begin(), regions.end(),
+                     [&trace](const Region* region) { return region->model.predicts(trace); });
+}
+
+double StepRegions::seconds(const StepSize& size) const {
+  const auto regions = answering(size.rows);
+  return regions.empty() ? 0.0 : regions.front()->model.seconds(size);
+}
+
+// ---- The planner ----
+
+namespace {
+
+class Planner {
+ public:
+  Planner(const TraceStep& trace, const PlanOptions& options)
+      : trace_(trace), options_(options), regions_(options.block_bytes) {
+    plan_.available_bytes = options.available_bytes;
+    most_ = options.most_rows;
+  }
+
+  Result<BatchPlan> plan() {
+    PLIMSOLL_TRY_VOID(check_options());
+    PLIMSOLL_TRY_VOID(climb_ladder());
+    for (int round = 0; round < kRoundsMax; ++round) {
+      const std::int64_t rows = largest();
+      if (rows < options_.least_rows) {
+        return tl::unexpected(refusal());
+      }
+      PLIMSOLL_TRY(const bool settled, verify(rows));
+      if (settled) {
+        break;
+      }
+    }
+    if (plan_.batch_size == 0) {
+      return tl::unexpected(refusal());
+    }
+    return finish();
+  }
+
+ private:
+  Result<void> check_options() const {
+    if (options_.least_rows < 1 || options_.most_rows < options_.least_rows ||
+        options_.multiple < 1 || options_.block_bytes == nullptr ||
+        options_.leased_bytes == nullptr) {
+      return fail(ErrorCode::kInvalidArgument,
+                  fmt::format("a batch between {} and {} rows, in multiples of {}: no such size",
+                              options_.least_rows, options_.most_rows, options_.multiple),
+                  "min_batch_size, max_batch_size");
+    }
+    return {};
+  }
+
+  [[nodiscard]] StepSize size_of(std::int64_t rows) const {
+    return options_.size_of ? options_.size_of(rows) : StepSize{rows, 0, 0};
+  }
+
+  // Small steps until three of them do the same things.
+  Result<void> climb_ladder() {
+    std::int64_t unit = std::max<std::int64_t>(1, kFirstRows / 4);
+    while (4 * unit < options_.least_rows) {
+      unit *= 2;
+    }
+    std::vector<std::int64_t> ladder;
+    for (; ladder.size() < kLadderMax; unit *= 2) {
+      for (const std::int64_t quarter : {4, 6}) {
+        ladder.push_back(unit * quarter);
+      }
+    }
+    for (std::size_t k = 0; k < ladder.size(); ++k) {
+      const std::int64_t rows = std::min(ladder[k], options_.most_rows);
+      if (!plan_.traced_rows.empty() && plan_.traced_rows.back() >= rows) {
+        break;  // The largest size allowed has been traced.
+      }
+      PLIMSOLL_TRY(const bool ran, look_at(rows));
+      if (!ran && plan_.traced_rows.empty()) {
+        return descend(rows / 2);
+      }
+      if (!ran || regions_.most_aligned() >= 3) {
+        break;
+      }
+    }
+    return {};
+  }
+
+  // Even the first was refused: halves of it, and what lies below the one that fits.
+  Result<void> descend(std::int64_t rows) {
+    bool ran = false;
+    for (; !ran && rows >= options_.least_rows; rows = ran ? rows : rows / 2) {
+      PLIMSOLL_TRY(ran, look_at(rows));
+    }
+    for (const std::int64_t part : {3, 2}) {
+      const std::int64_t less = rows * part / 4;
+      if (ran && less >= options_.least_rows && less < plan_.traced_rows.back()) {
+        PLIMSOLL_TRY_VOID(look_at(less));
+      }
+    }
+    return {};
+  }
+
+  // Traces one size. False: it was refused, and larger ones need not be tried.
+  Result<bool> look_at(std::int64_t rows) {
+    auto traced = trace_(size_of(rows));
+    if (!traced) {
+      if (traced.error().code != ErrorCode::kOverBudget) {
+        return tl::unexpected(std::move(traced).error());
+      }
+      refused_ = std::move(traced).error();
+      most_ = std::min(most_, rows - 1);
+      return false;
+    }
+    plan_.traced_rows.push_back(rows);
+    PLIMSOLL_TRY_VOID(regions_.add(std::move(*traced)));
+    return true;
+  }
+
+  [[nodiscard]] bool fits(std::int64_t rows) const {
+    const auto predicted = regions_.predict(size_of(rows));
+    return predicted && options_.leased_bytes(predicted->peak.bytes) <= options_.available_bytes;
+  }
+
+  // The largest size allowed that is predicted to fit; 0 for none.
+  [[nodiscard]] std::int64_t largest() const {
+    const auto round_down = [this](std::int64_t rows) {
+      return std::max(rows / options_.multiple * options_.multiple,
+                      std::min(rows, options_.least_rows));
+    };
+    if (most_ < options_.least_rows || !fits(options_.least_rows)) {
+      return 0;
+    }
+    std::int64_t low = options_.least_rows;
+    std::int64_t high = most_;
+    while (low < high) {
+      const std::int64_t middle = low + (high - low + 1) / 2;
+      if (fits(middle)) {
+        low = middle;
+      } else {
+        high = middle - 1;
+      }
+    }
+    return round_down(low);
+  }
+
+  // Runs a real step of this size. True: it is the answer.
+  Result<bool> verify(std::int64_t rows) {
+    const StepSize size = size_of(rows);
+    PLIMSOLL_TRY(const StepPrediction predicted, regions_.predict(size));
+    VerifiedStep step{rows, predicted.peak.bytes, 0, false};
+    auto traced = trace_(size);
+    if (!traced) {
+      if (traced.error().code != ErrorCode::kOverBudget) {
+        return tl::unexpected(std::move(traced).error());
+      }
+      refused_ = std::move(traced).error();
+      plan_.verified.push_back(step);
+      most_ = rows - std::max<std::int64_t>(1, rows / 16);
+      return false;
+    }
+    step.measured_bytes = traced->live_peak_bytes;
+    step.as_predicted =
+        regions_.predicts(*traced) && predicted.peak.bytes == traced->live_peak_bytes;
+    plan_.verified.push_back(step);
+    if (traced->leased_peak_bytes > options_.available_bytes) {
+      most_ = rows - std::max<std::int64_t>(1, rows / 16);
+      return false;
+    }
+    plan_.batch_size = rows;
+    plan_.peak = predicted.peak;
+    plan_.leased_bytes =
+        std::max(options_.leased_bytes(traced->live_peak_bytes), traced->leased_peak_bytes);
+    plan_.step_seconds = traced->seconds;
+    plan_.label = step.as_predicted ? PlanLabel::kExact : PlanLabel::kBounded;
+    if (step.as_predicted) {
+      return true;
+    }
+    plan_.peak.bytes = std::max(plan_.peak.bytes, traced->live_peak_bytes);
+    (void)regions_.add(std::move(*traced));  // One more of a size known: it says nothing new.
+    PLIMSOLL_TRY_VOID(widen(rows));
+    return false;
+  }
+
+  // Two more sizes beside one that did something new, so that its region has a model.
+  Result<void> widen(std::int64_t rows) {
+    for (const std::int64_t part : {14, 12}) {
+      const std::int64_t near = std::max(options_.least_rows, rows * part / 16);
+      const auto& known = plan_.traced_rows;
+      if (near < rows && std::find(known.begin(), known.end(), near) == known.end()) {
+        PLIMSOLL_TRY_VOID(look_at(near));
+      }
+    }
+    return {};
+  }
+
+  Result<BatchPlan> finish() {
+    const std::int64_t rows = plan_.batch_size;
+    const std::int64_t before = std::max<std::int64_t>(1, rows * 7 / 8);
+    if (rows > before) {
+      PLIMSOLL_TRY(const StepPrediction less, regions_.predict(size_of(before)));
+      PLIMSOLL_TRY(const StepPrediction same, regions_.predict(size_of(rows)));
+      plan_.bytes_per_row =
+          std::max<std::int64_t>(0, (same.peak.bytes - less.peak.bytes) / (rows - before));
+    }
+    plan_.at_most_rows = rows == options_.most_rows;
+    plan_.advice = advice();
+    return plan_;
+  }
+
+  [[nodiscard]] std::string advice() const {
+    if (plan_.at_most_rows) {
+      return fmt::format(
+          "memory is not what holds the batch at {} rows: max_batch_size (or the data) is",
+          plan_.batch_size);
+    }
+    const PeakParts& parts = plan_.peak.parts;
+    const std::int64_t rest = plan_.peak.bytes;
+    const auto share = [rest](std::int64_t bytes) { return rest > 0 ? 100 * bytes / rest : 0; };
+    std::string what;
+    if (parts.activation_bytes >= parts.static_bytes &&
+        parts.activation_bytes >= parts.gradient_bytes) {
+      what = fmt::format(
+          "activations are {} % of the peak: checkpointing segments of the model, bfloat16 "
+          "autocast, or accumulating over smaller micro-batches would buy the most room",
+          share(parts.activation_bytes));
+    } else if (parts.static_bytes >= parts.gradient_bytes + parts.temporary_bytes) {
+      what = fmt::format(
+          "what stays from step to step (parameters, optimizer states, teacher) is {} % of the "
+          "peak: a teacher that is offloaded or whose outputs are cached, an optimizer with fewer "
+          "states, or a smaller model would buy the most room",
+          share(parts.static_bytes));
+    } else {
+      what = fmt::format("gradients and temporaries are {} % of the peak, made in {}",
+                         share(parts.gradient_bytes + parts.temporary_bytes),
+                         plan_.peak.op.empty() ? "no operator" : plan_.peak.op);
+    }
+    if (plan_.bytes_per_row > 0) {
+      what += fmt::format(
+          "; a limit {} larger would take {} rows more",
+          format_bytes(std::max<std::int64_t>(kMiB, plan_.bytes_per_row * plan_.batch_size / 4)),
+          std::max<std::int64_t>(1, plan_.batch_size / 4));
+    }
+    return what;
+  }
+
+  [[nodiscard]] Error refusal() const {
+    const auto predicted = regions_.predict(size_of(options_.least_rows));
+    std::int64_t needed = options_.available_bytes + 1;
+    if (predicted) {
+      needed = std::max(needed, options_.leased_bytes(predicted->bound_bytes));
+    } else if (refused_) {
+      needed = std::max(needed, options_.available_bytes + refused_->requested_bytes);
+    }
+    const std::int64_t limit =
+        smallest_limit(options_.limit_bytes, options_.available_bytes, needed);
+    Error error = make_error(
+        ErrorCode::kOverBudget,
+        fmt::format("a step of {} rows needs about {} of tensors, and {} is left for them; a limit "
+                    "of {} MiB would do",
+                    options_.least_rows, format_bytes(needed),
+                    format_bytes(options_.available_bytes), limit / kMiB),
+        "raise the limit, lower min_batch_size, or make the model smaller");
+    error.tag = Tag::kTensor;
+    error.requested_bytes = needed;
+    error.available_bytes = options_.available_bytes;
+    error.limit_bytes = options_.limit_bytes;
+    error.smallest_limit_bytes = limit;
+    return error;
+  }
+
+  const TraceStep& trace_;
+  const PlanOptions& options_;
+  StepRegions regions_;
+  BatchPlan plan_;
+  std::int64_t most_{0};
+  std::optional<Error> refused_;
+};
+
+}  // namespace
+
+Result<BatchPlan> plan_batch(const TraceStep& trace, const PlanOptions& options) {
+  return Planner(trace, options).plan();
+}
+
+}  // namespace plimsoll

@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// plan_batch: the largest batch whose step fits, from real steps at a few sizes.
+//
+// It traces small steps, models them (step_model.h), searches the largest size that the model
+// admits, and runs one real step of that size. Where that step did something else than predicted
+// (kernels choose other algorithms for other sizes), its trace opens a new region of sizes and the
+// search goes on there. Source: DESIGN §7.
+// Reading order: step_trace.h, step_model.h, this file.
+//
+// Threads: the thread that trains.   Memory: the traces, at most kTracesMax.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "plan/step_model.h"
+#include "plan/step_trace.h"
+#include "plimsoll/result.h"
+
+namespace plimsoll {
+
+inline constexpr int kTracesMax = 32;
+
+/// How far an answer may be trusted.
+enum class PlanLabel : std::uint8_t {
+  kExact,     ///< A real step of this size did, block by block, what was predicted.
+  kBounded,   ///< Replayed from other sizes; `bound_bytes` adds room for what may differ.
+  kEstimate,  ///< Not measured at all.
+};
+
+/// "exact", "bounded" or "estimate".
+[[nodiscard]] const char* label_name(PlanLabel label) noexcept;
+
+/// What is said of a step of one size, before it has run.
+struct StepPrediction {
+  ReplayedPeak peak{};          ///< As replayed.
+  std::int64_t bound_bytes{0};  ///< Never below the truth: peak, and room for other algorithms.
+};
+
+/// Traces of one step at several sizes, in regions within which it does the same things.
+class StepRegions {
+ public:
+  explicit StepRegions(BlockBytes block_bytes) : block_bytes_(block_bytes) {}
+
+  /// Errors: kInvalidArgument for a size already there, or the kTracesMax + 1st.
+  Result<void> add(StepTrace trace);
+
+  /// Errors: kNotFound while no two traces are of one region.
+  [[nodiscard]] Result<StepPrediction> predict(const StepSize& size) const;
+
+  /// Whether the region that would answer for the trace's size predicts it to the byte.
+  [[nodiscard]] bool predicts(const StepTrace& trace) const;
+
+  /// The most traces any region has.
+  [[nodiscard]] std::int64_t most_aligned() const noexcept;
+  [[nodiscard]] std::int64_t regions() const noexcept {
+    return static_cast<std::int64_t>(regions_.size());
+  }
+  /// Seconds of a step of this size.
+  [[nodiscard]] double seconds(const StepSize& size) const;
+
+ private:
+  struct Region {
+    std::vector<StepTrace> traces;
+    StepModel model;
+  };
+  // The regions that speak for a size: one, or two neighbours when it lies between them.
+  [[nodiscard]] std::vector<const Region*> answering(std::int64_t rows) const;
+
+  BlockBytes block_bytes_;
+  std::vector<Region> regions_;
+  int traces_{0};
+};
+
+/// A real step that was compared with its prediction.
+struct VerifiedStep {
+  std::int64_t rows{0};
+  std::int64_t predicted_bytes{0};
+  std::int64_t measured_bytes{0};  ///< 0: it was refused.
+  bool as_predicted{false};
+};
+
+struct BatchPlan {
+  std::int64_t batch_size{0};
+  PlanLabel label{PlanLabel::kBounded};
+  ReplayedPeak peak{};
+  std::int64_t leased_bytes{0};     ///< What to admit for tensors.
+  std::int64_t available_bytes{0};  ///< What tensors may have.
+  std::int64_t bytes_per_row{0};    ///< One row more at this size, in bytes of peak.
+  double step_seconds{0.0};
+  bool at_most_rows{false};  ///< The memory would take more rows than were allowed.
+  std::vector<std::int64_t> traced_rows;
+  std::vector<VerifiedStep> verified;
+  std::string advice;  ///< What would buy more room.
+};
+
+struct PlanOptions {
+  std::int64_t least_rows{1};
+  std::int64_t most_rows{8192};
+  std::int64_t multiple{1};         ///< The answer is a multiple of this, or least_rows.
+  std::int64_t available_bytes{0};  ///< What tensors may lease in all.
+  std::int64_t limit_bytes{0};      ///< Of which available_bytes is the tensors' part.
+  BlockBytes block_bytes{nullptr};
+  /// The most that the allocator leases for so many live bytes.
+  BlockBytes leased_bytes{nullptr};
+  /// The largest step of so many rows. Default: rows alone.
+  std::function<StepSize(std::int64_t)> size_of{};
+};
+
+/// Runs two steps of so many rows and traces the second.
+using TraceStep = std::function<Result<StepTrace>(const StepSize&)>;
+
+/// Errors: kOverBudget when not even least_rows fit, naming the smallest limit that would do;
+/// kInvalidArgument for options that exclude every size; what `trace` returns, but for refusals.
+Result<BatchPlan> plan_batch(const TraceStep& trace, const PlanOptions& options);
+
+}  // namespace plimsoll

@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "plan/batch_plan.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "plan/random_step.h"
+
+namespace plimsoll {
+namespace {
+
+std::int64_t as_they_are(std::int64_t live_bytes) {
+  return live_bytes;
+}
+
+// A machine that runs steps and refuses those above what is available.
+class Machine {
+ public:
+  Machine(const RandomStep& step, std::int64_t available) : step_(step), available_(available) {
+    options.available_bytes = available;
+    options.limit_bytes = available + (64LL << 20);
+    options.block_bytes = &rounded_to_64;
+    options.leased_bytes = &as_they_are;
+  }
+  Result<BatchPlan> plan() {
+    return plan_batch(
+        [this](const StepSize& size) -> Result<StepTrace> {
+          ++steps;
+          if (step_.peak(size.rows) > available_) {
+            return fail(ErrorCode::kOverBudget, "refused");
+          }
+          return step_.trace(size.rows);
+        },
+        options);
+  }
+  // The truth, by trying every size.
+  [[nodiscard]] std::int64_t largest() const {
+    std::int64_t best = 0;
+    for (std::int64_t rows = options.least_rows; rows <= options.most_rows; ++rows) {
+      best = step_.peak(rows) <= available_ ? rows : best;
+    }
+    return best;
+  }
+  PlanOptions options;
+  int steps{0};
+
+ private:
+  const RandomStep& step_;
+  std::int64_t available_;
+};
+
+TEST(BatchPlanTest, FindsTheLargestSizeThatFitsAndSaysSoExactly) {
+  for (std::uint64_t seed = 0; seed < 100; ++seed) {
+    const RandomStep step(seed);
+    Machine machine(step, step.peak(40 + static_cast<std::int64_t>(seed) * 7) + 100);
+    const BatchPlan plan = machine.plan().or_throw();
+    EXPECT_EQ(plan.batch_size, machine.largest()) << "seed " << seed;
+    EXPECT_EQ(plan.label, PlanLabel::kExact) << "seed " << seed;
+    EXPECT_EQ(plan.peak.bytes, step.peak(plan.batch_size)) << "seed " << seed;
+    EXPECT_LE(machine.steps, 12) << "seed " << seed;
+    EXPECT_FALSE(plan.advice.empty());
+  }
+}
+
+TEST(BatchPlanTest, GoesOnInTheRegionOfAnotherAlgorithm) {
+  for (std::uint64_t seed = 0; seed < 100; ++seed) {
+    const RandomStep step(seed, 100);
+    Machine machine(step, step.peak(600));
+    const BatchPlan plan = machine.plan().or_throw();
+    EXPECT_LE(step.peak(plan.batch_size), machine.options.available_bytes) << "seed " << seed;
+    EXPECT_GE(plan.batch_size, machine.largest() * 9 / 10) << "seed " << seed;
+    if (plan.label == PlanLabel::kExact) {
+      EXPECT_EQ(plan.peak.bytes, step.peak(plan.batch_size)) << "seed " << seed;
+    } else {
+      EXPECT_GE(plan.peak.bytes, step.peak(plan.batch_size)) << "seed " << seed;
+    }
+  }
+}
+
+TEST(BatchPlanTest, TheAnswerGrowsWithTheLimitAndKeepsToItsMultiple) {
+  const RandomStep step(11);
+  std::int64_t before = 0;
+  for (std::int64_t rows = 16; rows <= 512; rows += 31) {
+    Machine machine(step, step.peak(rows) + 1000);
+    machine.options.multiple = 16;
+    const BatchPlan plan = machine.plan().or_throw();
+    EXPECT_GE(plan.batch_size, before);
+    EXPECT_EQ(plan.batch_size % 16, 0);
+    EXPECT_LE(step.peak(plan.batch_size), machine.options.available_bytes);
+    before = plan.batch_size;
+  }
+}
+
+TEST(BatchPlanTest, StopsAtTheLargestSizeAllowed) {
+  const RandomStep step(3);
+  Machine machine(step, 1LL << 40);
+  machine.options.most_rows = 100;
+  const BatchPlan plan = machine.plan().or_throw();
+  EXPECT_EQ(plan.batch_size, 100);
+  EXPECT_TRUE(plan.at_most_rows);
+  EXPECT_NE(plan.advice.find("max_batch_size"), std::string::npos) << plan.advice;
+}
+
+TEST(BatchPlanTest, FindsASizeBelowTheFirstThatItTries) {
+  const RandomStep step(5);
+  Machine machine(step, step.peak(5));
+  EXPECT_EQ(machine.plan().or_throw().batch_size, machine.largest());
+}
+
+TEST(BatchPlanTest, RefusesWithALimitThatWouldDo) {
+  for (std::uint64_t seed = 0; seed < 30; ++seed) {
+    const RandomStep step(seed);
+    Machine machine(step, step.peak(15));
+    machine.options.least_rows = 64;
+    const auto plan = machine.plan();
+    ASSERT_FALSE(plan);
+    EXPECT_EQ(plan.error().code, ErrorCode::kOverBudget);
+    EXPECT_GT(plan.error().smallest_limit_bytes, machine.options.limit_bytes);
+    const std::int64_t more = plan.error().smallest_limit_bytes - machine.options.limit_bytes;
+    Machine larger(step, machine.options.available_bytes + more);
+    larger.options.least_rows = 64;
+    if (machine.steps > 1) {  // With a single refused size there is nothing to predict from.
+      EXPECT_TRUE(larger.plan()) << "seed " << seed;
+    }
+  }
+}
+
+TEST(BatchPlanTest, ABoundIsAboveThePeakOfEverySizeNotMeasured) {
+  for (std::uint64_t seed = 0; seed < 100; ++seed) {
+    const RandomStep step(seed);
+    StepRegions regions(&rounded_to_64);
+    for (const std::int64_t rows : {8, 12, 16}) {
+      regions.add(step.trace(rows)).or_throw();
+    }
+    EXPECT_EQ(regions.regions(), 1);
+    for (std::int64_t rows = 1; rows < 3000; rows += 97) {
+      EXPECT_GE(regions.predict({rows, 0, 0}).or_throw().bound_bytes, step.peak(rows));
+    }
+  }
+}
+
+TEST(BatchPlanTest, BadOptionsAreRefused) {
+  const RandomStep step(1);
+  Machine machine(step, 1LL << 30);
+  machine.options.least_rows = 100;
+  machine.options.most_rows = 10;
+  EXPECT_EQ(machine.plan().error().code, ErrorCode::kInvalidArgument);
+}
+
+}  // namespace
+}  // namespace plimsoll
