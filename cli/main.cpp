@@ -22,7 +22,8 @@ constexpr const char* kSpins = "1000";
 // itself again with them set.
 void settle_waiting(int argc, char** argv) {
   const std::string_view command = argc > 1 ? argv[1] : "";
-  const bool computes = command == "train" || command == "resume" || command == "eval";
+  const bool computes =
+      command == "train" || command == "resume" || command == "eval" || command == "plan";
   if (!computes || std::getenv("GOMP_SPINCOUNT") != nullptr ||
       std::getenv("OMP_WAIT_POLICY") != nullptr) {
     return;

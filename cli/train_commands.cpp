@@ -14,6 +14,7 @@
 #include "recipes/summary.h"
 #ifdef PLIMSOLL_HAVE_TORCH
 #include "recipes/cosir.h"
+#include "recipes/cosir_plan.h"
 #endif
 
 namespace plimsoll {
@@ -111,6 +112,14 @@ int run_evaluation(const CosirSettings& settings, const Typed& /*typed*/) {
   print(*recall);
   return 0;
 }
+int run_planning(const CosirSettings& settings, const Typed& typed) {
+  const auto plan = plan_cosir(settings);
+  if (!plan) {
+    return report(plan.error());
+  }
+  print(typed.json ? plan->to_json() : plan->to_text());
+  return 0;
+}
 #else
 int without_torch() {
   return report(make_error(ErrorCode::kNotFound, "this program was built without LibTorch",
@@ -123,22 +132,36 @@ int run_training(const CosirSettings& /*settings*/, const Typed& /*typed*/, bool
 int run_evaluation(const CosirSettings& /*settings*/, const Typed& /*typed*/) {
   return without_torch();
 }
+int run_planning(const CosirSettings& /*settings*/, const Typed& /*typed*/) {
+  return without_torch();
+}
 #endif
 
-int train(const Typed& typed) {
+/// The settings of a new run. Errors: what was typed wrong.
+Result<CosirSettings> new_settings(const Typed& typed, bool wants_out) {
   CosirSettings settings;
   if (!typed.config.empty()) {
-    if (const auto read = settings.read_file(typed.config); !read) {
-      return report(read.error(), kUsageStatus);
+    if (auto read = settings.read_file(typed.config); !read) {
+      return tl::unexpected(std::move(read).error());
     }
   }
-  if (const auto applied = apply(typed, settings); !applied) {
-    return report(applied.error(), kUsageStatus);
+  if (auto applied = apply(typed, settings); !applied) {
+    return tl::unexpected(std::move(applied).error());
   }
-  if (const auto resolved = settings.resolve(); !resolved) {
-    return report(resolved.error(), kUsageStatus);
+  if (auto resolved = settings.resolve(wants_out); !resolved) {
+    return tl::unexpected(std::move(resolved).error());
   }
-  return run_training(settings, typed, false);
+  return settings;
+}
+
+int train(const Typed& typed) {
+  const auto settings = new_settings(typed, true);
+  return settings ? run_training(*settings, typed, false) : report(settings.error(), kUsageStatus);
+}
+
+int plan(const Typed& typed) {
+  const auto settings = new_settings(typed, false);
+  return settings ? run_planning(*settings, typed) : report(settings.error(), kUsageStatus);
 }
 
 /// A run's own settings. Errors: as read_file(); kNotFound when there is no run.
@@ -222,6 +245,23 @@ void add_train_commands(CLI::App& app, int& status) {
     later->allow_extras();
     later->callback([name, &status] { status = not_there_yet(name); });
   }
+
+  auto* plan_command =
+      app.add_subcommand("plan", "Say what a run needs, and the largest batch its limit admits");
+  plan_command->require_subcommand(1);
+  auto* plan_of = plan_command->add_subcommand("cosir", "Plan a run of `train cosir`");
+  auto planned = std::make_shared<Typed>();
+  plan_of->add_option("--config", planned->config, "Options from FILE.toml or FILE.json")
+      ->type_name("FILE");
+  add_fields(*plan_of, planned,
+             [](const Field& field) { return std::string_view(field.name) != "batch_size"; });
+  plan_of->add_flag("--json", planned->json, "One line of JSON instead of the table");
+  plan_of->footer(
+      "\nTraces small steps on real batches, replays them at larger sizes, and runs the answer "
+      "once.\n"
+      "`train cosir --batch-size auto` does the same and trains with it. Example:\n"
+      "  plimsoll plan cosir --data data/ --memory-limit 768MiB --label-dim 128");
+  plan_of->callback([planned, &status] { status = plan(*planned); });
 
   auto* resume_command = app.add_subcommand("resume", "Go on with a run from its last checkpoint");
   auto resumed = std::make_shared<Typed>();

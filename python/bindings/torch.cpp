@@ -23,7 +23,9 @@
 #include "plimsoll/torch.h"
 #include "program_binding.h"
 #include "recipes/cosir.h"
+#include "recipes/cosir_plan.h"
 #include "recipes/run_folder.h"
+#include "torch/tensor_arena.h"
 #include "torch_plan.h"
 
 namespace plimsoll::python {
@@ -46,8 +48,8 @@ nb::dict arena_stats() {
   return out;
 }
 
-std::string train(const std::string& recipe, const std::string& config, const Pairs& options,
-                  bool quiet) {
+CosirSettings new_settings(const std::string& recipe, const std::string& config,
+                           const Pairs& options, const char* source) {
   if (recipe != "cosir") {
     throw Exception(make_error(ErrorCode::kInvalidArgument,
                                "recipe \"" + recipe + "\" is not there yet", "use \"cosir\""));
@@ -57,8 +59,14 @@ std::string train(const std::string& recipe, const std::string& config, const Pa
     settings.read_file(config).or_throw();
   }
   for (const auto& [key, text] : options) {
-    settings.set(key, text, "plimsoll.train()").or_throw();
+    settings.set(key, text, source).or_throw();
   }
+  return settings;
+}
+
+std::string train(const std::string& recipe, const std::string& config, const Pairs& options,
+                  bool quiet) {
+  CosirSettings settings = new_settings(recipe, config, options, "plimsoll.train()");
   settings.resolve().or_throw();
   TrainOptions run;
   run.progress.quiet = quiet;
@@ -74,6 +82,12 @@ CosirSettings settings_of(const std::string& run) {
   settings.set("out", std::filesystem::absolute(run).string(), settings.source_of("out"))
       .or_throw();
   return settings;
+}
+
+std::string plan(const std::string& recipe, const std::string& config, const Pairs& options) {
+  CosirSettings settings = new_settings(recipe, config, options, "plimsoll.plan()");
+  settings.resolve(/*wants_out=*/false).or_throw();
+  return plan_cosir(settings).or_throw().to_json();
 }
 
 std::string resume(const std::string& run, const Pairs& options, bool quiet) {
@@ -106,6 +120,10 @@ void bind_arena(nb::module_& m) {
       nb::arg("address"));
   m.def("arena_stats", &arena_stats);
   m.def("reset_peak", &TensorArena::reset_peak);
+  m.def(
+      "refuse",
+      [](std::int64_t first, std::int64_t count) { tensor_arena_pages().refuse(first, count); },
+      nb::arg("first"), nb::arg("count"));
   m.def("purge", &TensorArena::purge, nb::call_guard<nb::gil_scoped_release>());
   m.def(
       "make_deterministic",
@@ -115,6 +133,8 @@ void bind_arena(nb::module_& m) {
 
 void bind_recipes(nb::module_& m) {
   m.def("train", &train, nb::arg("recipe"), nb::arg("config"), nb::arg("options"), nb::arg("quiet"),
+        nb::call_guard<nb::gil_scoped_release>());
+  m.def("plan", &plan, nb::arg("recipe"), nb::arg("config"), nb::arg("options"),
         nb::call_guard<nb::gil_scoped_release>());
   m.def("resume", &resume, nb::arg("run"), nb::arg("options"), nb::arg("quiet"),
         nb::call_guard<nb::gil_scoped_release>());

@@ -9,8 +9,9 @@
     FeatureStore, FeatureWriter    read-only named columns per id
     Loader, Split, SampleOrder     batches in a seeded order
     import_dataset                 any Python dataset becomes a FeatureStore
-    train, resume, evaluate        whole recipes (need torch)
+    plan, train, resume, evaluate  whole recipes (need torch)
     plan_batch, BatchPlan          the largest batch that fits, before the first step (needs torch)
+    TrainingStep                   a step that survives a refusal of memory, or leaves no trace
     info, limits, parse_bytes, format_bytes
     plimsoll.compat                TrainableEmbeddingManager and FeatureManager, as they were called
 
@@ -29,14 +30,15 @@ from ._embedding import (SGD, Adagrad, Adam, AdamW, AdamWFresh, EmbeddingStore, 
 from ._features import FeatureStore, FeatureWriter
 from ._memory import Governor, Lease, format_bytes, limits, parse_bytes
 from ._plan import BatchPlan, MemoryBudget, plan_batch
-from ._program import evaluate, info, resume, train
+from ._program import evaluate, info, plan, resume, train
+from ._step import TrainingStep
 from .errors import BudgetExceeded, CorruptError, InternalError, NotFoundError
 
 __all__ = [
     "Adagrad", "Adam", "AdamW", "AdamWFresh", "Batch", "BatchPlan", "BudgetExceeded", "Columns", "CorruptError",
     "EmbeddingStore", "FeatureStore", "FeatureWriter", "Governor", "InternalError", "Lease",
     "Ledger", "LimitCandidate", "LimitReport", "Loader", "LoaderState", "MemoryBudget", "Normal", "NotFoundError",
-    "PoolState", "PressureReport", "RowAdagrad", "Rows", "SGD", "SampleOrder", "SlabPlan", "Split",
+    "PoolState", "PressureReport", "RowAdagrad", "Rows", "SGD", "SampleOrder", "SlabPlan", "Split", "TrainingStep",
     "Uniform", "Zeros", "__version__", "evaluate", "format_bytes", "import_dataset", "info", "limits", "parse_bytes",
-    "plan_batch", "resume", "train",
+    "plan", "plan_batch", "resume", "train",
 ]

@@ -22,6 +22,7 @@ from . import _core, _plan_static, _torch_gate
 from ._arrays import byte_size
 from ._memory import Governor, format_bytes
 from ._plan_state import TrainingState
+from ._step import drain
 from .errors import BudgetExceeded
 
 _MIB = 1 << 20
@@ -252,7 +253,7 @@ def attempted(step: Callable[[int], Any]) -> Callable[[int], str]:
             traceback.clear_frames(error.__traceback__)
             error.__traceback__ = None
         if refusal:
-            torch.ones((), requires_grad=True).mul(1).backward()
+            drain()
         gc.collect()
         return refusal
 

@@ -43,6 +43,23 @@ def train(recipe: str, *, data: str | os.PathLike[str], out: str | os.PathLike[s
     return _summary(text)
 
 
+def plan(recipe: str, *, data: str | os.PathLike[str], memory_limit: int | str = "",
+         config: str | os.PathLike[str] | None = None, **options: Any) -> dict[str, Any]:
+    """The largest batch that a run of these options can train with, and who holds what of the limit.
+
+    What `plimsoll plan --json` prints: batch_size, label ("exact", "bounded"), peak_bytes, parts,
+    store_bytes, cache_bytes, queue_bytes, eval_peak_bytes, advice, … `train(batch_size="auto")` plans
+    the same way. plimsoll.plan_batch() plans a training loop of your own.
+
+    Errors: as train().
+    """
+    given = {"data": data, "memory_limit": memory_limit, **options}
+    extension = _torch_gate.load()
+    with _torch_settings():
+        return json.loads(extension.plan(recipe, "" if config is None else os.fspath(config),
+                                         _pairs(given)))
+
+
 def resume(run: str | os.PathLike[str], *, progress: bool = True, **options: Any) -> dict[str, Any]:
     """Goes on with a run from its last checkpoint; returns the summary, as train() does.
 

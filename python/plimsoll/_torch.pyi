@@ -24,12 +24,16 @@ def arena_stats() -> dict[str, int]:
     """live_bytes, live_peak_bytes, cached_bytes, leased_bytes, allocations, foreign_frees, …"""
 def reset_peak() -> None:
     """Starts the peaks again from what is live."""
+def refuse(first: int, count: int) -> None:
+    """For tests: the `first`-th allocation from now and the `count - 1` after it are refused."""
 def purge() -> int:
     """Gives free pages back to the system; returns the bytes."""
 def make_deterministic(compute_threads: int) -> None:
     """Fixes what makes torch's results depend on the run. Errors: ValueError without MKL_CBWR."""
 def train(recipe: str, config: str, options: list[tuple[str, str]], quiet: bool) -> str:
     """Returns the summary as JSON. Errors: ValueError, BudgetExceeded, OSError."""
+def plan(recipe: str, config: str, options: list[tuple[str, str]]) -> str:
+    """Returns the plan as JSON. Errors: ValueError, BudgetExceeded, OSError."""
 def resume(run: str, options: list[tuple[str, str]], quiet: bool) -> str:
     """Returns the summary as JSON. Errors: NotFoundError, ValueError."""
 def evaluate(run: str) -> str:

@@ -16,7 +16,6 @@ namespace plimsoll {
 namespace {
 
 constexpr std::int64_t kMiB = 1LL << 20;
-constexpr std::int64_t kFirstRows = 8;
 constexpr int kRoundsMax = 5;
 constexpr std::size_t kLadderMax = 9;
 
@@ -155,7 +154,7 @@ class Planner {
     PLIMSOLL_TRY_VOID(check_options());
     PLIMSOLL_TRY_VOID(climb_ladder());
     for (int round = 0; round < kRoundsMax; ++round) {
-      const std::int64_t rows = largest();
+      PLIMSOLL_TRY(const std::int64_t rows, largest());
       if (rows < options_.least_rows) {
         return tl::unexpected(refusal());
       }
@@ -189,7 +188,7 @@ class Planner {
 
   // Small steps until three of them do the same things.
   Result<void> climb_ladder() {
-    std::int64_t unit = std::max<std::int64_t>(1, kFirstRows / 4);
+    std::int64_t unit = std::max<std::int64_t>(1, options_.first_rows / 4);
     while (4 * unit < options_.least_rows) {
       unit *= 2;
     }
@@ -246,31 +245,37 @@ class Planner {
     return true;
   }
 
-  [[nodiscard]] bool fits(std::int64_t rows) const {
+  [[nodiscard]] Result<bool> fits(std::int64_t rows) const {
     const auto predicted = regions_.predict(size_of(rows));
-    return predicted && options_.leased_bytes(predicted->peak.bytes) <= options_.available_bytes;
+    const std::int64_t needed =
+        predicted ? options_.leased_bytes(predicted->peak.bytes) : INT64_MAX;
+    if (needed > options_.available_bytes || !options_.room_for) {
+      return needed <= options_.available_bytes;
+    }
+    PLIMSOLL_TRY(const std::int64_t room, options_.room_for(rows));
+    return needed <= room;
   }
 
   // The largest size allowed that is predicted to fit; 0 for none.
-  [[nodiscard]] std::int64_t largest() const {
-    const auto round_down = [this](std::int64_t rows) {
-      return std::max(rows / options_.multiple * options_.multiple,
-                      std::min(rows, options_.least_rows));
-    };
-    if (most_ < options_.least_rows || !fits(options_.least_rows)) {
+  [[nodiscard]] Result<std::int64_t> largest() const {
+    if (most_ < options_.least_rows) {
       return 0;
     }
-    std::int64_t low = options_.least_rows;
-    std::int64_t high = most_;
+    PLIMSOLL_TRY(const bool any, fits(options_.least_rows));
+    if (!any) {
+      return 0;
+    }
+    // In units of the multiple; 0 stands for least_rows itself.
+    std::int64_t low = 0;
+    std::int64_t high = most_ / options_.multiple;
     while (low < high) {
       const std::int64_t middle = low + (high - low + 1) / 2;
-      if (fits(middle)) {
-        low = middle;
-      } else {
-        high = middle - 1;
-      }
+      PLIMSOLL_TRY(const bool good,
+                   fits(std::max(options_.least_rows, middle * options_.multiple)));
+      low = good ? middle : low;
+      high = good ? high : middle - 1;
     }
-    return round_down(low);
+    return std::max(options_.least_rows, low * options_.multiple);
   }
 
   // Runs a real step of this size. True: it is the answer.
@@ -292,7 +297,12 @@ class Planner {
     step.as_predicted =
         regions_.predicts(*traced) && predicted.peak.bytes == traced->live_peak_bytes;
     plan_.verified.push_back(step);
-    if (traced->leased_peak_bytes > options_.available_bytes) {
+    std::int64_t room = options_.available_bytes;
+    if (options_.room_for) {
+      PLIMSOLL_TRY(room, options_.room_for(rows));
+      plan_.available_bytes = room;
+    }
+    if (traced->leased_peak_bytes > room) {
       most_ = rows - std::max<std::int64_t>(1, rows / 16);
       return false;
     }

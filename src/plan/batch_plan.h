@@ -101,12 +101,17 @@ struct BatchPlan {
 struct PlanOptions {
   std::int64_t least_rows{1};
   std::int64_t most_rows{8192};
+  /// The first size traced: where the step already does all that it does at larger ones.
+  std::int64_t first_rows{8};
   std::int64_t multiple{1};         ///< The answer is a multiple of this, or least_rows.
   std::int64_t available_bytes{0};  ///< What tensors may lease in all.
   std::int64_t limit_bytes{0};      ///< Of which available_bytes is the tensors' part.
   BlockBytes block_bytes{nullptr};
   /// The most that the allocator leases for so many live bytes.
   BlockBytes leased_bytes{nullptr};
+  /// What is left for tensors at a size, where more than tensors grows with it; 0: the size does
+  /// not fit. Asked only of sizes whose tensors fit into available_bytes.
+  std::function<Result<std::int64_t>(std::int64_t)> room_for{};
   /// The largest step of so many rows. Default: rows alone.
   std::function<StepSize(std::int64_t)> size_of{};
 };

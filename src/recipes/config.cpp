@@ -40,6 +40,10 @@ constexpr Field whole(const char* name, FieldRole role, std::int64_t C::*member,
                       double most, const char* help) {
   return {name, FieldKind::kInteger, role, member, help, least, most};
 }
+constexpr Field whole_or_auto(const char* name, std::int64_t C::*member, double least, double most,
+                              const char* help) {
+  return {name, FieldKind::kAuto, kIdentity, member, help, least, most};
+}
 constexpr Field real(const char* name, double C::*member, double least, double most,
                      const char* help) {
   return {name, FieldKind::kReal, kIdentity, member, help, least, most};
@@ -58,7 +62,8 @@ constexpr std::array kFields{
     limit("memory_limit", &C::memory_limit, "Memory the whole process may hold; 768MiB, 6GB, 25%"),
     limit("disk_limit", &C::disk_limit, "Disk the run may fill"),
     whole("epochs", kIdentity, &C::epochs, 1, 1e6, "Passes over the training pairs"),
-    whole("batch_size", kIdentity, &C::batch_size, 2, 1 << 20, "Pairs per step"),
+    whole_or_auto("batch_size", &C::batch_size, 2, 1 << 20,
+                  "Pairs per step; auto: planned once, see `plimsoll plan cosir`"),
     whole("seed", kIdentity, &C::seed, 0, 9e15, "Decides every random choice"),
     whole("dim", kIdentity, &C::dim, 0, 65536, "Width of the shared space; 0: from the features"),
     whole("label_dim", kIdentity, &C::label_dim, 2, 4096, "Width of a sample's condition vector"),
@@ -200,10 +205,16 @@ bool assign(const Field& field, std::string_view text, CosirConfig& config) {
       config.*std::get<double C::*>(field.member) = value;
       return true;
     }
+    case FieldKind::kAuto:
+      if (text == "auto") {
+        config.*std::get<std::int64_t C::*>(field.member) = 0;
+        return true;
+      }
+      [[fallthrough]];
     case FieldKind::kBytes:
     case FieldKind::kInteger: {
       std::int64_t value = 0;
-      if (field.kind == FieldKind::kInteger) {
+      if (field.kind != FieldKind::kBytes) {
         if (!read_number(text, value)) {
           return false;
         }
@@ -263,9 +274,11 @@ std::string Field::accepts() const {
       return "a size such as 768MiB or 6GB, or a share such as 25%";
     case FieldKind::kBytes:
       return "a size such as 64MiB, or a number of bytes";
+    case FieldKind::kAuto:
     case FieldKind::kInteger:
-      return fmt::format("a whole number from {} to {}", static_cast<std::int64_t>(least),
-                         static_cast<std::int64_t>(most));
+      return fmt::format("a whole number from {} to {}{}", static_cast<std::int64_t>(least),
+                         static_cast<std::int64_t>(most),
+                         kind == FieldKind::kAuto ? ", or auto" : "");
     case FieldKind::kReal:
       return fmt::format("a number from {} to {}", least, most);
     case FieldKind::kSwitch:
@@ -289,6 +302,11 @@ std::string Field::print(const CosirConfig& config) const {
       return quote(config.*std::get<std::string C::*>(member));
     case FieldKind::kBytes:
       return print_bytes(config.*std::get<std::int64_t C::*>(member));
+    case FieldKind::kAuto:
+      if (config.*std::get<std::int64_t C::*>(member) == 0) {
+        return "\"auto\"";
+      }
+      [[fallthrough]];
     case FieldKind::kInteger:
       return fmt::format("{}", config.*std::get<std::int64_t C::*>(member));
     case FieldKind::kReal:
@@ -341,13 +359,13 @@ Result<void> CosirSettings::set_pair(std::string_view pair, std::string_view sou
   return set(pair.substr(0, equals), pair.substr(equals + 1), source);
 }
 
-Result<void> CosirSettings::resolve() {
+Result<void> CosirSettings::resolve(bool wants_out) {
   if (config_.data.empty()) {
     return fail(
         ErrorCode::kInvalidArgument, "no data given",
         "name a feature store with --data DIR; plimsoll synth and plimsoll import make one");
   }
-  if (config_.out.empty()) {
+  if (wants_out && config_.out.empty()) {
     return fail(ErrorCode::kInvalidArgument, "no run folder given", "name one with --out RUN");
   }
   // A run may be resumed from another folder than the one it was started in.

@@ -30,7 +30,7 @@ struct CosirConfig {
   std::string memory_limit{};  ///< As find_limit() reads it; "" is its default.
   std::string disk_limit{};
   std::int64_t epochs{30};
-  std::int64_t batch_size{2048};
+  std::int64_t batch_size{2048};  ///< 0: "auto", until train_cosir() has planned it.
   std::int64_t seed{0};
   std::int64_t dim{0};  ///< 0: the features' own width when both agree, else 256.
   std::int64_t label_dim{2};
@@ -81,6 +81,7 @@ enum class FieldKind : std::uint8_t {
   kLimit,    ///< Text that parse_bytes() accepts, percentages too; kept as text.
   kBytes,    ///< A size ("64MiB") or a whole number of bytes.
   kInteger,  ///< A whole number within [least, most].
+  kAuto,     ///< The same, or "auto", which is kept as 0.
   kReal,     ///< A finite number within [least, most].
   kSwitch,   ///< true or false.
   kChoice,   ///< One of `choices`.
@@ -134,9 +135,9 @@ class CosirSettings {
   /// Splits "key=value" and sets it.
   Result<void> set_pair(std::string_view pair, std::string_view source);
 
-  /// Checks that data and out are given, makes places absolute and fixes compute_threads.
-  /// Idempotent. Errors: kInvalidArgument.
-  Result<void> resolve();
+  /// Checks that data and out are given (`out` where it is wanted), makes places absolute and
+  /// fixes compute_threads. Idempotent. Errors: kInvalidArgument.
+  Result<void> resolve(bool wants_out = true);
 
   /// A run's own values, then `overrides` on top: what `plimsoll resume` trains with.
   /// Errors: kInvalidArgument naming the key when an override would change the run's identity.

@@ -26,6 +26,7 @@ bool fits(FieldKind kind, Literal literal) {
     case FieldKind::kText:
       return literal == Literal::kText;
     case FieldKind::kLimit:
+    case FieldKind::kAuto:
     case FieldKind::kBytes:
       return literal == Literal::kText || literal == Literal::kInteger;
     case FieldKind::kInteger:

@@ -46,6 +46,8 @@ std::string other_value(const Field& field) {
       return "321MiB";
     case FieldKind::kBytes:
       return "77MiB";
+    case FieldKind::kAuto:
+      return "auto";
     case FieldKind::kInteger: {
       const auto now = defaults.*std::get<std::int64_t CosirConfig::*>(field.member);
       return fmt::format("{}", static_cast<double>(now) < field.most ? now + 1 : now - 1);
@@ -186,6 +188,9 @@ TEST_F(ConfigTest, ValuesOutsideTheirRangeNameTheKeyAndWhatItAccepts) {
         break;
       case FieldKind::kBytes:
         wrong = {"", "-1", "lots", "25%"};
+        break;
+      case FieldKind::kAuto:
+        wrong = {"", "automatic", "1.5", "0", "1", "99999999999999999999"};
         break;
       case FieldKind::kInteger:
         wrong = {"",

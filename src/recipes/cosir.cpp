@@ -21,10 +21,12 @@
 #include <utility>
 
 #include "base/check.h"
+#include "plimsoll/bytes.h"
 #include "plimsoll/torch.h"
 #include "recipes/control.h"
 #include "recipes/cosir_data.h"
 #include "recipes/cosir_eval.h"
+#include "recipes/cosir_plan.h"
 #include "recipes/cosir_rehearsal.h"
 #include "recipes/cosir_report.h"
 #include "recipes/cosir_settle.h"
@@ -331,8 +333,8 @@ Result<RunSummary> Run::summarise_run() {
 }
 
 Result<RunSummary> train_in(const CosirSettings& settings, const TrainOptions& options,
-                            RunFolder& folder) {
-  PLIMSOLL_TRY(Governor governor, settle(settings.config(), folder.root()));
+                            RunFolder& folder, std::optional<std::int64_t> baseline_bytes) {
+  PLIMSOLL_TRY(Governor governor, settle(settings.config(), folder.root(), baseline_bytes));
   Run run{settings, options, folder, governor};
   Result<RunSummary> result = fail(ErrorCode::kInternal, "the run did not end");
   const auto done = without_refusal([&]() -> Result<void> {
@@ -345,17 +347,34 @@ Result<RunSummary> train_in(const CosirSettings& settings, const TrainOptions& o
   return result;
 }
 
+// "auto" becomes a number here, once: it is part of the run's identity from its first step on.
+// Returns what the process began with.
+Result<std::int64_t> resolve_batch_size(CosirSettings& settings, const ProgressOptions& progress) {
+  PLIMSOLL_TRY(const CosirPlan plan, plan_cosir(settings));
+  Progress(progress).text(plan.to_text());
+  PLIMSOLL_TRY_VOID(
+      settings.set("batch_size", fmt::format("{}", plan.batch.batch_size),
+                   fmt::format("auto, planned: {}, peak {}", label_name(plan.batch.label),
+                               format_bytes(plan.batch.peak.bytes))));
+  return plan.baseline_bytes;
+}
+
 }  // namespace
 
-Result<RunSummary> train_cosir(const CosirSettings& settings, const TrainOptions& options) {
+Result<RunSummary> train_cosir(const CosirSettings& given, const TrainOptions& options) {
+  CosirSettings settings = given;
   const CosirConfig& config = settings.config();
+  std::optional<std::int64_t> baseline_bytes;
+  if (config.batch_size == 0 && !RunFolder::is_run(config.out)) {
+    PLIMSOLL_TRY(baseline_bytes, resolve_batch_size(settings, options.progress));
+  }
   PLIMSOLL_TRY(RunFolder folder, options.resume
                                      ? RunFolder::open(config.out)
                                      : RunFolder::create(config.out, settings.to_toml()));
   if (options.resume) {
     PLIMSOLL_TRY_VOID(folder.write_config(settings.to_toml()));
   }
-  auto result = train_in(settings, options, folder);
+  auto result = train_in(settings, options, folder, baseline_bytes);
   TensorArena::detach();
   if (const auto saved = folder.published_step(); !result && saved && !saved->has_value()) {
     folder.abandon();  // Refused before there was anything to resume: a new folder goes again.

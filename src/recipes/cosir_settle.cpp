@@ -8,10 +8,12 @@
 #include <ATen/ops/mm.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <string>
 
 #include "base/check.h"
+#include "plimsoll/limits.h"
 #include "plimsoll/torch.h"
 #include "recipes/cosir.h"
 #include "recipes/cosir_data.h"
@@ -22,7 +24,8 @@
 namespace plimsoll {
 namespace cosir {
 
-Result<Governor> settle(const CosirConfig& config, const std::filesystem::path& directory) {
+Result<Governor> settle(const CosirConfig& config, const std::filesystem::path& directory,
+                        std::optional<std::int64_t> baseline_bytes) {
   if (config.temperature < kTemperatureMin) {
     return fail(ErrorCode::kInvalidArgument,
                 fmt::format("temperature = {} is below {}", config.temperature, kTemperatureMin),
@@ -35,10 +38,15 @@ Result<Governor> settle(const CosirConfig& config, const std::filesystem::path& 
     const auto warm = random_normal({64, 64}, 1.0, 0, 0);
     static_cast<void>(at::mm(warm, warm).sum().item<float>());
   }
+  std::int64_t foreign_bytes = config.foreign_bytes;
+  if (baseline_bytes) {
+    PLIMSOLL_TRY(const Resident now, read_resident());
+    foreign_bytes -= std::clamp<std::int64_t>(now.total() - *baseline_bytes, 0, foreign_bytes);
+  }
   PLIMSOLL_TRY(Governor governor, Governor::create({.memory_limit = config.memory_limit,
                                                     .disk_limit = config.disk_limit,
                                                     .directory = directory,
-                                                    .foreign_bytes = config.foreign_bytes}));
+                                                    .foreign_bytes = foreign_bytes}));
   PLIMSOLL_TRY_VOID(TensorArena::attach(governor));
   return governor;
 }

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <filesystem>
+#include <optional>
 
 #include "plimsoll/governor.h"
 #include "plimsoll/result.h"
@@ -16,8 +17,11 @@
 namespace plimsoll::cosir {
 
 /// Settles torch first, then the limit, and attaches the arena: from now on tensors are leased.
+/// `baseline_bytes` is what this process began with where it has planned before: what came on top
+/// (code, kernels' scratch) is in the new baseline, and not set aside a second time.
 /// Errors: kInvalidArgument (options, MKL_CBWR unset); those of Governor::create().
-Result<Governor> settle(const CosirConfig& config, const std::filesystem::path& directory);
+Result<Governor> settle(const CosirConfig& config, const std::filesystem::path& directory,
+                        std::optional<std::int64_t> baseline_bytes = {});
 
 /// How a run with these options is evaluated.
 EvalOptions eval_options(const CosirConfig& config, std::int64_t angles);

@@ -264,6 +264,11 @@ Result<ArenaBlock> ArenaPages::allocate(std::int64_t bytes) {
     return tl::unexpected(own_refusal(bytes, runs_.range_bytes(),
                                       "the address space limit (ulimit -v), or check the shape"));
   }
+  if (until_refused_ > 0 && --until_refused_ == 0 && refused_left_ > 0) {
+    until_refused_ = --refused_left_ > 0 ? 1 : 0;
+    ++stats_.refusals;
+    return tl::unexpected(own_refusal(bytes, 0, "the fault that a test asked for"));
+  }
   auto block = bytes <= kSmallMax ? allocate_small(bytes) : allocate_large(bytes);
   if (block) {
     count_live(block->bytes);
@@ -453,6 +458,12 @@ ArenaStats ArenaPages::stats() noexcept {
   ArenaStats copy = stats_;
   copy.cached_bytes = runs_.cached_pages() * kArenaPageBytes + empty_span_bytes_;
   return copy;
+}
+
+void ArenaPages::refuse(std::int64_t first, std::int64_t count) noexcept {
+  MutexLock lock(mutex_);
+  until_refused_ = first;
+  refused_left_ = count;
 }
 
 void ArenaPages::trace(TraceRing* ring) noexcept {

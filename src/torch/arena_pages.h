@@ -87,6 +87,10 @@ class ArenaPages final : public Reclaimer {
   [[nodiscard]] ArenaStats stats() noexcept;
   void reset_peak() noexcept;
 
+  /// For tests: the `first`-th allocation from now on (1 is the next) and the `count - 1` after it
+  /// are refused as if the limit did; 0: none.
+  void refuse(std::int64_t first, std::int64_t count) noexcept;
+
   /// From now on records every block handed out and taken back; nullptr: no more.
   void trace(TraceRing* ring) noexcept;
 
@@ -139,6 +143,8 @@ class ArenaPages final : public Reclaimer {
   Governor governor_ PLIMSOLL_GUARDED_BY(mutex_);
   ReclaimerHandle reclaimer_;  // Reset without the mutex held: the governor calls us back.
   ArenaStats stats_ PLIMSOLL_GUARDED_BY(mutex_);
+  std::int64_t until_refused_ PLIMSOLL_GUARDED_BY(mutex_){0};  // 0: no refusal is planned.
+  std::int64_t refused_left_ PLIMSOLL_GUARDED_BY(mutex_){0};
   TraceRing* ring_ PLIMSOLL_GUARDED_BY(mutex_){nullptr};
   std::int64_t empty_span_bytes_ PLIMSOLL_GUARDED_BY(mutex_){0};  // Kept spans with no block.
   std::int64_t live_high_ PLIMSOLL_GUARDED_BY(mutex_){0};         // Highest live while attached.

@@ -1,0 +1,324 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// See cosir_plan.h.
+//
+// Threads: the thread that trains.   Memory: see cosir_plan.h.
+#include "recipes/cosir_plan.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <utility>
+
+#include "base/check.h"
+#include "plimsoll/bytes.h"
+#include "plimsoll/torch.h"
+#include "recipes/cosir_data.h"
+#include "recipes/cosir_eval.h"
+#include "recipes/cosir_loss.h"
+#include "recipes/cosir_rehearsal.h"
+#include "recipes/cosir_settle.h"
+#include "recipes/cosir_state.h"
+#include "recipes/cosir_step.h"
+#include "torch/arena_pages.h"
+#include "torch/step_tracer.h"
+
+namespace plimsoll {
+namespace {
+
+using namespace cosir;
+
+constexpr std::int64_t kFirstRows = 256;  // Steps up to this size are traced on one batch.
+constexpr std::int64_t kTracedFrom =
+    96;  // Rotation and radius terms look at 64 and 50 rows at most.
+constexpr std::int64_t kMultiple = 16;
+constexpr int kAttemptsMax = 4;
+constexpr std::size_t kOpenedMax = 64;  // Sizes whose room is remembered.
+
+// A folder for a table that nobody trains, removed with this object.
+class ScratchFolder {
+ public:
+  static Result<ScratchFolder> make(const std::filesystem::path& beside) {
+    ScratchFolder folder;
+    folder.path_ = beside;
+    folder.path_ += fmt::format(".plan-{}", ::getpid());
+    std::error_code failed;
+    std::filesystem::create_directories(folder.path_, failed);
+    if (failed) {
+      return fail_io(failed.value(), folder.path_.string(), "name another --out");
+    }
+    return folder;
+  }
+  ScratchFolder() = default;
+  ScratchFolder(ScratchFolder&& other) noexcept : path_(std::exchange(other.path_, {})) {}
+  ScratchFolder& operator=(ScratchFolder&& other) noexcept {
+    std::swap(path_, other.path_);
+    return *this;
+  }
+  ~ScratchFolder() {
+    std::error_code ignored;
+    if (!path_.empty()) {
+      std::filesystem::remove_all(path_, ignored);
+    }
+  }
+  [[nodiscard]] const std::filesystem::path& path() const { return path_; }
+
+ private:
+  std::filesystem::path path_;
+};
+
+// What a run admits for so many live bytes: see with_margin() and Run::admit().
+std::int64_t admitted_bytes(std::int64_t live_bytes) {
+  return with_margin(arena_leased_bytes(live_bytes));
+}
+
+class Planning {
+ public:
+  Planning(const CosirSettings& settings, Governor governor, std::filesystem::path folder)
+      : config_(settings.config()), governor_(std::move(governor)), folder_(std::move(folder)) {}
+
+  Result<CosirPlan> plan() {
+    PLIMSOLL_TRY_VOID(open(kFirstRows));
+    const std::int64_t train_rows = data_->split().train_rows();
+    std::int64_t most = std::min(kAutoRowsMax, train_rows / kAutoStepsMin);
+    most = std::max(std::min<std::int64_t>(most / kMultiple * kMultiple, train_rows),
+                    std::min<std::int64_t>(kMultiple, train_rows));
+    for (int attempt = 0; attempt < kAttemptsMax; ++attempt) {
+      PLIMSOLL_TRY(CosirPlan plan, plan_up_to(most));
+      plan.train_rows = train_rows;
+      PLIMSOLL_TRY(const bool fits, evaluation_fits(&plan));
+      if (fits) {
+        if (plan.batch.at_most_rows) {
+          plan.batch.advice =
+              fmt::format("memory would take more: auto keeps to {} rows, and to {} steps an epoch",
+                          kAutoRowsMax, kAutoStepsMin);
+        }
+        return plan;
+      }
+      most = std::max<std::int64_t>(2, plan.batch.batch_size * 7 / 8 / kMultiple * kMultiple);
+    }
+    return fail(ErrorCode::kOverBudget, "no batch was found whose evaluation fits too",
+                "raise --memory-limit or lower --eval-pairs");
+  }
+
+ private:
+  // Data for batches of so many rows, as a run would open it, and its first batch.
+  Result<void> open(std::int64_t rows) {
+    stepper_.reset();
+    batch_.reset();
+    data_.reset();
+    TensorArena::purge();
+    std::error_code ignored;
+    std::filesystem::remove_all(folder_ / "embeddings", ignored);
+    config_.batch_size = rows;
+    PLIMSOLL_TRY(data_, Data::open(governor_, config_,
+                                   {.embeddings = folder_ / "embeddings", .at_step = -1}));
+    if (!state_) {
+      PLIMSOLL_TRY(const ModelShape shape,
+                   resolve_shape(config_, data_->image_dim(), data_->text_dim()));
+      state_.emplace(config_, shape);
+    }
+    stepper_.emplace(config_, &*state_, data_.get());
+    PLIMSOLL_TRY_VOID(data_->rows().begin_epoch(0));
+    opened_rows_ = rows;
+    return {};
+  }
+
+  Result<void> first_batch() {
+    if (batch_ == nullptr) {
+      batch_ = std::make_shared<Batch>();
+      PLIMSOLL_TRY_VOID(data_->loader().next(*batch_));
+    }
+    return {};
+  }
+
+  Result<StepTrace> trace(const StepSize& size) {
+    if (size.rows > opened_rows_ || opened_rows_ > std::max(kFirstRows, size.rows)) {
+      PLIMSOLL_TRY_VOID(open(std::max(kFirstRows, size.rows)));
+    }
+    PLIMSOLL_TRY_VOID(first_batch());
+    const std::int64_t rows = std::min(size.rows, batch_->rows());
+    return trace_step(size, [&]() -> Result<void> {
+      Gradients made;
+      PLIMSOLL_TRY(made, stepper_->phase1(batch_, rows));
+      if (config_.phase2_epochs > 0) {
+        made = Gradients{};
+        PLIMSOLL_TRY(made, stepper_->phase2(batch_, rows));
+      }
+      return {};
+    });
+  }
+
+  // What a run of this batch size leaves for tensors; 0 when its data does not fit.
+  Result<std::int64_t> room_for(std::int64_t rows) {
+    const auto known = room_.find(rows);
+    if (known != room_.end()) {
+      return known->second;
+    }
+    std::int64_t room = 0;
+    const auto opened = open(rows);
+    if (opened) {
+      room = left_for_tensors(governor_.state());
+    } else if (opened.error().code != ErrorCode::kOverBudget) {
+      return tl::unexpected(opened.error());
+    } else {
+      PLIMSOLL_TRY_VOID(open(kFirstRows));
+    }
+    if (room_.size() < kOpenedMax) {
+      room_.emplace(rows, room);
+    }
+    return room;
+  }
+
+  Result<CosirPlan> plan_up_to(std::int64_t most) {
+    PlanOptions options;
+    options.least_rows = std::min<std::int64_t>(2, most);
+    options.most_rows = most;
+    options.multiple = kMultiple;
+    options.first_rows = kTracedFrom;
+    const LedgerState state = governor_.state();
+    options.limit_bytes = state.limit_bytes;
+    options.available_bytes = left_for_tensors(state);
+    options.room_for = [this](std::int64_t rows) { return room_for(rows); };
+    options.block_bytes = &arena_block_bytes;
+    options.leased_bytes = &admitted_bytes;
+    CosirPlan plan;
+    PLIMSOLL_TRY(plan.batch,
+                 plan_batch([this](const StepSize& size) { return trace(size); }, options));
+    return plan;
+  }
+
+  // Opens the answer once more, evaluates as a run does before its first step, and fills in.
+  Result<bool> evaluation_fits(CosirPlan* plan) {
+    if (opened_rows_ != plan->batch.batch_size) {
+      PLIMSOLL_TRY_VOID(open(plan->batch.batch_size));
+    }
+    batch_.reset();
+    const LedgerState state = governor_.state();
+    const std::int64_t room = left_for_tensors(state);
+    if (config_.eval_pairs > 0 && data_->split().held_out_rows() > 0) {
+      auto peak = measure_peak([&]() -> Result<void> {
+        PLIMSOLL_TRY(const Evaluation seen,
+                     evaluate(state_->model, data_->held_out(config_.eval_pairs), data_->trained(),
+                              eval_options(config_, 1)));
+        static_cast<void>(seen);
+        return {};
+      });
+      if (!peak && peak.error().code != ErrorCode::kOverBudget) {
+        return tl::unexpected(std::move(peak).error());
+      }
+      if (!peak || with_margin(*peak) > room) {
+        return false;
+      }
+      plan->eval_peak_bytes = *peak;
+    }
+    plan->limit_bytes = state.limit_bytes;
+    plan->baseline_bytes = state.baseline_bytes;
+    plan->store_bytes = data_->bytes().store;
+    plan->cache_bytes = data_->bytes().cache;
+    plan->queue_bytes = data_->bytes().queue;
+    plan->foreign_bytes = config_.foreign_bytes;
+    return true;
+  }
+
+  CosirConfig config_;
+  Governor governor_;
+  std::filesystem::path folder_;
+  std::optional<State> state_;
+  std::unique_ptr<Data> data_;
+  std::optional<Stepper> stepper_;
+  std::shared_ptr<Batch> batch_;
+  std::int64_t opened_rows_{0};
+  std::map<std::int64_t, std::int64_t> room_;  // At most kOpenedMax.
+};
+
+}  // namespace
+
+std::string CosirPlan::to_json() const {
+  const PeakParts& parts = batch.peak.parts;
+  nlohmann::ordered_json j{
+      {"batch_size", batch.batch_size},
+      {"label", label_name(batch.label)},
+      {"peak_bytes", batch.peak.bytes},
+      {"leased_bytes", batch.leased_bytes},
+      {"available_bytes", batch.available_bytes},
+      {"bytes_per_row", batch.bytes_per_row},
+      {"operator", batch.peak.op},
+      {"phase", phase_name(batch.peak.phase)},
+      {"parts",
+       {{"static", parts.static_bytes},
+        {"gradients", parts.gradient_bytes},
+        {"activations", parts.activation_bytes},
+        {"temporaries", parts.temporary_bytes}}},
+      {"limit_bytes", limit_bytes},
+      {"baseline_bytes", baseline_bytes},
+      {"store_bytes", store_bytes},
+      {"cache_bytes", cache_bytes},
+      {"queue_bytes", queue_bytes},
+      {"foreign_bytes", foreign_bytes},
+      {"eval_peak_bytes", eval_peak_bytes},
+      {"steps_per_epoch",
+       batch.batch_size > 0 ? (train_rows + batch.batch_size - 1) / batch.batch_size : 0},
+      {"step_seconds", batch.step_seconds},
+      {"traced_rows", batch.traced_rows},
+      {"advice", batch.advice}};
+  return j.dump();
+}
+
+std::string CosirPlan::to_text() const {
+  const PeakParts& parts = batch.peak.parts;
+  std::string text = fmt::format(
+      "batch_size = {} ({}), {} steps an epoch, {:.0f} ms a step\nunder a limit of {}\n",
+      batch.batch_size, label_name(batch.label),
+      (train_rows + batch.batch_size - 1) / std::max<std::int64_t>(1, batch.batch_size),
+      1e3 * batch.step_seconds, format_bytes(limit_bytes));
+  const auto line = [&text](const char* name, std::int64_t bytes, const std::string& note) {
+    text += fmt::format("  {:<14}{:>12}   {}\n", name, format_bytes(bytes), note);
+  };
+  line("step", batch.peak.bytes,
+       batch.peak.op.empty() ? "tensors at the peak"
+                             : fmt::format("tensors at the peak: {} in {}", batch.peak.op,
+                                           phase_name(batch.peak.phase)));
+  line("  activations", parts.activation_bytes, "");
+  line("  gradients", parts.gradient_bytes, "");
+  line("  temporaries", parts.temporary_bytes, "");
+  line("  static", parts.static_bytes, "parameters, optimizer states");
+  line("evaluation", eval_peak_bytes, "tensors at its peak");
+  line("store", store_bytes, "rows in memory (store_bytes)");
+  line("features", cache_bytes, "feature cache (cache_bytes)");
+  line("ring", queue_bytes, "batches ahead (queue_bytes)");
+  line("foreign", foreign_bytes, "code and kernels' scratch (foreign_bytes)");
+  line("baseline", baseline_bytes, "the process before the run");
+  text += fmt::format("one pair more: {}\n{}", format_bytes(batch.bytes_per_row), batch.advice);
+  return text;
+}
+
+Result<CosirPlan> plan_cosir(const CosirSettings& settings) {
+  const CosirConfig& config = settings.config();
+  const std::filesystem::path beside = config.out.empty()
+                                           ? std::filesystem::current_path() / "plimsoll"
+                                           : std::filesystem::path(config.out);
+  PLIMSOLL_TRY(const ScratchFolder folder, ScratchFolder::make(beside));
+  Result<CosirPlan> plan = fail(ErrorCode::kInternal, "planning did not end");
+  {
+    PLIMSOLL_TRY(Governor governor, settle(config, folder.path()));
+    Planning planning{settings, governor, folder.path()};
+    const auto done = without_refusal([&]() -> Result<void> {
+      plan = planning.plan();
+      return {};
+    });
+    if (!done) {
+      plan = tl::unexpected(done.error());
+    }
+  }
+  TensorArena::detach();
+  return plan;
+}
+
+}  // namespace plimsoll

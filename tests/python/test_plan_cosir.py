@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`plimsoll plan cosir` and `--batch-size auto`: the planned batch really trains inside the limit."""
+import json
+import re
+
+import pytest
+
+from test_cli import assert_refused, call, trains  # noqa: F401  Fixtures.
+
+MIB = 1 << 20
+OPTIONS = ("--foreign-bytes", "64MiB", "--eval-pairs", "200")
+
+
+@pytest.fixture(scope="module")
+def data(program, tmp_path_factory):
+    import subprocess
+
+    folder = tmp_path_factory.mktemp("planned") / "data"
+    subprocess.run([program, "synth", "cosir", "--rows", "60000", "--out", folder, "--seed", "0"],
+                   check=True, capture_output=True)
+    return folder
+
+
+def planned(call, data, limit, *more):
+    done = call("plan", "cosir", "--data", data, "--memory-limit", limit, "--json", *OPTIONS, *more)
+    assert done.status == 0, done.err
+    return json.loads(done.out.splitlines()[-1])
+
+
+def test_the_batch_grows_with_the_limit_up_to_enough_steps_an_epoch(trains, call, data, tmp_path):
+    sizes = [planned(call, data, f"{mib}MiB")["batch_size"] for mib in (225, 235, 600)]
+    assert sizes[0] < sizes[1] < sizes[2]
+    assert planned(call, data, "600MiB")["steps_per_epoch"] >= 32
+    assert sizes[2] % 16 == 0
+    wide = planned(call, data, "240MiB", "--label-dim", "256")
+    assert wide["batch_size"] < sizes[1]  # Longer vectors leave less room.
+
+
+def test_auto_is_resolved_once_and_trains_inside_the_limit(trains, call, data, tmp_path):
+    run = tmp_path / "run"
+    done = call("train", "cosir", "--data", data, "--out", run, "--memory-limit", "240MiB",
+                "--batch-size", "auto", "--epochs", "1", "--quiet", "--json", *OPTIONS)
+    assert done.status == 0, done.err
+    summary = json.loads(done.out.splitlines()[-1])
+    assert summary["status"] == "finished"
+    assert summary["peak_resident_bytes"] <= 240 * MIB
+    found = re.search(r"^batch_size = (\d+) +# from auto, planned: (exact|bounded)",
+                      (run / "run.toml").read_text(), re.MULTILINE)
+    assert found and int(found[1]) == planned(call, data, "240MiB")["batch_size"]
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]  # Nothing of the planning is left.
+    resumed = call("resume", run, "--quiet", "--json")  # The number stands, whatever the limit is.
+    assert json.loads(resumed.out.splitlines()[-1])["state_sha256"] == summary["state_sha256"]
+
+
+def test_the_table_says_who_holds_the_limit(trains, call, data):
+    done = call("plan", "cosir", "--data", data, "--memory-limit", "300MiB", *OPTIONS)
+    assert done.status == 0, done.err
+    for word in ("batch_size =", "activations", "evaluation", "ring", "baseline", "one pair more"):
+        assert word in done.out, done.out
+
+
+def test_a_limit_for_no_batch_names_one_that_would_do(trains, call, data):
+    done = call("plan", "cosir", "--data", data, "--memory-limit", "150MiB", *OPTIONS)
+    assert_refused(done, 1, "MiB")
+
+
+def test_python_plans_the_same(trains, call, data):
+    plimsoll = pytest.importorskip("plimsoll")
+    pytest.importorskip("torch")
+    told = plimsoll.plan("cosir", data=data, memory_limit="1GiB", eval_pairs=200)
+    assert told["batch_size"] == planned(call, data, "1GiB")["batch_size"]
+    with pytest.raises(ValueError, match="batch_sizes"):
+        plimsoll.plan("cosir", data=data, batch_sizes=3)
