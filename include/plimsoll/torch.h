@@ -48,6 +48,23 @@ class TensorArena {
   static std::int64_t purge() noexcept;
 };
 
+/// What clean_up() gave back.
+struct CleanUp {
+  std::int64_t arena_bytes{0};            ///< Free pages of the arena.
+  std::int64_t resident_before_bytes{0};  ///< Of the whole process.
+  std::int64_t resident_after_bytes{0};
+  double seconds{0.0};
+
+  [[nodiscard]] std::int64_t freed_bytes() const noexcept {
+    return resident_before_bytes - resident_after_bytes;
+  }
+};
+
+/// Gives back to the system what nobody uses: the arena's free pages, and the heap's
+/// (malloc_trim). Tensors alive are not touched, gradients among them; no result changes.
+/// Errors: kIo when the process's own counters cannot be read.
+Result<CleanUp> clean_up();
+
 /// Fixes what makes torch's results depend on the run: deterministic algorithms on, memory not
 /// filled, `compute_threads` threads. MKL_CBWR must be set before the process first multiplies;
 /// returns an error when it is not. Source: DESIGN §7.

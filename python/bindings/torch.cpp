@@ -120,6 +120,19 @@ void bind_arena(nb::module_& m) {
       nb::arg("address"));
   m.def("arena_stats", &arena_stats);
   m.def("reset_peak", &TensorArena::reset_peak);
+  m.def("clean_up", [] {
+    const CleanUp done = [] {
+      nb::gil_scoped_release unlocked;
+      return clean_up().or_throw();
+    }();
+    nb::dict out;
+    out["arena_bytes"] = done.arena_bytes;
+    out["resident_before_bytes"] = done.resident_before_bytes;
+    out["resident_after_bytes"] = done.resident_after_bytes;
+    out["freed_bytes"] = done.freed_bytes();
+    out["seconds"] = done.seconds;
+    return out;
+  });
   m.def(
       "refuse",
       [](std::int64_t first, std::int64_t count) { tensor_arena_pages().refuse(first, count); },

@@ -139,6 +139,7 @@ class TrainingStep:
         return {"parts": self.parts, "recomputes": self.recomputes, "steps": self.steps}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on as the run did whose state_dict() this is. Errors: KeyError for another's."""
         self.parts, self.recomputes = int(state["parts"]), bool(state["recomputes"])
         self.steps = int(state["steps"])
 

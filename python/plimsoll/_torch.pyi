@@ -24,6 +24,8 @@ def arena_stats() -> dict[str, int]:
     """live_bytes, live_peak_bytes, cached_bytes, leased_bytes, allocations, foreign_frees, …"""
 def reset_peak() -> None:
     """Starts the peaks again from what is live."""
+def clean_up() -> dict[str, Any]:
+    """Governor.clean_up(). Errors: OSError."""
 def refuse(first: int, count: int) -> None:
     """For tests: the `first`-th allocation from now and the `count - 1` after it are refused."""
 def purge() -> int:

@@ -98,6 +98,13 @@ std::vector<const StepRegions::Region*> StepRegions::answering(std::int64_t rows
   if (!within.empty()) {
     return within;
   }
+  if (below == nullptr && above == nullptr) {
+    // No two traces are alike: a larger step stands above what this size needs.
+    for (const Region& region : regions_) {
+      const bool nearer = above == nullptr || region.model.rows_least() < above->model.rows_least();
+      above = region.model.rows_least() >= rows && nearer ? &region : above;
+    }
+  }
   std::vector<const Region*> found;
   if (below != nullptr) {
     found.push_back(below);
@@ -236,7 +243,6 @@ class Planner {
       if (traced.error().code != ErrorCode::kOverBudget) {
         return tl::unexpected(std::move(traced).error());
       }
-      refused_ = std::move(traced).error();
       most_ = std::min(most_, rows - 1);
       return false;
     }
@@ -288,7 +294,6 @@ class Planner {
       if (traced.error().code != ErrorCode::kOverBudget) {
         return tl::unexpected(std::move(traced).error());
       }
-      refused_ = std::move(traced).error();
       plan_.verified.push_back(step);
       most_ = rows - std::max<std::int64_t>(1, rows / 16);
       return false;
@@ -385,24 +390,26 @@ class Planner {
 
   [[nodiscard]] Error refusal() const {
     const auto predicted = regions_.predict(size_of(options_.least_rows));
-    std::int64_t needed = options_.available_bytes + 1;
+    // Without a prediction only this is known: what there is was not enough.
+    std::int64_t needed = 2 * options_.available_bytes + kMiB;
+    std::int64_t room = options_.available_bytes;
     if (predicted) {
-      needed = std::max(needed, options_.leased_bytes(predicted->bound_bytes));
-    } else if (refused_) {
-      needed = std::max(needed, options_.available_bytes + refused_->requested_bytes);
+      needed = options_.leased_bytes(predicted->bound_bytes);
+      if (options_.room_for) {
+        room = options_.room_for(options_.least_rows).value_or(0);
+      }
+      needed = std::max(needed, room + 1);
     }
-    const std::int64_t limit =
-        smallest_limit(options_.limit_bytes, options_.available_bytes, needed);
+    const std::int64_t limit = smallest_limit(options_.limit_bytes, room, needed);
     Error error = make_error(
         ErrorCode::kOverBudget,
         fmt::format("a step of {} rows needs about {} of tensors, and {} is left for them; a limit "
                     "of {} MiB would do",
-                    options_.least_rows, format_bytes(needed),
-                    format_bytes(options_.available_bytes), limit / kMiB),
+                    options_.least_rows, format_bytes(needed), format_bytes(room), limit / kMiB),
         "raise the limit, lower min_batch_size, or make the model smaller");
     error.tag = Tag::kTensor;
     error.requested_bytes = needed;
-    error.available_bytes = options_.available_bytes;
+    error.available_bytes = room;
     error.limit_bytes = options_.limit_bytes;
     error.smallest_limit_bytes = limit;
     return error;
@@ -413,7 +420,6 @@ class Planner {
   StepRegions regions_;
   BatchPlan plan_;
   std::int64_t most_{0};
-  std::optional<Error> refused_;
 };
 
 }  // namespace

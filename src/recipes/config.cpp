@@ -104,6 +104,8 @@ constexpr std::array kFields{
     whole("checkpoint_every_n_steps", kFree, &C::checkpoint_every_n_steps, 0, kCountMax,
           "Steps between commits; 0: one at the end of each epoch"),
     whole("keep_checkpoints", kFree, &C::keep_checkpoints, 1, 1e6, "The newest ones are kept"),
+    whole("cleanup_every_n_steps", kFree, &C::cleanup_every_n_steps, 0, kCountMax,
+          "Steps between giving unused memory back; 0: after evaluations and under pressure only"),
     bytes("queue_bytes", &C::queue_bytes, "The loader's ring; 0: chosen"),
     bytes("store_bytes", &C::store_bytes, "Memory of the condition vectors; 0: chosen"),
     bytes("cache_bytes", &C::cache_bytes, "Memory of the features; 0: chosen"),

@@ -62,9 +62,10 @@ struct CosirConfig {
   double phase2_lr{1e-5};
   std::int64_t checkpoint_every_n_steps{500};
   std::int64_t keep_checkpoints{2};
-  std::int64_t queue_bytes{0};  ///< 0: chosen by the loader.
-  std::int64_t store_bytes{0};  ///< 0: chosen within the limit.
-  std::int64_t cache_bytes{0};  ///< 0: chosen within the limit.
+  std::int64_t cleanup_every_n_steps{0};  ///< 0: after evaluations, and under pressure, only.
+  std::int64_t queue_bytes{0};            ///< 0: chosen by the loader.
+  std::int64_t store_bytes{0};            ///< 0: chosen within the limit.
+  std::int64_t cache_bytes{0};            ///< 0: chosen within the limit.
   std::int64_t foreign_bytes{128LL << 20};
   std::int64_t loader_threads{2};
   std::int64_t compute_threads{0};  ///< 0: the number of cores; CosirSettings::resolve() fixes it.

@@ -64,6 +64,7 @@ class Run {
   Result<bool> step(const std::shared_ptr<Batch>& batch);
   Result<void> end_of_epoch(std::int64_t epoch);
   Result<void> save();
+  Result<void> clean_up_now(const char* when);
   Result<void> look_for_requests();
   Result<Evaluation> evaluate_now(const std::string& when, std::int64_t angles);
   Result<RunSummary> summarise_run();
@@ -195,6 +196,9 @@ Result<void> Run::train_epochs() {
     const std::int64_t epoch = batch->epoch();
     const bool ends = batch->ends_epoch();
     batch.reset();
+    if (const auto every = config_.cleanup_every_n_steps; every > 0 && at().step % every == 0) {
+      PLIMSOLL_TRY_VOID(clean_up_now("step"));
+    }
     const PressureReport seen = governor_.step_boundary();
     PLIMSOLL_TRY_VOID(report_->pressure(at().step, seen));
     if (ends) {
@@ -276,7 +280,14 @@ Result<Evaluation> Run::evaluate_now(const std::string& when, std::int64_t angle
                                      data_->trained(), eval_options(config_, angles)));
   report_->leave_out(before, data_->rows().stats());
   PLIMSOLL_TRY_VOID(report_->evaluation(when.c_str(), at(), result));
+  PLIMSOLL_TRY_VOID(clean_up_now("evaluation"));
   return result;
+}
+
+// Between steps, so that nothing that a step still needs is touched.
+Result<void> Run::clean_up_now(const char* when) {
+  PLIMSOLL_TRY(const CleanUp done, clean_up());
+  return report_->clean_up(at().step, when, done);
 }
 
 // Checkpoint, commit of the rows, manifest: all name this step.
@@ -343,6 +354,12 @@ Result<RunSummary> train_in(const CosirSettings& settings, const TrainOptions& o
   });
   if (!done) {
     result = tl::unexpected(done.error());
+  }
+  // Before there is anything to resume a refusal says with which limit to begin.
+  PLIMSOLL_TRY(const auto saved, folder.published_step());
+  if (!result && !saved && result.error().code == ErrorCode::kOverBudget &&
+      result.error().smallest_limit_bytes == 0) {
+    result = tl::unexpected(refused_anew(governor, "what comes before the first step"));
   }
   return result;
 }

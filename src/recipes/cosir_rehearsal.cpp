@@ -63,6 +63,10 @@ std::int64_t with_margin(std::int64_t peak_bytes) noexcept {
   return peak_bytes + peak_bytes / 16;
 }
 
+Error refused_anew(const Governor& governor, const std::string& what) {
+  return refused(governor, with_margin(2 * left_for_tensors(governor.state())) + kLeastStep, what);
+}
+
 Result<std::int64_t> rehearse_step(const Governor& governor, std::int64_t rows, double pair_bytes,
                                    const std::function<Result<void>(std::int64_t)>& step) {
   auto peak = measure_peak([&] { return step(rows); });
@@ -86,7 +90,7 @@ Result<std::int64_t> rehearse_step(const Governor& governor, std::int64_t rows, 
   }
   TensorArena::purge();
   if (samples.empty()) {
-    return peak;
+    return tl::unexpected(refused_anew(governor, fmt::format("a step of {} rows", kLeastRows)));
   }
   PLIMSOLL_TRY(const StepPeak curve, fit_step_peak(samples, pair_bytes));
   // The step itself was refused, so it needs more than what is left, whatever the curve says.

@@ -107,6 +107,16 @@ Result<void> Report::pressure(std::int64_t step, const PressureReport& seen) {
                                     {"stop", seen.stop}});
 }
 
+Result<void> Report::clean_up(std::int64_t step, const char* when, const CleanUp& done) {
+  return folder_->event("cleanup", {{"step", step},
+                                    {"when", std::string_view(when)},
+                                    {"arena_bytes", done.arena_bytes},
+                                    {"resident_before_bytes", done.resident_before_bytes},
+                                    {"resident_after_bytes", done.resident_after_bytes},
+                                    {"freed_bytes", done.freed_bytes()},
+                                    {"seconds", done.seconds}});
+}
+
 Result<void> Report::refusal(std::int64_t step, const Error& error, bool again) {
   const std::string message = error.to_string();
   progress_.text(

@@ -13,6 +13,7 @@
 
 #include "plimsoll/embedding_store.h"
 #include "plimsoll/governor.h"
+#include "plimsoll/torch.h"
 #include "recipes/cosir_data.h"
 #include "recipes/cosir_loss.h"
 #include "recipes/cosir_state.h"
@@ -37,6 +38,8 @@ class Report {
 
   /// A pressure move, or a refusal inside a step.
   Result<void> pressure(std::int64_t step, const PressureReport& seen);
+  /// What giving unused memory back has freed.
+  Result<void> clean_up(std::int64_t step, const char* when, const CleanUp& done);
   Result<void> refusal(std::int64_t step, const Error& error, bool again);
 
   Result<void> evaluation(const char* when, const Position& at, const Evaluation& result);

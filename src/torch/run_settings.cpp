@@ -1,15 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // What torch and the heap are told once, at the start of a run, so that neither its results nor
-// its memory depend on chance.
+// its memory depend on chance; and giving back what neither uses.
 #include <malloc.h>
 
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
 
+#include <chrono>
 #include <cstdlib>
 #include <string>
 
+#include "base/check.h"
+#include "plimsoll/limits.h"
 #include "plimsoll/torch.h"
 
 namespace plimsoll {
@@ -40,6 +43,19 @@ Result<void> make_deterministic(int compute_threads) {
   at::globalContext().setDeterministicMkldnn(true);
   at::set_num_threads(compute_threads);
   return {};
+}
+
+Result<CleanUp> clean_up() {
+  const auto begin = std::chrono::steady_clock::now();
+  CleanUp done;
+  PLIMSOLL_TRY(const Resident before, read_resident());
+  done.arena_bytes = TensorArena::purge();
+  ::malloc_trim(0);
+  PLIMSOLL_TRY(const Resident after, read_resident());
+  done.resident_before_bytes = before.total();
+  done.resident_after_bytes = after.total();
+  done.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  return done;
 }
 
 void fix_heap() noexcept {

@@ -243,3 +243,20 @@ for touch in (lambda: plimsoll.train("cosir", data="x", out="y"), lambda: plimso
         raise SystemExit("no ImportError")
 """)
     assert done.returncode == 0, done.stderr
+
+
+def test_clean_up_gives_back_what_an_evaluation_left(governor):
+    """After validation what is resident is what training had; no tensor alive is touched."""
+    layer = torch.nn.Linear(512, 512)
+    layer(torch.ones(64, 512)).sum().backward()
+    weight, gradient = layer.weight.detach().clone(), layer.weight.grad.clone()
+    governor.clean_up()
+    before = plimsoll._core.resident().total
+    with torch.no_grad():
+        torch.randn(8192, 1024).sin_().sum()  # 32 MiB, free again.
+    held = plimsoll._core.resident().total
+    done = governor.clean_up()
+    assert held - before > 16 * MIB
+    assert done["freed_bytes"] > 16 * MIB
+    assert done["resident_after_bytes"] <= before + MIB
+    assert torch.equal(layer.weight, weight) and torch.equal(layer.weight.grad, gradient)

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Random runs of `train cosir`, each in a child process in a cgroup of its limit.
+
+A run completes inside its limit, or is refused before its first step naming the smallest limit that
+would do; then that limit, in whole MiB, must complete. Nothing is ever killed. Model, data, batch
+and limit are drawn from (seed, run); each outcome is one line of JSON.
+
+    PLIMSOLL_PROGRAM=build/dev/bin/plimsoll python -m tests.budget.random_runs --runs 1000 --seed 1 \\
+        --out runs.jsonl
+"""
+import argparse
+import collections
+import json
+import os
+import pathlib
+import random
+import re
+import shutil
+import sys
+import tempfile
+
+from tests.support.cgroup import MemoryCgroup
+
+MIB = 1 << 20
+
+
+class Wrong(AssertionError):
+    """A run that was killed, passed its limit, or was promised a limit that did not do."""
+
+
+def drawn(seed: int, index: int) -> dict:
+    """The options of one run."""
+    dice = random.Random(f"{seed}/{index}")
+    wide = dice.random() < 0.3
+    return {
+        "rows": dice.choice([600, 1500, 4000, 9000]),
+        "batch_size": dice.choice(["auto", 16, 64, 200, 512, 1024, 2048]),
+        "label_dim": dice.choice([2, 8, 64, 256]),
+        "projections": "true" if wide else "auto",
+        "dim": 256 if wide else 0,
+        "label_dtype": dice.choice(["float32", "bfloat16"]),
+        "label_optimizer": dice.choice(["adamw", "adamw_fresh", "adagrad"]),
+        "loader_threads": dice.choice([1, 2, 4]),
+        "phase2_epochs": int(dice.random() < 0.15),
+        "eval_pairs": dice.choice([0, 50, 400]),
+        "foreign_bytes": f"{dice.choice([96, 128])}MiB",
+        "limit_mib": int(dice.triangular(200, 700, 260)),
+    }
+
+
+def train(program: str, data: pathlib.Path, out: pathlib.Path, options: dict, limit_mib: int):
+    shutil.rmtree(out, ignore_errors=True)
+    flags = [word for key, value in options.items() if key not in ("rows", "limit_mib")
+             for word in (f"--{key.replace('_', '-')}", value)]
+    with MemoryCgroup(limit_mib * MIB) as group:
+        run = group.run([program, "train", "cosir", "--data", data, "--out", out, "--epochs", 1,
+                         "--memory-limit", f"{limit_mib}MiB", "--tensorboard", "false", "--quiet",
+                         "--json", *flags], timeout=600)
+    if run.oom_kills or run.returncode not in (0, 1):
+        raise Wrong(f"{options} at {limit_mib} MiB: status {run.returncode}, {run.oom_kills} kills")
+    if run.peak_resident_bytes > limit_mib * MIB:
+        raise Wrong(f"{options} at {limit_mib} MiB: {run.peak_resident_bytes >> 10} KiB resident")
+    return run
+
+
+def one(program: str, seed: int, index: int, folder: pathlib.Path,
+        data_of: dict[int, pathlib.Path]) -> dict:
+    options = drawn(seed, index)
+    limit = options["limit_mib"]
+    data, out = data_of[options["rows"]], folder / "run"
+    tried = []
+    for _ in range(4):
+        run = train(program, data, out, options, limit)
+        tried.append(limit)
+        if run.returncode == 0:
+            summary = run.last_json
+            if summary["status"] != "finished":
+                raise Wrong(f"{options} at {limit} MiB: {summary['status']}, "
+                            f"{summary['stop_reason']}")
+            return {"index": index, **options, "outcome": "finished" if len(tried) == 1 else "refused",
+                    "limits": tried, "peak_mib": run.peak_resident_bytes >> 20,
+                    "seconds": round(run.seconds, 2)}
+        named = re.findall(r"a limit of (\d+) ?MiB would do", run.stderr) or \
+            re.findall(r"smallest limit that would do is (\d+) ?MiB", run.stderr) or \
+            re.findall(r"(\d+) ?MiB", run.stderr)
+        if not named or int(named[-1]) <= limit:
+            raise Wrong(f"{options} at {limit} MiB: no larger limit is named: {run.stderr[-600:]}")
+        if (out / "events.jsonl").exists() and '"step"' in (out / "events.jsonl").read_text():
+            raise Wrong(f"{options} at {limit} MiB: refused after a step: {run.stderr[-600:]}")
+        limit = int(named[-1])
+    raise Wrong(f"{options}: none of the limits that were named did: {tried}")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--program", default=os.environ.get("PLIMSOLL_PROGRAM", ""))
+    parser.add_argument("--runs", type=int, default=30)
+    parser.add_argument("--first", type=int, default=0, help="index of the first run")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--out", type=pathlib.Path, help="a line of JSON a run is appended here")
+    parser.add_argument("--keep-going", action="store_true", help="count what is wrong, go on")
+    options = parser.parse_args()
+    reason = MemoryCgroup.why_not()
+    if reason:
+        print(f"random_runs: skipped: {reason}")
+        return 0
+    seen: collections.Counter = collections.Counter()
+    with tempfile.TemporaryDirectory(dir=".") as name:
+        folder = pathlib.Path(name).resolve()
+        data_of = make_data(options.program, folder)
+        for index in range(options.first, options.first + options.runs):
+            try:
+                line = one(options.program, options.seed, index, folder, data_of)
+            except Wrong as wrong:
+                print(f"run {index} of seed {options.seed}: {wrong}", flush=True)
+                if not options.keep_going:
+                    return 1
+                line = {"index": index, "outcome": "wrong", "why": str(wrong)[:500]}
+            seen[line["outcome"]] += 1
+            seen["named twice or more"] += len(line.get("limits", [])) > 2
+            if options.out:
+                with open(options.out, "a", encoding="utf-8") as file:
+                    file.write(json.dumps({"seed": options.seed, **line}) + "\n")
+    print(json.dumps({"seed": options.seed, "runs": options.runs, **seen}))
+    return 1 if seen["wrong"] else 0
+
+
+def make_data(program: str, folder: pathlib.Path) -> dict[int, pathlib.Path]:
+    import subprocess
+
+    made = {}
+    for rows in (600, 1500, 4000, 9000):
+        made[rows] = folder / f"data-{rows}"
+        subprocess.run([program, "synth", "cosir", "--rows", str(rows), "--out", made[rows],
+                        "--seed", "0"], check=True, capture_output=True)
+    return made
+
+
+if __name__ == "__main__":
+    sys.exit(main())
