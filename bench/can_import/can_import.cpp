@@ -20,6 +20,7 @@
 #include <string>
 #include <vector>
 
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -52,6 +53,7 @@ struct Settings {
 // What one import in a child took.
 struct Taken {
   double seconds{0};
+  double cpu_seconds{0};  // Of the process, in the kernel too.
   std::int64_t peak_bytes{0};
   std::int64_t graphs{0};
 };
@@ -72,6 +74,11 @@ Taken import_in_child(const fs::path& csv, const fs::path& out) {
               .or_throw()
               .info.graphs;
       taken.seconds = std::chrono::duration<double>(Clock::now() - began).count();
+      rusage usage{};
+      ::getrusage(RUSAGE_SELF, &usage);
+      taken.cpu_seconds =
+          static_cast<double>(usage.ru_utime.tv_sec + usage.ru_stime.tv_sec) +
+          static_cast<double>(usage.ru_utime.tv_usec + usage.ru_stime.tv_usec) / 1e6;
       // VmHWM is inherited from before the fork only as far as pages were touched there.
       taken.peak_bytes = pl::read_resident().or_throw().peak;
     } catch (const std::exception& error) {
@@ -204,9 +211,11 @@ int run(const Settings& settings, const fs::path& scratch, const std::string& co
   const std::int64_t times = std::max<std::int64_t>(1, settings.frames / settings.base);
   write_repeated(csv, text, times);
   std::vector<double> rates;
+  std::vector<double> cpu_rates;
   for (int probe = 0; probe < settings.probes; ++probe) {
-    rates.push_back(static_cast<double>(times * settings.base) /
-                    import_in_child(csv, scratch / "set").seconds);
+    const Taken taken = import_in_child(csv, scratch / "set");
+    rates.push_back(static_cast<double>(times * settings.base) / taken.seconds);
+    cpu_rates.push_back(static_cast<double>(times * settings.base) / taken.cpu_seconds);
   }
   const double rate = bench::median(rates);
   return bench::Report{.name = "can_import",
@@ -216,6 +225,7 @@ int run(const Settings& settings, const fs::path& scratch, const std::string& co
                        .pass = right && flat && (settings.smoke || rate >= kBar),
                        .peers = {{"frames_per_s_min", bench::quantile(rates, 0.0)},
                                  {"frames_per_s_max", bench::quantile(rates, 1.0)},
+                                 {"frames_per_cpu_s", bench::median(cpu_rates)},
                                  {"peak_bytes_once", peak},
                                  {"peak_bytes_most", peak_last},
                                  {"repetitions_most", by_size.rbegin()->first},

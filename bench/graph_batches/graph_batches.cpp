@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <ctime>
 #include <iostream>
 #include <string>
 #include <vector>
@@ -37,6 +38,13 @@ struct Settings {
   int probes{15};
   std::int64_t batch_graphs{256};
 };
+
+// Of this thread.
+double cpu_seconds() {
+  timespec now{};
+  ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) / 1e9;
+}
 
 // Every graph of an epoch of `batches` is the one that is read from disk alone.
 bool check_answer(const pl::GraphSet& on_disk, pl::GraphBatches& batches,
@@ -99,21 +107,25 @@ int run(const Settings& settings, const std::filesystem::path& scratch,
           .or_throw();
   pl::test::GraphMemory memory(batches.most());
   const bool right = check_answer(on_disk, batches, memory);
+  std::vector<double> cpu_rates;
   const auto epoch = [&](pl::GraphBatches& which) {
+    const double cpu_began = cpu_seconds();
     const auto began = Clock::now();
     for (pl::GraphBatch batch; !batch.ends_epoch;) {
       batch = which.next(memory.buffers()).or_throw();
     }
-    return static_cast<double>(set.graphs()) /
-           std::chrono::duration<double>(Clock::now() - began).count();
+    const auto graphs = static_cast<double>(set.graphs());
+    cpu_rates.push_back(graphs / (cpu_seconds() - cpu_began));
+    return graphs / std::chrono::duration<double>(Clock::now() - began).count();
   };
   std::vector<double> rates;
-  std::vector<double> disk_rates;
   for (int probe = 0; probe < settings.probes; ++probe) {
     rates.push_back(epoch(batches));
-    if (probe % 5 == 0) {
-      disk_rates.push_back(epoch(from_disk));
-    }
+  }
+  const double cpu_rate = bench::median(cpu_rates);
+  std::vector<double> disk_rates;
+  for (int probe = 0; probe < (settings.probes + 4) / 5; ++probe) {
+    disk_rates.push_back(epoch(from_disk));
   }
   const double rate = bench::median(rates);
   nlohmann::json peers = nlohmann::json::parse(bench::from_environment("PLIMSOLL_PEERS", "{}"));
@@ -125,6 +137,7 @@ int run(const Settings& settings, const std::filesystem::path& scratch,
   }
   peers["graphs_per_s_min"] = bench::quantile(rates, 0.0);
   peers["graphs_per_s_max"] = bench::quantile(rates, 1.0);
+  peers["graphs_per_cpu_s"] = cpu_rate;
   peers["uncached_graphs_per_s"] = bench::median(disk_rates);
   peers["nodes_a_graph"] =
       static_cast<double>(set.info().nodes) / static_cast<double>(set.graphs());

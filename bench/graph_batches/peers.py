@@ -41,8 +41,9 @@ def main() -> None:
     smoke = parser.parse_args().smoke
     try:
         import torch_geometric
-    except ImportError:
-        print(json.dumps({"torch_geometric": "absent"}))
+        import torch_geometric.loader  # noqa: F401
+    except ImportError as error:
+        print(json.dumps({"torch_geometric": f"absent: {error}"}))
         return
     rate = graphs_per_second(1024 if smoke else 20_000, 1 if smoke else 5)
     print(json.dumps({"torch_geometric": torch_geometric.__version__,

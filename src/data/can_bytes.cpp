@@ -124,16 +124,17 @@ Result<std::int64_t> CanBytes::unpack(std::span<std::byte> out) {
   while (stream.avail_out > 0 && damage_.empty() && !unpacker_->ended) {
     if (stream.avail_in == 0) {
       PLIMSOLL_TRY_VOID(refill());
-      if (stream.avail_in == 0) {
-        damage_ = "truncated gzip";
-        break;
-      }
     }
+    // Without more input, too: it may hold output that the last call had no room for.
+    const bool more = stream.avail_in > 0;
+    const uInt room = stream.avail_out;
     const int status = inflate(&stream, Z_NO_FLUSH);
     if (status == Z_STREAM_END) {
       PLIMSOLL_TRY_VOID(next_member());
     } else if (status != Z_OK && status != Z_BUF_ERROR) {
       damage_ = fmt::format("damaged gzip ({})", stream.msg != nullptr ? stream.msg : "no reason");
+    } else if (!more && stream.avail_out == room) {
+      damage_ = "truncated gzip";
     }
   }
   const auto size = static_cast<std::int64_t>(out.size() - stream.avail_out);

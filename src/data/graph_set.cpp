@@ -16,11 +16,13 @@
 #include <utility>
 
 #include <fcntl.h>
+#include <sys/mman.h>
 
 #include <fmt/core.h>
 
 #include "base/check.h"
 #include "base/crc32c.h"
+#include "base/round.h"
 #include "data/graph_set_format.h"
 #include "data/safetensors.h"
 #include "memory/slab.h"
@@ -33,6 +35,9 @@ namespace fs = std::filesystem;
 namespace gt = graph_tensors;
 
 constexpr std::int64_t kBlockBytes = 1 << 20;
+constexpr std::size_t kGraphsAhead = 3;
+constexpr std::int64_t kPageBytes = 4096;
+constexpr std::int64_t kHugePageBytes = 2 << 20;
 constexpr std::int64_t kRowBytes = kGraphFeatures * static_cast<std::int64_t>(sizeof(float));
 constexpr const char* kAgain = "import the files again";
 
@@ -40,6 +45,35 @@ enum BlockState : std::uint8_t { kEmpty, kLoading, kReady };
 
 std::size_t at(std::int64_t i) noexcept {
   return static_cast<std::size_t>(i);
+}
+
+// The i-th place of a node among those stored.
+template <class Place>
+std::int64_t place_at(const std::byte* stored, std::size_t i) noexcept {
+  Place place{};
+  std::memcpy(&place, stored + i * sizeof(place), sizeof(place));
+  return place;
+}
+
+// From the last to the first: what is stored may lie at the beginning of `targets`.
+template <class Place>
+void spread(const std::byte* stored, std::int64_t first_node, std::span<std::int64_t> sources,
+            std::span<std::int64_t> targets) noexcept {
+  for (std::size_t i = sources.size(); i-- > 0;) {
+    const std::int64_t source = place_at<Place>(stored, 2 * i);
+    const std::int64_t target = place_at<Place>(stored, 2 * i + 1);
+    sources[i] = first_node + source;
+    targets[i] = first_node + target;
+  }
+}
+
+template <class Place>
+bool all_below(std::span<const std::byte> stored, std::int64_t nodes) noexcept {
+  bool below = true;
+  for (std::size_t i = 0; i < stored.size() / sizeof(Place); ++i) {
+    below = below && place_at<Place>(stored.data(), i) < nodes;
+  }
+  return below;
 }
 
 }  // namespace
@@ -98,9 +132,7 @@ class GraphSet::Impl {
                            std::span<std::byte> edge_attr, std::span<std::byte> edges) const;
   Result<GraphCounts> check_room(std::span<const std::int64_t> graphs,
                                  const GraphBuffers& out) const;
-  void spread_edges(std::span<const std::byte> stored, std::int64_t first_node,
-                    std::span<std::int64_t> sources, std::span<std::int64_t> targets) const;
-  [[nodiscard]] std::uint32_t node_place(const std::byte* stored, std::size_t i) const noexcept;
+  void fetch_ahead(std::int64_t graph) const noexcept;
 
   fs::path path_;
   File file_;
@@ -242,6 +274,13 @@ Result<void> GraphSet::Impl::take_cache(Governor governor, std::int64_t cache_by
   }
   PLIMSOLL_TRY(cache_lease_, governor.reserve(Tag::kLoader, bytes + marks));
   cache = std::make_unique_for_overwrite<std::byte[]>(at(bytes));  // Untouched until it is filled.
+  // Whole pages of it as huge ones, where there are any: graphs are read at random. All is leased.
+  const auto address = reinterpret_cast<std::uintptr_t>(cache.get());
+  const auto skipped = static_cast<std::int64_t>(round_up(address, kPageBytes) - address);
+  if (bytes - skipped >= kHugePageBytes) {
+    const std::int64_t inner = (bytes - skipped) / kPageBytes * kPageBytes;
+    ::madvise(cache.get() + skipped, at(inner), MADV_HUGEPAGE);  // Advice: may fail.
+  }
   blocks_ = std::vector<std::atomic<std::uint8_t>>(at(bytes / kBlockBytes + 1));
   checked_ = std::vector<std::atomic<std::uint64_t>>(at(info.graphs / 64 + 1));
   return {};
@@ -258,25 +297,15 @@ GraphSet::Impl::Place GraphSet::Impl::place(std::int64_t graph) const noexcept {
           .counts = counts(graph)};
 }
 
-std::uint32_t GraphSet::Impl::node_place(const std::byte* stored, std::size_t i) const noexcept {
-  if (place_bytes_ == 1) {
-    return static_cast<std::uint8_t>(stored[i]);
-  }
-  std::uint32_t value = 0;
-  std::memcpy(&value, stored + i * sizeof(value), sizeof(value));
-  return value;
-}
-
 Result<void> GraphSet::Impl::check_graph(std::int64_t graph, const Bytes& bytes) const {
   const std::uint32_t crc = crc32c(bytes.x, crc32c(bytes.edges, crc32c(bytes.edge_attr)));
   if (crc != static_cast<std::uint32_t>(checksums[at(graph)])) {
     return corrupt(fmt::format("graph {}: its checksum does not match", graph));
   }
-  const auto nodes = static_cast<std::uint32_t>(counts(graph).nodes);
-  for (std::size_t i = 0; i < bytes.edges.size() / at(place_bytes_); ++i) {
-    if (node_place(bytes.edges.data(), i) >= nodes) {
-      return corrupt(fmt::format("graph {}: an edge ends at no node of it", graph));
-    }
+  const std::int64_t nodes = counts(graph).nodes;
+  if (place_bytes_ == 1 ? !all_below<std::uint8_t>(bytes.edges, nodes)
+                        : !all_below<std::uint32_t>(bytes.edges, nodes)) {
+    return corrupt(fmt::format("graph {}: an edge ends at no node of it", graph));
   }
   for (std::size_t row = 0; row < bytes.x.size(); row += at(kRowBytes)) {
     float index = 0;
@@ -388,16 +417,18 @@ Result<GraphCounts> GraphSet::Impl::check_room(std::span<const std::int64_t> gra
   return total;
 }
 
-// From the last to the first: what is stored may lie at the beginning of `targets`.
-void GraphSet::Impl::spread_edges(std::span<const std::byte> stored, std::int64_t first_node,
-                                  std::span<std::int64_t> sources,
-                                  std::span<std::int64_t> targets) const {
-  for (std::size_t i = sources.size(); i-- > 0;) {
-    const std::int64_t source = node_place(stored.data(), 2 * i);
-    const std::int64_t target = node_place(stored.data(), 2 * i + 1);
-    sources[i] = first_node + source;
-    targets[i] = first_node + target;
+// The beginnings of a graph's arrays on their way from memory; the hardware goes on by itself.
+void GraphSet::Impl::fetch_ahead(std::int64_t graph) const noexcept {
+  constexpr std::int64_t kLine = 64;
+  const Place next = place(graph);
+  for (std::int64_t line = 0; line < 4; ++line) {
+    __builtin_prefetch(cache.get() + (next.x - base_) + line * kLine);
+    __builtin_prefetch(cache.get() + (next.edge_attr - base_) + line * kLine);
   }
+  __builtin_prefetch(cache.get() + (next.edges - base_));
+  __builtin_prefetch(cache.get() + (next.edges - base_) + kLine);
+  __builtin_prefetch(&checked_[at(graph / 64)]);
+  __builtin_prefetch(&labels[at(graph)]);
 }
 
 Result<GraphCounts> GraphSet::Impl::gather(std::span<const std::int64_t> graphs,
@@ -418,11 +449,8 @@ Result<GraphCounts> GraphSet::Impl::gather(std::span<const std::int64_t> graphs,
     const auto own_targets = targets.subspan(edge, edges);
     Bytes bytes;
     if (cache != nullptr) {
-      if (i + 1 < graphs.size()) {  // The next one's beginning is on its way meanwhile.
-        const Place next = place(graphs[i + 1]);
-        __builtin_prefetch(cache.get() + (next.x - base_));
-        __builtin_prefetch(cache.get() + (next.edge_attr - base_));
-        __builtin_prefetch(cache.get() + (next.edges - base_));
+      if (i + kGraphsAhead < graphs.size()) {
+        fetch_ahead(graphs[i + kGraphsAhead]);
       }
       PLIMSOLL_TRY(bytes, cached_graph(graphs[i]));
       std::memcpy(x.data(), bytes.x.data(), x.size());
@@ -431,8 +459,9 @@ Result<GraphCounts> GraphSet::Impl::gather(std::span<const std::int64_t> graphs,
       const auto stored = std::as_writable_bytes(own_targets).first(edges * 2 * at(place_bytes_));
       PLIMSOLL_TRY(bytes, read_graph(graphs[i], x, edge_attr, stored));
     }
-    spread_edges(bytes.edges, static_cast<std::int64_t>(node), sources.subspan(edge, edges),
-                 own_targets);
+    const auto spread_places = place_bytes_ == 1 ? spread<std::uint8_t> : spread<std::uint32_t>;
+    spread_places(bytes.edges.data(), static_cast<std::int64_t>(node), sources.subspan(edge, edges),
+                  own_targets);
     std::fill_n(out.graph_of_node.begin() + static_cast<std::ptrdiff_t>(node), nodes,
                 static_cast<std::int64_t>(i));
     out.labels[i] = labels[at(graphs[i])];
