@@ -12,16 +12,14 @@
 
 #include <algorithm>
 #include <atomic>
-#include <chrono>
-#include <condition_variable>
 #include <cstring>
-#include <mutex>
 #include <optional>
 #include <system_error>
 #include <thread>
 #include <utility>
 
 #include <fcntl.h>
+#include <pthread.h>
 #include <sys/file.h>
 #include <unistd.h>
 
@@ -30,6 +28,7 @@
 
 #include "base/check.h"
 #include "base/crc32c.h"
+#include "base/mutex.h"
 #include "data/can_csv.h"
 #include "data/can_files.h"
 #include "data/can_ids.h"
@@ -38,6 +37,7 @@
 #include "data/graph_parts.h"
 #include "data/graph_set_format.h"
 #include "memory/slab.h"
+#include "os/blocked_signals.h"
 #include "os/file.h"
 #include "plimsoll/bytes.h"
 
@@ -50,6 +50,7 @@ using Progress = std::function<bool(std::int64_t, std::int64_t)>;
 
 constexpr std::int64_t kPackedBytes = 256 << 10;
 constexpr std::size_t kFramesAtOnce = 512;
+constexpr std::int64_t kReportBytes = 1 << 20;
 constexpr std::int64_t kIdsMost = 1 << 22;  // A float holds every index below 2^24.
 constexpr int kThreadsMost = 256;
 constexpr const char* kSideFolder = "parts.partial";
@@ -345,9 +346,9 @@ class Import {
   std::atomic<std::int64_t> done_bytes_{0};  // Added to by every thread, shown by the caller's.
   std::atomic<bool> stop_{false};            // Take no more files: one failed, or cancelled.
   std::atomic<bool> cancelled_{false};
-  std::mutex mutex_;
-  std::condition_variable idle_;  // Under mutex_: a thread has ended.
-  std::size_t working_{0};        // Under mutex_.
+  Mutex mutex_;
+  CondVar changed_;  // A thread has ended, or some more has been read.
+  std::size_t working_ PLIMSOLL_GUARDED_BY(mutex_){0};  // Threads that have not ended.
 };
 
 bool Import::report() {
@@ -358,7 +359,12 @@ Result<void> Import::read_frames(CanCsv& csv, Windows& windows, std::int64_t& un
   std::int64_t seen_bytes = 0;
   for (;;) {
     PLIMSOLL_TRY(const std::int64_t count, csv.read(desk.batch));
-    done_bytes_ += csv.bytes().position() - std::exchange(seen_bytes, csv.bytes().position());
+    const std::int64_t position = csv.bytes().position();
+    const std::int64_t more = position - std::exchange(seen_bytes, position);
+    const std::int64_t before = done_bytes_.fetch_add(more);
+    if (before / kReportBytes != (before + more) / kReportBytes) {
+      changed_.notify_all();
+    }
     if (count == 0) {
       return {};
     }
@@ -407,33 +413,43 @@ Result<GraphFileInfo> Import::read_file(std::size_t number, Desk& desk) {
 }
 
 void Import::work(Desk& desk, const std::vector<std::size_t>& numbers) {
+  pthread_setname_np(pthread_self(), "pl-can");
   for (;;) {
     const std::size_t at = next_++;
     if (at >= numbers.size() || stop_) {
       break;
     }
-    results_[numbers[at]] = read_file(numbers[at], desk);
-    if (!*results_[numbers[at]]) {
+    auto& result = results_[numbers[at]];
+    try {
+      result = read_file(numbers[at], desk);
+    } catch (const std::exception& error) {
+      result =
+          fail(ErrorCode::kInternal, found_.files[numbers[at]].path.string() + ": " + error.what());
+    }
+    if (!*result) {
       stop_ = true;
     }
   }
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   --working_;
-  idle_.notify_all();
+  changed_.notify_all();
 }
 
 // Files are begun in their order, and what was begun is ended: the first error is always the same.
 Result<void> Import::read_files(const std::vector<std::size_t>& numbers) {
-  constexpr std::chrono::milliseconds kBetweenReports{100};
   next_ = 0;
-  working_ = desks_.size();
   {
-    std::vector<std::jthread> threads;
-    for (const auto& desk : desks_) {
-      threads.emplace_back([this, &numbers, own = desk.get()] { work(*own, numbers); });
+    std::vector<std::jthread> threads;  // Joined before the results are looked at.
+    MutexLock lock(mutex_);
+    working_ = desks_.size();
+    {
+      const BlockedSignals blocked;
+      for (const auto& desk : desks_) {
+        threads.emplace_back([this, &numbers, own = desk.get()] { work(*own, numbers); });
+      }
     }
-    std::unique_lock lock(mutex_);
-    while (!idle_.wait_for(lock, kBetweenReports, [this] { return working_ == 0; })) {
+    while (working_ > 0) {
+      changed_.wait(mutex_);
       lock.unlock();
       if (!report()) {
         cancelled_ = stop_ = true;
@@ -552,6 +568,7 @@ Result<CanImport> import_can(Governor governor, const CanImportOptions& options,
   info.options = text;
   PLIMSOLL_TRY_VOID(
       Import(governor, options, found, progress).run(folder.side(), info, std::move(vocabulary)));
+  PLIMSOLL_TRY_VOID(sync_directory(fs::absolute(options.out).lexically_normal().parent_path()));
   folder.keep();
   // Only saves reading the inputs the next time; the set itself is already in place.
   PLIMSOLL_TRY_VOID(
