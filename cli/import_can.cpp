@@ -77,10 +77,12 @@ void add_import_can(CLI::App& command, int& status) {
                   "Share of the training graphs held out [0.2]");
   can->add_option("--seed", options.seed, "Chooses those [42]");
   can->add_option("--columns", options.columns, "Names of time, id, payload and label")
-      ->delimiter(',');
+      ->delimiter(',')
+      ->allow_extra_args(false);
   can->add_option("--vocabulary", typed->vocabulary, "Take the ids of this graph set");
   can->add_option("--exclude", options.exclude, "Leave out files so named [suppress,masquerade]")
-      ->delimiter(',');
+      ->delimiter(',')
+      ->allow_extra_args(false);
   can->add_flag("--include-all", typed->include_all, "Leave out no file for its name");
   can->add_flag("--skip-bad", options.skip_bad, "Leave out rows that cannot be read; count them");
   can->add_flag("--rebuild", options.rebuild, "Even when nothing has changed");

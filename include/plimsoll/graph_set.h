@@ -181,7 +181,7 @@ struct GraphBatch {
 /// Batches of a set in a seeded order: every graph exactly once an epoch, none left out at its end.
 class GraphBatches {
  public:
-  /// Requires: the set outlives it.
+  /// Requires: the set outlives it, and stays where it is.
   /// Errors: kInvalidArgument (no graphs; one graph alone above a bound, named with the option;
   ///         fewer graphs than min_steps).
   static Result<GraphBatches> open(const GraphSet* set, GraphBatchesOptions options);
