@@ -117,7 +117,7 @@ void add_import(CLI::App& app, int& status) {
     std::string groups{};
     std::string compression{"none"};
   };
-  auto* command = app.add_subcommand("import", "Make a feature store from your own files");
+  auto* command = app.add_subcommand("import", "Make a store from your own files");
   command->require_subcommand(1);
   auto* cosir = command->add_subcommand("cosir", "Image and text features, .npy or .safetensors");
   auto place = std::make_shared<Place>();
@@ -145,6 +145,7 @@ void add_import(CLI::App& app, int& status) {
                                                         : BlockCompression::kNone};
     status = import_pairs(*place, options);
   });
+  add_import_can(*command, status);
 }
 
 int verify(const Place& place) {

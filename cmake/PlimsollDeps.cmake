@@ -43,6 +43,19 @@ if(NOT PLIMSOLL_WITH_LZ4 STREQUAL OFF)
   endif()
 endif()
 
+# zlib reads gzipped CSV.
+set(PLIMSOLL_HAVE_ZLIB OFF)
+if(NOT PLIMSOLL_WITH_ZLIB STREQUAL OFF)
+  find_package(ZLIB QUIET)
+  if(ZLIB_FOUND)
+    set(PLIMSOLL_HAVE_ZLIB ON)
+  elseif(PLIMSOLL_WITH_ZLIB STREQUAL ON)
+    message(FATAL_ERROR "PLIMSOLL_WITH_ZLIB is ON, but zlib was not found: ${plimsoll_deps_hint}")
+  else()
+    message(STATUS "zlib: none; .csv.gz cannot be imported (zlib1g-dev has it)")
+  endif()
+endif()
+
 # LibTorch is the one inside the torch wheel that the user already has.
 set(PLIMSOLL_HAVE_TORCH OFF)
 if(NOT PLIMSOLL_WITH_TORCH STREQUAL OFF)

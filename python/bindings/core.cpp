@@ -105,4 +105,5 @@ NB_MODULE(_core, m) {
   bind_memory(m);
   bind_stores(m);
   bind_data(m);
+  bind_graphs(m);
 }

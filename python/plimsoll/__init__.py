@@ -8,6 +8,7 @@
     Zeros, Normal, Uniform         how they begin
     FeatureStore, FeatureWriter    read-only named columns per id
     Loader, Split, SampleOrder     batches in a seeded order
+    import_can, GraphSet           graphs of CAN-bus frames, and batches of them
     import_dataset                 any Python dataset becomes a FeatureStore
     plan, train, resume, evaluate  whole recipes (need torch)
     plan_batch, BatchPlan          the largest batch that fits, before the first step (needs torch)
@@ -28,6 +29,7 @@ from ._dataset import import_dataset
 from ._embedding import (SGD, Adagrad, Adam, AdamW, AdamWFresh, EmbeddingStore, Normal, RowAdagrad,
                          Rows, Uniform, Zeros)
 from ._features import FeatureStore, FeatureWriter
+from ._graphs import GraphBatch, GraphBatches, GraphSet, import_can
 from ._memory import Governor, Lease, format_bytes, limits, parse_bytes
 from ._plan import BatchPlan, MemoryBudget, plan_batch
 from ._program import evaluate, info, plan, resume, train
@@ -35,10 +37,11 @@ from ._step import TrainingStep
 from .errors import BudgetExceeded, CorruptError, InternalError, NotFoundError
 
 __all__ = [
-    "Adagrad", "Adam", "AdamW", "AdamWFresh", "Batch", "BatchPlan", "BudgetExceeded", "Columns", "CorruptError",
-    "EmbeddingStore", "FeatureStore", "FeatureWriter", "Governor", "InternalError", "Lease",
-    "Ledger", "LimitCandidate", "LimitReport", "Loader", "LoaderState", "MemoryBudget", "Normal", "NotFoundError",
-    "PoolState", "PressureReport", "RowAdagrad", "Rows", "SGD", "SampleOrder", "SlabPlan", "Split", "TrainingStep",
-    "Uniform", "Zeros", "__version__", "evaluate", "format_bytes", "import_dataset", "info", "limits", "parse_bytes",
-    "plan", "plan_batch", "resume", "train",
+    "Adagrad", "Adam", "AdamW", "AdamWFresh", "Batch", "BatchPlan", "BudgetExceeded", "Columns",
+    "CorruptError", "EmbeddingStore", "FeatureStore", "FeatureWriter", "Governor", "GraphBatch",
+    "GraphBatches", "GraphSet", "InternalError", "Lease", "Ledger", "LimitCandidate", "LimitReport",
+    "Loader", "LoaderState", "MemoryBudget", "Normal", "NotFoundError", "PoolState",
+    "PressureReport", "RowAdagrad", "Rows", "SGD", "SampleOrder", "SlabPlan", "Split",
+    "TrainingStep", "Uniform", "Zeros", "__version__", "evaluate", "format_bytes", "import_can",
+    "import_dataset", "info", "limits", "parse_bytes", "plan", "plan_batch", "resume", "train",
 ]

@@ -461,3 +461,69 @@ class Loader:
         """Time next() waited."""
     def close(self) -> None:
         """Ends the threads and returns the ring."""
+
+def import_can(governor: Governor, inputs: list[str], out: str, window: int, stride: int,
+               validation: float, seed: int, columns: list[str], vocabulary: str,
+               exclude: list[str], ids_max: int, skip_bad: bool, rebuild: bool, threads: int,
+               chunk_bytes: int) -> bool:
+    """True when `out` was left as it was. Errors: see plimsoll.import_can."""
+
+class GraphSet:
+    """Many small graphs; see plimsoll.GraphSet."""
+
+    @staticmethod
+    def open(governor: Governor, directory: str, cache_bytes: int) -> GraphSet:
+        """Errors: NotFoundError, CorruptError, BudgetExceeded, OSError."""
+    def close(self) -> None:
+        """Lets go of the set."""
+    @property
+    def graphs(self) -> int:
+        """How many there are."""
+    @property
+    def ids(self) -> int:
+        """Ids in the vocabulary."""
+    @property
+    def cached(self) -> bool:
+        """True when the graphs stay in memory."""
+    def split_size(self, split: str) -> int:
+        """Errors: ValueError for a split that is none."""
+    def split(self, split: str, out: _Ids) -> None:
+        """Shape: out [split_size(split)]."""
+    def vocabulary(self, out: _Ids) -> None:
+        """Shape: out [ids]."""
+    def describe(self, graphs: _Ids, nodes: _Ids, edges: _Ids, labels: _Ids, files: _Ids) -> None:
+        """Errors: ValueError for a graph out of range."""
+    def gather(self, graphs: _Ids, x: _Floats, edge_index: _Ids, edge_attr: _Floats,
+               graph_of_node: _Ids, labels: _Ids) -> None:
+        """Shape: flat arrays, at least as large as the batch. Errors: ValueError, CorruptError."""
+    def verify(self) -> None:
+        """Errors: CorruptError naming the graph; OSError."""
+
+class GraphBatches:
+    """Batches in a seeded order; see plimsoll.GraphBatches."""
+
+    @staticmethod
+    def open(set: GraphSet, split: str, graphs: _Ids | None, batch_graphs: int, nodes_max: int,
+             edges_max: int, bytes_max: int, min_steps: int, shuffle: bool, seed: int, epoch: int,
+             position: int) -> GraphBatches:
+        """Errors: ValueError naming the option."""
+    def peek(self) -> tuple[int, int, int]:
+        """Graphs, nodes and edges of the next batch."""
+    def next(self, x: _Floats, edge_index: _Ids, edge_attr: _Floats, graph_of_node: _Ids,
+             labels: _Ids, graphs: _Ids) -> tuple[int, int, bool]:
+        """Assembles a batch; its epoch, position and whether it ends the epoch."""
+    def steps(self, epoch: int) -> int:
+        """Batches of an epoch."""
+    def seek(self, epoch: int, position: int) -> None:
+        """Errors: ValueError for a position outside the epoch."""
+    @property
+    def graphs(self) -> int:
+        """Graphs of an epoch."""
+    @property
+    def most(self) -> tuple[int, int, int]:
+        """Graphs, nodes and edges that no batch passes."""
+    @property
+    def state(self) -> tuple[int, int]:
+        """Epoch and position."""
+    def close(self) -> None:
+        """Lets go of the set."""

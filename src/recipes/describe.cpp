@@ -12,6 +12,7 @@
 #include "plimsoll/bytes.h"
 #include "plimsoll/embedding_store.h"
 #include "plimsoll/feature_store.h"
+#include "recipes/describe_graphs.h"
 #include "recipes/progress.h"
 #include "recipes/run_folder.h"
 #include "store/embedding_description.h"
@@ -243,6 +244,9 @@ Result<Description> describe(const fs::path& path) {
   }
   if (is_feature_store(path)) {
     return describe_features(path);
+  }
+  if (is_graph_set(path)) {
+    return describe_graphs(path);
   }
   if (const auto tensors = path / "tensors.safetensors"; fs::is_regular_file(tensors, status)) {
     return describe_safetensors(tensors, "checkpoint", path);

@@ -21,7 +21,9 @@
 #include "os/file.h"
 #include "plimsoll/embedding_store.h"
 #include "plimsoll/feature_store.h"
+#include "plimsoll/graph_set.h"
 #include "recipes/describe.h"
+#include "recipes/describe_graphs.h"
 #include "recipes/new_file.h"
 
 namespace plimsoll {
@@ -438,6 +440,15 @@ Result<void> verify_store(const fs::path& directory,
   }
   if (is_feature_store(store)) {
     return FeatureStore::verify(store, progress);
+  }
+  if (is_graph_set(store)) {
+    Governor governor = Governor::current();
+    if (!governor.valid()) {
+      PLIMSOLL_TRY(governor, Governor::create({}));
+    }
+    PLIMSOLL_TRY(const GraphSet graphs,
+                 GraphSet::open(governor, {.directory = store, .cache_bytes = 0}));
+    return graphs.verify(progress);
   }
   return fail(ErrorCode::kNotFound, fmt::format("{}: no store there", store.string()));
 }

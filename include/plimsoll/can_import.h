@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// import_can: frames of a CAN bus, as CSV, become a GraphSet: one graph a window of frames.
+//
+// A frame points at the one after it. Of a window the ids are the nodes, the distinct pairs of
+// consecutive ids the edges, and the label says whether any frame was an attack.
+// docs/formats/graph_set.md has the features.
+// Reading order: graph_set.h, this file, src/data/can_import.cpp.
+//
+// Threads: called by one thread; reads files in `threads` of its own.
+// Memory:  a few MiB a thread, leased (Tag::kOther), however large the files are.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "plimsoll/governor.h"
+#include "plimsoll/graph_set.h"
+#include "plimsoll/result.h"
+
+namespace plimsoll {
+
+struct CanImportOptions {
+  /// Files, and folders in which every .csv and .csv.gz is taken. A file whose name, or the nearest
+  /// folder that says so, begins with "test_" is for testing; all others are for training.
+  std::vector<std::filesystem::path> inputs{};
+  std::filesystem::path out{};  ///< Made, or holding an earlier import.
+  std::int64_t window{100};     ///< Frames of a graph.
+  std::int64_t stride{100};     ///< From the first frame of one window to that of the next.
+  double validation{0.2};       ///< Share of the training graphs held out, …
+  std::uint64_t seed{42};       ///< … chosen by this.
+  /// Files with any of these in their name are left out.
+  std::vector<std::string> exclude{"suppress", "masquerade"};
+  /// The header's names of time, id, payload and label. Known others are understood as well.
+  std::vector<std::string> columns{"timestamp", "arbitration_id", "data_field", "attack"};
+  /// A GraphSet whose vocabulary is taken. Empty: every id of the training files (of all files when
+  /// there are none of these). Ids that are not in it share the last index.
+  std::filesystem::path vocabulary{};
+  std::int64_t ids_max{65'536};       ///< Most different ids there may be.
+  bool skip_bad{false};               ///< Leave out rows that cannot be read, and count them.
+  bool rebuild{false};                ///< Even when nothing has changed since `out` was made.
+  int threads{1};                     ///< The result does not depend on them, …
+  std::int64_t chunk_bytes{1 << 20};  ///< … nor on how much is read at a time.
+};
+
+struct CanImport {
+  GraphSetInfo info{};
+  bool reused{false};  ///< `out` already held exactly this.
+};
+
+/// Makes `out`/graphs.safetensors, or leaves it alone when inputs and options have not changed. The
+/// old file stays until the new one is whole and on disk.
+///
+/// `progress(done, total)` in bytes of the inputs is called now and then; returning false cancels.
+/// Errors: kNotFound (an input, or none left), kInvalidArgument (an option; a row that cannot be
+///         read, as FILE:LINE, unless skip_bad), kCorrupt (a damaged gzip, likewise), kIo,
+///         kOverBudget. Nothing new is left behind.
+Result<CanImport> import_can(Governor governor, const CanImportOptions& options,
+                             const std::function<bool(std::int64_t, std::int64_t)>& progress);
+
+}  // namespace plimsoll

@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "data/can_bytes.h"
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include <fmt/core.h>
+
+#include "base/check.h"
+#include "base/crc32c.h"
+
+#ifdef PLIMSOLL_HAVE_ZLIB
+#include <zlib.h>
+#endif
+
+namespace plimsoll {
+
+#ifdef PLIMSOLL_HAVE_ZLIB
+struct CanBytes::Unpacker {
+  Unpacker() {
+    constexpr int kGzipOnly = 15 + 16;  // zlib.h: the largest window, and a gzip header expected.
+    PLIMSOLL_CHECK(inflateInit2(&stream, kGzipOnly) == Z_OK, "zlib refused to begin");
+  }
+  ~Unpacker() { inflateEnd(&stream); }
+  Unpacker(const Unpacker&) = delete;
+  Unpacker& operator=(const Unpacker&) = delete;
+
+  z_stream stream{};
+  bool ended{false};  // The last member is whole.
+};
+#else
+struct CanBytes::Unpacker {};
+#endif
+
+CanBytes::CanBytes() noexcept = default;
+CanBytes::CanBytes(CanBytes&&) noexcept = default;
+CanBytes& CanBytes::operator=(CanBytes&&) noexcept = default;
+CanBytes::~CanBytes() = default;
+
+Result<CanBytes> CanBytes::open(const std::filesystem::path& path, std::span<std::byte> packed) {
+  CanBytes bytes;
+  PLIMSOLL_TRY(bytes.file_, File::open(path, FileMode::kRead));
+  PLIMSOLL_TRY(bytes.file_bytes_, bytes.file_.size());
+  bytes.packed_ = packed;
+  std::array<std::byte, 2> magic{};
+  if (bytes.file_bytes_ >= 2) {
+    PLIMSOLL_TRY_VOID(bytes.file_.read_at(0, magic));
+  }
+  if (magic == std::array{std::byte{0x1F}, std::byte{0x8B}}) {
+#ifdef PLIMSOLL_HAVE_ZLIB
+    bytes.unpacker_ = std::make_unique<Unpacker>();
+#else
+    return fail(ErrorCode::kInvalidArgument,
+                fmt::format("{}: gzipped, and this build has no zlib", path.string()),
+                "unpack it first, or build with zlib (zlib1g-dev)");
+#endif
+  }
+  return bytes;
+}
+
+Result<std::int64_t> CanBytes::read_file(std::span<std::byte> out) {
+  const auto size =
+      std::min(static_cast<std::int64_t>(out.size()), std::max<std::int64_t>(0, file_bytes_ - at_));
+  const auto part = out.first(static_cast<std::size_t>(size));
+  PLIMSOLL_TRY_VOID(file_.read_at(at_, part));
+  crc_ = plimsoll::crc32c(part, crc_);
+  at_ += size;
+  return size;
+}
+
+Result<std::int64_t> CanBytes::read(std::span<std::byte> out) {
+  if (!damage_.empty()) {
+    return fail(ErrorCode::kCorrupt, damage_,
+                "get the file again, or pass --skip-bad (skip_bad) to use what came before");
+  }
+  return unpacker_ ? unpack(out) : read_file(out);
+}
+
+Result<void> CanBytes::skip_rest() {
+  while (at_ < file_bytes_) {
+    PLIMSOLL_TRY(const std::int64_t size, read_file(packed_));
+    PLIMSOLL_CHECK(size > 0, "a buffer of no bytes");
+  }
+  return {};
+}
+
+#ifdef PLIMSOLL_HAVE_ZLIB
+
+Result<void> CanBytes::refill() {
+  PLIMSOLL_TRY(const std::int64_t size, read_file(packed_));
+  unpacker_->stream.next_in = reinterpret_cast<Bytef*>(packed_.data());
+  unpacker_->stream.avail_in = static_cast<uInt>(size);
+  return {};
+}
+
+// After the end of a member: another one, padding, or the end.
+Result<void> CanBytes::next_member() {
+  z_stream& stream = unpacker_->stream;
+  for (;;) {
+    if (stream.avail_in == 0) {
+      PLIMSOLL_TRY_VOID(refill());
+      if (stream.avail_in == 0) {
+        unpacker_->ended = true;
+        return {};
+      }
+    }
+    if (*stream.next_in != 0) {
+      break;
+    }
+    ++stream.next_in;
+    --stream.avail_in;
+  }
+  if (inflateReset(&stream) != Z_OK) {
+    damage_ = "zlib refused another gzip member";
+  }
+  return {};
+}
+
+Result<std::int64_t> CanBytes::unpack(std::span<std::byte> out) {
+  z_stream& stream = unpacker_->stream;
+  stream.next_out = reinterpret_cast<Bytef*>(out.data());
+  stream.avail_out = static_cast<uInt>(out.size());
+  while (stream.avail_out > 0 && damage_.empty() && !unpacker_->ended) {
+    if (stream.avail_in == 0) {
+      PLIMSOLL_TRY_VOID(refill());
+    }
+    // Without more input, too: it may hold output that the last call had no room for.
+    const bool more = stream.avail_in > 0;
+    const uInt room = stream.avail_out;
+    const int status = inflate(&stream, Z_NO_FLUSH);
+    if (status == Z_STREAM_END) {
+      PLIMSOLL_TRY_VOID(next_member());
+    } else if (status != Z_OK && status != Z_BUF_ERROR) {
+      damage_ = fmt::format("damaged gzip ({})", stream.msg != nullptr ? stream.msg : "no reason");
+    } else if (!more && stream.avail_out == room) {
+      damage_ = "truncated gzip";
+    }
+  }
+  const auto size = static_cast<std::int64_t>(out.size() - stream.avail_out);
+  if (size == 0 && !damage_.empty()) {
+    return read(out);
+  }
+  return size;
+}
+
+#else
+
+Result<void> CanBytes::refill() {
+  return {};
+}
+Result<void> CanBytes::next_member() {
+  return {};
+}
+Result<std::int64_t> CanBytes::unpack(std::span<std::byte>) {
+  return 0;
+}
+
+#endif
+
+}  // namespace plimsoll
