@@ -14,7 +14,6 @@ import os
 import pathlib
 import sys
 import tempfile
-import traceback
 import warnings
 from typing import Any, Callable, Iterable
 
@@ -22,7 +21,7 @@ from . import _core, _plan_static, _torch_gate
 from ._arrays import byte_size
 from ._memory import Governor, format_bytes
 from ._plan_state import TrainingState
-from ._step import drain
+from ._step import unless_refused
 from .errors import BudgetExceeded
 
 _MIB = 1 << 20
@@ -239,21 +238,11 @@ def _measure(extension: Any, governor: Governor, step: Callable[[int], Any], sta
 def attempted(step: Callable[[int], Any]) -> Callable[[int], str]:
     """`step` as the planner calls it: "" when it ran, the text of the refusal when it did not fit.
 
-    What the refused step's frames hold is let go before this returns, and so is what a backward that
-    ended half way left in autograd's queue.
+    A collection runs between steps, so that none has to run inside one.
     """
-    import torch
 
     def attempt(rows: int) -> str:
-        refusal = ""
-        try:
-            step(rows)
-        except (torch.OutOfMemoryError, BudgetExceeded) as error:
-            refusal = str(error)
-            traceback.clear_frames(error.__traceback__)
-            error.__traceback__ = None
-        if refusal:
-            drain()
+        _, refusal = unless_refused(lambda: step(rows))
         gc.collect()
         return refusal
 

@@ -172,15 +172,10 @@ class TrainingStep:
 
     def _remember(self, rows: int) -> _Before:
         """The state before the step; itself tried twice."""
-        import torch
-
-        refusal = ""
         for _ in range(2):
-            try:
-                return _Before(self._models)
-            except torch.OutOfMemoryError as error:
-                refusal = str(error)
-                traceback.clear_frames(error.__traceback__)
+            before, refusal = unless_refused(lambda: _Before(self._models))
+            if before is not None:
+                return before
             self.refusals += 1
             self._extension.purge()
         raise self._gives_up(refusal, rows)
@@ -188,21 +183,15 @@ class TrainingStep:
     def _attempt(self, gradients: Callable[[int], float], parts: int,
                  recomputes: bool) -> tuple[float, str]:
         """(loss, "") with the optimizer's step made, or (0, why memory was refused)."""
-        import torch
-
-        value, refusal = 0.0, ""
-        try:
+        def work() -> float:
             self._optimizer.zero_grad()
             with recomputed(self._checkpoint if recomputes else ()):
                 value = gradients(parts)
             self._optimize()
-        except (torch.OutOfMemoryError, BudgetExceeded) as error:
-            refusal = str(error)
-            traceback.clear_frames(error.__traceback__)
-            error.__traceback__ = None
-        if refusal:
-            drain()
-        return value, refusal
+            return value
+
+        value, refusal = unless_refused(work)
+        return value or 0.0, refusal
 
     def _optimize(self) -> None:
         """The optimizer's step; refused, it goes through when nothing but step counts has moved."""
@@ -288,13 +277,25 @@ class _Before:
             sys.modules["numpy"].random.set_state(self._numpy)
 
 
-def drain() -> None:
-    """Lets go of what a backward that ended half way left in autograd's queue of this thread."""
+def unless_refused(work: Callable[[], Any]) -> tuple[Any, str]:
+    """(work(), ""); or (None, why memory was refused).
+
+    Then nothing is left of it: what its frames held is let go, and what a backward that ended half way
+    left in autograd's queue of this thread.
+    """
     import torch
 
+    refusal = ""
+    try:
+        return work(), ""
+    except (torch.OutOfMemoryError, BudgetExceeded) as error:
+        refusal = str(error)
+        traceback.clear_frames(error.__traceback__)
+        error.__traceback__ = None
     with contextlib.suppress(torch.OutOfMemoryError):
         torch.ones((), requires_grad=True).mul(1).backward()
     gc.collect()
+    return None, refusal
 
 
 @contextlib.contextmanager
