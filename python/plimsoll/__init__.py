@@ -19,7 +19,8 @@ leased from it as well. Errors are in plimsoll.errors.
 from __future__ import annotations
 
 from ._arrays import Columns
-from ._core import Ledger, LimitCandidate, LimitReport, PoolState, PressureReport, SlabPlan
+from ._core import (Eviction, Ledger, LimitCandidate, LimitChange, LimitReport, PoolState,
+                    PressureReport, SlabPlan)
 from ._core import version as __version__
 from ._data import Batch, Loader, LoaderState, SampleOrder, Split
 from ._dataset import import_dataset
@@ -32,8 +33,8 @@ from .errors import BudgetExceeded, CorruptError, InternalError, NotFoundError
 
 __all__ = [
     "Adagrad", "Adam", "AdamW", "AdamWFresh", "Batch", "BudgetExceeded", "Columns", "CorruptError",
-    "EmbeddingStore", "FeatureStore", "FeatureWriter", "Governor", "InternalError", "Lease",
-    "Ledger", "LimitCandidate", "LimitReport", "Loader", "LoaderState", "Normal", "NotFoundError",
+    "EmbeddingStore", "Eviction", "FeatureStore", "FeatureWriter", "Governor", "InternalError", "Lease",
+    "Ledger", "LimitCandidate", "LimitChange", "LimitReport", "Loader", "LoaderState", "Normal", "NotFoundError",
     "PoolState", "PressureReport", "RowAdagrad", "Rows", "SGD", "SampleOrder", "SlabPlan", "Split",
     "Uniform", "Zeros", "__version__", "evaluate", "format_bytes", "import_dataset", "info", "limits", "parse_bytes",
     "resume", "train",
