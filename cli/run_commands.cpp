@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// stop, pause, continue, status: what another shell asks of a run.
+// stop, pause, continue, limit, status: what another shell asks of a run.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -9,6 +9,7 @@
 
 #include "cli/commands.h"
 #include "recipes/control.h"
+#include "recipes/limit_requests.h"
 #include "recipes/run_folder.h"
 
 namespace plimsoll {
@@ -29,6 +30,32 @@ void add_request(CLI::App& app, int& status, const char* name, const char* help,
       return;
     }
     print(fmt::format("{}: {}", *run, *asked ? done : "no process trains there"));
+  });
+}
+
+void add_limit(CLI::App& app, int& status) {
+  auto* command = app.add_subcommand("limit", "Change the memory limit of a run while it trains");
+  auto run = std::make_shared<std::string>();
+  auto size = std::make_shared<std::string>();
+  command->add_option("RUN", *run, "The run folder")->required();
+  command->add_option("SIZE", *size, "The new limit: 6GiB, 512MiB, 25% (of the machine)")
+      ->required();
+  command->footer(
+      "\nCaches and queues follow within a second; what is computed does not change. Below what "
+      "the\n"
+      "run cannot do without it ends at its next step, with a checkpoint, and says which limit "
+      "would\n"
+      "do. The change is in `plimsoll status` and events.jsonl; a resumed run has its own limit.\n"
+      "\nExample:\n  plimsoll limit run/ 6GiB");
+  command->callback([run, size, &status] {
+    const auto asked = ask_for_limit(*run, *size);
+    if (!asked) {
+      status = report(asked.error());
+      return;
+    }
+    print(fmt::format(
+        "{}: {}", *run,
+        *asked ? fmt::format("asked to keep within {}", *size) : "no process trains there"));
   });
 }
 
@@ -54,6 +81,7 @@ void add_run_commands(CLI::App& app, int& status) {
   add_request(app, status, "pause", "Hold a run at its next step; its memory stays", ask_to_pause,
               "asked to pause at its next step");
   add_request(app, status, "continue", "Let a paused run go on", ask_to_continue, "goes on");
+  add_limit(app, status);
 }
 
 }  // namespace plimsoll

@@ -185,9 +185,12 @@ class FeatureStore {
   [[nodiscard]] FeatureStats stats() const;
   [[nodiscard]] FeaturePlan plan() const noexcept;
 
-  /// Gives cached frames back to the system (pressure); returns the bytes. They come back one by
-  /// one, when a request needs more frames than are left.
+  /// Gives cached frames back to the system (pressure); returns the bytes. What is left works as a
+  /// smaller cache: slower, and the same rows.
   std::int64_t shrink(std::int64_t wanted_bytes) noexcept;
+  /// Takes again up to `wanted_bytes` of what shrink() gave back; returns how many, 0 where memory
+  /// is refused.
+  std::int64_t grow_back(std::int64_t wanted_bytes) noexcept;
 
   static Result<FeatureInfo> inspect(const std::filesystem::path& directory);
   static Result<void> verify(const std::filesystem::path& directory,

@@ -8,10 +8,13 @@
 //
 //   limit = baseline + orphans + the sum over pools of max(floor, leased) + free
 //
-// Reading order: result.h, lease.h, limits.h, this file, then src/memory/governor.cpp.
+// set_limit() moves the limit while all that is in use: caches and queues give up what they can of
+// their floors, and are promised it again when the limit rises.
+//
+// Reading order: result.h, lease.h, limits.h, pressure.h, this file, then src/memory/governor.cpp.
 //
 // Threads: thread-safe. reserve() and Lease::grow() take one mutex; step_boundary() is for the one
-//          thread that drives training, with no Plimsoll lock held.
+//          thread that drives training, with no Plimsoll lock held; set_limit() for any, likewise.
 // Memory:  fixed: a table of kTagCount pools and at most kMaxReclaimers reclaimers.
 #pragma once
 
@@ -23,6 +26,7 @@
 
 #include "plimsoll/lease.h"
 #include "plimsoll/limits.h"
+#include "plimsoll/pressure.h"
 #include "plimsoll/result.h"
 
 namespace plimsoll {
@@ -38,35 +42,17 @@ struct GovernorOptions {
   std::int64_t foreign_bytes{
       64LL << 20};                 ///< Declared for what cannot be leased; admitted at once.
   double pressure_fraction{0.85};  ///< Of the limit; see step_boundary().
+  std::filesystem::path proc_root{"/proc"};  ///< Bounds and the kernel's signals are looked for
+  std::filesystem::path cgroup_root{"/sys/fs/cgroup"};  ///< below these; tests lay out their own.
 };
 
 /// What a component needs and may have, in bytes.
 struct PoolSpec {
   Tag tag{Tag::kOther};
-  std::int64_t floor_bytes{0};           ///< Guaranteed from admission on.
-  std::int64_t cap_bytes{kUncapped};     ///< Never passed.
+  std::int64_t floor_bytes{0};        ///< Guaranteed from admission on.
+  std::int64_t cap_bytes{kUncapped};  ///< Never passed.
+  std::int64_t elastic_bytes{0};      ///< Of the floor: what set_limit() may take while unleased.
   const char* option{"--memory-limit"};  ///< Static: the option to raise when the cap refuses.
-};
-
-/// The moves under pressure, in the order they are tried.
-enum class PressureMove : std::uint8_t {
-  kPurge,   ///< Give back cached free memory: the arena's cache, the heap's top.
-  kShrink,  ///< Shrink caches and queues. Never changes arithmetic.
-  kStop,    ///< Checkpoint and stop at this step boundary.
-};
-
-/// Something that can give memory back. Called only from step_boundary() and reserve(), on the
-/// calling thread, with no lock held; must not wait on another thread that may be in reserve().
-class Reclaimer {
- public:
-  virtual ~Reclaimer() = default;
-  /// Gives back up to `wanted_bytes`; returns the bytes really given back (0 is an answer).
-  virtual std::int64_t reclaim(PressureMove move, std::int64_t wanted_bytes) noexcept = 0;
-  /// Takes again up to `room_bytes` of what kShrink gave back; returns how many. From
-  /// step_boundary() alone.
-  virtual std::int64_t grow_back(std::int64_t /*room_bytes*/) noexcept { return 0; }
-  /// A short static name for events: "arena", "features".
-  [[nodiscard]] virtual const char* name() const noexcept = 0;
 };
 
 /// Keeps a Reclaimer registered until destroyed.
@@ -87,7 +73,8 @@ class [[nodiscard]] ReclaimerHandle {
 
 /// One pool's line in the ledger.
 struct PoolState {
-  std::int64_t floor_bytes{0};
+  std::int64_t floor_bytes{0};    ///< Promised now.
+  std::int64_t yielded_bytes{0};  ///< Admitted, and taken by a lower limit until it rises again.
   std::int64_t cap_bytes{kUncapped};
   std::int64_t leased_bytes{0};
   std::int64_t peak_bytes{0};
@@ -95,7 +82,8 @@ struct PoolState {
 
 /// A consistent copy of the ledger.
 struct LedgerState {
-  std::int64_t limit_bytes{0};
+  std::int64_t limit_bytes{0};     ///< In force.
+  std::int64_t asked_bytes{0};     ///< By the last set_limit(); below limit_bytes until it fits.
   std::int64_t baseline_bytes{0};  ///< Resident before anything was leased.
   std::int64_t leased_bytes{0};    ///< Over all pools.
   std::int64_t leased_peak_bytes{0};
@@ -108,17 +96,6 @@ struct LedgerState {
   }
   /// A table, one line per pool that holds or is promised anything.
   [[nodiscard]] std::string to_string() const;
-};
-
-/// What step_boundary() saw and did.
-struct PressureReport {
-  Resident resident{};
-  std::int64_t unexplained_bytes{0};  ///< Anonymous resident − leased (our ranges) − baseline.
-  bool pressure{false};               ///< Resident above pressure_fraction with no lease for it.
-  bool stop{false};                   ///< kStop was reached: checkpoint and end the run.
-  std::int64_t purged_bytes{0};
-  std::int64_t shrunk_bytes{0};
-  std::int64_t grown_bytes{0};  ///< Taken again of what earlier pressure had made shrink.
 };
 
 class Governor {
@@ -142,7 +119,7 @@ class Governor {
   ///         smallest limit that would do is limit_bytes + requested_bytes − available_bytes.
   Result<void> admit(const PoolSpec& spec);
 
-  /// Takes back an admission of the same size (a store that closes).
+  /// Takes back an admission of the same sizes, what is elastic included (a store that closes).
   void release_admission(const PoolSpec& spec) noexcept;
 
   /// Grants `bytes`. When refused, purges once (PressureMove::kPurge) and tries again.
@@ -152,16 +129,33 @@ class Governor {
   /// As reserve(), and never calls a reclaimer: for use inside allocators.
   Result<Lease> try_reserve(Tag tag, std::int64_t bytes);
 
+  /// From now on up to `elastic_bytes` more of a tag's floor may be taken by set_limit() while they
+  /// are not leased. To be called once the floor is leased; release_admission() takes it back.
+  void make_elastic(Tag tag, std::int64_t elastic_bytes) noexcept;
+
   /// Reads what is resident and, under pressure, tries the three moves in order. Once there is room
-  /// again, well below the threshold, what was shrunk may grow back into it.
-  /// To be called between steps by the thread that trains.
+  /// again, well below the threshold, what was shrunk may grow back into it. Goes on with a limit
+  /// that was lowered further than what was in use allowed; a second later that is a reason to
+  /// stop. To be called between steps by the thread that trains.
   PressureReport step_boundary();
+
+  /// Moves the limit to `text` ("6GiB", "25%"), or to a smaller bound found as at create().
+  ///
+  /// Lower: frees are purged and caches and queues shrink before this returns. What is in use
+  /// cannot follow at once: the limit in force then stays at what is still promised,
+  /// LimitChange::settled() is false, and every step_boundary() tries again. Higher: caches and
+  /// queues take again what they had been admitted, as far as there is room. `source` is what
+  /// reports call the bound.
+  ///
+  /// Errors: kInvalidArgument for an unreadable size or a closed governor; kIo when /proc is not
+  ///         there. Then nothing has changed.
+  Result<LimitChange> set_limit(const std::string& text, const std::string& source = "set_limit");
 
   /// Registers a reclaimer; at most kMaxReclaimers. Errors: kInternal when the table is full.
   Result<ReclaimerHandle> add_reclaimer(Reclaimer* reclaimer);
 
   [[nodiscard]] LedgerState state() const;
-  [[nodiscard]] const LimitReport& limit() const;  ///< Requires: valid().
+  [[nodiscard]] LimitReport limit() const;  ///< The one asked for last. Requires: valid().
   [[nodiscard]] std::int64_t disk_limit_bytes() const noexcept;
 
   /// Measures the baseline again (after libraries were loaded that will stay). Only while no

@@ -37,6 +37,9 @@ class [[nodiscard]] Lease {
   /// Lowers the lease to `bytes`, never raising it.
   void shrink(std::int64_t bytes) noexcept;
 
+  /// How much more could be leased now, in bytes; others may be quicker.
+  [[nodiscard]] std::int64_t room() const noexcept;
+
   [[nodiscard]] std::int64_t bytes() const noexcept { return bytes_; }
   [[nodiscard]] Tag tag() const noexcept { return tag_; }
 

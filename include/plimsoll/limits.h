@@ -41,6 +41,7 @@ struct LimitReport {
 struct LimitQuery {
   std::string user_limit{};                   ///< "", "6GiB", "25%" (of the machine).
   std::string user_source{"--memory-limit"};  ///< What to call it in the report.
+  std::int64_t resident_bytes{0};             ///< Held already: no part of what is available.
   std::filesystem::path proc_root{"/proc"};
   std::filesystem::path cgroup_root{"/sys/fs/cgroup"};
   std::function<const char*(const char*)> getenv{};  ///< Default: ::getenv.

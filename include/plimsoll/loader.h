@@ -128,8 +128,12 @@ class Loader {
   [[nodiscard]] std::int64_t stall_ns() const noexcept;  ///< Time next() waited.
 
   /// Gives slots back to the system (pressure), down to two; returns the bytes given back at once.
-  /// Slots in use follow when they are returned. One comes back when the caller holds all others.
+  /// Slots in use follow when they are returned. One comes back when the caller holds all others;
+  /// one more than were ever held at once is kept.
   std::int64_t shrink(std::int64_t wanted_bytes) noexcept;
+  /// Takes again up to `wanted_bytes` of what shrink() gave back; returns how many, 0 where memory
+  /// is refused.
+  std::int64_t grow_back(std::int64_t wanted_bytes) noexcept;
 
  private:
   class Impl;

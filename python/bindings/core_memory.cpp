@@ -15,6 +15,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "bindings.h"
+#include "plimsoll/bytes.h"
 #include "plimsoll/governor.h"
 #include "plimsoll/lease.h"
 #include "plimsoll/limits.h"
@@ -76,6 +77,15 @@ nb::dict pools_of(const LedgerState& state) {
   return pools;
 }
 
+std::vector<Eviction> list_of(const EvictionLog& log) {
+  return {log.entries().begin(), log.entries().end()};
+}
+
+std::string describe_eviction(const Eviction& one) {
+  return "<" + std::string(one.owner) + " " + move_name(one.move) + ": gave " +
+         format_bytes(one.given_bytes) + ", freed " + format_bytes(one.freed_bytes()) + ">";
+}
+
 void bind_limits(nb::module_& m) {
   nb::class_<LimitCandidate>(m, "LimitCandidate")
       .def_ro("source", &LimitCandidate::source)
@@ -106,11 +116,13 @@ void bind_limits(nb::module_& m) {
 void bind_ledger(nb::module_& m) {
   nb::class_<PoolState>(m, "PoolState")
       .def_ro("floor_bytes", &PoolState::floor_bytes)
+      .def_ro("yielded_bytes", &PoolState::yielded_bytes)
       .def_ro("cap_bytes", &PoolState::cap_bytes)
       .def_ro("leased_bytes", &PoolState::leased_bytes)
       .def_ro("peak_bytes", &PoolState::peak_bytes);
   nb::class_<LedgerState>(m, "Ledger")
       .def_ro("limit_bytes", &LedgerState::limit_bytes)
+      .def_ro("asked_bytes", &LedgerState::asked_bytes)
       .def_ro("baseline_bytes", &LedgerState::baseline_bytes)
       .def_ro("leased_bytes", &LedgerState::leased_bytes)
       .def_ro("leased_peak_bytes", &LedgerState::leased_peak_bytes)
@@ -119,14 +131,41 @@ void bind_ledger(nb::module_& m) {
       .def_prop_ro("free_bytes", &LedgerState::free_bytes)
       .def_prop_ro("pools", &pools_of)
       .def("__str__", &LedgerState::to_string);
+  nb::class_<Eviction>(m, "Eviction")
+      .def_prop_ro("owner", [](const Eviction& e) { return e.owner; })
+      .def_prop_ro("move", [](const Eviction& e) { return move_name(e.move); })
+      .def_ro("wanted_bytes", &Eviction::wanted_bytes)
+      .def_ro("given_bytes", &Eviction::given_bytes)
+      .def_ro("before_bytes", &Eviction::before_bytes)
+      .def_ro("after_bytes", &Eviction::after_bytes)
+      .def_prop_ro("freed_bytes", &Eviction::freed_bytes)
+      .def("__repr__", &describe_eviction);
   nb::class_<PressureReport>(m, "PressureReport")
       .def_ro("resident", &PressureReport::resident)
       .def_ro("unexplained_bytes", &PressureReport::unexplained_bytes)
       .def_ro("pressure", &PressureReport::pressure)
+      .def_prop_ro("kernel",
+                   [](const PressureReport& r) {
+                     return r.kernel == KernelPressure::kNone    ? ""
+                            : r.kernel == KernelPressure::kTight ? "tight"
+                                                                 : "stalled";
+                   })
       .def_ro("stop", &PressureReport::stop)
+      .def_ro("needed_bytes", &PressureReport::needed_bytes)
       .def_ro("purged_bytes", &PressureReport::purged_bytes)
       .def_ro("shrunk_bytes", &PressureReport::shrunk_bytes)
-      .def_ro("grown_bytes", &PressureReport::grown_bytes);
+      .def_ro("grown_bytes", &PressureReport::grown_bytes)
+      .def_prop_ro("evictions", [](const PressureReport& r) { return list_of(r.evictions); });
+  nb::class_<LimitChange>(m, "LimitChange")
+      .def_ro("before_bytes", &LimitChange::before_bytes)
+      .def_ro("asked_bytes", &LimitChange::asked_bytes)
+      .def_ro("limit_bytes", &LimitChange::limit_bytes)
+      .def_prop_ro("settled", &LimitChange::settled)
+      .def_ro("purged_bytes", &LimitChange::purged_bytes)
+      .def_ro("shrunk_bytes", &LimitChange::shrunk_bytes)
+      .def_ro("grown_bytes", &LimitChange::grown_bytes)
+      .def_ro("resident", &LimitChange::resident)
+      .def_prop_ro("evictions", [](const LimitChange& c) { return list_of(c.evictions); });
 }
 
 void bind_governor(nb::module_& m) {
@@ -159,7 +198,13 @@ void bind_governor(nb::module_& m) {
           nb::arg("tag"), nb::arg("bytes"), nb::call_guard<nb::gil_scoped_release>())
       .def("leased_array", &leased_array, nb::arg("tag"), nb::arg("bytes"))
       .def("ledger", &Governor::state)
-      .def("limit", [](const Governor& governor) { return LimitReport(governor.limit()); })
+      .def("limit", &Governor::limit)
+      .def(
+          "set_limit",
+          [](Governor& governor, const std::string& text, const std::string& source) {
+            return governor.set_limit(text, source).or_throw();
+          },
+          nb::arg("text"), nb::arg("source"), nb::call_guard<nb::gil_scoped_release>())
       .def_prop_ro("disk_limit_bytes", &Governor::disk_limit_bytes)
       .def("step_boundary", &Governor::step_boundary, nb::call_guard<nb::gil_scoped_release>())
       .def("rebaseline", &Governor::rebaseline, nb::call_guard<nb::gil_scoped_release>())

@@ -22,7 +22,8 @@ leased from it as well. Errors are in plimsoll.errors.
 from __future__ import annotations
 
 from ._arrays import Columns
-from ._core import Ledger, LimitCandidate, LimitReport, PoolState, PressureReport, SlabPlan
+from ._core import (Eviction, Ledger, LimitCandidate, LimitChange, LimitReport, PoolState,
+                    PressureReport, SlabPlan)
 from ._core import version as __version__
 from ._data import Batch, Loader, LoaderState, SampleOrder, Split
 from ._dataset import import_dataset
@@ -38,10 +39,11 @@ from .errors import BudgetExceeded, CorruptError, InternalError, NotFoundError
 
 __all__ = [
     "Adagrad", "Adam", "AdamW", "AdamWFresh", "Batch", "BatchPlan", "BudgetExceeded", "Columns",
-    "CorruptError", "EmbeddingStore", "FeatureStore", "FeatureWriter", "Governor", "GraphBatch",
-    "GraphBatches", "GraphSet", "InternalError", "Lease", "Ledger", "LimitCandidate", "LimitReport",
-    "Loader", "LoaderState", "MemoryBudget", "Normal", "NotFoundError", "PoolState",
-    "PressureReport", "RowAdagrad", "Rows", "SGD", "SampleOrder", "SlabPlan", "Split",
-    "TrainingStep", "Uniform", "Zeros", "__version__", "evaluate", "format_bytes", "import_can",
-    "import_dataset", "info", "limits", "parse_bytes", "plan", "plan_batch", "resume", "train",
+    "CorruptError", "EmbeddingStore", "Eviction", "FeatureStore", "FeatureWriter", "Governor",
+    "GraphBatch", "GraphBatches", "GraphSet", "InternalError", "Lease", "Ledger", "LimitCandidate",
+    "LimitChange", "LimitReport", "Loader", "LoaderState", "MemoryBudget", "Normal",
+    "NotFoundError", "PoolState", "PressureReport", "RowAdagrad", "Rows", "SGD", "SampleOrder",
+    "SlabPlan", "Split", "TrainingStep", "Uniform", "Zeros", "__version__", "evaluate",
+    "format_bytes", "import_can", "import_dataset", "info", "limits", "parse_bytes", "plan",
+    "plan_batch", "resume", "train",
 ]

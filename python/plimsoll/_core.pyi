@@ -92,6 +92,9 @@ class PoolState:
     """One tag's line in the ledger, in bytes."""
 
     @property
+    def yielded_bytes(self) -> int:
+        """Admitted, and taken by a lower limit until it rises again."""
+    @property
     def floor_bytes(self) -> int:
         """Promised at admission."""
     @property
@@ -107,6 +110,9 @@ class PoolState:
 class Ledger:
     """A consistent copy of who holds what, in bytes; str() is a table."""
 
+    @property
+    def asked_bytes(self) -> int:
+        """The limit asked for last; below limit_bytes until it fits."""
     @property
     def limit_bytes(self) -> int:
         """Allowed."""
@@ -133,6 +139,63 @@ class Ledger:
         """By tag: "tensors", "rows", "features", "loader", "foreign", "other"."""
     def __str__(self) -> str: ...
 
+class Eviction:
+    """What one owner gave back; resident bytes of the process, before and after."""
+
+    @property
+    def owner(self) -> str:
+        """"arena", "heap", "features", "loader", …"""
+    @property
+    def move(self) -> str:
+        """"purge" or "shrink"."""
+    @property
+    def wanted_bytes(self) -> int:
+        """Asked for."""
+    @property
+    def given_bytes(self) -> int:
+        """Given, as the owner says."""
+    @property
+    def before_bytes(self) -> int:
+        """Resident before it."""
+    @property
+    def after_bytes(self) -> int:
+        """Resident after it."""
+    @property
+    def freed_bytes(self) -> int:
+        """before_bytes − after_bytes."""
+    def __repr__(self) -> str: ...
+
+class LimitChange:
+    """What set_limit() did."""
+
+    @property
+    def before_bytes(self) -> int:
+        """The limit until then."""
+    @property
+    def asked_bytes(self) -> int:
+        """The smallest of what was asked for and every other bound."""
+    @property
+    def limit_bytes(self) -> int:
+        """The limit in force; above asked_bytes as long as that does not fit."""
+    @property
+    def settled(self) -> bool:
+        """limit_bytes == asked_bytes."""
+    @property
+    def purged_bytes(self) -> int:
+        """Given back from caches of free memory."""
+    @property
+    def shrunk_bytes(self) -> int:
+        """Given back by stores and loaders."""
+    @property
+    def grown_bytes(self) -> int:
+        """Taken again by them."""
+    @property
+    def resident(self) -> Resident:
+        """What is resident now."""
+    @property
+    def evictions(self) -> list[Eviction]:
+        """One for every owner that gave memory back."""
+
 class PressureReport:
     """What step_boundary() saw and did."""
 
@@ -146,8 +209,14 @@ class PressureReport:
     def pressure(self) -> bool:
         """Resident was near the limit with no lease for it."""
     @property
+    def kernel(self) -> str:
+        """What the kernel says: "", "tight" (a cgroup met its bound) or "stalled" (PSI)."""
+    @property
     def stop(self) -> bool:
-        """Nothing helped: save and end the run."""
+        """Nothing helped, or a limit that was asked for does not fit: save and end the run."""
+    @property
+    def needed_bytes(self) -> int:
+        """When `stop`: the smallest limit that would do just now."""
     @property
     def purged_bytes(self) -> int:
         """Given back from caches of free memory."""
@@ -157,6 +226,9 @@ class PressureReport:
     @property
     def grown_bytes(self) -> int:
         """Taken again by stores, once there was room."""
+    @property
+    def evictions(self) -> list[Eviction]:
+        """One for every owner that gave memory back."""
 
 class Tag:
     """Whose bytes they are."""
@@ -204,7 +276,9 @@ class Governor:
     def ledger(self) -> Ledger:
         """A consistent copy."""
     def limit(self) -> LimitReport:
-        """The limit and where it comes from."""
+        """The limit asked for last and where it comes from."""
+    def set_limit(self, text: str, source: str) -> LimitChange:
+        """Moves the limit. Errors: ValueError."""
     @property
     def disk_limit_bytes(self) -> int:
         """Most the stores may hold on disk."""

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from . import _core, _torch_gate
 from ._arrays import byte_size
-from ._core import Ledger, LimitReport, PressureReport
+from ._core import Ledger, LimitChange, LimitReport, PressureReport
 from .errors import BudgetExceeded
 
 _TAGS = {
@@ -136,8 +136,8 @@ class Governor:
 
     @property
     def limit_bytes(self) -> int:
-        """The limit in bytes."""
-        return self._core.limit().limit_bytes
+        """The limit in force, in bytes."""
+        return self._core.ledger().limit_bytes
 
     @property
     def disk_limit_bytes(self) -> int:
@@ -160,6 +160,22 @@ class Governor:
         Requires: call it between steps, from the thread that trains.
         """
         return self._core.step_boundary()
+
+    def set_limit(self, host: int | str) -> LimitChange:
+        """Moves the limit while everything is in use; nothing that is computed changes.
+
+        Lower: caches and queues are smaller when this returns. What is in use follows at the next
+        step_boundary() calls; where it cannot, `.settled` is False, the limit in force stays at what
+        is needed, and a second later step_boundary() says `.stop`, with `.needed_bytes`. Higher:
+        caches and queues take again what they had been admitted.
+
+        Threads:  any; from a thread that watches, say, while another one trains.
+        Errors:   ValueError (bad size, closed governor); then nothing has changed.
+        """
+        text = _size_text(host, "host")
+        if not text.strip():
+            raise ValueError("host: a size is wanted, such as '6GiB'")
+        return self._core.set_limit(text, "set_limit")
 
     def log_memory_state(self, label: str = "") -> str:
         """Prints one line, and returns it: how much of the limit is used and how much is left.

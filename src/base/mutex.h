@@ -8,6 +8,7 @@
 // Threads: that is what it is for.   Memory: as std::mutex; nothing is allocated.
 #pragma once
 
+#include <chrono>
 #include <condition_variable>
 #include <mutex>
 
@@ -67,6 +68,14 @@ class CondVar {
     std::unique_lock<std::mutex> lock(mutex.native_, std::adopt_lock);
     native_.wait(lock);
     lock.release();
+  }
+  /// As wait(), but no longer than until `deadline`. False: it has passed.
+  bool wait_until(Mutex& mutex, std::chrono::steady_clock::time_point deadline)
+      PLIMSOLL_REQUIRES(mutex) {
+    std::unique_lock<std::mutex> lock(mutex.native_, std::adopt_lock);
+    const bool in_time = native_.wait_until(lock, deadline) == std::cv_status::no_timeout;
+    lock.release();
+    return in_time;
   }
   void notify_one() noexcept { native_.notify_one(); }
   void notify_all() noexcept { native_.notify_all(); }

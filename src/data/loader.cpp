@@ -212,6 +212,9 @@ class Loader::Impl : public Reclaimer {
   std::int64_t reclaim(PressureMove move, std::int64_t wanted_bytes) noexcept override {
     return move == PressureMove::kShrink ? ring_->shrink(wanted_bytes) : 0;
   }
+  std::int64_t grow_back(std::int64_t room_bytes) noexcept override {
+    return ring_->grow_back(room_bytes);
+  }
   [[nodiscard]] const char* name() const noexcept override { return "loader"; }
 
  private:
@@ -379,6 +382,9 @@ std::int64_t Loader::stall_ns() const noexcept {
 }
 std::int64_t Loader::shrink(std::int64_t wanted_bytes) noexcept {
   return impl_->ring().shrink(wanted_bytes);
+}
+std::int64_t Loader::grow_back(std::int64_t wanted_bytes) noexcept {
+  return impl_->ring().grow_back(wanted_bytes);
 }
 
 }  // namespace plimsoll

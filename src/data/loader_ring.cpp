@@ -85,10 +85,12 @@ Result<std::shared_ptr<BatchRing>> BatchRing::create(const Governor& governor,
                                                      const BatchRingPlan& plan) {
   auto ring = std::make_shared<BatchRing>();
   ring->slot_bytes_ = plan.slot_bytes();
+  ring->patience_ = plan.patience;
   const std::int64_t scratch_bytes = round_up(plan.batch_rows * 8, kPage);
   const std::int64_t total = plan.slots * ring->slot_bytes_ + scratch_bytes;
   PLIMSOLL_TRY_VOID(ring->admission_.take(governor, Tag::kLoader, total, "queue_bytes"));
   PLIMSOLL_TRY(ring->slab_, Slab::create(governor, Tag::kLoader, total));
+  ring->admission_.make_elastic();
   ring->slots_ = std::vector<BatchSlot>(static_cast<std::size_t>(plan.slots));
   for (BatchSlot& slot : ring->slots_) {
     const auto bytes = ring->slab_.take<std::byte>(ring->slot_bytes_, kPage);
@@ -154,6 +156,7 @@ Result<std::shared_ptr<BatchSlot>> BatchRing::take() {
   BatchSlot* slot = nullptr;
   {
     const std::int64_t began = now_ns();
+    const auto deadline = std::chrono::steady_clock::now() + patience_;
     MutexLock lock(mutex_);
     for (;;) {
       PLIMSOLL_CHECK(!stopped_, "take() after stop()");
@@ -164,19 +167,21 @@ Result<std::shared_ptr<BatchSlot>> BatchRing::take() {
         }
       } else if (count(SlotState::kFree) + count(SlotState::kFilling) == 0 &&
                  count(SlotState::kLeaving) == 0) {
-        if (count(SlotState::kParked) == 0) {
+        if (count(SlotState::kParked) == 0 || !unpark_one()) {
           return tl::unexpected(all_held());
         }
-        PLIMSOLL_TRY_VOID(unpark_one());
         continue;
       }
-      batch_ready_.wait(mutex_);
+      if (!batch_ready_.wait_until(mutex_, deadline)) {
+        return tl::unexpected(none_came());
+      }
     }
     stall_ns_ += now_ns() - began;
     if (slot->error) {
       return tl::unexpected(*slot->error);
     }
     slot->state = SlotState::kHeld;
+    held_most_ = std::max(held_most_, count(SlotState::kHeld));
     ++next_take_;
   }
   return std::shared_ptr<BatchSlot>(
@@ -228,12 +233,26 @@ Error BatchRing::all_held() const {
         std::pair(slot.generation, slot.number) < std::pair(oldest->generation, oldest->number);
     oldest = older ? &slot : oldest;
   }
+  const std::int64_t parked = count(SlotState::kParked);
+  const std::string given =
+      parked == 0 ? ""
+                  : fmt::format("; {} more were given back, and their memory is refused", parked);
   return make_error(
       ErrorCode::kInvalidArgument,
       fmt::format("{} of {} batches are still held, the oldest since epoch {}, position {}; there "
-                  "is none left to fill",
-                  count(SlotState::kHeld), slots_.size(), oldest->epoch, oldest->position),
+                  "is none left to fill{}",
+                  count(SlotState::kHeld), static_cast<std::int64_t>(slots_.size()) - parked,
+                  oldest->epoch, oldest->position, given),
       "drop batches (and tensors made from them) before asking for more, or raise queue_bytes");
+}
+
+Error BatchRing::none_came() const {
+  return make_error(
+      ErrorCode::kIo,
+      fmt::format("no batch came for {:.1f} s: {} of {} are being filled, {} held, {} given back",
+                  static_cast<double>(patience_.count()) / 1000.0, count(SlotState::kFilling),
+                  slots_.size(), count(SlotState::kHeld), count(SlotState::kParked)),
+      "the disk of the features does not answer: look at it, then resume");
 }
 
 std::int64_t BatchRing::count(SlotState state) const {
@@ -271,25 +290,24 @@ std::int64_t BatchRing::park(BatchSlot* slot) noexcept {
   return given;
 }
 
-Result<void> BatchRing::unpark_one() {
+// Requires: a slot is parked. False: its memory was refused, and it stays parked.
+bool BatchRing::unpark_one() {
   const auto parked = std::find_if(slots_.begin(), slots_.end(), [](const BatchSlot& slot) {
     return slot.state == SlotState::kParked;
   });
   parked->state = SlotState::kLeaving;  // Nobody else's while its pages come back.
   mutex_.unlock();
-  Result<void> result;
+  bool taken = false;
   {
-    // The pool's floor has held the bytes for us, so this is refused only by the system.
     MutexLock lease_lock(lease_mutex_);
-    result = slab_.reacquire_pages(parked->slab_offset, slot_bytes_);
+    taken = slab_.reacquire_pages(parked->slab_offset, slot_bytes_).has_value();
   }
   mutex_.lock();
-  parked->state = result ? SlotState::kFree : SlotState::kParked;
-  if (result) {
-    ++wanted_slots_;
-    slot_freed_.notify_one();
-  }
-  return result;
+  parked->state = taken ? SlotState::kFree : SlotState::kParked;
+  wanted_slots_ += taken ? 1 : 0;
+  slot_freed_.notify_one();
+  batch_ready_.notify_all();  // take() may be waiting for the slot to have settled.
+  return taken;
 }
 
 std::int64_t BatchRing::shrink(std::int64_t wanted_bytes) noexcept {
@@ -297,7 +315,7 @@ std::int64_t BatchRing::shrink(std::int64_t wanted_bytes) noexcept {
   std::int64_t to_leave = wanted_bytes <= 0 ? 0 : (wanted_bytes - 1) / slot_bytes_ + 1;
   {
     MutexLock lock(mutex_);
-    to_leave = std::min(to_leave, wanted_slots_ - kSlotsMin);
+    to_leave = std::min(to_leave, wanted_slots_ - std::max(kSlotsMin, held_most_ + 1));
     wanted_slots_ -= std::max<std::int64_t>(to_leave, 0);
   }
   for (; to_leave > 0; --to_leave) {
@@ -315,6 +333,22 @@ std::int64_t BatchRing::shrink(std::int64_t wanted_bytes) noexcept {
     given += park(leaving);
   }
   return given;
+}
+
+std::int64_t BatchRing::grow_back(std::int64_t wanted_bytes) noexcept {
+  std::int64_t taken = 0;
+  MutexLock lock(mutex_);
+  const auto all = static_cast<std::int64_t>(slots_.size());
+  while (wanted_slots_ < all && wanted_bytes - taken >= slot_bytes_) {
+    if (all - count(SlotState::kParked) - count(SlotState::kLeaving) > wanted_slots_) {
+      ++wanted_slots_;  // One that was to leave when it comes back stays.
+    } else if (count(SlotState::kParked) > 0 && unpark_one()) {
+      taken += slot_bytes_;
+    } else {
+      break;
+    }
+  }
+  return taken;
 }
 
 std::int64_t BatchRing::slots_in_use() const noexcept {

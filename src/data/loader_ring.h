@@ -3,7 +3,10 @@
 // BatchRing: a fixed number of batch slots that travel from fillers to the consumer and back.
 //
 //   kFree ─claim→ kFilling ─filled→ kReady ─take→ kHeld ─(last reference dropped)→ kFree
-//   kFree, or a slot coming back ─shrink→ kLeaving → kParked ─(the consumer holds all)→ kFree
+//   kFree, or a slot coming back ─shrink→ kLeaving → kParked ─grow_back→ kLeaving → kFree
+//
+// A parked slot comes back too when the consumer holds all others. Where memory for it is refused
+// the ring stays small.
 //
 // Batches are numbered from 0 since the last restart(); a filler takes a free slot and the next
 // number in one step, so batch n is always on its way when n + 1 is. A slot is returned by whoever
@@ -13,13 +16,14 @@
 // Reading order: include/plimsoll/loader.h, this file, loader_ring.cpp, loader.cpp.
 //
 // Threads: claim() and filled() from any number of fillers; take(), restart() from one consumer;
-//          shrink() and the return of slots from any thread. No lock is held while filling, nor
-//          while calling the governor.
+//          shrink(), grow_back() and the return of slots from any thread. No lock is held while
+//          filling, nor while calling the governor.
 // Memory:  one slab of slots × slot bytes (Tag::kLoader), leased and touched at creation. Taking a
 //          batch allocates nothing: the reference count lives in the slot.
 #pragma once
 
 #include <array>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -61,6 +65,7 @@ struct BatchRingPlan {
   std::int64_t slots{0};
   std::int64_t batch_rows{0};
   std::vector<std::int64_t> column_row_bytes{};
+  std::chrono::milliseconds patience{600'000};  // Of take(): a disk that hangs is an error then.
 
   [[nodiscard]] std::int64_t slot_bytes() const noexcept;
 };
@@ -87,7 +92,8 @@ class BatchRing : public std::enable_shared_from_this<BatchRing> {
   void filled(BatchSlot* slot);
 
   /// Waits for the next batch in order. Never waits when the caller holds every slot.
-  /// Errors: the slot's own (again at every call); kInvalidArgument when all are held.
+  /// Errors: the slot's own (again at every call); kInvalidArgument when all are held; kIo when
+  ///         none came for as long as the plan's patience.
   Result<std::shared_ptr<BatchSlot>> take();
 
   /// Copies the ids of the next batch when it is ready; otherwise tells its number.
@@ -97,7 +103,9 @@ class BatchRing : public std::enable_shared_from_this<BatchRing> {
   void restart(const LoaderState& origin);
   void stop();
 
+  /// Down to two slots, and to one more than the consumer ever held at once.
   std::int64_t shrink(std::int64_t wanted_bytes) noexcept;
+  std::int64_t grow_back(std::int64_t wanted_bytes) noexcept;
 
   [[nodiscard]] std::int64_t slots_in_use() const noexcept;
   [[nodiscard]] std::int64_t slot_bytes() const noexcept { return slot_bytes_; }
@@ -110,12 +118,14 @@ class BatchRing : public std::enable_shared_from_this<BatchRing> {
 
   void give_back(BatchSlot* slot) noexcept;
   std::int64_t park(BatchSlot* slot) noexcept;
-  Result<void> unpark_one() PLIMSOLL_REQUIRES(mutex_);
+  bool unpark_one() PLIMSOLL_REQUIRES(mutex_);
   [[nodiscard]] std::int64_t count(SlotState state) const PLIMSOLL_REQUIRES(mutex_);
   [[nodiscard]] Error all_held() const PLIMSOLL_REQUIRES(mutex_);
+  [[nodiscard]] Error none_came() const PLIMSOLL_REQUIRES(mutex_);
 
   Admission admission_;
   std::int64_t slot_bytes_{0};
+  std::chrono::milliseconds patience_{0};
   Mutex lease_mutex_;  // Changes of the slab's lease take turns; taken with no other lock held.
   Slab slab_;
   std::span<std::int64_t> scratch_{};  // One batch of ordinals, for the consumer.
@@ -129,6 +139,7 @@ class BatchRing : public std::enable_shared_from_this<BatchRing> {
   std::int64_t next_take_ PLIMSOLL_GUARDED_BY(mutex_){0};
   std::uint64_t generation_ PLIMSOLL_GUARDED_BY(mutex_){0};
   std::int64_t wanted_slots_ PLIMSOLL_GUARDED_BY(mutex_){0};  // Lowered by shrink().
+  std::int64_t held_most_ PLIMSOLL_GUARDED_BY(mutex_){0};     // By the consumer at one time.
   LoaderState origin_ PLIMSOLL_GUARDED_BY(mutex_){};
   std::int64_t stall_ns_ PLIMSOLL_GUARDED_BY(mutex_){0};
   bool stopped_ PLIMSOLL_GUARDED_BY(mutex_){false};

@@ -15,6 +15,7 @@
 
 #include <gtest/gtest.h>
 
+#include "data/loader_ring.h"
 #include "os/file_faults.h"
 #include "tests/support/feature_set.h"
 
@@ -344,6 +345,75 @@ TEST(LoaderTest, ShrinkGivesSlotsBackAndChangesNoBatch) {
   }
   Batch last;
   EXPECT_FALSE(loader.next(last));
+}
+
+TEST(LoaderTest, GrowsBackToItsSlotsAndStaysSmallWhereMemoryIsRefused) {
+  Fixture fixture(2000);
+  const LoaderOptions options{.batch_rows = 100, .queue_bytes = 200 << 10, .threads = 2};
+  Loader plain = fixture.open(options);
+  const auto expected = take(plain, 40);
+  Loader loader = fixture.open(options);
+  const std::int64_t slots = loader.slots();
+  const std::int64_t full = fixture.governor.state().leased_bytes;
+  auto seen = take(loader, 10);
+  const auto take_more = [&](int count) {
+    for (const Seen& next : take(loader, count)) {
+      seen.push_back(next);
+    }
+  };
+  loader.shrink(INT64_MAX);
+  take_more(10);
+  EXPECT_EQ(loader.slots(), 2);  // One was held at a time: two are enough.
+  const std::int64_t given = full - fixture.governor.state().leased_bytes;
+  EXPECT_EQ(given, (slots - 2) * loader.slot_bytes());
+
+  // A lower limit takes the room; what is asked for then is refused, which is no error.
+  const LedgerState now = fixture.governor.state();
+  const std::int64_t limit = now.limit_bytes - now.free_bytes() - given;
+  ASSERT_TRUE(fixture.governor.set_limit(std::to_string(limit)).or_throw().settled());
+  const std::int64_t free = fixture.governor.state().free_bytes();  // Room that others worked in.
+  Lease rest = fixture.governor.reserve(Tag::kOther, free).or_throw();
+  EXPECT_EQ(loader.grow_back(INT64_MAX), 0);
+  take_more(10);
+  EXPECT_EQ(loader.slots(), 2);
+  {
+    std::vector<Batch> held(3);
+    EXPECT_TRUE(loader.next(held[0]));
+    seen.push_back(copy_of(held[0]));
+    EXPECT_TRUE(loader.next(held[1]));
+    seen.push_back(copy_of(held[1]));
+    const auto third = loader.next(held[2]);
+    ASSERT_FALSE(third);
+    EXPECT_NE(third.error().to_string().find("were given back, and their memory is refused"),
+              std::string::npos)
+        << third.error().to_string();
+  }
+  rest = Lease();
+  ASSERT_TRUE(fixture.governor.set_limit(std::to_string(now.limit_bytes)).or_throw().settled());
+  EXPECT_EQ(loader.slots(), slots);  // The governor asked it to grow back.
+  EXPECT_EQ(fixture.governor.state().leased_bytes, full);
+  take_more(8);
+  EXPECT_TRUE(seen == expected);
+}
+
+TEST(LoaderTest, ABatchThatNeverComesIsAnErrorAfterAWhile) {
+  const Governor governor = test::governor_of();
+  const BatchRingPlan plan{.slots = 3,
+                           .batch_rows = 10,
+                           .column_row_bytes = {80},
+                           .patience = std::chrono::milliseconds(50)};
+  const auto ring = BatchRing::create(governor, plan).or_throw();
+  ring->restart({});
+  const BatchRing::Claim claim = ring->claim();  // Taken, and not filled.
+  ASSERT_NE(claim.slot, nullptr);
+  const auto none = ring->take();
+  ASSERT_FALSE(none);
+  EXPECT_EQ(none.error().code, ErrorCode::kIo);
+  EXPECT_NE(none.error().to_string().find("no batch came for 0.1 s: 1 of 3 are being filled"),
+            std::string::npos)
+      << none.error().to_string();
+  ring->filled(claim.slot);
+  EXPECT_TRUE(ring->take());  // It may still come.
 }
 
 TEST(LoaderTest, AReadErrorComesAtItsBatchAndStaysUntilSeek) {

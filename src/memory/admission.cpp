@@ -24,6 +24,11 @@ Result<void> Admission::take(const Governor& governor, Tag tag, std::int64_t byt
   return {};
 }
 
+void Admission::make_elastic() noexcept {
+  governor_.make_elastic(spec_.tag, spec_.floor_bytes - spec_.elastic_bytes);
+  spec_.elastic_bytes = spec_.floor_bytes;
+}
+
 Error below_floor(Tag tag, const std::filesystem::path& place, std::string_view name,
                   const char* advice, std::int64_t bytes, std::int64_t floor) {
   Error error =

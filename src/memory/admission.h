@@ -28,6 +28,10 @@ class Admission {
   /// Errors: kOverBudget. Requires: nothing was taken before.
   Result<void> take(const Governor& governor, Tag tag, std::int64_t bytes, const char* option);
 
+  /// From now on a lower limit may take what its slab has given back, until the limit rises again.
+  /// Requires: all of it is leased, and its owner answers kShrink and grow_back().
+  void make_elastic() noexcept;
+
  private:
   Governor governor_{};
   PoolSpec spec_{};

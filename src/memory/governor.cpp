@@ -2,6 +2,7 @@
 #include "plimsoll/governor.h"
 
 #include <algorithm>
+#include <chrono>
 #include <utility>
 
 #include <malloc.h>
@@ -29,6 +30,19 @@ constexpr double kRelapseFraction = 1.0 / 128;
 // comes and goes by less does not have caches shrink and grow with it. In whole huge pages.
 constexpr double kGrowBackFraction = 1.0 / 10;
 constexpr std::int64_t kGrowBackLeast = 2 << 20;
+
+// A lowered limit that what is in use does not allow is tried again at so many step boundaries, and
+// for so long, before it stops the run.
+constexpr std::chrono::nanoseconds kSettleTime = std::chrono::seconds(1);
+constexpr int kSettleTries = 3;
+constexpr int kShrinkRounds = 8;  // Of one try: each ends earlier when nothing more is given.
+
+// The kernel's signals are looked at so often, and acted upon again only after a while, as PSI is
+// an average over ten seconds. What they made shrink is left alone for a minute.
+constexpr std::int64_t kLookNs = 100'000'000;
+constexpr std::int64_t kHeedNs = 10'000'000'000;
+constexpr std::int64_t kLeaveNs = 60'000'000'000;
+constexpr double kKernelFraction = 1.0 / 16;  // Of the limit: what a stall makes shrink at a time.
 
 // The process's governor. One limit per process is what the project is about.
 struct Process {
@@ -86,7 +100,11 @@ Result<Ledger::Terms> find_terms(const GovernorOptions& options) {
   LimitQuery query;
   query.user_limit = options.memory_limit;
   query.user_source = options.memory_limit_source;
+  query.proc_root = options.proc_root;
+  query.cgroup_root = options.cgroup_root;
   Ledger::Terms terms;
+  terms.proc_root = options.proc_root;
+  terms.cgroup_root = options.cgroup_root;
   PLIMSOLL_TRY(terms.limit, find_limit(query));
   PLIMSOLL_TRY(terms.disk_limit_bytes, find_disk_limit(options));
   terms.pressure_fraction = options.pressure_fraction;
@@ -154,6 +172,7 @@ Result<Governor> Governor::create(const GovernorOptions& options) {
   }
   const std::int64_t foreign_bytes = terms.foreign_bytes;
   auto ledger = std::make_shared<Ledger>(std::move(terms), shared.orphans);
+  ledger->kernel().signals = MemorySignals::open(options.proc_root, options.cgroup_root);
   PLIMSOLL_TRY_VOID(ledger->admit({.tag = Tag::kForeign, .floor_bytes = foreign_bytes}));
   if (shared.current != nullptr) {
     shared.current->close();
@@ -194,7 +213,63 @@ Result<Lease> Governor::try_reserve(Tag tag, std::int64_t bytes) {
   return ledger_ == nullptr ? tl::unexpected(closed_error()) : ledger_->grant(tag, bytes);
 }
 
+void Governor::make_elastic(Tag tag, std::int64_t elastic_bytes) noexcept {
+  if (ledger_ != nullptr) {
+    ledger_->make_elastic(tag, elastic_bytes);
+  }
+}
+
+// ---- pressure, and a limit that moves ----
+
 namespace {
+
+// Where the moves of one call are written down.
+struct Moves {
+  EvictionLog& log;
+  std::int64_t& purged;
+  std::int64_t& shrunk;
+};
+
+std::int64_t now_ns() noexcept {
+  return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1);
+}
+
+// Gives the heap's free pages back to the system.
+void trim_heap(EvictionLog& log) {
+  const auto before = read_resident();
+  ::malloc_trim(0);
+  const auto after = read_resident();
+  if (before && after && after->total() < before->total()) {
+    log.add({.owner = "heap",
+             .given_bytes = before->total() - after->total(),
+             .before_bytes = before->total(),
+             .after_bytes = after->total()});
+  }
+}
+
+// Has memory given back until the limit asked for fits, or nobody gives any.
+Ledger::Settled follow_limit(Ledger& ledger, Ledger::Settled settled, Moves moves) {
+  if (settled.restored_bytes > 0) {
+    ledger.course().regrow = true;
+  }
+  if (settled.wanted_bytes == 0) {
+    return settled;
+  }
+  moves.purged +=
+      ledger.reclaimers().reclaim(PressureMove::kPurge, settled.wanted_bytes, &moves.log);
+  settled = ledger.settle();
+  for (int round = 0; round < kShrinkRounds && settled.wanted_bytes > 0; ++round) {
+    const std::int64_t given =
+        ledger.reclaimers().reclaim(PressureMove::kShrink, settled.wanted_bytes, &moves.log);
+    moves.shrunk += given;
+    settled = ledger.settle();
+    if (given == 0) {
+      break;
+    }
+  }
+  trim_heap(moves.log);
+  return settled;
+}
 
 // Reads what is resident and judges it, into `report`. An unreadable /proc is no pressure.
 void read_pressure(const Ledger& ledger, PressureReport& report) {
@@ -213,15 +288,90 @@ void read_pressure(const Ledger& ledger, PressureReport& report) {
       resident->total() > threshold && report.unexplained_bytes > ledger.terms().foreign_bytes;
 }
 
-// Without pressure: what was shrunk grows back into `room_bytes`. When nobody wants the room, all
-// of it has.
-std::int64_t grow_back(Ledger& ledger, std::int64_t room_bytes) {
-  if (!ledger.shrunk() || room_bytes < kGrowBackLeast) {
-    return 0;
+// What may grow back where foreign memory leaves this much below the threshold.
+std::int64_t room_to_grow(const Ledger& ledger, const PressureReport& seen) {
+  const std::int64_t limit = ledger.state().limit_bytes;
+  return share(limit, ledger.terms().pressure_fraction) - seen.resident.total() -
+         share(limit, kGrowBackFraction);
+}
+
+// Without pressure: what was shrunk grows back. When nobody wants the room, all of it has.
+std::int64_t grow_back(Ledger& ledger, const PressureReport& seen) {
+  Ledger::Course& course = ledger.course();
+  std::int64_t grown = 0;
+  if (course.regrow) {
+    // Floors that were promised again are the ledger's to fill, unless foreign memory is in them.
+    std::int64_t room = ledger.unleased_elastic();
+    if (seen.unexplained_bytes > ledger.terms().foreign_bytes) {
+      room = std::min(room, room_to_grow(ledger, seen));
+    }
+    if (room > 0) {
+      grown += ledger.reclaimers().grow_back(room);
+      course.regrow = grown > 0;
+    }
   }
-  const std::int64_t grown = ledger.reclaimers().grow_back(room_bytes);
-  ledger.set_shrunk(grown > 0);
+  const std::int64_t heeded = course.heeded_ns;
+  const bool left_alone = heeded != INT64_MIN && now_ns() - heeded < kLeaveNs;
+  const std::int64_t room = course.shrunk && !left_alone ? room_to_grow(ledger, seen) : 0;
+  if (room >= kGrowBackLeast) {
+    const std::int64_t more = ledger.reclaimers().grow_back(room);
+    course.shrunk = more > 0;
+    grown += more;
+  }
   return grown;
+}
+
+// Under pressure: purges, and shrinks where that was not enough.
+void relieve(Ledger& ledger, PressureReport& report) {
+  const std::int64_t limit = ledger.state().limit_bytes;
+  const std::int64_t threshold = share(limit, ledger.terms().pressure_fraction);
+  Ledger::Course& course = ledger.course();
+  const std::int64_t relieved_at = course.relieved_at_bytes;
+  if (relieved_at == kUncapped ||
+      report.resident.total() > relieved_at + share(limit, kRelapseFraction)) {
+    const auto wanted = [&] { return report.resident.total() - threshold; };
+    report.purged_bytes +=
+        ledger.reclaimers().reclaim(PressureMove::kPurge, wanted(), &report.evictions);
+    trim_heap(report.evictions);
+    read_pressure(ledger, report);
+    if (report.pressure) {
+      report.shrunk_bytes +=
+          ledger.reclaimers().reclaim(PressureMove::kShrink, wanted(), &report.evictions);
+      course.shrunk = true;
+      read_pressure(ledger, report);
+    }
+    course.relieved_at_bytes = report.resident.total();
+  }
+  if (report.pressure && report.resident.total() > share(limit, kStopFraction)) {
+    report.stop = true;
+    report.needed_bytes =
+        static_cast<std::int64_t>(static_cast<double>(report.resident.total()) / kStopFraction);
+  }
+}
+
+// Acts on what the kernel says, before it does: other processes may be the cause, so never stops.
+void heed_kernel(Ledger& ledger, PressureReport& report) {
+  Ledger::Kernel& kernel = ledger.kernel();
+  const std::int64_t now = now_ns();
+  if (kernel.looked_ns != INT64_MIN && now - kernel.looked_ns < kLookNs) {
+    return;
+  }
+  kernel.looked_ns = now;
+  report.kernel = kernel.signals.read();
+  const std::int64_t heeded = ledger.course().heeded_ns;
+  if (report.kernel == KernelPressure::kNone || (heeded != INT64_MIN && now - heeded < kHeedNs)) {
+    return;
+  }
+  ledger.course().heeded_ns = now;
+  report.purged_bytes +=
+      ledger.reclaimers().reclaim(PressureMove::kPurge, kUncapped, &report.evictions);
+  trim_heap(report.evictions);
+  if (report.kernel == KernelPressure::kStalled) {
+    report.shrunk_bytes += ledger.reclaimers().reclaim(
+        PressureMove::kShrink, share(ledger.state().limit_bytes, kKernelFraction),
+        &report.evictions);
+    ledger.course().shrunk = true;
+  }
 }
 
 }  // namespace
@@ -232,31 +382,60 @@ PressureReport Governor::step_boundary() {
     return report;
   }
   Ledger& ledger = *ledger_;
-  const std::int64_t limit = ledger.terms().limit.limit_bytes;
-  const std::int64_t threshold = share(limit, ledger.terms().pressure_fraction);
-  read_pressure(ledger, report);
-  if (!report.pressure) {
-    ledger.set_relieved_at_bytes(kUncapped);
-    report.grown_bytes =
-        grow_back(ledger, threshold - report.resident.total() - share(limit, kGrowBackFraction));
-    return report;
-  }
-  const std::int64_t relieved_at = ledger.relieved_at_bytes();
-  if (relieved_at == kUncapped ||
-      report.resident.total() > relieved_at + share(limit, kRelapseFraction)) {
-    const auto wanted = [&] { return report.resident.total() - threshold; };
-    report.purged_bytes = ledger.reclaimers().reclaim(PressureMove::kPurge, wanted());
-    ::malloc_trim(0);
-    read_pressure(ledger, report);
-    if (report.pressure) {
-      report.shrunk_bytes = ledger.reclaimers().reclaim(PressureMove::kShrink, wanted());
-      ledger.set_shrunk(true);
-      read_pressure(ledger, report);
+  Ledger::Course& course = ledger.course();
+  if (ledger.unsettled()) {
+    auto settled = ledger.settle();
+    settled.wanted_bytes = settled.missing_bytes;  // Of working room, as much as there was at once.
+    settled =
+        follow_limit(ledger, settled, {report.evictions, report.purged_bytes, report.shrunk_bytes});
+    course.tries = settled.missing_bytes == 0 ? 0 : course.tries + 1;
+    if (course.tries >= kSettleTries && now_ns() - course.asked_ns >= kSettleTime.count()) {
+      report.stop = true;
+      report.needed_bytes = ledger.state().limit_bytes;
     }
-    ledger.set_relieved_at_bytes(report.resident.total());
   }
-  report.stop = report.pressure && report.resident.total() > share(limit, kStopFraction);
+  heed_kernel(ledger, report);
+  read_pressure(ledger, report);
+  if (report.pressure) {
+    relieve(ledger, report);
+  } else {
+    course.relieved_at_bytes = kUncapped;
+    report.grown_bytes = grow_back(ledger, report);
+  }
   return report;
+}
+
+Result<LimitChange> Governor::set_limit(const std::string& text, const std::string& source) {
+  if (ledger_ == nullptr) {
+    return tl::unexpected(closed_error());
+  }
+  Ledger& ledger = *ledger_;
+  PLIMSOLL_TRY(const Resident now, read_resident());
+  LimitQuery query;
+  query.user_limit = text;
+  query.user_source = source;
+  query.resident_bytes = now.total();
+  query.proc_root = ledger.terms().proc_root;
+  query.cgroup_root = ledger.terms().cgroup_root;
+  PLIMSOLL_TRY(LimitReport found, find_limit(query));
+  LimitChange change;
+  change.before_bytes = ledger.state().limit_bytes;
+  change.asked_bytes = found.limit_bytes;
+  PLIMSOLL_TRY(const auto asked, ledger.set_limit(std::move(found)));
+  Ledger::Course& course = ledger.course();
+  course.relieved_at_bytes = kUncapped;
+  course.tries = 0;
+  course.asked_ns = now_ns();
+  const auto settled =
+      follow_limit(ledger, asked, {change.evictions, change.purged_bytes, change.shrunk_bytes});
+  change.limit_bytes = change.asked_bytes + settled.missing_bytes;
+  PressureReport seen;
+  read_pressure(ledger, seen);
+  if (!seen.pressure) {
+    change.grown_bytes = grow_back(ledger, seen);
+  }
+  change.resident = read_resident().value_or(seen.resident);
+  return change;
 }
 
 Result<ReclaimerHandle> Governor::add_reclaimer(Reclaimer* reclaimer) {
@@ -270,9 +449,9 @@ LedgerState Governor::state() const {
   return ledger_ == nullptr ? LedgerState{} : ledger_->state();
 }
 
-const LimitReport& Governor::limit() const {
+LimitReport Governor::limit() const {
   PLIMSOLL_CHECK(ledger_ != nullptr, "limit() of an empty Governor");
-  return ledger_->terms().limit;
+  return ledger_->limit();
 }
 
 std::int64_t Governor::disk_limit_bytes() const noexcept {

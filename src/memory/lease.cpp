@@ -48,4 +48,8 @@ void Lease::shrink(std::int64_t bytes) noexcept {
   }
 }
 
+std::int64_t Lease::room() const noexcept {
+  return ledger_ == nullptr ? 0 : ledger_->room(tag_);
+}
+
 }  // namespace plimsoll

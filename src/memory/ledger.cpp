@@ -36,10 +36,24 @@ Error closed_error() noexcept {
 }
 
 Ledger::Ledger(Terms terms, std::shared_ptr<OrphanAccount> orphans)
-    : terms_(std::move(terms)), orphans_(std::move(orphans)), baseline_(terms_.baseline) {}
+    : terms_(std::move(terms)),
+      orphans_(std::move(orphans)),
+      baseline_(terms_.baseline),
+      limit_(std::make_shared<const LimitReport>(terms_.limit)),
+      limit_bytes_(terms_.limit.limit_bytes),
+      asked_bytes_(terms_.limit.limit_bytes) {}
+
+std::int64_t Ledger::held_bytes() const {
+  return baseline_.total + orphan_bytes() + committed_;
+}
 
 std::int64_t Ledger::free_bytes() const {
-  return terms_.limit.limit_bytes - baseline_.total - orphan_bytes() - committed_;
+  return limit_bytes_ - held_bytes();
+}
+
+// What is left of the limit, and of the pool's own floor.
+std::int64_t Ledger::below_limit(const PoolState& pool) const {
+  return free_bytes() + std::max<std::int64_t>(0, pool.floor_bytes - pool.leased_bytes);
 }
 
 Error Ledger::refusal(Tag tag, std::int64_t requested, std::int64_t available) const {
@@ -48,7 +62,7 @@ Error Ledger::refusal(Tag tag, std::int64_t requested, std::int64_t available) c
   error.tag = tag;
   error.requested_bytes = requested;
   error.available_bytes = std::max<std::int64_t>(0, available);
-  error.limit_bytes = terms_.limit.limit_bytes;
+  error.limit_bytes = limit_bytes_;
   error.baseline_bytes = baseline_.total;
   error.orphan_bytes = orphan_bytes();
   for (std::size_t i = 0; i < pools_.size(); ++i) {
@@ -70,10 +84,12 @@ void Ledger::set_pool(Pool& pool, std::int64_t floor, std::int64_t leased) {
 }
 
 Result<void> Ledger::admit(const PoolSpec& spec) {
-  if (spec.floor_bytes < 0 || spec.cap_bytes < spec.floor_bytes) {
+  if (spec.floor_bytes < 0 || spec.cap_bytes < spec.floor_bytes || spec.elastic_bytes < 0 ||
+      spec.elastic_bytes > spec.floor_bytes) {
     return fail(ErrorCode::kInvalidArgument,
-                fmt::format("{}: a floor of {} with a cap of {}", tag_name(spec.tag),
-                            format_bytes(spec.floor_bytes), format_bytes(spec.cap_bytes)),
+                fmt::format("{}: a floor of {}, {} of it elastic, with a cap of {}",
+                            tag_name(spec.tag), format_bytes(spec.floor_bytes),
+                            format_bytes(spec.elastic_bytes), format_bytes(spec.cap_bytes)),
                 spec.option);
   }
   MutexLock lock(mutex_);
@@ -92,6 +108,7 @@ Result<void> Ledger::admit(const PoolSpec& spec) {
   }
   set_pool(mine, now.floor_bytes + spec.floor_bytes, now.leased_bytes);
   ++mine.admissions;
+  mine.elastic_bytes += spec.elastic_bytes;
   mine.option = spec.option;
   if (spec.cap_bytes == kUncapped) {
     ++mine.uncapped_admissions;
@@ -109,8 +126,13 @@ void Ledger::release_admission(const PoolSpec& spec) noexcept {
     return;
   }
   --mine.admissions;
-  set_pool(mine, std::max<std::int64_t>(0, mine.state.floor_bytes - spec.floor_bytes),
-           mine.state.leased_bytes);
+  const std::int64_t admitted = std::max<std::int64_t>(
+      0, mine.state.floor_bytes + mine.state.yielded_bytes - spec.floor_bytes);
+  mine.elastic_bytes = std::max<std::int64_t>(0, mine.elastic_bytes - spec.elastic_bytes);
+  const std::int64_t yielded = std::min({mine.state.yielded_bytes, mine.elastic_bytes, admitted});
+  yielded_ += yielded - mine.state.yielded_bytes;
+  mine.state.yielded_bytes = yielded;
+  set_pool(mine, admitted - yielded, mine.state.leased_bytes);
   if (spec.cap_bytes == kUncapped) {
     mine.uncapped_admissions = std::max(0, mine.uncapped_admissions - 1);
   } else {
@@ -137,16 +159,15 @@ Result<void> Ledger::take(Tag tag, std::int64_t bytes) {
   Pool& mine = pool(tag);
   const PoolState& now = mine.state;
   const std::int64_t below_cap = now.cap_bytes - now.leased_bytes;
-  const std::int64_t below_limit =
-      free_bytes() + std::max<std::int64_t>(0, now.floor_bytes - now.leased_bytes);
+  const std::int64_t available = below_limit(now);
   if (bytes > below_cap) {
-    Error error = refusal(tag, bytes, std::min(below_cap, below_limit));
+    Error error = refusal(tag, bytes, std::min(below_cap, available));
     error.cap_bytes = now.cap_bytes;
     error.advice = mine.option;
     return tl::unexpected(std::move(error));
   }
-  if (bytes > below_limit && bytes > 0) {
-    return tl::unexpected(refusal(tag, bytes, below_limit));
+  if (bytes > available && bytes > 0) {
+    return tl::unexpected(refusal(tag, bytes, available));
   }
   set_pool(mine, now.floor_bytes, now.leased_bytes + bytes);
   return {};
@@ -161,6 +182,121 @@ void Ledger::give_back(Tag tag, std::int64_t bytes) noexcept {
   }
 }
 
+// ---- a limit that moves ----
+
+void Ledger::make_elastic(Tag tag, std::int64_t bytes) noexcept {
+  MutexLock lock(mutex_);
+  pool(tag).elastic_bytes += std::max<std::int64_t>(0, bytes);
+}
+
+Result<Ledger::Settled> Ledger::set_limit(LimitReport limit) {
+  auto made = std::make_shared<const LimitReport>(std::move(limit));
+  MutexLock lock(mutex_);  // Released before the old report is.
+  if (closed_) {
+    return tl::unexpected(closed_error());
+  }
+  whole_limit_ = yielded_ == 0 ? limit_bytes_ : whole_limit_;
+  asked_bytes_ = made->limit_bytes;
+  limit_bytes_ = std::max(limit_bytes_, asked_bytes_);
+  limit_.swap(made);
+  return settle_now();  // At once: what is owed to a pool is not free for others.
+}
+
+Ledger::Settled Ledger::settle() noexcept {
+  MutexLock lock(mutex_);
+  return settle_now();
+}
+
+Ledger::Settled Ledger::settle_now() {
+  Settled settled;
+  const std::int64_t needed = held_bytes() + working_room();
+  if (needed > asked_bytes_ && asked_bytes_ < whole_limit_) {
+    yield_floors(needed - asked_bytes_);
+    settled.wanted_bytes = std::max<std::int64_t>(0, held_bytes() + working_room() - asked_bytes_);
+  } else if (needed < asked_bytes_) {
+    settled.restored_bytes = restore_floors(asked_bytes_ - needed);
+  }
+  limit_bytes_ = std::max(asked_bytes_, std::min(limit_bytes_, held_bytes()));
+  settled.missing_bytes = limit_bytes_ - asked_bytes_;
+  return settled;
+}
+
+std::int64_t Ledger::working_room() const {
+  if (asked_bytes_ >= whole_limit_) {
+    return 0;
+  }
+  std::int64_t room = 0;
+  for (const Pool& one : pools_) {
+    const PoolState& now = one.state;
+    room += std::max<std::int64_t>(
+        0, now.peak_bytes - std::max(now.floor_bytes + now.yielded_bytes, now.leased_bytes));
+  }
+  return room;
+}
+
+std::int64_t Ledger::yield_floors(std::int64_t bytes) {
+  std::int64_t yielded = 0;
+  for (Pool& mine : pools_) {
+    const PoolState& now = mine.state;
+    const std::int64_t most =
+        std::min(std::max<std::int64_t>(0, now.floor_bytes - now.leased_bytes),
+                 mine.elastic_bytes - now.yielded_bytes);
+    const std::int64_t part = std::clamp<std::int64_t>(most, 0, bytes - yielded);
+    mine.state.yielded_bytes += part;
+    set_pool(mine, now.floor_bytes - part, now.leased_bytes);
+    yielded += part;
+  }
+  yielded_ += yielded;
+  return yielded;
+}
+
+std::int64_t Ledger::restore_floors(std::int64_t room) {
+  std::int64_t restored = 0;
+  for (Pool& mine : pools_) {
+    const PoolState& now = mine.state;
+    // Over what is leased above the floor already, a floor grows for nothing.
+    const std::int64_t above = std::max<std::int64_t>(0, now.leased_bytes - now.floor_bytes);
+    const std::int64_t part = std::min(now.yielded_bytes, above + room);
+    mine.state.yielded_bytes -= part;
+    set_pool(mine, now.floor_bytes + part, now.leased_bytes);
+    room -= std::max<std::int64_t>(0, part - above);
+    restored += part;
+  }
+  yielded_ -= restored;
+  return restored;
+}
+
+bool Ledger::unsettled() const noexcept {
+  MutexLock lock(mutex_);
+  return limit_bytes_ > asked_bytes_ || yielded_ > 0;
+}
+
+LimitReport Ledger::limit() const {
+  std::shared_ptr<const LimitReport> now;
+  {
+    MutexLock lock(mutex_);
+    now = limit_;
+  }
+  return *now;
+}
+
+std::int64_t Ledger::room(Tag tag) const noexcept {
+  MutexLock lock(mutex_);
+  const PoolState& now = pools_[static_cast<std::size_t>(tag)].state;
+  const std::int64_t room = std::min(below_limit(now), now.cap_bytes - now.leased_bytes);
+  return closed_ ? 0 : std::max<std::int64_t>(0, room);
+}
+
+std::int64_t Ledger::unleased_elastic() const noexcept {
+  MutexLock lock(mutex_);
+  std::int64_t bytes = 0;
+  for (const Pool& one : pools_) {
+    bytes += std::clamp<std::int64_t>(one.state.floor_bytes - one.state.leased_bytes, 0,
+                                      one.elastic_bytes);
+  }
+  return bytes;
+}
+
 void Ledger::close() noexcept {
   MutexLock lock(mutex_);
   if (!closed_) {
@@ -171,7 +307,8 @@ void Ledger::close() noexcept {
 
 LedgerState Ledger::state() const {
   MutexLock lock(mutex_);
-  LedgerState copy{.limit_bytes = terms_.limit.limit_bytes,
+  LedgerState copy{.limit_bytes = limit_bytes_,
+                   .asked_bytes = asked_bytes_,
                    .baseline_bytes = baseline_.total,
                    .leased_bytes = leased_,
                    .leased_peak_bytes = leased_peak_,
@@ -209,10 +346,12 @@ Result<ReclaimerHandle> Ledger::add_reclaimer(Reclaimer* reclaimer) {
 }
 
 std::string LedgerState::to_string() const {
+  std::int64_t yielded = 0;
   std::string text =
       fmt::format("{:<10}{:>12}{:>12}{:>12}{:>12}\n", "owner", "floor", "leased", "peak", "cap");
   for (int i = 0; i < kTagCount; ++i) {
     const PoolState& pool = pools[static_cast<std::size_t>(i)];
+    yielded += pool.yielded_bytes;
     if (pool.floor_bytes == 0 && pool.leased_bytes == 0 && pool.peak_bytes == 0) {
       continue;
     }
@@ -229,8 +368,14 @@ std::string LedgerState::to_string() const {
     line("orphans", orphan_bytes);
   }
   line("committed", committed_bytes);
+  if (yielded > 0) {
+    line("yielded", yielded);  // Of admitted floors, to a lower limit.
+  }
   line("free", free_bytes());
   line("limit", limit_bytes);
+  if (asked_bytes < limit_bytes) {
+    line("asked", asked_bytes);
+  }
   return text;
 }
 

@@ -7,6 +7,14 @@
 //   baseline + orphans + committed <= limit, unless a new baseline or a new orphan came later
 // so bytes inside a promised floor can always be leased. A closed ledger grants nothing; what is
 // still leased from it is an orphan, counted in the process-wide account until it is returned.
+//
+// The limit in force follows the one asked for: down, as floors yield and leases return, never
+// below what is committed; up, at once. A pool yields of its floor only what is elastic and not
+// leased:
+//   0 <= yielded <= elastic               admitted floor == floor + yielded
+// It leaves working room: what pools have leased at most, beyond their floors. Gathered rows and
+// batches come and go there, and a limit lowered to the last byte would refuse the next of them.
+// A limit as high as when nothing was yielded leaves none: what was admitted is promised again.
 // Reading order: governor.h, this file, ledger.cpp, governor.cpp.
 //
 // Threads: thread-safe. No call-out while the mutex is held (reclaimers run outside it).
@@ -16,10 +24,12 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <filesystem>
 #include <memory>
 
 #include "base/mutex.h"
 #include "memory/reclaimer_table.h"
+#include "os/memory_signals.h"
 #include "plimsoll/governor.h"
 
 namespace plimsoll {
@@ -34,11 +44,13 @@ class Ledger : public std::enable_shared_from_this<Ledger> {
     std::int64_t anonymous{0};
   };
   struct Terms {
-    LimitReport limit;
+    LimitReport limit;  // The first one.
     std::int64_t disk_limit_bytes{0};
     double pressure_fraction{0};
     std::int64_t foreign_bytes{0};
     Baseline baseline;
+    std::filesystem::path proc_root{"/proc"};
+    std::filesystem::path cgroup_root{"/sys/fs/cgroup"};
   };
   Ledger(Terms terms, std::shared_ptr<OrphanAccount> orphans);
 
@@ -48,6 +60,26 @@ class Ledger : public std::enable_shared_from_this<Ledger> {
   Result<Lease> grant(Tag tag, std::int64_t bytes);
   Result<void> take(Tag tag, std::int64_t bytes);
   void give_back(Tag tag, std::int64_t bytes) noexcept;
+
+  void make_elastic(Tag tag, std::int64_t bytes) noexcept;
+
+  /// What the limit asked for and the floors have come to.
+  struct Settled {
+    std::int64_t missing_bytes{0};   // The limit in force is above the one asked for by as many.
+    std::int64_t wanted_bytes{0};    // Those, and what is missing of the working room.
+    std::int64_t restored_bytes{0};  // Promised again to pools that had yielded them.
+  };
+  /// Asks for another limit, and settles. Errors: kInvalidArgument when closed.
+  Result<Settled> set_limit(LimitReport limit);
+  /// Takes from unleased elastic floors, or promises them again, as the limit asked for has it.
+  Settled settle() noexcept;
+  /// Whether settle() may have something to do.
+  [[nodiscard]] bool unsettled() const noexcept;
+  [[nodiscard]] LimitReport limit() const;
+  /// How much more a pool may lease now.
+  [[nodiscard]] std::int64_t room(Tag tag) const noexcept;
+  /// Elastic bytes that are promised and not leased: what shrank and may grow back.
+  [[nodiscard]] std::int64_t unleased_elastic() const noexcept;
 
   /// Refuses from now on; what is leased becomes orphaned. Does nothing the second time.
   void close() noexcept;
@@ -65,13 +97,23 @@ class Ledger : public std::enable_shared_from_this<Ledger> {
     return orphans_->load(std::memory_order_relaxed);
   }
 
-  /// Resident bytes when the pressure moves last ended; kUncapped: not under pressure. Written and
-  /// read by the thread that trains, in step_boundary(), alone.
-  [[nodiscard]] std::int64_t relieved_at_bytes() const noexcept { return relieved_at_bytes_; }
-  void set_relieved_at_bytes(std::int64_t bytes) noexcept { relieved_at_bytes_ = bytes; }
-  /// Whether caches were shrunk and have not all grown back; as relieved_at_bytes().
-  [[nodiscard]] bool shrunk() const noexcept { return shrunk_; }
-  void set_shrunk(bool shrunk) noexcept { shrunk_ = shrunk; }
+  /// What step_boundary() and set_limit() remember from one call to the next. Written and read by
+  /// the threads that call them; each is a hint on its own, so order between them is free.
+  struct Course {
+    std::atomic<std::int64_t> relieved_at_bytes{kUncapped};  // Resident when the moves last ended.
+    std::atomic<bool> shrunk{false};                         // By pressure, and not all grown back.
+    std::atomic<bool> regrow{false};        // Floors were promised again and not all leased again.
+    std::atomic<std::int64_t> asked_ns{0};  // When the last limit was asked for.
+    std::atomic<int> tries{0};              // Step boundaries at which it did not fit.
+    std::atomic<std::int64_t> heeded_ns{INT64_MIN};  // When the kernel was last acted upon.
+  };
+  // What the kernel says, and when it was last looked at: step_boundary()'s alone.
+  struct Kernel {
+    MemorySignals signals;
+    std::int64_t looked_ns{INT64_MIN};
+  };
+  Kernel& kernel() noexcept { return kernel_; }
+  Course& course() noexcept { return course_; }
 
  private:
   struct Pool {
@@ -79,23 +121,36 @@ class Ledger : public std::enable_shared_from_this<Ledger> {
     const char* option{"--memory-limit"};
     int admissions{0};
     int uncapped_admissions{0};
-    std::int64_t cap_sum{0};  // Over the capped admissions.
+    std::int64_t cap_sum{0};        // Over the capped admissions.
+    std::int64_t elastic_bytes{0};  // Over all admissions.
   };
   Pool& pool(Tag tag) PLIMSOLL_REQUIRES(mutex_) { return pools_[static_cast<std::size_t>(tag)]; }
+  [[nodiscard]] std::int64_t held_bytes() const PLIMSOLL_REQUIRES(mutex_);
   [[nodiscard]] std::int64_t free_bytes() const PLIMSOLL_REQUIRES(mutex_);
+  [[nodiscard]] std::int64_t working_room() const PLIMSOLL_REQUIRES(mutex_);
+  [[nodiscard]] std::int64_t below_limit(const PoolState& pool) const PLIMSOLL_REQUIRES(mutex_);
+  Settled settle_now() PLIMSOLL_REQUIRES(mutex_);
+  std::int64_t yield_floors(std::int64_t bytes) PLIMSOLL_REQUIRES(mutex_);
+  std::int64_t restore_floors(std::int64_t room) PLIMSOLL_REQUIRES(mutex_);
   [[nodiscard]] Error refusal(Tag tag, std::int64_t requested, std::int64_t available) const
       PLIMSOLL_REQUIRES(mutex_);
   void set_pool(Pool& pool, std::int64_t floor, std::int64_t leased) PLIMSOLL_REQUIRES(mutex_);
 
-  const Terms terms_;  // Its baseline is only the first one.
+  const Terms terms_;  // Its limit and baseline are only the first ones.
   const std::shared_ptr<OrphanAccount> orphans_;
   ReclaimerTable reclaimers_;
-  std::int64_t relieved_at_bytes_{kUncapped};
-  bool shrunk_{false};
+  Course course_;
+  Kernel kernel_;
 
   mutable Mutex mutex_;
   std::array<Pool, kTagCount> pools_ PLIMSOLL_GUARDED_BY(mutex_){};
   Baseline baseline_ PLIMSOLL_GUARDED_BY(mutex_){};
+  // Shared so that readers copy it without the mutex; replaced whole by set_limit().
+  std::shared_ptr<const LimitReport> limit_ PLIMSOLL_GUARDED_BY(mutex_);
+  std::int64_t limit_bytes_ PLIMSOLL_GUARDED_BY(mutex_){0};  // In force.
+  std::int64_t asked_bytes_ PLIMSOLL_GUARDED_BY(mutex_){0};
+  std::int64_t yielded_ PLIMSOLL_GUARDED_BY(mutex_){0};      // Over all pools.
+  std::int64_t whole_limit_ PLIMSOLL_GUARDED_BY(mutex_){0};  // In force when it was last zero.
   std::int64_t leased_ PLIMSOLL_GUARDED_BY(mutex_){0};
   std::int64_t leased_peak_ PLIMSOLL_GUARDED_BY(mutex_){0};
   std::int64_t committed_ PLIMSOLL_GUARDED_BY(mutex_){0};

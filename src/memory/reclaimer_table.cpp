@@ -3,6 +3,10 @@
 
 namespace plimsoll {
 
+const char* move_name(PressureMove move) noexcept {
+  return move == PressureMove::kPurge ? "purge" : move == PressureMove::kShrink ? "shrink" : "stop";
+}
+
 int ReclaimerTable::add(Reclaimer* reclaimer) noexcept {
   MutexLock lock(mutex_);
   for (int i = 0; i < kMaxReclaimers; ++i) {
@@ -25,11 +29,14 @@ void ReclaimerTable::remove(int slot) noexcept {
 }
 
 Reclaimer* ReclaimerTable::begin(Slot& slot) {
+  const auto deadline = std::chrono::steady_clock::now() + kBusyDeadline;
   while (slot.reclaimer != nullptr && slot.busy) {
     if (slot.runner == std::this_thread::get_id()) {
       return nullptr;
     }
-    idle_.wait(mutex_);
+    if (!idle_.wait_until(mutex_, deadline)) {
+      return nullptr;
+    }
   }
   if (slot.reclaimer != nullptr) {
     slot.busy = true;
@@ -60,9 +67,24 @@ std::int64_t ReclaimerTable::ask_each(std::int64_t bytes, Call call) noexcept {
   return done;
 }
 
-std::int64_t ReclaimerTable::reclaim(PressureMove move, std::int64_t wanted_bytes) noexcept {
-  return ask_each(wanted_bytes, [move](Reclaimer& reclaimer, std::int64_t rest) {
-    return reclaimer.reclaim(move, rest);
+std::int64_t ReclaimerTable::reclaim(PressureMove move, std::int64_t wanted_bytes,
+                                     EvictionLog* log) noexcept {
+  return ask_each(wanted_bytes, [move, log](Reclaimer& reclaimer, std::int64_t rest) {
+    if (log == nullptr) {
+      return reclaimer.reclaim(move, rest);
+    }
+    const auto before = read_resident();
+    const std::int64_t given = reclaimer.reclaim(move, rest);
+    const auto after = read_resident();
+    if (given > 0 && before && after) {
+      log->add({.owner = reclaimer.name(),
+                .move = move,
+                .wanted_bytes = rest,
+                .given_bytes = given,
+                .before_bytes = before->total(),
+                .after_bytes = after->total()});
+    }
+    return given;
   });
 }
 

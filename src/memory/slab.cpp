@@ -135,7 +135,13 @@ Result<void> Slab::reacquire_pages(std::int64_t offset, std::int64_t size) {
       ++run;
     }
     if (run > page) {
-      PLIMSOLL_TRY_VOID(touch(data_ + page * kPageBytes, (run - page) * kPageBytes));
+      if (auto touched = touch(data_ + page * kPageBytes, (run - page) * kPageBytes); !touched) {
+        ::madvise(data_ + page * kPageBytes, static_cast<std::size_t>((run - page) * kPageBytes),
+                  MADV_DONTNEED);
+        lease_.shrink(lease_.bytes() - taken);
+        return touched;
+      }
+      taken -= (run - page) * kPageBytes;
     }
     for (; page < run; ++page) {
       released_[static_cast<std::size_t>(page)] = false;

@@ -44,6 +44,8 @@ class Slab {
   [[nodiscard]] std::int64_t bytes() const noexcept { return bytes_; }
   [[nodiscard]] std::int64_t taken_bytes() const noexcept { return taken_; }
   [[nodiscard]] std::int64_t leased_bytes() const noexcept { return lease_.bytes(); }
+  /// How many bytes reacquire_pages() could lease now.
+  [[nodiscard]] std::int64_t room_bytes() const noexcept { return lease_.room(); }
   [[nodiscard]] std::byte* data() const noexcept { return data_; }
 
   /// Gives back / takes again whole pages inside [offset, offset+size): the lease follows.

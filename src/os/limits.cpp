@@ -162,7 +162,8 @@ Result<LimitReport> find_limit(const LimitQuery& query) {
   const auto available = meminfo_bytes(*meminfo, "MemAvailable:");
   report.candidates.push_back(
       {"available", meminfo_path.string(),
-       available.value_or(meminfo_bytes(*meminfo, "MemFree:").value_or(*total))});
+       available.value_or(meminfo_bytes(*meminfo, "MemFree:").value_or(*total)) +
+           query.resident_bytes});
 
   const auto smallest = std::ranges::min_element(report.candidates, {}, &LimitCandidate::bytes);
   report.winner = static_cast<std::size_t>(smallest - report.candidates.begin());

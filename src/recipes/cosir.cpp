@@ -32,6 +32,7 @@
 #include "recipes/cosir_settle.h"
 #include "recipes/cosir_state.h"
 #include "recipes/cosir_step.h"
+#include "recipes/limit_requests.h"
 
 namespace plimsoll {
 namespace {
@@ -53,6 +54,7 @@ class Run {
     PLIMSOLL_TRY_VOID(open());
     PLIMSOLL_TRY_VOID(admit());
     PLIMSOLL_TRY_VOID(save());  // Step 0: from here on there is always something to resume.
+    limits_.emplace(governor_, folder_.root());
     PLIMSOLL_TRY_VOID(train_epochs());
     return summarise_run();
   }
@@ -66,6 +68,8 @@ class Run {
   Result<void> save();
   Result<void> clean_up_now(const char* when);
   Result<void> look_for_requests();
+  Result<void> report_limits();
+  [[nodiscard]] std::string out_of_memory(const PressureReport& seen) const;
   Result<Evaluation> evaluate_now(const std::string& when, std::int64_t angles);
   Result<RunSummary> summarise_run();
 
@@ -84,6 +88,7 @@ class Run {
   std::optional<State> state_;
   std::optional<Stepper> stepper_;
   std::optional<Report> report_;
+  std::optional<LimitRequests> limits_;
   std::int64_t saved_step_{-1};
   std::string recall_{"{}"};
   std::string phase2_{"{}"};
@@ -209,7 +214,7 @@ Result<void> Run::train_epochs() {
       PLIMSOLL_TRY_VOID(save());
     }
     if (seen.stop) {
-      stop_reason_ = "memory pressure";
+      stop_reason_ = out_of_memory(seen);
     }
     PLIMSOLL_TRY_VOID(look_for_requests());
   }
@@ -302,14 +307,38 @@ Result<void> Run::save() {
   return report_->commit(at(), spent.count());
 }
 
+// Why memory ends the run, and with which limit it would go on.
+std::string Run::out_of_memory(const PressureReport& seen) const {
+  const LedgerState ledger = governor_.state();
+  const std::int64_t limit =
+      std::max(limit_to_resume(governor_, data_->shares()), seen.pressure ? seen.needed_bytes : 0);
+  const std::string why =
+      ledger.asked_bytes < ledger.limit_bytes
+          ? fmt::format("memory limit: {} is asked for, and {} cannot be given up",
+                        format_bytes(ledger.asked_bytes), format_bytes(ledger.limit_bytes))
+          : std::string("memory pressure");
+  return fmt::format("{}; resume with --memory-limit {}MiB", why, (limit + (1 << 20) - 1) >> 20);
+}
+
+Result<void> Run::report_limits() {
+  for (const LimitOutcome& outcome : limits_->take()) {
+    PLIMSOLL_TRY_VOID(report_->limit(at().step, outcome));
+  }
+  return {};
+}
+
 // Signals and the files in the run's folder; waits here while paused.
 Result<void> Run::look_for_requests() {
+  PLIMSOLL_TRY_VOID(report_limits());
   Request request = control_.poll();
   if (request == Request::kPause) {
     const Report::Aside aside{*report_};
     PLIMSOLL_TRY_VOID(save());
     Result<void> told{};
-    request = control_.wait_while_paused([&] { told = report_->phase("paused"); });
+    request = control_.wait_while_paused([&] {
+      told = report_limits();
+      told = told ? report_->phase("paused") : told;
+    });
     PLIMSOLL_TRY_VOID(told);
   }
   if (request == Request::kStop) {

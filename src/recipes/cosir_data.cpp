@@ -98,25 +98,34 @@ class IdsFile {
 
 }  // namespace
 
-// Under pressure the features' cache and the loader's ring shrink; nothing they compute changes.
-class Data::Reclaimable final : public Reclaimer {
- public:
-  Reclaimable(FeatureStore* features, Loader* loader) : features_(features), loader_(loader) {}
-  std::int64_t reclaim(PressureMove move, std::int64_t wanted_bytes) noexcept override {
-    if (move != PressureMove::kShrink) {
-      return 0;
-    }
-    const std::int64_t given = features_->shrink(wanted_bytes);
-    const std::int64_t rest = wanted_bytes - given;
-    return given + (rest > 0 && loader_ != nullptr ? loader_->shrink(rest) : 0);
-  }
-  [[nodiscard]] const char* name() const noexcept override { return "features and loader"; }
-  ReclaimerHandle handle;
+std::int64_t DataShares::cache(std::int64_t free_bytes) const noexcept {
+  return cache_set > 0 ? cache_set
+                       : std::clamp(free_bytes / kCacheShare, std::min(kCacheLeast, cache_whole),
+                                    std::max(kCacheLeast, cache_whole));
+}
 
- private:
-  FeatureStore* features_;
-  Loader* loader_;
-};
+std::int64_t DataShares::store(std::int64_t free_bytes) const noexcept {
+  return store_set > 0 ? store_set
+                       : std::clamp(free_bytes / kStoreShare, store_least,
+                                    std::max(store_least, store_useful));
+}
+
+std::int64_t DataShares::left(std::int64_t free_bytes) const noexcept {
+  const std::int64_t after = free_bytes - cache(free_bytes) - split;
+  return after - store(after) - queue;
+}
+
+std::int64_t DataShares::free_for(std::int64_t tensor_bytes) const noexcept {
+  std::int64_t enough = kMiB;
+  while (left(enough) < tensor_bytes) {
+    enough *= 2;
+  }
+  for (std::int64_t least = 0; enough - least > kMiB;) {  // left() rises with what is free.
+    const std::int64_t middle = (least + enough) / 2 / kMiB * kMiB;
+    (left(middle) < tensor_bytes ? least : enough) = middle;
+  }
+  return enough;
+}
 
 Data::~Data() = default;
 
@@ -187,11 +196,9 @@ Result<void> Data::open_features(const Governor& governor, const CosirConfig& co
                 fmt::format("{}: {} pairs; training compares at least two", config.data, info.rows),
                 "choose another --data");
   }
-  const std::int64_t share = governor.state().free_bytes() / kCacheShare;
-  const std::int64_t whole = info.disk_bytes + kMiB;  // More than everything is never used.
-  bytes_.cache = config.cache_bytes > 0 ? config.cache_bytes
-                                        : std::clamp(share, std::min(kCacheLeast, whole),
-                                                     std::max(kCacheLeast, whole));
+  shares_.cache_set = config.cache_bytes;
+  shares_.cache_whole = info.disk_bytes + kMiB;
+  bytes_.cache = shares_.cache(governor.state().free_bytes());
   PLIMSOLL_TRY(auto store,
                FeatureStore::open(governor, {.directory = config.data,
                                              .cache_bytes = bytes_.cache,
@@ -240,13 +247,13 @@ Result<void> Data::open_rows(const Governor& governor, const CosirConfig& config
     PLIMSOLL_TRY(const TableInfo table, EmbeddingStore::inspect(options.directory));
     options.layout = table.layout;
   }
-  options.store_bytes = config.store_bytes;
-  if (options.store_bytes == 0) {
+  shares_.store_set = config.store_bytes;
+  if (shares_.store_set == 0) {
     PLIMSOLL_TRY(const SlabPlan plan, EmbeddingStore::plan(options));
-    const std::int64_t useful = plan.floor_bytes + bytes_in_ram(options, split_->train_rows());
-    options.store_bytes = std::clamp(governor.state().free_bytes() / kStoreShare, plan.floor_bytes,
-                                     std::max(plan.floor_bytes, useful));
+    shares_.store_least = plan.floor_bytes;
+    shares_.store_useful = plan.floor_bytes + bytes_in_ram(options, split_->train_rows());
   }
+  options.store_bytes = shares_.store(governor.state().free_bytes());
   bytes_.store = options.store_bytes;
   PLIMSOLL_TRY(auto rows, EmbeddingStore::open(governor, options));
   rows_ = std::make_unique<EmbeddingStore>(std::move(rows));
@@ -259,11 +266,13 @@ Result<std::unique_ptr<Data>> Data::open(const Governor& governor, const CosirCo
   data->label_dim_ = config.label_dim;
   PLIMSOLL_TRY_VOID(data->open_features(governor, config));
   const auto seed = static_cast<std::uint64_t>(config.seed);
+  const std::int64_t free = governor.state().free_bytes();
   PLIMSOLL_TRY(auto split,
                Split::create(governor, data->features_.get(),
                              {.held_out_groups = held_out_groups(data->features_->info(), config),
                               .seed = seed_for(seed, Purpose::kSplit)}));
   data->split_ = std::make_unique<Split>(std::move(split));
+  data->shares_.split = free - governor.state().free_bytes();
   PLIMSOLL_TRY_VOID(data->open_rows(governor, config, options));
   if (options.loader) {
     LoaderOptions how;
@@ -277,10 +286,8 @@ Result<std::unique_ptr<Data>> Data::open(const Governor& governor, const CosirCo
                  Loader::open(governor, data->features_.get(), data->split_.get(), how));
     data->loader_ = std::make_unique<Loader>(std::move(loader));
     data->bytes_.queue = data->loader_->slots() * data->loader_->slot_bytes();
+    data->shares_.queue = data->bytes_.queue + kMiB;  // And a batch of ordinals.
   }
-  data->reclaimable_ = std::make_unique<Reclaimable>(data->features_.get(), data->loader_.get());
-  Governor handle = governor;
-  PLIMSOLL_TRY(data->reclaimable_->handle, handle.add_reclaimer(data->reclaimable_.get()));
   return data;
 }
 

@@ -31,6 +31,24 @@ struct DataBytes {
   std::int64_t queue{0};
 };
 
+/// What the parts take of what is free when they are opened: as the options say, or shares of it.
+struct DataShares {
+  std::int64_t cache_set{0};    ///< By its option; 0: a share. As store_set.
+  std::int64_t cache_whole{0};  ///< More than everything is never used.
+  std::int64_t store_set{0};
+  std::int64_t store_least{0};
+  std::int64_t store_useful{0};  ///< With every row in RAM.
+  std::int64_t split{0};
+  std::int64_t queue{0};
+
+  [[nodiscard]] std::int64_t cache(std::int64_t free_bytes) const noexcept;
+  [[nodiscard]] std::int64_t store(std::int64_t free_bytes) const noexcept;
+  /// What is left of `free_bytes` for tensors once all are open.
+  [[nodiscard]] std::int64_t left(std::int64_t free_bytes) const noexcept;
+  /// The fewest free bytes, in whole MiB, that leave `tensor_bytes`.
+  [[nodiscard]] std::int64_t free_for(std::int64_t tensor_bytes) const noexcept;
+};
+
 /// How the data is opened: for a new run, from a commit, or to look at alone.
 struct DataOptions {
   std::filesystem::path embeddings{};
@@ -50,6 +68,7 @@ class Data {
   [[nodiscard]] Loader& loader() { return *loader_; }
   [[nodiscard]] const Split& split() const { return *split_; }
   [[nodiscard]] const DataBytes& bytes() const { return bytes_; }
+  [[nodiscard]] const DataShares& shares() const { return shares_; }
   [[nodiscard]] std::int64_t image_dim() const { return dims_[0]; }
   [[nodiscard]] std::int64_t text_dim() const { return dims_[1]; }
 
@@ -68,7 +87,6 @@ class Data {
   TrainedRows trained();
 
  private:
-  class Reclaimable;
   Data() = default;
   Result<void> open_features(const Governor& governor, const CosirConfig& config);
   Result<void> open_rows(const Governor& governor, const CosirConfig& config,
@@ -77,6 +95,7 @@ class Data {
 
   std::int64_t label_dim_{0};
   DataBytes bytes_{};
+  DataShares shares_{};
   std::array<int, 2> columns_{};  // Indices of "image" and "text".
   std::array<DType, 2> dtypes_{};
   std::array<std::int64_t, 2> dims_{};
@@ -84,7 +103,6 @@ class Data {
   std::unique_ptr<Split> split_;
   std::unique_ptr<EmbeddingStore> rows_;
   std::unique_ptr<Loader> loader_;
-  std::unique_ptr<Reclaimable> reclaimable_;  // Last: it borrows features and loader.
 };
 
 /// Groups held out: the option's number, or 5,000 pairs' worth, at most a fifth of the groups.

@@ -21,8 +21,9 @@ namespace {
 
 constexpr const char* kAdvice =
     "raise --memory-limit, or lower batch_size, store_bytes, cache_bytes or queue_bytes";
-constexpr std::int64_t kLeastRows = 2;        // The loss compares rows.
-constexpr std::int64_t kLeastStep = 1 << 20;  // Limits are named in whole MiB.
+constexpr std::int64_t kLeastRows = 2;             // The loss compares rows.
+constexpr std::int64_t kLeastStep = 1 << 20;       // Limits are named in whole MiB.
+constexpr std::int64_t kBaselineVaries = 8 << 20;  // From process to process.
 
 Error refused(const Governor& governor, std::int64_t needed, const std::string& what) {
   const LedgerState state = governor.state();
@@ -115,6 +116,16 @@ Result<void> admit_tensors(Governor& governor, std::int64_t floor_bytes, const s
 std::string larger_limit(const Governor& governor) {
   const std::int64_t limit = governor.state().limit_bytes;
   return fmt::format("resume with --memory-limit {}MiB", smallest_limit(limit, 0, limit / 8) >> 20);
+}
+
+std::int64_t limit_to_resume(const Governor& governor, const DataShares& shares) {
+  const LedgerState state = governor.state();
+  const auto floor = [&](Tag tag) {
+    return state.pools[static_cast<std::size_t>(tag)].floor_bytes;
+  };
+  const std::int64_t limit = state.baseline_bytes + floor(Tag::kForeign) +
+                             shares.free_for(floor(Tag::kTensor)) + kBaselineVaries;
+  return (limit + kLeastStep - 1) / kLeastStep * kLeastStep;
 }
 
 std::string admitted_table(const Governor& governor, std::int64_t step_peak,

@@ -13,6 +13,7 @@
 
 #include "plimsoll/governor.h"
 #include "plimsoll/result.h"
+#include "recipes/cosir_data.h"
 
 namespace plimsoll::cosir {
 
@@ -44,6 +45,10 @@ Result<void> admit_tensors(Governor& governor, std::int64_t floor_bytes, const s
 /// "resume with --memory-limit 864MiB": an eighth more than now, for a refusal that no rehearsal
 /// foresaw.
 std::string larger_limit(const Governor& governor);
+
+/// The limit, in bytes, with which a run as this one, opened anew, has room for its tensors: what
+/// they were promised, and `shares` of the rest.
+std::int64_t limit_to_resume(const Governor& governor, const DataShares& shares);
 
 /// The table printed before the first step: limit, baseline, and each part's promise and share.
 std::string admitted_table(const Governor& governor, std::int64_t step_peak,

@@ -95,16 +95,64 @@ Result<void> Report::step(const Position& at, const Batch& batch, std::int64_t t
   return folder_->write_status(status_);
 }
 
+Result<void> Report::evictions(std::int64_t step, const EvictionLog& log) {
+  for (const Eviction& one : log.entries()) {
+    progress_.text(fmt::format("step {}: memory: {} {} {}: resident {} before, {} after", step,
+                               one.owner, one.move == PressureMove::kPurge ? "purged" : "shrank by",
+                               format_bytes(one.given_bytes), format_bytes(one.before_bytes),
+                               format_bytes(one.after_bytes)));
+    PLIMSOLL_TRY_VOID(folder_->event("evict", {{"step", step},
+                                               {"owner", std::string_view(one.owner)},
+                                               {"move", std::string_view(move_name(one.move))},
+                                               {"wanted_bytes", one.wanted_bytes},
+                                               {"given_bytes", one.given_bytes},
+                                               {"before_bytes", one.before_bytes},
+                                               {"after_bytes", one.after_bytes},
+                                               {"freed_bytes", one.freed_bytes()}}));
+  }
+  return {};
+}
+
 Result<void> Report::pressure(std::int64_t step, const PressureReport& seen) {
-  if (!seen.pressure && !seen.stop) {
+  PLIMSOLL_TRY_VOID(evictions(step, seen.evictions));
+  if (!seen.pressure && !seen.stop && seen.evictions.entries().empty()) {
     return {};
   }
   return folder_->event("reclaim", {{"step", step},
                                     {"resident_bytes", seen.resident.total()},
                                     {"unexplained_bytes", seen.unexplained_bytes},
+                                    {"kernel", seen.kernel != KernelPressure::kNone},
                                     {"purged_bytes", seen.purged_bytes},
                                     {"shrunk_bytes", seen.shrunk_bytes},
-                                    {"stop", seen.stop}});
+                                    {"stop", seen.stop},
+                                    {"needed_bytes", seen.needed_bytes}});
+}
+
+Result<void> Report::limit(std::int64_t step, const LimitOutcome& outcome) {
+  const std::string_view asked(outcome.asked);
+  if (!outcome.change) {
+    const std::string why = outcome.change.error().to_string();
+    progress_.text(fmt::format("step {}: the limit stays: {}", step, why));
+    return folder_->event("limit",
+                          {{"step", step}, {"asked", asked}, {"message", std::string_view(why)}});
+  }
+  const LimitChange& change = *outcome.change;
+  PLIMSOLL_TRY_VOID(evictions(step, change.evictions));
+  progress_.text(fmt::format("step {}: memory limit {}, was {}; resident {}", step,
+                             format_bytes(change.limit_bytes), format_bytes(change.before_bytes),
+                             format_bytes(change.resident.total())));
+  status_.read_memory(governor_);
+  PLIMSOLL_TRY_VOID(folder_->event("limit", {{"step", step},
+                                             {"asked", asked},
+                                             {"before_bytes", change.before_bytes},
+                                             {"asked_bytes", change.asked_bytes},
+                                             {"limit_bytes", change.limit_bytes},
+                                             {"settled", change.settled()},
+                                             {"purged_bytes", change.purged_bytes},
+                                             {"shrunk_bytes", change.shrunk_bytes},
+                                             {"grown_bytes", change.grown_bytes},
+                                             {"resident_bytes", change.resident.total()}}));
+  return folder_->write_status(status_, /*force=*/true);
 }
 
 Result<void> Report::clean_up(std::int64_t step, const char* when, const CleanUp& done) {

@@ -17,6 +17,7 @@
 #include "recipes/cosir_data.h"
 #include "recipes/cosir_loss.h"
 #include "recipes/cosir_state.h"
+#include "recipes/limit_requests.h"
 #include "recipes/metrics.h"
 #include "recipes/progress.h"
 #include "recipes/run_folder.h"
@@ -36,10 +37,13 @@ class Report {
   Result<void> step(const Position& at, const Batch& batch, std::int64_t train_rows, double loss,
                     const std::array<double, kTerms>* terms, double rate_scale);
 
-  /// A pressure move, or a refusal inside a step.
+  /// A pressure move, or a refusal inside a step. A line for every owner that gave memory back,
+  /// with what was resident before and after it.
   Result<void> pressure(std::int64_t step, const PressureReport& seen);
   /// What giving unused memory back has freed.
   Result<void> clean_up(std::int64_t step, const char* when, const CleanUp& done);
+  /// A change of the limit, or why there was none.
+  Result<void> limit(std::int64_t step, const LimitOutcome& outcome);
   Result<void> refusal(std::int64_t step, const Error& error, bool again);
 
   Result<void> evaluation(const char* when, const Position& at, const Evaluation& result);
@@ -83,6 +87,7 @@ class Report {
 
  private:
   void read_memory(bool force);
+  Result<void> evictions(std::int64_t step, const EvictionLog& log);
 
   RunFolder* folder_;
   Metrics metrics_;

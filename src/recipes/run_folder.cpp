@@ -161,6 +161,7 @@ Result<RunFolder> RunFolder::open(const fs::path& root) {
   std::error_code ignored;
   fs::remove(root / ".stop", ignored);
   fs::remove(root / ".pause", ignored);
+  fs::remove(root / ".limit", ignored);
   PLIMSOLL_TRY_VOID(folder.open_events());
   return folder;
 }

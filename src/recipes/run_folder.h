@@ -5,7 +5,7 @@
 //   run.toml        resolved configuration      identity.json   what decides the run's bits
 //   events.jsonl    one line per event          status.json     what `plimsoll status` prints
 //   checkpoints/    step-NNNNNNNNN/ and manifest.json, the one step every part agrees on
-//   metrics/ embeddings/                        .stop .pause    requests; .lock holds the pid
+//   metrics/ embeddings/                        .stop .pause .limit  requests; .lock: the pid
 //
 // Reading order: this file, checkpoint.h, control.h, then run_folder.cpp.
 //
@@ -58,6 +58,7 @@ struct RunStatus {
   std::int64_t limit_bytes{0};
   std::int64_t resident_bytes{0};
   std::int64_t peak_resident_bytes{0};
+  std::string limit_source{};  ///< "6.0 GiB (user: plimsoll limit)": the one asked for last.
   std::int64_t leased_bytes{0};
   std::int64_t leased_peak_bytes{0};
   std::array<std::int64_t, kTagCount> leased_by_tag{};
@@ -86,7 +87,7 @@ class RunFolder {
   ///         kIo. After an error nothing new is left behind.
   static Result<RunFolder> create(const std::filesystem::path& root, const std::string& run_toml);
 
-  /// Opens the folder of an existing run to go on with it. Removes .stop and .pause.
+  /// Opens the folder of an existing run to go on with it. Removes .stop, .pause and .limit.
   /// Errors: kNotFound (no run there), kInvalidArgument (another process trains in it).
   static Result<RunFolder> open(const std::filesystem::path& root);
 

@@ -132,6 +132,7 @@ nlohmann::ordered_json to_document(const RunStatus& status) {
                               {"seconds", number(status.seconds)},
                               {"seconds_left", number(status.seconds_left)},
                               {"limit_bytes", status.limit_bytes},
+                              {"limit_source", status.limit_source},
                               {"resident_bytes", status.resident_bytes},
                               {"peak_resident_bytes", status.peak_resident_bytes},
                               {"leased_bytes", status.leased_bytes},
@@ -166,6 +167,7 @@ RunStatus from_document(const nlohmann::json& json) {
   };
   text("status", status.status);
   text("message", status.message);
+  text("limit_source", status.limit_source);
   integer("step", status.step);
   integer("steps_total", status.steps_total);
   integer("epoch", status.epoch);
@@ -197,6 +199,7 @@ RunStatus from_document(const nlohmann::json& json) {
 void RunStatus::read_memory(const Governor& governor) {
   const LedgerState ledger = governor.state();
   limit_bytes = ledger.limit_bytes;
+  limit_source = governor.valid() ? governor.limit().explain() : "";
   leased_bytes = ledger.leased_bytes;
   leased_peak_bytes = ledger.leased_peak_bytes;
   for (std::size_t tag = 0; tag < leased_by_tag.size(); ++tag) {
@@ -310,6 +313,9 @@ std::string RunView::to_text() const {
   text += fmt::format("  memory    {} resident (peak {}), {} leased; limit {}\n",
                       format_bytes(status.resident_bytes), format_bytes(status.peak_resident_bytes),
                       format_bytes(status.leased_bytes), format_bytes(status.limit_bytes));
+  if (!status.limit_source.empty()) {
+    text += fmt::format("            limit of {}\n", status.limit_source);
+  }
   std::string owners;
   for (int tag = 0; tag < kTagCount; ++tag) {
     if (const auto held = status.leased_by_tag[static_cast<std::size_t>(tag)]; held > 0) {

@@ -12,7 +12,7 @@ namespace plimsoll {
 
 struct RunSummary {
   std::string status{"finished"};  ///< "finished" or "stopped".
-  std::string stop_reason{};       ///< "SIGINT", ".stop", "memory pressure"; "" when finished.
+  std::string stop_reason{};       ///< "SIGINT", ".stop", "memory pressure; …"; "" when finished.
   std::string run{};               ///< The run folder.
   std::int64_t step{0};
   std::int64_t epoch{0};  ///< Epochs completed.

@@ -160,10 +160,14 @@ bool PageCache::move_page(std::uint32_t from, std::uint32_t& spare) {
 
 std::int64_t PageCache::grow_back(std::int64_t wanted_bytes) noexcept {
   const MutexLock resizing(resize_mutex_);
-  const std::int64_t more =
+  const std::int64_t most =
       std::min(std::max<std::int64_t>(wanted_bytes, 0) / kRegionBytes, regions_ - regions_held_);
-  if (more <= 0 ||
-      !slab_.reacquire_pages(region_offset(regions_held_), more * kRegionBytes).has_value()) {
+  std::int64_t more = 0;  // Until one is refused: the table stays as small as it must.
+  while (more < most &&
+         slab_.reacquire_pages(region_offset(regions_held_ + more), kRegionBytes).has_value()) {
+    ++more;
+  }
+  if (more == 0) {
     return 0;
   }
   regions_held_ += more;

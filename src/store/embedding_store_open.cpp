@@ -209,6 +209,7 @@ Result<void> EmbeddingStore::Impl::take_memory(const Governor& governor) {
   PLIMSOLL_TRY_VOID(
       admission_.take(governor, Tag::kEmbedding, layout_.plan.total_bytes, "store_bytes"));
   PLIMSOLL_TRY(slab_, Slab::create(governor, Tag::kEmbedding, layout_.plan.total_bytes, true));
+  admission_.make_elastic();
   const GrowthShape growth = table_.growth();
   map_.emplace(shape_.pages, spare_blocks(layout_.sizes), slab_, growth.bytes());
   if (table_.rows_max > 0) {

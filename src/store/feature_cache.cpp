@@ -4,7 +4,7 @@
 //
 //   kEmpty ─claim→ kLoading ─settle→ kReady ─evict→ kLoading (another block)
 //                     └─ failed → kFailed (until its last waiter has seen it) → kEmpty
-//   kEmpty, kReady ─shrink→ kLeaving → kAbsent ─claim→ kLoading (pages taken again first)
+//   kEmpty, kReady ─shrink→ kLeaving → kAbsent ─grow_back→ kComing → kEmpty
 //
 // Threads, Memory: as the header says.
 #include "store/feature_cache.h"
@@ -40,7 +40,15 @@ std::int64_t now_ns() noexcept {
       .count();
 }
 
-enum class FrameState : std::uint8_t { kEmpty, kLoading, kReady, kFailed, kLeaving, kAbsent };
+enum class FrameState : std::uint8_t {
+  kEmpty,
+  kLoading,
+  kReady,
+  kFailed,
+  kLeaving,
+  kAbsent,
+  kComing
+};
 
 }  // namespace
 
@@ -48,8 +56,7 @@ struct BlockCache::Frame {
   std::uint64_t key{0};  // Meaningful while mapped: kLoading and kReady.
   std::uint32_t pins{0};
   FrameState state{FrameState::kEmpty};
-  bool used{false};        // Since the clock's hand last passed.
-  bool was_absent{false};  // Its pages must be taken again before loading.
+  bool used{false};  // Since the clock's hand last passed.
 };
 
 struct BlockCache::Batch {
@@ -63,8 +70,6 @@ struct BlockCache::Batch {
   std::size_t mine_count{0};
   std::array<std::uint16_t, kPinsMax> joined{};  // Positions another call is loading.
   std::size_t joined_count{0};
-  bool any_absent{false};
-  bool brought_back{false};
   BlockReader::Counts counts{};  // Of what this call read.
 };
 
@@ -90,7 +95,7 @@ BlockCache::BlockCache(Slab& slab, BlockReader& reader, std::span<const BlockSou
 std::int64_t BlockCache::reserve(std::int64_t wanted) {
   MutexLock lock(mutex_);
   // A quarter at most, so that a few readers can work side by side in a small slab.
-  const auto frames = static_cast<std::int64_t>(frames_.size());
+  const auto frames = static_cast<std::int64_t>(frames_.size()) - absent_;
   wanted = std::min({wanted, kPinsMax, std::max<std::int64_t>(1, frames / 4)});
   while (pins_free_ == 0) {
     pins_freed_.wait(mutex_);
@@ -159,8 +164,7 @@ void BlockCache::unpin(std::span<const std::uint32_t> frames) noexcept {
 void BlockCache::drop_pin(std::uint32_t frame) {
   Frame& held = frames_[frame];
   if (--held.pins == 0 && held.state == FrameState::kFailed) {
-    held.state = held.was_absent ? FrameState::kAbsent : FrameState::kEmpty;
-    absent_ += held.was_absent ? 1 : 0;
+    held.state = FrameState::kEmpty;
   }
 }
 
@@ -168,13 +172,7 @@ void BlockCache::drop_pin(std::uint32_t frame) {
 
 void BlockCache::claim(Batch& batch, std::size_t i) {
   const std::uint64_t key = key_of(batch.source, batch.blocks[i]);
-  std::uint32_t found = find(key);
-  std::uint32_t taken = kNoFrame;
-  while (found == kNoFrame && (taken = take_victim()) == kNoFrame) {
-    // Every other frame is being given back this very moment. Others may claim while this waits.
-    loads_ended_.wait(mutex_);
-    found = find(key);
-  }
+  const std::uint32_t found = find(key);
   if (found != kNoFrame) {
     Frame& frame = frames_[found];
     ++frame.pins;
@@ -186,33 +184,30 @@ void BlockCache::claim(Batch& batch, std::size_t i) {
     }
     return;
   }
+  const std::uint32_t taken = take_victim();
   Frame& frame = frames_[taken];
   frame.key = key;
   frame.pins = 1;
   // A block read once makes way before one that was asked for again, or is about to be.
   frame.used = batch.ahead;
-  frame.was_absent = frame.state == FrameState::kAbsent;
-  absent_ -= frame.was_absent ? 1 : 0;
   frame.state = FrameState::kLoading;
   map(key, taken);
   batch.frames[i] = taken;
   batch.hits[i] = false;
-  batch.any_absent = batch.any_absent || frame.was_absent;
   batch.mine[batch.mine_count++] = static_cast<std::uint16_t>(i);
 }
 
 std::uint32_t BlockCache::take_victim() {
   const auto count = static_cast<std::int64_t>(frames_.size());
-  // Two rounds clear every mark. In a third, pages that were given back are taken again.
-  for (std::int64_t tries = 0; tries < 3 * count; ++tries) {
+  // Two rounds clear every mark.
+  for (std::int64_t tries = 0; tries < 2 * count; ++tries) {
     const auto at = static_cast<std::uint32_t>(hand_);
     hand_ = hand_ + 1 == count ? 0 : hand_ + 1;
     Frame& frame = frames_[at];
     if (frame.pins > 0) {
       continue;
     }
-    if (frame.state == FrameState::kEmpty ||
-        (frame.state == FrameState::kAbsent && tries >= 2 * count)) {
+    if (frame.state == FrameState::kEmpty) {
       return at;
     }
     if (frame.state == FrameState::kReady && !std::exchange(frame.used, false)) {
@@ -221,16 +216,13 @@ std::uint32_t BlockCache::take_victim() {
       return at;
     }
   }
+  PLIMSOLL_CHECK(false, "more pins than frames");  // Reservations never pass what is present.
   return kNoFrame;
 }
 
 // ---- loading ----
 
 Result<void> BlockCache::load(Batch& batch) {
-  if (batch.any_absent) {
-    PLIMSOLL_TRY_VOID(bring_back(batch));
-    batch.brought_back = true;
-  }
   const BlockSource& source = sources_[static_cast<std::size_t>(batch.source)];
   std::array<BlockReader::Wanted, kPinsMax> blocks;
   for (std::size_t m = 0; m < batch.mine_count; ++m) {
@@ -264,17 +256,6 @@ BlockReader::Wanted BlockCache::wanted(const Batch& batch, std::size_t i) const 
           .out = {frame, static_cast<std::size_t>(size)}};
 }
 
-Result<void> BlockCache::bring_back(const Batch& batch) {
-  MutexLock lease_lock(lease_mutex_);
-  for (std::size_t m = 0; m < batch.mine_count; ++m) {
-    const std::uint32_t frame = batch.frames[batch.mine[m]];
-    // Pages that are present are left alone. The pool's floor holds the bytes for us meanwhile.
-    PLIMSOLL_TRY_VOID(
-        slab_.reacquire_pages(blocks_ - slab_.data() + frame * block_bytes_, block_bytes_));
-  }
-  return {};
-}
-
 void BlockCache::settle(Batch& batch, bool loaded) {
   {
     MutexLock lock(mutex_);
@@ -283,7 +264,6 @@ void BlockCache::settle(Batch& batch, bool loaded) {
     for (std::size_t m = 0; m < batch.mine_count; ++m) {
       const std::size_t i = batch.mine[m];
       Frame& frame = frames_[batch.frames[i]];
-      frame.was_absent = frame.was_absent && !batch.brought_back;
       if (loaded) {
         frame.state = FrameState::kReady;
         ++stats_.resident_frames;
@@ -334,7 +314,28 @@ Result<void> BlockCache::wait_for_joined(Batch& batch) {
   return {};
 }
 
-// ---- giving back ----
+// ---- giving back, growing back ----
+
+// Takes a frame out of use, its pin with it. From frame `at` on; kNoFrame: none can go.
+std::uint32_t BlockCache::take_leaver(std::int64_t& at) {
+  const auto count = static_cast<std::int64_t>(frames_.size());
+  for (; count - absent_ > kFramesMin && pins_free_ > 0 && at < count; ++at) {
+    Frame& frame = frames_[static_cast<std::size_t>(at)];
+    const bool ready = frame.state == FrameState::kReady;
+    if (frame.pins > 0 || (!ready && frame.state != FrameState::kEmpty)) {
+      continue;
+    }
+    if (ready) {
+      unmap(frame.key);
+      --stats_.resident_frames;
+    }
+    frame.state = FrameState::kLeaving;
+    ++absent_;
+    --pins_free_;
+    return static_cast<std::uint32_t>(at);
+  }
+  return kNoFrame;
+}
 
 std::int64_t BlockCache::shrink(std::int64_t wanted_bytes) noexcept {
   std::int64_t given = 0;
@@ -343,21 +344,7 @@ std::int64_t BlockCache::shrink(std::int64_t wanted_bytes) noexcept {
     std::uint32_t frame = kNoFrame;
     {
       MutexLock lock(mutex_);
-      const auto count = static_cast<std::int64_t>(frames_.size());
-      for (; count - absent_ > kFramesMin && at < count && frame == kNoFrame; ++at) {
-        Frame& candidate = frames_[static_cast<std::size_t>(at)];
-        const bool ready = candidate.state == FrameState::kReady;
-        if (candidate.pins > 0 || (!ready && candidate.state != FrameState::kEmpty)) {
-          continue;
-        }
-        if (ready) {
-          unmap(candidate.key);
-          --stats_.resident_frames;
-        }
-        candidate.state = FrameState::kLeaving;
-        ++absent_;
-        frame = static_cast<std::uint32_t>(at);
-      }
+      frame = take_leaver(at);
     }
     if (frame == kNoFrame) {
       break;
@@ -366,13 +353,43 @@ std::int64_t BlockCache::shrink(std::int64_t wanted_bytes) noexcept {
       MutexLock lease_lock(lease_mutex_);
       given += slab_.release_pages(blocks_ - slab_.data() + frame * block_bytes_, block_bytes_);
     }
-    {
-      MutexLock lock(mutex_);
-      frames_[frame].state = FrameState::kAbsent;
-    }
-    loads_ended_.notify_all();
+    MutexLock lock(mutex_);
+    frames_[frame].state = FrameState::kAbsent;
   }
   return given;
+}
+
+std::int64_t BlockCache::grow_back(std::int64_t wanted_bytes) noexcept {
+  wanted_bytes = std::min(wanted_bytes, slab_.room_bytes());
+  std::int64_t taken = 0;
+  std::size_t at = 0;
+  bool refused = false;
+  while (!refused && wanted_bytes - taken >= block_bytes_) {
+    {
+      MutexLock lock(mutex_);
+      while (at < frames_.size() && frames_[at].state != FrameState::kAbsent) {
+        ++at;
+      }
+      if (at == frames_.size()) {
+        break;
+      }
+      frames_[at].state = FrameState::kComing;
+    }
+    {
+      MutexLock lease_lock(lease_mutex_);
+      const auto offset = blocks_ - slab_.data() + static_cast<std::int64_t>(at) * block_bytes_;
+      refused = !slab_.reacquire_pages(offset, block_bytes_).has_value();
+    }
+    {
+      MutexLock lock(mutex_);
+      frames_[at].state = refused ? FrameState::kAbsent : FrameState::kEmpty;
+      absent_ -= refused ? 0 : 1;
+      pins_free_ += refused ? 0 : 1;
+    }
+    taken += refused ? 0 : block_bytes_;
+    pins_freed_.notify_all();
+  }
+  return taken;
 }
 
 BlockCacheStats BlockCache::stats() const {

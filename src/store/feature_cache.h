@@ -7,6 +7,9 @@
 // reader that has one always finds a frame to evict, however small the slab. A block that another
 // reader is loading is waited for, not read twice. Eviction is CLOCK.
 //
+// shrink() gives frames back together with their pins, so that what is left works as a cache made
+// that small; grow_back() brings them again, and does with fewer where memory is refused.
+//
 // Reading order: this file, feature_cache.cpp, feature_store.cpp.
 //
 // Threads: thread-safe. One mutex over the frames' states; it is held across no I/O, no copy and
@@ -88,8 +91,11 @@ class BlockCache {
   [[nodiscard]] std::int64_t block_bytes() const noexcept { return block_bytes_; }
 
   /// Drops unpinned blocks and gives their pages back until `wanted_bytes` are returned or only
-  /// kFramesMin frames are left. They come back when all others are pinned.
+  /// kFramesMin frames, or as many as are reserved, are left.
   std::int64_t shrink(std::int64_t wanted_bytes) noexcept;
+
+  /// Takes again up to `wanted_bytes` of what shrink() gave back; stays small where refused.
+  std::int64_t grow_back(std::int64_t wanted_bytes) noexcept;
 
   [[nodiscard]] BlockCacheStats stats() const;
 
@@ -98,8 +104,8 @@ class BlockCache {
 
   void claim(Batch& batch, std::size_t i) PLIMSOLL_REQUIRES(mutex_);
   [[nodiscard]] std::uint32_t take_victim() PLIMSOLL_REQUIRES(mutex_);
+  [[nodiscard]] std::uint32_t take_leaver(std::int64_t& at) PLIMSOLL_REQUIRES(mutex_);
   Result<void> load(Batch& batch);
-  Result<void> bring_back(const Batch& batch);
   [[nodiscard]] BlockReader::Wanted wanted(const Batch& batch, std::size_t i) const;
   void settle(Batch& batch, bool loaded);
   Result<void> wait_for_joined(Batch& batch);
@@ -122,7 +128,7 @@ class BlockCache {
   CondVar loads_ended_;
   std::span<Frame> frames_ PLIMSOLL_GUARDED_BY(mutex_);
   std::span<std::uint32_t> table_ PLIMSOLL_GUARDED_BY(mutex_);  // Frame + 1 by key; 0 is empty.
-  std::int64_t pins_free_ PLIMSOLL_GUARDED_BY(mutex_){0};
+  std::int64_t pins_free_ PLIMSOLL_GUARDED_BY(mutex_){0};       // Of frames that are not absent.
   std::int64_t absent_ PLIMSOLL_GUARDED_BY(mutex_){0};  // Frames whose pages were given back.
   std::int64_t hand_ PLIMSOLL_GUARDED_BY(mutex_){0};    // Of the clock.
   BlockCacheStats stats_ PLIMSOLL_GUARDED_BY(mutex_){};

@@ -86,6 +86,9 @@ class FeatureStore::Impl : public Reclaimer {
   [[nodiscard]] FeatureStats stats() const;
   [[nodiscard]] const FeaturePlan& plan() const noexcept { return shares_.plan; }
   std::int64_t shrink(std::int64_t wanted_bytes) noexcept { return cache_->shrink(wanted_bytes); }
+  std::int64_t grow_back(std::int64_t room_bytes) noexcept override {
+    return cache_->grow_back(room_bytes);
+  }
 
   std::int64_t reclaim(PressureMove move, std::int64_t wanted_bytes) noexcept override {
     return move == PressureMove::kShrink ? shrink(wanted_bytes) : 0;
@@ -137,6 +140,7 @@ Result<void> FeatureStore::Impl::start(const FeatureStoreOptions& options) {
   const std::int64_t slab_bytes = round_up(shares_.plan.total_bytes, kFeaturePage);
   PLIMSOLL_TRY_VOID(admission_.take(governor_, Tag::kFeature, slab_bytes, "cache_bytes"));
   PLIMSOLL_TRY(slab_, Slab::create(governor_, Tag::kFeature, slab_bytes));
+  admission_.make_elastic();
   PLIMSOLL_TRY_VOID(open_files());
   PLIMSOLL_TRY(reclaimer_, governor_.add_reclaimer(this));
   return {};
@@ -561,6 +565,9 @@ FeaturePlan FeatureStore::plan() const noexcept {
 
 std::int64_t FeatureStore::shrink(std::int64_t wanted_bytes) noexcept {
   return impl_->shrink(wanted_bytes);
+}
+std::int64_t FeatureStore::grow_back(std::int64_t wanted_bytes) noexcept {
+  return impl_->grow_back(wanted_bytes);
 }
 
 }  // namespace plimsoll

@@ -234,12 +234,20 @@ TEST(FeatureStoreTest, ShrinkGivesPagesBackAndReadsGoOn) {
   EXPECT_EQ(governor.state().leased_bytes, before - given);
   ASSERT_EQ(compare(store, set, some, {0, 1}, true), "");
   EXPECT_EQ(governor.state().leased_bytes, before - given) << "enough frames were left";
-  // Down to the fewest frames, which is less than one request pins: some come back.
+  // Down to the fewest frames, which is less than one request would pin.
   EXPECT_GT(store.shrink(INT64_MAX), 2 << 20);
   EXPECT_LT(governor.state().leased_bytes - store.plan().buffer_bytes, 128 << 10);
   ASSERT_EQ(compare(store, set, some, {0, 1}, true), "");
-  EXPECT_EQ(store.stats().resident_frames > 8, true);
-  EXPECT_LE(governor.state().leased_bytes, before);
+  EXPECT_EQ(store.stats().resident_frames, 8);
+  EXPECT_EQ(store.shrink(INT64_MAX), 0);
+  // Some at first, then all of them.
+  EXPECT_LE(store.grow_back(1 << 20), 1 << 20);
+  ASSERT_EQ(compare(store, set, some, {0, 1}, true), "");
+  EXPECT_GT(store.stats().resident_frames, 8);
+  EXPECT_GT(store.grow_back(INT64_MAX), 0);
+  EXPECT_EQ(governor.state().leased_bytes, before);
+  EXPECT_EQ(store.grow_back(INT64_MAX), 0);
+  ASSERT_EQ(compare(store, set, some, {0, 1}, true), "");
 }
 
 // How many reads a sweep over `wanted` takes: neighbours up to `gap` pages apart share one of at

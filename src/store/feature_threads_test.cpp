@@ -78,8 +78,13 @@ TEST_P(FeatureThreads, ReadTheSameBytesFromASmallSlab) {
       });
     }
     std::jthread shrinker([&] {
+      std::mt19937_64 random(kSeed + 99);
       while (!done) {
-        store.shrink(64 << 10);
+        if (random() % 3 == 0) {
+          store.grow_back(static_cast<std::int64_t>(random() % (512 << 10)));
+        } else {
+          store.shrink(64 << 10);
+        }
         std::this_thread::yield();
       }
     });

@@ -7,6 +7,7 @@ import dataclasses
 import json
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import time
@@ -104,7 +105,7 @@ def test_a_missing_configuration_file_is_wrong_usage(call, tmp_path):
 
 @pytest.mark.parametrize("arguments", [
     ["resume", "nowhere"], ["eval", "nowhere"], ["stop", "nowhere"], ["pause", "nowhere"],
-    ["continue", "nowhere"], ["status", "nowhere"], ["store", "info", "nowhere"],
+    ["continue", "nowhere"], ["limit", "nowhere", "1GiB"], ["status", "nowhere"], ["store", "info", "nowhere"],
     ["store", "verify", "nowhere"], ["store", "export", "nowhere", "--out", "x.npy"],
     ["info", "nowhere"]])
 def test_what_is_not_there_is_named_with_status_one(call, tmp_path, arguments):
@@ -115,7 +116,7 @@ def test_what_is_not_there_is_named_with_status_one(call, tmp_path, arguments):
 def test_help_and_version_end_with_status_zero(call):
     assert call("--version").out.startswith("plimsoll 0.")
     for command in [[], ["train"], ["train", "cosir"], ["resume"], ["eval"], ["stop"], ["pause"],
-                    ["continue"], ["status"], ["synth", "cosir"], ["import", "cosir"],
+                    ["continue"], ["limit"], ["status"], ["synth", "cosir"], ["import", "cosir"],
                     ["store"], ["store", "export"], ["limits"], ["info"]]:
         done = call(*command, "--help")
         assert done.status == 0, (command, done.err)
@@ -395,3 +396,96 @@ def test_a_paused_run_waits_and_goes_on(trains, program, call, small_data, tmp_p
     finally:
         child.kill()
         child.communicate()
+
+
+SHORT = ["--epochs", "12", "--store-bytes", "24MiB", "--cache-bytes", "12MiB"]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(program, small_data, tmp_path_factory) -> str:
+    """The final state of a short run whose limit nobody touches."""
+    child = start(program, small_data, tmp_path_factory.mktemp("runs") / "plain", *SHORT)
+    out, err = child.communicate(timeout=300)
+    if "built without LibTorch" in err:
+        pytest.skip("the program was built without LibTorch")
+    assert child.returncode == 0, err
+    return json.loads(out.splitlines()[-1])["state_sha256"]
+
+
+def events(run, name: str) -> list[dict]:
+    lines = (run / "events.jsonl").read_text().splitlines()
+    return [one for one in map(json.loads, lines) if one["event"] == name]
+
+
+def wait_for_events(run, name: str, count: int) -> list[dict]:
+    deadline = time.monotonic() + 60
+    while len(events(run, name)) < count:
+        assert time.monotonic() < deadline, (name, count)
+        time.sleep(0.05)
+    return events(run, name)
+
+
+def test_a_run_follows_its_limit_down_and_up_and_computes_the_same(
+        trains, program, call, small_data, tmp_path, undisturbed):
+    run = tmp_path / "run"
+    child = start(program, small_data, run, *SHORT)
+    try:
+        full = wait_for_steps(call, run, 3, child)["leased_by_tag"]
+        # 12 MiB below what is promised: the headroom of the table, and as many more.
+        headroom = float(re.search(r"headroom +([0-9.]+) MiB", events(run, "admitted")[0]["table"])[1])
+        low = (1 << 30) - int((headroom + 12) * (1 << 20))
+        assert call("pause", run).status == 0
+        assert call("limit", run, low).status == 0
+        change = wait_for_events(run, "limit", 1)[0]
+        assert change["settled"] and change["limit_bytes"] == change["asked_bytes"] == low
+        assert change["before_bytes"] == 1 << 30
+        assert change["shrunk_bytes"] >= 12 << 20
+        shown = json.loads(call("status", run, "--json").out)
+        assert shown["limit_bytes"] == low and "plimsoll limit" in shown["limit_source"]
+        assert sum(shown["leased_by_tag"].values()) < sum(full.values()) - (8 << 20)
+        evicted = events(run, "evict")
+        assert sum(one["given_bytes"] for one in evicted if one["move"] == "shrink") >= 12 << 20
+        assert sum(one["freed_bytes"] for one in evicted) > 8 << 20
+        assert call("continue", run).status == 0
+        wait_for_steps(call, run, shown["step"] + 5, child)
+        assert call("limit", run, "1GiB").status == 0
+        change = wait_for_events(run, "limit", 2)[1]
+        assert change["settled"] and change["limit_bytes"] == 1 << 30
+        assert change["grown_bytes"] >= 8 << 20
+        out, err = child.communicate(timeout=300)
+    finally:
+        child.kill()
+    assert child.returncode == 0, err
+    summary = json.loads(out.splitlines()[-1])
+    assert summary["status"] == "finished"
+    assert summary["state_sha256"] == undisturbed
+
+
+def test_a_limit_below_what_is_needed_ends_a_run_and_names_one_that_would_do(
+        trains, program, call, small_data, tmp_path, undisturbed):
+    run = tmp_path / "run"
+    child = start(program, small_data, run, *SHORT)
+    try:
+        wait_for_steps(call, run, 3, child)
+        assert_refused(call("limit", run, "much"), 1, "SIZE")
+        assert call("limit", run, "64MiB").status == 0
+        out, err = child.communicate(timeout=120)
+    finally:
+        child.kill()
+    assert child.returncode == 0, err
+    summary = json.loads(out.splitlines()[-1])
+    assert summary["status"] == "stopped"
+    assert not wait_for_events(run, "limit", 1)[0]["settled"]
+    shown = json.loads(call("status", run, "--json").out)
+    assert "64.0 MiB is asked for" in shown["message"], shown["message"]
+    assert shown["checkpoint_step"] == summary["step"]
+    enough = re.search(r"resume with --memory-limit (\d+)MiB", shown["message"])[1]
+    assert 64 < int(enough) < 1024
+    resumed = call("resume", run, "--memory-limit", enough + "MiB", "--json")
+    assert resumed.status == 0, resumed.err
+    done = json.loads(resumed.out.splitlines()[-1])
+    assert done["status"] == "finished"
+    assert done["peak_resident_bytes"] <= int(enough) << 20
+    assert done["state_sha256"] == undisturbed
+    assert call("limit", run, "1GiB").out.strip().endswith("no process trains there")
+    assert not (run / ".limit").exists()

@@ -2,6 +2,7 @@
 """Governor, ledger, leases, limits and sizes; and the exceptions they raise."""
 import gc
 import pickle
+import time
 
 import numpy as np
 import pytest
@@ -185,3 +186,54 @@ def test_results_are_leased_while_they_live(tmp_path):
         del rows
         if not governor.arena_attached:  # The arena keeps freed blocks for the next step.
             assert governor.ledger().leased_bytes == before
+
+
+def test_a_limit_moves_while_a_store_is_open(governor, tmp_path):
+    ids = np.arange(20_000)
+    rows = np.arange(20_000 * 64, dtype=np.float32).reshape(-1, 64)
+    store = plimsoll.EmbeddingStore.open(governor, tmp_path / "rows", rows=20_000, dim=64,
+                                         store="64MiB", batch_rows=20_000)
+    store.update(ids, rows)
+    store.commit(1)
+    np.testing.assert_array_equal(store.gather(ids).array, rows)
+    held = governor.ledger()
+    low = held.limit_bytes - held.free_bytes - 32 * MIB
+    change = governor.set_limit(low)
+    assert change.settled and change.limit_bytes == change.asked_bytes == low
+    assert change.before_bytes == 2048 * MIB
+    assert change.shrunk_bytes >= 32 * MIB
+    assert [one.owner for one in change.evictions if one.move == "shrink"] == ["rows"]
+    assert sum(one.freed_bytes for one in change.evictions) > 24 * MIB
+    assert governor.limit_bytes == low and governor.ledger().free_bytes >= 0
+    assert governor.ledger().pools["rows"].yielded_bytes >= 30 * MIB
+    assert "set_limit" in str(governor.limit)
+    assert not governor.step_boundary().stop
+    np.testing.assert_array_equal(store.gather(ids).array, rows)
+    change = governor.set_limit("2GiB")
+    assert change.grown_bytes >= 32 * MIB
+    assert governor.ledger().pools["rows"].yielded_bytes == 0
+    assert governor.ledger().leased_bytes == held.leased_bytes
+    np.testing.assert_array_equal(store.gather(ids).array, rows)
+
+
+def test_a_limit_that_does_not_fit_says_stop_and_what_would_do(governor):
+    with governor.reserve("64MiB"):
+        needed = governor.ledger()
+        change = governor.set_limit(needed.baseline_bytes)
+        assert not change.settled
+        assert governor.ledger().asked_bytes == needed.baseline_bytes
+        deadline = time.monotonic() + 60
+        while not (report := governor.step_boundary()).stop:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert report.needed_bytes == (
+            needed.limit_bytes - needed.free_bytes)
+        assert governor.set_limit(report.needed_bytes).settled
+        assert not governor.step_boundary().stop
+
+
+@pytest.mark.parametrize("size", ["", " ", "much", "0", -1, 1.5])
+def test_a_bad_new_limit_is_refused_and_changes_nothing(governor, size):
+    with pytest.raises((ValueError, TypeError)):
+        governor.set_limit(size)
+    assert governor.limit_bytes == 2048 * MIB

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// LimitRequests: the memory limit of a run, changed from another shell while it trains.
+//
+// `plimsoll limit RUN SIZE` leaves RUN/.limit, renamed into place. A thread looks for it several
+// times a second, whatever the run is doing (a long step, an evaluation, a pause), takes it away
+// and tells the governor; caches and queues follow there and then. The thread that trains asks what
+// has become of it and writes it down. Looking for a file works on network file systems too, where
+// nobody would tell us of it.
+//
+// Reading order: control.h, governor.h (set_limit), this file, limit_requests.cpp.
+//
+// Threads: one of its own, named pl-limit; take() for the thread that trains.
+// Memory:  the outcomes not yet taken, kOutcomesMax at most.
+#pragma once
+
+#include <chrono>
+#include <filesystem>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/mutex.h"
+#include "plimsoll/governor.h"
+#include "plimsoll/result.h"
+
+namespace plimsoll {
+
+/// What became of a request.
+struct LimitOutcome {
+  std::string asked;           ///< As it was written: "6GiB".
+  Result<LimitChange> change;  ///< Or why nothing was changed.
+};
+
+class LimitRequests {
+ public:
+  static constexpr std::chrono::milliseconds kLookEvery{200};
+  static constexpr std::size_t kOutcomesMax = 16;
+
+  LimitRequests(Governor governor, const std::filesystem::path& run);
+  ~LimitRequests();
+  LimitRequests(const LimitRequests&) = delete;
+  LimitRequests& operator=(const LimitRequests&) = delete;
+
+  /// What has been asked for since the last call, oldest first; the newest kOutcomesMax of them.
+  [[nodiscard]] std::vector<LimitOutcome> take();
+
+ private:
+  void work();
+  void look();
+
+  Governor governor_;
+  std::filesystem::path request_;
+  std::filesystem::path taken_;
+  Mutex mutex_;
+  CondVar ended_;
+  std::vector<LimitOutcome> outcomes_ PLIMSOLL_GUARDED_BY(mutex_);
+  bool stop_ PLIMSOLL_GUARDED_BY(mutex_){false};
+  std::jthread thread_;  // Last: joined before the rest is destroyed.
+};
+
+/// What `plimsoll limit RUN SIZE` does: leaves the request. False: no process trains there, and
+/// nothing was left behind.
+/// Errors: kInvalidArgument for an unreadable size; kNotFound (no run there); kIo.
+Result<bool> ask_for_limit(const std::filesystem::path& run, const std::string& size);
+
+}  // namespace plimsoll
