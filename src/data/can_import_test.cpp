@@ -116,13 +116,14 @@ void expect_near(std::span<const float> got, const Features& wanted, std::int64_
 struct Shape {
   std::int64_t window;
   std::int64_t stride;
-  std::uint32_t ids;
+  std::int64_t ids;
 };
 
 class CanImportTest : public testing::TestWithParam<Shape> {};
 
 TEST_P(CanImportTest, EveryFeatureIsWhatPlainLoopsGive) {
-  const auto [window, stride, ids] = GetParam();
+  const auto [window, stride, ids_of_bus] = GetParam();
+  const auto ids = static_cast<std::uint32_t>(ids_of_bus);
   const std::uint64_t seed = static_cast<std::uint64_t>(window * 1000 + stride);
   test::CanTraffic traffic({{"train_1.csv", test::can_csv(2'001, ids, seed)},
                             {"train_2.csv", test::can_csv(window / 2 + 2, ids, seed + 1)},
