@@ -82,8 +82,11 @@ std::vector<Eviction> list_of(const EvictionLog& log) {
 }
 
 std::string describe_eviction(const Eviction& one) {
-  return "<" + std::string(one.owner) + " " + move_name(one.move) + ": gave " +
-         format_bytes(one.given_bytes) + ", freed " + format_bytes(one.freed_bytes()) + ">";
+  std::string text{"<"};
+  text.append(one.owner).append(" ").append(move_name(one.move));
+  text.append(": gave ").append(format_bytes(one.given_bytes));
+  text.append(", freed ").append(format_bytes(one.freed_bytes()));
+  return text.append(">");
 }
 
 void bind_limits(nb::module_& m) {

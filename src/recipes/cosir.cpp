@@ -50,6 +50,9 @@ class Run {
         governor_(std::move(governor)),
         control_(folder.root()) {}
 
+  /// What the data takes of the limit; nullptr while it is not open.
+  [[nodiscard]] const DataShares* shares() const { return data_ ? &data_->shares() : nullptr; }
+
   Result<RunSummary> train() {
     PLIMSOLL_TRY_VOID(open());
     PLIMSOLL_TRY_VOID(admit());
@@ -386,9 +389,9 @@ Result<RunSummary> train_in(const CosirSettings& settings, const TrainOptions& o
   }
   // Before there is anything to resume a refusal says with which limit to begin.
   PLIMSOLL_TRY(const auto saved, folder.published_step());
-  if (!result && !saved && result.error().code == ErrorCode::kOverBudget &&
-      result.error().smallest_limit_bytes == 0) {
-    result = tl::unexpected(refused_anew(governor, "what comes before the first step"));
+  if (!result && !saved && result.error().code == ErrorCode::kOverBudget) {
+    result = tl::unexpected(
+        refused_before_start(governor, settings.config(), run.shares(), std::move(result).error()));
   }
   return result;
 }

@@ -30,6 +30,7 @@ constexpr std::int64_t kStoreShare = 4;  // Of what is free: a quarter for the r
 constexpr std::int64_t kCacheShare = 8;  // an eighth for the features.
 constexpr std::int64_t kCacheLeast = 8LL << 20;
 constexpr std::int64_t kMiB = 1LL << 20;
+constexpr std::int64_t kSlotsBesideThreads = 4;  // Of the loader's ring, from above.
 
 at::ScalarType scalar_type(DType dtype) {
   switch (dtype) {
@@ -188,6 +189,39 @@ Result<RowLayout> choose_layout(const Governor& governor, const CosirConfig& con
 }
 
 }  // namespace
+
+Result<DataShares> shares_of(const CosirConfig& config) {
+  PLIMSOLL_TRY(const auto info, FeatureStore::inspect(config.data));
+  EmbeddingStoreOptions options = row_options(config);
+  options.rows = info.rows;
+  PLIMSOLL_TRY(const SlabPlan any, EmbeddingStore::plan(options));
+  options.layout = RowLayout::kSampleOrder;
+  PLIMSOLL_TRY(const SlabPlan ordered, EmbeddingStore::plan(options));
+  DataShares shares;
+  shares.cache_set = config.cache_bytes;
+  shares.cache_whole = info.disk_bytes + kMiB;
+  shares.store_set = config.store_bytes;
+  shares.store_least = std::max(any.floor_bytes, ordered.floor_bytes);
+  shares.store_useful = shares.store_least + bytes_in_ram(options, info.rows);
+  shares.split = info.rows + kMiB;
+  const std::int64_t row_bytes = info.disk_bytes / std::max<std::int64_t>(1, info.rows) + 64;
+  const std::int64_t slots = config.loader_threads + kSlotsBesideThreads;
+  shares.queue = std::max(config.queue_bytes, slots * (config.batch_size * row_bytes)) + kMiB;
+  return shares;
+}
+
+Result<std::int64_t> tensors_at_most(const CosirConfig& config) {
+  PLIMSOLL_TRY(const auto info, FeatureStore::inspect(config.data));
+  std::int64_t widths = 2 * std::max<std::int64_t>(config.dim, 256);
+  for (const ColumnSpec& column : info.columns) {
+    widths += column.shape.size() == 1 ? 2 * column.shape[0] : 0;
+  }
+  const std::int64_t rows = std::min(config.batch_size, info.rows);
+  // Every feature eight times as float32, the [B, B] table, model and states, and what evaluation
+  // keeps of its pairs.
+  return 16 * kMiB + rows * (widths + config.label_dim) * 4 * 8 + 5 * rows * rows +
+         widths * widths * 4 + std::min(config.eval_pairs, info.rows) * widths * 4 * 2;
+}
 
 Result<void> Data::open_features(const Governor& governor, const CosirConfig& config) {
   PLIMSOLL_TRY(const auto info, FeatureStore::inspect(config.data));

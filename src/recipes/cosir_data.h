@@ -49,6 +49,14 @@ struct DataShares {
   [[nodiscard]] std::int64_t free_for(std::int64_t tensor_bytes) const noexcept;
 };
 
+/// What a run of these options will take, told before anything of it is open; from above.
+/// Errors: as FeatureStore::inspect() and EmbeddingStore::plan().
+Result<DataShares> shares_of(const CosirConfig& config);
+
+/// Bytes that a step and an evaluation of these options may need of tensors; from above.
+/// Errors: as FeatureStore::inspect().
+Result<std::int64_t> tensors_at_most(const CosirConfig& config);
+
 /// How the data is opened: for a new run, from a commit, or to look at alone.
 struct DataOptions {
   std::filesystem::path embeddings{};

@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <memory>
 #include <vector>
 
 #include "base/check.h"
@@ -126,6 +127,33 @@ std::int64_t limit_to_resume(const Governor& governor, const DataShares& shares)
   const std::int64_t limit = state.baseline_bytes + floor(Tag::kForeign) +
                              shares.free_for(floor(Tag::kTensor)) + kBaselineVaries;
   return (limit + kLeastStep - 1) / kLeastStep * kLeastStep;
+}
+
+Error refused_before_start(const Governor& governor, const CosirConfig& config,
+                           const DataShares* shares, Error error) {
+  const auto guessed = shares_of(config);
+  const auto tensors = tensors_at_most(config);
+  if (!guessed || !tensors) {
+    return error;
+  }
+  const bool measured = error.tag == Tag::kTensor && error.smallest_limit_bytes > 0;
+  const LedgerState state = governor.state();
+  const std::int64_t free =
+      (shares != nullptr ? *shares : *guessed)
+          .free_for(std::max(measured ? error.requested_bytes : std::int64_t{0}, *tensors));
+  const std::int64_t foreign = state.pools[static_cast<std::size_t>(Tag::kForeign)].floor_bytes;
+  const std::int64_t limit =
+      std::max(smallest_limit(state.limit_bytes, 0, kLeastStep),
+               smallest_limit(state.baseline_bytes + foreign + free + kBaselineVaries, 0, 0));
+  std::string text = error.detail != nullptr ? *error.detail : error.to_string();
+  if (const auto named = text.find("; a limit of "); named != std::string::npos) {
+    text.resize(named);
+  }
+  error.detail = std::make_shared<const std::string>(
+      fmt::format("{}; a limit of {} MiB would do", text, limit >> 20));
+  error.advice = kAdvice;
+  error.smallest_limit_bytes = limit;
+  return error;
 }
 
 std::string admitted_table(const Governor& governor, std::int64_t step_peak,

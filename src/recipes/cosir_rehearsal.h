@@ -46,6 +46,12 @@ Result<void> admit_tensors(Governor& governor, std::int64_t floor_bytes, const s
 /// foresaw.
 std::string larger_limit(const Governor& governor);
 
+/// The refusal of a run before its first step, with a limit under which it begins: tensors as
+/// `error` says where they were what was refused, otherwise as tensors_at_most() does, beside all
+/// parts.
+Error refused_before_start(const Governor& governor, const CosirConfig& config,
+                           const DataShares* shares, Error error);
+
 /// The limit, in bytes, with which a run as this one, opened anew, has room for its tensors: what
 /// they were promised, and `shares` of the rest.
 std::int64_t limit_to_resume(const Governor& governor, const DataShares& shares);
