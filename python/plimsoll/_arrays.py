@@ -115,7 +115,7 @@ class Buffer:
     Errors: BudgetExceeded.
     """
 
-    __slots__ = ("array", "_dtype", "_tensor")
+    __slots__ = ("_array", "_dtype", "_tensor")
 
     def __init__(self, governor: Governor, shape: tuple[int, ...], dtype: str) -> None:
         self._dtype = dtype
@@ -129,11 +129,26 @@ class Buffer:
                 self._tensor = torch.empty(shape, dtype=getattr(torch, dtype))
             except torch.OutOfMemoryError as error:
                 raise governor._refusal("tensors", bytes_needed, str(error)) from None
-            flat = self._tensor.view(torch.uint16) if dtype == "bfloat16" else self._tensor
-            self.array = flat.numpy()
+            self._array: np.ndarray | None = None  # Made when asked for: it costs a microsecond.
         else:
             block = governor._core.leased_array(_core.Tag.OTHER, bytes_needed)
-            self.array = block.view(numpy_dtype).reshape(shape)
+            self._array = block.view(numpy_dtype).reshape(shape)
+
+    @property
+    def array(self) -> np.ndarray:
+        """The NumPy array; of a bfloat16 buffer its bits, uint16."""
+        if self._array is None:
+            import torch
+
+            flat = (self._tensor.view(torch.uint16) if self._dtype == "bfloat16"
+                    else self._tensor)
+            self._array = flat.numpy()
+        return self._array
+
+    @property
+    def address(self) -> int:
+        """Where the bytes are, for as long as this or one of the two is."""
+        return self.array.ctypes.data if self._tensor is None else self._tensor.data_ptr()
 
     @property
     def tensor(self) -> torch.Tensor:

@@ -392,6 +392,12 @@ class EmbeddingStore:
         """Shape: ids [n], grads [n, dim]. Errors: as gather(), ValueError."""
     def update(self, ids: _Ids, rows: _Floats) -> None:
         """Shape: ids [n], rows [n, dim]. Errors: as gather()."""
+    def gather_listed(self, ids: list[int], rows: int, floats: int) -> bool:
+        """gather() to the address `rows`, of so many floats. False, and nothing done, when there is
+        something else than 64-bit ints in the list."""
+    def update_listed(self, ids: list[int], rows: int, floats: int, marks: NDArray[np.bool_],
+                      chunk_rows: int) -> bool:
+        """update() from the address `rows`, likewise; then sets marks[id // chunk_rows]."""
     def prefetch(self, ids: _Ids) -> None:
         """A hint; cannot fail."""
     def insert(self, ids: _Ids) -> int:

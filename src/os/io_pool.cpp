@@ -35,6 +35,9 @@ Result<void> carry_out(const IoRequest& request) noexcept {
         return request.file->write_at(request.offset, request.bytes);
       case IoKind::kSync:
         return request.file->sync();
+      case IoKind::kWriteAndSync:
+        PLIMSOLL_TRY_VOID(request.file->write_at(request.offset, request.bytes));
+        return request.file->sync();
     }
     PLIMSOLL_CHECK(false, "an unknown kind of request");
   } catch (const std::exception&) {  // Only for want of memory for an error's text.

@@ -21,7 +21,7 @@
 
 namespace plimsoll {
 
-enum class IoKind : std::uint8_t { kRead, kWrite, kSync };
+enum class IoKind : std::uint8_t { kRead, kWrite, kSync, kWriteAndSync /* one after the other */ };
 
 struct IoRequest {
   File* file{nullptr};

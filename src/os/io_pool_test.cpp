@@ -95,6 +95,31 @@ TEST_P(IoPoolTest, SyncsSeveralFilesAndReportsTheOneThatFails) {
   EXPECT_EQ(file_fault_calls(), 4);
 }
 
+TEST_P(IoPoolTest, SyncsAFileBehindAWriteUnlessTheWriteFails) {
+  IoPool pool(GetParam());
+  File first = create("first");
+  File second = create("second");
+  std::vector<std::byte> out(kBlock, std::byte{7});
+  std::vector<IoRequest> both{{.file = &first, .bytes = out, .kind = IoKind::kWriteAndSync},
+                              {.file = &second, .bytes = out, .kind = IoKind::kWriteAndSync}};
+  {
+    const ScopedFileFault counting({.call = FileCall::kSync, .nth = 100});
+    pool.run(both).or_throw();
+    EXPECT_EQ(file_fault_calls(), 2);
+  }
+  for (const File* file : {&first, &second}) {
+    std::vector<std::byte> in(kBlock);
+    file->read_at(0, in).or_throw();
+    EXPECT_EQ(in, out);
+  }
+  {
+    const ScopedFileFault fault({.call = FileCall::kWrite, .os_errno = EIO, .keeps_failing = true});
+    EXPECT_FALSE(pool.run(both));
+  }
+  const ScopedFileFault fault({.call = FileCall::kSync, .nth = 2, .os_errno = EIO});
+  EXPECT_FALSE(pool.run(both));
+}
+
 TEST_P(IoPoolTest, ReportsTheFirstOfSeveralErrorsByPlaceNotByTime) {
   IoPool pool(GetParam());
   File file = create("short");

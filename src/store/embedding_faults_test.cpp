@@ -5,6 +5,7 @@
 #include <cerrno>
 
 #include "os/file_faults.h"
+#include "os/power_loss.h"
 #include "tests/support/embedding_table_fixture.h"
 
 namespace plimsoll {
@@ -73,6 +74,40 @@ TEST_F(FaultsTest, AFullDiskLeavesTheOldCommitAndIsNamed) {
     SCOPED_TRACE(nth);
     expect_old_commit_after(
         {.call = FileCall::kWrite, .nth = nth, .os_errno = ENOSPC, .keeps_failing = true});
+  }
+}
+
+// As a process leaves it that is killed between writing a superblock and syncing it: the next one
+// finds the commit in the kernel's cache, and overwrites the one before it.
+TEST_F(FaultsTest, ACommitThatIsOpenedIsDurableFromThereOn) {
+  for (const RowLayout layout : {RowLayout::kAnyOrder, RowLayout::kSampleOrder}) {
+    std::filesystem::remove_all(directory());
+    auto how = options();
+    how.layout = layout;
+    how = with_floor(how);
+    record_unsynced({});
+    {
+      auto store = open(how);
+      fill(store, 1.0F);
+      store.commit(1).or_throw();
+      fill(store, 2.0F);
+      const ScopedFileFault superblock_only({.call = FileCall::kSync, .nth = 3, .os_errno = 0});
+      store.commit(2).or_throw();
+      EXPECT_EQ(file_fault_calls(), 3);
+    }
+    EXPECT_FALSE(unsynced_changes().empty());
+    {
+      auto store = open(how);
+      EXPECT_EQ(store.last_commit(), 2);
+    }
+    strike(
+        unsynced_changes(), [](std::size_t, std::int64_t) { return false; }, 512);
+    stop_recording_unsynced();
+    auto store = open(how);
+    EXPECT_EQ(store.last_commit(), 2);
+    for (const auto& [id, row] : all_rows(store)) {
+      ASSERT_EQ(row.weights, std::vector<float>(64, 2.0F));
+    }
   }
 }
 

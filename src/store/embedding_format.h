@@ -150,6 +150,11 @@ class SuperFile {
 
   /// Writes one slot and syncs. Errors: kIo.
   Result<void> write(int slot, const Superblock& superblock);
+  /// Writes one slot as it was read and syncs: a process that was killed in a commit may have left
+  /// it to the kernel, and from here on the commit is built upon. Errors: kIo.
+  Result<void> settle(int slot) {
+    return write(slot, slots_[static_cast<std::size_t>(slot)].superblock);
+  }
   /// Makes one slot empty and syncs. Errors: kIo.
   Result<void> clear(int slot);
 

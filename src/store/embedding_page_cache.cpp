@@ -43,7 +43,7 @@ std::int64_t lane_bytes(const TableShape& shape, const PageCache::Sizes& sizes) 
   const std::int64_t most = std::max(sizes.write_batch, sizes.read_batch);
   const std::int64_t block = static_cast<std::int64_t>(sizeof(BlockEntry));
   return sizes.write_batch * shape.page_bytes + kBlockUnit +
-         round_up(most * static_cast<std::int64_t>(sizeof(IoRequest)), 64) +
+         round_up((most + 1) * static_cast<std::int64_t>(sizeof(IoRequest)), 64) +
          2 * round_up(sizes.write_batch * 4, 64) + round_up(sizes.write_batch * block, 64) +
          2 * round_up(sizes.read_batch * 4, 64) + round_up(sizes.read_batch * block, 64);
 }
@@ -98,7 +98,7 @@ PageCache::PageCache(const Table& table, const Sizes& sizes, BlockMap& map, Slab
 PageCache::Lane PageCache::make_lane(const Sizes& sizes, Slab& slab, bool background) const {
   Lane lane;
   lane.buffer = slab.take<std::byte>(sizes.write_batch * table_.shape.page_bytes, kBlockUnit);
-  lane.requests = slab.take<IoRequest>(std::max(sizes.write_batch, sizes.read_batch));
+  lane.requests = slab.take<IoRequest>(std::max(sizes.write_batch, sizes.read_batch) + 1);
   lane.cleaning = slab.take<std::uint32_t>(sizes.write_batch);
   lane.write_pages = slab.take<std::uint32_t>(sizes.write_batch);
   lane.written = slab.take<BlockEntry>(sizes.write_batch);
@@ -403,7 +403,7 @@ Result<void> PageCache::poisoned() const {
   return {};
 }
 
-void PageCache::committed(int slot, bool keep, bool still_pinned) noexcept {
+void PageCache::committed(int slot, bool keep, bool still_pinned, std::int64_t syncs) noexcept {
   const MutexLock lock(mutex_);
   if (!still_pinned) {
     map_.release_pinned();
@@ -412,10 +412,6 @@ void PageCache::committed(int slot, bool keep, bool still_pinned) noexcept {
     map_.keep_pinned(slot);
   }
   map_.committed(slot);
-}
-
-void PageCache::count_commit(std::int64_t syncs) noexcept {
-  const MutexLock lock(mutex_);
   ++stats_.commits;
   stats_.syncs += syncs;
 }

@@ -15,10 +15,9 @@
 //   a frame is   empty → reading → ready → (written, if dirty) → empty
 //   and, ready,  pinned by the owner, or hinted, or being written, or free to be evicted
 //
-// Frames at the end of the slab may be given back and come again (embedding_shrink.cpp).
-//
 // Reading order: embedding_format.h, embedding_block_map.h, this file, embedding_page_cache.cpp
-//                (pins, loads), embedding_page_writes.cpp (eviction, writes).
+//                (pins, loads), embedding_page_writes.cpp (eviction, writes),
+//                embedding_shrink.cpp (frames that are given back and come again).
 //
 // Threads: pin() … snapshot() for the owner; load_hinted() and wait_for_room() for the look-ahead
 //          thread; write_back() for the write-back thread; shrink() and grow_back() for any. One
@@ -84,14 +83,11 @@ class PageCache {
 
   /// Pages that one pin() can hold.
   [[nodiscard]] std::int64_t pin_limit() const;
-
   /// The request announced with `tick` is about to be made: hints up to it have come too late.
   void reached(std::uint32_t tick) noexcept;
 
-  /// Counts one request of `rows` rows; says whether the cache still works.
-  /// Errors: what poisoned it.
+  /// Counts one request of `rows` rows. Errors: what poisoned the cache.
   Result<void> begin_request(std::int64_t rows);
-
   /// Brings rows into RAM and keeps them there until unpin(). A key is ordinal << 32 | anything.
   /// Returns how many of the keys, from the first, were pinned: at least one, fewer than all when
   /// their pages are more than half of the frames. With `to_write` their pages become dirty.
@@ -101,12 +97,15 @@ class PageCache {
                            std::span<std::byte*> records);
   void unpin() noexcept;
 
-  /// Writes every dirty page and waits for the writes of the other lane. Errors: kIo; poisons.
-  Result<void> write_dirty();
-
-  /// What write_dirty() wrote has become the commit in superblock slot `slot`. `keep`: the one that
-  /// was there is pinned; not `still_pinned`: none that was there before is any more.
-  void committed(int slot, bool keep, bool still_pinned) noexcept;
+  /// Writes every dirty page but a last batch, which is sealed and in the block map as if written.
+  /// Returns the requests that write it, and behind them one for the caller; end_commit() follows.
+  /// Errors: kIo; poisons.
+  Result<std::span<IoRequest>> begin_commit();
+  /// They were carried out, in `took_ns`. An error in `written` must poison.
+  void end_commit(const Result<void>& written, std::int64_t took_ns);
+  /// What was written has become the commit in superblock slot `slot`, with `syncs` syncs. `keep`:
+  /// the one there is pinned; not `still_pinned`: none that was there before is any more.
+  void committed(int slot, bool keep, bool still_pinned, std::int64_t syncs) noexcept;
 
   /// Copies whole pages `first`, `first` + 1, … as they are now, without loading them into frames.
   /// Requires: out is of scratch(), its size a multiple of page_bytes; that many pages exist.
@@ -117,7 +116,6 @@ class PageCache {
 
   void poison(const Error& error);
   [[nodiscard]] Result<void> poisoned() const;
-  void count_commit(std::int64_t syncs) noexcept;
   [[nodiscard]] StoreStats stats() const;
 
   // ---- Any thread ----
@@ -190,6 +188,7 @@ class PageCache {
     std::int64_t read_count{0};
     std::int64_t reserve_from{0};  // Blocks to be given a place on disk before the writes.
     std::int64_t reserve_to{0};
+    std::int64_t sealed{0};  // Frames of a commit's last batch, until end_commit().
     bool background{false};
   };
   Lane make_lane(const Sizes& sizes, Slab& slab, bool background) const;
@@ -226,7 +225,8 @@ class PageCache {
   std::int64_t sweep(Lane& lane) PLIMSOLL_REQUIRES(mutex_);
   std::size_t find_candidates(bool hinted) PLIMSOLL_REQUIRES(mutex_);
   [[nodiscard]] std::uint64_t worth(const Frame& frame) const PLIMSOLL_REQUIRES(mutex_);
-  Result<void> write_listed() PLIMSOLL_REQUIRES(mutex_);
+  Result<std::span<IoRequest>> write_listed() PLIMSOLL_REQUIRES(mutex_);
+  std::size_t seal_last(std::int64_t count) PLIMSOLL_REQUIRES(mutex_);
   std::int64_t choose_dirty(Lane& lane) PLIMSOLL_REQUIRES(mutex_);
   void list_dirty(std::uint32_t frame) PLIMSOLL_REQUIRES(mutex_);
   [[nodiscard]] std::int64_t dirty_most() const PLIMSOLL_REQUIRES(mutex_);
@@ -244,9 +244,9 @@ class PageCache {
   void sort_by_page(std::span<std::uint32_t> indexes) const PLIMSOLL_REQUIRES(mutex_);
   void begin_write(Lane& lane, std::int64_t count) PLIMSOLL_REQUIRES(mutex_);
   void reserve(Lane& lane, const BlockMap::Run& run) PLIMSOLL_REQUIRES(mutex_);
-  void end_write(Lane& lane, std::int64_t count, const Result<void>& result)
-      PLIMSOLL_REQUIRES(mutex_);
-  Result<void> copy_and_write(Lane& lane, std::int64_t count);
+  void set_blocks(const Lane& lane, std::int64_t count, bool ok) PLIMSOLL_REQUIRES(mutex_);
+  void let_go(Lane& lane, std::int64_t count, const Result<void>& result) PLIMSOLL_REQUIRES(mutex_);
+  std::span<IoRequest> copy_and_seal(Lane& lane, std::int64_t count);
 
   const Table table_;
   const Sizes sizes_;

@@ -158,14 +158,15 @@ Result<void> PageCache::write_frames(Lane& lane, std::int64_t count) {
   begin_write(lane, count);
   mutex_.unlock();
   const auto began = std::chrono::steady_clock::now();
-  auto result = copy_and_write(lane, count);
+  auto result = table_.pool->run(copy_and_seal(lane, count));
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - began;
   mutex_.lock();
   if (count >= sizes_.write_batch / 2 && took.count() > 0) {
     const auto bytes = static_cast<double>(count * table_.shape.page_bytes);
     write_rate_ += (bytes / took.count() - write_rate_) * kRateWeight;
   }
-  end_write(lane, count, result);
+  set_blocks(lane, count, result.has_value());
+  let_go(lane, count, result);
   return result;
 }
 
@@ -211,8 +212,8 @@ void PageCache::reserve(Lane& lane, const BlockMap::Run& run) {
 }
 
 // Copies and seals the frames (nobody changes one that is flagged kCopying), lets go of them, and
-// writes the copies, neighbouring blocks together.
-Result<void> PageCache::copy_and_write(Lane& lane, std::int64_t count) {
+// returns the requests that write the copies, neighbouring blocks together.
+std::span<IoRequest> PageCache::copy_and_seal(Lane& lane, std::int64_t count) {
   const TableShape& shape = table_.shape;
   const auto page_bytes = static_cast<std::size_t>(shape.page_bytes);
   for (std::size_t i = 0; i < static_cast<std::size_t>(count); ++i) {
@@ -247,18 +248,26 @@ Result<void> PageCache::copy_and_write(Lane& lane, std::int64_t count) {
         .kind = IoKind::kWrite};
     i = next;
   }
-  return table_.pool->run(lane.requests.first(requests));
+  return lane.requests.first(requests);
 }
 
-void PageCache::end_write(Lane& lane, std::int64_t count, const Result<void>& result) {
-  --writers_;
+// The blocks hold the pages now; or, the write having failed, are free.
+void PageCache::set_blocks(const Lane& lane, std::int64_t count, bool ok) {
   for (std::size_t i = 0; i < static_cast<std::size_t>(count); ++i) {
-    const std::uint32_t index = lane.cleaning[i];
-    frames_[index].flags &= static_cast<std::uint8_t>(~kWriting);
-    if (result) {
+    if (ok) {
       map_.set(lane.write_pages[i], lane.written[i].block, lane.written[i].crc);
     } else {
       map_.release(lane.written[i].block);
+    }
+  }
+}
+
+// What was being written can be evicted, or is dirty again.
+void PageCache::let_go(Lane& lane, std::int64_t count, const Result<void>& result) {
+  --writers_;
+  for (const std::uint32_t index : lane.cleaning.first(static_cast<std::size_t>(count))) {
+    frames_[index].flags &= static_cast<std::uint8_t>(~kWriting);
+    if (!result) {
       mark_dirty(index);
     }
   }
@@ -352,22 +361,32 @@ bool PageCache::write_back() {
   }
 }
 
-Result<void> PageCache::write_dirty() {
+Result<std::span<IoRequest>> PageCache::begin_commit() {
   const MutexLock lock(mutex_);
   const Stall stall(stats_.stall_ns);
-  committing_ = true;
-  auto done = write_listed();
+  // One batch is not worth waking the write-back thread for.
+  committing_ = dirty_ > static_cast<std::int64_t>(owner_.cleaning.size());
+  auto last = write_listed();
   committing_ = false;
-  return done;
+  return last;
 }
 
-// Together with the write-back thread, which takes its share while committing_.
-Result<void> PageCache::write_listed() {
+// All that is dirty but a last batch, together with the write-back thread, which takes its share
+// while committing_.
+Result<std::span<IoRequest>> PageCache::write_listed() {
   sort_by_page(dirty_list_.subspan(static_cast<std::size_t>(list_head_),
                                    static_cast<std::size_t>(listed_ - list_head_)));
-  dirtied_.notify_one();
+  if (committing_) {
+    dirtied_.notify_one();
+  }
+  std::size_t requests = 0;
   for (;;) {
-    if (const std::int64_t chosen = choose_dirty(owner_); chosen > 0) {
+    const std::int64_t chosen = choose_dirty(owner_);
+    if (chosen > 0 && chosen == dirty_ && writers_ == 0 && !poison_) {
+      requests = seal_last(chosen);
+      break;
+    }
+    if (chosen > 0) {
       PLIMSOLL_TRY_VOID(write_frames(owner_, chosen));
     } else if (writers_ > 0) {
       changed_.wait(mutex_);
@@ -379,7 +398,26 @@ Result<void> PageCache::write_listed() {
     return tl::unexpected(*poison_);
   }
   PLIMSOLL_CHECK(dirty_ == 0, "a page that is dirty and not to be written");
-  return {};
+  return owner_.requests.first(requests + 1);
+}
+
+// Nothing else is dirty or being written, so from here on the page table is that of the commit.
+std::size_t PageCache::seal_last(std::int64_t count) {
+  begin_write(owner_, count);
+  mutex_.unlock();
+  const std::size_t requests = copy_and_seal(owner_, count).size();
+  mutex_.lock();
+  set_blocks(owner_, count, true);
+  owner_.sealed = count;
+  return requests;
+}
+
+void PageCache::end_commit(const Result<void>& written, std::int64_t took_ns) {
+  const MutexLock lock(mutex_);
+  stats_.stall_ns += took_ns;
+  if (const std::int64_t count = std::exchange(owner_.sealed, 0); count > 0) {
+    let_go(owner_, count, written);  // On an error the page table is wrong, and never used again.
+  }
 }
 
 }  // namespace plimsoll

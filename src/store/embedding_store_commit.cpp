@@ -3,14 +3,16 @@
 // commit and scan.
 //
 // A commit writes the dirty pages to free blocks and what has changed of the page table to the map
-// file of the older superblock's slot, makes both durable at once, then writes that superblock and
-// makes it durable. Until then the other superblock and all that it refers to are untouched.
+// file of the older superblock's slot, and makes both durable, side by side; then it writes that
+// superblock and makes it durable. Until then the other superblock and all that it refers to are
+// untouched.
 //
 // A commit that somebody reads (commit_pins.h) keeps its blocks when its superblock is replaced.
 //
 // Threads: see embedding_store.h.   Memory: the page cache's scratch.
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <cstring>
 #include <utility>
 
@@ -21,6 +23,11 @@
 #include "store/embedding_store_impl.h"
 
 namespace plimsoll {
+namespace {
+
+constexpr std::int64_t kUnitsAtOnce = 64;  // 256 KiB of the map: several are under way at once.
+
+}  // namespace
 
 Result<void> EmbeddingStore::Impl::commit(std::int64_t step) {
   PLIMSOLL_TRY_VOID(cache_->poisoned());
@@ -33,32 +40,21 @@ Result<void> EmbeddingStore::Impl::commit(std::int64_t step) {
 }
 
 Result<void> EmbeddingStore::Impl::make_durable(std::int64_t step) {
-  PLIMSOLL_TRY_VOID(cache_->write_dirty());
+  PLIMSOLL_TRY(const auto last, cache_->begin_commit());
   crash_point("store.commit.pages");
-  std::int64_t syncs = 3;
-
   const int slot = slot_ == 0 ? 1 : 0;
   const auto& other = super_.slots()[static_cast<std::size_t>(slot)];
   const CommitPins::Replacing replacing(pins_, slot);
   const bool keep =
       other.state == SuperFile::SlotState::kValid && replacing.pinned(other.superblock.step);
   const bool still_pinned = !map_->any_pinned() || pins_.any();
-  if (super_.may_be_after(slot, last_commit_)) {
-    // A newer commit than the one opened: it goes first, so that it is never found half gone.
-    PLIMSOLL_TRY_VOID(super_.clear(slot));
-    ++syncs;
-  }
-  File& map_file = map_files_[static_cast<std::size_t>(slot)];
-  // Nothing is dirty and nothing is being written: the page table cannot change under us.
-  if (growing_) {
-    growing_->touch(*map_);
-  }
-  PLIMSOLL_TRY_VOID(write_map(slot));
-  crash_point("store.commit.map");
-  // Neither is worth anything without the other, so the disk may take them in any order.
-  std::array<IoRequest, 2> both{IoRequest{.file = &rows_file_, .kind = IoKind::kSync},
-                                IoRequest{.file = &map_file, .kind = IoKind::kSync}};
-  PLIMSOLL_TRY_VOID(pool_->run(both));
+  const std::int64_t syncs = super_.may_be_after(slot, last_commit_) ? 4 : 3;
+
+  const auto began = std::chrono::steady_clock::now();
+  const auto written = write_pages_and_map(slot, last);
+  const std::chrono::nanoseconds took = std::chrono::steady_clock::now() - began;
+  cache_->end_commit(written, took.count());
+  PLIMSOLL_TRY_VOID(written);
 
   crash_point("store.commit.superblock.before");
   PLIMSOLL_TRY_VOID(super_.write(slot, {.step = step,
@@ -67,17 +63,58 @@ Result<void> EmbeddingStore::Impl::make_durable(std::int64_t step) {
                                         .blocks_used = map_->used_blocks(),
                                         .map_crc = map_->root(slot)}));
   crash_point("store.commit.superblock.after");
-  cache_->committed(slot, keep, still_pinned);
+  cache_->committed(slot, keep, still_pinned, syncs);
   slot_ = slot;
   last_commit_ = step;
-  cache_->count_commit(syncs);
   return {};
+}
+
+// Makes both durable. Neither is worth anything without the other, so the disk may take them in any
+// order. `last`: what is left of the pages to write, and behind them a request for the map.
+Result<void> EmbeddingStore::Impl::write_pages_and_map(int slot, std::span<IoRequest> last) {
+  if (super_.may_be_after(slot, last_commit_)) {
+    // A newer commit than the one opened: it goes first, so that it is never found half gone.
+    PLIMSOLL_TRY_VOID(super_.clear(slot));
+  }
+  // Nothing else is dirty or being written: the page table cannot change under us.
+  if (growing_) {
+    growing_->touch(*map_);
+  }
+  const auto pages = last.first(last.size() - 1);
+  const BlockMap::Units units = map_->stale_units(slot, 0);
+  const bool in_one_piece = units.count > 0 && units.count <= kUnitsAtOnce &&
+                            map_->stale_units(slot, units.first + units.count).count == 0;
+  if (!in_one_piece) {
+    PLIMSOLL_TRY_VOID(pool_->run(pages));
+    PLIMSOLL_TRY_VOID(write_map(slot));
+    crash_point("store.commit.map");
+    File& map_file = map_files_[static_cast<std::size_t>(slot)];
+    std::array<IoRequest, 2> both{IoRequest{.file = &rows_file_, .kind = IoKind::kSync},
+                                  IoRequest{.file = &map_file, .kind = IoKind::kSync}};
+    return pool_->run(both);
+  }
+  // The pages are longer: while they are written the map is not only written, but durable.
+  last.back() = map_request(slot, units.first, units.count);
+  last.back().kind = IoKind::kWriteAndSync;
+  if (pages.size() == 1) {
+    pages.front().kind = IoKind::kWriteAndSync;
+  }
+  PLIMSOLL_TRY_VOID(pool_->run(last));
+  crash_point("store.commit.map");
+  return pages.size() == 1 ? Result<void>{} : rows_file_.sync();
+}
+
+IoRequest EmbeddingStore::Impl::map_request(int slot, std::int64_t first, std::int64_t count) {
+  const std::int64_t offset = first * kBlockUnit;
+  return {.file = &map_files_[static_cast<std::size_t>(slot)],
+          .offset = offset,
+          .bytes = map_->bytes().subspan(static_cast<std::size_t>(offset),
+                                         static_cast<std::size_t>(count * kBlockUnit)),
+          .kind = IoKind::kWrite};
 }
 
 // Writes what has changed since map.`slot` was written last, two commits ago.
 Result<void> EmbeddingStore::Impl::write_map(int slot) {
-  constexpr std::int64_t kUnitsAtOnce = 64;  // 256 KiB: several are under way at once.
-  const std::span<std::byte> map = map_->bytes();
   std::array<IoRequest, 32> requests;
   std::size_t count = 0;
   for (std::int64_t from = 0;;) {
@@ -90,12 +127,7 @@ Result<void> EmbeddingStore::Impl::write_map(int slot) {
     if (some == 0) {
       return {};
     }
-    const std::int64_t offset = units.first * kBlockUnit;
-    requests[count++] = {.file = &map_files_[static_cast<std::size_t>(slot)],
-                         .offset = offset,
-                         .bytes = map.subspan(static_cast<std::size_t>(offset),
-                                              static_cast<std::size_t>(some * kBlockUnit)),
-                         .kind = IoKind::kWrite};
+    requests[count++] = map_request(slot, units.first, some);
     from = units.first + some;
   }
 }

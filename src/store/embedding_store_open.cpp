@@ -259,6 +259,7 @@ Result<void> EmbeddingStore::Impl::open_commit(std::int64_t at_step) {
                choose_commit(super_, directory_, table_.fingerprint(), shape_.pages, at_step));
   if (slot >= 0) {
     PLIMSOLL_TRY_VOID(read_map(slot));
+    PLIMSOLL_TRY_VOID(super_.settle(slot));
     slot_ = slot;
     last_commit_ = super_.slots()[static_cast<std::size_t>(slot)].superblock.step;
   }

@@ -123,6 +123,7 @@ Result<void> EmbeddingStore::Timeline::open_commit(std::int64_t at_step) {
                     super_.slots()[at].superblock.step, error.detail ? *error.detail : ""));
     return tl::unexpected(std::move(error));
   }
+  PLIMSOLL_TRY_VOID(super_.settle(slot));
   slot_ = slot;
   last_commit_ = super_.slots()[at].superblock.step;
   cursor_ = header->cursor;

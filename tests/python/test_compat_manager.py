@@ -69,6 +69,68 @@ def test_rows_may_come_in_any_form(manager, form):
     assert equal(manager.get_embeddings([IDS[1], IDS[599]]), rows)
 
 
+# Of ids 0 … N−1 in order, a list of ints and a plain tensor take a shorter way.
+@pytest.mark.parametrize("mode", ["disk", "memory"])
+def test_a_list_of_ints_and_a_tensor_do_what_every_other_form_does(tmp_path, governor, mode):
+    random = np.random.default_rng(31)
+    with (make(tmp_path / "a", mode, ids=range(600), auto_sync=False) as short,
+          make(tmp_path / "b", mode, ids=range(600), auto_sync=False) as long):
+        forms = [lambda rows: rows, lambda rows: rows.double(), lambda rows: rows.T.contiguous().T,
+                 lambda rows: rows.clone().requires_grad_(), lambda rows: rows.numpy(),
+                 lambda rows: torch.nn.Parameter(rows)]
+        for step in range(60):
+            ids = random.integers(600, size=random.integers(0, 40)).tolist()
+            rows = forms[step % len(forms)](torch.from_numpy(
+                random.standard_normal((len(ids), 8), dtype=np.float32)))
+            short.update_embeddings(ids, rows)
+            long.update_embeddings(tuple(ids), rows.detach().numpy()
+                                   if isinstance(rows, torch.Tensor) else rows)
+            assert equal(short.get_embeddings(ids), long.get_embeddings(tuple(ids)))
+            assert equal(short._dirty, long._dirty) and (short._dirty.any() or not ids)
+            if step % 20 == 19:
+                short.force_sync_all_chunks()
+                long.force_sync_all_chunks()
+                assert not short._dirty.any()
+            assert short.pending_updates_count == long.pending_updates_count
+        assert equal(short.get_all_embeddings()[1], long.get_all_embeddings()[1])
+        counts = [one.get_cache_performance() for one in (short, long)]
+        assert counts[0] == counts[1]
+
+
+def test_a_list_of_something_else_than_ints_is_looked_at_one_by_one(tmp_path, governor):
+    with make(tmp_path, ids=range(600)) as manager:
+        rows = torch.ones(2, 8)
+        for ids in ([True, 7], [np.int64(1), 7], [torch.tensor(1), torch.tensor(7)]):
+            manager.update_embeddings(ids, rows)
+            assert equal(manager.get_embeddings(ids), manager.get_embeddings([1, 7]))
+            rows = rows + 1
+        assert equal(manager.get_embeddings([7, 1]), torch.full((2, 8), 3.0))
+        for ids in ([1, 1 << 63], [1, 7.0], [1, "7"], [1, None]):
+            with pytest.raises(ValueError, match="sample_ids"):
+                manager.get_embeddings(ids)
+            with pytest.raises(ValueError, match="sample_ids"):
+                manager.update_embeddings(ids, rows)
+        for ids in ([1, 600], [1, -1]):
+            with pytest.raises(KeyError, match=str(ids[1])):
+                manager.get_embeddings(ids)
+            with pytest.raises(KeyError, match=str(ids[1])):
+                manager.update_embeddings(ids, rows)
+        assert equal(manager.get_embeddings([7, 1]), torch.full((2, 8), 3.0))
+
+
+def test_frozen_rows_and_rows_an_optimizer_holds_keep_to_the_longer_way(tmp_path, governor):
+    with make(tmp_path, ids=range(600)) as manager:
+        before = manager.get_embeddings([3, 4]).clone()
+        manager.freeze_embeddings([3])
+        manager.update_embeddings([3, 4], torch.ones(2, 8))
+        assert equal(manager.get_embeddings([3, 4]), torch.stack([before[0], torch.ones(8)]))
+        [parameter] = manager.get_optimizer_params()
+        with torch.no_grad():
+            parameter[5] = 2.0
+        assert equal(manager.get_embeddings([5, 4]), torch.stack([torch.full((8,), 2.0),
+                                                                  torch.ones(8)]))
+
+
 @BOTH
 def test_wrong_arguments_are_named_and_change_nothing(manager):
     before = manager.get_all_embeddings()[1]

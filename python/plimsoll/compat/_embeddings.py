@@ -173,6 +173,11 @@ class TrainableEmbeddingManager(ManagedRows):
         Shape:  float32 [n, embedding_dim].
         Errors: KeyError naming the first unknown id; BudgetExceeded; CorruptError; OSError.
         """
+        if type(sample_ids) is list:
+            with self._here():
+                buffer = self._gather_listed(sample_ids)
+                if buffer is not None:
+                    return self._out(buffer)
         ids = self._parse(sample_ids)
         with self._here():
             return self._out(self._gather(ids))
@@ -217,6 +222,8 @@ class TrainableEmbeddingManager(ManagedRows):
         Errors: KeyError naming the first unknown id, and then no row has changed; ValueError;
                 CorruptError; OSError.
         """
+        if type(sample_ids) is list and self._update_listed(sample_ids, embeddings):
+            return
         ids = self._parse(sample_ids)
         rows = self._rows_in(embeddings, len(ids))
         with self._here():

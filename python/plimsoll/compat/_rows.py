@@ -224,6 +224,14 @@ class ManagedRows:
             self._live.overlay(ids, buffer.array, self._is_frozen(ids))
         return buffer
 
+    # The same for a list of ints, with no array in between; None when it is something else.
+    def _gather_listed(self, ids: list[Any]) -> Buffer | None:
+        if self._ids.named or self._live is not None:
+            return None
+        buffer = self._buffer(len(ids))
+        return (buffer if self._table.gather_listed(ids, buffer.address,
+                                                    len(ids) * self.embedding_dim) else None)
+
     # Every row, as (position, ids, rows), in pieces that the caller may keep.
     def _pieces(self) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
         self._absorb()
@@ -238,6 +246,28 @@ class ManagedRows:
 
     def _update(self, ids: np.ndarray, rows: np.ndarray) -> None:
         self._store_rows(ids, rows, counted=True)
+        self._updated()
+
+    # The same for a list of ints and a plain tensor, and nothing frozen or kept elsewhere as well;
+    # False, and nothing done, when it is something else.
+    def _update_listed(self, ids: list[Any], rows: Any) -> bool:
+        torch = self._torch
+        if (torch is None or type(rows) is not torch.Tensor or rows.dtype is not torch.float32
+                or not rows.is_cpu or rows.layout is not torch.strided or rows.is_neg()
+                or not rows.is_contiguous() or rows.shape != (len(ids), self.embedding_dim)
+                or len(ids) > BATCH_ROWS or not self._ids.dense or self._chunk_of is not None
+                or self._ids.named):
+            return False
+        with self._here():
+            if self._live is not None or self._all_frozen or self._frozen is not None:
+                return False
+            if not self._table.update_listed(ids, rows.data_ptr(), rows.numel(), self._dirty,
+                                             self.chunk_size):
+                return False
+            self._updated()
+        return True
+
+    def _updated(self) -> None:
         self._table.unsynced += 1
         if self.auto_sync and self._table.unsynced >= self.sync_batch_size:
             self._sync()

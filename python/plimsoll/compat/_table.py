@@ -83,6 +83,8 @@ class Table:
                                  refusal.limit_bytes, refusal.held_bytes, self._advice) from None
         self.gather, self.update, self._commit = (
             self._core.gather, self._core.update, self._core.commit)
+        self.gather_listed, self.update_listed = (
+            self._core.gather_listed, self._core.update_listed)
         self._step = self._core.last_commit
         plan = self._core.slab_plan()
         self.slab_bytes = plan.total_bytes
