@@ -81,6 +81,17 @@ void Ledger::set_pool(Pool& pool, std::int64_t floor, std::int64_t leased) {
   state.leased_bytes = leased;
   state.peak_bytes = std::max(state.peak_bytes, leased);
   leased_peak_ = std::max(leased_peak_, leased_);
+  beyond_peak_ = std::max(beyond_peak_, beyond_floors());
+}
+
+// What is leased above the floors as they were admitted.
+std::int64_t Ledger::beyond_floors() const {
+  std::int64_t bytes = 0;
+  for (const Pool& one : pools_) {
+    const PoolState& now = one.state;
+    bytes += std::max<std::int64_t>(0, now.leased_bytes - now.floor_bytes - now.yielded_bytes);
+  }
+  return bytes;
 }
 
 Result<void> Ledger::admit(const PoolSpec& spec) {
@@ -225,13 +236,7 @@ std::int64_t Ledger::working_room() const {
   if (asked_bytes_ >= whole_limit_) {
     return 0;
   }
-  std::int64_t room = 0;
-  for (const Pool& one : pools_) {
-    const PoolState& now = one.state;
-    room += std::max<std::int64_t>(
-        0, now.peak_bytes - std::max(now.floor_bytes + now.yielded_bytes, now.leased_bytes));
-  }
-  return room;
+  return beyond_peak_ - beyond_floors();
 }
 
 std::int64_t Ledger::yield_floors(std::int64_t bytes) {

@@ -12,10 +12,10 @@
 // below what is committed; up, at once. A pool yields of its floor only what is elastic and not
 // leased:
 //   0 <= yielded <= elastic               admitted floor == floor + yielded
-// It leaves working room: what pools have leased at most, beyond their floors. Gathered rows and
-// batches come and go there, and a limit lowered to the last byte would refuse the next of them.
-// A limit as high as when nothing was yielded leaves none: what was admitted is promised again.
-// Reading order: governor.h, this file, ledger.cpp, governor.cpp.
+// It leaves working room: what pools together have leased at most beyond their admitted floors.
+// Gathered rows and batches come and go there, and a limit lowered to the last byte would refuse
+// the next of them. A limit as high as when nothing was yielded leaves none: what was admitted is
+// promised again. Reading order: governor.h, this file, ledger.cpp, governor.cpp.
 //
 // Threads: thread-safe. No call-out while the mutex is held (reclaimers run outside it).
 // Memory:  fixed. take() and give_back() allocate nothing, refusals included.
@@ -127,6 +127,7 @@ class Ledger : public std::enable_shared_from_this<Ledger> {
   Pool& pool(Tag tag) PLIMSOLL_REQUIRES(mutex_) { return pools_[static_cast<std::size_t>(tag)]; }
   [[nodiscard]] std::int64_t held_bytes() const PLIMSOLL_REQUIRES(mutex_);
   [[nodiscard]] std::int64_t free_bytes() const PLIMSOLL_REQUIRES(mutex_);
+  [[nodiscard]] std::int64_t beyond_floors() const PLIMSOLL_REQUIRES(mutex_);
   [[nodiscard]] std::int64_t working_room() const PLIMSOLL_REQUIRES(mutex_);
   [[nodiscard]] std::int64_t below_limit(const PoolState& pool) const PLIMSOLL_REQUIRES(mutex_);
   Settled settle_now() PLIMSOLL_REQUIRES(mutex_);
@@ -153,6 +154,7 @@ class Ledger : public std::enable_shared_from_this<Ledger> {
   std::int64_t whole_limit_ PLIMSOLL_GUARDED_BY(mutex_){0};  // In force when it was last zero.
   std::int64_t leased_ PLIMSOLL_GUARDED_BY(mutex_){0};
   std::int64_t leased_peak_ PLIMSOLL_GUARDED_BY(mutex_){0};
+  std::int64_t beyond_peak_ PLIMSOLL_GUARDED_BY(mutex_){0};  // Of beyond_floors().
   std::int64_t committed_ PLIMSOLL_GUARDED_BY(mutex_){0};
   bool closed_ PLIMSOLL_GUARDED_BY(mutex_){false};
 };
