@@ -191,7 +191,7 @@ def test_results_are_leased_while_they_live(tmp_path):
 def test_a_limit_moves_while_a_store_is_open(governor, tmp_path):
     ids = np.arange(20_000)
     rows = np.arange(20_000 * 64, dtype=np.float32).reshape(-1, 64)
-    store = plimsoll.EmbeddingStore.open(governor, tmp_path / "rows", rows=20_000, dim=64,
+    store = plimsoll.EmbeddingStore.open(governor, tmp_path / "rows", rows=100_000, dim=64,
                                          store="64MiB", batch_rows=20_000)
     store.update(ids, rows)
     store.commit(1)
