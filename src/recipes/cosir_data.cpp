@@ -194,6 +194,7 @@ Result<DataShares> shares_of(const CosirConfig& config) {
   PLIMSOLL_TRY(const auto info, FeatureStore::inspect(config.data));
   EmbeddingStoreOptions options = row_options(config);
   options.rows = info.rows;
+  options.directory = config.out.empty() ? "." : config.out;
   PLIMSOLL_TRY(const SlabPlan any, EmbeddingStore::plan(options));
   options.layout = RowLayout::kSampleOrder;
   PLIMSOLL_TRY(const SlabPlan ordered, EmbeddingStore::plan(options));
