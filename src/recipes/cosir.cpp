@@ -377,7 +377,16 @@ Result<RunSummary> Run::summarise_run() {
 
 Result<RunSummary> train_in(const CosirSettings& settings, const TrainOptions& options,
                             RunFolder& folder, std::optional<std::int64_t> baseline_bytes) {
-  PLIMSOLL_TRY(Governor governor, settle(settings.config(), folder.root(), baseline_bytes));
+  auto settled = settle(settings.config(), folder.root(), baseline_bytes);
+  if (!settled) {
+    Error error = std::move(settled).error();
+    const bool tight = error.code == ErrorCode::kOverBudget && !options.resume;
+    const std::int64_t baseline = error.baseline_bytes;
+    return tl::unexpected(
+        tight ? refused_before_start(settings.config(), baseline, nullptr, std::move(error))
+              : std::move(error));
+  }
+  Governor governor = std::move(*settled);
   Run run{settings, options, folder, governor};
   Result<RunSummary> result = fail(ErrorCode::kInternal, "the run did not end");
   const auto done = without_refusal([&]() -> Result<void> {
@@ -390,8 +399,10 @@ Result<RunSummary> train_in(const CosirSettings& settings, const TrainOptions& o
   // Before there is anything to resume a refusal says with which limit to begin.
   PLIMSOLL_TRY(const auto saved, folder.published_step());
   if (!result && !saved && result.error().code == ErrorCode::kOverBudget) {
-    result = tl::unexpected(
-        refused_before_start(governor, settings.config(), run.shares(), std::move(result).error()));
+    Error error = std::move(result).error();
+    error.limit_bytes = governor.state().limit_bytes;
+    result = tl::unexpected(refused_before_start(settings.config(), governor.state().baseline_bytes,
+                                                 run.shares(), std::move(error)));
   }
   return result;
 }

@@ -30,7 +30,8 @@ constexpr std::int64_t kStoreShare = 4;  // Of what is free: a quarter for the r
 constexpr std::int64_t kCacheShare = 8;  // an eighth for the features.
 constexpr std::int64_t kCacheLeast = 8LL << 20;
 constexpr std::int64_t kMiB = 1LL << 20;
-constexpr std::int64_t kSlotsBesideThreads = 4;  // Of the loader's ring, from above.
+constexpr std::int64_t kPhase2Bytes = 40LL << 20;  // Its classifier and representatives.
+constexpr std::int64_t kSlotsBesideThreads = 4;    // Of the loader's ring, from above.
 
 at::ScalarType scalar_type(DType dtype) {
   switch (dtype) {
@@ -207,21 +208,34 @@ Result<DataShares> shares_of(const CosirConfig& config) {
   shares.split = info.rows + kMiB;
   const std::int64_t row_bytes = info.disk_bytes / std::max<std::int64_t>(1, info.rows) + 64;
   const std::int64_t slots = config.loader_threads + kSlotsBesideThreads;
-  shares.queue = std::max(config.queue_bytes, slots * (config.batch_size * row_bytes)) + kMiB;
+  shares.queue =
+      std::max(config.queue_bytes, slots * (std::max(config.batch_size, kRowsAtOnce) * row_bytes)) +
+      kMiB;
   return shares;
 }
 
-Result<std::int64_t> tensors_at_most(const CosirConfig& config) {
+Result<TensorNeeds> tensors_at_most(const CosirConfig& config) {
   PLIMSOLL_TRY(const auto info, FeatureStore::inspect(config.data));
-  std::int64_t widths = 2 * std::max<std::int64_t>(config.dim, 256);
+  std::int64_t features = 0;
+  std::int64_t widest = 0;
   for (const ColumnSpec& column : info.columns) {
-    widths += column.shape.size() == 1 ? 2 * column.shape[0] : 0;
+    const std::int64_t width = column.shape.size() == 1 ? column.shape[0] : 0;
+    features += width;
+    widest = std::max(widest, width);
   }
-  const std::int64_t rows = std::min(config.batch_size, info.rows);
-  // Every feature eight times as float32, the [B, B] table, model and states, and what evaluation
-  // keeps of its pairs.
-  return 16 * kMiB + rows * (widths + config.label_dim) * 4 * 8 + 5 * rows * rows +
-         widths * widths * 4 + std::min(config.eval_pairs, info.rows) * widths * 4 * 2;
+  const std::int64_t dim = config.dim > 0 ? config.dim : std::max<std::int64_t>(widest, 256);
+  const std::int64_t widths = features + 2 * dim;
+  const bool planned = config.batch_size == 0;  // "auto" traces steps of some hundred rows.
+  const std::int64_t rows = std::min(planned ? kRowsAtOnce : config.batch_size, info.rows);
+  TensorNeeds needs;
+  // Of every row its features, outputs and their gradients as float32, and the [B, B] table.
+  needs.step =
+      (planned ? 36 : 14) * kMiB + rows * 4 * (3 * widths + 8 * config.label_dim) + 5 * rows * rows;
+  needs.step += config.projections == "true" || config.dim > 0 ? features * dim * 4 * 5 : 0;
+  needs.step += config.phase2_epochs > 0 ? kPhase2Bytes : 0;
+  needs.evaluation =
+      14 * kMiB + std::min(config.eval_pairs, info.rows) * widths * 4 + rows * widths * 4;
+  return needs;
 }
 
 Result<void> Data::open_features(const Governor& governor, const CosirConfig& config) {

@@ -53,9 +53,15 @@ struct DataShares {
 /// Errors: as FeatureStore::inspect() and EmbeddingStore::plan().
 Result<DataShares> shares_of(const CosirConfig& config);
 
-/// Bytes that a step and an evaluation of these options may need of tensors; from above.
+/// Bytes of tensors.
+struct TensorNeeds {
+  std::int64_t step{0};
+  std::int64_t evaluation{0};
+};
+
+/// What a step and an evaluation of these options may need; from above.
 /// Errors: as FeatureStore::inspect().
-Result<std::int64_t> tensors_at_most(const CosirConfig& config);
+Result<TensorNeeds> tensors_at_most(const CosirConfig& config);
 
 /// How the data is opened: for a new run, from a commit, or to look at alone.
 struct DataOptions {

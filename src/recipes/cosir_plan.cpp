@@ -306,8 +306,13 @@ Result<CosirPlan> plan_cosir(const CosirSettings& settings) {
                                            : std::filesystem::path(config.out);
   PLIMSOLL_TRY(const ScratchFolder folder, ScratchFolder::make(beside));
   Result<CosirPlan> plan = fail(ErrorCode::kInternal, "planning did not end");
-  {
-    PLIMSOLL_TRY(Governor governor, settle(config, folder.path()));
+  std::int64_t baseline_bytes = 0;
+  if (auto settled = settle(config, folder.path()); !settled) {
+    baseline_bytes = settled.error().baseline_bytes;
+    plan = tl::unexpected(std::move(settled).error());
+  } else {
+    const Governor governor = std::move(*settled);
+    baseline_bytes = governor.state().baseline_bytes;
     Planning planning{settings, governor, folder.path()};
     const auto done = without_refusal([&]() -> Result<void> {
       plan = planning.plan();
@@ -316,8 +321,19 @@ Result<CosirPlan> plan_cosir(const CosirSettings& settings) {
     if (!done) {
       plan = tl::unexpected(done.error());
     }
+    if (!plan) {
+      plan.error().limit_bytes = governor.state().limit_bytes;
+    }
   }
   TensorArena::detach();
+  if (!plan && plan.error().code == ErrorCode::kOverBudget) {
+    CosirConfig automatic = config;
+    automatic.batch_size = 0;
+    Error error = std::move(plan).error();
+    error.smallest_limit_bytes = 0;  // It spoke of the tensors of two rows alone.
+    plan =
+        tl::unexpected(refused_before_start(automatic, baseline_bytes, nullptr, std::move(error)));
+  }
   return plan;
 }
 

@@ -129,22 +129,20 @@ std::int64_t limit_to_resume(const Governor& governor, const DataShares& shares)
   return (limit + kLeastStep - 1) / kLeastStep * kLeastStep;
 }
 
-Error refused_before_start(const Governor& governor, const CosirConfig& config,
+Error refused_before_start(const CosirConfig& config, std::int64_t baseline_bytes,
                            const DataShares* shares, Error error) {
   const auto guessed = shares_of(config);
-  const auto tensors = tensors_at_most(config);
-  if (!guessed || !tensors) {
+  const auto needs = tensors_at_most(config);
+  if (!guessed || !needs) {
     return error;
   }
   const bool measured = error.tag == Tag::kTensor && error.smallest_limit_bytes > 0;
-  const LedgerState state = governor.state();
-  const std::int64_t free =
-      (shares != nullptr ? *shares : *guessed)
-          .free_for(std::max(measured ? error.requested_bytes : std::int64_t{0}, *tensors));
-  const std::int64_t foreign = state.pools[static_cast<std::size_t>(Tag::kForeign)].floor_bytes;
-  const std::int64_t limit =
-      std::max(smallest_limit(state.limit_bytes, 0, kLeastStep),
-               smallest_limit(state.baseline_bytes + foreign + free + kBaselineVaries, 0, 0));
+  const std::int64_t tensors =
+      std::max(measured ? error.requested_bytes : needs->step, needs->evaluation);
+  const std::int64_t free = (shares != nullptr ? *shares : *guessed).free_for(tensors);
+  const std::int64_t limit = std::max(
+      smallest_limit(error.limit_bytes, 0, kLeastStep),
+      smallest_limit(baseline_bytes + config.foreign_bytes + free + kBaselineVaries, 0, 0));
   std::string text = error.detail != nullptr ? *error.detail : error.to_string();
   if (const auto named = text.find("; a limit of "); named != std::string::npos) {
     text.resize(named);

@@ -47,9 +47,9 @@ Result<void> admit_tensors(Governor& governor, std::int64_t floor_bytes, const s
 std::string larger_limit(const Governor& governor);
 
 /// The refusal of a run before its first step, with a limit under which it begins: tensors as
-/// `error` says where they were what was refused, otherwise as tensors_at_most() does, beside all
-/// parts.
-Error refused_before_start(const Governor& governor, const CosirConfig& config,
+/// `error` says where a rehearsed step was refused, otherwise as tensors_at_most() does, beside all
+/// parts (`shares`; nullptr while nothing is open). `baseline_bytes`: the process before the run.
+Error refused_before_start(const CosirConfig& config, std::int64_t baseline_bytes,
                            const DataShares* shares, Error error);
 
 /// The limit, in bytes, with which a run as this one, opened anew, has room for its tensors: what

@@ -98,6 +98,7 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="index of the first run")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=pathlib.Path, help="a line of JSON a run is appended here")
+    parser.add_argument("--work", default="build", help="where data and runs are made [build]")
     parser.add_argument("--keep-going", action="store_true", help="count what is wrong, go on")
     options = parser.parse_args()
     reason = MemoryCgroup.why_not()
@@ -105,7 +106,7 @@ def main() -> int:
         print(f"random_runs: skipped: {reason}")
         return 0
     seen: collections.Counter = collections.Counter()
-    with tempfile.TemporaryDirectory(dir=".") as name:
+    with tempfile.TemporaryDirectory(dir=options.work) as name:
         folder = pathlib.Path(name).resolve()
         data_of = make_data(options.program, folder)
         for index in range(options.first, options.first + options.runs):
