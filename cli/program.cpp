@@ -8,7 +8,9 @@
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <string>
 #include <string_view>
+#include <vector>
 
 #include "cli/commands.h"
 #include "recipes/config.h"
@@ -37,31 +39,21 @@ void fix_kernels() {
   ::setenv("MKL_CBWR", branch, 0);
 }
 
-/// "--epoch" → " (did you mean --epochs?)"; "" when nothing is near.
-std::string suggestion(std::string_view option) {
+/// "--epoch" → "; did you mean --epochs?", of the options that `command` has; "" when none is near.
+std::string suggestion(const CLI::App& command, std::string_view option) {
   if (!option.starts_with("--")) {
     return "";
   }
-  std::string key(option.substr(2, option.find('=') - 2));
-  for (char& c : key) {
-    c = c == '-' ? '_' : c;
+  std::vector<std::string> names;
+  for (const CLI::Option* known : command.get_options()) {
+    const auto& longs = known->get_lnames();
+    names.insert(names.end(), longs.begin(), longs.end());
   }
-  std::string near = nearest_key(key);
-  for (char& c : near) {
-    c = c == '_' ? '-' : c;
-  }
+  const std::string near = nearest_word(option.substr(2, option.find('=') - 2), names);
   return near.empty() ? "" : fmt::format("; did you mean --{}?", near);
 }
 
 int report_usage(const CLI::App& app, const CLI::ParseError& error) {
-  std::string text = error.what();
-  if (const auto extras = app.remaining(true); !extras.empty()) {
-    // An unknown option explains the words beside it better than they do themselves.
-    const auto option = std::find_if(extras.begin(), extras.end(),
-                                     [](const std::string& word) { return word.starts_with('-'); });
-    const std::string& first = option == extras.end() ? extras.front() : *option;
-    text = fmt::format("'{}' is no option or command here{}", first, suggestion(first));
-  }
   const CLI::App* deepest = &app;
   std::string name = "plimsoll";
   for (bool deeper = true; deeper;) {
@@ -71,6 +63,14 @@ int report_usage(const CLI::App& app, const CLI::ParseError& error) {
       deepest = chosen.back();
       name += " " + deepest->get_name();
     }
+  }
+  std::string text = error.what();
+  if (const auto extras = app.remaining(true); !extras.empty()) {
+    // An unknown option explains the words beside it better than they do themselves.
+    const auto option = std::find_if(extras.begin(), extras.end(),
+                                     [](const std::string& word) { return word.starts_with('-'); });
+    const std::string& first = option == extras.end() ? extras.front() : *option;
+    text = fmt::format("'{}' is no option or command here{}", first, suggestion(*deepest, first));
   }
   std::fprintf(stderr, "plimsoll: error: %s\n  see `%s --help`\n", text.c_str(), name.c_str());
   return kUsageStatus;

@@ -1,18 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// train, resume, eval. Every key of the recipe is an option: batch_size is --batch-size.
+// train, plan, resume, eval. Every key of a recipe is an option: batch_size is --batch-size. Which
+// recipe resume and eval go on with is written in the run.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdio>
 #include <filesystem>
 #include <map>
 #include <memory>
 
 #include "cli/commands.h"
-#include "recipes/config.h"
+#include "recipes/can_kd/config.h"
+#include "recipes/cosir_config.h"
 #include "recipes/run_folder.h"
 #include "recipes/summary.h"
 #ifdef PLIMSOLL_HAVE_TORCH
+#include "recipes/can_kd/can_kd.h"
 #include "recipes/cosir.h"
 #include "recipes/cosir_plan.h"
 #endif
@@ -20,53 +25,75 @@
 namespace plimsoll {
 namespace {
 
-/// What the user typed for train, resume or eval.
+/// What the user typed for train, plan, resume or eval.
 struct Typed {
   std::string config{};
   std::string run{};
-  std::vector<std::pair<std::string, std::string>> flags{};  // Key and text, in order.
-  std::vector<std::string> pairs{};                          // --set key=value
+  std::vector<GivenKey> flags{};     // In order.
+  std::vector<std::string> pairs{};  // --set key=value
   bool json{false};
   bool quiet{false};
 };
 
-std::string flag_of(const Field& field) {
-  std::string flag = fmt::format("--{}", field.name);
-  for (char& c : flag) {
-    c = c == '_' ? '-' : c;
-  }
+constexpr const char* kBits = "What is trained (decides the bits)";
+constexpr const char* kWhere = "Where and how it runs";
+
+std::string flag_of(std::string_view key) {
+  std::string flag = fmt::format("--{}", key);
+  std::replace(flag.begin(), flag.end(), '_', '-');
   return flag;
 }
 
-/// Adds an option per field; `wanted` chooses which.
-void add_fields(CLI::App& command, const std::shared_ptr<Typed>& typed,
-                bool (*wanted)(const Field&)) {
-  const CosirConfig defaults;
-  for (const Field& field : cosir_fields()) {
-    if (!wanted(field)) {
-      continue;
-    }
-    const std::string name = field.name;
-    std::string help = field.help;
-    if (*field.choices != '\0') {
-      help += fmt::format(": {}", field.choices);
-    }
-    if (const auto preset = field.print(defaults); preset != "\"\"") {
-      help += fmt::format(" [{}]", preset);
-    }
-    command
-        .add_option_function<std::string>(
-            flag_of(field),
-            [typed, name](const std::string& text) { typed->flags.emplace_back(name, text); }, help)
-        ->type_name("")
-        ->take_last()
-        ->group(field.role == FieldRole::kIdentity ? "What is trained (decides the bits)"
-                                                   : "Where and how it runs");
+/// Adds --some-key TEXT for some_key; "" as the group hides it from --help.
+void add_key(CLI::App& command, const std::shared_ptr<Typed>& typed, const std::string& key,
+             const std::string& help, const std::string& group) {
+  const std::string flag = flag_of(key);
+  command
+      .add_option_function<std::string>(
+          flag,
+          [typed, key, flag](const std::string& text) {
+            typed->flags.push_back({key, text, flag});
+          },
+          help)
+      ->type_name("")
+      ->take_last()
+      ->group(group);
+}
+
+/// "Weight: neighbours act alike: a|b [0.7]".
+std::string help_of(const Field& field, const std::string& preset) {
+  std::string help = field.help;
+  if (*field.choices != '\0') {
+    help += fmt::format(": {}", field.choices);
   }
+  return preset.empty() || preset == "\"\"" ? help : help + fmt::format(" [{}]", preset);
+}
+
+void add_set(CLI::App& command, const std::shared_ptr<Typed>& typed) {
   command.add_option("--set", typed->pairs, "Any key as key=value; may be repeated")
       ->type_name("KEY=VALUE")
       ->expected(1)
       ->take_all();
+}
+
+/// Adds an option per key of a recipe, of the fields those that are `wanted`.
+void add_keys(CLI::App& command, const std::shared_ptr<Typed>& typed, const AnySettings& defaults,
+              bool (*wanted)(const Field&)) {
+  const RecipeOptions& options = defaults.options();
+  for (const Field& field : options.fields) {
+    if (wanted(field)) {
+      add_key(command, typed, field.name, help_of(field, defaults.literal(field.name)),
+              field.role == FieldRole::kIdentity ? kBits : kWhere);
+    }
+  }
+  for (const Shorthand& shorthand : options.shorthands) {
+    add_key(command, typed, shorthand.form.name, help_of(shorthand.form, ""),
+            "Several of these at once");
+  }
+  for (const IgnoredKey& ignored : options.ignored) {
+    add_key(command, typed, ignored.name, ignored.reason, "");
+  }
+  add_set(command, typed);
 }
 
 void add_output(CLI::App& command, const std::shared_ptr<Typed>& typed) {
@@ -74,29 +101,37 @@ void add_output(CLI::App& command, const std::shared_ptr<Typed>& typed) {
   command.add_flag("--quiet", typed->quiet, "No progress");
 }
 
-/// Flags, then --set, on top of what `settings` holds.
-Result<void> apply(const Typed& typed, CosirSettings& settings) {
-  for (const auto& [key, text] : typed.flags) {
-    std::string flag = "--" + key;
-    for (char& c : flag) {
-      c = c == '_' ? '-' : c;
-    }
-    if (auto set = settings.set(key, text, flag); !set) {
-      return set;
-    }
-  }
+/// The keys of --set. Errors: what is not of the form key=value.
+Result<std::vector<GivenKey>> pairs_of(const Typed& typed) {
+  std::vector<GivenKey> given;
   for (const auto& pair : typed.pairs) {
-    if (auto set = settings.set_pair(pair, "--set"); !set) {
-      return set;
+    auto one = split_pair(pair, "--set");
+    if (!one) {
+      return tl::unexpected(std::move(one).error());
     }
+    given.push_back(std::move(*one));
   }
-  return {};
+  return given;
+}
+
+/// Flags, then --set, on top of what `settings` holds.
+Result<void> apply(const Typed& typed, AnySettings& settings) {
+  if (auto set = settings.set_all(typed.flags); !set) {
+    return set;
+  }
+  auto pairs = pairs_of(typed);
+  return pairs ? settings.set_all(std::move(*pairs)) : tl::unexpected(std::move(pairs).error());
+}
+
+void print_notes(const AnySettings& settings) {
+  for (const auto& note : settings.notes()) {
+    std::fprintf(stderr, "plimsoll: %s\n", note.c_str());
+  }
 }
 
 #ifdef PLIMSOLL_HAVE_TORCH
-int run_training(const CosirSettings& settings, const Typed& typed, bool resume) {
-  const TrainOptions options{.resume = resume, .progress = {.quiet = typed.quiet}};
-  const auto summary = train_cosir(settings, options);
+template <class Summary>
+int report_summary(const Result<Summary>& summary, const Typed& typed) {
   if (!summary) {
     return report(summary.error());
   }
@@ -104,21 +139,32 @@ int run_training(const CosirSettings& settings, const Typed& typed, bool resume)
   return 0;
 }
 
-int run_evaluation(const CosirSettings& settings, const Typed& /*typed*/) {
-  const auto recall = eval_cosir(settings);
-  if (!recall) {
-    return report(recall.error());
+TrainOptions how(const Typed& typed, bool resume) {
+  return {.resume = resume, .progress = {.quiet = typed.quiet}};
+}
+int run_training(const CosirSettings& settings, const Typed& typed, bool resume) {
+  return report_summary(train_cosir(settings, how(typed, resume)), typed);
+}
+int run_training(const CanKdSettings& settings, const Typed& typed, bool resume) {
+  return report_summary(train_can_kd(settings, how(typed, resume)), typed);
+}
+
+int print_scores(const Result<std::string>& scores) {
+  if (!scores) {
+    return report(scores.error());
   }
-  print(*recall);
+  print(*scores);
   return 0;
 }
+int run_evaluation(const CosirSettings& settings) {
+  return print_scores(eval_cosir(settings));
+}
+int run_evaluation(const CanKdSettings& settings) {
+  return print_scores(eval_can_kd(settings));
+}
+
 int run_planning(const CosirSettings& settings, const Typed& typed) {
-  const auto plan = plan_cosir(settings);
-  if (!plan) {
-    return report(plan.error());
-  }
-  print(typed.json ? plan->to_json() : plan->to_text());
-  return 0;
+  return report_summary(plan_cosir(settings), typed);
 }
 #else
 int without_torch() {
@@ -126,20 +172,21 @@ int without_torch() {
                            "install torch into .venv (tools/setup.sh does) and build again with "
                            "-DPLIMSOLL_WITH_TORCH=ON"));
 }
-int run_training(const CosirSettings& /*settings*/, const Typed& /*typed*/, bool /*resume*/) {
+int run_training(const AnySettings& /*settings*/, const Typed& /*typed*/, bool /*resume*/) {
   return without_torch();
 }
-int run_evaluation(const CosirSettings& /*settings*/, const Typed& /*typed*/) {
+int run_evaluation(const AnySettings& /*settings*/) {
   return without_torch();
 }
-int run_planning(const CosirSettings& /*settings*/, const Typed& /*typed*/) {
+int run_planning(const AnySettings& /*settings*/, const Typed& /*typed*/) {
   return without_torch();
 }
 #endif
 
 /// The settings of a new run. Errors: what was typed wrong.
-Result<CosirSettings> new_settings(const Typed& typed, bool wants_out) {
-  CosirSettings settings;
+template <class AnyRecipe>
+Result<AnyRecipe> new_settings(const Typed& typed, bool wants_out) {
+  AnyRecipe settings;
   if (!typed.config.empty()) {
     if (auto read = settings.read_file(typed.config); !read) {
       return tl::unexpected(std::move(read).error());
@@ -151,27 +198,25 @@ Result<CosirSettings> new_settings(const Typed& typed, bool wants_out) {
   if (auto resolved = settings.resolve(wants_out); !resolved) {
     return tl::unexpected(std::move(resolved).error());
   }
+  print_notes(settings);
   return settings;
 }
 
+template <class AnyRecipe>
 int train(const Typed& typed) {
-  const auto settings = new_settings(typed, true);
+  const auto settings = new_settings<AnyRecipe>(typed, true);
   return settings ? run_training(*settings, typed, false) : report(settings.error(), kUsageStatus);
 }
 
 int plan(const Typed& typed) {
-  const auto settings = new_settings(typed, false);
+  const auto settings = new_settings<CosirSettings>(typed, false);
   return settings ? run_planning(*settings, typed) : report(settings.error(), kUsageStatus);
 }
 
-/// A run's own settings. Errors: as read_file(); kNotFound when there is no run.
-Result<CosirSettings> settings_of(const std::string& run) {
-  const std::filesystem::path root = run;
-  if (!RunFolder::is_run(root)) {
-    return fail(ErrorCode::kNotFound, fmt::format("{}: no run there (no run.toml)", run),
-                "`plimsoll train` makes one");
-  }
-  CosirSettings settings;
+/// A run's own settings. Errors: as read_file().
+template <class AnyRecipe>
+Result<AnyRecipe> settings_of(const std::filesystem::path& root) {
+  AnyRecipe settings;
   if (auto read = settings.read_file(root / "run.toml", true); !read) {
     return tl::unexpected(std::move(read).error());
   }
@@ -182,19 +227,25 @@ Result<CosirSettings> settings_of(const std::string& run) {
   return settings;
 }
 
+template <class AnyRecipe>
 int resume(const Typed& typed) {
-  auto settings = settings_of(typed.run);
+  auto settings = settings_of<AnyRecipe>(typed.run);
   if (!settings) {
     return report(settings.error());
   }
-  CosirSettings typed_only;  // Names a wrong key or value as train does, before the run is touched.
+  AnyRecipe typed_only;  // Names a wrong key or value as train does, before the run is touched.
   if (const auto applied = apply(typed, typed_only); !applied) {
     return report(applied.error(), kUsageStatus);
   }
-  auto overrides = typed.flags;
-  for (const auto& pair : typed.pairs) {
-    const auto equals = pair.find('=');
-    overrides.emplace_back(pair.substr(0, equals), pair.substr(equals + 1));
+  const auto pairs = pairs_of(typed);
+  if (!pairs) {
+    return report(pairs.error(), kUsageStatus);
+  }
+  std::vector<std::pair<std::string, std::string>> overrides;
+  for (const auto* given : {&typed.flags, &*pairs}) {
+    for (const auto& one : *given) {
+      overrides.emplace_back(one.key, one.text);
+    }
   }
   if (const auto changed = settings->override_with(overrides, "plimsoll resume"); !changed) {
     return report(changed.error(), kUsageStatus);
@@ -202,86 +253,143 @@ int resume(const Typed& typed) {
   if (const auto resolved = settings->resolve(); !resolved) {
     return report(resolved.error());
   }
+  print_notes(*settings);
   return run_training(*settings, typed, true);
 }
 
+template <class AnyRecipe>
 int evaluate(const Typed& typed) {
-  auto settings = settings_of(typed.run);
+  auto settings = settings_of<AnyRecipe>(typed.run);
   if (!settings) {
     return report(settings.error());
   }
   if (const auto resolved = settings->resolve(); !resolved) {
     return report(resolved.error());
   }
-  return run_evaluation(*settings, typed);
+  return run_evaluation(*settings);
+}
+
+/// Calls what belongs to the recipe of the run that was named.
+int by_recipe(const Typed& typed, int (*cosir)(const Typed&), int (*can_kd)(const Typed&)) {
+  const auto recipe = recipe_of_run(typed.run);
+  if (!recipe) {
+    return report(recipe.error());
+  }
+  return *recipe == "can-kd" ? can_kd(typed) : cosir(typed);
 }
 
 int not_there_yet(const std::string& recipe) {
   return report(make_error(ErrorCode::kInvalidArgument,
                            fmt::format("the recipe '{}' is not there yet", recipe),
-                           "`plimsoll train cosir` is"),
+                           "`plimsoll train cosir` and `plimsoll train can-kd` are"),
                 kUsageStatus);
 }
 
-}  // namespace
-
-void add_train_commands(CLI::App& app, int& status) {
-  auto* train_command = app.add_subcommand("train", "Train a recipe inside a memory limit");
-  train_command->require_subcommand(1);
-  auto* cosir = train_command->add_subcommand(
-      "cosir", "One trainable condition vector per image-text pair, for retrieval");
+template <class AnyRecipe>
+void add_recipe(CLI::App& train_command, int& status, const char* about, const char* examples) {
+  const AnyRecipe defaults;
+  auto* command = train_command.add_subcommand(defaults.options().recipe, about);
   auto typed = std::make_shared<Typed>();
-  cosir->add_option("--config", typed->config, "Options from FILE.toml or FILE.json")
+  command->add_option("--config", typed->config, "Options from FILE.toml or FILE.json")
       ->type_name("FILE");
-  add_fields(*cosir, typed, [](const Field&) { return true; });
-  add_output(*cosir, typed);
-  cosir->footer(
-      "\nLater sources win: defaults, --config, options, --set.\nExamples:\n"
+  add_keys(*command, typed, defaults, [](const Field&) { return true; });
+  add_output(*command, typed);
+  command->footer(fmt::format(
+      "\nLater sources win: defaults, --config, options, --set.\nExamples:\n{}", examples));
+  command->callback([typed, &status] { status = train<AnyRecipe>(*typed); });
+}
+
+void add_train(CLI::App& app, int& status) {
+  auto* command = app.add_subcommand("train", "Train a recipe inside a memory limit");
+  command->require_subcommand(1);
+  add_recipe<CosirSettings>(
+      *command, status, "One trainable condition vector per image-text pair, for retrieval",
       "  plimsoll train cosir --data data/ --out run/ --memory-limit 768MiB --epochs 1\n"
       "  plimsoll train cosir --config cosir.toml --set label_dim=128 --json");
-  cosir->callback([typed, &status] { status = train(*typed); });
-  for (const char* name : {"can-kd", "chat", "vision"}) {
-    auto* later = train_command->add_subcommand(name, "Not there yet");
+  add_recipe<CanKdSettings>(
+      *command, status, "Intrusion detection on CAN-bus graphs: a teacher, and a student of it",
+      "  plimsoll train can-kd --data data/ --out run/ --memory-limit 1GiB --preset small\n"
+      "  plimsoll train can-kd --data data/ --out run/ --stage fusion --json    goes on with run/\n"
+      "  plimsoll train can-kd --config can_kd.json --preset gat,student --teacher-path teacher/");
+  for (const char* name : {"chat", "vision"}) {
+    auto* later = command->add_subcommand(name, "Not there yet");
     later->allow_extras();
     later->callback([name, &status] { status = not_there_yet(name); });
   }
+}
 
-  auto* plan_command =
+void add_plan(CLI::App& app, int& status) {
+  auto* command =
       app.add_subcommand("plan", "Say what a run needs, and the largest batch its limit admits");
-  plan_command->require_subcommand(1);
-  auto* plan_of = plan_command->add_subcommand("cosir", "Plan a run of `train cosir`");
-  auto planned = std::make_shared<Typed>();
-  plan_of->add_option("--config", planned->config, "Options from FILE.toml or FILE.json")
+  command->require_subcommand(1);
+  auto* plan_of = command->add_subcommand("cosir", "Plan a run of `train cosir`");
+  auto typed = std::make_shared<Typed>();
+  plan_of->add_option("--config", typed->config, "Options from FILE.toml or FILE.json")
       ->type_name("FILE");
-  add_fields(*plan_of, planned,
-             [](const Field& field) { return std::string_view(field.name) != "batch_size"; });
-  plan_of->add_flag("--json", planned->json, "One line of JSON instead of the table");
+  add_keys(*plan_of, typed, CosirSettings(),
+           [](const Field& field) { return std::string_view(field.name) != "batch_size"; });
+  plan_of->add_flag("--json", typed->json, "One line of JSON instead of the table");
   plan_of->footer(
       "\nTraces small steps on real batches, replays them at larger sizes, and runs the answer "
       "once.\n"
       "`train cosir --batch-size auto` does the same and trains with it. Example:\n"
       "  plimsoll plan cosir --data data/ --memory-limit 768MiB --label-dim 128");
-  plan_of->callback([planned, &status] { status = plan(*planned); });
+  plan_of->callback([typed, &status] { status = plan(*typed); });
+}
 
+/// Options of every recipe that a resumption may change; which recipe it is, the run says later.
+void add_resumption_keys(CLI::App& command, const std::shared_ptr<Typed>& typed) {
+  const CosirSettings cosir;
+  const CanKdSettings can_kd;
+  const auto add = [&](const AnySettings& defaults, const auto& is_known, const char* group) {
+    for (const Field& field : defaults.options().fields) {
+      const std::string key = field.name;
+      if (field.role != FieldRole::kIdentity && key != "out" && !is_known(key)) {
+        add_key(command, typed, key, help_of(field, defaults.literal(key)), group);
+      }
+    }
+  };
+  add(
+      cosir, [](const std::string&) { return false; }, kWhere);
+  const auto of_cosir = [&](const std::string& key) {
+    const auto& fields = cosir.options().fields;
+    return std::any_of(fields.begin(), fields.end(),
+                       [&](const Field& field) { return key == field.name; });
+  };
+  add(can_kd, of_cosir, "Only of can-kd");
+  add_set(command, typed);
+}
+
+void add_resume_and_eval(CLI::App& app, int& status) {
   auto* resume_command = app.add_subcommand("resume", "Go on with a run from its last checkpoint");
   auto resumed = std::make_shared<Typed>();
   resume_command->add_option("RUN", resumed->run, "The run folder")->required();
-  add_fields(*resume_command, resumed, [](const Field& field) {
-    return field.role != FieldRole::kIdentity && std::string_view(field.name) != "out";
-  });
+  add_resumption_keys(*resume_command, resumed);
   add_output(*resume_command, resumed);
   resume_command->footer(
       "\nThe result has the same bits as the run nobody stopped. Example:\n"
       "  plimsoll resume run/ --memory-limit 2GiB");
-  resume_command->callback([resumed, &status] { status = resume(*resumed); });
+  resume_command->callback([resumed, &status] {
+    status = by_recipe(*resumed, resume<CosirSettings>, resume<CanKdSettings>);
+  });
 
   auto* eval_command =
-      app.add_subcommand("eval", "Evaluate a run's last checkpoint on its held-out pairs");
+      app.add_subcommand("eval", "Evaluate a run's last checkpoint on its held-out data");
   auto evaluated = std::make_shared<Typed>();
   eval_command->add_option("RUN", evaluated->run, "The run folder")->required();
   eval_command->add_flag("--json", evaluated->json, "One line of JSON (also the default form)");
   eval_command->footer("\nExample:\n  plimsoll eval run/ --json");
-  eval_command->callback([evaluated, &status] { status = evaluate(*evaluated); });
+  eval_command->callback([evaluated, &status] {
+    status = by_recipe(*evaluated, evaluate<CosirSettings>, evaluate<CanKdSettings>);
+  });
+}
+
+}  // namespace
+
+void add_train_commands(CLI::App& app, int& status) {
+  add_train(app, status);
+  add_plan(app, status);
+  add_resume_and_eval(app, status);
 }
 
 }  // namespace plimsoll

@@ -9,6 +9,7 @@
 // Threads: attach() and detach() want no torch operator running. Recipes run without Python's lock;
 //          the signal handlers are theirs meanwhile (recipes/control.h).
 // Memory:  none of its own.
+#include <cstdio>
 #include <filesystem>
 #include <string>
 #include <utility>
@@ -22,9 +23,9 @@
 #include "plimsoll/governor.h"
 #include "plimsoll/torch.h"
 #include "program_binding.h"
+#include "recipes/can_kd/can_kd.h"
 #include "recipes/cosir.h"
 #include "recipes/cosir_plan.h"
-#include "recipes/run_folder.h"
 #include "torch/tensor_arena.h"
 #include "torch_plan.h"
 
@@ -48,36 +49,57 @@ nb::dict arena_stats() {
   return out;
 }
 
-CosirSettings new_settings(const std::string& recipe, const std::string& config,
-                           const Pairs& options, const char* source) {
-  if (recipe != "cosir") {
-    throw Exception(make_error(ErrorCode::kInvalidArgument,
-                               "recipe \"" + recipe + "\" is not there yet", "use \"cosir\""));
-  }
-  CosirSettings settings;
+template <class AnyRecipe>
+AnyRecipe new_settings(const std::string& config, const Pairs& options, const char* source) {
+  AnyRecipe settings;
   if (!config.empty()) {
     settings.read_file(config).or_throw();
   }
+  std::vector<GivenKey> given;
   for (const auto& [key, text] : options) {
-    settings.set(key, text, source).or_throw();
+    given.push_back({key, text, source});
   }
+  settings.set_all(std::move(given)).or_throw();
   return settings;
+}
+
+TrainOptions how(bool resume, bool quiet) {
+  TrainOptions options;
+  options.resume = resume;
+  options.progress.quiet = quiet;
+  return options;
+}
+
+void print_notes(const AnySettings& settings, bool quiet) {
+  for (const auto& note : settings.notes()) {
+    if (!quiet) {
+      std::fprintf(stderr, "plimsoll: %s\n", note.c_str());
+    }
+  }
 }
 
 std::string train(const std::string& recipe, const std::string& config, const Pairs& options,
                   bool quiet) {
-  CosirSettings settings = new_settings(recipe, config, options, "plimsoll.train()");
-  settings.resolve().or_throw();
-  TrainOptions run;
-  run.progress.quiet = quiet;
-  return train_cosir(settings, run).or_throw().to_json();
+  constexpr const char* kSource = "plimsoll.train()";
+  if (recipe == "cosir") {
+    auto settings = new_settings<CosirSettings>(config, options, kSource);
+    settings.resolve().or_throw();
+    return train_cosir(settings, how(false, quiet)).or_throw().to_json();
+  }
+  if (recipe == "can-kd") {
+    auto settings = new_settings<CanKdSettings>(config, options, kSource);
+    settings.resolve().or_throw();
+    print_notes(settings, quiet);
+    return train_can_kd(settings, how(false, quiet)).or_throw().to_json();
+  }
+  throw Exception(make_error(ErrorCode::kInvalidArgument,
+                             "recipe \"" + recipe + "\" is not there yet",
+                             "use \"cosir\" or \"can-kd\""));
 }
 
-CosirSettings settings_of(const std::string& run) {
-  if (!RunFolder::is_run(run)) {
-    throw Exception(make_error(ErrorCode::kNotFound, run + ": no run there"));
-  }
-  CosirSettings settings;
+template <class AnyRecipe>
+AnyRecipe settings_of(const std::string& run) {
+  AnyRecipe settings;
   settings.read_file(std::filesystem::path(run) / "run.toml", true).or_throw();
   settings.set("out", std::filesystem::absolute(run).string(), settings.source_of("out"))
       .or_throw();
@@ -85,23 +107,42 @@ CosirSettings settings_of(const std::string& run) {
 }
 
 std::string plan(const std::string& recipe, const std::string& config, const Pairs& options) {
-  CosirSettings settings = new_settings(recipe, config, options, "plimsoll.plan()");
+  if (recipe != "cosir") {
+    throw Exception(make_error(ErrorCode::kInvalidArgument,
+                               "recipe \"" + recipe + "\" has no plan yet", "use \"cosir\""));
+  }
+  auto settings = new_settings<CosirSettings>(config, options, "plimsoll.plan()");
   settings.resolve(/*wants_out=*/false).or_throw();
   return plan_cosir(settings).or_throw().to_json();
 }
 
-std::string resume(const std::string& run, const Pairs& options, bool quiet) {
-  CosirSettings settings = settings_of(run);
+template <class AnyRecipe>
+AnyRecipe resumed(const std::string& run, const Pairs& options, bool quiet) {
+  auto settings = settings_of<AnyRecipe>(run);
   settings.override_with(options, "plimsoll.resume()").or_throw();
   settings.resolve().or_throw();
-  TrainOptions how;
-  how.resume = true;
-  how.progress.quiet = quiet;
-  return train_cosir(settings, how).or_throw().to_json();
+  print_notes(settings, quiet);
+  return settings;
+}
+
+std::string resume(const std::string& run, const Pairs& options, bool quiet) {
+  if (recipe_of_run(run).or_throw() == "can-kd") {
+    return train_can_kd(resumed<CanKdSettings>(run, options, quiet), how(true, quiet))
+        .or_throw()
+        .to_json();
+  }
+  return train_cosir(resumed<CosirSettings>(run, options, quiet), how(true, quiet))
+      .or_throw()
+      .to_json();
 }
 
 std::string evaluate(const std::string& run) {
-  CosirSettings settings = settings_of(run);
+  if (recipe_of_run(run).or_throw() == "can-kd") {
+    auto settings = settings_of<CanKdSettings>(run);
+    settings.resolve().or_throw();
+    return eval_can_kd(settings).or_throw();
+  }
+  auto settings = settings_of<CosirSettings>(run);
   settings.resolve().or_throw();
   return eval_cosir(settings).or_throw();
 }

@@ -22,11 +22,12 @@ _SPINS = "1000"  # As cli/main.cpp, where the figures are.
 def train(recipe: str, *, data: str | os.PathLike[str], out: str | os.PathLike[str],
           memory_limit: int | str = "", config: str | os.PathLike[str] | None = None,
           progress: bool = True, **options: Any) -> dict[str, Any]:
-    """Trains a recipe ("cosir") inside a memory limit; what `plimsoll train` does.
+    """Trains a recipe ("cosir", "can-kd") inside a memory limit; what `plimsoll train` does.
 
-    options: every key of the recipe (docs/recipes/cosir.md): epochs=3, batch_size=512,
-             store_bytes="64MiB", … They come on top of the file `config` (.toml or .json).
-    Returns the summary that `plimsoll train --json` prints: status, step, epoch, loss,
+    options: every key of the recipe (docs/recipes/): epochs=3, batch_size=512,
+             store_bytes="64MiB", preset="small", vgae_hidden_dims=[80, 40, 16], …
+             They come on top of the file `config` (.toml or .json).
+    Returns the summary that `plimsoll train --json` prints: for cosir status, step, epoch, loss,
     rows_per_second, peak_resident_bytes, recall, state_sha256, …
 
     Requires: no other Governor holds memory. For the same bits as the program, set
@@ -74,7 +75,7 @@ def resume(run: str | os.PathLike[str], *, progress: bool = True, **options: Any
 
 
 def evaluate(run: str | os.PathLike[str]) -> dict[str, Any]:
-    """Evaluates a run's newest checkpoint, changing nothing: {"step", "epoch", "recall", …}.
+    """Evaluates a run's newest checkpoint, changing nothing: {"step", "epoch", "recall", …} of cosir.
 
     Errors: NotFoundError (no run or no checkpoint there); otherwise as train().
     """
@@ -118,6 +119,9 @@ def _pairs(options: dict[str, Any]) -> list[tuple[str, str]]:
             text = "true" if value else "false"
         elif isinstance(value, (str, int, float, os.PathLike)):
             text = os.fspath(value) if isinstance(value, os.PathLike) else str(value)
+        elif isinstance(value, (list, tuple)) and all(
+                isinstance(part, (str, int)) and not isinstance(part, bool) for part in value):
+            text = ",".join(map(str, value))
         else:
             raise ValueError(f"{key}: {value!r} is neither text nor a number")
         pairs.append((key, text))

@@ -1,15 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The table of `cosir` options, and setting them from text. Files are read in config_files.cpp.
+// Setting options from text, whatever the recipe. Files are read in config_files.cpp.
 #include "recipes/config.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <charconv>
-#include <cmath>
 #include <limits>
+#include <optional>
 #include <system_error>
 #include <thread>
 
@@ -19,117 +18,9 @@
 namespace plimsoll {
 namespace {
 
-using C = CosirConfig;
-constexpr auto kIdentity = FieldRole::kIdentity;
-constexpr auto kFree = FieldRole::kFree;
-constexpr auto kPlace = FieldRole::kPlace;
-constexpr double kCountMax = 1e12;
-constexpr double kRateMax = 1e3;
-constexpr double kBytesMax = 1e15;
-
-constexpr Field text(const char* name, FieldRole role, std::string C::*member, const char* help) {
-  return {name, FieldKind::kText, role, member, help};
-}
-constexpr Field limit(const char* name, std::string C::*member, const char* help) {
-  return {name, FieldKind::kLimit, kFree, member, help};
-}
-constexpr Field bytes(const char* name, std::int64_t C::*member, const char* help) {
-  return {name, FieldKind::kBytes, kFree, member, help, 0, kBytesMax};
-}
-constexpr Field whole(const char* name, FieldRole role, std::int64_t C::*member, double least,
-                      double most, const char* help) {
-  return {name, FieldKind::kInteger, role, member, help, least, most};
-}
-constexpr Field whole_or_auto(const char* name, std::int64_t C::*member, double least, double most,
-                              const char* help) {
-  return {name, FieldKind::kAuto, kIdentity, member, help, least, most};
-}
-constexpr Field real(const char* name, double C::*member, double least, double most,
-                     const char* help) {
-  return {name, FieldKind::kReal, kIdentity, member, help, least, most};
-}
-constexpr Field on_off(const char* name, FieldRole role, bool C::*member, const char* help) {
-  return {name, FieldKind::kSwitch, role, member, help};
-}
-constexpr Field choice(const char* name, std::string C::*member, const char* choices,
-                       const char* help, FieldRole role = kIdentity) {
-  return {name, FieldKind::kChoice, role, member, help, 0, 0, choices};
-}
-
-constexpr std::array kFields{
-    text("data", kPlace, &C::data, "Feature store to train on (plimsoll import, plimsoll synth)"),
-    text("out", kPlace, &C::out, "Run folder to make"),
-    limit("memory_limit", &C::memory_limit, "Memory the whole process may hold; 768MiB, 6GB, 25%"),
-    limit("disk_limit", &C::disk_limit, "Disk the run may fill"),
-    whole("epochs", kIdentity, &C::epochs, 1, 1e6, "Passes over the training pairs"),
-    whole_or_auto("batch_size", &C::batch_size, 2, 1 << 20,
-                  "Pairs per step; auto: planned once, see `plimsoll plan cosir`"),
-    whole("seed", kIdentity, &C::seed, 0, 9e15, "Decides every random choice"),
-    whole("dim", kIdentity, &C::dim, 0, 65536, "Width of the shared space; 0: from the features"),
-    whole("label_dim", kIdentity, &C::label_dim, 2, 4096, "Width of a sample's condition vector"),
-    choice("projections", &C::projections, "auto|true|false",
-           "Trainable linear maps of both features to dim"),
-    real("temperature", &C::temperature, 1e-6, 1e3, "Of the contrastive loss"),
-    real("loss_infonce", &C::loss_infonce, 0, 1e6, "Weight of the contrastive loss"),
-    real("loss_laplacian", &C::loss_laplacian, 0, 1e6, "Weight: neighbours act alike"),
-    real("loss_angular", &C::loss_angular, 0, 1e6, "Weight: equal angles act alike"),
-    real("loss_radius", &C::loss_radius, 0, 1e6, "Weight: a larger radius acts more"),
-    real("loss_rotation", &C::loss_rotation, 0, 1e6, "Weight: quarter turns act orthogonally"),
-    real("loss_boundary", &C::loss_boundary, 0, 1e6, "Weight: the radius stays below 10"),
-    real("lr", &C::lr, 0, kRateMax, "Learning rate of the combiner"),
-    real("projection_lr", &C::projection_lr, 0, kRateMax, "Learning rate of the projections"),
-    real("weight_decay", &C::weight_decay, 0, kRateMax, "Of the model"),
-    choice("label_dtype", &C::label_dtype, "float32|bfloat16",
-           "Condition vectors on disk and in memory; bfloat16 halves them"),
-    choice("label_optimizer", &C::label_optimizer, "adamw|adamw_fresh|adagrad",
-           "How a condition vector follows its gradient"),
-    real("label_lr", &C::label_lr, 0, kRateMax, "Learning rate of the condition vectors"),
-    real("label_weight_decay", &C::label_weight_decay, 0, kRateMax, "Of the condition vectors"),
-    choice("label_init", &C::label_init, "normal|zeros|uniform", "Condition vectors at first"),
-    real("label_init_scale", &C::label_init_scale, 0, 1e6, "Deviation or half-width at first"),
-    choice("label_schedule", &C::label_schedule, "constant|cosine", "Of label_lr over the steps"),
-    choice("label_layout", &C::label_layout, "auto|any_order|sample_order",
-           "Of a new run's condition vectors on disk; auto: any order if they fit into memory",
-           kFree),
-    on_off("drop_last", kIdentity, &C::drop_last, "Skip an epoch's last, partial batch"),
-    whole("holdout", kIdentity, &C::holdout, -1, kCountMax,
-          "Groups held out for evaluation; -1: 5,000 pairs' worth, at most a fifth"),
-    whole("eval_pairs", kFree, &C::eval_pairs, 0, kCountMax, "Held-out pairs evaluated, at most"),
-    whole("eval_every_n_epochs", kFree, &C::eval_every_n_epochs, 0, 1e6,
-          "0: only before and after training"),
-    whole("oracle_angles", kFree, &C::oracle_angles, 1, 3600, "Of the evaluation's polar grid"),
-    whole("phase2_epochs", kIdentity, &C::phase2_epochs, 0, 1e6,
-          "Epochs of the classifier of conditions"),
-    real("phase2_lr", &C::phase2_lr, 0, kRateMax, "Learning rate of that classifier"),
-    whole("checkpoint_every_n_steps", kFree, &C::checkpoint_every_n_steps, 0, kCountMax,
-          "Steps between commits; 0: one at the end of each epoch"),
-    whole("keep_checkpoints", kFree, &C::keep_checkpoints, 1, 1e6, "The newest ones are kept"),
-    whole("cleanup_every_n_steps", kFree, &C::cleanup_every_n_steps, 0, kCountMax,
-          "Steps between giving unused memory back; 0: after evaluations and under pressure only"),
-    bytes("queue_bytes", &C::queue_bytes, "The loader's ring; 0: chosen"),
-    bytes("store_bytes", &C::store_bytes, "Memory of the condition vectors; 0: chosen"),
-    bytes("cache_bytes", &C::cache_bytes, "Memory of the features; 0: chosen"),
-    bytes("foreign_bytes", &C::foreign_bytes, "Set aside for code and libraries' own memory"),
-    whole("loader_threads", kFree, &C::loader_threads, 1, 256, "Threads that read batches"),
-    whole("compute_threads", kIdentity, &C::compute_threads, 0, 4096,
-          "Threads that compute; 0: one per core. Part of the result's bits"),
-    whole("io_threads", kFree, &C::io_threads, 1, 256, "Threads that read and write rows"),
-    whole("stats_every_n_epochs", kFree, &C::stats_every_n_epochs, 0, 1e6,
-          "Cache statistics in words; 0: never"),
-    whole("metrics_every_n_steps", kFree, &C::metrics_every_n_steps, 1, kCountMax,
-          "Steps between recorded losses"),
-    on_off("tensorboard", kFree, &C::tensorboard, "Write event files under RUN/metrics"),
-    text("mlflow", kPlace, &C::mlflow, "Also write MLflow's file layout into this folder"),
-};
-
-std::int64_t index_of(std::string_view key) {
-  for (std::size_t i = 0; i < kFields.size(); ++i) {
-    if (key == kFields[i].name) {
-      return static_cast<std::int64_t>(i);
-    }
-  }
-  return -1;
-}
+using Parsed = std::variant<std::string, std::int64_t, double, bool>;
+constexpr std::size_t kWidthsLeast = 2;
+constexpr std::size_t kWidthsMost = 8;
 
 /// Levenshtein distance of two short words. Source: Wagner and Fischer (1974).
 std::size_t edit_distance(std::string_view a, std::string_view b) {
@@ -171,69 +62,101 @@ bool printable(std::string_view text) {
                       [](char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7f; });
 }
 
-/// Assigns `text` to the field's member. False when the field does not accept it.
-bool assign(const Field& field, std::string_view text, CosirConfig& config) {
+bool within(const Field& field, std::int64_t value) {
+  return static_cast<double>(value) >= field.least && static_cast<double>(value) <= field.most;
+}
+
+/// Each word between commas is a choice.
+std::optional<Parsed> read_words(const Field& field, std::string_view text) {
+  for (std::string_view rest = text;;) {
+    const auto comma = rest.find(',');
+    if (!listed(field.choices, rest.substr(0, comma))) {
+      return std::nullopt;
+    }
+    if (comma == std::string_view::npos) {
+      return std::string(text);
+    }
+    rest = rest.substr(comma + 1);
+  }
+}
+
+/// "[1024, 512, 96]" → "1024,512,96"; nothing when a number or the count is out of range.
+std::optional<Parsed> read_widths(const Field& field, std::string_view text) {
+  if (text.size() >= 2 && ((text.front() == '[' && text.back() == ']') ||
+                           (text.front() == '(' && text.back() == ')'))) {
+    text = text.substr(1, text.size() - 2);
+  }
+  std::string widths;
+  std::size_t count = 0;
+  for (bool more = true; more; ++count) {
+    const auto comma = text.find(',');
+    std::string_view word = text.substr(0, comma);
+    while (!word.empty() && word.front() == ' ') {
+      word.remove_prefix(1);
+    }
+    while (!word.empty() && word.back() == ' ') {
+      word.remove_suffix(1);
+    }
+    std::int64_t width = 0;
+    if (count == kWidthsMost || !read_number(word, width) || !within(field, width)) {
+      return std::nullopt;
+    }
+    widths += fmt::format("{}{}", count == 0 ? "" : ",", width);
+    more = comma != std::string_view::npos;
+    text = more ? text.substr(comma + 1) : "";
+  }
+  return count < kWidthsLeast ? std::nullopt : std::optional<Parsed>(std::move(widths));
+}
+
+std::optional<Parsed> read_bytes(const Field& field, std::string_view text) {
+  std::int64_t value = -1;
+  if (!(text == "-1" && field.least < 0)) {
+    const auto size = parse_bytes(text);
+    if (!size) {
+      return std::nullopt;
+    }
+    value = *size;
+  }
+  return within(field, value) ? std::optional<Parsed>(value) : std::nullopt;
+}
+
+/// The value that `text` means; nothing when the field does not accept it.
+std::optional<Parsed> parse(const Field& field, std::string_view text) {
   switch (field.kind) {
     case FieldKind::kText:
-      if (!printable(text)) {
-        return false;
-      }
-      config.*std::get<std::string C::*>(field.member) = text;
-      return true;
+      return printable(text) ? std::optional<Parsed>(std::string(text)) : std::nullopt;
     case FieldKind::kLimit:
       // A percentage is of something known only later: any whole will do to check the form.
-      if (!text.empty() && !parse_bytes(text, 1LL << 40)) {
-        return false;
-      }
-      config.*std::get<std::string C::*>(field.member) = text;
-      return true;
+      return text.empty() || parse_bytes(text, 1LL << 40) ? std::optional<Parsed>(std::string(text))
+                                                          : std::nullopt;
     case FieldKind::kChoice:
-      if (!listed(field.choices, text)) {
-        return false;
-      }
-      config.*std::get<std::string C::*>(field.member) = text;
-      return true;
+      return listed(field.choices, text) ? std::optional<Parsed>(std::string(text)) : std::nullopt;
+    case FieldKind::kWords:
+      return read_words(field, text);
+    case FieldKind::kWidths:
+      return read_widths(field, text);
     case FieldKind::kSwitch:
-      if (text != "true" && text != "false") {
-        return false;
-      }
-      config.*std::get<bool C::*>(field.member) = text == "true";
-      return true;
+      return text == "true" || text == "false" ? std::optional<Parsed>(text == "true")
+                                               : std::nullopt;
     case FieldKind::kReal: {
       double value = 0;
-      if (!read_number(text, value) || !(value >= field.least && value <= field.most)) {
-        return false;
-      }
-      config.*std::get<double C::*>(field.member) = value;
-      return true;
+      const bool good = read_number(text, value) && value >= field.least && value <= field.most;
+      return good ? std::optional<Parsed>(value) : std::nullopt;
     }
+    case FieldKind::kBytes:
+      return read_bytes(field, text);
     case FieldKind::kAuto:
       if (text == "auto") {
-        config.*std::get<std::int64_t C::*>(field.member) = 0;
-        return true;
+        return std::int64_t{0};
       }
       [[fallthrough]];
-    case FieldKind::kBytes:
     case FieldKind::kInteger: {
       std::int64_t value = 0;
-      if (field.kind != FieldKind::kBytes) {
-        if (!read_number(text, value)) {
-          return false;
-        }
-      } else if (auto size = parse_bytes(text); size) {
-        value = *size;
-      } else {
-        return false;
-      }
-      const auto number = static_cast<double>(value);
-      if (number < field.least || number > field.most) {
-        return false;
-      }
-      config.*std::get<std::int64_t C::*>(field.member) = value;
-      return true;
+      const bool good = read_number(text, value) && within(field, value);
+      return good ? std::optional<Parsed>(value) : std::nullopt;
     }
   }
-  return false;
+  return std::nullopt;
 }
 
 std::string quote(std::string_view text) {
@@ -262,180 +185,308 @@ std::string print_bytes(std::int64_t value) {
   return fmt::format("{}", value);
 }
 
-}  // namespace
-
-std::span<const Field> cosir_fields() noexcept {
-  return kFields;
+/// "; did you mean 'student'?" for the first word that is none of the choices; "" without one.
+std::string suggestion(const Field& field, std::string_view text) {
+  std::vector<std::string> words;
+  for (std::string_view rest = field.choices; !rest.empty();) {
+    const auto bar = rest.find('|');
+    words.emplace_back(rest.substr(0, bar));
+    rest = bar == std::string_view::npos ? "" : rest.substr(bar + 1);
+  }
+  while (listed(field.choices, text.substr(0, text.find(',')))) {
+    text = text.substr(text.find(',') + 1);
+  }
+  const std::string near = nearest_word(text.substr(0, text.find(',')), words);
+  return near.empty() ? "" : fmt::format("; did you mean '{}'?", near);
 }
 
+Result<void> check(const Field& field, std::string_view text, std::string_view source) {
+  if (!parse(field, text)) {
+    return fail(ErrorCode::kInvalidArgument,
+                fmt::format("{}: {} must be {}, not '{}'{}", source, field.name, field.accepts(),
+                            text, field.kind == FieldKind::kWords ? suggestion(field, text) : ""));
+  }
+  return {};
+}
+
+}  // namespace
+
 std::string Field::accepts() const {
+  const auto from = static_cast<std::int64_t>(least);
+  const auto to = static_cast<std::int64_t>(most);
   switch (kind) {
     case FieldKind::kText:
       return "text without control characters";
     case FieldKind::kLimit:
       return "a size such as 768MiB or 6GB, or a share such as 25%";
     case FieldKind::kBytes:
-      return "a size such as 64MiB, or a number of bytes";
+      return fmt::format("a size such as 64MiB, or a number of bytes{}",
+                         least < 0 ? ", or -1" : "");
     case FieldKind::kAuto:
     case FieldKind::kInteger:
-      return fmt::format("a whole number from {} to {}{}", static_cast<std::int64_t>(least),
-                         static_cast<std::int64_t>(most),
+      return fmt::format("a whole number from {} to {}{}", from, to,
                          kind == FieldKind::kAuto ? ", or auto" : "");
     case FieldKind::kReal:
       return fmt::format("a number from {} to {}", least, most);
     case FieldKind::kSwitch:
       return "true or false";
+    case FieldKind::kWidths:
+      return fmt::format("{} to {} whole numbers from {} to {}, such as 80,40,16", kWidthsLeast,
+                         kWidthsMost, from, to);
+    case FieldKind::kWords:
     case FieldKind::kChoice: {
       std::string words = choices;
       for (std::size_t at = 0; (at = words.find('|', at)) != std::string::npos; at += 2) {
         words.replace(at, 1, ", ");
       }
-      return "one of " + words;
+      return (kind == FieldKind::kWords ? "words of " : "one of ") + words;
     }
   }
   return "";
 }
 
-std::string Field::print(const CosirConfig& config) const {
-  switch (kind) {
-    case FieldKind::kText:
-    case FieldKind::kLimit:
-    case FieldKind::kChoice:
-      return quote(config.*std::get<std::string C::*>(member));
-    case FieldKind::kBytes:
-      return print_bytes(config.*std::get<std::int64_t C::*>(member));
-    case FieldKind::kAuto:
-      if (config.*std::get<std::int64_t C::*>(member) == 0) {
-        return "\"auto\"";
-      }
-      [[fallthrough]];
-    case FieldKind::kInteger:
-      return fmt::format("{}", config.*std::get<std::int64_t C::*>(member));
-    case FieldKind::kReal:
-      return print_real(config.*std::get<double C::*>(member));
-    case FieldKind::kSwitch:
-      return config.*std::get<bool C::*>(member) ? "true" : "false";
-  }
-  return "";
-}
-
-std::string nearest_key(std::string_view key) {
+std::string nearest_word(std::string_view word, std::span<const std::string> words) {
   std::string nearest;
-  std::size_t best = std::max<std::size_t>(2, key.size() / 3) + 1;
-  for (const Field& field : kFields) {
-    if (const std::size_t distance = edit_distance(key, field.name); distance < best) {
+  std::size_t best = std::max<std::size_t>(2, word.size() / 3) + 1;
+  for (const std::string& known : words) {
+    if (const std::size_t distance = edit_distance(word, known); distance < best) {
       best = distance;
-      nearest = field.name;
+      nearest = known;
     }
   }
   return nearest;
 }
 
-CosirSettings::CosirSettings() : sources_(kFields.size(), "default") {}
-
-Result<void> CosirSettings::set(std::string_view key, std::string_view text,
-                                std::string_view source) {
-  const auto index = index_of(key);
-  if (index < 0) {
-    const std::string near = nearest_key(key);
-    return fail(ErrorCode::kInvalidArgument,
-                fmt::format("{}: unknown key '{}'{}", source, key,
-                            near.empty() ? "" : fmt::format("; did you mean '{}'?", near)),
-                "`plimsoll train cosir --help` lists every key");
-  }
-  const Field& field = kFields[static_cast<std::size_t>(index)];
-  if (!assign(field, text, config_)) {
-    return fail(ErrorCode::kInvalidArgument,
-                fmt::format("{}: {} must be {}, not '{}'", source, key, field.accepts(), text));
-  }
-  sources_[static_cast<std::size_t>(index)] = source;
-  return {};
-}
-
-Result<void> CosirSettings::set_pair(std::string_view pair, std::string_view source) {
+Result<GivenKey> split_pair(std::string_view pair, std::string_view source) {
   const auto equals = pair.find('=');
   if (equals == std::string_view::npos || equals == 0) {
     return fail(ErrorCode::kInvalidArgument,
                 fmt::format("{}: '{}' is not of the form key=value", source, pair));
   }
-  return set(pair.substr(0, equals), pair.substr(equals + 1), source);
+  return GivenKey{std::string(pair.substr(0, equals)), std::string(pair.substr(equals + 1)),
+                  std::string(source)};
 }
 
-Result<void> CosirSettings::resolve(bool wants_out) {
-  if (config_.data.empty()) {
-    return fail(
-        ErrorCode::kInvalidArgument, "no data given",
-        "name a feature store with --data DIR; plimsoll synth and plimsoll import make one");
+AnySettings::AnySettings(const RecipeOptions& options)
+    : options_(&options), sources_(options.fields.size(), "default") {}
+
+std::int64_t AnySettings::index_of(std::string_view key) const noexcept {
+  const auto& fields = options_->fields;
+  const auto at = std::find_if(fields.begin(), fields.end(),
+                               [&](const Field& field) { return key == field.name; });
+  return at == fields.end() ? -1 : at - fields.begin();
+}
+
+std::vector<std::string> AnySettings::known_keys() const {
+  std::vector<std::string> keys;
+  for (const Field& field : options_->fields) {
+    keys.emplace_back(field.name);
   }
-  if (wants_out && config_.out.empty()) {
+  for (const Shorthand& shorthand : options_->shorthands) {
+    keys.emplace_back(shorthand.form.name);
+  }
+  for (const IgnoredKey& ignored : options_->ignored) {
+    keys.emplace_back(ignored.name);
+  }
+  return keys;
+}
+
+// in() only says where the value lies; nobody writes through what print() and value_of() are given.
+FieldValue AnySettings::value_of(const Field& field) const {
+  return field.in(const_cast<AnySettings*>(this)->place());
+}
+
+std::string AnySettings::print(const Field& field) const {
+  const FieldValue value = value_of(field);
+  switch (field.kind) {
+    case FieldKind::kText:
+    case FieldKind::kLimit:
+    case FieldKind::kChoice:
+    case FieldKind::kWords:
+    case FieldKind::kWidths:
+      return quote(*std::get<std::string*>(value));
+    case FieldKind::kBytes:
+      return print_bytes(*std::get<std::int64_t*>(value));
+    case FieldKind::kAuto:
+      if (*std::get<std::int64_t*>(value) == 0) {
+        return "\"auto\"";
+      }
+      [[fallthrough]];
+    case FieldKind::kInteger:
+      return fmt::format("{}", *std::get<std::int64_t*>(value));
+    case FieldKind::kReal:
+      return print_real(*std::get<double*>(value));
+    case FieldKind::kSwitch:
+      return *std::get<bool*>(value) ? "true" : "false";
+  }
+  return "";
+}
+
+void AnySettings::note(std::string text) {
+  if (std::find(notes_.begin(), notes_.end(), text) == notes_.end()) {
+    notes_.push_back(std::move(text));
+  }
+}
+
+Result<void> AnySettings::set(std::string_view key, std::string_view text,
+                              std::string_view source) {
+  if (const auto index = index_of(key); index >= 0) {
+    const Field& field = options_->fields[static_cast<std::size_t>(index)];
+    PLIMSOLL_TRY_VOID(check(field, text, source));
+    std::visit(
+        [&](auto* value) {
+          *value = std::get<std::remove_pointer_t<decltype(value)>>(*parse(field, text));
+        },
+        field.in(place()));
+    sources_[static_cast<std::size_t>(index)] = source;
+    return {};
+  }
+  for (const Shorthand& shorthand : options_->shorthands) {
+    if (key == shorthand.form.name) {
+      PLIMSOLL_TRY_VOID(check(shorthand.form, text, source));
+      return shorthand.expand(*this, shorthand, text, source);
+    }
+  }
+  for (const IgnoredKey& ignored : options_->ignored) {
+    if (key == ignored.name) {
+      note(fmt::format("ignored: {} = {}: {}", key, text, ignored.reason));
+      return {};
+    }
+  }
+  const std::string near = nearest_word(key, known_keys());
+  return fail(ErrorCode::kInvalidArgument,
+              fmt::format("{}: unknown key '{}'{}", source, key,
+                          near.empty() ? "" : fmt::format("; did you mean '{}'?", near)),
+              options_->keys_advice);
+}
+
+int AnySettings::rank(std::string_view key) const noexcept {
+  constexpr int kFields = 3;
+  for (const Shorthand& shorthand : options_->shorthands) {
+    if (key == shorthand.form.name) {
+      switch (shorthand.order) {
+        case KeyOrder::kFirst:
+          return 0;
+        case KeyOrder::kBefore:
+          return 2;
+        case KeyOrder::kAfter:
+          return kFields + 1;
+      }
+    }
+  }
+  return key == options_->leading ? 1 : kFields;
+}
+
+Result<void> AnySettings::set_all(std::vector<GivenKey> given) {
+  std::stable_sort(given.begin(), given.end(), [this](const GivenKey& a, const GivenKey& b) {
+    return rank(a.key) < rank(b.key);
+  });
+  for (const GivenKey& one : given) {
+    PLIMSOLL_TRY_VOID(set(one.key, one.text, one.source));
+  }
+  return {};
+}
+
+Result<void> AnySettings::set_pair(std::string_view pair, std::string_view source) {
+  PLIMSOLL_TRY(GivenKey given, split_pair(pair, source));
+  return set(given.key, given.text, given.source);
+}
+
+Result<void> AnySettings::resolve(bool wants_out) {
+  if (text_of("data").empty()) {
+    return fail(ErrorCode::kInvalidArgument, "no data given", options_->data_advice);
+  }
+  if (wants_out && text_of("out").empty()) {
     return fail(ErrorCode::kInvalidArgument, "no run folder given", "name one with --out RUN");
   }
   // A run may be resumed from another folder than the one it was started in.
-  for (std::string* place : {&config_.data, &config_.out, &config_.mlflow}) {
-    if (!place->empty()) {
-      *place = std::filesystem::absolute(*place).lexically_normal().string();
+  for (const Field& field : options_->fields) {
+    if (field.role == FieldRole::kPlace) {
+      if (auto& path = *std::get<std::string*>(field.in(place())); !path.empty()) {
+        path = std::filesystem::absolute(path).lexically_normal().string();
+      }
     }
   }
-  if (config_.compute_threads == 0) {
-    config_.compute_threads = std::max(1U, std::thread::hardware_concurrency());
-    sources_[static_cast<std::size_t>(index_of("compute_threads"))] += ", one per core";
+  const auto index = static_cast<std::size_t>(index_of("compute_threads"));
+  auto& threads = *std::get<std::int64_t*>(options_->fields[index].in(place()));
+  if (threads == 0) {
+    threads = std::max(1U, std::thread::hardware_concurrency());
+    sources_[index] += ", one per core";
   }
   return {};
 }
 
-Result<void> CosirSettings::override_with(
-    std::span<const std::pair<std::string, std::string>> overrides, std::string_view source) {
-  for (const auto& [key, text] : overrides) {
-    CosirSettings changed = *this;
-    PLIMSOLL_TRY_VOID(changed.set(key, text, source));
-    const Field& field = kFields[static_cast<std::size_t>(index_of(key))];
-    const std::string before = field.print(config_);
-    const std::string after = field.print(changed.config_);
-    if (before == after) {
+Result<void> AnySettings::check_overrides(const AnySettings& before, std::string_view source) {
+  for (std::size_t i = 0; i < sources_.size(); ++i) {
+    const Field& field = options_->fields[i];
+    const std::string was = before.print(field);
+    const std::string is = print(field);
+    if (was == is) {
+      sources_[i] = before.sources_[i];
       continue;
     }
-    if (field.role == FieldRole::kIdentity || key == "out") {
+    if (field.role == FieldRole::kIdentity || std::string_view(field.name) == "out") {
       return fail(ErrorCode::kInvalidArgument,
                   fmt::format("{}: {} is part of this run's identity ({}) and cannot become {}",
-                              source, key, before, after),
+                              source, field.name, was, is),
                   "start a new run with `plimsoll train`; limits, caches, queues and loader "
                   "threads may change");
     }
-    *this = std::move(changed);
   }
   return {};
 }
 
-std::string CosirSettings::to_toml() const {
-  std::string toml = "# Every option of this run and where it came from.\n[cosir]\n";
-  for (std::size_t i = 0; i < kFields.size(); ++i) {
-    toml += fmt::format("{:<40}  # from {}\n",
-                        fmt::format("{} = {}", kFields[i].name, kFields[i].print(config_)),
+std::string AnySettings::to_toml() const {
+  std::string toml = "# Every option of this run and where it came from.\n";
+  if (std::string_view(options_->recipe) != kFirstRecipe) {
+    toml += fmt::format("recipe = \"{}\"\n", options_->recipe);
+  }
+  toml += fmt::format("[{}]\n", options_->recipe);
+  for (std::size_t i = 0; i < sources_.size(); ++i) {
+    const Field& field = options_->fields[i];
+    toml += fmt::format("{:<40}  # from {}\n", fmt::format("{} = {}", field.name, print(field)),
                         sources_[i]);
   }
   return toml;
 }
 
-std::vector<std::pair<std::string, std::string>> CosirSettings::items() const {
+std::vector<std::pair<std::string, std::string>> AnySettings::items() const {
   std::vector<std::pair<std::string, std::string>> items;
-  for (const Field& field : kFields) {
-    const auto* text = std::get_if<std::string C::*>(&field.member);
-    items.emplace_back(field.name, text != nullptr ? config_.**text : field.print(config_));
+  for (const Field& field : options_->fields) {
+    items.emplace_back(field.name, text_of(field.name));
   }
   return items;
 }
 
-std::vector<std::pair<std::string, std::string>> CosirSettings::identity() const {
+std::vector<std::pair<std::string, std::string>> AnySettings::identity() const {
   std::vector<std::pair<std::string, std::string>> items;
-  for (const Field& field : kFields) {
+  if (std::string_view(options_->recipe) != kFirstRecipe) {
+    items.emplace_back("recipe", quote(options_->recipe));
+  }
+  for (const Field& field : options_->fields) {
     if (field.role == FieldRole::kIdentity) {
-      items.emplace_back(field.name, field.print(config_));
+      items.emplace_back(field.name, print(field));
     }
   }
   return items;
 }
 
-const std::string& CosirSettings::source_of(std::string_view key) const {
+std::string AnySettings::literal(std::string_view key) const {
+  const auto index = index_of(key);
+  PLIMSOLL_CHECK(index >= 0, "literal() of an unknown key");
+  return print(options_->fields[static_cast<std::size_t>(index)]);
+}
+
+std::string AnySettings::text_of(std::string_view key) const {
+  const auto index = index_of(key);
+  PLIMSOLL_CHECK(index >= 0, "text_of() an unknown key");
+  const Field& field = options_->fields[static_cast<std::size_t>(index)];
+  const FieldValue value = value_of(field);
+  const auto* text = std::get_if<std::string*>(&value);
+  return text != nullptr ? **text : print(field);
+}
+
+const std::string& AnySettings::source_of(std::string_view key) const {
   const auto index = index_of(key);
   PLIMSOLL_CHECK(index >= 0, "source_of() of an unknown key");
   return sources_[static_cast<std::size_t>(index)];

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The options of a `cosir` run: one table of fields, several sources, each value with its origin.
+// Options of a run: one table of fields per recipe, several sources, each value with its origin.
 //
 // Sources in rising order: defaults, --config FILE (.toml or .json), the command line's own flags,
-// --set key=value. cosir_fields() is the only list of keys: flags, files, run.toml, `--help` and
-// the run's identity are all made from it.
-// Reading order: CosirConfig, Field, CosirSettings, then config.cpp.
+// --set key=value. A recipe's table is the only list of its keys: flags, files, run.toml, `--help`
+// and the run's identity are all made from it.
+// Reading order: Field, RecipeOptions, AnySettings, Settings, then cosir_config.h and
+// can_kd/config.h (the configs), field_table.h (how tables are written), config.cpp.
 //
 // Threads: thread-compatible.   Memory: a few kilobytes.
 #pragma once
@@ -23,59 +24,6 @@
 
 namespace plimsoll {
 
-/// Every option of `plimsoll train cosir`. docs/recipes/cosir.md says what each one does.
-struct CosirConfig {
-  std::string data{};
-  std::string out{};
-  std::string memory_limit{};  ///< As find_limit() reads it; "" is its default.
-  std::string disk_limit{};
-  std::int64_t epochs{30};
-  std::int64_t batch_size{2048};  ///< 0: "auto", until train_cosir() has planned it.
-  std::int64_t seed{0};
-  std::int64_t dim{0};  ///< 0: the features' own width when both agree, else 256.
-  std::int64_t label_dim{2};
-  std::string projections{"auto"};  ///< auto | true | false.
-  double temperature{0.07};
-  double loss_infonce{1.0};
-  double loss_laplacian{0.7};
-  double loss_angular{0.3};
-  double loss_radius{0.3};
-  double loss_rotation{0.3};
-  double loss_boundary{0.0};
-  double lr{1e-5};
-  double projection_lr{1e-3};
-  double weight_decay{0.05};
-  std::string label_dtype{"float32"};    ///< float32 | bfloat16.
-  std::string label_optimizer{"adamw"};  ///< adamw | adamw_fresh | adagrad.
-  double label_lr{0.1};
-  double label_weight_decay{0.05};
-  std::string label_init{"normal"};  ///< normal | zeros | uniform.
-  double label_init_scale{0.1};
-  std::string label_schedule{"constant"};  ///< constant | cosine.
-  std::string label_layout{"auto"};        ///< auto | any_order | sample_order.
-  bool drop_last{false};
-  std::int64_t holdout{-1};  ///< Groups; −1: 5,000 pairs' worth, at most a fifth of the groups.
-  std::int64_t eval_pairs{5000};
-  std::int64_t eval_every_n_epochs{5};  ///< 0: only before and after training.
-  std::int64_t oracle_angles{12};
-  std::int64_t phase2_epochs{0};
-  double phase2_lr{1e-5};
-  std::int64_t checkpoint_every_n_steps{500};
-  std::int64_t keep_checkpoints{2};
-  std::int64_t cleanup_every_n_steps{0};  ///< 0: after evaluations, and under pressure, only.
-  std::int64_t queue_bytes{0};            ///< 0: chosen by the loader.
-  std::int64_t store_bytes{0};            ///< 0: chosen within the limit.
-  std::int64_t cache_bytes{0};            ///< 0: chosen within the limit.
-  std::int64_t foreign_bytes{128LL << 20};
-  std::int64_t loader_threads{2};
-  std::int64_t compute_threads{0};  ///< 0: the number of cores; CosirSettings::resolve() fixes it.
-  std::int64_t io_threads{4};
-  std::int64_t stats_every_n_epochs{1};
-  std::int64_t metrics_every_n_steps{10};
-  bool tensorboard{true};
-  std::string mlflow{};  ///< A folder for MLflow's file layout; "": none.
-};
-
 /// How the text of a value is read.
 enum class FieldKind : std::uint8_t {
   kText,     ///< Any text.
@@ -86,6 +34,8 @@ enum class FieldKind : std::uint8_t {
   kReal,     ///< A finite number within [least, most].
   kSwitch,   ///< true or false.
   kChoice,   ///< One of `choices`.
+  kWords,    ///< Words of `choices` with commas between them: "gat,teacher".
+  kWidths,   ///< "1024,512,96": 2 to 8 whole numbers within [least, most]; kept as text.
 };
 
 /// When a value may differ between a run and its resumption.
@@ -95,13 +45,14 @@ enum class FieldRole : std::uint8_t {
   kPlace,     ///< Paths: given anew at each start.
 };
 
+/// Where a field's value lies.
+using FieldValue = std::variant<std::string*, std::int64_t*, double*, bool*>;
+
 struct Field {
   const char* name;
   FieldKind kind;
   FieldRole role;
-  std::variant<std::string CosirConfig::*, std::int64_t CosirConfig::*, double CosirConfig::*,
-               bool CosirConfig::*>
-      member;
+  FieldValue (*in)(void* config);  ///< Of the recipe's config; field_table.h writes it.
   const char* help;
   double least{0.0};
   double most{0.0};
@@ -109,29 +60,89 @@ struct Field {
 
   /// "a whole number from 1 to 1048576", "a size such as 64MiB", "one of adamw, adagrad".
   [[nodiscard]] std::string accepts() const;
-  /// The value as a TOML literal.
-  [[nodiscard]] std::string print(const CosirConfig& config) const;
 };
 
-/// All fields, in the order of run.toml.
-[[nodiscard]] std::span<const Field> cosir_fields() noexcept;
+class AnySettings;
 
-/// The known key nearest to `key` by edit distance, or "" when none is near.
-[[nodiscard]] std::string nearest_key(std::string_view key);
+/// When a key is read among the keys of one source, whatever their order there.
+enum class KeyOrder : std::uint8_t {
+  kFirst,   ///< A preset: every other key of its source wins over it.
+  kBefore,  ///< Before the fields: these win over it.
+  kAfter,   ///< After the fields: it wins over these.
+};
 
-/// A CosirConfig under construction, and where each of its values came from.
-class CosirSettings {
+/// A key that sets others: a preset, or another program's spelling.
+struct Shorthand {
+  Field form;  ///< Name, kind, range and help; its `in` is null.
+  KeyOrder order;
+  Result<void> (*expand)(AnySettings& settings, const Shorthand& self, std::string_view text,
+                         std::string_view source);
+  const char* sets{""};  ///< For expand(): keys with spaces between them.
+};
+
+/// A key of another program that has no meaning here: accepted, and said so.
+struct IgnoredKey {
+  const char* name;
+  const char* reason;
+};
+
+/// A nested table of a file whose keys are this recipe's with a prefix: [vgae] heads → vgae_heads.
+struct KeyGroup {
+  const char* name;
+  const char* prefix;
+};
+
+/// All there is to know of a recipe's options.
+struct RecipeOptions {
+  const char* recipe;             ///< "cosir"; also the name of its table in files.
+  std::span<const Field> fields;  ///< In the order of run.toml.
+  const char* data_advice;        ///< How to get what --data names.
+  const char* keys_advice;        ///< Where all keys are listed.
+  std::span<const Shorthand> shorthands{};
+  std::span<const IgnoredKey> ignored{};
+  std::span<const KeyGroup> groups{};
+  const char* leading{""};  ///< A field that shorthands look at: read before them.
+};
+
+/// The options of the recipe that Config belongs to; specialised beside each config.
+template <class Config>
+[[nodiscard]] const RecipeOptions& recipe_options() noexcept;
+
+/// The recipe of a run that names none in its run.toml.
+inline constexpr const char* kFirstRecipe = "cosir";
+
+/// The recipe of the run in `root`, by its run.toml.
+/// Errors: kNotFound when there is no run; kCorrupt.
+Result<std::string> recipe_of_run(const std::filesystem::path& root);
+
+/// The word of `words` nearest to `word` by edit distance, or "" when none is near.
+[[nodiscard]] std::string nearest_word(std::string_view word, std::span<const std::string> words);
+
+/// One key as it was given: what for, and where.
+struct GivenKey {
+  std::string key;
+  std::string text;
+  std::string source;  ///< "--epochs", "--set", "run.toml:3".
+};
+
+/// Splits "key=value". Errors: kInvalidArgument.
+Result<GivenKey> split_pair(std::string_view pair, std::string_view source);
+
+/// Settings of whichever recipe: a config under construction, and where each value came from.
+class AnySettings {
  public:
-  CosirSettings();
-
-  /// Reads a .toml or .json file: flat keys, or the same inside a table named `cosir`.
+  /// Reads a .toml or .json file: flat keys, or the same inside a table named as the recipe.
   /// With `keep_sources` (a run's own run.toml) values keep the sources recorded beside them.
-  /// Errors: kNotFound; kInvalidArgument naming the file, the line (TOML) and the key.
+  /// Errors: kNotFound; kInvalidArgument naming the file, the line (TOML) and the key, or the
+  ///         recipe that the file belongs to instead.
   Result<void> read_file(const std::filesystem::path& path, bool keep_sources = false);
 
   /// Sets one key from text; `source` is what the user wrote it in: "--epochs", "--set".
   /// Errors: kInvalidArgument naming the key, what it accepts, and the nearest known key.
   Result<void> set(std::string_view key, std::string_view text, std::string_view source);
+
+  /// Sets the keys of one source: presets first, see KeyOrder, otherwise as they come.
+  Result<void> set_all(std::vector<GivenKey> given);
 
   /// Splits "key=value" and sets it.
   Result<void> set_pair(std::string_view pair, std::string_view source);
@@ -140,30 +151,82 @@ class CosirSettings {
   /// fixes compute_threads. Idempotent. Errors: kInvalidArgument.
   Result<void> resolve(bool wants_out = true);
 
-  /// A run's own values, then `overrides` on top: what `plimsoll resume` trains with.
-  /// Errors: kInvalidArgument naming the key when an override would change the run's identity.
-  Result<void> override_with(std::span<const std::pair<std::string, std::string>> overrides,
-                             std::string_view source);
-
   /// The text of run.toml: every value, with a comment that says where it came from.
   [[nodiscard]] std::string to_toml() const;
 
   /// (key, value) of every field, texts without quotes: for MLflow's params.
   [[nodiscard]] std::vector<std::pair<std::string, std::string>> items() const;
 
-  /// (key, value) of the fields that decide the run's bits.
+  /// (key, value) of the fields that decide the run's bits, and the recipe unless it is the first.
   [[nodiscard]] std::vector<std::pair<std::string, std::string>> identity() const;
 
-  [[nodiscard]] const CosirConfig& config() const noexcept { return config_; }
+  /// The value of a field as a TOML literal. Requires: a known field, here and below.
+  [[nodiscard]] std::string literal(std::string_view key) const;
+  /// The same, a text without its quotes.
+  [[nodiscard]] std::string text_of(std::string_view key) const;
   [[nodiscard]] const std::string& source_of(std::string_view key) const;
 
- private:
-  Result<void> read_toml(const std::filesystem::path& path, const std::string& text,
-                         bool keep_sources);
-  Result<void> read_json(const std::filesystem::path& path, const std::string& text);
+  [[nodiscard]] const RecipeOptions& options() const noexcept { return *options_; }
 
-  CosirConfig config_{};
-  std::vector<std::string> sources_{};  // One per field, in the order of cosir_fields().
+  /// "ignored: num_workers: …": what the user should know of the keys given; in order, each once.
+  [[nodiscard]] const std::vector<std::string>& notes() const noexcept { return notes_; }
+
+ protected:
+  explicit AnySettings(const RecipeOptions& options);
+  AnySettings(const AnySettings&) = default;
+  AnySettings& operator=(const AnySettings&) = default;
+  ~AnySettings() = default;
+
+  /// After overrides on a copy of `before`: refuses what decides the bits, keeps the sources of
+  /// values that are as they were.
+  Result<void> check_overrides(const AnySettings& before, std::string_view source);
+
+ private:
+  [[nodiscard]] virtual void* place() noexcept = 0;  // The config that the fields' in() takes.
+  [[nodiscard]] std::string print(const Field& field) const;
+  [[nodiscard]] FieldValue value_of(const Field& field) const;
+  [[nodiscard]] std::int64_t index_of(std::string_view key) const noexcept;
+  [[nodiscard]] std::vector<std::string> known_keys() const;
+  [[nodiscard]] int rank(std::string_view key) const noexcept;
+  void note(std::string text);
+
+  const RecipeOptions* options_;
+  std::vector<std::string> sources_{};  // One per field, in the order of options_->fields.
+  std::vector<std::string> notes_{};    // At most one per ignored key and value given.
+};
+
+/// Settings of the recipe whose options Config holds.
+template <class Config>
+class Settings final : public AnySettings {
+ public:
+  Settings() : AnySettings(recipe_options<Config>()) {}
+
+  /// A run's own values, then `overrides` on top: what `plimsoll resume` trains with.
+  /// Errors: kInvalidArgument naming the key when an override would change the run's identity;
+  ///         nothing has changed then.
+  Result<void> override_with(std::span<const std::pair<std::string, std::string>> overrides,
+                             std::string_view source) {
+    Settings changed = *this;
+    std::vector<GivenKey> given;
+    for (const auto& [key, text] : overrides) {
+      given.push_back({key, text, std::string(source)});
+    }
+    auto done = changed.set_all(std::move(given));
+    if (done) {
+      done = changed.check_overrides(*this, source);
+    }
+    if (done) {
+      *this = std::move(changed);
+    }
+    return done;
+  }
+
+  [[nodiscard]] const Config& config() const noexcept { return config_; }
+
+ private:
+  [[nodiscard]] void* place() noexcept override { return &config_; }
+
+  Config config_{};
 };
 
 }  // namespace plimsoll

@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Configuration files: TOML through toml++, JSON through nlohmann; both come down to set().
+// Configuration files: TOML through toml++, JSON through nlohmann. Both become a list of keys with
+// their places in the file, and that comes down to set_all().
 #define TOML_EXCEPTIONS 0
 #include <fmt/format.h>
 #include <toml++/toml.h>
 
+#include <algorithm>
+#include <array>
 #include <nlohmann/json.hpp>
 
 #include "base/check.h"
@@ -16,15 +19,25 @@ namespace {
 
 constexpr std::int64_t kFileBytesMax = 1 << 20;
 constexpr std::string_view kSourceMark = "  # from ";
-constexpr const char* kTableName = "cosir";
+constexpr std::string_view kRecipeKey = "recipe";
+constexpr std::array<std::string_view, 2> kRecipes{"cosir", "can-kd"};
 
-/// What a file's literal is, whatever the format.
-enum class Literal : std::uint8_t { kText, kInteger, kReal, kSwitch };
+/// What a file's value is, whatever the format.
+enum class Literal : std::uint8_t { kText, kInteger, kReal, kSwitch, kList, kNone, kTable, kOther };
+
+struct FileKey {
+  std::string key{};
+  std::string where{};     // "cosir.toml:3"; a JSON file's name alone.
+  std::string recorded{};  // The source that run.toml says beside it.
+  Literal literal{Literal::kOther};
+  std::string text{};             // kText … kList; a list's members joined by commas.
+  std::vector<FileKey> inside{};  // kTable.
+};
 
 bool fits(FieldKind kind, Literal literal) {
   switch (kind) {
     case FieldKind::kText:
-      return literal == Literal::kText;
+      return literal == Literal::kText || literal == Literal::kNone;
     case FieldKind::kLimit:
     case FieldKind::kAuto:
     case FieldKind::kBytes:
@@ -35,22 +48,14 @@ bool fits(FieldKind kind, Literal literal) {
       return literal == Literal::kReal || literal == Literal::kInteger;
     case FieldKind::kSwitch:
       return literal == Literal::kSwitch;
-    case FieldKind::kChoice:
-      return literal == Literal::kText || literal == Literal::kSwitch;
+    case FieldKind::kChoice:  // A choice may look like a number: precision = 32.
+      return literal == Literal::kText || literal == Literal::kSwitch ||
+             literal == Literal::kInteger;
+    case FieldKind::kWords:
+    case FieldKind::kWidths:
+      return literal == Literal::kText || literal == Literal::kList;
   }
   return false;
-}
-
-/// Refuses a literal of the wrong kind: "5" where 5 is meant.
-Result<void> check_kind(std::string_view key, Literal literal, std::string_view where) {
-  for (const Field& field : cosir_fields()) {
-    if (key == field.name && !fits(field.kind, literal)) {
-      return fail(ErrorCode::kInvalidArgument,
-                  fmt::format("{}: {} must be {}{}", where, key, field.accepts(),
-                              literal == Literal::kText ? ", without quotes" : ""));
-    }
-  }
-  return {};  // An unknown key is named by set().
 }
 
 /// The source that to_toml() recorded at the end of this line, or "".
@@ -86,75 +91,221 @@ struct JsonErrorPosition final : nlohmann::json_sax<nlohmann::json> {
   std::size_t position{0};
 };
 
-}  // namespace
+/// A file's keys on their way into settings: which recipe, which table, which kinds.
+class Gathering {
+ public:
+  Gathering(const RecipeOptions& options, std::vector<std::string> known)
+      : options_(options), known_(std::move(known)) {}
 
-Result<void> CosirSettings::read_file(const std::filesystem::path& path, bool keep_sources) {
-  PLIMSOLL_TRY(const std::string text, read_small_file(path, kFileBytesMax));
-  if (path.extension() == ".toml") {
-    return read_toml(path, text, keep_sources);
+  /// Takes the keys of the outermost table, or of [recipe], or of a group such as [vgae].
+  Result<void> take(const std::vector<FileKey>& keys, bool outermost, const KeyGroup* group);
+
+  [[nodiscard]] std::vector<GivenKey>& given() noexcept { return given_; }
+  [[nodiscard]] const std::vector<std::string>& recorded() const noexcept { return recorded_; }
+
+ private:
+  Result<void> take_table(const FileKey& table, bool outermost, const KeyGroup* group);
+  Result<void> take_value(const FileKey& value, const KeyGroup* group);
+  [[nodiscard]] bool knows(const std::string& key) const {
+    return std::find(known_.begin(), known_.end(), key) != known_.end();
   }
-  if (path.extension() == ".json") {
-    return read_json(path, text);
+  [[nodiscard]] Error of_another(const FileKey& key, const std::string& recipe) const {
+    return make_error(ErrorCode::kInvalidArgument,
+                      fmt::format("{}: this belongs to the recipe {}, not to {}", key.where, recipe,
+                                  options_.recipe),
+                      "every run and every configuration file is one recipe's");
   }
-  return fail(ErrorCode::kInvalidArgument,
-              fmt::format("{}: not a configuration file by its name", path.string()),
-              "name it .toml or .json");
+  [[nodiscard]] static Error neither(const FileKey& key) {
+    return make_error(
+        ErrorCode::kInvalidArgument,
+        fmt::format("{}: '{}' is neither text, a number nor true or false", key.where, key.key),
+        "keys are flat, alone or inside the table of their recipe");
+  }
+
+  const RecipeOptions& options_;
+  std::vector<std::string> known_;
+  std::vector<GivenKey> given_{};
+  std::vector<std::string> recorded_{};  // One per given key.
+};
+
+Result<void> Gathering::take(const std::vector<FileKey>& keys, bool outermost,
+                             const KeyGroup* group) {
+  for (const FileKey& key : keys) {
+    if (outermost && key.key == kRecipeKey && key.literal == Literal::kText) {
+      if (key.text != options_.recipe) {
+        return tl::unexpected(of_another(key, key.text));
+      }
+    } else if (key.literal != Literal::kTable) {
+      PLIMSOLL_TRY_VOID(take_value(key, group));
+    }
+  }
+  for (const FileKey& key : keys) {  // A key inside a table wins over the same outside.
+    if (key.literal == Literal::kTable) {
+      PLIMSOLL_TRY_VOID(take_table(key, outermost, group));
+    }
+  }
+  return {};
 }
 
-Result<void> CosirSettings::read_toml(const std::filesystem::path& path, const std::string& text,
-                                      bool keep_sources) {
-  const auto name = path.string();
-  auto parsed = toml::parse(text, name);
+Result<void> Gathering::take_table(const FileKey& table, bool outermost, const KeyGroup* group) {
+  if (outermost && table.key == options_.recipe) {
+    return take(table.inside, false, nullptr);
+  }
+  if (group == nullptr) {
+    for (const KeyGroup& deeper : options_.groups) {
+      if (table.key == deeper.name) {
+        return take(table.inside, false, &deeper);
+      }
+    }
+  }
+  if (outermost && std::find(kRecipes.begin(), kRecipes.end(), table.key) != kRecipes.end()) {
+    return tl::unexpected(of_another(table, table.key));
+  }
+  return tl::unexpected(neither(table));
+}
+
+/// Refuses a literal of the wrong kind: "5" where 5 is meant. An unknown key is named by set().
+Result<void> Gathering::take_value(const FileKey& value, const KeyGroup* group) {
+  std::string key = value.key;
+  if (group != nullptr) {  // [fusion] alpha_steps is no fusion_alpha_steps.
+    const std::string prefixed = group->prefix + key;
+    key = !knows(prefixed) && knows(key) ? key : prefixed;
+  }
+  const auto is_ignored = [&](const IgnoredKey& ignored) { return key == ignored.name; };
+  const bool ignored = std::any_of(options_.ignored.begin(), options_.ignored.end(), is_ignored);
+  const auto is_group = [&](const KeyGroup& one) { return key == one.name; };
+  if (value.literal == Literal::kList && value.text.empty() &&
+      std::any_of(options_.groups.begin(), options_.groups.end(), is_group)) {
+    return {};  // A group of nothing.
+  }
+  if (value.literal == Literal::kOther && !ignored) {
+    return tl::unexpected(neither(value));
+  }
+  const auto check = [&](const Field& field) -> Result<void> {
+    if (key == field.name && !fits(field.kind, value.literal)) {
+      if (value.literal == Literal::kNone || value.literal == Literal::kList) {
+        return tl::unexpected(neither(value));
+      }
+      return fail(ErrorCode::kInvalidArgument,
+                  fmt::format("{}: {} must be {}{}", value.where, key, field.accepts(),
+                              value.literal == Literal::kText ? ", without quotes" : ""));
+    }
+    return {};
+  };
+  for (const Field& field : options_.fields) {
+    PLIMSOLL_TRY_VOID(check(field));
+  }
+  for (const Shorthand& shorthand : options_.shorthands) {
+    PLIMSOLL_TRY_VOID(check(shorthand.form));
+  }
+  given_.push_back({key, value.text, value.where});
+  recorded_.push_back(value.recorded);
+  return {};
+}
+
+/// A scalar's literal and text; kOther for anything else.
+std::pair<Literal, std::string> scalar(const toml::node& node) {
+  if (const auto* string = node.as_string()) {
+    return {Literal::kText, string->get()};
+  }
+  if (const auto* integer = node.as_integer()) {
+    return {Literal::kInteger, fmt::format("{}", integer->get())};
+  }
+  if (const auto* real = node.as_floating_point()) {
+    return {Literal::kReal, fmt::format("{}", real->get())};
+  }
+  if (const auto* boolean = node.as_boolean()) {
+    return {Literal::kSwitch, boolean->get() ? "true" : "false"};
+  }
+  return {Literal::kOther, ""};
+}
+
+std::pair<Literal, std::string> scalar(const nlohmann::json& node) {
+  if (node.is_string()) {
+    return {Literal::kText, node.get<std::string>()};
+  }
+  if (node.is_null()) {
+    return {Literal::kNone, ""};
+  }
+  return {node.is_boolean()          ? Literal::kSwitch
+          : node.is_number_integer() ? Literal::kInteger
+          : node.is_number()         ? Literal::kReal
+                                     : Literal::kOther,
+          node.dump()};
+}
+
+/// The members of a list as one text, or kOther when one of them is no scalar.
+template <class List>
+std::pair<Literal, std::string> joined(const List& list) {
+  std::string text;
+  for (const auto& member : list) {
+    const auto [literal, word] = scalar(member);
+    if (literal == Literal::kOther || literal == Literal::kNone) {
+      return {Literal::kOther, ""};
+    }
+    text += (text.empty() ? "" : ",") + word;
+  }
+  return {Literal::kList, text};
+}
+
+std::vector<FileKey> keys_of(const toml::table& table, const std::string& name,
+                             const std::string& text, bool keep_sources) {
+  std::vector<FileKey> keys;
+  for (const auto& [key, node] : table) {
+    const auto line = key.source().begin.line;
+    FileKey one{.key = std::string(key.str()), .where = fmt::format("{}:{}", name, line)};
+    one.recorded = keep_sources ? recorded_source(text, line) : "";
+    if (const auto* inner = node.as_table()) {
+      one.literal = Literal::kTable;
+      one.inside = keys_of(*inner, name, text, keep_sources);
+    } else if (const auto* list = node.as_array()) {
+      std::tie(one.literal, one.text) = joined(*list);
+    } else {
+      std::tie(one.literal, one.text) = scalar(node);
+    }
+    keys.push_back(std::move(one));
+  }
+  return keys;
+}
+
+std::vector<FileKey> keys_of(const nlohmann::json& object, const std::string& name) {
+  std::vector<FileKey> keys;
+  for (const auto& [key, node] : object.items()) {
+    FileKey one{.key = key, .where = name};
+    const bool objects = node.is_array() && !node.empty() &&
+                         std::all_of(node.begin(), node.end(),
+                                     [](const auto& member) { return member.is_object(); });
+    if (node.is_object()) {
+      one.literal = Literal::kTable;
+      one.inside = keys_of(node, name);
+    } else if (objects) {  // Like one table; a later object's keys win.
+      one.literal = Literal::kTable;
+      for (const auto& member : node) {
+        const auto more = keys_of(member, name);
+        one.inside.insert(one.inside.end(), more.begin(), more.end());
+      }
+    } else if (node.is_array()) {
+      std::tie(one.literal, one.text) = joined(node);
+    } else {
+      std::tie(one.literal, one.text) = scalar(node);
+    }
+    keys.push_back(std::move(one));
+  }
+  return keys;
+}
+
+Result<std::vector<FileKey>> parse_toml(const std::string& name, const std::string& text,
+                                        bool keep_sources) {
+  const auto parsed = toml::parse(text, name);
   if (!parsed) {
     return fail(ErrorCode::kInvalidArgument,
                 fmt::format("{}:{}: {}", name, parsed.error().source().begin.line,
                             parsed.error().description()));
   }
-  const toml::table& root = parsed.table();
-  const auto read_table = [&](const toml::table& table, bool nested) -> Result<void> {
-    for (const auto& [key, node] : table) {
-      if (!nested && key == kTableName && node.is_table()) {
-        continue;
-      }
-      const auto where = fmt::format("{}:{}", name, key.source().begin.line);
-      std::string value;
-      Literal literal{};
-      if (const auto* string = node.as_string()) {
-        value = string->get();
-        literal = Literal::kText;
-      } else if (const auto* integer = node.as_integer()) {
-        value = fmt::format("{}", integer->get());
-        literal = Literal::kInteger;
-      } else if (const auto* real = node.as_floating_point()) {
-        value = fmt::format("{}", real->get());
-        literal = Literal::kReal;
-      } else if (const auto* boolean = node.as_boolean()) {
-        value = boolean->get() ? "true" : "false";
-        literal = Literal::kSwitch;
-      } else {
-        return fail(
-            ErrorCode::kInvalidArgument,
-            fmt::format("{}: '{}' is neither text, a number nor true or false", where, key.str()),
-            "keys are flat, alone or inside [cosir]");
-      }
-      PLIMSOLL_TRY_VOID(check_kind(key.str(), literal, where));
-      std::string source = keep_sources ? recorded_source(text, key.source().begin.line) : "";
-      PLIMSOLL_TRY_VOID(set(key.str(), value, where));
-      if (!source.empty()) {
-        PLIMSOLL_TRY_VOID(set(key.str(), value, source));
-      }
-    }
-    return {};
-  };
-  PLIMSOLL_TRY_VOID(read_table(root, false));
-  if (const auto* inner = root[kTableName].as_table()) {
-    PLIMSOLL_TRY_VOID(read_table(*inner, true));
-  }
-  return {};
+  return keys_of(parsed.table(), name, text, keep_sources);
 }
 
-Result<void> CosirSettings::read_json(const std::filesystem::path& path, const std::string& text) {
-  const auto name = path.string();
+Result<std::vector<FileKey>> parse_json(const std::string& name, const std::string& text) {
   const auto root = nlohmann::json::parse(text, nullptr, false);
   if (root.is_discarded() || !root.is_object()) {
     JsonErrorPosition where;
@@ -164,31 +315,58 @@ Result<void> CosirSettings::read_json(const std::filesystem::path& path, const s
                     ? fmt::format("{}: not JSON at byte {}", name, where.position)
                     : fmt::format("{}: the outermost value must be an object", name));
   }
-  const auto read_object = [&](const nlohmann::json& object, bool nested) -> Result<void> {
-    for (const auto& [key, node] : object.items()) {
-      if (!nested && key == kTableName && node.is_object()) {
-        continue;
-      }
-      if (node.is_structured() || node.is_null()) {
-        return fail(ErrorCode::kInvalidArgument,
-                    fmt::format("{}: '{}' is neither text, a number nor true or false", name, key),
-                    "keys are flat, alone or inside \"cosir\"");
-      }
-      const Literal literal = node.is_string()           ? Literal::kText
-                              : node.is_boolean()        ? Literal::kSwitch
-                              : node.is_number_integer() ? Literal::kInteger
-                                                         : Literal::kReal;
-      PLIMSOLL_TRY_VOID(check_kind(key, literal, name));
-      PLIMSOLL_TRY_VOID(
-          set(key, node.is_string() ? node.get_ref<const std::string&>() : node.dump(), name));
+  return keys_of(root, name);
+}
+
+}  // namespace
+
+Result<void> AnySettings::read_file(const std::filesystem::path& path, bool keep_sources) {
+  PLIMSOLL_TRY(const std::string text, read_small_file(path, kFileBytesMax));
+  const auto name = path.string();
+  std::vector<FileKey> keys;
+  if (path.extension() == ".toml") {
+    PLIMSOLL_TRY(keys, parse_toml(name, text, keep_sources));
+  } else if (path.extension() == ".json") {
+    PLIMSOLL_TRY(keys, parse_json(name, text));
+  } else {
+    return fail(ErrorCode::kInvalidArgument,
+                fmt::format("{}: not a configuration file by its name", name),
+                "name it .toml or .json");
+  }
+  Gathering gathering(*options_, known_keys());
+  PLIMSOLL_TRY_VOID(gathering.take(keys, true, nullptr));
+  const std::vector<GivenKey> given = gathering.given();
+  PLIMSOLL_TRY_VOID(set_all(given));
+  for (std::size_t i = 0; i < given.size(); ++i) {
+    if (const auto& source = gathering.recorded()[i]; !source.empty()) {
+      sources_[static_cast<std::size_t>(index_of(given[i].key))] = source;
     }
-    return {};
-  };
-  PLIMSOLL_TRY_VOID(read_object(root, false));
-  if (root.contains(kTableName) && root[kTableName].is_object()) {
-    PLIMSOLL_TRY_VOID(read_object(root[kTableName], true));
   }
   return {};
+}
+
+Result<std::string> recipe_of_run(const std::filesystem::path& root) {
+  const auto path = root / "run.toml";
+  std::error_code status;
+  if (!std::filesystem::is_regular_file(path, status)) {
+    return fail(ErrorCode::kNotFound, fmt::format("{}: no run there (no run.toml)", root.string()),
+                "`plimsoll train` makes one");
+  }
+  PLIMSOLL_TRY(const std::string text, read_small_file(path, kFileBytesMax));
+  const auto parsed = toml::parse(text, path.string());
+  if (!parsed) {
+    return fail(ErrorCode::kCorrupt,
+                fmt::format("{}:{}: {}", path.string(), parsed.error().source().begin.line,
+                            parsed.error().description()));
+  }
+  const std::string recipe = parsed.table()[kRecipeKey].value_or(std::string(kFirstRecipe));
+  if (std::find(kRecipes.begin(), kRecipes.end(), recipe) == kRecipes.end()) {
+    return fail(ErrorCode::kInvalidArgument,
+                fmt::format("{}: a run of the recipe '{}', which this program does not have",
+                            path.string(), recipe),
+                "use the version of Plimsoll that made the run");
+  }
+  return recipe;
 }
 
 }  // namespace plimsoll

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Every key is tried in every form a user can write it in; the table of fields drives the tests, so
-// a new key is covered the moment it exists.
+// Every key of every recipe is tried in every form a user can write it in; the tables of fields
+// drive the tests, so a new key is covered the moment it exists.
 #include "recipes/config.h"
 
 #include <fmt/format.h>
@@ -12,6 +12,9 @@
 #include <fstream>
 #include <random>
 #include <set>
+
+#include "recipes/can_kd/config.h"
+#include "recipes/cosir_config.h"
 
 namespace plimsoll {
 namespace {
@@ -36,9 +39,13 @@ class ConfigTest : public ::testing::Test {
   fs::path folder_;
 };
 
+template <class AnyRecipe>
+class RecipeConfigTest : public ConfigTest {};
+using Recipes = ::testing::Types<CosirSettings, CanKdSettings>;
+TYPED_TEST_SUITE(RecipeConfigTest, Recipes);
+
 /// A value of the field that is not its default, as the user would type it.
-std::string other_value(const Field& field) {
-  const CosirConfig defaults;
+std::string other_value(const Field& field, const AnySettings& defaults) {
   switch (field.kind) {
     case FieldKind::kText:
       return "some \"quoted\" \\ place # from here";
@@ -49,13 +56,16 @@ std::string other_value(const Field& field) {
     case FieldKind::kAuto:
       return "auto";
     case FieldKind::kInteger: {
-      const auto now = defaults.*std::get<std::int64_t CosirConfig::*>(field.member);
+      const auto now = std::stoll(defaults.text_of(field.name));
       return fmt::format("{}", static_cast<double>(now) < field.most ? now + 1 : now - 1);
     }
     case FieldKind::kReal:
       return "0.12500001";
     case FieldKind::kSwitch:
-      return defaults.*std::get<bool CosirConfig::*>(field.member) ? "false" : "true";
+      return defaults.text_of(field.name) == "true" ? "false" : "true";
+    case FieldKind::kWidths:
+      return "7,65536,1";
+    case FieldKind::kWords:
     case FieldKind::kChoice: {
       const std::string choices = field.choices;
       return choices.substr(choices.rfind('|') + 1);
@@ -78,59 +88,113 @@ std::string literal(const Field& field, const std::string& text) {
   return quoted + '"';
 }
 
-CosirSettings with(const Field& field, const std::string& text) {
-  CosirSettings settings;
+template <class AnyRecipe>
+AnyRecipe with(const Field& field, const std::string& text) {
+  AnyRecipe settings;
   EXPECT_TRUE(settings.set(field.name, text, "--set"));
   return settings;
 }
 
-TEST_F(ConfigTest, EveryFieldHasItsOwnNameAndADefaultItWouldAccept) {
+TYPED_TEST(RecipeConfigTest, EveryKeyHasItsOwnNameAndEveryFieldADefaultItWouldAccept) {
+  const TypeParam defaults;
+  const RecipeOptions& options = defaults.options();
   std::set<std::string> names;
-  const CosirConfig defaults;
-  for (const Field& field : cosir_fields()) {
+  for (const Field& field : options.fields) {
     EXPECT_TRUE(names.insert(field.name).second) << field.name;
     EXPECT_GT(std::string(field.help).size(), 4U) << field.name;
-    std::string text = field.print(defaults);
-    if (text.front() == '"') {
-      text = text.substr(1, text.size() - 2);
-    }
-    CosirSettings settings;
+    const auto text = [&] {
+      std::string plain = defaults.literal(field.name);
+      return plain.front() == '"' ? plain.substr(1, plain.size() - 2) : plain;
+    }();
+    TypeParam settings;
     EXPECT_TRUE(settings.set(field.name, text, "--set")) << field.name << " = " << text;
-    EXPECT_EQ(field.print(settings.config()), field.print(defaults));
+    EXPECT_EQ(settings.literal(field.name), defaults.literal(field.name));
+  }
+  for (const Shorthand& shorthand : options.shorthands) {
+    EXPECT_TRUE(names.insert(shorthand.form.name).second) << shorthand.form.name;
+  }
+  for (const IgnoredKey& ignored : options.ignored) {
+    EXPECT_TRUE(names.insert(ignored.name).second) << ignored.name;
+    EXPECT_GT(std::string(ignored.reason).size(), 4U) << ignored.name;
   }
 }
 
-TEST_F(ConfigTest, EveryKeyReadsTheSameFromAFlagTomlAndJson) {
-  for (const Field& field : cosir_fields()) {
-    const std::string text = other_value(field);
-    const std::string expected = field.print(with(field, text).config());
-    EXPECT_NE(expected, field.print(CosirConfig{})) << field.name;
+TYPED_TEST(RecipeConfigTest, EveryKeyReadsTheSameFromAFlagTomlAndJson) {
+  const TypeParam defaults;
+  const std::string recipe = defaults.options().recipe;
+  for (const Field& field : defaults.options().fields) {
+    const std::string text = other_value(field, defaults);
+    const std::string expected = with<TypeParam>(field, text).literal(field.name);
+    EXPECT_NE(expected, defaults.literal(field.name)) << field.name;
     const std::string value = literal(field, text);
     const std::vector<std::pair<std::string, std::string>> files{
         {"flat.toml", fmt::format("{} = {}\n", field.name, value)},
-        {"table.toml", fmt::format("[cosir]\n{} = {}\n", field.name, value)},
+        {"table.toml", fmt::format("[{}]\n{} = {}\n", recipe, field.name, value)},
+        {"named.toml", fmt::format("recipe = \"{}\"\n{} = {}\n", recipe, field.name, value)},
         {"flat.json", fmt::format("{{\"{}\": {}}}", field.name, value)},
-        {"table.json", fmt::format("{{\"cosir\": {{\"{}\": {}}}}}", field.name, value)}};
+        {"table.json", fmt::format("{{\"{}\": {{\"{}\": {}}}}}", recipe, field.name, value)}};
     for (const auto& [name, content] : files) {
-      CosirSettings settings;
-      const auto read = settings.read_file(write(name, content));
+      TypeParam settings;
+      const auto read = settings.read_file(this->write(name, content));
       ASSERT_TRUE(read) << read.error().to_string();
-      EXPECT_EQ(field.print(settings.config()), expected) << content;
+      EXPECT_EQ(settings.literal(field.name), expected) << content;
       EXPECT_NE(settings.source_of(field.name).find(name), std::string::npos);
     }
   }
 }
 
-TEST_F(ConfigTest, RunTomlGivesBackEveryValueAndItsSource) {
-  for (const Field& field : cosir_fields()) {
-    CosirSettings settings = with(field, other_value(field));
-    CosirSettings again;
-    const auto read = again.read_file(write("run.toml", settings.to_toml()), true);
+TYPED_TEST(RecipeConfigTest, RunTomlGivesBackEveryValueAndItsSource) {
+  const TypeParam defaults;
+  for (const Field& field : defaults.options().fields) {
+    auto settings = with<TypeParam>(field, other_value(field, defaults));
+    TypeParam again;
+    const auto read = again.read_file(this->write("run.toml", settings.to_toml()), true);
     ASSERT_TRUE(read) << read.error().to_string() << "\n" << settings.to_toml();
     EXPECT_EQ(again.items(), settings.items());
     EXPECT_EQ(again.to_toml(), settings.to_toml()) << field.name;
     EXPECT_EQ(again.source_of(field.name), "--set");
   }
+}
+
+TEST_F(ConfigTest, ARunSaysWhichRecipeItIsUnlessItIsTheFirst) {
+  const std::string cosir = CosirSettings().to_toml();
+  EXPECT_TRUE(
+      cosir.starts_with("# Every option of this run and where it came from.\n[cosir]\n"
+                        "data = \"\"                                 # from default\n"))
+      << cosir.substr(0, 200);
+  EXPECT_EQ(CosirSettings().identity().front().first, "epochs");
+  write("run.toml", cosir);
+  EXPECT_EQ(recipe_of_run(folder_).value(), "cosir");
+  const std::string can_kd = CanKdSettings().to_toml();
+  EXPECT_NE(can_kd.find("\nrecipe = \"can-kd\"\n[can-kd]\n"), std::string::npos);
+  const std::pair<std::string, std::string> recipe{"recipe", "\"can-kd\""};
+  EXPECT_EQ(CanKdSettings().identity().front(), recipe);
+  write("run.toml", can_kd);
+  EXPECT_EQ(recipe_of_run(folder_).value(), "can-kd");
+}
+
+TEST_F(ConfigTest, AnotherRecipesRunIsRefusedByName) {
+  const auto run = write("run.toml", CanKdSettings().to_toml());
+  CosirSettings cosir;
+  auto read = cosir.read_file(run, true);
+  ASSERT_FALSE(read);
+  EXPECT_NE(
+      read.error().to_string().find("run.toml:2: this belongs to the recipe can-kd, not to cosir"),
+      std::string::npos)
+      << read.error().to_string();
+  write("run.toml", CosirSettings().to_toml());
+  CanKdSettings can_kd;
+  read = can_kd.read_file(run, true);
+  ASSERT_FALSE(read);
+  EXPECT_NE(read.error().to_string().find("belongs to the recipe cosir, not to can-kd"),
+            std::string::npos)
+      << read.error().to_string();
+  EXPECT_EQ(can_kd.items(), CanKdSettings().items());
+  write("run.toml", "recipe = \"tomorrow\"\n");
+  const auto unknown = recipe_of_run(folder_);
+  ASSERT_FALSE(unknown);
+  EXPECT_NE(unknown.error().to_string().find("'tomorrow'"), std::string::npos);
+  EXPECT_EQ(recipe_of_run(folder_ / "nowhere").error().code, ErrorCode::kNotFound);
 }
 
 TEST_F(ConfigTest, RandomRealNumbersSurviveRunTomlToTheLastBit) {
@@ -173,11 +237,13 @@ TEST_F(ConfigTest, UnknownKeysNameTheFileTheLineAndTheNearestKey) {
   ASSERT_FALSE(set);
   EXPECT_NE(set.error().to_string().find("--set: unknown key 'epoch'; did you mean 'epochs'?"),
             std::string::npos);
-  EXPECT_EQ(nearest_key("zzzzzzzzzzzz"), "");
+  const std::vector<std::string> words{"epochs", "seed"};
+  EXPECT_EQ(nearest_word("zzzzzzzzzzzz", words), "");
 }
 
-TEST_F(ConfigTest, ValuesOutsideTheirRangeNameTheKeyAndWhatItAccepts) {
-  for (const Field& field : cosir_fields()) {
+TYPED_TEST(RecipeConfigTest, ValuesOutsideTheirRangeNameTheKeyAndWhatItAccepts) {
+  const TypeParam defaults;
+  for (const Field& field : defaults.options().fields) {
     std::vector<std::string> wrong;
     switch (field.kind) {
       case FieldKind::kText:
@@ -187,10 +253,15 @@ TEST_F(ConfigTest, ValuesOutsideTheirRangeNameTheKeyAndWhatItAccepts) {
         wrong = {"lots", "-3MiB", "5parsecs"};
         break;
       case FieldKind::kBytes:
-        wrong = {"", "-1", "lots", "25%"};
+        wrong = {"", "-2", "lots", "25%"};
         break;
       case FieldKind::kAuto:
-        wrong = {"", "automatic", "1.5", "0", "1", "99999999999999999999"};
+        wrong = {"",
+                 "automatic",
+                 "1.5",
+                 "0",
+                 fmt::format("{}", static_cast<std::int64_t>(field.least) - 1),
+                 "99999999999999999999"};
         break;
       case FieldKind::kInteger:
         wrong = {"",
@@ -203,20 +274,24 @@ TEST_F(ConfigTest, ValuesOutsideTheirRangeNameTheKeyAndWhatItAccepts) {
       case FieldKind::kReal:
         wrong = {"", "x", "nan", "inf", "1e300", "-0.5", "1,5"};
         break;
+      case FieldKind::kWidths:
+        wrong = {"", "5", "5,", ",5", "0,5", "65537,2", "5;6", "1.5,2", "1,2,3,4,5,6,7,8,9"};
+        break;
       case FieldKind::kSwitch:
         wrong = {"", "yes", "1", "True"};
         break;
+      case FieldKind::kWords:
       case FieldKind::kChoice:
         wrong = {"", "nonsense", "auto|true"};
         break;
     }
     for (const auto& text : wrong) {
-      CosirSettings settings;
+      TypeParam settings;
       const auto set = settings.set(field.name, text, "--set");
       ASSERT_FALSE(set) << field.name << " = " << text;
       EXPECT_EQ(set.error().code, ErrorCode::kInvalidArgument);
       EXPECT_NE(set.error().to_string().find(field.accepts()), std::string::npos);
-      EXPECT_EQ(field.print(settings.config()), field.print(CosirConfig{}));
+      EXPECT_EQ(settings.literal(field.name), defaults.literal(field.name));
       EXPECT_EQ(settings.source_of(field.name), "default");
     }
   }
@@ -250,7 +325,7 @@ TEST_F(ConfigTest, FilesOfTheWrongShapeSayWhere) {
   EXPECT_EQ(missing.error().code, ErrorCode::kNotFound);
 }
 
-TEST_F(ConfigTest, ResumptionChangesFreeKeysAndRefusesIdentityByName) {
+TEST_F(ConfigTest, ResumptionKeepsTheSourcesOfWhatItDoesNotChange) {
   CosirSettings settings;
   const std::vector<std::pair<std::string, std::string>> free{{"memory_limit", "2GiB"},
                                                               {"loader_threads", "7"},
@@ -260,10 +335,21 @@ TEST_F(ConfigTest, ResumptionChangesFreeKeysAndRefusesIdentityByName) {
   ASSERT_TRUE(settings.override_with(free, "resume --set"));
   EXPECT_EQ(settings.config().loader_threads, 7);
   EXPECT_EQ(settings.source_of("memory_limit"), "resume --set");
-  for (const Field& field : cosir_fields()) {
-    const std::vector<std::pair<std::string, std::string>> one{{field.name, other_value(field)}};
-    const CosirSettings before;
-    CosirSettings after;
+  const std::vector<std::pair<std::string, std::string>> same{{"seed", "0"}};
+  EXPECT_TRUE(settings.override_with(same, "--set"));
+  EXPECT_EQ(settings.source_of("seed"), "default");
+  const std::vector<std::pair<std::string, std::string>> both{{"queue_bytes", "1MiB"},
+                                                              {"seed", "1"}};
+  EXPECT_FALSE(settings.override_with(both, "--set"));
+  EXPECT_EQ(settings.config().queue_bytes, 8 << 20) << "half of a refused resumption was kept";
+}
+
+TYPED_TEST(RecipeConfigTest, ResumptionChangesFreeKeysAndRefusesIdentityByName) {
+  const TypeParam before;
+  for (const Field& field : before.options().fields) {
+    const std::vector<std::pair<std::string, std::string>> one{
+        {field.name, other_value(field, before)}};
+    TypeParam after;
     const auto changed = after.override_with(one, "--set");
     const bool fixed = field.role == FieldRole::kIdentity || std::string(field.name) == "out";
     EXPECT_EQ(changed.has_value(), !fixed) << field.name;
@@ -272,12 +358,10 @@ TEST_F(ConfigTest, ResumptionChangesFreeKeysAndRefusesIdentityByName) {
       EXPECT_EQ(after.items(), before.items());
     }
   }
-  const std::vector<std::pair<std::string, std::string>> same{{"seed", "0"}};
-  EXPECT_TRUE(settings.override_with(same, "--set"));
 }
 
-TEST_F(ConfigTest, ResolvingNeedsPlacesAndFixesTheThreads) {
-  CosirSettings settings;
+TYPED_TEST(RecipeConfigTest, ResolvingNeedsPlacesAndFixesTheThreads) {
+  TypeParam settings;
   EXPECT_FALSE(settings.resolve());
   ASSERT_TRUE(settings.set("data", "d", "--data"));
   EXPECT_FALSE(settings.resolve());

@@ -12,16 +12,11 @@
 #include <string>
 
 #include "plimsoll/result.h"
-#include "recipes/config.h"
-#include "recipes/progress.h"
+#include "recipes/cosir_config.h"
 #include "recipes/summary.h"
+#include "recipes/train_options.h"
 
 namespace plimsoll {
-
-struct TrainOptions {
-  bool resume{false};  ///< Go on with the run in config().out.
-  ProgressOptions progress{};
-};
 
 /// Trains, or goes on training, until the last epoch or until asked to stop.
 ///

@@ -19,7 +19,7 @@
 #include "plimsoll/feature_store.h"
 #include "plimsoll/governor.h"
 #include "plimsoll/loader.h"
-#include "recipes/config.h"
+#include "recipes/cosir_config.h"
 #include "recipes/cosir_eval.h"
 
 namespace plimsoll::cosir {

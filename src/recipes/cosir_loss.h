@@ -13,7 +13,7 @@
 #include <cstdint>
 #include <span>
 
-#include "recipes/config.h"
+#include "recipes/cosir_config.h"
 #include "recipes/cosir_kernels.h"
 #include "recipes/cosir_model.h"
 

@@ -15,7 +15,7 @@
 
 #include "plimsoll/result.h"
 #include "recipes/checkpoint.h"
-#include "recipes/config.h"
+#include "recipes/cosir_config.h"
 #include "recipes/cosir_functions.h"
 
 namespace plimsoll::cosir {

@@ -15,7 +15,7 @@
 
 #include "plan/batch_plan.h"
 #include "plimsoll/result.h"
-#include "recipes/config.h"
+#include "recipes/cosir_config.h"
 
 namespace plimsoll {
 

@@ -11,7 +11,7 @@
 
 #include "plimsoll/governor.h"
 #include "plimsoll/result.h"
-#include "recipes/config.h"
+#include "recipes/cosir_config.h"
 #include "recipes/cosir_eval.h"
 
 namespace plimsoll::cosir {

@@ -15,7 +15,7 @@
 #include "plimsoll/embedding_store.h"
 #include "plimsoll/result.h"
 #include "recipes/checkpoint.h"
-#include "recipes/config.h"
+#include "recipes/cosir_config.h"
 #include "recipes/cosir_model.h"
 #include "recipes/cosir_phase2.h"
 #include "recipes/dense_adamw.h"

@@ -19,6 +19,11 @@ CONFIG_KEYS = ["checkpoint_every_n_steps", "keep_checkpoints", "queue_bytes", "s
                "cache_bytes", "loader_threads", "compute_threads", "label_dim", "label_optimizer"]
 
 
+CAN_KD_KEYS = ["stage", "preset", "model_size", "teacher_gat_heads", "student_vgae_hidden_dims", "gat_heads",
+               "lr", "use_kd", "teacher_path", "offload_teacher_to_cpu", "precision",
+               "optimize_batch_size"]
+
+
 @dataclasses.dataclass
 class Done:
     status: int
@@ -66,8 +71,16 @@ def assert_refused(done: Done, status: int, *words: str):
     (["train", "cosir", "--set", "batchsize=3"], ["batchsize", "did you mean 'batch_size'?"]),
     (["train", "cosir", "--set", "seed"], ["key=value"]),
     (["train", "cosir", "--set", "label_optimizer=sgd"], ["adamw, adamw_fresh, adagrad"]),
-    (["train", "chat"], ["'chat' is not there yet", "plimsoll train cosir"]),
-    (["train", "can-kd", "--data", "x"], ["'can-kd' is not there yet"]),
+    (["train", "chat"], ["'chat' is not there yet", "plimsoll train can-kd"]),
+    (["train", "can-kd"], ["no data given", "plimsoll import can"]),
+    (["train", "can-kd", "--data", "d"], ["--out"]),
+    (["train", "can-kd", "--stage", "gat", "--data", "d"], ["stage must be one of all, autoencoder"]),
+    (["train", "can-kd", "--gat-head", "3"], ["did you mean --gat-heads?"]),
+    (["train", "can-kd", "--preset", "gat,studnt"], ["preset", "did you mean 'student'?"]),
+    (["train", "can-kd", "--preset", "small,large"], ["'small' and 'large' exclude each other"]),
+    (["train", "can-kd", "--vgae-hidden-dims", "0,5"], ["2 to 8 whole numbers from 1 to 65536"]),
+    (["train", "can-kd", "--set", "kd_temprature=3"], ["did you mean 'kd_temperature'?"]),
+    (["train", "can-kd", "--set", "label_dim=3"], ["plimsoll train can-kd --help"]),
     (["train", "vision"], ["'vision' is not there yet"]),
     (["resume"], ["RUN"]),
     (["synth", "cosir", "--out", "x"], ["--rows"]),
@@ -115,7 +128,7 @@ def test_what_is_not_there_is_named_with_status_one(call, tmp_path, arguments):
 
 def test_help_and_version_end_with_status_zero(call):
     assert call("--version").out.startswith("plimsoll 0.")
-    for command in [[], ["train"], ["train", "cosir"], ["resume"], ["eval"], ["stop"], ["pause"],
+    for command in [[], ["train"], ["train", "cosir"], ["train", "can-kd"], ["resume"], ["eval"], ["stop"], ["pause"],
                     ["continue"], ["limit"], ["status"], ["synth", "cosir"], ["import", "cosir"],
                     ["store"], ["store", "export"], ["limits"], ["info"]]:
         done = call(*command, "--help")
@@ -124,6 +137,62 @@ def test_help_and_version_end_with_status_zero(call):
     text = call("train", "cosir", "--help").out
     for key in CONFIG_KEYS:
         assert "--" + key.replace("_", "-") in text
+    text = call("train", "can-kd", "--help").out
+    for key in CAN_KD_KEYS:
+        assert "--" + key.replace("_", "-") in text
+    assert "--num-workers" not in text  # Accepted, but nobody should learn it here.
+    assert "--stage" in call("resume", "--help").out
+
+
+def can_kd(call, tmp_path, *arguments):
+    """Whatever is typed, the data named is not there, and nothing is left behind."""
+    done = call("train", "can-kd", "--data", "nowhere", "--out", "run", *arguments, cwd=tmp_path)
+    assert done.status in (1, 2), done.err
+    assert not (tmp_path / "run").exists()
+    return done
+
+
+def test_the_originals_spellings_are_options_and_what_means_nothing_is_said_to(call, tmp_path):
+    done = can_kd(call, tmp_path, "--preset", "vgae,student", "--use-kd", "true", "--teacher-path", "t.pt",
+                  "--offload-teacher-to-cpu", "true", "--gradient-checkpointing", "true",
+                  "--precision", "16-mixed", "--lr", "0.001", "--gat-hidden", "16",
+                  "--optimize-batch-size", "true", "--safety-factor", "0.5", "--num-workers", "4",
+                  "--batch-size-mode", "binsearch")
+    assert done.status == 1, done.err  # What was typed is in order; the data is not there.
+    notes = [line for line in done.err.splitlines() if line.startswith("plimsoll: ignored: ")]
+    assert [note.split()[2] for note in notes] == ["safety_factor", "num_workers", "batch_size_mode"]
+    assert all(note.count(": ") == 3 for note in notes), notes
+
+
+def test_a_configuration_of_the_original_is_read_by_the_program(call, tmp_path):
+    (tmp_path / "flat.json").write_text(json.dumps(
+        {"dataset": "set_01", "model_size": "student", "vgae_hidden_dims": [80, 40, 16],
+         "batch_size": 64, "teacher_path": None, "num_workers": 8}))
+    done = can_kd(call, tmp_path, "--config", "flat.json")
+    assert done.status == 1, done.err
+    assert "ignored: dataset = set_01" in done.err and "ignored: num_workers = 8" in done.err
+    (tmp_path / "nested.json").write_text(json.dumps({"gat": {"heads": 0}}))
+    assert_refused(can_kd(call, tmp_path, "--config", "nested.json"), 2, "nested.json: gat_heads must be")
+    (tmp_path / "wrong.json").write_text(json.dumps({"gat": {"head": 4}}))
+    assert_refused(can_kd(call, tmp_path, "--config", "wrong.json"), 2, "did you mean 'gat_heads'?")
+
+
+def test_a_file_of_another_recipe_is_refused_by_its_name(call, tmp_path):
+    (tmp_path / "c.toml").write_text("[cosir]\nseed = 1\n")
+    assert_refused(can_kd(call, tmp_path, "--config", "c.toml"), 2,
+                   "c.toml:1: this belongs to the recipe cosir, not to can-kd")
+
+
+def test_resume_and_eval_go_by_the_recipe_that_the_run_names(call, tmp_path):
+    (tmp_path / "run.toml").write_text('recipe = "can-kd"\n[can-kd]\ndata = "nowhere"\nseed = 1\n')
+    assert_refused(call("resume", tmp_path, "--loader-threads", "2"), 2,
+                   "unknown key 'loader_threads'", "plimsoll train can-kd --help")
+    assert_refused(call("resume", tmp_path, "--set", "seed=2"), 2, "seed is part of this run's identity")
+    (tmp_path / "run.toml").write_text('[cosir]\ndata = "nowhere"\n')
+    assert_refused(call("resume", tmp_path, "--stage", "fusion"), 2, "unknown key 'stage'")
+    (tmp_path / "run.toml").write_text('recipe = "tomorrow"\n')
+    for command in ["resume", "eval"]:
+        assert_refused(call(command, tmp_path), 1, "'tomorrow'", "the version of Plimsoll")
 
 
 def test_limits_print_a_table_and_the_same_as_json(call):

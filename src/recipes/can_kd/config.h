@@ -11,6 +11,8 @@
 #include <cstdint>
 #include <string>
 
+#include "recipes/config.h"
+
 namespace plimsoll {
 
 /// Architecture of one autoencoder and one classifier: the teacher's or the student's.
@@ -97,5 +99,10 @@ struct CanKdConfig {
   bool tensorboard{true};
   std::string mlflow{};
 };
+
+template <>
+const RecipeOptions& recipe_options<CanKdConfig>() noexcept;
+
+using CanKdSettings = Settings<CanKdConfig>;
 
 }  // namespace plimsoll

@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// TrainOptions: how a run is started, whatever its recipe; none of it is part of the run.
+//
+// Threads: a value.   Memory: a few words.
+#pragma once
+
+#include "recipes/progress.h"
+
+namespace plimsoll {
+
+struct TrainOptions {
+  bool resume{false};  ///< Go on with the run in config().out.
+  ProgressOptions progress{};
+};
+
+}  // namespace plimsoll
