@@ -23,6 +23,7 @@
 #include "base/check.h"
 #include "plimsoll/bytes.h"
 #include "plimsoll/torch.h"
+#include "recipes/admission.h"
 #include "recipes/control.h"
 #include "recipes/cosir_data.h"
 #include "recipes/cosir_eval.h"
@@ -307,7 +308,7 @@ Result<void> Run::save() {
   PLIMSOLL_TRY_VOID(state_->save(folder_, data_->rows(), config_.keep_checkpoints));
   saved_step_ = at().step;
   const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - begin;
-  return report_->commit(at(), spent.count());
+  return report_->commit(at().step, spent.count());
 }
 
 // Why memory ends the run, and with which limit it would go on.

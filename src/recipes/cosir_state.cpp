@@ -17,8 +17,8 @@
 namespace plimsoll::cosir {
 namespace {
 
-DenseAdamWOptions optimizer(double learning_rate, const CosirConfig& config) {
-  DenseAdamWOptions options;
+DenseAdamOptions optimizer(double learning_rate, const CosirConfig& config) {
+  DenseAdamOptions options;
   options.learning_rate = learning_rate;
   options.weight_decay = config.weight_decay;
   return options;
