@@ -23,8 +23,6 @@
 namespace plimsoll::can_kd {
 namespace {
 
-constexpr std::int64_t kReconstructed = 10;  // Columns of x that an autoencoder gives back.
-
 class ClassifierTeacher final : public TeacherModel {
  public:
   explicit ClassifierTeacher(const GatShape& shape) : model_(shape, 0) {}
@@ -78,7 +76,7 @@ Result<std::unique_ptr<Teacher>> Teacher::open(const Governor& governor, const C
   teacher->by_node_ = task.stage == Stage::kAutoencoder;
   if (teacher->by_node_) {
     const VgaeShape shape = vgae_shape(config, Role::kTeacher, ids);
-    teacher->width_ = shape.hidden.back() + kReconstructed;
+    teacher->width_ = shape.latent() + kContinuous;
     teacher->make_ = [shape] { return std::make_unique<AutoencoderTeacher>(shape); };
   } else {
     const GatShape shape = gat_shape(config, Role::kTeacher, ids);
