@@ -190,6 +190,12 @@ Result<void> save_checkpoint(const fs::path& directory, const CheckpointState& s
   return rename_durable(beside, directory);
 }
 
+Result<CheckpointState> read_checkpoint_state(const fs::path& directory) {
+  std::string ignored;
+  PLIMSOLL_TRY(const std::string text, read_small_file(directory / kStateFile, kStateBytesMax));
+  return from_document(directory / kStateFile, text, ignored);
+}
+
 Result<CheckpointState> load_checkpoint(const fs::path& directory,
                                         std::span<const NamedTensor> tensors) {
   std::string expected;

@@ -48,6 +48,9 @@ Result<void> save_checkpoint(const std::filesystem::path& directory, const Check
 Result<CheckpointState> load_checkpoint(const std::filesystem::path& directory,
                                         std::span<const NamedTensor> tensors);
 
+/// What a checkpoint knows beside its tensors, alone. Errors: kNotFound, kCorrupt.
+Result<CheckpointState> read_checkpoint_state(const std::filesystem::path& directory);
+
 /// Writes tensors alone, as one safetensors file, whole or not at all. Errors: kIo.
 Result<void> save_tensors(const std::filesystem::path& path, std::span<const NamedTensor> tensors,
                           const std::map<std::string, std::string>& metadata = {});

@@ -34,6 +34,7 @@
 #include "recipes/cosir_state.h"
 #include "recipes/cosir_step.h"
 #include "recipes/limit_requests.h"
+#include "recipes/settle.h"
 
 namespace plimsoll {
 namespace {
@@ -113,8 +114,8 @@ Result<void> Run::open() {
   PLIMSOLL_TRY(data_,
                Data::open(governor_, config_,
                           {.embeddings = folder_.embeddings(), .at_step = step.value_or(-1)}));
-  PLIMSOLL_TRY_VOID(
-      folder_.check_identity(make_identity(settings_, data_->features().info().fingerprint)));
+  PLIMSOLL_TRY_VOID(folder_.check_identity(
+      make_identity(settings_.identity(), data_->features().info().fingerprint)));
   PLIMSOLL_TRY(const ModelShape shape,
                resolve_shape(config_, data_->image_dim(), data_->text_dim()));
   state_.emplace(config_, shape);

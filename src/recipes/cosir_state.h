@@ -63,7 +63,4 @@ class State {
   Result<std::string> digest(EmbeddingStore& rows) const;
 };
 
-/// What else decides a run's bits, beside the options: libraries, processor, data.
-RunIdentity make_identity(const CosirSettings& settings, const std::string& data_fingerprint);
-
 }  // namespace plimsoll::cosir

@@ -7,8 +7,10 @@
 
 #include <ATen/ops/mm.h>
 #include <ATen/ops/ones.h>
+#include <torch/version.h>
 
 #include <algorithm>
+#include <cstdlib>
 
 #include "base/check.h"
 #include "plimsoll/limits.h"
@@ -36,6 +38,17 @@ Result<Governor> settle(const SettleOptions& options) {
                                                     .foreign_bytes = foreign_bytes}));
   PLIMSOLL_TRY_VOID(TensorArena::attach(governor));
   return governor;
+}
+
+RunIdentity make_identity(std::span<const std::pair<std::string, std::string>> options,
+                          const std::string& data_fingerprint) {
+  RunIdentity identity(options.begin(), options.end());
+  const char* cbwr = std::getenv("MKL_CBWR");
+  identity["torch"] = TORCH_VERSION;
+  identity["instruction_set"] = instruction_set();
+  identity["mkl_cbwr"] = cbwr == nullptr ? "" : cbwr;
+  identity["data_fingerprint"] = data_fingerprint;
+  return identity;
 }
 
 }  // namespace plimsoll

@@ -9,10 +9,13 @@
 #include <cstdint>
 #include <filesystem>
 #include <optional>
+#include <span>
 #include <string>
+#include <utility>
 
 #include "plimsoll/governor.h"
 #include "plimsoll/result.h"
+#include "recipes/run_folder.h"
 
 namespace plimsoll {
 
@@ -30,5 +33,9 @@ struct SettleOptions {
 /// Settles torch first, then the limit, and attaches the arena: from now on tensors are leased.
 /// Errors: kInvalidArgument (MKL_CBWR unset); those of Governor::create().
 Result<Governor> settle(const SettleOptions& options);
+
+/// What decides a run's bits: `options` that do, libraries, processor, data.
+RunIdentity make_identity(std::span<const std::pair<std::string, std::string>> options,
+                          const std::string& data_fingerprint);
 
 }  // namespace plimsoll

@@ -112,7 +112,9 @@ Result<void> Teacher::load() {
   }
   const c10::AutoGradMode off{false};
   auto made = make_();
-  PLIMSOLL_TRY_VOID(load_tensors(options_.weights, made->tensors()));
+  if (!options_.weights.empty()) {
+    PLIMSOLL_TRY_VOID(load_tensors(options_.weights, made->tensors()));
+  }
   model_ = std::move(made);
   stats_.loads += 1;
   return {};

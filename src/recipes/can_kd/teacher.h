@@ -43,7 +43,7 @@ class TeacherModel {
 };
 
 struct TeacherOptions {
-  std::filesystem::path weights{};  ///< A finished model's file.
+  std::filesystem::path weights{};  ///< A finished model's file; empty: untrained, to rehearse.
   std::filesystem::path cache{};    ///< File of answers, made anew; empty: none.
   bool released{false};             ///< Weights are read for each step and let go after it.
   std::int64_t clear_cache_every_n{0};

@@ -127,9 +127,11 @@ Result<std::unique_ptr<Training>> Training::make(const CanKdConfig& config, cons
   }
   work->difficulty_ = at::zeros({static_cast<std::int64_t>(data.normals().size())}, at::kFloat);
   work->points_ = at::zeros({config.max_epochs, kPointColumns}, at::kDouble);
-  if (!options.scorer.empty()) {
+  if (config.use_vgae_mining) {
     work->scorer_ = make_learner(config, {options.task.role, Stage::kAutoencoder}, ids, nullptr);
-    PLIMSOLL_TRY_VOID(load_tensors(options.scorer, work->scorer_->model()));
+    if (!options.rehearsal) {
+      PLIMSOLL_TRY_VOID(load_tensors(options.scorer, work->scorer_->model()));
+    }
   }
   return work;
 }
@@ -364,9 +366,9 @@ Result<EpochNews> Training::end_epoch() {
   return news;
 }
 
-Result<void> Training::rehearse() {
+Result<void> Training::rehearse(std::int64_t rows) {
   const auto members = candidates();
-  auto most = data_.largest(members, config_.batch_size);
+  auto most = data_.largest(members, rows);
   GraphCounts counts;
   for (std::size_t k = 0; k < most.size(); ++k) {
     const GraphCounts one = data_.set().counts(most[k]);
@@ -389,7 +391,9 @@ Result<void> Training::rehearse() {
       PLIMSOLL_TRY_VOID(options_.teacher->end_step());
     }
   }
-  const auto answered = data_.largest(data_.held_out(), config_.scoring_chunk);
+  const std::int64_t chunk =
+      rows < config_.batch_size ? std::min(rows, config_.scoring_chunk) : config_.scoring_chunk;
+  const auto answered = data_.largest(data_.held_out(), chunk);
   PLIMSOLL_TRY(const GraphTensors batch, data_.gather(answered));
   static_cast<void>(learner_->losses(batch));
   if (scorer_) {

@@ -37,7 +37,8 @@ namespace plimsoll::can_kd {
 struct TrainingOptions {
   Task task{};
   Teacher* teacher{nullptr};       ///< None: no distillation. Outlives the work.
-  std::filesystem::path scorer{};  ///< The autoencoder that finds difficult graphs; or empty.
+  std::filesystem::path scorer{};  ///< The autoencoder that finds difficult graphs, …
+  bool rehearsal{false};           ///< … untrained when nothing is to be trained.
 };
 
 class Training final : public Work {
@@ -46,7 +47,8 @@ class Training final : public Work {
   static Result<std::unique_ptr<Training>> make(const CanKdConfig& config, const Data& data,
                                                 const TrainingOptions& options);
 
-  Result<void> rehearse() override;
+  Result<void> rehearse(std::int64_t rows) override;
+  [[nodiscard]] std::int64_t rows() const override { return config_.batch_size; }
   Result<StepNews> step() override;
   Result<EpochNews> end_epoch() override;
   [[nodiscard]] bool finished() const override;
