@@ -41,6 +41,7 @@
 #include "recipes/limit_requests.h"
 #include "recipes/run_folder.h"
 #include "recipes/settle.h"
+#include "torch/step_tracer.h"
 
 namespace plimsoll {
 namespace {
@@ -49,6 +50,10 @@ using namespace can_kd;
 namespace fs = std::filesystem;
 
 constexpr std::int64_t kDigestBytes = 1 << 20;
+constexpr std::int64_t kAutoGraphsMax = 8192;  // The largest batch that "auto" chooses, …
+constexpr std::int64_t kAutoStepsMin = 32;     // … an epoch having so many steps.
+constexpr std::int64_t kAutoMultiple = 16;
+constexpr std::int64_t kFirstGraphs = 32;  // The first size traced.
 
 Result<Governor> settle_for(const CanKdConfig& config, const fs::path& directory) {
   return settle({.memory_limit = config.memory_limit,
@@ -78,6 +83,7 @@ class Run {
     std::unique_ptr<Work> work;
   };
   Result<void> open();
+  Result<void> choose_batch_size();
   Result<void> plan_tasks();
   Result<void> admit();
   Result<Bench> prepare(const Task& task, bool rehearsal);
@@ -144,6 +150,9 @@ Result<void> Run::open() {
   }
   PLIMSOLL_TRY_VOID(folder_.discard_unpublished());
   PLIMSOLL_TRY(data_, Data::open(governor_, config_));
+  if (config_.batch_size == 0) {
+    PLIMSOLL_TRY_VOID(choose_batch_size());
+  }
   PLIMSOLL_TRY_VOID(
       folder_.check_identity(make_identity(settings_.identity(), data_->set().info().fingerprint)));
   if (published) {
@@ -186,6 +195,49 @@ Result<void> Run::open() {
   return {};
 }
 
+// "auto" becomes a number here, once: the largest batch that a step of every task fits with, its
+// teacher, gradients and validation included (K5). It is part of the run from its first step on.
+Result<void> Run::choose_batch_size() {
+  const auto graphs = static_cast<std::int64_t>(data_->train().size());
+  PlanOptions options;
+  options.most_rows = std::max<std::int64_t>(1, std::min(kAutoGraphsMax, graphs / kAutoStepsMin));
+  options.first_rows = std::min<std::int64_t>(kFirstGraphs, options.most_rows);
+  options.multiple = kAutoMultiple;
+  options.size_of = [&](std::int64_t rows) {
+    StepSize size{.rows = rows};
+    for (const std::int64_t graph : data_->largest(data_->train(), rows)) {
+      const GraphCounts counts = data_->set().counts(graph);
+      size.nodes += counts.nodes;
+      size.edges += counts.edges;
+    }
+    return size;
+  };
+  // What is admitted later is the peak and a sixteenth.
+  options.available_bytes = left_for_tensors(governor_.state()) / 17 * 16;
+  std::optional<BatchPlan> tightest;
+  std::string whose;
+  for (const Task& task : wanted_tasks(config_)) {
+    if (task.stage == Stage::kFusion || task.stage == Stage::kEvaluation) {
+      continue;
+    }
+    PLIMSOLL_TRY(const Bench bench, prepare(task, /*rehearsal=*/true));
+    PLIMSOLL_TRY(BatchPlan plan, plan_batch(governor_, options, [&](const StepSize& size) {
+                   return bench.work->rehearse(size.rows);
+                 }));
+    if (!tightest || plan.batch_size < tightest->batch_size) {
+      tightest = std::move(plan);
+      whose = task.name();
+    }
+  }
+  const std::int64_t chosen = tightest ? tightest->batch_size : options.most_rows;
+  const std::string why =
+      tightest ? fmt::format("auto, planned for {}: {}, peak {}", whose,
+                             label_name(tightest->label), format_bytes(tightest->peak.bytes))
+               : std::string("auto, nothing to train");
+  PLIMSOLL_TRY_VOID(settings_.set("batch_size", fmt::format("{}", chosen), why));
+  return folder_.write_config(settings_.to_toml());
+}
+
 // What is asked for and not done; what was interrupted comes first. Each names what it lacks now,
 // not an hour later.
 Result<void> Run::plan_tasks() {
@@ -222,14 +274,13 @@ Result<void> Run::require(const Task& needed, const Task& by) const {
   if (is_done(needed) || std::find(tasks_.begin(), before, needed) != before) {
     return {};
   }
-  return fail(ErrorCode::kNotFound,
-              fmt::format("{} needs {}, which {} does not have", by.name(), needed.name(),
-                          folder_.root().string()),
-              fmt::format("first run --stage {} --model-size {}{}", stage_name(needed.stage),
-                          role_name(needed.role),
-                          needed.role == Role::kTeacher && by.role == Role::kStudent
-                              ? ", or give --teacher-path, or --use-kd false"
-                              : ""));
+  return fail(
+      ErrorCode::kNotFound,
+      fmt::format("{} needs {}, which {} does not have; first run --stage {} --model-size {}",
+                  by.name(), needed.name(), folder_.root().string(), stage_name(needed.stage),
+                  role_name(needed.role)),
+      needed.role != by.role ? "or give --teacher-path, or train without a teacher: --use-kd false"
+                             : nullptr);
 }
 
 Result<TeacherOptions> Run::teacher_of(const Task& task, bool rehearsal) const {
@@ -369,13 +420,15 @@ Result<void> Run::finish_task(const Task& task) {
   }
   if (bench_.teacher) {
     const TeacherStats& stats = bench_.teacher->stats();
-    PLIMSOLL_TRY_VOID(report_->event("teacher", {{"step", step_},
-                                                 {"task", std::string_view(current_)},
-                                                 {"parameters", bench_.teacher->parameters()},
-                                                 {"asked", stats.asked},
-                                                 {"cached", stats.cached},
-                                                 {"cleared", stats.cleared},
-                                                 {"loads", stats.loads}}));
+    PLIMSOLL_TRY_VOID(
+        report_->event("teacher", {{"step", step_},
+                                   {"task", std::string_view(current_)},
+                                   {"parameters", bench_.teacher->parameters()},
+                                   {"asked", stats.asked},
+                                   {"cached", stats.cached},
+                                   {"cleared", stats.cleared},
+                                   {"loads", stats.loads},
+                                   {"weight_bytes", bench_.teacher->weight_bytes()}}));
   }
   PLIMSOLL_TRY_VOID(report_->end_task(task, step_, *bench_.work));
   bench_ = {};

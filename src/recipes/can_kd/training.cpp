@@ -391,9 +391,7 @@ Result<void> Training::rehearse(std::int64_t rows) {
       PLIMSOLL_TRY_VOID(options_.teacher->end_step());
     }
   }
-  const std::int64_t chunk =
-      rows < config_.batch_size ? std::min(rows, config_.scoring_chunk) : config_.scoring_chunk;
-  const auto answered = data_.largest(data_.held_out(), chunk);
+  const auto answered = data_.largest(data_.held_out(), config_.scoring_chunk);
   PLIMSOLL_TRY(const GraphTensors batch, data_.gather(answered));
   static_cast<void>(learner_->losses(batch));
   if (scorer_) {
