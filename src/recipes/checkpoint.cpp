@@ -46,18 +46,6 @@ std::string tensors_digest(std::span<const NamedTensor> tensors) {
   return digest.hex();
 }
 
-Result<void> write_tensors(const fs::path& path, std::span<const NamedTensor> tensors) {
-  std::vector<TensorSpec> specs;
-  for (const NamedTensor& named : tensors) {
-    specs.push_back({named.name, dtype_of(named.tensor), named.tensor.sizes().vec()});
-  }
-  PLIMSOLL_TRY(auto writer, SafetensorsWriter::create(path, specs));
-  for (const NamedTensor& named : tensors) {
-    PLIMSOLL_TRY_VOID(writer.write(bytes_of(named)));
-  }
-  return writer.finish();
-}
-
 std::string to_document(const CheckpointState& state, const std::string& tensors_sha256) {
   nlohmann::ordered_json json{{"format", kFormat},
                               {"step", state.step},
@@ -165,6 +153,27 @@ Result<void> read_tensor(const SafetensorsReader& reader, const fs::path& path,
 
 }  // namespace
 
+Result<void> save_tensors(const fs::path& path, std::span<const NamedTensor> tensors,
+                          const std::map<std::string, std::string>& metadata) {
+  std::vector<TensorSpec> specs;
+  for (const NamedTensor& named : tensors) {
+    specs.push_back({named.name, dtype_of(named.tensor), named.tensor.sizes().vec()});
+  }
+  PLIMSOLL_TRY(auto writer, SafetensorsWriter::create(path, specs, metadata));
+  for (const NamedTensor& named : tensors) {
+    PLIMSOLL_TRY_VOID(writer.write(bytes_of(named)));
+  }
+  return writer.finish();
+}
+
+Result<void> load_tensors(const fs::path& path, std::span<const NamedTensor> tensors) {
+  PLIMSOLL_TRY(const auto reader, SafetensorsReader::open(path));
+  for (const NamedTensor& named : tensors) {
+    PLIMSOLL_TRY_VOID(read_tensor(reader, path, named));
+  }
+  return {};
+}
+
 Result<void> save_checkpoint(const fs::path& directory, const CheckpointState& state,
                              std::span<const NamedTensor> tensors) {
   const fs::path beside = directory.string() + ".new";
@@ -176,9 +185,15 @@ Result<void> save_checkpoint(const fs::path& directory, const CheckpointState& s
   if (status) {
     return fail_io(status.value(), beside.string());
   }
-  PLIMSOLL_TRY_VOID(write_tensors(beside / kTensorFile, tensors));
+  PLIMSOLL_TRY_VOID(save_tensors(beside / kTensorFile, tensors));
   PLIMSOLL_TRY_VOID(replace_file(beside / kStateFile, to_document(state, tensors_digest(tensors))));
   return rename_durable(beside, directory);
+}
+
+Result<CheckpointState> read_checkpoint_state(const fs::path& directory) {
+  std::string ignored;
+  PLIMSOLL_TRY(const std::string text, read_small_file(directory / kStateFile, kStateBytesMax));
+  return from_document(directory / kStateFile, text, ignored);
 }
 
 Result<CheckpointState> load_checkpoint(const fs::path& directory,

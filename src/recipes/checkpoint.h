@@ -48,6 +48,17 @@ Result<void> save_checkpoint(const std::filesystem::path& directory, const Check
 Result<CheckpointState> load_checkpoint(const std::filesystem::path& directory,
                                         std::span<const NamedTensor> tensors);
 
+/// What a checkpoint knows beside its tensors, alone. Errors: kNotFound, kCorrupt.
+Result<CheckpointState> read_checkpoint_state(const std::filesystem::path& directory);
+
+/// Writes tensors alone, as one safetensors file, whole or not at all. Errors: kIo.
+Result<void> save_tensors(const std::filesystem::path& path, std::span<const NamedTensor> tensors,
+                          const std::map<std::string, std::string>& metadata = {});
+
+/// Reads tensors by name into some that exist; the file may hold others beside them.
+/// Errors: kNotFound, kCorrupt (naming the file), kInvalidArgument (naming the tensor).
+Result<void> load_tensors(const std::filesystem::path& path, std::span<const NamedTensor> tensors);
+
 /// Adds the bytes of each tensor to a digest, in the order given.
 void digest_tensors(StateDigest& digest, std::span<const NamedTensor> tensors);
 

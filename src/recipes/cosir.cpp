@@ -23,6 +23,7 @@
 #include "base/check.h"
 #include "plimsoll/bytes.h"
 #include "plimsoll/torch.h"
+#include "recipes/admission.h"
 #include "recipes/control.h"
 #include "recipes/cosir_data.h"
 #include "recipes/cosir_eval.h"
@@ -33,6 +34,7 @@
 #include "recipes/cosir_state.h"
 #include "recipes/cosir_step.h"
 #include "recipes/limit_requests.h"
+#include "recipes/settle.h"
 
 namespace plimsoll {
 namespace {
@@ -112,8 +114,8 @@ Result<void> Run::open() {
   PLIMSOLL_TRY(data_,
                Data::open(governor_, config_,
                           {.embeddings = folder_.embeddings(), .at_step = step.value_or(-1)}));
-  PLIMSOLL_TRY_VOID(
-      folder_.check_identity(make_identity(settings_, data_->features().info().fingerprint)));
+  PLIMSOLL_TRY_VOID(folder_.check_identity(
+      make_identity(settings_.identity(), data_->features().info().fingerprint)));
   PLIMSOLL_TRY(const ModelShape shape,
                resolve_shape(config_, data_->image_dim(), data_->text_dim()));
   state_.emplace(config_, shape);
@@ -307,7 +309,7 @@ Result<void> Run::save() {
   PLIMSOLL_TRY_VOID(state_->save(folder_, data_->rows(), config_.keep_checkpoints));
   saved_step_ = at().step;
   const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - begin;
-  return report_->commit(at(), spent.count());
+  return report_->commit(at().step, spent.count());
 }
 
 // Why memory ends the run, and with which limit it would go on.

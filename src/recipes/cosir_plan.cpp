@@ -19,6 +19,7 @@
 #include "base/check.h"
 #include "plimsoll/bytes.h"
 #include "plimsoll/torch.h"
+#include "recipes/admission.h"
 #include "recipes/cosir_data.h"
 #include "recipes/cosir_eval.h"
 #include "recipes/cosir_loss.h"

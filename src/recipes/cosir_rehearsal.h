@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Admission of a training step: rehearse it for real, then ask for what it needed.
+// What a `cosir` run says of limits: which would do, and what was admitted under this one.
 //
-// Reading order: plan/step_peak.h, this file, cosir.cpp.
+// Reading order: admission.h, this file, cosir.cpp.
 //
-// Threads: the thread that trains.   Memory: that of the rehearsed step.
+// Threads: the thread that trains.   Memory: a few strings.
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <string>
 
 #include "plimsoll/governor.h"
@@ -16,35 +15,6 @@
 #include "recipes/cosir_data.h"
 
 namespace plimsoll::cosir {
-
-/// Runs `work`; a refusal inside torch becomes a kOverBudget Error with its text.
-Result<void> without_refusal(const std::function<Result<void>()>& work);
-
-/// Runs `work` and returns the highest number of bytes the arena had leased meanwhile, parameters
-/// included. Errors: of `work`; kOverBudget when torch was refused.
-Result<std::int64_t> measure_peak(const std::function<Result<void>()>& work);
-
-/// What a phase of the run needs, with room for what sizes rounded to pages may add: a sixteenth.
-[[nodiscard]] std::int64_t with_margin(std::int64_t peak_bytes) noexcept;
-
-/// Rehearses a step of `rows` rows through `step(rows)` and returns its peak. When it is refused,
-/// rehearses smaller ones, fits their peaks, and says what the real one would need. `pair_bytes` is
-/// what the step is known to hold per pair of rows.
-/// Errors: kOverBudget naming the smallest limit that would do and the options to change.
-Result<std::int64_t> rehearse_step(const Governor& governor, std::int64_t rows, double pair_bytes,
-                                   const std::function<Result<void>(std::int64_t)>& step);
-
-/// The refusal of something whose need is not known, only that it is above what is left: names a
-/// limit that leaves twice as much.
-Error refused_anew(const Governor& governor, const std::string& what);
-
-/// Promises the tensors' pool at least `floor_bytes` in all.
-/// Errors: kOverBudget as rehearse_step(), `what` naming the phase: "a step of 2048 rows".
-Result<void> admit_tensors(Governor& governor, std::int64_t floor_bytes, const std::string& what);
-
-/// "resume with --memory-limit 864MiB": an eighth more than now, for a refusal that no rehearsal
-/// foresaw.
-std::string larger_limit(const Governor& governor);
 
 /// The refusal of a run before its first step, with a limit under which it begins: tensors as
 /// `error` says where a rehearsed step was refused, otherwise as tensors_at_most() does, beside all

@@ -17,9 +17,6 @@
 namespace plimsoll::cosir {
 namespace {
 
-using Seconds = std::chrono::duration<double>;
-
-constexpr double kMemorySeconds = 0.25;  // Between two readings of /proc for the bar.
 constexpr double kGoodHitRate = 0.95;
 constexpr double kMiB = 1 << 20;
 
@@ -31,36 +28,8 @@ double share(std::int64_t part, std::int64_t whole) {
 
 Report::Report(RunFolder* folder, Metrics metrics, const ProgressOptions& progress,
                const CosirConfig& config, Governor governor)
-    : folder_(folder),
-      metrics_(std::move(metrics)),
-      progress_(progress),
-      governor_(std::move(governor)),
+    : RunReport(folder, std::move(metrics), progress, std::move(governor)),
       metrics_every_(std::max<std::int64_t>(1, config.metrics_every_n_steps)) {}
-
-void Report::begin(std::int64_t steps_total, std::int64_t epochs) {
-  status_.status = "running";
-  status_.steps_total = steps_total;
-  status_.epochs = epochs;
-  train_begin_ = std::chrono::steady_clock::now();
-  aside_ = {};
-}
-
-void Report::read_memory(bool force) {
-  const auto now = std::chrono::steady_clock::now();
-  if (force || Seconds(now - memory_read_).count() >= kMemorySeconds) {
-    status_.read_memory(governor_);
-    memory_read_ = now;
-  }
-}
-
-double Report::seconds() const {
-  return Seconds(std::chrono::steady_clock::now() - begin_).count();
-}
-
-double Report::rows_per_second() const {
-  const double spent = Seconds(std::chrono::steady_clock::now() - train_begin_ - aside_).count();
-  return spent <= 0.0 ? 0.0 : static_cast<double>(rows_done_) / spent;
-}
 
 Result<void> Report::step(const Position& at, const Batch& batch, std::int64_t train_rows,
                           double loss, const std::array<double, kTerms>* terms, double rate_scale) {
@@ -95,84 +64,6 @@ Result<void> Report::step(const Position& at, const Batch& batch, std::int64_t t
   return folder_->write_status(status_);
 }
 
-Result<void> Report::evictions(std::int64_t step, const EvictionLog& log) {
-  for (const Eviction& one : log.entries()) {
-    progress_.text(fmt::format("step {}: memory: {} {} {}: resident {} before, {} after", step,
-                               one.owner, one.move == PressureMove::kPurge ? "purged" : "shrank by",
-                               format_bytes(one.given_bytes), format_bytes(one.before_bytes),
-                               format_bytes(one.after_bytes)));
-    PLIMSOLL_TRY_VOID(folder_->event("evict", {{"step", step},
-                                               {"owner", std::string_view(one.owner)},
-                                               {"move", std::string_view(move_name(one.move))},
-                                               {"wanted_bytes", one.wanted_bytes},
-                                               {"given_bytes", one.given_bytes},
-                                               {"before_bytes", one.before_bytes},
-                                               {"after_bytes", one.after_bytes},
-                                               {"freed_bytes", one.freed_bytes()}}));
-  }
-  return {};
-}
-
-Result<void> Report::pressure(std::int64_t step, const PressureReport& seen) {
-  PLIMSOLL_TRY_VOID(evictions(step, seen.evictions));
-  if (!seen.pressure && !seen.stop && seen.evictions.entries().empty()) {
-    return {};
-  }
-  return folder_->event("reclaim", {{"step", step},
-                                    {"resident_bytes", seen.resident.total()},
-                                    {"unexplained_bytes", seen.unexplained_bytes},
-                                    {"kernel", seen.kernel != KernelPressure::kNone},
-                                    {"purged_bytes", seen.purged_bytes},
-                                    {"shrunk_bytes", seen.shrunk_bytes},
-                                    {"stop", seen.stop},
-                                    {"needed_bytes", seen.needed_bytes}});
-}
-
-Result<void> Report::limit(std::int64_t step, const LimitOutcome& outcome) {
-  const std::string_view asked(outcome.asked);
-  if (!outcome.change) {
-    const std::string why = outcome.change.error().to_string();
-    progress_.text(fmt::format("step {}: the limit stays: {}", step, why));
-    return folder_->event("limit",
-                          {{"step", step}, {"asked", asked}, {"message", std::string_view(why)}});
-  }
-  const LimitChange& change = *outcome.change;
-  PLIMSOLL_TRY_VOID(evictions(step, change.evictions));
-  progress_.text(fmt::format("step {}: memory limit {}, was {}; resident {}", step,
-                             format_bytes(change.limit_bytes), format_bytes(change.before_bytes),
-                             format_bytes(change.resident.total())));
-  status_.read_memory(governor_);
-  PLIMSOLL_TRY_VOID(folder_->event("limit", {{"step", step},
-                                             {"asked", asked},
-                                             {"before_bytes", change.before_bytes},
-                                             {"asked_bytes", change.asked_bytes},
-                                             {"limit_bytes", change.limit_bytes},
-                                             {"settled", change.settled()},
-                                             {"purged_bytes", change.purged_bytes},
-                                             {"shrunk_bytes", change.shrunk_bytes},
-                                             {"grown_bytes", change.grown_bytes},
-                                             {"resident_bytes", change.resident.total()}}));
-  return folder_->write_status(status_, /*force=*/true);
-}
-
-Result<void> Report::clean_up(std::int64_t step, const char* when, const CleanUp& done) {
-  return folder_->event("cleanup", {{"step", step},
-                                    {"when", std::string_view(when)},
-                                    {"arena_bytes", done.arena_bytes},
-                                    {"resident_before_bytes", done.resident_before_bytes},
-                                    {"resident_after_bytes", done.resident_after_bytes},
-                                    {"freed_bytes", done.freed_bytes()},
-                                    {"seconds", done.seconds}});
-}
-
-Result<void> Report::refusal(std::int64_t step, const Error& error, bool again) {
-  const std::string message = error.to_string();
-  progress_.text(
-      fmt::format("step {}: refused memory{}: {}", step, again ? " again" : "", message));
-  return folder_->event("refusal",
-                        {{"step", step}, {"again", again}, {"message", std::string_view(message)}});
-}
-
 Result<void> Report::evaluation(const char* when, const Position& at, const Evaluation& result) {
   progress_.text(fmt::format("{} (step {})\n{}", when, at.step, result.to_text()));
   const std::array<std::pair<const char*, const Retrieval*>, 4> all{
@@ -194,12 +85,6 @@ Result<void> Report::evaluation(const char* when, const Position& at, const Eval
       {{"step", at.step}, {"when", std::string_view(when)}, {"recall", std::string_view(json)}});
 }
 
-Result<void> Report::commit(const Position& at, double seconds) {
-  status_.checkpoint_step = at.step;
-  PLIMSOLL_TRY_VOID(metrics_.flush());
-  return folder_->event("commit", {{"step", at.step}, {"seconds", seconds}});
-}
-
 void Report::leave_out(const StoreStats& before, const StoreStats& after) {
   left_out_.requests += after.requests - before.requests;
   left_out_.hits += after.hits - before.hits;
@@ -213,22 +98,9 @@ double Report::hit_rate(const StoreStats& stats) const {
 }
 
 Result<void> Report::epoch(const Position& at, std::int64_t epoch, Data& data, bool words) {
-  read_memory(true);
+  memory_metrics(at.step);
   const StoreStats stats = data.rows().stats();
   status_.hit_rate = hit_rate(stats);
-  const auto memory = [&](const char* name, std::int64_t bytes) {
-    metrics_.scalar(std::string("memory/") + name, static_cast<double>(bytes), at.step);
-  };
-  const LedgerState ledger = governor_.state();
-  memory("limit_bytes", ledger.limit_bytes);
-  memory("leased_bytes", ledger.leased_bytes);
-  memory("leased_peak_bytes", ledger.leased_peak_bytes);
-  memory("resident_bytes", status_.resident_bytes);
-  memory("peak_resident_bytes", status_.peak_resident_bytes);
-  for (std::size_t k = 0; k < kTagCount; ++k) {
-    metrics_.scalar(fmt::format("memory/leased/{}", tag_name(static_cast<Tag>(k))),
-                    static_cast<double>(ledger.pools[k].leased_bytes), at.step);
-  }
   metrics_.scalar("rows/hit_rate", status_.hit_rate, at.step);
   metrics_.scalar("loss/epoch", at.mean_loss(), at.step);
   if (words) {
@@ -243,15 +115,7 @@ Result<void> Report::epoch(const Position& at, std::int64_t epoch, Data& data, b
                                   {"rows_per_second", rows_per_second()},
                                   {"hit_rate", status_.hit_rate},
                                   {"resident_bytes", status_.resident_bytes},
-                                  {"leased_bytes", ledger.leased_bytes}});
-}
-
-Result<void> Report::phase(const char* name) {
-  status_.status = name;
-  status_.seconds = seconds();
-  read_memory(false);
-  progress_.update(status_, epoch_fraction_);
-  return folder_->write_status(status_, /*force=*/true);
+                                  {"leased_bytes", governor_.state().leased_bytes}});
 }
 
 RunSummary Report::summary(const Position& at, Data& data) const {
@@ -271,21 +135,6 @@ RunSummary Report::summary(const Position& at, Data& data) const {
   summary.stall_seconds = static_cast<double>(rows.stall_ns + data.loader().stall_ns()) * 1e-9;
   summary.rows_skipped = at.rows_skipped;
   return summary;
-}
-
-Result<void> Report::end(const std::string& status, const std::string& message) {
-  status_.status = status;
-  status_.message = message;
-  status_.seconds = seconds();
-  status_.seconds_left = 0.0;
-  read_memory(true);
-  progress_.clear();
-  PLIMSOLL_TRY_VOID(metrics_.flush());
-  PLIMSOLL_TRY_VOID(metrics_.finish(status));
-  PLIMSOLL_TRY_VOID(folder_->event("end", {{"status", std::string_view(status)},
-                                           {"step", status_.step},
-                                           {"message", std::string_view(message)}}));
-  return folder_->write_status(status_, /*force=*/true);
 }
 
 std::string store_words(const StoreStats& stats, const StoreStats& left_out, const SlabPlan& plan,

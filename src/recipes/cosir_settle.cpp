@@ -5,21 +5,19 @@
 // Threads: see cosir_settle.h.   Memory: see cosir_settle.h.
 #include "recipes/cosir_settle.h"
 
-#include <ATen/ops/mm.h>
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <string>
 
 #include "base/check.h"
-#include "plimsoll/limits.h"
 #include "plimsoll/torch.h"
+#include "recipes/admission.h"
 #include "recipes/cosir.h"
 #include "recipes/cosir_data.h"
 #include "recipes/cosir_loss.h"
-#include "recipes/cosir_rehearsal.h"
 #include "recipes/cosir_state.h"
+#include "recipes/settle.h"
 
 namespace plimsoll {
 namespace cosir {
@@ -31,24 +29,12 @@ Result<Governor> settle(const CosirConfig& config, const std::filesystem::path& 
                 fmt::format("temperature = {} is below {}", config.temperature, kTemperatureMin),
                 "raise temperature");
   }
-  fix_heap();
-  PLIMSOLL_TRY_VOID(make_deterministic(static_cast<int>(config.compute_threads)));
-  PLIMSOLL_TRY_VOID(TensorArena::install());
-  {
-    const auto warm = random_normal({64, 64}, 1.0, 0, 0);
-    static_cast<void>(at::mm(warm, warm).sum().item<float>());
-  }
-  std::int64_t foreign_bytes = config.foreign_bytes;
-  if (baseline_bytes) {
-    PLIMSOLL_TRY(const Resident now, read_resident());
-    foreign_bytes -= std::clamp<std::int64_t>(now.total() - *baseline_bytes, 0, foreign_bytes);
-  }
-  PLIMSOLL_TRY(Governor governor, Governor::create({.memory_limit = config.memory_limit,
-                                                    .disk_limit = config.disk_limit,
-                                                    .directory = directory,
-                                                    .foreign_bytes = foreign_bytes}));
-  PLIMSOLL_TRY_VOID(TensorArena::attach(governor));
-  return governor;
+  return plimsoll::settle({.memory_limit = config.memory_limit,
+                           .disk_limit = config.disk_limit,
+                           .foreign_bytes = config.foreign_bytes,
+                           .compute_threads = config.compute_threads,
+                           .directory = directory,
+                           .baseline_bytes = baseline_bytes});
 }
 
 EvalOptions eval_options(const CosirConfig& config, std::int64_t angles) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What comes before a run or an evaluation of `cosir`: torch made repeatable, the limit found.
+// What comes before a run or an evaluation of `cosir`.
 //
 // Threads: the thread that trains, with no torch operator running.
 // Memory:  the governor's; libraries that a first operator loads are counted in its baseline.
@@ -16,10 +16,7 @@
 
 namespace plimsoll::cosir {
 
-/// Settles torch first, then the limit, and attaches the arena: from now on tensors are leased.
-/// `baseline_bytes` is what this process began with where it has planned before: what came on top
-/// (code, kernels' scratch) is in the new baseline, and not set aside a second time.
-/// Errors: kInvalidArgument (options, MKL_CBWR unset); those of Governor::create().
+/// settle() of settle.h with these options. Errors: kInvalidArgument for options that no run has.
 Result<Governor> settle(const CosirConfig& config, const std::filesystem::path& directory,
                         std::optional<std::int64_t> baseline_bytes = {});
 

@@ -5,10 +5,7 @@
 // Threads: single-owner.   Memory: one record, for the rows' digest.
 #include "recipes/cosir_state.h"
 
-#include <torch/version.h>
-
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
 #include <span>
 
@@ -17,8 +14,8 @@
 namespace plimsoll::cosir {
 namespace {
 
-DenseAdamWOptions optimizer(double learning_rate, const CosirConfig& config) {
-  DenseAdamWOptions options;
+DenseAdamOptions optimizer(double learning_rate, const CosirConfig& config) {
+  DenseAdamOptions options;
   options.learning_rate = learning_rate;
   options.weight_decay = config.weight_decay;
   return options;
@@ -106,19 +103,6 @@ Result<std::string> State::digest(EmbeddingStore& rows) const {
       }));
   digest.add("rows", set);
   return digest.hex();
-}
-
-RunIdentity make_identity(const CosirSettings& settings, const std::string& data_fingerprint) {
-  RunIdentity identity;
-  for (const auto& [key, value] : settings.identity()) {
-    identity[key] = value;
-  }
-  const char* cbwr = std::getenv("MKL_CBWR");
-  identity["torch"] = TORCH_VERSION;
-  identity["instruction_set"] = instruction_set();
-  identity["mkl_cbwr"] = cbwr == nullptr ? "" : cbwr;
-  identity["data_fingerprint"] = data_fingerprint;
-  return identity;
 }
 
 }  // namespace plimsoll::cosir

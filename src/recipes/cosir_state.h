@@ -18,7 +18,7 @@
 #include "recipes/cosir_config.h"
 #include "recipes/cosir_model.h"
 #include "recipes/cosir_phase2.h"
-#include "recipes/dense_adamw.h"
+#include "recipes/dense_adam.h"
 #include "recipes/run_folder.h"
 
 namespace plimsoll::cosir {
@@ -45,9 +45,9 @@ class State {
 
   Model model;
   Classifier classifier;  ///< Empty (dim 0) without phase 2.
-  DenseAdamW combiner;
-  DenseAdamW projections;
-  DenseAdamW labeller;  ///< The classifier's.
+  DenseAdam combiner;
+  DenseAdam projections;
+  DenseAdam labeller;  ///< The classifier's.
   Position at;
 
   /// Every tensor of the run, in the order of its digest.
@@ -62,8 +62,5 @@ class State {
   /// SHA-256 over every tensor, the step, and every row in the order of the ids.
   Result<std::string> digest(EmbeddingStore& rows) const;
 };
-
-/// What else decides a run's bits, beside the options: libraries, processor, data.
-RunIdentity make_identity(const CosirSettings& settings, const std::string& data_fingerprint);
 
 }  // namespace plimsoll::cosir

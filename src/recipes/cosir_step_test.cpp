@@ -10,7 +10,6 @@
 
 #include "plimsoll/synth.h"
 #include "plimsoll/torch.h"
-#include "recipes/cosir_rehearsal.h"
 #include "recipes/cosir_settle.h"
 #include "tests/support/feature_set.h"
 

@@ -2,13 +2,15 @@
 //
 // The recipe `can-kd`: graphs from CAN-bus traffic, teacher to student, inside a memory limit.
 //
-// Reading order: docs/recipes/can-kd.md, config.h (options), this file.
+// Reading order: docs/recipes/can-kd.md, config.h (options), task.h, can_kd.cpp (the whole run).
 //
 // Threads: one run at a time per process.
-// Memory:  within the limit.
+// Memory:  within the limit; every task's step is rehearsed before the first one.
 #pragma once
 
+#include <cstdint>
 #include <string>
+#include <vector>
 
 #include "plimsoll/result.h"
 #include "recipes/can_kd/config.h"
@@ -16,16 +18,48 @@
 
 namespace plimsoll {
 
+/// A finished task's model.
+struct CanKdModel {
+  std::string name{};
+  std::int64_t parameters{0};
+  std::int64_t epochs{0};
+  double held_out_loss{0.0};
+};
+
 /// What a run came to; its JSON form is the last line that `--json` prints.
 struct CanKdSummary {
+  std::string status{"finished"};  ///< "finished" or "stopped".
+  std::string stop_reason{};
+  std::string run{};
+  std::int64_t step{0};
+  std::vector<CanKdModel> models{};  ///< In the order of the tasks.
+  double graphs_per_second{0.0};
+  std::int64_t limit_bytes{0};
+  std::string limit_source{};
+  std::int64_t peak_resident_bytes{0};
+  std::int64_t leased_peak_bytes{0};
+  double seconds{0.0};
+  std::string evaluation_json{"{}"};  ///< docs/recipes/can-kd.md names its keys.
+  std::string evaluation_text{};
+  std::string state_sha256{};  ///< Over every finished model, and the task in progress.
+
+  /// One line of JSON. Numbers that are not finite become null.
   [[nodiscard]] std::string to_json() const;
+  /// The same for a reader.
   [[nodiscard]] std::string to_text() const;
 };
 
-/// Does the tasks that `stage` and `model_size` choose, those that are not done yet.
+/// Does the tasks that `stage` and `model_size` choose, those of the run that are not done yet; a
+/// task that was interrupted is finished first.
+///
+/// Requires: settings resolved; MKL_CBWR set.
+/// Errors: kOverBudget before the first step, naming the smallest limit that would do and the
+///         options to change; kNotFound when a task needs the model of another that is not there,
+///         naming the stage that makes it; those of the graph set. After an error the last
+///         checkpoint is whole.
 Result<CanKdSummary> train_can_kd(const CanKdSettings& settings, const TrainOptions& options);
 
-/// Evaluates a run's models on the test files, changing nothing in it. Returns a JSON object.
+/// Evaluates a run's finished models, changing nothing in it. Returns a JSON object.
 Result<std::string> eval_can_kd(const CanKdSettings& settings);
 
 }  // namespace plimsoll

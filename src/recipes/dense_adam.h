@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// DenseAdamW: AdamW over a model's parameters, with all of its state allocated up front.
+// DenseAdam: Adam or AdamW over a model's parameters, with all of its state allocated up front.
 //
 // A step allocates nothing, so an optimizer step cannot be refused memory half way.
-// Reading order: this file, dense_adamw.cpp. Rows have their own fused optimizer in the store.
+// Reading order: this file, dense_adam.cpp. Rows have their own fused optimizer in the store.
 //
 // Threads: single-owner.   Memory: two tensors per parameter, and a float.
 #pragma once
@@ -17,18 +17,19 @@
 
 namespace plimsoll {
 
-struct DenseAdamWOptions {
+struct DenseAdamOptions {
   double learning_rate{1e-5};
   double beta1{0.9};
   double beta2{0.999};
   double epsilon{1e-8};
   double weight_decay{0.05};
+  bool decoupled{true};  ///< AdamW; false: Adam, the decay added to the gradient (L2).
 };
 
-class DenseAdamW {
+class DenseAdam {
  public:
   /// Parameters are float32 and shared, not copied; names prefix their state's.
-  DenseAdamW(std::vector<NamedTensor> parameters, const DenseAdamWOptions& options);
+  DenseAdam(std::vector<NamedTensor> parameters, const DenseAdamOptions& options);
 
   /// One step with gradients in the order of the parameters.
   /// `rate_scale` multiplies the learning rate. Allocates no tensor.
@@ -40,7 +41,7 @@ class DenseAdamW {
   [[nodiscard]] const std::vector<at::Tensor>& parameters() const noexcept { return parameters_; }
 
  private:
-  DenseAdamWOptions options_;
+  DenseAdamOptions options_;
   std::vector<std::string> names_;
   std::vector<at::Tensor> parameters_;
   std::vector<at::Tensor> first_;   // Moving averages of the gradients.

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// DenseAdamW over torch's fused kernel.
+// DenseAdam over torch's fused kernels.
 //
 // Threads: single-owner.   Memory: all of it in the constructor.
-#include "recipes/dense_adamw.h"
+#include "recipes/dense_adam.h"
 
+#include <ATen/ops/_fused_adam.h>
 #include <ATen/ops/_fused_adamw.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
@@ -17,7 +18,7 @@
 
 namespace plimsoll {
 
-DenseAdamW::DenseAdamW(std::vector<NamedTensor> parameters, const DenseAdamWOptions& options)
+DenseAdam::DenseAdam(std::vector<NamedTensor> parameters, const DenseAdamOptions& options)
     : options_(options) {
   const c10::AutoGradMode off{false};
   for (auto& [name, tensor] : parameters) {
@@ -29,7 +30,7 @@ DenseAdamW::DenseAdamW(std::vector<NamedTensor> parameters, const DenseAdamWOpti
   }
 }
 
-void DenseAdamW::step(const std::vector<at::Tensor>& gradients, double rate_scale) {
+void DenseAdam::step(const std::vector<at::Tensor>& gradients, double rate_scale) {
   PLIMSOLL_CHECK(gradients.size() == parameters_.size(), "one gradient per parameter");
   if (parameters_.empty()) {
     return;
@@ -38,13 +39,19 @@ void DenseAdamW::step(const std::vector<at::Tensor>& gradients, double rate_scal
   for (const auto& count : steps_) {
     *count.data_ptr<float>() += 1.0F;  // The kernel reads the number of this step.
   }
-  at::_fused_adamw_(parameters_, gradients, first_, second_, {}, steps_,
-                    options_.learning_rate * rate_scale, options_.beta1, options_.beta2,
-                    options_.weight_decay, options_.epsilon, /*amsgrad=*/false,
-                    /*maximize=*/false);
+  const double rate = options_.learning_rate * rate_scale;
+  if (options_.decoupled) {
+    at::_fused_adamw_(parameters_, gradients, first_, second_, {}, steps_, rate, options_.beta1,
+                      options_.beta2, options_.weight_decay, options_.epsilon, /*amsgrad=*/false,
+                      /*maximize=*/false);
+  } else {
+    at::_fused_adam_(parameters_, gradients, first_, second_, {}, steps_, rate, options_.beta1,
+                     options_.beta2, options_.weight_decay, options_.epsilon, /*amsgrad=*/false,
+                     /*maximize=*/false);
+  }
 }
 
-std::vector<NamedTensor> DenseAdamW::state() const {
+std::vector<NamedTensor> DenseAdam::state() const {
   std::vector<NamedTensor> list;
   for (std::size_t k = 0; k < names_.size(); ++k) {
     list.push_back({"adamw.exp_avg." + names_[k], first_[k]});

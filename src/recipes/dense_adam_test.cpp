@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "recipes/dense_adamw.h"
+#include "recipes/dense_adam.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
@@ -13,20 +13,27 @@ at::Tensor waves(std::int64_t n, double phase) {
   return (at::arange(n, at::kFloat) * 0.37 + phase).sin();
 }
 
-TEST(DenseAdamWTest, FollowsTheFormulaForManySteps) {
-  const DenseAdamWOptions options{0.01, 0.9, 0.999, 1e-8, 0.05};
+class DenseAdamDecay : public ::testing::TestWithParam<bool> {};
+
+TEST_P(DenseAdamDecay, FollowsTheFormulaForManySteps) {
+  const bool decoupled = GetParam();
+  const DenseAdamOptions options{0.01, 0.9, 0.999, 1e-8, 0.05, decoupled};
   auto x = waves(50, 0.1);
   auto exact = x.to(at::kDouble);
   auto first = at::zeros({50}, at::kDouble);
   auto second = at::zeros({50}, at::kDouble);
-  DenseAdamW optimizer({{"x", x}}, options);
+  DenseAdam optimizer({{"x", x}}, options);
   for (int step = 1; step <= 20; ++step) {
     const auto g = waves(50, step);
     const double scale = 1.0 / step;
     optimizer.step({g}, scale);
-    const auto e = g.to(at::kDouble);
+    auto e = g.to(at::kDouble);
     const double rate = options.learning_rate * scale;
-    exact = exact * (1.0 - rate * options.weight_decay);
+    if (decoupled) {
+      exact = exact * (1.0 - rate * options.weight_decay);
+    } else {
+      e = e + exact * options.weight_decay;
+    }
     first = first * 0.9 + e * 0.1;
     second = second * 0.999 + e * e * 0.001;
     exact = exact - rate * (first / (1.0 - std::pow(0.9, step))) /
@@ -35,12 +42,15 @@ TEST(DenseAdamWTest, FollowsTheFormulaForManySteps) {
   EXPECT_LT((x.to(at::kDouble) - exact).abs().max().item<double>(), 1e-6);
 }
 
-TEST(DenseAdamWTest, GoesOnFromItsStateAsIfItHadNeverStopped) {
+INSTANTIATE_TEST_SUITE_P(Both, DenseAdamDecay, ::testing::Bool(),
+                         [](const auto& info) { return info.param ? "AdamW" : "Adam"; });
+
+TEST(DenseAdamTest, GoesOnFromItsStateAsIfItHadNeverStopped) {
   auto x = waves(20, 0.1);
-  DenseAdamW one({{"x", x}}, {});
+  DenseAdam one({{"x", x}}, {});
   one.step({waves(20, 1)}, 1.0);
   auto y = x.clone();
-  DenseAdamW two({{"x", y}}, {});
+  DenseAdam two({{"x", y}}, {});
   const auto from = one.state();
   const auto to = two.state();
   ASSERT_EQ(from.size(), 3U);
@@ -53,8 +63,8 @@ TEST(DenseAdamWTest, GoesOnFromItsStateAsIfItHadNeverStopped) {
   EXPECT_TRUE(x.equal(y));
 }
 
-TEST(DenseAdamWTest, NoParametersIsNoWork) {
-  DenseAdamW none({}, {});
+TEST(DenseAdamTest, NoParametersIsNoWork) {
+  DenseAdam none({}, {});
   none.step({}, 1.0);
   EXPECT_TRUE(none.state().empty());
 }

@@ -1,0 +1,672 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The recipe `can-kd`, from a graph set to a tested student. Read it from train_can_kd() at the
+// end, then Run::train() and what it calls.
+//
+//   settle torch and the limit → open the graphs, and the last checkpoint → rehearse a step of
+//   every task that is left and admit the largest → task by task: steps, validation, the finished
+//   model's file → evaluate.
+//
+// Reading order: this file, task.h, work.h, training.h, fusion.h, evaluation.h.
+//
+// Threads: the thread that trains; torch runs its own.   Memory: within the limit.
+#include "recipes/can_kd/can_kd.h"
+
+#include <c10/core/GradMode.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <set>
+#include <utility>
+
+#include "base/check.h"
+#include "data/safetensors.h"
+#include "os/file.h"
+#include "plimsoll/bytes.h"
+#include "plimsoll/torch.h"
+#include "recipes/admission.h"
+#include "recipes/can_kd/data.h"
+#include "recipes/can_kd/evaluation.h"
+#include "recipes/can_kd/fusion.h"
+#include "recipes/can_kd/models.h"
+#include "recipes/can_kd/plots.h"
+#include "recipes/can_kd/report.h"
+#include "recipes/can_kd/task.h"
+#include "recipes/can_kd/training.h"
+#include "recipes/control.h"
+#include "recipes/limit_requests.h"
+#include "recipes/run_folder.h"
+#include "recipes/settle.h"
+#include "torch/step_tracer.h"
+
+namespace plimsoll {
+namespace {
+
+using namespace can_kd;
+namespace fs = std::filesystem;
+
+constexpr std::int64_t kDigestBytes = 1 << 20;
+constexpr std::int64_t kAutoGraphsMax = 8192;  // The largest batch that "auto" chooses, …
+constexpr std::int64_t kAutoStepsMin = 32;     // … an epoch having so many steps.
+constexpr std::int64_t kAutoMultiple = 16;
+constexpr std::int64_t kFirstGraphs = 32;  // The first size traced.
+
+Result<Governor> settle_for(const CanKdConfig& config, const fs::path& directory) {
+  return settle({.memory_limit = config.memory_limit,
+                 .disk_limit = config.disk_limit,
+                 .foreign_bytes = config.foreign_bytes,
+                 .compute_threads = config.compute_threads,
+                 .directory = directory});
+}
+
+class Run {
+ public:
+  Run(const CanKdSettings& settings, const TrainOptions& options, RunFolder& folder,
+      Governor governor)
+      : settings_(settings),
+        config_(settings_.config()),
+        options_(options),
+        folder_(folder),
+        governor_(std::move(governor)),
+        control_(folder.root()) {}
+
+  Result<CanKdSummary> train();
+
+ private:
+  /// A task's work, and the teacher it asks.
+  struct Bench {
+    std::unique_ptr<Teacher> teacher;
+    std::unique_ptr<Work> work;
+  };
+  Result<void> open();
+  Result<void> choose_batch_size();
+  Result<void> plan_tasks();
+  Result<void> admit();
+  Result<Bench> prepare(const Task& task, bool rehearsal);
+  Result<TeacherOptions> teacher_of(const Task& task, bool rehearsal) const;
+  Result<void> require(const Task& needed, const Task& by) const;
+  Result<void> do_task(const Task& task);
+  Result<void> finish_task(const Task& task);
+  Result<bool> step(const Task& task);
+  Result<void> between_steps();
+  Result<void> save();
+  Result<void> report_limits();
+  Result<void> look_for_requests();
+  Result<CanKdSummary> summarise_run();
+  Result<std::string> digest() const;
+
+  [[nodiscard]] bool is_done(const Task& task) const { return done_.contains(task.name()); }
+  [[nodiscard]] fs::path cache_file(const Task& task) const {
+    return folder_.root() / "cache" / (task.name() + ".answers");
+  }
+
+  CanKdSettings settings_;
+  const CanKdConfig& config_;
+  TrainOptions options_;
+  RunFolder& folder_;
+  Governor governor_;
+  RunControl control_;
+  StopSignals signals_;
+  std::unique_ptr<Data> data_;
+  std::optional<Report> report_;
+  std::optional<LimitRequests> limits_;
+  std::vector<Task> tasks_;                   // Still to be done, in order.
+  std::set<std::string> done_;                // Names of finished tasks.
+  std::string current_;                       // The task in progress; "" between two.
+  std::optional<std::int64_t> resumed_step_;  // Of the checkpoint that holds current_.
+  Bench bench_;
+  std::int64_t step_{0};
+  std::int64_t saved_step_{-1};
+  Evaluated evaluated_;
+  std::string stop_reason_;  // Not empty: the run ends at this step.
+};
+
+Result<CanKdSummary> Run::train() {
+  PLIMSOLL_TRY_VOID(open());
+  PLIMSOLL_TRY_VOID(plan_tasks());
+  PLIMSOLL_TRY_VOID(admit());
+  PLIMSOLL_TRY_VOID(save());  // From here on there is always something to resume.
+  limits_.emplace(governor_, folder_.root());
+  report_->begin(0, 0);
+  for (const Task& task : tasks_) {
+    if (!stop_reason_.empty()) {
+      break;
+    }
+    PLIMSOLL_TRY_VOID(do_task(task));
+  }
+  return summarise_run();
+}
+
+// The graphs, and how far the published checkpoint had come.
+Result<void> Run::open() {
+  PLIMSOLL_TRY(const auto published, folder_.published_step());
+  if (options_.resume && !published) {
+    return fail(ErrorCode::kNotFound, folder_.root().string() + ": no checkpoint to go on from",
+                "train it anew");
+  }
+  PLIMSOLL_TRY_VOID(folder_.discard_unpublished());
+  PLIMSOLL_TRY(data_, Data::open(governor_, config_));
+  if (config_.batch_size == 0) {
+    PLIMSOLL_TRY_VOID(choose_batch_size());
+  }
+  PLIMSOLL_TRY_VOID(
+      folder_.check_identity(make_identity(settings_.identity(), data_->set().info().fingerprint)));
+  if (published) {
+    PLIMSOLL_TRY(const auto state, read_checkpoint_state(folder_.checkpoint_path(*published)));
+    step_ = state.step;
+    saved_step_ = state.step;
+    resumed_step_ = state.step;
+    if (const auto found = state.texts.find("task"); found != state.texts.end()) {
+      current_ = found->second;
+    }
+    for (const Task& task : all_tasks()) {
+      if (state.numbers.contains("done." + task.name())) {
+        done_.insert(task.name());
+      }
+    }
+  }
+  const auto items = settings_.items();
+  MetricsOptions metrics;
+  metrics.tensorboard = config_.tensorboard ? folder_.metrics() : fs::path{};
+  metrics.mlflow = config_.mlflow;
+  metrics.experiment = "can-kd";
+  metrics.run_name = folder_.root().filename().string();
+  metrics.run = folder_.root();
+  metrics.params = items;
+  metrics.resumed_step = published.value_or(-1);
+  PLIMSOLL_TRY(auto opened, Metrics::open(metrics));
+  report_.emplace(&folder_, std::move(opened), options_.progress, config_, governor_);
+  if (config_.precision == "16-mixed") {
+    report_->text(
+        "precision 16-mixed: on the CPU matrices are multiplied in bfloat16, which does "
+        "not overflow as float16 does");
+  }
+  for (const char* folder : {"models", "cache", "plots"}) {
+    std::error_code failed;
+    fs::create_directories(folder_.root() / folder, failed);
+    if (failed) {
+      return fail_io(failed.value(), (folder_.root() / folder).string());
+    }
+  }
+  return {};
+}
+
+// "auto" becomes a number here, once: the largest batch that a step of every task fits with, its
+// teacher, gradients and validation included (K5). It is part of the run from its first step on.
+Result<void> Run::choose_batch_size() {
+  const auto graphs = static_cast<std::int64_t>(data_->train().size());
+  PlanOptions options;
+  options.most_rows = std::max<std::int64_t>(1, std::min(kAutoGraphsMax, graphs / kAutoStepsMin));
+  options.first_rows = std::min<std::int64_t>(kFirstGraphs, options.most_rows);
+  options.multiple = kAutoMultiple;
+  options.size_of = [&](std::int64_t rows) {
+    StepSize size{.rows = rows};
+    for (const std::int64_t graph : data_->largest(data_->train(), rows)) {
+      const GraphCounts counts = data_->set().counts(graph);
+      size.nodes += counts.nodes;
+      size.edges += counts.edges;
+    }
+    return size;
+  };
+  // What is admitted later is the peak and a sixteenth.
+  options.available_bytes = left_for_tensors(governor_.state()) / 17 * 16;
+  std::optional<BatchPlan> tightest;
+  std::string whose;
+  for (const Task& task : wanted_tasks(config_)) {
+    if (task.stage == Stage::kFusion || task.stage == Stage::kEvaluation) {
+      continue;
+    }
+    PLIMSOLL_TRY(const Bench bench, prepare(task, /*rehearsal=*/true));
+    PLIMSOLL_TRY(BatchPlan plan, plan_batch(governor_, options, [&](const StepSize& size) {
+                   return bench.work->rehearse(size.rows);
+                 }));
+    if (!tightest || plan.batch_size < tightest->batch_size) {
+      tightest = std::move(plan);
+      whose = task.name();
+    }
+  }
+  const std::int64_t chosen = tightest ? tightest->batch_size : options.most_rows;
+  const std::string why =
+      tightest ? fmt::format("auto, planned for {}: {}, peak {}", whose,
+                             label_name(tightest->label), format_bytes(tightest->peak.bytes))
+               : std::string("auto, nothing to train");
+  PLIMSOLL_TRY_VOID(settings_.set("batch_size", fmt::format("{}", chosen), why));
+  return folder_.write_config(settings_.to_toml());
+}
+
+// What is asked for and not done; what was interrupted comes first. Each names what it lacks now,
+// not an hour later.
+Result<void> Run::plan_tasks() {
+  const auto wanted = wanted_tasks(config_);
+  for (const Task& task : all_tasks()) {
+    const bool asked = std::find(wanted.begin(), wanted.end(), task) != wanted.end();
+    if (task.name() == current_ || (asked && !is_done(task))) {
+      tasks_.push_back(task);
+    }
+  }
+  std::stable_partition(tasks_.begin(), tasks_.end(),
+                        [&](const Task& task) { return task.name() == current_; });
+  for (const Task& task : tasks_) {
+    const Task autoencoder{task.role, Stage::kAutoencoder};
+    if (task.stage == Stage::kFusion) {
+      PLIMSOLL_TRY_VOID(require(autoencoder, task));
+      PLIMSOLL_TRY_VOID(require(classifier_task(task.role, config_), task));
+    }
+    if (task.stage == Stage::kCurriculum && config_.use_vgae_mining) {
+      PLIMSOLL_TRY_VOID(require(autoencoder, task));
+    }
+    const bool taught = task.role == Role::kStudent && config_.use_kd &&
+                        task.stage != Stage::kFusion && task.stage != Stage::kEvaluation;
+    if (taught && config_.teacher_path.empty()) {
+      PLIMSOLL_TRY_VOID(require({Role::kTeacher, task.stage}, task));
+    }
+  }
+  return {};
+}
+
+// That `needed` is done, or comes before `by` in this call.
+Result<void> Run::require(const Task& needed, const Task& by) const {
+  const auto before = std::find(tasks_.begin(), tasks_.end(), by);
+  if (is_done(needed) || std::find(tasks_.begin(), before, needed) != before) {
+    return {};
+  }
+  return fail(
+      ErrorCode::kNotFound,
+      fmt::format("{} needs {}, which {} does not have; first run --stage {} --model-size {}",
+                  by.name(), needed.name(), folder_.root().string(), stage_name(needed.stage),
+                  role_name(needed.role)),
+      needed.role != by.role ? "or give --teacher-path, or train without a teacher: --use-kd false"
+                             : nullptr);
+}
+
+Result<TeacherOptions> Run::teacher_of(const Task& task, bool rehearsal) const {
+  TeacherOptions options;
+  options.released = config_.offload_teacher_to_cpu;
+  options.clear_cache_every_n = config_.clear_cache_every_n;
+  if (rehearsal) {
+    return options;
+  }
+  if (config_.use_teacher_cache) {
+    options.cache = cache_file(task);
+  }
+  const Task whose{Role::kTeacher, task.stage};
+  if (config_.teacher_path.empty()) {
+    options.weights = model_file(folder_.root(), whose);
+    return options;
+  }
+  const fs::path given = config_.teacher_path;
+  const std::string name = whose.name() + ".safetensors";
+  for (const fs::path& file : {given, given / "models" / name, given / name}) {
+    if (fs::is_regular_file(file)) {
+      options.weights = file;
+      return options;
+    }
+  }
+  return fail(ErrorCode::kNotFound,
+              fmt::format("teacher_path = {}: no {} there", config_.teacher_path, name),
+              "name a finished can-kd run, its models folder, or the file itself");
+}
+
+Result<Run::Bench> Run::prepare(const Task& task, bool rehearsal) {
+  Bench bench;
+  if (task.stage == Stage::kFusion) {
+    PLIMSOLL_TRY(bench.work,
+                 Fusion::make(config_, *data_, task,
+                              model_file(folder_.root(), {task.role, Stage::kAutoencoder}),
+                              model_file(folder_.root(), classifier_task(task.role, config_))));
+    return bench;
+  }
+  if (task.role == Role::kStudent && config_.use_kd) {
+    PLIMSOLL_TRY(const TeacherOptions options, teacher_of(task, rehearsal));
+    PLIMSOLL_TRY(bench.teacher, Teacher::open(governor_, config_, task, data_->set(), options));
+  }
+  PLIMSOLL_TRY(
+      bench.work,
+      Training::make(config_, *data_,
+                     {.task = task,
+                      .teacher = bench.teacher.get(),
+                      .scorer = model_file(folder_.root(), {task.role, Stage::kAutoencoder}),
+                      .rehearsal = rehearsal}));
+  return bench;
+}
+
+// Rehearses a step of every task that is left, and asks for what the largest one needed.
+Result<void> Run::admit() {
+  std::int64_t most = 0;
+  for (const Task& task : tasks_) {
+    if (task.stage == Stage::kFusion || task.stage == Stage::kEvaluation) {
+      continue;  // They answer as validation does, with smaller batches than steps.
+    }
+    std::int64_t peak = 0;
+    {
+      Result<Bench> bench = fail(ErrorCode::kInternal, "not prepared");
+      PLIMSOLL_TRY_VOID(without_refusal([&]() -> Result<void> {
+        bench = prepare(task, /*rehearsal=*/true);
+        return bench ? Result<void>{} : tl::unexpected(bench.error());
+      }));
+      PLIMSOLL_TRY(peak, rehearse_step(
+                             governor_, bench->work->rows(), 0.0,
+                             [&](std::int64_t rows) { return bench->work->rehearse(rows); }, 1));
+    }
+    PLIMSOLL_TRY_VOID(report_->event("rehearsed", {{"task", std::string_view(task.name())},
+                                                   {"graphs", config_.batch_size},
+                                                   {"peak_bytes", peak}}));
+    most = std::max(most, peak);
+  }
+  PLIMSOLL_TRY_VOID(admit_tensors(governor_, with_margin(most),
+                                  fmt::format("a step of {} graphs", config_.batch_size)));
+  const LedgerState state = governor_.state();
+  report_->text(fmt::format(
+      "admitted under a limit of {}\n"
+      "  steps     {:>12}   models, optimizer and a step of {} graphs, rehearsed at {}\n"
+      "  graphs    {:>12}   {}\n"
+      "  foreign   {:>12}   code and kernels' scratch (foreign_bytes)\n"
+      "  baseline  {:>12}   the process before the run\n"
+      "  headroom  {:>12}   free",
+      governor_.limit().explain(), format_bytes(with_margin(most)), config_.batch_size,
+      format_bytes(most),
+      format_bytes(state.pools[static_cast<std::size_t>(Tag::kLoader)].leased_bytes),
+      data_->set().cached() ? "all of the set in memory (cache_bytes)"
+                            : "offsets; the rest is read from disk (cache_bytes)",
+      format_bytes(config_.foreign_bytes), format_bytes(state.baseline_bytes),
+      format_bytes(state.free_bytes())));
+  return report_->event("admitted",
+                        {{"step_peak_bytes", most}, {"graph_set_cached", data_->set().cached()}});
+}
+
+Result<void> Run::do_task(const Task& task) {
+  if (task.stage == Stage::kEvaluation) {
+    PLIMSOLL_TRY_VOID(report_->phase("evaluating"));
+    const Report::Aside aside{*report_};
+    PLIMSOLL_TRY(evaluated_, evaluate(config_, *data_, folder_.root(), /*write=*/true));
+    report_->text(evaluated_.text);
+    return report_->event("eval", {{"step", step_}, {"file", std::string_view("evaluation.json")}});
+  }
+  const bool resumed = task.name() == current_;
+  PLIMSOLL_TRY(bench_, prepare(task, /*rehearsal=*/false));
+  if (resumed) {
+    PLIMSOLL_TRY(const auto state,
+                 load_checkpoint(folder_.checkpoint_path(*resumed_step_), bench_.work->tensors()));
+    PLIMSOLL_TRY_VOID(bench_.work->restore(state.numbers));
+  }
+  current_ = task.name();
+  PLIMSOLL_TRY_VOID(report_->begin_task(task, step_, *bench_.work, resumed));
+  while (!bench_.work->finished() && stop_reason_.empty()) {
+    PLIMSOLL_TRY(const bool done, step(task));
+    if (!done) {
+      return {};  // Nothing of this step was applied; the last commit stands.
+    }
+  }
+  if (!bench_.work->finished()) {
+    return save();
+  }
+  return finish_task(task);
+}
+
+// The model's file first, then the checkpoint that says so: a crash between them trains the last
+// steps again, into the same bits.
+Result<void> Run::finish_task(const Task& task) {
+  PLIMSOLL_TRY_VOID(bench_.work->save_model(model_file(folder_.root(), task)));
+  if (const auto* training = dynamic_cast<const Training*>(bench_.work.get())) {
+    if (const auto points = training->difficulty(); !points.empty()) {
+      PLIMSOLL_TRY_VOID(write_plot(
+          folder_.root(), "difficulty_" + task.name(),
+          difficulty_plot(fmt::format("Difficulty of normal graphs, {}", task.name()), points)));
+    }
+  }
+  if (bench_.teacher) {
+    const TeacherStats& stats = bench_.teacher->stats();
+    PLIMSOLL_TRY_VOID(
+        report_->event("teacher", {{"step", step_},
+                                   {"task", std::string_view(current_)},
+                                   {"parameters", bench_.teacher->parameters()},
+                                   {"asked", stats.asked},
+                                   {"cached", stats.cached},
+                                   {"cleared", stats.cleared},
+                                   {"loads", stats.loads},
+                                   {"weight_bytes", bench_.teacher->weight_bytes()}}));
+  }
+  PLIMSOLL_TRY_VOID(report_->end_task(task, step_, *bench_.work));
+  bench_ = {};
+  done_.insert(task.name());
+  current_.clear();
+  step_ += 1;  // The end of a task is a step of its own, so that it has its own checkpoint.
+  PLIMSOLL_TRY_VOID(save());
+  std::error_code ignored;
+  fs::remove(cache_file(task), ignored);
+  return {};
+}
+
+// One optimizer step and what follows it. False: memory was refused twice.
+Result<bool> Run::step(const Task& task) {
+  StepNews news;
+  for (int attempt = 0;; ++attempt) {
+    const auto done = without_refusal([&]() -> Result<void> {
+      PLIMSOLL_TRY(news, bench_.work->step());
+      return {};
+    });
+    if (done) {
+      break;
+    }
+    if (done.error().code != ErrorCode::kOverBudget) {
+      return tl::unexpected(done.error());
+    }
+    PLIMSOLL_TRY_VOID(report_->refusal(step_ + 1, done.error(), attempt > 0));
+    if (attempt > 0) {
+      stop_reason_ =
+          fmt::format("memory refused twice in step {}; {}", step_ + 1, larger_limit(governor_));
+      return false;
+    }
+    TensorArena::purge();  // The only move there is inside a step; then the same step again.
+  }
+  step_ += 1;
+  PLIMSOLL_TRY_VOID(report_->step(task, step_, news));
+  if (news.ends_epoch) {
+    const Report::Aside aside{*report_};
+    EpochNews epoch;
+    PLIMSOLL_TRY_VOID(without_refusal([&]() -> Result<void> {
+      PLIMSOLL_TRY(epoch, bench_.work->end_epoch());
+      return {};
+    }));
+    PLIMSOLL_TRY_VOID(report_->epoch(task, step_, epoch));
+  }
+  if (const auto every = config_.cleanup_every_n_steps;
+      news.ends_epoch || (every > 0 && step_ % every == 0)) {
+    PLIMSOLL_TRY(const CleanUp done, clean_up());
+    PLIMSOLL_TRY_VOID(report_->clean_up(step_, news.ends_epoch ? "evaluation" : "step", done));
+  }
+  const std::int64_t every = config_.checkpoint_every_n_steps;
+  if (!bench_.work->finished() && (every > 0 ? step_ % every == 0 : news.ends_epoch)) {
+    PLIMSOLL_TRY_VOID(save());
+  }
+  PLIMSOLL_TRY_VOID(between_steps());
+  return true;
+}
+
+Result<void> Run::between_steps() {
+  const PressureReport seen = governor_.step_boundary();
+  PLIMSOLL_TRY_VOID(report_->pressure(step_, seen));
+  if (seen.stop) {
+    const LedgerState ledger = governor_.state();
+    const std::int64_t limit = std::max(seen.needed_bytes, ledger.limit_bytes);
+    stop_reason_ =
+        ledger.asked_bytes < ledger.limit_bytes
+            ? fmt::format(
+                  "memory limit: {} is asked for, and {} cannot be given up; resume with "
+                  "--memory-limit {}MiB",
+                  format_bytes(ledger.asked_bytes), format_bytes(ledger.limit_bytes),
+                  (limit + (1 << 20) - 1) >> 20)
+            : "memory pressure; " + larger_limit(governor_);
+  }
+  return look_for_requests();
+}
+
+// Checkpoint, then manifest: both name this step.
+Result<void> Run::save() {
+  if (step_ == saved_step_) {
+    return {};
+  }
+  const auto begin = std::chrono::steady_clock::now();
+  CheckpointState state;
+  state.step = step_;
+  state.texts["task"] = current_;
+  std::vector<NamedTensor> tensors;
+  if (bench_.work) {
+    state.numbers = bench_.work->numbers();
+    tensors = bench_.work->tensors();
+  }
+  for (const std::string& name : done_) {
+    state.numbers["done." + name] = 1.0;
+  }
+  PLIMSOLL_TRY_VOID(save_checkpoint(folder_.checkpoint_path(step_), state, tensors));
+  PLIMSOLL_TRY_VOID(folder_.publish(step_, config_.keep_checkpoints));
+  saved_step_ = step_;
+  const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - begin;
+  return report_->commit(step_, spent.count());
+}
+
+Result<void> Run::report_limits() {
+  for (const LimitOutcome& outcome : limits_->take()) {
+    PLIMSOLL_TRY_VOID(report_->limit(step_, outcome));
+  }
+  return {};
+}
+
+// Signals and the files in the run's folder; waits here while paused.
+Result<void> Run::look_for_requests() {
+  PLIMSOLL_TRY_VOID(report_limits());
+  Request request = control_.poll();
+  if (request == Request::kPause) {
+    const Report::Aside aside{*report_};
+    PLIMSOLL_TRY_VOID(save());
+    Result<void> told{};
+    request = control_.wait_while_paused([&] {
+      told = report_limits();
+      told = told ? report_->phase("paused") : told;
+    });
+    PLIMSOLL_TRY_VOID(told);
+  }
+  if (request == Request::kStop) {
+    stop_reason_ = control_.reason();
+  }
+  return {};
+}
+
+Result<std::string> Run::digest() const {
+  StateDigest digest;
+  std::vector<std::byte> buffer(kDigestBytes);
+  for (const Task& task : all_tasks()) {
+    if (!is_done(task)) {
+      continue;
+    }
+    const fs::path path = model_file(folder_.root(), task);
+    PLIMSOLL_TRY(const File file, File::open(path, FileMode::kRead));
+    PLIMSOLL_TRY(const std::int64_t size, file.size());
+    for (std::int64_t at = 0; at < size; at += kDigestBytes) {
+      const auto part =
+          std::span(buffer).first(static_cast<std::size_t>(std::min(kDigestBytes, size - at)));
+      PLIMSOLL_TRY_VOID(file.read_at(at, part));
+      digest.add(task.name(), part);
+    }
+  }
+  if (bench_.work) {
+    digest_tensors(digest, bench_.work->tensors());
+  }
+  return digest.hex();
+}
+
+Result<CanKdSummary> Run::summarise_run() {
+  CanKdSummary summary;
+  summary.status = stop_reason_.empty() ? "finished" : "stopped";
+  summary.stop_reason = stop_reason_;
+  summary.run = folder_.root().string();
+  summary.step = step_;
+  for (const Task& task : all_tasks()) {
+    if (!is_done(task)) {
+      continue;
+    }
+    PLIMSOLL_TRY(const auto reader, SafetensorsReader::open(model_file(folder_.root(), task)));
+    const auto number = [&](const char* key) {
+      const auto found = reader.metadata().find(key);
+      return found == reader.metadata().end() ? 0.0 : std::strtod(found->second.c_str(), nullptr);
+    };
+    summary.models.push_back({task.name(), static_cast<std::int64_t>(number("parameters")),
+                              static_cast<std::int64_t>(number("epochs")),
+                              number("held_out_loss")});
+  }
+  summary.graphs_per_second = report_->rows_per_second();
+  summary.limit_bytes = governor_.state().limit_bytes;
+  summary.limit_source = governor_.limit().explain();
+  summary.evaluation_json = evaluated_.json;
+  summary.evaluation_text = evaluated_.text;
+  PLIMSOLL_TRY(summary.state_sha256, digest());
+  PLIMSOLL_TRY_VOID(report_->end(summary.status, stop_reason_));
+  summary.seconds = report_->seconds();
+  summary.peak_resident_bytes = report_->peak_resident();
+  summary.leased_peak_bytes = governor_.state().leased_peak_bytes;
+  return summary;
+}
+
+Result<CanKdSummary> train_in(const CanKdSettings& settings, const TrainOptions& options,
+                              RunFolder& folder) {
+  PLIMSOLL_TRY(Governor governor, settle_for(settings.config(), folder.root()));
+  Run run{settings, options, folder, governor};
+  Result<CanKdSummary> result = fail(ErrorCode::kInternal, "the run did not end");
+  const auto done = without_refusal([&]() -> Result<void> {
+    result = run.train();
+    return {};
+  });
+  if (!done) {
+    result = tl::unexpected(done.error());
+  }
+  return result;
+}
+
+}  // namespace
+
+Result<CanKdSummary> train_can_kd(const CanKdSettings& settings, const TrainOptions& options) {
+  const CanKdConfig& config = settings.config();
+  const bool goes_on = options.resume || RunFolder::is_run(config.out);
+  PLIMSOLL_TRY(RunFolder folder, goes_on ? RunFolder::open(config.out)
+                                         : RunFolder::create(config.out, settings.to_toml()));
+  if (goes_on) {
+    PLIMSOLL_TRY_VOID(folder.write_config(settings.to_toml()));
+  }
+  auto result = train_in(settings, options, folder);
+  TensorArena::detach();
+  if (const auto saved = folder.published_step(); !result && saved && !saved->has_value()) {
+    folder.abandon();  // Refused before there was anything to resume: a new folder goes again.
+  }
+  if (!result && RunFolder::is_run(config.out)) {
+    RunStatus status;
+    status.status = "failed";
+    status.message = result.error().to_string();
+    static_cast<void>(folder.write_status(status, /*force=*/true));
+  }
+  return result;
+}
+
+Result<std::string> eval_can_kd(const CanKdSettings& settings) {
+  const CanKdConfig& config = settings.config();
+  PLIMSOLL_TRY(RunFolder folder, RunFolder::open(config.out));
+  PLIMSOLL_TRY(Governor governor, settle_for(config, folder.root()));
+  Evaluated evaluated;
+  const auto done = without_refusal([&]() -> Result<void> {
+    PLIMSOLL_TRY(const auto data, Data::open(governor, config));
+    PLIMSOLL_TRY(evaluated, evaluate(config, *data, folder.root(), /*write=*/false));
+    return {};
+  });
+  TensorArena::detach();
+  PLIMSOLL_TRY_VOID(done);
+  if (!evaluated.any) {
+    return fail(ErrorCode::kNotFound, config.out + ": no finished model to evaluate",
+                "train it first");
+  }
+  return evaluated.json;
+}
+
+}  // namespace plimsoll

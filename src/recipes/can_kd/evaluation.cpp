@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Scoring graphs with every finished model; tables, JSON and plots.
+//
+// Threads: single-owner.   Memory: see evaluation.h.
+#include "recipes/can_kd/evaluation.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/softmax.h>
+#include <c10/core/GradMode.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "base/check.h"
+#include "os/file.h"
+#include "recipes/can_kd/fusion.h"
+#include "recipes/can_kd/models.h"
+#include "recipes/can_kd/plots.h"
+#include "recipes/can_kd/scores.h"
+#include "recipes/can_kd/shapes.h"
+#include "recipes/progress.h"
+
+namespace plimsoll::can_kd {
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::ordered_json;
+using Score = std::function<at::Tensor(const GraphTensors&)>;
+
+// One finished model, ready to be asked.
+struct Detector {
+  std::string role;
+  std::string name;  // "vgae", "gat_curriculum", …
+  std::int64_t parameters{0};
+  bool probability{true};  // Above one half means attack; else a threshold is to be found.
+  Score score;
+};
+
+struct Scored {
+  std::vector<float> scores;
+  std::vector<std::uint8_t> labels;
+  std::vector<std::int32_t> files;
+};
+
+Result<Scored> score_graphs(const CanKdConfig& config, const Data& data,
+                            std::span<const std::int64_t> graphs, const Score& score_of) {
+  Scored all;
+  all.scores.resize(graphs.size());
+  for (const std::int64_t graph : graphs) {
+    all.labels.push_back(static_cast<std::uint8_t>(data.set().label(graph)));
+    all.files.push_back(static_cast<std::int32_t>(data.set().file(graph)));
+  }
+  PLIMSOLL_TRY_VOID(data.for_each(
+      graphs, config.scoring_chunk,
+      [&](std::int64_t first, const GraphTensors& batch) -> Result<void> {
+        const at::Tensor found = score_of(batch).contiguous();
+        std::copy_n(found.data_ptr<float>(), found.numel(), all.scores.begin() + first);
+        return {};
+      }));
+  return all;
+}
+
+Score by_errors(std::shared_ptr<const Vgae> vgae) {
+  return [vgae](const GraphTensors& batch) {
+    const Adjacency adjacency = make_adjacency(batch);
+    return graph_errors(vgae->forward(batch, adjacency, answering_mode()), batch, adjacency);
+  };
+}
+
+Score by_chances(std::shared_ptr<const GatClassifier> classifier) {
+  return [classifier](const GraphTensors& batch) {
+    const at::Tensor logits = classifier->forward(batch, make_adjacency(batch), answering_mode());
+    return at::softmax(logits, 1).select(1, 1);
+  };
+}
+
+// The detectors of one role that are there, in the order of the stages.
+Result<std::vector<Detector>> detectors_of(const CanKdConfig& config, const Data& data,
+                                           const fs::path& run, Role role) {
+  const std::int64_t ids = data.set().info().table_rows();
+  std::vector<Detector> found;
+  std::shared_ptr<const Vgae> vgae;
+  std::shared_ptr<const GatClassifier> fused;
+  const Task autoencoder{role, Stage::kAutoencoder};
+  if (const fs::path file = model_file(run, autoencoder); fs::exists(file)) {
+    PLIMSOLL_TRY(Vgae model, load_vgae(config, role, ids, file));
+    vgae = std::make_shared<Vgae>(std::move(model));
+    found.push_back(
+        {role_name(role), "vgae", parameter_count(vgae->parameters()), false, by_errors(vgae)});
+  }
+  for (const Stage stage : {Stage::kCurriculum, Stage::kNormal}) {
+    const Task task{role, stage};
+    if (const fs::path file = model_file(run, task); fs::exists(file)) {
+      PLIMSOLL_TRY(GatClassifier model, load_classifier(config, role, ids, file));
+      const auto kept = std::make_shared<GatClassifier>(std::move(model));
+      found.push_back({role_name(role),
+                       stage == Stage::kCurriculum ? "gat_curriculum" : "gat_normal",
+                       parameter_count(kept->parameters()), true, by_chances(kept)});
+      fused = task == classifier_task(role, config) ? kept : fused;
+    }
+  }
+  if (const fs::path file = model_file(run, {role, Stage::kFusion});
+      fs::exists(file) && vgae && fused) {
+    PLIMSOLL_TRY(FusionModel model, FusionModel::load(config, file));
+    const auto kept = std::make_shared<FusionModel>(std::move(model));
+    found.push_back({role_name(role), "fusion", parameter_count(kept->network.parameters()), true,
+                     [vgae, fused, kept](const GraphTensors& batch) {
+                       return kept->scores(fusion_states(*vgae, *fused, batch));
+                     }});
+  }
+  return found;
+}
+
+struct Curves {
+  std::vector<NamedCurve> roc;
+  std::vector<NamedCurve> pr;
+};
+
+Result<void> plot(const fs::path& run, const Detector& detector, const Scored& tests,
+                  const ScoreReport& report, Curves& curves) {
+  const std::string name = fmt::format("{} {}", detector.role, detector.name);
+  curves.roc.push_back({name, roc_curve(tests.scores, tests.labels, kPlotPoints), report.all.auc});
+  curves.pr.push_back({name, pr_curve(tests.scores, tests.labels, kPlotPoints), report.all.pr_auc});
+  return write_plot(run, fmt::format("confusion_{}_{}", detector.role, detector.name),
+                    confusion_plot(name + ", test files", report.all));
+}
+
+}  // namespace
+
+Result<Evaluated> evaluate(const CanKdConfig& config, const Data& data, const fs::path& run,
+                           bool write) {
+  const c10::AutoGradMode off{false};
+  const auto held_out = data.held_out();
+  const auto tests = data.set().split(GraphSplit::kTest);
+  std::vector<std::string> names;
+  for (const GraphFileInfo& file : data.set().info().files) {
+    names.push_back(file.name);
+  }
+  Evaluated done;
+  Json json = Json::object();
+  std::vector<NamedScores> kept_rows;
+  Curves curves;
+  for (const Role role : {Role::kTeacher, Role::kStudent}) {
+    PLIMSOLL_TRY(const auto detectors, detectors_of(config, data, run, role));
+    for (const Detector& detector : detectors) {
+      done.any = true;
+      PLIMSOLL_TRY(const Scored kept, score_graphs(config, data, held_out, detector.score));
+      const double threshold =
+          detector.probability ? 0.5 : youden_threshold(kept.scores, kept.labels);
+      const BinaryScores at_home = score(kept.scores, kept.labels, threshold);
+      kept_rows.push_back({fmt::format("{} {}", detector.role, detector.name), at_home});
+      Json& out = json[detector.role][detector.name];
+      out["parameters"] = detector.parameters;
+      out["threshold"] = to_json(at_home)["threshold"];
+      out["held_out"] = to_json(at_home);
+      if (tests.empty()) {
+        continue;
+      }
+      PLIMSOLL_TRY(const Scored away, score_graphs(config, data, tests, detector.score));
+      const ScoreReport report =
+          score_by_file(away.scores, away.labels, away.files, names, threshold);
+      out["test"] = report.to_json();
+      done.text += fmt::format("{} {} ({} parameters, threshold {:.4g}), test files\n{}\n",
+                               detector.role, detector.name, format_count(detector.parameters),
+                               threshold, report.to_text());
+      if (write) {
+        PLIMSOLL_TRY_VOID(plot(run, detector, away, report, curves));
+      }
+    }
+  }
+  done.text += "graphs held out\n" + score_table(kept_rows);
+  done.json = json.dump();
+  if (write) {
+    if (!curves.roc.empty()) {
+      PLIMSOLL_TRY_VOID(write_plot(run, "roc", roc_plot("ROC, test files", curves.roc)));
+      PLIMSOLL_TRY_VOID(
+          write_plot(run, "precision_recall", pr_plot("Precision, test files", curves.pr)));
+    }
+    PLIMSOLL_TRY_VOID(replace_file(run / "evaluation.json", json.dump(1) + "\n"));
+    PLIMSOLL_TRY_VOID(replace_file(run / "evaluation.txt", done.text));
+  }
+  return done;
+}
+
+}  // namespace plimsoll::can_kd

@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Evaluation: every finished model of a run on the graphs held out and on the test files.
+//
+// A classifier and the fusion say attack above one half; an autoencoder at the threshold that
+// separates the graphs held out best (Youden's J), never one chosen on test files.
+// Reading order: models.h, scores.h, plots.h, this file.
+//
+// Threads: single-owner.   Memory: one role's models; 13 bytes a graph scored.
+#pragma once
+
+#include <filesystem>
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+
+#include "plimsoll/result.h"
+#include "recipes/can_kd/config.h"
+#include "recipes/can_kd/data.h"
+
+namespace plimsoll::can_kd {
+
+struct Evaluated {
+  /// {"teacher": {"vgae": {"parameters", "threshold", "held_out": {…}, "test": {…}}, …}, …}.
+  std::string json{"{}"};
+  std::string text{};  ///< The same as tables.
+  bool any{false};     ///< There was a model to evaluate.
+};
+
+/// Evaluates what is in RUN/models; with `write` leaves evaluation.json, evaluation.txt and
+/// plots/ in `run`. Errors: of the models' files; kCorrupt, kIo.
+Result<Evaluated> evaluate(const CanKdConfig& config, const Data& data,
+                           const std::filesystem::path& run, bool write);
+
+}  // namespace plimsoll::can_kd

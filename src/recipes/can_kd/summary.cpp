@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <fmt/format.h>
+
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "plimsoll/bytes.h"
+#include "recipes/can_kd/can_kd.h"
+#include "recipes/progress.h"
+
+namespace plimsoll {
+namespace {
+
+nlohmann::ordered_json number(double value) {
+  return std::isfinite(value) ? nlohmann::ordered_json(value) : nlohmann::ordered_json(nullptr);
+}
+
+/// "student_vgae" → "teacher_vgae", of the same stage; "" for a teacher's.
+std::string teacher_of(const std::string& name) {
+  constexpr std::string_view kStudent = "student_";
+  return name.starts_with(kStudent) ? "teacher_" + name.substr(kStudent.size()) : "";
+}
+
+}  // namespace
+
+std::string CanKdSummary::to_json() const {
+  nlohmann::ordered_json json;
+  json["status"] = status;
+  json["run"] = run;
+  if (!stop_reason.empty()) {
+    json["stop_reason"] = stop_reason;
+  }
+  json["step"] = step;
+  json["models"] = nlohmann::ordered_json::object();
+  for (const CanKdModel& model : models) {
+    json["models"][model.name] = {{"parameters", model.parameters},
+                                  {"epochs", model.epochs},
+                                  {"held_out_loss", number(model.held_out_loss)}};
+  }
+  json["graphs_per_second"] = number(graphs_per_second);
+  json["limit_bytes"] = limit_bytes;
+  json["limit_source"] = limit_source;
+  json["peak_resident_bytes"] = peak_resident_bytes;
+  json["leased_peak_bytes"] = leased_peak_bytes;
+  json["seconds"] = number(seconds);
+  const auto evaluation = nlohmann::ordered_json::parse(evaluation_json, nullptr, false);
+  json["evaluation"] = evaluation.is_object() ? evaluation : nlohmann::ordered_json::object();
+  json["state_sha256"] = state_sha256;
+  return json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
+}
+
+std::string CanKdSummary::to_text() const {
+  std::string text = fmt::format(
+      "{}{} after step {} in {}\n"
+      "  speed     {} graphs/s\n"
+      "  memory    peak {} resident, {} leased; limit {}\n",
+      status, stop_reason.empty() ? "" : " by " + stop_reason, step, format_duration(seconds),
+      format_count(static_cast<std::int64_t>(graphs_per_second)), format_bytes(peak_resident_bytes),
+      format_bytes(leased_peak_bytes), limit_source);
+  for (const CanKdModel& model : models) {
+    std::string share;
+    for (const CanKdModel& other : models) {
+      if (other.name == teacher_of(model.name) && other.parameters > 0) {
+        share = fmt::format(
+            ", {:.2f} % of the teacher's",
+            100.0 * static_cast<double>(model.parameters) / static_cast<double>(other.parameters));
+      }
+    }
+    text += fmt::format("  {:<22} {:>11} parameters{}; {} epochs, held out {:.5f}\n", model.name,
+                        format_count(model.parameters), share, model.epochs, model.held_out_loss);
+  }
+  if (!evaluation_text.empty()) {
+    text += "\n" + evaluation_text;
+  }
+  text += fmt::format("  state     {}\n  run       {}\n", state_sha256, run);
+  return text;
+}
+
+}  // namespace plimsoll

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What comes before any run: torch made repeatable, the limit found, the arena attached.
+//
+// Threads: the thread that trains, with no torch operator running.
+// Memory:  the governor's; libraries that a first operator loads are counted in its baseline.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+
+#include "plimsoll/governor.h"
+#include "plimsoll/result.h"
+#include "recipes/run_folder.h"
+
+namespace plimsoll {
+
+struct SettleOptions {
+  std::string memory_limit{};
+  std::string disk_limit{};
+  std::int64_t foreign_bytes{0};
+  std::int64_t compute_threads{1};
+  std::filesystem::path directory{};  ///< Whose disk the run fills.
+  /// What this process began with where it has planned before: what came on top (code, kernels'
+  /// scratch) is in the new baseline, and not set aside a second time.
+  std::optional<std::int64_t> baseline_bytes{};
+};
+
+/// Settles torch first, then the limit, and attaches the arena: from now on tensors are leased.
+/// Errors: kInvalidArgument (MKL_CBWR unset); those of Governor::create().
+Result<Governor> settle(const SettleOptions& options);
+
+/// What decides a run's bits: `options` that do, libraries, processor, data.
+RunIdentity make_identity(std::span<const std::pair<std::string, std::string>> options,
+                          const std::string& data_fingerprint);
+
+}  // namespace plimsoll

@@ -1,0 +1,396 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The recipe can-kd: what each option does, what changes bits and what does not (K8, K9, K13, K18),
+and what a run leaves behind. Traffic is made here: a bus of periodic messages, and floods on it."""
+import json
+import os
+import pathlib
+import random
+import shutil
+import signal
+import struct
+import subprocess
+import time
+
+import pytest
+
+from tests.support.can_traffic import write_traffic
+
+from test_cli import assert_refused, call, trains  # noqa: F401  Fixtures.
+
+WINDOW = 20
+TASKS = ["vgae", "gat_curriculum", "gat_normal", "fusion"]
+SMALL = ["--preset", "small", "--max-epochs", "2", "--batch-size", "64", "--fusion-episodes", "20",
+         "--min-steps-per-epoch", "2", "--compute-threads", "2", "--quiet", "--json"]
+
+
+@pytest.fixture(scope="session")
+def traffic(tmp_path_factory, program):
+    """A graph set of about 500 windows; the test file is of a known vehicle and attack."""
+    bus = tmp_path_factory.mktemp("bus")
+    for name, seed, windows, block in [("train_01_attack_free__a.csv", 1, 160, 0),
+                                       ("train_02_with_attacks__flood.csv", 2, 200, 5 * WINDOW),
+                                       ("test_01_known_vehicle_known_attack__flood.csv", 3, 120,
+                                        5 * WINDOW)]:
+        write_traffic(bus / name, seed, windows * WINDOW + 1, block)
+    out = bus / "set"
+    subprocess.run([program, "import", "can", str(bus), "--out", str(out), "--window", str(WINDOW),
+                    "--stride", str(WINDOW)], check=True, capture_output=True)
+    return out
+
+
+@pytest.fixture
+def train(trains, call, traffic, tmp_path):
+    """Trains into tmp_path/NAME and returns the summary; options come last."""
+    def run(name, *options, data=traffic, limit="1GiB"):
+        done = call("train", "can-kd", "--data", data, "--out", tmp_path / name, "--memory-limit", limit,
+                    *SMALL, *options)
+        assert done.status == 0, done.err
+        return json.loads(done.out.splitlines()[-1])
+    return run
+
+
+def events(run, name):
+    lines = (run / "events.jsonl").read_text().splitlines()
+    return [e for e in map(json.loads, lines) if e["event"] == name]
+
+
+def tensor_names(path):
+    with open(path, "rb") as file:
+        size = struct.unpack("<Q", file.read(8))[0]
+        return sorted(k for k in json.loads(file.read(size)) if k != "__metadata__")
+
+
+def test_one_command_trains_both_and_the_student_finds_the_known_attack(train, tmp_path):
+    summary = train("run", "--max-epochs", "12", "--fusion-episodes", "200")
+    assert summary["status"] == "finished"
+    assert list(summary["models"]) == [f"{role}_{task}" for role in ("teacher", "student")
+                                       for task in TASKS]
+    for role in ("teacher", "student"):
+        for name in ("gat_curriculum", "gat_normal", "fusion"):
+            found = summary["evaluation"][role][name]["test"]
+            assert found["kinds"]["known vehicle, known attack"]["f1"] >= 0.95, (role, name)
+            assert found["all"]["graphs"] == 120
+    run = tmp_path / "run"
+    assert json.loads((run / "evaluation.json").read_text()) == summary["evaluation"]
+    for plot in ("roc", "precision_recall", "confusion_student_fusion",
+                 "difficulty_student_gat_curriculum"):
+        assert (run / "plots" / f"{plot}.svg").read_text().startswith("<"), plot
+    assert not any((run / "cache").iterdir())
+
+
+def test_k18_the_student_has_a_few_per_cent_of_the_teachers_parameters(train, tmp_path, call):
+    summary = train("run", "--max-epochs", "1", "--stage", "normal")
+    models = summary["models"]
+    assert models["student_gat_normal"]["parameters"] * 10 <= models["teacher_gat_normal"]["parameters"]
+    counts = {e["task"]: e["parameters"] for e in events(tmp_path / "run", "task")}
+    assert counts == {name: one["parameters"] for name, one in models.items()}
+
+
+def test_a_stage_at_a_time_ends_in_the_bits_of_all_at_once(train, tmp_path):
+    whole = train("whole")
+    for role in ("teacher", "student"):
+        for stage in ("autoencoder", "curriculum", "normal", "fusion"):
+            last = train("parts", "--stage", stage, "--model-size", role)
+    parts = train("parts", "--stage", "evaluation")
+    assert last["state_sha256"] == whole["state_sha256"] == parts["state_sha256"]
+    assert parts["evaluation"] == whole["evaluation"]
+
+
+def test_k8_k9_a_teacher_resident_released_or_cached_teaches_the_same_bits(train, tmp_path):
+    states = {}
+    for cached in ("true", "false"):
+        for released in ("true", "false"):
+            name = f"c{cached}r{released}"
+            states[name] = train(name, "--stage", "autoencoder", "--use-teacher-cache", cached,
+                                 "--offload-teacher-to-cpu", released)["state_sha256"]
+            [told] = [e for e in events(tmp_path / name, "teacher")]
+            steps = [e for e in events(tmp_path / name, "step") if e["task"] == "student_vgae"]
+            assert told["asked"] == sum(e["graphs"] for e in steps)
+            # Of two epochs the second is answered from the file; weights are read once, or a step.
+            assert told["cached"] == (told["asked"] // 2 if cached == "true" else 0)
+            asked = len(steps) // (2 if cached == "true" else 1)
+            assert told["loads"] == (asked if released == "true" else 1)
+            assert (told["weight_bytes"] == 0) == (released == "true")  # Between two steps.
+    assert len(set(states.values())) == 1, states
+
+
+def test_k8_no_checkpoint_and_no_student_holds_the_teacher(train, tmp_path):
+    train("run", "--stage", "autoencoder", "--model-size", "teacher")
+    train("run", "--stage", "autoencoder", "--model-size", "student", "--checkpoint-every-n-steps",
+          "1", "--keep-checkpoints", "100")
+    teacher = tensor_names(tmp_path / "run/models/teacher_vgae.safetensors")
+    student = tensor_names(tmp_path / "run/models/student_vgae.safetensors")
+    assert teacher == student  # The same architecture; smaller.
+    size = (tmp_path / "run/models/teacher_vgae.safetensors").stat().st_size
+    folders = sorted((tmp_path / "run/checkpoints").glob("step-*"))
+    assert len(folders) > 4
+    for folder in folders:
+        names = tensor_names(folder / "tensors.safetensors")
+        assert not [name for name in names if "teacher" in name]
+        state = json.loads((folder / "state.json").read_text())
+        if state["texts"]["task"] == "student_vgae":
+            assert (folder / "tensors.safetensors").stat().st_size < size
+
+
+def test_clearing_the_cache_every_n_steps_is_counted_and_changes_nothing(train, tmp_path):
+    often = train("often", "--stage", "normal", "--clear-cache-every-n", "2")
+    never = train("never", "--stage", "normal", "--clear-cache-every-n", "0")
+    assert often["state_sha256"] == never["state_sha256"]
+    [told] = events(tmp_path / "often", "teacher")
+    steps = [e for e in events(tmp_path / "often", "step") if e["task"] == "student_gat_normal"]
+    assert told["cleared"] >= len(steps) // 2 > 0
+    assert events(tmp_path / "never", "teacher")[0]["cleared"] == 0
+
+
+def test_k13_the_curriculum_takes_new_graphs_each_epoch_as_the_schedule_says(train, tmp_path):
+    train("run", "--max-epochs", "4", "--model-size", "teacher", "--stage", "autoencoder")
+    train("run", "--max-epochs", "4", "--model-size", "teacher", "--stage", "curriculum",
+          "--curriculum-start-ratio", "0.5", "--curriculum-end-ratio", "2", "--seed", "42")
+    told = events(tmp_path / "run", "epoch")[-4:]
+    attacks = told[0]["curriculum/attacks"]
+    assert [e["curriculum/attacks"] for e in told] == [attacks] * 4
+    assert [e["curriculum/normals"] for e in told] == [round(attacks * r) for r in (0.5, 1, 1.5, 2)]
+    assert told[0]["curriculum/threshold"] <= told[-1]["curriculum/threshold"]
+
+
+def test_scores_and_bits_do_not_depend_on_the_scoring_chunk(train):
+    small = train("small", "--model-size", "teacher", "--scoring-chunk", "7")
+    large = train("large", "--model-size", "teacher", "--scoring-chunk", "500")
+    assert small["state_sha256"] == large["state_sha256"]
+    assert small["evaluation"] == large["evaluation"]
+
+
+def test_the_limit_and_what_is_cached_change_no_bit(train):
+    runs = [train("wide", "--stage", "normal", limit="2GiB"),
+            train("narrow", "--stage", "normal", "--cache-bytes", "0", limit="700MiB"),
+            train("again", "--stage", "normal", "--checkpoint-every-n-steps", "1",
+                  "--cleanup-every-n-steps", "1")]
+    assert len({run["state_sha256"] for run in runs}) == 1
+
+
+IDENTITY = [  # (stage, options that must change the bits)
+    ("normal", ["--seed", "7"]), ("normal", ["--gat-lr", "0.01"]),
+    ("normal", ["--weight-decay", "0.1"]), ("normal", ["--gradient-clip", "0.01"]),
+    ("normal", ["--batch-size", "32"]), ("normal", ["--batch-nodes", "300"]),
+    ("normal", ["--batch-edges", "300"]), ("normal", ["--min-steps-per-epoch", "9"]),
+    ("normal", ["--accumulate-grad-batches", "2"]), ("normal", ["--gat-dropout", "0.5"]),
+    ("normal", ["--gat-jk", "lstm"]), ("normal", ["--precision", "16-mixed"]),
+    ("normal", ["--max-epochs", "3"]), ("normal", ["--teacher-gat-hidden", "20"]),
+    ("normal", ["--teacher-gat-layers", "2"]), ("normal", ["--teacher-gat-heads", "2"]),
+    ("normal", ["--teacher-gat-embedding-dim", "3"]), ("normal", ["--teacher-gat-fc-layers", "1"]),
+    ("normal", ["--use-scheduler", "true", "--scheduler-type", "step", "--scheduler-step-size", "1"]),
+    ("normal", ["--use-scheduler", "true", "--scheduler-type", "exponential"]),
+    ("normal", ["--use-scheduler", "true", "--scheduler-t-max", "2"]),
+    ("autoencoder", ["--vgae-lr", "0.01"]), ("autoencoder", ["--vgae-dropout", "0.5"]),
+    ("autoencoder", ["--teacher-vgae-hidden-dims", "40,16"]),
+    ("autoencoder", ["--teacher-vgae-heads", "1"]),
+    ("autoencoder", ["--teacher-vgae-embedding-dim", "5"]),
+]
+
+
+@pytest.fixture(scope="session")
+def plain(traffic, program, tmp_path_factory):
+    """state_sha256 of one untouched run of a stage."""
+    known = {}
+
+    def state(stage, *options, role="teacher"):
+        key = (stage, role, options)
+        if key not in known:
+            out = tmp_path_factory.mktemp("plain") / "run"
+            done = subprocess.run([program, "train", "can-kd", "--data", str(traffic), "--out",
+                                   str(out), "--memory-limit", "1GiB", *SMALL, "--stage", stage,
+                                   "--model-size", role, *options],
+                                  text=True, capture_output=True, check=False)
+            assert done.returncode == 0, done.stderr
+            known[key] = json.loads(done.stdout.splitlines()[-1])["state_sha256"]
+        return known[key]
+    return state
+
+
+@pytest.mark.parametrize("stage, options", IDENTITY, ids=lambda v: v if isinstance(v, str) else v[-2])
+def test_an_option_that_decides_the_bits_changes_them(trains, plain, stage, options):
+    assert plain(stage, *options) != plain(stage)
+
+
+def test_checkpointing_layers_changes_no_bit(trains, plain):
+    for stage in ("normal", "autoencoder"):
+        assert plain(stage, "--gradient-checkpointing", "false") == plain(stage)
+
+
+DISTILLED = [("normal", ["--kd-alpha", "0.2"]), ("normal", ["--kd-temperature", "1"]),
+             ("normal", ["--use-kd", "false"]),
+             ("autoencoder", ["--kd-vgae-latent-weight", "0.1"]),
+             ("autoencoder", ["--kd-vgae-recon-weight", "0.1"])]
+
+
+@pytest.mark.parametrize("stage, options", DISTILLED, ids=lambda v: v if isinstance(v, str) else v[-2])
+def test_an_option_of_distillation_changes_the_student(trains, plain, stage, options):
+    assert plain(stage, *options, role="both") != plain(stage, role="both")
+
+
+def test_a_teacher_of_another_run_may_be_named(train, tmp_path):
+    first = train("first", "--stage", "normal", "--model-size", "teacher")
+    both = train("both", "--stage", "normal")
+    for path in ("first", "first/models", "first/models/teacher_gat_normal.safetensors"):
+        name = "by_" + str(len(path))
+        train(name, "--stage", "normal", "--model-size", "student", "--teacher-path", tmp_path / path)
+        assert (tmp_path / name / "models/student_gat_normal.safetensors").read_bytes() == \
+            (tmp_path / "both/models/student_gat_normal.safetensors").read_bytes()
+    assert first["state_sha256"] != both["state_sha256"]
+
+
+def test_difficulty_may_come_from_the_classifier_itself(train, tmp_path):
+    run = lambda name, *more: train(name, "--stage", "curriculum", "--model-size", "teacher",  # noqa: E731
+                                    "--max-epochs", "4", "--use-vgae-mining", "false", *more)
+    often, once = run("often", "--difficulty-cache-update", "1"), \
+        run("once", "--difficulty-cache-update", "0")
+    assert often["state_sha256"] != once["state_sha256"]
+    thresholds = [e["curriculum/threshold"] for e in events(tmp_path / "often", "epoch")]
+    assert len(set(thresholds)) == 4
+
+
+def test_patience_ends_a_stage_and_the_best_epoch_is_kept(train, tmp_path):
+    run = lambda name, *more: train(name, "--stage", "normal", "--model-size", "teacher",  # noqa: E731
+                                    "--max-epochs", "30", "--gat-lr", "0.5", *more)
+    patient = run("patient", "--patience", "2")
+    told = events(tmp_path / "patient", "epoch")
+    assert patient["models"]["teacher_gat_normal"]["epochs"] == len(told) < 30
+    best = min(told, key=lambda e: e["held_out_loss"])
+    assert len(told) - 1 - best["epoch"] == 2
+    assert patient["models"]["teacher_gat_normal"]["held_out_loss"] == best["held_out_loss"]
+    last = run("last", "--patience", "2", "--save-top-k", "0")
+    assert (tmp_path / "last/models/teacher_gat_normal.safetensors").read_bytes() != \
+        (tmp_path / "patient/models/teacher_gat_normal.safetensors").read_bytes()
+    assert last["models"]["teacher_gat_normal"]["epochs"] == len(told)
+
+
+FUSION = [["--fusion-lr", "0.01"], ["--fusion-hidden", "32"], ["--fusion-batch", "64"],
+          ["--fusion-replay", "150"], ["--fusion-gamma", "0.5"], ["--fusion-epsilon", "0.9"],
+          ["--fusion-epsilon-decay", "0.5"], ["--fusion-epsilon-min", "0.2"],
+          ["--fusion-episodes", "21"], ["--fusion-gat", "normal"],
+          ["--fusion-gamma", "0.5", "--fusion-target-update", "3"]]
+
+
+def test_every_option_of_fusion_changes_it(train, tmp_path):
+    for stage in ("autoencoder", "curriculum", "normal"):
+        train("base", "--stage", stage, "--model-size", "teacher")
+    seen = {}
+    for options in [[], *FUSION]:
+        name = "_".join(options) or "plain"
+        # Another fusion of the same models: everything else of the run is as it was.
+        shutil.copytree(tmp_path / "base", tmp_path / name)
+        (tmp_path / name / "identity.json").unlink()
+        train(name, "--stage", "fusion", "--model-size", "teacher", *options)
+        seen[name] = (tmp_path / name / "models/teacher_fusion.safetensors").read_bytes()
+    assert len(set(seen.values())) == len(seen), seen.keys()
+
+
+def test_what_a_stage_lacks_is_named_before_anything_is_trained(trains, call, traffic, tmp_path):
+    base = ["train", "can-kd", "--data", traffic, "--out", tmp_path / "run", "--memory-limit", "1GiB",
+            *SMALL]
+    assert_refused(call(*base, "--stage", "fusion", "--model-size", "teacher"), 1,
+                   "teacher_fusion needs teacher_vgae", "--stage autoencoder --model-size teacher")
+    assert_refused(call(*base, "--stage", "normal", "--model-size", "student"), 1,
+                   "student_gat_normal needs teacher_gat_normal", "--teacher-path", "--use-kd false")
+    assert_refused(call(*base, "--stage", "normal", "--model-size", "student", "--teacher-path",
+                        tmp_path), 1, "teacher_path", "teacher_gat_normal.safetensors")
+    assert not (tmp_path / "run").exists()
+
+
+def test_another_seed_does_not_go_on_with_a_run(train, call, traffic, tmp_path):
+    train("run", "--stage", "normal", "--model-size", "teacher")
+    done = call("train", "can-kd", "--data", traffic, "--out", tmp_path / "run", "--memory-limit",
+                "1GiB", *SMALL, "--stage", "autoencoder", "--seed", "9")
+    assert_refused(done, 1, "seed", "42", "9")
+
+
+def test_a_limit_that_is_too_small_is_refused_with_one_that_does(trains, call, traffic, tmp_path):
+    base = ["train", "can-kd", "--data", traffic, "--out", tmp_path / "run", *SMALL, "--stage",
+            "normal", "--model-size", "teacher", "--teacher-gat-hidden", "64", "--batch-size", "4096"]
+    done = call(*base, "--memory-limit", "300MiB")
+    assert_refused(done, 1, "a limit of", "would do")
+    named = int(done.err.split("a limit of ")[-1].split(" MiB")[0])
+    assert not (tmp_path / "run").exists()
+    done = call(*base, "--memory-limit", f"{named}MiB")
+    assert done.status == 0, done.err
+
+
+def test_eval_says_what_training_said(train, call, tmp_path):
+    summary = train("run", "--model-size", "teacher")
+    done = call("eval", tmp_path / "run")
+    assert done.status == 0, done.err
+    assert json.loads(done.out.splitlines()[-1]) == summary["evaluation"]
+
+
+def test_memory_metrics_of_each_epoch_are_written(train, tmp_path):
+    train("run", "--stage", "normal", "--model-size", "teacher", "--log-every-n-steps", "1")
+    written = b"".join(p.read_bytes() for p in (tmp_path / "run/metrics").iterdir())
+    for tag in (b"memory/resident_bytes", b"memory/leased/tensor", b"teacher_gat_normal/loss",
+                b"teacher_gat_normal/held_out_loss", b"teacher_gat_normal/graphs"):
+        assert tag in written, tag
+    assert b"test/f1" not in written
+    train("often", "--stage", "normal", "--model-size", "teacher", "--test-every-n-epochs", "1",
+          "--mlflow", tmp_path / "mlflow")
+    assert all("test/f1" in e for e in events(tmp_path / "often", "epoch"))
+    assert list((tmp_path / "mlflow").rglob("memory/resident_bytes"))
+
+
+def steps_done(run: pathlib.Path) -> int:
+    try:
+        lines = (run / "events.jsonl").read_bytes().splitlines()
+    except OSError:
+        return 0
+    return sum(b'"event":"step"' in line for line in lines)
+
+
+def kill_and_resume(program, traffic, run, reference, kills, seed):
+    """Kills a run after random numbers of steps, resumes it, and returns its last summary."""
+    dice = random.Random(seed)
+    total = steps_done(reference)
+    command = [program, "train", "can-kd", "--data", str(traffic), "--out", str(run),
+               "--memory-limit", "1GiB", *SMALL, "--checkpoint-every-n-steps", "3"]
+    resume = [program, "resume", str(run), "--quiet", "--json"]
+    marks = sorted(dice.sample(range(1, total - 1), kills))
+    killed = 0
+    for mark in marks:
+        child = subprocess.Popen(resume if (run / "checkpoints/manifest.json").exists() else command,
+                                 stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        while child.poll() is None and steps_done(run) < mark:
+            time.sleep(0.003)
+        if child.poll() is None:
+            child.send_signal(signal.SIGKILL)
+            killed += 1
+        child.wait()
+        if killed and not (run / "checkpoints/manifest.json").exists():
+            shutil.rmtree(run)  # Before its first commit there is nothing to resume.
+    done = subprocess.run(resume, text=True, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1]), killed
+
+
+@pytest.mark.parametrize("kills", [3, pytest.param(22, marks=pytest.mark.slow)])
+def test_killed_at_any_step_a_run_ends_in_the_same_bits(train, program, traffic, tmp_path, kills):
+    seed = int(os.environ.get("PLIMSOLL_SEED", "5"))
+    whole = train("whole")
+    last, killed = kill_and_resume(program, traffic, tmp_path / "run", tmp_path / "whole", kills, seed)
+    assert killed >= kills * 2 // 3, (seed, killed)
+    assert last["state_sha256"] == whole["state_sha256"], seed
+    assert last["evaluation"] == whole["evaluation"], seed
+
+
+def test_sigint_leaves_a_checkpoint_to_go_on_from(train, program, traffic, tmp_path, call):
+    whole = train("whole", "--stage", "normal", "--max-epochs", "6")
+    run = tmp_path / "run"
+    child = subprocess.Popen([program, "train", "can-kd", "--data", str(traffic), "--out", str(run),
+                              "--memory-limit", "1GiB", *SMALL, "--stage", "normal", "--max-epochs",
+                              "6"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    while child.poll() is None and steps_done(run) < 3:
+        time.sleep(0.003)
+    child.send_signal(signal.SIGINT)
+    out, err = child.communicate(timeout=60)
+    assert child.returncode == 0, err
+    told = json.loads(out.splitlines()[-1])
+    assert told["status"] == "stopped" and told["stop_reason"] == "SIGINT"
+    done = call("resume", run, "--quiet", "--json")
+    assert done.status == 0, done.err
+    assert json.loads(done.out.splitlines()[-1])["state_sha256"] == whole["state_sha256"]
