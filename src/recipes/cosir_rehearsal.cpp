@@ -48,6 +48,12 @@ Error refused(const Governor& governor, std::int64_t needed, const std::string& 
   return error;
 }
 
+// The refusal of something whose need is not known, only that it is above what is left: names a
+// limit that leaves twice as much.
+Error refused_anew(const Governor& governor, const std::string& what) {
+  return refused(governor, with_margin(2 * left_for_tensors(governor.state())) + kLeastStep, what);
+}
+
 }  // namespace
 
 Result<void> without_refusal(const std::function<Result<void>()>& work) {
@@ -63,10 +69,6 @@ Result<std::int64_t> measure_peak(const std::function<Result<void>()>& work) {
 
 std::int64_t with_margin(std::int64_t peak_bytes) noexcept {
   return peak_bytes + peak_bytes / 16;
-}
-
-Error refused_anew(const Governor& governor, const std::string& what) {
-  return refused(governor, with_margin(2 * left_for_tensors(governor.state())) + kLeastStep, what);
 }
 
 Result<std::int64_t> rehearse_step(const Governor& governor, std::int64_t rows, double pair_bytes,
