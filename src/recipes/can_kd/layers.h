@@ -53,7 +53,7 @@ struct BatchNorm {
 at::Tensor relu_dropout(const at::Tensor& x, double dropout, const Mode& mode, std::uint64_t place);
 
 /// 1 / (1 + e^−x). Keeps the result.
-at::Tensor sigmoid(const at::Tensor& x);
+at::Tensor logistic(const at::Tensor& x);
 
 /// mean + noise·e^(log_variance/2), noise normal; mean itself when not training.
 at::Tensor sample_normal(const at::Tensor& mean, const at::Tensor& log_variance, const Mode& mode,
