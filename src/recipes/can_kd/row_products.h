@@ -16,10 +16,9 @@
 
 namespace plimsoll::can_kd {
 
-/// y = x Wᵀ + b, every row by itself: each element is the sum over k in order, for any number of
-/// rows and threads. Why not torch's product: its bits depend on the number of threads where a
-/// matrix is narrow, and on the rows beside; and on the machines at hand it is no faster. Shape: x
-/// [rows, in]; weight [out, in], or [in, out] when `turned`; bias [out] or null; y [rows, out].
+/// y = x Wᵀ + b: each element is the sum over k in order.
+/// Shape: x [rows, in]; weight [out, in], or [in, out] when `turned`; bias [out] or null;
+///        y [rows, out].
 struct RowProduct {
   std::int64_t rows{0};
   std::int64_t in{0};
