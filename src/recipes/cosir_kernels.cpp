@@ -9,40 +9,14 @@
 #include <ATen/Parallel.h>
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <cstring>
 #include <limits>
 
-#include "recipes/cosir_lanes.h"
+#include "recipes/lanes.h"
 
 namespace plimsoll::cosir {
 namespace {
-
-// exp for x <= 88, and exactly 0 below −87.3 (so −∞ gives 0). Relative error below 2e-7.
-// Source: range reduction by ln 2 in two parts (Cody and Waite, 1980) and a Taylor polynomial.
-PLIMSOLL_INLINE void exp_lanes(Lanes& x) {
-  const auto too_small = x < -87.3F;
-  const Lanes inside = too_small ? Lanes{} - 87.3F : x;
-  const Lanes shifted =
-      inside * 1.44269504F + 12582912.0F;  // Rounds to an integer in the low bits.
-  const Lanes n = shifted - 12582912.0F;
-  const Lanes r = (inside - n * 0.693359375F) + n * 2.12194440e-4F;
-  Lanes p = r * 1.98412698e-4F + 1.38888889e-3F;
-  p = p * r + 8.33333333e-3F;
-  p = p * r + 4.16666667e-2F;
-  p = p * r + 1.66666667e-1F;
-  p = p * r + 0.5F;
-  p = p * r + 1.0F;
-  p = p * r + 1.0F;
-  IntLanes exponent;
-  std::memcpy(&exponent, &shifted, sizeof(exponent));
-  IntLanes bits;
-  std::memcpy(&bits, &p, sizeof(bits));
-  bits += (exponent - std::bit_cast<std::int32_t>(12582912.0F)) << 23;
-  std::memcpy(&p, &bits, sizeof(p));
-  x = too_small ? Lanes{} : p;
-}
 
 // Floats touched below which waking another thread costs more than it saves.
 constexpr std::int64_t kGrainFloats = 32'768;

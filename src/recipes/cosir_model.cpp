@@ -6,7 +6,6 @@
 #include "recipes/cosir_model.h"
 
 #include <ATen/ops/addmm.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/layer_norm.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/ones.h>
@@ -118,29 +117,6 @@ void add_branch(std::vector<NamedTensor>& list, const std::string& name, const B
 
 std::uint64_t seed_for(std::uint64_t seed, Purpose purpose) noexcept {
   return mix64(seed ^ mix64(static_cast<std::uint64_t>(purpose)));
-}
-
-at::Tensor random_uniform(at::IntArrayRef shape, double width, std::uint64_t seed,
-                          std::uint64_t stream) {
-  auto x = at::empty(shape, at::kFloat);
-  auto* values = x.data_ptr<float>();
-  for (std::int64_t n = 0; n < x.numel(); ++n) {
-    const auto word = philox(seed, stream, static_cast<std::uint64_t>(n / 4))[n % 4];
-    values[n] = static_cast<float>(width) * (2.0F * uniform01(word) - 1.0F);
-  }
-  return x;
-}
-
-at::Tensor random_normal(at::IntArrayRef shape, double width, std::uint64_t seed,
-                         std::uint64_t stream) {
-  auto x = at::empty(shape, at::kFloat);
-  auto* values = x.data_ptr<float>();
-  for (std::int64_t n = 0; n < x.numel(); ++n) {
-    const auto words = philox(seed, stream, static_cast<std::uint64_t>(n / 4));
-    const auto pair = n % 4 < 2 ? normal2(words[0], words[1]) : normal2(words[2], words[3]);
-    values[n] = static_cast<float>(width) * pair[n % 2];
-  }
-  return x;
 }
 
 Result<ModelShape> resolve_shape(const CosirConfig& config, std::int64_t image_dim,

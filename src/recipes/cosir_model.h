@@ -17,6 +17,7 @@
 #include "recipes/checkpoint.h"
 #include "recipes/cosir_config.h"
 #include "recipes/cosir_functions.h"
+#include "recipes/random_tensors.h"
 
 namespace plimsoll::cosir {
 
@@ -72,12 +73,6 @@ at::Tensor project_text(const Model& model, const at::Tensor& text);
 
 /// The whole combiner. Shape: text [B, dim] (projected), conditions [B, label_dim].
 Combined modulate(const Model& model, const at::Tensor& text, const at::Tensor& conditions);
-
-/// A tensor of philox values: uniform within ±width, or normal times width. Not requiring grad.
-at::Tensor random_uniform(at::IntArrayRef shape, double width, std::uint64_t seed,
-                          std::uint64_t stream);
-at::Tensor random_normal(at::IntArrayRef shape, double width, std::uint64_t seed,
-                         std::uint64_t stream);
 
 /// Seeds for the different uses of one run's seed; no two share a random number.
 enum class Purpose : std::uint64_t { kModel = 1, kRows, kOrder, kSplit, kClassifier, kNoise };

@@ -24,7 +24,7 @@
 
 #include "base/check.h"
 #include "recipes/cosir_kernels.h"
-#include "recipes/cosir_lanes.h"
+#include "recipes/lanes.h"
 
 namespace plimsoll::cosir {
 namespace {

@@ -7,7 +7,7 @@
 // node, so a graph's part is the same in any batch. Parallel edges count as often as they are
 // there. Reading order: graph_tensors.h, this file, gat_conv.h.
 //
-// Threads: a value; const use from many threads.
+// Threads: a value; const use from many threads. It must outlive the backward pass of what used it.
 // Memory:  about 12 bytes an edge and 21 a node, counted by bytes().
 #pragma once
 

@@ -12,8 +12,8 @@
 // 2018). Reading order: gat_conv.h, this file, layers.h.
 //
 // Threads: as torch operators; const use from many threads.
-// Memory:  the parameters; autograd keeps see gat_conv.h per layer, or [nodes, hidden·heads] with
-//          checkpointing.
+// Memory:  the parameters; for backward, per layer what gat_conv.h says and a result, or with
+//          checkpointing the result alone.
 #pragma once
 
 #include <cstdint>

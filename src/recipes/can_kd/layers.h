@@ -2,11 +2,11 @@
 //
 // Layers of these models that are not graph attention: same bits for any number of threads.
 //
-// Torch's own operators are used where their bits depend on neither threads nor a row's place
-// (products of matrices under MKL_CBWR); the rest are functions over row_kernels.h, each keeping
-// for backward no more than a tensor that lives anyway, or one of its size. `place` is where in the
-// model a mask is used; two masks of one step have two places. Reading order: mode.h, this file,
-// row_kernels.h.
+// Where the bits of torch's operators depend on the number of threads or on a row's place (products
+// of narrow matrices, sums, exponentials of the last lanes) there are functions over row_kernels.h
+// and row_products.h, keeping for backward no more than a tensor that lives anyway, or one of its
+// size. `place` is where in the model a mask is used; two masks of one step have two places.
+// Reading order: mode.h, this file, row_kernels.h, row_products.h.
 //
 // Threads: as torch operators.   Memory: parameters; what autograd keeps is said at each.
 #pragma once
@@ -53,7 +53,7 @@ struct BatchNorm {
 at::Tensor relu_dropout(const at::Tensor& x, double dropout, const Mode& mode, std::uint64_t place);
 
 /// 1 / (1 + e^−x). Keeps the result.
-at::Tensor sigmoid(const at::Tensor& x);
+at::Tensor logistic(const at::Tensor& x);
 
 /// mean + noise·e^(log_variance/2), noise normal; mean itself when not training.
 at::Tensor sample_normal(const at::Tensor& mean, const at::Tensor& log_variance, const Mode& mode,

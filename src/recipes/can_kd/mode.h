@@ -2,6 +2,9 @@
 //
 // Mode: how a model is run this time.
 //
+// Outside training the bits of what is said of a graph depend on no other graph of the batch, on no
+// place in it and on no number of threads: every layer works row by row or graph by graph.
+//
 // Threads: a value.   Memory: 24 bytes.
 #pragma once
 
@@ -14,9 +17,6 @@ struct Mode {
   /// Seed of this step's dropout and sampling. Every mask is a function of it, of the place in the
   /// model and of the element, so running a step again gives the same masks.
   std::uint64_t noise{0};
-  /// Inference whose bits for a graph depend on no other graph of the batch, nor on its place
-  /// there.
-  bool row_stable{false};
   bool checkpointing{false};  ///< Layers keep their inputs alone; the rest is computed again.
   bool bf16{false};           ///< Products of matrices take bfloat16, sum and give float32.
 };

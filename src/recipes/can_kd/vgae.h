@@ -15,7 +15,7 @@
 //
 // Threads: as torch operators; const use from many threads, except forward() in training, which
 //          moves the running statistics.
-// Memory:  the parameters; autograd keeps see gat_conv.h and layers.h per layer.
+// Memory:  the parameters; for backward, per layer what gat_conv.h and layers.h say.
 #pragma once
 
 #include <cstdint>
@@ -93,7 +93,7 @@ VgaeLoss vgae_loss(const VgaeOutput& output, const GraphTensors& graphs,
                    const Adjacency& adjacency);
 
 /// [G] float32: mean square plus 0.1 mean cross entropy of each graph's nodes; how difficult and
-/// how anomalous it is. No gradient. Row-stable when the pass was.
+/// how anomalous it is. No gradient. A graph's bits are its own.
 at::Tensor graph_errors(const VgaeOutput& output, const GraphTensors& graphs,
                         const Adjacency& adjacency);
 
