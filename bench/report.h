@@ -3,7 +3,8 @@
 // What every benchmark program does alike: reads its options, finds a scratch folder, ends with one
 // line of JSON for bench/run.
 //
-// Reading order: Arguments, Scratch, Report, run_benchmark; then any program's main().
+// Reading order: Arguments, Scratch, Report, run_benchmark, run_in_scratch; then any program's
+// main().
 //
 // Threads: single-owner.   Memory: none to speak of.
 #pragma once
@@ -95,5 +96,19 @@ struct Report {
 /// Calls `body` with the command line. What it throws is printed and ends the program with 2.
 int run_benchmark(int argc, char** argv, const std::string& name, const std::string& usage,
                   const std::function<int(Arguments&)>& body);
+
+/// The same for a program that reads its settings from the command line and then works in a folder
+/// of its own, removed at the end: run_in_scratch<Settings>(argc, argv, name, usage, settings_of,
+/// run).
+template <class Settings>
+int run_in_scratch(int argc, char** argv, const std::string& name, const std::string& usage,
+                   Settings (*settings_of)(Arguments&),
+                   int (*run)(const Settings&, const std::filesystem::path&, const std::string&)) {
+  return run_benchmark(argc, argv, name, usage, [&](Arguments& words) {
+    const Settings settings = settings_of(words);
+    const Scratch scratch(name);
+    return run(settings, scratch.path(), words.command());
+  });
+}
 
 }  // namespace bench

@@ -256,11 +256,7 @@ Settings settings_of(bench::Arguments& words) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  return bench::run_benchmark(argc, argv, "can_import",
-                              "[--smoke] [--frames N] [--base-frames N] [--probes N]",
-                              [](bench::Arguments& words) {
-                                const Settings settings = settings_of(words);
-                                const bench::Scratch scratch("can_import");
-                                return run(settings, scratch.path(), words.command());
-                              });
+  return bench::run_in_scratch<Settings>(argc, argv, "can_import",
+                                         "[--smoke] [--frames N] [--base-frames N] [--probes N]",
+                                         &settings_of, &run);
 }

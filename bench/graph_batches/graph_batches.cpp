@@ -176,11 +176,7 @@ Settings settings_of(bench::Arguments& words) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  return bench::run_benchmark(argc, argv, "graph_batches",
-                              "[--smoke] [--graphs N] [--batch-graphs N] [--probes N]",
-                              [](bench::Arguments& words) {
-                                const Settings settings = settings_of(words);
-                                const bench::Scratch scratch("graph_batches");
-                                return run(settings, scratch.path(), words.command());
-                              });
+  return bench::run_in_scratch<Settings>(argc, argv, "graph_batches",
+                                         "[--smoke] [--graphs N] [--batch-graphs N] [--probes N]",
+                                         &settings_of, &run);
 }

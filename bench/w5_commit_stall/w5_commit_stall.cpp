@@ -276,11 +276,7 @@ Settings settings_of(bench::Arguments& words) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  return bench::run_benchmark(argc, argv, "w5_commit_stall",
-                              "[--smoke] [--table-mib N] [--dirty-mib N] [--commits N]",
-                              [](bench::Arguments& words) {
-                                const Settings settings = settings_of(words);
-                                const bench::Scratch scratch("w5");
-                                return run(settings, scratch.path(), words.command());
-                              });
+  return bench::run_in_scratch<Settings>(argc, argv, "w5_commit_stall",
+                                         "[--smoke] [--table-mib N] [--dirty-mib N] [--commits N]",
+                                         &settings_of, &run);
 }

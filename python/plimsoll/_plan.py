@@ -104,7 +104,10 @@ class BatchPlan:
         held, parts = self.held, self.parts
         moving = parts["activations"] + parts["temporaries"] + parts["other threads"]
         embeddings = held["embeddings"]
-        mb = lambda value: value / _MIB  # noqa: E731
+
+        def mb(value: int) -> float:
+            return value / _MIB
+
         return MemoryBudget(
             total_gpu_mb=mb(self.limit_bytes), cuda_context_mb=mb(self.baseline_bytes),
             model_params_mb=mb(held["parameters"] + held["buffers"] - embeddings),

@@ -10,10 +10,10 @@ from __future__ import annotations
 import copy
 import mmap
 import os
-import random
-import sys
 import tempfile
 from typing import Any, Iterable
+
+from ._random_states import RandomStates
 
 
 class _Saved:
@@ -37,8 +37,6 @@ class TrainingState:
 
     def __init__(self, modules: Iterable[Any], optimizers: Iterable[Any], others: Iterable[Any],
                  directory: str | os.PathLike[str]) -> None:
-        import torch
-
         self._modules, self._optimizers = list(modules), list(optimizers)
         self._file = tempfile.TemporaryFile(dir=directory)
         self._bytes = 0
@@ -61,12 +59,7 @@ class TrainingState:
         self._states = [self._save_optimizer(optimizer) for optimizer in self._optimizers]
         self._others = [(other, copy.deepcopy(other.state_dict())) for other in others]
         self._file.flush()
-        # As bytes: a tensor kept here would be counted among the step's.
-        self._random = torch.get_rng_state().numpy().tobytes()
-        self._cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
-        self._python = random.getstate()
-        numpy = sys.modules.get("numpy")
-        self._numpy = numpy.random.get_state() if numpy is not None else None
+        self._random = RandomStates()
 
     def put_back(self) -> None:
         """Everything is as it was, bit for bit. May be called more than once."""
@@ -83,12 +76,7 @@ class TrainingState:
                 self._restore_optimizer(optimizer, *saved)
         for other, state in self._others:
             other.load_state_dict(copy.deepcopy(state))
-        torch.set_rng_state(torch.frombuffer(bytearray(self._random), dtype=torch.uint8))
-        if self._cuda is not None:
-            torch.cuda.set_rng_state_all(self._cuda)
-        random.setstate(self._python)
-        if self._numpy is not None:
-            sys.modules["numpy"].random.set_state(self._numpy)
+        self._random.put_back()
 
     def close(self) -> None:
         """Gives the disk back."""

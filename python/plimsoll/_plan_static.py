@@ -63,7 +63,7 @@ def estimate(models: list[Any], optimizers: list[Any], teachers: list[Any], samp
             notes.append(f"teacher {type(one).__name__}: does not take the sample, so its outputs "
                          "are not counted")
     per_row = max(1.0, (high - low) / 8 * _CAUTION)
-    constant = max(0.0, low - 8 * (high - low) / 8) * _CAUTION
+    constant = max(0, low - (high - low)) * _CAUTION
     static = parameters + buffers + states + teacher
     fixed = static + gradients + constant
     rows = int(min(most, (room - fixed) // per_row)) if room > fixed else 0

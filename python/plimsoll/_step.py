@@ -14,13 +14,12 @@ import functools
 import gc
 import json
 import os
-import random
-import sys
 import traceback
 from typing import Any, Callable, Iterable, Iterator
 
 from . import _torch_gate
 from ._memory import Governor
+from ._random_states import RandomStates
 from .errors import BudgetExceeded
 
 _WAYS = ("mean", "sum", "contrastive", None)
@@ -256,12 +255,7 @@ class _Before:
     """Random states and buffers at the beginning of a step."""
 
     def __init__(self, models: list[Any]) -> None:
-        import torch
-
-        self._random = torch.get_rng_state().numpy().tobytes()
-        self._python = random.getstate()
-        numpy = sys.modules.get("numpy")
-        self._numpy = numpy.random.get_state() if numpy is not None else None
+        self._random = RandomStates()
         self._buffers = [(buffer, buffer.clone()) for model in models
                          for buffer in model.buffers()]
 
@@ -271,10 +265,7 @@ class _Before:
         with torch.no_grad():
             for buffer, value in self._buffers:
                 buffer.copy_(value)
-        torch.set_rng_state(torch.frombuffer(bytearray(self._random), dtype=torch.uint8))
-        random.setstate(self._python)
-        if self._numpy is not None:
-            sys.modules["numpy"].random.set_state(self._numpy)
+        self._random.put_back()
 
 
 def unless_refused(work: Callable[[], Any]) -> tuple[Any, str]:

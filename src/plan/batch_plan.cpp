@@ -30,8 +30,6 @@ const char* label_name(PlanLabel label) noexcept {
       return "exact";
     case PlanLabel::kBounded:
       return "bounded";
-    case PlanLabel::kEstimate:
-      return "estimate";
   }
   return "";
 }
@@ -138,11 +136,6 @@ bool StepRegions::predicts(const StepTrace& trace) const {
   const auto regions = answering(trace.size.rows);
   return std::any_of(regions.begin(), regions.end(),
                      [&trace](const Region* region) { return region->model.predicts(trace); });
-}
-
-double StepRegions::seconds(const StepSize& size) const {
-  const auto regions = answering(size.rows);
-  return regions.empty() ? 0.0 : regions.front()->model.seconds(size);
 }
 
 // ---- The planner ----

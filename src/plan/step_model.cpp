@@ -149,9 +149,6 @@ Result<StepModel> StepModel::fit(std::span<const StepTrace> traces) {
   const auto [least, most] = std::minmax_element(traces.begin(), traces.end(), by_rows);
   model.rows_least_ = least->size.rows;
   model.rows_most_ = most->size.rows;
-  const auto span = static_cast<double>(model.rows_most_ - model.rows_least_);
-  const double slope = span > 0 ? std::max(0.0, (most->seconds - least->seconds) / span) : 0.0;
-  model.seconds_ = {most->seconds - slope * static_cast<double>(model.rows_most_), slope};
   for (const StepTrace& trace : traces) {
     model.shape_.static_bytes = std::max(model.shape_.static_bytes, trace.static_bytes);
     model.shape_.other_threads_bytes =
@@ -245,10 +242,6 @@ bool StepModel::predicts(const StepTrace& trace) const {
 bool StepModel::confirmed() const noexcept {
   return std::all_of(formulas_.begin(), formulas_.end(),
                      [](const SizeFormula& f) { return f.confirmed; });
-}
-
-double StepModel::seconds(const StepSize& size) const noexcept {
-  return seconds_[0] + seconds_[1] * static_cast<double>(size.rows);
 }
 
 }  // namespace plimsoll

@@ -5,11 +5,11 @@
 // From traces of the same step at a few sizes. Every block gets the simplest of: a constant, a
 // line, a parabola in the rows; for graphs also a sum in graphs, nodes and edges. Replaying the
 // event list keeps lifetimes, so it sees the peak move from one operator to another, which a line
-// through measured peaks cannot. Source: DESIGN §7; Gao et al., "Estimating GPU Memory Consumption
-// of Deep Learning Models" (2020), section 4, for replaying an allocator over a step's events.
-// Reading order: step_trace.h, this file, batch_plan.h.
+// through measured peaks cannot. Source: DESIGN §7; xMem (arXiv 2510.21048) for the idea of
+// replaying an allocator over a step's events. Reading order: step_trace.h, this file,
+// batch_plan.h.
 //
-// Threads: immutable once made.   Memory: 56 bytes a block and 4 an event.
+// Threads: immutable once made.   Memory: 65 bytes a block and 4 an event, at most 17.3 MiB.
 #pragma once
 
 #include <array>
@@ -66,9 +66,6 @@ class StepModel {
   /// Whether every formula fits one trace more than it needs.
   [[nodiscard]] bool confirmed() const noexcept;
 
-  /// Seconds of a step at a size: the line through the smallest and the largest trace.
-  [[nodiscard]] double seconds(const StepSize& size) const noexcept;
-
   [[nodiscard]] std::int64_t rows_least() const noexcept { return rows_least_; }
   [[nodiscard]] std::int64_t rows_most() const noexcept { return rows_most_; }
 
@@ -82,7 +79,6 @@ class StepModel {
   std::vector<Part> parts_;            // One a block.
   std::int64_t rows_least_{0};
   std::int64_t rows_most_{0};
-  std::array<double, 2> seconds_{};  // Constant, per row.
 };
 
 }  // namespace plimsoll

@@ -7,7 +7,10 @@
 // has a size as asked for and an operator, like every other block.
 // Reading order: trace_ring.h, this file, step_model.h.
 //
-// Threads: values; pure functions.   Memory: 24 bytes a block and 4 an event.
+// Threads: values; pure functions.
+// Memory:  16 bytes a block and 4 an event. A ring has room for 262,144 events, so a trace is 5 MiB
+// at
+//          most; making one takes a hash table of the blocks alive besides.
 #pragma once
 
 #include <cstdint>
@@ -36,6 +39,7 @@ struct StepBlock {
   std::uint32_t op{0};    ///< Index into StepTrace::ops.
   StepPhase born{StepPhase::kForward};
 };
+static_assert(sizeof(StepBlock) == 16);
 
 struct StepTrace {
   StepSize size{};

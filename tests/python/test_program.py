@@ -87,6 +87,8 @@ def test_evaluate_repeats_what_training_found(run):
 
 def test_an_interrupt_checkpoints_and_resume_goes_on(pairs, tmp_path):
     """Ctrl-C while torch is busy; the resumed run ends where an undisturbed one does."""
+    before = signal.getsignal(signal.SIGINT)  # Ignored, where a script runs the tests behind itself.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     many = {**SMALL, "epochs": 20, "eval_every_n_epochs": 0, "checkpoint_every_n_steps": 100_000}
     undisturbed = plimsoll.train("cosir", data=pairs, out=tmp_path / "undisturbed", **many)
     events = tmp_path / "run" / "events.jsonl"
@@ -113,6 +115,7 @@ def test_an_interrupt_checkpoints_and_resume_goes_on(pairs, tmp_path):
     assert resumed["state_sha256"] == undisturbed["state_sha256"]
     with pytest.raises(KeyboardInterrupt):  # The handlers are Python's own again.
         signal.raise_signal(signal.SIGINT)
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.parametrize("options, error, text", [

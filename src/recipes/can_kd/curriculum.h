@@ -3,7 +3,7 @@
 // Which graphs an epoch of the curriculum trains on: every attack, and a sample of normal graphs
 // that grows and hardens with the epochs.
 //
-// Reading order: docs/recipes/can-kd.md, this file, difficulties.h.
+// Reading order: this file, difficulties.h.
 //
 // Threads: pure functions.
 // Memory:  8 bytes a chosen graph, the result; beside it 4 KiB for any number of graphs.

@@ -8,8 +8,8 @@
 // Memory:  a Ranking 8 bytes a graph; a curve 24 bytes a point.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
-#include <optional>
 #include <span>
 #include <vector>
 
@@ -17,7 +17,8 @@ namespace plimsoll::can_kd {
 
 /// One threshold: how many attacks and normal graphs have this score or a higher one.
 struct RankStep {
-  float score{0};
+  std::size_t next{0};  ///< Where the scores below begin.
+  float score{0};       ///< NaN before the first, and of scores that are NaN.
   std::int64_t tp{0};
   std::int64_t fp{0};
 };
@@ -33,9 +34,8 @@ class Ranking {
     return static_cast<std::int64_t>(keys_.size()) - attacks_;
   }
 
-  /// Goes through the distinct scores from the highest: `at` is 0 at first and moved on.
-  /// Empty at the end.
-  [[nodiscard]] std::optional<RankStep> next(std::size_t& at, const RankStep& before) const;
+  /// Moves `step` (RankStep{} before the first) to the next lower score; false when there is none.
+  bool advance(RankStep& step) const noexcept;
 
  private:
   std::vector<std::uint64_t> keys_;  // Upper half: rises as the score falls; lowest bit: attack.

@@ -5,10 +5,10 @@
 // A graph is called an attack when its score is at or above the threshold. Everything is exact with
 // tied scores: what has one score is called as one. A figure that is 0/0 (a precision without
 // alarms, an AUC with one class) is NaN, printed "-" and null in JSON.
-// docs/recipes/can-kd.md defines each figure. Reading order: this file, curves.h, plots.h.
+// docs/recipes/can-kd-scores.md defines each figure. Reading order: this file, curves.h, plots.h.
 //
 // Threads: pure functions.
-// Memory:  8 bytes a graph while the scores are sorted; by files, another 13.
+// Memory:  8 bytes a graph while the scores are sorted; by files, another 5.
 #pragma once
 
 #include <cstdint>
@@ -65,7 +65,7 @@ struct NamedScores {
 [[nodiscard]] std::string score_table(std::span<const NamedScores> rows);
 
 /// What a file's name or folder says it tests: "known vehicle, known attack" and so on, from
-/// "…known_vehicle…unknown_attack…" in any case, with '-' or ' ' for '_'. "" where it says nothing.
+/// "…known_vehicle…unknown_attack…" in any case, with '-' or ' ' for '_'. "" unless it says both.
 [[nodiscard]] std::string test_kind(std::string_view file_name);
 
 struct ScoreReport {
@@ -80,7 +80,7 @@ struct ScoreReport {
 };
 
 /// Scores everything, each kind of file and each file at one threshold.
-/// Requires: files[i] (of scores[i]) is an index into `names`.
+/// Requires: files[i] (of scores[i]) is an index into `names`, the files' names, all different.
 [[nodiscard]] ScoreReport score_by_file(std::span<const float> scores,
                                         std::span<const std::uint8_t> labels,
                                         std::span<const std::int32_t> files,
