@@ -73,6 +73,7 @@ struct RunStatus {
 /// What another process sees of a run; for `plimsoll status`.
 struct RunView {
   RunStatus status{};
+  std::string recipe{};     ///< "cosir", "can-kd"; "" when run.toml cannot be read.
   bool alive{false};        ///< Some process holds the run's lock.
   int pid{0};               ///< Of that process, or of the last one.
   double age_seconds{0.0};  ///< Since status.json was written.

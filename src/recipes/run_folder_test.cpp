@@ -278,6 +278,17 @@ TEST_F(RunFolderTest, StatusIsReadBackByAnotherProcess) {
   const auto after = RunFolder::view(root_).or_throw();
   EXPECT_FALSE(after.alive);
   EXPECT_EQ(after.status.status, "interrupted");
+  EXPECT_EQ(after.recipe, "cosir");
+  EXPECT_NE(after.to_text().find("rows/s"), std::string::npos) << after.to_text();
+  EXPECT_NE(after.to_text().find("  store "), std::string::npos) << after.to_text();
+}
+
+TEST_F(RunFolderTest, ItsStatusSpeaksOfWhatItsRecipeTrainsOn) {
+  { ASSERT_TRUE(create().write_config("recipe = \"can-kd\"\n[can-kd]\n")); }
+  const auto view = RunFolder::view(root_).or_throw();
+  EXPECT_EQ(nlohmann::json::parse(view.to_json())["recipe"], "can-kd");
+  EXPECT_NE(view.to_text().find("graphs/s"), std::string::npos) << view.to_text();
+  EXPECT_EQ(view.to_text().find("  store "), std::string::npos) << view.to_text();
 }
 
 TEST(RunSummaryTest, IsOneLineOfJsonWithTheAgreedKeys) {

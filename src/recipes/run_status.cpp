@@ -17,6 +17,7 @@
 #include "base/check.h"
 #include "os/file.h"
 #include "plimsoll/bytes.h"
+#include "recipes/config.h"
 #include "recipes/progress.h"
 #include "recipes/run_folder.h"
 
@@ -268,6 +269,7 @@ Result<RunView> RunFolder::view(const fs::path& root) {
     return fail(ErrorCode::kNotFound, fmt::format("{}: no run there (no run.toml)", root.string()));
   }
   RunView view;
+  view.recipe = recipe_of_run(root).value_or("");
   view.alive = is_locked(root);
   std::error_code status;
   if (fs::exists(root / "status.json", status)) {
@@ -295,6 +297,7 @@ Result<RunView> RunFolder::view(const fs::path& root) {
 
 std::string RunView::to_json() const {
   auto json = to_document(status);
+  json["recipe"] = recipe;
   json["alive"] = alive;
   json["pid"] = pid;
   json["age_seconds"] = number(age_seconds);
@@ -302,11 +305,13 @@ std::string RunView::to_json() const {
 }
 
 std::string RunView::to_text() const {
+  const bool graphs = recipe == "can-kd";  // It has graphs, and no store of rows.
   std::string text = fmt::format(
-      "{}{}\n  step      {} of {}, epoch {} of {}\n  loss      {:.4f}\n  speed     {} rows/s\n",
+      "{}{}\n  step      {} of {}, epoch {} of {}\n  loss      {:.4f}\n  speed     {} {}/s\n",
       status.status, alive ? fmt::format(" (process {})", pid) : "", format_count(status.step),
       format_count(status.steps_total), std::min(status.epoch + 1, status.epochs), status.epochs,
-      status.loss, format_count(static_cast<std::int64_t>(status.rows_per_second)));
+      status.loss, format_count(static_cast<std::int64_t>(status.rows_per_second)),
+      graphs ? "graphs" : "rows");
   if (alive && status.status == "running") {
     text += fmt::format("  left      {}\n", format_duration(status.seconds_left));
   }
@@ -324,7 +329,7 @@ std::string RunView::to_text() const {
     }
   }
   text += owners.empty() ? "" : fmt::format("            {}\n", owners);
-  text += fmt::format("  store     {:.1f} % hits\n", 100 * status.hit_rate);
+  text += graphs ? "" : fmt::format("  store     {:.1f} % hits\n", 100 * status.hit_rate);
   text += status.checkpoint_step < 0
               ? "  resumable no checkpoint yet\n"
               : fmt::format("  resumable from step {}\n", format_count(status.checkpoint_step));
