@@ -121,8 +121,9 @@ constexpr std::array kFields{
                                        "Normal graphs are drawn from above it, in the first epoch"),
     F::real<&C::difficulty_percentile_end>("difficulty_percentile_end", 0, 100,
                                            "The same in the last"),
-    F::on_off<&C::use_vgae_mining>("use_vgae_mining", kIdentity,
-                                   "The autoencoder scores difficulty; false: all are alike"),
+    F::on_off<&C::use_vgae_mining>(
+        "use_vgae_mining", kIdentity,
+        "Difficulty is the autoencoder's error; false: the classifier's loss"),
     F::whole<&C::difficulty_cache_update>("difficulty_cache_update", kIdentity, 0, 1e6,
                                           "Epochs between scorings; 0: scored once"),
     F::whole<&C::scoring_chunk>("scoring_chunk", kFree, 1, 1 << 20,

@@ -75,9 +75,7 @@ Mode training_mode(const CanKdConfig& config, std::uint64_t noise) noexcept {
 }
 
 Mode answering_mode() noexcept {
-  Mode mode;
-  mode.row_stable = true;
-  return mode;
+  return {};
 }
 
 }  // namespace plimsoll::can_kd

@@ -2,7 +2,7 @@
 //
 // Teacher: what a trained model says of each graph, for a student to learn from.
 //
-// Its answers depend on the graph alone, not on the batch (Mode::row_stable), so they may be
+// Its answers depend on the graph alone, not on the batch (mode.h), so they may be
 // computed where they are asked for, by weights that stay (resident) or that are read for each step
 // and let go (released, K8), or be read back from a file keyed by the graph (cached, K9): the
 // student sees the same bits. Always in evaluation mode, an autoencoder's latent its mean (K15).

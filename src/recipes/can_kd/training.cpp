@@ -158,7 +158,9 @@ double Training::rate_scale() const {
   if (config_.scheduler_type == "exponential") {
     return std::pow(config_.scheduler_gamma, epoch);
   }
-  const double turn = epoch / static_cast<double>(config_.scheduler_t_max);
+  const std::int64_t epochs =
+      config_.scheduler_t_max > 0 ? config_.scheduler_t_max : config_.max_epochs;
+  const double turn = epoch / static_cast<double>(epochs);
   return 0.5 * (1.0 + std::cos(std::numbers::pi * turn));
 }
 
