@@ -82,7 +82,7 @@ TEST_F(LaidOut, ErrorsNameTheFolder) {
   EXPECT_NE(tree.error().to_string().find("nowhere"), std::string::npos);
 }
 
-TEST(ProcessTree, CountsWhatChildrenShareOnce) {
+TEST(ProcessTree, K17CountsWhatChildrenShareOnce) {
   constexpr std::int64_t kShared = 32_MiB;
   void* const memory =
       ::mmap(nullptr, kShared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);

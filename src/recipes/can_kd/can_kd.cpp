@@ -263,6 +263,8 @@ Result<void> Run::plan_tasks() {
                         task.stage != Stage::kFusion && task.stage != Stage::kEvaluation;
     if (taught && config_.teacher_path.empty()) {
       PLIMSOLL_TRY_VOID(require({Role::kTeacher, task.stage}, task));
+    } else if (taught) {
+      PLIMSOLL_TRY(const TeacherOptions found, teacher_of(task, /*rehearsal=*/false));
     }
   }
   return {};
@@ -280,7 +282,7 @@ Result<void> Run::require(const Task& needed, const Task& by) const {
                   by.name(), needed.name(), folder_.root().string(), stage_name(needed.stage),
                   role_name(needed.role)),
       needed.role != by.role ? "or give --teacher-path, or train without a teacher: --use-kd false"
-                             : nullptr);
+                             : "");
 }
 
 Result<TeacherOptions> Run::teacher_of(const Task& task, bool rehearsal) const {
@@ -341,17 +343,18 @@ Result<void> Run::admit() {
     if (task.stage == Stage::kFusion || task.stage == Stage::kEvaluation) {
       continue;  // They answer as validation does, with smaller batches than steps.
     }
-    std::int64_t peak = 0;
-    {
-      Result<Bench> bench = fail(ErrorCode::kInternal, "not prepared");
-      PLIMSOLL_TRY_VOID(without_refusal([&]() -> Result<void> {
-        bench = prepare(task, /*rehearsal=*/true);
-        return bench ? Result<void>{} : tl::unexpected(bench.error());
-      }));
-      PLIMSOLL_TRY(peak, rehearse_step(
-                             governor_, bench->work->rows(), 0.0,
-                             [&](std::int64_t rows) { return bench->work->rehearse(rows); }, 1));
-    }
+    std::optional<Bench> bench;  // Made in the rehearsal: the model itself may not fit.
+    PLIMSOLL_TRY(const std::int64_t peak, rehearse_step(
+                                              governor_, config_.batch_size, 0.0,
+                                              [&](std::int64_t rows) -> Result<void> {
+                                                if (!bench) {
+                                                  PLIMSOLL_TRY(bench,
+                                                               prepare(task, /*rehearsal=*/true));
+                                                }
+                                                return bench->work->rehearse(rows);
+                                              },
+                                              1));
+    bench.reset();
     PLIMSOLL_TRY_VOID(report_->event("rehearsed", {{"task", std::string_view(task.name())},
                                                    {"graphs", config_.batch_size},
                                                    {"peak_bytes", peak}}));

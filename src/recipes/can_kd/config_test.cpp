@@ -79,11 +79,11 @@ TEST(CanKdConfigTest, WordsOfAPresetChooseStageSizeAndArchitecture) {
 
 TEST(CanKdConfigTest, SmallLargeAndOriginalSetTheKeysTheyName) {
   const auto small = given({{"preset", "small"}}).value();
-  EXPECT_TRUE(same(small.config().teacher, {"128,64,24", 2, 16, 16, 3, 4, 8, 2}));
-  EXPECT_TRUE(same(small.config().student, {"16,8,4", 1, 2, 4, 2, 2, 2, 1}));
-  EXPECT_EQ(small.config().max_epochs, 12);
-  EXPECT_EQ(small.config().patience, 5);
-  EXPECT_EQ(small.config().student_gat_patience, 5);
+  EXPECT_TRUE(same(small.config().teacher, {"128,64,24", 2, 16, 24, 3, 4, 8, 2}));
+  EXPECT_TRUE(same(small.config().student, {"16,8,4", 1, 2, 8, 2, 3, 3, 1}));
+  EXPECT_EQ(small.config().max_epochs, 40);
+  EXPECT_EQ(small.config().patience, 12);
+  EXPECT_EQ(small.config().student_gat_patience, 12);
   EXPECT_EQ(small.config().batch_size, 256);
   EXPECT_EQ(small.config().stage, "all");
   EXPECT_EQ(small.source_of("teacher_gat_heads"), "preset small");
@@ -111,7 +111,7 @@ TEST(CanKdConfigTest, OtherKeysOfASourceWinOverItsPresetAndLaterSourcesOverAll) 
   EXPECT_EQ(file.config().model_size, "student");
   EXPECT_EQ(file.config().teacher.gat_heads, 4);
   ASSERT_TRUE(file.set_all({{"preset", "small", "--preset"}}));
-  EXPECT_EQ(file.config().max_epochs, 12);
+  EXPECT_EQ(file.config().max_epochs, 40);
 }
 
 TEST(CanKdConfigTest, WrongPresetsNameTheNearestWordOrTheContradiction) {

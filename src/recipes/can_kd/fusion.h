@@ -51,7 +51,6 @@ class Fusion final : public Work {
                                               const std::filesystem::path& classifier);
 
   Result<void> rehearse(std::int64_t rows) override;
-  [[nodiscard]] std::int64_t rows() const override { return config_.fusion_batch; }
   Result<StepNews> step() override;
   Result<EpochNews> end_epoch() override;
   [[nodiscard]] bool finished() const override { return episode_ >= config_.fusion_episodes; }

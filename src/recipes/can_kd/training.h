@@ -48,7 +48,6 @@ class Training final : public Work {
                                                 const TrainingOptions& options);
 
   Result<void> rehearse(std::int64_t rows) override;
-  [[nodiscard]] std::int64_t rows() const override { return config_.batch_size; }
   Result<StepNews> step() override;
   Result<EpochNews> end_epoch() override;
   [[nodiscard]] bool finished() const override;
