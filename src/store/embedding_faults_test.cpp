@@ -3,7 +3,9 @@
 // Goal: when the disk fails, the caller is told, the handle stays poisoned, and the commits that
 // were on disk stay readable.
 #include <cerrno>
+#include <string_view>
 
+#include "os/crash_point.h"
 #include "os/file_faults.h"
 #include "os/power_loss.h"
 #include "tests/support/embedding_table_fixture.h"
@@ -75,6 +77,37 @@ TEST_F(FaultsTest, AFullDiskLeavesTheOldCommitAndIsNamed) {
     expect_old_commit_after(
         {.call = FileCall::kWrite, .nth = nth, .os_errno = ENOSPC, .keeps_failing = true});
   }
+}
+
+// A reservation would make the commit wait for the file system's journal. Method: the ledger of
+// what a power failure may undo, looked at when a commit's pages are sealed and nothing is synced
+// yet.
+TEST_F(FaultsTest, ACommitOfASmallTableReservesNothingInItsFile) {
+  static std::int64_t commits;
+  static std::int64_t reserved;
+  commits = reserved = 0;
+  EmbeddingStoreOptions small = options();
+  small.ids = std::span(ids_).first(40);
+  auto store = open(small);
+  record_unsynced({});
+  set_crash_hook([](const char* name, bool) noexcept {
+    if (name != std::string_view("store.commit.pages")) {
+      return;
+    }
+    ++commits;
+    for (const UnsyncedChange& change : unsynced_changes()) {
+      reserved += change.kind == UnsyncedChange::Kind::kResize ? 1 : 0;
+    }
+  });
+  for (std::int64_t step = 1; step <= 3; ++step) {  // Once through all blocks of the file.
+    const std::vector<float> rows(small.ids.size() * 64, static_cast<float>(step));
+    store.update(small.ids, rows).or_throw();
+    store.commit(step).or_throw();
+  }
+  set_crash_hook(nullptr);
+  stop_recording_unsynced();
+  EXPECT_EQ(commits, 3);
+  EXPECT_EQ(reserved, 0);
 }
 
 // As a process leaves it that is killed between writing a superblock and syncing it: the next one

@@ -78,9 +78,10 @@ class PageCache {
 
   /// The frames as plain memory, before anything is loaded into them.
   [[nodiscard]] std::span<std::byte> frame_memory() noexcept { return data_; }
+  /// The file is so long: what blocks it holds have a place on disk. Before the first write.
+  void found_file(std::int64_t bytes);
 
   // ---- The owner ----
-
   /// Pages that one pin() can hold.
   [[nodiscard]] std::int64_t pin_limit() const;
   /// The request announced with `tick` is about to be made: hints up to it have come too late.
@@ -119,7 +120,6 @@ class PageCache {
   [[nodiscard]] StoreStats stats() const;
 
   // ---- Any thread ----
-
   /// Gives back regions of kRegionBytes at the end of the frames until `wanted_bytes` are on their
   /// way or frames_least frames are left. Clean pages there are dropped, changed ones move to the
   /// place of a clean one; no I/O, no waiting. What a transfer or a pin holds follows with one of
@@ -130,7 +130,6 @@ class PageCache {
   [[nodiscard]] std::int64_t given_bytes() const;  ///< Of the slab, not leased now.
 
   // ---- The look-ahead thread ----
-
   /// Loads pages that will be asked for soon. Returns how many of them were dealt with; fewer than
   /// all when half of the frames are hinted already.
   std::size_t load_hinted(std::span<const Hint> hints);
@@ -140,7 +139,6 @@ class PageCache {
   void stop();
 
   // ---- The write-back thread ----
-
   /// Waits until more than half of the dirty pages allowed are dirty, and writes the ones that have
   /// been for longest. False: stopped, or a write failed (the cache is poisoned).
   bool write_back();
@@ -274,7 +272,7 @@ class PageCache {
   std::int64_t free_count_ PLIMSOLL_GUARDED_BY(mutex_){0};  // Of those.
   std::int64_t listed_ PLIMSOLL_GUARDED_BY(mutex_){0};
   std::int64_t dirty_ PLIMSOLL_GUARDED_BY(mutex_){0};
-  std::int64_t reserved_ PLIMSOLL_GUARDED_BY(mutex_){0};  // Where the last reservation ended.
+  std::int64_t reserved_ PLIMSOLL_GUARDED_BY(mutex_){0};  // Blocks with a place on disk: the first.
   std::int64_t hinted_ PLIMSOLL_GUARDED_BY(mutex_){0};
   std::int64_t writers_ PLIMSOLL_GUARDED_BY(mutex_){0};  // Batches of writes under way.
   std::uint32_t hand_ PLIMSOLL_GUARDED_BY(mutex_){0};

@@ -197,6 +197,13 @@ void PageCache::begin_write(Lane& lane, std::int64_t count) {
   }
 }
 
+// Even where there is nothing to do, a reservation makes the next sync wait for the file system's
+// journal (ext4 does so); a small table's file is whole from the start, and its commits need none.
+void PageCache::found_file(std::int64_t bytes) {
+  const MutexLock lock(mutex_);
+  reserved_ = bytes / table_.shape.page_bytes;
+}
+
 // Blocks are taken round the file. Those that nobody has written yet get a place on disk many at a
 // time: a write that has to find its own holds up every other write and read of the file.
 void PageCache::reserve(Lane& lane, const BlockMap::Run& run) {

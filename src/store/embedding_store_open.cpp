@@ -241,6 +241,8 @@ Result<void> EmbeddingStore::Impl::open_files(const EmbeddingStoreOptions& optio
                IdIndex::open(directory_, table_files::kIds, table_.ids, slab_, layout_.id_pages));
   const FileMode mode = pinned_ ? FileMode::kRead : FileMode::kReadWrite;
   PLIMSOLL_TRY(rows_file_, File::open(directory_ / table_files::kRows, mode, true));
+  PLIMSOLL_TRY(const std::int64_t rows_bytes, rows_file_.size());
+  cache_->found_file(rows_bytes);
   for (int slot = 0; slot < 2; ++slot) {
     PLIMSOLL_TRY(map_files_[static_cast<std::size_t>(slot)],
                  File::open(table_files::map_path(directory_, slot), mode, true));
