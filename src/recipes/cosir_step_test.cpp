@@ -10,6 +10,7 @@
 
 #include "plimsoll/synth.h"
 #include "plimsoll/torch.h"
+#include "recipes/admission.h"
 #include "recipes/cosir_settle.h"
 #include "tests/support/feature_set.h"
 

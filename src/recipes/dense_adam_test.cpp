@@ -43,7 +43,7 @@ TEST_P(DenseAdamDecay, FollowsTheFormulaForManySteps) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Both, DenseAdamDecay, ::testing::Bool(),
-                         [](const auto& info) { return info.param ? "AdamW" : "Adam"; });
+                         [](const auto& which) { return which.param ? "AdamW" : "Adam"; });
 
 TEST(DenseAdamTest, GoesOnFromItsStateAsIfItHadNeverStopped) {
   auto x = waves(20, 0.1);
