@@ -68,7 +68,8 @@ int import_frames(const Typed& typed) {
 void add_import_can(CLI::App& command, int& status) {
   auto typed = std::make_shared<Typed>();
   CanImportOptions& options = typed->options;
-  auto* can = command.add_subcommand("can", "Frames of a CAN bus (.csv, .csv.gz) as graphs");
+  auto* can =
+      command.add_subcommand("can", "Frames of a CAN bus (.csv, .csv.gz), or saved graphs (.pt)");
   can->add_option("CSV", typed->inputs, "Files and folders; test_* are for testing")->required();
   can->add_option("--out", typed->out, "Folder to make, or made before")->required();
   can->add_option("--window", options.window, "Frames of a graph [100]");
@@ -92,7 +93,9 @@ void add_import_can(CLI::App& command, int& status) {
       ->type_name("SIZE");
   can->add_flag("--json", typed->json, "One line of JSON on standard output");
   can->add_flag("--quiet", typed->quiet, "No progress");
-  can->footer("\nExample:\n  plimsoll import can set_01/ --out graphs/ --window 100 --stride 100");
+  can->footer(
+      "\nExample:\n  plimsoll import can set_01/ --out graphs/ --window 100 --stride 100"
+      "\n  plimsoll import can processed_graphs.pt --out graphs/");
   can->callback([typed, &status] { status = import_frames(*typed); });
 }
 

@@ -8,7 +8,8 @@
 // Reading order: graph_set.h, this file, src/data/can_import.cpp.
 //
 // Threads: called by one thread; reads files in `threads` of its own.
-// Memory:  a few MiB a thread, leased (Tag::kOther), however large the files are.
+// Memory:  a few MiB a thread, leased (Tag::kOther), however large the files are; of saved graphs
+//          about 600 bytes a graph.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +26,8 @@ namespace plimsoll {
 
 struct CanImportOptions {
   /// Files, and folders in which every .csv and .csv.gz is taken. A file whose name, or the nearest
-  /// folder that says so, begins with "test_" is for testing; all others are for training.
+  /// folder that says so, begins with "test_" is for testing; all others are for training. Or all
+  /// of them .pt: graphs the original program saved, each with its id_mapping.pkl beside it.
   std::vector<std::filesystem::path> inputs{};
   std::filesystem::path out{};  ///< Made, or holding an earlier import.
   std::int64_t window{100};     ///< Frames of a graph.

@@ -30,7 +30,7 @@ from ._dataset import import_dataset
 from ._embedding import (SGD, Adagrad, Adam, AdamW, AdamWFresh, EmbeddingStore, Normal, RowAdagrad,
                          Rows, Uniform, Zeros)
 from ._features import FeatureStore, FeatureWriter
-from ._graphs import GraphBatch, GraphBatches, GraphSet, import_can
+from ._graphs import GraphBatch, GraphBatches, GraphSet, import_can, import_graphs
 from ._memory import Governor, Lease, format_bytes, limits, parse_bytes
 from ._plan import BatchPlan, MemoryBudget, plan_batch
 from ._program import evaluate, info, plan, resume, train
@@ -44,6 +44,7 @@ __all__ = [
     "LimitChange", "LimitReport", "Loader", "LoaderState", "MemoryBudget", "Normal",
     "NotFoundError", "PoolState", "PressureReport", "RowAdagrad", "Rows", "SGD", "SampleOrder",
     "SlabPlan", "Split", "TrainingStep", "Uniform", "Zeros", "__version__", "evaluate",
-    "format_bytes", "import_can", "import_dataset", "info", "limits", "parse_bytes", "plan",
+    "format_bytes", "import_can", "import_dataset",
+    "import_graphs", "info", "limits", "parse_bytes", "plan",
     "plan_batch", "resume", "train",
 ]

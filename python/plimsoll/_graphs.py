@@ -65,6 +65,29 @@ def import_can(inputs: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
     return {**json.loads(_core.describe(os.fspath(out))), "reused": reused}
 
 
+def import_graphs(inputs: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+                  out: str | os.PathLike[str], *, window: int = 100, validation: float = 0.2,
+                  seed: int = 42, vocabulary: str | os.PathLike[str] | None = None,
+                  rebuild: bool = False, governor: Governor | None = None) -> dict[str, Any]:
+    """Makes a graph set in `out` of graphs the original program saved.
+
+    inputs: processed_graphs.pt, each with the id_mapping.pkl that was saved beside it. They are
+            read as plain values: nothing in them is run, and torch_geometric is not needed.
+    window: frames of a graph when they were made: bounds their nodes and edges.
+    Otherwise as import_can().
+
+    Returns what plimsoll.info(out) says, and "reused".
+    Errors: CorruptError naming a class that such a file does not hold, or damage; ValueError naming
+            the graph; NotFoundError; BudgetExceeded; OSError.
+    """
+    given = [inputs] if isinstance(inputs, (str, os.PathLike)) else list(inputs)
+    for one in given:
+        if os.path.splitext(os.fspath(one))[1] != ".pt":
+            raise ValueError(f"inputs: {os.fspath(one)} is no .pt; import_can() reads CSV")
+    return import_can(given, out, window=window, validation=validation, seed=seed,
+                      vocabulary=vocabulary, exclude=(), rebuild=rebuild, governor=governor)
+
+
 class GraphBatch:
     """Some graphs as one: NumPy arrays that are yours to keep, and their tensors.
 

@@ -34,6 +34,7 @@
 #include "data/can_ids.h"
 #include "data/can_window.h"
 #include "data/disk_room.h"
+#include "data/graph_import.h"
 #include "data/graph_parts.h"
 #include "data/graph_set_format.h"
 #include "memory/slab.h"
@@ -302,7 +303,11 @@ class Windows {
   Result<void> build() {
     desk_.window.build(desk_.frames.first(held_), desk_.keys.first(held_));
     ++graphs_;
-    return part_.append(desk_.window);
+    const CanWindow& graph = desk_.window;
+    return part_.append({.x = graph.x(),
+                         .edge_attr = graph.edge_attr(),
+                         .ends = graph.ends(),
+                         .attack = graph.attack()});
   }
 
   Desk& desk_;
@@ -523,17 +528,9 @@ Result<void> Import::run(const fs::path& folder, GraphSetInfo& info,
                 fmt::format("{}: no file has two frames to make a graph of", options_.out.string()),
                 "name files with frames in them");
   }
-  info.ids = static_cast<std::int64_t>(vocabulary_->size());
-  info.fingerprint = graph_fingerprint(info.options, info.files);
-  const std::int64_t node_bytes = info.nodes * kGraphFeatures * 4;
-  PLIMSOLL_TRY_VOID(
-      check_disk_room(governor_, options_.out,
-                      node_bytes + info.edges * (kGraphFeatures * 4 + 8) + info.graphs * 40));
-  return join_parts({.folder = folder_,
-                     .path = options_.out / kGraphSetFile,
-                     .vocabulary = *vocabulary_,
-                     .buffer = slab.take<std::byte>(join_buffer_bytes(options_.window))},
-                    info, [this] { return report(); });
+  return join_graphs(governor_, options_, folder_, *vocabulary_,
+                     slab.take<std::byte>(join_buffer_bytes(options_.window)), info,
+                     [this] { return report(); });
 }
 
 }  // namespace
@@ -543,7 +540,12 @@ Result<CanImport> import_can(Governor governor, const CanImportOptions& options,
   PLIMSOLL_TRY_VOID(check_options(options));
   PLIMSOLL_TRY(const CanFiles found, find_can_files(options));
   PLIMSOLL_TRY(auto vocabulary, given_vocabulary(governor, options));
-  const std::string text = options_text(options, vocabulary);
+  const bool saved = is_saved_graphs(found);
+  std::string text = options_text(options, vocabulary);
+  if (saved) {
+    PLIMSOLL_TRY(const std::string mappings, saved_graphs_text(found));
+    text += mappings;
+  }
   PLIMSOLL_TRY(OutFolder folder, OutFolder::open(options.out));
   std::error_code status;
   if (!options.rebuild && fs::exists(options.out / kGraphSetFile, status)) {
@@ -566,8 +568,13 @@ Result<CanImport> import_can(Governor governor, const CanImportOptions& options,
   info.validation = options.validation;
   info.excluded_files = found.excluded;
   info.options = text;
-  PLIMSOLL_TRY_VOID(
-      Import(governor, options, found, progress).run(folder.side(), info, std::move(vocabulary)));
+  if (saved) {
+    PLIMSOLL_TRY_VOID(import_saved_graphs(governor, options, found, folder.side(), info,
+                                          std::move(vocabulary), progress));
+  } else {
+    PLIMSOLL_TRY_VOID(
+        Import(governor, options, found, progress).run(folder.side(), info, std::move(vocabulary)));
+  }
   PLIMSOLL_TRY_VOID(sync_directory(fs::absolute(options.out).lexically_normal().parent_path()));
   folder.keep();
   // Only saves reading the inputs the next time; the set itself is already in place.

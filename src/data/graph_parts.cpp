@@ -83,27 +83,28 @@ Result<void> GraphPart::Stream::put(std::span<const std::byte> bytes) {
   return {};
 }
 
-Result<void> GraphPart::append(const CanWindow& graph) {
-  const auto ends = graph.ends();
-  std::span<const std::byte> stored = std::as_bytes(ends);
+Result<void> GraphPart::append(const GraphRows& graph) {
+  const auto nodes = static_cast<std::int64_t>(graph.x.size() / kGraphFeatures);
+  const auto edges = static_cast<std::int64_t>(graph.ends.size() / 2);
+  std::span<const std::byte> stored = std::as_bytes(graph.ends);
   if (narrow_) {
-    std::transform(ends.begin(), ends.end(), ends_.begin(),
+    std::transform(graph.ends.begin(), graph.ends.end(), ends_.begin(),
                    [](std::int32_t place) { return static_cast<std::byte>(place); });
-    stored = ends_.first(ends.size());
+    stored = ends_.first(graph.ends.size());
   }
-  const auto attributes = std::as_bytes(graph.edge_attr());
-  const GraphRecord record{.nodes = static_cast<std::uint32_t>(graph.nodes()),
-                           .edges = static_cast<std::uint32_t>(graph.edges()),
+  const auto attributes = std::as_bytes(graph.edge_attr);
+  const GraphRecord record{.nodes = static_cast<std::uint32_t>(nodes),
+                           .edges = static_cast<std::uint32_t>(edges),
                            .crc = crc32c(stored, crc32c(attributes)),
-                           .attack = graph.attack() ? 1U : 0U};
+                           .attack = graph.attack ? 1U : 0U};
   PLIMSOLL_TRY_VOID(streams_[kGraphs].put(std::as_bytes(std::span(&record, 1))));
-  PLIMSOLL_TRY_VOID(streams_[kX].put(std::as_bytes(graph.x())));
+  PLIMSOLL_TRY_VOID(streams_[kX].put(std::as_bytes(graph.x)));
   PLIMSOLL_TRY_VOID(streams_[kEdgeAttr].put(attributes));
   PLIMSOLL_TRY_VOID(streams_[kEdges].put(stored));
   ++graphs_;
   attack_graphs_ += record.attack;
-  nodes_ += graph.nodes();
-  edges_ += graph.edges();
+  nodes_ += nodes;
+  edges_ += edges;
   return {};
 }
 

@@ -5,7 +5,7 @@
 // The arrays of a set follow one another in its file, and none's length is known before the last
 // frame is read. So each array grows in a file of its own, and the set is copied together at the
 // end, side files going as they are used up. Ids become indices of the vocabulary on the way.
-// Reading order: can_window.h, graph_set_format.h, this file.
+// Reading order: graph_set_format.h, this file.
 //
 // Threads: single-owner.   Memory: the buffers lent.
 #pragma once
@@ -17,7 +17,6 @@
 #include <span>
 #include <vector>
 
-#include "data/can_window.h"
 #include "memory/slab.h"
 #include "os/file.h"
 #include "plimsoll/graph_set.h"
@@ -36,6 +35,14 @@ struct GraphRecord {
   std::uint32_t attack{0};
 };
 
+/// One graph as it is stored, but for ids in place of their indices.
+struct GraphRows {
+  std::span<const float> x{};            ///< [nodes, 11], the first column an id's bits.
+  std::span<const float> edge_attr{};    ///< [edges, 11]
+  std::span<const std::int32_t> ends{};  ///< [edges, 2]: places among the nodes.
+  bool attack{false};
+};
+
 class GraphPart {
  public:
   static constexpr int kStreams = 4;  // graphs, x, edge_attr, edges
@@ -50,8 +57,8 @@ class GraphPart {
   static Result<GraphPart> create(const std::filesystem::path& folder, std::size_t number,
                                   const Buffers& buffers, std::int64_t window);
 
-  /// Errors: kIo.
-  Result<void> append(const CanWindow& graph);
+  /// Requires: at most window + 1 nodes and `window` edges. Errors: kIo.
+  Result<void> append(const GraphRows& graph);
   /// Writes what is still in the buffers. Errors: kIo.
   Result<void> finish();
 
