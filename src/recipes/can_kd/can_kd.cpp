@@ -631,9 +631,14 @@ Result<CanKdSummary> train_in(const CanKdSettings& settings, const TrainOptions&
 
 }  // namespace
 
-Result<CanKdSummary> train_can_kd(const CanKdSettings& settings, const TrainOptions& options) {
+Result<CanKdSummary> train_can_kd(const CanKdSettings& given, const TrainOptions& options) {
+  CanKdSettings settings = given;
   const CanKdConfig& config = settings.config();
   const bool goes_on = options.resume || RunFolder::is_run(config.out);
+  if (goes_on && !options.resume) {
+    PLIMSOLL_TRY_VOID(settings.go_on_with(config.out));
+    PLIMSOLL_TRY_VOID(settings.resolve());
+  }
   PLIMSOLL_TRY(RunFolder folder, goes_on ? RunFolder::open(config.out)
                                          : RunFolder::create(config.out, settings.to_toml()));
   if (goes_on) {
