@@ -241,6 +241,25 @@ def test_a_teacher_of_another_run_may_be_named(train, tmp_path):
     assert first["state_sha256"] != both["state_sha256"]
 
 
+def test_a_resumed_student_asks_the_teacher_it_began_with(train, program, call, traffic, tmp_path):
+    for name, seed in (("first", "1"), ("second", "2")):
+        train(name, "--stage", "normal", "--model-size", "teacher", "--seed", seed)
+    run = tmp_path / "run"
+    child = subprocess.Popen([program, "train", "can-kd", "--data", str(traffic), "--out", str(run),
+                              "--memory-limit", "1GiB", *SMALL, "--stage", "normal", "--model-size",
+                              "student", "--max-epochs", "200", "--checkpoint-every-n-steps", "1",
+                              "--teacher-path", str(tmp_path / "first")],
+                             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while child.poll() is None and steps_done(run) < 5:
+        time.sleep(0.003)
+    child.kill()
+    child.wait()
+    done = call("resume", run, "--teacher-path", tmp_path / "second", "--quiet")
+    assert_refused(done, 1, "student_gat_normal was begun with another teacher", "--teacher-path")
+    done = call("resume", run, "--teacher-path", tmp_path / "first", "--quiet")
+    assert done.status == 0, done.err
+
+
 def test_difficulty_may_come_from_the_classifier_itself(train, tmp_path):
     run = lambda name, *more: train(name, "--stage", "curriculum", "--model-size", "teacher",  # noqa: E731
                                     "--max-epochs", "4", "--use-vgae-mining", "false", "--save-top-k", "0",
@@ -305,7 +324,7 @@ def test_another_seed_does_not_go_on_with_a_run(train, call, traffic, tmp_path):
     train("run", "--stage", "normal", "--model-size", "teacher")
     done = call("train", "can-kd", "--data", traffic, "--out", tmp_path / "run", "--memory-limit",
                 "1GiB", *SMALL, "--stage", "autoencoder", "--seed", "9")
-    assert_refused(done, 1, "seed", "42", "9")
+    assert_refused(done, 1, "seed is part of this run's identity (42)")
 
 
 def test_a_limit_that_is_too_small_is_refused_with_one_that_does(trains, call, traffic, tmp_path):

@@ -63,6 +63,20 @@ Result<Governor> settle_for(const CanKdConfig& config, const fs::path& directory
                  .directory = directory});
 }
 
+// Adds a whole file to a digest, in pieces.
+Result<void> add_file(StateDigest& digest, const std::string& name, const fs::path& path) {
+  std::vector<std::byte> buffer(kDigestBytes);
+  PLIMSOLL_TRY(const File file, File::open(path, FileMode::kRead));
+  PLIMSOLL_TRY(const std::int64_t size, file.size());
+  for (std::int64_t at = 0; at < size; at += kDigestBytes) {
+    const auto part =
+        std::span(buffer).first(static_cast<std::size_t>(std::min(kDigestBytes, size - at)));
+    PLIMSOLL_TRY_VOID(file.read_at(at, part));
+    digest.add(name, part);
+  }
+  return {};
+}
+
 class Run {
  public:
   Run(const CanKdSettings& settings, const TrainOptions& options, RunFolder& folder,
@@ -80,6 +94,7 @@ class Run {
   /// A task's work, and the teacher it asks.
   struct Bench {
     std::unique_ptr<Teacher> teacher;
+    std::string teacher_sha256;  // Of its file: a resumption asks the same teacher.
     std::unique_ptr<Work> work;
   };
   Result<void> open();
@@ -325,6 +340,11 @@ Result<Run::Bench> Run::prepare(const Task& task, bool rehearsal) {
   if (task.role == Role::kStudent && config_.use_kd) {
     PLIMSOLL_TRY(const TeacherOptions options, teacher_of(task, rehearsal));
     PLIMSOLL_TRY(bench.teacher, Teacher::open(governor_, config_, task, data_->set(), options));
+    if (!rehearsal) {
+      StateDigest digest;
+      PLIMSOLL_TRY_VOID(add_file(digest, "teacher", options.weights));
+      bench.teacher_sha256 = digest.hex();
+    }
   }
   PLIMSOLL_TRY(
       bench.work,
@@ -395,6 +415,13 @@ Result<void> Run::do_task(const Task& task) {
     PLIMSOLL_TRY(const auto state,
                  load_checkpoint(folder_.checkpoint_path(*resumed_step_), bench_.work->tensors()));
     PLIMSOLL_TRY_VOID(bench_.work->restore(state.numbers));
+    if (const auto told = state.texts.find("teacher_sha256");
+        told == state.texts.end() || told->second != bench_.teacher_sha256) {
+      return fail(ErrorCode::kInvalidArgument,
+                  fmt::format("{}: {} was begun with another teacher", folder_.root().string(),
+                              task.name()),
+                  "name the one it was begun with (--teacher-path), or train anew");
+    }
   }
   current_ = task.name();
   PLIMSOLL_TRY_VOID(report_->begin_task(task, step_, *bench_.work, resumed));
@@ -517,6 +544,7 @@ Result<void> Run::save() {
   CheckpointState state;
   state.step = step_;
   state.texts["task"] = current_;
+  state.texts["teacher_sha256"] = bench_.teacher_sha256;
   std::vector<NamedTensor> tensors;
   if (bench_.work) {
     state.numbers = bench_.work->numbers();
@@ -561,19 +589,9 @@ Result<void> Run::look_for_requests() {
 
 Result<std::string> Run::digest() const {
   StateDigest digest;
-  std::vector<std::byte> buffer(kDigestBytes);
   for (const Task& task : all_tasks()) {
-    if (!is_done(task)) {
-      continue;
-    }
-    const fs::path path = model_file(folder_.root(), task);
-    PLIMSOLL_TRY(const File file, File::open(path, FileMode::kRead));
-    PLIMSOLL_TRY(const std::int64_t size, file.size());
-    for (std::int64_t at = 0; at < size; at += kDigestBytes) {
-      const auto part =
-          std::span(buffer).first(static_cast<std::size_t>(std::min(kDigestBytes, size - at)));
-      PLIMSOLL_TRY_VOID(file.read_at(at, part));
-      digest.add(task.name(), part);
+    if (is_done(task)) {
+      PLIMSOLL_TRY_VOID(add_file(digest, task.name(), model_file(folder_.root(), task)));
     }
   }
   if (bench_.work) {

@@ -345,7 +345,7 @@ TEST(CanKdConfigTest, TrainingThatGoesOnWithARunKeepsItsValuesUnderWhatIsGiven) 
   EXPECT_EQ(next.config().data, "/elsewhere");
   EXPECT_EQ(next.config().out, root.string());
   EXPECT_EQ(next.config().seed, 9);
-  EXPECT_EQ(next.config().max_epochs, 12);
+  EXPECT_EQ(next.config().max_epochs, 40);
   EXPECT_EQ(next.config().cache_bytes, 64 << 20);
   EXPECT_EQ(next.config().foreign_bytes, 32 << 20);
   EXPECT_EQ(next.source_of("max_epochs"), "preset small");
