@@ -18,7 +18,8 @@ namespace plimsoll {
 
 /// What to change when a run is refused memory.
 inline constexpr const char* kAdmissionAdvice =
-    "raise --memory-limit, or lower batch_size, cache_bytes or what else is set in _bytes";
+    "raise --memory-limit, or lower batch_size or cache_bytes (of cosir also store_bytes, "
+    "queue_bytes)";
 
 /// Runs `work`; a refusal inside torch becomes a kOverBudget Error with its text.
 Result<void> without_refusal(const std::function<Result<void>()>& work);

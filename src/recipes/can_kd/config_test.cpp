@@ -104,7 +104,7 @@ TEST(CanKdConfigTest, OtherKeysOfASourceWinOverItsPresetAndLaterSourcesOverAll) 
   const auto one = given({{"teacher_gat_heads", "3"}, {"preset", "small"}, {"seed", "7"}}).value();
   EXPECT_EQ(one.config().teacher.gat_heads, 3);
   EXPECT_EQ(one.source_of("teacher_gat_heads"), "--teacher_gat_heads");
-  EXPECT_EQ(one.config().student.gat_heads, 2);
+  EXPECT_EQ(one.config().student.gat_heads, 3);
   EXPECT_EQ(one.config().seed, 7);
   CanKdSettings file = read_json(R"({"preset": ["small", "student"], "max_epochs": 30})");
   EXPECT_EQ(file.config().max_epochs, 30);
