@@ -121,7 +121,7 @@ def test_an_interrupt_checkpoints_and_resume_goes_on(pairs, tmp_path):
 @pytest.mark.parametrize("options, error, text", [
     ({"epochs": "several"}, ValueError, "epochs"), ({"bathc_size": 3}, ValueError, "batch_size"),
     ({"memory_limit": "a lot"}, ValueError, "memory_limit|memory-limit"),
-    ({"epochs": [1]}, ValueError, "epochs"), ({"data": "nowhere"}, KeyError, "nowhere"),
+    ({"epochs": [1, 2]}, ValueError, "epochs"), ({"data": "nowhere"}, KeyError, "nowhere"),
     ({"config": "nothing.toml"}, KeyError, "nothing.toml")])
 def test_train_says_what_is_wrong(pairs, tmp_path, options, error, text):
     with pytest.raises(error, match=text):
