@@ -7,6 +7,7 @@ import json
 import os
 import pathlib
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable
 
@@ -23,11 +24,31 @@ def add_options(parser: argparse.ArgumentParser, folder: str) -> None:
     parser.add_argument("--keep", action="store_true", help="keep that folder")
 
 
+def name() -> str:
+    """The benchmark's own: that of its folder."""
+    return pathlib.Path(sys.argv[0]).resolve().parent.name
+
+
+def call(command: list, environment: dict | None = None) -> str:
+    """What a command prints; ends the benchmark when it fails."""
+    done = subprocess.run([str(part) for part in command], text=True, env=environment,
+                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, check=False)
+    if done.returncode:
+        sys.exit(f"{name()}: {' '.join(map(str, command))}: status {done.returncode}\n"
+                 f"{done.stderr[-2000:]}")
+    return done.stdout
+
+
+def events(run_folder: pathlib.Path) -> list[dict]:
+    """The lines of a run's events.jsonl."""
+    return [json.loads(line) for line in (run_folder / "events.jsonl").read_text().splitlines()]
+
+
 def run(options: argparse.Namespace, benchmark: Callable[[], dict]) -> int:
     """Runs it in an empty options.work and prints its result; returns the exit status."""
     if not options.program.exists():
-        sys.exit(f"{pathlib.Path(sys.argv[0]).resolve().parent.name}: {options.program} is not "
-                 "there: run make build, or set PLIMSOLL_PROGRAM")
+        sys.exit(f"{name()}: {options.program} is not there: run make build, or set "
+                 "PLIMSOLL_PROGRAM")
     shutil.rmtree(options.work, ignore_errors=True)
     options.work.mkdir(parents=True)
     try:

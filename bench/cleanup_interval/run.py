@@ -9,7 +9,6 @@ import json
 import pathlib
 import shutil
 import statistics
-import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -22,25 +21,15 @@ ROUNDS = 3
 SEED = 0
 
 
-def call(command: list) -> str:
-    done = subprocess.run([str(part) for part in command], text=True, stdout=subprocess.PIPE,
-                          stderr=subprocess.PIPE, check=False)
-    if done.returncode:
-        sys.exit(f"cleanup_interval: {' '.join(map(str, command))}: status {done.returncode}\n"
-                 f"{done.stderr[-2000:]}")
-    return done.stdout
-
-
 def train(options, data: pathlib.Path, every: int) -> dict:
     """One run: its summary, and what its clean-ups between steps freed and took."""
     run = options.work / "run"
     shutil.rmtree(run, ignore_errors=True)
-    out = call([options.program, "train", "cosir", "--data", data, "--out", run, "--epochs", 1,
+    out = recipe_bench.call([options.program, "train", "cosir", "--data", data, "--out", run, "--epochs", 1,
                 "--batch-size", 512, "--memory-limit", "1GiB", "--seed", SEED, "--eval-pairs", 500,
                 "--cleanup-every-n-steps", every, "--tensorboard", "false", "--quiet", "--json"])
     summary = json.loads(out.strip().splitlines()[-1])
-    events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
-    between = [e for e in events if e["event"] == "cleanup" and e["when"] == "step"]
+    between = [e for e in recipe_bench.events(run) if e["event"] == "cleanup" and e["when"] == "step"]
     wanted = summary["step"] // every if every else 0
     if len(between) != wanted:
         sys.exit(f"cleanup_interval: {len(between)} clean-ups every {every} steps, not {wanted}")
@@ -52,7 +41,7 @@ def train(options, data: pathlib.Path, every: int) -> dict:
 def benchmark(options) -> dict:
     data = options.work / "data"
     rows = 20_000 if options.smoke else 200_000
-    call([options.program, "synth", "cosir", "--rows", rows, "--out", data, "--seed", SEED])
+    recipe_bench.call([options.program, "synth", "cosir", "--rows", rows, "--out", data, "--seed", SEED])
     runs: dict[int, list[dict]] = {every: [] for every in INTERVALS}
     for _ in range(1 if options.smoke else ROUNDS):
         for every in INTERVALS:

@@ -9,7 +9,6 @@ import json
 import pathlib
 import shutil
 import statistics
-import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -23,21 +22,8 @@ SEED = 42
 WINDOW = 100
 
 
-def call(command: list) -> str:
-    done = subprocess.run([str(part) for part in command], text=True, stdout=subprocess.PIPE,
-                          stderr=subprocess.PIPE, check=False)
-    if done.returncode:
-        sys.exit(f"distill_offload: {' '.join(map(str, command))}: status {done.returncode}\n"
-                 f"{done.stderr[-2000:]}")
-    return done.stdout
-
-
-def events(run: pathlib.Path) -> list[dict]:
-    return [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
-
-
 def train(options, data: pathlib.Path, run: pathlib.Path, *more) -> dict:
-    out = call([options.program, "train", "can-kd", "--data", data, "--out", run, "--memory-limit",
+    out = recipe_bench.call([options.program, "train", "can-kd", "--data", data, "--out", run, "--memory-limit",
                 "3GiB", "--seed", SEED, "--tensorboard", "false", "--quiet", "--json", *more])
     return json.loads(out.strip().splitlines()[-1])
 
@@ -49,7 +35,7 @@ def benchmark(options) -> dict:
                               ("train_02_with_attacks__flood.csv", 2, 5 * WINDOW)):
         write_traffic(bus / name, seed, windows * WINDOW + 1, block)
     data = options.work / "set"
-    call([options.program, "import", "can", bus, "--out", data])
+    recipe_bench.call([options.program, "import", "can", bus, "--out", data])
     shared = ["--stage", options.stage, "--preset", preset, "--max-epochs", epochs, "--patience",
               epochs, "--student-gat-patience", epochs, "--batch-size", 256]
     taught = options.work / "teacher"
@@ -62,7 +48,7 @@ def benchmark(options) -> dict:
             summary = train(options, data, run, *shared, "--model-size", "student",
                             "--teacher-path", taught, "--use-teacher-cache", cached,
                             "--offload-teacher-to-cpu", released)
-            seen = events(run)
+            seen = recipe_bench.events(run)
             summary["losses"] = [e["loss"] for e in seen if e["event"] == "step"]
             [summary["teacher"]] = [e for e in seen if e["event"] == "teacher"]
             runs[mode].append(summary)

@@ -18,7 +18,6 @@ import os
 import pathlib
 import shutil
 import statistics
-import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -46,14 +45,6 @@ def json_at_end(text: str, what: str) -> dict:
         fail(f"{what} printed no JSON: {text[-500:]}")
 
 
-def call(command: list) -> str:
-    done = subprocess.run([str(part) for part in command], text=True, stdout=subprocess.PIPE,
-                          stderr=subprocess.PIPE, check=False)
-    if done.returncode:
-        fail(f"{' '.join(map(str, command))}: status {done.returncode}\n{done.stderr[-2000:]}")
-    return done.stdout
-
-
 def make_data(options) -> pathlib.Path:
     """Makes the pairs; checks that what is trained on has the size this benchmark speaks of."""
     data = options.work / "data"
@@ -61,7 +52,7 @@ def make_data(options) -> pathlib.Path:
     if shutil.disk_usage(options.work).free < needed:
         fail(f"needs {needed / 2**30:.1f} GiB of disk in {options.work}: --work names another "
              "folder, --rows fewer pairs")
-    made = json_at_end(call([options.program, "synth", "cosir", "--rows", options.rows, "--out",
+    made = json_at_end(recipe_bench.call([options.program, "synth", "cosir", "--rows", options.rows, "--out",
                              data, "--seed", SEED, "--json", "--quiet"]), "synth")
     if made["rows"] != options.rows or made["record_bytes"] != FEATURE_BYTES:
         fail(f"synth wrote {made['rows']} records of {made['record_bytes']} bytes")
@@ -98,7 +89,7 @@ def train(options, data: pathlib.Path, limited: bool) -> dict:
         summary = json_at_end(run.stdout, "the limited run")
         summary["peak_resident_bytes"] = run.peak_resident_bytes  # The kernel's word.
     else:
-        summary = json_at_end(call(command), "the run")
+        summary = json_at_end(recipe_bench.call(command), "the run")
     if summary["status"] != "finished" or summary["rows_skipped"]:
         fail(f"a run ended {summary['status']}, {summary['rows_skipped']} rows skipped")
     if limited and summary["peak_resident_bytes"] > options.limit * MIB:

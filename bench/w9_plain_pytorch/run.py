@@ -16,7 +16,6 @@ import os
 import pathlib
 import shutil
 import statistics
-import subprocess
 import sys
 
 import numpy as np
@@ -42,17 +41,9 @@ def fail(text: str) -> None:
     sys.exit(f"w9_plain_pytorch: {text}")
 
 
-def call(command: list, environment: dict) -> str:
-    done = subprocess.run([str(part) for part in command], text=True, env=environment,
-                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, check=False)
-    if done.returncode:
-        fail(f"{' '.join(map(str, command))}: status {done.returncode}\n{done.stderr[-2000:]}")
-    return done.stdout
-
-
 def make_data(options, work: pathlib.Path) -> pathlib.Path:
     data = work / "data"
-    call([options.program, "synth", "cosir", "--rows", options.rows, "--out", data], os.environ)
+    recipe_bench.call([options.program, "synth", "cosir", "--rows", options.rows, "--out", data])
     header = json.loads((data / "features.json").read_text())
     columns = [(column["name"], column["dtype"], column["shape"]) for column in header["columns"]]
     if columns != [("image", "float32", [512]), ("text", "float32", [512])]:
@@ -73,7 +64,7 @@ def run_ours(options, work: pathlib.Path, data: pathlib.Path) -> dict:
                "--json"]
     for key, value in settings.items():
         command += ["--set", f"{key}={value}"]
-    summary = json.loads(call(command, os.environ).strip().splitlines()[-1])
+    summary = json.loads(recipe_bench.call(command).strip().splitlines()[-1])
     events = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
     summary["losses"] = [event["loss"] for event in events if event["event"] == "step"]
     return summary
@@ -84,7 +75,7 @@ def run_peer(options, work: pathlib.Path, data: pathlib.Path, how: list[str]) ->
     environment = {key: value for key, value in os.environ.items() if key != "MKL_CBWR"}
     command = [sys.executable, FOLDER / "plain_pytorch.py", data, "--start", work / "start.npz",
                "--threads", options.threads, "--batch-size", options.batch_size, *how]
-    return json.loads(call(command, environment).strip().splitlines()[-1])
+    return json.loads(recipe_bench.call(command, environment).strip().splitlines()[-1])
 
 
 def compare_losses(name: str, ours: list[float], peer: list[float], allowed: float) -> dict:
