@@ -18,6 +18,7 @@
 #include "os/file.h"
 #include "plimsoll/bytes.h"
 #include "recipes/config.h"
+#include "recipes/json_values.h"
 #include "recipes/progress.h"
 #include "recipes/run_folder.h"
 
@@ -118,27 +119,23 @@ class EventLine {
   std::size_t size_{0};
 };
 
-nlohmann::ordered_json number(double value) {
-  return std::isfinite(value) ? nlohmann::ordered_json(value) : nlohmann::ordered_json(nullptr);
-}
-
 nlohmann::ordered_json to_document(const RunStatus& status) {
   nlohmann::ordered_json json{{"status", status.status},
                               {"step", status.step},
                               {"steps_total", status.steps_total},
                               {"epoch", status.epoch},
                               {"epochs", status.epochs},
-                              {"loss", number(status.loss)},
-                              {"rows_per_second", number(status.rows_per_second)},
-                              {"seconds", number(status.seconds)},
-                              {"seconds_left", number(status.seconds_left)},
+                              {"loss", json_number(status.loss)},
+                              {"rows_per_second", json_number(status.rows_per_second)},
+                              {"seconds", json_number(status.seconds)},
+                              {"seconds_left", json_number(status.seconds_left)},
                               {"limit_bytes", status.limit_bytes},
                               {"limit_source", status.limit_source},
                               {"resident_bytes", status.resident_bytes},
                               {"peak_resident_bytes", status.peak_resident_bytes},
                               {"leased_bytes", status.leased_bytes},
                               {"leased_peak_bytes", status.leased_peak_bytes},
-                              {"hit_rate", number(status.hit_rate)},
+                              {"hit_rate", json_number(status.hit_rate)},
                               {"checkpoint_step", status.checkpoint_step},
                               {"message", status.message}};
   auto& tags = json["leased_by_tag"] = nlohmann::ordered_json::object();
@@ -300,7 +297,7 @@ std::string RunView::to_json() const {
   json["recipe"] = recipe;
   json["alive"] = alive;
   json["pid"] = pid;
-  json["age_seconds"] = number(age_seconds);
+  json["age_seconds"] = json_number(age_seconds);
   return json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
 }
 

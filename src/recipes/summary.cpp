@@ -7,19 +7,11 @@
 #include <nlohmann/json.hpp>
 
 #include "plimsoll/bytes.h"
+#include "recipes/json_values.h"
 #include "recipes/progress.h"
 
 namespace plimsoll {
 namespace {
-
-nlohmann::ordered_json number(double value) {
-  return std::isfinite(value) ? nlohmann::ordered_json(value) : nlohmann::ordered_json(nullptr);
-}
-
-nlohmann::ordered_json object(const std::string& text) {
-  auto parsed = nlohmann::ordered_json::parse(text, nullptr, false);
-  return parsed.is_object() ? parsed : nlohmann::ordered_json::object();
-}
 
 /// "R@1 12.3  R@5 33.0  R@10 47.1  mean rank 21.4" of one direction; "" when not evaluated.
 std::string describe(const nlohmann::ordered_json& recall, const char* form, const char* way) {
@@ -49,21 +41,21 @@ std::string RunSummary::to_json() const {
   }
   json["step"] = step;
   json["epoch"] = epoch;
-  json["loss"] = number(loss);
-  json["rows_per_second"] = number(rows_per_second);
+  json["loss"] = json_number(loss);
+  json["rows_per_second"] = json_number(rows_per_second);
   json["limit_bytes"] = limit_bytes;
   json["limit_source"] = limit_source;
   json["peak_resident_bytes"] = peak_resident_bytes;
   json["leased_peak_bytes"] = leased_peak_bytes;
-  json["hit_rate"] = number(hit_rate);
-  json["feature_hit_rate"] = number(feature_hit_rate);
+  json["hit_rate"] = json_number(hit_rate);
+  json["feature_hit_rate"] = json_number(feature_hit_rate);
   json["commits"] = commits;
-  json["seconds"] = number(seconds);
-  json["stall_seconds"] = number(stall_seconds);
+  json["seconds"] = json_number(seconds);
+  json["stall_seconds"] = json_number(stall_seconds);
   json["rows_skipped"] = rows_skipped;
-  json["recall"] = object(recall_json);
-  json["recall_before"] = object(recall_before_json);
-  json["phase2"] = object(phase2_json);
+  json["recall"] = json_object(recall_json);
+  json["recall_before"] = json_object(recall_before_json);
+  json["phase2"] = json_object(phase2_json);
   json["state_sha256"] = state_sha256;
   return json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
 }
@@ -79,8 +71,8 @@ std::string RunSummary::to_text() const {
       format_duration(seconds), loss, format_count(static_cast<std::int64_t>(rows_per_second)),
       format_bytes(peak_resident_bytes), format_bytes(leased_peak_bytes), limit_source,
       100 * hit_rate, commits);
-  const auto before = object(recall_before_json);
-  const auto after = object(recall_json);
+  const auto before = json_object(recall_before_json);
+  const auto after = json_object(recall_json);
   for (const char* way : {"t2i", "i2t"}) {
     for (const char* form : {"raw", "oracle"}) {
       const auto line = describe(after, form, way);

@@ -14,6 +14,7 @@
 
 #include "base/check.h"
 #include "recipes/can_kd/curves.h"
+#include "recipes/json_values.h"
 
 namespace plimsoll::can_kd {
 namespace {
@@ -91,10 +92,6 @@ void areas(const Ranking& ranking, BinaryScores& out) {
   out.detection_at_fpr_01 = both ? within01 / attacks : undefined;
 }
 
-nlohmann::ordered_json number(double value) {
-  return std::isfinite(value) ? nlohmann::ordered_json(value) : nlohmann::ordered_json(nullptr);
-}
-
 std::string cell(double value) {
   return std::isnan(value) ? std::string{"-"} : fmt::format("{:.4f}", value);
 }
@@ -157,22 +154,22 @@ double youden_threshold(std::span<const float> scores, std::span<const std::uint
 nlohmann::ordered_json to_json(const BinaryScores& s) {
   nlohmann::ordered_json json{{"graphs", s.graphs}, {"tp", s.tp}, {"fp", s.fp},
                               {"tn", s.tn},         {"fn", s.fn}, {"not_numbers", s.not_numbers}};
-  json["threshold"] = number(s.threshold);
-  json["accuracy"] = number(s.accuracy);
-  json["precision"] = number(s.precision);
-  json["recall"] = number(s.recall);
-  json["f1"] = number(s.f1);
-  json["specificity"] = number(s.specificity);
-  json["balanced_accuracy"] = number(s.balanced_accuracy);
-  json["mcc"] = number(s.mcc);
-  json["fpr"] = number(s.fpr);
-  json["fnr"] = number(s.fnr);
-  json["auc"] = number(s.auc);
-  json["pr_auc"] = number(s.pr_auc);
-  json["kappa"] = number(s.kappa);
-  json["detection_at_fpr_5"] = number(s.detection_at_fpr_5);
-  json["detection_at_fpr_1"] = number(s.detection_at_fpr_1);
-  json["detection_at_fpr_01"] = number(s.detection_at_fpr_01);
+  json["threshold"] = json_number(s.threshold);
+  json["accuracy"] = json_number(s.accuracy);
+  json["precision"] = json_number(s.precision);
+  json["recall"] = json_number(s.recall);
+  json["f1"] = json_number(s.f1);
+  json["specificity"] = json_number(s.specificity);
+  json["balanced_accuracy"] = json_number(s.balanced_accuracy);
+  json["mcc"] = json_number(s.mcc);
+  json["fpr"] = json_number(s.fpr);
+  json["fnr"] = json_number(s.fnr);
+  json["auc"] = json_number(s.auc);
+  json["pr_auc"] = json_number(s.pr_auc);
+  json["kappa"] = json_number(s.kappa);
+  json["detection_at_fpr_5"] = json_number(s.detection_at_fpr_5);
+  json["detection_at_fpr_1"] = json_number(s.detection_at_fpr_1);
+  json["detection_at_fpr_01"] = json_number(s.detection_at_fpr_01);
   return json;
 }
 

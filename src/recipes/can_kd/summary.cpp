@@ -1,19 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <fmt/format.h>
 
-#include <cmath>
 #include <nlohmann/json.hpp>
 
 #include "plimsoll/bytes.h"
 #include "recipes/can_kd/can_kd.h"
+#include "recipes/json_values.h"
 #include "recipes/progress.h"
 
 namespace plimsoll {
 namespace {
-
-nlohmann::ordered_json number(double value) {
-  return std::isfinite(value) ? nlohmann::ordered_json(value) : nlohmann::ordered_json(nullptr);
-}
 
 /// "student_vgae" → "teacher_vgae", of the same stage; "" for a teacher's.
 std::string teacher_of(const std::string& name) {
@@ -35,16 +31,15 @@ std::string CanKdSummary::to_json() const {
   for (const CanKdModel& model : models) {
     json["models"][model.name] = {{"parameters", model.parameters},
                                   {"epochs", model.epochs},
-                                  {"held_out_loss", number(model.held_out_loss)}};
+                                  {"held_out_loss", json_number(model.held_out_loss)}};
   }
-  json["graphs_per_second"] = number(graphs_per_second);
+  json["graphs_per_second"] = json_number(graphs_per_second);
   json["limit_bytes"] = limit_bytes;
   json["limit_source"] = limit_source;
   json["peak_resident_bytes"] = peak_resident_bytes;
   json["leased_peak_bytes"] = leased_peak_bytes;
-  json["seconds"] = number(seconds);
-  const auto evaluation = nlohmann::ordered_json::parse(evaluation_json, nullptr, false);
-  json["evaluation"] = evaluation.is_object() ? evaluation : nlohmann::ordered_json::object();
+  json["seconds"] = json_number(seconds);
+  json["evaluation"] = json_object(evaluation_json);
   json["state_sha256"] = state_sha256;
   return json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
 }
