@@ -34,6 +34,7 @@
 #include "recipes/cosir_state.h"
 #include "recipes/cosir_step.h"
 #include "recipes/limit_requests.h"
+#include "recipes/run_loop.h"
 #include "recipes/settle.h"
 
 namespace plimsoll {
@@ -72,8 +73,6 @@ class Run {
   Result<void> end_of_epoch(std::int64_t epoch);
   Result<void> save();
   Result<void> clean_up_now(const char* when);
-  Result<void> look_for_requests();
-  Result<void> report_limits();
   [[nodiscard]] std::string out_of_memory(const PressureReport& seen) const;
   Result<Evaluation> evaluate_now(const std::string& when, std::int64_t angles);
   Result<RunSummary> summarise_run();
@@ -221,7 +220,9 @@ Result<void> Run::train_epochs() {
     if (seen.stop) {
       stop_reason_ = out_of_memory(seen);
     }
-    PLIMSOLL_TRY_VOID(look_for_requests());
+    PLIMSOLL_TRY(const std::string asked, look_for_requests(control_, *limits_, *report_, at().step,
+                                                            [&] { return save(); }));
+    stop_reason_ = asked.empty() ? stop_reason_ : asked;
   }
   return save();
 }
@@ -235,26 +236,16 @@ Result<bool> Run::step(const std::shared_ptr<Batch>& batch) {
     at().loss_steps = 0;
   }
   Gradients made;
-  for (int attempt = 0; !skipped; ++attempt) {
-    const auto done = without_refusal([&]() -> Result<void> {
-      made = Gradients{};
-      PLIMSOLL_TRY(made, second ? stepper_->phase2(batch, batch->rows())
-                                : stepper_->phase1(batch, batch->rows()));
-      return {};
-    });
-    if (done) {
-      break;
-    }
-    if (done.error().code != ErrorCode::kOverBudget) {
-      return tl::unexpected(done.error());
-    }
-    PLIMSOLL_TRY_VOID(report_->refusal(at().step + 1, done.error(), attempt > 0));
-    if (attempt > 0) {
-      stop_reason_ = fmt::format("memory refused twice in step {}; {}", at().step + 1,
-                                 larger_limit(governor_));
+  if (!skipped) {
+    PLIMSOLL_TRY(stop_reason_, try_step(governor_, *report_, at().step + 1, [&]() -> Result<void> {
+                   made = Gradients{};
+                   PLIMSOLL_TRY(made, second ? stepper_->phase2(batch, batch->rows())
+                                             : stepper_->phase1(batch, batch->rows()));
+                   return {};
+                 }));
+    if (!stop_reason_.empty()) {
       return false;
     }
-    TensorArena::purge();  // The only move there is inside a step; then the same step again.
   }
   const double scale = second ? 1.0 : stepper_->rate_scale(at().step);
   if (second && !skipped) {
@@ -314,42 +305,10 @@ Result<void> Run::save() {
 
 // Why memory ends the run, and with which limit it would go on.
 std::string Run::out_of_memory(const PressureReport& seen) const {
-  const LedgerState ledger = governor_.state();
   const std::int64_t limit =
       std::max(limit_to_resume(governor_, data_->shares()), seen.pressure ? seen.needed_bytes : 0);
-  const std::string why =
-      ledger.asked_bytes < ledger.limit_bytes
-          ? fmt::format("memory limit: {} is asked for, and {} cannot be given up",
-                        format_bytes(ledger.asked_bytes), format_bytes(ledger.limit_bytes))
-          : std::string("memory pressure");
-  return fmt::format("{}; resume with --memory-limit {}MiB", why, (limit + (1 << 20) - 1) >> 20);
-}
-
-Result<void> Run::report_limits() {
-  for (const LimitOutcome& outcome : limits_->take()) {
-    PLIMSOLL_TRY_VOID(report_->limit(at().step, outcome));
-  }
-  return {};
-}
-
-// Signals and the files in the run's folder; waits here while paused.
-Result<void> Run::look_for_requests() {
-  PLIMSOLL_TRY_VOID(report_limits());
-  Request request = control_.poll();
-  if (request == Request::kPause) {
-    const Report::Aside aside{*report_};
-    PLIMSOLL_TRY_VOID(save());
-    Result<void> told{};
-    request = control_.wait_while_paused([&] {
-      told = report_limits();
-      told = told ? report_->phase("paused") : told;
-    });
-    PLIMSOLL_TRY_VOID(told);
-  }
-  if (request == Request::kStop) {
-    stop_reason_ = control_.reason();
-  }
-  return {};
+  return fmt::format("{}; resume with --memory-limit {}MiB", pressure_in_words(governor_),
+                     (limit + (1 << 20) - 1) >> 20);
 }
 
 Result<RunSummary> Run::summarise_run() {
@@ -438,14 +397,8 @@ Result<RunSummary> train_cosir(const CosirSettings& given, const TrainOptions& o
   }
   auto result = train_in(settings, options, folder, baseline_bytes);
   TensorArena::detach();
-  if (const auto saved = folder.published_step(); !result && saved && !saved->has_value()) {
-    folder.abandon();  // Refused before there was anything to resume: a new folder goes again.
-  }
-  if (!result && RunFolder::is_run(config.out)) {
-    RunStatus status;
-    status.status = "failed";
-    status.message = result.error().to_string();
-    static_cast<void>(folder.write_status(status, /*force=*/true));
+  if (!result) {
+    leave_failed(folder, result.error());
   }
   return result;
 }

@@ -40,6 +40,7 @@
 #include "recipes/control.h"
 #include "recipes/limit_requests.h"
 #include "recipes/run_folder.h"
+#include "recipes/run_loop.h"
 #include "recipes/settle.h"
 #include "torch/step_tracer.h"
 
@@ -109,8 +110,6 @@ class Run {
   Result<bool> step(const Task& task);
   Result<void> between_steps();
   Result<void> save();
-  Result<void> report_limits();
-  Result<void> look_for_requests();
   Result<CanKdSummary> summarise_run();
   Result<std::string> digest() const;
 
@@ -474,24 +473,12 @@ Result<void> Run::finish_task(const Task& task) {
 // One optimizer step and what follows it. False: memory was refused twice.
 Result<bool> Run::step(const Task& task) {
   StepNews news;
-  for (int attempt = 0;; ++attempt) {
-    const auto done = without_refusal([&]() -> Result<void> {
-      PLIMSOLL_TRY(news, bench_.work->step());
-      return {};
-    });
-    if (done) {
-      break;
-    }
-    if (done.error().code != ErrorCode::kOverBudget) {
-      return tl::unexpected(done.error());
-    }
-    PLIMSOLL_TRY_VOID(report_->refusal(step_ + 1, done.error(), attempt > 0));
-    if (attempt > 0) {
-      stop_reason_ =
-          fmt::format("memory refused twice in step {}; {}", step_ + 1, larger_limit(governor_));
-      return false;
-    }
-    TensorArena::purge();  // The only move there is inside a step; then the same step again.
+  PLIMSOLL_TRY(stop_reason_, try_step(governor_, *report_, step_ + 1, [&]() -> Result<void> {
+                 PLIMSOLL_TRY(news, bench_.work->step());
+                 return {};
+               }));
+  if (!stop_reason_.empty()) {
+    return false;
   }
   step_ += 1;
   PLIMSOLL_TRY_VOID(report_->step(task, step_, news));
@@ -523,16 +510,16 @@ Result<void> Run::between_steps() {
   if (seen.stop) {
     const LedgerState ledger = governor_.state();
     const std::int64_t limit = std::max(seen.needed_bytes, ledger.limit_bytes);
-    stop_reason_ =
+    const std::string larger =
         ledger.asked_bytes < ledger.limit_bytes
-            ? fmt::format(
-                  "memory limit: {} is asked for, and {} cannot be given up; resume with "
-                  "--memory-limit {}MiB",
-                  format_bytes(ledger.asked_bytes), format_bytes(ledger.limit_bytes),
-                  (limit + (1 << 20) - 1) >> 20)
-            : "memory pressure; " + larger_limit(governor_);
+            ? fmt::format("resume with --memory-limit {}MiB", (limit + (1 << 20) - 1) >> 20)
+            : larger_limit(governor_);
+    stop_reason_ = pressure_in_words(governor_) + "; " + larger;
   }
-  return look_for_requests();
+  PLIMSOLL_TRY(const std::string asked,
+               look_for_requests(control_, *limits_, *report_, step_, [&] { return save(); }));
+  stop_reason_ = asked.empty() ? stop_reason_ : asked;
+  return {};
 }
 
 // Checkpoint, then manifest: both name this step.
@@ -558,33 +545,6 @@ Result<void> Run::save() {
   saved_step_ = step_;
   const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - begin;
   return report_->commit(step_, spent.count());
-}
-
-Result<void> Run::report_limits() {
-  for (const LimitOutcome& outcome : limits_->take()) {
-    PLIMSOLL_TRY_VOID(report_->limit(step_, outcome));
-  }
-  return {};
-}
-
-// Signals and the files in the run's folder; waits here while paused.
-Result<void> Run::look_for_requests() {
-  PLIMSOLL_TRY_VOID(report_limits());
-  Request request = control_.poll();
-  if (request == Request::kPause) {
-    const Report::Aside aside{*report_};
-    PLIMSOLL_TRY_VOID(save());
-    Result<void> told{};
-    request = control_.wait_while_paused([&] {
-      told = report_limits();
-      told = told ? report_->phase("paused") : told;
-    });
-    PLIMSOLL_TRY_VOID(told);
-  }
-  if (request == Request::kStop) {
-    stop_reason_ = control_.reason();
-  }
-  return {};
 }
 
 Result<std::string> Run::digest() const {
@@ -664,14 +624,8 @@ Result<CanKdSummary> train_can_kd(const CanKdSettings& given, const TrainOptions
   }
   auto result = train_in(settings, options, folder);
   TensorArena::detach();
-  if (const auto saved = folder.published_step(); !result && saved && !saved->has_value()) {
-    folder.abandon();  // Refused before there was anything to resume: a new folder goes again.
-  }
-  if (!result && RunFolder::is_run(config.out)) {
-    RunStatus status;
-    status.status = "failed";
-    status.message = result.error().to_string();
-    static_cast<void>(folder.write_status(status, /*force=*/true));
+  if (!result) {
+    leave_failed(folder, result.error());
   }
   return result;
 }
