@@ -220,75 +220,12 @@ TEST(CanKdCurriculumTest, OddSetsAreChosenFromAsStated) {
   EXPECT_EQ(ties.choose({0, 1.0, 100}, 0, 0).graphs, (Ids{17, 500}));
 }
 
-class CanKdDifficultiesTest : public ::testing::Test {
- protected:
-  Difficulties made(std::int64_t graphs) {
-    auto difficulties = Difficulties::make(governor_, graphs).or_throw();
-    for (std::int64_t i = 0; i < graphs; ++i) {
-      difficulties.values()[static_cast<std::size_t>(i)] = static_cast<float>(i % 7) / 7.0F;
-    }
-    difficulties.scored(12);
-    return difficulties;
+TEST(CanKdDifficultiesTest, APointHoldsTheQuantiles) {
+  std::vector<float> difficulties;
+  for (int i = 0; i < 7 * 100; ++i) {
+    difficulties.push_back(static_cast<float>(i % 7) / 7.0F);
   }
-  ScratchDirectory scratch_;
-  Governor governor_{test::governor_of()};
-};
-
-TEST_F(CanKdDifficultiesTest, ComeBackAsTheyWereSavedAndOnlyForTheSameGraphs) {
-  const auto path = scratch_ / "difficulties.safetensors";
-  const auto saved = made(1000);
-  saved.save(path, "set a, model b").or_throw();
-  const auto loaded = Difficulties::load(governor_, path, 1000, "set a, model b").or_throw();
-  EXPECT_EQ(loaded.epoch(), 12);
-  EXPECT_TRUE(std::equal(saved.values().begin(), saved.values().end(), loaded.values().begin(),
-                         loaded.values().end()));
-  const auto other = Difficulties::load(governor_, path, 1000, "set a, model c");
-  ASSERT_FALSE(other);
-  EXPECT_EQ(other.error().code, ErrorCode::kInvalidArgument);
-  EXPECT_NE(other.error().to_string().find("set a, model b"), std::string::npos);
-  const auto fewer = Difficulties::load(governor_, path, 999, "set a, model b");
-  ASSERT_FALSE(fewer);
-  EXPECT_EQ(fewer.error().code, ErrorCode::kInvalidArgument);
-  const auto none = Difficulties::load(governor_, scratch_ / "none", 999, "");
-  ASSERT_FALSE(none);
-  EXPECT_EQ(none.error().code, ErrorCode::kNotFound);
-}
-
-TEST_F(CanKdDifficultiesTest, AnyChangedByteIsNoticed) {
-  const auto path = scratch_ / "difficulties.safetensors";
-  made(40).save(path, "x").or_throw();
-  std::string bytes;
-  {
-    std::ifstream file{path, std::ios::binary};
-    bytes.assign(std::istreambuf_iterator<char>{file}, {});
-  }
-  for (std::size_t at = 0; at < bytes.size(); ++at) {
-    std::string changed = bytes;
-    changed[at] = static_cast<char>(changed[at] ^ 1);
-    std::ofstream{path, std::ios::binary}.write(changed.data(),
-                                                static_cast<std::streamsize>(changed.size()));
-    const auto loaded = Difficulties::load(governor_, path, 40, "x");
-    if (loaded) {  // A space of the header's padding says nothing.
-      EXPECT_EQ(bytes[at], ' ') << "byte " << at;
-    }
-  }
-}
-
-TEST_F(CanKdDifficultiesTest, TakeALeaseOfFourBytesAGraphAndGiveItBack) {
-  const auto before = governor_.state().leased_bytes;
-  {
-    const auto difficulties = made(1000);
-    EXPECT_EQ(governor_.state().leased_bytes, before + 4000);
-  }
-  EXPECT_EQ(governor_.state().leased_bytes, before);
-  const auto refused = Difficulties::make(governor_, std::int64_t{1} << 50);
-  ASSERT_FALSE(refused);
-  EXPECT_EQ(refused.error().code, ErrorCode::kOverBudget);
-}
-
-TEST_F(CanKdDifficultiesTest, APointHoldsTheQuantiles) {
-  const auto difficulties = made(7 * 100);
-  const auto point = difficulties.point(0.5F);
+  const auto point = difficulty_point(difficulties, 12, 0.5F);
   EXPECT_EQ(point.epoch, 12);
   EXPECT_EQ(point.threshold, 0.5F);
   EXPECT_EQ(point.quantiles[0], 0.0F);

@@ -1,22 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Difficulties: one number for each normal graph, kept between scorings and across resumes.
+// Difficulties, one number for each normal graph, in few: quantiles of a scoring.
 //
 // Reading order: curriculum.h, this file.
 //
-// Threads: single-owner.
-// Memory:  leased (Tag::kOther): 4 bytes a graph. Quantiles take 4 KiB for any number of graphs.
+// Threads: pure functions.   Memory: 4 KiB for any number of graphs.
 #pragma once
 
 #include <array>
 #include <cstdint>
-#include <filesystem>
 #include <span>
-#include <string>
-#include <vector>
-
-#include "plimsoll/governor.h"
-#include "plimsoll/result.h"
 
 namespace plimsoll::can_kd {
 
@@ -33,34 +26,8 @@ struct DifficultyPoint {
   float threshold{0};                ///< That of the curriculum in this epoch.
 };
 
-class Difficulties {
- public:
-  /// All zero. Errors: kOverBudget.
-  static Result<Difficulties> make(Governor governor, std::int64_t graphs);
-
-  /// What save() wrote for the same graphs by the same scorer.
-  /// Errors: kNotFound, kCorrupt, kIo, kOverBudget; kInvalidArgument for another number of graphs
-  ///         or another `of`, naming both.
-  static Result<Difficulties> load(Governor governor, const std::filesystem::path& path,
-                                   std::int64_t graphs, const std::string& of);
-
-  /// A safetensors file: `difficulty` F32 [graphs], durable, replaced whole. `of` says what was
-  /// scored by what (the set's fingerprint and the model's digest). Errors: kIo.
-  [[nodiscard]] Result<void> save(const std::filesystem::path& path, const std::string& of) const;
-
-  /// Where a scorer writes: by place among the normal graphs, ascending.
-  [[nodiscard]] std::span<float> values() noexcept { return values_; }
-  [[nodiscard]] std::span<const float> values() const noexcept { return values_; }
-  [[nodiscard]] std::int64_t epoch() const noexcept { return epoch_; }  ///< Of the scoring; −1.
-  void scored(std::int64_t epoch) noexcept { epoch_ = epoch; }
-
-  [[nodiscard]] DifficultyPoint point(float threshold) const;
-
- private:
-  Difficulties(Lease lease, std::int64_t graphs);
-  Lease lease_;
-  std::vector<float> values_;
-  std::int64_t epoch_{-1};
-};
+/// Of one scoring. Requires: values are difficulties, one for each normal graph.
+[[nodiscard]] DifficultyPoint difficulty_point(std::span<const float> values, std::int64_t epoch,
+                                               float threshold);
 
 }  // namespace plimsoll::can_kd

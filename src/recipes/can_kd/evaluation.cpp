@@ -5,8 +5,6 @@
 // Threads: single-owner.   Memory: see evaluation.h.
 #include "recipes/can_kd/evaluation.h"
 
-#include <ATen/ops/empty.h>
-#include <ATen/ops/softmax.h>
 #include <c10/core/GradMode.h>
 #include <fmt/format.h>
 
@@ -23,7 +21,6 @@
 #include "recipes/can_kd/models.h"
 #include "recipes/can_kd/plots.h"
 #include "recipes/can_kd/scores.h"
-#include "recipes/can_kd/shapes.h"
 #include "recipes/progress.h"
 
 namespace plimsoll::can_kd {
@@ -66,20 +63,6 @@ Result<Scored> score_graphs(const CanKdConfig& config, const Data& data,
   return all;
 }
 
-Score by_errors(std::shared_ptr<const Vgae> vgae) {
-  return [vgae](const GraphTensors& batch) {
-    const Adjacency adjacency = make_adjacency(batch);
-    return graph_errors(vgae->forward(batch, adjacency, answering_mode()), batch, adjacency);
-  };
-}
-
-Score by_chances(std::shared_ptr<const GatClassifier> classifier) {
-  return [classifier](const GraphTensors& batch) {
-    const at::Tensor logits = classifier->forward(batch, make_adjacency(batch), answering_mode());
-    return at::softmax(logits, 1).select(1, 1);
-  };
-}
-
 // The detectors of one role that are there, in the order of the stages.
 Result<std::vector<Detector>> detectors_of(const CanKdConfig& config, const Data& data,
                                            const fs::path& run, Role role) {
@@ -91,8 +74,8 @@ Result<std::vector<Detector>> detectors_of(const CanKdConfig& config, const Data
   if (const fs::path file = model_file(run, autoencoder); fs::exists(file)) {
     PLIMSOLL_TRY(Vgae model, load_vgae(config, role, ids, file));
     vgae = std::make_shared<Vgae>(std::move(model));
-    found.push_back(
-        {role_name(role), "vgae", parameter_count(vgae->parameters()), false, by_errors(vgae)});
+    found.push_back({role_name(role), "vgae", parameter_count(vgae->parameters()), false,
+                     [vgae](const GraphTensors& batch) { return errors_of(*vgae, batch); }});
   }
   for (const Stage stage : {Stage::kCurriculum, Stage::kNormal}) {
     const Task task{role, stage};
@@ -101,7 +84,8 @@ Result<std::vector<Detector>> detectors_of(const CanKdConfig& config, const Data
       const auto kept = std::make_shared<GatClassifier>(std::move(model));
       found.push_back({role_name(role),
                        stage == Stage::kCurriculum ? "gat_curriculum" : "gat_normal",
-                       parameter_count(kept->parameters()), true, by_chances(kept)});
+                       parameter_count(kept->parameters()), true,
+                       [kept](const GraphTensors& batch) { return chances_of(*kept, batch); }});
       fused = task == classifier_task(role, config) ? kept : fused;
     }
   }

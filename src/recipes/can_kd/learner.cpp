@@ -15,6 +15,7 @@
 #include <optional>
 
 #include "base/check.h"
+#include "recipes/can_kd/models.h"
 #include "recipes/can_kd/node_losses.h"
 #include "recipes/can_kd/shapes.h"
 
@@ -70,11 +71,7 @@ class ClassifierLearner final : public Learner {
     return at::cross_entropy_loss(logits, batch.labels, {}, at::Reduction::None);
   }
 
-  at::Tensor scores(const GraphTensors& batch) const override {
-    const c10::AutoGradMode off{false};
-    const at::Tensor logits = model_.forward(batch, make_adjacency(batch), answering_mode());
-    return at::softmax(logits, 1).select(1, 1).contiguous();
-  }
+  at::Tensor scores(const GraphTensors& batch) const override { return chances_of(model_, batch); }
 
   [[nodiscard]] std::vector<NamedTensor> parameters() const override { return model_.parameters(); }
   [[nodiscard]] std::vector<NamedTensor> buffers() const override { return model_.buffers(); }
@@ -145,11 +142,7 @@ class AutoencoderLearner final : public Learner {
     return made;
   }
 
-  at::Tensor losses(const GraphTensors& batch) const override {
-    const c10::AutoGradMode off{false};
-    const Adjacency adjacency = make_adjacency(batch);
-    return graph_errors(model_.forward(batch, adjacency, answering_mode()), batch, adjacency);
-  }
+  at::Tensor losses(const GraphTensors& batch) const override { return errors_of(model_, batch); }
 
   at::Tensor scores(const GraphTensors& batch) const override { return losses(batch); }
 

@@ -72,6 +72,18 @@ Result<GatClassifier> load_classifier(const CanKdConfig& config, Role role, std:
   return model;
 }
 
+at::Tensor errors_of(const Vgae& vgae, const GraphTensors& batch) {
+  const c10::AutoGradMode off{false};
+  const Adjacency adjacency = make_adjacency(batch);
+  return graph_errors(vgae.forward(batch, adjacency, answering_mode()), batch, adjacency);
+}
+
+at::Tensor chances_of(const GatClassifier& classifier, const GraphTensors& batch) {
+  const c10::AutoGradMode off{false};
+  const at::Tensor logits = classifier.forward(batch, make_adjacency(batch), answering_mode());
+  return at::softmax(logits, 1).select(1, 1).contiguous();
+}
+
 at::Tensor fusion_states(const Vgae& vgae, const GatClassifier& classifier,
                          const GraphTensors& batch) {
   const c10::AutoGradMode off{false};

@@ -30,6 +30,12 @@ Result<Vgae> load_vgae(const CanKdConfig& config, Role role, std::int64_t ids,
 Result<GatClassifier> load_classifier(const CanKdConfig& config, Role role, std::int64_t ids,
                                       const std::filesystem::path& file);
 
+/// Each graph's error, [G] float32; no gradient.
+at::Tensor errors_of(const Vgae& vgae, const GraphTensors& batch);
+
+/// Each graph's probability of an attack, [G] float32; no gradient.
+at::Tensor chances_of(const GatClassifier& classifier, const GraphTensors& batch);
+
 /// What the fusion network sees of each graph, [G, 15] float32:
 ///   0 … 7   of the autoencoder: error, its square and identity parts, mean, deviation, least and
 ///           most of the latent over the graph's nodes, mean log variance;

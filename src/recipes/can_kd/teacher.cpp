@@ -18,6 +18,7 @@
 
 #include "base/check.h"
 #include "data/disk_room.h"
+#include "recipes/can_kd/learner.h"
 #include "recipes/can_kd/shapes.h"
 
 namespace plimsoll::can_kd {
@@ -30,10 +31,7 @@ class ClassifierTeacher final : public TeacherModel {
     return model_.forward(batch, adjacency, answering_mode());
   }
   [[nodiscard]] std::vector<NamedTensor> tensors() const override {
-    auto all = model_.parameters();
-    const auto more = model_.buffers();
-    all.insert(all.end(), more.begin(), more.end());
-    return all;
+    return joined(model_.parameters(), model_.buffers());
   }
 
  private:
@@ -48,10 +46,7 @@ class AutoencoderTeacher final : public TeacherModel {
     return at::cat({out.mean, out.reconstruction}, 1);
   }
   [[nodiscard]] std::vector<NamedTensor> tensors() const override {
-    auto all = model_.parameters();
-    const auto more = model_.buffers();
-    all.insert(all.end(), more.begin(), more.end());
-    return all;
+    return joined(model_.parameters(), model_.buffers());
   }
 
  private:

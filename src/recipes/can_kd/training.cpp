@@ -219,12 +219,11 @@ Result<void> Training::begin_epoch() {
 }
 
 void Training::note_difficulty(float threshold) {
+  const DifficultyPoint point = difficulty_point(floats_of(difficulty_), epoch_, threshold);
   auto* row = points_.data_ptr<double>() + epoch_ * kPointColumns;
-  row[0] = static_cast<double>(epoch_);
-  for (std::size_t k = 0; k < kDifficultyShares.size(); ++k) {
-    row[k + 1] = quantile_of(floats_of(difficulty_), kDifficultyShares[k]);
-  }
-  row[kPointColumns - 1] = threshold;
+  row[0] = static_cast<double>(point.epoch);
+  std::copy(point.quantiles.begin(), point.quantiles.end(), row + 1);
+  row[kPointColumns - 1] = point.threshold;
 }
 
 std::vector<DifficultyPoint> Training::difficulty() const {
