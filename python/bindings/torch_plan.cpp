@@ -53,6 +53,8 @@ nb::dict dict_of(const BatchPlan& plan) {
   out["parts"] = dict_of(plan.peak.parts);
   out["step_seconds"] = plan.step_seconds;
   out["at_most_rows"] = plan.at_most_rows;
+  out["larger_rows"] = plan.larger_rows;
+  out["larger_leased_bytes"] = plan.larger_leased_bytes;
   out["traced_rows"] = plan.traced_rows;
   nb::list verified;
   for (const VerifiedStep& step : plan.verified) {

@@ -89,6 +89,11 @@ class BatchPlan:
     """Who holds the peak: static, gradients, activations, optimizer, temporaries, other threads."""
     step_seconds: float
     at_most_rows: bool
+    """The memory would take more rows than max_batch_size allows."""
+    larger_rows: int
+    """A fifth more rows, up to the next multiple, …"""
+    larger_leased_bytes: int
+    """… and what they would lease, as predicted."""
     traced_rows: list[int]
     verified: list[dict[str, Any]]
     advice: str
@@ -130,6 +135,7 @@ class BatchPlan:
             lines.append(f"  at the peak: {self.operator} in {self.phase}")
         if self.bytes_per_row:
             lines.append(f"  one row more: {format_bytes(self.bytes_per_row)}")
+        lines.append(f"  {self.larger_rows} rows: {format_bytes(self.larger_leased_bytes)} to admit, as predicted")
         lines += [f"  {self.advice}"] if self.advice else []
         lines += [f"  warning: {text}" for text in self.warnings]
         return "\n".join(lines)

@@ -72,13 +72,16 @@ def estimate(models: list[Any], optimizers: list[Any], teachers: list[Any], samp
         notes.append(f"the estimate for {least} rows is above what is available: measure it")
     rows = max(rows // multiple * multiple, min(rows, least))
     moving = int(constant + per_row * rows)
+    larger = -(-6 * rows // (5 * multiple)) * multiple
     return {
         "batch_size": rows, "label": "estimate", "peak_bytes": int(static + gradients + moving),
         "leased_bytes": int(static + gradients + moving), "available_bytes": room,
         "bytes_per_row": int(per_row), "operator": "", "phase": "",
         "parts": {"static": static, "gradients": gradients, "activations": moving, "optimizer": 0,
                   "temporaries": 0, "other threads": 0},
-        "step_seconds": 0.0, "at_most_rows": rows == most, "traced_rows": [], "verified": [],
+        "step_seconds": 0.0, "at_most_rows": rows == most, "larger_rows": larger,
+        "larger_leased_bytes": int(static + gradients + constant + per_row * larger),
+        "traced_rows": [], "verified": [],
         "advice": "an estimate from shapes: nothing was run; mode=\"measured\" says what is true",
         "warnings": notes,
     }

@@ -340,7 +340,11 @@ class Planner {
       plan_.bytes_per_row =
           std::max<std::int64_t>(0, (same.peak.bytes - less.peak.bytes) / (rows - before));
     }
-    plan_.at_most_rows = rows == options_.most_rows;
+    const std::int64_t units = (6 * rows + 5 * options_.multiple - 1) / (5 * options_.multiple);
+    plan_.larger_rows = units * options_.multiple;
+    PLIMSOLL_TRY(const StepPrediction more, regions_.predict(size_of(plan_.larger_rows)));
+    plan_.larger_leased_bytes = options_.leased_bytes(more.peak.bytes);
+    plan_.at_most_rows = rows + options_.multiple > options_.most_rows;
     plan_.advice = advice();
     return plan_;
   }

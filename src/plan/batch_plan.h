@@ -93,7 +93,9 @@ struct BatchPlan {
   std::int64_t available_bytes{0};  ///< What tensors may have.
   std::int64_t bytes_per_row{0};    ///< One row more at this size, in bytes of peak.
   double step_seconds{0.0};
-  bool at_most_rows{false};  ///< The memory would take more rows than were allowed.
+  bool at_most_rows{false};             ///< The memory would take more rows than were allowed.
+  std::int64_t larger_rows{0};          ///< A fifth more rows, up to the next multiple, …
+  std::int64_t larger_leased_bytes{0};  ///< … and what they would lease, as predicted.
   std::vector<std::int64_t> traced_rows;
   std::vector<VerifiedStep> verified;
   std::string advice;  ///< What would buy more room.

@@ -59,6 +59,8 @@ TEST(BatchPlanTest, FindsTheLargestSizeThatFitsAndSaysSoExactly) {
     EXPECT_EQ(plan.label, PlanLabel::kExact) << "seed " << seed;
     EXPECT_EQ(plan.peak.bytes, step.peak(plan.batch_size)) << "seed " << seed;
     EXPECT_LE(machine.steps, 12) << "seed " << seed;
+    EXPECT_EQ(plan.larger_rows, (plan.batch_size * 6 + 4) / 5) << "seed " << seed;
+    EXPECT_EQ(plan.larger_leased_bytes, step.peak(plan.larger_rows)) << "seed " << seed;
     EXPECT_FALSE(plan.advice.empty());
   }
 }
@@ -87,6 +89,8 @@ TEST(BatchPlanTest, TheAnswerGrowsWithTheLimitAndKeepsToItsMultiple) {
     const BatchPlan plan = machine.plan().or_throw();
     EXPECT_GE(plan.batch_size, before);
     EXPECT_EQ(plan.batch_size % 16, 0);
+    EXPECT_EQ(plan.larger_rows % 16, 0);
+    EXPECT_GT(plan.larger_leased_bytes, machine.options.available_bytes);
     EXPECT_LE(step.peak(plan.batch_size), machine.options.available_bytes);
     before = plan.batch_size;
   }
@@ -96,10 +100,13 @@ TEST(BatchPlanTest, StopsAtTheLargestSizeAllowed) {
   const RandomStep step(3);
   Machine machine(step, 1LL << 40);
   machine.options.most_rows = 100;
-  const BatchPlan plan = machine.plan().or_throw();
-  EXPECT_EQ(plan.batch_size, 100);
-  EXPECT_TRUE(plan.at_most_rows);
-  EXPECT_NE(plan.advice.find("max_batch_size"), std::string::npos) << plan.advice;
+  for (const std::int64_t multiple : {1, 16}) {
+    machine.options.multiple = multiple;
+    const BatchPlan plan = machine.plan().or_throw();
+    EXPECT_EQ(plan.batch_size, multiple == 1 ? 100 : 96);
+    EXPECT_TRUE(plan.at_most_rows);
+    EXPECT_NE(plan.advice.find("max_batch_size"), std::string::npos) << plan.advice;
+  }
 }
 
 TEST(BatchPlanTest, FindsASizeBelowTheFirstThatItTries) {

@@ -57,6 +57,17 @@ class OpNames {
 
 std::atomic<OpNames*> tracing{nullptr};
 
+// "torch::autograd::CppNode<plimsoll::(anonymous namespace)::Attend>" → "Attend": an autograd
+// function of C++ by its own name.
+std::string_view own_name(std::string_view name) {
+  constexpr std::string_view kNode = "torch::autograd::CppNode<";
+  if (name.substr(0, kNode.size()) == kNode && name.back() == '>') {
+    const std::size_t last = name.rfind("::");
+    name = name.substr(last + 2, name.size() - last - 3);
+  }
+  return name;
+}
+
 // What ran outside this operator.
 struct Outer final : at::ObserverContext {
   explicit Outer(const TraceScope& scope) : before(scope) {}
@@ -84,7 +95,7 @@ std::unique_ptr<at::ObserverContext> enter(const at::RecordFunction& function) {
     scope.op = 0;
   }
   if (scope.op == 0) {  // The outermost: aten::linear rather than the aten::addmm inside it.
-    scope.op = names->index_of(std::string(name));
+    scope.op = names->index_of(std::string(own_name(name)));
   }
   return outer;
 }
