@@ -166,6 +166,9 @@ int run_evaluation(const CanKdSettings& settings) {
 int run_planning(const CosirSettings& settings, const Typed& typed) {
   return report_summary(plan_cosir(settings), typed);
 }
+int run_planning(const CanKdSettings& settings, const Typed& typed) {
+  return report_summary(plan_can_kd(settings), typed);
+}
 #else
 int without_torch() {
   return report(make_error(ErrorCode::kNotFound, "this program was built without LibTorch",
@@ -208,8 +211,9 @@ int train(const Typed& typed) {
   return settings ? run_training(*settings, typed, false) : report(settings.error(), kUsageStatus);
 }
 
+template <class AnyRecipe>
 int plan(const Typed& typed) {
-  const auto settings = new_settings<CosirSettings>(typed, false);
+  const auto settings = new_settings<AnyRecipe>(typed, false);
   return settings ? run_planning(*settings, typed) : report(settings.error(), kUsageStatus);
 }
 
@@ -318,23 +322,33 @@ void add_train(CLI::App& app, int& status) {
   }
 }
 
-void add_plan(CLI::App& app, int& status) {
-  auto* command =
-      app.add_subcommand("plan", "Say what a run needs, and the largest batch its limit admits");
-  command->require_subcommand(1);
-  auto* plan_of = command->add_subcommand("cosir", "Plan a run of `train cosir`");
+template <class AnyRecipe>
+void add_plan_of(CLI::App& command, int& status, const std::string& example) {
+  const AnyRecipe defaults;
+  const std::string recipe = defaults.options().recipe;
+  auto* plan_of = command.add_subcommand(recipe, "Plan a run of `train " + recipe + "`");
   auto typed = std::make_shared<Typed>();
   plan_of->add_option("--config", typed->config, "Options from FILE.toml or FILE.json")
       ->type_name("FILE");
-  add_keys(*plan_of, typed, CosirSettings(),
+  add_keys(*plan_of, typed, defaults,
            [](const Field& field) { return std::string_view(field.name) != "batch_size"; });
   plan_of->add_flag("--json", typed->json, "One line of JSON instead of the table");
   plan_of->footer(
       "\nTraces small steps on real batches, replays them at larger sizes, and runs the answer "
       "once.\n"
-      "`train cosir --batch-size auto` does the same and trains with it. Example:\n"
-      "  plimsoll plan cosir --data data/ --memory-limit 768MiB --label-dim 128");
-  plan_of->callback([typed, &status] { status = plan(*typed); });
+      "`train " +
+      recipe + " --batch-size auto` does the same and trains with it. Example:\n  " + example);
+  plan_of->callback([typed, &status] { status = plan<AnyRecipe>(*typed); });
+}
+
+void add_plan(CLI::App& app, int& status) {
+  auto* command =
+      app.add_subcommand("plan", "Say what a run needs, and the largest batch its limit admits");
+  command->require_subcommand(1);
+  add_plan_of<CosirSettings>(
+      *command, status, "plimsoll plan cosir --data data/ --memory-limit 768MiB --label-dim 128");
+  add_plan_of<CanKdSettings>(
+      *command, status, "plimsoll plan can-kd --data data/ --memory-limit 1GiB --stage curriculum");
 }
 
 /// Options of every recipe that a resumption may change; which recipe it is, the run says later.

@@ -353,6 +353,103 @@ def test_a_limit_that_is_too_small_is_refused_with_one_that_does(trains, call, t
     assert done.status == 0, done.err
 
 
+@pytest.fixture(scope="module")
+def busy(tmp_path_factory, program):
+    """Enough windows that memory, not the number of steps, bounds a batch."""
+    bus = tmp_path_factory.mktemp("busy")
+    write_traffic(bus / "train_01__flood.csv", 4, 6000 * WINDOW + 1, 5 * WINDOW)
+    out = bus / "set"
+    subprocess.run([program, "import", "can", str(bus), "--out", str(out), "--window", str(WINDOW),
+                    "--stride", str(WINDOW)], check=True, capture_output=True)
+    return out
+
+
+def test_k5_a_planned_batch_trains_and_a_fifth_more_is_refused(trains, call, busy, tmp_path):
+    """The tightest task is the student's: its step holds the teacher too."""
+    base = ["can-kd", "--data", busy, "--preset", "small", "--stage", "normal", "--max-epochs", "1",
+            "--student-gat-hidden", "48", "--student-gat-layers", "4", "--cache-bytes", "0",
+            "--compute-threads", "2", "--min-steps-per-epoch", "2"]
+
+    def plan(mib):
+        done = call("plan", *base, "--memory-limit", f"{mib}MiB", "--json")
+        assert done.status == 0, done.err
+        found = json.loads(done.out.splitlines()[-1])
+        assert found["tasks"].keys() == {"teacher_gat_normal", "student_gat_normal"}
+        assert found["batch_size"] == min(one["batch_size"] for one in found["tasks"].values())
+        return found, found["tasks"]["student_gat_normal"]
+
+    wide = plan(4096)[1]
+    assert wide["at_most_rows"] and wide["batch_size"] > 100  # Memory is not what bounds it.
+    static = wide["parts"]["static"]
+    needed = static + (wide["leased_bytes"] - static) // 2
+    limit = 4096 - (wide["available_bytes"] - needed) * 17 // 16 // 2**20
+    found, narrow = plan(limit)
+    assert found["task"] == "student_gat_normal" and not narrow["at_most_rows"]
+    assert 16 <= found["batch_size"] < wide["batch_size"]
+    assert narrow["leased_bytes"] <= narrow["available_bytes"] < narrow["larger_leased_bytes"]
+    assert narrow["larger_graphs"] >= 1.2 * found["batch_size"]
+    table = call("plan", *base, "--memory-limit", f"{limit}MiB").out
+    assert "CppNode" not in table  # Our autograd functions by their own names.
+    assert f"batch_size = {found['batch_size']}, held there by student_gat_normal" in table
+    assert f"a fifth more, {narrow['larger_graphs']} graphs, would lease" in table
+
+    def train(graphs):
+        return call("train", *base, "--out", tmp_path / f"{graphs}", "--memory-limit", f"{limit}MiB",
+                    "--batch-size", graphs, "--quiet", "--json")
+
+    done = train(found["batch_size"])
+    assert done.status == 0, done.err
+    assert json.loads(done.out.splitlines()[-1])["peak_resident_bytes"] <= limit * 2**20
+    assert_refused(train(narrow["larger_graphs"]), 1, "a limit of", "would do", "batch_size")
+    done = train("auto")
+    assert done.status == 0, done.err
+    assert f'batch_size = {found["batch_size"]} ' in (tmp_path / "auto/run.toml").read_text()
+
+
+def test_published_students_are_evaluated_beside_ours(train, trains, call, traffic, tmp_path):
+    numpy = pytest.importorskip("numpy")
+    from safetensors.numpy import save_file
+
+    def student(path, seed, width=3, heads=2):
+        draw = numpy.random.default_rng(seed)
+        both, hidden = width * heads, width * heads  # Two layers: an LSTM of 2 × both / 2.
+        shapes = {"lin.weight": (1, both), "lin.bias": (1,), "jk.att.weight": (1, 2 * hidden),
+                  "jk.att.bias": (1,)}
+        for k, rows in enumerate((10, both)):
+            shapes |= {f"convs.{k}.att_src": (1, heads, width), f"convs.{k}.att_dst": (1, heads, width),
+                       f"convs.{k}.bias": (both,), f"convs.{k}.lin.weight": (both, rows)}
+        for end in ("", "_reverse"):
+            shapes |= {f"jk.lstm.weight_ih_l0{end}": (4 * hidden, both),
+                       f"jk.lstm.weight_hh_l0{end}": (4 * hidden, hidden),
+                       f"jk.lstm.bias_ih_l0{end}": (4 * hidden,),
+                       f"jk.lstm.bias_hh_l0{end}": (4 * hidden,)}
+        save_file({name: draw.normal(0, 0.3, shape).astype("float32")
+                   for name, shape in shapes.items()}, path)
+        return sum(int(numpy.prod(shape)) for shape in shapes.values())
+
+    folder = tmp_path / "published"
+    folder.mkdir()
+    sizes = {"one": student(folder / "one.safetensors", 1), "two": student(folder / "two.safetensors", 2)}
+    options = ["--model-size", "teacher", "--stage", "normal", "--max-epochs", "1"]
+    ours = train("run", *options)
+    beside = train("run", "--stage", "evaluation", "--original-students", folder)["evaluation"]
+    assert beside["original"].keys() == sizes.keys()
+    for name, parameters in sizes.items():
+        assert beside["original"][name]["parameters"] == parameters
+        assert beside["original"][name]["test"]["all"]["graphs"] == 120
+    assert beside["original"]["one"]["held_out"] != beside["original"]["two"]["held_out"]
+    assert "original one" in (tmp_path / "run/evaluation.txt").read_text()
+    assert ours["state_sha256"] and "teacher" in beside
+    alone = train("alone", *options, "--run-test", "true", "--stage", "all", "--original-students",
+                  folder / "one.safetensors")["evaluation"]
+    assert alone["original"].keys() == {"one"}
+    (folder / "three.safetensors").write_bytes(b"junk")  # Read before anything is trained.
+    done = call("train", "can-kd", "--data", traffic, "--out", tmp_path / "bad", "--memory-limit",
+                "1GiB", *SMALL, "--original-students", folder)
+    assert_refused(done, 1, "three.safetensors")
+    assert not (tmp_path / "bad").exists()
+
+
 def test_eval_says_what_training_said(train, call, tmp_path):
     summary = train("run", "--model-size", "teacher")
     done = call("eval", tmp_path / "run")

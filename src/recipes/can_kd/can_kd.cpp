@@ -33,6 +33,7 @@
 #include "recipes/can_kd/evaluation.h"
 #include "recipes/can_kd/fusion.h"
 #include "recipes/can_kd/models.h"
+#include "recipes/can_kd/planning.h"
 #include "recipes/can_kd/plots.h"
 #include "recipes/can_kd/report.h"
 #include "recipes/can_kd/task.h"
@@ -42,7 +43,6 @@
 #include "recipes/run_folder.h"
 #include "recipes/run_loop.h"
 #include "recipes/settle.h"
-#include "torch/step_tracer.h"
 
 namespace plimsoll {
 namespace {
@@ -51,10 +51,6 @@ using namespace can_kd;
 namespace fs = std::filesystem;
 
 constexpr std::int64_t kDigestBytes = 1 << 20;
-constexpr std::int64_t kAutoGraphsMax = 8192;  // The largest batch that "auto" chooses, …
-constexpr std::int64_t kAutoStepsMin = 32;     // … an epoch having so many steps.
-constexpr std::int64_t kAutoMultiple = 16;
-constexpr std::int64_t kFirstGraphs = 32;  // The first size traced.
 
 Result<Governor> settle_for(const CanKdConfig& config, const fs::path& directory) {
   return settle({.memory_limit = config.memory_limit,
@@ -92,18 +88,12 @@ class Run {
   Result<CanKdSummary> train();
 
  private:
-  /// A task's work, and the teacher it asks.
-  struct Bench {
-    std::unique_ptr<Teacher> teacher;
-    std::string teacher_sha256;  // Of its file: a resumption asks the same teacher.
-    std::unique_ptr<Work> work;
-  };
   Result<void> open();
   Result<void> choose_batch_size();
-  Result<void> plan_tasks();
+  Result<void> list_tasks();
   Result<void> admit();
-  Result<Bench> prepare(const Task& task, bool rehearsal);
-  Result<TeacherOptions> teacher_of(const Task& task, bool rehearsal) const;
+  Result<void> prepare(const Task& task);
+  Result<TeacherOptions> teacher_of(const Task& task) const;
   Result<void> require(const Task& needed, const Task& by) const;
   Result<void> do_task(const Task& task);
   Result<void> finish_task(const Task& task);
@@ -133,6 +123,7 @@ class Run {
   std::string current_;                       // The task in progress; "" between two.
   std::optional<std::int64_t> resumed_step_;  // Of the checkpoint that holds current_.
   Bench bench_;
+  std::string teacher_sha256_;  // Of the teacher's file: a resumption asks the same teacher.
   std::int64_t step_{0};
   std::int64_t saved_step_{-1};
   Evaluated evaluated_;
@@ -141,7 +132,7 @@ class Run {
 
 Result<CanKdSummary> Run::train() {
   PLIMSOLL_TRY_VOID(open());
-  PLIMSOLL_TRY_VOID(plan_tasks());
+  PLIMSOLL_TRY_VOID(list_tasks());
   PLIMSOLL_TRY_VOID(admit());
   PLIMSOLL_TRY_VOID(save());  // From here on there is always something to resume.
   limits_.emplace(governor_, folder_.root());
@@ -209,52 +200,24 @@ Result<void> Run::open() {
   return {};
 }
 
-// "auto" becomes a number here, once: the largest batch that a step of every task fits with, its
-// teacher, gradients and validation included (K5). It is part of the run from its first step on.
+// "auto" becomes a number here, once, and is part of the run from its first step on.
 Result<void> Run::choose_batch_size() {
-  const auto graphs = static_cast<std::int64_t>(data_->train().size());
-  PlanOptions options;
-  options.most_rows = std::max<std::int64_t>(1, std::min(kAutoGraphsMax, graphs / kAutoStepsMin));
-  options.first_rows = std::min<std::int64_t>(kFirstGraphs, options.most_rows);
-  options.multiple = kAutoMultiple;
-  options.size_of = [&](std::int64_t rows) {
-    StepSize size{.rows = rows};
-    for (const std::int64_t graph : data_->largest(data_->train(), rows)) {
-      const GraphCounts counts = data_->set().counts(graph);
-      size.nodes += counts.nodes;
-      size.edges += counts.edges;
-    }
-    return size;
-  };
-  // What is admitted later is the peak and a sixteenth.
-  options.available_bytes = left_for_tensors(governor_.state()) / 17 * 16;
-  std::optional<BatchPlan> tightest;
-  std::string whose;
-  for (const Task& task : wanted_tasks(config_)) {
-    if (task.stage == Stage::kFusion || task.stage == Stage::kEvaluation) {
-      continue;
-    }
-    PLIMSOLL_TRY(const Bench bench, prepare(task, /*rehearsal=*/true));
-    PLIMSOLL_TRY(BatchPlan plan, plan_batch(governor_, options, [&](const StepSize& size) {
-                   return bench.work->rehearse(size.rows);
-                 }));
-    if (!tightest || plan.batch_size < tightest->batch_size) {
-      tightest = std::move(plan);
-      whose = task.name();
-    }
+  PLIMSOLL_TRY(const auto plans, plan_tasks(governor_, config_, *data_));
+  std::int64_t chosen = kAutoGraphsMax;
+  std::string why = "auto, nothing to train";
+  if (!plans.empty()) {
+    const TaskPlan& least = tightest(plans);
+    chosen = least.batch.batch_size;
+    why = fmt::format("auto, planned for {}: {}, peak {}", least.task.name(),
+                      label_name(least.batch.label), format_bytes(least.batch.peak.bytes));
   }
-  const std::int64_t chosen = tightest ? tightest->batch_size : options.most_rows;
-  const std::string why =
-      tightest ? fmt::format("auto, planned for {}: {}, peak {}", whose,
-                             label_name(tightest->label), format_bytes(tightest->peak.bytes))
-               : std::string("auto, nothing to train");
   PLIMSOLL_TRY_VOID(settings_.set("batch_size", fmt::format("{}", chosen), why));
   return folder_.write_config(settings_.to_toml());
 }
 
 // What is asked for and not done; what was interrupted comes first. Each names what it lacks now,
 // not an hour later.
-Result<void> Run::plan_tasks() {
+Result<void> Run::list_tasks() {
   const auto wanted = wanted_tasks(config_);
   for (const Task& task : all_tasks()) {
     const bool asked = std::find(wanted.begin(), wanted.end(), task) != wanted.end();
@@ -278,7 +241,7 @@ Result<void> Run::plan_tasks() {
     if (taught && config_.teacher_path.empty()) {
       PLIMSOLL_TRY_VOID(require({Role::kTeacher, task.stage}, task));
     } else if (taught) {
-      PLIMSOLL_TRY(const TeacherOptions found, teacher_of(task, /*rehearsal=*/false));
+      PLIMSOLL_TRY(const TeacherOptions found, teacher_of(task));
     }
   }
   return {};
@@ -299,13 +262,10 @@ Result<void> Run::require(const Task& needed, const Task& by) const {
                              : "");
 }
 
-Result<TeacherOptions> Run::teacher_of(const Task& task, bool rehearsal) const {
+Result<TeacherOptions> Run::teacher_of(const Task& task) const {
   TeacherOptions options;
   options.released = config_.offload_teacher_to_cpu;
   options.clear_cache_every_n = config_.clear_cache_every_n;
-  if (rehearsal) {
-    return options;
-  }
   if (config_.use_teacher_cache) {
     options.cache = cache_file(task);
   }
@@ -327,52 +287,56 @@ Result<TeacherOptions> Run::teacher_of(const Task& task, bool rehearsal) const {
               "name a finished can-kd run, its models folder, or the file itself");
 }
 
-Result<Run::Bench> Run::prepare(const Task& task, bool rehearsal) {
-  Bench bench;
+// The work of a task, and its teacher.
+Result<void> Run::prepare(const Task& task) {
+  bench_ = {};
+  teacher_sha256_.clear();
   if (task.stage == Stage::kFusion) {
-    PLIMSOLL_TRY(bench.work,
+    PLIMSOLL_TRY(bench_.work,
                  Fusion::make(config_, *data_, task,
                               model_file(folder_.root(), {task.role, Stage::kAutoencoder}),
                               model_file(folder_.root(), classifier_task(task.role, config_))));
-    return bench;
+    return {};
   }
   if (task.role == Role::kStudent && config_.use_kd) {
-    PLIMSOLL_TRY(const TeacherOptions options, teacher_of(task, rehearsal));
-    PLIMSOLL_TRY(bench.teacher, Teacher::open(governor_, config_, task, data_->set(), options));
-    if (!rehearsal) {
-      StateDigest digest;
-      PLIMSOLL_TRY_VOID(add_file(digest, "teacher", options.weights));
-      bench.teacher_sha256 = digest.hex();
-    }
+    PLIMSOLL_TRY(const TeacherOptions options, teacher_of(task));
+    PLIMSOLL_TRY(bench_.teacher, Teacher::open(governor_, config_, task, data_->set(), options));
+    StateDigest digest;
+    PLIMSOLL_TRY_VOID(add_file(digest, "teacher", options.weights));
+    teacher_sha256_ = digest.hex();
   }
   PLIMSOLL_TRY(
-      bench.work,
+      bench_.work,
       Training::make(config_, *data_,
                      {.task = task,
-                      .teacher = bench.teacher.get(),
-                      .scorer = model_file(folder_.root(), {task.role, Stage::kAutoencoder}),
-                      .rehearsal = rehearsal}));
-  return bench;
+                      .teacher = bench_.teacher.get(),
+                      .scorer = model_file(folder_.root(), {task.role, Stage::kAutoencoder})}));
+  return {};
 }
 
 // Rehearses a step of every task that is left, and asks for what the largest one needed.
 Result<void> Run::admit() {
   std::int64_t most = 0;
   for (const Task& task : tasks_) {
-    if (task.stage == Stage::kFusion || task.stage == Stage::kEvaluation) {
-      continue;  // They answer as validation does, with smaller batches than steps.
+    if (task.stage == Stage::kEvaluation) {
+      PLIMSOLL_TRY(const std::int64_t peak,
+                   measure_peak([&] { return rehearse_evaluation(config_, *data_); }));
+      most = std::max(most, peak);
+    }
+    if (!has_rehearsal(task)) {
+      continue;
     }
     std::optional<Bench> bench;  // Made in the rehearsal: the model itself may not fit.
-    PLIMSOLL_TRY(const std::int64_t peak, rehearse_step(
-                                              governor_, config_.batch_size, 0.0,
-                                              [&](std::int64_t rows) -> Result<void> {
-                                                if (!bench) {
-                                                  PLIMSOLL_TRY(bench,
-                                                               prepare(task, /*rehearsal=*/true));
-                                                }
-                                                return bench->work->rehearse(rows);
-                                              },
-                                              1));
+    PLIMSOLL_TRY(const std::int64_t peak,
+                 rehearse_step(
+                     governor_, config_.batch_size, 0.0,
+                     [&](std::int64_t rows) -> Result<void> {
+                       if (!bench) {
+                         PLIMSOLL_TRY(bench, prepare_rehearsal(governor_, config_, *data_, task));
+                       }
+                       return bench->work->rehearse(rows);
+                     },
+                     1));
     bench.reset();
     PLIMSOLL_TRY_VOID(report_->event("rehearsed", {{"task", std::string_view(task.name())},
                                                    {"graphs", config_.batch_size},
@@ -409,13 +373,13 @@ Result<void> Run::do_task(const Task& task) {
     return report_->event("eval", {{"step", step_}, {"file", std::string_view("evaluation.json")}});
   }
   const bool resumed = task.name() == current_;
-  PLIMSOLL_TRY(bench_, prepare(task, /*rehearsal=*/false));
+  PLIMSOLL_TRY_VOID(prepare(task));
   if (resumed) {
     PLIMSOLL_TRY(const auto state,
                  load_checkpoint(folder_.checkpoint_path(*resumed_step_), bench_.work->tensors()));
     PLIMSOLL_TRY_VOID(bench_.work->restore(state.numbers));
     if (const auto told = state.texts.find("teacher_sha256");
-        told == state.texts.end() || told->second != bench_.teacher_sha256) {
+        told == state.texts.end() || told->second != teacher_sha256_) {
       return fail(ErrorCode::kInvalidArgument,
                   fmt::format("{}: {} was begun with another teacher", folder_.root().string(),
                               task.name()),
@@ -461,6 +425,7 @@ Result<void> Run::finish_task(const Task& task) {
   }
   PLIMSOLL_TRY_VOID(report_->end_task(task, step_, *bench_.work));
   bench_ = {};
+  teacher_sha256_.clear();
   done_.insert(task.name());
   current_.clear();
   step_ += 1;  // The end of a task is a step of its own, so that it has its own checkpoint.
@@ -531,7 +496,7 @@ Result<void> Run::save() {
   CheckpointState state;
   state.step = step_;
   state.texts["task"] = current_;
-  state.texts["teacher_sha256"] = bench_.teacher_sha256;
+  state.texts["teacher_sha256"] = teacher_sha256_;
   std::vector<NamedTensor> tensors;
   if (bench_.work) {
     state.numbers = bench_.work->numbers();

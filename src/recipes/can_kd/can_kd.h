@@ -10,8 +10,10 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "plan/batch_plan.h"
 #include "plimsoll/result.h"
 #include "recipes/can_kd/config.h"
 #include "recipes/train_options.h"
@@ -58,6 +60,33 @@ struct CanKdSummary {
 ///         naming the stage that makes it; those of the graph set. After an error the last
 ///         checkpoint is whole.
 Result<CanKdSummary> train_can_kd(const CanKdSettings& settings, const TrainOptions& options);
+
+/// What a run's steps need; `plimsoll plan can-kd`.
+struct CanKdPlan {
+  std::int64_t batch_size{0};  ///< The smallest of the tasks' batches, …
+  std::string task{};          ///< … and whose it is.
+  std::vector<std::pair<std::string, BatchPlan>> tasks{};
+  std::int64_t limit_bytes{0};
+  std::int64_t baseline_bytes{0};
+  std::int64_t foreign_bytes{0};
+  std::int64_t set_bytes{0};
+  bool set_cached{false};  ///< The whole set is in memory.
+  std::int64_t train_graphs{0};
+
+  /// One line of JSON.
+  [[nodiscard]] std::string to_json() const;
+  /// The same for a reader: a table.
+  [[nodiscard]] std::string to_text() const;
+};
+
+/// The largest batch that every task of `stage` and `model_size` trains with inside the limit, as
+/// batch_size = "auto" chooses it: small steps are traced, larger ones replayed, the answer run.
+/// config().batch_size and out are not looked at; nothing is written.
+///
+/// Requires: settings resolved; MKL_CBWR set.
+/// Errors: kOverBudget when not even one graph fits, naming the task and the smallest limit that
+///         would do; kInvalidArgument for a stage without steps; those of the graph set.
+Result<CanKdPlan> plan_can_kd(const CanKdSettings& settings);
 
 /// Evaluates a run's finished models, changing nothing in it. Returns a JSON object.
 Result<std::string> eval_can_kd(const CanKdSettings& settings);

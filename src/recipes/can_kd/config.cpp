@@ -139,6 +139,9 @@ constexpr std::array kFields{
     F::real<&C::fusion_epsilon_min>("fusion_epsilon_min", 0, 1, "Never less of it"),
     F::whole<&C::fusion_target_update>("fusion_target_update", kIdentity, 1, kCountMax,
                                        "Steps between copies to the target network"),
+    F::text<&C::original_students>(
+        "original_students", kPlace,
+        "Published students to evaluate beside ours: a .safetensors file, or a folder of them"),
     F::on_off<&C::run_test>("run_test", kFree, "Evaluate on the test files at the end"),
     F::whole<&C::test_every_n_epochs>("test_every_n_epochs", kFree, 0, 1e6,
                                       "Epochs between evaluations on them; 0: none on the way"),

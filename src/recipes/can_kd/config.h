@@ -86,6 +86,7 @@ struct CanKdConfig {
   double fusion_epsilon_decay{0.995};
   double fusion_epsilon_min{0.01};
   std::int64_t fusion_target_update{100};
+  std::string original_students{};  ///< "": none. Published students, evaluated beside ours.
   bool run_test{true};
   std::int64_t test_every_n_epochs{5};  ///< Epochs between evaluations of the test files; 0: none.
   std::int64_t log_every_n_steps{50};

@@ -28,14 +28,14 @@ GraphTensors make_tensors(const GraphCounts& counts) {
   made.graph_of_node = at::empty({counts.nodes}, at::kLong);
   made.labels = at::empty({counts.graphs}, at::kLong);
   made.graphs = at::empty({counts.graphs}, at::kLong);
+  made.edge_attr = at::empty({counts.edges, kGraphFeatures}, at::kFloat);
   return made;
 }
 
-// `edge_attr` is assembled with the rest and used by no model.
-GraphBuffers buffers_of(const GraphTensors& tensors, const at::Tensor& edge_attr) {
+GraphBuffers buffers_of(const GraphTensors& tensors) {
   return {.x = span_of<float>(tensors.x),
           .edge_index = span_of<std::int64_t>(tensors.edge_index),
-          .edge_attr = span_of<float>(edge_attr),
+          .edge_attr = span_of<float>(tensors.edge_attr),
           .graph_of_node = span_of<std::int64_t>(tensors.graph_of_node),
           .labels = span_of<std::int64_t>(tensors.labels),
           .graphs = span_of<std::int64_t>(tensors.graphs)};
@@ -79,7 +79,7 @@ std::span<const std::int64_t> Data::attacks() const noexcept {
   return span_of<std::int64_t>(by_label_).subspan(static_cast<std::size_t>(normals_));
 }
 
-Result<GraphTensors> Data::gather(std::span<const std::int64_t> graphs) const {
+Result<GraphTensors> Data::gather(std::span<const std::int64_t> graphs, bool edge_attr) const {
   GraphCounts counts;
   for (const std::int64_t graph : graphs) {
     const GraphCounts one = set_.counts(graph);
@@ -88,27 +88,30 @@ Result<GraphTensors> Data::gather(std::span<const std::int64_t> graphs) const {
     counts.edges += one.edges;
   }
   GraphTensors made = make_tensors(counts);
-  const at::Tensor edge_attr = at::empty({counts.edges, kGraphFeatures}, at::kFloat);
-  PLIMSOLL_TRY_VOID(set_.gather(graphs, buffers_of(made, edge_attr)));
+  PLIMSOLL_TRY_VOID(set_.gather(graphs, buffers_of(made)));
   std::copy(graphs.begin(), graphs.end(), made.graphs.data_ptr<std::int64_t>());
+  if (!edge_attr) {
+    made.edge_attr.reset();  // It was assembled with the rest.
+  }
   return made;
 }
 
 Result<GraphTensors> Data::next(GraphBatches& batches, GraphBatch& seen) const {
   const GraphCounts counts = batches.peek();
   GraphTensors made = make_tensors(counts);
-  const at::Tensor edge_attr = at::empty({counts.edges, kGraphFeatures}, at::kFloat);
-  PLIMSOLL_TRY(seen, batches.next(buffers_of(made, edge_attr)));
+  PLIMSOLL_TRY(seen, batches.next(buffers_of(made)));
+  made.edge_attr.reset();
   return made;
 }
 
 Result<void> Data::for_each(
     std::span<const std::int64_t> graphs, std::int64_t chunk,
-    const std::function<Result<void>(std::int64_t, const GraphTensors&)>& work) const {
+    const std::function<Result<void>(std::int64_t, const GraphTensors&)>& work,
+    bool edge_attr) const {
   const auto step = static_cast<std::size_t>(std::max<std::int64_t>(1, chunk));
   for (std::size_t first = 0; first < graphs.size(); first += step) {
     const auto part = graphs.subspan(first, std::min(step, graphs.size() - first));
-    PLIMSOLL_TRY(const GraphTensors batch, gather(part));
+    PLIMSOLL_TRY(const GraphTensors batch, gather(part, edge_attr));
     PLIMSOLL_TRY_VOID(work(static_cast<std::int64_t>(first), batch));
   }
   return {};

@@ -35,17 +35,18 @@ class Data {
   [[nodiscard]] std::span<const std::int64_t> normals() const noexcept;
   [[nodiscard]] std::span<const std::int64_t> attacks() const noexcept;
 
-  /// Graphs, in this order. Errors: kCorrupt, kIo; a refusal is thrown, as by any tensor.
-  Result<GraphTensors> gather(std::span<const std::int64_t> graphs) const;
+  /// Graphs, in this order; with the features of their edges on request. Errors: kCorrupt, kIo; a
+  /// refusal is thrown, as by any tensor.
+  Result<GraphTensors> gather(std::span<const std::int64_t> graphs, bool edge_attr = false) const;
 
   /// The next batch of `batches`; `seen` says where it stands.
   Result<GraphTensors> next(GraphBatches& batches, GraphBatch& seen) const;
 
   /// Calls `work(first, batch)` with `graphs` in order, `chunk` at a time; `first` is the place of
   /// the batch's first graph among them. Errors: of gather() and `work`.
-  Result<void> for_each(
-      std::span<const std::int64_t> graphs, std::int64_t chunk,
-      const std::function<Result<void>(std::int64_t, const GraphTensors&)>& work) const;
+  Result<void> for_each(std::span<const std::int64_t> graphs, std::int64_t chunk,
+                        const std::function<Result<void>(std::int64_t, const GraphTensors&)>& work,
+                        bool edge_attr = false) const;
 
   /// The `count` largest of `graphs` (nodes and edges): the most that a batch can ask for.
   [[nodiscard]] std::vector<std::int64_t> largest(std::span<const std::int64_t> graphs,

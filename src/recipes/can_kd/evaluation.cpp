@@ -5,6 +5,7 @@
 // Threads: single-owner.   Memory: see evaluation.h.
 #include "recipes/can_kd/evaluation.h"
 
+#include <ATen/ops/sigmoid.h>
 #include <c10/core/GradMode.h>
 #include <fmt/format.h>
 
@@ -19,6 +20,7 @@
 #include "os/file.h"
 #include "recipes/can_kd/fusion.h"
 #include "recipes/can_kd/models.h"
+#include "recipes/can_kd/original_student.h"
 #include "recipes/can_kd/plots.h"
 #include "recipes/can_kd/scores.h"
 #include "recipes/progress.h"
@@ -37,6 +39,7 @@ struct Detector {
   std::int64_t parameters{0};
   bool probability{true};  // Above one half means attack; else a threshold is to be found.
   Score score;
+  bool reads_edges{false};
 };
 
 struct Scored {
@@ -46,7 +49,7 @@ struct Scored {
 };
 
 Result<Scored> score_graphs(const CanKdConfig& config, const Data& data,
-                            std::span<const std::int64_t> graphs, const Score& score_of) {
+                            std::span<const std::int64_t> graphs, const Detector& detector) {
   Scored all;
   all.scores.resize(graphs.size());
   for (const std::int64_t graph : graphs) {
@@ -56,10 +59,11 @@ Result<Scored> score_graphs(const CanKdConfig& config, const Data& data,
   PLIMSOLL_TRY_VOID(data.for_each(
       graphs, config.scoring_chunk,
       [&](std::int64_t first, const GraphTensors& batch) -> Result<void> {
-        const at::Tensor found = score_of(batch).contiguous();
+        const at::Tensor found = detector.score(batch).contiguous();
         std::copy_n(found.data_ptr<float>(), found.numel(), all.scores.begin() + first);
         return {};
-      }));
+      },
+      detector.reads_edges));
   return all;
 }
 
@@ -101,6 +105,36 @@ Result<std::vector<Detector>> detectors_of(const CanKdConfig& config, const Data
   return found;
 }
 
+// The published students that the options name, by their files' names.
+Result<std::vector<Detector>> original_detectors(const CanKdConfig& config, const Data& data) {
+  std::vector<Detector> found;
+  if (config.original_students.empty()) {
+    return found;
+  }
+  std::vector<fs::path> files{config.original_students};
+  if (fs::is_directory(files.front())) {
+    files.clear();
+    for (const auto& entry : fs::directory_iterator(config.original_students)) {
+      if (entry.path().extension() == ".safetensors") {
+        files.push_back(entry.path());
+      }
+    }
+    std::sort(files.begin(), files.end());
+  }
+  for (const fs::path& file : files) {
+    PLIMSOLL_TRY(OriginalStudent model, OriginalStudent::load(file));
+    const auto kept = std::make_shared<OriginalStudent>(std::move(model));
+    found.push_back({"original", file.stem().string(), kept->parameter_count(), true,
+                     [kept, &data](const GraphTensors& batch) {
+                       const at::Tensor features =
+                           original_features(batch, batch.edge_attr, data.set().vocabulary());
+                       return at::sigmoid(kept->forward(features, make_adjacency(batch)));
+                     },
+                     /*reads_edges=*/true});
+  }
+  return found;
+}
+
 struct Curves {
   std::vector<NamedCurve> roc;
   std::vector<NamedCurve> pr;
@@ -117,6 +151,17 @@ Result<void> plot(const fs::path& run, const Detector& detector, const Scored& t
 
 }  // namespace
 
+Result<void> rehearse_evaluation(const CanKdConfig& config, const Data& data) {
+  PLIMSOLL_TRY(const auto detectors, original_detectors(config, data));
+  for (const Detector& detector : detectors) {
+    for (const auto asked : {data.held_out(), data.set().split(GraphSplit::kTest)}) {
+      const auto largest = data.largest(asked, config.scoring_chunk);
+      PLIMSOLL_TRY_VOID(score_graphs(config, data, largest, detector));
+    }
+  }
+  return {};
+}
+
 Result<Evaluated> evaluate(const CanKdConfig& config, const Data& data, const fs::path& run,
                            bool write) {
   const c10::AutoGradMode off{false};
@@ -130,11 +175,9 @@ Result<Evaluated> evaluate(const CanKdConfig& config, const Data& data, const fs
   Json json = Json::object();
   std::vector<NamedScores> kept_rows;
   Curves curves;
-  for (const Role role : {Role::kTeacher, Role::kStudent}) {
-    PLIMSOLL_TRY(const auto detectors, detectors_of(config, data, run, role));
+  const auto evaluate_all = [&](const std::vector<Detector>& detectors) -> Result<void> {
     for (const Detector& detector : detectors) {
-      done.any = true;
-      PLIMSOLL_TRY(const Scored kept, score_graphs(config, data, held_out, detector.score));
+      PLIMSOLL_TRY(const Scored kept, score_graphs(config, data, held_out, detector));
       const double threshold =
           detector.probability ? 0.5 : youden_threshold(kept.scores, kept.labels);
       const BinaryScores at_home = score(kept.scores, kept.labels, threshold);
@@ -146,7 +189,7 @@ Result<Evaluated> evaluate(const CanKdConfig& config, const Data& data, const fs
       if (tests.empty()) {
         continue;
       }
-      PLIMSOLL_TRY(const Scored away, score_graphs(config, data, tests, detector.score));
+      PLIMSOLL_TRY(const Scored away, score_graphs(config, data, tests, detector));
       const ScoreReport report =
           score_by_file(away.scores, away.labels, away.files, names, threshold);
       out["test"] = report.to_json();
@@ -157,7 +200,15 @@ Result<Evaluated> evaluate(const CanKdConfig& config, const Data& data, const fs
         PLIMSOLL_TRY_VOID(plot(run, detector, away, report, curves));
       }
     }
+    return {};
+  };
+  for (const Role role : {Role::kTeacher, Role::kStudent}) {
+    PLIMSOLL_TRY(const auto detectors, detectors_of(config, data, run, role));
+    done.any = done.any || !detectors.empty();
+    PLIMSOLL_TRY_VOID(evaluate_all(detectors));
   }
+  PLIMSOLL_TRY(const auto published, original_detectors(config, data));
+  PLIMSOLL_TRY_VOID(evaluate_all(published));
   done.text += "graphs held out\n" + score_table(kept_rows);
   done.json = json.dump();
   if (write) {

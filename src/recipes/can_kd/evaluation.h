@@ -20,11 +20,16 @@
 namespace plimsoll::can_kd {
 
 struct Evaluated {
-  /// {"teacher": {"vgae": {"parameters", "threshold", "held_out": {…}, "test": {…}}, …}, …}.
+  /// {"teacher": {"vgae": {"parameters", "threshold", "held_out": {…}, "test": {…}}, …},
+  /// "student": …, "original": {FILE: …}}.
   std::string json{"{}"};
   std::string text{};  ///< The same as tables.
   bool any{false};     ///< There was a model to evaluate.
 };
+
+/// What evaluate() does beyond the run's own models, for its memory: reads the published students
+/// that the options name, and lets each answer the largest chunk. Errors: of their files, by name.
+Result<void> rehearse_evaluation(const CanKdConfig& config, const Data& data);
 
 /// Evaluates what is in RUN/models; with `write` leaves evaluation.json, evaluation.txt and
 /// plots/ in `run`. Errors: of the models' files; kCorrupt, kIo.

@@ -2,8 +2,8 @@
 //
 // GraphTensors: one batch of graphs as the models see it.
 //
-// The tensors are those of a GraphBatch (plimsoll/graph_set.h), without the features of edges,
-// which these models do not read. Reading order: graph_set.h, this file, adjacency.h.
+// The tensors are those of a GraphBatch (plimsoll/graph_set.h). Our models do not read the features
+// of edges; they are there for who asks. Reading order: graph_set.h, this file, adjacency.h.
 //
 // Threads: a value.   Memory: views of whoever assembled the batch.
 #pragma once
@@ -24,6 +24,7 @@ struct GraphTensors {
   at::Tensor graph_of_node;  ///< [V] int64, ascending.
   at::Tensor labels;         ///< [G] int64.
   at::Tensor graphs;         ///< [G] int64: which graphs of the set.
+  at::Tensor edge_attr{};    ///< [E, 11] float32; undefined unless asked for.
 
   [[nodiscard]] std::int64_t nodes() const { return x.size(0); }
   [[nodiscard]] std::int64_t edges() const { return edge_index.size(1); }

@@ -11,6 +11,8 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <functional>
+#include <numeric>
 #include <string>
 
 #include "base/check.h"
@@ -110,6 +112,10 @@ at::Tensor original_features(const GraphTensors& graphs, const at::Tensor& edge_
 Result<OriginalStudent> OriginalStudent::load(const std::filesystem::path& path) {
   PLIMSOLL_TRY(const auto reader, SafetensorsReader::open(path));
   OriginalStudent made;
+  for (const SafetensorsEntry& entry : reader.entries()) {
+    made.parameters_ += std::accumulate(entry.shape.begin(), entry.shape.end(), std::int64_t{1},
+                                        std::multiplies<>());
+  }
   std::int64_t in = kContinuous;
   do {
     const auto name = fmt::format("convs.{}", made.convs_.size());

@@ -41,10 +41,13 @@ class OriginalStudent {
   /// Shape: features [V, 10] → logits of an attack, [G]. No gradient.
   [[nodiscard]] at::Tensor forward(const at::Tensor& features, const Adjacency& adjacency) const;
 
+  [[nodiscard]] std::int64_t parameter_count() const noexcept { return parameters_; }
+
  private:
   std::vector<GatConv> convs_;
   LayerAttention attention_;
   Linear head_;
+  std::int64_t parameters_{0};
 };
 
 }  // namespace plimsoll::can_kd

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include <functional>
+#include <numeric>
 
 #include "data/safetensors.h"
 #include "recipes/can_kd/random_graphs.h"
@@ -103,6 +104,10 @@ TEST_F(OriginalStudentTest, RunsAsItsLayersSay) {
   const auto mixed = mean_of_nodes(attention.forward({first, second}, {}), adjacency);
   const auto wanted = Linear{v[18], v[19]}.forward(mixed, {}).squeeze(1);
   const auto made = student.forward(features, adjacency);
+  EXPECT_EQ(student.parameter_count(), std::accumulate(v.begin(), v.end(), std::int64_t{0},
+                                                       [](std::int64_t sum, const at::Tensor& one) {
+                                                         return sum + one.numel();
+                                                       }));
   EXPECT_EQ(made.sizes(), (at::IntArrayRef{30}));
   EXPECT_TRUE(same_bits(made, wanted));
 }

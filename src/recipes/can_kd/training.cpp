@@ -392,11 +392,17 @@ Result<void> Training::rehearse(std::int64_t rows) {
       PLIMSOLL_TRY_VOID(options_.teacher->end_step());
     }
   }
-  const auto answered = data_.largest(data_.held_out(), config_.scoring_chunk);
-  PLIMSOLL_TRY(const GraphTensors batch, data_.gather(answered));
-  static_cast<void>(learner_->losses(batch));
-  if (scorer_) {
-    static_cast<void>(scorer_->losses(batch));
+  // Validation, evaluation on the test files, difficulty: all of them ask in chunks.
+  for (const auto asked : {data_.held_out(), data_.set().split(GraphSplit::kTest)}) {
+    if (asked.empty()) {
+      continue;
+    }
+    PLIMSOLL_TRY(const GraphTensors batch,
+                 data_.gather(data_.largest(asked, config_.scoring_chunk)));
+    static_cast<void>(learner_->losses(batch));
+    if (scorer_) {
+      static_cast<void>(scorer_->losses(batch));
+    }
   }
   return {};
 }

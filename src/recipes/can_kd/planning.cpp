@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// See planning.h; then `plimsoll plan can-kd`, and how its answer is told.
+//
+// Threads: the thread that trains.   Memory: see planning.h.
+#include "recipes/can_kd/planning.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "base/check.h"
+#include "plimsoll/bytes.h"
+#include "plimsoll/torch.h"
+#include "recipes/admission.h"
+#include "recipes/can_kd/can_kd.h"
+#include "recipes/can_kd/training.h"
+#include "recipes/settle.h"
+#include "torch/step_tracer.h"
+
+namespace plimsoll {
+namespace can_kd {
+namespace {
+
+constexpr std::int64_t kMultiple = 16;
+constexpr std::int64_t kFirstGraphs = 32;  // The first size traced.
+
+}  // namespace
+
+bool has_rehearsal(const Task& task) noexcept {
+  return task.stage != Stage::kFusion && task.stage != Stage::kEvaluation;
+}
+
+Result<Bench> prepare_rehearsal(const Governor& governor, const CanKdConfig& config,
+                                const Data& data, const Task& task) {
+  Bench bench;
+  if (task.role == Role::kStudent && config.use_kd) {
+    TeacherOptions options;
+    options.released = config.offload_teacher_to_cpu;
+    options.clear_cache_every_n = config.clear_cache_every_n;
+    PLIMSOLL_TRY(bench.teacher, Teacher::open(governor, config, task, data.set(), options));
+  }
+  PLIMSOLL_TRY(bench.work,
+               Training::make(config, data,
+                              {.task = task, .teacher = bench.teacher.get(), .rehearsal = true}));
+  return bench;
+}
+
+Result<std::vector<TaskPlan>> plan_tasks(const Governor& governor, const CanKdConfig& config,
+                                         const Data& data) {
+  const auto graphs = static_cast<std::int64_t>(data.train().size());
+  PlanOptions options;
+  options.most_rows = std::max<std::int64_t>(1, std::min(kAutoGraphsMax, graphs / kAutoStepsMin));
+  options.first_rows = std::min<std::int64_t>(kFirstGraphs, options.most_rows);
+  options.multiple = kMultiple;
+  options.size_of = [&](std::int64_t rows) {
+    StepSize size{.rows = rows};
+    for (const std::int64_t graph : data.largest(data.train(), rows)) {
+      const GraphCounts counts = data.set().counts(graph);
+      size.nodes += counts.nodes;
+      size.edges += counts.edges;
+    }
+    return size;
+  };
+  // What is admitted later is the peak and a sixteenth.
+  options.available_bytes = left_for_tensors(governor.state()) / 17 * 16;
+  std::vector<TaskPlan> plans;
+  for (const Task& task : wanted_tasks(config)) {
+    if (!has_rehearsal(task)) {
+      continue;
+    }
+    PLIMSOLL_TRY(const Bench bench, prepare_rehearsal(governor, config, data, task));
+    auto plan = plan_batch(governor, options,
+                           [&](const StepSize& size) { return bench.work->rehearse(size.rows); });
+    if (!plan) {
+      Error error = std::move(plan).error();
+      error.detail = std::make_shared<const std::string>(
+          task.name() + ": " + (error.detail ? *error.detail : std::string("refused")));
+      return tl::unexpected(std::move(error));
+    }
+    plans.push_back({task, std::move(*plan)});
+  }
+  return plans;
+}
+
+const TaskPlan& tightest(const std::vector<TaskPlan>& plans) {
+  PLIMSOLL_CHECK(!plans.empty(), "a task that was planned");
+  return *std::min_element(plans.begin(), plans.end(), [](const auto& one, const auto& other) {
+    return one.batch.batch_size < other.batch.batch_size;
+  });
+}
+
+}  // namespace can_kd
+
+using namespace can_kd;
+
+// ---- plimsoll plan can-kd ----
+
+Result<CanKdPlan> plan_can_kd(const CanKdSettings& settings) {
+  const CanKdConfig& config = settings.config();
+  PLIMSOLL_TRY(Governor governor, settle({.memory_limit = config.memory_limit,
+                                          .disk_limit = config.disk_limit,
+                                          .foreign_bytes = config.foreign_bytes,
+                                          .compute_threads = config.compute_threads,
+                                          .directory = config.data}));
+  CanKdPlan plan;
+  const auto done = without_refusal([&]() -> Result<void> {
+    PLIMSOLL_TRY(const auto data, Data::open(governor, config));
+    PLIMSOLL_TRY(const auto plans, plan_tasks(governor, config, *data));
+    const LedgerState state = governor.state();
+    plan.limit_bytes = state.limit_bytes;
+    plan.baseline_bytes = state.baseline_bytes;
+    plan.foreign_bytes = config.foreign_bytes;
+    plan.set_bytes = state.pools[static_cast<std::size_t>(Tag::kLoader)].leased_bytes;
+    plan.set_cached = data->set().cached();
+    plan.train_graphs = static_cast<std::int64_t>(data->train().size());
+    if (!plans.empty()) {
+      plan.task = tightest(plans).task.name();
+      plan.batch_size = tightest(plans).batch.batch_size;
+    }
+    for (const TaskPlan& one : plans) {
+      plan.tasks.emplace_back(one.task.name(), one.batch);
+    }
+    return {};
+  });
+  TensorArena::detach();
+  PLIMSOLL_TRY_VOID(done);
+  if (plan.tasks.empty()) {
+    return fail(ErrorCode::kInvalidArgument,
+                "stage = " + config.stage + " takes no steps: nothing to plan",
+                "name another --stage");
+  }
+  return plan;
+}
+
+std::string CanKdPlan::to_json() const {
+  nlohmann::ordered_json j{{"batch_size", batch_size},
+                           {"task", task},
+                           {"limit_bytes", limit_bytes},
+                           {"baseline_bytes", baseline_bytes},
+                           {"foreign_bytes", foreign_bytes},
+                           {"set_bytes", set_bytes},
+                           {"set_cached", set_cached},
+                           {"steps_per_epoch", (train_graphs + batch_size - 1) / batch_size}};
+  for (const auto& [name, batch] : tasks) {
+    const PeakParts& parts = batch.peak.parts;
+    j["tasks"][name] = {{"batch_size", batch.batch_size},
+                        {"label", label_name(batch.label)},
+                        {"peak_bytes", batch.peak.bytes},
+                        {"leased_bytes", batch.leased_bytes},
+                        {"available_bytes", batch.available_bytes},
+                        {"bytes_per_graph", batch.bytes_per_row},
+                        {"operator", batch.peak.op},
+                        {"phase", phase_name(batch.peak.phase)},
+                        {"parts",
+                         {{"static", parts.static_bytes},
+                          {"gradients", parts.gradient_bytes},
+                          {"activations", parts.activation_bytes},
+                          {"temporaries", parts.temporary_bytes}}},
+                        {"at_most_rows", batch.at_most_rows},
+                        {"larger_graphs", batch.larger_rows},
+                        {"larger_leased_bytes", batch.larger_leased_bytes},
+                        {"step_seconds", batch.step_seconds},
+                        {"advice", batch.advice}};
+  }
+  return j.dump();
+}
+
+std::string CanKdPlan::to_text() const {
+  std::string text = fmt::format(
+      "batch_size = {}, held there by {}; {} steps an epoch\nunder a limit of {}\n", batch_size,
+      task, (train_graphs + batch_size - 1) / batch_size, format_bytes(limit_bytes));
+  text += fmt::format("  {:<22}{:>6}  {:<8}{:>11}{:>11}{:>11}{:>11}{:>8}   {}\n", "task", "graphs",
+                      "label", "peak", "static", "per graph", "may have", "ms", "at the peak");
+  for (const auto& [name, batch] : tasks) {
+    text += fmt::format("  {:<22}{:>6}  {:<8}{:>11}{:>11}{:>11}{:>11}{:>8.0f}   {} in {}\n", name,
+                        batch.batch_size, label_name(batch.label), format_bytes(batch.peak.bytes),
+                        format_bytes(batch.peak.parts.static_bytes),
+                        format_bytes(batch.bytes_per_row), format_bytes(batch.available_bytes),
+                        1e3 * batch.step_seconds, batch.peak.op, phase_name(batch.peak.phase));
+  }
+  const auto line = [&text](const char* name, std::int64_t bytes, const char* note) {
+    text += fmt::format("  {:<14}{:>12}   {}\n", name, format_bytes(bytes), note);
+  };
+  line("graphs", set_bytes, set_cached ? "the whole set (cache_bytes)" : "offsets (cache_bytes)");
+  line("foreign", foreign_bytes, "code and kernels' scratch (foreign_bytes)");
+  line("baseline", baseline_bytes, "the process before the run");
+  for (const auto& [name, batch] : tasks) {
+    if (name != task) {
+      continue;
+    }
+    if (batch.at_most_rows) {
+      text +=
+          fmt::format("memory would take more: auto keeps to {} graphs, and to {} steps an epoch",
+                      kAutoGraphsMax, kAutoStepsMin);
+    } else {
+      text += fmt::format("a fifth more, {} graphs, would lease {}\n{}", batch.larger_rows,
+                          format_bytes(batch.larger_leased_bytes), batch.advice);
+    }
+  }
+  return text;
+}
+
+}  // namespace plimsoll

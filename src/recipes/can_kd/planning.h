@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the tasks of a run need: their work made untrained, to be rehearsed, and the largest batch
+// that a step of each fits with, its teacher included (K5).
+//
+// Reading order: plan/batch_plan.h, work.h, this file.
+//
+// Threads: the thread that trains.
+// Memory:  one task's model, teacher and step at a time; that of plan/batch_plan.h.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "plan/batch_plan.h"
+#include "plimsoll/governor.h"
+#include "plimsoll/result.h"
+#include "recipes/can_kd/config.h"
+#include "recipes/can_kd/data.h"
+#include "recipes/can_kd/task.h"
+#include "recipes/can_kd/teacher.h"
+#include "recipes/can_kd/work.h"
+
+namespace plimsoll::can_kd {
+
+/// The largest batch that "auto" chooses, …
+inline constexpr std::int64_t kAutoGraphsMax = 8192;
+/// … an epoch having so many steps.
+inline constexpr std::int64_t kAutoStepsMin = 32;
+
+/// A task's work, and the teacher it asks.
+struct Bench {
+  std::unique_ptr<Teacher> teacher;
+  std::unique_ptr<Work> work;
+};
+
+/// Whether a task has steps whose memory is rehearsed. Fusion and evaluation answer as validation
+/// does, and need less than the tasks before them.
+[[nodiscard]] bool has_rehearsal(const Task& task) noexcept;
+
+/// The work with untrained weights, as large as the real one. Requires: has_rehearsal(task).
+Result<Bench> prepare_rehearsal(const Governor& governor, const CanKdConfig& config,
+                                const Data& data, const Task& task);
+
+struct TaskPlan {
+  Task task{};
+  BatchPlan batch{};
+};
+
+/// A plan for each task of wanted_tasks() with a rehearsal, in their order.
+/// Errors: kOverBudget naming the task and the smallest limit that would do.
+Result<std::vector<TaskPlan>> plan_tasks(const Governor& governor, const CanKdConfig& config,
+                                         const Data& data);
+
+/// That of the smallest batch: it holds for every task. Requires: not empty.
+[[nodiscard]] const TaskPlan& tightest(const std::vector<TaskPlan>& plans);
+
+}  // namespace plimsoll::can_kd
