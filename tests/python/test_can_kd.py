@@ -357,7 +357,7 @@ def test_a_limit_that_is_too_small_is_refused_with_one_that_does(trains, call, t
 def busy(tmp_path_factory, program):
     """Enough windows that memory, not the number of steps, bounds a batch."""
     bus = tmp_path_factory.mktemp("busy")
-    write_traffic(bus / "train_01__flood.csv", 4, 6000 * WINDOW + 1, 5 * WINDOW)
+    write_traffic(bus / "train_01__flood.csv", 4, 14000 * WINDOW + 1, 5 * WINDOW)
     out = bus / "set"
     subprocess.run([program, "import", "can", str(bus), "--out", str(out), "--window", str(WINDOW),
                     "--stride", str(WINDOW)], check=True, capture_output=True)
@@ -367,8 +367,9 @@ def busy(tmp_path_factory, program):
 def test_k5_a_planned_batch_trains_and_a_fifth_more_is_refused(trains, call, busy, tmp_path):
     """The tightest task is the student's: its step holds the teacher too."""
     base = ["can-kd", "--data", busy, "--preset", "small", "--stage", "normal", "--max-epochs", "1",
-            "--student-gat-hidden", "48", "--student-gat-layers", "4", "--cache-bytes", "0",
-            "--compute-threads", "2", "--min-steps-per-epoch", "2"]
+            "--student-gat-hidden", "16", "--student-gat-heads", "8", "--student-gat-layers", "32",
+            "--gradient-checkpointing", "false", "--cache-bytes", "0", "--compute-threads", "2",
+            "--scoring-chunk", "64"]  # So that a step, not what answers, holds the peak.
 
     def plan(mib):
         done = call("plan", *base, "--memory-limit", f"{mib}MiB", "--json")
@@ -381,7 +382,7 @@ def test_k5_a_planned_batch_trains_and_a_fifth_more_is_refused(trains, call, bus
     wide = plan(4096)[1]
     assert wide["at_most_rows"] and wide["batch_size"] > 100  # Memory is not what bounds it.
     static = wide["parts"]["static"]
-    needed = static + (wide["leased_bytes"] - static) // 2
+    needed = static + (wide["leased_bytes"] - static) * 4 // 5
     limit = 4096 - (wide["available_bytes"] - needed) * 17 // 16 // 2**20
     found, narrow = plan(limit)
     assert found["task"] == "student_gat_normal" and not narrow["at_most_rows"]
@@ -397,13 +398,11 @@ def test_k5_a_planned_batch_trains_and_a_fifth_more_is_refused(trains, call, bus
         return call("train", *base, "--out", tmp_path / f"{graphs}", "--memory-limit", f"{limit}MiB",
                     "--batch-size", graphs, "--quiet", "--json")
 
-    done = train(found["batch_size"])
-    assert done.status == 0, done.err
-    assert json.loads(done.out.splitlines()[-1])["peak_resident_bytes"] <= limit * 2**20
     assert_refused(train(narrow["larger_graphs"]), 1, "a limit of", "would do", "batch_size")
     done = train("auto")
     assert done.status == 0, done.err
     assert f'batch_size = {found["batch_size"]} ' in (tmp_path / "auto/run.toml").read_text()
+    assert json.loads(done.out.splitlines()[-1])["peak_resident_bytes"] <= limit * 2**20
 
 
 def test_published_students_are_evaluated_beside_ours(train, trains, call, traffic, tmp_path):
@@ -430,7 +429,7 @@ def test_published_students_are_evaluated_beside_ours(train, trains, call, traff
     folder = tmp_path / "published"
     folder.mkdir()
     sizes = {"one": student(folder / "one.safetensors", 1), "two": student(folder / "two.safetensors", 2)}
-    options = ["--model-size", "teacher", "--stage", "normal", "--max-epochs", "1"]
+    options = ["--model-size", "teacher", "--stage", "normal"]
     ours = train("run", *options)
     beside = train("run", "--stage", "evaluation", "--original-students", folder)["evaluation"]
     assert beside["original"].keys() == sizes.keys()

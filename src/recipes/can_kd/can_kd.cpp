@@ -317,6 +317,9 @@ Result<void> Run::prepare(const Task& task) {
 // Rehearses a step of every task that is left, and asks for what the largest one needed.
 Result<void> Run::admit() {
   std::int64_t most = 0;
+  // A step has no more graphs than there are.
+  const std::int64_t graphs =
+      std::min(config_.batch_size, static_cast<std::int64_t>(data_->train().size()));
   for (const Task& task : tasks_) {
     if (task.stage == Stage::kEvaluation) {
       PLIMSOLL_TRY(const std::int64_t peak,
@@ -329,7 +332,7 @@ Result<void> Run::admit() {
     std::optional<Bench> bench;  // Made in the rehearsal: the model itself may not fit.
     PLIMSOLL_TRY(const std::int64_t peak,
                  rehearse_step(
-                     governor_, config_.batch_size, 0.0,
+                     governor_, graphs, 0.0,
                      [&](std::int64_t rows) -> Result<void> {
                        if (!bench) {
                          PLIMSOLL_TRY(bench, prepare_rehearsal(governor_, config_, *data_, task));
@@ -338,13 +341,13 @@ Result<void> Run::admit() {
                      },
                      1));
     bench.reset();
-    PLIMSOLL_TRY_VOID(report_->event("rehearsed", {{"task", std::string_view(task.name())},
-                                                   {"graphs", config_.batch_size},
-                                                   {"peak_bytes", peak}}));
+    PLIMSOLL_TRY_VOID(report_->event(
+        "rehearsed",
+        {{"task", std::string_view(task.name())}, {"graphs", graphs}, {"peak_bytes", peak}}));
     most = std::max(most, peak);
   }
-  PLIMSOLL_TRY_VOID(admit_tensors(governor_, with_margin(most),
-                                  fmt::format("a step of {} graphs", config_.batch_size)));
+  PLIMSOLL_TRY_VOID(
+      admit_tensors(governor_, with_margin(most), fmt::format("a step of {} graphs", graphs)));
   const LedgerState state = governor_.state();
   report_->text(fmt::format(
       "admitted under a limit of {}\n"
@@ -353,8 +356,7 @@ Result<void> Run::admit() {
       "  foreign   {:>12}   code and kernels' scratch (foreign_bytes)\n"
       "  baseline  {:>12}   the process before the run\n"
       "  headroom  {:>12}   free",
-      governor_.limit().explain(), format_bytes(with_margin(most)), config_.batch_size,
-      format_bytes(most),
+      governor_.limit().explain(), format_bytes(with_margin(most)), graphs, format_bytes(most),
       format_bytes(state.pools[static_cast<std::size_t>(Tag::kLoader)].leased_bytes),
       data_->set().cached() ? "all of the set in memory (cache_bytes)"
                             : "offsets; the rest is read from disk (cache_bytes)",
