@@ -81,9 +81,9 @@ TEST(CanKdConfigTest, SmallLargeAndOriginalSetTheKeysTheyName) {
   const auto small = given({{"preset", "small"}}).value();
   EXPECT_TRUE(same(small.config().teacher, {"128,64,24", 2, 16, 24, 3, 4, 8, 2}));
   EXPECT_TRUE(same(small.config().student, {"16,8,4", 1, 2, 8, 2, 3, 3, 1}));
-  EXPECT_EQ(small.config().max_epochs, 40);
-  EXPECT_EQ(small.config().patience, 12);
-  EXPECT_EQ(small.config().student_gat_patience, 12);
+  EXPECT_EQ(small.config().max_epochs, 100);
+  EXPECT_EQ(small.config().patience, 25);
+  EXPECT_EQ(small.config().student_gat_patience, 25);
   EXPECT_EQ(small.config().batch_size, 256);
   EXPECT_EQ(small.config().stage, "all");
   EXPECT_EQ(small.source_of("teacher_gat_heads"), "preset small");
@@ -111,7 +111,7 @@ TEST(CanKdConfigTest, OtherKeysOfASourceWinOverItsPresetAndLaterSourcesOverAll) 
   EXPECT_EQ(file.config().model_size, "student");
   EXPECT_EQ(file.config().teacher.gat_heads, 4);
   ASSERT_TRUE(file.set_all({{"preset", "small", "--preset"}}));
-  EXPECT_EQ(file.config().max_epochs, 40);
+  EXPECT_EQ(file.config().max_epochs, 100);
 }
 
 TEST(CanKdConfigTest, WrongPresetsNameTheNearestWordOrTheContradiction) {
@@ -345,7 +345,7 @@ TEST(CanKdConfigTest, TrainingThatGoesOnWithARunKeepsItsValuesUnderWhatIsGiven) 
   EXPECT_EQ(next.config().data, "/elsewhere");
   EXPECT_EQ(next.config().out, root.string());
   EXPECT_EQ(next.config().seed, 9);
-  EXPECT_EQ(next.config().max_epochs, 40);
+  EXPECT_EQ(next.config().max_epochs, 100);
   EXPECT_EQ(next.config().cache_bytes, 64 << 20);
   EXPECT_EQ(next.config().foreign_bytes, 32 << 20);
   EXPECT_EQ(next.source_of("max_epochs"), "preset small");

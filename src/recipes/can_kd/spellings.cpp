@@ -50,9 +50,9 @@ constexpr std::array<KeyText, 20> kSmall{{{"teacher_vgae_hidden_dims", "128,64,2
                                           {"student_gat_heads", "3"},
                                           {"student_gat_embedding_dim", "3"},
                                           {"student_gat_fc_layers", "1"},
-                                          {"max_epochs", "40"},
-                                          {"patience", "12"},
-                                          {"student_gat_patience", "12"},
+                                          {"max_epochs", "100"},
+                                          {"patience", "25"},
+                                          {"student_gat_patience", "25"},
                                           {"batch_size", "256"}}};
 
 // The original's later teacher: about a quarter of its first one.
