@@ -43,13 +43,11 @@ Error refused(const Governor& governor, std::int64_t needed, const std::string& 
   return error;
 }
 
-// The refusal of something whose need is not known, only that it is above what is left: names a
-// limit that leaves twice as much.
+}  // namespace
+
 Error refused_anew(const Governor& governor, const std::string& what) {
   return refused(governor, with_margin(2 * left_for_tensors(governor.state())) + kLeastStep, what);
 }
-
-}  // namespace
 
 Result<void> without_refusal(const std::function<Result<void>()>& work) {
   return without_refusal(work, kAdmissionAdvice);

@@ -39,6 +39,10 @@ Result<std::int64_t> rehearse_step(const Governor& governor, std::int64_t rows, 
                                    const std::function<Result<void>(std::int64_t)>& step,
                                    std::int64_t least_rows = 2);
 
+/// The refusal of something whose need is not known, only that it is above what is left: names a
+/// limit that leaves twice as much.
+Error refused_anew(const Governor& governor, const std::string& what);
+
 /// Promises the tensors' pool at least `floor_bytes` in all.
 /// Errors: kOverBudget as rehearse_step(), `what` naming the phase: "a step of 2048 rows".
 Result<void> admit_tensors(Governor& governor, std::int64_t floor_bytes, const std::string& what);

@@ -7,31 +7,61 @@
 
 #include <ATen/ops/empty.h>
 
+#include <algorithm>
+#include <array>
+
 #include "base/philox.h"
 
 namespace plimsoll {
+namespace {
 
-at::Tensor random_uniform(at::IntArrayRef shape, double width, std::uint64_t seed,
-                          std::uint64_t stream) {
+thread_local int unset_scopes = 0;
+
+// Four values a block: `values_of(words)` are those of elements 4k … 4k + 3.
+template <class ValuesOf>
+at::Tensor filled(at::IntArrayRef shape, std::uint64_t seed, std::uint64_t stream,
+                  const ValuesOf& values_of) {
   auto x = at::empty(shape, at::kFloat);
+  if (unset_scopes > 0) {
+    return x;
+  }
   auto* values = x.data_ptr<float>();
-  for (std::int64_t n = 0; n < x.numel(); ++n) {
-    const auto word = philox(seed, stream, static_cast<std::uint64_t>(n / 4))[n % 4];
-    values[n] = static_cast<float>(width) * (2.0F * uniform01(word) - 1.0F);
+  for (std::int64_t first = 0; first < x.numel(); first += 4) {
+    const std::array<float, 4> four =
+        values_of(philox(seed, stream, static_cast<std::uint64_t>(first / 4)));
+    std::copy_n(four.begin(), std::min<std::int64_t>(4, x.numel() - first), values + first);
   }
   return x;
 }
 
+}  // namespace
+
+UnsetWeights::UnsetWeights() noexcept {
+  ++unset_scopes;
+}
+
+UnsetWeights::~UnsetWeights() {
+  --unset_scopes;
+}
+
+at::Tensor random_uniform(at::IntArrayRef shape, double width, std::uint64_t seed,
+                          std::uint64_t stream) {
+  const auto within = [width](std::uint32_t word) {
+    return static_cast<float>(width) * (2.0F * uniform01(word) - 1.0F);
+  };
+  return filled(shape, seed, stream, [&](const PhiloxBlock& words) {
+    return std::array{within(words[0]), within(words[1]), within(words[2]), within(words[3])};
+  });
+}
+
 at::Tensor random_normal(at::IntArrayRef shape, double width, std::uint64_t seed,
                          std::uint64_t stream) {
-  auto x = at::empty(shape, at::kFloat);
-  auto* values = x.data_ptr<float>();
-  for (std::int64_t n = 0; n < x.numel(); ++n) {
-    const auto words = philox(seed, stream, static_cast<std::uint64_t>(n / 4));
-    const auto pair = n % 4 < 2 ? normal2(words[0], words[1]) : normal2(words[2], words[3]);
-    values[n] = static_cast<float>(width) * pair[n % 2];
-  }
-  return x;
+  const auto times = static_cast<float>(width);
+  return filled(shape, seed, stream, [&](const PhiloxBlock& words) {
+    const auto one = normal2(words[0], words[1]);
+    const auto two = normal2(words[2], words[3]);
+    return std::array{times * one[0], times * one[1], times * two[0], times * two[1]};
+  });
 }
 
 }  // namespace plimsoll

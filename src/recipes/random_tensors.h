@@ -18,4 +18,14 @@ at::Tensor random_uniform(at::IntArrayRef shape, double width, std::uint64_t see
 at::Tensor random_normal(at::IntArrayRef shape, double width, std::uint64_t seed,
                          std::uint64_t stream);
 
+/// While one lives on a thread, the functions above leave what they make unset: a model is about to
+/// be read from its file.
+class UnsetWeights {
+ public:
+  UnsetWeights() noexcept;
+  ~UnsetWeights();
+  UnsetWeights(const UnsetWeights&) = delete;
+  UnsetWeights& operator=(const UnsetWeights&) = delete;
+};
+
 }  // namespace plimsoll

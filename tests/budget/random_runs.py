@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random runs of `train cosir`, each in a child process in a cgroup of its limit.
+"""Random runs of `train cosir` and `train can-kd`, each in a child process in a cgroup of its limit.
 
 A run completes inside its limit, or is refused before its first step naming the smallest limit that
 would do; then that limit, in whole MiB, must complete. Nothing is ever killed. Model, data, batch
@@ -16,9 +16,11 @@ import pathlib
 import random
 import re
 import shutil
+import subprocess
 import sys
 import tempfile
 
+from tests.support.can_traffic import write_traffic
 from tests.support.cgroup import MemoryCgroup
 
 MIB = 1 << 20
@@ -28,12 +30,47 @@ class Wrong(AssertionError):
     """A run that was killed, passed its limit, or was promised a limit that did not do."""
 
 
+PAIRS = (600, 1500, 4000, 9000)   # Of image and text.
+WINDOWS = (300, 3000)             # Of traffic.
+
+
 def drawn(seed: int, index: int) -> dict:
-    """The options of one run."""
+    """The options of one run: every third is of graphs."""
     dice = random.Random(f"{seed}/{index}")
+    return drawn_graphs(dice) if index % 3 == 2 else drawn_pairs(dice)
+
+
+def drawn_graphs(dice: random.Random) -> dict:
+    heads = dice.choice([1, 4, 8])
+    return {
+        "recipe": "can-kd",
+        "data": f"windows-{dice.choice(WINDOWS)}",
+        "batch_size": dice.choice(["auto", 16, 64, 256, 1024, 4096]),
+        "preset": dice.choice(["small", "small", "large", "original"]),
+        "stage": dice.choice(["autoencoder", "normal"]),
+        "model_size": dice.choice(["teacher", "both"]),
+        "max_epochs": 1,
+        "student_gat_hidden": dice.choice([8, 32, 96]),
+        "student_gat_heads": heads,
+        "student_gat_layers": dice.choice([1, 3, 6]),
+        "gat_jk": dice.choice(["cat", "lstm"]),
+        "gradient_checkpointing": dice.choice(["true", "false"]),
+        "accumulate_grad_batches": dice.choice([1, 1, 3]),
+        "precision": dice.choice(["32", "bf16-mixed"]),
+        "use_teacher_cache": dice.choice(["true", "false"]),
+        "offload_teacher_to_cpu": dice.choice(["true", "false"]),
+        "scoring_chunk": dice.choice([16, 500, 2000]),
+        "cache_bytes": dice.choice([-1, 0]),
+        "foreign_bytes": f"{dice.choice([96, 128])}MiB",
+        "limit_mib": int(dice.triangular(200, 1200, 300)),
+    }
+
+
+def drawn_pairs(dice: random.Random) -> dict:
     wide = dice.random() < 0.3
     return {
-        "rows": dice.choice([600, 1500, 4000, 9000]),
+        "recipe": "cosir",
+        "data": f"pairs-{dice.choice(PAIRS)}",
         "batch_size": dice.choice(["auto", 16, 64, 200, 512, 1024, 2048]),
         "label_dim": dice.choice([2, 8, 64, 256]),
         "projections": "true" if wide else "auto",
@@ -41,6 +78,7 @@ def drawn(seed: int, index: int) -> dict:
         "label_dtype": dice.choice(["float32", "bfloat16"]),
         "label_optimizer": dice.choice(["adamw", "adamw_fresh", "adagrad"]),
         "loader_threads": dice.choice([1, 2, 4]),
+        "epochs": 1,
         "phase2_epochs": int(dice.random() < 0.15),
         "eval_pairs": dice.choice([0, 50, 400]),
         "foreign_bytes": f"{dice.choice([96, 128])}MiB",
@@ -50,10 +88,10 @@ def drawn(seed: int, index: int) -> dict:
 
 def train(program: str, data: pathlib.Path, out: pathlib.Path, options: dict, limit_mib: int):
     shutil.rmtree(out, ignore_errors=True)
-    flags = [word for key, value in options.items() if key not in ("rows", "limit_mib")
+    flags = [word for key, value in options.items() if key not in ("recipe", "data", "limit_mib")
              for word in (f"--{key.replace('_', '-')}", value)]
     with MemoryCgroup(limit_mib * MIB) as group:
-        run = group.run([program, "train", "cosir", "--data", data, "--out", out, "--epochs", 1,
+        run = group.run([program, "train", options["recipe"], "--data", data, "--out", out,
                          "--memory-limit", f"{limit_mib}MiB", "--tensorboard", "false", "--quiet",
                          "--json", *flags], timeout=600)
     if run.oom_kills or run.returncode not in (0, 1):
@@ -64,10 +102,10 @@ def train(program: str, data: pathlib.Path, out: pathlib.Path, options: dict, li
 
 
 def one(program: str, seed: int, index: int, folder: pathlib.Path,
-        data_of: dict[int, pathlib.Path]) -> dict:
+        data_of: dict[str, pathlib.Path]) -> dict:
     options = drawn(seed, index)
     limit = options["limit_mib"]
-    data, out = data_of[options["rows"]], folder / "run"
+    data, out = data_of[options["data"]], folder / "run"
     tried = []
     for _ in range(4):
         run = train(program, data, out, options, limit)
@@ -126,14 +164,20 @@ def main() -> int:
     return 1 if seen["wrong"] else 0
 
 
-def make_data(program: str, folder: pathlib.Path) -> dict[int, pathlib.Path]:
-    import subprocess
-
+def make_data(program: str, folder: pathlib.Path) -> dict[str, pathlib.Path]:
     made = {}
-    for rows in (600, 1500, 4000, 9000):
-        made[rows] = folder / f"data-{rows}"
-        subprocess.run([program, "synth", "cosir", "--rows", str(rows), "--out", made[rows],
-                        "--seed", "0"], check=True, capture_output=True)
+
+    def make(name: str, *command) -> None:
+        made[name] = folder / name
+        subprocess.run([program, *map(str, command), "--out", made[name]], check=True,
+                       capture_output=True)
+
+    for pairs in PAIRS:
+        make(f"pairs-{pairs}", "synth", "cosir", "--rows", pairs, "--seed", 0)
+    for windows in WINDOWS:
+        traffic = folder / f"train_{windows}.csv"
+        write_traffic(traffic, 0, windows * 50 + 1, 250)
+        make(f"windows-{windows}", "import", "can", traffic, "--window", 50, "--stride", 50)
     return made
 
 

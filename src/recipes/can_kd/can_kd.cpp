@@ -88,6 +88,11 @@ class Run {
   Result<CanKdSummary> train();
 
  private:
+  /// A task's work, and the teacher it asks.
+  struct Bench {
+    std::unique_ptr<Teacher> teacher;
+    std::unique_ptr<Work> work;
+  };
   Result<void> open();
   Result<void> choose_batch_size();
   Result<void> list_tasks();
@@ -317,6 +322,7 @@ Result<void> Run::prepare(const Task& task) {
 // Rehearses a step of every task that is left, and asks for what the largest one needed.
 Result<void> Run::admit() {
   std::int64_t most = 0;
+  std::optional<Error> refused;  // That of the task that needs most: one larger limit will do.
   // A step has no more graphs than there are.
   const std::int64_t graphs =
       std::min(config_.batch_size, static_cast<std::int64_t>(data_->train().size()));
@@ -329,22 +335,35 @@ Result<void> Run::admit() {
     if (!has_rehearsal(task)) {
       continue;
     }
-    std::optional<Bench> bench;  // Made in the rehearsal: the model itself may not fit.
-    PLIMSOLL_TRY(const std::int64_t peak,
-                 rehearse_step(
-                     governor_, graphs, 0.0,
-                     [&](std::int64_t rows) -> Result<void> {
-                       if (!bench) {
-                         PLIMSOLL_TRY(bench, prepare_rehearsal(governor_, config_, *data_, task));
-                       }
-                       return bench->work->rehearse(rows);
-                     },
-                     1));
-    bench.reset();
+    std::optional<Rehearsal> made;  // In the rehearsal: the model itself may not fit.
+    auto peak = rehearse_step(
+        governor_, graphs, 0.0,
+        [&](std::int64_t rows) -> Result<void> {
+          if (!made) {
+            PLIMSOLL_TRY(made, prepare_rehearsal(governor_, config_, *data_, task));
+          }
+          // Smaller ones answer fewer graphs too, so that a line goes through them.
+          return made->work->rehearse(
+              rows, std::max<std::int64_t>(1, config_.scoring_chunk * rows / graphs));
+        },
+        1);
+    made.reset();
+    if (!peak) {
+      if (peak.error().code != ErrorCode::kOverBudget) {
+        return tl::unexpected(std::move(peak).error());
+      }
+      if (!refused || refused->smallest_limit_bytes < peak.error().smallest_limit_bytes) {
+        refused = std::move(peak).error();
+      }
+      continue;
+    }
     PLIMSOLL_TRY_VOID(report_->event(
         "rehearsed",
-        {{"task", std::string_view(task.name())}, {"graphs", graphs}, {"peak_bytes", peak}}));
-    most = std::max(most, peak);
+        {{"task", std::string_view(task.name())}, {"graphs", graphs}, {"peak_bytes", *peak}}));
+    most = std::max(most, *peak);
+  }
+  if (refused) {
+    return tl::unexpected(std::move(*refused));
   }
   PLIMSOLL_TRY_VOID(
       admit_tensors(governor_, with_margin(most), fmt::format("a step of {} graphs", graphs)));

@@ -241,14 +241,6 @@ Result<EpochNews> Fusion::end_epoch() {
   return news;
 }
 
-Result<void> Fusion::rehearse(std::int64_t /*rows*/) {
-  const Sample seen = act();
-  Mode mode;
-  mode.training = true;
-  static_cast<void>(network_.forward(seen.states, mode));
-  return {};
-}
-
 std::vector<NamedTensor> Fusion::tensors() const {
   std::vector<NamedTensor> list = joined(network_.parameters(), adam_->state());
   for (const NamedTensor& named : target_.parameters()) {

@@ -50,7 +50,6 @@ class Fusion final : public Work {
                                               const Task& task, const std::filesystem::path& vgae,
                                               const std::filesystem::path& classifier);
 
-  Result<void> rehearse(std::int64_t rows) override;
   Result<StepNews> step() override;
   Result<EpochNews> end_epoch() override;
   [[nodiscard]] bool finished() const override { return episode_ >= config_.fusion_episodes; }

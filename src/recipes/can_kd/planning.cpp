@@ -33,19 +33,20 @@ bool has_rehearsal(const Task& task) noexcept {
   return task.stage != Stage::kFusion && task.stage != Stage::kEvaluation;
 }
 
-Result<Bench> prepare_rehearsal(const Governor& governor, const CanKdConfig& config,
-                                const Data& data, const Task& task) {
-  Bench bench;
+Result<Rehearsal> prepare_rehearsal(const Governor& governor, const CanKdConfig& config,
+                                    const Data& data, const Task& task) {
+  Rehearsal rehearsal;
   if (task.role == Role::kStudent && config.use_kd) {
     TeacherOptions options;
     options.released = config.offload_teacher_to_cpu;
     options.clear_cache_every_n = config.clear_cache_every_n;
-    PLIMSOLL_TRY(bench.teacher, Teacher::open(governor, config, task, data.set(), options));
+    PLIMSOLL_TRY(rehearsal.teacher, Teacher::open(governor, config, task, data.set(), options));
   }
-  PLIMSOLL_TRY(bench.work,
-               Training::make(config, data,
-                              {.task = task, .teacher = bench.teacher.get(), .rehearsal = true}));
-  return bench;
+  PLIMSOLL_TRY(
+      rehearsal.work,
+      Training::make(config, data,
+                     {.task = task, .teacher = rehearsal.teacher.get(), .rehearsal = true}));
+  return rehearsal;
 }
 
 Result<std::vector<TaskPlan>> plan_tasks(const Governor& governor, const CanKdConfig& config,
@@ -54,7 +55,7 @@ Result<std::vector<TaskPlan>> plan_tasks(const Governor& governor, const CanKdCo
   PlanOptions options;
   options.most_rows = std::max<std::int64_t>(1, std::min(kAutoGraphsMax, graphs / kAutoStepsMin));
   options.first_rows = std::min<std::int64_t>(kFirstGraphs, options.most_rows);
-  options.multiple = kMultiple;
+  options.multiple = std::min(kMultiple, options.most_rows);
   options.size_of = [&](std::int64_t rows) {
     StepSize size{.rows = rows};
     for (const std::int64_t graph : data.largest(data.train(), rows)) {
@@ -71,9 +72,18 @@ Result<std::vector<TaskPlan>> plan_tasks(const Governor& governor, const CanKdCo
     if (!has_rehearsal(task)) {
       continue;
     }
-    PLIMSOLL_TRY(const Bench bench, prepare_rehearsal(governor, config, data, task));
-    auto plan = plan_batch(governor, options,
-                           [&](const StepSize& size) { return bench.work->rehearse(size.rows); });
+    Rehearsal rehearsal;
+    const auto made = without_refusal([&]() -> Result<void> {
+      PLIMSOLL_TRY(rehearsal, prepare_rehearsal(governor, config, data, task));
+      return {};
+    });
+    if (!made && made.error().code == ErrorCode::kOverBudget) {
+      return tl::unexpected(refused_anew(governor, "the model of " + task.name()));
+    }
+    PLIMSOLL_TRY_VOID(made);
+    auto plan = plan_batch(governor, options, [&](const StepSize& size) {
+      return rehearsal.work->rehearse(size.rows, config.scoring_chunk);
+    });
     if (!plan) {
       Error error = std::move(plan).error();
       error.detail = std::make_shared<const std::string>(

@@ -3,7 +3,7 @@
 // What the tasks of a run need: their work made untrained, to be rehearsed, and the largest batch
 // that a step of each fits with, its teacher included (K5).
 //
-// Reading order: plan/batch_plan.h, work.h, this file.
+// Reading order: plan/batch_plan.h, training.h, this file.
 //
 // Threads: the thread that trains.
 // Memory:  one task's model, teacher and step at a time; that of plan/batch_plan.h.
@@ -19,7 +19,7 @@
 #include "recipes/can_kd/data.h"
 #include "recipes/can_kd/task.h"
 #include "recipes/can_kd/teacher.h"
-#include "recipes/can_kd/work.h"
+#include "recipes/can_kd/training.h"
 
 namespace plimsoll::can_kd {
 
@@ -28,19 +28,19 @@ inline constexpr std::int64_t kAutoGraphsMax = 8192;
 /// … an epoch having so many steps.
 inline constexpr std::int64_t kAutoStepsMin = 32;
 
-/// A task's work, and the teacher it asks.
-struct Bench {
-  std::unique_ptr<Teacher> teacher;
-  std::unique_ptr<Work> work;
+/// A task's work, and the teacher it asks, both untrained.
+struct Rehearsal {
+  std::unique_ptr<Teacher> teacher{};
+  std::unique_ptr<Training> work{};
 };
 
 /// Whether a task has steps whose memory is rehearsed. Fusion and evaluation answer as validation
 /// does, and need less than the tasks before them.
 [[nodiscard]] bool has_rehearsal(const Task& task) noexcept;
 
-/// The work with untrained weights, as large as the real one. Requires: has_rehearsal(task).
-Result<Bench> prepare_rehearsal(const Governor& governor, const CanKdConfig& config,
-                                const Data& data, const Task& task);
+/// As large as the real ones. Requires: has_rehearsal(task).
+Result<Rehearsal> prepare_rehearsal(const Governor& governor, const CanKdConfig& config,
+                                    const Data& data, const Task& task);
 
 struct TaskPlan {
   Task task{};

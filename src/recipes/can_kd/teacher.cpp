@@ -13,6 +13,7 @@
 
 #include <cstring>
 #include <numeric>
+#include <optional>
 #include <span>
 #include <utility>
 
@@ -20,6 +21,7 @@
 #include "data/disk_room.h"
 #include "recipes/can_kd/learner.h"
 #include "recipes/can_kd/shapes.h"
+#include "recipes/random_tensors.h"
 
 namespace plimsoll::can_kd {
 namespace {
@@ -106,6 +108,10 @@ Result<void> Teacher::load() {
     return {};
   }
   const c10::AutoGradMode off{false};
+  std::optional<UnsetWeights> unset;
+  if (!options_.weights.empty()) {
+    unset.emplace();
+  }
   auto made = make_();
   if (!options_.weights.empty()) {
     PLIMSOLL_TRY_VOID(load_tensors(options_.weights, made->tensors()));

@@ -367,7 +367,7 @@ Result<EpochNews> Training::end_epoch() {
   return news;
 }
 
-Result<void> Training::rehearse(std::int64_t rows) {
+Result<void> Training::rehearse(std::int64_t rows, std::int64_t chunk) {
   const auto members = candidates();
   auto most = data_.largest(members, rows);
   GraphCounts counts;
@@ -397,8 +397,7 @@ Result<void> Training::rehearse(std::int64_t rows) {
     if (asked.empty()) {
       continue;
     }
-    PLIMSOLL_TRY(const GraphTensors batch,
-                 data_.gather(data_.largest(asked, config_.scoring_chunk)));
+    PLIMSOLL_TRY(const GraphTensors batch, data_.gather(data_.largest(asked, chunk)));
     static_cast<void>(learner_->losses(batch));
     if (scorer_) {
       static_cast<void>(scorer_->losses(batch));

@@ -47,7 +47,11 @@ class Training final : public Work {
   static Result<std::unique_ptr<Training>> make(const CanKdConfig& config, const Data& data,
                                                 const TrainingOptions& options);
 
-  Result<void> rehearse(std::int64_t rows) override;
+  /// Does the largest step that `rows` graphs can make, and the largest answer to `chunk` graphs
+  /// (validation, evaluation), for their memory alone: nothing is changed. Errors: kOverBudget when
+  /// refused.
+  Result<void> rehearse(std::int64_t rows, std::int64_t chunk);
+
   Result<StepNews> step() override;
   Result<EpochNews> end_epoch() override;
   [[nodiscard]] bool finished() const override;

@@ -46,10 +46,6 @@ class Work {
  public:
   virtual ~Work() = default;
 
-  /// Does the largest step that `rows` graphs can make, and the largest validation, for their
-  /// memory alone: nothing is changed. Errors: kOverBudget when refused.
-  virtual Result<void> rehearse(std::int64_t rows) = 0;
-
   /// One optimizer step. When it fails nothing of it was applied, and it may be tried again.
   virtual Result<StepNews> step() = 0;
 
