@@ -20,6 +20,7 @@ namespace plimsoll {
 namespace {
 
 constexpr std::int64_t kLeastStep = 1 << 20;  // Limits are named in whole MiB.
+constexpr std::int64_t kFitSlack = 4 << 20;   // Pages partly used, which smaller steps do not show.
 
 Error refused(const Governor& governor, std::int64_t needed, const std::string& what) {
   const LedgerState state = governor.state();
@@ -45,8 +46,9 @@ Error refused(const Governor& governor, std::int64_t needed, const std::string& 
 
 }  // namespace
 
-Error refused_anew(const Governor& governor, const std::string& what) {
-  return refused(governor, with_margin(2 * left_for_tensors(governor.state())) + kLeastStep, what);
+Error refused_anew(const Governor& governor, const std::string& what, std::int64_t known_bytes) {
+  const std::int64_t left = left_for_tensors(governor.state());
+  return refused(governor, with_margin(left + std::max(left, known_bytes)) + kLeastStep, what);
 }
 
 Result<void> without_refusal(const std::function<Result<void>()>& work) {
@@ -66,7 +68,7 @@ std::int64_t with_margin(std::int64_t peak_bytes) noexcept {
 
 Result<std::int64_t> rehearse_step(const Governor& governor, std::int64_t rows, double pair_bytes,
                                    const std::function<Result<void>(std::int64_t)>& step,
-                                   std::int64_t least_rows) {
+                                   std::int64_t least_rows, std::int64_t known_bytes) {
   auto peak = measure_peak([&] { return step(rows); });
   if (peak || peak.error().code != ErrorCode::kOverBudget) {
     return peak;
@@ -88,12 +90,13 @@ Result<std::int64_t> rehearse_step(const Governor& governor, std::int64_t rows, 
   }
   TensorArena::purge();
   if (samples.empty()) {
-    return tl::unexpected(refused_anew(governor, fmt::format("a step of {} rows", least_rows)));
+    return tl::unexpected(
+        refused_anew(governor, fmt::format("a step of {} rows", least_rows), known_bytes));
   }
   PLIMSOLL_TRY(const StepPeak curve, fit_step_peak(samples, pair_bytes));
   // The step itself was refused, so it needs more than what is left, whatever the curve says.
-  const std::int64_t needed =
-      std::max(with_margin(curve.bytes_at(rows)), left_for_tensors(governor.state()) + kLeastStep);
+  const std::int64_t needed = std::max(with_margin(curve.bytes_at(rows)) + kFitSlack,
+                                       left_for_tensors(governor.state()) + kLeastStep);
   return tl::unexpected(refused(governor, needed, fmt::format("a step of {} rows", rows)));
 }
 

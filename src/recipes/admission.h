@@ -33,15 +33,17 @@ Result<std::int64_t> measure_peak(const std::function<Result<void>()>& work);
 
 /// Rehearses a step of `rows` rows through `step(rows)` and returns its peak. When it is refused,
 /// rehearses smaller ones, fits their peaks, and says what the real one would need. `pair_bytes` is
-/// what the step is known to hold per pair of rows; no fewer than `least_rows` make a step.
-/// Errors: kOverBudget naming the smallest limit that would do and the options to change.
+/// what the step is known to hold per pair of rows; no fewer than `least_rows` make a step;
+/// `known_bytes` is what it surely holds whatever its rows (the model), for when not even that
+/// fits. Errors: kOverBudget naming the smallest limit that would do and the options to change.
 Result<std::int64_t> rehearse_step(const Governor& governor, std::int64_t rows, double pair_bytes,
                                    const std::function<Result<void>(std::int64_t)>& step,
-                                   std::int64_t least_rows = 2);
+                                   std::int64_t least_rows = 2, std::int64_t known_bytes = 0);
 
-/// The refusal of something whose need is not known, only that it is above what is left: names a
-/// limit that leaves twice as much.
-Error refused_anew(const Governor& governor, const std::string& what);
+/// The refusal of something whose need is not known, only that it is above what is left, and what
+/// of it is known: names a limit that leaves twice as much, or what is known and as much again as
+/// is left now.
+Error refused_anew(const Governor& governor, const std::string& what, std::int64_t known_bytes);
 
 /// Promises the tensors' pool at least `floor_bytes` in all.
 /// Errors: kOverBudget as rehearse_step(), `what` naming the phase: "a step of 2048 rows".

@@ -15,14 +15,16 @@
 namespace plimsoll {
 namespace {
 
-thread_local int unset_scopes = 0;
+thread_local std::optional<UndrawnWeights::Kind> undrawn;
 
 // Four values a block: `values_of(words)` are those of elements 4k … 4k + 3.
 template <class ValuesOf>
 at::Tensor filled(at::IntArrayRef shape, std::uint64_t seed, std::uint64_t stream,
                   const ValuesOf& values_of) {
-  auto x = at::empty(shape, at::kFloat);
-  if (unset_scopes > 0) {
+  auto x = at::empty(shape,
+                     at::TensorOptions(at::kFloat)
+                         .device(undrawn == UndrawnWeights::Kind::kShapes ? at::kMeta : at::kCPU));
+  if (undrawn) {
     return x;
   }
   auto* values = x.data_ptr<float>();
@@ -36,12 +38,12 @@ at::Tensor filled(at::IntArrayRef shape, std::uint64_t seed, std::uint64_t strea
 
 }  // namespace
 
-UnsetWeights::UnsetWeights() noexcept {
-  ++unset_scopes;
+UndrawnWeights::UndrawnWeights(Kind kind) noexcept : before_(undrawn) {
+  undrawn = kind;
 }
 
-UnsetWeights::~UnsetWeights() {
-  --unset_scopes;
+UndrawnWeights::~UndrawnWeights() {
+  undrawn = before_;
 }
 
 at::Tensor random_uniform(at::IntArrayRef shape, double width, std::uint64_t seed,

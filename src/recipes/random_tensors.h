@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
 #include <torch/types.h>
 
@@ -18,14 +19,21 @@ at::Tensor random_uniform(at::IntArrayRef shape, double width, std::uint64_t see
 at::Tensor random_normal(at::IntArrayRef shape, double width, std::uint64_t seed,
                          std::uint64_t stream);
 
-/// While one lives on a thread, the functions above leave what they make unset: a model is about to
-/// be read from its file.
-class UnsetWeights {
+/// While one lives on a thread, the functions above draw nothing: a model is about to be read from
+/// its file, or only its size is asked for.
+class UndrawnWeights {
  public:
-  UnsetWeights() noexcept;
-  ~UnsetWeights();
-  UnsetWeights(const UnsetWeights&) = delete;
-  UnsetWeights& operator=(const UnsetWeights&) = delete;
+  enum class Kind : std::uint8_t {
+    kUnset,   ///< Values are whatever was there.
+    kShapes,  ///< Tensors on the meta device: no memory at all.
+  };
+  explicit UndrawnWeights(Kind kind) noexcept;
+  ~UndrawnWeights();
+  UndrawnWeights(const UndrawnWeights&) = delete;
+  UndrawnWeights& operator=(const UndrawnWeights&) = delete;
+
+ private:
+  std::optional<Kind> before_;
 };
 
 }  // namespace plimsoll

@@ -405,6 +405,28 @@ def test_k5_a_planned_batch_trains_and_a_fifth_more_is_refused(trains, call, bus
     assert json.loads(done.out.splitlines()[-1])["peak_resident_bytes"] <= limit * 2**20
 
 
+def test_choices_are_planned_and_timed_for_the_tightest_task(trains, call, traffic):
+    base = ["plan", "can-kd", "--data", traffic, "--preset", "small", "--stage", "normal",
+            "--memory-limit", "1GiB", "--compute-threads", "2", "--offload-teacher-to-cpu", "true",
+            "--student-gat-hidden", "64", "--choices"]
+    done = call(*base, "--json")
+    assert done.status == 0, done.err
+    found = json.loads(done.out.splitlines()[-1])
+    teachers = found["task"].startswith("teacher")
+    choices = found["choices"]
+    assert len(choices) == (4 if teachers else 8)
+    assert len({choice["options"] for choice in choices}) == len(choices)
+    [asked] = [choice for choice in choices if choice["configured"]]
+    assert "gradient_checkpointing = true, precision = 32" in asked["options"]
+    assert teachers or "offload_teacher_to_cpu = true" in asked["options"]
+    speeds = [choice["graphs_per_second"] for choice in choices]
+    assert speeds == sorted(speeds, reverse=True) and speeds[-1] > 0
+    table = call(*base).out
+    assert f"choices for {found['task']}" in table and table.count("(as configured)") == 1
+    plain = call(*base[:-1], "--json")
+    assert "choices" not in json.loads(plain.out.splitlines()[-1])
+
+
 def test_published_students_are_evaluated_beside_ours(train, trains, call, traffic, tmp_path):
     numpy = pytest.importorskip("numpy")
     from safetensors.numpy import save_file

@@ -346,7 +346,7 @@ Result<void> Run::admit() {
           return made->work->rehearse(
               rows, std::max<std::int64_t>(1, config_.scoring_chunk * rows / graphs));
         },
-        1);
+        1, weight_bytes(config_, *data_, task));
     made.reset();
     if (!peak) {
       if (peak.error().code != ErrorCode::kOverBudget) {

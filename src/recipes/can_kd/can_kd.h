@@ -61,6 +61,14 @@ struct CanKdSummary {
 ///         checkpoint is whole.
 Result<CanKdSummary> train_can_kd(const CanKdSettings& settings, const TrainOptions& options);
 
+/// One way to train: options that move memory and time, and what a step comes to with them.
+struct CanKdChoice {
+  std::string options{};  ///< "gradient_checkpointing = true, precision = 32, …"
+  BatchPlan batch{};
+  double graphs_per_second{0.0};  ///< Of steps alone, measured.
+  bool configured{false};         ///< The one that the settings ask for.
+};
+
 /// What a run's steps need; `plimsoll plan can-kd`.
 struct CanKdPlan {
   std::int64_t batch_size{0};  ///< The smallest of the tasks' batches, …
@@ -72,6 +80,7 @@ struct CanKdPlan {
   std::int64_t set_bytes{0};
   bool set_cached{false};  ///< The whole set is in memory.
   std::int64_t train_graphs{0};
+  std::vector<CanKdChoice> choices{};  ///< For `task`, the fastest first; empty unless weighed.
 
   /// One line of JSON.
   [[nodiscard]] std::string to_json() const;
@@ -81,12 +90,14 @@ struct CanKdPlan {
 
 /// The largest batch that every task of `stage` and `model_size` trains with inside the limit, as
 /// batch_size = "auto" chooses it: small steps are traced, larger ones replayed, the answer run.
-/// config().batch_size and out are not looked at; nothing is written.
+/// config().batch_size and out are not looked at; nothing is written. With `weigh_choices` the
+/// tightest task is planned and timed with every choice of gradient_checkpointing, precision and,
+/// for a student, offload_teacher_to_cpu; those that do not fit are left out.
 ///
 /// Requires: settings resolved; MKL_CBWR set.
 /// Errors: kOverBudget when not even one graph fits, naming the task and the smallest limit that
 ///         would do; kInvalidArgument for a stage without steps; those of the graph set.
-Result<CanKdPlan> plan_can_kd(const CanKdSettings& settings);
+Result<CanKdPlan> plan_can_kd(const CanKdSettings& settings, bool weigh_choices = false);
 
 /// Evaluates a run's finished models, changing nothing in it. Returns a JSON object.
 Result<std::string> eval_can_kd(const CanKdSettings& settings);

@@ -60,7 +60,7 @@ std::filesystem::path model_file(const std::filesystem::path& run, const Task& t
 Result<Vgae> load_vgae(const CanKdConfig& config, Role role, std::int64_t ids,
                        const std::filesystem::path& file) {
   const c10::AutoGradMode off{false};
-  const UnsetWeights unset;
+  const UndrawnWeights unset(UndrawnWeights::Kind::kUnset);
   Vgae model(vgae_shape(config, role, ids), 0);
   PLIMSOLL_TRY_VOID(load_tensors(file, joined(model.parameters(), model.buffers())));
   return model;
@@ -69,7 +69,7 @@ Result<Vgae> load_vgae(const CanKdConfig& config, Role role, std::int64_t ids,
 Result<GatClassifier> load_classifier(const CanKdConfig& config, Role role, std::int64_t ids,
                                       const std::filesystem::path& file) {
   const c10::AutoGradMode off{false};
-  const UnsetWeights unset;
+  const UndrawnWeights unset(UndrawnWeights::Kind::kUnset);
   GatClassifier model(gat_shape(config, role, ids), 0);
   PLIMSOLL_TRY_VOID(load_tensors(file, joined(model.parameters(), model.buffers())));
   return model;

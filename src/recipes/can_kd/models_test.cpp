@@ -280,6 +280,21 @@ TEST(ModelsTest, K18TheDenseLayersDoNotHoldMostOfAModel) {
             0.05 * static_cast<double>(parameter_count(large_vgae.parameters())));
 }
 
+TEST(ModelsTest, ItsSizeIsKnownWithoutItsMemory) {
+  for (const bool lstm : {false, true}) {
+    const auto drawn = parameter_count(GatClassifier(gat_shape(lstm), kSeed).parameters());
+    const UndrawnWeights shapes(UndrawnWeights::Kind::kShapes);
+    const GatClassifier sized(gat_shape(lstm), kSeed);
+    EXPECT_EQ(parameter_count(sized.parameters()), drawn);
+    for (const auto& parameter : sized.parameters()) {
+      EXPECT_TRUE(parameter.tensor.is_meta() || parameter.tensor.dim() == 1) << parameter.name;
+    }
+  }
+  const auto drawn = parameter_count(Vgae(vgae_shape(), kSeed).parameters());
+  const UndrawnWeights shapes(UndrawnWeights::Kind::kShapes);
+  EXPECT_EQ(parameter_count(Vgae(vgae_shape(), kSeed).parameters()), drawn);
+}
+
 TEST(ModelsTest, TakesTheUnknownIdAndABatchOfOneNode) {
   testing::PlainGraph alone;
   alone.x.assign(11, 0.5F);

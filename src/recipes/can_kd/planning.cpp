@@ -8,6 +8,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <chrono>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -16,7 +18,10 @@
 #include "plimsoll/torch.h"
 #include "recipes/admission.h"
 #include "recipes/can_kd/can_kd.h"
+#include "recipes/can_kd/learner.h"
+#include "recipes/can_kd/models.h"
 #include "recipes/can_kd/training.h"
+#include "recipes/random_tensors.h"
 #include "recipes/settle.h"
 #include "torch/step_tracer.h"
 
@@ -26,6 +31,7 @@ namespace {
 
 constexpr std::int64_t kMultiple = 16;
 constexpr std::int64_t kFirstGraphs = 32;  // The first size traced.
+constexpr int kProbes = 3;                 // Steps timed; the fastest counts.
 
 }  // namespace
 
@@ -49,8 +55,24 @@ Result<Rehearsal> prepare_rehearsal(const Governor& governor, const CanKdConfig&
   return rehearsal;
 }
 
-Result<std::vector<TaskPlan>> plan_tasks(const Governor& governor, const CanKdConfig& config,
-                                         const Data& data) {
+std::int64_t weight_bytes(const CanKdConfig& config, const Data& data, const Task& task) {
+  const UndrawnWeights shapes(UndrawnWeights::Kind::kShapes);
+  const auto bytes_of = [&](const Task& whose) {
+    const auto learner = make_learner(config, whose, data.set().info().table_rows(), nullptr);
+    return 4 * parameter_count(learner->parameters());
+  };
+  std::int64_t bytes = 5 * bytes_of(task);
+  if (task.role == Role::kStudent && config.use_kd) {
+    bytes += bytes_of({Role::kTeacher, task.stage});
+  }
+  if (task.stage == Stage::kCurriculum && config.use_vgae_mining) {
+    bytes += bytes_of({task.role, Stage::kAutoencoder});
+  }
+  return bytes;
+}
+
+Result<TaskPlan> plan_task(const Governor& governor, const CanKdConfig& config, const Data& data,
+                           const Task& task) {
   const auto graphs = static_cast<std::int64_t>(data.train().size());
   PlanOptions options;
   options.most_rows = std::max<std::int64_t>(1, std::min(kAutoGraphsMax, graphs / kAutoStepsMin));
@@ -67,30 +89,44 @@ Result<std::vector<TaskPlan>> plan_tasks(const Governor& governor, const CanKdCo
   };
   // What is admitted later is the peak and a sixteenth.
   options.available_bytes = left_for_tensors(governor.state()) / 17 * 16;
+  Rehearsal rehearsal;
+  const auto made = without_refusal([&]() -> Result<void> {
+    PLIMSOLL_TRY(rehearsal, prepare_rehearsal(governor, config, data, task));
+    return {};
+  });
+  if (!made && made.error().code == ErrorCode::kOverBudget) {
+    return tl::unexpected(
+        refused_anew(governor, "the model of " + task.name(), weight_bytes(config, data, task)));
+  }
+  PLIMSOLL_TRY_VOID(made);
+  auto plan = plan_batch(governor, options, [&](const StepSize& size) {
+    return rehearsal.work->rehearse(size.rows, config.scoring_chunk);
+  });
+  if (!plan) {
+    Error error = std::move(plan).error();
+    error.detail = std::make_shared<const std::string>(
+        task.name() + ": " + (error.detail ? *error.detail : std::string("refused")));
+    return tl::unexpected(std::move(error));
+  }
+  TaskPlan found{task, std::move(*plan)};
+  found.batch.step_seconds = std::numeric_limits<double>::infinity();
+  for (int probe = 0; probe < kProbes; ++probe) {
+    const auto begin = std::chrono::steady_clock::now();
+    PLIMSOLL_TRY_VOID(rehearsal.work->rehearse(found.batch.batch_size, 0));
+    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+    found.batch.step_seconds = std::min(found.batch.step_seconds, took.count());
+  }
+  return found;
+}
+
+Result<std::vector<TaskPlan>> plan_tasks(const Governor& governor, const CanKdConfig& config,
+                                         const Data& data) {
   std::vector<TaskPlan> plans;
   for (const Task& task : wanted_tasks(config)) {
-    if (!has_rehearsal(task)) {
-      continue;
+    if (has_rehearsal(task)) {
+      PLIMSOLL_TRY(TaskPlan plan, plan_task(governor, config, data, task));
+      plans.push_back(std::move(plan));
     }
-    Rehearsal rehearsal;
-    const auto made = without_refusal([&]() -> Result<void> {
-      PLIMSOLL_TRY(rehearsal, prepare_rehearsal(governor, config, data, task));
-      return {};
-    });
-    if (!made && made.error().code == ErrorCode::kOverBudget) {
-      return tl::unexpected(refused_anew(governor, "the model of " + task.name()));
-    }
-    PLIMSOLL_TRY_VOID(made);
-    auto plan = plan_batch(governor, options, [&](const StepSize& size) {
-      return rehearsal.work->rehearse(size.rows, config.scoring_chunk);
-    });
-    if (!plan) {
-      Error error = std::move(plan).error();
-      error.detail = std::make_shared<const std::string>(
-          task.name() + ": " + (error.detail ? *error.detail : std::string("refused")));
-      return tl::unexpected(std::move(error));
-    }
-    plans.push_back({task, std::move(*plan)});
   }
   return plans;
 }
@@ -108,7 +144,54 @@ using namespace can_kd;
 
 // ---- plimsoll plan can-kd ----
 
-Result<CanKdPlan> plan_can_kd(const CanKdSettings& settings) {
+namespace {
+
+// The task planned with every choice that moves memory; those that fit, the fastest first.
+Result<std::vector<CanKdChoice>> weigh(const Governor& governor, const CanKdConfig& config,
+                                       const Data& data, const Task& task) {
+  std::vector<CanKdChoice> choices;
+  const bool taught = task.role == Role::kStudent && config.use_kd;
+  for (const bool checkpointing : {true, false}) {
+    for (const char* precision : {"32", "bf16-mixed"}) {
+      for (const bool offloaded : {false, true}) {
+        if (offloaded && !taught) {
+          continue;
+        }
+        CanKdConfig chosen = config;
+        chosen.gradient_checkpointing = checkpointing;
+        chosen.precision = precision;
+        chosen.offload_teacher_to_cpu = offloaded;
+        auto plan = plan_task(governor, chosen, data, task);
+        if (!plan && plan.error().code != ErrorCode::kOverBudget) {
+          return tl::unexpected(std::move(plan).error());
+        }
+        if (!plan) {
+          continue;
+        }
+        const bool same_precision = (config.precision == "32") == (chosen.precision == "32");
+        choices.push_back(
+            {.options = fmt::format("gradient_checkpointing = {}, precision = {}{}", checkpointing,
+                                    precision,
+                                    !taught     ? ""
+                                    : offloaded ? ", offload_teacher_to_cpu = true"
+                                                : ", offload_teacher_to_cpu = false"),
+             .batch = plan->batch,
+             .graphs_per_second =
+                 static_cast<double>(plan->batch.batch_size) / plan->batch.step_seconds,
+             .configured = checkpointing == config.gradient_checkpointing && same_precision &&
+                           (!taught || offloaded == config.offload_teacher_to_cpu)});
+      }
+    }
+  }
+  std::stable_sort(choices.begin(), choices.end(), [](const auto& one, const auto& other) {
+    return one.graphs_per_second > other.graphs_per_second;
+  });
+  return choices;
+}
+
+}  // namespace
+
+Result<CanKdPlan> plan_can_kd(const CanKdSettings& settings, bool weigh_choices) {
   const CanKdConfig& config = settings.config();
   PLIMSOLL_TRY(Governor governor, settle({.memory_limit = config.memory_limit,
                                           .disk_limit = config.disk_limit,
@@ -129,6 +212,9 @@ Result<CanKdPlan> plan_can_kd(const CanKdSettings& settings) {
     if (!plans.empty()) {
       plan.task = tightest(plans).task.name();
       plan.batch_size = tightest(plans).batch.batch_size;
+    }
+    if (weigh_choices && !plans.empty()) {
+      PLIMSOLL_TRY(plan.choices, weigh(governor, config, *data, tightest(plans).task));
     }
     for (const TaskPlan& one : plans) {
       plan.tasks.emplace_back(one.task.name(), one.batch);
@@ -175,6 +261,15 @@ std::string CanKdPlan::to_json() const {
                         {"step_seconds", batch.step_seconds},
                         {"advice", batch.advice}};
   }
+  for (const CanKdChoice& choice : choices) {
+    j["choices"].push_back({{"options", choice.options},
+                            {"batch_size", choice.batch.batch_size},
+                            {"label", label_name(choice.batch.label)},
+                            {"peak_bytes", choice.batch.peak.bytes},
+                            {"bytes_per_graph", choice.batch.bytes_per_row},
+                            {"graphs_per_second", choice.graphs_per_second},
+                            {"configured", choice.configured}});
+  }
   return j.dump();
 }
 
@@ -209,6 +304,16 @@ std::string CanKdPlan::to_text() const {
       text += fmt::format("a fifth more, {} graphs, would lease {}\n{}", batch.larger_rows,
                           format_bytes(batch.larger_leased_bytes), batch.advice);
     }
+  }
+  if (!choices.empty()) {
+    text += fmt::format("\nchoices for {}\n  {:>6}{:>12}{:>12}{:>11}\n", task, "graphs", "peak",
+                        "per graph", "graphs/s");
+  }
+  for (const CanKdChoice& choice : choices) {
+    text += fmt::format("  {:>6}{:>12}{:>12}{:>11.0f}   {}{}\n", choice.batch.batch_size,
+                        format_bytes(choice.batch.peak.bytes),
+                        format_bytes(choice.batch.bytes_per_row), choice.graphs_per_second,
+                        choice.options, choice.configured ? "  (as configured)" : "");
   }
   return text;
 }

@@ -42,10 +42,19 @@ struct Rehearsal {
 Result<Rehearsal> prepare_rehearsal(const Governor& governor, const CanKdConfig& config,
                                     const Data& data, const Task& task);
 
+/// Bytes of the weights a task holds from step to step: its model with gradients, both moments and
+/// the best epoch's copy, its teacher, the autoencoder that scores. Nothing is allocated.
+[[nodiscard]] std::int64_t weight_bytes(const CanKdConfig& config, const Data& data,
+                                        const Task& task);
+
 struct TaskPlan {
   Task task{};
-  BatchPlan batch{};
+  BatchPlan batch{};  ///< step_seconds: of a training step alone.
 };
+
+/// The plan of one task. Errors: as plan_tasks().
+Result<TaskPlan> plan_task(const Governor& governor, const CanKdConfig& config, const Data& data,
+                           const Task& task);
 
 /// A plan for each task of wanted_tasks() with a rehearsal, in their order.
 /// Errors: kOverBudget naming the task and the smallest limit that would do.

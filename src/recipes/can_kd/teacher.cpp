@@ -108,9 +108,9 @@ Result<void> Teacher::load() {
     return {};
   }
   const c10::AutoGradMode off{false};
-  std::optional<UnsetWeights> unset;
+  std::optional<UndrawnWeights> unset;
   if (!options_.weights.empty()) {
-    unset.emplace();
+    unset.emplace(UndrawnWeights::Kind::kUnset);
   }
   auto made = make_();
   if (!options_.weights.empty()) {

@@ -394,7 +394,7 @@ Result<void> Training::rehearse(std::int64_t rows, std::int64_t chunk) {
   }
   // Validation, evaluation on the test files, difficulty: all of them ask in chunks.
   for (const auto asked : {data_.held_out(), data_.set().split(GraphSplit::kTest)}) {
-    if (asked.empty()) {
+    if (asked.empty() || chunk == 0) {
       continue;
     }
     PLIMSOLL_TRY(const GraphTensors batch, data_.gather(data_.largest(asked, chunk)));

@@ -48,8 +48,8 @@ class Training final : public Work {
                                                 const TrainingOptions& options);
 
   /// Does the largest step that `rows` graphs can make, and the largest answer to `chunk` graphs
-  /// (validation, evaluation), for their memory alone: nothing is changed. Errors: kOverBudget when
-  /// refused.
+  /// (validation, evaluation; 0: none), for their memory alone: nothing is changed. Errors:
+  /// kOverBudget when refused.
   Result<void> rehearse(std::int64_t rows, std::int64_t chunk);
 
   Result<StepNews> step() override;
