@@ -27,6 +27,7 @@
 #include "recipes/cosir_settle.h"
 #include "recipes/cosir_state.h"
 #include "recipes/cosir_step.h"
+#include "recipes/plan_json.h"
 #include "torch/arena_pages.h"
 #include "torch/step_tracer.h"
 
@@ -242,33 +243,19 @@ class Planning {
 }  // namespace
 
 std::string CosirPlan::to_json() const {
-  const PeakParts& parts = batch.peak.parts;
-  nlohmann::ordered_json j{
-      {"batch_size", batch.batch_size},
-      {"label", label_name(batch.label)},
-      {"peak_bytes", batch.peak.bytes},
-      {"leased_bytes", batch.leased_bytes},
-      {"available_bytes", batch.available_bytes},
-      {"bytes_per_row", batch.bytes_per_row},
-      {"operator", batch.peak.op},
-      {"phase", phase_name(batch.peak.phase)},
-      {"parts",
-       {{"static", parts.static_bytes},
-        {"gradients", parts.gradient_bytes},
-        {"activations", parts.activation_bytes},
-        {"temporaries", parts.temporary_bytes}}},
-      {"limit_bytes", limit_bytes},
-      {"baseline_bytes", baseline_bytes},
-      {"store_bytes", store_bytes},
-      {"cache_bytes", cache_bytes},
-      {"queue_bytes", queue_bytes},
-      {"foreign_bytes", foreign_bytes},
-      {"eval_peak_bytes", eval_peak_bytes},
-      {"steps_per_epoch",
-       batch.batch_size > 0 ? (train_rows + batch.batch_size - 1) / batch.batch_size : 0},
-      {"step_seconds", batch.step_seconds},
-      {"traced_rows", batch.traced_rows},
-      {"advice", batch.advice}};
+  nlohmann::ordered_json j = batch_json(batch, "bytes_per_row");
+  j["limit_bytes"] = limit_bytes;
+  j["baseline_bytes"] = baseline_bytes;
+  j["store_bytes"] = store_bytes;
+  j["cache_bytes"] = cache_bytes;
+  j["queue_bytes"] = queue_bytes;
+  j["foreign_bytes"] = foreign_bytes;
+  j["eval_peak_bytes"] = eval_peak_bytes;
+  j["steps_per_epoch"] =
+      batch.batch_size > 0 ? (train_rows + batch.batch_size - 1) / batch.batch_size : 0;
+  j["step_seconds"] = batch.step_seconds;
+  j["traced_rows"] = batch.traced_rows;
+  j["advice"] = batch.advice;
   return j.dump();
 }
 

@@ -21,6 +21,7 @@
 #include "recipes/can_kd/learner.h"
 #include "recipes/can_kd/models.h"
 #include "recipes/can_kd/training.h"
+#include "recipes/plan_json.h"
 #include "recipes/random_tensors.h"
 #include "recipes/settle.h"
 #include "torch/step_tracer.h"
@@ -72,7 +73,7 @@ std::int64_t weight_bytes(const CanKdConfig& config, const Data& data, const Tas
 }
 
 Result<TaskPlan> plan_task(const Governor& governor, const CanKdConfig& config, const Data& data,
-                           const Task& task) {
+                           const Task& task, bool timed) {
   const auto graphs = static_cast<std::int64_t>(data.train().size());
   PlanOptions options;
   options.most_rows = std::max<std::int64_t>(1, std::min(kAutoGraphsMax, graphs / kAutoStepsMin));
@@ -109,6 +110,9 @@ Result<TaskPlan> plan_task(const Governor& governor, const CanKdConfig& config, 
     return tl::unexpected(std::move(error));
   }
   TaskPlan found{task, std::move(*plan)};
+  if (!timed) {
+    return found;
+  }
   found.batch.step_seconds = std::numeric_limits<double>::infinity();
   for (int probe = 0; probe < kProbes; ++probe) {
     const auto begin = std::chrono::steady_clock::now();
@@ -120,11 +124,11 @@ Result<TaskPlan> plan_task(const Governor& governor, const CanKdConfig& config, 
 }
 
 Result<std::vector<TaskPlan>> plan_tasks(const Governor& governor, const CanKdConfig& config,
-                                         const Data& data) {
+                                         const Data& data, bool timed) {
   std::vector<TaskPlan> plans;
   for (const Task& task : wanted_tasks(config)) {
     if (has_rehearsal(task)) {
-      PLIMSOLL_TRY(TaskPlan plan, plan_task(governor, config, data, task));
+      PLIMSOLL_TRY(TaskPlan plan, plan_task(governor, config, data, task, timed));
       plans.push_back(std::move(plan));
     }
   }
@@ -161,7 +165,7 @@ Result<std::vector<CanKdChoice>> weigh(const Governor& governor, const CanKdConf
         chosen.gradient_checkpointing = checkpointing;
         chosen.precision = precision;
         chosen.offload_teacher_to_cpu = offloaded;
-        auto plan = plan_task(governor, chosen, data, task);
+        auto plan = plan_task(governor, chosen, data, task, /*timed=*/true);
         if (!plan && plan.error().code != ErrorCode::kOverBudget) {
           return tl::unexpected(std::move(plan).error());
         }
@@ -201,7 +205,7 @@ Result<CanKdPlan> plan_can_kd(const CanKdSettings& settings, bool weigh_choices)
   CanKdPlan plan;
   const auto done = without_refusal([&]() -> Result<void> {
     PLIMSOLL_TRY(const auto data, Data::open(governor, config));
-    PLIMSOLL_TRY(const auto plans, plan_tasks(governor, config, *data));
+    PLIMSOLL_TRY(const auto plans, plan_tasks(governor, config, *data, /*timed=*/true));
     const LedgerState state = governor.state();
     plan.limit_bytes = state.limit_bytes;
     plan.baseline_bytes = state.baseline_bytes;
@@ -241,25 +245,13 @@ std::string CanKdPlan::to_json() const {
                            {"set_cached", set_cached},
                            {"steps_per_epoch", (train_graphs + batch_size - 1) / batch_size}};
   for (const auto& [name, batch] : tasks) {
-    const PeakParts& parts = batch.peak.parts;
-    j["tasks"][name] = {{"batch_size", batch.batch_size},
-                        {"label", label_name(batch.label)},
-                        {"peak_bytes", batch.peak.bytes},
-                        {"leased_bytes", batch.leased_bytes},
-                        {"available_bytes", batch.available_bytes},
-                        {"bytes_per_graph", batch.bytes_per_row},
-                        {"operator", batch.peak.op},
-                        {"phase", phase_name(batch.peak.phase)},
-                        {"parts",
-                         {{"static", parts.static_bytes},
-                          {"gradients", parts.gradient_bytes},
-                          {"activations", parts.activation_bytes},
-                          {"temporaries", parts.temporary_bytes}}},
-                        {"at_most_rows", batch.at_most_rows},
-                        {"larger_graphs", batch.larger_rows},
-                        {"larger_leased_bytes", batch.larger_leased_bytes},
-                        {"step_seconds", batch.step_seconds},
-                        {"advice", batch.advice}};
+    auto& task_json = j["tasks"][name];
+    task_json = batch_json(batch, "bytes_per_graph");
+    task_json["at_most_rows"] = batch.at_most_rows;
+    task_json["larger_graphs"] = batch.larger_rows;
+    task_json["larger_leased_bytes"] = batch.larger_leased_bytes;
+    task_json["step_seconds"] = batch.step_seconds;
+    task_json["advice"] = batch.advice;
   }
   for (const CanKdChoice& choice : choices) {
     j["choices"].push_back({{"options", choice.options},

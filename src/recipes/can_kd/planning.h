@@ -49,17 +49,18 @@ Result<Rehearsal> prepare_rehearsal(const Governor& governor, const CanKdConfig&
 
 struct TaskPlan {
   Task task{};
-  BatchPlan batch{};  ///< step_seconds: of a training step alone.
+  BatchPlan batch{};
 };
 
-/// The plan of one task. Errors: as plan_tasks().
+/// The plan of one task; `timed`: its step_seconds is the fastest of three training steps without
+/// validation, which are run for it. Errors: as plan_tasks().
 Result<TaskPlan> plan_task(const Governor& governor, const CanKdConfig& config, const Data& data,
-                           const Task& task);
+                           const Task& task, bool timed);
 
 /// A plan for each task of wanted_tasks() with a rehearsal, in their order.
 /// Errors: kOverBudget naming the task and the smallest limit that would do.
 Result<std::vector<TaskPlan>> plan_tasks(const Governor& governor, const CanKdConfig& config,
-                                         const Data& data);
+                                         const Data& data, bool timed);
 
 /// That of the smallest batch: it holds for every task. Requires: not empty.
 [[nodiscard]] const TaskPlan& tightest(const std::vector<TaskPlan>& plans);
