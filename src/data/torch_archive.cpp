@@ -275,36 +275,71 @@ Result<const TorchArchive::Member*> TorchArchive::member_of(const TorchTensor& t
   return &*found;
 }
 
+// Requires: the tensor has elements.
+Result<TorchArchive::Extent> TorchArchive::extent_of(const TorchTensor& tensor) {
+  Extent extent;
+  PLIMSOLL_TRY(extent.member, member_of(tensor));
+  const std::int64_t size = torch_type_bytes(tensor.type);
+  // The last element's place; each product is bounded by the check before it.
+  std::int64_t last = tensor.offset;
+  std::int64_t dense = 1;
+  for (std::size_t i = tensor.dims; i-- > 0;) {
+    const std::int64_t steps = tensor.shape[i] - 1;
+    if (steps > 0 && tensor.strides[i] > extent.member->bytes / steps) {
+      return bad(fmt::format("a tensor reaches behind the end of storage {}", tensor.storage));
+    }
+    last += steps * tensor.strides[i];
+    extent.contiguous = extent.contiguous && (steps == 0 || tensor.strides[i] == dense);
+    dense *= tensor.shape[i];
+  }
+  if (last >= extent.member->bytes / size) {
+    return bad(fmt::format("a tensor reaches behind the end of storage {}", tensor.storage));
+  }
+  PLIMSOLL_TRY(const std::int64_t data, data_of(*extent.member));
+  extent.begin = data + tensor.offset * size;
+  extent.bytes = (last - tensor.offset + 1) * size;
+  return extent;
+}
+
+Result<void> TorchArchive::read(const TorchTensor& tensor, std::span<std::byte> out) {
+  const std::int64_t size = torch_type_bytes(tensor.type);
+  PLIMSOLL_CHECK(static_cast<std::int64_t>(out.size()) == tensor.elements() * size,
+                 "room for the elements and no more");
+  if (out.empty()) {
+    return {};
+  }
+  PLIMSOLL_TRY(const Extent extent, extent_of(tensor));
+  if (!extent.contiguous) {
+    PLIMSOLL_TRY(const auto gathered, elements(tensor));
+    std::copy(gathered.begin(), gathered.end(), out.begin());
+    return {};
+  }
+  std::uint32_t crc = 0;
+  for (std::int64_t done = 0; done < extent.bytes;) {
+    const std::int64_t count = std::min(kWindowBytes, extent.bytes - done);
+    PLIMSOLL_TRY(const auto bytes, view(extent.begin + done, count));
+    std::copy(bytes.begin(), bytes.end(), out.begin() + done);
+    crc = zip_crc32(bytes, crc);
+    done += count;
+  }
+  if (extent.whole() && crc != extent.member->crc) {
+    return bad(fmt::format("storage {}: another checksum", tensor.storage));
+  }
+  return {};
+}
+
 Result<std::span<const std::byte>> TorchArchive::elements(const TorchTensor& tensor) {
-  PLIMSOLL_TRY(const Member* member, member_of(tensor));
   const std::int64_t size = torch_type_bytes(tensor.type);
   const std::int64_t count = tensor.elements();
   if (count == 0) {
     return std::span<const std::byte>{};
   }
-  // The last element's place; each product is bounded by the check before it.
-  std::int64_t last = tensor.offset;
-  std::int64_t dense = 1;
-  bool contiguous = true;
-  for (std::size_t i = tensor.dims; i-- > 0;) {
-    const std::int64_t steps = tensor.shape[i] - 1;
-    if (steps > 0 && tensor.strides[i] > member->bytes / steps) {
-      return bad(fmt::format("a tensor reaches behind the end of storage {}", tensor.storage));
-    }
-    last += steps * tensor.strides[i];
-    contiguous = contiguous && (steps == 0 || tensor.strides[i] == dense);
-    dense *= tensor.shape[i];
-  }
-  if (last >= member->bytes / size) {
-    return bad(fmt::format("a tensor reaches behind the end of storage {}", tensor.storage));
-  }
-  PLIMSOLL_TRY(const std::int64_t data, data_of(*member));
-  const std::int64_t span = (last - tensor.offset + 1) * size;
-  PLIMSOLL_TRY(const auto bytes, view(data + tensor.offset * size, span));
-  if (span == member->bytes && zip_crc32(bytes) != member->crc) {
+  PLIMSOLL_TRY(const Extent extent, extent_of(tensor));
+  PLIMSOLL_TRY(const auto bytes, view(extent.begin, extent.bytes));
+  if (extent.whole() && zip_crc32(bytes) != extent.member->crc) {
     return bad(fmt::format("storage {}: another checksum", tensor.storage));
   }
-  if (contiguous) {
+  if (extent.contiguous) {
     return bytes;
   }
   if (count * size > kWindowBytes) {

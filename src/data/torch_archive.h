@@ -45,6 +45,10 @@ class TorchArchive {
   ///         than the window); kIo.
   Result<std::span<const std::byte>> elements(const TorchTensor& tensor);
 
+  /// The elements of a tensor of any size into `out`. Requires: out has their bytes.
+  /// Errors: those of elements(); kInvalidArgument when they are apart and larger than the window.
+  Result<void> read(const TorchTensor& tensor, std::span<std::byte> out);
+
   [[nodiscard]] const std::string& name() const noexcept { return name_; }
 
  private:
@@ -54,6 +58,14 @@ class TorchArchive {
     std::int64_t bytes{0};
     std::uint32_t crc{0};
   };
+  /// The bytes a tensor's elements lie within.
+  struct Extent {
+    const Member* member{nullptr};
+    std::int64_t begin{0};
+    std::int64_t bytes{0};
+    bool contiguous{true};
+    [[nodiscard]] bool whole() const noexcept { return bytes == member->bytes; }
+  };
   TorchArchive() noexcept = default;
 
   Result<void> read_directory();
@@ -61,6 +73,7 @@ class TorchArchive {
   Result<std::span<const std::byte>> view(std::int64_t offset, std::int64_t bytes);
   Result<std::int64_t> data_of(const Member& member);
   Result<const Member*> member_of(const TorchTensor& tensor) const;
+  Result<Extent> extent_of(const TorchTensor& tensor);
   [[nodiscard]] tl::unexpected<Error> bad(std::string_view what) const;
 
   File file_;

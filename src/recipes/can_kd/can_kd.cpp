@@ -24,6 +24,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "data/disk_room.h"
 #include "data/safetensors.h"
 #include "os/file.h"
 #include "plimsoll/bytes.h"
@@ -37,6 +38,7 @@
 #include "recipes/can_kd/plots.h"
 #include "recipes/can_kd/report.h"
 #include "recipes/can_kd/task.h"
+#include "recipes/can_kd/teacher_file.h"
 #include "recipes/can_kd/training.h"
 #include "recipes/control.h"
 #include "recipes/limit_requests.h"
@@ -111,6 +113,10 @@ class Run {
   [[nodiscard]] bool is_done(const Task& task) const { return done_.contains(task.name()); }
   [[nodiscard]] fs::path cache_file(const Task& task) const {
     return folder_.root() / "cache" / (task.name() + ".answers");
+  }
+  /// Of a teacher that another program saved, under our names.
+  [[nodiscard]] fs::path teacher_copy(const Task& task) const {
+    return folder_.root() / "cache" / (task.name() + ".teacher.safetensors");
   }
 
   CanKdSettings settings_;
@@ -246,7 +252,7 @@ Result<void> Run::list_tasks() {
     if (taught && config_.teacher_path.empty()) {
       PLIMSOLL_TRY_VOID(require({Role::kTeacher, task.stage}, task));
     } else if (taught) {
-      PLIMSOLL_TRY(const TeacherOptions found, teacher_of(task));
+      PLIMSOLL_TRY(const fs::path found, find_teacher_file(config_, task));
     }
   }
   return {};
@@ -274,22 +280,21 @@ Result<TeacherOptions> Run::teacher_of(const Task& task) const {
   if (config_.use_teacher_cache) {
     options.cache = cache_file(task);
   }
-  const Task whose{Role::kTeacher, task.stage};
   if (config_.teacher_path.empty()) {
-    options.weights = model_file(folder_.root(), whose);
+    options.weights = model_file(folder_.root(), {Role::kTeacher, task.stage});
     return options;
   }
-  const fs::path given = config_.teacher_path;
-  const std::string name = whose.name() + ".safetensors";
-  for (const fs::path& file : {given, given / "models" / name, given / name}) {
-    if (fs::is_regular_file(file)) {
-      options.weights = file;
-      return options;
-    }
+  PLIMSOLL_TRY(options.weights, find_teacher_file(config_, task));
+  PLIMSOLL_TRY(TeacherFile file, TeacherFile::open(governor_, options.weights));
+  if (!file.is_ours()) {
+    std::error_code ignored;
+    PLIMSOLL_TRY_VOID(
+        check_disk_room(governor_, folder_.root(),
+                        static_cast<std::int64_t>(fs::file_size(options.weights, ignored))));
+    options.weights = teacher_copy(task);
+    PLIMSOLL_TRY_VOID(file.write_ours(options.weights));
   }
-  return fail(ErrorCode::kNotFound,
-              fmt::format("teacher_path = {}: no {} there", config_.teacher_path, name),
-              "name a finished can-kd run, its models folder, or the file itself");
+  return options;
 }
 
 // The work of a task, and its teacher.
@@ -305,7 +310,9 @@ Result<void> Run::prepare(const Task& task) {
   }
   if (task.role == Role::kStudent && config_.use_kd) {
     PLIMSOLL_TRY(const TeacherOptions options, teacher_of(task));
-    PLIMSOLL_TRY(bench_.teacher, Teacher::open(governor_, config_, task, data_->set(), options));
+    PLIMSOLL_TRY(const TeacherShape shape,
+                 teacher_shape(governor_, config_, task, data_->set().info().table_rows()));
+    PLIMSOLL_TRY(bench_.teacher, Teacher::open(governor_, shape, data_->set(), options));
     StateDigest digest;
     PLIMSOLL_TRY_VOID(add_file(digest, "teacher", options.weights));
     teacher_sha256_ = digest.hex();
@@ -335,6 +342,7 @@ Result<void> Run::admit() {
     if (!has_rehearsal(task)) {
       continue;
     }
+    PLIMSOLL_TRY(const std::int64_t weights, weight_bytes(governor_, config_, *data_, task));
     std::optional<Rehearsal> made;  // In the rehearsal: the model itself may not fit.
     auto peak = rehearse_step(
         governor_, graphs, 0.0,
@@ -346,7 +354,7 @@ Result<void> Run::admit() {
           return made->work->rehearse(
               rows, std::max<std::int64_t>(1, config_.scoring_chunk * rows / graphs));
         },
-        1, weight_bytes(config_, *data_, task));
+        1, weights);
     made.reset();
     if (!peak) {
       if (peak.error().code != ErrorCode::kOverBudget) {
@@ -453,6 +461,7 @@ Result<void> Run::finish_task(const Task& task) {
   PLIMSOLL_TRY_VOID(save());
   std::error_code ignored;
   fs::remove(cache_file(task), ignored);
+  fs::remove(teacher_copy(task), ignored);
   return {};
 }
 

@@ -72,7 +72,8 @@ GatClassifier::GatClassifier(const GatShape& shape, std::uint64_t seed) : shape_
   }
   std::int64_t in = shape.lstm ? width : width * shape.layers;
   for (std::int64_t l = 0; l < shape.fc_layers; ++l) {
-    const std::int64_t out = l + 1 == shape.fc_layers ? kClasses : width;
+    const std::int64_t inner = shape.fc_width > 0 ? shape.fc_width : width;
+    const std::int64_t out = l + 1 == shape.fc_layers ? kClasses : inner;
     dense_.push_back(Linear::make(in, out, seed, stream));
     in = out;
   }

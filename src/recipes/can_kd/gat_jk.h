@@ -6,10 +6,10 @@
 //   know together, concatenated or weighted by an LSTM → mean over a graph's nodes → dense layers
 //
 // The dense layers that are not the last are hidden·heads wide, whatever the number of layers: were
-// they as wide as what they read, they would hold most of the model's weights (13 M of the
-// teacher's, where attention has 1.1 M). With one dense layer there is none but the last.
-// Source: Xu et al., "Representation Learning on Graphs with Jumping Knowledge Networks" (ICML
-// 2018). Reading order: gat_conv.h, this file, layers.h.
+// they as wide as what they read, as in the original's teachers, they would hold most of the
+// model's weights (13 M of the teacher's, where attention has 1.1 M). Source: Xu et al.,
+// "Representation Learning on Graphs with Jumping Knowledge Networks" (ICML 2018). Reading order:
+// gat_conv.h, this file, layers.h.
 //
 // Threads: as torch operators; const use from many threads.
 // Memory:  the parameters; for backward, per layer what gat_conv.h says and a result, or with
@@ -38,7 +38,8 @@ struct GatShape {
   std::int64_t layers{0};
   std::int64_t heads{0};
   std::int64_t fc_layers{1};
-  bool lstm{false};  ///< Jumping knowledge by an LSTM; else concatenation.
+  std::int64_t fc_width{0};  ///< Of the dense layers before the last; 0: hidden·heads.
+  bool lstm{false};          ///< Jumping knowledge by an LSTM; else concatenation.
   double dropout{0};
   double attention_dropout{0};
 };

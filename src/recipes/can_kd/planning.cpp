@@ -20,6 +20,7 @@
 #include "recipes/can_kd/can_kd.h"
 #include "recipes/can_kd/learner.h"
 #include "recipes/can_kd/models.h"
+#include "recipes/can_kd/teacher_file.h"
 #include "recipes/can_kd/training.h"
 #include "recipes/plan_json.h"
 #include "recipes/random_tensors.h"
@@ -47,7 +48,9 @@ Result<Rehearsal> prepare_rehearsal(const Governor& governor, const CanKdConfig&
     TeacherOptions options;
     options.released = config.offload_teacher_to_cpu;
     options.clear_cache_every_n = config.clear_cache_every_n;
-    PLIMSOLL_TRY(rehearsal.teacher, Teacher::open(governor, config, task, data.set(), options));
+    PLIMSOLL_TRY(const TeacherShape shape,
+                 teacher_shape(governor, config, task, data.set().info().table_rows()));
+    PLIMSOLL_TRY(rehearsal.teacher, Teacher::open(governor, shape, data.set(), options));
   }
   PLIMSOLL_TRY(
       rehearsal.work,
@@ -56,15 +59,18 @@ Result<Rehearsal> prepare_rehearsal(const Governor& governor, const CanKdConfig&
   return rehearsal;
 }
 
-std::int64_t weight_bytes(const CanKdConfig& config, const Data& data, const Task& task) {
+Result<std::int64_t> weight_bytes(const Governor& governor, const CanKdConfig& config,
+                                  const Data& data, const Task& task) {
   const UndrawnWeights shapes(UndrawnWeights::Kind::kShapes);
+  const std::int64_t ids = data.set().info().table_rows();
   const auto bytes_of = [&](const Task& whose) {
-    const auto learner = make_learner(config, whose, data.set().info().table_rows(), nullptr);
+    const auto learner = make_learner(config, whose, ids, nullptr);
     return 4 * parameter_count(learner->parameters());
   };
   std::int64_t bytes = 5 * bytes_of(task);
   if (task.role == Role::kStudent && config.use_kd) {
-    bytes += bytes_of({Role::kTeacher, task.stage});
+    PLIMSOLL_TRY(const TeacherShape teacher, teacher_shape(governor, config, task, ids));
+    bytes += 4 * parameter_count(teacher_tensors(teacher));
   }
   if (task.stage == Stage::kCurriculum && config.use_vgae_mining) {
     bytes += bytes_of({task.role, Stage::kAutoencoder});
@@ -96,8 +102,8 @@ Result<TaskPlan> plan_task(const Governor& governor, const CanKdConfig& config, 
     return {};
   });
   if (!made && made.error().code == ErrorCode::kOverBudget) {
-    return tl::unexpected(
-        refused_anew(governor, "the model of " + task.name(), weight_bytes(config, data, task)));
+    PLIMSOLL_TRY(const std::int64_t bytes, weight_bytes(governor, config, data, task));
+    return tl::unexpected(refused_anew(governor, "the model of " + task.name(), bytes));
   }
   PLIMSOLL_TRY_VOID(made);
   auto plan = plan_batch(governor, options, [&](const StepSize& size) {

@@ -43,9 +43,10 @@ Result<Rehearsal> prepare_rehearsal(const Governor& governor, const CanKdConfig&
                                     const Data& data, const Task& task);
 
 /// Bytes of the weights a task holds from step to step: its model with gradients, both moments and
-/// the best epoch's copy, its teacher, the autoencoder that scores. Nothing is allocated.
-[[nodiscard]] std::int64_t weight_bytes(const CanKdConfig& config, const Data& data,
-                                        const Task& task);
+/// the best epoch's copy, its teacher, the autoencoder that scores. None of them is allocated.
+/// Errors: those of teacher_shape().
+Result<std::int64_t> weight_bytes(const Governor& governor, const CanKdConfig& config,
+                                  const Data& data, const Task& task);
 
 struct TaskPlan {
   Task task{};

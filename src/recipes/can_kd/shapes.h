@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "plimsoll/result.h"
@@ -26,6 +27,9 @@ namespace plimsoll::can_kd {
 [[nodiscard]] GatShape gat_shape(const CanKdConfig& config, Role role, std::int64_t ids);
 /// Requires: vgae_hidden_dims is well formed (its field accepts nothing else).
 [[nodiscard]] VgaeShape vgae_shape(const CanKdConfig& config, Role role, std::int64_t ids);
+
+/// Of a model that teaches: a classifier, or an autoencoder.
+using TeacherShape = std::variant<GatShape, VgaeShape>;
 
 /// What decides the first weights of a task's model.
 [[nodiscard]] std::uint64_t weight_seed(const CanKdConfig& config, const Task& task) noexcept;

@@ -55,6 +55,13 @@ class AutoencoderTeacher final : public TeacherModel {
   Vgae model_;
 };
 
+std::unique_ptr<TeacherModel> make_model(const TeacherShape& shape) {
+  if (const auto* autoencoder = std::get_if<VgaeShape>(&shape)) {
+    return std::make_unique<AutoencoderTeacher>(*autoencoder);
+  }
+  return std::make_unique<ClassifierTeacher>(std::get<GatShape>(shape));
+}
+
 std::span<std::byte> row_bytes(const at::Tensor& rows, std::int64_t first, std::int64_t count) {
   const std::int64_t width = rows.size(1);
   return {reinterpret_cast<std::byte*>(rows.data_ptr<float>() + first * width),
@@ -63,27 +70,22 @@ std::span<std::byte> row_bytes(const at::Tensor& rows, std::int64_t first, std::
 
 }  // namespace
 
-Result<std::unique_ptr<Teacher>> Teacher::open(const Governor& governor, const CanKdConfig& config,
-                                               const Task& task, const GraphSet& set,
-                                               const TeacherOptions& options) {
+std::vector<NamedTensor> teacher_tensors(const TeacherShape& shape) {
+  const UndrawnWeights shapes(UndrawnWeights::Kind::kShapes);
+  return make_model(shape)->tensors();
+}
+
+Result<std::unique_ptr<Teacher>> Teacher::open(const Governor& governor, const TeacherShape& shape,
+                                               const GraphSet& set, const TeacherOptions& options) {
   std::unique_ptr<Teacher> teacher(new Teacher);
-  const std::int64_t ids = set.info().table_rows();
   teacher->options_ = options;
   teacher->set_ = &set;
-  teacher->by_node_ = task.stage == Stage::kAutoencoder;
-  if (teacher->by_node_) {
-    const VgaeShape shape = vgae_shape(config, Role::kTeacher, ids);
-    teacher->width_ = shape.latent() + kContinuous;
-    teacher->make_ = [shape] { return std::make_unique<AutoencoderTeacher>(shape); };
-  } else {
-    const GatShape shape = gat_shape(config, Role::kTeacher, ids);
-    teacher->width_ = 2;
-    teacher->make_ = [shape] { return std::make_unique<ClassifierTeacher>(shape); };
-  }
+  const auto* autoencoder = std::get_if<VgaeShape>(&shape);
+  teacher->by_node_ = autoencoder != nullptr;
+  teacher->width_ = autoencoder != nullptr ? autoencoder->latent() + kContinuous : kClasses;
+  teacher->make_ = [shape] { return make_model(shape); };
   PLIMSOLL_TRY_VOID(teacher->load());
-  for (const NamedTensor& named : teacher->model_->tensors()) {
-    teacher->parameters_ += named.tensor.numel();
-  }
+  teacher->parameters_ = parameter_count(teacher->model_->tensors());
   if (options.cache.empty()) {
     return teacher;
   }

@@ -26,12 +26,14 @@
 #include "plimsoll/graph_set.h"
 #include "plimsoll/result.h"
 #include "recipes/can_kd/adjacency.h"
-#include "recipes/can_kd/config.h"
 #include "recipes/can_kd/graph_tensors.h"
-#include "recipes/can_kd/task.h"
+#include "recipes/can_kd/shapes.h"
 #include "recipes/checkpoint.h"
 
 namespace plimsoll::can_kd {
+
+/// The weights of a teacher, batch statistics included, on the meta device: names and shapes.
+[[nodiscard]] std::vector<NamedTensor> teacher_tensors(const TeacherShape& shape);
 
 /// The weights of a model, and what it says; made for each Teacher by teacher.cpp.
 class TeacherModel {
@@ -58,12 +60,10 @@ struct TeacherStats {
 
 class Teacher {
  public:
-  /// `task` says whose answers: kAutoencoder, or a classifier's stage. Reads the weights once, to
-  /// see that they fit. Errors: kNotFound, kCorrupt, kInvalidArgument (naming the tensor); kIo;
-  /// kOverBudget when the cache does not fit the disk limit.
-  static Result<std::unique_ptr<Teacher>> open(const Governor& governor, const CanKdConfig& config,
-                                               const Task& task, const GraphSet& set,
-                                               const TeacherOptions& options);
+  /// Reads the weights once, to see that they fit. Errors: kNotFound, kCorrupt, kInvalidArgument
+  /// (naming the tensor); kIo; kOverBudget when the cache does not fit the disk limit.
+  static Result<std::unique_ptr<Teacher>> open(const Governor& governor, const TeacherShape& shape,
+                                               const GraphSet& set, const TeacherOptions& options);
 
   /// What the teacher says of this batch: see TeacherModel::answers(). No gradient.
   Result<at::Tensor> answers(const GraphTensors& batch, const Adjacency& adjacency);
