@@ -11,7 +11,6 @@ import argparse
 import json
 import os
 import pathlib
-import random
 import shutil
 import statistics
 import sys
@@ -20,51 +19,23 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT))
 from bench import recipe_bench  # noqa: E402
+from tests.support.can_traffic import write_repeated_traffic  # noqa: E402
 from tests.support.cgroup import MemoryCgroup  # noqa: E402
 
 BAR = 0.8
 SEED = 7
 MIB = 1 << 20
 WINDOW, STRIDE = 100, 50
-BLOCK_ROWS = 200_000  # Written once, then repeated with other times and another byte.
-IDS = 48
 
 
 def fail(text: str) -> None:
     sys.exit(f"can_over_limit: {text}")
 
 
-def write_block(seed: int) -> list[str]:
-    """The rows of one block without their times: id, payload but for its last byte, label."""
-    numbers = random.Random(seed)
-    payloads = [[f"{numbers.getrandbits(56):014X}" for _ in range(64)] for _ in range(IDS)]
-    rows = []
-    for row in range(BLOCK_ROWS):
-        flooded = row % 20_000 >= 15_000 and numbers.random() < 0.4
-        one = 0 if flooded else int(IDS * numbers.random() ** 2)
-        rows.append((f"{0x80 + 7 * one:03X}", "0" * 14 if flooded else
-                     payloads[one][numbers.randrange(64)], int(flooded)))
-    return [f",{one},{payload}{{:02X}},{label}\n" for one, payload, label in rows]
-
-
-def write_traffic(path: pathlib.Path, repeats: int) -> None:
-    """A block again and again, its times and last bytes drawn anew by (seed, repetition)."""
-    block = write_block(SEED)
-    path.parent.mkdir(parents=True)
-    with open(path, "w", encoding="ascii") as file:
-        file.write("timestamp,arbitration_id,data_field,attack\n")
-        for repeat in range(repeats):
-            numbers = random.Random(SEED * 1_000_003 + repeat)
-            jitter = numbers.randbytes(len(block))
-            begin = repeat * len(block)
-            file.write("".join([f"{(begin + k + byte / 512) * 5e-4:.6f}" + rest.format(byte)
-                                for k, (rest, byte) in enumerate(zip(block, jitter))]))
-
-
 def import_set(options, repeats: int) -> tuple[pathlib.Path, int]:
     """The set's folder and the bytes of its file; the traffic is removed again."""
     shutil.rmtree(options.work / "bus", ignore_errors=True)
-    write_traffic(options.work / "bus" / "train_01__flood.csv", repeats)
+    write_repeated_traffic(options.work / "bus" / "train_01__flood.csv", SEED, repeats)
     data = options.work / "set"
     recipe_bench.call([options.program, "import", "can", options.work / "bus", "--out", data, "--window",
                        WINDOW, "--stride", STRIDE])

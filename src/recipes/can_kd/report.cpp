@@ -80,6 +80,9 @@ Result<void> Report::epoch(const Task& task, std::int64_t step, const EpochNews&
     metrics_.scalar(fmt::format("{}/{}", name, figure), value, step);
     more += fmt::format(", {} {:.6g}", figure, value);
   }
+  if (news.scored > 0) {
+    more += fmt::format(", {} scored in {:.2f} s", news.scored, news.scoring_seconds);
+  }
   text(fmt::format("{} epoch {}/{}: loss {:.5f}, held out {:.5f}{}{}", name, news.epoch + 1,
                    news.epochs, news.loss, news.held_out, news.best ? " (best)" : "", more));
   std::vector<EventField> fields{{"step", step},
@@ -93,6 +96,10 @@ Result<void> Report::epoch(const Task& task, std::int64_t step, const EpochNews&
                                  {"leased_bytes", governor_.state().leased_bytes}};
   for (const auto& [figure, value] : news.figures) {
     fields.push_back({figure.c_str(), value});
+  }
+  if (news.scored > 0) {
+    fields.push_back({"scored", news.scored});
+    fields.push_back({"scoring_seconds", news.scoring_seconds});
   }
   return folder_->event("epoch", fields);
 }

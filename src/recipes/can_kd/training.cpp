@@ -12,6 +12,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <numbers>
 #include <span>
@@ -171,6 +172,7 @@ std::span<const std::int64_t> Training::candidates() const {
 }
 
 Result<void> Training::score_difficulty() {
+  const auto begin = std::chrono::steady_clock::now();
   const Learner& scorer = scorer_ ? *scorer_ : *learner_;
   auto* out = difficulty_.data_ptr<float>();
   PLIMSOLL_TRY_VOID(
@@ -182,6 +184,8 @@ Result<void> Training::score_difficulty() {
                      }));
   scored_epoch_ = epoch_;
   scorer_.reset();  // Its weights do not change: once is enough.
+  const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - begin;
+  scoring_seconds_ = spent.count();
   return {};
 }
 
@@ -358,6 +362,10 @@ Result<EpochNews> Training::end_epoch() {
     news.figures.emplace_back("curriculum/normals", static_cast<double>(chosen_.second));
     const auto* row = points_.data_ptr<double>() + epoch_ * kPointColumns;
     news.figures.emplace_back("curriculum/threshold", row[kPointColumns - 1]);
+  }
+  if (scoring_seconds_ > 0.0) {
+    news.scored = difficulty_.numel();
+    news.scoring_seconds = std::exchange(scoring_seconds_, 0.0);
   }
   epoch_ += 1;
   position_ = 0;

@@ -38,6 +38,8 @@ struct EpochNews {
   double loss{0.0};      ///< Mean over the epoch's steps.
   double held_out{0.0};  ///< Mean over the graphs held out.
   bool best{false};
+  std::int64_t scored{0};  ///< Graphs whose difficulty was found for this epoch, and how long …
+  double scoring_seconds{0.0};  ///< … that took.
   /// "graphs", "curriculum/normals", "test/f1", …: names of metrics.
   std::vector<std::pair<std::string, double>> figures{};
 };
