@@ -81,6 +81,8 @@ void add_import_can(CLI::App& command, int& status) {
       ->delimiter(',')
       ->allow_extra_args(false);
   can->add_option("--vocabulary", typed->vocabulary, "Take the ids of this graph set");
+  can->add_flag("--normal-ids", options.normal_ids,
+                "Take ids of frames that are no attack; attacks' made-up ids are unknown");
   can->add_option("--exclude", options.exclude, "Leave out files so named [suppress,masquerade]")
       ->delimiter(',')
       ->allow_extra_args(false);
@@ -95,6 +97,7 @@ void add_import_can(CLI::App& command, int& status) {
   can->add_flag("--quiet", typed->quiet, "No progress");
   can->footer(
       "\nExample:\n  plimsoll import can set_01/ --out graphs/ --window 100 --stride 100"
+      "\n  plimsoll import can survival/ --out graphs/ --normal-ids"
       "\n  plimsoll import can processed_graphs.pt --out graphs/");
   can->callback([typed, &status] { status = import_frames(*typed); });
 }

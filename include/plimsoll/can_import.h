@@ -41,6 +41,10 @@ struct CanImportOptions {
   /// A GraphSet whose vocabulary is taken. Empty: every id of the training files (of all files when
   /// there are none of these). Ids that are not in it share the last index.
   std::filesystem::path vocabulary{};
+  /// Only ids of frames that are no attack, for which the training files are read once more: an
+  /// attack with thousands of made-up ids then costs every model no row for each. Not with
+  /// `vocabulary`, nor for saved graphs.
+  bool normal_ids{false};
   std::int64_t ids_max{65'536};       ///< Most different ids there may be.
   bool skip_bad{false};               ///< Leave out rows that cannot be read, and count them.
   bool rebuild{false};                ///< Even when nothing has changed since `out` was made.

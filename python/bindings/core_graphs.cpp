@@ -251,9 +251,9 @@ void bind_batches(nb::module_& m) {
 bool import_frames(const Governor& governor, const std::vector<std::string>& inputs,
                    const std::string& out, std::int64_t window, std::int64_t stride,
                    double validation, std::uint64_t seed, const std::vector<std::string>& columns,
-                   const std::string& vocabulary, const std::vector<std::string>& exclude,
-                   std::int64_t ids_max, bool skip_bad, bool rebuild, int threads,
-                   std::int64_t chunk_bytes) {
+                   const std::string& vocabulary, bool normal_ids,
+                   const std::vector<std::string>& exclude, std::int64_t ids_max, bool skip_bad,
+                   bool rebuild, int threads, std::int64_t chunk_bytes) {
   const CanImportOptions options{.inputs = {inputs.begin(), inputs.end()},
                                  .out = out,
                                  .window = window,
@@ -263,6 +263,7 @@ bool import_frames(const Governor& governor, const std::vector<std::string>& inp
                                  .exclude = exclude,
                                  .columns = columns,
                                  .vocabulary = vocabulary,
+                                 .normal_ids = normal_ids,
                                  .ids_max = ids_max,
                                  .skip_bad = skip_bad,
                                  .rebuild = rebuild,
@@ -294,8 +295,9 @@ void bind_graphs(nb::module_& m) {
   bind_batches(m);
   m.def("import_can", &import_frames, nb::arg("governor"), nb::arg("inputs"), nb::arg("out"),
         nb::arg("window"), nb::arg("stride"), nb::arg("validation"), nb::arg("seed"),
-        nb::arg("columns"), nb::arg("vocabulary"), nb::arg("exclude"), nb::arg("ids_max"),
-        nb::arg("skip_bad"), nb::arg("rebuild"), nb::arg("threads"), nb::arg("chunk_bytes"));
+        nb::arg("columns"), nb::arg("vocabulary"), nb::arg("normal_ids"), nb::arg("exclude"),
+        nb::arg("ids_max"), nb::arg("skip_bad"), nb::arg("rebuild"), nb::arg("threads"),
+        nb::arg("chunk_bytes"));
 }
 
 }  // namespace plimsoll::python

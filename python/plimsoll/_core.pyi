@@ -544,8 +544,8 @@ class Loader:
 
 def import_can(governor: Governor, inputs: list[str], out: str, window: int, stride: int,
                validation: float, seed: int, columns: list[str], vocabulary: str,
-               exclude: list[str], ids_max: int, skip_bad: bool, rebuild: bool, threads: int,
-               chunk_bytes: int) -> bool:
+               normal_ids: bool, exclude: list[str], ids_max: int, skip_bad: bool, rebuild: bool,
+               threads: int, chunk_bytes: int) -> bool:
     """True when `out` was left as it was. Errors: see plimsoll.import_can."""
 
 class GraphSet:

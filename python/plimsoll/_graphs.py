@@ -26,7 +26,7 @@ def import_can(inputs: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
                out: str | os.PathLike[str], *, window: int = 100, stride: int = 100,
                validation: float = 0.2, seed: int = 42,
                columns: Sequence[str] = ("timestamp", "arbitration_id", "data_field", "attack"),
-               vocabulary: str | os.PathLike[str] | None = None,
+               vocabulary: str | os.PathLike[str] | None = None, normal_ids: bool = False,
                exclude: Sequence[str] = ("suppress", "masquerade"), ids_max: int = 65536,
                skip_bad: bool = False, rebuild: bool = False, threads: int = 1,
                chunk: int | str = "1MiB", governor: Governor | None = None) -> dict[str, Any]:
@@ -38,6 +38,8 @@ def import_can(inputs: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
     validation: share of the training graphs held out, chosen by `seed`.
     vocabulary: a graph set whose ids are taken; by default those of the training files. All other
                 ids share one index, the last.
+    normal_ids: of the training files take only ids of frames that are no attack; an attack with
+                thousands of made-up ids then costs every model no row for each.
     exclude:    files with any of these in their name are left out; () takes all.
     skip_bad:   leave out rows that cannot be read, and count them, instead of refusing the file.
     rebuild:    also when neither inputs nor options have changed since `out` was made.
@@ -54,14 +56,15 @@ def import_can(inputs: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
                              "governor=...")
         with Governor() as own:
             return import_can(inputs, out, window=window, stride=stride, validation=validation,
-                              seed=seed, columns=columns, vocabulary=vocabulary, exclude=exclude,
-                              ids_max=ids_max, skip_bad=skip_bad, rebuild=rebuild,
-                              threads=threads, chunk=chunk, governor=own)
+                              seed=seed, columns=columns, vocabulary=vocabulary,
+                              normal_ids=normal_ids, exclude=exclude, ids_max=ids_max,
+                              skip_bad=skip_bad, rebuild=rebuild, threads=threads, chunk=chunk,
+                              governor=own)
     given = [inputs] if isinstance(inputs, (str, os.PathLike)) else inputs
     reused = _core.import_can(
         governor._core, [os.fspath(one) for one in given], os.fspath(out), window, stride,
         validation, seed, list(columns), "" if vocabulary is None else os.fspath(vocabulary),
-        list(exclude), ids_max, skip_bad, rebuild, threads, byte_size(chunk, "chunk"))
+        normal_ids, list(exclude), ids_max, skip_bad, rebuild, threads, byte_size(chunk, "chunk"))
     return {**json.loads(_core.describe(os.fspath(out))), "reused": reused}
 
 

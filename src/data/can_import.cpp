@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// import_can: one pass over every file, training files first, since they make the vocabulary.
+// import_can: one pass over every file, training files first, since they make the vocabulary (with
+// normal_ids they have made it in a pass before).
 //
 // A node's key is its id until the end, when ids become indices: sorted ids and their indices have
 // the same order, so the graphs of training files need not wait for the vocabulary.
@@ -89,6 +90,10 @@ Result<void> check_options(const CanImportOptions& options) {
     return bad(fmt::format("{} names of columns", options.columns.size()),
                "--columns (columns) names four: time, id, payload and label");
   }
+  if (options.normal_ids && !options.vocabulary.empty()) {
+    return bad("both --normal-ids (normal_ids) and --vocabulary (vocabulary)",
+               "a vocabulary says all ids; leave one of them out");
+  }
   return {};
 }
 
@@ -101,7 +106,8 @@ std::string options_text(const CanImportOptions& options,
       "vocabulary={}",
       options.window, options.stride, options.validation, options.seed,
       fmt::join(options.columns, ","), options.skip_bad,
-      vocabulary ? fmt::format("{}:{:08x}", vocabulary->size(), ids) : "own");
+      vocabulary ? fmt::format("{}:{:08x}", vocabulary->size(), ids)
+                 : std::string(options.normal_ids ? "normal" : "own"));
 }
 
 Result<std::optional<std::vector<std::uint32_t>>> given_vocabulary(
@@ -330,10 +336,14 @@ class Import {
                    std::optional<std::vector<std::uint32_t>> vocabulary);
 
  private:
+  using Reader = Result<GraphFileInfo> (Import::*)(std::size_t, Desk&);
   Result<GraphFileInfo> read_file(std::size_t number, Desk& desk);
+  Result<GraphFileInfo> read_normal_ids(std::size_t number, Desk& desk);
   Result<void> read_frames(CanCsv& csv, Windows& windows, std::int64_t& unknown, Desk& desk);
-  Result<void> read_files(const std::vector<std::size_t>& numbers);
-  void work(Desk& desk, const std::vector<std::size_t>& numbers);
+  Result<void> read_files(const std::vector<std::size_t>& numbers, Reader reader);
+  void work(Desk& desk, const std::vector<std::size_t>& numbers, Reader reader);
+  Result<std::int64_t> next_frames(CanCsv& csv, Desk& desk, std::int64_t& seen_bytes);
+  [[nodiscard]] tl::unexpected<Error> too_many_ids() const;
   Result<std::vector<std::uint32_t>> merged_ids(Slab& slab);
   [[nodiscard]] bool report();
 
@@ -360,21 +370,52 @@ bool Import::report() {
   return !progress_ || progress_(std::min(done_bytes_.load(), total_bytes_), total_bytes_);
 }
 
+tl::unexpected<Error> Import::too_many_ids() const {
+  return fail(ErrorCode::kInvalidArgument,
+              fmt::format("more than {} different ids", options_.ids_max),
+              "raise --ids-max (ids_max), if these are CAN frames at all");
+}
+
+// The next frames of a file in desk.batch; 0 at its end.
+Result<std::int64_t> Import::next_frames(CanCsv& csv, Desk& desk, std::int64_t& seen_bytes) {
+  PLIMSOLL_TRY(const std::int64_t count, csv.read(desk.batch));
+  const std::int64_t position = csv.bytes().position();
+  const std::int64_t more = position - std::exchange(seen_bytes, position);
+  const std::int64_t before = done_bytes_.fetch_add(more);
+  if (before / kReportBytes != (before + more) / kReportBytes) {
+    changed_.notify_all();
+  }
+  if (count > 0 && cancelled_) {
+    return fail(ErrorCode::kInvalidArgument, options_.out.string() + ": import cancelled");
+  }
+  return count;
+}
+
+// Errors and skipped rows are told when the file is read for its graphs.
+Result<GraphFileInfo> Import::read_normal_ids(std::size_t number, Desk& desk) {
+  const CanFile& file = found_.files[number];
+  PLIMSOLL_TRY(CanBytes bytes, CanBytes::open(file.path, desk.packed));
+  CanCsv csv(std::move(bytes), desk.text, options_.columns, file.path.string(), options_.skip_bad);
+  std::int64_t seen_bytes = 0;
+  for (;;) {
+    PLIMSOLL_TRY(const std::int64_t count, next_frames(csv, desk, seen_bytes));
+    if (count == 0) {
+      return GraphFileInfo{};
+    }
+    for (const CanFrame& frame : desk.batch.first(static_cast<std::size_t>(count))) {
+      if (frame.attack == 0 && !desk.ids.insert(frame.id)) {
+        return too_many_ids();
+      }
+    }
+  }
+}
+
 Result<void> Import::read_frames(CanCsv& csv, Windows& windows, std::int64_t& unknown, Desk& desk) {
   std::int64_t seen_bytes = 0;
   for (;;) {
-    PLIMSOLL_TRY(const std::int64_t count, csv.read(desk.batch));
-    const std::int64_t position = csv.bytes().position();
-    const std::int64_t more = position - std::exchange(seen_bytes, position);
-    const std::int64_t before = done_bytes_.fetch_add(more);
-    if (before / kReportBytes != (before + more) / kReportBytes) {
-      changed_.notify_all();
-    }
+    PLIMSOLL_TRY(const std::int64_t count, next_frames(csv, desk, seen_bytes));
     if (count == 0) {
       return {};
-    }
-    if (cancelled_) {
-      return fail(ErrorCode::kInvalidArgument, options_.out.string() + ": import cancelled");
     }
     for (const CanFrame& frame : desk.batch.first(static_cast<std::size_t>(count))) {
       std::uint32_t key = frame.id;
@@ -384,9 +425,7 @@ Result<void> Import::read_frames(CanCsv& csv, Windows& windows, std::int64_t& un
           ++unknown;
         }
       } else if (!desk.ids.insert(key)) {
-        return fail(ErrorCode::kInvalidArgument,
-                    fmt::format("more than {} different ids", options_.ids_max),
-                    "raise --ids-max (ids_max), if these are CAN frames at all");
+        return too_many_ids();
       }
       PLIMSOLL_TRY_VOID(windows.add(frame, key));
     }
@@ -417,7 +456,7 @@ Result<GraphFileInfo> Import::read_file(std::size_t number, Desk& desk) {
   return info;
 }
 
-void Import::work(Desk& desk, const std::vector<std::size_t>& numbers) {
+void Import::work(Desk& desk, const std::vector<std::size_t>& numbers, Reader reader) {
   pthread_setname_np(pthread_self(), "pl-can");
   for (;;) {
     const std::size_t at = next_++;
@@ -426,7 +465,7 @@ void Import::work(Desk& desk, const std::vector<std::size_t>& numbers) {
     }
     auto& result = results_[numbers[at]];
     try {
-      result = read_file(numbers[at], desk);
+      result = (this->*reader)(numbers[at], desk);
     } catch (const std::exception& error) {
       result =
           fail(ErrorCode::kInternal, found_.files[numbers[at]].path.string() + ": " + error.what());
@@ -441,7 +480,7 @@ void Import::work(Desk& desk, const std::vector<std::size_t>& numbers) {
 }
 
 // Files are begun in their order, and what was begun is ended: the first error is always the same.
-Result<void> Import::read_files(const std::vector<std::size_t>& numbers) {
+Result<void> Import::read_files(const std::vector<std::size_t>& numbers, Reader reader) {
   next_ = 0;
   {
     std::vector<std::jthread> threads;  // Joined before the results are looked at.
@@ -450,7 +489,7 @@ Result<void> Import::read_files(const std::vector<std::size_t>& numbers) {
     {
       const BlockedSignals blocked;
       for (const auto& desk : desks_) {
-        threads.emplace_back([this, &numbers, own = desk.get()] { work(*own, numbers); });
+        threads.emplace_back([&, own = desk.get()] { work(*own, numbers, reader); });
       }
     }
     while (working_ > 0) {
@@ -478,9 +517,7 @@ Result<std::vector<std::uint32_t>> Import::merged_ids(Slab& slab) {
   for (const auto& desk : desks_) {
     for (const std::uint32_t id : desk->ids.sorted()) {
       if (!all.insert(id)) {
-        return fail(ErrorCode::kInvalidArgument,
-                    fmt::format("more than {} different ids", options_.ids_max),
-                    "raise --ids-max (ids_max), if these are CAN frames at all");
+        return too_many_ids();
       }
     }
   }
@@ -496,8 +533,9 @@ Result<void> Import::run(const fs::path& folder, GraphSetInfo& info,
   const bool training = std::any_of(found_.files.begin(), found_.files.end(),
                                     [](const CanFile& file) { return !file.test; });
   for (std::size_t i = 0; i < found_.files.size(); ++i) {
-    total_bytes_ += found_.files[i].bytes;
-    (training && found_.files[i].test ? second : first).push_back(i);
+    const bool later = training && found_.files[i].test;
+    total_bytes_ += found_.files[i].bytes * (options_.normal_ids && !later ? 2 : 1);
+    (later ? second : first).push_back(i);
   }
   results_.resize(found_.files.size());
   sizes_.resize(found_.files.size());
@@ -511,11 +549,15 @@ Result<void> Import::run(const fs::path& folder, GraphSetInfo& info,
   for (std::int64_t i = 0; i < threads; ++i) {
     desks_.push_back(std::make_unique<Desk>(slab, options_));
   }
-  PLIMSOLL_TRY_VOID(read_files(first));
+  if (options_.normal_ids) {
+    PLIMSOLL_TRY_VOID(read_files(first, &Import::read_normal_ids));
+    PLIMSOLL_TRY(vocabulary_, merged_ids(slab));
+  }
+  PLIMSOLL_TRY_VOID(read_files(first, &Import::read_file));
   if (!vocabulary_) {
     PLIMSOLL_TRY(vocabulary_, merged_ids(slab));
   }
-  PLIMSOLL_TRY_VOID(read_files(second));
+  PLIMSOLL_TRY_VOID(read_files(second, &Import::read_file));
 
   for (std::size_t i = 0; i < results_.size(); ++i) {
     info.files.push_back(**results_[i]);
@@ -541,6 +583,11 @@ Result<CanImport> import_can(Governor governor, const CanImportOptions& options,
   PLIMSOLL_TRY(const CanFiles found, find_can_files(options));
   PLIMSOLL_TRY(auto vocabulary, given_vocabulary(governor, options));
   const bool saved = is_saved_graphs(found);
+  if (saved && options.normal_ids) {
+    return fail(ErrorCode::kInvalidArgument,
+                options.out.string() + ": --normal-ids (normal_ids) of saved graphs without frames",
+                "leave it out, or import the CSV files they were made of");
+  }
   std::string text = options_text(options, vocabulary);
   if (saved) {
     PLIMSOLL_TRY(const std::string mappings, saved_graphs_text(found));

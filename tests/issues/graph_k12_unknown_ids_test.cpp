@@ -6,6 +6,7 @@
 #include <cmath>
 #include <set>
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include "tests/support/can_traffic.h"
@@ -58,6 +59,41 @@ TEST(GraphK12, AnotherSetsVocabularyBoundsTheIndices) {
   const auto found = indices(set, GraphSplit::kTrain);
   EXPECT_EQ(*found.rbegin(), 8);
   EXPECT_EQ(found.size(), 9U);
+}
+
+// Frames of ids 0x200 … 0x207, every fourth an attack by an id of its own from `first` on.
+std::string with_made_up_ids(std::int64_t frames, std::uint32_t first) {
+  std::string text = "timestamp,arbitration_id,data_field,attack\n";
+  for (std::int64_t k = 0; k < frames; ++k) {
+    const bool attack = k % 4 == 3;
+    const auto id = attack ? first + static_cast<std::uint32_t>(k / 4)
+                           : 0x200 + static_cast<std::uint32_t>(k % 8);
+    text += fmt::format("{}.{:03},{:03X},00,{}\n", k / 1000, k % 1000, id, attack ? 1 : 0);
+  }
+  return text;
+}
+
+TEST(GraphK12, IdsThatOnlyAttacksMakeUpAreUnknownWhenNormalOnesAreAskedFor) {
+  test::CanTraffic traffic({{"train_1.csv", with_made_up_ids(2'000, 0x300)},
+                            {"test_1.csv", with_made_up_ids(400, 0x600)}});
+  EXPECT_EQ(traffic.import().info.ids, 6 + 500);  // Every fourth id of the eight is never sent.
+  traffic.options().normal_ids = true;
+  for (const int threads : {1, 2}) {
+    traffic.options().threads = threads;
+    traffic.options().rebuild = true;
+    const GraphSetInfo info = traffic.import().info;
+    EXPECT_EQ(info.ids, 6);
+    EXPECT_EQ(info.files[0].unknown_id_frames + info.files[1].unknown_id_frames, 500 + 100);
+    EXPECT_EQ(info.files[0].frames + info.files[1].frames, 2'400);
+    const GraphSet set = traffic.open();
+    EXPECT_EQ(indices(set, GraphSplit::kTrain), (std::set<std::int64_t>{0, 1, 2, 3, 4, 5, 6}));
+  }
+  traffic.options().rebuild = false;
+  EXPECT_TRUE(traffic.import().reused);
+  traffic.options().vocabulary = traffic.options().out;
+  const auto refused = import_can(traffic.governor, traffic.options(), nullptr);
+  ASSERT_FALSE(refused);
+  EXPECT_NE(refused.error().to_string().find("--normal-ids"), std::string::npos);
 }
 
 TEST(GraphK12, MoreIdsThanTheOptionAllowsAreRefusedWithItsName) {

@@ -152,6 +152,25 @@ def test_a_file_without_a_header_has_the_usual_columns(governor, tmp_path):
     assert made["files"][0]["frames"] == 3
 
 
+def test_ids_that_only_attacks_made_up_are_unknown_when_normal_ones_are_asked_for(governor, tmp_path, program):
+    rows = [f"{k}.0,{0x300 + k if k % 4 == 3 else 0x200 + k % 2:03X},00,{int(k % 4 == 3)}\n" for k in range(400)]
+    (tmp_path / "train_1.csv").write_text(HEADER + "".join(rows), encoding="utf-8")
+    made = plimsoll.import_can(tmp_path / "train_1.csv", tmp_path / "all", governor=governor)
+    assert (made["ids"], made["files"][0]["unknown_id_frames"]) == (102, 0)
+    made = plimsoll.import_can(tmp_path / "train_1.csv", tmp_path / "own", governor=governor, normal_ids=True)
+    assert (made["ids"], made["files"][0]["unknown_id_frames"]) == (2, 100)
+    subprocess.run([program, "import", "can", str(tmp_path / "train_1.csv"), "--out", str(tmp_path / "told"),
+                    "--normal-ids", "--quiet"], check=True)
+    assert (tmp_path / "told/graphs.safetensors").read_bytes() == \
+        (tmp_path / "own/graphs.safetensors").read_bytes()
+    with plimsoll.GraphSet.open(governor, tmp_path / "own") as graphs:
+        assert graphs.vocabulary.tolist() == [0x200, 0x201]
+        assert sorted(graphs[0].x[:, 0]) == [0, 1, 2]  # All made-up ids are one node.
+    with pytest.raises(ValueError, match="--normal-ids.*--vocabulary"):
+        plimsoll.import_can(tmp_path / "train_1.csv", tmp_path / "no", governor=governor, normal_ids=True,
+                            vocabulary=tmp_path / "own")
+
+
 GOOD = "1600000000.0,0F1,0102,0\n"
 BAD_ROWS = [("1600000000.0,0F1,0102\n", "fields", "not as many fields"),
             ("1600000000.0,0F1,0102,0,9\n", "fields", "not as many fields"),

@@ -335,8 +335,13 @@ Result<void> Run::admit() {
       std::min(config_.batch_size, static_cast<std::int64_t>(data_->train().size()));
   for (const Task& task : tasks_) {
     if (task.stage == Stage::kEvaluation) {
-      PLIMSOLL_TRY(const std::int64_t peak,
-                   measure_peak([&] { return rehearse_evaluation(config_, *data_); }));
+      PLIMSOLL_TRY(const std::int64_t peak, rehearse_step(
+                                                governor_, config_.scoring_chunk, 0.0,
+                                                [&](std::int64_t chunk) {
+                                                  return rehearse_evaluation(config_, *data_,
+                                                                             folder_.root(), chunk);
+                                                },
+                                                1));
       most = std::max(most, peak);
     }
     if (!has_rehearsal(task)) {
@@ -632,6 +637,14 @@ Result<std::string> eval_can_kd(const CanKdSettings& settings) {
   Evaluated evaluated;
   const auto done = without_refusal([&]() -> Result<void> {
     PLIMSOLL_TRY(const auto data, Data::open(governor, config));
+    PLIMSOLL_TRY(const std::int64_t peak, rehearse_step(
+                                              governor, config.scoring_chunk, 0.0,
+                                              [&](std::int64_t chunk) {
+                                                return rehearse_evaluation(config, *data,
+                                                                           folder.root(), chunk);
+                                              },
+                                              1));
+    PLIMSOLL_TRY_VOID(admit_tensors(governor, with_margin(peak), "evaluation"));
     PLIMSOLL_TRY(evaluated, evaluate(config, *data, folder.root(), /*write=*/false));
     return {};
   });

@@ -151,15 +151,24 @@ Result<void> plot(const fs::path& run, const Detector& detector, const Scored& t
 
 }  // namespace
 
-Result<void> rehearse_evaluation(const CanKdConfig& config, const Data& data) {
-  PLIMSOLL_TRY(const auto detectors, original_detectors(config, data));
-  for (const Detector& detector : detectors) {
-    for (const auto asked : {data.held_out(), data.set().split(GraphSplit::kTest)}) {
-      const auto largest = data.largest(asked, config.scoring_chunk);
-      PLIMSOLL_TRY_VOID(score_graphs(config, data, largest, detector));
+Result<void> rehearse_evaluation(const CanKdConfig& config, const Data& data, const fs::path& run,
+                                 std::int64_t chunk) {
+  const c10::AutoGradMode off{false};
+  const auto answer = [&](const std::vector<Detector>& detectors) -> Result<void> {
+    for (const Detector& detector : detectors) {
+      for (const auto asked : {data.held_out(), data.set().split(GraphSplit::kTest)}) {
+        const auto largest = data.largest(asked, chunk);
+        PLIMSOLL_TRY_VOID(score_graphs(config, data, largest, detector));
+      }
     }
+    return {};
+  };
+  for (const Role role : {Role::kTeacher, Role::kStudent}) {
+    PLIMSOLL_TRY(const auto ours, detectors_of(config, data, run, role));
+    PLIMSOLL_TRY_VOID(answer(ours));
   }
-  return {};
+  PLIMSOLL_TRY(const auto published, original_detectors(config, data));
+  return answer(published);
 }
 
 Result<Evaluated> evaluate(const CanKdConfig& config, const Data& data, const fs::path& run,
