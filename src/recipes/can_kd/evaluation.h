@@ -27,8 +27,8 @@ struct Evaluated {
   bool any{false};     ///< There was a model to evaluate.
 };
 
-/// What evaluate() does, for its memory alone: reads the models that are in RUN/models so far and the
-/// published students that the options name, and lets each answer the `chunk` largest graphs.
+/// What evaluate() does, for its memory alone: reads the models that are in RUN/models so far and
+/// the published students that the options name, and lets each answer the `chunk` largest graphs.
 /// Errors: of their files, by name; a refusal is thrown, as by any tensor.
 Result<void> rehearse_evaluation(const CanKdConfig& config, const Data& data,
                                  const std::filesystem::path& run, std::int64_t chunk);

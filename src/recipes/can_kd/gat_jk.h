@@ -38,7 +38,7 @@ struct GatShape {
   std::int64_t layers{0};
   std::int64_t heads{0};
   std::int64_t fc_layers{1};
-  bool lstm{false};          ///< Jumping knowledge by an LSTM; else concatenation.
+  bool lstm{false};  ///< Jumping knowledge by an LSTM; else concatenation.
   double dropout{0};
   double attention_dropout{0};
   std::int64_t fc_width{0};  ///< Of the dense layers before the last; 0: hidden·heads.

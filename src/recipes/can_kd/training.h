@@ -89,7 +89,7 @@ class Training final : public Work {
   at::Tensor difficulty_;          // float32 [normals], with a curriculum.
   std::int64_t scored_epoch_{-1};
   double scoring_seconds_{0.0};  // In this epoch.
-  at::Tensor points_;  // float64 [max_epochs, 7]: a DifficultyPoint each.
+  at::Tensor points_;            // float64 [max_epochs, 7]: a DifficultyPoint each.
   std::pair<std::int64_t, std::int64_t> chosen_;  // Attacks and normal graphs of this epoch.
   std::optional<GraphBatches> batches_;
   std::int64_t epoch_{0};
