@@ -162,6 +162,11 @@ class Governor {
   /// lease is out; otherwise does nothing and returns the old one.
   std::int64_t rebaseline();
 
+  /// Takes bytes from the baseline that were resident before the governor and have gone back to the
+  /// system since, as when tensors made earlier moved into leased memory. `anonymous_bytes` is the
+  /// part of them that was not of files. Never below 0. Returns the baseline.
+  std::int64_t lower_baseline(std::int64_t bytes, std::int64_t anonymous_bytes);
+
   /// Ends this governor: later reserve() calls refuse; leases still out become orphans.
   void close() noexcept;
 

@@ -211,6 +211,8 @@ void bind_governor(nb::module_& m) {
       .def_prop_ro("disk_limit_bytes", &Governor::disk_limit_bytes)
       .def("step_boundary", &Governor::step_boundary, nb::call_guard<nb::gil_scoped_release>())
       .def("rebaseline", &Governor::rebaseline, nb::call_guard<nb::gil_scoped_release>())
+      .def("lower_baseline", &Governor::lower_baseline, nb::arg("bytes"),
+           nb::arg("anonymous_bytes"), nb::call_guard<nb::gil_scoped_release>())
       .def("close", &Governor::close, nb::call_guard<nb::gil_scoped_release>());
 }
 

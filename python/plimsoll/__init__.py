@@ -12,6 +12,7 @@
     import_dataset                 any Python dataset becomes a FeatureStore
     plan, train, resume, evaluate  whole recipes (need torch)
     plan_batch, BatchPlan          the largest batch that fits, before the first step (needs torch)
+    adopt                          a model made before the governor is leased from it (needs torch)
     TrainingStep                   a step that survives a refusal of memory, or leaves no trace
     info, limits, parse_bytes, format_bytes
     plimsoll.compat                TrainableEmbeddingManager and FeatureManager, as they were called
@@ -21,6 +22,7 @@ leased from it as well. Errors are in plimsoll.errors.
 """
 from __future__ import annotations
 
+from ._adopt import adopt
 from ._arrays import Columns
 from ._core import (Eviction, Ledger, LimitCandidate, LimitChange, LimitReport, PoolState,
                     PressureReport, SlabPlan)
@@ -43,7 +45,7 @@ __all__ = [
     "GraphBatch", "GraphBatches", "GraphSet", "InternalError", "Lease", "Ledger", "LimitCandidate",
     "LimitChange", "LimitReport", "Loader", "LoaderState", "MemoryBudget", "Normal",
     "NotFoundError", "PoolState", "PressureReport", "RowAdagrad", "Rows", "SGD", "SampleOrder",
-    "SlabPlan", "Split", "TrainingStep", "Uniform", "Zeros", "__version__", "evaluate",
+    "SlabPlan", "Split", "TrainingStep", "Uniform", "Zeros", "__version__", "adopt", "evaluate",
     "format_bytes", "import_can", "import_dataset",
     "import_graphs", "info", "limits", "parse_bytes", "plan",
     "plan_batch", "resume", "train",

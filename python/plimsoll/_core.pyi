@@ -286,6 +286,8 @@ class Governor:
         """To be called between steps."""
     def rebaseline(self) -> int:
         """Measures the baseline again; only while nothing is leased."""
+    def lower_baseline(self, bytes: int, anonymous_bytes: int) -> int:
+        """Takes from it what has gone back to the system since; returns it."""
     def close(self) -> None:
         """Ends the governor; leases still out become orphans."""
 

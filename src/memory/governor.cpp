@@ -466,6 +466,11 @@ std::int64_t Governor::rebaseline() {
   return measured ? ledger_->rebaseline(*measured).total : ledger_->baseline().total;
 }
 
+std::int64_t Governor::lower_baseline(std::int64_t bytes, std::int64_t anonymous_bytes) {
+  PLIMSOLL_CHECK(bytes >= 0 && anonymous_bytes >= 0, "a baseline is lowered by what has gone");
+  return ledger_ == nullptr ? 0 : ledger_->lower_baseline({bytes, anonymous_bytes}).total;
+}
+
 void Governor::close() noexcept {
   if (ledger_ == nullptr) {
     return;

@@ -338,6 +338,13 @@ Ledger::Baseline Ledger::rebaseline(const Baseline& measured) {
   return baseline_;
 }
 
+Ledger::Baseline Ledger::lower_baseline(const Baseline& gone) {
+  MutexLock lock(mutex_);
+  baseline_.total = std::max<std::int64_t>(0, baseline_.total - gone.total);
+  baseline_.anonymous = std::max<std::int64_t>(0, baseline_.anonymous - gone.anonymous);
+  return baseline_;
+}
+
 Result<ReclaimerHandle> Ledger::add_reclaimer(Reclaimer* reclaimer) {
   const int slot = reclaimers_.add(reclaimer);
   if (slot < 0) {

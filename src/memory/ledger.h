@@ -91,6 +91,7 @@ class Ledger : public std::enable_shared_from_this<Ledger> {
   [[nodiscard]] Baseline baseline() const;
   /// Sets the baseline if nothing is leased; returns the one that holds.
   Baseline rebaseline(const Baseline& measured);
+  Baseline lower_baseline(const Baseline& gone);
 
   [[nodiscard]] const Terms& terms() const noexcept { return terms_; }
   [[nodiscard]] std::int64_t orphan_bytes() const noexcept {

@@ -212,6 +212,17 @@ TEST(LedgerTest, LeavesTheBaselineAloneWhileAnythingIsLeased) {
   EXPECT_EQ(bench.ledger->state().baseline_bytes, 1_MiB);
 }
 
+TEST(LedgerTest, WhatWentBackToTheSystemLeavesTheBaselineAndIsFreeAgain) {
+  Bench bench;
+  const std::int64_t free = bench.ledger->state().free_bytes();
+  const Lease lease = bench.ledger->grant(Tag::kTensor, 40_MiB).or_throw();
+  EXPECT_EQ(bench.ledger->lower_baseline({.total = 40_MiB, .anonymous = 30_MiB}).total, 185_MiB);
+  EXPECT_EQ(bench.ledger->baseline().anonymous, 225_MiB / 2 - 30_MiB);
+  EXPECT_EQ(bench.ledger->state().free_bytes(), free);
+  EXPECT_EQ(bench.ledger->lower_baseline({.total = 999_MiB, .anonymous = 999_MiB}).total, 0);
+  EXPECT_EQ(bench.ledger->baseline().anonymous, 0);
+}
+
 TEST(LedgerTest, PrintsAnAlignedTable) {
   const Bench bench;
   bench.ledger->admit({.tag = Tag::kEmbedding, .floor_bytes = 128_MiB, .cap_bytes = 1_GiB})
