@@ -28,6 +28,9 @@ constexpr std::array kFields{
     F::whole<&C::epochs>("epochs", kIdentity, 1, 1e6, "Passes over the training pairs"),
     F::whole_or_auto<&C::batch_size>(
         "batch_size", 2, 1 << 20, "Pairs per step; auto: planned once, see `plimsoll plan cosir`"),
+    F::on_off<&C::gradient_caching>(
+        "gradient_caching", kFree,
+        "Encode pairs 512 at a time and again for their gradients: less memory, the same bits"),
     F::whole<&C::seed>("seed", kIdentity, 0, 9e15, "Decides every random choice"),
     F::whole<&C::dim>("dim", kIdentity, 0, 65536,
                       "Width of the shared space; 0: from the features"),

@@ -25,6 +25,7 @@ struct CosirConfig {
   std::int64_t dim{0};  ///< 0: the features' own width when both agree, else 256.
   std::int64_t label_dim{2};
   std::string projections{"auto"};  ///< auto | true | false.
+  bool gradient_caching{false};
   double temperature{0.07};
   double loss_infonce{1.0};
   double loss_laplacian{0.7};

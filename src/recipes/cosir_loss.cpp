@@ -27,7 +27,6 @@ namespace {
 constexpr std::int64_t kRadiusPairs = 50;
 constexpr double kRadiusDegrees = 15.0;
 constexpr double kRadiusMargin = 0.05;
-constexpr std::int64_t kRotationTexts = 64;
 constexpr std::int64_t kAnchors = 4;
 constexpr double kBoundaryRadius = 10.0;
 
@@ -117,18 +116,31 @@ at::Tensor pick_neighbours(const at::Tensor& nearest, std::span<const std::int64
   return picked;
 }
 
-Loss compute_loss(const Model& model, const LossInput& in, const LossOptions& options) {
-  PLIMSOLL_CHECK(in.conditions.size(0) >= 2, "the loss compares rows; it needs two");
-  const auto& weight = options.weights;
-  const auto text = project_text(model, in.text);
+Encoded encode(const Model& model, const LossInput& in, const LossOptions& options) {
+  Encoded rows;
+  rows.text = project_text(model, in.text);
   const auto place = polar(in.conditions);
   const Turn by = turn(model, place);
-  const auto turned = combine(text, direction(model, in.conditions), by.theta, by.scale);
+  rows.radius = place.radius;
+  rows.turned = combine(rows.text, direction(model, in.conditions), by.theta, by.scale);
+  if (options.weights[kInfoNce] != 0.0) {
+    rows.image = normalise_rows(project_image(model, in.image));
+  }
+  return rows;
+}
 
+Loss compute_loss(const Model& model, const LossInput& in, const LossOptions& options) {
+  return compare(model, in, encode(model, in, options), options);
+}
+
+Loss compare(const Model& model, const LossInput& in, const Encoded& rows,
+             const LossOptions& options) {
+  PLIMSOLL_CHECK(in.conditions.size(0) >= 2, "the loss compares rows; it needs two");
+  const auto& weight = options.weights;
+  const Combined& turned = rows.turned;
   std::array<at::Tensor, kTerms> term;
   if (weight[kInfoNce] != 0.0) {
-    const auto image = normalise_rows(project_image(model, in.image));
-    term[kInfoNce] = symmetric_nce(turned.out, image, in.groups, options.temperature);
+    term[kInfoNce] = symmetric_nce(turned.out, rows.image, in.groups, options.temperature);
   }
   if (weight[kLaplacian] != 0.0 || weight[kAngular] != 0.0 || weight[kRadius] != 0.0) {
     const auto found = find_neighbours(in.conditions);
@@ -144,14 +156,14 @@ Loss compute_loss(const Model& model, const LossInput& in, const LossOptions& op
       term[kAngular] = (1.0 - moved.cosine1).mean();
     }
     if (weight[kRadius] != 0.0) {
-      term[kRadius] = radius_order(found, place.radius, moved.length);
+      term[kRadius] = radius_order(found, rows.radius, moved.length);
     }
   }
   if (weight[kRotation] != 0.0) {
-    term[kRotation] = rotation(model, text, place.radius);
+    term[kRotation] = rotation(model, rows.text, rows.radius);
   }
   if (weight[kBoundary] != 0.0) {
-    term[kBoundary] = at::relu(place.radius - kBoundaryRadius).square().mean();
+    term[kBoundary] = at::relu(rows.radius - kBoundaryRadius).square().mean();
   }
 
   Loss loss;

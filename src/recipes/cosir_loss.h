@@ -51,7 +51,21 @@ struct Loss {
   std::array<double, kTerms> values{};  ///< Unweighted; 0 where not computed.
 };
 
-/// Requires: B >= 2 (in-batch losses are undefined otherwise).
+/// What the rows are before they are compared with each other: row by row, of any batch the same.
+struct Encoded {
+  at::Tensor text;    ///< Projected, [B, dim]; for compare() its first kRotationTexts rows will do.
+  at::Tensor radius;  ///< Of the conditions, [B].
+  Combined turned;
+  at::Tensor image;  ///< Projected, of norm 1, [B, dim]; undefined when nothing compares it.
+};
+inline constexpr std::int64_t kRotationTexts = 64;
+Encoded encode(const Model& model, const LossInput& in, const LossOptions& options);
+
+/// The loss of encoded rows; of `in` only conditions, ids, groups and epoch are looked at.
+Loss compare(const Model& model, const LossInput& in, const Encoded& rows,
+             const LossOptions& options);
+
+/// Both. Requires: B >= 2 (in-batch losses are undefined otherwise).
 Loss compute_loss(const Model& model, const LossInput& in, const LossOptions& options);
 
 /// Which of each row's nearest neighbours the Laplacian term looks at in this epoch: int64 [B].

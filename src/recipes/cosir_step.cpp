@@ -51,24 +51,138 @@ LossInput Stepper::input(const std::shared_ptr<Batch>& batch, std::int64_t rows)
           batch->epoch()};
 }
 
+// Row by row what compute_loss() does, in tiles, so that the sums over rows are the same whether
+// a tile's graph was kept or is made again.
+Loss Stepper::grade(const LossInput& in, const std::vector<at::Tensor>& inputs,
+                    std::vector<at::Tensor>& gradients) const {
+  struct Tile {
+    LossInput in;
+    Encoded rows;
+  };
+  const std::int64_t rows = in.conditions.size(0);
+  const at::Tensor values = in.conditions.detach();
+  const auto tile_at = [&](std::int64_t first) {
+    const std::int64_t count = std::min(kTileRows, rows - first);
+    Tile tile{{in.image.narrow(0, first, count), in.text.narrow(0, first, count),
+               values.narrow(0, first, count).detach(),
+               in.ids.subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(count)),
+               in.groups.narrow(0, first, count), in.epoch},
+              {}};
+    tile.in.conditions.set_requires_grad(true);
+    tile.rows = encode(state_->model, tile.in, loss_);
+    return tile;
+  };
+
+  Encoded all;
+  std::vector<Tile> kept;
+  for (std::int64_t first = 0; first < rows; first += kTileRows) {
+    const c10::AutoGradMode graph{!config_.gradient_caching};
+    Tile tile = tile_at(first);
+    const c10::AutoGradMode off{false};
+    // The whole takes a tile's values over, and the tile keeps its graph alone.
+    const auto take = [&](at::Tensor& whole, at::Tensor& part) {
+      if (!whole.defined()) {
+        whole = at::empty({rows, part.size(1)}, part.options());
+      }
+      const at::Tensor place = whole.narrow(0, first, part.size(0));
+      place.copy_(part);
+      part.set_data(place);
+    };
+    take(all.turned.out, tile.rows.turned.out);
+    take(all.turned.text_unit, tile.rows.turned.text_unit);
+    if (tile.rows.image.defined()) {
+      take(all.image, tile.rows.image);
+    }
+    if (first == 0) {
+      all.text = tile.rows.text.narrow(0, 0, std::min(rows, kRotationTexts)).clone();
+    }
+    if (!config_.gradient_caching) {
+      kept.push_back(std::move(tile));
+    }
+  }
+
+  std::vector<at::Tensor> leaves{all.turned.out, all.turned.text_unit, all.text};
+  if (all.image.defined()) {
+    leaves.push_back(all.image);
+  }
+  // Without projections text and image are data: only what the conditions moved has a gradient.
+  for (std::size_t k = 0; k < leaves.size(); ++k) {
+    leaves[k].set_requires_grad(k == 0 || state_->model.shape.projections);
+  }
+  all.radius = polar(in.conditions).radius;
+  Loss loss = compare(state_->model, in, all, loss_);
+  if (!loss.total.requires_grad()) {
+    return loss;
+  }
+  std::vector<at::Tensor> asked;
+  std::copy_if(leaves.begin(), leaves.end(), std::back_inserter(asked),
+               [](const at::Tensor& leaf) { return leaf.requires_grad(); });
+  asked.insert(asked.end(), inputs.begin(), inputs.end());
+  auto found = torch::autograd::grad({loss.total}, asked, {}, std::nullopt, false,
+                                     /*allow_unused=*/true);
+  std::vector<at::Tensor> slopes(leaves.size());  // Of the leaves; undefined where there is none.
+  const auto leaf_count = static_cast<std::ptrdiff_t>(asked.size() - inputs.size());
+  std::copy(found.begin(), found.begin() + leaf_count, slopes.begin());
+  gradients.assign(found.begin() + leaf_count, found.end());
+  found.clear();
+  gradients[0] = gradients[0].defined() ? gradients[0].contiguous() : at::zeros_like(values);
+  loss.total = loss.total.detach();
+  leaves.clear();
+  all = {};  // Compared; a kept tile still holds what it needs of them.
+
+  for (std::int64_t first = 0; first < rows; first += kTileRows) {
+    const Tile tile = kept.empty() ? tile_at(first)
+                                   : std::move(kept[static_cast<std::size_t>(first / kTileRows)]);
+    const std::int64_t count = tile.in.conditions.size(0);
+    std::vector<at::Tensor> ends;
+    std::vector<at::Tensor> down;
+    const auto join = [&](const at::Tensor& end, const at::Tensor& slope, std::int64_t most) {
+      if (slope.defined() && end.requires_grad()) {
+        ends.push_back(most < count ? end.narrow(0, 0, most) : end);
+        down.push_back(slope.narrow(0, first, most));
+      }
+    };
+    join(tile.rows.turned.out, slopes[0], count);
+    join(tile.rows.turned.text_unit, slopes[1], count);
+    if (first == 0) {
+      join(tile.rows.text, slopes[2], std::min(rows, kRotationTexts));
+    }
+    if (slopes.size() > 3) {
+      join(tile.rows.image, slopes[3], count);
+    }
+    if (ends.empty()) {
+      continue;
+    }
+    asked.assign(inputs.begin(), inputs.end());
+    asked[0] = tile.in.conditions;
+    found = torch::autograd::grad(ends, asked, down, std::nullopt, false, /*allow_unused=*/true);
+    const c10::AutoGradMode off{false};
+    if (found[0].defined()) {
+      gradients[0].narrow(0, first, count).add_(found[0]);
+    }
+    for (std::size_t k = 1; k < found.size(); ++k) {
+      if (found[k].defined()) {
+        gradients[k] = gradients[k].defined() ? gradients[k] + found[k] : found[k];
+      }
+    }
+  }
+  return loss;
+}
+
 Result<Gradients> Stepper::phase1(const std::shared_ptr<Batch>& batch, std::int64_t rows) {
   LossInput in = input(batch, rows);
   PLIMSOLL_TRY(in.conditions, data_->conditions(in.ids));
   in.conditions.set_requires_grad(true);
-  const Loss loss = compute_loss(state_->model, in, loss_);
   Gradients result;
-  result.loss = loss.total.item<double>();
-  result.terms = loss.values;
   std::vector<at::Tensor> inputs{in.conditions};
   const auto& combiner = state_->combiner.parameters();
   const auto& projections = state_->projections.parameters();
   inputs.insert(inputs.end(), combiner.begin(), combiner.end());
   inputs.insert(inputs.end(), projections.begin(), projections.end());
   std::vector<at::Tensor> all(inputs.size());
-  if (loss.total.requires_grad()) {
-    all = torch::autograd::grad({loss.total}, inputs, {}, std::nullopt, false,
-                                /*allow_unused=*/true);
-  }
+  const Loss loss = grade(in, inputs, all);
+  result.loss = loss.total.item<double>();
+  result.terms = loss.values;
   for (std::size_t k = 0; k < all.size(); ++k) {  // Terms switched off leave some without one.
     all[k] = all[k].defined() ? all[k].contiguous() : at::zeros_like(inputs[k]);
   }

@@ -3,7 +3,11 @@
 // One step of `cosir` in two halves: gradients, which change nothing, and their application.
 //
 // That is what makes a step a transaction: a refusal of memory can only strike in the first half.
-// Reading order: cosir_loss.h, cosir_phase2.h, this file, cosir.cpp.
+// Rows are encoded in tiles of kTileRows, all of them compared, and the comparison's gradients
+// taken through the tiles in turn. With gradient_caching no tile's graph is kept until then: it is
+// encoded again, which gives the same bits for less memory and a second pass.
+// Source: Gao et al., "Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup"
+// (RepL4NLP 2021), section 3. Reading order: cosir_loss.h, cosir_phase2.h, this file, cosir.cpp.
 //
 // Threads: the thread that trains.   Memory: the first half's peak is what admission rehearses.
 #pragma once
@@ -28,6 +32,9 @@ struct Gradients {
   std::vector<at::Tensor> combiner, projections, labeller;
 };
 
+/// Rows whose graph is one: sums over rows go tile by tile, whatever is kept.
+inline constexpr std::int64_t kTileRows = 512;
+
 /// Makes and applies the steps of a run; borrows its state and data.
 class Stepper {
  public:
@@ -50,6 +57,8 @@ class Stepper {
 
  private:
   LossInput input(const std::shared_ptr<Batch>& batch, std::int64_t rows) const;
+  Loss grade(const LossInput& in, const std::vector<at::Tensor>& inputs,
+             std::vector<at::Tensor>& gradients) const;
 
   const CosirConfig& config_;
   State* state_;

@@ -7,6 +7,7 @@
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
 
 #include "plimsoll/synth.h"
 #include "plimsoll/torch.h"
@@ -23,7 +24,7 @@ class CosirStepTest : public testing::Test {
     config_.data = (scratch_ / "data").string();
     config_.out = (scratch_ / "run").string();
     config_.memory_limit = "1GiB";
-    config_.batch_size = 512;
+    config_.batch_size = 800;
     config_.phase2_epochs = 1;
     config_.compute_threads = 1;
     config_.epochs = 1;
@@ -119,10 +120,108 @@ TEST_F(CosirStepTest, AStepStaysWithinItsRehearsal) {
     return made ? Result<void>{} : tl::unexpected(made.error());
   };
   const std::int64_t rehearsed = measure_peak(once).or_throw();
-  EXPECT_GT(rehearsed, 512 * 512 * 4);  // The [B, B] matrix at least.
+  EXPECT_GT(rehearsed, 800 * 800 * 4);  // The [B, B] matrix at least.
   for (int step = 0; step < 3; ++step) {
     EXPECT_LE(measure_peak(once).or_throw(), with_margin(rehearsed));
   }
+}
+
+// The largest difference of two gradients, of the larger one's largest number.
+double difference(const at::Tensor& one, const at::Tensor& other) {
+  const double most = std::max(one.abs().max().item<double>(), other.abs().max().item<double>());
+  return most == 0.0 ? 0.0 : (one - other).abs().max().item<double>() / most;
+}
+
+at::Tensor flat(const std::vector<at::Tensor>& list) {
+  std::vector<at::Tensor> flat;
+  for (const auto& one : list) {
+    flat.push_back(one.flatten());
+  }
+  return at::cat(flat);
+}
+
+TEST_F(CosirStepTest, GradientsByTilesAreThoseOfTheWholeBatch) {
+  config_.projections = "true";
+  config_.loss_boundary = 1;
+  state_.emplace(config_, resolve_shape(config_, 48, 48).or_throw());
+  stepper_.emplace(config_, &*state_, data_.get());
+  for (const std::int64_t rows : {800, 600, 512, 40}) {
+    const auto tiles = stepper_->phase1(batch_, rows).or_throw();
+    ASSERT_EQ(tiles.projections.size(), 4U);
+    const auto tensors = data_->tensors(batch_);
+    LossInput in{tensors.image.narrow(0, 0, rows),
+                 tensors.text.narrow(0, 0, rows),
+                 data_->conditions(batch_->ids().first(static_cast<std::size_t>(rows))).or_throw(),
+                 batch_->ids().first(static_cast<std::size_t>(rows)),
+                 tensors.groups.narrow(0, 0, rows),
+                 batch_->epoch()};
+    in.conditions.set_requires_grad(true);
+    const Loss whole = compute_loss(state_->model, in, loss_options(config_));
+    EXPECT_NEAR(tiles.loss / whole.total.item<double>(), 1.0, 1e-6) << rows;
+    for (int k = 0; k < kTerms; ++k) {
+      const auto at_k = static_cast<std::size_t>(k);
+      EXPECT_TRUE(whole.values[at_k] != 0.0 || k == kBoundary) << kTermNames[at_k];
+      EXPECT_NEAR(tiles.terms[at_k], whole.values[at_k], 1e-6 * std::abs(whole.values[at_k]));
+    }
+    std::vector<at::Tensor> inputs{in.conditions};
+    const auto& combiner = state_->combiner.parameters();
+    const auto& projections = state_->projections.parameters();
+    inputs.insert(inputs.end(), combiner.begin(), combiner.end());
+    inputs.insert(inputs.end(), projections.begin(), projections.end());
+    const auto found = torch::autograd::grad({whole.total}, inputs);
+    const auto middle = found.begin() + 1 + static_cast<std::ptrdiff_t>(combiner.size());
+    EXPECT_LT(difference(tiles.conditions, found[0]), 1e-5) << rows;
+    // As one vector: the last norm cancels the scale, so the radius branch's are rounding alone.
+    EXPECT_LT(difference(flat(tiles.combiner), flat({found.begin() + 1, middle})), 1e-5) << rows;
+    EXPECT_LT(difference(flat(tiles.projections), flat({middle, found.end()})), 1e-5) << rows;
+  }
+}
+
+TEST_F(CosirStepTest, GradientCachingGivesTheSameBits) {
+  for (const char* projections : {"true", "false"}) {
+    config_.projections = projections;
+    state_.emplace(config_, resolve_shape(config_, 48, 48).or_throw());
+    stepper_.emplace(config_, &*state_, data_.get());
+    for (const std::int64_t rows : {800, 600, 40}) {
+      config_.gradient_caching = false;
+      const auto kept = stepper_->phase1(batch_, rows).or_throw();
+      config_.gradient_caching = true;
+      const auto cached = stepper_->phase1(batch_, rows).or_throw();
+      EXPECT_EQ(cached.loss, kept.loss);
+      EXPECT_EQ(cached.terms, kept.terms);
+      EXPECT_TRUE(cached.conditions.equal(kept.conditions)) << rows;
+      EXPECT_TRUE(flat(cached.combiner).equal(flat(kept.combiner))) << rows;
+      if (!kept.projections.empty()) {
+        EXPECT_TRUE(flat(cached.projections).equal(flat(kept.projections))) << rows;
+      }
+    }
+  }
+}
+
+TEST_F(CosirStepTest, GradientCachingNeedsLessMemoryAndARefusalChangesNothing) {
+  config_.projections = "true";
+  config_.dim = 1024;
+  config_.loss_infonce = 0;  // Its [B, B] matrix is there in either case.
+  config_.loss_angular = 1;
+  state_.emplace(config_, resolve_shape(config_, 48, 48).or_throw());
+  stepper_.emplace(config_, &*state_, data_.get());
+  const auto once = [&]() -> Result<void> {
+    auto made = stepper_->phase1(batch_, batch_->rows());
+    return made ? Result<void>{} : tl::unexpected(made.error());
+  };
+  const auto step_bytes = [&] {  // Beside what the model holds.
+    TensorArena::purge();
+    const std::int64_t held = measure_peak([] { return Result<void>{}; }).or_throw();
+    return measure_peak(once).or_throw() - held;
+  };
+  const std::int64_t whole = step_bytes();
+  config_.gradient_caching = true;
+  const std::int64_t parts = step_bytes();
+  EXPECT_LT(parts, whole * 9 / 10) << whole;
+  const auto calm = stepper_->phase1(batch_, batch_->rows()).or_throw();
+  ASSERT_FALSE(starved(false).has_value());
+  EXPECT_TRUE(
+      stepper_->phase1(batch_, batch_->rows()).or_throw().conditions.equal(calm.conditions));
 }
 
 TEST_F(CosirStepTest, RehearsalsOfSmallerStepsFitTheirWayToTheRealOne) {

@@ -137,7 +137,8 @@ TEST_F(CosirTrainTest, BitsDependNeitherOnLimitsNorOnLoaderThreads) {
   const std::vector<Options> others{
       {},
       {{"loader_threads", "1"}},
-      {{"memory_limit", "6GiB"}},
+      {{"memory_limit", "512MiB"}},  // With the others' 2 GiB: three, each four times the last.
+      {{"memory_limit", "8GiB"}},
       {{"label_layout", "sample_order"}},
       {{"label_layout", "sample_order"},
        {"store_bytes", "4MiB"},
@@ -150,6 +151,28 @@ TEST_F(CosirTrainTest, BitsDependNeitherOnLimitsNorOnLoaderThreads) {
   for (std::size_t k = 0; k < others.size(); ++k) {
     EXPECT_EQ(run("small", others[k]).summary.state_sha256, bits) << "variant " << k;
   }
+}
+
+TEST_F(CosirTrainTest, GradientCachingTrainsIntoTheSameBitsWithLessMemory) {
+  const Options options{{"batch_size", "1100"}, {"epochs", "5"}, {"dim", "256"}};
+  Options caching = options;
+  caching["gradient_caching"] = "true";
+  const Ended kept = run("wide", options);
+  const Ended cached = run("wide", caching);
+  EXPECT_EQ(cached.summary.state_sha256, kept.summary.state_sha256);
+  const auto losses = [](const Ended& ended) {
+    std::vector<double> list;
+    for (const json& step : ended.events("step")) {
+      list.push_back(step.at("loss").get<double>());
+    }
+    return list;
+  };
+  EXPECT_GE(losses(kept).size(), 5U);
+  EXPECT_EQ(losses(cached), losses(kept));
+  const auto peak = [](const Ended& ended) {
+    return ended.events("admitted").at(0).at("step_peak_bytes").get<std::int64_t>();
+  };
+  EXPECT_LT(peak(cached), peak(kept));
 }
 
 TEST_F(CosirTrainTest, EveryOptionOfTheRunsIdentityChangesItsBits) {
