@@ -83,6 +83,7 @@ def drawn_pairs(dice: random.Random) -> dict:
         "eval_pairs": dice.choice([0, 50, 400]),
         "foreign_bytes": f"{dice.choice([96, 128])}MiB",
         "limit_mib": int(dice.triangular(200, 700, 260)),
+        "gradient_caching": dice.choice(["true", "false"]),
     }
 
 
