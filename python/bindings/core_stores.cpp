@@ -361,6 +361,13 @@ void bind_table(nb::module_& m) {
 }
 
 void bind_feature_store(nb::module_& m) {
+  nb::class_<FeaturePlan>(m, "FeaturePlan")
+      .def_ro("total_bytes", &FeaturePlan::total_bytes)
+      .def_ro("frame_bytes", &FeaturePlan::frame_bytes)
+      .def_ro("buffer_bytes", &FeaturePlan::buffer_bytes)
+      .def_ro("table_bytes", &FeaturePlan::table_bytes)
+      .def_ro("index_bytes", &FeaturePlan::index_bytes)
+      .def_ro("slack_bytes", &FeaturePlan::slack_bytes);
   nb::class_<Features>(m, "FeatureStore")
       .def_static(
           "open",
@@ -404,6 +411,7 @@ void bind_feature_store(nb::module_& m) {
       .def_prop_ro("rows", [](Features& features) { return features.get()->info().rows; })
       .def_prop_ro("columns",
                    [](Features& features) { return columns_dict(features.get()->info()); })
+      .def("plan", [](Features& features) { return features.get()->plan(); })
       .def("stats", [](Features& features) { return stats_dict(features.get()->stats()); });
 }
 

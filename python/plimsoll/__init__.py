@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from ._adopt import adopt
 from ._arrays import Columns
-from ._core import (Eviction, Ledger, LimitCandidate, LimitChange, LimitReport, PoolState,
+from ._core import (Eviction, FeaturePlan, Ledger, LimitCandidate, LimitChange, LimitReport, PoolState,
                     PressureReport, SlabPlan)
 from ._core import version as __version__
 from ._data import Batch, Loader, LoaderState, SampleOrder, Split
@@ -41,7 +41,7 @@ from .errors import BudgetExceeded, CorruptError, InternalError, NotFoundError
 
 __all__ = [
     "Adagrad", "Adam", "AdamW", "AdamWFresh", "Batch", "BatchPlan", "BudgetExceeded", "Columns",
-    "CorruptError", "EmbeddingStore", "Eviction", "FeatureStore", "FeatureWriter", "Governor",
+    "CorruptError", "EmbeddingStore", "Eviction", "FeaturePlan", "FeatureStore", "FeatureWriter", "Governor",
     "GraphBatch", "GraphBatches", "GraphSet", "InternalError", "Lease", "Ledger", "LimitCandidate",
     "LimitChange", "LimitReport", "Loader", "LoaderState", "MemoryBudget", "Normal",
     "NotFoundError", "PoolState", "PressureReport", "RowAdagrad", "Rows", "SGD", "SampleOrder",

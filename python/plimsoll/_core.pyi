@@ -437,6 +437,28 @@ class EmbeddingStore:
     def stats(self) -> dict[str, int | float]:
         """Counters since open."""
 
+class FeaturePlan:
+    """How a feature store's slab is divided, in bytes; the parts add up to total_bytes."""
+
+    @property
+    def total_bytes(self) -> int:
+        """The slab."""
+    @property
+    def frame_bytes(self) -> int:
+        """Frames of blocks, and the map that finds them."""
+    @property
+    def buffer_bytes(self) -> int:
+        """Where neighbours, and compressed blocks, are read to."""
+    @property
+    def table_bytes(self) -> int:
+        """Tables kept whole: checksums, places, ids, groups."""
+    @property
+    def index_bytes(self) -> int:
+        """Pages and fences of the id index."""
+    @property
+    def slack_bytes(self) -> int:
+        """Alignment."""
+
 class FeatureStore:
     """Columns by id; see plimsoll.FeatureStore."""
 
@@ -458,6 +480,8 @@ class FeatureStore:
     @property
     def columns(self) -> dict[str, tuple[str, tuple[int, ...]]]:
         """Name → (dtype, shape of one record)."""
+    def plan(self) -> FeaturePlan:
+        """How the slab is divided."""
     def stats(self) -> dict[str, int | float]:
         """Counters since open."""
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from . import _core
 from ._arrays import Buffer, Columns, as_bytes, byte_size, contiguous, ids_in, unique_names
+from ._core import FeaturePlan
 from ._memory import Governor
 
 
@@ -89,6 +90,10 @@ class FeatureStore:
     def info(self) -> dict[str, Any]:
         """What the store holds, as plimsoll.info(): rows, columns, bytes, groups, compression, …"""
         return json.loads(_core.describe(self.directory))
+
+    def plan(self) -> FeaturePlan:
+        """How the slab is divided, in bytes; the parts add up to total_bytes."""
+        return self._core.plan()
 
     def stats(self) -> dict[str, int | float]:
         """Counters since open: requests, hits, hit_rate, stall_ns, …; bytes_read is what came from

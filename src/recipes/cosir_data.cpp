@@ -167,7 +167,8 @@ namespace {
 // What rows in any order take when all of them are in RAM, frames' own bytes included.
 std::int64_t bytes_in_ram(const EmbeddingStoreOptions& options, std::int64_t rows) {
   const std::int64_t slots = options.optimizer.kind == RowOptimizer::kAdagrad ? 1 : 2;
-  return rows * (24 + 4 * options.dim * (1 + slots)) * 5 / 4;
+  const std::int64_t weight = options.dtype == RowDType::kBFloat16 ? 2 : 4;
+  return rows * (24 + options.dim * (weight + 4 * slots)) * 5 / 4;
 }
 
 // In any order rows that are in RAM stay there; in sample order all of them go to the disk and come

@@ -39,6 +39,15 @@ def test_read_follows_the_request_with_duplicates(items):
         assert np.array_equal(batch[name], data[name][picks])
 
 
+def test_the_plan_adds_up_to_the_slab(items, governor):
+    store, _, _ = items
+    plan = store.plan()
+    parts = [plan.frame_bytes, plan.buffer_bytes, plan.table_bytes, plan.index_bytes, plan.slack_bytes]
+    assert sum(parts) == plan.total_bytes <= 4 << 20
+    assert plan.frame_bytes > 0 and plan.table_bytes > 0
+    assert governor.ledger().pools["features"].leased_bytes >= plan.total_bytes
+
+
 def test_columns_can_be_chosen_in_any_order(items):
     store, ids, data = items
     batch = store.read(ids[:2], columns=["label", "image"])
