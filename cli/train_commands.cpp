@@ -165,7 +165,7 @@ int run_evaluation(const CanKdSettings& settings) {
 }
 
 int run_planning(const CosirSettings& settings, const Typed& typed) {
-  return report_summary(plan_cosir(settings), typed);
+  return report_summary(plan_cosir(settings, typed.choices), typed);
 }
 int run_planning(const CanKdSettings& settings, const Typed& typed) {
   return report_summary(plan_can_kd(settings, typed.choices), typed);
@@ -334,11 +334,11 @@ void add_plan_of(CLI::App& command, int& status, const std::string& example) {
   add_keys(*plan_of, typed, defaults,
            [](const Field& field) { return std::string_view(field.name) != "batch_size"; });
   plan_of->add_flag("--json", typed->json, "One line of JSON instead of the table");
-  if (recipe == recipe_options<CanKdConfig>().recipe) {
-    plan_of->add_flag("--choices", typed->choices,
-                      "Also plan and time what moves memory: checkpointing, precision, where the "
-                      "teacher is");
-  }
+  plan_of->add_flag("--choices", typed->choices,
+                    recipe == recipe_options<CanKdConfig>().recipe
+                        ? "Also plan and time what moves memory: checkpointing, precision, where "
+                          "the teacher is"
+                        : "Also plan and time what moves memory: gradient caching");
   plan_of->footer(
       "\nTraces small steps on real batches, replays them at larger sizes, and runs the answer "
       "once.\n"

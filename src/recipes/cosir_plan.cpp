@@ -82,8 +82,8 @@ std::int64_t admitted_bytes(std::int64_t live_bytes) {
 
 class Planning {
  public:
-  Planning(const CosirSettings& settings, Governor governor, std::filesystem::path folder)
-      : config_(settings.config()), governor_(std::move(governor)), folder_(std::move(folder)) {}
+  Planning(const CosirConfig& config, Governor governor, std::filesystem::path folder)
+      : config_(config), governor_(std::move(governor)), folder_(std::move(folder)) {}
 
   Result<CosirPlan> plan() {
     PLIMSOLL_TRY_VOID(open(kFirstRows));
@@ -240,6 +240,29 @@ class Planning {
   std::map<std::int64_t, std::int64_t> room_;  // At most kOpenedMax.
 };
 
+// `plan` is of the options as they are; the other way of each choice is planned after it.
+Result<std::vector<PlanChoice>> weigh(const CosirConfig& config, const Governor& governor,
+                                      const std::filesystem::path& folder, const CosirPlan& plan) {
+  const auto choice = [](const CosirConfig& with, const BatchPlan& batch, bool configured) {
+    return PlanChoice{.options = fmt::format("gradient_caching = {}", with.gradient_caching),
+                      .batch = batch,
+                      .rows_per_second = static_cast<double>(batch.batch_size) / batch.step_seconds,
+                      .configured = configured};
+  };
+  std::vector<PlanChoice> choices{choice(config, plan.batch, true)};
+  CosirConfig other = config;
+  other.gradient_caching = !config.gradient_caching;
+  const auto found = Planning{other, governor, folder}.plan();
+  if (!found && found.error().code != ErrorCode::kOverBudget) {
+    return tl::unexpected(found.error());
+  }
+  if (found) {
+    choices.push_back(choice(other, found->batch, false));
+  }
+  fastest_first(choices);
+  return choices;
+}
+
 }  // namespace
 
 std::string CosirPlan::to_json() const {
@@ -256,6 +279,9 @@ std::string CosirPlan::to_json() const {
   j["step_seconds"] = batch.step_seconds;
   j["traced_rows"] = batch.traced_rows;
   j["advice"] = batch.advice;
+  if (!choices.empty()) {
+    j["choices"] = choices_json(choices, "row");
+  }
   return j.dump();
 }
 
@@ -284,10 +310,10 @@ std::string CosirPlan::to_text() const {
   line("foreign", foreign_bytes, "code and kernels' scratch (foreign_bytes)");
   line("baseline", baseline_bytes, "the process before the run");
   text += fmt::format("one pair more: {}\n{}", format_bytes(batch.bytes_per_row), batch.advice);
-  return text;
+  return text + choices_text(choices, "a step", "row");
 }
 
-Result<CosirPlan> plan_cosir(const CosirSettings& settings) {
+Result<CosirPlan> plan_cosir(const CosirSettings& settings, bool weigh_choices) {
   const CosirConfig& config = settings.config();
   const std::filesystem::path beside = config.out.empty()
                                            ? std::filesystem::current_path() / "plimsoll"
@@ -301,9 +327,11 @@ Result<CosirPlan> plan_cosir(const CosirSettings& settings) {
   } else {
     const Governor governor = std::move(*settled);
     baseline_bytes = governor.state().baseline_bytes;
-    Planning planning{settings, governor, folder.path()};
     const auto done = without_refusal([&]() -> Result<void> {
-      plan = planning.plan();
+      plan = Planning{config, governor, folder.path()}.plan();
+      if (plan && weigh_choices) {
+        PLIMSOLL_TRY(plan->choices, weigh(config, governor, folder.path(), *plan));
+      }
       return {};
     });
     if (!done) {

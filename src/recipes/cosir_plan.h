@@ -12,10 +12,12 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "plan/batch_plan.h"
 #include "plimsoll/result.h"
 #include "recipes/cosir_config.h"
+#include "recipes/plan_choice.h"
 
 namespace plimsoll {
 
@@ -34,6 +36,7 @@ struct CosirPlan {
   std::int64_t foreign_bytes{0};
   std::int64_t eval_peak_bytes{0};  ///< Of an evaluation's tensors at this size; 0: none held out.
   std::int64_t train_rows{0};
+  std::vector<PlanChoice> choices{};  ///< The fastest first; empty unless weighed.
 
   /// One line of JSON.
   [[nodiscard]] std::string to_json() const;
@@ -43,11 +46,12 @@ struct CosirPlan {
 
 /// Chooses among multiples of 16 up to kAutoRowsMax that leave kAutoStepsMin steps an epoch.
 /// Data is opened in a folder of its own beside config().out, or in the current folder; it is
-/// removed again. config().batch_size is not looked at.
+/// removed again. config().batch_size is not looked at. With `weigh_choices` both ways of
+/// gradient_caching are planned and timed; one that does not fit is left out.
 ///
 /// Requires: settings resolved; MKL_CBWR set.
 /// Errors: kOverBudget when not even two pairs fit, naming the smallest limit that would do; those
 /// of train_cosir().
-Result<CosirPlan> plan_cosir(const CosirSettings& settings);
+Result<CosirPlan> plan_cosir(const CosirSettings& settings, bool weigh_choices = false);
 
 }  // namespace plimsoll

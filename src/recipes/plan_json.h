@@ -1,15 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What every recipe's plan says of a batch, as JSON.
+// What every recipe's plan says of a batch, and of choices that were weighed, as JSON and as text.
 //
-// Reading order: plan/batch_plan.h, this file.
+// Reading order: plan/batch_plan.h, plan_choice.h, this file.
 //
 // Threads: pure functions.   Memory: the value.
 #pragma once
 
+#include <string>
+#include <vector>
+
+#include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 #include "plan/batch_plan.h"
+#include "plimsoll/bytes.h"
+#include "recipes/plan_choice.h"
 
 namespace plimsoll {
 
@@ -31,6 +37,39 @@ namespace plimsoll {
             {"gradients", parts.gradient_bytes},
             {"activations", parts.activation_bytes},
             {"temporaries", parts.temporary_bytes}}}};
+}
+
+/// [{"options", "batch_size", …}, …]; `row` is what a row is called: "row", "graph".
+[[nodiscard]] inline nlohmann::ordered_json choices_json(const std::vector<PlanChoice>& choices,
+                                                         const std::string& row) {
+  nlohmann::ordered_json list = nlohmann::ordered_json::array();
+  for (const PlanChoice& choice : choices) {
+    list.push_back({{"options", choice.options},
+                    {"batch_size", choice.batch.batch_size},
+                    {"label", label_name(choice.batch.label)},
+                    {"peak_bytes", choice.batch.peak.bytes},
+                    {"bytes_per_" + row, choice.batch.bytes_per_row},
+                    {row + "s_per_second", choice.rows_per_second},
+                    {"configured", choice.configured}});
+  }
+  return list;
+}
+
+/// The same as a table under "choices for WHAT"; "" without choices.
+[[nodiscard]] inline std::string choices_text(const std::vector<PlanChoice>& choices,
+                                              const std::string& what, const std::string& row) {
+  if (choices.empty()) {
+    return "";
+  }
+  std::string text = fmt::format("\nchoices for {}\n  {:>6}{:>12}{:>12}{:>11}\n", what, row + "s",
+                                 "peak", "per " + row, row + "s/s");
+  for (const PlanChoice& choice : choices) {
+    text += fmt::format("  {:>6}{:>12}{:>12}{:>11.0f}   {}{}\n", choice.batch.batch_size,
+                        format_bytes(choice.batch.peak.bytes),
+                        format_bytes(choice.batch.bytes_per_row), choice.rows_per_second,
+                        choice.options, choice.configured ? "  (as configured)" : "");
+  }
+  return text;
 }
 
 }  // namespace plimsoll

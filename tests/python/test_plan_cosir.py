@@ -54,6 +54,23 @@ def test_auto_is_resolved_once_and_trains_inside_the_limit(trains, call, data, t
     assert json.loads(resumed.out.splitlines()[-1])["state_sha256"] == summary["state_sha256"]
 
 
+def test_gradient_caching_is_weighed_and_fits_a_larger_batch(trains, call, data):
+    found = planned(call, data, "240MiB", "--choices", "--dim", "1024")
+    assert "choices" not in planned(call, data, "240MiB", "--dim", "1024")
+    by_option = {choice["options"]: choice for choice in found["choices"]}
+    assert set(by_option) == {"gradient_caching = true", "gradient_caching = false"}
+    kept, cached = by_option["gradient_caching = false"], by_option["gradient_caching = true"]
+    assert kept["configured"] and not cached["configured"]
+    assert kept["batch_size"] == found["batch_size"]
+    assert cached["batch_size"] > kept["batch_size"] or \
+        (cached["batch_size"] == kept["batch_size"] and cached["peak_bytes"] < kept["peak_bytes"])
+    speeds = [choice["rows_per_second"] for choice in found["choices"]]
+    assert speeds == sorted(speeds, reverse=True) and speeds[-1] > 0
+    table = call("plan", "cosir", "--data", data, "--memory-limit", "240MiB", "--choices", "--dim", "1024",
+                 *OPTIONS).out
+    assert "choices for a step" in table and table.count("(as configured)") == 1
+
+
 def test_the_table_says_who_holds_the_limit(trains, call, data):
     done = call("plan", "cosir", "--data", data, "--memory-limit", "300MiB", *OPTIONS)
     assert done.status == 0, done.err

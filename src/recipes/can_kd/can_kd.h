@@ -16,6 +16,7 @@
 #include "plan/batch_plan.h"
 #include "plimsoll/result.h"
 #include "recipes/can_kd/config.h"
+#include "recipes/plan_choice.h"
 #include "recipes/train_options.h"
 
 namespace plimsoll {
@@ -61,14 +62,6 @@ struct CanKdSummary {
 ///         checkpoint is whole.
 Result<CanKdSummary> train_can_kd(const CanKdSettings& settings, const TrainOptions& options);
 
-/// One way to train: options that move memory and time, and what a step comes to with them.
-struct CanKdChoice {
-  std::string options{};  ///< "gradient_checkpointing = true, precision = 32, …"
-  BatchPlan batch{};
-  double graphs_per_second{0.0};  ///< Of steps alone, measured.
-  bool configured{false};         ///< The one that the settings ask for.
-};
-
 /// What a run's steps need; `plimsoll plan can-kd`.
 struct CanKdPlan {
   std::int64_t batch_size{0};  ///< The smallest of the tasks' batches, …
@@ -80,7 +73,7 @@ struct CanKdPlan {
   std::int64_t set_bytes{0};
   bool set_cached{false};  ///< The whole set is in memory.
   std::int64_t train_graphs{0};
-  std::vector<CanKdChoice> choices{};  ///< For `task`, the fastest first; empty unless weighed.
+  std::vector<PlanChoice> choices{};  ///< For `task`, the fastest first; empty unless weighed.
 
   /// One line of JSON.
   [[nodiscard]] std::string to_json() const;

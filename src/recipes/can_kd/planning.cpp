@@ -157,9 +157,9 @@ using namespace can_kd;
 namespace {
 
 // The task planned with every choice that moves memory; those that fit, the fastest first.
-Result<std::vector<CanKdChoice>> weigh(const Governor& governor, const CanKdConfig& config,
-                                       const Data& data, const Task& task) {
-  std::vector<CanKdChoice> choices;
+Result<std::vector<PlanChoice>> weigh(const Governor& governor, const CanKdConfig& config,
+                                      const Data& data, const Task& task) {
+  std::vector<PlanChoice> choices;
   const bool taught = task.role == Role::kStudent && config.use_kd;
   for (const bool checkpointing : {true, false}) {
     for (const char* precision : {"32", "bf16-mixed"}) {
@@ -186,16 +186,14 @@ Result<std::vector<CanKdChoice>> weigh(const Governor& governor, const CanKdConf
                                     : offloaded ? ", offload_teacher_to_cpu = true"
                                                 : ", offload_teacher_to_cpu = false"),
              .batch = plan->batch,
-             .graphs_per_second =
+             .rows_per_second =
                  static_cast<double>(plan->batch.batch_size) / plan->batch.step_seconds,
              .configured = checkpointing == config.gradient_checkpointing && same_precision &&
                            (!taught || offloaded == config.offload_teacher_to_cpu)});
       }
     }
   }
-  std::stable_sort(choices.begin(), choices.end(), [](const auto& one, const auto& other) {
-    return one.graphs_per_second > other.graphs_per_second;
-  });
+  fastest_first(choices);
   return choices;
 }
 
@@ -259,14 +257,8 @@ std::string CanKdPlan::to_json() const {
     task_json["step_seconds"] = batch.step_seconds;
     task_json["advice"] = batch.advice;
   }
-  for (const CanKdChoice& choice : choices) {
-    j["choices"].push_back({{"options", choice.options},
-                            {"batch_size", choice.batch.batch_size},
-                            {"label", label_name(choice.batch.label)},
-                            {"peak_bytes", choice.batch.peak.bytes},
-                            {"bytes_per_graph", choice.batch.bytes_per_row},
-                            {"graphs_per_second", choice.graphs_per_second},
-                            {"configured", choice.configured}});
+  if (!choices.empty()) {
+    j["choices"] = choices_json(choices, "graph");
   }
   return j.dump();
 }
@@ -303,16 +295,7 @@ std::string CanKdPlan::to_text() const {
                           format_bytes(batch.larger_leased_bytes), batch.advice);
     }
   }
-  if (!choices.empty()) {
-    text += fmt::format("\nchoices for {}\n  {:>6}{:>12}{:>12}{:>11}\n", task, "graphs", "peak",
-                        "per graph", "graphs/s");
-  }
-  for (const CanKdChoice& choice : choices) {
-    text += fmt::format("  {:>6}{:>12}{:>12}{:>11.0f}   {}{}\n", choice.batch.batch_size,
-                        format_bytes(choice.batch.peak.bytes),
-                        format_bytes(choice.batch.bytes_per_row), choice.graphs_per_second,
-                        choice.options, choice.configured ? "  (as configured)" : "");
-  }
+  text += choices_text(choices, task, "graph");
   return text;
 }
 
