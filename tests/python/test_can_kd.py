@@ -80,6 +80,13 @@ def test_one_command_trains_both_and_the_student_finds_the_known_attack(train, t
     assert not any((run / "cache").iterdir())
 
 
+def test_jumping_knowledge_of_one_layer_trains_with_checkpointing_and_without(train):
+    same = [train(f"run_{flag}", "--stage", "normal", "--model-size", "teacher", "--max-epochs", "1",
+                  "--teacher-gat-layers", "1", "--gat-jk", "lstm", "--gradient-checkpointing", flag)
+            for flag in ("true", "false")]
+    assert same[0]["state_sha256"] == same[1]["state_sha256"]
+
+
 def test_k18_the_student_has_a_few_per_cent_of_the_teachers_parameters(train, tmp_path, call):
     summary = train("run", "--max-epochs", "1", "--stage", "normal")
     models = summary["models"]

@@ -379,7 +379,9 @@ struct Checkpointed : torch::autograd::Function<Checkpointed> {
       }
     }
     const auto y = static_cast<HeldLayer&>(*held).layer(inputs, true);
-    const auto made = torch::autograd::grad({y}, wanted, {gradients[0]});
+    // Of one layer's outputs an LSTM never reads its recurrent weights: they have no gradient.
+    const auto made = torch::autograd::grad({y}, wanted, {gradients[0]}, std::nullopt, false,
+                                            /*allow_unused=*/true);
     variable_list all;
     for (std::size_t k = 0, next = 0; k < saved.size(); ++k) {
       const bool wants = saved[k].defined() && saved[k].requires_grad();
