@@ -56,7 +56,7 @@ def benchmark(options) -> dict:
     data = options.work / "set"
     repeats = -(-options.graphs * STRIDE // BLOCK_ROWS)
     write_repeated_traffic(options.work / "bus" / "train_01__flood.csv", SEED, repeats, FLOODED)
-    window = WINDOW if repeats > 1 or options.graphs >= BLOCK_ROWS // STRIDE else BLOCK_ROWS // options.graphs
+    window = max(WINDOW, BLOCK_ROWS // options.graphs)  # Fewer graphs than a block holds are larger.
     recipe_bench.call([options.program, "import", "can", options.work / "bus", "--out", data, "--window", window,
                        "--stride", STRIDE if window == WINDOW else window])
     table = {}

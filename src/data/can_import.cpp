@@ -391,7 +391,7 @@ Result<std::int64_t> Import::next_frames(CanCsv& csv, Desk& desk, std::int64_t& 
   return count;
 }
 
-// Errors and skipped rows are told when the file is read for its graphs.
+// What is skipped is counted when the file is read for its graphs.
 Result<GraphFileInfo> Import::read_normal_ids(std::size_t number, Desk& desk) {
   const CanFile& file = found_.files[number];
   PLIMSOLL_TRY(CanBytes bytes, CanBytes::open(file.path, desk.packed));

@@ -28,7 +28,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kMapping = "id_mapping.pkl";
-constexpr const char* kAdvice = "import the CSV files it was made of instead";
+constexpr const char* kAdvice = "restore the file, or import the CSV files it was made of";
 constexpr std::int64_t kReadBytes = 256 << 10;
 constexpr std::int64_t kGraphsBetweenReports = 512;
 constexpr std::int64_t kLeaseStep = 1 << 20;
@@ -86,9 +86,12 @@ Result<IdOfIndex> read_mapping(Governor governor, const fs::path& graphs, std::i
   const fs::path path = graphs.parent_path() / kMapping;
   PLIMSOLL_TRY(const File file, File::open(path, FileMode::kRead));
   PLIMSOLL_TRY(const std::int64_t size, file.size());
-  PLIMSOLL_TRY(const Pickle pickle,
-               Pickle::read(std::move(governor), file, 0, size,
-                            {.name = path.string(), .is_record = {}, .on_record = {}, .step = {}}));
+  PLIMSOLL_TRY(const Pickle pickle, Pickle::read(std::move(governor), file, 0, size,
+                                                 {.name = path.string(),
+                                                  .advice = kAdvice,
+                                                  .is_record = {},
+                                                  .on_record = {},
+                                                  .step = {}}));
   const PickleValue& dict = pickle.value();
   const auto& items = dict.items();
   if (dict.kind != PickleKind::kDict || items.empty()) {
@@ -293,13 +296,14 @@ Result<void> SavedGraphs::take_list(const PickleValue& value) {
 
 Result<SavedGraphs> SavedGraphs::open(Governor governor, const fs::path& path,
                                       const std::function<bool()>& step) {
-  PLIMSOLL_TRY(auto archive, TorchArchive::open(governor, path));
+  PLIMSOLL_TRY(auto archive, TorchArchive::open(governor, path, kAdvice));
   PLIMSOLL_TRY(auto lease, governor.reserve(Tag::kOther, kLeaseStep));
   SavedGraphs graphs(std::move(archive), std::move(lease));
   PLIMSOLL_TRY(
       const Pickle pickle,
       graphs.archive_.pickle(
           governor, {.name = {},
+                     .advice = {},
                      .is_record = is_record,
                      .on_record = [&](PickleNode& node) { return graphs.take_record(node); },
                      .step = step}));

@@ -23,7 +23,6 @@ namespace {
 constexpr std::int64_t kLeaseStep = 1 << 20;
 constexpr std::int64_t kOpsBetweenChecks = 256;
 constexpr std::int64_t kOpsBetweenSteps = 1 << 16;
-constexpr const char* kAdvice = "import the CSV files it was made of instead";
 // What a node takes beside its text and items: with its reference counts and the allocator's own.
 constexpr auto kNodeBytes = static_cast<std::int64_t>(sizeof(PickleNode) + 32);
 constexpr auto kItemBytes = static_cast<std::int64_t>(2 * sizeof(PickleValue));  // They double.
@@ -219,7 +218,7 @@ tl::unexpected<Error> PickleMachine::bad(std::string_view what) const {
   return fail(
       ErrorCode::kCorrupt,
       fmt::format("{}: {}, at byte {} of the pickle", options_.name, what, bytes_.position()),
-      kAdvice);
+      options_.advice);
 }
 
 PickleValue PickleMachine::make(PickleKind kind, std::string_view text) {
@@ -346,7 +345,7 @@ Result<void> PickleMachine::global(std::string_view module, std::string_view nam
     return fail(ErrorCode::kCorrupt,
                 fmt::format("{}: asks for {}.{}, which is not among what such a file may hold",
                             options_.name, module, name),
-                kAdvice);
+                options_.advice);
   }
   PickleValue value = make(PickleKind::kGlobal, whole);
   value.number = record ? 1 : 0;

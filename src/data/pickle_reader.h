@@ -106,7 +106,8 @@ struct PickleNode {
 };
 
 struct PickleOptions {
-  std::string name{};  ///< What errors call the file.
+  std::string name{};      ///< What errors call the file, …
+  const char* advice{""};  ///< … and what they advise; a literal.
   /// True for a class that becomes a record; tensors, storages, dicts and NumPy's numbers are known
   /// as they are. Given "module", "Name".
   std::function<bool(std::string_view, std::string_view)> is_record{};

@@ -90,13 +90,14 @@ std::uint32_t zip_crc32(std::span<const std::byte> bytes, std::uint32_t seed) no
 }
 
 tl::unexpected<Error> TorchArchive::bad(std::string_view what) const {
-  return fail(ErrorCode::kCorrupt, fmt::format("{}: {}", name_, what),
-              "restore the file, or import the CSV files it was made of");
+  return fail(ErrorCode::kCorrupt, fmt::format("{}: {}", name_, what), advice_);
 }
 
-Result<TorchArchive> TorchArchive::open(Governor governor, const std::filesystem::path& path) {
+Result<TorchArchive> TorchArchive::open(Governor governor, const std::filesystem::path& path,
+                                        const char* advice) {
   TorchArchive archive;
   archive.name_ = path.string();
+  archive.advice_ = advice;
   PLIMSOLL_TRY(archive.file_, File::open(path, FileMode::kRead));
   PLIMSOLL_TRY(archive.file_bytes_, archive.file_.size());
   PLIMSOLL_TRY(archive.lease_, governor.reserve(Tag::kOther, 2 * kWindowBytes));
@@ -124,7 +125,7 @@ Result<std::span<const std::byte>> TorchArchive::view(std::int64_t offset, std::
     return fail(
         ErrorCode::kInvalidArgument,
         fmt::format("{}: {} bytes in one piece, where {} are the most", name_, bytes, kWindowBytes),
-        "import the CSV files it was made of");
+        advice_);
   }
   if (offset < window_at_ || offset + bytes > window_at_ + window_held_) {
     window_held_ = 0;
@@ -262,6 +263,7 @@ Result<Pickle> TorchArchive::pickle(Governor governor, PickleOptions options) {
     return bad("data.pkl: another checksum");
   }
   options.name = name_;
+  options.advice = advice_;
   return Pickle::read(std::move(governor), file_, at, pickle_.bytes, options);
 }
 
@@ -346,7 +348,7 @@ Result<std::span<const std::byte>> TorchArchive::elements(const TorchTensor& ten
     return fail(
         ErrorCode::kInvalidArgument,
         fmt::format("{}: a tensor of {} elements, more than {} bytes", name_, count, kWindowBytes),
-        "import the CSV files it was made of");
+        advice_);
   }
   gathered_.resize(static_cast<std::size_t>(count * size));
   std::array<std::int64_t, TorchTensor::kDimsMost> place{};

@@ -32,12 +32,13 @@ class TorchArchive {
  public:
   static constexpr std::int64_t kWindowBytes = 4 << 20;
 
-  /// Reads the directory of the zip.
+  /// Reads the directory of the zip. `advice` is that of its errors and its pickle's; a literal.
   /// Errors: kCorrupt (no such file of torch's, one of before torch 1.6, a directory that points
   ///         outside), kNotFound, kIo, kOverBudget.
-  static Result<TorchArchive> open(Governor governor, const std::filesystem::path& path);
+  static Result<TorchArchive> open(Governor governor, const std::filesystem::path& path,
+                                   const char* advice);
 
-  /// The pickle, as Pickle::read(); `options.name` is filled in. Errors: the same.
+  /// The pickle, as Pickle::read(); `options.name` and `advice` are filled in. Errors: the same.
   Result<Pickle> pickle(Governor governor, PickleOptions options);
 
   /// The elements of a tensor in order, each as it lies in its storage, until the next call.
@@ -78,6 +79,7 @@ class TorchArchive {
 
   File file_;
   std::string name_;
+  const char* advice_{""};
   std::int64_t file_bytes_{0};
   Lease lease_;
   Member pickle_{};               // bytes is 0 when there is none.

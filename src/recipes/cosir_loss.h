@@ -65,7 +65,8 @@ Encoded encode(const Model& model, const LossInput& in, const LossOptions& optio
 Loss compare(const Model& model, const LossInput& in, const Encoded& rows,
              const LossOptions& options);
 
-/// Both. Requires: B >= 2 (in-batch losses are undefined otherwise).
+/// Both, of the whole batch at once: what a step's tiles (cosir_step.h) come to. Requires: B >= 2
+/// (in-batch losses are undefined otherwise).
 Loss compute_loss(const Model& model, const LossInput& in, const LossOptions& options);
 
 /// Which of each row's nearest neighbours the Laplacian term looks at in this epoch: int64 [B].

@@ -106,24 +106,23 @@ Loss Stepper::grade(const LossInput& in, const std::vector<at::Tensor>& inputs,
     leaves.push_back(all.image);
   }
   // Without projections text and image are data: only what the conditions moved has a gradient.
-  for (std::size_t k = 0; k < leaves.size(); ++k) {
-    leaves[k].set_requires_grad(k == 0 || state_->model.shape.projections);
+  const std::size_t sloped = state_->model.shape.projections ? leaves.size() : 1;
+  std::vector<at::Tensor> asked;
+  for (std::size_t k = 0; k < sloped; ++k) {
+    asked.push_back(leaves[k].set_requires_grad(true));
   }
+  asked.insert(asked.end(), inputs.begin(), inputs.end());
   all.radius = polar(in.conditions).radius;
   Loss loss = compare(state_->model, in, all, loss_);
   if (!loss.total.requires_grad()) {
     return loss;
   }
-  std::vector<at::Tensor> asked;
-  std::copy_if(leaves.begin(), leaves.end(), std::back_inserter(asked),
-               [](const at::Tensor& leaf) { return leaf.requires_grad(); });
-  asked.insert(asked.end(), inputs.begin(), inputs.end());
   auto found = torch::autograd::grad({loss.total}, asked, {}, std::nullopt, false,
                                      /*allow_unused=*/true);
   std::vector<at::Tensor> slopes(leaves.size());  // Of the leaves; undefined where there is none.
-  const auto leaf_count = static_cast<std::ptrdiff_t>(asked.size() - inputs.size());
-  std::copy(found.begin(), found.begin() + leaf_count, slopes.begin());
-  gradients.assign(found.begin() + leaf_count, found.end());
+  const auto middle = found.begin() + static_cast<std::ptrdiff_t>(sloped);
+  std::copy(found.begin(), middle, slopes.begin());
+  gradients.assign(middle, found.end());
   found.clear();
   gradients[0] = gradients[0].defined() ? gradients[0].contiguous() : at::zeros_like(values);
   loss.total = loss.total.detach();

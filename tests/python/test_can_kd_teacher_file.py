@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Weights that --teacher-path takes: ours, and those the original saved with torch.save (read without
 running anything of the pickle) or that were made safetensors of, under the original's names."""
-import json
 import os
 import pathlib
 import random
@@ -9,6 +8,7 @@ import struct
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from test_can_kd import events, traffic, train  # noqa: F401  Fixtures.
 from test_cli import assert_refused, call, trains  # noqa: F401  Fixtures.
@@ -49,31 +49,10 @@ def original_name(name):
     return f"{LISTS[part]}.{3 * int(place)}.{rest}"
 
 
-def read(path):
-    with open(path, "rb") as file:
-        header = json.loads(file.read(struct.unpack("<Q", file.read(8))[0]))
-        data = file.read()
-    header.pop("__metadata__", None)
-    return {name: torch.frombuffer(bytearray(data[slice(*one["data_offsets"])]), dtype=torch.float32)
-            .reshape(one["shape"]) for name, one in header.items()}
-
-
-def write(path, tensors):
-    header, at = {}, 0
-    for name, one in tensors.items():
-        kind = {torch.float32: "F32", torch.int64: "I64"}[one.dtype]
-        size = one.numel() * one.element_size()
-        header[name] = {"dtype": kind, "shape": list(one.shape), "data_offsets": [at, at + size]}
-        at += size
-    text = json.dumps(header).encode()
-    path.write_bytes(struct.pack("<Q", len(text)) + text +
-                     b"".join(one.contiguous().numpy().tobytes() for one in tensors.values()))
-
-
 def as_original(path):
     """The state dict the original would have saved of this model."""
     state = {}
-    for name, one in read(path).items():
+    for name, one in load_file(path).items():
         theirs = original_name(name)
         state[theirs] = one.unsqueeze(0) if ".att_" in theirs else one
         if theirs.endswith("running_var"):
@@ -106,13 +85,13 @@ def student(train, tmp_path):
 def test_the_originals_weights_teach_the_bits_that_ours_do(teacher, student, tmp_path, stage, options):
     ours = teacher(stage, *options)
     state = as_original(ours)
-    assert not set(state) & set(read(ours)) - {n for n in state if n.startswith("convs.")}
+    assert not set(state) & set(load_file(ours)) - {n for n in state if n.startswith("convs.")}
     torch.save(state, tmp_path / "plain.pt")
     torch.save({"epoch": 3, "state_dict": {f"model.{k}": v for k, v in state.items()}},
                tmp_path / "checkpoint.pt")
     torch.save({k.replace("lin.weight", "lin_src.weight"): v for k, v in state.items()},
                tmp_path / "older.pt")
-    write(tmp_path / "names.safetensors", state)
+    save_file({k: v.clone() for k, v in state.items()}, tmp_path / "names.safetensors")
     folder = tmp_path / "folder"
     folder.mkdir()
     torch.save(state, folder / (ours.stem + ".pt"))
@@ -152,7 +131,7 @@ def test_a_teacher_larger_than_what_is_read_at_once(teacher, student, tmp_path):
     state["fc_layers.3.weight"] = torch.full((2, inner), 1e-4)
     assert state["fc_layers.0.weight"].numel() * 4 > read_at_once
     torch.save(state, tmp_path / "large.pt")
-    write(tmp_path / "large.safetensors", state)
+    save_file({k: v.clone() for k, v in state.items()}, tmp_path / "large.safetensors")
     assert student("run", "normal", tmp_path / "large.pt") == \
         student("same", "normal", tmp_path / "large.safetensors")
     damaged = bytearray((tmp_path / "large.pt").read_bytes())
@@ -176,22 +155,32 @@ def test_what_is_no_teacher_is_refused_and_nothing_of_it_is_run(teacher, call, t
 
     def refused(state, *texts, stage="normal"):
         torch.save(state, path)
-        assert_refused(call(*base, "--stage", stage, "--teacher-path", path), 1, "t.pt", *texts)
+        done = call(*base, "--stage", stage, "--teacher-path", path)
+        assert_refused(done, 1, "t.pt", *texts)
+        assert "CSV" not in done.err  # That is advice for saved graphs.
         assert not (tmp_path / "run/models").exists() or not any((tmp_path / "run/models").iterdir())
 
+    refused({"id_embedding.weight": good["id_embedding.weight"], "encoder_layers.0.att_src": torch.ones(1, 1, 4)},
+            "no tensor encoder.0.bias", stage="autoencoder")
     refused(good, "no autoencoder, which student_vgae learns from", stage="autoencoder")
     refused({**good, "id_embedding.weight": good["id_embedding.weight"][1:].clone()}, "a teacher of", "ids",
             "import the graphs that it was trained on")
     refused({k: v.half() for k, v in good.items()}, "is F16, not F32", "model.float()")
     refused({k: v for k, v in good.items() if k != "convs.1.bias"}, "convs.1.bias")
     refused({**good, "convs.0.lin.weight": torch.zeros(3, 3)}, "convs.0.lin.weight is of shape [3, 3]")
+    huge = torch.zeros(1).expand(1, 300, 2**30)  # A shape that only claims so.
+    refused({**good, "convs.0.att_src": huge}, "convs.0.att_src is of shape [300, 1073741824]")
+    refused({**good, "convs.0.att_src": torch.zeros(1, 300, 4)}, "more than 256 heads")
+    refused({f"x{k}": torch.zeros(1) for k in range(5000)}, "5000 tensors, where 4096 are the most")
     refused({}, "no tensors in it")
     refused([1, 2], "no state dict")
     refused({**good, "more": Malicious()}, "system")
     assert not pathlib.Path("this_was_run").exists()
     for text in (b"", b"PK", b"PK\x03\x04 nothing", b"not a file of weights at all"):
         path.write_bytes(text)
-        assert_refused(call(*base, "--stage", "normal", "--teacher-path", path), 1, "t.pt")
+        done = call(*base, "--stage", "normal", "--teacher-path", path)
+        assert_refused(done, 1, "t.pt")
+        assert "CSV" not in done.err
 
 
 def test_damage_anywhere_in_a_teachers_file_is_an_error_or_harmless(teacher, call, traffic, tmp_path):

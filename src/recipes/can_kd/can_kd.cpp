@@ -280,12 +280,15 @@ Result<TeacherOptions> Run::teacher_of(const Task& task) const {
   if (config_.use_teacher_cache) {
     options.cache = cache_file(task);
   }
+  const std::int64_t ids = data_->set().info().table_rows();
   if (config_.teacher_path.empty()) {
+    PLIMSOLL_TRY(options.shape, teacher_shape(governor_, config_, task, ids));
     options.weights = model_file(folder_.root(), {Role::kTeacher, task.stage});
     return options;
   }
   PLIMSOLL_TRY(options.weights, find_teacher_file(config_, task));
   PLIMSOLL_TRY(TeacherFile file, TeacherFile::open(governor_, options.weights));
+  PLIMSOLL_TRY(options.shape, file.shape(task, ids));
   if (!file.is_ours()) {
     std::error_code ignored;
     PLIMSOLL_TRY_VOID(
@@ -310,9 +313,7 @@ Result<void> Run::prepare(const Task& task) {
   }
   if (task.role == Role::kStudent && config_.use_kd) {
     PLIMSOLL_TRY(const TeacherOptions options, teacher_of(task));
-    PLIMSOLL_TRY(const TeacherShape shape,
-                 teacher_shape(governor_, config_, task, data_->set().info().table_rows()));
-    PLIMSOLL_TRY(bench_.teacher, Teacher::open(governor_, shape, data_->set(), options));
+    PLIMSOLL_TRY(bench_.teacher, Teacher::open(governor_, data_->set(), options));
     StateDigest digest;
     PLIMSOLL_TRY_VOID(add_file(digest, "teacher", options.weights));
     teacher_sha256_ = digest.hex();
@@ -335,13 +336,8 @@ Result<void> Run::admit() {
       std::min(config_.batch_size, static_cast<std::int64_t>(data_->train().size()));
   for (const Task& task : tasks_) {
     if (task.stage == Stage::kEvaluation) {
-      PLIMSOLL_TRY(const std::int64_t peak, rehearse_step(
-                                                governor_, config_.scoring_chunk, 0.0,
-                                                [&](std::int64_t chunk) {
-                                                  return rehearse_evaluation(config_, *data_,
-                                                                             folder_.root(), chunk);
-                                                },
-                                                1));
+      PLIMSOLL_TRY(const std::int64_t peak,
+                   rehearse_evaluation(governor_, config_, *data_, folder_.root()));
       most = std::max(most, peak);
     }
     if (!has_rehearsal(task)) {
@@ -637,13 +633,8 @@ Result<std::string> eval_can_kd(const CanKdSettings& settings) {
   Evaluated evaluated;
   const auto done = without_refusal([&]() -> Result<void> {
     PLIMSOLL_TRY(const auto data, Data::open(governor, config));
-    PLIMSOLL_TRY(const std::int64_t peak, rehearse_step(
-                                              governor, config.scoring_chunk, 0.0,
-                                              [&](std::int64_t chunk) {
-                                                return rehearse_evaluation(config, *data,
-                                                                           folder.root(), chunk);
-                                              },
-                                              1));
+    PLIMSOLL_TRY(const std::int64_t peak,
+                 rehearse_evaluation(governor, config, *data, folder.root()));
     PLIMSOLL_TRY_VOID(admit_tensors(governor, with_margin(peak), "evaluation"));
     PLIMSOLL_TRY(evaluated, evaluate(config, *data, folder.root(), /*write=*/false));
     return {};

@@ -18,6 +18,7 @@
 
 #include "base/check.h"
 #include "os/file.h"
+#include "recipes/admission.h"
 #include "recipes/can_kd/fusion.h"
 #include "recipes/can_kd/models.h"
 #include "recipes/can_kd/original_student.h"
@@ -151,24 +152,29 @@ Result<void> plot(const fs::path& run, const Detector& detector, const Scored& t
 
 }  // namespace
 
-Result<void> rehearse_evaluation(const CanKdConfig& config, const Data& data, const fs::path& run,
-                                 std::int64_t chunk) {
+Result<std::int64_t> rehearse_evaluation(const Governor& governor, const CanKdConfig& config,
+                                         const Data& data, const fs::path& run) {
   const c10::AutoGradMode off{false};
-  const auto answer = [&](const std::vector<Detector>& detectors) -> Result<void> {
-    for (const Detector& detector : detectors) {
-      for (const auto asked : {data.held_out(), data.set().split(GraphSplit::kTest)}) {
-        const auto largest = data.largest(asked, chunk);
-        PLIMSOLL_TRY_VOID(score_graphs(config, data, largest, detector));
-      }
-    }
-    return {};
-  };
-  for (const Role role : {Role::kTeacher, Role::kStudent}) {
-    PLIMSOLL_TRY(const auto ours, detectors_of(config, data, run, role));
-    PLIMSOLL_TRY_VOID(answer(ours));
-  }
-  PLIMSOLL_TRY(const auto published, original_detectors(config, data));
-  return answer(published);
+  return rehearse_step(
+      governor, config.scoring_chunk, 0.0,
+      [&](std::int64_t chunk) -> Result<void> {
+        const auto answer = [&](const std::vector<Detector>& detectors) -> Result<void> {
+          for (const Detector& detector : detectors) {
+            for (const auto asked : {data.held_out(), data.set().split(GraphSplit::kTest)}) {
+              const auto largest = data.largest(asked, chunk);
+              PLIMSOLL_TRY_VOID(score_graphs(config, data, largest, detector));
+            }
+          }
+          return {};
+        };
+        for (const Role role : {Role::kTeacher, Role::kStudent}) {
+          PLIMSOLL_TRY(const auto ours, detectors_of(config, data, run, role));
+          PLIMSOLL_TRY_VOID(answer(ours));
+        }
+        PLIMSOLL_TRY(const auto published, original_detectors(config, data));
+        return answer(published);
+      },
+      /*least_rows=*/1);
 }
 
 Result<Evaluated> evaluate(const CanKdConfig& config, const Data& data, const fs::path& run,

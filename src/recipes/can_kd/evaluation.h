@@ -13,6 +13,7 @@
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 
+#include "plimsoll/governor.h"
 #include "plimsoll/result.h"
 #include "recipes/can_kd/config.h"
 #include "recipes/can_kd/data.h"
@@ -28,10 +29,10 @@ struct Evaluated {
 };
 
 /// What evaluate() does, for its memory alone: reads the models that are in RUN/models so far and
-/// the published students that the options name, and lets each answer the `chunk` largest graphs.
-/// Errors: of their files, by name; a refusal is thrown, as by any tensor.
-Result<void> rehearse_evaluation(const CanKdConfig& config, const Data& data,
-                                 const std::filesystem::path& run, std::int64_t chunk);
+/// the published students that the options name, and lets each answer the scoring_chunk largest
+/// graphs. Returns the peak. Errors: of their files, by name; those of rehearse_step().
+Result<std::int64_t> rehearse_evaluation(const Governor& governor, const CanKdConfig& config,
+                                         const Data& data, const std::filesystem::path& run);
 
 /// Evaluates what is in RUN/models; with `write` leaves evaluation.json, evaluation.txt and
 /// plots/ in `run`. Errors: of the models' files; kCorrupt, kIo.

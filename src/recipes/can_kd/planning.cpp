@@ -48,9 +48,9 @@ Result<Rehearsal> prepare_rehearsal(const Governor& governor, const CanKdConfig&
     TeacherOptions options;
     options.released = config.offload_teacher_to_cpu;
     options.clear_cache_every_n = config.clear_cache_every_n;
-    PLIMSOLL_TRY(const TeacherShape shape,
+    PLIMSOLL_TRY(options.shape,
                  teacher_shape(governor, config, task, data.set().info().table_rows()));
-    PLIMSOLL_TRY(rehearsal.teacher, Teacher::open(governor, shape, data.set(), options));
+    PLIMSOLL_TRY(rehearsal.teacher, Teacher::open(governor, data.set(), options));
   }
   PLIMSOLL_TRY(
       rehearsal.work,

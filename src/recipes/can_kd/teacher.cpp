@@ -75,15 +75,14 @@ std::vector<NamedTensor> teacher_tensors(const TeacherShape& shape) {
   return make_model(shape)->tensors();
 }
 
-Result<std::unique_ptr<Teacher>> Teacher::open(const Governor& governor, const TeacherShape& shape,
-                                               const GraphSet& set, const TeacherOptions& options) {
+Result<std::unique_ptr<Teacher>> Teacher::open(const Governor& governor, const GraphSet& set,
+                                               const TeacherOptions& options) {
   std::unique_ptr<Teacher> teacher(new Teacher);
   teacher->options_ = options;
   teacher->set_ = &set;
-  const auto* autoencoder = std::get_if<VgaeShape>(&shape);
+  const auto* autoencoder = std::get_if<VgaeShape>(&options.shape);
   teacher->by_node_ = autoencoder != nullptr;
   teacher->width_ = autoencoder != nullptr ? autoencoder->latent() + kContinuous : kClasses;
-  teacher->make_ = [shape] { return make_model(shape); };
   PLIMSOLL_TRY_VOID(teacher->load());
   teacher->parameters_ = parameter_count(teacher->model_->tensors());
   if (options.cache.empty()) {
@@ -114,7 +113,7 @@ Result<void> Teacher::load() {
   if (!options_.weights.empty()) {
     unset.emplace(UndrawnWeights::Kind::kUnset);
   }
-  auto made = make_();
+  auto made = make_model(options_.shape);
   if (!options_.weights.empty()) {
     PLIMSOLL_TRY_VOID(load_tensors(options_.weights, made->tensors()));
   }

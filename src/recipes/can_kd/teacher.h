@@ -45,6 +45,7 @@ class TeacherModel {
 };
 
 struct TeacherOptions {
+  TeacherShape shape{};
   std::filesystem::path weights{};  ///< A finished model's file; empty: untrained, to rehearse.
   std::filesystem::path cache{};    ///< File of answers, made anew; empty: none.
   bool released{false};             ///< Weights are read for each step and let go after it.
@@ -62,8 +63,8 @@ class Teacher {
  public:
   /// Reads the weights once, to see that they fit. Errors: kNotFound, kCorrupt, kInvalidArgument
   /// (naming the tensor); kIo; kOverBudget when the cache does not fit the disk limit.
-  static Result<std::unique_ptr<Teacher>> open(const Governor& governor, const TeacherShape& shape,
-                                               const GraphSet& set, const TeacherOptions& options);
+  static Result<std::unique_ptr<Teacher>> open(const Governor& governor, const GraphSet& set,
+                                               const TeacherOptions& options);
 
   /// What the teacher says of this batch: see TeacherModel::answers(). No gradient.
   Result<at::Tensor> answers(const GraphTensors& batch, const Adjacency& adjacency);
@@ -90,7 +91,6 @@ class Teacher {
                         const std::function<Result<void>(std::int64_t, std::int64_t, std::int64_t,
                                                          std::int64_t)>& work) const;
 
-  std::function<std::unique_ptr<TeacherModel>()> make_;
   std::unique_ptr<TeacherModel> model_;
   TeacherOptions options_;
   const GraphSet* set_{nullptr};

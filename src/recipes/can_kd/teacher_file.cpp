@@ -24,6 +24,18 @@ namespace {
 
 namespace fs = std::filesystem;
 
+constexpr const char* kAdvice =
+    "give --teacher-path weights of GATWithJK or GraphAutoencoderNeighborhood, or a finished "
+    "can-kd "
+    "run";
+
+// More than any model of these kinds has; so that no file's claim is too large to count with.
+constexpr std::size_t kTensorsMost = 4096;
+constexpr std::size_t kNameMost = 256;
+constexpr std::int64_t kWidthMost = 65536;
+constexpr std::int64_t kHeadsMost = 256;
+constexpr std::int64_t kLayersMost = 64;
+
 // Where checkpoints keep the state dict, and what wrappers put before its names.
 constexpr std::array<std::string_view, 3> kWithin{"state_dict", "model_state_dict", "model"};
 constexpr std::array<std::string_view, 4> kWrappers{"module.", "model.", "_orig_mod.",
@@ -169,9 +181,7 @@ Result<TeacherShape> teacher_shape(const Governor& governor, const CanKdConfig& 
 }
 
 tl::unexpected<Error> TeacherFile::bad(const std::string& what) const {
-  return fail(ErrorCode::kInvalidArgument, fmt::format("{}: {}", path_.string(), what),
-              "give --teacher-path weights of GATWithJK or GraphAutoencoderNeighborhood, or a "
-              "finished can-kd run");
+  return fail(ErrorCode::kInvalidArgument, fmt::format("{}: {}", path_.string(), what), kAdvice);
 }
 
 Result<TeacherFile> TeacherFile::open(const Governor& governor, const fs::path& path) {
@@ -192,10 +202,11 @@ Result<TeacherFile> TeacherFile::open(const Governor& governor, const fs::path& 
 }
 
 Result<void> TeacherFile::read_archive(const Governor& governor) {
-  PLIMSOLL_TRY(archive_, TorchArchive::open(governor, path_));
+  PLIMSOLL_TRY(archive_, TorchArchive::open(governor, path_, kAdvice));
   PLIMSOLL_TRY(
       const Pickle pickle,
-      archive_->pickle(governor, {.name = {}, .is_record = {}, .on_record = {}, .step = {}}));
+      archive_->pickle(governor,
+                       {.name = {}, .advice = {}, .is_record = {}, .on_record = {}, .step = {}}));
   const PickleValue* state = &pickle.value();
   for (const std::string_view key : kWithin) {
     const PickleValue* inside = state->kind == PickleKind::kDict ? state->find(key) : nullptr;
@@ -218,8 +229,7 @@ Result<void> TeacherFile::read_archive(const Governor& governor) {
                        .shape = {tensor.shape.begin(), tensor.shape.begin() + tensor.dims},
                        .tensor = tensor});
   }
-  name_entries(std::move(entries));
-  return {};
+  return name_entries(std::move(entries));
 }
 
 Result<void> TeacherFile::read_safetensors() {
@@ -230,12 +240,17 @@ Result<void> TeacherFile::read_safetensors() {
   }
   ours_ = std::any_of(entries.begin(), entries.end(),
                       [](const Entry& entry) { return entry.saved_as == "embedding"; });
-  name_entries(std::move(entries));
-  return {};
+  return name_entries(std::move(entries));
 }
 
-void TeacherFile::name_entries(std::vector<Entry> entries) {
+Result<void> TeacherFile::name_entries(std::vector<Entry> entries) {
+  if (entries.size() > kTensorsMost) {
+    return bad(fmt::format("{} tensors, where {} are the most", entries.size(), kTensorsMost));
+  }
   for (Entry& entry : entries) {
+    if (entry.saved_as.size() > kNameMost) {
+      continue;  // Nobody's.
+    }
     std::string name = ours_ ? entry.saved_as : our_name(entry.saved_as);
     if (!ours_ && name.find(".att_") != std::string::npos && entry.shape.size() == 3 &&
         entry.shape[0] == 1) {
@@ -243,6 +258,7 @@ void TeacherFile::name_entries(std::vector<Entry> entries) {
     }
     entries_.emplace(std::move(name), std::move(entry));
   }
+  return {};
 }
 
 const TeacherFile::Sizes* TeacherFile::sizes(const std::string& name) const {
@@ -257,19 +273,22 @@ Result<TeacherFile::Sizes> TeacherFile::sizes(const std::string& name, std::size
   }
   const Entry& entry = found->second;
   if (entry.shape.size() != dims ||
-      std::any_of(entry.shape.begin(), entry.shape.end(), [](auto size) { return size < 1; })) {
+      std::any_of(entry.shape.begin(), entry.shape.end(),
+                  [](auto size) { return size < 1 || size > kWidthMost; })) {
     return bad(fmt::format("{} is of shape [{}]", entry.saved_as, fmt::join(entry.shape, ", ")));
   }
   return entry.shape;
 }
 
-Result<GatShape> TeacherFile::classifier(const Sizes& table) const {
+Result<GatShape> TeacherFile::classifier() const {
   GatShape shape;
-  shape.ids = table[0];
-  shape.embedding = table[1];
   PLIMSOLL_TRY(const Sizes attention, sizes("convs.0.att_source", 2));
   shape.heads = attention[0];
   shape.hidden = attention[1];
+  if (shape.heads > kHeadsMost ||
+      sizes(fmt::format("convs.{}.att_source", kLayersMost)) != nullptr) {
+    return bad(fmt::format("more than {} heads or {} layers", kHeadsMost, kLayersMost));
+  }
   while (sizes(fmt::format("convs.{}.att_source", shape.layers)) != nullptr) {
     shape.layers += 1;
   }
@@ -283,16 +302,17 @@ Result<GatShape> TeacherFile::classifier(const Sizes& table) const {
   return shape;
 }
 
-Result<VgaeShape> TeacherFile::autoencoder(const Sizes& table) const {
+Result<VgaeShape> TeacherFile::autoencoder() const {
   VgaeShape shape;
-  shape.ids = table[0];
-  shape.embedding = table[1];
   PLIMSOLL_TRY(const Sizes attention, sizes("encoder.0.att_source", 2));
   shape.heads = attention[0];
-  for (std::size_t l = 0; sizes(fmt::format("encoder.{}.bias", l)) != nullptr; ++l) {
-    PLIMSOLL_TRY(const Sizes width, sizes(fmt::format("encoder.{}.bias", l), 1));
-    shape.hidden.push_back(width[0]);
+  if (shape.heads > kHeadsMost) {
+    return bad(fmt::format("more than {} heads", kHeadsMost));
   }
+  do {
+    PLIMSOLL_TRY(const Sizes width, sizes(fmt::format("encoder.{}.bias", shape.hidden.size()), 1));
+    shape.hidden.push_back(width[0]);
+  } while (sizes(fmt::format("encoder.{}.bias", shape.hidden.size())) != nullptr);
   PLIMSOLL_TRY(const Sizes latent, sizes("mean.weight", 2));
   shape.hidden.push_back(latent[0]);
   return shape;
@@ -304,20 +324,29 @@ Result<TeacherShape> TeacherFile::shape(const Task& task, std::int64_t ids) cons
     return bad(fmt::format("no {}, which {} learns from",
                            wants_autoencoder ? "autoencoder" : "classifier", task.name()));
   }
-  PLIMSOLL_TRY(const Sizes table, sizes("embedding", 2));
-  if (table[0] != ids) {
+  const Sizes* table = sizes("embedding");
+  if (table == nullptr || table->size() != 2 || table->back() < 1 || table->back() > kWidthMost) {
+    return bad("no table of ids");
+  }
+  if (table->front() != ids) {
     return fail(ErrorCode::kInvalidArgument,
                 fmt::format("{}: a teacher of {} ids (the unknown one is one of them), but the set "
                             "has {}",
-                            path_.string(), table[0], ids),
+                            path_.string(), table->front(), ids),
                 "import the graphs that it was trained on");
   }
   TeacherShape found;
   if (wants_autoencoder) {
-    PLIMSOLL_TRY(found, autoencoder(table));
+    PLIMSOLL_TRY(found, autoencoder());
   } else {
-    PLIMSOLL_TRY(found, classifier(table));
+    PLIMSOLL_TRY(found, classifier());
   }
+  std::visit(
+      [&](auto& shape) {
+        shape.ids = ids;
+        shape.embedding = table->back();
+      },
+      found);
   for (const NamedTensor& needed : teacher_tensors(found)) {
     const auto entry = entries_.find(needed.name);
     if (entry == entries_.end()) {

@@ -10,8 +10,8 @@
 // Reading order: shapes.h, teacher.h, data/torch_archive.h, this file.
 //
 // Threads: single-owner.
-// Memory:  names and shapes; of a file of torch.save a window and its pickle, leased; a tensor at a
-//          time while a copy is written.
+// Memory:  at most 4,096 names of 256 bytes and shapes; of a file of torch.save a window and its
+//          pickle, leased; a tensor at a time while a copy is written.
 #pragma once
 
 #include <cstdint>
@@ -69,12 +69,12 @@ class TeacherFile {
   TeacherFile() = default;
   Result<void> read_archive(const Governor& governor);
   Result<void> read_safetensors();
-  void name_entries(std::vector<Entry> entries);
+  Result<void> name_entries(std::vector<Entry> entries);
   [[nodiscard]] const Sizes* sizes(const std::string& name) const;
   /// Of a tensor of so many dimensions.
   [[nodiscard]] Result<Sizes> sizes(const std::string& name, std::size_t dims) const;
-  [[nodiscard]] Result<GatShape> classifier(const Sizes& table) const;
-  [[nodiscard]] Result<VgaeShape> autoencoder(const Sizes& table) const;
+  [[nodiscard]] Result<GatShape> classifier() const;
+  [[nodiscard]] Result<VgaeShape> autoencoder() const;
   [[nodiscard]] tl::unexpected<Error> bad(const std::string& what) const;
 
   std::filesystem::path path_;
