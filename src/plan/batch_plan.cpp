@@ -388,8 +388,12 @@ class Planner {
   [[nodiscard]] Error refusal() const {
     const auto predicted = regions_.predict(size_of(options_.least_rows));
     // Without a prediction only this is known: what there is was not enough.
-    std::int64_t needed = 2 * options_.available_bytes + kMiB;
     std::int64_t room = options_.available_bytes;
+    std::int64_t needed = 2 * room;
+    if (!predicted && options_.estimate_least) {
+      needed = options_.estimate_least().value_or(needed);
+    }
+    needed = std::max(needed, room + kMiB);
     if (predicted) {
       needed = options_.leased_bytes(predicted->bound_bytes);
       if (options_.room_for) {

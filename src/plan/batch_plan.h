@@ -115,6 +115,8 @@ struct PlanOptions {
   /// What is left for tensors at a size, where more than tensors grows with it; 0: the size does
   /// not fit. Asked only of sizes whose tensors fit into available_bytes.
   std::function<Result<std::int64_t>(std::int64_t)> room_for{};
+  /// What least_rows need, for when not even they can be traced. Default: twice what there is.
+  std::function<Result<std::int64_t>()> estimate_least{};
   /// The largest step of so many rows. Default: rows alone.
   std::function<StepSize(std::int64_t)> size_of{};
 };

@@ -8,12 +8,16 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <memory>
+#include <span>
 #include <vector>
 
 #include "base/check.h"
+#include "plan/batch_plan.h"
 #include "plan/step_peak.h"
 #include "plimsoll/bytes.h"
 #include "plimsoll/torch.h"
+#include "torch/arena_pages.h"
 #include "torch/step_tracer.h"
 
 namespace plimsoll {
@@ -46,9 +50,21 @@ Error refused(const Governor& governor, std::int64_t needed, const std::string& 
 
 }  // namespace
 
-Error refused_anew(const Governor& governor, const std::string& what, std::int64_t known_bytes) {
+Error with_limit(Error error, std::int64_t limit_bytes) {
+  std::string text = error.detail != nullptr ? *error.detail : error.to_string();
+  for (const char* named : {"; a limit of ", ": the smallest limit that would do"}) {
+    text.resize(std::min(text.size(), text.find(named)));
+  }
+  error.smallest_limit_bytes = smallest_limit(limit_bytes, 0, 0);
+  error.detail = std::make_shared<const std::string>(
+      fmt::format("{}; a limit of {} MiB would do", text, error.smallest_limit_bytes >> 20));
+  error.advice = kAdmissionAdvice;
+  return error;
+}
+
+Error refused_bytes(const Governor& governor, const std::string& what, std::int64_t needed_bytes) {
   const std::int64_t left = left_for_tensors(governor.state());
-  return refused(governor, with_margin(left + std::max(left, known_bytes)) + kLeastStep, what);
+  return refused(governor, std::max(needed_bytes, left + kLeastStep), what);
 }
 
 Result<void> without_refusal(const std::function<Result<void>()>& work) {
@@ -66,38 +82,114 @@ std::int64_t with_margin(std::int64_t peak_bytes) noexcept {
   return peak_bytes + peak_bytes / 16;
 }
 
-Result<std::int64_t> rehearse_step(const Governor& governor, std::int64_t rows, double pair_bytes,
-                                   const std::function<Result<void>(std::int64_t)>& step,
-                                   std::int64_t least_rows, std::int64_t known_bytes) {
+namespace {
+
+// Smaller steps, as many as fit: their traces, and their peaks for when the traces say nothing.
+class SmallerSteps {
+ public:
+  SmallerSteps(const StepHints& hints, const DoStep& step) : hints_(hints), step_(step) {}
+
+  // Errors: of the step, but for refusals, which end the ascent.
+  Result<void> climb(std::int64_t rows) {
+    std::int64_t last = 0;
+    for (const std::int64_t parts : {64, 48, 32, 24, 16, 12, 8, 6, 4, 3, 2}) {
+      const std::int64_t smaller = rows / parts;
+      if (smaller < hints_.least_rows || smaller <= last) {
+        continue;
+      }
+      last = smaller;
+      const Result<void> done = look_at(smaller);
+      if (!done && done.error().code == ErrorCode::kOverBudget) {
+        break;
+      }
+      PLIMSOLL_TRY_VOID(done);
+    }
+    TensorArena::purge();
+    return {};
+  }
+
+  // One size says nothing of others.
+  [[nodiscard]] bool tells() const noexcept { return peaks_.size() >= 2; }
+
+  [[nodiscard]] Result<std::int64_t> need(std::int64_t rows) const {
+    const auto replayed = regions_.predict(size_of(rows));
+    if (replayed) {
+      return std::max(arena_leased_bytes(replayed->bound_bytes),
+                      with_margin(arena_leased_bytes(replayed->peak.bytes)));
+    }
+    const std::size_t used = std::min<std::size_t>(3, peaks_.size());  // The largest say most.
+    PLIMSOLL_TRY(const StepPeak curve,
+                 fit_step_peak(std::span(peaks_).last(used), hints_.pair_bytes));
+    const std::int64_t fitted = curve.bytes_at(rows);
+    // Small steps hide below other peaks: a sixteenth of the way from the largest of them more.
+    return with_margin(fitted) + std::max<std::int64_t>(0, fitted - peaks_.back().peak_bytes) / 16 +
+           kFitSlack;
+  }
+
+ private:
+  [[nodiscard]] StepSize size_of(std::int64_t rows) const {
+    return hints_.size_of ? hints_.size_of(rows) : StepSize{rows, 0, 0};
+  }
+
+  Result<void> look_at(std::int64_t rows) {
+    // Done once before it is traced: the first one of all makes what they all use.
+    PLIMSOLL_TRY(const std::int64_t peak, measure_peak([&] { return step_(rows); }));
+    peaks_.push_back({rows, peak});
+    auto traced = trace_step(size_of(rows), [&] { return step_(rows); });
+    if (traced) {
+      return regions_.add(std::move(*traced));
+    }
+    // Too many events, or a trace that runs already: the peak is known all the same.
+    return traced.error().code == ErrorCode::kInvalidArgument
+               ? Result<void>{}
+               : tl::unexpected(std::move(traced).error());
+  }
+
+  const StepHints& hints_;
+  const DoStep& step_;
+  StepRegions regions_{&arena_block_bytes};
+  std::vector<StepSample> peaks_;
+};
+
+}  // namespace
+
+Result<std::int64_t> rehearse_step(const Governor& governor, std::int64_t rows,
+                                   const StepHints& hints, const DoStep& step) {
   auto peak = measure_peak([&] { return step(rows); });
   if (peak || peak.error().code != ErrorCode::kOverBudget) {
     return peak;
   }
-  std::vector<StepSample> samples;
-  for (const std::int64_t part : {64, 32, 16, 8, 4, 2}) {
-    const std::int64_t smaller = rows / part;
-    if (smaller < least_rows || (!samples.empty() && samples.back().rows == smaller)) {
-      continue;
-    }
-    auto measured = measure_peak([&] { return step(smaller); });
-    if (!measured) {
-      break;
-    }
-    samples.push_back({smaller, *measured});
-    if (samples.size() > 3) {  // The largest three say most about the real size.
-      samples.erase(samples.begin());
-    }
+  SmallerSteps smaller(hints, step);
+  PLIMSOLL_TRY_VOID(smaller.climb(rows));
+  std::int64_t needed = 2 * left_for_tensors(governor.state());
+  if (smaller.tells()) {
+    PLIMSOLL_TRY(needed, smaller.need(rows));
+  } else if (hints.estimate) {
+    PLIMSOLL_TRY(needed, hints.estimate(rows));
   }
-  TensorArena::purge();
-  if (samples.empty()) {
-    return tl::unexpected(
-        refused_anew(governor, fmt::format("a step of {} rows", least_rows), known_bytes));
+  return tl::unexpected(refused_bytes(governor, fmt::format("a step of {} rows", rows), needed));
+}
+
+Result<std::int64_t> Refusals::note(Result<std::int64_t> result, std::int64_t otherwise) {
+  if (result || result.error().code != ErrorCode::kOverBudget) {
+    return result;
   }
-  PLIMSOLL_TRY(const StepPeak curve, fit_step_peak(samples, pair_bytes));
-  // The step itself was refused, so it needs more than what is left, whatever the curve says.
-  const std::int64_t needed = std::max(with_margin(curve.bytes_at(rows)) + kFitSlack,
-                                       left_for_tensors(governor.state()) + kLeastStep);
-  return tl::unexpected(refused(governor, needed, fmt::format("a step of {} rows", rows)));
+  if (!worst_ || worst_->smallest_limit_bytes < result.error().smallest_limit_bytes) {
+    worst_ = std::move(result).error();
+  }
+  return otherwise;
+}
+
+Result<void> Refusals::note(const Result<void>& result) {
+  if (result) {
+    return {};
+  }
+  const auto noted = note(Result<std::int64_t>(tl::unexpected(result.error())));
+  return noted ? Result<void>{} : result;
+}
+
+Result<void> Refusals::outcome() const {
+  return worst_ ? tl::unexpected(*worst_) : Result<void>{};
 }
 
 Result<void> admit_tensors(Governor& governor, std::int64_t floor_bytes, const std::string& what) {

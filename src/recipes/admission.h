@@ -2,15 +2,17 @@
 //
 // Admission of a training step: rehearse it for real, then ask for what it needed.
 //
-// Reading order: plan/step_peak.h, this file, cosir.cpp or can_kd/can_kd.cpp.
+// Reading order: plan/batch_plan.h, plan/step_peak.h, this file, cosir.cpp or can_kd/can_kd.cpp.
 //
 // Threads: the thread that trains.   Memory: that of the rehearsed step.
 #pragma once
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 
+#include "plan/step_trace.h"
 #include "plimsoll/governor.h"
 #include "plimsoll/result.h"
 
@@ -31,19 +33,46 @@ Result<std::int64_t> measure_peak(const std::function<Result<void>()>& work);
 /// What a phase of the run needs, with room for what sizes rounded to pages may add: a sixteenth.
 [[nodiscard]] std::int64_t with_margin(std::int64_t peak_bytes) noexcept;
 
-/// Rehearses a step of `rows` rows through `step(rows)` and returns its peak. When it is refused,
-/// rehearses smaller ones, fits their peaks, and says what the real one would need. `pair_bytes` is
-/// what the step is known to hold per pair of rows; no fewer than `least_rows` make a step;
-/// `known_bytes` is what it surely holds whatever its rows (the model), for when not even that
-/// fits. Errors: kOverBudget naming the smallest limit that would do and the options to change.
-Result<std::int64_t> rehearse_step(const Governor& governor, std::int64_t rows, double pair_bytes,
-                                   const std::function<Result<void>(std::int64_t)>& step,
-                                   std::int64_t least_rows = 2, std::int64_t known_bytes = 0);
+/// What is known of a step before it is rehearsed, for when it does not fit.
+struct StepHints {
+  double pair_bytes{0.0};      ///< What it holds per pair of rows.
+  std::int64_t least_rows{2};  ///< Fewer make no step.
+  /// The size of a step of so many rows. None: rows alone.
+  std::function<StepSize(std::int64_t)> size_of{};
+  /// Bytes that a step of so many rows needs at most, for when fewer than two sizes of it fit.
+  /// None: twice what is left.
+  std::function<Result<std::int64_t>(std::int64_t)> estimate{};
+};
 
-/// The refusal of something whose need is not known, only that it is above what is left, and what
-/// of it is known: names a limit that leaves twice as much, or what is known and as much again as
-/// is left now.
-Error refused_anew(const Governor& governor, const std::string& what, std::int64_t known_bytes);
+/// Does one whole step of so many rows.
+using DoStep = std::function<Result<void>(std::int64_t)>;
+
+/// Rehearses a step of `rows` rows and returns its peak. When it is refused, traces smaller ones,
+/// replays them at the real size (plan/batch_plan.h), and says what that would need.
+/// Errors: kOverBudget naming a limit that will do and the options to change.
+Result<std::int64_t> rehearse_step(const Governor& governor, std::int64_t rows,
+                                   const StepHints& hints, const DoStep& step);
+
+/// The same refusal with another limit named as the one that would do.
+Error with_limit(Error error, std::int64_t limit_bytes);
+
+/// The refusal of `what`, which needs about `needed_bytes` of tensors, and more than what is left.
+Error refused_bytes(const Governor& governor, const std::string& what, std::int64_t needed_bytes);
+
+/// Several things that are admitted together: goes on after a refusal, so that the one limit which
+/// is named at the end does for all of them.
+class Refusals {
+ public:
+  /// The value of `result`, or `otherwise` after a refusal, which is remembered.
+  /// Errors: those of `result` other than kOverBudget.
+  Result<std::int64_t> note(Result<std::int64_t> result, std::int64_t otherwise = 0);
+  Result<void> note(const Result<void>& result);
+  /// Errors: the refusal that names the largest limit.
+  Result<void> outcome() const;
+
+ private:
+  std::optional<Error> worst_;
+};
 
 /// Promises the tensors' pool at least `floor_bytes` in all.
 /// Errors: kOverBudget as rehearse_step(), `what` naming the phase: "a step of 2048 rows".

@@ -36,6 +36,7 @@
 #include "recipes/limit_requests.h"
 #include "recipes/run_loop.h"
 #include "recipes/settle.h"
+#include "torch/step_tracer.h"
 
 namespace plimsoll {
 namespace {
@@ -143,17 +144,19 @@ Result<void> Run::open() {
 Result<void> Run::admit() {
   const LoaderState start = at().loader;
   std::int64_t peak = 0;
+  Refusals refusals;
   PLIMSOLL_TRY_VOID(data_->loader().seek(start));
   if (start.epoch < epochs()) {
     auto batch = std::make_shared<Batch>();
     PLIMSOLL_TRY_VOID(data_->loader().next(*batch));
     const auto rehearse = [&](bool second) -> Result<void> {
-      PLIMSOLL_TRY(const std::int64_t here,
-                   rehearse_step(governor_, batch->rows(), kPairBytes, [&](std::int64_t rows) {
-                     auto made =
-                         second ? stepper_->phase2(batch, rows) : stepper_->phase1(batch, rows);
-                     return made ? Result<void>{} : tl::unexpected(made.error());
-                   }));
+      PLIMSOLL_TRY(
+          const std::int64_t here,
+          refusals.note(rehearse_step(
+              governor_, batch->rows(), {.pair_bytes = kPairBytes}, [&](std::int64_t rows) {
+                auto made = second ? stepper_->phase2(batch, rows) : stepper_->phase1(batch, rows);
+                return made ? Result<void>{} : tl::unexpected(made.error());
+              })));
       peak = std::max(peak, here);
       return {};
     };
@@ -167,16 +170,23 @@ Result<void> Run::admit() {
     }
   }
   PLIMSOLL_TRY_VOID(data_->loader().seek(start));
-  PLIMSOLL_TRY_VOID(admit_tensors(governor_, with_margin(peak),
-                                  fmt::format("a step of {} rows", config_.batch_size)));
+  PLIMSOLL_TRY_VOID(refusals.note(admit_tensors(
+      governor_, with_margin(peak), fmt::format("a step of {} rows", config_.batch_size))));
   if (at().eval_peak == 0) {
-    PLIMSOLL_TRY(at().eval_peak, measure_peak([&]() -> Result<void> {
-                   PLIMSOLL_TRY(const auto before, evaluate_now("before training", kFinalAngles));
-                   at().recall_before = before.to_json();
-                   return {};
-                 }));
+    auto measured = measure_peak([&]() -> Result<void> {
+      PLIMSOLL_TRY(const auto before, evaluate_now("before training", kFinalAngles));
+      at().recall_before = before.to_json();
+      return {};
+    });
+    if (!measured && measured.error().code == ErrorCode::kOverBudget) {
+      measured = tl::unexpected(
+          refused_bytes(governor_, "an evaluation", 2 * left_for_tensors(governor_.state())));
+    }
+    PLIMSOLL_TRY(at().eval_peak, refusals.note(std::move(measured)));
   }
-  PLIMSOLL_TRY_VOID(admit_tensors(governor_, with_margin(at().eval_peak), "an evaluation"));
+  PLIMSOLL_TRY_VOID(
+      refusals.note(admit_tensors(governor_, with_margin(at().eval_peak), "an evaluation")));
+  PLIMSOLL_TRY_VOID(refusals.outcome());
   const std::string table = admitted_table(governor_, peak, config_.batch_size);
   report_->text(table);
   return report_->event("admitted", {{"step_peak_bytes", peak},

@@ -8,7 +8,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <memory>
+#include <utility>
 
 #include "base/check.h"
 #include "plan/step_peak.h"
@@ -47,15 +47,7 @@ Error refused_before_start(const CosirConfig& config, std::int64_t baseline_byte
   const std::int64_t limit = std::max(
       smallest_limit(error.limit_bytes, 0, kLeastStep),
       smallest_limit(baseline_bytes + config.foreign_bytes + free + kBaselineVaries, 0, 0));
-  std::string text = error.detail != nullptr ? *error.detail : error.to_string();
-  if (const auto named = text.find("; a limit of "); named != std::string::npos) {
-    text.resize(named);
-  }
-  error.detail = std::make_shared<const std::string>(
-      fmt::format("{}; a limit of {} MiB would do", text, limit >> 20));
-  error.advice = kAdmissionAdvice;
-  error.smallest_limit_bytes = limit;
-  return error;
+  return with_limit(std::move(error), limit);
 }
 
 std::string admitted_table(const Governor& governor, std::int64_t step_peak,

@@ -4,6 +4,7 @@
 // is room; the rehearsal's measurement covers the step it stands for.
 // Method: all free bytes of the governor are leased away while a step is tried.
 #include "recipes/cosir_step.h"
+#include "torch/step_tracer.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
@@ -226,22 +227,54 @@ TEST_F(CosirStepTest, GradientCachingNeedsLessMemoryAndARefusalChangesNothing) {
 
 TEST_F(CosirStepTest, RehearsalsOfSmallerStepsFitTheirWayToTheRealOne) {
   const std::int64_t real =
-      rehearse_step(governor_, batch_->rows(), kPairBytes, [&](std::int64_t rows) -> Result<void> {
-        auto made = stepper_->phase1(batch_, rows);
-        return made ? Result<void>{} : tl::unexpected(made.error());
-      }).or_throw();
+      rehearse_step(governor_, batch_->rows(), {.pair_bytes = kPairBytes},
+                    [&](std::int64_t rows) -> Result<void> {
+                      auto made = stepper_->phase1(batch_, rows);
+                      return made ? Result<void>{} : tl::unexpected(made.error());
+                    })
+          .or_throw();
   // The real size is refused by hand; the smaller ones run.
   const auto refused =
-      rehearse_step(governor_, batch_->rows(), kPairBytes, [&](std::int64_t rows) -> Result<void> {
-        if (rows == batch_->rows()) {
-          return fail(ErrorCode::kOverBudget, "refused for the test");
-        }
-        auto made = stepper_->phase1(batch_, rows);
-        return made ? Result<void>{} : tl::unexpected(made.error());
-      });
+      rehearse_step(governor_, batch_->rows(), {.pair_bytes = kPairBytes},
+                    [&](std::int64_t rows) -> Result<void> {
+                      if (rows == batch_->rows()) {
+                        return fail(ErrorCode::kOverBudget, "refused for the test");
+                      }
+                      auto made = stepper_->phase1(batch_, rows);
+                      return made ? Result<void>{} : tl::unexpected(made.error());
+                    });
   ASSERT_FALSE(refused.has_value());
   EXPECT_GE(refused.error().requested_bytes, real);
   EXPECT_GT(refused.error().smallest_limit_bytes, 0);
+}
+
+TEST_F(CosirStepTest, AStepOfWhichNothingFitsIsEstimatedOrNeedsTwiceWhatIsLeft) {
+  const auto none = [](std::int64_t) -> Result<void> {
+    return fail(ErrorCode::kOverBudget, "refused for the test");
+  };
+  const std::int64_t left = left_for_tensors(governor_.state());
+  EXPECT_EQ(rehearse_step(governor_, 64, {}, none).error().requested_bytes, 2 * left);
+
+  const StepHints known{
+      .estimate = [&](std::int64_t rows) -> Result<std::int64_t> { return 3 * left + rows; }};
+  EXPECT_EQ(rehearse_step(governor_, 64, known, none).error().requested_bytes, 3 * left + 64);
+
+  const StepHints little{.estimate = [](std::int64_t) -> Result<std::int64_t> { return 1; }};
+  EXPECT_GT(rehearse_step(governor_, 64, little, none).error().requested_bytes, left);
+}
+
+TEST_F(CosirStepTest, OfSeveralRefusalsTheOneThatNamesTheLargestLimitIsTold) {
+  Refusals refusals;
+  EXPECT_EQ(refusals.note(Result<std::int64_t>(7)).or_throw(), 7);
+  EXPECT_TRUE(refusals.outcome().has_value());
+  for (const std::int64_t needed :
+       {std::int64_t{1} << 30, std::int64_t{3} << 30, std::int64_t{2} << 30}) {
+    const Result<std::int64_t> refused = tl::unexpected(refused_bytes(governor_, "a step", needed));
+    EXPECT_EQ(refusals.note(refused, 5).or_throw(), 5);
+  }
+  EXPECT_EQ(refusals.outcome().error().requested_bytes, std::int64_t{3} << 30);
+  EXPECT_EQ(refusals.note(Result<std::int64_t>(fail(ErrorCode::kCorrupt, "bad"))).error().code,
+            ErrorCode::kCorrupt);
 }
 
 }  // namespace

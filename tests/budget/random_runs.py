@@ -42,11 +42,13 @@ def drawn(seed: int, index: int) -> dict:
 
 def drawn_graphs(dice: random.Random) -> dict:
     heads = dice.choice([1, 4, 8])
+    preset = dice.choice(["small", "small", "large", "original"])
     return {
         "recipe": "can-kd",
-        "data": f"windows-{dice.choice(WINDOWS)}",
+        # An epoch of the original's sizes over the larger set takes minutes.
+        "data": f"windows-{WINDOWS[0] if preset == 'original' else dice.choice(WINDOWS)}",
         "batch_size": dice.choice(["auto", 16, 64, 256, 1024, 4096]),
-        "preset": dice.choice(["small", "small", "large", "original"]),
+        "preset": preset,
         "stage": dice.choice(["autoencoder", "normal"]),
         "model_size": dice.choice(["teacher", "both"]),
         "max_epochs": 1,
@@ -108,7 +110,7 @@ def one(program: str, seed: int, index: int, folder: pathlib.Path,
     limit = options["limit_mib"]
     data, out = data_of[options["data"]], folder / "run"
     tried = []
-    for _ in range(4):
+    for _ in range(2):  # What the first refusal names must do.
         run = train(program, data, out, options, limit)
         tried.append(limit)
         if run.returncode == 0:
@@ -119,15 +121,13 @@ def one(program: str, seed: int, index: int, folder: pathlib.Path,
             return {"index": index, **options, "outcome": "finished" if len(tried) == 1 else "refused",
                     "limits": tried, "peak_mib": run.peak_resident_bytes >> 20,
                     "seconds": round(run.seconds, 2)}
-        named = re.findall(r"a limit of (\d+) ?MiB would do", run.stderr) or \
-            re.findall(r"smallest limit that would do is (\d+) ?MiB", run.stderr) or \
-            re.findall(r"(\d+) ?MiB", run.stderr)
+        named = re.findall(r"a limit of (\d+) ?MiB would do", run.stderr)
         if not named or int(named[-1]) <= limit:
             raise Wrong(f"{options} at {limit} MiB: no larger limit is named: {run.stderr[-600:]}")
         if (out / "events.jsonl").exists() and '"step"' in (out / "events.jsonl").read_text():
             raise Wrong(f"{options} at {limit} MiB: refused after a step: {run.stderr[-600:]}")
         limit = int(named[-1])
-    raise Wrong(f"{options}: none of the limits that were named did: {tried}")
+    raise Wrong(f"{options}: the limit that was named did not do: {tried}, then {limit} MiB")
 
 
 def main() -> int:
@@ -157,7 +157,6 @@ def main() -> int:
                     return 1
                 line = {"index": index, "outcome": "wrong", "why": str(wrong)[:500]}
             seen[line["outcome"]] += 1
-            seen["named twice or more"] += len(line.get("limits", [])) > 2
             if options.out:
                 with open(options.out, "a", encoding="utf-8") as file:
                     file.write(json.dumps({"seed": options.seed, **line}) + "\n")

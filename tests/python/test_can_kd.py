@@ -360,6 +360,29 @@ def test_a_limit_that_is_too_small_is_refused_with_one_that_does(trains, call, t
     assert done.status == 0, done.err
 
 
+@pytest.mark.parametrize("batch", ["64", "auto"])
+@pytest.mark.parametrize("left_mib", [-20, 12])
+def test_the_first_limit_that_is_named_does_where_no_step_could_be_measured(trains, call, traffic,
+                                                                            tmp_path, batch, left_mib):
+    """Neither opens the run below baseline and foreign_bytes, nor fits the model in what is left."""
+    base = ["train", "can-kd", "--data", traffic, "--out", tmp_path / "run", *SMALL, "--stage",
+            "normal", "--model-size", "teacher", "--gat-jk", "lstm", "--teacher-gat-hidden", "32",
+            "--teacher-gat-heads", "8", "--teacher-gat-layers", "3", "--max-epochs", "1",
+            "--min-steps-per-epoch", "1", "--batch-size", batch]
+    lowest = call(*base, "--memory-limit", "64MiB")
+    begins_mib = 128 + float(re.search(r"baseline ([\d.]+) MiB", lowest.err).group(1))
+    done = call(*base, "--memory-limit", f"{int(begins_mib) + left_mib}MiB")
+    assert_refused(done, 1, "would do", "raise --memory-limit")
+    assert done.err.count("would do") == 1
+    named = int(re.search(r"a limit of (\d+) MiB would do", done.err).group(1))
+    assert not (tmp_path / "run").exists()
+    done = call(*base, "--memory-limit", f"{named}MiB")
+    assert done.status == 0, done.err
+    peak = events(tmp_path / "run", "admitted")[0]["step_peak_bytes"]
+    # Before the run opens, not even the sizes of its largest graphs are known.
+    assert named - begins_mib < (3 if left_mib < 0 else 2) * peak / 2**20 + 32
+
+
 @pytest.fixture(scope="module")
 def busy(tmp_path_factory, program):
     """Enough windows that memory, not the number of steps, bounds a batch."""

@@ -54,14 +54,6 @@ namespace fs = std::filesystem;
 
 constexpr std::int64_t kDigestBytes = 1 << 20;
 
-Result<Governor> settle_for(const CanKdConfig& config, const fs::path& directory) {
-  return settle({.memory_limit = config.memory_limit,
-                 .disk_limit = config.disk_limit,
-                 .foreign_bytes = config.foreign_bytes,
-                 .compute_threads = config.compute_threads,
-                 .directory = directory});
-}
-
 // Adds a whole file to a digest, in pieces.
 Result<void> add_file(StateDigest& digest, const std::string& name, const fs::path& path) {
   std::vector<std::byte> buffer(kDigestBytes);
@@ -165,7 +157,7 @@ Result<void> Run::open() {
                 "train it anew");
   }
   PLIMSOLL_TRY_VOID(folder_.discard_unpublished());
-  PLIMSOLL_TRY(data_, Data::open(governor_, config_));
+  PLIMSOLL_TRY(data_, open_data(governor_, config_));
   if (config_.batch_size == 0) {
     PLIMSOLL_TRY_VOID(choose_batch_size());
   }
@@ -330,52 +322,36 @@ Result<void> Run::prepare(const Task& task) {
 // Rehearses a step of every task that is left, and asks for what the largest one needed.
 Result<void> Run::admit() {
   std::int64_t most = 0;
-  std::optional<Error> refused;  // That of the task that needs most: one larger limit will do.
+  Refusals refusals;
   // A step has no more graphs than there are.
   const std::int64_t graphs =
       std::min(config_.batch_size, static_cast<std::int64_t>(data_->train().size()));
   for (const Task& task : tasks_) {
     if (task.stage == Stage::kEvaluation) {
       PLIMSOLL_TRY(const std::int64_t peak,
-                   rehearse_evaluation(governor_, config_, *data_, folder_.root()));
+                   refusals.note(rehearse_evaluation(governor_, config_, *data_, folder_.root())));
       most = std::max(most, peak);
     }
     if (!has_rehearsal(task)) {
       continue;
     }
-    PLIMSOLL_TRY(const std::int64_t weights, weight_bytes(governor_, config_, *data_, task));
-    std::optional<Rehearsal> made;  // In the rehearsal: the model itself may not fit.
-    auto peak = rehearse_step(
-        governor_, graphs, 0.0,
-        [&](std::int64_t rows) -> Result<void> {
-          if (!made) {
-            PLIMSOLL_TRY(made, prepare_rehearsal(governor_, config_, *data_, task));
-          }
-          // Smaller ones answer fewer graphs too, so that a line goes through them.
-          return made->work->rehearse(
-              rows, std::max<std::int64_t>(1, config_.scoring_chunk * rows / graphs));
-        },
-        1, weights);
-    made.reset();
-    if (!peak) {
-      if (peak.error().code != ErrorCode::kOverBudget) {
-        return tl::unexpected(std::move(peak).error());
-      }
-      if (!refused || refused->smallest_limit_bytes < peak.error().smallest_limit_bytes) {
-        refused = std::move(peak).error();
-      }
-      continue;
+    PLIMSOLL_TRY(const std::int64_t peak,
+                 refusals.note(rehearse_task(governor_, config_, *data_, task, graphs)));
+    if (peak > 0) {
+      PLIMSOLL_TRY_VOID(report_->event(
+          "rehearsed",
+          {{"task", std::string_view(task.name())}, {"graphs", graphs}, {"peak_bytes", peak}}));
     }
-    PLIMSOLL_TRY_VOID(report_->event(
-        "rehearsed",
-        {{"task", std::string_view(task.name())}, {"graphs", graphs}, {"peak_bytes", *peak}}));
-    most = std::max(most, *peak);
+    most = std::max(most, peak);
   }
-  if (refused) {
-    return tl::unexpected(std::move(*refused));
+  if (const auto outcome = refusals.outcome(); !outcome) {
+    return tl::unexpected(beside_the_set(governor_, config_, *data_, outcome.error()));
   }
-  PLIMSOLL_TRY_VOID(
-      admit_tensors(governor_, with_margin(most), fmt::format("a step of {} graphs", graphs)));
+  if (const auto admitted =
+          admit_tensors(governor_, with_margin(most), fmt::format("a step of {} graphs", graphs));
+      !admitted) {
+    return tl::unexpected(beside_the_set(governor_, config_, *data_, admitted.error()));
+  }
   const LedgerState state = governor_.state();
   report_->text(fmt::format(
       "admitted under a limit of {}\n"
@@ -590,7 +566,7 @@ Result<CanKdSummary> Run::summarise_run() {
 
 Result<CanKdSummary> train_in(const CanKdSettings& settings, const TrainOptions& options,
                               RunFolder& folder) {
-  PLIMSOLL_TRY(Governor governor, settle_for(settings.config(), folder.root()));
+  PLIMSOLL_TRY(Governor governor, settle(settings.config(), folder.root()));
   Run run{settings, options, folder, governor};
   Result<CanKdSummary> result = fail(ErrorCode::kInternal, "the run did not end");
   const auto done = without_refusal([&]() -> Result<void> {
@@ -629,7 +605,7 @@ Result<CanKdSummary> train_can_kd(const CanKdSettings& given, const TrainOptions
 Result<std::string> eval_can_kd(const CanKdSettings& settings) {
   const CanKdConfig& config = settings.config();
   PLIMSOLL_TRY(RunFolder folder, RunFolder::open(config.out));
-  PLIMSOLL_TRY(Governor governor, settle_for(config, folder.root()));
+  PLIMSOLL_TRY(Governor governor, settle(config, folder.root()));
   Evaluated evaluated;
   const auto done = without_refusal([&]() -> Result<void> {
     PLIMSOLL_TRY(const auto data, Data::open(governor, config));

@@ -156,8 +156,7 @@ Result<std::int64_t> rehearse_evaluation(const Governor& governor, const CanKdCo
                                          const Data& data, const fs::path& run) {
   const c10::AutoGradMode off{false};
   return rehearse_step(
-      governor, config.scoring_chunk, 0.0,
-      [&](std::int64_t chunk) -> Result<void> {
+      governor, config.scoring_chunk, {.least_rows = 1}, [&](std::int64_t chunk) -> Result<void> {
         const auto answer = [&](const std::vector<Detector>& detectors) -> Result<void> {
           for (const Detector& detector : detectors) {
             for (const auto asked : {data.held_out(), data.set().split(GraphSplit::kTest)}) {
@@ -173,8 +172,7 @@ Result<std::int64_t> rehearse_evaluation(const Governor& governor, const CanKdCo
         }
         PLIMSOLL_TRY(const auto published, original_detectors(config, data));
         return answer(published);
-      },
-      /*least_rows=*/1);
+      });
 }
 
 Result<Evaluated> evaluate(const CanKdConfig& config, const Data& data, const fs::path& run,

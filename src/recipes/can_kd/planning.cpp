@@ -11,6 +11,8 @@
 #include <chrono>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <span>
 #include <utility>
 
 #include "base/check.h"
@@ -19,11 +21,11 @@
 #include "recipes/admission.h"
 #include "recipes/can_kd/can_kd.h"
 #include "recipes/can_kd/learner.h"
-#include "recipes/can_kd/models.h"
+#include "recipes/can_kd/shapes.h"
+#include "recipes/can_kd/step_estimate.h"
 #include "recipes/can_kd/teacher_file.h"
 #include "recipes/can_kd/training.h"
 #include "recipes/plan_json.h"
-#include "recipes/random_tensors.h"
 #include "recipes/settle.h"
 #include "torch/step_tracer.h"
 
@@ -33,9 +35,35 @@ namespace {
 
 constexpr std::int64_t kMultiple = 16;
 constexpr std::int64_t kFirstGraphs = 32;  // The first size traced.
-constexpr int kProbes = 3;                 // Steps timed; the fastest counts.
+constexpr std::int64_t kLargeGraph = 2;    // Times the mean, where only that is known.
+constexpr std::int64_t kIndexBytes = 40;   // A graph's offsets, label, split and checksum.
+constexpr std::int64_t kIndexLeast = 4 << 20;
+constexpr std::int64_t kBaselineVaries = 8 << 20;  // From process to process.
+constexpr int kProbes = 3;                         // Steps timed; the fastest counts.
 
 }  // namespace
+
+Result<Governor> settle(const CanKdConfig& config, const std::filesystem::path& directory) {
+  auto governor = plimsoll::settle({.memory_limit = config.memory_limit,
+                                    .disk_limit = config.disk_limit,
+                                    .foreign_bytes = config.foreign_bytes,
+                                    .compute_threads = config.compute_threads,
+                                    .directory = directory});
+  if (!governor) {
+    const std::int64_t baseline = governor.error().baseline_bytes;
+    return tl::unexpected(refused_before_start(config, baseline, std::move(governor).error()));
+  }
+  return governor;
+}
+
+Result<std::unique_ptr<Data>> open_data(const Governor& governor, const CanKdConfig& config) {
+  auto data = Data::open(governor, config);
+  if (!data) {
+    return tl::unexpected(
+        refused_before_start(config, governor.state().baseline_bytes, std::move(data).error()));
+  }
+  return data;
+}
 
 bool has_rehearsal(const Task& task) noexcept {
   return task.stage != Stage::kFusion && task.stage != Stage::kEvaluation;
@@ -59,23 +87,149 @@ Result<Rehearsal> prepare_rehearsal(const Governor& governor, const CanKdConfig&
   return rehearsal;
 }
 
-Result<std::int64_t> weight_bytes(const Governor& governor, const CanKdConfig& config,
-                                  const Data& data, const Task& task) {
-  const UndrawnWeights shapes(UndrawnWeights::Kind::kShapes);
-  const std::int64_t ids = data.set().info().table_rows();
-  const auto bytes_of = [&](const Task& whose) {
-    const auto learner = make_learner(config, whose, ids, nullptr);
-    return 4 * parameter_count(learner->parameters());
-  };
-  std::int64_t bytes = 5 * bytes_of(task);
+namespace {
+
+// The largest step of so many of these graphs.
+StepSize largest_step(const Data& data, std::span<const std::int64_t> among, std::int64_t graphs) {
+  StepSize size;
+  for (const std::int64_t graph : data.largest(among, graphs)) {
+    size.rows += 1;
+    const GraphCounts counts = data.set().counts(graph);
+    size.nodes += counts.nodes;
+    size.edges += counts.edges;
+  }
+  return size;
+}
+
+// Steps of a task, each with its validation, whose models are made in the first of them: they
+// themselves may not fit.
+class TaskSteps {
+ public:
+  TaskSteps(const Governor& governor, const CanKdConfig& config, const Data& data, const Task& task,
+            std::int64_t graphs)
+      : governor_(governor), config_(config), data_(data), task_(task), graphs_(graphs) {}
+
+  [[nodiscard]] StepHints hints() const {
+    return {.least_rows = 1, .size_of = [this](std::int64_t rows) {
+              return largest_step(data_, data_.train(), rows);
+            }};
+  }
+
+  [[nodiscard]] DoStep step() {
+    return [this](std::int64_t rows) -> Result<void> {
+      if (!made_) {
+        PLIMSOLL_TRY(made_, prepare_rehearsal(governor_, config_, data_, task_));
+      }
+      // Smaller ones answer fewer graphs too, so that a line goes through them.
+      return made_->work->rehearse(
+          rows, std::max<std::int64_t>(1, config_.scoring_chunk * rows / graphs_));
+    };
+  }
+
+  void forget() { made_.reset(); }
+
+ private:
+  const Governor& governor_;
+  const CanKdConfig& config_;
+  const Data& data_;
+  Task task_;
+  std::int64_t graphs_;
+  std::optional<Rehearsal> made_;
+};
+
+// The models of a task; `teacher`: whom it asks, if anybody.
+TaskExtent extent_of(const CanKdConfig& config, const Task& task, std::int64_t ids,
+                     const TeacherShape& teacher) {
+  TaskExtent extent;
+  extent.model = task.stage == Stage::kAutoencoder ? extent_of(vgae_shape(config, task.role, ids))
+                                                   : extent_of(gat_shape(config, task.role, ids));
   if (task.role == Role::kStudent && config.use_kd) {
-    PLIMSOLL_TRY(const TeacherShape teacher, teacher_shape(governor, config, task, ids));
-    bytes += 4 * parameter_count(teacher_tensors(teacher));
+    extent.teacher = extent_of(teacher);
   }
   if (task.stage == Stage::kCurriculum && config.use_vgae_mining) {
-    bytes += bytes_of({task.role, Stage::kAutoencoder});
+    extent.scorer = extent_of(vgae_shape(config, task.role, ids));
   }
-  return bytes;
+  return extent;
+}
+
+// What a step of so many graphs needs at most. Errors: those of teacher_shape().
+Result<std::int64_t> estimate_step(const Governor& governor, const CanKdConfig& config,
+                                   const Data& data, const Task& task, std::int64_t graphs) {
+  const std::int64_t ids = data.set().info().table_rows();
+  TeacherShape teacher = own_teacher_shape(config, task, ids);
+  if (task.role == Role::kStudent && config.use_kd) {
+    PLIMSOLL_TRY(teacher, teacher_shape(governor, config, task, ids));
+  }
+  TaskExtent extent = extent_of(config, task, ids, teacher);
+  extent.step = largest_step(data, data.train(), graphs);
+  for (const auto asked : {data.held_out(), data.set().split(GraphSplit::kTest)}) {
+    const StepSize chunk = largest_step(data, asked, config.scoring_chunk);
+    extent.answered = chunk.nodes > extent.answered.nodes ? chunk : extent.answered;
+  }
+  return tensors_at_most(extent, config);
+}
+
+// Graphs of a set that is not open, taken to be large ones.
+StepSize step_of(const GraphSetInfo& info, std::int64_t graphs) {
+  const std::int64_t rows = std::min(graphs, info.graphs);
+  const auto large = [&](std::int64_t all) {
+    return std::min(all, kLargeGraph * all / std::max<std::int64_t>(1, info.graphs) * rows);
+  };
+  return {.rows = rows, .nodes = large(info.nodes), .edges = large(info.edges)};
+}
+
+// What of a limit the set takes beside its offsets when `free_bytes` are free as it is opened.
+std::int64_t cached_bytes(const GraphSetInfo& info, const CanKdConfig& config,
+                          std::int64_t free_bytes) {
+  const std::int64_t most = config.cache_bytes < 0 ? free_bytes / 2 : config.cache_bytes;
+  return info.disk_bytes <= most ? info.disk_bytes : 0;
+}
+
+}  // namespace
+
+Error refused_before_start(const CanKdConfig& config, std::int64_t baseline_bytes, Error error) {
+  const auto info = GraphSet::inspect(config.data);
+  if (!info || error.code != ErrorCode::kOverBudget) {
+    return error;
+  }
+  std::int64_t tensors = 0;
+  for (const Task& task : wanted_tasks(config)) {
+    if (!has_rehearsal(task)) {
+      continue;
+    }
+    const std::int64_t ids = info->table_rows();
+    TaskExtent extent = extent_of(config, task, ids, own_teacher_shape(config, task, ids));
+    extent.step = step_of(*info, std::max<std::int64_t>(1, config.batch_size));
+    extent.answered = step_of(*info, config.scoring_chunk);
+    tensors = std::max(tensors, with_margin(tensors_at_most(extent, config)));
+  }
+  std::int64_t free = tensors + kIndexBytes * info->graphs + kIndexLeast;
+  free += cached_bytes(*info, config, 2 * free);
+  const std::int64_t limit = baseline_bytes + config.foreign_bytes + free + kBaselineVaries;
+  return with_limit(std::move(error), std::max(limit, error.smallest_limit_bytes));
+}
+
+Error beside_the_set(const Governor& governor, const CanKdConfig& config, const Data& data,
+                     Error error) {
+  if (data.set().cached() || config.cache_bytes >= 0 || error.smallest_limit_bytes == 0) {
+    return error;
+  }
+  const LedgerState state = governor.state();
+  const std::int64_t limit = error.smallest_limit_bytes;
+  const std::int64_t set =
+      cached_bytes(data.set().info(), config, limit - state.limit_bytes + left_for_tensors(state));
+  return set == 0 ? error : with_limit(std::move(error), limit + set);
+}
+
+Result<std::int64_t> rehearse_task(const Governor& governor, const CanKdConfig& config,
+                                   const Data& data, const Task& task, std::int64_t graphs) {
+  TaskSteps steps(governor, config, data, task, graphs);
+  StepHints hints = steps.hints();
+  hints.estimate = [&](std::int64_t rows) {
+    steps.forget();
+    return estimate_step(governor, config, data, task, rows);
+  };
+  return rehearse_step(governor, graphs, hints, steps.step());
 }
 
 Result<TaskPlan> plan_task(const Governor& governor, const CanKdConfig& config, const Data& data,
@@ -85,36 +239,33 @@ Result<TaskPlan> plan_task(const Governor& governor, const CanKdConfig& config, 
   options.most_rows = std::max<std::int64_t>(1, std::min(kAutoGraphsMax, graphs / kAutoStepsMin));
   options.first_rows = std::min<std::int64_t>(kFirstGraphs, options.most_rows);
   options.multiple = std::min(kMultiple, options.most_rows);
-  options.size_of = [&](std::int64_t rows) {
-    StepSize size{.rows = rows};
-    for (const std::int64_t graph : data.largest(data.train(), rows)) {
-      const GraphCounts counts = data.set().counts(graph);
-      size.nodes += counts.nodes;
-      size.edges += counts.edges;
-    }
-    return size;
-  };
+  options.size_of = [&](std::int64_t rows) { return largest_step(data, data.train(), rows); };
   // What is admitted later is the peak and a sixteenth.
   options.available_bytes = left_for_tensors(governor.state()) / 17 * 16;
   Rehearsal rehearsal;
+  options.estimate_least = [&] {
+    rehearsal = {};
+    return estimate_step(governor, config, data, task, options.least_rows);
+  };
   const auto made = without_refusal([&]() -> Result<void> {
     PLIMSOLL_TRY(rehearsal, prepare_rehearsal(governor, config, data, task));
     return {};
   });
   if (!made && made.error().code == ErrorCode::kOverBudget) {
-    PLIMSOLL_TRY(const std::int64_t bytes, weight_bytes(governor, config, data, task));
-    return tl::unexpected(refused_anew(governor, "the model of " + task.name(), bytes));
+    PLIMSOLL_TRY(const std::int64_t bytes, options.estimate_least());
+    return tl::unexpected(
+        refused_bytes(governor, "the model of " + task.name(), with_margin(bytes)));
   }
   PLIMSOLL_TRY_VOID(made);
   auto plan = plan_batch(governor, options, [&](const StepSize& size) {
     return rehearsal.work->rehearse(size.rows, config.scoring_chunk);
   });
-  if (!plan) {
-    Error error = std::move(plan).error();
-    error.detail = std::make_shared<const std::string>(
-        task.name() + ": " + (error.detail ? *error.detail : std::string("refused")));
-    return tl::unexpected(std::move(error));
+  if (!plan && plan.error().code == ErrorCode::kOverBudget) {
+    return tl::unexpected(refused_bytes(
+        governor, fmt::format("{}: a step of {} graphs", task.name(), options.least_rows),
+        with_margin(plan.error().requested_bytes)));
   }
+  PLIMSOLL_TRY_VOID(plan);
   TaskPlan found{task, std::move(*plan)};
   if (!timed) {
     return found;
@@ -132,11 +283,19 @@ Result<TaskPlan> plan_task(const Governor& governor, const CanKdConfig& config, 
 Result<std::vector<TaskPlan>> plan_tasks(const Governor& governor, const CanKdConfig& config,
                                          const Data& data, bool timed) {
   std::vector<TaskPlan> plans;
+  Refusals refusals;
   for (const Task& task : wanted_tasks(config)) {
     if (has_rehearsal(task)) {
-      PLIMSOLL_TRY(TaskPlan plan, plan_task(governor, config, data, task, timed));
-      plans.push_back(std::move(plan));
+      auto plan = plan_task(governor, config, data, task, timed);
+      if (plan) {
+        plans.push_back(std::move(*plan));
+      } else {
+        PLIMSOLL_TRY_VOID(refusals.note(Result<void>(tl::unexpected(std::move(plan).error()))));
+      }
     }
+  }
+  if (const auto outcome = refusals.outcome(); !outcome) {
+    return tl::unexpected(beside_the_set(governor, config, data, outcome.error()));
   }
   return plans;
 }
@@ -201,14 +360,10 @@ Result<std::vector<PlanChoice>> weigh(const Governor& governor, const CanKdConfi
 
 Result<CanKdPlan> plan_can_kd(const CanKdSettings& settings, bool weigh_choices) {
   const CanKdConfig& config = settings.config();
-  PLIMSOLL_TRY(Governor governor, settle({.memory_limit = config.memory_limit,
-                                          .disk_limit = config.disk_limit,
-                                          .foreign_bytes = config.foreign_bytes,
-                                          .compute_threads = config.compute_threads,
-                                          .directory = config.data}));
+  PLIMSOLL_TRY(Governor governor, settle(config, config.data));
   CanKdPlan plan;
   const auto done = without_refusal([&]() -> Result<void> {
-    PLIMSOLL_TRY(const auto data, Data::open(governor, config));
+    PLIMSOLL_TRY(const auto data, open_data(governor, config));
     PLIMSOLL_TRY(const auto plans, plan_tasks(governor, config, *data, /*timed=*/true));
     const LedgerState state = governor.state();
     plan.limit_bytes = state.limit_bytes;

@@ -9,6 +9,7 @@
 // Memory:  one task's model, teacher and step at a time; that of plan/batch_plan.h.
 #pragma once
 
+#include <filesystem>
 #include <memory>
 #include <vector>
 
@@ -28,6 +29,20 @@ inline constexpr std::int64_t kAutoGraphsMax = 8192;
 /// … an epoch having so many steps.
 inline constexpr std::int64_t kAutoStepsMin = 32;
 
+/// A governor for a run with these options, and its data. A limit below what either takes is told
+/// together with what the tasks need at most. Errors: those of plimsoll::settle(); of Data::open().
+Result<Governor> settle(const CanKdConfig& config, const std::filesystem::path& directory);
+Result<std::unique_ptr<Data>> open_data(const Governor& governor, const CanKdConfig& config);
+
+/// The refusal of a run that does not even open, with a limit under which it begins: estimated.
+/// `baseline_bytes`: the process before the run.
+Error refused_before_start(const CanKdConfig& config, std::int64_t baseline_bytes, Error error);
+
+/// The refusal of a step, the limit it names raised by the set where that would then stay in memory
+/// (cache_bytes = -1).
+Error beside_the_set(const Governor& governor, const CanKdConfig& config, const Data& data,
+                     Error error);
+
 /// A task's work, and the teacher it asks, both untrained.
 struct Rehearsal {
   std::unique_ptr<Teacher> teacher{};
@@ -42,11 +57,10 @@ struct Rehearsal {
 Result<Rehearsal> prepare_rehearsal(const Governor& governor, const CanKdConfig& config,
                                     const Data& data, const Task& task);
 
-/// Bytes of the weights a task holds from step to step: its model with gradients, both moments and
-/// the best epoch's copy, its teacher, the autoencoder that scores. None of them is allocated.
-/// Errors: those of teacher_shape().
-Result<std::int64_t> weight_bytes(const Governor& governor, const CanKdConfig& config,
-                                  const Data& data, const Task& task);
+/// The peak of the task's largest step of so many graphs, its validation included.
+/// Errors: as rehearse_step() and prepare_rehearsal().
+Result<std::int64_t> rehearse_task(const Governor& governor, const CanKdConfig& config,
+                                   const Data& data, const Task& task, std::int64_t graphs);
 
 struct TaskPlan {
   Task task{};

@@ -53,6 +53,13 @@ VgaeShape vgae_shape(const CanKdConfig& config, Role role, std::int64_t ids) {
           .dropout = config.vgae_dropout};
 }
 
+TeacherShape own_teacher_shape(const CanKdConfig& config, const Task& task, std::int64_t ids) {
+  if (task.stage == Stage::kAutoencoder) {
+    return vgae_shape(config, Role::kTeacher, ids);
+  }
+  return gat_shape(config, Role::kTeacher, ids);
+}
+
 std::uint64_t weight_seed(const CanKdConfig& config, const Task& task) noexcept {
   return mix64(mix64(static_cast<std::uint64_t>(config.seed) ^ kWeights) + task.number());
 }

@@ -31,6 +31,10 @@ namespace plimsoll::can_kd {
 /// Of a model that teaches: a classifier, or an autoencoder.
 using TeacherShape = std::variant<GatShape, VgaeShape>;
 
+/// Of the teacher that a run trains itself for this task.
+[[nodiscard]] TeacherShape own_teacher_shape(const CanKdConfig& config, const Task& task,
+                                             std::int64_t ids);
+
 /// What decides the first weights of a task's model.
 [[nodiscard]] std::uint64_t weight_seed(const CanKdConfig& config, const Task& task) noexcept;
 

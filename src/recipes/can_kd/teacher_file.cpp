@@ -174,10 +174,7 @@ Result<TeacherShape> teacher_shape(const Governor& governor, const CanKdConfig& 
     PLIMSOLL_TRY(const TeacherFile file, TeacherFile::open(governor, path));
     return file.shape(task, ids);
   }
-  if (task.stage == Stage::kAutoencoder) {
-    return vgae_shape(config, Role::kTeacher, ids);
-  }
-  return gat_shape(config, Role::kTeacher, ids);
+  return own_teacher_shape(config, task, ids);
 }
 
 tl::unexpected<Error> TeacherFile::bad(const std::string& what) const {
