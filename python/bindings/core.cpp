@@ -27,7 +27,7 @@ nb::object over_budget(const nb::handle& type, const Error& error) {
     held[tag_name(static_cast<Tag>(tag))] = error.held_bytes[static_cast<std::size_t>(tag)];
   }
   return type(error.to_string(), tag_name(error.tag), error.requested_bytes, error.available_bytes,
-              error.limit_bytes, held, error.advice);
+              error.limit_bytes, held, error.advice, error.smallest_limit_bytes);
 }
 
 // Each code has exactly one exception class; see python/plimsoll/errors.py.

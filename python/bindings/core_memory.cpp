@@ -199,6 +199,12 @@ void bind_governor(nb::module_& m) {
             return governor.reserve(tag, bytes).or_throw();
           },
           nb::arg("tag"), nb::arg("bytes"), nb::call_guard<nb::gil_scoped_release>())
+      .def(
+          "admit",
+          [](Governor& governor, Tag tag, std::int64_t bytes) {
+            governor.admit({.tag = tag, .floor_bytes = bytes}).or_throw();
+          },
+          nb::arg("tag"), nb::arg("bytes"))
       .def("leased_array", &leased_array, nb::arg("tag"), nb::arg("bytes"))
       .def("ledger", &Governor::state)
       .def("limit", &Governor::limit)

@@ -271,6 +271,8 @@ class Governor:
         """False: an empty handle."""
     def reserve(self, tag: Tag, bytes: int) -> Lease:
         """Errors: BudgetExceeded."""
+    def admit(self, tag: Tag, bytes: int) -> None:
+        """Promises a tag so much more, whether it is leased yet or not. Errors: BudgetExceeded."""
     def leased_array(self, tag: Tag, bytes: int) -> _Bytes:
         """Uninitialised, 64-byte aligned memory that holds its own lease. Errors: BudgetExceeded."""
     def ledger(self) -> Ledger:

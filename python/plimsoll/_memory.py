@@ -89,7 +89,9 @@ class Governor:
         host:      the limit; "" is 80 % of what cgroups, SLURM and the machine leave.
         disk:      most the stores may hold on disk; "" for no bound.
         directory: whose file system the disk limit speaks of.
-        foreign:   set aside for what cannot be leased: Python objects, NumPy, code.
+        foreign:   set aside for what cannot be leased: Python objects, NumPy, code. With torch, what
+                   is imported later counts: its first optimizer alone imports 70 MiB of modules, so
+                   make that before the governor, or say "128MiB".
         """
         global _newest
         self._arena: Any = None
@@ -153,6 +155,15 @@ class Governor:
         if tag not in _TAGS:
             raise ValueError(f"tag: {tag!r} is none of {', '.join(_TAGS)}")
         return Lease(self._core.reserve(_TAGS[tag], byte_size(size, "size")))
+
+    def promise(self, size: int | str, tag: str = "tensors") -> None:
+        """Keeps so much more of the limit for a tag from now on, before it is leased.
+
+        Nobody else gets these bytes. Errors: BudgetExceeded when they are not free; ValueError.
+        """
+        if tag not in _TAGS:
+            raise ValueError(f"tag: {tag!r} is none of {', '.join(_TAGS)}")
+        self._core.admit(_TAGS[tag], byte_size(size, "size"))
 
     def step_boundary(self) -> PressureReport:
         """Reads what is resident and, under pressure, gives memory back; `.stop` asks you to end.

@@ -14,14 +14,17 @@ import functools
 import gc
 import json
 import os
+import tempfile
 import traceback
 from typing import Any, Callable, Iterable, Iterator
 
-from . import _torch_gate
-from ._memory import Governor
+from . import _plan_static, _torch_gate
+from ._memory import Governor, format_bytes
+from ._plan_state import TrainingState
 from ._random_states import RandomStates
-from .errors import BudgetExceeded
+from .errors import BudgetExceeded, NotFoundError
 
+_MIB = 1 << 20
 _WAYS = ("mean", "sum", "contrastive", None)
 
 
@@ -42,7 +45,12 @@ class TrainingStep:
          state_dict(): a resumed run goes on as this one did.
 
     When nothing helps, BudgetExceeded is raised: model, optimizer and random states are as before
-    the step, so a checkpoint written now resumes under a larger limit to the undisturbed bits.
+    the step, so a checkpoint written now (`commit` does it) resumes under a larger limit to the
+    undisturbed bits. It names a limit under which the whole step fits (`smallest_limit_bytes`): steps
+    on parts of the batch are traced, replayed at its size, and put back.
+
+    admit() does the largest step that will come before the first one is trained, so that samples may
+    grow to it: either the limit is enough, or you know now.
 
     model:      a torch.nn.Module (or several): whose buffers are put back.
     optimizer:  a torch.optim.Optimizer; `fused=True` where torch has it, so that it allocates nothing
@@ -51,13 +59,16 @@ class TrainingStep:
                 (see contrastive()); None: not at all, so that the batch is never cut.
     checkpoint: modules to recompute in backward when memory is refused.
     allow_batchnorm_microbatch: cut batches although batch statistics then are of the parts.
-    events:     a file to which refusals and what helped are appended, a line of JSON each.
+    commit:     called when nothing helped, before BudgetExceeded is raised: writes your checkpoint.
+    events:     a file to which admissions, refusals with what helped, the stop and, at the end of the
+                `with` block or at close(), the summary are appended, a line of JSON each.
     Errors:     ValueError (options); BudgetExceeded as above; RuntimeError when the optimizer was
                 refused half way, after it had written parameters.
     """
 
     def __init__(self, model: Any, optimizer: Any, *, loss: str | None = None,
                  checkpoint: Iterable[Any] = (), allow_batchnorm_microbatch: bool = False,
+                 commit: Callable[[], Any] | None = None,
                  events: str | os.PathLike[str] | None = None) -> None:
         if loss not in _WAYS:
             raise ValueError(f"loss: {loss!r} is none of {', '.join(map(repr, _WAYS))}")
@@ -65,7 +76,9 @@ class TrainingStep:
         self._models = list(model) if isinstance(model, (list, tuple)) else [model]
         self._optimizer, self._loss = optimizer, loss
         self._checkpoint = list(checkpoint)
-        self._events = events
+        self._commit, self._events = commit, events
+        self._stop: dict[str, Any] = {}
+        self._closed = False
         self._allow_batchnorm = allow_batchnorm_microbatch
         self.parts = 1
         """Into how many parts a batch is cut."""
@@ -74,25 +87,70 @@ class TrainingStep:
         self.refusals = 0
         """Steps that had to be tried again."""
         self.steps = 0
+        self.admitted_bytes = 0
+        """What tensors were promised by admit()."""
+
+    def __enter__(self) -> TrainingStep:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Appends the summary to `events`. A second close does nothing."""
+        if not self._closed:
+            self._closed = True
+            self._append({"event": "summary", **self.summary()})
+
+    def summary(self) -> dict[str, Any]:
+        """How the steps went, sizes in bytes: status ("stopped" when one did not fit, else "ok"),
+        steps, refusals, parts, recomputes, admitted_bytes, tensor_peak_bytes, limit_bytes, and after
+        a stop stop_reason and smallest_limit_bytes (0: not known)."""
+        governor = Governor.current()
+        ledger = governor.ledger() if governor is not None else None
+        return {"status": "stopped" if self._stop else "ok", "steps": self.steps,
+                "refusals": self.refusals, "parts": self.parts, "recomputes": self.recomputes,
+                "admitted_bytes": self.admitted_bytes,
+                "tensor_peak_bytes": ledger.pools["tensors"].peak_bytes if ledger else 0,
+                "limit_bytes": ledger.limit_bytes if ledger else 0, **self._stop}
+
+    def admit(self, batch: Any, *functions: Callable[..., Any]) -> int:
+        """Promises tensors what a step on `batch` takes, the largest that will come; returns the bytes.
+
+        The step is done for real, optimizer included, and everything is put back bit for bit. What it
+        leased at its peak, and a sixteenth more, is kept for tensors from now on.
+        functions: what the steps will be called with: f, or embed and loss of a contrastive one.
+        Errors:    BudgetExceeded naming a limit that would do, with everything as before; ValueError
+                   without a governor that tensors are leased from.
+        """
+        governor = Governor.current()
+        if governor is None or not governor.arena_attached:
+            raise ValueError("admit: there is no Governor that tensors are leased from: make one "
+                             "first, after importing torch: plimsoll.Governor(\"8GiB\")")
+        work = self._work(batch, *functions)
+        with self._rehearsal():
+            self._extension.purge()
+            self._extension.reset_peak()
+            _, refusal = self._attempt(work.gradients, min(self.parts, work.rows), self.recomputes)
+            peak = self._extension.arena_stats()["leased_peak_bytes"]
+        needed = self._need(work) if refusal else peak + peak // 16
+        self._extension.purge()
+        ledger = governor.ledger()
+        pool = ledger.pools["tensors"]
+        room = max(0, ledger.free_bytes + max(pool.floor_bytes, pool.leased_bytes))
+        if refusal or needed > room:
+            why = refusal or f"it needs {format_bytes(needed)}, and {format_bytes(room)} is left"
+            raise self._refused(f"a step of {work.rows} rows is not admitted: {why}", needed, "")
+        if needed > pool.floor_bytes:
+            governor.promise(needed - pool.floor_bytes, "tensors")
+        self.admitted_bytes = max(needed, pool.floor_bytes)
+        self._append({"event": "admitted", "rows": work.rows, "peak_bytes": peak,
+                      "admitted_bytes": self.admitted_bytes, "limit_bytes": ledger.limit_bytes})
+        return self.admitted_bytes
 
     def __call__(self, batch: Any, f: Callable[..., Any]) -> float:
         """One step on `batch`, a tensor or a tuple of them, rows first; returns the loss."""
-        if self._loss == "contrastive":
-            raise ValueError("a contrastive loss is of the whole batch: use contrastive()")
-        batch = batch if isinstance(batch, (tuple, list)) else (batch,)
-        rows = len(batch[0])
-
-        def gradients(parts: int) -> float:
-            total = 0.0
-            for begin, end in _cuts(rows, parts):
-                value = f(*(one[begin:end] for one in batch))
-                if parts > 1 and self._loss == "mean":
-                    value = value * ((end - begin) / rows)
-                value.backward()
-                total += float(value.detach())
-            return total
-
-        return self._run(rows, gradients)
+        return self._run(self._work(batch, f))
 
     def contrastive(self, batch: Any, embed: Callable[..., Any],
                     loss: Callable[..., Any]) -> float:
@@ -104,34 +162,54 @@ class TrainingStep:
         is embedded again with its own random numbers to carry them on. Source: Gao et al., "Scaling
         Deep Contrastive Learning Batch Size under Memory Limited Setup" (2021), section 3.
         """
-        batch = batch if isinstance(batch, (tuple, list)) else (batch,)
-        rows = len(batch[0])
+        return self._run(self._work(batch, embed, loss))
 
-        def gradients(parts: int) -> float:
-            import torch
+    # ---- What a step does ----
 
-            if parts == 1:
-                value = loss(*_tuple(embed(*batch)))
-                value.backward()
-                return float(value.detach())
-            cuts, states, made = _cuts(rows, parts), [], []
-            with torch.no_grad():
-                for begin, end in cuts:
-                    states.append(torch.get_rng_state())
-                    made.append(_tuple(embed(*(one[begin:end] for one in batch))))
-            whole = [torch.cat(column).requires_grad_() for column in zip(*made)]
-            made.clear()
-            value = loss(*whole)
+    def _work(self, batch: Any, *functions: Callable[..., Any]) -> _Work:
+        batch = tuple(batch) if isinstance(batch, (tuple, list)) else (batch,)
+        if len(functions) == 2:
+            return _Work(batch, functions, self._contrastive_gradients)
+        if len(functions) != 1:
+            raise ValueError("a step is of one function of the batch, or of embed and loss")
+        if self._loss == "contrastive":
+            raise ValueError("a contrastive loss is of the whole batch: use contrastive()")
+        return _Work(batch, functions, self._gradients)
+
+    def _gradients(self, batch: tuple, parts: int, f: Callable[..., Any]) -> float:
+        rows, total = len(batch[0]), 0.0
+        for begin, end in _cuts(rows, parts):
+            value = f(*(one[begin:end] for one in batch))
+            if parts > 1 and self._loss == "mean":
+                value = value * ((end - begin) / rows)
             value.backward()
-            after = torch.get_rng_state()
-            for (begin, end), state in zip(cuts, states):
-                torch.set_rng_state(state)
-                again = _tuple(embed(*(one[begin:end] for one in batch)))
-                torch.autograd.backward(again, [column.grad[begin:end] for column in whole])
-            torch.set_rng_state(after)
-            return float(value.detach())
+            total += float(value.detach())
+        return total
 
-        return self._run(rows, gradients)
+    def _contrastive_gradients(self, batch: tuple, parts: int, embed: Callable[..., Any],
+                               loss: Callable[..., Any]) -> float:
+        import torch
+
+        if parts == 1:
+            value = loss(*_tuple(embed(*batch)))
+            value.backward()
+            return float(value.detach())
+        cuts, states, made = _cuts(len(batch[0]), parts), [], []
+        with torch.no_grad():
+            for begin, end in cuts:
+                states.append(torch.get_rng_state())
+                made.append(_tuple(embed(*(one[begin:end] for one in batch))))
+        whole = [torch.cat(column).requires_grad_() for column in zip(*made)]
+        made.clear()
+        value = loss(*whole)
+        value.backward()
+        after = torch.get_rng_state()
+        for (begin, end), state in zip(cuts, states):
+            torch.set_rng_state(state)
+            again = _tuple(embed(*(one[begin:end] for one in batch)))
+            torch.autograd.backward(again, [column.grad[begin:end] for column in whole])
+        torch.set_rng_state(after)
+        return float(value.detach())
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run must go on with: how batches are cut and what is recomputed."""
@@ -144,7 +222,8 @@ class TrainingStep:
 
     # ---- The transaction ----
 
-    def _run(self, rows: int, gradients: Callable[[int], float]) -> float:
+    def _run(self, work: _Work) -> float:
+        rows, gradients = work.rows, work.gradients
         before = self._remember(rows)
         parts, recomputes, tried_again = self.parts, self.recomputes, False
         while True:
@@ -163,7 +242,7 @@ class TrainingStep:
                 parts, helped = min(2 * parts, rows), f"the batch in {min(2 * parts, rows)} parts"
             else:
                 self._tell(refusal, "nothing helped: the step was not made")
-                raise self._gives_up(refusal, rows)
+                raise self._gives_up(refusal, rows, work)
             self._tell(refusal, helped)
         self.parts, self.recomputes = parts, recomputes
         self.steps += 1
@@ -230,25 +309,111 @@ class TrainingStep:
                 for name, part in model.named_modules()
                 if isinstance(part, torch.nn.modules.batchnorm._BatchNorm) and part.training]
 
-    def _gives_up(self, refusal: str, rows: int) -> BudgetExceeded:
+    def _gives_up(self, refusal: str, rows: int, work: _Work | None = None) -> BudgetExceeded:
         advice = "a larger limit, or a smaller batch"
         if self._loss is None:
             advice += "; with loss=\"mean\" or \"sum\" the batch may be cut"
         elif self._batchnorms() and not self._allow_batchnorm:
             advice += (f"; {self._batchnorms()[0]} has batch statistics, so the batch is cut only with "
                        "allow_batchnorm_microbatch=True")
+        needed = self._need(work) if work is not None else 0
+        error = self._refused(f"step {self.steps + 1} of {rows} rows does not fit and was not made: "
+                              f"{refusal}. Everything is as before it", needed,
+                              f". What would help: {advice}")
+        self._stop = {"stop_reason": str(error), "smallest_limit_bytes": error.smallest_limit_bytes}
+        if self._commit is not None:
+            self._commit()
+        self._append({"event": "stopped", "step": self.steps, **self._stop})
+        return error
+
+    def _refused(self, text: str, needed: int, advice: str) -> BudgetExceeded:
+        """The exception, with a limit in whole MiB under which `needed` bytes are left; 0: unknown."""
         governor = Governor.current()
-        text = (f"step {self.steps + 1} of {rows} rows does not fit and was not made: {refusal}. "
-                f"Everything is as before it. What would help: {advice}")
         if governor is None:
-            return BudgetExceeded(text, "tensors", 0, 0)
-        return governor._refusal("tensors", 0, text)
+            return BudgetExceeded(text + advice, "tensors", 0, 0)
+        self._extension.purge()
+        ledger = governor.ledger()
+        pool = ledger.pools["tensors"]
+        room = max(0, ledger.free_bytes + max(pool.floor_bytes, pool.leased_bytes))
+        limit = 0
+        if needed:
+            limit = -(-(ledger.limit_bytes + max(needed - room, _MIB)) // _MIB) * _MIB
+            text += f"; a limit of {limit // _MIB} MiB would do"
+        error = governor._refusal("tensors", needed, text + advice)
+        error.smallest_limit_bytes = limit
+        return error
+
+    @contextlib.contextmanager
+    def _rehearsal(self) -> Iterator[None]:
+        """Inside, steps may be made; afterwards everything is as it was, on disk meanwhile."""
+        with tempfile.TemporaryDirectory(prefix="plimsoll-") as folder:
+            state = TrainingState(self._models, [self._optimizer], [], folder)
+            try:
+                yield
+            finally:
+                self._optimizer.zero_grad()
+                state.put_back()
+                state.close()
+
+    def _need(self, work: _Work) -> int:
+        """About what the whole step leases, from traced gradients of parts of its batch; 0: no telling.
+
+        The optimizer is not stepped, so that nothing has to be put back but buffers and random states.
+        """
+        before, _ = unless_refused(lambda: _Before(self._models))
+        if before is None or Governor.current() is None:
+            return 0
+        traces = self._extension.StepTraces()
+        last = 0
+        for part in (16, 12, 8, 6, 4, 3, 2):
+            rows = work.rows // part
+            if rows <= last or (len(work.functions) == 2 and rows < 2):
+                continue
+            last, few = rows, work.first(rows)
+
+            def graded(few: _Work = few) -> None:
+                self._optimizer.zero_grad()
+                with recomputed(self._checkpoint if self.recomputes else ()):
+                    few.gradients(1)
+
+            try:
+                traces.add((rows, 0, 0), lambda _, graded=graded: unless_refused(graded)[1])
+            except BudgetExceeded:
+                break
+            finally:
+                before.put_back()
+                self._optimizer.zero_grad()
+                self._extension.purge()
+        try:
+            leased = int(traces.predict((work.rows, 0, 0))["leased_bytes"])
+        except NotFoundError:
+            return 0
+        # States that its first step will make.
+        made = bool(self._optimizer.state)
+        return leased + (0 if made else _plan_static.states_of(self._optimizer)[0])
 
     def _tell(self, refusal: str, helped: str) -> None:
+        self._append({"event": "refusal", "step": self.steps + 1, "refusal": refusal, "next": helped})
+
+    def _append(self, event: dict[str, Any]) -> None:
         if self._events is not None:
             with open(self._events, "a", encoding="utf-8") as file:
-                file.write(json.dumps({"event": "refusal", "step": self.steps + 1,
-                                       "refusal": refusal, "next": helped}) + "\n")
+                file.write(json.dumps(event) + "\n")
+
+
+class _Work:
+    """A batch, and how its gradients are made."""
+
+    def __init__(self, batch: tuple, functions: tuple, how: Callable[..., float]) -> None:
+        self.batch, self.functions, self._how = batch, functions, how
+        self.rows = len(batch[0])
+
+    def gradients(self, parts: int) -> float:
+        """Adds up the gradients, the batch in so many parts; returns the loss."""
+        return self._how(self.batch, parts, *self.functions)
+
+    def first(self, rows: int) -> _Work:
+        return _Work(tuple(one[:rows] for one in self.batch), self.functions, self._how)
 
 
 class _Before:

@@ -27,10 +27,12 @@ class BudgetExceeded(MemoryError):
     """Who holds the rest, by tag."""
     advice: str
     """Which option to change."""
+    smallest_limit_bytes: int
+    """A limit that would do; 0 where none is known."""
 
     def __init__(self, message: str, tag: str, requested_bytes: int, available_bytes: int,
                  limit_bytes: int = 0, held_bytes: dict[str, int] | None = None,
-                 advice: str = "") -> None:
+                 advice: str = "", smallest_limit_bytes: int = 0) -> None:
         super().__init__(message)
         self.tag = tag
         self.requested_bytes = requested_bytes
@@ -38,10 +40,12 @@ class BudgetExceeded(MemoryError):
         self.limit_bytes = limit_bytes
         self.held_bytes = dict(held_bytes or {})
         self.advice = advice
+        self.smallest_limit_bytes = smallest_limit_bytes
 
     def __reduce__(self):
         return (type(self), (str(self), self.tag, self.requested_bytes, self.available_bytes,
-                             self.limit_bytes, self.held_bytes, self.advice))
+                             self.limit_bytes, self.held_bytes, self.advice,
+                             self.smallest_limit_bytes))
 
 
 class NotFoundError(KeyError):

@@ -14,6 +14,8 @@ import time
 
 import pytest
 
+import plimsoll
+
 from tests.support.can_traffic import write_traffic
 
 from test_cli import assert_refused, call, trains  # noqa: F401  Fixtures.
@@ -358,6 +360,40 @@ def test_a_limit_that_is_too_small_is_refused_with_one_that_does(trains, call, t
     assert not (tmp_path / "run").exists()
     done = call(*base, "--memory-limit", f"{named}MiB")
     assert done.status == 0, done.err
+
+
+def test_graphs_that_grow_eightfold_are_admitted_at_their_largest(trains, call, tmp_path):
+    """Four ids on the bus, then 32: what the largest step takes is known before the first."""
+    rows = ["timestamp,arbitration_id,data_field,attack"]
+    for frame in range(400 * 64):
+        ids = 4 if frame < 200 * 64 else 32
+        rows.append(f"{0.001 * frame:.4f},{0x100 + frame % ids:03X},{frame & 255:02X}00,0")
+    (tmp_path / "bus").mkdir()
+    (tmp_path / "bus/train_01.csv").write_text("\n".join(rows) + "\n")
+    grows, out = tmp_path / "grows", tmp_path / "run"
+    made = call("import", "can", tmp_path / "bus", "--out", grows, "--window", 64, "--stride", 64)
+    assert made.status == 0, made.err
+    with plimsoll.Governor("4GiB") as governor, plimsoll.GraphSet.open(governor, grows) as graphs:
+        nodes = graphs.describe()["nodes"]
+        assert nodes.max() >= 8 * nodes.min()
+
+    def train(limit_mib):
+        return call("train", "can-kd", "--data", grows, "--out", out, *SMALL, "--stage", "normal",
+                    "--model-size", "teacher", "--memory-limit", f"{limit_mib}MiB")
+
+    begins_mib = 128 + float(re.search(r"baseline ([\d.]+) MiB", train(64).err).group(1))
+    refused = train(int(begins_mib) + 6)
+    assert_refused(refused, 1, "would do")
+    assert not out.exists()
+    limit = int(re.search(r"a limit of (\d+) MiB would do", refused.err).group(1))
+    done = train(limit)
+    assert done.status == 0, done.err
+    summary = json.loads(done.out.splitlines()[-1])
+    assert summary["status"] == "finished"
+    assert summary["peak_resident_bytes"] <= summary["limit_bytes"] == limit * 2**20
+    (rehearsed,), (admitted,) = events(out, "rehearsed"), events(out, "admitted")
+    assert rehearsed["peak_bytes"] == admitted["step_peak_bytes"] > 0
+    assert not events(out, "refusal")
 
 
 @pytest.mark.parametrize("batch", ["64", "auto"])

@@ -114,6 +114,19 @@ def test_a_refusal_carries_its_numbers_and_is_a_memory_error(governor):
     assert vars(again) == vars(refusal)
 
 
+def test_a_promise_is_kept_for_its_tag(governor):
+    free = governor.ledger().free_bytes
+    governor.promise(free - 8 * MIB, "rows")
+    assert governor.ledger().pools["rows"].floor_bytes == free - 8 * MIB
+    with pytest.raises(plimsoll.BudgetExceeded):
+        governor.reserve(16 * MIB, "other")
+    with pytest.raises(plimsoll.BudgetExceeded) as refused:
+        governor.promise(16 * MIB)
+    assert refused.value.requested_bytes == 16 * MIB
+    with governor.reserve(free - 8 * MIB, "rows"), pytest.raises(ValueError, match="tag"):
+        governor.promise(1, "what")
+
+
 def test_reserve_checks_its_arguments(governor):
     with pytest.raises(ValueError, match="tag"):
         governor.reserve(1, tag="rocks")
