@@ -33,7 +33,9 @@ struct Typed {
   std::vector<std::string> pairs{};  // --set key=value
   bool json{false};
   bool quiet{false};
-  bool choices{false};  // Of plan: also those that were not asked for.
+  bool choices{false};        // Of plan: also those that were not asked for.
+  std::string device{"cpu"};  // Of plan.
+  std::string device_memory_limit{};
 };
 
 constexpr const char* kBits = "What is trained (decides the bits)";
@@ -92,7 +94,9 @@ void add_keys(CLI::App& command, const std::shared_ptr<Typed>& typed, const AnyS
             "Several of these at once");
   }
   for (const IgnoredKey& ignored : options.ignored) {
-    add_key(command, typed, ignored.name, ignored.reason, "");
+    if (command.get_option_no_throw(flag_of(ignored.name)) == nullptr) {  // `plan` has a --device.
+      add_key(command, typed, ignored.name, ignored.reason, "");
+    }
   }
   add_set(command, typed);
 }
@@ -164,11 +168,20 @@ int run_evaluation(const CanKdSettings& settings) {
   return print_scores(eval_can_kd(settings));
 }
 
-int run_planning(const CosirSettings& settings, const Typed& typed) {
-  return report_summary(plan_cosir(settings, typed.choices), typed);
+DeviceChoice device_of(const Typed& typed) {
+  return {.device = typed.device, .memory_limit = typed.device_memory_limit};
 }
-int run_planning(const CanKdSettings& settings, const Typed& typed) {
-  return report_summary(plan_can_kd(settings, typed.choices), typed);
+auto planned(const CosirSettings& settings, const Typed& typed) {
+  return plan_cosir(settings, typed.choices, device_of(typed));
+}
+auto planned(const CanKdSettings& settings, const Typed& typed) {
+  return plan_can_kd(settings, typed.choices, device_of(typed));
+}
+template <class AnyRecipe>
+int run_planning(const AnyRecipe& settings, const Typed& typed) {
+  const auto known = check_device(device_of(typed));
+  return known ? report_summary(planned(settings, typed), typed)
+               : report(known.error(), kUsageStatus);
 }
 #else
 int without_torch() {
@@ -331,6 +344,15 @@ void add_plan_of(CLI::App& command, int& status, const std::string& example) {
   auto typed = std::make_shared<Typed>();
   plan_of->add_option("--config", typed->config, "Options from FILE.toml or FILE.json")
       ->type_name("FILE");
+  plan_of
+      ->add_option("--device", typed->device,
+                   "The step must fit this device too: cpu, cuda, or simulated as a CUDA device")
+      ->type_name("NAME")
+      ->capture_default_str();
+  plan_of
+      ->add_option("--device-memory-limit", typed->device_memory_limit,
+                   "What the device's allocator may reserve, as 8GiB; of cuda what is free")
+      ->type_name("SIZE");
   add_keys(*plan_of, typed, defaults,
            [](const Field& field) { return std::string_view(field.name) != "batch_size"; });
   plan_of->add_flag("--json", typed->json, "One line of JSON instead of the table");

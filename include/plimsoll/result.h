@@ -37,12 +37,14 @@ enum class Tag : std::uint8_t {
   kEmbedding,  ///< The slabs of embedding stores.
   kFeature,    ///< The slabs of feature stores.
   kLoader,     ///< The loader's ring of slots.
+  kPinned,     ///< Page-locked buffers through which batches reach a device.
   kForeign,    ///< Declared for what we cannot see: Python, NumPy, kernels' scratch, code.
   kOther,      ///< Everything else.
 };
-inline constexpr int kTagCount = 6;
+inline constexpr int kTagCount = 7;
 
-/// The word printed for a tag: "tensors", "rows", "features", "loader", "foreign", "other".
+/// The word printed for a tag: "tensors", "rows", "features", "loader", "pinned", "foreign",
+/// "other".
 [[nodiscard]] const char* tag_name(Tag tag) noexcept;
 
 /// Why an operation was refused or failed.

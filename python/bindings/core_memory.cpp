@@ -177,6 +177,7 @@ void bind_governor(nb::module_& m) {
       .value("ROWS", Tag::kEmbedding)
       .value("FEATURES", Tag::kFeature)
       .value("LOADER", Tag::kLoader)
+      .value("PINNED", Tag::kPinned)
       .value("FOREIGN", Tag::kForeign)
       .value("OTHER", Tag::kOther);
   nb::class_<Lease>(m, "Lease")

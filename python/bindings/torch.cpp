@@ -106,14 +106,17 @@ AnyRecipe settings_of(const std::string& run) {
   return settings;
 }
 
-std::string plan(const std::string& recipe, const std::string& config, const Pairs& options) {
+std::string plan(const std::string& recipe, const std::string& config, const Pairs& options,
+                 const std::string& device, const std::string& device_memory_limit) {
   if (recipe != "cosir") {
     throw Exception(make_error(ErrorCode::kInvalidArgument,
                                "recipe \"" + recipe + "\" has no plan yet", "use \"cosir\""));
   }
   auto settings = new_settings<CosirSettings>(config, options, "plimsoll.plan()");
   settings.resolve(/*wants_out=*/false).or_throw();
-  return plan_cosir(settings).or_throw().to_json();
+  return plan_cosir(settings, /*weigh_choices=*/false, {device, device_memory_limit})
+      .or_throw()
+      .to_json();
 }
 
 template <class AnyRecipe>
@@ -188,8 +191,8 @@ void bind_arena(nb::module_& m) {
 void bind_recipes(nb::module_& m) {
   m.def("train", &train, nb::arg("recipe"), nb::arg("config"), nb::arg("options"), nb::arg("quiet"),
         nb::call_guard<nb::gil_scoped_release>());
-  m.def("plan", &plan, nb::arg("recipe"), nb::arg("config"), nb::arg("options"),
-        nb::call_guard<nb::gil_scoped_release>());
+  m.def("plan", &plan, nb::arg("recipe"), nb::arg("config"), nb::arg("options"), nb::arg("device"),
+        nb::arg("device_memory_limit"), nb::call_guard<nb::gil_scoped_release>());
   m.def("resume", &resume, nb::arg("run"), nb::arg("options"), nb::arg("quiet"),
         nb::call_guard<nb::gil_scoped_release>());
   m.def("evaluate", &evaluate, nb::arg("run"), nb::call_guard<nb::gil_scoped_release>());

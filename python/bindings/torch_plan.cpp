@@ -10,13 +10,16 @@
 #include <string>
 #include <utility>
 
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include "bindings.h"
 #include "plan/batch_plan.h"
+#include "plimsoll/torch.h"
 #include "torch/arena_pages.h"
+#include "torch/device_backend.h"
 #include "torch/step_tracer.h"
 #include "torch_plan.h"
 
@@ -37,6 +40,19 @@ nb::dict dict_of(const PeakParts& parts) {
   out["optimizer"] = parts.optimizer_bytes;
   out["temporaries"] = parts.temporary_bytes;
   out["other threads"] = parts.other_threads_bytes;
+  return out;
+}
+
+nb::dict dict_of(const DevicePeak& device) {
+  nb::dict out;
+  out["name"] = device.name;
+  out["limit_bytes"] = device.limit_bytes;
+  out["bound_bytes"] = device.bound_bytes;
+  out["reserved_bytes"] = device.reserved_bytes;
+  out["allocated_bytes"] = device.allocated_bytes;
+  out["fragmentation_bytes"] = device.fragmentation_bytes;
+  out["static_bytes"] = device.static_bytes;
+  out["steady"] = device.steady;
   return out;
 }
 
@@ -67,6 +83,9 @@ nb::dict dict_of(const BatchPlan& plan) {
   }
   out["verified"] = verified;
   out["advice"] = plan.advice;
+  if (plan.device) {
+    out["device"] = dict_of(*plan.device);
+  }
   return out;
 }
 
@@ -80,14 +99,34 @@ Result<void> run_step(const nb::callable& step, const StepSize& size) {
   return {};
 }
 
+using Staying = std::vector<std::pair<std::uintptr_t, std::int64_t>>;  // Addresses and bytes.
+
+// A device and the bytes of every tensor that stays on it; those of the arena's count as listed.
+DeviceMemory device_memory(const DeviceBackend& device, const Staying& staying) {
+  DeviceMemory memory;
+  memory.name = device.name();
+  memory.limit_bytes = device.limit_bytes();
+  for (const auto& [address, bytes] : staying) {
+    memory.static_blocks.push_back(bytes);
+    memory.static_listed_bytes +=
+        TensorArena::owns(reinterpret_cast<const void*>(address)) ? arena_block_bytes(bytes) : 0;
+  }
+  return memory;
+}
+
 nb::dict plan(const Governor& governor, const nb::callable& step, const nb::object& extent,
               std::int64_t least_rows, std::int64_t most_rows, std::int64_t multiple,
-              std::int64_t available_bytes) {
+              std::int64_t available_bytes, const std::string& device,
+              const std::string& device_memory_limit, const Staying& staying) {
+  const auto opened = open_device({device, device_memory_limit}).or_throw();
   PlanOptions options;
   options.least_rows = least_rows;
   options.most_rows = most_rows;
   options.multiple = multiple;
   options.available_bytes = available_bytes;
+  if (opened != nullptr) {
+    options.device = device_memory(*opened, staying);
+  }
   if (!extent.is_none()) {
     options.size_of = [&extent](std::int64_t rows) {
       return size_from(nb::cast<Extent>(extent(rows)));
@@ -149,7 +188,14 @@ class StepTraces {
 void bind_plan(nb::module_& m) {
   m.def("plan_batch", &plan, nb::arg("governor"), nb::arg("step"), nb::arg("extent").none(),
         nb::arg("least_rows"), nb::arg("most_rows"), nb::arg("multiple"),
-        nb::arg("available_bytes"));
+        nb::arg("available_bytes"), nb::arg("device"), nb::arg("device_memory_limit"),
+        nb::arg("staying"));
+  m.def(
+      "check_device",
+      [](const std::string& device, const std::string& memory_limit) {
+        static_cast<void>(open_device({device, memory_limit}).or_throw());
+      },
+      nb::arg("device"), nb::arg("device_memory_limit"));
   m.def("block_bytes", &arena_block_bytes, nb::arg("bytes"));
   nb::class_<StepTraces>(m, "StepTraces")
       .def(nb::init<>())

@@ -136,7 +136,8 @@ class Ledger:
         """limit − baseline − committed."""
     @property
     def pools(self) -> dict[str, PoolState]:
-        """By tag: "tensors", "rows", "features", "loader", "foreign", "other"."""
+        """By tag: "tensors", "rows", "features", "loader", "pinned", "foreign",
+        "other"."""
     def __str__(self) -> str: ...
 
 class Eviction:
@@ -237,6 +238,7 @@ class Tag:
     ROWS: ClassVar[Tag]
     FEATURES: ClassVar[Tag]
     LOADER: ClassVar[Tag]
+    PINNED: ClassVar[Tag]
     FOREIGN: ClassVar[Tag]
     OTHER: ClassVar[Tag]
 

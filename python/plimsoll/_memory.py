@@ -19,6 +19,7 @@ _TAGS = {
     "rows": _core.Tag.ROWS,
     "features": _core.Tag.FEATURES,
     "loader": _core.Tag.LOADER,
+    "pinned": _core.Tag.PINNED,
     "foreign": _core.Tag.FOREIGN,
     "other": _core.Tag.OTHER,
 }

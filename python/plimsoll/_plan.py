@@ -103,6 +103,11 @@ class BatchPlan:
     baseline_bytes: int
     warnings: list[str] = dataclasses.field(default_factory=list)
     from_cache: bool = False
+    device: dict[str, Any] | None = None
+    """What the step would hold on the device that was asked for: name, limit_bytes, reserved_bytes,
+    bound_bytes (that and room for what its kernels do otherwise: never above limit_bytes),
+    allocated_bytes, fragmentation_bytes (reserved and free when it reserved most), static_bytes
+    (reserved for what stays), steady (a repeated step reserves no more)."""
 
     def memory_budget(self) -> MemoryBudget:
         """The same in the original's terms."""
@@ -136,6 +141,13 @@ class BatchPlan:
         if self.bytes_per_row:
             lines.append(f"  one row more: {format_bytes(self.bytes_per_row)}")
         lines.append(f"  {self.larger_rows} rows: {format_bytes(self.larger_leased_bytes)} to admit, as predicted")
+        if self.device:
+            on = self.device
+            lines.append(f"  {on['name']}: {format_bytes(on['reserved_bytes'])} reserved, "
+                         f"{format_bytes(on['allocated_bytes'])} allocated, "
+                         f"{format_bytes(on['fragmentation_bytes'])} fragments; "
+                         f"{format_bytes(on['bound_bytes'])} of its {format_bytes(on['limit_bytes'])} "
+                         "with room for its kernels")
         lines += [f"  {self.advice}"] if self.advice else []
         lines += [f"  warning: {text}" for text in self.warnings]
         return "\n".join(lines)
@@ -147,7 +159,8 @@ def plan_batch(step: Callable[[int], Any] | None = None, *, model: Any = None,
                min_batch_size: int = 1, max_batch_size: int = 8192, multiple_of: int = 1,
                extent: Callable[[int], tuple[int, int]] | None = None, mode: str = "measured",
                sample: Any = None, key: str = "",
-               directory: str | os.PathLike[str] | None = None) -> BatchPlan:
+               directory: str | os.PathLike[str] | None = None, device: str = "cpu",
+               device_memory_limit: int | str = "") -> BatchPlan:
     """The largest batch size whose training step fits into the memory that is left for tensors.
 
         def step(batch_size):                       # One whole step on the largest samples.
@@ -176,6 +189,12 @@ def plan_batch(step: Callable[[int], Any] | None = None, *, model: Any = None,
                versions and limit gets it without a step.
     directory: for that, and for the state kept meanwhile; default: $PLIMSOLL_CACHE_DIR or
                ~/.cache/plimsoll.
+    device:    "cuda" or "simulated": the step, which still runs on the CPU, must also fit what such
+               a device's caching allocator would reserve for its blocks; "bounded" at best, since
+               no step runs there. The device's context and its libraries' workspaces are not
+               counted: leave them out of the limit.
+    device_memory_limit: what the allocator may reserve: "8GiB"; of "cuda" also "80%", and by default
+               what is free now.
     Errors:    BudgetExceeded when not even min_batch_size fits, naming a limit that would do;
                ValueError (options; a layer that mode="static" does not know, by name); what `step`
                raises, but for refusals of memory.
@@ -189,6 +208,10 @@ def plan_batch(step: Callable[[int], Any] | None = None, *, model: Any = None,
         raise ValueError(f"mode: {mode!r} is neither \"measured\" nor \"static\"")
     models, optimizers = _listed(model), _listed(optimizer)
     teachers = _listed(teacher)
+    device_limit = str(device_memory_limit)
+    extension.check_device(device, device_limit)
+    if device != "cpu" and mode == "static":
+        raise ValueError(f"device: {device!r} wants a step that is replayed; mode=\"static\" runs none")
     available_bytes = byte_size(available, "available") if available != "" else 0
     held = _held(models, optimizers, teachers, extension.block_bytes)
     if mode == "static":
@@ -204,14 +227,17 @@ def plan_batch(step: Callable[[int], Any] | None = None, *, model: Any = None,
     file = None
     if key:
         options = [min_batch_size, max_batch_size, multiple_of, governor.limit_bytes,
-                   available_bytes]
+                   available_bytes, *([device, device_limit] if device != "cpu" else [])]
         file = folder / "plans" / f"{_stable_key(key, models + teachers, optimizers, options)}.json"
         kept = _read_kept(file, available_bytes or _left_for_tensors(governor))
         if kept is not None:
             return kept
 
+    def on_device() -> tuple[str, str, list[tuple[int, int]]]:
+        return device, device_limit, _staying(models, optimizers, teachers)
+
     found = _measure(extension, governor, step, TrainingState(models, optimizers, others, folder),
-                     extent, min_batch_size, max_batch_size, multiple_of, available_bytes)
+                     extent, min_batch_size, max_batch_size, multiple_of, available_bytes, on_device)
     plan = _finished(found, held, governor)
     if file is not None:
         _write_kept(file, plan)
@@ -220,7 +246,8 @@ def plan_batch(step: Callable[[int], Any] | None = None, *, model: Any = None,
 
 def _measure(extension: Any, governor: Governor, step: Callable[[int], Any], state: TrainingState,
              extent: Callable[[int], tuple[int, int]] | None, least: int, most: int, multiple: int,
-             available: int) -> dict[str, Any]:
+             available: int,
+             on_device: Callable[[], tuple[str, str, list[tuple[int, int]]]]) -> dict[str, Any]:
     sizes = (lambda rows: (rows, *extent(rows))) if extent else None
     collecting = gc.isenabled()
     gc.collect()
@@ -236,7 +263,8 @@ def _measure(extension: Any, governor: Governor, step: Callable[[int], Any], sta
             raise BudgetExceeded(
                 f"not even a step of {least} rows fits: {refusal}", "tensors", 0, room,
                 governor.limit_bytes, None, "raise the limit, or lower min_batch_size")
-        return extension.plan_batch(governor._core, attempt, sizes, least, most, multiple, available)
+        return extension.plan_batch(governor._core, attempt, sizes, least, most, multiple, available,
+                                    *on_device())
     finally:
         if collecting:
             gc.enable()
@@ -309,6 +337,20 @@ def _held(models: list[Any], optimizers: list[Any], teachers: list[Any],
         "teacher": size(t for teacher in teachers
                         for t in [*teacher.parameters(), *teacher.buffers()]),
     }
+
+
+def _staying(models: list[Any], optimizers: list[Any],
+             teachers: list[Any]) -> list[tuple[int, int]]:
+    """Address and bytes of every storage that stays from step to step: parameters, buffers, states."""
+    import torch
+
+    tensors = [t for module in models + teachers for t in [*module.parameters(), *module.buffers()]]
+    for optimizer in optimizers:
+        tensors += [p for group in optimizer.param_groups for p in group["params"]]
+        tensors += [v for values in optimizer.state.values() for v in values.values()
+                    if isinstance(v, torch.Tensor)]
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
+    return [(address, size) for address, size in storages.items() if size]
 
 
 # ---- Answers kept on disk ----

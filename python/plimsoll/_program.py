@@ -45,12 +45,16 @@ def train(recipe: str, *, data: str | os.PathLike[str], out: str | os.PathLike[s
 
 
 def plan(recipe: str, *, data: str | os.PathLike[str], memory_limit: int | str = "",
-         config: str | os.PathLike[str] | None = None, **options: Any) -> dict[str, Any]:
+         config: str | os.PathLike[str] | None = None, device: str = "cpu",
+         device_memory_limit: int | str = "", **options: Any) -> dict[str, Any]:
     """The largest batch that a run of these options can train with, and who holds what of the limit.
 
     What `plimsoll plan --json` prints: batch_size, label ("exact", "bounded"), peak_bytes, parts,
     store_bytes, cache_bytes, queue_bytes, eval_peak_bytes, advice, … `train(batch_size="auto")` plans
     the same way. plimsoll.plan_batch() plans a training loop of your own.
+
+    device, device_memory_limit: as plimsoll.plan_batch(); the answer then has `device` and
+    `pinned_bytes`.
 
     Errors: as train().
     """
@@ -58,7 +62,7 @@ def plan(recipe: str, *, data: str | os.PathLike[str], memory_limit: int | str =
     extension = _torch_gate.load()
     with _torch_settings():
         return json.loads(extension.plan(recipe, "" if config is None else os.fspath(config),
-                                         _pairs(given)))
+                                         _pairs(given), device, str(device_memory_limit)))
 
 
 def resume(run: str | os.PathLike[str], *, progress: bool = True, **options: Any) -> dict[str, Any]:

@@ -34,7 +34,8 @@ def make_deterministic(compute_threads: int) -> None:
     """Fixes what makes torch's results depend on the run. Errors: ValueError without MKL_CBWR."""
 def train(recipe: str, config: str, options: list[tuple[str, str]], quiet: bool) -> str:
     """Returns the summary as JSON. Errors: ValueError, BudgetExceeded, OSError."""
-def plan(recipe: str, config: str, options: list[tuple[str, str]]) -> str:
+def plan(recipe: str, config: str, options: list[tuple[str, str]], device: str,
+         device_memory_limit: str) -> str:
     """Returns the plan as JSON. Errors: ValueError, BudgetExceeded, OSError."""
 def resume(run: str, options: list[tuple[str, str]], quiet: bool) -> str:
     """Returns the summary as JSON. Errors: NotFoundError, ValueError."""
@@ -44,11 +45,15 @@ def run_program(arguments: list[str]) -> int:
     """The program `plimsoll`; returns its exit status."""
 def plan_batch(governor: Governor, step: Callable[[int], str],
                extent: Callable[[int], tuple[int, int, int]] | None, least_rows: int,
-               most_rows: int, multiple: int, available_bytes: int) -> dict[str, Any]:
+               most_rows: int, multiple: int, available_bytes: int, device: str,
+               device_memory_limit: str, staying: list[tuple[int, int]]) -> dict[str, Any]:
     """plimsoll.plan_batch() without its Python side. `step` returns "" or a refusal's text.
 
-    available_bytes: 0 for what the governor leaves. Errors: BudgetExceeded, ValueError.
+    available_bytes: 0 for what the governor leaves; staying: address and bytes of the storages that
+    stay from step to step. Errors: BudgetExceeded, ValueError.
     """
+def check_device(device: str, device_memory_limit: str) -> None:
+    """Whether plans can be made for the device. Errors: ValueError naming the option."""
 def block_bytes(bytes: int) -> int:
     """What the arena takes for a block of so many bytes: its class, or whole pages."""
 

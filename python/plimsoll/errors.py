@@ -19,7 +19,8 @@ class BudgetExceeded(MemoryError):
     """
 
     tag: str
-    """Whose bytes were asked for: "tensors", "rows", "features", "loader", "foreign", "other"."""
+    """Whose bytes were asked for: "tensors", "rows", "features", "loader", "pinned", "foreign",
+    "other"."""
     requested_bytes: int
     available_bytes: int
     limit_bytes: int

@@ -63,6 +63,8 @@ const char* tag_name(Tag tag) noexcept {
       return "features";
     case Tag::kLoader:
       return "loader";
+    case Tag::kPinned:
+      return "pinned";
     case Tag::kForeign:
       return "foreign";
     case Tag::kOther:

@@ -20,7 +20,7 @@ Error refusal() {
   error.available_bytes = 12_MiB + 512_KiB;
   error.limit_bytes = 768_MiB;
   error.baseline_bytes = 225_MiB;
-  error.held_bytes = {300_MiB, 128_MiB, 0, 38_MiB, 64_MiB + 512_KiB, 0};
+  error.held_bytes = {300_MiB, 128_MiB, 0, 38_MiB, 0, 64_MiB + 512_KiB, 0};
   error.advice = "raise --memory-limit or lower batch_size";
   return error;
 }
@@ -89,6 +89,7 @@ TEST(ErrorTest, NamesEveryTag) {
   EXPECT_STREQ(tag_name(Tag::kEmbedding), "rows");
   EXPECT_STREQ(tag_name(Tag::kFeature), "features");
   EXPECT_STREQ(tag_name(Tag::kLoader), "loader");
+  EXPECT_STREQ(tag_name(Tag::kPinned), "pinned");
   EXPECT_STREQ(tag_name(Tag::kForeign), "foreign");
   EXPECT_STREQ(tag_name(Tag::kOther), "other");
 }

@@ -18,6 +18,7 @@ constexpr std::array<const char*, kTagCount> kLimitAdvice{
     "raise --memory-limit or lower store_bytes",
     "raise --memory-limit or lower cache_bytes",
     "raise --memory-limit or lower queue_bytes",
+    "raise --memory-limit or lower batch_size",
     "raise --memory-limit or declare fewer foreign_bytes",
     "raise --memory-limit",
 };

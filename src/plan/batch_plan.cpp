@@ -4,11 +4,13 @@
 #include "plan/batch_plan.h"
 
 #include <algorithm>
+#include <string_view>
 #include <utility>
 
 #include <fmt/format.h>
 
 #include "base/check.h"
+#include "plan/device_allocator.h"
 #include "plan/step_peak.h"
 #include "plimsoll/bytes.h"
 
@@ -22,7 +24,21 @@ constexpr std::size_t kLadderMax = 9;
 // Room for what a step of another size may do otherwise: an eighth of what is not static.
 constexpr std::int64_t kUnverifiedShare = 8;
 
+constexpr const char* kDeviceAdvice =
+    "raise --device-memory-limit (device_memory_limit), or make the model smaller";
+
+// Room for what the device's kernels do otherwise: a share of what is not static.
+DevicePeak with_bound(DevicePeak peak, std::int64_t share) {
+  const std::int64_t room = (peak.reserved_bytes - peak.static_bytes) / share;
+  peak.bound_bytes = peak.reserved_bytes + (room + kSegmentUnit - 1) / kSegmentUnit * kSegmentUnit;
+  return peak;
+}
+
 }  // namespace
+
+bool refused_by_device(const Error& error) noexcept {
+  return error.code == ErrorCode::kOverBudget && std::string_view(error.advice) == kDeviceAdvice;
+}
 
 const char* label_name(PlanLabel label) noexcept {
   switch (label) {
@@ -128,6 +144,21 @@ Result<StepPrediction> StepRegions::predict(const StepSize& size) const {
     if (one.bound_bytes > highest.bound_bytes) {
       highest = std::move(one);
     }
+  }
+  return highest;
+}
+
+Result<DevicePeak> StepRegions::predict_on_device(const StepSize& size,
+                                                  const DeviceMemory& memory) const {
+  const auto regions = answering(size.rows);
+  if (regions.empty()) {
+    return fail(ErrorCode::kNotFound, "no two steps did the same things: nothing to predict from");
+  }
+  DevicePeak highest;
+  for (const Region* region : regions) {
+    const std::int64_t share = region->model.confirmed() ? kUnverifiedShare : kUnverifiedShare / 2;
+    const DevicePeak one = with_bound(replay_on_device(region->model, size, memory), share);
+    highest = one.bound_bytes > highest.bound_bytes ? one : highest;
   }
   return highest;
 }
@@ -248,11 +279,43 @@ class Planner {
     const auto predicted = regions_.predict(size_of(rows));
     const std::int64_t needed =
         predicted ? options_.leased_bytes(predicted->peak.bytes) : INT64_MAX;
-    if (needed > options_.available_bytes || !options_.room_for) {
-      return needed <= options_.available_bytes;
+    if (needed > options_.available_bytes || !fits_device(rows)) {
+      return false;
+    }
+    if (!options_.room_for) {
+      return true;
     }
     PLIMSOLL_TRY(const std::int64_t room, options_.room_for(rows));
     return needed <= room;
+  }
+
+  [[nodiscard]] bool fits_device(std::int64_t rows) const {
+    if (!options_.device) {
+      return true;
+    }
+    const auto peak = regions_.predict_on_device(size_of(rows), *options_.device);
+    return peak && peak->bound_bytes <= peak->limit_bytes;
+  }
+
+  // The device's part of the answer, from its prediction or, where it did something else, from the
+  // very step that ran. False: it does not fit.
+  Result<bool> settle_device(const StepTrace& traced, bool as_predicted) {
+    if (!options_.device) {
+      return true;
+    }
+    DevicePeak peak;
+    if (as_predicted) {
+      PLIMSOLL_TRY(peak, regions_.predict_on_device(traced.size, *options_.device));
+    } else {
+      PLIMSOLL_TRY(const StepModel model, StepModel::fit({&traced, 1}));
+      peak = with_bound(replay_on_device(model, traced.size, *options_.device), kUnverifiedShare);
+    }
+    if (peak.bound_bytes <= peak.limit_bytes) {
+      plan_.device = peak;
+      return true;
+    }
+    refused_ = {traced.size.rows, peak.bound_bytes};
+    return false;
   }
 
   // The largest size allowed that is predicted to fit; 0 for none.
@@ -304,6 +367,13 @@ class Planner {
       most_ = rows - std::max<std::int64_t>(1, rows / 16);
       return false;
     }
+    PLIMSOLL_TRY(const bool on_device, settle_device(*traced, step.as_predicted));
+    if (!on_device) {
+      most_ = rows - std::max<std::int64_t>(1, rows / 16);
+      (void)regions_.add(std::move(*traced));
+      PLIMSOLL_TRY_VOID(widen(rows));
+      return false;
+    }
     plan_.batch_size = rows;
     plan_.peak = predicted.peak;
     plan_.leased_bytes =
@@ -346,7 +416,36 @@ class Planner {
     plan_.larger_leased_bytes = options_.leased_bytes(more.peak.bytes);
     plan_.at_most_rows = rows + options_.multiple > options_.most_rows;
     plan_.advice = advice();
+    if (plan_.device) {
+      plan_.label = PlanLabel::kBounded;  // No step has run there.
+      PLIMSOLL_TRY_VOID(advise_on_device());
+    }
     return plan_;
+  }
+
+  // Where the device holds the batch, its limit is what to change.
+  Result<void> advise_on_device() {
+    if (plan_.at_most_rows) {
+      return {};
+    }
+    Wanted wanted = refused_.rows > plan_.batch_size ? refused_ : Wanted{};
+    if (wanted.rows == 0) {
+      const std::int64_t next = (plan_.batch_size / options_.multiple + 1) * options_.multiple;
+      if (fits_device(next)) {
+        return {};
+      }
+      // Fragmentation may be worse at the next size than at a larger one.
+      for (const std::int64_t rows : {next, plan_.larger_rows}) {
+        PLIMSOLL_TRY(const DevicePeak peak,
+                     regions_.predict_on_device(size_of(rows), *options_.device));
+        wanted = {rows, std::max(wanted.bytes, peak.bound_bytes)};
+      }
+    }
+    plan_.advice = fmt::format(
+        "the device holds the batch at {} rows: {} rows want a --device-memory-limit "
+        "of {}MiB; {}",
+        plan_.batch_size, wanted.rows, wanted.bytes / kMiB, plan_.advice);
+    return {};
   }
 
   [[nodiscard]] std::string advice() const {
@@ -385,7 +484,38 @@ class Planner {
     return what;
   }
 
+  // Of what is refused although the process has room for it.
+  [[nodiscard]] Error device_refusal(const DevicePeak& peak) const {
+    Error error = make_error(
+        ErrorCode::kOverBudget,
+        fmt::format("a step of {} rows would make the device reserve {}, and its limit is {}; "
+                    "--device-memory-limit {}MiB would do",
+                    options_.least_rows, format_bytes(peak.bound_bytes),
+                    format_bytes(peak.limit_bytes), peak.bound_bytes / kMiB),
+        kDeviceAdvice);
+    error.tag = Tag::kTensor;
+    error.requested_bytes = peak.bound_bytes;
+    error.available_bytes = peak.limit_bytes;
+    error.limit_bytes = peak.limit_bytes;
+    error.smallest_limit_bytes = peak.bound_bytes;
+    return error;
+  }
+
+  // What the least step lacks on the device, if that is all that it lacks.
+  [[nodiscard]] std::optional<DevicePeak> lacking_on_device() const {
+    const auto on_host = regions_.predict(size_of(options_.least_rows));
+    if (!options_.device || !on_host ||
+        options_.leased_bytes(on_host->peak.bytes) > options_.available_bytes) {
+      return std::nullopt;
+    }
+    const auto peak = regions_.predict_on_device(size_of(options_.least_rows), *options_.device);
+    return peak && peak->bound_bytes > peak->limit_bytes ? std::optional(*peak) : std::nullopt;
+  }
+
   [[nodiscard]] Error refusal() const {
+    if (const auto lacking = lacking_on_device()) {
+      return device_refusal(*lacking);
+    }
     const auto predicted = regions_.predict(size_of(options_.least_rows));
     // Without a prediction only this is known: what there is was not enough.
     std::int64_t room = options_.available_bytes;
@@ -416,8 +546,15 @@ class Planner {
     return error;
   }
 
+  // What a size wants of the device.
+  struct Wanted {
+    std::int64_t rows{0};
+    std::int64_t bytes{0};
+  };
+
   const TraceStep& trace_;
   const PlanOptions& options_;
+  Wanted refused_;  // The last size that ran, and that the device does not hold.
   StepRegions regions_;
   BatchPlan plan_;
   std::int64_t most_{0};

@@ -21,6 +21,7 @@
 #include <string>
 #include <vector>
 
+#include "plan/device_replay.h"
 #include "plan/step_model.h"
 #include "plan/step_trace.h"
 #include "plimsoll/result.h"
@@ -54,6 +55,11 @@ class StepRegions {
 
   /// Errors: kNotFound while no two traces are of one region.
   [[nodiscard]] Result<StepPrediction> predict(const StepSize& size) const;
+
+  /// What a device would hold; the larger answer where two regions speak for a size. Errors: as
+  /// predict().
+  [[nodiscard]] Result<DevicePeak> predict_on_device(const StepSize& size,
+                                                     const DeviceMemory& memory) const;
 
   /// Whether the region that would answer for the trace's size predicts it to the byte.
   [[nodiscard]] bool predicts(const StepTrace& trace) const;
@@ -99,6 +105,8 @@ struct BatchPlan {
   std::vector<std::int64_t> traced_rows;
   std::vector<VerifiedStep> verified;
   std::string advice;  ///< What would buy more room.
+  /// With PlanOptions::device. The label is then kBounded: no step has run on the device.
+  std::optional<DevicePeak> device{};
 };
 
 struct PlanOptions {
@@ -119,13 +127,20 @@ struct PlanOptions {
   std::function<Result<std::int64_t>()> estimate_least{};
   /// The largest step of so many rows. Default: rows alone.
   std::function<StepSize(std::int64_t)> size_of{};
+  /// The step must fit this device too: its bound_bytes into limit_bytes. What a device reserves
+  /// does not rise with every row: the answer fits, and the size after it does not.
+  std::optional<DeviceMemory> device{};
 };
+
+/// Whether a plan was refused because of the device; its smallest_limit_bytes is the device's.
+[[nodiscard]] bool refused_by_device(const Error& error) noexcept;
 
 /// Runs two steps of so many rows and traces the second.
 using TraceStep = std::function<Result<StepTrace>(const StepSize&)>;
 
-/// Errors: kOverBudget when not even least_rows fit, naming the smallest limit that would do;
-/// kInvalidArgument for options that exclude every size; what `trace` returns, but for refusals.
+/// Errors: kOverBudget when not even least_rows fit, naming the smallest limit that would do (of
+/// the process; of the device, when only that is too small: refused_by_device()); kInvalidArgument
+/// for options that exclude every size; what `trace` returns, but for refusals.
 Result<BatchPlan> plan_batch(const TraceStep& trace, const PlanOptions& options);
 
 }  // namespace plimsoll

@@ -226,6 +226,15 @@ ReplayedPeak StepModel::replay(const StepSize& size, BlockBytes block_bytes) con
   return peak;
 }
 
+std::vector<std::int64_t> StepModel::block_sizes(const StepSize& size) const {
+  std::vector<std::int64_t> sizes;
+  sizes.reserve(formulas_.size());
+  for (const SizeFormula& formula : formulas_) {
+    sizes.push_back(formula.at(size));
+  }
+  return sizes;
+}
+
 bool StepModel::predicts(const StepTrace& trace) const {
   if (!aligned(trace, shape_) || trace.static_bytes != shape_.static_bytes ||
       trace.other_threads_bytes != 0 || shape_.other_threads_bytes != 0) {

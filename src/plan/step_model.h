@@ -60,6 +60,12 @@ class StepModel {
   /// The highest sum of live blocks during the step, in the allocator's own bytes.
   [[nodiscard]] ReplayedPeak replay(const StepSize& size, BlockBytes block_bytes) const;
 
+  /// Bytes of every block at a size, as asked for.
+  [[nodiscard]] std::vector<std::int64_t> block_sizes(const StepSize& size) const;
+
+  /// One of the traced steps: the order of its events is that of all.
+  [[nodiscard]] const StepTrace& shape() const noexcept { return shape_; }
+
   /// Whether a traced step is, event by event and byte by byte, the one predicted for its size.
   [[nodiscard]] bool predicts(const StepTrace& trace) const;
 

@@ -27,6 +27,7 @@
 #include "recipes/cosir_settle.h"
 #include "recipes/cosir_state.h"
 #include "recipes/cosir_step.h"
+#include "recipes/device_plan.h"
 #include "recipes/plan_json.h"
 #include "torch/arena_pages.h"
 #include "torch/step_tracer.h"
@@ -82,8 +83,13 @@ std::int64_t admitted_bytes(std::int64_t live_bytes) {
 
 class Planning {
  public:
-  Planning(const CosirConfig& config, Governor governor, std::filesystem::path folder)
-      : config_(config), governor_(std::move(governor)), folder_(std::move(folder)) {}
+  // `device`: nullptr for the host alone.
+  Planning(const CosirConfig& config, Governor governor, std::filesystem::path folder,
+           const DeviceBackend* device)
+      : config_(config),
+        governor_(std::move(governor)),
+        folder_(std::move(folder)),
+        device_(device) {}
 
   Result<CosirPlan> plan() {
     PLIMSOLL_TRY_VOID(open(kFirstRows));
@@ -114,6 +120,7 @@ class Planning {
   Result<void> open(std::int64_t rows) {
     stepper_.reset();
     batch_.reset();
+    pinned_ = {};
     data_.reset();
     TensorArena::purge();
     std::error_code ignored;
@@ -128,8 +135,20 @@ class Planning {
     }
     stepper_.emplace(config_, &*state_, data_.get());
     PLIMSOLL_TRY_VOID(data_->rows().begin_epoch(0));
+    if (device_ != nullptr) {
+      PLIMSOLL_TRY(pinned_, lease_pinned(governor_, data_->loader().slot_bytes()));
+    }
     opened_rows_ = rows;
     return {};
+  }
+
+  // The device as the data is open: a batch of the loader is a block on it.
+  DeviceMemory memory_of_device() {
+    DeviceMemory memory = device_memory(*device_, state_->tensors());
+    const std::int64_t slot = data_->loader().slot_bytes();
+    const std::int64_t row_bytes = (slot + opened_rows_ - 1) / opened_rows_;
+    memory.batch_bytes = [row_bytes](std::int64_t rows) { return rows * row_bytes; };
+    return memory;
   }
 
   Result<void> first_batch() {
@@ -190,6 +209,9 @@ class Planning {
     options.room_for = [this](std::int64_t rows) { return room_for(rows); };
     options.block_bytes = &arena_block_bytes;
     options.leased_bytes = &admitted_bytes;
+    if (device_ != nullptr) {
+      options.device = memory_of_device();
+    }
     CosirPlan plan;
     PLIMSOLL_TRY(plan.batch,
                  plan_batch([this](const StepSize& size) { return trace(size); }, options));
@@ -226,12 +248,17 @@ class Planning {
     plan->cache_bytes = data_->bytes().cache;
     plan->queue_bytes = data_->bytes().queue;
     plan->foreign_bytes = config_.foreign_bytes;
+    if (plan->batch.device) {
+      plan->batch.device->pinned_bytes = pinned_.bytes();
+    }
     return true;
   }
 
   CosirConfig config_;
   Governor governor_;
   std::filesystem::path folder_;
+  const DeviceBackend* device_;
+  Lease pinned_;
   std::optional<State> state_;
   std::unique_ptr<Data> data_;
   std::optional<Stepper> stepper_;
@@ -242,7 +269,8 @@ class Planning {
 
 // `plan` is of the options as they are; the other way of each choice is planned after it.
 Result<std::vector<PlanChoice>> weigh(const CosirConfig& config, const Governor& governor,
-                                      const std::filesystem::path& folder, const CosirPlan& plan) {
+                                      const std::filesystem::path& folder,
+                                      const DeviceBackend* device, const CosirPlan& plan) {
   const auto choice = [](const CosirConfig& with, const BatchPlan& batch, bool configured) {
     return PlanChoice{.options = fmt::format("gradient_caching = {}", with.gradient_caching),
                       .batch = batch,
@@ -252,7 +280,7 @@ Result<std::vector<PlanChoice>> weigh(const CosirConfig& config, const Governor&
   std::vector<PlanChoice> choices{choice(config, plan.batch, true)};
   CosirConfig other = config;
   other.gradient_caching = !config.gradient_caching;
-  const auto found = Planning{other, governor, folder}.plan();
+  const auto found = Planning{other, governor, folder, device}.plan();
   if (!found && found.error().code != ErrorCode::kOverBudget) {
     return tl::unexpected(found.error());
   }
@@ -309,12 +337,15 @@ std::string CosirPlan::to_text() const {
   line("ring", queue_bytes, "batches ahead (queue_bytes)");
   line("foreign", foreign_bytes, "code and kernels' scratch (foreign_bytes)");
   line("baseline", baseline_bytes, "the process before the run");
+  text += device_text(batch);
   text += fmt::format("one pair more: {}\n{}", format_bytes(batch.bytes_per_row), batch.advice);
   return text + choices_text(choices, "a step", "row");
 }
 
-Result<CosirPlan> plan_cosir(const CosirSettings& settings, bool weigh_choices) {
+Result<CosirPlan> plan_cosir(const CosirSettings& settings, bool weigh_choices,
+                             const DeviceChoice& choice) {
   const CosirConfig& config = settings.config();
+  PLIMSOLL_TRY(const auto device, open_device(choice));  // Its libraries are in the baseline.
   const std::filesystem::path beside = config.out.empty()
                                            ? std::filesystem::current_path() / "plimsoll"
                                            : std::filesystem::path(config.out);
@@ -328,23 +359,26 @@ Result<CosirPlan> plan_cosir(const CosirSettings& settings, bool weigh_choices) 
     const Governor governor = std::move(*settled);
     baseline_bytes = governor.state().baseline_bytes;
     const auto done = without_refusal([&]() -> Result<void> {
-      plan = Planning{config, governor, folder.path()}.plan();
+      plan = Planning{config, governor, folder.path(), device.get()}.plan();
       if (plan && weigh_choices) {
-        PLIMSOLL_TRY(plan->choices, weigh(config, governor, folder.path(), *plan));
+        PLIMSOLL_TRY(plan->choices, weigh(config, governor, folder.path(), device.get(), *plan));
       }
       return {};
     });
     if (!done) {
       plan = tl::unexpected(done.error());
     }
-    if (!plan) {
+    if (!plan && !refused_by_device(plan.error())) {
       plan.error().limit_bytes = governor.state().limit_bytes;
     }
   }
   TensorArena::detach();
-  if (!plan && plan.error().code == ErrorCode::kOverBudget) {
+  if (!plan && plan.error().code == ErrorCode::kOverBudget && !refused_by_device(plan.error())) {
     CosirConfig automatic = config;
     automatic.batch_size = 0;
+    if (const auto shares = shares_of(automatic); device != nullptr && shares) {
+      automatic.foreign_bytes += shares->queue;  // Pinned are two batches: no more than the ring.
+    }
     Error error = std::move(plan).error();
     error.smallest_limit_bytes = 0;  // It spoke of the tensors of two rows alone.
     plan =

@@ -18,6 +18,7 @@
 #include "plimsoll/result.h"
 #include "recipes/cosir_config.h"
 #include "recipes/plan_choice.h"
+#include "torch/device_backend.h"
 
 namespace plimsoll {
 
@@ -47,11 +48,13 @@ struct CosirPlan {
 /// Chooses among multiples of 16 up to kAutoRowsMax that leave kAutoStepsMin steps an epoch.
 /// Data is opened in a folder of its own beside config().out, or in the current folder; it is
 /// removed again. config().batch_size is not looked at. With `weigh_choices` both ways of
-/// gradient_caching are planned and timed; one that does not fit is left out.
+/// gradient_caching are planned and timed; one that does not fit is left out. With a `device` the
+/// step must fit it too (device_plan.h); the evaluation is counted on the host alone.
 ///
 /// Requires: settings resolved; MKL_CBWR set.
-/// Errors: kOverBudget when not even two pairs fit, naming the smallest limit that would do; those
-/// of train_cosir().
-Result<CosirPlan> plan_cosir(const CosirSettings& settings, bool weigh_choices = false);
+/// Errors: kOverBudget when not even two pairs fit, naming the smallest limit that would do, of the
+/// process or of the device; those of train_cosir() and open_device().
+Result<CosirPlan> plan_cosir(const CosirSettings& settings, bool weigh_choices = false,
+                             const DeviceChoice& device = {});
 
 }  // namespace plimsoll

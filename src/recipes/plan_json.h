@@ -24,19 +24,52 @@ namespace plimsoll {
 [[nodiscard]] inline nlohmann::ordered_json batch_json(const BatchPlan& batch,
                                                        const char* per_row) {
   const PeakParts& parts = batch.peak.parts;
-  return {{"batch_size", batch.batch_size},
-          {"label", label_name(batch.label)},
-          {"peak_bytes", batch.peak.bytes},
-          {"leased_bytes", batch.leased_bytes},
-          {"available_bytes", batch.available_bytes},
-          {per_row, batch.bytes_per_row},
-          {"operator", batch.peak.op},
-          {"phase", phase_name(batch.peak.phase)},
-          {"parts",
-           {{"static", parts.static_bytes},
-            {"gradients", parts.gradient_bytes},
-            {"activations", parts.activation_bytes},
-            {"temporaries", parts.temporary_bytes}}}};
+  nlohmann::ordered_json json{{"batch_size", batch.batch_size},
+                              {"label", label_name(batch.label)},
+                              {"peak_bytes", batch.peak.bytes},
+                              {"leased_bytes", batch.leased_bytes},
+                              {"available_bytes", batch.available_bytes},
+                              {per_row, batch.bytes_per_row},
+                              {"operator", batch.peak.op},
+                              {"phase", phase_name(batch.peak.phase)},
+                              {"parts",
+                               {{"static", parts.static_bytes},
+                                {"gradients", parts.gradient_bytes},
+                                {"activations", parts.activation_bytes},
+                                {"temporaries", parts.temporary_bytes}}}};
+  if (batch.device) {
+    const DevicePeak& device = *batch.device;
+    json["device"] = {{"name", device.name},
+                      {"limit_bytes", device.limit_bytes},
+                      {"bound_bytes", device.bound_bytes},
+                      {"reserved_bytes", device.reserved_bytes},
+                      {"allocated_bytes", device.allocated_bytes},
+                      {"fragmentation_bytes", device.fragmentation_bytes},
+                      {"static_bytes", device.static_bytes},
+                      {"steady", device.steady}};
+    json["pinned_bytes"] = device.pinned_bytes;
+  }
+  return json;
+}
+
+/// What a step would hold on a device, a line each; "" without one.
+[[nodiscard]] inline std::string device_text(const BatchPlan& batch) {
+  if (!batch.device) {
+    return "";
+  }
+  const DevicePeak& device = *batch.device;
+  std::string text;
+  const auto line = [&text](const char* name, std::int64_t bytes, const std::string& note) {
+    text += fmt::format("  {:<14}{:>12}   {}\n", name, format_bytes(bytes), note);
+  };
+  line("device", device.reserved_bytes,
+       "reserved on " + device.name + ": segments of its allocator");
+  line("  allocated", device.allocated_bytes, "in blocks, at most");
+  line("  fragments", device.fragmentation_bytes, "reserved and free when it reserved most");
+  line("  bound", device.bound_bytes, "with room for what its kernels do otherwise");
+  line("  limit", device.limit_bytes, "of the device (--device-memory-limit)");
+  line("pinned", device.pinned_bytes, "two batches on their way there, of the process's limit");
+  return text;
 }
 
 /// [{"options", "batch_size", …}, …]; `row` is what a row is called: "row", "graph".

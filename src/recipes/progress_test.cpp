@@ -69,6 +69,15 @@ TEST(ProgressTest, PlainLinesComeAtABoundedRate) {
       << text;
 }
 
+TEST(ProgressTest, EveryOwnerHasALetterInTheBar) {
+  RunStatus status = example();
+  status.leased_by_tag.fill(status.limit_bytes / 10);  // Two cells of twenty for each.
+  const std::string drawn = draw_progress(status, 0.5, 200);
+  EXPECT_NE(drawn.find("[ttrrffllppxxoo......]"), std::string::npos) << drawn;
+  EXPECT_NE(drawn.find("loader 76.8 MiB, pinned 76.8 MiB, foreign 76.8 MiB"), std::string::npos)
+      << drawn;
+}
+
 TEST(ProgressTest, TheBarShowsEpochStepAndWhoHoldsTheLimit) {
   const std::string drawn = draw_progress(example(), 0.5, 200);
   EXPECT_NE(drawn.find("epoch 3/30 [==========>         ] step 1,410/12,000  loss 4.8127  31,204 "

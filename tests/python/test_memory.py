@@ -127,6 +127,18 @@ def test_a_promise_is_kept_for_its_tag(governor):
         governor.promise(1, "what")
 
 
+def test_pinned_memory_is_a_pool_of_its_own(governor):
+    with governor.reserve("10MiB", tag="pinned") as lease:
+        assert lease.tag == "pinned"
+        pools = governor.ledger().pools
+        assert pools["pinned"].leased_bytes == 10 * MIB and pools["loader"].leased_bytes == 0
+        assert "pinned" in str(governor.ledger())
+        with pytest.raises(plimsoll.BudgetExceeded, match="pinned wanted.*lower batch_size") as caught:
+            governor.reserve("100GiB", tag="pinned")
+        assert caught.value.held_bytes["pinned"] == 10 * MIB
+    assert governor.ledger().pools["pinned"].leased_bytes == 0
+
+
 def test_reserve_checks_its_arguments(governor):
     with pytest.raises(ValueError, match="tag"):
         governor.reserve(1, tag="rocks")

@@ -318,3 +318,82 @@ def test_graphs_are_planned_in_graphs_nodes_and_edges(governor):
     assert plan.peak_bytes >= live and leased <= 48 * MIB
     assert plan.label != "exact" or plan.peak_bytes == live
     assert plan.batch_size > 500
+
+
+# ---- A device beside the process ----
+
+
+def on_device(training, limit, **options):
+    return training.plan(device="simulated", device_memory_limit=limit, **options)
+
+
+def test_a_smaller_device_limit_gives_a_smaller_batch_and_is_told(governor):
+    training = Training()
+    host = training.plan()
+    assert host.device is None
+    sizes = []
+    for limit in (8 * MIB, "30MiB", "8GiB"):
+        plan = on_device(training, limit)
+        on = plan.device
+        assert plan.label == "bounded" and on["name"] == "simulated" and on["steady"]
+        assert on["static_bytes"] <= on["reserved_bytes"] <= on["bound_bytes"] <= on["limit_bytes"]
+        assert on["allocated_bytes"] + on["fragmentation_bytes"] >= on["reserved_bytes"] // 2
+        assert "simulated: " in str(plan) and "fragments" in str(plan)
+        sizes.append(plan.batch_size)
+    assert sizes[0] < sizes[1] < sizes[2] == host.batch_size
+
+
+def test_what_stays_is_placed_block_by_block_where_it_is_known(governor):
+    """Parameters and states are listed: an unknown sum is counted at twice its size and more."""
+    training = Training()
+    training.model.append(torch.nn.Linear(10, 1 << 20))  # 44 MiB, and twice that of states.
+    training.optimizer = torch.optim.AdamW(training.model.parameters(), lr=1e-2)
+
+    def step(rows):
+        training.optimizer.zero_grad()
+        training.model[:-1](torch.randn(rows, 32)).sum().backward()
+        training.model[-1].weight.sum().backward()
+        training.optimizer.step()
+
+    given = dict(device="simulated", device_memory_limit="4GiB", max_batch_size=64)
+    known = plimsoll.plan_batch(step, model=training.model, optimizer=training.optimizer, **given)
+    unknown = plimsoll.plan_batch(step, **given)
+    assert known.device["static_bytes"] < unknown.device["static_bytes"] / 1.5
+    assert known.device["static_bytes"] >= 2 * 44 * MIB
+
+
+def test_a_device_that_is_too_small_is_refused_with_a_limit_that_is_enough(governor):
+    training = Training()
+    with pytest.raises(plimsoll.BudgetExceeded, match="device_memory_limit") as refused:
+        on_device(training, "4MiB", min_batch_size=4096)
+    needed = refused.value.requested_bytes
+    assert needed > refused.value.available_bytes == 4 * MIB
+    assert on_device(training, needed, min_batch_size=4096).batch_size >= 4096
+
+
+@pytest.mark.parametrize("options, words", [
+    ({"device_memory_limit": "8GiB"}, "there is no device"),
+    ({"device": "simulated"}, "--device-memory-limit"),
+    ({"device": "tpu"}, "no such device"),
+    ({"device": "simulated", "device_memory_limit": "8GiB", "mode": "static"}, "static"),
+])
+def test_wrong_devices_are_refused_before_a_step_runs(governor, options, words):
+    with pytest.raises(ValueError, match=words):
+        plimsoll.plan_batch(lambda rows: pytest.fail("a step ran"), **options)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
+def test_cuda_without_cuda_says_what_to_install(governor):
+    with pytest.raises(ValueError, match="has no CUDA.*install.*simulated"):
+        Training().plan(device="cuda")
+
+
+def test_an_answer_kept_on_disk_is_of_its_device(governor, tmp_path):
+    training = Training()
+    kept = dict(key="net", directory=tmp_path)
+    plain = training.plan(**kept)
+    small = on_device(training, "40MiB", **kept)
+    assert not small.from_cache and small.batch_size < plain.batch_size
+    again = on_device(training, "40MiB", **kept)
+    assert again.from_cache and again.device == small.device
+    assert not on_device(training, "30MiB", **kept).from_cache

@@ -18,6 +18,7 @@
 #include "recipes/can_kd/config.h"
 #include "recipes/plan_choice.h"
 #include "recipes/train_options.h"
+#include "torch/device_backend.h"
 
 namespace plimsoll {
 
@@ -85,12 +86,15 @@ struct CanKdPlan {
 /// batch_size = "auto" chooses it: small steps are traced, larger ones replayed, the answer run.
 /// config().batch_size and out are not looked at; nothing is written. With `weigh_choices` the
 /// tightest task is planned and timed with every choice of gradient_checkpointing, precision and,
-/// for a student, offload_teacher_to_cpu; those that do not fit are left out.
+/// for a student, offload_teacher_to_cpu; those that do not fit are left out. With a `device` every
+/// step must fit it too (device_plan.h).
 ///
 /// Requires: settings resolved; MKL_CBWR set.
 /// Errors: kOverBudget when not even one graph fits, naming the task and the smallest limit that
-///         would do; kInvalidArgument for a stage without steps; those of the graph set.
-Result<CanKdPlan> plan_can_kd(const CanKdSettings& settings, bool weigh_choices = false);
+///         would do, of the process or of the device; kInvalidArgument for a stage without steps;
+///         those of the graph set and of open_device().
+Result<CanKdPlan> plan_can_kd(const CanKdSettings& settings, bool weigh_choices = false,
+                              const DeviceChoice& device = {});
 
 /// Evaluates a run's finished models, changing nothing in it. Returns a JSON object.
 Result<std::string> eval_can_kd(const CanKdSettings& settings);

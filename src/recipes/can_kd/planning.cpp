@@ -25,6 +25,7 @@
 #include "recipes/can_kd/step_estimate.h"
 #include "recipes/can_kd/teacher_file.h"
 #include "recipes/can_kd/training.h"
+#include "recipes/device_plan.h"
 #include "recipes/plan_json.h"
 #include "recipes/settle.h"
 #include "torch/step_tracer.h"
@@ -40,6 +41,11 @@ constexpr std::int64_t kIndexBytes = 40;   // A graph's offsets, label, split an
 constexpr std::int64_t kIndexLeast = 4 << 20;
 constexpr std::int64_t kBaselineVaries = 8 << 20;  // From process to process.
 constexpr int kProbes = 3;                         // Steps timed; the fastest counts.
+
+// What is admitted later is the peak and a sixteenth.
+std::int64_t for_tensors(const Governor& governor) {
+  return left_for_tensors(governor.state()) / 17 * 16;
+}
 
 }  // namespace
 
@@ -233,15 +239,14 @@ Result<std::int64_t> rehearse_task(const Governor& governor, const CanKdConfig& 
 }
 
 Result<TaskPlan> plan_task(const Governor& governor, const CanKdConfig& config, const Data& data,
-                           const Task& task, bool timed) {
+                           const Task& task, bool timed, const DeviceBackend* device) {
   const auto graphs = static_cast<std::int64_t>(data.train().size());
   PlanOptions options;
   options.most_rows = std::max<std::int64_t>(1, std::min(kAutoGraphsMax, graphs / kAutoStepsMin));
   options.first_rows = std::min<std::int64_t>(kFirstGraphs, options.most_rows);
   options.multiple = std::min(kMultiple, options.most_rows);
   options.size_of = [&](std::int64_t rows) { return largest_step(data, data.train(), rows); };
-  // What is admitted later is the peak and a sixteenth.
-  options.available_bytes = left_for_tensors(governor.state()) / 17 * 16;
+  options.available_bytes = for_tensors(governor);
   Rehearsal rehearsal;
   options.estimate_least = [&] {
     rehearsal = {};
@@ -257,9 +262,26 @@ Result<TaskPlan> plan_task(const Governor& governor, const CanKdConfig& config, 
         refused_bytes(governor, "the model of " + task.name(), with_margin(bytes)));
   }
   PLIMSOLL_TRY_VOID(made);
+  const auto pinned_bytes = [&](std::int64_t rows) -> Result<Lease> {
+    const StepSize size = options.size_of(rows);
+    const GraphCounts counts{.graphs = size.rows, .nodes = size.nodes, .edges = size.edges};
+    return lease_pinned(governor, counts.bytes());
+  };
+  if (device != nullptr) {
+    options.device = device_memory(*device, rehearsal.work->tensors());
+    options.room_for = [&](std::int64_t rows) -> Result<std::int64_t> {
+      const auto pinned = pinned_bytes(rows);
+      return pinned ? for_tensors(governor) : 0;
+    };
+  }
   auto plan = plan_batch(governor, options, [&](const StepSize& size) {
     return rehearsal.work->rehearse(size.rows, config.scoring_chunk);
   });
+  if (!plan && refused_by_device(plan.error())) {
+    Error error = std::move(plan).error();
+    error.detail = std::make_shared<const std::string>(task.name() + ": " + *error.detail);
+    return tl::unexpected(std::move(error));
+  }
   if (!plan && plan.error().code == ErrorCode::kOverBudget) {
     return tl::unexpected(refused_bytes(
         governor, fmt::format("{}: a step of {} graphs", task.name(), options.least_rows),
@@ -267,6 +289,10 @@ Result<TaskPlan> plan_task(const Governor& governor, const CanKdConfig& config, 
   }
   PLIMSOLL_TRY_VOID(plan);
   TaskPlan found{task, std::move(*plan)};
+  if (found.batch.device) {
+    PLIMSOLL_TRY(const Lease pinned, pinned_bytes(found.batch.batch_size));
+    found.batch.device->pinned_bytes = pinned.bytes();
+  }
   if (!timed) {
     return found;
   }
@@ -281,14 +307,17 @@ Result<TaskPlan> plan_task(const Governor& governor, const CanKdConfig& config, 
 }
 
 Result<std::vector<TaskPlan>> plan_tasks(const Governor& governor, const CanKdConfig& config,
-                                         const Data& data, bool timed) {
+                                         const Data& data, bool timed,
+                                         const DeviceBackend* device) {
   std::vector<TaskPlan> plans;
   Refusals refusals;
   for (const Task& task : wanted_tasks(config)) {
     if (has_rehearsal(task)) {
-      auto plan = plan_task(governor, config, data, task, timed);
+      auto plan = plan_task(governor, config, data, task, timed, device);
       if (plan) {
         plans.push_back(std::move(*plan));
+      } else if (refused_by_device(plan.error())) {
+        return tl::unexpected(std::move(plan).error());  // It names a limit of the device.
       } else {
         PLIMSOLL_TRY_VOID(refusals.note(Result<void>(tl::unexpected(std::move(plan).error()))));
       }
@@ -317,7 +346,8 @@ namespace {
 
 // The task planned with every choice that moves memory; those that fit, the fastest first.
 Result<std::vector<PlanChoice>> weigh(const Governor& governor, const CanKdConfig& config,
-                                      const Data& data, const Task& task) {
+                                      const Data& data, const Task& task,
+                                      const DeviceBackend* device) {
   std::vector<PlanChoice> choices;
   const bool taught = task.role == Role::kStudent && config.use_kd;
   for (const bool checkpointing : {true, false}) {
@@ -330,7 +360,7 @@ Result<std::vector<PlanChoice>> weigh(const Governor& governor, const CanKdConfi
         chosen.gradient_checkpointing = checkpointing;
         chosen.precision = precision;
         chosen.offload_teacher_to_cpu = offloaded;
-        auto plan = plan_task(governor, chosen, data, task, /*timed=*/true);
+        auto plan = plan_task(governor, chosen, data, task, /*timed=*/true, device);
         if (!plan && plan.error().code != ErrorCode::kOverBudget) {
           return tl::unexpected(std::move(plan).error());
         }
@@ -358,13 +388,16 @@ Result<std::vector<PlanChoice>> weigh(const Governor& governor, const CanKdConfi
 
 }  // namespace
 
-Result<CanKdPlan> plan_can_kd(const CanKdSettings& settings, bool weigh_choices) {
+Result<CanKdPlan> plan_can_kd(const CanKdSettings& settings, bool weigh_choices,
+                              const DeviceChoice& choice) {
   const CanKdConfig& config = settings.config();
+  PLIMSOLL_TRY(const auto device, open_device(choice));  // Its libraries are in the baseline.
   PLIMSOLL_TRY(Governor governor, settle(config, config.data));
   CanKdPlan plan;
   const auto done = without_refusal([&]() -> Result<void> {
     PLIMSOLL_TRY(const auto data, open_data(governor, config));
-    PLIMSOLL_TRY(const auto plans, plan_tasks(governor, config, *data, /*timed=*/true));
+    PLIMSOLL_TRY(const auto plans,
+                 plan_tasks(governor, config, *data, /*timed=*/true, device.get()));
     const LedgerState state = governor.state();
     plan.limit_bytes = state.limit_bytes;
     plan.baseline_bytes = state.baseline_bytes;
@@ -377,7 +410,8 @@ Result<CanKdPlan> plan_can_kd(const CanKdSettings& settings, bool weigh_choices)
       plan.batch_size = tightest(plans).batch.batch_size;
     }
     if (weigh_choices && !plans.empty()) {
-      PLIMSOLL_TRY(plan.choices, weigh(governor, config, *data, tightest(plans).task));
+      PLIMSOLL_TRY(plan.choices,
+                   weigh(governor, config, *data, tightest(plans).task, device.get()));
     }
     for (const TaskPlan& one : plans) {
       plan.tasks.emplace_back(one.task.name(), one.batch);
@@ -441,6 +475,7 @@ std::string CanKdPlan::to_text() const {
     if (name != task) {
       continue;
     }
+    text += device_text(batch);
     if (batch.at_most_rows) {
       text +=
           fmt::format("memory would take more: auto keeps to {} graphs, and to {} steps an epoch",

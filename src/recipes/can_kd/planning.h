@@ -21,6 +21,7 @@
 #include "recipes/can_kd/task.h"
 #include "recipes/can_kd/teacher.h"
 #include "recipes/can_kd/training.h"
+#include "torch/device_backend.h"
 
 namespace plimsoll::can_kd {
 
@@ -68,14 +69,16 @@ struct TaskPlan {
 };
 
 /// The plan of one task; `timed`: its step_seconds is the fastest of three training steps without
-/// validation, which are run for it. Errors: as plan_tasks().
+/// validation, which are run for it; `device`: what it must fit too (device_plan.h), or nullptr.
+/// Errors: as plan_tasks().
 Result<TaskPlan> plan_task(const Governor& governor, const CanKdConfig& config, const Data& data,
-                           const Task& task, bool timed);
+                           const Task& task, bool timed, const DeviceBackend* device = nullptr);
 
 /// A plan for each task of wanted_tasks() with a rehearsal, in their order.
 /// Errors: kOverBudget naming the task and the smallest limit that would do.
 Result<std::vector<TaskPlan>> plan_tasks(const Governor& governor, const CanKdConfig& config,
-                                         const Data& data, bool timed);
+                                         const Data& data, bool timed,
+                                         const DeviceBackend* device = nullptr);
 
 /// That of the smallest batch: it holds for every task. Requires: not empty.
 [[nodiscard]] const TaskPlan& tightest(const std::vector<TaskPlan>& plans);
