@@ -33,8 +33,9 @@ struct Typed {
   std::vector<std::string> pairs{};  // --set key=value
   bool json{false};
   bool quiet{false};
-  bool choices{false};        // Of plan: also those that were not asked for.
-  std::string device{"cpu"};  // Of plan.
+  bool choices{false};              // Of plan: also those that were not asked for.
+  std::int64_t effective_batch{0};  // Of plan can-kd: graphs an optimizer step; 0: not given.
+  std::string device{"cpu"};        // Of plan.
   std::string device_memory_limit{};
 };
 
@@ -175,7 +176,7 @@ auto planned(const CosirSettings& settings, const Typed& typed) {
   return plan_cosir(settings, typed.choices, device_of(typed));
 }
 auto planned(const CanKdSettings& settings, const Typed& typed) {
-  return plan_can_kd(settings, typed.choices, device_of(typed));
+  return plan_can_kd(settings, typed.choices, device_of(typed), typed.effective_batch);
 }
 template <class AnyRecipe>
 int run_planning(const AnyRecipe& settings, const Typed& typed) {
@@ -361,6 +362,15 @@ void add_plan_of(CLI::App& command, int& status, const std::string& example) {
                         ? "Also plan and time what moves memory: checkpointing, precision, where "
                           "the teacher is"
                         : "Also plan and time what moves memory: gradient caching");
+  if (recipe == recipe_options<CanKdConfig>().recipe) {
+    plan_of
+        ->add_option("--effective-batch", typed->effective_batch,
+                     "With --choices: each for so many graphs an optimizer step, in micro-batches "
+                     "where they do not fit at once")
+        ->type_name("GRAPHS")
+        ->check(CLI::PositiveNumber)
+        ->needs("--choices");
+  }
   plan_of->footer(
       "\nTraces small steps on real batches, replays them at larger sizes, and runs the answer "
       "once.\n"

@@ -14,6 +14,12 @@
 namespace plimsoll {
 namespace {
 
+#ifdef PLIMSOLL_ARENA_WITHOUT_TRACE  // By bench/trace_off alone.
+constexpr bool kTraceable = false;
+#else
+constexpr bool kTraceable = true;
+#endif
+
 constexpr std::int64_t kFineMax = 1024;  // Up to here classes are 64 bytes apart.
 constexpr int kFineClasses = 16;
 constexpr std::int64_t kBlockStep = 64;  // Every block is aligned to this.
@@ -272,7 +278,7 @@ Result<ArenaBlock> ArenaPages::allocate(std::int64_t bytes) {
   auto block = bytes <= kSmallMax ? allocate_small(bytes) : allocate_large(bytes);
   if (block) {
     count_live(block->bytes);
-    if (ring_ != nullptr) {
+    if (kTraceable && ring_ != nullptr) {
       ring_->record(TraceKind::kAllocate, block->data, bytes);
     }
   } else if (block.error().code != ErrorCode::kOverBudget) {
@@ -297,7 +303,7 @@ std::int64_t ArenaPages::free(void* data) noexcept {
     give_back(page, record.span);
   }
   stats_.live_bytes -= bytes;
-  if (ring_ != nullptr) {
+  if (kTraceable && ring_ != nullptr) {
     ring_->record(TraceKind::kFree, data, bytes);
   }
   return bytes;

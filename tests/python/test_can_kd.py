@@ -471,6 +471,36 @@ def test_k5_a_planned_batch_trains_and_a_fifth_more_is_refused(trains, call, bus
     assert json.loads(done.out.splitlines()[-1])["peak_resident_bytes"] <= limit * 2**20
 
 
+def test_choices_keep_the_effective_batch_in_micro_batches(trains, call, busy):
+    base = ["plan", "can-kd", "--data", busy, "--preset", "small", "--stage", "normal",
+            "--model-size", "teacher", "--cache-bytes", "0", "--compute-threads", "2",
+            "--scoring-chunk", "64", "--json"]
+
+    def plan(mib, *options):
+        done = call(*base, "--memory-limit", f"{mib}MiB", *options)
+        assert done.status == 0, done.err
+        return json.loads(done.out.splitlines()[-1])
+
+    def parts(choice):
+        size, count = re.search(r"batch_size = (\d+), accumulate_grad_batches = (\d+)",
+                                choice["options"]).groups()
+        assert int(size) == choice["batch_size"]
+        return int(size), int(count)
+
+    effective = 1501  # No multiple of anything that plans keep to.
+    roomy = plan(4096, "--choices", "--effective-batch", effective)
+    assert {parts(one) for one in roomy["choices"]} == {(effective, 1)}
+    whole = max(one["peak_bytes"] for one in roomy["choices"])
+    task = roomy["tasks"]["teacher_gat_normal"]
+    limit = 4096 - (task["available_bytes"] - whole * 2 // 3) * 17 // 16 // 2**20
+    narrow = plan(limit, "--choices", "--effective-batch", effective)
+    found = {parts(one) for one in narrow["choices"]}
+    assert max(count for _, count in found) > 1
+    for size, count in found:
+        assert size * (count - 1) < effective <= size * count
+    assert call(*base, "--memory-limit", "4GiB", "--effective-batch", 1501).status != 0
+
+
 def test_choices_are_planned_and_timed_for_the_tightest_task(trains, call, traffic):
     base = ["plan", "can-kd", "--data", traffic, "--preset", "small", "--stage", "normal",
             "--memory-limit", "1GiB", "--compute-threads", "2", "--offload-teacher-to-cpu", "true",

@@ -87,14 +87,15 @@ struct CanKdPlan {
 /// config().batch_size and out are not looked at; nothing is written. With `weigh_choices` the
 /// tightest task is planned and timed with every choice of gradient_checkpointing, precision and,
 /// for a student, offload_teacher_to_cpu; those that do not fit are left out. With a `device` every
-/// step must fit it too (device_plan.h).
+/// step must fit it too (device_plan.h). With `effective_graphs` each choice is planned for so many
+/// graphs an optimizer step: at once where that fits, else in the fewest micro-batches.
 ///
 /// Requires: settings resolved; MKL_CBWR set.
 /// Errors: kOverBudget when not even one graph fits, naming the task and the smallest limit that
 ///         would do, of the process or of the device; kInvalidArgument for a stage without steps;
 ///         those of the graph set and of open_device().
 Result<CanKdPlan> plan_can_kd(const CanKdSettings& settings, bool weigh_choices = false,
-                              const DeviceChoice& device = {});
+                              const DeviceChoice& device = {}, std::int64_t effective_graphs = 0);
 
 /// Evaluates a run's finished models, changing nothing in it. Returns a JSON object.
 Result<std::string> eval_can_kd(const CanKdSettings& settings);

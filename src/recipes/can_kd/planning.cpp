@@ -239,12 +239,15 @@ Result<std::int64_t> rehearse_task(const Governor& governor, const CanKdConfig& 
 }
 
 Result<TaskPlan> plan_task(const Governor& governor, const CanKdConfig& config, const Data& data,
-                           const Task& task, bool timed, const DeviceBackend* device) {
+                           const Task& task, bool timed, const DeviceBackend* device,
+                           std::int64_t most_graphs) {
   const auto graphs = static_cast<std::int64_t>(data.train().size());
   PlanOptions options;
-  options.most_rows = std::max<std::int64_t>(1, std::min(kAutoGraphsMax, graphs / kAutoStepsMin));
+  options.most_rows =
+      std::max<std::int64_t>(1, most_graphs > 0 ? std::min(most_graphs, graphs)
+                                                : std::min(kAutoGraphsMax, graphs / kAutoStepsMin));
   options.first_rows = std::min<std::int64_t>(kFirstGraphs, options.most_rows);
-  options.multiple = std::min(kMultiple, options.most_rows);
+  options.multiple = most_graphs > 0 ? 1 : std::min(kMultiple, options.most_rows);
   options.size_of = [&](std::int64_t rows) { return largest_step(data, data.train(), rows); };
   options.available_bytes = for_tensors(governor);
   Rehearsal rehearsal;
@@ -344,10 +347,41 @@ using namespace can_kd;
 
 namespace {
 
+// A choice planned and timed; with `effective_graphs`, for so many graphs an optimizer step.
+Result<PlanChoice> weigh_one(const Governor& governor, CanKdConfig chosen, const Data& data,
+                             const Task& task, const DeviceBackend* device,
+                             std::int64_t effective_graphs, std::string options) {
+  const auto planned = [&]() -> Result<PlanChoice> {
+    PLIMSOLL_TRY(TaskPlan plan,
+                 plan_task(governor, chosen, data, task, /*timed=*/true, device, effective_graphs));
+    const auto graphs = static_cast<double>(plan.batch.batch_size);
+    return PlanChoice{.options = options,
+                      .batch = plan.batch,
+                      .rows_per_second = graphs / plan.batch.step_seconds};
+  };
+  if (effective_graphs == 0) {
+    return planned();
+  }
+  chosen.accumulate_grad_batches = 1;
+  auto choice = planned();
+  if (!choice || choice->batch.batch_size < effective_graphs) {
+    chosen.accumulate_grad_batches = 2;  // As much memory as any larger number.
+    choice = planned();
+  }
+  PLIMSOLL_TRY_VOID(choice);
+  // The fewest micro-batches, and those as even as can be: their peak is at most the planned one.
+  const std::int64_t parts =
+      (effective_graphs + choice->batch.batch_size - 1) / choice->batch.batch_size;
+  choice->batch.batch_size = (effective_graphs + parts - 1) / parts;
+  choice->options += fmt::format(", batch_size = {}, accumulate_grad_batches = {}",
+                                 choice->batch.batch_size, parts);
+  return choice;
+}
+
 // The task planned with every choice that moves memory; those that fit, the fastest first.
 Result<std::vector<PlanChoice>> weigh(const Governor& governor, const CanKdConfig& config,
                                       const Data& data, const Task& task,
-                                      const DeviceBackend* device) {
+                                      const DeviceBackend* device, std::int64_t effective_graphs) {
   std::vector<PlanChoice> choices;
   const bool taught = task.role == Role::kStudent && config.use_kd;
   for (const bool checkpointing : {true, false}) {
@@ -360,25 +394,22 @@ Result<std::vector<PlanChoice>> weigh(const Governor& governor, const CanKdConfi
         chosen.gradient_checkpointing = checkpointing;
         chosen.precision = precision;
         chosen.offload_teacher_to_cpu = offloaded;
-        auto plan = plan_task(governor, chosen, data, task, /*timed=*/true, device);
-        if (!plan && plan.error().code != ErrorCode::kOverBudget) {
-          return tl::unexpected(std::move(plan).error());
+        auto choice = weigh_one(
+            governor, chosen, data, task, device, effective_graphs,
+            fmt::format("gradient_checkpointing = {}, precision = {}{}", checkpointing, precision,
+                        !taught     ? ""
+                        : offloaded ? ", offload_teacher_to_cpu = true"
+                                    : ", offload_teacher_to_cpu = false"));
+        if (!choice && choice.error().code != ErrorCode::kOverBudget) {
+          return tl::unexpected(std::move(choice).error());
         }
-        if (!plan) {
+        if (!choice) {
           continue;
         }
         const bool same_precision = (config.precision == "32") == (chosen.precision == "32");
-        choices.push_back(
-            {.options = fmt::format("gradient_checkpointing = {}, precision = {}{}", checkpointing,
-                                    precision,
-                                    !taught     ? ""
-                                    : offloaded ? ", offload_teacher_to_cpu = true"
-                                                : ", offload_teacher_to_cpu = false"),
-             .batch = plan->batch,
-             .rows_per_second =
-                 static_cast<double>(plan->batch.batch_size) / plan->batch.step_seconds,
-             .configured = checkpointing == config.gradient_checkpointing && same_precision &&
-                           (!taught || offloaded == config.offload_teacher_to_cpu)});
+        choice->configured = checkpointing == config.gradient_checkpointing && same_precision &&
+                             (!taught || offloaded == config.offload_teacher_to_cpu);
+        choices.push_back(std::move(*choice));
       }
     }
   }
@@ -389,7 +420,7 @@ Result<std::vector<PlanChoice>> weigh(const Governor& governor, const CanKdConfi
 }  // namespace
 
 Result<CanKdPlan> plan_can_kd(const CanKdSettings& settings, bool weigh_choices,
-                              const DeviceChoice& choice) {
+                              const DeviceChoice& choice, std::int64_t effective_graphs) {
   const CanKdConfig& config = settings.config();
   PLIMSOLL_TRY(const auto device, open_device(choice));  // Its libraries are in the baseline.
   PLIMSOLL_TRY(Governor governor, settle(config, config.data));
@@ -410,8 +441,8 @@ Result<CanKdPlan> plan_can_kd(const CanKdSettings& settings, bool weigh_choices,
       plan.batch_size = tightest(plans).batch.batch_size;
     }
     if (weigh_choices && !plans.empty()) {
-      PLIMSOLL_TRY(plan.choices,
-                   weigh(governor, config, *data, tightest(plans).task, device.get()));
+      PLIMSOLL_TRY(plan.choices, weigh(governor, config, *data, tightest(plans).task, device.get(),
+                                       effective_graphs));
     }
     for (const TaskPlan& one : plans) {
       plan.tasks.emplace_back(one.task.name(), one.batch);

@@ -69,10 +69,12 @@ struct TaskPlan {
 };
 
 /// The plan of one task; `timed`: its step_seconds is the fastest of three training steps without
-/// validation, which are run for it; `device`: what it must fit too (device_plan.h), or nullptr.
-/// Errors: as plan_tasks().
+/// validation, which are run for it; `device`: what it must fit too (device_plan.h), or nullptr;
+/// `most_graphs`: of the answer, 0: as kAutoGraphsMax and kAutoStepsMin say. Errors: as
+/// plan_tasks().
 Result<TaskPlan> plan_task(const Governor& governor, const CanKdConfig& config, const Data& data,
-                           const Task& task, bool timed, const DeviceBackend* device = nullptr);
+                           const Task& task, bool timed, const DeviceBackend* device = nullptr,
+                           std::int64_t most_graphs = 0);
 
 /// A plan for each task of wanted_tasks() with a rehearsal, in their order.
 /// Errors: kOverBudget naming the task and the smallest limit that would do.
