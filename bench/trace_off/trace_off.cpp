@@ -5,13 +5,9 @@
 // This source is built twice, with arena_pages.cpp as it is and without its comparisons. Each child
 // takes a step per line it reads; the parent lets the two take turns. See README.md.
 //
-// Reading order: main, measure, Child, serve.
+// Reading order: main, measure, serve.
 //
 // Threads: one in each process.   Memory: 256 MiB of blocks in a child; two figures a pair.
-#include <sys/wait.h>
-#include <unistd.h>
-
-#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -24,6 +20,7 @@
 
 #include "base/philox.h"
 #include "bench/report.h"
+#include "bench/turns.h"
 #include "plimsoll/governor.h"
 #include "torch/arena_pages.h"
 
@@ -111,106 +108,41 @@ int serve() {
 
 // ---- The parent ----
 
-class Child {
- public:
-  explicit Child(const std::filesystem::path& program) {
-    int down[2];
-    int up[2];
-    if (::pipe(down) != 0 || ::pipe(up) != 0) {
-      throw std::runtime_error("trace_off: no pipe");
-    }
-    pid_ = ::fork();
-    if (pid_ == 0) {
-      ::dup2(down[0], 0);
-      ::dup2(up[1], 1);
-      for (const int end : {down[0], down[1], up[0], up[1]}) {
-        ::close(end);
-      }
-      ::execl(program.c_str(), program.c_str(), "--serve", nullptr);
-      ::_exit(127);
-    }
-    ::close(down[0]);
-    ::close(up[1]);
-    to_ = ::fdopen(down[1], "w");
-    from_ = ::fdopen(up[0], "r");
-  }
-  Child(const Child&) = delete;
-  Child& operator=(const Child&) = delete;
-  ~Child() {
-    std::fclose(to_);
-    std::fclose(from_);
-    ::waitpid(pid_, nullptr, 0);
-  }
-
-  double turn() {
-    std::fputs("steps\n", to_);
-    std::fflush(to_);
-    double seconds = 0;
-    if (std::fscanf(from_, "%lf %llu", &seconds, &places_) != 2) {
-      throw std::runtime_error("trace_off: a child ended");
-    }
-    return seconds;
-  }
-  // Where the blocks of the last turn were.
-  [[nodiscard]] unsigned long long places() const noexcept { return places_; }
-
- private:
-  pid_t pid_{-1};
-  std::FILE* to_{nullptr};
-  std::FILE* from_{nullptr};
-  unsigned long long places_{0};
-};
-
 int measure(const Settings& settings, const std::string& command) {
-  const auto self = std::filesystem::read_symlink("/proc/self/exe");
-  Child with(self);
-  Child without(self.string() + "_without");
+  const std::string self = std::filesystem::read_symlink("/proc/self/exe");
+  bench::Child with({self, "--serve"});
+  bench::Child without({self + "_without", "--serve"});
   std::vector<double> logs;
-  for (int pair = 0; pair < settings.pairs + settings.warm; ++pair) {
-    double ours = 0;
-    double plain = 0;
+  for (int pair = -settings.warm; pair < settings.pairs; ++pair) {
+    std::string ours;
+    std::string plain;
     if (pair % 2 == 0) {
-      ours = with.turn();
-      plain = without.turn();
+      ours = with.ask("steps");
+      plain = without.ask("steps");
     } else {
-      plain = without.turn();
-      ours = with.turn();
+      plain = without.ask("steps");
+      ours = with.ask("steps");
     }
-    if (with.places() != without.places()) {
+    // Where the blocks were comes after the seconds.
+    if (ours.substr(ours.find(' ')) != plain.substr(plain.find(' '))) {
       throw std::runtime_error("trace_off: the two did not place their blocks alike");
     }
-    if (pair >= settings.warm) {
-      logs.push_back(std::log(ours / plain));
+    if (pair >= 0) {
+      logs.push_back(std::log(std::stod(ours) / std::stod(plain)));
     }
   }
-  // A turn that something interrupted says nothing of the other: the middle nine tenths count.
-  std::sort(logs.begin(), logs.end());
-  const auto cut = static_cast<std::ptrdiff_t>(logs.size() / 20);
-  const std::vector<double> kept(logs.begin() + cut, logs.end() - cut);
-  double mean = 0;
-  for (const double one : kept) {
-    mean += one / static_cast<double>(kept.size());
-  }
-  double square = 0;
-  for (const double one : kept) {
-    square += (one - mean) * (one - mean);
-  }
-  const double error = std::sqrt(square / std::max(1.0, static_cast<double>(kept.size()) - 1.0) /
-                                 static_cast<double>(kept.size()));
+  const bench::Ratio ratio = bench::ratio_of(logs);
   bench::Report report;
   report.name = "trace_off";
-  report.value = std::exp(mean + 1.96 * error);
+  report.value = ratio.bound;
   report.unit = "of the time without, upper 95 % bound";
   report.bar = kBar;
-  report.pass = settings.smoke || report.value <= kBar;
-  report.peers = {{"mean", std::exp(mean)},
-                  {"lower_bound", std::exp(mean - 1.96 * error)},
-                  {"pairs", kept.size()},
-                  {"allocations_a_step", kBlocks + kBlocks / 2}};
+  report.pass = settings.smoke || ratio.bound <= kBar;
+  report.peers = {{"mean", ratio.mean}, {"pairs", settings.pairs}, {"blocks_a_step", kBlocks}};
   report.seed = kSeed;
   report.command = command;
-  std::printf("traceable, untraced: %.4f of the time without (95 %%: %.4f to %.4f)\n",
-              std::exp(mean), std::exp(mean - 1.96 * error), report.value);
+  std::printf("traceable, not traced: %.4f of the time without, 95 %% bound %.4f\n", ratio.mean,
+              ratio.bound);
   return report.print();
 }
 

@@ -6,13 +6,11 @@
 // lets them take single steps in turn, in alternating order, so that both meet the same noise.
 // Losses must agree bit for bit at every step before any time is believed.
 //
-// Reading order: main, measure, Child, child_main.
+// Reading order: main, measure, Steps, child_main.
 //
 // Threads: as many as --threads in each child, of which one computes at a time.
 // Memory:  two models; a figure per step.
-#include <sys/wait.h>
 #include <torch/torch.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <bit>
@@ -23,13 +21,13 @@
 #include <ctime>
 #include <fstream>
 #include <iostream>
-#include <limits>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <string>
 #include <vector>
 
 #include "bench/report.h"
+#include "bench/turns.h"
 #include "plimsoll/torch.h"
 
 namespace {
@@ -169,70 +167,29 @@ struct Step {
   std::int64_t leased_peak_bytes{0};
 };
 
-class Child {
+class Steps {
  public:
-  Child(const std::string& model, bool governed, const Settings& settings) {
-    int to[2];
-    int from[2];
-    if (::pipe(to) != 0 || ::pipe(from) != 0 || (pid_ = ::fork()) < 0) {
-      throw std::runtime_error("w6_governor: cannot start a child");
-    }
-    if (pid_ == 0) {
-      ::dup2(to[0], 0);
-      ::dup2(from[1], 1);
-      for (const int end : {to[0], to[1], from[0], from[1]}) {
-        ::close(end);
-      }
-      ::setenv("MKL_CBWR", settings.cbwr.c_str(), 1);
-      const std::string threads = std::to_string(settings.threads);
-      ::execl("/proc/self/exe", "w6_governor", "--child", model.c_str(),
-              governed ? "governed" : "plain", settings.smoke ? "small" : "full", threads.c_str(),
-              nullptr);
-      ::_exit(127);
-    }
-    ::close(to[0]);
-    ::close(from[1]);
-    to_ = ::fdopen(to[1], "w");
-    from_ = ::fdopen(from[0], "r");
-  }
-  Child(const Child&) = delete;
-  Child& operator=(const Child&) = delete;
-  ~Child() {
-    std::fclose(to_);
-    std::fclose(from_);
-    ::waitpid(pid_, nullptr, 0);
-  }
+  Steps(const std::string& model, bool governed, const Settings& settings)
+      : child_({"/proc/self/exe", "--child", model, governed ? "governed" : "plain",
+                settings.smoke ? "small" : "full", std::to_string(settings.threads)},
+               {"MKL_CBWR=" + settings.cbwr}) {}
 
   Step step() {
-    std::fputs("step\n", to_);
-    std::fflush(to_);
-    char line[256];
-    if (std::fgets(line, sizeof line, from_) == nullptr) {
-      throw std::runtime_error("w6_governor: a child ended early");
-    }
     Step step;
-    std::istringstream(line) >> step.seconds >> step.cpu_seconds >> step.loss >> step.peak_kib >>
-        step.live_peak_bytes >> step.leased_peak_bytes;
+    std::istringstream(child_.ask("step")) >> step.seconds >> step.cpu_seconds >> step.loss >>
+        step.peak_kib >> step.live_peak_bytes >> step.leased_peak_bytes;
     return step;
   }
 
  private:
-  pid_t pid_{-1};
-  std::FILE* to_{nullptr};
-  std::FILE* from_{nullptr};
-};
-
-// Governed / plain, over pairs of steps.
-struct Ratio {
-  double mean{0};   // Geometric.
-  double bound{0};  // Its upper 95 % bound.
+  bench::Child child_;
 };
 
 struct Outcome {
   bool same_bits{true};
-  Ratio slowdown;      // In time.
-  Ratio cpu_slowdown;  // In processor time.
-  double plain_ms{0};  // Medians.
+  bench::Ratio slowdown;      // Governed / plain, in time.
+  bench::Ratio cpu_slowdown;  // In processor time.
+  double plain_ms{0};         // Medians.
   double governed_ms{0};
   double plain_peak_mib{0};
   double governed_peak_mib{0};
@@ -241,31 +198,9 @@ struct Outcome {
   [[nodiscard]] double peak_ratio() const { return governed_peak_mib / plain_peak_mib; }
 };
 
-// From the logarithms of the pairs' ratios. The bound is that of the two-sided 95 % interval of
-// their mean; Student's t by its expansion in 1 / degrees of freedom.
-Ratio ratio_of(const std::vector<double>& logs) {
-  const auto count = static_cast<double>(logs.size());
-  double mean = 0;
-  for (const double value : logs) {
-    mean += value / count;
-  }
-  double squares = 0;
-  for (const double value : logs) {
-    squares += (value - mean) * (value - mean);
-  }
-  const double freedom = count - 1;
-  if (freedom < 1) {
-    return {std::exp(mean), std::numeric_limits<double>::infinity()};
-  }
-  const double z = 1.959964;
-  const double t = z + (z * z * z + z) / (4 * freedom) +
-                   (5 * std::pow(z, 5) + 16 * std::pow(z, 3) + 3 * z) / (96 * freedom * freedom);
-  return {std::exp(mean), std::exp(mean + t * std::sqrt(squares / freedom / count))};
-}
-
 Outcome measure(const std::string& model, const Settings& settings) {
-  Child plain(model, false, settings);
-  Child governed(model, true, settings);
+  Steps plain(model, false, settings);
+  Steps governed(model, true, settings);
   Outcome out;
   std::vector<double> logs;
   std::vector<double> cpu_logs;
@@ -297,8 +232,8 @@ Outcome measure(const std::string& model, const Settings& settings) {
   if (!out.same_bits || logs.empty()) {
     return out;
   }
-  out.slowdown = ratio_of(logs);
-  out.cpu_slowdown = ratio_of(cpu_logs);
+  out.slowdown = bench::ratio_of(logs);
+  out.cpu_slowdown = bench::ratio_of(cpu_logs);
   out.plain_ms = bench::median(plain_ms);
   out.governed_ms = bench::median(governed_ms);
   return out;

@@ -37,6 +37,12 @@ def batch_of(step: int, length: int) -> tuple:
     return tokens[:, :-1], tokens[:, 1:]
 
 
+def resident_peak() -> int:
+    """Of this process since it began; what wait4() says counts the process it was forked from too."""
+    status = pathlib.Path("/proc/self/status").read_text(encoding="ascii")
+    return int(status.split("VmHWM:")[1].split()[0]) << 10
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--memory-limit", required=True)
@@ -74,6 +80,7 @@ def main() -> int:
                     step(batch_of(step.steps, LENGTHS[step.steps]), loss)
             except plimsoll.BudgetExceeded as refusal:
                 print(json.dumps({**step.summary(), "why": str(refusal),
+                                  "resident_peak_bytes": resident_peak(),
                                   "smallest_limit_bytes": refusal.smallest_limit_bytes}))
                 return 3
             save()
@@ -81,6 +88,7 @@ def main() -> int:
             for value in model.state_dict().values():
                 digest.update(value.numpy().tobytes())
             print(json.dumps({**step.summary(), "sha256": digest.hexdigest(),
+                              "resident_peak_bytes": resident_peak(),
                               "begins_bytes": governor.ledger().baseline_bytes + (128 << 20)}))
     return 0
 
