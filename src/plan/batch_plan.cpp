@@ -403,17 +403,19 @@ class Planner {
 
   Result<BatchPlan> finish() {
     const std::int64_t rows = plan_.batch_size;
-    const std::int64_t before = std::max<std::int64_t>(1, rows * 7 / 8);
-    if (rows > before) {
-      PLIMSOLL_TRY(const StepPrediction less, regions_.predict(size_of(before)));
-      PLIMSOLL_TRY(const StepPrediction same, regions_.predict(size_of(rows)));
-      plan_.bytes_per_row =
-          std::max<std::int64_t>(0, (same.peak.bytes - less.peak.bytes) / (rows - before));
-    }
     const std::int64_t units = (6 * rows + 5 * options_.multiple - 1) / (5 * options_.multiple);
     plan_.larger_rows = units * options_.multiple;
-    PLIMSOLL_TRY(const StepPrediction more, regions_.predict(size_of(plan_.larger_rows)));
-    plan_.larger_leased_bytes = options_.leased_bytes(more.peak.bytes);
+    const std::int64_t before = std::max<std::int64_t>(1, rows * 7 / 8);
+    const auto less = regions_.predict(size_of(before));
+    const auto same = regions_.predict(size_of(rows));
+    const auto more = regions_.predict(size_of(plan_.larger_rows));
+    if (rows > before && less && same) {
+      plan_.bytes_per_row =
+          std::max<std::int64_t>(0, (same->peak.bytes - less->peak.bytes) / (rows - before));
+    }
+    // Of a few rows there may be one trace, which says nothing of other sizes: in proportion.
+    plan_.larger_leased_bytes = more ? options_.leased_bytes(more->peak.bytes)
+                                     : plan_.leased_bytes / rows * plan_.larger_rows;
     plan_.at_most_rows = rows + options_.multiple > options_.most_rows;
     plan_.advice = advice();
     if (plan_.device) {

@@ -109,6 +109,19 @@ TEST(BatchPlanTest, StopsAtTheLargestSizeAllowed) {
   }
 }
 
+TEST(BatchPlanTest, AFewRowsAtMostArePlannedFromOneTrace) {
+  const RandomStep step(7);
+  for (std::int64_t most = 1; most <= 6; ++most) {
+    Machine machine(step, step.peak(100));
+    machine.options.most_rows = most;
+    const BatchPlan plan = machine.plan().or_throw();
+    EXPECT_EQ(plan.batch_size, most);
+    EXPECT_TRUE(plan.at_most_rows);
+    EXPECT_EQ(plan.peak.bytes, step.peak(most));
+    EXPECT_GT(plan.larger_leased_bytes, plan.leased_bytes);
+  }
+}
+
 TEST(BatchPlanTest, FindsASizeBelowTheFirstThatItTries) {
   const RandomStep step(5);
   Machine machine(step, step.peak(5));

@@ -471,6 +471,18 @@ def test_k5_a_planned_batch_trains_and_a_fifth_more_is_refused(trains, call, bus
     assert json.loads(done.out.splitlines()[-1])["peak_resident_bytes"] <= limit * 2**20
 
 
+def test_auto_plans_for_a_set_of_a_few_graphs(trains, call, tmp_path):
+    write_traffic(tmp_path / "bus/train_01__flood.csv", 4, 60 * WINDOW + 1, 5 * WINDOW)
+    made = call("import", "can", tmp_path / "bus", "--out", tmp_path / "few", "--window", WINDOW,
+                "--stride", WINDOW)
+    assert made.status == 0, made.err
+    done = call("train", "can-kd", "--data", tmp_path / "few", "--out", tmp_path / "run", *SMALL,
+                "--stage", "normal", "--model-size", "teacher", "--memory-limit", "1GiB",
+                "--batch-size", "auto")
+    assert done.status == 0, done.err
+    assert "batch_size = 1 " in (tmp_path / "run/run.toml").read_text()  # 32 steps an epoch.
+
+
 def test_choices_keep_the_effective_batch_in_micro_batches(trains, call, busy):
     base = ["plan", "can-kd", "--data", busy, "--preset", "small", "--stage", "normal",
             "--model-size", "teacher", "--cache-bytes", "0", "--compute-threads", "2",
