@@ -192,7 +192,8 @@ Result<void> Refusals::outcome() const {
   return worst_ ? tl::unexpected(*worst_) : Result<void>{};
 }
 
-Result<void> admit_tensors(Governor& governor, std::int64_t floor_bytes, const std::string& what) {
+Result<void> admit_tensors(Governor& governor, std::int64_t peak_bytes, const std::string& what) {
+  const std::int64_t floor_bytes = with_margin(peak_bytes);
   TensorArena::purge();
   const LedgerState state = governor.state();
   const std::int64_t now = state.pools[static_cast<std::size_t>(Tag::kTensor)].floor_bytes;
@@ -200,7 +201,7 @@ Result<void> admit_tensors(Governor& governor, std::int64_t floor_bytes, const s
     return {};
   }
   if (!governor.admit({.tag = Tag::kTensor, .floor_bytes = floor_bytes - now})) {
-    return tl::unexpected(refused(governor, floor_bytes, what));
+    return tl::unexpected(refused(governor, with_margin(arena_leased_bytes(peak_bytes)), what));
   }
   return {};
 }

@@ -74,9 +74,10 @@ class Refusals {
   std::optional<Error> worst_;
 };
 
-/// Promises the tensors' pool at least `floor_bytes` in all.
-/// Errors: kOverBudget as rehearse_step(), `what` naming the phase: "a step of 2048 rows".
-Result<void> admit_tensors(Governor& governor, std::int64_t floor_bytes, const std::string& what);
+/// Promises the tensors' pool what was rehearsed at `peak_bytes`, with its margin.
+/// Errors: kOverBudget as rehearse_step(), `what` naming the phase: "a step of 2048 rows". Where
+/// there is more room the arena caches more: the limit named is enough for that too.
+Result<void> admit_tensors(Governor& governor, std::int64_t peak_bytes, const std::string& what);
 
 /// "resume with --memory-limit 864MiB": an eighth more than now, for a refusal that no rehearsal
 /// foresaw.

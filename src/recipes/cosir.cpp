@@ -170,8 +170,8 @@ Result<void> Run::admit() {
     }
   }
   PLIMSOLL_TRY_VOID(data_->loader().seek(start));
-  PLIMSOLL_TRY_VOID(refusals.note(admit_tensors(
-      governor_, with_margin(peak), fmt::format("a step of {} rows", config_.batch_size))));
+  PLIMSOLL_TRY_VOID(refusals.note(
+      admit_tensors(governor_, peak, fmt::format("a step of {} rows", config_.batch_size))));
   if (at().eval_peak == 0) {
     auto measured = measure_peak([&]() -> Result<void> {
       PLIMSOLL_TRY(const auto before, evaluate_now("before training", kFinalAngles));
@@ -184,8 +184,7 @@ Result<void> Run::admit() {
     }
     PLIMSOLL_TRY(at().eval_peak, refusals.note(std::move(measured)));
   }
-  PLIMSOLL_TRY_VOID(
-      refusals.note(admit_tensors(governor_, with_margin(at().eval_peak), "an evaluation")));
+  PLIMSOLL_TRY_VOID(refusals.note(admit_tensors(governor_, at().eval_peak, "an evaluation")));
   PLIMSOLL_TRY_VOID(refusals.outcome());
   const std::string table = admitted_table(governor_, peak, config_.batch_size);
   report_->text(table);

@@ -348,7 +348,7 @@ Result<void> Run::admit() {
     return tl::unexpected(beside_the_set(governor_, config_, *data_, outcome.error()));
   }
   if (const auto admitted =
-          admit_tensors(governor_, with_margin(most), fmt::format("a step of {} graphs", graphs));
+          admit_tensors(governor_, most, fmt::format("a step of {} graphs", graphs));
       !admitted) {
     return tl::unexpected(beside_the_set(governor_, config_, *data_, admitted.error()));
   }
@@ -611,7 +611,7 @@ Result<std::string> eval_can_kd(const CanKdSettings& settings) {
     PLIMSOLL_TRY(const auto data, Data::open(governor, config));
     PLIMSOLL_TRY(const std::int64_t peak,
                  rehearse_evaluation(governor, config, *data, folder.root()));
-    PLIMSOLL_TRY_VOID(admit_tensors(governor, with_margin(peak), "evaluation"));
+    PLIMSOLL_TRY_VOID(admit_tensors(governor, peak, "evaluation"));
     PLIMSOLL_TRY(evaluated, evaluate(config, *data, folder.root(), /*write=*/false));
     return {};
   });
