@@ -4,7 +4,8 @@
 //
 // Reading order: plan/batch_plan.h, plan/step_peak.h, this file, cosir.cpp or can_kd/can_kd.cpp.
 //
-// Threads: the thread that trains.   Memory: that of the rehearsed step.
+// Threads: the thread that trains.
+// Memory:  that of the rehearsed step; after a refusal also eleven traces (plan/batch_plan.h).
 #pragma once
 
 #include <cstdint>
