@@ -33,7 +33,7 @@ constexpr int kStepsATurn = 4;
 
 struct Settings {
   bool smoke{false};
-  int pairs{400};
+  int pairs{3000};
   int warm{10};
 };
 
