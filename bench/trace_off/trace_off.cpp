@@ -109,12 +109,12 @@ int serve() {
 
 // ---- The parent ----
 
-// The mean logarithm of the ratio between two new processes: where their memory lies differs from
+// The median logarithm of the ratio between two new processes: where their memory lies differs from
 // pair to pair of them by more than what is measured.
 double one_round(const std::string& self, const Settings& settings) {
   bench::Child with({self, "--serve"});
   bench::Child without({self + "_without", "--serve"});
-  double sum = 0;
+  std::vector<double> logs;
   for (int pair = -settings.warm; pair < settings.pairs; ++pair) {
     std::string ours;
     std::string plain;
@@ -129,9 +129,11 @@ double one_round(const std::string& self, const Settings& settings) {
     if (ours.substr(ours.find(' ')) != plain.substr(plain.find(' '))) {
       throw std::runtime_error("trace_off: the two did not place their blocks alike");
     }
-    sum += pair >= 0 ? std::log(std::stod(ours) / std::stod(plain)) : 0.0;
+    if (pair >= 0) {
+      logs.push_back(std::log(std::stod(ours) / std::stod(plain)));
+    }
   }
-  return sum / settings.pairs;
+  return bench::median(logs);
 }
 
 int measure(const Settings& settings, const std::string& command) {
