@@ -8,6 +8,7 @@
 // Reading order: main, measure, one_round, serve.
 //
 // Threads: one in each process.   Memory: 256 MiB of blocks in a child; a figure a round.
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -29,7 +30,8 @@ namespace {
 constexpr double kBar = 1.005;  // Upper 95 % bound.
 constexpr std::uint64_t kSeed = 20261122;
 constexpr std::int64_t kBlocks = 800;
-constexpr int kStepsATurn = 4;
+constexpr std::int64_t kWritten = 16 << 10;  // Of a block, at most: stays within caches.
+constexpr int kStepsATurn = 16;
 
 struct Settings {
   bool smoke{false};
@@ -57,13 +59,14 @@ std::vector<std::int64_t> block_sizes() {
   return sizes;
 }
 
-// The lightest step there is: each block is written once. Returns a sum over their places.
+// The lightest step there is: each block is written once, or its first pages. Returns a sum over
+// their places.
 std::uint64_t step(plimsoll::ArenaPages& arena, const std::vector<std::int64_t>& sizes,
                    std::vector<void*>& kept, std::uintptr_t base) {
   std::uint64_t places = 0;
   const auto make = [&](std::int64_t bytes) {
     void* data = arena.allocate(bytes).or_throw().data;
-    std::memset(data, 1, static_cast<std::size_t>(bytes));
+    std::memset(data, 1, static_cast<std::size_t>(std::min(bytes, kWritten)));
     places = places * 31 + (reinterpret_cast<std::uintptr_t>(data) - base);
     return data;
   };
@@ -111,9 +114,12 @@ int serve() {
 
 // The median logarithm of the ratio between two new processes: where their memory lies differs from
 // pair to pair of them by more than what is measured.
-double one_round(const std::string& self, const Settings& settings) {
-  bench::Child with({self, "--serve"});
-  bench::Child without({self + "_without", "--serve"});
+double one_round(const std::string& self, const Settings& settings, int round) {
+  const bool first = round % 2 == 0;
+  bench::Child one({first ? self : self + "_without", "--serve"});
+  bench::Child other({first ? self + "_without" : self, "--serve"});
+  bench::Child& with = first ? one : other;
+  bench::Child& without = first ? other : one;
   std::vector<double> logs;
   for (int pair = -settings.warm; pair < settings.pairs; ++pair) {
     std::string ours;
@@ -140,7 +146,7 @@ int measure(const Settings& settings, const std::string& command) {
   const std::string self = std::filesystem::read_symlink("/proc/self/exe");
   std::vector<double> logs;
   for (int round = 0; round < settings.rounds; ++round) {
-    logs.push_back(one_round(self, settings));
+    logs.push_back(one_round(self, settings, round));
   }
   const bench::Ratio ratio = bench::ratio_of(logs);
   bench::Report report;
