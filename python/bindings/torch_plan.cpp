@@ -17,7 +17,7 @@
 
 #include "bindings.h"
 #include "plan/batch_plan.h"
-#include "plimsoll/torch.h"
+#include "recipes/admission.h"
 #include "torch/arena_pages.h"
 #include "torch/device_backend.h"
 #include "torch/step_tracer.h"
@@ -101,19 +101,6 @@ Result<void> run_step(const nb::callable& step, const StepSize& size) {
 
 using Staying = std::vector<std::pair<std::uintptr_t, std::int64_t>>;  // Addresses and bytes.
 
-// A device and the bytes of every tensor that stays on it; those of the arena's count as listed.
-DeviceMemory device_memory(const DeviceBackend& device, const Staying& staying) {
-  DeviceMemory memory;
-  memory.name = device.name();
-  memory.limit_bytes = device.limit_bytes();
-  for (const auto& [address, bytes] : staying) {
-    memory.static_blocks.push_back(bytes);
-    memory.static_listed_bytes +=
-        TensorArena::owns(reinterpret_cast<const void*>(address)) ? arena_block_bytes(bytes) : 0;
-  }
-  return memory;
-}
-
 nb::dict plan(const Governor& governor, const nb::callable& step, const nb::object& extent,
               std::int64_t least_rows, std::int64_t most_rows, std::int64_t multiple,
               std::int64_t available_bytes, const std::string& device,
@@ -125,7 +112,11 @@ nb::dict plan(const Governor& governor, const nb::callable& step, const nb::obje
   options.multiple = multiple;
   options.available_bytes = available_bytes;
   if (opened != nullptr) {
-    options.device = device_memory(*opened, staying);
+    std::vector<StayingBlock> blocks;
+    for (const auto& [address, bytes] : staying) {
+      blocks.push_back({reinterpret_cast<const void*>(address), bytes});
+    }
+    options.device = device_memory(*opened, blocks);
   }
   if (!extent.is_none()) {
     options.size_of = [&extent](std::int64_t rows) {
@@ -162,6 +153,7 @@ class StepTraces {
     out["peak_bytes"] = said.peak.bytes;
     out["bound_bytes"] = said.bound_bytes;
     out["leased_bytes"] = arena_leased_bytes(said.bound_bytes);
+    out["admit_bytes"] = to_admit(said);
     out["operator"] = said.peak.op;
     out["phase"] = phase_name(said.peak.phase);
     out["parts"] = dict_of(said.peak.parts);
@@ -197,6 +189,8 @@ void bind_plan(nb::module_& m) {
       },
       nb::arg("device"), nb::arg("device_memory_limit"));
   m.def("block_bytes", &arena_block_bytes, nb::arg("bytes"));
+  m.def("with_margin", &with_margin, nb::arg("peak_bytes"));
+  m.def("with_cache_and_margin", &with_cache_and_margin, nb::arg("peak_bytes"));
   nb::class_<StepTraces>(m, "StepTraces")
       .def(nb::init<>())
       .def("add", &StepTraces::add, nb::arg("extent"), nb::arg("step"))

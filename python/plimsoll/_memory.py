@@ -239,6 +239,12 @@ class Governor:
         """Remembers something to close with the governor, without keeping it alive."""
         self._parts.add(part)
 
+    def _left_for_tensors(self) -> int:
+        """Bytes that tensors have or may have: what is free, and what they hold or were promised."""
+        ledger = self.ledger()
+        pool = ledger.pools["tensors"]
+        return max(0, ledger.free_bytes + max(pool.floor_bytes, pool.leased_bytes))
+
     def _refusal(self, tag: str, requested_bytes: int, text: str) -> BudgetExceeded:
         """What torch's allocator refused, as the exception of our own calls."""
         ledger = self.ledger()

@@ -215,7 +215,7 @@ def plan_batch(step: Callable[[int], Any] | None = None, *, model: Any = None,
     available_bytes = byte_size(available, "available") if available != "" else 0
     held = _held(models, optimizers, teachers, extension.block_bytes)
     if mode == "static":
-        room = available_bytes or _left_for_tensors(governor)
+        room = available_bytes or governor._left_for_tensors()
         found = _plan_static.estimate(models, optimizers, teachers, sample, room,
                                       min_batch_size, max_batch_size, multiple_of)
         return _finished(found, held, governor)
@@ -229,7 +229,7 @@ def plan_batch(step: Callable[[int], Any] | None = None, *, model: Any = None,
         options = [min_batch_size, max_batch_size, multiple_of, governor.limit_bytes,
                    available_bytes, *([device, device_limit] if device != "cpu" else [])]
         file = folder / "plans" / f"{_stable_key(key, models + teachers, optimizers, options)}.json"
-        kept = _read_kept(file, available_bytes or _left_for_tensors(governor))
+        kept = _read_kept(file, available_bytes or governor._left_for_tensors())
         if kept is not None:
             return kept
 
@@ -259,7 +259,7 @@ def _measure(extension: Any, governor: Governor, step: Callable[[int], Any], sta
         if refusal:
             refusal = attempt(least)
         if refusal:
-            room = _left_for_tensors(governor)
+            room = governor._left_for_tensors()
             raise BudgetExceeded(
                 f"not even a step of {least} rows fits: {refusal}", "tensors", 0, room,
                 governor.limit_bytes, None, "raise the limit, or lower min_batch_size")
@@ -290,12 +290,6 @@ def _finished(found: dict[str, Any], held: dict[str, int], governor: Governor) -
     ledger = governor.ledger()
     return BatchPlan(held=held, limit_bytes=ledger.limit_bytes,
                      baseline_bytes=ledger.baseline_bytes, **found)
-
-
-def _left_for_tensors(governor: Governor) -> int:
-    ledger = governor.ledger()
-    pool = ledger.pools["tensors"]
-    return max(0, ledger.free_bytes + max(pool.floor_bytes, pool.leased_bytes))
 
 
 def _listed(value: Any) -> list[Any]:

@@ -133,19 +133,18 @@ class TrainingStep:
             self._extension.reset_peak()
             _, refusal = self._attempt(work.gradients, min(self.parts, work.rows), self.recomputes)
             peak = self._extension.arena_stats()["leased_peak_bytes"]
-        needed = self._need(work) if refusal else peak + peak // 16
         self._extension.purge()
-        ledger = governor.ledger()
-        pool = ledger.pools["tensors"]
-        room = max(0, ledger.free_bytes + max(pool.floor_bytes, pool.leased_bytes))
+        needed, room = self._extension.with_margin(peak), governor._left_for_tensors()
         if refusal or needed > room:
             why = refusal or f"it needs {format_bytes(needed)}, and {format_bytes(room)} is left"
+            needed = self._need(work) if refusal else self._extension.with_cache_and_margin(peak)
             raise self._refused(f"a step of {work.rows} rows is not admitted: {why}", needed, "")
-        if needed > pool.floor_bytes:
-            governor.promise(needed - pool.floor_bytes, "tensors")
-        self.admitted_bytes = max(needed, pool.floor_bytes)
+        promised = governor.ledger().pools["tensors"].floor_bytes
+        if needed > promised:
+            governor.promise(needed - promised, "tensors")
+        self.admitted_bytes = max(needed, promised)
         self._append({"event": "admitted", "rows": work.rows, "peak_bytes": peak,
-                      "admitted_bytes": self.admitted_bytes, "limit_bytes": ledger.limit_bytes})
+                      "admitted_bytes": self.admitted_bytes, "limit_bytes": governor.limit_bytes})
         return self.admitted_bytes
 
     def __call__(self, batch: Any, f: Callable[..., Any]) -> float:
@@ -332,12 +331,10 @@ class TrainingStep:
         if governor is None:
             return BudgetExceeded(text + advice, "tensors", 0, 0)
         self._extension.purge()
-        ledger = governor.ledger()
-        pool = ledger.pools["tensors"]
-        room = max(0, ledger.free_bytes + max(pool.floor_bytes, pool.leased_bytes))
         limit = 0
         if needed:
-            limit = -(-(ledger.limit_bytes + max(needed - room, _MIB)) // _MIB) * _MIB
+            more = max(needed - governor._left_for_tensors(), _MIB)
+            limit = -(-(governor.limit_bytes + more) // _MIB) * _MIB
             text += f"; a limit of {limit // _MIB} MiB would do"
         error = governor._refusal("tensors", needed, text + advice)
         error.smallest_limit_bytes = limit
@@ -385,12 +382,12 @@ class TrainingStep:
                 self._optimizer.zero_grad()
                 self._extension.purge()
         try:
-            leased = int(traces.predict((work.rows, 0, 0))["leased_bytes"])
+            needed = int(traces.predict((work.rows, 0, 0))["admit_bytes"])
         except NotFoundError:
             return 0
         # States that its first step will make.
         made = bool(self._optimizer.state)
-        return leased + (0 if made else _plan_static.states_of(self._optimizer)[0])
+        return needed + (0 if made else _plan_static.states_of(self._optimizer)[0])
 
     def _tell(self, refusal: str, helped: str) -> None:
         self._append({"event": "refusal", "step": self.steps + 1, "refusal": refusal, "next": helped})

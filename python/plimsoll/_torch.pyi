@@ -57,6 +57,11 @@ def check_device(device: str, device_memory_limit: str) -> None:
 def block_bytes(bytes: int) -> int:
     """What the arena takes for a block of so many bytes: its class, or whole pages."""
 
+def with_margin(peak_bytes: int) -> int:
+    """What to ask the governor for where a step took `peak_bytes`."""
+def with_cache_and_margin(peak_bytes: int) -> int:
+    """The same under another limit: where there is more room the arena caches more."""
+
 class StepTraces:
     """Real steps traced at several sizes, and what they say of others. Sizes are (rows, nodes, edges)."""
 
@@ -64,6 +69,6 @@ class StepTraces:
     def add(self, extent: tuple[int, int, int], step: Callable[[int], str]) -> dict[str, Any]:
         """Runs the step twice and keeps the trace: {"live_peak_bytes", "events", "regions", …}."""
     def predict(self, extent: tuple[int, int, int]) -> dict[str, Any]:
-        """{"peak_bytes", "bound_bytes", "leased_bytes", "operator", "phase", "parts"}."""
+        """{"peak_bytes", "bound_bytes", "leased_bytes", "admit_bytes", "operator", "phase", "parts"}."""
     def verify(self, extent: tuple[int, int, int], step: Callable[[int], str]) -> dict[str, Any]:
         """Runs the step twice; "exact": every block was as predicted. The trace is not kept."""

@@ -13,7 +13,6 @@
 #include <vector>
 
 #include "base/check.h"
-#include "plan/batch_plan.h"
 #include "plan/step_peak.h"
 #include "plimsoll/bytes.h"
 #include "plimsoll/torch.h"
@@ -82,6 +81,14 @@ std::int64_t with_margin(std::int64_t peak_bytes) noexcept {
   return peak_bytes + peak_bytes / 16;
 }
 
+std::int64_t with_cache_and_margin(std::int64_t peak_bytes) noexcept {
+  return with_margin(arena_leased_bytes(peak_bytes));
+}
+
+std::int64_t to_admit(const StepPrediction& step) noexcept {
+  return std::max(arena_leased_bytes(step.bound_bytes), with_cache_and_margin(step.peak.bytes));
+}
+
 namespace {
 
 // Smaller steps, as many as fit: their traces, and their peaks for when the traces say nothing.
@@ -112,10 +119,8 @@ class SmallerSteps {
   [[nodiscard]] bool tells() const noexcept { return peaks_.size() >= 2; }
 
   [[nodiscard]] Result<std::int64_t> need(std::int64_t rows) const {
-    const auto replayed = regions_.predict(size_of(rows));
-    if (replayed) {
-      return std::max(arena_leased_bytes(replayed->bound_bytes),
-                      with_margin(arena_leased_bytes(replayed->peak.bytes)));
+    if (const auto replayed = regions_.predict(size_of(rows)); replayed) {
+      return to_admit(*replayed);
     }
     const std::size_t used = std::min<std::size_t>(3, peaks_.size());  // The largest say most.
     PLIMSOLL_TRY(const StepPeak curve,
@@ -201,7 +206,7 @@ Result<void> admit_tensors(Governor& governor, std::int64_t peak_bytes, const st
     return {};
   }
   if (!governor.admit({.tag = Tag::kTensor, .floor_bytes = floor_bytes - now})) {
-    return tl::unexpected(refused(governor, with_margin(arena_leased_bytes(peak_bytes)), what));
+    return tl::unexpected(refused(governor, with_cache_and_margin(peak_bytes), what));
   }
   return {};
 }

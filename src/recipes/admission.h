@@ -13,6 +13,7 @@
 #include <optional>
 #include <string>
 
+#include "plan/batch_plan.h"
 #include "plan/step_trace.h"
 #include "plimsoll/governor.h"
 #include "plimsoll/result.h"
@@ -33,6 +34,13 @@ Result<std::int64_t> measure_peak(const std::function<Result<void>()>& work);
 
 /// What a phase of the run needs, with room for what sizes rounded to pages may add: a sixteenth.
 [[nodiscard]] std::int64_t with_margin(std::int64_t peak_bytes) noexcept;
+
+/// The same for a peak under a limit that is not this one: where there is more room the arena
+/// caches more.
+[[nodiscard]] std::int64_t with_cache_and_margin(std::int64_t peak_bytes) noexcept;
+
+/// The same for a step that was not done.
+[[nodiscard]] std::int64_t to_admit(const StepPrediction& step) noexcept;
 
 /// What is known of a step before it is rehearsed, for when it does not fit.
 struct StepHints {

@@ -13,14 +13,13 @@
 #include <cstdint>
 #include <vector>
 
-#include "plan/device_replay.h"
 #include "plimsoll/governor.h"
 #include "recipes/checkpoint.h"
 #include "torch/device_backend.h"
 
 namespace plimsoll {
 
-/// A device and the tensors that would stay on it from step to step, each storage once.
+/// device_memory() of the tensors that would stay on it from step to step.
 [[nodiscard]] DeviceMemory device_memory(const DeviceBackend& device,
                                          const std::vector<NamedTensor>& staying);
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// See device_backend.h. Order here: the simulated device, torch's, opening.
+// See device_backend.h. Order here: torch's device, the simulated one, the planner, opening.
 #include "torch/device_backend.h"
 
 #include <ATen/Context.h>
@@ -10,10 +10,13 @@
 
 #include <exception>
 #include <type_traits>
+#include <unordered_set>
 #include <utility>
 
 #include "base/check.h"
 #include "plimsoll/bytes.h"
+#include "plimsoll/torch.h"
+#include "torch/arena_pages.h"
 
 namespace plimsoll {
 namespace {
@@ -132,6 +135,23 @@ Result<void> SimulatedDevice::set_limit(std::int64_t bytes) {
   PLIMSOLL_TRY_VOID(check_limit(*this, bytes));
   allocator_.set_limit(bytes);
   return {};
+}
+
+// ---- For the planner ----
+
+DeviceMemory device_memory(const DeviceBackend& device, std::span<const StayingBlock> staying) {
+  DeviceMemory memory;
+  memory.name = device.name();
+  memory.limit_bytes = device.limit_bytes();
+  std::unordered_set<const void*> seen;
+  for (const auto& [data, bytes] : staying) {
+    if (bytes == 0 || !seen.insert(data).second) {
+      continue;
+    }
+    memory.static_blocks.push_back(bytes);
+    memory.static_listed_bytes += TensorArena::owns(data) ? arena_block_bytes(bytes) : 0;
+  }
+  return memory;
 }
 
 // ---- Opening ----

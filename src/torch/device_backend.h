@@ -8,14 +8,17 @@
 // Reading order: plan/device_allocator.h, this file, device_backend.cpp.
 //
 // Threads: single-owner.
-// Memory:  the simulated one that of its DeviceAllocator, the other a few words.
+// Memory:  the simulated one that of its DeviceAllocator, the other a few words; device_memory()
+//          takes 8 bytes a storage, and a set of them while it counts.
 #pragma once
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 
 #include "plan/device_allocator.h"
+#include "plan/device_replay.h"
 #include "plimsoll/result.h"
 
 namespace c10 {
@@ -81,6 +84,16 @@ class SimulatedDevice final : public DeviceBackend {
 /// are never destroyed. Errors: kInternal when it cannot say what the device has.
 Result<std::unique_ptr<DeviceBackend>> torch_device(c10::DeviceAllocator& allocator,
                                                     std::int8_t index, std::string name);
+
+/// A storage that stays on a device from step to step.
+struct StayingBlock {
+  const void* data{nullptr};
+  std::int64_t bytes{0};
+};
+
+/// The device as the planner is told of it, each of the storages once.
+[[nodiscard]] DeviceMemory device_memory(const DeviceBackend& device,
+                                         std::span<const StayingBlock> staying);
 
 /// --device and --device-memory-limit.
 struct DeviceChoice {

@@ -265,7 +265,7 @@ Result<TaskPlan> plan_task(const Governor& governor, const CanKdConfig& config, 
         refused_bytes(governor, "the model of " + task.name(), with_margin(bytes)));
   }
   PLIMSOLL_TRY_VOID(made);
-  const auto pinned_bytes = [&](std::int64_t rows) -> Result<Lease> {
+  const auto pin = [&](std::int64_t rows) -> Result<Lease> {
     const StepSize size = options.size_of(rows);
     const GraphCounts counts{.graphs = size.rows, .nodes = size.nodes, .edges = size.edges};
     return lease_pinned(governor, counts.bytes());
@@ -273,7 +273,7 @@ Result<TaskPlan> plan_task(const Governor& governor, const CanKdConfig& config, 
   if (device != nullptr) {
     options.device = device_memory(*device, rehearsal.work->tensors());
     options.room_for = [&](std::int64_t rows) -> Result<std::int64_t> {
-      const auto pinned = pinned_bytes(rows);
+      const auto pinned = pin(rows);
       return pinned ? for_tensors(governor) : 0;
     };
   }
@@ -293,7 +293,7 @@ Result<TaskPlan> plan_task(const Governor& governor, const CanKdConfig& config, 
   PLIMSOLL_TRY_VOID(plan);
   TaskPlan found{task, std::move(*plan)};
   if (found.batch.device) {
-    PLIMSOLL_TRY(const Lease pinned, pinned_bytes(found.batch.batch_size));
+    PLIMSOLL_TRY(const Lease pinned, pin(found.batch.batch_size));
     found.batch.device->pinned_bytes = pinned.bytes();
   }
   if (!timed) {
@@ -364,7 +364,8 @@ Result<PlanChoice> weigh_one(const Governor& governor, CanKdConfig chosen, const
   }
   chosen.accumulate_grad_batches = 1;
   auto choice = planned();
-  if (!choice || choice->batch.batch_size < effective_graphs) {
+  const bool refused = !choice && choice.error().code == ErrorCode::kOverBudget;
+  if (refused || (choice && choice->batch.batch_size < effective_graphs)) {
     chosen.accumulate_grad_batches = 2;  // As much memory as any larger number.
     choice = planned();
   }
