@@ -32,7 +32,9 @@ class Engine {
   [[nodiscard]] virtual std::string name() const = 0;
   /// Reads the rows, takes one SGD step with grad_of(), writes them. Requires: distinct ids.
   virtual void step(std::span<const std::int64_t> ids, std::int64_t batch) = 0;
-  /// Does now what it has left for later, so that the disk is the next engine's alone.
+  /// Ids of a batch to come; at most three batches are outstanding.
+  virtual void announce(std::span<const std::int64_t> /*ids*/) {}
+  /// Does now what it has left for later, in nobody's time.
   virtual void settle() {}
   /// All weights of a row.
   virtual std::vector<float> row(std::int64_t id) = 0;

@@ -2,13 +2,14 @@
 //
 // W2: any-order rows on disk, 10 % of them in RAM, gather + update of batches of 4,096 ids.
 //
-// The same batches go through the store, RocksDB and LMDB in turn, round by round: Zipf 1.15 and
-// uniform, or a real stream. Beside the uniform rounds the disk is asked for random 4 KiB reads
-// with the same number of pages written in long runs. The store's misses are compared with LRU,
-// S3-FIFO and the offline optimum on the same stream of pages. At the end rows of every engine are
-// compared with a plain sum of the gradients they were given, bit for bit.
+// The same batches go through the store, RocksDB, LMDB and the store again: Zipf 1.15 and uniform,
+// or a real stream. Each has the disk to itself, and its files are removed when its turn is over.
+// Beside each of the store's rounds the disk is asked for random 4 KiB reads of a file as large and
+// as new as the table, with the same number of pages written in long runs. The store's misses are
+// compared with LRU, S3-FIFO and the offline optimum on the same stream of pages. At the end of a
+// turn rows are compared with a plain sum of the gradients they were given, bit for bit.
 //
-// Reading order: main, run, play, engines.h, ids.h, policies.h.
+// Reading order: main, run, take_turn, play, engines.h, ids.h, policies.h.
 //
 // Threads: the store's, RocksDB's readers, the raw probe's.   Memory: about 30 bytes a row.
 #include <algorithm>
@@ -18,6 +19,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <iostream>
+#include <limits>
 #include <memory>
 #include <numeric>
 #include <optional>
@@ -114,7 +116,7 @@ class StoreEngine final : public w2::Engine {
     }
     store_->apply(ids, grads_).or_throw();
   }
-  void announce(std::span<const std::int64_t> ids) { store_->prefetch(ids); }
+  void announce(std::span<const std::int64_t> ids) override { store_->prefetch(ids); }
 
   std::vector<float> row(std::int64_t id) override {
     std::vector<float> weights(w2::kDim);
@@ -187,13 +189,26 @@ double raw_reads(const fs::path& path, std::int64_t bytes, int threads, std::int
   return static_cast<double>(reads) / took;
 }
 
-// What one stream gave.
+// A stream as it is played.
+struct Played {
+  std::string name;
+  Batches batches;
+  std::int64_t numbered_from{0};  // The number of its first batch.
+};
+
+// What one engine made of one stream.
 struct Outcome {
-  std::vector<std::vector<double>> rows_per_second;  // By engine, by round.
-  std::vector<double> raw;                           // Reads a second, by round.
-  std::vector<double> page_reads;                    // The store's, a second.
-  std::int64_t misses{0}, lru{0}, s3_fifo{0}, best{0};
-  std::int64_t frames{0};
+  std::vector<double> rows_per_second;  // By round.
+  std::vector<double> raw;              // Reads a second, by round; the store's alone.
+  std::vector<double> page_reads;       // The store's, a second.
+  std::int64_t misses{0};
+};
+
+// One engine's turn: its outcomes by stream, and whether its rows were right at the end.
+struct Turn {
+  std::string engine;
+  std::vector<Outcome> outcomes;
+  bool right{false};
 };
 
 w2::Stream pages_of(const Batches& batches, std::size_t warm, std::int64_t rows,
@@ -215,141 +230,150 @@ w2::Stream pages_of(const Batches& batches, std::size_t warm, std::int64_t rows,
   return stream;
 }
 
-// Runs batches [first, last) through one engine; returns rows a second.
-double run_batches(w2::Engine& engine, StoreEngine* store, const Batches& batches,
-                   std::size_t first, std::size_t last, std::int64_t numbered_from) {
+// Runs batches [first, last) through an engine; returns rows a second.
+double run_batches(w2::Engine& engine, const Played& stream, std::size_t first, std::size_t last) {
   std::int64_t rows = 0;
   const auto began = Clock::now();
   for (std::size_t b = first; b < last; ++b) {
-    if (store != nullptr) {
-      for (std::size_t next = b == first ? b : b + kAhead; next <= b + kAhead; ++next) {
-        if (next < last) {
-          store->announce(batches[next]);
-        }
+    for (std::size_t next = b == first ? b : b + kAhead; next <= b + kAhead; ++next) {
+      if (next < last) {
+        engine.announce(stream.batches[next]);
       }
     }
-    engine.step(batches[b], numbered_from + static_cast<std::int64_t>(b));
-    rows += static_cast<std::int64_t>(batches[b].size());
+    engine.step(stream.batches[b], stream.numbered_from + static_cast<std::int64_t>(b));
+    rows += static_cast<std::int64_t>(stream.batches[b].size());
   }
   return static_cast<double>(rows) / seconds_since(began);
 }
 
-Outcome play(const Settings& settings, const std::vector<std::unique_ptr<w2::Engine>>& engines,
-             StoreEngine& store, const Batches& batches, std::int64_t numbered_from,
-             const fs::path& raw_file) {
+// `store` is the engine where that is ours, and `raw_file` then the file the disk is asked with.
+Outcome play(const Settings& settings, w2::Engine& engine, const StoreEngine* store,
+             const Played& stream, const fs::path& raw_file) {
   Outcome outcome;
-  outcome.rows_per_second.resize(engines.size());
   const auto warm = static_cast<std::size_t>(settings.warm);
-  for (const auto& engine : engines) {
-    StoreEngine* const ours = engine.get() == &store ? &store : nullptr;
-    static_cast<void>(run_batches(*engine, ours, batches, 0, warm, numbered_from));
-    engine->settle();
-  }
-  const auto before = store.stats();
-  const auto size = (batches.size() - warm) / static_cast<std::size_t>(settings.rounds);
-  std::size_t end = warm;
+  const auto pages_read = [&] { return store != nullptr ? store->stats().pages_read : 0; };
+  static_cast<void>(run_batches(engine, stream, 0, warm));
+  engine.settle();
+  const auto before = pages_read();
+  const auto size = (stream.batches.size() - warm) / static_cast<std::size_t>(settings.rounds);
   for (int round = 0; round < settings.rounds; ++round) {
     const std::size_t first = warm + static_cast<std::size_t>(round) * size;
-    end = first + size;
-    for (std::size_t e = 0; e < engines.size(); ++e) {
-      StoreEngine* const ours = engines[e].get() == &store ? &store : nullptr;
-      const auto reads = store.stats().pages_read;
-      const auto began = Clock::now();
-      outcome.rows_per_second[e].push_back(
-          run_batches(*engines[e], ours, batches, first, end, numbered_from));
-      if (ours != nullptr) {
-        outcome.page_reads.push_back(static_cast<double>(store.stats().pages_read - reads) /
-                                     seconds_since(began));
-      }
-      engines[e]->settle();  // In no one's time.
+    const auto reads = pages_read();
+    const auto began = Clock::now();
+    outcome.rows_per_second.push_back(run_batches(engine, stream, first, first + size));
+    if (store != nullptr) {
+      outcome.page_reads.push_back(static_cast<double>(pages_read() - reads) /
+                                   seconds_since(began));
     }
-    if (!settings.misses_only) {
+    engine.settle();  // In no one's time.
+    if (store != nullptr && !settings.misses_only) {
       outcome.raw.push_back(raw_reads(raw_file, settings.rows * 512, settings.io_threads,
                                       settings.smoke ? 2000 : 60'000));
     }
   }
-  outcome.misses = store.stats().pages_read - before.pages_read;
-  const auto stream =
-      pages_of({batches.begin(), batches.begin() + static_cast<std::ptrdiff_t>(end)}, warm,
-               settings.rows, store.stats().frames);
-  outcome.frames = stream.frames;
-  outcome.lru = w2::misses_of_lru(stream);
-  outcome.s3_fifo = w2::misses_of_s3_fifo(stream);
-  outcome.best = w2::misses_at_best(stream);
+  outcome.misses = pages_read() - before;
   return outcome;
 }
 
-// Compares rows of every engine with plain sums over what was played.
-bool are_right(const std::vector<std::unique_ptr<w2::Engine>>& engines, const Settings& settings,
-               const std::vector<std::pair<std::int64_t, Batches>>& played) {
-  std::vector<float> plain(static_cast<std::size_t>(settings.rows));
-  for (std::int64_t id = 0; id < settings.rows; ++id) {
-    plain[static_cast<std::size_t>(id)] = w2::start_of(id);
-  }
+// One weight of every row after all streams, and the ids that were used.
+struct Expected {
+  std::vector<float> weights;
   std::vector<std::int64_t> used;
-  for (const auto& [from, batches] : played) {
-    for (std::size_t b = 0; b < batches.size(); ++b) {
-      for (const std::int64_t id : batches[b]) {
-        plain[static_cast<std::size_t>(id)] -=
-            w2::kRate * w2::grad_of(id, from + static_cast<std::int64_t>(b));
+};
+
+Expected plain_sums(std::int64_t rows, const std::vector<Played>& streams) {
+  Expected expected{.weights = std::vector<float>(static_cast<std::size_t>(rows)), .used = {}};
+  for (std::int64_t id = 0; id < rows; ++id) {
+    expected.weights[static_cast<std::size_t>(id)] = w2::start_of(id);
+  }
+  for (const Played& stream : streams) {
+    for (std::size_t b = 0; b < stream.batches.size(); ++b) {
+      for (const std::int64_t id : stream.batches[b]) {
+        expected.weights[static_cast<std::size_t>(id)] -=
+            w2::kRate * w2::grad_of(id, stream.numbered_from + static_cast<std::int64_t>(b));
       }
-      used.insert(used.end(), batches[b].begin(), batches[b].end());
+      expected.used.insert(expected.used.end(), stream.batches[b].begin(), stream.batches[b].end());
     }
   }
+  return expected;
+}
+
+bool is_right(w2::Engine& engine, const Expected& expected) {
   std::mt19937_64 random(kSeed);
   for (int i = 0; i < 4000; ++i) {
-    const auto id = i % 2 == 0 ? used[random() % used.size()]
-                               : static_cast<std::int64_t>(random() % plain.size());
-    for (const auto& engine : engines) {
-      const auto row = engine->row(id);
-      if (row != std::vector<float>(w2::kDim, plain[static_cast<std::size_t>(id)])) {
-        std::cerr << "w2_skewed_ids: row " << id << " of " << engine->name() << " is wrong\n";
-        return false;
-      }
+    const auto id = i % 2 == 0 ? expected.used[random() % expected.used.size()]
+                               : static_cast<std::int64_t>(random() % expected.weights.size());
+    const auto row = engine.row(id);
+    if (row != std::vector<float>(w2::kDim, expected.weights[static_cast<std::size_t>(id)])) {
+      std::cerr << "w2_skewed_ids: row " << id << " of " << engine.name() << " is wrong\n";
+      return false;
     }
   }
   return true;
 }
 
-// Prints one stream's figures and adds them to `peers`. Returns the store's rate to the best
-// peer's.
-double report(const std::string& what, const Outcome& outcome,
-              const std::vector<std::unique_ptr<w2::Engine>>& engines, nlohmann::json& peers) {
+Turn take_turn(const Settings& settings, w2::Engine& engine, const StoreEngine* store,
+               const std::vector<Played>& streams, const Expected& expected,
+               const fs::path& raw_file) {
+  Turn turn{.engine = engine.name(), .outcomes = {}, .right = false};
+  for (const Played& stream : streams) {
+    turn.outcomes.push_back(play(settings, engine, store, stream, raw_file));
+    fmt::print("{}: {:8} {:10.0f} rows/s\n", stream.name, turn.engine,
+               bench::median(turn.outcomes.back().rows_per_second));
+  }
+  turn.right = is_right(engine, expected);
+  return turn;
+}
+
+// Adds one stream's figures to `peers`, the store's worse turn; returns its rate to the best
+// peer's, or 0 where there is none.
+double report(const Played& stream, std::size_t at, const std::vector<Turn>& turns,
+              const Settings& settings, std::int64_t frames, nlohmann::json& peers) {
+  const auto pages =
+      pages_of(stream.batches, static_cast<std::size_t>(settings.warm), settings.rows, frames);
+  const auto best = static_cast<double>(std::max<std::int64_t>(w2::misses_at_best(pages), 1));
+  double ours = std::numeric_limits<double>::max();
   double best_peer = 0;
-  for (std::size_t e = 0; e < engines.size(); ++e) {
-    const double rate = bench::median(outcome.rows_per_second[e]);
-    fmt::print("{}: {:8} {:10.0f} rows/s\n", what, engines[e]->name(), rate);
-    peers[what + "_" + engines[e]->name() + "_rows_per_s"] = rate;
-    best_peer = e == 0 ? 0 : std::max(best_peer, rate);
+  double misses = 0;
+  double to_raw = std::numeric_limits<double>::max();
+  for (const Turn& turn : turns) {
+    const Outcome& outcome = turn.outcomes[at];
+    const double rate = bench::median(outcome.rows_per_second);
+    if (outcome.page_reads.empty()) {
+      best_peer = std::max(best_peer, rate);
+      peers[stream.name + "_" + turn.engine + "_rows_per_s"] = rate;
+      continue;
+    }
+    ours = std::min(ours, rate);
+    peers[stream.name + "_store_rows_per_s"].push_back(rate);
+    misses = std::max(misses, static_cast<double>(outcome.misses));
+    if (!outcome.raw.empty()) {
+      const double reads = bench::median(outcome.page_reads);
+      const double raw = bench::median(outcome.raw);
+      fmt::print("{}: {:.0f} pages read a second; the disk alone {:.0f}\n", stream.name, reads,
+                 raw);
+      peers[stream.name + "_raw_reads_per_s"].push_back(raw);
+      to_raw = std::min(to_raw, reads / raw);
+      peers[stream.name + "_reads_to_raw"] = to_raw;
+    }
   }
-  const auto to_best = [&](std::int64_t misses) {
-    return static_cast<double>(misses) /
-           static_cast<double>(std::max<std::int64_t>(outcome.best, 1));
-  };
+  const double lru = static_cast<double>(w2::misses_of_lru(pages)) / best;
+  const double s3_fifo = static_cast<double>(w2::misses_of_s3_fifo(pages)) / best;
   fmt::print(
-      "{}: {} frames; misses to the offline optimum ({} pages): store {:.3f}, S3-FIFO {:.3f}, "
+      "{}: {} frames; misses to the offline optimum ({:.0f} pages): store {:.3f}, S3-FIFO {:.3f}, "
       "LRU {:.3f}\n",
-      what, outcome.frames, outcome.best, to_best(outcome.misses), to_best(outcome.s3_fifo),
-      to_best(outcome.lru));
-  peers[what + "_misses_to_best"] = to_best(outcome.misses);
-  peers[what + "_s3_fifo_to_best"] = to_best(outcome.s3_fifo);
-  peers[what + "_lru_to_best"] = to_best(outcome.lru);
-  if (!outcome.raw.empty()) {
-    const double raw = bench::median(outcome.raw);
-    fmt::print("{}: {:.0f} pages read a second; the disk alone {:.0f}\n", what,
-               bench::median(outcome.page_reads), raw);
-    peers[what + "_reads_to_raw"] = bench::median(outcome.page_reads) / raw;
-  }
-  const double ratio = best_peer > 0 ? bench::median(outcome.rows_per_second[0]) / best_peer
-                                     : 0;  // 0: there is none.
-  peers[what + "_to_best_peer"] = ratio;
+      stream.name, frames, best, misses / best, s3_fifo, lru);
+  peers[stream.name + "_misses_to_best"] = misses / best;
+  peers[stream.name + "_s3_fifo_to_best"] = s3_fifo;
+  peers[stream.name + "_lru_to_best"] = lru;
+  const double ratio = best_peer > 0 ? ours / best_peer : 0;
+  peers[stream.name + "_to_best_peer"] = ratio;
   return ratio;
 }
 
 int run(Settings settings, const fs::path& directory, const std::string& command) {
   auto governor = pl::Governor::create({}).or_throw();
-  std::vector<std::pair<std::int64_t, Batches>> streams;  // Number of the first batch, batches.
-  std::vector<std::string> names;
+  std::vector<Played> streams;
   if (!settings.ids.empty()) {
     auto real = w2::read_ids(settings.ids, settings.column);
     if (settings.blocks) {
@@ -364,46 +388,56 @@ int run(Settings settings, const fs::path& directory, const std::string& command
     fmt::print("{} ids, {} of them different, in batches of {}\n", real.ids.size(), real.rows,
                settings.batch_rows);
     settings.warm = static_cast<int>(batches.size() / 4);
-    streams.emplace_back(0, std::move(batches));
-    names = {"real"};
+    streams.push_back({"real", std::move(batches), 0});
   } else {
     settings.batch_rows = settings.batch_rows == 0 ? kBatchRows : settings.batch_rows;
     const int all = settings.warm + settings.batches * settings.rounds;
-    streams.emplace_back(0,
-                         w2::drawn_batches(settings.rows, kZipf, settings.batch_rows, all, kSeed));
-    streams.emplace_back(all,
-                         w2::drawn_batches(settings.rows, 0, settings.batch_rows, all, kSeed + 1));
-    names = {"zipf", "uniform"};
+    const auto drawn = [&](double skew, std::uint64_t seed) {
+      return w2::drawn_batches(settings.rows, skew, settings.batch_rows, all, seed);
+    };
+    streams.push_back({"zipf", drawn(kZipf, kSeed), 0});
+    streams.push_back({"uniform", drawn(0, kSeed + 1), all});
   }
-  std::vector<std::unique_ptr<w2::Engine>> engines;
-  const auto add = [&](std::unique_ptr<w2::Engine> engine) {
-    if (engine != nullptr) {
-      engines.push_back(std::move(engine));
+  for (Played& stream : streams) {  // To whole rounds.
+    const auto warm = static_cast<std::size_t>(settings.warm);
+    const auto rounds = static_cast<std::size_t>(settings.rounds);
+    stream.batches.resize(warm + (stream.batches.size() - warm) / rounds * rounds);
+  }
+  const Expected expected = plain_sums(settings.rows, streams);
+  std::vector<Turn> turns;
+  std::int64_t slab_bytes = 0;
+  std::int64_t frames = 0;
+  const auto turn_of_store = [&] {
+    const bench::Scratch scratch("store", directory);
+    StoreEngine store(governor, scratch.path() / "store", settings);
+    slab_bytes = store.slab_bytes();
+    frames = store.stats().frames;
+    turns.push_back(take_turn(settings, store, &store, streams, expected, scratch.path() / "raw"));
+  };
+  const auto turn_of_peer = [&](const auto& make) {
+    const bench::Scratch scratch("peer", directory);
+    if (const auto peer = make(scratch.path() / "peer"); peer != nullptr) {
+      turns.push_back(take_turn(settings, *peer, nullptr, streams, expected, {}));
     }
   };
-  auto made = std::make_unique<StoreEngine>(governor, directory / "store", settings);
-  StoreEngine& store = *made;
-  add(std::move(made));
+  turn_of_store();
   if (!settings.misses_only) {
-    add(w2::make_rocksdb(directory / "rocksdb", settings.rows, store.slab_bytes(),
-                         settings.readers));
-    add(w2::make_lmdb(directory / "lmdb", settings.rows));
+    turn_of_peer([&](const fs::path& path) {
+      return w2::make_rocksdb(path, settings.rows, slab_bytes, settings.readers);
+    });
+    turn_of_peer([&](const fs::path& path) { return w2::make_lmdb(path, settings.rows); });
+    turn_of_store();
   }
   nlohmann::json peers{{"rows", settings.rows}};
   double value = 0;
   for (std::size_t s = 0; s < streams.size(); ++s) {
-    auto& [from, batches] = streams[s];
-    const auto outcome = play(settings, engines, store, batches, from, directory / "raw");
-    const auto rounds = static_cast<std::size_t>(settings.rounds);
-    const auto warm = static_cast<std::size_t>(settings.warm);
-    batches.resize(warm + (batches.size() - warm) / rounds * rounds);  // What was played.
-    const double ratio = report(names[s], outcome, engines, peers);
+    const double ratio = report(streams[s], s, turns, settings, frames, peers);
     value = s == 0 ? ratio : value;
   }
-  const bool right = are_right(engines, settings, streams);
-  const bool met = engines.size() > 1 && settings.ids.empty() && value >= 3.0 &&
-                   peers["zipf_misses_to_best"] <= 1.35 && peers["uniform_reads_to_raw"] >= 0.85 &&
-                   peers["uniform_to_best_peer"] > 1.0;
+  const bool right =
+      std::all_of(turns.begin(), turns.end(), [](const Turn& turn) { return turn.right; });
+  const bool met = settings.ids.empty() && value >= 3.0 && peers["zipf_misses_to_best"] <= 1.35 &&
+                   peers["uniform_reads_to_raw"] >= 0.85 && peers["uniform_to_best_peer"] > 1.0;
   const bool only_right_counts = settings.smoke || settings.misses_only || !settings.ids.empty();
   return bench::Report{.name = "w2_skewed_ids",
                        .value = value,
