@@ -3,13 +3,14 @@
 // W2: any-order rows on disk, 10 % of them in RAM, gather + update of batches of 4,096 ids.
 //
 // The same batches go through the store, RocksDB, LMDB and the store again: Zipf 1.15 and uniform,
-// or a real stream. Each has the disk to itself, and its files are removed when its turn is over.
+// or a real stream. Each is a process of its own and has the disk to itself; its files are removed
+// when its turn is over.
 // Beside each of the store's rounds the disk is asked for random 4 KiB reads of a file as large and
 // as new as the table, with the same number of pages written in long runs. The store's misses are
 // compared with LRU, S3-FIFO and the offline optimum on the same stream of pages. At the end of a
 // turn rows are compared with a plain sum of the gradients they were given, bit for bit.
 //
-// Reading order: main, run, take_turn, play, engines.h, ids.h, policies.h.
+// Reading order: main, run, in_child, take_turn, play, engines.h, ids.h, policies.h.
 //
 // Threads: the store's, RocksDB's readers, the raw probe's.   Memory: about 30 bytes a row.
 #include <algorithm>
@@ -18,6 +19,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
+#include <functional>
 #include <iostream>
 #include <limits>
 #include <memory>
@@ -29,6 +32,7 @@
 #include <vector>
 
 #include <fcntl.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <fmt/core.h>
@@ -209,7 +213,12 @@ struct Turn {
   std::string engine;
   std::vector<Outcome> outcomes;
   bool right{false};
+  std::int64_t slab_bytes{0};  // The store's.
+  std::int64_t frames{0};      // The store's.
 };
+
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Outcome, rows_per_second, raw, page_reads, misses)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Turn, engine, outcomes, right, slab_bytes, frames)
 
 w2::Stream pages_of(const Batches& batches, std::size_t warm, std::int64_t rows,
                     std::int64_t frames) {
@@ -315,14 +324,40 @@ bool is_right(w2::Engine& engine, const Expected& expected) {
 Turn take_turn(const Settings& settings, w2::Engine& engine, const StoreEngine* store,
                const std::vector<Played>& streams, const Expected& expected,
                const fs::path& raw_file) {
-  Turn turn{.engine = engine.name(), .outcomes = {}, .right = false};
+  Turn turn;
+  turn.engine = engine.name();
   for (const Played& stream : streams) {
     turn.outcomes.push_back(play(settings, engine, store, stream, raw_file));
-    fmt::print("{}: {:8} {:10.0f} rows/s\n", stream.name, turn.engine,
-               bench::median(turn.outcomes.back().rows_per_second));
   }
   turn.right = is_right(engine, expected);
   return turn;
+}
+
+// What `work` returns, done by a child process in a folder of its own: nothing that an engine
+// leaves behind, in memory or on the disk, is there when the next one begins. Requires: no other
+// thread.
+std::optional<Turn> in_child(const fs::path& directory,
+                             const std::function<std::optional<Turn>(const fs::path&)>& work) {
+  const bench::Scratch scratch("turn", directory);
+  const fs::path answer = scratch.path() / "answer.json";
+  const pid_t child = ::fork();
+  if (child == 0) {
+    try {
+      const auto turn = work(scratch.path());
+      std::ofstream(answer) << (turn ? nlohmann::json(*turn) : nlohmann::json()).dump();
+    } catch (const std::exception& error) {
+      std::cerr << error.what() << '\n';
+      std::_Exit(2);
+    }
+    std::_Exit(0);
+  }
+  int status = 0;
+  if (child < 0 || ::waitpid(child, &status, 0) != child || status != 0) {
+    throw std::runtime_error(
+        fmt::format("w2_skewed_ids: an engine's process ended with {}", status));
+  }
+  const auto read = nlohmann::json::parse(std::ifstream(answer));
+  return read.is_null() ? std::nullopt : std::optional<Turn>(read.get<Turn>());
 }
 
 // Adds one stream's figures to `peers`, the store's worse turn; returns its rate to the best
@@ -372,7 +407,6 @@ double report(const Played& stream, std::size_t at, const std::vector<Turn>& tur
 }
 
 int run(Settings settings, const fs::path& directory, const std::string& command) {
-  auto governor = pl::Governor::create({}).or_throw();
   std::vector<Played> streams;
   if (!settings.ids.empty()) {
     auto real = w2::read_ids(settings.ids, settings.column);
@@ -405,33 +439,44 @@ int run(Settings settings, const fs::path& directory, const std::string& command
   }
   const Expected expected = plain_sums(settings.rows, streams);
   std::vector<Turn> turns;
-  std::int64_t slab_bytes = 0;
-  std::int64_t frames = 0;
-  const auto turn_of_store = [&] {
-    const bench::Scratch scratch("store", directory);
-    StoreEngine store(governor, scratch.path() / "store", settings);
-    slab_bytes = store.slab_bytes();
-    frames = store.stats().frames;
-    turns.push_back(take_turn(settings, store, &store, streams, expected, scratch.path() / "raw"));
-  };
-  const auto turn_of_peer = [&](const auto& make) {
-    const bench::Scratch scratch("peer", directory);
-    if (const auto peer = make(scratch.path() / "peer"); peer != nullptr) {
-      turns.push_back(take_turn(settings, *peer, nullptr, streams, expected, {}));
+  const auto take = [&](const std::function<std::optional<Turn>(const fs::path&)>& work) {
+    if (auto turn = in_child(directory, work)) {
+      for (std::size_t s = 0; s < streams.size(); ++s) {
+        fmt::print("{}: {:8} {:10.0f} rows/s\n", streams[s].name, turn->engine,
+                   bench::median(turn->outcomes[s].rows_per_second));
+      }
+      turns.push_back(std::move(*turn));
     }
   };
-  turn_of_store();
+  const auto take_store = [&](const fs::path& path) -> std::optional<Turn> {
+    const auto governor = pl::Governor::create({}).or_throw();
+    StoreEngine store(governor, path / "store", settings);
+    Turn turn = take_turn(settings, store, &store, streams, expected, path / "raw");
+    turn.slab_bytes = store.slab_bytes();
+    turn.frames = store.stats().frames;
+    return turn;
+  };
+  const auto take_peer = [&](const std::unique_ptr<w2::Engine>& peer) -> std::optional<Turn> {
+    if (peer == nullptr) {
+      return std::nullopt;
+    }
+    return take_turn(settings, *peer, nullptr, streams, expected, {});
+  };
+  take(take_store);
   if (!settings.misses_only) {
-    turn_of_peer([&](const fs::path& path) {
-      return w2::make_rocksdb(path, settings.rows, slab_bytes, settings.readers);
+    take([&](const fs::path& path) {
+      return take_peer(w2::make_rocksdb(path / "rocksdb", settings.rows, turns.front().slab_bytes,
+                                        settings.readers));
     });
-    turn_of_peer([&](const fs::path& path) { return w2::make_lmdb(path, settings.rows); });
-    turn_of_store();
+    take([&](const fs::path& path) {
+      return take_peer(w2::make_lmdb(path / "lmdb", settings.rows));
+    });
+    take(take_store);
   }
   nlohmann::json peers{{"rows", settings.rows}};
   double value = 0;
   for (std::size_t s = 0; s < streams.size(); ++s) {
-    const double ratio = report(streams[s], s, turns, settings, frames, peers);
+    const double ratio = report(streams[s], s, turns, settings, turns.front().frames, peers);
     value = s == 0 ? ratio : value;
   }
   const bool right =
