@@ -2,7 +2,7 @@
 //
 // W2: any-order rows on disk, 10 % of them in RAM, gather + update of batches of 4,096 ids.
 //
-// The same batches go through the store, RocksDB, LMDB and the store again: Zipf 1.15 and uniform,
+// The same batches go through the store, RocksDB, the store again and LMDB: Zipf 1.15 and uniform,
 // or a real stream. Each is a process of its own and has the disk to itself; its files are removed
 // when its turn is over.
 // Beside each of the store's rounds the disk is asked for random 4 KiB reads of a file as large and
@@ -468,10 +468,10 @@ int run(Settings settings, const fs::path& directory, const std::string& command
       return take_peer(w2::make_rocksdb(path / "rocksdb", settings.rows, turns.front().slab_bytes,
                                         settings.readers));
     });
+    take(take_store);
     take([&](const fs::path& path) {
       return take_peer(w2::make_lmdb(path / "lmdb", settings.rows));
     });
-    take(take_store);
   }
   nlohmann::json peers{{"rows", settings.rows}};
   double value = 0;
