@@ -231,7 +231,7 @@ void add_store_import(CLI::App& command, int& status) {
   sub->add_option("--out", typed->place.out, "Folder to make")->required();
   sub->add_option("--format", typed->format, "safetensors, npy or csv [by the file's name]");
   sub->add_option("--optimizer", typed->optimizer, "What will train it [adamw]")
-      ->check(CLI::IsMember({"adamw", "adamw_fresh", "adagrad"}));
+      ->check(CLI::IsMember(optimizers_by_name()));
   sub->add_option("--dtype", typed->dtype, "What a weight is stored as [float32]")
       ->check(CLI::IsMember({"float32", "bfloat16"}));
   const std::shared_ptr<Place> place(typed, &typed->place);
@@ -241,9 +241,7 @@ void add_store_import(CLI::App& command, int& status) {
     ImportOptions options{.files = {typed->files.begin(), typed->files.end()},
                           .out = typed->place.out,
                           .format = typed->format};
-    options.optimizer = typed->optimizer == "adagrad"       ? RowOptimizer::kAdagrad
-                        : typed->optimizer == "adamw_fresh" ? RowOptimizer::kAdamWFresh
-                                                            : RowOptimizer::kAdamW;
+    options.optimizer = optimizers_by_name().at(typed->optimizer);
     options.dtype = typed->dtype == "bfloat16" ? RowDType::kBFloat16 : RowDType::kFloat32;
     status = import_rows(typed->place, options);
   });

@@ -175,10 +175,10 @@ class EmbeddingStore {
  public:
   /// Opens the table in options.directory, creating it when there is none.
   ///
-  /// Errors: kOverBudget (slab refused, or below the floor: requested_bytes is the floor),
-  ///         kInvalidArgument (existing table has another dim, dtype, optimizer, initialiser
-  ///         or ids; duplicate ids), kCorrupt, kIo, kNotFound (no commit at at_step; it names those
-  ///         there).
+  /// Errors: kOverBudget (slab refused, or below the floor: requested_bytes is it), kCorrupt, kIo,
+  ///         kInvalidArgument (the table has another dim, dtype, optimizer, initialiser or ids;
+  ///         duplicate ids; its disk_cap_bytes exceed the governor's disk limit), kNotFound (no
+  ///         commit at at_step; it names those there).
   static Result<EmbeddingStore> open(Governor governor, const EmbeddingStoreOptions& options);
 
   EmbeddingStore(EmbeddingStore&&) noexcept;

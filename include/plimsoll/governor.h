@@ -157,6 +157,9 @@ class Governor {
   [[nodiscard]] LedgerState state() const;
   [[nodiscard]] LimitReport limit() const;  ///< The one asked for last. Requires: valid().
   [[nodiscard]] std::int64_t disk_limit_bytes() const noexcept;
+  /// Compares the most that `what` may come to hold on disk with GovernorOptions::disk_limit; each
+  /// table and run by itself. Without one there is nothing to compare. Errors: kInvalidArgument.
+  [[nodiscard]] Result<void> check_disk_limit(const std::string& what, std::int64_t bytes) const;
 
   /// Measures the baseline again (after libraries were loaded that will stay). Only while no
   /// lease is out; otherwise does nothing and returns the old one.

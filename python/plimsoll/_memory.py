@@ -88,7 +88,8 @@ class Governor:
         """Finds the limit and measures what is resident now (the baseline).
 
         host:      the limit; "" is 80 % of what cgroups, SLURM and the machine leave.
-        disk:      most the stores may hold on disk; "" for no bound.
+        disk:      most a table, or a run with its checkpoints, may come to hold on disk; what could
+                   exceed it is refused when it is opened. "" for no bound.
         directory: whose file system the disk limit speaks of.
         foreign:   set aside for what cannot be leased: Python objects, NumPy, code. With torch, what
                    is imported later counts: its first optimizer alone imports 70 MiB of modules, so
@@ -144,7 +145,7 @@ class Governor:
 
     @property
     def disk_limit_bytes(self) -> int:
-        """Most the stores may hold on disk, in bytes."""
+        """What was asked for with `disk`, or what is free, whichever is less; in bytes."""
         return self._core.disk_limit_bytes
 
     def ledger(self) -> Ledger:

@@ -80,13 +80,13 @@ Result<Ledger::Baseline> measure_baseline(std::int64_t orphan_bytes) {
                           .anonymous = std::max<std::int64_t>(0, now.anonymous - orphan_bytes)};
 }
 
-Result<std::int64_t> find_disk_limit(const GovernorOptions& options) {
-  PLIMSOLL_TRY(const std::int64_t free, free_disk_bytes(options.directory));
-  if (options.disk_limit.empty()) {
-    return free;
+Result<void> find_disk_limit(const GovernorOptions& options, Ledger::Terms& terms) {
+  PLIMSOLL_TRY(terms.disk_limit_bytes, free_disk_bytes(options.directory));
+  if (!options.disk_limit.empty()) {
+    PLIMSOLL_TRY(terms.disk_asked_bytes, parse_bytes(options.disk_limit, terms.disk_limit_bytes));
+    terms.disk_limit_bytes = std::min(terms.disk_asked_bytes, terms.disk_limit_bytes);
   }
-  PLIMSOLL_TRY(const std::int64_t asked, parse_bytes(options.disk_limit, free));
-  return std::min(asked, free);
+  return {};
 }
 
 Result<Ledger::Terms> find_terms(const GovernorOptions& options) {
@@ -106,7 +106,7 @@ Result<Ledger::Terms> find_terms(const GovernorOptions& options) {
   terms.proc_root = options.proc_root;
   terms.cgroup_root = options.cgroup_root;
   PLIMSOLL_TRY(terms.limit, find_limit(query));
-  PLIMSOLL_TRY(terms.disk_limit_bytes, find_disk_limit(options));
+  PLIMSOLL_TRY_VOID(find_disk_limit(options, terms));
   terms.pressure_fraction = options.pressure_fraction;
   terms.foreign_bytes = options.foreign_bytes;
   return terms;
@@ -456,6 +456,17 @@ LimitReport Governor::limit() const {
 
 std::int64_t Governor::disk_limit_bytes() const noexcept {
   return ledger_ == nullptr ? 0 : ledger_->terms().disk_limit_bytes;
+}
+
+Result<void> Governor::check_disk_limit(const std::string& what, std::int64_t bytes) const {
+  const std::int64_t asked = ledger_ == nullptr ? -1 : ledger_->terms().disk_asked_bytes;
+  if (asked < 0 || bytes <= asked) {
+    return {};
+  }
+  return fail(ErrorCode::kInvalidArgument,
+              fmt::format("{} may come to fill {} of disk, and the disk limit is {}", what,
+                          format_bytes(bytes), format_bytes(asked)),
+              "raise the disk limit");
 }
 
 std::int64_t Governor::rebaseline() {

@@ -46,6 +46,7 @@ class Ledger : public std::enable_shared_from_this<Ledger> {
   struct Terms {
     LimitReport limit;  // The first one.
     std::int64_t disk_limit_bytes{0};
+    std::int64_t disk_asked_bytes{-1};  // As the user said; −1: not at all.
     double pressure_fraction{0};
     std::int64_t foreign_bytes{0};
     Baseline baseline;

@@ -120,6 +120,9 @@ Result<void> Run::open() {
                resolve_shape(config_, data_->image_dim(), data_->text_dim()));
   state_.emplace(config_, shape);
   at().loader.seed = seed_for(static_cast<std::uint64_t>(config_.seed), Purpose::kOrder);
+  PLIMSOLL_TRY_VOID(governor_.check_disk_limit(
+      "the run " + folder_.root().string() + ", its rows and its checkpoints,",
+      data_->rows().plan().disk_cap_bytes + state_->disk_bytes(config_.keep_checkpoints)));
   if (step) {
     PLIMSOLL_TRY_VOID(state_->load(folder_, *step));
     saved_step_ = *step;

@@ -76,7 +76,8 @@ constexpr std::array kFields{
     F::whole<&C::checkpoint_every_n_steps>(
         "checkpoint_every_n_steps", kFree, 0, kCountMax,
         "Steps between commits; 0: one at the end of each epoch"),
-    F::whole<&C::keep_checkpoints>("keep_checkpoints", kFree, 1, 1e6, "The newest ones are kept"),
+    F::whole<&C::keep_checkpoints>("keep_checkpoints", kFree, 1, 1e6,
+                                   "The newest ones are kept; of the rows two commits"),
     F::whole<&C::cleanup_every_n_steps>(
         "cleanup_every_n_steps", kFree, 0, kCountMax,
         "Steps between giving unused memory back; 0: after evaluations and under pressure only"),

@@ -65,6 +65,14 @@ Result<void> State::save(RunFolder& folder, EmbeddingStore& rows, std::int64_t k
   return folder.publish(at.step, keep);
 }
 
+std::int64_t State::disk_bytes(std::int64_t keep) const {
+  std::int64_t each = 1 << 20;  // The header of the tensors' file, and state.json.
+  for (const auto& [name, tensor] : tensors()) {
+    each += static_cast<std::int64_t>(tensor.nbytes());
+  }
+  return (keep + 1) * each;
+}
+
 Result<void> State::load(const RunFolder& folder, std::int64_t step) {
   PLIMSOLL_TRY(const auto state, load_checkpoint(folder.checkpoint_path(step), tensors()));
   const auto number = [&](const char* name) {

@@ -56,6 +56,9 @@ class State {
   /// Writes checkpoint, commits the rows, then names the step in the run's manifest.
   Result<void> save(RunFolder& folder, EmbeddingStore& rows, std::int64_t keep) const;
 
+  /// What checkpoints come to fill when `keep` of them are kept and one more is being written.
+  [[nodiscard]] std::int64_t disk_bytes(std::int64_t keep) const;
+
   /// Reads the checkpoint of `step`.
   Result<void> load(const RunFolder& folder, std::int64_t step);
 

@@ -64,6 +64,11 @@ std::string column_text(const ColumnSpec& column) {
 
 Result<Description> describe_embeddings(const fs::path& path) {
   PLIMSOLL_TRY(const TableInfo info, EmbeddingStore::inspect(path));
+  PLIMSOLL_TRY(const SlabPlan plan, EmbeddingStore::plan({.directory = path,
+                                                          .dtype = info.dtype,
+                                                          .optimizer = {.kind = info.optimizer},
+                                                          .init = info.init,
+                                                          .layout = info.layout}));
   std::string commits;
   for (const auto step : info.commit_steps) {
     commits += fmt::format("{}{}", commits.empty() ? "" : ", ", step);
@@ -77,12 +82,17 @@ Result<Description> describe_embeddings(const fs::path& path) {
       "  layout    {}\n"
       "  pages     {} of {} rows\n"
       "  commits   {}\n"
-      "  disk      {}\n",
+      "  disk      {}, at most {}\n"
+      "  memory    {} unless store_bytes says otherwise, at least {}: pages of rows {}, index {}, "
+      "buffers {}, look-ahead {}\n",
       path.string(), rows_text(info), row_dtype_name(info.dtype), info.dim, info.record_bytes,
       optimizer_name(info.optimizer), init_name(info.init.kind), info.init.scale, info.init.seed,
       info.dense_ids ? "0 … rows−1" : "arbitrary", layout_text(info), format_bytes(info.page_bytes),
       info.rows_per_page, commits.empty() ? "none" : "step " + commits,
-      format_bytes(info.disk_bytes));
+      format_bytes(info.disk_bytes), format_bytes(plan.disk_cap_bytes),
+      format_bytes(plan.total_bytes), format_bytes(plan.floor_bytes),
+      format_bytes(plan.frame_bytes), format_bytes(plan.index_bytes),
+      format_bytes(plan.buffer_bytes), format_bytes(plan.queue_bytes));
   return finish("embedding_store", path, std::move(text),
                 {{"rows", info.rows},
                  {"rows_max", info.rows_max},
@@ -101,7 +111,14 @@ Result<Description> describe_embeddings(const fs::path& path) {
                  {"page_bytes", info.page_bytes},
                  {"rows_per_page", info.rows_per_page},
                  {"commit_steps", info.commit_steps},
-                 {"disk_bytes", info.disk_bytes}});
+                 {"disk_bytes", info.disk_bytes},
+                 {"disk_cap_bytes", plan.disk_cap_bytes},
+                 {"slab_bytes", plan.total_bytes},
+                 {"slab_floor_bytes", plan.floor_bytes},
+                 {"frame_bytes", plan.frame_bytes},
+                 {"index_bytes", plan.index_bytes},
+                 {"buffer_bytes", plan.buffer_bytes},
+                 {"queue_bytes", plan.queue_bytes}});
 }
 
 std::string blocks_text(const FeatureInfo& info) {

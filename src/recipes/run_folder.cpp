@@ -293,9 +293,12 @@ Result<std::optional<std::int64_t>> RunFolder::published_step() const {
   }
   PLIMSOLL_TRY(const std::string text, read_small_file(path));
   const auto manifest = nlohmann::json::parse(text, nullptr, false);
-  const bool sound = manifest.is_object() && manifest.contains("step") &&
-                     manifest["step"].is_number_integer() && manifest.contains("format") &&
-                     manifest["format"] == kManifestFormat;
+  // The step is said twice, so that no damaged bit makes another step of it.
+  const bool sound =
+      manifest.is_object() && manifest.contains("step") && manifest["step"].is_number_integer() &&
+      manifest.contains("format") && manifest["format"] == kManifestFormat &&
+      manifest.contains("checkpoint") &&
+      manifest["checkpoint"] == checkpoint_name(manifest["step"].get<std::int64_t>());
   if (!sound) {
     return fail(ErrorCode::kCorrupt,
                 fmt::format("{}: not a manifest of format {}", path.string(), kManifestFormat));

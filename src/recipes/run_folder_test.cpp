@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <fstream>
+#include <iterator>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <sstream>
@@ -230,6 +231,29 @@ TEST_F(RunFolderTest, WhatWasNeverPublishedIsDiscarded) {
   const auto broken = folder.published_step();
   ASSERT_FALSE(broken);
   EXPECT_EQ(broken.error().code, ErrorCode::kCorrupt);
+}
+
+TEST_F(RunFolderTest, NoBitOfTheManifestMakesAnotherStepOfIt) {
+  auto folder = create();
+  fs::create_directories(folder.checkpoint_path(5));
+  ASSERT_TRUE(folder.publish(5, 1));
+  const fs::path path = root_ / "checkpoints" / "manifest.json";
+  std::ifstream file(path, std::ios::binary);
+  const std::string sound{std::istreambuf_iterator<char>(file), {}};
+  ASSERT_EQ(folder.published_step().or_throw(), 5);
+  int noticed = 0;
+  for (std::size_t bit = 0; bit < 8 * sound.size(); ++bit) {
+    std::string damaged = sound;
+    damaged[bit / 8] = static_cast<char>(damaged[bit / 8] ^ (1 << bit % 8));
+    std::ofstream(path, std::ios::binary) << damaged;
+    if (const auto step = folder.published_step(); step) {
+      ASSERT_EQ(*step, 5) << "bit " << bit << ": " << damaged;
+    } else {
+      ASSERT_EQ(step.error().code, ErrorCode::kCorrupt) << "bit " << bit;
+      ++noticed;
+    }
+  }
+  EXPECT_GT(noticed, static_cast<int>(7 * sound.size()));
 }
 
 TEST_F(RunFolderTest, IdentityRefusesADifferentMachineByName) {

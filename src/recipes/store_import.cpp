@@ -22,6 +22,7 @@
 #include "os/file.h"
 #include "recipes/new_file.h"
 #include "recipes/store_export.h"
+#include "store/row_optimizer.h"
 
 namespace plimsoll {
 namespace {
@@ -348,6 +349,14 @@ Result<std::int64_t> fill(Governor governor, const ImportOptions& options, const
 }
 
 }  // namespace
+
+std::map<std::string, RowOptimizer> optimizers_by_name() {
+  std::map<std::string, RowOptimizer> names;
+  for (const RowOptimizer kind : kRowOptimizers) {
+    names.emplace(optimizer_name(kind), kind);
+  }
+  return names;
+}
 
 Result<std::int64_t> import_store(Governor governor, const ImportOptions& options,
                                   const ProgressFn& progress) {

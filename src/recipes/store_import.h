@@ -14,6 +14,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -28,6 +29,9 @@ struct ImportOptions {
   RowOptimizer optimizer{RowOptimizer::kAdamW};
   RowDType dtype{};  ///< Of the table.
 };
+
+/// What may train a table, by the name that `store info` gives: "adamw", "sgd", "row_adagrad", ….
+std::map<std::string, RowOptimizer> optimizers_by_name();
 
 /// Returns the number of rows. The table is committed at step 0, or not there at all.
 /// Errors: kInvalidArgument (a form, width or element type; an id twice; `out` is not empty),

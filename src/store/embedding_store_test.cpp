@@ -4,12 +4,14 @@
 #include <array>
 #include <chrono>
 #include <cmath>
+#include <filesystem>
 #include <fstream>
 #include <limits>
 #include <map>
 #include <numeric>
 #include <optional>
 #include <random>
+#include <string>
 #include <thread>
 #include <tuple>
 
@@ -113,6 +115,27 @@ TEST_F(EmbeddingStoreTest, RefusesAGradientThatIsNotFiniteAndChangesNothing) {
   const std::vector<float> large(8, 3e38F);
   EXPECT_FALSE(store.apply(std::vector<std::int64_t>{2, 2}, large));
   EXPECT_EQ(all_rows(store), before);
+}
+
+TEST_F(EmbeddingStoreTest, WhatMayPassTheDiskLimitIsRefusedBeforeAnythingIsMade) {
+  for (const RowLayout layout : {RowLayout::kAnyOrder, RowLayout::kSampleOrder}) {
+    auto options = dense(5000, 8);
+    options.directory = root_ / (layout == RowLayout::kAnyOrder ? "any" : "ordered");
+    options.layout = layout;
+    const std::int64_t most = EmbeddingStore::plan(options).or_throw().disk_cap_bytes;
+    {
+      const auto governor = Governor::create({.disk_limit = std::to_string(most - 1)}).or_throw();
+      const auto refused = EmbeddingStore::open(governor, options);
+      ASSERT_FALSE(refused);
+      EXPECT_EQ(refused.error().code, ErrorCode::kInvalidArgument);
+      EXPECT_NE(refused.error().to_string().find("disk limit"), std::string::npos);
+      EXPECT_FALSE(std::filesystem::exists(options.directory));
+    }
+    const auto governor = Governor::create({.disk_limit = std::to_string(most)}).or_throw();
+    auto store = EmbeddingStore::open(governor, options).or_throw();
+    store.update(std::vector<std::int64_t>{4}, std::vector<float>(8, 1.0F)).or_throw();
+    store.commit(1).or_throw();
+  }
 }
 
 TEST_F(EmbeddingStoreTest, RefusesShapesThatDoNotFit) {

@@ -129,6 +129,21 @@ def test_train_says_what_is_wrong(pairs, tmp_path, options, error, text):
     assert not (tmp_path / "run" / "run.toml").exists()
 
 
+def test_the_disk_limit_counts_rows_and_checkpoints(pairs, tmp_path):
+    with pytest.raises(ValueError, match="its checkpoints, may come to fill .* disk limit is 2.0 MiB"):
+        plimsoll.train("cosir", **{"data": pairs, "out": tmp_path / "run", **SMALL,
+                                   "disk_limit": "2MiB"})
+    assert not (tmp_path / "run" / "run.toml").exists()
+    with pytest.raises(ValueError, match="the table .* may come to fill .* disk limit is 4.0 KiB"):
+        plimsoll.train("cosir", **{"data": pairs, "out": tmp_path / "run", **SMALL,
+                                   "disk_limit": "4KiB"})
+    summary = plimsoll.train("cosir", **{"data": pairs, "out": tmp_path / "run", **SMALL,
+                                         "disk_limit": "64MiB"})
+    assert summary["status"] == "finished"
+    held = sum(file.stat().st_size for file in (tmp_path / "run").rglob("*") if file.is_file())
+    assert held <= 64 << 20
+
+
 def test_other_recipes_and_missing_runs_are_named(tmp_path, pairs):
     with pytest.raises(ValueError, match="chat.*not there yet"):
         plimsoll.train("chat", data=pairs, out=tmp_path / "run")

@@ -79,6 +79,27 @@ def test_compact_can_make_room_for_more_rows(store, table):
     assert store("verify", table).returncode == 0
 
 
+def test_info_states_the_parts_of_the_slab_and_what_the_disk_may_come_to_hold(store, table):
+    info = json.loads(store("info", table, "--json").stdout)
+    parts = [info[name] for name in ("frame_bytes", "index_bytes", "buffer_bytes", "queue_bytes")]
+    assert all(part > 0 for part in parts)
+    assert 0 <= info["slab_bytes"] - sum(parts) < 4096  # A slab is whole pages.
+    assert info["slab_floor_bytes"] <= info["slab_bytes"]
+    assert info["disk_bytes"] <= info["disk_cap_bytes"]
+    text = store("info", table).stdout
+    for word in ("pages of rows", "index", "buffers", "look-ahead", "at least", "at most"):
+        assert word in text, text
+
+
+@pytest.mark.parametrize("name", ["adam", "adamw", "adamw_fresh", "adagrad", "row_adagrad", "sgd",
+                                  "sgd_momentum"])
+def test_import_makes_tables_for_every_optimizer(store, rows, tmp_path, name):
+    np.save(tmp_path / "some.npy", rows[2])
+    done = store("import", tmp_path / "some.npy", "--out", tmp_path / "made", "--optimizer", name)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(store("info", tmp_path / "made", "--json").stdout)["optimizer"] == name
+
+
 def test_verify_says_what_it_found_and_names_what_is_wrong(store, table):
     sound = store("verify", table, "--quiet")
     assert sound.returncode == 0 and sound.stderr == ""

@@ -2,11 +2,13 @@
 """How rows begin: from features, by projection or by principal components; from clusters.
 
 zeros, normal, uniform, xavier and kaiming need no pass over the data: the table computes such rows
-from (seed, id) when they are first asked for. Those here stream the features in ascending order of
-id, in blocks of a fixed size, so that a row does not depend on the order of sample_ids.
+from (seed, id) when they are first asked for. The strategies of a manager stream the features in
+ascending order of id, in blocks of a fixed size, so that a row does not depend on the order of
+sample_ids. EmbeddingInitializer is given whole arrays and returns whole arrays.
 
 Threads: pure functions.
-Memory:  one block of 4,096 samples, and F × F float64 for principal components of F features.
+Memory:  one block of 4,096 samples, and F × F float64 for principal components of F features;
+         EmbeddingInitializer: its features once more, as float64.
 """
 from __future__ import annotations
 
