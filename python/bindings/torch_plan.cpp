@@ -152,7 +152,6 @@ class StepTraces {
     nb::dict out;
     out["peak_bytes"] = said.peak.bytes;
     out["bound_bytes"] = said.bound_bytes;
-    out["leased_bytes"] = arena_leased_bytes(said.bound_bytes);
     out["admit_bytes"] = to_admit(said);
     out["operator"] = said.peak.op;
     out["phase"] = phase_name(said.peak.phase);

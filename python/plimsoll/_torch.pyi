@@ -69,6 +69,6 @@ class StepTraces:
     def add(self, extent: tuple[int, int, int], step: Callable[[int], str]) -> dict[str, Any]:
         """Runs the step twice and keeps the trace: {"live_peak_bytes", "events", "regions", …}."""
     def predict(self, extent: tuple[int, int, int]) -> dict[str, Any]:
-        """{"peak_bytes", "bound_bytes", "leased_bytes", "admit_bytes", "operator", "phase", "parts"}."""
+        """{"peak_bytes", "bound_bytes", "admit_bytes", "operator", "phase", "parts"}."""
     def verify(self, extent: tuple[int, int, int], step: Callable[[int], str]) -> dict[str, Any]:
         """Runs the step twice; "exact": every block was as predicted. The trace is not kept."""

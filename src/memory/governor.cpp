@@ -466,7 +466,7 @@ Result<void> Governor::check_disk_limit(const std::string& what, std::int64_t by
   return fail(ErrorCode::kInvalidArgument,
               fmt::format("{} may come to fill {} of disk, and the disk limit is {}", what,
                           format_bytes(bytes), format_bytes(asked)),
-              "raise the disk limit");
+              "raise the disk limit (--disk-limit, or disk of a Governor)");
 }
 
 std::int64_t Governor::rebaseline() {

@@ -21,6 +21,15 @@ Result<void> EmbeddingStore::Engine::erase(std::span<const std::int64_t> /*ids*/
               "its rows are fixed; make the table in any order, with rows_max");
 }
 
+Result<void> EmbeddingStore::Engine::check_disk(const Governor& governor,
+                                                const EmbeddingStoreOptions& options,
+                                                const SlabPlan& plan) {
+  if (options.pinned) {
+    return {};  // It makes nothing.
+  }
+  return governor.check_disk_limit("the table " + options.directory.string(), plan.disk_cap_bytes);
+}
+
 Result<void> EmbeddingStore::Engine::check_rows(const char* what, std::size_t ids,
                                                 std::size_t floats) const {
   const auto dim = static_cast<std::size_t>(shape().dim);

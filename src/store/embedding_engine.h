@@ -41,6 +41,9 @@ class EmbeddingStore::Engine {
   /// Here: refuses, since the rows are fixed.
   virtual Result<std::int64_t> insert(std::span<const std::int64_t> ids);
   virtual Result<void> erase(std::span<const std::int64_t> ids);
+  /// What both layouts ask before they make anything. Errors: as Governor::check_disk_limit().
+  static Result<void> check_disk(const Governor& governor, const EmbeddingStoreOptions& options,
+                                 const SlabPlan& plan);
   virtual Result<void> commit(std::int64_t step) = 0;
   virtual Result<void> scan(const Visit& visit) = 0;
   virtual Result<void> visit_rows(const Visit& visit) { return scan(visit); }

@@ -185,10 +185,7 @@ Result<std::unique_ptr<EmbeddingStore::Engine>> EmbeddingStore::Impl::open(
     return Timeline::open(governor, options, described.table, described.exists ? nullptr : &source);
   }
   PLIMSOLL_TRY(const EmbeddingLayout layout, plan_layout(described.table, options));
-  if (!options.pinned) {
-    PLIMSOLL_TRY_VOID(governor.check_disk_limit("the table " + options.directory.string(),
-                                                layout.plan.disk_cap_bytes));
-  }
+  PLIMSOLL_TRY_VOID(check_disk(governor, options, layout.plan));
   auto impl = std::make_unique<Impl>(governor, options, described.table, layout);
   impl->pool_ = std::make_unique<IoPool>(options.io_threads);
   impl->crew_ = std::make_unique<RowCrew>(options.compute_threads);

@@ -40,10 +40,7 @@ Result<std::unique_ptr<EmbeddingStore::Engine>> EmbeddingStore::Timeline::open(
     PLIMSOLL_TRY(const TimelineLayout again, plan_timeline(table, true, later));
     layout.plan.floor_bytes = again.plan.floor_bytes;
   }
-  if (!options.pinned) {
-    PLIMSOLL_TRY_VOID(governor.check_disk_limit("the table " + options.directory.string(),
-                                                layout.plan.disk_cap_bytes));
-  }
+  PLIMSOLL_TRY_VOID(check_disk(governor, options, layout.plan));
   auto made = std::make_unique<Timeline>(options, table, layout);
   made->crew_ = std::make_unique<RowCrew>(options.compute_threads);
   PLIMSOLL_TRY_VOID(made->take_memory(governor));
