@@ -227,16 +227,21 @@ void add_store_import(CLI::App& command, int& status) {
   };
   auto typed = std::make_shared<Typed>();
   auto* sub = command.add_subcommand("import", "Make a table of rows from other programs' files");
-  sub->add_option("FILE", typed->files, "Shards, in order: .safetensors, .npy or .csv")->required();
+  sub->add_option(
+         "FILE", typed->files,
+         "Shards, in order: .safetensors, .npy, .csv, or the original's embeddings_chunk_*.pt")
+      ->required();
   sub->add_option("--out", typed->place.out, "Folder to make")->required();
-  sub->add_option("--format", typed->format, "safetensors, npy or csv [by the file's name]");
+  sub->add_option("--format", typed->format, "safetensors, npy, csv or pt [by the file's name]");
   sub->add_option("--optimizer", typed->optimizer, "What will train it [adamw]")
       ->check(CLI::IsMember(optimizers_by_name()));
   sub->add_option("--dtype", typed->dtype, "What a weight is stored as [float32]")
       ->check(CLI::IsMember({"float32", "bfloat16"}));
   const std::shared_ptr<Place> place(typed, &typed->place);
   add_place(*sub, place);
-  sub->footer("\nExample:\n  plimsoll store import rows.safetensors --out table/");
+  sub->footer(
+      "\nExamples:\n  plimsoll store import rows.safetensors --out table/\n"
+      "  plimsoll store import embeddings/embeddings_chunk_*.pt --out table/");
   sub->callback([typed, &status] {
     ImportOptions options{.files = {typed->files.begin(), typed->files.end()},
                           .out = typed->place.out,

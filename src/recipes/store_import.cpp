@@ -20,6 +20,7 @@
 #include "data/npy.h"
 #include "data/safetensors.h"
 #include "os/file.h"
+#include "recipes/chunk_file.h"
 #include "recipes/new_file.h"
 #include "recipes/store_export.h"
 #include "store/row_optimizer.h"
@@ -271,17 +272,37 @@ class CsvReader final : public RowReader {
   std::int64_t dim_{0};
 };
 
+// ---- Chunks of the original ---------------------------------------------------------------------
+
+class ChunkReader final : public RowReader {
+ public:
+  explicit ChunkReader(ChunkFile file) : file_(std::move(file)) {}
+  [[nodiscard]] std::int64_t dim() const override { return file_.dim(); }
+  Result<void> visit(bool with_rows, const Visit& visit) override {
+    return file_.visit(with_rows, visit);
+  }
+
+ private:
+  ChunkFile file_;
+};
+
 // ---- The table --------------------------------------------------------------------------------
 
-Result<std::vector<std::unique_ptr<RowReader>>> open_files(const ImportOptions& options) {
+Result<std::vector<std::unique_ptr<RowReader>>> open_files(const Governor& governor,
+                                                           const ImportOptions& options) {
   if (options.files.empty()) {
     return fail(ErrorCode::kInvalidArgument, "no file to import");
   }
   std::vector<std::unique_ptr<RowReader>> readers;
   std::int64_t next_id = 0;
   for (const fs::path& path : options.files) {
-    PLIMSOLL_TRY(const std::string form, store_file_form(path, options.format));
-    if (form == "npy") {
+    const bool chunk = options.format.empty() ? path.extension() == ".pt" : options.format == "pt";
+    PLIMSOLL_TRY(const std::string form,
+                 chunk ? Result<std::string>("pt") : store_file_form(path, options.format));
+    if (chunk) {
+      PLIMSOLL_TRY(auto file, ChunkFile::open(governor, path));
+      readers.push_back(std::make_unique<ChunkReader>(std::move(file)));
+    } else if (form == "npy") {
       PLIMSOLL_TRY(auto reader, ArrayReader::npy(path, next_id));
       next_id += static_cast<const ArrayReader&>(*reader).rows();
       readers.push_back(std::move(reader));
@@ -366,7 +387,7 @@ Result<std::int64_t> import_store(Governor governor, const ImportOptions& option
     return fail(ErrorCode::kInvalidArgument, fmt::format("{} is not empty", options.out.string()),
                 "name a new folder with --out");
   }
-  PLIMSOLL_TRY(const auto readers, open_files(options));
+  PLIMSOLL_TRY(const auto readers, open_files(governor, options));
   const fs::path ids_file = fs::absolute(options.out).lexically_normal().string() + ".ids.npy";
   auto done = fill(governor, options, ids_file, readers, progress);
   fs::remove(ids_file, status);

@@ -5,11 +5,14 @@
 //   .safetensors  "ids" i64 [rows], "rows" f32 or bf16 [rows, dim]   as `store export` writes them
 //   .npy          f32 [rows, dim]; ids in NAME.ids.npy, or 0, 1, 2, … over all files
 //   .csv          id, then the floats; a first line that begins with no number is a heading
+//   .pt           {id: f32 [dim]} by torch.save: the original's embeddings_chunk_<k>.pt
 //
 // Several files are shards of one table, in the order given. Optimizer slots begin at zero.
 //
 // Threads: free function.
-// Memory:  the table's slab and one block of rows; nothing grows with the files.
+// Memory:  the table's slab and one block of rows; for a .pt, what its ids and places take, one
+// file
+//          at a time. Else nothing grows with the files.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +28,7 @@ namespace plimsoll {
 struct ImportOptions {
   std::vector<std::filesystem::path> files{};
   std::filesystem::path out{};  ///< The table's folder; must not hold anything.
-  std::string format{};         ///< safetensors, npy or csv; "": by each file's extension.
+  std::string format{};         ///< safetensors, npy, csv or pt; "": by each file's extension.
   RowOptimizer optimizer{RowOptimizer::kAdamW};
   RowDType dtype{};  ///< Of the table.
 };

@@ -2,6 +2,7 @@
 """`plimsoll store`: import, export, verify and compact, as other programs see the files."""
 import csv
 import json
+import os
 import subprocess
 
 import numpy as np
@@ -98,6 +99,35 @@ def test_import_makes_tables_for_every_optimizer(store, rows, tmp_path, name):
     done = store("import", tmp_path / "some.npy", "--out", tmp_path / "made", "--optimizer", name)
     assert done.returncode == 0, done.stderr
     assert json.loads(store("info", tmp_path / "made", "--json").stdout)["optimizer"] == name
+
+
+class Evil:
+    def __reduce__(self):
+        return (os.mkdir, ("evil-was-here",))
+
+
+def test_import_reads_the_originals_chunk_files_and_runs_nothing_of_them(store, rows, tmp_path):
+    torch = pytest.importorskip("torch")
+    ids, vectors = np.arange(7, 307) * 11, np.arange(300 * 6, dtype=np.float32).reshape(300, 6)
+    whole = torch.from_numpy(vectors)
+    for chunk in range(3):  # Rows of their own, and views of one tensor.
+        some = range(100 * chunk, 100 * chunk + 100)
+        torch.save({int(ids[i]): whole[i].clone() if chunk else whole[i] for i in some},
+                   tmp_path / f"embeddings_chunk_{chunk}.pt")
+    files = [tmp_path / f"embeddings_chunk_{chunk}.pt" for chunk in (0, 1, 2)]
+    done = store("import", *files, "--out", tmp_path / "made")
+    assert done.returncode == 0, done.stderr
+    store("export", tmp_path / "made", "--out", tmp_path / "back.npy")
+    assert np.array_equal(np.load(tmp_path / "back.npy"), vectors)
+    assert np.array_equal(np.load(tmp_path / "back.ids.npy"), ids)
+    for content, words in (({1: Evil()}, "mkdir"), ([1, 2], "no dict of rows"),
+                           ({"a": whole[0]}, "no whole number"), ({4: whole}, "id 4"),
+                           ({4: whole[0], 5: whole[0, :3]}, "id 5"), ({4: 2.5}, "id 4")):
+        torch.save(content, tmp_path / "wrong.pt")
+        refused = store("import", tmp_path / "wrong.pt", "--out", tmp_path / "none")
+        assert refused.returncode == 1 and words in refused.stderr, refused.stderr
+        assert "wrong.pt" in refused.stderr and not (tmp_path / "none").exists()
+    assert not os.path.exists("evil-was-here")
 
 
 def test_verify_says_what_it_found_and_names_what_is_wrong(store, table):

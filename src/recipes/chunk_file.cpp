@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "recipes/chunk_file.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "base/check.h"
+#include "data/torch_archive.h"
+
+namespace plimsoll {
+namespace {
+
+constexpr const char* kAdvice = "save the original's rows again, with torch.save of {id: tensor}";
+constexpr std::size_t kBlockBytes = 1 << 20;
+
+}  // namespace
+
+ChunkFile::ChunkFile(Governor governor, std::filesystem::path path) noexcept
+    : governor_(std::move(governor)), path_(std::move(path)) {}
+
+Result<ChunkFile> ChunkFile::open(Governor governor, const std::filesystem::path& path) {
+  ChunkFile file(std::move(governor), path);
+  PLIMSOLL_TRY(auto archive, TorchArchive::open(file.governor_, path, kAdvice));
+  PLIMSOLL_TRY(const Pickle pickle, archive.pickle(file.governor_, {}));
+  const PickleValue& dict = pickle.value();
+  const auto wrong = [&](const std::string& what) {
+    return fail(ErrorCode::kCorrupt, fmt::format("{}: {}", path.string(), what), kAdvice);
+  };
+  if (dict.kind != PickleKind::kDict || dict.items().empty()) {
+    return wrong("holds no dict of rows");
+  }
+  const auto& items = dict.items();
+  for (std::size_t i = 0; i < items.size(); i += 2) {
+    if (items[i].kind != PickleKind::kNumber) {
+      return wrong("an id that is no whole number");
+    }
+    if (items[i + 1].kind != PickleKind::kTensor) {
+      return wrong(fmt::format("id {} has no tensor", items[i].number));
+    }
+    const TorchTensor& row = items[i + 1].tensor();
+    if (row.type != TorchType::kFloat32 || row.dims != 1 || row.shape[0] < 1 ||
+        (i > 0 && row.shape[0] != file.dim_)) {
+      return wrong(fmt::format("the row of id {} is not float32 [{}]", items[i].number,
+                               i > 0 ? std::to_string(file.dim_) : "dim"));
+    }
+    file.dim_ = row.shape[0];
+  }
+  return file;
+}
+
+Result<void> ChunkFile::visit(bool with_rows, const Visit& visit) const {
+  PLIMSOLL_TRY(auto archive, TorchArchive::open(governor_, path_, kAdvice));
+  PLIMSOLL_TRY(const Pickle pickle, archive.pickle(governor_, {}));
+  const auto& items = pickle.value().items();
+  const auto dim = static_cast<std::size_t>(dim_);
+  const std::size_t most = std::max<std::size_t>(1, kBlockBytes / (dim * sizeof(float)));
+  std::vector<std::int64_t> ids;
+  std::vector<float> rows;
+  for (std::size_t i = 0; i + 1 < items.size(); i += 2) {
+    ids.push_back(items[i].number);
+    if (with_rows) {
+      rows.resize(ids.size() * dim);
+      PLIMSOLL_TRY_VOID(
+          archive.read(items[i + 1].tensor(), std::as_writable_bytes(std::span(rows).last(dim))));
+    }
+    if (ids.size() == most || i + 2 == items.size()) {
+      PLIMSOLL_TRY_VOID(visit(ids, rows));
+      ids.clear();
+      rows.clear();
+    }
+  }
+  return {};
+}
+
+}  // namespace plimsoll
