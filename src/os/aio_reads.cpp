@@ -5,12 +5,15 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <ctime>
+#include <utility>
 
 #include <linux/aio_abi.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include "base/check.h"
+#include "os/file_faults.h"
 #include "os/io_pool.h"
 
 namespace plimsoll {
@@ -26,21 +29,62 @@ long io_destroy(aio_context_t context) noexcept {
 long io_submit(aio_context_t context, std::span<iocb*> list) noexcept {
   return ::syscall(SYS_io_submit, context, static_cast<long>(list.size()), list.data());
 }
-long io_getevents(aio_context_t context, std::size_t least, std::span<io_event> events) noexcept {
+// `least` events, or those that came in `patience`.
+long io_getevents(aio_context_t context, std::size_t least, std::span<io_event> events,
+                  std::chrono::milliseconds patience) noexcept {
+  timespec until{.tv_sec = patience.count() / 1000, .tv_nsec = patience.count() % 1000 * 1'000'000};
   return ::syscall(SYS_io_getevents, context, static_cast<long>(least),
-                   static_cast<long>(events.size()), events.data(), nullptr);
+                   static_cast<long>(events.size()), events.data(), &until);
 }
 
+// What the kernel said of one read, unless a test has it said otherwise, or not at all.
+struct Answer {
+  bool told{true};
+  bool whole{false};
+};
+Answer judge(const io_event& event, const IoRequest& request) noexcept {
+  const FaultVerdict fault = ask_file_fault(FileCall::kAioRead);
+  const auto asked = static_cast<std::int64_t>(request.bytes.size());
+  return {.told = !fault.lost,
+          .whole = event.res == asked && !fault.fails && fault.bytes_max >= request.bytes.size()};
+}
+
+}  // namespace
+
+// Reads that the kernel has: by place, the request.
+struct AioReads::UnderWay {
+  std::array<std::size_t, kUnderWay> request{};
+  std::array<bool, kUnderWay> taken{};
+  std::array<std::uint8_t, kUnderWay> free{};  // A stack of places; the first `places` of it.
+  std::size_t places{kUnderWay};
+
+  UnderWay() {
+    for (std::size_t i = 0; i < kUnderWay; ++i) {
+      free[i] = static_cast<std::uint8_t>(kUnderWay - 1 - i);
+    }
+  }
+  [[nodiscard]] std::size_t count() const { return kUnderWay - places; }
+  void take(std::size_t place, std::size_t of) {
+    request[place] = of;
+    taken[place] = true;
+    --places;
+  }
+  void end(std::size_t place) {
+    taken[place] = false;
+    free[places++] = static_cast<std::uint8_t>(place);
+  }
+};
+
 // Hands requests [first, …) to the kernel, as many as there are places; returns how many it took.
-std::size_t submit(aio_context_t context, std::span<const IoRequest> requests, std::size_t first,
-                   std::size_t places) {
-  std::array<iocb, AioReads::kUnderWay> blocks{};
-  std::array<iocb*, AioReads::kUnderWay> list{};
-  const std::size_t count = std::min(requests.size() - first, places);
+std::size_t AioReads::submit(std::uint64_t context, std::span<const IoRequest> requests,
+                             std::size_t first, UnderWay& reads) {
+  std::array<iocb, kUnderWay> blocks{};
+  std::array<iocb*, kUnderWay> list{};
+  const std::size_t count = std::min(requests.size() - first, reads.places);
   for (std::size_t i = 0; i < count; ++i) {
     const IoRequest& request = requests[first + i];
     iocb& block = blocks[i];
-    block.aio_data = first + i;
+    block.aio_data = reads.free[reads.places - 1 - i];
     block.aio_lio_opcode = IOCB_CMD_PREAD;
     block.aio_fildes = static_cast<std::uint32_t>(request.file->descriptor());
     block.aio_buf = reinterpret_cast<std::uint64_t>(request.bytes.data());
@@ -48,11 +92,13 @@ std::size_t submit(aio_context_t context, std::span<const IoRequest> requests, s
     block.aio_offset = request.offset;
     list[i] = &block;
   }
-  const long taken = count == 0 ? 0 : io_submit(context, std::span(list).first(count));
-  return taken < 0 ? 0 : static_cast<std::size_t>(taken);
+  const long answer = count == 0 ? 0 : io_submit(context, std::span(list).first(count));
+  const std::size_t taken = answer < 0 ? 0 : static_cast<std::size_t>(answer);
+  for (std::size_t i = 0; i < taken; ++i) {
+    reads.take(blocks[i].aio_data, first + i);
+  }
+  return taken;
 }
-
-}  // namespace
 
 AioReads::~AioReads() {
   for (const Context& context : contexts_) {
@@ -93,25 +139,39 @@ bool AioReads::run(std::span<const IoRequest> requests,
     return false;
   }
   std::array<io_event, kUnderWay> events;
-  std::size_t begun = 0;
-  std::size_t under_way = 0;
-  while (begun < requests.size() || under_way > 0) {
-    const std::size_t taken = submit(context->id, requests, begun, kUnderWay - under_way);
-    begun += taken;
-    under_way += taken;
-    if (under_way == 0) {
+  UnderWay reads;
+  for (std::size_t begun = 0; begun < requests.size() || reads.count() > 0;) {
+    begun += submit(context->id, requests, begun, reads);
+    if (reads.count() == 0) {
       again(begun++);  // The kernel takes none at all.
       continue;
     }
-    const std::size_t least = begun < requests.size() ? (under_way + 1) / 2 : under_way;
-    const long ended = io_getevents(context->id, least, events);
+    const std::size_t least = begun < requests.size() ? (reads.count() + 1) / 2 : reads.count();
+    const long ended = io_getevents(context->id, least, events, patience_);
     PLIMSOLL_CHECK(ended >= 0 || errno == EINTR, "events of a context that is ours");
     for (long i = 0; i < ended; ++i) {
       const io_event& event = events[static_cast<std::size_t>(i)];
-      if (event.res != static_cast<std::int64_t>(requests[event.data].bytes.size())) {
-        again(event.data);
+      const std::size_t request = reads.request[event.data];
+      const Answer answer = judge(event, requests[request]);
+      if (!answer.told) {
+        continue;
       }
-      --under_way;
+      reads.end(event.data);
+      if (!answer.whole) {
+        again(request);
+      }
+    }
+    if (ended == 0) {  // This waits until the kernel has ended them all, told or not.
+      io_destroy(std::exchange(context->id, 0));
+      for (std::size_t place = 0; place < kUnderWay; ++place) {
+        if (reads.taken[place]) {
+          reads.end(place);
+          again(reads.request[place]);
+        }
+      }
+      for (; begun < requests.size(); ++begun) {
+        again(begun);
+      }
     }
   }
   give_back(*context);

@@ -4,6 +4,8 @@
 //
 // Against a thread per read: no thread has to wake, and the disk is told once of a whole batch. For
 // direct I/O alone, because the kernel carries out buffered reads within io_submit, one by one.
+// A read that failed, ended short or was never reported is left to other means; nothing is reported
+// before the kernel has let go of its memory.
 // Source: io_setup(2), io_submit(2), io_getevents(2); measured in docs/decisions/0008.
 //
 // Threads: thread-safe; up to kContexts batches at a time.
@@ -12,6 +14,7 @@
 #pragma once
 
 #include <array>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -28,7 +31,9 @@ class AioReads {
   static constexpr std::size_t kUnderWay = 128;  ///< Reads of one batch at the disk at once.
   static constexpr int kContexts = 8;
 
-  AioReads() noexcept = default;
+  /// `patience`: when no read has ended for so long, those under way count as lost.
+  explicit AioReads(std::chrono::milliseconds patience = std::chrono::seconds(30)) noexcept
+      : patience_(patience) {}
   ~AioReads();
   AioReads(const AioReads&) = delete;
   AioReads& operator=(const AioReads&) = delete;
@@ -43,9 +48,13 @@ class AioReads {
     std::uint64_t id{0};  // The kernel's; 0: not made yet.
     bool taken{false};
   };
+  struct UnderWay;
+  std::size_t submit(std::uint64_t context, std::span<const IoRequest> requests, std::size_t first,
+                     UnderWay& reads);
   Context* take();
   void give_back(Context& context);
 
+  const std::chrono::milliseconds patience_;
   Mutex mutex_;
   std::array<Context, kContexts> contexts_ PLIMSOLL_GUARDED_BY(mutex_){};
   bool refused_ PLIMSOLL_GUARDED_BY(mutex_){false};

@@ -19,7 +19,7 @@ std::int64_t calls PLIMSOLL_GUARDED_BY(faults_mutex) = 0;
 FaultVerdict count_and_judge(FileCall call, std::int64_t& delay_us) noexcept {
   MutexLock lock(faults_mutex);
   if (!armed.load(std::memory_order_relaxed) ||
-      (call != current.call && current.call != FileCall::kAny)) {
+      (call != current.call && (current.call != FileCall::kAny || call == FileCall::kAioRead))) {
     return {};
   }
   ++calls;
@@ -29,6 +29,9 @@ FaultVerdict count_and_judge(FileCall call, std::int64_t& delay_us) noexcept {
   if (current.delay_us > 0) {
     delay_us = current.delay_us;
     return {};
+  }
+  if (current.lost) {
+    return {.lost = true};
   }
   if (current.os_errno != 0) {
     return {.fails = true, .os_errno = current.os_errno};
@@ -46,7 +49,11 @@ void set_file_fault(const FileFault& fault) noexcept {
 }
 
 bool file_fault_armed() noexcept {
-  return armed.load(std::memory_order_relaxed);
+  if (!armed.load(std::memory_order_relaxed)) {
+    return false;
+  }
+  MutexLock lock(faults_mutex);
+  return current.call != FileCall::kAioRead;
 }
 
 void clear_file_fault() noexcept {

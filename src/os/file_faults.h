@@ -3,7 +3,8 @@
 // File faults: makes the n-th read, write or sync of the process fail, end short, or take long.
 //
 // For tests of what a caller does when the disk fails. File (file.cpp) asks before each system
-// call; with no fault set that costs one relaxed load.
+// call, AioReads of each read that the kernel says has ended; with no fault set that costs one
+// relaxed load.
 //
 // Threads: thread-safe.   Memory: one fixed record.
 #pragma once
@@ -13,7 +14,9 @@
 
 namespace plimsoll {
 
-enum class FileCall : std::uint8_t { kRead, kWrite, kSync, kRename, kAny };
+/// kAioRead: a read of a batch that goes to the kernel at once; while any other kind is armed there
+/// are no such batches.
+enum class FileCall : std::uint8_t { kRead, kWrite, kSync, kRename, kAny, kAioRead };
 
 struct FileFault {
   FileCall call{FileCall::kWrite};
@@ -23,11 +26,13 @@ struct FileFault {
   std::size_t short_bytes{0};  ///< With os_errno 0: how many bytes that call transfers.
   bool keeps_failing{false};   ///< Every later call of that kind fails too (a full disk).
   std::int64_t delay_us{0};    ///< Not 0: it succeeds, so many microseconds later (a slow disk).
+  bool lost{false};            ///< kAioRead: it ends, but nobody is ever told.
 };
 
 /// Arms one fault, replacing any other; counting begins at once.
 void set_file_fault(const FileFault& fault) noexcept;
 void clear_file_fault() noexcept;
+/// Whether a fault of another kind than kAioRead is.
 [[nodiscard]] bool file_fault_armed() noexcept;
 
 /// How many calls of the armed fault's kind have been made since it was set.
@@ -38,6 +43,7 @@ struct FaultVerdict {
   bool fails{false};
   int os_errno{0};
   std::size_t bytes_max{SIZE_MAX};  ///< Transfer at most this many bytes.
+  bool lost{false};
 };
 [[nodiscard]] FaultVerdict ask_file_fault(FileCall call) noexcept;
 

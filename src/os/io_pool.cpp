@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <exception>
+#include <functional>
 #include <optional>
 #include <string>
 #include <thread>
@@ -103,13 +104,14 @@ class IoPool::Impl {
                        return r.kind == IoKind::kRead && r.file->direct();
                      });
     std::size_t failed_at = SIZE_MAX;
-    return fit && aio_.run(requests, [&](std::size_t i) {
+    const auto again = [&](std::size_t i) {
       auto result = carry_out(requests[i]);
       if (!result && i < failed_at) {
         failed_at = i;
         done = std::move(result);
       }
-    });
+    };
+    return fit && aio_.run(requests, std::cref(again));  // A reference: nothing is allocated.
   }
 
   [[nodiscard]] bool empty() const noexcept { return workers_.empty(); }

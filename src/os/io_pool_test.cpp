@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
@@ -11,6 +12,7 @@
 #include <vector>
 
 #include "base/philox.h"
+#include "os/aio_reads.h"
 #include "os/file_faults.h"
 #include "os/io_pool.h"
 
@@ -217,6 +219,59 @@ TEST_P(IoPoolTest, NamesTheFirstDirectReadThatEndsShort) {
   const auto at = std::to_string(reads.requests()[first].offset);
   EXPECT_NE(result.error().to_string().find("4096 bytes at " + at + " "), std::string::npos)
       << result.error().to_string();
+}
+
+// What the kernel may answer to a read of a batch: the caller's memory is whole all the same, each
+// read that failed having been tried by other means, once.
+TEST(AioReadsTest, LeavesToOthersWhatFailsEndsShortOrIsNeverReported) {
+  constexpr std::size_t kBlocks = 300;
+  std::vector<std::byte> out(kBlocks * DirectReads::kPage);
+  for (std::size_t i = 0; i < out.size(); ++i) {
+    out[i] = static_cast<std::byte>(mix64(i / 64));
+  }
+  std::string pattern = (fs::temp_directory_path() / "plimsoll_aio_XXXXXX").string();
+  const fs::path directory = ::mkdtemp(pattern.data());
+  File::open(directory / "pages", FileMode::kCreate).or_throw().write_at(0, out).or_throw();
+  struct Case {
+    const char* name;
+    FileFault fault;
+    std::size_t again;
+  };
+  const Case cases[] = {
+      {"one fails", {.call = FileCall::kAioRead, .nth = 7, .os_errno = EIO}, 1},
+      {"all fail", {.call = FileCall::kAioRead, .os_errno = EIO, .keeps_failing = true}, kBlocks},
+      {"one ends short",
+       {.call = FileCall::kAioRead, .nth = 200, .os_errno = 0, .short_bytes = 512},
+       1},
+      {"one is lost", {.call = FileCall::kAioRead, .nth = 3, .lost = true}, 1},
+      {"all are lost", {.call = FileCall::kAioRead, .keeps_failing = true, .lost = true}, kBlocks},
+  };
+  for (const Case& one : cases) {
+    SCOPED_TRACE(one.name);
+    AioReads aio(std::chrono::milliseconds(40));
+    for (int round = 0; round < 2; ++round) {  // Also with the context made anew.
+      DirectReads reads(File::open(directory / "pages", FileMode::kRead, true).or_throw(), kBlocks);
+      if (!reads.requests()[0].file->direct()) {
+        fs::remove_all(directory);
+        GTEST_SKIP() << directory << " is on a file system without direct I/O";
+      }
+      std::size_t again = 0;
+      const ScopedFileFault armed(one.fault);
+      const bool carried_out = aio.run(reads.requests(), [&](std::size_t i) {
+        const IoRequest& request = reads.requests()[i];
+        std::memset(request.bytes.data(), 0xEE, request.bytes.size());
+        request.file->read_at(request.offset, request.bytes).or_throw();
+        ++again;
+      });
+      if (!carried_out) {
+        fs::remove_all(directory);
+        GTEST_SKIP() << "the kernel offers no AIO here";
+      }
+      EXPECT_TRUE(reads.holds(out));
+      EXPECT_EQ(again, one.again);
+    }
+  }
+  fs::remove_all(directory);
 }
 
 INSTANTIATE_TEST_SUITE_P(Threads, IoPoolTest, testing::Values(0, 1, 3));

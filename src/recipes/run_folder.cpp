@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <charconv>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <system_error>
 
@@ -295,7 +296,8 @@ Result<std::optional<std::int64_t>> RunFolder::published_step() const {
   const auto manifest = nlohmann::json::parse(text, nullptr, false);
   // The step is said twice, so that no damaged bit makes another step of it.
   const bool sound =
-      manifest.is_object() && manifest.contains("step") && manifest["step"].is_number_integer() &&
+      manifest.is_object() && manifest.contains("step") && manifest["step"].is_number_unsigned() &&
+      manifest["step"].get<std::uint64_t>() <= std::numeric_limits<std::int64_t>::max() &&
       manifest.contains("format") && manifest["format"] == kManifestFormat &&
       manifest.contains("checkpoint") &&
       manifest["checkpoint"] == checkpoint_name(manifest["step"].get<std::int64_t>());

@@ -71,6 +71,32 @@ TEST_F(FaultsTest, AFailedWriteLeavesTheOldCommit) {
   }
 }
 
+// Pages of a request are read as one batch; what the kernel says of one of them is tried again.
+TEST_F(FaultsTest, ABatchOfReadsOfWhichSomeFailIsReadByOtherMeans) {
+  {
+    auto store = open(options());
+    fill(store, 5.0F);
+    store.commit(1).or_throw();
+  }
+  for (const bool keeps_failing : {false, true}) {
+    for (const int os_errno : {EIO, EINTR, 0}) {
+      SCOPED_TRACE(std::to_string(os_errno) + (keeps_failing ? " each" : " once"));
+      auto store = open(options());
+      const ScopedFileFault armed({.call = FileCall::kAioRead,
+                                   .nth = 2,
+                                   .os_errno = os_errno,
+                                   .short_bytes = 512,
+                                   .keeps_failing = keeps_failing});
+      EXPECT_EQ(gather(store, ids_), std::vector<float>(ids_.size() * 64, 5.0F));
+      const auto told = file_fault_calls();
+      if (told == 0) {
+        GTEST_SKIP() << "no batches here: not direct, or without AIO";
+      }
+      EXPECT_GE(told, 2);
+    }
+  }
+}
+
 TEST_F(FaultsTest, AFullDiskLeavesTheOldCommitAndIsNamed) {
   for (const std::int64_t nth : {1, 30, 120}) {
     SCOPED_TRACE(nth);

@@ -1,21 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Goal: whichever allocation fails while a table is opened or created, the caller gets a clean
-// error, nothing is leaked (memory, descriptors, threads, leases), and the next try succeeds.
+// Goal: whichever allocation fails while a table is opened, created, grown, compacted or exported,
+// the caller gets a clean error, nothing is leaked (memory, descriptors, threads, leases), and the
+// next try succeeds; while it is trained in there is none that could fail.
 // Method: this program's operator new fails at the n-th allocation, for n = 1, 2, … until the work
-// is done without meeting it; once with that one failing, once with it and all that follow.
+// is done without meeting it.
 #include <atomic>
 #include <cstdlib>
+#include <functional>
 #include <new>
 
+#include "base/check.h"
+#include "recipes/store_export.h"
 #include "tests/support/embedding_table_fixture.h"
 
 namespace {
 
 std::atomic<long> live{0};        // Blocks from operator new that were not deleted.
 std::atomic<long> countdown{-1};  // Allocations until one fails; negative: none does.
+std::atomic<long> asked{0};       // Allocations, failed ones included.
 
 bool refused() noexcept {
+  ++asked;
   long left = countdown.load();
   while (left > 0 && !countdown.compare_exchange_weak(left, left - 1)) {
   }
@@ -190,6 +196,86 @@ TEST_P(OutOfMemoryTest, CreatingATableFailsCleanlyAtEveryAllocation) {
     EXPECT_EQ(all_rows(store).size(), ids_.size());
   }
   EXPECT_GT(nth, 60);
+}
+
+// What a contract says in one line: nothing is allocated after open().
+TEST_P(OutOfMemoryTest, TrainingAllocatesNothing) {
+  EmbeddingStoreOptions how = options();
+  how.ids = std::span(ids_).first(600);
+  how.rows_max = 700;
+  auto store = open(with_floor(how));
+  std::vector<float> rows(std::size_t{64} * 24, 1.0F);
+  const auto train = [&](std::int64_t epoch) {
+    store.begin_epoch(epoch).or_throw();
+    for (std::size_t at = 0; at + 64 <= 600; at += 64) {
+      const auto batch = std::span(ids_).subspan(at, 64);
+      store.prefetch(batch);
+      store.gather(batch, rows).or_throw();
+      store.apply(batch, rows).or_throw();
+      store.update(batch.first(9), std::span(rows).first(std::size_t{9} * 24)).or_throw();
+    }
+    store.insert(std::span(ids_).first(static_cast<std::size_t>(600 + 10 * epoch))).or_throw();
+    store.commit(epoch + 1).or_throw();
+  };
+  train(0);
+  train(1);
+  const long before = asked.load();
+  for (std::int64_t epoch = 2; epoch < 8; ++epoch) {
+    train(epoch);
+  }
+  EXPECT_EQ(asked.load(), before);
+}
+
+// Of each the copy is made, or the table is as it was, and the next try succeeds.
+TEST_P(OutOfMemoryTest, CompactionAndExportFailCleanlyAtEveryAllocation) {
+  {
+    auto store = open(options());
+    store.update(ids_, std::vector<float>(ids_.size() * 24, 3.0F)).or_throw();
+    store.commit(1).or_throw();
+  }
+  const fs::path out = root_ / "rows.npy";
+  const auto clear = [&] {
+    fs::remove(out);
+    fs::remove(root_ / "rows.ids.npy");
+  };
+  const std::function<Result<void>()> works[] = {
+      [&]() -> Result<void> { return EmbeddingStore::compact(governor_, directory(), -1, {}); },
+      [&]() -> Result<void> {
+        PLIMSOLL_TRY(const std::int64_t rows,
+                     export_store(governor_, {.directory = directory(), .out = out}, {}));
+        EXPECT_EQ(rows, static_cast<std::int64_t>(ids_.size()));
+        return {};
+      }};
+  for (const auto& work : works) {
+    if (&work == &works[0] && GetParam() == RowLayout::kSampleOrder) {
+      continue;  // Refused: there is nothing to compact.
+    }
+    work().or_throw();  // What is allocated once and kept is there now.
+    long nth = 1;
+    for (bool met = true; met && !HasFailure(); ++nth) {
+      SCOPED_TRACE((&work == &works[0] ? "compact, " : "export, ") + std::to_string(nth));
+      clear();
+      const Holdings before;
+      bool done = false;
+      countdown = nth;
+      try {
+        const auto result = work();
+        done = result.has_value();
+        EXPECT_TRUE(done || result.error().code != ErrorCode::kCorrupt);
+      } catch (const std::bad_alloc&) {
+      }
+      met = countdown.exchange(-1) <= 0;
+      EXPECT_TRUE(met || done);
+      expect_same(before);
+      EXPECT_TRUE(EmbeddingStore::verify(directory(), {}));
+    }
+    EXPECT_GT(nth, 60);
+    clear();
+    work().or_throw();
+  }
+  auto store = open(options());
+  EXPECT_EQ(store.last_commit(), 1);
+  EXPECT_EQ(gather(store, ids_), std::vector<float>(ids_.size() * 24, 3.0F));
 }
 
 INSTANTIATE_TEST_SUITE_P(Layouts, OutOfMemoryTest, both_layouts(), layout_case);

@@ -49,8 +49,8 @@ std::int64_t share_of(const std::string& target) {
   if (target == "superblock" || target == "page" || target == "id_page" || target == "extent") {
     return 16;
   }
-  if (target == "timeline_map") {
-    return 10;
+  if (target == "timeline_map" || target == "growing_map") {
+    return 5;
   }
   return target.starts_with("open") || target.ends_with("_files") ? 1 : 7;
 }

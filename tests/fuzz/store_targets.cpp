@@ -307,14 +307,21 @@ std::vector<std::string> table_json_seeds() {
   growing["version"] = 3;
   growing["rows_max"] = table.rows_max;
   growing["fingerprint"] = fmt::format("{:016x}", table.fingerprint());
-  return {Table::get().file("table.json"), Table::get(RowLayout::kSampleOrder).file("table.json"),
-          growing.dump()};
+  return {Table::get().file("table.json"), Table::get<RowLayout::kSampleOrder>().file("table.json"),
+          growing.dump(), Table::get<RowLayout::kSampleOrder, true>().file("table.json")};
 }
 
 // ---- Whole tables -----------------------------------------------------------------------------
 
 // The first byte chooses the file; the rest is its content.
-constexpr std::array kOpenFiles{"super", "map.0", "map.1", "rows.dat", "rows.ids", "rows.order"};
+template <RowLayout layout, bool grows>
+constexpr auto open_files() {
+  if constexpr (layout == RowLayout::kSampleOrder && grows) {
+    return std::array{"super", "map.0", "map.1", "rows.dat", "rows.ids", "rows.order", "rows.new"};
+  } else {
+    return std::array{"super", "map.0", "map.1", "rows.dat", "rows.ids", "rows.order"};
+  }
+}
 
 void open_and_read(const Table& table, const std::string& what) {
   auto store = EmbeddingStore::open(table.governor(), table.options());
@@ -336,32 +343,33 @@ void open_and_read(const Table& table, const std::string& what) {
   }
 }
 
-template <RowLayout layout>
+template <RowLayout layout, bool grows = false>
 void open_table(std::span<const std::byte> bytes) {
   if (bytes.empty()) {
     return;
   }
-  const Table& table = Table::get(layout);
-  const char* name = kOpenFiles[static_cast<std::size_t>(bytes[0]) % kOpenFiles.size()];
+  const Table& table = Table::get<layout, grows>();
+  constexpr auto kFiles = open_files<layout, grows>();
+  const char* name = kFiles[static_cast<std::size_t>(bytes[0]) % kFiles.size()];
   const fs::path path = table.directory() / name;
   static const std::vector<std::string> good = [] {
     std::vector<std::string> files;
-    for (const char* file : kOpenFiles) {
-      files.push_back(Table::get(layout).file(file));
+    for (const char* file : open_files<layout, grows>()) {
+      files.push_back(Table::get<layout, grows>().file(file));
     }
     return files;
   }();
   test::spill(path, text_of(bytes.subspan(1)));
   open_and_read(table, name);
-  test::spill(path, good[static_cast<std::size_t>(bytes[0]) % kOpenFiles.size()]);
+  test::spill(path, good[static_cast<std::size_t>(bytes[0]) % kFiles.size()]);
 }
 
-template <RowLayout layout>
+template <RowLayout layout, bool grows = false>
 std::vector<std::string> open_seeds() {
   std::vector<std::string> seeds;
-  for (std::size_t i = 0; i < kOpenFiles.size(); ++i) {
-    std::string seed = Table::get(layout).file(kOpenFiles[i]);
-    seed.insert(seed.begin(), static_cast<char>(i));
+  for (const char* file : open_files<layout, grows>()) {
+    std::string seed = Table::get<layout, grows>().file(file);
+    seed.insert(seed.begin(), static_cast<char>(seeds.size()));
     seeds.push_back(std::move(seed));
   }
   return seeds;
@@ -377,7 +385,11 @@ std::vector<Target> store_targets() {
       {"growing_ids", growing_ids_seeds, growing_ids},
       {"table_json", table_json_seeds, table_json},
       {"open", open_seeds<RowLayout::kAnyOrder>, open_table<RowLayout::kAnyOrder>},
-      {"open_timeline", open_seeds<RowLayout::kSampleOrder>, open_table<RowLayout::kSampleOrder>}};
+      {"open_timeline", open_seeds<RowLayout::kSampleOrder>, open_table<RowLayout::kSampleOrder>},
+      {"open_growing", open_seeds<RowLayout::kAnyOrder, true>,
+       open_table<RowLayout::kAnyOrder, true>},
+      {"open_growing_timeline", open_seeds<RowLayout::kSampleOrder, true>,
+       open_table<RowLayout::kSampleOrder, true>}};
 }
 
 }  // namespace plimsoll::fuzz

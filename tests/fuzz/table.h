@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A real table of three commits, of either layout, and where a copy of it may be damaged.
+// A real table of three commits, of either layout, fixed or growing, and where a copy of it may be
+// damaged.
 //
-// Threads: single-owner.   Memory: two small tables, under the temporary directory.
+// Threads: single-owner.   Memory: four small tables, under the temporary directory.
 #pragma once
 
 #include <cstdint>
@@ -33,10 +34,11 @@ inline std::string text_of(std::span<const std::byte> bytes) {
 
 class Table {
  public:
-  static const Table& get(RowLayout layout = RowLayout::kAnyOrder) {
-    static const Table any(RowLayout::kAnyOrder);
-    static const Table sample(RowLayout::kSampleOrder);
-    return layout == RowLayout::kAnyOrder ? any : sample;
+  /// `grows`: a third of the rows were inserted before the first commit.
+  template <RowLayout layout = RowLayout::kAnyOrder, bool grows = false>
+  static const Table& get() {
+    static const Table made(layout, grows);
+    return made;
   }
   [[nodiscard]] const fs::path& directory() const { return directory_; }
   [[nodiscard]] const TableDescription& description() const { return description_; }
@@ -45,7 +47,8 @@ class Table {
     return {.directory = directory_,
             .dim = kDim,
             .layout = layout_,
-            .ids = ids_,
+            .ids = std::span(ids_).first(grows_ ? kRows * 2 / 3 : kRows),
+            .rows_max = grows_ ? kRows + 20 : 0,
             .batch_rows = layout_ == RowLayout::kAnyOrder ? 512 : 24,
             .io_threads = 0};
   }
@@ -55,7 +58,7 @@ class Table {
   [[nodiscard]] Governor governor() const { return governor_; }
 
  private:
-  explicit Table(RowLayout layout) : layout_(layout) {
+  Table(RowLayout layout, bool grows) : layout_(layout), grows_(grows) {
     std::string pattern = (fs::temp_directory_path() / "plimsoll-fuzz-XXXXXX").string();
     root_ = ::mkdtemp(pattern.data());
     directory_ = root_ / "table";
@@ -63,6 +66,9 @@ class Table {
       ids_.push_back(static_cast<std::int64_t>(mix64(static_cast<std::uint64_t>(i))));
     }
     auto store = EmbeddingStore::open(governor_, options()).or_throw();
+    if (grows) {
+      store.insert(ids_).or_throw();
+    }
     for (std::int64_t step = 1; step <= 3; ++step) {
       rows_.assign(static_cast<std::size_t>(kRows * kDim), static_cast<float>(step));
       store.begin_epoch(step).or_throw();
@@ -79,6 +85,7 @@ class Table {
   }
 
   const RowLayout layout_;
+  const bool grows_;
   Governor governor_{process_governor()};
   fs::path root_;
   fs::path directory_;

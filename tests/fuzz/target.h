@@ -30,11 +30,12 @@ std::vector<Target> store_targets();
 std::vector<Target> timeline_targets();
 std::vector<Target> feature_targets();
 std::vector<Target> graph_targets();
+std::vector<Target> run_targets();
 
 /// Every target there is.
 inline std::vector<Target> all_targets() {
   auto targets = store_targets();
-  for (const auto& more : {timeline_targets(), feature_targets(), graph_targets()}) {
+  for (const auto& more : {timeline_targets(), feature_targets(), graph_targets(), run_targets()}) {
     targets.insert(targets.end(), more.begin(), more.end());
   }
   return targets;

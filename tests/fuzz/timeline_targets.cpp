@@ -15,12 +15,14 @@
 namespace plimsoll::fuzz {
 namespace {
 
-const TableDescription& description() {
-  return Table::get(RowLayout::kSampleOrder).description();
+template <bool grows = false>
+const Table& table() {
+  return Table::get<RowLayout::kSampleOrder, grows>();
 }
 
+template <bool grows = false>
 const TimelineShape& shape() {
-  static const TimelineShape made = timeline_shape(description());
+  static const TimelineShape made = timeline_shape(table<grows>().description());
   return made;
 }
 
@@ -31,18 +33,19 @@ bool same(const MapView& a, const MapView& b) {
     return x.size() == y.size() && std::equal(x.begin(), x.end(), y.begin());
   };
   return equal(a.extents, b.extents) && equal(a.segments, b.segments) &&
-         a.streams.size() == b.streams.size() && a.header.cursor == b.header.cursor &&
-         a.header.source == b.header.source && a.header.target == b.header.target;
+         a.streams.size() == b.streams.size() && a.state == b.state;
 }
 
 // What is accepted as the state of a table is written again as it was.
+template <bool grows>
 void timeline_map(std::span<const std::byte> bytes) {
-  static const TimelineSpace::Sizes sizes = TimelineSpace::sizes(shape());
-  static const std::int64_t most = TimelineSpace::map_bytes_most(shape(), sizes);
-  static Slab slab = Slab::create(Table::get().governor(), Tag::kEmbedding,
-                                  TimelineSpace::memory_bytes(shape(), sizes) + 4096)
+  static const TimelineShape& rows = shape<grows>();
+  static const TimelineSpace::Sizes sizes = TimelineSpace::sizes(rows);
+  static const std::int64_t most = TimelineSpace::map_bytes_most(rows, sizes);
+  static Slab slab = Slab::create(table<grows>().governor(), Tag::kEmbedding,
+                                  TimelineSpace::memory_bytes(rows, sizes) + 4096)
                          .or_throw();
-  static const TimelineSpace empty(shape(), sizes, slab);
+  static const TimelineSpace empty(rows, sizes, slab);
   static const std::string zeroed(reinterpret_cast<const char*>(slab.data()),
                                   static_cast<std::size_t>(slab.bytes()));
   static std::vector<std::byte> map(static_cast<std::size_t>(most));
@@ -52,7 +55,7 @@ void timeline_map(std::span<const std::byte> bytes) {
   }
   std::memcpy(map.data(), bytes.data(), bytes.size());
   const std::span<const std::byte> given = std::span(map).first(bytes.size());
-  const auto view = view_map(shape(), given);
+  const auto view = view_map(rows, given);
   if (!view) {
     if (view.error().code != ErrorCode::kCorrupt) {
       contradiction("timeline_map", view.error().to_string());
@@ -61,26 +64,25 @@ void timeline_map(std::span<const std::byte> bytes) {
   }
   std::memcpy(slab.data(), zeroed.data(), zeroed.size());
   TimelineSpace space = empty;
-  const auto header = space.adopt(0, given);
-  if (!header) {
-    if (header.error().code != ErrorCode::kCorrupt &&
-        header.error().code != ErrorCode::kOverBudget) {
-      contradiction("timeline_map", header.error().to_string());
+  const auto state = space.adopt(0, given);
+  if (!state) {
+    if (state.error().code != ErrorCode::kCorrupt && state.error().code != ErrorCode::kOverBudget) {
+      contradiction("timeline_map", state.error().to_string());
     }
     return;
   }
   if (space.used_segments() != static_cast<std::int64_t>(view->segments.size())) {
     contradiction("timeline_map", "segments that nobody uses, or two do");
   }
-  const auto saved = view_map(shape(), space.save(*header, 0, again));
+  const auto saved = view_map(rows, space.save(*state, 0, again));
   if (!saved || !same(*view, *saved)) {
     contradiction("timeline_map", "an accepted map is not written again as it was");
   }
 }
 
+template <bool grows>
 std::vector<std::string> timeline_map_seeds() {
-  const Table& table = Table::get(RowLayout::kSampleOrder);
-  return {table.file("map.0"), table.file("map.1")};
+  return {table<grows>().file("map.0"), table<grows>().file("map.1")};
 }
 
 // ---- Extents ----------------------------------------------------------------------------------
@@ -139,7 +141,9 @@ std::vector<std::string> extent_seeds() {
 }  // namespace
 
 std::vector<Target> timeline_targets() {
-  return {{"timeline_map", timeline_map_seeds, timeline_map}, {"extent", extent_seeds, extent}};
+  return {{"timeline_map", timeline_map_seeds<false>, timeline_map<false>},
+          {"growing_map", timeline_map_seeds<true>, timeline_map<true>},
+          {"extent", extent_seeds, extent}};
 }
 
 }  // namespace plimsoll::fuzz
