@@ -88,8 +88,8 @@ struct EmbeddingStoreOptions {
   std::int64_t rows{0};                 ///< Dense ids [0, rows), or the number of `ids`.
   std::span<const std::int64_t> ids{};  ///< Or: arbitrary distinct 64-bit ids.
   std::filesystem::path ids_file{};     ///< Or: a .npy of int64, streamed.
-  /// Any order: places for rows, so that ids may be inserted and erased; everything is planned for
-  /// as many, and the rows to begin with may be none. They are then never compared. 0: fixed rows.
+  /// Places for rows: ids may be inserted and, in any order, erased. All is planned for so many,
+  /// and the rows to begin with may be none. They are then never compared. 0: fixed rows.
   std::int64_t rows_max{0};
 
   std::int64_t at_step{-1};  ///< Open this commit, not the newest (a manifest's step).
@@ -210,7 +210,7 @@ class EmbeddingStore {
 
   /// Makes sure that there are rows with these ids: those that are not there begin as the table's
   /// initialiser says, in the lowest free places; the others stay as they are. Returns how many
-  /// are new. Durable with the next commit, like everything.
+  /// are new. Durable with the next commit. In sample order they join the next epoch that begins.
   /// Errors: kInvalidArgument when there are not places for all (naming rows_max), or the table was
   ///         made without rows_max; kCorrupt; kIo. On an error nothing is inserted; should the disk
   ///         fail part way, the handle is poisoned.
@@ -219,18 +219,18 @@ class EmbeddingStore {
   /// Removes rows: their ids are unknown from then on, until they are inserted anew. The place of
   /// an inserted row is free at once; that of a row that the table was made with when the table is
   /// compacted. What the row held leaves the disk when its place is written again, or compacted.
-  /// Errors: as gather(); kInvalidArgument for a table without rows_max; no row is gone then.
+  /// Errors: as gather(); kInvalidArgument without rows_max, or in sample order; none is gone then.
   Result<void> erase(std::span<const std::int64_t> ids);
 
   /// Says which ids will be asked for soon. A hint: bounded, dropped when full, cannot fail.
   void prefetch(std::span<const std::int64_t> ids) noexcept;
 
   /// Says that the coming requests visit rows in the order SampleOrder(rows(), order_seed, epoch),
-  /// by position of creation. Sample order only, else nothing happens. An epoch that was already
-  /// begun goes on. Rows that the last epoch did not visit are carried over; another order than
-  /// the next one costs a pass over the table. A new table is in epoch 0. Results never depend on
-  /// it, only speed: a batch that continues the order streams, any other request is looked up.
-  /// Errors: kCorrupt, kIo; the handle is then poisoned.
+  /// by position of creation. Sample order only, else nothing happens. An epoch under way goes
+  /// on with the rows it began with. Rows that the last one did not visit are carried over; another
+  /// order than the next one costs a pass over the table, and so do rows inserted since the first
+  /// batch of the last epoch. A new table is in epoch 0. Results never depend on it, only speed: a
+  /// batch in order streams, others are looked up. Errors: kCorrupt, kIo: the handle is poisoned.
   Result<void> begin_epoch(std::int64_t epoch);
 
   /// Makes everything so far durable under the number `step`. Requires: step > the last one.

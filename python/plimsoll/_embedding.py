@@ -223,7 +223,7 @@ class EmbeddingStore:
         """Opens the table in `directory`, or makes it when there is none.
 
         rows or ids: of a new table: dense ids 0 … rows−1, or any distinct int64 ids.
-        rows_max:    of a new table in any order: places for rows, so that ids may be inserted and
+        rows_max:    of a new table: places for rows, so that ids may be inserted and, in any order,
                      erased; memory and disk are planned for as many. `rows` and `ids` may then be
                      left out, and of a table that exists they are not compared. A table made
                      without it has the rows it has.
@@ -314,7 +314,8 @@ class EmbeddingStore:
         """Makes sure that there are rows with these ids; returns how many are new.
 
         New rows begin as `init` says. Those that are there stay as they are. Durable with the next
-        commit, like everything; absent after a crash before it.
+        commit, like everything; absent after a crash before it. In sample order they join the next
+        epoch that begins: in its order rows() − 1 is the last of them (see begin_epoch()).
         Shape:  ids is int64 [n], duplicates allowed.
         Errors: ValueError when there are not places for all (naming rows_max), or the table was made
                 without rows_max; CorruptError; OSError. After an error nothing was inserted.
@@ -327,8 +328,8 @@ class EmbeddingStore:
         The place of an inserted row is free at once; that of a row the table was made with once it
         is compacted (`plimsoll store compact`).
         Shape:  ids is int64 [n], duplicates allowed.
-        Errors: NotFoundError naming the first unknown id; ValueError for a table without rows_max.
-                After an error no row is gone.
+        Errors: NotFoundError naming the first unknown id; ValueError for a table without rows_max,
+                or in sample order, where rows come and stay. After an error no row is gone.
         """
         self._core.erase(ids_in(ids))
 
@@ -340,8 +341,11 @@ class EmbeddingStore:
         """Says that the coming requests visit rows in the order of this epoch. Sample order only,
         else nothing happens; a new table is in epoch 0. Results never depend on it, only speed.
 
-        An epoch that was already begun goes on. Rows that the last epoch did not visit are carried
-        over; any epoch but the next one costs a pass over the table.
+        The order is SampleOrder(rows, order_seed, epoch), with the rows there are when it begins. An
+        epoch that was already begun goes on. Rows that the last epoch did not visit are carried over;
+        any epoch but the next one costs a pass over the table, and so do rows inserted since the
+        first batch of the last one: insert between begin_epoch() and its first batch, and they are in
+        the epoch after it for nothing.
         Errors: CorruptError; OSError. The store then only repeats that error.
         """
         self._core.begin_epoch(epoch)

@@ -143,9 +143,6 @@ TableDescription from_json(Json json) {
   }
   table.layout = parse_kind(json.at("layout").get<std::string>(),
                             std::array{RowLayout::kAnyOrder, RowLayout::kSampleOrder}, layout_name);
-  if (table.layout == RowLayout::kSampleOrder && table.rows_max > 0) {
-    throw std::runtime_error("its rows are in sample order, but may grow");
-  }
   if (table.layout == RowLayout::kSampleOrder) {
     table.order_seed = std::stoull(json.at("order_seed").get<std::string>(), nullptr, 16);
     table.bucket_rows = json.at("bucket_rows").get<std::int64_t>();

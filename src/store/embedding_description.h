@@ -8,6 +8,7 @@
 // Threads: values.   Memory: a few hundred bytes of text.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <filesystem>
 #include <string>
@@ -25,7 +26,7 @@ struct TableDescription {
   RowInit init{};
   IdIndexInfo ids{};
   RowLayout layout{};
-  std::int64_t rows_max{0};  // Any order: places for rows, if ids may come and go; else 0.
+  std::int64_t rows_max{0};  // Places for rows, if ids may come (any order: and go); else 0.
   // Sample order only.
   std::uint64_t order_seed{0};    // Of the first epoch.
   std::int64_t bucket_rows{0};    // Positions per bucket.
@@ -42,7 +43,11 @@ namespace table_files {
 inline constexpr const char* kDescription = "table.json";
 inline constexpr const char* kRows = "rows.dat";
 inline constexpr const char* kSuper = "super";
-inline constexpr const char* kIds = "rows";  // rows.ids, rows.order
+inline constexpr const char* kIds = "rows";         // rows.ids, rows.order
+inline constexpr const char* kNewIds = "rows.new";  // Sample order: those inserted.
+/// Every file that a table may have.
+inline constexpr std::array kAll{kDescription, kRows,        kSuper,       "map.0", "map.1",
+                                 "rows.ids",   "rows.order", "rows.spans", kNewIds};
 [[nodiscard]] std::filesystem::path map_path(const std::filesystem::path& directory, int slot);
 }  // namespace table_files
 

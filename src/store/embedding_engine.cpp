@@ -11,16 +11,6 @@
 
 namespace plimsoll {
 
-Result<std::int64_t> EmbeddingStore::Engine::insert(std::span<const std::int64_t> /*ids*/) {
-  return fail(ErrorCode::kInvalidArgument, "insert() into a table in sample order",
-              "its rows are fixed; make the table in any order, with rows_max");
-}
-
-Result<void> EmbeddingStore::Engine::erase(std::span<const std::int64_t> /*ids*/) {
-  return fail(ErrorCode::kInvalidArgument, "erase() from a table in sample order",
-              "its rows are fixed; make the table in any order, with rows_max");
-}
-
 Result<void> EmbeddingStore::Engine::check_disk(const Governor& governor,
                                                 const EmbeddingStoreOptions& options,
                                                 const SlabPlan& plan) {

@@ -38,9 +38,8 @@ class EmbeddingStore::Engine {
                                std::span<const float> values) = 0;
   virtual void prefetch(std::span<const std::int64_t> ids) noexcept = 0;
   virtual Result<void> begin_epoch(std::int64_t epoch) = 0;
-  /// Here: refuses, since the rows are fixed.
-  virtual Result<std::int64_t> insert(std::span<const std::int64_t> ids);
-  virtual Result<void> erase(std::span<const std::int64_t> ids);
+  virtual Result<std::int64_t> insert(std::span<const std::int64_t> ids) = 0;
+  virtual Result<void> erase(std::span<const std::int64_t> ids) = 0;
   /// What both layouts ask before they make anything. Errors: as Governor::check_disk_limit().
   static Result<void> check_disk(const Governor& governor, const EmbeddingStoreOptions& options,
                                  const SlabPlan& plan);

@@ -76,10 +76,14 @@ Result<void> create_and_describe(const std::filesystem::path& directory,
     // One block from the start: a small table's commits then change no metadata of this file.
     const std::array<std::byte, kBlockUnit> zeros{};
     PLIMSOLL_TRY_VOID(map.write_at(0, zeros));
-    if (table.rows_max > 0) {
+    if (table.rows_max > 0 && table.layout == RowLayout::kAnyOrder) {
       PLIMSOLL_TRY_VOID(map.truncate(map_bytes(table.shape().pages) + table.growth().bytes()));
     }
     PLIMSOLL_TRY_VOID(map.sync());
+  }
+  if (table.rows_max > 0 && table.layout == RowLayout::kSampleOrder) {
+    PLIMSOLL_TRY(auto ids, File::open(directory / table_files::kNewIds, FileMode::kCreate));
+    PLIMSOLL_TRY_VOID(ids.sync());
   }
   PLIMSOLL_TRY_VOID(SuperFile::create(directory / table_files::kSuper));
   PLIMSOLL_TRY_VOID(sync_directory(directory));
@@ -115,8 +119,7 @@ Result<void> create_table_files(const std::filesystem::path& directory,
     if (problem || !sync_directory(directory)) {
       return done;  // It may come back after a power failure, and then needs its files.
     }
-    for (const char* name :
-         {table_files::kRows, table_files::kSuper, "map.0", "map.1", "rows.ids", "rows.order"}) {
+    for (const char* name : table_files::kAll) {
       std::filesystem::remove(directory / name, problem);
     }
     if (made) {

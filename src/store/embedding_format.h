@@ -62,15 +62,17 @@ struct TableShape {
 [[nodiscard]] TableShape table_shape(std::int64_t rows, std::int64_t dim, std::int64_t slots,
                                      std::int64_t row_slots = 0, RowDType dtype = {}) noexcept;
 
-/// The places of a table that may grow, and what map.N holds about them behind the page table: a
-/// bit per place, set when it is not as it was at creation, and the ids of those behind the first.
+/// The places of a table that may grow, and what is known of them: a bit per place, set when it is
+/// not as it was at creation, and the ids of those behind the first. In any order, map.N holds just
+/// that behind the page table.
 struct GrowthShape {
   std::int64_t made{0};    // Rows at creation, in the first places; their ids are in rows.ids.
   std::int64_t places{0};  // rows_max. 0: the table cannot grow, and its map.N ends with the pages.
 
+  [[nodiscard]] std::int64_t inserted() const noexcept { return places == 0 ? 0 : places - made; }
   [[nodiscard]] std::int64_t bit_bytes() const noexcept { return round_to_block((places + 7) / 8); }
   [[nodiscard]] std::int64_t bytes() const noexcept {
-    return places == 0 ? 0 : bit_bytes() + round_to_block((places - made) * 8);
+    return places == 0 ? 0 : bit_bytes() + round_to_block(inserted() * 8);
   }
   /// Of 64 bits, from place `first` on: those of places that rows had at creation.
   [[nodiscard]] std::uint64_t made_mask(std::int64_t first) const noexcept {

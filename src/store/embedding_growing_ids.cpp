@@ -81,6 +81,21 @@ Result<void> GrowingIds::adopt() {
   return {};
 }
 
+std::span<std::int64_t> GrowingIds::inserted() noexcept {
+  const MutexLock lock(mutex_);
+  return ids_;
+}
+
+Result<void> GrowingIds::adopt_first(std::int64_t count) {
+  {
+    const MutexLock lock(mutex_);
+    for (std::int64_t place = shape_.made; place < shape_.made + count; ++place) {
+      bits_[index(place / 64)] |= std::uint64_t{1} << (place % 64);
+    }
+  }
+  return adopt();
+}
+
 // ---- Looking up -------------------------------------------------------------------------------
 
 std::size_t GrowingIds::home_of(std::int64_t id) const noexcept {

@@ -6,8 +6,9 @@
 // index on disk, and one bit in the slab says whether a row is still there. The places behind them,
 // up to rows_max, hold inserted ids: the ids themselves and a hash table over them are in the slab.
 // A place that an inserted id gives up is used again, the lowest first; one of the first places is
-// not, until the table is compacted. Bits and ids are kept as they go into map.N behind the page
-// table, so the set of ids is part of every commit.
+// not, until the table is compacted. In any order, bits and ids are kept as they go into map.N
+// behind the page table, so the set of ids is part of every commit; in sample order ids only come,
+// and rows.new holds them.
 //
 //   a place is   free → new (no row written yet) → held → free
 //
@@ -39,6 +40,12 @@ class GrowingIds {
 
   /// Takes what was just read into `file`. Errors: kCorrupt (no path in the text) when it is none.
   Result<void> adopt();
+  /// The ids of the places behind the first, in that order; those that hold no row are 0.
+  /// Requires: nobody changes them meanwhile.
+  [[nodiscard]] std::span<std::int64_t> inserted() noexcept;
+  /// Takes the first `count` of inserted(), which were just read, as the ids that there are beside
+  /// the first ones, none of which is gone. Errors: as adopt().
+  Result<void> adopt_first(std::int64_t count);
 
   /// Writes the place of each id, −1 for an id that is not there.
   /// Shape:  as many places as ids. Errors: kCorrupt, kIo.

@@ -66,11 +66,6 @@ Result<void> check_numbers(const EmbeddingStoreOptions& options) {
   if (options.rows_max < 0 || options.rows_max > kIdRowsMax) {
     return refuse("rows_max", options.rows_max);
   }
-  if (options.rows_max > 0 && options.layout == RowLayout::kSampleOrder) {
-    return fail(ErrorCode::kInvalidArgument,
-                fmt::format("rows_max is {}, and the layout is sample_order", options.rows_max),
-                "its rows are fixed; use any_order, or leave rows_max out");
-  }
   return check_optimizer(options.optimizer);
 }
 

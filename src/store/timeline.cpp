@@ -181,8 +181,8 @@ Result<void> EmbeddingStore::Timeline::gather_piece(std::span<const std::int64_t
   PLIMSOLL_TRY_VOID(resolve(ids));
   find_positions(count);
   const std::int64_t bucket = shape_.bucket_of(cursor_);
-  const std::int64_t here = std::min((bucket + 1) * shape_.bucket_rows, rows_.rows);
-  const std::int64_t next = std::min((bucket + 2) * shape_.bucket_rows, rows_.rows);
+  const std::int64_t here = std::min((bucket + 1) * shape_.bucket_rows, count_);
+  const std::int64_t next = std::min((bucket + 2) * shape_.bucket_rows, count_);
   std::int64_t in_here = 0;
   std::int64_t in_next = 0;
   for (const std::uint64_t key : keys_.first(ids.size())) {

@@ -6,11 +6,12 @@
 // source buckets of that epoch; rows at positions < cursor have moved to the target buckets of the
 // next one. The cursor follows the requests: a batch that continues the order moves its rows, and
 // those it skips; any other change appends a newer version to the bucket where the row is.
-// Nobody keeps an index: SampleOrder tells the bucket.
+// Nobody keeps an index: the order tells the bucket. Rows that were inserted stand behind the order
+// of an epoch that has begun, and in that of one to which nothing was written yet (epoch_order.h).
 //
 // Reading order: docs/formats/embedding_timeline.md, timeline_io.h, this file, timeline.cpp
 //                (requests), timeline_move.cpp (cursor, epochs, folding), timeline_lookup.cpp (rows
-//                anywhere, scan), timeline_commit.cpp, timeline_open.cpp.
+//                anywhere, scan), timeline_grow.cpp, timeline_commit.cpp, timeline_open.cpp.
 //
 // Threads: see embedding_store.h.   Memory: see timeline_layout.h.
 #pragma once
@@ -25,10 +26,11 @@
 #include "memory/admission.h"
 #include "memory/slab.h"
 #include "os/file.h"
-#include "plimsoll/sample_order.h"
 #include "store/commit_pins.h"
 #include "store/embedding_engine.h"
 #include "store/embedding_files.h"
+#include "store/embedding_growing_ids.h"
+#include "store/epoch_order.h"
 #include "store/id_index.h"
 #include "store/row_crew.h"
 #include "store/row_record.h"
@@ -58,11 +60,14 @@ class EmbeddingStore::Timeline final : public EmbeddingStore::Engine {
                        std::span<const float> values) override;
   void prefetch(std::span<const std::int64_t>) noexcept override {}
   Result<void> begin_epoch(std::int64_t epoch) override;
+  Result<std::int64_t> insert(std::span<const std::int64_t> ids) override;
+  Result<void> erase(std::span<const std::int64_t> ids) override;
   Result<void> commit(std::int64_t step) override;
   Result<void> scan(const Visit& visit) override;
   Result<void> visit_rows(const Visit& visit) override;
   Result<void> set_optimizer(const RowOptimizerOptions& options) override;
   [[nodiscard]] const TableShape& shape() const noexcept override { return rows_; }
+  [[nodiscard]] std::int64_t rows() const override { return count_; }
   [[nodiscard]] std::int64_t last_commit() const noexcept override { return last_commit_; }
   [[nodiscard]] const SlabPlan& plan() const noexcept override { return layout_.plan; }
   [[nodiscard]] StoreStats stats() const override;
@@ -114,7 +119,8 @@ class EmbeddingStore::Timeline final : public EmbeddingStore::Engine {
   // Requests (timeline.cpp).
   Result<void> sound();
   Result<void> resolve(std::span<const std::int64_t> ids) {
-    return find_rows(ids_, rows_.rows, directory_, ids, ordinals_);
+    return growing_ ? find_rows(*growing_, directory_, ids, ordinals_)
+                    : find_rows(ids_, count_, directory_, ids, ordinals_);
   }
   Result<void> set_rows(std::span<const std::int64_t> ids, std::span<const std::uint32_t> sequences,
                         std::span<const float> values, std::int64_t width);
@@ -134,6 +140,7 @@ class EmbeddingStore::Timeline final : public EmbeddingStore::Engine {
 
   // Buckets, the cursor and epochs (timeline_move.cpp).
   void follow(EpochKey source, EpochKey parent, EpochKey target) noexcept;
+  void aim(EpochKey target) noexcept;
   [[nodiscard]] const EpochKey& key_of(int side) const noexcept;
   Stream& stream(std::uint32_t place) noexcept;
   [[nodiscard]] std::uint32_t place_of(int side, std::int64_t bucket) const noexcept;
@@ -158,6 +165,11 @@ class EmbeddingStore::Timeline final : public EmbeddingStore::Engine {
   [[nodiscard]] bool target_is_empty() noexcept;
   void drop_frames();
 
+  // Ids that come (timeline_grow.cpp).
+  Result<void> read_new_ids(const TimelineState& state);
+  Result<void> save_new_ids();
+  Result<std::int64_t> id_of(std::int64_t ordinal) const;
+
   // Rows anywhere (timeline_lookup.cpp).
   Result<void> lookup(std::span<Wanted> wanted);
   bool copy_from_frame(const Wanted& wanted);
@@ -165,7 +177,7 @@ class EmbeddingStore::Timeline final : public EmbeddingStore::Engine {
   Result<void> each_extent(std::uint32_t place, Rows&& rows);
   Result<void> look_through(std::span<Wanted> group);
   Result<void> probe(std::span<Wanted> group);
-  Result<void> probe_one(Wanted& wanted, const SampleOrder& order);
+  Result<void> probe_one(Wanted& wanted, const EpochOrder& order);
   void look_in_rows(std::span<Wanted> group, const std::byte* rows, std::uint32_t count) noexcept;
   [[nodiscard]] std::pair<TimelineSpace::Walk, std::int64_t> find_row(
       const Stream& s, std::int64_t row) const noexcept;
@@ -192,6 +204,11 @@ class EmbeddingStore::Timeline final : public EmbeddingStore::Engine {
   Slab slab_;
 
   IdIndex ids_;
+  std::optional<GrowingIds> growing_;  // Of a table with rows_max.
+  std::int64_t count_{0};              // Rows that there are.
+  std::int64_t new_ids_saved_{0};      // Of the inserted ids, those in rows.new,
+  std::uint32_t new_ids_crc_{0};       // and their checksum.
+  File new_ids_file_;
   File rows_file_;
   std::array<File, 2> map_files_;
   SuperFile super_;
@@ -208,9 +225,9 @@ class EmbeddingStore::Timeline final : public EmbeddingStore::Engine {
   EpochKey source_key_{};
   EpochKey parent_key_{};
   EpochKey target_key_{};
-  SampleOrder source_;
-  SampleOrder parent_;
-  SampleOrder target_;
+  EpochOrder source_{{}};
+  EpochOrder parent_{{}};
+  EpochOrder target_{{}};
   int source_side_{0};
   std::int64_t cursor_{0};
 

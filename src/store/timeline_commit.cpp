@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// commit of a table in sample order: the open chunks as short extents, the map, the superblock,
-// with an fdatasync after each. Nothing that a commit refers to is ever written again.
+// commit of a table in sample order: the open chunks as short extents, new ids, the map, the
+// superblock, with an fdatasync after each. Nothing that a commit refers to is ever written again.
 //
 // Threads: see embedding_store.h.   Memory: map_, in the slab.
 #include <fmt/format.h>
@@ -59,16 +59,15 @@ Result<void> EmbeddingStore::Timeline::make_durable(std::int64_t step) {
   syncs_ += 3;
 
   PLIMSOLL_TRY_VOID(drop_newer_commit());
+  PLIMSOLL_TRY_VOID(save_new_ids());
   const int slot = slot_ == 0 ? 1 : 0;
   File& map_file = map_files_[static_cast<std::size_t>(slot)];
-  const auto map = space_.save({.magic = 0,
-                                .source = source_key_,
+  const auto map = space_.save({.source = source_key_,
                                 .parent = parent_key_,
                                 .target = target_key_,
                                 .cursor = cursor_,
-                                .bytes = 0,
-                                .extents = 0,
-                                .segments = 0},
+                                .rows = count_,
+                                .new_ids = new_ids_crc_},
                                source_side_, map_);
   PLIMSOLL_TRY_VOID(map_file.write_at(0, map));
   map_bytes_written_ += static_cast<std::int64_t>(map.size());

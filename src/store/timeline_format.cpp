@@ -33,10 +33,13 @@ std::int64_t chunk_bytes_least(std::int64_t record_bytes) noexcept {
   return std::max(kChunkBytesLeast, extent_bytes(record_bytes, 1));
 }
 
-std::uint64_t extent_owner(std::uint64_t fingerprint, const EpochKey& key,
-                           std::int64_t bucket) noexcept {
-  const std::uint64_t epoch =
+std::uint64_t extent_owner(const TimelineShape& shape, std::uint64_t fingerprint,
+                           const EpochKey& key, std::int64_t bucket) noexcept {
+  std::uint64_t epoch =
       mix64(mix64(fingerprint ^ key.seed) ^ static_cast<std::uint64_t>(key.epoch));
+  if (shape.grows) {
+    epoch = mix64(epoch ^ static_cast<std::uint64_t>(key.rows));
+  }
   return mix64(epoch ^ static_cast<std::uint64_t>(bucket));
 }
 

@@ -16,17 +16,19 @@
 #include <span>
 
 #include "store/embedding_format.h"
+#include "store/epoch_order.h"
 
 namespace plimsoll {
 
 /// What follows from rows, their records and the buckets chosen when the table was made.
 struct TimelineShape {
-  std::int64_t rows{0};
+  std::int64_t rows{0};  // rows_max of a table that grows.
   std::int64_t dim{0};
   std::int64_t record_bytes{0};
   std::int64_t bucket_rows{0};    // Positions per bucket.
   std::int64_t buckets{0};        // Per epoch.
   std::int64_t segment_bytes{0};  // A multiple of kBlockUnit.
+  bool grows{false};
 
   [[nodiscard]] std::int64_t bucket_of(std::int64_t position) const noexcept {
     return position / bucket_rows;
@@ -35,13 +37,6 @@ struct TimelineShape {
     const std::int64_t left = rows - bucket * bucket_rows;
     return left < bucket_rows ? left : bucket_rows;
   }
-};
-
-/// Whose order a set of buckets follows: SampleOrder(rows, seed, epoch).
-struct EpochKey {
-  std::uint64_t seed{0};
-  std::int64_t epoch{0};
-  friend bool operator==(const EpochKey&, const EpochKey&) = default;
 };
 
 struct ExtentHeader {
@@ -70,8 +65,9 @@ inline constexpr std::int64_t kExtentHeaderBytes = 32;
 /// The smallest write buffer: 32 KiB, or one row.
 [[nodiscard]] std::int64_t chunk_bytes_least(std::int64_t record_bytes) noexcept;
 
-[[nodiscard]] std::uint64_t extent_owner(std::uint64_t fingerprint, const EpochKey& key,
-                                         std::int64_t bucket) noexcept;
+/// Tells the streams of all tables, epochs and buckets apart.
+[[nodiscard]] std::uint64_t extent_owner(const TimelineShape& shape, std::uint64_t fingerprint,
+                                         const EpochKey& key, std::int64_t bucket) noexcept;
 /// What one extent adds to the sum its stream keeps: no extent can be missing, old or swapped.
 [[nodiscard]] std::uint64_t extent_mark(std::uint32_t index, std::uint32_t crc) noexcept;
 
@@ -86,20 +82,48 @@ std::uint32_t seal_extent(std::int64_t record_bytes, std::uint64_t owner, std::u
 /// Whether one row, of any extent, is as it was sealed.
 [[nodiscard]] bool row_is_sound(std::span<const std::byte> record) noexcept;
 
-/// The head of map.N. After it: 2 × buckets StreamRecords, first those of the epoch being read,
-/// then those of the next; then the u32 rows of each extent, stream by stream; then the u32
-/// segments of each stream.
+/// What a commit remembers beside its streams.
+struct TimelineState {
+  EpochKey source{};  ///< The epoch being read: rows at positions >= cursor are in its buckets.
+  EpochKey parent{};  ///< The epoch in whose order they were written.
+  EpochKey target{};  ///< The epoch being written: rows at positions < cursor are in its buckets.
+  std::int64_t cursor{0};
+  std::int64_t rows{0};      ///< That there are.
+  std::uint32_t new_ids{0};  ///< crc32c of the first (rows − rows at creation) ids in rows.new.
+  friend bool operator==(const TimelineState&, const TimelineState&) = default;
+};
+
+/// The head of map.N. After it, in a table that grows, MapGrowth; then 2 × buckets StreamRecords,
+/// first those of the epoch being read, then those of the next; then the u32 rows of each extent,
+/// stream by stream; then the u32 segments of each stream.
+struct EpochRecord {
+  std::uint64_t seed;
+  std::int64_t epoch;
+};
 struct MapHeader {
   std::uint64_t magic;
-  EpochKey source;  // The epoch being read: rows at positions >= cursor are here.
-  EpochKey parent;  // The epoch in whose order they were written.
-  EpochKey target;  // The epoch being written: rows at positions < cursor are here.
+  EpochRecord source;
+  EpochRecord parent;
+  EpochRecord target;
   std::int64_t cursor;
   std::int64_t bytes;  // Of the map.
   std::uint64_t extents;
   std::uint64_t segments;
 };
 static_assert(sizeof(MapHeader) == 88);
+struct MapGrowth {
+  std::int64_t rows;
+  std::int64_t source_rows;  // In the order of each epoch; the others stand behind them.
+  std::int64_t parent_rows;
+  std::int64_t target_rows;
+  std::uint32_t new_ids;
+  std::uint32_t reserved;
+};
+static_assert(sizeof(MapGrowth) == 40);
+/// Bytes before the StreamRecords.
+[[nodiscard]] inline std::size_t map_head_bytes(const TimelineShape& shape) noexcept {
+  return sizeof(MapHeader) + (shape.grows ? sizeof(MapGrowth) : 0);
+}
 
 struct StreamRecord {
   std::uint32_t extents;

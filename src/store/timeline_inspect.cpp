@@ -2,6 +2,7 @@
 #include "store/timeline_inspect.h"
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <utility>
 #include <vector>
@@ -33,6 +34,28 @@ Result<std::vector<std::byte>> read_map(const std::filesystem::path& directory,
   return map;
 }
 
+// The inserted ids of a commit, a piece at a time.
+Result<void> check_new_ids(const std::filesystem::path& directory, const TableDescription& table,
+                           const TimelineState& state) {
+  if (table.rows_max == 0) {
+    return {};
+  }
+  const auto path = directory / table_files::kNewIds;
+  PLIMSOLL_TRY(const File file, File::open(path, FileMode::kRead));
+  const std::int64_t total = 8 * std::max<std::int64_t>(state.rows - table.ids.rows, 0);
+  std::array<std::byte, 4096> some;
+  std::uint32_t crc = 0;
+  for (std::int64_t done = 0; done < total; done += static_cast<std::int64_t>(some.size())) {
+    const auto piece = std::span(some).first(
+        static_cast<std::size_t>(std::min(total - done, static_cast<std::int64_t>(some.size()))));
+    PLIMSOLL_TRY_VOID(file.read_at(done, piece));
+    crc = crc32c(piece, crc);
+  }
+  return crc == state.new_ids
+             ? Result<void>{}
+             : fail(ErrorCode::kCorrupt, path.string() + ": the inserted ids fail their checksum");
+}
+
 }  // namespace
 
 Result<void> inspect_timeline(const std::filesystem::path& directory, const TableDescription& table,
@@ -41,9 +64,10 @@ Result<void> inspect_timeline(const std::filesystem::path& directory, const Tabl
   PLIMSOLL_TRY(const auto map, read_map(directory, shape, slot, superblock));
   PLIMSOLL_TRY(const MapView view, view_map(shape, map));
   if (info.commit_steps.empty()) {
-    info.order_seed = view.header.source.seed;
-    info.epoch = view.header.source.epoch;
-    info.cursor = view.header.cursor;
+    info.order_seed = view.state.source.seed;
+    info.epoch = view.state.source.epoch;
+    info.cursor = view.state.cursor;
+    info.rows = view.state.rows;
   }
   return {};
 }
@@ -53,6 +77,7 @@ Result<void> verify_timeline(const std::filesystem::path& directory, const Table
   const TimelineShape shape = timeline_shape(table);
   PLIMSOLL_TRY(const auto map, read_map(directory, shape, slot, superblock));
   PLIMSOLL_TRY(const MapView view, view_map(shape, map));
+  PLIMSOLL_TRY_VOID(check_new_ids(directory, table, view.state));
   PLIMSOLL_TRY(const File rows, File::open(directory / table_files::kRows, FileMode::kRead));
   std::vector<std::byte> bytes(static_cast<std::size_t>(extent_bytes_most(shape.record_bytes)));
   const std::int64_t total = static_cast<std::int64_t>(view.segments.size()) * shape.segment_bytes;
@@ -62,8 +87,8 @@ Result<void> verify_timeline(const std::filesystem::path& directory, const Table
   for (std::size_t at = 0; at < view.streams.size(); ++at) {
     const bool source = static_cast<std::int64_t>(at) < shape.buckets;
     const auto bucket = static_cast<std::int64_t>(at) - (source ? 0 : shape.buckets);
-    const std::uint64_t owner =
-        extent_owner(table.fingerprint(), source ? view.header.source : view.header.target, bucket);
+    const std::uint64_t owner = extent_owner(
+        shape, table.fingerprint(), source ? view.state.source : view.state.target, bucket);
     std::int64_t offset = 0;
     std::uint64_t marks = 0;
     for (std::uint32_t index = 0; index < view.streams[at].extents; ++index, ++extent) {

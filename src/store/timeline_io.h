@@ -27,7 +27,7 @@
 #include "memory/slab.h"
 #include "os/file.h"
 #include "plimsoll/embedding_store.h"
-#include "plimsoll/sample_order.h"
+#include "store/epoch_order.h"
 #include "store/timeline_layout.h"
 #include "store/timeline_space.h"
 
@@ -55,7 +55,7 @@ class TimelineIo {
     std::int64_t first{0};  // Position of the bucket's first row.
     std::int64_t rows{0};   // Positions in it.
     TimelineSpace::Stream* stream{nullptr};
-    const SampleOrder* order{nullptr};
+    const EpochOrder* order{nullptr};
     std::span<std::byte> bytes{};
     std::span<std::uint32_t> index{};  // By position: offset / 8 + 1 of its row; 0: there is none.
     // Guarded by the mutex while loading.

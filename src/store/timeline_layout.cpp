@@ -9,6 +9,7 @@
 #include "base/round.h"
 #include "memory/admission.h"
 #include "os/file_system.h"
+#include "store/embedding_growing_ids.h"
 #include "store/id_page.h"
 #include "store/row_optimizer.h"
 
@@ -58,7 +59,8 @@ TimelineLayout divide(const TableDescription& table, const EmbeddingStoreOptions
   SlabPlan& plan = layout.plan;
   plan.frame_bytes = 2 * (layout.frame_bytes + shape.bucket_rows * 4);
   plan.index_bytes = IdIndex::memory_bytes(table.ids, layout.id_pages) +
-                     TimelineSpace::memory_bytes(shape, layout.sizes);
+                     TimelineSpace::memory_bytes(shape, layout.sizes) + table.growth().bytes() +
+                     GrowingIds::memory_bytes(table.growth());
   const std::int64_t threads = std::max(options.compute_threads, 1);
   plan.buffer_bytes =
       layout.chunks * (chunk + 128) + 2 * shape.buckets * 4 + layout.batch_rows * (4 + 8 + 4) +
@@ -78,7 +80,8 @@ TimelineShape timeline_shape(const TableDescription& table) noexcept {
           .record_bytes = rows.record_bytes,
           .bucket_rows = table.bucket_rows,
           .buckets = divide_up(rows.rows, table.bucket_rows),
-          .segment_bytes = table.segment_bytes};
+          .segment_bytes = table.segment_bytes,
+          .grows = table.rows_max > 0};
 }
 
 void choose_buckets(TableDescription& table, const EmbeddingStoreOptions& options) noexcept {
@@ -122,9 +125,11 @@ Result<TimelineLayout> plan_timeline(const TableDescription& table, bool exists,
   }
   SlabPlan& plan = layout.plan;
   plan.floor_bytes = floor;
+  plan.rows_max = table.rows_max;
   plan.network = network_file_system(options.directory);
   plan.disk_cap_bytes = layout.sizes.segments * layout.shape.segment_bytes + 2 * layout.map_bytes +
-                        2 * SuperFile::kSlotBytes + IdIndex::disk_bytes(table.ids) + 4096;
+                        2 * SuperFile::kSlotBytes + IdIndex::disk_bytes(table.ids) +
+                        round_to_block(8 * table.growth().inserted()) + 4096;
   return layout;
 }
 

@@ -97,7 +97,7 @@ template <class Rows>
 Result<void> EmbeddingStore::Timeline::each_extent(std::uint32_t place, Rows&& rows) {
   const Stream& s = stream(place);
   const std::uint64_t owner =
-      extent_owner(table_.fingerprint(), key_of(static_cast<int>(place / shape_.buckets)),
+      extent_owner(shape_, table_.fingerprint(), key_of(static_cast<int>(place / shape_.buckets)),
                    place % shape_.buckets);
   std::uint64_t marks = 0;
   for (auto walk = space_.begin(s); walk.extent.index < s.extents; space_.next(walk)) {
@@ -166,14 +166,14 @@ std::pair<TimelineSpace::Walk, std::int64_t> EmbeddingStore::Timeline::find_row(
 
 // Searches a stream whose rows stand in the order `order`. Each probe reads the blocks of one row
 // and of those beside it.
-Result<void> EmbeddingStore::Timeline::probe_one(Wanted& wanted, const SampleOrder& order) {
+Result<void> EmbeddingStore::Timeline::probe_one(Wanted& wanted, const EpochOrder& order) {
   const Stream& s = stream(wanted.place);
   const std::int64_t key = order.position_of(wanted.ordinal);
   const auto record = static_cast<std::size_t>(shape_.record_bytes);
   std::int64_t low = 0;  // The row, if there, is in [low, high).
   std::int64_t high = s.rows;
   double low_key = 0;  // Keys that enclose those of [low, high).
-  double high_key = static_cast<double>(rows_.rows);
+  double high_key = static_cast<double>(count_);
   for (int tries = 0; low < high; ++tries) {
     std::int64_t guess = low + (high - low) / 2;
     if (tries < kInterpolations) {
@@ -198,7 +198,7 @@ Result<void> EmbeddingStore::Timeline::probe_one(Wanted& wanted, const SampleOrd
       const std::byte* const data =
           block.data() + kExtentHeaderBytes + row * shape_.record_bytes - from;
       const std::int64_t ordinal = ordinal_of(data);
-      if (!row_is_sound({data, record}) || ordinal < 0 || ordinal >= rows_.rows) {
+      if (!row_is_sound({data, record}) || ordinal < 0 || ordinal >= count_) {
         return tl::unexpected(io_->damaged(walk.extent));
       }
       const std::int64_t seen = order.position_of(ordinal);
@@ -229,8 +229,8 @@ Result<void> EmbeddingStore::Timeline::scan(const Visit& visit) {
   const std::int64_t at_once =
       std::min(static_cast<std::int64_t>(io_->frame_memory().size()) / shape_.record_bytes,
                static_cast<std::int64_t>(io_->index_memory().size()));
-  for (std::int64_t first = 0; first < rows_.rows; first += at_once) {
-    const std::int64_t count = std::min(at_once, rows_.rows - first);
+  for (std::int64_t first = 0; first < count_; first += at_once) {
+    const std::int64_t count = std::min(at_once, count_ - first);
     PLIMSOLL_TRY_VOID(scan_pass(first, count));
     PLIMSOLL_TRY_VOID(show_rows(first, count, visit));
   }
@@ -313,8 +313,7 @@ Result<void> EmbeddingStore::Timeline::show_rows(std::int64_t first, std::int64_
                                                  const Visit& visit) {
   Piece piece(scratch_, rows_, visit);
   for (std::int64_t i = 0; i < count; ++i) {
-    std::int64_t id = 0;
-    PLIMSOLL_TRY_VOID(ids_.ids_at(first + i, {&id, 1}));
+    PLIMSOLL_TRY(const std::int64_t id, id_of(first + i));
     std::byte* const record = io_->frame_memory().data() + i * shape_.record_bytes;
     if (io_->index_memory()[static_cast<std::size_t>(i)] == 0) {
       init_record(rows_, table_.init, first + i, id, record);
@@ -360,14 +359,13 @@ Result<void> EmbeddingStore::Timeline::visit_rows(const Visit& visit) {
 Result<void> EmbeddingStore::Timeline::show_bucket(const Frame& frame, const Visit& visit) {
   const bool moved = frame.side != source_side_;
   Piece piece(scratch_, rows_, visit);
-  for (std::int64_t i = 0; i < frame.rows; ++i) {
+  for (std::int64_t i = 0; i < frame.rows && frame.first + i < count_; ++i) {
     const std::int64_t ordinal = frame.order->at(frame.first + i);
     const std::int64_t position = moved ? source_.position_of(ordinal) : frame.first + i;
     if ((position < cursor_) != moved) {
       continue;
     }
-    std::int64_t id = 0;
-    PLIMSOLL_TRY_VOID(ids_.ids_at(ordinal, {&id, 1}));
+    PLIMSOLL_TRY(const std::int64_t id, id_of(ordinal));
     const std::uint32_t entry = frame.index[static_cast<std::size_t>(i)];
     if (entry == 0) {
       init_record(rows_, table_.init, ordinal, id, staging_.data());

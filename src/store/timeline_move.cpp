@@ -20,10 +20,15 @@ namespace plimsoll {
 void EmbeddingStore::Timeline::follow(EpochKey source, EpochKey parent, EpochKey target) noexcept {
   source_key_ = source;
   parent_key_ = parent;
+  source_ = EpochOrder(source);
+  parent_ = EpochOrder(parent);
+  aim(target);
+}
+
+// Requires: nothing was written for the next epoch.
+void EmbeddingStore::Timeline::aim(EpochKey target) noexcept {
   target_key_ = target;
-  source_ = SampleOrder(rows_.rows, source.seed, source.epoch);
-  parent_ = SampleOrder(rows_.rows, parent.seed, parent.epoch);
-  target_ = SampleOrder(rows_.rows, target.seed, target.epoch);
+  target_ = EpochOrder(target);
 }
 
 const EpochKey& EmbeddingStore::Timeline::key_of(int side) const noexcept {
@@ -59,7 +64,7 @@ Result<void> EmbeddingStore::Timeline::begin_load(Frame& frame, int side, std::i
   }
   frame.bucket = bucket;
   frame.side = side;
-  frame.owner = extent_owner(table_.fingerprint(), key_of(side), bucket);
+  frame.owner = extent_owner(shape_, table_.fingerprint(), key_of(side), bucket);
   frame.first = bucket * shape_.bucket_rows;
   frame.rows = shape_.rows_in_bucket(bucket);
   frame.stream = &stream(place);
@@ -108,9 +113,9 @@ Result<void> EmbeddingStore::Timeline::flush(std::uint32_t& open) {
   const std::uint32_t index = open;
   TimelineIo::Chunk& chunk = io_->chunk(index);
   chunk.stream = &stream(chunk.place);
-  chunk.owner =
-      extent_owner(table_.fingerprint(), key_of(static_cast<int>(chunk.place / shape_.buckets)),
-                   chunk.place % shape_.buckets);
+  chunk.owner = extent_owner(shape_, table_.fingerprint(),
+                             key_of(static_cast<int>(chunk.place / shape_.buckets)),
+                             chunk.place % shape_.buckets);
   PLIMSOLL_TRY(chunk.extent, space_.append(*chunk.stream, chunk.rows));
   open = kNone;
   const std::int64_t end = std::int64_t{chunk.stream->last_segment} + 1;
@@ -189,7 +194,7 @@ Result<void> EmbeddingStore::Timeline::advance(std::int64_t end, const Run& run,
                                                bool& changed) {
   while (cursor_ < end) {
     const std::int64_t bucket = shape_.bucket_of(cursor_);
-    const std::int64_t bucket_end = bucket * shape_.bucket_rows + shape_.rows_in_bucket(bucket);
+    const std::int64_t bucket_end = std::min((bucket + 1) * shape_.bucket_rows, count_);
     const std::int64_t stop = std::min(end, bucket_end);
     const std::uint32_t place = place_of(source_side_, bucket);
     if (stream(place).extents == 0 && open_[place] == kNone && stop <= run.begin) {
@@ -314,7 +319,7 @@ bool EmbeddingStore::Timeline::target_is_empty() noexcept {
 // Carries every row that was not visited into the target, which then is the source.
 Result<void> EmbeddingStore::Timeline::end_epoch() {
   bool changed = false;
-  auto done = advance(rows_.rows, {.first = 0, .count = 0, .begin = rows_.rows}, nullptr, changed);
+  auto done = advance(count_, {.first = 0, .count = 0, .begin = rows_.rows}, nullptr, changed);
   if (!done) {
     poison(done.error());
     return done;
@@ -322,7 +327,7 @@ Result<void> EmbeddingStore::Timeline::end_epoch() {
   drop_frames();
   source_side_ = 1 - source_side_;
   cursor_ = 0;
-  follow(target_key_, source_key_, {order_seed_, target_key_.epoch + 1});
+  follow(target_key_, source_key_, {order_seed_, target_key_.epoch + 1, count_});
   return {};
 }
 
@@ -331,11 +336,13 @@ Result<void> EmbeddingStore::Timeline::begin_epoch(std::int64_t epoch) {
   if (epoch < 0) {
     return fail(ErrorCode::kInvalidArgument, fmt::format("begin_epoch({}) makes no sense", epoch));
   }
-  const EpochKey wanted{order_seed_, epoch};
+  const EpochKey wanted{order_seed_, epoch, count_};
+  if (cursor_ > 0 && source_key_ == EpochKey{order_seed_, epoch, source_key_.rows}) {
+    return {};  // Under way: rows that have come since stand behind its order.
+  }
   while (source_key_ != wanted) {
     if (cursor_ == 0 && target_is_empty()) {  // Nothing was moved yet: straight to where it shall.
-      target_key_ = wanted;
-      target_ = SampleOrder(rows_.rows, wanted.seed, wanted.epoch);
+      aim(wanted);
     }
     PLIMSOLL_TRY_VOID(end_epoch());
   }

@@ -25,10 +25,8 @@ EmbeddingStore::Timeline::Timeline(const EmbeddingStoreOptions& options,
       layout_(layout),
       shape_(layout_.shape),
       rows_per_chunk_(extent_rows(shape_.record_bytes, layout.chunk_bytes)),
-      order_seed_(options.order_seed),
-      source_(rows_.rows, 0, 0),
-      parent_(rows_.rows, 0, 0),
-      target_(rows_.rows, 0, 0) {}
+      count_(table.ids.rows),
+      order_seed_(options.order_seed) {}
 
 Result<std::unique_ptr<EmbeddingStore::Engine>> EmbeddingStore::Timeline::open(
     const Governor& governor, const EmbeddingStoreOptions& options, const TableDescription& table,
@@ -65,6 +63,11 @@ Result<void> EmbeddingStore::Timeline::take_memory(const Governor& governor) {
   PLIMSOLL_TRY_VOID(admission_.take(governor, Tag::kEmbedding, bytes, "store_bytes"));
   PLIMSOLL_TRY(slab_, Slab::create(governor, Tag::kEmbedding, bytes, true));
   space_ = TimelineSpace(shape_, layout_.sizes, slab_);
+  if (shape_.grows) {
+    const auto known = slab_.take<std::byte>(table_.growth().bytes());
+    std::fill(known.begin(), known.end(), std::byte{0});
+    growing_.emplace(table_.growth(), ids_, known, slab_);
+  }
   open_ = slab_.take<std::uint32_t>(2 * shape_.buckets);
   std::fill(open_.begin(), open_.end(), kNone);
   const std::int64_t rows = layout_.batch_rows;
@@ -91,6 +94,10 @@ Result<void> EmbeddingStore::Timeline::open_files(const EmbeddingStoreOptions& o
     PLIMSOLL_TRY(map_files_[static_cast<std::size_t>(slot)],
                  File::open(table_files::map_path(directory_, slot), FileMode::kReadWrite, true));
   }
+  if (growing_) {
+    PLIMSOLL_TRY(new_ids_file_,
+                 File::open(directory_ / table_files::kNewIds, FileMode::kReadWrite));
+  }
   PLIMSOLL_TRY(super_, SuperFile::open(directory_ / table_files::kSuper, true));
   PLIMSOLL_TRY(pins_, CommitPins::open(directory_ / table_files::kSuper, true));
   pins_.use();
@@ -111,24 +118,27 @@ Result<void> EmbeddingStore::Timeline::open_commit(std::int64_t at_step) {
     }
   }
   if (slot < 0) {
-    follow({table_.order_seed, 0}, {table_.order_seed, 0}, {order_seed_, 1});
+    const EpochKey first{table_.order_seed, 0, count_};
+    follow(first, first, {order_seed_, 1, count_});
     return {};
   }
   const auto at = static_cast<std::size_t>(slot);
   PLIMSOLL_TRY(const auto map, read_map(slot));
-  auto header = space_.adopt(slot, map);
-  if (!header) {
-    Error error = std::move(header).error();
+  auto state = space_.adopt(slot, map);
+  if (!state) {
+    Error error = std::move(state).error();
     error.detail = std::make_shared<std::string>(
         fmt::format("{}: the map of commit {} {}", map_files_[at].path().string(),
                     super_.slots()[at].superblock.step, error.detail ? *error.detail : ""));
     return tl::unexpected(std::move(error));
   }
+  PLIMSOLL_TRY_VOID(read_new_ids(*state));
   PLIMSOLL_TRY_VOID(super_.settle(slot));
   slot_ = slot;
   last_commit_ = super_.slots()[at].superblock.step;
-  cursor_ = header->cursor;
-  follow(header->source, header->parent, header->target);
+  count_ = state->rows;
+  cursor_ = state->cursor;
+  follow(state->source, state->parent, state->target);
   return {};
 }
 

@@ -14,6 +14,34 @@ Result<void> corrupt(const char* why) {
   return fail(ErrorCode::kCorrupt, why);
 }
 
+Result<TimelineState> state_of(const TimelineShape& shape, const MapHeader& header,
+                               std::span<const std::byte> map) {
+  MapGrowth growth{.rows = shape.rows,
+                   .source_rows = shape.rows,
+                   .parent_rows = shape.rows,
+                   .target_rows = shape.rows,
+                   .new_ids = 0,
+                   .reserved = 0};
+  if (shape.grows) {
+    std::memcpy(&growth, map.data() + sizeof header, sizeof growth);
+    for (const std::int64_t rows : {growth.source_rows, growth.parent_rows, growth.target_rows}) {
+      if (rows < 0 || rows > growth.rows) {
+        PLIMSOLL_TRY_VOID(corrupt("has an epoch of more rows than there are"));
+      }
+    }
+  }
+  if (growth.rows < 0 || growth.rows > shape.rows || header.cursor < 0 ||
+      header.cursor > growth.rows) {
+    PLIMSOLL_TRY_VOID(corrupt("does not fit its rows"));
+  }
+  return TimelineState{.source = {header.source.seed, header.source.epoch, growth.source_rows},
+                       .parent = {header.parent.seed, header.parent.epoch, growth.parent_rows},
+                       .target = {header.target.seed, header.target.epoch, growth.target_rows},
+                       .cursor = header.cursor,
+                       .rows = growth.rows,
+                       .new_ids = growth.new_ids};
+}
+
 }  // namespace
 
 // Full extents of all rows, doubled for short ones; and 64 short ones (one per commit of an epoch,
@@ -53,7 +81,7 @@ std::int64_t TimelineSpace::memory_bytes(const TimelineShape& shape, const Sizes
 
 std::int64_t TimelineSpace::map_bytes_most(const TimelineShape& shape,
                                            const Sizes& sizes) noexcept {
-  return round_to_block(static_cast<std::int64_t>(sizeof(MapHeader)) +
+  return round_to_block(static_cast<std::int64_t>(map_head_bytes(shape)) +
                         2 * shape.buckets * static_cast<std::int64_t>(sizeof(StreamRecord)) +
                         4 * static_cast<std::int64_t>(kNodeExtents) * sizes.nodes +
                         4 * (sizes.segments / 3));
@@ -176,11 +204,27 @@ void TimelineSpace::next(Walk& walk) const noexcept {
 
 // ---- Maps -------------------------------------------------------------------------------------
 
-std::span<std::byte> TimelineSpace::save(MapHeader header, int source_side,
+std::span<std::byte> TimelineSpace::save(const TimelineState& state, int source_side,
                                          std::span<std::byte> out) noexcept {
-  std::byte* at = out.data() + sizeof header;
-  header.extents = 0;
-  header.segments = 0;
+  const auto record = [](const EpochKey& key) { return EpochRecord{key.seed, key.epoch}; };
+  MapHeader header{.magic = kTimelineMapMagic,
+                   .source = record(state.source),
+                   .parent = record(state.parent),
+                   .target = record(state.target),
+                   .cursor = state.cursor,
+                   .bytes = 0,
+                   .extents = 0,
+                   .segments = 0};
+  if (shape_.grows) {
+    const MapGrowth growth{.rows = state.rows,
+                           .source_rows = state.source.rows,
+                           .parent_rows = state.parent.rows,
+                           .target_rows = state.target.rows,
+                           .new_ids = state.new_ids,
+                           .reserved = 0};
+    std::memcpy(out.data() + sizeof header, &growth, sizeof growth);
+  }
+  std::byte* at = out.data() + map_head_bytes(shape_);
   const auto each = [&](const auto& visit) {
     for (const int side : {source_side, 1 - source_side}) {
       for (std::int64_t bucket = 0; bucket < shape_.buckets; ++bucket) {
@@ -216,7 +260,6 @@ std::span<std::byte> TimelineSpace::save(MapHeader header, int source_side,
       put(segment);
     }
   });
-  header.magic = kTimelineMapMagic;
   header.bytes = round_to_block(at - out.data());
   std::memset(at, 0, static_cast<std::size_t>(header.bytes - (at - out.data())));
   std::memcpy(out.data(), &header, sizeof header);
@@ -226,18 +269,19 @@ std::span<std::byte> TimelineSpace::save(MapHeader header, int source_side,
 Result<MapView> view_map(const TimelineShape& shape, std::span<const std::byte> map) {
   MapView view;
   const auto streams = static_cast<std::size_t>(2 * shape.buckets);
-  const std::size_t fixed = sizeof(MapHeader) + streams * sizeof(StreamRecord);
+  const std::size_t fixed = map_head_bytes(shape) + streams * sizeof(StreamRecord);
   if (map.size() < fixed) {
     PLIMSOLL_TRY_VOID(corrupt("is too short"));
   }
-  std::memcpy(&view.header, map.data(), sizeof view.header);
-  const MapHeader& header = view.header;
+  MapHeader header;
+  std::memcpy(&header, map.data(), sizeof header);
   const std::size_t room = (map.size() - fixed) / 4;
   if (header.magic != kTimelineMapMagic || header.extents > room || header.segments > room ||
-      header.extents + header.segments > room || header.cursor < 0 || header.cursor > shape.rows) {
+      header.extents + header.segments > room) {
     PLIMSOLL_TRY_VOID(corrupt("does not fit its header"));
   }
-  const std::byte* at = map.data() + sizeof header;
+  PLIMSOLL_TRY(view.state, state_of(shape, header, map));
+  const std::byte* at = map.data() + map_head_bytes(shape);
   view.streams = {reinterpret_cast<const StreamRecord*>(at), streams};
   at += view.streams.size_bytes();
   view.extents = {reinterpret_cast<const std::uint32_t*>(at),
@@ -273,7 +317,7 @@ Result<MapView> view_map(const TimelineShape& shape, std::span<const std::byte> 
   return view;
 }
 
-Result<MapHeader> TimelineSpace::adopt(int slot, std::span<const std::byte> map) {
+Result<TimelineState> TimelineSpace::adopt(int slot, std::span<const std::byte> map) {
   PLIMSOLL_TRY(const MapView view, view_map(shape_, map));
   const std::uint32_t* extent = view.extents.data();
   const std::uint32_t* segment = view.segments.data();
@@ -305,7 +349,7 @@ Result<MapHeader> TimelineSpace::adopt(int slot, std::span<const std::byte> map)
     s.marks = record.marks;
     s.sorted = record.sorted == 1;
   }
-  return view.header;
+  return view.state;
 }
 
 Result<void> TimelineSpace::keep(int slot, std::span<const std::byte> map) {

@@ -111,10 +111,11 @@ class TimelineSpace {
   [[nodiscard]] std::int64_t used_segments() const noexcept { return used_; }
 
   /// Writes the map of the working state to `out`; returns its part, padded to kBlockUnit.
-  std::span<std::byte> save(MapHeader header, int source_side, std::span<std::byte> out) noexcept;
+  std::span<std::byte> save(const TimelineState& state, int source_side,
+                            std::span<std::byte> out) noexcept;
   /// Takes a map as the working state and as that of `slot`; the source gets side 0.
   /// Errors: kCorrupt (no path in the text).
-  Result<MapHeader> adopt(int slot, std::span<const std::byte> map);
+  Result<TimelineState> adopt(int slot, std::span<const std::byte> map);
   /// Marks the segments of the other commit. Errors: as adopt().
   Result<void> keep(int slot, std::span<const std::byte> map);
   void committed(int slot) noexcept;
@@ -147,7 +148,7 @@ class TimelineSpace {
 
 /// The parts of a map, checked against its size. Errors: kCorrupt (no path in the text).
 struct MapView {
-  MapHeader header{};
+  TimelineState state{};
   std::span<const StreamRecord> streams{};
   std::span<const std::uint32_t> extents{};
   std::span<const std::uint32_t> segments{};

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Goal: every state of the disk that a power failure may leave opens at a legal commit.
-// Method: a short trace of create, commit, overwrite, go back and commit again is run once; at
-// every crash point on the way the writes that no sync has covered are enumerated: all kept, all
+// Method: a short trace of create, commit, overwrite, grow, go back and commit again is run once;
+// at every crash point on the way the writes that no sync has covered are enumerated: all kept, all
 // dropped, each one alone dropped, kept, torn at its first and at its last 512 bytes, and some
 // random mixes. Each state is built on a copy, opened, and compared row by row with what its step
 // must hold. In sample order a second thread writes: the table's threads take turns from one change
@@ -30,9 +30,10 @@ constexpr std::int64_t kSector = 512;
 constexpr std::uint64_t kOrderSeed = 9;
 constexpr std::int64_t kStepsPerEpoch = 2;
 
-// After step s every row holds the last step, up to s, that set it; a third of them each step.
-float value_of(std::int64_t id, std::int64_t step) {
-  for (; step > 0; --step) {
+// After step s every row holds the last step, up to s, that set it since it came; a third of them
+// each step.
+float value_of(std::int64_t id, std::int64_t step, std::int64_t came = 0) {
+  for (; step > 0 && step >= came; --step) {
     if (mix64(static_cast<std::uint64_t>(id * 64 + step)) % 3 == 0) {
       return static_cast<float>(step * 1000 + id);
     }
@@ -61,12 +62,28 @@ class LegalStatesTest : public EmbeddingTableTest, public ::testing::WithParamIn
                                   .order_seed = kOrderSeed,
                                   .batch_rows = 4,
                                   .io_threads = 0};
-    if (dense_) {
+    if (grows_) {
+      options.rows = rows_after(0);
+      options.rows_max = static_cast<std::int64_t>(ids_.size());
+    } else if (dense_) {
       options.rows = static_cast<std::int64_t>(ids_.size());
     } else {
       options.ids = ids_;
     }
     return with_floor(options);
+  }
+
+  // A table that grows begins with half of its rows, and each step brings a fifth of the others.
+  [[nodiscard]] std::int64_t rows_after(std::int64_t step) const {
+    const auto rows = static_cast<std::int64_t>(ids_.size());
+    return grows_ ? std::min(rows, rows / 2 + step * (rows / 10)) : rows;
+  }
+  [[nodiscard]] float value(std::int64_t id, std::int64_t step) const {
+    std::int64_t came = 0;
+    while (rows_after(came) <= id && came <= step) {
+      ++came;
+    }
+    return value_of(id, step, came);
   }
 
   // Opens the table whose states are enumerated.
@@ -91,10 +108,14 @@ class LegalStatesTest : public EmbeddingTableTest, public ::testing::WithParamIn
   // epoch visits now, which then stay or become what they are to be.
   void train(EmbeddingStore& store, std::int64_t step) {
     std::vector<std::int64_t> ids;
-    const auto rows = static_cast<std::int64_t>(ids_.size());
+    const auto there = static_cast<std::size_t>(rows_after(step));
+    const std::int64_t epoch = (step - 1) / kStepsPerEpoch;
+    store.begin_epoch(epoch).or_throw();
+    if (grows_) {
+      store.insert(std::span(ids_).first(there)).or_throw();
+    }
     if (GetParam() == RowLayout::kSampleOrder) {
-      const std::int64_t epoch = (step - 1) / kStepsPerEpoch;
-      store.begin_epoch(epoch).or_throw();
+      const std::int64_t rows = rows_after(epoch * kStepsPerEpoch);
       const SampleOrder order(rows, kOrderSeed, epoch);
       const std::int64_t some = 2 * rows / 5;  // The last fifth of an epoch is carried over.
       const std::int64_t begin = (step - 1) % kStepsPerEpoch * some;
@@ -104,17 +125,17 @@ class LegalStatesTest : public EmbeddingTableTest, public ::testing::WithParamIn
       set(store, ids, step);
       ids.clear();
     }
-    for (const std::int64_t id : ids_) {
-      if (value_of(id, step) != value_of(id, step - 1)) {
+    for (const std::int64_t id : std::span(ids_).first(there)) {
+      if (value(id, step) != value(id, step - 1)) {
         ids.push_back(id);
       }
     }
     set(store, ids, step);
   }
-  static void set(EmbeddingStore& store, const std::vector<std::int64_t>& ids, std::int64_t step) {
+  void set(EmbeddingStore& store, const std::vector<std::int64_t>& ids, std::int64_t step) const {
     std::vector<float> rows;
     for (const std::int64_t id : ids) {
-      rows.insert(rows.end(), kDim, value_of(id, step));
+      rows.insert(rows.end(), kDim, value(id, step));
     }
     store.update(ids, rows).or_throw();
   }
@@ -127,6 +148,7 @@ class LegalStatesTest : public EmbeddingTableTest, public ::testing::WithParamIn
   // The legal steps now; a commit in progress adds its own.
   std::set<std::int64_t> legal_{0};
   bool dense_{true};
+  bool grows_{false};
   int states_{0};
   std::vector<std::int64_t> ids_ = [] {
     std::vector<std::int64_t> ids(GetParam() == RowLayout::kSampleOrder ? 60 : 12);
@@ -225,9 +247,9 @@ class LegalStatesTest : public EmbeddingTableTest, public ::testing::WithParamIn
     const std::int64_t step = std::max<std::int64_t>(store->last_commit(), 0);
     ASSERT_TRUE(legal_.count(step) == 1) << place << ": opened at " << step;
     const auto rows = all_rows(*store);
-    ASSERT_EQ(rows.size(), ids_.size()) << place;
+    ASSERT_EQ(rows.size(), static_cast<std::size_t>(rows_after(step))) << place;
     for (const auto& [id, row] : rows) {
-      ASSERT_EQ(row.weights, std::vector<float>(kDim, value_of(id, step))) << place << " id " << id;
+      ASSERT_EQ(row.weights, std::vector<float>(kDim, value(id, step))) << place << " id " << id;
     }
     // What was found must be able to go on.
     train(*store, step + 1);
@@ -251,6 +273,18 @@ TEST_P(LegalStatesTest, OfCreatingATableWithIdsAreNoTableOrAnEmptyOne) {
 }
 
 TEST_P(LegalStatesTest, OfCommitsAreTheOldOrTheNewStep) {
+  enumerate([&] {
+    auto store = open_looked_at(options(directory()));
+    for (std::int64_t step = 1; step <= 4; ++step) {
+      train(store, step);
+      commit(store, step);
+    }
+  });
+  EXPECT_GT(states_, 300);
+}
+
+TEST_P(LegalStatesTest, OfATableThatGrowsAreTheOldRowsOrTheNew) {
+  grows_ = true;
   enumerate([&] {
     auto store = open_looked_at(options(directory()));
     for (std::int64_t step = 1; step <= 4; ++step) {

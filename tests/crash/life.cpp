@@ -49,10 +49,11 @@ TableSpec make_table(std::uint64_t seed, const char* name) {
   }
   table.layout = random() % 2 == 0 ? RowLayout::kAnyOrder : RowLayout::kSampleOrder;
   table.order_seed = random();
-  if (table.layout == RowLayout::kAnyOrder && random() % 2 == 0) {
+  if (random() % 2 == 0) {
     table.pool = table.ids;
     table.ids.resize(random() % (table.ids.size() + 1));
-    table.rows_max = static_cast<std::int64_t>(table.ids.size() + table.pool.size());
+    const std::size_t kept = table.layout == RowLayout::kAnyOrder ? table.ids.size() : 0;
+    table.rows_max = static_cast<std::int64_t>(kept + table.pool.size());
   }
   table.dtype = random() % 4 == 0 ? RowDType::kBFloat16 : RowDType::kFloat32;
   return table;
@@ -98,8 +99,18 @@ Life::Life(const fs::path& directory, std::uint64_t seed)
   oracles_.resize(tables_.size());
 }
 
+// The step that brings an id of a table in sample order.
+std::int64_t Life::comes(std::size_t table, std::size_t at) const {
+  const std::uint64_t drawn = draw(seed_, 1000 * at + 8 + table);
+  return at < tables_[table].ids.size() ? 0 : static_cast<std::int64_t>(1 + drawn % 90);
+}
+
 // Each id of a pool comes and goes at times of its own; those the table is made with begin there.
+// In sample order none goes.
 bool Life::is_there(std::size_t table, std::size_t at, std::int64_t step) const {
+  if (tables_[table].layout == RowLayout::kSampleOrder) {
+    return comes(table, at) <= step;
+  }
   const std::uint64_t drawn = draw(seed_, 1000 * at + 8 + table);
   const auto period = static_cast<std::int64_t>(3 + drawn % 50);
   const auto stays =
@@ -115,11 +126,18 @@ std::vector<std::int64_t> Life::ids_after(std::size_t table, std::int64_t step) 
   if (spec.rows_max == 0) {
     return spec.ids;
   }
-  std::vector<std::int64_t> ids;
+  std::vector<std::size_t> there;
   for (std::size_t at = 0; at < spec.pool.size(); ++at) {
     if (is_there(table, at, step)) {
-      ids.push_back(spec.pool[at]);
+      there.push_back(at);
     }
+  }
+  if (spec.layout == RowLayout::kSampleOrder) {  // In the order in which they came.
+    std::ranges::stable_sort(there, {}, [&](std::size_t at) { return comes(table, at); });
+  }
+  std::vector<std::int64_t> ids;
+  for (const std::size_t at : there) {
+    ids.push_back(spec.pool[at]);
   }
   return ids;
 }
@@ -142,16 +160,18 @@ Life::Batch Life::batch(std::size_t table, std::int64_t step) const {
   }
   if (spec.layout == RowLayout::kSampleOrder) {
     // Most steps go on in the order of their epoch; the others jump about in it.
-    const auto rows = static_cast<std::int64_t>(spec.ids.size());
-    const std::int64_t a_step = 1 + rows / 5;
-    const std::int64_t steps = (rows + a_step - 1) / a_step;
+    const auto most = static_cast<std::int64_t>(std::max(spec.ids.size(), spec.pool.size()));
+    const std::int64_t a_step = 1 + most / 5;
+    const std::int64_t steps = (most + a_step - 1) / a_step;
     batch.epoch = (step - 1) / steps;
+    const auto in_order = ids_after(table, batch.epoch * steps);  // When it began.
+    const auto rows = static_cast<std::int64_t>(in_order.size());
     if (random() % 5 != 0) {
       const SampleOrder order(rows, spec.order_seed, batch.epoch);
       const std::int64_t begin = (step - 1) % steps * a_step;
       batch.ids.clear();
       for (std::int64_t at = begin; at < std::min(begin + a_step, rows); ++at) {
-        batch.ids.push_back(spec.ids[static_cast<std::size_t>(order.at(at))]);
+        batch.ids.push_back(in_order[static_cast<std::size_t>(order.at(at))]);
       }
     }
   }
@@ -225,7 +245,9 @@ void Life::train_step(std::vector<EmbeddingStore>& tables, std::int64_t step, st
     const Batch now = batch(table, step);
     store.begin_epoch(now.epoch).or_throw();
     if (tables_[table].rows_max > 0) {
-      store.erase(now.erased).or_throw();
+      if (!now.erased.empty()) {
+        store.erase(now.erased).or_throw();
+      }
       store.insert(now.inserted).or_throw();
     }
     if (draw(seed, static_cast<std::uint64_t>(step)) % 3 == 0) {

@@ -55,7 +55,7 @@ struct TableSpec {
   RowOptimizerOptions optimizer{};
   RowInit init{};
   std::vector<std::int64_t> ids{};   ///< Dense when 0 … N−1. Those it is made with,
-  std::int64_t rows_max{0};          ///< and, when they come and go, places for
+  std::int64_t rows_max{0};          ///< and, when they come (any order: and go), places for
   std::vector<std::int64_t> pool{};  ///< all that there may ever be, `ids` first.
   bool dense{false};
   RowLayout layout{};
@@ -85,6 +85,7 @@ class Life {
     std::vector<std::int64_t> ids{};
     std::vector<float> values{};
   };
+  [[nodiscard]] std::int64_t comes(std::size_t table, std::size_t at) const;
   [[nodiscard]] bool is_there(std::size_t table, std::size_t at, std::int64_t step) const;
   [[nodiscard]] std::vector<std::int64_t> ids_after(std::size_t table, std::int64_t step) const;
   [[nodiscard]] Batch batch(std::size_t table, std::int64_t step) const;

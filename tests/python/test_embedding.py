@@ -466,8 +466,28 @@ def test_a_table_of_fixed_rows_does_not_grow(governor, table, tmp_path):
     for change in (table.insert, table.erase):
         with pytest.raises(ValueError, match="made without rows_max"):
             change([1])
-    with pytest.raises(ValueError, match="rows are fixed"):
-        growing(governor, tmp_path, rows=9, layout="sample_order")
+
+
+def test_rows_in_sample_order_come_and_stay(governor, tmp_path):
+    options = {"rows": 30, "layout": "sample_order", "order_seed": 3}
+    table = growing(governor, tmp_path, **options)
+    for epoch in range(4):  # Each epoch in the order of the rows that are there when it begins.
+        table.begin_epoch(epoch)
+        order = plimsoll.SampleOrder(table.rows, 3, epoch)
+        ids = np.array([order.at(place) for place in range(table.rows)])
+        table.update(ids, np.full((len(ids), 4), epoch, np.float32))
+        assert table.insert(np.arange(30 + 5 * epoch)) == (5 if epoch else 0)
+    table.commit(1)
+    with pytest.raises(ValueError, match="come and stay"):
+        table.erase([1])
+    with pytest.raises(ValueError, match="rows_max is 50, 45 rows are there"):
+        table.insert(np.arange(51))
+    table.close()
+    again = growing(governor, tmp_path, **options)
+    assert again.rows == plimsoll.info(tmp_path / "growing")["rows"] == 45
+    assert (again.gather(np.arange(40)).array == 3).all()
+    assert (again.gather(np.arange(40, 45)).array != 3).all()
+    assert again.export(tmp_path / "out") == 45
 
 
 SOME = st.lists(st.integers(0, 39), max_size=12)
