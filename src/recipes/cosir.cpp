@@ -21,6 +21,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "os/file_system.h"
 #include "plimsoll/bytes.h"
 #include "plimsoll/torch.h"
 #include "recipes/admission.h"
@@ -139,7 +140,7 @@ Result<void> Run::open() {
   metrics.resumed_step = step.value_or(-1);
   PLIMSOLL_TRY(auto opened, Metrics::open(metrics));
   report_.emplace(&folder_, std::move(opened), options_.progress, config_, governor_);
-  return {};
+  return report_->on_network(network_file_system(folder_.root()));
 }
 
 // Rehearses a step of each phase on the next batch, asks for what it needed, and puts the loader

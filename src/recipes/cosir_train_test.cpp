@@ -20,6 +20,7 @@
 #include "recipes/cosir.h"
 #include "recipes/cosir_step.h"
 #include "recipes/run_folder.h"
+#include "recipes/run_report.h"
 #include "tests/support/feature_set.h"
 
 namespace plimsoll {
@@ -543,6 +544,21 @@ TEST(CosirScheduleTest, FallsFromOneToTheLeastRate) {
   for (int k = 1; k <= 100; ++k) {
     EXPECT_LE(cosir::cosine_scale(k, 100, 1e-5), cosir::cosine_scale(k - 1, 100, 1e-5));
   }
+}
+
+TEST(RunReportTest, WarnsOfAFolderOnANetwork) {
+  const test::ScratchDirectory scratch;
+  auto folder = RunFolder::create(scratch / "run", "seed = 1\n").or_throw();
+  RunReport report(&folder, Metrics::open({.run = folder.root()}).or_throw(), {.quiet = true},
+                   test::governor_of());
+  report.on_network("").or_throw();
+  EXPECT_TRUE((Ended{{}, folder.root()}.events("warning").empty()));
+  report.on_network("NFS").or_throw();
+  const auto events = Ended{{}, folder.root()}.events("warning");
+  ASSERT_EQ(events.size(), 1U);
+  const auto message = events[0].at("message").get<std::string>();
+  EXPECT_NE(message.find("is on NFS"), std::string::npos);
+  EXPECT_NE(message.find("--out"), std::string::npos);
 }
 
 }  // namespace

@@ -114,6 +114,18 @@ Result<void> RunReport::limit(std::int64_t step, const LimitOutcome& outcome) {
   return folder_->write_status(status_, /*force=*/true);
 }
 
+Result<void> RunReport::on_network(std::string_view name) {
+  if (name.empty()) {
+    return {};
+  }
+  const std::string words = fmt::format(
+      "warning: {} is on {}: a commit is as durable as its server, and slower; name a folder on a "
+      "local disk with --out",
+      folder_->root().string(), name);
+  progress_.text(words);
+  return folder_->event("warning", {{"message", std::string_view(words)}});
+}
+
 Result<void> RunReport::clean_up(std::int64_t step, const char* when, const CleanUp& done) {
   return folder_->event("cleanup", {{"step", step},
                                     {"when", std::string_view(when)},

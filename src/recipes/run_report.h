@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <initializer_list>
 #include <string>
+#include <string_view>
 
 #include "plimsoll/governor.h"
 #include "plimsoll/torch.h"
@@ -25,6 +26,9 @@ namespace plimsoll {
 class RunReport {
  public:
   RunReport(RunFolder* folder, Metrics metrics, const ProgressOptions& progress, Governor governor);
+
+  /// Warns of a run's folder on a network's file system, by its name ("NFS"); "" is none.
+  Result<void> on_network(std::string_view name);
 
   /// Totals for the bar; call once before training.
   void begin(std::int64_t steps_total, std::int64_t epochs);

@@ -209,7 +209,7 @@ TEST_F(GrowthTest, RefusesWhatDoesNotFitItsKindOfTable) {
     EXPECT_EQ(all_rows(store).size(), 20U);
   }
   auto store = open(sample);
-  EXPECT_NE(error_of(store.erase(ids)).find("its rows are fixed"), std::string::npos);
+  EXPECT_NE(error_of(store.erase(ids)).find("come and stay"), std::string::npos);
   EXPECT_FALSE(store.insert(ids));
   sample.rows_max = 30;
   EXPECT_NE(error_of(EmbeddingStore::plan(sample)).find("rows_max"), std::string::npos);

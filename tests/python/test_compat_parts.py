@@ -177,6 +177,35 @@ def test_rows_from_features_do_not_depend_on_order_or_chunks(governor, tmp_path,
         assert 0.5 * 0.5 < rows.std() / source.std() < 0.5 * 2
 
 
+def test_rows_from_clusters_of_a_stream_do_not_depend_on_order(governor, tmp_path, monkeypatch):
+    monkeypatch.setattr("plimsoll.compat._initial.SAMPLE", 300)  # Of 900 samples, in blocks of 128.
+    monkeypatch.setattr("plimsoll.compat._initial.BLOCK", 128)
+    random = np.random.default_rng(4)
+    label = random.integers(0, 4, 900)
+    texts = (random.standard_normal((4, 8))[label] * 10
+             + random.standard_normal((900, 8)) * 0.1).astype(np.float32)
+    ids = random.permutation(5000)[:900]
+
+    def begin(name, order, strategy):
+        with FeatureManager(tmp_path / f"{name}f") as features:
+            features.add_features_chunk(0, texts[order], texts[order], None, ids[order])
+            with TrainableEmbeddingManager(
+                    ids[order], 3, embeddings_dir=tmp_path / f"{name}e", seed=5,
+                    initialization_strategy=strategy, feature_manager=features) as manager:
+                return np.asarray(manager.get_embeddings(ids))
+
+    rows = begin("a", np.arange(900), "txt_clusters_4")
+    assert np.array_equal(rows, begin("b", random.permutation(900), "txt_clusters_4"))
+    assert len(np.unique(rows, axis=0)) == 4
+    for group in range(4):  # Samples of a group begin at one point, and none of another's.
+        assert len(np.unique(rows[label == group], axis=0)) == 1
+    assert len(np.unique(begin("c", np.arange(900), "img_clusters_2"), axis=0)) == 2
+    with pytest.raises(ValueError, match="999 clusters of 300 samples"):
+        begin("d", np.arange(900), "txt_clusters_999")
+    with pytest.raises(ValueError, match="txt_clusters_K"):
+        begin("e", np.arange(900), "txt_clusters_0")
+
+
 def test_initialising_again_from_features_sets_every_row(governor, tmp_path):
     random = np.random.default_rng(10)
     images, texts = random.standard_normal((2, 200, 8)).astype(np.float32)

@@ -97,7 +97,8 @@ class TrainableEmbeddingManager(ManagedRows):
         initialization_strategy: zeros; normal (0.01); uniform (±0.01); xavier, kaiming (a row is
                          one output of a layer with embedding_dim inputs); imgtxt, txt, img: a seeded
                          projection of the features, × factor; imgtxt_pca, txt_pca, img_pca: their
-                         principal components, scaled to deviation 1, × factor.
+                         principal components, scaled to deviation 1, × factor; imgtxt_clusters_K, …:
+                         the projection of the nearest of K centres (k-means among 8,192 samples).
         storage_mode:    "disk": at most L1 + L2 of it in memory; "memory": all of it. Both sync to
                          embeddings_dir.
         embeddings_dir:  None: a temporary folder, removed with the manager.
@@ -668,9 +669,9 @@ def _check_arguments(dim: int, strategy: str, mode: str, chunk_size: int | None,
                      l2: float, sync: int, seed: int, batch_size: int | None) -> None:
     if dim < 1:
         raise ValueError(f"embedding_dim: {dim} is less than 1")
-    if strategy not in _initial.STRATEGIES:
+    if not _initial.is_known(strategy):
         raise ValueError(f"initialization_strategy: {strategy!r} is none of "
-                         f"{', '.join(_initial.STRATEGIES)}")
+                         f"{', '.join(_initial.STRATEGIES)}, {_initial.CLUSTERS_WORDS}")
     if mode not in ("memory", "disk"):
         raise ValueError(f"storage_mode: {mode!r} is neither 'memory' nor 'disk'")
     for name, value in (("chunk_size", chunk_size), ("batch_size", batch_size)):

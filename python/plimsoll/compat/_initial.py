@@ -7,11 +7,12 @@ ascending order of id, in blocks of a fixed size, so that a row does not depend 
 sample_ids. EmbeddingInitializer is given whole arrays and returns whole arrays.
 
 Threads: pure functions.
-Memory:  one block of 4,096 samples, and F × F float64 for principal components of F features;
-         EmbeddingInitializer: its features once more, as float64.
+Memory:  one block of 4,096 samples; F × F float64 for principal components of F features, 8,192 × F
+         float64 for clusters; EmbeddingInitializer: its features once more, as float64.
 """
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -23,10 +24,23 @@ from ._files import chunk_files, read_chunk
 NATIVE = ("zeros", "normal", "xavier", "kaiming", "uniform")
 FROM_FEATURES = ("imgtxt", "txt", "img", "imgtxt_pca", "txt_pca", "img_pca")
 STRATEGIES = NATIVE + FROM_FEATURES
+CLUSTERS_WORDS = "imgtxt_clusters_K, txt_clusters_K, img_clusters_K for K clusters"
 BLOCK = 4096
+SAMPLE = 8192  # Samples that centres are found among.
+_CLUSTERS = re.compile(r"(imgtxt|txt|img)_clusters_([1-9]\d{0,3})")
 
 Read = Callable[[np.ndarray, list[str]], dict[str, Any]]
 Blocks = Callable[[], Iterator[np.ndarray]]
+
+
+def needs_features(strategy: str) -> bool:
+    """Whether rows come from features; else the table computes them."""
+    return strategy in FROM_FEATURES or _CLUSTERS.fullmatch(strategy) is not None
+
+
+def is_known(strategy: str) -> bool:
+    """Whether there is such a strategy."""
+    return strategy in NATIVE or needs_features(strategy)
 
 
 def _source(strategy: str, read: Read, ids: np.ndarray) -> np.ndarray:
@@ -88,8 +102,12 @@ def from_features(strategy: str, dim: int, seed: int, factor: float, blocks: Blo
     """Yields (ids, float32 [n, dim]) for each block of ids.
 
     projection:  features · W · factor;
-    components:  the principal components, each divided by its standard deviation, · factor.
+    components:  the principal components, each divided by its standard deviation, · factor;
+    clusters:    the features of the centre nearest to the sample's, projected.
     """
+    if clusters := _CLUSTERS.fullmatch(strategy):
+        yield from _from_clusters(clusters[1], int(clusters[2]), dim, seed, factor, blocks, read)
+        return
     if not strategy.endswith("_pca"):
         weights = None
         for ids in blocks():
@@ -110,6 +128,39 @@ def from_features(strategy: str, dim: int, seed: int, factor: float, blocks: Blo
     for ids in blocks():
         rows = _source(strategy, read, ids) - mean
         yield ids, (rows @ vectors * scale).astype(np.float32)
+
+
+def _chance(ids: np.ndarray, seed: int) -> np.ndarray:
+    """A number of each id and the seed, evenly spread over 64 bits. Shape: uint64 [n].
+
+    Source: the finalizer of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014).
+    """
+    z = ids.astype(np.uint64) + np.uint64((seed * 2 + 1) * 0x9E3779B97F4A7C15 % 2**64)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        z = (z ^ (z >> np.uint64(shift))) * np.uint64(factor)
+    return z ^ (z >> np.uint64(31))
+
+
+def _from_clusters(source: str, clusters: int, dim: int, seed: int, factor: float, blocks: Blocks,
+                   read: Read) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    # The centres are those of a sample: the ids of the lowest chances, whoever is asked first.
+    # Source: Cohen and Kaplan, "Summarizing data using bottom-k sketches", PODC 2007, section 2.
+    ids, rows = np.empty(0, np.int64), None
+    for some in blocks():
+        new = _source(source, read, some)
+        ids = np.concatenate([ids, some])
+        rows = new if rows is None else np.concatenate([rows, new])
+        if len(ids) > SAMPLE:
+            kept = np.sort(np.argpartition(_chance(ids, seed), SAMPLE)[:SAMPLE])
+            ids, rows = ids[kept], rows[kept]
+    if rows is None:
+        return
+    if clusters > len(rows):
+        raise ValueError(f"initialization_strategy: {clusters} clusters of {len(rows)} samples")
+    centres, _ = k_means(rows, clusters, seed)
+    first = (centres @ projection(rows.shape[1], dim, seed) * factor).astype(np.float32)
+    for some in blocks():
+        yield some, first[_squares(_source(source, read, some), centres).argmin(axis=1)]
 
 
 class EmbeddingInitializer:

@@ -105,9 +105,9 @@ class ManagedRows:
         files = chunk_files(self.embeddings_dir)
         if files:
             self._import(files)
-        elif self.initialization_strategy in _initial.FROM_FEATURES:
+        elif _initial.needs_features(self.initialization_strategy):
             self._from_features(self.initialization_strategy, self.factor)
-        if files or self.initialization_strategy in _initial.FROM_FEATURES:
+        if files or _initial.needs_features(self.initialization_strategy):
             self._table.commit()  # Other rows are computed when they are first asked for.
         self._record["ready"] = True
         replace_json(self.embeddings_dir / RECORD, self._record)

@@ -27,6 +27,7 @@
 #include "data/disk_room.h"
 #include "data/safetensors.h"
 #include "os/file.h"
+#include "os/file_system.h"
 #include "plimsoll/bytes.h"
 #include "plimsoll/torch.h"
 #include "recipes/admission.h"
@@ -188,6 +189,7 @@ Result<void> Run::open() {
   metrics.resumed_step = published.value_or(-1);
   PLIMSOLL_TRY(auto opened, Metrics::open(metrics));
   report_.emplace(&folder_, std::move(opened), options_.progress, config_, governor_);
+  PLIMSOLL_TRY_VOID(report_->on_network(network_file_system(folder_.root())));
   if (config_.precision == "16-mixed") {
     report_->text(
         "precision 16-mixed: on the CPU matrices are multiplied in bfloat16, which does "
