@@ -19,8 +19,8 @@ namespace fs = std::filesystem;
 class StoreFilesTest : public EmbeddingTableTest {
  protected:
   // A table of random rows at commits 1 and 2; a tenth of the rows changed in between.
-  void make_table() {
-    auto store = open({.directory = directory(), .dim = 5, .ids = ids_});
+  void make_table(RowLayout layout = RowLayout::kAnyOrder) {
+    auto store = open({.directory = directory(), .dim = 5, .layout = layout, .ids = ids_});
     std::mt19937_64 random(1);
     rows_ = random_floats(ids_.size() * 5, random);
     store.update(ids_, rows_).or_throw();
@@ -137,6 +137,22 @@ TEST_F(StoreFilesTest, OnlyWhatChangedSinceACommitGoesOut) {
   EXPECT_EQ(missing.error().code, ErrorCode::kNotFound);
   EXPECT_NE(missing.error().to_string().find("there is one at 1 and 2"), std::string::npos)
       << missing.error().to_string();
+}
+
+TEST_F(StoreFilesTest, InSampleOrderTooOnlyWhatChangedGoesOutAndBothCommitsStay) {
+  make_table(RowLayout::kSampleOrder);
+  EXPECT_EQ(export_to(root_ / "some.safetensors", "", 1).or_throw(),
+            static_cast<std::int64_t>(changed_.size()));
+  EXPECT_EQ(import_from({root_ / "some.safetensors"}).or_throw(),
+            static_cast<std::int64_t>(changed_.size()));
+  std::vector<float> wanted;
+  for (std::size_t i = 0; i < ids_.size(); i += 10) {
+    wanted.insert(wanted.end(), rows_.begin() + static_cast<std::ptrdiff_t>(i * 5),
+                  rows_.begin() + static_cast<std::ptrdiff_t>(i * 5 + 5));
+  }
+  expect_copy(changed_, wanted);
+  EXPECT_EQ(EmbeddingStore::inspect(directory()).or_throw().commit_steps,
+            (std::vector<std::int64_t>{2, 1}));
 }
 
 TEST_F(StoreFilesTest, TheCommitAskedForGoesOutWhileTrainingGoesOn) {
