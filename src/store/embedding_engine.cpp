@@ -20,6 +20,16 @@ Result<void> EmbeddingStore::Engine::check_disk(const Governor& governor,
   return governor.check_disk_limit("the table " + options.directory.string(), plan.disk_cap_bytes);
 }
 
+Result<void> EmbeddingStore::Engine::check_writable(const char* what) const {
+  if (!pinned()) {
+    return {};
+  }
+  return fail(
+      ErrorCode::kInvalidArgument,
+      fmt::format("{}: {}() in a table that was opened to be read", directory().string(), what),
+      "open it without `pinned`");
+}
+
 Result<void> EmbeddingStore::Engine::check_rows(const char* what, std::size_t ids,
                                                 std::size_t floats) const {
   const auto dim = static_cast<std::size_t>(shape().dim);

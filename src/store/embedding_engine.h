@@ -47,7 +47,7 @@ class EmbeddingStore::Engine {
   virtual Result<void> scan(const Visit& visit) = 0;
   virtual Result<void> visit_rows(const Visit& visit) { return scan(visit); }
   /// Errors: kInvalidArgument, `what` being a change, when the table was opened to be read.
-  [[nodiscard]] virtual Result<void> check_writable(const char* /*what*/) const { return {}; }
+  [[nodiscard]] Result<void> check_writable(const char* what) const;
   /// What an error of a read really means, when the table was opened to be read.
   [[nodiscard]] virtual Error explained(Error error) const { return error; }
   /// Here: there is nothing to give.
@@ -55,6 +55,8 @@ class EmbeddingStore::Engine {
   virtual std::int64_t grow_back(std::int64_t /*wanted_bytes*/) noexcept { return 0; }
   [[nodiscard]] virtual std::int64_t given_bytes() const { return 0; }
   virtual Result<void> set_optimizer(const RowOptimizerOptions& options) = 0;
+  [[nodiscard]] virtual const std::filesystem::path& directory() const noexcept = 0;
+  [[nodiscard]] virtual bool pinned() const noexcept = 0;
   [[nodiscard]] virtual const TableShape& shape() const noexcept = 0;
   [[nodiscard]] virtual std::int64_t rows() const { return shape().rows; }
   [[nodiscard]] virtual std::int64_t last_commit() const noexcept = 0;

@@ -66,16 +66,6 @@ Result<bool> EmbeddingStore::Impl::pin_commit(std::int64_t at_step) {
   return true;
 }
 
-Result<void> EmbeddingStore::Impl::check_writable(const char* what) const {
-  if (!pinned_) {
-    return {};
-  }
-  return fail(
-      ErrorCode::kInvalidArgument,
-      fmt::format("{}: {}() in a table that was opened to be read", directory_.string(), what),
-      "open it without `pinned`");
-}
-
 // A page that is not what the commit says was written anew, if the commit is gone.
 Error EmbeddingStore::Impl::explained(Error error) const {
   if (!pinned_ || error.code != ErrorCode::kCorrupt || last_commit_ < 0) {

@@ -322,6 +322,15 @@ TEST_F(EmbeddingPinnedTest, RowsInSampleOrderAreReadWhenNobodyTrains) {
   std::size_t rows = 0;
   EXPECT_TRUE(read_slowly(reader, live, rows, [] {}));
   EXPECT_EQ(rows, kRows);
+  EmbeddingStore another = open(reading);  // One who reads keeps nobody else from it,
+  EXPECT_EQ(another.last_commit(), reader.last_commit());
+  const std::vector<float> zeros(kDim);  // and changes nothing.
+  const std::span<const std::int64_t> one(ids_.data(), 1);
+  for (const Result<void>& refused : {reader.apply(one, zeros), reader.update(one, zeros),
+                                      reader.commit(9), reader.begin_epoch(3)}) {
+    ASSERT_FALSE(refused);
+    EXPECT_NE(refused.error().to_string().find("opened to be read"), std::string::npos);
+  }
 }
 
 }  // namespace

@@ -58,7 +58,10 @@ class EmbeddingStore::Impl final : public EmbeddingStore::Engine, public Reclaim
   Result<void> commit(std::int64_t step) override;
   Result<void> scan(const Visit& visit) override;
   Result<void> set_optimizer(const RowOptimizerOptions& options) override;
-  [[nodiscard]] Result<void> check_writable(const char* what) const override;
+  [[nodiscard]] const std::filesystem::path& directory() const noexcept override {
+    return directory_;
+  }
+  [[nodiscard]] bool pinned() const noexcept override { return pinned_; }
   [[nodiscard]] Error explained(Error error) const override;
   std::int64_t shrink(std::int64_t wanted_bytes) noexcept override {
     return cache_->shrink(wanted_bytes);

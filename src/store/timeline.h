@@ -66,6 +66,10 @@ class EmbeddingStore::Timeline final : public EmbeddingStore::Engine {
   Result<void> scan(const Visit& visit) override;
   Result<void> visit_rows(const Visit& visit) override;
   Result<void> set_optimizer(const RowOptimizerOptions& options) override;
+  [[nodiscard]] const std::filesystem::path& directory() const noexcept override {
+    return directory_;
+  }
+  [[nodiscard]] bool pinned() const noexcept override { return pinned_; }
   [[nodiscard]] const TableShape& shape() const noexcept override { return rows_; }
   [[nodiscard]] std::int64_t rows() const override { return count_; }
   [[nodiscard]] std::int64_t last_commit() const noexcept override { return last_commit_; }
@@ -200,6 +204,7 @@ class EmbeddingStore::Timeline final : public EmbeddingStore::Engine {
   const TimelineLayout layout_;
   const TimelineShape& shape_;
   const std::int64_t rows_per_chunk_;
+  const bool pinned_;
   Admission admission_;
   Slab slab_;
 

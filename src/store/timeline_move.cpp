@@ -332,6 +332,7 @@ Result<void> EmbeddingStore::Timeline::end_epoch() {
 }
 
 Result<void> EmbeddingStore::Timeline::begin_epoch(std::int64_t epoch) {
+  PLIMSOLL_TRY_VOID(check_writable("begin_epoch"));
   PLIMSOLL_TRY_VOID(sound());
   if (epoch < 0) {
     return fail(ErrorCode::kInvalidArgument, fmt::format("begin_epoch({}) makes no sense", epoch));

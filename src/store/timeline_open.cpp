@@ -25,6 +25,7 @@ EmbeddingStore::Timeline::Timeline(const EmbeddingStoreOptions& options,
       layout_(layout),
       shape_(layout_.shape),
       rows_per_chunk_(extent_rows(shape_.record_bytes, layout.chunk_bytes)),
+      pinned_(options.pinned),
       count_(table.ids.rows),
       order_seed_(options.order_seed) {}
 
@@ -100,7 +101,9 @@ Result<void> EmbeddingStore::Timeline::open_files(const EmbeddingStoreOptions& o
   }
   PLIMSOLL_TRY(super_, SuperFile::open(directory_ / table_files::kSuper, true));
   PLIMSOLL_TRY(pins_, CommitPins::open(directory_ / table_files::kSuper, true));
-  pins_.use();
+  if (!pinned_) {
+    pins_.use();  // Who only reads is no reason for others not to.
+  }
   optimizer_ = RecordStep(rows_, table_.init, options.optimizer, corrections_);
   return {};
 }
