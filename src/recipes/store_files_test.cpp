@@ -32,6 +32,19 @@ class StoreFilesTest : public EmbeddingTableTest {
     }
     store.commit(2).or_throw();
   }
+  // Those that changed after commit 1, to a file and back.
+  void expect_changed_rows_go_out() {
+    EXPECT_EQ(export_to(root_ / "some.safetensors", "", 1).or_throw(),
+              static_cast<std::int64_t>(changed_.size()));
+    EXPECT_EQ(import_from({root_ / "some.safetensors"}).or_throw(),
+              static_cast<std::int64_t>(changed_.size()));
+    std::vector<float> wanted;
+    for (std::size_t i = 0; i < ids_.size(); i += 10) {
+      wanted.insert(wanted.end(), rows_.begin() + static_cast<std::ptrdiff_t>(i * 5),
+                    rows_.begin() + static_cast<std::ptrdiff_t>(i * 5 + 5));
+    }
+    expect_copy(changed_, wanted);
+  }
   Result<std::int64_t> export_to(const fs::path& out, const std::string& format = "",
                                  std::int64_t since = -1) {
     return export_store(
@@ -121,16 +134,7 @@ TEST_F(StoreFilesTest, OnlyWhatChangedSinceACommitGoesOut) {
   make_table();
   EXPECT_EQ(export_to(root_ / "some.csv", "", 1).or_throw(),
             static_cast<std::int64_t>(changed_.size()));
-  EXPECT_EQ(export_to(root_ / "some.safetensors", "", 1).or_throw(),
-            static_cast<std::int64_t>(changed_.size()));
-  EXPECT_EQ(import_from({root_ / "some.safetensors"}).or_throw(),
-            static_cast<std::int64_t>(changed_.size()));
-  std::vector<float> wanted;
-  for (std::size_t i = 0; i < ids_.size(); i += 10) {
-    wanted.insert(wanted.end(), rows_.begin() + static_cast<std::ptrdiff_t>(i * 5),
-                  rows_.begin() + static_cast<std::ptrdiff_t>(i * 5 + 5));
-  }
-  expect_copy(changed_, wanted);
+  expect_changed_rows_go_out();
   EXPECT_EQ(export_to(root_ / "none.csv", "", 2).or_throw(), 0);
   const auto missing = export_to(root_ / "missing.csv", "", 7);
   ASSERT_FALSE(missing);
@@ -141,16 +145,7 @@ TEST_F(StoreFilesTest, OnlyWhatChangedSinceACommitGoesOut) {
 
 TEST_F(StoreFilesTest, InSampleOrderTooOnlyWhatChangedGoesOutAndBothCommitsStay) {
   make_table(RowLayout::kSampleOrder);
-  EXPECT_EQ(export_to(root_ / "some.safetensors", "", 1).or_throw(),
-            static_cast<std::int64_t>(changed_.size()));
-  EXPECT_EQ(import_from({root_ / "some.safetensors"}).or_throw(),
-            static_cast<std::int64_t>(changed_.size()));
-  std::vector<float> wanted;
-  for (std::size_t i = 0; i < ids_.size(); i += 10) {
-    wanted.insert(wanted.end(), rows_.begin() + static_cast<std::ptrdiff_t>(i * 5),
-                  rows_.begin() + static_cast<std::ptrdiff_t>(i * 5 + 5));
-  }
-  expect_copy(changed_, wanted);
+  expect_changed_rows_go_out();
   EXPECT_EQ(EmbeddingStore::inspect(directory()).or_throw().commit_steps,
             (std::vector<std::int64_t>{2, 1}));
 }

@@ -104,6 +104,17 @@ class LegalStatesTest : public EmbeddingTableTest, public ::testing::WithParamIn
     stop_recording_unsynced();
   }
 
+  void enumerate_four_commits() {
+    enumerate([&] {
+      auto store = open_looked_at(options(directory()));
+      for (std::int64_t step = 1; step <= 4; ++step) {
+        train(store, step);
+        commit(store, step);
+      }
+    });
+    EXPECT_GT(states_, 300);
+  }
+
   // Sets the rows that a step changes, in order of their ids; in sample order also those that the
   // epoch visits now, which then stay or become what they are to be.
   void train(EmbeddingStore& store, std::int64_t step) {
@@ -273,26 +284,12 @@ TEST_P(LegalStatesTest, OfCreatingATableWithIdsAreNoTableOrAnEmptyOne) {
 }
 
 TEST_P(LegalStatesTest, OfCommitsAreTheOldOrTheNewStep) {
-  enumerate([&] {
-    auto store = open_looked_at(options(directory()));
-    for (std::int64_t step = 1; step <= 4; ++step) {
-      train(store, step);
-      commit(store, step);
-    }
-  });
-  EXPECT_GT(states_, 300);
+  enumerate_four_commits();
 }
 
 TEST_P(LegalStatesTest, OfATableThatGrowsAreTheOldRowsOrTheNew) {
   grows_ = true;
-  enumerate([&] {
-    auto store = open_looked_at(options(directory()));
-    for (std::int64_t step = 1; step <= 4; ++step) {
-      train(store, step);
-      commit(store, step);
-    }
-  });
-  EXPECT_GT(states_, 300);
+  enumerate_four_commits();
 }
 
 TEST_P(LegalStatesTest, OfGoingBackToTheOlderCommitAreOneOfBothOrTheNewOne) {
