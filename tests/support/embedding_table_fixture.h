@@ -73,7 +73,7 @@ class EmbeddingTableTest : public ::testing::Test {
             ("plimsoll-embedding-" + std::to_string(::getpid()));
     std::filesystem::remove_all(root_);
     std::filesystem::create_directories(root_);
-    governor_ = Governor::create({.memory_limit = "1GiB"}).or_throw();
+    governor_ = Governor::create({.memory_limit = "2GiB"}).or_throw();
   }
   void TearDown() override {
     governor_.close();
