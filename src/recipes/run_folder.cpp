@@ -16,6 +16,7 @@
 #include <system_error>
 
 #include "base/check.h"
+#include "os/crash_point.h"
 #include "os/file.h"
 
 namespace plimsoll {
@@ -70,7 +71,9 @@ Result<std::vector<std::string>> names_in(const fs::path& folder) {
 
 Result<void> remove_tree(const fs::path& path) {
   std::error_code status;
+  crash_point("run.remove.before");
   fs::remove_all(path, status);
+  crash_point("run.remove.after");
   if (status) {
     return fail_io(status.value(), fmt::format("{}: cannot be removed", path.string()));
   }

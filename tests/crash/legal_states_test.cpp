@@ -314,6 +314,26 @@ TEST_P(LegalStatesTest, OfGoingBackToTheOlderCommitAreOneOfBothOrTheNewOne) {
   EXPECT_GT(states_, 150);
 }
 
+// The table is the old one or its copy, whole; what may lie beside it is nobody's.
+TEST_P(LegalStatesTest, OfCompactingAreTheTableOrItsCopy) {
+  {
+    auto store = open(options(directory()));
+    for (std::int64_t step = 1; step <= 3; ++step) {
+      train(store, step);
+      store.commit(step).or_throw();
+    }
+  }
+  legal_ = {3};
+  if (GetParam() == RowLayout::kSampleOrder) {
+    EXPECT_FALSE(EmbeddingStore::compact(governor_, directory(), -1, {}));
+    return;  // There is nothing to compact.
+  }
+  enumerate([&] { EmbeddingStore::compact(governor_, directory(), -1, {}).or_throw(); });
+  EXPECT_GT(states_, 60);
+  EXPECT_EQ(EmbeddingStore::inspect(directory()).or_throw().commit_steps,
+            std::vector<std::int64_t>{3});
+}
+
 INSTANTIATE_TEST_SUITE_P(Layouts, LegalStatesTest, both_layouts(), layout_case);
 
 }  // namespace
