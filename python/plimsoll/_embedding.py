@@ -315,7 +315,7 @@ class EmbeddingStore:
 
         New rows begin as `init` says. Those that are there stay as they are. Durable with the next
         commit, like everything; absent after a crash before it. In sample order they join the next
-        epoch that begins: in its order rows() − 1 is the last of them (see begin_epoch()).
+        epoch that begins (see begin_epoch()).
         Shape:  ids is int64 [n], duplicates allowed.
         Errors: ValueError when there are not places for all (naming rows_max), or the table was made
                 without rows_max; CorruptError; OSError. After an error nothing was inserted.

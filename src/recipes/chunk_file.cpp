@@ -2,7 +2,6 @@
 #include "recipes/chunk_file.h"
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 #include <vector>
 
@@ -17,16 +16,8 @@ namespace {
 constexpr const char* kAdvice = "save the original's rows again, with torch.save of {id: tensor}";
 constexpr std::size_t kBlockBytes = 1 << 20;
 
-}  // namespace
-
-ChunkFile::ChunkFile(Governor governor, std::filesystem::path path) noexcept
-    : governor_(std::move(governor)), path_(std::move(path)) {}
-
-Result<ChunkFile> ChunkFile::open(Governor governor, const std::filesystem::path& path) {
-  ChunkFile file(std::move(governor), path);
-  PLIMSOLL_TRY(auto archive, TorchArchive::open(file.governor_, path, kAdvice));
-  PLIMSOLL_TRY(const Pickle pickle, archive.pickle(file.governor_, {}));
-  const PickleValue& dict = pickle.value();
+// The width of the rows, all of which are as they must be.
+Result<std::int64_t> width_of(const PickleValue& dict, const std::filesystem::path& path) {
   const auto wrong = [&](const std::string& what) {
     return fail(ErrorCode::kCorrupt, fmt::format("{}: {}", path.string(), what), kAdvice);
   };
@@ -34,6 +25,7 @@ Result<ChunkFile> ChunkFile::open(Governor governor, const std::filesystem::path
     return wrong("holds no dict of rows");
   }
   const auto& items = dict.items();
+  std::int64_t dim = 0;
   for (std::size_t i = 0; i < items.size(); i += 2) {
     if (items[i].kind != PickleKind::kNumber) {
       return wrong("an id that is no whole number");
@@ -43,18 +35,35 @@ Result<ChunkFile> ChunkFile::open(Governor governor, const std::filesystem::path
     }
     const TorchTensor& row = items[i + 1].tensor();
     if (row.type != TorchType::kFloat32 || row.dims != 1 || row.shape[0] < 1 ||
-        (i > 0 && row.shape[0] != file.dim_)) {
+        (i > 0 && row.shape[0] != dim)) {
       return wrong(fmt::format("the row of id {} is not float32 [{}]", items[i].number,
-                               i > 0 ? std::to_string(file.dim_) : "dim"));
+                               i > 0 ? std::to_string(dim) : "dim"));
     }
-    file.dim_ = row.shape[0];
+    dim = row.shape[0];
   }
+  return dim;
+}
+
+}  // namespace
+
+ChunkFile::ChunkFile(Governor governor, std::filesystem::path path) noexcept
+    : governor_(std::move(governor)), path_(std::move(path)) {}
+
+Result<ChunkFile> ChunkFile::open(Governor governor, const std::filesystem::path& path) {
+  ChunkFile file(std::move(governor), path);
+  PLIMSOLL_TRY(auto archive, TorchArchive::open(file.governor_, path, kAdvice));
+  PLIMSOLL_TRY(const Pickle pickle, archive.pickle(file.governor_, {}));
+  PLIMSOLL_TRY(file.dim_, width_of(pickle.value(), path));
   return file;
 }
 
 Result<void> ChunkFile::visit(bool with_rows, const Visit& visit) const {
   PLIMSOLL_TRY(auto archive, TorchArchive::open(governor_, path_, kAdvice));
   PLIMSOLL_TRY(const Pickle pickle, archive.pickle(governor_, {}));
+  PLIMSOLL_TRY(const std::int64_t width, width_of(pickle.value(), path_));
+  if (width != dim_) {
+    return fail(ErrorCode::kCorrupt, path_.string() + ": it changed while it was read", kAdvice);
+  }
   const auto& items = pickle.value().items();
   const auto dim = static_cast<std::size_t>(dim_);
   const std::size_t most = std::max<std::size_t>(1, kBlockBytes / (dim * sizeof(float)));

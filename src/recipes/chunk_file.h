@@ -5,9 +5,8 @@
 // It is read as plain values: nothing is imported and nothing is called (data/pickle_reader.h).
 //
 // Threads: single-owner.
-// Memory:  while visit() runs: what TorchArchive takes, a value for each row, and one block of
-// rows;
-//          leased but for the block. Else nothing that grows with the file.
+// Memory:  while open() or visit() runs what TorchArchive takes and a value for each row, leased,
+//          and one block of rows. Else nothing that grows with the file.
 #pragma once
 
 #include <cstdint>
@@ -30,7 +29,8 @@ class ChunkFile {
   static Result<ChunkFile> open(Governor governor, const std::filesystem::path& path);
 
   [[nodiscard]] std::int64_t dim() const noexcept { return dim_; }
-  /// Visits every row, in the order of the dict. Errors: those of open().
+  /// Visits every row, in the order of the dict.
+  /// Errors: those of open(); kCorrupt when it holds rows of another width by now.
   Result<void> visit(bool with_rows, const Visit& visit) const;
 
  private:

@@ -32,7 +32,7 @@ namespace fs = std::filesystem;
 constexpr std::int64_t kBlockBytes = 1 << 20;
 constexpr std::size_t kLineMost = std::size_t{16} << 20;  // Of a .csv: some million floats.
 
-using Visit = std::function<Result<void>(std::span<const std::int64_t>, std::span<const float>)>;
+using Visit = ChunkFile::Visit;
 
 /// One file of rows. dim() is known once it has been opened.
 class RowReader {

@@ -10,9 +10,9 @@
 // Several files are shards of one table, in the order given. Optimizer slots begin at zero.
 //
 // Threads: free function.
-// Memory:  the table's slab and one block of rows; for a .pt, what its ids and places take, one
-// file
-//          at a time. Else nothing grows with the files.
+// Memory:  the table's slab and one block of rows; beside them what a .pt's ids and places take,
+// one
+//          file at a time. Else nothing grows with the files.
 #pragma once
 
 #include <cstdint>

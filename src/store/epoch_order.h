@@ -3,8 +3,7 @@
 // EpochOrder: where each row stands in an epoch of a table in sample order.
 //
 // The rows that the epoch began with stand as SampleOrder has them; rows that came later stand
-// behind them, in the order in which they came. So a row's position never changes while others
-// come.
+// behind them, in the order in which they came. So others may come without moving any row.
 //
 //   positions: 0 … key.rows − 1 by SampleOrder | key.rows, key.rows + 1, … the newcomers
 //
