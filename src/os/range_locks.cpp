@@ -5,7 +5,6 @@
 #include <utility>
 
 #include <fcntl.h>
-#include <unistd.h>
 
 #include <fmt/format.h>
 
@@ -38,8 +37,8 @@ int control(int descriptor, int command, struct flock& lock) noexcept {
 
 Result<RangeLocks> RangeLocks::open(const std::filesystem::path& path, bool writable) {
   RangeLocks locks;
-  locks.descriptor_ = ::open(path.c_str(), (writable ? O_RDWR : O_RDONLY) | O_CLOEXEC);
-  if (locks.descriptor_ >= 0) {
+  locks.file_ = OwnDescriptor::open(path, writable ? O_RDWR : O_RDONLY);
+  if (locks.file_.get() >= 0) {
     return locks;
   }
   if (errno == ENOENT) {
@@ -48,23 +47,27 @@ Result<RangeLocks> RangeLocks::open(const std::filesystem::path& path, bool writ
   return fail_io(errno, path.string());
 }
 
-RangeLocks::RangeLocks(RangeLocks&& other) noexcept
-    : descriptor_(std::exchange(other.descriptor_, -1)) {}
-
 RangeLocks& RangeLocks::operator=(RangeLocks&& other) noexcept {
-  std::swap(descriptor_, other.descriptor_);
+  unlock_all();
+  file_ = std::move(other.file_);
   return *this;
 }
 
 RangeLocks::~RangeLocks() {
-  if (descriptor_ >= 0) {
-    ::close(descriptor_);
+  unlock_all();
+}
+
+// Before the descriptor is closed: a child that was forked just now may not have closed its own.
+void RangeLocks::unlock_all() noexcept {
+  if (file_.get() >= 0) {
+    struct flock lock = range(F_UNLCK, 0, 0);
+    control(file_.get(), F_OFD_SETLK, lock);
   }
 }
 
 RangeLocks::Taken RangeLocks::try_lock(std::int64_t byte, Kind kind) noexcept {
   struct flock lock = range(type_of(kind), byte, 1);
-  if (control(descriptor_, F_OFD_SETLK, lock) == 0) {
+  if (control(file_.get(), F_OFD_SETLK, lock) == 0) {
     return Taken::kYes;
   }
   return errno == EAGAIN || errno == EACCES ? Taken::kHeldByOthers : Taken::kNoLocksThere;
@@ -72,17 +75,17 @@ RangeLocks::Taken RangeLocks::try_lock(std::int64_t byte, Kind kind) noexcept {
 
 RangeLocks::Taken RangeLocks::lock(std::int64_t byte, Kind kind) noexcept {
   struct flock lock = range(type_of(kind), byte, 1);
-  return control(descriptor_, F_OFD_SETLKW, lock) == 0 ? Taken::kYes : Taken::kNoLocksThere;
+  return control(file_.get(), F_OFD_SETLKW, lock) == 0 ? Taken::kYes : Taken::kNoLocksThere;
 }
 
 void RangeLocks::unlock(std::int64_t byte) noexcept {
   struct flock lock = range(F_UNLCK, byte, 1);
-  control(descriptor_, F_OFD_SETLK, lock);
+  control(file_.get(), F_OFD_SETLK, lock);
 }
 
 bool RangeLocks::held_by_others(std::int64_t first, std::int64_t bytes) const noexcept {
   struct flock lock = range(F_WRLCK, first, bytes);
-  return control(descriptor_, F_OFD_GETLK, lock) == 0 && lock.l_type != F_UNLCK;
+  return control(file_.get(), F_OFD_GETLK, lock) == 0 && lock.l_type != F_UNLCK;
 }
 
 }  // namespace plimsoll

@@ -4,7 +4,8 @@
 //
 // The bytes need not exist: what is behind the end of a file is a name for a lock. A lock belongs
 // to this object (to its open file description), so two objects of one process exclude each other
-// too, and it ends with the process that held it, however that ended.
+// too, and it ends with the process that held it, however that ended: a child forked meanwhile has
+// no part in it.
 //
 // Threads: thread-compatible.   Memory: a descriptor.
 #pragma once
@@ -12,6 +13,7 @@
 #include <cstdint>
 #include <filesystem>
 
+#include "os/fork.h"
 #include "plimsoll/result.h"
 
 namespace plimsoll {
@@ -25,7 +27,7 @@ class RangeLocks {
   static Result<RangeLocks> open(const std::filesystem::path& path, bool writable);
 
   RangeLocks() noexcept = default;
-  RangeLocks(RangeLocks&& other) noexcept;
+  RangeLocks(RangeLocks&&) noexcept = default;
   RangeLocks& operator=(RangeLocks&& other) noexcept;
   RangeLocks(const RangeLocks&) = delete;
   RangeLocks& operator=(const RangeLocks&) = delete;
@@ -42,7 +44,9 @@ class RangeLocks {
   [[nodiscard]] bool held_by_others(std::int64_t first, std::int64_t bytes) const noexcept;
 
  private:
-  int descriptor_{-1};
+  void unlock_all() noexcept;
+
+  OwnDescriptor file_;
 };
 
 }  // namespace plimsoll
