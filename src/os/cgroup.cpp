@@ -4,6 +4,7 @@
 #include <cerrno>
 #include <charconv>
 #include <chrono>
+#include <cstdlib>
 #include <fstream>
 #include <string_view>
 #include <thread>
@@ -44,6 +45,25 @@ Result<void> write_text(const fs::path& path, const std::string& text) {
     return fail_io(problem, path.string());
   }
   return {};
+}
+
+// A file of one number; 0 when there is none.
+std::int64_t read_number(const fs::path& path) {
+  std::ifstream file(path);
+  std::int64_t value = 0;
+  return file >> value ? value : 0;
+}
+
+// "some avg10=0.00 avg60=0.00 avg300=0.00 total=MICROSECONDS" of a file of pressure stall figures.
+double read_stalled(const fs::path& path) {
+  std::ifstream file(path);
+  constexpr std::string_view kTotal = "total=";
+  for (std::string word; file >> word;) {
+    if (word.starts_with(kTotal)) {  // The first line's; "full" is the second.
+      return std::strtod(word.c_str() + kTotal.size(), nullptr) / 1e6;
+    }
+  }
+  return 0;
 }
 
 bool has_word(const fs::path& path, std::string_view word) {
@@ -183,6 +203,15 @@ Result<std::int64_t> MemoryCgroup::oom_kills() const {
     return *kills;
   }
   return fail(ErrorCode::kIo, path.string() + ": no oom_kill counter");
+}
+
+CgroupUse MemoryCgroup::use() const {
+  const fs::path pressure = version2_ ? folder_ / "memory.pressure" : "/proc/pressure/memory";
+  return {.bytes = read_number(folder_ / (version2_ ? "memory.current" : "memory.usage_in_bytes")),
+          .peak_bytes =
+              read_number(folder_ / (version2_ ? "memory.peak" : "memory.max_usage_in_bytes")),
+          .major_faults = read_counter(folder_ / "memory.stat", "pgmajfault").value_or(0),
+          .stalled_seconds = read_stalled(pressure)};
 }
 
 }  // namespace plimsoll

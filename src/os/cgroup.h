@@ -37,6 +37,14 @@ struct CgroupLine {
 [[nodiscard]] std::optional<std::int64_t> read_counter(const std::filesystem::path& path,
                                                        std::string_view name);
 
+/// What the kernel counts for a memory cgroup; 0 where it does not tell.
+struct CgroupUse {
+  std::int64_t bytes{0};       ///< Charged to it now, page cache included.
+  std::int64_t peak_bytes{0};  ///< The most that was charged at once (version 2: since Linux 5.19).
+  std::int64_t major_faults{0};  ///< Pages that had to be read from a disk.
+  double stalled_seconds{0};     ///< Some task waited for memory (PSI); version 1: on the machine.
+};
+
 class MemoryCgroup {
  public:
   /// Makes a cgroup below this process's own that may hold `limit_bytes`, and no swap.
@@ -55,6 +63,7 @@ class MemoryCgroup {
 
   /// Processes the kernel killed in it so far. Errors: kIo.
   [[nodiscard]] Result<std::int64_t> oom_kills() const;
+  [[nodiscard]] CgroupUse use() const;
   [[nodiscard]] const std::filesystem::path& folder() const noexcept { return folder_; }
 
  private:

@@ -67,6 +67,8 @@ TEST(Cgroup, HoldsItsChildToTheLimitAndIsGoneAfterwards) {
     folder = group.folder();
     EXPECT_EQ(child_holding(group, 16_MiB), 0);
     EXPECT_EQ(group.oom_kills().or_throw(), 0);
+    EXPECT_GE(group.use().peak_bytes, 16_MiB);  // Its child has ended; the peak stays.
+    EXPECT_LE(group.use().peak_bytes, 64_MiB);
     const int status = child_holding(group, 128_MiB);
     ASSERT_TRUE(WIFSIGNALED(status));
     EXPECT_EQ(WTERMSIG(status), SIGKILL);

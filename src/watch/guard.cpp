@@ -26,8 +26,9 @@ using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
 constexpr milliseconds kIntervalMost{1000};
-constexpr int kCostShare = 20;             // One part in so many of the time goes into looking.
-constexpr milliseconds kLeftBehind{5000};  // From SIGTERM to SIGKILL for what was left behind.
+constexpr int kCostShare = 20;                 // One part in so many of the time goes into looking.
+constexpr std::int64_t kCopiedRoom = 1 << 20;  // For what a copy touches on its last steps.
+constexpr milliseconds kLeftBehind{5000};      // From SIGTERM to SIGKILL for what was left behind.
 
 // Signals that the guard hands on, and the one that says a child ended: blocked, and waited for.
 class WaitedSignals {
@@ -64,31 +65,29 @@ std::int64_t machine_oom_kills() {
   return read_counter("/proc/vmstat", "oom_kill").value_or(0);
 }
 
-// What the tree held over the last minute.
-class Growth {
+// How long a command waited for memory while its cgroup was full: the kernel takes back pages of
+// its program and files, and must read them again.
+class Stalls {
  public:
-  void add(Clock::time_point now, std::int64_t bytes) noexcept {
-    samples_[count_++ % samples_.size()] = {now, bytes};
-  }
-  void report(GuardReport& report) const noexcept {
-    if (count_ == 0) {
-      return;
+  // True once, when the waiting has become worth telling.
+  bool add(const CgroupUse& use, std::int64_t limit_bytes) noexcept {
+    const double more = use.stalled_seconds - before_;
+    const bool full = use.bytes >= limit_bytes - limit_bytes / 20;
+    const double was = seconds_;
+    if (known_ && full) {
+      seconds_ += more;
     }
-    const std::size_t kept = std::min(count_, samples_.size());
-    const auto& last = samples_[(count_ - 1) % samples_.size()];
-    for (std::size_t i = count_ - kept; i < count_; ++i) {
-      const auto& first = samples_[i % samples_.size()];
-      if (last.first - first.first <= std::chrono::seconds(60)) {
-        report.grown_bytes = last.second - first.second;
-        report.grown_seconds = std::chrono::duration<double>(last.first - first.first).count();
-        return;
-      }
-    }
+    known_ = true;
+    before_ = use.stalled_seconds;
+    return was < kWorthTelling && seconds_ >= kWorthTelling;
   }
+  [[nodiscard]] double seconds() const noexcept { return seconds_; }
 
  private:
-  std::array<std::pair<Clock::time_point, std::int64_t>, 256> samples_{};
-  std::size_t count_{0};
+  static constexpr double kWorthTelling = 10;
+  bool known_{false};
+  double before_{0};
+  double seconds_{0};
 };
 
 class Guard {
@@ -105,20 +104,25 @@ class Guard {
     }
     const std::int64_t killed_before = machine_oom_kills();
     PLIMSOLL_TRY_VOID(start());
-    const auto began = Clock::now();
+    began_ = Clock::now();
     auto watched = watch();
     if (!watched) {
       end_all(SIGKILL);
       reap_all(true);
       return tl::unexpected(std::move(watched).error());
     }
-    report_.seconds = std::chrono::duration<double>(Clock::now() - began).count();
+    report_.seconds = std::chrono::duration<double>(Clock::now() - began_).count();
     report_.machine_oom_kills = std::max<std::int64_t>(machine_oom_kills() - killed_before, 0);
     PLIMSOLL_TRY_VOID(end_left_behind());
     if (cgroup_) {
       PLIMSOLL_TRY(report_.oom_kills, cgroup_->oom_kills());
+      const CgroupUse use = cgroup_->use();
+      report_.charged_peak_bytes = use.peak_bytes;
+      report_.major_faults = use.major_faults;
+      report_.stalled_seconds = stalls_.seconds();
     }
-    growth_.report(report_);
+    report_.peak = climb_.peak();
+    report_.growth = climb_.growth();
     return std::move(report_);
   }
 
@@ -159,7 +163,11 @@ class Guard {
     if (child_ == 0) {
       signals_.restore();
       ::prctl(PR_SET_PDEATHSIG, SIGTERM);
-      const bool ready = ::getppid() == guard && (!cgroup_ || cgroup_->join());
+      rusage used{};  // Of the copy of the guard: no figure of the command's.
+      ::getrusage(RUSAGE_SELF, &used);
+      const std::int64_t copied = used.ru_maxrss;
+      const bool ready = ::write(told[1], &copied, sizeof copied) == sizeof copied &&
+                         ::getppid() == guard && (!cgroup_ || cgroup_->join());
       if (ready) {
         ::execvp(words[0], words.data());
       }
@@ -169,8 +177,11 @@ class Guard {
     }
     const int forked = errno;
     ::close(told[1]);
-    int problem = child_ < 0 ? forked : 0;
-    const bool failed = child_ < 0 || ::read(told[0], &problem, sizeof problem) == sizeof problem;
+    int problem = child_ < 0 ? forked : EIO;
+    std::int64_t copied = 0;
+    const bool failed = child_ < 0 || ::read(told[0], &copied, sizeof copied) != sizeof copied ||
+                        ::read(told[0], &problem, sizeof problem) == sizeof problem;
+    copied_bytes_ = (copied << 10) + kCopiedRoom;
     ::close(told[0]);
     if (!failed) {
       return {};
@@ -205,7 +216,7 @@ class Guard {
 
   Result<void> look(Clock::time_point now) {
     PLIMSOLL_TRY(TreeUse tree, read_tree(::getpid()));
-    growth_.add(now, tree.bytes);
+    report_.process_peak_bytes = std::max(report_.process_peak_bytes, tree.resident_peak);
     const bool over = options_.limit_bytes > 0 && tree.bytes > options_.limit_bytes;
     const bool alert = options_.alert_bytes > 0 && tree.bytes > options_.alert_bytes;
     if (alert && !alerted_) {
@@ -216,9 +227,13 @@ class Guard {
     if (over && !cgroup_) {
       stop(now, tree.bytes);
     }
-    if (tree.bytes > report_.peak.bytes) {
-      report_.peak = std::move(tree);
+    if (cgroup_ && stalls_.add(cgroup_->use(), options_.limit_bytes)) {
+      tell(
+          fmt::format("has waited {:.0f} s for memory at its limit of {}: it reads back what the "
+                      "kernel had to drop, and may be much slower so than ended",
+                      stalls_.seconds(), format_bytes(options_.limit_bytes)));
     }
+    climb_.add(std::chrono::duration<double>(now - began_).count(), std::move(tree));
     return {};
   }
 
@@ -266,8 +281,11 @@ class Guard {
       if (pid <= 0) {
         return pid < 0;
       }
-      report_.process_peak_bytes =
-          std::max(report_.process_peak_bytes, std::int64_t{used.ru_maxrss} << 10);
+      // Before it became the command, the child was a copy of the guard, and ru_maxrss knows that.
+      const std::int64_t peak = std::int64_t{used.ru_maxrss} << 10;
+      if (pid != child_ || peak > copied_bytes_) {
+        report_.process_peak_bytes = std::max(report_.process_peak_bytes, peak);
+      }
       if (pid == child_) {
         ended_ = true;
         report_.status = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
@@ -279,8 +297,11 @@ class Guard {
   const WaitedSignals signals_;
   GuardReport report_;
   std::optional<MemoryCgroup> cgroup_;
-  Growth growth_;
+  Climb climb_;
+  Stalls stalls_;
+  Clock::time_point began_{};
   pid_t child_{-1};
+  std::int64_t copied_bytes_{0};  // Most that the child held before it became the command.
   bool ended_{false};
   bool alerted_{false};
   Clock::time_point deadline_{};

@@ -11,9 +11,10 @@
 // Threads: one call at a time, in a process with no other children; blocks SIGINT, SIGTERM, SIGHUP
 //          and SIGCHLD while it runs, and hands the first three on. The command is told when the
 //          guard dies.
-// Memory:  see process_tree.h; a minute of samples.
+// Memory:  see process_tree.h and climb.h.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -21,6 +22,7 @@
 #include <vector>
 
 #include "plimsoll/result.h"
+#include "watch/climb.h"
 #include "watch/process_tree.h"
 
 namespace plimsoll {
@@ -40,14 +42,21 @@ struct GuardReport {
   bool in_cgroup{false};    ///< The kernel held the limit.
   std::string no_cgroup{};  ///< Why it did not.
   bool stopped{false};      ///< The guard ended it for being over the limit.
-  TreeUse peak{};           ///< At the look that saw most.
-  std::int64_t process_peak_bytes{0};  ///< Highest resident size of one process: the kernel's word.
+  TreeUse peak{};  ///< At the look that saw most: a sample, so the true peak may be higher.
+  std::int64_t process_peak_bytes{0};  ///< Highest resident size of one process, by the kernel.
+  std::int64_t charged_peak_bytes{0};  ///< Of its cgroup, by the kernel, page cache included; or 0.
   std::int64_t oom_kills{0};           ///< Processes killed for memory in its cgroup.
   std::int64_t machine_oom_kills{0};   ///< On the whole machine meanwhile.
-  std::int64_t grown_bytes{0};         ///< Over the last `grown_seconds`, a minute at most.
-  double grown_seconds{0};
-  int left_behind{0};  ///< Processes that outlived the command and were ended.
+  Growth growth{};                     ///< How it came to its peak.
+  double stalled_seconds{0};           ///< It waited for memory so long while its cgroup was full.
+  std::int64_t major_faults{0};        ///< Pages that its cgroup read from a disk.
+  int left_behind{0};                  ///< Processes that outlived the command and were ended.
   double seconds{0};
+
+  /// The highest of the three peaks, none of which sees everything.
+  [[nodiscard]] std::int64_t peak_bytes() const noexcept {
+    return std::max({peak.bytes, process_peak_bytes, charged_peak_bytes});
+  }
 };
 
 /// Errors: kNotFound, kIo when the command cannot be started; kIo when /proc cannot be read.

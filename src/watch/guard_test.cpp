@@ -72,6 +72,33 @@ TEST(Guard, SeesThePeakAndTellsOfItOnce) {
   EXPECT_NE(told[0].find("more than 64.0 MiB"), std::string::npos) << told[0];
 }
 
+// Held and given back between two looks: only the kernel knows.
+TEST(R66Peak, IsTheKernelsOwnAndNotOnlyWhatWasSeen) {
+  for (const bool cgroup : {false, true}) {
+    const GuardReport report = run_guarded({.command = hold(96),
+                                            .limit_bytes = 512_MiB,
+                                            .cgroup = cgroup,
+                                            .interval = milliseconds{60'000}})
+                                   .or_throw();
+    EXPECT_EQ(report.status, 0);
+    EXPECT_LT(report.peak.bytes, 96_MiB);
+    EXPECT_GE(report.process_peak_bytes, 96_MiB);
+    EXPECT_GE(report.peak_bytes(), 96_MiB);
+    EXPECT_EQ(report.charged_peak_bytes >= 96_MiB, report.in_cgroup);
+  }
+}
+
+// A forked child is a copy of the guard until it becomes the command.
+TEST(R66Peak, OfTheCommandIsNotTheGuards) {
+  constexpr std::int64_t kGuards = 256_MiB;
+  const std::unique_ptr<char, decltype(&std::free)> memory(static_cast<char*>(std::malloc(kGuards)),
+                                                           &std::free);
+  for (std::int64_t at = 0; at < kGuards; at += 4096) {
+    static_cast<volatile char*>(memory.get())[at] = 1;
+  }
+  EXPECT_LT(run({.command = {"sleep", "0.1"}}).peak_bytes(), 64_MiB);
+}
+
 TEST(Guard, WithoutACgroupEndsWhatGoesOverTheLimit) {
   std::vector<std::string> told;
   const GuardReport report = run({.command = hold(96),

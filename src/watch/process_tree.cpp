@@ -70,6 +70,16 @@ Result<std::vector<Process>> all_processes(const fs::path& proc) {
   return all;
 }
 
+void read_peak(const fs::path& folder, ProcessUse& use) {
+  std::ifstream status(folder / "status");
+  for (std::string line; std::getline(status, line);) {
+    if (line.starts_with("VmHWM:")) {
+      use.resident_peak = std::strtoll(line.c_str() + 6, nullptr, 10) << 10;
+      return;
+    }
+  }
+}
+
 // Lines "Pss:   123 kB" of smaps_rollup; without leave to read it, the resident pages of statm.
 bool read_use(const fs::path& folder, ProcessUse& use) {
   std::ifstream rollup(folder / "smaps_rollup");
@@ -131,6 +141,7 @@ Result<TreeUse> read_tree(int root, const fs::path& proc) {
     if (!stat || !read_use(folder, use)) {
       continue;  // It ended.
     }
+    read_peak(folder, use);
     use.parent = stat->parent;
     use.name = std::move(stat->name);
     ++tree.processes;
@@ -138,6 +149,7 @@ Result<TreeUse> read_tree(int root, const fs::path& proc) {
     tree.anonymous += use.anonymous;
     tree.file += use.file;
     tree.shared += use.shared;
+    tree.resident_peak = std::max(tree.resident_peak, use.resident_peak);
     const auto at =
         std::ranges::upper_bound(tree.largest, use.bytes, std::greater<>(), &ProcessUse::bytes);
     tree.largest.insert(at, std::move(use));

@@ -26,7 +26,8 @@ struct ProcessUse {
   std::int64_t bytes{0};
   std::int64_t anonymous{0};
   std::int64_t file{0};
-  std::int64_t shared{0};  ///< Shared memory and tmpfs: a DataLoader's batches in flight.
+  std::int64_t shared{0};         ///< Shared memory and tmpfs: a DataLoader's batches in flight.
+  std::int64_t resident_peak{0};  ///< Highest resident size so far (VmHWM).
 };
 
 struct TreeUse {
@@ -35,6 +36,7 @@ struct TreeUse {
   std::int64_t anonymous{0};
   std::int64_t file{0};
   std::int64_t shared{0};
+  std::int64_t resident_peak{0};  ///< Highest resident size any one of them has had since exec.
   int processes{0};
   std::vector<ProcessUse> largest{};  ///< Up to kNamedMost of them, largest first.
 };

@@ -14,7 +14,9 @@ namespace {
 
 constexpr int kKilledStatus = 128 + SIGKILL;
 constexpr double kWorthNaming = 0.25;  // Share of the peak.
-constexpr double kSteadyGrowth = 0.1;  // The same, within the last minute.
+constexpr double kAtLimit = 0.85;      // Share of the limit that counts as having grown up to it.
+constexpr double kStood = 0.95;        // The same, of what stood there for more than a minute.
+constexpr double kThrashing = 0.1;     // Share of the time spent waiting for memory.
 
 Ending ending_of(const GuardReport& report) {
   const bool killed = report.status == kKilledStatus;
@@ -30,18 +32,44 @@ Ending ending_of(const GuardReport& report) {
   return Ending::kDone;
 }
 
+// "peak 508.8 MiB, 499.9 MiB of it charged to the limit of 500.0 MiB; …": of the three peaks the
+// highest, and what the others add.
 std::string held(const GuardReport& report, std::int64_t limit_bytes) {
-  const TreeUse& peak = report.peak;
-  std::string text = format_bytes(peak.bytes);
-  if (limit_bytes > 0) {
+  const TreeUse& look = report.peak;
+  const std::int64_t peak = report.peak_bytes();
+  const std::int64_t charged = report.charged_peak_bytes;
+  std::string text = "peak " + format_bytes(peak);
+  if (charged == peak) {
+    text += fmt::format(" of {}, page cache included", format_bytes(limit_bytes));
+  } else if (charged > 0) {
+    text += fmt::format(", {} of it charged to the limit of {} (files in use elsewhere are not)",
+                        format_bytes(charged), format_bytes(limit_bytes));
+  } else if (limit_bytes > 0) {
     text += fmt::format(" of {}", format_bytes(limit_bytes));
   }
-  text += fmt::format(" in {} {}", peak.processes, peak.processes == 1 ? "process" : "processes");
-  if (peak.anonymous + peak.shared + peak.file > 0) {
-    text += fmt::format(" ({} their own, {} shared memory, {} files)", format_bytes(peak.anonymous),
-                        format_bytes(peak.shared), format_bytes(peak.file));
+  if (report.process_peak_bytes > 0) {
+    text += fmt::format("; largest process {}", format_bytes(report.process_peak_bytes));
+  }
+  if (look.processes > 0) {
+    text += fmt::format("; most seen at one look {} in {} {}", format_bytes(look.bytes),
+                        look.processes, look.processes == 1 ? "process" : "processes");
+  }
+  if (look.anonymous + look.shared + look.file > 0) {
+    text += fmt::format(" ({} their own, {} shared memory, {} files)", format_bytes(look.anonymous),
+                        format_bytes(look.shared), format_bytes(look.file));
   }
   return text;
+}
+
+// The kernel took back pages of the program itself, which had to be read again and again.
+std::string thrashing(const GuardReport& report) {
+  if (report.stalled_seconds < 1 || report.stalled_seconds < kThrashing * report.seconds) {
+    return "";
+  }
+  return fmt::format(
+      "; it spent {:.0f} s at its limit waiting for memory ({} major page faults: "
+      "program and files were dropped and read again)",
+      report.stalled_seconds, report.major_faults);
 }
 
 std::string ended(const GuardReport& report, std::int64_t limit_bytes, Ending ending) {
@@ -100,8 +128,41 @@ void name_workers(const TreeUse& peak, std::vector<std::string>& advice) {
   }
 }
 
+// It grew steadily, and that is what ended it: up to the limit, lately or until it stood there.
+bool grew_to_its_end(const GuardReport& report, std::int64_t limit_bytes, Ending ending) {
+  if (report.growth.bytes <= 0) {
+    return false;
+  }
+  const double top = static_cast<double>(report.peak.bytes);
+  const bool bounded = limit_bytes > 0 && ending != Ending::kMachineFull;
+  const double limit = bounded ? static_cast<double>(limit_bytes) : top;
+  return top >= kAtLimit * limit &&
+         (report.seconds - report.growth.ended_at <= 60 || top >= kStood * limit);
+}
+
+std::string growth_advice(const Growth& growth) {
+  const double seconds = std::max(growth.seconds, 0.001);
+  const bool workers = growth.processes > 1 && 2 * growth.group_bytes > growth.bytes;
+  const std::string who = workers
+                              ? fmt::format("{} processes `{}` grew", growth.processes, growth.name)
+                              : fmt::format("`{}` grew", growth.name);
+  const std::int64_t bytes = growth.group_bytes;
+  const auto rate = static_cast<std::int64_t>(static_cast<double>(bytes) / seconds);
+  return fmt::format(
+      "{} steadily, by {} within {:.1f} s ({} a second): look for what is kept {}. A smaller "
+      "batch{} or a higher limit would only put off the end",
+      who, format_bytes(bytes), growth.seconds, format_bytes(rate),
+      workers ? "from item to item (a cache in the dataset, lists of Python objects)"
+              : "from step to step (losses with their graphs, lists, caches without a bound), or "
+                "for data read in whole (import it into a store)",
+      workers ? ", fewer workers" : "");
+}
+
 std::vector<std::string> advice_for(const GuardReport& report, std::int64_t limit_bytes,
-                                    std::int64_t machine_bytes) {
+                                    std::int64_t machine_bytes, Ending ending) {
+  if (grew_to_its_end(report, limit_bytes, ending)) {
+    return {growth_advice(report.growth)};
+  }
   const TreeUse& peak = report.peak;
   const auto share = [&](std::int64_t bytes) {
     return static_cast<double>(bytes) / static_cast<double>(std::max<std::int64_t>(peak.bytes, 1));
@@ -113,12 +174,6 @@ std::vector<std::string> advice_for(const GuardReport& report, std::int64_t limi
         fmt::format("{} was shared memory, which DataLoader workers pass batches in: "
                     "a smaller prefetch_factor holds fewer of them",
                     format_bytes(peak.shared)));
-  }
-  if (share(report.grown_bytes) > kSteadyGrowth && report.grown_seconds >= 10) {
-    advice.push_back(
-        fmt::format("it grew by {} in its last {:.0f} s: look for what is kept from "
-                    "step to step (losses with their graphs, caches without a bound)",
-                    format_bytes(report.grown_bytes), report.grown_seconds));
   }
   if (!peak.largest.empty() && share(peak.largest.front().anonymous) > kWorthNaming) {
     const ProcessUse& most = peak.largest.front();
@@ -141,11 +196,11 @@ Verdict verdict_of(const GuardReport& report, std::int64_t limit_bytes,
   Verdict verdict;
   verdict.ending = ending_of(report);
   verdict.summary =
-      fmt::format("{} after {:.1f} s; highest seen: {}", ended(report, limit_bytes, verdict.ending),
-                  report.seconds, held(report, limit_bytes));
+      fmt::format("{} after {:.1f} s; {}{}", ended(report, limit_bytes, verdict.ending),
+                  report.seconds, held(report, limit_bytes), thrashing(report));
   if (verdict.ending == Ending::kKilledForLimit || verdict.ending == Ending::kStopped ||
       verdict.ending == Ending::kMachineFull) {
-    verdict.advice = advice_for(report, limit_bytes, machine_bytes);
+    verdict.advice = advice_for(report, limit_bytes, machine_bytes, verdict.ending);
   }
   return verdict;
 }

@@ -63,7 +63,8 @@ TEST(Verdict, ACommandOfItsOwnNeedsNoAdvice) {
 
 TEST(Verdict, NamesTheWorkersTheBatchAndTheMachine) {
   const Verdict verdict = verdict_of(killed(), 8_GiB, 64_GiB);
-  EXPECT_NE(verdict.summary.find("8.0 GiB of 8.0 GiB in 5 processes"), std::string::npos)
+  EXPECT_NE(verdict.summary.find("peak 8.0 GiB of 8.0 GiB"), std::string::npos) << verdict.summary;
+  EXPECT_NE(verdict.summary.find("at one look 8.0 GiB in 5 processes"), std::string::npos)
       << verdict.summary;
   const std::string advice = joined(verdict);
   EXPECT_NE(advice.find("4 worker processes `pt_data_worker` held 4.0 GiB"), std::string::npos);
@@ -73,17 +74,104 @@ TEST(Verdict, NamesTheWorkersTheBatchAndTheMachine) {
   EXPECT_EQ(joined(verdict_of(killed(), 8_GiB, 4_GiB)).find("a higher limit"), std::string::npos);
 }
 
-TEST(Verdict, NamesSharedMemoryAndGrowth) {
+TEST(Verdict, NamesSharedMemory) {
   GuardReport report = killed();
   EXPECT_EQ(joined(verdict_of(report, 8_GiB, 1_GiB)).find("shared memory"), std::string::npos);
   report.peak.shared = 3_GiB;
-  report.grown_bytes = 2_GiB;
-  report.grown_seconds = 60;
   const std::string advice = joined(verdict_of(report, 8_GiB, 1_GiB));
   EXPECT_NE(advice.find("3.0 GiB was shared memory"), std::string::npos) << advice;
-  EXPECT_NE(advice.find("grew by 2.0 GiB in its last 60 s"), std::string::npos) << advice;
-  report.grown_seconds = 2;  // It had only just begun.
-  EXPECT_EQ(joined(verdict_of(report, 8_GiB, 1_GiB)).find("grew by"), std::string::npos);
+}
+
+TEST(R61Growth, ComesFirstAndAdviceThatContradictsItIsDropped) {
+  GuardReport report = killed();
+  report.growth = {.bytes = 300_MiB,
+                   .seconds = 2,
+                   .ended_at = 89,
+                   .name = "python",
+                   .processes = 1,
+                   .group_bytes = 300_MiB};
+  const Verdict verdict = verdict_of(report, 8_GiB, 64_GiB);
+  ASSERT_EQ(verdict.advice.size(), 1U) << joined(verdict);
+  const std::string& line = verdict.advice.front();
+  EXPECT_EQ(line.find("`python` grew steadily, by 300.0 MiB within 2.0 s (150.0 MiB a second): "
+                      "look for what is kept from step to step"),
+            0U)
+      << line;
+  EXPECT_NE(line.find("A smaller batch or a higher limit would only put off the end"),
+            std::string::npos)
+      << line;
+}
+
+TEST(R61Growth, WorkersThatGrowAreNamed) {
+  GuardReport report = killed();
+  report.growth = {.bytes = 3_GiB,
+                   .seconds = 60,
+                   .ended_at = 89,
+                   .name = "pt_data_worker",
+                   .processes = 4,
+                   .group_bytes = 3_GiB};
+  const std::string advice = joined(verdict_of(report, 8_GiB, 64_GiB));
+  EXPECT_EQ(advice.find("4 processes `pt_data_worker` grew steadily, by 3.0 GiB within 60.0 s"), 0U)
+      << advice;
+  EXPECT_NE(advice.find("a cache in the dataset"), std::string::npos) << advice;
+}
+
+TEST(R61Growth, IsNotBlamedWhereItDidNotLeadToTheEnd) {
+  GuardReport report = killed();
+  report.growth = {.bytes = 3_GiB,
+                   .seconds = 5,
+                   .ended_at = 10,
+                   .name = "python",
+                   .processes = 1,
+                   .group_bytes = 3_GiB};
+  EXPECT_NE(joined(verdict_of(report, 8_GiB, 64_GiB)).find("grew steadily"), std::string::npos)
+      << "it stood at its limit since";
+  report.peak.bytes = 7_GiB + 256_MiB;  // Loaded its data, trained, and was killed much later.
+  EXPECT_EQ(joined(verdict_of(report, 8_GiB, 64_GiB)).find("grew steadily"), std::string::npos);
+  report.growth.ended_at = 85;
+  EXPECT_NE(joined(verdict_of(report, 8_GiB, 64_GiB)).find("grew steadily"), std::string::npos);
+  EXPECT_EQ(joined(verdict_of(report, 16_GiB, 64_GiB)).find("grew steadily"), std::string::npos)
+      << "one large allocation beyond what was ever seen";
+}
+
+TEST(R61Thrashing, IsSaidWithItsSecondsAndItsFaults) {
+  GuardReport report = killed();
+  report.stalled_seconds = 5;
+  EXPECT_EQ(verdict_of(report, 8_GiB, 1_GiB).summary.find("waiting"), std::string::npos);
+  report.stalled_seconds = 60;
+  report.major_faults = 1'234'567;
+  const std::string summary = verdict_of(report, 8_GiB, 1_GiB).summary;
+  EXPECT_NE(
+      summary.find("it spent 60 s at its limit waiting for memory (1234567 major page faults"),
+      std::string::npos)
+      << summary;
+}
+
+TEST(R66Peak, IsNeverBelowWhatTheKernelCounted) {
+  GuardReport report = killed();
+  report.peak.bytes = 79_MiB;
+  report.process_peak_bytes = 413_MiB;
+  EXPECT_EQ(report.peak_bytes(), 413_MiB);
+  std::string summary = verdict_of(report, 600_MiB, 1_GiB).summary;
+  EXPECT_NE(summary.find("peak 413.0 MiB of 600.0 MiB"), std::string::npos) << summary;
+  report.charged_peak_bytes = 450_MiB;
+  EXPECT_EQ(report.peak_bytes(), 450_MiB);
+  summary = verdict_of(report, 600_MiB, 1_GiB).summary;
+  EXPECT_NE(summary.find("peak 450.0 MiB of 600.0 MiB, page cache included; largest process "
+                         "413.0 MiB; most seen at one look 79.0 MiB"),
+            std::string::npos)
+      << summary;
+}
+
+TEST(R66Peak, AboveTheLimitIsExplained) {
+  GuardReport report = killed();
+  report.peak.bytes = 508_MiB;
+  report.charged_peak_bytes = 500_MiB;
+  const std::string summary = verdict_of(report, 500_MiB, 1_GiB).summary;
+  EXPECT_NE(summary.find("peak 508.0 MiB, 500.0 MiB of it charged to the limit of 500.0 MiB (files "
+                         "in use elsewhere are not)"),
+            std::string::npos)
+      << summary;
 }
 
 }  // namespace

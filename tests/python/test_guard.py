@@ -106,3 +106,26 @@ def test_a_command_that_is_not_there(plimsoll):
     done = plimsoll("--memory-limit", "1GiB", "--", "plimsoll-no-such-program")
     assert done.returncode == 1
     assert "plimsoll-no-such-program: no such program" in done.stderr
+
+
+def test_r66_the_peak_is_never_below_the_processes_own(plimsoll):
+    """Held and given back within a tenth of the time between two looks."""
+    brief = "import time; time.sleep(.3); x = bytearray(300 << 20); del x; time.sleep(.3)"
+    for more in ([], ["--no-cgroup"]):
+        done = plimsoll("--memory-limit", "600MiB", "--json", *more, "--", sys.executable, "-c", brief)
+        told = json.loads(done.stdout.splitlines()[-1])
+        assert told["process_peak_bytes"] >= 300 << 20
+        assert told["peak_bytes"] >= told["process_peak_bytes"]
+        assert "ended with status 0" in done.stderr and "; peak 3" in done.stderr, done.stderr
+
+
+def test_r61_a_fast_leak_is_told_as_growth_and_nothing_else(plimsoll):
+    if reason := MemoryCgroup.why_not():
+        pytest.skip(reason)
+    leak = ("import time\nkept = []\n"
+            "while True: kept.append(bytearray(2 << 20)); time.sleep(.04)")
+    done = plimsoll("--memory-limit", "192MiB", "--", sys.executable, "-c", leak)
+    assert done.returncode == 137
+    helps = [line for line in done.stderr.splitlines() if "would help" in line]
+    assert len(helps) == 1 and "grew steadily, by" in helps[0], done.stderr
+    assert "would only put off the end" in helps[0]
