@@ -15,6 +15,7 @@
     adopt                          a model made before the governor is leased from it (needs torch)
     TrainingStep                   a step that survives a refusal of memory, or leaves no trace
     info, limits, parse_bytes, format_bytes
+    log_to_mlflow                  a run's parameters and metrics, through MLflow's own library
     plimsoll.compat                TrainableEmbeddingManager and FeatureManager, as they were called
 
 `import plimsoll` works without torch. Import torch first, then make a Governor, and tensors are
@@ -34,6 +35,7 @@ from ._embedding import (SGD, Adagrad, Adam, AdamW, AdamWFresh, EmbeddingStore, 
 from ._features import FeatureStore, FeatureWriter
 from ._graphs import GraphBatch, GraphBatches, GraphSet, import_can, import_graphs
 from ._memory import Governor, Lease, format_bytes, limits, parse_bytes
+from ._mlflow import log_to_mlflow
 from ._plan import BatchPlan, MemoryBudget, plan_batch
 from ._program import evaluate, info, plan, resume, train
 from ._step import TrainingStep
@@ -47,6 +49,6 @@ __all__ = [
     "NotFoundError", "PoolState", "PressureReport", "RowAdagrad", "Rows", "SGD", "SampleOrder",
     "SlabPlan", "Split", "TrainingStep", "Uniform", "Zeros", "__version__", "adopt", "evaluate",
     "format_bytes", "import_can", "import_dataset",
-    "import_graphs", "info", "limits", "parse_bytes", "plan",
-    "plan_batch", "resume", "train",
+    "import_graphs", "info", "limits", "log_to_mlflow",
+    "parse_bytes", "plan", "plan_batch", "resume", "train",
 ]
