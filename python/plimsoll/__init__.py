@@ -13,6 +13,8 @@
     plan, train, resume, evaluate  whole recipes (need torch)
     plan_batch, BatchPlan          the largest batch that fits, before the first step (needs torch)
     adopt                          a model made before the governor is leased from it (needs torch)
+    save_checkpoint,               model, optimizer and random states, whole or not there
+    load_checkpoint
     TrainingStep                   a step that survives a refusal of memory, or leaves no trace
     info, limits, parse_bytes, format_bytes
     log_to_mlflow                  a run's parameters and metrics, through MLflow's own library
@@ -25,6 +27,7 @@ from __future__ import annotations
 
 from ._adopt import adopt
 from ._arrays import Columns
+from ._checkpoint import load_checkpoint, save_checkpoint
 from ._core import (Eviction, FeaturePlan, Ledger, LimitCandidate, LimitChange, LimitReport, PoolState,
                     PressureReport, SlabPlan)
 from ._core import version as __version__
@@ -49,6 +52,6 @@ __all__ = [
     "NotFoundError", "PoolState", "PressureReport", "RowAdagrad", "Rows", "SGD", "SampleOrder",
     "SlabPlan", "Split", "TrainingStep", "Uniform", "Zeros", "__version__", "adopt", "evaluate",
     "format_bytes", "import_can", "import_dataset",
-    "import_graphs", "info", "limits", "log_to_mlflow",
-    "parse_bytes", "plan", "plan_batch", "resume", "train",
+    "import_graphs", "info", "limits", "load_checkpoint", "log_to_mlflow",
+    "parse_bytes", "plan", "plan_batch", "resume", "save_checkpoint", "train",
 ]

@@ -190,6 +190,14 @@ class Loader:
         """Where the loader is: after the batch handed out last."""
         return self._state
 
+    def state_dict(self) -> dict[str, int]:
+        """`state` under its names, for plimsoll.save_checkpoint() and others of this protocol."""
+        return self._state._asdict()
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Goes to the state that state_dict() gave. Errors: as seek()."""
+        self.seek(LoaderState(**state))
+
     def seek(self, state: LoaderState | tuple[int, int, int]) -> None:
         """Goes to a state. Errors: ValueError for a position outside the epoch."""
         state = LoaderState(*state)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import sys
+from typing import Any
 
 
 class RandomStates:
@@ -22,6 +23,30 @@ class RandomStates:
         self._python = random.getstate()
         numpy = sys.modules.get("numpy")
         self._numpy = numpy.random.get_state() if numpy is not None else None
+
+    def to_plain(self) -> dict[str, Any]:
+        """The states as tensors, lists and numbers, for a checkpoint."""
+        import torch
+
+        states: dict[str, Any] = {"torch": torch.frombuffer(bytearray(self._torch), dtype=torch.uint8),
+                                  "cuda": self._cuda, "python": self._python, "numpy": None}
+        if self._numpy is not None:
+            name, keys, *rest = self._numpy
+            states["numpy"] = [name, keys.tolist(), *rest]
+        return states
+
+    @classmethod
+    def from_plain(cls, states: dict[str, Any]) -> RandomStates:
+        """Those that to_plain() gave, to be put back."""
+        made = cls.__new__(cls)
+        made._torch, made._cuda = states["torch"].numpy().tobytes(), states["cuda"]
+        made._python, made._numpy = states["python"], None
+        if states["numpy"] is not None:
+            import numpy
+
+            name, keys, *rest = states["numpy"]
+            made._numpy = (name, numpy.array(keys, numpy.uint32), *rest)
+        return made
 
     def put_back(self) -> None:
         """May be called more than once."""

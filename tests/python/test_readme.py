@@ -1,13 +1,58 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The README's first Python block runs as written, offline, in seconds; and again."""
+"""The README's first Python block, as printed: it learns, and resumes bit for bit wherever it is killed.
+
+Method: the block runs in processes of their own. One runs undisturbed. The others are killed at a random one
+of all their calls that read, change or save something, the saving ones' inner steps included, and started
+again until they finish. Then the bits of model, optimizer, random state and rows are compared.
+"""
+import os
 import pathlib
+import random
 import re
+import signal
 import subprocess
 import sys
 
 import pytest
 
+torch = pytest.importorskip("torch")
+import plimsoll  # noqa: E402
+
 README = pathlib.Path(__file__).resolve().parents[2] / "README.md"
+
+# Kills the process before or after the call whose number is given; counts them all otherwise.
+BEFORE = """
+import os, signal, sys
+import torch, plimsoll
+calls, fatal = 0, int(sys.argv[1])
+def count(*_):
+    global calls
+    calls += 1
+    if calls == fatal:
+        os.kill(os.getpid(), signal.SIGKILL)
+def watched(real):
+    def call(*arguments, **options):
+        count()
+        answer = real(*arguments, **options)
+        count()
+        return answer
+    return call
+for place, names in ((plimsoll.EmbeddingStore, "apply commit"), (torch.optim.AdamW, "step"), (torch, "save"),
+                     (os, "fsync replace")):
+    for name in names.split():
+        setattr(place, name, watched(getattr(place, name)))
+"""
+AFTER = """
+import hashlib, pickle
+digest = hashlib.sha256(pickle.dumps([[t.tolist() for t in model.state_dict().values()],
+                                      [[float(v.sum()) for v in s.values()] for s in optimizer.state.values()],
+                                      torch.get_rng_state().tolist()]))
+with plimsoll.Governor("4GiB") as governor:
+    again = plimsoll.EmbeddingStore.open(governor, "quickstart/items", rows=items)
+    assert again.last_commit == 300
+    again.scan(lambda ids, sequences, values: [digest.update(part.tobytes()) for part in (ids, sequences, values)])
+print("calls", calls, "bits", digest.hexdigest())
+"""
 
 
 def snippet() -> str:
@@ -16,18 +61,67 @@ def snippet() -> str:
     return found.group(1)
 
 
-def losses(folder: pathlib.Path) -> list[tuple[int, float]]:
-    done = subprocess.run([sys.executable, "-c", snippet()], cwd=folder, text=True,
-                          capture_output=True, timeout=300, check=False)
+def start(folder: pathlib.Path, fatal: int = 0) -> subprocess.CompletedProcess:
+    folder.mkdir(exist_ok=True)
+    return subprocess.run([sys.executable, "-c", BEFORE + snippet() + AFTER, str(fatal)], cwd=folder, text=True,
+                          capture_output=True, timeout=300, check=False,
+                          env={**os.environ, "OMP_NUM_THREADS": "1"})
+
+
+def finished(done: subprocess.CompletedProcess) -> tuple[int, str]:
     assert done.returncode == 0, done.stderr
-    assert "rows" in done.stdout  # The ledger names who holds what.
-    return [(int(step), float(loss))
-            for step, loss in re.findall(r"step (\d+): loss ([\d.]+)", done.stdout)]
+    calls, bits = re.search(r"calls (\d+) bits (\w+)", done.stdout).groups()
+    return int(calls), bits
 
 
-def test_the_quick_start_runs_and_learns(tmp_path):
-    pytest.importorskip("torch")
-    first = losses(tmp_path)
-    assert [step for step, _ in first] == [100, 200, 300]
-    assert first[-1][1] < 0.75 * first[0][1]
-    assert [step for step, _ in losses(tmp_path)] == [400, 500, 600]  # It goes on.
+def steps(done: subprocess.CompletedProcess) -> list[int]:
+    return [int(step) for step in re.findall(r"step (\d+): loss", done.stdout)]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory) -> subprocess.CompletedProcess:
+    return start(tmp_path_factory.mktemp("undisturbed"))
+
+
+def test_the_quick_start_runs_and_learns(undisturbed):
+    finished(undisturbed)
+    losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", undisturbed.stdout)]
+    assert steps(undisturbed) == [50, 100, 150, 200, 250, 300]
+    assert losses[-1] < 0.75 * losses[0]
+    assert "rows" in undisturbed.stdout  # The ledger names who holds what.
+
+
+def test_r31_killed_anywhere_the_quick_start_goes_on_to_the_same_bits(undisturbed, tmp_path):
+    calls, bits = finished(undisturbed)
+    fatal = random.randrange(calls // 4, calls)
+    print("killed at call", fatal)
+    killed = start(tmp_path / "run", fatal)
+    assert killed.returncode == -signal.SIGKILL
+    again = start(tmp_path / "run")
+    assert finished(again)[1] == bits
+    assert steps(again)[0] > 50 and steps(again)[-1] == 300  # From the last commit, not from the beginning.
+    third = start(tmp_path / "run")
+    assert finished(third)[1] == bits and steps(third) == []  # Nothing is left to do.
+
+
+@pytest.mark.slow
+def test_r31_killed_again_and_again_it_ends_in_the_same_bits(undisturbed, tmp_path):
+    calls, bits = finished(undisturbed)
+    for seed in range(10):
+        chosen, lives = random.Random(seed), 0
+        while (done := start(tmp_path / str(seed), chosen.randrange(1, calls // 2))).returncode != 0:
+            assert done.returncode == -signal.SIGKILL, done.stderr
+            lives += 1
+        assert lives > 0 and finished(done)[1] == bits, f"seed {seed}, {lives} kills"
+
+
+@pytest.mark.slow
+def test_r31_killed_at_every_call_of_a_commit_it_ends_in_the_same_bits(undisturbed, tmp_path):
+    """The second checkpoint and commit: every call between the optimizer's step and the next batch."""
+    _, bits = finished(undisturbed)
+    a_step = 4  # Calls of one step: before and after each of the optimizer's step and apply().
+    first = 100 * a_step
+    for fatal in range(first, first + 40):
+        folder = tmp_path / str(fatal)
+        assert start(folder, fatal).returncode == -signal.SIGKILL
+        assert finished(start(folder))[1] == bits, f"call {fatal}"
