@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random runs of `train cosir` and `train can-kd`, each in a child process in a cgroup of its limit.
+"""Random runs of `train cosir`, `train can-kd` and of loops of users' own, each in a cgroup of its limit.
 
 A run completes inside its limit, or is refused before its first step naming the smallest limit that
 would do; then that limit, in whole MiB, must complete. Nothing is ever killed. Model, data, batch
-and limit are drawn from (seed, run); each outcome is one line of JSON.
+and limit are drawn from (seed, run); each outcome is one line of JSON. Loops are random_loops.py's;
+they need the package.
 
-    PLIMSOLL_PROGRAM=build/dev/bin/plimsoll python -m tests.budget.random_runs --runs 1000 --seed 1 \\
-        --out runs.jsonl
+    PLIMSOLL_PROGRAM=build/dev/bin/plimsoll PYTHONPATH=build/dev/python \\
+        python -m tests.budget.random_runs --runs 1000 --seed 1 --out runs.jsonl --loops 0.3
 """
 import argparse
 import collections
+import contextlib
 import json
 import os
 import pathlib
@@ -20,22 +22,19 @@ import subprocess
 import sys
 import tempfile
 
+from tests.budget.random_loops import References, Wrong, drawn_loop, run_loop
 from tests.support.can_traffic import write_traffic
 from tests.support.cgroup import MemoryCgroup
 
 MIB = 1 << 20
-
-
-class Wrong(AssertionError):
-    """A run that was killed, passed its limit, or was promised a limit that did not do."""
-
-
 PAIRS = (600, 1500, 4000, 9000)   # Of image and text.
 WINDOWS = (60, 300, 1200)         # Of traffic.
 
 
-def drawn(seed: int, index: int) -> dict:
-    """The options of one run: every third is of graphs."""
+def drawn(seed: int, index: int, loops: float = 0) -> dict:
+    """The options of one run: that share of them is of loops, every third of the others of graphs."""
+    if random.Random(f"{seed}/{index}/kind").random() < loops:
+        return drawn_loop(random.Random(f"{seed}/{index}/loop"))
     dice = random.Random(f"{seed}/{index}")
     return drawn_graphs(dice) if index % 3 == 2 else drawn_pairs(dice)
 
@@ -105,9 +104,8 @@ def train(program: str, data: pathlib.Path, out: pathlib.Path, options: dict, li
     return run
 
 
-def one(program: str, seed: int, index: int, folder: pathlib.Path,
-        data_of: dict[str, pathlib.Path]) -> dict:
-    options = drawn(seed, index)
+def train_drawn(program: str, options: dict, folder: pathlib.Path,
+                data_of: dict[str, pathlib.Path]) -> dict:
     limit = options["limit_mib"]
     data, out = data_of[options["data"]], folder / "run"
     tried = []
@@ -119,9 +117,8 @@ def one(program: str, seed: int, index: int, folder: pathlib.Path,
             if summary["status"] != "finished":
                 raise Wrong(f"{options} at {limit} MiB: {summary['status']}, "
                             f"{summary['stop_reason']}")
-            return {"index": index, **options, "outcome": "finished" if len(tried) == 1 else "refused",
-                    "limits": tried, "peak_mib": run.peak_resident_bytes >> 20,
-                    "seconds": round(run.seconds, 2)}
+            return {**options, "outcome": "finished" if len(tried) == 1 else "refused", "limits": tried,
+                    "peak_mib": run.peak_resident_bytes >> 20, "seconds": round(run.seconds, 2)}
         named = re.findall(r"a limit of (\d+) ?MiB would do", run.stderr)
         if not named or int(named[-1]) <= limit:
             raise Wrong(f"{options} at {limit} MiB: no larger limit is named: {run.stderr[-600:]}")
@@ -136,6 +133,7 @@ def main() -> int:
     parser.add_argument("--program", default=os.environ.get("PLIMSOLL_PROGRAM", ""))
     parser.add_argument("--runs", type=int, default=30)
     parser.add_argument("--first", type=int, default=0, help="index of the first run")
+    parser.add_argument("--loops", type=float, default=0, help="share of runs that are Python loops [0]")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=pathlib.Path, help="a line of JSON a run is appended here")
     parser.add_argument("--work", default="build", help="where data and runs are made [build]")
@@ -146,21 +144,26 @@ def main() -> int:
         print(f"random_runs: skipped: {reason}")
         return 0
     seen: collections.Counter = collections.Counter()
-    with tempfile.TemporaryDirectory(dir=options.work) as name:
+    with tempfile.TemporaryDirectory(dir=options.work) as name, \
+            References() if options.loops else contextlib.nullcontext() as references:
         folder = pathlib.Path(name).resolve()
-        data_of = make_data(options.program, folder)
+        data_of = make_data(options.program, folder) if options.loops < 1 else {}
         for index in range(options.first, options.first + options.runs):
+            run = drawn(options.seed, index, options.loops)
             try:
-                line = one(options.program, options.seed, index, folder, data_of)
+                if run.get("kind") == "loop":
+                    line = run_loop(run, folder / "loop", references)
+                else:
+                    line = train_drawn(options.program, run, folder, data_of)
             except Wrong as wrong:
                 print(f"run {index} of seed {options.seed}: {wrong}", flush=True)
                 if not options.keep_going:
                     return 1
-                line = {"index": index, "outcome": "wrong", "why": str(wrong)[:500]}
+                line = {**run, "outcome": "wrong", "why": str(wrong)[:1500]}
             seen[line["outcome"]] += 1
             if options.out:
                 with open(options.out, "a", encoding="utf-8") as file:
-                    file.write(json.dumps({"seed": options.seed, **line}) + "\n")
+                    file.write(json.dumps({"seed": options.seed, "index": index, **line}) + "\n")
     print(json.dumps({"seed": options.seed, "runs": options.runs, **seen}))
     return 1 if seen["wrong"] else 0
 

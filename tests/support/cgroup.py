@@ -30,6 +30,7 @@ class Run:
     stdout: str
     stderr: str
     peak_resident_bytes: int    # VmHWM, as the kernel accounted it at the child's end.
+    tree_peak_bytes: int        # Most that all processes together were seen to hold; see _tree_bytes().
     group_peak_bytes: int       # The cgroup's own peak; counts clean page cache too.
     oom_kills: int
     seconds: float
@@ -117,6 +118,27 @@ class MemoryCgroup:
         join = f'echo $$ > "{self.folder}/cgroup.procs" && exec "$@"'
         return subprocess.Popen(["sh", "-c", join, "sh", *map(str, command)], **options)
 
+    def _tree_bytes(self) -> int:
+        """What the group's processes hold now and the kernel could not simply drop, and their code.
+
+        Anonymous and shared memory is charged to the group once, however many processes map it. Mapped
+        files may be charged to another group that read them first, so they are taken from the process
+        that maps most of them: libraries, which the others share with it.
+        """
+        names = ("total_rss", "total_shmem") if self.version == 1 else ("anon", "shmem")
+        held, mapped = 0, [0]
+        for line in (self.folder / "memory.stat").read_text().splitlines():
+            key, value = line.split()
+            held += int(value) if key in names else 0
+        for pid in (self.folder / "cgroup.procs").read_text().split():
+            try:
+                status = pathlib.Path(f"/proc/{pid}/status").read_text()
+            except OSError:  # It has ended meanwhile.
+                continue
+            mapped += [int(line.split()[1]) << 10 for line in status.splitlines()
+                       if line.startswith("RssFile:")]
+        return held + max(mapped)
+
     def run(self, command: list[str], timeout: float = 3600, echo: bool = False, **options) -> Run:
         """Runs `command` inside the group to its end; kills it after `timeout` seconds."""
         began = time.monotonic()
@@ -133,7 +155,14 @@ class MemoryCgroup:
                 if echo:
                     print(line, end="", flush=True)
 
+        ended, highest = threading.Event(), [0]
+
+        def watch():
+            while not ended.wait(0.02):
+                highest[0] = max(highest[0], self._tree_bytes())
+
         readers = [threading.Thread(target=drain, args=(name,)) for name in texts]
+        readers.append(threading.Thread(target=watch))
         for reader in readers:
             reader.start()
         killer = threading.Timer(timeout, lambda: os.kill(child.pid, signal.SIGKILL))
@@ -141,11 +170,12 @@ class MemoryCgroup:
         _, status, usage = os.wait4(child.pid, 0)
         killer.cancel()
         child.returncode = os.waitstatus_to_exitcode(status)
+        ended.set()
         for reader in readers:
             reader.join()
         peak = "memory.max_usage_in_bytes" if self.version == 1 else "memory.peak"
         return Run(child.returncode, texts["stdout"], texts["stderr"], usage.ru_maxrss * 1024,
-                   self._number(peak), self.oom_kills(), time.monotonic() - began)
+                   max(highest[0], usage.ru_maxrss * 1024), self._number(peak), self.oom_kills(), time.monotonic() - began)
 
 
 def main() -> int:
