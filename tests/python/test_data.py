@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """SampleOrder, Split and Loader."""
+import time
+
 import numpy as np
 import pytest
 
@@ -95,7 +97,12 @@ def test_drop_last_columns_and_upcoming_ids(governor, store):
     assert list(batch) == ["y"]
     assert loader.upcoming_ids().tolist() == loader.next().ids.tolist()
     assert [len(ids) for ids in ids_of(loader.epoch(4))] == [20] * 10
-    assert loader.slots >= 2 and loader.slot_bytes > 0 and loader.stall_ns >= 0
+    began = time.perf_counter_ns()
+    with plimsoll.Loader.open(governor, store, batch_rows=20, columns=["y"],
+                              queue=3 * loader.slot_bytes) as small:
+        assert small.slots == 3 and small.slot_bytes == loader.slot_bytes >= 20 * 4
+        assert small.stall_ns == 0 and len(list(small)) == 11
+        assert 0 < small.stall_ns <= time.perf_counter_ns() - began
 
 
 def test_a_split_holds_out_whole_groups(governor, store):

@@ -111,7 +111,7 @@ def test_tensors_are_leased_between_entry_and_exit():
     with plimsoll.Governor("2GiB") as governor:
         assert governor.arena_attached
         before = tensors_leased(governor)
-        inside = torch.empty(8 * MIB, dtype=torch.uint8)
+        inside = torch.full((8 * MIB,), 7, dtype=torch.uint8)
         assert extension.owns(inside.data_ptr())
         assert tensors_leased(governor) >= before + 8 * MIB
         del outside
@@ -119,9 +119,9 @@ def test_tensors_are_leased_between_entry_and_exit():
         assert tensors_leased(governor) >= before + 40 * MIB
         del rows
     assert not governor.arena_attached
-    assert inside.sum() >= 0  # Outlives the governor.
-    after = torch.empty(4 * MIB, dtype=torch.uint8)
-    assert after.numel() == 4 * MIB
+    assert inside.sum() == 7 * 8 * MIB  # Outlives the governor.
+    after = torch.full((4 * MIB,), 5, dtype=torch.uint8)
+    assert not extension.owns(after.data_ptr()) and after.sum() == 5 * 4 * MIB
 
 
 def test_a_refusal_inside_torch_is_torchs_error_with_our_text(governor):
@@ -143,13 +143,18 @@ def test_a_refusal_of_our_own_call_is_budget_exceeded(governor, tmp_path):
 
 def test_a_tensor_born_before_the_arena_is_freed_after():
     global born_before
+    passed_through = torch.randn(64, 64)  # By our allocator, but with no governor.
     with plimsoll.Governor("2GiB"):
+        wanted = born_before.double() @ born_before.double()
         product = born_before @ born_before
-        frees = extension.arena_stats()["foreign_frees"]
-        del born_before
         gc.collect()
-        assert extension.arena_stats()["foreign_frees"] >= frees
-        assert torch.isfinite(product).all()
+        before = extension.arena_stats()
+        del born_before  # Freed by the allocator that made it.
+        assert extension.arena_stats() == before
+        del passed_through
+        assert extension.arena_stats()["foreign_frees"] == before["foreign_frees"] + 1
+        assert extension.arena_stats()["live_bytes"] == before["live_bytes"]
+        assert torch.allclose(product.double(), wanted, atol=1e-3)
 
 
 def test_a_training_cell_may_run_twice(tmp_path):

@@ -122,7 +122,6 @@ def test_what_others_see_is_left_alone(tmp_path):
                 plimsoll.adopt(part)
     with pytest.raises(ValueError, match="no governor leases tensors"):
         plimsoll.adopt(plain)
-    assert governor is not None
 
 
 class Squares(torch.utils.data.Dataset):
@@ -130,8 +129,10 @@ class Squares(torch.utils.data.Dataset):
         return 64
 
     def __getitem__(self, index):
-        made = torch.full((256, 256), float(index)) ** 2  # In the worker: passes through, leases nothing.
-        return made, torch.tensor(plimsoll.Governor.current() is not None)
+        before = extension.arena_stats()["leased_bytes"]
+        made = torch.full((256, 256), float(index)) ** 2
+        after = extension.arena_stats()["leased_bytes"]
+        return made, torch.tensor([extension.owns(made.data_ptr()), after != before])
 
 
 @pytest.mark.parametrize("persistent", [False, True])
@@ -139,17 +140,19 @@ def test_fork_with_dataloader_workers(persistent):
     with plimsoll.Governor("2GiB") as governor:
         model = torch.nn.Linear(256, 256)
         before = governor.ledger().pools["tensors"].leased_bytes
+        assert Squares()[0][1][0]  # Here tensors are the arena's …
         loader = torch.utils.data.DataLoader(Squares(), batch_size=8, num_workers=2, persistent_workers=persistent,
                                              multiprocessing_context="fork")
         for _ in range(2):
             seen = 0
-            for batch, _ in loader:
+            for batch, leased in loader:
+                assert not leased.any()  # … and in a worker they are not, and lease nothing.
                 assert batch.is_shared()
                 assert torch.equal(batch[:, 0, 0], torch.arange(seen, seen + 8.0) ** 2)
                 model(batch).sum().backward()
                 seen += 8
             assert seen == 64
-        del loader, batch
+        del loader, batch, leased
         model.zero_grad(set_to_none=True)
         governor.clean_up()
         assert governor.ledger().pools["tensors"].leased_bytes <= before + MIB
