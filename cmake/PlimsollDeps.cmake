@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# Finds the libraries of DESIGN §10. Without root, tools/setup.sh unpacks them into .deps.
+# Finds the libraries that Plimsoll is built with. Without root, tools/setup.sh unpacks them into .deps.
 if(EXISTS ${CMAKE_CURRENT_SOURCE_DIR}/.deps/usr)
   list(APPEND CMAKE_PREFIX_PATH ${CMAKE_CURRENT_SOURCE_DIR}/.deps/usr)
 endif()

@@ -7,8 +7,11 @@
 
 Rules: layering of includes, torch headers only where allowed, file and line length, SPDX lines,
 header pragma, banned names, sources owned by a CMakeLists.txt, folder READMEs, empty error
-messages, clang-format (when clang-format-14 is there), and paths named in the documentation.
+messages, clang-format (when clang-format-14 is there), references that the repository cannot resolve
+(paths in documentation and comments, pages that are not here, codes in names of tests without an entry in
+tests/issues/README.md), and asserts that cannot fail.
 """
+import ast
 import pathlib
 import re
 import shutil
@@ -37,6 +40,15 @@ BANNED_TYPE = re.compile(r"\b(?:class|struct)\s+(?:\[\[\w+\]\]\s+)?\w*(Util|Help
 BANNED_EXEMPT = re.compile(r"compat|TrainableEmbeddingManager|FeatureManager")
 EMPTY_MESSAGE = re.compile(r'(?:throw \w[\w:]*|fail|make_error)\((?:[^;"]*[^=;" ] ?)?""\s*\)')
 DOC_PATH = re.compile(r"`((?:src|include|docs|tools|tests|bench|cmake|python|cli|data)/[\w./-]+)`")
+# The same in comments and docstrings, where a path has no quotes and a file a suffix.
+PLAIN_PATH = re.compile(r"(?<![\w./{-])((?:src|include|docs|tools|tests|bench|cmake|python|cli|data)"
+                        r"/(?:[\w.-]+/)*[\w-]+\.(?:h|cpp|py|md|txt|sh|cmake|svg|json|jsonl))\b")
+COMMENT = {True: re.compile(r"^\s*//|\s//\s"), False: re.compile(r"^\s*#|\s#\s")}  # C++; others.
+PAGE_ELSEWHERE = re.compile(r"\b(?:DESIGN|REQUIREMENTS|REVIEW|RUNS|WATCH|EXAMPLES)(?:\.md|'s\b|\s*§)")
+REFERENCES_EXEMPT = {"tools/tidy.py"}  # It plants them.
+LEGEND = "tests/issues/README.md"
+TEST_CODE = re.compile(r"(?:\bdef test_|\bTEST(?:_[FP])?\(\s*|, ?|_)([ckmrtCKMRT]\d{1,2})(?=_|[A-Z]\w*(?:Test)?\b)")
+IDLE_CPP = re.compile(r"(?:EXPECT|ASSERT)_TRUE\(true\)|(?:EXPECT|ASSERT)_FALSE\(false\)|\bSUCCEED\(\)")
 LINE_MAX, HEADER_MAX, SOURCE_MAX = 100, 300, 800
 
 
@@ -112,20 +124,67 @@ def check_owned(root: pathlib.Path, sources: list[str]):
             yield source, 1, "listed in no CMakeLists.txt"
 
 
+def check_references(root: pathlib.Path, relative: str, lines: list[str], codes: set[str]):
+    """Paths and pages that are named must be there, and codes in names of tests have an entry."""
+    document = relative.endswith(".md")
+    comment = COMMENT[relative.endswith((".h", ".cpp"))]
+    tests = relative.startswith("tests/") or relative.endswith("_test.cpp")
+    for number, line in enumerate(lines, 1):
+        named = DOC_PATH.findall(line) if document else PLAIN_PATH.findall(line) if comment.search(line) else []
+        for name in named:
+            if not any((root / above / name.rstrip("/.")).exists() for above in ("", "src")):
+                yield number, f"names {name}, which does not exist"
+        if match := PAGE_ELSEWHERE.search(line):
+            yield number, f"cites {match.group(0)}, a page that is not in the repository"
+        if tests and not document and re.match(r"\s*(?:def |TEST)", line):
+            for code in TEST_CODE.findall(line):
+                if (plain := code[0].upper() + str(int(code[1:]))) not in codes:
+                    yield number, f"a test named after {plain}, which {LEGEND} does not explain"
+
+
+def check_asserts(relative: str, text: str):
+    """Asserts that hold whatever the code under test does, and comparisons whose answer nobody takes."""
+    try:
+        tree = ast.parse(text)
+    except SyntaxError as error:
+        yield error.lineno or 1, "is not Python"
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, (ast.Compare, ast.BoolOp)):
+            yield node.lineno, "a comparison whose answer nobody takes"
+        if not isinstance(node, ast.Assert):
+            continue
+        test = node.test
+        if isinstance(test, ast.Tuple) or not any(isinstance(part, (ast.Name, ast.Call)) for part in ast.walk(test)):
+            yield node.lineno, "an assert that cannot fail: it tests a constant"
+        elif isinstance(test, ast.BoolOp) and isinstance(test.op, ast.Or) and any(
+                isinstance(part, ast.Constant) and part.value for part in test.values):
+            yield node.lineno, "an assert that cannot fail: one side of `or` is always true"
+        for part in test.values if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) else [test]:
+            if re.fullmatch(r"[\w.\[\]'\"]*(?:_ns|_bytes|_count|\.sum\(\)|len\(.*\)) >= 0", ast.unparse(part)):
+                yield node.lineno, "an assert that cannot fail: a count is never negative"
+
+
 def check_tree(root: pathlib.Path, clang_format: bool = True) -> list[str]:
     problems: list[str] = []
     sources: list[str] = []
+    legend = root / LEGEND
+    codes = set(re.findall(r"^\| ([CKMRT]\d+) \|", legend.read_text(encoding="utf-8") if legend.exists() else "", re.M))
     for path in files(root):
         relative = path.relative_to(root).as_posix()
+        if path.suffix in {".h", ".cpp", ".py", ".md", ".sh", ".cmake"} and relative not in REFERENCES_EXEMPT:
+            text = path.read_text(encoding="utf-8")
+            found = list(check_references(root, relative, text.splitlines(), codes))
+            if path.suffix == ".py" and relative.startswith("tests/"):
+                found += check_asserts(relative, text)
+            if path.suffix == ".cpp" and IDLE_CPP.search(text):
+                found.append((text.count("\n", 0, IDLE_CPP.search(text).start()) + 1,
+                              "an assert that cannot fail: it tests a constant"))
+            problems += [f"{relative}:{number}: {what}" for number, what in found]
         if path.suffix in {".h", ".cpp"}:
             sources.append(relative)
             lines = path.read_text(encoding="utf-8").splitlines()
             problems += [f"{relative}:{number}: {text}" for number, text in check_source(relative, lines)]
-        elif path.suffix == ".md":
-            for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-                for name in DOC_PATH.findall(line):
-                    if not (root / name.rstrip("/.")).exists():
-                        problems.append(f"{relative}:{number}: names {name}, which does not exist")
     problems += [f"{name}:{number}: {text}" for name, number, text in check_owned(root, sources)]
     for folder in sorted((root / "src").iterdir()) if (root / "src").exists() else []:
         readme = folder / "README.md"
@@ -162,6 +221,15 @@ def selftest() -> int:
         "src/base/k.cpp": (good + "\n" * 900, "lines, the limit"),
         "src/base/orphan.cpp": (good, "listed in no CMakeLists.txt"),
         "docs/l.md": ("see `src/nowhere/x.cpp`\n", "does not exist"),
+        "src/base/n.cpp": (good + "// see docs/nowhere.md\n", "does not exist"),
+        "python/o.py": ("# Source: DESIGN §7.\n", "cites DESIGN §"),
+        "tests/python/test_p.py": ("def test_r99_holds():\n    assert f()\n", "named after R99"),
+        "src/base/q_test.cpp": (good + "TEST(R98Lock, Holds) {}\n", "named after R98"),
+        "tests/test_r.py": ("def test_a():\n    assert True\n", "cannot fail"),
+        "tests/test_s.py": ("def test_a():\n    assert f() or True\n", "cannot fail"),
+        "tests/test_t.py": ("def test_a(x):\n    assert x == 1 and x.stall_ns >= 0\n", "cannot fail"),
+        "tests/test_u.py": ("def test_a(x):\n    x == 1\n", "nobody takes"),
+        "src/base/v_test.cpp": (good + "TEST(A, B) { SUCCEED(); }\n", "cannot fail"),
         "cli/m.cpp": (good + '#include "store/pages.h"\n', "cli may include only"),
     }
     failures = 0

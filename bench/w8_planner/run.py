@@ -26,7 +26,7 @@ MIB = 1 << 20
 
 
 def original_formula(step, rows: int) -> float:
-    """compute_batch_size's terms (REQUIREMENTS §2.2, mode "measured") at a batch of `rows`."""
+    """KD-GAT's compute_batch_size in mode "measured": its terms at a batch of `rows`."""
     parameters = sum(p.numel() * p.element_size() for p in step.model.parameters())
     teacher = sum(p.numel() * p.element_size() for p in step.teacher.parameters()) \
         if step.teacher is not None else 0

@@ -2,7 +2,7 @@
 //
 // EmbeddingStore: one trainable row per id, with its optimizer state, inside a fixed slab.
 //
-// A table may be larger than its slab by any factor. A row is one contiguous record
+// A table may be many times larger than its slab (plan(): floor_bytes). A row is one record
 // (id | sequence | crc32c | weights | optimizer slots), so weights and moments never tear apart.
 // Rows that were never written are not on disk: they are computed from the table's initialiser,
 // seeded per id. Changes become durable, all together, at commit(step).

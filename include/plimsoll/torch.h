@@ -67,7 +67,7 @@ Result<CleanUp> clean_up();
 
 /// Fixes what makes torch's results depend on the run: deterministic algorithms on, memory not
 /// filled, `compute_threads` threads. MKL_CBWR must be set before the process first multiplies;
-/// returns an error when it is not. Source: DESIGN §7.
+/// returns an error when it is not.
 Result<void> make_deterministic(int compute_threads);
 
 /// Fixes glibc's thresholds and number of heaps, and caps oneDNN's cache of primitives (256,

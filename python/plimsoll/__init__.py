@@ -9,7 +9,7 @@
     FeatureStore, FeatureWriter    read-only named columns per id
     Loader, Split, SampleOrder     batches in a seeded order
     import_can, GraphSet           graphs of CAN-bus frames, and batches of them
-    import_dataset                 any Python dataset becomes a FeatureStore
+    import_dataset                 a dataset of fixed-shape arrays becomes a FeatureStore
     plan, train, resume, evaluate  whole recipes (need torch)
     plan_batch, BatchPlan          the largest batch that fits, before the first step (needs torch)
     adopt                          a model made before the governor is leased from it (needs torch)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""import_dataset(): any Python dataset of arrays becomes a FeatureStore, in bounded memory.
+"""import_dataset(): a dataset of numbers and fixed-shape arrays becomes a FeatureStore, in bounded memory.
 
 Reading order: import_dataset(), _items(), _Chunk.
 Memory: one chunk of about 4 MiB, and one item at a time.

@@ -195,8 +195,10 @@ class Rows:
 class EmbeddingStore:
     """One trainable row per id, with its optimizer state, inside a fixed slab of memory.
 
-    The table may be larger than the slab by any factor. Rows that were never changed take no disk:
-    they are computed from `init`. Changes are durable, all together, after commit(step).
+    The table may be many times larger than the slab. The slab holds an index of the table's pages, so its
+    least size grows with the table: 6.8 GiB for 10⁹ rows of 128 floats with AdamW (plan().floor_bytes).
+    Rows that were never changed take no disk: they are computed from `init`. Changes are durable, all
+    together, after commit(step).
 
         users = plimsoll.EmbeddingStore.open(governor, "users", rows=10_000_000, dim=64)
         rows = users.gather(ids)

@@ -172,7 +172,7 @@ def plan_batch(step: Callable[[int], Any] | None = None, *, model: Any = None,
         print(plan)                                 # The size, what holds the peak, what would help.
 
     Real steps of a few small sizes are traced, replayed at larger ones, and the answer is run once
-    (DESIGN §7). Afterwards modes, parameters, buffers, gradients, optimizer states and random states
+    (docs/decisions/0011-plans-from-replayed-traces.md). Afterwards modes, parameters, buffers, gradients, optimizer states and random states
     are bit for bit what they were; what `step` changes beside them is the caller's, or goes into
     `others`.
 

@@ -5,7 +5,7 @@
 // It traces small steps, models them (step_model.h), searches the largest size that the model
 // admits, and runs one real step of that size. Where that step did something else than predicted
 // (kernels choose other algorithms for other sizes), its trace opens a new region of sizes and the
-// search goes on there. Source: DESIGN §7.
+// search goes on there (docs/decisions/0011-plans-from-replayed-traces.md).
 // Reading order: step_trace.h, step_model.h, this file.
 //
 // Threads: the thread that trains.

@@ -5,7 +5,7 @@
 // From traces of the same step at a few sizes. Every block gets the simplest of: a constant, a
 // line, a parabola in the rows; for graphs also a sum in graphs, nodes and edges. Replaying the
 // event list keeps lifetimes, so it sees the peak move from one operator to another, which a line
-// through measured peaks cannot. Source: DESIGN §7; xMem (arXiv 2510.21048) for the idea of
+// through measured peaks cannot. Source: xMem (arXiv 2510.21048) for the idea of
 // replaying an allocator over a step's events. Reading order: step_trace.h, this file,
 // batch_plan.h.
 //

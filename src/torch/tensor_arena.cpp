@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The arena as torch's CPU allocator: DESIGN §4.
+// The arena as torch's CPU allocator.
 //
 // oneDNN frees through whichever allocator is current, so our deleter meets blocks that the
 // displaced allocator made before us. It knows them by their address and hands them on. For the
