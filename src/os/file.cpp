@@ -84,6 +84,12 @@ Result<File> File::open(const std::filesystem::path& path, FileMode mode, bool d
   }
   File file;
   file.path_ = path;
+  if (mode != FileMode::kRead) {
+    if (const auto fault = ask_file_fault(FileCall::kOpenToWrite); fault.fails) {
+      errno = fault.os_errno;
+      return open_failed(path);
+    }
+  }
   std::optional<UnsyncedGuard> creation;
   if (mode == FileMode::kCreate) {
     creation.emplace(UnsyncedGuard::of_create(path));

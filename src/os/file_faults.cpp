@@ -16,10 +16,13 @@ Mutex faults_mutex;
 FileFault current PLIMSOLL_GUARDED_BY(faults_mutex);
 std::int64_t calls PLIMSOLL_GUARDED_BY(faults_mutex) = 0;
 
+bool matches(FileCall call, FileCall armed_call) noexcept {
+  return call == armed_call || (armed_call == FileCall::kAny && call < FileCall::kAny);
+}
+
 FaultVerdict count_and_judge(FileCall call, std::int64_t& delay_us) noexcept {
   MutexLock lock(faults_mutex);
-  if (!armed.load(std::memory_order_relaxed) ||
-      (call != current.call && (current.call != FileCall::kAny || call == FileCall::kAioRead))) {
+  if (!armed.load(std::memory_order_relaxed) || !matches(call, current.call)) {
     return {};
   }
   ++calls;

@@ -15,8 +15,18 @@
 namespace plimsoll {
 
 /// kAioRead: a read of a batch that goes to the kernel at once; while any other kind is armed there
-/// are no such batches.
-enum class FileCall : std::uint8_t { kRead, kWrite, kSync, kRename, kAny, kAioRead };
+/// are no such batches. kOpenToWrite: opening a file to change it (a read-only disk); kLock: taking
+/// a lock (a file system without them). kAny is none of these three.
+enum class FileCall : std::uint8_t {
+  kRead,
+  kWrite,
+  kSync,
+  kRename,
+  kAny,
+  kAioRead,
+  kOpenToWrite,
+  kLock
+};
 
 struct FileFault {
   FileCall call{FileCall::kWrite};

@@ -10,6 +10,10 @@
 #include <pthread.h>
 #include <unistd.h>
 
+#include <fmt/format.h>
+
+#include "base/check.h"
+
 namespace plimsoll {
 namespace {
 
@@ -40,6 +44,17 @@ namespace {
 
 std::uint64_t fork_generation() noexcept {
   return generation.load(std::memory_order_relaxed);
+}
+
+Result<void> ForkMark::check(const std::filesystem::path& opened, const char* call,
+                             const char* advice) const {
+  if (!forked()) {
+    return {};
+  }
+  return fail(ErrorCode::kInvalidArgument,
+              fmt::format("{}: {}() in a process that was forked after it was opened",
+                          opened.string(), call),
+              advice);
 }
 
 OwnDescriptor OwnDescriptor::open(const std::filesystem::path& path, int flags) noexcept {

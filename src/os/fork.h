@@ -13,6 +13,9 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <memory>
+
+#include "plimsoll/result.h"
 
 namespace plimsoll {
 
@@ -24,10 +27,23 @@ class ForkMark {
  public:
   /// Whether this process is a forked child (or its child) of the one that made the mark.
   [[nodiscard]] bool forked() const noexcept { return generation_ != fork_generation(); }
+  /// Errors: kInvalidArgument in a forked child: `call`() of what was `opened`.
+  [[nodiscard]] Result<void> check(const std::filesystem::path& opened, const char* call,
+                                   const char* advice = "open it in this process") const;
 
  private:
   std::uint64_t generation_{fork_generation()};
 };
+
+/// Destroys what `held` owns; in a forked child of the process that made `mark` leaves it as it is,
+/// as its threads cannot be joined there and its files are another process's.
+template <class T>
+void destroy_if_own(std::unique_ptr<T>& held, const ForkMark& mark) noexcept {
+  if (mark.forked()) {
+    static_cast<void>(held.release());
+  }
+  held.reset();
+}
 
 /// A descriptor that a forked child does not inherit: there get() is −1.
 class OwnDescriptor {

@@ -78,12 +78,12 @@ TEST_F(ForkTest, AChildHasNoneOfTheDescriptors) {
 
 // A worker that outlives its killed parent must not keep the parent's lock.
 TEST_F(ForkTest, ALockEndsWithItsOwnerThoughAChildLives) {
-  RangeLocks other = RangeLocks::open(path_, true).or_throw();
+  RangeLocks other = RangeLocks::open(path_, RangeLocks::Access::kReadWrite).or_throw();
   int hold[2];
   ASSERT_EQ(::pipe(hold), 0);
   ::pid_t child = -1;
   {
-    RangeLocks owner = RangeLocks::open(path_, true).or_throw();
+    RangeLocks owner = RangeLocks::open(path_, RangeLocks::Access::kReadWrite).or_throw();
     ASSERT_EQ(owner.try_lock(0, RangeLocks::Kind::kExclusive), RangeLocks::Taken::kYes);
     child = ::fork();
     if (child == 0) {

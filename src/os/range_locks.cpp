@@ -8,6 +8,8 @@
 
 #include <fmt/format.h>
 
+#include "os/file_faults.h"
+
 namespace plimsoll {
 namespace {
 
@@ -35,11 +37,20 @@ int control(int descriptor, int command, struct flock& lock) noexcept {
 
 }  // namespace
 
-Result<RangeLocks> RangeLocks::open(const std::filesystem::path& path, bool writable) {
+Result<RangeLocks> RangeLocks::open(const std::filesystem::path& path, Access access) {
+  const int flags = access == Access::kRead        ? O_RDONLY
+                    : access == Access::kReadWrite ? O_RDWR
+                                                   : O_RDWR | O_CREAT | O_NOFOLLOW;
   RangeLocks locks;
-  locks.file_ = OwnDescriptor::open(path, writable ? O_RDWR : O_RDONLY);
-  if (locks.file_.get() >= 0) {
-    return locks;
+  const FaultVerdict fault =
+      access == Access::kRead ? FaultVerdict{} : ask_file_fault(FileCall::kOpenToWrite);
+  if (fault.fails) {
+    errno = fault.os_errno;
+  } else {
+    locks.file_ = OwnDescriptor::open(path, flags);
+    if (locks.file_.get() >= 0) {
+      return locks;
+    }
   }
   if (errno == ENOENT) {
     return fail(ErrorCode::kNotFound, fmt::format("{}: no such file or directory", path.string()));
@@ -66,6 +77,10 @@ void RangeLocks::unlock_all() noexcept {
 }
 
 RangeLocks::Taken RangeLocks::try_lock(std::int64_t byte, Kind kind) noexcept {
+  if (const FaultVerdict fault = ask_file_fault(FileCall::kLock); fault.fails) {
+    errno = fault.os_errno;
+    return Taken::kNoLocksThere;
+  }
   struct flock lock = range(type_of(kind), byte, 1);
   if (control(file_.get(), F_OFD_SETLK, lock) == 0) {
     return Taken::kYes;

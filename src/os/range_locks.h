@@ -21,10 +21,11 @@ namespace plimsoll {
 class RangeLocks {
  public:
   enum class Kind : std::uint8_t { kShared, kExclusive /* needs a writable file */ };
+  enum class Access : std::uint8_t { kRead, kReadWrite, kCreate /* where there is no file */ };
   enum class Taken : std::uint8_t { kYes, kHeldByOthers, kNoLocksThere };
 
-  /// Errors: kNotFound, kIo.
-  static Result<RangeLocks> open(const std::filesystem::path& path, bool writable);
+  /// With kCreate a link is not followed. Errors: kNotFound, kIo.
+  static Result<RangeLocks> open(const std::filesystem::path& path, Access access);
 
   RangeLocks() noexcept = default;
   RangeLocks(RangeLocks&&) noexcept = default;
@@ -42,6 +43,8 @@ class RangeLocks {
   /// Whether somebody else holds a lock of any kind on one of `bytes` bytes, or with 0 on any from
   /// `first` on. False where the file system has none.
   [[nodiscard]] bool held_by_others(std::int64_t first, std::int64_t bytes) const noexcept;
+
+  [[nodiscard]] int descriptor() const noexcept { return file_.get(); }  ///< −1: not open.
 
  private:
   void unlock_all() noexcept;

@@ -27,7 +27,8 @@ class RangeLocksTest : public ::testing::Test {
   RangeLocksTest& operator=(const RangeLocksTest&) = delete;
 
   [[nodiscard]] RangeLocks open(bool writable = true) const {
-    return RangeLocks::open(path_, writable).or_throw();
+    using Access = RangeLocks::Access;
+    return RangeLocks::open(path_, writable ? Access::kReadWrite : Access::kRead).or_throw();
   }
 
   const std::filesystem::path path_;
@@ -88,7 +89,7 @@ TEST_F(RangeLocksTest, EndWithTheProcessThatHeldThem) {
 }
 
 TEST_F(RangeLocksTest, AMissingFileIsNamed) {
-  const auto missing = RangeLocks::open(path_.string() + ".not", false);
+  const auto missing = RangeLocks::open(path_.string() + ".not", RangeLocks::Access::kRead);
   ASSERT_FALSE(missing);
   EXPECT_EQ(missing.error().code, ErrorCode::kNotFound);
 }

@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "os/folder_lock.h"
+
+#include <array>
+#include <cerrno>
+#include <charconv>
+#include <string>
+#include <string_view>
+#include <system_error>
+#include <utility>
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <fmt/format.h>
+
+#include "base/check.h"
+
+namespace plimsoll {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::int64_t kByte = 0;
+constexpr int kTriesMost = 16;  // Each is in vain only if the folder was exchanged just then.
+
+fs::path lock_path(const fs::path& folder) {
+  return folder / ".lock";
+}
+
+std::string host_name() {
+  std::array<char, 256> name{};
+  return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "";
+}
+
+// "PID HOST\n".
+void sign(int descriptor) noexcept {
+  const std::string text = fmt::format("{} {}\n", ::getpid(), host_name());
+  const bool signed_ =
+      ::ftruncate(descriptor, 0) == 0 &&
+      ::pwrite(descriptor, text.data(), text.size(), 0) == static_cast<ssize_t>(text.size());
+  static_cast<void>(signed_);  // A full disk: a refusal then names nobody.
+}
+
+// Who holds a lock, by what its file says: "process 4711".
+std::string holder(int descriptor) {
+  std::array<char, 300> text{};
+  const ssize_t got = ::pread(descriptor, text.data(), text.size() - 1, 0);
+  const std::string_view said(text.data(), static_cast<std::size_t>(std::max<ssize_t>(got, 0)));
+  int pid = 0;
+  const auto [end, status] = std::from_chars(said.data(), said.data() + said.size(), pid);
+  if (status != std::errc{} || pid <= 0) {
+    return "another process";
+  }
+  std::string_view host = said.substr(static_cast<std::size_t>(end - said.data()));
+  host.remove_prefix(std::min(host.find_first_not_of(' '), host.size()));
+  host = host.substr(0, host.find('\n'));
+  if (host != host_name()) {
+    return fmt::format("process {} on {}", pid, host);
+  }
+  return pid == ::getpid() ? fmt::format("this process ({})", pid) : fmt::format("process {}", pid);
+}
+
+// Whether `path` still names the file that is open: a folder that was exchanged or made anew has
+// another lock.
+bool names_it(const fs::path& path, int descriptor) noexcept {
+  struct stat named {};
+  struct stat open {};
+  return ::stat(path.c_str(), &named) == 0 && ::fstat(descriptor, &open) == 0 &&
+         named.st_ino == open.st_ino && named.st_dev == open.st_dev;
+}
+
+tl::unexpected<Error> no_locks(const fs::path& folder, int reason) {
+  return fail(
+      ErrorCode::kInvalidArgument,
+      fmt::format("{}: its file system has no locks ({}), so that two processes could change "
+                  "it at once",
+                  folder.string(), std::generic_category().message(reason)),
+      "choose a directory on a local disk, or mount this one with locks");
+}
+
+}  // namespace
+
+Result<FolderLock> FolderLock::take(const fs::path& folder, const Words& words) {
+  FolderLock lock;
+  lock.folder_ = folder;
+  std::error_code problem;
+  lock.made_folder_ = fs::create_directories(folder, problem);
+  if (problem) {
+    return fail_io(problem.value(), folder.string() + ": creating it");
+  }
+  const fs::path path = lock_path(folder);
+  for (int left = kTriesMost; left > 0; --left) {
+    PLIMSOLL_TRY(RangeLocks locks, RangeLocks::open(path, RangeLocks::Access::kCreate));
+    const auto taken = locks.try_lock(kByte, RangeLocks::Kind::kExclusive);
+    if (taken == RangeLocks::Taken::kHeldByOthers) {
+      return fail(
+          ErrorCode::kInvalidArgument,
+          fmt::format("{}: {} {}", folder.string(), holder(locks.descriptor()), words.doing),
+          words.advice);
+    }
+    const int reason = errno;
+    if (taken == RangeLocks::Taken::kNoLocksThere || names_it(path, locks.descriptor())) {
+      lock.locks_ = std::move(locks);
+    }
+    if (taken == RangeLocks::Taken::kNoLocksThere) {
+      lock.abandon();
+      return no_locks(folder, reason);
+    }
+    if (lock.locks_.descriptor() >= 0) {
+      sign(lock.locks_.descriptor());
+      return lock;
+    }
+  }
+  return fail(ErrorCode::kInvalidArgument,
+              fmt::format("{}: it is replaced faster than it can be locked", folder.string()),
+              "try again");
+}
+
+bool FolderLock::held(const fs::path& folder) noexcept {
+  const auto locks = RangeLocks::open(lock_path(folder), RangeLocks::Access::kRead);
+  return locks && locks->held_by_others(kByte, 1);
+}
+
+FolderLock& FolderLock::operator=(FolderLock&& other) noexcept {
+  if (this != &other) {
+    release();
+    locks_ = std::move(other.locks_);
+    folder_ = std::move(other.folder_);
+    made_folder_ = other.made_folder_;
+  }
+  return *this;
+}
+
+FolderLock::~FolderLock() {
+  release();
+}
+
+void FolderLock::release() noexcept {
+  if (locks_.descriptor() >= 0) {
+    static_cast<void>(::ftruncate(locks_.descriptor(), 0));  // Nobody holds it any more.
+    locks_ = RangeLocks();
+  }
+}
+
+void FolderLock::abandon() noexcept {
+  if (locks_.descriptor() >= 0) {
+    std::error_code ignored;
+    fs::remove(lock_path(folder_), ignored);
+    if (made_folder_) {
+      fs::remove(folder_, ignored);  // Stays when it holds anything.
+    }
+    release();
+  }
+}
+
+}  // namespace plimsoll
