@@ -2,7 +2,9 @@
 #include "plimsoll/governor.h"
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
+#include <memory>
 #include <utility>
 
 #include <malloc.h>
@@ -12,6 +14,7 @@
 #include "base/check.h"
 #include "base/mutex.h"
 #include "memory/ledger.h"
+#include "os/fork.h"
 #include "plimsoll/bytes.h"
 
 namespace plimsoll {
@@ -49,11 +52,22 @@ struct Process {
   Mutex mutex;
   std::shared_ptr<Ledger> current PLIMSOLL_GUARDED_BY(mutex);
   const std::shared_ptr<OrphanAccount> orphans = std::make_shared<OrphanAccount>(0);
+  const ForkMark mark;
 };
 
+// Never destroyed: leases may return during exit. A forked child begins with none: the governor it
+// inherited counts what its parent holds, and its mutexes may be held by threads that are not
+// there.
 Process& process() {
-  static Process& instance = *new Process;  // Never destroyed: leases may return during exit.
-  return instance;
+  static std::atomic<Process*> instance{new Process};
+  Process* now = instance.load(std::memory_order_acquire);
+  while (now->mark.forked()) {
+    auto own = std::make_unique<Process>();
+    if (instance.compare_exchange_strong(now, own.get(), std::memory_order_acq_rel)) {
+      return *own.release();
+    }
+  }
+  return *now;
 }
 
 std::int64_t share(std::int64_t bytes, double fraction) noexcept {

@@ -7,6 +7,9 @@
 #include <semaphore>
 #include <thread>
 
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include "plimsoll/bytes.h"
 #include "plimsoll/governor.h"
 
@@ -282,6 +285,23 @@ TEST_F(GovernorTest, WaitsForARunningReclaimerBeforeForgettingIt) {
   std::jthread releaser([&] { slow.leave.release(); });
   handle.reset();  // Returns only when reclaim() has.
   EXPECT_TRUE(slow.ended.load());
+}
+
+TEST_F(GovernorTest, AForkedChildHasAGovernorOfItsOwn) {
+  Governor governor = Governor::create(options("800MiB")).or_throw();
+  const Lease lease = governor.reserve(Tag::kOther, 300_MiB).or_throw();
+  const ::pid_t child = ::fork();
+  if (child == 0) {
+    const bool none = !Governor::current().valid();
+    auto own = Governor::create(options("600MiB"));
+    const bool granted = own && own->reserve(Tag::kOther, 50_MiB).has_value();
+    ::_exit(none && granted && Governor::current().valid() ? 7 : 0);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(WEXITSTATUS(status), 7);
+  EXPECT_TRUE(Governor::current().valid());
+  EXPECT_EQ(lease.bytes(), 300_MiB);
 }
 
 TEST_F(GovernorTest, GrantsNoMoreThanTheLimitToManyThreadsAtOnce) {
