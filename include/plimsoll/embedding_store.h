@@ -11,6 +11,7 @@
 //
 // Threads: gather, apply, update, commit, scan are for one thread at a time (single-owner);
 //          prefetch(), shrink(), grow_back(), plan() and stats() may come from any thread.
+// Forks:   a child that was forked after a table was opened is refused every call (stats() are 0).
 // Memory:  one slab of store_bytes, leased and touched at open: page frames, id index, page table,
 //          read and write buffers, look-ahead queue. Nothing is allocated afterwards.
 #pragma once
@@ -93,8 +94,8 @@ struct EmbeddingStoreOptions {
   std::int64_t rows_max{0};
 
   std::int64_t at_step{-1};  ///< Open this commit, not the newest (a manifest's step).
-  /// Open a commit of an existing table to read it, while another process may train in it: it stays
-  /// as it was. Training waits for nothing, and keeps the commit's blocks while its bound on disk
+  /// Open a commit of an existing table to read it, while another process may train in it. Nothing
+  /// is written. Training waits for nothing, and keeps the commit's blocks while its bound on disk
   /// has room; when it has not, gather() and scan() say so (kNotFound). Sample order: only at rest.
   bool pinned{false};
   std::int64_t batch_rows{4096};  ///< Largest request expected; sizes the scratch in the slab.
@@ -173,12 +174,11 @@ using RowVisit = std::function<Result<void>(
 
 class EmbeddingStore {
  public:
-  /// Opens the table in options.directory, creating it when there is none.
-  ///
+  /// Opens the table in options.directory, creating it when there is none; locks it, unless pinned.
   /// Errors: kOverBudget (slab refused, or below the floor: requested_bytes is it), kCorrupt, kIo,
   ///         kInvalidArgument (the table has another dim, dtype, optimizer, initialiser or ids;
-  ///         duplicate ids; its disk_cap_bytes exceed the governor's disk limit), kNotFound (no
-  ///         commit at at_step; it names those there).
+  ///         duplicate ids; its disk_cap_bytes exceed the governor's disk limit; it is locked by
+  ///         the process that is named), kNotFound (no commit at at_step; it names those there).
   static Result<EmbeddingStore> open(Governor governor, const EmbeddingStoreOptions& options);
 
   EmbeddingStore(EmbeddingStore&&) noexcept;
@@ -277,7 +277,7 @@ class EmbeddingStore {
 
   /// Copies a commit's rows into a table of their own that holds nothing else, and puts it in the
   /// place of `directory`, at once: a crash leaves the one or the other. The file shrinks to what
-  /// is live; other commits are gone. Needs room for the copy beside it, and nobody else at work.
+  /// is live; other commits are gone. Needs room for the copy beside it, and the table's lock.
   /// Of a table with rows_max, the rows that are there become those it was made with.
   /// `at_step`: −1 for the newest.   `rows_max`: of the copy; 0: as it was.
   /// Errors: as open(); kIo.

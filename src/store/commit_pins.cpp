@@ -11,7 +11,6 @@ namespace plimsoll {
 namespace {
 
 constexpr std::int64_t kSlots = 1 << 20;  // The byte of slot 0.
-constexpr std::int64_t kUsers = kSlots + 2;
 constexpr std::int64_t kSteps = 1 << 21;  // The byte of step 0; those of later steps follow.
 
 std::int64_t byte_of(std::int64_t step) noexcept {
@@ -22,7 +21,8 @@ std::int64_t byte_of(std::int64_t step) noexcept {
 
 Result<CommitPins> CommitPins::open(const std::filesystem::path& super, bool writer) {
   CommitPins pins;
-  PLIMSOLL_TRY(pins.locks_, RangeLocks::open(super, writer));
+  PLIMSOLL_TRY(pins.locks_, RangeLocks::open(super, writer ? RangeLocks::Access::kReadWrite
+                                                           : RangeLocks::Access::kRead));
   return pins;
 }
 
@@ -42,14 +42,6 @@ CommitPins::Replacing::~Replacing() {
 bool CommitPins::Replacing::pinned(std::int64_t step) const noexcept {
   return marked_ == RangeLocks::Taken::kHeldByOthers ||
          pins_.locks_.held_by_others(byte_of(step), 1);
-}
-
-void CommitPins::use() noexcept {
-  static_cast<void>(locks_.try_lock(kUsers, RangeLocks::Kind::kShared));
-}
-
-bool CommitPins::in_use() const noexcept {
-  return locks_.held_by_others(kUsers, 1);
 }
 
 bool CommitPins::any() const noexcept {

@@ -46,7 +46,6 @@ class CommitPins {
     RangeLocks::Taken marked_;
   };
   [[nodiscard]] bool any() const noexcept;  ///< Whether any commit is pinned.
-  void use() noexcept;                      ///< Says that this is a writer, as long as it lives.
 
   // ---- A reader ----
 
@@ -57,7 +56,6 @@ class CommitPins {
   /// Waits until nobody is replacing what is in a slot. What it holds after that stays readable, if
   /// it is pinned.
   void await(int slot) noexcept;
-  [[nodiscard]] bool in_use() const noexcept;  ///< Whether there is a writer.
 
  private:
   RangeLocks locks_;

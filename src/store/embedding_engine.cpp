@@ -20,7 +20,12 @@ Result<void> EmbeddingStore::Engine::check_disk(const Governor& governor,
   return governor.check_disk_limit("the table " + options.directory.string(), plan.disk_cap_bytes);
 }
 
+Result<void> EmbeddingStore::Engine::check_process(const char* what) const {
+  return mark_.check(directory(), what, "open it in this process, to be read (pinned)");
+}
+
 Result<void> EmbeddingStore::Engine::check_writable(const char* what) const {
+  PLIMSOLL_TRY_VOID(check_process(what));
   if (!pinned()) {
     return {};
   }

@@ -13,8 +13,11 @@
 #include <filesystem>
 #include <functional>
 #include <span>
+#include <utility>
 
 #include "base/check.h"
+#include "os/folder_lock.h"
+#include "os/fork.h"
 #include "plimsoll/embedding_store.h"
 #include "store/embedding_format.h"
 
@@ -46,7 +49,15 @@ class EmbeddingStore::Engine {
   virtual Result<void> commit(std::int64_t step) = 0;
   virtual Result<void> scan(const Visit& visit) = 0;
   virtual Result<void> visit_rows(const Visit& visit) { return scan(visit); }
-  /// Errors: kInvalidArgument, `what` being a change, when the table was opened to be read.
+  /// Keeps the table's lock as long as this lives, files and threads being gone before it.
+  void hold(FolderLock lock) noexcept { lock_ = std::move(lock); }
+  /// Whether this process was forked after the table was opened. There only the above is to be
+  /// asked; what this holds must not be destroyed either: its threads are not there to be joined.
+  [[nodiscard]] bool forked() const noexcept { return mark_.forked(); }
+  [[nodiscard]] const ForkMark& mark() const noexcept { return mark_; }
+  /// Errors: kInvalidArgument in a forked child.
+  [[nodiscard]] Result<void> check_process(const char* what) const;
+  /// Errors: as check_process(); kInvalidArgument when the table was opened to be read.
   [[nodiscard]] Result<void> check_writable(const char* what) const;
   /// What an error of a read really means, when the table was opened to be read.
   [[nodiscard]] virtual Error explained(Error error) const { return error; }
@@ -83,6 +94,10 @@ class EmbeddingStore::Engine {
   /// Errors: kInvalidArgument when `step` is not after the last commit.
   [[nodiscard]] Result<void> check_step(const std::filesystem::path& directory,
                                         std::int64_t step) const;
+
+ private:
+  const ForkMark mark_;
+  FolderLock lock_;  // Of a table that may be changed.
 };
 
 }  // namespace plimsoll

@@ -97,11 +97,6 @@ Result<void> create_and_describe(const std::filesystem::path& directory,
 Result<void> create_table_files(const std::filesystem::path& directory,
                                 const TableDescription& table, const IdSource& source,
                                 std::span<std::byte> scratch) {
-  std::error_code problem;
-  const bool made = std::filesystem::create_directories(directory, problem);
-  if (problem) {
-    return fail_io(problem.value(), directory.string() + ": creating it");
-  }
   if (auto super = SuperFile::open(directory / table_files::kSuper, false)) {
     for (const auto& slot : super->slots()) {
       if (slot.state != SuperFile::SlotState::kEmpty) {
@@ -114,7 +109,8 @@ Result<void> create_table_files(const std::filesystem::path& directory,
     }
   }
   auto done = create_and_describe(directory, table, source, scratch);
-  if (!done) {  // Without table.json there is no table, whatever stays behind: it goes first.
+  if (std::error_code problem;
+      !done) {  // Without table.json there is no table, whatever stays behind: it goes first.
     std::filesystem::remove(directory / table_files::kDescription, problem);
     if (problem || !sync_directory(directory)) {
       return done;  // It may come back after a power failure, and then needs its files.
@@ -122,11 +118,13 @@ Result<void> create_table_files(const std::filesystem::path& directory,
     for (const char* name : table_files::kAll) {
       std::filesystem::remove(directory / name, problem);
     }
-    if (made) {
-      std::filesystem::remove(directory, problem);
-    }
   }
   return done;
+}
+
+Result<FolderLock> lock_table(const std::filesystem::path& directory) {
+  return FolderLock::take(directory, {.doing = "has this table open to change it",
+                                      .advice = "close it there, or open it to be read (pinned)"});
 }
 
 Result<int> choose_commit(const SuperFile& super, const std::filesystem::path& directory,

@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <span>
 
+#include "os/folder_lock.h"
 #include "plimsoll/result.h"
 #include "store/embedding_description.h"
 #include "store/embedding_format.h"
@@ -21,11 +22,15 @@ class IdSource;
 
 /// Makes the files of an empty table, `table.json` last, all durable. When that fails the
 /// directory is left without a table.
-/// Requires: scratch of at least 64 KiB, for sorting ids.
+/// Requires: the directory is there, and locked; scratch of at least 64 KiB, for sorting ids.
 /// Errors: kIo; kCorrupt when table.json alone is missing there.
 Result<void> create_table_files(const std::filesystem::path& directory,
                                 const TableDescription& table, const IdSource& source,
                                 std::span<std::byte> scratch);
+
+/// The right to change the table in `directory`, which is made when there is none.
+/// Errors: as FolderLock::take().
+Result<FolderLock> lock_table(const std::filesystem::path& directory);
 
 inline constexpr std::int64_t kAnyPages = -1;
 

@@ -165,6 +165,12 @@ Result<SuperFile> SuperFile::open(const std::filesystem::path& path, bool writab
   return super;
 }
 
+Result<bool> SuperFile::still_holds(int slot) const {
+  std::array<std::byte, kSlotBytes> bytes;
+  PLIMSOLL_TRY_VOID(file_.read_at(slot * kSlotBytes, bytes));
+  return read_slot(bytes) == slots_[static_cast<std::size_t>(slot)];
+}
+
 Result<void> SuperFile::write(int slot, const Superblock& superblock) {
   SuperRecord record{.magic = kSuperMagic,
                      .version = kSuperVersion,

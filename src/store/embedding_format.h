@@ -121,6 +121,7 @@ struct Superblock {
   std::int64_t pages{0};
   std::int64_t blocks_used{0};
   std::uint32_t map_crc{0};  // Of the checksums of each kBlockUnit bytes of this slot's map.N.
+  bool operator==(const Superblock&) const = default;
 };
 
 /// File `super`: two slots of 4 KiB, each holding its superblock twice (sectors 0 and 7), so that
@@ -131,6 +132,7 @@ class SuperFile {
   struct Slot {
     SlotState state{SlotState::kEmpty};
     Superblock superblock{};
+    bool operator==(const Slot&) const = default;
   };
 
   static constexpr std::int64_t kSlotBytes = 4096;
@@ -149,6 +151,9 @@ class SuperFile {
     return held.state == SlotState::kDamaged ||
            (held.state == SlotState::kValid && held.superblock.step > step);
   }
+
+  /// Whether the file still holds in `slot` what it did when it was opened. Errors: kIo.
+  [[nodiscard]] Result<bool> still_holds(int slot) const;
 
   /// Writes one slot and syncs. Errors: kIo.
   Result<void> write(int slot, const Superblock& superblock);

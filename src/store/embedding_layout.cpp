@@ -25,7 +25,9 @@ constexpr std::int64_t kDefaultBytes = 64LL << 20;
 constexpr std::int64_t kFramesLeast = 32;
 constexpr std::int64_t kWriteBytes = 1LL << 20;  // Per batch, where the slab allows it.
 constexpr std::int64_t kReadBatchMost = 256;
-constexpr std::int64_t kSlack = 80 * 64;  // Alignment of some sixty parts.
+constexpr std::int64_t kWriteBatchMost = 256;
+constexpr std::int64_t kBlocksMost = 0xFFFFFFFELL;  // A block's number has 32 bits.
+constexpr std::int64_t kSlack = 80 * 64;            // Alignment of some sixty parts.
 
 // Scratch of one request; see EmbeddingStore::Impl's members of the same names.
 std::int64_t scratch_bytes(const TableShape& shape, const EmbeddingLayout& layout,
@@ -57,7 +59,7 @@ EmbeddingLayout divide(const TableDescription& table, const EmbeddingStoreOption
   layout.sizes.read_batch =
       std::clamp<std::int64_t>(bytes / 8 / shape.page_bytes, 2, kReadBatchMost);
   layout.sizes.write_batch = std::clamp<std::int64_t>(
-      std::min(share, kWriteBytes) / shape.page_bytes, write_batch_least(shape), 256);
+      std::min(share, kWriteBytes) / shape.page_bytes, write_batch_least(shape), kWriteBatchMost);
 
   SlabPlan& plan = layout.plan;
   plan.index_bytes =
@@ -88,8 +90,35 @@ std::int64_t spare_blocks(const PageCache::Sizes& sizes) noexcept {
   return 3 * sizes.write_batch;
 }
 
+Result<void> check_blocks(const TableDescription& table, const EmbeddingStoreOptions& options,
+                          const std::function<std::int64_t(const TableDescription&)>& blocks_of) {
+  if (blocks_of(table) <= kBlocksMost) {
+    return {};
+  }
+  const auto fits = [&](std::int64_t rows) {
+    TableDescription smaller = table;
+    smaller.ids.rows = table.rows_max > 0 ? 0 : rows;
+    smaller.rows_max = table.rows_max > 0 ? rows : 0;
+    return blocks_of(smaller) <= kBlocksMost;
+  };
+  std::int64_t most = 1;
+  for (std::int64_t over = table.shape().rows; most + 1 < over;) {
+    const std::int64_t middle = most + (over - most) / 2;
+    (fits(middle) ? most : over) = middle;
+  }
+  return fail(ErrorCode::kInvalidArgument,
+              fmt::format("{}: {} is {}, but a table numbers its blocks with 32 bits: with rows of "
+                          "{} bytes it can be {} at most",
+                          options.directory.string(), table.rows_max > 0 ? "rows_max" : "rows",
+                          table.shape().rows, table.shape().record_bytes, most),
+              "lower it, or dim, or divide the rows among several tables");
+}
+
 Result<EmbeddingLayout> plan_layout(const TableDescription& table,
                                     const EmbeddingStoreOptions& options) {
+  PLIMSOLL_TRY_VOID(check_blocks(table, options, [](const TableDescription& some) {
+    return BlockMap::blocks(some.shape().pages, spare_blocks({.write_batch = kWriteBatchMost}));
+  }));
   const TableShape shape = table.shape();
   const std::int64_t frame = PageCache::frame_bytes(shape);
   const std::int64_t least = frames_least(shape);

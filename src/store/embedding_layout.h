@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 
 #include "plimsoll/embedding_store.h"
 #include "store/embedding_description.h"
@@ -25,8 +26,14 @@ struct EmbeddingLayout {
 /// Blocks that may be under way to the disk at once.
 [[nodiscard]] std::int64_t spare_blocks(const PageCache::Sizes& sizes) noexcept;
 
+/// Errors: kInvalidArgument, naming the most rows that are possible, when `blocks_of` a table, in
+/// which more rows never need fewer, are more than 32 bits number.
+Result<void> check_blocks(const TableDescription& table, const EmbeddingStoreOptions& options,
+                          const std::function<std::int64_t(const TableDescription&)>& blocks_of);
+
 /// Divides options.store_bytes (0: 64 MiB or the floor). Takes less when the table needs less.
-/// Errors: kOverBudget when it is below the floor: requested_bytes is the floor.
+/// Errors: kOverBudget when it is below the floor: requested_bytes is the floor; kInvalidArgument
+/// as check_blocks().
 Result<EmbeddingLayout> plan_layout(const TableDescription& table,
                                     const EmbeddingStoreOptions& options);
 

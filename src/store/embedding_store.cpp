@@ -32,6 +32,11 @@ std::uint32_t place_of(std::uint32_t ordinal, std::size_t places) {
          static_cast<std::uint32_t>(places - 1);
 }
 
+// What a read came to, its error being told by what it means to who reads a pinned commit.
+Result<void> explained(const auto& engine, Result<void> done) {
+  return done ? done : Result<void>(tl::unexpected(engine.explained(std::move(done).error())));
+}
+
 }  // namespace
 
 // ---- Resolving --------------------------------------------------------------------------------
@@ -284,8 +289,16 @@ Result<void> EmbeddingStore::Impl::set_optimizer(const RowOptimizerOptions& opti
 
 EmbeddingStore::EmbeddingStore(std::unique_ptr<Engine> impl) noexcept : impl_(std::move(impl)) {}
 EmbeddingStore::EmbeddingStore(EmbeddingStore&&) noexcept = default;
-EmbeddingStore& EmbeddingStore::operator=(EmbeddingStore&&) noexcept = default;
-EmbeddingStore::~EmbeddingStore() = default;
+EmbeddingStore& EmbeddingStore::operator=(EmbeddingStore&& other) noexcept {
+  std::swap(impl_, other.impl_);
+  const EmbeddingStore replaced(std::move(other));  // Gone at once, and its lock with it.
+  return *this;
+}
+EmbeddingStore::~EmbeddingStore() {
+  if (impl_ != nullptr) {
+    destroy_if_own(impl_, impl_->mark());
+  }
+}
 
 Result<EmbeddingStore> EmbeddingStore::open(Governor governor,
                                             const EmbeddingStoreOptions& options) {
@@ -294,8 +307,8 @@ Result<EmbeddingStore> EmbeddingStore::open(Governor governor,
 }
 
 Result<void> EmbeddingStore::gather(std::span<const std::int64_t> ids, std::span<float> out) {
-  auto done = impl_->gather(ids, out);
-  return done ? done : Result<void>(tl::unexpected(impl_->explained(std::move(done).error())));
+  PLIMSOLL_TRY_VOID(impl_->check_process("gather"));
+  return explained(*impl_, impl_->gather(ids, out));
 }
 Result<void> EmbeddingStore::apply(std::span<const std::int64_t> ids, std::span<const float> grads,
                                    float rate_scale) {
@@ -314,9 +327,12 @@ Result<void> EmbeddingStore::restore(std::span<const std::int64_t> ids,
   return impl_->restore(ids, sequences, values);
 }
 void EmbeddingStore::prefetch(std::span<const std::int64_t> ids) noexcept {
-  impl_->prefetch(ids);
+  if (!impl_->forked()) {
+    impl_->prefetch(ids);
+  }
 }
 Result<void> EmbeddingStore::begin_epoch(std::int64_t epoch) {
+  PLIMSOLL_TRY_VOID(impl_->check_process("begin_epoch"));
   return impl_->begin_epoch(epoch);
 }
 Result<std::int64_t> EmbeddingStore::insert(std::span<const std::int64_t> ids) {
@@ -332,20 +348,22 @@ Result<void> EmbeddingStore::commit(std::int64_t step) {
   return impl_->commit(step);
 }
 Result<void> EmbeddingStore::scan(const RowVisit& visit) {
-  auto done = impl_->scan(visit);
-  return done ? done : Result<void>(tl::unexpected(impl_->explained(std::move(done).error())));
+  PLIMSOLL_TRY_VOID(impl_->check_process("scan"));
+  return explained(*impl_, impl_->scan(visit));
 }
 Result<void> EmbeddingStore::visit_rows(const RowVisit& visit) {
-  return impl_->visit_rows(visit);
+  PLIMSOLL_TRY_VOID(impl_->check_process("visit_rows"));
+  return explained(*impl_, impl_->visit_rows(visit));
 }
 Result<void> EmbeddingStore::set_optimizer(const RowOptimizerOptions& options) {
+  PLIMSOLL_TRY_VOID(impl_->check_process("set_optimizer"));
   return impl_->set_optimizer(options);
 }
 std::int64_t EmbeddingStore::shrink(std::int64_t wanted_bytes) noexcept {
-  return impl_->shrink(wanted_bytes);
+  return impl_->forked() ? 0 : impl_->shrink(wanted_bytes);
 }
 std::int64_t EmbeddingStore::grow_back(std::int64_t wanted_bytes) noexcept {
-  return impl_->grow_back(wanted_bytes);
+  return impl_->forked() ? 0 : impl_->grow_back(wanted_bytes);
 }
 std::int64_t EmbeddingStore::rows() const noexcept {
   return impl_->rows();
@@ -367,13 +385,13 @@ std::int64_t EmbeddingStore::last_commit() const noexcept {
 }
 SlabPlan EmbeddingStore::plan() const {
   SlabPlan plan = impl_->plan();
-  const std::int64_t given = impl_->given_bytes();
+  const std::int64_t given = impl_->forked() ? 0 : impl_->given_bytes();
   plan.total_bytes -= given;
   plan.frame_bytes -= given;
   return plan;
 }
 StoreStats EmbeddingStore::stats() const {
-  return impl_->stats();
+  return impl_->forked() ? StoreStats{} : impl_->stats();
 }
 
 }  // namespace plimsoll

@@ -93,9 +93,11 @@ Result<void> copy_table(const Governor& governor, const fs::path& directory, con
                             .dtype = info.dtype,
                             .optimizer = {.kind = info.optimizer},
                             .init = info.init,
-                            .at_step = at_step};
+                            .at_step = at_step,
+                            .pinned = true};
   PLIMSOLL_TRY(auto from, EmbeddingStore::open(governor, how));
   how.directory = beside;
+  how.pinned = false;
   how.at_step = -1;
   how.rows_max = rows_max > 0 ? rows_max : info.rows_max;
   const fs::path ids_file = beside.string() + ".ids.npy";
@@ -134,6 +136,8 @@ Result<void> EmbeddingStore::compact(Governor governor, const fs::path& director
   const fs::path place = fs::absolute(directory).lexically_normal();
   const fs::path named = place.has_filename() ? place : place.parent_path();
   const fs::path beside = named.string() + ".compacting";
+  PLIMSOLL_TRY_VOID(read_description(named));              // Else the lock would make a folder.
+  PLIMSOLL_TRY(const FolderLock lock, lock_table(named));  // Of the old table, until it is gone.
   std::error_code status;
   fs::remove_all(beside, status);  // Of a compaction that did not end.
   if (status) {

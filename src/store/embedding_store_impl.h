@@ -45,6 +45,10 @@ class EmbeddingStore::Impl final : public EmbeddingStore::Engine, public Reclaim
   Impl(const Governor& governor, const EmbeddingStoreOptions& options,
        const TableDescription& table, const EmbeddingLayout& layout);
 
+  /// The table that `options` speak of: one that is there, or would be.
+  struct Described;
+  static Result<Described> describe(const EmbeddingStoreOptions& options);
+
   Result<void> gather(std::span<const std::int64_t> ids, std::span<float> out) override;
   Result<void> apply(std::span<const std::int64_t> ids, std::span<const float> grads,
                      float rate_scale) override;
@@ -87,6 +91,11 @@ class EmbeddingStore::Impl final : public EmbeddingStore::Engine, public Reclaim
 
  private:
   // Opening (embedding_store_open.cpp).
+  static Result<bool> has_changed(const std::filesystem::path& directory,
+                                  const Described& described);
+  static Result<std::unique_ptr<Engine>> open_described(const Governor& governor,
+                                                        const EmbeddingStoreOptions& options,
+                                                        const Described& described);
   Result<void> take_memory(const Governor& governor);
   Result<void> create_files(const IdSource& source) {
     return create_table_files(directory_, table_, source, cache_->frame_memory());

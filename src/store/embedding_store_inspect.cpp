@@ -224,10 +224,13 @@ Result<TableInfo> EmbeddingStore::inspect(const std::filesystem::path& directory
                  .disk_bytes = bytes_in(directory)};
   std::vector<std::byte> buffer(kPieceBytes);
   for (const Commit& commit : commits_of(super, table)) {
-    const bool readable =
+    const auto readable =
         table.layout == RowLayout::kSampleOrder
-            ? inspect_timeline(directory, table, commit.slot, commit.superblock, info).has_value()
-            : check_map(directory, table, commit, buffer).has_value();
+            ? inspect_timeline(directory, table, commit.slot, commit.superblock, info)
+            : check_map(directory, table, commit, buffer);
+    if (!readable && readable.error().code != ErrorCode::kCorrupt) {
+      return tl::unexpected(readable.error());  // Not to be read just now, which is not gone.
+    }
     if (readable) {
       if (info.commit_steps.empty() && table.rows_max > 0 && table.layout == RowLayout::kAnyOrder) {
         PLIMSOLL_TRY(info.rows, count_rows(directory, table, commit));

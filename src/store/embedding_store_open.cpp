@@ -112,13 +112,16 @@ Result<TableDescription> describe_new(const EmbeddingStoreOptions& options,
   return table;
 }
 
-struct Described {
+}  // namespace
+
+struct EmbeddingStore::Impl::Described {
   TableDescription table;
   bool exists;
   std::optional<IdSource> given;
 };
 
-Result<Described> describe(const EmbeddingStoreOptions& options) {
+Result<EmbeddingStore::Impl::Described> EmbeddingStore::Impl::describe(
+    const EmbeddingStoreOptions& options) {
   PLIMSOLL_TRY_VOID(check_numbers(options));
   PLIMSOLL_TRY(auto given, ids_given(options));
   auto existing = read_description(options.directory);
@@ -141,11 +144,22 @@ Result<Described> describe(const EmbeddingStoreOptions& options) {
   return Described{*existing, true, given};
 }
 
+// Whether the table in `directory` is another than `described`, or has come or gone.
+Result<bool> EmbeddingStore::Impl::has_changed(const std::filesystem::path& directory,
+                                               const Described& described) {
+  const auto now = read_description(directory);
+  if (!now) {
+    return now.error().code == ErrorCode::kNotFound ? Result<bool>(described.exists)
+                                                    : Result<bool>(tl::unexpected(now.error()));
+  }
+  return !described.exists || now->fingerprint() != described.table.fingerprint();
+}
+
+namespace {
+
 // Errors: kInvalidArgument for rows that cannot be pinned while somebody trains.
 Result<void> check_pinned(const EmbeddingStoreOptions& options, RowLayout layout) {
-  PLIMSOLL_TRY(const CommitPins pins,
-               CommitPins::open(options.directory / table_files::kSuper, false));
-  if (layout == RowLayout::kSampleOrder && pins.in_use()) {
+  if (layout == RowLayout::kSampleOrder && FolderLock::held(options.directory)) {
     return fail(ErrorCode::kInvalidArgument,
                 fmt::format("{}: somebody trains in it, and rows in sample order move too fast to "
                             "be read meanwhile",
@@ -170,10 +184,27 @@ Result<std::unique_ptr<EmbeddingStore::Engine>> EmbeddingStore::Impl::open(
   if (!governor.valid()) {
     return fail(ErrorCode::kInvalidArgument, "an embedding store needs a governor");
   }
-  PLIMSOLL_TRY(const Described described, describe(options));
+  PLIMSOLL_TRY(Described described, describe(options));
   if (options.pinned) {
     PLIMSOLL_TRY_VOID(check_pinned(options, described.table.layout));
+    return open_described(governor, options, described);
   }
+  PLIMSOLL_TRY(FolderLock lock, lock_table(options.directory));
+  PLIMSOLL_TRY(const bool changed, has_changed(options.directory, described));
+  if (changed) {  // Another process made or replaced it meanwhile; from here on none can.
+    PLIMSOLL_TRY(described, describe(options));
+  }
+  auto engine = open_described(governor, options, described);
+  if (engine) {
+    (*engine)->hold(std::move(lock));
+  } else if (!read_description(options.directory)) {
+    lock.abandon();
+  }
+  return engine;
+}
+
+Result<std::unique_ptr<EmbeddingStore::Engine>> EmbeddingStore::Impl::open_described(
+    const Governor& governor, const EmbeddingStoreOptions& options, const Described& described) {
   if (described.table.layout == RowLayout::kSampleOrder) {
     const IdSource source =
         described.given ? *described.given : IdSource::range(described.table.ids.rows);
@@ -263,9 +294,13 @@ Result<void> EmbeddingStore::Impl::open_commit(std::int64_t at_step) {
   }
   for (int other = 0; other < 2; ++other) {
     if (other != slot &&
-        super_.slots()[static_cast<std::size_t>(other)].state == SuperFile::SlotState::kValid &&
-        !keep_other_commit(other)) {
-      map_->forget(other);  // Half overwritten by a commit that did not end: it is gone.
+        super_.slots()[static_cast<std::size_t>(other)].state == SuperFile::SlotState::kValid) {
+      if (auto kept = keep_other_commit(other); !kept) {
+        if (kept.error().code != ErrorCode::kCorrupt) {
+          return kept;
+        }
+        map_->forget(other);  // Half overwritten by a commit that did not end: it is gone.
+      }
     }
   }
   return {};
@@ -329,7 +364,7 @@ Result<void> EmbeddingStore::Impl::keep_other_commit(int slot) {
 }
 
 Result<SlabPlan> EmbeddingStore::plan(const EmbeddingStoreOptions& options) {
-  PLIMSOLL_TRY(const Described described, describe(options));
+  PLIMSOLL_TRY(const Impl::Described described, Impl::describe(options));
   if (described.table.layout == RowLayout::kSampleOrder) {
     PLIMSOLL_TRY(const TimelineLayout layout,
                  plan_timeline(described.table, described.exists, options));

@@ -170,7 +170,7 @@ Result<void> EmbeddingStore::Timeline::gather(std::span<const std::int64_t> ids,
     ids = ids.subspan(count);
     out = out.subspan(floats);
   }
-  return {};
+  return check_still_there();
 }
 
 // Rows of the bucket under the cursor and of the one after it come from their frames, if the
@@ -457,19 +457,17 @@ Result<void> EmbeddingStore::Timeline::set_optimizer(const RowOptimizerOptions& 
 StoreStats EmbeddingStore::Timeline::stats() const {
   const auto counts = io_->counts();
   StoreStats stats;
-  stats.requests = requests_;
-  stats.hits = hits_;
-  stats.prefetch_hits = hits_;
+  stats.requests = requests_.get();
+  stats.hits = hits_.get();
+  stats.prefetch_hits = stats.hits;
   stats.pages_read = counts.extents_read;
   stats.pages_written = counts.extents_written;
   stats.bytes_read = counts.bytes_read;
-  stats.bytes_written = counts.bytes_written + map_bytes_written_;
-  stats.commits = commits_;
-  stats.syncs = syncs_;
+  stats.bytes_written = counts.bytes_written + map_bytes_written_.get();
+  stats.commits = commits_.get();
+  stats.syncs = syncs_.get();
   stats.stall_ns = counts.stall_ns;
-  for (const std::uint32_t chunk : open_) {
-    stats.dirty_bytes += chunk == kNone ? 0 : io_->chunk(chunk).rows * shape_.record_bytes;
-  }
+  stats.dirty_bytes = open_rows_.get() * shape_.record_bytes;
   stats.frames = 2;
   return stats;
 }

@@ -17,6 +17,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -26,7 +27,6 @@
 #include "memory/admission.h"
 #include "memory/slab.h"
 #include "os/file.h"
-#include "store/commit_pins.h"
 #include "store/embedding_engine.h"
 #include "store/embedding_files.h"
 #include "store/embedding_growing_ids.h"
@@ -70,6 +70,7 @@ class EmbeddingStore::Timeline final : public EmbeddingStore::Engine {
     return directory_;
   }
   [[nodiscard]] bool pinned() const noexcept override { return pinned_; }
+  [[nodiscard]] Error explained(Error error) const override;
   [[nodiscard]] const TableShape& shape() const noexcept override { return rows_; }
   [[nodiscard]] std::int64_t rows() const override { return count_; }
   [[nodiscard]] std::int64_t last_commit() const noexcept override { return last_commit_; }
@@ -111,6 +112,20 @@ class EmbeddingStore::Timeline final : public EmbeddingStore::Engine {
     std::int64_t begin{0};
   };
 
+  // Written by the owner only, and read by any thread that asks for stats().
+  class Count {
+   public:
+    void operator+=(std::int64_t more) noexcept {
+      value_.store(value_.load(std::memory_order_relaxed) + more, std::memory_order_relaxed);
+    }
+    [[nodiscard]] std::int64_t get() const noexcept {
+      return value_.load(std::memory_order_relaxed);
+    }
+
+   private:
+    std::atomic<std::int64_t> value_{0};
+  };
+
   // Opening (timeline_open.cpp).
   Result<void> take_memory(const Governor& governor);
   Result<void> create_files(const IdSource& source) {
@@ -118,7 +133,9 @@ class EmbeddingStore::Timeline final : public EmbeddingStore::Engine {
   }
   Result<void> open_files(const EmbeddingStoreOptions& options);
   Result<void> open_commit(std::int64_t at_step);
+  Result<void> keep_other_commit(int slot);
   Result<std::span<const std::byte>> read_map(int slot);
+  [[nodiscard]] Result<void> check_still_there() const;
 
   // Requests (timeline.cpp).
   Result<void> sound();
@@ -153,6 +170,7 @@ class EmbeddingStore::Timeline final : public EmbeddingStore::Engine {
   Result<void> begin_load(Frame& frame, int side, std::int64_t bucket);
   Result<void> load_next();
   Result<void> flush(std::uint32_t& open);
+  void drop_open(std::uint32_t place);
   Result<void> drop_newer_commit();
   std::byte* reserve(std::uint32_t place);
   Result<void> submit_full();
@@ -217,7 +235,6 @@ class EmbeddingStore::Timeline final : public EmbeddingStore::Engine {
   File rows_file_;
   std::array<File, 2> map_files_;
   SuperFile super_;
-  CommitPins pins_;  // Tells only that somebody trains.
   TimelineSpace space_;
   std::int64_t reserved_{0};  // Segments at the front of rows_file_ that have a place on disk.
   std::unique_ptr<RowCrew> crew_;
@@ -255,11 +272,12 @@ class EmbeddingStore::Timeline final : public EmbeddingStore::Engine {
   std::array<std::uint32_t, kTimelineBlockRows> full_{};
   std::int64_t fulls_{0};
 
-  std::int64_t requests_{0};
-  std::int64_t hits_{0};
-  std::int64_t commits_{0};
-  std::int64_t syncs_{0};
-  std::int64_t map_bytes_written_{0};
+  Count requests_;
+  Count hits_;
+  Count commits_;
+  Count syncs_;
+  Count map_bytes_written_;
+  Count open_rows_;  // In chunks that the disk was not given.
 
   std::unique_ptr<TimelineIo> io_;  // Last: its threads use all of the above.
 };

@@ -36,7 +36,7 @@ Result<void> EmbeddingStore::Timeline::drop_newer_commit() {
   if (!super_.may_be_after(slot, last_commit_)) {
     return {};
   }
-  ++syncs_;
+  syncs_ += 1;
   auto cleared = super_.clear(slot);
   if (!cleared) {
     poison(cleared.error());  // A second sync would succeed and mean nothing.
@@ -84,7 +84,7 @@ Result<void> EmbeddingStore::Timeline::make_durable(std::int64_t step) {
   space_.committed(slot);
   slot_ = slot;
   last_commit_ = step;
-  ++commits_;
+  commits_ += 1;
   return {};
 }
 

@@ -101,7 +101,7 @@ Result<void> EmbeddingStore::Timeline::save_new_ids() {
       std::as_bytes(growing_->inserted().subspan(saved, static_cast<std::size_t>(count) - saved));
   PLIMSOLL_TRY_VOID(new_ids_file_.write_at(8 * new_ids_saved_, ids));
   crash_point("store.commit.ids");
-  ++syncs_;
+  syncs_ += 1;
   PLIMSOLL_TRY_VOID(new_ids_file_.sync());
   new_ids_crc_ = crc32c(ids, new_ids_crc_);
   new_ids_saved_ = count;

@@ -10,6 +10,7 @@
 #include "memory/admission.h"
 #include "os/file_system.h"
 #include "store/embedding_growing_ids.h"
+#include "store/embedding_layout.h"
 #include "store/id_page.h"
 #include "store/row_optimizer.h"
 
@@ -98,6 +99,12 @@ void choose_buckets(TableDescription& table, const EmbeddingStoreOptions& option
 
 Result<TimelineLayout> plan_timeline(const TableDescription& table, bool exists,
                                      const EmbeddingStoreOptions& options) {
+  PLIMSOLL_TRY_VOID(check_blocks(table, options, [&](TableDescription some) {
+    if (!exists) {
+      choose_buckets(some, options);
+    }
+    return TimelineSpace::sizes(timeline_shape(some)).segments;
+  }));
   const std::int64_t record = table.shape().record_bytes;
   const std::int64_t least = chunk_bytes_least(record);
   TableDescription smallest = table;

@@ -232,6 +232,7 @@ Result<void> EmbeddingStore::Timeline::scan(const Visit& visit) {
   for (std::int64_t first = 0; first < count_; first += at_once) {
     const std::int64_t count = std::min(at_once, count_ - first);
     PLIMSOLL_TRY_VOID(scan_pass(first, count));
+    PLIMSOLL_TRY_VOID(check_still_there());
     PLIMSOLL_TRY_VOID(show_rows(first, count, visit));
   }
   return {};
@@ -349,6 +350,7 @@ Result<void> EmbeddingStore::Timeline::visit_rows(const Visit& visit) {
   for (std::int64_t i = begin; i < end; ++i) {
     Frame& frame = io_->frame(static_cast<int>(i % 2));
     PLIMSOLL_TRY_VOID(io_->wait(frame));
+    PLIMSOLL_TRY_VOID(check_still_there());
     PLIMSOLL_TRY_VOID(load(i + 1));
     PLIMSOLL_TRY_VOID(show_bucket(frame, visit));
   }

@@ -117,6 +117,7 @@ Result<void> EmbeddingStore::Timeline::flush(std::uint32_t& open) {
                              key_of(static_cast<int>(chunk.place / shape_.buckets)),
                              chunk.place % shape_.buckets);
   PLIMSOLL_TRY(chunk.extent, space_.append(*chunk.stream, chunk.rows));
+  open_rows_ += -std::int64_t{chunk.rows};
   open = kNone;
   const std::int64_t end = std::int64_t{chunk.stream->last_segment} + 1;
   if (end > reserved_) {
@@ -127,6 +128,13 @@ Result<void> EmbeddingStore::Timeline::flush(std::uint32_t& open) {
   }
   io_->submit(index);
   return {};
+}
+
+// Forgets the open chunk of a bucket, whose rows have gone elsewhere.
+void EmbeddingStore::Timeline::drop_open(std::uint32_t place) {
+  open_rows_ += -std::int64_t{io_->chunk(open_[place]).rows};
+  io_->give_back(open_[place]);
+  open_[place] = kNone;
 }
 
 // Room for one more row at the end of a bucket's stream, or nullptr when no chunk is free. A chunk
@@ -142,6 +150,7 @@ std::byte* EmbeddingStore::Timeline::reserve(std::uint32_t place) {
   }
   TimelineIo::Chunk& chunk = io_->chunk(open);
   std::byte* const at = chunk.bytes + kExtentHeaderBytes + chunk.rows * shape_.record_bytes;
+  open_rows_ += 1;
   if (++chunk.rows == rows_per_chunk_) {
     full_[static_cast<std::size_t>(fulls_++)] = open;
     open = kNone;
@@ -222,8 +231,7 @@ Result<void> EmbeddingStore::Timeline::advance(std::int64_t end, const Run& run,
         io_->drop(*frame);
       }
       if (open_[place] != kNone) {  // Newer versions, which have moved with their rows.
-        io_->give_back(open_[place]);
-        open_[place] = kNone;
+        drop_open(place);
       }
       io_->settle(stream(place));
       space_.clear(stream(place));
@@ -390,8 +398,7 @@ Result<void> EmbeddingStore::Timeline::fold(std::uint32_t place) {
   PLIMSOLL_TRY_VOID(io_->wait(*frame));
   Stream& folded = stream(place);
   if (open_[place] != kNone) {  // Its rows are in the frame, too.
-    io_->give_back(open_[place]);
-    open_[place] = kNone;
+    drop_open(place);
   }
   io_->settle(folded);
   PLIMSOLL_TRY_VOID(io_->failed());

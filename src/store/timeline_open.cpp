@@ -88,22 +88,18 @@ Result<void> EmbeddingStore::Timeline::take_memory(const Governor& governor) {
 Result<void> EmbeddingStore::Timeline::open_files(const EmbeddingStoreOptions& options) {
   PLIMSOLL_TRY(ids_,
                IdIndex::open(directory_, table_files::kIds, table_.ids, slab_, layout_.id_pages));
-  PLIMSOLL_TRY(rows_file_, File::open(directory_ / table_files::kRows, FileMode::kReadWrite, true));
+  const FileMode mode = pinned_ ? FileMode::kRead : FileMode::kReadWrite;
+  PLIMSOLL_TRY(rows_file_, File::open(directory_ / table_files::kRows, mode, true));
   PLIMSOLL_TRY(const std::int64_t bytes, rows_file_.size());
   reserved_ = bytes / shape_.segment_bytes;
   for (int slot = 0; slot < 2; ++slot) {
     PLIMSOLL_TRY(map_files_[static_cast<std::size_t>(slot)],
-                 File::open(table_files::map_path(directory_, slot), FileMode::kReadWrite, true));
+                 File::open(table_files::map_path(directory_, slot), mode, true));
   }
   if (growing_) {
-    PLIMSOLL_TRY(new_ids_file_,
-                 File::open(directory_ / table_files::kNewIds, FileMode::kReadWrite));
+    PLIMSOLL_TRY(new_ids_file_, File::open(directory_ / table_files::kNewIds, mode));
   }
-  PLIMSOLL_TRY(super_, SuperFile::open(directory_ / table_files::kSuper, true));
-  PLIMSOLL_TRY(pins_, CommitPins::open(directory_ / table_files::kSuper, true));
-  if (!pinned_) {
-    pins_.use();  // Who only reads is no reason for others not to.
-  }
+  PLIMSOLL_TRY(super_, SuperFile::open(directory_ / table_files::kSuper, !pinned_));
   optimizer_ = RecordStep(rows_, table_.init, options.optimizer, corrections_);
   return {};
 }
@@ -111,13 +107,10 @@ Result<void> EmbeddingStore::Timeline::open_files(const EmbeddingStoreOptions& o
 Result<void> EmbeddingStore::Timeline::open_commit(std::int64_t at_step) {
   PLIMSOLL_TRY(const int slot,
                choose_commit(super_, directory_, table_.fingerprint(), kAnyPages, at_step));
-  for (int other = 0; other < 2; ++other) {
+  for (int other = 0; other < 2 && !pinned_; ++other) {  // Who only reads needs no room.
     if (other != slot &&
         super_.slots()[static_cast<std::size_t>(other)].state == SuperFile::SlotState::kValid) {
-      const auto map = read_map(other);
-      if (!map || !space_.keep(other, *map)) {
-        space_.forget(other);  // Half overwritten by a commit that did not end: it is gone.
-      }
+      PLIMSOLL_TRY_VOID(keep_other_commit(other));
     }
   }
   if (slot < 0) {
@@ -136,13 +129,50 @@ Result<void> EmbeddingStore::Timeline::open_commit(std::int64_t at_step) {
     return tl::unexpected(std::move(error));
   }
   PLIMSOLL_TRY_VOID(read_new_ids(*state));
-  PLIMSOLL_TRY_VOID(super_.settle(slot));
   slot_ = slot;
   last_commit_ = super_.slots()[at].superblock.step;
+  PLIMSOLL_TRY_VOID(pinned_ ? check_still_there() : super_.settle(slot));
   count_ = state->rows;
   cursor_ = state->cursor;
   follow(state->source, state->parent, state->target);
   return {};
+}
+
+// Marks the segments of the commit that was not opened.
+Result<void> EmbeddingStore::Timeline::keep_other_commit(int slot) {
+  const auto map = read_map(slot);
+  if (!map && map.error().code != ErrorCode::kCorrupt) {
+    return tl::unexpected(map.error());
+  }
+  if (!map || !space_.keep(slot, *map)) {
+    space_.forget(slot);  // Half overwritten by a commit that did not end: it is gone.
+  }
+  return {};
+}
+
+// For a reader: what has been read until now is of its commit, if that is still in its slot. What a
+// commit refers to is written again only after another has replaced it there.
+Result<void> EmbeddingStore::Timeline::check_still_there() const {
+  if (!pinned_ || slot_ < 0) {
+    return {};
+  }
+  PLIMSOLL_TRY(const bool there, super_.still_holds(slot_));
+  return there
+             ? Result<void>{}
+             : fail(ErrorCode::kNotFound,
+                    fmt::format("{}: commit {} is gone: somebody trained in the table while it was "
+                                "being read",
+                                directory_.string(), last_commit_),
+                    "read a newer commit, from the start");
+}
+
+Error EmbeddingStore::Timeline::explained(Error error) const {
+  if (error.code == ErrorCode::kCorrupt) {
+    if (auto there = check_still_there(); !there) {
+      return std::move(there).error();
+    }
+  }
+  return error;
 }
 
 // The map of one commit, its checksum compared.
