@@ -148,6 +148,8 @@ struct FeatureStats {
   std::int64_t resident_frames{0};
 };
 
+/// A store is its process's own: in a child that was forked after it was opened every call is
+/// refused (kInvalidArgument), and stats() are 0.
 class FeatureStore {
  public:
   /// Errors: kNotFound, kCorrupt (truncated or altered files, naming them), kOverBudget.
@@ -199,6 +201,7 @@ class FeatureStore {
  private:
   class Impl;
   explicit FeatureStore(std::unique_ptr<Impl> impl) noexcept;
+  void close() noexcept;
   std::unique_ptr<Impl> impl_;
 };
 

@@ -150,7 +150,12 @@ class GraphSet {
   /// false cancels. Errors: kCorrupt naming the graph; kIo; kInvalidArgument when cancelled.
   Result<void> verify(const std::function<bool(std::int64_t, std::int64_t)>& progress) const;
 
+  /// Errors: kInvalidArgument in a child that was forked after the set was opened: there nothing
+  /// else may be asked of it.
+  [[nodiscard]] Result<void> check_process(const char* call) const;
+
  private:
+  void close() noexcept;
   class Impl;
   explicit GraphSet(std::unique_ptr<Impl> impl) noexcept;
   std::unique_ptr<Impl> impl_;

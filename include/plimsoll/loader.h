@@ -99,6 +99,8 @@ class Batch {
   std::shared_ptr<BatchSlot> slot_;  // Shared: a tensor made from the batch may outlive it.
 };
 
+/// A loader is its process's own: in a child that was forked after it was opened next(),
+/// upcoming_ids() and seek() are refused (kInvalidArgument).
 class Loader {
  public:
   /// Requires: store and split outlive the loader.
@@ -136,6 +138,7 @@ class Loader {
   std::int64_t grow_back(std::int64_t wanted_bytes) noexcept;
 
  private:
+  void close() noexcept;
   class Impl;
   explicit Loader(std::unique_ptr<Impl> impl) noexcept;
   std::unique_ptr<Impl> impl_;

@@ -152,6 +152,7 @@ GraphCounts GraphBatches::peek() {
 }
 
 Result<GraphBatch> GraphBatches::next(const GraphBuffers& out) {
+  PLIMSOLL_TRY_VOID(set_->check_process("next"));
   const auto chosen = planned();
   if (out.graphs.size() < chosen.size()) {
     return wrong(fmt::format("a batch of {} graphs needs as many elements of \"graphs\"; the "

@@ -27,6 +27,7 @@
 #include "data/safetensors.h"
 #include "memory/slab.h"
 #include "os/file.h"
+#include "os/fork.h"
 
 namespace plimsoll {
 namespace {
@@ -92,6 +93,9 @@ class GraphSet::Impl {
             .edges = edge_ptr[at(graph + 1)] - edge_ptr[at(graph)]};
   }
 
+  [[nodiscard]] const fs::path& path() const noexcept { return path_; }
+
+  const ForkMark mark;
   GraphSetInfo info;
   std::span<std::int64_t> node_ptr;
   std::span<std::int64_t> edge_ptr;
@@ -513,8 +517,23 @@ Result<void> GraphSet::Impl::verify(
 
 GraphSet::GraphSet(std::unique_ptr<Impl> impl) noexcept : impl_(std::move(impl)) {}
 GraphSet::GraphSet(GraphSet&&) noexcept = default;
-GraphSet& GraphSet::operator=(GraphSet&&) noexcept = default;
-GraphSet::~GraphSet() = default;
+GraphSet& GraphSet::operator=(GraphSet&& other) noexcept {
+  std::swap(impl_, other.impl_);
+  other.close();
+  return *this;
+}
+GraphSet::~GraphSet() {
+  close();
+}
+void GraphSet::close() noexcept {
+  if (impl_ != nullptr) {
+    destroy_if_own(impl_, impl_->mark);
+  }
+}
+
+Result<void> GraphSet::check_process(const char* call) const {
+  return impl_->mark.check(impl_->path(), call);
+}
 
 Result<GraphSetInfo> GraphSet::inspect(const fs::path& directory) {
   const fs::path path = directory / kGraphSetFile;
@@ -569,15 +588,19 @@ bool GraphSet::cached() const noexcept {
 
 Result<GraphCounts> GraphSet::gather(std::span<const std::int64_t> graphs,
                                      const GraphBuffers& out) const {
+  PLIMSOLL_TRY_VOID(check_process("gather"));
   return impl_->gather(graphs, out);
 }
 
 void GraphSet::prefetch(std::span<const std::int64_t> graphs) const noexcept {
-  impl_->prefetch(graphs);
+  if (!impl_->mark.forked()) {
+    impl_->prefetch(graphs);
+  }
 }
 
 Result<void> GraphSet::verify(
     const std::function<bool(std::int64_t, std::int64_t)>& progress) const {
+  PLIMSOLL_TRY_VOID(check_process("verify"));
   return impl_->verify(progress);
 }
 

@@ -22,6 +22,7 @@
 #include "data/loader_ring.h"
 #include "data/loader_sweep.h"
 #include "os/background_thread.h"
+#include "os/fork.h"
 #include "plimsoll/bytes.h"
 #include "plimsoll/sample_order.h"
 
@@ -167,6 +168,7 @@ class Loader::Impl : public Reclaimer {
         columns_(std::move(columns)),
         schedule_{split->train_rows(), options.batch_rows, options.drop_last},
         ring_(std::move(ring)) {}
+  [[nodiscard]] const ForkMark& mark() const noexcept { return mark_; }
   ~Impl() override {
     reclaimer_ = {};
     ring_->stop();
@@ -278,6 +280,7 @@ class Loader::Impl : public Reclaimer {
     return store_->read_ordinals(ordinals, columns_, std::span(out).first(columns_.size()));
   }
 
+  const ForkMark mark_;
   FeatureStore* store_;
   const Split* split_;
   std::vector<int> columns_;
@@ -337,8 +340,19 @@ std::span<std::byte> Batch::column(int k) const noexcept {
 
 Loader::Loader(std::unique_ptr<Impl> impl) noexcept : impl_(std::move(impl)) {}
 Loader::Loader(Loader&&) noexcept = default;
-Loader& Loader::operator=(Loader&&) noexcept = default;
-Loader::~Loader() = default;
+Loader& Loader::operator=(Loader&& other) noexcept {
+  std::swap(impl_, other.impl_);
+  other.close();
+  return *this;
+}
+Loader::~Loader() {
+  close();
+}
+void Loader::close() noexcept {
+  if (impl_ != nullptr) {
+    destroy_if_own(impl_, impl_->mark());
+  }
+}
 
 Result<Loader> Loader::open(Governor governor, FeatureStore* store, const Split* split,
                             const LoaderOptions& options) {
@@ -353,16 +367,19 @@ Result<Loader> Loader::open(Governor governor, FeatureStore* store, const Split*
 }
 
 Result<void> Loader::next(Batch& batch) {
+  PLIMSOLL_TRY_VOID(impl_->mark().check("loader", "next"));
   batch.slot_.reset();
   PLIMSOLL_TRY(batch.slot_, impl_->ring().take());
   return {};
 }
 
 Result<void> Loader::upcoming_ids(std::vector<std::int64_t>& ids) {
+  PLIMSOLL_TRY_VOID(impl_->mark().check("loader", "upcoming_ids"));
   return impl_->upcoming_ids(ids);
 }
 
 Result<void> Loader::seek(const LoaderState& state) {
+  PLIMSOLL_TRY_VOID(impl_->mark().check("loader", "seek"));
   PLIMSOLL_TRY_VOID(check_state(state, impl_->schedule().train_rows));
   impl_->ring().restart(state);
   return {};
@@ -375,16 +392,16 @@ std::int64_t Loader::slot_bytes() const noexcept {
   return impl_->ring().slot_bytes();
 }
 std::int64_t Loader::slots() const noexcept {
-  return impl_->ring().slots_in_use();
+  return impl_->mark().forked() ? 0 : impl_->ring().slots_in_use();
 }
 std::int64_t Loader::stall_ns() const noexcept {
-  return impl_->ring().stall_ns();
+  return impl_->mark().forked() ? 0 : impl_->ring().stall_ns();
 }
 std::int64_t Loader::shrink(std::int64_t wanted_bytes) noexcept {
-  return impl_->ring().shrink(wanted_bytes);
+  return impl_->mark().forked() ? 0 : impl_->ring().shrink(wanted_bytes);
 }
 std::int64_t Loader::grow_back(std::int64_t wanted_bytes) noexcept {
-  return impl_->ring().grow_back(wanted_bytes);
+  return impl_->mark().forked() ? 0 : impl_->ring().grow_back(wanted_bytes);
 }
 
 }  // namespace plimsoll

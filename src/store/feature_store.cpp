@@ -29,6 +29,7 @@
 #include "memory/admission.h"
 #include "memory/slab.h"
 #include "os/file.h"
+#include "os/fork.h"
 #include "os/io_pool.h"
 #include "store/feature_block_reader.h"
 #include "store/feature_cache.h"
@@ -63,6 +64,10 @@ class FeatureStore::Impl : public Reclaimer {
         header_(std::move(header)),
         info_(header_.info(directory_)),
         pool_(io_threads) {}
+  [[nodiscard]] const ForkMark& mark() const noexcept { return mark_; }
+  [[nodiscard]] Result<void> check_process(const char* call) const {
+    return mark_.check(directory_, call);
+  }
   ~Impl() override {
     reclaimer_ = {};
     cache_.reset();
@@ -111,6 +116,7 @@ class FeatureStore::Impl : public Reclaimer {
   template <class IndexOf, class Sink>
   Result<void> read_table(const Table& table, std::size_t count, IndexOf index_of, Sink sink);
 
+  const ForkMark mark_;
   Governor governor_;
   fs::path directory_;
   FeatureHeader header_;
@@ -488,8 +494,19 @@ FeatureStats FeatureStore::Impl::stats() const {
 
 FeatureStore::FeatureStore(std::unique_ptr<Impl> impl) noexcept : impl_(std::move(impl)) {}
 FeatureStore::FeatureStore(FeatureStore&&) noexcept = default;
-FeatureStore& FeatureStore::operator=(FeatureStore&&) noexcept = default;
-FeatureStore::~FeatureStore() = default;
+FeatureStore& FeatureStore::operator=(FeatureStore&& other) noexcept {
+  std::swap(impl_, other.impl_);
+  other.close();
+  return *this;
+}
+FeatureStore::~FeatureStore() {
+  close();
+}
+void FeatureStore::close() noexcept {
+  if (impl_ != nullptr) {
+    destroy_if_own(impl_, impl_->mark());
+  }
+}
 
 Result<FeatureStore> FeatureStore::open(Governor governor, const FeatureStoreOptions& options) {
   if (options.io_threads < 0 || options.io_threads > 64 || options.cache_bytes < 0 ||
@@ -513,33 +530,40 @@ Result<FeatureStore> FeatureStore::open(Governor governor, const FeatureStoreOpt
 Result<void> FeatureStore::read_ordinals(std::span<const std::int64_t> ordinals,
                                          std::span<const int> columns,
                                          std::span<const std::span<std::byte>> out) {
+  PLIMSOLL_TRY_VOID(impl_->check_process("read_ordinals"));
   return impl_->read_ordinals(ordinals, columns, out);
 }
 
 Result<void> FeatureStore::read(std::span<const std::int64_t> ids, std::span<const int> columns,
                                 std::span<const std::span<std::byte>> out) {
+  PLIMSOLL_TRY_VOID(impl_->check_process("read"));
   return impl_->read(ids, columns, out);
 }
 
 Result<void> FeatureStore::prefetch_ordinals(std::span<const std::int64_t> ordinals) {
+  PLIMSOLL_TRY_VOID(impl_->check_process("prefetch_ordinals"));
   return impl_->prefetch_ordinals(ordinals);
 }
 
 Result<void> FeatureStore::ordinals_of(std::span<const std::int64_t> ids,
                                        std::span<std::int64_t> out) {
+  PLIMSOLL_TRY_VOID(impl_->check_process("ordinals_of"));
   return impl_->ordinals_of(ids, out);
 }
 
 Result<void> FeatureStore::ids_of(std::span<const std::int64_t> ordinals,
                                   std::span<std::int64_t> out) {
+  PLIMSOLL_TRY_VOID(impl_->check_process("ids_of"));
   return impl_->ids_of(ordinals, out);
 }
 
 Result<std::pair<std::int64_t, std::int64_t>> FeatureStore::group(std::int64_t group) {
+  PLIMSOLL_TRY_VOID(impl_->check_process("group"));
   return impl_->group(group);
 }
 
 Result<int> FeatureStore::column(const std::string& name) const {
+  PLIMSOLL_TRY_VOID(impl_->check_process("column"));
   std::string known;
   for (std::size_t k = 0; k < info().columns.size(); ++k) {
     if (info().columns[k].name == name) {
@@ -556,7 +580,7 @@ const FeatureInfo& FeatureStore::info() const noexcept {
 }
 
 FeatureStats FeatureStore::stats() const {
-  return impl_->stats();
+  return impl_->mark().forked() ? FeatureStats{} : impl_->stats();
 }
 
 FeaturePlan FeatureStore::plan() const noexcept {
@@ -564,10 +588,10 @@ FeaturePlan FeatureStore::plan() const noexcept {
 }
 
 std::int64_t FeatureStore::shrink(std::int64_t wanted_bytes) noexcept {
-  return impl_->shrink(wanted_bytes);
+  return impl_->mark().forked() ? 0 : impl_->shrink(wanted_bytes);
 }
 std::int64_t FeatureStore::grow_back(std::int64_t wanted_bytes) noexcept {
-  return impl_->grow_back(wanted_bytes);
+  return impl_->mark().forked() ? 0 : impl_->grow_back(wanted_bytes);
 }
 
 }  // namespace plimsoll

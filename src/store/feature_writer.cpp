@@ -24,6 +24,7 @@
 #include "memory/slab.h"
 #include "os/crash_point.h"
 #include "os/file.h"
+#include "os/fork.h"
 #include "plimsoll/feature_store.h"
 #include "store/feature_block_writer.h"
 #include "store/feature_format.h"
@@ -68,11 +69,11 @@ class PartialDirectory {
         return fail_io(error.value(), partial.path_.string(), "choose a writable directory");
       }
     }
-    partial.descriptor_ = ::open(partial.path_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (partial.descriptor_ < 0) {
+    partial.folder_ = OwnDescriptor::open(partial.path_, O_RDONLY | O_DIRECTORY);
+    if (partial.folder_.get() < 0) {
       return fail_io(errno, partial.path_.string());
     }
-    if (::flock(partial.descriptor_, LOCK_EX | LOCK_NB) != 0) {
+    if (::flock(partial.folder_.get(), LOCK_EX | LOCK_NB) != 0) {
       partial.release();
       return fail(ErrorCode::kInvalidArgument,
                   partial.path_.string() + ": another process is writing there");
@@ -87,11 +88,10 @@ class PartialDirectory {
   }
 
   PartialDirectory() noexcept = default;
-  PartialDirectory(PartialDirectory&& other) noexcept
-      : path_(std::move(other.path_)), descriptor_(std::exchange(other.descriptor_, -1)) {}
+  PartialDirectory(PartialDirectory&& other) noexcept = default;
   PartialDirectory& operator=(PartialDirectory&&) = delete;
   ~PartialDirectory() {
-    if (descriptor_ >= 0) {
+    if (folder_.get() >= 0) {  // Not in a forked child: it is the parent's.
       clear();
       std::error_code ignored;
       fs::remove(path_, ignored);
@@ -111,12 +111,13 @@ class PartialDirectory {
     }
   }
   void release() noexcept {
-    if (descriptor_ >= 0) {
-      ::close(std::exchange(descriptor_, -1));
+    if (folder_.get() >= 0) {
+      ::flock(folder_.get(), LOCK_UN);  // A child forked just now may not have closed its own.
+      folder_ = OwnDescriptor();
     }
   }
   fs::path path_;
-  int descriptor_{-1};
+  OwnDescriptor folder_;
 };
 
 }  // namespace
