@@ -14,8 +14,8 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <mutex>
-#include <optional>
 #include <span>
 #include <thread>
 #include <utility>
@@ -24,6 +24,7 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/unique_ptr.h>
 
+#include "os/fork.h"
 #include "plimsoll/result.h"
 
 namespace plimsoll::python {
@@ -49,18 +50,29 @@ inline std::span<std::byte> bytes_of(const BytesOut& array) {
 }
 
 /// A single-owner object seen by many Python threads: their calls queue up. A call from inside a
-/// callback of the same object, or after close(), is an error instead of a deadlock or a crash.
+/// callback of the same object, after close(), or in a child that was forked after it was opened,
+/// is an error instead of a deadlock or a crash. In such a child the object is never destroyed.
 template <class T>
 class Guarded {
  public:
-  explicit Guarded(T value, const char* name) : value_(std::move(value)), name_(name) {}
+  explicit Guarded(T value, const char* name)
+      : value_(std::make_unique<T>(std::move(value))), name_(name) {}
+  ~Guarded() { destroy_if_own(value_, mark_); }
+  Guarded(const Guarded&) = delete;
+  Guarded& operator=(const Guarded&) = delete;
 
   /// Runs f(value) without Python's lock. Errors: kInvalidArgument when closed or re-entered.
   template <class F>
   auto use(F&& f) {
     nb::gil_scoped_release unlocked;
+    if (mark_.forked()) {  // Its mutex may be held by a thread that is not there.
+      throw Exception(make_error(
+          ErrorCode::kInvalidArgument,
+          std::string(name_) + ": used in a process that was forked after it was opened",
+          "open it in this process, in a DataLoader's worker_init_fn (a table: with pinned=True)"));
+    }
     const Entry entry(*this);
-    if (!value_.has_value()) {
+    if (value_ == nullptr) {
       throw Exception(make_error(ErrorCode::kInvalidArgument,
                                  std::string(name_) + ": it was closed", "open it again"));
     }
@@ -70,6 +82,9 @@ class Guarded {
   /// Destroys the object; a second close does nothing.
   void close() {
     nb::gil_scoped_release unlocked;
+    if (mark_.forked()) {
+      return;  // It is the parent's to close.
+    }
     const Entry entry(*this);
     value_.reset();
   }
@@ -95,7 +110,8 @@ class Guarded {
     Guarded& owner;
   };
 
-  std::optional<T> value_;               // Read and written under mutex_.
+  const ForkMark mark_;
+  std::unique_ptr<T> value_;             // Read and written under mutex_.
   const char* name_;                     // Static.
   std::mutex mutex_;                     // Held for a whole call; nothing else is taken above it.
   std::atomic<std::thread::id> user_{};  // Who holds mutex_; written by the holder only.

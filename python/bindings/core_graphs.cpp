@@ -36,6 +36,7 @@ class Graphs {
       throw Exception(
           make_error(ErrorCode::kInvalidArgument, "GraphSet: it was closed", "open it again"));
     }
+    set_->check_process("use").or_throw();
     return set_;
   }
   void close() { set_.reset(); }

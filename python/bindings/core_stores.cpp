@@ -252,6 +252,7 @@ void bind_table(nb::module_& m) {
       .def_rw("layout", &EmbeddingStoreOptions::layout)
       .def_rw("order_seed", &EmbeddingStoreOptions::order_seed)
       .def_rw("rows_max", &EmbeddingStoreOptions::rows_max)
+      .def_rw("pinned", &EmbeddingStoreOptions::pinned)
       .def_rw("dirty_bytes", &EmbeddingStoreOptions::dirty_bytes);
   nb::class_<Table>(m, "EmbeddingStore")
       .def_static(

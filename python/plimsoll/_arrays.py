@@ -208,3 +208,11 @@ def unique_names(names: Iterable[str], what: str) -> list[str]:
     return listed
 
 
+
+
+def not_pickled(self: Any, protocol: Any) -> Any:
+    """For `__reduce_ex__` of what belongs to the process that opened it. Errors: TypeError."""
+    name = type(self).__name__
+    table = " with pinned=True" if name == "EmbeddingStore" else ""
+    raise TypeError(f"{name}: belongs to the process that opened it and is not pickled; let the "
+                    f"worker open it by its directory{table}, with a Governor of its own")

@@ -375,6 +375,7 @@ class EmbeddingStoreOptions:
     layout: RowLayout
     order_seed: int
     rows_max: int
+    pinned: bool
     dirty_bytes: int
 
     def __init__(self, directory: str, dim: int, optimizer: RowOptimizerOptions, init: RowInit,

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from . import _core
-from ._arrays import Buffer, Columns, as_bytes, byte_size, ids_in
+from ._arrays import Buffer, Columns, as_bytes, byte_size, ids_in, not_pickled
 from ._features import FeatureStore
 from ._memory import Governor
 
@@ -150,6 +150,8 @@ class Loader:
         self._state = state
         self._owns_store = owns_store
         store._governor._adopt(self)
+
+    __reduce_ex__ = not_pickled
 
     @classmethod
     def open(cls, governor: Governor, data: FeatureStore | str | os.PathLike[str], *,

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from . import _core
-from ._arrays import Buffer, byte_size, contiguous, ids_in
+from ._arrays import Buffer, byte_size, contiguous, ids_in, not_pickled
 from ._core import SlabPlan
 from ._memory import Governor
 from .errors import NotFoundError
@@ -195,6 +195,9 @@ class Rows:
 class EmbeddingStore:
     """One trainable row per id, with its optimizer state, inside a fixed slab of memory.
 
+    A store belongs to the process that opened it. A DataLoader's workers open the table themselves,
+    each with a Governor of its own: EmbeddingStore.open(governor, "users", pinned=True).
+
     The table may be many times larger than the slab. The slab holds an index of the table's pages, so its
     least size grows with the table: 6.8 GiB for 10⁹ rows of 128 floats with AdamW (plan().floor_bytes).
     Rows that were never changed take no disk: they are computed from `init`. Changes are durable, all
@@ -214,6 +217,8 @@ class EmbeddingStore:
         self.directory = directory
         governor._adopt(self)
 
+    __reduce_ex__ = not_pickled
+
     @classmethod
     def open(cls, governor: Governor, directory: str | os.PathLike[str], *,
              rows: int | None = None, ids: Any = None, rows_max: int | None = None,
@@ -221,8 +226,11 @@ class EmbeddingStore:
              optimizer: Optimizer | None = None, init: Zeros | Normal | Uniform | None = None,
              store: int | str = 0, at_step: int | None = None, batch_rows: int = 4096,
              layout: str | None = None, order_seed: int | None = None, dirty: int | str = 0,
-             io_threads: int = 4, compute_threads: int = 1) -> EmbeddingStore:
+             pinned: bool = False, io_threads: int = 4, compute_threads: int = 1) -> EmbeddingStore:
         """Opens the table in `directory`, or makes it when there is none.
+
+        Until this store is closed nobody else can change the table: a second open(), in this process
+        or another, is refused. Any number may read commits of it beside that (`pinned`).
 
         rows or ids: of a new table: dense ids 0 … rows−1, or any distinct int64 ids.
         rows_max:    of a new table: places for rows, so that ids may be inserted and, in any order,
@@ -244,21 +252,29 @@ class EmbeddingStore:
         order_seed:  of the epochs that begin from now on; as the Loader's. Sample order only.
         dirty:       most bytes of changed rows that wait for the disk in any order; 0: what the
                      disk writes in 50 ms.
+        pinned:      opens a commit of a table that exists, to read it only: nothing is written, and
+                     another process may train in it meanwhile (in sample order: not while it is
+                     opened). Training keeps the commit while there is room for it on disk, and
+                     waits for nothing; once it is gone gather() raises NotFoundError.
 
         Shape:  ids is int64 [n].
         Errors: BudgetExceeded (slab refused or below the floor), ValueError (another dim, dtype,
-                layout, optimizer, init or ids than the table's; duplicate ids), NotFoundError (no commit
-                at at_step), CorruptError, OSError. A directory on a network's file system is a
+                layout, optimizer, init or ids than the table's; duplicate ids; somebody has it open
+                to change it), NotFoundError (no commit at at_step; pinned: no table), CorruptError,
+                OSError. A directory on a network's file system is a
                 RuntimeWarning.
         """
         path = os.fspath(directory)
         there = _describe(path)
+        if pinned and not there:
+            raise NotFoundError(f"{path}: there is no table to be read (pinned)")
         dim, optimizer, init = _fill_in(path, there, dim, optimizer, init)
         options = _core.EmbeddingStoreOptions(
             path, dim, _options_of(optimizer), _init_of(init), byte_size(store, "store"),
             0 if rows is None else rows, None if ids is None else ids_in(ids),
             -1 if at_step is None else at_step, batch_rows, io_threads, compute_threads)
         options.rows_max = 0 if rows_max is None else rows_max
+        options.pinned = pinned
         options.dtype = _dtype_of(there.get("dtype", "float32") if dtype is None else dtype)
         options.layout = _layout_of(there.get("layout", "any_order") if layout is None else layout)
         options.order_seed = there.get("order_seed", 0) if order_seed is None else order_seed

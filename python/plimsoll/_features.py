@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from . import _core
-from ._arrays import Buffer, Columns, as_bytes, byte_size, contiguous, ids_in, unique_names
+from ._arrays import Buffer, Columns, as_bytes, byte_size, contiguous, ids_in, not_pickled, unique_names
 from ._core import FeaturePlan
 from ._memory import Governor
 
@@ -34,6 +34,8 @@ class FeatureStore:
         self._columns: dict[str, tuple[str, tuple[int, ...]]] = store.columns
         self._rows = store.rows
         governor._adopt(self)
+
+    __reduce_ex__ = not_pickled
 
     @classmethod
     def open(cls, governor: Governor, directory: str | os.PathLike[str], *,
@@ -164,6 +166,8 @@ class FeatureWriter:
             [list(shape) for _, shape in self._columns.values()], grouped, allow_non_finite,
             compression)
         governor._adopt(self)
+
+    __reduce_ex__ = not_pickled
 
     def append(self, ids: Any, columns: Mapping[str, Any] | None = None, *, groups: Any = None,
                **named: Any) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from . import _core
-from ._arrays import Buffer, byte_size, ids_in
+from ._arrays import Buffer, byte_size, ids_in, not_pickled
 from ._memory import Governor
 
 if TYPE_CHECKING:
@@ -148,6 +148,8 @@ class GraphSet:
         self.path = path
         governor._adopt(self)
 
+    __reduce_ex__ = not_pickled
+
     @classmethod
     def open(cls, governor: Governor, directory: str | os.PathLike[str], *,
              cache: int | str | None = None) -> GraphSet:
@@ -263,6 +265,8 @@ class GraphBatches:
         self._governor = governor
         self._core = core
         governor._adopt(self)
+
+    __reduce_ex__ = not_pickled
 
     def next(self) -> GraphBatch:
         """The next batch; epochs follow one another without end. Errors: as GraphSet.read()."""
