@@ -8,10 +8,14 @@
 // its own, trains, commits, evicts, and dies at a crash point (before and after every write, sync,
 // truncation, rename, superblock and manifest), each passed with probability 1/N of dying, N drawn
 // anew; or dies of a power failure there, which undoes part of what was not synced; or is killed
-// from outside. The parent then opens what is left: every row and slot must be those of one step,
-// the last that was acknowledged or the one being committed. No exec: a cycle costs a few
-// milliseconds. A line is printed for every thousand cycles, and one of JSON at the end. The first
-// failure stops it, keeps the directory and prints the command that repeats it.
+// from outside. Half of those that are killed have company: processes that they fork once their
+// tables are open, and that outlive them: forked workers that use their handles, second trainers
+// and compactions, all of which must be refused, and readers, each of which must see one commit, or
+// that it is gone. Now and then a process compacts instead of training. The parent then opens what
+// is left: every row and slot must be those of one step, the last that was acknowledged or the one
+// being committed. No exec: a cycle costs a few milliseconds. A line is printed for every thousand
+// cycles, and one of JSON at the end. The first failure stops it, keeps the directory and prints
+// the command that repeats it.
 //
 // Threads: the child's own.   Memory: one small table or two.
 #include <cmath>
@@ -25,6 +29,7 @@
 #include <set>
 
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -106,6 +111,7 @@ std::string run_process(Life& life, const Process& process, LastWords& words, Ta
   words.failure[0] = '\0';
   words.steps = 0;
   words.rolled_back = -1;
+  ::prctl(PR_SET_CHILD_SUBREAPER, 1);  // Whoever of its company outlives it is waited for here.
   const pid_t child = ::fork();
   if (child == 0) {
     be_child(life, process, words, lying_disk);
@@ -117,7 +123,20 @@ std::string run_process(Life& life, const Process& process, LastWords& words, Ta
   int status = 0;
   while (::waitpid(child, &status, 0) < 0) {
   }
+  std::string beside;
+  for (int other = 0; ::waitpid(-1, &other, 0) > 0;) {
+    if (WIFSIGNALED(other)) {
+      beside = WTERMSIG(other) == SIGALRM
+                   ? fmt::format("one beside it hung for {} s", kHungSeconds)
+                   : fmt::format("one beside it died of signal {}", WTERMSIG(other));
+    } else if (WEXITSTATUS(other) != 0) {
+      beside = static_cast<const char*>(words.failure);
+    }
+  }
   tally.steps += words.steps;
+  if (!beside.empty()) {
+    return beside;
+  }
   if (WIFSIGNALED(status) && WTERMSIG(status) == SIGALRM) {
     return fmt::format("it hung for {} s", kHungSeconds);
   }
@@ -145,6 +164,10 @@ Process draw_process(std::uint64_t seed) {
     const double u = (static_cast<double>(random() >> 11) + 0.5) * 0x1p-53;
     process.passage = 1 + static_cast<std::int64_t>(std::log(u) / std::log(1.0 - 1.0 / n));
   }
+  if (process.death != Death::kPowerLoss) {  // No process outlives a power failure.
+    process.company = random() % 2 == 0 ? 0 : 1 + static_cast<int>(random() % 3);
+    process.compacts = random() % 4 == 0;
+  }
   return process;
 }
 
@@ -154,14 +177,17 @@ double now() {
   return static_cast<double>(at.tv_sec) + static_cast<double>(at.tv_nsec) * 1e-9;
 }
 
-void print_result(const Options& options, const Tally& tally, double seconds, bool sound) {
+void print_result(const Options& options, const Tally& tally, const LastWords& words,
+                  double seconds, bool sound) {
   fmt::print(
       "{{\"test\": \"crash_cycles\", \"seed\": {}, \"cycles\": {}, \"killed\": {}, "
       "\"power_losses\": {}, \"lives\": {}, \"runs\": {}, \"steps\": {}, \"advanced\": {}, "
+      "\"refused\": {}, \"read_beside\": {}, \"gone\": {}, \"compacted\": {}, "
       "\"seconds\": {:.1f}, \"cycles_per_second\": {:.0f}, \"wrong_rows\": {}}}\n",
       options.seed, tally.cycles, tally.killed, tally.power_losses, tally.lives, tally.runs,
-      tally.steps, tally.advanced, seconds,
-      static_cast<double>(tally.cycles) / std::max(seconds, 1e-9), sound ? 0 : 1);
+      tally.steps, tally.advanced, words.refused.load(), words.read.load(), words.gone.load(),
+      words.compacted.load(), seconds, static_cast<double>(tally.cycles) / std::max(seconds, 1e-9),
+      sound ? 0 : 1);
 }
 
 int run(const Options& options) {
@@ -209,7 +235,7 @@ int run(const Options& options) {
       break;
     }
   }
-  print_result(options, tally, now() - began, wrong.empty());
+  print_result(options, tally, *words, now() - began, wrong.empty());
   const bool meant = tally.advanced * 10 > tally.cycles;  // Else they died before doing anything.
   return wrong.empty() && meant ? 0 : 1;
 }

@@ -3,15 +3,20 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <random>
 #include <set>
 #include <stdexcept>
 
+#include <unistd.h>
+
 #include <fmt/format.h>
 
 #include "base/check.h"
 #include "data/safetensors.h"
+#include "os/crash_point.h"
 #include "os/file.h"
 #include "plimsoll/governor.h"
 #include "plimsoll/sample_order.h"
@@ -52,7 +57,9 @@ TableSpec make_table(std::uint64_t seed, const char* name) {
   if (random() % 2 == 0) {
     table.pool = table.ids;
     table.ids.resize(random() % (table.ids.size() + 1));
-    const std::size_t kept = table.layout == RowLayout::kAnyOrder ? table.ids.size() : 0;
+    // When a table is compacted, all rows that are there become those it was made with, whose
+    // places are free again only at the next compaction.
+    const std::size_t kept = table.layout == RowLayout::kAnyOrder ? table.pool.size() : 0;
     table.rows_max = static_cast<std::int64_t>(kept + table.pool.size());
   }
   table.dtype = random() % 4 == 0 ? RowDType::kBFloat16 : RowDType::kFloat32;
@@ -268,7 +275,131 @@ void Life::train_step(std::vector<EmbeddingStore>& tables, std::int64_t step, st
   }
 }
 
+// ---- Company ----------------------------------------------------------------------------------
+
+// Forks processes that do beside this one what users do: a DataLoader's worker that reads through
+// its parent's handle, a second trainer or a compaction, a reader of a commit.
+void Life::keep_company(std::vector<EmbeddingStore>& tables, const Process& process,
+                        LastWords& words) {
+  const int trainer = ::getpid();
+  for (int i = 0; i < process.company; ++i) {
+    if (::fork() == 0) {
+      ::unsetenv("PLIMSOLL_CRASH");  // Only the trainer dies.
+      reload_crash_points();
+      int status = 0;
+      try {
+        attend(tables, draw(process.seed, 500 + static_cast<std::uint64_t>(i)), trainer, words);
+      } catch (const std::exception& problem) {
+        std::snprintf(words.failure, sizeof words.failure, "beside it: %s", problem.what());
+        status = 4;
+      }
+      ::_exit(status);
+    }
+  }
+}
+
+// One of the company, until the trainer is gone or it has seen enough.
+void Life::attend(std::vector<EmbeddingStore>& tables, std::uint64_t seed, int trainer,
+                  LastWords& words) {
+  std::mt19937_64 random(seed);
+  oracles_.clear();
+  oracles_.resize(tables_.size());
+  for (int look = 0; look < 4 && ::getppid() == trainer; ++look) {
+    const std::size_t table = random() % tables_.size();
+    const auto kind = random() % 4;
+    const std::string wrong = kind == 0   ? be_worker(tables, words)
+                              : kind == 1 ? be_rival(table, random(), trainer, words)
+                                          : be_reader(table, random(), words);
+    if (!wrong.empty()) {
+      throw std::runtime_error(wrong);
+    }
+    ::usleep(static_cast<useconds_t>(random() % 2000));
+  }
+}
+
+std::string Life::be_worker(std::vector<EmbeddingStore>& tables, LastWords& words) const {
+  for (EmbeddingStore& table : tables) {
+    std::vector<float> row(static_cast<std::size_t>(table.dim()));
+    const std::int64_t id = 0;
+    const auto read = table.gather({&id, 1}, row);
+    const auto written = table.commit(1'000'000);
+    if (read || read.error().code != ErrorCode::kInvalidArgument || written ||
+        written.error().code != ErrorCode::kInvalidArgument) {
+      return "a forked worker used its parent's handle";
+    }
+    ++words.refused;
+  }
+  return "";
+}
+
+std::string Life::be_rival(std::size_t table, std::uint64_t seed, int trainer,
+                           LastWords& words) const {
+  Governor governor = make_governor();
+  const EmbeddingStoreOptions how = options(table, seed);
+  const bool compacts = seed % 2 == 0 && how.layout == RowLayout::kAnyOrder;
+  const auto done = compacts ? EmbeddingStore::compact(governor, how.directory, -1, {})
+                             : EmbeddingStore::open(governor, how).map([](auto&&) {});
+  if (!done) {
+    ++words.refused;
+    const std::string text = done.error().to_string();
+    return done.error().code == ErrorCode::kInvalidArgument &&
+                   text.find("has this table open to change it") != std::string::npos
+               ? ""
+               : "a second writer: " + text;
+  }
+  for (int ms = 0; ms < 2000; ++ms) {  // Its lock ended with the trainer, which is dying.
+    if (::getppid() != trainer) {
+      return "";
+    }
+    ::usleep(1000);
+  }
+  return fmt::format("{} had two writers at once", how.directory.string());
+}
+
+std::string Life::be_reader(std::size_t table, std::uint64_t seed, LastWords& words) {
+  Governor governor = make_governor();
+  EmbeddingStoreOptions how = options(table, seed);
+  how.pinned = true;
+  const auto fine = [&](const Error& error) {
+    const bool gone = error.code == ErrorCode::kNotFound;
+    const bool moving = error.code == ErrorCode::kInvalidArgument &&
+                        how.layout == RowLayout::kSampleOrder &&
+                        error.to_string().find("somebody trains") != std::string::npos;
+    words.gone += gone ? 1 : 0;
+    words.refused += moving ? 1 : 0;
+    return gone || moving ? "" : "a reader: " + error.to_string();
+  };
+  auto store = EmbeddingStore::open(governor, how);
+  if (!store) {
+    return fine(store.error());
+  }
+  std::optional<Error> stopped;
+  const std::string wrong =
+      compare(table, *store, std::max<std::int64_t>(store->last_commit(), 0), &stopped);
+  if (stopped) {
+    return fine(*stopped);
+  }
+  ++words.read;
+  return wrong.empty() ? "" : "a reader: " + wrong;
+}
+
+// Compacts instead of training. False: there is nothing to compact.
+bool Life::compact(const Process& process, LastWords& words) const {
+  const fs::path table = directory_ / tables_[0].name;
+  if (!process.compacts || is_run_ || tables_[0].layout == RowLayout::kSampleOrder ||
+      !fs::exists(table / "table.json")) {
+    return false;
+  }
+  Governor governor = make_governor();
+  EmbeddingStore::compact(governor, table, -1, {}).or_throw();
+  ++words.compacted;
+  return true;
+}
+
 void Life::work_on_table(Governor& governor, const Process& process, LastWords& words) {
+  if (compact(process, words)) {
+    return;
+  }
   std::mt19937_64 random(process.seed);
   std::int64_t at_step = -1;
   if (random() % 8 == 0) {  // Goes on from the older commit, as a manifest may ask for.
@@ -279,6 +410,7 @@ void Life::work_on_table(Governor& governor, const Process& process, LastWords& 
     }
   }
   auto tables = open_tables(governor, process, at_step);
+  keep_company(tables, process, words);
   std::int64_t step = std::max<std::int64_t>(tables[0].last_commit(), 0);
   for (std::int64_t done = 0; done < kStepsPerProcess; ++done) {
     train_step(tables, ++step, process.seed);
@@ -325,6 +457,7 @@ void Life::work_on_run(Governor& governor, const Process& process, LastWords& wo
     }
   }
   auto tables = open_tables(governor, process, published.value_or(-1));
+  keep_company(tables, process, words);
   std::int64_t step = published.value_or(0);
   for (std::int64_t done = 0; done < kStepsPerProcess; ++done) {
     train_step(tables, ++step, process.seed);
@@ -349,7 +482,8 @@ void Life::work(const Process& process, LastWords& words) {
 
 // ---- Judgement --------------------------------------------------------------------------------
 
-std::string Life::compare(std::size_t table, EmbeddingStore& store, std::int64_t step) {
+std::string Life::compare(std::size_t table, EmbeddingStore& store, std::int64_t step,
+                          std::optional<Error>* stopped) {
   EmbeddingOracle& oracle = oracle_at(table, step);
   const auto wanted = ids_after(table, step);
   std::set<std::int64_t> left(wanted.begin(), wanted.end());
@@ -373,6 +507,9 @@ std::string Life::compare(std::size_t table, EmbeddingStore& store, std::int64_t
         return {};
       });
   if (!scanned) {
+    if (stopped != nullptr) {
+      *stopped = scanned.error();
+    }
     return scanned.error().to_string();
   }
   if (wrong.empty() && seen != wanted.size()) {

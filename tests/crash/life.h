@@ -37,6 +37,8 @@ struct Process {
   std::uint64_t seed{0};
   Death death{Death::kKilled};
   std::int64_t passage{0};  ///< The crash point it dies at, counted over all; 0: at none.
+  int company{0};           ///< Processes that it forks when its tables are open; see Life::attend.
+  bool compacts{false};     ///< Instead of training, where there is a table that can be.
 };
 
 /// What the dying process leaves for its judge, in memory both share.
@@ -45,7 +47,13 @@ struct LastWords {
   std::atomic<std::int64_t> attempted{0};     ///< The last commit it began.
   std::atomic<std::int64_t> rolled_back{-1};  ///< It opened this older commit and went on there.
   std::atomic<std::int64_t> steps{0};
-  char failure[480]{};  ///< Why it gave up, if it did.
+  char failure[480]{};  ///< Why it gave up, or one of its company, if any did.
+  // Over all cycles, of its company: writers and users of its handles that were refused, commits
+  // read whole beside it, and those that were gone before they were read.
+  std::atomic<std::int64_t> refused{0};
+  std::atomic<std::int64_t> read{0};
+  std::atomic<std::int64_t> gone{0};
+  std::atomic<std::int64_t> compacted{0};
 };
 
 struct TableSpec {
@@ -92,13 +100,22 @@ class Life {
   [[nodiscard]] EmbeddingStoreOptions options(std::size_t table, std::uint64_t seed) const;
   std::vector<EmbeddingStore> open_tables(Governor& governor, const Process& process,
                                           std::int64_t at_step) const;
+  void keep_company(std::vector<EmbeddingStore>& tables, const Process& process, LastWords& words);
+  void attend(std::vector<EmbeddingStore>& tables, std::uint64_t seed, int trainer,
+              LastWords& words);
+  std::string be_worker(std::vector<EmbeddingStore>& tables, LastWords& words) const;
+  std::string be_rival(std::size_t table, std::uint64_t seed, int trainer, LastWords& words) const;
+  std::string be_reader(std::size_t table, std::uint64_t seed, LastWords& words);
+  bool compact(const Process& process, LastWords& words) const;
   void train_step(std::vector<EmbeddingStore>& tables, std::int64_t step, std::uint64_t seed);
   EmbeddingOracle& oracle_at(std::size_t table, std::int64_t step);
   void work_on_table(Governor& governor, const Process& process, LastWords& words);
   void work_on_run(Governor& governor, const Process& process, LastWords& words);
   void save(std::vector<EmbeddingStore>& tables, std::int64_t step) const;
   [[nodiscard]] std::string checkpoint_differs(std::int64_t step) const;
-  std::string compare(std::size_t table, EmbeddingStore& store, std::int64_t step);
+  // `stopped`: set when the rows could not all be read.
+  std::string compare(std::size_t table, EmbeddingStore& store, std::int64_t step,
+                      std::optional<Error>* stopped = nullptr);
 
   std::filesystem::path directory_;
   std::uint64_t seed_;
