@@ -35,7 +35,7 @@ std::string host_name() {
 }
 
 // "PID HOST\n".
-void sign(int descriptor) noexcept {
+void sign(int descriptor) {
   const std::string text = fmt::format("{} {}\n", ::getpid(), host_name());
   const bool signed_ =
       ::ftruncate(descriptor, 0) == 0 &&
@@ -84,15 +84,14 @@ tl::unexpected<Error> no_locks(const fs::path& folder, int reason) {
 
 Result<FolderLock> FolderLock::take(const fs::path& folder, const Words& words) {
   FolderLock lock;
-  lock.folder_ = folder;
+  lock.path_ = lock_path(folder);
   std::error_code problem;
   lock.made_folder_ = fs::create_directories(folder, problem);
   if (problem) {
     return fail_io(problem.value(), folder.string() + ": creating it");
   }
-  const fs::path path = lock_path(folder);
   for (int left = kTriesMost; left > 0; --left) {
-    PLIMSOLL_TRY(RangeLocks locks, RangeLocks::open(path, RangeLocks::Access::kCreate));
+    PLIMSOLL_TRY(RangeLocks locks, RangeLocks::open(lock.path_, RangeLocks::Access::kCreate));
     const auto taken = locks.try_lock(kByte, RangeLocks::Kind::kExclusive);
     if (taken == RangeLocks::Taken::kHeldByOthers) {
       return fail(
@@ -101,7 +100,7 @@ Result<FolderLock> FolderLock::take(const fs::path& folder, const Words& words) 
           words.advice);
     }
     const int reason = errno;
-    if (taken == RangeLocks::Taken::kNoLocksThere || names_it(path, locks.descriptor())) {
+    if (taken == RangeLocks::Taken::kNoLocksThere || names_it(lock.path_, locks.descriptor())) {
       lock.locks_ = std::move(locks);
     }
     if (taken == RangeLocks::Taken::kNoLocksThere) {
@@ -118,7 +117,7 @@ Result<FolderLock> FolderLock::take(const fs::path& folder, const Words& words) 
               "try again");
 }
 
-bool FolderLock::held(const fs::path& folder) noexcept {
+bool FolderLock::held(const fs::path& folder) {
   const auto locks = RangeLocks::open(lock_path(folder), RangeLocks::Access::kRead);
   return locks && locks->held_by_others(kByte, 1);
 }
@@ -127,7 +126,7 @@ FolderLock& FolderLock::operator=(FolderLock&& other) noexcept {
   if (this != &other) {
     release();
     locks_ = std::move(other.locks_);
-    folder_ = std::move(other.folder_);
+    path_ = std::move(other.path_);
     made_folder_ = other.made_folder_;
   }
   return *this;
@@ -147,9 +146,10 @@ void FolderLock::release() noexcept {
 void FolderLock::abandon() noexcept {
   if (locks_.descriptor() >= 0) {
     std::error_code ignored;
-    fs::remove(lock_path(folder_), ignored);
+    fs::remove(path_, ignored);
     if (made_folder_) {
-      fs::remove(folder_, ignored);  // Stays when it holds anything.
+      path_.remove_filename();     // In place: this may be said where memory has run out.
+      fs::remove(path_, ignored);  // Stays when it holds anything.
     }
     release();
   }

@@ -30,7 +30,7 @@ class FolderLock {
   static Result<FolderLock> take(const std::filesystem::path& folder, const Words& words);
 
   /// Whether somebody holds it. False where there is no such folder.
-  [[nodiscard]] static bool held(const std::filesystem::path& folder) noexcept;
+  [[nodiscard]] static bool held(const std::filesystem::path& folder);
 
   FolderLock() noexcept = default;
   FolderLock(FolderLock&&) noexcept = default;
@@ -46,7 +46,7 @@ class FolderLock {
   void release() noexcept;
 
   RangeLocks locks_;
-  std::filesystem::path folder_{};
+  std::filesystem::path path_{};  // Of its file.
   bool made_folder_{false};
 };
 
