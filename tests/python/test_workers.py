@@ -188,6 +188,19 @@ def test_r03_every_handle_from_before_a_fork_refuses(governor, tmp_path):
     assert sum(len(batch.ids) for batch in batches.epoch(0)) == ROWS
 
 
+def test_r03_a_set_of_graphs_from_before_a_fork_refuses(governor, tmp_path):
+    rows = ["Timestamp,arbitration_id,data_field,attack"]
+    rows += [f"{0.001 * frame:.4f},{0x100 + frame % 4:03X},{frame & 255:02X}00,0"
+             for frame in range(640)]
+    (tmp_path / "train_1.csv").write_text("\n".join(rows) + "\n")
+    plimsoll.import_can(tmp_path / "train_1.csv", tmp_path / "set", governor=governor)
+    graphs = plimsoll.GraphSet.open(governor, tmp_path / "set")
+    for call in (lambda: graphs.read([0]), lambda: len(graphs), graphs.verify):
+        assert "forked after it was opened" in in_child(call), in_child(call)
+    assert in_child(graphs.close) == "None"
+    assert len(graphs.read([0]).graphs) == 1
+
+
 def test_r53_a_cell_that_is_run_twice_is_refused(governor, tmp_path):
     first = open_table(governor, tmp_path / "table")
     fill(first, 1.0)
