@@ -297,13 +297,6 @@ int by_recipe(const Typed& typed, int (*cosir)(const Typed&), int (*can_kd)(cons
   return *recipe == "can-kd" ? can_kd(typed) : cosir(typed);
 }
 
-int not_there_yet(const std::string& recipe) {
-  return report(make_error(ErrorCode::kInvalidArgument,
-                           fmt::format("the recipe '{}' is not there yet", recipe),
-                           "`plimsoll train cosir` and `plimsoll train can-kd` are"),
-                kUsageStatus);
-}
-
 template <class AnyRecipe>
 void add_recipe(CLI::App& train_command, int& status, const char* about, const char* examples) {
   const AnyRecipe defaults;
@@ -330,11 +323,6 @@ void add_train(CLI::App& app, int& status) {
       "  plimsoll train can-kd --data data/ --out run/ --memory-limit 1GiB --preset small\n"
       "  plimsoll train can-kd --data data/ --out run/ --stage fusion --json    goes on with run/\n"
       "  plimsoll train can-kd --config can_kd.json --preset gat,student --teacher-path teacher/");
-  for (const char* name : {"chat", "vision"}) {
-    auto* later = command->add_subcommand(name, "Not there yet");
-    later->allow_extras();
-    later->callback([name, &status] { status = not_there_yet(name); });
-  }
 }
 
 template <class AnyRecipe>

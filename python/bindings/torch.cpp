@@ -92,8 +92,7 @@ std::string train(const std::string& recipe, const std::string& config, const Pa
     print_notes(settings, quiet);
     return train_can_kd(settings, how(false, quiet)).or_throw().to_json();
   }
-  throw Exception(make_error(ErrorCode::kInvalidArgument,
-                             "recipe \"" + recipe + "\" is not there yet",
+  throw Exception(make_error(ErrorCode::kInvalidArgument, "there is no recipe \"" + recipe + "\"",
                              "use \"cosir\" or \"can-kd\""));
 }
 

@@ -154,7 +154,7 @@ class AnySettings {
   /// The text of run.toml: every value, with a comment that says where it came from.
   [[nodiscard]] std::string to_toml() const;
 
-  /// (key, value) of every field, texts without quotes: for MLflow's params.
+  /// (key, value) of every field, texts without quotes.
   [[nodiscard]] std::vector<std::pair<std::string, std::string>> items() const;
 
   /// (key, value) of the fields that decide the run's bits, and the recipe unless it is the first.

@@ -130,16 +130,9 @@ Result<void> Run::open() {
   }
   stepper_.emplace(config_, &*state_, data_.get());
 
-  const auto items = settings_.items();
-  MetricsOptions metrics;
-  metrics.tensorboard = config_.tensorboard ? folder_.metrics() : std::filesystem::path{};
-  metrics.mlflow = config_.mlflow;
-  metrics.run_name = folder_.root().filename().string();
-  metrics.run = folder_.root();
-  metrics.params = items;
-  metrics.resumed_step = step.value_or(-1);
-  PLIMSOLL_TRY(auto opened, Metrics::open(metrics));
-  report_.emplace(&folder_, std::move(opened), options_.progress, config_, governor_);
+  PLIMSOLL_TRY(auto metrics,
+               Metrics::open(config_.tensorboard ? folder_.metrics() : "", step.value_or(-1)));
+  report_.emplace(&folder_, std::move(metrics), options_.progress, config_, governor_);
   return report_->on_network(network_file_system(folder_.root()));
 }
 

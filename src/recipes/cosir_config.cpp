@@ -95,15 +95,19 @@ constexpr std::array kFields{
     F::whole<&C::metrics_every_n_steps>("metrics_every_n_steps", kFree, 1, kCountMax,
                                         "Steps between recorded losses"),
     F::on_off<&C::tensorboard>("tensorboard", kFree, "Write event files under RUN/metrics"),
-    F::text<&C::mlflow>("mlflow", kPlace, "Also write MLflow's file layout into this folder"),
 };
+
+// In the run.toml of runs that are older.
+constexpr IgnoredKey kIgnored[] = {
+    {"mlflow", "in Python, plimsoll.log_to_mlflow(RUN) brings a run to MLflow"}};
 
 constexpr RecipeOptions kOptions{
     .recipe = "cosir",
     .fields = kFields,
     .data_advice =
         "name a feature store with --data DIR; plimsoll synth and plimsoll import make one",
-    .keys_advice = "`plimsoll train cosir --help` lists every key"};
+    .keys_advice = "`plimsoll train cosir --help` lists every key",
+    .ignored = kIgnored};
 
 }  // namespace
 

@@ -64,7 +64,6 @@ struct CosirConfig {
   std::int64_t stats_every_n_epochs{1};
   std::int64_t metrics_every_n_steps{10};
   bool tensorboard{true};
-  std::string mlflow{};  ///< A folder for MLflow's file layout; "": none.
 };
 
 template <>

@@ -6,12 +6,13 @@
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
-#include <fstream>
-#include <sstream>
+#include <cerrno>
+#include <csignal>
+#include <filesystem>
 
-#include "recipes/metrics_mlflow.h"
 #include "recipes/metrics_tensorboard.h"
 
 namespace plimsoll {
@@ -25,12 +26,6 @@ std::string hex(std::string_view bytes) {
     text += fmt::format("{:02x}", static_cast<unsigned char>(c));
   }
   return text;
-}
-
-std::string read(const fs::path& path) {
-  std::stringstream text;
-  text << std::ifstream(path).rdbuf();
-  return text.str();
 }
 
 class MetricsTest : public ::testing::Test {
@@ -69,48 +64,28 @@ TEST_F(MetricsTest, EventFilesAreMadeAnewForEachStart) {
   EXPECT_EQ(std::distance(fs::directory_iterator(root_ / "events"), fs::directory_iterator()), 3);
 }
 
-TEST_F(MetricsTest, WritesMlflowsLayoutAndGoesOnWithItAfterAResumption) {
-  const std::vector<std::pair<std::string, std::string>> params{{"lr", "0.1"}, {"epochs", "3"}};
-  const MetricsOptions options{
-      .mlflow = root_ / "mlruns", .run_name = "it's run", .run = root_ / "run", .params = params};
-  for (int start = 0; start < 2; ++start) {
-    auto metrics = Metrics::open(options).or_throw();
-    metrics.scalar("loss/total", 0.5, start);
-    metrics.scalar("speed", 10, start);
-    ASSERT_TRUE(metrics.finish(start == 0 ? "stopped" : "finished"));
-  }
-  std::vector<fs::path> experiments;
-  for (const auto& entry : fs::directory_iterator(root_ / "mlruns")) {
-    experiments.push_back(entry.path());
-  }
-  ASSERT_EQ(experiments.size(), 1U);
-  EXPECT_NE(read(experiments[0] / "meta.yaml").find("name: cosir\n"), std::string::npos);
-  const std::string id = read(root_ / "run" / "metrics" / "mlflow_run_id").substr(0, 32);
-  const fs::path run = experiments[0] / id;
-  EXPECT_EQ(read(run / "params" / "lr"), "0.1");
-  const std::string losses = read(run / "metrics" / "loss" / "total");
-  EXPECT_EQ(std::count(losses.begin(), losses.end(), '\n'), 2) << losses;
-  EXPECT_NE(losses.find(" 0.5 1\n"), std::string::npos) << losses;
-  const std::string meta = read(run / "meta.yaml");
-  EXPECT_NE(meta.find("status: 3\n"), std::string::npos) << meta;
-  EXPECT_NE(meta.find("run_name: 'it''s run'\n"), std::string::npos) << meta;
-  EXPECT_NE(meta.find("run_id: '" + id + "'\n"), std::string::npos) << meta;
-}
-
 TEST_F(MetricsTest, AFailureIsReportedOnceByFlush) {
-  auto metrics = Metrics::open({.mlflow = root_ / "mlruns", .run = root_ / "run"}).or_throw();
-  fs::remove_all(root_ / "mlruns");
-  std::ofstream(root_ / "mlruns") << "in the way";
+  auto metrics = Metrics::open(root_ / "events").or_throw();
+  ASSERT_TRUE(metrics.flush());
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &before), 0);
+  ::signal(SIGXFSZ, SIG_IGN);
+  const rlimit full{0, before.rlim_max};  // Every write of a file now fails with EFBIG.
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &full), 0);
   metrics.scalar("a", 1, 1);
-  metrics.scalar("b", 1, 1);
-  EXPECT_FALSE(metrics.flush());
+  const auto failed = metrics.flush();
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &before), 0);
+  ::signal(SIGXFSZ, SIG_DFL);
+  ASSERT_FALSE(failed);
+  EXPECT_EQ(failed.error().os_errno, EFBIG);
   EXPECT_TRUE(metrics.flush());
 }
 
-TEST_F(MetricsTest, WithoutAnySinkScalarsCostNothing) {
+TEST_F(MetricsTest, WithoutAFolderScalarsLeaveNothing) {
   auto metrics = Metrics::open({}).or_throw();
   metrics.scalar("a", 1, 1);
-  EXPECT_TRUE(metrics.finish("finished"));
+  EXPECT_TRUE(metrics.flush());
+  EXPECT_TRUE(fs::is_empty(root_ / "run" / "metrics"));
 }
 
 }  // namespace

@@ -183,7 +183,6 @@ Result<void> RunReport::end(const std::string& status, const std::string& messag
   read_memory(true);
   progress_.clear();
   PLIMSOLL_TRY_VOID(metrics_.flush());
-  PLIMSOLL_TRY_VOID(metrics_.finish(status));
   PLIMSOLL_TRY_VOID(folder_->event("end", {{"status", std::string_view(status)},
                                            {"step", status_.step},
                                            {"message", std::string_view(message)}}));

@@ -178,17 +178,9 @@ Result<void> Run::open() {
       }
     }
   }
-  const auto items = settings_.items();
-  MetricsOptions metrics;
-  metrics.tensorboard = config_.tensorboard ? folder_.metrics() : fs::path{};
-  metrics.mlflow = config_.mlflow;
-  metrics.experiment = "can-kd";
-  metrics.run_name = folder_.root().filename().string();
-  metrics.run = folder_.root();
-  metrics.params = items;
-  metrics.resumed_step = published.value_or(-1);
-  PLIMSOLL_TRY(auto opened, Metrics::open(metrics));
-  report_.emplace(&folder_, std::move(opened), options_.progress, config_, governor_);
+  PLIMSOLL_TRY(auto metrics,
+               Metrics::open(config_.tensorboard ? folder_.metrics() : "", published.value_or(-1)));
+  report_.emplace(&folder_, std::move(metrics), options_.progress, config_, governor_);
   PLIMSOLL_TRY_VOID(report_->on_network(network_file_system(folder_.root())));
   if (config_.precision == "16-mixed") {
     report_->text(

@@ -161,7 +161,6 @@ constexpr std::array kFields{
                                   "Threads that compute; 0: one per core. Part of the result's "
                                   "bits"),
     F::on_off<&C::tensorboard>("tensorboard", kFree, "Write event files under RUN/metrics"),
-    F::text<&C::mlflow>("mlflow", kPlace, "Also write MLflow's file layout into this folder"),
 };
 
 }  // namespace

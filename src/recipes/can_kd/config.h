@@ -98,7 +98,6 @@ struct CanKdConfig {
   std::int64_t foreign_bytes{128LL << 20};
   std::int64_t compute_threads{0};
   bool tensorboard{true};
-  std::string mlflow{};
 };
 
 template <>

@@ -242,6 +242,7 @@ constexpr std::array kIgnored{
     IgnoredKey{"dataset", "--data names the graph set"},
     IgnoredKey{"modality", "a graph set is CAN traffic"},
     IgnoredKey{"experiment_root", "--out names the run folder"},
+    IgnoredKey{"mlflow", "in Python, plimsoll.log_to_mlflow(RUN) brings a run to MLflow"},
     IgnoredKey{"device", "can-kd computes on the CPU"},
     IgnoredKey{"num_workers", "no process loads graphs beside this one"},
     IgnoredKey{"mp_start_method", "no process is started"},
