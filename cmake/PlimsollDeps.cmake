@@ -67,8 +67,9 @@ if(NOT PLIMSOLL_WITH_TORCH STREQUAL OFF)
   if(NOT plimsoll_python)
     set(plimsoll_python python3)
   endif()
+  # -I: pip builds with a PYTHONPATH that hides what is installed; torch is wanted from there.
   execute_process(
-    COMMAND ${plimsoll_python} -c
+    COMMAND ${plimsoll_python} -I -c
       "import importlib.util as u; s = u.find_spec('torch'); print(s.submodule_search_locations[0])"
     OUTPUT_VARIABLE PLIMSOLL_TORCH_ROOT OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET
     RESULT_VARIABLE plimsoll_torch_status)

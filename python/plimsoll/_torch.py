@@ -2,6 +2,5 @@
 """Stands where the extension module plimsoll._torch would be, and is found only without it."""
 raise ImportError(
     "plimsoll was built without its torch parts (plimsoll._torch). With torch installed, rebuild "
-    "with `pip install --no-build-isolation .` in Plimsoll's source folder: without that option "
-    "pip hides the installed torch from the build."
+    "with `pip install .` in Plimsoll's source folder."
 )

@@ -31,7 +31,7 @@ def load() -> ModuleType:
     if importlib.util.find_spec("torch") is None:
         raise ImportError(
             "this part of plimsoll needs torch, which is not installed: install torch, then "
-            "rebuild with `pip install --no-build-isolation .` in Plimsoll's source folder")
+            "rebuild with `pip install .` in Plimsoll's source folder")
     import torch  # noqa: F401  First, so that the one libtorch in the process is torch's own.
 
     try:
@@ -41,7 +41,7 @@ def load() -> ModuleType:
             raise
         raise ImportError(
             f"plimsoll._torch does not fit the installed torch {torch.__version__} ({error}): "
-            "rebuild with `pip install --no-build-isolation .` in Plimsoll's source folder"
+            "rebuild with `pip install .` in Plimsoll's source folder"
         ) from error
     return extension
 
