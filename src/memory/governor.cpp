@@ -14,6 +14,7 @@
 #include "base/check.h"
 #include "base/mutex.h"
 #include "memory/ledger.h"
+#include "memory/look.h"
 #include "os/fork.h"
 #include "plimsoll/bytes.h"
 
@@ -87,11 +88,23 @@ std::string holders(const LedgerState& state) {
   return text;
 }
 
-// What is resident and belongs to nobody: orphans are leased, and counted apart.
-Result<Ledger::Baseline> measure_baseline(std::int64_t orphan_bytes) {
-  PLIMSOLL_TRY(const Resident now, read_resident());
-  return Ledger::Baseline{.total = std::max<std::int64_t>(0, now.total() - orphan_bytes),
-                          .anonymous = std::max<std::int64_t>(0, now.anonymous - orphan_bytes)};
+// What the process and its descendants hold now.
+Result<Measured> measure(TreeMeter& meter, std::int64_t close_bytes) {
+  Measured now;
+  PLIMSOLL_TRY(now.resident, read_resident());
+  now.tree = meter.read(now.resident, close_bytes);
+  return now;
+}
+
+// Of that, what is not of files, and the weights that are: the kernel has nowhere to put it.
+std::int64_t unbacked(const Measured& now) noexcept {
+  return now.held_bytes() - now.resident.file + now.tree.mapped_bytes;
+}
+
+// What is held and belongs to nobody: orphans are leased, and counted apart.
+Ledger::Baseline baseline_of(const Measured& now, std::int64_t orphan_bytes) {
+  return {.total = std::max<std::int64_t>(0, now.held_bytes() - orphan_bytes),
+          .anonymous = std::max<std::int64_t>(0, unbacked(now) - orphan_bytes)};
 }
 
 Result<void> find_disk_limit(const GovernorOptions& options, Ledger::Terms& terms) {
@@ -103,7 +116,7 @@ Result<void> find_disk_limit(const GovernorOptions& options, Ledger::Terms& term
   return {};
 }
 
-Result<Ledger::Terms> find_terms(const GovernorOptions& options) {
+Result<Ledger::Terms> find_terms(const GovernorOptions& options, const Measured& now) {
   if (options.foreign_bytes < 0 || !(options.pressure_fraction > 0) ||
       options.pressure_fraction > 1) {
     return fail(ErrorCode::kInvalidArgument,
@@ -114,6 +127,7 @@ Result<Ledger::Terms> find_terms(const GovernorOptions& options) {
   LimitQuery query;
   query.user_limit = options.memory_limit;
   query.user_source = options.memory_limit_source;
+  query.resident_bytes = now.held_bytes();
   query.proc_root = options.proc_root;
   query.cgroup_root = options.cgroup_root;
   Ledger::Terms terms;
@@ -130,8 +144,24 @@ Result<Ledger::Terms> find_terms(const GovernorOptions& options) {
 Error baseline_refusal(const Ledger::Terms& terms, std::int64_t orphan_bytes) {
   const std::int64_t needed = terms.baseline.total + orphan_bytes + terms.foreign_bytes;
   const std::int64_t left = terms.limit.limit_bytes - terms.baseline.total - orphan_bytes;
-  Error error;
-  error.code = ErrorCode::kOverBudget;
+  const bool by_user = terms.limit.candidates[terms.limit.winner].source == "user";
+  // In whole MiB, rounded up, and without a space: to be pasted as an option.
+  Error error = make_error(
+      ErrorCode::kOverBudget,
+      fmt::format(
+          "a limit of {} is less than the process needs at once: {} are held before anything "
+          "is leased{}, and {} are set aside (foreign_bytes): the smallest limit that would "
+          "do is {}MiB",
+          terms.limit.explain(), format_bytes(terms.baseline.total),
+          orphan_bytes > 0 ? " (and " + format_bytes(orphan_bytes) + " by closed governors)"
+                           : std::string(),
+          format_bytes(terms.foreign_bytes), (needed + (1 << 20) - 1) >> 20),
+      by_user && terms.limit.limit_bytes < 1 << 20
+          ? "a number without a unit counts bytes: write 6GiB"
+      : by_user
+          ? "raise memory_limit, declare fewer foreign_bytes, or make the governor before what "
+            "is held"
+          : "memory_limit is not what holds here: free memory, or raise the bound that is named");
   error.tag = Tag::kForeign;
   error.requested_bytes = terms.foreign_bytes;
   error.available_bytes = std::max<std::int64_t>(0, left);
@@ -139,7 +169,6 @@ Error baseline_refusal(const Ledger::Terms& terms, std::int64_t orphan_bytes) {
   error.baseline_bytes = terms.baseline.total;
   error.orphan_bytes = orphan_bytes;
   error.smallest_limit_bytes = needed;
-  error.advice = "raise --memory-limit or declare fewer foreign_bytes";
   return error;
 }
 
@@ -163,12 +192,14 @@ ReclaimerHandle::~ReclaimerHandle() {
 Governor::Governor(std::shared_ptr<Ledger> ledger) noexcept : ledger_(std::move(ledger)) {}
 
 Result<Governor> Governor::create(const GovernorOptions& options) {
-  PLIMSOLL_TRY(Ledger::Terms terms, find_terms(options));
   Process& shared = process();
   // A cache without a user, such as the arena's free pages, does not hold up a replacement.
   if (const Governor earlier = current(); earlier.valid()) {
     earlier.ledger_->reclaimers().reclaim(PressureMove::kPurge, kUncapped);
   }
+  TreeMeter meter(options.proc_root, options.cgroup_root);
+  PLIMSOLL_TRY(const Measured now, measure(meter, 0));
+  PLIMSOLL_TRY(Ledger::Terms terms, find_terms(options, now));
   MutexLock lock(shared.mutex);
   std::int64_t orphan_bytes = shared.orphans->load(std::memory_order_relaxed);
   if (shared.current != nullptr) {
@@ -180,19 +211,27 @@ Result<Governor> Governor::create(const GovernorOptions& options) {
     }
     orphan_bytes += held.leased_bytes;
   }
-  PLIMSOLL_TRY(terms.baseline, measure_baseline(orphan_bytes));
+  terms.baseline = baseline_of(now, orphan_bytes);
   if (terms.baseline.total + orphan_bytes + terms.foreign_bytes > terms.limit.limit_bytes) {
     return tl::unexpected(baseline_refusal(terms, orphan_bytes));
   }
   const std::int64_t foreign_bytes = terms.foreign_bytes;
   auto ledger = std::make_shared<Ledger>(std::move(terms), shared.orphans);
   ledger->kernel().signals = MemorySignals::open(options.proc_root, options.cgroup_root);
+  ledger->kernel().meter = std::move(meter);
+  ledger->set_measured(now);
   PLIMSOLL_TRY_VOID(ledger->admit({.tag = Tag::kForeign, .floor_bytes = foreign_bytes}));
   if (shared.current != nullptr) {
     shared.current->close();
   }
   shared.current = ledger;
   return Governor(std::move(ledger));
+}
+
+std::shared_ptr<Ledger> current_ledger() noexcept {
+  Process& shared = process();
+  MutexLock lock(shared.mutex);
+  return shared.current;
 }
 
 Governor Governor::current() noexcept {
@@ -285,21 +324,31 @@ Ledger::Settled follow_limit(Ledger& ledger, Ledger::Settled settled, Moves move
   return settled;
 }
 
-// Reads what is resident and judges it, into `report`. An unreadable /proc is no pressure.
-void read_pressure(const Ledger& ledger, PressureReport& report) {
-  const auto resident = read_resident();
-  if (!resident) {
+// Looks, and judges what is held. An unreadable /proc is no pressure. Requires: the turn.
+void read_pressure(Ledger& ledger, Look& look) {
+  PressureReport& report = look.report;
+  const LedgerState state = ledger.state();
+  const std::int64_t threshold = share(state.limit_bytes, ledger.terms().pressure_fraction);
+  auto now = measure(ledger.kernel().meter, threshold);
+  if (!now) {
     report.pressure = false;
     return;
   }
-  const LedgerState state = ledger.state();
-  report.resident = *resident;
-  report.unexplained_bytes =
-      std::max<std::int64_t>(0, resident->anonymous - state.leased_bytes - state.orphan_bytes -
-                                    ledger.baseline().anonymous);
-  const std::int64_t threshold = share(state.limit_bytes, ledger.terms().pressure_fraction);
+  now->unexplained_bytes = std::max<std::int64_t>(
+      0, unbacked(*now) - state.leased_bytes - state.orphan_bytes - ledger.baseline().anonymous);
+  ledger.set_measured(*now);
+  look.seen = *now;
+  report.resident = now->of_tree();
+  report.unexplained_bytes = now->unexplained_bytes;
   report.pressure =
-      resident->total() > threshold && report.unexplained_bytes > ledger.terms().foreign_bytes;
+      now->held_bytes() > threshold && now->unexplained_bytes > ledger.terms().foreign_bytes;
+}
+
+// What is held, less the pages of files that the kernel takes back when it needs them: those that
+// came since the beginning and are no weights. They never end a run.
+std::int64_t bound_bytes(const Ledger& ledger, const Measured& seen) {
+  return seen.held_bytes() - std::max<std::int64_t>(0, seen.resident.file - seen.tree.mapped_bytes -
+                                                           ledger.baseline().file());
 }
 
 // What may grow back where foreign memory leaves this much below the threshold.
@@ -336,7 +385,8 @@ std::int64_t grow_back(Ledger& ledger, const PressureReport& seen) {
 }
 
 // Under pressure: purges, and shrinks where that was not enough.
-void relieve(Ledger& ledger, PressureReport& report) {
+void relieve(Ledger& ledger, Look& look) {
+  PressureReport& report = look.report;
   const std::int64_t limit = ledger.state().limit_bytes;
   const std::int64_t threshold = share(limit, ledger.terms().pressure_fraction);
   Ledger::Course& course = ledger.course();
@@ -347,19 +397,19 @@ void relieve(Ledger& ledger, PressureReport& report) {
     report.purged_bytes +=
         ledger.reclaimers().reclaim(PressureMove::kPurge, wanted(), &report.evictions);
     trim_heap(report.evictions);
-    read_pressure(ledger, report);
+    read_pressure(ledger, look);
     if (report.pressure) {
       report.shrunk_bytes +=
           ledger.reclaimers().reclaim(PressureMove::kShrink, wanted(), &report.evictions);
       course.shrunk = true;
-      read_pressure(ledger, report);
+      read_pressure(ledger, look);
     }
     course.relieved_at_bytes = report.resident.total();
   }
-  if (report.pressure && report.resident.total() > share(limit, kStopFraction)) {
+  if (const std::int64_t bound = bound_bytes(ledger, look.seen);
+      report.pressure && bound > share(limit, kStopFraction)) {
     report.stop = true;
-    report.needed_bytes =
-        static_cast<std::int64_t>(static_cast<double>(report.resident.total()) / kStopFraction);
+    report.needed_bytes = static_cast<std::int64_t>(static_cast<double>(bound) / kStopFraction);
   }
 }
 
@@ -388,14 +438,39 @@ void heed_kernel(Ledger& ledger, PressureReport& report) {
   }
 }
 
+// As long as it lives nobody else looks or acts.
+class Turn {
+ public:
+  explicit Turn(Ledger& ledger) noexcept : ledger_(ledger) { ledger_.take_turn(); }
+  ~Turn() { ledger_.end_turn(); }
+  Turn(const Turn&) = delete;
+  Turn& operator=(const Turn&) = delete;
+
+ private:
+  Ledger& ledger_;
+};
+
 }  // namespace
 
 PressureReport Governor::step_boundary() {
-  PressureReport report;
   if (ledger_ == nullptr) {
-    return report;
+    return {};
   }
-  Ledger& ledger = *ledger_;
+  ledger_->course().stepped_ns = now_ns();
+  return look_and_act(*ledger_).report;
+}
+
+Look look(Ledger& ledger) {
+  Look look;
+  const Turn turn(ledger);
+  read_pressure(ledger, look);
+  return look;
+}
+
+Look look_and_act(Ledger& ledger) {
+  Look look;
+  PressureReport& report = look.report;
+  const Turn turn(ledger);
   Ledger::Course& course = ledger.course();
   if (ledger.unsettled()) {
     auto settled = ledger.settle();
@@ -409,14 +484,14 @@ PressureReport Governor::step_boundary() {
     }
   }
   heed_kernel(ledger, report);
-  read_pressure(ledger, report);
+  read_pressure(ledger, look);
   if (report.pressure) {
-    relieve(ledger, report);
+    relieve(ledger, look);
   } else {
     course.relieved_at_bytes = kUncapped;
     report.grown_bytes = grow_back(ledger, report);
   }
-  return report;
+  return look;
 }
 
 Result<LimitChange> Governor::set_limit(const std::string& text, const std::string& source) {
@@ -424,11 +499,12 @@ Result<LimitChange> Governor::set_limit(const std::string& text, const std::stri
     return tl::unexpected(closed_error());
   }
   Ledger& ledger = *ledger_;
-  PLIMSOLL_TRY(const Resident now, read_resident());
+  const Turn turn(ledger);
+  PLIMSOLL_TRY(const Measured now, measure(ledger.kernel().meter, 0));
   LimitQuery query;
   query.user_limit = text;
   query.user_source = source;
-  query.resident_bytes = now.total();
+  query.resident_bytes = now.held_bytes();
   query.proc_root = ledger.terms().proc_root;
   query.cgroup_root = ledger.terms().cgroup_root;
   PLIMSOLL_TRY(LimitReport found, find_limit(query));
@@ -443,12 +519,12 @@ Result<LimitChange> Governor::set_limit(const std::string& text, const std::stri
   const auto settled =
       follow_limit(ledger, asked, {change.evictions, change.purged_bytes, change.shrunk_bytes});
   change.limit_bytes = change.asked_bytes + settled.missing_bytes;
-  PressureReport seen;
+  Look seen;
   read_pressure(ledger, seen);
-  if (!seen.pressure) {
-    change.grown_bytes = grow_back(ledger, seen);
+  if (!seen.report.pressure) {
+    change.grown_bytes = grow_back(ledger, seen.report);
   }
-  change.resident = read_resident().value_or(seen.resident);
+  change.resident = read_resident().value_or(seen.seen.resident);
   return change;
 }
 
@@ -487,8 +563,10 @@ std::int64_t Governor::rebaseline() {
   if (ledger_ == nullptr) {
     return 0;
   }
-  const auto measured = measure_baseline(ledger_->orphan_bytes());
-  return measured ? ledger_->rebaseline(*measured).total : ledger_->baseline().total;
+  const Turn turn(*ledger_);
+  const auto now = measure(ledger_->kernel().meter, 0);
+  return now ? ledger_->rebaseline(baseline_of(*now, ledger_->orphan_bytes())).total
+             : ledger_->baseline().total;
 }
 
 std::int64_t Governor::lower_baseline(std::int64_t bytes, std::int64_t anonymous_bytes) {

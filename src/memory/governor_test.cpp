@@ -4,8 +4,12 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <filesystem>
+#include <fstream>
 #include <semaphore>
+#include <string>
 #include <thread>
+#include <vector>
 
 #include <sys/wait.h>
 #include <unistd.h>
@@ -62,6 +66,53 @@ TEST_F(GovernorTest, RefusesALimitBelowTheBaselineAndNamesOneThatWouldDo) {
   // A little room, as the process itself has grown meanwhile.
   const auto enough = std::to_string(error.smallest_limit_bytes + 8_MiB);
   EXPECT_TRUE(Governor::create(options(enough)));
+}
+
+// A machine of 8 GiB, of which so much is left, beside what this process holds.
+GovernorOptions on_a_machine_with(std::int64_t available_mib, const std::string& limit) {
+  const std::filesystem::path proc = std::filesystem::path(testing::TempDir()) / "governor-proc";
+  std::filesystem::create_directories(proc);
+  std::ofstream(proc / "meminfo") << "MemTotal: 8388608 kB\nMemAvailable: " << available_mib * 1024
+                                  << " kB\n";
+  GovernorOptions laid_out = options(limit);
+  laid_out.proc_root = proc;
+  laid_out.cgroup_root = proc;
+  return laid_out;
+}
+
+TEST_F(GovernorTest, R15WhatTheProcessHoldsIsNoPartOfWhatIsAvailable) {
+  const std::vector<char> held(300 << 20, 'x');
+  const std::int64_t now = read_resident().or_throw().total() >> 20;
+  const auto governor = Governor::create(on_a_machine_with(200, std::to_string(now + 100) + "MiB"));
+  ASSERT_TRUE(governor) << governor.error().to_string();
+  EXPECT_EQ(governor->state().limit_bytes, (now + 100) << 20);
+  EXPECT_EQ(governor->limit().candidates[governor->limit().winner].source, "user");
+}
+
+TEST_F(GovernorTest, R15WhereTheMachineIsTheBoundItIsNamedInsteadOfALargerLimit) {
+  const auto refused = Governor::create(on_a_machine_with(1, "6GiB"));
+  ASSERT_FALSE(refused);
+  const std::string text = refused.error().to_string();
+  for (const char* part : {"available: ", "below the 6.0 GiB of --memory-limit", "held before",
+                           "memory_limit is not what holds here: free memory"}) {
+    EXPECT_NE(text.find(part), std::string::npos) << text;
+  }
+  // The smallest named does, where it is there to be had.
+  const std::int64_t mib = (refused.error().smallest_limit_bytes + (1 << 20) - 1) >> 20;
+  EXPECT_NE(text.find(std::to_string(mib) + "MiB"), std::string::npos) << text;
+  const auto enough = Governor::create(on_a_machine_with(200, std::to_string(mib + 2) + "MiB"));
+  EXPECT_TRUE(enough) << enough.error().to_string();
+}
+
+TEST_F(GovernorTest, R60ANumberWithoutAUnitIsToldApart) {
+  const auto refused = Governor::create(options("2"));
+  ASSERT_FALSE(refused);
+  const std::string text = refused.error().to_string();
+  for (const char* part : {"a limit of 2 B (user: --memory-limit) is less than the process needs",
+                           "the smallest limit that would do is ",
+                           "a number without a unit counts bytes: write 6GiB"}) {
+    EXPECT_NE(text.find(part), std::string::npos) << text;
+  }
 }
 
 TEST_F(GovernorTest, RefusesBadOptions) {

@@ -12,15 +12,16 @@ namespace plimsoll {
 
 namespace {
 
-// What to change when the limit refuses, by tag.
+// What to change when the limit refuses, by tag. Options by the names that they have in Python and
+// in files; the command line writes them with dashes.
 constexpr std::array<const char*, kTagCount> kLimitAdvice{
-    "raise --memory-limit or lower batch_size",
-    "raise --memory-limit or lower store_bytes",
-    "raise --memory-limit or lower cache_bytes",
-    "raise --memory-limit or lower queue_bytes",
-    "raise --memory-limit or lower batch_size",
-    "raise --memory-limit or declare fewer foreign_bytes",
-    "raise --memory-limit",
+    "raise memory_limit or lower batch_size",
+    "raise memory_limit or lower store_bytes",
+    "raise memory_limit or lower cache_bytes",
+    "raise memory_limit or lower queue_bytes",
+    "raise memory_limit or lower batch_size",
+    "raise memory_limit or declare fewer foreign_bytes",
+    "raise memory_limit",
 };
 
 std::int64_t saturating_add(std::int64_t a, std::int64_t b) noexcept {
@@ -344,6 +345,30 @@ Ledger::Baseline Ledger::lower_baseline(const Baseline& gone) {
   baseline_.total = std::max<std::int64_t>(0, baseline_.total - gone.total);
   baseline_.anonymous = std::max<std::int64_t>(0, baseline_.anonymous - gone.anonymous);
   return baseline_;
+}
+
+void Ledger::set_measured(const Measured& measured) noexcept {
+  MutexLock lock(mutex_);
+  measured_ = measured;
+}
+
+Measured Ledger::measured() const noexcept {
+  MutexLock lock(mutex_);
+  return measured_;
+}
+
+void Ledger::take_turn() noexcept {
+  MutexLock lock(turn_mutex_);
+  while (turn_taken_) {
+    turn_ended_.wait(turn_mutex_);
+  }
+  turn_taken_ = true;
+}
+
+void Ledger::end_turn() noexcept {
+  MutexLock lock(turn_mutex_);
+  turn_taken_ = false;
+  turn_ended_.notify_one();
 }
 
 Result<ReclaimerHandle> Ledger::add_reclaimer(Reclaimer* reclaimer) {

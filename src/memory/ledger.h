@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Ledger: the sums behind a Governor. Every lease is recorded here; nothing is measured.
+// Ledger: the sums behind a Governor. Every lease is recorded here; what the governor measured is
+// kept beside them, and decides nothing here.
 //
 // Invariants, under the mutex:
 //   leased == sum of pools' leased        committed == sum of max(floor, leased)
@@ -30,7 +31,9 @@
 #include "base/mutex.h"
 #include "memory/reclaimer_table.h"
 #include "os/memory_signals.h"
+#include "os/tree_meter.h"
 #include "plimsoll/governor.h"
+#include "plimsoll/tree_memory.h"
 
 namespace plimsoll {
 
@@ -41,7 +44,8 @@ class Ledger : public std::enable_shared_from_this<Ledger> {
  public:
   struct Baseline {
     std::int64_t total{0};
-    std::int64_t anonymous{0};
+    std::int64_t anonymous{0};  // And shared, and mapped weights: all but other pages of files.
+    [[nodiscard]] std::int64_t file() const noexcept { return total - anonymous; }
   };
   struct Terms {
     LimitReport limit;  // The first one.
@@ -93,6 +97,9 @@ class Ledger : public std::enable_shared_from_this<Ledger> {
   /// Sets the baseline if nothing is leased; returns the one that holds.
   Baseline rebaseline(const Baseline& measured);
   Baseline lower_baseline(const Baseline& gone);
+  /// What the last look saw.
+  void set_measured(const Measured& measured) noexcept;
+  [[nodiscard]] Measured measured() const noexcept;
 
   [[nodiscard]] const Terms& terms() const noexcept { return terms_; }
   [[nodiscard]] std::int64_t orphan_bytes() const noexcept {
@@ -107,20 +114,25 @@ class Ledger : public std::enable_shared_from_this<Ledger> {
     std::atomic<bool> regrow{false};        // Floors were promised again and not all leased again.
     std::atomic<std::int64_t> asked_ns{0};  // When the last limit was asked for.
     std::atomic<int> tries{0};              // Step boundaries at which it did not fit.
-    std::atomic<std::int64_t> heeded_ns{INT64_MIN};  // When the kernel was last acted upon.
+    std::atomic<std::int64_t> heeded_ns{INT64_MIN};   // When the kernel was last acted upon.
+    std::atomic<std::int64_t> stepped_ns{INT64_MIN};  // When a thread that trains last came by.
   };
-  // What the kernel says, and when it was last looked at: step_boundary()'s alone.
+  // What is read of the kernel: of whoever has the turn.
   struct Kernel {
     MemorySignals signals;
     std::int64_t looked_ns{INT64_MIN};
+    TreeMeter meter;
   };
   Kernel& kernel() noexcept { return kernel_; }
+  /// One thread at a time looks and acts. It holds no lock meanwhile: reclaimers are called.
+  void take_turn() noexcept;
+  void end_turn() noexcept;
   Course& course() noexcept { return course_; }
 
  private:
   struct Pool {
     PoolState state{};
-    const char* option{"--memory-limit"};
+    const char* option{"memory_limit"};
     int admissions{0};
     int uncapped_admissions{0};
     std::int64_t cap_sum{0};        // Over the capped admissions.
@@ -144,6 +156,9 @@ class Ledger : public std::enable_shared_from_this<Ledger> {
   ReclaimerTable reclaimers_;
   Course course_;
   Kernel kernel_;
+  Mutex turn_mutex_;
+  CondVar turn_ended_;
+  bool turn_taken_ PLIMSOLL_GUARDED_BY(turn_mutex_){false};
 
   mutable Mutex mutex_;
   std::array<Pool, kTagCount> pools_ PLIMSOLL_GUARDED_BY(mutex_){};
@@ -158,6 +173,7 @@ class Ledger : public std::enable_shared_from_this<Ledger> {
   std::int64_t leased_peak_ PLIMSOLL_GUARDED_BY(mutex_){0};
   std::int64_t beyond_peak_ PLIMSOLL_GUARDED_BY(mutex_){0};  // Of beyond_floors().
   std::int64_t committed_ PLIMSOLL_GUARDED_BY(mutex_){0};
+  Measured measured_ PLIMSOLL_GUARDED_BY(mutex_){};
   bool closed_ PLIMSOLL_GUARDED_BY(mutex_){false};
 };
 

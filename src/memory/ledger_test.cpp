@@ -107,7 +107,7 @@ TEST(LedgerTest, RefusesWithTheNumbersOfEveryHolder) {
   EXPECT_EQ(refused.error().to_string(),
             "tensors wanted 64.0 MiB, 12.5 MiB free of the 768.0 MiB limit "
             "(held: tensors 402.5 MiB, rows 128.0 MiB; baseline 225.0 MiB): "
-            "raise --memory-limit or lower batch_size");
+            "raise memory_limit or lower batch_size");
   EXPECT_TRUE(bench.ledger->grant(Tag::kTensor, 12_MiB + 512_KiB));
   EXPECT_FALSE(bench.ledger->grant(Tag::kTensor, -1));
 }
@@ -133,7 +133,7 @@ TEST(LedgerTest, NamesTheSmallestLimitWhenAFloorDoesNotFit) {
   EXPECT_EQ(error.to_string(),
             "features wanted 600.0 MiB, 543.0 MiB free of the 768.0 MiB limit "
             "(baseline 225.0 MiB): the smallest limit that would do is 825MiB; "
-            "raise --memory-limit or lower cache_bytes");
+            "raise memory_limit or lower cache_bytes");
   const Bench larger(825_MiB);
   EXPECT_TRUE(larger.ledger->admit({.tag = Tag::kFeature, .floor_bytes = 600_MiB}));
 }

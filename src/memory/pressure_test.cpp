@@ -5,15 +5,22 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
+#include <chrono>
+#include <csignal>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "memory/slab.h"
 #include "plimsoll/bytes.h"
 #include "plimsoll/governor.h"
+#include "plimsoll/tree_memory.h"
 
 namespace plimsoll {
 namespace {
@@ -128,6 +135,47 @@ TEST_F(PressureTest, IsNoneWhileUnexplainedMemoryFitsBelowTheThreshold) {
   EXPECT_GT(report.unexplained_bytes, 100_MiB);
   EXPECT_FALSE(report.pressure);
   EXPECT_EQ(calls_, Calls{});
+}
+
+TEST_F(PressureTest, R14SharedMemoryCountsAsAnyOther) {
+  const std::int64_t bytes = up_to_threshold_plus(30_MiB);
+  void* const memory = ::mmap(nullptr, static_cast<std::size_t>(bytes), PROT_READ | PROT_WRITE,
+                              MAP_SHARED | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+  ASSERT_NE(memory, MAP_FAILED);
+  const PressureReport report = governor_.step_boundary();
+  EXPECT_GT(report.unexplained_bytes, bytes - kSlack);
+  EXPECT_EQ(report.purged_bytes, kArena);
+  ::munmap(memory, static_cast<std::size_t>(bytes));
+}
+
+TEST_F(PressureTest, R13WhatAChildHoldsCountsAndIsNamed) {
+  const std::int64_t bytes = up_to_threshold_plus(kArena + kFeatures + 20_MiB);
+  std::array<int, 2> ready{};
+  ASSERT_EQ(::pipe(ready.data()), 0);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    const Unleased held(bytes);
+    static_cast<void>(::write(ready[1], "x", 1));
+    ::pause();
+  }
+  char one = 0;
+  ASSERT_EQ(::read(ready[0], &one, 1), 1);
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::minutes(1);
+  PressureReport report = governor_.step_boundary();
+  while (!report.pressure && std::chrono::steady_clock::now() < deadline) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    report = governor_.step_boundary();
+  }
+  const Measured seen = last_look();
+  ::kill(child, SIGKILL);
+  ::waitpid(child, nullptr, 0);
+  EXPECT_TRUE(report.pressure);
+  EXPECT_EQ(seen.tree.children, 1);
+  EXPECT_GE(seen.tree.children_bytes, bytes);
+  EXPECT_EQ(report.resident.total(), seen.held_bytes());
+  const std::string text = explain_held(governor_.state(), seen);
+  EXPECT_NE(text.find("in a child process"), std::string::npos) << text;
+  EXPECT_NE(measured_lines(seen).find("children"), std::string::npos);
 }
 
 TEST_F(PressureTest, PurgesFirstAndLeavesItAtThatWhenItHelps) {

@@ -30,7 +30,7 @@ Result<void> touch(std::byte* data, std::int64_t bytes) {
   }
   if (errno == ENOMEM || errno == EFAULT || errno == EHWPOISON) {
     return fail_io(errno, fmt::format("touching a slab of {}", format_bytes(bytes)),
-                   "the machine has less free memory than the limit says: lower --memory-limit");
+                   "the machine has less free memory than the limit says: lower memory_limit");
   }
   for (std::int64_t at = 0; at < bytes; at += kPageBytes) {
     // A volatile write of what is there: fresh pages hold zeros.
@@ -62,6 +62,10 @@ Result<Slab> Slab::create(Governor governor, Tag tag, std::int64_t bytes, bool h
   // Without huge pages, explicitly so: a system-wide "always" would make pages come back in twos
   // of a megabyte after release_pages(), unleased. Advice: its failure changes nothing but speed.
   ::madvise(data, static_cast<std::size_t>(rounded), huge_pages ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
+  // What a forked child had too, whoever writes to it would have twice. Handles refuse there.
+  if (::madvise(data, static_cast<std::size_t>(rounded), MADV_DONTFORK) != 0) {
+    return fail_io(errno, fmt::format("keeping a slab of {} from children", format_bytes(rounded)));
+  }
   PLIMSOLL_TRY_VOID(touch(slab.data_, rounded));
   return slab;
 }

@@ -2,7 +2,12 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdint>
+
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "memory/slab.h"
 #include "plimsoll/bytes.h"
@@ -112,6 +117,29 @@ TEST_F(SlabTest, CannotTakePagesAgainWhileOthersHoldTheRoom) {
   slab.release_pages(0, 32_MiB);
   const Lease rest = governor_.reserve(Tag::kTensor, governor_.state().free_bytes()).or_throw();
   EXPECT_EQ(slab.reacquire_pages(0, 4096).error().code, ErrorCode::kOverBudget);
+}
+
+// What a forked child says of the first page: −1 when it is not there, else its first byte.
+int in_child(const Slab& slab) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    unsigned char there = 0;
+    const bool gone = ::mincore(slab.data(), 4096, &there) != 0 && errno == ENOMEM;
+    ::_exit(gone ? 255 : static_cast<int>(slab.data()[0]));
+  }
+  int status = 0;
+  EXPECT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status));
+  return WEXITSTATUS(status) == 255 ? -1 : WEXITSTATUS(status);
+}
+
+TEST_F(SlabTest, R11AForkedChildHasNoneOfIt) {
+  for (const bool huge_pages : {false, true}) {
+    const Slab slab = Slab::create(governor_, Tag::kEmbedding, 8_MiB, huge_pages).or_throw();
+    slab.data()[0] = std::byte{7};
+    EXPECT_EQ(in_child(slab), -1);
+    EXPECT_EQ(slab.data()[0], std::byte{7});
+  }
 }
 
 }  // namespace

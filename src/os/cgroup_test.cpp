@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "plimsoll/bytes.h"
+#include "tests/support/needs_cgroup.h"
 
 namespace plimsoll {
 namespace {
@@ -61,7 +62,7 @@ TEST(Cgroup, HoldsItsChildToTheLimitAndIsGoneAfterwards) {
   {
     auto made = MemoryCgroup::create(64_MiB);
     if (!made) {
-      GTEST_SKIP() << made.error().to_string();
+      PLIMSOLL_SKIP_WITHOUT_CGROUP(made.error().to_string());
     }
     const MemoryCgroup group = std::move(*made);
     folder = group.folder();

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cerrno>
+#include <utility>
 
 #include <sys/vfs.h>
 
@@ -30,10 +31,11 @@ constexpr std::array<Known, 14> kNetworks{{{0x6969, "NFS"},
                                            {0x7461636F, "OCFS2"},
                                            {0x01161970, "GFS2"}}};
 
-}  // namespace
+constexpr std::array<Known, 2> kMemory{{{0x01021994, "tmpfs"}, {0x858458F6, "ramfs"}}};
 
-std::string_view network_file_system(std::uint64_t magic) noexcept {
-  for (const Known& known : kNetworks) {
+template <std::size_t N>
+std::string_view name_in(const std::array<Known, N>& list, std::uint64_t magic) noexcept {
+  for (const Known& known : list) {
     if (known.magic == magic) {
       return known.name;
     }
@@ -41,17 +43,33 @@ std::string_view network_file_system(std::uint64_t magic) noexcept {
   return {};
 }
 
-std::string_view network_file_system(std::filesystem::path path) {
+// What statfs() says of the path, or of its nearest folder that is there; 0 when it cannot be
+// asked.
+std::uint64_t magic_of(std::filesystem::path path) {
   path = std::filesystem::absolute(path);
   struct statfs facts {};
   while (::statfs(path.c_str(), &facts) != 0) {
     if (errno != ENOENT || !path.has_relative_path()) {
-      return {};
+      return 0;
     }
     path = path.parent_path();
   }
   // f_type is signed and its width differs between machines; every magic number has 32 bits.
-  return network_file_system(static_cast<std::uint64_t>(facts.f_type) & 0xFFFFFFFFU);
+  return static_cast<std::uint64_t>(facts.f_type) & 0xFFFFFFFFU;
+}
+
+}  // namespace
+
+std::string_view network_file_system(std::uint64_t magic) noexcept {
+  return name_in(kNetworks, magic);
+}
+
+std::string_view network_file_system(std::filesystem::path path) {
+  return network_file_system(magic_of(std::move(path)));
+}
+
+std::string_view memory_file_system(std::filesystem::path path) {
+  return name_in(kMemory, magic_of(std::move(path)));
 }
 
 }  // namespace plimsoll

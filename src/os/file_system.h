@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which file system a folder is on, as far as it matters: one that is reached over a network.
+// Which file system a folder is on, as far as it matters: one that is reached over a network, or
+// one that is memory itself.
 //
 // There an fdatasync is as good as the server's word, other machines may write the same file, and
 // O_DIRECT may be refused (File then goes through the page cache: slower, and just as safe).
@@ -22,5 +23,9 @@ namespace plimsoll {
 /// The same for the file system that holds `path`, or will: of one that is not there, its nearest
 /// folder that is. Empty, too, when it cannot be asked.
 [[nodiscard]] std::string_view network_file_system(std::filesystem::path path);
+
+/// "tmpfs" or "ramfs" when what is written below `path` stays in memory, as it does in /dev/shm
+/// and, on some machines, in /tmp; else empty. Of a path that is not there, as above.
+[[nodiscard]] std::string_view memory_file_system(std::filesystem::path path);
 
 }  // namespace plimsoll

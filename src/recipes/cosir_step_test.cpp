@@ -81,7 +81,7 @@ TEST_F(CosirStepTest, ARefusedStepChangesNothingAndSucceedsLater) {
   const auto refused = starved(false);
   ASSERT_FALSE(refused.has_value());
   EXPECT_EQ(refused.error().code, ErrorCode::kOverBudget);
-  EXPECT_NE(refused.error().to_string().find("--memory-limit"), std::string::npos);
+  EXPECT_NE(refused.error().to_string().find("memory_limit"), std::string::npos);
   EXPECT_EQ(state_->digest(data_->rows()).or_throw(), before);
 
   const auto again = stepper_->phase1(batch_, batch_->rows()).or_throw();

@@ -13,7 +13,7 @@
 #include <deque>
 #include <string>
 
-#include "watch/process_tree.h"
+#include "os/process_tree.h"
 
 namespace plimsoll {
 

@@ -21,9 +21,9 @@
 #include <string>
 #include <vector>
 
+#include "os/process_tree.h"
 #include "plimsoll/result.h"
 #include "watch/climb.h"
-#include "watch/process_tree.h"
 
 namespace plimsoll {
 

@@ -14,6 +14,7 @@
 
 #include "os/cgroup.h"
 #include "plimsoll/bytes.h"
+#include "tests/support/needs_cgroup.h"
 #include "watch/verdict.h"
 
 namespace plimsoll {
@@ -128,7 +129,7 @@ TEST(Guard, KillsWhatIgnoresBeingAsked) {
 
 TEST(Guard, InACgroupTheKernelHoldsTheLimit) {
   if (const auto made = MemoryCgroup::create(64_MiB); !made) {
-    GTEST_SKIP() << made.error().to_string();
+    PLIMSOLL_SKIP_WITHOUT_CGROUP(made.error().to_string());
   }
   const GuardReport report = run({.command = hold(128), .limit_bytes = 64_MiB});
   EXPECT_TRUE(report.in_cgroup);

@@ -11,6 +11,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -41,10 +42,15 @@ struct TreeUse {
   std::vector<ProcessUse> largest{};  ///< Up to kNamedMost of them, largest first.
 };
 
-/// Every living descendant of `root`, itself left out; those reparented to it are among them.
+/// Every living descendant of `root`, itself left out; those reparented to it are among them. From
+/// the kernel's lists of children, or by looking at all processes where it keeps none.
 /// Errors: kIo when /proc cannot be listed.
 [[nodiscard]] Result<std::vector<int>> descendants(int root,
                                                    const std::filesystem::path& proc = "/proc");
+
+/// One process; nothing when it has ended. Who may not be read counts with its resident size.
+[[nodiscard]] std::optional<ProcessUse> read_process(int pid,
+                                                     const std::filesystem::path& proc = "/proc");
 
 /// Adds up the descendants of `root`. Who ends meanwhile is left out; who may not be read counts
 /// with its resident size. Errors: as descendants().

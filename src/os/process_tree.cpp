@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "watch/process_tree.h"
+#include "os/process_tree.h"
 
 #include <algorithm>
 #include <charconv>
@@ -113,9 +113,49 @@ bool read_use(const fs::path& folder, ProcessUse& use) {
   return true;
 }
 
+// Adds the children of a process that still lives, as its threads' lists have them. False: the
+// kernel keeps no such lists.
+bool add_listed_children(const fs::path& folder, std::vector<int>& found) {
+  std::error_code ended;
+  for (fs::directory_iterator thread(folder / "task", ended), end; !ended && thread != end;
+       thread.increment(ended)) {
+    std::ifstream file(thread->path() / "children");
+    if (!file) {
+      return !fs::exists(thread->path(), ended);
+    }
+    for (int pid = 0; file >> pid;) {
+      found.push_back(pid);
+    }
+  }
+  return true;
+}
+
+std::optional<std::vector<int>> listed_descendants(int root, const fs::path& proc) {
+  std::error_code none;
+  const std::string own = std::to_string(root);
+  if (!fs::exists(proc / own / "task" / own / "children", none)) {
+    return std::nullopt;
+  }
+  std::vector<int> found;
+  for (std::size_t next = 0; next <= found.size(); ++next) {
+    const int parent = next == 0 ? root : found[next - 1];
+    if (!add_listed_children(proc / std::to_string(parent), found)) {
+      return std::nullopt;
+    }
+  }
+  std::erase_if(found, [&](int pid) {
+    const auto stat = read_stat(proc / std::to_string(pid));
+    return !stat || stat->ended;
+  });
+  return found;
+}
+
 }  // namespace
 
 Result<std::vector<int>> descendants(int root, const fs::path& proc) {
+  if (auto listed = listed_descendants(root, proc); listed) {
+    return *std::move(listed);
+  }
   PLIMSOLL_TRY(auto all, all_processes(proc));
   std::ranges::sort(all, {}, &Process::parent);
   std::vector<int> found;
@@ -131,28 +171,36 @@ Result<std::vector<int>> descendants(int root, const fs::path& proc) {
   return found;
 }
 
+std::optional<ProcessUse> read_process(int pid, const fs::path& proc) {
+  const fs::path folder = proc / std::to_string(pid);
+  auto stat = read_stat(folder);
+  ProcessUse use{.pid = pid};
+  if (!stat || !read_use(folder, use)) {
+    return std::nullopt;
+  }
+  read_peak(folder, use);
+  use.parent = stat->parent;
+  use.name = std::move(stat->name);
+  return use;
+}
+
 Result<TreeUse> read_tree(int root, const fs::path& proc) {
   PLIMSOLL_TRY(const auto pids, descendants(root, proc));
   TreeUse tree;
   for (const int pid : pids) {
-    const fs::path folder = proc / std::to_string(pid);
-    auto stat = read_stat(folder);
-    ProcessUse use{.pid = pid};
-    if (!stat || !read_use(folder, use)) {
+    auto use = read_process(pid, proc);
+    if (!use) {
       continue;  // It ended.
     }
-    read_peak(folder, use);
-    use.parent = stat->parent;
-    use.name = std::move(stat->name);
     ++tree.processes;
-    tree.bytes += use.bytes;
-    tree.anonymous += use.anonymous;
-    tree.file += use.file;
-    tree.shared += use.shared;
-    tree.resident_peak = std::max(tree.resident_peak, use.resident_peak);
+    tree.bytes += use->bytes;
+    tree.anonymous += use->anonymous;
+    tree.file += use->file;
+    tree.shared += use->shared;
+    tree.resident_peak = std::max(tree.resident_peak, use->resident_peak);
     const auto at =
-        std::ranges::upper_bound(tree.largest, use.bytes, std::greater<>(), &ProcessUse::bytes);
-    tree.largest.insert(at, std::move(use));
+        std::ranges::upper_bound(tree.largest, use->bytes, std::greater<>(), &ProcessUse::bytes);
+    tree.largest.insert(at, *std::move(use));
     if (tree.largest.size() > TreeUse::kNamedMost) {
       tree.largest.pop_back();
     }

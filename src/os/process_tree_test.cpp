@@ -2,7 +2,7 @@
 //
 // Goal: descendants and nobody else are counted, shared memory once. Method: a laid-out /proc with
 // names that mislead, and real children that share a mapping.
-#include "watch/process_tree.h"
+#include "os/process_tree.h"
 
 #include <array>
 #include <csignal>
@@ -56,6 +56,24 @@ TEST_F(LaidOut, CountsDescendantsAndNobodyElse) {
   EXPECT_EQ(tree.largest[0].pid, 30);
   EXPECT_EQ(tree.largest[1].name, "a) R 1 (b");
   EXPECT_EQ(tree.largest[1].parent, 30);
+}
+
+TEST_F(LaidOut, R57TakesTheKernelsListsOfChildrenWhereItKeepsThem) {
+  add(10, "trainer", 1, "S", "");
+  add(30, "worker", 10, "S", "Pss: 400 kB\n");
+  add(31, "worker", 10, "Z", "");
+  add(40, "decoder", 30, "S", "Pss: 100 kB\n");
+  const auto children = [&](int pid, int thread, const std::string& pids) {
+    const fs::path folder = proc_ / std::to_string(pid) / "task" / std::to_string(thread);
+    fs::create_directories(folder);
+    std::ofstream(folder / "children") << pids;
+  };
+  children(10, 10, "");
+  children(10, 11, "30 31 ");
+  children(30, 30, "40 ");
+  children(40, 40, "");
+  EXPECT_EQ(descendants(10, proc_).or_throw(), (std::vector<int>{30, 40}));
+  EXPECT_EQ(read_tree(10, proc_).or_throw().bytes, 500 << 10);
 }
 
 TEST_F(LaidOut, WhoMayNotBeReadCountsWithItsResidentSize) {

@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "memory/watcher.h"
+
+#include <algorithm>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#include <pthread.h>
+
+#include "base/check.h"
+#include "base/mutex.h"
+#include "memory/ledger.h"
+#include "memory/look.h"
+#include "os/blocked_signals.h"
+
+namespace plimsoll {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// How fast memory may grow: one thread that touches fresh pages takes 1 to 2 GiB a second here.
+constexpr std::int64_t kGrowthPerMs = (4LL << 30) / 1000;
+constexpr int kCostTimes = 100;  // A look is repeated after so many times of what it took.
+
+// Held while a watcher looks, and over a fork(): the locks of ledgers are then free in the child.
+constinit std::mutex looking;
+[[maybe_unused]] const int handlers =
+    ::pthread_atfork([] { looking.lock(); }, [] { looking.unlock(); }, [] { looking.unlock(); });
+
+}  // namespace
+
+struct Watcher::State {
+  State(std::shared_ptr<Ledger> watched, void (*told)() noexcept)
+      : ledger(std::move(watched)), notify(told) {}
+
+  const std::shared_ptr<Ledger> ledger;
+  void (*const notify)() noexcept;
+  Mutex mutex{};
+  CondVar changed{};
+  bool ended PLIMSOLL_GUARDED_BY(mutex){false};
+  std::optional<News> news PLIMSOLL_GUARDED_BY(mutex){};
+  std::chrono::milliseconds pause{kLookMost};  // This and the rest: the thread's own.
+  Clock::time_point warned{};
+  Clock::time_point stopped{};
+  std::thread thread{};
+};
+
+Watcher::Watcher(void (*notify)() noexcept)
+    : state_(std::make_unique<State>(current_ledger(), notify)) {
+  PLIMSOLL_CHECK(state_->ledger != nullptr, "a watcher without a governor");
+  const BlockedSignals all;  // They belong to the program's own threads.
+  state_->thread = std::thread([state = state_.get()] { watch(*state); });
+}
+
+Watcher::~Watcher() {
+  if (mark_.forked()) {
+    static_cast<void>(state_.release());
+    return;
+  }
+  {
+    MutexLock lock(state_->mutex);
+    state_->ended = true;
+  }
+  state_->changed.notify_all();
+  state_->thread.join();
+}
+
+std::optional<Watcher::News> Watcher::take() {
+  if (mark_.forked()) {
+    return std::nullopt;
+  }
+  MutexLock lock(state_->mutex);
+  return std::exchange(state_->news, std::nullopt);
+}
+
+void Watcher::watch(State& state) {
+  ::pthread_setname_np(::pthread_self(), "pl-watch");
+  for (;;) {
+    auto news = judge(state);
+    const bool told = news.has_value();
+    {
+      MutexLock lock(state.mutex);
+      if (told) {
+        state.news = std::move(news);
+      }
+    }
+    if (told) {
+      state.notify();
+    }
+    const auto next = Clock::now() + state.pause;
+    MutexLock lock(state.mutex);
+    while (!state.ended && state.changed.wait_until(state.mutex, next)) {
+    }
+    if (state.ended) {
+      return;
+    }
+  }
+}
+
+// Looks, acts if nobody else does, and finds what there is to say.
+std::optional<Watcher::News> Watcher::judge(State& state) {
+  const auto begin = Clock::now();
+  Look now;
+  {
+    const std::lock_guard lock(looking);
+    now = look(*state.ledger);
+  }
+  const std::int64_t limit = state.ledger->state().limit_bytes;
+  const std::int64_t stepped = state.ledger->course().stepped_ns;
+  const std::int64_t begin_ns = begin.time_since_epoch() / std::chrono::nanoseconds(1);
+  const bool attended =
+      stepped != INT64_MIN && begin_ns - stepped < std::chrono::nanoseconds(kAttended).count();
+  if (now.report.pressure && !attended) {
+    now = look_and_act(*state.ledger);
+  }
+  const std::int64_t held = now.seen.held_bytes();
+  const auto took =
+      std::chrono::ceil<std::chrono::milliseconds>((Clock::now() - begin) * kCostTimes);
+  const std::chrono::milliseconds reached{std::max<std::int64_t>(0, limit - held) / kGrowthPerMs};
+  state.pause = std::max(std::clamp(reached, kLookLeast, kLookMost), std::min(took, kLookMost));
+  const bool over = attended ? now.report.pressure && held > limit : now.report.stop;
+  if (over && !now.report.stop) {
+    now.report.stop = true;
+    now.report.needed_bytes = held + held / 32;
+  }
+  if (over && (state.stopped == Clock::time_point{} || begin - state.stopped > kAgain)) {
+    state.stopped = state.warned = begin;
+    return News{.stop = true, .seen = now.seen, .report = now.report};
+  }
+  if (now.report.pressure && !over && !attended &&
+      (state.warned == Clock::time_point{} || begin - state.warned > kAgain)) {
+    state.warned = begin;
+    return News{.stop = false, .seen = now.seen, .report = now.report};
+  }
+  return std::nullopt;
+}
+
+}  // namespace plimsoll

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Watcher: a thread that looks at what is held while a loop that knows nothing of us runs.
+//
+// A loop that calls step_boundary() is left to it: the watcher only looks. For any other, it makes
+// the moves of a step boundary itself, and says when they were not enough: first as a warning,
+// then, where the kernel would be next, as a stop. It looks more often the less is left, at most
+// every kLookLeast and at 1 % of a core.
+//
+// Reading order: governor.h, this file, watcher.cpp.
+//
+// Threads: thread-safe; one thread of its own (pl-watch), which calls `notify` with no lock held. A
+//          forked child has no watcher: there take() says nothing, and nothing is waited for.
+// Memory:  one report.
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <optional>
+
+#include "os/fork.h"
+#include "plimsoll/pressure.h"
+#include "plimsoll/tree_memory.h"
+
+namespace plimsoll {
+
+class Watcher {
+ public:
+  static constexpr std::chrono::milliseconds kLookLeast{5};
+  static constexpr std::chrono::milliseconds kLookMost{250};
+  /// A thread that trains came by step_boundary() within this time: it is left to act. It is not
+  /// waited for once the limit itself is passed.
+  static constexpr std::chrono::seconds kAttended{10};
+  /// What was said is said again, if it still is so, after this.
+  static constexpr std::chrono::seconds kAgain{30};
+
+  struct News {
+    bool stop{false};  ///< False: a warning.
+    Measured seen{};
+    PressureReport report{};
+  };
+
+  /// Watches the process's governor. `notify` is called when there is news to take().
+  /// Requires: there is one.
+  explicit Watcher(void (*notify)() noexcept);
+  Watcher(const Watcher&) = delete;
+  Watcher& operator=(const Watcher&) = delete;
+  ~Watcher();  ///< Waits for a look that is under way.
+
+  /// The last news, once.
+  [[nodiscard]] std::optional<News> take();
+
+ private:
+  struct State;
+  static void watch(State& state);
+  static std::optional<News> judge(State& state);
+
+  std::unique_ptr<State> state_;  // Left as it is in a forked child, where its thread is not.
+  ForkMark mark_{};
+};
+
+}  // namespace plimsoll

@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Goal: memory that nobody leased is told to a loop that never calls step_boundary(), and a loop
+// that does is left alone. Method: real mappings under a governor, waited for with no clock in an
+// assert.
+#include "memory/watcher.h"
+
+#include <atomic>
+#include <chrono>
+#include <string>
+#include <thread>
+
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "plimsoll/bytes.h"
+
+namespace plimsoll {
+namespace {
+
+using namespace literals;
+using namespace std::chrono_literals;
+
+std::atomic<int> notified{0};
+
+void count_news() noexcept {
+  notified.fetch_add(1);
+}
+
+class Unleased {
+ public:
+  explicit Unleased(std::int64_t bytes)
+      : bytes_(static_cast<std::size_t>(bytes)),
+        memory_(::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE,
+                       MAP_SHARED | MAP_ANONYMOUS | MAP_POPULATE, -1, 0)) {
+    EXPECT_NE(memory_, MAP_FAILED);
+  }
+  ~Unleased() { ::munmap(memory_, bytes_); }
+  Unleased(const Unleased&) = delete;
+  Unleased& operator=(const Unleased&) = delete;
+
+ private:
+  std::size_t bytes_;
+  void* memory_;
+};
+
+class WatcherTest : public testing::Test {
+ protected:
+  WatcherTest() {
+    notified = 0;
+    start_ = read_resident().or_throw().total();
+    governor_ =
+        Governor::create({.memory_limit = std::to_string(start_ + kRoom), .foreign_bytes = 8_MiB})
+            .or_throw();
+  }
+  ~WatcherTest() override { governor_.close(); }
+  WatcherTest(const WatcherTest&) = delete;
+  WatcherTest& operator=(const WatcherTest&) = delete;
+
+  static std::optional<Watcher::News> wait_for_news(Watcher& watcher, bool stop) {
+    const auto deadline = std::chrono::steady_clock::now() + 60s;
+    while (std::chrono::steady_clock::now() < deadline) {
+      if (auto news = watcher.take(); news && news->stop == stop) {
+        return news;
+      }
+      std::this_thread::sleep_for(1ms);
+    }
+    return std::nullopt;
+  }
+
+  static constexpr std::int64_t kRoom = 400_MiB;
+  std::int64_t start_{0};
+  Governor governor_;
+};
+
+TEST_F(WatcherTest, R12WarnsALoopOfItsOwnAndThenAsksItToStop) {
+  Watcher watcher(&count_news);
+  const std::int64_t limit = start_ + kRoom;
+  const Unleased much(limit / 100 * 90 - start_);
+  const auto warning = wait_for_news(watcher, false);
+  ASSERT_TRUE(warning);
+  EXPECT_TRUE(warning->report.pressure);
+  const Unleased more(limit / 100 * 9);
+  const auto stop = wait_for_news(watcher, true);
+  ASSERT_TRUE(stop);
+  EXPECT_GE(notified.load(), 2);
+  EXPECT_GT(stop->report.needed_bytes, limit);
+  const std::string text = explain_held(governor_.state(), stop->seen);
+  for (const char* part :
+       {"of the", "limit are held", "without a lease", "(foreign_bytes)", "in shared memory"}) {
+    EXPECT_NE(text.find(part), std::string::npos) << text;
+  }
+  EXPECT_FALSE(watcher.take());  // Said once.
+}
+
+TEST_F(WatcherTest, LeavesALoopThatComesByItselfAlone) {
+  static_cast<void>(governor_.step_boundary());
+  Watcher watcher(&count_news);
+  const Unleased much((start_ + kRoom) / 100 * 98 - start_);
+  while (last_look().unexplained_bytes < 300_MiB) {
+    std::this_thread::sleep_for(1ms);  // Until it has looked.
+  }
+  std::this_thread::sleep_for(50ms);
+  EXPECT_FALSE(watcher.take());
+  EXPECT_TRUE(governor_.step_boundary().stop);
+}
+
+TEST_F(WatcherTest, IsNotWaitedForInAForkedChild) {
+  auto watcher = std::make_unique<Watcher>(&count_news);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    const bool silent = !watcher->take();
+    watcher.reset();
+    ::_exit(silent ? 0 : 1);
+  }
+  int status = -1;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+}
+
+}  // namespace
+}  // namespace plimsoll

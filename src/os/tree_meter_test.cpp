@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Goal: what children hold beside their parent is counted, what they share with it is not, shared
+// memory that nobody has mapped is, and weights mapped from a file are told from other files.
+// Method: real children, mappings and files; the meter is asked until it has looked.
+#include "os/tree_meter.h"
+
+#include <array>
+#include <chrono>
+#include <csignal>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <thread>
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "plimsoll/bytes.h"
+
+namespace plimsoll {
+namespace {
+
+using namespace literals;
+namespace fs = std::filesystem;
+
+void* map_touched(std::int64_t bytes, int flags) {
+  void* const memory = ::mmap(nullptr, static_cast<std::size_t>(bytes), PROT_READ | PROT_WRITE,
+                              flags | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+  EXPECT_NE(memory, MAP_FAILED);
+  return memory;
+}
+
+// A forked child that does something and then sleeps until the test ends.
+class Child {
+ public:
+  explicit Child(const std::function<void()>& work) {
+    std::array<int, 2> ready{};
+    EXPECT_EQ(::pipe(ready.data()), 0);
+    pid_ = ::fork();
+    if (pid_ == 0) {
+      work();
+      static_cast<void>(::write(ready[1], "x", 1));
+      ::pause();
+      ::_exit(0);
+    }
+    char one = 0;
+    EXPECT_EQ(::read(ready[0], &one, 1), 1);
+    ::close(ready[0]);
+    ::close(ready[1]);
+  }
+  ~Child() {
+    ::kill(pid_, SIGKILL);
+    ::waitpid(pid_, nullptr, 0);
+  }
+  Child(const Child&) = delete;
+  Child& operator=(const Child&) = delete;
+
+ private:
+  pid_t pid_{0};
+};
+
+// Asks until the answer satisfies, for a minute; returns the last.
+TreeMemory asked_until(TreeMeter& meter, const std::function<bool(const TreeMemory&)>& enough) {
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::minutes(1);
+  for (;;) {
+    const TreeMemory seen = meter.read(read_resident().or_throw(), 0);
+    if (enough(seen) || std::chrono::steady_clock::now() > deadline) {
+      return seen;
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+}
+
+// Without cgroups, unless a test lays one out: the one the tests run in has other processes in it.
+class TreeMeterTest : public testing::Test {
+ protected:
+  TreeMeter meter_{"/proc", fs::path(testing::TempDir()) / "no-cgroups"};
+};
+
+TEST_F(TreeMeterTest, R13ChildrenCountWhatTheyHoldAndNotWhatTheyShare) {
+  void* const own = map_touched(200_MiB, MAP_PRIVATE);
+  const Child idle([] {});
+  const Child holder([] { map_touched(60_MiB, MAP_PRIVATE); });
+  const TreeMemory seen = asked_until(meter_, [](const TreeMemory& tree) {
+    return tree.children == 2 && tree.children_bytes > 50_MiB;
+  });
+  EXPECT_EQ(seen.children, 2);
+  EXPECT_GE(seen.children_bytes, 60_MiB);
+  EXPECT_LT(seen.children_bytes, 90_MiB);  // And not 200 more for each.
+  ::munmap(own, 200_MiB);
+}
+
+TEST_F(TreeMeterTest, R11PagesThatAForkMadeTwoOfCountTwice) {
+  void* const own = map_touched(100_MiB, MAP_PRIVATE);
+  const Child sleeper([] {});
+  std::memset(own, 1, 100_MiB);
+  const TreeMemory seen =
+      asked_until(meter_, [](const TreeMemory& tree) { return tree.children_bytes > 90_MiB; });
+  EXPECT_GE(seen.children_bytes, 95_MiB);
+  EXPECT_LT(seen.children_bytes, 130_MiB);
+  ::munmap(own, 100_MiB);
+}
+
+TEST_F(TreeMeterTest, R14SharedMemoryOnItsWayCounts) {
+  const Child sender([] {
+    const int file = ::memfd_create("batch", 0);
+    static_cast<void>(::ftruncate(file, 40 << 20));
+    void* const memory =
+        ::mmap(nullptr, 40 << 20, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, file, 0);
+    std::memset(memory, 1, 40 << 20);
+    ::munmap(memory, 40 << 20);  // Only the descriptor is left, as when a worker sends a batch.
+  });
+  const TreeMemory seen =
+      asked_until(meter_, [](const TreeMemory& tree) { return tree.in_flight_bytes > 0; });
+  EXPECT_EQ(seen.in_flight_bytes, 40_MiB);
+  EXPECT_LT(seen.children_bytes, 30_MiB);
+}
+
+TEST_F(TreeMeterTest, R51WeightsMappedFromAFileAreToldFromOtherFiles) {
+  const fs::path path = fs::path(testing::TempDir()) / "weights.bin";
+  std::ofstream(path).write(std::string(24_MiB, 'w').data(), 24_MiB);
+  const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  const auto mapped = [&](int flags, int protection) {
+    void* const memory = ::mmap(nullptr, 24_MiB, protection, flags | MAP_POPULATE, file, 0);
+    EXPECT_NE(memory, MAP_FAILED);
+    for (std::int64_t at = 0; at < 24_MiB; at += 4096) {
+      static_cast<void>(static_cast<volatile const char*>(memory)[at]);
+    }
+    return memory;
+  };
+  EXPECT_EQ(meter_.read(read_resident().or_throw(), 0).mapped_bytes, 0);
+  void* const data_set = mapped(MAP_SHARED, PROT_READ);
+  std::this_thread::sleep_for(std::chrono::milliseconds(250));
+  EXPECT_EQ(meter_.read(read_resident().or_throw(), 0).mapped_bytes, 0);
+  ::munmap(data_set, 24_MiB);
+  static_cast<void>(meter_.read(read_resident().or_throw(), 0));
+  void* const weights = ::mmap(nullptr, 24_MiB, PROT_READ | PROT_WRITE, MAP_PRIVATE, file, 0);
+  for (std::int64_t at = 0; at < 24_MiB; at += 4096) {
+    static_cast<void>(static_cast<volatile const char*>(weights)[at]);
+  }
+  const TreeMemory seen =
+      asked_until(meter_, [](const TreeMemory& tree) { return tree.mapped_bytes > 0; });
+  EXPECT_EQ(seen.mapped_bytes, 24_MiB);
+  ::munmap(weights, 24_MiB);
+  ::close(file);
+}
+
+TEST(TreeMeterGroup, ACgroupOfOurOwnSaysItAndOneThatOthersShareDoesNot) {
+  const fs::path root = fs::path(testing::TempDir()) / "tree-meter";
+  fs::remove_all(root);
+  const fs::path group = root / "cgroup" / "memory" / "job";
+  fs::create_directories(group);
+  fs::create_directories(root / "proc" / "self");
+  std::ofstream(root / "proc" / "self" / "cgroup") << "4:memory:/job\n";
+  std::ofstream(group / "memory.stat") << "cache 9000\nrss 1000\nshmem 50\ntotal_cache 9000\n"
+                                       << "total_rss 4294967296\ntotal_shmem 1048576\n";
+  std::ofstream(group / "cgroup.procs") << ::getpid() << "\n";
+  const Resident own{.anonymous = 1_GiB, .file = 10_MiB, .shared = 0};
+  TreeMeter alone(root / "proc", root / "cgroup");
+  EXPECT_EQ(alone.read(own, 0).children_bytes, 3_GiB + 1_MiB);
+  std::ofstream(group / "cgroup.procs", std::ios::app) << 1 << "\n";
+  TreeMeter shared(root / "proc", root / "cgroup");
+  EXPECT_EQ(shared.read(own, 0).children_bytes, 0);
+}
+
+}  // namespace
+}  // namespace plimsoll
