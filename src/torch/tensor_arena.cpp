@@ -99,7 +99,9 @@ class ArenaAllocator final : public c10::Allocator {
     c10::reportOutOfMemoryToProfiler(error.requested_bytes,
                                      static_cast<std::size_t>(stats.live_bytes),
                                      static_cast<std::size_t>(stats.leased_bytes), host());
-    C10_THROW_ERROR(OutOfMemoryError, error.to_string());
+    // In the words of torch's own allocator too: those are what batch finders look for.
+    C10_THROW_ERROR(OutOfMemoryError,
+                    error.to_string() + " (DefaultCPUAllocator: can't allocate memory)");
   }
 };
 
@@ -124,9 +126,14 @@ Result<void> TensorArena::install() {
   PLIMSOLL_TRY_VOID(at.pages.open(PageRuns::default_range_bytes()));
   at.displaced = current;
   at.displaced_delete = current->raw_deleter();
-  ::pthread_atfork([] { arena().pages.before_fork(); },
-                   [] { arena().pages.after_fork_in_parent(); },
-                   [] { arena().pages.after_fork_in_child(); });
+  // The child reads what is alive. The cache goes before: a page of it that is written to
+  // afterwards would be there twice.
+  ::pthread_atfork(
+      [] {
+        arena().pages.purge();
+        arena().pages.before_fork();
+      },
+      [] { arena().pages.after_fork_in_parent(); }, [] { arena().pages.after_fork_in_child(); });
   // The highest priority: torch lets only an equal one displace us.
   static auto* const allocator = new ArenaAllocator;
   c10::SetCPUAllocator(allocator, 255);
