@@ -15,10 +15,13 @@
 #include <nanobind/stl/vector.h>
 
 #include "bindings.h"
+#include "memory/watcher.h"
+#include "os/file_system.h"
 #include "plimsoll/bytes.h"
 #include "plimsoll/governor.h"
 #include "plimsoll/lease.h"
 #include "plimsoll/limits.h"
+#include "plimsoll/tree_memory.h"
 
 namespace plimsoll::python {
 namespace {
@@ -69,7 +72,19 @@ Governor create_governor(const std::string& memory_limit, const std::string& sou
   return Governor::create(options).or_throw();
 }
 
-nb::dict pools_of(const LedgerState& state) {
+// What is leased, and what was measured beside it.
+struct LedgerAndLook : LedgerState {
+  Measured measured{};
+};
+
+LedgerAndLook ledger_and_look(const Governor& governor) {
+  LedgerAndLook all;
+  static_cast<LedgerState&>(all) = governor.state();
+  all.measured = last_look();
+  return all;
+}
+
+nb::dict pools_of(const LedgerAndLook& state) {
   nb::dict pools;
   for (int tag = 0; tag < kTagCount; ++tag) {
     pools[tag_name(static_cast<Tag>(tag))] = nb::cast(state.pools[static_cast<std::size_t>(tag)]);
@@ -89,11 +104,76 @@ std::string describe_eviction(const Eviction& one) {
   return text.append(">");
 }
 
+std::string describe_resident(const Resident& one) {
+  return "<Resident: " + format_bytes(one.total()) + ", of it anonymous " +
+         format_bytes(one.anonymous) + ", file " + format_bytes(one.file) + ", shared " +
+         format_bytes(one.shared) + ">";
+}
+
+std::string describe_tree(const TreeMemory& tree) {
+  return "<TreeMemory: " + std::to_string(tree.children) + " children " +
+         format_bytes(tree.children_bytes) + ", in flight " + format_bytes(tree.in_flight_bytes) +
+         ", mapped " + format_bytes(tree.mapped_bytes) + ">";
+}
+
+std::string describe_measured(const Measured& seen) {
+  return "<Measured: " + format_bytes(seen.held_bytes()) + " held, " +
+         format_bytes(seen.unexplained_bytes) + " of it without a lease>";
+}
+
+std::string describe_pressure(const PressureReport& report) {
+  return "<PressureReport: " + format_bytes(report.resident.total()) + " held, " +
+         format_bytes(report.unexplained_bytes) + " of it without a lease; " +
+         (report.stop       ? "stop: a limit of " + format_bytes(report.needed_bytes) + " would do"
+          : report.pressure ? "pressure"
+                            : "no pressure") +
+         ">";
+}
+
+std::string describe_change(const LimitChange& change) {
+  return "<LimitChange: " + format_bytes(change.before_bytes) + " to " +
+         format_bytes(change.asked_bytes) +
+         (change.settled() ? "" : ", in force " + format_bytes(change.limit_bytes)) + ">";
+}
+
+// Called by the watcher's thread, which never enters Python: the interpreter does the rest on its
+// main thread, between two of its instructions.
+int deliver_news(void* /*unused*/) {
+  try {
+    nb::module_::import_("plimsoll._memory").attr("_deliver")();
+    return 0;
+  } catch (nb::python_error& raised) {
+    raised.restore();
+    return -1;
+  }
+}
+
+void announce_news() noexcept {
+  static_cast<void>(Py_AddPendingCall(&deliver_news, nullptr));
+}
+
+// plimsoll._memory asks for news, and closes the watcher with its governor.
+class NewsOfWatcher {
+ public:
+  NewsOfWatcher() : watcher_(std::make_unique<Watcher>(&announce_news)) {}
+  nb::object take() {
+    auto news = watcher_ == nullptr ? std::nullopt : watcher_->take();
+    return news ? nb::object(nb::make_tuple(news->stop, news->report)) : nb::none();
+  }
+  void close() { watcher_.reset(); }
+
+ private:
+  std::unique_ptr<Watcher> watcher_;
+};
+
 void bind_limits(nb::module_& m) {
   nb::class_<LimitCandidate>(m, "LimitCandidate")
       .def_ro("source", &LimitCandidate::source)
       .def_ro("where", &LimitCandidate::where)
-      .def_ro("bytes", &LimitCandidate::bytes);
+      .def_ro("bytes", &LimitCandidate::bytes)
+      .def("__repr__", [](const LimitCandidate& one) {
+        return "<" + one.source + " (" + one.where + "): " + format_bytes(one.bytes) + ">";
+      });
   nb::class_<LimitReport>(m, "LimitReport")
       .def_ro("candidates", &LimitReport::candidates)
       .def_ro("limit_bytes", &LimitReport::limit_bytes)
@@ -108,9 +188,14 @@ void bind_limits(nb::module_& m) {
       .def_ro("shared", &Resident::shared)
       .def_ro("swapped", &Resident::swapped)
       .def_ro("peak", &Resident::peak)
-      .def_prop_ro("total", &Resident::total);
+      .def_prop_ro("total", &Resident::total)
+      .def("__repr__", &describe_resident);
   m.def("limits", &limits, nb::arg("memory_limit") = "", nb::arg("source") = "memory_limit",
         nb::call_guard<nb::gil_scoped_release>());
+  m.def(
+      "in_memory_file_system",
+      [](const std::string& path) { return std::string(memory_file_system(path)); },
+      nb::arg("path"));
   m.def(
       "resident", [] { return read_resident().or_throw(); },
       nb::call_guard<nb::gil_scoped_release>());
@@ -122,18 +207,32 @@ void bind_ledger(nb::module_& m) {
       .def_ro("yielded_bytes", &PoolState::yielded_bytes)
       .def_ro("cap_bytes", &PoolState::cap_bytes)
       .def_ro("leased_bytes", &PoolState::leased_bytes)
-      .def_ro("peak_bytes", &PoolState::peak_bytes);
-  nb::class_<LedgerState>(m, "Ledger")
-      .def_ro("limit_bytes", &LedgerState::limit_bytes)
-      .def_ro("asked_bytes", &LedgerState::asked_bytes)
-      .def_ro("baseline_bytes", &LedgerState::baseline_bytes)
-      .def_ro("leased_bytes", &LedgerState::leased_bytes)
-      .def_ro("leased_peak_bytes", &LedgerState::leased_peak_bytes)
-      .def_ro("committed_bytes", &LedgerState::committed_bytes)
-      .def_ro("orphan_bytes", &LedgerState::orphan_bytes)
-      .def_prop_ro("free_bytes", &LedgerState::free_bytes)
+      .def_ro("peak_bytes", &PoolState::peak_bytes)
+      .def("__repr__", [](const PoolState& pool) {
+        return "<PoolState: floor " + format_bytes(pool.floor_bytes) + ", leased " +
+               format_bytes(pool.leased_bytes) + ", peak " + format_bytes(pool.peak_bytes) + ">";
+      });
+  nb::class_<LedgerAndLook>(m, "Ledger")
+      .def_ro("limit_bytes", &LedgerAndLook::limit_bytes)
+      .def_ro("asked_bytes", &LedgerAndLook::asked_bytes)
+      .def_ro("baseline_bytes", &LedgerAndLook::baseline_bytes)
+      .def_ro("leased_bytes", &LedgerAndLook::leased_bytes)
+      .def_ro("leased_peak_bytes", &LedgerAndLook::leased_peak_bytes)
+      .def_ro("committed_bytes", &LedgerAndLook::committed_bytes)
+      .def_ro("orphan_bytes", &LedgerAndLook::orphan_bytes)
+      .def_prop_ro("free_bytes", &LedgerAndLook::free_bytes)
       .def_prop_ro("pools", &pools_of)
-      .def("__str__", &LedgerState::to_string);
+      .def_ro("measured", &LedgerAndLook::measured)
+      .def_prop_ro("crowded_bytes",
+                   [](const LedgerAndLook& all) { return crowded_bytes(all, all.measured); })
+      .def("explain", [](const LedgerAndLook& all) { return explain_held(all, all.measured); })
+      .def("__str__",
+           [](const LedgerAndLook& all) { return all.to_string() + measured_lines(all.measured); })
+      .def("__repr__", [](const LedgerAndLook& state) {
+        return "<Ledger: " + format_bytes(state.leased_bytes) + " leased, " +
+               format_bytes(state.free_bytes()) + " free of " + format_bytes(state.limit_bytes) +
+               ">";
+      });
   nb::class_<Eviction>(m, "Eviction")
       .def_prop_ro("owner", [](const Eviction& e) { return e.owner; })
       .def_prop_ro("move", [](const Eviction& e) { return move_name(e.move); })
@@ -143,6 +242,18 @@ void bind_ledger(nb::module_& m) {
       .def_ro("after_bytes", &Eviction::after_bytes)
       .def_prop_ro("freed_bytes", &Eviction::freed_bytes)
       .def("__repr__", &describe_eviction);
+  nb::class_<TreeMemory>(m, "TreeMemory")
+      .def_ro("children_bytes", &TreeMemory::children_bytes)
+      .def_ro("in_flight_bytes", &TreeMemory::in_flight_bytes)
+      .def_ro("mapped_bytes", &TreeMemory::mapped_bytes)
+      .def_ro("children", &TreeMemory::children)
+      .def("__repr__", &describe_tree);
+  nb::class_<Measured>(m, "Measured")
+      .def_ro("resident", &Measured::resident)
+      .def_ro("tree", &Measured::tree)
+      .def_ro("unexplained_bytes", &Measured::unexplained_bytes)
+      .def_prop_ro("held_bytes", &Measured::held_bytes)
+      .def("__repr__", &describe_measured);
   nb::class_<PressureReport>(m, "PressureReport")
       .def_ro("resident", &PressureReport::resident)
       .def_ro("unexplained_bytes", &PressureReport::unexplained_bytes)
@@ -158,7 +269,8 @@ void bind_ledger(nb::module_& m) {
       .def_ro("purged_bytes", &PressureReport::purged_bytes)
       .def_ro("shrunk_bytes", &PressureReport::shrunk_bytes)
       .def_ro("grown_bytes", &PressureReport::grown_bytes)
-      .def_prop_ro("evictions", [](const PressureReport& r) { return list_of(r.evictions); });
+      .def_prop_ro("evictions", [](const PressureReport& r) { return list_of(r.evictions); })
+      .def("__repr__", &describe_pressure);
   nb::class_<LimitChange>(m, "LimitChange")
       .def_ro("before_bytes", &LimitChange::before_bytes)
       .def_ro("asked_bytes", &LimitChange::asked_bytes)
@@ -168,7 +280,8 @@ void bind_ledger(nb::module_& m) {
       .def_ro("shrunk_bytes", &LimitChange::shrunk_bytes)
       .def_ro("grown_bytes", &LimitChange::grown_bytes)
       .def_ro("resident", &LimitChange::resident)
-      .def_prop_ro("evictions", [](const LimitChange& c) { return list_of(c.evictions); });
+      .def_prop_ro("evictions", [](const LimitChange& c) { return list_of(c.evictions); })
+      .def("__repr__", &describe_change);
 }
 
 void bind_governor(nb::module_& m) {
@@ -188,6 +301,10 @@ void bind_governor(nb::module_& m) {
           nb::arg("bytes"))
       .def("shrink", &Lease::shrink, nb::arg("bytes"))
       .def("close", [](Lease& lease) { lease = Lease(); });
+  nb::class_<NewsOfWatcher>(m, "Watcher")
+      .def(nb::init<>())
+      .def("take", &NewsOfWatcher::take)
+      .def("close", &NewsOfWatcher::close, nb::call_guard<nb::gil_scoped_release>());
   nb::class_<Governor>(m, "Governor")
       .def_static("create", &create_governor, nb::arg("memory_limit"), nb::arg("source"),
                   nb::arg("disk_limit"), nb::arg("directory"), nb::arg("foreign_bytes"),
@@ -207,7 +324,7 @@ void bind_governor(nb::module_& m) {
           },
           nb::arg("tag"), nb::arg("bytes"))
       .def("leased_array", &leased_array, nb::arg("tag"), nb::arg("bytes"))
-      .def("ledger", &Governor::state)
+      .def("ledger", &ledger_and_look)
       .def("limit", &Governor::limit)
       .def(
           "set_limit",

@@ -20,8 +20,8 @@
     log_to_mlflow                  a run's parameters and metrics, through MLflow's own library
     plimsoll.compat                TrainableEmbeddingManager and FeatureManager, as they were called
 
-`import plimsoll` works without torch. Import torch first, then make a Governor, and tensors are
-leased from it as well. Errors are in plimsoll.errors.
+`import plimsoll` works without torch. With a Governor and torch, in either order, tensors are leased
+as well. Errors are in plimsoll.errors.
 """
 from __future__ import annotations
 
@@ -42,14 +42,15 @@ from ._mlflow import log_to_mlflow
 from ._plan import BatchPlan, MemoryBudget, plan_batch
 from ._program import evaluate, info, plan, resume, train
 from ._step import TrainingStep
-from .errors import BudgetExceeded, CorruptError, InternalError, NotFoundError
+from .errors import (BudgetExceeded, CorruptError, InternalError, MemoryPressure, NotFoundError,
+                     PressureWarning)
 
 __all__ = [
     "Adagrad", "Adam", "AdamW", "AdamWFresh", "Batch", "BatchPlan", "BudgetExceeded", "Columns",
     "CorruptError", "EmbeddingStore", "Eviction", "FeaturePlan", "FeatureStore", "FeatureWriter", "Governor",
     "GraphBatch", "GraphBatches", "GraphSet", "InternalError", "Lease", "Ledger", "LimitCandidate",
-    "LimitChange", "LimitReport", "Loader", "LoaderState", "MemoryBudget", "Normal",
-    "NotFoundError", "PoolState", "PressureReport", "RowAdagrad", "Rows", "SGD", "SampleOrder",
+    "LimitChange", "LimitReport", "Loader", "LoaderState", "MemoryBudget", "MemoryPressure", "Normal",
+    "NotFoundError", "PoolState", "PressureReport", "PressureWarning", "RowAdagrad", "Rows", "SGD", "SampleOrder",
     "SlabPlan", "Split", "TrainingStep", "Uniform", "Zeros", "__version__", "adopt", "evaluate",
     "format_bytes", "import_can", "import_dataset",
     "import_graphs", "info", "limits", "load_checkpoint", "log_to_mlflow",

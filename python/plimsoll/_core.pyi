@@ -22,6 +22,8 @@ def format_bytes(bytes: int) -> str:
     """ "768.0 MiB"."""
 def limits(memory_limit: str = "", source: str = "memory_limit") -> LimitReport:
     """Every bound on this process. Errors: ValueError."""
+def in_memory_file_system(path: str) -> str:
+    """ "tmpfs" or "ramfs" when what is written below the path stays in memory, else ""."""
 def resident() -> Resident:
     """What the operating system charges this process now."""
 def describe(path: str) -> str:
@@ -107,8 +109,60 @@ class PoolState:
     def peak_bytes(self) -> int:
         """Highest leased so far."""
 
+class TreeMemory:
+    """What is held beside this process's own resident memory, and a part of that; in bytes."""
+
+    @property
+    def children_bytes(self) -> int:
+        """Anonymous and shared memory of all descendants; what they share counts once."""
+    @property
+    def in_flight_bytes(self) -> int:
+        """Shared memory that no process has mapped: batches on their way from a worker."""
+    @property
+    def mapped_bytes(self) -> int:
+        """Of the process's mapped files: private mappings, as weights are loaded from safetensors."""
+    @property
+    def children(self) -> int:
+        """How many descendants there are."""
+    def __repr__(self) -> str: ...
+
+class Measured:
+    """What the governor's last look saw, in bytes."""
+
+    @property
+    def resident(self) -> Resident:
+        """Of this process alone."""
+    @property
+    def tree(self) -> TreeMemory:
+        """Of its children, and shared memory."""
+    @property
+    def unexplained_bytes(self) -> int:
+        """Without a lease, and not there before the governor; mapped weights among it."""
+    @property
+    def held_bytes(self) -> int:
+        """All that is held to the limit."""
+    def __repr__(self) -> str: ...
+
+class Watcher:
+    """A thread that looks at what the process's governor holds, as long as it is open."""
+
+    def __init__(self) -> None: ...
+    def take(self) -> tuple[bool, PressureReport] | None:
+        """News, once: whether it asks for a stop, and what was seen."""
+    def close(self) -> None:
+        """Ends the thread; a second close does nothing."""
+
 class Ledger:
     """A consistent copy of who holds what, in bytes; str() is a table."""
+
+    @property
+    def measured(self) -> Measured:
+        """What the last look saw beside the leases."""
+    @property
+    def crowded_bytes(self) -> int:
+        """Measured without a lease, beyond what was set aside for it."""
+    def explain(self) -> str:
+        """Who holds what without a lease, in a sentence."""
 
     @property
     def asked_bytes(self) -> int:
@@ -139,6 +193,7 @@ class Ledger:
         """By tag: "tensors", "rows", "features", "loader", "pinned", "foreign",
         "other"."""
     def __str__(self) -> str: ...
+    def __repr__(self) -> str: ...
 
 class Eviction:
     """What one owner gave back; resident bytes of the process, before and after."""
@@ -196,19 +251,20 @@ class LimitChange:
     @property
     def evictions(self) -> list[Eviction]:
         """One for every owner that gave memory back."""
+    def __repr__(self) -> str: ...
 
 class PressureReport:
     """What step_boundary() saw and did."""
 
     @property
     def resident(self) -> Resident:
-        """What was resident."""
+        """What the process and its children held, shared memory included."""
     @property
     def unexplained_bytes(self) -> int:
-        """Anonymous resident − leased − baseline."""
+        """Of it, without a lease, and not there before the governor."""
     @property
     def pressure(self) -> bool:
-        """Resident was near the limit with no lease for it."""
+        """It was near the limit, and more without a lease than was set aside."""
     @property
     def kernel(self) -> str:
         """What the kernel says: "", "tight" (a cgroup met its bound) or "stalled" (PSI)."""
@@ -230,6 +286,7 @@ class PressureReport:
     @property
     def evictions(self) -> list[Eviction]:
         """One for every owner that gave memory back."""
+    def __repr__(self) -> str: ...
 
 class Tag:
     """Whose bytes they are."""

@@ -1,18 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Governor: the one memory limit of the process, and who holds what of it.
+"""Governor: the one memory limit of the process and its children, and who holds what of it.
 
 Threads: a Governor may be used from any thread; create and close it while no torch operator runs.
 """
 from __future__ import annotations
 
 import gc
+import os
+import time
+import warnings
 import weakref
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from . import _core, _torch_gate
 from ._arrays import byte_size
 from ._core import Ledger, LimitChange, LimitReport, PressureReport
-from .errors import BudgetExceeded
+from .errors import BudgetExceeded, MemoryPressure, PressureWarning
+
+_MIB = 1 << 20
+_BOUNDARY_EVERY = 0.01  # Seconds between the boundaries that steps make by themselves: a look takes 50 µs.
 
 _TAGS = {
     "tensors": _core.Tag.TENSORS,
@@ -68,13 +75,19 @@ class Lease:
 
 
 class Governor:
-    """The one memory limit of this process. Everything else leases its bytes from it.
+    """The one memory limit of this process and its children. Everything else leases its bytes from it.
 
         with plimsoll.Governor("6GiB") as governor:
             users = plimsoll.EmbeddingStore.open(governor, "data/users", rows=1_000_000, dim=64)
 
-    Leaving the block closes every store and loader opened from it. If the program has imported
-    torch and plimsoll._torch was built, tensors are leased as well from here on.
+    Leaving the block closes every store and loader opened from it. Where plimsoll._torch was built,
+    tensors are leased as well, from here on or from the moment that the program imports torch.
+
+    What cannot be leased is measured: NumPy's arrays, worker processes, shared memory, weights mapped from a
+    file. A thread watches it. When it comes near the limit, caches are given back, then there is a
+    PressureWarning, and where nothing else is left MemoryPressure is raised: by TrainingStep between two
+    steps, in any other loop as `on_pressure` says. One allocation that is larger than what is left goes
+    past all that; `plimsoll run` has the kernel hold the limit.
 
     Units:    `host`, `disk`, `foreign` are bytes (an int) or text: "6GiB", "512MB", "25%".
     Requires: one governor at a time. A governor that holds nothing is replaced, so that a notebook
@@ -84,18 +97,31 @@ class Governor:
     """
 
     def __init__(self, host: int | str = "", *, disk: int | str = "", directory: str = ".",
-                 foreign: int | str = "64MiB", pressure_fraction: float = 0.85) -> None:
+                 foreign: int | str = "64MiB", pressure_fraction: float = 0.85,
+                 on_pressure: str | Callable[[PressureReport], Any] = "raise") -> None:
         """Finds the limit and measures what is resident now (the baseline).
 
         host:      the limit; "" is 80 % of what cgroups, SLURM and the machine leave.
         disk:      most a table, or a run with its checkpoints, may come to hold on disk; what could
                    exceed it is refused when it is opened. "" for no bound.
         directory: whose file system the disk limit speaks of.
-        foreign:   set aside for what cannot be leased: Python objects, NumPy, code. With torch, what
-                   is imported later counts: its first optimizer alone imports 70 MiB of modules, so
-                   make that before the governor, or say "128MiB".
+        foreign:   set aside for what cannot be leased: Python objects, NumPy, code, and what worker
+                   processes hold beside this one, about as much for each of them; ledger() has the
+                   line "children". With torch, what is imported later counts: its first optimizer
+                   alone imports 70 MiB of modules, so make that before the governor, or say "128MiB".
+        on_pressure: for a loop that calls neither step_boundary() nor TrainingStep. "raise": the main
+                   thread gets MemoryPressure between two of its instructions, as KeyboardInterrupt
+                   comes; "warn": only PressureWarning; or a function, called in the main thread with
+                   the PressureReport, once as a warning and once with `.stop`.
         """
         global _newest
+        if not (callable(on_pressure) or on_pressure in ("raise", "warn")):
+            raise ValueError(f'on_pressure: {on_pressure!r} is neither "raise", "warn" nor a function')
+        self.directory = str(directory)
+        """Whose file system the disk limit speaks of."""
+        self._on_pressure = on_pressure
+        self._next_boundary = 0.0
+        self._pid = os.getpid()
         self._arena: Any = None
         self._parts: weakref.WeakSet[_Closes] = weakref.WeakSet()
         foreign_bytes = byte_size(foreign, "foreign")
@@ -113,8 +139,12 @@ class Governor:
                 raise
             self._core = _core.Governor.create(*options)
         _newest = weakref.ref(self)
+        self._watcher = _core.Watcher()
+        weakref.finalize(self, self._watcher.close)  # At exit, too: its thread calls the interpreter.
         if extension is not None:
             self._attach(extension)
+        else:
+            _torch_gate.when_torch_comes(_attach_to_torch)
 
     @staticmethod
     def current() -> Governor | None:
@@ -127,6 +157,23 @@ class Governor:
         extension.attach(self._core)
         self._arena = extension
         _attached_to = weakref.ref(self)
+
+    def _torch_came(self) -> None:
+        """Attaches to the torch that was just imported, whose libraries belong to the baseline."""
+        extension = _torch_gate.load_if_torch_imported()
+        if extension is None or self.arena_attached:
+            return
+        before = self.ledger().baseline_bytes
+        if self._core.rebaseline() <= before:
+            warnings.warn("torch was imported while the governor had leases out, so that its libraries "
+                          "count as foreign memory: import torch before the governor, or before "
+                          "stores are opened", PressureWarning, stacklevel=2)
+        elif (free := self.ledger().free_bytes) < 0:
+            warnings.warn(f"with torch's libraries the process holds {format_bytes(-free)} more than "
+                          f"its limit of {format_bytes(self.limit_bytes)}: a limit of "
+                          f"{-(-(self.limit_bytes - free) // _MIB)} MiB is the smallest that would do",
+                          PressureWarning, stacklevel=2)
+        self._attach(extension)
 
     @property
     def arena_attached(self) -> bool:
@@ -149,7 +196,10 @@ class Governor:
         return self._core.disk_limit_bytes
 
     def ledger(self) -> Ledger:
-        """Who holds what now, a consistent copy in bytes; str() is a table."""
+        """Who holds what now, a consistent copy in bytes; str() is a table.
+
+        `.measured` is what the last look saw that has no lease: children, shared memory, mapped weights.
+        """
         return self._core.ledger()
 
     def reserve(self, size: int | str, tag: str = "other") -> Lease:
@@ -168,8 +218,11 @@ class Governor:
         self._core.admit(_TAGS[tag], byte_size(size, "size"))
 
     def step_boundary(self) -> PressureReport:
-        """Reads what is resident and, under pressure, gives memory back; `.stop` asks you to end.
+        """Reads what is held and, under pressure, gives memory back; `.stop` asks you to end.
 
+        Held is what this process and its children have resident, shared memory included.
+        TrainingStep does this by itself. The watcher leaves a loop alone that has called this within ten
+        seconds, until the limit itself is passed.
         Requires: call it between steps, from the thread that trains.
         """
         return self._core.step_boundary()
@@ -229,6 +282,7 @@ class Governor:
 
         Tensors still alive keep their bytes, in an orphan account. A second close does nothing.
         """
+        self._watcher.close()
         for part in list(self._parts):
             part.close()
         if self.arena_attached:
@@ -241,10 +295,35 @@ class Governor:
         self._parts.add(part)
 
     def _left_for_tensors(self) -> int:
-        """Bytes that tensors have or may have: what is free, and what they hold or were promised."""
+        """Bytes that tensors have or may have: what is free, and what they hold or were promised.
+
+        Less what workers and arrays hold beyond what was set aside for them.
+        """
         ledger = self.ledger()
         pool = ledger.pools["tensors"]
-        return max(0, ledger.free_bytes + max(pool.floor_bytes, pool.leased_bytes))
+        return max(0, ledger.free_bytes - ledger.crowded_bytes
+                   + max(pool.floor_bytes, pool.leased_bytes))
+
+    def _pressure(self, report: PressureReport) -> MemoryPressure:
+        """What ends a loop, from a report that says stop."""
+        needed = -(-max(report.needed_bytes, self.limit_bytes + _MIB) // _MIB) * _MIB
+        return MemoryPressure(
+            f"memory is short, and nothing is left to give back: {self.ledger().explain()}. A limit of "
+            f"{needed // _MIB} MiB would do just now; or hold less: fewer workers, fewer batches in "
+            "flight, smaller caches", report.resident.total, self.limit_bytes, needed)
+
+    def _hear(self) -> None:
+        """What the watcher has to say; in the main thread, between two instructions of the program."""
+        news = self._watcher.take()
+        if news is None:
+            return
+        stop, report = news
+        if callable(self._on_pressure):
+            self._on_pressure(report)
+        elif stop and self._on_pressure == "raise":
+            raise self._pressure(report)
+        else:
+            warnings.warn(f"memory is short: {self.ledger().explain()}", PressureWarning, stacklevel=3)
 
     def _refusal(self, tag: str, requested_bytes: int, text: str) -> BudgetExceeded:
         """What torch's allocator refused, as the exception of our own calls."""
@@ -265,6 +344,35 @@ class Governor:
 
     def __repr__(self) -> str:
         return f"<Governor of {self.limit.explain()}>"
+
+
+def _deliver() -> None:
+    """Called by the interpreter for the watcher."""
+    governor = Governor.current()
+    if governor is not None:
+        governor._hear()
+
+
+def _attach_to_torch() -> None:
+    governor = Governor.current()
+    if governor is not None:
+        governor._torch_came()
+
+
+def pressure_between_steps() -> MemoryPressure | None:
+    """A step boundary, at most every 10 ms; what to raise when memory asks for the end.
+
+    In a forked child the governor is the parent's: there nothing is done.
+    """
+    governor = Governor.current()
+    if governor is None or governor._pid != os.getpid():
+        return None
+    now = time.monotonic()
+    if now < governor._next_boundary:
+        return None
+    governor._next_boundary = now + _BOUNDARY_EVERY
+    report = governor.step_boundary()
+    return governor._pressure(report) if report.stop else None
 
 
 def _no_governor() -> Governor | None:

@@ -20,6 +20,7 @@ from typing import Any, Callable, Iterable
 from . import _core, _plan_static, _torch_gate
 from ._arrays import byte_size
 from ._memory import Governor, format_bytes
+from ._scratch import scratch_folder
 from ._plan_state import TrainingState
 from ._step import unless_refused
 from .errors import BudgetExceeded
@@ -222,8 +223,7 @@ def plan_batch(step: Callable[[int], Any] | None = None, *, model: Any = None,
     if step is None:
         raise ValueError("step: plan_batch(step) wants a callable that runs one training step; "
                          "mode=\"static\" does without")
-    folder = pathlib.Path(directory or _cache_directory())
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = pathlib.Path(scratch_folder(directory or _cache_directory(), "directory"))
     file = None
     if key:
         options = [min_batch_size, max_batch_size, multiple_of, governor.limit_bytes,

@@ -19,9 +19,10 @@ import traceback
 from typing import Any, Callable, Iterable, Iterator
 
 from . import _plan_static, _torch_gate
-from ._memory import Governor, format_bytes
+from ._memory import Governor, format_bytes, pressure_between_steps
 from ._plan_state import TrainingState
 from ._random_states import RandomStates
+from ._scratch import scratch_folder
 from .errors import BudgetExceeded, NotFoundError
 
 _MIB = 1 << 20
@@ -49,6 +50,9 @@ class TrainingStep:
     undisturbed bits. It names a limit under which the whole step fits (`smallest_limit_bytes`): steps
     on parts of the batch are traced, replayed at its size, and put back.
 
+    Each step is a step boundary of the governor (every 10 ms at most): memory that nobody leased, in
+    workers too, ends the loop with MemoryPressure between two steps, after `commit`.
+
     admit() does the largest step that will come before the first one is trained, so that samples may
     grow to it: either the limit is enough, or you know now.
 
@@ -59,7 +63,10 @@ class TrainingStep:
                 (see contrastive()); None: not at all, so that the batch is never cut.
     checkpoint: modules to recompute in backward when memory is refused.
     allow_batchnorm_microbatch: cut batches although batch statistics then are of the parts.
-    commit:     called when nothing helped, before BudgetExceeded is raised: writes your checkpoint.
+    commit:     called when nothing helped, before BudgetExceeded or MemoryPressure is raised: writes
+                your checkpoint.
+    directory:  where admit() keeps the state meanwhile, on a disk: the run's folder. Default: the
+                governor's `directory`, or another folder on a disk; never one in memory.
     events:     a file to which admissions, refusals with what helped, the stop and, at the end of the
                 `with` block or at close(), the summary are appended, a line of JSON each.
     Errors:     ValueError (options); BudgetExceeded as above; RuntimeError when the optimizer was
@@ -69,6 +76,7 @@ class TrainingStep:
     def __init__(self, model: Any, optimizer: Any, *, loss: str | None = None,
                  checkpoint: Iterable[Any] = (), allow_batchnorm_microbatch: bool = False,
                  commit: Callable[[], Any] | None = None,
+                 directory: str | os.PathLike[str] | None = None,
                  events: str | os.PathLike[str] | None = None) -> None:
         if loss not in _WAYS:
             raise ValueError(f"loss: {loss!r} is none of {', '.join(map(repr, _WAYS))}")
@@ -76,7 +84,7 @@ class TrainingStep:
         self._models = list(model) if isinstance(model, (list, tuple)) else [model]
         self._optimizer, self._loss = optimizer, loss
         self._checkpoint = list(checkpoint)
-        self._commit, self._events = commit, events
+        self._commit, self._events, self._directory = commit, events, directory
         self._stop: dict[str, Any] = {}
         self._closed = False
         self._allow_batchnorm = allow_batchnorm_microbatch
@@ -222,6 +230,8 @@ class TrainingStep:
     # ---- The transaction ----
 
     def _run(self, work: _Work) -> float:
+        if (pressure := pressure_between_steps()) is not None:
+            raise self._stopped(pressure)
         rows, gradients = work.rows, work.gradients
         before = self._remember(rows)
         parts, recomputes, tried_again = self.parts, self.recomputes, False
@@ -319,6 +329,10 @@ class TrainingStep:
         error = self._refused(f"step {self.steps + 1} of {rows} rows does not fit and was not made: "
                               f"{refusal}. Everything is as before it", needed,
                               f". What would help: {advice}")
+        return self._stopped(error)
+
+    def _stopped(self, error: Any) -> Any:
+        """`error`, with what a stop leaves behind: a checkpoint, an event."""
         self._stop = {"stop_reason": str(error), "smallest_limit_bytes": error.smallest_limit_bytes}
         if self._commit is not None:
             self._commit()
@@ -343,7 +357,8 @@ class TrainingStep:
     @contextlib.contextmanager
     def _rehearsal(self) -> Iterator[None]:
         """Inside, steps may be made; afterwards everything is as it was, on disk meanwhile."""
-        with tempfile.TemporaryDirectory(prefix="plimsoll-") as folder:
+        with tempfile.TemporaryDirectory(
+                prefix="plimsoll-", dir=scratch_folder(self._directory, "directory")) as folder:
             state = TrainingState(self._models, [self._optimizer], [], folder)
             try:
                 yield

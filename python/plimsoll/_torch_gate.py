@@ -2,14 +2,18 @@
 """The one way from the Python code to torch and to plimsoll._torch.
 
 `import plimsoll` never imports torch. Once the user's program has imported it, a new Governor
-loads plimsoll._torch, if it was built, and attaches the tensor arena.
+loads plimsoll._torch, if it was built, and attaches the tensor arena; one that was made before is told
+when torch comes.
 
 Threads: load() may be called from any thread; Python's import lock orders them.
 """
 from __future__ import annotations
 
+import importlib.abc
+import importlib.machinery
 import importlib.util
 import sys
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -62,3 +66,49 @@ def loaded() -> ModuleType | None:
     """plimsoll._torch, if it has been loaded."""
     module = sys.modules.get("plimsoll._torch")
     return module if hasattr(module, "attach") else None
+
+
+def when_torch_comes(call: Callable[[], None]) -> None:
+    """Has `call` called once torch has been imported, at the end of the statement that imports it.
+
+    Does nothing when that is waited for already, or when torch is imported.
+    """
+    if "torch" not in sys.modules and not any(isinstance(one, _Finder) for one in sys.meta_path):
+        sys.meta_path.insert(0, _Finder(call))
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Finds torch as the finders after it do, with a loader that says when it is done."""
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        self._call = call
+
+    def find_spec(self, fullname: str, path: Sequence[str] | None,
+                  target: ModuleType | None = None) -> importlib.machinery.ModuleSpec | None:
+        if fullname != "torch":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec("torch")
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Loader(spec.loader, self._call)
+        return spec
+
+
+class _Loader(importlib.abc.Loader):
+    """Torch's own loader; it stands in the module again once that is executed."""
+
+    def __init__(self, own: Any, call: Callable[[], None]) -> None:
+        self._own, self._call = own, call
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._own, name)
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+        return self._own.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__loader__ = self._own
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._own
+        self._own.exec_module(module)
+        self._call()

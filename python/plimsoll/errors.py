@@ -4,12 +4,15 @@
     over the limit      BudgetExceeded (a MemoryError)    wrong argument   ValueError
     no such row, file   NotFoundError  (a KeyError)       disk, system     OSError with errno
     damaged files       CorruptError                      our bug          InternalError
+    about to pass the   MemoryPressure (a MemoryError)    warned of that   PressureWarning
+    limit unleased
 
 A refusal inside one of torch's own operators arrives as torch.OutOfMemoryError with our text.
 """
 from __future__ import annotations
 
-__all__ = ["BudgetExceeded", "CorruptError", "InternalError", "NotFoundError"]
+__all__ = ["BudgetExceeded", "CorruptError", "InternalError", "MemoryPressure", "NotFoundError",
+           "PressureWarning"]
 
 
 class BudgetExceeded(MemoryError):
@@ -47,6 +50,38 @@ class BudgetExceeded(MemoryError):
         return (type(self), (str(self), self.tag, self.requested_bytes, self.available_bytes,
                              self.limit_bytes, self.held_bytes, self.advice,
                              self.smallest_limit_bytes))
+
+
+class MemoryPressure(MemoryError):
+    """The process and its children hold nearly all of the limit, much of it without a lease, and nothing
+    is left to give back: at the limit the kernel would end one of them.
+
+    Raised between two steps by TrainingStep, its state as after the last of them; in a loop that has no
+    step boundaries by the governor's watcher, between any two instructions of the main thread, as
+    KeyboardInterrupt is (see Governor, on_pressure).
+    Units: every figure is in bytes.
+    """
+
+    held_bytes: int
+    """By the process and its children, shared memory included."""
+    limit_bytes: int
+    smallest_limit_bytes: int
+    """A limit that would do just now."""
+
+    def __init__(self, message: str, held_bytes: int = 0, limit_bytes: int = 0,
+                 smallest_limit_bytes: int = 0) -> None:
+        super().__init__(message)
+        self.held_bytes = held_bytes
+        self.limit_bytes = limit_bytes
+        self.smallest_limit_bytes = smallest_limit_bytes
+
+    def __reduce__(self):
+        return (type(self), (str(self), self.held_bytes, self.limit_bytes,
+                             self.smallest_limit_bytes))
+
+
+class PressureWarning(RuntimeWarning):
+    """Memory that nobody leased has come near the limit."""
 
 
 class NotFoundError(KeyError):

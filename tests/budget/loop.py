@@ -206,7 +206,7 @@ def run(options: dict) -> dict:
         with plimsoll.Governor(f"{limit}MiB" if limit else "",
                                foreign=f"{options['foreign_mib']}MiB") as governor:
             return train(options, folder, governor, reached)
-    except (plimsoll.BudgetExceeded, torch.OutOfMemoryError) as error:
+    except (plimsoll.BudgetExceeded, plimsoll.MemoryPressure, torch.OutOfMemoryError) as error:
         return {"outcome": "refused", "error": type(error).__name__, "text": str(error),
                 "reached": reached,
                 # Of a whole step, done before the first one or when it did not fit.

@@ -16,9 +16,7 @@ def random_runs(program: pathlib.Path, folder: pathlib.Path, *, seed: int, runs:
                 loops: int = 0) -> list[dict]:
     """Their lines of the record. In a process of its own: a child's highest resident size begins with
     its parent's, and this one may have torch loaded."""
-    reason = MemoryCgroup.why_not()
-    if reason:
-        pytest.skip(reason)
+    MemoryCgroup.needed()
     lines = folder / "runs.jsonl"
     done = subprocess.run(
         [sys.executable, "-m", "tests.budget.random_runs", "--program", str(program), "--runs",
