@@ -21,7 +21,7 @@ def run(out: pathlib.Path, limit_mib: int, *options, status: int = 0) -> dict:
     command = [sys.executable, "-m", "tests.support.growing_run", "--memory-limit",
                f"{limit_mib}MiB", "--out", str(out), *map(str, options)]
     environment = {**os.environ, "PYTHONPATH": f"{os.environ.get('PYTHONPATH', '')}:{ROOT}"}
-    if MemoryCgroup.why_not():
+    if MemoryCgroup.noted():
         done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment)
     else:
         with MemoryCgroup(limit_mib * MIB) as group, contextlib.chdir(ROOT):

@@ -32,8 +32,7 @@ def test_the_command_is_as_alone(plimsoll):
 
 
 def test_in_a_cgroup_it_is_killed_at_the_limit_and_told_what_would_help(plimsoll):
-    if reason := MemoryCgroup.why_not():
-        pytest.skip(reason)
+    MemoryCgroup.needed()
     done = plimsoll("--memory-limit", "128MiB", "--json", "--", sys.executable, "-c",
                     HOLD.format(400, 5))
     assert done.returncode == 137

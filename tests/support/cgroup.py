@@ -6,10 +6,13 @@
     assert run.oom_kills == 0 and run.peak_resident_bytes <= 768 << 20
 
 Works with cgroup v1 and v2. Holds only the child that run() starts and is removed afterwards.
-MemoryCgroup.why_not() gives the reason, for a skip, where making one is not allowed.
+MemoryCgroup.needed() skips a test where making one is not allowed; with PLIMSOLL_REQUIRE_CGROUP=1 it
+fails it. What was skipped is noted in the file $PLIMSOLL_CGROUP_SKIPS, a line each, as C++ tests do
+(needs_cgroup.h).
 Command line: python -m tests.support.cgroup BYTES -- COMMAND …  (prints one JSON line at the end
-on standard error; used by hand).
+on standard error; used by hand), or --skipped FILE (what tools/check.sh says last).
 """
+import collections
 import dataclasses
 import json
 import os
@@ -87,6 +90,28 @@ class MemoryCgroup:
                 return None if run.returncode == 0 else f"`true` ended with {run.returncode}"
         except OSError as error:
             return f"cannot make a memory cgroup below this process's own: {error}"
+
+    @classmethod
+    def noted(cls) -> str | None:
+        """why_not(), noted as a test that was skipped or did less; fails where cgroups are required."""
+        import pytest
+
+        reason = cls.why_not()
+        if reason:
+            if os.environ.get("PLIMSOLL_REQUIRE_CGROUP") == "1":
+                pytest.fail(f"PLIMSOLL_REQUIRE_CGROUP=1, and {reason}", pytrace=False)
+            if notes := os.environ.get("PLIMSOLL_CGROUP_SKIPS"):
+                with open(notes, "a", encoding="utf-8") as file:
+                    file.write(reason.replace("\n", " ") + "\n")
+        return reason
+
+    @classmethod
+    def needed(cls) -> None:
+        """Skips the test that calls this where no memory cgroup can be made."""
+        import pytest
+
+        if reason := cls.noted():
+            pytest.skip(reason)
 
     def __enter__(self) -> "MemoryCgroup":
         return self
@@ -178,7 +203,26 @@ class MemoryCgroup:
                    max(highest[0], usage.ru_maxrss * 1024), self._number(peak), self.oom_kills(), time.monotonic() - began)
 
 
+def said_of_skips(notes: pathlib.Path) -> str:
+    """What a reader of `make check` must not miss; "" when nothing was skipped."""
+    reasons = notes.read_text(encoding="utf-8").splitlines() if notes.exists() else []
+    if not reasons:
+        return ""
+    kinds = collections.Counter(reasons).most_common(3)
+    return "\n".join([
+        "", "!" * 78,
+        f"NOT CHECKED: {len(reasons)} tests that hold whole runs to their limit in a memory cgroup were "
+        "skipped.", "Nothing above shows that a run is not killed for memory. Why:",
+        *(f"  {count} x {reason}" for reason, count in kinds),
+        "Run as root, or in a cgroup that is delegated; PLIMSOLL_REQUIRE_CGROUP=1 makes it a failure.",
+        "!" * 78])
+
+
 def main() -> int:
+    if sys.argv[1] == "--skipped":
+        if said := said_of_skips(pathlib.Path(sys.argv[2])):
+            print(said)
+        return 0
     limit, command = int(sys.argv[1]), sys.argv[sys.argv.index("--") + 1:]
     with MemoryCgroup(limit) as group:
         run = group.run(command, echo=True)
