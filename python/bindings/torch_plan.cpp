@@ -2,8 +2,8 @@
 //
 // The planner for plimsoll/_plan.py: real steps are Python callables.
 //
-// A callable says "" when its step ran, and the text of the refusal when it did not fit; any other
-// exception of the step goes through unchanged.
+// A callable returns None when its step ran, and the refusal when it did not fit; any other exception
+// of the step goes through unchanged.
 // Reading order: plan/batch_plan.h, torch/step_tracer.h, this file.
 //
 // Threads: the thread that trains, with Python's lock.   Memory: the traces.
@@ -90,9 +90,9 @@ nb::dict dict_of(const BatchPlan& plan) {
 }
 
 Result<void> run_step(const nb::callable& step, const StepSize& size) {
-  const auto refusal = nb::cast<std::string>(step(size.rows));
-  if (!refusal.empty()) {
-    Error error = make_error(ErrorCode::kOverBudget, refusal);
+  const nb::object refusal = step(size.rows);
+  if (!refusal.is_none()) {
+    Error error = make_error(ErrorCode::kOverBudget, nb::cast<std::string>(nb::str(refusal)));
     error.tag = Tag::kTensor;
     return tl::unexpected(std::move(error));
   }

@@ -141,8 +141,9 @@ class Rows:
     ids: np.ndarray
     """int64 [n], as asked for; duplicates stay."""
 
-    def __init__(self, ids: np.ndarray, buffer: Buffer) -> None:
+    def __init__(self, ids: np.ndarray, buffer: Buffer, store: EmbeddingStore) -> None:
         self.ids = ids
+        self._store = store
         self._buffer: Buffer | None = buffer
         self._leaf: Any = None
 
@@ -294,13 +295,14 @@ class EmbeddingStore:
         wanted = ids_in(ids)
         buffer = Buffer(self._governor, (len(wanted), self.dim), "float32")
         self._core.gather(wanted, buffer.array)
-        return Rows(wanted.copy(), buffer)
+        return Rows(wanted.copy(), buffer, self)
 
     def apply(self, rows: Rows | Any, grads: Any = None, *, rate_scale: float = 1.0) -> None:
         """One optimizer step: apply(rows) takes rows.tensor.grad; or apply(ids, grads).
 
         Gradients of a duplicate id are summed, in request order. `rate_scale` multiplies the
-        learning rate. Rows given here are used up: gather again for the next step.
+        learning rate. Rows given here are used up: gather again for the next step. A TrainingStep
+        applies the Rows in its batch by itself.
 
         Shape:  grads is float32 [n, dim].
         Errors: ValueError (no gradient, NaN or infinity naming the id), NotFoundError,

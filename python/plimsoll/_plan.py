@@ -22,7 +22,7 @@ from ._arrays import byte_size
 from ._memory import Governor, format_bytes
 from ._scratch import scratch_folder
 from ._plan_state import TrainingState
-from ._step import unless_refused
+from ._refusal import Refusal, unless_refused
 from .errors import BudgetExceeded
 
 _MIB = 1 << 20
@@ -236,7 +236,8 @@ def plan_batch(step: Callable[[int], Any] | None = None, *, model: Any = None,
     def on_device() -> tuple[str, str, list[tuple[int, int]]]:
         return device, device_limit, _staying(models, optimizers, teachers)
 
-    found = _measure(extension, governor, step, TrainingState(models, optimizers, others, folder),
+    found = _measure(extension, governor, step, TrainingState([*models, *teachers], optimizers, others,
+                                                             folder, step),
                      extent, min_batch_size, max_batch_size, multiple_of, available_bytes, on_device)
     plan = _finished(found, held, governor)
     if file is not None:
@@ -272,13 +273,13 @@ def _measure(extension: Any, governor: Governor, step: Callable[[int], Any], sta
         state.close()
 
 
-def attempted(step: Callable[[int], Any]) -> Callable[[int], str]:
-    """`step` as the planner calls it: "" when it ran, the text of the refusal when it did not fit.
+def attempted(step: Callable[[int], Any]) -> Callable[[int], Refusal | None]:
+    """`step` as the planner calls it: None when it ran, the refusal when it did not fit.
 
     A collection runs between steps, so that none has to run inside one.
     """
 
-    def attempt(rows: int) -> str:
+    def attempt(rows: int) -> Refusal | None:
         _, refusal = unless_refused(lambda: step(rows))
         gc.collect()
         return refusal

@@ -14,6 +14,8 @@ import tempfile
 from typing import Any, Iterable
 
 from ._random_states import RandomStates
+from ._reach import is_generator, reached
+from ._transaction import ModuleNames
 
 
 class _Saved:
@@ -26,22 +28,24 @@ class _Saved:
 
 
 class TrainingState:
-    """Modules (modes, parameters, buffers, gradients), optimizers, random states.
+    """Modules (modes, attributes, parameters, buffers, gradients), optimizers, random states.
 
     modules:    torch.nn.Module each; a module that appears in another is kept once.
     optimizers: torch.optim.Optimizer each: states, and the values of the parameter groups.
-    others:     anything with state_dict() and load_state_dict(): schedulers, GradScaler.
+    others:     anything with state_dict() and load_state_dict(): schedulers, GradScaler; and generators.
     directory:  where the unlinked file is made.
+    function:   what the step runs: modules and generators that it can get at are kept too.
     Errors:     OSError when the disk is full; nothing has been changed.
     """
 
     def __init__(self, modules: Iterable[Any], optimizers: Iterable[Any], others: Iterable[Any],
-                 directory: str | os.PathLike[str]) -> None:
-        self._modules, self._optimizers = list(modules), list(optimizers)
+                 directory: str | os.PathLike[str], function: Any = None) -> None:
+        found, generators = reached([*modules, function])
+        self._modules, self._optimizers = found, list(optimizers)
+        others = list(others)
         self._file = tempfile.TemporaryFile(dir=directory)
         self._bytes = 0
-        self._modes = [(part, part.training) for module in self._modules
-                       for part in module.modules()]
+        self._names = ModuleNames(self._modules)
         self._tensors: list[tuple[Any, _Saved]] = []
         self._gradients: list[tuple[Any, _Saved | None]] = []
         seen: set[int] = set()
@@ -51,22 +55,21 @@ class TrainingState:
                 self._tensors.append((parameter, self._save(parameter)))
                 grad = parameter.grad
                 self._gradients.append((parameter, None if grad is None else self._save(grad)))
-        for module in self._modules:
-            for buffer in module.buffers():
-                if id(buffer) not in seen:
-                    seen.add(id(buffer))
-                    self._tensors.append((buffer, self._save(buffer)))
+        for buffer in self._names.buffers():
+            if id(buffer) not in seen:
+                seen.add(id(buffer))
+                self._tensors.append((buffer, self._save(buffer)))
         self._states = [self._save_optimizer(optimizer) for optimizer in self._optimizers]
-        self._others = [(other, copy.deepcopy(other.state_dict())) for other in others]
+        self._others = [(other, copy.deepcopy(other.state_dict())) for other in others
+                        if not is_generator(other)]
         self._file.flush()
-        self._random = RandomStates()
+        self._random = RandomStates([*generators, *filter(is_generator, others)])
 
     def put_back(self) -> None:
         """Everything is as it was, bit for bit. May be called more than once."""
         import torch
 
-        for part, training in self._modes:
-            part.training = training
+        self._names.put_back()
         with torch.no_grad():
             for tensor, saved in self._tensors:
                 tensor.copy_(self._load(saved))
@@ -83,8 +86,8 @@ class TrainingState:
         self._file.close()
 
     def _parameters(self) -> Iterable[Any]:
-        for module in self._modules:
-            yield from module.parameters()
+        for module in self._modules:  # A frozen teacher's stay.
+            yield from (p for p in module.parameters() if p.requires_grad)
         for optimizer in self._optimizers:
             for group in optimizer.param_groups:
                 yield from group["params"]

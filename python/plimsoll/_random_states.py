@@ -2,19 +2,22 @@
 """The states of every random generator a training step may draw from, to be put back bit for bit.
 
 Threads: the thread that trains.
-Memory:  a few KiB for each of torch, Python and NumPy, and 16 bytes a CUDA device in use.
+Memory:  a few KiB for each of torch, Python, NumPy and every generator of the user's own, and 16 bytes
+         a CUDA device in use.
 """
 from __future__ import annotations
 
+import copy
 import random
 import sys
-from typing import Any
+from typing import Any, Callable, Iterable
 
 
 class RandomStates:
-    """As they are when it is made: torch's (CUDA's where it is in use), Python's and NumPy's."""
+    """As they are when it is made: torch's (CUDA's where it is in use), Python's and NumPy's, and those
+    of `generators` (see _reach.is_generator())."""
 
-    def __init__(self) -> None:
+    def __init__(self, generators: Iterable[Any] = ()) -> None:
         import torch
 
         # As bytes: a tensor kept here would be counted among a measured step's.
@@ -23,6 +26,7 @@ class RandomStates:
         self._python = random.getstate()
         numpy = sys.modules.get("numpy")
         self._numpy = numpy.random.get_state() if numpy is not None else None
+        self._own = [_kept(one) for one in generators]
 
     def to_plain(self) -> dict[str, Any]:
         """The states as tensors, lists and numbers, for a checkpoint."""
@@ -46,15 +50,41 @@ class RandomStates:
 
             name, keys, *rest = states["numpy"]
             made._numpy = (name, numpy.array(keys, numpy.uint32), *rest)
+        made._own = []
         return made
 
     def put_back(self) -> None:
         """May be called more than once."""
         import torch
 
-        torch.set_rng_state(torch.frombuffer(bytearray(self._torch), dtype=torch.uint8))
+        torch.set_rng_state(_bytes_as_tensor(self._torch))
         if self._cuda is not None:
             torch.cuda.set_rng_state_all(self._cuda)
         random.setstate(self._python)
         if self._numpy is not None:
             sys.modules["numpy"].random.set_state(self._numpy)
+        for put_back in self._own:
+            put_back()
+
+
+def _kept(one: Any) -> Callable[[], None]:
+    """Puts the state back that the generator has now."""
+    import torch
+
+    if isinstance(one, torch.Generator):
+        state = one.get_state().numpy().tobytes()
+        return lambda: one.set_state(_bytes_as_tensor(state))
+    if isinstance(one, random.Random):
+        drawn = one.getstate()
+        return lambda: one.setstate(drawn)
+    if hasattr(one, "bit_generator"):
+        drawn = copy.deepcopy(one.bit_generator.state)
+        return lambda: setattr(one.bit_generator, "state", drawn)
+    drawn = one.get_state()
+    return lambda: one.set_state(drawn)
+
+
+def _bytes_as_tensor(state: bytes) -> Any:
+    import torch
+
+    return torch.frombuffer(bytearray(state), dtype=torch.uint8)

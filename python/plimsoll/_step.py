@@ -4,29 +4,36 @@
 A refusal of memory in the middle of a step leaves gradients half added, batch statistics moved on,
 random numbers drawn. Here the step either happens as if nothing had been, or not at all.
 
+Reading order: _batch.py, _transaction.py, this file.
 Threads: the thread that trains.
-Memory:  copies of the model's buffers, and of one number per optimizer state, during a step.
+Memory:  during a step, copies of the model's buffers; while the optimizer writes, copies of parameters and
+         optimizer states, except of torch's fused optimizers with one parameter group.
 """
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
-import gc
 import json
 import os
 import tempfile
-import traceback
-from typing import Any, Callable, Iterable, Iterator
+from typing import Any, Callable, Iterable, Iterator, Sequence
 
 from . import _plan_static, _torch_gate
+from ._batch import Batch, Part, Unweighted, weight_of
+from ._embedding import Rows
 from ._memory import Governor, format_bytes, pressure_between_steps
 from ._plan_state import TrainingState
-from ._random_states import RandomStates
+from ._reach import reached
+from ._refusal import Refusal, unless_refused
 from ._scratch import scratch_folder
+from ._transaction import (Before, Gradients, OptimizersBefore, Together,
+                           writes_at_the_end)
 from .errors import BudgetExceeded, NotFoundError
 
 _MIB = 1 << 20
 _WAYS = ("mean", "sum", "contrastive", None)
+_OF_RANKS = ("DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule")
 
 
 class TrainingStep:
@@ -45,22 +52,41 @@ class TrainingStep:
          differently, so it is kept for the steps that follow, told in `events`, and part of
          state_dict(): a resumed run goes on as this one did.
 
-    When nothing helps, BudgetExceeded is raised: model, optimizer and random states are as before
-    the step, so a checkpoint written now (`commit` does it) resumes under a larger limit to the
-    undisturbed bits. It names a limit under which the whole step fits (`smallest_limit_bytes`): steps
-    on parts of the batch are traced, replayed at its size, and put back.
+    When nothing helps, BudgetExceeded is raised, and a checkpoint written now (`commit` does it) resumes
+    under a larger limit to the undisturbed bits. It names a limit under which the whole step fits
+    (`smallest_limit_bytes`): steps on parts of the batch are traced, replayed at its size, and put back.
 
-    Each step is a step boundary of the governor (every 10 ms at most): memory that nobody leased, in
+    Put back are parameters, optimizers and their states; buffers and attributes of modules; random states
+    of torch, NumPy and Python; those of generators of your own, and modules, that `f` can get at; gradients
+    of every leaf that the loss depends on, wherever it is. So after any other exception of `f` too. Not put
+    back is what `f` changes elsewhere: lists, counters and tensors of your own that are in no module.
+
+    Each call is a step boundary of the governor (every 10 ms at most): memory that nobody leased, in
     workers too, ends the loop with MemoryPressure between two steps, after `commit`.
 
-    admit() does the largest step that will come before the first one is trained, so that samples may
-    grow to it: either the limit is enough, or you know now.
+    A batch may be a tensor, or tuples, lists, named tuples, dataclasses and mappings of tensors in any
+    depth. `f` gets the entries of a tuple or list one by one, and anything else as one argument. Rows of
+    an EmbeddingStore in the batch reach `f` as their tensor and are applied with the optimizer's step, all
+    or nothing: `step((x, y, rows), f)`; a leaf of your own (rows.tensor) only gets its gradient.
 
-    model:      a torch.nn.Module (or several): whose buffers are put back.
-    optimizer:  a torch.optim.Optimizer; `fused=True` where torch has it, so that it allocates nothing
-                between its first write and its last.
-    loss:       how the losses of parts make that of the batch: "mean" over rows, "sum", "contrastive"
-                (see contrastive()); None: not at all, so that the batch is never cut.
+    model:      a torch.nn.Module (or several).
+    optimizer:  a torch.optim.Optimizer (or several). One of torch's with `fused=True` and a single parameter
+                group takes all its memory before it writes. Of any other, parameters and states are copied
+                while it steps: that memory, and about a third more of the optimizer's time.
+    loss:       how the losses of parts, and of the batches in `accumulate`, make that of the whole: "mean",
+                "sum", "contrastive" (see contrastive()); None: not at all, so that nothing is cut.
+    weight:     how much a part counts in a mean: a function of what `f` is a function of, such as
+                `lambda x, y: (y != -100).sum()`, or `lambda x, y: len(x)` for a mean over rows. Without it
+                the loss has to end in one of torch's own means, and says itself. Where it does not, or
+                where rows of one part count more than those of another, no batch is cut.
+    accumulate: batches whose gradients make one step of the optimizer. `updated` says whether a call made it.
+    clip_norm:  most that the norm of the parameters' gradients may be (torch.nn.utils.clip_grad_norm_);
+                Rows are not counted. `gradient_norm` is what it was before.
+    scaler:     a torch.amp.GradScaler. It decides for all optimizers and Rows at once.
+    scheduler:  a learning rate scheduler (or several), stepped after each step of the optimizer.
+    before_update: called when the gradients are complete, before they are clipped and used.
+    split:      (batch, parts) -> a sequence of batches, for batches that have no rows first.
+    others:     what else a step changes: generators, and objects with state_dict() and load_state_dict().
     checkpoint: modules to recompute in backward when memory is refused.
     allow_batchnorm_microbatch: cut batches although batch statistics then are of the parts.
     commit:     called when nothing helped, before BudgetExceeded or MemoryPressure is raised: writes
@@ -69,25 +95,39 @@ class TrainingStep:
                 governor's `directory`, or another folder on a disk; never one in memory.
     events:     a file to which admissions, refusals with what helped, the stop and, at the end of the
                 `with` block or at close(), the summary are appended, a line of JSON each.
-    Errors:     ValueError (options); BudgetExceeded as above; RuntimeError when the optimizer was
-                refused half way, after it had written parameters.
+    Errors:     ValueError (options, a module that is wrapped for several ranks, a loss that must be weighed
+                and is not); BudgetExceeded as above; RuntimeError naming what could not be put back.
     """
 
     def __init__(self, model: Any, optimizer: Any, *, loss: str | None = None,
-                 checkpoint: Iterable[Any] = (), allow_batchnorm_microbatch: bool = False,
+                 weight: Callable[..., Any] | None = None, accumulate: int = 1,
+                 clip_norm: float | None = None, scaler: Any = None, scheduler: Any = None,
+                 before_update: Callable[[], Any] | None = None,
+                 split: Callable[[Any, int], Sequence[Any]] | None = None,
+                 others: Iterable[Any] = (), checkpoint: Iterable[Any] = (),
+                 allow_batchnorm_microbatch: bool = False,
                  commit: Callable[[], Any] | None = None,
                  directory: str | os.PathLike[str] | None = None,
                  events: str | os.PathLike[str] | None = None) -> None:
         if loss not in _WAYS:
             raise ValueError(f"loss: {loss!r} is none of {', '.join(map(repr, _WAYS))}")
+        if accumulate < 1 or (accumulate > 1 and loss is None):
+            raise ValueError(f"accumulate: {accumulate}; it is 1 or more, and more than 1 wants "
+                             "loss=\"mean\" or \"sum\", which says how batches add up")
+        if weight is not None and loss != "mean":
+            raise ValueError("weight: only the parts of a loss=\"mean\" are weighed")
         self._extension = _torch_gate.load()
-        self._models = list(model) if isinstance(model, (list, tuple)) else [model]
-        self._optimizer, self._loss = optimizer, loss
+        self._models, self._optimizers = _listed(model), _listed(optimizer)
+        _refuse_ranks(self._models)
+        self._loss, self._weight, self.accumulate = loss, weight, accumulate
+        self.clip_norm, self._scaler, self._schedulers = clip_norm, scaler, _listed(scheduler)
+        self._before_update, self._split, self._others = before_update, split, list(others)
         self._checkpoint = list(checkpoint)
         self._commit, self._events, self._directory = commit, events, directory
         self._stop: dict[str, Any] = {}
         self._closed = False
         self._allow_batchnorm = allow_batchnorm_microbatch
+        self._window = _Window()
         self.parts = 1
         """Into how many parts a batch is cut."""
         self.recomputes = False
@@ -95,6 +135,12 @@ class TrainingStep:
         self.refusals = 0
         """Steps that had to be tried again."""
         self.steps = 0
+        """Steps of the optimizer."""
+        self.updated = False
+        """Whether the last call stepped the optimizer: not within `accumulate`, nor where the scaler
+        found an infinity."""
+        self.gradient_norm = 0.0
+        """Of the last step's gradients, before they were clipped; 0 without clip_norm."""
         self.admitted_bytes = 0
         """What tensors were promised by admit()."""
 
@@ -126,37 +172,66 @@ class TrainingStep:
         """Promises tensors what a step on `batch` takes, the largest that will come; returns the bytes.
 
         The step is done for real, optimizer included, and everything is put back bit for bit. What it
-        leased at its peak, and a sixteenth more, is kept for tensors from now on.
+        leased at its peak, and a sixteenth more, is kept for tensors from now on. Rows are not applied.
         functions: what the steps will be called with: f, or embed and loss of a contrastive one.
         Errors:    BudgetExceeded naming a limit that would do, with everything as before; ValueError
                    without a governor that tensors are leased from.
         """
+        work = self._work(batch, *functions)
+
+        def rehearsed() -> Refusal | None:
+            refusal = None
+            with self._rehearsal(work):
+                # Of a window of batches the last finds the gradients of those before it.
+                for left in range(min(self.accumulate, 2), 0, -1):
+                    self._window = _Window(batches=self.accumulate - left, rows=self._window.rows,
+                                           weight=self._window.weight, first=self._window.first)
+                    if refusal is None:
+                        _, refusal = self._attempt(work, self.parts, self.recomputes, rehearsing=True)
+            return refusal
+
+        return self._admit(f"a step of {work.rows} rows", work.rows, rehearsed, lambda: self._need(work))
+
+    def admit_evaluation(self, batch: Any, f: Callable[..., Any]) -> int:
+        """As admit(), of evaluate(batch, f): so that no evaluation ends a run that training could finish."""
+        given = Batch(batch, self._split)
+        modules, generators = reached([f, *self._models])
+
+        def rehearsed() -> Refusal | None:
+            before = self._remember(given.rows, modules, generators)
+            try:
+                return unless_refused(lambda: self._evaluated(given, f, 1))[1]
+            finally:
+                before.put_back()
+
+        return self._admit(f"an evaluation of {given.rows} rows", given.rows, rehearsed, lambda: 0)
+
+    def _admit(self, what: str, rows: int, rehearsed: Callable[[], Refusal | None],
+               need: Callable[[], int]) -> int:
         governor = Governor.current()
         if governor is None or not governor.arena_attached:
             raise ValueError("admit: there is no Governor that tensors are leased from: make one "
                              "first, after importing torch: plimsoll.Governor(\"8GiB\")")
-        work = self._work(batch, *functions)
-        with self._rehearsal():
-            self._extension.purge()
-            self._extension.reset_peak()
-            _, refusal = self._attempt(work.gradients, min(self.parts, work.rows), self.recomputes)
-            peak = self._extension.arena_stats()["leased_peak_bytes"]
+        self._extension.purge()
+        self._extension.reset_peak()
+        refusal = rehearsed()
+        peak = self._extension.arena_stats()["leased_peak_bytes"]
         self._extension.purge()
         needed, room = self._extension.with_margin(peak), governor._left_for_tensors()
         if refusal or needed > room:
             why = refusal or f"it needs {format_bytes(needed)}, and {format_bytes(room)} is left"
-            needed = self._need(work) if refusal else self._extension.with_cache_and_margin(peak)
-            raise self._refused(f"a step of {work.rows} rows is not admitted: {why}", needed, "")
+            needed = need() if refusal else self._extension.with_cache_and_margin(peak)
+            raise self._refused(f"{what} is not admitted: {why}", needed, "")
         promised = governor.ledger().pools["tensors"].floor_bytes
         if needed > promised:
             governor.promise(needed - promised, "tensors")
         self.admitted_bytes = max(needed, promised)
-        self._append({"event": "admitted", "rows": work.rows, "peak_bytes": peak,
+        self._append({"event": "admitted", "rows": rows, "peak_bytes": peak,
                       "admitted_bytes": self.admitted_bytes, "limit_bytes": governor.limit_bytes})
         return self.admitted_bytes
 
     def __call__(self, batch: Any, f: Callable[..., Any]) -> float:
-        """One step on `batch`, a tensor or a tuple of them, rows first; returns the loss."""
+        """One step on `batch` (see the class); returns the loss, a mean or sum over the whole batch."""
         return self._run(self._work(batch, f))
 
     def contrastive(self, batch: Any, embed: Callable[..., Any],
@@ -171,145 +246,284 @@ class TrainingStep:
         """
         return self._run(self._work(batch, embed, loss))
 
-    # ---- What a step does ----
+    def evaluate(self, batch: Any, f: Callable[..., Any]) -> Any:
+        """f(*batch) without gradients and in eval mode, in parts where memory is refused.
 
-    def _work(self, batch: Any, *functions: Callable[..., Any]) -> _Work:
-        batch = tuple(batch) if isinstance(batch, (tuple, list)) else (batch,)
-        if len(functions) == 2:
-            return _Work(batch, functions, self._contrastive_gradients)
-        if len(functions) != 1:
-            raise ValueError("a step is of one function of the batch, or of embed and loss")
-        if self._loss == "contrastive":
-            raise ValueError("a contrastive loss is of the whole batch: use contrastive()")
-        return _Work(batch, functions, self._gradients)
-
-    def _gradients(self, batch: tuple, parts: int, f: Callable[..., Any]) -> float:
-        rows, total = len(batch[0]), 0.0
-        for begin, end in _cuts(rows, parts):
-            value = f(*(one[begin:end] for one in batch))
-            if parts > 1 and self._loss == "mean":
-                value = value * ((end - begin) / rows)
-            value.backward()
-            total += float(value.detach())
-        return total
-
-    def _contrastive_gradients(self, batch: tuple, parts: int, embed: Callable[..., Any],
-                               loss: Callable[..., Any]) -> float:
-        import torch
-
-        if parts == 1:
-            value = loss(*_tuple(embed(*batch)))
-            value.backward()
-            return float(value.detach())
-        cuts, states, made = _cuts(len(batch[0]), parts), [], []
-        with torch.no_grad():
-            for begin, end in cuts:
-                states.append(torch.get_rng_state())
-                made.append(_tuple(embed(*(one[begin:end] for one in batch))))
-        whole = [torch.cat(column).requires_grad_() for column in zip(*made)]
-        made.clear()
-        value = loss(*whole)
-        value.backward()
-        after = torch.get_rng_state()
-        for (begin, end), state in zip(cuts, states):
-            torch.set_rng_state(state)
-            again = _tuple(embed(*(one[begin:end] for one in batch)))
-            torch.autograd.backward(again, [column.grad[begin:end] for column in whole])
-        torch.set_rng_state(after)
-        return float(value.detach())
+        What `f` returns for a row must depend on that row alone. Parts are put together: tensors (in
+        tuples, lists and mappings too) end to end, rows first; scalars as `loss` says, a mean with
+        `weight`, or else by rows. Modes are put back; nothing else is changed but random states.
+        Errors: BudgetExceeded when nothing helped; random states are then as before.
+        """
+        given = Batch(batch, self._split)
+        modules, generators = reached([f, *self._models])
+        before = self._remember(given.rows, modules, generators)
+        parts, tried_again = 1, False
+        while True:
+            value, refusal = unless_refused(lambda: self._evaluated(given, f, parts))
+            if refusal is None:
+                return value
+            before.put_back()
+            self._extension.purge()
+            self.refusals += 1
+            if not tried_again:
+                tried_again, helped = True, "the same evaluation again"
+            elif not given.why_whole and parts < given.rows:
+                parts = min(2 * parts, given.rows)
+                helped = f"the evaluation in {parts} parts"
+            else:
+                raise self._refused(f"an evaluation of {given.rows} rows does not fit: {refusal}", 0,
+                                    f". {given.why_whole}" if given.why_whole else "")
+            self._tell(refusal, helped)
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run must go on with: how batches are cut and what is recomputed."""
-        return {"parts": self.parts, "recomputes": self.recomputes, "steps": self.steps}
+        """What a resumed run must go on with: how batches are cut, what is recomputed, and within
+        `accumulate` the gradients so far (not copied). Errors: RuntimeError while Rows wait there."""
+        if self._window.rows:
+            raise RuntimeError("Rows of batches in `accumulate` wait for the optimizer's step: take the "
+                               "state_dict() after a call that `updated`")
+        gradients = [p.grad for p in self._trained()] if self._window.batches else []
+        return {"parts": self.parts, "recomputes": self.recomputes, "steps": self.steps,
+                "batches": self._window.batches, "weight": self._window.weight,
+                "first": self._window.first, "gradients": gradients}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on as the run did whose state_dict() this is. Errors: KeyError for another's."""
         self.parts, self.recomputes = int(state["parts"]), bool(state["recomputes"])
         self.steps = int(state["steps"])
+        self._window = _Window(batches=int(state.get("batches", 0)), weight=state.get("weight", 0.0),
+                               first=state.get("first", 0.0))
+        for parameter, gradient in zip(self._trained(), state.get("gradients", [])):
+            parameter.grad = gradient
+
+    # ---- What a step does ----
+
+    def _work(self, batch: Any, *functions: Callable[..., Any]) -> _Work:
+        given = Batch(batch, self._split)
+        if len(functions) == 2:
+            return _Work(given, functions, self._contrastive_gradients)
+        if len(functions) != 1:
+            raise ValueError("a step is of one function of the batch, or of embed and loss")
+        if self._loss == "contrastive":
+            raise ValueError("a contrastive loss is of the whole batch: use contrastive()")
+        return _Work(given, functions, self._gradients)
+
+    def _gradients(self, batch: Batch, parts: int, tally: _Tally, f: Callable[..., Any]) -> float:
+        total = 0.0
+        for part in batch.cut(parts):
+            value = f(*part.arguments)
+            weight = self._weigh(value, part, parts, tally)
+            tally.gradients.watch_graph(value)
+            if weight == 0:
+                continue  # Nothing in it counts; its mean is no number.
+            self._backward(value if tally.add(weight) == 1 else value * tally.factor)
+            total += float(value.detach()) * (weight if self._loss == "mean" else 1)
+        return total / tally.weight if self._loss == "mean" and tally.weight else total
+
+    def _weigh(self, value: Any, part: Part, parts: int, tally: _Tally) -> float:
+        """How much of a mean this part is. Errors: Unweighted."""
+        if self._loss != "mean":
+            return 1.0
+        if self._weight is not None:
+            return float(self._weight(*part.arguments))
+        if parts == 1 and self.accumulate == 1:
+            return 1.0
+        weight, each = weight_of(value, part)
+        if tally.each is not None and each is not None and tally.each != each:
+            raise Unweighted(f"its loss is a mean of {tally.each:g} numbers a row in one part and of {each:g} "
+                             "in another, so the whole batch's would be another mean; weight= would say "
+                             "what a part counts")
+        tally.each = each
+        return weight
+
+    def _backward(self, value: Any) -> None:
+        import torch
+
+        (value if self._scaler is None else self._scaler.scale(value)).backward()
+        torch.clear_autocast_cache()  # What it holds is of a graph that is gone.
+
+    def _contrastive_gradients(self, batch: Batch, parts: int, tally: _Tally,
+                               embed: Callable[..., Any], loss: Callable[..., Any]) -> float:
+        import torch
+
+        tally.add(1.0)
+        if parts == 1:
+            value = loss(*_tuple(embed(*batch.arguments())))
+            tally.gradients.watch_graph(value)
+            self._backward(value)
+            return float(value.detach())
+        states, made = [], []
+        with torch.no_grad():
+            for part in batch.cut(parts):
+                states.append(torch.get_rng_state())
+                made.append(_tuple(embed(*part.arguments)))
+        whole = [torch.cat(column).requires_grad_() for column in zip(*made)]
+        sizes = [len(columns[0]) for columns in made]
+        made.clear()
+        value = loss(*whole)
+        self._backward(value)
+        after, begin = torch.get_rng_state(), 0
+        for part, state, size in zip(batch.cut(parts), states, sizes):
+            torch.set_rng_state(state)
+            again = _tuple(embed(*part.arguments))
+            for one in again:
+                tally.gradients.watch_graph(one)
+            torch.autograd.backward(again, [one.grad[begin:begin + size] for one in whole])
+            begin += size
+        torch.set_rng_state(after)
+        return float(value.detach())
+
+    def _evaluated(self, batch: Batch, f: Callable[..., Any], parts: int) -> Any:
+        import torch
+
+        modes = [(part, part.training) for model in self._models for part in model.modules()]
+        try:
+            for model in self._models:
+                model.eval()
+            with torch.no_grad():
+                made, weights = [], []
+                for part in batch.cut(parts):
+                    made.append(f(*part.arguments))
+                    weights.append(float(self._weight(*part.arguments)) if self._weight else part.rows)
+                return made[0] if parts == 1 else _joined(made, weights, self._loss == "sum")
+        finally:
+            for part, training in modes:
+                part.training = training
 
     # ---- The transaction ----
 
     def _run(self, work: _Work) -> float:
         if (pressure := pressure_between_steps()) is not None:
             raise self._stopped(pressure)
-        rows, gradients = work.rows, work.gradients
-        before = self._remember(rows)
-        parts, recomputes, tried_again = self.parts, self.recomputes, False
+        modules, generators = reached([*work.functions, *self._models])
+        _refuse_ranks(modules)
+        before = self._remember(work.rows, modules, generators)
+        parts, recomputes, tried_again, uncut = self.parts, self.recomputes, False, ""
+        last: Refusal | None = None
         while True:
-            value, refusal = self._attempt(gradients, min(parts, rows), recomputes)
-            if not refusal:
+            try:
+                value, refusal = self._attempt(work, parts, recomputes)
+            except Unweighted as why:
+                before.put_back()
+                if last is None or parts == 1:
+                    raise
+                refusal, parts, uncut = last, work.rows, str(why)
+            except BaseException:
+                before.put_back()
+                raise
+            if refusal is None:
                 break
             before.put_back()
-            self._optimizer.zero_grad()
             self._extension.purge()
+            last = refusal
+            if uncut:
+                self._tell(refusal, "nothing helped: the step was not made")
+                raise self._gives_up(refusal, work, uncut)
             self.refusals += 1
             if not tried_again:
                 tried_again, helped = True, "the same step again"
             elif self._checkpoint and not recomputes:
                 recomputes, helped = True, "recomputing modules in backward"
-            elif self._may_cut() and parts < rows:
-                parts, helped = min(2 * parts, rows), f"the batch in {min(2 * parts, rows)} parts"
+            elif self._may_cut(work) and parts < work.rows:
+                parts, helped = min(2 * parts, work.rows), f"the batch in {min(2 * parts, work.rows)} parts"
             else:
                 self._tell(refusal, "nothing helped: the step was not made")
-                raise self._gives_up(refusal, rows, work)
+                raise self._gives_up(refusal, work)
             self._tell(refusal, helped)
         self.parts, self.recomputes = parts, recomputes
-        self.steps += 1
         return value
 
-    def _remember(self, rows: int) -> _Before:
+    def _remember(self, rows: int, modules: list[Any], generators: list[Any]) -> Before:
         """The state before the step; itself tried twice."""
         for _ in range(2):
-            before, refusal = unless_refused(lambda: _Before(self._models))
+            before, refusal = unless_refused(
+                lambda: Before(modules, generators, self._others, self._scaler))
             if before is not None:
                 return before
             self.refusals += 1
             self._extension.purge()
         raise self._gives_up(refusal, rows)
 
-    def _attempt(self, gradients: Callable[[int], float], parts: int,
-                 recomputes: bool) -> tuple[float, str]:
-        """(loss, "") with the optimizer's step made, or (0, why memory was refused)."""
-        def work() -> float:
-            self._optimizer.zero_grad()
+    def _attempt(self, work: _Work, parts: int, recomputes: bool,
+                 rehearsing: bool = False) -> tuple[float, Refusal | None]:
+        """(loss, None) with the batch in its window, and at its end the optimizer's step made; or
+        (0, why memory was refused) with gradients as before."""
+        if self._window.batches == 0:
+            for optimizer in self._optimizers:
+                optimizer.zero_grad()
+        window = dataclasses.replace(self._window, rows=[*self._window.rows, *work.batch.handles])
+        gradients = self._set_aside(work.batch, window)
+
+        def made() -> tuple[float, bool]:
             with recomputed(self._checkpoint if recomputes else ()):
-                value = gradients(parts)
-            self._optimize()
-            return value
+                tally = _Tally(gradients, window.first)
+                value = work.gradients(1 if work.batch.why_whole else min(parts, work.rows), tally)
+            window.first, window.batches = tally.first, window.batches + 1
+            window.weight += tally.weight
+            whole = window.batches >= self.accumulate
+            gradients.add_up(self._share(tally.first, tally.weight),
+                             self._share(window.first, window.weight) if whole else None)
+            return value, whole and self._update(window.rows, rehearsing)
 
-        value, refusal = unless_refused(work)
-        return value or 0.0, refusal
+        try:
+            done, refusal = unless_refused(made)
+        except BaseException:
+            gradients.put_back()
+            raise
+        if refusal is not None:
+            gradients.put_back()
+            return 0.0, refusal
+        value, self.updated = done
+        if rehearsing:
+            return value, None
+        if window.batches >= self.accumulate:
+            for rows in window.rows:
+                rows._end()
+            self.steps, window = self.steps + 1, _Window()
+        self._window = window
+        return value, None
 
-    def _optimize(self) -> None:
-        """The optimizer's step; refused, it goes through when nothing but step counts has moved."""
+    def _share(self, first: float, weight: float) -> float:
+        return 1.0 if self._loss == "sum" or weight == 0 else first / weight
+
+    def _set_aside(self, batch: Batch, window: _Window) -> Gradients:
+        together = [*self._trained(), *(rows.tensor for rows in window.rows)]
+        others = [p for model in self._models for p in model.parameters()]
+        return Gradients(together, [*others, *batch.tensors()])
+
+    def _trained(self) -> list[Any]:
+        return [p for one in self._optimizers for group in one.param_groups for p in group["params"]]
+
+    def _update(self, rows: list[Rows], rehearsing: bool) -> bool:
+        """The step of optimizers, Rows and schedulers: of all or of none. False: the scaler skipped it."""
         import torch
 
-        watched = [p for group in self._optimizer.param_groups for p in group["params"]]
-        counts = []
-        for state in self._optimizer.state.values():
-            for name, entry in state.items():
-                if name == "step" and isinstance(entry, torch.Tensor):
-                    counts.append((entry, entry.item()))
-                elif isinstance(entry, torch.Tensor):
-                    watched.append(entry)
-        versions = [(one, one._version) for one in watched]
-        known = set(self._optimizer.state)
+        together = Together(self._optimizers, rows)
+        if self._scaler is not None:
+            self._scaler.unscale_(together)
+        if self._before_update is not None:
+            self._before_update()
+        if self.clip_norm is not None:
+            self.gradient_norm = float(torch.nn.utils.clip_grad_norm_(self._trained(), self.clip_norm))
+        together.prepare(check=self._scaler is None, applies=not rehearsing)
+        before = OptimizersBefore(self._optimizers, self._schedulers,
+                                  alone=self._scaler is None and not self._schedulers)
         try:
-            self._optimizer.step()
-        except (torch.OutOfMemoryError, BudgetExceeded) as error:
-            if any(one._version != version for one, version in versions):
-                raise RuntimeError(
-                    f"memory was refused after {type(self._optimizer).__name__} had updated some "
-                    "parameters and not others: go on from the last checkpoint, with fused=True or "
-                    "a larger limit") from error
-            for entry, count in counts:
-                entry.fill_(count)
-            for key in [key for key in self._optimizer.state if key not in known]:
-                del self._optimizer.state[key]
+            if self._scaler is None:
+                made = together.step()
+            else:
+                made = bool(self._scaler.step(together))
+                self._scaler.update()
+            if made:
+                for scheduler in self._schedulers:
+                    scheduler.step()
+        except BaseException:
+            before.put_back()
             raise
+        return made
 
-    def _may_cut(self) -> bool:
-        return self._loss is not None and (self._allow_batchnorm or not self._batchnorms())
+    def _may_cut(self, work: _Work) -> bool:
+        return (self._loss is not None and not work.batch.why_whole
+                and (self._allow_batchnorm or not self._batchnorms()))
 
     def _batchnorms(self) -> list[str]:
         import torch
@@ -318,14 +532,19 @@ class TrainingStep:
                 for name, part in model.named_modules()
                 if isinstance(part, torch.nn.modules.batchnorm._BatchNorm) and part.training]
 
-    def _gives_up(self, refusal: str, rows: int, work: _Work | None = None) -> BudgetExceeded:
+    def _gives_up(self, refusal: Refusal, work: _Work | int, uncut: str = "") -> BudgetExceeded:
         advice = "a larger limit, or a smaller batch"
+        rows, batch = (work, None) if isinstance(work, int) else (work.rows, work.batch)
         if self._loss is None:
             advice += "; with loss=\"mean\" or \"sum\" the batch may be cut"
         elif self._batchnorms() and not self._allow_batchnorm:
             advice += (f"; {self._batchnorms()[0]} has batch statistics, so the batch is cut only with "
                        "allow_batchnorm_microbatch=True")
-        needed = self._need(work) if work is not None else 0
+        elif uncut or (batch is not None and batch.why_whole):
+            advice += f"; the batch was not cut: {uncut or batch.why_whole}"
+        if not writes_at_the_end(self._optimizers):
+            advice += "; an optimizer with fused=True and one parameter group, which is not copied"
+        needed = self._need(work) if batch is not None else 0
         error = self._refused(f"step {self.steps + 1} of {rows} rows does not fit and was not made: "
                               f"{refusal}. Everything is as before it", needed,
                               f". What would help: {advice}")
@@ -355,25 +574,31 @@ class TrainingStep:
         return error
 
     @contextlib.contextmanager
-    def _rehearsal(self) -> Iterator[None]:
+    def _rehearsal(self, work: _Work) -> Iterator[None]:
         """Inside, steps may be made; afterwards everything is as it was, on disk meanwhile."""
+        modules, generators = reached([*work.functions, *self._models])
+        before = self._remember(work.rows, modules, generators)
+        gradients, window = self._set_aside(work.batch, self._window), self._window
         with tempfile.TemporaryDirectory(
                 prefix="plimsoll-", dir=scratch_folder(self._directory, "directory")) as folder:
-            state = TrainingState(self._models, [self._optimizer], [], folder)
+            state = TrainingState(modules, self._optimizers, self._schedulers, folder)
             try:
                 yield
             finally:
-                self._optimizer.zero_grad()
                 state.put_back()
                 state.close()
+                gradients.put_back()
+                before.put_back()
+                self._window = window
 
     def _need(self, work: _Work) -> int:
         """About what the whole step leases, from traced gradients of parts of its batch; 0: no telling.
 
         The optimizer is not stepped, so that nothing has to be put back but buffers and random states.
         """
-        before, _ = unless_refused(lambda: _Before(self._models))
-        if before is None or Governor.current() is None:
+        modules, generators = reached([*work.functions, *self._models])
+        before, _ = unless_refused(lambda: Before(modules, generators, self._others, self._scaler))
+        if before is None or Governor.current() is None or work.batch.why_whole or self._split:
             return 0
         traces = self._extension.StepTraces()
         last = 0
@@ -384,28 +609,44 @@ class TrainingStep:
             last, few = rows, work.first(rows)
 
             def graded(few: _Work = few) -> None:
-                self._optimizer.zero_grad()
-                with recomputed(self._checkpoint if self.recomputes else ()):
-                    few.gradients(1)
+                gradients = self._set_aside(work.batch, self._window)
+                try:
+                    with recomputed(self._checkpoint if self.recomputes else ()):
+                        few.gradients(1, _Tally(gradients, 0.0))
+                finally:
+                    gradients.put_back()
 
             try:
                 traces.add((rows, 0, 0), lambda _, graded=graded: unless_refused(graded)[1])
-            except BudgetExceeded:
+            except (BudgetExceeded, Unweighted):
                 break
             finally:
                 before.put_back()
-                self._optimizer.zero_grad()
                 self._extension.purge()
         try:
             needed = int(traces.predict((work.rows, 0, 0))["admit_bytes"])
         except NotFoundError:
             return 0
-        # States that its first step will make.
-        made = bool(self._optimizer.state)
-        return needed + (0 if made else _plan_static.states_of(self._optimizer)[0])
+        return max(needed + self._made_by_first_step(), self._need_of_update())
 
-    def _tell(self, refusal: str, helped: str) -> None:
-        self._append({"event": "refusal", "step": self.steps + 1, "refusal": refusal, "next": helped})
+    def _made_by_first_step(self) -> int:
+        return sum(_plan_static.states_of(one)[0] for one in self._optimizers if not one.state)
+
+    def _need_of_update(self) -> int:
+        """What is held while the optimizer writes: gradients, its copies, and a parameter's temporaries."""
+        sizes = [p.numel() * p.element_size() for p in self._trained()]
+        if not sizes:
+            return 0
+        moving = sum(sizes) + 2 * max(sizes) + self._made_by_first_step()
+        if not writes_at_the_end(self._optimizers) or self._scaler is not None or self._schedulers:
+            states = sum(_plan_static.states_of(one)[0] for one in self._optimizers if one.state)
+            moving += sum(sizes) + states
+        return int(self._extension.with_cache_and_margin(
+            self._extension.arena_stats()["live_bytes"] + moving))
+
+    def _tell(self, refusal: Refusal, helped: str) -> None:
+        self._append({"event": "refusal", "step": self.steps + 1, "refusal": str(refusal),
+                      "next": helped})
 
     def _append(self, event: dict[str, Any]) -> None:
         if self._events is not None:
@@ -413,57 +654,76 @@ class TrainingStep:
                 file.write(json.dumps(event) + "\n")
 
 
+@dataclasses.dataclass
+class _Window:
+    """Batches since the optimizer's last step."""
+
+    batches: int = 0
+    weight: float = 0.0
+    first: float = 0.0
+    """The weight that others are multiples of: gradients stay of one size, and one batch's unchanged."""
+    rows: list[Rows] = dataclasses.field(default_factory=list)
+
+
+class _Tally:
+    """Weights of a batch's parts, as multiples of the window's first."""
+
+    def __init__(self, gradients: Gradients, first: float) -> None:
+        self.gradients, self.first = gradients, first
+        self.weight, self.factor = 0.0, 1.0
+        self.each: float | None = None
+
+    def add(self, weight: float) -> float:
+        """What this part's loss is to be multiplied by."""
+        self.first = self.first or weight
+        self.weight += weight
+        self.factor = weight / self.first
+        return self.factor
+
+
 class _Work:
     """A batch, and how its gradients are made."""
 
-    def __init__(self, batch: tuple, functions: tuple, how: Callable[..., float]) -> None:
+    def __init__(self, batch: Batch, functions: tuple, how: Callable[..., float]) -> None:
         self.batch, self.functions, self._how = batch, functions, how
-        self.rows = len(batch[0])
+        self.rows = batch.rows
 
-    def gradients(self, parts: int) -> float:
+    def gradients(self, parts: int, tally: _Tally) -> float:
         """Adds up the gradients, the batch in so many parts; returns the loss."""
-        return self._how(self.batch, parts, *self.functions)
+        return self._how(self.batch, parts, tally, *self.functions)
 
     def first(self, rows: int) -> _Work:
-        return _Work(tuple(one[:rows] for one in self.batch), self.functions, self._how)
+        return _Work(self.batch.first(rows), self.functions, self._how)
 
 
-class _Before:
-    """Random states and buffers at the beginning of a step."""
-
-    def __init__(self, models: list[Any]) -> None:
-        self._random = RandomStates()
-        self._buffers = [(buffer, buffer.clone()) for model in models
-                         for buffer in model.buffers()]
-
-    def put_back(self) -> None:
-        import torch
-
-        with torch.no_grad():
-            for buffer, value in self._buffers:
-                buffer.copy_(value)
-        self._random.put_back()
-
-
-def unless_refused(work: Callable[[], Any]) -> tuple[Any, str]:
-    """(work(), ""); or (None, why memory was refused).
-
-    Then nothing is left of it: what its frames held is let go, and what a backward that ended half way
-    left in autograd's queue of this thread.
-    """
+def _joined(made: list[Any], weights: list[float], sums: bool) -> Any:
+    """What the parts of an evaluation gave, as one."""
     import torch
 
-    refusal = ""
-    try:
-        return work(), ""
-    except (torch.OutOfMemoryError, BudgetExceeded) as error:
-        refusal = str(error)
-        traceback.clear_frames(error.__traceback__)
-        error.__traceback__ = None
-    with contextlib.suppress(torch.OutOfMemoryError):
-        torch.ones((), requires_grad=True).mul(1).backward()
-    gc.collect()
-    return None, refusal
+    first = made[0]
+    if isinstance(first, dict):
+        return {key: _joined([one[key] for one in made], weights, sums) for key in first}
+    if isinstance(first, (tuple, list)):
+        columns = [_joined(list(column), weights, sums) for column in zip(*made)]
+        return type(first)(*columns) if hasattr(first, "_fields") else type(first)(columns)
+    if isinstance(first, torch.Tensor) and first.dim() > 0:
+        return torch.cat(made)
+    if sums:
+        return sum(made[1:], first)
+    kept = [(one, weight) for one, weight in zip(made, weights) if weight]
+    return sum(one * weight for one, weight in kept) / sum(weight for _, weight in kept)
+
+
+def _refuse_ranks(models: Iterable[Any]) -> None:
+    for model in models:
+        for part in model.modules():
+            wrapped = next((kind.__name__ for kind in type(part).__mro__
+                            if kind.__name__ in _OF_RANKS and kind.__module__.startswith("torch.")), "")
+            if wrapped:
+                raise ValueError(
+                    f"model: {wrapped} exchanges gradients in backward, and a step that one rank makes "
+                    "again would leave the others waiting. TrainingStep is for one process: give it the "
+                    "module itself, or make steps of several ranks without it")
 
 
 @contextlib.contextmanager
@@ -485,8 +745,10 @@ def recomputed(modules: Iterable[Any]) -> Iterator[None]:
                 module.forward = own
 
 
-def _cuts(rows: int, parts: int) -> list[tuple[int, int]]:
-    return [(rows * k // parts, rows * (k + 1) // parts) for k in range(parts)]
+def _listed(value: Any) -> list[Any]:
+    if value is None:
+        return []
+    return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
 def _tuple(value: Any) -> tuple:

@@ -17,7 +17,9 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
-_EXTENSION_MISSING = "plimsoll was built without"
+
+class NotBuilt(ImportError):
+    """plimsoll was built without its torch parts."""
 
 
 def torch_if_imported() -> Any | None:
@@ -40,9 +42,9 @@ def load() -> ModuleType:
 
     try:
         import plimsoll._torch as extension
+    except NotBuilt:
+        raise
     except ImportError as error:
-        if _EXTENSION_MISSING in str(error):
-            raise
         raise ImportError(
             f"plimsoll._torch does not fit the installed torch {torch.__version__} ({error}): "
             "rebuild with `pip install .` in Plimsoll's source folder"
@@ -56,10 +58,8 @@ def load_if_torch_imported() -> ModuleType | None:
         return None
     try:
         return load()
-    except ImportError as error:
-        if _EXTENSION_MISSING in str(error):
-            return None
-        raise
+    except NotBuilt:
+        return None
 
 
 def loaded() -> ModuleType | None:

@@ -4,7 +4,6 @@
 #include "plan/batch_plan.h"
 
 #include <algorithm>
-#include <string_view>
 #include <utility>
 
 #include <fmt/format.h>
@@ -19,12 +18,14 @@ namespace {
 
 constexpr std::int64_t kMiB = 1LL << 20;
 constexpr int kRoundsMax = 5;
+constexpr int kHalvings = 4;  // Real steps between the largest that fits and one that does not.
 constexpr std::size_t kLadderMax = 9;
 
 // Room for what a step of another size may do otherwise: an eighth of what is not static.
 constexpr std::int64_t kUnverifiedShare = 8;
 
-constexpr const char* kDeviceAdvice =
+// One object, by whose address a refusal of the device is known.
+constexpr char kDeviceAdvice[] =
     "raise --device-memory-limit (device_memory_limit), or make the model smaller";
 
 // Room for what the device's kernels do otherwise: a share of what is not static.
@@ -37,7 +38,7 @@ DevicePeak with_bound(DevicePeak peak, std::int64_t share) {
 }  // namespace
 
 bool refused_by_device(const Error& error) noexcept {
-  return error.code == ErrorCode::kOverBudget && std::string_view(error.advice) == kDeviceAdvice;
+  return error.code == ErrorCode::kOverBudget && error.advice == kDeviceAdvice;
 }
 
 const char* label_name(PlanLabel label) noexcept {
@@ -138,6 +139,7 @@ Result<StepPrediction> StepRegions::predict(const StepSize& size) const {
   for (const Region* region : regions) {
     StepPrediction one;
     one.peak = region->model.replay(size, block_bytes_);
+    one.traces = static_cast<std::int64_t>(region->traces.size());
     const std::int64_t moving = one.peak.bytes - one.peak.parts.static_bytes;
     const std::int64_t share = region->model.confirmed() ? kUnverifiedShare : kUnverifiedShare / 2;
     one.bound_bytes = one.peak.bytes + moving / share + kMiB;
@@ -189,13 +191,19 @@ class Planner {
       if (rows < options_.least_rows) {
         return tl::unexpected(refusal());
       }
-      PLIMSOLL_TRY(const bool settled, verify(rows));
-      if (settled) {
+      if (rows == plan_.batch_size) {
+        break;  // It ran, and nothing new was learnt since.
+      }
+      PLIMSOLL_TRY(const bool fits, verify(rows, /*opens_region=*/true));
+      if (fits && plan_.label == PlanLabel::kExact) {
         break;
       }
     }
     if (plan_.batch_size == 0) {
       return tl::unexpected(refusal());
+    }
+    if (plan_.label != PlanLabel::kExact) {
+      PLIMSOLL_TRY_VOID(try_real_steps());
     }
     return finish();
   }
@@ -268,6 +276,7 @@ class Planner {
         return tl::unexpected(std::move(traced).error());
       }
       most_ = std::min(most_, rows - 1);
+      refused_rows_ = std::min(refused_rows_, rows);
       return false;
     }
     plan_.traced_rows.push_back(rows);
@@ -340,53 +349,90 @@ class Planner {
     return std::max(options_.least_rows, low * options_.multiple);
   }
 
-  // Runs a real step of this size. True: it is the answer.
-  Result<bool> verify(std::int64_t rows) {
+  // Runs a real step of this size. True: it fits, and is the answer so far.
+  Result<bool> verify(std::int64_t rows, bool opens_region) {
     const StepSize size = size_of(rows);
-    PLIMSOLL_TRY(const StepPrediction predicted, regions_.predict(size));
-    VerifiedStep step{rows, predicted.peak.bytes, 0, false};
+    const auto predicted = regions_.predict(size);
+    VerifiedStep step{rows, predicted ? predicted->peak.bytes : 0, 0, false};
     auto traced = trace_(size);
     if (!traced) {
       if (traced.error().code != ErrorCode::kOverBudget) {
         return tl::unexpected(std::move(traced).error());
       }
       plan_.verified.push_back(step);
-      most_ = rows - std::max<std::int64_t>(1, rows / 16);
+      does_not_fit(rows);
       return false;
     }
     step.measured_bytes = traced->live_peak_bytes;
-    step.as_predicted =
-        regions_.predicts(*traced) && predicted.peak.bytes == traced->live_peak_bytes;
+    step.as_predicted = predicted && predicted->traces >= 2 && regions_.predicts(*traced) &&
+                        predicted->peak.bytes == traced->live_peak_bytes;
     plan_.verified.push_back(step);
     std::int64_t room = options_.available_bytes;
     if (options_.room_for) {
       PLIMSOLL_TRY(room, options_.room_for(rows));
-      plan_.available_bytes = room;
     }
     if (traced->leased_peak_bytes > room) {
-      most_ = rows - std::max<std::int64_t>(1, rows / 16);
+      does_not_fit(rows);
       return false;
     }
     PLIMSOLL_TRY(const bool on_device, settle_device(*traced, step.as_predicted));
-    if (!on_device) {
-      most_ = rows - std::max<std::int64_t>(1, rows / 16);
-      (void)regions_.add(std::move(*traced));
+    if (on_device) {
+      PLIMSOLL_TRY_VOID(accept(*traced, step.as_predicted, room));
+    } else {
+      does_not_fit(rows);
+    }
+    if (opens_region && !(on_device && step.as_predicted)) {
+      (void)regions_.add(std::move(*traced));  // One more of a size known: it says nothing new.
       PLIMSOLL_TRY_VOID(widen(rows));
-      return false;
     }
-    plan_.batch_size = rows;
-    plan_.peak = predicted.peak;
+    return on_device;
+  }
+
+  void does_not_fit(std::int64_t rows) {
+    most_ = rows - std::max<std::int64_t>(1, rows / 16);
+    refused_rows_ = std::min(refused_rows_, rows);
+  }
+
+  Result<void> accept(const StepTrace& traced, bool as_predicted, std::int64_t room) {
+    // Of a step that was not predicted the trace tells who holds its peak.
+    PLIMSOLL_TRY(const StepModel model, StepModel::fit({&traced, 1}));
+    plan_.peak = model.replay(traced.size, options_.block_bytes);
+    plan_.peak.bytes = std::max(plan_.peak.bytes, traced.live_peak_bytes);
+    plan_.batch_size = traced.size.rows;
+    plan_.available_bytes = room;
     plan_.leased_bytes =
-        std::max(options_.leased_bytes(traced->live_peak_bytes), traced->leased_peak_bytes);
-    plan_.step_seconds = traced->seconds;
-    plan_.label = step.as_predicted ? PlanLabel::kExact : PlanLabel::kBounded;
-    if (step.as_predicted) {
-      return true;
+        std::max(options_.leased_bytes(traced.live_peak_bytes), traced.leased_peak_bytes);
+    plan_.step_seconds = traced.seconds;
+    plan_.label = as_predicted ? PlanLabel::kExact : PlanLabel::kBounded;
+    return {};
+  }
+
+  // Where no prediction came true only real steps tell: twice the size until one does not fit,
+  // then sizes between.
+  Result<void> try_real_steps() {
+    const auto allowed = [this](std::int64_t rows) {
+      return rows / options_.multiple * options_.multiple;
+    };
+    const std::int64_t end = std::min(refused_rows_, options_.most_rows + 1);
+    std::int64_t low = plan_.batch_size;
+    std::int64_t high = end;
+    for (bool doubling = true; doubling;) {
+      const std::int64_t next = allowed(std::min(2 * low, high - 1));
+      doubling = next > low;
+      if (doubling) {
+        PLIMSOLL_TRY(doubling, verify(next, /*opens_region=*/false));
+        (doubling ? low : high) = next;
+      }
     }
-    plan_.peak.bytes = std::max(plan_.peak.bytes, traced->live_peak_bytes);
-    (void)regions_.add(std::move(*traced));  // One more of a size known: it says nothing new.
-    PLIMSOLL_TRY_VOID(widen(rows));
-    return false;
+    for (int k = 0; k < kHalvings; ++k) {
+      const std::int64_t middle = allowed(low + (high - low) / 2);
+      if (middle <= low || high > options_.most_rows) {
+        break;
+      }
+      PLIMSOLL_TRY(const bool fits, verify(middle, /*opens_region=*/false));
+      (fits ? low : high) = middle;
+    }
+    return {};
   }
 
   // Two more sizes beside one that did something new, so that its region has a model.
@@ -416,6 +462,9 @@ class Planner {
     // Of a few rows there may be one trace, which says nothing of other sizes: in proportion.
     plan_.larger_leased_bytes = more ? options_.leased_bytes(more->peak.bytes)
                                      : plan_.leased_bytes / rows * plan_.larger_rows;
+    if (plan_.label != PlanLabel::kExact) {
+      plan_.larger_leased_bytes = std::max(plan_.larger_leased_bytes, plan_.leased_bytes);
+    }
     plan_.at_most_rows = rows + options_.multiple > options_.most_rows;
     plan_.advice = advice();
     if (plan_.device) {
@@ -560,6 +609,7 @@ class Planner {
   StepRegions regions_;
   BatchPlan plan_;
   std::int64_t most_{0};
+  std::int64_t refused_rows_{INT64_MAX};  // The least size of which a real step did not fit.
 };
 
 }  // namespace

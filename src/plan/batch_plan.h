@@ -5,7 +5,9 @@
 // It traces small steps, models them (step_model.h), searches the largest size that the model
 // admits, and runs one real step of that size. Where that step did something else than predicted
 // (kernels choose other algorithms for other sizes), its trace opens a new region of sizes and the
-// search goes on there (docs/decisions/0011-plans-from-replayed-traces.md).
+// search goes on there. Where no prediction comes true (a Python loop over the rows does something
+// else at every size), real steps of twice the size are run until one does not fit, then of sizes
+// between. Source: docs/decisions/0011-plans-from-replayed-traces.md.
 // Reading order: step_trace.h, step_model.h, this file.
 //
 // Threads: the thread that trains.
@@ -32,8 +34,8 @@ inline constexpr int kTracesMax = 32;
 
 /// How far an answer may be trusted.
 enum class PlanLabel : std::uint8_t {
-  kExact,    ///< A real step of this size did, block by block, what was predicted.
-  kBounded,  ///< Replayed from other sizes; `bound_bytes` adds room for what may differ.
+  kExact,    ///< A real step of this size did, block by block, what two other sizes or more said.
+  kBounded,  ///< A real step of this size fitted, and was not as predicted.
 };
 
 /// "exact" or "bounded". (A plan from shapes alone, made in Python, says "estimate".)
@@ -42,7 +44,10 @@ enum class PlanLabel : std::uint8_t {
 /// What is said of a step of one size, before it has run.
 struct StepPrediction {
   ReplayedPeak peak{};          ///< As replayed.
-  std::int64_t bound_bytes{0};  ///< Never below the truth: peak, and room for other algorithms.
+  /// Room for other algorithms on top of the peak: an eighth of what is not static (a quarter
+  /// where a block's formula has no trace to confirm it) and 1 MiB. A step may pass it.
+  std::int64_t bound_bytes{0};
+  std::int64_t traces{0};  ///< Of so many sizes; of 1, it is that very step.
 };
 
 /// Traces of one step at several sizes, in regions within which it does the same things.

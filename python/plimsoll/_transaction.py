@@ -1,0 +1,307 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a training step changes, remembered so that all of it can be put back.
+
+Reading order: _reach.py, this file, _step.py.
+Threads: the thread that trains.
+Memory:  Before copies buffers; Gradients keeps the gradients there were; OptimizersBefore copies
+         parameters and optimizer states, unless the optimizer is known to write nothing before it has
+         all its memory.
+"""
+from __future__ import annotations
+
+import copy
+from typing import Any, Iterable, Iterator
+
+import numpy as np
+
+from ._embedding import Rows
+from ._random_states import RandomStates
+from ._reach import is_generator
+
+
+class ModuleNames:
+    """What the names of modules mean: parameters, buffers and plain attributes, modes included.
+
+    Tensors are put back as the objects they were; buffers() are for who keeps their values too. Lists,
+    dicts and sets that are attributes get their entries back, not what is inside these.
+    """
+
+    def __init__(self, modules: Iterable[Any]) -> None:
+        import torch
+
+        internal = vars(torch.nn.Module()).keys() - {"training"}
+        parts = {id(part): part for module in modules for part in module.modules()}
+        self._parts = []
+        self._written = []  # Attributes that are tensors and no buffers, and how often they were written.
+        for part in parts.values():
+            own = dict(vars(part))
+            entries = [(value, copy.copy(value)) for name, value in own.items()
+                       if type(value) in (list, dict, set) and name not in internal]
+            self._written += [(part, name, value, value._version) for name, value in own.items()
+                              if isinstance(value, torch.Tensor)]
+            self._parts.append((part, own, dict(part._parameters.items()),
+                                dict(part._buffers.items()), entries))
+
+    def buffers(self) -> Iterator[Any]:
+        """Each once."""
+        seen: set[int] = set()
+        for _, _, _, buffers, _ in self._parts:
+            for value in buffers.values():
+                if value is not None and id(value) not in seen:
+                    seen.add(id(value))
+                    yield value
+
+    def put_back(self) -> None:
+        """Errors: RuntimeError naming an attribute whose values were written and are not kept."""
+        for part, own, parameters, buffers, entries in self._parts:
+            vars(part).update(own)
+            for name in [name for name in vars(part) if name not in own]:
+                del vars(part)[name]
+            for names, kept in ((part._parameters, parameters), (part._buffers, buffers)):
+                for name, value in kept.items():
+                    if names.get(name) is not value:
+                        names[name] = value
+                for name in [name for name in names if name not in kept]:
+                    del names[name]
+            for value, kept in entries:
+                if isinstance(value, list):
+                    value[:] = kept
+                else:
+                    value.clear()
+                    value.update(kept)
+        for part, name, value, version in self._written:
+            if value._version != version:
+                raise RuntimeError(
+                    f"{type(part).__name__}.{name} was written in place by a step that memory refused, "
+                    "and only buffers are kept: register it with register_buffer(), or assign a new "
+                    "tensor")
+
+
+class Before:
+    """Modules, random states and `others` at the beginning of a step.
+
+    others: generators; and objects with state_dict() and load_state_dict().
+    scaler: a GradScaler, or None.
+    """
+
+    def __init__(self, modules: Iterable[Any], generators: Iterable[Any], others: Iterable[Any],
+                 scaler: Any) -> None:
+        self._random = RandomStates([*generators, *filter(is_generator, others)])
+        self._names = ModuleNames(modules)
+        self._values = [(tensor, tensor.clone()) for tensor in self._names.buffers()]
+        self._others = [(one, copy.deepcopy(one.state_dict())) for one in others
+                        if not is_generator(one)]
+        # Its state_dict() has nothing of what it knows between unscale_() and update().
+        self._scaler, self._scaler_had = scaler, _copied(vars(scaler)) if scaler is not None else {}
+
+    def put_back(self) -> None:
+        """Everything is as it was, bit for bit. May be called more than once."""
+        import torch
+
+        self._names.put_back()
+        with torch.no_grad():
+            for tensor, value in self._values:
+                tensor.copy_(value)
+        for one, state in self._others:
+            one.load_state_dict(copy.deepcopy(state))
+        if self._scaler is not None:
+            vars(self._scaler).update(_copied(self._scaler_had))
+        self._random.put_back()
+
+
+def _copied(attributes: dict[str, Any]) -> dict[str, Any]:
+    import torch
+
+    return {name: value.clone() if isinstance(value, torch.Tensor)
+            else copy.copy(value) if isinstance(value, dict) else value
+            for name, value in attributes.items()}
+
+
+class Gradients:
+    """Gradients of the leaves that a step adds to, set aside until it is known to have been made.
+
+    together: leaves whose gradients add up over a window of batches: parameters and Rows.
+    """
+
+    def __init__(self, together: Iterable[Any], leaves: Iterable[Any]) -> None:
+        self._kept: dict[int, tuple[Any, Any]] = {}
+        for leaf in together:
+            self.watch(leaf)
+        self._together = set(self._kept)
+        for leaf in leaves:
+            self.watch(leaf)
+
+    def watch(self, leaf: Any) -> None:
+        if leaf.requires_grad and leaf.is_leaf and id(leaf) not in self._kept:
+            self._kept[id(leaf)] = (leaf, leaf.grad)
+            leaf.grad = None
+
+    def watch_graph(self, value: Any) -> None:
+        """Every leaf that value.backward() would add to, wherever the user has it."""
+        for leaf in leaves_of(value):
+            self.watch(leaf)
+
+    def put_back(self) -> None:
+        for leaf, grad in self._kept.values():
+            leaf.grad = grad
+
+    def add_up(self, alone: float, together: float | None) -> None:
+        """Adds what was set aside; the new are multiplied by `alone`, or with what was there by `together`.
+
+        together: None while the window goes on: nothing is multiplied.
+        Nothing that was set aside is written, so put_back() goes on being possible.
+        """
+        for key, (leaf, old) in self._kept.items():
+            new = leaf.grad
+            if key not in self._together:
+                if new is not None and alone != 1:
+                    new.mul_(alone)
+                leaf.grad = new if old is None else old if new is None else old + new
+                continue
+            total = new if old is None else old if new is None else old + new
+            if total is not None and together is not None:
+                if total is old:
+                    total = total * together  # Clipping writes it.
+                elif together != 1:
+                    total.mul_(together)
+            leaf.grad = total
+
+
+def leaves_of(value: Any) -> Iterator[Any]:
+    """The leaves of the graph that ends in `value`."""
+    if value.grad_fn is None:
+        if value.requires_grad:
+            yield value
+        return
+    seen, waiting = {value.grad_fn}, [value.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        leaf = getattr(node, "variable", None)
+        if leaf is not None:
+            yield leaf
+        for after, _ in node.next_functions:
+            if after is not None and after not in seen:
+                seen.add(after)
+                waiting.append(after)
+
+
+class OptimizersBefore:
+    """Parameters, states and groups of optimizers before they step.
+
+    Copies of parameters and states are kept, unless they are all that is changed and
+    writes_at_the_end(): then only of step counts.
+    alone: nothing else is changed with them.
+    """
+
+    def __init__(self, optimizers: list[Any], schedulers: Iterable[Any], alone: bool) -> None:
+        import torch
+
+        self._whole = not (alone and writes_at_the_end(optimizers))
+        self._names = [type(one).__name__ for one in optimizers]
+        self._tensors: dict[int, tuple[Any, Any, int]] = {}
+        self._optimizers = []
+        for optimizer in optimizers:
+            for group in optimizer.param_groups:
+                for tensor in group["params"]:
+                    self._keep(tensor)
+            states = [(values, self._entries(values)) for values in optimizer.state.values()]
+            groups = [(group, self._entries({**group, "params": list(group["params"])}))
+                      for group in optimizer.param_groups]
+            own = {name: self._entry(value) for name, value in vars(optimizer).items()
+                   if isinstance(value, (int, float, str, type(None), torch.Tensor))}
+            self._optimizers.append((optimizer, set(optimizer.state), states, groups, own))
+        self._schedulers = [(one, copy.deepcopy(one.state_dict())) for one in schedulers]
+
+    def put_back(self) -> None:
+        """Errors: RuntimeError when more was written than was copied."""
+        import torch
+
+        if any(kept is None and tensor._version != version
+               for tensor, kept, version in self._tensors.values()):
+            raise RuntimeError(
+                f"memory was refused after {', '.join(self._names)} had updated some parameters and "
+                "not others: go on from the last checkpoint, with a larger limit")
+        with torch.no_grad():
+            for tensor, kept, _ in self._tensors.values():
+                if kept is not None:
+                    tensor.copy_(kept)
+        for optimizer, known, states, groups, own in self._optimizers:
+            for key in [key for key in optimizer.state if key not in known]:
+                del optimizer.state[key]
+            for values, kept in (*states, *groups):
+                values.clear()
+                values.update(kept)
+            vars(optimizer).update(own)
+        for one, state in self._schedulers:
+            one.load_state_dict(state)
+
+    def _entries(self, values: dict[str, Any]) -> dict[str, Any]:
+        return {name: value if name == "params" else self._entry(value)
+                for name, value in values.items()}
+
+    def _entry(self, value: Any) -> Any:
+        import torch
+
+        if isinstance(value, torch.Tensor):
+            self._keep(value)
+            return value
+        return copy.deepcopy(value)
+
+    def _keep(self, tensor: Any) -> None:
+        if id(tensor) not in self._tensors:
+            copied = self._whole or tensor.dim() == 0
+            self._tensors[id(tensor)] = (tensor, tensor.detach().clone() if copied else None,
+                                         tensor._version)
+
+
+def writes_at_the_end(optimizers: list[Any]) -> bool:
+    """Whether a step takes all its memory before it writes anything but step counts.
+
+    So of torch's fused optimizers when everything is one call of their kernel. Of all others some
+    allocate between their writes (torch's unfused Adam does, and so do fused ones between two groups),
+    and those of the user's own cannot be known.
+    """
+    import torch
+    from torch.optim.optimizer import _global_optimizer_post_hooks
+
+    if len(optimizers) != 1 or len(optimizers[0].param_groups) != 1:
+        return False
+    one, group = optimizers[0], optimizers[0].param_groups[0]
+    kinds = {(p.dtype, p.device, p.layout) for p in group["params"]}
+    hooked = one._optimizer_step_post_hooks or _global_optimizer_post_hooks
+    return (type(one) in (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad)
+            and bool(group.get("fused")) and not isinstance(group["lr"], torch.Tensor)
+            and len(kinds) == 1 and not hooked)
+
+
+class Together:
+    """Optimizers and Rows as one optimizer, so that a GradScaler decides for all of them."""
+
+    def __init__(self, optimizers: list[Any], rows: list[Rows]) -> None:
+        self._optimizers, self._rows = optimizers, rows
+        self._changes: list[tuple[Any, np.ndarray, np.ndarray]] = []
+        self.param_groups = [group for one in optimizers for group in one.param_groups]
+        self.param_groups.append({"params": [one.tensor for one in rows]})
+
+    def prepare(self, check: bool, applies: bool) -> None:
+        """Makes what may fail. Errors: ValueError (no gradient; NaN or infinity in one)."""
+        stores = {id(one._store): one._store for one in self._rows}
+        for key, store in stores.items():
+            own = [one for one in self._rows if id(one._store) == key]
+            ids = [one.ids for one in own]
+            grads = [one._gradient() for one in own]
+            for wanted, grad in zip(ids, grads):
+                if check and not np.isfinite(grad).all():
+                    bad = int(wanted[~np.isfinite(grad).all(axis=1)][0])
+                    raise ValueError(f"rows: the gradient of id {bad} is NaN or infinite")
+            if applies:
+                one_of = len(own) == 1
+                self._changes.append((store, ids[0] if one_of else np.concatenate(ids),
+                                      grads[0] if one_of else np.concatenate(grads)))
+
+    def step(self) -> bool:
+        for optimizer in self._optimizers:
+            optimizer.step()
+        for store, ids, grads in self._changes:
+            store.apply(ids, grads)
+        return True
