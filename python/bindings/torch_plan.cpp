@@ -2,8 +2,8 @@
 //
 // The planner for plimsoll/_plan.py: real steps are Python callables.
 //
-// A callable returns None when its step ran, and the refusal when it did not fit; any other exception
-// of the step goes through unchanged.
+// A callable returns None when its step ran, and the refusal when it did not fit; any other
+// exception of the step goes through unchanged.
 // Reading order: plan/batch_plan.h, torch/step_tracer.h, this file.
 //
 // Threads: the thread that trains, with Python's lock.   Memory: the traces.

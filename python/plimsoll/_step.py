@@ -72,7 +72,7 @@ class TrainingStep:
     model:      a torch.nn.Module (or several).
     optimizer:  a torch.optim.Optimizer (or several). One of torch's with `fused=True` and a single parameter
                 group takes all its memory before it writes. Of any other, parameters and states are copied
-                while it steps: that memory, and about a third more of the optimizer's time.
+                while it steps, which takes their memory and as long as the optimizer itself, or twice that.
     loss:       how the losses of parts, and of the batches in `accumulate`, make that of the whole: "mean",
                 "sum", "contrastive" (see contrastive()); None: not at all, so that nothing is cut.
     weight:     how much a part counts in a mean: a function of what `f` is a function of, such as

@@ -43,7 +43,7 @@ def evaluate(run: str) -> str:
     """Returns {"step", "epoch", "recall", …} as JSON. Errors: NotFoundError."""
 def run_program(arguments: list[str]) -> int:
     """The program `plimsoll`; returns its exit status."""
-def plan_batch(governor: Governor, step: Callable[[int], str],
+def plan_batch(governor: Governor, step: Callable[[int], object | None],
                extent: Callable[[int], tuple[int, int, int]] | None, least_rows: int,
                most_rows: int, multiple: int, available_bytes: int, device: str,
                device_memory_limit: str, staying: list[tuple[int, int]]) -> dict[str, Any]:
@@ -66,9 +66,9 @@ class StepTraces:
     """Real steps traced at several sizes, and what they say of others. Sizes are (rows, nodes, edges)."""
 
     def __init__(self) -> None: ...
-    def add(self, extent: tuple[int, int, int], step: Callable[[int], str]) -> dict[str, Any]:
+    def add(self, extent: tuple[int, int, int], step: Callable[[int], object | None]) -> dict[str, Any]:
         """Runs the step twice and keeps the trace: {"live_peak_bytes", "events", "regions", …}."""
     def predict(self, extent: tuple[int, int, int]) -> dict[str, Any]:
         """{"peak_bytes", "bound_bytes", "admit_bytes", "operator", "phase", "parts"}."""
-    def verify(self, extent: tuple[int, int, int], step: Callable[[int], str]) -> dict[str, Any]:
+    def verify(self, extent: tuple[int, int, int], step: Callable[[int], object | None]) -> dict[str, Any]:
         """Runs the step twice; "exact": every block was as predicted. The trace is not kept."""

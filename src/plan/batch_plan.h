@@ -43,7 +43,7 @@ enum class PlanLabel : std::uint8_t {
 
 /// What is said of a step of one size, before it has run.
 struct StepPrediction {
-  ReplayedPeak peak{};          ///< As replayed.
+  ReplayedPeak peak{};  ///< As replayed.
   /// Room for other algorithms on top of the peak: an eighth of what is not static (a quarter
   /// where a block's formula has no trace to confirm it) and 1 MiB. A step may pass it.
   std::int64_t bound_bytes{0};

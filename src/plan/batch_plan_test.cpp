@@ -122,6 +122,43 @@ TEST(BatchPlanTest, AFewRowsAtMostArePlannedFromOneTrace) {
   }
 }
 
+// As of a Python loop over the rows: at every size a step does something else.
+StepTrace unlike_any_other(const RandomStep& step, std::int64_t rows) {
+  StepTrace trace = step.trace(rows);
+  trace.ops.push_back("a loop over " + std::to_string(rows));
+  for (auto& block : trace.blocks) {
+    block.op = static_cast<decltype(block.op)>(trace.ops.size() - 1);
+  }
+  return trace;
+}
+
+TEST(R23BatchPlan, OneTraceIsNeverExactAndSizesGoOnDoubling) {
+  for (std::uint64_t seed = 0; seed < 20; ++seed) {
+    const RandomStep step(seed);
+    for (const std::int64_t fits : {8192, 3000}) {
+      const std::int64_t available = step.peak(fits) + 100;
+      PlanOptions options = Machine(step, available).options;
+      int steps = 0;
+      const BatchPlan plan = plan_batch(
+                                 [&](const StepSize& size) -> Result<StepTrace> {
+                                   ++steps;
+                                   if (step.peak(size.rows) > available) {
+                                     return fail(ErrorCode::kOverBudget, "refused");
+                                   }
+                                   return unlike_any_other(step, size.rows);
+                                 },
+                                 options)
+                                 .or_throw();
+      EXPECT_EQ(plan.label, PlanLabel::kBounded) << "seed " << seed;
+      EXPECT_LE(plan.batch_size, fits) << "seed " << seed;
+      EXPECT_GE(plan.batch_size, fits - fits / 8) << "seed " << seed;
+      EXPECT_EQ(plan.at_most_rows, fits == 8192) << "seed " << seed;
+      EXPECT_EQ(plan.peak.bytes, step.peak(plan.batch_size)) << "seed " << seed;
+      EXPECT_LE(steps, 28) << "seed " << seed;
+    }
+  }
+}
+
 TEST(BatchPlanTest, FindsASizeBelowTheFirstThatItTries) {
   const RandomStep step(5);
   Machine machine(step, step.peak(5));

@@ -125,3 +125,11 @@ def test_r31_killed_at_every_call_of_a_commit_it_ends_in_the_same_bits(undisturb
         folder = tmp_path / str(fatal)
         assert start(folder, fatal).returncode == -signal.SIGKILL
         assert finished(start(folder))[1] == bits, f"call {fatal}"
+
+
+def test_r58_the_second_block_runs_as_printed(tmp_path):
+    found = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+    done = subprocess.run([sys.executable, "-c", found[1]], cwd=tmp_path, text=True, capture_output=True,
+                          timeout=300, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr
+    assert "batch size 1024" in done.stdout and "2 steps" in done.stdout
