@@ -197,8 +197,7 @@ class OptimizersBefore:
         import torch
 
         self._whole = not (alone and writes_at_the_end(optimizers))
-        self._names = [type(one).__name__ for one in optimizers]
-        self._tensors: dict[int, tuple[Any, Any, int]] = {}
+        self._tensors: dict[int, tuple[Any, Any]] = {}
         self._optimizers = []
         for optimizer in optimizers:
             for group in optimizer.param_groups:
@@ -213,18 +212,12 @@ class OptimizersBefore:
         self._schedulers = [(one, copy.deepcopy(one.state_dict())) for one in schedulers]
 
     def put_back(self) -> None:
-        """Errors: RuntimeError when more was written than was copied."""
+        """Everything is as it was, bit for bit."""
         import torch
 
-        if any(kept is None and tensor._version != version
-               for tensor, kept, version in self._tensors.values()):
-            raise RuntimeError(
-                f"memory was refused after {', '.join(self._names)} had updated some parameters and "
-                "not others: go on from the last checkpoint, with a larger limit")
         with torch.no_grad():
-            for tensor, kept, _ in self._tensors.values():
-                if kept is not None:
-                    tensor.copy_(kept)
+            for tensor, kept in self._tensors.values():
+                tensor.copy_(kept)
         for optimizer, known, states, groups, own in self._optimizers:
             for key in [key for key in optimizer.state if key not in known]:
                 del optimizer.state[key]
@@ -248,10 +241,8 @@ class OptimizersBefore:
         return copy.deepcopy(value)
 
     def _keep(self, tensor: Any) -> None:
-        if id(tensor) not in self._tensors:
-            copied = self._whole or tensor.dim() == 0
-            self._tensors[id(tensor)] = (tensor, tensor.detach().clone() if copied else None,
-                                         tensor._version)
+        if id(tensor) not in self._tensors and (self._whole or tensor.dim() == 0):
+            self._tensors[id(tensor)] = (tensor, tensor.detach().clone())
 
 
 def writes_at_the_end(optimizers: list[Any]) -> bool:
@@ -264,14 +255,15 @@ def writes_at_the_end(optimizers: list[Any]) -> bool:
     import torch
     from torch.optim.optimizer import _global_optimizer_post_hooks
 
-    if len(optimizers) != 1 or len(optimizers[0].param_groups) != 1:
+    if len(optimizers) != 1 or len(optimizers[0].param_groups) != 1 or type(optimizers[0]) not in (
+            torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad):
         return False
     one, group = optimizers[0], optimizers[0].param_groups[0]
     kinds = {(p.dtype, p.device, p.layout) for p in group["params"]}
     hooked = one._optimizer_step_post_hooks or _global_optimizer_post_hooks
-    return (type(one) in (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad)
-            and bool(group.get("fused")) and not isinstance(group["lr"], torch.Tensor)
-            and len(kinds) == 1 and not hooked)
+    replaced = "step" in vars(one) and not getattr(one.step, "_wrapped_by_lr_sched", False)
+    return (bool(group.get("fused")) and not isinstance(group["lr"], torch.Tensor)
+            and len(kinds) == 1 and not hooked and not replaced)
 
 
 class Together:

@@ -246,10 +246,10 @@ def test_a_refused_step_leaves_nothing_behind(governor):
         hidden.sum().backward()
 
     attempt = attempted(step)
-    assert attempt(10) == ""
+    assert attempt(10) is None
     layer.zero_grad()
     before = extension.arena_stats()["live_bytes"]
-    assert "limit" in attempt(400_000)
+    assert "limit" in str(attempt(400_000))
     layer.zero_grad()
     assert extension.arena_stats()["live_bytes"] == before
 
