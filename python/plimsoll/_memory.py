@@ -153,9 +153,12 @@ class Governor:
         return one if one is not None and one._core.valid else None
 
     def _attach(self, extension: Any) -> None:
-        global _attached_to
+        global _attached_in, _attached_to
+        if _attached_in not in (0, os.getpid()):
+            return  # A forked worker: the arena is its parent's, and new tensors here have no lease.
         extension.attach(self._core)
         self._arena = extension
+        _attached_in = os.getpid()
         _attached_to = weakref.ref(self)
 
     def _torch_came(self) -> None:
@@ -177,7 +180,8 @@ class Governor:
 
     @property
     def arena_attached(self) -> bool:
-        """Whether new torch tensors are leased from this governor."""
+        """Whether new torch tensors are leased from this governor; not in a forked worker of a process
+        whose tensors are."""
         return self._arena is not None and _attached_to() is self
 
     @property
@@ -381,6 +385,8 @@ def _no_governor() -> Governor | None:
 
 # The governor whose leases new tensors take; written by Governor._attach() only.
 _attached_to: Any = _no_governor
+# The process in which tensors were first leased; 0: none yet. Written by Governor._attach() only.
+_attached_in = 0
 # The governor made last; written by Governor.__init__() only.
 _newest: Any = _no_governor
 
