@@ -29,7 +29,9 @@ ROW = 16     # Weights of a row of the table, and outputs of a model.
 class Samples(torch.utils.data.Dataset):
     """Sequences [length, WIDTH] with a wanted number each; `kind` says what they are kept or made as."""
 
-    def __init__(self, options: dict, in_workers: bool):
+    def __init__(self, options: dict, frozen: pathlib.Path | None):
+        self.frozen, self.rows = frozen, None  # A table that is only read, each worker for itself.
+        in_workers = options["limit_mib"] > 0 and options["workers"] > 0
         self.kind, self.length = options["data"], options["length"]
         self.count = options["samples"]
         # What every worker keeps of the samples it decoded, so many bytes at most.
@@ -48,13 +50,23 @@ class Samples(torch.utils.data.Dataset):
     def __getitem__(self, index: int):
         if len(self.kept) * MIB < self.keeps:
             self.kept.append(np.ones(MIB, np.uint8))
-        wanted = np.float32(index % 7)
+        wanted = np.float32(index % 7) + self.row_sum(index)
         if self.kind in ("tensors", "numpy"):
             return self.all[index], wanted, index
         dice = np.random.default_rng(index)
         length = self.length if self.kind == "dict" else int(dice.integers(1, self.length + 1))
         x = dice.standard_normal((length, WIDTH), np.float32)
         return {"x": x, "wanted": wanted, "id": index} if self.kind == "dict" else (x, wanted, index)
+
+    def row_sum(self, index: int) -> np.float32:
+        if self.frozen is None:
+            return np.float32(0)
+        if self.rows is None:
+            own = torch.utils.data.get_worker_info() is not None
+            self.governor = plimsoll.Governor("1GiB") if own else plimsoll.Governor.current()
+            self.rows = plimsoll.EmbeddingStore.open(self.governor, self.frozen, store="2MiB",
+                                                     batch_rows=16, pinned=True)
+        return self.rows.gather([index]).array.sum(dtype=np.float32)
 
 
 def padded(samples: list) -> tuple:
@@ -137,7 +149,7 @@ def train(options: dict, folder: pathlib.Path, governor: plimsoll.Governor | Non
           reached: list[int]) -> dict:
     """The loop. `reached`: [1 with a governor, 1 with a table, steps made]."""
     reached[0] = 1
-    torch.manual_seed(options["seed"])
+    torch.manual_seed(options["torch_seed"])
     model = MODELS[options["model"]](options["width"])
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
     table = None
@@ -146,8 +158,15 @@ def train(options: dict, folder: pathlib.Path, governor: plimsoll.Governor | Non
             governor, folder / "table", rows=options["samples"], dim=ROW, store=f"{options['store_mib']}MiB",
             optimizer=plimsoll.AdamW(lr=0.01), init=plimsoll.Normal(0.1, 3), layout=options["table"],
             batch_rows=options["batch"])
+    frozen = None
+    if options["reads"]:
+        frozen = folder / "frozen"
+        with plimsoll.EmbeddingStore.open(governor, frozen, rows=options["samples"], dim=ROW, store="4MiB",
+                                          init=plimsoll.Normal(0.1, 5), batch_rows=16) as made:
+            made.update(np.arange(16), np.ones((16, ROW), np.float32))
+            made.commit(1)
     reached[1] = 1
-    loader = loader_of(options, Samples(options, options["limit_mib"] > 0 and options["workers"] > 0))
+    loader = loader_of(options, Samples(options, frozen))
     transaction = options["step"] in ("transaction", "admitted")
     whole = plimsoll.TrainingStep(model, optimizer) if transaction else None
 
@@ -200,7 +219,7 @@ def digest(model: torch.nn.Module, table: plimsoll.EmbeddingStore | None) -> str
 
 def run(options: dict) -> dict:
     limit, folder, reached = options["limit_mib"], pathlib.Path(options["folder"]), [0, 0, 0]
-    if limit == 0 and not options["table"]:
+    if limit == 0 and not options["table"] and not options["reads"]:
         return train(options, folder, None, reached)  # Plimsoll has no part in this one.
     try:
         with plimsoll.Governor(f"{limit}MiB" if limit else "",

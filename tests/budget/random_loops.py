@@ -62,7 +62,7 @@ def drawn_loop(dice: random.Random) -> dict:
         "table": dice.choice(["", "any_order", "sample_order"]),
         "store_mib": dice.choice([8, 32]),
         "step": dice.choice(["plain", "boundary", "transaction", "admitted"]),
-        "seed": dice.randrange(1 << 20),
+        "torch_seed": dice.randrange(1 << 20),
     }
     beside = _beside(options)
     # What the loop's own memory is declared as: most users look, some do not.
@@ -70,6 +70,7 @@ def drawn_loop(dice: random.Random) -> dict:
     kept = KEPT[model] * options["batch"] * options["length"] * options["width"] * 4 // MIB
     about = 330 + beside + kept + (options["store_mib"] if options["table"] else 0)
     options["limit_mib"] = int(about * dice.triangular(0.75, 1.5, 1.1))
+    options["reads"] = dice.random() < 0.25  # Rows of a second table, in the workers.
     return options
 
 
