@@ -332,7 +332,7 @@ SafetensorsWriter::SafetensorsWriter(SafetensorsWriter&& other) noexcept
       end_(other.end_) {}
 
 SafetensorsWriter::~SafetensorsWriter() {
-  if (!partial_.empty()) {
+  if (!partial_.empty() && file_.still_named()) {
     std::error_code ignored;
     fs::remove(partial_, ignored);
   }
@@ -357,6 +357,11 @@ Result<void> SafetensorsWriter::finish() {
                             path_.string(), end_ - at_));
   }
   PLIMSOLL_TRY_VOID(file_.sync());
+  if (!file_.still_named()) {
+    return fail(ErrorCode::kInvalidArgument,
+                partial_.string() + ": another process is writing there",
+                "wait for it, or name another file");
+  }
   PLIMSOLL_TRY_VOID(rename_durable(partial_, path_));
   partial_.clear();
   file_ = File();

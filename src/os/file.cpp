@@ -66,46 +66,58 @@ class Progress {
   int stuck_{0};
 };
 
-tl::unexpected<Error> open_failed(const std::filesystem::path& path) {
+// `flags`: what it was to be opened with.
+tl::unexpected<Error> open_failed(const std::filesystem::path& path, int flags) {
   if (errno == ENOENT) {
     return fail(ErrorCode::kNotFound, fmt::format("{}: no such file or directory", path.string()));
+  }
+  if (errno == ELOOP && (flags & O_NOFOLLOW) != 0) {
+    return fail_io(errno, fmt::format("{}: not written through a symbolic link", path.string()),
+                   "remove the link, or put the file itself in its place");
   }
   return fail_io(errno, path.string());
 }
 
 }  // namespace
 
-Result<File> File::open(const std::filesystem::path& path, FileMode mode, bool direct) {
-  int flags = O_RDONLY;
-  if (mode == FileMode::kReadWrite) {
-    flags = O_RDWR;
-  } else if (mode == FileMode::kCreate) {
-    flags = O_RDWR | O_CREAT | O_TRUNC;
+Result<int> open_descriptor(const std::filesystem::path& path, int flags) {
+  const int descriptor = open_retrying(path.c_str(), flags | O_NOFOLLOW);
+  if (descriptor < 0) {
+    return open_failed(path, flags | O_NOFOLLOW);
   }
+  return descriptor;
+}
+
+Result<File> File::open(const std::filesystem::path& path, FileMode mode, bool direct) {
+  const bool creates = mode == FileMode::kCreate;
+  const int flags = mode == FileMode::kRead ? O_RDONLY
+                    : creates               ? O_RDWR | O_NOFOLLOW | O_CREAT | O_EXCL
+                                            : O_RDWR | O_NOFOLLOW;
   File file;
   file.path_ = path;
   if (mode != FileMode::kRead) {
     if (const auto fault = ask_file_fault(FileCall::kOpenToWrite); fault.fails) {
       errno = fault.os_errno;
-      return open_failed(path);
+      return open_failed(path, flags);
     }
   }
   std::optional<UnsyncedGuard> creation;
-  if (mode == FileMode::kCreate) {
+  if (creates) {
     creation.emplace(UnsyncedGuard::of_create(path));
   }
-  if (direct) {
-    file.descriptor_ = open_retrying(path.c_str(), flags | O_DIRECT);
-    file.direct_ = file.descriptor_ >= 0;
-    if (!file.direct_ && errno != EINVAL) {  // EINVAL: this file system has no direct I/O.
-      return open_failed(path);
+  const auto open_with = [&](int more) {
+    if (creates && ::unlink(path.c_str()) != 0 && errno != ENOENT) {
+      return false;
     }
+    file.descriptor_ = open_retrying(path.c_str(), flags | more);
+    return file.descriptor_ >= 0;
+  };
+  file.direct_ = direct && open_with(O_DIRECT);
+  if (direct && !file.direct_ && errno != EINVAL) {  // EINVAL: this file system has no direct I/O.
+    return open_failed(path, flags);
   }
-  if (file.descriptor_ < 0) {
-    file.descriptor_ = open_retrying(path.c_str(), flags);
-  }
-  if (file.descriptor_ < 0) {
-    return open_failed(path);
+  if (!file.direct_ && !open_with(0)) {
+    return open_failed(path, flags);
   }
   return file;
 }
@@ -244,6 +256,14 @@ Result<std::int64_t> File::size() const {
   return static_cast<std::int64_t>(facts.st_size);
 }
 
+bool File::still_named() const noexcept {
+  struct stat own {};
+  struct stat named {};
+  return descriptor_ >= 0 && ::fstat(descriptor_, &own) == 0 &&
+         ::lstat(path_.c_str(), &named) == 0 && own.st_dev == named.st_dev &&
+         own.st_ino == named.st_ino;
+}
+
 Result<std::string> read_small_file(const std::filesystem::path& path, std::int64_t bytes_max) {
   PLIMSOLL_TRY(const File file, File::open(path, FileMode::kRead));
   PLIMSOLL_TRY(const std::int64_t bytes, file.size());
@@ -260,7 +280,7 @@ Result<void> sync_directory(const std::filesystem::path& directory) {
   const std::filesystem::path named = directory.empty() ? "." : directory;
   const int descriptor = open_retrying(named.c_str(), O_RDONLY | O_DIRECTORY);
   if (descriptor < 0) {
-    return open_failed(named);
+    return open_failed(named, O_RDONLY);
   }
   crash_point("file.sync.before");
   const FaultVerdict fault = ask_file_fault(FileCall::kSync);
@@ -278,8 +298,6 @@ Result<void> sync_directory(const std::filesystem::path& directory) {
   crash_point("file.sync.after");
   return {};
 }
-
-namespace {
 
 Result<void> rename_file(const std::filesystem::path& from, const std::filesystem::path& to) {
   crash_point("file.rename.before");
@@ -299,18 +317,22 @@ Result<void> rename_file(const std::filesystem::path& from, const std::filesyste
   return {};
 }
 
-Result<void> write_synced(const std::filesystem::path& path, std::string_view content) {
+namespace {
+
+Result<void> write_new(const std::filesystem::path& path, std::string_view content,
+                       Durable durable) {
   PLIMSOLL_TRY(File file, File::open(path, FileMode::kCreate));
   PLIMSOLL_TRY_VOID(file.write_at(0, std::as_bytes(std::span(content))));
-  return file.sync();
+  return durable == Durable::kYes ? file.sync() : Result<void>{};
 }
 
 }  // namespace
 
-Result<void> replace_file(const std::filesystem::path& path, std::string_view content) {
+Result<void> replace_file(const std::filesystem::path& path, std::string_view content,
+                          Durable durable) {
   std::filesystem::path beside = path;
   beside += ".new";
-  auto written = write_synced(beside, content);
+  auto written = write_new(beside, content, durable);
   if (written) {
     written = rename_file(beside, path);
   }
@@ -318,7 +340,7 @@ Result<void> replace_file(const std::filesystem::path& path, std::string_view co
     ::unlink(beside.c_str());  // Best effort: the old file is untouched, which is what counts.
     return written;
   }
-  return sync_directory(path.parent_path());
+  return durable == Durable::kYes ? sync_directory(path.parent_path()) : Result<void>{};
 }
 
 Result<void> rename_durable(const std::filesystem::path& from, const std::filesystem::path& to) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// File faults: makes the n-th read, write or sync of the process fail, end short, or take long.
+// File faults: makes the n-th read, write, sync or change of a name fail, end short, or take long.
 //
 // For tests of what a caller does when the disk fails. File (file.cpp) asks before each system
 // call, AioReads of each read that the kernel says has ended; with no fault set that costs one
@@ -14,14 +14,17 @@
 
 namespace plimsoll {
 
-/// kAioRead: a read of a batch that goes to the kernel at once; while any other kind is armed there
-/// are no such batches. kOpenToWrite: opening a file to change it (a read-only disk); kLock: taking
-/// a lock (a file system without them). kAny is none of these three.
+/// kRename: an exchange of two names, too. kRemove: of a file or a directory. kAioRead: a read of a
+/// batch that goes to the kernel at once; while any other kind is armed there are no such batches.
+/// kOpenToWrite: opening a file to change it (a read-only disk); kLock: taking a lock (a file
+/// system without them). kAny is none of these three.
 enum class FileCall : std::uint8_t {
   kRead,
   kWrite,
   kSync,
   kRename,
+  kMakeDirectory,
+  kRemove,
   kAny,
   kAioRead,
   kOpenToWrite,

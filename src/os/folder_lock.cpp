@@ -16,6 +16,7 @@
 #include <fmt/format.h>
 
 #include "base/check.h"
+#include "os/directories.h"
 
 namespace plimsoll {
 namespace {
@@ -85,11 +86,7 @@ tl::unexpected<Error> no_locks(const fs::path& folder, int reason) {
 Result<FolderLock> FolderLock::take(const fs::path& folder, const Words& words) {
   FolderLock lock;
   lock.path_ = lock_path(folder);
-  std::error_code problem;
-  lock.made_folder_ = fs::create_directories(folder, problem);
-  if (problem) {
-    return fail_io(problem.value(), folder.string() + ": creating it");
-  }
+  PLIMSOLL_TRY(lock.made_folder_, make_directories(folder));
   for (int left = kTriesMost; left > 0; --left) {
     PLIMSOLL_TRY(RangeLocks locks, RangeLocks::open(lock.path_, RangeLocks::Access::kCreate));
     const auto taken = locks.try_lock(kByte, RangeLocks::Kind::kExclusive);

@@ -3,8 +3,11 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdio>
+#include <iterator>
 #include <map>
 #include <set>
+#include <system_error>
 #include <utility>
 
 #include <fcntl.h>
@@ -69,10 +72,65 @@ class RawFile {
   int descriptor_;
 };
 
-std::string parent_of(const std::string& path) {
-  const auto parent = fs::path(path).parent_path();
-  return parent.empty() ? "." : parent.lexically_normal().string();
+std::string name_of(const fs::path& path) {
+  auto name = fs::absolute(path).lexically_normal();
+  return name.has_filename() ? name.string() : name.parent_path().string();
 }
+
+std::string parent_of(const std::string& path) {
+  return fs::path(path).parent_path().string();
+}
+
+bool is_within(const std::string& path, const std::string& root) {
+  return path.starts_with(root) && (path.size() == root.size() || path[root.size()] == '/');
+}
+
+bool changes_names(const UnsyncedChange& change) {
+  return change.kind != Kind::kWrite && change.kind != Kind::kResize;
+}
+
+// What is called `path` before the change is called this after it; "" when it is there no more.
+std::string after(const std::string& path, const UnsyncedChange& change) {
+  const auto moved = [&](const std::string& from, const std::string& to) {
+    return to + path.substr(from.size());
+  };
+  switch (change.kind) {
+    case Kind::kRemove:
+      return is_within(path, change.path) ? "" : path;
+    case Kind::kRename:
+      return is_within(path, change.from)   ? moved(change.from, change.path)
+             : is_within(path, change.path) ? ""
+                                            : path;
+    case Kind::kExchange:
+      return is_within(path, change.from)   ? moved(change.from, change.path)
+             : is_within(path, change.path) ? moved(change.path, change.from)
+                                            : path;
+    case Kind::kWrite:
+    case Kind::kResize:
+    case Kind::kCreate:
+    case Kind::kMakeDirectory:
+      break;
+  }
+  return path;
+}
+
+// The names that a change decides: when it has come to stay, so have those before it.
+class SettledNames {
+ public:
+  [[nodiscard]] bool has(const UnsyncedChange& change) const {
+    return names_.count(change.path) != 0 ||
+           (!change.from.empty() && names_.count(change.from) != 0);
+  }
+  void add(const UnsyncedChange& change) {
+    names_.insert(change.path);
+    if (!change.from.empty()) {
+      names_.insert(change.from);
+    }
+  }
+
+ private:
+  std::set<std::string> names_;
+};
 
 // ---- Undoing ----------------------------------------------------------------------------------
 
@@ -87,34 +145,77 @@ class Strike {
         new_root_(moved.second.string()) {}
 
   void go_back_over(std::size_t index, const UnsyncedChange& change) {
-    switch (change.kind) {
-      case Kind::kWrite:
-        return write(index, change);
-      case Kind::kResize:
-        return resize(index, change);
-      case Kind::kCreate:
-        if (settled_names_.count(change.path) == 0 && !survives_(index, 0)) {
-          ::unlink(place(change.path).c_str());
-        }
-        return;
-      case Kind::kRename:
-        return rename(index, change);
+    if (changes_names(change)) {
+      if (settled_names_.has(change) || survives_(index, 0)) {
+        settled_names_.add(change);
+        kept_.push_back(&change);
+      } else if (!place(change.path).empty()) {
+        undo_name(change);
+      }
+      return;
+    }
+    if (const std::string path = place(change.path); path.empty()) {
+      return;  // Of a file that is there no more.
+    } else if (change.kind == Kind::kWrite) {
+      write(index, change, path);
+    } else {
+      resize(index, change, path);
     }
   }
 
  private:
-  [[nodiscard]] std::string place(const std::string& path) const {
-    return !old_root_.empty() && path.starts_with(old_root_)
+  // Where what was called `path` is now, after the changes that are kept; "" when nowhere.
+  [[nodiscard]] std::string place(std::string path) const {
+    for (auto later = kept_.rbegin(); later != kept_.rend() && !path.empty(); ++later) {
+      path = after(path, **later);
+    }
+    return !path.empty() && !old_root_.empty() && is_within(path, old_root_)
                ? new_root_ + path.substr(old_root_.size())
                : path;
   }
 
-  void write(std::size_t index, const UnsyncedChange& change) {
-    const RawFile file(place(change.path), O_RDWR | O_CLOEXEC);
+  void undo_name(const UnsyncedChange& change) const {
+    const std::string path = place(change.path);
+    std::error_code ignored;
+    switch (change.kind) {
+      case Kind::kCreate:
+        ::unlink(path.c_str());
+        return;
+      case Kind::kMakeDirectory:
+        fs::remove_all(path, ignored);
+        return;
+      case Kind::kRemove:
+        return restore(path, change);
+      case Kind::kRename:
+        static_cast<void>(::rename(path.c_str(), place(change.from).c_str()));
+        if (change.replaced) {
+          restore(path, change);
+        }
+        return;
+      case Kind::kExchange:
+        static_cast<void>(::renameat2(AT_FDCWD, path.c_str(), AT_FDCWD, place(change.from).c_str(),
+                                      RENAME_EXCHANGE));
+        return;
+      case Kind::kWrite:
+      case Kind::kResize:
+        return;
+    }
+  }
+  static void restore(const std::string& path, const UnsyncedChange& change) {
+    if (change.directory) {
+      static_cast<void>(::mkdir(path.c_str(), 0755));
+      return;
+    }
+    const RawFile old(path, O_RDWR | O_CREAT | O_CLOEXEC);
+    old.write(0, change.before.data(), static_cast<std::int64_t>(change.before.size()));
+  }
+
+  void write(std::size_t index, const UnsyncedChange& change, const std::string& path) {
+    const RawFile file(path, O_RDWR | O_CLOEXEC);
     if (!file.exists()) {
       return;
     }
-    auto& settled = settled_sectors_[change.path];
+    auto& settled = settled_sectors_[path];
     std::int64_t kept_end = change.file_bytes;
     const std::int64_t first = change.offset / sector_;
     const std::int64_t end = change.offset + change.size;
@@ -140,29 +241,15 @@ class Strike {
     }
   }
 
-  void resize(std::size_t index, const UnsyncedChange& change) {
+  void resize(std::size_t index, const UnsyncedChange& change, const std::string& path) const {
     if (survives_(index, 0)) {
       return;
     }
-    const RawFile file(place(change.path), O_RDWR | O_CLOEXEC);
+    const RawFile file(path, O_RDWR | O_CLOEXEC);
     if (file.exists()) {
       const auto cut = static_cast<std::int64_t>(change.before.size());
       file.resize(std::max(change.file_bytes, file.size()));
       file.write(change.file_bytes - cut, change.before.data(), cut);
-    }
-  }
-
-  void rename(std::size_t index, const UnsyncedChange& change) {
-    if (settled_names_.count(change.path) != 0 || survives_(index, 0)) {
-      settled_names_.insert(change.path);
-      settled_names_.insert(change.from);
-      return;
-    }
-    const std::string to = place(change.path);
-    static_cast<void>(::rename(to.c_str(), place(change.from).c_str()));
-    if (change.replaced) {
-      const RawFile old(to, O_RDWR | O_CREAT | O_CLOEXEC);
-      old.write(0, change.before.data(), static_cast<std::int64_t>(change.before.size()));
     }
   }
 
@@ -171,7 +258,8 @@ class Strike {
   const std::string old_root_;
   const std::string new_root_;
   std::map<std::string, std::set<std::int64_t>> settled_sectors_;
-  std::set<std::string> settled_names_;  // A later change needs them.
+  SettledNames settled_names_;               // A later change needs them.
+  std::vector<const UnsyncedChange*> kept_;  // Changes of names, the newest first.
 };
 
 void go_back(const std::vector<UnsyncedChange>& changes, Strike& strike) {
@@ -228,6 +316,34 @@ void strike_and_freeze(const SurvivesFn& survives) noexcept {
 
 // ---- Recording --------------------------------------------------------------------------------
 
+namespace {
+
+// Notes what a removal or a rename does away with; false when there is nothing.
+bool note_what_goes(const fs::path& path, UnsyncedChange& change) {
+  struct stat facts {};
+  if (::lstat(path.c_str(), &facts) != 0) {
+    return false;
+  }
+  change.directory = S_ISDIR(facts.st_mode);
+  if (S_ISREG(facts.st_mode)) {
+    const RawFile old(path.string(), O_RDONLY | O_CLOEXEC);
+    change.before = old.read(0, old.size());
+  }
+  return true;
+}
+
+// What the ledger's change at `index` called `path` is called by now.
+std::string name_now(std::string path, std::size_t index) {
+  for (std::size_t later = index + 1; later < ledger->size() && !path.empty(); ++later) {
+    if (changes_names((*ledger)[later])) {
+      path = after(path, (*ledger)[later]);
+    }
+  }
+  return path;
+}
+
+}  // namespace
+
 UnsyncedGuard::UnsyncedGuard()
     : lock_(recording_unsynced() ? std::unique_lock(ledger_mutex)
                                  : std::unique_lock<std::mutex>()) {}
@@ -242,7 +358,7 @@ UnsyncedGuard UnsyncedGuard::of_write(const fs::path& path, std::int64_t offset,
   const RawFile file(path.string(), O_RDONLY | O_CLOEXEC);
   if (file.exists()) {
     ledger->push_back({.kind = Kind::kWrite,
-                       .path = path.string(),
+                       .path = name_of(path),
                        .offset = offset,
                        .size = size,
                        .file_bytes = file.size(),
@@ -259,7 +375,7 @@ UnsyncedGuard UnsyncedGuard::of_resize(const fs::path& path, std::int64_t bytes)
   const RawFile file(path.string(), O_RDONLY | O_CLOEXEC);
   if (file.exists()) {
     ledger->push_back({.kind = Kind::kResize,
-                       .path = path.string(),
+                       .path = name_of(path),
                        .file_bytes = file.size(),
                        .before = file.read(bytes, std::max<std::int64_t>(file.size() - bytes, 0))});
   }
@@ -267,18 +383,29 @@ UnsyncedGuard UnsyncedGuard::of_resize(const fs::path& path, std::int64_t bytes)
 }
 
 UnsyncedGuard UnsyncedGuard::of_create(const fs::path& path) {
+  UnsyncedGuard guard = of_remove(path);  // What is there goes first.
+  if (guard.lock_ && ledger != nullptr) [[unlikely]] {
+    ledger->push_back({.kind = Kind::kCreate, .path = name_of(path)});
+  }
+  return guard;
+}
+
+UnsyncedGuard UnsyncedGuard::of_make_directory(const fs::path& path) {
+  UnsyncedGuard guard;
+  if (guard.lock_ && ledger != nullptr && !fs::exists(path)) [[unlikely]] {
+    ledger->push_back({.kind = Kind::kMakeDirectory, .path = name_of(path)});
+  }
+  return guard;
+}
+
+UnsyncedGuard UnsyncedGuard::of_remove(const fs::path& path) {
   UnsyncedGuard guard;
   if (!guard.lock_ || ledger == nullptr) [[likely]] {
     return guard;
   }
-  const RawFile file(path.string(), O_RDONLY | O_CLOEXEC);
-  if (!file.exists()) {
-    ledger->push_back({.kind = Kind::kCreate, .path = path.string()});
-  } else if (file.size() > 0) {
-    ledger->push_back({.kind = Kind::kResize,
-                       .path = path.string(),
-                       .file_bytes = file.size(),
-                       .before = file.read(0, file.size())});
+  UnsyncedChange change{.kind = Kind::kRemove, .path = name_of(path)};
+  if (note_what_goes(path, change)) {
+    ledger->push_back(std::move(change));
   }
   return guard;
 }
@@ -288,13 +415,17 @@ UnsyncedGuard UnsyncedGuard::of_rename(const fs::path& from, const fs::path& to)
   if (!guard.lock_ || ledger == nullptr) [[likely]] {
     return guard;
   }
-  UnsyncedChange change{.kind = Kind::kRename, .path = to.string(), .from = from.string()};
-  const RawFile old(to.string(), O_RDONLY | O_CLOEXEC);
-  if (old.exists()) {
-    change.replaced = true;
-    change.before = old.read(0, old.size());
-  }
+  UnsyncedChange change{.kind = Kind::kRename, .path = name_of(to), .from = name_of(from)};
+  change.replaced = note_what_goes(to, change);
   ledger->push_back(std::move(change));
+  return guard;
+}
+
+UnsyncedGuard UnsyncedGuard::of_exchange(const fs::path& one, const fs::path& other) {
+  UnsyncedGuard guard;
+  if (guard.lock_ && ledger != nullptr) [[unlikely]] {
+    ledger->push_back({.kind = Kind::kExchange, .path = name_of(one), .from = name_of(other)});
+  }
   return guard;
 }
 
@@ -303,18 +434,17 @@ void note_sync(const fs::path& path, bool failed) noexcept {
   if (ledger == nullptr) {
     return;
   }
-  const std::string name = path.string();
-  const auto data_of_it = [&](const UnsyncedChange& change) {
-    return change.path == name && (change.kind == Kind::kWrite || change.kind == Kind::kResize);
-  };
-  if (failed) {
-    for (UnsyncedChange& change : *ledger) {
-      change.lost = change.lost || data_of_it(change);
+  const std::string name = name_of(path);
+  std::vector<UnsyncedChange> rest;
+  for (std::size_t i = 0; i < ledger->size(); ++i) {
+    UnsyncedChange& change = (*ledger)[i];
+    const bool data_of_it = !changes_names(change) && name_now(change.path, i) == name;
+    change.lost = change.lost || (failed && data_of_it);
+    if (change.lost || !data_of_it) {
+      rest.push_back(std::move(change));
     }
-    return;
   }
-  std::erase_if(*ledger,
-                [&](const UnsyncedChange& change) { return !change.lost && data_of_it(change); });
+  ledger->swap(rest);
 }
 
 void note_directory_sync(const fs::path& directory) noexcept {
@@ -322,11 +452,28 @@ void note_directory_sync(const fs::path& directory) noexcept {
   if (ledger == nullptr) {
     return;
   }
-  const std::string name = directory.lexically_normal().string();
-  std::erase_if(*ledger, [&](const UnsyncedChange& change) {
-    return (change.kind == Kind::kCreate || change.kind == Kind::kRename) &&
-           parent_of(change.path) == name;
-  });
+  const std::string name = name_of(directory);
+  std::vector<UnsyncedChange> rest;            // The newest first,
+  std::vector<const UnsyncedChange*> durable;  // too. After these, older changes have other names.
+  SettledNames settled;
+  for (std::size_t i = ledger->size(); i-- > 0;) {
+    const UnsyncedChange& change = (*ledger)[i];
+    if (changes_names(change) &&
+        (settled.has(change) || name_now(parent_of(change.path), i) == name)) {
+      settled.add(change);
+      durable.push_back(&change);
+      continue;
+    }
+    UnsyncedChange moved = change;
+    for (auto later = durable.rbegin(); later != durable.rend(); ++later) {
+      moved.path = after(moved.path, **later);
+      moved.from = moved.from.empty() ? "" : after(moved.from, **later);
+    }
+    if (!moved.path.empty()) {
+      rest.push_back(std::move(moved));
+    }
+  }
+  ledger->assign(std::make_move_iterator(rest.rbegin()), std::make_move_iterator(rest.rend()));
 }
 
 }  // namespace plimsoll

@@ -2,9 +2,11 @@
 //
 // PowerLoss: what a power failure may undo, for tests of recovery.
 //
-// While recording, File tells this ledger of every write, new file, truncation and rename before it
+// While recording, File tells this ledger of every write, truncation and change of a name before it
 // is carried out, and of every sync. What has not been synced may survive a power failure whole, in
 // part, or not at all, each sector for itself: strike() picks, and changes the files accordingly.
+// Names (files and directories made, removed, renamed, exchanged) become durable when the directory
+// that holds them is synced; a directory that goes takes all that is in it along.
 // A sync that failed makes nothing durable, and no later sync repairs it (the kernel has marked
 // those pages clean). Syncs are not passed on while recording, so a test runs at memory speed.
 //
@@ -28,15 +30,25 @@ namespace plimsoll {
 
 /// One change that no sync has made durable yet.
 struct UnsyncedChange {
-  enum class Kind : std::uint8_t { kWrite, kResize, kCreate, kRename };
+  enum class Kind : std::uint8_t {
+    kWrite,
+    kResize,
+    kCreate,
+    kRename,
+    kMakeDirectory,
+    kRemove,
+    kExchange
+  };
   Kind kind{Kind::kWrite};
-  std::string path{};               ///< Of the file; of a rename, the new name.
-  std::string from{};               ///< Of a rename: the old name.
+  std::string path{};               ///< At that time; of a rename, the new name. Absolute.
+  std::string from{};               ///< Of a rename: the old name. Of an exchange: the other one.
   std::int64_t offset{0};           ///< Of a write.
   std::int64_t size{0};             ///< Of a write.
   std::int64_t file_bytes{0};       ///< How long the file was before.
-  std::vector<std::byte> before{};  ///< A write: what was there. A resize: what was cut off.
-  bool replaced{false};             ///< A rename: there was a file of the new name, `before`.
+  std::vector<std::byte> before{};  ///< A write: what was there. A resize: what was cut off. A
+                                    ///< removal, a rename: what the file that went held.
+  bool replaced{false};             ///< A rename: there was something of the new name.
+  bool directory{false};            ///< A removal, a rename: what went was an empty directory.
   bool lost{false};                 ///< A sync of it failed: no later one makes it durable.
 };
 
@@ -67,7 +79,7 @@ void strike(const std::vector<UnsyncedChange>& changes, const SurvivesFn& surviv
 /// For a process about to die: strikes with `survives` and lets no further change through.
 void strike_and_freeze(const SurvivesFn& survives) noexcept;
 
-// ---- For file.cpp ----
+// ---- For file.cpp and directories.cpp ----
 
 /// Held by File over one change: notes it in the ledger, and lets it go on alone.
 class UnsyncedGuard {
@@ -78,6 +90,10 @@ class UnsyncedGuard {
   static UnsyncedGuard of_create(const std::filesystem::path& path);
   static UnsyncedGuard of_rename(const std::filesystem::path& from,
                                  const std::filesystem::path& to);
+  static UnsyncedGuard of_exchange(const std::filesystem::path& one,
+                                   const std::filesystem::path& other);
+  static UnsyncedGuard of_make_directory(const std::filesystem::path& path);
+  static UnsyncedGuard of_remove(const std::filesystem::path& path);
 
  private:
   UnsyncedGuard();

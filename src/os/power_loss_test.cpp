@@ -5,10 +5,12 @@
 
 #include <cerrno>
 
+#include "os/directories.h"
 #include "os/file.h"
 #include "os/file_faults.h"
 #include "tests/support/array_files.h"
 
+#include <sys/stat.h>
 #include <unistd.h>
 
 namespace plimsoll {
@@ -106,6 +108,83 @@ TEST_F(PowerLossTest, AReplacedFileIsTheOldOrTheNew) {
   lose_all();
   EXPECT_EQ(slurp(path_), "new");
   EXPECT_EQ(slurp(root_ / "beside"), "newer");
+}
+
+TEST_F(PowerLossTest, R05_ADirectoryGoesWithAllThatIsInIt) {
+  ASSERT_EQ(::mkdir((root_ / "late").c_str(), 0755), 0);  // By others: nobody knows of it.
+  make_directories(root_ / "a" / "b").or_throw();
+  EXPECT_TRUE(unsynced_changes().empty());
+  {
+    const auto guard = UnsyncedGuard::of_make_directory(root_ / "c");
+    fs::create_directory(root_ / "c");
+  }
+  replace_file(root_ / "c" / "file", "text").or_throw();
+  replace_file(root_ / "a" / "b" / "file", "text").or_throw();
+  lose_all();
+  EXPECT_FALSE(fs::exists(root_ / "c"));
+  EXPECT_EQ(slurp(root_ / "a" / "b" / "file"), "text");
+  EXPECT_TRUE(fs::exists(root_ / "late"));
+}
+
+TEST_F(PowerLossTest, R05_WhatWasRemovedMayComeBack) {
+  spill(path_, "old");
+  remove_file(path_).or_throw();
+  EXPECT_FALSE(fs::exists(path_));
+  lose_all();
+  EXPECT_EQ(slurp(path_), "old");
+  remove_file(path_).or_throw();
+  sync_directory(root_).or_throw();
+  stop_recording_unsynced();
+  record_unsynced({});
+  lose_all();
+  EXPECT_FALSE(fs::exists(path_));
+}
+
+TEST_F(PowerLossTest, R05_ATreeComesBackWholeOrInPart) {
+  fs::create_directories(root_ / "tree" / "deep");
+  spill(root_ / "tree" / "one", "1");
+  spill(root_ / "tree" / "deep" / "two", "2");
+  remove_tree(root_ / "tree").or_throw();
+  ASSERT_EQ(unsynced_changes().size(), 4U);
+  lose_all();
+  EXPECT_EQ(slurp(root_ / "tree" / "one"), "1");
+  EXPECT_EQ(slurp(root_ / "tree" / "deep" / "two"), "2");
+}
+
+// The unsynced write is to a file that has gone, and must not be found in the one that came.
+TEST_F(PowerLossTest, R05_WhatWasWrittenToAnEarlierFileOfTheNameIsGone) {
+  spill(path_, "old");
+  auto old = File::open(path_, FileMode::kReadWrite).or_throw();
+  old.write_at(0, bytes_of("OLD")).or_throw();
+  File::open(path_, FileMode::kCreate).or_throw().write_at(0, bytes_of("new")).or_throw();
+  const auto changes = unsynced_changes();
+  ASSERT_EQ(changes.size(), 4U);  // Written, removed, made, written.
+  strike(
+      changes, [](std::size_t at, std::int64_t) { return at == 2 || at == 3; }, 512);
+  EXPECT_EQ(slurp(path_), "new");
+}
+
+TEST_F(PowerLossTest, R05_AnExchangeIsDoneOrUndone) {
+  fs::create_directories(root_ / "one");
+  fs::create_directories(root_ / "two");
+  spill(root_ / "one" / "file", "1");
+  spill(root_ / "two" / "file", "2");
+  auto file = File::open(root_ / "one" / "file", FileMode::kReadWrite).or_throw();
+  file.write_at(0, bytes_of("I")).or_throw();
+  exchange_names(root_ / "one", root_ / "two").or_throw();
+  EXPECT_EQ(slurp(root_ / "two" / "file"), "I");
+  const auto changes = unsynced_changes();
+  ASSERT_EQ(changes.size(), 2U);
+  strike(
+      changes, [](std::size_t at, std::int64_t) { return at == 1; }, 512);
+  EXPECT_EQ(slurp(root_ / "two" / "file"), "1") << "the write is undone where the file is now";
+  strike(
+      changes, [](std::size_t at, std::int64_t) { return at == 0; }, 512);
+  EXPECT_EQ(slurp(root_ / "one" / "file"), "1");
+  EXPECT_EQ(slurp(root_ / "two" / "file"), "2");
+  sync_directory(root_).or_throw();
+  ASSERT_EQ(unsynced_changes().size(), 1U);
+  EXPECT_EQ(unsynced_changes().at(0).path, (root_ / "two" / "file").string());
 }
 
 TEST_F(PowerLossTest, AFailedSyncIsNotMendedByALaterOne) {

@@ -10,6 +10,7 @@
 
 #include "base/check.h"
 #include "data/safetensors.h"
+#include "os/directories.h"
 #include "os/file.h"
 
 namespace plimsoll {
@@ -177,14 +178,8 @@ Result<void> load_tensors(const fs::path& path, std::span<const NamedTensor> ten
 Result<void> save_checkpoint(const fs::path& directory, const CheckpointState& state,
                              std::span<const NamedTensor> tensors) {
   const fs::path beside = directory.string() + ".new";
-  std::error_code status;
-  fs::remove_all(beside, status);
-  if (!status) {
-    fs::create_directory(beside, status);
-  }
-  if (status) {
-    return fail_io(status.value(), beside.string());
-  }
+  PLIMSOLL_TRY_VOID(remove_tree(beside));
+  PLIMSOLL_TRY_VOID(make_directories(beside));
   PLIMSOLL_TRY_VOID(save_tensors(beside / kTensorFile, tensors));
   PLIMSOLL_TRY_VOID(replace_file(beside / kStateFile, to_document(state, tensors_digest(tensors))));
   return rename_durable(beside, directory);

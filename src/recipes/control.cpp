@@ -10,12 +10,12 @@
 
 #include <array>
 #include <atomic>
-#include <cerrno>
 #include <string_view>
 #include <system_error>
 #include <utility>
 
 #include "base/check.h"
+#include "os/file.h"
 #include "recipes/run_folder.h"
 
 namespace plimsoll {
@@ -62,10 +62,7 @@ bool present(const fs::path& path) noexcept {
 }
 
 Result<void> touch(const fs::path& path) {
-  const int file = ::open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0644);
-  if (file < 0) {
-    return fail_io(errno, path.string());
-  }
+  PLIMSOLL_TRY(const int file, open_descriptor(path, O_WRONLY | O_CREAT));
   ::close(file);
   return {};
 }

@@ -10,12 +10,11 @@
 
 #include <algorithm>
 #include <array>
-#include <cerrno>
-#include <cstdio>
 #include <utility>
 
 #include "base/check.h"
 #include "base/npy_header.h"
+#include "os/file.h"
 #include "plimsoll/bytes.h"
 #include "plimsoll/torch.h"
 
@@ -53,30 +52,22 @@ class IdsFile {
                                const std::filesystem::path& path) {
     IdsFile made;
     made.path_ = path;
-    std::FILE* file = std::fopen(path.c_str(), "wb");
-    if (file == nullptr) {
-      return fail_io(errno, path.string());
-    }
+    PLIMSOLL_TRY(File file, File::open(path, FileMode::kCreate));
     const std::int64_t rows = split.train_rows();
     const std::string header = npy_header("<i8", std::array{rows});
-    bool good = std::fwrite(header.data(), 1, header.size(), file) == header.size();
+    PLIMSOLL_TRY_VOID(file.write_at(0, std::as_bytes(std::span(header))));
+    auto at = static_cast<std::int64_t>(header.size());
     std::vector<std::int64_t> ordinals;
     std::vector<std::int64_t> ids;
-    Result<void> read{};
-    for (std::int64_t begin = 0; good && read && begin < rows; begin += kIdsAtOnce) {
+    for (std::int64_t begin = 0; begin < rows; begin += kIdsAtOnce) {
       ordinals.clear();
       for (std::int64_t i = begin; i < std::min(rows, begin + kIdsAtOnce); ++i) {
         ordinals.push_back(split.train_ordinal(i));
       }
       ids.resize(ordinals.size());
-      read = features.ids_of(ordinals, ids);
-      good = std::fwrite(ids.data(), sizeof(ids[0]), ids.size(), file) == ids.size();
-    }
-    const int error = errno;
-    good = std::fclose(file) == 0 && good;
-    PLIMSOLL_TRY_VOID(read);
-    if (!good) {
-      return fail_io(error, path.string());
+      PLIMSOLL_TRY_VOID(features.ids_of(ordinals, ids));
+      PLIMSOLL_TRY_VOID(file.write_at(at, std::as_bytes(std::span(ids))));
+      at += static_cast<std::int64_t>(ids.size() * sizeof(ids[0]));
     }
     return made;
   }

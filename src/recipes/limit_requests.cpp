@@ -114,15 +114,13 @@ Result<bool> ask_for_limit(const fs::path& run, const std::string& size) {
   }
   // Whole or not at all, and one of its own for every process that asks.
   const fs::path beside = run / fmt::format("{}.{}", kRequest, ::getpid());
-  const int file = ::open(beside.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-  if (file < 0) {
-    return fail_io(errno, beside.string());
-  }
+  std::error_code failed;
+  fs::remove(beside, failed);
+  PLIMSOLL_TRY(const int file, open_descriptor(beside, O_WRONLY | O_CREAT | O_EXCL));
   const std::string text = size + "\n";
   const ssize_t written = ::write(file, text.data(), text.size());
   const int reason = written < 0 ? errno : ENOSPC;
   ::close(file);
-  std::error_code failed;
   if (written != static_cast<ssize_t>(text.size())) {
     fs::remove(beside, failed);
     return fail_io(reason, beside.string());

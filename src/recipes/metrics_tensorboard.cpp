@@ -16,6 +16,7 @@
 
 #include "base/check.h"
 #include "base/crc32c.h"
+#include "os/directories.h"
 
 namespace plimsoll {
 namespace {
@@ -129,11 +130,7 @@ std::string restart_event(std::int64_t step, double wall_seconds) {
 
 Result<EventFile> EventFile::create(const std::filesystem::path& directory,
                                     std::int64_t resumed_step) {
-  std::error_code status;
-  std::filesystem::create_directories(directory, status);
-  if (status) {
-    return fail_io(status.value(), directory.string());
-  }
+  PLIMSOLL_TRY_VOID(make_directories(directory));
   std::array<char, 256> host{};
   if (::gethostname(host.data(), host.size() - 1) != 0) {
     host[0] = '-';

@@ -24,7 +24,7 @@ NewFile::NewFile(NewFile&& other) noexcept
       at_(other.at_) {}
 
 NewFile::~NewFile() {
-  if (!partial_.empty()) {
+  if (!partial_.empty() && file_.still_named()) {
     std::error_code ignored;
     std::filesystem::remove(partial_, ignored);
   }
@@ -42,6 +42,11 @@ Result<void> NewFile::rewrite_head(std::string_view text) {
 
 Result<void> NewFile::finish() {
   PLIMSOLL_TRY_VOID(file_.sync());
+  if (!file_.still_named()) {
+    return fail(ErrorCode::kInvalidArgument,
+                partial_.string() + ": another process is writing there",
+                "wait for it, or name another file");
+  }
   PLIMSOLL_TRY_VOID(rename_durable(partial_, path_));
   partial_.clear();
   return {};

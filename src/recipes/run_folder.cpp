@@ -16,7 +16,7 @@
 #include <system_error>
 
 #include "base/check.h"
-#include "os/crash_point.h"
+#include "os/directories.h"
 #include "os/file.h"
 
 namespace plimsoll {
@@ -69,17 +69,6 @@ Result<std::vector<std::string>> names_in(const fs::path& folder) {
   return names;
 }
 
-Result<void> remove_tree(const fs::path& path) {
-  std::error_code status;
-  crash_point("run.remove.before");
-  fs::remove_all(path, status);
-  crash_point("run.remove.after");
-  if (status) {
-    return fail_io(status.value(), fmt::format("{}: cannot be removed", path.string()));
-  }
-  return {};
-}
-
 // What furnish() leaves when the process is killed before run.toml is there: nothing of anyone's.
 bool is_left_unfurnished(const fs::path& root, const std::string& name) {
   std::error_code status;
@@ -128,11 +117,7 @@ Result<RunFolder> RunFolder::create(const fs::path& root, const std::string& run
                 "name a new or empty folder with --out");
   }
   RunFolder folder(root);
-  fs::create_directories(root, status);
-  if (status) {
-    return fail_io(status.value(), fmt::format("{}: cannot make the run folder", root.string()),
-                   "name a writable folder with --out");
-  }
+  PLIMSOLL_TRY_VOID(make_directories(root));
   folder.created_ = true;
   folder.created_directory_ = !exists;
   if (auto ready = folder.furnish(run_toml); !ready) {
@@ -145,11 +130,7 @@ Result<RunFolder> RunFolder::create(const fs::path& root, const std::string& run
 Result<void> RunFolder::furnish(const std::string& run_toml) {
   PLIMSOLL_TRY_VOID(lock());
   for (const char* name : {"checkpoints", "metrics"}) {
-    std::error_code status;
-    fs::create_directory(root_ / name, status);
-    if (status) {
-      return fail_io(status.value(), (root_ / name).string());
-    }
+    PLIMSOLL_TRY_VOID(make_directories(root_ / name));
   }
   PLIMSOLL_TRY_VOID(replace_file(config_file(), run_toml));
   return open_events();
@@ -205,10 +186,7 @@ void RunFolder::close() noexcept {
 
 Result<void> RunFolder::lock() {
   const auto path = lock_path(root_);
-  lock_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
-  if (lock_ < 0) {
-    return fail_io(errno, path.string(), "name a writable folder with --out");
-  }
+  PLIMSOLL_TRY(lock_, open_descriptor(path, O_RDWR | O_CREAT));
   // An open-file-description lock ends with the process, however it ends, and others can ask for
   // its state without taking it.
   auto range = whole_file(F_WRLCK);
@@ -231,10 +209,7 @@ Result<void> RunFolder::lock() {
 
 Result<void> RunFolder::open_events() {
   const auto path = root_ / "events.jsonl";
-  events_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
-  if (events_ < 0) {
-    return fail_io(errno, path.string());
-  }
+  PLIMSOLL_TRY(events_, open_descriptor(path, O_RDWR | O_CREAT | O_APPEND));
   // A kill can cut the last line short; what follows must not continue it.
   const off_t size = ::lseek(events_, 0, SEEK_END);
   char last = '\n';

@@ -12,6 +12,8 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "os/directories.h"
+#include "os/power_loss.h"
 #include "recipes/digest.h"
 #include "recipes/summary.h"
 
@@ -55,6 +57,52 @@ class RunFolderTest : public ::testing::Test {
   fs::path base_;
   fs::path root_;
 };
+
+TEST_F(RunFolderTest, R05_APublishedRunOutlivesAPowerFailureWithTheDirectoriesAboveIt) {
+  root_ = base_ / "above" / "below" / "run";
+  record_unsynced({});
+  {
+    RunFolder folder = create();
+    make_directories(folder.checkpoint_path(7)).or_throw();
+    folder.publish(7, 1).or_throw();
+  }
+  strike(
+      unsynced_changes(), [](std::size_t, std::int64_t) { return false; }, 512);
+  stop_recording_unsynced();
+  EXPECT_EQ(RunFolder::open(root_).or_throw().published_step().or_throw(), 7);
+}
+
+TEST_F(RunFolderTest, R67_NothingIsWrittenThroughALink) {
+  static_cast<void>(create());
+  const fs::path victim = base_ / "victim";
+  const auto linked = [&](const char* name) {
+    std::ofstream(victim) << "victim";
+    fs::remove(root_ / name);
+    fs::create_symlink(victim, root_ / name);
+  };
+  for (const char* name : {".lock", "events.jsonl"}) {
+    linked(name);
+    const auto refused = RunFolder::open(root_);
+    ASSERT_FALSE(refused) << name;
+    EXPECT_NE(refused.error().to_string().find("not written through a symbolic link"),
+              std::string::npos);
+    fs::remove(root_ / name);
+  }
+  for (const char* name : {".status.json.new", "status.json.new", "status.json", "run.toml.new",
+                           "identity.json.new", "checkpoints/manifest.json.new"}) {
+    linked(name);
+    auto folder = RunFolder::open(root_).or_throw();
+    folder.write_status({}, true).or_throw();
+    folder.write_config("[cosir]\n").or_throw();
+    folder.check_identity({}).or_throw();
+    folder.publish(3, 1).or_throw();
+    EXPECT_EQ(read(victim), "victim") << name;
+    fs::remove(root_ / name);
+    fs::remove(root_ / "identity.json");
+    fs::remove(root_ / "run.toml");
+    folder.write_config("[cosir]\n").or_throw();
+  }
+}
 
 TEST_F(RunFolderTest, IsMadeOnceAndThenPointsToResume) {
   {

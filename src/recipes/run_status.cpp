@@ -241,24 +241,7 @@ Result<void> RunFolder::write_status(const RunStatus& status, bool force) {
   const std::string text =
       json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
   // Renamed, so that a reader sees a whole file; not synced, since nothing depends on it later.
-  const auto path = root_ / "status.json";
-  const auto beside = root_ / ".status.json.new";
-  const int file = ::open(beside.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-  if (file < 0) {
-    return fail_io(errno, beside.string());
-  }
-  const ssize_t written = ::write(file, text.data(), text.size());
-  const int reason = written < 0 ? errno : ENOSPC;
-  ::close(file);
-  if (written != static_cast<ssize_t>(text.size())) {
-    return fail_io(reason, beside.string());
-  }
-  std::error_code failed;
-  fs::rename(beside, path, failed);
-  if (failed) {
-    return fail_io(failed.value(), path.string());
-  }
-  return {};
+  return replace_file(root_ / "status.json", text, Durable::kNo);
 }
 
 Result<RunView> RunFolder::view(const fs::path& root) {

@@ -8,10 +8,6 @@
 // Memory:  one leased buffer (Tag::kOther), divided at create(): blocks on their way to the disk,
 //          table pages, and the sort of the ids. With compression one block is being filled; what
 //          waits for the disk is the PackedBlockWriter's.
-#include <fcntl.h>
-#include <sys/file.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <array>
 #include <optional>
@@ -23,6 +19,7 @@
 #include "base/round.h"
 #include "memory/slab.h"
 #include "os/crash_point.h"
+#include "os/directories.h"
 #include "os/file.h"
 #include "os/fork.h"
 #include "plimsoll/feature_store.h"
@@ -46,79 +43,6 @@ constexpr std::array<const char*, 17> kPartialFiles{
     "index.order",       "index.spans",         "index.runs.0",      "index.runs.1",
     "group_check.ids",   "group_check.order",   "group_check.spans", "group_check.runs.0",
     "group_check.runs.1"};
-
-// The directory being written, locked against a second writer, removed unless kept.
-class PartialDirectory {
- public:
-  static Result<PartialDirectory> create(const fs::path& target) {
-    std::error_code error;
-    if (fs::exists(target, error) && !(fs::is_directory(target, error) && fs::is_empty(target))) {
-      return fail(ErrorCode::kInvalidArgument,
-                  fmt::format("{}: already there, and not an empty directory", target.string()),
-                  "choose another output directory, or remove that one first");
-    }
-    PartialDirectory partial;
-    partial.path_ = target;
-    partial.path_ += ".partial";
-    if (target.has_parent_path()) {
-      fs::create_directories(target.parent_path(), error);
-    }
-    if (!fs::is_directory(partial.path_, error)) {
-      fs::create_directory(partial.path_, error);
-      if (error) {
-        return fail_io(error.value(), partial.path_.string(), "choose a writable directory");
-      }
-    }
-    partial.folder_ = OwnDescriptor::open(partial.path_, O_RDONLY | O_DIRECTORY);
-    if (partial.folder_.get() < 0) {
-      return fail_io(errno, partial.path_.string());
-    }
-    if (::flock(partial.folder_.get(), LOCK_EX | LOCK_NB) != 0) {
-      partial.release();
-      return fail(ErrorCode::kInvalidArgument,
-                  partial.path_.string() + ": another process is writing there");
-    }
-    partial.clear();  // What a killed writer left behind.
-    if (!fs::is_empty(partial.path_, error)) {
-      partial.release();
-      return fail(ErrorCode::kInvalidArgument,
-                  partial.path_.string() + ": holds files that are not ours; remove it first");
-    }
-    return partial;
-  }
-
-  PartialDirectory() noexcept = default;
-  PartialDirectory(PartialDirectory&& other) noexcept = default;
-  PartialDirectory& operator=(PartialDirectory&&) = delete;
-  ~PartialDirectory() {
-    if (folder_.get() >= 0) {  // Not in a forked child: it is the parent's.
-      clear();
-      std::error_code ignored;
-      fs::remove(path_, ignored);
-      release();
-    }
-  }
-
-  /// The directory has been renamed: nothing to remove any more.
-  void keep() noexcept { release(); }
-  [[nodiscard]] const fs::path& path() const noexcept { return path_; }
-
- private:
-  void clear() noexcept {
-    std::error_code ignored;
-    for (const char* name : kPartialFiles) {
-      fs::remove(path_ / name, ignored);
-    }
-  }
-  void release() noexcept {
-    if (folder_.get() >= 0) {
-      ::flock(folder_.get(), LOCK_UN);  // A child forked just now may not have closed its own.
-      folder_ = OwnDescriptor();
-    }
-  }
-  fs::path path_;
-  OwnDescriptor folder_;
-};
 
 }  // namespace
 
@@ -374,9 +298,8 @@ Result<void> FeatureWriter::Impl::finish_groups(FeatureHeader& header) {
                 "sort the records so that those of one group are consecutive");
   }
   group_check_.reset();
-  std::error_code ignored;
   for (const char* suffix : {".ids", ".order", ".spans"}) {
-    fs::remove(partial_.path() / (std::string(kGroupCheckName) + suffix), ignored);
+    PLIMSOLL_TRY_VOID(remove_file(partial_.path() / (std::string(kGroupCheckName) + suffix)));
   }
   header.groups = groups_closed_;
   header.uniform_group = std::max<std::int64_t>(uniform_group_, 0);
@@ -384,7 +307,7 @@ Result<void> FeatureWriter::Impl::finish_groups(FeatureHeader& header) {
   PLIMSOLL_TRY(const SideFile side, group_table_->finish());
   group_table_.reset();
   if (header.groups == 0 || header.uniform_group > 0) {
-    fs::remove(partial_.path() / kFeatureGroupsFile, ignored);
+    PLIMSOLL_TRY_VOID(remove_file(partial_.path() / kFeatureGroupsFile));
   } else {
     header.group_table = side;
   }
@@ -425,10 +348,7 @@ Result<void> FeatureWriter::Impl::finish() {
   }
   crash_point("features.header.before");
   PLIMSOLL_TRY_VOID(replace_file(partial_.path() / kFeatureHeaderFile, header.to_json()));
-  PLIMSOLL_TRY_VOID(sync_directory(partial_.path()));
-  PLIMSOLL_TRY_VOID(rename_durable(partial_.path(), options_.directory));
-  partial_.keep();
-  return {};
+  return partial_.finish();
 }
 
 FeatureWriter::FeatureWriter(std::unique_ptr<Impl> impl) noexcept : impl_(std::move(impl)) {}
@@ -442,12 +362,11 @@ Result<FeatureWriter> FeatureWriter::create(Governor governor,
   if (options.compression != BlockCompression::kNone) {
     PLIMSOLL_TRY_VOID(require_lz4(options.directory));
   }
+  PLIMSOLL_TRY(auto partial,
+               PartialDirectory::create(options.directory, PartialDirectory::Target::kNew,
+                                        ".partial", kPartialFiles));
   FeatureWriterOptions chosen = options;
-  chosen.directory = fs::absolute(options.directory).lexically_normal();
-  if (chosen.directory.filename().empty()) {  // A trailing slash.
-    chosen.directory = chosen.directory.parent_path();
-  }
-  PLIMSOLL_TRY(PartialDirectory partial, PartialDirectory::create(chosen.directory));
+  chosen.directory = partial.target();
   auto impl = std::make_unique<Impl>(std::move(chosen), std::move(layout), std::move(partial));
   PLIMSOLL_TRY_VOID(impl->start(governor));
   return FeatureWriter(std::move(impl));

@@ -12,6 +12,7 @@
 
 #include "os/crash_point.h"
 #include "os/file_faults.h"
+#include "os/power_loss.h"
 #include "plimsoll/feature_store.h"
 #include "store/feature_block.h"
 #include "tests/support/feature_set.h"
@@ -59,6 +60,20 @@ TEST(FeatureWriterTest, ReplacesWhatAKilledWriterLeftAndNothingElse) {
   std::ofstream(scratch / "other.partial" / "thesis.txt") << "mine";
   EXPECT_FALSE(test::write_set(governor, scratch / "other", set));
   EXPECT_TRUE(fs::exists(scratch / "other.partial" / "thesis.txt"));
+}
+
+TEST(FeatureWriterTest, R05_AFinishedStoreOutlivesAPowerFailureWithTheDirectoriesAboveIt) {
+  ScratchDirectory scratch;
+  Governor governor = test::governor_of();
+  const FeatureSet set = test::make_set(1, 100, two_columns());
+  record_unsynced({});
+  const bool written =
+      test::write_set(governor, scratch / "above" / "below" / "set", set).has_value();
+  strike(
+      unsynced_changes(), [](std::size_t, std::int64_t) { return false; }, 512);
+  stop_recording_unsynced();
+  ASSERT_TRUE(written);
+  EXPECT_TRUE(FeatureStore::verify(scratch / "above" / "below" / "set", nullptr));
 }
 
 TEST(FeatureWriterTest, RefusesASecondWriterOfTheSameDirectory) {

@@ -19,6 +19,7 @@
 #include <fmt/format.h>
 
 #include "base/check.h"
+#include "os/directories.h"
 #include "store/id_index.h"
 #include "store/id_page.h"
 
@@ -315,14 +316,13 @@ class IdIndexWriter::Impl {
   }
 
   void remove_files(bool all) noexcept {
-    std::error_code ignored;
     for (const auto& path : run_paths_) {
-      std::filesystem::remove(path, ignored);
+      static_cast<void>(remove_file(path));
     }
     if (all) {
-      std::filesystem::remove(ids_path_, ignored);
-      std::filesystem::remove(order_path_, ignored);
-      std::filesystem::remove(spans_path_, ignored);
+      static_cast<void>(remove_file(ids_path_));
+      static_cast<void>(remove_file(order_path_));
+      static_cast<void>(remove_file(spans_path_));
     }
   }
 

@@ -12,6 +12,7 @@
 #include <fmt/format.h>
 
 #include "base/check.h"
+#include "os/directories.h"
 #include "store/id_page.h"
 
 namespace plimsoll {
@@ -103,9 +104,7 @@ Result<void> IdSpanWriter::replay(const std::function<Result<void>(std::int64_t)
   }
   PLIMSOLL_TRY_VOID(up_to(rows_));
   file_ = File{};
-  std::error_code ignored;
-  std::filesystem::remove(path_, ignored);
-  return {};
+  return remove_file(path_);
 }
 
 Result<void> each_span(const std::filesystem::path& path, std::int64_t rows, std::int64_t count,

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from plimsoll.compat import (EmbeddingInitializer, EmbeddingScheduler, FeatureManager,
-                             TrainableEmbeddingManager, constraint_gradient, constraint_loss)
+                             TrainableEmbeddingManager, _files, constraint_gradient,
+                             constraint_loss)
 from plimsoll.compat._initial import k_means
 
 torch = pytest.importorskip("torch")
@@ -23,6 +24,16 @@ def plain(kind, rows):
     unit = rows / np.maximum(np.linalg.norm(rows, axis=1), 1e-15)[:, None]
     pairs = (unit @ unit.T)[~np.eye(n, dtype=bool)]
     return 1 - pairs.mean() if kind == "similarity" else (pairs ** 2).mean()
+
+
+def test_r05_folders_are_synced_before_anything_is_put_into_them(tmp_path, monkeypatch):
+    synced = []
+    monkeypatch.setattr(_files, "sync_folder", synced.append)
+    _files.make_folders(tmp_path / "a" / "b" / "c")
+    assert synced == [tmp_path, tmp_path / "a", tmp_path / "a" / "b"]
+    assert (tmp_path / "a" / "b" / "c").is_dir()
+    _files.make_folders(tmp_path / "a" / "b" / "c")
+    assert len(synced) == 3
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -35,8 +35,8 @@ from .._features import FeatureStore, FeatureWriter
 from .._memory import Governor
 from ..errors import CorruptError, NotFoundError
 from . import _ids
-from ._files import (load_safely, map_npy, read_json, replace_bytes, replace_json, replace_npy,
-                     sync_folder)
+from ._files import (load_safely, make_folders, map_npy, read_json, replace_bytes, replace_json,
+                     replace_npy, sync_folder)
 from ._table import governor_for
 
 TYPES = ("img_features", "txt_features", "txt_full")
@@ -116,7 +116,7 @@ class FeatureManager:
         self._ahead: ThreadPoolExecutor | None = None
         self._under_way: set[Future[None]] = set()
         self._pid = os.getpid()
-        self.features_dir.mkdir(parents=True, exist_ok=True)
+        make_folders(self.features_dir)
         self._stale = bool(self._staged() or self._record() is None and self._originals())
         self._governor._adopt(self)
         if preload_index:
@@ -149,7 +149,7 @@ class FeatureManager:
             folder = self.features_dir / "staged" / f"chunk_{chunk_id}.{number}"
             part = folder.with_name(folder.name + ".part")
             shutil.rmtree(part, ignore_errors=True)
-            part.mkdir(parents=True)
+            make_folders(part)
             replace_npy(part / "ids.npy", ids)
             if names is not None:
                 replace_bytes(part / "names.txt", "\0".join(names).encode())

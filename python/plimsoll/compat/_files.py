@@ -33,6 +33,16 @@ def sync_folder(folder: pathlib.Path) -> None:
         os.close(handle)
 
 
+def make_folders(folder: pathlib.Path) -> None:
+    """Makes a folder and those above it that are missing, each durable before the next."""
+    folder = folder.absolute()
+    there = next(above for above in (folder, *folder.parents) if above.is_dir())
+    for depth in range(len(there.parts), len(folder.parts)):
+        made = pathlib.Path(*folder.parts[:depth + 1])
+        made.mkdir(exist_ok=True)
+        sync_folder(made.parent)
+
+
 def replace_bytes(path: pathlib.Path, *pieces: Any) -> None:
     """Writes a file whole, durably, or not at all. Errors: OSError."""
     part = path.with_name(path.name + ".part")

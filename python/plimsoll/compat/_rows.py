@@ -17,7 +17,7 @@ from .._arrays import Buffer, _to_numpy
 from .._memory import Governor
 from ..errors import NotFoundError
 from . import _copies, _ids, _initial
-from ._files import chunk_files, read_chunk, read_json, replace_json
+from ._files import chunk_files, make_folders, read_chunk, read_json, replace_json
 from ._table import BATCH_ROWS, WHOLE_TABLE, Table, native_init
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class ManagedRows:
 
     def _open(self, ids: np.ndarray, names: list[str] | None, chunk_size: int) -> None:
         folder = self.embeddings_dir
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folders(folder)
         ascending = ids if np.all(ids[:-1] < ids[1:]) else np.sort(ids)
         wanted = {"ids": _ids.fingerprint([ascending], names is not None),
                   "dim": self.embedding_dim, "strategy": self.initialization_strategy,

@@ -26,6 +26,7 @@
 #include "base/check.h"
 #include "data/disk_room.h"
 #include "data/safetensors.h"
+#include "os/directories.h"
 #include "os/file.h"
 #include "os/file_system.h"
 #include "plimsoll/bytes.h"
@@ -188,11 +189,7 @@ Result<void> Run::open() {
         "not overflow as float16 does");
   }
   for (const char* folder : {"models", "cache", "plots"}) {
-    std::error_code failed;
-    fs::create_directories(folder_.root() / folder, failed);
-    if (failed) {
-      return fail_io(failed.value(), (folder_.root() / folder).string());
-    }
+    PLIMSOLL_TRY_VOID(make_directories(folder_.root() / folder));
   }
   return {};
 }

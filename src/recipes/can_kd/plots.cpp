@@ -12,6 +12,7 @@
 #include <system_error>
 
 #include "base/check.h"
+#include "os/directories.h"
 #include "os/file.h"
 #include "recipes/can_kd/svg_canvas.h"
 
@@ -249,14 +250,7 @@ std::string difficulty_plot(std::string_view title, std::span<const DifficultyPo
 Result<void> write_plot(const std::filesystem::path& run, std::string_view name,
                         std::string_view svg) {
   const auto folder = run / "plots";
-  std::error_code error;
-  const bool made = std::filesystem::create_directory(folder, error);
-  if (error) {
-    return fail_io(error.value(), folder.string());
-  }
-  if (made) {
-    PLIMSOLL_TRY_VOID(sync_directory(run));
-  }
+  PLIMSOLL_TRY_VOID(make_directories(folder));
   return replace_file(folder / fmt::format("{}.svg", name), svg);
 }
 
