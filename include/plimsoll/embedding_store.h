@@ -234,8 +234,8 @@ class EmbeddingStore {
   Result<void> begin_epoch(std::int64_t epoch);
 
   /// Makes everything so far durable under the number `step`. Requires: step > the last one.
-  /// After an error the handle is poisoned: every later call returns that error, and the table
-  /// on disk still holds the commits it held.
+  /// After an error every later call returns it, and the table on disk holds the commits it held;
+  /// only if the last sync failed may the new one be there, whole, in the place of the older.
   Result<void> commit(std::int64_t step);
 
   /// Visits every row, as stored, by place: position of the id in `ids`, then inserted ones.

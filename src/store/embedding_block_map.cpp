@@ -75,7 +75,7 @@ std::int64_t BlockMap::memory_bytes(std::int64_t pages, std::int64_t spare,
   const std::int64_t units = bytes / kBlockUnit;
   return bytes + kBlockUnit + 4 * round_up(words_for(all) * 8, 64) +
          2 * round_up(BitSet::words(chunks_for(all)) * 8, 64) + round_up(units * 4, 64) +
-         2 * round_up(BitSet::words(units) * 8, 64);
+         kMaps * round_up(BitSet::words(units) * 8, 64);
 }
 
 BlockMap::BlockMap(std::int64_t pages, std::int64_t spare, Slab& slab, std::int64_t behind_bytes)
@@ -129,8 +129,8 @@ void BlockMap::set_working(std::int64_t block, bool used) noexcept {
   }
 }
 
-BlockMap::Units BlockMap::stale_units(int slot, std::int64_t from) const noexcept {
-  const BitSet& stale = at(stale_, slot);
+BlockMap::Units BlockMap::stale_units(int map, std::int64_t from) const noexcept {
+  const BitSet& stale = at(stale_, map);
   Units units{.first = stale.next(from), .count = 0};
   if (units.first < 0) {
     return {};
@@ -144,10 +144,10 @@ BlockMap::Units BlockMap::stale_units(int slot, std::int64_t from) const noexcep
   return units;
 }
 
-std::uint32_t BlockMap::root(int slot) noexcept {
+std::uint32_t BlockMap::root(int map) noexcept {
   const auto all = std::as_bytes(entries_);
-  for (std::int64_t unit = at(stale_, slot).next(0); unit >= 0;
-       unit = at(stale_, slot).next(unit + 1)) {
+  for (std::int64_t unit = at(stale_, map).next(0); unit >= 0;
+       unit = at(stale_, map).next(unit + 1)) {
     unit_crcs_[static_cast<std::size_t>(unit)] = crc32c(all.subspan(
         static_cast<std::size_t>(unit * kBlockUnit), static_cast<std::size_t>(kBlockUnit)));
   }
@@ -224,8 +224,9 @@ Result<void> BlockMap::adopt(int slot) {
     const auto size = static_cast<std::size_t>(kBlockUnit);
     unit_crcs_[unit] = crc32c(std::as_bytes(entries_).subspan(unit * size, size));
   }
-  at(stale_, slot).remove_all();
-  at(stale_, 1 - slot).add_below(units_);
+  for (auto& stale : stale_) {
+    stale.add_below(units_);
+  }
   used_ = 0;
   for (const std::uint64_t bits : working_) {
     used_ += std::popcount(bits);
@@ -253,7 +254,6 @@ void BlockMap::committed(int slot) noexcept {
                 commit.begin() + static_cast<std::ptrdiff_t>(begin));
   }
   apart.remove_all();
-  at(stale_, slot).remove_all();
 }
 
 void BlockMap::keep_pinned(int slot) noexcept {
@@ -273,7 +273,6 @@ void BlockMap::forget(int slot) noexcept {
   auto bitmap = at(commits_, slot);
   std::fill(bitmap.begin(), bitmap.end(), 0);
   at(apart_, slot).add_below(chunks_for(blocks_));
-  at(stale_, slot).add_below(units_);
 }
 
 }  // namespace plimsoll

@@ -75,20 +75,22 @@ class BlockMap {
   /// One unit of behind() has changed, the first being 0.
   void touch(std::int64_t unit) noexcept;
 
-  /// The next part of bytes(), from unit `from` on, that map.`slot` may hold otherwise; count 0:
+  /// The next part of bytes(), from unit `from` on, that map.`map` may hold otherwise; count 0:
   /// there is none. Units between two that differ are in it when they are few.
   struct Units {
     std::int64_t first{0};
     std::int64_t count{0};
   };
-  [[nodiscard]] Units stale_units(int slot, std::int64_t from) const noexcept;
-  /// Says that map.`slot` holds all of bytes(), or one unit of it otherwise.
-  void mark_same(int slot) noexcept { at(stale_, slot).remove_all(); }
-  void mark_stale(int slot, std::int64_t unit) noexcept { at(stale_, slot).add(unit); }
-  /// Says that both files were just made as long as bytes(), and hold zeros, as bytes() does.
+  [[nodiscard]] Units stale_units(int map, std::int64_t from) const noexcept;
+  /// Says that map.`map` holds all of bytes(), one unit of it otherwise, or nobody knows what.
+  void mark_same(int map) noexcept { at(stale_, map).remove_all(); }
+  void mark_stale(int map, std::int64_t unit) noexcept { at(stale_, map).add(unit); }
+  void mark_unknown(int map) noexcept { at(stale_, map).add_below(units_); }
+  /// Says that all files were just made as long as bytes(), and hold zeros, as bytes() does.
   void files_are_zeros() noexcept;
-  /// The root checksum of bytes(): brings those of the units that are stale for `slot` up to date.
-  [[nodiscard]] std::uint32_t root(int slot) noexcept;
+  /// The root checksum of bytes(): brings those of the units that are stale for map.`map` up to
+  /// date.
+  [[nodiscard]] std::uint32_t root(int map) noexcept;
 
   /// Up to `want` >= 1 free blocks in a row, now in use by the working state.
   struct Run {
@@ -101,12 +103,13 @@ class BlockMap {
   /// Records that `page` was written to `block` and gives back the block it had before.
   void set(std::int64_t page, std::uint32_t block, std::uint32_t crc) noexcept;
 
-  /// Takes the page table just read into bytes() as the working state and as that of `slot`.
+  /// Takes the page table just read into bytes() as the working state and as that of `slot`; what
+  /// the files hold is unknown then.
   /// Errors: kCorrupt (no path in the text) when a block is out of range or used twice.
   Result<void> adopt(int slot);
   /// Marks the blocks of a part of the other commit's page table. Errors: as adopt().
   Result<void> keep(int slot, std::span<const BlockEntry> entries);
-  /// The working state has become the commit of `slot`, and map.`slot` holds bytes().
+  /// The working state has become the commit of `slot`.
   void committed(int slot) noexcept;
   /// The commit of `slot` is gone.
   void forget(int slot) noexcept;
@@ -124,13 +127,13 @@ class BlockMap {
   [[nodiscard]] bool is_free(std::int64_t block) const noexcept;
   [[nodiscard]] std::uint64_t taken(std::size_t place) const noexcept;
   void set_working(std::int64_t block, bool used) noexcept;
-  template <class T>
-  static T& at(std::array<T, 2>& of, int slot) noexcept {
-    return of[static_cast<std::size_t>(slot)];
+  template <class T, std::size_t N>
+  static T& at(std::array<T, N>& of, int number) noexcept {
+    return of[static_cast<std::size_t>(number)];
   }
-  template <class T>
-  static const T& at(const std::array<T, 2>& of, int slot) noexcept {
-    return of[static_cast<std::size_t>(slot)];
+  template <class T, std::size_t N>
+  static const T& at(const std::array<T, N>& of, int number) noexcept {
+    return of[static_cast<std::size_t>(number)];
   }
 
   std::int64_t pages_{0};
@@ -145,7 +148,7 @@ class BlockMap {
   bool any_pinned_{false};
   std::array<BitSet, 2> apart_{};         // Chunks in which working_ and commits_[i] may differ.
   std::span<std::uint32_t> unit_crcs_{};  // Of each unit of entries_, as of the last root().
-  std::array<BitSet, 2> stale_{};         // Units that map.i may hold otherwise.
+  std::array<BitSet, kMaps> stale_{};     // Units that map.i may hold otherwise.
 };
 
 /// The root checksum of a page table that is read in pieces: chain over the units in order.

@@ -2,7 +2,10 @@
 //
 // Goal: compaction keeps every row, slot and count of steps, makes the file shrink, and leaves the
 // old or the new table wherever the process is killed.
+#include <cerrno>
 #include <csignal>
+#include <fstream>
+#include <iterator>
 
 #include <sys/wait.h>
 
@@ -101,6 +104,66 @@ TEST_F(CompactTest, OnAFullDiskLeavesTheTableAlone) {
     EXPECT_EQ(failed.error().os_errno, ENOSPC);
   }
   expect_same_table();
+}
+
+// Of the syncs of the directory that holds both names, the last comes after the exchange.
+TEST_F(CompactTest, R06_AFailedSyncAfterTheExchangeDeletesNothing) {
+  std::int64_t syncs = 0;
+  {
+    const ScopedFileFault counting({.call = FileCall::kSync, .nth = 1 << 20});
+    ASSERT_TRUE(compact());
+    syncs = file_fault_calls();
+  }
+  {
+    const ScopedFileFault fault({.call = FileCall::kSync, .nth = syncs, .os_errno = EIO});
+    const auto failed = compact();
+    ASSERT_FALSE(failed);
+    EXPECT_EQ(failed.error().os_errno, EIO);
+  }
+  for (const fs::path& table : {directory(), fs::path(directory().string() + ".compacting")}) {
+    EXPECT_TRUE(EmbeddingStore::verify(table, {})) << table;
+    EXPECT_EQ(EmbeddingStore::inspect(table).or_throw().commit_steps.at(0), 6);
+  }
+  expect_same_table();
+  ASSERT_TRUE(compact());
+  EXPECT_FALSE(fs::exists(directory().string() + ".compacting"));
+}
+
+TEST_F(CompactTest, R06_AnExchangeThatFailsLeavesTheTableAlone) {
+  const ScopedFileFault fault({.call = FileCall::kRename, .nth = 2, .os_errno = EINVAL});
+  const auto failed = compact();  // The first rename is that of the copy's table.json.
+  ASSERT_FALSE(failed);
+  EXPECT_NE(failed.error().to_string().find("cannot exchange two folders at once"),
+            std::string::npos);
+  EXPECT_FALSE(fs::exists(directory().string() + ".compacting"));
+  expect_same_table();
+}
+
+TEST_F(CompactTest, R06_ALinkedTableIsCompactedWhereItIs) {
+  const fs::path disk = root_ / "disk";
+  fs::create_directories(disk);
+  fs::rename(directory(), disk / "rows");
+  fs::create_directory_symlink(disk / "rows", directory());
+  const auto before = fs::file_size(disk / "rows" / "rows.dat");
+  ASSERT_TRUE(compact());
+  EXPECT_TRUE(fs::is_symlink(directory()));
+  EXPECT_LT(fs::file_size(disk / "rows" / "rows.dat"), before / 2);
+  EXPECT_EQ(std::distance(fs::directory_iterator(disk), fs::directory_iterator()), 1);
+  expect_same_table();
+}
+
+TEST_F(CompactTest, R43_WhatIsNoPartOfATableIsNotDeletedWithIt) {
+  std::ofstream(directory() / "notes.txt") << "mine";
+  const auto refused = compact();
+  ASSERT_FALSE(refused);
+  EXPECT_NE(refused.error().to_string().find("holds \"notes.txt\", which is no part of a table"),
+            std::string::npos);
+  EXPECT_TRUE(fs::exists(directory() / "notes.txt"));
+  fs::remove(directory() / "notes.txt");
+  fs::create_directory(directory().string() + ".compacting");
+  std::ofstream(directory().string() + ".compacting/thesis") << "mine";
+  EXPECT_FALSE(compact());
+  EXPECT_TRUE(fs::exists(directory().string() + ".compacting/thesis"));
 }
 
 TEST_F(CompactTest, KilledAnywhereLeavesTheOldOrTheNewTable) {

@@ -60,7 +60,7 @@ TEST_F(CorruptionTest, NoFlippedBitGivesAWrongRow) {
   ASSERT_FALSE(noticed("before any damage"));
   std::mt19937_64 random(31);
   for (const char* name :
-       {"rows.dat", "map.0", "map.1", "super", "table.json", "rows.ids", "rows.order"}) {
+       {"rows.dat", "map.0", "map.1", "map.2", "super", "table.json", "rows.ids", "rows.order"}) {
     const auto path = directory() / name;
     int seen = 0;
     for (int trial = 0; trial < 40; ++trial) {
@@ -70,8 +70,8 @@ TEST_F(CorruptionTest, NoFlippedBitGivesAWrongRow) {
       flip(path, bit);
       ASSERT_FALSE(HasFailure());
     }
-    // A superblock has two copies, map.0 or map.1 belongs to the older commit, and rows.dat holds
-    // blocks that the newest commit does not use.
+    // A superblock has two copies, two of map.N do not belong to the newest commit, and rows.dat
+    // holds blocks that the newest commit does not use.
     EXPECT_TRUE(seen > 0 || std::string(name) == "super" || std::string(name).starts_with("map"))
         << name;
   }
@@ -79,9 +79,9 @@ TEST_F(CorruptionTest, NoFlippedBitGivesAWrongRow) {
 }
 
 TEST_F(CorruptionTest, AFlippedBitOfTheNewestPageTableIsNoticed) {
-  // Commits go to slots 0, 1, 0: the newest is in slot 0.
-  flip(directory() / "map.0", 3);
-  EXPECT_TRUE(noticed("map.0"));
+  // Commits go to map.0, map.1, map.2: the newest is in the last.
+  flip(directory() / "map.2", 3);
+  EXPECT_TRUE(noticed("map.2"));
   EXPECT_FALSE(EmbeddingStore::verify(directory(), {}));
   EXPECT_EQ(EmbeddingStore::inspect(directory()).or_throw().commit_steps,
             std::vector<std::int64_t>{2});
@@ -108,7 +108,7 @@ TEST_F(CorruptionTest, AMissingDescriptionDoesNotMakeANewTableOverTheOld) {
 }
 
 TEST_F(CorruptionTest, ATruncatedFileIsNoticed) {
-  for (const char* name : {"rows.dat", "map.0", "super", "rows.ids", "rows.order"}) {
+  for (const char* name : {"rows.dat", "map.2", "super", "rows.ids", "rows.order"}) {
     SCOPED_TRACE(name);
     const auto path = directory() / name;
     const auto kept = root_ / "kept";

@@ -157,8 +157,8 @@ TableDescription from_json(Json json) {
 }  // namespace
 
 namespace table_files {
-std::filesystem::path map_path(const std::filesystem::path& directory, int slot) {
-  return directory / (slot == 0 ? "map.0" : "map.1");
+std::filesystem::path map_path(const std::filesystem::path& directory, int number) {
+  return directory / fmt::format("map.{}", number);
 }
 }  // namespace table_files
 

@@ -46,9 +46,16 @@ inline constexpr const char* kSuper = "super";
 inline constexpr const char* kIds = "rows";         // rows.ids, rows.order
 inline constexpr const char* kNewIds = "rows.new";  // Sample order: those inserted.
 /// Every file that a table may have.
-inline constexpr std::array kAll{kDescription, kRows,        kSuper,       "map.0", "map.1",
-                                 "rows.ids",   "rows.order", "rows.spans", kNewIds};
-[[nodiscard]] std::filesystem::path map_path(const std::filesystem::path& directory, int slot);
+inline constexpr std::array kAll{kDescription, kRows,      kSuper,       "map.0",      "map.1",
+                                 "map.2",      "rows.ids", "rows.order", "rows.spans", kNewIds};
+inline constexpr const char* kGivenIds = "ids.npy";  // What a table that is copied is made from.
+/// Every file that a process killed while it made a table may leave, too.
+inline constexpr std::array kMade{
+    kDescription,     kRows,         kSuper,        "map.0",      "map.1",
+    "map.2",          "rows.ids",    "rows.order",  "rows.spans", kNewIds,
+    "table.json.new", "rows.runs.0", "rows.runs.1", kGivenIds,    "ids.npy.partial",
+    ".lock"};
+[[nodiscard]] std::filesystem::path map_path(const std::filesystem::path& directory, int number);
 }  // namespace table_files
 
 /// "float32", "bfloat16".

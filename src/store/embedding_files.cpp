@@ -4,11 +4,11 @@
 #include <algorithm>
 #include <array>
 #include <string>
-#include <system_error>
 
 #include <fmt/format.h>
 
 #include "base/check.h"
+#include "os/directories.h"
 #include "os/file.h"
 #include "store/embedding_block_map.h"
 #include "store/id_source.h"
@@ -56,6 +56,14 @@ Result<void> write_ahead(File& rows, const TableDescription& table, std::span<st
   return {};
 }
 
+// One block from the start: a small table's commits then change no metadata of this file.
+Result<File> create_map(const std::filesystem::path& path) {
+  PLIMSOLL_TRY(auto map, File::open(path, FileMode::kCreate));
+  const std::array<std::byte, kBlockUnit> zeros{};
+  PLIMSOLL_TRY_VOID(map.write_at(0, zeros));
+  return map;
+}
+
 Result<void> create_and_describe(const std::filesystem::path& directory,
                                  const TableDescription& table, const IdSource& source,
                                  std::span<std::byte> scratch) {
@@ -71,11 +79,8 @@ Result<void> create_and_describe(const std::filesystem::path& directory,
   PLIMSOLL_TRY(auto rows, File::open(directory / table_files::kRows, FileMode::kCreate));
   PLIMSOLL_TRY_VOID(write_ahead(rows, table, scratch));
   PLIMSOLL_TRY_VOID(rows.sync());
-  for (int slot = 0; slot < 2; ++slot) {
-    PLIMSOLL_TRY(auto map, File::open(table_files::map_path(directory, slot), FileMode::kCreate));
-    // One block from the start: a small table's commits then change no metadata of this file.
-    const std::array<std::byte, kBlockUnit> zeros{};
-    PLIMSOLL_TRY_VOID(map.write_at(0, zeros));
+  for (int number = 0; number < kMaps; ++number) {
+    PLIMSOLL_TRY(auto map, create_map(table_files::map_path(directory, number)));
     if (table.rows_max > 0 && table.layout == RowLayout::kAnyOrder) {
       PLIMSOLL_TRY_VOID(map.truncate(map_bytes(table.shape().pages) + table.growth().bytes()));
     }
@@ -87,9 +92,7 @@ Result<void> create_and_describe(const std::filesystem::path& directory,
   }
   PLIMSOLL_TRY_VOID(SuperFile::create(directory / table_files::kSuper));
   PLIMSOLL_TRY_VOID(sync_directory(directory));
-  PLIMSOLL_TRY_VOID(write_description(directory, table));
-  const auto parent = std::filesystem::absolute(directory).lexically_normal().parent_path();
-  return sync_directory(parent);
+  return write_description(directory, table);
 }
 
 }  // namespace
@@ -109,14 +112,12 @@ Result<void> create_table_files(const std::filesystem::path& directory,
     }
   }
   auto done = create_and_describe(directory, table, source, scratch);
-  if (std::error_code problem;
-      !done) {  // Without table.json there is no table, whatever stays behind: it goes first.
-    std::filesystem::remove(directory / table_files::kDescription, problem);
-    if (problem || !sync_directory(directory)) {
+  if (!done) {  // Without table.json there is no table, whatever stays behind: it goes first.
+    if (!remove_file(directory / table_files::kDescription) || !sync_directory(directory)) {
       return done;  // It may come back after a power failure, and then needs its files.
     }
     for (const char* name : table_files::kAll) {
-      std::filesystem::remove(directory / name, problem);
+      static_cast<void>(remove_file(directory / name));
     }
   }
   return done;
@@ -125,6 +126,25 @@ Result<void> create_table_files(const std::filesystem::path& directory,
 Result<FolderLock> lock_table(const std::filesystem::path& directory) {
   return FolderLock::take(directory, {.doing = "has this table open to change it",
                                       .advice = "close it there, or open it to be read (pinned)"});
+}
+
+Result<std::array<File, kMaps>> open_maps(const std::filesystem::path& directory, bool writable) {
+  std::array<File, kMaps> maps;
+  for (int number = 0; number < kMaps; ++number) {
+    const auto path = table_files::map_path(directory, number);
+    auto opened = File::open(path, writable ? FileMode::kReadWrite : FileMode::kRead, true);
+    if (!opened && opened.error().code == ErrorCode::kNotFound) {
+      if (!writable) {
+        continue;
+      }
+      PLIMSOLL_TRY(File made, create_map(path));
+      PLIMSOLL_TRY_VOID(made.sync());
+      PLIMSOLL_TRY_VOID(sync_directory(directory));
+      opened = File::open(path, FileMode::kReadWrite, true);
+    }
+    PLIMSOLL_TRY(maps[static_cast<std::size_t>(number)], std::move(opened));
+  }
+  return maps;
 }
 
 Result<int> choose_commit(const SuperFile& super, const std::filesystem::path& directory,

@@ -5,6 +5,7 @@
 // Threads: the table's owner.   Memory: the caller's scratch.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <filesystem>
 #include <span>
@@ -31,6 +32,10 @@ Result<void> create_table_files(const std::filesystem::path& directory,
 /// The right to change the table in `directory`, which is made when there is none.
 /// Errors: as FolderLock::take().
 Result<FolderLock> lock_table(const std::filesystem::path& directory);
+
+/// The files map.N. A writer makes those that are missing: older tables have two; to a reader they
+/// are not valid then. Errors: kIo.
+Result<std::array<File, kMaps>> open_maps(const std::filesystem::path& directory, bool writable);
 
 inline constexpr std::int64_t kAnyPages = -1;
 

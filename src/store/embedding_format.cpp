@@ -15,7 +15,8 @@ namespace {
 constexpr std::uint32_t kPageMagic = 0x47504C50U;             // "PLPG"
 constexpr std::uint64_t kSuperMagic = 0x5250555353544C50ULL;  // "PLTSSUPR"
 constexpr std::int64_t kPageBytesMost = 64 << 10;
-constexpr std::uint32_t kSuperVersion = 2;
+constexpr std::uint32_t kSuperVersion = 3;
+constexpr std::uint32_t kSuperVersionOfTwoMaps = 2;  // Slot N has its page table in map.N.
 
 // One copy of a superblock: less than a disk's smallest sector.
 struct SuperRecord {
@@ -27,7 +28,7 @@ struct SuperRecord {
   std::int64_t pages;
   std::int64_t blocks_used;
   std::uint32_t map_crc;
-  std::uint32_t reserved;
+  std::uint32_t map;
 };
 static_assert(sizeof(SuperRecord) == 56);
 constexpr std::array<std::int64_t, 2> kCopiesAt{0, 7 * 512};
@@ -57,7 +58,7 @@ std::uint32_t super_crc(SuperRecord record) {
   return crc32c(bytes_of(record));
 }
 
-SuperFile::Slot read_slot(std::span<const std::byte> bytes) {
+SuperFile::Slot read_slot(std::span<const std::byte> bytes, int number) {
   SuperFile::Slot slot;
   bool any_bytes =
       std::any_of(bytes.begin(), bytes.end(), [](std::byte b) { return b != std::byte{0}; });
@@ -65,15 +66,21 @@ SuperFile::Slot read_slot(std::span<const std::byte> bytes) {
   for (const std::int64_t at : kCopiesAt) {
     SuperRecord record;
     std::memcpy(&record, bytes.data() + at, sizeof record);
-    if (record.magic != kSuperMagic || record.version != kSuperVersion ||
+    if (record.version == kSuperVersionOfTwoMaps && record.map == 0 &&
+        record.crc == super_crc(record)) {
+      record.version = kSuperVersion;
+      record.map = static_cast<std::uint32_t>(number);
+      record.crc = super_crc(record);
+    }
+    if (record.magic != kSuperMagic || record.version != kSuperVersion || record.map >= kMaps ||
         record.crc != super_crc(record)) {
       continue;
     }
     // A crash between the two sectors leaves two whole copies: the first sector was first.
     if (slot.state != SuperFile::SlotState::kValid) {
       slot.state = SuperFile::SlotState::kValid;
-      slot.superblock = {record.step, record.fingerprint, record.pages, record.blocks_used,
-                         record.map_crc};
+      slot.superblock = {record.step,        record.fingerprint, record.pages,
+                         record.blocks_used, record.map_crc,     static_cast<int>(record.map)};
     }
   }
   return slot;
@@ -160,7 +167,7 @@ Result<SuperFile> SuperFile::open(const std::filesystem::path& path, bool writab
   std::array<std::byte, kSlotBytes> bytes;
   for (int slot = 0; slot < 2; ++slot) {
     PLIMSOLL_TRY_VOID(super.file_.read_at(slot * kSlotBytes, bytes));
-    super.slots_[static_cast<std::size_t>(slot)] = read_slot(bytes);
+    super.slots_[static_cast<std::size_t>(slot)] = read_slot(bytes, slot);
   }
   return super;
 }
@@ -168,7 +175,17 @@ Result<SuperFile> SuperFile::open(const std::filesystem::path& path, bool writab
 Result<bool> SuperFile::still_holds(int slot) const {
   std::array<std::byte, kSlotBytes> bytes;
   PLIMSOLL_TRY_VOID(file_.read_at(slot * kSlotBytes, bytes));
-  return read_slot(bytes) == slots_[static_cast<std::size_t>(slot)];
+  return read_slot(bytes, slot) == slots_[static_cast<std::size_t>(slot)];
+}
+
+int SuperFile::free_map() const noexcept {
+  int map = 0;
+  while (std::any_of(slots_.begin(), slots_.end(), [&](const Slot& slot) {
+    return slot.state == SlotState::kValid && slot.superblock.map == map;
+  })) {
+    ++map;
+  }
+  return map;
 }
 
 Result<void> SuperFile::write(int slot, const Superblock& superblock) {
@@ -180,7 +197,7 @@ Result<void> SuperFile::write(int slot, const Superblock& superblock) {
                      .pages = superblock.pages,
                      .blocks_used = superblock.blocks_used,
                      .map_crc = superblock.map_crc,
-                     .reserved = 0};
+                     .map = static_cast<std::uint32_t>(superblock.map)};
   record.crc = super_crc(record);
   std::array<std::byte, kSlotBytes> bytes{};
   for (const std::int64_t at : kCopiesAt) {

@@ -120,9 +120,13 @@ struct Superblock {
   std::uint64_t fingerprint{0};
   std::int64_t pages{0};
   std::int64_t blocks_used{0};
-  std::uint32_t map_crc{0};  // Of the checksums of each kBlockUnit bytes of this slot's map.N.
+  std::uint32_t map_crc{0};  // Of the checksums of each kBlockUnit bytes of its map.N.
+  int map{0};                // That N.
   bool operator==(const Superblock&) const = default;
 };
+
+/// Of files map.N: one for each superblock, and one that the next commit is written to.
+inline constexpr int kMaps = 3;
 
 /// File `super`: two slots of 4 KiB, each holding its superblock twice (sectors 0 and 7), so that
 /// a torn write leaves one of them and damage is told apart from a crash.
@@ -154,6 +158,8 @@ class SuperFile {
 
   /// Whether the file still holds in `slot` what it did when it was opened. Errors: kIo.
   [[nodiscard]] Result<bool> still_holds(int slot) const;
+  /// The N of a map.N that no commit is in.
+  [[nodiscard]] int free_map() const noexcept;
 
   /// Writes one slot and syncs. Errors: kIo.
   Result<void> write(int slot, const Superblock& superblock);

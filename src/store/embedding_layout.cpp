@@ -156,7 +156,7 @@ Result<EmbeddingLayout> plan_layout(const TableDescription& table,
   plan.network = network_file_system(options.directory);
   const std::int64_t blocks = BlockMap::blocks(shape.pages, spare_blocks(layout.sizes));
   plan.disk_cap_bytes = blocks * shape.page_bytes +
-                        2 * (map_bytes(shape.pages) + table.growth().bytes()) +
+                        kMaps * (map_bytes(shape.pages) + table.growth().bytes()) +
                         2 * SuperFile::kSlotBytes + IdIndex::disk_bytes(table.ids) + 4096;
   plan.rows_max = table.rows_max;
   return layout;

@@ -3,9 +3,9 @@
 // commit and scan.
 //
 // A commit writes the dirty pages to free blocks and what has changed of the page table to the map
-// file of the older superblock's slot, and makes both durable, side by side; then it writes that
-// superblock and makes it durable. Until then the other superblock and all that it refers to are
-// untouched.
+// file that neither superblock names, and makes both durable, side by side; then it writes the
+// older superblock's slot and makes it durable. Until then both superblocks and all that they refer
+// to are untouched.
 //
 // A commit that somebody reads (commit_pins.h) keeps its blocks when its superblock is replaced.
 //
@@ -25,6 +25,7 @@
 namespace plimsoll {
 namespace {
 
+constexpr std::int64_t kSyncs = 3;         // Of rows.dat, a map.N and super.
 constexpr std::int64_t kUnitsAtOnce = 64;  // 256 KiB of the map: several are under way at once.
 
 }  // namespace
@@ -48,10 +49,10 @@ Result<void> EmbeddingStore::Impl::make_durable(std::int64_t step) {
   const bool keep =
       other.state == SuperFile::SlotState::kValid && replacing.pinned(other.superblock.step);
   const bool still_pinned = !map_->any_pinned() || pins_.any();
-  const std::int64_t syncs = super_.may_be_after(slot, last_commit_) ? 4 : 3;
+  const int map = super_.free_map();
 
   const auto began = std::chrono::steady_clock::now();
-  const auto written = write_pages_and_map(slot, last);
+  const auto written = write_pages_and_map(map, last);
   const std::chrono::nanoseconds took = std::chrono::steady_clock::now() - began;
   cache_->end_commit(written, took.count());
   PLIMSOLL_TRY_VOID(written);
@@ -61,9 +62,11 @@ Result<void> EmbeddingStore::Impl::make_durable(std::int64_t step) {
                                         .fingerprint = table_.fingerprint(),
                                         .pages = shape_.pages,
                                         .blocks_used = map_->used_blocks(),
-                                        .map_crc = map_->root(slot)}));
+                                        .map_crc = map_->root(map),
+                                        .map = map}));
   crash_point("store.commit.superblock.after");
-  cache_->committed(slot, keep, still_pinned, syncs);
+  map_->mark_same(map);
+  cache_->committed(slot, keep, still_pinned, kSyncs);
   slot_ = slot;
   last_commit_ = step;
   return {};
@@ -71,30 +74,26 @@ Result<void> EmbeddingStore::Impl::make_durable(std::int64_t step) {
 
 // Makes both durable. Neither is worth anything without the other, so the disk may take them in any
 // order. `last`: what is left of the pages to write, and behind them a request for the map.
-Result<void> EmbeddingStore::Impl::write_pages_and_map(int slot, std::span<IoRequest> last) {
-  if (super_.may_be_after(slot, last_commit_)) {
-    // A newer commit than the one opened: it goes first, so that it is never found half gone.
-    PLIMSOLL_TRY_VOID(super_.clear(slot));
-  }
+Result<void> EmbeddingStore::Impl::write_pages_and_map(int map, std::span<IoRequest> last) {
   // Nothing else is dirty or being written: the page table cannot change under us.
   if (growing_) {
     growing_->touch(*map_);
   }
   const auto pages = last.first(last.size() - 1);
-  const BlockMap::Units units = map_->stale_units(slot, 0);
+  const BlockMap::Units units = map_->stale_units(map, 0);
   const bool in_one_piece = units.count > 0 && units.count <= kUnitsAtOnce &&
-                            map_->stale_units(slot, units.first + units.count).count == 0;
+                            map_->stale_units(map, units.first + units.count).count == 0;
   if (!in_one_piece) {
     PLIMSOLL_TRY_VOID(pool_->run(pages));
-    PLIMSOLL_TRY_VOID(write_map(slot));
+    PLIMSOLL_TRY_VOID(write_map(map));
     crash_point("store.commit.map");
-    File& map_file = map_files_[static_cast<std::size_t>(slot)];
+    File& map_file = map_files_[static_cast<std::size_t>(map)];
     std::array<IoRequest, 2> both{IoRequest{.file = &rows_file_, .kind = IoKind::kSync},
                                   IoRequest{.file = &map_file, .kind = IoKind::kSync}};
     return pool_->run(both);
   }
   // The pages are longer: while they are written the map is not only written, but durable.
-  last.back() = map_request(slot, units.first, units.count);
+  last.back() = map_request(map, units.first, units.count);
   last.back().kind = IoKind::kWriteAndSync;
   if (pages.size() == 1) {
     pages.front().kind = IoKind::kWriteAndSync;
@@ -104,21 +103,21 @@ Result<void> EmbeddingStore::Impl::write_pages_and_map(int slot, std::span<IoReq
   return pages.size() == 1 ? Result<void>{} : rows_file_.sync();
 }
 
-IoRequest EmbeddingStore::Impl::map_request(int slot, std::int64_t first, std::int64_t count) {
+IoRequest EmbeddingStore::Impl::map_request(int map, std::int64_t first, std::int64_t count) {
   const std::int64_t offset = first * kBlockUnit;
-  return {.file = &map_files_[static_cast<std::size_t>(slot)],
+  return {.file = &map_files_[static_cast<std::size_t>(map)],
           .offset = offset,
           .bytes = map_->bytes().subspan(static_cast<std::size_t>(offset),
                                          static_cast<std::size_t>(count * kBlockUnit)),
           .kind = IoKind::kWrite};
 }
 
-// Writes what has changed since map.`slot` was written last, two commits ago.
-Result<void> EmbeddingStore::Impl::write_map(int slot) {
+// Writes what has changed since map.`map` was written last, three commits ago.
+Result<void> EmbeddingStore::Impl::write_map(int map) {
   std::array<IoRequest, 32> requests;
   std::size_t count = 0;
   for (std::int64_t from = 0;;) {
-    const BlockMap::Units units = map_->stale_units(slot, from);
+    const BlockMap::Units units = map_->stale_units(map, from);
     const std::int64_t some = std::min(units.count, kUnitsAtOnce);
     if (count == requests.size() || some == 0) {
       PLIMSOLL_TRY_VOID(pool_->run(std::span(requests).first(count)));
@@ -127,7 +126,7 @@ Result<void> EmbeddingStore::Impl::write_map(int slot) {
     if (some == 0) {
       return {};
     }
-    requests[count++] = map_request(slot, units.first, some);
+    requests[count++] = map_request(map, units.first, some);
     from = units.first + some;
   }
 }

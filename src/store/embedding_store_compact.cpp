@@ -3,23 +3,22 @@
 // compact: a table copied to where nothing but it is.
 //
 // Compaction writes a new table beside the old one and exchanges the two names in one step of the
-// file system; what a crash leaves under the other name is thrown away by the next compaction.
+// file system. The old one is removed once that is durable; what a crash leaves under the other
+// name is thrown away by the next compaction.
 //
 // Threads: see embedding_store.h.   Memory: the slabs of two tables.
 #include <algorithm>
 #include <array>
-#include <cerrno>
 #include <cstring>
+#include <string>
 #include <system_error>
 #include <vector>
-
-#include <fcntl.h>
 
 #include <fmt/format.h>
 
 #include "base/check.h"
 #include "base/npy_header.h"
-#include "os/crash_point.h"
+#include "os/directories.h"
 #include "store/embedding_store_impl.h"
 
 namespace plimsoll {
@@ -79,15 +78,26 @@ Result<void> copy_rows(EmbeddingStore& from, EmbeddingStore& to, const ProgressF
   });
 }
 
+// What is no part of a table would be gone with what it was.
+Result<void> expect_only_a_table(const fs::path& directory) {
+  std::error_code failed;
+  fs::directory_iterator entry(directory, failed);
+  for (; !failed && entry != fs::directory_iterator(); entry.increment(failed)) {
+    const std::string name = entry->path().filename().string();
+    if (std::count(table_files::kMade.begin(), table_files::kMade.end(), name) == 0) {
+      return fail(
+          ErrorCode::kInvalidArgument,
+          fmt::format("{}: holds \"{}\", which is no part of a table", directory.string(), name),
+          "move it elsewhere first");
+    }
+  }
+  return failed ? fail_io(failed.value(), directory.string()) : Result<void>{};
+}
+
 // Makes the copy, whole and durable, in `beside`.
 Result<void> copy_table(const Governor& governor, const fs::path& directory, const fs::path& beside,
                         std::int64_t at_step, const ProgressFn& progress, std::int64_t rows_max) {
   PLIMSOLL_TRY(const TableInfo info, EmbeddingStore::inspect(directory));
-  if (info.layout == RowLayout::kSampleOrder) {
-    return fail(ErrorCode::kInvalidArgument,
-                fmt::format("{}: a table in sample order", directory.string()),
-                "nothing to do: its epochs reuse the space of the last one");
-  }
   EmbeddingStoreOptions how{.directory = directory,
                             .dim = info.dim,
                             .dtype = info.dtype,
@@ -100,32 +110,16 @@ Result<void> copy_table(const Governor& governor, const fs::path& directory, con
   how.pinned = false;
   how.at_step = -1;
   how.rows_max = rows_max > 0 ? rows_max : info.rows_max;
-  const fs::path ids_file = beside.string() + ".ids.npy";
   if (info.dense_ids && info.rows_max == 0) {
     how.rows = info.rows;
   } else {
-    PLIMSOLL_TRY_VOID(write_ids(from, ids_file));
-    how.ids_file = ids_file;
+    how.ids_file = beside / table_files::kGivenIds;
+    PLIMSOLL_TRY_VOID(write_ids(from, how.ids_file));
   }
-  auto to = EmbeddingStore::open(governor, how);
-  std::error_code ignored;
-  fs::remove(ids_file, ignored);
-  if (!to) {
-    return tl::unexpected(std::move(to).error());
-  }
-  PLIMSOLL_TRY_VOID(copy_rows(from, *to, progress));
-  return from.last_commit() < 0 ? Result<void>{} : to->commit(from.last_commit());
-}
-
-Result<void> exchange(const fs::path& directory, const fs::path& beside) {
-  crash_point("store.compact.exchange.before");
-  if (::renameat2(AT_FDCWD, beside.c_str(), AT_FDCWD, directory.c_str(), RENAME_EXCHANGE) != 0) {
-    return fail_io(errno,
-                   fmt::format("{}: exchanging it for {}", directory.string(), beside.string()),
-                   "this file system cannot exchange two folders at once; export and import");
-  }
-  crash_point("store.compact.exchange.after");
-  return sync_directory(directory.parent_path());
+  PLIMSOLL_TRY(auto to, EmbeddingStore::open(governor, how));
+  PLIMSOLL_TRY_VOID(remove_file(beside / table_files::kGivenIds));
+  PLIMSOLL_TRY_VOID(copy_rows(from, to, progress));
+  return from.last_commit() < 0 ? Result<void>{} : to.commit(from.last_commit());
 }
 
 }  // namespace
@@ -133,22 +127,19 @@ Result<void> exchange(const fs::path& directory, const fs::path& beside) {
 Result<void> EmbeddingStore::compact(Governor governor, const fs::path& directory,
                                      std::int64_t at_step, const ProgressFn& progress,
                                      std::int64_t rows_max) {
-  const fs::path place = fs::absolute(directory).lexically_normal();
-  const fs::path named = place.has_filename() ? place : place.parent_path();
-  const fs::path beside = named.string() + ".compacting";
-  PLIMSOLL_TRY_VOID(read_description(named));              // Else the lock would make a folder.
-  PLIMSOLL_TRY(const FolderLock lock, lock_table(named));  // Of the old table, until it is gone.
-  std::error_code status;
-  fs::remove_all(beside, status);  // Of a compaction that did not end.
-  if (status) {
-    return fail_io(status.value(), beside.string());
+  PLIMSOLL_TRY(const TableDescription table, read_description(directory));  // A lock makes folders.
+  PLIMSOLL_TRY(const FolderLock lock, lock_table(directory));  // Of the old one, until it is gone.
+  if (table.layout == RowLayout::kSampleOrder) {
+    return fail(ErrorCode::kInvalidArgument,
+                fmt::format("{}: a table in sample order", directory.string()),
+                "nothing to do: its epochs reuse the space of the last one");
   }
-  auto done = copy_table(governor, named, beside, at_step, progress, rows_max);
-  if (done) {
-    done = exchange(named, beside);
-  }
-  fs::remove_all(beside, status);
-  return done;
+  PLIMSOLL_TRY_VOID(expect_only_a_table(directory));
+  PLIMSOLL_TRY(auto beside, PartialDirectory::create(directory, PartialDirectory::Target::kReplaced,
+                                                     ".compacting", table_files::kMade));
+  PLIMSOLL_TRY_VOID(
+      copy_table(governor, beside.target(), beside.path(), at_step, progress, rows_max));
+  return beside.exchange();
 }
 
 }  // namespace plimsoll

@@ -134,9 +134,9 @@ class EmbeddingStore::Impl final : public EmbeddingStore::Engine, public Reclaim
 
   // Commit (embedding_store_commit.cpp).
   Result<void> make_durable(std::int64_t step);
-  Result<void> write_pages_and_map(int slot, std::span<IoRequest> last);
-  Result<void> write_map(int slot);
-  IoRequest map_request(int slot, std::int64_t first, std::int64_t count);
+  Result<void> write_pages_and_map(int map, std::span<IoRequest> last);
+  Result<void> write_map(int map);
+  IoRequest map_request(int map, std::int64_t first, std::int64_t count);
   Result<std::int64_t> take_rows(std::int64_t first, std::span<const std::byte> pages,
                                  std::span<std::byte> out) const;
 
@@ -149,7 +149,7 @@ class EmbeddingStore::Impl final : public EmbeddingStore::Engine, public Reclaim
 
   IdIndex ids_;
   File rows_file_;
-  std::array<File, 2> map_files_;
+  std::array<File, kMaps> map_files_;
   SuperFile super_;
   CommitPins pins_;
   const bool pinned_;  // Opened to be read, while somebody else may train.

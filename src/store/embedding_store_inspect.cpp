@@ -48,7 +48,7 @@ std::vector<Commit> commits_of(const SuperFile& super, const TableDescription& t
 
 Result<void> check_map(const std::filesystem::path& directory, const TableDescription& table,
                        const Commit& commit, std::span<std::byte> buffer) {
-  const auto path = table_files::map_path(directory, commit.slot);
+  const auto path = table_files::map_path(directory, commit.superblock.map);
   PLIMSOLL_TRY(const File file, File::open(path, FileMode::kRead));
   const std::int64_t total = map_bytes(commit.superblock.pages) + table.growth().bytes();
   std::uint32_t crc = 0;
@@ -71,8 +71,8 @@ Result<void> check_map(const std::filesystem::path& directory, const TableDescri
 Result<std::int64_t> count_rows(const std::filesystem::path& directory,
                                 const TableDescription& table, const Commit& commit) {
   const GrowthShape growth = table.growth();
-  PLIMSOLL_TRY(const File map,
-               File::open(table_files::map_path(directory, commit.slot), FileMode::kRead));
+  PLIMSOLL_TRY(const File map, File::open(table_files::map_path(directory, commit.superblock.map),
+                                          FileMode::kRead));
   std::array<std::uint64_t, 512> bits;
   std::int64_t rows = 0;
   for (std::int64_t at = 0; at < growth.bit_bytes(); at += kBlockUnit) {
@@ -141,8 +141,8 @@ class InsertedIds {
 Result<void> check_pages(const std::filesystem::path& directory, const TableDescription& table,
                          const Commit& commit, const ProgressFn& progress) {
   const TableShape shape = table.shape();
-  PLIMSOLL_TRY(const File map,
-               File::open(table_files::map_path(directory, commit.slot), FileMode::kRead));
+  PLIMSOLL_TRY(const File map, File::open(table_files::map_path(directory, commit.superblock.map),
+                                          FileMode::kRead));
   PLIMSOLL_TRY(const File rows, File::open(directory / table_files::kRows, FileMode::kRead));
   std::vector<BlockEntry> entries(512);
   std::vector<std::byte> page(static_cast<std::size_t>(shape.page_bytes));
@@ -224,10 +224,9 @@ Result<TableInfo> EmbeddingStore::inspect(const std::filesystem::path& directory
                  .disk_bytes = bytes_in(directory)};
   std::vector<std::byte> buffer(kPieceBytes);
   for (const Commit& commit : commits_of(super, table)) {
-    const auto readable =
-        table.layout == RowLayout::kSampleOrder
-            ? inspect_timeline(directory, table, commit.slot, commit.superblock, info)
-            : check_map(directory, table, commit, buffer);
+    const auto readable = table.layout == RowLayout::kSampleOrder
+                              ? inspect_timeline(directory, table, commit.superblock, info)
+                              : check_map(directory, table, commit, buffer);
     if (!readable && readable.error().code != ErrorCode::kCorrupt) {
       return tl::unexpected(readable.error());  // Not to be read just now, which is not gone.
     }
@@ -257,8 +256,7 @@ Result<void> EmbeddingStore::verify(const std::filesystem::path& directory,
     return {};
   }
   if (table.layout == RowLayout::kSampleOrder) {
-    return verify_timeline(directory, table, commits.front().slot, commits.front().superblock,
-                           progress);
+    return verify_timeline(directory, table, commits.front().superblock, progress);
   }
   std::vector<std::byte> buffer(kPieceBytes);
   PLIMSOLL_TRY_VOID(check_map(directory, table, commits.front(), buffer));

@@ -270,10 +270,7 @@ Result<void> EmbeddingStore::Impl::open_files(const EmbeddingStoreOptions& optio
   PLIMSOLL_TRY(rows_file_, File::open(directory_ / table_files::kRows, mode, true));
   PLIMSOLL_TRY(const std::int64_t rows_bytes, rows_file_.size());
   cache_->found_file(rows_bytes);
-  for (int slot = 0; slot < 2; ++slot) {
-    PLIMSOLL_TRY(map_files_[static_cast<std::size_t>(slot)],
-                 File::open(table_files::map_path(directory_, slot), mode, true));
-  }
+  PLIMSOLL_TRY(map_files_, open_maps(directory_, !pinned_));
   PLIMSOLL_TRY(super_, SuperFile::open(directory_ / table_files::kSuper, !pinned_));
   PLIMSOLL_TRY(pins_, CommitPins::open(directory_ / table_files::kSuper, !pinned_));
   optimizer_ = RecordStep(shape_, table_.init, options.optimizer, corrections_);
@@ -299,7 +296,8 @@ Result<void> EmbeddingStore::Impl::open_commit(std::int64_t at_step) {
         if (kept.error().code != ErrorCode::kCorrupt) {
           return kept;
         }
-        map_->forget(other);  // Half overwritten by a commit that did not end: it is gone.
+        map_->forget(other);  // Damaged: it is gone.
+        map_->mark_unknown(super_.slots()[static_cast<std::size_t>(other)].superblock.map);
       }
     }
   }
@@ -308,20 +306,27 @@ Result<void> EmbeddingStore::Impl::open_commit(std::int64_t at_step) {
 
 Result<void> EmbeddingStore::Impl::read_map(int slot) {
   const auto at = static_cast<std::size_t>(slot);
+  const int number = super_.slots()[at].superblock.map;
+  const File& file = map_files_[static_cast<std::size_t>(number)];
   const auto corrupt = [&](const std::string& why) {
     return fail(ErrorCode::kCorrupt,
-                fmt::format("{}: the page table of commit {} {}", map_files_[at].path().string(),
+                fmt::format("{}: the page table of commit {} {}",
+                            table_files::map_path(directory_, number).string(),
                             super_.slots()[at].superblock.step, why),
                 "name another step to open (at_step), or restore the file");
   };
   const auto bytes = map_->bytes();
-  PLIMSOLL_TRY_VOID(map_files_[at].read_at(0, bytes));
+  if (!file.valid()) {
+    return corrupt("is not there");
+  }
+  PLIMSOLL_TRY_VOID(file.read_at(0, bytes));
   if (chain_root(0, bytes) != super_.slots()[at].superblock.map_crc) {
     return corrupt("fails its checksum");
   }
   if (auto adopted = map_->adopt(slot); !adopted) {
     return corrupt(*adopted.error().detail);
   }
+  map_->mark_same(number);
   if (growing_) {
     if (auto adopted = growing_->adopt(); !adopted) {
       return corrupt(*adopted.error().detail);
@@ -337,17 +342,19 @@ Result<void> EmbeddingStore::Impl::keep_other_commit(int slot) {
   const std::int64_t pages_end = map_bytes(shape_.pages);  // What is behind them names no blocks.
   constexpr auto kUnit = static_cast<std::size_t>(kBlockUnit);
   const auto scratch = cache_->scratch();  // Whole pages, and pages are whole units.
-  map_->mark_same(slot);
+  const int number = super_.slots()[at].superblock.map;
+  const File& file = map_files_[static_cast<std::size_t>(number)];
+  map_->mark_same(number);
   std::uint32_t crc = 0;
   for (std::int64_t done = 0; done < total;) {
     const auto size = std::min(total - done, static_cast<std::int64_t>(scratch.size()));
     const auto piece = scratch.first(static_cast<std::size_t>(size));
-    PLIMSOLL_TRY_VOID(map_files_[at].read_at(done, piece));
+    PLIMSOLL_TRY_VOID(file.read_at(done, piece));
     crc = chain_root(crc, piece);
     for (std::int64_t unit = 0; unit < size; unit += kBlockUnit) {
       const auto one = piece.subspan(static_cast<std::size_t>(unit), kUnit);
       if (std::memcmp(one.data(), map_->bytes().data() + done + unit, kUnit) != 0) {
-        map_->mark_stale(slot, (done + unit) / kBlockUnit);
+        map_->mark_stale(number, (done + unit) / kBlockUnit);
       }
     }
     const auto entries = static_cast<std::size_t>(
@@ -358,7 +365,7 @@ Result<void> EmbeddingStore::Impl::keep_other_commit(int slot) {
     done += size;
   }
   if (crc != super_.slots()[at].superblock.map_crc) {
-    return fail(ErrorCode::kCorrupt, map_files_[at].path().string());
+    return fail(ErrorCode::kCorrupt, file.path().string());
   }
   return {};
 }

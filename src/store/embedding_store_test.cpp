@@ -4,6 +4,7 @@
 #include <array>
 #include <chrono>
 #include <cmath>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <limits>
@@ -15,6 +16,7 @@
 #include <thread>
 #include <tuple>
 
+#include "base/crc32c.h"
 #include "os/file.h"
 #include "tests/support/embedding_table_fixture.h"
 
@@ -613,6 +615,57 @@ TEST_F(EmbeddingStoreTest, KeepsDirtyBytesWithinTheirBound) {
   EXPECT_EQ(store.stats().dirty_bytes, 0);
   options.dirty_bytes = -1;
   EXPECT_FALSE(EmbeddingStore::open(governor_, options));
+}
+
+// Version 2 of the superblock had the page table of slot N in map.N, and no map.2.
+TEST_F(EmbeddingTableTest, R07_ATableOfTwoMapsIsOpenedAndGoesOn) {
+  const EmbeddingStoreOptions options = with_floor(
+      {.directory = directory(), .dim = 8, .init = {.kind = RowInitKind::kZeros}, .rows = 100});
+  const std::vector<std::int64_t> id{7};
+  const auto at_step = [&](std::int64_t step) {
+    auto how = options;
+    how.at_step = step;
+    return open(how);
+  };
+  {
+    auto store = open(options);
+    for (std::int64_t step = 1; step <= 2; ++step) {
+      store.update(id, std::vector<float>(8, static_cast<float>(step))).or_throw();
+      store.commit(step).or_throw();
+    }
+  }
+  std::filesystem::remove(directory() / "map.2");
+  {
+    std::fstream super(directory() / "super", std::ios::in | std::ios::out | std::ios::binary);
+    for (const std::streamoff at : {0, 7 * 512, 4096, 4096 + 7 * 512}) {
+      std::array<char, 56> record{};
+      super.seekg(at);
+      super.read(record.data(), record.size());
+      const std::uint32_t version = 2;
+      std::uint32_t crc = 0;
+      std::memcpy(record.data() + 8, &version, 4);
+      std::memcpy(record.data() + 12, &crc, 4);
+      std::memset(record.data() + 52, 0, 4);
+      crc = crc32c(std::as_bytes(std::span(record)));
+      std::memcpy(record.data() + 12, &crc, 4);
+      super.seekp(at);
+      super.write(record.data(), record.size());
+    }
+  }
+  ASSERT_TRUE(EmbeddingStore::verify(directory(), {}));
+  {
+    auto store = open(options);
+    EXPECT_EQ(store.last_commit(), 2);
+    for (std::int64_t step = 3; step <= 5; ++step) {
+      store.update(id, std::vector<float>(8, static_cast<float>(step))).or_throw();
+      store.commit(step).or_throw();
+    }
+  }
+  for (const std::int64_t step : {4, 5}) {
+    std::vector<float> row(8);
+    at_step(step).gather(id, row).or_throw();
+    EXPECT_EQ(row, std::vector<float>(8, static_cast<float>(step)));
+  }
 }
 
 }  // namespace

@@ -233,7 +233,7 @@ class EmbeddingStore::Timeline final : public EmbeddingStore::Engine {
   std::uint32_t new_ids_crc_{0};       // and their checksum.
   File new_ids_file_;
   File rows_file_;
-  std::array<File, 2> map_files_;
+  std::array<File, kMaps> map_files_;
   SuperFile super_;
   TimelineSpace space_;
   std::int64_t reserved_{0};  // Segments at the front of rows_file_ that have a place on disk.

@@ -61,7 +61,8 @@ Result<void> EmbeddingStore::Timeline::make_durable(std::int64_t step) {
   PLIMSOLL_TRY_VOID(drop_newer_commit());
   PLIMSOLL_TRY_VOID(save_new_ids());
   const int slot = slot_ == 0 ? 1 : 0;
-  File& map_file = map_files_[static_cast<std::size_t>(slot)];
+  const int number = super_.free_map();
+  File& map_file = map_files_[static_cast<std::size_t>(number)];
   const auto map = space_.save({.source = source_key_,
                                 .parent = parent_key_,
                                 .target = target_key_,
@@ -79,7 +80,8 @@ Result<void> EmbeddingStore::Timeline::make_durable(std::int64_t step) {
                                         .fingerprint = table_.fingerprint(),
                                         .pages = static_cast<std::int64_t>(map.size()),
                                         .blocks_used = space_.used_segments(),
-                                        .map_crc = crc32c(map)}));
+                                        .map_crc = crc32c(map),
+                                        .map = number}));
   crash_point("store.commit.superblock.after");
   space_.committed(slot);
   slot_ = slot;

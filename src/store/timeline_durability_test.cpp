@@ -251,9 +251,9 @@ TEST_F(TimelineDurabilityTest, ADamagedMapIsNoticedUnlessItIsOfTheOlderCommit) {
       }
     }
   }
-  flip(directory() / "map.1", 8 * 100);  // Commits went to slots 0, 1, 0; this one is the older.
+  flip(directory() / "map.1", 8 * 100);  // Commits went to map.0, map.1, map.2: the older one.
   EXPECT_EQ(step_found(), 30);
-  flip(directory() / "map.0", 8 * 100);
+  flip(directory() / "map.2", 8 * 100);
   const auto refused = EmbeddingStore::open(governor_, options());
   ASSERT_FALSE(refused);
   EXPECT_EQ(refused.error().code, ErrorCode::kCorrupt);

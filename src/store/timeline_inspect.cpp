@@ -19,9 +19,8 @@ namespace plimsoll {
 namespace {
 
 Result<std::vector<std::byte>> read_map(const std::filesystem::path& directory,
-                                        const TimelineShape& shape, int slot,
-                                        const Superblock& superblock) {
-  const auto path = table_files::map_path(directory, slot);
+                                        const TimelineShape& shape, const Superblock& superblock) {
+  const auto path = table_files::map_path(directory, superblock.map);
   PLIMSOLL_TRY(const File file, File::open(path, FileMode::kRead));
   const std::int64_t most = TimelineSpace::map_bytes_most(shape, TimelineSpace::sizes(shape));
   std::vector<std::byte> map(
@@ -59,9 +58,9 @@ Result<void> check_new_ids(const std::filesystem::path& directory, const TableDe
 }  // namespace
 
 Result<void> inspect_timeline(const std::filesystem::path& directory, const TableDescription& table,
-                              int slot, const Superblock& superblock, TableInfo& info) {
+                              const Superblock& superblock, TableInfo& info) {
   const TimelineShape shape = timeline_shape(table);
-  PLIMSOLL_TRY(const auto map, read_map(directory, shape, slot, superblock));
+  PLIMSOLL_TRY(const auto map, read_map(directory, shape, superblock));
   PLIMSOLL_TRY(const MapView view, view_map(shape, map));
   if (info.commit_steps.empty()) {
     info.order_seed = view.state.source.seed;
@@ -73,9 +72,9 @@ Result<void> inspect_timeline(const std::filesystem::path& directory, const Tabl
 }
 
 Result<void> verify_timeline(const std::filesystem::path& directory, const TableDescription& table,
-                             int slot, const Superblock& superblock, const ProgressFn& progress) {
+                             const Superblock& superblock, const ProgressFn& progress) {
   const TimelineShape shape = timeline_shape(table);
-  PLIMSOLL_TRY(const auto map, read_map(directory, shape, slot, superblock));
+  PLIMSOLL_TRY(const auto map, read_map(directory, shape, superblock));
   PLIMSOLL_TRY(const MapView view, view_map(shape, map));
   PLIMSOLL_TRY_VOID(check_new_ids(directory, table, view.state));
   PLIMSOLL_TRY(const File rows, File::open(directory / table_files::kRows, FileMode::kRead));

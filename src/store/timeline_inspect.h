@@ -15,11 +15,11 @@ namespace plimsoll {
 
 /// Adds rows, epoch and cursor of a commit to `info`. Errors: kCorrupt when its map is not sound.
 Result<void> inspect_timeline(const std::filesystem::path& directory, const TableDescription& table,
-                              int slot, const Superblock& superblock, TableInfo& info);
+                              const Superblock& superblock, TableInfo& info);
 
 /// Reads every extent and every inserted id of a commit and compares checksums. Errors: kCorrupt
 /// naming the file.
 Result<void> verify_timeline(const std::filesystem::path& directory, const TableDescription& table,
-                             int slot, const Superblock& superblock, const ProgressFn& progress);
+                             const Superblock& superblock, const ProgressFn& progress);
 
 }  // namespace plimsoll

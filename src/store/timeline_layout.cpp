@@ -134,8 +134,9 @@ Result<TimelineLayout> plan_timeline(const TableDescription& table, bool exists,
   plan.floor_bytes = floor;
   plan.rows_max = table.rows_max;
   plan.network = network_file_system(options.directory);
-  plan.disk_cap_bytes = layout.sizes.segments * layout.shape.segment_bytes + 2 * layout.map_bytes +
-                        2 * SuperFile::kSlotBytes + IdIndex::disk_bytes(table.ids) +
+  plan.disk_cap_bytes = layout.sizes.segments * layout.shape.segment_bytes +
+                        kMaps * layout.map_bytes + 2 * SuperFile::kSlotBytes +
+                        IdIndex::disk_bytes(table.ids) +
                         round_to_block(8 * table.growth().inserted()) + 4096;
   return layout;
 }

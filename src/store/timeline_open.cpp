@@ -92,10 +92,7 @@ Result<void> EmbeddingStore::Timeline::open_files(const EmbeddingStoreOptions& o
   PLIMSOLL_TRY(rows_file_, File::open(directory_ / table_files::kRows, mode, true));
   PLIMSOLL_TRY(const std::int64_t bytes, rows_file_.size());
   reserved_ = bytes / shape_.segment_bytes;
-  for (int slot = 0; slot < 2; ++slot) {
-    PLIMSOLL_TRY(map_files_[static_cast<std::size_t>(slot)],
-                 File::open(table_files::map_path(directory_, slot), mode, true));
-  }
+  PLIMSOLL_TRY(map_files_, open_maps(directory_, !pinned_));
   if (growing_) {
     PLIMSOLL_TRY(new_ids_file_, File::open(directory_ / table_files::kNewIds, mode));
   }
@@ -124,7 +121,8 @@ Result<void> EmbeddingStore::Timeline::open_commit(std::int64_t at_step) {
   if (!state) {
     Error error = std::move(state).error();
     error.detail = std::make_shared<std::string>(
-        fmt::format("{}: the map of commit {} {}", map_files_[at].path().string(),
+        fmt::format("{}: the map of commit {} {}",
+                    table_files::map_path(directory_, super_.slots()[at].superblock.map).string(),
                     super_.slots()[at].superblock.step, error.detail ? *error.detail : ""));
     return tl::unexpected(std::move(error));
   }
@@ -145,7 +143,7 @@ Result<void> EmbeddingStore::Timeline::keep_other_commit(int slot) {
     return tl::unexpected(map.error());
   }
   if (!map || !space_.keep(slot, *map)) {
-    space_.forget(slot);  // Half overwritten by a commit that did not end: it is gone.
+    space_.forget(slot);  // Damaged: it is gone.
   }
   return {};
 }
@@ -179,9 +177,11 @@ Error EmbeddingStore::Timeline::explained(Error error) const {
 Result<std::span<const std::byte>> EmbeddingStore::Timeline::read_map(int slot) {
   const auto at = static_cast<std::size_t>(slot);
   const Superblock& superblock = super_.slots()[at].superblock;
+  const File& file = map_files_[static_cast<std::size_t>(superblock.map)];
   const auto corrupt = [&](const char* why) {
     return fail(ErrorCode::kCorrupt,
-                fmt::format("{}: the map of commit {} {}", map_files_[at].path().string(),
+                fmt::format("{}: the map of commit {} {}",
+                            table_files::map_path(directory_, superblock.map).string(),
                             superblock.step, why),
                 "name another step to open (at_step), or restore the file");
   };
@@ -190,7 +190,10 @@ Result<std::span<const std::byte>> EmbeddingStore::Timeline::read_map(int slot) 
     return corrupt("has an impossible size");
   }
   const auto bytes = map_.first(static_cast<std::size_t>(superblock.pages));
-  PLIMSOLL_TRY_VOID(map_files_[at].read_at(0, bytes));
+  if (!file.valid()) {
+    return corrupt("is not there");
+  }
+  PLIMSOLL_TRY_VOID(file.read_at(0, bytes));
   if (crc32c(bytes) != superblock.map_crc) {
     return corrupt("fails its checksum");
   }

@@ -341,8 +341,49 @@ TEST_P(EveryFaultWhileGoingBackTest, OfSyncing) {
   going_back_meets(FileCall::kSync);
 }
 
+// What fails last may be the superblock's own sync: then the new commit may be there, whole, in the
+// older one's place.
+TEST_P(EveryFaultTest, R07_OfCommittingLeavesBothCommits) {
+  const std::vector<std::int64_t> before{2, 1};
+  const std::vector<std::int64_t> after{3, 2};
+  const auto steps = [&] { return EmbeddingStore::inspect(directory()).or_throw().commit_steps; };
+  for (FileFault fault : {FileFault{.call = FileCall::kWrite, .os_errno = ENOSPC},
+                          FileFault{.call = FileCall::kSync, .os_errno = EIO}}) {
+    Result<void> done = fail(ErrorCode::kIo, "not tried yet");
+    for (fault.nth = 1; !done && !HasFailure(); ++fault.nth) {
+      SCOPED_TRACE("call " + std::to_string(fault.nth));
+      start_again();
+      {
+        auto store = open(options());
+        set_all(store, 2).or_throw();
+        store.commit(2).or_throw();
+        set_all(store, 3).or_throw();
+        const ScopedFileFault armed(fault);
+        done = store.commit(3);
+      }
+      EXPECT_TRUE(steps() == after || (!done && steps() == before)) << steps().front();
+      if (!done) {
+        strike(
+            unsynced_changes(), [](std::size_t, std::int64_t) { return false; }, 512);
+        EXPECT_EQ(steps(), before);
+      }
+      record_unsynced({});
+      for (const std::int64_t step : steps()) {
+        auto how = options();
+        how.at_step = step;
+        auto store = open(how);
+        for (const auto& [id, row] : all_rows(store)) {
+          ASSERT_EQ(row.weights, std::vector<float>(kDim, value_of(id, step))) << "id " << id;
+        }
+      }
+    }
+    EXPECT_GT(fault.nth, 4);
+  }
+}
+
 TEST_P(EveryFaultTest, OfCreatingATableLeavesNoneOrAWholeOne) {
-  for (const FileCall call : {FileCall::kWrite, FileCall::kSync, FileCall::kRename}) {
+  for (const FileCall call :
+       {FileCall::kWrite, FileCall::kSync, FileCall::kRename, FileCall::kMakeDirectory}) {
     for_every_call(call, [&](const Way& way) {
       fs::remove_all(directory());
       const EmbeddingStoreOptions how = options();

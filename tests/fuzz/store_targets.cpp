@@ -317,9 +317,10 @@ std::vector<std::string> table_json_seeds() {
 template <RowLayout layout, bool grows>
 constexpr auto open_files() {
   if constexpr (layout == RowLayout::kSampleOrder && grows) {
-    return std::array{"super", "map.0", "map.1", "rows.dat", "rows.ids", "rows.order", "rows.new"};
+    return std::array{"super",    "map.0",    "map.1",      "map.2",
+                      "rows.dat", "rows.ids", "rows.order", "rows.new"};
   } else {
-    return std::array{"super", "map.0", "map.1", "rows.dat", "rows.ids", "rows.order"};
+    return std::array{"super", "map.0", "map.1", "map.2", "rows.dat", "rows.ids", "rows.order"};
   }
 }
 
