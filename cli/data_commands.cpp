@@ -224,6 +224,7 @@ void add_store_import(CLI::App& command, int& status) {
     std::string format{};
     std::string optimizer{"adamw"};
     std::string dtype{"float32"};
+    bool number_rows{false};
   };
   auto typed = std::make_shared<Typed>();
   auto* sub = command.add_subcommand("import", "Make a table of rows from other programs' files");
@@ -237,6 +238,8 @@ void add_store_import(CLI::App& command, int& status) {
       ->check(CLI::IsMember(optimizers_by_name()));
   sub->add_option("--dtype", typed->dtype, "What a weight is stored as [float32]")
       ->check(CLI::IsMember({"float32", "bfloat16"}));
+  sub->add_flag("--number-rows", typed->number_rows,
+                "Ids 0, 1, 2, … for the rows of .npy files without NAME.ids.npy");
   const std::shared_ptr<Place> place(typed, &typed->place);
   add_place(*sub, place);
   sub->footer(
@@ -246,6 +249,7 @@ void add_store_import(CLI::App& command, int& status) {
     ImportOptions options{.files = {typed->files.begin(), typed->files.end()},
                           .out = typed->place.out,
                           .format = typed->format};
+    options.number_rows = typed->number_rows;
     options.optimizer = optimizers_by_name().at(typed->optimizer);
     options.dtype = typed->dtype == "bfloat16" ? RowDType::kBFloat16 : RowDType::kFloat32;
     status = import_rows(typed->place, options);

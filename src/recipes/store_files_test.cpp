@@ -4,6 +4,12 @@
 // bad files are named and leave nothing behind.
 #include <gtest/gtest.h>
 
+#include <array>
+#include <cstdlib>
+
+#include <sys/wait.h>
+
+#include "os/crash_point.h"
 #include "recipes/store_compact.h"
 #include "recipes/store_export.h"
 #include "recipes/store_import.h"
@@ -199,8 +205,122 @@ TEST_F(StoreFilesTest, RowsThatCameHaveChangedAndThoseThatWentDoNotGoOut) {
 TEST_F(StoreFilesTest, ShardsFollowEachOtherAndMayHaveNoIds) {
   write_npy<float>(root_ / "a.npy", "<f4", {2, 3}, {1, 2, 3, 4, 5, 6});
   write_npy<float>(root_ / "b.npy", "<f4", {1, 3}, {7, 8, 9});
-  EXPECT_EQ(import_from({root_ / "a.npy", root_ / "b.npy"}).or_throw(), 3);
+  const std::vector<fs::path> files{root_ / "a.npy", root_ / "b.npy"};
+  EXPECT_EQ(
+      import_store(governor_, {.files = files, .out = root_ / "copy", .number_rows = true}, {})
+          .or_throw(),
+      3);
   expect_copy({0, 1, 2}, {1, 2, 3, 4, 5, 6, 7, 8, 9});
+}
+
+TEST_F(StoreFilesTest, R43_RowsWithoutIdsAreNumberedOnlyWhenThatIsAskedFor) {
+  write_npy<float>(root_ / "a.npy", "<f4", {2, 3}, {1, 2, 3, 4, 5, 6});
+  expect_refused({root_ / "a.npy"}, "a.npy: its rows have no ids: " +
+                                        (root_ / "a.ids.npy").string() + " is not there");
+  expect_refused({root_ / "a.npy"}, "--number-rows");
+}
+
+TEST_F(StoreFilesTest, R43_TheFilesItReadsAndThoseBesideTheTableAreThereAfterwards) {
+  make_table();
+  EXPECT_EQ(export_to(root_ / "copy.npy").or_throw(), 3000);  // And copy.ids.npy.
+  for (const char* name : {"copy.partial.ids.npy", "copy.ids.npy.partial", "copy.csv"}) {
+    spill(root_ / name, "mine");
+  }
+  const std::string ids = slurp(root_ / "copy.ids.npy");
+  EXPECT_EQ(import_from({root_ / "copy.npy"}).or_throw(), 3000);
+  expect_copy(ids_, rows_);
+  EXPECT_EQ(slurp(root_ / "copy.ids.npy"), ids);
+  EXPECT_EQ(slurp(root_ / "copy.partial.ids.npy"), "mine");
+  EXPECT_EQ(slurp(root_ / "copy.ids.npy.partial"), "mine");
+  EXPECT_FALSE(fs::exists(root_ / "copy.partial"));
+}
+
+// At each crash point in turn, sparser the further on.
+TEST_F(StoreFilesTest, R65_AKilledImportLeavesNoTable) {
+  make_table();
+  EXPECT_EQ(export_to(root_ / "rows.csv").or_throw(), 3000);
+  governor_.close();
+  int killed = 0;
+  for (int passage = 1;; passage += 1 + passage / 4) {
+    SCOPED_TRACE(passage);
+    const pid_t child = ::fork();
+    if (child == 0) {
+      ::setenv("PLIMSOLL_CRASH", ("*:" + std::to_string(passage)).c_str(), 1);
+      reload_crash_points();
+      governor_ = Governor::create({.memory_limit = "1GiB"}).or_throw();
+      ::_exit(import_from({root_ / "rows.csv"}) ? 0 : 1);
+    }
+    int status = 0;
+    ::waitpid(child, &status, 0);
+    ASSERT_TRUE(WIFSIGNALED(status) || WEXITSTATUS(status) == 0);
+    const bool there = fs::exists(root_ / "copy");
+    EXPECT_TRUE(there || WIFSIGNALED(status));
+    if (there) {  // Killed or not, behind the last step.
+      governor_ = Governor::create({.memory_limit = "1GiB"}).or_throw();
+      expect_copy(ids_, rows_);
+      governor_.close();
+      fs::remove_all(root_ / "copy");
+    }
+    ASSERT_FALSE(HasFailure());
+    if (!WIFSIGNALED(status)) {
+      break;
+    }
+    ++killed;
+  }
+  EXPECT_GT(killed, 10);
+  EXPECT_FALSE(fs::exists(root_ / "copy.partial")) << "the next import clears up";
+}
+
+TEST_F(StoreFilesTest, R45_OfTwoImportsIntoOneFolderExactlyOneWins) {
+  make_table();
+  EXPECT_EQ(export_to(root_ / "rows.csv").or_throw(), 3000);
+  governor_.close();
+  for (int round = 0; round < 8; ++round) {
+    SCOPED_TRACE(round);
+    std::array<pid_t, 2> children{};
+    for (pid_t& child : children) {
+      child = ::fork();
+      if (child == 0) {
+        governor_ = Governor::create({.memory_limit = "1GiB"}).or_throw();
+        const auto done = import_from({root_ / "rows.csv"});
+        const std::string text = done ? "" : done.error().to_string();
+        const bool told = text.find("another process is writing there") != std::string::npos ||
+                          text.find("already there") != std::string::npos;
+        ::_exit(done ? 0 : told ? 1 : 2);
+      }
+    }
+    std::array<int, 2> results{};
+    for (std::size_t i = 0; i < 2; ++i) {
+      int status = 0;
+      ::waitpid(children[i], &status, 0);
+      ASSERT_TRUE(WIFEXITED(status));
+      results[i] = WEXITSTATUS(status);
+    }
+    EXPECT_EQ(std::min(results[0], results[1]), 0);
+    EXPECT_EQ(std::max(results[0], results[1]), 1);
+    governor_ = Governor::create({.memory_limit = "1GiB"}).or_throw();
+    expect_copy(ids_, rows_);
+    governor_.close();
+    fs::remove_all(root_ / "copy");
+    EXPECT_FALSE(fs::exists(root_ / "copy.partial"));
+  }
+}
+
+TEST_F(StoreFilesTest, R67_NothingIsWrittenThroughALink) {
+  make_table();
+  spill(root_ / "victim", "victim");
+  fs::create_directories(root_ / "precious");
+  for (const char* name : {"rows.npy.partial", "rows.ids.npy.partial", "copy.ids.npy.partial"}) {
+    fs::create_symlink(root_ / "victim", root_ / name);
+  }
+  EXPECT_EQ(export_to(root_ / "rows.npy").or_throw(), 3000);
+  EXPECT_EQ(import_from({root_ / "rows.npy"}).or_throw(), 3000);
+  expect_copy(ids_, rows_);
+  EXPECT_EQ(slurp(root_ / "victim"), "victim");
+  fs::remove_all(root_ / "copy");
+  fs::create_directory_symlink(root_ / "precious", root_ / "copy.partial");
+  EXPECT_FALSE(import_from({root_ / "rows.npy"}));
+  EXPECT_TRUE(fs::is_empty(root_ / "precious"));
 }
 
 TEST_F(StoreFilesTest, TextIsReadWithAndWithoutAHeadingAndByEitherLineEnd) {
@@ -223,6 +343,7 @@ TEST_F(StoreFilesTest, BadFilesAreNamedAndLeaveNothing) {
   spill(root_ / "d.csv", "");
   expect_refused({root_ / "d.csv"}, "d.csv");
   write_npy<double>(root_ / "e.npy", "<f8", {1, 2}, {1, 2});
+  write_npy<std::int64_t>(root_ / "e.ids.npy", "<i8", {1}, {4});
   expect_refused({root_ / "e.npy"}, "expected float32");
   spill(root_ / "f.csv", "1,2\n");
   spill(root_ / "g.csv", "2,2,3\n");
@@ -236,7 +357,7 @@ TEST_F(StoreFilesTest, AFolderThatHoldsSomethingIsLeftAlone) {
   spill(root_ / "a.csv", "1,2\n");
   const auto refused = import_from({root_ / "a.csv"});
   ASSERT_FALSE(refused);
-  EXPECT_NE(refused.error().to_string().find("not empty"), std::string::npos);
+  EXPECT_NE(refused.error().to_string().find("not an empty directory"), std::string::npos);
   EXPECT_EQ(slurp(root_ / "copy" / "thesis.txt"), "mine");
 }
 

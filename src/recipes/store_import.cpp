@@ -19,10 +19,12 @@
 #include "base/check.h"
 #include "data/npy.h"
 #include "data/safetensors.h"
+#include "os/directories.h"
 #include "os/file.h"
 #include "recipes/chunk_file.h"
 #include "recipes/new_file.h"
 #include "recipes/store_export.h"
+#include "store/embedding_description.h"
 #include "store/row_optimizer.h"
 
 namespace plimsoll {
@@ -56,6 +58,7 @@ class ArrayReader final : public RowReader {
     PLIMSOLL_TRY(auto row_rows, reader.rows_of(*rows));
     return make(std::move(row_rows), std::move(id_rows), 0);
   }
+  /// `first_id`: of its rows when there are no ids beside it, or −1 when there must be.
   static Result<std::unique_ptr<RowReader>> npy(const fs::path& path, std::int64_t first_id) {
     PLIMSOLL_TRY(auto rows, open_npy(path));
     fs::path ids_path = path;
@@ -64,6 +67,12 @@ class ArrayReader final : public RowReader {
     std::optional<TensorRows> ids;
     if (fs::exists(ids_path, status)) {
       PLIMSOLL_TRY(ids, open_npy(ids_path));
+    } else if (first_id < 0) {
+      return fail(ErrorCode::kInvalidArgument,
+                  fmt::format("{}: its rows have no ids: {} is not there", path.string(),
+                              ids_path.string()),
+                  "put them there (int64 [rows]), or number the rows 0, 1, 2, … with --number-rows "
+                  "(number_rows)");
     }
     return make(std::move(rows), std::move(ids), first_id);
   }
@@ -303,7 +312,7 @@ Result<std::vector<std::unique_ptr<RowReader>>> open_files(const Governor& gover
       PLIMSOLL_TRY(auto file, ChunkFile::open(governor, path));
       readers.push_back(std::make_unique<ChunkReader>(std::move(file)));
     } else if (form == "npy") {
-      PLIMSOLL_TRY(auto reader, ArrayReader::npy(path, next_id));
+      PLIMSOLL_TRY(auto reader, ArrayReader::npy(path, options.number_rows ? next_id : -1));
       next_id += static_cast<const ArrayReader&>(*reader).rows();
       readers.push_back(std::move(reader));
     } else {
@@ -340,17 +349,20 @@ Result<std::int64_t> collect_ids(std::span<const std::unique_ptr<RowReader>> rea
   return rows;
 }
 
-Result<std::int64_t> fill(Governor governor, const ImportOptions& options, const fs::path& ids_file,
+// Makes the table, whole and durable, in `folder`.
+Result<std::int64_t> fill(Governor governor, const ImportOptions& options, const fs::path& folder,
                           std::span<const std::unique_ptr<RowReader>> readers,
                           const ProgressFn& progress) {
+  const fs::path ids_file = folder / table_files::kGivenIds;
   PLIMSOLL_TRY(const std::int64_t rows, collect_ids(readers, ids_file));
   const std::int64_t dim = readers.front()->dim();
-  PLIMSOLL_TRY(auto store, EmbeddingStore::open(governor, {.directory = options.out,
+  PLIMSOLL_TRY(auto store, EmbeddingStore::open(governor, {.directory = folder,
                                                            .dim = dim,
                                                            .dtype = options.dtype,
                                                            .optimizer = {.kind = options.optimizer},
                                                            .init = {.kind = RowInitKind::kZeros},
                                                            .ids_file = ids_file}));
+  PLIMSOLL_TRY_VOID(remove_file(ids_file));
   std::int64_t done = 0;
   for (const auto& reader : readers) {
     const auto filled = reader->visit(
@@ -381,23 +393,12 @@ std::map<std::string, RowOptimizer> optimizers_by_name() {
 
 Result<std::int64_t> import_store(Governor governor, const ImportOptions& options,
                                   const ProgressFn& progress) {
-  std::error_code status;
-  const bool existed = fs::exists(options.out, status);
-  if (existed && (!fs::is_directory(options.out, status) || !fs::is_empty(options.out, status))) {
-    return fail(ErrorCode::kInvalidArgument, fmt::format("{} is not empty", options.out.string()),
-                "name a new folder with --out");
-  }
   PLIMSOLL_TRY(const auto readers, open_files(governor, options));
-  const fs::path ids_file = fs::absolute(options.out).lexically_normal().string() + ".ids.npy";
-  auto done = fill(governor, options, ids_file, readers, progress);
-  fs::remove(ids_file, status);
-  if (!done) {
-    fs::remove_all(options.out, status);  // It was new or empty.
-    if (existed) {
-      fs::create_directory(options.out, status);
-    }
-  }
-  return done;
+  PLIMSOLL_TRY(auto partial, PartialDirectory::create(options.out, PartialDirectory::Target::kNew,
+                                                      ".partial", table_files::kMade));
+  PLIMSOLL_TRY(const std::int64_t rows, fill(governor, options, partial.path(), readers, progress));
+  PLIMSOLL_TRY_VOID(partial.finish());
+  return rows;
 }
 
 }  // namespace plimsoll

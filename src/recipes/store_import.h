@@ -3,11 +3,12 @@
 // Imports rows from files of other programs into a new embedding table, streaming.
 //
 //   .safetensors  "ids" i64 [rows], "rows" f32 or bf16 [rows, dim]   as `store export` writes them
-//   .npy          f32 [rows, dim]; ids in NAME.ids.npy, or 0, 1, 2, … over all files
+//   .npy          f32 [rows, dim]; ids in NAME.ids.npy, or 0, 1, 2, … over all files if asked for
 //   .csv          id, then the floats; a first line that begins with no number is a heading
 //   .pt           {id: f32 [dim]} by torch.save: the original's embeddings_chunk_<k>.pt
 //
-// Several files are shards of one table, in the order given. Optimizer slots begin at zero.
+// Several files are shards of one table, in the order given. Optimizer slots begin at zero. The
+// table is built in OUT.partial and renamed: a process that is killed leaves no table.
 //
 // Threads: free function.
 // Memory:  the table's slab and one block of rows; beside them what a .pt's ids and places take,
@@ -27,17 +28,19 @@ namespace plimsoll {
 
 struct ImportOptions {
   std::vector<std::filesystem::path> files{};
-  std::filesystem::path out{};  ///< The table's folder; must not hold anything.
+  std::filesystem::path out{};  ///< The table's folder; must be new or empty.
   std::string format{};         ///< safetensors, npy, csv or pt; "": by each file's extension.
   RowOptimizer optimizer{RowOptimizer::kAdamW};
-  RowDType dtype{};  ///< Of the table.
+  RowDType dtype{};         ///< Of the table.
+  bool number_rows{false};  ///< Rows of a .npy without NAME.ids.npy get the ids 0, 1, 2, ….
 };
 
 /// What may train a table, by the name that `store info` gives: "adamw", "sgd", "row_adagrad", ….
 std::map<std::string, RowOptimizer> optimizers_by_name();
 
 /// Returns the number of rows. The table is committed at step 0, or not there at all.
-/// Errors: kInvalidArgument (a form, width or element type; an id twice; `out` is not empty),
+/// Errors: kInvalidArgument (a form, width or element type; an id twice, or no ids; `out` is not
+///         empty, or another process imports into it),
 ///         kCorrupt naming the file, and the line of a .csv; kNotFound; kIo.
 Result<std::int64_t> import_store(Governor governor, const ImportOptions& options,
                                   const ProgressFn& progress);

@@ -96,9 +96,23 @@ def test_info_states_the_parts_of_the_slab_and_what_the_disk_may_come_to_hold(st
                                   "sgd_momentum"])
 def test_import_makes_tables_for_every_optimizer(store, rows, tmp_path, name):
     np.save(tmp_path / "some.npy", rows[2])
-    done = store("import", tmp_path / "some.npy", "--out", tmp_path / "made", "--optimizer", name)
+    done = store("import", tmp_path / "some.npy", "--out", tmp_path / "made", "--optimizer", name,
+                 "--number-rows")
     assert done.returncode == 0, done.stderr
     assert json.loads(store("info", tmp_path / "made", "--json").stdout)["optimizer"] == name
+
+
+def test_r43_an_import_numbers_no_rows_unasked_and_keeps_the_users_ids(store, table, tmp_path):
+    assert store("export", table, "--out", tmp_path / "made.npy").returncode == 0
+    ids = (tmp_path / "made.ids.npy").read_bytes()
+    for out in ("made", "again"):
+        done = store("import", tmp_path / "made.npy", "--out", tmp_path / out)
+        assert done.returncode == 0, done.stderr
+        assert (tmp_path / "made.ids.npy").read_bytes() == ids
+    (tmp_path / "made.ids.npy").unlink()
+    refused = store("import", tmp_path / "made.npy", "--out", tmp_path / "third")
+    assert refused.returncode == 1 and "made.ids.npy is not there" in refused.stderr
+    assert "--number-rows" in refused.stderr and not (tmp_path / "third").exists()
 
 
 class Evil:
