@@ -40,6 +40,7 @@
 #include "data/graph_set_format.h"
 #include "memory/slab.h"
 #include "os/blocked_signals.h"
+#include "os/directories.h"
 #include "os/file.h"
 #include "plimsoll/bytes.h"
 
@@ -176,15 +177,13 @@ class OutFolder {
     OutFolder folder;
     std::error_code status;
     folder.path_ = path;
-    folder.made_ = fs::create_directories(path, status);
-    if (status) {
-      return fail_io(status.value(), path.string());
-    }
+    PLIMSOLL_TRY(folder.made_, make_directories(path));
     folder.descriptor_ = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (folder.descriptor_ < 0) {
       return fail_io(errno, path.string());
     }
     if (::flock(folder.descriptor_, LOCK_EX | LOCK_NB) != 0) {
+      ::close(std::exchange(folder.descriptor_, -1));  // What is in it belongs to who has the lock.
       return fail(ErrorCode::kInvalidArgument, path.string() + ": another import is writing to it",
                   "wait for it, or choose another folder");
     }
@@ -212,11 +211,10 @@ class OutFolder {
       return;
     }
     clear_side_files();
-    ::close(descriptor_);
     if (made_) {
-      std::error_code ignored;
-      fs::remove(path_, ignored);  // Only when it is empty.
+      static_cast<void>(remove_file(path_));  // Only when it is empty.
     }
+    ::close(descriptor_);
   }
 
   [[nodiscard]] fs::path side() const { return path_ / kSideFolder; }
@@ -224,9 +222,8 @@ class OutFolder {
 
  private:
   void clear_side_files() const noexcept {
-    std::error_code ignored;
-    fs::remove_all(path_ / kSideFolder, ignored);
-    fs::remove(path_ / (std::string(kGraphSetFile) + ".partial"), ignored);
+    static_cast<void>(remove_tree(path_ / kSideFolder));
+    static_cast<void>(remove_file(path_ / (std::string(kGraphSetFile) + ".partial")));
   }
 
   fs::path path_;
@@ -604,10 +601,7 @@ Result<CanImport> import_can(Governor governor, const CanImportOptions& options,
       }
     }
   }
-  fs::create_directory(folder.side(), status);
-  if (status) {
-    return fail_io(status.value(), folder.side().string());
-  }
+  PLIMSOLL_TRY_VOID(make_directories(folder.side()));
   GraphSetInfo info;
   info.window = options.window;
   info.stride = options.stride;
@@ -622,7 +616,6 @@ Result<CanImport> import_can(Governor governor, const CanImportOptions& options,
     PLIMSOLL_TRY_VOID(
         Import(governor, options, found, progress).run(folder.side(), info, std::move(vocabulary)));
   }
-  PLIMSOLL_TRY_VOID(sync_directory(fs::absolute(options.out).lexically_normal().parent_path()));
   folder.keep();
   // Only saves reading the inputs the next time; the set itself is already in place.
   PLIMSOLL_TRY_VOID(

@@ -5,6 +5,7 @@
 #include "plimsoll/can_import.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <map>
 #include <random>
@@ -208,6 +209,25 @@ TEST(CanImportTest, LeasesTheSameHoweverLongTheInput) {
   }
   EXPECT_EQ(peaks[0], peaks[1]);
   EXPECT_LT(peaks[0], 8 << 20);
+}
+
+TEST(CanImportTest, R44_ASecondImportIntoTheFolderIsRefusedAndRemovesNothing) {
+  test::CanTraffic traffic({{"train_1.csv", test::can_csv(30'000, 9, 1)}});
+  std::atomic<int> asked{0};
+  const auto meanwhile = [&](auto&&...) {
+    if (asked++ == 0) {
+      const auto second = import_can(traffic.governor, traffic.options(), nullptr);
+      EXPECT_FALSE(second);
+      EXPECT_NE(second.error().to_string().find("another import is writing to it"),
+                std::string::npos);
+    }
+    return true;
+  };
+  const auto first = import_can(traffic.governor, traffic.options(), meanwhile);
+  ASSERT_TRUE(first) << first.error().to_string();
+  EXPECT_GT(asked, 0);
+  EXPECT_EQ(GraphSet::inspect(traffic.options().out).or_throw().fingerprint,
+            first->info.fingerprint);
 }
 
 TEST(CanImportTest, NamesSayWhatIsForTesting) {
