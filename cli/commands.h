@@ -25,6 +25,8 @@ namespace plimsoll {
 
 inline constexpr int kFailedStatus = 1;
 inline constexpr int kUsageStatus = 2;
+inline constexpr int kMemoryStatus = 3;  ///< Memory ended a run at a commit; resume goes on.
+inline constexpr int kNobodyStatus = 4;  ///< No process trains in the run that was asked.
 
 /// Prints "plimsoll: error: …" and the advice on standard error; returns `status`.
 int report(const Error& error, int status = kFailedStatus);

@@ -26,7 +26,10 @@ Examples:
   plimsoll status run/            from another shell
   plimsoll stop run/              ends it at the next step, with a checkpoint
   plimsoll resume run/            goes on to the same bits
-`plimsoll COMMAND --help` has more. Exit status: 0 done or stopped when asked, 1 failed, 2 usage.)";
+`plimsoll COMMAND --help` has more. Exit status:
+  0  done, or stopped when asked        3  memory ended the run at a commit; `resume` goes on
+  1  failed                             4  `stop`, `pause`, `continue`, `limit`: no process trains
+  2  wrong usage                           there)";
 
 /// MKL picks its kernels by the address of the data unless told otherwise; see docs/HACKING.md.
 void fix_kernels() {

@@ -17,19 +17,26 @@ namespace {
 
 using Ask = Result<bool> (*)(const std::filesystem::path&);
 
+/// Says what became of a request; the exit status.
+int answer(const std::string& run, bool somebody, const std::string& done) {
+  print(fmt::format("{}: {}", run, somebody ? done : "no process trains there"));
+  return somebody ? 0 : kNobodyStatus;
+}
+
 void add_request(CLI::App& app, int& status, const char* name, const char* help, Ask ask,
                  const char* done) {
   auto* command = app.add_subcommand(name, help);
   auto run = std::make_shared<std::string>();
   command->add_option("RUN", *run, "The run folder")->required();
-  command->footer(fmt::format("\nExample:\n  plimsoll {} run/", name));
+  command->footer(
+      fmt::format("\nExit status 4: no process trains there.\nExample:\n  plimsoll {} run/", name));
   command->callback([run, ask, done, &status] {
     const auto asked = ask(*run);
     if (!asked) {
       status = report(asked.error());
       return;
     }
-    print(fmt::format("{}: {}", *run, *asked ? done : "no process trains there"));
+    status = answer(*run, *asked, done);
   });
 }
 
@@ -46,6 +53,7 @@ void add_limit(CLI::App& app, int& status) {
       "run cannot do without it ends at its next step, with a checkpoint, and says which limit "
       "would\n"
       "do. The change is in `plimsoll status` and events.jsonl; a resumed run has its own limit.\n"
+      "Exit status 4: no process trains there.\n"
       "\nExample:\n  plimsoll limit run/ 6GiB");
   command->callback([run, size, &status] {
     const auto asked = ask_for_limit(*run, *size);
@@ -53,9 +61,7 @@ void add_limit(CLI::App& app, int& status) {
       status = report(asked.error());
       return;
     }
-    print(fmt::format(
-        "{}: {}", *run,
-        *asked ? fmt::format("asked to keep within {}", *size) : "no process trains there"));
+    status = answer(*run, *asked, fmt::format("asked to keep within {}", *size));
   });
 }
 

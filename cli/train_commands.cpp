@@ -33,9 +33,10 @@ struct Typed {
   std::vector<std::string> pairs{};  // --set key=value
   bool json{false};
   bool quiet{false};
-  bool choices{false};              // Of plan: also those that were not asked for.
-  std::int64_t effective_batch{0};  // Of plan can-kd: graphs an optimizer step; 0: not given.
-  std::string device{"cpu"};        // Of plan.
+  bool accept_other_processor{false};  // Of resume.
+  bool choices{false};                 // Of plan: also those that were not asked for.
+  std::int64_t effective_batch{0};     // Of plan can-kd: graphs an optimizer step; 0: not given.
+  std::string device{"cpu"};           // Of plan.
   std::string device_memory_limit{};
 };
 
@@ -146,13 +147,21 @@ int report_summary(const Result<Summary>& summary, const Typed& typed) {
 }
 
 TrainOptions how(const Typed& typed, bool resume) {
-  return {.resume = resume, .progress = {.quiet = typed.quiet}};
+  return {.resume = resume,
+          .accept_other_processor = typed.accept_other_processor,
+          .progress = {.quiet = typed.quiet}};
+}
+template <class Summary>
+int report_run(const Result<Summary>& summary, const Typed& typed) {
+  const int status = report_summary(summary, typed);
+  const bool by_memory = summary && summary->stop && summary->stop->cause == Stop::Cause::kMemory;
+  return by_memory ? kMemoryStatus : status;
 }
 int run_training(const CosirSettings& settings, const Typed& typed, bool resume) {
-  return report_summary(train_cosir(settings, how(typed, resume)), typed);
+  return report_run(train_cosir(settings, how(typed, resume)), typed);
 }
 int run_training(const CanKdSettings& settings, const Typed& typed, bool resume) {
-  return report_summary(train_can_kd(settings, how(typed, resume)), typed);
+  return report_run(train_can_kd(settings, how(typed, resume)), typed);
 }
 
 int print_scores(const Result<std::string>& scores) {
@@ -307,7 +316,10 @@ void add_recipe(CLI::App& train_command, int& status, const char* about, const c
   add_keys(*command, typed, defaults, [](const Field&) { return true; });
   add_output(*command, typed);
   command->footer(fmt::format(
-      "\nLater sources win: defaults, --config, options, --set.\nExamples:\n{}", examples));
+      "\nLater sources win: defaults, --config, options, --set. A folder that is a run already is\n"
+      "refused: `plimsoll resume RUN` goes on with it. Exit status 3: memory ended the run at a\n"
+      "commit, and `plimsoll resume RUN` goes on.\nExamples:\n{}",
+      examples));
   command->callback([typed, &status] { status = train<AnyRecipe>(*typed); });
 }
 
@@ -321,7 +333,7 @@ void add_train(CLI::App& app, int& status) {
   add_recipe<CanKdSettings>(
       *command, status, "Intrusion detection on CAN-bus graphs: a teacher, and a student of it",
       "  plimsoll train can-kd --data data/ --out run/ --memory-limit 1GiB --preset small\n"
-      "  plimsoll train can-kd --data data/ --out run/ --stage fusion --json    goes on with run/\n"
+      "  plimsoll resume run/ --stage fusion --json       the next stage of the same run\n"
       "  plimsoll train can-kd --config can_kd.json --preset gat,student --teacher-path teacher/");
 }
 
@@ -384,8 +396,10 @@ void add_resumption_keys(CLI::App& command, const std::shared_ptr<Typed>& typed)
   const auto add = [&](const AnySettings& defaults, const auto& is_known, const char* group) {
     for (const Field& field : defaults.options().fields) {
       const std::string key = field.name;
-      if (field.role != FieldRole::kIdentity && key != "out" && !is_known(key)) {
-        add_key(command, typed, key, help_of(field, defaults.literal(key)), group);
+      // A wish for more epochs is answered with the reason why not.
+      const bool answered = key == "epochs" || key == "phase2_epochs" || key == "max_epochs";
+      if ((field.role != FieldRole::kIdentity || answered) && key != "out" && !is_known(key)) {
+        add_key(command, typed, key, help_of(field, defaults.literal(key)), answered ? "" : group);
       }
     }
   };
@@ -406,8 +420,12 @@ void add_resume_and_eval(CLI::App& app, int& status) {
   resume_command->add_option("RUN", resumed->run, "The run folder")->required();
   add_resumption_keys(*resume_command, resumed);
   add_output(*resume_command, resumed);
+  resume_command->add_flag("--accept-other-processor", resumed->accept_other_processor,
+                           "Go on although processor or kernels differ: the bits will too");
   resume_command->footer(
-      "\nThe result has the same bits as the run nobody stopped. Example:\n"
+      "\nThe result has the same bits as the run nobody stopped. A run that was killed before its\n"
+      "first checkpoint begins again. Exit status 3: memory ended the run at a commit; resume it\n"
+      "with the limit that it names. Example:\n"
       "  plimsoll resume run/ --memory-limit 2GiB");
   resume_command->callback([resumed, &status] {
     status = by_recipe(*resumed, resume<CosirSettings>, resume<CanKdSettings>);

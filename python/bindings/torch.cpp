@@ -63,9 +63,10 @@ AnyRecipe new_settings(const std::string& config, const Pairs& options, const ch
   return settings;
 }
 
-TrainOptions how(bool resume, bool quiet) {
+TrainOptions how(bool resume, bool quiet, bool accept_other_processor = false) {
   TrainOptions options;
   options.resume = resume;
+  options.accept_other_processor = accept_other_processor;
   options.progress.quiet = quiet;
   return options;
 }
@@ -127,15 +128,13 @@ AnyRecipe resumed(const std::string& run, const Pairs& options, bool quiet) {
   return settings;
 }
 
-std::string resume(const std::string& run, const Pairs& options, bool quiet) {
+std::string resume(const std::string& run, const Pairs& options, bool quiet,
+                   bool accept_other_processor) {
+  const TrainOptions how_to = how(true, quiet, accept_other_processor);
   if (recipe_of_run(run).or_throw() == "can-kd") {
-    return train_can_kd(resumed<CanKdSettings>(run, options, quiet), how(true, quiet))
-        .or_throw()
-        .to_json();
+    return train_can_kd(resumed<CanKdSettings>(run, options, quiet), how_to).or_throw().to_json();
   }
-  return train_cosir(resumed<CosirSettings>(run, options, quiet), how(true, quiet))
-      .or_throw()
-      .to_json();
+  return train_cosir(resumed<CosirSettings>(run, options, quiet), how_to).or_throw().to_json();
 }
 
 std::string evaluate(const std::string& run) {
@@ -193,7 +192,7 @@ void bind_recipes(nb::module_& m) {
   m.def("plan", &plan, nb::arg("recipe"), nb::arg("config"), nb::arg("options"), nb::arg("device"),
         nb::arg("device_memory_limit"), nb::call_guard<nb::gil_scoped_release>());
   m.def("resume", &resume, nb::arg("run"), nb::arg("options"), nb::arg("quiet"),
-        nb::call_guard<nb::gil_scoped_release>());
+        nb::arg("accept_other_processor"), nb::call_guard<nb::gil_scoped_release>());
   m.def("evaluate", &evaluate, nb::arg("run"), nb::call_guard<nb::gil_scoped_release>());
   bind_program(m);
 }

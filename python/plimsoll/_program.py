@@ -28,7 +28,9 @@ def train(recipe: str, *, data: str | os.PathLike[str], out: str | os.PathLike[s
              store_bytes="64MiB", preset="small", vgae_hidden_dims=[80, 40, 16], …
              They come on top of the file `config` (.toml or .json).
     Returns the summary that `plimsoll train --json` prints: for cosir status, step, epoch, loss,
-    rows_per_second, peak_resident_bytes, recall, state_sha256, …
+    rows_per_second, peak_resident_bytes, recall, state_sha256, … A run that ended before its last
+    step has status "stopped" and stop_cause "asked" or "memory" (the program's exit status 3);
+    stop_reason then names a limit to resume with.
 
     Requires: no other Governor holds memory. For the same bits as the program, set
               MKL_CBWR=AVX2,STRICT before torch first multiplies.
@@ -65,23 +67,28 @@ def plan(recipe: str, *, data: str | os.PathLike[str], memory_limit: int | str =
                                          _pairs(given), device, str(device_memory_limit)))
 
 
-def resume(run: str | os.PathLike[str], *, progress: bool = True, **options: Any) -> dict[str, Any]:
+def resume(run: str | os.PathLike[str], *, progress: bool = True,
+           accept_other_processor: bool = False, **options: Any) -> dict[str, Any]:
     """Goes on with a run from its last checkpoint; returns the summary, as train() does.
 
     options: keys that do not decide the run's bits may change: memory_limit="2GiB", …
+    accept_other_processor: go on although the processor, or the kernels chosen for it, are not
+             those that the run began with; its bits will differ, and events.jsonl says so.
     Errors:  NotFoundError (no run there); ValueError for a key that would change the run's
-             identity; otherwise as train().
+             identity; CorruptError (a file whose checksum does not match); otherwise as train().
     """
     extension = _torch_gate.load()
     with _torch_settings():
-        text = extension.resume(os.fspath(run), _pairs(options), not progress)
+        text = extension.resume(os.fspath(run), _pairs(options), not progress,
+                                accept_other_processor)
     return _summary(text)
 
 
 def evaluate(run: str | os.PathLike[str]) -> dict[str, Any]:
     """Evaluates a run's newest checkpoint, changing nothing: {"step", "epoch", "recall", …} of cosir.
 
-    Errors: NotFoundError (no run or no checkpoint there); otherwise as train().
+    Errors: NotFoundError (no run or no checkpoint there); ValueError (other data than the run was
+            trained on); CorruptError (a file whose checksum does not match); otherwise as train().
     """
     extension = _torch_gate.load()
     with _torch_settings():

@@ -37,10 +37,12 @@ def train(recipe: str, config: str, options: list[tuple[str, str]], quiet: bool)
 def plan(recipe: str, config: str, options: list[tuple[str, str]], device: str,
          device_memory_limit: str) -> str:
     """Returns the plan as JSON. Errors: ValueError, BudgetExceeded, OSError."""
-def resume(run: str, options: list[tuple[str, str]], quiet: bool) -> str:
-    """Returns the summary as JSON. Errors: NotFoundError, ValueError."""
+def resume(run: str, options: list[tuple[str, str]], quiet: bool,
+           accept_other_processor: bool) -> str:
+    """Returns the summary as JSON. Errors: NotFoundError, ValueError, CorruptError."""
 def evaluate(run: str) -> str:
-    """Returns {"step", "epoch", "recall", …} as JSON. Errors: NotFoundError."""
+    """Returns {"step", "epoch", "recall", …} as JSON. Errors: NotFoundError, ValueError,
+    CorruptError."""
 def run_program(arguments: list[str]) -> int:
     """The program `plimsoll`; returns its exit status."""
 def plan_batch(governor: Governor, step: Callable[[int], object | None],

@@ -9,12 +9,14 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <string_view>
 #include <utility>
 
 #include <fmt/core.h>
 #include <nlohmann/json.hpp>
 
 #include "base/check.h"
+#include "base/crc32c.h"
 
 namespace plimsoll {
 namespace {
@@ -209,6 +211,65 @@ Result<SafetensorsHeader> parse_safetensors_header(const std::string& text, std:
   return header;
 }
 
+// ---- checksum ----
+
+namespace {
+
+constexpr std::string_view kNoSum = "00000000";
+constexpr std::int64_t kCheckBytes = 1 << 20;
+
+std::size_t index(std::int64_t i) {
+  return static_cast<std::size_t>(i);
+}
+
+// Where in the file the digits of the checksum are, of a header that we wrote; −1 in any other.
+std::int64_t sum_place(const std::string& header) {
+  const std::string before = fmt::format("\"{}\":\"", kSafetensorsSum);
+  const std::size_t at = header.find(before);
+  const std::size_t end = at + before.size() + kNoSum.size();
+  if (at == std::string::npos || end >= header.size() || header[end] != '"') {
+    return -1;
+  }
+  return 8 + static_cast<std::int64_t>(at + before.size());
+}
+
+}  // namespace
+
+Result<void> SafetensorsReader::check() const {
+  if (sum_at_ < 0) {
+    return fail(
+        ErrorCode::kCorrupt,
+        fmt::format("{}: there is no checksum in its header: it was damaged, or not written "
+                    "by this version of Plimsoll",
+                    file_.path().string()),
+        "restore the file from a copy, or train anew");
+  }
+  PLIMSOLL_TRY(const std::int64_t size, file_.size());
+  std::vector<std::byte> buffer(index(std::min(kCheckBytes, size)));
+  std::string digits(kNoSum.size(), '\0');
+  PLIMSOLL_TRY_VOID(
+      file_.read_at(sum_at_, std::as_writable_bytes(std::span(digits.data(), digits.size()))));
+  std::uint32_t sum = 0;
+  for (std::int64_t begin = 0; begin < size; begin += kCheckBytes) {
+    const auto part = std::span(buffer).first(index(std::min(kCheckBytes, size - begin)));
+    PLIMSOLL_TRY_VOID(file_.read_at(begin, part));
+    for (std::size_t i = 0; i < kNoSum.size(); ++i) {
+      const std::int64_t place = sum_at_ + static_cast<std::int64_t>(i) - begin;
+      if (place >= 0 && place < static_cast<std::int64_t>(part.size())) {
+        part[index(place)] = static_cast<std::byte>(kNoSum[i]);
+      }
+    }
+    sum = crc32c(part, sum);
+  }
+  if (fmt::format("{:08x}", sum) != digits) {
+    return fail(
+        ErrorCode::kCorrupt,
+        fmt::format("{}: its bytes are not those that were saved (CRC-32C)", file_.path().string()),
+        "restore the file from a copy, or train anew");
+  }
+  return {};
+}
+
 // ---- reader ----
 
 Result<SafetensorsReader> SafetensorsReader::open(const fs::path& path) {
@@ -229,6 +290,7 @@ Result<SafetensorsReader> SafetensorsReader::open(const fs::path& path) {
   PLIMSOLL_TRY_VOID(
       reader.file_.read_at(8, std::as_writable_bytes(std::span(text.data(), text.size()))));
   reader.data_offset_ = 8 + static_cast<std::int64_t>(length);
+  reader.sum_at_ = sum_place(text);
   PLIMSOLL_TRY(reader.header_,
                parse_safetensors_header(text, file_bytes - reader.data_offset_, path.string()));
   return reader;
@@ -292,11 +354,15 @@ Result<void> check_specs(const std::vector<TensorSpec>& tensors, const std::stri
 
 }  // namespace
 
-Result<SafetensorsWriter> SafetensorsWriter::create(
-    const fs::path& path, const std::vector<TensorSpec>& tensors,
-    const std::map<std::string, std::string>& metadata) {
+Result<SafetensorsWriter> SafetensorsWriter::create(const fs::path& path,
+                                                    const std::vector<TensorSpec>& tensors,
+                                                    std::map<std::string, std::string> metadata) {
   PLIMSOLL_TRY_VOID(check_specs(tensors, path.string()));
   nlohmann::ordered_json header = nlohmann::ordered_json::object();
+  const bool summed = metadata.contains(kSafetensorsSum);
+  if (summed) {
+    metadata[kSafetensorsSum] = kNoSum;
+  }
   if (!metadata.empty()) {
     header[kMetadataKey] = metadata;
   }
@@ -317,8 +383,12 @@ Result<SafetensorsWriter> SafetensorsWriter::create(
   PLIMSOLL_TRY(writer.file_, File::open(partial, FileMode::kCreate));
   writer.partial_ = std::move(partial);
   const std::uint64_t length = text.size();
-  PLIMSOLL_TRY_VOID(writer.file_.write_at(0, std::as_bytes(std::span(&length, 1))));
-  PLIMSOLL_TRY_VOID(writer.file_.write_at(8, std::as_bytes(std::span(text.data(), text.size()))));
+  const auto first = std::as_bytes(std::span(&length, 1));
+  const auto second = std::as_bytes(std::span(text.data(), text.size()));
+  PLIMSOLL_TRY_VOID(writer.file_.write_at(0, first));
+  PLIMSOLL_TRY_VOID(writer.file_.write_at(8, second));
+  writer.sum_ = crc32c(second, crc32c(first));
+  writer.sum_at_ = summed ? sum_place(text) : -1;
   writer.at_ = 8 + static_cast<std::int64_t>(text.size());
   writer.end_ = writer.at_ + at;
   return writer;
@@ -329,7 +399,9 @@ SafetensorsWriter::SafetensorsWriter(SafetensorsWriter&& other) noexcept
       path_(std::move(other.path_)),
       partial_(std::exchange(other.partial_, {})),
       at_(other.at_),
-      end_(other.end_) {}
+      end_(other.end_),
+      sum_at_(other.sum_at_),
+      sum_(other.sum_) {}
 
 SafetensorsWriter::~SafetensorsWriter() {
   if (!partial_.empty() && file_.still_named()) {
@@ -346,6 +418,9 @@ Result<void> SafetensorsWriter::write(std::span<const std::byte> bytes) {
                             size - (end_ - at_)));
   }
   PLIMSOLL_TRY_VOID(file_.write_at(at_, bytes));
+  if (sum_at_ >= 0) {
+    sum_ = crc32c(bytes, sum_);
+  }
   at_ += size;
   return {};
 }
@@ -355,6 +430,11 @@ Result<void> SafetensorsWriter::finish() {
     return fail(ErrorCode::kInvalidArgument,
                 fmt::format("{}: {} bytes of the declared tensors are missing, or it is finished",
                             path_.string(), end_ - at_));
+  }
+  if (sum_at_ >= 0) {
+    const std::string digits = fmt::format("{:08x}", sum_);
+    PLIMSOLL_TRY_VOID(
+        file_.write_at(sum_at_, std::as_bytes(std::span(digits.data(), digits.size()))));
   }
   PLIMSOLL_TRY_VOID(file_.sync());
   if (!file_.still_named()) {

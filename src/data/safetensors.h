@@ -28,6 +28,10 @@ namespace plimsoll {
 
 inline constexpr std::int64_t kSafetensorsHeaderMax = 100'000'000;
 
+/// Key of the metadata that holds a file's checksum: CRC-32C of all its bytes, header included, in
+/// eight hexadecimal digits, which count as eight zeros.
+inline constexpr const char* kSafetensorsSum = "crc32c";
+
 /// One tensor of a file.
 struct SafetensorsEntry {
   std::string name{};
@@ -61,6 +65,10 @@ class SafetensorsReader {
   /// Errors: kNotFound naming the file and the tensor.
   [[nodiscard]] Result<const SafetensorsEntry*> find(const std::string& name) const;
 
+  /// Reads the whole file once and compares it with its checksum.
+  /// Errors: kCorrupt when there is none, or another; kIo.
+  [[nodiscard]] Result<void> check() const;
+
   /// Reads out.size() bytes of a tensor from byte `offset` of it on.
   /// Errors: kInvalidArgument past its end; kIo, kCorrupt.
   Result<void> read(const SafetensorsEntry& entry, std::int64_t offset,
@@ -74,6 +82,7 @@ class SafetensorsReader {
   File file_;
   SafetensorsHeader header_;
   std::int64_t data_offset_{0};
+  std::int64_t sum_at_{-1};  // Where the checksum's digits are; −1: it has none.
 };
 
 struct TensorSpec {
@@ -85,10 +94,11 @@ struct TensorSpec {
 /// Writes a file beside its final name and renames it at finish(), synced.
 class SafetensorsWriter {
  public:
-  /// Errors: kInvalidArgument (a name twice, or not printable; a shape too large), kIo.
+  /// With kSafetensorsSum among the keys of `metadata` (any value), finish() writes the checksum
+  /// there. Errors: kInvalidArgument (a name twice, or not printable; a shape too large), kIo.
   static Result<SafetensorsWriter> create(const std::filesystem::path& path,
                                           const std::vector<TensorSpec>& tensors,
-                                          const std::map<std::string, std::string>& metadata = {});
+                                          std::map<std::string, std::string> metadata = {});
   SafetensorsWriter(SafetensorsWriter&&) noexcept;
   SafetensorsWriter& operator=(SafetensorsWriter&&) = delete;
   ~SafetensorsWriter();  ///< Without finish(): removes what it wrote.
@@ -107,6 +117,8 @@ class SafetensorsWriter {
   std::filesystem::path partial_;  // Empty once renamed or moved from.
   std::int64_t at_{0};
   std::int64_t end_{0};
+  std::int64_t sum_at_{-1};  // Where the checksum goes; −1: it has none.
+  std::uint32_t sum_{0};     // Of what is written so far.
 };
 
 }  // namespace plimsoll

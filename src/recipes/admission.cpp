@@ -119,9 +119,18 @@ class SmallerSteps {
   [[nodiscard]] bool tells() const noexcept { return peaks_.size() >= 2; }
 
   [[nodiscard]] Result<std::int64_t> need(std::int64_t rows) const {
-    if (const auto replayed = regions_.predict(size_of(rows)); replayed) {
+    const auto replayed = regions_.predict(size_of(rows));
+    if (replayed && hints_.size_of) {
       return to_admit(*replayed);
     }
+    // Two traces that are alike make lines of what is a parabola, and larger steps may be too long
+    // to trace: the peaks of all sizes have their say too.
+    PLIMSOLL_TRY(const std::int64_t fitted, fit(rows));
+    return replayed ? std::max(to_admit(*replayed), fitted) : fitted;
+  }
+
+ private:
+  [[nodiscard]] Result<std::int64_t> fit(std::int64_t rows) const {
     const std::size_t used = std::min<std::size_t>(3, peaks_.size());  // The largest say most.
     PLIMSOLL_TRY(const StepPeak curve,
                  fit_step_peak(std::span(peaks_).last(used), hints_.pair_bytes));
@@ -131,7 +140,6 @@ class SmallerSteps {
            kFitSlack;
   }
 
- private:
   [[nodiscard]] StepSize size_of(std::int64_t rows) const {
     return hints_.size_of ? hints_.size_of(rows) : StepSize{rows, 0, 0};
   }
@@ -166,12 +174,16 @@ Result<std::int64_t> rehearse_step(const Governor& governor, std::int64_t rows,
   }
   SmallerSteps smaller(hints, step);
   PLIMSOLL_TRY_VOID(smaller.climb(rows));
-  std::int64_t needed = 2 * left_for_tensors(governor.state());
+  const std::int64_t left = left_for_tensors(governor.state());
+  std::int64_t needed = 0;
   if (smaller.tells()) {
     PLIMSOLL_TRY(needed, smaller.need(rows));
-  } else if (hints.estimate) {
+  }
+  // What was refused needs more than what is left: a lower answer is wrong, and counts for nothing.
+  if (needed <= left && hints.estimate) {
     PLIMSOLL_TRY(needed, hints.estimate(rows));
   }
+  needed = needed > left ? needed : 2 * left;
   return tl::unexpected(refused_bytes(governor, fmt::format("a step of {} rows", rows), needed));
 }
 

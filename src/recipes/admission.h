@@ -48,7 +48,7 @@ struct StepHints {
   std::int64_t least_rows{2};  ///< Fewer make no step.
   /// The size of a step of so many rows. None: rows alone.
   std::function<StepSize(std::int64_t)> size_of{};
-  /// Bytes that a step of so many rows needs at most, for when fewer than two sizes of it fit.
+  /// Bytes that a step of so many rows needs at most, for when smaller steps do not tell.
   /// None: twice what is left.
   std::function<Result<std::int64_t>(std::int64_t)> estimate{};
 };

@@ -12,6 +12,7 @@
 #include "data/safetensors.h"
 #include "os/directories.h"
 #include "os/file.h"
+#include "recipes/sealed_file.h"
 
 namespace plimsoll {
 namespace {
@@ -19,7 +20,7 @@ namespace {
 namespace fs = std::filesystem;
 constexpr const char* kTensorFile = "tensors.safetensors";
 constexpr const char* kStateFile = "state.json";
-constexpr int kFormat = 1;
+constexpr int kFormat = 2;
 constexpr std::int64_t kStateBytesMax = 16 << 20;
 
 DType dtype_of(const at::Tensor& tensor) {
@@ -156,11 +157,13 @@ Result<void> read_tensor(const SafetensorsReader& reader, const fs::path& path,
 
 Result<void> save_tensors(const fs::path& path, std::span<const NamedTensor> tensors,
                           const std::map<std::string, std::string>& metadata) {
+  auto summed = metadata;
+  summed[kSafetensorsSum];
   std::vector<TensorSpec> specs;
   for (const NamedTensor& named : tensors) {
     specs.push_back({named.name, dtype_of(named.tensor), named.tensor.sizes().vec()});
   }
-  PLIMSOLL_TRY(auto writer, SafetensorsWriter::create(path, specs, metadata));
+  PLIMSOLL_TRY(auto writer, SafetensorsWriter::create(path, specs, std::move(summed)));
   for (const NamedTensor& named : tensors) {
     PLIMSOLL_TRY_VOID(writer.write(bytes_of(named)));
   }
@@ -169,6 +172,7 @@ Result<void> save_tensors(const fs::path& path, std::span<const NamedTensor> ten
 
 Result<void> load_tensors(const fs::path& path, std::span<const NamedTensor> tensors) {
   PLIMSOLL_TRY(const auto reader, SafetensorsReader::open(path));
+  PLIMSOLL_TRY_VOID(reader.check());
   for (const NamedTensor& named : tensors) {
     PLIMSOLL_TRY_VOID(read_tensor(reader, path, named));
   }
@@ -181,20 +185,20 @@ Result<void> save_checkpoint(const fs::path& directory, const CheckpointState& s
   PLIMSOLL_TRY_VOID(remove_tree(beside));
   PLIMSOLL_TRY_VOID(make_directories(beside));
   PLIMSOLL_TRY_VOID(save_tensors(beside / kTensorFile, tensors));
-  PLIMSOLL_TRY_VOID(replace_file(beside / kStateFile, to_document(state, tensors_digest(tensors))));
+  PLIMSOLL_TRY_VOID(write_sealed(beside / kStateFile, to_document(state, tensors_digest(tensors))));
   return rename_durable(beside, directory);
 }
 
 Result<CheckpointState> read_checkpoint_state(const fs::path& directory) {
   std::string ignored;
-  PLIMSOLL_TRY(const std::string text, read_small_file(directory / kStateFile, kStateBytesMax));
+  PLIMSOLL_TRY(const std::string text, read_sealed(directory / kStateFile, kStateBytesMax));
   return from_document(directory / kStateFile, text, ignored);
 }
 
 Result<CheckpointState> load_checkpoint(const fs::path& directory,
                                         std::span<const NamedTensor> tensors) {
   std::string expected;
-  PLIMSOLL_TRY(const std::string text, read_small_file(directory / kStateFile, kStateBytesMax));
+  PLIMSOLL_TRY(const std::string text, read_sealed(directory / kStateFile, kStateBytesMax));
   PLIMSOLL_TRY(CheckpointState state, from_document(directory / kStateFile, text, expected));
   const fs::path path = directory / kTensorFile;
   PLIMSOLL_TRY(const auto reader, SafetensorsReader::open(path));

@@ -8,7 +8,10 @@
 
 #include <cmath>
 #include <fstream>
+#include <span>
 #include <sstream>
+
+#include "data/safetensors.h"
 
 namespace plimsoll {
 namespace {
@@ -84,6 +87,36 @@ TEST_F(CheckpointTest, EveryFlippedBitIsNoticed) {
     file.put(static_cast<char>(byte));
   }
   EXPECT_TRUE(load_checkpoint(directory_, tensors(0)));
+}
+
+TEST_F(CheckpointTest, R64_EveryFlippedBitOfAFinishedModelIsNoticed) {
+  const auto path = folder_ / "model.safetensors";
+  ASSERT_TRUE(save_tensors(path, tensors(1), {{"held_out_loss", "0.5"}}));
+  ASSERT_TRUE(load_tensors(path, tensors(0)));
+  std::stringstream read;
+  read << std::ifstream(path, std::ios::binary).rdbuf();
+  const std::string sound = read.str();
+  for (std::size_t bit = 0; bit < 8 * sound.size(); ++bit) {
+    std::string damaged = sound;
+    damaged[bit / 8] = static_cast<char>(damaged[bit / 8] ^ (1 << bit % 8));
+    std::ofstream(path, std::ios::binary) << damaged;
+    const auto loaded = load_tensors(path, tensors(0));
+    ASSERT_FALSE(loaded) << "bit " << bit;
+    ASSERT_EQ(loaded.error().code, ErrorCode::kCorrupt) << "bit " << bit;
+  }
+}
+
+TEST_F(CheckpointTest, R64_AModelWithoutAChecksumIsRefused) {
+  const auto path = folder_ / "model.safetensors";
+  auto writer = SafetensorsWriter::create(path, {{"w", DType::kFloat32, {1}}}).or_throw();
+  const float one = 1.0F;
+  ASSERT_TRUE(writer.write(std::as_bytes(std::span(&one, 1))));
+  ASSERT_TRUE(writer.finish());
+  const auto loaded = load_tensors(path, std::vector<NamedTensor>{{"w", at::zeros({1})}});
+  ASSERT_FALSE(loaded);
+  EXPECT_NE(loaded.error().to_string().find("there is no checksum in its header"),
+            std::string::npos)
+      << loaded.error().to_string();
 }
 
 TEST_F(CheckpointTest, AnotherModelsTensorsAreRefusedByName) {

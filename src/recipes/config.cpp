@@ -14,6 +14,7 @@
 
 #include "base/check.h"
 #include "plimsoll/bytes.h"
+#include "recipes/run_folder.h"
 
 namespace plimsoll {
 namespace {
@@ -198,6 +199,22 @@ std::string suggestion(const Field& field, std::string_view text) {
   }
   const std::string near = nearest_word(text.substr(0, text.find(',')), words);
   return near.empty() ? "" : fmt::format("; did you mean '{}'?", near);
+}
+
+/// Of a key that would make a run longer, why it cannot; "" for any other.
+std::string_view why_no_longer(std::string_view key) {
+  if (key == "epochs") {
+    return ": the learning rate falls along a cosine that ends with the last epoch, so a longer "
+           "run "
+           "has other steps from the first on";
+  }
+  if (key == kGrowingKey) {
+    return ": a run has its classifier of conditions from the first step on, and it can be trained "
+           "longer, not shorter";
+  }
+  return key == "max_epochs"
+             ? ": a finished stage keeps its model and not its optimizer, so it cannot go on"
+             : "";
 }
 
 Result<void> check(const Field& field, std::string_view text, std::string_view source) {
@@ -440,10 +457,16 @@ Result<void> AnySettings::check_overrides(const AnySettings& before, std::string
       sources_[i] = before.sources_[i];
       continue;
     }
+    const bool longer = std::string_view(field.name) == kGrowingKey && was != "0" &&
+                        *std::get<std::int64_t*>(value_of(field)) >
+                            *std::get<std::int64_t*>(before.value_of(field));
+    if (longer) {
+      continue;
+    }
     if (field.role == FieldRole::kIdentity || std::string_view(field.name) == "out") {
       return fail(ErrorCode::kInvalidArgument,
-                  fmt::format("{}: {} is part of this run's identity ({}) and cannot become {}",
-                              source, field.name, was, is),
+                  fmt::format("{}: {} is part of this run's identity ({}) and cannot become {}{}",
+                              source, field.name, was, is, why_no_longer(field.name)),
                   "start a new run with `plimsoll train`; limits, caches, queues and loader "
                   "threads may change");
     }

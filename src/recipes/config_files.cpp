@@ -13,6 +13,7 @@
 #include "base/check.h"
 #include "os/file.h"
 #include "recipes/config.h"
+#include "recipes/sealed_file.h"
 
 namespace plimsoll {
 namespace {
@@ -321,7 +322,8 @@ Result<std::vector<FileKey>> parse_json(const std::string& name, const std::stri
 }  // namespace
 
 Result<void> AnySettings::read_file(const std::filesystem::path& path, bool keep_sources) {
-  PLIMSOLL_TRY(const std::string text, read_small_file(path, kFileBytesMax));
+  PLIMSOLL_TRY(const std::string text, keep_sources ? read_sealed(path, kFileBytesMax)
+                                                    : read_small_file(path, kFileBytesMax));
   const auto name = path.string();
   std::vector<FileKey> keys;
   if (path.extension() == ".toml") {
@@ -352,7 +354,7 @@ Result<std::string> recipe_of_run(const std::filesystem::path& root) {
     return fail(ErrorCode::kNotFound, fmt::format("{}: no run there (no run.toml)", root.string()),
                 "`plimsoll train` makes one");
   }
-  PLIMSOLL_TRY(const std::string text, read_small_file(path, kFileBytesMax));
+  PLIMSOLL_TRY(const std::string text, read_sealed(path, kFileBytesMax));
   const auto parsed = toml::parse(text, path.string());
   if (!parsed) {
     return fail(ErrorCode::kCorrupt,

@@ -15,6 +15,7 @@
 
 #include "recipes/can_kd/config.h"
 #include "recipes/cosir_config.h"
+#include "recipes/sealed_file.h"
 
 namespace plimsoll {
 namespace {
@@ -34,6 +35,10 @@ class ConfigTest : public ::testing::Test {
   fs::path write(const std::string& name, const std::string& text) const {
     std::ofstream(folder_ / name) << text;
     return folder_ / name;
+  }
+  fs::path write_run(const std::string& text) const {
+    EXPECT_TRUE(write_sealed(folder_ / "run.toml", text));
+    return folder_ / "run.toml";
   }
 
   fs::path folder_;
@@ -148,7 +153,7 @@ TYPED_TEST(RecipeConfigTest, RunTomlGivesBackEveryValueAndItsSource) {
   for (const Field& field : defaults.options().fields) {
     auto settings = with<TypeParam>(field, other_value(field, defaults));
     TypeParam again;
-    const auto read = again.read_file(this->write("run.toml", settings.to_toml()), true);
+    const auto read = again.read_file(this->write_run(settings.to_toml()), true);
     ASSERT_TRUE(read) << read.error().to_string() << "\n" << settings.to_toml();
     EXPECT_EQ(again.items(), settings.items());
     EXPECT_EQ(again.to_toml(), settings.to_toml()) << field.name;
@@ -163,18 +168,18 @@ TEST_F(ConfigTest, ARunSaysWhichRecipeItIsUnlessItIsTheFirst) {
                         "data = \"\"                                 # from default\n"))
       << cosir.substr(0, 200);
   EXPECT_EQ(CosirSettings().identity().front().first, "epochs");
-  write("run.toml", cosir);
+  write_run(cosir);
   EXPECT_EQ(recipe_of_run(folder_).value(), "cosir");
   const std::string can_kd = CanKdSettings().to_toml();
   EXPECT_NE(can_kd.find("\nrecipe = \"can-kd\"\n[can-kd]\n"), std::string::npos);
   const std::pair<std::string, std::string> recipe{"recipe", "\"can-kd\""};
   EXPECT_EQ(CanKdSettings().identity().front(), recipe);
-  write("run.toml", can_kd);
+  write_run(can_kd);
   EXPECT_EQ(recipe_of_run(folder_).value(), "can-kd");
 }
 
 TEST_F(ConfigTest, AnotherRecipesRunIsRefusedByName) {
-  const auto run = write("run.toml", CanKdSettings().to_toml());
+  const auto run = write_run(CanKdSettings().to_toml());
   CosirSettings cosir;
   auto read = cosir.read_file(run, true);
   ASSERT_FALSE(read);
@@ -182,7 +187,7 @@ TEST_F(ConfigTest, AnotherRecipesRunIsRefusedByName) {
       read.error().to_string().find("run.toml:2: this belongs to the recipe can-kd, not to cosir"),
       std::string::npos)
       << read.error().to_string();
-  write("run.toml", CosirSettings().to_toml());
+  write_run(CosirSettings().to_toml());
   CanKdSettings can_kd;
   read = can_kd.read_file(run, true);
   ASSERT_FALSE(read);
@@ -190,7 +195,7 @@ TEST_F(ConfigTest, AnotherRecipesRunIsRefusedByName) {
             std::string::npos)
       << read.error().to_string();
   EXPECT_EQ(can_kd.items(), CanKdSettings().items());
-  write("run.toml", "recipe = \"tomorrow\"\n");
+  write_run("recipe = \"tomorrow\"\n");
   const auto unknown = recipe_of_run(folder_);
   ASSERT_FALSE(unknown);
   EXPECT_NE(unknown.error().to_string().find("'tomorrow'"), std::string::npos);
@@ -206,7 +211,7 @@ TEST_F(ConfigTest, RandomRealNumbersSurviveRunTomlToTheLastBit) {
     CosirSettings settings;
     ASSERT_TRUE(settings.set("lr", fmt::format("{}", value), "--set"));
     CosirSettings again;
-    ASSERT_TRUE(again.read_file(write("run.toml", settings.to_toml()), true));
+    ASSERT_TRUE(again.read_file(write_run(settings.to_toml()), true));
     EXPECT_EQ(again.config().lr, value);
   }
 }

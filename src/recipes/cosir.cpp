@@ -98,7 +98,7 @@ class Run {
   std::int64_t saved_step_{-1};
   std::string recall_{"{}"};
   std::string phase2_{"{}"};
-  std::string stop_reason_;  // Not empty: the run ends at this step.
+  std::optional<Stop> stop_;  // The run ends at this step.
 };
 
 // Data, model and optimizers, as new or as the published checkpoint has them.
@@ -106,17 +106,17 @@ Result<void> Run::open() {
   std::optional<std::int64_t> step;
   if (options_.resume) {
     PLIMSOLL_TRY(step, folder_.published_step());
-    if (!step) {
-      return fail(ErrorCode::kNotFound, folder_.root().string() + ": no checkpoint to go on from",
-                  "train it anew");
-    }
     PLIMSOLL_TRY_VOID(folder_.discard_unpublished());
+    if (!step) {  // Ended before its first checkpoint: it begins again, on a new table.
+      PLIMSOLL_TRY_VOID(folder_.discard_rows());
+    }
   }
   PLIMSOLL_TRY(data_,
                Data::open(governor_, config_,
                           {.embeddings = folder_.embeddings(), .at_step = step.value_or(-1)}));
   PLIMSOLL_TRY_VOID(folder_.check_identity(
-      make_identity(settings_.identity(), data_->features().info().fingerprint)));
+      make_identity(settings_.identity(), data_->features().info().fingerprint),
+      identity_changes(options_)));
   PLIMSOLL_TRY(const ModelShape shape,
                resolve_shape(config_, data_->image_dim(), data_->text_dim()));
   state_.emplace(config_, shape);
@@ -147,13 +147,19 @@ Result<void> Run::admit() {
     auto batch = std::make_shared<Batch>();
     PLIMSOLL_TRY_VOID(data_->loader().next(*batch));
     const auto rehearse = [&](bool second) -> Result<void> {
-      PLIMSOLL_TRY(
-          const std::int64_t here,
-          refusals.note(rehearse_step(
-              governor_, batch->rows(), {.pair_bytes = kPairBytes}, [&](std::int64_t rows) {
-                auto made = second ? stepper_->phase2(batch, rows) : stepper_->phase1(batch, rows);
-                return made ? Result<void>{} : tl::unexpected(made.error());
-              })));
+      PLIMSOLL_TRY(const std::int64_t here,
+                   refusals.note(rehearse_step(
+                       governor_, batch->rows(),
+                       {.pair_bytes = kPairBytes,
+                        .estimate = [this](std::int64_t) -> Result<std::int64_t> {
+                          PLIMSOLL_TRY(const TensorNeeds most, tensors_at_most(config_));
+                          return most.step;
+                        }},
+                       [&](std::int64_t rows) {
+                         auto made =
+                             second ? stepper_->phase2(batch, rows) : stepper_->phase1(batch, rows);
+                         return made ? Result<void>{} : tl::unexpected(made.error());
+                       })));
       peak = std::max(peak, here);
       return {};
     };
@@ -194,9 +200,13 @@ Result<void> Run::admit() {
 }
 
 Result<void> Run::train_epochs() {
-  report_->begin(epochs() * data_->loader().batches_per_epoch(), epochs());
+  report_->begin({.step = at().step,
+                  .steps_total = epochs() * data_->loader().batches_per_epoch(),
+                  .epoch = at().loader.epoch,
+                  .epochs = epochs(),
+                  .loss = at().mean_loss()});
   std::vector<std::int64_t> upcoming;
-  while (at().loader.epoch < epochs() && stop_reason_.empty()) {
+  while (at().loader.epoch < epochs() && !stop_) {
     auto batch = std::make_shared<Batch>();
     PLIMSOLL_TRY_VOID(data_->loader().next(*batch));
     if (!in_phase2(batch->epoch())) {
@@ -224,11 +234,11 @@ Result<void> Run::train_epochs() {
       PLIMSOLL_TRY_VOID(save());
     }
     if (seen.stop) {
-      stop_reason_ = out_of_memory(seen);
+      stop_ = Stop{Stop::Cause::kMemory, out_of_memory(seen)};
     }
-    PLIMSOLL_TRY(const std::string asked, look_for_requests(control_, *limits_, *report_, at().step,
-                                                            [&] { return save(); }));
-    stop_reason_ = asked.empty() ? stop_reason_ : asked;
+    PLIMSOLL_TRY(auto asked, look_for_requests(control_, *limits_, *report_, at().step,
+                                               [&] { return save(); }));
+    stop_ = asked ? std::move(asked) : std::move(stop_);
   }
   return save();
 }
@@ -243,13 +253,13 @@ Result<bool> Run::step(const std::shared_ptr<Batch>& batch) {
   }
   Gradients made;
   if (!skipped) {
-    PLIMSOLL_TRY(stop_reason_, try_step(governor_, *report_, at().step + 1, [&]() -> Result<void> {
+    PLIMSOLL_TRY(stop_, try_step(governor_, *report_, at().step + 1, [&]() -> Result<void> {
                    made = Gradients{};
                    PLIMSOLL_TRY(made, second ? stepper_->phase2(batch, batch->rows())
                                              : stepper_->phase1(batch, batch->rows()));
                    return {};
                  }));
-    if (!stop_reason_.empty()) {
+    if (stop_) {
       return false;
     }
   }
@@ -319,10 +329,9 @@ std::string Run::out_of_memory(const PressureReport& seen) const {
 
 Result<RunSummary> Run::summarise_run() {
   RunSummary summary = report_->summary(at(), *data_);
-  summary.status = stop_reason_.empty() ? "finished" : "stopped";
-  summary.stop_reason = stop_reason_;
+  summary.stop = stop_;
   summary.recall_before_json = at().recall_before;
-  if (stop_reason_.empty()) {
+  if (!stop_) {
     PLIMSOLL_TRY(const auto after, evaluate_now("after training", kFinalAngles));
     summary.recall_json = after.to_json();
     if (config_.phase2_epochs > 0) {
@@ -335,7 +344,7 @@ Result<RunSummary> Run::summarise_run() {
     }
   }
   PLIMSOLL_TRY(summary.state_sha256, state_->digest(data_->rows()));
-  PLIMSOLL_TRY_VOID(report_->end(summary.status, stop_reason_));
+  PLIMSOLL_TRY_VOID(report_->end(summary.status(), stop_ ? stop_->why : ""));
   summary.seconds = report_->seconds();
   summary.peak_resident_bytes = report_->peak_resident();
   summary.leased_peak_bytes = governor_.state().leased_peak_bytes;

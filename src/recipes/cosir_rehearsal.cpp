@@ -35,6 +35,15 @@ std::int64_t limit_to_resume(const Governor& governor, const DataShares& shares)
 
 Error refused_before_start(const CosirConfig& config, std::int64_t baseline_bytes,
                            const DataShares* shares, Error error) {
+  // An option's own number of bytes is less than its part can do with: no limit mends that.
+  const auto too_few = [&error](Tag tag, std::int64_t given) {
+    return given > 0 && error.tag == tag && error.available_bytes == given &&
+           error.smallest_limit_bytes == 0;
+  };
+  if (too_few(Tag::kEmbedding, config.store_bytes) || too_few(Tag::kFeature, config.cache_bytes) ||
+      too_few(Tag::kLoader, config.queue_bytes)) {
+    return error;
+  }
   const auto guessed = shares_of(config);
   const auto needs = tensors_at_most(config);
   if (!guessed || !needs) {

@@ -60,6 +60,7 @@ Result<std::string> eval_cosir(const CosirSettings& settings) {
         auto data,
         Data::open(governor, config,
                    {.embeddings = folder.embeddings(), .at_step = *step, .loader = false}));
+    PLIMSOLL_TRY_VOID(folder.check_data(config.data, data->features().info().fingerprint));
     PLIMSOLL_TRY(const ModelShape shape,
                  resolve_shape(config, data->image_dim(), data->text_dim()));
     State state{config, shape};

@@ -115,7 +115,7 @@ const Options kLearning{{"epochs", "12"},     {"batch_size", "128"},     {"dim",
 
 TEST_F(CosirTrainTest, LossFallsAndRetrievalImproves) {
   const Ended ended = run("wide", kLearning);
-  EXPECT_EQ(ended.summary.status, "finished");
+  EXPECT_EQ(ended.summary.status(), "finished");
   const auto steps = ended.events("step");
   ASSERT_EQ(steps.size(), 12U * 10U);  // 1,200 training pairs.
   EXPECT_LT(steps.back().at("loss"), 0.8 * steps.front().at("loss").get<double>());
@@ -312,18 +312,18 @@ TEST_F(CosirTrainTest, AStoppedRunResumesToTheBitsOfAnUndisturbedOne) {
     auto watcher = stop_after(out, step);
     const auto summary = train(settings, stops > 0).or_throw();
     watcher.request_stop();
-    if (summary.status == "finished") {
+    if (summary.status() == "finished") {
       bits = summary.state_sha256;
       break;
     }
-    EXPECT_EQ(summary.status, "stopped");
-    EXPECT_EQ(summary.stop_reason, ".stop");
+    EXPECT_EQ(summary.status(), "stopped");
+    EXPECT_EQ(summary.stop->why, ".stop");
     ++stops;
   }
   EXPECT_GT(stops, 0);
   if (bits.empty()) {
     const auto summary = train(settings, true).or_throw();
-    EXPECT_EQ(summary.status, "finished");
+    EXPECT_EQ(summary.status(), "finished");
     bits = summary.state_sha256;
     EXPECT_EQ(summary.recall_json, calm.summary.recall_json);
     EXPECT_EQ(summary.recall_before_json, calm.summary.recall_before_json);
@@ -405,7 +405,7 @@ TEST_F(CosirTrainTest, APausedRunGoesOnToTheSameBits) {
   visitor.request_stop();
   visitor.join();
   EXPECT_TRUE(paused);
-  EXPECT_EQ(summary.status, "finished");
+  EXPECT_EQ(summary.status(), "finished");
   EXPECT_EQ(summary.state_sha256, calm.summary.state_sha256);
 }
 

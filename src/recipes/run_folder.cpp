@@ -18,13 +18,15 @@
 #include "base/check.h"
 #include "os/directories.h"
 #include "os/file.h"
+#include "recipes/sealed_file.h"
 
 namespace plimsoll {
 namespace {
 
 namespace fs = std::filesystem;
 constexpr std::string_view kCheckpointPrefix = "step-";
-constexpr int kManifestFormat = 1;
+constexpr int kManifestFormat = 2;
+constexpr const char* kIdentityFile = "identity.json";
 
 fs::path lock_path(const fs::path& root) {
   return root / ".lock";
@@ -69,11 +71,56 @@ Result<std::vector<std::string>> names_in(const fs::path& folder) {
   return names;
 }
 
+Result<void> refuse_run(const fs::path& root) {
+  if (RunFolder::is_run(root)) {
+    return fail(ErrorCode::kInvalidArgument, fmt::format("{} is a run already", root.string()),
+                "go on with it by `plimsoll resume RUN`, or name another folder with --out");
+  }
+  return {};
+}
+
 // What furnish() leaves when the process is killed before run.toml is there: nothing of anyone's.
 bool is_left_unfurnished(const fs::path& root, const std::string& name) {
   std::error_code status;
   return name == ".lock" || name == "run.toml.new" ||
          ((name == "checkpoints" || name == "metrics") && fs::is_empty(root / name, status));
+}
+
+struct Difference {
+  std::string key;
+  std::string was;  // "unset" where it was not there.
+  std::string is;
+
+  // Both are whole numbers, and it has become larger.
+  [[nodiscard]] bool grew() const {
+    const auto number = [](const std::string& text) {
+      std::int64_t value = -1;
+      const auto [end, status] = std::from_chars(text.data(), text.data() + text.size(), value);
+      return status == std::errc{} && end == text.data() + text.size() ? value : -1;
+    };
+    return number(was) >= 0 && number(is) > number(was);
+  }
+};
+
+std::vector<Difference> differences_of(const RunIdentity& saved, const RunIdentity& identity) {
+  constexpr const char* kUnset = "unset";
+  std::vector<Difference> found;
+  for (const auto& [key, value] : identity) {
+    const auto was = saved.find(key);
+    if (was == saved.end() || was->second != value) {
+      found.push_back({key, was == saved.end() ? kUnset : was->second, value});
+    }
+  }
+  for (const auto& [key, value] : saved) {
+    if (!identity.contains(key)) {
+      found.push_back({key, value, kUnset});
+    }
+  }
+  return found;
+}
+
+bool contains(const std::vector<std::string>& keys, const std::string& key) {
+  return std::find(keys.begin(), keys.end(), key) != keys.end();
 }
 
 }  // namespace
@@ -99,10 +146,7 @@ bool RunFolder::is_locked(const fs::path& root) {
 }
 
 Result<RunFolder> RunFolder::create(const fs::path& root, const std::string& run_toml) {
-  if (is_run(root)) {
-    return fail(ErrorCode::kInvalidArgument, fmt::format("{} is a run already", root.string()),
-                "go on with it by `plimsoll resume RUN`, or name another folder with --out");
-  }
+  PLIMSOLL_TRY_VOID(refuse_run(root));
   std::error_code status;
   const bool exists = fs::exists(root, status);
   if (exists && !fs::is_directory(root, status)) {
@@ -118,7 +162,12 @@ Result<RunFolder> RunFolder::create(const fs::path& root, const std::string& run
   }
   RunFolder folder(root);
   PLIMSOLL_TRY_VOID(make_directories(root));
-  folder.created_ = true;
+  if (auto locked = folder.lock(); !locked) {
+    fs::remove(root, status);  // Only when it is empty: nobody else is in it.
+    return tl::unexpected(std::move(locked).error());
+  }
+  PLIMSOLL_TRY_VOID(refuse_run(root));  // Whoever held the lock may have made one meanwhile.
+  folder.created_ = true;               // From here on it is ours alone.
   folder.created_directory_ = !exists;
   if (auto ready = folder.furnish(run_toml); !ready) {
     folder.abandon();
@@ -128,11 +177,10 @@ Result<RunFolder> RunFolder::create(const fs::path& root, const std::string& run
 }
 
 Result<void> RunFolder::furnish(const std::string& run_toml) {
-  PLIMSOLL_TRY_VOID(lock());
   for (const char* name : {"checkpoints", "metrics"}) {
     PLIMSOLL_TRY_VOID(make_directories(root_ / name));
   }
-  PLIMSOLL_TRY_VOID(replace_file(config_file(), run_toml));
+  PLIMSOLL_TRY_VOID(write_config(run_toml));
   return open_events();
 }
 
@@ -199,6 +247,15 @@ Result<void> RunFolder::lock() {
     }
     return fail_io(reason, path.string());
   }
+  // Whoever made the folder may have removed it again between our open and our lock.
+  struct stat mine {};
+  struct stat there {};
+  if (::fstat(lock_, &mine) != 0 || ::stat(path.c_str(), &there) != 0 ||
+      mine.st_ino != there.st_ino || mine.st_dev != there.st_dev) {
+    return fail(ErrorCode::kInvalidArgument,
+                fmt::format("{}: another process has just removed this folder", root_.string()),
+                "start again, or name another folder with --out");
+  }
   const auto pid = fmt::format("{}\n", ::getpid());
   if (::ftruncate(lock_, 0) != 0 ||
       ::pwrite(lock_, pid.data(), pid.size(), 0) != static_cast<ssize_t>(pid.size())) {
@@ -220,44 +277,73 @@ Result<void> RunFolder::open_events() {
   return {};
 }
 
-Result<void> RunFolder::check_identity(const RunIdentity& identity) {
-  const auto path = root_ / "identity.json";
+Result<RunIdentity> RunFolder::saved_identity() const {
+  const auto path = root_ / kIdentityFile;
+  PLIMSOLL_TRY(const std::string text, read_sealed(path));
+  const auto saved = nlohmann::json::parse(text, nullptr, false);
+  RunIdentity identity;
+  for (const auto& [key, value] : saved.items()) {
+    if (!value.is_string()) {
+      return fail(ErrorCode::kCorrupt, fmt::format("{}: '{}' is no text", path.string(), key));
+    }
+    if (key != kSealKey) {
+      identity[key] = value.get<std::string>();
+    }
+  }
+  return identity;
+}
+
+Result<void> RunFolder::check_identity(const RunIdentity& identity,
+                                       const IdentityChanges& allowed) {
+  const auto path = root_ / kIdentityFile;
+  const auto write = [&] { return write_sealed(path, nlohmann::json(identity).dump(2) + "\n"); };
   std::error_code status;
   if (!fs::exists(path, status)) {
-    return replace_file(path, nlohmann::json(identity).dump(2) + "\n");
+    return write();
   }
-  PLIMSOLL_TRY(const std::string text, read_small_file(path));
-  const auto saved = nlohmann::json::parse(text, nullptr, false);
-  if (!saved.is_object()) {
-    return fail(ErrorCode::kCorrupt, fmt::format("{}: not a JSON object", path.string()));
-  }
-  std::string differences;
-  const auto differ = [&](const std::string& key, const std::string& was, const std::string& is) {
-    differences +=
-        fmt::format("{}{} was {} and is {}", differences.empty() ? "" : "; ", key, was, is);
-  };
-  for (const auto& [key, value] : identity) {
-    const auto at = saved.find(key);
-    const std::string was = at != saved.end() && at->is_string() ? at->get<std::string>() : "unset";
-    if (was != value) {
-      differ(key, was, value);
+  PLIMSOLL_TRY(const RunIdentity saved, saved_identity());
+  const std::vector<Difference> differences = differences_of(saved, identity);
+  std::string refused;
+  bool wish_would_do = true;
+  for (const Difference& one : differences) {
+    const bool wished = contains(allowed.any, one.key);
+    if ((wished && allowed.granted) || (contains(allowed.growing, one.key) && one.grew())) {
+      continue;
     }
+    refused +=
+        fmt::format("{}{} was {} and is {}", refused.empty() ? "" : "; ", one.key, one.was, one.is);
+    wish_would_do = wish_would_do && wished;
   }
-  for (const auto& [key, value] : saved.items()) {
-    if (!identity.contains(key)) {
-      differ(key, value.is_string() ? value.get<std::string>() : value.dump(), "unset");
-    }
-  }
-  if (!differences.empty()) {
+  if (!refused.empty()) {
     return fail(ErrorCode::kInvalidArgument,
-                fmt::format("{}: this run cannot go on here: {}", root_.string(), differences),
-                "the same bits need the same identity; resume where it was started, or train anew");
+                fmt::format("{}: this run cannot go on here: {}", root_.string(), refused),
+                wish_would_do && allowed.advice != nullptr
+                    ? allowed.advice
+                    : "the same bits need the same identity; resume where it was started, or train "
+                      "anew");
+  }
+  for (const Difference& one : differences) {
+    PLIMSOLL_TRY_VOID(event("identity", {{"key", std::string_view(one.key)},
+                                         {"was", std::string_view(one.was)},
+                                         {"is", std::string_view(one.is)}}));
+  }
+  return differences.empty() ? Result<void>{} : write();
+}
+
+Result<void> RunFolder::check_data(const std::string& data, const std::string& fingerprint) const {
+  PLIMSOLL_TRY(const RunIdentity saved, saved_identity());
+  const auto trained = saved.find(kDataKey);
+  if (trained == saved.end() || trained->second != fingerprint) {
+    return fail(ErrorCode::kInvalidArgument,
+                fmt::format("{}: trained on data of fingerprint {}, but {} has {}", root_.string(),
+                            trained == saved.end() ? "unset" : trained->second, data, fingerprint),
+                "put back the data that the run was trained on, or train anew");
   }
   return {};
 }
 
 Result<void> RunFolder::write_config(const std::string& run_toml) {
-  return replace_file(config_file(), run_toml);
+  return write_sealed(config_file(), run_toml);
 }
 
 fs::path RunFolder::checkpoint_path(std::int64_t step) const {
@@ -270,9 +356,8 @@ Result<std::optional<std::int64_t>> RunFolder::published_step() const {
   if (!fs::exists(path, status)) {
     return std::optional<std::int64_t>{};
   }
-  PLIMSOLL_TRY(const std::string text, read_small_file(path));
+  PLIMSOLL_TRY(const std::string text, read_sealed(path));
   const auto manifest = nlohmann::json::parse(text, nullptr, false);
-  // The step is said twice, so that no damaged bit makes another step of it.
   const bool sound =
       manifest.is_object() && manifest.contains("step") && manifest["step"].is_number_unsigned() &&
       manifest["step"].get<std::uint64_t>() <= std::numeric_limits<std::int64_t>::max() &&
@@ -290,7 +375,7 @@ Result<void> RunFolder::publish(std::int64_t step, std::int64_t keep) {
   PLIMSOLL_CHECK(keep >= 1, "the newest checkpoint must be kept");
   const nlohmann::ordered_json manifest{
       {"format", kManifestFormat}, {"step", step}, {"checkpoint", checkpoint_name(step)}};
-  PLIMSOLL_TRY_VOID(replace_file(manifest_path(root_), manifest.dump() + "\n"));
+  PLIMSOLL_TRY_VOID(write_sealed(manifest_path(root_), manifest.dump() + "\n"));
   PLIMSOLL_TRY(const auto steps, checkpoint_steps());
   const auto count = static_cast<std::int64_t>(steps.size());
   for (std::int64_t i = 0; i < count - keep; ++i) {
@@ -324,6 +409,10 @@ Result<void> RunFolder::discard_unpublished() {
     }
   }
   return {};
+}
+
+Result<void> RunFolder::discard_rows() {
+  return remove_tree(embeddings());
 }
 
 void RunFolder::abandon() noexcept {

@@ -34,6 +34,19 @@ namespace plimsoll {
 /// Name → value; two runs with equal identities end in equal bits.
 using RunIdentity = std::map<std::string, std::string>;
 
+/// What of an identity a resumption may change; each change is written to events.jsonl.
+struct IdentityChanges {
+  std::vector<std::string> growing{};  ///< Whole numbers that may have become larger.
+  std::vector<std::string> any{};      ///< These keys may differ, by the user's own wish.
+  bool granted{false};                 ///< The wish was made.
+  const char* advice{nullptr};         ///< How to make it.
+};
+
+inline constexpr const char* kDataKey = "data_fingerprint";  ///< Of the data it is trained on.
+/// The one option of an identity that a resumption may raise: its epochs are the last of a run and
+/// have a constant learning rate.
+inline constexpr const char* kGrowingKey = "phase2_epochs";
+
 /// One value of an event. Numbers that are not finite are written as null.
 using EventValue = std::variant<std::int64_t, double, bool, std::string_view>;
 struct EventField {
@@ -84,8 +97,10 @@ struct RunView {
 class RunFolder {
  public:
   /// Makes the folder of a new run and writes run.toml.
-  /// Errors: kInvalidArgument when it is a run already ("use plimsoll resume"), or is not empty;
-  ///         kIo. After an error nothing new is left behind.
+  /// Of several processes that make the same folder one does, and the others are told.
+  /// Errors: kInvalidArgument when it is a run already ("use plimsoll resume"), is not empty, or
+  ///         another process makes it; kIo. After an error nothing new is left behind, and nothing
+  ///         of another process is removed.
   static Result<RunFolder> create(const std::filesystem::path& root, const std::string& run_toml);
 
   /// Opens the folder of an existing run to go on with it. Removes .stop, .pause and .limit.
@@ -96,9 +111,13 @@ class RunFolder {
   RunFolder& operator=(RunFolder&&) noexcept;
   ~RunFolder();
 
-  /// Writes identity.json when there is none; otherwise compares.
-  /// Errors: kInvalidArgument naming each key that differs, with both values.
-  Result<void> check_identity(const RunIdentity& identity);
+  /// Writes identity.json when there is none, or when all that differs may change; otherwise
+  /// compares. Errors: kInvalidArgument naming each key that differs, with both values; kCorrupt.
+  Result<void> check_identity(const RunIdentity& identity, const IdentityChanges& allowed = {});
+
+  /// Compares the fingerprint of data at `data` with the one that the run was trained on.
+  /// Errors: kInvalidArgument naming both; kNotFound before the run knew its data; kCorrupt.
+  Result<void> check_data(const std::string& data, const std::string& fingerprint) const;
 
   /// Replaces run.toml (a resumption that changed a free key).
   Result<void> write_config(const std::string& run_toml);
@@ -142,10 +161,14 @@ class RunFolder {
   /// What `plimsoll status` shows. Takes no lock. Errors: kNotFound, kCorrupt.
   static Result<RunView> view(const std::filesystem::path& root);
 
+  /// Removes the rows of a run that ended before its first checkpoint. Errors: kIo.
+  Result<void> discard_rows();
+
   /// Removes a new folder again when training failed before its first step left anything to keep.
   void abandon() noexcept;
 
  private:
+  [[nodiscard]] Result<RunIdentity> saved_identity() const;
   explicit RunFolder(std::filesystem::path root) noexcept : root_(std::move(root)) {}
   Result<void> lock();
   Result<void> open_events();
@@ -153,9 +176,9 @@ class RunFolder {
   void close() noexcept;
 
   std::filesystem::path root_{};
-  int lock_{-1};                   // Descriptor of .lock, flock()ed.
+  int lock_{-1};                   // Descriptor of .lock, locked as a whole.
   int events_{-1};                 // Descriptor of events.jsonl, O_APPEND.
-  bool created_{false};            // By this object: abandon() may empty it.
+  bool created_{false};            // By this object, which holds the lock: abandon() may empty it.
   bool created_directory_{false};  // And remove it.
   std::int64_t status_written_ms_{0};
 };

@@ -6,11 +6,16 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
 #include <fstream>
 #include <iterator>
+#include <latch>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <sstream>
+#include <thread>
+#include <vector>
 
 #include "os/directories.h"
 #include "os/power_loss.h"
@@ -108,13 +113,13 @@ TEST_F(RunFolderTest, IsMadeOnceAndThenPointsToResume) {
   {
     const auto folder = create();
     EXPECT_TRUE(RunFolder::is_run(root_));
-    EXPECT_EQ(read(root_ / "run.toml"), "[cosir]\n");
+    EXPECT_TRUE(read(root_ / "run.toml").starts_with("[cosir]\n# crc32c "));
   }
   const auto again = RunFolder::create(root_, "other");
   ASSERT_FALSE(again);
   EXPECT_EQ(again.error().code, ErrorCode::kInvalidArgument);
   EXPECT_NE(again.error().to_string().find("plimsoll resume"), std::string::npos);
-  EXPECT_EQ(read(root_ / "run.toml"), "[cosir]\n");
+  EXPECT_TRUE(read(root_ / "run.toml").starts_with("[cosir]\n# crc32c "));
 }
 
 TEST_F(RunFolderTest, LeavesForeignFoldersAndFilesAsTheyWere) {
@@ -142,7 +147,7 @@ TEST_F(RunFolderTest, TakesAFolderWhoseMakerWasKilledBeforeItWroteTheConfigurati
   std::ofstream(root_ / ".lock") << "123\n";
   std::ofstream(root_ / "run.toml.new") << "[co";
   EXPECT_TRUE(RunFolder::create(root_, "x"));
-  EXPECT_EQ(read(root_ / "run.toml"), "x");
+  EXPECT_TRUE(read(root_ / "run.toml").starts_with("x"));
 }
 
 TEST_F(RunFolderTest, LeavesAFolderOfCheckpointsAsItWas) {
@@ -289,19 +294,14 @@ TEST_F(RunFolderTest, NoBitOfTheManifestMakesAnotherStepOfIt) {
   std::ifstream file(path, std::ios::binary);
   const std::string sound{std::istreambuf_iterator<char>(file), {}};
   ASSERT_EQ(folder.published_step().or_throw(), 5);
-  int noticed = 0;
   for (std::size_t bit = 0; bit < 8 * sound.size(); ++bit) {
     std::string damaged = sound;
     damaged[bit / 8] = static_cast<char>(damaged[bit / 8] ^ (1 << bit % 8));
     std::ofstream(path, std::ios::binary) << damaged;
-    if (const auto step = folder.published_step(); step) {
-      ASSERT_EQ(*step, 5) << "bit " << bit << ": " << damaged;
-    } else {
-      ASSERT_EQ(step.error().code, ErrorCode::kCorrupt) << "bit " << bit;
-      ++noticed;
-    }
+    const auto step = folder.published_step();
+    ASSERT_FALSE(step) << "bit " << bit << ": " << damaged;
+    ASSERT_EQ(step.error().code, ErrorCode::kCorrupt) << "bit " << bit;
   }
-  EXPECT_GT(noticed, static_cast<int>(7 * sound.size()));
 }
 
 TEST_F(RunFolderTest, IdentityRefusesADifferentMachineByName) {
@@ -353,6 +353,84 @@ TEST_F(RunFolderTest, StatusIsReadBackByAnotherProcess) {
   EXPECT_EQ(after.recipe, "cosir");
   EXPECT_NE(after.to_text().find("rows/s"), std::string::npos) << after.to_text();
   EXPECT_NE(after.to_text().find("  store "), std::string::npos) << after.to_text();
+}
+
+TEST_F(RunFolderTest, R42_WhatMayChangeByWishIsWrittenDown) {
+  auto folder = create();
+  ASSERT_TRUE(folder.check_identity({{"kernels", "AVX512"}, {"seed", "1"}}));
+  const RunIdentity other{{"kernels", "AVX2"}, {"seed", "1"}};
+  IdentityChanges wish{.any = {"kernels"}, .granted = false, .advice = "wish for it"};
+  const auto refused = folder.check_identity(other, wish);
+  ASSERT_FALSE(refused);
+  EXPECT_NE(refused.error().to_string().find("kernels was AVX512 and is AVX2"), std::string::npos);
+  EXPECT_NE(refused.error().to_string().find("wish for it"), std::string::npos);
+  wish.granted = true;
+  EXPECT_FALSE(folder.check_identity({{"kernels", "AVX2"}, {"seed", "2"}}, wish));
+  ASSERT_TRUE(folder.check_identity(other, wish));
+  EXPECT_TRUE(folder.check_identity(other)) << "it belongs there now";
+  const auto told = lines(root_ / "events.jsonl");
+  ASSERT_EQ(told.size(), 1U);
+  const auto event = nlohmann::json::parse(told[0]);
+  EXPECT_EQ(event["event"], "identity");
+  EXPECT_EQ(event["was"], "AVX512");
+  EXPECT_EQ(event["is"], "AVX2");
+}
+
+TEST_F(RunFolderTest, R47_DataIsComparedByItsFingerprint) {
+  auto folder = create();
+  ASSERT_TRUE(folder.check_identity({{kDataKey, "abc"}}));
+  EXPECT_TRUE(folder.check_data("d", "abc"));
+  const auto other = folder.check_data("d2", "abd");
+  ASSERT_FALSE(other);
+  EXPECT_EQ(other.error().code, ErrorCode::kInvalidArgument);
+  EXPECT_NE(other.error().to_string().find("trained on data of fingerprint abc, but d2 has abd"),
+            std::string::npos)
+      << other.error().to_string();
+}
+
+TEST_F(RunFolderTest, R45_OfSeveralThatMakeItOneDoesAndLosersRemoveNothing) {
+  for (int round = 0; round < 60; ++round) {
+    std::array<std::optional<Result<RunFolder>>, 3> made;
+    {
+      std::latch begin(made.size());
+      std::vector<std::jthread> makers;
+      for (auto& mine : made) {
+        makers.emplace_back([&] {
+          begin.arrive_and_wait();
+          mine.emplace(RunFolder::create(root_, "[cosir]\n"));
+          if (!*mine) {
+            return;
+          }
+          (*mine)->write_status({}, true).or_throw();
+        });
+      }
+    }
+    int winners = 0;
+    for (const auto& mine : made) {
+      winners += mine->has_value() ? 1 : 0;
+      EXPECT_TRUE(mine->has_value() || mine->error().code == ErrorCode::kInvalidArgument)
+          << mine->error().to_string();
+    }
+    ASSERT_EQ(winners, 1) << "round " << round;
+    ASSERT_TRUE(RunFolder::is_run(root_)) << "round " << round;
+    ASSERT_TRUE(fs::is_directory(root_ / "checkpoints")) << "round " << round;
+    made = {};
+    fs::remove_all(root_);
+  }
+}
+
+TEST_F(RunFolderTest, R54_StatusNamesTheCheckpointThatTheManifestNames) {
+  {
+    auto folder = create();
+    fs::create_directories(folder.checkpoint_path(24));
+    ASSERT_TRUE(folder.publish(24, 1));
+    RunStatus status;  // Of a resumed process that has saved nothing itself.
+    status.status = "running";
+    ASSERT_TRUE(folder.write_status(status, true));
+  }
+  const auto view = RunFolder::view(root_).or_throw();
+  EXPECT_EQ(view.status.checkpoint_step, 24);
+  EXPECT_NE(view.to_text().find("resumable from step 24"), std::string::npos) << view.to_text();
 }
 
 TEST_F(RunFolderTest, ItsStatusSpeaksOfWhatItsRecipeTrainsOn) {

@@ -12,12 +12,12 @@
 
 namespace plimsoll {
 
-Result<std::string> try_step(const Governor& governor, RunReport& report, std::int64_t step,
-                             const std::function<Result<void>()>& work) {
+Result<std::optional<Stop>> try_step(const Governor& governor, RunReport& report, std::int64_t step,
+                                     const std::function<Result<void>()>& work) {
   for (const bool again : {false, true}) {
     const auto done = without_refusal(work);
     if (done) {
-      return std::string{};
+      return std::optional<Stop>{};
     }
     if (done.error().code != ErrorCode::kOverBudget) {
       return tl::unexpected(done.error());
@@ -27,7 +27,8 @@ Result<std::string> try_step(const Governor& governor, RunReport& report, std::i
       TensorArena::purge();  // The only move there is inside a step; then the same step again.
     }
   }
-  return fmt::format("memory refused twice in step {}; {}", step, larger_limit(governor));
+  return Stop{Stop::Cause::kMemory,
+              fmt::format("memory refused twice in step {}; {}", step, larger_limit(governor))};
 }
 
 Result<void> report_limits(LimitRequests& limits, RunReport& report, std::int64_t step) {
@@ -37,9 +38,9 @@ Result<void> report_limits(LimitRequests& limits, RunReport& report, std::int64_
   return {};
 }
 
-Result<std::string> look_for_requests(RunControl& control, LimitRequests& limits, RunReport& report,
-                                      std::int64_t step,
-                                      const std::function<Result<void>()>& save) {
+Result<std::optional<Stop>> look_for_requests(RunControl& control, LimitRequests& limits,
+                                              RunReport& report, std::int64_t step,
+                                              const std::function<Result<void>()>& save) {
   PLIMSOLL_TRY_VOID(report_limits(limits, report, step));
   Request request = control.poll();
   if (request == Request::kPause) {
@@ -52,7 +53,8 @@ Result<std::string> look_for_requests(RunControl& control, LimitRequests& limits
     });
     PLIMSOLL_TRY_VOID(told);
   }
-  return std::string(request == Request::kStop ? control.reason() : "");
+  return request == Request::kStop ? std::optional(Stop{Stop::Cause::kAsked, control.reason()})
+                                   : std::nullopt;
 }
 
 std::string pressure_in_words(const Governor& governor) {

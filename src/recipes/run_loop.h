@@ -2,7 +2,7 @@
 //
 // What every run does around its steps, whatever it trains.
 //
-// Functions that may end a run return why, in words: "" means go on.
+// Functions that may end a run return a Stop, or nothing: then it goes on.
 // Reading order: control.h, limit_requests.h, run_report.h, this file, cosir.cpp.
 //
 // Threads: the thread that trains.   Memory: none.
@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 
 #include "plimsoll/governor.h"
@@ -18,21 +19,23 @@
 #include "recipes/limit_requests.h"
 #include "recipes/run_folder.h"
 #include "recipes/run_report.h"
+#include "recipes/stop.h"
 
 namespace plimsoll {
 
 /// Does `work`, which becomes step number `step`: refused memory, once more after a purge. Refused
 /// twice, nothing of it was applied and the run ends. Errors: of `work` other than refusals.
-Result<std::string> try_step(const Governor& governor, RunReport& report, std::int64_t step,
-                             const std::function<Result<void>()>& work);
+Result<std::optional<Stop>> try_step(const Governor& governor, RunReport& report, std::int64_t step,
+                                     const std::function<Result<void>()>& work);
 
 /// Writes down what became of changed limits.
 Result<void> report_limits(LimitRequests& limits, RunReport& report, std::int64_t step);
 
 /// Changed limits, signals and the files in the run's folder; waits here while paused, after
 /// `save`.
-Result<std::string> look_for_requests(RunControl& control, LimitRequests& limits, RunReport& report,
-                                      std::int64_t step, const std::function<Result<void>()>& save);
+Result<std::optional<Stop>> look_for_requests(RunControl& control, LimitRequests& limits,
+                                              RunReport& report, std::int64_t step,
+                                              const std::function<Result<void>()>& save);
 
 /// "memory pressure", or which limit was asked for and cannot be kept.
 [[nodiscard]] std::string pressure_in_words(const Governor& governor);

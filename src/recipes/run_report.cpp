@@ -29,10 +29,14 @@ RunReport::RunReport(RunFolder* folder, Metrics metrics, const ProgressOptions& 
       progress_(progress),
       governor_(std::move(governor)) {}
 
-void RunReport::begin(std::int64_t steps_total, std::int64_t epochs) {
+void RunReport::begin(const Extent& extent) {
   status_.status = "running";
-  status_.steps_total = steps_total;
-  status_.epochs = epochs;
+  status_.step = extent.step;
+  status_.checkpoint_step = extent.step;
+  status_.steps_total = extent.steps_total;
+  status_.epoch = extent.epoch;
+  status_.epochs = extent.epochs;
+  status_.loss = extent.loss;
   train_begin_ = std::chrono::steady_clock::now();
   aside_ = {};
 }

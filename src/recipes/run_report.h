@@ -30,8 +30,16 @@ class RunReport {
   /// Warns of a run's folder on a network's file system, by its name ("NFS"); "" is none.
   Result<void> on_network(std::string_view name);
 
-  /// Totals for the bar; call once before training.
-  void begin(std::int64_t steps_total, std::int64_t epochs);
+  /// How far the run has come when training begins, and how far it will go.
+  struct Extent {
+    std::int64_t step{0};
+    std::int64_t steps_total{0};
+    std::int64_t epoch{0};
+    std::int64_t epochs{0};  ///< 0: not known yet.
+    double loss{0.0};
+  };
+  /// Call once before training, at a step that is saved.
+  void begin(const Extent& extent);
 
   /// A pressure move, or a refusal inside a step. A line for every owner that gave memory back,
   /// with what was resident before and after it.

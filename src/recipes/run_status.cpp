@@ -264,6 +264,9 @@ Result<RunView> RunFolder::view(const fs::path& root) {
       view.age_seconds = static_cast<double>(wall_ms()) / 1000.0 - at->get<double>();
     }
   }
+  // The manifest knows; what the last process had heard of it may be older, or nothing.
+  PLIMSOLL_TRY(const auto published, RunFolder(root).published_step());
+  view.status.checkpoint_step = published.value_or(-1);
   if (const auto text = read_small_file(root / ".lock"); text) {
     view.pid = std::atoi(text->c_str());
   }
@@ -287,9 +290,12 @@ std::string RunView::to_json() const {
 std::string RunView::to_text() const {
   const bool graphs = recipe == "can-kd";  // It has graphs, and no store of rows.
   std::string text = fmt::format(
-      "{}{}\n  step      {} of {}, epoch {} of {}\n  loss      {:.4f}\n  speed     {} {}/s\n",
-      status.status, alive ? fmt::format(" (process {})", pid) : "", format_count(status.step),
-      format_count(status.steps_total), std::min(status.epoch + 1, status.epochs), status.epochs,
+      "{}{}\n  step      {} of {}{}\n  loss      {:.4f}\n  speed     {} {}/s\n", status.status,
+      alive ? fmt::format(" (process {})", pid) : "", format_count(status.step),
+      format_count(status.steps_total),
+      status.epochs > 0 ? fmt::format(", epoch {} of {}", std::min(status.epoch + 1, status.epochs),
+                                      status.epochs)
+                        : "",
       status.loss, format_count(static_cast<std::int64_t>(status.rows_per_second)),
       graphs ? "graphs" : "rows");
   if (alive && status.status == "running") {

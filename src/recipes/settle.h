@@ -16,6 +16,7 @@
 #include "plimsoll/governor.h"
 #include "plimsoll/result.h"
 #include "recipes/run_folder.h"
+#include "recipes/train_options.h"
 
 namespace plimsoll {
 
@@ -31,11 +32,16 @@ struct SettleOptions {
 };
 
 /// Settles torch first, then the limit, and attaches the arena: from now on tensors are leased.
-/// Errors: kInvalidArgument (MKL_CBWR unset); those of Governor::create().
+/// Errors: those of make_deterministic() and Governor::create().
 Result<Governor> settle(const SettleOptions& options);
 
-/// What decides a run's bits: `options` that do, libraries, processor, data.
+/// What decides a run's bits: `options` that do, libraries, processor, data. Of libraries what took
+/// effect, as far as they tell; otherwise what the environment asks of them.
+/// Requires: settle() was called.
 RunIdentity make_identity(std::span<const std::pair<std::string, std::string>> options,
                           const std::string& data_fingerprint);
+
+/// What may differ in a resumption.
+IdentityChanges identity_changes(const TrainOptions& options);
 
 }  // namespace plimsoll

@@ -34,10 +34,11 @@ std::string describe(const nlohmann::ordered_json& recall, const char* form, con
 
 std::string RunSummary::to_json() const {
   nlohmann::ordered_json json;
-  json["status"] = status;
+  json["status"] = status();
   json["run"] = run;
-  if (!stop_reason.empty()) {
-    json["stop_reason"] = stop_reason;
+  if (stop) {
+    json["stop_cause"] = stop->cause_name();
+    json["stop_reason"] = stop->why;
   }
   json["step"] = step;
   json["epoch"] = epoch;
@@ -67,10 +68,9 @@ std::string RunSummary::to_text() const {
       "  speed     {} rows/s\n"
       "  memory    peak {} resident, {} leased; limit {}\n"
       "  store     {:.1f} % hits, {} commits\n",
-      status, stop_reason.empty() ? "" : " by " + stop_reason, step, epoch,
-      format_duration(seconds), loss, format_count(static_cast<std::int64_t>(rows_per_second)),
-      format_bytes(peak_resident_bytes), format_bytes(leased_peak_bytes), limit_source,
-      100 * hit_rate, commits);
+      status(), stop ? " by " + stop->why : "", step, epoch, format_duration(seconds), loss,
+      format_count(static_cast<std::int64_t>(rows_per_second)), format_bytes(peak_resident_bytes),
+      format_bytes(leased_peak_bytes), limit_source, 100 * hit_rate, commits);
   const auto before = json_object(recall_before_json);
   const auto after = json_object(recall_json);
   for (const char* way : {"t2i", "i2t"}) {

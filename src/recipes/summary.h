@@ -6,14 +6,16 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
+
+#include "recipes/stop.h"
 
 namespace plimsoll {
 
 struct RunSummary {
-  std::string status{"finished"};  ///< "finished" or "stopped".
-  std::string stop_reason{};       ///< "SIGINT", ".stop", "memory pressure; …"; "" when finished.
-  std::string run{};               ///< The run folder.
+  std::optional<Stop> stop{};  ///< None: finished.
+  std::string run{};           ///< The run folder.
   std::int64_t step{0};
   std::int64_t epoch{0};  ///< Epochs completed.
   double loss{0.0};       ///< Mean over the last epoch's steps so far.
@@ -33,6 +35,8 @@ struct RunSummary {
   std::string recall_before_json{"{}"};  ///< The same, before the first step.
   std::string phase2_json{"{}"};         ///< Accuracy per mode; {} without phase 2.
 
+  /// "finished" or "stopped".
+  [[nodiscard]] const char* status() const noexcept { return stop ? "stopped" : "finished"; }
   /// One line of JSON. Numbers that are not finite become null.
   [[nodiscard]] std::string to_json() const;
 

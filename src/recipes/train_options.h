@@ -11,6 +11,9 @@ namespace plimsoll {
 
 struct TrainOptions {
   bool resume{false};  ///< Go on with the run in config().out.
+  /// Go on although the processor, or the kernels that libraries choose for it, are others than the
+  /// run began with: from here on its bits are those of another run. Written to events.jsonl.
+  bool accept_other_processor{false};
   ProgressOptions progress{};
 };
 

@@ -3,10 +3,13 @@
 // What torch and the heap are told once, at the start of a run, so that neither its results nor
 // its memory depend on chance; and giving back what neither uses.
 #include <malloc.h>
+#include <omp.h>
 
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
+#include <fmt/format.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdlib>
 #include <string>
@@ -23,6 +26,25 @@ namespace {
 constexpr int kMapThresholdBytes = 1 << 20;
 constexpr int kTrimThresholdBytes = 4 << 20;
 constexpr int kHeapArenas = 2;  // Else eight a core, each with holes of its own.
+
+// Sums are split among the threads that there are: fewer than asked for make other bits.
+Result<void> check_team(int compute_threads) {
+  int team = 0;
+#pragma omp parallel
+  {
+#pragma omp single
+    team = omp_get_num_threads();
+  }
+  if (team == compute_threads) {
+    return {};
+  }
+  const char* limit = std::getenv("OMP_THREAD_LIMIT");
+  return fail(ErrorCode::kInvalidArgument,
+              fmt::format("compute_threads is {}, but OpenMP makes a team of {} (OMP_THREAD_LIMIT "
+                          "is {})",
+                          compute_threads, team, limit == nullptr ? "unset" : limit),
+              "unset OMP_THREAD_LIMIT, or set compute_threads to the size of that team");
+}
 
 }  // namespace
 
@@ -41,8 +63,10 @@ Result<void> make_deterministic(int compute_threads) {
   at::globalContext().setDeterministicAlgorithms(true, false);
   at::globalContext().setDeterministicFillUninitializedMemory(false);
   at::globalContext().setDeterministicMkldnn(true);
+  omp_set_dynamic(0);  // OMP_DYNAMIC: as many threads as asked, however busy the machine is.
+  omp_set_max_active_levels(std::max(1, omp_get_max_active_levels()));
   at::set_num_threads(compute_threads);
-  return {};
+  return check_team(compute_threads);
 }
 
 Result<CleanUp> clean_up() {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The manifest of a run: whatever it holds, it is refused as damaged, or names one checkpoint
-// twice. It has no checksum, so nothing needs to be repaired here.
+// twice.
 #include <system_error>
 
 #include <unistd.h>
@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 
 #include "recipes/run_folder.h"
+#include "recipes/sealed_file.h"
 #include "tests/fuzz/table.h"
 #include "tests/fuzz/target.h"
 
@@ -48,7 +49,7 @@ class Run {
 std::vector<std::string> manifest_seeds() {
   const std::string good = test::slurp(Run::get().manifest());
   return {good,
-          "{\"format\":1,\"step\":70,\"checkpoint\":\"step-000000070\"}\n",
+          "{\"format\":2,\"step\":70,\"checkpoint\":\"step-000000070\"}\n",
           "{\"format\":1,\"step\":18446744073709551615,\"checkpoint\":\"step--00000001\"}",
           "{\"format\":2,\"step\":7e1,\"checkpoint\":[\"step-000000070\"]}",
           "null",
@@ -58,7 +59,12 @@ std::vector<std::string> manifest_seeds() {
 void manifest(std::span<const std::byte> bytes) {
   const Run& run = Run::get();
   const std::string text = text_of(bytes);
-  test::spill(run.manifest(), text);
+  // With a right checksum where it can have one, so that what it says is looked at too.
+  if (text.ends_with("}\n")) {
+    write_sealed(run.manifest(), text).or_throw();
+  } else {
+    test::spill(run.manifest(), text);
+  }
   const auto step = run.folder().published_step();
   if (!step) {
     if (step.error().code != ErrorCode::kCorrupt) {

@@ -17,6 +17,7 @@ import pytest
 import plimsoll
 
 from tests.support.can_traffic import write_traffic
+from tests.support.sealed import seal_toml
 
 from test_cli import assert_refused, call, trains  # noqa: F401  Fixtures.
 
@@ -43,10 +44,15 @@ def traffic(tmp_path_factory, program):
 
 @pytest.fixture
 def train(trains, call, traffic, tmp_path):
-    """Trains into tmp_path/NAME and returns the summary; options come last."""
+    """Trains into tmp_path/NAME, or goes on there, and returns the summary; options come last."""
     def run(name, *options, data=traffic, limit="1GiB"):
-        done = call("train", "can-kd", "--data", data, "--out", tmp_path / name, "--memory-limit", limit,
-                    *SMALL, *options)
+        if (tmp_path / name / "run.toml").exists():
+            pairs = [word for flag, value in zip(options[::2], options[1::2])
+                     for word in ("--set", f"{flag.removeprefix('--').replace('-', '_')}={value}")]
+            done = call("resume", tmp_path / name, "--memory-limit", limit, "--quiet", "--json", *pairs)
+        else:
+            done = call("train", "can-kd", "--data", data, "--out", tmp_path / name, "--memory-limit",
+                        limit, *SMALL, *options)
         assert done.status == 0, done.err
         return json.loads(done.out.splitlines()[-1])
     return run
@@ -320,7 +326,7 @@ def test_every_option_of_fusion_changes_it(train, tmp_path):
             literal = f'"{value}"' if key == "fusion_gat" else value
             settings, found = re.subn(rf"(?m)^{key} = .*$", f"{key} = {literal}", settings)
             assert found == 1, key
-        (tmp_path / name / "run.toml").write_text(settings)
+        seal_toml(tmp_path / name / "run.toml", settings)
         train(name, "--stage", "fusion", "--model-size", "teacher", *options)
         seen[name] = (tmp_path / name / "models/teacher_fusion.safetensors").read_bytes()
     assert len(set(seen.values())) == len(seen), seen.keys()
@@ -340,9 +346,8 @@ def test_what_a_stage_lacks_is_named_before_anything_is_trained(trains, call, tr
 
 def test_another_seed_does_not_go_on_with_a_run(train, call, traffic, tmp_path):
     train("run", "--stage", "normal", "--model-size", "teacher")
-    done = call("train", "can-kd", "--data", traffic, "--out", tmp_path / "run", "--memory-limit",
-                "1GiB", *SMALL, "--stage", "autoencoder", "--seed", "9")
-    assert_refused(done, 1, "seed is part of this run's identity (42)")
+    done = call("resume", tmp_path / "run", "--stage", "autoencoder", "--set", "seed=9")
+    assert_refused(done, 2, "seed is part of this run's identity (42)")
 
 
 def test_a_limit_that_is_too_small_is_refused_with_one_that_does(trains, call, traffic, tmp_path):
@@ -615,7 +620,7 @@ def kill_and_resume(program, traffic, run, reference, kills, seed):
     marks = sorted(dice.sample(range(1, total - 1), kills))
     killed = 0
     for mark in marks:
-        child = subprocess.Popen(resume if (run / "checkpoints/manifest.json").exists() else command,
+        child = subprocess.Popen(resume if (run / "run.toml").exists() else command,
                                  stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         while child.poll() is None and steps_done(run) < mark:
             time.sleep(0.003)
@@ -623,8 +628,6 @@ def kill_and_resume(program, traffic, run, reference, kills, seed):
             child.send_signal(signal.SIGKILL)
             killed += 1
         child.wait()
-        if killed and not (run / "checkpoints/manifest.json").exists():
-            shutil.rmtree(run)  # Before its first commit there is nothing to resume.
     done = subprocess.run(resume, text=True, capture_output=True, check=False)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1]), killed

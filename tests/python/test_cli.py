@@ -15,6 +15,8 @@ import time
 import numpy as np
 import pytest
 
+from tests.support.sealed import seal_toml
+
 CONFIG_KEYS = ["checkpoint_every_n_steps", "keep_checkpoints", "queue_bytes", "store_bytes",
                "cache_bytes", "loader_threads", "compute_threads", "label_dim", "label_optimizer"]
 
@@ -189,13 +191,13 @@ def test_a_file_of_another_recipe_is_refused_by_its_name(call, tmp_path):
 
 
 def test_resume_and_eval_go_by_the_recipe_that_the_run_names(call, tmp_path):
-    (tmp_path / "run.toml").write_text('recipe = "can-kd"\n[can-kd]\ndata = "nowhere"\nseed = 1\n')
+    seal_toml(tmp_path / "run.toml", 'recipe = "can-kd"\n[can-kd]\ndata = "nowhere"\nseed = 1\n')
     assert_refused(call("resume", tmp_path, "--loader-threads", "2"), 2,
                    "unknown key 'loader_threads'", "plimsoll train can-kd --help")
     assert_refused(call("resume", tmp_path, "--set", "seed=2"), 2, "seed is part of this run's identity")
-    (tmp_path / "run.toml").write_text('[cosir]\ndata = "nowhere"\n')
+    seal_toml(tmp_path / "run.toml", '[cosir]\ndata = "nowhere"\n')
     assert_refused(call("resume", tmp_path, "--stage", "fusion"), 2, "unknown key 'stage'")
-    (tmp_path / "run.toml").write_text('recipe = "tomorrow"\n')
+    seal_toml(tmp_path / "run.toml", 'recipe = "tomorrow"\n')
     for command in ["resume", "eval"]:
         assert_refused(call(command, tmp_path), 1, "'tomorrow'", "the version of Plimsoll")
 
@@ -401,7 +403,9 @@ def test_a_run_ends_with_one_json_line_and_all_else_on_standard_error(trains, tr
     assert len(set(rows["ids"].tolist())) == len(rows["ids"])
     checkpoint = max((run / "checkpoints").glob("step-*"))
     assert json.loads(call("info", checkpoint, "--json").out)["kind"] == "checkpoint"
-    assert call("stop", run).out.strip().endswith("no process trains there")
+    for command in ["stop", "pause", "continue"]:  # R35: nobody heard it.
+        nobody = call(command, run)
+        assert nobody.status == 4 and nobody.out.strip().endswith("no process trains there")
     assert not (run / ".stop").exists()
 
 
@@ -546,9 +550,9 @@ def test_a_limit_below_what_is_needed_ends_a_run_and_names_one_that_would_do(
         out, err = child.communicate(timeout=120)
     finally:
         child.kill()
-    assert child.returncode == 0, err
+    assert child.returncode == 3, err  # R35: ended by memory, at a commit.
     summary = json.loads(out.splitlines()[-1])
-    assert summary["status"] == "stopped"
+    assert summary["status"] == "stopped" and summary["stop_cause"] == "memory"
     assert not wait_for_events(run, "limit", 1)[0]["settled"]
     shown = json.loads(call("status", run, "--json").out)
     assert "64.0 MiB is asked for" in shown["message"], shown["message"]
@@ -561,5 +565,6 @@ def test_a_limit_below_what_is_needed_ends_a_run_and_names_one_that_would_do(
     assert done["status"] == "finished"
     assert done["peak_resident_bytes"] <= int(enough) << 20
     assert done["state_sha256"] == undisturbed
-    assert call("limit", run, "1GiB").out.strip().endswith("no process trains there")
+    nobody = call("limit", run, "1GiB")
+    assert nobody.status == 4 and nobody.out.strip().endswith("no process trains there")
     assert not (run / ".limit").exists()

@@ -132,7 +132,7 @@ class Run {
   std::int64_t step_{0};
   std::int64_t saved_step_{-1};
   Evaluated evaluated_;
-  std::string stop_reason_;  // Not empty: the run ends at this step.
+  std::optional<Stop> stop_;  // The run ends at this step.
 };
 
 Result<CanKdSummary> Run::train() {
@@ -141,9 +141,9 @@ Result<CanKdSummary> Run::train() {
   PLIMSOLL_TRY_VOID(admit());
   PLIMSOLL_TRY_VOID(save());  // From here on there is always something to resume.
   limits_.emplace(governor_, folder_.root());
-  report_->begin(0, 0);
+  report_->begin({.step = step_, .steps_total = step_});
   for (const Task& task : tasks_) {
-    if (!stop_reason_.empty()) {
+    if (stop_) {
       break;
     }
     PLIMSOLL_TRY_VOID(do_task(task));
@@ -154,17 +154,14 @@ Result<CanKdSummary> Run::train() {
 // The graphs, and how far the published checkpoint had come.
 Result<void> Run::open() {
   PLIMSOLL_TRY(const auto published, folder_.published_step());
-  if (options_.resume && !published) {
-    return fail(ErrorCode::kNotFound, folder_.root().string() + ": no checkpoint to go on from",
-                "train it anew");
-  }
   PLIMSOLL_TRY_VOID(folder_.discard_unpublished());
   PLIMSOLL_TRY(data_, open_data(governor_, config_));
   if (config_.batch_size == 0) {
     PLIMSOLL_TRY_VOID(choose_batch_size());
   }
   PLIMSOLL_TRY_VOID(
-      folder_.check_identity(make_identity(settings_.identity(), data_->set().info().fingerprint)));
+      folder_.check_identity(make_identity(settings_.identity(), data_->set().info().fingerprint),
+                             identity_changes(options_)));
   if (published) {
     PLIMSOLL_TRY(const auto state, read_checkpoint_state(folder_.checkpoint_path(*published)));
     step_ = state.step;
@@ -385,7 +382,7 @@ Result<void> Run::do_task(const Task& task) {
   }
   current_ = task.name();
   PLIMSOLL_TRY_VOID(report_->begin_task(task, step_, *bench_.work, resumed));
-  while (!bench_.work->finished() && stop_reason_.empty()) {
+  while (!bench_.work->finished() && !stop_) {
     PLIMSOLL_TRY(const bool done, step(task));
     if (!done) {
       return {};  // Nothing of this step was applied; the last commit stands.
@@ -436,11 +433,11 @@ Result<void> Run::finish_task(const Task& task) {
 // One optimizer step and what follows it. False: memory was refused twice.
 Result<bool> Run::step(const Task& task) {
   StepNews news;
-  PLIMSOLL_TRY(stop_reason_, try_step(governor_, *report_, step_ + 1, [&]() -> Result<void> {
+  PLIMSOLL_TRY(stop_, try_step(governor_, *report_, step_ + 1, [&]() -> Result<void> {
                  PLIMSOLL_TRY(news, bench_.work->step());
                  return {};
                }));
-  if (!stop_reason_.empty()) {
+  if (stop_) {
     return false;
   }
   step_ += 1;
@@ -477,11 +474,11 @@ Result<void> Run::between_steps() {
         ledger.asked_bytes < ledger.limit_bytes
             ? fmt::format("resume with --memory-limit {}MiB", (limit + (1 << 20) - 1) >> 20)
             : larger_limit(governor_);
-    stop_reason_ = pressure_in_words(governor_) + "; " + larger;
+    stop_ = Stop{Stop::Cause::kMemory, pressure_in_words(governor_) + "; " + larger};
   }
-  PLIMSOLL_TRY(const std::string asked,
+  PLIMSOLL_TRY(auto asked,
                look_for_requests(control_, *limits_, *report_, step_, [&] { return save(); }));
-  stop_reason_ = asked.empty() ? stop_reason_ : asked;
+  stop_ = asked ? std::move(asked) : std::move(stop_);
   return {};
 }
 
@@ -525,8 +522,7 @@ Result<std::string> Run::digest() const {
 
 Result<CanKdSummary> Run::summarise_run() {
   CanKdSummary summary;
-  summary.status = stop_reason_.empty() ? "finished" : "stopped";
-  summary.stop_reason = stop_reason_;
+  summary.stop = stop_;
   summary.run = folder_.root().string();
   summary.step = step_;
   for (const Task& task : all_tasks()) {
@@ -534,6 +530,7 @@ Result<CanKdSummary> Run::summarise_run() {
       continue;
     }
     PLIMSOLL_TRY(const auto reader, SafetensorsReader::open(model_file(folder_.root(), task)));
+    PLIMSOLL_TRY_VOID(reader.check());
     const auto number = [&](const char* key) {
       const auto found = reader.metadata().find(key);
       return found == reader.metadata().end() ? 0.0 : std::strtod(found->second.c_str(), nullptr);
@@ -548,7 +545,7 @@ Result<CanKdSummary> Run::summarise_run() {
   summary.evaluation_json = evaluated_.json;
   summary.evaluation_text = evaluated_.text;
   PLIMSOLL_TRY(summary.state_sha256, digest());
-  PLIMSOLL_TRY_VOID(report_->end(summary.status, stop_reason_));
+  PLIMSOLL_TRY_VOID(report_->end(summary.status(), stop_ ? stop_->why : ""));
   summary.seconds = report_->seconds();
   summary.peak_resident_bytes = report_->peak_resident();
   summary.leased_peak_bytes = governor_.state().leased_peak_bytes;
@@ -575,14 +572,10 @@ Result<CanKdSummary> train_in(const CanKdSettings& settings, const TrainOptions&
 Result<CanKdSummary> train_can_kd(const CanKdSettings& given, const TrainOptions& options) {
   CanKdSettings settings = given;
   const CanKdConfig& config = settings.config();
-  const bool goes_on = options.resume || RunFolder::is_run(config.out);
-  if (goes_on && !options.resume) {
-    PLIMSOLL_TRY_VOID(settings.go_on_with(config.out));
-    PLIMSOLL_TRY_VOID(settings.resolve());
-  }
-  PLIMSOLL_TRY(RunFolder folder, goes_on ? RunFolder::open(config.out)
-                                         : RunFolder::create(config.out, settings.to_toml()));
-  if (goes_on) {
+  PLIMSOLL_TRY(RunFolder folder, options.resume
+                                     ? RunFolder::open(config.out)
+                                     : RunFolder::create(config.out, settings.to_toml()));
+  if (options.resume) {
     PLIMSOLL_TRY_VOID(folder.write_config(settings.to_toml()));
   }
   auto result = train_in(settings, options, folder);
@@ -600,6 +593,7 @@ Result<std::string> eval_can_kd(const CanKdSettings& settings) {
   Evaluated evaluated;
   const auto done = without_refusal([&]() -> Result<void> {
     PLIMSOLL_TRY(const auto data, Data::open(governor, config));
+    PLIMSOLL_TRY_VOID(folder.check_data(config.data, data->set().info().fingerprint));
     PLIMSOLL_TRY(const std::int64_t peak,
                  rehearse_evaluation(governor, config, *data, folder.root()));
     PLIMSOLL_TRY_VOID(admit_tensors(governor, peak, "evaluation"));

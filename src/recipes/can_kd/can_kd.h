@@ -9,6 +9,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -17,6 +18,7 @@
 #include "plimsoll/result.h"
 #include "recipes/can_kd/config.h"
 #include "recipes/plan_choice.h"
+#include "recipes/stop.h"
 #include "recipes/train_options.h"
 #include "torch/device_backend.h"
 
@@ -32,8 +34,7 @@ struct CanKdModel {
 
 /// What a run came to; its JSON form is the last line that `--json` prints.
 struct CanKdSummary {
-  std::string status{"finished"};  ///< "finished" or "stopped".
-  std::string stop_reason{};
+  std::optional<Stop> stop{};  ///< None: finished.
   std::string run{};
   std::int64_t step{0};
   std::vector<CanKdModel> models{};  ///< In the order of the tasks.
@@ -47,6 +48,8 @@ struct CanKdSummary {
   std::string evaluation_text{};
   std::string state_sha256{};  ///< Over every finished model, and the task in progress.
 
+  /// "finished" or "stopped".
+  [[nodiscard]] const char* status() const noexcept { return stop ? "stopped" : "finished"; }
   /// One line of JSON. Numbers that are not finite become null.
   [[nodiscard]] std::string to_json() const;
   /// The same for a reader.

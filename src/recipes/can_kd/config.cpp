@@ -157,9 +157,9 @@ constexpr std::array kFields{
                                         "pressure and after evaluations"),
     F::bytes<&C::cache_bytes>("cache_bytes", "Memory of the graphs; -1: of all, if they fit", -1),
     F::bytes<&C::foreign_bytes>("foreign_bytes", "Set aside for code and libraries' own memory"),
-    F::whole<&C::compute_threads>("compute_threads", kIdentity, 0, 4096,
-                                  "Threads that compute; 0: one per core. Part of the result's "
-                                  "bits"),
+    F::whole<&C::compute_threads>("compute_threads", kFree, 0, 4096,
+                                  "Threads that compute; 0: one per core. The result's bits do "
+                                  "not depend on it"),
     F::on_off<&C::tensorboard>("tensorboard", kFree, "Write event files under RUN/metrics"),
 };
 

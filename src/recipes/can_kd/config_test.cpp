@@ -326,39 +326,6 @@ TEST(CanKdConfigTest, AResumptionMayUseSpellingsOfWhatMayChange) {
             std::string::npos);
 }
 
-TEST(CanKdConfigTest, TrainingThatGoesOnWithARunKeepsItsValuesUnderWhatIsGiven) {
-  const fs::path root = fs::temp_directory_path() / fmt::format("can-kd-run-{}", ::getpid());
-  fs::create_directory(root);
-  std::ofstream(root / "run.toml") << given({{"preset", "small,vgae"},
-                                             {"data", "/somewhere"},
-                                             {"out", "/moved"},
-                                             {"cache_bytes", "64MiB"},
-                                             {"seed", "9"}})
-                                          .value()
-                                          .to_toml();
-  auto next = given({{"stage", "fusion"}, {"foreign_bytes", "32MiB"}, {"out", root}}).value();
-  ASSERT_TRUE(next.set("data", "/elsewhere", "--data"));
-  ASSERT_TRUE(next.resolve());
-  const auto went = next.go_on_with(root);
-  ASSERT_TRUE(went) << went.error().to_string();
-  EXPECT_EQ(next.config().stage, "fusion");
-  EXPECT_EQ(next.config().data, "/elsewhere");
-  EXPECT_EQ(next.config().out, root.string());
-  EXPECT_EQ(next.config().seed, 9);
-  EXPECT_EQ(next.config().max_epochs, 100);
-  EXPECT_EQ(next.config().cache_bytes, 64 << 20);
-  EXPECT_EQ(next.config().foreign_bytes, 32 << 20);
-  EXPECT_EQ(next.source_of("max_epochs"), "preset small");
-  EXPECT_EQ(next.source_of("stage"), "--stage");
-  auto other = given({{"seed", "8"}, {"data", "/elsewhere"}, {"out", root}}).value();
-  const auto refused = other.go_on_with(root);
-  ASSERT_FALSE(refused);
-  EXPECT_NE(refused.error().to_string().find("seed is part of this run's identity (9)"),
-            std::string::npos)
-      << refused.error().to_string();
-  fs::remove_all(root);
-}
-
 std::string join(std::string_view words, std::string_view between) {
   std::string joined;
   for (const char c : words) {

@@ -21,10 +21,11 @@ std::string teacher_of(const std::string& name) {
 
 std::string CanKdSummary::to_json() const {
   nlohmann::ordered_json json;
-  json["status"] = status;
+  json["status"] = status();
   json["run"] = run;
-  if (!stop_reason.empty()) {
-    json["stop_reason"] = stop_reason;
+  if (stop) {
+    json["stop_cause"] = stop->cause_name();
+    json["stop_reason"] = stop->why;
   }
   json["step"] = step;
   json["models"] = nlohmann::ordered_json::object();
@@ -49,7 +50,7 @@ std::string CanKdSummary::to_text() const {
       "{}{} after step {} in {}\n"
       "  speed     {} graphs/s\n"
       "  memory    peak {} resident, {} leased; limit {}\n",
-      status, stop_reason.empty() ? "" : " by " + stop_reason, step, format_duration(seconds),
+      status(), stop ? " by " + stop->why : "", step, format_duration(seconds),
       format_count(static_cast<std::int64_t>(graphs_per_second)), format_bytes(peak_resident_bytes),
       format_bytes(leased_peak_bytes), limit_source);
   for (const CanKdModel& model : models) {

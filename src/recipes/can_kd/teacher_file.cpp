@@ -235,8 +235,10 @@ Result<void> TeacherFile::read_safetensors() {
   for (const SafetensorsEntry& entry : safetensors_->entries()) {
     entries.push_back({.saved_as = entry.name, .dtype = entry.dtype_text, .shape = entry.shape});
   }
-  ours_ = std::any_of(entries.begin(), entries.end(),
-                      [](const Entry& entry) { return entry.saved_as == "embedding"; });
+  if (safetensors_->metadata().contains(kSafetensorsSum)) {
+    PLIMSOLL_TRY_VOID(safetensors_->check());
+    ours_ = true;
+  }
   return name_entries(std::move(entries));
 }
 
@@ -248,9 +250,8 @@ Result<void> TeacherFile::name_entries(std::vector<Entry> entries) {
     if (entry.saved_as.size() > kNameMost) {
       continue;  // Nobody's.
     }
-    std::string name = ours_ ? entry.saved_as : our_name(entry.saved_as);
-    if (!ours_ && name.find(".att_") != std::string::npos && entry.shape.size() == 3 &&
-        entry.shape[0] == 1) {
+    std::string name = our_name(entry.saved_as);  // Our own names stay as they are.
+    if (name.find(".att_") != std::string::npos && entry.shape.size() == 3 && entry.shape[0] == 1) {
       entry.shape.erase(entry.shape.begin());  // [1, heads, width]
     }
     entries_.emplace(std::move(name), std::move(entry));
@@ -371,7 +372,7 @@ Result<void> TeacherFile::write_ours(const fs::path& path) {
       specs.push_back({name, DType::kFloat32, entry.shape});
     }
   }
-  PLIMSOLL_TRY(auto writer, SafetensorsWriter::create(path, specs));
+  PLIMSOLL_TRY(auto writer, SafetensorsWriter::create(path, specs, {{kSafetensorsSum, ""}}));
   for (const TensorSpec& spec : specs) {
     const Entry& entry = entries_.at(spec.name);
     const at::Tensor values = at::empty(entry.shape, at::kFloat);

@@ -51,7 +51,7 @@ class TeacherFile {
   /// missing, of another shape or not float32, by its name.
   [[nodiscard]] Result<TeacherShape> shape(const Task& task, std::int64_t ids) const;
 
-  /// Whether load_tensors() reads it as it is: safetensors, under our names.
+  /// Whether load_tensors() reads it as it is: a finished model of ours, whose checksum matched.
   [[nodiscard]] bool is_ours() const noexcept { return ours_; }
 
   /// Writes its float32 tensors under our names, for load_tensors(). Errors: kIo, kCorrupt.

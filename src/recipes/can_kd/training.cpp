@@ -6,15 +6,16 @@
 #include "recipes/can_kd/training.h"
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cmath>
 #include <numbers>
+#include <numeric>
 #include <span>
 #include <utility>
 
@@ -71,13 +72,17 @@ void clip(const std::vector<at::Tensor>& gradients, double norm, double most) {
   }
 }
 
+// Summed in one order: torch's own norm of a large tensor depends on the number of threads.
 double norm_of(const std::vector<at::Tensor>& gradients) {
-  double squares = 0.0;
+  std::array<double, 8> lanes{};
   for (const at::Tensor& gradient : gradients) {
-    const auto norm = at::linalg_vector_norm(gradient).item<double>();
-    squares += norm * norm;
+    const at::Tensor dense = gradient.contiguous();
+    const auto values = floats_of(dense);
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      lanes[i % lanes.size()] += static_cast<double>(values[i]) * static_cast<double>(values[i]);
+    }
   }
-  return std::sqrt(squares);
+  return std::sqrt(std::accumulate(lanes.begin(), lanes.end(), 0.0));
 }
 
 void add(Graded& sum, Graded&& more) {
