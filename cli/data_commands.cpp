@@ -31,10 +31,12 @@ struct Place {
 };
 
 void add_place(CLI::App& command, const std::shared_ptr<Place>& place) {
-  command.add_option("--memory-limit", place->memory_limit, "Memory the process may hold")
+  command
+      .add_option("--memory-limit", place->memory_limit,
+                  "Memory limit of the process: 768MiB, 6GB, 25%")
       ->type_name("SIZE");
-  command.add_flag("--json", place->json, "One line of JSON on standard output");
-  command.add_flag("--quiet", place->quiet, "No progress");
+  command.add_flag("--json", place->json, "Result as one line of JSON instead of text");
+  command.add_flag("--quiet", place->quiet, "Progress is not shown");
 }
 
 Result<Governor> governor_for(const Place& place) {
@@ -78,16 +80,20 @@ void add_synth(CLI::App& app, int& status) {
   auto* cosir = command->add_subcommand("cosir", "Image-text pairs as features");
   auto place = std::make_shared<Place>();
   auto options = std::make_shared<CosirSynthOptions>();
-  cosir->add_option("--rows", options->rows, "Pairs; 1000000 of the default width are 4 GiB")
+  cosir
+      ->add_option("--rows", options->rows,
+                   "Number of pairs; 1000000 of the default width are 4 GiB")
       ->required()
       ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 40));
   cosir->add_option("--out", place->out, "Folder to make")->required();
-  cosir->add_option("--seed", options->seed, "Decides every value [0]");
+  cosir->add_option("--seed", options->seed, "Seed of every value [0]");
   cosir->add_option("--image-dim", options->image_dim, "Width of the image features [512]")
       ->check(CLI::Range(1, 65536));
   cosir->add_option("--text-dim", options->text_dim, "Width of the text features [512]")
       ->check(CLI::Range(1, 65536));
-  cosir->add_option("--threads", options->threads, "Threads; the data does not depend on them [2]")
+  cosir
+      ->add_option("--threads", options->threads,
+                   "Number of threads; the data does not depend on it [2]")
       ->check(CLI::Range(1, 256));
   add_place(*cosir, place);
   cosir->footer("\nExample:\n  plimsoll synth cosir --rows 100000 --out data/");
@@ -95,6 +101,7 @@ void add_synth(CLI::App& app, int& status) {
     options->out = place->out;
     status = synth(*place, *options);
   });
+  command->footer("\nExample:\n  plimsoll synth cosir --rows 100000 --out data/");
 }
 
 int import_pairs(const Place& place, const CosirImportOptions& options) {
@@ -122,12 +129,22 @@ void add_import(CLI::App& app, int& status) {
   auto* cosir = command->add_subcommand("cosir", "Image and text features, .npy or .safetensors");
   auto place = std::make_shared<Place>();
   auto typed = std::make_shared<Typed>();
-  cosir->add_option("--image-features", typed->images, "Files or folders of shards, [rows, width]")
+  cosir
+      ->add_option("--image-features", typed->images,
+                   "Image features: files or folders of shards, [rows, width]")
       ->required();
-  cosir->add_option("--text-features", typed->texts, "The same for the texts")->required();
-  cosir->add_option("--ids", typed->ids, "int64 [rows], distinct, any order [0, 1, 2, …]");
-  cosir->add_option("--groups", typed->groups, "int64 [rows]: the image of each text");
-  cosir->add_option("--compression", typed->compression, "none, or lz4 block by block [none]")
+  cosir
+      ->add_option("--text-features", typed->texts,
+                   "Text features: files or folders of shards, [rows, width]")
+      ->required();
+  cosir->add_option("--ids", typed->ids,
+                    "Ids of the pairs: a file of int64 [rows], distinct, any order [0, 1, 2, …]");
+  cosir->add_option(
+      "--groups", typed->groups,
+      "Groups of the pairs: a file of int64 [rows] that says which texts share an image");
+  cosir
+      ->add_option("--compression", typed->compression,
+                   "Compression of the store: none, or lz4 block by block [none]")
       ->check(CLI::IsMember({"none", "lz4"}));
   cosir->add_option("--out", place->out, "Folder to make")->required();
   add_place(*cosir, place);
@@ -146,6 +163,9 @@ void add_import(CLI::App& app, int& status) {
     status = import_pairs(*place, options);
   });
   add_import_can(*command, status);
+  command->footer(
+      "\nExamples:\n  plimsoll import cosir --image-features image/ --text-features text/ --out "
+      "data/\n  plimsoll import can set_01/ --out graphs/");
 }
 
 int verify(const Place& place) {
@@ -233,10 +253,11 @@ void add_store_import(CLI::App& command, int& status) {
          "Shards, in order: .safetensors, .npy, .csv, or the original's embeddings_chunk_*.pt")
       ->required();
   sub->add_option("--out", typed->place.out, "Folder to make")->required();
-  sub->add_option("--format", typed->format, "safetensors, npy, csv or pt [by the file's name]");
-  sub->add_option("--optimizer", typed->optimizer, "What will train it [adamw]")
+  sub->add_option("--format", typed->format,
+                  "Format of the files: safetensors, npy, csv or pt [by the file's name]");
+  sub->add_option("--optimizer", typed->optimizer, "Optimizer that will train the rows [adamw]")
       ->check(CLI::IsMember(optimizers_by_name()));
-  sub->add_option("--dtype", typed->dtype, "What a weight is stored as [float32]")
+  sub->add_option("--dtype", typed->dtype, "Number format of the rows [float32]")
       ->check(CLI::IsMember({"float32", "bfloat16"}));
   sub->add_flag("--number-rows", typed->number_rows,
                 "Ids 0, 1, 2, … for the rows of .npy files without NAME.ids.npy");
@@ -260,42 +281,48 @@ void add_store(CLI::App& app, int& status) {
   auto* command =
       app.add_subcommand("store", "Look at, check, copy or shrink a store (or a run's rows)");
   command->require_subcommand(1);
-  command->footer(
-      "\nExamples:\n  plimsoll store info run/\n  plimsoll store verify data/\n"
-      "  plimsoll store export run/ --out conditions.safetensors\n"
-      "  plimsoll store import conditions.safetensors --out table/\n"
-      "  plimsoll store compact run/");
   auto place = std::make_shared<Place>();
   auto choice = std::make_shared<ExportChoice>();
   const auto add = [&](const char* name, const char* help) {
     auto* sub = command->add_subcommand(name, help);
-    sub->add_option("DIR", place->directory, "The store's folder, or a run's")->required();
+    sub->add_option("DIR", place->directory, "Folder of the store, or of a run")->required();
     add_place(*sub, place);
     return sub;
   };
-  add("info", "What it holds")->callback([place, &status] {
-    status = show(store_directory(place->directory).string(), place->json);
-  });
-  add("verify", "Read everything and compare checksums")->callback([place, &status] {
-    status = verify(*place);
-  });
-  auto* exported = add("export", "Write it as .safetensors, .npy or .csv");
+  auto* info = add("info", "Say what a store holds");
+  info->footer("\nExample:\n  plimsoll store info run/");
+  info->callback(
+      [place, &status] { status = show(store_directory(place->directory).string(), place->json); });
+  auto* verified = add("verify", "Read a whole store and compare its checksums");
+  verified->footer("\nExample:\n  plimsoll store verify data/");
+  verified->callback([place, &status] { status = verify(*place); });
+  auto* exported = add("export", "Write a store as .safetensors, .npy or .csv");
   exported->add_option("--out", place->out, "File to make")->required();
-  exported->add_option("--format", choice->format, "safetensors, npy or csv [by the file's name]");
-  exported->add_option("--column", choice->column, "Which column, for .npy and .csv of features");
-  exported->add_option("--since", choice->since, "Only rows changed since the commit of this step")
+  exported->add_option("--format", choice->format,
+                       "Format of the file: safetensors, npy or csv [by the file's name]");
+  exported->add_option("--column", choice->column,
+                       "Column to write, for .npy and .csv of a feature store");
+  exported
+      ->add_option("--since", choice->since,
+                   "Step of an earlier commit: only rows changed since are written")
       ->check(CLI::NonNegativeNumber);
-  exported->add_option("--step", choice->step, "The table's commit to export [the newest]")
+  exported->add_option("--step", choice->step, "Step of the commit to write [the newest]")
       ->check(CLI::NonNegativeNumber);
   exported->footer("\nExample:\n  plimsoll store export data/ --column image --out image.npy");
   exported->callback([place, choice, &status] { status = export_to(*place, *choice); });
   add_store_import(*command, status);
   auto* compacted =
-      add("compact", "Rewrite what is live, so that the table shrinks; nobody may train in it");
+      add("compact", "Shrink a table by rewriting its live rows; no process may train in it");
+  compacted->footer("\nExample:\n  plimsoll store compact run/ --rows-max 2000000");
   auto rows_max = std::make_shared<std::int64_t>(0);
-  compacted->add_option("--rows-max", *rows_max, "Places for rows from then on [as it was]")
+  compacted->add_option("--rows-max", *rows_max, "Largest number of rows from then on [as it was]")
       ->check(CLI::PositiveNumber);
   compacted->callback([place, rows_max, &status] { status = compact(*place, *rows_max); });
+  command->footer(
+      "\nExamples:\n  plimsoll store info run/\n  plimsoll store verify data/\n"
+      "  plimsoll store export run/ --out conditions.safetensors\n"
+      "  plimsoll store import conditions.safetensors --out table/\n"
+      "  plimsoll store compact run/");
 }
 
 }  // namespace
@@ -307,20 +334,24 @@ void add_data_commands(CLI::App& app, int& status) {
 }
 
 void add_look_commands(CLI::App& app, int& status) {
-  auto* info = app.add_subcommand("info", "What any Plimsoll folder or file holds");
+  auto* info = app.add_subcommand("info", "Say what a Plimsoll folder or file holds");
   auto place = std::make_shared<Place>();
-  info->add_option("PATH", place->directory, "A run, store, checkpoint, .safetensors or .npy")
+  info->add_option(
+          "PATH", place->directory,
+          "Folder of a run, store, graph set or checkpoint, or a .safetensors or .npy file")
       ->required();
-  info->add_flag("--json", place->json, "One line of JSON");
+  info->add_flag("--json", place->json, "Result as one line of JSON instead of text");
   info->footer("\nExample:\n  plimsoll info data/");
   info->callback([place, &status] { status = show(place->directory, place->json); });
 
   auto* limits =
-      app.add_subcommand("limits", "Every bound on this process's memory, and which holds");
+      app.add_subcommand("limits", "Show every bound on this process's memory, and which one wins");
   auto limit = std::make_shared<Place>();
-  limits->add_option("--memory-limit", limit->memory_limit, "Your own bound, to see who wins")
+  limits
+      ->add_option("--memory-limit", limit->memory_limit,
+                   "Memory limit of your own, to compare with the others")
       ->type_name("SIZE");
-  limits->add_flag("--json", limit->json, "One line of JSON");
+  limits->add_flag("--json", limit->json, "Result as one line of JSON instead of text");
   limits->footer("\nExample:\n  plimsoll limits --memory-limit 4GiB");
   limits->callback([limit, &status] {
     const auto found = find_limit({.user_limit = limit->memory_limit});

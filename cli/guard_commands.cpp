@@ -105,13 +105,18 @@ int run_command(const RunOptions& chosen) {
 }  // namespace
 
 void add_guard_commands(CLI::App& app, int& status) {
-  auto* command = app.add_subcommand("run", "Any command under a memory limit");
+  auto* command = app.add_subcommand("run", "Run any command under a memory limit");
   auto options = std::make_shared<RunOptions>();
-  command->add_option("--memory-limit", options->limit, "Memory it may hold; 24GiB, 6GB, 25%");
-  command->add_option("--alert", options->alert, "Say so when it holds more than this");
-  command->add_flag("--no-cgroup", options->no_cgroup, "Only measure, and stop it when over");
-  command->add_flag("--json", options->json, "End standard output with one line of JSON");
-  command->add_option("COMMAND", options->command, "After --: the command and its arguments")
+  command->add_option("--memory-limit", options->limit,
+                      "Memory limit of the command and its processes: 24GiB, 6GB, 25%");
+  command->add_option("--alert", options->alert,
+                      "Size above which a line says how much the command holds");
+  command->add_flag(
+      "--no-cgroup", options->no_cgroup,
+      "No memory cgroup is made: the command is measured, and stopped over the limit");
+  command->add_flag("--json", options->json,
+                    "Last line of standard output: what came of it, as JSON");
+  command->add_option("COMMAND", options->command, "Command and its arguments, written after --")
       ->required();
   command->footer(R"(
 The command and all its processes together hold at most the limit: in a memory cgroup of their own

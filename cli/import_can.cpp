@@ -70,31 +70,40 @@ void add_import_can(CLI::App& command, int& status) {
   CanImportOptions& options = typed->options;
   auto* can =
       command.add_subcommand("can", "Frames of a CAN bus (.csv, .csv.gz), or saved graphs (.pt)");
-  can->add_option("CSV", typed->inputs, "Files and folders; test_* are for testing")->required();
-  can->add_option("--out", typed->out, "Folder to make, or made before")->required();
-  can->add_option("--window", options.window, "Frames of a graph [100]");
-  can->add_option("--stride", options.stride, "Frames from one window to the next [100]");
+  can->add_option("CSV", typed->inputs,
+                  "Files and folders of frames; those named test_* are for testing")
+      ->required();
+  can->add_option("--out", typed->out, "Folder of the graph set, to make or made before")
+      ->required();
+  can->add_option("--window", options.window, "Number of frames of a graph [100]");
+  can->add_option("--stride", options.stride, "Number of frames from one window to the next [100]");
   can->add_option("--validation", options.validation,
                   "Share of the training graphs held out [0.2]");
-  can->add_option("--seed", options.seed, "Chooses those [42]");
+  can->add_option("--seed", options.seed, "Seed that chooses the graphs held out [42]");
   can->add_option("--columns", options.columns, "Names of time, id, payload and label")
       ->delimiter(',')
       ->allow_extra_args(false);
-  can->add_option("--vocabulary", typed->vocabulary, "Take the ids of this graph set");
+  can->add_option("--vocabulary", typed->vocabulary,
+                  "Graph set whose CAN ids are taken; others count as unknown");
   can->add_flag("--normal-ids", options.normal_ids,
-                "Take ids of frames that are no attack; attacks' made-up ids are unknown");
-  can->add_option("--exclude", options.exclude, "Leave out files so named [suppress,masquerade]")
+                "CAN ids are those of normal frames; ids that only attacks use count as unknown");
+  can->add_option("--exclude", options.exclude,
+                  "Names of attacks whose files are left out [suppress,masquerade]")
       ->delimiter(',')
       ->allow_extra_args(false);
-  can->add_flag("--include-all", typed->include_all, "Leave out no file for its name");
-  can->add_flag("--skip-bad", options.skip_bad, "Leave out rows that cannot be read; count them");
-  can->add_flag("--rebuild", options.rebuild, "Even when nothing has changed");
-  can->add_option("--ids-max", options.ids_max, "Most different ids [65536]");
-  can->add_option("--threads", options.threads, "Threads; the graphs do not depend on them [1]");
-  can->add_option("--memory-limit", typed->memory_limit, "Memory the process may hold")
+  can->add_flag("--include-all", typed->include_all, "Files are never left out for their names");
+  can->add_flag("--skip-bad", options.skip_bad,
+                "Rows that cannot be read are left out and counted");
+  can->add_flag("--rebuild", options.rebuild,
+                "Graph set is made anew even when nothing has changed");
+  can->add_option("--ids-max", options.ids_max, "Largest number of different CAN ids [65536]");
+  can->add_option("--threads", options.threads,
+                  "Number of threads; the graphs do not depend on it [1]");
+  can->add_option("--memory-limit", typed->memory_limit,
+                  "Memory limit of the process: 768MiB, 6GB, 25%")
       ->type_name("SIZE");
-  can->add_flag("--json", typed->json, "One line of JSON on standard output");
-  can->add_flag("--quiet", typed->quiet, "No progress");
+  can->add_flag("--json", typed->json, "Result as one line of JSON instead of text");
+  can->add_flag("--quiet", typed->quiet, "Progress is not shown");
   can->footer(
       "\nExample:\n  plimsoll import can set_01/ --out graphs/ --window 100 --stride 100"
       "\n  plimsoll import can survival/ --out graphs/ --normal-ids"

@@ -3,9 +3,11 @@
 // bin/plimsoll.
 //
 // Threads, Memory: see cli/program.h.
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <cstdlib>
+#include <exception>
 #include <string_view>
 
 #include "cli/program.h"
@@ -32,6 +34,30 @@ void settle_waiting(int argc, char** argv) {
   ::execv("/proc/self/exe", argv);
   // Not started again: slower on a busy machine, and nothing else.
 }
+
+// Without room in the address space, a library ends the process before main(), or a thread of one
+// later, by an exception that no code of ours can catch.
+std::terminate_handler usual_end = nullptr;
+
+[[noreturn]] void say_and_end() noexcept {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) {
+    usual_end();
+    std::abort();
+  }
+  constexpr std::string_view kText =
+      "plimsoll: error: no memory: the address space is limited (ulimit -v)\n"
+      "  lift that limit (ulimit -v unlimited), and bound memory by --memory-limit\n";
+  static_cast<void>(::write(STDERR_FILENO, kText.data(), kText.size()));
+  ::_exit(1);
+}
+
+void prepare() noexcept {
+  usual_end = std::set_terminate(say_and_end);
+}
+
+// Runs before the libraries' own beginnings.
+__attribute__((section(".preinit_array"), used)) void (*const kPrepare)() noexcept = prepare;
 
 }  // namespace
 

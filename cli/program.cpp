@@ -1,23 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cli/program.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 #include <CLI/CLI.hpp>
-#include <algorithm>
+#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <exception>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "cli/commands.h"
+#include "plimsoll/bytes.h"
 #include "recipes/config.h"
 #include "recipes/control.h"
+#include "recipes/path_text.h"
 
 namespace plimsoll {
 namespace {
+
+int print_problem = 0;  // The errno of a result that could not be written; the main thread's.
 
 constexpr const char* kExamples = R"(
 Examples:
@@ -42,18 +50,40 @@ void fix_kernels() {
   ::setenv("MKL_CBWR", branch, 0);
 }
 
-/// "--epoch" → "; did you mean --epochs?", of the options that `command` has; "" when none is near.
-std::string suggestion(const CLI::App& command, std::string_view option) {
-  if (!option.starts_with("--")) {
-    return "";
-  }
+/// "unknown option '--epoch'; did you mean --epochs?"
+std::string unknown_option(const CLI::App& command, std::string_view word) {
   std::vector<std::string> names;
   for (const CLI::Option* known : command.get_options()) {
     const auto& longs = known->get_lnames();
     names.insert(names.end(), longs.begin(), longs.end());
   }
-  const std::string near = nearest_word(option.substr(2, option.find('=') - 2), names);
-  return near.empty() ? "" : fmt::format("; did you mean --{}?", near);
+  const std::string_view name =
+      word.starts_with("--") ? word.substr(2, word.find('=') - 2) : std::string_view{};
+  const std::string near = nearest_word(name, names);
+  return fmt::format("unknown option '{}'{}", word,
+                     near.empty() ? "" : fmt::format("; did you mean --{}?", near));
+}
+
+/// "unknown command 'cosri'; did you mean cosir?"
+std::string unknown_command(const CLI::App& command, std::string_view word) {
+  std::vector<std::string> names;
+  for (const CLI::App* known : command.get_subcommands([](const CLI::App*) { return true; })) {
+    names.push_back(known->get_name());
+  }
+  const std::string near = nearest_word(word, names);
+  return fmt::format("unknown command '{}'{}", word,
+                     near.empty() ? fmt::format("; there are {}", fmt::join(names, ", "))
+                                  : fmt::format("; did you mean {}?", near));
+}
+
+/// What is said of the first word that nobody took: the words behind it follow from it.
+std::string blame(const CLI::App& command, std::string_view word) {
+  if (word.starts_with('-')) {
+    return unknown_option(command, word);
+  }
+  const bool has_commands = !command.get_subcommands([](const CLI::App*) { return true; }).empty();
+  return has_commands ? unknown_command(command, word)
+                      : fmt::format("'{}' is one word too many", word);
 }
 
 int report_usage(const CLI::App& app, const CLI::ParseError& error) {
@@ -68,21 +98,74 @@ int report_usage(const CLI::App& app, const CLI::ParseError& error) {
     }
   }
   std::string text = error.what();
-  if (const auto extras = app.remaining(true); !extras.empty()) {
-    // An unknown option explains the words beside it better than they do themselves.
-    const auto option = std::find_if(extras.begin(), extras.end(),
-                                     [](const std::string& word) { return word.starts_with('-'); });
-    const std::string& first = option == extras.end() ? extras.front() : *option;
-    text = fmt::format("'{}' is no option or command here{}", first, suggestion(*deepest, first));
+  auto extras = app.remaining(true);
+  std::erase(extras, "--");  // Parts options from words, and says nothing by itself.
+  if (!extras.empty()) {
+    text = blame(*deepest, extras.front());
   }
   std::fprintf(stderr, "plimsoll: error: %s\n  see `%s --help`\n", text.c_str(), name.c_str());
   return kUsageStatus;
 }
 
+/// A file that is opened later must not become a standard stream, and be written into as one.
+bool open_standard_streams() noexcept {
+  int opened = 0;
+  do {
+    opened = ::open("/dev/null", O_RDWR);
+  } while (opened >= 0 && opened <= STDERR_FILENO);
+  if (opened >= 0) {
+    ::close(opened);
+  }
+  return opened >= 0;
+}
+
+/// Paths become part of TOML and JSON files, which are UTF-8. What `run` starts may be told
+/// anything.
+int check_words(int argc, char** argv) {
+  for (int i = 1; i < argc && std::string_view(argv[1]) != "run"; ++i) {
+    if (!is_path_text(argv[i])) {
+      return report(
+          make_error(ErrorCode::kInvalidArgument,
+                     fmt::format("word {} of the command, '{}', is not UTF-8", i, argv[i]),
+                     "rename the file or folder: run.toml and the like are UTF-8"),
+          kUsageStatus);
+    }
+  }
+  return 0;
+}
+
+/// A result that nobody can read is a failure.
+int after_printing(int status) {
+  if (std::fflush(stdout) != 0) {
+    print_problem = errno;
+  }
+  if (print_problem == 0 && std::ferror(stdout) == 0) {
+    return status;
+  }
+  std::clearerr(stdout);
+  const int said = report(make_error(
+      ErrorCode::kIo,
+      fmt::format("standard output: the result could not be written{}",
+                  print_problem == 0 ? "" : fmt::format(": {}", std::strerror(print_problem))),
+      "what the command made is there; only its report is lost"));
+  return status == 0 ? said : status;
+}
+
+/// Behind an error that names no cause: what is known to lead to it.
+std::string address_space_note() {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) {
+    return "";
+  }
+  return fmt::format(
+      "\n  the address space is limited to {} (ulimit -v), and code, threads and torch need more: "
+      "lift that limit, and bound memory by --memory-limit",
+      format_bytes(static_cast<std::int64_t>(limit.rlim_cur)));
+}
+
 int parse_and_run(int argc, char** argv) {
   int status = 0;
   CLI::App app{"Trains within a stated memory limit.", "plimsoll"};
-  app.footer(kExamples);
   app.set_version_flag("--version", fmt::format("plimsoll {}", PLIMSOLL_VERSION));
   app.require_subcommand(1);
   add_train_commands(app, status);
@@ -90,6 +173,7 @@ int parse_and_run(int argc, char** argv) {
   add_guard_commands(app, status);
   add_data_commands(app, status);
   add_look_commands(app, status);
+  app.footer(kExamples);  // Now, as a command made later would begin with the same.
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& success) {  // --help, --version.
@@ -115,11 +199,11 @@ int report(const Error& error, int status) {
 }
 
 void print(const std::string& text) {
-  std::fwrite(text.data(), 1, text.size(), stdout);
-  if (!text.ends_with('\n')) {
-    std::fputc('\n', stdout);
+  const bool ends = text.ends_with('\n');
+  if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size() ||
+      (!ends && std::fputc('\n', stdout) == EOF) || std::fflush(stdout) != 0) {
+    print_problem = errno;
   }
-  std::fflush(stdout);
 }
 
 std::function<bool(std::int64_t, std::int64_t)> metered(std::shared_ptr<WorkMeter> meter) {
@@ -130,13 +214,20 @@ std::function<bool(std::int64_t, std::int64_t)> metered(std::shared_ptr<WorkMete
 }
 
 int run_program(int argc, char** argv) {
+  if (!open_standard_streams()) {
+    return kFailedStatus;  // There is nowhere to say so.
+  }
+  print_problem = 0;
   fix_kernels();
   try {
-    return parse_and_run(argc, argv);
+    if (const int wrong = check_words(argc, argv); wrong != 0) {
+      return wrong;
+    }
+    return after_printing(parse_and_run(argc, argv));
   } catch (const Exception& error) {
     return report(error.error());
   } catch (const std::exception& error) {
-    std::fprintf(stderr, "plimsoll: error: %s\n", error.what());
+    std::fprintf(stderr, "plimsoll: error: %s%s\n", error.what(), address_space_note().c_str());
     return kFailedStatus;
   }
 }

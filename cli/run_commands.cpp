@@ -27,7 +27,7 @@ void add_request(CLI::App& app, int& status, const char* name, const char* help,
                  const char* done) {
   auto* command = app.add_subcommand(name, help);
   auto run = std::make_shared<std::string>();
-  command->add_option("RUN", *run, "The run folder")->required();
+  command->add_option("RUN", *run, "Folder of the run")->required();
   command->footer(
       fmt::format("\nExit status 4: no process trains there.\nExample:\n  plimsoll {} run/", name));
   command->callback([run, ask, done, &status] {
@@ -44,8 +44,8 @@ void add_limit(CLI::App& app, int& status) {
   auto* command = app.add_subcommand("limit", "Change the memory limit of a run while it trains");
   auto run = std::make_shared<std::string>();
   auto size = std::make_shared<std::string>();
-  command->add_option("RUN", *run, "The run folder")->required();
-  command->add_option("SIZE", *size, "The new limit: 6GiB, 512MiB, 25% (of the machine)")
+  command->add_option("RUN", *run, "Folder of the run")->required();
+  command->add_option("SIZE", *size, "New memory limit: 6GiB, 512MiB, 25% (of the machine)")
       ->required();
   command->footer(
       "\nCaches and queues follow within a second; what is computed does not change. Below what "
@@ -68,11 +68,11 @@ void add_limit(CLI::App& app, int& status) {
 }  // namespace
 
 void add_run_commands(CLI::App& app, int& status) {
-  auto* show = app.add_subcommand("status", "What a run is doing, from another shell");
+  auto* show = app.add_subcommand("status", "Show what a run is doing, from another shell");
   auto run = std::make_shared<std::string>();
   auto json = std::make_shared<bool>(false);
-  show->add_option("RUN", *run, "The run folder")->required();
-  show->add_flag("--json", *json, "One line of JSON");
+  show->add_option("RUN", *run, "Folder of the run")->required();
+  show->add_flag("--json", *json, "Result as one line of JSON instead of text");
   show->footer("\nExample:\n  plimsoll status run/ --json");
   show->callback([run, json, &status] {
     const auto view = RunFolder::view(*run);

@@ -12,33 +12,13 @@
 #include <memory>
 
 #include "cli/commands.h"
+#include "cli/training.h"
 #include "recipes/can_kd/config.h"
 #include "recipes/cosir_config.h"
 #include "recipes/run_folder.h"
-#include "recipes/summary.h"
-#ifdef PLIMSOLL_HAVE_TORCH
-#include "recipes/can_kd/can_kd.h"
-#include "recipes/cosir.h"
-#include "recipes/cosir_plan.h"
-#endif
 
 namespace plimsoll {
 namespace {
-
-/// What the user typed for train, plan, resume or eval.
-struct Typed {
-  std::string config{};
-  std::string run{};
-  std::vector<GivenKey> flags{};     // In order.
-  std::vector<std::string> pairs{};  // --set key=value
-  bool json{false};
-  bool quiet{false};
-  bool accept_other_processor{false};  // Of resume.
-  bool choices{false};                 // Of plan: also those that were not asked for.
-  std::int64_t effective_batch{0};     // Of plan can-kd: graphs an optimizer step; 0: not given.
-  std::string device{"cpu"};           // Of plan.
-  std::string device_memory_limit{};
-};
 
 constexpr const char* kBits = "What is trained (decides the bits)";
 constexpr const char* kWhere = "Where and how it runs";
@@ -75,7 +55,8 @@ std::string help_of(const Field& field, const std::string& preset) {
 }
 
 void add_set(CLI::App& command, const std::shared_ptr<Typed>& typed) {
-  command.add_option("--set", typed->pairs, "Any key as key=value; may be repeated")
+  command
+      .add_option("--set", typed->pairs, "Option of any name, as batch_size=512; may be repeated")
       ->type_name("KEY=VALUE")
       ->expected(1)
       ->take_all();
@@ -104,8 +85,8 @@ void add_keys(CLI::App& command, const std::shared_ptr<Typed>& typed, const AnyS
 }
 
 void add_output(CLI::App& command, const std::shared_ptr<Typed>& typed) {
-  command.add_flag("--json", typed->json, "End standard output with one line of JSON");
-  command.add_flag("--quiet", typed->quiet, "No progress");
+  command.add_flag("--json", typed->json, "Last line of standard output: the summary as JSON");
+  command.add_flag("--quiet", typed->quiet, "Progress is not shown");
 }
 
 /// The keys of --set. Errors: what is not of the form key=value.
@@ -135,80 +116,6 @@ void print_notes(const AnySettings& settings) {
     std::fprintf(stderr, "plimsoll: %s\n", note.c_str());
   }
 }
-
-#ifdef PLIMSOLL_HAVE_TORCH
-template <class Summary>
-int report_summary(const Result<Summary>& summary, const Typed& typed) {
-  if (!summary) {
-    return report(summary.error());
-  }
-  print(typed.json ? summary->to_json() : summary->to_text());
-  return 0;
-}
-
-TrainOptions how(const Typed& typed, bool resume) {
-  return {.resume = resume,
-          .accept_other_processor = typed.accept_other_processor,
-          .progress = {.quiet = typed.quiet}};
-}
-template <class Summary>
-int report_run(const Result<Summary>& summary, const Typed& typed) {
-  const int status = report_summary(summary, typed);
-  const bool by_memory = summary && summary->stop && summary->stop->cause == Stop::Cause::kMemory;
-  return by_memory ? kMemoryStatus : status;
-}
-int run_training(const CosirSettings& settings, const Typed& typed, bool resume) {
-  return report_run(train_cosir(settings, how(typed, resume)), typed);
-}
-int run_training(const CanKdSettings& settings, const Typed& typed, bool resume) {
-  return report_run(train_can_kd(settings, how(typed, resume)), typed);
-}
-
-int print_scores(const Result<std::string>& scores) {
-  if (!scores) {
-    return report(scores.error());
-  }
-  print(*scores);
-  return 0;
-}
-int run_evaluation(const CosirSettings& settings) {
-  return print_scores(eval_cosir(settings));
-}
-int run_evaluation(const CanKdSettings& settings) {
-  return print_scores(eval_can_kd(settings));
-}
-
-DeviceChoice device_of(const Typed& typed) {
-  return {.device = typed.device, .memory_limit = typed.device_memory_limit};
-}
-auto planned(const CosirSettings& settings, const Typed& typed) {
-  return plan_cosir(settings, typed.choices, device_of(typed));
-}
-auto planned(const CanKdSettings& settings, const Typed& typed) {
-  return plan_can_kd(settings, typed.choices, device_of(typed), typed.effective_batch);
-}
-template <class AnyRecipe>
-int run_planning(const AnyRecipe& settings, const Typed& typed) {
-  const auto known = check_device(device_of(typed));
-  return known ? report_summary(planned(settings, typed), typed)
-               : report(known.error(), kUsageStatus);
-}
-#else
-int without_torch() {
-  return report(make_error(ErrorCode::kNotFound, "this program was built without LibTorch",
-                           "install torch into .venv (tools/setup.sh does) and build again with "
-                           "-DPLIMSOLL_WITH_TORCH=ON"));
-}
-int run_training(const AnySettings& /*settings*/, const Typed& /*typed*/, bool /*resume*/) {
-  return without_torch();
-}
-int run_evaluation(const AnySettings& /*settings*/) {
-  return without_torch();
-}
-int run_planning(const AnySettings& /*settings*/, const Typed& /*typed*/) {
-  return without_torch();
-}
-#endif
 
 /// The settings of a new run. Errors: what was typed wrong.
 template <class AnyRecipe>
@@ -294,7 +201,7 @@ int evaluate(const Typed& typed) {
   if (const auto resolved = settings->resolve(); !resolved) {
     return report(resolved.error());
   }
-  return run_evaluation(*settings);
+  return run_evaluation(*settings, typed);
 }
 
 /// Calls what belongs to the recipe of the run that was named.
@@ -311,7 +218,7 @@ void add_recipe(CLI::App& train_command, int& status, const char* about, const c
   const AnyRecipe defaults;
   auto* command = train_command.add_subcommand(defaults.options().recipe, about);
   auto typed = std::make_shared<Typed>();
-  command->add_option("--config", typed->config, "Options from FILE.toml or FILE.json")
+  command->add_option("--config", typed->config, "File of options, .toml or .json")
       ->type_name("FILE");
   add_keys(*command, typed, defaults, [](const Field&) { return true; });
   add_output(*command, typed);
@@ -335,6 +242,9 @@ void add_train(CLI::App& app, int& status) {
       "  plimsoll train can-kd --data data/ --out run/ --memory-limit 1GiB --preset small\n"
       "  plimsoll resume run/ --stage fusion --json       the next stage of the same run\n"
       "  plimsoll train can-kd --config can_kd.json --preset gat,student --teacher-path teacher/");
+  command->footer(
+      "\nExamples:\n  plimsoll train cosir --data data/ --out run/ --memory-limit 768MiB\n"
+      "  plimsoll train can-kd --data graphs/ --out run/ --memory-limit 1GiB --preset small");
 }
 
 template <class AnyRecipe>
@@ -343,30 +253,32 @@ void add_plan_of(CLI::App& command, int& status, const std::string& example) {
   const std::string recipe = defaults.options().recipe;
   auto* plan_of = command.add_subcommand(recipe, "Plan a run of `train " + recipe + "`");
   auto typed = std::make_shared<Typed>();
-  plan_of->add_option("--config", typed->config, "Options from FILE.toml or FILE.json")
+  plan_of->add_option("--config", typed->config, "File of options, .toml or .json")
       ->type_name("FILE");
   plan_of
       ->add_option("--device", typed->device,
-                   "The step must fit this device too: cpu, cuda, or simulated as a CUDA device")
+                   "Device that the step must fit too: cpu, cuda, or simulated (as a CUDA device)")
       ->type_name("NAME")
       ->capture_default_str();
   plan_of
       ->add_option("--device-memory-limit", typed->device_memory_limit,
-                   "What the device's allocator may reserve, as 8GiB; of cuda what is free")
+                   "Memory limit of the device's allocator: 8GiB; for cuda: what is free")
       ->type_name("SIZE");
   add_keys(*plan_of, typed, defaults,
            [](const Field& field) { return std::string_view(field.name) != "batch_size"; });
-  plan_of->add_flag("--json", typed->json, "One line of JSON instead of the table");
-  plan_of->add_flag("--choices", typed->choices,
-                    recipe == recipe_options<CanKdConfig>().recipe
-                        ? "Also plan and time what moves memory: checkpointing, precision, where "
-                          "the teacher is"
-                        : "Also plan and time what moves memory: gradient caching");
+  plan_of->add_flag("--json", typed->json, "Result as one line of JSON instead of a table");
+  plan_of->add_flag(
+      "--choices", typed->choices,
+      recipe == recipe_options<CanKdConfig>().recipe
+          ? "Choices that move memory are planned and timed too: checkpointing, precision, "
+            "where the teacher is"
+          : "Choices that move memory are planned and timed too: gradient caching");
   if (recipe == recipe_options<CanKdConfig>().recipe) {
     plan_of
-        ->add_option("--effective-batch", typed->effective_batch,
-                     "With --choices: each for so many graphs an optimizer step, in micro-batches "
-                     "where they do not fit at once")
+        ->add_option(
+            "--effective-batch", typed->effective_batch,
+            "Number of graphs of an optimizer step in every choice; needs --choices. Choices "
+            "that do not fit it at once use micro-batches")
         ->type_name("GRAPHS")
         ->check(CLI::PositiveNumber)
         ->needs("--choices");
@@ -387,6 +299,7 @@ void add_plan(CLI::App& app, int& status) {
       *command, status, "plimsoll plan cosir --data data/ --memory-limit 768MiB --label-dim 128");
   add_plan_of<CanKdSettings>(
       *command, status, "plimsoll plan can-kd --data data/ --memory-limit 1GiB --stage curriculum");
+  command->footer("\nExample:\n  plimsoll plan cosir --data data/ --memory-limit 768MiB");
 }
 
 /// Options of every recipe that a resumption may change; which recipe it is, the run says later.
@@ -417,7 +330,7 @@ void add_resumption_keys(CLI::App& command, const std::shared_ptr<Typed>& typed)
 void add_resume_and_eval(CLI::App& app, int& status) {
   auto* resume_command = app.add_subcommand("resume", "Go on with a run from its last checkpoint");
   auto resumed = std::make_shared<Typed>();
-  resume_command->add_option("RUN", resumed->run, "The run folder")->required();
+  resume_command->add_option("RUN", resumed->run, "Folder of the run")->required();
   add_resumption_keys(*resume_command, resumed);
   add_output(*resume_command, resumed);
   resume_command->add_flag("--accept-other-processor", resumed->accept_other_processor,
@@ -434,8 +347,8 @@ void add_resume_and_eval(CLI::App& app, int& status) {
   auto* eval_command =
       app.add_subcommand("eval", "Evaluate a run's last checkpoint on its held-out data");
   auto evaluated = std::make_shared<Typed>();
-  eval_command->add_option("RUN", evaluated->run, "The run folder")->required();
-  eval_command->add_flag("--json", evaluated->json, "One line of JSON (also the default form)");
+  eval_command->add_option("RUN", evaluated->run, "Folder of the run")->required();
+  eval_command->add_flag("--json", evaluated->json, "Result as one line of JSON instead of tables");
   eval_command->footer("\nExample:\n  plimsoll eval run/ --json");
   eval_command->callback([evaluated, &status] {
     status = by_recipe(*evaluated, evaluate<CosirSettings>, evaluate<CanKdSettings>);

@@ -12,11 +12,9 @@
 #include <nanobind/stl/string_view.h>
 
 #include "bindings.h"
-#ifndef PLIMSOLL_HAVE_TORCH
-#include "program_binding.h"
-#endif
 #include "plimsoll/bytes.h"
 #include "plimsoll/result.h"
+#include "program_binding.h"
 
 namespace plimsoll::python {
 namespace {
@@ -98,12 +96,10 @@ NB_MODULE(_core, m) {
       },
       nb::arg("text"), nb::arg("whole_bytes") = 0);
   m.def("format_bytes", &plimsoll::format_bytes, nb::arg("bytes"));
-#ifndef PLIMSOLL_HAVE_TORCH
-  // Else the program needs torch, and is part of _torch.
-  bind_program(m);
-#endif
+  bind_program(m);  // _torch has one that trains, too.
   bind_memory(m);
   bind_stores(m);
   bind_data(m);
   bind_graphs(m);
+  bind_runs(m);
 }

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The program `plimsoll` as a function of Python: in _torch, or in _core where there is no
-// LibTorch.
+// The program `plimsoll` as a function of Python: in _torch, and in _core without what needs torch.
 //
 // Threads: from the main thread, one call at a time; without Python's lock.   Memory: the
 // program's.
@@ -21,7 +20,12 @@ namespace plimsoll::python {
 inline void bind_program(nb::module_& m) {
   m.def(
       "run_program",
-      [](std::vector<std::string> arguments) {
+      [](const std::vector<nb::bytes>& given) {
+        std::vector<std::string> arguments;
+        for (const nb::bytes& word : given) {  // A path need not be text.
+          arguments.emplace_back(word.c_str(), word.size());
+        }
+        const nb::gil_scoped_release unlocked;
         std::vector<char*> pointers;
         for (std::string& argument : arguments) {
           pointers.push_back(argument.data());
@@ -29,7 +33,7 @@ inline void bind_program(nb::module_& m) {
         pointers.push_back(nullptr);
         return run_program(static_cast<int>(arguments.size()), pointers.data());
       },
-      nb::arg("arguments"), nb::call_guard<nb::gil_scoped_release>());
+      nb::arg("arguments"));
 }
 
 }  // namespace plimsoll::python

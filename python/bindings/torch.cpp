@@ -79,22 +79,26 @@ void print_notes(const AnySettings& settings, bool quiet) {
   }
 }
 
+void check_recipe(const std::string& recipe) {
+  if (recipe != "cosir") {
+    throw Exception(make_error(ErrorCode::kInvalidArgument, "there is no recipe \"" + recipe + "\"",
+                               "use \"cosir\" or \"can-kd\""));
+  }
+}
+
 std::string train(const std::string& recipe, const std::string& config, const Pairs& options,
                   bool quiet) {
   constexpr const char* kSource = "plimsoll.train()";
-  if (recipe == "cosir") {
-    auto settings = new_settings<CosirSettings>(config, options, kSource);
-    settings.resolve().or_throw();
-    return train_cosir(settings, how(false, quiet)).or_throw().to_json();
-  }
   if (recipe == "can-kd") {
     auto settings = new_settings<CanKdSettings>(config, options, kSource);
     settings.resolve().or_throw();
     print_notes(settings, quiet);
     return train_can_kd(settings, how(false, quiet)).or_throw().to_json();
   }
-  throw Exception(make_error(ErrorCode::kInvalidArgument, "there is no recipe \"" + recipe + "\"",
-                             "use \"cosir\" or \"can-kd\""));
+  check_recipe(recipe);
+  auto settings = new_settings<CosirSettings>(config, options, kSource);
+  settings.resolve().or_throw();
+  return train_cosir(settings, how(false, quiet)).or_throw().to_json();
 }
 
 template <class AnyRecipe>
@@ -107,16 +111,20 @@ AnyRecipe settings_of(const std::string& run) {
 }
 
 std::string plan(const std::string& recipe, const std::string& config, const Pairs& options,
-                 const std::string& device, const std::string& device_memory_limit) {
-  if (recipe != "cosir") {
-    throw Exception(make_error(ErrorCode::kInvalidArgument,
-                               "recipe \"" + recipe + "\" has no plan yet", "use \"cosir\""));
+                 const std::string& device, const std::string& device_memory_limit, bool choices,
+                 std::int64_t effective_batch) {
+  constexpr const char* kSource = "plimsoll.plan()";
+  if (recipe == "can-kd") {
+    auto settings = new_settings<CanKdSettings>(config, options, kSource);
+    settings.resolve(/*wants_out=*/false).or_throw();
+    return plan_can_kd(settings, choices, {device, device_memory_limit}, effective_batch)
+        .or_throw()
+        .to_json();
   }
-  auto settings = new_settings<CosirSettings>(config, options, "plimsoll.plan()");
+  check_recipe(recipe);
+  auto settings = new_settings<CosirSettings>(config, options, kSource);
   settings.resolve(/*wants_out=*/false).or_throw();
-  return plan_cosir(settings, /*weigh_choices=*/false, {device, device_memory_limit})
-      .or_throw()
-      .to_json();
+  return plan_cosir(settings, choices, {device, device_memory_limit}).or_throw().to_json();
 }
 
 template <class AnyRecipe>
@@ -141,11 +149,11 @@ std::string evaluate(const std::string& run) {
   if (recipe_of_run(run).or_throw() == "can-kd") {
     auto settings = settings_of<CanKdSettings>(run);
     settings.resolve().or_throw();
-    return eval_can_kd(settings).or_throw();
+    return eval_can_kd(settings).or_throw().json;
   }
   auto settings = settings_of<CosirSettings>(run);
   settings.resolve().or_throw();
-  return eval_cosir(settings).or_throw();
+  return eval_cosir(settings).or_throw().json;
 }
 
 void bind_arena(nb::module_& m) {
@@ -190,7 +198,8 @@ void bind_recipes(nb::module_& m) {
   m.def("train", &train, nb::arg("recipe"), nb::arg("config"), nb::arg("options"), nb::arg("quiet"),
         nb::call_guard<nb::gil_scoped_release>());
   m.def("plan", &plan, nb::arg("recipe"), nb::arg("config"), nb::arg("options"), nb::arg("device"),
-        nb::arg("device_memory_limit"), nb::call_guard<nb::gil_scoped_release>());
+        nb::arg("device_memory_limit"), nb::arg("choices"), nb::arg("effective_batch"),
+        nb::call_guard<nb::gil_scoped_release>());
   m.def("resume", &resume, nb::arg("run"), nb::arg("options"), nb::arg("quiet"),
         nb::arg("accept_other_processor"), nb::call_guard<nb::gil_scoped_release>());
   m.def("evaluate", &evaluate, nb::arg("run"), nb::call_guard<nb::gil_scoped_release>());

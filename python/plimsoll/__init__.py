@@ -11,6 +11,9 @@
     import_can, GraphSet           graphs of CAN-bus frames, and batches of them
     import_dataset                 a dataset of fixed-shape arrays becomes a FeatureStore
     plan, train, resume, evaluate  whole recipes (need torch)
+    status, stop, pause,           what is asked of a run that trains elsewhere
+    continue_run, limit
+    store                          tools for stores: info, verify, export, import_rows, compact
     plan_batch, BatchPlan          the largest batch that fits, before the first step (needs torch)
     adopt                          a model made before the governor is leased from it (needs torch)
     save_checkpoint,               model, optimizer and random states, whole or not there
@@ -25,6 +28,7 @@ as well. Errors are in plimsoll.errors.
 """
 from __future__ import annotations
 
+from . import store
 from ._adopt import adopt
 from ._arrays import Columns
 from ._checkpoint import load_checkpoint, save_checkpoint
@@ -41,6 +45,7 @@ from ._memory import Governor, Lease, format_bytes, limits, parse_bytes
 from ._mlflow import log_to_mlflow
 from ._plan import BatchPlan, MemoryBudget, plan_batch
 from ._program import evaluate, info, plan, resume, train
+from ._runs import continue_run, limit, pause, status, stop
 from ._step import TrainingStep
 from .errors import (BudgetExceeded, CorruptError, InternalError, MemoryPressure, NotFoundError,
                      PressureWarning)
@@ -51,8 +56,10 @@ __all__ = [
     "GraphBatch", "GraphBatches", "GraphSet", "InternalError", "Lease", "Ledger", "LimitCandidate",
     "LimitChange", "LimitReport", "Loader", "LoaderState", "MemoryBudget", "MemoryPressure", "Normal",
     "NotFoundError", "PoolState", "PressureReport", "PressureWarning", "RowAdagrad", "Rows", "SGD", "SampleOrder",
-    "SlabPlan", "Split", "TrainingStep", "Uniform", "Zeros", "__version__", "adopt", "evaluate",
+    "SlabPlan", "Split", "TrainingStep", "Uniform", "Zeros", "__version__", "adopt",
+    "continue_run", "evaluate",
     "format_bytes", "import_can", "import_dataset",
-    "import_graphs", "info", "limits", "load_checkpoint", "log_to_mlflow",
-    "parse_bytes", "plan", "plan_batch", "resume", "save_checkpoint", "train",
+    "import_graphs", "info", "limit", "limits", "load_checkpoint", "log_to_mlflow",
+    "parse_bytes", "pause", "plan", "plan_batch", "resume", "save_checkpoint", "status", "stop", "store",
+    "train",
 ]

@@ -28,8 +28,6 @@ def resident() -> Resident:
     """What the operating system charges this process now."""
 def describe(path: str) -> str:
     """What a Plimsoll directory or file holds, as JSON. Errors: NotFoundError, CorruptError."""
-def run_program(arguments: list[str]) -> int:
-    """The program `plimsoll`; only in builds without torch (else it is in _torch)."""
 def embedding_verify(directory: str) -> None:
     """Compares every checksum. Errors: CorruptError naming file and page; OSError."""
 def feature_verify(directory: str) -> None:
@@ -695,3 +693,28 @@ class GraphBatches:
         """Epoch and position."""
     def close(self) -> None:
         """Lets go of the set."""
+
+def run_program(arguments: list[bytes]) -> int:
+    """The program `plimsoll` without what needs torch. Returns its exit status."""
+def run_status(run: str) -> str:
+    """JSON of what a run is doing. Errors: NotFoundError, CorruptError."""
+def run_stop(run: str) -> bool:
+    """False: no process trains there. Errors: NotFoundError, OSError."""
+def run_pause(run: str) -> bool:
+    """As run_stop()."""
+def run_continue(run: str) -> bool:
+    """As run_stop()."""
+def run_limit(run: str, size: str) -> bool:
+    """As run_stop(). Errors: ValueError for a size that cannot be read."""
+def store_directory(path: str) -> str:
+    """The folder of a run's rows; any other path as it is."""
+def store_verify(directory: str) -> None:
+    """Errors: CorruptError naming file and page; NotFoundError; OSError."""
+def store_export(directory: str, out: str, format: str, column: str, since: int, step: int,
+                 memory_limit: str) -> int:
+    """Returns the number of rows. Errors: ValueError, NotFoundError, OSError."""
+def store_import(files: list[str], out: str, format: str, optimizer: str, dtype: str,
+                 memory_limit: str) -> int:
+    """Returns the number of rows. Errors: ValueError, OSError."""
+def store_compact(directory: str, rows_max: int, memory_limit: str) -> tuple[int, int]:
+    """Returns the bytes before and after. Errors: ValueError, NotFoundError, OSError."""

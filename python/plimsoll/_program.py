@@ -6,6 +6,7 @@ Threads: one run at a time per process. Training runs without Python's lock.
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import os
 import sys
@@ -16,6 +17,7 @@ from . import _core, _torch_gate
 
 # As the program sets it before it starts; see docs/HACKING.md.
 _MKL_CBWR = "AVX2,STRICT"
+_COMPUTES = (["train"], ["resume"], ["eval"], ["plan"])  # Commands that need torch.
 _SPINS = "1000"  # As cli/main.cpp, where the figures are.
 
 
@@ -48,8 +50,9 @@ def train(recipe: str, *, data: str | os.PathLike[str], out: str | os.PathLike[s
 
 def plan(recipe: str, *, data: str | os.PathLike[str], memory_limit: int | str = "",
          config: str | os.PathLike[str] | None = None, device: str = "cpu",
-         device_memory_limit: int | str = "", **options: Any) -> dict[str, Any]:
-    """The largest batch that a run of these options can train with, and who holds what of the limit.
+         device_memory_limit: int | str = "", choices: bool = False, effective_batch: int = 0,
+         **options: Any) -> dict[str, Any]:
+    """The largest batch that a run of "cosir" or "can-kd" can train with, and who holds what of it.
 
     What `plimsoll plan --json` prints: batch_size, label ("exact", "bounded"), peak_bytes, parts,
     store_bytes, cache_bytes, queue_bytes, eval_peak_bytes, advice, … `train(batch_size="auto")` plans
@@ -57,6 +60,8 @@ def plan(recipe: str, *, data: str | os.PathLike[str], memory_limit: int | str =
 
     device, device_memory_limit: as plimsoll.plan_batch(); the answer then has `device` and
     `pinned_bytes`.
+    choices: plan and time what moves memory, too. effective_batch: of can-kd, with choices: graphs of
+    an optimizer step; 0: none.
 
     Errors: as train().
     """
@@ -64,7 +69,8 @@ def plan(recipe: str, *, data: str | os.PathLike[str], memory_limit: int | str =
     extension = _torch_gate.load()
     with _torch_settings():
         return json.loads(extension.plan(recipe, "" if config is None else os.fspath(config),
-                                         _pairs(given), device, str(device_memory_limit)))
+                                         _pairs(given), device, str(device_memory_limit),
+                                         choices, effective_batch))
 
 
 def resume(run: str | os.PathLike[str], *, progress: bool = True,
@@ -109,14 +115,14 @@ def info(path: str | os.PathLike[str]) -> dict[str, Any]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """The console script: the program `plimsoll`, in this process; returns its exit status."""
     given = ["plimsoll", *(sys.argv[1:] if arguments is None else arguments)]
-    if hasattr(_core, "run_program"):  # Built without torch: the program says what that lacks.
-        return _core.run_program(given)
+    if given[1:2] not in _COMPUTES or importlib.util.find_spec("plimsoll._torch") is None:
+        return _core.run_program(list(map(os.fsencode, given)))  # Torch is not imported.
     try:
         # Before torch is loaded, so that every kernel sees it.
         os.environ.setdefault("MKL_CBWR", _MKL_CBWR)
         if "OMP_WAIT_POLICY" not in os.environ:
             os.environ.setdefault("GOMP_SPINCOUNT", _SPINS)
-        return _torch_gate.load().run_program(given)
+        return _torch_gate.load().run_program(list(map(os.fsencode, given)))
     except ImportError as error:
         print(f"plimsoll: error: {error}", file=sys.stderr)
         return 1
@@ -135,8 +141,18 @@ def _pairs(options: dict[str, Any]) -> list[tuple[str, str]]:
             text = ",".join(map(str, value))
         else:
             raise ValueError(f"{key}: {value!r} is neither text nor a number")
+        if not _is_utf8(text):
+            raise ValueError(f"{key}: {text!r} is not UTF-8, and run.toml is: rename the file or folder")
         pairs.append((key, text))
     return pairs
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # Bytes of a path that are no text, as os.fsdecode() keeps them.
+        return False
+    return True
 
 
 def _summary(text: str) -> dict[str, Any]:

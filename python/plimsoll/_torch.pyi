@@ -35,7 +35,7 @@ def make_deterministic(compute_threads: int) -> None:
 def train(recipe: str, config: str, options: list[tuple[str, str]], quiet: bool) -> str:
     """Returns the summary as JSON. Errors: ValueError, BudgetExceeded, OSError."""
 def plan(recipe: str, config: str, options: list[tuple[str, str]], device: str,
-         device_memory_limit: str) -> str:
+         device_memory_limit: str, choices: bool, effective_batch: int) -> str:
     """Returns the plan as JSON. Errors: ValueError, BudgetExceeded, OSError."""
 def resume(run: str, options: list[tuple[str, str]], quiet: bool,
            accept_other_processor: bool) -> str:
@@ -43,7 +43,7 @@ def resume(run: str, options: list[tuple[str, str]], quiet: bool,
 def evaluate(run: str) -> str:
     """Returns {"step", "epoch", "recall", …} as JSON. Errors: NotFoundError, ValueError,
     CorruptError."""
-def run_program(arguments: list[str]) -> int:
+def run_program(arguments: list[bytes]) -> int:
     """The program `plimsoll`; returns its exit status."""
 def plan_batch(governor: Governor, step: Callable[[int], object | None],
                extent: Callable[[int], tuple[int, int, int]] | None, least_rows: int,

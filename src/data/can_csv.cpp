@@ -174,12 +174,13 @@ bool known_name(int column, const std::string& name) {
 }  // namespace
 
 CanCsv::CanCsv(CanBytes bytes, std::span<std::byte> buffer, std::vector<std::string> columns,
-               std::string name, bool skip_bad)
+               std::string name, bool skip_bad, Look look)
     : bytes_(std::move(bytes)),
       buffer_(reinterpret_cast<char*>(buffer.data()), buffer.size()),
       columns_(std::move(columns)),
       name_(std::move(name)),
-      skip_bad_(skip_bad) {
+      skip_bad_(skip_bad),
+      look_(std::move(look)) {
   PLIMSOLL_CHECK(buffer.size() > static_cast<std::size_t>(kCanLineMax), "a buffer below a line");
   column_of_field_.fill(-1);
   for (int i = 0; i < kColumns; ++i) {
@@ -204,6 +205,9 @@ Result<void> CanCsv::fill() {
   if (got) {
     at_end_ = *got == 0;
     end_ += static_cast<std::size_t>(*got);
+    if (look_ && !look_(bytes_.position(), *got)) {
+      return fail(ErrorCode::kInvalidArgument, name_ + ": import cancelled");
+    }
     return {};
   }
   if (got.error().code != ErrorCode::kCorrupt) {

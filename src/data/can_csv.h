@@ -13,6 +13,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -34,10 +35,14 @@ inline constexpr std::int64_t kCanLineMax = 4096;  ///< Longer lines are no fram
 
 class CanCsv {
  public:
+  /// Of the file's bytes those read so far, and the unpacked bytes of this part. False: cancelled.
+  using Look = std::function<bool(std::int64_t position, std::int64_t part_bytes)>;
+
   /// `columns`: the names of time, id, payload and label. `name`: what errors call the file.
   /// Requires: buffer.size() > kCanLineMax; it outlives this.
+  /// `look` is called with every part that was read; once it says no, reading ends with an error.
   CanCsv(CanBytes bytes, std::span<std::byte> buffer, std::vector<std::string> columns,
-         std::string name, bool skip_bad);
+         std::string name, bool skip_bad, Look look = {});
 
   /// Fills `out` with the frames that follow; fewer only at the end, where 0 are left.
   /// Errors: kInvalidArgument, kCorrupt (both as FILE:LINE), kIo.
@@ -70,6 +75,7 @@ class CanCsv {
   std::vector<std::string> columns_;
   std::string name_;
   bool skip_bad_;
+  Look look_;
   std::size_t begin_{0};  // Of what is not yet parsed, in buffer_.
   std::size_t end_{0};
   bool at_end_{false};    // Nothing more will be read.

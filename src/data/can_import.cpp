@@ -339,7 +339,7 @@ class Import {
   Result<void> read_frames(CanCsv& csv, Windows& windows, std::int64_t& unknown, Desk& desk);
   Result<void> read_files(const std::vector<std::size_t>& numbers, Reader reader);
   void work(Desk& desk, const std::vector<std::size_t>& numbers, Reader reader);
-  Result<std::int64_t> next_frames(CanCsv& csv, Desk& desk, std::int64_t& seen_bytes);
+  CanCsv::Look counting();
   [[nodiscard]] tl::unexpected<Error> too_many_ids() const;
   Result<std::vector<std::uint32_t>> merged_ids(Slab& slab);
   [[nodiscard]] bool report();
@@ -373,29 +373,28 @@ tl::unexpected<Error> Import::too_many_ids() const {
               "raise --ids-max (ids_max), if these are CAN frames at all");
 }
 
-// The next frames of a file in desk.batch; 0 at its end.
-Result<std::int64_t> Import::next_frames(CanCsv& csv, Desk& desk, std::int64_t& seen_bytes) {
-  PLIMSOLL_TRY(const std::int64_t count, csv.read(desk.batch));
-  const std::int64_t position = csv.bytes().position();
-  const std::int64_t more = position - std::exchange(seen_bytes, position);
-  const std::int64_t before = done_bytes_.fetch_add(more);
-  if (before / kReportBytes != (before + more) / kReportBytes) {
-    changed_.notify_all();
-  }
-  if (count > 0 && cancelled_) {
-    return fail(ErrorCode::kInvalidArgument, options_.out.string() + ": import cancelled");
-  }
-  return count;
+// Counts what is read of a file. The caller's thread looks at it by the unpacked bytes, of which
+// there may be a thousand in one of the file's.
+CanCsv::Look Import::counting() {
+  return [this, seen = std::int64_t{0}, unpacked = std::int64_t{0}](std::int64_t position,
+                                                                    std::int64_t bytes) mutable {
+    done_bytes_ += position - std::exchange(seen, position);
+    const std::int64_t before = std::exchange(unpacked, unpacked + bytes);
+    if (before / kReportBytes != unpacked / kReportBytes) {
+      changed_.notify_all();
+    }
+    return !cancelled_;
+  };
 }
 
 // What is skipped is counted when the file is read for its graphs.
 Result<GraphFileInfo> Import::read_normal_ids(std::size_t number, Desk& desk) {
   const CanFile& file = found_.files[number];
   PLIMSOLL_TRY(CanBytes bytes, CanBytes::open(file.path, desk.packed));
-  CanCsv csv(std::move(bytes), desk.text, options_.columns, file.path.string(), options_.skip_bad);
-  std::int64_t seen_bytes = 0;
+  CanCsv csv(std::move(bytes), desk.text, options_.columns, file.path.string(), options_.skip_bad,
+             counting());
   for (;;) {
-    PLIMSOLL_TRY(const std::int64_t count, next_frames(csv, desk, seen_bytes));
+    PLIMSOLL_TRY(const std::int64_t count, csv.read(desk.batch));
     if (count == 0) {
       return GraphFileInfo{};
     }
@@ -408,9 +407,8 @@ Result<GraphFileInfo> Import::read_normal_ids(std::size_t number, Desk& desk) {
 }
 
 Result<void> Import::read_frames(CanCsv& csv, Windows& windows, std::int64_t& unknown, Desk& desk) {
-  std::int64_t seen_bytes = 0;
   for (;;) {
-    PLIMSOLL_TRY(const std::int64_t count, next_frames(csv, desk, seen_bytes));
+    PLIMSOLL_TRY(const std::int64_t count, csv.read(desk.batch));
     if (count == 0) {
       return {};
     }
@@ -432,7 +430,8 @@ Result<void> Import::read_frames(CanCsv& csv, Windows& windows, std::int64_t& un
 Result<GraphFileInfo> Import::read_file(std::size_t number, Desk& desk) {
   const CanFile& file = found_.files[number];
   PLIMSOLL_TRY(CanBytes bytes, CanBytes::open(file.path, desk.packed));
-  CanCsv csv(std::move(bytes), desk.text, options_.columns, file.path.string(), options_.skip_bad);
+  CanCsv csv(std::move(bytes), desk.text, options_.columns, file.path.string(), options_.skip_bad,
+             counting());
   PLIMSOLL_TRY(GraphPart part, GraphPart::create(folder_, number, desk.parts, options_.window));
   Windows windows(desk, part, options_);
   std::int64_t unknown = 0;

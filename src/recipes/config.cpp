@@ -13,6 +13,7 @@
 #include <thread>
 
 #include "base/check.h"
+#include "base/utf8.h"
 #include "plimsoll/bytes.h"
 #include "recipes/run_folder.h"
 
@@ -59,8 +60,9 @@ bool listed(std::string_view choices, std::string_view word) {
 }
 
 bool printable(std::string_view text) {
-  return std::none_of(text.begin(), text.end(),
-                      [](char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7f; });
+  return is_utf8(text) && std::none_of(text.begin(), text.end(), [](char c) {
+           return static_cast<unsigned char>(c) < 0x20 || c == 0x7f;
+         });
 }
 
 bool within(const Field& field, std::int64_t value) {
@@ -233,7 +235,7 @@ std::string Field::accepts() const {
   const auto to = static_cast<std::int64_t>(most);
   switch (kind) {
     case FieldKind::kText:
-      return "text without control characters";
+      return "text in UTF-8 without control characters";
     case FieldKind::kLimit:
       return "a size such as 768MiB or 6GB, or a share such as 25%";
     case FieldKind::kBytes:
@@ -421,6 +423,12 @@ Result<void> AnySettings::resolve(bool wants_out) {
     if (field.role == FieldRole::kPlace) {
       if (auto& path = *std::get<std::string*>(field.in(place())); !path.empty()) {
         path = std::filesystem::absolute(path).lexically_normal().string();
+        if (!is_utf8(path)) {
+          return fail(
+              ErrorCode::kInvalidArgument,
+              fmt::format("{}: the folder's path is not UTF-8, and run.toml is", field.name),
+              "rename that folder, or choose another");
+        }
       }
     }
   }

@@ -13,12 +13,14 @@
 #include "base/check.h"
 #include "os/file.h"
 #include "recipes/config.h"
+#include "recipes/run_folder.h"
 #include "recipes/sealed_file.h"
 
 namespace plimsoll {
 namespace {
 
 constexpr std::int64_t kFileBytesMax = 1 << 20;
+constexpr std::int64_t kDotsMost = 64;  // In a line: a header or key of so many names is no one's.
 constexpr std::string_view kSourceMark = "  # from ";
 constexpr std::string_view kRecipeKey = "recipe";
 constexpr std::array<std::string_view, 2> kRecipes{"cosir", "can-kd"};
@@ -295,15 +297,40 @@ std::vector<FileKey> keys_of(const nlohmann::json& object, const std::string& na
   return keys;
 }
 
-Result<std::vector<FileKey>> parse_toml(const std::string& name, const std::string& text,
-                                        bool keep_sources) {
-  const auto parsed = toml::parse(text, name);
+/// toml++ bounds how deep values are nested, but not dotted names, and recurses along both. No name
+/// and no value of ours has so many dots in its line.
+Result<void> check_depth(const std::string& name, std::string_view text) {
+  for (std::size_t line = 1; !text.empty(); ++line) {
+    const auto end = text.find('\n');
+    const std::string_view whole = text.substr(0, end);
+    const std::size_t begin = std::min(whole.find_first_not_of(" \t"), whole.size());
+    if (!whole.substr(begin).starts_with('#') &&
+        std::count(whole.begin(), whole.end(), '.') > kDotsMost) {
+      return fail(ErrorCode::kInvalidArgument,
+                  fmt::format("{}:{}: more than {} dots in a line", name, line, kDotsMost),
+                  "keys are flat, alone or inside the table of their recipe");
+    }
+    text = end == std::string_view::npos ? "" : text.substr(end + 1);
+  }
+  return {};
+}
+
+/// Errors: what is not TOML, with file and line.
+Result<toml::table> table_of(const std::string& name, const std::string& text) {
+  PLIMSOLL_TRY_VOID(check_depth(name, text));
+  auto parsed = toml::parse(text, name);
   if (!parsed) {
     return fail(ErrorCode::kInvalidArgument,
                 fmt::format("{}:{}: {}", name, parsed.error().source().begin.line,
                             parsed.error().description()));
   }
-  return keys_of(parsed.table(), name, text, keep_sources);
+  return std::move(parsed).table();
+}
+
+Result<std::vector<FileKey>> parse_toml(const std::string& name, const std::string& text,
+                                        bool keep_sources) {
+  PLIMSOLL_TRY(const toml::table table, table_of(name, text));
+  return keys_of(table, name, text, keep_sources);
 }
 
 Result<std::vector<FileKey>> parse_json(const std::string& name, const std::string& text) {
@@ -348,20 +375,15 @@ Result<void> AnySettings::read_file(const std::filesystem::path& path, bool keep
 }
 
 Result<std::string> recipe_of_run(const std::filesystem::path& root) {
+  PLIMSOLL_TRY_VOID(must_be_run(root));
   const auto path = root / "run.toml";
-  std::error_code status;
-  if (!std::filesystem::is_regular_file(path, status)) {
-    return fail(ErrorCode::kNotFound, fmt::format("{}: no run there (no run.toml)", root.string()),
-                "`plimsoll train` makes one");
-  }
   PLIMSOLL_TRY(const std::string text, read_sealed(path, kFileBytesMax));
-  const auto parsed = toml::parse(text, path.string());
-  if (!parsed) {
-    return fail(ErrorCode::kCorrupt,
-                fmt::format("{}:{}: {}", path.string(), parsed.error().source().begin.line,
-                            parsed.error().description()));
+  auto table = table_of(path.string(), text);
+  if (!table) {
+    table.error().code = ErrorCode::kCorrupt;  // No user wrote this file.
+    return tl::unexpected(std::move(table).error());
   }
-  const std::string recipe = parsed.table()[kRecipeKey].value_or(std::string(kFirstRecipe));
+  const std::string recipe = (*table)[kRecipeKey].value_or(std::string(kFirstRecipe));
   if (std::find(kRecipes.begin(), kRecipes.end(), recipe) == kRecipes.end()) {
     return fail(ErrorCode::kInvalidArgument,
                 fmt::format("{}: a run of the recipe '{}', which this program does not have",

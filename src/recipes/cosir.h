@@ -27,7 +27,7 @@ namespace plimsoll {
 Result<RunSummary> train_cosir(const CosirSettings& settings, const TrainOptions& options);
 
 /// Evaluates the published checkpoint of a run, changing nothing in it.
-/// Returns a JSON object {"step", "epoch", "recall": …}; docs/recipes/cosir.md names the keys.
-Result<std::string> eval_cosir(const CosirSettings& settings);
+/// As JSON: {"step", "epoch", "recall": …}; docs/recipes/cosir.md names the keys.
+Result<RunScores> eval_cosir(const CosirSettings& settings);
 
 }  // namespace plimsoll

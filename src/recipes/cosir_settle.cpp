@@ -45,16 +45,16 @@ EvalOptions eval_options(const CosirConfig& config, std::int64_t angles) {
 
 }  // namespace cosir
 
-Result<std::string> eval_cosir(const CosirSettings& settings) {
+Result<RunScores> eval_cosir(const CosirSettings& settings) {
   using namespace cosir;
   const CosirConfig& config = settings.config();
-  PLIMSOLL_TRY(RunFolder folder, RunFolder::open(config.out));
+  PLIMSOLL_TRY(RunFolder folder, RunFolder::open_to_read(config.out));
   PLIMSOLL_TRY(const auto step, folder.published_step());
   if (!step) {
     return fail(ErrorCode::kNotFound, config.out + ": no checkpoint to evaluate", "train it first");
   }
   PLIMSOLL_TRY(Governor governor, settle(config, folder.root()));
-  std::string text;
+  RunScores scores;
   const auto done = without_refusal([&]() -> Result<void> {
     PLIMSOLL_TRY(
         auto data,
@@ -69,12 +69,14 @@ Result<std::string> eval_cosir(const CosirSettings& settings) {
                                              data->trained(), eval_options(config, kFinalAngles)));
     nlohmann::ordered_json j{{"step", *step}, {"epoch", state.at.loader.epoch}};
     j["recall"] = nlohmann::ordered_json::parse(result.to_json());
-    text = j.dump();
+    scores = {.json = j.dump(),
+              .text = fmt::format("step {}, epoch {}\n{}", *step, state.at.loader.epoch,
+                                  result.to_text())};
     return {};
   });
   TensorArena::detach();
   PLIMSOLL_TRY_VOID(done);
-  return text;
+  return scores;
 }
 
 }  // namespace plimsoll

@@ -368,7 +368,7 @@ TEST_F(CosirTrainTest, ARunInSampleOrderStopsAndResumesToTheBitsOfAnyOrder) {
   EXPECT_EQ(last.recall_json, calm.summary.recall_json);
   const auto table = EmbeddingStore::inspect(out / "embeddings").or_throw();
   EXPECT_EQ(table.layout, RowLayout::kSampleOrder);
-  EXPECT_EQ(json::parse(eval_cosir(settings).or_throw()).at("recall"),
+  EXPECT_EQ(json::parse(eval_cosir(settings).or_throw().json).at("recall"),
             json::parse(last.recall_json));
 }
 
@@ -376,7 +376,7 @@ TEST_F(CosirTrainTest, AFinishedRunCanBeEvaluatedAndResumedWithoutChange) {
   const fs::path out = next_folder();
   const auto settings = settings_of("small", out, {});
   const auto summary = train(settings).or_throw();
-  const auto evaluated = json::parse(eval_cosir(settings).or_throw());
+  const auto evaluated = json::parse(eval_cosir(settings).or_throw().json);
   EXPECT_EQ(evaluated.at("step"), summary.step);
   EXPECT_EQ(evaluated.at("recall"), json::parse(summary.recall_json));
   const auto again = train(settings, true).or_throw();

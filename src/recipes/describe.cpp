@@ -274,8 +274,14 @@ Result<Description> describe(const fs::path& path) {
   if (path.extension() == ".npy") {
     return describe_npy(path);
   }
+  if (path.extension() == ".pt" || path.extension() == ".pth") {
+    return fail(ErrorCode::kNotFound, fmt::format("{}: a file of torch.save()", path.string()),
+                "`info` opens no pickled file; `plimsoll store import` reads saved rows "
+                "(embeddings_chunk_*.pt), `plimsoll import can` saved graphs");
+  }
   return fail(ErrorCode::kNotFound, fmt::format("{}: nothing that Plimsoll knows", path.string()),
-              "it knows run folders, stores, checkpoints, .safetensors and .npy");
+              "`info` describes folders of runs, stores, graph sets and a run's checkpoints "
+              "(RUN/checkpoints/step-…), and .safetensors and .npy files");
 }
 
 }  // namespace plimsoll

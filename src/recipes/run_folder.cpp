@@ -129,17 +129,28 @@ std::string checkpoint_name(std::int64_t step) {
   return fmt::format("{}{:09}", kCheckpointPrefix, step);
 }
 
+Result<void> must_be_run(const fs::path& root) {
+  if (RunFolder::is_run(root)) {
+    return {};
+  }
+  std::error_code ignored;
+  return fail(ErrorCode::kNotFound, fmt::format("{}: no run there (no run.toml)", root.string()),
+              fs::exists(root, ignored)
+                  ? "`plimsoll info PATH` says what is there; `plimsoll train` makes a run"
+                  : "`plimsoll train` makes one");
+}
+
 bool RunFolder::is_run(const fs::path& path) {
   std::error_code status;
   return fs::is_regular_file(path / "run.toml", status);
 }
 
 bool RunFolder::is_locked(const fs::path& root) {
-  const int descriptor = ::open(lock_path(root).c_str(), O_RDWR | O_CLOEXEC);
+  const int descriptor = ::open(lock_path(root).c_str(), O_RDONLY | O_CLOEXEC);
   if (descriptor < 0) {
     return false;
   }
-  auto range = whole_file(F_WRLCK);
+  auto range = whole_file(F_RDLCK);  // Who only reads is not in the way of this one.
   const bool locked = ::fcntl(descriptor, F_OFD_GETLK, &range) == 0 && range.l_type != F_UNLCK;
   ::close(descriptor);
   return locked;
@@ -185,10 +196,7 @@ Result<void> RunFolder::furnish(const std::string& run_toml) {
 }
 
 Result<RunFolder> RunFolder::open(const fs::path& root) {
-  if (!is_run(root)) {
-    return fail(ErrorCode::kNotFound, fmt::format("{}: no run there (no run.toml)", root.string()),
-                "`plimsoll train` makes one");
-  }
+  PLIMSOLL_TRY_VOID(must_be_run(root));
   RunFolder folder(root);
   PLIMSOLL_TRY_VOID(folder.lock());
   std::error_code ignored;
@@ -196,6 +204,13 @@ Result<RunFolder> RunFolder::open(const fs::path& root) {
   fs::remove(root / ".pause", ignored);
   fs::remove(root / ".limit", ignored);
   PLIMSOLL_TRY_VOID(folder.open_events());
+  return folder;
+}
+
+Result<RunFolder> RunFolder::open_to_read(const fs::path& root) {
+  PLIMSOLL_TRY_VOID(must_be_run(root));
+  RunFolder folder(root);
+  PLIMSOLL_TRY_VOID(folder.lock_to_read());
   return folder;
 }
 
@@ -241,9 +256,7 @@ Result<void> RunFolder::lock() {
   if (::fcntl(lock_, F_OFD_SETLK, &range) != 0) {
     const int reason = errno;
     if (reason == EAGAIN || reason == EACCES) {
-      return fail(ErrorCode::kInvalidArgument,
-                  fmt::format("{}: another process trains in this run", root_.string()),
-                  "`plimsoll status RUN` shows it, `plimsoll stop RUN` ends it");
+      return tl::unexpected(held_by_another());
     }
     return fail_io(reason, path.string());
   }
@@ -262,6 +275,34 @@ Result<void> RunFolder::lock() {
     return fail_io(errno, path.string());
   }
   return {};
+}
+
+Error RunFolder::held_by_another() const {
+  if (is_locked(root_)) {
+    return make_error(ErrorCode::kInvalidArgument,
+                      fmt::format("{}: another process trains in this run", root_.string()),
+                      "`plimsoll status RUN` shows it, `plimsoll stop RUN` ends it");
+  }
+  return make_error(ErrorCode::kInvalidArgument,
+                    fmt::format("{}: another process evaluates this run", root_.string()),
+                    "wait until that `plimsoll eval` has ended");
+}
+
+Result<void> RunFolder::lock_to_read() {
+  const auto path = lock_path(root_);
+  lock_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (lock_ < 0) {
+    return errno == ENOENT ? Result<void>{} : fail_io(errno, path.string());  // A copy may lack it.
+  }
+  auto range = whole_file(F_RDLCK);
+  if (::fcntl(lock_, F_OFD_SETLK, &range) == 0) {
+    return {};
+  }
+  const int reason = errno;
+  if (reason == EAGAIN || reason == EACCES) {
+    return tl::unexpected(held_by_another());
+  }
+  return fail_io(reason, path.string());
 }
 
 Result<void> RunFolder::open_events() {

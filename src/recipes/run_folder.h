@@ -107,6 +107,10 @@ class RunFolder {
   /// Errors: kNotFound (no run there), kInvalidArgument (another process trains in it).
   static Result<RunFolder> open(const std::filesystem::path& root);
 
+  /// Opens it to read, which others may do at the same time, and changes nothing in it: the folder
+  /// may be read-only. Errors: as open().
+  static Result<RunFolder> open_to_read(const std::filesystem::path& root);
+
   RunFolder(RunFolder&&) noexcept;
   RunFolder& operator=(RunFolder&&) noexcept;
   ~RunFolder();
@@ -171,6 +175,8 @@ class RunFolder {
   [[nodiscard]] Result<RunIdentity> saved_identity() const;
   explicit RunFolder(std::filesystem::path root) noexcept : root_(std::move(root)) {}
   Result<void> lock();
+  Result<void> lock_to_read();
+  [[nodiscard]] Error held_by_another() const;
   Result<void> open_events();
   Result<void> furnish(const std::string& run_toml);
   void close() noexcept;
@@ -182,6 +188,9 @@ class RunFolder {
   bool created_directory_{false};  // And remove it.
   std::int64_t status_written_ms_{0};
 };
+
+/// Errors: kNotFound when `root` holds no run, with a hint at what shows what else is there.
+Result<void> must_be_run(const std::filesystem::path& root);
 
 /// "step-000000120" for 120.
 [[nodiscard]] std::string checkpoint_name(std::int64_t step);

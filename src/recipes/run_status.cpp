@@ -245,9 +245,7 @@ Result<void> RunFolder::write_status(const RunStatus& status, bool force) {
 }
 
 Result<RunView> RunFolder::view(const fs::path& root) {
-  if (!is_run(root)) {
-    return fail(ErrorCode::kNotFound, fmt::format("{}: no run there (no run.toml)", root.string()));
-  }
+  PLIMSOLL_TRY_VOID(must_be_run(root));
   RunView view;
   view.recipe = recipe_of_run(root).value_or("");
   view.alive = is_locked(root);

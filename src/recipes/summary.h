@@ -44,4 +44,12 @@ struct RunSummary {
   [[nodiscard]] std::string to_text() const;
 };
 
+/// What an evaluation found.
+struct RunScores {
+  std::string json{"{}"};
+  std::string text{};
+  [[nodiscard]] const std::string& to_json() const noexcept { return json; }  ///< One line.
+  [[nodiscard]] const std::string& to_text() const noexcept { return text; }  ///< Tables.
+};
+
 }  // namespace plimsoll

@@ -586,7 +586,7 @@ def test_published_students_are_evaluated_beside_ours(train, trains, call, traff
 
 def test_eval_says_what_training_said(train, call, tmp_path):
     summary = train("run", "--model-size", "teacher")
-    done = call("eval", tmp_path / "run")
+    done = call("eval", tmp_path / "run", "--json")
     assert done.status == 0, done.err
     assert json.loads(done.out.splitlines()[-1]) == summary["evaluation"]
 

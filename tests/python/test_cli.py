@@ -389,7 +389,7 @@ def test_a_run_ends_with_one_json_line_and_all_else_on_standard_error(trains, tr
     assert resumed.status == 0, resumed.err
     assert json.loads(resumed.out)["state_sha256"] == summary["state_sha256"]
 
-    evaluated = call("eval", run)
+    evaluated = call("eval", run, "--json")
     assert evaluated.status == 0, evaluated.err
     assert json.loads(evaluated.out)["recall"]["raw"] == summary["recall"]["raw"]
     info = json.loads(call("info", run, "--json").out)

@@ -586,9 +586,9 @@ Result<CanKdSummary> train_can_kd(const CanKdSettings& given, const TrainOptions
   return result;
 }
 
-Result<std::string> eval_can_kd(const CanKdSettings& settings) {
+Result<RunScores> eval_can_kd(const CanKdSettings& settings) {
   const CanKdConfig& config = settings.config();
-  PLIMSOLL_TRY(RunFolder folder, RunFolder::open(config.out));
+  PLIMSOLL_TRY(const RunFolder folder, RunFolder::open_to_read(config.out));
   PLIMSOLL_TRY(Governor governor, settle(config, folder.root()));
   Evaluated evaluated;
   const auto done = without_refusal([&]() -> Result<void> {
@@ -606,7 +606,7 @@ Result<std::string> eval_can_kd(const CanKdSettings& settings) {
     return fail(ErrorCode::kNotFound, config.out + ": no finished model to evaluate",
                 "train it first");
   }
-  return evaluated.json;
+  return RunScores{.json = std::move(evaluated.json), .text = std::move(evaluated.text)};
 }
 
 }  // namespace plimsoll

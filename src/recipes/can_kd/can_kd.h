@@ -19,6 +19,7 @@
 #include "recipes/can_kd/config.h"
 #include "recipes/plan_choice.h"
 #include "recipes/stop.h"
+#include "recipes/summary.h"
 #include "recipes/train_options.h"
 #include "torch/device_backend.h"
 
@@ -101,6 +102,6 @@ Result<CanKdPlan> plan_can_kd(const CanKdSettings& settings, bool weigh_choices 
                               const DeviceChoice& device = {}, std::int64_t effective_graphs = 0);
 
 /// Evaluates a run's finished models, changing nothing in it. Returns a JSON object.
-Result<std::string> eval_can_kd(const CanKdSettings& settings);
+Result<RunScores> eval_can_kd(const CanKdSettings& settings);
 
 }  // namespace plimsoll

@@ -185,53 +185,75 @@ constexpr Field form(const char* name, FieldKind kind, const char* help, double 
 constexpr Shorthand of_sizes(const char* name, double least, double most, const char* help) {
   return {form(name, FieldKind::kInteger, help, least, most), KeyOrder::kBefore, set_of_sizes};
 }
-constexpr Shorthand whole(const char* name, const char* target, double least, double most) {
-  return {form(name, FieldKind::kInteger, target, least, most), KeyOrder::kBefore, set_same,
-          target};
+constexpr Shorthand whole(const char* name, const char* target, const char* help, double least,
+                          double most) {
+  return {form(name, FieldKind::kInteger, help, least, most), KeyOrder::kBefore, set_same, target};
 }
-constexpr Shorthand share(const char* name, const char* target) {
-  return {form(name, FieldKind::kReal, target, 0, 1), KeyOrder::kBefore, set_same, target};
+constexpr Shorthand share(const char* name, const char* target, const char* help) {
+  return {form(name, FieldKind::kReal, help, 0, 1), KeyOrder::kBefore, set_same, target};
 }
 
 constexpr double kWidthMax = 65536;
 constexpr std::array kShorthands{
     Shorthand{
-        form("preset", FieldKind::kWords, "Words with commas between them", 0, 0, kPresetWords),
+        form("preset", FieldKind::kWords,
+             "Presets, joined by commas: model and stage, whose, and size", 0, 0, kPresetWords),
         KeyOrder::kFirst, use_preset},
-    Shorthand{form("model_type", FieldKind::kChoice, "stage, by its model", 0, 0, "vgae|gat|dqn"),
+    Shorthand{form("model_type", FieldKind::kChoice,
+                   "Model whose stage is trained (the same as --stage)", 0, 0, "vgae|gat|dqn"),
               KeyOrder::kFirst, set_stage},
-    Shorthand{form("scale", FieldKind::kChoice, "model_size, by another name", 0, 0, "large|small"),
+    Shorthand{form("scale", FieldKind::kChoice,
+                   "Size of model: large is the teacher, small the student (as --model-size)", 0, 0,
+                   "large|small"),
               KeyOrder::kFirst, set_scale},
-    Shorthand{form("lr", FieldKind::kReal, "vgae_lr, gat_lr and fusion_lr", 0, 1e3),
+    Shorthand{form("lr", FieldKind::kReal,
+                   "Learning rate of all models: vgae_lr, gat_lr and fusion_lr", 0, 1e3),
               KeyOrder::kBefore, set_same, "vgae_lr gat_lr fusion_lr"},
-    Shorthand{
-        form("vgae_hidden_dims", FieldKind::kWidths,
-             "Of the teacher and the student, or of the one that model_size names", 1, kWidthMax),
-        KeyOrder::kBefore, set_of_sizes},
-    Shorthand{
-        form("vgae_latent_dim", FieldKind::kInteger, "The last of vgae_hidden_dims", 1, kWidthMax),
-        KeyOrder::kAfter, set_latent},
-    of_sizes("vgae_heads", 1, 256, "As vgae_hidden_dims"),
-    of_sizes("vgae_embedding_dim", 1, kWidthMax, "As vgae_hidden_dims"),
-    of_sizes("gat_hidden", 1, kWidthMax, "As vgae_hidden_dims"),
-    of_sizes("gat_layers", 1, 64, "As vgae_hidden_dims"),
-    of_sizes("gat_heads", 1, 256, "As vgae_hidden_dims"),
-    of_sizes("gat_embedding_dim", 1, kWidthMax, "As vgae_hidden_dims"),
-    of_sizes("gat_fc_layers", 1, 16, "As vgae_hidden_dims"),
-    whole("dqn_hidden", "fusion_hidden", 1, kWidthMax),
-    share("dqn_gamma", "fusion_gamma"),
-    share("dqn_epsilon", "fusion_epsilon"),
-    share("dqn_epsilon_decay", "fusion_epsilon_decay"),
-    share("dqn_min_epsilon", "fusion_epsilon_min"),
-    whole("dqn_buffer_size", "fusion_replay", 1, 1e8),
-    whole("dqn_batch_size", "fusion_batch", 1, 1 << 20),
-    whole("dqn_target_update", "fusion_target_update", 1, 1e12),
-    Shorthand{form("optimize_batch_size", FieldKind::kSwitch, "true: batch_size = auto"),
+    Shorthand{form("vgae_hidden_dims", FieldKind::kWidths,
+                   "Widths of the autoencoder's layers, the latent's last; teacher and student", 1,
+                   kWidthMax),
+              KeyOrder::kBefore, set_of_sizes},
+    Shorthand{form("vgae_latent_dim", FieldKind::kInteger,
+                   "Width of the autoencoder's latent layer (the last of vgae_hidden_dims)", 1,
+                   kWidthMax),
+              KeyOrder::kAfter, set_latent},
+    of_sizes("vgae_heads", 1, 256,
+             "Attention heads of the autoencoder's first layer; teacher and student"),
+    of_sizes("vgae_embedding_dim", 1, kWidthMax,
+             "Width of the autoencoder's CAN-id embedding; teacher and student"),
+    of_sizes("gat_hidden", 1, kWidthMax,
+             "Width of one attention head of the classifier; teacher and student"),
+    of_sizes("gat_layers", 1, 64,
+             "Number of attention layers of the classifier; teacher and student"),
+    of_sizes("gat_heads", 1, 256,
+             "Attention heads of each layer of the classifier; teacher and student"),
+    of_sizes("gat_embedding_dim", 1, kWidthMax,
+             "Width of the classifier's CAN-id embedding; teacher and student"),
+    of_sizes("gat_fc_layers", 1, 16,
+             "Number of dense layers after pooling in the classifier; teacher and student"),
+    whole("dqn_hidden", "fusion_hidden", "Width of the Q-network's hidden layers (fusion_hidden)",
+          1, kWidthMax),
+    share("dqn_gamma", "fusion_gamma", "Discount factor of the Q-network (fusion_gamma)"),
+    share("dqn_epsilon", "fusion_epsilon",
+          "Exploration rate of the Q-learning at first (fusion_epsilon)"),
+    share("dqn_epsilon_decay", "fusion_epsilon_decay",
+          "Factor of the exploration rate per episode (fusion_epsilon_decay)"),
+    share("dqn_min_epsilon", "fusion_epsilon_min", "Lowest exploration rate (fusion_epsilon_min)"),
+    whole("dqn_buffer_size", "fusion_replay", "Replay buffer size, in transitions (fusion_replay)",
+          1, 1e8),
+    whole("dqn_batch_size", "fusion_batch", "Batch size of the Q-network (fusion_batch)", 1,
+          1 << 20),
+    whole("dqn_target_update", "fusion_target_update",
+          "Steps between copies to the target network (fusion_target_update)", 1, 1e12),
+    Shorthand{form("optimize_batch_size", FieldKind::kSwitch,
+                   "Batch size is planned (the same as --batch-size auto)"),
               KeyOrder::kAfter, set_auto},
-    Shorthand{form("kd_type", FieldKind::kChoice, "use_kd = true", 0, 0, "kd"), KeyOrder::kBefore,
-              set_distillation},
-    Shorthand{form("kd_model_path", FieldKind::kText, "teacher_path"), KeyOrder::kBefore, set_same,
-              "teacher_path"},
+    Shorthand{form("kd_type", FieldKind::kChoice,
+                   "Knowledge distillation (the same as --use-kd true)", 0, 0, "kd"),
+              KeyOrder::kBefore, set_distillation},
+    Shorthand{form("kd_model_path", FieldKind::kText,
+                   "Teacher to distil from (the same as --teacher-path)"),
+              KeyOrder::kBefore, set_same, "teacher_path"},
 };
 
 constexpr const char* kLimitSays = "the batch is planned for all of --memory-limit, and measured";

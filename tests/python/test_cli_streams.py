@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The program where it is not at home: closed or full streams, little address space, odd paths."""
+import gzip
+import json
+import os
+import resource
+import signal
+import subprocess
+import time
+
+import pytest
+
+
+@pytest.fixture
+def call(program):
+    def run(*arguments, **options) -> subprocess.CompletedProcess:
+        return subprocess.run([program, *map(str, arguments)],
+                              capture_output=True, timeout=120, check=False, **options)
+    return run
+
+
+def must_train(call):
+    if b"built without LibTorch" in call("train", "cosir", "--data", "x", "--out", "y").stderr:
+        pytest.skip("the program was built without LibTorch")
+
+
+def trained(call, folder, *more, **options) -> subprocess.CompletedProcess:
+    """A short run at folder/run."""
+    must_train(call)
+    made = call("synth", "cosir", "--rows", 600, "--image-dim", 16, "--text-dim", 16, "--out",
+                folder / "data", "--quiet")
+    assert made.returncode == 0, made.stderr
+    return call("train", "cosir", "--data", folder / "data", "--out", folder / "run", "--epochs", 1,
+                "--batch-size", 64, "--eval-pairs", 40, "--memory-limit", "1GiB", *more, **options)
+
+
+@pytest.mark.parametrize("closed", [(2,), (1, 2), (0, 1, 2)])
+def test_r48_closed_streams_never_become_files_of_the_run(program, call, tmp_path, closed):
+    def close_streams():
+        for descriptor in closed:
+            os.close(descriptor)
+
+    must_train(call)
+    trained(call, tmp_path, "--set", "nonsense=1")  # Makes the data, and no run.
+    words = [program, "train", "cosir", "--data", tmp_path / "data", "--out", tmp_path / "run",
+             "--epochs", 1, "--batch-size", 64, "--eval-pairs", 40, "--memory-limit", "1GiB"]
+    done = subprocess.run([str(word) for word in words], preexec_fn=close_streams, timeout=120,
+                          stdout=subprocess.DEVNULL, check=False)
+    assert done.returncode == 0
+    assert (tmp_path / "run" / ".lock").read_text().strip().isdigit()
+    for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines():
+        json.loads(line)
+    made = tmp_path / "more"
+    subprocess.run([program, "synth", "cosir", "--rows", "64", "--out", made],
+                   preexec_fn=close_streams, timeout=120, check=True)
+    assert call("store", "verify", made).returncode == 0
+
+
+def test_r50_a_result_that_cannot_be_written_is_a_failure(program, tmp_path):
+    if not os.path.exists("/dev/full"):
+        pytest.skip("there is no /dev/full")
+    for words in (["limits"], ["limits", "--json"], ["--help"], ["--version"]):
+        with open("/dev/full", "w", encoding="ascii") as full:
+            done = subprocess.run([program, *words], stdout=full, stderr=subprocess.PIPE, text=True,
+                                  timeout=60, check=False)
+        assert done.returncode == 1, words
+        assert "standard output: the result could not be written" in done.stderr
+        assert ": No space left" in done.stderr or words[0] != "limits"
+
+
+def test_r50_too_little_address_space_is_named(program, call, tmp_path):
+    """However far it gets: the libraries, the threads, the first allocation."""
+    seen = 0
+    for mebibytes in (64, 200, 300, 400, 500):
+        def bound(size=mebibytes << 20):
+            resource.setrlimit(resource.RLIMIT_AS, (size, size))
+        done = subprocess.run([program, "synth", "cosir", "--rows", "300000", "--out",
+                               tmp_path / str(mebibytes), "--quiet"], preexec_fn=bound,
+                              capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode != -signal.SIGABRT, (mebibytes, done.stderr)
+        assert "terminate called" not in done.stderr and "bad_alloc" not in done.stderr
+        seen += "ulimit -v" in done.stderr
+        if done.returncode != 0:
+            assert "ulimit -v" in done.stderr or "shared libraries" in done.stderr or \
+                "plimsoll: error: " in done.stderr, (mebibytes, done.returncode, done.stderr)
+    must_train(call)  # Without torch all of these are enough.
+    assert seen > 0
+
+
+def test_r49_a_path_that_is_not_utf8_is_refused_at_the_start(program, tmp_path):
+    odd = os.fsencode(tmp_path) + b"/M\xfcnchen"
+    good = os.fsencode(tmp_path) + b"/good"
+    for words in ([b"train", b"cosir", b"--data", good, b"--out", odd],
+                  [b"synth", b"cosir", b"--rows", b"64", b"--out", odd],
+                  [b"import", b"can", good, b"--out", odd],
+                  [b"store", b"import", odd + b".npy", b"--out", good]):
+        done = subprocess.run([os.fsencode(program), *words], capture_output=True, timeout=60,
+                              check=False)
+        assert done.returncode == 2, done.stderr
+        assert b"is not UTF-8" in done.stderr and b"M\xfcnchen" in done.stderr
+    assert os.listdir(tmp_path) == []
+    done = subprocess.run([os.fsencode(program), b"run", b"--alert", b"1GiB", b"--", b"echo", odd],
+                          capture_output=True, timeout=60, check=False)
+    assert done.stdout == odd + b"\n"  # What it starts may be told anything.
+
+
+def test_r49_a_folder_that_is_not_utf8_is_refused_for_a_run(program, tmp_path):
+    odd = os.fsencode(tmp_path) + b"/M\xfcnchen"
+    os.mkdir(odd)
+    done = subprocess.run([program, "train", "cosir", "--data", "d", "--out", "run"], cwd=odd,
+                          capture_output=True, timeout=60, check=False)
+    assert done.returncode == 2 and b"path is not UTF-8" in done.stderr
+    assert os.listdir(odd) == []
+
+
+def test_r68_a_name_of_20000_parts_is_refused(call, tmp_path):
+    for content in ("[" + ".".join(["a"] * 20_000) + "]\n", ".".join(["a"] * 20_000) + " = 1\n"):
+        (tmp_path / "deep.toml").write_text("seed = 1\n" + content)
+        done = call("train", "cosir", "--config", tmp_path / "deep.toml", "--data", "d", "--out", "r")
+        assert done.returncode == 2
+        assert b"deep.toml:2: more than 64 dots in a line" in done.stderr
+    (tmp_path / "run.toml").write_text("[" + ".".join(["a"] * 20_000) + "]\n")
+    done = call("resume", tmp_path)
+    assert done.returncode == 1 and b"more than 64 dots" in done.stderr
+
+
+def test_r68_an_import_of_packed_newlines_heeds_sigterm(program, tmp_path):
+    with open(tmp_path / "blank.csv.gz", "wb") as file:
+        part = gzip.compress(b"\n" * (64 << 20), 9)
+        file.write(b"".join([part] * 160))  # 10 GiB
+    importing = subprocess.Popen([program, "import", "can", tmp_path / "blank.csv.gz", "--out",
+                                  tmp_path / "graphs", "--quiet"], stderr=subprocess.PIPE, text=True)
+    time.sleep(0.5)
+    importing.send_signal(signal.SIGTERM)
+    try:
+        _, told = importing.communicate(timeout=20)
+    finally:
+        importing.kill()
+    if "no zlib" in told:
+        pytest.skip("the program was built without zlib")
+    assert importing.returncode == 1 and "import cancelled" in told
+
+
+def test_r68_a_read_only_run_is_evaluated(call, tmp_path):
+    done = trained(call, tmp_path, "--json", "--quiet")
+    assert done.returncode == 0, done.stderr
+    run = tmp_path / "run"
+
+    def names():
+        return sorted((path, path.stat().st_mtime_ns) for path in run.rglob("*"))
+
+    if os.geteuid() == 0:  # To root every folder is writable, but none on a read-only mount is.
+        mounted = subprocess.run(["unshare", "-m", "sh", "-c",
+                                  'mount --bind "$1" "$1" && mount -o remount,bind,ro "$1"', "sh",
+                                  run], capture_output=True, check=False)
+        if mounted.returncode != 0:
+            pytest.skip(f"no read-only mount: {mounted.stderr.decode()}")
+        inside = ["unshare", "-m", "sh", "-c", 'mount --bind "$1" "$1" && '
+                  'mount -o remount,bind,ro "$1" && shift && exec "$@"', "sh", str(run)]
+    else:
+        inside = []
+        for folder, _, files in os.walk(run):
+            for name in (folder, *(os.path.join(folder, file) for file in files)):
+                os.chmod(name, 0o555)
+    before = names()
+    done = subprocess.run([*inside, os.environ.get("PLIMSOLL_PROGRAM", "plimsoll"), "eval", str(run),
+                           "--json"], capture_output=True, text=True, timeout=120, check=False)
+    for folder, _, _ in os.walk(run):
+        os.chmod(folder, 0o755)
+    assert done.returncode == 0, done.stderr
+    assert "recall" in json.loads(done.stdout)
+    assert names() == before
