@@ -27,9 +27,9 @@ struct Typed {
   bool json{false};
   bool quiet{false};
   bool accept_other_processor{false};  // Of resume.
-  bool choices{false};              // Of plan: also those that were not asked for.
-  std::int64_t effective_batch{0};  // Of plan can-kd: graphs an optimizer step; 0: not given.
-  std::string device{"cpu"};        // Of plan.
+  bool choices{false};                 // Of plan: also those that were not asked for.
+  std::int64_t effective_batch{0};     // Of plan can-kd: graphs an optimizer step; 0: not given.
+  std::string device{"cpu"};           // Of plan.
   std::string device_memory_limit{};
 };
 

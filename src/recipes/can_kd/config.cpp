@@ -217,7 +217,8 @@ constexpr std::array kFields{
         "foreign_bytes",
         "Memory set aside for what cannot be leased: code, and scratch of libraries"),
     F::whole<&C::compute_threads>(
-        "compute_threads", kFree, 0, 4096,
+        "compute_threads", kFree,
+        0, 4096,
         "Number of threads that compute; 0: one per core. The result's bits do not depend on it"),
     F::on_off<&C::tensorboard>("tensorboard", kFree,
                                "TensorBoard event files are written under RUN/metrics"),
