@@ -306,24 +306,20 @@ void add_plan(CLI::App& app, int& status) {
 void add_resumption_keys(CLI::App& command, const std::shared_ptr<Typed>& typed) {
   const CosirSettings cosir;
   const CanKdSettings can_kd;
-  const auto add = [&](const AnySettings& defaults, const auto& is_known, const char* group) {
+  const auto add = [&](const AnySettings& defaults, const char* group) {
     for (const Field& field : defaults.options().fields) {
       const std::string key = field.name;
       // A wish for more epochs is answered with the reason why not.
       const bool answered = key == "epochs" || key == "phase2_epochs" || key == "max_epochs";
-      if ((field.role != FieldRole::kIdentity || answered) && key != "out" && !is_known(key)) {
+      // Looked up, since a key may be of one recipe's identity and free in the other.
+      const bool is_added = command.get_option_no_throw(flag_of(key)) != nullptr;
+      if ((field.role != FieldRole::kIdentity || answered) && key != "out" && !is_added) {
         add_key(command, typed, key, help_of(field, defaults.literal(key)), answered ? "" : group);
       }
     }
   };
-  add(
-      cosir, [](const std::string&) { return false; }, kWhere);
-  const auto of_cosir = [&](const std::string& key) {
-    const auto& fields = cosir.options().fields;
-    return std::any_of(fields.begin(), fields.end(),
-                       [&](const Field& field) { return key == field.name; });
-  };
-  add(can_kd, of_cosir, "Only of can-kd");
+  add(cosir, kWhere);
+  add(can_kd, "Only of can-kd");
   add_set(command, typed);
 }
 
