@@ -191,9 +191,6 @@ class Planner {
       if (rows < options_.least_rows) {
         return tl::unexpected(refusal());
       }
-      if (rows == plan_.batch_size) {
-        break;  // It ran, and nothing new was learnt since.
-      }
       PLIMSOLL_TRY(const bool fits, verify(rows, /*opens_region=*/true));
       if (fits && plan_.label == PlanLabel::kExact) {
         break;
@@ -202,7 +199,7 @@ class Planner {
     if (plan_.batch_size == 0) {
       return tl::unexpected(refusal());
     }
-    if (plan_.label != PlanLabel::kExact) {
+    if (regions_.most_aligned() < 2) {
       PLIMSOLL_TRY_VOID(try_real_steps());
     }
     return finish();
@@ -407,8 +404,8 @@ class Planner {
     return {};
   }
 
-  // Where no prediction came true only real steps tell: twice the size until one does not fit,
-  // then sizes between.
+  // Where no two traces are alike nothing can be predicted, and only real steps tell: twice the size
+  // until one does not fit, then sizes between.
   Result<void> try_real_steps() {
     const auto allowed = [this](std::int64_t rows) {
       return rows / options_.multiple * options_.multiple;

@@ -312,7 +312,7 @@ TEST_F(CosirTrainTest, AStoppedRunResumesToTheBitsOfAnUndisturbedOne) {
     auto watcher = stop_after(out, step);
     const auto summary = train(settings, stops > 0).or_throw();
     watcher.request_stop();
-    if (summary.status() == "finished") {
+    if (!summary.stop) {
       bits = summary.state_sha256;
       break;
     }
@@ -360,7 +360,7 @@ TEST_F(CosirTrainTest, ARunInSampleOrderStopsAndResumesToTheBitsOfAnyOrder) {
   auto watcher = stop_after(out, 7);
   const auto first = train(settings).or_throw();
   watcher.request_stop();
-  EXPECT_EQ(first.status, "stopped");
+  EXPECT_TRUE(first.stop.has_value());
   Options other = options;  // The table stays as it was made.
   other["label_layout"] = "any_order";
   const auto last = train(settings_of("small", out, other), true).or_throw();
@@ -465,7 +465,7 @@ TEST_F(CosirTrainTest, IdsOfTheirOwnAreTrainedStoppedAndResumed) {
   auto watcher = stop_after(out, 5);
   const auto first = train(settings).or_throw();
   watcher.request_stop();
-  EXPECT_EQ(first.status, "stopped");
+  EXPECT_TRUE(first.stop.has_value());
   EXPECT_EQ(train(settings, true).or_throw().state_sha256, calm.summary.state_sha256);
   const auto table = EmbeddingStore::inspect(out / "embeddings").or_throw();
   EXPECT_FALSE(table.dense_ids);
@@ -549,7 +549,7 @@ TEST(CosirScheduleTest, FallsFromOneToTheLeastRate) {
 TEST(RunReportTest, WarnsOfAFolderOnANetwork) {
   const test::ScratchDirectory scratch;
   auto folder = RunFolder::create(scratch / "run", "seed = 1\n").or_throw();
-  RunReport report(&folder, Metrics::open({.run = folder.root()}).or_throw(), {.quiet = true},
+  RunReport report(&folder, Metrics::open(folder.root()).or_throw(), {.quiet = true},
                    test::governor_of());
   report.on_network("").or_throw();
   EXPECT_TRUE((Ended{{}, folder.root()}.events("warning").empty()));

@@ -386,7 +386,7 @@ def test_graphs_that_grow_eightfold_are_admitted_at_their_largest(trains, call, 
         return call("train", "can-kd", "--data", grows, "--out", out, *SMALL, "--stage", "normal",
                     "--model-size", "teacher", "--memory-limit", f"{limit_mib}MiB")
 
-    begins_mib = 128 + float(re.search(r"baseline ([\d.]+) MiB", train(64).err).group(1))
+    begins_mib = 128 + float(re.search(r"([\d.]+) MiB are held", train(64).err).group(1))
     refused = train(int(begins_mib) + 6)
     assert_refused(refused, 1, "would do")
     assert not out.exists()
@@ -411,7 +411,7 @@ def test_the_first_limit_that_is_named_does_where_no_step_could_be_measured(trai
             "--teacher-gat-heads", "8", "--teacher-gat-layers", "3", "--max-epochs", "1",
             "--min-steps-per-epoch", "1", "--batch-size", batch]
     lowest = call(*base, "--memory-limit", "64MiB")
-    begins_mib = 128 + float(re.search(r"baseline ([\d.]+) MiB", lowest.err).group(1))
+    begins_mib = 128 + float(re.search(r"([\d.]+) MiB are held", lowest.err).group(1))
     done = call(*base, "--memory-limit", f"{int(begins_mib) + left_mib}MiB")
     assert_refused(done, 1, "would do", "raise --memory-limit")
     assert done.err.count("would do") == 1
