@@ -404,8 +404,8 @@ class Planner {
     return {};
   }
 
-  // Where no two traces are alike nothing can be predicted, and only real steps tell: twice the size
-  // until one does not fit, then sizes between.
+  // Where no two traces are alike nothing can be predicted, and only real steps tell: twice the
+  // size until one does not fit, then sizes between.
   Result<void> try_real_steps() {
     const auto allowed = [this](std::int64_t rows) {
       return rows / options_.multiple * options_.multiple;
