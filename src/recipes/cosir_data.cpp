@@ -270,6 +270,7 @@ Result<void> Data::open_rows(const Governor& governor, const CosirConfig& config
   EmbeddingStoreOptions options = row_options(config);
   options.directory = how.embeddings;
   options.at_step = how.at_step;
+  options.pinned = !how.loader;
   const bool create = how.at_step < 0 && how.loader;
   const bool all = split_->held_out_rows() == 0 && features_->info().dense_ids;
   IdsFile ids;

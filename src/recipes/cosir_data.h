@@ -67,7 +67,7 @@ Result<TensorNeeds> tensors_at_most(const CosirConfig& config);
 struct DataOptions {
   std::filesystem::path embeddings{};
   std::int64_t at_step{-1};  ///< −1: a new table, or the newest commit.
-  bool loader{true};         ///< False: no batches are wanted (evaluation alone).
+  bool loader{true};         ///< False: evaluation alone. No batches, and nothing is written.
 };
 
 class Data {
