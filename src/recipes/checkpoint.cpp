@@ -153,21 +153,26 @@ Result<void> read_tensor(const SafetensorsReader& reader, const fs::path& path,
   return reader.read(*entry, 0, bytes_of(named));
 }
 
+Result<void> write_tensors(const fs::path& path, std::span<const NamedTensor> tensors,
+                           std::map<std::string, std::string> metadata) {
+  std::vector<TensorSpec> specs;
+  for (const NamedTensor& named : tensors) {
+    specs.push_back({named.name, dtype_of(named.tensor), named.tensor.sizes().vec()});
+  }
+  PLIMSOLL_TRY(auto writer, SafetensorsWriter::create(path, specs, std::move(metadata)));
+  for (const NamedTensor& named : tensors) {
+    PLIMSOLL_TRY_VOID(writer.write(bytes_of(named)));
+  }
+  return writer.finish();
+}
+
 }  // namespace
 
 Result<void> save_tensors(const fs::path& path, std::span<const NamedTensor> tensors,
                           const std::map<std::string, std::string>& metadata) {
   auto summed = metadata;
   summed[kSafetensorsSum];
-  std::vector<TensorSpec> specs;
-  for (const NamedTensor& named : tensors) {
-    specs.push_back({named.name, dtype_of(named.tensor), named.tensor.sizes().vec()});
-  }
-  PLIMSOLL_TRY(auto writer, SafetensorsWriter::create(path, specs, std::move(summed)));
-  for (const NamedTensor& named : tensors) {
-    PLIMSOLL_TRY_VOID(writer.write(bytes_of(named)));
-  }
-  return writer.finish();
+  return write_tensors(path, tensors, std::move(summed));
 }
 
 Result<void> load_tensors(const fs::path& path, std::span<const NamedTensor> tensors) {
@@ -184,7 +189,7 @@ Result<void> save_checkpoint(const fs::path& directory, const CheckpointState& s
   const fs::path beside = directory.string() + ".new";
   PLIMSOLL_TRY_VOID(remove_tree(beside));
   PLIMSOLL_TRY_VOID(make_directories(beside));
-  PLIMSOLL_TRY_VOID(save_tensors(beside / kTensorFile, tensors));
+  PLIMSOLL_TRY_VOID(write_tensors(beside / kTensorFile, tensors, {}));  // state.json has a digest.
   PLIMSOLL_TRY_VOID(write_sealed(beside / kStateFile, to_document(state, tensors_digest(tensors))));
   return rename_durable(beside, directory);
 }

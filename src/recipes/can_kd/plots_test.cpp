@@ -326,9 +326,10 @@ TEST(CanKdPlotsTest, AreWrittenBelowPlotsAndReplaced) {
   std::string text;
   file >> text;
   EXPECT_EQ(text, "two");
-  const auto missing = write_plot(scratch / "no" / "run", "roc", "x");
-  ASSERT_FALSE(missing);
-  EXPECT_EQ(missing.error().code, ErrorCode::kIo);
+  std::ofstream(scratch / "file") << "no folder";
+  const auto refused = write_plot(scratch / "file", "roc", "x");
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code, ErrorCode::kIo);
 }
 
 }  // namespace
