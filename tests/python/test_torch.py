@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """plimsoll beside torch: tensors without conversion, leases of tensors, notebook habits."""
-import gc
 import subprocess
 import sys
+import textwrap
 
 import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
-born_before = torch.randn(64, 64)  # Before plimsoll and its arena; freed in a test below.
 
 import plimsoll  # noqa: E402  torch first, as a user's program would.
 from plimsoll import _torch_gate  # noqa: E402
@@ -141,8 +140,12 @@ def test_a_refusal_of_our_own_call_is_budget_exceeded(governor, tmp_path):
     assert len(table.gather(np.zeros(4096, np.int64))) == 4096
 
 
-def test_a_tensor_born_before_the_arena_is_freed_after():
-    global born_before
+BORN_BEFORE = textwrap.dedent("""
+    import gc, torch
+    born_before = torch.randn(64, 64)  # Before plimsoll's allocator is there.
+    import plimsoll
+    from plimsoll import _torch_gate
+    extension = _torch_gate.load()
     passed_through = torch.randn(64, 64)  # By our allocator, but with no governor.
     with plimsoll.Governor("2GiB"):
         wanted = born_before.double() @ born_before.double()
@@ -155,6 +158,13 @@ def test_a_tensor_born_before_the_arena_is_freed_after():
         assert extension.arena_stats()["foreign_frees"] == before["foreign_frees"] + 1
         assert extension.arena_stats()["live_bytes"] == before["live_bytes"]
         assert torch.allclose(product.double(), wanted, atol=1e-3)
+""")
+
+
+def test_a_tensor_born_before_the_arena_is_freed_after():
+    """In a process of its own: in this one another module's tests may have brought the arena."""
+    done = run_python(BORN_BEFORE)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_training_cell_may_run_twice(tmp_path):
