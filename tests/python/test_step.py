@@ -67,8 +67,8 @@ def allocations():
     return extension.arena_stats()["allocations"]
 
 
-EVERY = [(mlp, 1), (convnet, 2), (transformer, 5),
-         *(pytest.param(make, 1, marks=pytest.mark.slow) for make in (convnet, transformer))]
+EVERY = [(mlp, 5), (convnet, 5), (transformer, 17),
+         *(pytest.param(make, 1, marks=pytest.mark.slow) for make in (mlp, convnet, transformer))]
 
 
 @pytest.mark.parametrize("make, stride", EVERY)
@@ -96,7 +96,11 @@ def test_a_refusal_at_any_allocation_costs_no_bit(make, stride):
     assert faults * stride > 20
 
 
-@pytest.mark.parametrize("make, stride", EVERY)
+# Each lasting refusal is followed by smaller parts and collections: about half a second.
+LASTING = [(mlp, 9), (convnet, 17), (transformer, 61), *EVERY[3:]]
+
+
+@pytest.mark.parametrize("make, stride", LASTING)
 def test_a_lasting_refusal_leaves_the_state_before_the_step(make, stride):
     undisturbed = Run(make)
     undisturbed.train()
