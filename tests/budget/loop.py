@@ -147,7 +147,7 @@ def loader_of(options: dict, samples: Samples) -> torch.utils.data.DataLoader:
 
 def train(options: dict, folder: pathlib.Path, governor: plimsoll.Governor | None,
           reached: list[int]) -> dict:
-    """The loop. `reached`: [1 with a governor, 1 with a table, steps made]."""
+    """The loop. `reached`: [1 with a governor, tables made, steps made]."""
     reached[0] = 1
     torch.manual_seed(options["torch_seed"])
     model = MODELS[options["model"]](options["width"])
@@ -158,6 +158,7 @@ def train(options: dict, folder: pathlib.Path, governor: plimsoll.Governor | Non
             governor, folder / "table", rows=options["samples"], dim=ROW, store=f"{options['store_mib']}MiB",
             optimizer=plimsoll.AdamW(lr=0.01), init=plimsoll.Normal(0.1, 3), layout=options["table"],
             batch_rows=options["batch"])
+    reached[1] = 1
     frozen = None
     if options["reads"]:
         frozen = folder / "frozen"
@@ -165,7 +166,7 @@ def train(options: dict, folder: pathlib.Path, governor: plimsoll.Governor | Non
                                           init=plimsoll.Normal(0.1, 5), batch_rows=16) as made:
             made.update(np.arange(16), np.ones((16, ROW), np.float32))
             made.commit(1)
-    reached[1] = 1
+    reached[1] = 2
     loader = loader_of(options, Samples(options, frozen))
     transaction = options["step"] in ("transaction", "admitted")
     whole = plimsoll.TrainingStep(model, optimizer) if transaction else None
