@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
+#include <new>
 #include <string>
 #include <system_error>
 #include <utility>
@@ -224,8 +225,12 @@ Result<PartialDirectory> PartialDirectory::create(const fs::path& target, Target
 
 PartialDirectory::~PartialDirectory() {
   if (folder_.get() >= 0) {
-    static_cast<void>(clear());
-    static_cast<void>(remove_file(path_));  // Only when it is empty.
+    try {
+      static_cast<void>(clear());
+      static_cast<void>(remove_file(path_));  // Only when it is empty.
+    } catch (const std::bad_alloc&) {
+      // No room for the names: whoever builds here next clears what is left.
+    }
     release();
   }
 }

@@ -9,10 +9,15 @@
 // Threads: see embedding_store.h.   Memory: the slabs of two tables.
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <cstring>
+#include <memory>
 #include <string>
+#include <string_view>
 #include <system_error>
 #include <vector>
+
+#include <dirent.h>
 
 #include <fmt/format.h>
 
@@ -78,20 +83,24 @@ Result<void> copy_rows(EmbeddingStore& from, EmbeddingStore& to, const ProgressF
   });
 }
 
-// What is no part of a table would be gone with what it was.
+// What is no part of a table would be gone with what it was. Not by directory_iterator, which ends
+// the program when memory is short.
 Result<void> expect_only_a_table(const fs::path& directory) {
-  std::error_code failed;
-  fs::directory_iterator entry(directory, failed);
-  for (; !failed && entry != fs::directory_iterator(); entry.increment(failed)) {
-    const std::string name = entry->path().filename().string();
-    if (std::count(table_files::kMade.begin(), table_files::kMade.end(), name) == 0) {
+  const std::unique_ptr<DIR, int (*)(DIR*)> entries(::opendir(directory.c_str()), ::closedir);
+  if (entries == nullptr) {
+    return fail_io(errno, directory.string());
+  }
+  while (const dirent* entry = ::readdir(entries.get())) {
+    const std::string_view name = entry->d_name;
+    if (name != "." && name != ".." &&
+        std::count(table_files::kMade.begin(), table_files::kMade.end(), name) == 0) {
       return fail(
           ErrorCode::kInvalidArgument,
           fmt::format("{}: holds \"{}\", which is no part of a table", directory.string(), name),
           "move it elsewhere first");
     }
   }
-  return failed ? fail_io(failed.value(), directory.string()) : Result<void>{};
+  return {};
 }
 
 // Makes the copy, whole and durable, in `beside`.
