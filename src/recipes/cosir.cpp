@@ -238,7 +238,9 @@ Result<void> Run::train_epochs() {
     }
     PLIMSOLL_TRY(auto asked, look_for_requests(control_, *limits_, *report_, at().step,
                                                [&] { return save(); }));
-    stop_ = asked ? std::move(asked) : std::move(stop_);
+    if (asked) {
+      stop_ = std::move(asked);
+    }
   }
   return save();
 }

@@ -478,7 +478,9 @@ Result<void> Run::between_steps() {
   }
   PLIMSOLL_TRY(auto asked,
                look_for_requests(control_, *limits_, *report_, step_, [&] { return save(); }));
-  stop_ = asked ? std::move(asked) : std::move(stop_);
+  if (asked) {
+    stop_ = std::move(asked);
+  }
   return {};
 }
 
