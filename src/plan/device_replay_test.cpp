@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <array>
 #include <random>
+#include <string>
 #include <vector>
 
 #include "plan/batch_plan.h"
@@ -268,6 +269,20 @@ TEST(DevicePlanTest, TheHostsRefusalIsTheHosts) {
   const auto refused = machine.plan();
   ASSERT_FALSE(refused);
   EXPECT_FALSE(refused_by_device(refused.error()));
+}
+
+TEST(R25DeviceRefusal, IsKnownByWhoMadeItAndNotByItsWords) {
+  Machine machine(3);
+  machine.options.least_rows = 600;
+  machine.limit_device(2 * kMiB);
+  const auto plan = machine.plan();
+  ASSERT_FALSE(plan);
+  const Error& refused = plan.error();
+  const std::string advice = refused.advice;
+  const Error same_words = make_error(refused.code, *refused.detail, advice.c_str());
+  EXPECT_EQ(same_words.to_string(), refused.to_string());
+  EXPECT_TRUE(refused_by_device(refused));
+  EXPECT_FALSE(refused_by_device(same_words));
 }
 
 TEST(DevicePlanTest, AStepThatDidSomethingElseIsJudgedByWhatItDid) {

@@ -403,10 +403,16 @@ def test_a_run_ends_with_one_json_line_and_all_else_on_standard_error(trains, tr
     assert len(set(rows["ids"].tolist())) == len(rows["ids"])
     checkpoint = max((run / "checkpoints").glob("step-*"))
     assert json.loads(call("info", checkpoint, "--json").out)["kind"] == "checkpoint"
-    for command in ["stop", "pause", "continue"]:  # R35: nobody heard it.
-        nobody = call(command, run)
+
+
+def test_r35_what_nobody_hears_is_status_4(trains, call, run_program, small_data, tmp_path):
+    run = tmp_path / "run"
+    run_program("train", "cosir", "--data", small_data, "--out", run, "--memory-limit", "1GiB", "--epochs", 1,
+                "--batch-size", 256, "--eval-pairs", 50, "--json")
+    for command in (["stop"], ["pause"], ["continue"], ["limit", "1GiB"]):
+        nobody = call(command[0], run, *command[1:])
         assert nobody.status == 4 and nobody.out.strip().endswith("no process trains there")
-    assert not (run / ".stop").exists()
+    assert not (run / ".stop").exists() and not (run / ".limit").exists()
 
 
 def start(program, data, out, *more) -> subprocess.Popen:
@@ -539,7 +545,7 @@ def test_a_run_follows_its_limit_down_and_up_and_computes_the_same(
     assert summary["state_sha256"] == undisturbed
 
 
-def test_a_limit_below_what_is_needed_ends_a_run_and_names_one_that_would_do(
+def test_r35_memory_that_ends_a_run_is_status_3_and_names_a_limit_that_would_do(
         trains, program, call, small_data, tmp_path, undisturbed):
     run = tmp_path / "run"
     child = start(program, small_data, run, *SHORT)
@@ -550,7 +556,7 @@ def test_a_limit_below_what_is_needed_ends_a_run_and_names_one_that_would_do(
         out, err = child.communicate(timeout=120)
     finally:
         child.kill()
-    assert child.returncode == 3, err  # R35: ended by memory, at a commit.
+    assert child.returncode == 3, err
     summary = json.loads(out.splitlines()[-1])
     assert summary["status"] == "stopped" and summary["stop_cause"] == "memory"
     assert not wait_for_events(run, "limit", 1)[0]["settled"]
@@ -565,6 +571,3 @@ def test_a_limit_below_what_is_needed_ends_a_run_and_names_one_that_would_do(
     assert done["status"] == "finished"
     assert done["peak_resident_bytes"] <= int(enough) << 20
     assert done["state_sha256"] == undisturbed
-    nobody = call("limit", run, "1GiB")
-    assert nobody.status == 4 and nobody.out.strip().endswith("no process trains there")
-    assert not (run / ".limit").exists()

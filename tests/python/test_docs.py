@@ -83,3 +83,12 @@ def test_r32_functions_are_in_the_files_named_beside_them(page):
             wrong.append(f"{name} is not in {path}")
     assert not wrong, wrong
     assert seen > (10 if "ARCH" in page else 0)
+
+
+def test_r24_a_bound_is_called_a_margin_and_not_the_truth():
+    pages = [*texts(), *((path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8"))
+                         for folder in ("src", "include", "python") for path in sorted((ROOT / folder).rglob("*"))
+                         if path.suffix in (".h", ".md", ".py", ".pyi"))]
+    plain = [(page, re.sub(r"[\s/*#]+", " ", text).lower()) for page, text in pages]
+    assert any("an eighth of what is not static" in text for _, text in plain)
+    assert not [page for page, text in plain if re.search(r"never (be )?(below|under) the truth", text)]

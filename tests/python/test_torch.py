@@ -275,3 +275,24 @@ def test_clean_up_gives_back_what_an_evaluation_left(governor):
     assert done["freed_bytes"] > 16 * MIB
     assert done["resident_after_bytes"] <= before + MIB
     assert torch.equal(layer.weight, weight) and torch.equal(layer.weight.grad, gradient)
+
+
+@pytest.mark.parametrize(("error", "expected"), [
+    (ImportError("libx.so: plimsoll was built without it"), "does not fit the installed torch"),
+    (_torch_gate.NotBuilt("in other words"), None),
+])
+def test_r25_a_build_without_torch_is_told_by_its_type_and_not_by_words(monkeypatch, error, expected):
+    class Finder:
+        @staticmethod
+        def find_spec(name, path=None, target=None):
+            if name == "plimsoll._torch":
+                raise error
+
+    monkeypatch.delitem(sys.modules, "plimsoll._torch")
+    monkeypatch.delattr(plimsoll, "_torch")
+    monkeypatch.setattr(sys, "meta_path", [Finder, *sys.meta_path])
+    if expected is None:
+        assert _torch_gate.load_if_torch_imported() is None
+    else:
+        with pytest.raises(ImportError, match=expected):
+            _torch_gate.load_if_torch_imported()
