@@ -54,7 +54,8 @@ class TrainingStep:
 
     When nothing helps, BudgetExceeded is raised, and a checkpoint written now (`commit` does it) resumes
     under a larger limit to the undisturbed bits. It names a limit under which the whole step fits
-    (`smallest_limit_bytes`): steps on parts of the batch are traced, replayed at its size, and put back.
+    (`smallest_limit_bytes`): steps on parts of the batch are traced, replayed at its size, and put back. Where
+    not even parts can be traced it names one to try, larger by an eighth or more, under which they can.
 
     Put back are parameters, optimizers and their states; buffers and attributes of modules; random states
     of torch, NumPy and Python; those of generators of your own, and modules, that `f` can get at; gradients
@@ -159,7 +160,7 @@ class TrainingStep:
     def summary(self) -> dict[str, Any]:
         """How the steps went, sizes in bytes: status ("stopped" when one did not fit, else "ok"),
         steps, refusals, parts, recomputes, admitted_bytes, tensor_peak_bytes, limit_bytes, and after
-        a stop stop_reason and smallest_limit_bytes (0: not known)."""
+        a stop stop_reason and smallest_limit_bytes (0: there is no governor)."""
         governor = Governor.current()
         ledger = governor.ledger() if governor is not None else None
         return {"status": "stopped" if self._stop else "ok", "steps": self.steps,
@@ -204,10 +205,10 @@ class TrainingStep:
             finally:
                 before.put_back()
 
-        return self._admit(f"an evaluation of {given.rows} rows", given.rows, rehearsed, lambda: 0)
+        return self._admit(f"an evaluation of {given.rows} rows", given.rows, rehearsed, lambda: None)
 
     def _admit(self, what: str, rows: int, rehearsed: Callable[[], Refusal | None],
-               need: Callable[[], int]) -> int:
+               need: Callable[[], int | None]) -> int:
         governor = Governor.current()
         if governor is None or not governor.arena_attached:
             raise ValueError("admit: there is no Governor that tensors are leased from: make one "
@@ -220,8 +221,8 @@ class TrainingStep:
         needed, room = self._extension.with_margin(peak), governor._left_for_tensors()
         if refusal or needed > room:
             why = refusal or f"it needs {format_bytes(needed)}, and {format_bytes(room)} is left"
-            needed = need() if refusal else self._extension.with_cache_and_margin(peak)
-            raise self._refused(f"{what} is not admitted: {why}", needed, "")
+            whole = need() if refusal else self._extension.with_cache_and_margin(peak)
+            raise self._refused(f"{what} is not admitted: {why}", whole, "")
         promised = governor.ledger().pools["tensors"].floor_bytes
         if needed > promised:
             governor.promise(needed - promised, "tensors")
@@ -271,7 +272,7 @@ class TrainingStep:
                 parts = min(2 * parts, given.rows)
                 helped = f"the evaluation in {parts} parts"
             else:
-                raise self._refused(f"an evaluation of {given.rows} rows does not fit: {refusal}", 0,
+                raise self._refused(f"an evaluation of {given.rows} rows does not fit: {refusal}", None,
                                     f". {given.why_whole}" if given.why_whole else "")
             self._tell(refusal, helped)
 
@@ -544,10 +545,10 @@ class TrainingStep:
             advice += f"; the batch was not cut: {uncut or batch.why_whole}"
         if not writes_at_the_end(self._optimizers):
             advice += "; an optimizer with fused=True and one parameter group, which is not copied"
-        needed = self._need(work) if batch is not None else 0
+        needed = self._need(work) if batch is not None else None
         error = self._refused(f"step {self.steps + 1} of {rows} rows does not fit and was not made: "
                               f"{refusal}. Everything is as before it", needed,
-                              f". What would help: {advice}")
+                              f". What would help: {advice}", self._need_of_update())
         return self._stopped(error)
 
     def _stopped(self, error: Any) -> Any:
@@ -558,18 +559,23 @@ class TrainingStep:
         self._append({"event": "stopped", "step": self.steps, **self._stop})
         return error
 
-    def _refused(self, text: str, needed: int, advice: str) -> BudgetExceeded:
-        """The exception, with a limit in whole MiB under which `needed` bytes are left; 0: unknown."""
+    def _refused(self, text: str, needed: int | None, advice: str, least: int = 0) -> BudgetExceeded:
+        """The exception, with a limit in whole MiB under which `needed` bytes are left.
+
+        needed: None when not even a part was small enough to tell; then one to try, with room to find out.
+        least:  bytes that are needed in any case.
+        """
         governor = Governor.current()
         if governor is None:
             return BudgetExceeded(text + advice, "tensors", 0, 0)
         self._extension.purge()
-        limit = 0
-        if needed:
-            more = max(needed - governor._left_for_tensors(), _MIB)
-            limit = -(-(governor.limit_bytes + more) // _MIB) * _MIB
-            text += f"; a limit of {limit // _MIB} MiB would do"
-        error = governor._refusal("tensors", needed, text + advice)
+        left = governor._left_for_tensors()
+        wanted = left + max(governor.limit_bytes // 8, 16 * _MIB) if needed is None else needed
+        wanted = max(wanted, least)
+        limit = -(-(governor.limit_bytes + max(wanted - left, _MIB)) // _MIB) * _MIB
+        text += (f"; too little is left to tell what all of it takes: try a limit of {limit // _MIB} MiB"
+                 if needed is None else f"; a limit of {limit // _MIB} MiB would do")
+        error = governor._refusal("tensors", wanted, text + advice)
         error.smallest_limit_bytes = limit
         return error
 
@@ -591,15 +597,15 @@ class TrainingStep:
                 before.put_back()
                 self._window = window
 
-    def _need(self, work: _Work) -> int:
-        """About what the whole step leases, from traced gradients of parts of its batch; 0: no telling.
+    def _need(self, work: _Work) -> int | None:
+        """About what the whole step leases, from traced gradients of parts of its batch; None: no telling.
 
         The optimizer is not stepped, so that nothing has to be put back but buffers and random states.
         """
         modules, generators = reached([*work.functions, *self._models])
         before, _ = unless_refused(lambda: Before(modules, generators, self._others, self._scaler))
         if before is None or Governor.current() is None or work.batch.why_whole or self._split:
-            return 0
+            return None
         traces = self._extension.StepTraces()
         last = 0
         for part in (16, 12, 8, 6, 4, 3, 2):
@@ -626,7 +632,7 @@ class TrainingStep:
         try:
             needed = int(traces.predict((work.rows, 0, 0))["admit_bytes"])
         except NotFoundError:
-            return 0
+            return None
         return max(needed + self._made_by_first_step(), self._need_of_update())
 
     def _made_by_first_step(self) -> int:

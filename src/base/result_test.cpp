@@ -57,7 +57,7 @@ TEST(ErrorTest, OfARefusedAdmissionNamesTheSmallestLimitRoundedUp) {
   error.smallest_limit_bytes = 900_MiB + 1;
   EXPECT_EQ(error.to_string(),
             "tensors wanted 64.0 MiB, 12.5 MiB free of the 768.0 MiB limit (baseline 225.0 MiB): "
-            "the smallest limit that would do is 901MiB; "
+            "this takes a limit of at least 901MiB; "
             "raise --memory-limit or lower batch_size");
 }
 

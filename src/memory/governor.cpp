@@ -150,8 +150,8 @@ Error baseline_refusal(const Ledger::Terms& terms, std::int64_t orphan_bytes) {
       ErrorCode::kOverBudget,
       fmt::format(
           "a limit of {} is less than the process needs at once: {} are held before anything "
-          "is leased{}, and {} are set aside (foreign_bytes): the smallest limit that would "
-          "do is {}MiB",
+          "is leased{}, and {} are set aside (foreign_bytes): this takes a limit of at "
+          "least {}MiB",
           terms.limit.explain(), format_bytes(terms.baseline.total),
           orphan_bytes > 0 ? " (and " + format_bytes(orphan_bytes) + " by closed governors)"
                            : std::string(),

@@ -60,7 +60,7 @@ TEST_F(GovernorTest, RefusesALimitBelowTheBaselineAndNamesOneThatWouldDo) {
   ASSERT_FALSE(refused);
   const Error& error = refused.error();
   EXPECT_EQ(error.code, ErrorCode::kOverBudget);
-  EXPECT_NE(error.to_string().find("the smallest limit that would do is "), std::string::npos)
+  EXPECT_NE(error.to_string().find("this takes a limit of at least "), std::string::npos)
       << error.to_string();
   EXPECT_FALSE(Governor::current().valid());
   // A little room, as the process itself has grown meanwhile.
@@ -109,7 +109,7 @@ TEST_F(GovernorTest, R60ANumberWithoutAUnitIsToldApart) {
   ASSERT_FALSE(refused);
   const std::string text = refused.error().to_string();
   for (const char* part : {"a limit of 2 B (user: --memory-limit) is less than the process needs",
-                           "the smallest limit that would do is ",
+                           "this takes a limit of at least ",
                            "a number without a unit counts bytes: write 6GiB"}) {
     EXPECT_NE(text.find(part), std::string::npos) << text;
   }

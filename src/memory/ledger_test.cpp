@@ -132,7 +132,7 @@ TEST(LedgerTest, NamesTheSmallestLimitWhenAFloorDoesNotFit) {
             error.limit_bytes + error.requested_bytes - error.available_bytes);
   EXPECT_EQ(error.to_string(),
             "features wanted 600.0 MiB, 543.0 MiB free of the 768.0 MiB limit "
-            "(baseline 225.0 MiB): the smallest limit that would do is 825MiB; "
+            "(baseline 225.0 MiB): this takes a limit of at least 825MiB; "
             "raise memory_limit or lower cache_bytes");
   const Bench larger(825_MiB);
   EXPECT_TRUE(larger.ledger->admit({.tag = Tag::kFeature, .floor_bytes = 600_MiB}));

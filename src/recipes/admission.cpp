@@ -51,7 +51,7 @@ Error refused(const Governor& governor, std::int64_t needed, const std::string& 
 
 Error with_limit(Error error, std::int64_t limit_bytes) {
   std::string text = error.detail != nullptr ? *error.detail : error.to_string();
-  for (const char* named : {"; a limit of ", ": the smallest limit that would do"}) {
+  for (const char* named : {"; a limit of ", ": this takes a limit of at least"}) {
     text.resize(std::min(text.size(), text.find(named)));
   }
   error.smallest_limit_bytes = smallest_limit(limit_bytes, 0, 0);

@@ -230,7 +230,7 @@ def run(options: dict) -> dict:
         return {"outcome": "refused", "error": type(error).__name__, "text": str(error),
                 "reached": reached,
                 # Of a whole step, done before the first one or when it did not fit.
-                "whole": re.search(r"(step \d+|a step) of \d+ rows", str(error)) is not None}
+                "whole": re.search(r"(step \d+|a step) of \d+ rows.* would do", str(error)) is not None}
 
 
 def main() -> int:

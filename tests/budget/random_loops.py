@@ -5,9 +5,10 @@ A loop ends with the parameters and rows that it has without a limit, bit for bi
 own exception, which names a larger limit. Nothing is ever killed, and parent, workers and shared
 memory together stay inside the limit.
 
-What a named limit must do: one of TrainingStep is for the whole loop. Of the others, that of a
-Governor or a store made before the first step and that of a stop for want of memory, nobody knows
-what the loop takes afterwards: with it the loop must come further. The refusal of one operator in a
+What a named limit must do: one of TrainingStep is for the whole loop, and where so little was left that
+it could only name one to try, the next one is. Of the others, that of a Governor or a store made before
+the first step ("at least") and that of a stop for want of memory, nobody knows what the loop takes
+afterwards: with it the loop must come further. The refusal of one operator in a
 loop without TrainingStep names none; larger ones are then tried.
 """
 import json
@@ -139,11 +140,12 @@ def _next_limit(options: dict, refusals: list[dict]) -> int:
     """What the last refusal named, in MiB, if it kept what the one before promised."""
     last, before = refusals[-1], refusals[-2] if len(refusals) > 1 else None
     what = f"{options}: refused {refusals}"
-    if before and before["named_mib"] and (before["whole"] or last["reached"] <= before["reached"]):
+    further = before and (last["reached"] > before["reached"] or last["whole"])
+    if before and before["named_mib"] and (before["whole"] or not further):
         raise Wrong(f"{what}: the limit that was named before the last did not do")
     if len(refusals) == TRIES:
         raise Wrong(f"{what}: no limit did in {TRIES} tries")
-    named = {int(mib) for mib in re.findall(r"limit (?:of|that would do is) (\d+) ?MiB", last["text"])}
+    named = {int(mib) for mib in re.findall(r"limit of (?:at least )?(\d+) ?MiB", last["text"])}
     if not named and last["error"] == "OutOfMemoryError":
         last["named_mib"] = 0
         return last["limit_mib"] * 5 // 4

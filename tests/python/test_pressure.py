@@ -166,7 +166,7 @@ def test_r60_errors_name_arguments_and_sizes_without_a_unit():
         plimsoll.Governor(2)
     text = str(refused.value)
     assert text.startswith("a limit of 2 B (user: ")
-    assert "the smallest limit that would do is" in text and "write 6GiB" in text
+    assert "this takes a limit of at least" in text and "write 6GiB" in text
     with plimsoll.Governor("2GiB") as governor:
         with pytest.raises(plimsoll.BudgetExceeded) as refused:
             governor.reserve("4GiB")

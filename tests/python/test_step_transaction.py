@@ -373,6 +373,19 @@ def test_r19_a_refused_copy_says_which_optimizer_needs_none():
         one()
 
 
+@pytest.mark.parametrize("why_whole", [False, True])
+def test_r41_a_step_of_which_no_part_can_be_tried_names_a_limit_to_try(why_whole):
+    model, x = torch.nn.Linear(64, 64), torch.ones(32, 64)
+    step = plimsoll.TrainingStep(model, torch.optim.SGD(model.parameters(), lr=0.1), loss="mean",
+                                 split=(lambda batch, parts: [batch]) if why_whole else None)
+    extension.refuse(1, FOR_EVER)
+    with pytest.raises(plimsoll.BudgetExceeded) as caught:
+        step((x,), lambda x: model(x).mean())
+    limit = caught.value.smallest_limit_bytes
+    assert f"try a limit of {limit >> 20} MiB" in str(caught.value)
+    assert limit >= caught.value.limit_bytes * 9 // 8
+
+
 # ---- Weights of parts (R20) ----
 
 
