@@ -204,6 +204,14 @@ Result<RunFolder> RunFolder::open(const fs::path& root) {
   fs::remove(root / ".pause", ignored);
   fs::remove(root / ".limit", ignored);
   PLIMSOLL_TRY_VOID(folder.open_events());
+  // What the process before said of itself holds no longer, should this one end without a word.
+  const RunStatus before = view(root).value_or(RunView{}).status;
+  PLIMSOLL_TRY_VOID(folder.write_status({.step = before.step,
+                                         .steps_total = before.steps_total,
+                                         .epoch = before.epoch,
+                                         .epochs = before.epochs,
+                                         .loss = before.loss},
+                                        /*force=*/true));
   return folder;
 }
 

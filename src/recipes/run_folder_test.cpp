@@ -355,6 +355,32 @@ TEST_F(RunFolderTest, StatusIsReadBackByAnotherProcess) {
   EXPECT_NE(after.to_text().find("  store "), std::string::npos) << after.to_text();
 }
 
+TEST_F(RunFolderTest, AResumptionThatIsKilledAtOnceIsNotTakenForTheRunBeforeIt) {
+  {
+    auto folder = create();
+    RunStatus status;
+    status.status = "finished";
+    status.message = "all done";
+    status.step = 42;
+    status.resident_bytes = 77;
+    ASSERT_TRUE(folder.write_status(status, true));
+  }
+  EXPECT_EQ(RunFolder::view(root_).or_throw().status.status, "finished");
+  {
+    const auto resumed = RunFolder::open(root_).or_throw();
+    EXPECT_EQ(RunFolder::view(root_).or_throw().status.status, "starting");
+  }
+  const auto killed = RunFolder::view(root_).or_throw().status;
+  EXPECT_EQ(killed.status, "interrupted");
+  EXPECT_EQ(killed.step, 42);
+  EXPECT_EQ(killed.message, "");
+  EXPECT_EQ(killed.resident_bytes, 0);
+  std::ofstream(root_ / "status.json") << "cut sho";  // By a power failure: it is not synced.
+  ASSERT_FALSE(RunFolder::view(root_));
+  EXPECT_TRUE(RunFolder::open(root_));
+  EXPECT_EQ(RunFolder::view(root_).or_throw().status.status, "interrupted");
+}
+
 TEST_F(RunFolderTest, R42_WhatMayChangeByWishIsWrittenDown) {
   auto folder = create();
   ASSERT_TRUE(folder.check_identity({{"kernels", "AVX512"}, {"seed", "1"}}));

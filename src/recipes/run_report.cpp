@@ -149,7 +149,7 @@ Result<void> RunReport::refusal(std::int64_t step, const Error& error, bool agai
 }
 
 Result<void> RunReport::commit(std::int64_t step, double seconds) {
-  status_.checkpoint_step = step;
+  status_.step = status_.checkpoint_step = step;
   PLIMSOLL_TRY_VOID(metrics_.flush());
   return folder_->event("commit", {{"step", step}, {"seconds", seconds}});
 }

@@ -515,7 +515,8 @@ def test_choices_keep_the_effective_batch_in_micro_batches(trains, call, busy):
     assert max(count for _, count in found) > 1
     for size, count in found:
         assert size * (count - 1) < effective <= size * count
-    assert call(*base, "--memory-limit", "4GiB", "--effective-batch", 1501).status != 0
+    assert_refused(call(*base, "--memory-limit", "4GiB", "--effective-batch", 1501), 2,
+                   "--effective-batch")
 
 
 def test_choices_are_planned_and_timed_for_the_tightest_task(trains, call, traffic):
@@ -589,6 +590,13 @@ def test_eval_says_what_training_said(train, call, tmp_path):
     done = call("eval", tmp_path / "run", "--json")
     assert done.status == 0, done.err
     assert json.loads(done.out.splitlines()[-1]) == summary["evaluation"]
+
+
+def test_a_finished_run_stands_at_the_step_of_its_checkpoint(train, tmp_path):
+    summary = train("run", "--stage", "normal", "--model-size", "teacher")
+    status = plimsoll.status(tmp_path / "run")
+    assert status["status"] == "finished" and status["message"] == ""
+    assert summary["step"] == status["step"] == status["steps_total"] == status["checkpoint_step"]
 
 
 def test_memory_metrics_of_each_epoch_are_written(train, tmp_path):

@@ -20,7 +20,7 @@ Result<void> Report::begin_task(const Task& task, std::int64_t step, const Work&
                                 bool resumed) {
   const std::string name = task.name();
   status_.epochs = work.epochs();
-  status_.steps_total = step + work.steps();
+  status_.steps_total = step + work.steps() + 1;  // The end of a task is a step of its own.
   text(fmt::format("{}{}: {} parameters", name, resumed ? " goes on" : "",
                    format_count(work.parameters())));
   return event("task", {{"step", step},
