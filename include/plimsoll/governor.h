@@ -7,7 +7,6 @@
 // pass); after that the governor is a ledger and a tripwire.
 //
 //   limit = baseline + orphans + the sum over pools of max(floor, leased) + free
-//
 // set_limit() moves the limit while all that is in use: caches and queues give up what they can of
 // their floors, and are promised it again when the limit rises.
 //
@@ -15,6 +14,7 @@
 //
 // Threads: thread-safe. reserve() and Lease::grow() take one mutex; step_boundary() is for the one
 //          thread that drives training, with no Plimsoll lock held; set_limit() for any, likewise.
+// Forks:   a child may read it, as it was then; what would change it is refused, kInvalidArgument.
 // Memory:  fixed: a table of kTagCount pools and at most kMaxReclaimers reclaimers.
 #pragma once
 
@@ -40,7 +40,7 @@ struct GovernorOptions {
   std::string disk_limit{};  ///< "": no bound beside the free space of `directory`.
   std::filesystem::path directory{"."};
   std::int64_t foreign_bytes{
-      64LL << 20};                 ///< Declared for what cannot be leased; admitted at once.
+      64LL << 20};                 ///< For what has no lease, children included; admitted at once.
   double pressure_fraction{0.85};  ///< Of the limit; see step_boundary().
   std::filesystem::path proc_root{"/proc"};  ///< Bounds and the kernel's signals are looked for
   std::filesystem::path cgroup_root{"/sys/fs/cgroup"};  ///< below these; tests lay out their own.

@@ -92,6 +92,9 @@ class Governor:
     Units:    `host`, `disk`, `foreign` are bytes (an int) or text: "6GiB", "512MB", "25%".
     Requires: one governor at a time. A governor that holds nothing is replaced, so that a notebook
               cell may run twice.
+    Forks:    a forked child makes a governor of its own. In the one that it inherited, what would change
+              something raises ValueError, properties and ledger() are as at the fork, and close() does
+              nothing.
     Errors:   ValueError (bad size; another governor still holds leases, naming the holders);
               BudgetExceeded when what is resident already passes the limit.
     """
@@ -121,7 +124,6 @@ class Governor:
         """Whose file system the disk limit speaks of."""
         self._on_pressure = on_pressure
         self._next_boundary = 0.0
-        self._pid = os.getpid()
         self._arena: Any = None
         self._parts: weakref.WeakSet[_Closes] = weakref.WeakSet()
         foreign_bytes = byte_size(foreign, "foreign")
@@ -148,9 +150,9 @@ class Governor:
 
     @staticmethod
     def current() -> Governor | None:
-        """The process's governor, or None before one is made and after it was closed."""
+        """The process's governor; None before one is made, after it was closed and in a forked child."""
         one = _newest()
-        return one if one is not None and one._core.valid else None
+        return one if one is not None and _core.Governor.current().valid else None
 
     def _attach(self, extension: Any) -> None:
         global _attached_in, _attached_to
@@ -180,9 +182,8 @@ class Governor:
 
     @property
     def arena_attached(self) -> bool:
-        """Whether new torch tensors are leased from this governor; not in a forked worker of a process
-        whose tensors are."""
-        return self._arena is not None and _attached_to() is self
+        """Whether new torch tensors are leased from this governor; not in a forked worker."""
+        return self._arena is not None and _attached_to() is self and _attached_in == os.getpid()
 
     @property
     def limit(self) -> LimitReport:
@@ -274,7 +275,8 @@ class Governor:
         Requires: tensors are leased from this governor (arena_attached).
         """
         if not self.arena_attached:
-            raise ValueError("clean_up: no tensors are leased from this governor; import torch first")
+            raise ValueError("clean_up: no tensors are leased from this governor; import torch first, and "
+                             "none are in a forked process")
         return self._arena.clean_up()
 
     def rebaseline(self) -> int:
@@ -364,12 +366,9 @@ def _attach_to_torch() -> None:
 
 
 def pressure_between_steps() -> MemoryPressure | None:
-    """A step boundary, at most every 10 ms; what to raise when memory asks for the end.
-
-    In a forked child the governor is the parent's: there nothing is done.
-    """
+    """A step boundary, at most every 10 ms; what to raise when memory asks for the end."""
     governor = Governor.current()
-    if governor is None or governor._pid != os.getpid():
+    if governor is None:
         return None
     now = time.monotonic()
     if now < governor._next_boundary:

@@ -172,6 +172,16 @@ Error baseline_refusal(const Ledger::Terms& terms, std::int64_t orphan_bytes) {
   return error;
 }
 
+// Errors: the governor was never made, or this process was forked after it was.
+Result<void> check_own(const std::shared_ptr<Ledger>& ledger, const char* call) {
+  return ledger == nullptr ? tl::unexpected(closed_error()) : ledger->check_own(call);
+}
+
+// Whether there is something to change, for calls that cannot fail.
+bool is_own(const std::shared_ptr<Ledger>& ledger) noexcept {
+  return ledger != nullptr && !ledger->forked();
+}
+
 }  // namespace
 
 ReclaimerHandle::ReclaimerHandle(ReclaimerHandle&& other) noexcept
@@ -184,7 +194,7 @@ ReclaimerHandle& ReclaimerHandle::operator=(ReclaimerHandle&& other) noexcept {
 }
 
 ReclaimerHandle::~ReclaimerHandle() {
-  if (slot_ >= 0) {
+  if (slot_ >= 0 && !ledger_->forked()) {
     ledger_->reclaimers().remove(slot_);
   }
 }
@@ -241,11 +251,12 @@ Governor Governor::current() noexcept {
 }
 
 Result<void> Governor::admit(const PoolSpec& spec) {
-  return ledger_ == nullptr ? tl::unexpected(closed_error()) : ledger_->admit(spec);
+  PLIMSOLL_TRY_VOID(check_own(ledger_, "admit"));
+  return ledger_->admit(spec);
 }
 
 void Governor::release_admission(const PoolSpec& spec) noexcept {
-  if (ledger_ != nullptr) {
+  if (is_own(ledger_)) {
     ledger_->release_admission(spec);
   }
 }
@@ -263,11 +274,12 @@ Result<Lease> Governor::reserve(Tag tag, std::int64_t bytes) {
 }
 
 Result<Lease> Governor::try_reserve(Tag tag, std::int64_t bytes) {
-  return ledger_ == nullptr ? tl::unexpected(closed_error()) : ledger_->grant(tag, bytes);
+  PLIMSOLL_TRY_VOID(check_own(ledger_, "reserve"));
+  return ledger_->grant(tag, bytes);
 }
 
 void Governor::make_elastic(Tag tag, std::int64_t elastic_bytes) noexcept {
-  if (ledger_ != nullptr) {
+  if (is_own(ledger_)) {
     ledger_->make_elastic(tag, elastic_bytes);
   }
 }
@@ -456,6 +468,7 @@ PressureReport Governor::step_boundary() {
   if (ledger_ == nullptr) {
     return {};
   }
+  ledger_->check_own("step_boundary").or_throw();
   ledger_->course().stepped_ns = now_ns();
   return look_and_act(*ledger_).report;
 }
@@ -495,9 +508,7 @@ Look look_and_act(Ledger& ledger) {
 }
 
 Result<LimitChange> Governor::set_limit(const std::string& text, const std::string& source) {
-  if (ledger_ == nullptr) {
-    return tl::unexpected(closed_error());
-  }
+  PLIMSOLL_TRY_VOID(check_own(ledger_, "set_limit"));
   Ledger& ledger = *ledger_;
   const Turn turn(ledger);
   PLIMSOLL_TRY(const Measured now, measure(ledger.kernel().meter, 0));
@@ -529,9 +540,7 @@ Result<LimitChange> Governor::set_limit(const std::string& text, const std::stri
 }
 
 Result<ReclaimerHandle> Governor::add_reclaimer(Reclaimer* reclaimer) {
-  if (ledger_ == nullptr) {
-    return tl::unexpected(closed_error());
-  }
+  PLIMSOLL_TRY_VOID(check_own(ledger_, "add_reclaimer"));
   return ledger_->add_reclaimer(reclaimer);
 }
 
@@ -563,6 +572,7 @@ std::int64_t Governor::rebaseline() {
   if (ledger_ == nullptr) {
     return 0;
   }
+  ledger_->check_own("rebaseline").or_throw();
   const Turn turn(*ledger_);
   const auto now = measure(ledger_->kernel().meter, 0);
   return now ? ledger_->rebaseline(baseline_of(*now, ledger_->orphan_bytes())).total
@@ -571,11 +581,15 @@ std::int64_t Governor::rebaseline() {
 
 std::int64_t Governor::lower_baseline(std::int64_t bytes, std::int64_t anonymous_bytes) {
   PLIMSOLL_CHECK(bytes >= 0 && anonymous_bytes >= 0, "a baseline is lowered by what has gone");
-  return ledger_ == nullptr ? 0 : ledger_->lower_baseline({bytes, anonymous_bytes}).total;
+  if (ledger_ == nullptr) {
+    return 0;
+  }
+  ledger_->check_own("lower_baseline").or_throw();
+  return ledger_->lower_baseline({bytes, anonymous_bytes}).total;
 }
 
 void Governor::close() noexcept {
-  if (ledger_ == nullptr) {
+  if (!is_own(ledger_)) {
     return;
   }
   std::shared_ptr<Ledger> last;  // Destroyed after the lock is released.

@@ -377,5 +377,42 @@ TEST_F(GovernorTest, GrantsNoMoreThanTheLimitToManyThreadsAtOnce) {
   EXPECT_GE(lowest_free.load(), 0);
 }
 
+// Goal: whatever lock a thread of the parent holds at the fork, a child waits for none of them.
+TEST_F(GovernorTest, AForkedChildReadsItAndChangesNothing) {
+  Governor governor = Governor::create(options("800MiB")).or_throw();
+  auto held = governor.reserve(Tag::kOther, 1_MiB).or_throw();
+  std::vector<std::jthread> threads;
+  for (int t = 0; t < 2; ++t) {
+    threads.emplace_back([&governor](const std::stop_token& stop) {
+      while (!stop.stop_requested()) {
+        static_cast<void>(governor.reserve(Tag::kOther, 1_MiB));
+        static_cast<void>(governor.state());
+      }
+    });
+  }
+  for (int i = 0; i < 100; ++i) {
+    const ::pid_t child = ::fork();
+    if (child == 0) {
+      ::alarm(20);
+      const auto refused = [](const auto& done) {
+        return !done && done.error().to_string().find("forked after") != std::string::npos;
+      };
+      bool right = governor.state().limit_bytes == 800_MiB && held.room() > 0 &&
+                   governor.limit().limit_bytes == 800_MiB && !Governor::current().valid() &&
+                   refused(governor.reserve(Tag::kOther, 1)) && refused(held.grow(2_MiB)) &&
+                   refused(governor.admit({})) && refused(governor.set_limit("700MiB"));
+      held = Lease{};
+      governor.close();
+      right = right && Governor::create(options("900MiB")).has_value();
+      ::_exit(right ? 0 : 1);
+    }
+    int status = -1;
+    ASSERT_EQ(::waitpid(child, &status, 0), child);
+    ASSERT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
+  }
+  threads.clear();
+  EXPECT_EQ(governor.state().pools[static_cast<std::size_t>(Tag::kOther)].leased_bytes, 1_MiB);
+}
+
 }  // namespace
 }  // namespace plimsoll

@@ -3,6 +3,7 @@
 
 #include <utility>
 
+#include "base/check.h"
 #include "memory/ledger.h"
 
 namespace plimsoll {
@@ -34,6 +35,7 @@ Result<void> Lease::grow(std::int64_t bytes) {
   if (ledger_ == nullptr) {
     return tl::unexpected(closed_error());
   }
+  PLIMSOLL_TRY_VOID(ledger_->check_own("Lease.grow"));
   auto taken = ledger_->take(tag_, bytes - bytes_);
   if (taken) {
     bytes_ = bytes;
@@ -43,7 +45,9 @@ Result<void> Lease::grow(std::int64_t bytes) {
 
 void Lease::shrink(std::int64_t bytes) noexcept {
   if (bytes < bytes_ && bytes >= 0) {
-    ledger_->give_back(tag_, bytes_ - bytes);
+    if (!ledger_->forked()) {
+      ledger_->give_back(tag_, bytes_ - bytes);
+    }
     bytes_ = bytes;
   }
 }

@@ -37,6 +37,31 @@ Error closed_error() noexcept {
   return error;
 }
 
+// Holds the mutex for a scope, but in a forked child: there nothing is written.
+class PLIMSOLL_ANNOTATE(scoped_lockable) Ledger::ReadLock {
+ public:
+  explicit ReadLock(const Ledger& ledger) PLIMSOLL_ANNOTATE(acquire_capability(ledger.mutex_))
+      : mutex_(ledger.forked() ? nullptr : &ledger.mutex_) {
+    if (mutex_ != nullptr) {
+      mutex_->lock();
+    }
+  }
+  ~ReadLock() PLIMSOLL_ANNOTATE(release_capability()) {
+    if (mutex_ != nullptr) {
+      mutex_->unlock();
+    }
+  }
+  ReadLock(const ReadLock&) = delete;
+  ReadLock& operator=(const ReadLock&) = delete;
+
+ private:
+  Mutex* mutex_;
+};
+
+Result<void> Ledger::check_own(const char* call) const {
+  return mark_.check("Governor", call, "make a Governor in this process");
+}
+
 Ledger::Ledger(Terms terms, std::shared_ptr<OrphanAccount> orphans)
     : terms_(std::move(terms)),
       orphans_(std::move(orphans)),
@@ -281,14 +306,14 @@ bool Ledger::unsettled() const noexcept {
 LimitReport Ledger::limit() const {
   std::shared_ptr<const LimitReport> now;
   {
-    MutexLock lock(mutex_);
+    const ReadLock lock(*this);
     now = limit_;
   }
   return *now;
 }
 
 std::int64_t Ledger::room(Tag tag) const noexcept {
-  MutexLock lock(mutex_);
+  const ReadLock lock(*this);
   const PoolState& now = pools_[static_cast<std::size_t>(tag)].state;
   const std::int64_t room = std::min(below_limit(now), now.cap_bytes - now.leased_bytes);
   return closed_ ? 0 : std::max<std::int64_t>(0, room);
@@ -313,7 +338,7 @@ void Ledger::close() noexcept {
 }
 
 LedgerState Ledger::state() const {
-  MutexLock lock(mutex_);
+  const ReadLock lock(*this);
   LedgerState copy{.limit_bytes = limit_bytes_,
                    .asked_bytes = asked_bytes_,
                    .baseline_bytes = baseline_.total,
@@ -353,7 +378,7 @@ void Ledger::set_measured(const Measured& measured) noexcept {
 }
 
 Measured Ledger::measured() const noexcept {
-  MutexLock lock(mutex_);
+  const ReadLock lock(*this);
   return measured_;
 }
 

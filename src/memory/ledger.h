@@ -18,6 +18,9 @@
 // the next of them. A limit as high as when nothing was yielded leaves none: what was admitted is
 // promised again. Reading order: governor.h, this file, ledger.cpp, governor.cpp.
 //
+// A forked child may have inherited the mutex locked, by a thread that is not there. So it locks
+// nothing, and changes nothing: what it reads is as it was when it was forked.
+//
 // Threads: thread-safe. No call-out while the mutex is held (reclaimers run outside it).
 // Memory:  fixed. take() and give_back() allocate nothing, refusals included.
 #pragma once
@@ -30,6 +33,7 @@
 
 #include "base/mutex.h"
 #include "memory/reclaimer_table.h"
+#include "os/fork.h"
 #include "os/memory_signals.h"
 #include "os/tree_meter.h"
 #include "plimsoll/governor.h"
@@ -58,6 +62,12 @@ class Ledger : public std::enable_shared_from_this<Ledger> {
     std::filesystem::path cgroup_root{"/sys/fs/cgroup"};
   };
   Ledger(Terms terms, std::shared_ptr<OrphanAccount> orphans);
+
+  /// Whether this is a forked child of the process that made the ledger. There only state(),
+  /// limit(), measured() and room() may be called.
+  [[nodiscard]] bool forked() const noexcept { return mark_.forked(); }
+  /// Errors: kInvalidArgument in a forked child.
+  [[nodiscard]] Result<void> check_own(const char* call) const;
 
   Result<void> admit(const PoolSpec& spec);
   void release_admission(const PoolSpec& spec) noexcept;
@@ -130,6 +140,7 @@ class Ledger : public std::enable_shared_from_this<Ledger> {
   Course& course() noexcept { return course_; }
 
  private:
+  class ReadLock;
   struct Pool {
     PoolState state{};
     const char* option{"memory_limit"};
@@ -151,6 +162,7 @@ class Ledger : public std::enable_shared_from_this<Ledger> {
       PLIMSOLL_REQUIRES(mutex_);
   void set_pool(Pool& pool, std::int64_t floor, std::int64_t leased) PLIMSOLL_REQUIRES(mutex_);
 
+  const ForkMark mark_;
   const Terms terms_;  // Its limit and baseline are only the first ones.
   const std::shared_ptr<OrphanAccount> orphans_;
   ReclaimerTable reclaimers_;

@@ -2,7 +2,6 @@
 #include "memory/watcher.h"
 
 #include <algorithm>
-#include <mutex>
 #include <thread>
 #include <utility>
 
@@ -22,11 +21,6 @@ using Clock = std::chrono::steady_clock;
 // How fast memory may grow: one thread that touches fresh pages takes 1 to 2 GiB a second here.
 constexpr std::int64_t kGrowthPerMs = (4LL << 30) / 1000;
 constexpr int kCostTimes = 100;  // A look is repeated after so many times of what it took.
-
-// Held while a watcher looks, and over a fork(): the locks of ledgers are then free in the child.
-constinit std::mutex looking;
-[[maybe_unused]] const int handlers =
-    ::pthread_atfork([] { looking.lock(); }, [] { looking.unlock(); }, [] { looking.unlock(); });
 
 }  // namespace
 
@@ -101,11 +95,7 @@ void Watcher::watch(State& state) {
 // Looks, acts if nobody else does, and finds what there is to say.
 std::optional<Watcher::News> Watcher::judge(State& state) {
   const auto begin = Clock::now();
-  Look now;
-  {
-    const std::lock_guard lock(looking);
-    now = look(*state.ledger);
-  }
+  Look now = look(*state.ledger);
   const std::int64_t limit = state.ledger->state().limit_bytes;
   const std::int64_t stepped = state.ledger->course().stepped_ns;
   const std::int64_t begin_ns = begin.time_since_epoch() / std::chrono::nanoseconds(1);

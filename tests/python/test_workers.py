@@ -188,6 +188,65 @@ def test_r03_every_handle_from_before_a_fork_refuses(governor, tmp_path):
     assert sum(len(batch.ids) for batch in batches.epoch(0)) == ROWS
 
 
+def test_a_governor_from_before_a_fork_refuses_and_changes_nothing(governor, tmp_path):
+    table = open_table(governor, tmp_path / "table")
+    fill(table, 1.0)
+    lease = governor.reserve("1MiB")
+    before, files = str(governor.ledger()), sorted(os.listdir(tmp_path / "table"))
+    for call in (lambda: governor.reserve("1MiB"), lambda: governor.promise("1MiB"),
+                 lambda: governor.set_limit("1GiB"), governor.step_boundary, governor.rebaseline,
+                 lambda: lease.grow("2MiB"), lambda: open_table(governor, tmp_path / "other")):
+        said = in_child(call)
+        assert said.startswith("ValueError: Governor: ") or said.startswith("ValueError: Lease"), said
+        assert "forked after it was opened" in said and "make a Governor in this process" in said
+    assert not (tmp_path / "other").exists()
+    for read in (lambda: governor.limit_bytes, lambda: governor.limit.explain(),
+                 lambda: governor.ledger().leased_bytes, lambda: governor.disk_limit_bytes,
+                 lambda: lease.bytes):
+        assert in_child(read) == repr(read())
+    assert in_child(lambda: (plimsoll.Governor.current(), governor.arena_attached)) == "(None, False)"
+    assert "none are in a forked process" in in_child(governor.clean_up)
+
+    def leave():
+        with governor:  # As when a child falls out of its parent's block.
+            lease.close()
+        governor.close()
+        with plimsoll.Governor("2GiB") as own:
+            own.reserve("1MiB").close()
+            open_table(own, tmp_path / "own").close()
+            return open_table(own, tmp_path / "table")
+
+    assert f"process {os.getpid()} has this table open" in in_child(leave)
+    assert sorted(os.listdir(tmp_path / "table")) == files
+    assert str(governor.ledger()).splitlines()[:4] == before.splitlines()[:4] and lease.bytes == 1 << 20
+    table.commit(1)
+    table.verify()
+
+
+def test_a_child_that_ends_as_programs_do_leaves_its_parents_governor_alone(tmp_path):
+    code = textwrap.dedent(f"""
+        import multiprocessing, os, sys, torch
+        import plimsoll
+        governor = plimsoll.Governor("2GiB")
+        table = plimsoll.EmbeddingStore.open(governor, {str(tmp_path / "table")!r}, rows=100, dim=4)
+        lease, tensor = governor.reserve("1MiB"), torch.ones(1 << 20)
+        worker = multiprocessing.get_context("fork").Process(target=str)
+        worker.start()
+        worker.join(30)
+        child = os.fork()
+        if child == 0:
+            sys.exit(7)  # Through atexit and every finalizer.
+        print(worker.exitcode, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        table.commit(1)
+        table.verify()
+        governor.step_boundary()
+        print(governor.ledger().pools["other"].leased_bytes, governor.arena_attached)
+    """)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False,
+                          timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "0 7\n1048576 True\n", "")
+
+
 def test_r03_a_set_of_graphs_from_before_a_fork_refuses(governor, tmp_path):
     rows = ["Timestamp,arbitration_id,data_field,attack"]
     rows += [f"{0.001 * frame:.4f},{0x100 + frame % 4:03X},{frame & 255:02X}00,0"
