@@ -106,12 +106,12 @@ def workers_alone(how: str):
 
 def sleeping_fork(folder: str):
     """An embedding table that trains beside a forked child that does nothing."""
-    rows, dim = 100_000, 128
+    rows, dim = 250_000, 128
     store = plimsoll.EmbeddingStore.open(plimsoll.Governor.current(), folder, rows=rows, dim=dim,
-                                         optimizer=plimsoll.SGD(lr=0.1), store="96MiB")
+                                         optimizer=plimsoll.SGD(lr=0.1), store="136MiB")
     ids = np.arange(rows)
     for child in (0, 1):
-        for step, part in enumerate(np.array_split(ids, 50)):
+        for step, part in enumerate(np.array_split(ids, 100)):
             store.apply(part, np.ones((len(part), dim), np.float32))
             yield step
         if child == 0:
