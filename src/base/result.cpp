@@ -44,8 +44,8 @@ std::string refusal(const Error& error) {
   std::string text = fmt::format("{} wanted {}, {} free of the {} limit{}: ", tag_name(error.tag),
                                  wanted, free, format_bytes(error.limit_bytes), holders(error));
   if (error.smallest_limit_bytes > 0) {
-    // Rounded up and without a space, so that it can be pasted as an option. At least: nobody here knows
-    // what else will be wanted.
+    // Rounded up and without a space, so that it can be pasted as an option. At least: nobody here
+    // knows what else will be wanted.
     text += fmt::format("this takes a limit of at least {}MiB; ",
                         (error.smallest_limit_bytes + kMebibyte - 1) / kMebibyte);
   }

@@ -12,6 +12,7 @@
 
 #include "base/check.h"
 #include "data/column_shards.h"
+#include "os/directories.h"
 
 namespace plimsoll {
 namespace {
@@ -51,16 +52,17 @@ Result<CanFile> look_at(const fs::path& path, std::string name) {
   return file;
 }
 
-Result<void> add_folder(const fs::path& folder, std::vector<CanFile>& found) {
-  std::error_code status;
-  for (fs::recursive_directory_iterator at(folder, status), end; !status && at != end;
-       at.increment(status)) {
-    if (at->is_regular_file(status) && is_csv(at->path())) {
-      PLIMSOLL_TRY(found.emplace_back(), look_at(at->path(), name_of(folder, at->path())));
+// Every file below `folder`, by its name from `root`. A link to a folder is not followed.
+Result<void> add_folder(const fs::path& root, const fs::path& folder, std::vector<CanFile>& found) {
+  PLIMSOLL_TRY(const auto names, names_in(folder));
+  for (const std::string& name : names) {
+    const fs::path path = folder / name;
+    std::error_code status;
+    if (fs::is_directory(fs::symlink_status(path, status))) {
+      PLIMSOLL_TRY_VOID(add_folder(root, path, found));
+    } else if (fs::is_regular_file(path, status) && is_csv(path)) {
+      PLIMSOLL_TRY(found.emplace_back(), look_at(path, name_of(root, path)));
     }
-  }
-  if (status) {
-    return fail_io(status.value(), folder.string());
   }
   return {};
 }
@@ -85,7 +87,7 @@ Result<CanFiles> find_can_files(const CanImportOptions& options) {
   for (const fs::path& input : options.inputs) {
     std::error_code status;
     if (fs::is_directory(input, status)) {
-      PLIMSOLL_TRY_VOID(add_folder(input, found));
+      PLIMSOLL_TRY_VOID(add_folder(input, input, found));
     } else if (fs::exists(input, status)) {
       const fs::path absolute = fs::absolute(input);
       PLIMSOLL_TRY(found.emplace_back(), look_at(input, name_of(absolute.parent_path(), absolute)));

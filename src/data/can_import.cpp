@@ -188,8 +188,8 @@ class OutFolder {
                   "wait for it, or choose another folder");
     }
     if (!fs::exists(path / kGraphSetFile, status)) {
-      for (const auto& entry : fs::directory_iterator(path, status)) {
-        const std::string name = entry.path().filename().string();
+      PLIMSOLL_TRY(const auto names, names_in(path));
+      for (const std::string& name : names) {
         if (name != kInputsFile && !name.ends_with(".partial")) {
           return fail(ErrorCode::kInvalidArgument,
                       fmt::format("{}: holds \"{}\", which is no graph set", path.string(), name),

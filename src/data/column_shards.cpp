@@ -12,6 +12,7 @@
 #include "base/check.h"
 #include "data/npy.h"
 #include "data/safetensors.h"
+#include "os/directories.h"
 
 namespace plimsoll {
 namespace {
@@ -47,13 +48,14 @@ Result<std::vector<fs::path>> list_shards(const std::string& column,
       continue;
     }
     const std::size_t before = files.size();
-    for (const auto& entry : fs::directory_iterator(path, error)) {
-      const std::string kind = entry.path().extension().string();
-      if ((kind == ".npy" || kind == ".safetensors") && entry.is_regular_file(error)) {
-        files.push_back(entry.path());
+    PLIMSOLL_TRY(const auto names, names_in(path));
+    for (const std::string& name : names) {
+      const std::string kind = fs::path(name).extension().string();
+      if ((kind == ".npy" || kind == ".safetensors") && fs::is_regular_file(path / name, error)) {
+        files.push_back(path / name);
       }
     }
-    if (error || files.size() == before || files.size() > kShardsMax) {
+    if (files.size() == before || files.size() > kShardsMax) {
       return fail(ErrorCode::kNotFound, fmt::format("{}: no .npy or .safetensors file in it ({})",
                                                     path.string(), column));
     }

@@ -108,9 +108,9 @@ TEST_F(GovernorTest, R60ANumberWithoutAUnitIsToldApart) {
   const auto refused = Governor::create(options("2"));
   ASSERT_FALSE(refused);
   const std::string text = refused.error().to_string();
-  for (const char* part : {"a limit of 2 B (user: --memory-limit) is less than the process needs",
-                           "this takes a limit of at least ",
-                           "a number without a unit counts bytes: write 6GiB"}) {
+  for (const char* part :
+       {"a limit of 2 B (user: --memory-limit) is less than the process needs",
+        "this takes a limit of at least ", "a number without a unit counts bytes: write 6GiB"}) {
     EXPECT_NE(text.find(part), std::string::npos) << text;
   }
 }

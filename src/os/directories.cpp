@@ -4,12 +4,14 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
+#include <memory>
 #include <new>
 #include <string>
 #include <system_error>
 #include <utility>
 #include <vector>
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/stat.h>
@@ -96,13 +98,39 @@ tl::unexpected<Error> already_there(const fs::path& target) {
 Result<void> expect_free(const fs::path& target) {
   std::error_code failed;
   const auto found = fs::symlink_status(target, failed);
-  if (fs::exists(found) && !(fs::is_directory(found) && fs::is_empty(target, failed))) {
+  if (!fs::exists(found)) {
+    return {};
+  }
+  if (!fs::is_directory(found)) {
     return already_there(target);
   }
-  return {};
+  PLIMSOLL_TRY(const auto names, names_in(target));
+  return names.empty() ? Result<void>{} : already_there(target);
 }
 
 }  // namespace
+
+Result<std::vector<std::string>> names_in(const fs::path& directory) {
+  const std::unique_ptr<DIR, int (*)(DIR*)> entries(::opendir(directory.c_str()), ::closedir);
+  std::vector<std::string> names;
+  errno = entries == nullptr ? errno : 0;
+  while (entries != nullptr) {
+    const dirent* entry = ::readdir(entries.get());
+    if (entry == nullptr) {
+      break;
+    }
+    const std::string_view name = entry->d_name;
+    if (name != "." && name != "..") {
+      names.emplace_back(name);
+    }
+    errno = 0;
+  }
+  if (errno != 0) {
+    return fail_io(errno, fmt::format("{}: listing it", directory.string()));
+  }
+  std::sort(names.begin(), names.end());
+  return names;
+}
 
 Result<bool> make_directories(const fs::path& path) {
   PLIMSOLL_TRY(fs::path at, resolved(path));
@@ -151,16 +179,9 @@ Result<void> remove_tree(const fs::path& path) {
     return {};
   }
   if (fs::is_directory(found)) {
-    std::vector<fs::path> inside;
-    fs::directory_iterator entry(path, status);
-    for (; !status && entry != fs::directory_iterator(); entry.increment(status)) {
-      inside.push_back(entry->path());
-    }
-    if (status) {
-      return fail_io(status.value(), fmt::format("{}: removing it", path.string()));
-    }
-    for (const fs::path& one : inside) {
-      PLIMSOLL_TRY_VOID(remove_tree(one));
+    PLIMSOLL_TRY(const auto names, names_in(path));
+    for (const std::string& name : names) {
+      PLIMSOLL_TRY_VOID(remove_tree(path / name));
     }
   }
   return remove_file(path);
@@ -211,14 +232,12 @@ Result<PartialDirectory> PartialDirectory::create(const fs::path& target, Target
   auto ready = sync_directory(partial.target_.parent_path());
   ready = ready && kind == Target::kNew ? expect_free(partial.target_) : ready;
   ready = ready ? partial.clear() : ready;
-  std::error_code failed;
-  if (ready && !fs::is_empty(partial.path_, failed)) {
+  PLIMSOLL_TRY_VOID(std::move(ready));
+  PLIMSOLL_TRY(const auto left, names_in(partial.path_));
+  if (!left.empty()) {
     partial.release();
     return fail(ErrorCode::kInvalidArgument,
                 partial.path_.string() + ": holds files that are not ours; remove it first");
-  }
-  if (!ready) {
-    return tl::unexpected(std::move(ready).error());
   }
   return partial;
 }

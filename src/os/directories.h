@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Directories: made durable, removed, exchanged; and one that is there whole or not at all.
+// Directories: listed, made durable, removed, exchanged; and one that is there whole or not at all.
 //
 // Everything that is written into a directory goes with it if a power failure takes the directory,
 // so none is made but by make_directories(). Like those of File (file.h), these calls pass crash
@@ -12,12 +12,18 @@
 #include <cstdint>
 #include <filesystem>
 #include <span>
+#include <string>
 #include <string_view>
+#include <vector>
 
 #include "os/fork.h"
 #include "plimsoll/result.h"
 
 namespace plimsoll {
+
+/// Names of all that is in a directory, sorted. In place of std::filesystem's iterators, which end
+/// the program when memory is short. Errors: kIo, of ENOENT where there is none.
+Result<std::vector<std::string>> names_in(const std::filesystem::path& directory);
 
 /// Makes a directory and those above it that are missing, each durable before anything is put into
 /// it, and the first that is there already too: whoever made it may have been killed before that.

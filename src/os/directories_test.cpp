@@ -62,6 +62,23 @@ TEST_F(DirectoriesTest, R05_MakesTheFirstThatIsThereDurableToo) {
   EXPECT_TRUE(fs::is_directory(root_ / "a" / "b"));
 }
 
+TEST_F(DirectoriesTest, AreListedSortedAndWithTheReasonWhereTheyCannotBe) {
+  EXPECT_EQ(names_in(root_).or_throw(), std::vector<std::string>{});
+  for (const char* name : {"b", "...", "a"}) {
+    spill(root_ / name, "text");
+  }
+  fs::create_directory(root_ / "aa");
+  EXPECT_EQ(names_in(root_).or_throw(), (std::vector<std::string>{"...", "a", "aa", "b"}));
+  const auto file = names_in(root_ / "a");
+  ASSERT_FALSE(file);
+  EXPECT_EQ(file.error().os_errno, ENOTDIR);
+  const auto none = names_in(root_ / "none");
+  ASSERT_FALSE(none);
+  EXPECT_EQ(none.error().os_errno, ENOENT);
+  EXPECT_NE(none.error().to_string().find((root_ / "none").string() + ": listing it"),
+            std::string::npos);
+}
+
 TEST_F(DirectoriesTest, SayWhichOneCouldNotBeMade) {
   const ScopedFileFault full({.call = FileCall::kMakeDirectory, .nth = 2, .os_errno = ENOSPC});
   const auto failed = make_directories(root_ / "a" / "b");

@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "base/check.h"
+#include "os/directories.h"
 
 namespace plimsoll {
 namespace {
@@ -51,21 +52,16 @@ std::optional<Stat> read_stat(const fs::path& folder) {
 
 Result<std::vector<Process>> all_processes(const fs::path& proc) {
   std::vector<Process> all;
-  std::error_code problem;
-  for (fs::directory_iterator entry(proc, problem), end; !problem && entry != end;
-       entry.increment(problem)) {
-    const std::string name = entry->path().filename().string();
+  PLIMSOLL_TRY(const auto names, names_in(proc));
+  for (const std::string& name : names) {
     int pid = 0;
     const auto [stop, status] = std::from_chars(name.data(), name.data() + name.size(), pid);
     if (status != std::errc() || stop != name.data() + name.size()) {
       continue;
     }
-    if (const auto stat = read_stat(entry->path()); stat && !stat->ended) {
+    if (const auto stat = read_stat(proc / name); stat && !stat->ended) {
       all.push_back({.pid = pid, .parent = stat->parent});
     }
-  }
-  if (problem) {
-    return fail_io(problem.value(), proc.string());
   }
   return all;
 }
@@ -116,12 +112,12 @@ bool read_use(const fs::path& folder, ProcessUse& use) {
 // Adds the children of a process that still lives, as its threads' lists have them. False: the
 // kernel keeps no such lists.
 bool add_listed_children(const fs::path& folder, std::vector<int>& found) {
-  std::error_code ended;
-  for (fs::directory_iterator thread(folder / "task", ended), end; !ended && thread != end;
-       thread.increment(ended)) {
-    std::ifstream file(thread->path() / "children");
+  for (const auto& thread : names_in(folder / "task").value_or(std::vector<std::string>{})) {
+    const fs::path path = folder / "task" / thread;
+    std::ifstream file(path / "children");
     if (!file) {
-      return !fs::exists(thread->path(), ended);
+      std::error_code ended;
+      return !fs::exists(path, ended);
     }
     for (int pid = 0; file >> pid;) {
       found.push_back(pid);

@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "os/cgroup.h"
+#include "os/directories.h"
 #include "os/process_tree.h"
 
 namespace plimsoll {
@@ -91,13 +92,12 @@ std::int64_t unmapped_shared_bytes(const std::vector<fs::path>& folders) {
   }
   std::int64_t bytes = 0;
   for (const fs::path& folder : folders) {
-    std::error_code ended;
-    for (fs::directory_iterator entry(folder / "fd", ended), end; !ended && entry != end;
-         entry.increment(ended)) {
+    for (const auto& name : names_in(folder / "fd").value_or(std::vector<std::string>{})) {
+      const fs::path file = folder / "fd" / name;
       std::error_code closed;
       struct stat facts {};
-      if (is_shared_memory(fs::read_symlink(entry->path(), closed).string()) &&
-          ::stat(entry->path().c_str(), &facts) == 0 && std::ssize(mapped) < kFilesMost &&
+      if (is_shared_memory(fs::read_symlink(file, closed).string()) &&
+          ::stat(file.c_str(), &facts) == 0 && std::ssize(mapped) < kFilesMost &&
           mapped.insert(facts.st_ino).second) {
         bytes += static_cast<std::int64_t>(facts.st_blocks) * 512;
       }

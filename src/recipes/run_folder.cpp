@@ -12,6 +12,7 @@
 #include <cerrno>
 #include <charconv>
 #include <limits>
+#include <new>
 #include <nlohmann/json.hpp>
 #include <system_error>
 
@@ -54,19 +55,11 @@ std::int64_t step_of(const std::string& name) {
   return status == std::errc{} && end == last && step >= 0 ? step : -1;
 }
 
-/// Names in a folder; empty when it is missing.
-Result<std::vector<std::string>> names_in(const fs::path& folder) {
-  std::vector<std::string> names;
-  std::error_code status;
-  fs::directory_iterator entry(folder, status);
-  if (status == std::errc::no_such_file_or_directory) {
-    return names;
-  }
-  for (; !status && entry != fs::directory_iterator(); entry.increment(status)) {
-    names.push_back(entry->path().filename().string());
-  }
-  if (status) {
-    return fail_io(status.value(), folder.string());
+// Names in a folder; none when it is missing.
+Result<std::vector<std::string>> names_if_there(const fs::path& folder) {
+  auto names = names_in(folder);
+  if (!names && names.error().os_errno == ENOENT) {
+    return std::vector<std::string>{};
   }
   return names;
 }
@@ -81,9 +74,11 @@ Result<void> refuse_run(const fs::path& root) {
 
 // What furnish() leaves when the process is killed before run.toml is there: nothing of anyone's.
 bool is_left_unfurnished(const fs::path& root, const std::string& name) {
-  std::error_code status;
-  return name == ".lock" || name == "run.toml.new" ||
-         ((name == "checkpoints" || name == "metrics") && fs::is_empty(root / name, status));
+  if (name == "checkpoints" || name == "metrics") {
+    const auto names = names_in(root / name);
+    return names && names->empty();
+  }
+  return name == ".lock" || name == "run.toml.new";
 }
 
 struct Difference {
@@ -164,7 +159,7 @@ Result<RunFolder> RunFolder::create(const fs::path& root, const std::string& run
     return fail(ErrorCode::kInvalidArgument, fmt::format("{} is not a folder", root.string()),
                 "name another folder with --out");
   }
-  PLIMSOLL_TRY(const auto names, names_in(root));
+  PLIMSOLL_TRY(const auto names, names_if_there(root));
   if (!std::all_of(names.begin(), names.end(),
                    [&](const auto& name) { return is_left_unfurnished(root, name); })) {
     return fail(ErrorCode::kInvalidArgument,
@@ -436,7 +431,7 @@ Result<void> RunFolder::publish(std::int64_t step, std::int64_t keep) {
 }
 
 Result<std::vector<std::int64_t>> RunFolder::checkpoint_steps() const {
-  PLIMSOLL_TRY(const auto names, names_in(root_ / "checkpoints"));
+  PLIMSOLL_TRY(const auto names, names_if_there(root_ / "checkpoints"));
   std::vector<std::int64_t> steps;
   for (const auto& name : names) {
     if (const auto step = step_of(name); step >= 0) {
@@ -449,7 +444,7 @@ Result<std::vector<std::int64_t>> RunFolder::checkpoint_steps() const {
 
 Result<void> RunFolder::discard_unpublished() {
   PLIMSOLL_TRY(const auto published, published_step());
-  PLIMSOLL_TRY(const auto names, names_in(root_ / "checkpoints"));
+  PLIMSOLL_TRY(const auto names, names_if_there(root_ / "checkpoints"));
   for (const auto& name : names) {
     const auto step = step_of(name);
     const bool unfinished = step < 0 && name.starts_with(kCheckpointPrefix);
@@ -470,16 +465,15 @@ void RunFolder::abandon() noexcept {
   if (!created) {
     return;
   }
-  // The folder was new or empty when it was made, so everything in it is this run's.
-  std::error_code ignored;
-  if (created_directory_) {
-    fs::remove_all(root_, ignored);
-    return;
-  }
-  for (fs::directory_iterator entry(root_, ignored); !ignored && entry != fs::directory_iterator();
-       entry.increment(ignored)) {
-    std::error_code gone;
-    fs::remove_all(entry->path(), gone);
+  try {  // The folder was new or empty when it was made, so everything in it is this run's.
+    for (const std::string& name : names_in(root_).value_or(std::vector<std::string>{})) {
+      static_cast<void>(remove_tree(root_ / name));
+    }
+    if (created_directory_) {
+      static_cast<void>(remove_file(root_));
+    }
+  } catch (const std::bad_alloc&) {
+    // No room for the names: what is left has to be removed by hand.
   }
 }
 

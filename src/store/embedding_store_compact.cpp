@@ -9,15 +9,11 @@
 // Threads: see embedding_store.h.   Memory: the slabs of two tables.
 #include <algorithm>
 #include <array>
-#include <cerrno>
 #include <cstring>
-#include <memory>
 #include <string>
 #include <string_view>
 #include <system_error>
 #include <vector>
-
-#include <dirent.h>
 
 #include <fmt/format.h>
 
@@ -83,17 +79,11 @@ Result<void> copy_rows(EmbeddingStore& from, EmbeddingStore& to, const ProgressF
   });
 }
 
-// What is no part of a table would be gone with what it was. Not by directory_iterator, which ends
-// the program when memory is short.
+// What is no part of a table would be gone with what it was.
 Result<void> expect_only_a_table(const fs::path& directory) {
-  const std::unique_ptr<DIR, int (*)(DIR*)> entries(::opendir(directory.c_str()), ::closedir);
-  if (entries == nullptr) {
-    return fail_io(errno, directory.string());
-  }
-  while (const dirent* entry = ::readdir(entries.get())) {
-    const std::string_view name = entry->d_name;
-    if (name != "." && name != ".." &&
-        std::count(table_files::kMade.begin(), table_files::kMade.end(), name) == 0) {
+  PLIMSOLL_TRY(const auto names, names_in(directory));
+  for (const std::string& name : names) {
+    if (std::count(table_files::kMade.begin(), table_files::kMade.end(), name) == 0) {
       return fail(
           ErrorCode::kInvalidArgument,
           fmt::format("{}: holds \"{}\", which is no part of a table", directory.string(), name),

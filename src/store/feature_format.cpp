@@ -15,6 +15,7 @@
 #include "base/crc32c.h"
 #include "base/philox.h"
 #include "base/round.h"
+#include "os/directories.h"
 #include "os/file.h"
 #include "store/feature_plan.h"
 #include "store/feature_table.h"
@@ -337,8 +338,8 @@ FeatureInfo FeatureHeader::info(const fs::path& directory) const {
   info.uniform_group = uniform_group;
   info.fingerprint = fingerprint();
   std::error_code ignored;
-  for (const auto& entry : fs::directory_iterator(directory, ignored)) {
-    const auto size = entry.file_size(ignored);
+  for (const std::string& name : names_in(directory).value_or(std::vector<std::string>{})) {
+    const auto size = fs::file_size(directory / name, ignored);
     info.disk_bytes += ignored ? 0 : static_cast<std::int64_t>(size);
   }
   return info;

@@ -237,7 +237,7 @@ def test_a_limit_moves_while_a_store_is_open(governor, tmp_path):
     change = governor.set_limit("2GiB")
     assert change.grown_bytes >= 32 * MIB
     assert governor.ledger().pools["rows"].yielded_bytes == 0
-    assert governor.ledger().leased_bytes == held.leased_bytes
+    assert governor.ledger().pools["rows"].leased_bytes == held.pools["rows"].leased_bytes
     np.testing.assert_array_equal(store.gather(ids).array, rows)
 
 

@@ -13,10 +13,13 @@
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <span>
+#include <string>
+#include <system_error>
 #include <utility>
 #include <vector>
 
 #include "base/check.h"
+#include "os/directories.h"
 #include "os/file.h"
 #include "recipes/admission.h"
 #include "recipes/can_kd/fusion.h"
@@ -112,15 +115,18 @@ Result<std::vector<Detector>> original_detectors(const CanKdConfig& config, cons
   if (config.original_students.empty()) {
     return found;
   }
-  std::vector<fs::path> files{config.original_students};
-  if (fs::is_directory(files.front())) {
-    files.clear();
-    for (const auto& entry : fs::directory_iterator(config.original_students)) {
-      if (entry.path().extension() == ".safetensors") {
-        files.push_back(entry.path());
+  const fs::path named = config.original_students;
+  std::vector<fs::path> files;
+  std::error_code status;
+  if (fs::is_directory(named, status)) {
+    PLIMSOLL_TRY(const auto names, names_in(named));
+    for (const std::string& name : names) {
+      if (name.ends_with(".safetensors")) {
+        files.push_back(named / name);
       }
     }
-    std::sort(files.begin(), files.end());
+  } else {
+    files.push_back(named);
   }
   for (const fs::path& file : files) {
     PLIMSOLL_TRY(OriginalStudent model, OriginalStudent::load(file));
