@@ -16,6 +16,7 @@ import re
 import zipfile
 from typing import Any
 
+from ._folders import make_folders, sync_folder
 from ._random_states import RandomStates
 from .errors import CorruptError, NotFoundError
 
@@ -46,7 +47,7 @@ def save_checkpoint(folder: str | os.PathLike[str], step: int, /, *, keep: int =
         _check_plain(state, name)
     content = {"step": step, "parts": states, "random": RandomStates().to_plain()}
     place = pathlib.Path(folder)
-    _make_durable_folder(place)
+    make_folders(place)
     partial = place / _PARTIAL
     try:
         partial.unlink(missing_ok=True)
@@ -55,7 +56,7 @@ def save_checkpoint(folder: str | os.PathLike[str], step: int, /, *, keep: int =
             file.flush()
             os.fsync(file.fileno())
         os.replace(partial, _path(place, step))
-        _sync_folder(place)
+        sync_folder(place)
     except BaseException as error:
         with contextlib.suppress(OSError):
             partial.unlink(missing_ok=True)
@@ -173,18 +174,3 @@ def _steps(place: pathlib.Path) -> list[int]:
 
 def _names(parts: dict[str, Any]) -> str:
     return ", ".join(sorted(parts)) or "no parts"
-
-
-def _make_durable_folder(place: pathlib.Path) -> None:
-    made = [one for one in (place, *place.absolute().parents) if not one.exists()]
-    place.mkdir(parents=True, exist_ok=True)
-    for one in made:
-        _sync_folder(one.absolute().parent)
-
-
-def _sync_folder(place: pathlib.Path) -> None:
-    descriptor = os.open(place, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -21,29 +21,13 @@
 #include "plimsoll/bytes.h"
 #include "plimsoll/governor.h"
 #include "plimsoll/tree_memory.h"
+#include "tests/support/unleased.h"
 
 namespace plimsoll {
 namespace {
 
 using namespace literals;
-
-// Resident memory that no lease explains, as a NumPy array would be.
-class Unleased {
- public:
-  explicit Unleased(std::int64_t bytes)
-      : bytes_(static_cast<std::size_t>(bytes)),
-        memory_(::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE,
-                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0)) {
-    EXPECT_NE(memory_, MAP_FAILED);
-  }
-  ~Unleased() { ::munmap(memory_, bytes_); }
-  Unleased(const Unleased&) = delete;
-  Unleased& operator=(const Unleased&) = delete;
-
- private:
-  std::size_t bytes_;
-  void* memory_;
-};
+using test::Unleased;
 
 // A leased, resident cache that answers one of the moves.
 class Cache : public Reclaimer {

@@ -11,40 +11,26 @@
 #include <thread>
 
 #include <gtest/gtest.h>
-#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "plimsoll/bytes.h"
+#include "tests/support/unleased.h"
 
 namespace plimsoll {
 namespace {
 
 using namespace literals;
 using namespace std::chrono_literals;
+using test::Unleased;
+
+constexpr bool kShared = true;
 
 std::atomic<int> notified{0};
 
 void count_news() noexcept {
   notified.fetch_add(1);
 }
-
-class Unleased {
- public:
-  explicit Unleased(std::int64_t bytes)
-      : bytes_(static_cast<std::size_t>(bytes)),
-        memory_(::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE,
-                       MAP_SHARED | MAP_ANONYMOUS | MAP_POPULATE, -1, 0)) {
-    EXPECT_NE(memory_, MAP_FAILED);
-  }
-  ~Unleased() { ::munmap(memory_, bytes_); }
-  Unleased(const Unleased&) = delete;
-  Unleased& operator=(const Unleased&) = delete;
-
- private:
-  std::size_t bytes_;
-  void* memory_;
-};
 
 class WatcherTest : public testing::Test {
  protected:
@@ -78,11 +64,11 @@ class WatcherTest : public testing::Test {
 TEST_F(WatcherTest, R12WarnsALoopOfItsOwnAndThenAsksItToStop) {
   Watcher watcher(&count_news);
   const std::int64_t limit = start_ + kRoom;
-  const Unleased much(limit / 100 * 90 - start_);
+  const Unleased much(limit / 100 * 90 - start_, kShared);
   const auto warning = wait_for_news(watcher, false);
   ASSERT_TRUE(warning);
   EXPECT_TRUE(warning->report.pressure);
-  const Unleased more(limit / 100 * 9);
+  const Unleased more(limit / 100 * 9, kShared);
   const auto stop = wait_for_news(watcher, true);
   ASSERT_TRUE(stop);
   EXPECT_GE(notified.load(), 2);
@@ -98,7 +84,7 @@ TEST_F(WatcherTest, R12WarnsALoopOfItsOwnAndThenAsksItToStop) {
 TEST_F(WatcherTest, LeavesALoopThatComesByItselfAlone) {
   static_cast<void>(governor_.step_boundary());
   Watcher watcher(&count_news);
-  const Unleased much((start_ + kRoom) / 100 * 98 - start_);
+  const Unleased much((start_ + kRoom) / 100 * 98 - start_, kShared);
   while (last_look().unexplained_bytes < 300_MiB) {
     std::this_thread::sleep_for(1ms);  // Until it has looked.
   }

@@ -22,7 +22,7 @@
 #include "base/check.h"
 #include "os/crash_point.h"
 #include "os/file.h"
-#include "os/file_faults.h"
+#include "os/file_change.h"
 #include "os/power_loss.h"
 
 namespace plimsoll {
@@ -44,15 +44,10 @@ Result<fs::path> resolved(const fs::path& path) {
 
 // mkdir(2); whether it was not there before.
 Result<bool> make_directory(const fs::path& path) {
-  crash_point("file.mkdir.before");
-  const FaultVerdict fault = ask_file_fault(FileCall::kMakeDirectory);
-  int status = -1;
-  if (fault.fails) {
-    errno = fault.os_errno;
-  } else {
-    const auto noted = UnsyncedGuard::of_make_directory(path);
-    status = ::mkdir(path.c_str(), 0777);
-  }
+  const int status = change_names(
+      "file.mkdir.before", FileCall::kMakeDirectory,
+      [&] { return UnsyncedGuard::of_make_directory(path); },
+      [&] { return ::mkdir(path.c_str(), 0777); });
   if (status != 0 && errno != EEXIST) {
     return fail_io(errno, fmt::format("{}: making the directory", path.string()),
                    "choose a writable directory");
@@ -156,15 +151,9 @@ Result<bool> make_directories(const fs::path& path) {
 }
 
 Result<void> remove_file(const fs::path& path) {
-  crash_point("file.remove.before");
-  const FaultVerdict fault = ask_file_fault(FileCall::kRemove);
-  int status = -1;
-  if (fault.fails) {
-    errno = fault.os_errno;
-  } else {
-    const auto noted = UnsyncedGuard::of_remove(path);
-    status = std::remove(path.c_str());
-  }
+  const int status = change_names(
+      "file.remove.before", FileCall::kRemove, [&] { return UnsyncedGuard::of_remove(path); },
+      [&] { return std::remove(path.c_str()); });
   if (status != 0 && errno != ENOENT) {
     return fail_io(errno, fmt::format("{}: removing it", path.string()));
   }
@@ -188,15 +177,10 @@ Result<void> remove_tree(const fs::path& path) {
 }
 
 Result<void> exchange_names(const fs::path& one, const fs::path& other) {
-  crash_point("file.rename.before");
-  const FaultVerdict fault = ask_file_fault(FileCall::kRename);
-  int status = -1;
-  if (fault.fails) {
-    errno = fault.os_errno;
-  } else {
-    const auto noted = UnsyncedGuard::of_exchange(one, other);
-    status = ::renameat2(AT_FDCWD, one.c_str(), AT_FDCWD, other.c_str(), RENAME_EXCHANGE);
-  }
+  const int status = change_names(
+      "file.rename.before", FileCall::kRename,
+      [&] { return UnsyncedGuard::of_exchange(one, other); },
+      [&] { return ::renameat2(AT_FDCWD, one.c_str(), AT_FDCWD, other.c_str(), RENAME_EXCHANGE); });
   if (status != 0) {
     return fail_io(errno, fmt::format("{}: exchanging it for {}", one.string(), other.string()),
                    errno == EINVAL ? "this file system cannot exchange two folders at once; export "

@@ -14,6 +14,7 @@
 
 #include "base/check.h"
 #include "os/crash_point.h"
+#include "os/file_change.h"
 #include "os/file_faults.h"
 #include "os/power_loss.h"
 
@@ -300,15 +301,9 @@ Result<void> sync_directory(const std::filesystem::path& directory) {
 }
 
 Result<void> rename_file(const std::filesystem::path& from, const std::filesystem::path& to) {
-  crash_point("file.rename.before");
-  const FaultVerdict fault = ask_file_fault(FileCall::kRename);
-  int status = -1;
-  if (fault.fails) {
-    errno = fault.os_errno;
-  } else {
-    const auto noted = UnsyncedGuard::of_rename(from, to);
-    status = ::rename(from.c_str(), to.c_str());
-  }
+  const int status = change_names(
+      "file.rename.before", FileCall::kRename, [&] { return UnsyncedGuard::of_rename(from, to); },
+      [&] { return ::rename(from.c_str(), to.c_str()); });
   if (status != 0) {
     return fail_io(errno, fmt::format("{}: renaming it to {}", from.string(), to.string()),
                    write_advice(errno));

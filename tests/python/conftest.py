@@ -28,3 +28,16 @@ def table(governor, tmp_path):
 
     return plimsoll.EmbeddingStore.open(governor, tmp_path / "table", rows=1000, dim=8,
                                         init=plimsoll.Normal(std=0.5, seed=3), store="8MiB")
+
+
+@pytest.fixture
+def rows(tmp_path):
+    """500 rows as .npy with ids beside them; returns (file, ids, values)."""
+    import numpy as np
+
+    rng = np.random.default_rng(7)
+    ids = rng.permutation(10_000)[:500].astype(np.int64)
+    values = rng.normal(size=(500, 6)).astype(np.float32)
+    np.save(tmp_path / "rows.npy", values)
+    np.save(tmp_path / "rows.ids.npy", ids)
+    return tmp_path / "rows.npy", ids, values

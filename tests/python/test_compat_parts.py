@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
+from plimsoll import _folders
 from plimsoll.compat import (EmbeddingInitializer, EmbeddingScheduler, FeatureManager,
-                             TrainableEmbeddingManager, _files, constraint_gradient,
+                             TrainableEmbeddingManager, constraint_gradient,
                              constraint_loss)
 from plimsoll.compat._initial import k_means
 
@@ -28,11 +29,11 @@ def plain(kind, rows):
 
 def test_r05_folders_are_synced_before_anything_is_put_into_them(tmp_path, monkeypatch):
     synced = []
-    monkeypatch.setattr(_files, "sync_folder", synced.append)
-    _files.make_folders(tmp_path / "a" / "b" / "c")
+    monkeypatch.setattr(_folders, "sync_folder", synced.append)
+    _folders.make_folders(tmp_path / "a" / "b" / "c")
     assert synced == [tmp_path, tmp_path / "a", tmp_path / "a" / "b"]
     assert (tmp_path / "a" / "b" / "c").is_dir()
-    _files.make_folders(tmp_path / "a" / "b" / "c")
+    _folders.make_folders(tmp_path / "a" / "b" / "c")
     assert len(synced) == 3
 
 

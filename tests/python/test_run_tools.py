@@ -13,17 +13,6 @@ import plimsoll
 from plimsoll import _program
 
 
-@pytest.fixture
-def rows(tmp_path):
-    """500 rows as .npy with ids beside them; returns (file, ids, values)."""
-    rng = np.random.default_rng(7)
-    ids = rng.permutation(10_000)[:500].astype(np.int64)
-    values = rng.normal(size=(500, 6)).astype(np.float32)
-    np.save(tmp_path / "rows.npy", values)
-    np.save(tmp_path / "rows.ids.npy", ids)
-    return tmp_path / "rows.npy", ids, values
-
-
 def test_r39_store_tools_do_what_the_program_does(program, rows, tmp_path):
     table = tmp_path / "table"
     assert plimsoll.store.import_rows(rows[0], table, optimizer="adagrad") == 500

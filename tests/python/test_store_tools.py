@@ -18,17 +18,6 @@ def store(program):
 
 
 @pytest.fixture
-def rows(tmp_path):
-    """500 rows as .npy with ids beside them; returns (file, ids, values)."""
-    rng = np.random.default_rng(7)
-    ids = rng.permutation(10_000)[:500].astype(np.int64)
-    values = rng.normal(size=(500, 6)).astype(np.float32)
-    np.save(tmp_path / "rows.npy", values)
-    np.save(tmp_path / "rows.ids.npy", ids)
-    return tmp_path / "rows.npy", ids, values
-
-
-@pytest.fixture
 def table(store, rows, tmp_path):
     done = store("import", rows[0], "--out", tmp_path / "table")
     assert done.returncode == 0, done.stderr

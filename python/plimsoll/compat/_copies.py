@@ -17,8 +17,9 @@ from typing import Any
 
 import numpy as np
 
+from .._folders import sync_folder
 from ..errors import CorruptError, NotFoundError
-from ._files import map_npy, read_json, replace_json, sync_folder
+from ._files import map_npy, read_json, replace_json
 
 _PIECE = 4096
 

@@ -26,9 +26,10 @@ import numpy as np
 
 from .. import _torch_gate
 from .._arrays import Buffer, _to_numpy
+from .._folders import sync_folder
 from .._memory import Governor
 from . import _copies, _ids, _initial, _reports
-from ._files import chunk_files, replace_json, sync_folder, write_chunk
+from ._files import chunk_files, replace_json, write_chunk
 from ._live import LiveRows
 from ._neighbours import nearest, similarities, statistics
 from ._rows import RECORD, ManagedRows

@@ -32,11 +32,11 @@ import numpy as np
 from .. import _torch_gate
 from .._arrays import _to_numpy
 from .._features import FeatureStore, FeatureWriter
+from .._folders import make_folders, sync_folder
 from .._memory import Governor
 from ..errors import CorruptError, NotFoundError
 from . import _ids
-from ._files import (load_safely, make_folders, map_npy, read_json, replace_bytes, replace_json,
-                     replace_npy, sync_folder)
+from ._files import load_safely, map_npy, read_json, replace_bytes, replace_json, replace_npy
 from ._table import governor_for
 
 TYPES = ("img_features", "txt_features", "txt_full")

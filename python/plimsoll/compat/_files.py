@@ -19,28 +19,10 @@ from typing import Any
 
 import numpy as np
 
+from .._folders import sync_folder
 from ..errors import CorruptError
 
 _CHUNK = re.compile(r"embeddings_chunk_(\d+)\.pt")
-
-
-def sync_folder(folder: pathlib.Path) -> None:
-    """Makes names created, renamed or removed in `folder` durable. Errors: OSError."""
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def make_folders(folder: pathlib.Path) -> None:
-    """Makes a folder and those above it that are missing, each durable before the next."""
-    folder = folder.absolute()
-    there = next(above for above in (folder, *folder.parents) if above.is_dir())
-    for depth in range(len(there.parts), len(folder.parts)):
-        made = pathlib.Path(*folder.parts[:depth + 1])
-        made.mkdir(exist_ok=True)
-        sync_folder(made.parent)
 
 
 def replace_bytes(path: pathlib.Path, *pieces: Any) -> None:

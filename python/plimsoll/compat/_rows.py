@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .._arrays import Buffer, _to_numpy
+from .._folders import make_folders
 from .._memory import Governor
 from ..errors import NotFoundError
 from . import _copies, _ids, _initial
-from ._files import chunk_files, make_folders, read_chunk, read_json, replace_json
+from ._files import chunk_files, read_chunk, read_json, replace_json
 from ._table import BATCH_ROWS, WHOLE_TABLE, Table, native_init
 
 if TYPE_CHECKING:
