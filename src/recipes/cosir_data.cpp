@@ -14,6 +14,8 @@
 
 #include "base/check.h"
 #include "base/npy_header.h"
+#include "data/loader_ring.h"
+#include "memory/admission.h"
 #include "os/file.h"
 #include "plimsoll/bytes.h"
 #include "plimsoll/torch.h"
@@ -183,6 +185,35 @@ Result<RowLayout> choose_layout(const Governor& governor, const CosirConfig& con
 
 }  // namespace
 
+namespace {
+
+// An option's own number of bytes that is less than its part can do with: no limit mends that.
+Result<void> enough_given(const CosirConfig& config, const FeatureInfo& info,
+                          std::int64_t store_least) {
+  BatchRingPlan ring;
+  ring.batch_rows = config.batch_size;
+  for (const ColumnSpec& column : info.columns) {
+    if (std::find(kColumns.begin(), kColumns.end(), column.name) != kColumns.end()) {
+      ring.column_row_bytes.push_back(column.bytes());
+    }
+  }
+  const auto check = [&config](Tag tag, const char* name, const char* advice, std::int64_t given,
+                               std::int64_t least) -> Result<void> {
+    if (given == 0 || given >= least) {
+      return {};
+    }
+    return tl::unexpected(below_floor(tag, config.data, name, advice, given, least));
+  };
+  PLIMSOLL_TRY_VOID(check(Tag::kFeature, "cache_bytes", "raise cache_bytes", config.cache_bytes,
+                          info.floor_bytes));
+  PLIMSOLL_TRY_VOID(
+      check(Tag::kEmbedding, "store_bytes", "raise store_bytes", config.store_bytes, store_least));
+  return check(Tag::kLoader, "queue_bytes", "raise queue_bytes, or lower the batch size",
+               config.queue_bytes, 2 * ring.slot_bytes());
+}
+
+}  // namespace
+
 Result<DataShares> shares_of(const CosirConfig& config) {
   PLIMSOLL_TRY(const auto info, FeatureStore::inspect(config.data));
   EmbeddingStoreOptions options = row_options(config);
@@ -191,6 +222,8 @@ Result<DataShares> shares_of(const CosirConfig& config) {
   PLIMSOLL_TRY(const SlabPlan any, EmbeddingStore::plan(options));
   options.layout = RowLayout::kSampleOrder;
   PLIMSOLL_TRY(const SlabPlan ordered, EmbeddingStore::plan(options));
+  const bool in_order = config.label_layout == "sample_order";
+  PLIMSOLL_TRY_VOID(enough_given(config, info, in_order ? ordered.floor_bytes : any.floor_bytes));
   DataShares shares;
   shares.cache_set = config.cache_bytes;
   shares.cache_whole = info.disk_bytes + kMiB;

@@ -50,7 +50,8 @@ struct DataShares {
 };
 
 /// What a run of these options will take, told before anything of it is open; from above.
-/// Errors: as FeatureStore::inspect() and EmbeddingStore::plan().
+/// Errors: as FeatureStore::inspect() and EmbeddingStore::plan(); kOverBudget when store_bytes,
+/// cache_bytes or queue_bytes is too small whatever the limit.
 Result<DataShares> shares_of(const CosirConfig& config);
 
 /// Bytes of tensors.

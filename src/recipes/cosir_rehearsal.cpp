@@ -44,7 +44,10 @@ Error refused_before_start(const CosirConfig& config, std::int64_t baseline_byte
       too_few(Tag::kLoader, config.queue_bytes)) {
     return error;
   }
-  const auto guessed = shares_of(config);
+  auto guessed = shares_of(config);
+  if (!guessed && guessed.error().code == ErrorCode::kOverBudget) {
+    return std::move(guessed).error();
+  }
   const auto needs = tensors_at_most(config);
   if (!guessed || !needs) {
     return error;

@@ -403,8 +403,8 @@ def test_graphs_that_grow_eightfold_are_admitted_at_their_largest(trains, call, 
 
 @pytest.mark.parametrize("batch", ["64", "auto"])
 @pytest.mark.parametrize("left_mib", [-20, 12])
-def test_the_first_limit_that_is_named_does_where_no_step_could_be_measured(trains, call, traffic,
-                                                                            tmp_path, batch, left_mib):
+def test_r41_the_first_limit_that_is_named_does_where_no_step_could_be_measured(trains, call, traffic,
+                                                                                tmp_path, batch, left_mib):
     """Neither opens the run below baseline and foreign_bytes, nor fits the model in what is left."""
     base = ["train", "can-kd", "--data", traffic, "--out", tmp_path / "run", *SMALL, "--stage",
             "normal", "--model-size", "teacher", "--gat-jk", "lstm", "--teacher-gat-hidden", "32",

@@ -8,6 +8,7 @@ import json
 import os
 import pathlib
 import re
+import shutil
 import signal
 import subprocess
 import time
@@ -413,6 +414,36 @@ def test_r35_what_nobody_hears_is_status_4(trains, call, run_program, small_data
         nobody = call(command[0], run, *command[1:])
         assert nobody.status == 4 and nobody.out.strip().endswith("no process trains there")
     assert not (run / ".stop").exists() and not (run / ".limit").exists()
+
+
+@pytest.mark.parametrize("batch", [256, 8192])
+def test_r41_the_first_limit_that_is_named_does(trains, call, tmp_path, batch):
+    run, data = tmp_path / "run", tmp_path / "data"
+    assert call("synth", "cosir", "--rows", 9000, "--image-dim", 32, "--text-dim", 32, "--out", data).status == 0
+    words = ["train", "cosir", "--data", data, "--out", run, "--epochs", 1, "--eval-pairs", 50,
+             "--batch-size", batch, "--json"]
+
+    def named(done: Done) -> int:
+        assert done.status == 1 and not run.exists(), done.err
+        return int(re.search(r"a limit of (\d+) MiB would do", done.err)[1])
+
+    enough = named(call(*words, "--memory-limit", "64MiB"))  # Before anything is open.
+    opened = call(*words, "--memory-limit", f"{enough - (16 if batch == 256 else 200)}MiB")
+    if opened.status != 0:
+        enough = named(opened)
+    else:
+        shutil.rmtree(run)
+    done = call(*words, "--memory-limit", f"{enough}MiB")
+    assert done.status == 0, done.err
+
+
+@pytest.mark.parametrize("option", ["store_bytes", "cache_bytes", "queue_bytes"])
+def test_r41_no_limit_is_named_where_an_option_is_too_small(trains, call, small_data, tmp_path, option):
+    for limit in ("64MiB", "2GiB"):
+        refused = call("train", "cosir", "--data", small_data, "--out", tmp_path / "run", "--batch-size", 256,
+                       "--memory-limit", limit, "--set", f"{option}=1")
+        assert_refused(refused, 1, option, f"raise {option}")
+        assert "would do" not in refused.err, limit
 
 
 def start(program, data, out, *more) -> subprocess.Popen:
