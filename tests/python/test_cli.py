@@ -428,7 +428,7 @@ def test_r41_the_first_limit_that_is_named_does(trains, call, tmp_path, batch):
         return int(re.search(r"a limit of (\d+) MiB would do", done.err)[1])
 
     enough = named(call(*words, "--memory-limit", "64MiB"))  # Before anything is open.
-    opened = call(*words, "--memory-limit", f"{enough - (16 if batch == 256 else 200)}MiB")
+    opened = call(*words, "--memory-limit", f"{enough - (16 if batch == 256 else 310)}MiB")
     if opened.status != 0:
         enough = named(opened)
     else:
