@@ -8,6 +8,14 @@ if(PLIMSOLL_DEVELOPER)
   find_package(GTest REQUIRED)
 endif()
 
+# torch's headers for programs: plimsoll_torch's own are of a library with OpenMP.
+if(PLIMSOLL_DEVELOPER AND PLIMSOLL_HAVE_TORCH)
+  add_library(plimsoll_torch_headers OBJECT cmake/empty.cpp)
+  target_link_libraries(plimsoll_torch_headers PRIVATE plimsoll_settings plimsoll_fmt plimsoll_json
+    plimsoll_libtorch)
+  target_precompile_headers(plimsoll_torch_headers PRIVATE src/torch/headers.h)
+endif()
+
 function(plimsoll_program target)
   cmake_parse_arguments(arg "TORCH" "" "SOURCES;LIBS" ${ARGN})
   add_executable(${target} ${arg_SOURCES})
@@ -16,6 +24,10 @@ function(plimsoll_program target)
     plimsoll_json Threads::Threads ${arg_LIBS})
   if(arg_TORCH)
     target_link_libraries(${target} PRIVATE plimsoll_torch)
+    # Compiled as the precompiled headers are.
+    set_target_properties(${target} PROPERTIES POSITION_INDEPENDENT_CODE OFF)
+    target_compile_options(${target} PRIVATE -fPIC)
+    target_precompile_headers(${target} REUSE_FROM plimsoll_torch_headers)
   endif()
 endfunction()
 

@@ -166,8 +166,8 @@ Process draw_process(std::uint64_t seed) {
   }
   if (process.death != Death::kPowerLoss) {  // No process outlives a power failure.
     process.company = random() % 2 == 0 ? 0 : 1 + static_cast<int>(random() % 3);
-    process.compacts = random() % 4 == 0;
   }
+  process.compacts = random() % 4 == 0;
   return process;
 }
 
