@@ -22,13 +22,10 @@ plimsoll_headers(plimsoll_json nlohmann/json.hpp)
 plimsoll_headers(plimsoll_toml toml++/toml.h)
 plimsoll_headers(plimsoll_cli11 CLI/CLI.hpp)
 plimsoll_headers(plimsoll_fmt fmt/core.h)
-# fmt's own library would be one more file to ship. What it holds is compiled into ours, once: half of
-# what a source costs to compile. Another major version defines it otherwise; there, header only.
-file(STRINGS ${plimsoll_fmt_INCLUDE}/fmt/core.h plimsoll_fmt_version REGEX "define FMT_VERSION 9")
-if(plimsoll_fmt_version)
-  add_library(plimsoll_fmt_definitions STATIC cmake/fmt_definitions.cpp)
-  target_include_directories(plimsoll_fmt_definitions SYSTEM PRIVATE ${plimsoll_fmt_INCLUDE})
-  set_target_properties(plimsoll_fmt_definitions PROPERTIES CXX_VISIBILITY_PRESET hidden)
+# fmt's own library would be one more file to ship. What it holds is compiled into ours, once (src/base):
+# half of what a source costs to compile. Another major version defines it otherwise; there, header only.
+file(STRINGS ${plimsoll_fmt_INCLUDE}/fmt/core.h plimsoll_fmt_9 REGEX "define FMT_VERSION 9")
+if(plimsoll_fmt_9)
   target_link_libraries(plimsoll_fmt INTERFACE plimsoll_fmt_definitions)
 else()
   target_compile_definitions(plimsoll_fmt INTERFACE FMT_HEADER_ONLY=1)

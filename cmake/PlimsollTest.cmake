@@ -10,7 +10,7 @@ endif()
 
 # torch's headers for programs: plimsoll_torch's own are of a library with OpenMP.
 if(PLIMSOLL_DEVELOPER AND PLIMSOLL_HAVE_TORCH)
-  add_library(plimsoll_torch_headers OBJECT cmake/empty.cpp)
+  add_library(plimsoll_torch_headers OBJECT src/torch/headers.cpp)
   target_link_libraries(plimsoll_torch_headers PRIVATE plimsoll_settings plimsoll_fmt plimsoll_json
     plimsoll_libtorch)
   target_precompile_headers(plimsoll_torch_headers PRIVATE src/torch/headers.h)

@@ -441,21 +441,6 @@ Result<void> AnySettings::resolve(bool wants_out) {
   return {};
 }
 
-std::vector<GivenKey> AnySettings::given_keys() const {
-  std::vector<GivenKey> given;
-  for (std::size_t i = 0; i < sources_.size(); ++i) {
-    const Field& field = options_->fields[i];
-    if (!sources_[i].starts_with("default")) {
-      std::string text = text_of(field.name);
-      if (std::holds_alternative<std::int64_t*>(value_of(field))) {
-        std::erase(text, '"');  // "64MiB" and "auto" are quoted literals.
-      }
-      given.push_back({field.name, std::move(text), sources_[i]});
-    }
-  }
-  return given;
-}
-
 Result<void> AnySettings::check_overrides(const AnySettings& before, std::string_view source) {
   for (std::size_t i = 0; i < sources_.size(); ++i) {
     const Field& field = options_->fields[i];

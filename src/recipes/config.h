@@ -177,9 +177,6 @@ class AnySettings {
   AnySettings& operator=(const AnySettings&) = default;
   ~AnySettings() = default;
 
-  /// The fields that have another source than their default, with their values.
-  [[nodiscard]] std::vector<GivenKey> given_keys() const;
-
   /// After overrides on a copy of `before`: refuses what decides the bits, keeps the sources of
   /// values that are as they were.
   Result<void> check_overrides(const AnySettings& before, std::string_view source);
@@ -213,32 +210,6 @@ class Settings final : public AnySettings {
     for (const auto& [key, text] : overrides) {
       given.push_back({key, text, std::string(source)});
     }
-    return override_all(std::move(given), source);
-  }
-
-  /// For training that goes on with the run in `root`: its own values, on top of them what was
-  /// given here. Errors: those of read_file() and override_with(); nothing has changed then.
-  Result<void> go_on_with(const std::filesystem::path& root) {
-    Settings own;
-    auto done = own.read_file(root / "run.toml", true);
-    if (done) {
-      done = own.set("out", root.string(), own.source_of("out"));
-    }
-    if (done) {
-      done = own.override_all(given_keys(), root.string());
-    }
-    if (done) {
-      *this = std::move(own);
-    }
-    return done;
-  }
-
-  [[nodiscard]] const Config& config() const noexcept { return config_; }
-
- private:
-  [[nodiscard]] void* place() noexcept override { return &config_; }
-
-  Result<void> override_all(std::vector<GivenKey> given, std::string_view source) {
     Settings changed = *this;
     auto done = changed.set_all(std::move(given));
     if (done) {
@@ -249,6 +220,11 @@ class Settings final : public AnySettings {
     }
     return done;
   }
+
+  [[nodiscard]] const Config& config() const noexcept { return config_; }
+
+ private:
+  [[nodiscard]] void* place() noexcept override { return &config_; }
 
   Config config_{};
 };

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What most of our sources include of torch and take ten seconds to read; precompiled. No header of ours,
-// so that an edit does not compile everything anew. A source still names all that it uses.
+// What most of our sources include of torch and take ten seconds to read; precompiled. No header of
+// ours, so that an edit does not compile everything anew. A source still names all that it uses.
 #pragma once
 #include <fmt/format.h>
 #include <torch/csrc/autograd/autograd.h>

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What fmt's headers only declare, compiled once: with FMT_HEADER_ONLY every source compiles it again.
+// What fmt's headers only declare, compiled once: with FMT_HEADER_ONLY every source compiles it
+// again.
 #include <fmt/format-inl.h>
 
 FMT_BEGIN_NAMESPACE
