@@ -90,7 +90,7 @@ def test_state_and_seek_resume_exactly(governor, store, tmp_path):
         loader.next()
 
 
-def test_drop_last_columns_and_upcoming_ids(governor, store):
+def test_r33_drop_last_columns_and_upcoming_ids(governor, store):
     loader = plimsoll.Loader.open(governor, store, batch_rows=20, seed=1, drop_last=True,
                                   columns=["y"])
     batch = loader.next()

@@ -105,7 +105,7 @@ def test_features_become_tensors_without_a_copy(governor, tmp_path):
             assert torch.equal(one.tensor("full"), values[torch.from_numpy(one.ids)])
 
 
-def test_tensors_are_leased_between_entry_and_exit():
+def test_r33_tensors_are_leased_between_entry_and_exit():
     outside = torch.empty(4 * MIB, dtype=torch.uint8)
     with plimsoll.Governor("2GiB") as governor:
         assert governor.arena_attached
@@ -161,7 +161,7 @@ BORN_BEFORE = textwrap.dedent("""
 """)
 
 
-def test_a_tensor_born_before_the_arena_is_freed_after():
+def test_r33_a_tensor_born_before_the_arena_is_freed_after():
     """In a process of its own: in this one another module's tests may have brought the arena."""
     done = run_python(BORN_BEFORE)
     assert done.returncode == 0, done.stderr

@@ -106,7 +106,7 @@ with plimsoll.Governor(f"{(resident >> 20) + 340}MiB", foreign="128MiB") as gove
     assert out.strip() == "done"
 
 
-def test_what_others_see_is_left_alone(tmp_path):
+def test_r33_what_others_see_is_left_alone(tmp_path):
     shared, sparse = torch.ones(1000).share_memory_(), torch.eye(8).to_sparse()
     meta, empty = torch.ones(8, device="meta"), torch.empty(0)
     address = shared.data_ptr()
@@ -136,7 +136,7 @@ class Squares(torch.utils.data.Dataset):
 
 
 @pytest.mark.parametrize("persistent", [False, True])
-def test_fork_with_dataloader_workers(persistent):
+def test_r33_fork_with_dataloader_workers(persistent):
     with plimsoll.Governor("2GiB") as governor:
         model = torch.nn.Linear(256, 256)
         before = governor.ledger().pools["tensors"].leased_bytes
