@@ -4,9 +4,11 @@
 #include <array>
 #include <cerrno>
 #include <charconv>
+#include <chrono>
 #include <string>
 #include <string_view>
 #include <system_error>
+#include <thread>
 #include <utility>
 
 #include <fcntl.h>
@@ -25,6 +27,9 @@ namespace fs = std::filesystem;
 
 constexpr std::int64_t kByte = 0;
 constexpr int kTriesMost = 16;  // Each is in vain only if the folder was exchanged just then.
+// Who has taken a lock signs it at once; who is refused in between reads it again, so many ms
+// later.
+constexpr int kSignedAfterMost = 20;
 
 fs::path lock_path(const fs::path& folder) {
   return folder / ".lock";
@@ -47,8 +52,17 @@ void sign(int descriptor) {
 // Who holds a lock, by what its file says: "process 4711".
 std::string holder(int descriptor) {
   std::array<char, 300> text{};
-  const ssize_t got = ::pread(descriptor, text.data(), text.size() - 1, 0);
-  const std::string_view said(text.data(), static_cast<std::size_t>(std::max<ssize_t>(got, 0)));
+  std::string_view said;
+  for (int waited = 0; !said.ends_with('\n'); ++waited) {
+    if (waited == kSignedAfterMost) {
+      return "another process";  // On a full disk it could not sign.
+    }
+    if (waited > 0) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    const ssize_t got = ::pread(descriptor, text.data(), text.size(), 0);
+    said = {text.data(), static_cast<std::size_t>(std::max<ssize_t>(got, 0))};
+  }
   int pid = 0;
   const auto [end, status] = std::from_chars(said.data(), said.data() + said.size(), pid);
   if (status != std::errc{} || pid <= 0) {
