@@ -188,6 +188,14 @@ Result<void> save_checkpoint(const fs::path& directory, const CheckpointState& s
                              std::span<const NamedTensor> tensors) {
   const fs::path beside = directory.string() + ".new";
   PLIMSOLL_TRY_VOID(remove_tree(beside));
+  std::error_code unknown;
+  if (!fs::is_directory(beside.parent_path(), unknown)) {  // Made anew it would be half a run.
+    return fail(ErrorCode::kIo,
+                fmt::format("{}: is not there any more: the run's folder was moved or removed "
+                            "while it trained",
+                            beside.parent_path().string()),
+                "go on from the folder's last checkpoint, where it is now: plimsoll resume");
+  }
   PLIMSOLL_TRY_VOID(make_directories(beside));
   PLIMSOLL_TRY_VOID(write_tensors(beside / kTensorFile, tensors, {}));  // state.json has a digest.
   PLIMSOLL_TRY_VOID(write_sealed(beside / kStateFile, to_document(state, tensors_digest(tensors))));

@@ -466,6 +466,22 @@ def wait_for_steps(call, run, steps: int, child) -> dict:
                          else "no steps in two minutes")
 
 
+def test_a_run_that_is_moved_while_it_trains_ends_and_is_whole_where_it_is(
+        trains, program, call, small_data, tmp_path):
+    run, moved = tmp_path / "run", tmp_path / "moved"
+    child = start(program, small_data, run, "--set", "checkpoint_every_n_steps=5")
+    try:
+        wait_for_steps(call, run, 10, child)
+        run.rename(moved)
+        _, err = child.communicate(timeout=120)
+    finally:
+        child.kill()
+    assert child.returncode == 1 and "moved or removed" in err, err
+    assert not run.exists()
+    assert "resumable from step" in call("status", moved).out
+    assert call("eval", moved).status == 0
+
+
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, "stop", ".stop"])
 def test_a_run_stops_when_asked_and_says_so(trains, program, call, small_data, tmp_path, how):
     run = tmp_path / "run"
