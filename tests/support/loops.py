@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Loops as users write them, each under a Governor: python loops.py NAME LIMIT_MIB [fork|spawn].
 
-Memory grows where no lease is, until the loop is ended. Prints a line of JSON: how it ended, after how
+Memory grows where no lease is, at half a gigabyte a second, until the loop is ended. Prints a line of JSON: how it ended, after how
 many steps, and with which text; "finished" when it never was.
 """
 import json
@@ -34,6 +34,7 @@ class Samples:
         if not hasattr(self, "kept"):
             self.kept = []
         self.kept.append(np.ones(256 << 10, np.uint8))
+        time.sleep(0.001)
         return torch.ones(256)
 
 
@@ -43,7 +44,7 @@ def numpy_alone(_):
     for step in range(4000):
         yield step
         kept.append(np.ones(MIB, np.uint8))
-        time.sleep(0.001)
+        time.sleep(0.002)
 
 
 def shared(_):
@@ -54,7 +55,7 @@ def shared(_):
         block = mmap.mmap(-1, MIB)
         block.write(b"x" * MIB)
         kept.append(block)
-        time.sleep(0.001)
+        time.sleep(0.002)
 
 
 def _trained(batches):
