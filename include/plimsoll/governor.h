@@ -7,6 +7,7 @@
 // pass); after that the governor is a ledger and a tripwire.
 //
 //   limit = baseline + orphans + the sum over pools of max(floor, leased) + free
+//
 // set_limit() moves the limit while all that is in use: caches and queues give up what they can of
 // their floors, and are promised it again when the limit rises.
 //
@@ -115,8 +116,8 @@ class Governor {
   [[nodiscard]] bool valid() const noexcept { return ledger_ != nullptr; }
 
   /// Promises `floor_bytes` to a tag and caps it. Calls for one tag add up (two stores).
-  /// Errors: kOverBudget; the error's requested_bytes is the floor, and the advice says that the
-  ///         smallest limit that would do is limit_bytes + requested_bytes − available_bytes.
+  /// Errors: kOverBudget; the error's requested_bytes is the floor, and its text names the limit
+  ///         that this takes at least: limit_bytes + requested_bytes − available_bytes.
   Result<void> admit(const PoolSpec& spec);
 
   /// Takes back an admission of the same sizes, what is elastic included (a store that closes).

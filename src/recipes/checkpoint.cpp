@@ -189,7 +189,7 @@ Result<void> save_checkpoint(const fs::path& directory, const CheckpointState& s
   const fs::path beside = directory.string() + ".new";
   PLIMSOLL_TRY_VOID(remove_tree(beside));
   std::error_code unknown;
-  if (!fs::is_directory(beside.parent_path(), unknown)) {  // Made anew it would be half a run.
+  if (!fs::exists(beside.parent_path(), unknown) && !unknown) {  // Made anew, it is half a run.
     return fail(ErrorCode::kIo,
                 fmt::format("{}: is not there any more: the run's folder was moved or removed "
                             "while it trained",

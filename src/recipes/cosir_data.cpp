@@ -183,10 +183,6 @@ Result<RowLayout> choose_layout(const Governor& governor, const CosirConfig& con
   return all_fit || ordered.floor_bytes > bytes ? RowLayout::kAnyOrder : RowLayout::kSampleOrder;
 }
 
-}  // namespace
-
-namespace {
-
 // An option's own number of bytes that is less than its part can do with: no limit mends that.
 Result<void> enough_given(const CosirConfig& config, const FeatureInfo& info,
                           std::int64_t store_least) {

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Loops as users write them, each under a Governor: python loops.py NAME LIMIT_MIB [fork|spawn].
 
-Memory grows where no lease is, at half a gigabyte a second, until the loop is ended. Prints a line of JSON: how it ended, after how
-many steps, and with which text; "finished" when it never was.
+Memory grows where no lease is until the loop is ended: at half a gigabyte a second at most where no step
+looks at it. Prints a line of JSON: how it ended, after how many steps, and with which text; "finished" when
+it never was.
 """
 import json
 import mmap
