@@ -3,14 +3,15 @@
 // bin/plimsoll.
 //
 // Threads, Memory: see cli/program.h.
-#include <sys/resource.h>
 #include <unistd.h>
 
+#include <cstdint>
 #include <cstdlib>
 #include <exception>
 #include <string_view>
 
 #include "cli/program.h"
+#include "plimsoll/limits.h"
 
 namespace {
 
@@ -40,14 +41,14 @@ void settle_waiting(int argc, char** argv) {
 std::terminate_handler usual_end = nullptr;
 
 [[noreturn]] void say_and_end() noexcept {
-  rlimit limit{};
-  if (::getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) {
+  if (plimsoll::address_limit_bytes() == INT64_MAX) {
     usual_end();
     std::abort();
   }
   constexpr std::string_view kText =
-      "plimsoll: error: no memory: the address space is limited (ulimit -v)\n"
-      "  lift that limit (ulimit -v unlimited), and bound memory by --memory-limit\n";
+      "plimsoll: error: no memory: the address space is limited (ulimit -v or -d)\n"
+      "  lift that limit (ulimit -v unlimited, ulimit -d unlimited), and bound memory by "
+      "--memory-limit\n";
   static_cast<void>(::write(STDERR_FILENO, kText.data(), kText.size()));
   ::_exit(1);
 }

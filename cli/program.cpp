@@ -3,11 +3,11 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <cerrno>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -18,6 +18,7 @@
 
 #include "cli/commands.h"
 #include "plimsoll/bytes.h"
+#include "plimsoll/limits.h"
 #include "recipes/config.h"
 #include "recipes/control.h"
 #include "recipes/path_text.h"
@@ -153,14 +154,14 @@ int after_printing(int status) {
 
 /// Behind an error that names no cause: what is known to lead to it.
 std::string address_space_note() {
-  rlimit limit{};
-  if (::getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) {
+  const std::int64_t limit = address_limit_bytes();
+  if (limit == INT64_MAX) {
     return "";
   }
   return fmt::format(
-      "\n  the address space is limited to {} (ulimit -v), and code, threads and torch need more: "
-      "lift that limit, and bound memory by --memory-limit",
-      format_bytes(static_cast<std::int64_t>(limit.rlim_cur)));
+      "\n  the address space is limited to {} (ulimit -v or -d), and code, threads and torch need "
+      "more: lift that limit, and bound memory by --memory-limit",
+      format_bytes(limit));
 }
 
 int parse_and_run(int argc, char** argv) {

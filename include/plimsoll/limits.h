@@ -65,6 +65,11 @@ struct Resident {
 /// Errors: kIo.
 [[nodiscard]] Result<Resident> read_resident(int pid = 0);
 
+/// How much this process may map: the smaller one of RLIMIT_AS (ulimit -v) and RLIMIT_DATA
+/// (ulimit -d), which counts what is private and writable; INT64_MAX where there is neither. A
+/// reservation counts though nothing stands behind it. May be called from a terminate handler.
+[[nodiscard]] std::int64_t address_limit_bytes() noexcept;
+
 /// Free bytes for an ordinary user on the file system of `directory` (its nearest existing parent).
 [[nodiscard]] Result<std::int64_t> free_disk_bytes(const std::filesystem::path& directory);
 

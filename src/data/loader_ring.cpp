@@ -13,6 +13,7 @@
 
 #include "base/check.h"
 #include "base/round.h"
+#include "os/clock.h"
 
 namespace plimsoll {
 namespace {
@@ -20,12 +21,6 @@ namespace {
 constexpr std::int64_t kPage = 4096;
 constexpr std::int64_t kAlign = 64;
 constexpr std::int64_t kSlotsMin = 2;
-
-std::int64_t now_ns() noexcept {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(
-             std::chrono::steady_clock::now().time_since_epoch())
-      .count();
-}
 
 // Cuts a slot's bytes into its parts, each aligned to 64.
 class Cutter {

@@ -15,6 +15,7 @@
 #include "base/mutex.h"
 #include "memory/ledger.h"
 #include "memory/look.h"
+#include "os/clock.h"
 #include "os/fork.h"
 #include "plimsoll/bytes.h"
 
@@ -294,10 +295,6 @@ struct Moves {
   std::int64_t& purged;
   std::int64_t& shrunk;
 };
-
-std::int64_t now_ns() noexcept {
-  return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1);
-}
 
 // Gives the heap's free pages back to the system.
 void trim_heap(EvictionLog& log) {

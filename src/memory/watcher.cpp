@@ -12,6 +12,7 @@
 #include "memory/ledger.h"
 #include "memory/look.h"
 #include "os/blocked_signals.h"
+#include "os/clock.h"
 
 namespace plimsoll {
 namespace {
@@ -20,7 +21,8 @@ using Clock = std::chrono::steady_clock;
 
 // How fast memory may grow: one thread that touches fresh pages takes 1 to 2 GiB a second here.
 constexpr std::int64_t kGrowthPerMs = (4LL << 30) / 1000;
-constexpr int kCostTimes = 100;  // A look is repeated after so many times of what it took.
+// A look is repeated after so many times what it took of the processor.
+constexpr int kCostTimes = 100;
 
 }  // namespace
 
@@ -95,6 +97,7 @@ void Watcher::watch(State& state) {
 // Looks, acts if nobody else does, and finds what there is to say.
 std::optional<Watcher::News> Watcher::judge(State& state) {
   const auto begin = Clock::now();
+  const std::int64_t spent_ns = thread_cpu_ns();
   Look now = look(*state.ledger);
   const std::int64_t limit = state.ledger->state().limit_bytes;
   const std::int64_t stepped = state.ledger->course().stepped_ns;
@@ -105,8 +108,8 @@ std::optional<Watcher::News> Watcher::judge(State& state) {
     now = look_and_act(*state.ledger);
   }
   const std::int64_t held = now.seen.held_bytes();
-  const auto took =
-      std::chrono::ceil<std::chrono::milliseconds>((Clock::now() - begin) * kCostTimes);
+  const auto took = std::chrono::ceil<std::chrono::milliseconds>(
+      std::chrono::nanoseconds((thread_cpu_ns() - spent_ns) * kCostTimes));
   const std::chrono::milliseconds reached{std::max<std::int64_t>(0, limit - held) / kGrowthPerMs};
   state.pause = std::max(std::clamp(reached, kLookLeast, kLookMost), std::min(took, kLookMost));
   const bool over = attended ? now.report.pressure && held > limit : now.report.stop;

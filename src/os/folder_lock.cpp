@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "os/folder_lock.h"
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <charconv>
 #include <chrono>
+#include <csignal>
 #include <string>
 #include <string_view>
 #include <system_error>
@@ -27,8 +29,8 @@ namespace fs = std::filesystem;
 
 constexpr std::int64_t kByte = 0;
 constexpr int kTriesMost = 16;  // Each is in vain only if the folder was exchanged just then.
-// Who has taken a lock signs it at once; who is refused in between reads it again, so many ms
-// later.
+// Who has taken a lock signs it at once; who is refused in between, or reads the name of one who
+// was killed before, reads it again, so many ms later.
 constexpr int kSignedAfterMost = 20;
 
 fs::path lock_path(const fs::path& folder) {
@@ -49,32 +51,37 @@ void sign(int descriptor) {
   static_cast<void>(signed_);  // A full disk: a refusal then names nobody.
 }
 
-// Who holds a lock, by what its file says: "process 4711".
-std::string holder(int descriptor) {
-  std::array<char, 300> text{};
-  std::string_view said;
-  for (int waited = 0; !said.ends_with('\n'); ++waited) {
-    if (waited == kSignedAfterMost) {
-      return "another process";  // On a full disk it could not sign.
-    }
-    if (waited > 0) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    }
-    const ssize_t got = ::pread(descriptor, text.data(), text.size(), 0);
-    said = {text.data(), static_cast<std::size_t>(std::max<ssize_t>(got, 0))};
-  }
+// "process 4711", by a signature; empty when it is none, or of one who is not alive.
+std::string signer(std::string_view signature) {
   int pid = 0;
-  const auto [end, status] = std::from_chars(said.data(), said.data() + said.size(), pid);
-  if (status != std::errc{} || pid <= 0) {
-    return "another process";
+  const char* const last = signature.data() + signature.size();
+  const auto [end, status] = std::from_chars(signature.data(), last, pid);
+  if (!signature.ends_with('\n') || status != std::errc{} || pid <= 0) {
+    return "";
   }
-  std::string_view host = said.substr(static_cast<std::size_t>(end - said.data()));
+  std::string_view host = signature.substr(static_cast<std::size_t>(end - signature.data()));
   host.remove_prefix(std::min(host.find_first_not_of(' '), host.size()));
   host = host.substr(0, host.find('\n'));
   if (host != host_name()) {
     return fmt::format("process {} on {}", pid, host);
   }
+  if (::kill(pid, 0) != 0 && errno == ESRCH) {
+    return "";
+  }
   return pid == ::getpid() ? fmt::format("this process ({})", pid) : fmt::format("process {}", pid);
+}
+
+// Who holds a lock, by what its file says.
+std::string holder(int descriptor) {
+  std::array<char, 300> text{};
+  for (int left = kSignedAfterMost;; --left) {
+    const ssize_t got = ::pread(descriptor, text.data(), text.size(), 0);
+    std::string name = signer({text.data(), static_cast<std::size_t>(std::max<ssize_t>(got, 0))});
+    if (!name.empty() || left == 0) {
+      return name.empty() ? "another process" : name;  // On a full disk it could not sign.
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
 }
 
 // Whether `path` still names the file that is open: a folder that was exchanged or made anew has

@@ -86,6 +86,21 @@ TEST_F(FolderLockTest, AnotherMachineIsNamed) {
             fmt::format("{}: another process writes there: wait for it", folder_.string()));
 }
 
+TEST_F(FolderLockTest, WhoIsDeadIsNotNamed) {
+  const FolderLock lock = FolderLock::take(folder_, kWords).or_throw();
+  std::string mine;
+  std::getline(std::ifstream(folder_ / ".lock"), mine);
+  const ::pid_t dead = ::fork();
+  if (dead == 0) {
+    ::_exit(0);
+  }
+  ASSERT_EQ(::waitpid(dead, nullptr, 0), dead);
+  // As where one was killed, and the next has the lock and has not signed yet.
+  std::ofstream(folder_ / ".lock") << dead << mine.substr(mine.find(' ')) << "\n";
+  EXPECT_EQ(refusal(),
+            fmt::format("{}: another process writes there: wait for it", folder_.string()));
+}
+
 TEST_F(FolderLockTest, AFolderMadeAnewHasALockOfItsOwn) {
   const FolderLock old = FolderLock::take(folder_, kWords).or_throw();
   fs::rename(folder_, root_ / "old");

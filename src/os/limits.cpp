@@ -11,6 +11,7 @@
 #include <string_view>
 
 #include <fmt/core.h>
+#include <sys/resource.h>
 
 #include "base/check.h"
 #include "os/cgroup.h"
@@ -174,6 +175,17 @@ Result<LimitReport> find_limit(const LimitQuery& query) {
         std::floor(static_cast<double>(smallest->bytes) * kDefaultFraction));
   }
   return report;
+}
+
+std::int64_t address_limit_bytes() noexcept {
+  std::int64_t smallest = INT64_MAX;
+  for (const auto which : {RLIMIT_AS, RLIMIT_DATA}) {
+    rlimit limit{};
+    if (::getrlimit(which, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY) {
+      smallest = std::min(smallest, static_cast<std::int64_t>(limit.rlim_cur));
+    }
+  }
+  return smallest;
 }
 
 }  // namespace plimsoll

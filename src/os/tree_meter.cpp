@@ -2,7 +2,6 @@
 #include "os/tree_meter.h"
 
 #include <algorithm>
-#include <chrono>
 #include <fstream>
 #include <optional>
 #include <set>
@@ -15,6 +14,7 @@
 #include <unistd.h>
 
 #include "os/cgroup.h"
+#include "os/clock.h"
 #include "os/directories.h"
 #include "os/process_tree.h"
 
@@ -28,10 +28,6 @@ constexpr std::int64_t kClose = 10;  // 1 % of a core, and 10 % where the limit 
 constexpr std::int64_t kMappingsAgain = 1'000'000'000;  // One file may have come for another.
 constexpr std::int64_t kFilesMost = 65536;              // Of shared memory, looked at in one look.
 constexpr std::int64_t kMappingLeast = 1 << 20;         // A smaller mapping is no model's weights.
-
-std::int64_t now_ns() noexcept {
-  return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1);
-}
 
 bool is_shared_memory(std::string_view path) noexcept {
   return path.starts_with("/dev/shm/") || path.starts_with("/memfd:");
@@ -134,8 +130,9 @@ bool TreeMeter::Pace::due(std::int64_t now, std::int64_t times_cost) const noexc
 template <class Reading>
 void TreeMeter::Pace::time(Reading reading) {
   began_ns = now_ns();
+  const std::int64_t before = thread_cpu_ns();
   reading();
-  took_ns = now_ns() - began_ns;
+  took_ns = thread_cpu_ns() - before;
 }
 
 TreeMeter::TreeMeter(fs::path proc_root, const fs::path& cgroup_root)

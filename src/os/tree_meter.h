@@ -37,7 +37,7 @@ class TreeMeter {
   // When a reading may be repeated.
   struct Pace {
     std::int64_t began_ns{INT64_MIN};
-    std::int64_t took_ns{0};
+    std::int64_t took_ns{0};  // Of the processor.
     std::int64_t least_ns{0};
     [[nodiscard]] bool due(std::int64_t now, std::int64_t times_cost) const noexcept;
     template <class Reading>

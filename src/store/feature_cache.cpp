@@ -11,13 +11,13 @@
 
 #include <algorithm>
 #include <bit>
-#include <chrono>
 #include <utility>
 
 #include <fmt/core.h>
 
 #include "base/check.h"
 #include "base/philox.h"
+#include "os/clock.h"
 #include "store/feature_table.h"
 
 namespace plimsoll {
@@ -32,12 +32,6 @@ std::uint64_t key_of(int source, std::int64_t block) noexcept {
 
 std::int64_t table_slots(std::int64_t frames) noexcept {
   return static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(frames) * 2));
-}
-
-std::int64_t now_ns() noexcept {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(
-             std::chrono::steady_clock::now().time_since_epoch())
-      .count();
 }
 
 enum class FrameState : std::uint8_t {

@@ -81,7 +81,7 @@ Result<void> ArenaPages::open(std::int64_t range_bytes) {
   const std::int64_t spans = runs_.range_bytes() / kArenaPageBytes / kSpanPagesMin + 1;
   if (!small_table_.map(spans * static_cast<std::int64_t>(sizeof(SmallSpan)))) {
     return fail_io(errno, "tensor arena: no addresses for its table of spans",
-                   "raise the address space limit (ulimit -v)");
+                   "raise the address space limit (ulimit -v or -d)");
   }
   return {};
 }
@@ -220,7 +220,7 @@ Result<PageIndex> ArenaPages::take_leased(std::uint32_t pages) {
   const PageIndex first = runs_.take(pages);
   if (first == 0) {
     return tl::unexpected(own_refusal(pages * kArenaPageBytes, runs_.range_bytes(),
-                                      "the address space limit (ulimit -v)"));
+                                      "the address space limit (ulimit -v or -d)"));
   }
   const std::int64_t fresh = pages - runs_.resident_pages(first, pages);
   if (fresh > 0) {
@@ -267,8 +267,9 @@ Result<ArenaBlock> ArenaPages::allocate(std::int64_t bytes) {
   }
   if (bytes > runs_.range_bytes()) {
     ++stats_.refusals;
-    return tl::unexpected(own_refusal(bytes, runs_.range_bytes(),
-                                      "the address space limit (ulimit -v), or check the shape"));
+    return tl::unexpected(
+        own_refusal(bytes, runs_.range_bytes(),
+                    "the address space limit (ulimit -v or -d), or check the shape"));
   }
   if (until_refused_ > 0 && --until_refused_ == 0 && refused_left_ > 0) {
     until_refused_ = --refused_left_ > 0 ? 1 : 0;

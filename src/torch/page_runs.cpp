@@ -5,13 +5,14 @@
 #include "torch/page_runs.h"
 
 #include <sys/mman.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <bit>
 #include <cerrno>
 #include <string>
+
+#include "plimsoll/limits.h"
 
 namespace plimsoll {
 namespace {
@@ -79,10 +80,7 @@ std::int64_t PageRuns::default_range_bytes() noexcept {
   const auto memory = static_cast<std::int64_t>(::sysconf(_SC_PHYS_PAGES)) *
                       static_cast<std::int64_t>(::sysconf(_SC_PAGESIZE));
   std::int64_t range = std::clamp<std::int64_t>(memory * 4, 64LL << 30, kRangeMax);
-  rlimit limit{};
-  if (::getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY) {
-    range = std::min(range, static_cast<std::int64_t>(limit.rlim_cur / 2));
-  }
+  range = std::min(range, address_limit_bytes() / 2);
   return range / kArenaPageBytes * kArenaPageBytes;
 }
 
@@ -107,7 +105,7 @@ Result<void> PageRuns::reserve(std::int64_t range_bytes) {
   return fail_io(
       os_errno,
       "tensor arena: no address range of " + std::to_string(kRangeMin) + " bytes can be reserved",
-      "raise the address space limit (ulimit -v)");
+      "raise the address space limit (ulimit -v or -d)");
 }
 
 int PageRuns::bin_of(std::uint32_t pages) noexcept {

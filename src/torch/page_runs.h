@@ -63,7 +63,7 @@ class PageRuns {
   Result<void> reserve(std::int64_t range_bytes);
 
   /// Four times the machine's memory, so that scattered addresses never refuse what fits in
-  /// memory; at most half of what RLIMIT_AS leaves.
+  /// memory; at most half of what RLIMIT_AS and RLIMIT_DATA leave.
   [[nodiscard]] static std::int64_t default_range_bytes() noexcept;
 
   /// Takes the smallest free run of at least `pages` (lowest address among equals looked at) and

@@ -55,6 +55,16 @@ def assert_naive_is_killed(data, limit_mib: int):
     assert run.oom_kills >= 1
 
 
+def test_a_peak_is_the_child_s_own_however_large_its_parent_was():
+    large = bytearray(400 * MIB)
+    large[::4096] = b"x" * len(large[::4096])
+    with MemoryCgroup(1 << 30) as group:
+        small = group.run(["sleep", "0.2"])
+        own = group.run([sys.executable, "-c", f"import time; x = bytearray({150 * MIB}); time.sleep(0.2)"])
+    assert 0 < small.peak_resident_bytes < 50 * MIB
+    assert 150 * MIB < own.peak_resident_bytes < 250 * MIB
+
+
 def test_data_larger_than_the_limit_trains_where_the_naive_way_is_killed(
         program, run_program, tmp_path):
     data = synthesise(run_program, tmp_path, 160_000)  # 625 MiB of features.

@@ -97,6 +97,21 @@ def test_r50_too_little_address_space_is_named(program, call, tmp_path):
     assert seen > 0
 
 
+def test_too_little_private_memory_is_named(program, tmp_path):
+    """`ulimit -d`, which bounds private mappings and not the whole address space."""
+    seen = 0
+    for mebibytes in (1, 8, 32, 64, 128):
+        def bound(size=mebibytes << 20):
+            resource.setrlimit(resource.RLIMIT_DATA, (size, size))
+        done = subprocess.run([program, "synth", "cosir", "--rows", "300000", "--out",
+                               tmp_path / str(mebibytes), "--quiet"], preexec_fn=bound,
+                              capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode != -signal.SIGABRT, (mebibytes, done.stderr)
+        assert "terminate called" not in done.stderr and "bad_alloc" not in done.stderr
+        seen += "ulimit -v or -d" in done.stderr
+    assert seen > 0
+
+
 def test_r49_a_path_that_is_not_utf8_is_refused_at_the_start(program, tmp_path):
     odd = os.fsencode(tmp_path) + b"/M\xfcnchen"
     good = os.fsencode(tmp_path) + b"/good"

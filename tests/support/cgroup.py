@@ -32,7 +32,7 @@ class Run:
     returncode: int
     stdout: str
     stderr: str
-    peak_resident_bytes: int    # VmHWM, as the kernel accounted it at the child's end.
+    peak_resident_bytes: int    # Of the child: by the kernel at its end, or seen; see _own_peak_bytes().
     tree_peak_bytes: int        # Most that all processes together were seen to hold; see _tree_bytes().
     group_peak_bytes: int       # The cgroup's own peak; counts clean page cache too.
     oom_kills: int
@@ -55,6 +55,21 @@ def _own_group() -> tuple[int, pathlib.Path]:
     if v2 is None or not (MOUNT / v2 / "cgroup.controllers").exists():
         raise OSError("no memory cgroup is mounted under /sys/fs/cgroup")
     return 2, MOUNT / v2
+
+
+def _peak_so_far_bytes(pid: int | str) -> int:
+    """VmHWM of a process; 0 when it has ended."""
+    try:
+        status = pathlib.Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith("VmHWM:"))
+
+
+def _own_peak_bytes(counted: int, inherited: int, seen: int) -> int:
+    """Peak of a child. What the kernel counted of it begins with the peak that its parent had when it was
+    forked; no more than that says nothing of the child, and the highest that was seen of it counts."""
+    return counted if counted > inherited else seen
 
 
 class MemoryCgroup:
@@ -167,6 +182,7 @@ class MemoryCgroup:
     def run(self, command: list[str], timeout: float = 3600, echo: bool = False, **options) -> Run:
         """Runs `command` inside the group to its end; kills it after `timeout` seconds."""
         began = time.monotonic()
+        inherited = _peak_so_far_bytes("self")
         child = self.start(command, stdout=subprocess.PIPE,
                            stderr=None if echo else subprocess.PIPE, text=True, **options)
         texts: dict[str, str] = {"stdout": "", "stderr": ""}
@@ -180,11 +196,12 @@ class MemoryCgroup:
                 if echo:
                     print(line, end="", flush=True)
 
-        ended, highest = threading.Event(), [0]
+        ended, highest, seen = threading.Event(), [0], [0]
 
         def watch():
             while not ended.wait(0.02):
                 highest[0] = max(highest[0], self._tree_bytes())
+                seen[0] = max(seen[0], _peak_so_far_bytes(child.pid))
 
         readers = [threading.Thread(target=drain, args=(name,)) for name in texts]
         readers.append(threading.Thread(target=watch))
@@ -198,9 +215,10 @@ class MemoryCgroup:
         ended.set()
         for reader in readers:
             reader.join()
-        peak = "memory.max_usage_in_bytes" if self.version == 1 else "memory.peak"
-        return Run(child.returncode, texts["stdout"], texts["stderr"], usage.ru_maxrss * 1024,
-                   max(highest[0], usage.ru_maxrss * 1024), self._number(peak), self.oom_kills(), time.monotonic() - began)
+        name = "memory.max_usage_in_bytes" if self.version == 1 else "memory.peak"
+        peak = _own_peak_bytes(usage.ru_maxrss * 1024, inherited, seen[0])
+        return Run(child.returncode, texts["stdout"], texts["stderr"], peak, max(highest[0], peak),
+                   self._number(name), self.oom_kills(), time.monotonic() - began)
 
 
 def said_of_skips(notes: pathlib.Path) -> str:
