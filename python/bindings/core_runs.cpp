@@ -1,18 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// plimsoll._core: what other programs ask of a run, and the tools that look after stores.
+// plimsoll._core: the pieces of a run (plimsoll._run puts them together), what other programs ask
+// of one, and the tools that look after stores.
 //
-// Reading order: bindings.h, recipes/control.h, recipes/store_export.h, this file.
+// Reading order: bindings.h, recipes/run_folder.h, recipes/control.h, recipes/store_export.h, this
+// file.
 //
-// Threads: from any; without Python's lock. Ctrl-C ends a store's tool between two parts.
+// Threads: the pieces of a run are for the thread that trains; the rest from any, without Python's
+//          lock. Ctrl-C ends a store's tool between two parts.
 // Memory:  that of the tool, inside its memory_limit.
 #include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include <nanobind/stl/map.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/string_view.h>
 #include <nanobind/stl/vector.h>
 
 #include "bindings.h"
@@ -20,6 +29,8 @@
 #include "recipes/control.h"
 #include "recipes/describe.h"
 #include "recipes/limit_requests.h"
+#include "recipes/metrics.h"
+#include "recipes/progress.h"
 #include "recipes/run_folder.h"
 #include "recipes/store_compact.h"
 #include "recipes/store_export.h"
@@ -97,9 +108,193 @@ std::pair<std::int64_t, std::int64_t> compact(const std::string& directory, std:
   return {done.bytes_before, done.bytes};
 }
 
+/// A run's folder until close(). A forked child closes its copy, so that the lock ends with the
+/// process that took it; nothing in the folder changes then.
+class OpenRun {
+ public:
+  explicit OpenRun(RunFolder folder) : folder_(std::make_unique<RunFolder>(std::move(folder))) {}
+  void close() { folder_.reset(); }
+  RunFolder& get() {
+    if (folder_ == nullptr) {
+      throw Exception(make_error(ErrorCode::kInvalidArgument, "run: it was closed",
+                                 "make plimsoll.Run(...) again"));
+    }
+    return *folder_;
+  }
+
+ private:
+  std::unique_ptr<RunFolder> folder_;
+};
+
+/// Texts are kept until the event is written.
+class EventOfDict {
+ public:
+  explicit EventOfDict(const nb::dict& values) {
+    names_.reserve(values.size());
+    texts_.reserve(values.size());
+    for (const auto& [key, value] : values) {
+      names_.push_back(nb::cast<std::string>(key));
+      fields_.push_back({names_.back().c_str(), value_of(value)});
+    }
+  }
+  [[nodiscard]] std::span<const EventField> fields() const { return fields_; }
+
+ private:
+  EventValue value_of(nb::handle value) {
+    if (nb::isinstance<nb::bool_>(value)) {
+      return nb::cast<bool>(value);
+    }
+    if (nb::isinstance<nb::int_>(value)) {
+      return nb::cast<std::int64_t>(value);
+    }
+    if (nb::isinstance<nb::float_>(value)) {
+      return nb::cast<double>(value);
+    }
+    return std::string_view(texts_.emplace_back(nb::cast<std::string>(value)));
+  }
+
+  std::vector<std::string> names_;
+  std::vector<std::string> texts_;
+  std::vector<EventField> fields_;
+};
+
+/// LimitRequests has a thread, so it stays where it is made.
+class LimitsOfRun {
+ public:
+  LimitsOfRun(const Governor& governor, const std::string& run)
+      : requests_(std::make_unique<LimitRequests>(governor, run), "limit requests") {}
+  /// (asked, what has changed or None, why not or "") of each request since the last call.
+  nb::list take() {
+    nb::list taken;
+    for (auto& one : requests_.use([](auto& held) { return held->take(); })) {
+      taken.append(one.change
+                       ? nb::make_tuple(one.asked, *one.change, "")
+                       : nb::make_tuple(one.asked, nb::none(), one.change.error().to_string()));
+    }
+    return taken;
+  }
+  void close() { requests_.close(); }
+
+ private:
+  Guarded<std::unique_ptr<LimitRequests>> requests_;
+};
+
+const char* name_of(Request request) {
+  return request == Request::kStop ? "stop" : request == Request::kPause ? "pause" : "";
+}
+
+void bind_run_folder(nb::module_& m) {
+  const auto unlocked = nb::call_guard<nb::gil_scoped_release>();
+  nb::class_<RunStatus>(m, "RunStatus")
+      .def(nb::init<>())
+      .def_rw("status", &RunStatus::status)
+      .def_rw("step", &RunStatus::step)
+      .def_rw("steps_total", &RunStatus::steps_total)
+      .def_rw("epoch", &RunStatus::epoch)
+      .def_rw("epochs", &RunStatus::epochs)
+      .def_rw("loss", &RunStatus::loss)
+      .def_rw("rows_per_second", &RunStatus::rows_per_second)
+      .def_rw("seconds", &RunStatus::seconds)
+      .def_rw("seconds_left", &RunStatus::seconds_left)
+      .def_rw("hit_rate", &RunStatus::hit_rate)
+      .def_rw("checkpoint_step", &RunStatus::checkpoint_step)
+      .def_rw("message", &RunStatus::message)
+      .def("read_memory", &RunStatus::read_memory, nb::arg("governor"));
+  nb::class_<OpenRun>(m, "RunFolder")
+      .def_static(
+          "create",
+          [](const std::string& root, const std::string& toml) {
+            return OpenRun(RunFolder::create(root, toml).or_throw());
+          },
+          nb::arg("root"), nb::arg("run_toml"), unlocked)
+      .def_static(
+          "open", [](const std::string& root) { return OpenRun(RunFolder::open(root).or_throw()); },
+          nb::arg("root"), unlocked)
+      .def_static(
+          "is_run", [](const std::string& root) { return RunFolder::is_run(root); },
+          nb::arg("root"))
+      .def(
+          "check_identity",
+          [](OpenRun& run, const std::map<std::string, std::string>& identity,
+             const std::vector<std::string>& accepted) {
+            run.get().check_identity(identity, {.any = accepted, .granted = true}).or_throw();
+          },
+          nb::arg("identity"), nb::arg("accepted"), unlocked)
+      .def(
+          "write_config",
+          [](OpenRun& run, const std::string& toml) { run.get().write_config(toml).or_throw(); },
+          nb::arg("run_toml"), unlocked)
+      .def(
+          "event",
+          [](OpenRun& run, const std::string& name, const nb::dict& values) {
+            run.get().event(name.c_str(), EventOfDict(values).fields()).or_throw();
+          },
+          nb::arg("name"), nb::arg("values"))
+      .def(
+          "write_status",
+          [](OpenRun& run, const RunStatus& status, bool force) {
+            run.get().write_status(status, force).or_throw();
+          },
+          nb::arg("status"), nb::arg("force") = false, unlocked)
+      .def(
+          "published_step", [](OpenRun& run) { return run.get().published_step().or_throw(); },
+          unlocked)
+      .def(
+          "checkpoint_path",
+          [](OpenRun& run, std::int64_t step) { return run.get().checkpoint_path(step).string(); },
+          nb::arg("step"))
+      .def(
+          "publish",
+          [](OpenRun& run, std::int64_t step, std::int64_t keep) {
+            run.get().publish(step, keep).or_throw();
+          },
+          nb::arg("step"), nb::arg("keep"), unlocked)
+      .def(
+          "discard_unpublished", [](OpenRun& run) { run.get().discard_unpublished().or_throw(); },
+          unlocked)
+      .def(
+          "discard_rows", [](OpenRun& run) { run.get().discard_rows().or_throw(); }, unlocked)
+      .def("abandon", [](OpenRun& run) { run.get().abandon(); })
+      .def("close", &OpenRun::close);
+}
+
+void bind_run_loop(nb::module_& m) {
+  nb::class_<LimitsOfRun>(m, "LimitRequests")
+      .def(nb::init<const Governor&, const std::string&>(), nb::arg("governor"), nb::arg("run"))
+      .def("take", &LimitsOfRun::take)
+      .def("close", &LimitsOfRun::close);
+  nb::class_<StopSignals>(m, "StopSignals").def(nb::init<>());
+  nb::class_<RunControl>(m, "RunControl")
+      .def(
+          "__init__", [](RunControl* at, const std::string& run) { new (at) RunControl(run); },
+          nb::arg("run"))
+      .def("poll", [](RunControl& control) { return name_of(control.poll()); })
+      .def_prop_ro("reason", &RunControl::reason);
+  nb::class_<Metrics>(m, "Metrics")
+      .def_static(
+          "open",
+          [](const std::string& folder, std::int64_t resumed_step) {
+            return Metrics::open(folder, resumed_step).or_throw();
+          },
+          nb::arg("folder"), nb::arg("resumed_step"))
+      .def("scalar", &Metrics::scalar, nb::arg("tag"), nb::arg("value"), nb::arg("step"))
+      .def("flush", [](Metrics& metrics) { metrics.flush().or_throw(); });
+  nb::class_<Progress>(m, "Progress")
+      .def(
+          "__init__", [](Progress* at, bool quiet) { new (at) Progress({.quiet = quiet}); },
+          nb::arg("quiet"))
+      .def("update", &Progress::update, nb::arg("status"), nb::arg("epoch_fraction"),
+           nb::arg("force") = false)
+      .def("text", &Progress::text, nb::arg("message"))
+      .def("clear", &Progress::clear);
+  m.def("instruction_set", &instruction_set);
+}
+
 }  // namespace
 
 void bind_runs(nb::module_& m) {
+  bind_run_folder(m);
+  bind_run_loop(m);
   const auto unlocked = nb::call_guard<nb::gil_scoped_release>();
   m.def(
       "run_status",

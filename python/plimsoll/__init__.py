@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plimsoll: trains on data many times larger than memory, inside one stated memory limit.
 
+    Run                            a training run around a PyTorch loop of your own: the limit, commits,
+                                   resumption bit for bit, stop, pause, status (needs torch)
     Governor                       the limit, and who holds what of it
     EmbeddingStore, Rows           one trainable row per id, on disk
     AdamW, AdamWFresh, Adam,       how rows are updated
@@ -45,6 +47,7 @@ from ._memory import Governor, Lease, format_bytes, limits, parse_bytes
 from ._mlflow import log_to_mlflow
 from ._plan import BatchPlan, MemoryBudget, plan_batch
 from ._program import evaluate, info, plan, resume, train
+from ._run import Run
 from ._runs import continue_run, limit, pause, status, stop
 from ._step import TrainingStep
 from .errors import (BudgetExceeded, CorruptError, InternalError, MemoryPressure, NotFoundError,
@@ -55,7 +58,8 @@ __all__ = [
     "CorruptError", "EmbeddingStore", "Eviction", "FeaturePlan", "FeatureStore", "FeatureWriter", "Governor",
     "GraphBatch", "GraphBatches", "GraphSet", "InternalError", "Lease", "Ledger", "LimitCandidate",
     "LimitChange", "LimitReport", "Loader", "LoaderState", "MemoryBudget", "MemoryPressure", "Normal",
-    "NotFoundError", "PoolState", "PressureReport", "PressureWarning", "RowAdagrad", "Rows", "SGD", "SampleOrder",
+    "NotFoundError", "PoolState", "PressureReport", "PressureWarning", "RowAdagrad", "Rows", "Run",
+    "SGD", "SampleOrder",
     "SlabPlan", "Split", "TrainingStep", "Uniform", "Zeros", "__version__", "adopt",
     "continue_run", "evaluate",
     "format_bytes", "import_can", "import_dataset",

@@ -38,33 +38,15 @@ def save_checkpoint(folder: str | os.PathLike[str], step: int, /, *, keep: int =
     Errors: ValueError (step, keep, a part without state, or a value that cannot be read back safely);
             OSError when it cannot be written, with the checkpoints as they were.
     """
-    import torch
-
     if step < 0 or keep < 1:
         raise ValueError(f"save_checkpoint: step {step} must be 0 or more, and keep {keep} 1 or more")
     states = {name: _state_of(name, part) for name, part in parts.items()}
     for name, state in states.items():
-        _check_plain(state, name)
+        check_plain(state, name)
     content = {"step": step, "parts": states, "random": RandomStates().to_plain()}
     place = pathlib.Path(folder)
     make_folders(place)
-    partial = place / _PARTIAL
-    try:
-        partial.unlink(missing_ok=True)
-        with open(partial, "xb") as file:
-            torch.save(content, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, _path(place, step))
-        sync_folder(place)
-    except BaseException as error:
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)
-        cause = error.__context__  # Torch's writer wraps what the file said.
-        if isinstance(error, RuntimeError) and isinstance(cause, OSError):
-            raise OSError(cause.errno, f"the checkpoint of step {step} was not saved: {cause.strerror}",
-                          str(place)) from None
-        raise
+    write(content, _path(place, step))
     steps = _steps(place)
     for old in [one for one in steps if one > step] + [one for one in steps if one <= step][:-keep]:
         _path(place, old).unlink(missing_ok=True)
@@ -95,7 +77,7 @@ def load_checkpoint(folder: str | os.PathLike[str], step: int | None = None, /, 
         there = ", ".join(map(str, steps)) if steps else "none"
         raise NotFoundError(f"{place}: no checkpoint of step {step}; there: {there}. Save before you "
                             "commit, and commit after each save")
-    content = _read(_path(place, step), step)
+    content = read(_path(place, step), step)
     for name, part in parts.items():
         _state_of(name, part, asked=False)
     if set(content["parts"]) != set(parts):
@@ -119,26 +101,52 @@ def _state_of(name: str, part: Any, asked: bool = True) -> Any:
     raise ValueError(f"{name}: {type(part).__name__} has no state_dict() and load_state_dict()")
 
 
-def _check_plain(value: Any, where: str) -> None:
+def check_plain(value: Any, where: str) -> None:
     """Errors: ValueError for what could not be read back without running code from the file."""
     import torch
 
     if isinstance(value, torch.Tensor) or type(value) in (
             type(None), bool, int, float, str, torch.Size, torch.dtype, torch.device):
         return
-    if type(value) in (dict, collections.OrderedDict):
+    if type(value) in (dict, collections.OrderedDict, collections.Counter):
         for key, inner in value.items():
-            _check_plain(key, f"{where}: a key")
-            _check_plain(inner, f"{where}[{key!r}]")
+            check_plain(key, f"{where}: a key")
+            check_plain(inner, f"{where}[{key!r}]")
     elif type(value) in (list, tuple):
         for index, inner in enumerate(value):
-            _check_plain(inner, f"{where}[{index}]")
+            check_plain(inner, f"{where}[{index}]")
     else:
         raise ValueError(f"{where} is a {type(value).__module__}.{type(value).__qualname__}: a checkpoint "
                          "holds tensors, numbers, texts, lists and dictionaries of them")
 
 
-def _read(path: pathlib.Path, step: int) -> dict[str, Any]:
+def write(content: dict[str, Any], path: pathlib.Path) -> int:
+    """Replaces the file `path` by `content` ("step" and more), durably; returns its bytes. Errors: OSError."""
+    import torch
+
+    partial = path.with_name(_PARTIAL)
+    try:
+        partial.unlink(missing_ok=True)
+        with open(partial, "xb") as file:
+            torch.save(content, file)
+            file.flush()
+            os.fsync(file.fileno())
+            size = file.tell()
+        os.replace(partial, path)
+        sync_folder(path.parent)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+        cause = error.__context__  # Torch's writer wraps what the file said.
+        if isinstance(error, RuntimeError) and isinstance(cause, OSError):
+            raise OSError(cause.errno, f"the checkpoint of step {content['step']} was not saved: "
+                          f"{cause.strerror}", str(path.parent)) from None
+        raise
+    return size
+
+
+def read(path: pathlib.Path, step: int, mapped: bool = False) -> dict[str, Any]:
+    """What write() wrote. `mapped`: tensors are pages of the file. Errors: CorruptError; OSError."""
     import torch
 
     try:
@@ -147,7 +155,7 @@ def _read(path: pathlib.Path, step: int) -> dict[str, Any]:
             damaged = records.testzip()
         if damaged is not None:
             raise zipfile.BadZipFile(f"the checksum of {damaged} does not match")
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
         good = content["step"] == step and isinstance(content["parts"], dict) and content["random"]
     except (OSError, MemoryError):
         raise
@@ -158,6 +166,21 @@ def _read(path: pathlib.Path, step: int) -> dict[str, Any]:
     if not good:
         raise CorruptError(f"{path}: is not the checkpoint of step {step}")
     return content
+
+
+def copied(value: Any) -> Any:
+    """What read(mapped=True) gave, with memory of its own."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return value.clone()
+    if isinstance(value, dict):
+        kept = type(value)()
+        kept.update({key: copied(inner) for key, inner in value.items()})
+        return kept
+    if type(value) in (list, tuple):
+        return type(value)(copied(inner) for inner in value)
+    return value
 
 
 def _path(place: pathlib.Path, step: int) -> pathlib.Path:

@@ -696,6 +696,108 @@ class GraphBatches:
 
 def run_program(arguments: list[bytes]) -> int:
     """The program `plimsoll` without what needs torch. Returns its exit status."""
+class RunStatus:
+    """What status.json holds; bytes are filled in by read_memory()."""
+
+    status: str
+    step: int
+    steps_total: int
+    epoch: int
+    epochs: int
+    loss: float
+    rows_per_second: float
+    seconds: float
+    seconds_left: float
+    hit_rate: float
+    checkpoint_step: int
+    message: str
+    def __init__(self) -> None: ...
+    def read_memory(self, governor: Governor) -> None:
+        """From the ledger and /proc."""
+
+class RunFolder:
+    """The files of a run and its lock, until close(). A forked child closes its copy."""
+
+    @staticmethod
+    def create(root: str, run_toml: str) -> RunFolder:
+        """Errors: ValueError (it is a run, is not empty, another process makes it); OSError."""
+    @staticmethod
+    def open(root: str) -> RunFolder:
+        """Errors: NotFoundError; ValueError (another process trains in it)."""
+    @staticmethod
+    def is_run(root: str) -> bool:
+        """Whether there is a run.toml."""
+    def check_identity(self, identity: dict[str, str], accepted: list[str]) -> None:
+        """Writes it, or compares. Errors: ValueError naming what differs and is not accepted."""
+    def write_config(self, run_toml: str) -> None:
+        """Replaces run.toml."""
+    def event(self, name: str, values: dict[str, Any]) -> None:
+        """A line of events.jsonl. Errors: OSError."""
+    def write_status(self, status: RunStatus, force: bool = False) -> None:
+        """Replaces status.json, at most every 0.5 s unless `force`."""
+    def published_step(self) -> int | None:
+        """Errors: CorruptError, OSError."""
+    def checkpoint_path(self, step: int) -> str:
+        """The folder of a step."""
+    def publish(self, step: int, keep: int) -> None:
+        """Names the step in the manifest, then deletes older checkpoints. Errors: OSError."""
+    def discard_unpublished(self) -> None:
+        """Deletes checkpoints of steps that were not published."""
+    def discard_rows(self) -> None:
+        """Deletes the tables."""
+    def abandon(self) -> None:
+        """Removes a folder that create() made."""
+    def close(self) -> None:
+        """Ends the lock."""
+
+class LimitRequests:
+    """A thread that obeys `plimsoll limit`."""
+
+    def __init__(self, governor: Governor, run: str) -> None: ...
+    def take(self) -> list[tuple[str, LimitChange | None, str]]:
+        """What was asked, what has changed, and why not."""
+    def close(self) -> None:
+        """Ends the thread."""
+
+class StopSignals:
+    """SIGINT, SIGTERM and SIGUSR1 set a flag while this is alive; a second SIGINT ends the process."""
+
+    def __init__(self) -> None: ...
+
+class RunControl:
+    """What is asked of a run by signal or file."""
+
+    def __init__(self, run: str) -> None: ...
+    def poll(self) -> str:
+        """"", "stop" or "pause"."""
+    @property
+    def reason(self) -> str:
+        """Who asked for the stop."""
+
+class Metrics:
+    """Scalars for TensorBoard."""
+
+    @staticmethod
+    def open(folder: str, resumed_step: int) -> Metrics:
+        """Errors: OSError."""
+    def scalar(self, tag: str, value: float, step: int) -> None:
+        """A failure waits for flush()."""
+    def flush(self) -> None:
+        """Errors: OSError, the first since the last call."""
+
+class Progress:
+    """The bar, or lines, on stderr."""
+
+    def __init__(self, quiet: bool) -> None: ...
+    def update(self, status: RunStatus, epoch_fraction: float, force: bool = False) -> None:
+        """Drops what comes too fast."""
+    def text(self, message: str) -> None:
+        """Above the bar."""
+    def clear(self) -> None:
+        """Removes the bar."""
+
+def instruction_set() -> str:
+    """The processor's, as far as kernels choose by it."""
 def run_status(run: str) -> str:
     """JSON of what a run is doing. Errors: NotFoundError, CorruptError."""
 def run_stop(run: str) -> bool:

@@ -310,6 +310,14 @@ class Governor:
         return max(0, ledger.free_bytes - ledger.crowded_bytes
                    + max(pool.floor_bytes, pool.leased_bytes))
 
+    def _look(self) -> PressureReport | None:
+        """step_boundary(), at most every 10 ms; None where it was not time."""
+        now = time.monotonic()
+        if now < self._next_boundary:
+            return None
+        self._next_boundary = now + _BOUNDARY_EVERY
+        return self.step_boundary()
+
     def _pressure(self, report: PressureReport) -> MemoryPressure:
         """What ends a loop, from a report that says stop."""
         needed = -(-max(report.needed_bytes, self.limit_bytes + _MIB) // _MIB) * _MIB
@@ -368,14 +376,8 @@ def _attach_to_torch() -> None:
 def pressure_between_steps() -> MemoryPressure | None:
     """A step boundary, at most every 10 ms; what to raise when memory asks for the end."""
     governor = Governor.current()
-    if governor is None:
-        return None
-    now = time.monotonic()
-    if now < governor._next_boundary:
-        return None
-    governor._next_boundary = now + _BOUNDARY_EVERY
-    report = governor.step_boundary()
-    return governor._pressure(report) if report.stop else None
+    report = governor._look() if governor is not None else None
+    return governor._pressure(report) if report is not None and report.stop else None
 
 
 def _no_governor() -> Governor | None:

@@ -67,6 +67,52 @@ class RandomStates:
             put_back()
 
 
+def generator_state(one: Any) -> Any:
+    """The state of a generator (see _reach.is_generator()), as tensors, texts, numbers, lists and dicts."""
+    import torch
+
+    if isinstance(one, torch.Generator):
+        return one.get_state()
+    if isinstance(one, random.Random):
+        return one.getstate()
+    if hasattr(one, "bit_generator"):
+        return _plain(one.bit_generator.state)
+    return _plain(list(one.get_state()))
+
+
+def set_generator_state(one: Any, state: Any) -> None:
+    """Puts back what generator_state() gave."""
+    import torch
+
+    if isinstance(one, torch.Generator):
+        one.set_state(state)
+    elif isinstance(one, random.Random):
+        one.setstate(state)
+    elif hasattr(one, "bit_generator"):
+        one.bit_generator.state = _arrays(state)
+    else:
+        one.set_state(tuple(_arrays(state)))
+
+
+def _plain(value: Any) -> Any:
+    """NumPy's arrays as {"array": numbers, "dtype": its name}, for they cannot be read back safely."""
+    if isinstance(value, dict):
+        return {key: _plain(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_plain(inner) for inner in value]
+    if type(value).__module__ == "numpy":
+        return {"array": value.tolist(), "dtype": value.dtype.name}
+    return value
+
+
+def _arrays(value: Any) -> Any:
+    if isinstance(value, dict):
+        if value.keys() == {"array", "dtype"}:
+            return sys.modules["numpy"].array(value["array"], value["dtype"])
+        return {key: _arrays(inner) for key, inner in value.items()}
+    return [_arrays(inner) for inner in value] if isinstance(value, list) else value
+
+
 def _kept(one: Any) -> Callable[[], None]:
     """Puts the state back that the generator has now."""
     import torch

@@ -22,6 +22,7 @@ from typing import Any, Callable, Iterable, Iterator, Sequence
 from . import _plan_static, _torch_gate
 from ._batch import Batch, Part, Unweighted, weight_of
 from ._embedding import Rows
+from ._lookups import collected
 from ._memory import Governor, format_bytes, pressure_between_steps
 from ._plan_state import TrainingState
 from ._reach import reached
@@ -95,7 +96,8 @@ class TrainingStep:
     directory:  where admit() keeps the state meanwhile, on a disk: the run's folder. Default: the
                 governor's `directory`, or another folder on a disk; never one in memory.
     events:     a file to which admissions, refusals with what helped, the stop and, at the end of the
-                `with` block or at close(), the summary are appended, a line of JSON each.
+                `with` block or at close(), the summary are appended, a line of JSON each; or a function
+                that is called with each of them, a dict.
     Errors:     ValueError (options, a module that is wrapped for several ranks, a loss that must be weighed
                 and is not); BudgetExceeded as above; RuntimeError naming what could not be put back.
     """
@@ -109,7 +111,7 @@ class TrainingStep:
                  allow_batchnorm_microbatch: bool = False,
                  commit: Callable[[], Any] | None = None,
                  directory: str | os.PathLike[str] | None = None,
-                 events: str | os.PathLike[str] | None = None) -> None:
+                 events: str | os.PathLike[str] | Callable[[dict[str, Any]], Any] | None = None) -> None:
         if loss not in _WAYS:
             raise ValueError(f"loss: {loss!r} is none of {', '.join(map(repr, _WAYS))}")
         if accumulate < 1 or (accumulate > 1 and loss is None):
@@ -127,6 +129,7 @@ class TrainingStep:
         self._commit, self._events, self._directory = commit, events, directory
         self._stop: dict[str, Any] = {}
         self._closed = False
+        self._looks = True  # plimsoll.Run looks at the memory itself, where it can commit.
         self._allow_batchnorm = allow_batchnorm_microbatch
         self._window = _Window()
         self.parts = 1
@@ -185,7 +188,8 @@ class TrainingStep:
             with self._rehearsal(work):
                 # Of a window of batches the last finds the gradients of those before it.
                 for left in range(min(self.accumulate, 2), 0, -1):
-                    self._window = _Window(batches=self.accumulate - left, rows=self._window.rows,
+                    # Rows that wait already are left out: their gradients are set aside.
+                    self._window = _Window(batches=self.accumulate - left,
                                            weight=self._window.weight, first=self._window.first)
                     if refusal is None:
                         _, refusal = self._attempt(work, self.parts, self.recomputes, rehearsing=True)
@@ -282,6 +286,9 @@ class TrainingStep:
         if self._window.rows:
             raise RuntimeError("Rows of batches in `accumulate` wait for the optimizer's step: take the "
                                "state_dict() after a call that `updated`")
+        return self._state()
+
+    def _state(self) -> dict[str, Any]:
         gradients = [p.grad for p in self._trained()] if self._window.batches else []
         return {"parts": self.parts, "recomputes": self.recomputes, "steps": self.steps,
                 "batches": self._window.batches, "weight": self._window.weight,
@@ -393,7 +400,7 @@ class TrainingStep:
     # ---- The transaction ----
 
     def _run(self, work: _Work) -> float:
-        if (pressure := pressure_between_steps()) is not None:
+        if self._looks and (pressure := pressure_between_steps()) is not None:
             raise self._stopped(pressure)
         modules, generators = reached([*work.functions, *self._models])
         _refuse_ranks(modules)
@@ -455,9 +462,10 @@ class TrainingStep:
         gradients = self._set_aside(work.batch, window)
 
         def made() -> tuple[float, bool]:
-            with recomputed(self._checkpoint if recomputes else ()):
+            with recomputed(self._checkpoint if recomputes else ()), collected(gradients) as looked_up:
                 tally = _Tally(gradients, window.first)
                 value = work.gradients(1 if work.batch.why_whole else min(parts, work.rows), tally)
+            window.rows += [rows for rows in looked_up if rows.tensor.grad is not None]
             window.first, window.batches = tally.first, window.batches + 1
             window.weight += tally.weight
             whole = window.batches >= self.accumulate
@@ -617,7 +625,7 @@ class TrainingStep:
             def graded(few: _Work = few) -> None:
                 gradients = self._set_aside(work.batch, self._window)
                 try:
-                    with recomputed(self._checkpoint if self.recomputes else ()):
+                    with recomputed(self._checkpoint if self.recomputes else ()), collected(gradients):
                         few.gradients(1, _Tally(gradients, 0.0))
                 finally:
                     gradients.put_back()
@@ -655,7 +663,9 @@ class TrainingStep:
                       "next": helped})
 
     def _append(self, event: dict[str, Any]) -> None:
-        if self._events is not None:
+        if callable(self._events):
+            self._events(event)
+        elif self._events is not None:
             with open(self._events, "a", encoding="utf-8") as file:
                 file.write(json.dumps(event) + "\n")
 

@@ -136,6 +136,11 @@ class Gradients:
             self._kept[id(leaf)] = (leaf, leaf.grad)
             leaf.grad = None
 
+    def watch_together(self, leaf: Any) -> None:
+        """A leaf made meanwhile, whose gradients add up over a window."""
+        self.watch(leaf)
+        self._together.add(id(leaf))
+
     def watch_graph(self, value: Any) -> None:
         """Every leaf that value.backward() would add to, wherever the user has it."""
         for leaf in leaves_of(value):

@@ -24,6 +24,7 @@ constexpr std::int64_t kDotsMost = 64;  // In a line: a header or key of so many
 constexpr std::string_view kSourceMark = "  # from ";
 constexpr std::string_view kRecipeKey = "recipe";
 constexpr std::array<std::string_view, 2> kRecipes{"cosir", "can-kd"};
+constexpr std::string_view kPython = "python";  // plimsoll.Run writes it; no recipe of ours.
 
 /// What a file's value is, whatever the format.
 enum class Literal : std::uint8_t { kText, kInteger, kReal, kSwitch, kList, kNone, kTable, kOther };
@@ -384,6 +385,13 @@ Result<std::string> recipe_of_run(const std::filesystem::path& root) {
     return tl::unexpected(std::move(table).error());
   }
   const std::string recipe = (*table)[kRecipeKey].value_or(std::string(kFirstRecipe));
+  if (recipe == kPython) {
+    return fail(ErrorCode::kInvalidArgument,
+                fmt::format("{} is the run of a Python program, started in {} by: {}",
+                            root.string(), (*table)["directory"].value_or(std::string()),
+                            (*table)["command"].value_or(std::string())),
+                "start that program again, and it goes on from the last commit");
+  }
   if (std::find(kRecipes.begin(), kRecipes.end(), recipe) == kRecipes.end()) {
     return fail(ErrorCode::kInvalidArgument,
                 fmt::format("{}: a run of the recipe '{}', which this program does not have",

@@ -127,9 +127,21 @@ def test_r31_killed_at_every_call_of_a_commit_it_ends_in_the_same_bits(undisturb
         assert finished(start(folder))[1] == bits, f"call {fatal}"
 
 
-def test_r58_the_second_block_runs_as_printed(tmp_path):
+def block(number: int, folder: pathlib.Path) -> subprocess.CompletedProcess:
+    """One of the later blocks, as printed, in a process of its own."""
     found = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
-    done = subprocess.run([sys.executable, "-c", found[1]], cwd=tmp_path, text=True, capture_output=True,
+    done = subprocess.run([sys.executable, "-c", found[number]], cwd=folder, text=True, capture_output=True,
                           timeout=300, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr
+    return done
+
+
+def test_the_run_of_the_quick_start_runs_and_is_done(tmp_path):
+    block(1, tmp_path)
+    status = plimsoll.status(tmp_path / "quickstart" / "run")
+    assert (status["status"], status["step"], status["checkpoint_step"]) == ("finished", 96, 96)
+
+
+def test_r58_the_block_of_plans_runs_as_printed(tmp_path):
+    done = block(2, tmp_path)
     assert "batch size 1024" in done.stdout and "2 steps" in done.stdout

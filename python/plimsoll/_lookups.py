@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows that a step's function looks up while it runs, handed to the attempt that it is part of.
+
+An attempt that fails forgets them: the next one looks up again, so nothing has to be put back.
+
+Threads: one step runs at a time; its backward may look up again in a thread of autograd (recomputing).
+Memory:  a list of handles.
+"""
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Iterator
+
+if TYPE_CHECKING:
+    from ._embedding import Rows
+    from ._transaction import Gradients
+
+_running: tuple[list[Rows], Gradients] | None = None
+
+
+@contextlib.contextmanager
+def collected(gradients: Gradients) -> Iterator[list[Rows]]:
+    """Inside, add() appends to the list that this gives, and gradients of the rows are watched."""
+    global _running
+    rows: list[Rows] = []
+    before, _running = _running, (rows, gradients)
+    try:
+        yield rows
+    finally:
+        _running = before
+
+
+def add(rows: Rows) -> bool:
+    """Whether a step is running, which then has these rows to apply."""
+    if _running is None:
+        return False
+    _running[0].append(rows)
+    _running[1].watch_together(rows.tensor)
+    return True

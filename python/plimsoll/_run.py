@@ -1,0 +1,448 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Run: the lifecycle of a training run around a PyTorch loop of your own.
+
+Reading order: _run_life.py, _run_parts.py, _run_sources.py, _run_loader.py, _run_embedding.py,
+_run_step.py, this file.
+
+Threads: the thread that trains.   Memory: that of its parts.
+"""
+from __future__ import annotations
+
+import os
+import pathlib
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from . import _run_step, _torch_gate
+from ._batch import Batch
+from ._embedding import EmbeddingStore, Normal, Optimizer, Uniform, Zeros
+from ._random_states import RandomStates
+from ._run_life import Life
+from ._step import TrainingStep
+
+if TYPE_CHECKING:
+    from ._run_embedding import Vectors
+    from ._run_loader import RunLoader
+    from ._run_sources import Source
+
+_SEEDS = 1 << 63
+
+
+class Run:
+    """A training run in a folder: made, or gone on with from its last commit.
+
+        with plimsoll.Run("runs/items", memory_limit="8GiB", seed=7) as run:
+            model = Net()
+            optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+            run.track(model=model, optimizer=optimizer)              # restored here, bit for bit
+            for batch in run.steps(run.loader(dataset, batch_size=256, workers=2), epochs=3):
+                run.log(loss=run.step(loss, batch, clip_norm=1.0))   # loss(batch) -> a scalar
+
+    Start the program again after Ctrl-C, `kill -9` or a power cut: it goes on. From another shell
+    `plimsoll status|stop|pause|continue|limit runs/items` work as on any run.
+
+    What holds:
+      - The limit is of this process and its workers (Governor, made here). Memory that nobody leased ends
+        the loop with MemoryPressure, after a commit.
+      - A commit is whole or not there: parts, random states, tables and the place in the data are of one
+        step. Killed at any instant, the run goes on from the last commit or the one before it.
+      - The same bits as a run that nobody disturbed, of what is tracked, from the same program on the
+        same machine: the order, and each item's random states, come from (seed, epoch, index).
+      - run.step() is a transaction: refused memory, it is tried again, or leaves no trace.
+    What does not:
+      - What is not tracked begins anew at each start: counters and lists of your own, generators that a
+        dataset keeps. Code before, between and after the loops runs again.
+      - With a backward and an optimizer of your own, instead of run.step(), a step that fails is not put
+        back (the program ends, and the last commit stands). All else holds.
+      - Data without a position (see steps()) is read again up to the place.
+      - A table's learning rate that set_optimizer() changed is not kept: set it from the step.
+      - Several processes (DistributedDataParallel) are not one run.
+      - A product that torch computes before the run is made fixes MKL's kernels: make the run first, or set
+        MKL_CBWR=AVX2,STRICT before the program.
+
+    path:         its folder.
+    memory_limit: as Governor's `host`; "" finds what the machine leaves.
+    seed:         of Python's, NumPy's and torch's generators, the order, and rows.
+    options:      what else decides the bits, such as {"lr": 1e-3}: kept in run.toml, and a start with
+                  other values is refused with both. Before the first commit anything may change.
+    foreign:      as Governor's. disk: as Governor's.
+    threads:      torch's; None: as many as the run began with, or torch has.
+    deterministic: operators that have no deterministic form raise; False: they run, and the same bits are
+                  not promised.
+    accept:       names of the identity that may differ from now on, such as ("torch",); events.jsonl
+                  says so, and the bits are others.
+    Errors: ValueError (another process trains in it; another identity, with both values; no run, and the
+            folder is not empty; another run or governor in this process); BudgetExceeded; CorruptError;
+            OSError; ImportError without torch.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, memory_limit: int | str = "", seed: int = 0,
+                 options: dict[str, Any] | None = None, foreign: int | str = "128MiB",
+                 disk: int | str = "", threads: int | None = None, deterministic: bool = True,
+                 accept: Iterable[str] = ()) -> None:
+        _torch_gate.load()
+        from ._run_parts import Parts
+
+        if current() is not None:
+            raise ValueError(f"Run: {current()!r} is open in this process; close it first")
+        self.path = pathlib.Path(path)
+        self.seed = int(seed)
+        if not 0 <= self.seed < _SEEDS:
+            raise ValueError(f"seed: {seed} is not a whole number from 0 to 2**63 - 1")
+        self.updated = False
+        """Whether the last run.step() stepped the optimizer (see TrainingStep.updated)."""
+        self._life = Life(self.path, self._content, memory_limit=memory_limit, seed=self.seed,
+                          options=dict(options or {}), foreign=foreign, disk=disk, threads=threads,
+                          deterministic=deterministic, accept=accept)
+        self.governor = self._life.governor
+        """The limit, and who holds what of it."""
+        saved = self._saved = self._life.saved
+        self._parts = Parts(saved.pop("parts", None), f"the commit of step {self._life.saved_step}")
+        self._random = saved.get("random")  # Put back when batches are taken.
+        self._tables: dict[str, tuple[Vectors, dict[str, Any]]] = {}
+        self._loaders: list[RunLoader] = []
+        self._loops = self._epochs = 0  # Loops that were begun, and their epochs.
+        self._in_body = False  # A batch was given, and the body has not come back for the next one.
+        self._source: Source | None = None
+        self._step: TrainingStep | None = None
+        self._step_options: dict[str, Any] = {}
+        self._largest: Any = None
+        self._loss: float | None = None
+        _remember(self)
+
+    # ---- What the run consists of ----
+
+    @property
+    def steps_made(self) -> int:
+        """Since the run began, in all its lives."""
+        return self._life.at.step
+
+    @property
+    def stopped(self) -> str:
+        """Why steps() ended early: "SIGINT", "SIGTERM", ".stop" (`plimsoll stop`); "" if it did not."""
+        return self._life.stopped
+
+    @property
+    def epoch(self) -> int:
+        """That the loop is in, from 0."""
+        return self._life.at.epoch
+
+    def track(self, **parts: Any) -> None:
+        """Names what must be the same after a resumption, and restores it if the run goes on.
+
+        A part has state_dict() and load_state_dict() (modules, optimizers, schedulers, scalers, averages,
+        …), or is a tensor, a dict of plain values, or a random generator. Random states of Python, NumPy
+        and torch, tables of embedding() and the place in the data are parts of every run.
+        Errors: ValueError naming parts and tensors that are missing, extra or of another shape or dtype;
+                a part of a name that is taken; after the first batch.
+        """
+        self._check_open()
+        for name, part in parts.items():
+            self._parts.track(name, part)
+
+    def embedding(self, name: str, *, rows: int, dim: int, optimizer: Optimizer | None = None,
+                  init: Zeros | Normal | Uniform | None = None, dtype: str = "float32",
+                  store: int | str = 0, batch_rows: int = 4096) -> Vectors:
+        """One trainable row for each id from 0 to rows − 1, on disk: a torch.nn.Module (see Vectors).
+
+            vectors = run.embedding("items", rows=10_000_000, dim=64, optimizer=plimsoll.AdamW(lr=0.03))
+            vectors(ids)                     # int64 [...] -> float32 [..., 64], with autograd
+
+        optimizer, init, dtype, store, batch_rows: as EmbeddingStore.open(); init without a value is
+        Normal(std=0.01) with the run's seed.
+        Errors: as EmbeddingStore.open(); ValueError for another table than the run's, with both values.
+        """
+        from ._run_embedding import Vectors
+
+        self._check_open()
+        init = Normal(seed=self.seed) if init is None else init
+        said = {"rows": rows, "dim": dim, "dtype": dtype, "optimizer": str(optimizer), "init": str(init)}
+        if name in self._tables or self._parts.closed or not name.isidentifier():
+            raise ValueError(f"embedding: {name!r} must be a new name of letters, digits and underscores, "
+                             "before the first batch")
+        if self._saved:
+            _must_be_equal(f"embedding {name!r}", said, self._saved["tables"].get(name))
+        table = EmbeddingStore.open(
+            self.governor, self.path / "embeddings" / name, rows=rows, dim=dim, dtype=dtype, init=init,
+            optimizer=optimizer, store=store, batch_rows=batch_rows,
+            at_step=self._life.saved_step if self._saved else None)
+        self._tables[name] = (Vectors(name, table), said)
+        return self._tables[name][0]
+
+    def loader(self, dataset: Any, *, batch_size: int, workers: int = 0,
+               collate_fn: Callable[[list[Any]], Any] | None = None, shuffle: bool = True,
+               drop_last: bool = False, prefetch: int = 2, start_method: str = "fork") -> RunLoader:
+        """Batches of any map-style dataset (__getitem__ and __len__), for steps().
+
+        The order is SampleOrder(len(dataset), seed, epoch), begun at any place at once. The main random
+        states of Python, NumPy and torch are set for each item from (seed, epoch, index), so that
+        augmentations are the same for any number of workers and after a resumption; without workers
+        those of the loop are put back. Not set are generators that the dataset keeps for itself.
+
+        workers:    processes, by `start_method` "fork" or "spawn". 0: items are made in this one.
+        collate_fn: items -> a batch; None: torch's default_collate.
+        drop_last:  leaves out an epoch's last, partial batch.
+        prefetch:   batches in flight for each worker.
+        Errors: ValueError naming the argument.
+        """
+        from ._run_loader import RunLoader
+
+        self._check_open()
+        made = RunLoader(dataset, self.seed, batch_size=batch_size, workers=workers, collate_fn=collate_fn,
+                         shuffle=shuffle, drop_last=drop_last, prefetch=prefetch,
+                         start_method=start_method)
+        self._loaders.append(made)
+        return made
+
+    # ---- The loop ----
+
+    def steps(self, data: Any, *, epochs: int = 1, largest: Any = None, commit_every_steps: int = 0,
+              commit_every_minutes: float = 10.0, progress: bool = True) -> Iterator[Any]:
+        """The batches of some epochs; of a run that goes on, those that are left.
+
+        Between two batches the run looks at the memory, obeys Ctrl-C, SIGTERM, SIGUSR1, `plimsoll stop`,
+        `pause` and `limit`, and commits when it is time; at the end it commits. Asked to stop, it commits
+        and the loop ends: `run.stopped` says why, and what comes after the loop should look at it. After
+        `break` the step that was made counts, and the loop has ended. Loops may follow one another:
+        epochs count on, and those that came to their end before a resumption give nothing. `epochs` of
+        the last may grow.
+
+        data:    of loader(); a list of batches; a plimsoll.Loader; anything with state_dict() and
+                 load_state_dict() (a StatefulDataLoader); or another iterable, with a RuntimeWarning: a
+                 resumption reads its epoch again up to the place.
+        largest: the largest batch that will come: the first run.step() admits it first (see
+                 TrainingStep.admit), so that no later step can fail for memory.
+        commit_every_steps, commit_every_minutes: whichever comes first; 0: not by that.
+        progress: a bar on a terminal, lines elsewhere, on stderr.
+        Errors: ValueError (parts or tables of the commit that are not here; other data); MemoryPressure
+                after a commit; OSError (a commit failed: the one before it stands).
+        """
+        from ._run_sources import source_of
+
+        self._check_open()
+        if epochs < 1 or commit_every_steps < 0 or commit_every_minutes < 0:
+            raise ValueError(f"steps: epochs {epochs} must be 1 or more, commit_every_steps "
+                             f"{commit_every_steps} and commit_every_minutes {commit_every_minutes} 0 or more")
+        self._end_left_loop()
+        if not self._parts.closed:
+            self._parts.check_complete()
+            missing = sorted(self._saved.get("tables", {}).keys() - self._tables.keys())
+            if missing:
+                raise ValueError(f"steps: the run has tables that this program does not open: run.embedding("
+                                 f"{', '.join(map(repr, missing))}, …)")
+        loop, first = self._loops, self._epochs
+        self._loops, self._epochs = loop + 1, first + epochs
+        if loop < self._life.at.loop or self.stopped:
+            return iter(())
+        return self._batches(source_of(data, self.seed), loop, first, first + epochs, largest,
+                             commit_every_steps, 60 * commit_every_minutes, not progress)
+
+    def _batches(self, source: Source, loop: int, first: int, end: int, largest: Any, every_steps: int,
+                 every_seconds: float, quiet: bool) -> Iterator[Any]:
+        life, at = self._life, self._life.at
+        if loop > at.loop:
+            at.loop, at.first, at.epoch, at.batch = loop, first, first, 0
+        if self._random is not None:
+            _must_be_equal("steps: the loops before", {"epochs": first}, {"epochs": at.first})
+            if at.batch:
+                _must_be_equal("steps: the data", source.shape(), self._saved["data"])
+        self._source, self._largest = source, largest
+        done = at.batch / source.batches if source.batches else 0.0
+        total = at.step + (source.batches * (end - at.epoch) - at.batch if source.batches else 0)
+        life.report.begin(quiet=quiet, step=at.step, steps_total=total, epoch=at.epoch, fraction=done,
+                          epochs=end)
+        if self._random is not None:
+            life.report.text(f"goes on at step {at.step}")
+        with life.signals():
+            while at.epoch < end:
+                batches = self._start(source)
+                while True:
+                    try:
+                        batch = next(batches)
+                    except StopIteration:
+                        break
+                    except Exception:
+                        # The signal that asks for the stop may have ended a worker.
+                        if source.num_workers == 0 or not life.asked_to_stop():
+                            raise
+                        life.stop()
+                        return
+                    self._in_body = True
+                    yield batch
+                    self._in_body = False
+                    self._advance(Batch(batch).rows)
+                    del batch
+                    if life.boundary(every_steps, every_seconds):
+                        return
+                if at.batch == 0:
+                    raise ValueError(f"steps: epoch {at.epoch} has no batch: an iterator can be read once "
+                                     "only, so give something that can be iterated again")
+                at.epoch, at.batch = at.epoch + 1, 0
+            self._put_back_random()  # The loop had ended: what comes after it is done again.
+            life.commit(moved=source.batches is None)
+
+    def _start(self, source: Source) -> Iterator[Any]:
+        at = self._life.at
+        if source.batches is not None and at.batch >= source.batches:
+            batches: Iterator[Any] = iter(())
+        else:
+            batches = source.start(at.epoch, at.batch, at.source if at.batch else None)
+        self._put_back_random()  # After what beginning in the middle has drawn.
+        return batches
+
+    def _put_back_random(self) -> None:
+        if self._random is not None:
+            RandomStates.from_plain(self._random).put_back()
+            self._random = None
+
+    def _advance(self, rows: int) -> None:
+        """The body has come back: a step was made."""
+        at, source = self._life.at, self._source
+        at.step, at.batch = at.step + 1, at.batch + 1
+        for vectors, _ in self._tables.values():
+            vectors._between_steps()
+        done = at.batch / source.batches if source is not None and source.batches else 0.0
+        self._life.report.step(step=at.step, epoch=at.epoch, fraction=done, rows=rows, loss=self._loss)
+
+    def _end_left_loop(self) -> None:
+        """After `break`: the step was made, and the loop has ended."""
+        if self._in_body:
+            self._in_body = False
+            self._advance(0)
+            at = self._life.at
+            at.epoch, at.batch = self._epochs, 0
+            self._life.commit()
+
+    def _content(self) -> tuple[dict[str, Any], list[EmbeddingStore]]:
+        """What a commit holds."""
+        at, source = self._life.at, self._source
+        assert source is not None  # There is a step to commit.
+        at.source = source.state() if at.batch else None
+        step = self._step
+        content = {"parts": self._parts.states(), "random": RandomStates().to_plain(),
+                   "data": source.shape(), "tables": {name: said for name, (_, said) in self._tables.items()},
+                   "step_state": self._saved.get("step_state") if step is None else _run_step.state_of(step)}
+        return content, [vectors.store for vectors, _ in self._tables.values()]
+
+    # ---- A step ----
+
+    def step(self, f: Callable[..., Any], batch: Any, *, loss: str | None = None,
+             weight: Callable[..., Any] | None = None, accumulate: int = 1,
+             clip_norm: float | None = None, scheduler: Any = None,
+             before_update: Callable[[], Any] | None = None,
+             split: Callable[[Any, int], Any] | None = None, checkpoint: Iterable[Any] = (),
+             allow_batchnorm_microbatch: bool = False) -> float:
+        """One step of the tracked models, optimizers, scaler and tables as a transaction; returns the loss.
+
+        `f` is called with the entries of a tuple or list, with anything else as one argument; it gives the
+        loss. Gradients are zeroed, backward, clipping and the optimizer's step are done here. All options
+        are TrainingStep's, whose docstring says what is put back and when a batch is cut; they stay the
+        same for all steps of a run. A torch.amp.GradScaler that is tracked is used. A scheduler given
+        here is stepped with the optimizer, and must be tracked.
+        Errors: BudgetExceeded (the step does not fit and was not made); ValueError.
+        """
+        self._check_open()
+        if not self._in_body:
+            raise ValueError("step: call it in the body of `for batch in run.steps(…)`")
+        same = {"loss": loss, "accumulate": accumulate, "clip_norm": clip_norm, "scheduler": scheduler,
+                "checkpoint": list(checkpoint), "allow_batchnorm_microbatch": allow_batchnorm_microbatch}
+        if self._step is None:
+            vectors = {name: one for name, (one, _) in self._tables.items()}
+            functions = {"weight": weight, "before_update": before_update, "split": split}
+            self._step = _run_step.make(self._parts, vectors, {**same, **functions},
+                                        self._saved.get("step_state"), self.path,
+                                        self._life.report.event_of_step)
+            self._step_options = same
+        elif same != self._step_options:
+            name = next(name for name in same if same[name] != self._step_options[name])
+            raise ValueError(f"step: {name} was {self._step_options[name]!r} and is {same[name]!r}; the "
+                             "steps of a run have the same options")
+        step = self._step  # Functions are often made anew for each call.
+        step._weight, step._before_update, step._split = weight, before_update, split
+        if self._largest is not None:
+            step.admit(self._largest, f)
+            self._largest = None
+        self._loss = step(batch, f)
+        self.updated = step.updated
+        return self._loss
+
+    def log(self, **values: Any) -> None:
+        """Metrics of the step that is being made: RUN/events.jsonl, and RUN/metrics for TensorBoard.
+
+        values: numbers, or tensors of one; `loss` is what `plimsoll status` shows.
+        """
+        self._check_open()
+        numbers = {name: float(value) for name, value in values.items()}
+        if "loss" in numbers:
+            self._loss = numbers["loss"]
+        at = self._life.at
+        self._life.report.log(at.step + int(self._in_body), at.epoch, numbers)
+
+    # ---- The end ----
+
+    def close(self, error: BaseException | None = None) -> None:
+        """Ends the run: the last word in its status, workers, tables, governor, folder, torch's settings.
+
+        error: what ended it; None: nothing did. A second close does nothing.
+        """
+        if self._life.closed:
+            return
+        try:
+            if error is None:
+                self._end_left_loop()
+        except BaseException as failed:
+            error = failed
+            raise
+        finally:
+            for one in self._loaders:
+                one.close()
+            self._source = None
+            self._life.close(error)
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, _: Any, error: BaseException | None, __: Any) -> None:
+        self.close(error)
+
+    def _check_open(self) -> None:
+        if self._life.closed:
+            raise ValueError(f"{self.path}: this run was closed; make plimsoll.Run({str(self.path)!r}) again")
+
+    def __repr__(self) -> str:
+        return f"<Run {self.path}, step {self._life.at.step}>"
+
+
+def _must_be_equal(what: str, now: dict[str, Any], saved: dict[str, Any] | None) -> None:
+    if saved is None:
+        raise ValueError(f"{what} is not in the commit that the run goes on from: it came later; train anew")
+    differs = [f"{name} was {saved.get(name)} and is {now.get(name)}"
+               for name in {**saved, **now} if now.get(name) != saved.get(name)]
+    if differs:
+        raise ValueError(f"{what} is another than the run began with: {'; '.join(differs)}. The same bits "
+                         "need the same; or train anew in another folder")
+
+
+_open: Any = None  # A weak reference to the run of this process.
+_at_fork = False
+
+
+def current() -> Run | None:
+    """The run that is open in this process."""
+    run = _open() if _open is not None else None
+    return run if run is not None and not run._life.closed else None
+
+
+def _remember(run: Run) -> None:
+    global _open, _at_fork
+    _open = weakref.ref(run)
+    if not _at_fork:
+        os.register_at_fork(after_in_child=_in_child)
+        _at_fork = True
+
+
+def _in_child() -> None:
+    run = current()
+    if run is not None:
+        run._life.leave_in_child()

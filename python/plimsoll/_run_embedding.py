@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Vectors: rows of an EmbeddingStore as a torch.nn.Module.
+
+Reading order: _lookups.py, this file, _step.py.
+
+Threads: the thread that trains; backward may call it again (recomputing).
+Memory:  the rows of a step's lookups, leased, until the step was made.
+"""
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from . import _lookups
+from ._embedding import EmbeddingStore, Rows
+
+
+class Vectors(torch.nn.Module):
+    """One trainable row for each id: vectors(ids) -> float32 [*ids.shape, dim], on the ids' device.
+
+    Made by plimsoll.Run.embedding(). It has no parameters: rows are read from the table when they are
+    looked up, and Run.step() has the table update them, in the step's transaction. Ids may come more than
+    once and in several lookups of a step: their gradients are summed, in the order they were asked for.
+    A lookup under torch.no_grad() only reads. A copy (copy.deepcopy) looks up in the same table.
+
+    In a loop with a backward and an optimizer of your own, call vectors.step() after optimizer.step().
+    Errors: NotFoundError naming the first unknown id; BudgetExceeded; ValueError in a forked worker.
+    """
+
+    def __init__(self, name: str, store: EmbeddingStore) -> None:
+        """For Run.embedding()."""
+        super().__init__()
+        self.name, self._store = name, store
+        self._waiting: list[Rows] = []  # Looked up outside Run.step(), and not applied.
+
+    @property
+    def store(self) -> EmbeddingStore:
+        """The table."""
+        return self._store
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        """Shape: ids int64, any; the rows float32 [*ids.shape, dim]."""
+        if ids.dtype != torch.int64:
+            raise ValueError(f"{self.name}: ids are int64, not {ids.dtype}: use ids.long()")
+        rows = self._store.gather(ids.detach().reshape(-1).cpu().contiguous().numpy())
+        if not torch.is_grad_enabled():
+            return rows.tensor.detach().view(*ids.shape, self._store.dim).to(ids.device)
+        if not _lookups.add(rows):
+            self._waiting.append(rows)
+        return rows.tensor.view(*ids.shape, self._store.dim).to(ids.device)
+
+    def step(self, *, rate_scale: float = 1.0) -> None:
+        """Applies the gradients of the lookups since the last call, of all at once. Run.step() does this
+        by itself. rate_scale: multiplies the learning rate. Errors: as EmbeddingStore.apply()."""
+        waiting = self._with_gradients()
+        if waiting:
+            grads = [one._gradient() for one in waiting]
+            self._store.apply(np.concatenate([one.ids for one in waiting]), np.concatenate(grads),
+                              rate_scale=rate_scale)
+        self._waiting.clear()
+
+    def _with_gradients(self) -> list[Rows]:
+        return [one for one in self._waiting if one.tensor.grad is not None]
+
+    def _between_steps(self) -> None:
+        """Errors: RuntimeError where gradients were forgotten."""
+        forgotten = self._with_gradients()
+        if forgotten:
+            raise RuntimeError(
+                f"{self.name}: gradients of {sum(map(len, forgotten))} looked-up rows were not applied: "
+                f"use run.step(), or call {self.name}.step() after your optimizer's step()")
+        self._waiting.clear()
+
+    def __deepcopy__(self, _: Any) -> Vectors:
+        return Vectors(self.name, self._store)
+
+    def extra_repr(self) -> str:
+        return f"{self.name!r}, rows={self._store.rows}, dim={self._store.dim}"

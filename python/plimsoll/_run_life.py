@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Life: one process's time with a run: its folder, limit, signals, requests and commits.
+
+Knows nothing of models and data: what a commit holds is asked of its owner, plimsoll.Run.
+Reading order: _run_settings.py, _run_commit.py, _run_report.py, this file, _run.py.
+
+Threads: the thread that trains; a thread of the core looks for changed limits.
+Memory:  a commit streams tensors from where they are.
+"""
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from . import _core, _program
+from ._embedding import EmbeddingStore
+from ._memory import Governor
+from ._run_commit import Position, load, save
+from ._run_report import Report
+from .errors import BudgetExceeded, MemoryPressure
+
+_PAUSE_LOOKS_EVERY = 0.1  # Seconds.
+_SHORT = (MemoryPressure, BudgetExceeded, KeyboardInterrupt, SystemExit)  # It goes on from the last commit.
+
+Content = Callable[[], tuple[dict[str, Any], list[EmbeddingStore]]]
+
+
+class Life:
+    """The arguments are Run's. `content` gives what the next commit holds, and the tables of the run."""
+
+    def __init__(self, path: pathlib.Path, content: Content, *, memory_limit: int | str, seed: int,
+                 options: dict[str, Any], foreign: int | str, disk: int | str, threads: int | None,
+                 deterministic: bool, accept: Iterable[str]) -> None:
+        from . import _run_settings as settings  # It needs torch.
+
+        self.path, self._content = path, content
+        self.stopped = ""
+        """Who asked for the stop; "": nobody."""
+        self.closed = False
+        root = os.fspath(path)
+        is_run = _core.RunFolder.is_run(root)
+        if is_run and not settings.is_ours(root):
+            raise ValueError(f"{root} is a run of `plimsoll train`, and `plimsoll resume` goes on with it: name "
+                             "another folder")
+        threads = threads or settings.threads_of(root)
+        toml = settings.to_toml({"seed": seed, "memory_limit": memory_limit, "threads": threads}, options)
+        self.folder = _core.RunFolder.open(root) if is_run else _core.RunFolder.create(root, toml)
+        self._held = contextlib.ExitStack()  # Closed in the reverse order.
+        self._held.callback(self.folder.close)
+        self.saved_step = -1
+        """The step that is committed; −1: none."""
+        try:
+            self.saved_step = self._published() if is_run else -1
+            self._held.enter_context(_program._torch_settings())
+            settings.settle(seed, threads, deterministic)
+            self.folder.check_identity(settings.identity_of(seed, threads, deterministic, options), list(accept))
+            if is_run:
+                self.folder.write_config(toml)
+            self.governor = Governor(memory_limit, disk=disk, directory=root, foreign=foreign)
+            self._held.callback(self.governor.close)
+            self.saved: dict[str, Any] = {} if self.saved_step < 0 else load(self.folder, self.saved_step)
+            self.at: Position = self.saved.get("position", Position())
+            self.report = Report(self.folder, self.governor, str(path / "metrics"), self.saved_step)
+            self._limits = _core.LimitRequests(self.governor._core, root)
+            self._held.callback(self._limits.close)
+        except BaseException as error:
+            self.folder.abandon() if not is_run else self._say_failed(error)
+            self._held.close()
+            raise
+        self._control = _core.RunControl(root)
+        self._signals: _core.StopSignals | None = None
+        self._committed_at = time.monotonic()
+
+    def _say_failed(self, error: BaseException) -> None:
+        """Of a run that cannot go on."""
+        status = _core.RunStatus()
+        status.status, status.step = "failed", max(self.saved_step, 0)
+        status.message = f"{type(error).__name__}: {error}"
+        with contextlib.suppress(OSError):
+            self.folder.write_status(status, True)
+
+    def _published(self) -> int:
+        """The step to go on from; −1: nothing was committed, and all begins anew, as is said now."""
+        published = self.folder.published_step()
+        self.folder.discard_unpublished()
+        if published is None:
+            self.folder.discard_rows()
+            (self.path / "identity.json").unlink(missing_ok=True)
+        return -1 if published is None else published
+
+    @contextlib.contextmanager
+    def signals(self) -> Iterator[None]:
+        """Inside, SIGINT, SIGTERM and SIGUSR1 ask for a stop."""
+        self._signals = _core.StopSignals()
+        try:
+            yield
+        finally:
+            self._signals = None
+            self.report.clear()
+
+    def asked_to_stop(self) -> bool:
+        return self._control.poll() == "stop"
+
+    def boundary(self, every_steps: int, every_seconds: float) -> bool:
+        """Between two steps. True: the run was asked to stop, and has committed.
+
+        Errors: MemoryPressure after a commit; OSError when a commit failed.
+        """
+        self._tell_limits()
+        seen = self.governor._look()
+        if seen is not None:
+            self.report.pressure(self.at.step, seen)
+            if seen.stop:
+                self.commit()
+                raise self.governor._pressure(seen)
+        asked = self._control.poll()
+        if asked == "stop":
+            self.stop()
+            return True
+        since = time.monotonic() - self._committed_at
+        if (asked == "pause" or (every_steps > 0 and self.at.step % every_steps == 0)
+                or 0 < every_seconds <= since):
+            self.commit()
+        return asked == "pause" and self._pause()
+
+    def stop(self) -> None:
+        """Commits, and says why."""
+        self.commit()
+        self.stopped = self._control.reason
+        self.report.text(f"stopped at step {self.at.step} ({self.stopped}); the same command goes on")
+
+    def _pause(self) -> bool:
+        """Waits while it is asked to. True: it was asked to stop meanwhile."""
+        with self.report.aside():
+            while (asked := self._control.poll()) == "pause":
+                self._tell_limits()
+                self.governor.step_boundary()
+                self.report.phase("paused")
+                time.sleep(_PAUSE_LOOKS_EVERY)
+        if asked == "stop":
+            self.stop()
+        return asked == "stop"
+
+    def _tell_limits(self) -> None:
+        for asked, change, why in self._limits.take():
+            self.report.limit(self.at.step, asked, change, why)
+
+    def commit(self, moved: bool = False) -> None:
+        """Commits what is not committed yet. moved: the position has changed since, if not the step."""
+        again = self.at.step == self.saved_step
+        if again and not moved:
+            return
+        began = time.monotonic()
+        with self.report.aside():
+            content, tables = self._content()
+            self.report.flush()
+            size = save(self.folder, content, self.at, tables, again)
+        self.saved_step, self._committed_at = self.at.step, time.monotonic()
+        self.report.commit(self.at.step, self._committed_at - began, size)
+
+    def close(self, error: BaseException | None) -> None:
+        """The last word in status and events; then the governor, torch's settings and the folder."""
+        try:
+            if error is None:
+                status, message, step = "stopped" if self.stopped else "finished", self.stopped, self.at.step
+            else:
+                status = "stopped" if isinstance(error, _SHORT) else "failed"
+                message, step = f"{type(error).__name__}: {error}", max(self.saved_step, 0)
+            self.report.end(status, step, self.at.epoch, message)
+        finally:
+            self.closed, self._signals = True, None
+            self._held.close()
+
+    def leave_in_child(self) -> None:
+        """In a forked child: it has no part in the lock, which ends with its process, nor in signals."""
+        self.closed, self._signals = True, None
+        self.folder.close()

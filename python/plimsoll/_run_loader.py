@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""RunLoader: batches of any map-style dataset, the same for any number of workers and at any place.
+
+The order of an epoch is SampleOrder(n, seed, epoch): known at once at any position. The random states
+of Python, NumPy and torch that an item sees come from (seed, epoch, index), those that collate_fn sees
+from the batch's first item, in a worker and in this process alike.
+
+Threads: the thread that trains; workers are processes of torch.utils.data.
+Memory:  prefetch batches for each worker, in shared memory; without workers one batch.
+"""
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import hashlib
+import random
+import signal
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from . import _torch_gate
+from ._arrays import not_pickled
+from ._data import SampleOrder
+
+_ITEM, _BATCH = 0, 1  # What a random state is for.
+_PR_SET_PDEATHSIG = 1
+
+
+class RunLoader:
+    """For plimsoll.Run.loader(), whose docstring says what the arguments are."""
+
+    def __init__(self, dataset: Any, seed: int, *, batch_size: int, workers: int = 0,
+                 collate_fn: Callable[[list[Any]], Any] | None = None, shuffle: bool = True,
+                 drop_last: bool = False, prefetch: int = 2, start_method: str = "fork") -> None:
+        if not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
+            raise ValueError(f"loader: {type(dataset).__name__} has no __getitem__ and __len__: a dataset "
+                             "that can only be iterated is given to steps() as it is")
+        items = len(dataset)
+        batches = items // batch_size if drop_last else -(-items // max(batch_size, 1))
+        if batch_size < 1 or workers < 0 or prefetch < 1 or batches < 1:
+            raise ValueError(f"loader: batch_size {batch_size} and prefetch {prefetch} must be 1 or more, "
+                             f"workers {workers} 0 or more, and the {items} items make {batches} batches")
+        self.batches = batches
+        """Batches of an epoch."""
+        self.num_workers = workers
+        self._shape = {"items": items, "batch_size": batch_size, "drop_last": drop_last,
+                       "shuffle": shuffle}
+        self._keys = _Keys(items, batch_size, batches, seed if shuffle else None)
+        parallel: dict[str, Any] = {}
+        if workers:
+            parallel = {"prefetch_factor": prefetch, "persistent_workers": True,
+                        "multiprocessing_context": start_method,
+                        "worker_init_fn": functools.partial(
+                            _begin_worker, torch.are_deterministic_algorithms_enabled())}
+        fetch = _Fetch(dataset, seed, collate_fn or torch.utils.data.default_collate)
+        # A generator of its own: an iterator of torch's draws its workers' seeds from the main one.
+        self._loader: Any = torch.utils.data.DataLoader(
+            fetch, batch_size=None, sampler=self._keys, num_workers=workers, collate_fn=_as_it_is,
+            generator=torch.Generator(), **parallel)
+
+    __reduce_ex__ = not_pickled
+
+    def shape(self) -> dict[str, Any]:
+        """What a resumption must find the same."""
+        return self._shape
+
+    def start(self, epoch: int, batch: int, state: Any = None) -> Iterator[Any]:
+        """The batches of an epoch from `batch` on."""
+        if self._loader is None:
+            raise ValueError("loader: its run was closed")
+        self._keys.epoch, self._keys.first = epoch, batch
+        return iter(self._loader)
+
+    def state(self) -> Any:
+        return None  # Epoch and batch say it all.
+
+    def close(self) -> None:
+        """Ends the workers."""
+        self._loader = None
+
+    def __len__(self) -> int:
+        return self.batches
+
+
+class _Keys:
+    """A sampler: (epoch, indices of the items) of each batch, from `first` on."""
+
+    def __init__(self, items: int, batch_size: int, batches: int, seed: int | None) -> None:
+        self._items, self._batch_size, self._batches, self._seed = items, batch_size, batches, seed
+        self.epoch = self.first = 0
+
+    def __iter__(self) -> Iterator[tuple[int, list[int]]]:
+        epoch = self.epoch
+        order = None if self._seed is None else SampleOrder(self._items, self._seed, epoch)
+        for batch in range(self.first, self._batches):
+            begin = batch * self._batch_size
+            places = np.arange(begin, min(begin + self._batch_size, self._items), dtype=np.int64)
+            yield epoch, (places if order is None else order.at(places)).tolist()
+
+    def __len__(self) -> int:
+        return self._batches
+
+
+class _Fetch:
+    """A dataset of batches, which workers get a copy of."""
+
+    def __init__(self, dataset: Any, seed: int, collate: Callable[[list[Any]], Any]) -> None:
+        self._dataset, self._seed, self._collate = dataset, seed, collate
+
+    def __getitem__(self, key: tuple[int, list[int]]) -> Any:
+        if torch.utils.data.get_worker_info() is not None:
+            return self._batch(*key)
+        with _as_in_a_worker():
+            return self._batch(*key)
+
+    def _batch(self, epoch: int, indices: Sequence[int]) -> Any:
+        items = []
+        for index in indices:
+            _seed_all(_mixed(self._seed, epoch, index, _ITEM))
+            items.append(self._dataset[index])
+        _seed_all(_mixed(self._seed, epoch, indices[0], _BATCH))
+        return self._collate(items)
+
+
+@contextlib.contextmanager
+def _as_in_a_worker() -> Iterator[None]:
+    """One thread, as torch gives a worker: sums round as they do there. Random states are put back."""
+    threads = torch.get_num_threads()
+    states = torch.default_generator.get_state(), random.getstate(), np.random.get_state()
+    if threads != 1:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        if threads != 1:
+            torch.set_num_threads(threads)
+        torch.default_generator.set_state(states[0])
+        random.setstate(states[1])
+        np.random.set_state(states[2])
+
+
+def _seed_all(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed & 0xFFFFFFFF)
+    torch.default_generator.manual_seed(seed)  # torch.manual_seed() would seed every device too.
+
+
+def _mixed(seed: int, epoch: int, index: int, purpose: int) -> int:
+    key = struct.pack("<qqqq", seed, epoch, index, purpose)
+    return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little")
+
+
+def _begin_worker(deterministic: bool, _: int) -> None:
+    # Ctrl-C reaches every process of a terminal; the one that trains ends the workers. When it is killed
+    # they end at once, and not after torch's five seconds, in which the next life would begin beside them.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if deterministic and not torch.are_deterministic_algorithms_enabled():  # Spawned, not forked.
+        _torch_gate.load().make_deterministic(1)
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch

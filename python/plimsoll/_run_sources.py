@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What Run.steps() takes its batches from: everything that can be begun again at a place in an epoch.
+
+    RunLoader, a list, plimsoll.Loader    the place is a number
+    an object with state_dict()           the place is its state
+    any other iterable                    the epoch is read again up to the place, and it warns
+
+Threads: the thread that trains.   Memory: none beyond what it wraps.
+"""
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+from ._data import Loader, LoaderState
+from ._random_states import RandomStates
+from ._run_loader import RunLoader
+
+
+class Source(Protocol):
+    batches: int | None
+    """Of an epoch; None: not known."""
+    num_workers: int
+
+    def shape(self) -> dict[str, Any]:
+        """What a resumption must find the same."""
+    def start(self, epoch: int, batch: int, state: Any) -> Iterator[Any]:
+        """The epoch's batches from `batch` on. `state`: what state() gave there; None: the beginning."""
+    def state(self) -> Any:
+        """What start() needs beside the number of batches, plain; between two batches."""
+
+
+def source_of(data: Any, seed: int) -> Source:
+    """Errors: ValueError for what is no iterable."""
+    if isinstance(data, RunLoader):
+        return data
+    if isinstance(data, Loader):
+        return _FeatureBatches(data, seed)
+    if isinstance(data, Sequence):
+        return _Listed(data)
+    if not hasattr(data, "__iter__"):
+        raise ValueError(f"steps: {type(data).__name__} is no iterable of batches; run.loader(dataset, "
+                         "batch_size=…) makes one of a dataset")
+    if hasattr(data, "state_dict") and hasattr(data, "load_state_dict"):
+        return _Stateful(data)
+    return _ReadAgain(data)
+
+
+class _Any:
+    def __init__(self, data: Any) -> None:
+        self._data = data
+        self.num_workers = int(getattr(data, "num_workers", 0))
+        try:
+            self.batches: int | None = len(data)
+        except TypeError:
+            self.batches = None
+
+    def shape(self) -> dict[str, Any]:
+        return {"batches": self.batches}
+
+    def state(self) -> Any:
+        return None
+
+
+class _Listed(_Any):
+    def start(self, epoch: int, batch: int, state: Any) -> Iterator[Any]:
+        return (self._data[k] for k in range(batch, len(self._data)))
+
+
+class _FeatureBatches(_Any):
+    def __init__(self, data: Loader, seed: int) -> None:
+        super().__init__(data)
+        self._seed = seed
+
+    def start(self, epoch: int, batch: int, state: Any) -> Iterator[Any]:
+        self._data.seek(LoaderState(**state) if state else LoaderState(self._seed, epoch, 0))
+        return iter(self._data)
+
+    def state(self) -> Any:
+        return self._data.state_dict()
+
+
+class _Stateful(_Any):
+    def start(self, epoch: int, batch: int, state: Any) -> Iterator[Any]:
+        if state is not None:
+            self._data.load_state_dict(state)
+        return iter(self._data)
+
+    def state(self) -> Any:
+        return self._data.state_dict()
+
+
+class _ReadAgain(_Any):
+    """Begun with the random states that the epoch began with, it is expected to give the same batches."""
+
+    def __init__(self, data: Any) -> None:
+        super().__init__(data)
+        self._began: dict[str, Any] | None = None
+        warnings.warn(
+            f"steps: {type(data).__name__} has no position (state_dict() and load_state_dict()). A "
+            "resumption reads the epoch again up to its place, with the random states that the epoch "
+            "began with: it takes that long, and the bits are the same only if the same batches come. "
+            "run.loader(dataset) and a StatefulDataLoader begin at the place", RuntimeWarning,
+            stacklevel=4)
+
+    def start(self, epoch: int, batch: int, state: Any) -> Iterator[Any]:
+        if state is not None:
+            RandomStates.from_plain(state).put_back()
+        self._began = RandomStates().to_plain()
+        batches = iter(self._data)
+        for _ in range(batch):
+            next(batches, None)
+        return batches
+
+    def state(self) -> Any:
+        return self._began

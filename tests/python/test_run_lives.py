@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""plimsoll.Run where users stand: programs that are killed at any moment and started again end in the bits
+of those that nobody disturbed."""
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from tests.support.cgroup import MemoryCgroup
+
+pytest.importorskip("torch")
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+PROGRAMS = ROOT / "tests" / "support" / "run_programs.py"
+
+
+def lives(out, kills, seed, *arguments):
+    environment = {**os.environ, "PYTHONPATH": f"{os.environ.get('PYTHONPATH', '')}:{ROOT}"}
+    done = subprocess.run([sys.executable, "-m", "tests.support.lives", PROGRAMS, out, str(kills), str(seed),
+                           *map(str, arguments)], capture_output=True, text=True, cwd=ROOT, env=environment)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("kills", [3, pytest.param(30, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind, workers", [("pictures", 0), ("pictures", 2), ("texts", 0), ("vectors", 0)])
+def test_killed_at_any_moment_a_run_ends_in_the_same_bits(kind, workers, kills, tmp_path):
+    told = lives(tmp_path, kills, 7 * kills + workers, kind, workers)
+    assert told["digest"] == told["undisturbed"] and told["killed_at"]
+
+
+def test_killed_in_any_stage_of_a_commit_a_run_ends_in_the_same_bits(tmp_path):
+    told = lives(tmp_path, "stages", 0, "vectors")
+    assert told["digest"] == told["undisturbed"]
+    # Each life commits once, and its second commit only counts when it was published.
+    assert told["killed_at"] == [5, 10, 15, 20, 25, 30, 35, 45]
+
+
+def test_the_limit_and_the_workers_do_not_matter_to_the_bits(tmp_path):
+    digests = {lives(tmp_path / str(workers), 0, 0, "vectors", workers, limit)["digest"]
+               for workers, limit in ((0, "2GiB"), (1, "1GiB"))}
+    assert len(digests) == 1
+
+
+def test_the_program_itself_is_killed_and_started_again(tmp_path):
+    program = tmp_path / "train.py"
+    program.write_text(f"""
+import os, signal, sys
+sys.path.insert(0, {str(ROOT)!r})
+import plimsoll
+from tests.support import run_programs
+
+if len(sys.argv) > 2:
+    log = plimsoll.Run.log
+    def kill(self, **values):
+        if self.steps_made == int(sys.argv[2]):
+            os.kill(os.getpid(), signal.SIGKILL)
+        log(self, **values)
+    plimsoll.Run.log = kill
+print(run_programs.main(sys.argv[1], "pictures", "1"))
+""")
+
+    def start(run, *more):
+        return subprocess.run([sys.executable, program, run, *more], capture_output=True, text=True)
+
+    undisturbed = start(tmp_path / "a")
+    assert undisturbed.returncode == 0, undisturbed.stderr
+    assert start(tmp_path / "b", "21").returncode == -9
+    again = start(tmp_path / "b")  # At once: nothing of the first life holds the folder.
+    assert again.returncode == 0, again.stderr
+    assert "goes on at step 20" in again.stderr and again.stdout == undisturbed.stdout
+
+
+def test_a_run_with_workers_stays_inside_its_limit(tmp_path):
+    MemoryCgroup.needed()
+    limit = 1 << 30
+    environment = {**os.environ, "PYTHONPATH": f"{os.environ.get('PYTHONPATH', '')}:{ROOT}"}
+    with MemoryCgroup(limit) as group:
+        done = group.run([sys.executable, str(PROGRAMS), str(tmp_path / "run"), "large", "2", "1GiB"],
+                         env=environment)
+    assert done.returncode == 0 and done.oom_kills == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "20"
+    assert done.tree_peak_bytes <= limit

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lives of a training program: started, killed at a random moment, started again, until it is done.
+
+    python -m tests.support.lives PROGRAM.py OUT KILLS SEED [ARGUMENT…]
+
+PROGRAM has main(*arguments), which trains in a plimsoll.Run and returns a digest. Each life is a process
+forked from one that has imported torch and used nothing of it, so that a life costs a second and not
+four. Its last line is JSON: {"digest", "undisturbed", "killed_at": [the published step at each kill]}.
+
+A life is killed by SIGKILL from a thread, at a moment drawn from SEED and counted from where its loop
+begins. With KILLS "stages" each life is killed in its second commit instead, one before or after each stage.
+"""
+import functools
+import importlib.util
+import json
+import os
+import pathlib
+import random
+import signal
+import sys
+import threading
+import time
+import traceback
+
+LIVES_MAX = 400
+STAGES = ("write before", "write after", "sync_folder before", "sync_folder after", "commit before",
+          "commit after", "publish before", "publish after")
+
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def kill_after(seconds):
+    import plimsoll
+
+    steps = plimsoll.Run.steps
+
+    def counted(self, *arguments, **options):
+        timer = threading.Timer(seconds, die)
+        timer.daemon = True
+        timer.start()
+        return steps(self, *arguments, **options)
+
+    plimsoll.Run.steps = counted
+
+
+def kill_in(stage):
+    """In the second commit of this life: write, sync_folder and publish come once in each, and so does the
+    first of two tables."""
+    import plimsoll
+    from plimsoll import _core, _run_commit
+
+    name, when = stage.split()
+    owner = {"publish": _core.RunFolder, "commit": plimsoll.EmbeddingStore}.get(name, _run_commit)
+    real, calls = getattr(owner, name), [0]
+    fatal = 3 if name == "commit" else 2
+
+    def counted(*arguments, **options):
+        calls[0] += 1
+        if calls[0] == fatal and when == "before":
+            die()
+        done = real(*arguments, **options)
+        if calls[0] == fatal:
+            die()
+        return done
+
+    setattr(owner, name, counted)
+
+
+def live(program, arguments, end=None):
+    """The digest, or None when it was killed. `end` is called in the new process."""
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            if end is not None:
+                end()
+            os.write(write, str(program.main(*arguments)).encode())
+            status = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            os._exit(status)
+    _, status = os.waitpid(pid, 0)
+    os.close(write)
+    digest = os.read(read, 1000).decode() if status == 0 else None
+    os.close(read)
+    if status not in (0, signal.SIGKILL):
+        raise SystemExit(f"a life ended with status {status}")
+    return digest
+
+
+def ends(kills, seed, longest):
+    if kills == "stages":
+        yield from (functools.partial(kill_in, stage) for stage in STAGES)
+    else:
+        moments = random.Random(seed)
+        for _ in range(int(kills)):
+            yield functools.partial(kill_after, moments.uniform(0.0, 0.7 * longest))
+
+
+def main(path, out, kills, seed, *arguments):
+    import torch._dynamo  # noqa: F401  What the first optimizer imports.
+
+    import plimsoll  # noqa: F401
+
+    spec = importlib.util.spec_from_file_location("program", path)
+    program = importlib.util.module_from_spec(spec)
+    sys.modules["program"] = program
+    spec.loader.exec_module(program)
+    began = time.monotonic()
+    undisturbed = live(program, (os.path.join(out, "undisturbed"), *arguments))
+    longest = time.monotonic() - began
+    run, killed_at, digest = pathlib.Path(out) / "killed", [], undisturbed
+    for end in ends(kills, int(seed), longest):
+        digest = live(program, (str(run), *arguments), end)
+        if digest is None:
+            manifest = run / "checkpoints" / "manifest.json"
+            killed_at.append(json.loads(manifest.read_text())["step"] if manifest.exists() else -1)
+        elif digest == undisturbed:  # Done before its moment: begun anew for the kills that are left.
+            os.rename(run, run.with_name(f"done-{len(killed_at)}-{time.monotonic_ns()}"))
+        else:
+            break
+    else:
+        digest = live(program, (str(run), *arguments))
+    print(json.dumps({"digest": digest, "undisturbed": undisturbed, "killed_at": killed_at}))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

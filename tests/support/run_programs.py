@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Training programs as users write them, for tests that kill them: main(run, kind, workers, limit)."""
+import hashlib
+import random
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+import plimsoll
+
+
+def digest_of(*parts):
+    """Of tensors, and of what random generators would give next."""
+    seen = hashlib.sha256()
+    for part in parts:
+        for one in part if isinstance(part, (list, tuple)) else [part]:
+            seen.update(one.detach().reshape(-1).contiguous().view(torch.uint8).numpy().tobytes())
+    seen.update(torch.rand(4).numpy().tobytes() + np.random.rand(4).tobytes())
+    seen.update(str(random.random()).encode())
+    return seen.hexdigest()
+
+
+def states(optimizer):
+    return [value for state in optimizer.state.values() for value in state.values()
+            if isinstance(value, torch.Tensor) and value.dim() > 0]
+
+
+class Pictures:
+    """8 × 8, augmented with numbers of all three generators."""
+
+    def __len__(self):
+        return 150
+
+    def __getitem__(self, index):
+        picture = torch.full((1, 8, 8), index / 150.0) + 0.1 * torch.randn(1, 8, 8)
+        if random.random() < 0.5:
+            picture = picture.flip(2)
+        return torch.roll(picture, int(np.random.randint(3)), 1), index % 5
+
+
+def pictures(path, workers, limit):
+    """A convnet with batch statistics and dropout, random augmentation, its own loss function."""
+    with plimsoll.Run(path, memory_limit=limit, seed=3) as run:
+        model = torch.nn.Sequential(
+            torch.nn.Conv2d(1, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.ReLU(), torch.nn.Flatten(),
+            torch.nn.Dropout(0.2), torch.nn.Linear(288, 5))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+        average = torch.optim.swa_utils.AveragedModel(model)
+        run.track(model=model, optimizer=optimizer, average=average)
+        data = run.loader(Pictures(), batch_size=10, workers=workers)
+        for batch in run.steps(data, epochs=3, commit_every_steps=4, progress=False):
+            run.log(loss=run.step(lambda x, y: F.cross_entropy(model(x), y), batch))
+            average.update_parameters(model)
+        return digest_of(list(model.state_dict().values()), list(average.state_dict().values()),
+                         states(optimizer))
+
+
+class Texts:
+    """Dicts; some words are masked by chance."""
+
+    def __len__(self):
+        return 96
+
+    def __getitem__(self, index):
+        words = (torch.arange(12) * (index + 1)) % 31
+        return {"words": torch.where(torch.rand(12) < 0.15, 0, words), "targets": words}
+
+
+class Reader(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words = torch.nn.Embedding(31, 16)
+        self.layer = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, dropout=0.1)
+        self.out = torch.nn.Linear(16, 31)
+
+    def forward(self, words):
+        return self.out(self.layer(self.words(words)))
+
+
+def texts(path, workers, limit):
+    """A transformer: dict batches, bfloat16 autocast, two batches a step, clipping, a schedule."""
+    with plimsoll.Run(path, memory_limit=limit, seed=11, options={"lr": 1e-3}) as run:
+        model = Reader()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+        schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, [3, 9])
+        own = torch.Generator().manual_seed(1)
+        seen = {"words": 0}
+        halves = torch.zeros(4, dtype=torch.bfloat16)
+        run.track(model=model, optimizer=optimizer, schedule=schedule, own=own, seen=seen, halves=halves)
+
+        def loss(batch):
+            with torch.autocast("cpu", torch.bfloat16):
+                logits = model(batch["words"])
+            return F.cross_entropy(logits.float().flatten(0, 1), batch["targets"].flatten())
+
+        data = run.loader(Texts(), batch_size=7, workers=workers)
+        for batch in run.steps(data, epochs=3, commit_every_steps=3, progress=False):
+            run.step(loss, batch, loss="mean", accumulate=2, clip_norm=0.5, scheduler=schedule)
+            seen["words"] += batch["words"].numel()
+            halves += torch.rand(4, generator=own).bfloat16()
+        assert seen["words"] == 3 * 96 * 12
+        return digest_of(list(model.state_dict().values()), states(optimizer), halves,
+                         torch.tensor(schedule.get_last_lr()))
+
+
+class Clicks:
+    """Ids that come more than once in a batch."""
+
+    def __len__(self):
+        return 200
+
+    def __getitem__(self, index):
+        return {"item": torch.tensor([index % 40, (index * 7) % 40]), "y": float(index % 2)}
+
+
+def vectors(path, workers, limit):
+    """Two tables, one of them looked up twice in a step; two batches a step."""
+    with plimsoll.Run(path, memory_limit=limit, seed=5) as run:
+        items = run.embedding("items", rows=40, dim=8, optimizer=plimsoll.AdamW(lr=0.02))
+        users = run.embedding("users", rows=50, dim=8, optimizer=plimsoll.Adagrad(lr=0.05))
+        model = torch.nn.Linear(16, 1)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        run.track(model=model, optimizer=optimizer)
+
+        def loss(batch):
+            both = items(batch["item"])
+            first = items(batch["item"][:, 0]) * users(batch["item"][:, 1] + 5)
+            x = torch.cat([both.sum(1), first], 1)
+            return F.binary_cross_entropy_with_logits(model(x).squeeze(1), batch["y"].float())
+
+        data = run.loader(Clicks(), batch_size=16, workers=workers)
+        largest = {"item": torch.zeros(16, 2, dtype=torch.int64), "y": torch.zeros(16)}
+        for batch in run.steps(data, epochs=4, largest=largest, commit_every_steps=5, progress=False):
+            run.log(loss=run.step(loss, batch, loss="mean", accumulate=2))
+        with torch.no_grad():
+            tables = [items(torch.arange(40)), users(torch.arange(50))]
+        return digest_of(list(model.state_dict().values()), states(optimizer), tables)
+
+
+class Large:
+    """A mebibyte each."""
+
+    def __len__(self):
+        return 320
+
+    def __getitem__(self, index):
+        return {"x": torch.randn(1 << 18), "item": index}
+
+
+def large(path, workers, limit):
+    """16 MiB a batch, of which workers have several in flight; layers and rows of tens of MiB."""
+    with plimsoll.Run(path, memory_limit=limit) as run:
+        items = run.embedding("items", rows=200_000, dim=64, store="64MiB")
+        model = torch.nn.Sequential(torch.nn.Linear(1 << 18, 32), torch.nn.ReLU(), torch.nn.Linear(32, 64))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+        run.track(model=model, optimizer=optimizer)
+
+        def loss(batch):
+            return (model(batch["x"]) - items(batch["item"])).square().mean()
+
+        data = run.loader(Large(), batch_size=16, workers=workers)
+        largest = {"x": torch.zeros(16, 1 << 18), "item": torch.arange(16)}
+        for batch in run.steps(data, largest=largest, commit_every_steps=8, progress=False):
+            run.step(loss, batch)
+        return run.steps_made
+
+
+def main(path, kind, workers="0", limit="2GiB"):
+    return {"pictures": pictures, "texts": texts, "vectors": vectors, "large": large}[kind](path, int(workers), limit)
+
+
+if __name__ == "__main__":
+    import sys
+
+    print(main(*sys.argv[1:]))
