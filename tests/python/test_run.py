@@ -111,7 +111,16 @@ def test_plimsoll_stop_ends_the_loop_after_a_commit(loop):
     assert loop.main().stopped == "" and loop.seen == [0, 1, 2, 3, 4, 5] * 2
 
 
+@pytest.fixture
+def as_in_a_terminal():
+    """What was started in the background of a shell ignores SIGINT."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.usefixtures("as_in_a_terminal")
 def test_a_signal_ends_the_loop_after_a_commit(number, loop):
     before = signal.getsignal(number)
     run = loop.main(lambda run: run.steps_made == 3 and os.kill(os.getpid(), number))
