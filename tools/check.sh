@@ -12,7 +12,10 @@ ctest --test-dir build/dev -LE 'slow|gpu' --output-on-failure -j 2 || status=1
 
 export PYTHONPATH=$PWD/build/dev/python${PYTHONPATH:+:$PYTHONPATH}
 export PLIMSOLL_PROGRAM=$PWD/build/dev/bin/plimsoll
-.venv/bin/python -m pytest -q -m 'not slow' -p no:cacheprovider tests || status=1
+pytest=(.venv/bin/python -m pytest -q -m "not slow" -p no:cacheprovider)
+# Those that hold a process to its limit have the machine to themselves.
+"${pytest[@]}" tests/budget || status=1
+"${pytest[@]}" -n 2 --dist loadfile tests --ignore tests/budget || status=1
 .venv/bin/python -m tests.support.cgroup --skipped "$PLIMSOLL_CGROUP_SKIPS"
 rm -f "$PLIMSOLL_CGROUP_SKIPS"
 exit $status

@@ -67,7 +67,8 @@ struct [[nodiscard]] Error {
   [[nodiscard]] std::string to_string() const;
 };
 
-/// Builds an Error whose text is `detail` (what failed, with the file) and `advice` (static).
+/// Builds an Error whose text is `detail` (what failed, with the file) and `advice` (static); bytes
+/// of `detail` that are not UTF-8 are told by their numbers.
 [[nodiscard]] Error make_error(ErrorCode code, std::string detail, const char* advice = "");
 
 /// Builds a kIo Error from an errno: "DETAIL: No space left on device".

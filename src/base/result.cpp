@@ -5,6 +5,7 @@
 
 #include <fmt/core.h>
 
+#include "base/utf8.h"
 #include "plimsoll/bytes.h"
 
 namespace plimsoll {
@@ -90,7 +91,9 @@ Error make_error(ErrorCode code, std::string detail, const char* advice) {
   Error error;
   error.code = code;
   error.advice = advice;
-  error.detail = std::make_shared<const std::string>(std::move(detail));
+  // A path, or what a damaged file said, may be other bytes than a terminal or Python takes for
+  // text.
+  error.detail = std::make_shared<const std::string>(as_utf8(std::move(detail)));
   return error;
 }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "base/utf8.h"
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 
@@ -31,6 +32,30 @@ bool is_utf8(std::string_view text) noexcept {
     }
   }
   return true;
+}
+
+std::string as_utf8(std::string text) {
+  if (is_utf8(text)) {
+    return text;
+  }
+  constexpr std::string_view kDigits = "0123456789abcdef";
+  constexpr std::size_t kLongest = 4;
+  std::string told;
+  for (std::string_view left = text; !left.empty();) {
+    std::size_t good = 1;
+    while (good <= std::min(kLongest, left.size()) && !is_utf8(left.substr(0, good))) {
+      ++good;
+    }
+    if (good <= std::min(kLongest, left.size())) {
+      told += left.substr(0, good);
+      left.remove_prefix(good);
+    } else {
+      const auto byte = static_cast<unsigned char>(left.front());
+      told += {'\\', 'x', kDigits[byte >> 4U], kDigits[byte & 0xFU]};
+      left.remove_prefix(1);
+    }
+  }
+  return told;
 }
 
 }  // namespace plimsoll

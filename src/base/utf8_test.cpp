@@ -20,5 +20,11 @@ TEST(R49Utf8, TakesWellFormedTextOnly) {
   EXPECT_TRUE(is_utf8(std::string(3, '\0')));
 }
 
+TEST(R49Utf8, TellsOtherBytesByTheirNumber) {
+  EXPECT_EQ(as_utf8("M\xC3\xBCnchen"), "M\xC3\xBCnchen");
+  EXPECT_EQ(as_utf8("M\xFCnchen \xE6\xBC"), "M\\xfcnchen \\xe6\\xbc");
+  EXPECT_EQ(as_utf8("\xC3\xBC\xC3"), "\xC3\xBC\\xc3");
+}
+
 }  // namespace
 }  // namespace plimsoll

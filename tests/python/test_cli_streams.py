@@ -122,7 +122,7 @@ def test_r49_a_path_that_is_not_utf8_is_refused_at_the_start(program, tmp_path):
         done = subprocess.run([os.fsencode(program), *words], capture_output=True, timeout=60,
                               check=False)
         assert done.returncode == 2, done.stderr
-        assert b"is not UTF-8" in done.stderr and b"M\xfcnchen" in done.stderr
+        assert b"is not UTF-8" in done.stderr and rb"M\xfcnchen" in done.stderr
     assert os.listdir(tmp_path) == []
     done = subprocess.run([os.fsencode(program), b"run", b"--alert", b"1GiB", b"--", b"echo", odd],
                           capture_output=True, timeout=60, check=False)

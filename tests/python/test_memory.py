@@ -43,7 +43,7 @@ def test_a_governor_states_its_limit_and_its_ledger():
         assert ledger.baseline_bytes > 0
         assert ledger.pools["foreign"].floor_bytes == 32 * MIB
         assert ledger.free_bytes == (
-            ledger.limit_bytes - ledger.baseline_bytes - ledger.committed_bytes)
+            ledger.limit_bytes - ledger.baseline_bytes - ledger.orphan_bytes - ledger.committed_bytes)
         assert "foreign" in str(ledger)
         assert not governor.step_boundary().stop
 
