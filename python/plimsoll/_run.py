@@ -225,18 +225,26 @@ class Run:
             raise ValueError(f"steps: epochs {epochs} must be 1 or more, commit_every_steps "
                              f"{commit_every_steps} and commit_every_minutes {commit_every_minutes} 0 or more")
         self._end_left_loop()
-        if not self._parts.closed:
-            self._parts.check_complete()
-            missing = sorted(self._saved.get("tables", {}).keys() - self._tables.keys())
-            if missing:
-                raise ValueError(f"steps: the run has tables that this program does not open: run.embedding("
-                                 f"{', '.join(map(repr, missing))}, …)")
+        self._close_parts()
         loop, first = self._loops, self._epochs
         self._loops, self._epochs = loop + 1, first + epochs
         if loop < self._life.at.loop or self.stopped:
             return iter(())
         return self._batches(source_of(data, self.seed), loop, first, first + epochs, largest,
                              commit_every_steps, 60 * commit_every_minutes, not progress)
+
+    def _close_parts(self) -> None:
+        """Nothing is tracked any more. Errors: ValueError naming parts and tables that are missing."""
+        if self._parts.closed:
+            return
+        self._parts.check_complete()
+        missing = sorted(self._saved.get("tables", {}).keys() - self._tables.keys())
+        if missing:
+            raise ValueError(f"steps: the run has tables that this program does not open: run.embedding("
+                             f"{', '.join(map(repr, missing))}, …)")
+
+    def _must_have_begun_with(self, data: dict[str, Any]) -> None:
+        _must_be_equal("steps: the data", data, self._saved["data"])
 
     def _batches(self, source: Source, loop: int, first: int, end: int, largest: Any, every_steps: int,
                  every_seconds: float, quiet: bool) -> Iterator[Any]:
@@ -246,7 +254,7 @@ class Run:
         if self._random is not None:
             _must_be_equal("steps: the loops before", {"epochs": first}, {"epochs": at.first})
             if at.batch:
-                _must_be_equal("steps: the data", source.shape(), self._saved["data"])
+                self._must_have_begun_with(source.shape())
         self._source, self._largest = source, largest
         done = at.batch / source.batches if source.batches else 0.0
         total = at.step + (source.batches * (end - at.epoch) - at.batch if source.batches else 0)
@@ -300,10 +308,13 @@ class Run:
         """The body has come back: a step was made."""
         at, source = self._life.at, self._source
         at.step, at.batch = at.step + 1, at.batch + 1
-        for vectors, _ in self._tables.values():
-            vectors._between_steps()
+        self._between_steps()
         done = at.batch / source.batches if source is not None and source.batches else 0.0
         self._life.report.step(step=at.step, epoch=at.epoch, fraction=done, rows=rows, loss=self._loss)
+
+    def _between_steps(self) -> None:
+        for vectors, _ in self._tables.values():
+            vectors._between_steps()
 
     def _end_left_loop(self) -> None:
         """After `break`: the step was made, and the loop has ended."""

@@ -60,10 +60,18 @@ class RunLoader:
         fetch = _Fetch(dataset, seed, collate_fn or torch.utils.data.default_collate)
         # A generator of its own: an iterator of torch's draws its workers' seeds from the main one.
         self._loader: Any = torch.utils.data.DataLoader(
-            fetch, batch_size=None, sampler=self._keys, num_workers=workers, collate_fn=_as_it_is,
+            fetch, batch_sampler=self._keys, num_workers=workers, collate_fn=_the_only_one,
             generator=torch.Generator(), **parallel)
 
     __reduce_ex__ = not_pickled
+
+    def data_loader(self) -> Any:
+        """torch's, for a loop that wants one and skips batches itself; it begins where at() says."""
+        return self._loader
+
+    def at(self, epoch: int) -> None:
+        """The epoch that data_loader() gives next, from its beginning."""
+        self._keys.epoch, self._keys.first = epoch, 0
 
     def shape(self) -> dict[str, Any]:
         """What a resumption must find the same."""
@@ -88,19 +96,19 @@ class RunLoader:
 
 
 class _Keys:
-    """A sampler: (epoch, indices of the items) of each batch, from `first` on."""
+    """A sampler of batches of one key each: (epoch, indices of the items), from `first` on."""
 
     def __init__(self, items: int, batch_size: int, batches: int, seed: int | None) -> None:
         self._items, self._batch_size, self._batches, self._seed = items, batch_size, batches, seed
         self.epoch = self.first = 0
 
-    def __iter__(self) -> Iterator[tuple[int, list[int]]]:
+    def __iter__(self) -> Iterator[list[tuple[int, list[int]]]]:
         epoch = self.epoch
         order = None if self._seed is None else SampleOrder(self._items, self._seed, epoch)
         for batch in range(self.first, self._batches):
             begin = batch * self._batch_size
             places = np.arange(begin, min(begin + self._batch_size, self._items), dtype=np.int64)
-            yield epoch, (places if order is None else order.at(places)).tolist()
+            yield [(epoch, (places if order is None else order.at(places)).tolist())]
 
     def __len__(self) -> int:
         return self._batches
@@ -164,5 +172,5 @@ def _begin_worker(deterministic: bool, _: int) -> None:
         _torch_gate.load().make_deterministic(1)
 
 
-def _as_it_is(batch: Any) -> Any:
-    return batch
+def _the_only_one(batches: list[Any]) -> Any:
+    return batches[0]

@@ -142,6 +142,13 @@ def test_the_run_of_the_quick_start_runs_and_is_done(tmp_path):
     assert (status["status"], status["step"], status["checkpoint_step"]) == ("finished", 96, 96)
 
 
+def test_the_trainer_of_the_quick_start_trains_and_is_done(tmp_path):
+    pytest.importorskip("transformers")
+    block(2, tmp_path)
+    status = plimsoll.status(tmp_path / "quickstart" / "trainer")
+    assert (status["status"], status["step"], status["checkpoint_step"]) == ("finished", 64, 64)
+
+
 def test_r58_the_block_of_plans_runs_as_printed(tmp_path):
-    done = block(2, tmp_path)
+    done = block(3, tmp_path)
     assert "batch size 1024" in done.stdout and "2 steps" in done.stdout

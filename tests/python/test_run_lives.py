@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """plimsoll.Run where users stand: programs that are killed at any moment and started again end in the bits
 of those that nobody disturbed."""
-import json
 import os
 import pathlib
 import subprocess
@@ -10,6 +9,7 @@ import sys
 import pytest
 
 from tests.support.cgroup import MemoryCgroup
+from tests.support.lives import told
 
 pytest.importorskip("torch")
 
@@ -18,25 +18,21 @@ PROGRAMS = ROOT / "tests" / "support" / "run_programs.py"
 
 
 def lives(out, kills, seed, *arguments):
-    environment = {**os.environ, "PYTHONPATH": f"{os.environ.get('PYTHONPATH', '')}:{ROOT}"}
-    done = subprocess.run([sys.executable, "-m", "tests.support.lives", PROGRAMS, out, str(kills), str(seed),
-                           *map(str, arguments)], capture_output=True, text=True, cwd=ROOT, env=environment)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    return told(PROGRAMS, out, kills, seed, *arguments)
 
 
 @pytest.mark.parametrize("kills", [3, pytest.param(30, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind, workers", [("pictures", 0), ("pictures", 2), ("texts", 0), ("vectors", 0)])
 def test_killed_at_any_moment_a_run_ends_in_the_same_bits(kind, workers, kills, tmp_path):
-    told = lives(tmp_path, kills, 7 * kills + workers, kind, workers)
-    assert told["digest"] == told["undisturbed"] and told["killed_at"]
+    seen = lives(tmp_path, kills, 7 * kills + workers, kind, workers)
+    assert seen["digest"] == seen["undisturbed"] and seen["killed_at"]
 
 
 def test_killed_in_any_stage_of_a_commit_a_run_ends_in_the_same_bits(tmp_path):
-    told = lives(tmp_path, "stages", 0, "vectors")
-    assert told["digest"] == told["undisturbed"]
+    seen = lives(tmp_path, "stages", 0, "vectors")
+    assert seen["digest"] == seen["undisturbed"]
     # Each life commits once, and its second commit only counts when it was published.
-    assert told["killed_at"] == [5, 10, 15, 20, 25, 30, 35, 45]
+    assert seen["killed_at"] == [5, 10, 15, 20, 25, 30, 35, 45]
 
 
 def test_the_limit_and_the_workers_do_not_matter_to_the_bits(tmp_path):

@@ -17,14 +17,24 @@ import os
 import pathlib
 import random
 import signal
+import subprocess
 import sys
 import threading
 import time
 import traceback
 
-LIVES_MAX = 400
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 STAGES = ("write before", "write after", "sync_folder before", "sync_folder after", "commit before",
           "commit after", "publish before", "publish after")
+
+
+def told(program, out, kills, seed, *arguments):
+    """For tests: what this program's last line says."""
+    environment = {**os.environ, "PYTHONPATH": f"{os.environ.get('PYTHONPATH', '')}:{ROOT}"}
+    done = subprocess.run([sys.executable, "-m", "tests.support.lives", program, out, str(kills), str(seed),
+                           *map(str, arguments)], capture_output=True, text=True, cwd=ROOT, env=environment)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def die():
@@ -32,17 +42,17 @@ def die():
 
 
 def kill_after(seconds):
-    import plimsoll
+    from plimsoll._run_life import Life
 
-    steps = plimsoll.Run.steps
+    signals = Life.signals  # Entered by every loop.
 
-    def counted(self, *arguments, **options):
+    def counted(self):
         timer = threading.Timer(seconds, die)
         timer.daemon = True
         timer.start()
-        return steps(self, *arguments, **options)
+        return signals(self)
 
-    plimsoll.Run.steps = counted
+    Life.signals = counted
 
 
 def kill_in(stage):

@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A Hugging Face Trainer as the loop of a plimsoll.Run: pip install plimsoll[transformers].
+
+    import plimsoll, transformers
+    from plimsoll.integrations.transformers import RunMixin
+
+    class Trainer(RunMixin, transformers.Trainer):
+        pass
+
+    with plimsoll.Run("runs/a", memory_limit="8GiB") as run:
+        model = ...                                            # made inside the run: its seed is set
+        Trainer(model, arguments, train_dataset=data, run=run).train()
+
+Threads: the thread that trains.   Memory: Trainer's; a commit streams tensors from where they are.
+"""
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from typing import TYPE_CHECKING, Any
+
+import torch
+import transformers
+from transformers.trainer_callback import ExportableState
+
+from .._run_outer import OuterLoop
+
+if TYPE_CHECKING:
+    from .._run import Run
+
+_STATE_FILE = "trainer_state.json"  # Trainer reads it from the folder that it resumes from.
+
+
+class RunMixin:
+    """Put before transformers.Trainer, it makes train() a loop of `run`, and train() again goes on.
+
+    What holds is what holds of a Run: the limit of the process tree, looked at between two optimizer steps;
+    commits, by step and by minute, of model, optimizer, scheduler, scaler, random states, place in the data,
+    and the Trainer's own state with its callbacks'; `plimsoll status|stop|pause|continue|limit`, Ctrl-C and
+    SIGTERM. Killed at any instant, the same program ends in the same bits.
+
+    The order of the data is the run's (RunLoader: from the run's seed, an item's random states from seed,
+    epoch and index), for any dataloader_num_workers. Asked to stop, the run commits and train()
+    returns after the batch that Trainer has begun, which is no part of the commit: look at run.stopped.
+
+    A logged loss is Trainer's mean over the steps since the last log, or since the program was started again.
+    Callbacks are restored as Trainer does it: with restore_callback_states_from_checkpoint=True.
+
+    What does not hold: a step is not a transaction. One that is refused memory ends the program, and the
+    last commit stands. Checkpoints of Trainer's own (save_strategy) are still written, and nothing reads
+    them: save_strategy="no" spares them, unless load_best_model_at_end needs them.
+
+    run:                  an open plimsoll.Run, and nothing tracked in it of the names model, optimizer,
+                          scheduler, scaler and trainer.
+    commit_every_steps, commit_every_minutes: optimizer steps, minutes; whichever comes first; 0: not by that.
+    Errors: ValueError for what a run cannot do yet, by its name: several processes or devices, DeepSpeed,
+            FSDP, auto_find_batch_size, model_init, datasets without a length, other orders than random and
+            sequential; as Run.steps() from train().
+    """
+
+    def __init__(self, *arguments: Any, run: Run, commit_every_steps: int = 0,
+                 commit_every_minutes: float = 10.0, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.run = run
+        self._loop = OuterLoop(run, commit_every_steps=commit_every_steps,
+                               commit_every_minutes=commit_every_minutes)
+        self._began = False
+        self._refuse_what_is_not_possible()
+        self.add_callback(_Boundary(self))  # type: ignore[attr-defined]
+
+    def train(self, resume_from_checkpoint: Any = None, **options: Any) -> Any:
+        """As Trainer's, from the run's last commit. resume_from_checkpoint: None or True, the run knows."""
+        if resume_from_checkpoint not in (None, True):
+            raise ValueError(f"train: resume_from_checkpoint={resume_from_checkpoint!r}, and {self.run!r} goes on "
+                             "from its own last commit: leave it out")
+        if self._began:
+            raise ValueError(f"train: {self.run!r} had its train(); a Trainer of a run trains once")
+        self._began = True
+        state = _State(self)
+        self.run.track(trainer=state)
+        try:
+            if not self._loop.goes_on:
+                return super().train(**options)  # type: ignore[misc]
+            with tempfile.TemporaryDirectory() as folder:
+                with open(os.path.join(folder, _STATE_FILE), "w", encoding="utf-8") as file:
+                    file.write(state.restored)
+                return super().train(resume_from_checkpoint=folder, **options)  # type: ignore[misc]
+        finally:
+            self._loop.close()
+
+    def get_train_dataloader(self) -> Any:
+        """The run's order of train_dataset."""
+        made: Any = self
+        args, dataset, collate = made.args, made.train_dataset, made.data_collator
+        if transformers.utils.is_datasets_available() and type(dataset).__module__.startswith("datasets."):
+            dataset = made._remove_unused_columns(dataset, description="Training")
+        else:
+            collate = made._get_collator_with_removed_columns(collate, description="Training")
+        self._data = self.run.loader(
+            dataset, batch_size=made._train_batch_size, workers=args.dataloader_num_workers, collate_fn=collate,
+            shuffle=args.train_sampling_strategy == "random", drop_last=args.dataloader_drop_last,
+            prefetch=args.dataloader_prefetch_factor or 2,
+            start_method=args.dataloader_multiprocessing_context or "fork")
+        return self._data.data_loader()
+
+    # What Trainer reads from a checkpoint of its own: of a run, all is restored where it is tracked.
+
+    def _load_from_checkpoint(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def _load_optimizer_and_scheduler(self, *_: Any) -> None:
+        pass
+
+    def _load_scaler(self, *_: Any) -> None:
+        pass
+
+    def _load_rng_state(self, *_: Any) -> None:
+        self._loop.put_back_random()
+
+    def _refuse_what_is_not_possible(self) -> None:
+        made: Any = self
+        args = made.args
+        order = args.train_sampling_strategy
+        for found, what in ((args.world_size > 1 or args.n_gpu > 1, "several processes or devices"),
+                            (made.is_deepspeed_enabled, "DeepSpeed"), (made.is_fsdp_enabled, "FSDP"),
+                            (args.auto_find_batch_size, "auto_find_batch_size"),
+                            (args.ignore_data_skip, "ignore_data_skip"),
+                            (made.model_init is not None, "model_init"),
+                            (isinstance(made.train_dataset, torch.utils.data.IterableDataset),
+                             "a dataset that can only be iterated"),
+                            (order not in ("random", "sequential"), f"train_sampling_strategy={order!r}")):
+            if found:
+                raise ValueError(f"RunMixin: a Trainer of a plimsoll.Run cannot have {what}")
+
+
+class _State:
+    """A part of the run: Trainer's state, and that of its callbacks, as Trainer would write it."""
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+        self.restored = ""
+
+    def state_dict(self) -> dict[str, str]:
+        state = self._trainer.state
+        several: dict[str, list[Any]] = {}
+        for one in [*self._trainer.callback_handler.callbacks, self._trainer.control]:
+            if isinstance(one, ExportableState):
+                several.setdefault(type(one).__name__, []).append(one.state())
+        state.stateful_callbacks = {name: ones if len(ones) > 1 else ones[0] for name, ones in several.items()}
+        plain = {name: value for name, value in vars(state).items() if _is_json(value)}
+        return {"json": json.dumps(plain)}
+
+    def load_state_dict(self, state: dict[str, str]) -> None:
+        self.restored = state["json"]
+
+
+def _is_json(value: Any) -> bool:
+    try:
+        json.dumps(value)
+    except TypeError:
+        return False
+    return True
+
+
+class _Boundary(transformers.TrainerCallback):
+    """Tells the run what Trainer has done. A step is told when the next one begins: by then it has been
+    logged and evaluated."""
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+        self._told = -1
+        self._loss: float | None = None
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        trainer = self._trainer
+        parts = {"model": trainer.model, "optimizer": trainer.optimizer, "scheduler": trainer.lr_scheduler,
+                 "scaler": trainer.accelerator.scaler}
+        trainer.run.track(**{name: part for name, part in parts.items() if part is not None})
+        self._batches = trainer._data.batches
+        self._window = args.gradient_accumulation_steps
+        self._updates = -(-self._batches // self._window)  # Of an epoch.
+        trainer._loop.begin({**trainer._data.shape(), "accumulate": self._window}, batches=self._batches,
+                            epochs=state.num_train_epochs, steps=state.max_steps)
+        self._told = state.global_step
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._trainer._data.at(state.global_step // self._updates)
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self._tell(state):
+            control.should_training_stop = True
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
+        numbers = {name: value for name, value in (logs or {}).items() if isinstance(value, (int, float))}
+        self._loss = numbers.get("loss", self._loss)
+        self._trainer.run._life.report.log(state.global_step, int(state.epoch or 0), numbers)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        run = self._trainer.run
+        if not run.stopped and not self._tell(state):
+            self._trainer._loop.end()
+
+    def _tell(self, state: Any) -> bool:
+        """True: it is to stop."""
+        if state.global_step == self._told:
+            return False
+        self._told = state.global_step
+        epoch, update = divmod(state.global_step, self._updates)
+        rows = self._trainer._train_batch_size * self._window
+        return bool(self._trainer._loop.made(step=state.global_step, epoch=epoch, batch=update * self._window,
+                                             rows=rows, loss=self._loss))

@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""plimsoll.integrations.transformers: the real Trainer as the loop of a run."""
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+import plimsoll
+from tests.support.cgroup import MemoryCgroup
+from tests.support.lives import told
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+from tests.support import trainer_programs  # noqa: E402
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+PROGRAMS = ROOT / "tests" / "support" / "trainer_programs.py"
+STEPS = 12  # 46 lines, four a batch, two batches a step: six steps an epoch, of two.
+
+
+class At(transformers.TrainerCallback):
+    """Does something at the end of a step."""
+
+    def __init__(self, step, do):
+        self.step, self.do, self.seen = step, do, []
+
+    def on_step_end(self, args, state, control, **_):
+        self.seen.append(state.global_step)
+        if state.global_step == self.step:
+            self.do()
+
+
+def live(path, callback=None, **changes):
+    """One life of a run: (run, trainer), closed."""
+    with plimsoll.Run(path, memory_limit="2GiB", seed=3) as run:
+        trainer = trainer_programs.make(run, callbacks=[callback] if callback else (), **changes)
+        trainer.train()
+    return run, trainer
+
+
+def weights(trainer):
+    return torch.cat([one.reshape(-1) for one in trainer.model.state_dict().values()])
+
+
+@pytest.mark.parametrize("kills", [3, pytest.param(10, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_killed_at_any_moment_a_trainer_ends_in_the_same_bits(workers, kills, tmp_path):
+    seen = told(PROGRAMS, tmp_path, kills, kills + workers, "hugging_face", workers)
+    assert seen["digest"] == seen["undisturbed"] and seen["killed_at"]
+
+
+def test_a_finished_trainer_trains_no_step_more(tmp_path):
+    first, again = At(-1, None), At(-1, None)
+    _, before = live(tmp_path / "run", first)
+    run, after = live(tmp_path / "run", again)
+    assert first.seen == list(range(1, STEPS + 1)) and again.seen == []
+    assert torch.equal(weights(before), weights(after)) and run.steps_made == STEPS
+    assert plimsoll.status(tmp_path / "run")["status"] == "finished"
+
+
+@pytest.mark.parametrize("how", ["SIGTERM", ".stop"])
+def test_asked_to_stop_it_commits_within_a_step_and_goes_on_from_there(how, tmp_path):
+    path = tmp_path / "run"
+    ask = {"SIGTERM": lambda: os.kill(os.getpid(), signal.SIGTERM), ".stop": lambda: plimsoll.stop(path)}[how]
+    first = At(5, ask)
+    run, _ = live(path, first)
+    status = plimsoll.status(path)
+    assert run.stopped == how and first.seen == [1, 2, 3, 4, 5]
+    assert (status["status"], status["message"], status["checkpoint_step"]) == ("stopped", how, 5)
+    again = At(-1, None)
+    _, trainer = live(path, again)
+    _, undisturbed = live(tmp_path / "undisturbed")
+    assert again.seen == list(range(6, STEPS + 1))
+    assert torch.equal(weights(trainer), weights(undisturbed))
+    evaluated = [[line["eval_loss"] for line in one.state.log_history if "eval_loss" in line]
+                 for one in (trainer, undisturbed)]
+    assert evaluated[0] == evaluated[1] and len(evaluated[0]) == STEPS // 3
+
+
+def test_it_pauses_at_a_commit_and_obeys_a_limit(tmp_path):
+    path, seen = tmp_path / "run", []
+
+    def ask():
+        plimsoll.pause(path)
+        plimsoll.limit(path, "3GiB")
+        threading.Thread(target=look).start()
+
+    def look():
+        for _ in range(1000):
+            status = plimsoll.status(path)
+            if status["status"] == "paused":
+                seen.append((status["checkpoint_step"], status["limit_bytes"]))
+                if status["limit_bytes"] == 3 << 30:
+                    break
+            time.sleep(0.01)
+        plimsoll.continue_run(path)
+
+    callback = At(3, ask)
+    live(path, callback)
+    assert callback.seen == list(range(1, STEPS + 1)) and seen[-1] == (3, 3 << 30)
+
+
+def test_logs_and_metrics_are_the_run_s_too(tmp_path):
+    _, trainer = live(tmp_path / "run")
+    lines = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
+    logged = {event["step"]: event["loss"] for event in lines if event["event"] == "step" and "loss" in event}
+    assert logged == {line["step"]: pytest.approx(line["loss"])
+                      for line in trainer.state.log_history if "loss" in line} and len(logged) == STEPS // 2
+
+
+def test_callbacks_go_on_with_their_state(tmp_path):
+    class Counts(transformers.TrainerCallback, transformers.trainer_callback.ExportableState):
+        def __init__(self):
+            self.evaluated = 0
+
+        def on_evaluate(self, args, state, control, **_):
+            self.evaluated += 1
+
+        def state(self):
+            return {"args": {}, "attributes": {"evaluated": self.evaluated}}
+
+    def life(callback):
+        counts = Counts()
+        with plimsoll.Run(tmp_path / "run", memory_limit="2GiB", seed=3) as run:
+            trainer = trainer_programs.make(run, callbacks=[counts, callback],
+                                            restore_callback_states_from_checkpoint=True)
+            trainer.train()
+        return next(one for one in trainer.callback_handler.callbacks if type(one).__name__ == "Counts")
+
+    life(At(7, lambda: plimsoll.stop(tmp_path / "run")))
+    assert life(At(-1, None)).evaluated == STEPS // 3
+
+
+def test_other_data_than_the_run_began_with_is_refused(tmp_path):
+    live(tmp_path / "run", At(5, lambda: plimsoll.stop(tmp_path / "run")))
+    with pytest.raises(ValueError, match="batch_size was 4 and is 2"):
+        live(tmp_path / "run", per_device_train_batch_size=2)
+    with pytest.raises(ValueError, match="accumulate was 2 and is 1"):
+        live(tmp_path / "run", gradient_accumulation_steps=1)
+
+
+@pytest.mark.parametrize("changes, words", [
+    ({"auto_find_batch_size": True}, "auto_find_batch_size"),
+    ({"ignore_data_skip": True}, "ignore_data_skip"),
+    ({"train_sampling_strategy": "group_by_length"}, "group_by_length"),
+])
+def test_what_it_cannot_do_is_refused_by_name(changes, words, tmp_path):
+    with pytest.raises(ValueError, match=words):
+        live(tmp_path / "run", **changes)
+
+
+def test_it_trains_once_and_goes_on_from_the_run_alone(tmp_path):
+    with plimsoll.Run(tmp_path / "run", memory_limit="2GiB", seed=3) as run:
+        trainer = trainer_programs.make(run, max_steps=2)
+        with pytest.raises(ValueError, match="from its own last commit"):
+            trainer.train(resume_from_checkpoint=str(tmp_path))
+        trainer.train()
+        with pytest.raises(ValueError, match="trains once"):
+            trainer.train()
+
+
+def test_the_limit_is_held_with_workers(tmp_path):
+    MemoryCgroup.needed()
+    limit = 1 << 30
+    environment = {**os.environ, "PYTHONPATH": f"{os.environ.get('PYTHONPATH', '')}:{ROOT}"}
+    with MemoryCgroup(limit) as group:
+        done = group.run([sys.executable, PROGRAMS, tmp_path / "run", "hugging_face", "2", "1GiB"], env=environment)
+    assert done.returncode == 0 and done.oom_kills == 0, done.stderr
+    assert done.tree_peak_bytes <= limit
+
+
+def test_the_program_itself_ended_by_a_signal_goes_on(tmp_path):
+    environment = {**os.environ, "PYTHONPATH": f"{os.environ.get('PYTHONPATH', '')}:{ROOT}"}
+    command = [sys.executable, PROGRAMS, tmp_path / "run", "hugging_face"]
+    child = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+    while not (tmp_path / "run" / "checkpoints" / "manifest.json").exists():
+        assert child.poll() is None
+        time.sleep(0.02)
+    child.kill()
+    child.wait()
+    done = [subprocess.run([*command[:2], tmp_path / run, "hugging_face"], env=environment, capture_output=True,
+                           text=True) for run in ("run", "undisturbed")]
+    assert [one.returncode for one in done] == [0, 0], done[0].stderr
+    assert done[0].stdout.splitlines()[-1] == done[1].stdout.splitlines()[-1]
