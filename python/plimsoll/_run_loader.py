@@ -51,6 +51,7 @@ class RunLoader:
         self._shape = {"items": items, "batch_size": batch_size, "drop_last": drop_last,
                        "shuffle": shuffle}
         self._keys = _Keys(items, batch_size, batches, seed if shuffle else None)
+        self._place = 0, 0
         parallel: dict[str, Any] = {}
         if workers:
             parallel = {"prefetch_factor": prefetch, "persistent_workers": True,
@@ -65,13 +66,30 @@ class RunLoader:
 
     __reduce_ex__ = not_pickled
 
-    def data_loader(self) -> Any:
-        """torch's, for a loop that wants one and skips batches itself; it begins where at() says."""
-        return self._loader
+    # For loops that are not Run.steps().
 
-    def at(self, epoch: int) -> None:
-        """The epoch that data_loader() gives next, from its beginning."""
-        self._keys.epoch, self._keys.first = epoch, 0
+    def seek(self, epoch: int, batch: int = 0) -> None:
+        """Where the next iterator begins, this one's or that of data_loader()."""
+        self._place = self._keys.epoch, self._keys.first = epoch, batch
+
+    def __iter__(self) -> Iterator[Any]:
+        """One epoch from where it was left, or from seek(); after its end the next one."""
+        epoch, batch = self._place
+        for one in self.start(epoch, batch):
+            batch += 1
+            self._place = epoch, batch
+            yield one
+        self._place = epoch + 1, 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"epoch": self._place[0], "batch": self._place[1]}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.seek(state["epoch"], state["batch"])
+
+    def data_loader(self) -> Any:
+        """torch's own, for a loop that skips batches itself."""
+        return self._loader
 
     def shape(self) -> dict[str, Any]:
         """What a resumption must find the same."""

@@ -64,6 +64,12 @@ class OuterLoop:
         self._run._put_back_random()
         self._run._life.commit()
 
+    def finished(self, *, step: int, epoch: int) -> None:
+        """end(), with steps that were not told: `step` in all, and `epoch` whole epochs."""
+        at = self._run._life.at
+        at.step, at.epoch, at.batch = step, epoch, 0
+        self.end()
+
     def close(self) -> None:
         self._held.close()
 

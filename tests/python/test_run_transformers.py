@@ -50,7 +50,7 @@ def weights(trainer):
 
 
 @pytest.mark.parametrize("kills", [3, pytest.param(10, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.slow), 2])
 def test_killed_at_any_moment_a_trainer_ends_in_the_same_bits(workers, kills, tmp_path):
     seen = told(PROGRAMS, tmp_path, kills, kills + workers, "hugging_face", workers)
     assert seen["digest"] == seen["undisturbed"] and seen["killed_at"]

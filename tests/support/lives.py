@@ -4,8 +4,8 @@
     python -m tests.support.lives PROGRAM.py OUT KILLS SEED [ARGUMENT…]
 
 PROGRAM has main(*arguments), which trains in a plimsoll.Run and returns a digest. Each life is a process
-forked from one that has imported torch and used nothing of it, so that a life costs a second and not
-four. Its last line is JSON: {"digest", "undisturbed", "killed_at": [the published step at each kill]}.
+forked from one that has imported torch, and what PROGRAM's prepare(*arguments) imports, and used nothing
+of it, so that a life costs a second and not four. Its last line is JSON: {"digest", "undisturbed", "killed_at": [the published step at each kill]}.
 
 A life is killed by SIGKILL from a thread, at a moment drawn from SEED and counted from where its loop
 begins. With KILLS "stages" each life is killed in its second commit instead, one before or after each stage.
@@ -103,12 +103,15 @@ def live(program, arguments, end=None):
     return digest
 
 
-def ends(kills, seed, longest):
+def ends(kills, seed, longest, killed_at):
+    """Until so many were killed. A moment that comes too late makes those after it earlier."""
     if kills == "stages":
         yield from (functools.partial(kill_in, stage) for stage in STAGES)
     else:
-        moments = random.Random(seed)
-        for _ in range(int(kills)):
+        moments, before = random.Random(seed), -1
+        while len(killed_at) < int(kills):
+            longest *= 0.7 if len(killed_at) == before else 1.0
+            before = len(killed_at)
             yield functools.partial(kill_after, moments.uniform(0.0, 0.7 * longest))
 
 
@@ -121,11 +124,12 @@ def main(path, out, kills, seed, *arguments):
     program = importlib.util.module_from_spec(spec)
     sys.modules["program"] = program
     spec.loader.exec_module(program)
+    getattr(program, "prepare", lambda *_: None)(*arguments)
     began = time.monotonic()
     undisturbed = live(program, (os.path.join(out, "undisturbed"), *arguments))
     longest = time.monotonic() - began
     run, killed_at, digest = pathlib.Path(out) / "killed", [], undisturbed
-    for end in ends(kills, int(seed), longest):
+    for end in ends(kills, int(seed), longest, killed_at):
         digest = live(program, (str(run), *arguments), end)
         if digest is None:
             manifest = run / "checkpoints" / "manifest.json"

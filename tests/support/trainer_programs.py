@@ -1,20 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """Training programs with the loops of other libraries, for tests that kill them: main(run, kind, workers, limit)."""
+import logging
 import os
+import warnings
 
 import torch
-import transformers
 
 import plimsoll
-from plimsoll.integrations.transformers import RunMixin
 from tests.support.run_programs import digest_of, states
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-transformers.utils.logging.set_verbosity_error()
 
 
-class Trainer(RunMixin, transformers.Trainer):
-    pass
+def prepare(kind, *_):
+    """Imports what main() needs."""
+    if kind == "lightning":
+        import plimsoll.integrations.lightning  # noqa: F401
+    else:
+        import transformers.models.gpt2.modeling_gpt2  # noqa: F401
+
+        import plimsoll.integrations.transformers  # noqa: F401
 
 
 class Lines:
@@ -32,7 +37,15 @@ class Lines:
 
 
 def make(run, workers=0, callbacks=(), **changes):
-    """A Trainer of a tiny causal model with dropout, two batches a step, a schedule, clipping, evaluation."""
+    """A Hugging Face Trainer of a tiny causal model with dropout, two batches a step, a schedule, clipping, evaluation."""
+    import transformers
+
+    from plimsoll.integrations.transformers import RunMixin
+
+    class Trainer(RunMixin, transformers.Trainer):
+        pass
+
+    transformers.utils.logging.set_verbosity_error()
     torch.manual_seed(1)
     config = transformers.GPT2Config(vocab_size=30, n_positions=16, n_embd=16, n_layer=2, n_head=2,
                                      bos_token_id=0, eos_token_id=0)
@@ -55,8 +68,59 @@ def hugging_face(path, workers, limit):
                          torch.tensor(trainer.lr_scheduler.get_last_lr()), torch.tensor(losses))
 
 
+def fit(run, workers=0, callbacks=(), batch_size=4, **changes):
+    """A Lightning Trainer of a small net with dropout, two batches a step, a schedule, clipping, validation."""
+    import lightning
+
+    from plimsoll.integrations.lightning import RunCallback
+
+    class Module(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.words = torch.nn.Embedding(30, 16)
+            self.net = torch.nn.Sequential(torch.nn.Dropout(0.1), torch.nn.Linear(16, 32), torch.nn.ReLU(),
+                                           torch.nn.Linear(32, 30))
+
+        def loss(self, batch):
+            logits = self.net(self.words(batch["input_ids"]))
+            return torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten())
+
+        def training_step(self, batch, _):
+            return self.loss(batch)
+
+        def validation_step(self, batch, _):
+            self.log("val_loss", self.loss(batch))
+
+        def configure_optimizers(self):
+            optimizer = torch.optim.AdamW(self.parameters(), lr=1e-2)
+            schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, [4, 9])
+            return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", module="lightning")
+    torch.manual_seed(1)
+    module = Module()
+    keeper = RunCallback(run, commit_every_steps=2)
+    stopping = lightning.pytorch.callbacks.EarlyStopping("val_loss", patience=100)
+    arguments = {"max_epochs": 2, "accumulate_grad_batches": 2, "gradient_clip_val": 1.0, "val_check_interval": 6,
+                 "accelerator": "cpu", "logger": False, "enable_progress_bar": False, "enable_checkpointing": False,
+                 "enable_model_summary": False, **changes}
+    trainer = lightning.Trainer(callbacks=[stopping, *callbacks, keeper], plugins=[keeper.checkpoint_io()],
+                                **arguments)
+    trainer.fit(module, run.loader(Lines(46), batch_size=batch_size, workers=workers),
+                torch.utils.data.DataLoader(Lines(6), batch_size=3), ckpt_path=keeper.ckpt_path)
+    return module, trainer, stopping
+
+
+def lightning_trainer(path, workers, limit):
+    with plimsoll.Run(path, memory_limit=limit, seed=3) as run:
+        module, trainer, stopping = fit(run, workers)
+        return digest_of(list(module.state_dict().values()), states(trainer.optimizers[0]),
+                         torch.tensor(trainer.lr_scheduler_configs[0].scheduler.get_last_lr()), stopping.best_score)
+
+
 def main(path, kind, workers="0", limit="2GiB"):
-    return {"hugging_face": hugging_face}[kind](path, int(workers), limit)
+    return {"hugging_face": hugging_face, "lightning": lightning_trainer}[kind](path, int(workers), limit)
 
 
 if __name__ == "__main__":

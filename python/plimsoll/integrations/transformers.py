@@ -185,7 +185,7 @@ class _Boundary(transformers.TrainerCallback):
         self._told = state.global_step
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self._trainer._data.at(state.global_step // self._updates)
+        self._trainer._data.seek(state.global_step // self._updates)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if self._tell(state):
