@@ -36,6 +36,9 @@ constexpr double kRelapseFraction = 1.0 / 128;
 constexpr double kGrowBackFraction = 1.0 / 10;
 constexpr std::int64_t kGrowBackLeast = 2 << 20;
 
+// What a process holds before its governor varies by such a part from one start to the next.
+constexpr std::int64_t kBaselineVaries = 64;
+
 // A lowered limit that what is in use does not allow is tried again at so many step boundaries, and
 // for so long, before it stops the run.
 constexpr std::chrono::nanoseconds kSettleTime = std::chrono::seconds(1);
@@ -143,7 +146,9 @@ Result<Ledger::Terms> find_terms(const GovernorOptions& options, const Measured&
 
 // The limit cannot hold even what is there before the run begins.
 Error baseline_refusal(const Ledger::Terms& terms, std::int64_t orphan_bytes) {
-  const std::int64_t needed = terms.baseline.total + orphan_bytes + terms.foreign_bytes;
+  // The next process of the same program holds a little more, or less, before it begins.
+  const std::int64_t needed = terms.baseline.total + terms.baseline.total / kBaselineVaries +
+                              orphan_bytes + terms.foreign_bytes;
   const std::int64_t left = terms.limit.limit_bytes - terms.baseline.total - orphan_bytes;
   const bool by_user = terms.limit.candidates[terms.limit.winner].source == "user";
   // In whole MiB, rounded up, and without a space: to be pasted as an option.
