@@ -78,17 +78,21 @@ def test_r50_a_result_that_cannot_be_written_is_a_failure(program, tmp_path):
         assert ": No space left" in done.stderr or words[0] != "limits"
 
 
+def synthesised_under(which, mebibytes, program, folder):
+    def bound(size=mebibytes << 20):
+        resource.setrlimit(which, (size, size))
+    done = subprocess.run([program, "synth", "cosir", "--rows", "300000", "--out", folder / str(mebibytes),
+                           "--quiet"], preexec_fn=bound, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode != -signal.SIGABRT, (mebibytes, done.stderr)
+    assert "terminate called" not in done.stderr and "bad_alloc" not in done.stderr
+    return done
+
+
 def test_r50_too_little_address_space_is_named(program, call, tmp_path):
     """However far it gets: the libraries, the threads, the first allocation."""
     seen = 0
     for mebibytes in (64, 200, 300, 400, 500):
-        def bound(size=mebibytes << 20):
-            resource.setrlimit(resource.RLIMIT_AS, (size, size))
-        done = subprocess.run([program, "synth", "cosir", "--rows", "300000", "--out",
-                               tmp_path / str(mebibytes), "--quiet"], preexec_fn=bound,
-                              capture_output=True, text=True, timeout=120, check=False)
-        assert done.returncode != -signal.SIGABRT, (mebibytes, done.stderr)
-        assert "terminate called" not in done.stderr and "bad_alloc" not in done.stderr
+        done = synthesised_under(resource.RLIMIT_AS, mebibytes, program, tmp_path)
         seen += "ulimit -v" in done.stderr
         if done.returncode != 0:
             assert "ulimit -v" in done.stderr or "shared libraries" in done.stderr or \
@@ -101,13 +105,7 @@ def test_too_little_private_memory_is_named(program, tmp_path):
     """`ulimit -d`, which bounds private mappings and not the whole address space."""
     seen = 0
     for mebibytes in (1, 8, 32, 64, 128):
-        def bound(size=mebibytes << 20):
-            resource.setrlimit(resource.RLIMIT_DATA, (size, size))
-        done = subprocess.run([program, "synth", "cosir", "--rows", "300000", "--out",
-                               tmp_path / str(mebibytes), "--quiet"], preexec_fn=bound,
-                              capture_output=True, text=True, timeout=120, check=False)
-        assert done.returncode != -signal.SIGABRT, (mebibytes, done.stderr)
-        assert "terminate called" not in done.stderr and "bad_alloc" not in done.stderr
+        done = synthesised_under(resource.RLIMIT_DATA, mebibytes, program, tmp_path)
         seen += "ulimit -v or -d" in done.stderr
     assert seen > 0
 

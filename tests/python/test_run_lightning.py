@@ -1,26 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """plimsoll.integrations.lightning: the real Trainer as the loop of a run."""
 import os
-import pathlib
 import signal
-import sys
-import threading
-import time
 
 import pytest
 
 import plimsoll
-from tests.support.cgroup import MemoryCgroup
 from tests.support.lives import told
 
 torch = pytest.importorskip("torch")
 lightning = pytest.importorskip("lightning")
 
 from tests.support import trainer_programs  # noqa: E402
-
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-PROGRAMS = ROOT / "tests" / "support" / "trainer_programs.py"
-STEPS = 12  # 46 lines, four a batch, two batches a step: six steps an epoch, of two.
+from tests.support.trainers import PROGRAMS, STEPS, Pause, assert_limit_held  # noqa: E402
 
 
 class At(lightning.Callback):
@@ -83,26 +75,16 @@ def test_a_signal_stops_it(tmp_path):
 
 
 def test_it_pauses_at_a_commit_and_obeys_a_limit(tmp_path):
-    path, seen = tmp_path / "run", []
+    pause = Pause(tmp_path / "run")
+    callback = At(2, pause)
+    live(tmp_path / "run", callback)
+    assert callback.seen == list(range(1, STEPS + 1)) and pause.seen[-1] == (2, 3 << 30)
 
-    def ask():
-        plimsoll.pause(path)
-        plimsoll.limit(path, "3GiB")
-        threading.Thread(target=look).start()
 
-    def look():
-        for _ in range(1000):
-            status = plimsoll.status(path)
-            if status["status"] == "paused":
-                seen.append((status["checkpoint_step"], status["limit_bytes"]))
-                if status["limit_bytes"] == 3 << 30:
-                    break
-            time.sleep(0.01)
-        plimsoll.continue_run(path)
-
-    callback = At(2, ask)
-    live(path, callback)
-    assert callback.seen == list(range(1, STEPS + 1)) and seen[-1] == (2, 3 << 30)
+def test_max_steps_ends_it_and_is_what_status_counts(tmp_path):
+    run, _ = live(tmp_path / "run", max_epochs=-1, max_steps=8)
+    status = plimsoll.status(tmp_path / "run")
+    assert run.steps_made == 8 and (status["steps_total"], status["epochs"]) == (8, 2)
 
 
 def test_other_data_than_the_run_began_with_is_refused(tmp_path):
@@ -126,10 +108,4 @@ def test_what_it_cannot_do_is_refused_by_name(tmp_path):
 
 
 def test_the_limit_is_held_with_workers(tmp_path):
-    MemoryCgroup.needed()
-    limit = 1 << 30
-    environment = {**os.environ, "PYTHONPATH": f"{os.environ.get('PYTHONPATH', '')}:{ROOT}"}
-    with MemoryCgroup(limit) as group:
-        done = group.run([sys.executable, PROGRAMS, tmp_path / "run", "lightning", "2", "1GiB"], env=environment)
-    assert done.returncode == 0 and done.oom_kills == 0, done.stderr
-    assert done.tree_peak_bytes <= limit
+    assert_limit_held("lightning", tmp_path / "run")

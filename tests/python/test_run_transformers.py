@@ -2,27 +2,21 @@
 """plimsoll.integrations.transformers: the real Trainer as the loop of a run."""
 import json
 import os
-import pathlib
 import signal
 import subprocess
 import sys
-import threading
 import time
 
 import pytest
 
 import plimsoll
-from tests.support.cgroup import MemoryCgroup
 from tests.support.lives import told
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 from tests.support import trainer_programs  # noqa: E402
-
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-PROGRAMS = ROOT / "tests" / "support" / "trainer_programs.py"
-STEPS = 12  # 46 lines, four a batch, two batches a step: six steps an epoch, of two.
+from tests.support.trainers import PROGRAMS, STEPS, Pause, assert_limit_held, environment  # noqa: E402
 
 
 class At(transformers.TrainerCallback):
@@ -85,26 +79,10 @@ def test_asked_to_stop_it_commits_within_a_step_and_goes_on_from_there(how, tmp_
 
 
 def test_it_pauses_at_a_commit_and_obeys_a_limit(tmp_path):
-    path, seen = tmp_path / "run", []
-
-    def ask():
-        plimsoll.pause(path)
-        plimsoll.limit(path, "3GiB")
-        threading.Thread(target=look).start()
-
-    def look():
-        for _ in range(1000):
-            status = plimsoll.status(path)
-            if status["status"] == "paused":
-                seen.append((status["checkpoint_step"], status["limit_bytes"]))
-                if status["limit_bytes"] == 3 << 30:
-                    break
-            time.sleep(0.01)
-        plimsoll.continue_run(path)
-
-    callback = At(3, ask)
-    live(path, callback)
-    assert callback.seen == list(range(1, STEPS + 1)) and seen[-1] == (3, 3 << 30)
+    pause = Pause(tmp_path / "run")
+    callback = At(3, pause)
+    live(tmp_path / "run", callback)
+    assert callback.seen == list(range(1, STEPS + 1)) and pause.seen[-1] == (3, 3 << 30)
 
 
 def test_logs_and_metrics_are_the_run_s_too(tmp_path):
@@ -167,25 +145,18 @@ def test_it_trains_once_and_goes_on_from_the_run_alone(tmp_path):
 
 
 def test_the_limit_is_held_with_workers(tmp_path):
-    MemoryCgroup.needed()
-    limit = 1 << 30
-    environment = {**os.environ, "PYTHONPATH": f"{os.environ.get('PYTHONPATH', '')}:{ROOT}"}
-    with MemoryCgroup(limit) as group:
-        done = group.run([sys.executable, PROGRAMS, tmp_path / "run", "hugging_face", "2", "1GiB"], env=environment)
-    assert done.returncode == 0 and done.oom_kills == 0, done.stderr
-    assert done.tree_peak_bytes <= limit
+    assert_limit_held("hugging_face", tmp_path / "run")
 
 
 def test_the_program_itself_ended_by_a_signal_goes_on(tmp_path):
-    environment = {**os.environ, "PYTHONPATH": f"{os.environ.get('PYTHONPATH', '')}:{ROOT}"}
     command = [sys.executable, PROGRAMS, tmp_path / "run", "hugging_face"]
-    child = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+    child = subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, text=True)
     while not (tmp_path / "run" / "checkpoints" / "manifest.json").exists():
         assert child.poll() is None
         time.sleep(0.02)
     child.kill()
     child.wait()
-    done = [subprocess.run([*command[:2], tmp_path / run, "hugging_face"], env=environment, capture_output=True,
+    done = [subprocess.run([*command[:2], tmp_path / run, "hugging_face"], env=environment(), capture_output=True,
                            text=True) for run in ("run", "undisturbed")]
     assert [one.returncode for one in done] == [0, 0], done[0].stderr
     assert done[0].stdout.splitlines()[-1] == done[1].stdout.splitlines()[-1]

@@ -14,11 +14,13 @@ Threads: the thread that trains.   Memory: Trainer's; a commit streams tensors f
 """
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import lightning
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
+from .._batch import Batch
 from .._run_loader import RunLoader
 from .._run_outer import OuterLoop
 
@@ -74,9 +76,7 @@ class RunCallback(lightning.pytorch.Callback):
         self._fitted = True
         for found, what in ((trainer.world_size > 1, "several processes or devices"),
                             (not pl_module.automatic_optimization, "manual optimization"),
-                            (trainer.reload_dataloaders_every_n_epochs, "reload_dataloaders_every_n_epochs"),
-                            (trainer.accumulate_grad_batches > 1 and trainer.max_epochs is None,
-                             "accumulation without max_epochs")):
+                            (trainer.reload_dataloaders_every_n_epochs, "reload_dataloaders_every_n_epochs")):
             if found:
                 raise ValueError(f"RunCallback: a Trainer of a plimsoll.Run cannot have {what}")
         self._checkpoint.trainer = trainer
@@ -88,9 +88,10 @@ class RunCallback(lightning.pytorch.Callback):
                              "batch_size=…)")
         self._window = trainer.accumulate_grad_batches
         self._batches = int(trainer.num_training_batches)
-        steps = -(-self._batches // self._window) * (trainer.max_epochs or 1)
+        steps = trainer.estimated_stepping_batches  # By max_epochs or max_steps.
+        steps = 0 if math.isinf(steps) else int(steps)
         self._loop.begin({**data.shape(), "accumulate": self._window, "batches": self._batches},
-                         batches=self._batches, epochs=trainer.max_epochs or 1, steps=steps)
+                         batches=self._batches, epochs=-(-steps // -(-self._batches // self._window)), steps=steps)
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         if trainer.current_epoch > 0:
@@ -105,10 +106,9 @@ class RunCallback(lightning.pytorch.Callback):
         self._loss = self._loss if loss is None else float(loss)
         if done % self._window or done == self._batches or self._validates(trainer, done) or self._run.stopped:
             return
-        trainer.train_dataloader._place = trainer.current_epoch, done  # Though more were fetched.
+        trainer.train_dataloader.seek(trainer.current_epoch, done)  # Though more were fetched.
         if self._loop.made(step=trainer.global_step, epoch=trainer.current_epoch, batch=done,
-                           rows=self._window * len(batch[0] if isinstance(batch, (list, tuple)) else batch),
-                           loss=self._loss):
+                           rows=self._window * Batch(batch).rows, loss=self._loss):
             trainer.fit_loop.min_epochs = trainer.fit_loop.epoch_loop.min_steps = None
             trainer.should_stop = True
 

@@ -15,6 +15,7 @@ Threads: the thread that trains.   Memory: Trainer's; a commit streams tensors f
 """
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import tempfile
@@ -148,19 +149,10 @@ class _State:
             if isinstance(one, ExportableState):
                 several.setdefault(type(one).__name__, []).append(one.state())
         state.stateful_callbacks = {name: ones if len(ones) > 1 else ones[0] for name, ones in several.items()}
-        plain = {name: value for name, value in vars(state).items() if _is_json(value)}
-        return {"json": json.dumps(plain)}
+        return {"json": json.dumps(dataclasses.asdict(state))}
 
     def load_state_dict(self, state: dict[str, str]) -> None:
         self.restored = state["json"]
-
-
-def _is_json(value: Any) -> bool:
-    try:
-        json.dumps(value)
-    except TypeError:
-        return False
-    return True
 
 
 class _Boundary(transformers.TrainerCallback):
