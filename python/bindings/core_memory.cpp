@@ -6,10 +6,13 @@
 //
 // Threads: Governor is thread-safe; Lease is single-owner (Python's lock serialises it).
 // Memory:  leased_array() leases before it allocates; the array's owner returns both.
+#include <csignal>
 #include <cstdlib>
 #include <memory>
 #include <new>
 #include <string>
+
+#include <pthread.h>
 
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -148,14 +151,20 @@ int deliver_news(void* /*unused*/) {
   }
 }
 
-void announce_news() noexcept {
-  static_cast<void>(Py_AddPendingCall(&deliver_news, nullptr));
-}
-
 // plimsoll._memory asks for news, and closes the watcher with its governor.
 class NewsOfWatcher {
  public:
-  NewsOfWatcher() : watcher_(std::make_unique<Watcher>(&announce_news)) {}
+  // `wake`: the signal whose Python handler takes a stop, 0 for none. It ends a system call in
+  // which the thread that made this one, the main thread, waits: for workers, say. Sent only as
+  // long as Python handles it.
+  explicit NewsOfWatcher(int wake)
+      : watcher_(std::make_unique<Watcher>(
+            [wake, main = ::pthread_self(), handler = handler_of(wake)](bool stop) {
+              static_cast<void>(Py_AddPendingCall(&deliver_news, nullptr));
+              if (stop && wake != 0 && handler_of(wake) == handler) {
+                ::pthread_kill(main, wake);
+              }
+            })) {}
   nb::object take() {
     auto news = watcher_ == nullptr ? std::nullopt : watcher_->take();
     return news ? nb::object(nb::make_tuple(news->stop, news->report)) : nb::none();
@@ -163,6 +172,12 @@ class NewsOfWatcher {
   void close() { watcher_.reset(); }
 
  private:
+  using Handler = void (*)(int);
+  static Handler handler_of(int number) {
+    struct sigaction now {};
+    return number != 0 && ::sigaction(number, nullptr, &now) == 0 ? now.sa_handler : SIG_DFL;
+  }
+
   std::unique_ptr<Watcher> watcher_;
 };
 
@@ -302,7 +317,7 @@ void bind_governor(nb::module_& m) {
       .def("shrink", &Lease::shrink, nb::arg("bytes"))
       .def("close", [](Lease& lease) { lease = Lease(); });
   nb::class_<NewsOfWatcher>(m, "Watcher")
-      .def(nb::init<>())
+      .def(nb::init<int>(), nb::arg("wake"))
       .def("take", &NewsOfWatcher::take)
       .def("close", &NewsOfWatcher::close, nb::call_guard<nb::gil_scoped_release>());
   nb::class_<Governor>(m, "Governor")

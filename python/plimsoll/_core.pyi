@@ -144,7 +144,8 @@ class Measured:
 class Watcher:
     """A thread that looks at what the process's governor holds, as long as it is open."""
 
-    def __init__(self) -> None: ...
+    def __init__(self, wake: int) -> None:
+        """`wake`: a signal that Python handles, sent to the calling thread at a stop; 0: none."""
     def take(self) -> tuple[bool, PressureReport] | None:
         """News, once: whether it asks for a stop, and what was seen."""
     def close(self) -> None:

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
+import threading
 import time
 import warnings
 import weakref
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from . import _core, _torch_gate
+from . import _core, _torch_gate, _workers
 from ._arrays import byte_size
 from ._core import Ledger, LimitChange, LimitReport, PressureReport
 from .errors import BudgetExceeded, MemoryPressure, PressureWarning
@@ -112,10 +114,10 @@ class Governor:
                    processes hold beside this one, about as much for each of them; ledger() has the
                    line "children". With torch, what is imported later counts: its first optimizer
                    alone imports 70 MiB of modules, so make that before the governor, or say "128MiB".
-        on_pressure: for a loop that calls neither step_boundary() nor TrainingStep. "raise": the main
-                   thread gets MemoryPressure between two of its instructions, as KeyboardInterrupt
-                   comes; "warn": only PressureWarning; or a function, called in the main thread with
-                   the PressureReport, once as a warning and once with `.stop`.
+        on_pressure: for a loop that calls neither step_boundary() nor TrainingStep, or waits for what
+                   grows meanwhile. "raise": the main thread gets MemoryPressure as KeyboardInterrupt
+                   comes, by SIGURG where it waits; "warn": only PressureWarning; or a function, called
+                   in the main thread with the PressureReport, once as a warning and once with `.stop`.
         """
         global _newest
         if not (callable(on_pressure) or on_pressure in ("raise", "warn")):
@@ -141,7 +143,7 @@ class Governor:
                 raise
             self._core = _core.Governor.create(*options)
         _newest = weakref.ref(self)
-        self._watcher = _core.Watcher()
+        self._watcher = _core.Watcher(_wake_signal())
         weakref.finalize(self, self._watcher.close)  # At exit, too: its thread calls the interpreter.
         if extension is not None:
             self._attach(extension)
@@ -227,7 +229,7 @@ class Governor:
 
         Held is what this process and its children have resident, shared memory included.
         TrainingStep does this by itself. The watcher leaves a loop alone that has called this within ten
-        seconds, until the limit itself is passed.
+        seconds, until the limit itself is about to be passed.
         Requires: call it between steps, from the thread that trains.
         """
         return self._core.step_boundary()
@@ -335,6 +337,7 @@ class Governor:
         if callable(self._on_pressure):
             self._on_pressure(report)
         elif stop and self._on_pressure == "raise":
+            _workers.end_workers_waited_for()
             raise self._pressure(report)
         else:
             warnings.warn(f"memory is short: {self.ledger().explain()}", PressureWarning, stacklevel=3)
@@ -365,6 +368,24 @@ def _deliver() -> None:
     governor = Governor.current()
     if governor is not None:
         governor._hear()
+
+
+def _wake_signal() -> int:
+    """The signal by which the watcher wakes a main thread that waits in a system call; 0: none.
+
+    SIGURG: ignored where nobody handles it, and one may come for no reason. Not taken from a program that
+    uses it, nor from outside its main thread: there a stop waits for the next instruction.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return 0
+    if signal.getsignal(signal.SIGURG) not in (signal.SIG_DFL, _woken):
+        return 0
+    signal.signal(signal.SIGURG, _woken)
+    return signal.SIGURG
+
+
+def _woken(*_: object) -> None:
+    _deliver()
 
 
 def _attach_to_torch() -> None:

@@ -27,11 +27,11 @@ constexpr int kCostTimes = 100;
 }  // namespace
 
 struct Watcher::State {
-  State(std::shared_ptr<Ledger> watched, void (*told)() noexcept)
-      : ledger(std::move(watched)), notify(told) {}
+  State(std::shared_ptr<Ledger> watched, std::function<void(bool)> told)
+      : ledger(std::move(watched)), notify(std::move(told)) {}
 
   const std::shared_ptr<Ledger> ledger;
-  void (*const notify)() noexcept;
+  const std::function<void(bool)> notify;
   Mutex mutex{};
   CondVar changed{};
   bool ended PLIMSOLL_GUARDED_BY(mutex){false};
@@ -39,11 +39,17 @@ struct Watcher::State {
   std::chrono::milliseconds pause{kLookMost};  // This and the rest: the thread's own.
   Clock::time_point warned{};
   Clock::time_point stopped{};
+  // What was held without a lease, kAhead ago or longer, and before that.
+  struct {
+    Clock::time_point at{};
+    std::int64_t bytes{0};
+    std::int64_t earlier_bytes{0};
+  } past{};
   std::thread thread{};
 };
 
-Watcher::Watcher(void (*notify)() noexcept)
-    : state_(std::make_unique<State>(current_ledger(), notify)) {
+Watcher::Watcher(std::function<void(bool stop)> notify)
+    : state_(std::make_unique<State>(current_ledger(), std::move(notify))) {
   PLIMSOLL_CHECK(state_->ledger != nullptr, "a watcher without a governor");
   const BlockedSignals all;  // They belong to the program's own threads.
   state_->thread = std::thread([state = state_.get()] { watch(*state); });
@@ -75,6 +81,7 @@ void Watcher::watch(State& state) {
   for (;;) {
     auto news = judge(state);
     const bool told = news.has_value();
+    const bool stop = told && news->stop;
     {
       MutexLock lock(state.mutex);
       if (told) {
@@ -82,7 +89,7 @@ void Watcher::watch(State& state) {
       }
     }
     if (told) {
-      state.notify();
+      state.notify(stop);
     }
     const auto next = Clock::now() + state.pause;
     MutexLock lock(state.mutex);
@@ -92,6 +99,17 @@ void Watcher::watch(State& state) {
       return;
     }
   }
+}
+
+// How much is expected to come before a loop that is told to stop has ended.
+std::int64_t Watcher::expected(State& state, Clock::time_point now, std::int64_t unexplained) {
+  auto& past = state.past;
+  if (past.at == Clock::time_point{}) {
+    past = {now, unexplained, unexplained};
+  } else if (now - past.at >= kAhead) {
+    past = {now, unexplained, past.bytes};
+  }
+  return std::max<std::int64_t>(0, unexplained - past.earlier_bytes);
 }
 
 // Looks, acts if nobody else does, and finds what there is to say.
@@ -104,7 +122,9 @@ std::optional<Watcher::News> Watcher::judge(State& state) {
   const std::int64_t begin_ns = begin.time_since_epoch() / std::chrono::nanoseconds(1);
   const bool attended =
       stepped != INT64_MIN && begin_ns - stepped < std::chrono::nanoseconds(kAttended).count();
-  if (now.report.pressure && !attended) {
+  const std::int64_t coming = expected(state, begin, now.seen.unexplained_bytes);
+  const std::int64_t ahead = attended ? coming : limit;  // Any other loop: without waiting.
+  if (now.report.pressure && now.seen.held_bytes() + ahead > limit) {
     now = look_and_act(*state.ledger);
   }
   const std::int64_t held = now.seen.held_bytes();
@@ -112,13 +132,10 @@ std::optional<Watcher::News> Watcher::judge(State& state) {
       std::chrono::nanoseconds((thread_cpu_ns() - spent_ns) * kCostTimes));
   const std::chrono::milliseconds reached{std::max<std::int64_t>(0, limit - held) / kGrowthPerMs};
   state.pause = std::max(std::clamp(reached, kLookLeast, kLookMost), std::min(took, kLookMost));
-  const bool over = attended ? now.report.pressure && held > limit : now.report.stop;
-  if (over && !now.report.stop) {
-    now.report.stop = true;
-    now.report.needed_bytes = held + held / 32;
-  }
+  const bool over = now.report.stop && held + ahead > limit;
   if (over && (state.stopped == Clock::time_point{} || begin - state.stopped > kAgain)) {
     state.stopped = state.warned = begin;
+    now.report.needed_bytes += coming;
     return News{.stop = true, .seen = now.seen, .report = now.report};
   }
   if (now.report.pressure && !over && !attended &&

@@ -2,10 +2,11 @@
 //
 // Watcher: a thread that looks at what is held while a loop that knows nothing of us runs.
 //
-// A loop that calls step_boundary() is left to it: the watcher only looks. For any other, it makes
-// the moves of a step boundary itself, and says when they were not enough: first as a warning,
-// then, where the kernel would be next, as a stop. It looks more often the less is left, at most
-// every kLookLeast and at 1 % of a core.
+// A loop that calls step_boundary() is left to it until what is held, and what is expected to come
+// while the loop hears of it, pass the limit: it may wait for workers that grow. For any other, the
+// watcher makes the moves of a step boundary itself, and says when they were not enough: first as a
+// warning, then, where the kernel would be next, as a stop. It looks more often the less is left,
+// at most every kLookLeast and at 1 % of a core.
 //
 // Reading order: governor.h, this file, watcher.cpp.
 //
@@ -15,6 +16,7 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <optional>
 
@@ -28,9 +30,10 @@ class Watcher {
  public:
   static constexpr std::chrono::milliseconds kLookLeast{5};
   static constexpr std::chrono::milliseconds kLookMost{250};
-  /// A thread that trains came by step_boundary() within this time: it is left to act. It is not
-  /// waited for once the limit itself is passed.
+  /// A thread that trains came by step_boundary() within this time: it is left to act.
   static constexpr std::chrono::seconds kAttended{10};
+  /// As much as came in the last one to two of these is expected to come before a loop has ended.
+  static constexpr std::chrono::milliseconds kAhead{250};
   /// What was said is said again, if it still is so, after this.
   static constexpr std::chrono::seconds kAgain{30};
 
@@ -40,9 +43,10 @@ class Watcher {
     PressureReport report{};
   };
 
-  /// Watches the process's governor. `notify` is called when there is news to take().
+  /// Watches the process's governor. `notify` is called when there is news to take(), with
+  /// whether it is a stop; it must not throw.
   /// Requires: there is one.
-  explicit Watcher(void (*notify)() noexcept);
+  explicit Watcher(std::function<void(bool stop)> notify);
   Watcher(const Watcher&) = delete;
   Watcher& operator=(const Watcher&) = delete;
   ~Watcher();  ///< Waits for a look that is under way.
@@ -54,6 +58,8 @@ class Watcher {
   struct State;
   static void watch(State& state);
   static std::optional<News> judge(State& state);
+  static std::int64_t expected(State& state, std::chrono::steady_clock::time_point now,
+                               std::int64_t unexplained_bytes);
 
   std::unique_ptr<State> state_;  // Left as it is in a forked child, where its thread is not.
   ForkMark mark_{};

@@ -7,6 +7,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <functional>
 #include <string>
 #include <thread>
 
@@ -28,7 +29,7 @@ constexpr bool kShared = true;
 
 std::atomic<int> notified{0};
 
-void count_news() noexcept {
+void count_news(bool /*stop*/) {
   notified.fetch_add(1);
 }
 
@@ -45,12 +46,14 @@ class WatcherTest : public testing::Test {
   WatcherTest(const WatcherTest&) = delete;
   WatcherTest& operator=(const WatcherTest&) = delete;
 
-  static std::optional<Watcher::News> wait_for_news(Watcher& watcher, bool stop) {
+  static std::optional<Watcher::News> wait_for_news(
+      Watcher& watcher, bool stop, const std::function<void()>& meanwhile = [] {}) {
     const auto deadline = std::chrono::steady_clock::now() + 60s;
     while (std::chrono::steady_clock::now() < deadline) {
       if (auto news = watcher.take(); news && news->stop == stop) {
         return news;
       }
+      meanwhile();
       std::this_thread::sleep_for(1ms);
     }
     return std::nullopt;
@@ -84,13 +87,27 @@ TEST_F(WatcherTest, R12WarnsALoopOfItsOwnAndThenAsksItToStop) {
 TEST_F(WatcherTest, LeavesALoopThatComesByItselfAlone) {
   static_cast<void>(governor_.step_boundary());
   Watcher watcher(&count_news);
-  const Unleased much((start_ + kRoom) / 100 * 98 - start_, kShared);
+  const Unleased much((start_ + kRoom) / 100 * 96 - start_, kShared);
   while (last_look().unexplained_bytes < 300_MiB) {
     std::this_thread::sleep_for(1ms);  // Until it has looked.
   }
   std::this_thread::sleep_for(50ms);
   EXPECT_FALSE(watcher.take());
-  EXPECT_TRUE(governor_.step_boundary().stop);
+  EXPECT_TRUE(governor_.step_boundary().pressure);
+}
+
+TEST_F(WatcherTest, StopsALoopThatWaitsForWhatGrows) {
+  const std::int64_t limit = start_ + kRoom;
+  const Unleased much(limit / 100 * 92 - start_, kShared);
+  EXPECT_FALSE(governor_.step_boundary().stop);
+  Watcher watcher(&count_news);
+  std::this_thread::sleep_for(50ms);  // It looks, and knows what came afterwards.
+  const Unleased more(limit / 100 * 6, kShared);
+  const auto stop =
+      wait_for_news(watcher, true, [&] { static_cast<void>(governor_.step_boundary()); });
+  ASSERT_TRUE(stop);
+  EXPECT_GT(stop->report.needed_bytes, limit);
+  EXPECT_LT(stop->seen.held_bytes(), limit);
 }
 
 TEST_F(WatcherTest, IsNotWaitedForInAForkedChild) {

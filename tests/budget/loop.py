@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 import plimsoll
+from plimsoll import _core
 
 MIB = 1 << 20
 WIDTH = 32   # Features of a position of a sequence.
@@ -222,13 +223,15 @@ def run(options: dict) -> dict:
     limit, folder, reached = options["limit_mib"], pathlib.Path(options["folder"]), [0, 0, 0]
     if limit == 0 and not options["table"] and not options["reads"]:
         return train(options, folder, None, reached)  # Plimsoll has no part in this one.
+    code = None
     try:
         with plimsoll.Governor(f"{limit}MiB" if limit else "",
                                foreign=f"{options['foreign_mib']}MiB") as governor:
-            return train(options, folder, governor, reached)
+            code = _core.resident().file
+            return {**train(options, folder, governor, reached), "code_bytes": code}
     except (plimsoll.BudgetExceeded, plimsoll.MemoryPressure, torch.OutOfMemoryError) as error:
         return {"outcome": "refused", "error": type(error).__name__, "text": str(error),
-                "reached": reached,
+                "reached": reached, **({} if code is None else {"code_bytes": code}),
                 # Of a whole step, done before the first one or when it did not fit.
                 "whole": re.search(r"(step \d+|a step) of \d+ rows.* would do", str(error)) is not None}
 

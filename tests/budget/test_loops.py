@@ -64,6 +64,15 @@ def test_r13_workers_count_against_the_limit_of_a_training_step(how):
     ended_by_us(run("workers_and_steps", limit, how), limit, "child processes")
 
 
+@pytest.mark.parametrize("how", ["fork", "spawn"])
+def test_r13_workers_that_grow_while_a_loop_waits_for_them(how):
+    pytest.importorskip("torch")
+    limit = 700 if how == "fork" else 1100
+    told = run("workers_between_steps", limit, how)
+    ended_by_us(told, limit, "child processes")
+    assert told["steps"] == 0
+
+
 def test_r57_workers_count_in_a_loop_of_torch_alone():
     pytest.importorskip("torch")
     ended_by_us(run("workers_alone", 700, "fork"), 700, "child processes")

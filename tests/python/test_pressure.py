@@ -52,6 +52,63 @@ with plimsoll.Governor("200MiB", on_pressure=pressed) as governor:
     assert out.split() == ["True", "True"]
 
 
+# The main thread waits as in next() of a DataLoader, and another thread grows what has no lease.
+WAIT = GROW + """
+import os, select, threading
+done = False
+def grow_and_end():
+    grow(lambda: done)
+    os.write(end, b"x")
+with plimsoll.Governor("200MiB") as governor:
+    begin, end = os.pipe()
+    governor.step_boundary()
+    growing = threading.Thread(target=grow_and_end)
+    growing.start()
+    try:
+        {wait}
+        print("was not stopped")
+    except plimsoll.MemoryPressure:
+        print("was stopped")
+    done = True
+    growing.join()
+"""
+
+
+@pytest.mark.parametrize("wait", ["select.select([begin], [], [])", "os.read(begin, 1)",
+                                  "threading.Event().wait(80)", "time.sleep(80)"])
+def test_r13_a_stop_wakes_a_main_thread_that_waits(wait):
+    assert run_python(WAIT.replace("{wait}", wait)) == "was stopped\n"
+
+
+def test_a_program_keeps_its_own_handler_of_the_signal_that_wakes():
+    out = run_python(GROW + """
+import signal
+came = []
+def own(*_):
+    came.append(1)
+signal.signal(signal.SIGURG, own)
+try:
+    with plimsoll.Governor("200MiB") as governor:
+        grow(lambda: False)
+except plimsoll.MemoryPressure:
+    print(signal.getsignal(signal.SIGURG) is own, came)
+""")
+    assert out.split("\n")[0] == "True []"
+
+
+def test_a_stop_does_not_end_a_program_that_took_the_signal_back():
+    out = run_python(GROW + """
+import signal
+try:
+    with plimsoll.Governor("200MiB") as governor:
+        signal.signal(signal.SIGURG, signal.SIG_DFL)
+        grow(lambda: False)
+except plimsoll.MemoryPressure:
+    print("heard")
+""")
+    assert out.split() == ["heard"]
+
+
 def test_r12_warn_is_all_that_comes_where_that_was_asked_for():
     out = run_python(GROW + """
 with warnings.catch_warnings(record=True) as caught:

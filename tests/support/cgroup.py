@@ -34,6 +34,7 @@ class Run:
     stderr: str
     peak_resident_bytes: int    # Of the child: by the kernel at its end, or seen; see _own_peak_bytes().
     tree_peak_bytes: int        # Most that all processes together were seen to hold; see _tree_bytes().
+    unmapped_peak_bytes: int    # Of that, anonymous and shared memory: what the kernel cannot drop.
     group_peak_bytes: int       # The cgroup's own peak; counts clean page cache too.
     oom_kills: int
     seconds: float
@@ -158,8 +159,8 @@ class MemoryCgroup:
         join = f'echo $$ > "{self.folder}/cgroup.procs" && exec "$@"'
         return subprocess.Popen(["sh", "-c", join, "sh", *map(str, command)], **options)
 
-    def _tree_bytes(self) -> int:
-        """What the group's processes hold now and the kernel could not simply drop, and their code.
+    def _tree_bytes(self) -> tuple[int, int]:
+        """What the group's processes hold now that the kernel cannot simply drop, and the same with their code.
 
         Anonymous and shared memory is charged to the group once, however many processes map it. Mapped
         files may be charged to another group that read them first, so they are taken from the process
@@ -177,7 +178,7 @@ class MemoryCgroup:
                 continue
             mapped += [int(line.split()[1]) << 10 for line in status.splitlines()
                        if line.startswith("RssFile:")]
-        return held + max(mapped)
+        return held, held + max(mapped)
 
     def run(self, command: list[str], timeout: float = 3600, echo: bool = False, **options) -> Run:
         """Runs `command` inside the group to its end; kills it after `timeout` seconds."""
@@ -196,12 +197,13 @@ class MemoryCgroup:
                 if echo:
                     print(line, end="", flush=True)
 
-        ended, highest, seen = threading.Event(), [0], [0]
+        ended, highest, seen = threading.Event(), (0, 0), 0
 
         def watch():
+            nonlocal highest, seen
             while not ended.wait(0.02):
-                highest[0] = max(highest[0], self._tree_bytes())
-                seen[0] = max(seen[0], _peak_so_far_bytes(child.pid))
+                highest = tuple(map(max, highest, self._tree_bytes()))
+                seen = max(seen, _peak_so_far_bytes(child.pid))
 
         readers = [threading.Thread(target=drain, args=(name,)) for name in texts]
         readers.append(threading.Thread(target=watch))
@@ -216,9 +218,9 @@ class MemoryCgroup:
         for reader in readers:
             reader.join()
         name = "memory.max_usage_in_bytes" if self.version == 1 else "memory.peak"
-        peak = _own_peak_bytes(usage.ru_maxrss * 1024, inherited, seen[0])
-        return Run(child.returncode, texts["stdout"], texts["stderr"], peak, max(highest[0], peak),
-                   self._number(name), self.oom_kills(), time.monotonic() - began)
+        peak = _own_peak_bytes(usage.ru_maxrss * 1024, inherited, seen)
+        return Run(child.returncode, texts["stdout"], texts["stderr"], peak, max(highest[1], peak),
+                   highest[0], self._number(name), self.oom_kills(), time.monotonic() - began)
 
 
 def said_of_skips(notes: pathlib.Path) -> str:

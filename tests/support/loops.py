@@ -26,6 +26,9 @@ def told(how: str, steps: int, text: str = "", **more) -> None:
 class Samples:
     """A data set that keeps what it has decoded, in each worker."""
 
+    def __init__(self, seconds: float = 0.001) -> None:
+        self.seconds = seconds
+
     def __len__(self) -> int:
         return 1 << 20
 
@@ -35,7 +38,7 @@ class Samples:
         if not hasattr(self, "kept"):
             self.kept = []
         self.kept.append(np.ones(256 << 10, np.uint8))
-        time.sleep(0.001)
+        time.sleep(self.seconds)
         return torch.ones(256)
 
 
@@ -84,16 +87,25 @@ def numpy_and_steps(_):
     yield from _trained(batches())
 
 
-def _loader(how: str):
+def _loader(how: str, batch: int = 32, seconds: float = 0.001):
     import torch
 
-    return torch.utils.data.DataLoader(Samples(), batch_size=32, num_workers=2,
+    return torch.utils.data.DataLoader(Samples(seconds), batch_size=batch, num_workers=2,
                                        multiprocessing_context=how)
 
 
 def workers_and_steps(how: str):
     """Workers that keep samples; TrainingStep."""
     yield from _trained(_loader(how))
+
+
+def workers_between_steps(how: str):
+    """Workers whose next batch takes minutes, 20 MiB a second."""
+    governor = plimsoll.Governor.current()
+    governor.step_boundary()
+    for step, _ in enumerate(_loader(how, 1 << 14, 0.025)):
+        governor.step_boundary()
+        yield step
 
 
 def workers_alone(how: str):
