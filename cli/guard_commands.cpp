@@ -2,8 +2,12 @@
 //
 // run: any command under a memory limit.
 #include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstdint>
 #include <cstdio>
 #include <memory>
+#include <thread>
 
 #include <fmt/format.h>
 
@@ -14,6 +18,7 @@
 #include "plimsoll/bytes.h"
 #include "plimsoll/limits.h"
 #include "watch/guard.h"
+#include "watch/progress.h"
 #include "watch/verdict.h"
 
 namespace plimsoll {
@@ -24,15 +29,22 @@ struct RunOptions {
   std::string limit{};
   std::string alert{};
   bool no_cgroup{false};
+  std::int64_t restarts{0};
   bool json{false};
 };
+
+constexpr std::int64_t kRestartsMost = 1'000'000;
+constexpr std::chrono::seconds kPauseLeast{1};  // Before the first restart; then twice as long, …
+constexpr std::chrono::seconds kPauseMost{60};
+// Statuses that another try would give again: of a wrong use, and of a shell that cannot start it.
+constexpr std::array kNoUse{kUsageStatus, 126, 127};
 
 void say(const std::string& text) {
   std::fprintf(stderr, "plimsoll run: %s\n", text.c_str());
 }
 
-std::string to_json(const GuardReport& report, const Verdict& verdict,
-                    const GuardOptions& options) {
+std::string to_json(const GuardReport& report, const Verdict& verdict, const GuardOptions& options,
+                    std::int64_t restarts) {
   return nlohmann::json{{"ending", ending_name(verdict.ending)},
                         {"status", report.status},
                         {"seconds", report.seconds},
@@ -48,6 +60,7 @@ std::string to_json(const GuardReport& report, const Verdict& verdict,
                         {"in_cgroup", report.in_cgroup},
                         {"oom_kills", report.oom_kills},
                         {"left_behind", report.left_behind},
+                        {"restarts", restarts},
                         {"advice", verdict.advice}}
       .dump();
 }
@@ -58,10 +71,57 @@ Result<LimitReport> parse_size(const std::string& text, const char* option) {
   return find_limit({.user_limit = text, .user_source = option});
 }
 
+// Decides, after each time that the command has ended, whether it is started again.
+class Restarts {
+ public:
+  explicit Restarts(std::int64_t most) noexcept : most_(most) {}
+
+  [[nodiscard]] std::int64_t done() const noexcept { return done_; }
+
+  // `progress`: what its run has committed, "" when it has none. Says what it decides.
+  bool again(const GuardReport& ended, const std::string& progress) {
+    const bool failed = ended.stopped || ended.status != 0;
+    if (most_ == 0 || !failed || ended.asked || std::ranges::count(kNoUse, ended.status) > 0) {
+      return false;
+    }
+    if (done_ > 0 && !progress.empty() && progress == progress_) {
+      say("ended twice without getting further (" + progress + "): not started again");
+      return false;
+    }
+    if (done_ == most_) {
+      say(fmt::format("not started again: that was the last of --restarts {}", most_));
+      return false;
+    }
+    progress_ = progress;
+    ++done_;
+    say(fmt::format("started again in {} s ({} of {}){}", pause_.count(), done_, most_,
+                    progress.empty() ? "" : ", from " + progress));
+    std::this_thread::sleep_for(pause_);
+    pause_ = std::min(pause_ * 2, kPauseMost);
+    return true;
+  }
+
+ private:
+  std::int64_t most_;
+  std::int64_t done_{0};
+  std::string progress_{};
+  std::chrono::seconds pause_{kPauseLeast};
+};
+
+void tell(const GuardReport& done, const Verdict& verdict) {
+  say(verdict.summary);
+  for (const std::string& line : verdict.advice) {
+    std::fprintf(stderr, "  would help: %s\n", line.c_str());
+  }
+  if (done.left_behind > 0) {
+    say(fmt::format("{} processes it left behind were ended", done.left_behind));
+  }
+}
+
 int run_command(const RunOptions& chosen) {
-  if (chosen.limit.empty() && chosen.alert.empty()) {
+  if (chosen.limit.empty() && chosen.alert.empty() && chosen.restarts == 0) {
     return report(make_error(ErrorCode::kInvalidArgument, "neither a limit nor an alert",
-                             "give --memory-limit, --alert, or both"),
+                             "give --memory-limit, --alert or --restarts"),
                   kUsageStatus);
   }
   GuardOptions options{.command = chosen.command, .cgroup = !chosen.no_cgroup, .tell = say};
@@ -84,20 +144,25 @@ int run_command(const RunOptions& chosen) {
     say(fmt::format("the limit is {}, but only {} are available now",
                     format_bytes(options.limit_bytes), format_bytes(machine)));
   }
-  const auto done = run_guarded(options);
-  if (!done) {
-    return report(done.error());
+  const auto note = ProgressNote::create();
+  if (!note) {
+    return report(note.error());
   }
-  const Verdict verdict = verdict_of(*done, options.limit_bytes, machine);
-  say(verdict.summary);
-  for (const std::string& line : verdict.advice) {
-    std::fprintf(stderr, "  would help: %s\n", line.c_str());
-  }
-  if (done->left_behind > 0) {
-    say(fmt::format("{} processes it left behind were ended", done->left_behind));
+  Restarts restarts(chosen.restarts);
+  auto done = run_guarded(options);
+  Verdict verdict;
+  for (;; done = run_guarded(options)) {
+    if (!done) {
+      return report(done.error());
+    }
+    verdict = verdict_of(*done, options.limit_bytes, machine);
+    tell(*done, verdict);
+    if (!restarts.again(*done, note->read())) {
+      break;
+    }
   }
   if (chosen.json) {
-    print(to_json(*done, verdict, options));
+    print(to_json(*done, verdict, options, restarts.done()));
   }
   return done->stopped && done->status == 0 ? kFailedStatus : done->status;
 }
@@ -114,6 +179,10 @@ void add_guard_commands(CLI::App& app, int& status) {
   command->add_flag(
       "--no-cgroup", options->no_cgroup,
       "No memory cgroup is made: the command is measured, and stopped over the limit");
+  command
+      ->add_option("--restarts", options->restarts,
+                   "How often the command is started again when it was killed or failed")
+      ->check(CLI::Range(std::int64_t{0}, kRestartsMost));
   command->add_flag("--json", options->json,
                     "Last line of standard output: what came of it, as JSON");
   command->add_option("COMMAND", options->command, "Command and its arguments, written after --")
@@ -124,8 +193,14 @@ where one can be made, else their proportional shares are added up four times a 
 the limit the command is asked to end (SIGTERM), then killed. At the end: the peak, how it ended,
 and what would have helped. The exit status is the command's, or 128 and its signal.
 
+With --restarts, a command that was killed, or ended with a status other than 0, is started again
+after 1, 2, 4, ... at most 60 seconds; a run in it goes on from its last commit (of a recipe, by
+`plimsoll resume`). Not when it was asked to end (Ctrl-C), was used wrongly (status 2, 126, 127), or
+ended twice with no commit in between.
+
 Examples:
   plimsoll run --memory-limit 24GiB -- python train.py
+  plimsoll run --memory-limit 24GiB --restarts 10 -- python train.py
   plimsoll run --alert 40GiB -- python train.py --epochs 3)");
   command->callback([options, &status] { status = run_command(*options); });
 }

@@ -170,6 +170,7 @@ int parse_and_run(int argc, char** argv) {
   app.set_version_flag("--version", fmt::format("plimsoll {}", PLIMSOLL_VERSION));
   app.require_subcommand(1);
   add_train_commands(app, status);
+  add_recipe_commands(app, status);
   add_run_commands(app, status);
   add_guard_commands(app, status);
   add_data_commands(app, status);

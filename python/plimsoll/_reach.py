@@ -12,12 +12,13 @@ from __future__ import annotations
 import functools
 import random
 import types
-from collections import deque
+from collections import OrderedDict, deque
 from typing import Any, Iterable, Iterator
 
 _OBJECTS_MAX = 10_000
 _ENTRIES_MAX = 1_000
 _PLAIN = (int, float, complex, bool, str, bytes, type(None), type, types.BuiltinFunctionType)
+_NEVER = frozenset((*_PLAIN, dict, list, tuple, set, OrderedDict, types.FunctionType))
 _CLOSED = ("torch", "numpy", "plimsoll")
 
 
@@ -53,9 +54,11 @@ def is_generator(value: Any) -> bool:
     """Whether `value` is a random generator whose state can be read and set."""
     import torch
 
+    kind = type(value)
+    if kind in _NEVER:  # Nearly all attributes of modules, which every step looks at.
+        return False
     if isinstance(value, (torch.Generator, random.Random)):
         return True
-    kind = type(value)
     return kind.__module__.startswith("numpy.random") and kind.__name__ in ("Generator", "RandomState")
 
 

@@ -27,6 +27,10 @@ namespace {
 // The kernel kills at 100 %; the last 3 % (23 MiB of 768 MiB) are for writing that checkpoint.
 constexpr double kStopFraction = 0.97;
 
+// What grows goes on growing: the limit that a stop names has room for this share of the old one
+// more than is held, so that whoever follows the advice comes further each time.
+constexpr double kGoOnFraction = 1.0 / 32;
+
 // After the moves have been made, they are made again only once resident has grown by this share of
 // the limit. Otherwise foreign memory that stays would have every step trim the heap for nothing.
 constexpr double kRelapseFraction = 1.0 / 128;
@@ -423,7 +427,8 @@ void relieve(Ledger& ledger, Look& look) {
   if (const std::int64_t bound = bound_bytes(ledger, look.seen);
       report.pressure && bound > share(limit, kStopFraction)) {
     report.stop = true;
-    report.needed_bytes = static_cast<std::int64_t>(static_cast<double>(bound) / kStopFraction);
+    report.needed_bytes = static_cast<std::int64_t>(
+        static_cast<double>(bound + share(limit, kGoOnFraction)) / kStopFraction);
   }
 }
 

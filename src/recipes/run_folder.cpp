@@ -20,6 +20,7 @@
 #include "os/directories.h"
 #include "os/file.h"
 #include "recipes/sealed_file.h"
+#include "watch/progress.h"
 
 namespace plimsoll {
 namespace {
@@ -187,6 +188,7 @@ Result<void> RunFolder::furnish(const std::string& run_toml) {
     PLIMSOLL_TRY_VOID(make_directories(root_ / name));
   }
   PLIMSOLL_TRY_VOID(write_config(run_toml));
+  tell_progress(fmt::format("{}: nothing committed", root_.string()));
   return open_events();
 }
 
@@ -207,6 +209,9 @@ Result<RunFolder> RunFolder::open(const fs::path& root) {
                                          .epochs = before.epochs,
                                          .loss = before.loss},
                                         /*force=*/true));
+  if (const auto step = folder.published_step(); step && *step) {
+    folder.tell_committed(**step);
+  }
   return folder;
 }
 
@@ -415,11 +420,16 @@ Result<std::optional<std::int64_t>> RunFolder::published_step() const {
   return std::optional<std::int64_t>{manifest["step"].get<std::int64_t>()};
 }
 
+void RunFolder::tell_committed(std::int64_t step) const {
+  tell_progress(fmt::format("{}: step {}", root_.string(), step));
+}
+
 Result<void> RunFolder::publish(std::int64_t step, std::int64_t keep) {
   PLIMSOLL_CHECK(keep >= 1, "the newest checkpoint must be kept");
   const nlohmann::ordered_json manifest{
       {"format", kManifestFormat}, {"step", step}, {"checkpoint", checkpoint_name(step)}};
   PLIMSOLL_TRY_VOID(write_sealed(manifest_path(root_), manifest.dump() + "\n"));
+  tell_committed(step);
   PLIMSOLL_TRY(const auto steps, checkpoint_steps());
   const auto count = static_cast<std::int64_t>(steps.size());
   for (std::int64_t i = 0; i < count - keep; ++i) {

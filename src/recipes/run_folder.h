@@ -177,6 +177,7 @@ class RunFolder {
   Result<void> lock();
   Result<void> lock_to_read();
   [[nodiscard]] Error held_by_another() const;
+  void tell_committed(std::int64_t step) const;  // To whoever starts the program again.
   Result<void> open_events();
   Result<void> furnish(const std::string& run_toml);
   void close() noexcept;

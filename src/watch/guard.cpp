@@ -199,6 +199,7 @@ class Guard {
     for (;;) {
       const auto left = std::chrono::ceil<milliseconds>(next_look - Clock::now());
       const siginfo_t got = signals_.next(std::max(left, milliseconds{1}));
+      report_.asked = report_.asked || (got.si_signo != 0 && got.si_signo != SIGCHLD);
       if (got.si_signo != 0 && got.si_signo != SIGCHLD && got.si_pid != 0) {
         ::kill(child_, got.si_signo);  // From the terminal the command has it already.
       }

@@ -42,6 +42,7 @@ struct GuardReport {
   bool in_cgroup{false};    ///< The kernel held the limit.
   std::string no_cgroup{};  ///< Why it did not.
   bool stopped{false};      ///< The guard ended it for being over the limit.
+  bool asked{false};        ///< A signal to end came from outside, and was handed on.
   TreeUse peak{};  ///< At the look that saw most: a sample, so the true peak may be higher.
   std::int64_t process_peak_bytes{0};  ///< Highest resident size of one process, by the kernel.
   std::int64_t charged_peak_bytes{0};  ///< Of its cgroup, by the kernel, page cache included; or 0.

@@ -7,7 +7,7 @@ import pytest
 # Without the modules (run make dev) only the tests of the program are left in this folder.
 if importlib.util.find_spec("plimsoll") is None:
     collect_ignore = [f"test_{name}.py" for name in (
-        "compat_bench", "compat_features", "compat_issues", "compat_manager", "compat_parts", "data",
+        "benches", "compat_features", "compat_issues", "compat_manager", "compat_parts", "data",
         "dataset", "embedding", "features", "memory", "plan", "program", "readme", "row_optimizers",
         "run", "run_embedding", "run_lives", "run_loader", "step", "stubs", "torch", "without_torch", "wheel")]
 

@@ -619,3 +619,29 @@ def test_r35_memory_that_ends_a_run_is_status_3_and_names_a_limit_that_would_do(
     assert done["status"] == "finished"
     assert done["peak_resident_bytes"] <= int(enough) << 20
     assert done["state_sha256"] == undisturbed
+
+
+def test_recipes_are_listed_and_each_has_a_file_of_its_options(call, tmp_path):
+    listed = [line.split("\t") for line in call("recipes").out.splitlines()]
+    assert [name for name, _ in listed] == ["cosir", "can-kd"] and all(about for _, about in listed)
+    for name, _ in listed:
+        file = tmp_path / f"{name}.toml"
+        file.write_text(call("config", name).out)
+        keys = set(re.findall(r"^(?:# )?(\w+) = ", file.read_text(), re.MULTILINE))
+        offered = set(re.findall(r"^  --([\w-]+)", call("train", name, "--help").out, re.MULTILINE))
+        assert keys and keys <= {flag.replace("-", "_") for flag in offered}
+        assert {"batch_size", "seed", "memory_limit", "data", "out"} <= keys
+        # Everything in it is accepted: what is missed is what nobody can know.
+        assert_refused(call("train", name, "--config", file), 2, "data")
+    assert_refused(call("config", "cosri"), 2, "did you mean cosir?")
+
+
+def test_a_file_of_all_options_trains_as_none(trains, call, small_data, tmp_path):
+    file = tmp_path / "cosir.toml"
+    file.write_text(call("config", "cosir").out)
+    words = ["--data", small_data, "--epochs", 1, "--json", "--quiet"]
+    digests = {json.loads(done.out.splitlines()[-1])["state_sha256"] for done in (
+        call("train", "cosir", *words, "--out", tmp_path / "a", "--config", file),
+        call("train", "cosir", *words, "--out", tmp_path / "b"),
+        call("train", "cosir", *words, "--out", tmp_path / "c", "--config", file, "--seed", 1))}
+    assert len(digests) == 2

@@ -128,3 +128,66 @@ def test_r61_a_fast_leak_is_told_as_growth_and_nothing_else(plimsoll):
     helps = [line for line in done.stderr.splitlines() if "would help" in line]
     assert len(helps) == 1 and "grew steadily, by" in helps[0], done.stderr
     assert "would only put off the end" in helps[0]
+
+
+# Each start appends a letter to the file, and ends as the word of its number says: a status or a signal.
+TRIES = """
+import os, pathlib, signal, sys, time
+tries = pathlib.Path(sys.argv[1])
+tries.write_text(tries.read_text() + "x" if tries.exists() else "x")
+now = sys.argv[1 + len(tries.read_text())]
+if now == "wait":
+    print("ready", flush=True)
+    time.sleep(60)
+if ":" in now:
+    now, told = now.split(":", 1)
+    with open(os.environ["PLIMSOLL_PROGRESS"], "w") as note:
+        note.write(told)
+if now.startswith("SIG"):
+    os.kill(os.getpid(), getattr(signal, now))
+sys.exit(int(now))
+"""
+
+
+def starts(plimsoll, tmp_path, restarts, *endings, **options):
+    done = plimsoll("--restarts", restarts, "--json", "--", sys.executable, "-c", TRIES,
+                    tmp_path / "tries", *endings, **options)
+    return done, len((tmp_path / "tries").read_text())
+
+
+def test_r35_what_was_killed_or_failed_is_started_again_after_longer_and_longer_pauses(plimsoll, tmp_path):
+    done, count = starts(plimsoll, tmp_path, 5, "SIGKILL", "1", "0", "1")
+    assert done.returncode == 0 and count == 3
+    assert json.loads(done.stdout.splitlines()[-1])["restarts"] == 2
+    assert "started again in 1 s (1 of 5)\n" in done.stderr
+    assert "started again in 2 s (2 of 5)\n" in done.stderr
+
+
+def test_restarts_are_counted(plimsoll, tmp_path):
+    done, count = starts(plimsoll, tmp_path, 1, "1", "7", "0")
+    assert done.returncode == 7 and count == 2
+    assert "that was the last of --restarts 1" in done.stderr
+
+
+@pytest.mark.parametrize("status", [2, 126, 127])
+def test_a_wrong_use_is_not_tried_again(plimsoll, tmp_path, status):
+    done, count = starts(plimsoll, tmp_path, 5, status, "0")
+    assert done.returncode == status and count == 1
+
+
+def test_who_gets_no_further_is_not_started_again(plimsoll, tmp_path):
+    done, count = starts(plimsoll, tmp_path, 9, "1:run: step 3", "1:run: step 4", "1:run: step 4", "0")
+    assert done.returncode == 1 and count == 3
+    assert "started again in 1 s (1 of 9), from run: step 3\n" in done.stderr
+    assert "ended twice without getting further (run: step 4): not started again" in done.stderr
+
+
+def test_who_was_asked_to_end_is_not_started_again(program, tmp_path):
+    guard = subprocess.Popen(
+        [program, "run", "--restarts", "5", "--", sys.executable, "-c", TRIES, tmp_path / "tries", "wait"],
+        text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert guard.stdout.readline() == "ready\n"
+    guard.send_signal(signal.SIGTERM)
+    guard.communicate(timeout=30)
+    assert guard.returncode == 128 + signal.SIGTERM
+    assert (tmp_path / "tries").read_text() == "x"

@@ -70,6 +70,40 @@ print(run_programs.main(sys.argv[1], "pictures", "1"))
     assert "goes on at step 20" in again.stderr and again.stdout == undisturbed.stdout
 
 
+def test_a_run_is_started_again_until_it_gets_no_further(program, tmp_path):
+    lives = tmp_path / "train.py"
+    lives.write_text(f"""
+import os, signal, sys
+sys.path.insert(0, {str(ROOT)!r})
+import plimsoll
+from tests.support import run_programs
+
+log = plimsoll.Run.log
+def kill(self, **values):
+    begun.append(self.steps_made)
+    if self.steps_made == int(sys.argv[2]) or len(begun) == int(sys.argv[3]):
+        os.kill(os.getpid(), signal.SIGKILL)
+    log(self, **values)
+begun = []
+plimsoll.Run.log = kill
+print(run_programs.main(sys.argv[1], "pictures", "1"))
+""")
+
+    def start(run, *ends):
+        return subprocess.run([program, "run", "--restarts", "9", "--", sys.executable, lives, run, *ends],
+                              capture_output=True, text=True)
+
+    undisturbed = start(tmp_path / "a", "-1", "-1")
+    assert undisturbed.returncode == 0, undisturbed.stderr
+    further = start(tmp_path / "b", "-1", "20")
+    assert further.returncode == 0 and further.stdout == undisturbed.stdout, further.stderr
+    assert "started again in 1 s (1 of 9), from " in further.stderr
+    assert f"{tmp_path / 'b'}: step 16" in further.stderr and "step 32" in further.stderr
+    stuck = start(tmp_path / "c", "33", "-1")
+    assert stuck.returncode == 137 and stuck.stderr.count("started again in") == 1, stuck.stderr
+    assert f"ended twice without getting further ({tmp_path / 'c'}: step 32)" in stuck.stderr
+
+
 def test_a_run_with_workers_stays_inside_its_limit(tmp_path):
     MemoryCgroup.needed()
     limit = 1 << 30

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// recipes, config: which recipes there are, and a file of all options of one.
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <string>
+
+#include "cli/commands.h"
+#include "recipes/can_kd/config.h"
+#include "recipes/cosir_config.h"
+
+namespace plimsoll {
+namespace {
+
+constexpr const char* kEmpty = "\"\"";
+
+/// Every option with its default, a comment above each. What has no default is commented out.
+std::string commented_file(const AnySettings& defaults) {
+  const RecipeOptions& options = defaults.options();
+  std::string text = fmt::format(
+      "# Options of `plimsoll train {0} --config FILE`, at their defaults. What the command line\n"
+      "# says wins over this file. \"decides the bits\": a run goes on only with the same value.\n",
+      options.recipe);
+  for (const Field& field : options.fields) {
+    const std::string value = defaults.literal(field.name);
+    text += fmt::format("\n# {}{}{}.\n# Accepts {}.\n{}{} = {}\n", field.help,
+                        *field.choices != '\0' ? fmt::format(": {}", field.choices) : "",
+                        field.role == FieldRole::kIdentity ? "; decides the bits" : "",
+                        field.accepts(), value == kEmpty ? "# " : "", field.name, value);
+  }
+  return text;
+}
+
+template <class AnyRecipe>
+void add_config_of(CLI::App& command, int& status) {
+  const std::string recipe = AnyRecipe().options().recipe;
+  command.add_subcommand(recipe, "Options of `plimsoll train " + recipe + "`")->callback([&status] {
+    std::string text = commented_file(AnyRecipe());
+    text.pop_back();  // print() ends the line.
+    print(text);
+    status = 0;
+  });
+}
+
+}  // namespace
+
+void add_recipe_commands(CLI::App& app, int& status) {
+  auto* recipes = app.add_subcommand("recipes", "List what `plimsoll train` can train");
+  recipes->footer("\nA line each: the name of the recipe, a tab, what it trains.");
+  recipes->callback([&app, &status] {
+    for (const CLI::App* one : app.get_subcommand("train")->get_subcommands(
+             [](const CLI::App* any) { return !any->get_name().empty(); })) {
+      print(one->get_name() + "\t" + one->get_description());
+    }
+    status = 0;
+  });
+  auto* config =
+      app.add_subcommand("config", "Print a file of all options of a recipe, with comments");
+  config->require_subcommand(1);
+  add_config_of<CosirSettings>(*config, status);
+  add_config_of<CanKdSettings>(*config, status);
+  config->footer(
+      "\nExample:\n  plimsoll config cosir > cosir.toml\n"
+      "  plimsoll train cosir --config cosir.toml --data data/ --out run/");
+}
+
+}  // namespace plimsoll

@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Benchmarks of the package at smoke size: the answer is right and the last line is what bench/run expects."""
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("torch")
+BENCH = pathlib.Path(__file__).resolve().parents[2] / "bench"
+
+
+def smoke(name, folder, *words):
+    done = subprocess.run([sys.executable, BENCH / name / "run.py", "--smoke", "--directory", folder, *words],
+                          text=True, capture_output=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_the_replay_gives_the_right_answer(tmp_path):
+    result = smoke("w0_compat", tmp_path)
+    assert result["name"] == "w0_compat" and result["commits"] == 4 and result["hit_rate"] == 1.0
+    assert set(result["peers"]) == {f"original_{name}_ms" for name in ("before", "after", "quick")}
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_a_loop_in_a_run_ends_with_the_model_of_the_bare_loop(tmp_path, workers):
+    result = smoke("run_overhead", tmp_path / "work", "--workers", workers)
+    assert result["name"] == "run_overhead" and result["peers"]["pairs"] == 2
+    assert result["peers"]["bare_ms"] > 0 < result["value"]
