@@ -7,8 +7,9 @@
 #   make tsan    its threaded tests under the thread sanitizer
 #   make slow    the tests that take minutes: 1,000,000 rows in a 768 MiB cgroup, 20 kills,
 #                10,000 crash cycles
+#   make docs    the documentation as pages: build/docs/index.html
 #   make format  clang-format over our sources
-.PHONY: build demo check setup dev asan tsan slow format clean
+.PHONY: build demo check setup dev asan tsan slow docs format clean
 .DEFAULT_GOAL := build
 
 # .deps holds unpacked headers and .venv cmake and ninja where there is no root.
@@ -42,6 +43,10 @@ slow: dev
 	@ctest --test-dir build/dev -L slow --output-on-failure
 	@PYTHONPATH=build/dev/python PLIMSOLL_PROGRAM=build/dev/bin/plimsoll \
 	  .venv/bin/python -m pytest -q -m slow tests
+
+docs: setup
+	@.venv/bin/python -m mkdocs build --strict --quiet
+	@echo "built build/docs/index.html"
 
 format:
 	@git ls-files '*.h' '*.cpp' | xargs clang-format-14 -i

@@ -150,7 +150,7 @@ class FeatureWriter:
                  allow_non_finite: bool = False, compression: str = "none") -> None:
         """Starts a store in `directory`, which must not exist or be empty.
 
-        columns:          name → (dtype, shape of one record); at most 64 names [a-z][a-z0-9_]*.
+        columns:          name → (dtype, shape of one record); at most 64 names `[a-z][a-z0-9_]*`.
         grouped:          append() is given group ids; a group's records are consecutive.
         allow_non_finite: accepts NaN and infinity.
         compression:      "lz4" compresses each block of records that shrinks by an eighth; "none".
