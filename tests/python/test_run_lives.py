@@ -28,6 +28,14 @@ def test_killed_at_any_moment_a_run_ends_in_the_same_bits(kind, workers, kills, 
     assert seen["digest"] == seen["undisturbed"] and seen["killed_at"]
 
 
+@pytest.mark.parametrize("kills", [3, pytest.param(10, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_with_torchdata_and_a_part_of_distributed_checkpoint_it_ends_in_the_same_bits(workers, kills, tmp_path):
+    pytest.importorskip("torchdata")
+    seen = lives(tmp_path, kills, 5 * kills + workers, "stateful", workers)
+    assert seen["digest"] == seen["undisturbed"] and seen["killed_at"]
+
+
 def test_killed_in_any_stage_of_a_commit_a_run_ends_in_the_same_bits(tmp_path):
     seen = lives(tmp_path, "stages", 0, "vectors")
     assert seen["digest"] == seen["undisturbed"]

@@ -138,6 +138,40 @@ def vectors(path, workers, limit):
         return digest_of(list(model.state_dict().values()), states(optimizer), tables)
 
 
+def stateful(path, workers, limit):
+    """Others' objects: torchdata's loader, and a part as torch.distributed.checkpoint's guide writes it."""
+    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+    from torch.distributed.checkpoint.stateful import Stateful
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    with plimsoll.Run(path, memory_limit=limit, seed=9) as run:
+        model = torch.nn.Sequential(torch.nn.Linear(2, 16), torch.nn.Tanh(), torch.nn.Dropout(0.1),
+                                    torch.nn.Linear(16, 1))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+        class Everything(Stateful):
+            def state_dict(self):
+                of_model, of_optimizer = get_state_dict(model, optimizer)
+                return {"model": of_model, "optimizer": of_optimizer}
+
+            def load_state_dict(self, state):
+                set_state_dict(model, optimizer, model_state_dict=state["model"],
+                               optim_state_dict=state["optimizer"])
+
+        run.track(everything=Everything())
+        data = StatefulDataLoader(Clicks(), batch_size=16, shuffle=True, num_workers=workers)
+        order = torch.zeros(1, dtype=torch.float64)
+        run.track(order=order)
+
+        for batch in run.steps(data, epochs=3, commit_every_steps=4, progress=False):
+            logits = model(batch["item"] / 40.0).squeeze(1)
+            optimizer.zero_grad()
+            F.binary_cross_entropy_with_logits(logits, batch["y"].float()).backward()
+            optimizer.step()
+            order.mul_(0.9).add_(batch["item"].double().mul(torch.arange(1.0, 3.0)).sum())
+        return digest_of(list(model.state_dict().values()), states(optimizer), order)
+
+
 class Large:
     """A mebibyte each."""
 
@@ -166,8 +200,11 @@ def large(path, workers, limit):
         return run.steps_made
 
 
+KINDS = {made.__name__: made for made in (pictures, texts, vectors, stateful, large)}
+
+
 def main(path, kind, workers="0", limit="2GiB"):
-    return {"pictures": pictures, "texts": texts, "vectors": vectors, "large": large}[kind](path, int(workers), limit)
+    return KINDS[kind](path, int(workers), limit)
 
 
 if __name__ == "__main__":
