@@ -20,6 +20,7 @@ from ._embedding import EmbeddingStore, Normal, Optimizer, Uniform, Zeros
 from ._random_states import RandomStates
 from ._run_life import Life
 from ._step import TrainingStep
+from .errors import MemoryPressure
 
 if TYPE_CHECKING:
     from ._run_embedding import Vectors
@@ -44,7 +45,7 @@ class Run:
 
     What holds:
       - The limit is of this process and its workers (Governor, made here). Memory that nobody leased ends
-        the loop with MemoryPressure, after a commit.
+        the loop with MemoryPressure, after a commit; without one where it comes in the middle of a step.
       - A commit is whole or not there: parts, random states, tables and the place in the data are of one
         step. Killed at any instant, the run goes on from the last commit or the one before it.
       - The same bits as a run that nobody disturbed, of what is tracked, from the same program on the
@@ -248,6 +249,8 @@ class Run:
 
     def _batches(self, source: Source, loop: int, first: int, end: int, largest: Any, every_steps: int,
                  every_seconds: float, quiet: bool) -> Iterator[Any]:
+        from ._run_loader import RunLoader
+
         life, at = self._life, self._life.at
         if loop > at.loop:
             at.loop, at.first, at.epoch, at.batch = loop, first, first, 0
@@ -270,6 +273,11 @@ class Run:
                         batch = next(batches)
                     except StopIteration:
                         break
+                    except MemoryPressure:
+                        # The watcher's, while the loop waited: a step was made, and the next has not begun.
+                        if isinstance(source, RunLoader):  # Of others the place is not known now.
+                            life.commit()
+                        raise
                     except Exception:
                         # The signal that asks for the stop may have ended a worker.
                         if source.num_workers == 0 or not life.asked_to_stop():

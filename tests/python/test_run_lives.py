@@ -112,6 +112,26 @@ print(run_programs.main(sys.argv[1], "pictures", "1"))
     assert f"ended twice without getting further ({tmp_path / 'c'}: step 32)" in stuck.stderr
 
 
+def test_a_run_that_is_ended_while_it_waits_for_workers_has_committed_every_step(tmp_path):
+    """And the next life, with workers that keep nothing, ends in the bits of one that nobody ended."""
+    MemoryCgroup.needed()
+    environment = {**os.environ, "PYTHONPATH": f"{os.environ.get('PYTHONPATH', '')}:{ROOT}"}
+
+    def start(group, run, workers):
+        return group.run([sys.executable, str(PROGRAMS), str(tmp_path / run), "keeping", workers, "700MiB"],
+                         env=environment)
+
+    with MemoryCgroup(700 << 20) as group:
+        undisturbed = start(group, "a", "0")
+        ended = start(group, "b", "1")
+        again = start(group, "b", "0")
+    assert undisturbed.returncode == 0, undisturbed.stderr
+    assert ended.returncode == 1 and "MemoryPressure: memory is short" in ended.stderr, ended.stderr
+    assert "child process" in ended.stderr and ended.oom_kills == 0
+    assert again.returncode == 0 and "goes on at step 4" in again.stderr, again.stderr
+    assert again.stdout == undisturbed.stdout
+
+
 def test_a_run_with_workers_stays_inside_its_limit(tmp_path):
     MemoryCgroup.needed()
     limit = 1 << 30

@@ -2,6 +2,7 @@
 """Training programs as users write them, for tests that kill them: main(run, kind, workers, limit)."""
 import hashlib
 import random
+import time
 
 import numpy as np
 import torch
@@ -172,6 +173,35 @@ def stateful(path, workers, limit):
         return digest_of(list(model.state_dict().values()), states(optimizer), order)
 
 
+class Keeping:
+    """Samples of which the later ones take a second each, and 40 MiB that the worker keeps."""
+
+    def __init__(self, keeps):
+        self.keeps, self.kept = keeps, []
+
+    def __len__(self):
+        return 200
+
+    def __getitem__(self, index):
+        for _ in range(20 if self.keeps and index >= 40 else 0):
+            self.kept.append(np.ones(2 << 20, np.uint8))
+            time.sleep(0.05)
+        return {"x": torch.randn(4), "y": torch.tensor(index / 200.0)}
+
+
+def keeping(path, workers, limit):
+    """Its workers grow while the loop waits for its fifth batch, unless there are none."""
+    with plimsoll.Run(path, memory_limit=limit, seed=13) as run:
+        model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Dropout(0.2),
+                                    torch.nn.Linear(8, 1))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        run.track(model=model, optimizer=optimizer)
+        data = run.loader(Keeping(workers > 0), batch_size=10, workers=workers, shuffle=False, prefetch=2)
+        for batch in run.steps(data, epochs=2, progress=False):
+            run.step(lambda one: F.mse_loss(model(one["x"]).squeeze(1), one["y"]), batch)
+        return digest_of(list(model.state_dict().values()), states(optimizer))
+
+
 class Large:
     """A mebibyte each."""
 
@@ -200,7 +230,7 @@ def large(path, workers, limit):
         return run.steps_made
 
 
-KINDS = {made.__name__: made for made in (pictures, texts, vectors, stateful, large)}
+KINDS = {made.__name__: made for made in (pictures, texts, vectors, stateful, keeping, large)}
 
 
 def main(path, kind, workers="0", limit="2GiB"):
