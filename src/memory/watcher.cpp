@@ -21,8 +21,11 @@ using Clock = std::chrono::steady_clock;
 
 // How fast memory may grow: one thread that touches fresh pages takes 1 to 2 GiB a second here.
 constexpr std::int64_t kGrowthPerMs = (4LL << 30) / 1000;
-// A look is repeated after so many times what it took of the processor.
+// A look is repeated after so many times what it took of the processor; and sooner where what comes
+// in kGrowing times as long as it was watched would pass the limit.
 constexpr int kCostTimes = 100;
+constexpr int kCostTimesNear = 10;
+constexpr int kGrowing = 4;
 
 }  // namespace
 
@@ -128,8 +131,9 @@ std::optional<Watcher::News> Watcher::judge(State& state) {
     now = look_and_act(*state.ledger);
   }
   const std::int64_t held = now.seen.held_bytes();
+  const int times = held + kGrowing * coming > limit ? kCostTimesNear : kCostTimes;
   const auto took = std::chrono::ceil<std::chrono::milliseconds>(
-      std::chrono::nanoseconds((thread_cpu_ns() - spent_ns) * kCostTimes));
+      std::chrono::nanoseconds((thread_cpu_ns() - spent_ns) * times));
   const std::chrono::milliseconds reached{std::max<std::int64_t>(0, limit - held) / kGrowthPerMs};
   state.pause = std::max(std::clamp(reached, kLookLeast, kLookMost), std::min(took, kLookMost));
   const bool over = now.report.stop && held + ahead > limit;

@@ -6,7 +6,7 @@
 // while the loop hears of it, pass the limit: it may wait for workers that grow. For any other, the
 // watcher makes the moves of a step boundary itself, and says when they were not enough: first as a
 // warning, then, where the kernel would be next, as a stop. It looks more often the less is left,
-// at most every kLookLeast and at 1 % of a core.
+// at most every kLookLeast and at 1 % of a core, 10 % where it grows towards the limit.
 //
 // Reading order: governor.h, this file, watcher.cpp.
 //
