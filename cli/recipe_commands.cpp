@@ -35,7 +35,9 @@ std::string commented_file(const AnySettings& defaults) {
 template <class AnyRecipe>
 void add_config_of(CLI::App& command, int& status) {
   const std::string recipe = AnyRecipe().options().recipe;
-  command.add_subcommand(recipe, "Options of `plimsoll train " + recipe + "`")->callback([&status] {
+  auto* config_of = command.add_subcommand(recipe, "Options of `plimsoll train " + recipe + "`");
+  config_of->footer(fmt::format("\nExample:\n  plimsoll config {0} > {0}.toml", recipe));
+  config_of->callback([&status] {
     std::string text = commented_file(AnyRecipe());
     text.pop_back();  // print() ends the line.
     print(text);
@@ -47,7 +49,9 @@ void add_config_of(CLI::App& command, int& status) {
 
 void add_recipe_commands(CLI::App& app, int& status) {
   auto* recipes = app.add_subcommand("recipes", "List what `plimsoll train` can train");
-  recipes->footer("\nA line each: the name of the recipe, a tab, what it trains.");
+  recipes->footer(
+      "\nA line each: the name of the recipe, a tab, what it trains.\nExample:\n  plimsoll "
+      "recipes");
   recipes->callback([&app, &status] {
     for (const CLI::App* one : app.get_subcommand("train")->get_subcommands(
              [](const CLI::App* any) { return !any->get_name().empty(); })) {
