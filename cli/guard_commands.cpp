@@ -7,7 +7,9 @@
 #include <cstdint>
 #include <cstdio>
 #include <memory>
+#include <optional>
 #include <thread>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -144,9 +146,13 @@ int run_command(const RunOptions& chosen) {
     say(fmt::format("the limit is {}, but only {} are available now",
                     format_bytes(options.limit_bytes), format_bytes(machine)));
   }
-  const auto note = ProgressNote::create();
-  if (!note) {
-    return report(note.error());
+  std::optional<ProgressNote> note;  // Else the command tells a guard around this one.
+  if (chosen.restarts > 0) {
+    auto made = ProgressNote::create();
+    if (!made) {
+      return report(made.error());
+    }
+    note.emplace(std::move(*made));
   }
   Restarts restarts(chosen.restarts);
   auto done = run_guarded(options);
@@ -157,7 +163,7 @@ int run_command(const RunOptions& chosen) {
     }
     verdict = verdict_of(*done, options.limit_bytes, machine);
     tell(*done, verdict);
-    if (!restarts.again(*done, note->read())) {
+    if (!restarts.again(*done, note ? note->read() : "")) {
       break;
     }
   }

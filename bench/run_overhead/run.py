@@ -9,6 +9,7 @@ import shutil
 import statistics
 import subprocess
 import sys
+import tempfile
 
 import numpy as np
 
@@ -41,12 +42,12 @@ def main() -> int:
     parser.add_argument("--pairs", type=int, default=16, choices=[one + 1 for one in T95])
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--workers", type=int, default=0, help="processes that make the items")
-    parser.add_argument("--directory", type=pathlib.Path, default=HERE.parents[1] / "build" / "run_overhead")
+    parser.add_argument("--directory", type=pathlib.Path, help="where to put the runs; default: build")
     options = parser.parse_args()
     pairs, steps = (2, WARM + 3) if options.smoke else (options.pairs, options.steps)
-    folder = options.directory
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
+    build = HERE.parents[1] / "build"
+    folder = pathlib.Path(tempfile.mkdtemp(prefix="run_overhead-", dir=options.directory
+                                           or (build if build.exists() else None)))
     np.save(folder / "order.npy", plimsoll.SampleOrder(SAMPLES, SEED, 0).at(np.arange(SAMPLES)))
     times: dict[str, list[float]] = {"bare": [], "run": []}
     digests = set()

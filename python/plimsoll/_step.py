@@ -578,7 +578,7 @@ class TrainingStep:
             return BudgetExceeded(text + advice, "tensors", 0, 0)
         self._extension.purge()
         left = governor._left_for_tensors()
-        wanted = left + max(governor.limit_bytes // 8, 16 * _MIB) if needed is None else needed
+        wanted = left + governor._room_to_try() if needed is None else needed
         wanted = max(wanted, least)
         limit = -(-(governor.limit_bytes + max(wanted - left, _MIB)) // _MIB) * _MIB
         text += (f"; too little is left to tell what all of it takes: try a limit of {limit // _MIB} MiB"

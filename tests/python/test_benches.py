@@ -26,6 +26,7 @@ def test_the_replay_gives_the_right_answer(tmp_path):
 
 @pytest.mark.parametrize("workers", ["0", "2"])
 def test_a_loop_in_a_run_ends_with_the_model_of_the_bare_loop(tmp_path, workers):
-    result = smoke("run_overhead", tmp_path / "work", "--workers", workers)
+    result = smoke("run_overhead", tmp_path, "--workers", workers)
     assert result["name"] == "run_overhead" and result["peers"]["pairs"] == 2
     assert result["peers"]["bare_ms"] > 0 < result["value"]
+    assert not list(tmp_path.iterdir())

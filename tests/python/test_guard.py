@@ -182,6 +182,13 @@ def test_who_gets_no_further_is_not_started_again(plimsoll, tmp_path):
     assert "ended twice without getting further (run: step 4): not started again" in done.stderr
 
 
+def test_a_guard_without_restarts_leaves_the_progress_to_the_one_around_it(plimsoll, program, tmp_path):
+    done = plimsoll("--restarts", 9, "--", program, "run", "--alert", "2GiB", "--", sys.executable, "-c", TRIES,
+                    tmp_path / "tries", "1:run: step 4", "1:run: step 4", "0")
+    assert done.returncode == 1 and (tmp_path / "tries").read_text() == "xx", done.stderr
+    assert "ended twice without getting further (run: step 4)" in done.stderr
+
+
 def test_who_was_asked_to_end_is_not_started_again(program, tmp_path):
     guard = subprocess.Popen(
         [program, "run", "--restarts", "5", "--", sys.executable, "-c", TRIES, tmp_path / "tries", "wait"],

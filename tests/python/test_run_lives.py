@@ -15,6 +15,7 @@ pytest.importorskip("torch")
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PROGRAMS = ROOT / "tests" / "support" / "run_programs.py"
+ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{os.environ.get('PYTHONPATH', '')}:{ROOT}"}
 
 
 def lives(out, kills, seed, *arguments):
@@ -49,7 +50,9 @@ def test_the_limit_and_the_workers_do_not_matter_to_the_bits(tmp_path):
     assert len(digests) == 1
 
 
-def test_the_program_itself_is_killed_and_started_again(tmp_path):
+@pytest.fixture
+def mortal(tmp_path):
+    """A program: RUN [STEP [STEPS]]; it kills itself at the step, and after so many steps of its life."""
     program = tmp_path / "train.py"
     program.write_text(f"""
 import os, signal, sys
@@ -57,18 +60,22 @@ sys.path.insert(0, {str(ROOT)!r})
 import plimsoll
 from tests.support import run_programs
 
-if len(sys.argv) > 2:
-    log = plimsoll.Run.log
-    def kill(self, **values):
-        if self.steps_made == int(sys.argv[2]):
-            os.kill(os.getpid(), signal.SIGKILL)
-        log(self, **values)
-    plimsoll.Run.log = kill
+ends = [int(word) for word in sys.argv[2:]] + [-1, -1]
+log, logged = plimsoll.Run.log, []
+def kill(self, **values):
+    logged.append(self.steps_made)
+    if self.steps_made == ends[0] or len(logged) == ends[1]:
+        os.kill(os.getpid(), signal.SIGKILL)
+    log(self, **values)
+plimsoll.Run.log = kill
 print(run_programs.main(sys.argv[1], "pictures", "1"))
 """)
+    return program
 
-    def start(run, *more):
-        return subprocess.run([sys.executable, program, run, *more], capture_output=True, text=True)
+
+def test_the_program_itself_is_killed_and_started_again(mortal, tmp_path):
+    def start(run, *ends):
+        return subprocess.run([sys.executable, mortal, run, *ends], capture_output=True, text=True)
 
     undisturbed = start(tmp_path / "a")
     assert undisturbed.returncode == 0, undisturbed.stderr
@@ -78,36 +85,18 @@ print(run_programs.main(sys.argv[1], "pictures", "1"))
     assert "goes on at step 20" in again.stderr and again.stdout == undisturbed.stdout
 
 
-def test_a_run_is_started_again_until_it_gets_no_further(program, tmp_path):
-    lives = tmp_path / "train.py"
-    lives.write_text(f"""
-import os, signal, sys
-sys.path.insert(0, {str(ROOT)!r})
-import plimsoll
-from tests.support import run_programs
-
-log = plimsoll.Run.log
-def kill(self, **values):
-    begun.append(self.steps_made)
-    if self.steps_made == int(sys.argv[2]) or len(begun) == int(sys.argv[3]):
-        os.kill(os.getpid(), signal.SIGKILL)
-    log(self, **values)
-begun = []
-plimsoll.Run.log = kill
-print(run_programs.main(sys.argv[1], "pictures", "1"))
-""")
-
+def test_a_run_is_started_again_until_it_gets_no_further(program, mortal, tmp_path):
     def start(run, *ends):
-        return subprocess.run([program, "run", "--restarts", "9", "--", sys.executable, lives, run, *ends],
+        return subprocess.run([program, "run", "--restarts", "9", "--", sys.executable, mortal, run, *ends],
                               capture_output=True, text=True)
 
-    undisturbed = start(tmp_path / "a", "-1", "-1")
+    undisturbed = start(tmp_path / "a")
     assert undisturbed.returncode == 0, undisturbed.stderr
     further = start(tmp_path / "b", "-1", "20")
     assert further.returncode == 0 and further.stdout == undisturbed.stdout, further.stderr
     assert "started again in 1 s (1 of 9), from " in further.stderr
     assert f"{tmp_path / 'b'}: step 16" in further.stderr and "step 32" in further.stderr
-    stuck = start(tmp_path / "c", "33", "-1")
+    stuck = start(tmp_path / "c", "33")
     assert stuck.returncode == 137 and stuck.stderr.count("started again in") == 1, stuck.stderr
     assert f"ended twice without getting further ({tmp_path / 'c'}: step 32)" in stuck.stderr
 
@@ -115,11 +104,10 @@ print(run_programs.main(sys.argv[1], "pictures", "1"))
 def test_a_run_that_is_ended_while_it_waits_for_workers_has_committed_every_step(tmp_path):
     """And the next life, with workers that keep nothing, ends in the bits of one that nobody ended."""
     MemoryCgroup.needed()
-    environment = {**os.environ, "PYTHONPATH": f"{os.environ.get('PYTHONPATH', '')}:{ROOT}"}
 
     def start(group, run, workers):
         return group.run([sys.executable, str(PROGRAMS), str(tmp_path / run), "keeping", workers, "700MiB"],
-                         env=environment)
+                         env=ENVIRONMENT)
 
     with MemoryCgroup(700 << 20) as group:
         undisturbed = start(group, "a", "0")
@@ -135,10 +123,9 @@ def test_a_run_that_is_ended_while_it_waits_for_workers_has_committed_every_step
 def test_a_run_with_workers_stays_inside_its_limit(tmp_path):
     MemoryCgroup.needed()
     limit = 1 << 30
-    environment = {**os.environ, "PYTHONPATH": f"{os.environ.get('PYTHONPATH', '')}:{ROOT}"}
     with MemoryCgroup(limit) as group:
         done = group.run([sys.executable, str(PROGRAMS), str(tmp_path / "run"), "large", "2", "1GiB"],
-                         env=environment)
+                         env=ENVIRONMENT)
     assert done.returncode == 0 and done.oom_kills == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "20"
     assert done.tree_peak_bytes <= limit
