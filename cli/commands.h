@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "plimsoll/result.h"
-#include "recipes/progress.h"
+#include "run/progress.h"
 
 namespace CLI {
 class App;

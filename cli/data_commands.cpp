@@ -12,11 +12,11 @@
 #include "plimsoll/bytes.h"
 #include "plimsoll/dataset_import.h"
 #include "plimsoll/synth.h"
-#include "recipes/control.h"
-#include "recipes/describe.h"
-#include "recipes/store_compact.h"
-#include "recipes/store_export.h"
-#include "recipes/store_import.h"
+#include "run/control.h"
+#include "tables/describe.h"
+#include "tables/store_compact.h"
+#include "tables/store_export.h"
+#include "tables/store_import.h"
 
 namespace plimsoll {
 namespace {

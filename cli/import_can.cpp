@@ -11,8 +11,8 @@
 
 #include "cli/commands.h"
 #include "plimsoll/can_import.h"
-#include "recipes/control.h"
-#include "recipes/describe.h"
+#include "run/control.h"
+#include "tables/describe.h"
 
 namespace plimsoll {
 namespace {

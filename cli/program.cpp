@@ -19,9 +19,10 @@
 #include "cli/commands.h"
 #include "plimsoll/bytes.h"
 #include "plimsoll/limits.h"
-#include "recipes/config.h"
-#include "recipes/control.h"
-#include "recipes/path_text.h"
+#include "recipes/registry.h"
+#include "run/config.h"
+#include "run/control.h"
+#include "run/path_text.h"
 
 namespace plimsoll {
 namespace {
@@ -169,6 +170,7 @@ int parse_and_run(int argc, char** argv) {
   CLI::App app{"Trains within a stated memory limit.", "plimsoll"};
   app.set_version_flag("--version", fmt::format("plimsoll {}", PLIMSOLL_VERSION));
   app.require_subcommand(1);
+  add_recipes();
   add_train_commands(app, status);
   add_recipe_commands(app, status);
   add_run_commands(app, status);

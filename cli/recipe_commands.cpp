@@ -7,8 +7,7 @@
 #include <string>
 
 #include "cli/commands.h"
-#include "recipes/can_kd/config.h"
-#include "recipes/cosir_config.h"
+#include "run/recipe.h"
 
 namespace plimsoll {
 namespace {
@@ -32,13 +31,12 @@ std::string commented_file(const AnySettings& defaults) {
   return text;
 }
 
-template <class AnyRecipe>
-void add_config_of(CLI::App& command, int& status) {
-  const std::string recipe = AnyRecipe().options().recipe;
-  auto* config_of = command.add_subcommand(recipe, "Options of `plimsoll train " + recipe + "`");
-  config_of->footer(fmt::format("\nExample:\n  plimsoll config {0} > {0}.toml", recipe));
-  config_of->callback([&status] {
-    std::string text = commented_file(AnyRecipe());
+void add_config_of(CLI::App& command, int& status, const Recipe& recipe) {
+  auto* config_of =
+      command.add_subcommand(recipe.name, "Options of `plimsoll train " + recipe.name + "`");
+  config_of->footer(fmt::format("\nExample:\n  plimsoll config {0} > {0}.toml", recipe.name));
+  config_of->callback([&recipe, &status] {
+    std::string text = commented_file(*recipe.settings());
     text.pop_back();  // print() ends the line.
     print(text);
     status = 0;
@@ -48,22 +46,22 @@ void add_config_of(CLI::App& command, int& status) {
 }  // namespace
 
 void add_recipe_commands(CLI::App& app, int& status) {
-  auto* recipes = app.add_subcommand("recipes", "List what `plimsoll train` can train");
-  recipes->footer(
+  auto* list = app.add_subcommand("recipes", "List what `plimsoll train` can train");
+  list->footer(
       "\nA line each: the name of the recipe, a tab, what it trains.\nExample:\n  plimsoll "
       "recipes");
-  recipes->callback([&app, &status] {
-    for (const CLI::App* one : app.get_subcommand("train")->get_subcommands(
-             [](const CLI::App* any) { return !any->get_name().empty(); })) {
-      print(one->get_name() + "\t" + one->get_description());
+  list->callback([&status] {
+    for (const Recipe& recipe : recipes()) {
+      print(recipe.name + "\t" + recipe.about);
     }
     status = 0;
   });
   auto* config =
       app.add_subcommand("config", "Print a file of all options of a recipe, with comments");
   config->require_subcommand(1);
-  add_config_of<CosirSettings>(*config, status);
-  add_config_of<CanKdSettings>(*config, status);
+  for (const Recipe& recipe : recipes()) {
+    add_config_of(*config, status, recipe);
+  }
   config->footer(
       "\nExample:\n  plimsoll config cosir > cosir.toml\n"
       "  plimsoll train cosir --config cosir.toml --data data/ --out run/");

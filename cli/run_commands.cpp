@@ -8,9 +8,9 @@
 #include <memory>
 
 #include "cli/commands.h"
-#include "recipes/control.h"
-#include "recipes/limit_requests.h"
-#include "recipes/run_folder.h"
+#include "run/control.h"
+#include "run/limit_requests.h"
+#include "run/run_folder.h"
 
 namespace plimsoll {
 namespace {

@@ -7,18 +7,27 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
-#include <filesystem>
-#include <map>
 #include <memory>
+#include <string>
+#include <vector>
 
 #include "cli/commands.h"
-#include "cli/training.h"
-#include "recipes/can_kd/config.h"
-#include "recipes/cosir_config.h"
-#include "recipes/run_folder.h"
+#include "run/recipe.h"
 
 namespace plimsoll {
 namespace {
+
+/// What the user typed for train, plan, resume or eval.
+struct Typed {
+  std::string config{};
+  std::string run{};
+  std::vector<GivenKey> flags{};     // In order.
+  std::vector<std::string> pairs{};  // --set key=value
+  bool json{false};
+  bool quiet{false};
+  bool accept_other_processor{false};  // Of resume.
+  PlanQuestion question{};             // Of plan.
+};
 
 constexpr const char* kBits = "What is trained (decides the bits)";
 constexpr const char* kWhere = "Where and how it runs";
@@ -102,184 +111,169 @@ Result<std::vector<GivenKey>> pairs_of(const Typed& typed) {
   return given;
 }
 
-/// Flags, then --set, on top of what `settings` holds.
-Result<void> apply(const Typed& typed, AnySettings& settings) {
-  if (auto set = settings.set_all(typed.flags); !set) {
-    return set;
-  }
-  auto pairs = pairs_of(typed);
-  return pairs ? settings.set_all(std::move(*pairs)) : tl::unexpected(std::move(pairs).error());
-}
-
 void print_notes(const AnySettings& settings) {
   for (const auto& note : settings.notes()) {
     std::fprintf(stderr, "plimsoll: %s\n", note.c_str());
   }
 }
 
+int report_work(const Result<RecipeReport>& done, const Typed& typed) {
+  if (!done) {
+    return report(done.error());
+  }
+  print(typed.json ? done->json : done->text);
+  return done->ended_by_memory ? kMemoryStatus : 0;
+}
+
 /// The settings of a new run. Errors: what was typed wrong.
-template <class AnyRecipe>
-Result<AnyRecipe> new_settings(const Typed& typed, bool wants_out) {
-  AnyRecipe settings;
-  if (!typed.config.empty()) {
-    if (auto read = settings.read_file(typed.config); !read) {
-      return tl::unexpected(std::move(read).error());
-    }
+Result<std::unique_ptr<AnySettings>> typed_settings(const Recipe& recipe, const Typed& typed,
+                                                    bool wants_out) {
+  auto pairs = pairs_of(typed);
+  if (!pairs) {
+    return tl::unexpected(std::move(pairs).error());
   }
-  if (auto applied = apply(typed, settings); !applied) {
-    return tl::unexpected(std::move(applied).error());
-  }
-  if (auto resolved = settings.resolve(wants_out); !resolved) {
-    return tl::unexpected(std::move(resolved).error());
-  }
-  print_notes(settings);
-  return settings;
-}
-
-template <class AnyRecipe>
-int train(const Typed& typed) {
-  const auto settings = new_settings<AnyRecipe>(typed, true);
-  return settings ? run_training(*settings, typed, false) : report(settings.error(), kUsageStatus);
-}
-
-template <class AnyRecipe>
-int plan(const Typed& typed) {
-  const auto settings = new_settings<AnyRecipe>(typed, false);
-  return settings ? run_planning(*settings, typed) : report(settings.error(), kUsageStatus);
-}
-
-/// A run's own settings. Errors: as read_file().
-template <class AnyRecipe>
-Result<AnyRecipe> settings_of(const std::filesystem::path& root) {
-  AnyRecipe settings;
-  if (auto read = settings.read_file(root / "run.toml", true); !read) {
-    return tl::unexpected(std::move(read).error());
-  }
-  const std::string source = settings.source_of("out");
-  if (auto moved = settings.set("out", std::filesystem::absolute(root).string(), source); !moved) {
-    return tl::unexpected(std::move(moved).error());
+  auto settings = new_settings(recipe, typed.config, std::vector{typed.flags, *pairs}, wants_out);
+  if (settings) {
+    print_notes(**settings);
   }
   return settings;
 }
 
-template <class AnyRecipe>
-int resume(const Typed& typed) {
-  auto settings = settings_of<AnyRecipe>(typed.run);
+int train(const Recipe& recipe, const Typed& typed) {
+  const auto settings = typed_settings(recipe, typed, true);
+  if (!settings) {
+    return report(settings.error(), kUsageStatus);
+  }
+  if (!recipe.train) {
+    return report(work_missing(recipe, "train"));
+  }
+  return report_work(recipe.train(**settings, {.progress = {.quiet = typed.quiet}}), typed);
+}
+
+int plan(const Recipe& recipe, const Typed& typed) {
+  const auto settings = typed_settings(recipe, typed, false);
+  if (!settings) {
+    return report(settings.error(), kUsageStatus);
+  }
+  if (const auto known = check_device(typed.question.device); !known) {
+    return report(known.error(), kUsageStatus);
+  }
+  if (!recipe.plan) {
+    return report(work_missing(recipe, "plan"));
+  }
+  return report_work(recipe.plan(**settings, typed.question), typed);
+}
+
+int resume(const Recipe& recipe, const Typed& typed) {
+  const auto settings = settings_of_run(recipe, typed.run);
   if (!settings) {
     return report(settings.error());
-  }
-  AnyRecipe typed_only;  // Names a wrong key or value as train does, before the run is touched.
-  if (const auto applied = apply(typed, typed_only); !applied) {
-    return report(applied.error(), kUsageStatus);
   }
   const auto pairs = pairs_of(typed);
   if (!pairs) {
     return report(pairs.error(), kUsageStatus);
   }
+  // Names a wrong key or value as train does, before the run is touched.
+  const auto typed_only = recipe.settings();
   std::vector<std::pair<std::string, std::string>> overrides;
   for (const auto* given : {&typed.flags, &*pairs}) {
+    if (const auto known = typed_only->set_all(*given); !known) {
+      return report(known.error(), kUsageStatus);
+    }
     for (const auto& one : *given) {
       overrides.emplace_back(one.key, one.text);
     }
   }
-  if (const auto changed = settings->override_with(overrides, "plimsoll resume"); !changed) {
+  if (const auto changed = (*settings)->override_with(overrides, "plimsoll resume"); !changed) {
     return report(changed.error(), kUsageStatus);
   }
-  if (const auto resolved = settings->resolve(); !resolved) {
+  if (const auto resolved = (*settings)->resolve(); !resolved) {
     return report(resolved.error());
   }
-  print_notes(*settings);
-  return run_training(*settings, typed, true);
+  print_notes(**settings);
+  if (!recipe.train) {
+    return report(work_missing(recipe, "train"));
+  }
+  const TrainOptions how{.resume = true,
+                         .accept_other_processor = typed.accept_other_processor,
+                         .progress = {.quiet = typed.quiet}};
+  return report_work(recipe.train(**settings, how), typed);
 }
 
-template <class AnyRecipe>
-int evaluate(const Typed& typed) {
-  auto settings = settings_of<AnyRecipe>(typed.run);
+int evaluate(const Recipe& recipe, const Typed& typed) {
+  const auto settings = settings_of_run(recipe, typed.run);
   if (!settings) {
     return report(settings.error());
   }
-  if (const auto resolved = settings->resolve(); !resolved) {
+  if (const auto resolved = (*settings)->resolve(); !resolved) {
     return report(resolved.error());
   }
-  return run_evaluation(*settings, typed);
-}
-
-/// Calls what belongs to the recipe of the run that was named.
-int by_recipe(const Typed& typed, int (*cosir)(const Typed&), int (*can_kd)(const Typed&)) {
-  const auto recipe = recipe_of_run(typed.run);
-  if (!recipe) {
-    return report(recipe.error());
+  if (!recipe.evaluate) {
+    return report(work_missing(recipe, "evaluation"));
   }
-  return *recipe == "can-kd" ? can_kd(typed) : cosir(typed);
+  return report_work(recipe.evaluate(**settings), typed);
 }
 
-template <class AnyRecipe>
-void add_recipe(CLI::App& train_command, int& status, const char* about, const char* examples) {
-  const AnyRecipe defaults;
-  auto* command = train_command.add_subcommand(defaults.options().recipe, about);
+/// Calls `work` with the recipe of the run that was named.
+int by_recipe(const Typed& typed, int (*work)(const Recipe&, const Typed&)) {
+  const auto recipe = recipe_of_run(typed.run);
+  return recipe ? work(**recipe, typed) : report(recipe.error());
+}
+
+void add_train_of(CLI::App& train_command, int& status, const Recipe& recipe) {
+  auto* command = train_command.add_subcommand(recipe.name, recipe.about);
   auto typed = std::make_shared<Typed>();
   command->add_option("--config", typed->config, "File of options, .toml or .json")
       ->type_name("FILE");
-  add_keys(*command, typed, defaults, [](const Field&) { return true; });
+  add_keys(*command, typed, *recipe.settings(), [](const Field&) { return true; });
   add_output(*command, typed);
   command->footer(fmt::format(
       "\nLater sources win: defaults, --config, options, --set. A folder that is a run already is\n"
       "refused: `plimsoll resume RUN` goes on with it. Exit status 3: memory ended the run at a\n"
       "commit, and `plimsoll resume RUN` goes on.\nExamples:\n{}",
-      examples));
-  command->callback([typed, &status] { status = train<AnyRecipe>(*typed); });
+      recipe.train_examples));
+  command->callback([typed, &status, &recipe] { status = train(recipe, *typed); });
 }
 
 void add_train(CLI::App& app, int& status) {
   auto* command = app.add_subcommand("train", "Train a recipe inside a memory limit");
   command->require_subcommand(1);
-  add_recipe<CosirSettings>(
-      *command, status, "One trainable condition vector per image-text pair, for retrieval",
-      "  plimsoll train cosir --data data/ --out run/ --memory-limit 768MiB --epochs 1\n"
-      "  plimsoll train cosir --config cosir.toml --set label_dim=128 --json");
-  add_recipe<CanKdSettings>(
-      *command, status, "Intrusion detection on CAN-bus graphs: a teacher, and a student of it",
-      "  plimsoll train can-kd --data data/ --out run/ --memory-limit 1GiB --preset small\n"
-      "  plimsoll resume run/ --stage fusion --json       the next stage of the same run\n"
-      "  plimsoll train can-kd --config can_kd.json --preset gat,student --teacher-path teacher/");
-  command->footer(
-      "\nExamples:\n  plimsoll train cosir --data data/ --out run/ --memory-limit 768MiB\n"
-      "  plimsoll train can-kd --data graphs/ --out run/ --memory-limit 1GiB --preset small");
+  std::string examples;
+  for (const Recipe& recipe : recipes()) {
+    add_train_of(*command, status, recipe);
+    examples += "\n" + recipe.train_examples.substr(0, recipe.train_examples.find('\n'));
+  }
+  command->footer("\nExamples:" + examples);
 }
 
-template <class AnyRecipe>
-void add_plan_of(CLI::App& command, int& status, const std::string& example) {
-  const AnyRecipe defaults;
-  const std::string recipe = defaults.options().recipe;
-  auto* plan_of = command.add_subcommand(recipe, "Plan a run of `train " + recipe + "`");
+void add_plan_of(CLI::App& command, int& status, const Recipe& recipe) {
+  auto* plan_of = command.add_subcommand(recipe.name, "Plan a run of `train " + recipe.name + "`");
   auto typed = std::make_shared<Typed>();
   plan_of->add_option("--config", typed->config, "File of options, .toml or .json")
       ->type_name("FILE");
   plan_of
-      ->add_option("--device", typed->device,
+      ->add_option("--device", typed->question.device.device,
                    "Device that the step must fit too: cpu, cuda, or simulated (as a CUDA device)")
       ->type_name("NAME")
       ->capture_default_str();
   plan_of
-      ->add_option("--device-memory-limit", typed->device_memory_limit,
+      ->add_option("--device-memory-limit", typed->question.device.memory_limit,
                    "Memory limit of the device's allocator: 8GiB; for cuda: what is free")
       ->type_name("SIZE");
-  add_keys(*plan_of, typed, defaults,
+  add_keys(*plan_of, typed, *recipe.settings(),
            [](const Field& field) { return std::string_view(field.name) != "batch_size"; });
   plan_of->add_flag("--json", typed->json, "Result as one line of JSON instead of a table");
-  plan_of->add_flag(
-      "--choices", typed->choices,
-      recipe == recipe_options<CanKdConfig>().recipe
-          ? "Choices that move memory are planned and timed too: checkpointing, precision, "
-            "where the teacher is"
-          : "Choices that move memory are planned and timed too: gradient caching");
-  if (recipe == recipe_options<CanKdConfig>().recipe) {
+  if (!recipe.choices.empty()) {
+    plan_of->add_flag("--choices", typed->question.choices,
+                      "Choices that move memory are planned and timed too: " + recipe.choices);
+  }
+  if (recipe.effective_batch) {
     plan_of
-        ->add_option(
-            "--effective-batch", typed->effective_batch,
-            "Number of graphs of an optimizer step in every choice; needs --choices. Choices "
-            "that do not fit it at once use micro-batches")
-        ->type_name("GRAPHS")
+        ->add_option("--effective-batch", typed->question.effective_batch,
+                     fmt::format("Number of {} of an optimizer step in every choice; needs "
+                                 "--choices. Choices that do not fit it at once use micro-batches",
+                                 recipe.unit))
+        ->type_name("NUMBER")
         ->check(CLI::PositiveNumber)
         ->needs("--choices");
   }
@@ -287,39 +281,44 @@ void add_plan_of(CLI::App& command, int& status, const std::string& example) {
       "\nTraces small steps on real batches, replays them at larger sizes, and runs the answer "
       "once.\n"
       "`train " +
-      recipe + " --batch-size auto` does the same and trains with it. Example:\n  " + example);
-  plan_of->callback([typed, &status] { status = plan<AnyRecipe>(*typed); });
+      recipe.name + " --batch-size auto` does the same and trains with it. Example:\n  " +
+      recipe.plan_example);
+  plan_of->callback([typed, &status, &recipe] { status = plan(recipe, *typed); });
 }
 
 void add_plan(CLI::App& app, int& status) {
   auto* command =
       app.add_subcommand("plan", "Say what a run needs, and the largest batch its limit admits");
   command->require_subcommand(1);
-  add_plan_of<CosirSettings>(
-      *command, status, "plimsoll plan cosir --data data/ --memory-limit 768MiB --label-dim 128");
-  add_plan_of<CanKdSettings>(
-      *command, status, "plimsoll plan can-kd --data data/ --memory-limit 1GiB --stage curriculum");
-  command->footer("\nExample:\n  plimsoll plan cosir --data data/ --memory-limit 768MiB");
+  std::string examples;
+  for (const Recipe& recipe : recipes()) {
+    if (!recipe.plan_example.empty()) {
+      add_plan_of(*command, status, recipe);
+      examples += "\n  " + recipe.plan_example;
+    }
+  }
+  command->footer("\nExamples:" + examples);
 }
 
-/// Options of every recipe that a resumption may change; which recipe it is, the run says later.
+/// Options that a resumption may change: of every recipe, as the run says later which it is of.
 void add_resumption_keys(CLI::App& command, const std::shared_ptr<Typed>& typed) {
-  const CosirSettings cosir;
-  const CanKdSettings can_kd;
-  const auto add = [&](const AnySettings& defaults, const char* group) {
-    for (const Field& field : defaults.options().fields) {
+  for (const Recipe& recipe : recipes()) {
+    const auto defaults = recipe.settings();
+    for (const Field& field : defaults->options().fields) {
       const std::string key = field.name;
       // A wish for more epochs is answered with the reason why not.
       const bool answered = key == "epochs" || key == "phase2_epochs" || key == "max_epochs";
-      // Looked up, since a key may be of one recipe's identity and free in the other.
+      // Looked up, since a key may be of one recipe's identity and free in another.
       const bool is_added = command.get_option_no_throw(flag_of(key)) != nullptr;
       if ((field.role != FieldRole::kIdentity || answered) && key != "out" && !is_added) {
-        add_key(command, typed, key, help_of(field, defaults.literal(key)), answered ? "" : group);
+        const bool first = &recipe == recipes().data();
+        add_key(command, typed, key, help_of(field, defaults->literal(key)),
+                answered ? ""
+                : first  ? kWhere
+                         : "Only of " + recipe.name);
       }
     }
-  };
-  add(cosir, kWhere);
-  add(can_kd, "Only of can-kd");
+  }
   add_set(command, typed);
 }
 
@@ -336,9 +335,7 @@ void add_resume_and_eval(CLI::App& app, int& status) {
       "first checkpoint begins again. Exit status 3: memory ended the run at a commit; resume it\n"
       "with the limit that it names. Example:\n"
       "  plimsoll resume run/ --memory-limit 2GiB");
-  resume_command->callback([resumed, &status] {
-    status = by_recipe(*resumed, resume<CosirSettings>, resume<CanKdSettings>);
-  });
+  resume_command->callback([resumed, &status] { status = by_recipe(*resumed, resume); });
 
   auto* eval_command =
       app.add_subcommand("eval", "Evaluate a run's last checkpoint on its held-out data");
@@ -346,9 +343,7 @@ void add_resume_and_eval(CLI::App& app, int& status) {
   eval_command->add_option("RUN", evaluated->run, "Folder of the run")->required();
   eval_command->add_flag("--json", evaluated->json, "Result as one line of JSON instead of tables");
   eval_command->footer("\nExample:\n  plimsoll eval run/ --json");
-  eval_command->callback([evaluated, &status] {
-    status = by_recipe(*evaluated, evaluate<CosirSettings>, evaluate<CanKdSettings>);
-  });
+  eval_command->callback([evaluated, &status] { status = by_recipe(*evaluated, evaluate); });
 }
 
 }  // namespace

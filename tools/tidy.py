@@ -28,9 +28,13 @@ LAYERS = {
     "data": {"data", "base", "os", "memory"},
     "plan": {"plan", "base", "memory"},
     "watch": {"watch", "base", "os", "memory"},
-    "torch": {"torch", "base", "os", "memory", "store", "data", "plan", "watch"},
-    "recipes": {"recipes", "torch", "base", "os", "memory", "store", "data", "plan", "watch"},
+    "run": {"run", "base", "os", "memory", "store", "data", "plan", "watch"},
+    "tables": {"tables", "run", "base", "os", "memory", "store", "data", "plan", "watch"},
+    "torch": {"torch", "run", "base", "os", "memory", "store", "data", "plan", "watch"},
+    "recipes": {"recipes", "torch", "run", "base", "os", "memory", "store", "data", "plan", "watch"},
 }
+CLI_MAY = {"run", "tables", "watch"}
+REGISTRY = "recipes/registry.h"
 TORCH_FOLDERS = {"src/torch", "src/recipes", "python", "bench", "tests"}
 TORCH_HEADER = re.compile(r'#include [<"](torch|ATen|c10|caffe2)/')
 INCLUDE = re.compile(r'#include "([^"]+)"')
@@ -79,8 +83,11 @@ def check_includes(relative: str, lines: list[str]):
         top = target.split("/")[0]
         if folder in LAYERS and top in LAYERS and top not in LAYERS[folder]:
             yield number, f"src/{folder} may not include src/{top} (layers: {sorted(LAYERS[folder])})"
-        if relative.startswith("cli/") and top in LAYERS and top not in ("recipes", "watch"):
-            yield number, f"cli may include only include/, cli/, recipes/ and watch/, not {top}/"
+        if relative.startswith("cli/") and top in LAYERS and top not in CLI_MAY and target != REGISTRY:
+            yield number, f"cli may include only include/, cli/, run/, tables/, watch/ and {REGISTRY}, not {target}"
+        own = "/".join(relative.split("/")[1:3])  # "recipes/cosir"
+        if folder == "recipes" and top == "recipes" and not target.startswith(own + "/"):
+            yield number, f"{own} may not include another recipe's {target}: what recipes share is in run/ or torch/"
 
 
 def check_source(relative: str, lines: list[str]):

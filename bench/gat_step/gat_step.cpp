@@ -21,7 +21,7 @@
 #include "bench/report.h"
 #include "recipes/can_kd/adjacency.h"
 #include "recipes/can_kd/gat_conv.h"
-#include "recipes/random_tensors.h"
+#include "torch/random_tensors.h"
 
 namespace {
 

@@ -102,4 +102,5 @@ NB_MODULE(_core, m) {
   bind_data(m);
   bind_graphs(m);
   bind_runs(m);
+  bind_python_recipes(m);
 }

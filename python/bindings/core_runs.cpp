@@ -3,7 +3,7 @@
 // plimsoll._core: the pieces of a run (plimsoll._run puts them together), what other programs ask
 // of one, and the tools that look after stores.
 //
-// Reading order: bindings.h, recipes/run_folder.h, recipes/control.h, recipes/store_export.h, this
+// Reading order: bindings.h, run/run_folder.h, run/control.h, tables/store_export.h, this
 // file.
 //
 // Threads: the pieces of a run are for the thread that trains; the rest from any, without Python's
@@ -26,15 +26,15 @@
 
 #include "bindings.h"
 #include "plimsoll/governor.h"
-#include "recipes/control.h"
-#include "recipes/describe.h"
-#include "recipes/limit_requests.h"
-#include "recipes/metrics.h"
-#include "recipes/progress.h"
-#include "recipes/run_folder.h"
-#include "recipes/store_compact.h"
-#include "recipes/store_export.h"
-#include "recipes/store_import.h"
+#include "run/control.h"
+#include "run/limit_requests.h"
+#include "run/metrics.h"
+#include "run/progress.h"
+#include "run/run_folder.h"
+#include "tables/describe.h"
+#include "tables/store_compact.h"
+#include "tables/store_export.h"
+#include "tables/store_import.h"
 
 namespace plimsoll::python {
 namespace {

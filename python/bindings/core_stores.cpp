@@ -20,7 +20,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "plimsoll/embedding_store.h"
-#include "recipes/describe.h"
+#include "tables/describe.h"
 
 namespace plimsoll::python {
 namespace {

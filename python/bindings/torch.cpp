@@ -4,13 +4,14 @@
 //
 // Importing it installs the arena; a Governor attaches to it. Types and exceptions come from
 // plimsoll._core, which this module imports first.
-// Reading order: bindings.h, plimsoll/torch.h, recipes/cosir.h, this file.
+// Reading order: bindings.h, plimsoll/torch.h, run/recipe.h, this file.
 //
 // Threads: attach() and detach() want no torch operator running. Recipes run without Python's lock;
-//          the signal handlers are theirs meanwhile (recipes/control.h).
+//          the signal handlers are theirs meanwhile (run/control.h).
 // Memory:  none of its own.
 #include <cstdio>
-#include <filesystem>
+#include <memory>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -23,9 +24,8 @@
 #include "plimsoll/governor.h"
 #include "plimsoll/torch.h"
 #include "program_binding.h"
-#include "recipes/can_kd/can_kd.h"
-#include "recipes/cosir.h"
-#include "recipes/cosir_plan.h"
+#include "recipes/registry.h"
+#include "run/recipe.h"
 #include "torch/tensor_arena.h"
 #include "torch_plan.h"
 
@@ -49,28 +49,6 @@ nb::dict arena_stats() {
   return out;
 }
 
-template <class AnyRecipe>
-AnyRecipe new_settings(const std::string& config, const Pairs& options, const char* source) {
-  AnyRecipe settings;
-  if (!config.empty()) {
-    settings.read_file(config).or_throw();
-  }
-  std::vector<GivenKey> given;
-  for (const auto& [key, text] : options) {
-    given.push_back({key, text, source});
-  }
-  settings.set_all(std::move(given)).or_throw();
-  return settings;
-}
-
-TrainOptions how(bool resume, bool quiet, bool accept_other_processor = false) {
-  TrainOptions options;
-  options.resume = resume;
-  options.accept_other_processor = accept_other_processor;
-  options.progress.quiet = quiet;
-  return options;
-}
-
 void print_notes(const AnySettings& settings, bool quiet) {
   for (const auto& note : settings.notes()) {
     if (!quiet) {
@@ -79,81 +57,64 @@ void print_notes(const AnySettings& settings, bool quiet) {
   }
 }
 
-void check_recipe(const std::string& recipe) {
-  if (recipe != "cosir") {
-    throw Exception(make_error(ErrorCode::kInvalidArgument, "there is no recipe \"" + recipe + "\"",
-                               "use \"cosir\" or \"can-kd\""));
+/// The settings of plimsoll.train() or plan(), whose name is `source`.
+std::unique_ptr<AnySettings> settings_for(const Recipe& recipe, const std::string& config,
+                                          const Pairs& options, const char* source,
+                                          bool wants_out) {
+  std::vector<GivenKey> given;
+  for (const auto& [key, text] : options) {
+    given.push_back({key, text, source});
   }
+  return new_settings(recipe, config, std::span(&given, 1), wants_out).or_throw();
 }
 
-std::string train(const std::string& recipe, const std::string& config, const Pairs& options,
+std::string train(const std::string& name, const std::string& config, const Pairs& options,
                   bool quiet) {
-  constexpr const char* kSource = "plimsoll.train()";
-  if (recipe == "can-kd") {
-    auto settings = new_settings<CanKdSettings>(config, options, kSource);
-    settings.resolve().or_throw();
-    print_notes(settings, quiet);
-    return train_can_kd(settings, how(false, quiet)).or_throw().to_json();
-  }
-  check_recipe(recipe);
-  auto settings = new_settings<CosirSettings>(config, options, kSource);
-  settings.resolve().or_throw();
-  return train_cosir(settings, how(false, quiet)).or_throw().to_json();
+  const Recipe& recipe = *recipe_named(name).or_throw();
+  const auto settings = settings_for(recipe, config, options, "plimsoll.train()", true);
+  print_notes(*settings, quiet);
+  return recipe.train(*settings, {.progress = {.quiet = quiet}}).or_throw().json;
 }
 
-template <class AnyRecipe>
-AnyRecipe settings_of(const std::string& run) {
-  AnyRecipe settings;
-  settings.read_file(std::filesystem::path(run) / "run.toml", true).or_throw();
-  settings.set("out", std::filesystem::absolute(run).string(), settings.source_of("out"))
-      .or_throw();
-  return settings;
-}
-
-std::string plan(const std::string& recipe, const std::string& config, const Pairs& options,
+std::string plan(const std::string& name, const std::string& config, const Pairs& options,
                  const std::string& device, const std::string& device_memory_limit, bool choices,
                  std::int64_t effective_batch) {
-  constexpr const char* kSource = "plimsoll.plan()";
-  if (recipe == "can-kd") {
-    auto settings = new_settings<CanKdSettings>(config, options, kSource);
-    settings.resolve(/*wants_out=*/false).or_throw();
-    return plan_can_kd(settings, choices, {device, device_memory_limit}, effective_batch)
-        .or_throw()
-        .to_json();
+  const Recipe& recipe = *recipe_named(name).or_throw();
+  const auto settings = settings_for(recipe, config, options, "plimsoll.plan()", false);
+  if (!recipe.plan) {
+    throw Exception(work_missing(recipe, "plan"));
   }
-  check_recipe(recipe);
-  auto settings = new_settings<CosirSettings>(config, options, kSource);
-  settings.resolve(/*wants_out=*/false).or_throw();
-  return plan_cosir(settings, choices, {device, device_memory_limit}).or_throw().to_json();
-}
-
-template <class AnyRecipe>
-AnyRecipe resumed(const std::string& run, const Pairs& options, bool quiet) {
-  auto settings = settings_of<AnyRecipe>(run);
-  settings.override_with(options, "plimsoll.resume()").or_throw();
-  settings.resolve().or_throw();
-  print_notes(settings, quiet);
-  return settings;
+  return recipe
+      .plan(*settings, {.choices = choices,
+                        .effective_batch = effective_batch,
+                        .device = {device, device_memory_limit}})
+      .or_throw()
+      .json;
 }
 
 std::string resume(const std::string& run, const Pairs& options, bool quiet,
                    bool accept_other_processor) {
-  const TrainOptions how_to = how(true, quiet, accept_other_processor);
-  if (recipe_of_run(run).or_throw() == "can-kd") {
-    return train_can_kd(resumed<CanKdSettings>(run, options, quiet), how_to).or_throw().to_json();
-  }
-  return train_cosir(resumed<CosirSettings>(run, options, quiet), how_to).or_throw().to_json();
+  const Recipe& recipe = *recipe_of_run(run).or_throw();
+  const auto settings = settings_of_run(recipe, run).or_throw();
+  settings->override_with(options, "plimsoll.resume()").or_throw();
+  settings->resolve().or_throw();
+  print_notes(*settings, quiet);
+  return recipe
+      .train(*settings, {.resume = true,
+                         .accept_other_processor = accept_other_processor,
+                         .progress = {.quiet = quiet}})
+      .or_throw()
+      .json;
 }
 
 std::string evaluate(const std::string& run) {
-  if (recipe_of_run(run).or_throw() == "can-kd") {
-    auto settings = settings_of<CanKdSettings>(run);
-    settings.resolve().or_throw();
-    return eval_can_kd(settings).or_throw().json;
+  const Recipe& recipe = *recipe_of_run(run).or_throw();
+  const auto settings = settings_of_run(recipe, run).or_throw();
+  settings->resolve().or_throw();
+  if (!recipe.evaluate) {
+    throw Exception(work_missing(recipe, "evaluation"));
   }
-  auto settings = settings_of<CosirSettings>(run);
-  settings.resolve().or_throw();
-  return eval_cosir(settings).or_throw().json;
+  return recipe.evaluate(*settings).or_throw().json;
 }
 
 void bind_arena(nb::module_& m) {
@@ -216,6 +177,7 @@ NB_MODULE(_torch, m) {
   nb::module_::import_("torch");
   nb::module_::import_("plimsoll._core");
   plimsoll::TensorArena::install().or_throw();
+  plimsoll::add_recipes();
   bind_arena(m);
   bind_recipes(m);
   bind_plan(m);

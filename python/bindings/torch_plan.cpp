@@ -17,7 +17,7 @@
 
 #include "bindings.h"
 #include "plan/batch_plan.h"
-#include "recipes/admission.h"
+#include "torch/admission.h"
 #include "torch/arena_pages.h"
 #include "torch/device_backend.h"
 #include "torch/step_tracer.h"

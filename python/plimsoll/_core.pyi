@@ -4,7 +4,7 @@
 Arrays must be contiguous and of the exact dtype (TypeError otherwise); results are written into
 arrays that the caller brings. Errors are those of plimsoll.errors, ValueError and OSError.
 """
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -715,6 +715,18 @@ class RunStatus:
     def __init__(self) -> None: ...
     def read_memory(self, governor: Governor) -> None:
         """From the ledger and /proc."""
+
+class RecipeField:
+    """An option of a recipe that is written in Python."""
+
+    def __init__(self, name: str, kind: str, identity: bool, preset: bool | int | float | str, help: str,
+                 least: float, most: float, choices: str) -> None:
+        """kind: "text", "path", "size", "integer", "real", "switch" or "choice"."""
+
+def add_recipe(name: str, about: str, unit: str, examples: str, data_help: str, data_advice: str,
+               fields: Sequence[RecipeField], work: Any) -> None:
+    """`work` has train(), evaluate() and `evaluates`; see plimsoll.recipes. Errors: ValueError; BudgetExceeded
+    for more than 64 recipes."""
 
 class RunFolder:
     """The files of a run and its lock, until close(). A forked child closes its copy."""

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from . import _core, _torch_gate
+from . import _core, _torch_gate, recipes
 
 # As the program sets it before it starts; see docs/HACKING.md.
 _MKL_CBWR = "AVX2,STRICT"
@@ -24,7 +24,9 @@ _SPINS = "1000"  # As cli/main.cpp, where the figures are.
 def train(recipe: str, *, data: str | os.PathLike[str], out: str | os.PathLike[str],
           memory_limit: int | str = "", config: str | os.PathLike[str] | None = None,
           progress: bool = True, **options: Any) -> dict[str, Any]:
-    """Trains a recipe ("cosir", "can-kd") inside a memory limit; what `plimsoll train` does.
+    """Trains a recipe ("cosir", "can-kd", or one of plimsoll.recipes) inside a memory limit.
+
+    What `plimsoll train` does.
 
     options: every key of the recipe (docs/recipes/): epochs=3, batch_size=512,
              store_bytes="64MiB", preset="small", vgae_hidden_dims=[80, 40, 16], …
@@ -41,7 +43,7 @@ def train(recipe: str, *, data: str | os.PathLike[str], out: str | os.PathLike[s
               plimsoll.resume(out) goes on.
     """
     given = {"data": data, "out": out, "memory_limit": memory_limit, **options}
-    extension = _torch_gate.load()
+    extension = _extension()
     with _torch_settings():
         text = extension.train(recipe, "" if config is None else os.fspath(config),
                                _pairs(given), not progress)
@@ -66,7 +68,7 @@ def plan(recipe: str, *, data: str | os.PathLike[str], memory_limit: int | str =
     Errors: as train().
     """
     given = {"data": data, "memory_limit": memory_limit, **options}
-    extension = _torch_gate.load()
+    extension = _extension()
     with _torch_settings():
         return json.loads(extension.plan(recipe, "" if config is None else os.fspath(config),
                                          _pairs(given), device, str(device_memory_limit),
@@ -83,7 +85,7 @@ def resume(run: str | os.PathLike[str], *, progress: bool = True,
     Errors:  NotFoundError (no run there); ValueError for a key that would change the run's
              identity; CorruptError (a file whose checksum does not match); otherwise as train().
     """
-    extension = _torch_gate.load()
+    extension = _extension()
     with _torch_settings():
         text = extension.resume(os.fspath(run), _pairs(options), not progress,
                                 accept_other_processor)
@@ -96,7 +98,7 @@ def evaluate(run: str | os.PathLike[str]) -> dict[str, Any]:
     Errors: NotFoundError (no run or no checkpoint there); ValueError (other data than the run was
             trained on); CorruptError (a file whose checksum does not match); otherwise as train().
     """
-    extension = _torch_gate.load()
+    extension = _extension()
     with _torch_settings():
         return json.loads(extension.evaluate(os.fspath(run)))
 
@@ -112,9 +114,21 @@ def info(path: str | os.PathLike[str]) -> dict[str, Any]:
     return json.loads(_core.describe(os.fspath(path)))
 
 
+def _extension() -> Any:
+    """plimsoll._torch, with every recipe that there is."""
+    extension = _torch_gate.load()
+    recipes.find()
+    return extension
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """The console script: the program `plimsoll`, in this process; returns its exit status."""
     given = ["plimsoll", *(sys.argv[1:] if arguments is None else arguments)]
+    try:
+        recipes.find()
+    except RuntimeError as error:
+        print(f"plimsoll: error: {error}", file=sys.stderr)
+        return 1
     if given[1:2] not in _COMPUTES or importlib.util.find_spec("plimsoll._torch") is None:
         return _core.run_program(list(map(os.fsencode, given)))  # Torch is not imported.
     try:

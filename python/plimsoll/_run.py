@@ -81,7 +81,7 @@ class Run:
     def __init__(self, path: str | os.PathLike[str], *, memory_limit: int | str = "", seed: int = 0,
                  options: dict[str, Any] | None = None, foreign: int | str = "128MiB",
                  disk: int | str = "", threads: int | None = None, deterministic: bool = True,
-                 accept: Iterable[str] = ()) -> None:
+                 accept: Iterable[str] = (), _of_recipe: Any = None) -> None:
         _torch_gate.load()
         from ._run_parts import Parts
 
@@ -95,7 +95,9 @@ class Run:
         """Whether the last run.step() stepped the optimizer (see TrainingStep.updated)."""
         self._life = Life(self.path, self._content, memory_limit=memory_limit, seed=self.seed,
                           options=dict(options or {}), foreign=foreign, disk=disk, threads=threads,
-                          deterministic=deterministic, accept=accept)
+                          deterministic=deterministic, accept=accept,
+                          run_toml=_of_recipe.run_toml if _of_recipe else None)
+        self._of_recipe = _of_recipe  # Of plimsoll.recipes: what the program was told.
         self.governor = self._life.governor
         """The limit, and who holds what of it."""
         saved = self._saved = self._life.saved
@@ -198,7 +200,7 @@ class Run:
 
     # ---- The loop ----
 
-    def steps(self, data: Any, *, epochs: int = 1, largest: Any = None, commit_every_steps: int = 0,
+    def steps(self, data: Any, *, epochs: int = 1, largest: Any = None, commit_every_steps: int | None = None,
               commit_every_minutes: float = 10.0, progress: bool = True) -> Iterator[Any]:
         """The batches of some epochs; of a run that goes on, those that are left.
 
@@ -214,7 +216,8 @@ class Run:
                  resumption reads its epoch again up to the place.
         largest: the largest batch that will come: the first run.step() admits it first (see
                  TrainingStep.admit), so that no later step can fail for memory.
-        commit_every_steps, commit_every_minutes: whichever comes first; 0: not by that.
+        commit_every_steps, commit_every_minutes: whichever comes first; 0: not by that. Steps without a
+                 value are 0, or a recipe's --checkpoint-every-n-steps.
         progress: a bar on a terminal, lines elsewhere, on stderr.
         Errors: ValueError (parts or tables of the commit that are not here; other data); MemoryPressure
                 after a commit; OSError (a commit failed: the one before it stands).
@@ -222,6 +225,9 @@ class Run:
         from ._run_sources import source_of
 
         self._check_open()
+        of_recipe = self._of_recipe
+        if commit_every_steps is None:
+            commit_every_steps = of_recipe.commit_every_steps if of_recipe else 0
         if epochs < 1 or commit_every_steps < 0 or commit_every_minutes < 0:
             raise ValueError(f"steps: epochs {epochs} must be 1 or more, commit_every_steps "
                              f"{commit_every_steps} and commit_every_minutes {commit_every_minutes} 0 or more")
@@ -232,7 +238,8 @@ class Run:
         if loop < self._life.at.loop or self.stopped:
             return iter(())
         return self._batches(source_of(data, self.seed), loop, first, first + epochs, largest,
-                             commit_every_steps, 60 * commit_every_minutes, not progress)
+                             commit_every_steps, 60 * commit_every_minutes,
+                             not progress or (of_recipe is not None and of_recipe.quiet))
 
     def _close_parts(self) -> None:
         """Nothing is tracked any more. Errors: ValueError naming parts and tables that are missing."""

@@ -34,7 +34,7 @@ class Life:
 
     def __init__(self, path: pathlib.Path, content: Content, *, memory_limit: int | str, seed: int,
                  options: dict[str, Any], foreign: int | str, disk: int | str, threads: int | None,
-                 deterministic: bool, accept: Iterable[str]) -> None:
+                 deterministic: bool, accept: Iterable[str], run_toml: str | None) -> None:
         from . import _run_settings as settings  # It needs torch.
 
         self.path, self._content = path, content
@@ -43,11 +43,11 @@ class Life:
         self.closed = False
         root = os.fspath(path)
         is_run = _core.RunFolder.is_run(root)
-        if is_run and not settings.is_ours(root):
+        if is_run and run_toml is None and not settings.is_ours(root):
             raise ValueError(f"{root} is a run of `plimsoll train`, and `plimsoll resume` goes on with it: name "
                              "another folder")
         threads = threads or settings.threads_of(root)
-        toml = settings.to_toml({"seed": seed, "memory_limit": memory_limit, "threads": threads}, options)
+        toml = run_toml or settings.to_toml({"seed": seed, "memory_limit": memory_limit, "threads": threads}, options)
         self.folder = _core.RunFolder.open(root) if is_run else _core.RunFolder.create(root, toml)
         self._held = contextlib.ExitStack()  # Closed in the reverse order.
         self._held.callback(self.folder.close)

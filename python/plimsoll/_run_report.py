@@ -19,7 +19,7 @@ _BAR_EVERY = 0.1
 
 
 class Report:
-    """Of one run. Its files are the recipes' (recipes/run_report.h)."""
+    """Of one run. Its files are the recipes' (torch/run_report.h)."""
 
     def __init__(self, folder: _core.RunFolder, governor: Governor, metrics: str, step: int) -> None:
         """step: that the run goes on from; −1: a new one."""

@@ -4,7 +4,7 @@
 //
 // An in-batch loss holds [B, B] matrices, so the peak is α + β·b + γ·b². Fitted through three
 // rehearsed sizes, it says what a limit that refused the real size would have had to be.
-// Reading order: this file, step_peak.cpp; recipes/admission.h uses it.
+// Reading order: this file, step_peak.cpp; torch/admission.h uses it.
 //
 // Threads: pure functions.   Memory: none.
 #pragma once

@@ -18,6 +18,7 @@
 #include <string>
 
 #include "plan/device_allocator.h"
+#include "plan/device_choice.h"
 #include "plan/device_replay.h"
 #include "plimsoll/result.h"
 
@@ -94,16 +95,6 @@ struct StayingBlock {
 /// The device as the planner is told of it, each of the storages once.
 [[nodiscard]] DeviceMemory device_memory(const DeviceBackend& device,
                                          std::span<const StayingBlock> staying);
-
-/// --device and --device-memory-limit.
-struct DeviceChoice {
-  std::string device{"cpu"};   ///< "cpu", "simulated", "cuda".
-  std::string memory_limit{};  ///< "8GiB"; of cuda also "80%", and "" for what is free now.
-};
-
-/// Errors: kInvalidArgument, naming the option, for a device that is not known, a limit without a
-/// device, a simulated device without one, a limit that is no size. Opens nothing.
-Result<void> check_device(const DeviceChoice& choice);
 
 /// The device of a choice; nullptr for "cpu".
 /// Errors: those of check_device(); kInvalidArgument for a device that is not here.

@@ -20,7 +20,7 @@
 #include "os/file.h"
 #include "plimsoll/governor.h"
 #include "plimsoll/sample_order.h"
-#include "recipes/run_folder.h"
+#include "run/run_folder.h"
 
 namespace plimsoll::test {
 namespace {
@@ -424,7 +424,7 @@ void Life::work_on_table(Governor& governor, const Process& process, LastWords& 
   }
 }
 
-// As src/recipes/cosir_state.cpp saves a run: the checkpoint, every table, then the manifest.
+// As src/recipes/cosir/state.cpp saves a run: the checkpoint, every table, then the manifest.
 void Life::save(std::vector<EmbeddingStore>& tables, std::int64_t step) const {
   const fs::path final = directory_ / "checkpoints" / checkpoint_name(step);
   const fs::path beside = final.string() + ".new";

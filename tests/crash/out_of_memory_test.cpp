@@ -11,7 +11,7 @@
 #include <new>
 
 #include "base/check.h"
-#include "recipes/store_export.h"
+#include "tables/store_export.h"
 #include "tests/support/embedding_table_fixture.h"
 
 namespace {

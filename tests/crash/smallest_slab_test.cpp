@@ -15,7 +15,7 @@
 
 #include "os/power_loss.h"
 #include "plimsoll/sample_order.h"
-#include "recipes/store_export.h"
+#include "tables/store_export.h"
 #include "tests/support/embedding_table_fixture.h"
 #include "tests/support/feature_set.h"
 

@@ -8,8 +8,8 @@
 
 #include <fmt/format.h>
 
-#include "recipes/run_folder.h"
-#include "recipes/sealed_file.h"
+#include "run/run_folder.h"
+#include "run/sealed_file.h"
 #include "tests/fuzz/table.h"
 #include "tests/fuzz/target.h"
 

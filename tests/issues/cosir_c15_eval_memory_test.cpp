@@ -6,7 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "plimsoll/torch.h"
-#include "recipes/cosir_eval.h"
+#include "recipes/cosir/eval.h"
 
 namespace plimsoll::cosir {
 namespace {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Seals text as src/recipes/sealed_file.h does: for tests that change a run's small files by hand."""
+"""Seals text as src/run/sealed_file.h does: for tests that change a run's small files by hand."""
 import pathlib
 import re
 

@@ -31,7 +31,6 @@
 #include "os/file_system.h"
 #include "plimsoll/bytes.h"
 #include "plimsoll/torch.h"
-#include "recipes/admission.h"
 #include "recipes/can_kd/data.h"
 #include "recipes/can_kd/evaluation.h"
 #include "recipes/can_kd/fusion.h"
@@ -42,11 +41,12 @@
 #include "recipes/can_kd/task.h"
 #include "recipes/can_kd/teacher_file.h"
 #include "recipes/can_kd/training.h"
-#include "recipes/control.h"
-#include "recipes/limit_requests.h"
-#include "recipes/run_folder.h"
-#include "recipes/run_loop.h"
-#include "recipes/settle.h"
+#include "run/control.h"
+#include "run/limit_requests.h"
+#include "run/run_folder.h"
+#include "torch/admission.h"
+#include "torch/run_loop.h"
+#include "torch/settle.h"
 
 namespace plimsoll {
 namespace {
@@ -588,7 +588,7 @@ Result<CanKdSummary> train_can_kd(const CanKdSettings& given, const TrainOptions
   return result;
 }
 
-Result<RunScores> eval_can_kd(const CanKdSettings& settings) {
+Result<RecipeReport> eval_can_kd(const CanKdSettings& settings) {
   const CanKdConfig& config = settings.config();
   PLIMSOLL_TRY(const RunFolder folder, RunFolder::open_to_read(config.out));
   PLIMSOLL_TRY(Governor governor, settle(config, folder.root()));
@@ -608,7 +608,7 @@ Result<RunScores> eval_can_kd(const CanKdSettings& settings) {
     return fail(ErrorCode::kNotFound, config.out + ": no finished model to evaluate",
                 "train it first");
   }
-  return RunScores{.json = std::move(evaluated.json), .text = std::move(evaluated.text)};
+  return RecipeReport{.json = std::move(evaluated.json), .text = std::move(evaluated.text)};
 }
 
 }  // namespace plimsoll

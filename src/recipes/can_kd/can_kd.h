@@ -15,13 +15,12 @@
 #include <vector>
 
 #include "plan/batch_plan.h"
+#include "plan/device_choice.h"
 #include "plimsoll/result.h"
 #include "recipes/can_kd/config.h"
-#include "recipes/plan_choice.h"
-#include "recipes/stop.h"
-#include "recipes/summary.h"
-#include "recipes/train_options.h"
-#include "torch/device_backend.h"
+#include "run/plan_choice.h"
+#include "run/stop.h"
+#include "run/train_options.h"
 
 namespace plimsoll {
 
@@ -102,6 +101,9 @@ Result<CanKdPlan> plan_can_kd(const CanKdSettings& settings, bool weigh_choices 
                               const DeviceChoice& device = {}, std::int64_t effective_graphs = 0);
 
 /// Evaluates a run's finished models, changing nothing in it. Returns a JSON object.
-Result<RunScores> eval_can_kd(const CanKdSettings& settings);
+Result<RecipeReport> eval_can_kd(const CanKdSettings& settings);
+
+/// describe_can_kd() and what it does; registry.h collects it.
+Recipe can_kd_recipe();
 
 }  // namespace plimsoll

@@ -4,9 +4,10 @@
 #include "recipes/can_kd/config.h"
 
 #include <array>
+#include <memory>
 
 #include "recipes/can_kd/spellings.h"
-#include "recipes/field_table.h"
+#include "run/field_table.h"
 
 namespace plimsoll {
 namespace {
@@ -22,13 +23,10 @@ constexpr double kWidthMax = 65536;
 constexpr double kRateMax = 1e3;
 
 constexpr std::array kFields{
-    F::text<&C::data>("data", kPlace, "Graph set to train on (plimsoll import can)"),
-    F::text<&C::out>("out", kPlace, "Run folder to make: new or empty"),
-    F::limit<&C::memory_limit>("memory_limit",
-                               "Memory limit of the whole process: 768MiB, 6GB, or 25% of the "
-                               "machine; empty: found by itself"),
-    F::limit<&C::disk_limit>("disk_limit",
-                             "Disk limit of the run: 20GiB, or 25% of the free disk; empty: none"),
+    F::data("Graph set to train on (plimsoll import can)"),
+    F::out(),
+    F::memory_limit(),
+    F::disk_limit(),
     F::text<&C::teacher_path>(
         "teacher_path", kPlace,
         "Teacher to distil from: a run, a weights file or a folder; empty: this run's own teacher"),
@@ -85,7 +83,7 @@ constexpr std::array kFields{
         "Jumping knowledge of the classifier: how the outputs of its layers are joined"),
     F::real<&C::vgae_dropout>("vgae_dropout", 0, 0.99, "Dropout rate of the autoencoder"),
     F::real<&C::gat_dropout>("gat_dropout", 0, 0.99, "Dropout rate of the classifier"),
-    F::whole<&C::seed>("seed", kIdentity, 0, 9e15, "Seed of every random choice"),
+    F::seed(),
     F::whole_or_auto<&C::batch_size>("batch_size", 1, 1 << 20,
                                      "Batch size, in graphs; auto: the largest that fits, planned "
                                      "once (`plimsoll plan can-kd`)"),
@@ -203,25 +201,16 @@ constexpr std::array kFields{
                                     "Steps between recorded losses"),
     F::whole<&C::save_top_k>("save_top_k", kIdentity, 0, 1,
                              "Model kept of a stage: 1: of its best epoch; 0: of its last"),
-    F::whole<&C::checkpoint_every_n_steps>(
-        "checkpoint_every_n_steps", kFree,
-        0, kCountMax, "Steps between checkpoints; 0: one at the end of each epoch"),
-    F::whole<&C::keep_checkpoints>("keep_checkpoints", kFree, 1, 1e6,
-                                   "Number of checkpoints kept, newest first"),
-    F::whole<&C::cleanup_every_n_steps>("cleanup_every_n_steps", kFree, 0, kCountMax,
-                                        "Steps between returns of unused memory to the system; 0: "
-                                        "after evaluations and under pressure only"),
+    F::checkpoint_every_n_steps(),
+    F::keep_checkpoints(),
+    F::cleanup_every_n_steps(),
     F::bytes<&C::cache_bytes>(
         "cache_bytes", "Memory of the graphs; 0: read from disk; -1: all graphs, if they fit", -1),
-    F::bytes<&C::foreign_bytes>(
-        "foreign_bytes",
-        "Memory set aside for what cannot be leased: code, and scratch of libraries"),
-    F::whole<&C::compute_threads>(
-        "compute_threads", kFree,
-        0, 4096,
+    F::foreign_bytes(),
+    F::compute_threads(
+        kFree,
         "Number of threads that compute; 0: one per core. The result's bits do not depend on it"),
-    F::on_off<&C::tensorboard>("tensorboard", kFree,
-                               "TensorBoard event files are written under RUN/metrics"),
+    F::tensorboard(),
 };
 
 }  // namespace
@@ -238,6 +227,22 @@ const RecipeOptions& recipe_options<CanKdConfig>() noexcept {
       .groups = can_kd::key_groups(),
       .leading = "model_size"};
   return options;
+}
+
+Recipe describe_can_kd() {
+  return {
+      .name = recipe_options<CanKdConfig>().recipe,
+      .about = "Intrusion detection on CAN-bus graphs: a teacher, and a student of it",
+      .unit = "graphs",
+      .train_examples =
+          "  plimsoll train can-kd --data data/ --out run/ --memory-limit 1GiB --preset small\n"
+          "  plimsoll resume run/ --stage fusion --json       the next stage of the same run\n"
+          "  plimsoll train can-kd --config can_kd.json --preset gat,student --teacher-path "
+          "teacher/",
+      .plan_example = "plimsoll plan can-kd --data data/ --memory-limit 1GiB --stage curriculum",
+      .choices = "checkpointing, precision, where the teacher is",
+      .effective_batch = true,
+      .settings = [] { return std::make_unique<CanKdSettings>(); }};
 }
 
 }  // namespace plimsoll

@@ -3,7 +3,7 @@
 // Every option of `plimsoll train can-kd`. docs/recipes/can-kd.md says what each one does.
 //
 // The keys and defaults follow the original's PipelineConfig; `teacher_` and `student_` before an
-// architecture's keys say whose. Reading order: recipes/config.h (fields and settings), this file.
+// architecture's keys say whose. Reading order: run/config.h (fields and settings), this file.
 //
 // Threads: a value.   Memory: a few kilobytes.
 #pragma once
@@ -11,7 +11,8 @@
 #include <cstdint>
 #include <string>
 
-#include "recipes/config.h"
+#include "run/config.h"
+#include "run/recipe.h"
 
 namespace plimsoll {
 
@@ -27,11 +28,12 @@ struct CanKdSizes {
   std::int64_t gat_fc_layers{0};
 };
 
-struct CanKdConfig {
-  std::string data{};  ///< A graph set (plimsoll import can).
-  std::string out{};
-  std::string memory_limit{};
-  std::string disk_limit{};
+struct CanKdConfig : RunConfig {
+  CanKdConfig() {
+    seed = 42;
+    checkpoint_every_n_steps = 200;
+  }
+
   std::string teacher_path{};      ///< "": the teacher of this run. A run, a file, a folder.
   std::string stage{"all"};        ///< all autoencoder curriculum normal fusion evaluation.
   std::string model_size{"both"};  ///< both teacher student: whose stages are run.
@@ -40,7 +42,6 @@ struct CanKdConfig {
   std::string gat_jk{"cat"};  ///< cat | lstm: jumping knowledge.
   double vgae_dropout{0.15};
   double gat_dropout{0.2};
-  std::int64_t seed{42};
   std::int64_t batch_size{4096};  ///< Graphs a step; 0: "auto".
   std::int64_t batch_nodes{0};    ///< At most so many nodes a step; 0: no bound.
   std::int64_t batch_edges{0};
@@ -90,19 +91,16 @@ struct CanKdConfig {
   bool run_test{true};
   std::int64_t test_every_n_epochs{5};  ///< Epochs between evaluations of the test files; 0: none.
   std::int64_t log_every_n_steps{50};
-  std::int64_t save_top_k{1};  ///< 1: a stage ends with its best epoch; 0: its last.
-  std::int64_t checkpoint_every_n_steps{200};  ///< 0: one at the end of each epoch.
-  std::int64_t keep_checkpoints{2};
-  std::int64_t cleanup_every_n_steps{0};
+  std::int64_t save_top_k{1};    ///< 1: a stage ends with its best epoch; 0: its last.
   std::int64_t cache_bytes{-1};  ///< Of the graphs; -1: all of them when they fit.
-  std::int64_t foreign_bytes{128LL << 20};
-  std::int64_t compute_threads{0};
-  bool tensorboard{true};
 };
 
 template <>
 const RecipeOptions& recipe_options<CanKdConfig>() noexcept;
 
 using CanKdSettings = Settings<CanKdConfig>;
+
+/// What the recipe is called, and its options; can_kd.h has what it does.
+Recipe describe_can_kd();
 
 }  // namespace plimsoll

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Presets and the original's spellings of `can-kd`, and that its page of documentation lists every
-// key as it is. What holds for the keys of every recipe is tested in recipes/config_test.cpp.
+// key as it is. What holds for the keys of every recipe is tested in run/config_test.cpp.
 #include "recipes/can_kd/config.h"
 
 #include <fmt/format.h>

@@ -21,13 +21,13 @@
 #include "base/check.h"
 #include "os/directories.h"
 #include "os/file.h"
-#include "recipes/admission.h"
 #include "recipes/can_kd/fusion.h"
 #include "recipes/can_kd/models.h"
 #include "recipes/can_kd/original_student.h"
 #include "recipes/can_kd/plots.h"
 #include "recipes/can_kd/scores.h"
-#include "recipes/progress.h"
+#include "run/progress.h"
+#include "torch/admission.h"
 
 namespace plimsoll::can_kd {
 namespace {

@@ -26,7 +26,7 @@
 #include "recipes/can_kd/models.h"
 #include "recipes/can_kd/q_network.h"
 #include "recipes/can_kd/work.h"
-#include "recipes/dense_adam.h"
+#include "torch/dense_adam.h"
 
 namespace plimsoll::can_kd {
 

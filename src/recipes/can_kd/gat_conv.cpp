@@ -17,7 +17,7 @@
 #include "recipes/can_kd/gat_kernels.h"
 #include "recipes/can_kd/layers.h"
 #include "recipes/can_kd/row_kernels.h"
-#include "recipes/random_tensors.h"
+#include "torch/random_tensors.h"
 
 namespace plimsoll::can_kd {
 namespace {

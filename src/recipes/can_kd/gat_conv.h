@@ -21,7 +21,7 @@
 
 #include "recipes/can_kd/adjacency.h"
 #include "recipes/can_kd/mode.h"
-#include "recipes/checkpoint.h"
+#include "torch/checkpoint.h"
 
 namespace plimsoll::can_kd {
 

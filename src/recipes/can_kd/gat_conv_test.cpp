@@ -11,7 +11,7 @@
 
 #include "recipes/can_kd/random_graphs.h"
 #include "recipes/can_kd/row_kernels.h"
-#include "recipes/random_tensors.h"
+#include "torch/random_tensors.h"
 
 namespace plimsoll::can_kd {
 namespace {

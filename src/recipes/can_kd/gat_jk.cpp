@@ -10,7 +10,7 @@
 #include <fmt/format.h>
 
 #include "base/check.h"
-#include "recipes/random_tensors.h"
+#include "torch/random_tensors.h"
 
 namespace plimsoll::can_kd {
 namespace {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Graph attention, a node at a time, over lanes (recipes/lanes.h).
+// Graph attention, a node at a time, over lanes (torch/lanes.h).
 //
 // Threads: see gat_kernels.h.   Memory: a few cache lines of state per node.
 #include "recipes/can_kd/gat_kernels.h"
@@ -10,7 +10,7 @@
 
 #include "base/check.h"
 #include "recipes/can_kd/shared_rows.h"
-#include "recipes/lanes.h"
+#include "torch/lanes.h"
 
 namespace plimsoll::can_kd {
 namespace {

@@ -22,7 +22,7 @@
 #include "base/check.h"
 #include "recipes/can_kd/row_kernels.h"
 #include "recipes/can_kd/row_products.h"
-#include "recipes/random_tensors.h"
+#include "torch/random_tensors.h"
 
 namespace plimsoll::can_kd {
 namespace {

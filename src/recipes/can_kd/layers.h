@@ -19,7 +19,7 @@
 #include "recipes/can_kd/adjacency.h"
 #include "recipes/can_kd/graph_tensors.h"
 #include "recipes/can_kd/mode.h"
-#include "recipes/checkpoint.h"
+#include "torch/checkpoint.h"
 
 namespace plimsoll::can_kd {
 

@@ -23,7 +23,7 @@
 #include "recipes/can_kd/graph_tensors.h"
 #include "recipes/can_kd/task.h"
 #include "recipes/can_kd/teacher.h"
-#include "recipes/checkpoint.h"
+#include "torch/checkpoint.h"
 
 namespace plimsoll::can_kd {
 

@@ -13,7 +13,7 @@
 #include "recipes/can_kd/adjacency.h"
 #include "recipes/can_kd/learner.h"
 #include "recipes/can_kd/shapes.h"
-#include "recipes/random_tensors.h"
+#include "torch/random_tensors.h"
 
 namespace plimsoll::can_kd {
 namespace {

@@ -12,7 +12,7 @@
 #include "recipes/can_kd/q_network.h"
 #include "recipes/can_kd/random_graphs.h"
 #include "recipes/can_kd/vgae.h"
-#include "recipes/random_tensors.h"
+#include "torch/random_tensors.h"
 
 namespace plimsoll::can_kd {
 namespace {

@@ -14,7 +14,7 @@
 
 #include "data/safetensors.h"
 #include "recipes/can_kd/random_graphs.h"
-#include "recipes/random_tensors.h"
+#include "torch/random_tensors.h"
 
 namespace plimsoll::can_kd {
 namespace {

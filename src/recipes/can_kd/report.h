@@ -13,7 +13,7 @@
 #include "recipes/can_kd/config.h"
 #include "recipes/can_kd/task.h"
 #include "recipes/can_kd/work.h"
-#include "recipes/run_report.h"
+#include "torch/run_report.h"
 
 namespace plimsoll::can_kd {
 

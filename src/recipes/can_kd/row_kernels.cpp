@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Rows, element by element over lanes (recipes/lanes.h).
+// Rows, element by element over lanes (torch/lanes.h).
 //
 // Threads: see row_kernels.h.   Memory: see row_kernels.h.
 #include "recipes/can_kd/row_kernels.h"
@@ -12,7 +12,7 @@
 
 #include "base/philox.h"
 #include "recipes/can_kd/shared_rows.h"
-#include "recipes/lanes.h"
+#include "torch/lanes.h"
 
 namespace plimsoll::can_kd {
 namespace {

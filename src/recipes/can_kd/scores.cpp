@@ -14,7 +14,7 @@
 
 #include "base/check.h"
 #include "recipes/can_kd/curves.h"
-#include "recipes/json_values.h"
+#include "run/json_values.h"
 
 namespace plimsoll::can_kd {
 namespace {

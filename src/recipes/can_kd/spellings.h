@@ -4,14 +4,14 @@
 //
 // Each one comes down to fields or is accepted with a note that says why it means nothing here, so
 // that a command line or a configuration file of the original works as it is.
-// Reading order: recipes/config.h (Shorthand, IgnoredKey, KeyGroup), config.h, this file.
+// Reading order: run/config.h (Shorthand, IgnoredKey, KeyGroup), config.h, this file.
 //
 // Threads: constants.   Memory: none of its own.
 #pragma once
 
 #include <span>
 
-#include "recipes/config.h"
+#include "run/config.h"
 
 namespace plimsoll::can_kd {
 

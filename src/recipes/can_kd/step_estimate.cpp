@@ -5,7 +5,7 @@
 
 #include "recipes/can_kd/graph_tensors.h"
 #include "recipes/can_kd/models.h"
-#include "recipes/random_tensors.h"
+#include "torch/random_tensors.h"
 
 namespace plimsoll::can_kd {
 namespace {

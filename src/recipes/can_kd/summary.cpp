@@ -5,8 +5,8 @@
 
 #include "plimsoll/bytes.h"
 #include "recipes/can_kd/can_kd.h"
-#include "recipes/json_values.h"
-#include "recipes/progress.h"
+#include "run/json_values.h"
+#include "run/progress.h"
 
 namespace plimsoll {
 namespace {

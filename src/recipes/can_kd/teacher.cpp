@@ -21,7 +21,7 @@
 #include "data/disk_room.h"
 #include "recipes/can_kd/learner.h"
 #include "recipes/can_kd/shapes.h"
-#include "recipes/random_tensors.h"
+#include "torch/random_tensors.h"
 
 namespace plimsoll::can_kd {
 namespace {

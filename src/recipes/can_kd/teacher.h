@@ -28,7 +28,7 @@
 #include "recipes/can_kd/adjacency.h"
 #include "recipes/can_kd/graph_tensors.h"
 #include "recipes/can_kd/shapes.h"
-#include "recipes/checkpoint.h"
+#include "torch/checkpoint.h"
 
 namespace plimsoll::can_kd {
 

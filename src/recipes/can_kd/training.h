@@ -30,7 +30,7 @@
 #include "recipes/can_kd/difficulties.h"
 #include "recipes/can_kd/learner.h"
 #include "recipes/can_kd/work.h"
-#include "recipes/dense_adam.h"
+#include "torch/dense_adam.h"
 
 namespace plimsoll::can_kd {
 

@@ -13,7 +13,7 @@
 
 #include "base/check.h"
 #include "recipes/can_kd/node_losses.h"
-#include "recipes/random_tensors.h"
+#include "torch/random_tensors.h"
 
 namespace plimsoll::can_kd {
 namespace {

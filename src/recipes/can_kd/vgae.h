@@ -26,7 +26,7 @@
 #include "recipes/can_kd/graph_tensors.h"
 #include "recipes/can_kd/layers.h"
 #include "recipes/can_kd/mode.h"
-#include "recipes/checkpoint.h"
+#include "torch/checkpoint.h"
 
 namespace plimsoll::can_kd {
 

@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "plimsoll/result.h"
-#include "recipes/checkpoint.h"
+#include "torch/checkpoint.h"
 
 namespace plimsoll::can_kd {
 

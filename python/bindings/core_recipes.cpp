@@ -1,0 +1,220 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// plimsoll._core: recipes that are written in Python, in the list of run/recipe.h.
+//
+// Their options are fields as those of a recipe of ours, so flags, files, help and run.toml are
+// made the same way. python/plimsoll/recipes/__init__.py is what a recipe's author sees.
+// Reading order: run/recipe.h, run/field_table.h, this file.
+//
+// Threads: a recipe's functions are called with Python's lock.
+// Memory:  what is added stays until the process ends, at most kRecipesMax recipes by name.
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/variant.h>
+#include <nanobind/stl/vector.h>
+
+#include "bindings.h"
+#include "recipes/registry.h"
+#include "run/field_table.h"
+#include "run/recipe.h"
+
+namespace plimsoll::python {
+namespace {
+
+using Value = std::variant<bool, std::int64_t, double, std::string>;
+
+struct PythonConfig : RunConfig {
+  std::map<std::string, Value, std::less<>> own{};
+};
+
+/// A field as Python describes it.
+struct PythonField {
+  std::string name{};
+  std::string kind{};  // "text", "path", "size", "integer", "real", "switch", "choice".
+  bool identity{true};
+  Value preset{};
+  std::string help{};
+  double least{0};
+  double most{0};
+  std::string choices{};
+};
+
+/// Everything that the fields of one recipe point at. Never destroyed.
+struct PythonOptions {
+  std::string name{};
+  std::string data_help{};
+  std::string data_advice{};
+  std::string keys_advice{};
+  std::vector<PythonField> own{};
+  std::vector<Field> fields{};
+  RecipeOptions options{};
+};
+
+FieldValue value_in(void* config, const Field& self) {
+  return std::visit([](auto& value) -> FieldValue { return &value; },
+                    static_cast<PythonConfig*>(config)->own.find(self.name)->second);
+}
+
+class PythonSettings final : public AnySettings {
+ public:
+  explicit PythonSettings(const PythonOptions& known) : AnySettings(known.options) {
+    for (const PythonField& field : known.own) {
+      config_.own.emplace(field.name, field.preset);
+    }
+  }
+  [[nodiscard]] const PythonConfig& config() const { return config_; }
+
+ private:
+  [[nodiscard]] void* place() noexcept override { return &config_; }
+  [[nodiscard]] std::unique_ptr<AnySettings> copy() const override {
+    return std::make_unique<PythonSettings>(*this);
+  }
+  void become(const AnySettings& other) override {
+    *this = static_cast<const PythonSettings&>(other);
+  }
+
+  PythonConfig config_{};
+};
+
+FieldKind kind_of(const PythonField& field) {
+  const std::map<std::string, FieldKind, std::less<>> kinds{
+      {"text", FieldKind::kText},       {"path", FieldKind::kText}, {"size", FieldKind::kBytes},
+      {"integer", FieldKind::kInteger}, {"real", FieldKind::kReal}, {"switch", FieldKind::kSwitch},
+      {"choice", FieldKind::kChoice}};
+  const auto at = kinds.find(field.kind);
+  if (at == kinds.end()) {
+    throw Exception(make_error(ErrorCode::kInvalidArgument,
+                               field.name + ": '" + field.kind + "' is no kind of option"));
+  }
+  return at->second;
+}
+
+/// The fields that every run has, then the recipe's own.
+const PythonOptions& options_of(const std::string& name, const std::string& data_help,
+                                const std::string& data_advice, std::vector<PythonField> own) {
+  using F = FieldTable<PythonConfig>;
+  auto known = std::make_unique<PythonOptions>();
+  known->name = name;
+  known->data_help = data_help;
+  known->data_advice = data_advice;
+  known->keys_advice = "`plimsoll train " + name + " --help` lists every key";
+  known->own = std::move(own);
+  known->fields = {F::data(known->data_help.c_str()),
+                   F::out(),
+                   F::memory_limit(),
+                   F::disk_limit(),
+                   F::seed(),
+                   F::checkpoint_every_n_steps(),
+                   F::foreign_bytes(),
+                   F::compute_threads(FieldRole::kIdentity,
+                                      "Number of threads that compute, part of the result's bits; "
+                                      "0: one per core")};
+  for (const PythonField& field : known->own) {
+    const FieldRole role = field.kind == "path" ? FieldRole::kPlace
+                           : field.identity     ? FieldRole::kIdentity
+                                                : FieldRole::kFree;
+    known->fields.push_back({field.name.c_str(), kind_of(field), role, value_in, field.help.c_str(),
+                             field.least, field.most, field.choices.c_str()});
+  }
+  known->options = {.recipe = known->name.c_str(),
+                    .fields = known->fields,
+                    .data_advice = known->data_advice.c_str(),
+                    .keys_advice = known->keys_advice.c_str()};
+  return *known.release();
+}
+
+nb::dict values_of(const AnySettings& settings) {
+  const PythonConfig& config = static_cast<const PythonSettings&>(settings).config();
+  nb::dict values;
+  values["data"] = config.data;
+  values["out"] = config.out;
+  values["memory_limit"] = config.memory_limit;
+  values["disk_limit"] = config.disk_limit;
+  values["seed"] = config.seed;
+  values["checkpoint_every_n_steps"] = config.checkpoint_every_n_steps;
+  values["foreign_bytes"] = config.foreign_bytes;
+  values["compute_threads"] = config.compute_threads;
+  for (const auto& [name, value] : config.own) {
+    values[name.c_str()] = value;
+  }
+  return values;
+}
+
+/// What a recipe raised, if it is an expected failure; otherwise it goes on as it is.
+Error error_of(nb::python_error& raised) {
+  const nb::object errors = nb::module_::import_("plimsoll.errors");
+  const std::string text = nb::cast<std::string>(nb::str(raised.value()));
+  const auto is = [&](const char* name) { return raised.matches(errors.attr(name)); };
+  if (is("BudgetExceeded")) {
+    return make_error(ErrorCode::kOverBudget, text);
+  }
+  if (is("NotFoundError")) {
+    return make_error(ErrorCode::kNotFound, nb::cast<std::string>(raised.value().attr("args")[0]));
+  }
+  if (is("CorruptError")) {
+    return make_error(ErrorCode::kCorrupt, text);
+  }
+  if (raised.matches(PyExc_ValueError) || raised.matches(PyExc_ImportError)) {
+    return make_error(ErrorCode::kInvalidArgument, text);
+  }
+  if (raised.matches(PyExc_OSError)) {
+    return make_error(ErrorCode::kIo, text);
+  }
+  throw;  // A fault of the recipe's: its traceback is what helps.
+}
+
+/// Calls `work.NAME(settings, more…)`, which gives (json, text, ended by memory).
+template <class... More>
+Result<RecipeReport> call(nb::handle work, const char* name, const AnySettings& settings,
+                          More&&... more) {
+  const nb::gil_scoped_acquire locked;
+  try {
+    auto [json, text, ended] = nb::cast<std::tuple<std::string, std::string, bool>>(
+        work.attr(name)(values_of(settings), std::forward<More>(more)...));
+    return RecipeReport{std::move(json), std::move(text), ended};
+  } catch (nb::python_error& raised) {
+    return tl::unexpected(error_of(raised));
+  }
+}
+
+void add(const std::string& name, const std::string& about, const std::string& unit,
+         const std::string& examples, const std::string& data_help, const std::string& data_advice,
+         std::vector<PythonField> own, nb::object work) {
+  const PythonOptions& known = options_of(name, data_help, data_advice, std::move(own));
+  const nb::handle does = work.release();  // For as long as the list is there.
+  Recipe recipe{.name = name, .about = about, .unit = unit, .train_examples = examples};
+  recipe.settings = [&known] { return std::make_unique<PythonSettings>(known); };
+  recipe.train = [does](const AnySettings& settings, const TrainOptions& how) {
+    return call(does, "train", settings, settings.to_toml(), how.resume, how.accept_other_processor,
+                how.progress.quiet);
+  };
+  if (nb::cast<bool>(does.attr("evaluates"))) {
+    recipe.evaluate = [does](const AnySettings& settings) {
+      return call(does, "evaluate", settings);
+    };
+  }
+  add_recipe(std::move(recipe)).or_throw();
+}
+
+}  // namespace
+
+void bind_python_recipes(nb::module_& m) {
+  add_recipes();
+  nb::class_<PythonField>(m, "RecipeField")
+      .def(nb::init<std::string, std::string, bool, Value, std::string, double, double,
+                    std::string>(),
+           nb::arg("name"), nb::arg("kind"), nb::arg("identity"), nb::arg("preset"),
+           nb::arg("help"), nb::arg("least"), nb::arg("most"), nb::arg("choices"));
+  m.def("add_recipe", &add, nb::arg("name"), nb::arg("about"), nb::arg("unit"), nb::arg("examples"),
+        nb::arg("data_help"), nb::arg("data_advice"), nb::arg("fields"), nb::arg("work"));
+}
+
+}  // namespace plimsoll::python

@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Recipes that are written in Python: `plimsoll train NAME` and plimsoll.train("NAME") start them.
+
+    @dataclasses.dataclass(kw_only=True)
+    class Options(RunOptions):
+        epochs: int = option(3, "Number of passes over the data", least=1)
+        lr: float = option(1e-3, "Learning rate", least=0.0)
+
+    def train(run: plimsoll.Run, options: Options) -> dict:
+        ...                                             # the loop of plimsoll.Run's docstring
+        return {"accuracy": accuracy}                   # beside status, step and memory in the summary
+
+    RECIPE = Recipe("digits", "Digits from photographs", Options, train)
+
+A package brings it by an entry point of the group "plimsoll.recipes" (`digits = "my_package:RECIPE"`). Its
+options then are flags, files, `--help` and `plimsoll config digits`; `resume`, `eval`, `status`, `stop`,
+`pause` and `limit` work as on any run.
+
+Threads: recipes are found on the first call that needs them.   Memory: at most 64 recipes.
+"""
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+import os
+import types
+import typing
+from collections.abc import Callable
+from typing import Any
+
+from .. import _core
+from .._memory import format_bytes
+from ..errors import MemoryPressure
+
+__all__ = ["Recipe", "RunOptions", "add", "option"]
+
+_OURS: tuple[str, ...] = ()  # Modules beside this one, each with a RECIPE: a new recipe of ours is a word here.
+_GROUP = "plimsoll.recipes"
+_COUNT_MAX = float(2**53)
+_KINDS = {bool: "switch", int: "integer", float: "real", str: "text"}
+
+
+@dataclasses.dataclass(kw_only=True)
+class RunOptions:
+    """What every run has; a recipe's options derive from it.
+
+    The run that train() is given was made with them: a recipe needs `data` alone.
+    """
+
+    data: str
+    """What to train on, as an absolute path."""
+    out: str = ""
+    """The run's folder."""
+    memory_limit: str = ""
+    disk_limit: str = ""
+    seed: int = 0
+    checkpoint_every_n_steps: int = 500
+    foreign_bytes: int = 128 << 20
+    compute_threads: int = 0
+
+
+def option(default: bool | int | float | str, about: str, *, least: float | None = None,
+           most: float | None = None, choices: tuple[str, ...] = (), path: bool = False, size: bool = False,
+           decides_bits: bool = True) -> Any:
+    """A field of a recipe's options.
+
+    default:      also says its type: bool, int, float or str.
+    about:        for --help; no full stop.
+    least, most:  of a number; None: 0 and 2**53 of an int, any of a float.
+    choices:      of a str: the only ones.
+    path:         of a str: a place, made absolute, which may be another when the run goes on.
+    size:         of an int: a number of bytes, also written as "64MiB".
+    decides_bits: False: it may change when the run goes on.
+    """
+    return dataclasses.field(default=default, metadata={
+        "about": about, "least": least, "most": most, "choices": choices, "path": path, "size": size,
+        "decides_bits": decides_bits})
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """A run that has a name.
+
+    name:     lower-case letters, digits and hyphens.
+    about:    what it trains, for lists; no full stop.
+    options:  a dataclass that derives from RunOptions and whose fields are option()s.
+    train:    called with the run, made or gone on with, and the options; gives what is to be in the summary,
+              as JSON has it, or None. It may look at run.stopped after a loop.
+    evaluate: called with the options, `out` being the run's folder; gives what `plimsoll eval` prints.
+    unit:     what a batch has so many of: "rows", "tokens".
+    examples: command lines for --help.
+    data:     what --data names, for --help.
+    """
+
+    name: str
+    about: str
+    options: type[RunOptions]
+    train: Callable[..., dict[str, Any] | None]
+    evaluate: Callable[..., dict[str, Any]] | None = None
+    unit: str = "rows"
+    examples: tuple[str, ...] = ()
+    data: str = "Data to train on"
+
+
+def add(recipe: Recipe) -> None:
+    """Adds a recipe to those of the program, in the place of one of the same name.
+
+    Errors: ValueError naming the recipe and the option that has no type or text.
+    """
+    _core.add_recipe(name=recipe.name, about=recipe.about, unit=recipe.unit,
+                     examples="\n".join("  " + line for line in recipe.examples), data_help=recipe.data,
+                     data_advice="name it with --data PATH", fields=_fields_of(recipe), work=_Work(recipe))
+
+
+_found = False
+
+
+def find() -> None:
+    """Adds the recipes of ours and of installed packages, once.
+
+    Errors: RuntimeError naming the entry point that cannot be loaded.
+    """
+    global _found
+    if _found:
+        return
+    _found = True
+    for name in _OURS:
+        add(importlib.import_module(f"{__name__}.{name}").RECIPE)
+    from importlib import metadata  # Not quick to import.
+
+    for point in metadata.entry_points(group=_GROUP):
+        try:
+            add(point.load())
+        except Exception as error:
+            raise RuntimeError(f"the recipe {point.name!r} ({point.value}) cannot be loaded: {error}; repair or "
+                               "remove the package that brings it") from error
+
+
+def _fields_of(recipe: Recipe) -> list[_core.RecipeField]:
+    types_of = typing.get_type_hints(recipe.options)
+    common = {field.name for field in dataclasses.fields(RunOptions)}
+    fields = []
+    for field in dataclasses.fields(recipe.options):
+        if field.name in common:
+            continue
+        said, kind = field.metadata, types_of[field.name]
+        if "about" not in said or kind not in _KINDS or type(field.default) is not kind:
+            raise ValueError(f"recipe {recipe.name}: {field.name} must be an option(default, about) of a bool, "
+                             "int, float or str, as its annotation says")
+        choices = "|".join(said["choices"])
+        word = "size" if said["size"] else "path" if said["path"] else "choice" if choices else _KINDS[kind]
+        least, most = said["least"], said["most"]
+        if least is None:
+            least = 0.0 if kind is int else -1e300
+        fields.append(_core.RecipeField(field.name, word, said["decides_bits"], field.default, said["about"],
+                                        float(least), float(_COUNT_MAX if most is None and kind is int else
+                                                            1e300 if most is None else most), choices))
+    return fields
+
+
+class _Work:
+    """What the program calls."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self._recipe = recipe
+
+    @property
+    def evaluates(self) -> bool:
+        return self._recipe.evaluate is not None
+
+    def train(self, values: dict[str, Any], run_toml: str, resume: bool, accept_other_processor: bool,
+              quiet: bool) -> tuple[str, str, bool]:
+        from .._run import Run
+
+        out = values["out"]
+        if not resume and _core.RunFolder.is_run(out):
+            raise ValueError(f"{out}: it is a run already; `plimsoll resume {out}` goes on with it")
+        options = self._recipe.options(**values)
+        own = {field.name: values[field.name] for field in dataclasses.fields(options)
+               if field.metadata.get("decides_bits") and not field.metadata["path"]}
+        accepted = ("instruction_set", "ATEN_CPU_CAPABILITY") if accept_other_processor else ()
+        stop: dict[str, str] = {}
+        said: dict[str, Any] | None = None
+        run = Run(out, memory_limit=options.memory_limit, seed=options.seed, options=own,
+                  foreign=options.foreign_bytes, disk=options.disk_limit, threads=options.compute_threads,
+                  accept=accepted, _of_recipe=_core_settings(run_toml, options, quiet))
+        try:
+            with run:
+                said = self._recipe.train(run, options)
+        except MemoryPressure as error:
+            stop = {"stop_cause": "memory", "stop_reason": str(error)}
+        if run.stopped:
+            stop = {"stop_cause": "asked", "stop_reason": run.stopped}
+        status = json.loads(_core.run_status(out))
+        summary = {"status": "stopped" if stop else "finished", "run": out, **stop, "step": run.steps_made,
+                   "epoch": run.epoch, "seconds": status["seconds"], "limit_bytes": status["limit_bytes"],
+                   "peak_resident_bytes": status["peak_resident_bytes"], **(said or {})}
+        return json.dumps(summary), _text_of(summary), stop.get("stop_cause") == "memory"
+
+    def evaluate(self, values: dict[str, Any]) -> tuple[str, str, bool]:
+        assert self._recipe.evaluate is not None
+        said = self._recipe.evaluate(self._recipe.options(**values))
+        return json.dumps(said), _text_of(said), False
+
+
+def _core_settings(run_toml: str, options: RunOptions, quiet: bool) -> types.SimpleNamespace:
+    """What Run is told of the recipe that it is of."""
+    return types.SimpleNamespace(run_toml=run_toml, commit_every_steps=options.checkpoint_every_n_steps,
+                                 quiet=quiet)
+
+
+def _text_of(summary: dict[str, Any]) -> str:
+    def text(key: str, value: Any) -> str:
+        return format_bytes(value) if key.endswith("_bytes") else f"{value:.6g}" if isinstance(
+            value, float) else os.fspath(value) if isinstance(value, os.PathLike) else str(value)
+
+    width = max(map(len, summary), default=0)
+    return "\n".join(f"{key:<{width}}  {text(key, value)}" for key, value in summary.items())

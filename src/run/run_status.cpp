@@ -1,0 +1,327 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What a run says about itself: lines of events.jsonl, status.json, and `plimsoll status`.
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <nlohmann/json.hpp>
+#include <system_error>
+
+#include "base/check.h"
+#include "os/file.h"
+#include "plimsoll/bytes.h"
+#include "run/json_values.h"
+#include "run/progress.h"
+#include "run/recipe.h"
+#include "run/run_folder.h"
+
+namespace plimsoll {
+namespace {
+
+namespace fs = std::filesystem;
+constexpr std::int64_t kStatusEveryMs = 500;
+
+std::int64_t wall_ms() {
+  return std::chrono::duration_cast<std::chrono::milliseconds>(
+             std::chrono::system_clock::now().time_since_epoch())
+      .count();
+}
+
+/// One JSON object in a fixed buffer; fields that no longer fit are left out, long texts are cut.
+class EventLine {
+ public:
+  explicit EventLine(std::size_t capacity) : capacity_(capacity) {}
+
+  void add(const char* name, const EventValue& value) {
+    const std::size_t mark = size_;
+    bool fits = put(size_ == 0 ? "{\"" : ",\"") && put(name) && put("\":");
+    if (const auto* text = std::get_if<std::string_view>(&value)) {
+      fits = fits && put_text(*text);
+    } else if (const auto* integer = std::get_if<std::int64_t>(&value)) {
+      fits = fits && put_number(*integer);
+    } else if (const auto* real = std::get_if<double>(&value)) {
+      fits = fits && (std::isfinite(*real) ? put_number(*real) : put("null"));
+    } else {
+      fits = fits && put(std::get<bool>(value) ? "true" : "false");
+    }
+    size_ = fits ? size_ : mark;
+  }
+
+  std::string_view finish() {
+    buffer_[size_] = '}';
+    buffer_[size_ + 1] = '\n';
+    return {buffer_.data(), size_ + 2};
+  }
+
+ private:
+  [[nodiscard]] std::size_t room() const { return capacity_ - kTail - size_; }
+
+  bool put(std::string_view text) {
+    if (text.size() > room()) {
+      return false;
+    }
+    std::memcpy(buffer_.data() + size_, text.data(), text.size());
+    size_ += text.size();
+    return true;
+  }
+
+  template <class T>
+  bool put_number(T value) {
+    const auto done = fmt::format_to_n(buffer_.data() + size_, room(), "{}", value);
+    if (done.size > room()) {
+      return false;
+    }
+    size_ += done.size;
+    return true;
+  }
+
+  bool put_text(std::string_view text) {
+    if (room() < 2) {
+      return false;
+    }
+    put("\"");
+    const std::size_t begin = size_;
+    for (const char c : text) {
+      const auto byte = static_cast<unsigned char>(c);
+      if (room() < 7) {  // The longest escape and the closing quote.
+        break;
+      }
+      if (c == '"' || c == '\\') {
+        put("\\");
+        put({&c, 1});
+      } else if (byte < 0x20) {
+        put(fmt::format("\\u{:04x}", static_cast<unsigned int>(byte)));
+      } else {
+        put({&c, 1});
+      }
+    }
+    if (room() < 7) {  // Cut: never inside a character.
+      while (size_ > begin && (static_cast<unsigned char>(buffer_[size_ - 1]) & 0xC0U) == 0x80U) {
+        --size_;
+      }
+      if (size_ > begin && (static_cast<unsigned char>(buffer_[size_ - 1]) & 0x80U) != 0) {
+        --size_;
+      }
+    }
+    return put("\"");
+  }
+
+  static constexpr std::size_t kTail = 2;  // "}\n"
+  std::array<char, kEventBytesMax> buffer_{};
+  std::size_t capacity_;
+  std::size_t size_{0};
+};
+
+nlohmann::ordered_json to_document(const RunStatus& status) {
+  nlohmann::ordered_json json{{"status", status.status},
+                              {"step", status.step},
+                              {"steps_total", status.steps_total},
+                              {"epoch", status.epoch},
+                              {"epochs", status.epochs},
+                              {"loss", json_number(status.loss)},
+                              {"rows_per_second", json_number(status.rows_per_second)},
+                              {"seconds", json_number(status.seconds)},
+                              {"seconds_left", json_number(status.seconds_left)},
+                              {"limit_bytes", status.limit_bytes},
+                              {"limit_source", status.limit_source},
+                              {"resident_bytes", status.resident_bytes},
+                              {"peak_resident_bytes", status.peak_resident_bytes},
+                              {"leased_bytes", status.leased_bytes},
+                              {"leased_peak_bytes", status.leased_peak_bytes},
+                              {"hit_rate", json_number(status.hit_rate)},
+                              {"checkpoint_step", status.checkpoint_step},
+                              {"message", status.message}};
+  auto& tags = json["leased_by_tag"] = nlohmann::ordered_json::object();
+  for (int tag = 0; tag < kTagCount; ++tag) {
+    tags[tag_name(static_cast<Tag>(tag))] = status.leased_by_tag[static_cast<std::size_t>(tag)];
+  }
+  return json;
+}
+
+/// Reads what to_document() wrote; a missing or mistyped key keeps its default.
+RunStatus from_document(const nlohmann::json& json) {
+  RunStatus status;
+  const auto text = [&](const char* key, std::string& value) {
+    if (const auto at = json.find(key); at != json.end() && at->is_string()) {
+      value = at->get<std::string>();
+    }
+  };
+  const auto integer = [&](const char* key, std::int64_t& value) {
+    if (const auto at = json.find(key); at != json.end() && at->is_number_integer()) {
+      value = at->get<std::int64_t>();
+    }
+  };
+  const auto real = [&](const char* key, double& value) {
+    if (const auto at = json.find(key); at != json.end() && at->is_number()) {
+      value = at->get<double>();
+    }
+  };
+  text("status", status.status);
+  text("message", status.message);
+  text("limit_source", status.limit_source);
+  integer("step", status.step);
+  integer("steps_total", status.steps_total);
+  integer("epoch", status.epoch);
+  integer("epochs", status.epochs);
+  integer("limit_bytes", status.limit_bytes);
+  integer("resident_bytes", status.resident_bytes);
+  integer("peak_resident_bytes", status.peak_resident_bytes);
+  integer("leased_bytes", status.leased_bytes);
+  integer("leased_peak_bytes", status.leased_peak_bytes);
+  integer("checkpoint_step", status.checkpoint_step);
+  real("loss", status.loss);
+  real("rows_per_second", status.rows_per_second);
+  real("seconds", status.seconds);
+  real("seconds_left", status.seconds_left);
+  real("hit_rate", status.hit_rate);
+  if (const auto tags = json.find("leased_by_tag"); tags != json.end() && tags->is_object()) {
+    for (int tag = 0; tag < kTagCount; ++tag) {
+      const auto at = tags->find(tag_name(static_cast<Tag>(tag)));
+      if (at != tags->end() && at->is_number_integer()) {
+        status.leased_by_tag[static_cast<std::size_t>(tag)] = at->get<std::int64_t>();
+      }
+    }
+  }
+  return status;
+}
+
+}  // namespace
+
+void RunStatus::read_memory(const Governor& governor) {
+  const LedgerState ledger = governor.state();
+  limit_bytes = ledger.limit_bytes;
+  limit_source = governor.valid() ? governor.limit().explain() : "";
+  leased_bytes = ledger.leased_bytes;
+  leased_peak_bytes = ledger.leased_peak_bytes;
+  for (std::size_t tag = 0; tag < leased_by_tag.size(); ++tag) {
+    leased_by_tag[tag] = ledger.pools[tag].leased_bytes;
+  }
+  if (const auto resident = read_resident(); resident) {
+    resident_bytes = resident->total();
+    peak_resident_bytes = resident->peak;
+  }
+}
+
+Result<void> RunFolder::event(const char* name, std::span<const EventField> fields) {
+  EventLine line(std::string_view(name) == "step" ? kStepEventBytesMax : kEventBytesMax);
+  line.add("time", static_cast<double>(wall_ms()) / 1000.0);
+  line.add("event", std::string_view(name));
+  for (const EventField& field : fields) {
+    line.add(field.name, field.value);
+  }
+  const std::string_view text = line.finish();
+  // One write: with O_APPEND a reader never sees half a line of a living process.
+  ssize_t written = 0;
+  do {
+    written = ::write(events_, text.data(), text.size());
+  } while (written < 0 && errno == EINTR);
+  if (written != static_cast<ssize_t>(text.size())) {
+    return fail_io(written < 0 ? errno : ENOSPC, (root_ / "events.jsonl").string(),
+                   "free disk space and use `plimsoll resume RUN`");
+  }
+  return {};
+}
+
+Result<void> RunFolder::write_status(const RunStatus& status, bool force) {
+  const std::int64_t now = wall_ms();
+  if (!force && now >= status_written_ms_ && now - status_written_ms_ < kStatusEveryMs) {
+    return {};
+  }
+  status_written_ms_ = now;
+  auto json = to_document(status);
+  json["pid"] = ::getpid();
+  json["time"] = static_cast<double>(now) / 1000.0;
+  const std::string text =
+      json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
+  // Renamed, so that a reader sees a whole file; not synced, since nothing depends on it later.
+  return replace_file(root_ / "status.json", text, Durable::kNo);
+}
+
+Result<RunView> RunFolder::view(const fs::path& root) {
+  PLIMSOLL_TRY_VOID(must_be_run(root));
+  RunView view;
+  view.recipe = recipe_name_of_run(root).value_or("");
+  if (const Recipe* known = find_recipe(view.recipe); known != nullptr) {
+    view.unit = known->unit;
+  }
+  view.alive = is_locked(root);
+  std::error_code status;
+  if (fs::exists(root / "status.json", status)) {
+    PLIMSOLL_TRY(const std::string text, read_small_file(root / "status.json"));
+    const auto json = nlohmann::json::parse(text, nullptr, false);
+    if (!json.is_object()) {
+      return fail(ErrorCode::kCorrupt,
+                  fmt::format("{}: not a JSON object", (root / "status.json").string()));
+    }
+    view.status = from_document(json);
+    if (const auto at = json.find("time"); at != json.end() && at->is_number()) {
+      view.age_seconds = static_cast<double>(wall_ms()) / 1000.0 - at->get<double>();
+    }
+  }
+  // The manifest knows; what the last process had heard of it may be older, or nothing.
+  PLIMSOLL_TRY(const auto published, RunFolder(root).published_step());
+  view.status.checkpoint_step = published.value_or(-1);
+  if (const auto text = read_small_file(root / ".lock"); text) {
+    view.pid = std::atoi(text->c_str());
+  }
+  const bool ended = view.status.status == "finished" || view.status.status == "stopped" ||
+                     view.status.status == "failed";
+  if (!view.alive && !ended) {
+    view.status.status = "interrupted";  // Killed, or the machine went away.
+  }
+  return view;
+}
+
+std::string RunView::to_json() const {
+  auto json = to_document(status);
+  json["recipe"] = recipe;
+  json["alive"] = alive;
+  json["pid"] = pid;
+  json["age_seconds"] = json_number(age_seconds);
+  return json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
+}
+
+std::string RunView::to_text() const {
+  std::string text = fmt::format(
+      "{}{}\n  step      {} of {}{}\n  loss      {:.4f}\n  speed     {} {}/s\n", status.status,
+      alive ? fmt::format(" (process {})", pid) : "", format_count(status.step),
+      format_count(status.steps_total),
+      status.epochs > 0 ? fmt::format(", epoch {} of {}", std::min(status.epoch + 1, status.epochs),
+                                      status.epochs)
+                        : "",
+      status.loss, format_count(static_cast<std::int64_t>(status.rows_per_second)), unit);
+  if (alive && status.status == "running") {
+    text += fmt::format("  left      {}\n", format_duration(status.seconds_left));
+  }
+  text += fmt::format("  memory    {} resident (peak {}), {} leased; limit {}\n",
+                      format_bytes(status.resident_bytes), format_bytes(status.peak_resident_bytes),
+                      format_bytes(status.leased_bytes), format_bytes(status.limit_bytes));
+  if (!status.limit_source.empty()) {
+    text += fmt::format("            limit of {}\n", status.limit_source);
+  }
+  std::string owners;
+  for (int tag = 0; tag < kTagCount; ++tag) {
+    if (const auto held = status.leased_by_tag[static_cast<std::size_t>(tag)]; held > 0) {
+      owners += fmt::format("{}{} {}", owners.empty() ? "" : ", ", tag_name(static_cast<Tag>(tag)),
+                            format_bytes(held));
+    }
+  }
+  text += owners.empty() ? "" : fmt::format("            {}\n", owners);
+  text += unit != "rows" ? "" : fmt::format("  store     {:.1f} % hits\n", 100 * status.hit_rate);
+  text += status.checkpoint_step < 0
+              ? "  resumable no checkpoint yet\n"
+              : fmt::format("  resumable from step {}\n", format_count(status.checkpoint_step));
+  if (!status.message.empty()) {
+    text += fmt::format("  message   {}\n", status.message);
+  }
+  return text;
+}
+
+}  // namespace plimsoll

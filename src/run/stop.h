@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Stop: why a run ends before its last step. Its last commit stands, and `plimsoll resume` goes on.
+//
+// Threads: a value.   Memory: one string.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+namespace plimsoll {
+
+struct Stop {
+  enum class Cause : std::uint8_t {
+    kAsked,   ///< By a signal or `plimsoll stop`.
+    kMemory,  ///< There was too little of it; `why` names a limit to resume with.
+  };
+  Cause cause{Cause::kAsked};
+  std::string why{};  ///< "SIGINT", ".stop", "memory pressure; resume with --memory-limit 2GiB".
+
+  /// "asked", "memory": as summaries call the cause.
+  [[nodiscard]] const char* cause_name() const noexcept {
+    return cause == Cause::kMemory ? "memory" : "asked";
+  }
+};
+
+/// Exit status 3: the run goes on when it is resumed.
+[[nodiscard]] inline bool ended_by_memory(const std::optional<Stop>& stop) noexcept {
+  return stop && stop->cause == Stop::Cause::kMemory;
+}
+
+}  // namespace plimsoll

@@ -1,0 +1,287 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tables/describe.h"
+
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+#include <system_error>
+
+#include "base/check.h"
+#include "data/npy.h"
+#include "data/safetensors.h"
+#include "plimsoll/bytes.h"
+#include "plimsoll/embedding_store.h"
+#include "plimsoll/feature_store.h"
+#include "run/progress.h"
+#include "run/run_folder.h"
+#include "store/embedding_description.h"
+#include "store/feature_format.h"
+#include "store/row_optimizer.h"
+#include "tables/describe_graphs.h"
+
+namespace plimsoll {
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::ordered_json;
+constexpr std::size_t kTensorsListed = 40;  // Of a long file; the rest are counted.
+
+Description finish(const char* kind, const fs::path& path, std::string text, Json details) {
+  Json json{{"kind", kind}, {"path", path.string()}};
+  json.update(details);
+  return {kind, std::move(text), json.dump(-1, ' ', false, Json::error_handler_t::replace)};
+}
+
+std::string layout_text(const TableInfo& info) {
+  if (info.layout == RowLayout::kAnyOrder) {
+    return "any order";
+  }
+  return fmt::format("sample order of seed {}, {} rows into epoch {}", info.order_seed,
+                     format_count(info.cursor), info.epoch);
+}
+
+const char* init_name(RowInitKind kind) {
+  switch (kind) {
+    case RowInitKind::kZeros:
+      return "zeros";
+    case RowInitKind::kNormal:
+      return "normal";
+    case RowInitKind::kUniform:
+      return "uniform";
+  }
+  return "unknown";
+}
+
+std::string rows_text(const TableInfo& info) {
+  return info.rows_max == 0
+             ? format_count(info.rows)
+             : fmt::format("{} (at most {})", format_count(info.rows), format_count(info.rows_max));
+}
+
+std::string column_text(const ColumnSpec& column) {
+  return fmt::format("{} {} {}", column.name, dtype_name(column.dtype), shape_text(column.shape));
+}
+
+Result<Description> describe_embeddings(const fs::path& path) {
+  PLIMSOLL_TRY(const TableInfo info, EmbeddingStore::inspect(path));
+  PLIMSOLL_TRY(const SlabPlan plan, EmbeddingStore::plan({.directory = path,
+                                                          .dtype = info.dtype,
+                                                          .optimizer = {.kind = info.optimizer},
+                                                          .init = info.init,
+                                                          .layout = info.layout}));
+  std::string commits;
+  for (const auto step : info.commit_steps) {
+    commits += fmt::format("{}{}", commits.empty() ? "" : ", ", step);
+  }
+  auto text = fmt::format(
+      "embedding store {}\n"
+      "  rows      {} of {} [{}], {} bytes each with optimizer state\n"
+      "  optimizer {}\n"
+      "  initial   {}, scale {}, seed {}\n"
+      "  ids       {}\n"
+      "  layout    {}\n"
+      "  pages     {} of {} rows\n"
+      "  commits   {}\n"
+      "  disk      {}, at most {}\n"
+      "  memory    {} unless store_bytes says otherwise, at least {}: pages of rows {}, index {}, "
+      "buffers {}, look-ahead {}\n",
+      path.string(), rows_text(info), row_dtype_name(info.dtype), info.dim, info.record_bytes,
+      optimizer_name(info.optimizer), init_name(info.init.kind), info.init.scale, info.init.seed,
+      info.dense_ids ? "0 … rows−1" : "arbitrary", layout_text(info), format_bytes(info.page_bytes),
+      info.rows_per_page, commits.empty() ? "none" : "step " + commits,
+      format_bytes(info.disk_bytes), format_bytes(plan.disk_cap_bytes),
+      format_bytes(plan.total_bytes), format_bytes(plan.floor_bytes),
+      format_bytes(plan.frame_bytes), format_bytes(plan.index_bytes),
+      format_bytes(plan.buffer_bytes), format_bytes(plan.queue_bytes));
+  return finish("embedding_store", path, std::move(text),
+                {{"rows", info.rows},
+                 {"rows_max", info.rows_max},
+                 {"dim", info.dim},
+                 {"dtype", row_dtype_name(info.dtype)},
+                 {"optimizer", optimizer_name(info.optimizer)},
+                 {"init", init_name(info.init.kind)},
+                 {"init_scale", info.init.scale},
+                 {"init_seed", info.init.seed},
+                 {"dense_ids", info.dense_ids},
+                 {"layout", layout_name(info.layout)},
+                 {"order_seed", info.order_seed},
+                 {"epoch", info.epoch},
+                 {"cursor", info.cursor},
+                 {"record_bytes", info.record_bytes},
+                 {"page_bytes", info.page_bytes},
+                 {"rows_per_page", info.rows_per_page},
+                 {"commit_steps", info.commit_steps},
+                 {"disk_bytes", info.disk_bytes},
+                 {"disk_cap_bytes", plan.disk_cap_bytes},
+                 {"slab_bytes", plan.total_bytes},
+                 {"slab_floor_bytes", plan.floor_bytes},
+                 {"frame_bytes", plan.frame_bytes},
+                 {"index_bytes", plan.index_bytes},
+                 {"buffer_bytes", plan.buffer_bytes},
+                 {"queue_bytes", plan.queue_bytes}});
+}
+
+std::string blocks_text(const FeatureInfo& info) {
+  auto text = fmt::format("{} of {}", format_count(info.blocks), format_bytes(info.block_bytes));
+  if (info.compression == BlockCompression::kNone) {
+    return text + ", not compressed";
+  }
+  const auto whole = static_cast<double>(info.blocks * info.block_bytes);
+  return text +
+         fmt::format(", {}: {} on disk, {:.1f} % of their size; {} did not shrink",
+                     compression_name(info.compression), format_bytes(info.stored_bytes),
+                     whole > 0 ? 100.0 * static_cast<double>(info.stored_bytes) / whole : 100.0,
+                     format_count(info.plain_blocks));
+}
+
+Result<Description> describe_features(const fs::path& path) {
+  PLIMSOLL_TRY(const FeatureInfo info, FeatureStore::inspect(path));
+  auto text = fmt::format("feature store {}\n  records   {} of {}\n", path.string(),
+                          format_count(info.rows), format_bytes(info.record_bytes));
+  Json columns = Json::array();
+  for (const ColumnSpec& column : info.columns) {
+    text += fmt::format("  column    {}\n", column_text(column));
+    columns.push_back(
+        {{"name", column.name}, {"dtype", dtype_name(column.dtype)}, {"shape", column.shape}});
+  }
+  text += fmt::format("  ids       {}\n", info.dense_ids ? "0 … rows−1" : "arbitrary");
+  if (info.groups > 0) {
+    text += fmt::format(
+        "  groups    {}{}\n", format_count(info.groups),
+        info.uniform_group > 0 ? fmt::format(" of {} each", info.uniform_group) : std::string());
+  }
+  text +=
+      fmt::format("  blocks    {}\n  memory    a slab of at least {}\n  disk      {}\n",
+                  blocks_text(info), format_bytes(info.floor_bytes), format_bytes(info.disk_bytes));
+  return finish("feature_store", path, std::move(text),
+                {{"rows", info.rows},
+                 {"columns", columns},
+                 {"record_bytes", info.record_bytes},
+                 {"dense_ids", info.dense_ids},
+                 {"groups", info.groups},
+                 {"uniform_group", info.uniform_group},
+                 {"compression", compression_name(info.compression)},
+                 {"block_bytes", info.block_bytes},
+                 {"blocks", info.blocks},
+                 {"plain_blocks", info.plain_blocks},
+                 {"stored_bytes", info.stored_bytes},
+                 {"floor_bytes", info.floor_bytes},
+                 {"disk_bytes", info.disk_bytes},
+                 {"fingerprint", info.fingerprint}});
+}
+
+Result<Description> describe_run(const fs::path& path) {
+  PLIMSOLL_TRY(const RunView view, RunFolder::view(path));
+  auto text = fmt::format("run {}: {}", path.string(), view.to_text());
+  auto details = Json::parse(view.to_json());
+  if (is_embedding_store(path / "embeddings")) {
+    PLIMSOLL_TRY(const Description rows, describe_embeddings(path / "embeddings"));
+    text += rows.text;
+    details["embeddings"] = Json::parse(rows.json);
+  }
+  return finish("run", path, std::move(text), std::move(details));
+}
+
+Result<Description> describe_safetensors(const fs::path& path, const char* kind,
+                                         const fs::path& named) {
+  PLIMSOLL_TRY(const auto reader, SafetensorsReader::open(path));
+  std::error_code status;
+  const auto bytes = static_cast<std::int64_t>(fs::file_size(path, status));
+  auto text = fmt::format("{} {}\n  tensors   {}, {}\n", kind, named.string(),
+                          reader.entries().size(), format_bytes(bytes));
+  Json tensors = Json::array();
+  for (const SafetensorsEntry& entry : reader.entries()) {
+    if (tensors.size() < kTensorsListed) {
+      text += fmt::format("  {:<9} {} {}\n", entry.dtype_text, entry.name, shape_text(entry.shape));
+    }
+    tensors.push_back({{"name", entry.name}, {"dtype", entry.dtype_text}, {"shape", entry.shape}});
+  }
+  if (tensors.size() > kTensorsListed) {
+    text += fmt::format("  … and {} more (--json lists all)\n", tensors.size() - kTensorsListed);
+  }
+  return finish(kind, named, std::move(text), {{"bytes", bytes}, {"tensors", tensors}});
+}
+
+Result<Description> describe_npy(const fs::path& path) {
+  PLIMSOLL_TRY(const TensorRows rows, open_npy(path));
+  std::vector<std::int64_t> shape{rows.rows()};
+  shape.insert(shape.end(), rows.row_shape().begin(), rows.row_shape().end());
+  const auto bytes = rows.rows() * rows.row_bytes();
+  return finish("npy", path,
+                fmt::format("npy {}\n  array     {} {}, {}\n", path.string(),
+                            dtype_name(rows.dtype()), shape_text(shape), format_bytes(bytes)),
+                {{"dtype", dtype_name(rows.dtype())}, {"shape", shape}, {"bytes", bytes}});
+}
+
+}  // namespace
+
+Description describe_limits(const LimitReport& report) {
+  std::string text;
+  Json candidates = Json::array();
+  for (std::size_t i = 0; i < report.candidates.size(); ++i) {
+    const LimitCandidate& candidate = report.candidates[i];
+    text += fmt::format("{} {:>12}  {:<24} {}\n", i == report.winner ? "*" : " ",
+                        format_bytes(candidate.bytes), candidate.source, candidate.where);
+    candidates.push_back(
+        {{"source", candidate.source}, {"where", candidate.where}, {"bytes", candidate.bytes}});
+  }
+  text += fmt::format("limit: {}\n", report.explain());
+  const Json json{{"limit_bytes", report.limit_bytes},
+                  {"winner", report.winner},
+                  {"defaulted", report.defaulted},
+                  {"explain", report.explain()},
+                  {"candidates", candidates}};
+  return {"limits", std::move(text), json.dump()};
+}
+
+bool is_embedding_store(const fs::path& directory) {
+  std::error_code status;
+  return fs::is_regular_file(directory / table_files::kDescription, status);
+}
+
+bool is_feature_store(const fs::path& directory) {
+  std::error_code status;
+  return fs::is_regular_file(directory / kFeatureHeaderFile, status);
+}
+
+fs::path store_directory(const fs::path& path) {
+  return RunFolder::is_run(path) ? path / "embeddings" : path;
+}
+
+Result<Description> describe(const fs::path& path) {
+  std::error_code status;
+  if (!fs::exists(path, status)) {
+    return fail(ErrorCode::kNotFound, fmt::format("{}: no such file or directory", path.string()));
+  }
+  if (RunFolder::is_run(path)) {
+    return describe_run(path);
+  }
+  if (is_embedding_store(path)) {
+    return describe_embeddings(path);
+  }
+  if (is_feature_store(path)) {
+    return describe_features(path);
+  }
+  if (is_graph_set(path)) {
+    return describe_graphs(path);
+  }
+  if (const auto tensors = path / "tensors.safetensors"; fs::is_regular_file(tensors, status)) {
+    return describe_safetensors(tensors, "checkpoint", path);
+  }
+  if (path.extension() == ".safetensors") {
+    return describe_safetensors(path, "safetensors", path);
+  }
+  if (path.extension() == ".npy") {
+    return describe_npy(path);
+  }
+  if (path.extension() == ".pt" || path.extension() == ".pth") {
+    return fail(ErrorCode::kNotFound, fmt::format("{}: a file of torch.save()", path.string()),
+                "`info` opens no pickled file; `plimsoll store import` reads saved rows "
+                "(embeddings_chunk_*.pt), `plimsoll import can` saved graphs");
+  }
+  return fail(ErrorCode::kNotFound, fmt::format("{}: nothing that Plimsoll knows", path.string()),
+              "`info` describes folders of runs, stores, graph sets and a run's checkpoints "
+              "(RUN/checkpoints/step-…), and .safetensors and .npy files");
+}
+
+}  // namespace plimsoll
