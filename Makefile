@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 #   make build   set up what is missing and build build/release/bin/plimsoll
-#   make demo    train `cosir` on real input, then on more than 4 GiB inside 768 MiB of memory
+#   make demo    train `cosir` on real input, then on more than 4 GiB inside 768 MiB of memory; then
+#                README's Python loop, killed and started again
 #   make check   set up, build with warnings as errors, and run every test not labelled slow
 #   make asan    the same tests of the torch-free core under address and undefined-behaviour checks
 #   make tsan    its threaded tests under the thread sanitizer
 #   make slow    the tests that take minutes: 1,000,000 rows in a 768 MiB cgroup, 20 kills,
 #                10,000 crash cycles
+#   make wheel   build/wheel/plimsoll-….whl for the Python and the torch in .venv; needs no compiler there
 #   make docs    the documentation as pages: build/docs/index.html
 #   make format  clang-format over our sources
-.PHONY: build demo check setup dev asan tsan slow docs format clean
+.PHONY: build demo check setup setup-build dev asan tsan slow wheel docs format clean
 .DEFAULT_GOAL := build
 
 # .deps holds unpacked headers and .venv cmake and ninja where there is no root.
@@ -18,12 +20,17 @@ export PATH := $(PATH):$(CURDIR)/.venv/bin
 setup:
 	@tools/setup.sh
 
-build: setup
+setup-build:
+	@tools/setup.sh --build
+
+build: setup-build
 	@cmake --preset release -Wno-dev >/dev/null
 	@cmake --build --preset release
 	@echo "built build/release/bin/plimsoll"
 
-demo: build
+demo: setup-build
+	@cmake --preset release -DPLIMSOLL_PYTHON=ON -Wno-dev >/dev/null
+	@cmake --build --preset release
 	@.venv/bin/python tools/demo.py
 
 dev: setup
@@ -43,6 +50,9 @@ slow: dev
 	@ctest --test-dir build/dev -L slow --output-on-failure
 	@PYTHONPATH=build/dev/python PLIMSOLL_PROGRAM=build/dev/bin/plimsoll \
 	  .venv/bin/python -m pytest -q -m slow tests
+
+wheel: setup
+	@tools/wheel.sh
 
 docs: setup
 	@.venv/bin/python -m mkdocs build --strict --quiet

@@ -18,7 +18,7 @@ namespace plimsoll {
 namespace {
 
 /// What the user typed for train, plan, resume or eval.
-struct Typed {
+struct TypedRun {
   std::string config{};
   std::string run{};
   std::vector<GivenKey> flags{};     // In order.
@@ -39,7 +39,7 @@ std::string flag_of(std::string_view key) {
 }
 
 /// Adds --some-key TEXT for some_key; "" as the group hides it from --help.
-void add_key(CLI::App& command, const std::shared_ptr<Typed>& typed, const std::string& key,
+void add_key(CLI::App& command, const std::shared_ptr<TypedRun>& typed, const std::string& key,
              const std::string& help, const std::string& group) {
   const std::string flag = flag_of(key);
   command
@@ -63,7 +63,7 @@ std::string help_of(const Field& field, const std::string& preset) {
   return preset.empty() || preset == "\"\"" ? help : help + fmt::format(" [{}]", preset);
 }
 
-void add_set(CLI::App& command, const std::shared_ptr<Typed>& typed) {
+void add_set(CLI::App& command, const std::shared_ptr<TypedRun>& typed) {
   command
       .add_option("--set", typed->pairs, "Option of any name, as batch_size=512; may be repeated")
       ->type_name("KEY=VALUE")
@@ -72,8 +72,8 @@ void add_set(CLI::App& command, const std::shared_ptr<Typed>& typed) {
 }
 
 /// Adds an option per key of a recipe, of the fields those that are `wanted`.
-void add_keys(CLI::App& command, const std::shared_ptr<Typed>& typed, const AnySettings& defaults,
-              bool (*wanted)(const Field&)) {
+void add_keys(CLI::App& command, const std::shared_ptr<TypedRun>& typed,
+              const AnySettings& defaults, bool (*wanted)(const Field&)) {
   const RecipeOptions& options = defaults.options();
   for (const Field& field : options.fields) {
     if (wanted(field)) {
@@ -93,13 +93,13 @@ void add_keys(CLI::App& command, const std::shared_ptr<Typed>& typed, const AnyS
   add_set(command, typed);
 }
 
-void add_output(CLI::App& command, const std::shared_ptr<Typed>& typed) {
+void add_output(CLI::App& command, const std::shared_ptr<TypedRun>& typed) {
   command.add_flag("--json", typed->json, "Last line of standard output: the summary as JSON");
   command.add_flag("--quiet", typed->quiet, "Progress is not shown");
 }
 
 /// The keys of --set. Errors: what is not of the form key=value.
-Result<std::vector<GivenKey>> pairs_of(const Typed& typed) {
+Result<std::vector<GivenKey>> pairs_of(const TypedRun& typed) {
   std::vector<GivenKey> given;
   for (const auto& pair : typed.pairs) {
     auto one = split_pair(pair, "--set");
@@ -117,7 +117,7 @@ void print_notes(const AnySettings& settings) {
   }
 }
 
-int report_work(const Result<RecipeReport>& done, const Typed& typed) {
+int report_work(const Result<RecipeReport>& done, const TypedRun& typed) {
   if (!done) {
     return report(done.error());
   }
@@ -126,7 +126,7 @@ int report_work(const Result<RecipeReport>& done, const Typed& typed) {
 }
 
 /// The settings of a new run. Errors: what was typed wrong.
-Result<std::unique_ptr<AnySettings>> typed_settings(const Recipe& recipe, const Typed& typed,
+Result<std::unique_ptr<AnySettings>> typed_settings(const Recipe& recipe, const TypedRun& typed,
                                                     bool wants_out) {
   auto pairs = pairs_of(typed);
   if (!pairs) {
@@ -139,7 +139,7 @@ Result<std::unique_ptr<AnySettings>> typed_settings(const Recipe& recipe, const 
   return settings;
 }
 
-int train(const Recipe& recipe, const Typed& typed) {
+int train(const Recipe& recipe, const TypedRun& typed) {
   const auto settings = typed_settings(recipe, typed, true);
   if (!settings) {
     return report(settings.error(), kUsageStatus);
@@ -150,7 +150,7 @@ int train(const Recipe& recipe, const Typed& typed) {
   return report_work(recipe.train(**settings, {.progress = {.quiet = typed.quiet}}), typed);
 }
 
-int plan(const Recipe& recipe, const Typed& typed) {
+int plan(const Recipe& recipe, const TypedRun& typed) {
   const auto settings = typed_settings(recipe, typed, false);
   if (!settings) {
     return report(settings.error(), kUsageStatus);
@@ -164,7 +164,7 @@ int plan(const Recipe& recipe, const Typed& typed) {
   return report_work(recipe.plan(**settings, typed.question), typed);
 }
 
-int resume(const Recipe& recipe, const Typed& typed) {
+int resume(const Recipe& recipe, const TypedRun& typed) {
   const auto settings = settings_of_run(recipe, typed.run);
   if (!settings) {
     return report(settings.error());
@@ -200,7 +200,7 @@ int resume(const Recipe& recipe, const Typed& typed) {
   return report_work(recipe.train(**settings, how), typed);
 }
 
-int evaluate(const Recipe& recipe, const Typed& typed) {
+int evaluate(const Recipe& recipe, const TypedRun& typed) {
   const auto settings = settings_of_run(recipe, typed.run);
   if (!settings) {
     return report(settings.error());
@@ -215,14 +215,14 @@ int evaluate(const Recipe& recipe, const Typed& typed) {
 }
 
 /// Calls `work` with the recipe of the run that was named.
-int by_recipe(const Typed& typed, int (*work)(const Recipe&, const Typed&)) {
+int by_recipe(const TypedRun& typed, int (*work)(const Recipe&, const TypedRun&)) {
   const auto recipe = recipe_of_run(typed.run);
   return recipe ? work(**recipe, typed) : report(recipe.error());
 }
 
 void add_train_of(CLI::App& train_command, int& status, const Recipe& recipe) {
   auto* command = train_command.add_subcommand(recipe.name, recipe.about);
-  auto typed = std::make_shared<Typed>();
+  auto typed = std::make_shared<TypedRun>();
   command->add_option("--config", typed->config, "File of options, .toml or .json")
       ->type_name("FILE");
   add_keys(*command, typed, *recipe.settings(), [](const Field&) { return true; });
@@ -248,7 +248,7 @@ void add_train(CLI::App& app, int& status) {
 
 void add_plan_of(CLI::App& command, int& status, const Recipe& recipe) {
   auto* plan_of = command.add_subcommand(recipe.name, "Plan a run of `train " + recipe.name + "`");
-  auto typed = std::make_shared<Typed>();
+  auto typed = std::make_shared<TypedRun>();
   plan_of->add_option("--config", typed->config, "File of options, .toml or .json")
       ->type_name("FILE");
   plan_of
@@ -301,7 +301,7 @@ void add_plan(CLI::App& app, int& status) {
 }
 
 /// Options that a resumption may change: of every recipe, as the run says later which it is of.
-void add_resumption_keys(CLI::App& command, const std::shared_ptr<Typed>& typed) {
+void add_resumption_keys(CLI::App& command, const std::shared_ptr<TypedRun>& typed) {
   for (const Recipe& recipe : recipes()) {
     const auto defaults = recipe.settings();
     for (const Field& field : defaults->options().fields) {
@@ -324,7 +324,7 @@ void add_resumption_keys(CLI::App& command, const std::shared_ptr<Typed>& typed)
 
 void add_resume_and_eval(CLI::App& app, int& status) {
   auto* resume_command = app.add_subcommand("resume", "Go on with a run from its last checkpoint");
-  auto resumed = std::make_shared<Typed>();
+  auto resumed = std::make_shared<TypedRun>();
   resume_command->add_option("RUN", resumed->run, "Folder of the run")->required();
   add_resumption_keys(*resume_command, resumed);
   add_output(*resume_command, resumed);
@@ -339,7 +339,7 @@ void add_resume_and_eval(CLI::App& app, int& status) {
 
   auto* eval_command =
       app.add_subcommand("eval", "Evaluate a run's last checkpoint on its held-out data");
-  auto evaluated = std::make_shared<Typed>();
+  auto evaluated = std::make_shared<TypedRun>();
   eval_command->add_option("RUN", evaluated->run, "Folder of the run")->required();
   eval_command->add_flag("--json", evaluated->json, "Result as one line of JSON instead of tables");
   eval_command->footer("\nExample:\n  plimsoll eval run/ --json");

@@ -88,7 +88,11 @@ if(NOT PLIMSOLL_WITH_TORCH STREQUAL OFF)
   endif()
 endif()
 if(PLIMSOLL_HAVE_TORCH)
-  message(STATUS "LibTorch: ${PLIMSOLL_TORCH_ROOT}")
+  # As torch.__version__; another one in the same place is noticed.
+  file(STRINGS ${PLIMSOLL_TORCH_ROOT}/version.py PLIMSOLL_TORCH_VERSION REGEX "^__version__ = ")
+  string(REGEX REPLACE ".*'(.*)'.*" "\\1" PLIMSOLL_TORCH_VERSION "${PLIMSOLL_TORCH_VERSION}")
+  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${PLIMSOLL_TORCH_ROOT}/version.py)
+  message(STATUS "LibTorch ${PLIMSOLL_TORCH_VERSION}: ${PLIMSOLL_TORCH_ROOT}")
   # Named by file, not by find_package(Torch): that asks for CUDA toolkits we do not use.
   add_library(plimsoll_libtorch INTERFACE)
   target_include_directories(plimsoll_libtorch SYSTEM INTERFACE ${PLIMSOLL_TORCH_ROOT}/include

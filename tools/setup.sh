@@ -5,6 +5,7 @@
 # environment in .venv. Safe to run again: a second run with nothing to do takes a moment.
 #
 #   tools/setup.sh            as root, or as a user who may use sudo
+#   tools/setup.sh --build    only what `make build` and `make demo` take
 #   tools/setup.sh --no-root  never asks for root: Debian packages are unpacked into .deps instead
 #
 # PLIMSOLL_TORCH   the torch requirement to install (default torch==2.13.0)
@@ -28,7 +29,14 @@ fail() { printf 'setup: %s\n' "$*" >&2; exit 1; }
 
 as_root=()
 no_root=0
-[ "${1:-}" = "--no-root" ] && no_root=1
+parts=(build tests)
+for option in "$@"; do
+  case $option in
+    --no-root) no_root=1 ;;
+    --build) parts=(build) checkers=() ;;
+    *) fail "there is no option $option" ;;
+  esac
+done
 if [ "$no_root" = 0 ] && [ "$(id -u)" != 0 ]; then
   if command -v sudo >/dev/null && sudo -n true 2>/dev/null; then
     as_root=(sudo)
@@ -43,7 +51,8 @@ fi
 command -v apt-get >/dev/null || fail "this is neither Debian nor Ubuntu (no apt-get).
   Install a C++20 compiler, cmake >= 3.25, ninja and the headers of tl::expected, fmt, CLI11,
   toml++, nlohmann-json, GoogleTest, OpenSSL, LZ4 and zlib (these two may be missing), tell CMake where with
-  -DCMAKE_PREFIX_PATH=DIR, and make .venv with: python3 -m venv .venv && .venv/bin/pip install -r tools/requirements.txt"
+  -DCMAKE_PREFIX_PATH=DIR, and make .venv with:
+  python3 -m venv .venv && .venv/bin/pip install $torch_requirement -r tools/requirements.txt"
 
 missing() {
   local package
@@ -97,16 +106,21 @@ if [ ! -x .venv/bin/python ]; then
   say "making .venv"
   "$python" -m venv .venv || fail "could not make .venv; on Debian: apt-get install python3-venv"
 fi
-stamp=".venv/.plimsoll-$(cat tools/requirements.txt <(echo "$torch_requirement") | sha256sum | cut -c1-16)"
-if [ ! -f "$stamp" ]; then
-  # torch first and pinned: anything installed after it must accept the torch that is there.
-  say "installing $torch_requirement into .venv"
-  .venv/bin/pip install -q --disable-pip-version-check "$torch_requirement"
-  say "installing tools/requirements.txt into .venv"
-  .venv/bin/pip install -q --disable-pip-version-check -r tools/requirements.txt
-  rm -f .venv/.plimsoll-*
+for part in "${parts[@]}"; do
+  case $part in
+    # torch first and pinned: anything installed after it must accept the torch that is there.
+    build) list=tools/requirements.txt wanted=("$torch_requirement" "-r$list") ;;
+    tests) list=tools/requirements-tests.txt wanted=("-r$list") ;;
+  esac
+  stamp=".venv/.plimsoll-$part-$(cat $list <(echo "$torch_requirement") | sha256sum | cut -c1-16)"
+  [ -f "$stamp" ] && continue
+  for one in "${wanted[@]}"; do
+    say "installing $one into .venv"
+    .venv/bin/pip install -q --disable-pip-version-check "$one"
+  done
+  rm -f .venv/.plimsoll-"$part"-*
   touch "$stamp"
-fi
+done
 if [ "$no_root" = 1 ]; then
   command -v cmake >/dev/null || .venv/bin/pip install -q --disable-pip-version-check cmake
   command -v ninja >/dev/null || .venv/bin/pip install -q --disable-pip-version-check ninja

@@ -6,10 +6,10 @@
     tools/tidy.py --selftest  plants one violation of each rule and checks that it is found
 
 Rules: layering of includes, torch headers only where allowed, file and line length, SPDX lines,
-header pragma, banned names, sources owned by a CMakeLists.txt, folder READMEs, empty error
-messages, clang-format (when clang-format-14 is there), references that the repository cannot resolve
-(paths in documentation and comments, pages that are not here, codes in names of tests without an entry in
-tests/issues/README.md), and asserts that cannot fail.
+header pragma, banned names, names that two unnamed namespaces of a folder have, sources owned by a
+CMakeLists.txt, folder READMEs, empty error messages, clang-format (when clang-format-14 is there),
+references that the repository cannot resolve (paths in documentation and comments, pages that are not
+here, codes in names of tests without an entry in tests/issues/README.md), and asserts that cannot fail.
 """
 import ast
 import pathlib
@@ -53,6 +53,9 @@ REFERENCES_EXEMPT = {"tools/tidy.py"}  # It plants them.
 LEGEND = "tests/issues/README.md"
 TEST_CODE = re.compile(r"(?:\bdef test_|\bTEST(?:_[FP])?\(\s*|, ?|_)([ckmrtCKMRT]\d{1,2})(?=_|[A-Z]\w*(?:Test)?\b)")
 IDLE_CPP = re.compile(r"(?:EXPECT|ASSERT)_TRUE\(true\)|(?:EXPECT|ASSERT)_FALSE\(false\)|\bSUCCEED\(\)")
+# Of an unnamed namespace's outermost lines: a type, a constant or variable, a function with its parameters.
+UNNAMED = re.compile(r"^(?:(?:struct|class|enum(?: class)?) (\w+)[^;\n]*$|(?!using|namespace|template)\w[\w:<>,&* ]*[ &*]"
+                     r"(?:(\w+)(?:\{| = |;|\[)|(\w+\([^)]*\)) (?:noexcept )?\{))", re.M)
 LINE_MAX, HEADER_MAX, SOURCE_MAX = 100, 300, 800
 
 
@@ -131,6 +134,23 @@ def check_owned(root: pathlib.Path, sources: list[str]):
             yield source, 1, "listed in no CMakeLists.txt"
 
 
+def check_unnamed(root: pathlib.Path, sources: list[str]):
+    """Sources of a folder are compiled together (PLIMSOLL_UNITY): no two have the same name in unnamed namespaces."""
+    seen: dict[tuple[str, ...], str] = {}
+    for source in sources:
+        if not re.match(r"(src|cli|python)/.*(?<!_test)\.cpp$", source):
+            continue
+        text = (root / source).read_text(encoding="utf-8")
+        for part in re.finditer(r"^namespace \{\n(.*?)^\}  // namespace$", text, re.M | re.S):
+            for name in UNNAMED.finditer(part.group(1)):
+                what = re.sub(r"\s+", " ", next(filter(None, name.groups())))
+                around = re.findall(r"^namespace ([\w:]+) \{$", text[:part.start()], re.M)[-1:]
+                first = seen.setdefault((str(pathlib.PurePath(source).parent), *around, what), source)
+                if first != source:
+                    number = text.count("\n", 0, part.start(1) + name.start()) + 1
+                    yield source, number, f"{what} is in an unnamed namespace of {first} too: name one more closely"
+
+
 def check_references(root: pathlib.Path, relative: str, lines: list[str], codes: set[str]):
     """Paths and pages that are named must be there, and codes in names of tests have an entry."""
     document = relative.endswith(".md")
@@ -192,7 +212,8 @@ def check_tree(root: pathlib.Path, clang_format: bool = True) -> list[str]:
             sources.append(relative)
             lines = path.read_text(encoding="utf-8").splitlines()
             problems += [f"{relative}:{number}: {text}" for number, text in check_source(relative, lines)]
-    problems += [f"{name}:{number}: {text}" for name, number, text in check_owned(root, sources)]
+    for check in (check_owned, check_unnamed):
+        problems += [f"{name}:{number}: {text}" for name, number, text in check(root, sources)]
     for folder in sorted((root / "src").iterdir()) if (root / "src").exists() else []:
         readme = folder / "README.md"
         if folder.is_dir() and any(folder.glob("*.cpp")):
@@ -237,15 +258,18 @@ def selftest() -> int:
         "tests/test_t.py": ("def test_a(x):\n    assert x == 1 and x.stall_ns >= 0\n", "cannot fail"),
         "tests/test_u.py": ("def test_a(x):\n    x == 1\n", "nobody takes"),
         "src/base/v_test.cpp": (good + "TEST(A, B) { SUCCEED(); }\n", "cannot fail"),
+        "src/base/w.cpp src/base/x.cpp": (good + "namespace {\nint f(int a) {\n}\n}  // namespace\n", "more closely"),
+        "src/os/w.cpp src/os/x.cpp": (good + "namespace {\nconstexpr int kA = 1;\n}  // namespace\n", "more closely"),
         "cli/m.cpp": (good + '#include "store/pages.h"\n', "cli may include only"),
     }
     failures = 0
     for name, (text, expected) in cases.items():
         with tempfile.TemporaryDirectory() as folder:
             root = pathlib.Path(folder)
-            path = root / name
-            path.parent.mkdir(parents=True)
-            path.write_text(text)
+            for one in name.split():
+                path = root / one
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(text)
             found = [problem for problem in check_tree(root, clang_format=False) if expected in problem]
             if not found:
                 print(f"tidy selftest: {name}: expected a problem with '{expected}'")

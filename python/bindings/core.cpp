@@ -89,6 +89,7 @@ NB_MODULE(_core, m) {
   nb::set_leak_warnings(false);
   bind_errors();
   m.attr("version") = PLIMSOLL_VERSION;
+  m.attr("torch_version") = PLIMSOLL_TORCH_VERSION;  // That _torch was built for; "" without it.
   m.def(
       "parse_bytes",
       [](std::string_view text, std::int64_t whole_bytes) {

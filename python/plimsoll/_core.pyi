@@ -15,6 +15,7 @@ _Floats = NDArray[np.float32]
 _Bytes = NDArray[np.uint8]
 
 version: str
+torch_version: str
 
 def parse_bytes(text: str, whole_bytes: int = 0) -> int:
     """Bytes from "512MiB", "6GB" or "25%" (of whole_bytes). Errors: ValueError."""

@@ -5,6 +5,9 @@
 loads plimsoll._torch, if it was built, and attaches the tensor arena; one that was made before is told
 when torch comes.
 
+plimsoll._torch is loaded beside the minor version of torch that it was built for, and no other: what
+torch's C++ headers promise changes with it, and what loads by chance would read torch's objects wrong.
+
 Threads: load() may be called from any thread; Python's import lock orders them.
 """
 from __future__ import annotations
@@ -12,10 +15,13 @@ from __future__ import annotations
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import re
 import sys
 from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
+
+from . import _core
 
 
 class NotBuilt(ImportError):
@@ -32,24 +38,39 @@ def load() -> ModuleType:
     """Imports torch, then plimsoll._torch, and returns it.
 
     Errors: ImportError saying how to build plimsoll._torch, that torch is missing, or that it is
-            not the torch that plimsoll._torch was built for.
+            not the torch that plimsoll._torch was built for, and what to install instead.
     """
     if importlib.util.find_spec("torch") is None:
-        raise ImportError(
-            "this part of plimsoll needs torch, which is not installed: install torch, then "
-            "rebuild with `pip install .` in Plimsoll's source folder")
-    import torch  # noqa: F401  First, so that the one libtorch in the process is torch's own.
+        then = ("install torch, then rebuild with `pip install .` in Plimsoll's source folder"
+                if not _core.torch_version else _how_to_install())
+        raise ImportError(f"this part of plimsoll needs torch, which is not installed: {then}")
+    import torch  # First, so that the one libtorch in the process is torch's own.
 
+    if _core.torch_version and _minor(torch.__version__) != _minor(_core.torch_version):
+        raise ImportError(_misfit(torch.__version__))
     try:
         import plimsoll._torch as extension
     except NotBuilt:
         raise
     except ImportError as error:
-        raise ImportError(
-            f"plimsoll._torch does not fit the installed torch {torch.__version__} ({error}): "
-            "rebuild with `pip install .` in Plimsoll's source folder"
-        ) from error
+        raise ImportError(f"{_misfit(torch.__version__)} ({error})") from error
     return extension
+
+
+def _minor(version: str) -> str:
+    """"2.13" of "2.13.0+cpu"."""
+    found = re.match(r"\d+\.\d+", version)
+    return found.group() if found else version
+
+
+def _how_to_install() -> str:
+    return f'pip install "torch=={_minor(_core.torch_version)}.*"'
+
+
+def _misfit(installed: str) -> str:
+    return (f"plimsoll._torch was built for torch {_core.torch_version} and does not fit the installed torch "
+            f"{installed}: {_how_to_install()}, or build Plimsoll for the torch that is there, with "
+            "`pip install .` in its source folder")
 
 
 def load_if_torch_imported() -> ModuleType | None:

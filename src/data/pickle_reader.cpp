@@ -20,11 +20,11 @@
 namespace plimsoll {
 namespace {
 
-constexpr std::int64_t kLeaseStep = 1 << 20;
+constexpr std::int64_t kPickleLeaseStep = 1 << 20;
 constexpr std::int64_t kOpsBetweenChecks = 256;
 constexpr std::int64_t kOpsBetweenSteps = 1 << 16;
 // What a node takes beside its text and items: with its reference counts and the allocator's own.
-constexpr auto kNodeBytes = static_cast<std::int64_t>(sizeof(PickleNode) + 32);
+constexpr auto kPickleNodeBytes = static_cast<std::int64_t>(sizeof(PickleNode) + 32);
 constexpr auto kItemBytes = static_cast<std::int64_t>(2 * sizeof(PickleValue));  // They double.
 constexpr std::int64_t kMemoBytes = kItemBytes + 64;
 
@@ -117,7 +117,7 @@ const PickleValue* PickleValue::find(std::string_view key) const noexcept {
 }
 
 PickleNode::PickleNode(std::int64_t* total) noexcept : total_(total) {
-  charge(kNodeBytes);
+  charge(kPickleNodeBytes);
 }
 
 void PickleNode::charge(std::int64_t bytes) noexcept {
@@ -242,7 +242,7 @@ Result<void> PickleMachine::check_memory() {
   if (held <= state_->lease.bytes()) {
     return {};
   }
-  const std::int64_t wanted = (held / kLeaseStep + 1) * kLeaseStep;
+  const std::int64_t wanted = (held / kPickleLeaseStep + 1) * kPickleLeaseStep;
   if (state_->lease.bytes() == 0) {
     PLIMSOLL_TRY(state_->lease, governor_.reserve(Tag::kOther, wanted));
     return {};

@@ -25,7 +25,7 @@ using nlohmann::json;
 namespace fs = std::filesystem;
 
 constexpr std::size_t kTensorsMax = 1 << 17;
-constexpr std::size_t kDimensionsMax = 16;
+constexpr std::size_t kShapeMax = 16;
 constexpr const char* kMetadataKey = "__metadata__";
 
 struct TypeRow {
@@ -116,7 +116,7 @@ class HeaderEvents : public nlohmann::json_sax<json> {
     return mark(4);
   }
   bool number_unsigned(number_unsigned_t value) override {
-    if (!in_array_ || value > (1ULL << 62) || numbers_.size() == kDimensionsMax) {
+    if (!in_array_ || value > (1ULL << 62) || numbers_.size() == kShapeMax) {
       return false;
     }
     numbers_.push_back(static_cast<std::int64_t>(value));

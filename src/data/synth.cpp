@@ -29,7 +29,7 @@
 namespace plimsoll {
 namespace {
 
-constexpr std::int64_t kChunkBytes = 4 << 20;
+constexpr std::int64_t kRowsAtOnceBytes = 4 << 20;
 constexpr std::int64_t kDimMax = 65'536;
 constexpr std::int64_t kClassesMax = 1 << 20;
 
@@ -170,7 +170,7 @@ Result<FeatureInfo> synth_cosir(Governor governor, const CosirSynthOptions& opti
   const SynthModel model(options.seed, options.image_dim, options.text_dim, options.classes);
 
   const std::int64_t chunk_rows =
-      std::min(options.rows, std::max<std::int64_t>(1, kChunkBytes / row_bytes));
+      std::min(options.rows, std::max<std::int64_t>(1, kRowsAtOnceBytes / row_bytes));
   const std::int64_t chunks = (options.rows + chunk_rows - 1) / chunk_rows;
   const std::int64_t buffers = std::min<std::int64_t>(options.threads + 1, chunks);
   PLIMSOLL_TRY(Slab slab, Slab::create(governor, Tag::kOther,

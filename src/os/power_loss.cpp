@@ -23,7 +23,7 @@ using Kind = UnsyncedChange::Kind;
 std::atomic<bool> recording{false};  // Written under ledger_mutex; read by every file call.
 std::mutex
     ledger_mutex;  // Not Mutex: a guard that may be empty has no annotation. Guards the rest.
-PowerLossOptions current;
+PowerLossOptions current_options;
 std::vector<UnsyncedChange>* ledger = nullptr;  // Null unless recording.
 
 // A descriptor of the kernel's own view of a file: buffered, whatever the writer uses.
@@ -274,7 +274,7 @@ void record_unsynced(const PowerLossOptions& options, std::vector<UnsyncedChange
   const std::scoped_lock lock(ledger_mutex);
   delete ledger;
   ledger = new std::vector<UnsyncedChange>(std::move(unsynced));
-  current = options;
+  current_options = options;
   recording.store(true, std::memory_order_relaxed);
 }
 
@@ -309,7 +309,7 @@ void strike(const std::vector<UnsyncedChange>& changes, const SurvivesFn& surviv
 void strike_and_freeze(const SurvivesFn& survives) noexcept {
   ledger_mutex.lock();  // Never unlocked: no other thread of the dying process changes a file now.
   if (ledger != nullptr) {
-    Strike strike(survives, current.sector_bytes, {});
+    Strike strike(survives, current_options.sector_bytes, {});
     go_back(*ledger, strike);
   }
 }

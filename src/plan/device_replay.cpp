@@ -14,7 +14,7 @@ namespace {
 
 using Block = DeviceAllocator::Block;
 constexpr Block kNowhere{-1};
-constexpr std::int64_t kMiB = 1LL << 20;
+constexpr std::int64_t kBytesPerMiB = 1LL << 20;
 
 class DeviceReplay {
  public:
@@ -110,7 +110,7 @@ std::int64_t device_bytes_at_most(std::int64_t bytes) noexcept {
     return 0;
   }
   // One segment of each pool that they can use may be nearly empty; a block above 1 MiB uses both.
-  const std::int64_t nearly_empty = bytes <= kMiB ? 2 * kMiB : 22 * kMiB;
+  const std::int64_t nearly_empty = bytes <= kBytesPerMiB ? 2 * kBytesPerMiB : 22 * kBytesPerMiB;
   return (2 * bytes + nearly_empty + kSegmentUnit - 1) / kSegmentUnit * kSegmentUnit;
 }
 

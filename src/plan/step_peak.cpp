@@ -14,7 +14,7 @@
 namespace plimsoll {
 namespace {
 
-constexpr std::int64_t kMiB = 1LL << 20;
+constexpr std::int64_t kLimitStep = 1LL << 20;
 
 double slope(const StepSample& x, const StepSample& y) {
   return static_cast<double>(y.peak_bytes - x.peak_bytes) / static_cast<double>(y.rows - x.rows);
@@ -72,7 +72,7 @@ Result<StepPeak> fit_step_peak(std::span<const StepSample> samples, double gamma
 std::int64_t smallest_limit(std::int64_t limit_bytes, std::int64_t free_bytes,
                             std::int64_t tensor_bytes) noexcept {
   const std::int64_t needed = limit_bytes - free_bytes + tensor_bytes;
-  return (needed + kMiB - 1) / kMiB * kMiB;
+  return (needed + kLimitStep - 1) / kLimitStep * kLimitStep;
 }
 
 }  // namespace plimsoll

@@ -14,7 +14,7 @@
 namespace plimsoll {
 namespace {
 
-constexpr std::size_t kIdsAtOnce = 256;
+constexpr std::size_t kHintsAtOnce = 256;
 constexpr std::size_t kTicksInQueue = 32;  // At most: as many as a page remembers.
 
 // What a request is recognised by. Taking one for another costs hints, not rows.
@@ -124,12 +124,12 @@ bool LookAhead::stopping() {
 }
 
 void LookAhead::serve(std::span<const std::int64_t> ids, std::span<const std::uint32_t> ticks) {
-  std::array<std::int64_t, kIdsAtOnce> ordinals;
+  std::array<std::int64_t, kHintsAtOnce> ordinals;
   const auto found = std::span(ordinals).first(ids.size());
   if (!(growing_ != nullptr ? growing_->find(ids, found) : ids_.find(ids, found))) {
     return;  // The owner will meet the error when it asks for these ids.
   }
-  std::array<PageCache::Hint, kIdsAtOnce> hints;
+  std::array<PageCache::Hint, kHintsAtOnce> hints;
   std::size_t count = 0;
   for (std::size_t i = 0; i < ids.size(); ++i) {
     if (ordinals[i] >= 0) {
@@ -146,8 +146,8 @@ void LookAhead::serve(std::span<const std::int64_t> ids, std::span<const std::ui
 
 void LookAhead::work() noexcept {
   enter_background("pl-ahead");
-  std::array<std::int64_t, kIdsAtOnce> ids;
-  std::array<std::uint32_t, kIdsAtOnce> ticks;
+  std::array<std::int64_t, kHintsAtOnce> ids;
+  std::array<std::uint32_t, kHintsAtOnce> ticks;
   while (const std::size_t count = take(ids, ticks)) {
     try {
       serve(std::span(ids).first(count), std::span(ticks).first(count));

@@ -16,7 +16,6 @@
 namespace plimsoll {
 namespace {
 
-constexpr std::int64_t kTableBuffer = 32 << 10;
 constexpr std::int64_t kPaddingShare = 8;  // Of a block's bytes, that many may go to a page saved.
 
 // Room for a block behind up to a page of rest, whatever was asked for.

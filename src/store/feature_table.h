@@ -64,6 +64,8 @@ Result<void> check_table_pages(std::span<const std::byte> pages, std::int64_t fi
 [[nodiscard]] std::uint32_t fold_table_crc(std::span<const std::byte> pages,
                                            std::uint32_t seed) noexcept;
 
+inline constexpr std::int64_t kTableBuffer = 32 << 10;  // Of a table being written, in bytes.
+
 /// Writes a table from a stream of integers.
 class FeatureTableWriter {
  public:

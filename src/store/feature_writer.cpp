@@ -33,7 +33,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::int64_t kTableBuffer = 32 << 10;
 constexpr const char* kGroupCheckName = "group_check";
 
 // Every file a writer may leave in DIRECTORY.partial.

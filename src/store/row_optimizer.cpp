@@ -46,8 +46,8 @@ PLIMSOLL_BODY float lerp(float from, float to, float weight, bool near) {
   return near ? from + weight * (to - from) : to - (to - from) * (1.0F - weight);
 }
 
-// How many partial sums a sum over a row has: element i belongs to sum i mod kLanes.
-constexpr std::int64_t kLanes = 8;
+// How many partial sums a sum over a row has: element i belongs to sum i mod kPartialSums.
+constexpr std::int64_t kPartialSums = 8;
 
 // AdamW where decay is not 1 and coupled is 0; Adam where it is the other way round.
 PLIMSOLL_BODY void adam_body(const Row& row, const AdamNumbers& n) {
@@ -101,10 +101,10 @@ PLIMSOLL_BODY void row_adagrad_body(const Row& row, const PlainNumbers& n) {
   const PlainNumbers c = n;
   float* __restrict w = row.w;
   const float* __restrict g = row.grad;
-  std::array<float, kLanes> sums{};
-  const std::int64_t whole = row.dim / kLanes * kLanes;
-  for (std::int64_t i = 0; i < whole; i += kLanes) {
-    for (std::int64_t k = 0; k < kLanes; ++k) {
+  std::array<float, kPartialSums> sums{};
+  const std::int64_t whole = row.dim / kPartialSums * kPartialSums;
+  for (std::int64_t i = 0; i < whole; i += kPartialSums) {
+    for (std::int64_t k = 0; k < kPartialSums; ++k) {
       const float grad = c.coupled != 0.0F ? g[i + k] + c.coupled * w[i + k] : g[i + k];
       sums[static_cast<std::size_t>(k)] += grad * grad;
     }

@@ -17,11 +17,11 @@
 namespace plimsoll {
 namespace {
 
-constexpr std::int64_t kDefaultBytes = 64LL << 20;
+constexpr std::int64_t kTimelineBytes = 64LL << 20;
 constexpr std::int64_t kStagingBytes = 1LL << 20;
 constexpr std::int64_t kSegmentBytesLeast = 16 << 10;
 constexpr std::int64_t kSegmentBytesMost = 1 << 20;
-constexpr std::int64_t kSlack = 64 * 64 + 6 * 4096;  // Alignment of every part.
+constexpr std::int64_t kTimelineSlack = 64 * 64 + 6 * 4096;  // Alignment of every part.
 
 // Buckets for write buffers of `chunk` bytes: the least memory, but two requests in one bucket.
 void set_buckets(TableDescription& table, std::int64_t batch_rows, std::int64_t chunk) {
@@ -36,8 +36,8 @@ void set_buckets(TableDescription& table, std::int64_t batch_rows, std::int64_t 
                                    kSegmentBytesLeast, kSegmentBytesMost);
 }
 
-TimelineLayout divide(const TableDescription& table, const EmbeddingStoreOptions& options,
-                      std::int64_t chunk) {
+TimelineLayout divide_timeline(const TableDescription& table, const EmbeddingStoreOptions& options,
+                               std::int64_t chunk) {
   TimelineLayout layout;
   layout.shape = timeline_shape(table);
   const TimelineShape& shape = layout.shape;
@@ -67,7 +67,8 @@ TimelineLayout divide(const TableDescription& table, const EmbeddingStoreOptions
       layout.chunks * (chunk + 128) + 2 * shape.buckets * 4 + layout.batch_rows * (4 + 8 + 4) +
       threads * (rows.dim + rows.scratch_floats()) * 4 +
       layout.staging_rows * (shape.record_bytes + 40) + layout.scratch_bytes + layout.map_bytes +
-      RowOptimizerStep::kCorrections * static_cast<std::int64_t>(sizeof(AdamCorrection)) + kSlack;
+      RowOptimizerStep::kCorrections * static_cast<std::int64_t>(sizeof(AdamCorrection)) +
+      kTimelineSlack;
   plan.total_bytes = round_to_block(plan.frame_bytes + plan.index_bytes + plan.buffer_bytes);
   return layout;
 }
@@ -88,10 +89,10 @@ TimelineShape timeline_shape(const TableDescription& table) noexcept {
 void choose_buckets(TableDescription& table, const EmbeddingStoreOptions& options) noexcept {
   const std::int64_t record = table.shape().record_bytes;
   const std::int64_t least = chunk_bytes_least(record);
-  std::int64_t bytes = options.store_bytes == 0 ? kDefaultBytes : options.store_bytes;
+  std::int64_t bytes = options.store_bytes == 0 ? kTimelineBytes : options.store_bytes;
   for (std::int64_t chunk = extent_bytes_most(record);; chunk = std::max(chunk / 2, least)) {
     set_buckets(table, options.batch_rows, chunk);
-    if (chunk == least || divide(table, options, chunk).plan.total_bytes <= bytes) {
+    if (chunk == least || divide_timeline(table, options, chunk).plan.total_bytes <= bytes) {
       return;
     }
   }
@@ -113,22 +114,22 @@ Result<TimelineLayout> plan_timeline(const TableDescription& table, bool exists,
   }
   EmbeddingStoreOptions frugal = options;
   frugal.store_bytes = 0;
-  const std::int64_t floor = divide(smallest, frugal, least).plan.total_bytes;
+  const std::int64_t floor = divide_timeline(smallest, frugal, least).plan.total_bytes;
   const std::int64_t bytes =
-      options.store_bytes == 0 ? std::max(kDefaultBytes, floor) : options.store_bytes;
+      options.store_bytes == 0 ? std::max(kTimelineBytes, floor) : options.store_bytes;
   if (bytes < floor) {
     return tl::unexpected(below_floor(Tag::kEmbedding, options.directory, "store_bytes",
                                       "raise store_bytes", bytes, floor));
   }
   TimelineLayout layout;
   for (std::int64_t chunk = extent_bytes_most(record);; chunk = std::max(chunk / 2, least)) {
-    layout = divide(table, options, round_to_block(chunk));
+    layout = divide_timeline(table, options, round_to_block(chunk));
     if (chunk == least || layout.plan.total_bytes <= bytes) {
       break;
     }
   }
   if (layout.plan.total_bytes > bytes) {  // Only the cached pages of ids can be too many.
-    layout = divide(table, frugal, least);
+    layout = divide_timeline(table, frugal, least);
   }
   SlabPlan& plan = layout.plan;
   plan.floor_bytes = floor;

@@ -30,7 +30,7 @@ namespace plimsoll {
 namespace {
 
 namespace fs = std::filesystem;
-constexpr std::int64_t kBlockBytes = 1 << 20;
+constexpr std::int64_t kExportBytes = 1 << 20;
 
 /// One tensor to export; `bytes` is its size per row. The first one is always the ids.
 struct Column {
@@ -195,7 +195,7 @@ class FeatureSource final : public Source {
 
   Result<void> visit(const Column& column, const Block& block) override {
     const std::int64_t step =
-        std::max<std::int64_t>(1, kBlockBytes / std::max<std::int64_t>(1, column.bytes));
+        std::max<std::int64_t>(1, kExportBytes / std::max<std::int64_t>(1, column.bytes));
     std::vector<std::int64_t> ordinals;
     std::vector<std::int64_t> ids;
     std::vector<std::byte> bytes;

@@ -31,7 +31,7 @@ namespace plimsoll {
 namespace {
 
 namespace fs = std::filesystem;
-constexpr std::int64_t kBlockBytes = 1 << 20;
+constexpr std::int64_t kImportBytes = 1 << 20;
 constexpr std::size_t kLineMost = std::size_t{16} << 20;  // Of a .csv: some million floats.
 
 using Visit = ChunkFile::Visit;
@@ -80,7 +80,7 @@ class ArrayReader final : public RowReader {
   [[nodiscard]] std::int64_t dim() const override { return rows_.row_shape()[0]; }
 
   Result<void> visit(bool with_rows, const Visit& visit) override {
-    const std::int64_t step = std::max<std::int64_t>(1, kBlockBytes / rows_.row_bytes());
+    const std::int64_t step = std::max<std::int64_t>(1, kImportBytes / rows_.row_bytes());
     std::vector<std::int64_t> ids;
     std::vector<float> values;
     for (std::int64_t first = 0; first < rows_.rows(); first += step) {
@@ -182,7 +182,7 @@ class Lines {
   Result<void> read_more() {
     text_.erase(0, std::exchange(at_, 0));
     const auto had = text_.size();
-    const auto size = std::min(bytes_ - read_, kBlockBytes);
+    const auto size = std::min(bytes_ - read_, kImportBytes);
     text_.resize(had + static_cast<std::size_t>(size));
     PLIMSOLL_TRY_VOID(file_.read_at(read_, std::as_writable_bytes(std::span(text_).subspan(had))));
     read_ += size;
@@ -218,7 +218,7 @@ class CsvReader final : public RowReader {
   Result<void> visit(bool with_rows, const Visit& visit) override {
     PLIMSOLL_TRY(auto lines, Lines::open(path_));
     const auto block =
-        static_cast<std::size_t>(std::max<std::int64_t>(1, kBlockBytes / (4 * dim_)));
+        static_cast<std::size_t>(std::max<std::int64_t>(1, kImportBytes / (4 * dim_)));
     std::vector<std::int64_t> ids;
     std::vector<float> values;
     for (;;) {

@@ -18,7 +18,7 @@ import pytest
 torch = pytest.importorskip("torch")
 import plimsoll  # noqa: E402
 
-README = pathlib.Path(__file__).resolve().parents[2] / "README.md"
+from tests.support.readme import BITS, blocks  # noqa: E402
 
 # Kills the process before or after the call whose number is given; counts them all otherwise.
 BEFORE = """
@@ -42,35 +42,19 @@ for place, names in ((plimsoll.EmbeddingStore, "apply commit"), (torch.optim.Ada
     for name in names.split():
         setattr(place, name, watched(getattr(place, name)))
 """
-AFTER = """
-import hashlib, pickle
-digest = hashlib.sha256(pickle.dumps([[t.tolist() for t in model.state_dict().values()],
-                                      [[float(v.sum()) for v in s.values()] for s in optimizer.state.values()],
-                                      torch.get_rng_state().tolist()]))
-with plimsoll.Governor("4GiB") as governor:
-    again = plimsoll.EmbeddingStore.open(governor, "quickstart/items", rows=items)
-    assert again.last_commit == 300
-    again.scan(lambda ids, sequences, values: [digest.update(part.tobytes()) for part in (ids, sequences, values)])
-print("calls", calls, "bits", digest.hexdigest())
-"""
-
-
-def snippet() -> str:
-    found = re.search(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
-    assert found, "README.md has no Python block"
-    return found.group(1)
+AFTER = BITS + "print('calls', calls)\n"
 
 
 def start(folder: pathlib.Path, fatal: int = 0) -> subprocess.CompletedProcess:
     folder.mkdir(exist_ok=True)
-    return subprocess.run([sys.executable, "-c", BEFORE + snippet() + AFTER, str(fatal)], cwd=folder, text=True,
+    return subprocess.run([sys.executable, "-c", BEFORE + blocks()[0] + AFTER, str(fatal)], cwd=folder, text=True,
                           capture_output=True, timeout=300, check=False,
                           env={**os.environ, "OMP_NUM_THREADS": "1"})
 
 
 def finished(done: subprocess.CompletedProcess) -> tuple[int, str]:
     assert done.returncode == 0, done.stderr
-    calls, bits = re.search(r"calls (\d+) bits (\w+)", done.stdout).groups()
+    bits, calls = re.search(r"bits (\w+)\ncalls (\d+)", done.stdout).groups()
     return int(calls), bits
 
 
@@ -129,8 +113,7 @@ def test_r31_killed_at_every_call_of_a_commit_it_ends_in_the_same_bits(undisturb
 
 def block(number: int, folder: pathlib.Path) -> subprocess.CompletedProcess:
     """One of the later blocks, as printed, in a process of its own."""
-    found = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
-    done = subprocess.run([sys.executable, "-c", found[number]], cwd=folder, text=True, capture_output=True,
+    done = subprocess.run([sys.executable, "-c", blocks()[number]], cwd=folder, text=True, capture_output=True,
                           timeout=300, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr
     return done

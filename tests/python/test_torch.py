@@ -298,3 +298,27 @@ def test_r25_a_build_without_torch_is_told_by_its_type_and_not_by_words(monkeypa
     else:
         with pytest.raises(ImportError, match=expected):
             _torch_gate.load_if_torch_imported()
+
+
+@pytest.mark.parametrize("installed", ["2.12.1+cu126", "3.13.0"])
+def test_another_torch_than_the_built_for_is_refused_before_its_libraries_are_touched(tmp_path, installed):
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch/__init__.py").write_text(f"__version__ = {installed!r}\nclass Tensor: pass\n")
+    done = run_python(f"""
+import sys
+sys.path.insert(0, {str(tmp_path)!r})
+import plimsoll                     # Any torch may be there.
+import torch
+try:
+    plimsoll.Governor("4GiB")
+except ImportError as error:
+    print(error)
+print("libplimsoll_torch" in open("/proc/self/maps").read())
+""")
+    assert done.returncode == 0, done.stderr
+    built = plimsoll._core.torch_version
+    minor = ".".join(built.split(".")[:2])
+    assert done.stdout == (
+        f"plimsoll._torch was built for torch {built} and does not fit the installed torch {installed}: "
+        f'pip install "torch=={minor}.*", or build Plimsoll for the torch that is there, with `pip install .` in its '
+        "source folder\nFalse\n")

@@ -16,7 +16,6 @@
 namespace plimsoll::can_kd {
 namespace {
 
-constexpr std::uint32_t kNanIsHighest = 0xFFFFFFFFU;
 // Keys of their own, so that no sample follows the order in which batches are drawn.
 constexpr std::uint64_t kPoolStream = 0x706F6F6CULL;
 constexpr std::uint64_t kBelowStream = 0x62656C6FULL;

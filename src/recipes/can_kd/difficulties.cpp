@@ -13,7 +13,6 @@
 namespace plimsoll::can_kd {
 namespace {
 
-constexpr std::uint32_t kNanIsHighest = 0xFFFFFFFFU;
 constexpr int kDigitBits = 8;
 constexpr std::size_t kDigits = std::size_t{1} << kDigitBits;
 

@@ -20,6 +20,7 @@
 #include <optional>
 
 #include "base/check.h"
+#include "recipes/can_kd/floats.h"
 #include "recipes/can_kd/row_kernels.h"
 #include "recipes/can_kd/row_products.h"
 #include "torch/random_tensors.h"
@@ -30,12 +31,6 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-const float* floats(const at::Tensor& x) {
-  return x.const_data_ptr<float>();
-}
-float* out_floats(const at::Tensor& x) {
-  return x.data_ptr<float>();
-}
 Extent extent(const at::Tensor& x) {
   return {x.size(0), x.size(1)};
 }

@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "recipes/can_kd/floats.h"
 #include "recipes/can_kd/row_kernels.h"
 #include "recipes/can_kd/row_products.h"
 
@@ -26,13 +27,6 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
 constexpr std::int64_t kBlock = 1024;  // Rows whose logits are there at one time.
-
-const float* floats(const at::Tensor& x) {
-  return x.const_data_ptr<float>();
-}
-float* out_floats(const at::Tensor& x) {
-  return x.data_ptr<float>();
-}
 
 at::Tensor scalar(double value, const at::Tensor& like) {
   auto made = at::empty({}, like.options());

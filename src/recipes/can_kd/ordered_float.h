@@ -14,6 +14,8 @@ namespace plimsoll::can_kd {
 
 inline constexpr std::uint32_t kSignBit = 0x80000000U;
 
+inline constexpr std::uint32_t kNanIsHighest = 0xFFFFFFFFU;  // For `nan` below.
+
 /// Rises with the value, from −infinity to +infinity; −0 is 0; a NaN is `nan` (0 is below all
 /// others, 0xFFFFFFFF above).
 [[nodiscard]] inline std::uint32_t ordered_bits(float value, std::uint32_t nan) noexcept {

@@ -13,7 +13,7 @@
 namespace plimsoll::can_kd {
 namespace {
 
-constexpr std::int64_t kRowBlock = 256;
+constexpr std::int64_t kRowsPacked = 256;
 
 // Products of rows: panels of 16 columns of the weights, kPanelRows rows at a time.
 constexpr std::int64_t kPanel = 2 * kLanes;
@@ -125,18 +125,18 @@ PLIMSOLL_INLINE void pack_columns(const float* from, std::int64_t columns, std::
 // Columns first … last of g, each thread its own. `packed` holds a block of x and one of g.
 PLIMSOLL_CLONES void multiply_some_columns(const ColumnProduct& p, std::int64_t first,
                                            std::int64_t last, float* packed, float* sum) {
-  float* packed_g = packed + kRowBlock * (p.in + kPanel);
-  for (std::int64_t begin = 0; begin < p.rows; begin += kRowBlock) {
-    const std::int64_t rows = std::min(kRowBlock, p.rows - begin);
+  float* packed_g = packed + kRowsPacked * (p.in + kPanel);
+  for (std::int64_t begin = 0; begin < p.rows; begin += kRowsPacked) {
+    const std::int64_t rows = std::min(kRowsPacked, p.rows - begin);
     for (std::int64_t c = 0; c < p.in; c += kPanel) {
       pack_columns(p.x + begin * p.in + c, p.in, rows, std::min(kPanel, p.in - c), kPanel,
-                   packed + c * kRowBlock);
+                   packed + c * kRowsPacked);
     }
     for (std::int64_t o = first; o < last; o += kPanelRows) {
       const std::int64_t wide = std::min<std::int64_t>(kPanelRows, last - o);
       pack_columns(p.g + begin * p.out + o, p.out, rows, wide, kPanelRows, packed_g);
       for (std::int64_t c = 0; c < p.in; c += kPanel) {
-        add_tiles(wide, packed_g, packed + c * kRowBlock, rows, p.in, std::min(kPanel, p.in - c),
+        add_tiles(wide, packed_g, packed + c * kRowsPacked, rows, p.in, std::min(kPanel, p.in - c),
                   sum + o * p.in + c);
       }
     }
@@ -169,7 +169,7 @@ void multiply_columns(const ColumnProduct& product, float* sum) {
   share(blocks_of(product.out, kPanelRows), product.rows * product.in * kPanelRows / 8,
         [&](std::int64_t first, std::int64_t last) {
           std::vector<float> packed(
-              static_cast<std::size_t>(kRowBlock * (product.in + kPanel + kPanelRows)));
+              static_cast<std::size_t>(kRowsPacked * (product.in + kPanel + kPanelRows)));
           multiply_some_columns(product, first * kPanelRows,
                                 std::min(product.out, last * kPanelRows), packed.data(), sum);
         });

@@ -13,7 +13,7 @@ namespace {
 // How many times each extent is held at most, over 303 random steps of both kinds of models (sizes,
 // checkpointing, precision, LSTM, batch, chunk), and a twentieth more. Half of those that take more
 // than 32 MiB take four fifths of the bound or more, one in ten less than three fifths.
-constexpr double kWeights = 5.75;         // With gradients, both moments, and their temporaries.
+constexpr double kWeightCopies = 5.75;    // With gradients, both moments, and their temporaries.
 constexpr double kHalfWeights = 1.8;      // In bfloat16.
 constexpr double kSecondGradients = 1.5;  // Summed up over micro-batches.
 constexpr double kTrainedWidths = 2.7;
@@ -81,7 +81,7 @@ ModelExtent extent_of(const TeacherShape& shape) {
 
 std::int64_t tensors_at_most(const TaskExtent& extent, const CanKdConfig& config) {
   const bool bf16 = config.precision != "32";
-  const double held = kWeights + (bf16 ? kHalfWeights : 0.0) +
+  const double held = kWeightCopies + (bf16 ? kHalfWeights : 0.0) +
                       (config.accumulate_grad_batches > 1 ? kSecondGradients : 0.0);
   const auto weights = [](const ModelExtent& model) { return static_cast<double>(model.weights); };
   // Who answers keeps nothing for a backward pass.

@@ -31,7 +31,7 @@ constexpr const char* kAdvice =
 
 // More than any model of these kinds has; so that no file's claim is too large to count with.
 constexpr std::size_t kTensorsMost = 4096;
-constexpr std::size_t kNameMost = 256;
+constexpr std::size_t kTensorNameMost = 256;
 constexpr std::int64_t kWidthMost = 65536;
 constexpr std::int64_t kHeadsMost = 256;
 constexpr std::int64_t kLayersMost = 64;
@@ -247,7 +247,7 @@ Result<void> TeacherFile::name_entries(std::vector<Entry> entries) {
     return bad(fmt::format("{} tensors, where {} are the most", entries.size(), kTensorsMost));
   }
   for (Entry& entry : entries) {
-    if (entry.saved_as.size() > kNameMost) {
+    if (entry.saved_as.size() > kTensorNameMost) {
       continue;  // Nobody's.
     }
     std::string name = our_name(entry.saved_as);  // Our own names stay as they are.

@@ -215,11 +215,11 @@ PLIMSOLL_CLONES void add_to(const float* from, std::int64_t n, float* to) {
   }
 }
 
-constexpr std::int64_t kSets = 2;                  // Of lanes, for distances and for cosines each:
-constexpr std::int64_t kColumns = kSets * kLanes;  // candidates whose sums stay in registers.
+constexpr std::int64_t kSets = 2;  // Of lanes, for distances and for cosines each:
+constexpr std::int64_t kColumnsAtOnce = kSets * kLanes;  // candidates whose sums stay in registers.
 
-// Squared distances and cosines of row i to candidates [j, j + kColumns). True when any is better
-// than the bounds given.
+// Squared distances and cosines of row i to candidates [j, j + kColumnsAtOnce). True when any is
+// better than the bounds given.
 PLIMSOLL_INLINE bool compare_columns(const float* ct, const float* unit, std::int64_t stride,
                                      std::int64_t label_dim, std::int64_t i, std::int64_t j,
                                      float nearer_than, float higher_than, float* distance,
@@ -257,9 +257,9 @@ struct Nearest {
 PLIMSOLL_CLONES void search_row(const float* ct, const float* unit, std::int64_t stride,
                                 std::int64_t rows, std::int64_t label_dim, std::int64_t i,
                                 Nearest& best) {
-  float distance[kColumns];
-  float cosine[kColumns];
-  for (std::int64_t j = 0; j < rows; j += kColumns) {
+  float distance[kColumnsAtOnce];
+  float cosine[kColumnsAtOnce];
+  for (std::int64_t j = 0; j < rows; j += kColumnsAtOnce) {
     const bool full = best.index[kNeighbours - 1] >= 0 && best.angle >= 0;
     const bool better =
         compare_columns(ct, unit, stride, label_dim, i, j, best.distance[kNeighbours - 1],
@@ -267,7 +267,7 @@ PLIMSOLL_CLONES void search_row(const float* ct, const float* unit, std::int64_t
     if (full && !better) {  // Most blocks hold no better candidate.
       continue;
     }
-    const std::int64_t count = std::min(kColumns, rows - j);
+    const std::int64_t count = std::min(kColumnsAtOnce, rows - j);
     for (std::int64_t k = 0; k < count; ++k) {
       if (j + k == i) {
         continue;
@@ -483,7 +483,7 @@ void nce_gradient(float* e, std::int64_t rows, float temperature, const float* r
 void find_neighbours(const float* c, std::int64_t rows, std::int64_t label_dim, float* transposed,
                      std::int64_t* nearest, std::int64_t* best_angle, float* best_cosine) {
   const std::int64_t stride = padded_rows(rows);
-  static_assert(kRowBlock % kColumns == 0);
+  static_assert(kRowBlock % kColumnsAtOnce == 0);
   float* unit = transposed + label_dim * stride;
   std::fill(transposed, transposed + 2 * label_dim * stride, 0.0F);
   for (std::int64_t i = 0; i < rows; ++i) {

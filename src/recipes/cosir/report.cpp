@@ -18,7 +18,7 @@ namespace plimsoll::cosir {
 namespace {
 
 constexpr double kGoodHitRate = 0.95;
-constexpr double kMiB = 1 << 20;
+constexpr double kBytesPerMiB = 1 << 20;
 
 double share(std::int64_t part, std::int64_t whole) {
   return whole <= 0 ? 0.0 : 100.0 * static_cast<double>(part) / static_cast<double>(whole);
@@ -151,9 +151,11 @@ std::string store_words(const StoreStats& stats, const StoreStats& left_out, con
       "features: {:.1f} % of {} requests in memory, {:.1f} MiB read; {:.1f} % of {} frames in use",
       rate, requests, share(stats.prefetch_hits, stats.requests), 100.0 - rate, stats.syncs,
       stats.commits, share(stats.resident_pages, stats.frames), stats.frames,
-      static_cast<double>(stats.dirty_bytes) / kMiB, static_cast<double>(stats.bytes_read) / kMiB,
-      static_cast<double>(stats.bytes_written) / kMiB, share(features.hits, features.requests),
-      features.requests, static_cast<double>(features.bytes_read) / kMiB,
+      static_cast<double>(stats.dirty_bytes) / kBytesPerMiB,
+      static_cast<double>(stats.bytes_read) / kBytesPerMiB,
+      static_cast<double>(stats.bytes_written) / kBytesPerMiB,
+      share(features.hits, features.requests), features.requests,
+      static_cast<double>(features.bytes_read) / kBytesPerMiB,
       share(features.resident_frames, features.frames), features.frames);
   if (requests > 0 && rate < 100.0 * kGoodHitRate) {
     text += fmt::format(
