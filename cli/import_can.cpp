@@ -17,7 +17,7 @@
 namespace plimsoll {
 namespace {
 
-struct Typed {
+struct TypedImport {
   CanImportOptions options{};
   std::vector<std::string> inputs{};
   std::string out{};
@@ -28,7 +28,7 @@ struct Typed {
   bool quiet{false};
 };
 
-int import_frames(const Typed& typed) {
+int import_frames(const TypedImport& typed) {
   const StopSignals signals;
   CanImportOptions options = typed.options;
   options.inputs = {typed.inputs.begin(), typed.inputs.end()};
@@ -66,7 +66,7 @@ int import_frames(const Typed& typed) {
 }  // namespace
 
 void add_import_can(CLI::App& command, int& status) {
-  auto typed = std::make_shared<Typed>();
+  auto typed = std::make_shared<TypedImport>();
   CanImportOptions& options = typed->options;
   auto* can =
       command.add_subcommand("can", "Frames of a CAN bus (.csv, .csv.gz), or saved graphs (.pt)");

@@ -23,6 +23,7 @@ from ._step import TrainingStep
 from .errors import MemoryPressure
 
 if TYPE_CHECKING:
+    from ._ranks import Ranks
     from ._run_embedding import Vectors
     from ._run_loader import RunLoader
     from ._run_sources import Source
@@ -58,9 +59,15 @@ class Run:
         back (the program ends, and the last commit stands). All else holds.
       - Data without a position (see steps()) is read again up to the place.
       - A table's learning rate that set_optimizer() changed is not kept: set it from the step.
-      - Several processes (DistributedDataParallel) are not one run.
+      - Rows, Trainers and other data than of loader() where there are several ranks (below).
       - A product that torch computes before the run is made fixes MKL's kernels: make the run first, or set
         MKL_CBWR=AVX2,STRICT before the program.
+
+    Ranks: started by torchrun, N processes on one machine are one run of N ranks: no other program, no
+    DistributedDataParallel. batch_size is of each rank, the limit of all of them and torchrun together, and
+    run.step() averages the gradients and returns the loss of all. Rank 0 writes the folder. Modules,
+    optimizers, schedulers and scalers are the same on all ranks; other parts are each rank's own. All make
+    the same step, stop at the same one, and go on with as many as the run began with.
 
     path:         its folder.
     memory_limit: as Governor's `host`; "" finds what the machine leaves.
@@ -75,7 +82,8 @@ class Run:
                   says so, and the bits are others.
     Errors: ValueError (another process trains in it; another identity, with both values; no run, and the
             folder is not empty; another run or governor in this process); BudgetExceeded; CorruptError;
-            OSError; ImportError without torch.
+            OSError; ImportError without torch. What one of several ranks has, all have; ConnectionError, from
+            whatever waits for the others, when one of them has ended.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, memory_limit: int | str = "", seed: int = 0,
@@ -83,6 +91,7 @@ class Run:
                  disk: int | str = "", threads: int | None = None, deterministic: bool = True,
                  accept: Iterable[str] = (), _of_recipe: Any = None) -> None:
         _torch_gate.load()
+        from . import _ranks
         from ._run_parts import Parts
 
         if current() is not None:
@@ -93,7 +102,9 @@ class Run:
             raise ValueError(f"seed: {seed} is not a whole number from 0 to 2**63 - 1")
         self.updated = False
         """Whether the last run.step() stepped the optimizer (see TrainingStep.updated)."""
-        self._life = Life(self.path, self._content, memory_limit=memory_limit, seed=self.seed,
+        ranks = self._ranks = _ranks.join(path=os.path.abspath(path), seed=seed, memory_limit=memory_limit,
+                                        options=options or {}, threads=threads, deterministic=deterministic)
+        self._life = Life(self.path, self._content, ranks, memory_limit=memory_limit, seed=self.seed,
                           options=dict(options or {}), foreign=foreign, disk=disk, threads=threads,
                           deterministic=deterministic, accept=accept,
                           run_toml=_of_recipe.run_toml if _of_recipe else None)
@@ -105,8 +116,10 @@ class Run:
         self._random = saved.get("random")  # Put back when batches are taken.
         self._tables: dict[str, tuple[Vectors, dict[str, Any]]] = {}
         self._loaders: list[RunLoader] = []
+        self._count = 1 if ranks is None else ranks.count
         self._loops = self._epochs = 0  # Loops that were begun, and their epochs.
         self._in_body = False  # A batch was given, and the body has not come back for the next one.
+        self._made = False  # Its step, by run.step().
         self._source: Source | None = None
         self._step: TrainingStep | None = None
         self._step_options: dict[str, Any] = {}
@@ -141,6 +154,8 @@ class Run:
                 a part of a name that is taken; after the first batch.
         """
         self._check_open()
+        if self._ranks is not None:
+            self._ranks.check_parts(parts)
         for name, part in parts.items():
             self._parts.track(name, part)
 
@@ -159,6 +174,8 @@ class Run:
         from ._run_embedding import Vectors
 
         self._check_open()
+        if self._ranks is not None:
+            self._ranks.refuse("embedding", "use torch.nn.Embedding, or one process")
         init = Normal(seed=self.seed) if init is None else init
         said = {"rows": rows, "dim": dim, "dtype": dtype, "optimizer": str(optimizer), "init": str(init)}
         if name in self._tables or self._parts.closed or not name.isidentifier():
@@ -183,6 +200,7 @@ class Run:
         augmentations are the same for any number of workers and after a resumption; without workers
         those of the loop are put back. Not set are generators that the dataset keeps for itself.
 
+        batch_size: of each rank, where there are several; a last, partial batch is divided among them.
         workers:    processes, by `start_method` "fork" or "spawn". 0: items are made in this one.
         collate_fn: items -> a batch; None: torch's default_collate.
         drop_last:  leaves out an epoch's last, partial batch.
@@ -192,7 +210,8 @@ class Run:
         from ._run_loader import RunLoader
 
         self._check_open()
-        made = RunLoader(dataset, self.seed, batch_size=batch_size, workers=workers, collate_fn=collate_fn,
+        cut = (0, 1) if self._ranks is None else (self._ranks.rank, self._ranks.count)
+        made = RunLoader(dataset, self.seed, cut=cut, batch_size=batch_size, workers=workers, collate_fn=collate_fn,
                          shuffle=shuffle, drop_last=drop_last, prefetch=prefetch,
                          start_method=start_method)
         self._loaders.append(made)
@@ -231,6 +250,8 @@ class Run:
         if epochs < 1 or commit_every_steps < 0 or commit_every_minutes < 0:
             raise ValueError(f"steps: epochs {epochs} must be 1 or more, commit_every_steps "
                              f"{commit_every_steps} and commit_every_minutes {commit_every_minutes} 0 or more")
+        if self._ranks is not None:
+            self._ranks.check_data(data)
         self._end_left_loop()
         self._close_parts()
         loop, first = self._loops, self._epochs
@@ -250,6 +271,11 @@ class Run:
         if missing:
             raise ValueError(f"steps: the run has tables that this program does not open: run.embedding("
                              f"{', '.join(map(repr, missing))}, …)")
+        if self._ranks is not None:
+            self._ranks.must_be_same("the parts", self._parts.states(self._ranks.shares), "make it after the run, whose seed is the same "
+                                     "on all ranks, and load the same files")
+            if not self._saved:
+                self._ranks.seed_apart(self.seed)
 
     def _must_have_begun_with(self, data: dict[str, Any]) -> None:
         _must_be_equal("steps: the data", data, self._saved["data"])
@@ -277,7 +303,7 @@ class Run:
                 batches = self._start(source)
                 while True:
                     try:
-                        batch = next(batches)
+                        batch = next(batches) if self._ranks is None else self._ranks.next(batches)
                     except StopIteration:
                         break
                     except MemoryPressure:
@@ -287,14 +313,16 @@ class Run:
                         raise
                     except Exception:
                         # The signal that asks for the stop may have ended a worker.
-                        if source.num_workers == 0 or not life.asked_to_stop():
+                        if source.num_workers == 0 or not life.stops():
                             raise
-                        life.stop()
                         return
                     self._in_body = True
                     yield batch
                     self._in_body = False
-                    self._advance(Batch(batch).rows)
+                    if self._ranks is not None:
+                        self._ranks.check_made(self._made)
+                    self._made = False
+                    self._advance(Batch(batch).rows * self._count)
                     del batch
                     if life.boundary(every_steps, every_seconds):
                         return
@@ -346,7 +374,8 @@ class Run:
         assert source is not None  # There is a step to commit.
         at.source = source.state() if at.batch else None
         step = self._step
-        content = {"parts": self._parts.states(), "random": RandomStates().to_plain(),
+        parts = self._parts.states() if self._ranks is None else self._ranks.own_states(self._parts)
+        content = {"parts": parts, "random": RandomStates().to_plain(),
                    "data": source.shape(), "tables": {name: said for name, (_, said) in self._tables.items()},
                    "step_state": self._saved.get("step_state") if step is None else _run_step.state_of(step)}
         return content, [vectors.store for vectors, _ in self._tables.values()]
@@ -379,7 +408,7 @@ class Run:
             self._step = _run_step.make(self._parts, vectors, {**same, **functions},
                                         self._saved.get("step_state"), self.path,
                                         self._life.report.event_of_step)
-            self._step_options = same
+            self._step_options, self._step._ranks = same, self._ranks
         elif same != self._step_options:
             name = next(name for name in same if same[name] != self._step_options[name])
             raise ValueError(f"step: {name} was {self._step_options[name]!r} and is {same[name]!r}; the "
@@ -390,6 +419,7 @@ class Run:
             step.admit(self._largest, f)
             self._largest = None
         self._loss = step(batch, f)
+        self._made = True
         self.updated = step.updated
         return self._loss
 

@@ -6,6 +6,9 @@
     checkpoints/manifest.json              published: from here on a crash comes back to step 100
     checkpoints/step-000000098/            deleted: two commits are kept
 
+Of several ranks rank-1/parts.pt is written too, beside rank 0's and before the manifest: the parts that are
+rank 1's own, its random states and its place.
+
 Threads: the thread that trains.   Memory: see _checkpoint.py.
 """
 from __future__ import annotations
@@ -14,13 +17,16 @@ import dataclasses
 import os
 import pathlib
 import shutil
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import _core
 from ._checkpoint import check_plain, copied, read, write
 from ._embedding import EmbeddingStore
 from ._folders import sync_folder
 from .errors import CorruptError
+
+if TYPE_CHECKING:
+    from ._ranks import Ranks
 
 _FILE = "parts.pt"
 _KEEP = 2
@@ -45,19 +51,28 @@ class Position:
     """The state of what batches come from, where it has one."""
 
 
-def load(folder: _core.RunFolder, step: int) -> dict[str, Any]:
-    """What save() wrote. Errors: CorruptError; OSError."""
-    path = pathlib.Path(folder.checkpoint_path(step)) / _FILE
+def load(folder: _core.RunFolder, step: int, rank: int = 0) -> dict[str, Any]:
+    """What save() wrote, or on a rank save_together(). Errors: CorruptError; OSError."""
+    place = pathlib.Path(folder.checkpoint_path(step))
+    content = _read(place / _FILE, step)
+    if rank:
+        own = _read(_of_rank(place, rank) / _FILE, step)
+        own["parts"] = {**content["parts"], **own["parts"]}
+        content = own
+    # Of parts the pages of the file are used; all else is small, and kept longer than the file.
+    kept = {name: value if name == "parts" else copied(value) for name, value in content.items()}
+    kept["position"] = Position(**kept["position"])
+    return kept
+
+
+def _read(path: pathlib.Path, step: int) -> dict[str, Any]:
     try:
         content = read(path, step, mapped=True)
     except FileNotFoundError:
         raise CorruptError(f"{path}: the manifest names step {step}, and its checkpoint is not there") from None
     if content.get("format") != _FORMAT:
         raise CorruptError(f"{path}: is of format {content.get('format')}, not {_FORMAT}")
-    # Of parts the pages of the file are used; all else is small, and kept longer than the file.
-    kept = {name: value if name == "parts" else copied(value) for name, value in content.items()}
-    kept["position"] = Position(**kept["position"])
-    return kept
+    return content
 
 
 def save(folder: _core.RunFolder, content: dict[str, Any], position: Position,
@@ -67,21 +82,66 @@ def save(folder: _core.RunFolder, content: dict[str, Any], position: Position,
     again:  the step is published already, and only the position is another: the file is replaced.
     Errors: OSError; the commit before it stands.
     """
-    step = position.step
-    check_plain(position.source, "the state of the data")
-    content = {"format": _FORMAT, "step": step, "position": dict(vars(position)), **content}
-    place = pathlib.Path(folder.checkpoint_path(step))
+    place = pathlib.Path(folder.checkpoint_path(position.step))
     if again:
-        return write(content, place / _FILE)
-    # RunFolder removes folders of such a name, which a crash left.
-    partial = place.with_name(place.name + ".partial")
+        return write(_whole(content, position), place / _FILE)
+    partial = _begin(place)
+    size = write(_whole(content, position), partial / _FILE)
+    _finish(folder, partial, tables, position.step)
+    return size
+
+
+def save_together(ranks: Ranks, folder: _core.RunFolder, content: dict[str, Any], position: Position) -> int:
+    """save(), of all ranks: each writes what is its own, and then rank 0 publishes.
+
+    Errors: as save(), on all.
+    """
+    place = pathlib.Path(folder.checkpoint_path(position.step))
+    partial = _partial_of(place)
+    ranks.agreed("a commit", lambda: _begin(place) if ranks.first else None)
+    own = _of_rank(partial, ranks.rank)
+
+    def prepared() -> int:
+        own.mkdir(exist_ok=True)
+        return write(_whole(content, position), own / _FILE)
+
+    size, said = ranks.agreed("a commit", prepared, lambda size: (size,))
+
+    def published() -> None:
+        if ranks.first:
+            sync_folder(partial)  # The other ranks' folders are in it.
+            _finish(folder, partial, [], position.step)
+
+    ranks.agreed("a commit", published)
+    return int(sum(one.numbers[0] for one in said))
+
+
+def _whole(content: dict[str, Any], position: Position) -> dict[str, Any]:
+    check_plain(position.source, "the state of the data")
+    return {"format": _FORMAT, "step": position.step, "position": dict(vars(position)), **content}
+
+
+def _partial_of(place: pathlib.Path) -> pathlib.Path:
+    """RunFolder removes folders of such a name, which a crash left."""
+    return place.with_name(place.name + ".partial")
+
+
+def _of_rank(place: pathlib.Path, rank: int) -> pathlib.Path:
+    return place / f"rank-{rank}" if rank else place
+
+
+def _begin(place: pathlib.Path) -> pathlib.Path:
+    partial = _partial_of(place)
     for left in (partial, place):
         shutil.rmtree(left, ignore_errors=True)
     partial.mkdir()
-    size = write(content, partial / _FILE)
+    return partial
+
+
+def _finish(folder: _core.RunFolder, partial: pathlib.Path, tables: list[EmbeddingStore], step: int) -> None:
+    place = pathlib.Path(folder.checkpoint_path(step))
     os.rename(partial, place)
     sync_folder(place.parent)
     for table in tables:
         table.commit(step)
     folder.publish(step, _KEEP)
-    return size

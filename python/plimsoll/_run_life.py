@@ -10,18 +10,22 @@ Memory:  a commit streams tensors from where they are.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import pathlib
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import _core, _program
 from ._embedding import EmbeddingStore
 from ._memory import Governor
-from ._run_commit import Position, load, save
+from ._run_commit import Position, load, save, save_together
 from ._run_report import Report
 from .errors import BudgetExceeded, MemoryPressure
+
+if TYPE_CHECKING:
+    from ._ranks import Ranks
 
 _PAUSE_LOOKS_EVERY = 0.1  # Seconds.
 _SHORT = (MemoryPressure, BudgetExceeded, KeyboardInterrupt, SystemExit)  # It goes on from the last commit.
@@ -29,51 +33,105 @@ _SHORT = (MemoryPressure, BudgetExceeded, KeyboardInterrupt, SystemExit)  # It g
 Content = Callable[[], tuple[dict[str, Any], list[EmbeddingStore]]]
 
 
+@dataclasses.dataclass(frozen=True)
+class Boundary:
+    """What there is to do between two steps."""
+
+    asked: str
+    """"", "pause" or "stop"."""
+    why: str
+    """Who asked for the stop."""
+    pressure: MemoryPressure | None
+    """What ends the loop."""
+    due: bool
+    """A commit is, by the clock."""
+
+
 class Life:
     """The arguments are Run's. `content` gives what the next commit holds, and the tables of the run."""
 
-    def __init__(self, path: pathlib.Path, content: Content, *, memory_limit: int | str, seed: int,
-                 options: dict[str, Any], foreign: int | str, disk: int | str, threads: int | None,
-                 deterministic: bool, accept: Iterable[str], run_toml: str | None) -> None:
-        from . import _run_settings as settings  # It needs torch.
-
-        self.path, self._content = path, content
+    def __init__(self, path: pathlib.Path, content: Content, ranks: Ranks | None, *,
+                 threads: int | None, accept: Iterable[str], run_toml: str | None, **options: Any) -> None:
+        self.path, self._content, self.ranks = path, content, ranks
         self.stopped = ""
         """Who asked for the stop; "": nobody."""
         self.closed = False
-        root = os.fspath(path)
-        is_run = _core.RunFolder.is_run(root)
-        if is_run and run_toml is None and not settings.is_ours(root):
-            raise ValueError(f"{root} is a run of `plimsoll train`, and `plimsoll resume` goes on with it: name "
-                             "another folder")
-        threads = threads or settings.threads_of(root)
-        toml = run_toml or settings.to_toml({"seed": seed, "memory_limit": memory_limit, "threads": threads}, options)
-        self.folder = _core.RunFolder.open(root) if is_run else _core.RunFolder.create(root, toml)
         self._held = contextlib.ExitStack()  # Closed in the reverse order.
-        self._held.callback(self.folder.close)
+        if ranks is not None:
+            self._held.callback(ranks.close)
         self.saved_step = -1
         """The step that is committed; −1: none."""
+        is_run, began = False, False
         try:
-            self.saved_step = self._published() if is_run else -1
-            self._held.enter_context(_program._torch_settings())
-            settings.settle(seed, threads, deterministic)
-            self.folder.check_identity(settings.identity_of(seed, threads, deterministic, options), list(accept))
-            if is_run:
-                self.folder.write_config(toml)
-            self.governor = Governor(memory_limit, disk=disk, directory=root, foreign=foreign)
-            self._held.callback(self.governor.close)
-            self.saved: dict[str, Any] = {} if self.saved_step < 0 else load(self.folder, self.saved_step)
-            self.at: Position = self.saved.get("position", Position())
-            self.report = Report(self.folder, self.governor, str(path / "metrics"), self.saved_step)
-            self._limits = _core.LimitRequests(self.governor._core, root)
-            self._held.callback(self._limits.close)
+            self.folder, is_run, threads, toml = self._open(threads, run_toml, options)
+            self._held.callback(self.folder.close)
+            began = True
+            if ranks is None:
+                self._begin(is_run, threads, toml, list(accept), **options)
+            else:
+                ranks.agreed("the beginning", lambda: self._begin(is_run, threads, toml, list(accept), **options))
         except BaseException as error:
-            self.folder.abandon() if not is_run else self._say_failed(error)
+            if began:
+                self.folder.abandon() if not is_run else self._say_failed(error)
             self._held.close()
             raise
-        self._control = _core.RunControl(root)
+        self._control = _core.RunControl(os.fspath(path))
         self._signals: _core.StopSignals | None = None
         self._committed_at = time.monotonic()
+
+    @property
+    def _count(self) -> int:
+        return 1 if self.ranks is None else self.ranks.count
+
+    def _open(self, threads: int | None, run_toml: str | None,
+              options: dict[str, Any]) -> tuple[Any, bool, int, str]:
+        """(the folder, whether it is a run already, threads, run.toml)."""
+        from . import _run_settings as settings  # It needs torch.
+
+        root = os.fspath(self.path)
+
+        def opened() -> tuple[Any, bool, int, str]:
+            is_run = _core.RunFolder.is_run(root)
+            if is_run and run_toml is None and not settings.is_ours(root):
+                raise ValueError(f"{root} is a run of `plimsoll train`, and `plimsoll resume` goes on with it: "
+                                 "name another folder")
+            these = threads or settings.threads_of(root)
+            toml = run_toml or settings.to_toml(
+                {"seed": options["seed"], "memory_limit": options["memory_limit"], "threads": these},
+                options["options"], self._count)
+            folder = _core.RunFolder.open(root) if is_run else _core.RunFolder.create(root, toml)
+            return folder, is_run, these, toml
+
+        return opened() if self.ranks is None else self.ranks.open_folder(root, opened)
+
+    def _begin(self, is_run: bool, threads: int, toml: str, accept: list[str], *, memory_limit: int | str,
+               seed: int, options: dict[str, Any], foreign: int | str, disk: int | str,
+               deterministic: bool) -> None:
+        from . import _run_settings as settings
+
+        ranks, root = self.ranks, os.fspath(self.path)
+        if is_run:
+            self.saved_step = (self._published() if ranks is None
+                               else int(ranks.first_says("the beginning", self._published)))
+        self._held.enter_context(_program._torch_settings())
+        settings.settle(seed, threads, deterministic)
+        identity = settings.identity_of(seed, threads, deterministic, options, self._count)
+        if "ranks" in accept:
+            raise ValueError("accept: a run goes on with as many ranks as it began with")
+        self.folder.check_identity(identity, accept)
+        if is_run:
+            self.folder.write_config(toml)
+        make = Governor if ranks is None else ranks.governor
+        self.governor = make(memory_limit, disk=disk, directory=root, foreign=foreign)
+        self._held.callback(self.governor.close)
+        rank = 0 if ranks is None else ranks.rank
+        self.saved: dict[str, Any] = {} if self.saved_step < 0 else load(self.folder, self.saved_step, rank)
+        self.at: Position = self.saved.get("position", Position())
+        self.report = Report(self.folder, self.governor, str(self.path / "metrics") if rank == 0 else "",
+                             self.saved_step)
+        self._limits: Any = (_core.LimitRequests(self.governor._core, root) if ranks is None
+                             else ranks.limits(self.governor, root))
+        self._held.callback(self._limits.close)
 
     def _say_failed(self, error: BaseException) -> None:
         """Of a run that cannot go on."""
@@ -102,8 +160,18 @@ class Life:
             self._signals = None
             self.report.clear()
 
-    def asked_to_stop(self) -> bool:
-        return self._control.poll() == "stop"
+    def stops(self) -> bool:
+        """True: it was asked to stop, and has committed."""
+        now = self._settled()
+        if now.asked == "stop":
+            self._stop(now.why)
+        return now.asked == "stop"
+
+    def _settled(self, pressure: MemoryPressure | None = None, due: bool = False) -> Boundary:
+        """What there is to do now; of several ranks, for all of them."""
+        asked = self._control.poll()
+        own = Boundary(asked, self._control.reason if asked == "stop" else "", pressure, due)
+        return own if self.ranks is None else self.ranks.settle(own, self._limits)
 
     def boundary(self, every_steps: int, every_seconds: float) -> bool:
         """Between two steps. True: the run was asked to stop, and has committed.
@@ -114,36 +182,36 @@ class Life:
         seen = self.governor._look()
         if seen is not None:
             self.report.pressure(self.at.step, seen)
-            if seen.stop:
-                self.commit()
-                raise self.governor._pressure(seen)
-        asked = self._control.poll()
-        if asked == "stop":
-            self.stop()
-            return True
         since = time.monotonic() - self._committed_at
-        if (asked == "pause" or (every_steps > 0 and self.at.step % every_steps == 0)
-                or 0 < every_seconds <= since):
+        now = self._settled(self.governor._pressure(seen) if seen is not None and seen.stop else None,
+                            0 < every_seconds <= since)
+        if now.pressure is not None:
             self.commit()
-        return asked == "pause" and self._pause()
+            raise now.pressure
+        if now.asked == "stop":
+            self._stop(now.why)
+            return True
+        if now.asked == "pause" or (every_steps > 0 and self.at.step % every_steps == 0) or now.due:
+            self.commit()
+        return now.asked == "pause" and self._pause()
 
-    def stop(self) -> None:
+    def _stop(self, why: str) -> None:
         """Commits, and says why."""
         self.commit()
-        self.stopped = self._control.reason
+        self.stopped = why
         self.report.text(f"stopped at step {self.at.step} ({self.stopped}); the same command goes on")
 
     def _pause(self) -> bool:
         """Waits while it is asked to. True: it was asked to stop meanwhile."""
         with self.report.aside():
-            while (asked := self._control.poll()) == "pause":
+            while (now := self._settled()).asked == "pause":
                 self._tell_limits()
                 self.governor.step_boundary()
                 self.report.phase("paused")
                 time.sleep(_PAUSE_LOOKS_EVERY)
-        if asked == "stop":
-            self.stop()
-        return asked == "stop"
+        if now.asked == "stop":
+            self._stop(now.why)
+        return now.asked == "stop"
 
     def _tell_limits(self) -> None:
         for asked, change, why in self._limits.take():
@@ -158,7 +226,8 @@ class Life:
         with self.report.aside():
             content, tables = self._content()
             self.report.flush()
-            size = save(self.folder, content, self.at, tables, again)
+            size = (save(self.folder, content, self.at, tables, again) if self.ranks is None
+                    else save_together(self.ranks, self.folder, content, self.at))
         self.saved_step, self._committed_at = self.at.step, time.monotonic()
         self.report.commit(self.at.step, self._committed_at - began, size)
 

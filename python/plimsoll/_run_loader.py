@@ -34,23 +34,27 @@ _PR_SET_PDEATHSIG = 1
 class RunLoader:
     """For plimsoll.Run.loader(), whose docstring says what the arguments are."""
 
-    def __init__(self, dataset: Any, seed: int, *, batch_size: int, workers: int = 0,
+    def __init__(self, dataset: Any, seed: int, *, cut: tuple[int, int] = (0, 1), batch_size: int, workers: int = 0,
                  collate_fn: Callable[[list[Any]], Any] | None = None, shuffle: bool = True,
                  drop_last: bool = False, prefetch: int = 2, start_method: str = "fork") -> None:
         if not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
             raise ValueError(f"loader: {type(dataset).__name__} has no __getitem__ and __len__: a dataset "
                              "that can only be iterated is given to steps() as it is")
         items = len(dataset)
-        batches = items // batch_size if drop_last else -(-items // max(batch_size, 1))
+        together = batch_size * cut[1]  # Of all ranks, of which this is the one of number cut[0].
+        batches = items // max(together, 1) if drop_last else -(-items // max(together, 1))
         if batch_size < 1 or workers < 0 or prefetch < 1 or batches < 1:
             raise ValueError(f"loader: batch_size {batch_size} and prefetch {prefetch} must be 1 or more, "
                              f"workers {workers} 0 or more, and the {items} items make {batches} batches")
+        if not drop_last and 0 < items % together < cut[1]:
+            raise ValueError(f"loader: {items} items in batches of {batch_size} on each of {cut[1]} ranks leave a last "
+                             f"batch of {items % together}, fewer than ranks: drop_last=True, or another batch_size")
         self.batches = batches
         """Batches of an epoch."""
         self.num_workers = workers
         self._shape = {"items": items, "batch_size": batch_size, "drop_last": drop_last,
                        "shuffle": shuffle}
-        self._keys = _Keys(items, batch_size, batches, seed if shuffle else None)
+        self._keys = _Keys(items, together, batches, seed if shuffle else None, cut)
         self._place = 0, 0
         parallel: dict[str, Any] = {}
         if workers:
@@ -116,8 +120,10 @@ class RunLoader:
 class _Keys:
     """A sampler of batches of one key each: (epoch, indices of the items), from `first` on."""
 
-    def __init__(self, items: int, batch_size: int, batches: int, seed: int | None) -> None:
+    def __init__(self, items: int, batch_size: int, batches: int, seed: int | None, cut: tuple[int, int]) -> None:
+        """batch_size: of all ranks. cut: (rank, ranks): of each batch as many rows, by position, give or take one."""
         self._items, self._batch_size, self._batches, self._seed = items, batch_size, batches, seed
+        self._rank, self._ranks = cut
         self.epoch = self.first = 0
 
     def __iter__(self) -> Iterator[list[tuple[int, list[int]]]]:
@@ -125,7 +131,9 @@ class _Keys:
         order = None if self._seed is None else SampleOrder(self._items, self._seed, epoch)
         for batch in range(self.first, self._batches):
             begin = batch * self._batch_size
-            places = np.arange(begin, min(begin + self._batch_size, self._items), dtype=np.int64)
+            rows = min(self._batch_size, self._items - begin)
+            places = np.arange(begin + rows * self._rank // self._ranks,
+                               begin + rows * (self._rank + 1) // self._ranks, dtype=np.int64)
             yield [(epoch, (places if order is None else order.at(places)).tolist())]
 
     def __len__(self) -> int:

@@ -22,6 +22,8 @@ class OuterLoop:
         if commit_every_steps < 0 or commit_every_minutes < 0:
             raise ValueError(f"commit_every_steps {commit_every_steps} and commit_every_minutes "
                              f"{commit_every_minutes} must be 0 or more")
+        if run._ranks is not None:
+            run._ranks.refuse("the loop of another program", "use run.steps(), or one process")
         self._run, self._every = run, (commit_every_steps, 60 * commit_every_minutes)
         self._held = contextlib.ExitStack()
 

@@ -11,6 +11,7 @@ Memory:  a commit streams tensors from where they are. Restoring maps the file; 
 """
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -62,9 +63,9 @@ class Parts:
                                      f"first is {list(loose[0].shape)}): track their module as well")
         self.closed = True
 
-    def states(self) -> dict[str, Any]:
-        """For a commit. Errors: ValueError for what could not be read back safely."""
-        states = {name: _state_of(name, part) for name, part in self._parts.items()}
+    def states(self, wanted: Callable[[Any], bool] = lambda _: True) -> dict[str, Any]:
+        """Of parts that are wanted, for a commit. Errors: ValueError for what could not be read back safely."""
+        states = {name: _state_of(name, part) for name, part in self._parts.items() if wanted(part)}
         for name, state in states.items():
             check_plain(state, name)
         return states

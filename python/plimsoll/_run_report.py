@@ -22,9 +22,9 @@ class Report:
     """Of one run. Its files are the recipes' (torch/run_report.h)."""
 
     def __init__(self, folder: _core.RunFolder, governor: Governor, metrics: str, step: int) -> None:
-        """step: that the run goes on from; −1: a new one."""
+        """metrics: a folder; "": of a rank that writes none. step: that the run goes on from; −1: a new one."""
         self._folder, self._governor = folder, governor
-        self._metrics = _core.Metrics.open(metrics, step)
+        self._metrics = _core.Metrics.open(metrics, step) if metrics else None
         self._progress: _core.Progress | None = None
         self._began = self._training = time.monotonic()
         self._rows = 0
@@ -41,7 +41,7 @@ class Report:
         status = self._status
         status.status, status.step, status.steps_total = "running", step, steps_total
         status.epoch, status.epochs = epoch, epochs
-        self._progress = _core.Progress(quiet)
+        self._progress = _core.Progress(quiet) if self._metrics is not None else None
         self._training, self._rows = time.monotonic(), 0
         self._started = epoch + fraction
         self._write()
@@ -69,7 +69,7 @@ class Report:
     def log(self, step: int, epoch: int, values: dict[str, float]) -> None:
         """Metrics of the step that is being made: an event, and scalars for TensorBoard."""
         self.event("step", {"step": step, "epoch": epoch, **values})
-        for name, value in values.items():
+        for name, value in values.items() if self._metrics is not None else ():
             self._metrics.scalar(f"train/{name}", value, step)
 
     def event(self, name: str, values: dict[str, Any]) -> None:
@@ -84,7 +84,8 @@ class Report:
 
     def flush(self) -> None:
         """Metrics reach their file. Errors: OSError, the first since the last call."""
-        self._metrics.flush()
+        if self._metrics is not None:
+            self._metrics.flush()
 
     def commit(self, step: int, seconds: float, size: int) -> None:
         self._status.step = self._status.checkpoint_step = step

@@ -48,12 +48,13 @@ def seed_all(seed: int) -> None:
     torch.manual_seed(seed)
 
 
-def identity_of(seed: int, threads: int, deterministic: bool, options: dict[str, Any]) -> dict[str, str]:
+def identity_of(seed: int, threads: int, deterministic: bool, options: dict[str, Any], ranks: int = 1) -> dict[str, str]:
     """Two runs of one program with equal identities end in equal bits."""
     identity = {"seed": str(seed), "threads": str(threads), "deterministic": str(deterministic).lower(),
                 "torch": str(torch.__version__), "numpy": np.__version__,
                 "instruction_set": _core.instruction_set(),
                 "ATEN_CPU_CAPABILITY": torch.backends.cpu.get_cpu_capability()}
+    identity |= {"ranks": str(ranks)} if ranks > 1 else {}
     identity |= {name: os.environ[name] for name in _ASKED_OF_LIBRARIES if os.environ.get(name)}
     return identity | {f"options.{name}": str(value) for name, value in options.items()}
 
@@ -72,9 +73,11 @@ def is_ours(path: str) -> bool:
         return file.readline() == _FIRST_LINE
 
 
-def to_toml(values: dict[str, Any], options: dict[str, Any]) -> str:
+def to_toml(values: dict[str, Any], options: dict[str, Any], ranks: int = 1) -> str:
     """run.toml, whose first key says that no recipe of ours made it."""
-    known = {"command": shlex.join([sys.executable, *sys.orig_argv[1:]]),
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks > 1 else []
+    rest = [word for word in sys.orig_argv[1:] if word != "-u" or not launcher]  # It passes -u.
+    known = {"command": shlex.join([sys.executable, *launcher, *rest]),
              "directory": os.getcwd(), **values}
     lines = [f"{name} = {_toml(value)}" for name, value in known.items()]
     if options:

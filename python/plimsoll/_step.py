@@ -17,7 +17,7 @@ import functools
 import json
 import os
 import tempfile
-from typing import Any, Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Iterable, Iterator, Sequence
 
 from . import _plan_static, _torch_gate
 from ._batch import Batch, Part, Unweighted, weight_of
@@ -31,6 +31,9 @@ from ._scratch import scratch_folder
 from ._transaction import (Before, Gradients, OptimizersBefore, Together,
                            writes_at_the_end)
 from .errors import BudgetExceeded, NotFoundError
+
+if TYPE_CHECKING:
+    from ._ranks import Ranks
 
 _MIB = 1 << 20
 _WAYS = ("mean", "sum", "contrastive", None)
@@ -130,6 +133,7 @@ class TrainingStep:
         self._stop: dict[str, Any] = {}
         self._closed = False
         self._looks = True  # plimsoll.Run looks at the memory itself, where it can commit.
+        self._ranks: Ranks | None = None  # Of a plimsoll.Run: those that make the same step.
         self._allow_batchnorm = allow_batchnorm_microbatch
         self._window = _Window()
         self.parts = 1
@@ -333,7 +337,7 @@ class TrainingStep:
             return 1.0
         if self._weight is not None:
             return float(self._weight(*part.arguments))
-        if parts == 1 and self.accumulate == 1:
+        if parts == 1 and self.accumulate == 1 and self._ranks is None:
             return 1.0
         weight, each = weight_of(value, part)
         if tally.each is not None and each is not None and tally.each != each:
@@ -404,7 +408,8 @@ class TrainingStep:
             raise self._stopped(pressure)
         modules, generators = reached([*work.functions, *self._models])
         _refuse_ranks(modules)
-        before = self._remember(work.rows, modules, generators)
+        remember = functools.partial(self._remember, work.rows, modules, generators)
+        before = remember() if self._ranks is None else self._ranks.alone(remember)
         parts, recomputes, tried_again, uncut = self.parts, self.recomputes, False, ""
         last: Refusal | None = None
         while True:
@@ -431,7 +436,7 @@ class TrainingStep:
                 tried_again, helped = True, "the same step again"
             elif self._checkpoint and not recomputes:
                 recomputes, helped = True, "recomputing modules in backward"
-            elif self._may_cut(work) and parts < work.rows:
+            elif self._all(self._may_cut(work) and parts < work.rows):
                 parts, helped = min(2 * parts, work.rows), f"the batch in {min(2 * parts, work.rows)} parts"
             else:
                 self._tell(refusal, "nothing helped: the step was not made")
@@ -459,18 +464,24 @@ class TrainingStep:
             for optimizer in self._optimizers:
                 optimizer.zero_grad()
         window = dataclasses.replace(self._window, rows=[*self._window.rows, *work.batch.handles])
+        whole = window.batches + 1 >= self.accumulate
         gradients = self._set_aside(work.batch, window)
 
-        def made() -> tuple[float, bool]:
+        def graded() -> tuple[float, float, float]:
             with recomputed(self._checkpoint if recomputes else ()), collected(gradients) as looked_up:
                 tally = _Tally(gradients, window.first)
                 value = work.gradients(1 if work.batch.why_whole else min(parts, work.rows), tally)
             window.rows += [rows for rows in looked_up if rows.tensor.grad is not None]
             window.first, window.batches = tally.first, window.batches + 1
             window.weight += tally.weight
-            whole = window.batches >= self.accumulate
             gradients.add_up(self._share(tally.first, tally.weight),
                              self._share(window.first, window.weight) if whole else None)
+            weights = (tally.weight, window.weight) if self._loss == "mean" else (work.rows, work.rows)
+            return value, *weights
+
+        def made() -> tuple[float, bool]:
+            value = graded()[0] if self._ranks is None else self._ranks.gradients(
+                graded, self._trained() if whole else [], self._models, self._loss == "sum")
             return value, whole and self._update(window.rows, rehearsing)
 
         try:
@@ -484,7 +495,7 @@ class TrainingStep:
         value, self.updated = done
         if rehearsing:
             return value, None
-        if window.batches >= self.accumulate:
+        if whole:
             for rows in window.rows:
                 rows._end()
             self.steps, window = self.steps + 1, _Window()
@@ -504,6 +515,12 @@ class TrainingStep:
 
     def _update(self, rows: list[Rows], rehearsing: bool) -> bool:
         """The step of optimizers, Rows and schedulers: of all or of none. False: the scaler skipped it."""
+        with contextlib.ExitStack() as undo:
+            made: bool = self._agreed(lambda: self._updated(rows, rehearsing, undo))
+            undo.pop_all()
+        return made
+
+    def _updated(self, rows: list[Rows], rehearsing: bool, undo: contextlib.ExitStack) -> bool:
         import torch
 
         together = Together(self._optimizers, rows)
@@ -514,21 +531,25 @@ class TrainingStep:
         if self.clip_norm is not None:
             self.gradient_norm = float(torch.nn.utils.clip_grad_norm_(self._trained(), self.clip_norm))
         together.prepare(check=self._scaler is None, applies=not rehearsing)
-        before = OptimizersBefore(self._optimizers, self._schedulers,
-                                  alone=self._scaler is None and not self._schedulers)
-        try:
-            if self._scaler is None:
-                made = together.step()
-            else:
-                made = bool(self._scaler.step(together))
-                self._scaler.update()
-            if made:
-                for scheduler in self._schedulers:
-                    scheduler.step()
-        except BaseException:
-            before.put_back()
-            raise
+        undo.callback(OptimizersBefore(
+            self._optimizers, self._schedulers,
+            alone=self._scaler is None and not self._schedulers and self._ranks is None).put_back)
+        if self._scaler is None:
+            made = together.step()
+        else:
+            made = bool(self._scaler.step(together))
+            self._scaler.update()
+        if made:
+            for scheduler in self._schedulers:
+                scheduler.step()
         return made
+
+    def _agreed(self, work: Callable[[], Any]) -> Any:
+        """work(), on all ranks or on none."""
+        return work() if self._ranks is None else self._ranks.agreed("run.step()", work)[0]
+
+    def _all(self, yes: bool) -> bool:
+        return yes if self._ranks is None else self._ranks.all(yes)
 
     def _may_cut(self, work: _Work) -> bool:
         return (self._loss is not None and not work.batch.why_whole
@@ -581,6 +602,7 @@ class TrainingStep:
         wanted = left + governor._room_to_try() if needed is None else needed
         wanted = max(wanted, least)
         limit = -(-(governor.limit_bytes + max(wanted - left, _MIB)) // _MIB) * _MIB
+        limit = limit if self._ranks is None else self._ranks.whole(limit)
         text += (f"; too little is left to tell what all of it takes: try a limit of {limit // _MIB} MiB"
                  if needed is None else f"; a limit of {limit // _MIB} MiB would do")
         error = governor._refusal("tensors", wanted, text + advice)
@@ -738,8 +760,9 @@ def _refuse_ranks(models: Iterable[Any]) -> None:
             if wrapped:
                 raise ValueError(
                     f"model: {wrapped} exchanges gradients in backward, and a step that one rank makes "
-                    "again would leave the others waiting. TrainingStep is for one process: give it the "
-                    "module itself, or make steps of several ranks without it")
+                    "again would leave the others waiting: give the module itself. A plimsoll.Run that "
+                    "torchrun starts averages the gradients of its ranks; a TrainingStep alone is for one "
+                    "process")
 
 
 @contextlib.contextmanager

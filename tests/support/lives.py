@@ -3,7 +3,7 @@
 
     python -m tests.support.lives PROGRAM.py OUT KILLS SEED [ARGUMENT…]
 
-PROGRAM has main(*arguments), which trains in a plimsoll.Run and returns a digest. Each life is a process
+PROGRAM has main(RUN, *arguments), which trains in a plimsoll.Run and returns a digest; and die() where it dies otherwise. Each life is a process
 forked from one that has imported torch, and what PROGRAM's prepare(*arguments) imports, and used nothing
 of it, so that a life costs a second and not four. Its last line is JSON: {"digest", "undisturbed", "killed_at": [the published step at each kill]}.
 
@@ -125,6 +125,8 @@ def main(path, out, kills, seed, *arguments):
     sys.modules["program"] = program
     spec.loader.exec_module(program)
     getattr(program, "prepare", lambda *_: None)(*arguments)
+    if hasattr(program, "die"):
+        globals()["die"] = program.die
     began = time.monotonic()
     undisturbed = live(program, (os.path.join(out, "undisturbed"), *arguments))
     longest = time.monotonic() - began

@@ -1,0 +1,567 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranks: the processes of one machine that train one run together, as torchrun starts them.
+
+Everything that could go differently on one rank is done in agreed(): each does its part and says how it
+went, and what one was refused or failed in, all are refused or fail in. So they stay at the same step.
+
+    a batch        the order of one process, cut by position           RunLoader
+    a step         gradients by buckets of a fixed size, then the update: agreed() after each, before
+                   anything counts                                      gradients(), TrainingStep
+    the limit      less what the launcher holds, in equal shares        share()
+    a commit       each rank its own part; then rank 0 publishes        _run_commit.save()
+    what is asked  signals of any rank, files read by rank 0            settle(), Limits
+
+Threads: the thread that trains.
+Memory:  1 KiB a rank; while gradients are exchanged a bucket of 4 MiB at most, and gloo about as much.
+"""
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import dataclasses
+import os
+import pathlib
+import signal
+import struct
+import time
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from ._batch import Unweighted
+from ._memory import Governor, format_bytes, limits
+from ._run_loader import RunLoader
+from ._run_settings import seed_all
+from .errors import BudgetExceeded, MemoryPressure
+
+if TYPE_CHECKING:
+    from ._core import LimitChange
+    from ._run_life import Boundary
+    from ._run_parts import Parts
+
+_BUCKET_BYTES = 4 << 20
+_NUMBERS = 6
+_TEXT = 960
+_ROW = struct.Struct(f"<ii{_NUMBERS}d{_TEXT}s")  # Where a rank is, how it went, numbers, words.
+_FINE, _REFUSED, _UNWEIGHTED, _PRESSED, _FAILED = range(5)
+_PLACES = ("the beginning", "the parts", "the next batch", "run.step()", "the boundary of a step", "a commit")
+_ASKED = ("", "pause", "stop")
+_ENDING = 2.0  # Seconds in which a rank that has left becomes a process that has ended.
+_PR_SET_PDEATHSIG = 1
+_END = object()
+_SHARED = (torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler,
+           torch.optim.lr_scheduler.ReduceLROnPlateau, torch.amp.GradScaler)
+
+
+@dataclasses.dataclass(frozen=True)
+class Said:
+    """What a rank told the others."""
+
+    place: str
+    how: int
+    numbers: tuple[float, ...]
+    text: str
+
+
+def join(**same: Any) -> Ranks | None:
+    """The ranks that this process is one of; None: it trains alone.
+
+    same: what must be the same on all of them. Errors: ValueError naming it; several machines.
+    """
+    count = int(os.environ.get("WORLD_SIZE", "1")) if "RANK" in os.environ else 1
+    if dist.is_available() and dist.is_initialized():
+        count = dist.get_world_size()
+    if count == 1:
+        return None
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", count))
+    if local != count:
+        raise ValueError(f"Run: {count} ranks, {local} of them on this machine: the ranks of a run are on one "
+                         f"machine yet; start them with torchrun --standalone --nproc-per-node {local}")
+    ranks = Ranks()
+    try:
+        ranks.must_be_same("the beginning", same, "give all ranks the same")
+    except BaseException:
+        ranks.close()
+        raise
+    return ranks
+
+
+class Ranks:
+    """Of a process that has RANK and WORLD_SIZE, or a default group of torch.distributed."""
+
+    def __init__(self) -> None:
+        if not dist.is_initialized():
+            _make_default_group()
+        self.rank, self.count = dist.get_rank(), dist.get_world_size()
+        self._group: Any = dist.new_group(backend="gloo")  # The default one may be for other devices.
+        self._board = torch.zeros(self.count * _ROW.size, dtype=torch.uint8)  # Made before any limit.
+        self._bytes = memoryview(self._board.numpy())
+        self._pids: list[int] = []
+        self._over = False
+        if "TORCHELASTIC_RUN_ID" in os.environ:
+            # Of a launcher that is killed nothing trains on, beside the one that is started next.
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        machine = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        said = self.say("the beginning", os.getpid(), text=machine)
+        self._pids = [int(one.numbers[0]) for one in said]
+        if len({one.text for one in said}) > 1:
+            self.close()
+            raise ValueError("Run: its ranks are on several machines, and must be on one yet; start them with "
+                             "torchrun --standalone")
+
+    @property
+    def first(self) -> bool:
+        """Whether it is the rank that writes the run's folder."""
+        return self.rank == 0
+
+    # ---- Agreement ----
+
+    def agreed(self, place: str, work: Callable[[], Any],
+               says: Callable[[Any], tuple[float, ...]] = lambda _: ()) -> tuple[Any, list[Said]]:
+        """(work(), what all ranks said of theirs), once it is done on all of them.
+
+        Errors: what work() raised, here or elsewhere: of another rank's BudgetExceeded, MemoryPressure,
+                ValueError and RuntimeError for all else; ConnectionError when a rank has ended.
+        """
+        value, numbers, error = None, (), None
+        try:
+            value = work()
+            numbers = says(value)
+        except BaseException as one:
+            error = one
+        try:
+            said = self._told(place, _how(error), numbers, "" if error is None else f"{type(error).__name__}: {error}")
+        except (ConnectionError, RuntimeError):
+            if error is None:
+                raise
+            raise error from None
+        try:
+            worst = max(said, key=lambda one: one.how)
+            if error is not None and _how(error) == worst.how:
+                raise error
+            if worst.how != _FINE:
+                self._raise_for(said.index(worst), worst)
+            return value, said
+        finally:
+            error = None  # Its frames hold what the work held.
+
+    def say(self, place: str, *numbers: float, text: str = "") -> list[Said]:
+        """What each rank says here, in their order."""
+        said = self._told(place, _FINE, numbers, text)
+        for rank, one in enumerate(said):
+            if one.how != _FINE:
+                self._raise_for(rank, one)
+        return said
+
+    def first_says(self, place: str, work: Callable[[], float]) -> float:
+        """What work() gives on the first rank, on all."""
+        _, said = self.agreed(place, lambda: work() if self.first else 0, lambda number: (number,))
+        return said[0].numbers[0]
+
+    def alone(self, work: Callable[[], Any]) -> Any:
+        """work(), in a step, without waiting for the others: where it fails, they fail at their next word."""
+        try:
+            return work()
+        except BaseException as error:
+            with contextlib.suppress(ConnectionError, RuntimeError):
+                self._told("run.step()", _FAILED, (), f"{type(error).__name__}: {error}")
+            raise
+
+    def all(self, yes: bool) -> bool:
+        """Whether all ranks say yes."""
+        return all(one.numbers[0] for one in self.say("run.step()", yes))
+
+    def must_be_same(self, place: str, values: dict[str, Any], advice: str) -> None:
+        """Errors: ValueError, on all ranks, naming what is not the same on all."""
+        names = list(values)
+        for begin in range(0, len(names) or 1, _NUMBERS - 1):
+            some = names[begin:begin + _NUMBERS - 1]
+            sums = [float(_checksum(values[name])) for name in some]
+            said = self.say(place, len(names), *sums)
+            for k, name in enumerate(["the number of parts", *some]):
+                other = [rank for rank, one in enumerate(said) if one.numbers[k] != said[0].numbers[k]]
+                if other:
+                    raise ValueError(f"Run: {name} of rank {other[0]} is not that of rank 0: {advice}")
+
+    def _told(self, place: str, how: int, numbers: Sequence[float], text: str) -> list[Said]:
+        if self._over:
+            raise ConnectionError("Run: its ranks have parted")
+        padded = [*map(float, numbers), *[0.0] * (_NUMBERS - len(numbers))]
+        words = text.encode(errors="replace")[:_TEXT]
+        _ROW.pack_into(self._bytes, self.rank * _ROW.size, _PLACES.index(place), how, *padded, words)
+        self._exchange(self._pass_on)
+        said = []
+        for row in _ROW.iter_unpack(self._bytes):
+            where, went, *rest = row
+            said.append(Said(_PLACES[where], went, tuple(rest[:-1]),
+                             rest[-1].rstrip(b"\0").decode(errors="replace")))
+        apart = [rank for rank, one in enumerate(said) if one.place != place]
+        if apart:
+            self._over = True
+            bad = next((one for one in said if one.how != _FINE), None)
+            why = f"; {bad.text}" if bad is not None else ""
+            raise RuntimeError(
+                f"Run: rank {apart[0]} is at {said[apart[0]].place} and rank {self.rank} at {place}: all ranks must do the same steps{why}")
+        return said
+
+    def _pass_on(self) -> None:
+        """Each rank's row to rank 0, and all of them to each: a third of an all-reduce's time."""
+        rows = self._board.view(self.count, _ROW.size)
+        if self.first:
+            for rank in range(1, self.count):
+                dist.recv(rows[rank], rank, group=self._group)
+            for rank in range(1, self.count):
+                dist.send(self._board, rank, group=self._group)
+        else:
+            dist.send(rows[self.rank], 0, group=self._group)
+            dist.recv(self._board, 0, group=self._group)
+
+    def _raise_for(self, rank: int, one: Said) -> NoReturn:
+        text = f"rank {rank}: {one.text}"
+        if one.how == _REFUSED:
+            raise BudgetExceeded(text, "tensors", 0, 0)
+        if one.how == _PRESSED:
+            raise MemoryPressure(text)
+        kind = Unweighted if one.how == _UNWEIGHTED else ValueError if one.text.startswith("ValueError") else \
+            RuntimeError
+        raise kind(text)
+
+    def _exchange(self, collective: Callable[[], Any]) -> None:
+        """Errors: ConnectionError naming the rank that has ended."""
+        try:
+            collective()
+        except RuntimeError as error:
+            self._over = True
+            until, gone = time.monotonic() + _ENDING, []
+            while not gone and self._pids and time.monotonic() < until:
+                gone = [f"rank {rank} (process {pid})" for rank, pid in enumerate(self._pids) if _has_ended(pid)]
+                time.sleep(0.01)
+            self.close()  # Those that wait for this one hear it, too.
+            said = str(error).splitlines()[0].split(". ")[0]
+            who = " and ".join(gone) + " ended" if gone else "a rank does not answer"
+            raise ConnectionError(
+                f"Run: {who}, and the others end with it. The last commit stands: start all again, or have "
+                f"torchrun do it with --max-restarts ({said})") from None
+
+    def close(self) -> None:
+        """Leaves the others. A second close does nothing."""
+        if self._group is not None and dist.is_initialized():
+            dist.destroy_process_group(self._group)
+        self._group, self._over = None, True
+
+    # ---- Parts ----
+
+    @staticmethod
+    def shares(part: Any) -> bool:
+        """Whether a part is the same on all ranks, and rank 0 writes it; any other is each rank's own."""
+        return isinstance(part, _SHARED)
+
+    def check_parts(self, parts: dict[str, Any]) -> None:
+        """Errors: ValueError for a module that averages gradients itself."""
+        for name, part in parts.items():
+            if isinstance(part, torch.nn.parallel.DistributedDataParallel):
+                raise ValueError(f"track: {name} is a DistributedDataParallel, and the run averages the gradients of "
+                                 f"its ranks itself: run.track({name}={name}.module), and call that")
+
+    def check_data(self, data: Any) -> None:
+        """Errors: ValueError for what is not cut by rank."""
+        if not isinstance(data, RunLoader):
+            self.refuse(f"steps: data of a {type(data).__name__}", "use run.loader(dataset), which each rank has its "
+                        "part of")
+
+    def own_states(self, parts: Parts) -> dict[str, Any]:
+        """What this rank writes at a commit. Errors: ValueError naming a part that is not the same on all ranks."""
+        self.must_be_same("a commit", parts.states(self.shares),
+                          "step with run.step() only, and change nothing by the rank")
+        return parts.states() if self.first else parts.states(lambda part: not self.shares(part))
+
+    def seed_apart(self, seed: int) -> None:
+        """From here on ranks draw other numbers: their batches are others. Rank 0 draws what one process would."""
+        if not self.first:
+            own = np.random.SeedSequence([seed, self.rank]).generate_state(1, np.uint64)
+            seed_all(int(own[0] >> np.uint64(1)))
+
+    def refuse(self, what: str, advice: str) -> NoReturn:
+        """Errors: ValueError, for what ranks cannot have yet."""
+        raise ValueError(f"{what}: a run of {self.count} ranks cannot have it yet; {advice}")
+
+    # ---- A step ----
+
+    def next(self, batches: Iterator[Any]) -> Any:
+        """Each rank's next batch. Errors: StopIteration, on all at once."""
+        batch = self.agreed("the next batch", lambda: next(batches, _END))[0]
+        if batch is _END:
+            raise StopIteration
+        return batch
+
+    def check_made(self, made: bool) -> None:
+        """Errors: ValueError where a body had no run.step()."""
+        if not made:
+            raise ValueError("steps: a body of several ranks makes its step by run.step(), which averages their "
+                             "gradients; a backward and an optimizer of your own are for one process")
+
+    def gradients(self, graded: Callable[[], tuple[float, float, float]], parameters: list[Any],
+                  models: list[Any], sums: bool) -> float:
+        """graded() on all ranks; then the gradients are those of all ranks' batches together, and so is the
+        loss, which this returns. Buffers of the models become rank 0's.
+
+        graded:     (loss, weight of the batch, weight of what the gradients are of).
+        parameters: whose gradients; none within a window of batches.
+        sums:       the loss is a sum, and so are the gradients; else means by weight.
+        """
+        wanted = list({id(one): one for one in parameters if one.requires_grad}.values())
+
+        def work() -> tuple[tuple[float, float, float], torch.Tensor | None]:
+            made = graded()
+            for one in wanted:
+                _must_be_exchangeable(one)
+            return made, _room([one for one in wanted if one.grad is not None])
+
+        def says(done: tuple[tuple[float, float, float], torch.Tensor | None]) -> tuple[float, ...]:
+            there = bytes(one.grad is not None for one in wanted)
+            return *done[0], float(sum(there)), float(zlib.crc32(there))
+
+        (made, room), said = self.agreed("run.step()", work, says)
+        if len({one.numbers[3:5] for one in said}) > 1:
+            room = self._with_all_gradients(wanted)
+        if room is not None:
+            total = sum(one.numbers[2] for one in said)
+            factor = 1.0 if sums else made[2] / total if total else 1.0 / self.count
+            self._by_buckets([one.grad.view(-1) for one in wanted if one.grad is not None], room, factor)
+        self._as_on_first([one for model in models for one in model.buffers()])
+        weights, total = [one.numbers[1] for one in said], sum(one.numbers[1] for one in said)
+        if sums:
+            return sum(one.numbers[0] for one in said)
+        return sum(one.numbers[0] * weight for one, weight in zip(said, weights)) / total if total else made[0]
+
+    def _with_all_gradients(self, wanted: list[Any]) -> torch.Tensor | None:
+        """A parameter that only other ranks' batches use has a gradient of zeros here."""
+        there = torch.tensor([one.grad is not None for one in wanted], dtype=torch.uint8)
+        self._exchange(lambda: dist.all_reduce(there, dist.ReduceOp.MAX, group=self._group))
+
+        def made() -> torch.Tensor | None:
+            for one, used in zip(wanted, there.tolist()):
+                if used and one.grad is None:
+                    one.grad = torch.zeros_like(one, memory_format=torch.contiguous_format)
+            return _room([one for one in wanted if one.grad is not None])
+
+        room: torch.Tensor | None = self.agreed("run.step()", made)[0]
+        return room
+
+    def _by_buckets(self, flat: list[torch.Tensor], room: torch.Tensor, factor: float) -> None:
+        """Sums over the ranks, of what each multiplies by its factor; in the same order of additions always."""
+        for kind in dict.fromkeys(one.dtype for one in flat):
+            bucket = room.view(kind)
+            for some in _buckets([one for one in flat if one.dtype == kind], bucket.numel()):
+                parts = list(bucket[:sum(map(len, some))].split([len(one) for one in some]))
+                torch._foreach_copy_(parts, some)
+                used = bucket[:sum(map(len, some))]
+                if factor != 1.0:
+                    used.mul_(factor)
+                self._exchange(lambda used=used: dist.all_reduce(used, group=self._group))
+                torch._foreach_copy_(some, parts)
+
+    def _as_on_first(self, buffers: list[torch.Tensor]) -> None:
+        """As DistributedDataParallel: statistics of a batch are rank 0's."""
+        if not buffers:
+            return
+        flat = [one.detach().contiguous().view(-1).view(torch.uint8) for one in buffers]
+        room = torch.empty(min(_BUCKET_BYTES, sum(map(len, flat))), dtype=torch.uint8)
+        for some in _buckets(flat, room.numel()):
+            used = room[:sum(map(len, some))]
+            parts = list(used.split([len(one) for one in some]))
+            if self.first:
+                torch._foreach_copy_(parts, some)
+            self._exchange(lambda used=used: dist.broadcast(used, 0, group=self._group))
+            if not self.first:
+                torch._foreach_copy_(some, parts)
+        with torch.no_grad():
+            for one, values in zip(buffers, flat):
+                if not one.is_contiguous():
+                    one.copy_(values.view(one.dtype).view(one.shape))
+
+    # ---- The limit ----
+
+    def share(self, memory_limit: int | str) -> int:
+        """What one rank may hold, in bytes, of a limit for all of them and for what launched them."""
+        whole = int(self.first_says("the beginning", lambda: limits(memory_limit).limit_bytes))
+        self._launcher_bytes = int(self.first_says("the beginning", lambda: _launcher_bytes()))
+        return max((whole - self._launcher_bytes) // self.count, 1 << 20)
+
+    def whole(self, share_bytes: int) -> int:
+        """The limit of which that is a rank's share."""
+        return share_bytes * self.count + self._launcher_bytes
+
+    def governor(self, memory_limit: int | str, **options: Any) -> Governor:
+        """Of this rank's share. Errors: BudgetExceeded, which says whose it was."""
+        share = self.share(memory_limit)
+        try:
+            return Governor(share, **options)
+        except BudgetExceeded as error:
+            error.args = (f"rank {self.rank} of {self.count}, whose share of memory_limit is "
+                          f"{format_bytes(share)}: {error}",)
+            raise
+
+    # ---- The folder, and what is asked ----
+
+    def open_folder(self, root: str, opened: Callable[[], tuple[Any, bool, int, str]]) -> tuple[Any, bool, int, str]:
+        """Rank 0 has opened() it: (the folder, whether it is a run already, threads, run.toml)."""
+        made, said = self.agreed("the beginning", lambda: opened() if self.first else (Beside(root), False, 0, ""),
+                                 lambda made: made[1:3])
+        return made[0], bool(said[0].numbers[0]), int(said[0].numbers[1]), made[3]
+
+    def limits(self, governor: Governor, root: str) -> Limits:
+        return Limits(self, governor, root)
+
+    def settle(self, own: Boundary, limits: Limits) -> Boundary:
+        """What all ranks do between two steps, from what each would; a new limit is taken on the way."""
+        said = self.say("the boundary of a step", _ASKED.index(own.asked), own.pressure is not None, own.due,
+                        self.first and limits.asked(), text=str(own.pressure or own.why))
+        if said[0].numbers[3]:
+            limits.move()
+        most = max(said, key=lambda one: one.numbers[0])
+        pressure, there = own.pressure, [rank for rank, one in enumerate(said) if one.numbers[1]]
+        if there and pressure is None:
+            pressure = MemoryPressure(f"rank {there[0]}: {said[there[0]].text}")
+        return dataclasses.replace(own, asked=_ASKED[int(most.numbers[0])], why=most.text, pressure=pressure,
+                                   due=bool(said[0].numbers[2]))
+
+
+class Limits:
+    """`plimsoll limit`, as _core.LimitRequests has it for one process: looked for between two steps."""
+
+    def __init__(self, ranks: Ranks, governor: Governor, run: str) -> None:
+        self._ranks, self._governor, self._request = ranks, governor, pathlib.Path(run) / ".limit"
+        self._outcomes: list[tuple[str, LimitChange | None, str]] = []
+
+    def asked(self) -> bool:
+        return self._request.exists()
+
+    def move(self) -> None:
+        """On all ranks: rank 0 takes the request, and each moves its share."""
+        text = ""
+        if self._ranks.first:
+            taken = self._request.with_name(".limit.taken")
+            os.replace(self._request, taken)  # A request that comes meanwhile is another one.
+            text = taken.read_text(encoding="utf-8", errors="replace").strip()
+            taken.unlink()
+        text = self._ranks.say("the boundary of a step", text=text)[0].text
+        try:
+            share = self._ranks.share(text)
+            change = self._ranks.agreed("the boundary of a step", lambda: self._governor.set_limit(share))[0]
+            self._outcomes.append((text, change, ""))
+        except ValueError as error:
+            self._outcomes.append((text, None, str(error)))
+
+    def take(self) -> list[tuple[str, LimitChange | None, str]]:
+        outcomes, self._outcomes = self._outcomes, []
+        return outcomes
+
+    def close(self) -> None:
+        pass
+
+
+class Beside:
+    """The folder of a run as ranks see it that do not write it: _core.RunFolder's methods do nothing."""
+
+    def __init__(self, root: str) -> None:
+        self._root = pathlib.Path(root)
+
+    def checkpoint_path(self, step: int) -> str:
+        return str(self._root / "checkpoints" / f"step-{step:09}")
+
+    def __getattr__(self, _: str) -> Callable[..., None]:
+        return lambda *_, **__: None
+
+
+def _make_default_group() -> None:
+    """Left to the program, which may use it too: it cannot be made twice.
+
+    torchrun keeps its store when it starts ranks again, and gloo would find the addresses of those that ended.
+    """
+    store, rank, count = next(dist.rendezvous("env://"))
+    again = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    dist.init_process_group("gloo", store=dist.PrefixStore(f"plimsoll-{again}", store), rank=rank, world_size=count)
+
+
+def _how(error: BaseException | None) -> int:
+    if error is None:
+        return _FINE
+    if isinstance(error, (BudgetExceeded, torch.OutOfMemoryError)):
+        return _REFUSED
+    return _UNWEIGHTED if isinstance(error, Unweighted) else _PRESSED if isinstance(error, MemoryPressure) else \
+        _FAILED
+
+
+def _has_ended(pid: int) -> bool:
+    try:
+        state = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return True
+    return state in "ZX"
+
+
+def _launcher_bytes() -> int:
+    """Anonymous and shared memory of the process that started this one; 0 where torchrun did not."""
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return 0
+    with contextlib.suppress(OSError):
+        lines = pathlib.Path(f"/proc/{os.getppid()}/status").read_text().splitlines()
+        return sum(int(line.split()[1]) << 10 for line in lines if line.startswith(("RssAnon:", "RssShmem:")))
+    return 0
+
+
+def _must_be_exchangeable(parameter: Any) -> None:
+    """Errors: ValueError for a gradient that gloo cannot add up."""
+    grad = parameter.grad
+    if parameter.device.type != "cpu" or (grad is not None and grad.layout != torch.strided):
+        raise ValueError(f"step: a parameter of {list(parameter.shape)} is on {parameter.device} and its gradient "
+                         f"{'none' if grad is None else grad.layout}: ranks exchange dense gradients on the CPU yet; "
+                         "without sparse=True, and on the CPU")
+    if grad is not None and not grad.is_contiguous():
+        parameter.grad = grad.contiguous()
+
+
+def _room(parameters: list[Any]) -> torch.Tensor | None:
+    """A bucket for their gradients."""
+    size = sum(one.grad.numel() * one.grad.element_size() for one in parameters)
+    return torch.empty(min(_BUCKET_BYTES, -(-size // 16) * 16), dtype=torch.uint8) if size else None
+
+
+def _buckets(flat: Iterable[torch.Tensor], most: int) -> Iterator[list[torch.Tensor]]:
+    """Pieces of them, in their order, that are `most` elements together at most."""
+    some: list[torch.Tensor] = []
+    left = most
+    for one in flat:
+        begin = 0
+        while begin < len(one):
+            piece = one[begin:begin + left]
+            some.append(piece)
+            begin, left = begin + len(piece), left - len(piece)
+            if left == 0:
+                yield some
+                some, left = [], most
+    if some:
+        yield some
+
+
+def _checksum(value: Any, before: int = 0) -> int:
+    """Of a state: tensors by their bytes, all else by its text."""
+    if isinstance(value, torch.Tensor):
+        flat = value.detach().cpu().contiguous().view(-1)
+        text = f"{value.dtype} {list(value.shape)}".encode()
+        return zlib.crc32(memoryview(flat.view(torch.uint8).numpy()), zlib.crc32(text, before)) if flat.numel() \
+            else zlib.crc32(text, before)
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            before = _checksum(inner, zlib.crc32(repr(key).encode(), before))
+        return before
+    if isinstance(value, (list, tuple)):
+        for inner in value:
+            before = _checksum(inner, zlib.crc32(b"[", before))
+        return before
+    return zlib.crc32(repr(value).encode(), before)
