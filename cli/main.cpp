@@ -5,6 +5,7 @@
 // Threads, Memory: see cli/program.h.
 #include <unistd.h>
 
+#include <csignal>
 #include <cstdint>
 #include <cstdlib>
 #include <exception>
@@ -64,5 +65,9 @@ __attribute__((section(".preinit_array"), used)) void (*const kPrepare)() noexce
 
 int main(int argc, char** argv) {
   settle_waiting(argc, argv);
+  if (argc < 2 || std::string_view(argv[1]) != "run") {  // What that starts has its own ways.
+    // A file that may not grow (ulimit -f) is an error that names it, not the end of the process.
+    std::signal(SIGXFSZ, SIG_IGN);
+  }
   return plimsoll::run_program(argc, argv);
 }

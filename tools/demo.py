@@ -6,13 +6,13 @@
    five seeds and prints recall and mean rank on held-out images before and after.
 2. Makes more than 4 GiB of synthetic pairs and trains one epoch on them inside a real memory cgroup
    of 768 MiB, with the kernel's killer armed.
-3. Runs README.md's first Python loop as printed: once undisturbed, once ended with kill -9 at a random
-   moment and started again. Compares every bit of model, optimizer, random state and rows.
+3. Runs README.md's first Python loop with a commit every 10 steps: once undisturbed, once ended with kill -9
+   behind a random step and started again. Compares every bit of model, optimizer, schedule, random state
+   and rows.
 Exit status 0 when all did what they claim. Output stays in demo/, which may be deleted.
 """
 import argparse
 import json
-import os
 import pathlib
 import random
 import re
@@ -20,7 +20,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -110,60 +109,20 @@ def over_limit(program, out: pathlib.Path, rows: int) -> bool:
         and kills in (0, "not armed")
 
 
-class Life:
-    """One process that runs README.md's loop in `folder`, and what it said by when."""
-
-    def __init__(self, package: pathlib.Path, folder: pathlib.Path) -> None:
-        folder.mkdir(exist_ok=True)
-        self._process = subprocess.Popen(
-            [sys.executable, "-u", "-c", readme.blocks()[0] + readme.BITS], cwd=folder, text=True,
-            stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(package)})
-        self.steps: list[int] = []    # Those it printed a loss of; each is committed before the next.
-        self.times: list[float] = []  # When, in seconds.
-        self.bits = ""
-
-    def read_until(self, steps: int) -> None:
-        """Reads on until that many steps were printed, or to the end."""
-        for line in self._process.stdout:
-            if found := re.match(r"step (\d+): loss", line):
-                self.steps.append(int(found.group(1)))
-                self.times.append(time.monotonic())
-                if len(self.steps) == steps:
-                    return
-            elif found := re.match(r"bits (\w+)", line):
-                self.bits = found.group(1)
-
-    def finish(self) -> "Life":
-        self.read_until(0)
-        if self._process.wait():
-            sys.exit(f"demo: README.md's loop: status {self._process.returncode}")
-        return self
-
-    def kill(self) -> bool:
-        """kill -9; whether that is what ended it."""
-        self._process.kill()
-        self._process.stdout.close()
-        return self._process.wait() == -signal.SIGKILL
-
-
 def killed_loop(package: pathlib.Path, out: pathlib.Path) -> bool:
     """Part 3. True when the loop that was killed ended in the bits of the one that was not."""
-    print("\n== README's Python loop: kill -9 at a random moment, and the same bits ==", flush=True)
-    calm = Life(package, out / "loop").finish()
-    between = (calm.times[-1] - calm.times[0]) / (len(calm.times) - 1)
-    # After the first commit, and two intervals or more before the end.
-    after, wait = random.randint(2, len(calm.steps) - 2), random.uniform(0, between)
-    life = Life(package, out / "loop-killed")
-    life.read_until(after)
-    time.sleep(wait)
-    killed = life.kill()
-    again = Life(package, out / "loop-killed").finish()
-    print(f"undisturbed     {calm.steps[-1]} steps, bits {calm.bits}")
-    print(f"kill -9         {wait:.3f} s after it had printed step {life.steps[-1]}")
-    print(f"started again   went on to step {again.steps[-1]}, printing {again.steps[0]} first; "
-          f"bits {again.bits}")
-    good = killed and again.steps[0] >= life.steps[-1] and calm.bits == again.bits
-    print("model, optimizer, random state and rows: "
+    print("\n== README's Python loop: kill -9 at a random step, and the same bits ==", flush=True)
+    environment = {"PYTHONPATH": str(package)}
+    calm = readme.bits_of(readme.live(out / "loop", environment))
+    after = random.randint(readme.COMMIT_EVERY + 1, readme.RUN_STEPS - readme.COMMIT_EVERY)
+    killed = readme.live(out / "loop-killed", environment, after)
+    again = readme.live(out / "loop-killed", environment)
+    print(f"undisturbed     {readme.RUN_STEPS} steps, bits {calm}")
+    print(f"kill -9         behind step {after}: status {killed.returncode}")
+    went_on = re.search(r"goes on at step \d+", again.stderr)
+    print(f"started again   {went_on.group(0) if went_on else 'from the beginning'}; bits {readme.bits_of(again)}")
+    good = killed.returncode == -signal.SIGKILL and went_on is not None and readme.bits_of(again) == calm
+    print("model, optimizer, schedule, random state and rows: "
           f"{'the same bits' if good else 'NOT the same bits'}", flush=True)
     return good
 

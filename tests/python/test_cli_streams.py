@@ -110,6 +110,15 @@ def test_too_little_private_memory_is_named(program, tmp_path):
     assert seen > 0
 
 
+def test_a_file_that_may_not_grow_is_named(program, tmp_path):
+    """`ulimit -f`, whose signal would end the process; what `run` starts is told as it ever was."""
+    done = synthesised_under(resource.RLIMIT_FSIZE, 1, program, tmp_path)
+    assert done.returncode == 1 and "File too large" in done.stderr and str(tmp_path) in done.stderr
+    done = subprocess.run([program, "run", "--alert", "1GiB", "--", "grep", "SigIgn", "/proc/self/status"],
+                          capture_output=True, text=True, timeout=60, check=True)
+    assert int(done.stdout.split()[1], 16) & 1 << (signal.SIGXFSZ - 1) == 0
+
+
 def test_r49_a_path_that_is_not_utf8_is_refused_at_the_start(program, tmp_path):
     odd = os.fsencode(tmp_path) + b"/M\xfcnchen"
     good = os.fsencode(tmp_path) + b"/good"

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The README's first Python block, as printed: it learns, and resumes bit for bit wherever it is killed.
+"""The README's Python blocks, as printed: the run and the loop of single pieces resume bit for bit wherever killed.
 
-Method: the block runs in processes of their own. One runs undisturbed. The others are killed at a random one
+Method of the latter: the block runs in processes of their own. One runs undisturbed. The others are killed at a random one
 of all their calls that read, change or save something, the saving ones' inner steps included, and started
 again until they finish. Then the bits of model, optimizer, random state and rows are compared.
 """
@@ -18,7 +18,8 @@ import pytest
 torch = pytest.importorskip("torch")
 import plimsoll  # noqa: E402
 
-from tests.support.readme import BITS, blocks  # noqa: E402
+from tests.support.readme import (COMMIT_EVERY, PIECES, PIECES_BITS, PLANS, RUN, RUN_STEPS, TRAINER,  # noqa: E402
+                                  bits_of, blocks, live)
 
 # Kills the process before or after the call whose number is given; counts them all otherwise.
 BEFORE = """
@@ -42,12 +43,12 @@ for place, names in ((plimsoll.EmbeddingStore, "apply commit"), (torch.optim.Ada
     for name in names.split():
         setattr(place, name, watched(getattr(place, name)))
 """
-AFTER = BITS + "print('calls', calls)\n"
+AFTER = PIECES_BITS + "print('calls', calls)\n"
 
 
 def start(folder: pathlib.Path, fatal: int = 0) -> subprocess.CompletedProcess:
     folder.mkdir(exist_ok=True)
-    return subprocess.run([sys.executable, "-c", BEFORE + blocks()[0] + AFTER, str(fatal)], cwd=folder, text=True,
+    return subprocess.run([sys.executable, "-c", BEFORE + blocks()[PIECES] + AFTER, str(fatal)], cwd=folder, text=True,
                           capture_output=True, timeout=300, check=False,
                           env={**os.environ, "OMP_NUM_THREADS": "1"})
 
@@ -119,19 +120,48 @@ def block(number: int, folder: pathlib.Path) -> subprocess.CompletedProcess:
     return done
 
 
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory) -> str:
+    """The bits of the run that nobody disturbs."""
+    return bits_of(live(tmp_path_factory.mktemp("calm") / "run", ONE_THREAD))
+
+
+@pytest.mark.parametrize("kills", [2, pytest.param(30, marks=pytest.mark.slow)])
+def test_the_run_of_the_quick_start_is_killed_at_random_and_ends_in_the_same_bits(kills, calm, tmp_path):
+    """A life is killed behind 1 to 20 steps, so that most of them, not all, get behind the next commit."""
+    made, seed = 0, random.randrange(1 << 30)
+    print("seed", seed)
+    chosen = random.Random(seed)
+    while made < kills:
+        folder = tmp_path / str(made)
+        while made < kills:
+            done = live(folder, ONE_THREAD, chosen.randint(1, 20))
+            if done.returncode == 0:
+                break
+            assert done.returncode == -signal.SIGKILL, done.stderr
+            made += 1
+        done = live(folder, ONE_THREAD)
+        assert bits_of(done) == calm
+        found = re.search(r"goes on at step (\d+)", done.stderr)
+        assert found is None or int(found.group(1)) % COMMIT_EVERY == 0 or int(found.group(1)) == RUN_STEPS
+
+
 def test_the_run_of_the_quick_start_runs_and_is_done(tmp_path):
-    block(1, tmp_path)
+    block(RUN, tmp_path)
     status = plimsoll.status(tmp_path / "quickstart" / "run")
-    assert (status["status"], status["step"], status["checkpoint_step"]) == ("finished", 96, 96)
+    assert (status["status"], status["step"], status["checkpoint_step"]) == ("finished", RUN_STEPS, RUN_STEPS)
 
 
 def test_the_trainer_of_the_quick_start_trains_and_is_done(tmp_path):
     pytest.importorskip("transformers")
-    block(2, tmp_path)
+    block(TRAINER, tmp_path)
     status = plimsoll.status(tmp_path / "quickstart" / "trainer")
     assert (status["status"], status["step"], status["checkpoint_step"]) == ("finished", 64, 64)
 
 
 def test_r58_the_block_of_plans_runs_as_printed(tmp_path):
-    done = block(3, tmp_path)
+    done = block(PLANS, tmp_path)
     assert "batch size 1024" in done.stdout and "2 steps" in done.stdout

@@ -237,7 +237,7 @@ def test_without_the_extension_the_error_says_how_to_build_it(tmp_path):
     import pathlib
 
     for path in pathlib.Path(plimsoll.__file__).parent.iterdir():
-        if not path.name.startswith("_torch.cpython") and path.is_file():
+        if not path.name.startswith(("_torch.cpython", "__pycache__")):
             (package / path.name).symlink_to(path.resolve())
     done = run_python(f"""
 import sys

@@ -1,15 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""README.md's Python blocks as printed, and the bits in which the first of them ends.
+"""README.md's Python blocks as printed, and the bits in which two of them end.
 
-For tests/python/test_readme.py and tools/demo.py.
+For tests/python/test_readme.py, tests/python/test_wheel.py and tools/demo.py.
 """
+import os
 import pathlib
 import re
+import signal
+import subprocess
+import sys
+import time
 
 README = pathlib.Path(__file__).resolve().parents[2] / "README.md"
+RUN, TRAINER, PIECES, PLANS = range(4)  # The blocks, in order.
+RUN_STEPS = 96
+COMMIT_EVERY = 10
 
-# Goes behind the first block: prints "bits" and a SHA-256 of all that a resumption has to bring back.
-BITS = """
+_DIGEST = """
 import hashlib
 digest = hashlib.sha256()
 def add(value):
@@ -24,19 +31,62 @@ def add(value):
             add(one)
     else:
         digest.update(repr(value).encode())
-add(model.state_dict())
-add(optimizer.state_dict())
-add(torch.get_rng_state())
+for part in ({parts}):
+    add(part)
 with plimsoll.Governor("4GiB") as governor:
-    again = plimsoll.EmbeddingStore.open(governor, "quickstart/items", rows=items)
-    assert again.last_commit == 300
+    again = plimsoll.EmbeddingStore.open(governor, "{table}", rows={rows})
+    assert again.last_commit == {step}
     again.scan(lambda ids, sequences, values: [digest.update(part.tobytes()) for part in (ids, sequences, values)])
 print("bits", digest.hexdigest())
 """
+# Go behind a block: print "bits" and a SHA-256 of all that a resumption has to bring back.
+RUN_BITS = _DIGEST.format(parts="model.state_dict(), optimizer.state_dict(), schedule.state_dict(), torch.get_rng_state()",
+                          table="quickstart/run/embeddings/items", rows=1000, step=RUN_STEPS)
+PIECES_BITS = _DIGEST.format(parts="model.state_dict(), optimizer.state_dict(), torch.get_rng_state()",
+                             table="quickstart/items", rows="items", step=300)
 
 
 def blocks() -> list[str]:
-    """The Python blocks, in order. Fails where there is none."""
+    """The Python blocks, in order. Fails where there is not one for each of the names."""
     found = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
-    assert found, "README.md has no Python block"
+    assert len(found) == PLANS + 1, f"README.md has {len(found)} Python blocks"
     return found
+
+
+def run_program() -> str:
+    """The first block and its bits, with a commit every COMMIT_EVERY steps: it is done within seconds."""
+    block = blocks()[RUN]
+    assert "commit_every_minutes=5" in block
+    return block.replace("commit_every_minutes=5", f"commit_every_steps={COMMIT_EVERY}") + RUN_BITS
+
+
+def live(folder: pathlib.Path, environment: dict[str, str] | None = None,
+         steps: int = 0) -> subprocess.CompletedProcess:
+    """run_program() in `folder`, in a process of its own. steps: kill -9 once it has logged that many."""
+    folder.mkdir(exist_ok=True)
+    with subprocess.Popen([sys.executable, "-c", run_program()], cwd=folder, text=True, stdout=subprocess.PIPE,
+                          stderr=subprocess.PIPE, env={**os.environ, **(environment or {})}) as process:
+        begun = logged(folder)
+        while steps and process.poll() is None:
+            if logged(folder) - begun >= steps:
+                os.kill(process.pid, signal.SIGKILL)
+                break
+            time.sleep(0.002)
+        out, error = process.communicate(timeout=600)
+    return subprocess.CompletedProcess(process.args, process.returncode, out, error)
+
+
+def logged(folder: pathlib.Path) -> int:
+    """Steps that the run in `folder` has logged in all its lives."""
+    try:
+        return (folder / "quickstart" / "run" / "events.jsonl").read_text(encoding="utf-8").count('"event":"step"')
+    except FileNotFoundError:
+        return 0
+
+
+def bits_of(done: subprocess.CompletedProcess) -> str:
+    """Fails where the program did not come to its end."""
+    assert done.returncode == 0, done.stderr
+    found = re.search(r"^bits (\w{64})$", done.stdout, re.MULTILINE)
+    assert found, done.stdout
+    return found.group(1)
