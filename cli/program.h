@@ -3,7 +3,7 @@
 // The program `plimsoll` as one function, for main() and for Python's console script.
 //
 // Reading order: program.cpp (commands), then train_commands.cpp, run_commands.cpp,
-// data_commands.cpp. Each parses, calls and prints; what it calls is in src/recipes.
+// data_commands.cpp. Each parses, calls and prints; what it calls is in src/run and src/tables.
 //
 // Threads: from the main thread, one call at a time.   Memory: that of the command.
 #pragma once

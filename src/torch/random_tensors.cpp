@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 
 #include "base/philox.h"
 
@@ -37,6 +38,13 @@ at::Tensor filled(at::IntArrayRef shape, std::uint64_t seed, std::uint64_t strea
 }
 
 }  // namespace
+
+void random_linear(at::Tensor& weight, at::Tensor& bias, std::int64_t out, std::int64_t in,
+                   std::uint64_t seed, std::uint64_t& stream) {
+  const double width = 1.0 / std::sqrt(static_cast<double>(in));
+  weight = random_uniform({out, in}, width, seed, stream++).set_requires_grad(true);
+  bias = random_uniform({out}, width, seed, stream++).set_requires_grad(true);
+}
 
 UndrawnWeights::UndrawnWeights(Kind kind) noexcept : before_(undrawn) {
   undrawn = kind;

@@ -19,6 +19,11 @@ at::Tensor random_uniform(at::IntArrayRef shape, double width, std::uint64_t see
 at::Tensor random_normal(at::IntArrayRef shape, double width, std::uint64_t seed,
                          std::uint64_t stream);
 
+/// Weight [out, in] and bias [out] of a linear layer, as torch.nn.Linear begins: uniform within
+/// ±1/√in. To be trained. Takes two streams from `stream` on.
+void random_linear(at::Tensor& weight, at::Tensor& bias, std::int64_t out, std::int64_t in,
+                   std::uint64_t seed, std::uint64_t& stream);
+
 /// While one lives on a thread, the functions above draw nothing: a model is about to be read from
 /// its file, or only its size is asked for.
 class UndrawnWeights {

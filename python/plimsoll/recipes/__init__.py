@@ -24,7 +24,6 @@ import dataclasses
 import importlib
 import json
 import os
-import types
 import typing
 from collections.abc import Callable
 from typing import Any
@@ -184,7 +183,7 @@ class _Work:
         said: dict[str, Any] | None = None
         run = Run(out, memory_limit=options.memory_limit, seed=options.seed, options=own,
                   foreign=options.foreign_bytes, disk=options.disk_limit, threads=options.compute_threads,
-                  accept=accepted, _of_recipe=_core_settings(run_toml, options, quiet))
+                  accept=accepted, _of_recipe=_OfRecipe(run_toml, options.checkpoint_every_n_steps, quiet))
         try:
             with run:
                 said = self._recipe.train(run, options)
@@ -204,10 +203,12 @@ class _Work:
         return json.dumps(said), _text_of(said), False
 
 
-def _core_settings(run_toml: str, options: RunOptions, quiet: bool) -> types.SimpleNamespace:
-    """What Run is told of the recipe that it is of."""
-    return types.SimpleNamespace(run_toml=run_toml, commit_every_steps=options.checkpoint_every_n_steps,
-                                 quiet=quiet)
+class _OfRecipe(typing.NamedTuple):
+    """What a Run is told of the recipe that it is of."""
+
+    run_toml: str
+    commit_every_steps: int
+    quiet: bool
 
 
 def _text_of(summary: dict[str, Any]) -> str:

@@ -399,10 +399,8 @@ at::Tensor dense(const at::Tensor& x, const at::Tensor& weight, const at::Tensor
 }
 
 Linear Linear::make(std::int64_t in, std::int64_t out, std::uint64_t seed, std::uint64_t& stream) {
-  const double width = 1.0 / std::sqrt(static_cast<double>(in));
   Linear made;
-  made.weight = uniform({out, in}, width, seed, stream++);
-  made.bias = uniform({out}, width, seed, stream++);
+  random_linear(made.weight, made.bias, out, in, seed, stream);
   return made;
 }
 

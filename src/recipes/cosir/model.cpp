@@ -26,25 +26,13 @@ namespace {
 constexpr std::int64_t kHidden = 64;
 constexpr std::int64_t kDefaultDim = 256;
 
-at::Tensor trained(at::Tensor x) {
-  return x.set_requires_grad(true);
-}
-
-// Weights and bias of nn.Linear: uniform within ±1/√fan_in.
-void fill_linear(at::Tensor& weight, at::Tensor& bias, std::int64_t out, std::int64_t in,
-                 std::uint64_t seed, std::uint64_t& stream) {
-  const double width = 1.0 / std::sqrt(static_cast<double>(in));
-  weight = trained(random_uniform({out, in}, width, seed, stream++));
-  bias = trained(random_uniform({out}, width, seed, stream++));
-}
-
 Branch make_branch(std::uint64_t seed, std::uint64_t& stream) {
   Branch b;
-  fill_linear(b.in_weight, b.in_bias, kHidden, 1, seed, stream);
-  b.norm_weight = trained(at::ones({kHidden}, at::kFloat));
-  b.norm_bias = trained(at::zeros({kHidden}, at::kFloat));
-  fill_linear(b.out_weight, b.out_bias, 1, kHidden, seed, stream);
-  fill_linear(b.skip_weight, b.skip_bias, 1, 1, seed, stream);
+  random_linear(b.in_weight, b.in_bias, kHidden, 1, seed, stream);
+  b.norm_weight = at::ones({kHidden}, at::kFloat).set_requires_grad(true);
+  b.norm_bias = at::zeros({kHidden}, at::kFloat).set_requires_grad(true);
+  random_linear(b.out_weight, b.out_bias, 1, kHidden, seed, stream);
+  random_linear(b.skip_weight, b.skip_bias, 1, 1, seed, stream);
   return b;
 }
 
@@ -155,8 +143,8 @@ Model make_model(const ModelShape& shape, std::uint64_t run_seed) {
   m.angle = make_branch(seed, stream);
   set_upright(m);
   if (shape.projections) {
-    fill_linear(m.image_weight, m.image_bias, shape.dim, shape.image_dim, seed, stream);
-    fill_linear(m.text_weight, m.text_bias, shape.dim, shape.text_dim, seed, stream);
+    random_linear(m.image_weight, m.image_bias, shape.dim, shape.image_dim, seed, stream);
+    random_linear(m.text_weight, m.text_bias, shape.dim, shape.text_dim, seed, stream);
   }
   return m;
 }

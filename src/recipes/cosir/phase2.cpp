@@ -28,6 +28,7 @@
 #include "base/check.h"
 #include "base/philox.h"
 #include "recipes/cosir/kernels.h"
+#include "torch/random_tensors.h"
 
 namespace plimsoll::cosir {
 namespace {
@@ -38,27 +39,16 @@ constexpr double kNceWeight = 0.1;
 // Which noise of a step: a mask per layer with dropout, and the Gumbel noise.
 enum Noise : std::uint64_t { kImageDropout, kTextDropout, kHeadDropout, kGumbel };
 
-at::Tensor learned(at::Tensor x) {
-  return x.set_requires_grad(true);
-}
-
-void fill_layer(at::Tensor& weight, at::Tensor& bias, std::int64_t out, std::int64_t in,
-                std::uint64_t seed, std::uint64_t& stream) {
-  const double width = 1.0 / std::sqrt(static_cast<double>(in));
-  weight = learned(random_uniform({out, in}, width, seed, stream++));
-  bias = learned(random_uniform({out}, width, seed, stream++));
-}
-
 void fill_norm(at::Tensor& weight, at::Tensor& bias, std::int64_t dim) {
-  weight = learned(at::ones({dim}, at::kFloat));
-  bias = learned(at::zeros({dim}, at::kFloat));
+  weight = at::ones({dim}, at::kFloat).set_requires_grad(true);
+  bias = at::zeros({dim}, at::kFloat).set_requires_grad(true);
 }
 
 Encoder make_encoder(std::int64_t dim, std::uint64_t seed, std::uint64_t& stream) {
   Encoder e;
-  fill_layer(e.in_weight, e.in_bias, dim, dim, seed, stream);
+  random_linear(e.in_weight, e.in_bias, dim, dim, seed, stream);
   fill_norm(e.norm_weight, e.norm_bias, dim);
-  fill_layer(e.out_weight, e.out_bias, dim, dim, seed, stream);
+  random_linear(e.out_weight, e.out_bias, dim, dim, seed, stream);
   return e;
 }
 
@@ -146,11 +136,11 @@ Classifier make_classifier(std::int64_t dim, std::uint64_t run_seed) {
   c.image = make_encoder(dim, seed, stream);
   c.text = make_encoder(dim, seed, stream);
   const double width = 1.0 / std::sqrt(static_cast<double>(dim));
-  c.image_mask = learned(random_normal({dim}, width, seed, stream++));
-  c.text_mask = learned(random_normal({dim}, width, seed, stream++));
-  fill_layer(c.in_weight, c.in_bias, dim, 2 * dim, seed, stream);
+  c.image_mask = random_normal({dim}, width, seed, stream++).set_requires_grad(true);
+  c.text_mask = random_normal({dim}, width, seed, stream++).set_requires_grad(true);
+  random_linear(c.in_weight, c.in_bias, dim, 2 * dim, seed, stream);
   fill_norm(c.norm_weight, c.norm_bias, dim);
-  fill_layer(c.out_weight, c.out_bias, kRepresentatives, dim, seed, stream);
+  random_linear(c.out_weight, c.out_bias, kRepresentatives, dim, seed, stream);
   return c;
 }
 
