@@ -49,7 +49,9 @@ def test_killed_at_any_moment_a_trainer_ends_in_the_same_bits(workers, kills, tm
 def test_a_finished_fit_makes_no_step_more(tmp_path):
     first, again = At(-1, None), At(-1, None)
     _, before = live(tmp_path / "run", first)
+    drawn = torch.rand(4)
     run, after = live(tmp_path / "run", again)
+    assert torch.equal(torch.rand(4), drawn)  # What the program draws next.
     assert first.seen == list(range(1, STEPS + 1)) and again.seen == []
     assert torch.equal(weights(before), weights(after)) and run.steps_made == STEPS
     assert plimsoll.status(tmp_path / "run")["status"] == "finished"

@@ -118,6 +118,7 @@ class RunCallback(lightning.pytorch.Callback):
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         if stage == "fit":
+            self._loop.put_back_random()  # A fit that was done already begins no loop.
             self._loop.close()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
