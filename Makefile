@@ -3,7 +3,8 @@
 #   make build   set up what is missing and build build/release/bin/plimsoll
 #   make demo    train `cosir` on real input, then on more than 4 GiB inside 768 MiB of memory; then
 #                README's Python loop, killed and started again
-#   make check   set up, build with warnings as errors, and run every test not labelled slow
+#   make check   set up, build with warnings as errors, and run every test not labelled slow;
+#                UNITY=OFF compiles each source alone, so that one edited builds sooner
 #   make asan    the same tests of the torch-free core under address and undefined-behaviour checks
 #   make tsan    its threaded tests under the thread sanitizer
 #   make slow    the tests that take minutes: 1,000,000 rows in a 768 MiB cgroup, 20 kills,
@@ -13,6 +14,7 @@
 #   make format  clang-format over our sources
 .PHONY: build demo check setup setup-build dev asan tsan slow wheel docs format clean
 .DEFAULT_GOAL := build
+UNITY ?= ON
 
 # .deps holds unpacked headers and .venv cmake and ninja where there is no root.
 export PATH := $(PATH):$(CURDIR)/.venv/bin
@@ -34,7 +36,7 @@ demo: setup-build
 	@.venv/bin/python tools/demo.py
 
 dev: setup
-	@cmake --preset dev -DPLIMSOLL_PYTHON=ON -Wno-dev >/dev/null
+	@cmake --preset dev -DPLIMSOLL_PYTHON=ON -DPLIMSOLL_UNITY=$(UNITY) -Wno-dev >/dev/null
 	@cmake --build --preset dev
 
 check: dev

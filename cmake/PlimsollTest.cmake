@@ -6,6 +6,15 @@
 if(PLIMSOLL_DEVELOPER)
   enable_testing()
   find_package(GTest REQUIRED)
+
+  # What tests are compiled with: GoogleTest's headers once, and little optimization, for they run code
+  # of the libraries. An executable's position independence is not a library's.
+  add_library(plimsoll_test_headers OBJECT tests/support/headers.cpp)
+  target_link_libraries(plimsoll_test_headers PRIVATE plimsoll_settings plimsoll_fmt plimsoll_json
+    Threads::Threads GTest::gtest)
+  set_target_properties(plimsoll_test_headers PROPERTIES POSITION_INDEPENDENT_CODE OFF)
+  target_compile_options(plimsoll_test_headers PRIVATE -fPIE -O1)
+  target_precompile_headers(plimsoll_test_headers PRIVATE tests/support/headers.h)
 endif()
 
 # torch's headers for programs: plimsoll_torch's own are of a library with OpenMP.
@@ -47,6 +56,10 @@ function(plimsoll_test)
     set(torch TORCH)
   endif()
   plimsoll_program(${target} ${torch} SOURCES ${arg_SOURCES} LIBS GTest::gtest_main ${arg_LIBS})
+  if(NOT arg_TORCH)
+    target_compile_options(${target} PRIVATE -O1)
+    target_precompile_headers(${target} REUSE_FROM plimsoll_test_headers)
+  endif()
   if(NOT arg_LABELS)
     set(arg_LABELS unit)
   endif()

@@ -14,11 +14,14 @@ import os
 import pathlib
 import re
 import zipfile
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ._folders import make_folders, sync_folder
 from ._random_states import RandomStates
 from .errors import CorruptError, NotFoundError
+
+if TYPE_CHECKING:
+    from ._run_writer import Image
 
 _PARTIAL = ".checkpoint.partial"  # One writer a folder: a file left by a kill is replaced by the next.
 
@@ -46,7 +49,7 @@ def save_checkpoint(folder: str | os.PathLike[str], step: int, /, *, keep: int =
     content = {"step": step, "parts": states, "random": RandomStates().to_plain()}
     place = pathlib.Path(folder)
     make_folders(place)
-    write(content, _path(place, step))
+    write(content, _path(place, step), step)
     steps = _steps(place)
     for old in [one for one in steps if one > step] + [one for one in steps if one <= step][:-keep]:
         _path(place, old).unlink(missing_ok=True)
@@ -120,15 +123,15 @@ def check_plain(value: Any, where: str) -> None:
                          "holds tensors, numbers, texts, lists and dictionaries of them")
 
 
-def write(content: dict[str, Any], path: pathlib.Path) -> int:
-    """Replaces the file `path` by `content` ("step" and more), durably; returns its bytes. Errors: OSError."""
+def write(content: dict[str, Any] | Image, path: pathlib.Path, step: int) -> int:
+    """Replaces the file `path` by `content`, durably; returns its bytes. Errors: OSError."""
     import torch
 
     partial = path.with_name(_PARTIAL)
     try:
         partial.unlink(missing_ok=True)
         with open(partial, "xb") as file:
-            torch.save(content, file)
+            torch.save(content, file) if isinstance(content, dict) else content.write_to(file)
             file.flush()
             os.fsync(file.fileno())
             size = file.tell()
@@ -139,7 +142,7 @@ def write(content: dict[str, Any], path: pathlib.Path) -> int:
             partial.unlink(missing_ok=True)
         cause = error.__context__  # Torch's writer wraps what the file said.
         if isinstance(error, RuntimeError) and isinstance(cause, OSError):
-            raise OSError(cause.errno, f"the checkpoint of step {content['step']} was not saved: "
+            raise OSError(cause.errno, f"the checkpoint of step {step} was not saved: "
                           f"{cause.strerror}", str(path.parent)) from None
         raise
     return size

@@ -126,6 +126,7 @@ class Governor:
         """Whose file system the disk limit speaks of."""
         self._on_pressure = on_pressure
         self._next_boundary = 0.0
+        self._before_retry: Callable[[], None] = lambda: None  # Ends what holds memory for a moment only.
         self._arena: Any = None
         self._parts: weakref.WeakSet[_Closes] = weakref.WeakSet()
         foreign_bytes = byte_size(foreign, "foreign")

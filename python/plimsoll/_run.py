@@ -236,7 +236,9 @@ class Run:
         largest: the largest batch that will come: the first run.step() admits it first (see
                  TrainingStep.admit), so that no later step can fail for memory.
         commit_every_steps, commit_every_minutes: whichever comes first; 0: not by that. Steps without a
-                 value are 0, or a recipe's --checkpoint-every-n-steps.
+                 value are 0, or a recipe's --checkpoint-every-n-steps. Where a copy of it fits into memory
+                 beside a step, a thread writes it, and the loop waits for the copy alone (events.jsonl:
+                 stall_seconds); the one before it is what a crash meanwhile comes back to.
         progress: a bar on a terminal, lines elsewhere, on stderr.
         Errors: ValueError (parts or tables of the commit that are not here; other data); MemoryPressure
                 after a commit; OSError (a commit failed: the one before it stands).

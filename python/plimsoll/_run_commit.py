@@ -2,14 +2,15 @@
 """A run's commits: what they hold, and in which order they become true.
 
     checkpoints/step-000000100/parts.pt    written and synced: parts, random states, the position
-    embeddings/NAME/                       each table commits step 100, and keeps the commit before it
+    embeddings/NAME/                       each table commits step 100, and keeps the commit before it;
+                                           before the file, where a thread writes that (_run_writer.py)
     checkpoints/manifest.json              published: from here on a crash comes back to step 100
     checkpoints/step-000000098/            deleted: two commits are kept
 
 Of several ranks rank-1/parts.pt is written too, beside rank 0's and before the manifest: the parts that are
 rank 1's own, its random states and its place.
 
-Threads: the thread that trains.   Memory: see _checkpoint.py.
+Threads: the thread that trains, and one that writes.   Memory: see _checkpoint.py and _run_writer.py.
 """
 from __future__ import annotations
 
@@ -17,15 +18,19 @@ import dataclasses
 import os
 import pathlib
 import shutil
+import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from . import _core
 from ._checkpoint import check_plain, copied, read, write
 from ._embedding import EmbeddingStore
 from ._folders import sync_folder
+from ._run_writer import Image, Writer
 from .errors import CorruptError
 
 if TYPE_CHECKING:
+    from ._memory import Governor
     from ._ranks import Ranks
 
 _FILE = "parts.pt"
@@ -82,12 +87,36 @@ def save(folder: _core.RunFolder, content: dict[str, Any], position: Position,
     again:  the step is published already, and only the position is another: the file is replaced.
     Errors: OSError; the commit before it stands.
     """
-    place = pathlib.Path(folder.checkpoint_path(position.step))
+    whole, step = _whole(content, position), position.step
     if again:
-        return write(_whole(content, position), place / _FILE)
-    partial = _begin(place)
-    size = write(_whole(content, position), partial / _FILE)
-    _finish(folder, partial, tables, position.step)
+        return write(whole, pathlib.Path(folder.checkpoint_path(step)) / _FILE, step)
+    return _written(folder, whole, step, lambda: [table.commit(step) for table in tables])
+
+
+def save_beside(folder: _core.RunFolder, content: dict[str, Any], position: Position,
+                tables: list[EmbeddingStore], governor: Governor) -> Writer | None:
+    """save(), whose file a thread writes; the tables have committed when this returns.
+
+    None: there is no room for the copy that it is written from, and nothing was done. Errors: OSError.
+    """
+    began, step = time.monotonic(), position.step
+    image = Image.of(_whole(content, position), governor)
+    if image is None:
+        return None
+    try:
+        for table in tables:
+            table.commit(step)
+        return Writer(image, step, began, lambda: _written(folder, image, step))
+    except BaseException:
+        image.close()
+        raise
+
+
+def _written(folder: _core.RunFolder, content: dict[str, Any] | Image, step: int,
+             before_publication: Callable[[], Any] = lambda: None) -> int:
+    partial = _begin(pathlib.Path(folder.checkpoint_path(step)))
+    size = write(content, partial / _FILE, step)
+    _finish(folder, partial, step, before_publication)
     return size
 
 
@@ -103,14 +132,14 @@ def save_together(ranks: Ranks, folder: _core.RunFolder, content: dict[str, Any]
 
     def prepared() -> int:
         own.mkdir(exist_ok=True)
-        return write(_whole(content, position), own / _FILE)
+        return write(_whole(content, position), own / _FILE, position.step)
 
     size, said = ranks.agreed("a commit", prepared, lambda size: (size,))
 
     def published() -> None:
         if ranks.first:
             sync_folder(partial)  # The other ranks' folders are in it.
-            _finish(folder, partial, [], position.step)
+            _finish(folder, partial, position.step)
 
     ranks.agreed("a commit", published)
     return int(sum(one.numbers[0] for one in said))
@@ -138,10 +167,10 @@ def _begin(place: pathlib.Path) -> pathlib.Path:
     return partial
 
 
-def _finish(folder: _core.RunFolder, partial: pathlib.Path, tables: list[EmbeddingStore], step: int) -> None:
+def _finish(folder: _core.RunFolder, partial: pathlib.Path, step: int,
+            before_publication: Callable[[], Any] = lambda: None) -> None:
     place = pathlib.Path(folder.checkpoint_path(step))
     os.rename(partial, place)
     sync_folder(place.parent)
-    for table in tables:
-        table.commit(step)
+    before_publication()
     folder.publish(step, _KEEP)

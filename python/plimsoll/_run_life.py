@@ -4,8 +4,8 @@
 Knows nothing of models and data: what a commit holds is asked of its owner, plimsoll.Run.
 Reading order: _run_settings.py, _run_commit.py, _run_report.py, this file, _run.py.
 
-Threads: the thread that trains; a thread of the core looks for changed limits.
-Memory:  a commit streams tensors from where they are.
+Threads: the thread that trains; one that writes a commit; one of the core looks for changed limits.
+Memory:  a commit is copied where there is room (_run_writer.py), or streams tensors from where they are.
 """
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Any
 from . import _core, _program
 from ._embedding import EmbeddingStore
 from ._memory import Governor
-from ._run_commit import Position, load, save, save_together
+from ._run_commit import Position, load, save, save_beside, save_together
 from ._run_report import Report
+from ._run_writer import Writer
 from .errors import BudgetExceeded, MemoryPressure
 
 if TYPE_CHECKING:
@@ -61,6 +62,8 @@ class Life:
             self._held.callback(ranks.close)
         self.saved_step = -1
         """The step that is committed; −1: none."""
+        self._writer: Writer | None = None
+        self._lost: BaseException | None = None  # Why no commit can be made any more.
         is_run, began = False, False
         try:
             self.folder, is_run, threads, toml = self._open(threads, run_toml, options)
@@ -75,6 +78,7 @@ class Life:
                 self.folder.abandon() if not is_run else self._say_failed(error)
             self._held.close()
             raise
+        self.governor._before_retry = self.end_writing
         self._control = _core.RunControl(os.fspath(path))
         self._signals: _core.StopSignals | None = None
         self._committed_at = time.monotonic()
@@ -178,6 +182,8 @@ class Life:
 
         Errors: MemoryPressure after a commit; OSError when a commit failed.
         """
+        if self._writer is not None and self._writer.done:
+            self.end_writing()
         self._tell_limits()
         seen = self.governor._look()
         if seen is not None:
@@ -192,7 +198,7 @@ class Life:
             self._stop(now.why)
             return True
         if now.asked == "pause" or (every_steps > 0 and self.at.step % every_steps == 0) or now.due:
-            self.commit()
+            self.commit(beside=now.asked != "pause")
         return now.asked == "pause" and self._pause()
 
     def _stop(self, why: str) -> None:
@@ -217,34 +223,67 @@ class Life:
         for asked, change, why in self._limits.take():
             self.report.limit(self.at.step, asked, change, why)
 
-    def commit(self, moved: bool = False) -> None:
-        """Commits what is not committed yet. moved: the position has changed since, if not the step."""
+    def commit(self, moved: bool = False, *, beside: bool = False) -> None:
+        """Commits what is not committed yet. moved: the position has changed since, if not the step.
+
+        beside: the next steps may be made before it is published; until then it is not `saved_step`.
+        Errors: OSError, of this commit or of the one that was being written: the one before it stands.
+        """
+        self.end_writing()
         again = self.at.step == self.saved_step
         if again and not moved:
             return
-        began = time.monotonic()
+        if self._lost:
+            raise self._lost
+        self._committed_at = began = time.monotonic()
         with self.report.aside():
             content, tables = self._content()
             self.report.flush()
+            if beside and not again and self.ranks is None:
+                self._writer = save_beside(self.folder, content, self.at, tables, self.governor)
+                if self._writer is not None:
+                    return
             size = (save(self.folder, content, self.at, tables, again) if self.ranks is None
                     else save_together(self.ranks, self.folder, content, self.at))
-        self.saved_step, self._committed_at = self.at.step, time.monotonic()
-        self.report.commit(self.at.step, self._committed_at - began, size)
+        self.saved_step = self.at.step
+        spent = time.monotonic() - began
+        self.report.commit(self.at.step, spent, spent, size)
+
+    def end_writing(self) -> None:
+        """Waits for the commit that is being written. Errors: OSError; then no other can be made, for the
+        tables may be ahead of what is published."""
+        writer = self._writer
+        if writer is None:
+            return
+        try:
+            writer.wait()
+        finally:
+            self._writer, self._lost = None, writer.error
+            if writer.error is None:
+                self.saved_step = writer.step
+                self.report.commit(writer.step, writer.seconds, writer.stall_seconds, writer.size)
 
     def close(self, error: BaseException | None) -> None:
         """The last word in status and events; then the governor, torch's settings and the folder."""
         try:
-            if error is None:
-                status, message, step = "stopped" if self.stopped else "finished", self.stopped, self.at.step
-            else:
-                status = "stopped" if isinstance(error, _SHORT) else "failed"
-                message, step = f"{type(error).__name__}: {error}", max(self.saved_step, 0)
-            self.report.end(status, step, self.at.epoch, message)
+            try:
+                self.end_writing()
+            except BaseException as failed:
+                if error is None:
+                    error = failed
+                    raise
+            finally:
+                if error is None:
+                    status, message, step = "stopped" if self.stopped else "finished", self.stopped, self.at.step
+                else:
+                    status = "stopped" if isinstance(error, _SHORT) else "failed"
+                    message, step = f"{type(error).__name__}: {error}", max(self.saved_step, 0)
+                self.report.end(status, step, self.at.epoch, message)
         finally:
             self.closed, self._signals = True, None
             self._held.close()
 
     def leave_in_child(self) -> None:
         """In a forked child: it has no part in the lock, which ends with its process, nor in signals."""
-        self.closed, self._signals = True, None
+        self.closed, self._signals, self._writer = True, None, None
         self.folder.close()

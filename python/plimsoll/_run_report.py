@@ -87,9 +87,10 @@ class Report:
         if self._metrics is not None:
             self._metrics.flush()
 
-    def commit(self, step: int, seconds: float, size: int) -> None:
-        self._status.step = self._status.checkpoint_step = step
-        self.event("commit", {"step": step, "seconds": seconds, "bytes": size})
+    def commit(self, step: int, seconds: float, stall_seconds: float, size: int) -> None:
+        """stall_seconds: of them the loop waited."""
+        self._status.step, self._status.checkpoint_step = max(self._status.step, step), step
+        self.event("commit", {"step": step, "seconds": seconds, "stall_seconds": stall_seconds, "bytes": size})
 
     def pressure(self, step: int, seen: PressureReport) -> None:
         for one in seen.evictions:

@@ -30,3 +30,9 @@ def test_a_loop_in_a_run_ends_with_the_model_of_the_bare_loop(tmp_path, workers)
     assert result["name"] == "run_overhead" and result["peers"]["pairs"] == 2
     assert result["peers"]["bare_ms"] > 0 < result["value"]
     assert not list(tmp_path.iterdir())
+
+
+def test_a_commit_beside_the_loop_holds_what_the_loop_had(tmp_path):
+    result = smoke("run_commit_stall", tmp_path)
+    assert result["name"] == "run_commit_stall" and result["peers"]["commits"] == 4
+    assert result["peers"]["by_hand_ms_p50"] > 0 < result["value"]
