@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """One training loop, as anybody writes it or inside plimsoll.Run: python loop.py bare|run FOLDER STEPS [WORKERS].
 
-The order of the samples is FOLDER/order.npy for the bare loop, and the run's own: the same. The last line of
-standard output is JSON: the seconds of each step, from batch to batch, and the digest of the model.
+The order of the samples is FOLDER/order.npy for the bare loop, and the run's own: the same. TURN steps are made for
+each line of standard input, so that two loops take turns; each answers with a line of JSON: the seconds of each, from
+batch to batch. The last line has the digest of the model.
 """
 import hashlib
 import json
@@ -16,6 +17,7 @@ import torch
 SAMPLES, BATCH, WIDTH, LAYERS = 4096, 32, 256, 2
 LENGTH, WORDS = 24, 256
 SEED = 5
+TURN = 4  # Steps.
 
 
 class Texts:
@@ -42,6 +44,26 @@ class Model(torch.nn.Module):
         return torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch["targets"].flatten())
 
 
+class Turns:
+    """Counts steps, and waits for the next turn where one has ended."""
+
+    def __init__(self):
+        self._seconds = []
+        print("[]", flush=True)  # It could begin.
+        sys.stdin.readline()
+        self._last = time.perf_counter()
+
+    def made(self):
+        now = time.perf_counter()
+        self._seconds.append(now - self._last)
+        if len(self._seconds) == TURN:
+            print(json.dumps(self._seconds), flush=True)
+            self._seconds.clear()
+            sys.stdin.readline()
+            now = time.perf_counter()
+        self._last = now
+
+
 def made():
     torch.manual_seed(SEED)
     model = Model()
@@ -53,7 +75,7 @@ def bare(folder: pathlib.Path, steps: int, workers: int):
     order = np.load(folder / "order.npy")[:steps * BATCH]
     loader = torch.utils.data.DataLoader(Texts(), batch_size=BATCH, sampler=order.tolist(), num_workers=workers,
                                          persistent_workers=workers > 0)
-    seconds, last = [], time.perf_counter()
+    turns = Turns()
     for batch in loader:
         optimizer.zero_grad(set_to_none=True)
         loss = model.loss(batch)
@@ -61,10 +83,8 @@ def bare(folder: pathlib.Path, steps: int, workers: int):
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         loss.item()
-        now = time.perf_counter()
-        seconds.append(now - last)
-        last = now
-    return model, seconds
+        turns.made()
+    return model
 
 
 def run(folder: pathlib.Path, steps: int, workers: int):
@@ -74,23 +94,21 @@ def run(folder: pathlib.Path, steps: int, workers: int):
         model, optimizer = made()
         one.track(model=model, optimizer=optimizer)
         data = one.loader(Texts(), batch_size=BATCH, workers=workers)
-        seconds, last = [], time.perf_counter()
+        turns = Turns()
         for batch in one.steps(data, progress=False):
             one.log(loss=one.step(model.loss, batch, clip_norm=1.0))
-            now = time.perf_counter()
-            seconds.append(now - last)
-            last = now
-            if len(seconds) == steps:
+            turns.made()
+            if one.steps_made == steps - 1:  # This one is the last.
                 break
-    return model, seconds
+    return model
 
 
 def main() -> int:
     how, folder, steps = sys.argv[1], pathlib.Path(sys.argv[2]), int(sys.argv[3])
     torch.set_num_threads(1)
-    model, seconds = {"bare": bare, "run": run}[how](folder, steps, int((sys.argv[4:] or ["0"])[0]))
+    model = {"bare": bare, "run": run}[how](folder, steps, int((sys.argv[4:] or ["0"])[0]))
     digest = hashlib.sha256(b"".join(one.detach().numpy().tobytes() for one in model.state_dict().values()))
-    print(json.dumps({"seconds": seconds, "digest": digest.hexdigest()}))
+    print(json.dumps(digest.hexdigest()))
     return 0
 
 

@@ -30,4 +30,20 @@ struct Stop {
   return stop && stop->cause == Stop::Cause::kMemory;
 }
 
+/// What every run's summary begins with.
+struct RunEnd {
+  std::optional<Stop> stop{};  ///< None: finished.
+  std::string run{};           ///< The run folder.
+  std::int64_t step{0};
+  std::int64_t limit_bytes{0};
+  std::string limit_source{};  ///< LimitReport::explain().
+  std::int64_t peak_resident_bytes{0};
+  std::int64_t leased_peak_bytes{0};
+  double seconds{0.0};
+  std::string state_sha256{};  ///< Over all that was trained.
+
+  /// "finished" or "stopped".
+  [[nodiscard]] const char* status() const noexcept { return stop ? "stopped" : "finished"; }
+};
+
 }  // namespace plimsoll

@@ -16,7 +16,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
 #include <filesystem>
 #include <memory>
 #include <optional>
@@ -28,7 +27,6 @@
 #include "data/safetensors.h"
 #include "os/directories.h"
 #include "os/file.h"
-#include "os/file_system.h"
 #include "plimsoll/bytes.h"
 #include "plimsoll/torch.h"
 #include "recipes/can_kd/data.h"
@@ -41,8 +39,6 @@
 #include "recipes/can_kd/task.h"
 #include "recipes/can_kd/teacher_file.h"
 #include "recipes/can_kd/training.h"
-#include "run/control.h"
-#include "run/limit_requests.h"
 #include "run/run_folder.h"
 #include "torch/admission.h"
 #include "torch/run_loop.h"
@@ -79,7 +75,9 @@ class Run {
         options_(options),
         folder_(folder),
         governor_(std::move(governor)),
-        control_(folder.root()) {}
+        loop_(config_, folder, governor_,
+              {.write = [this](std::int64_t step) { return write(step); },
+               .way_on = [this](const PressureReport& seen) { return way_on(seen); }}) {}
 
   Result<CanKdSummary> train();
 
@@ -99,8 +97,8 @@ class Run {
   Result<void> do_task(const Task& task);
   Result<void> finish_task(const Task& task);
   Result<bool> step(const Task& task);
-  Result<void> between_steps();
-  Result<void> save();
+  Result<void> write(std::int64_t step);
+  [[nodiscard]] std::string way_on(const PressureReport& seen) const;
   Result<CanKdSummary> summarise_run();
   Result<std::string> digest() const;
 
@@ -118,11 +116,9 @@ class Run {
   TrainOptions options_;
   RunFolder& folder_;
   Governor governor_;
-  RunControl control_;
-  StopSignals signals_;
+  RunLoop loop_;
   std::unique_ptr<Data> data_;
   std::optional<Report> report_;
-  std::optional<LimitRequests> limits_;
   std::vector<Task> tasks_;                   // Still to be done, in order.
   std::set<std::string> done_;                // Names of finished tasks.
   std::string current_;                       // The task in progress; "" between two.
@@ -130,20 +126,16 @@ class Run {
   Bench bench_;
   std::string teacher_sha256_;  // Of the teacher's file: a resumption asks the same teacher.
   std::int64_t step_{0};
-  std::int64_t saved_step_{-1};
   Evaluated evaluated_;
-  std::optional<Stop> stop_;  // The run ends at this step.
 };
 
 Result<CanKdSummary> Run::train() {
   PLIMSOLL_TRY_VOID(open());
   PLIMSOLL_TRY_VOID(list_tasks());
   PLIMSOLL_TRY_VOID(admit());
-  PLIMSOLL_TRY_VOID(save());  // From here on there is always something to resume.
-  limits_.emplace(governor_, folder_.root());
-  report_->begin({.step = step_, .steps_total = step_});
+  PLIMSOLL_TRY_VOID(loop_.begin({.step = step_, .steps_total = step_}));
   for (const Task& task : tasks_) {
-    if (stop_) {
+    if (loop_.stop()) {
       break;
     }
     PLIMSOLL_TRY_VOID(do_task(task));
@@ -153,8 +145,7 @@ Result<CanKdSummary> Run::train() {
 
 // The graphs, and how far the published checkpoint had come.
 Result<void> Run::open() {
-  PLIMSOLL_TRY(const auto published, folder_.published_step());
-  PLIMSOLL_TRY_VOID(folder_.discard_unpublished());
+  PLIMSOLL_TRY(const auto published, begin_or_go_on(folder_));
   PLIMSOLL_TRY(data_, open_data(governor_, config_));
   if (config_.batch_size == 0) {
     PLIMSOLL_TRY_VOID(choose_batch_size());
@@ -165,7 +156,6 @@ Result<void> Run::open() {
   if (published) {
     PLIMSOLL_TRY(const auto state, read_checkpoint_state(folder_.checkpoint_path(*published)));
     step_ = state.step;
-    saved_step_ = state.step;
     resumed_step_ = state.step;
     if (const auto found = state.texts.find("task"); found != state.texts.end()) {
       current_ = found->second;
@@ -179,7 +169,7 @@ Result<void> Run::open() {
   PLIMSOLL_TRY(auto metrics,
                Metrics::open(config_.tensorboard ? folder_.metrics() : "", published.value_or(-1)));
   report_.emplace(&folder_, std::move(metrics), options_.progress, config_, governor_);
-  PLIMSOLL_TRY_VOID(report_->on_network(network_file_system(folder_.root())));
+  PLIMSOLL_TRY_VOID(loop_.open(&*report_, published.value_or(-1)));
   if (config_.precision == "16-mixed") {
     report_->text(
         "precision 16-mixed: on the CPU matrices are multiplied in bfloat16, which does "
@@ -382,14 +372,14 @@ Result<void> Run::do_task(const Task& task) {
   }
   current_ = task.name();
   PLIMSOLL_TRY_VOID(report_->begin_task(task, step_, *bench_.work, resumed));
-  while (!bench_.work->finished() && !stop_) {
+  while (!bench_.work->finished() && !loop_.stop()) {
     PLIMSOLL_TRY(const bool done, step(task));
     if (!done) {
       return {};  // Nothing of this step was applied; the last commit stands.
     }
   }
   if (!bench_.work->finished()) {
-    return save();
+    return loop_.save(step_);
   }
   return finish_task(task);
 }
@@ -423,7 +413,7 @@ Result<void> Run::finish_task(const Task& task) {
   done_.insert(task.name());
   current_.clear();
   step_ += 1;  // The end of a task is a step of its own, so that it has its own checkpoint.
-  PLIMSOLL_TRY_VOID(save());
+  PLIMSOLL_TRY_VOID(loop_.save(step_));
   std::error_code ignored;
   fs::remove(cache_file(task), ignored);
   fs::remove(teacher_copy(task), ignored);
@@ -433,11 +423,11 @@ Result<void> Run::finish_task(const Task& task) {
 // One optimizer step and what follows it. False: memory was refused twice.
 Result<bool> Run::step(const Task& task) {
   StepNews news;
-  PLIMSOLL_TRY(stop_, try_step(governor_, *report_, step_ + 1, [&]() -> Result<void> {
-                 PLIMSOLL_TRY(news, bench_.work->step());
-                 return {};
-               }));
-  if (stop_) {
+  PLIMSOLL_TRY(const bool done, loop_.step(step_ + 1, [&]() -> Result<void> {
+    PLIMSOLL_TRY(news, bench_.work->step());
+    return {};
+  }));
+  if (!done) {
     return false;
   }
   step_ += 1;
@@ -451,47 +441,26 @@ Result<bool> Run::step(const Task& task) {
     }));
     PLIMSOLL_TRY_VOID(report_->epoch(task, step_, epoch));
   }
-  if (const auto every = config_.cleanup_every_n_steps;
-      news.ends_epoch || (every > 0 && step_ % every == 0)) {
-    PLIMSOLL_TRY(const CleanUp done, clean_up());
-    PLIMSOLL_TRY_VOID(report_->clean_up(step_, news.ends_epoch ? "evaluation" : "step", done));
+  if (news.ends_epoch) {
+    PLIMSOLL_TRY_VOID(loop_.clean_up(step_, "evaluation"));
   }
-  const std::int64_t every = config_.checkpoint_every_n_steps;
-  if (!bench_.work->finished() && (every > 0 ? step_ % every == 0 : news.ends_epoch)) {
-    PLIMSOLL_TRY_VOID(save());
-  }
-  PLIMSOLL_TRY_VOID(between_steps());
+  // The end of a task has a checkpoint of its own.
+  PLIMSOLL_TRY_VOID(loop_.after_step(step_, news.ends_epoch && !bench_.work->finished()));
   return true;
 }
 
-Result<void> Run::between_steps() {
-  const PressureReport seen = governor_.step_boundary();
-  PLIMSOLL_TRY_VOID(report_->pressure(step_, seen));
-  if (seen.stop) {
-    const LedgerState ledger = governor_.state();
-    const std::int64_t limit = std::max(seen.needed_bytes, ledger.limit_bytes);
-    const std::string larger =
-        ledger.asked_bytes < ledger.limit_bytes
-            ? fmt::format("resume with --memory-limit {}MiB", (limit + (1 << 20) - 1) >> 20)
-            : larger_limit(governor_);
-    stop_ = Stop{Stop::Cause::kMemory, pressure_in_words(governor_) + "; " + larger};
-  }
-  PLIMSOLL_TRY(auto asked,
-               look_for_requests(control_, *limits_, *report_, step_, [&] { return save(); }));
-  if (asked) {
-    stop_ = std::move(asked);
-  }
-  return {};
+std::string Run::way_on(const PressureReport& seen) const {
+  const LedgerState ledger = governor_.state();
+  const std::int64_t limit = std::max(seen.needed_bytes, ledger.limit_bytes);
+  return ledger.asked_bytes < ledger.limit_bytes
+             ? fmt::format("resume with --memory-limit {}MiB", (limit + (1 << 20) - 1) >> 20)
+             : larger_limit(governor_);
 }
 
 // Checkpoint, then manifest: both name this step.
-Result<void> Run::save() {
-  if (step_ == saved_step_) {
-    return {};
-  }
-  const auto begin = std::chrono::steady_clock::now();
+Result<void> Run::write(std::int64_t step) {
   CheckpointState state;
-  state.step = step_;
+  state.step = step;
   state.texts["task"] = current_;
   state.texts["teacher_sha256"] = teacher_sha256_;
   std::vector<NamedTensor> tensors;
@@ -502,11 +471,8 @@ Result<void> Run::save() {
   for (const std::string& name : done_) {
     state.numbers["done." + name] = 1.0;
   }
-  PLIMSOLL_TRY_VOID(save_checkpoint(folder_.checkpoint_path(step_), state, tensors));
-  PLIMSOLL_TRY_VOID(folder_.publish(step_, config_.keep_checkpoints));
-  saved_step_ = step_;
-  const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - begin;
-  return report_->commit(step_, spent.count());
+  PLIMSOLL_TRY_VOID(save_checkpoint(folder_.checkpoint_path(step), state, tensors));
+  return folder_.publish(step, config_.keep_checkpoints);
 }
 
 Result<std::string> Run::digest() const {
@@ -524,9 +490,6 @@ Result<std::string> Run::digest() const {
 
 Result<CanKdSummary> Run::summarise_run() {
   CanKdSummary summary;
-  summary.stop = stop_;
-  summary.run = folder_.root().string();
-  summary.step = step_;
   for (const Task& task : all_tasks()) {
     if (!is_done(task)) {
       continue;
@@ -542,50 +505,27 @@ Result<CanKdSummary> Run::summarise_run() {
                               number("held_out_loss")});
   }
   summary.graphs_per_second = report_->rows_per_second();
-  summary.limit_bytes = governor_.state().limit_bytes;
-  summary.limit_source = governor_.limit().explain();
   summary.evaluation_json = evaluated_.json;
   summary.evaluation_text = evaluated_.text;
   PLIMSOLL_TRY(summary.state_sha256, digest());
-  PLIMSOLL_TRY_VOID(report_->end(summary.status(), stop_ ? stop_->why : ""));
-  summary.seconds = report_->seconds();
-  summary.peak_resident_bytes = report_->peak_resident();
-  summary.leased_peak_bytes = governor_.state().leased_peak_bytes;
+  PLIMSOLL_TRY_VOID(loop_.end(step_, summary));
   return summary;
-}
-
-Result<CanKdSummary> train_in(const CanKdSettings& settings, const TrainOptions& options,
-                              RunFolder& folder) {
-  PLIMSOLL_TRY(Governor governor, settle(settings.config(), folder.root()));
-  Run run{settings, options, folder, governor};
-  Result<CanKdSummary> result = fail(ErrorCode::kInternal, "the run did not end");
-  const auto done = without_refusal([&]() -> Result<void> {
-    result = run.train();
-    return {};
-  });
-  if (!done) {
-    result = tl::unexpected(done.error());
-  }
-  return result;
 }
 
 }  // namespace
 
-Result<CanKdSummary> train_can_kd(const CanKdSettings& given, const TrainOptions& options) {
-  CanKdSettings settings = given;
-  const CanKdConfig& config = settings.config();
-  PLIMSOLL_TRY(RunFolder folder, options.resume
-                                     ? RunFolder::open(config.out)
-                                     : RunFolder::create(config.out, settings.to_toml()));
-  if (options.resume) {
-    PLIMSOLL_TRY_VOID(folder.write_config(settings.to_toml()));
-  }
-  auto result = train_in(settings, options, folder);
-  TensorArena::detach();
-  if (!result) {
-    leave_failed(folder, result.error());
-  }
-  return result;
+Result<CanKdSummary> train_can_kd(const CanKdSettings& settings, const TrainOptions& options) {
+  CanKdSummary summary;
+  PLIMSOLL_TRY_VOID(in_run_folder(
+      settings.config(), settings.to_toml(), options, [&](RunFolder& folder) -> Result<void> {
+        PLIMSOLL_TRY(Governor governor, settle(settings.config(), folder.root()));
+        Run run{settings, options, folder, governor};
+        return without_refusal([&]() -> Result<void> {
+          PLIMSOLL_TRY(summary, run.train());
+          return {};
+        });
+      }));
+  return summary;
 }
 
 Result<RecipeReport> eval_can_kd(const CanKdSettings& settings) {

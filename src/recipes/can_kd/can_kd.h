@@ -33,23 +33,12 @@ struct CanKdModel {
 };
 
 /// What a run came to; its JSON form is the last line that `--json` prints.
-struct CanKdSummary {
-  std::optional<Stop> stop{};  ///< None: finished.
-  std::string run{};
-  std::int64_t step{0};
+struct CanKdSummary : RunEnd {
   std::vector<CanKdModel> models{};  ///< In the order of the tasks.
   double graphs_per_second{0.0};
-  std::int64_t limit_bytes{0};
-  std::string limit_source{};
-  std::int64_t peak_resident_bytes{0};
-  std::int64_t leased_peak_bytes{0};
-  double seconds{0.0};
   std::string evaluation_json{"{}"};  ///< docs/recipes/can-kd.md names its keys.
   std::string evaluation_text{};
-  std::string state_sha256{};  ///< Over every finished model, and the task in progress.
 
-  /// "finished" or "stopped".
-  [[nodiscard]] const char* status() const noexcept { return stop ? "stopped" : "finished"; }
   /// One line of JSON. Numbers that are not finite become null.
   [[nodiscard]] std::string to_json() const;
   /// The same for a reader.

@@ -15,15 +15,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
 #include <memory>
 #include <optional>
 #include <utility>
 
 #include "base/check.h"
-#include "os/file_system.h"
 #include "plimsoll/bytes.h"
-#include "plimsoll/torch.h"
 #include "recipes/cosir/data.h"
 #include "recipes/cosir/eval.h"
 #include "recipes/cosir/plan.h"
@@ -32,8 +29,6 @@
 #include "recipes/cosir/settle.h"
 #include "recipes/cosir/state.h"
 #include "recipes/cosir/step.h"
-#include "run/control.h"
-#include "run/limit_requests.h"
 #include "torch/admission.h"
 #include "torch/run_loop.h"
 #include "torch/settle.h"
@@ -53,7 +48,9 @@ class Run {
         options_(options),
         folder_(folder),
         governor_(std::move(governor)),
-        control_(folder.root()) {}
+        loop_(config_, folder, governor_,
+              {.write = [this](std::int64_t) { return write(); },
+               .way_on = [this](const PressureReport& seen) { return way_on(seen); }}) {}
 
   /// What the data takes of the limit; nullptr while it is not open.
   [[nodiscard]] const DataShares* shares() const { return data_ ? &data_->shares() : nullptr; }
@@ -61,8 +58,6 @@ class Run {
   Result<RunSummary> train() {
     PLIMSOLL_TRY_VOID(open());
     PLIMSOLL_TRY_VOID(admit());
-    PLIMSOLL_TRY_VOID(save());  // Step 0: from here on there is always something to resume.
-    limits_.emplace(governor_, folder_.root());
     PLIMSOLL_TRY_VOID(train_epochs());
     return summarise_run();
   }
@@ -73,9 +68,8 @@ class Run {
   Result<void> train_epochs();
   Result<bool> step(const std::shared_ptr<Batch>& batch);
   Result<void> end_of_epoch(std::int64_t epoch);
-  Result<void> save();
-  Result<void> clean_up_now(const char* when);
-  [[nodiscard]] std::string out_of_memory(const PressureReport& seen) const;
+  Result<void> write();
+  [[nodiscard]] std::string way_on(const PressureReport& seen) const;
   Result<Evaluation> evaluate_now(const std::string& when, std::int64_t angles);
   Result<RunSummary> summarise_run();
 
@@ -88,29 +82,16 @@ class Run {
   TrainOptions options_;
   RunFolder& folder_;
   Governor governor_;
-  RunControl control_;
-  StopSignals signals_;
+  RunLoop loop_;
   std::unique_ptr<Data> data_;
   std::optional<State> state_;
   std::optional<Stepper> stepper_;
   std::optional<Report> report_;
-  std::optional<LimitRequests> limits_;
-  std::int64_t saved_step_{-1};
-  std::string recall_{"{}"};
-  std::string phase2_{"{}"};
-  std::optional<Stop> stop_;  // The run ends at this step.
 };
 
 // Data, model and optimizers, as new or as the published checkpoint has them.
 Result<void> Run::open() {
-  std::optional<std::int64_t> step;
-  if (options_.resume) {
-    PLIMSOLL_TRY(step, folder_.published_step());
-    PLIMSOLL_TRY_VOID(folder_.discard_unpublished());
-    if (!step) {  // Ended before its first checkpoint: it begins again, on a new table.
-      PLIMSOLL_TRY_VOID(folder_.discard_rows());
-    }
-  }
+  PLIMSOLL_TRY(const auto step, begin_or_go_on(folder_));
   PLIMSOLL_TRY(data_,
                Data::open(governor_, config_,
                           {.embeddings = folder_.embeddings(), .at_step = step.value_or(-1)}));
@@ -126,14 +107,13 @@ Result<void> Run::open() {
       data_->rows().plan().disk_cap_bytes + state_->disk_bytes(config_.keep_checkpoints)));
   if (step) {
     PLIMSOLL_TRY_VOID(state_->load(folder_, *step));
-    saved_step_ = *step;
   }
   stepper_.emplace(config_, &*state_, data_.get());
 
   PLIMSOLL_TRY(auto metrics,
                Metrics::open(config_.tensorboard ? folder_.metrics() : "", step.value_or(-1)));
   report_.emplace(&folder_, std::move(metrics), options_.progress, config_, governor_);
-  return report_->on_network(network_file_system(folder_.root()));
+  return loop_.open(&*report_, step.value_or(-1));
 }
 
 // Rehearses a step of each phase on the next batch, asks for what it needed, and puts the loader
@@ -200,13 +180,13 @@ Result<void> Run::admit() {
 }
 
 Result<void> Run::train_epochs() {
-  report_->begin({.step = at().step,
-                  .steps_total = epochs() * data_->loader().batches_per_epoch(),
-                  .epoch = at().loader.epoch,
-                  .epochs = epochs(),
-                  .loss = at().mean_loss()});
+  PLIMSOLL_TRY_VOID(loop_.begin({.step = at().step,
+                                 .steps_total = epochs() * data_->loader().batches_per_epoch(),
+                                 .epoch = at().loader.epoch,
+                                 .epochs = epochs(),
+                                 .loss = at().mean_loss()}));
   std::vector<std::int64_t> upcoming;
-  while (at().loader.epoch < epochs() && !stop_) {
+  while (at().loader.epoch < epochs() && !loop_.stop()) {
     auto batch = std::make_shared<Batch>();
     PLIMSOLL_TRY_VOID(data_->loader().next(*batch));
     if (!in_phase2(batch->epoch())) {
@@ -221,28 +201,12 @@ Result<void> Run::train_epochs() {
     const std::int64_t epoch = batch->epoch();
     const bool ends = batch->ends_epoch();
     batch.reset();
-    if (const auto every = config_.cleanup_every_n_steps; every > 0 && at().step % every == 0) {
-      PLIMSOLL_TRY_VOID(clean_up_now("step"));
-    }
-    const PressureReport seen = governor_.step_boundary();
-    PLIMSOLL_TRY_VOID(report_->pressure(at().step, seen));
     if (ends) {
       PLIMSOLL_TRY_VOID(end_of_epoch(epoch));
     }
-    const std::int64_t every = config_.checkpoint_every_n_steps;
-    if (every > 0 ? at().step % every == 0 : ends) {
-      PLIMSOLL_TRY_VOID(save());
-    }
-    if (seen.stop) {
-      stop_ = Stop{Stop::Cause::kMemory, out_of_memory(seen)};
-    }
-    PLIMSOLL_TRY(auto asked, look_for_requests(control_, *limits_, *report_, at().step,
-                                               [&] { return save(); }));
-    if (asked) {
-      stop_ = std::move(asked);
-    }
+    PLIMSOLL_TRY_VOID(loop_.after_step(at().step, ends));
   }
-  return save();
+  return loop_.save(at().step);
 }
 
 // One optimizer step; a lone row has no loss and is passed over. False: memory was refused twice.
@@ -255,13 +219,13 @@ Result<bool> Run::step(const std::shared_ptr<Batch>& batch) {
   }
   Gradients made;
   if (!skipped) {
-    PLIMSOLL_TRY(stop_, try_step(governor_, *report_, at().step + 1, [&]() -> Result<void> {
-                   made = Gradients{};
-                   PLIMSOLL_TRY(made, second ? stepper_->phase2(batch, batch->rows())
-                                             : stepper_->phase1(batch, batch->rows()));
-                   return {};
-                 }));
-    if (stop_) {
+    PLIMSOLL_TRY(const bool done, loop_.step(at().step + 1, [&]() -> Result<void> {
+      made = Gradients{};
+      PLIMSOLL_TRY(made, second ? stepper_->phase2(batch, batch->rows())
+                                : stepper_->phase1(batch, batch->rows()));
+      return {};
+    }));
+    if (!done) {
       return false;
     }
   }
@@ -299,41 +263,25 @@ Result<Evaluation> Run::evaluate_now(const std::string& when, std::int64_t angle
                                      data_->trained(), eval_options(config_, angles)));
   report_->leave_out(before, data_->rows().stats());
   PLIMSOLL_TRY_VOID(report_->evaluation(when.c_str(), at(), result));
-  PLIMSOLL_TRY_VOID(clean_up_now("evaluation"));
+  PLIMSOLL_TRY_VOID(loop_.clean_up(at().step, "evaluation"));
   return result;
 }
 
-// Between steps, so that nothing that a step still needs is touched.
-Result<void> Run::clean_up_now(const char* when) {
-  PLIMSOLL_TRY(const CleanUp done, clean_up());
-  return report_->clean_up(at().step, when, done);
-}
-
 // Checkpoint, commit of the rows, manifest: all name this step.
-Result<void> Run::save() {
-  if (at().step == saved_step_) {
-    return {};
-  }
-  const auto begin = std::chrono::steady_clock::now();
-  PLIMSOLL_TRY_VOID(state_->save(folder_, data_->rows(), config_.keep_checkpoints));
-  saved_step_ = at().step;
-  const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - begin;
-  return report_->commit(at().step, spent.count());
+Result<void> Run::write() {
+  return state_->save(folder_, data_->rows(), config_.keep_checkpoints);
 }
 
-// Why memory ends the run, and with which limit it would go on.
-std::string Run::out_of_memory(const PressureReport& seen) const {
+std::string Run::way_on(const PressureReport& seen) const {
   const std::int64_t limit =
       std::max(limit_to_resume(governor_, data_->shares()), seen.pressure ? seen.needed_bytes : 0);
-  return fmt::format("{}; resume with --memory-limit {}MiB", pressure_in_words(governor_),
-                     (limit + (1 << 20) - 1) >> 20);
+  return fmt::format("resume with --memory-limit {}MiB", (limit + (1 << 20) - 1) >> 20);
 }
 
 Result<RunSummary> Run::summarise_run() {
   RunSummary summary = report_->summary(at(), *data_);
-  summary.stop = stop_;
   summary.recall_before_json = at().recall_before;
-  if (!stop_) {
+  if (!loop_.stop()) {
     PLIMSOLL_TRY(const auto after, evaluate_now("after training", kFinalAngles));
     summary.recall_json = after.to_json();
     if (config_.phase2_epochs > 0) {
@@ -346,10 +294,7 @@ Result<RunSummary> Run::summarise_run() {
     }
   }
   PLIMSOLL_TRY(summary.state_sha256, state_->digest(data_->rows()));
-  PLIMSOLL_TRY_VOID(report_->end(summary.status(), stop_ ? stop_->why : ""));
-  summary.seconds = report_->seconds();
-  summary.peak_resident_bytes = report_->peak_resident();
-  summary.leased_peak_bytes = governor_.state().leased_peak_bytes;
+  PLIMSOLL_TRY_VOID(loop_.end(at().step, summary));
   return summary;
 }
 
@@ -366,14 +311,11 @@ Result<RunSummary> train_in(const CosirSettings& settings, const TrainOptions& o
   }
   Governor governor = std::move(*settled);
   Run run{settings, options, folder, governor};
-  Result<RunSummary> result = fail(ErrorCode::kInternal, "the run did not end");
-  const auto done = without_refusal([&]() -> Result<void> {
-    result = run.train();
+  RunSummary summary;
+  Result<void> result = without_refusal([&]() -> Result<void> {
+    PLIMSOLL_TRY(summary, run.train());
     return {};
   });
-  if (!done) {
-    result = tl::unexpected(done.error());
-  }
   // Before there is anything to resume a refusal says with which limit to begin.
   PLIMSOLL_TRY(const auto saved, folder.published_step());
   if (!result && !saved && result.error().code == ErrorCode::kOverBudget) {
@@ -382,7 +324,8 @@ Result<RunSummary> train_in(const CosirSettings& settings, const TrainOptions& o
     result = tl::unexpected(refused_before_start(settings.config(), governor.state().baseline_bytes,
                                                  run.shares(), std::move(error)));
   }
-  return result;
+  PLIMSOLL_TRY_VOID(result);
+  return summary;
 }
 
 // "auto" becomes a number here, once: it is part of the run's identity from its first step on.
@@ -406,18 +349,13 @@ Result<RunSummary> train_cosir(const CosirSettings& given, const TrainOptions& o
   if (config.batch_size == 0 && !RunFolder::is_run(config.out)) {
     PLIMSOLL_TRY(baseline_bytes, resolve_batch_size(settings, options.progress));
   }
-  PLIMSOLL_TRY(RunFolder folder, options.resume
-                                     ? RunFolder::open(config.out)
-                                     : RunFolder::create(config.out, settings.to_toml()));
-  if (options.resume) {
-    PLIMSOLL_TRY_VOID(folder.write_config(settings.to_toml()));
-  }
-  auto result = train_in(settings, options, folder, baseline_bytes);
-  TensorArena::detach();
-  if (!result) {
-    leave_failed(folder, result.error());
-  }
-  return result;
+  RunSummary summary;
+  PLIMSOLL_TRY_VOID(
+      in_run_folder(config, settings.to_toml(), options, [&](RunFolder& folder) -> Result<void> {
+        PLIMSOLL_TRY(summary, train_in(settings, options, folder, baseline_bytes));
+        return {};
+      }));
+  return summary;
 }
 
 }  // namespace plimsoll

@@ -122,13 +122,9 @@ RunSummary Report::summary(const Position& at, Data& data) const {
   const StoreStats rows = data.rows().stats();
   const FeatureStats features = data.features().stats();
   RunSummary summary;
-  summary.run = folder_->root().string();
-  summary.step = at.step;
   summary.epoch = at.loader.epoch;
   summary.loss = at.mean_loss();
   summary.rows_per_second = rows_per_second();
-  summary.limit_bytes = governor_.state().limit_bytes;
-  summary.limit_source = governor_.limit().explain();
   summary.hit_rate = hit_rate(rows);
   summary.feature_hit_rate = share(features.hits, features.requests) / 100.0;
   summary.commits = rows.commits;

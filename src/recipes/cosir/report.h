@@ -36,7 +36,7 @@ class Report : public RunReport {
   /// Statistics of the caches in words, with advice; and memory metrics. Once per epoch.
   Result<void> epoch(const Position& at, std::int64_t epoch, Data& data, bool words);
 
-  /// Figures of the run as it stands; status, recall and digest are the caller's.
+  /// Figures of training as it stands; the rest is the caller's.
   RunSummary summary(const Position& at, Data& data) const;
 
   /// Requests to the rows' table by evaluations do not count as training's.

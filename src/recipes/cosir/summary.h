@@ -13,30 +13,19 @@
 
 namespace plimsoll {
 
-struct RunSummary {
-  std::optional<Stop> stop{};  ///< None: finished.
-  std::string run{};           ///< The run folder.
-  std::int64_t step{0};
+struct RunSummary : RunEnd {
   std::int64_t epoch{0};  ///< Epochs completed.
   double loss{0.0};       ///< Mean over the last epoch's steps so far.
   double rows_per_second{0.0};
-  std::int64_t limit_bytes{0};
-  std::string limit_source{};  ///< LimitReport::explain().
-  std::int64_t peak_resident_bytes{0};
-  std::int64_t leased_peak_bytes{0};
   double hit_rate{0.0};  ///< Of the embedding store.
   double feature_hit_rate{0.0};
   std::int64_t commits{0};
-  double seconds{0.0};
   double stall_seconds{0.0};             ///< Time the training thread waited for input and rows.
   std::int64_t rows_skipped{0};          ///< In batches too small for the loss.
-  std::string state_sha256{};            ///< Over weights, optimizer state and every row.
   std::string recall_json{"{}"};         ///< An object; docs/recipes/cosir.md names its keys.
   std::string recall_before_json{"{}"};  ///< The same, before the first step.
   std::string phase2_json{"{}"};         ///< Accuracy per mode; {} without phase 2.
 
-  /// "finished" or "stopped".
-  [[nodiscard]] const char* status() const noexcept { return stop ? "stopped" : "finished"; }
   /// One line of JSON. Numbers that are not finite become null.
   [[nodiscard]] std::string to_json() const;
 
