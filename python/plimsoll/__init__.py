@@ -23,6 +23,7 @@
     TrainingStep                   a step that survives a refusal of memory, or leaves no trace
     info, limits, parse_bytes, format_bytes
     log_to_mlflow                  a run's parameters and metrics, through MLflow's own library
+    plimsoll.plots                 plots of a run of can-kd, through matplotlib
     plimsoll.recipes               recipes of your own, which the program then trains by name
     plimsoll.compat                TrainableEmbeddingManager and FeatureManager, as they were called
 

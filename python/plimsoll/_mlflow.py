@@ -22,7 +22,7 @@ from .errors import CorruptError, NotFoundError
 _REQUEST_METRICS = 1000  # MLflow's own limit on one log_batch.
 _LINE_BYTES = 64 << 10  # No event is longer than 4 KiB.
 _PARAM_CHARACTERS = 6000  # MLflow's own limit on a parameter.
-_EVALUATION_BYTES = 16 << 20
+_EVALUATION_BYTES = 64 << 20
 _LOGGED = {"step": "train", "epoch": "epoch", "eval": "eval"}  # Event → first part of its metrics' names.
 _ENDS = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
 _NOT_METRICS = {"time", "event", "step", "task"}

@@ -81,11 +81,43 @@ def test_one_command_trains_both_and_the_student_finds_the_known_attack(train, t
             assert found["kinds"]["known vehicle, known attack"]["f1"] >= 0.95, (role, name)
             assert found["all"]["graphs"] == 120
     run = tmp_path / "run"
-    assert json.loads((run / "evaluation.json").read_text()) == summary["evaluation"]
-    for plot in ("roc", "precision_recall", "confusion_student_fusion",
-                 "difficulty_student_gat_curriculum"):
-        assert (run / "plots" / f"{plot}.svg").read_text().startswith("<"), plot
+    told = json.loads((run / "evaluation.json").read_text())
+    curves = told.pop("curves")
+    assert told == summary["evaluation"]
+    for role in ("teacher", "student"):
+        assert curves[role].keys() == told[role].keys()
+        for name, of in curves[role].items():
+            at_threshold = told[role][name]["test"]["all"]
+            assert_curves_are_of(of, at_threshold)
     assert not any((run / "cache").iterdir())
+
+
+def assert_curves_are_of(curves, scores):
+    """Areas under the points are the figures beside them: there are fewer graphs than points."""
+    roc, pr = curves["roc"], curves["precision_recall"]
+    assert len({len(values) for values in roc.values()}) == len({len(values) for values in pr.values()}) == 1
+    assert (roc["fpr"][0], roc["recall"][0], roc["threshold"][0]) == (0, 0, None)  # No alarms: infinite.
+    assert (roc["fpr"][-1], roc["recall"][-1]) == (1, 1)
+    pairs = list(zip(zip(roc["fpr"], roc["recall"]), zip(roc["fpr"][1:], roc["recall"][1:])))
+    assert scores["auc"] == pytest.approx(sum((b[0] - a[0]) * (a[1] + b[1]) / 2 for a, b in pairs))
+    steps = zip([0, *pr["recall"]], pr["recall"], pr["precision"])
+    assert scores["pr_auc"] == pytest.approx(sum((now - before) * precision for before, now, precision in steps))
+    threshold = float("inf") if scores["threshold"] is None else scores["threshold"]
+    cut = [at for at, value in enumerate(roc["threshold"]) if value is None or value >= threshold][-1]
+    assert roc["recall"][cut] == scores["recall"] and roc["fpr"][cut] == scores["fpr"]
+
+
+def test_plots_are_drawn_from_what_a_run_left(train, tmp_path):
+    pytest.importorskip("matplotlib")
+    from plimsoll import plots
+
+    train("run", "--model-size", "teacher")
+    run = tmp_path / "run"
+    assert not (run / "plots").exists()  # Nobody asked.
+    names = ["roc", "precision_recall", *(f"confusion_teacher_{task}" for task in TASKS),
+             "difficulty_teacher_gat_curriculum"]
+    assert plots.can_kd(run) == [run / "plots" / f"{name}.svg" for name in names]
+    assert sorted(path.name for path in (run / "plots").iterdir()) == sorted(f"{name}.svg" for name in names)
 
 
 def test_jumping_knowledge_of_one_layer_trains_with_checkpointing_and_without(train):
@@ -169,6 +201,11 @@ def test_k13_the_curriculum_takes_new_graphs_each_epoch_as_the_schedule_says(tra
     assert [e["curriculum/normals"] for e in told] == [int(attacks * r + 0.5)
                                                         for r in (0.5, 1, 1.5, 2)]
     assert told[0]["curriculum/threshold"] <= told[-1]["curriculum/threshold"]
+    for epoch in told:  # The threshold begins at the 75th percentile and ends at the 95th.
+        of = [epoch[f"curriculum/difficulty_{percent}"] for percent in (5, 25, 50, 75, 95)]
+        assert of == sorted(of) and of[0] > 0
+    assert told[0]["curriculum/threshold"] == told[0]["curriculum/difficulty_75"]
+    assert told[-1]["curriculum/threshold"] == told[-1]["curriculum/difficulty_95"]
 
 
 def test_scores_and_bits_do_not_depend_on_the_scoring_chunk(train):

@@ -34,7 +34,6 @@
 #include "recipes/can_kd/fusion.h"
 #include "recipes/can_kd/models.h"
 #include "recipes/can_kd/planning.h"
-#include "recipes/can_kd/plots.h"
 #include "recipes/can_kd/report.h"
 #include "recipes/can_kd/task.h"
 #include "recipes/can_kd/teacher_file.h"
@@ -175,7 +174,7 @@ Result<void> Run::open() {
         "precision 16-mixed: on the CPU matrices are multiplied in bfloat16, which does "
         "not overflow as float16 does");
   }
-  for (const char* folder : {"models", "cache", "plots"}) {
+  for (const char* folder : {"models", "cache"}) {
     PLIMSOLL_TRY_VOID(make_directories(folder_.root() / folder));
   }
   return {};
@@ -388,13 +387,6 @@ Result<void> Run::do_task(const Task& task) {
 // steps again, into the same bits.
 Result<void> Run::finish_task(const Task& task) {
   PLIMSOLL_TRY_VOID(bench_.work->save_model(model_file(folder_.root(), task)));
-  if (const auto* training = dynamic_cast<const Training*>(bench_.work.get())) {
-    if (const auto points = training->difficulty(); !points.empty()) {
-      PLIMSOLL_TRY_VOID(write_plot(
-          folder_.root(), "difficulty_" + task.name(),
-          difficulty_plot(fmt::format("Difficulty of normal graphs, {}", task.name()), points)));
-    }
-  }
   if (bench_.teacher) {
     const TeacherStats& stats = bench_.teacher->stats();
     PLIMSOLL_TRY_VOID(

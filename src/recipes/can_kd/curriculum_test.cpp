@@ -220,18 +220,5 @@ TEST(CanKdCurriculumTest, OddSetsAreChosenFromAsStated) {
   EXPECT_EQ(ties.choose({0, 1.0, 100}, 0, 0).graphs, (Ids{17, 500}));
 }
 
-TEST(CanKdDifficultiesTest, APointHoldsTheQuantiles) {
-  std::vector<float> difficulties;
-  for (int i = 0; i < 7 * 100; ++i) {
-    difficulties.push_back(static_cast<float>(i % 7) / 7.0F);
-  }
-  const auto point = difficulty_point(difficulties, 12, 0.5F);
-  EXPECT_EQ(point.epoch, 12);
-  EXPECT_EQ(point.threshold, 0.5F);
-  EXPECT_EQ(point.quantiles[0], 0.0F);
-  EXPECT_EQ(point.quantiles[2], 3.0F / 7.0F);
-  EXPECT_EQ(point.quantiles[4], 6.0F / 7.0F);
-}
-
 }  // namespace
 }  // namespace plimsoll::can_kd

@@ -42,6 +42,8 @@ class Ranking {
   std::int64_t attacks_{0};
 };
 
+inline constexpr std::int64_t kCurvePoints = 500;  ///< Most of a curve in evaluation.json.
+
 struct CurvePoint {
   double x{0};
   double y{0};

@@ -4,7 +4,9 @@
 #include "recipes/can_kd/difficulties.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <cstdint>
 #include <limits>
 
 #include "base/check.h"
@@ -45,14 +47,6 @@ float quantile_of(std::span<const float> values, double share) {
     mask |= static_cast<std::uint32_t>(kDigits - 1) << shift;
   }
   return from_ordered_bits(found);
-}
-
-DifficultyPoint difficulty_point(std::span<const float> values, std::int64_t epoch,
-                                 float threshold) {
-  DifficultyPoint point{epoch, {}, threshold};
-  std::transform(kDifficultyShares.begin(), kDifficultyShares.end(), point.quantiles.begin(),
-                 [&](double share) { return quantile_of(values, share); });
-  return point;
 }
 
 }  // namespace plimsoll::can_kd

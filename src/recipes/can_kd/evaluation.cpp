@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Scoring graphs with every finished model; tables, JSON and plots.
+// Scoring graphs with every finished model; tables, and JSON with the points of curves.
 //
 // Threads: single-owner.   Memory: see evaluation.h.
 #include "recipes/can_kd/evaluation.h"
@@ -21,11 +21,12 @@
 #include "base/check.h"
 #include "os/directories.h"
 #include "os/file.h"
+#include "recipes/can_kd/curves.h"
 #include "recipes/can_kd/fusion.h"
 #include "recipes/can_kd/models.h"
 #include "recipes/can_kd/original_student.h"
-#include "recipes/can_kd/plots.h"
 #include "recipes/can_kd/scores.h"
+#include "run/json_values.h"
 #include "run/progress.h"
 #include "torch/admission.h"
 
@@ -142,18 +143,21 @@ Result<std::vector<Detector>> original_detectors(const CanKdConfig& config, cons
   return found;
 }
 
-struct Curves {
-  std::vector<NamedCurve> roc;
-  std::vector<NamedCurve> pr;
-};
+// {"fpr": [0, …], "recall": [0, …], "threshold": [null, …]}; a threshold that is no number is null.
+Json curve_json(const std::vector<CurvePoint>& points, const char* x, const char* y) {
+  Json json{{x, Json::array()}, {y, Json::array()}, {"threshold", Json::array()}};
+  for (const CurvePoint& point : points) {
+    json[x].push_back(point.x);
+    json[y].push_back(point.y);
+    json["threshold"].push_back(json_number(point.threshold));
+  }
+  return json;
+}
 
-Result<void> plot(const fs::path& run, const Detector& detector, const Scored& tests,
-                  const ScoreReport& report, Curves& curves) {
-  const std::string name = fmt::format("{} {}", detector.role, detector.name);
-  curves.roc.push_back({name, roc_curve(tests.scores, tests.labels, kPlotPoints), report.all.auc});
-  curves.pr.push_back({name, pr_curve(tests.scores, tests.labels, kPlotPoints), report.all.pr_auc});
-  return write_plot(run, fmt::format("confusion_{}_{}", detector.role, detector.name),
-                    confusion_plot(name + ", test files", report.all));
+Json curves_of(const Scored& tests) {
+  return {{"roc", curve_json(roc_curve(tests.scores, tests.labels, kCurvePoints), "fpr", "recall")},
+          {"precision_recall",
+           curve_json(pr_curve(tests.scores, tests.labels, kCurvePoints), "recall", "precision")}};
 }
 
 }  // namespace
@@ -193,7 +197,7 @@ Result<Evaluated> evaluate(const CanKdConfig& config, const Data& data, const fs
   Evaluated done;
   Json json = Json::object();
   std::vector<NamedScores> kept_rows;
-  Curves curves;
+  Json curves = Json::object();
   const auto evaluate_all = [&](const std::vector<Detector>& detectors) -> Result<void> {
     for (const Detector& detector : detectors) {
       PLIMSOLL_TRY(const Scored kept, score_graphs(config, data, held_out, detector));
@@ -216,7 +220,7 @@ Result<Evaluated> evaluate(const CanKdConfig& config, const Data& data, const fs
                                detector.role, detector.name, format_count(detector.parameters),
                                threshold, report.to_text());
       if (write) {
-        PLIMSOLL_TRY_VOID(plot(run, detector, away, report, curves));
+        curves[detector.role][detector.name] = curves_of(away);
       }
     }
     return {};
@@ -231,11 +235,7 @@ Result<Evaluated> evaluate(const CanKdConfig& config, const Data& data, const fs
   done.text += "graphs held out\n" + score_table(kept_rows);
   done.json = json.dump();
   if (write) {
-    if (!curves.roc.empty()) {
-      PLIMSOLL_TRY_VOID(write_plot(run, "roc", roc_plot("ROC, test files", curves.roc)));
-      PLIMSOLL_TRY_VOID(
-          write_plot(run, "precision_recall", pr_plot("Precision, test files", curves.pr)));
-    }
+    json["curves"] = std::move(curves);
     PLIMSOLL_TRY_VOID(replace_file(run / "evaluation.json", json.dump(1) + "\n"));
     PLIMSOLL_TRY_VOID(replace_file(run / "evaluation.txt", done.text));
   }

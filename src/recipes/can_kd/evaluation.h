@@ -4,9 +4,10 @@
 //
 // A classifier and the fusion say attack above one half; an autoencoder at the threshold that
 // separates the graphs held out best (Youden's J), never one chosen on test files.
-// Reading order: models.h, scores.h, plots.h, this file.
+// Reading order: models.h, scores.h, curves.h, this file.
 //
-// Threads: single-owner.   Memory: one role's models; 13 bytes a graph scored.
+// Threads: single-owner.   Memory: one role's models; 13 bytes a graph scored, and the
+//          points of two curves a model.
 #pragma once
 
 #include <filesystem>
@@ -34,8 +35,9 @@ struct Evaluated {
 Result<std::int64_t> rehearse_evaluation(const Governor& governor, const CanKdConfig& config,
                                          const Data& data, const std::filesystem::path& run);
 
-/// Evaluates what is in RUN/models; with `write` leaves evaluation.json, evaluation.txt and
-/// plots/ in `run`. Errors: of the models' files; kCorrupt, kIo.
+/// Evaluates what is in RUN/models; with `write` leaves evaluation.json and evaluation.txt in
+/// `run`. The file also has "curves": {ROLE: {MODEL: {"roc", "precision_recall"}}} of the test
+/// files, at most kCurvePoints points each. Errors: of the models' files; kCorrupt, kIo.
 Result<Evaluated> evaluate(const CanKdConfig& config, const Data& data,
                            const std::filesystem::path& run, bool write);
 

@@ -5,7 +5,7 @@
 // A graph is called an attack when its score is at or above the threshold. Everything is exact with
 // tied scores: what has one score is called as one. A figure that is 0/0 (a precision without
 // alarms, an AUC with one class) is NaN, printed "-" and null in JSON.
-// docs/recipes/can-kd-scores.md defines each figure. Reading order: this file, curves.h, plots.h.
+// docs/recipes/can-kd-scores.md defines each figure. Reading order: this file, curves.h.
 //
 // Threads: pure functions.
 // Memory:  8 bytes a graph while the scores are sorted; by files, another 5.

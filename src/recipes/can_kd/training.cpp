@@ -21,6 +21,7 @@
 
 #include "base/check.h"
 #include "recipes/can_kd/curriculum.h"
+#include "recipes/can_kd/difficulties.h"
 #include "recipes/can_kd/scores.h"
 #include "recipes/can_kd/shapes.h"
 
@@ -28,7 +29,6 @@ namespace plimsoll::can_kd {
 namespace {
 
 constexpr double kClipEpsilon = 1e-6;
-constexpr std::int64_t kPointColumns = 7;  // Epoch, five quantiles, threshold.
 
 std::span<const float> floats_of(const at::Tensor& tensor) {
   return {tensor.data_ptr<float>(), static_cast<std::size_t>(tensor.numel())};
@@ -132,7 +132,6 @@ Result<std::unique_ptr<Training>> Training::make(const CanKdConfig& config, cons
     return work;
   }
   work->difficulty_ = at::zeros({static_cast<std::int64_t>(data.normals().size())}, at::kFloat);
-  work->points_ = at::zeros({config.max_epochs, kPointColumns}, at::kDouble);
   if (config.use_vgae_mining) {
     work->scorer_ = make_learner(config, {options.task.role, Stage::kAutoencoder}, ids, nullptr);
     if (!options.rehearsal) {
@@ -212,7 +211,7 @@ Result<void> Training::begin_epoch() {
                          static_cast<std::uint64_t>(config_.seed), epoch_);
     options.graphs = std::move(choice.graphs);
     chosen_ = {choice.attacks, choice.normals};
-    note_difficulty(choice.threshold);
+    threshold_ = choice.threshold;
   }
   options.batch_graphs = config_.batch_size;
   options.nodes_max = config_.batch_nodes;
@@ -225,29 +224,6 @@ Result<void> Training::begin_epoch() {
   PLIMSOLL_TRY(auto opened, GraphBatches::open(&data_.set(), std::move(options)));
   batches_.emplace(std::move(opened));
   return {};
-}
-
-void Training::note_difficulty(float threshold) {
-  const DifficultyPoint point = difficulty_point(floats_of(difficulty_), epoch_, threshold);
-  auto* row = points_.data_ptr<double>() + epoch_ * kPointColumns;
-  row[0] = static_cast<double>(point.epoch);
-  std::copy(point.quantiles.begin(), point.quantiles.end(), row + 1);
-  row[kPointColumns - 1] = point.threshold;
-}
-
-std::vector<DifficultyPoint> Training::difficulty() const {
-  std::vector<DifficultyPoint> points;
-  for (std::int64_t epoch = 0; curriculum() && epoch < epoch_; ++epoch) {
-    const auto* row = points_.data_ptr<double>() + epoch * kPointColumns;
-    DifficultyPoint point;
-    point.epoch = epoch;
-    for (std::size_t k = 0; k < kDifficultyShares.size(); ++k) {
-      point.quantiles[k] = static_cast<float>(row[k + 1]);
-    }
-    point.threshold = static_cast<float>(row[kPointColumns - 1]);
-    points.push_back(point);
-  }
-  return points;
 }
 
 Result<Graded> Training::grade_batches(GraphBatch& last, std::int64_t& graphs) {
@@ -344,6 +320,17 @@ Result<void> Training::look_at_tests(EpochNews& news) const {
   return {};
 }
 
+void Training::tell_curriculum(EpochNews& news) const {
+  news.figures.emplace_back("curriculum/attacks", static_cast<double>(chosen_.first));
+  news.figures.emplace_back("curriculum/normals", static_cast<double>(chosen_.second));
+  news.figures.emplace_back("curriculum/threshold", static_cast<double>(threshold_));
+  const auto difficulties = floats_of(difficulty_);
+  for (const int percent : {5, 25, 50, 75, 95}) {
+    news.figures.emplace_back(fmt::format("curriculum/difficulty_{}", percent),
+                              static_cast<double>(quantile_of(difficulties, percent / 100.0)));
+  }
+}
+
 Result<EpochNews> Training::end_epoch() {
   const c10::AutoGradMode off{false};
   EpochNews news;
@@ -363,10 +350,7 @@ Result<EpochNews> Training::end_epoch() {
   }
   news.figures.emplace_back("graphs", static_cast<double>(batches_->graphs()));
   if (curriculum()) {
-    news.figures.emplace_back("curriculum/attacks", static_cast<double>(chosen_.first));
-    news.figures.emplace_back("curriculum/normals", static_cast<double>(chosen_.second));
-    const auto* row = points_.data_ptr<double>() + epoch_ * kPointColumns;
-    news.figures.emplace_back("curriculum/threshold", row[kPointColumns - 1]);
+    tell_curriculum(news);
   }
   if (scoring_seconds_ > 0.0) {
     news.scored = difficulty_.numel();
@@ -433,7 +417,6 @@ std::vector<NamedTensor> Training::tensors() const {
   list = joined(std::move(list), best_);
   if (curriculum()) {
     list.push_back({"difficulty", difficulty_});
-    list.push_back({"difficulty.points", points_});
   }
   return list;
 }

@@ -27,7 +27,6 @@
 
 #include "recipes/can_kd/config.h"
 #include "recipes/can_kd/data.h"
-#include "recipes/can_kd/difficulties.h"
 #include "recipes/can_kd/learner.h"
 #include "recipes/can_kd/work.h"
 #include "torch/dense_adam.h"
@@ -63,9 +62,6 @@ class Training final : public Work {
   Result<void> save_model(const std::filesystem::path& path) const override;
   [[nodiscard]] std::int64_t parameters() const override;
 
-  /// How difficult the normal graphs were in each epoch so far; empty without a curriculum.
-  [[nodiscard]] std::vector<DifficultyPoint> difficulty() const;
-
  private:
   Training(const CanKdConfig& config, const Data& data, const TrainingOptions& options);
   Result<void> begin_epoch();
@@ -73,7 +69,7 @@ class Training final : public Work {
   Result<Graded> grade_batches(GraphBatch& last, std::int64_t& graphs);
   Result<double> validate() const;
   Result<void> look_at_tests(EpochNews& news) const;
-  void note_difficulty(float threshold);
+  void tell_curriculum(EpochNews& news) const;
   [[nodiscard]] std::span<const std::int64_t> candidates() const;
   [[nodiscard]] double rate_scale() const;
   [[nodiscard]] std::int64_t patience() const;
@@ -88,9 +84,9 @@ class Training final : public Work {
   std::vector<NamedTensor> best_;  // "best.NAME", copies of the model's.
   at::Tensor difficulty_;          // float32 [normals], with a curriculum.
   std::int64_t scored_epoch_{-1};
-  double scoring_seconds_{0.0};  // In this epoch.
-  at::Tensor points_;            // float64 [max_epochs, 7]: a DifficultyPoint each.
-  std::pair<std::int64_t, std::int64_t> chosen_;  // Attacks and normal graphs of this epoch.
+  double scoring_seconds_{0.0};                   // In this epoch.
+  std::pair<std::int64_t, std::int64_t> chosen_;  // Attacks and normal graphs of this epoch, …
+  float threshold_{0};  // … these from this difficulty on, as long as there are enough.
   std::optional<GraphBatches> batches_;
   std::int64_t epoch_{0};
   std::int64_t position_{0};  // Graphs of this epoch behind us.
