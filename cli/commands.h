@@ -23,6 +23,8 @@ class App;
 
 namespace plimsoll {
 
+struct Recipe;
+
 inline constexpr int kFailedStatus = 1;
 inline constexpr int kUsageStatus = 2;
 inline constexpr int kMemoryStatus = 3;  ///< Memory ended a run at a commit; resume goes on.
@@ -36,6 +38,9 @@ void print(const std::string& text);
 
 /// For callbacks that may be told to cancel by Ctrl-C: shows progress, false once asked to stop.
 std::function<bool(std::int64_t, std::int64_t)> metered(std::shared_ptr<WorkMeter> meter);
+
+/// Adds --config FILE; its help names the presets of the recipe.
+void add_config(CLI::App& command, std::string& config, const Recipe& recipe);
 
 /// Each adds its commands to `app`.
 void add_train_commands(CLI::App& app, int& status);   ///< train, resume, eval

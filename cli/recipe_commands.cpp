@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <memory>
 #include <string>
 
 #include "cli/commands.h"
@@ -14,15 +15,15 @@ namespace {
 
 constexpr const char* kEmpty = "\"\"";
 
-/// Every option with its default, a comment above each. What has no default is commented out.
-std::string commented_file(const AnySettings& defaults) {
-  const RecipeOptions& options = defaults.options();
+/// Every option with its value, a comment above each. What is empty is commented out.
+std::string commented_file(const AnySettings& settings, const std::string& of) {
+  const RecipeOptions& options = settings.options();
   std::string text = fmt::format(
-      "# Options of `plimsoll train {0} --config FILE`, at their defaults. What the command line\n"
+      "# Options of `plimsoll train {} --config FILE`, {}. What the command line\n"
       "# says wins over this file. \"decides the bits\": a run goes on only with the same value.\n",
-      options.recipe);
+      options.recipe, of.empty() ? "at their defaults" : "as in " + of);
   for (const Field& field : options.fields) {
-    const std::string value = defaults.literal(field.name);
+    const std::string value = settings.literal(field.name);
     text += fmt::format("\n# {}{}{}.\n# Accepts {}.\n{}{} = {}\n", field.help,
                         *field.choices != '\0' ? fmt::format(": {}", field.choices) : "",
                         field.role == FieldRole::kIdentity ? "; decides the bits" : "",
@@ -35,8 +36,17 @@ void add_config_of(CLI::App& command, int& status, const Recipe& recipe) {
   auto* config_of =
       command.add_subcommand(recipe.name, "Options of `plimsoll train " + recipe.name + "`");
   config_of->footer(fmt::format("\nExample:\n  plimsoll config {0} > {0}.toml", recipe.name));
-  config_of->callback([&recipe, &status] {
-    std::string text = commented_file(*recipe.settings());
+  const auto config = std::make_shared<std::string>();
+  add_config(*config_of, *config, recipe);
+  config_of->callback([&recipe, &status, config] {
+    const auto settings = recipe.settings();
+    if (!config->empty()) {
+      if (const auto read = settings->read_file(*config); !read) {
+        status = report(read.error(), kUsageStatus);
+        return;
+      }
+    }
+    std::string text = commented_file(*settings, *config);
     text.pop_back();  // print() ends the line.
     print(text);
     status = 0;

@@ -6,7 +6,6 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <cstdio>
 #include <memory>
 #include <string>
 #include <vector>
@@ -81,15 +80,6 @@ void add_keys(CLI::App& command, const std::shared_ptr<TypedRun>& typed,
               field.role == FieldRole::kIdentity ? kBits : kWhere);
     }
   }
-  for (const Shorthand& shorthand : options.shorthands) {
-    add_key(command, typed, shorthand.form.name, help_of(shorthand.form, ""),
-            "Several of these at once");
-  }
-  for (const IgnoredKey& ignored : options.ignored) {
-    if (command.get_option_no_throw(flag_of(ignored.name)) == nullptr) {  // `plan` has a --device.
-      add_key(command, typed, ignored.name, ignored.reason, "");
-    }
-  }
   add_set(command, typed);
 }
 
@@ -111,12 +101,6 @@ Result<std::vector<GivenKey>> pairs_of(const TypedRun& typed) {
   return given;
 }
 
-void print_notes(const AnySettings& settings) {
-  for (const auto& note : settings.notes()) {
-    std::fprintf(stderr, "plimsoll: %s\n", note.c_str());
-  }
-}
-
 int report_work(const Result<RecipeReport>& done, const TypedRun& typed) {
   if (!done) {
     return report(done.error());
@@ -132,11 +116,7 @@ Result<std::unique_ptr<AnySettings>> typed_settings(const Recipe& recipe, const 
   if (!pairs) {
     return tl::unexpected(std::move(pairs).error());
   }
-  auto settings = new_settings(recipe, typed.config, std::vector{typed.flags, *pairs}, wants_out);
-  if (settings) {
-    print_notes(**settings);
-  }
-  return settings;
+  return new_settings(recipe, typed.config, std::vector{typed.flags, *pairs}, wants_out);
 }
 
 int train(const Recipe& recipe, const TypedRun& typed) {
@@ -190,7 +170,6 @@ int resume(const Recipe& recipe, const TypedRun& typed) {
   if (const auto resolved = (*settings)->resolve(); !resolved) {
     return report(resolved.error());
   }
-  print_notes(**settings);
   if (!recipe.train) {
     return report(work_missing(recipe, "train"));
   }
@@ -223,8 +202,7 @@ int by_recipe(const TypedRun& typed, int (*work)(const Recipe&, const TypedRun&)
 void add_train_of(CLI::App& train_command, int& status, const Recipe& recipe) {
   auto* command = train_command.add_subcommand(recipe.name, recipe.about);
   auto typed = std::make_shared<TypedRun>();
-  command->add_option("--config", typed->config, "File of options, .toml or .json")
-      ->type_name("FILE");
+  add_config(*command, typed->config, recipe);
   add_keys(*command, typed, *recipe.settings(), [](const Field&) { return true; });
   add_output(*command, typed);
   command->footer(fmt::format(
@@ -249,8 +227,7 @@ void add_train(CLI::App& app, int& status) {
 void add_plan_of(CLI::App& command, int& status, const Recipe& recipe) {
   auto* plan_of = command.add_subcommand(recipe.name, "Plan a run of `train " + recipe.name + "`");
   auto typed = std::make_shared<TypedRun>();
-  plan_of->add_option("--config", typed->config, "File of options, .toml or .json")
-      ->type_name("FILE");
+  add_config(*plan_of, typed->config, recipe);
   plan_of
       ->add_option("--device", typed->question.device.device,
                    "Device that the step must fit too: cpu, cuda, or simulated (as a CUDA device)")
@@ -347,6 +324,15 @@ void add_resume_and_eval(CLI::App& app, int& status) {
 }
 
 }  // namespace
+
+void add_config(CLI::App& command, std::string& config, const Recipe& recipe) {
+  std::string presets;
+  for (const Preset& preset : recipe.settings()->options().presets) {
+    presets += fmt::format("{}{}", presets.empty() ? "; or a preset: " : ", ", preset.name);
+  }
+  command.add_option("--config", config, "File of options, .toml or .json" + presets)
+      ->type_name("FILE");
+}
 
 void add_train_commands(CLI::App& app, int& status) {
   add_train(app, status);

@@ -59,7 +59,7 @@ def train(options, data: pathlib.Path, limited: bool) -> dict:
     """One run, in a cgroup of the limit if `limited`. Fails when it was killed or not held."""
     out = options.work / "run"
     shutil.rmtree(out, ignore_errors=True)
-    command = [options.program, "train", "can-kd", "--data", data, "--out", out, "--preset", "small", "--stage",
+    command = [options.program, "train", "can-kd", "--data", data, "--out", out, "--config", "small", "--stage",
                "normal", "--max-epochs", 1, "--seed", SEED, "--compute-threads", options.threads,
                "--quiet", "--json"]
     if limited:

@@ -27,8 +27,9 @@ CHUNKS = (500, 37)
 
 
 def train(options, data: pathlib.Path, run: pathlib.Path, *more) -> None:
+    sizes = ["--config", "small"] if options.sizes == "small" else []
     recipe_bench.call([options.program, "train", "can-kd", "--data", data, "--out", run, "--memory-limit",
-                       "3GiB", "--seed", SEED, "--preset", options.sizes, "--model-size", options.role,
+                       "3GiB", "--seed", SEED, *sizes, "--model-size", options.role,
                        "--stage", "autoencoder", "--max-epochs", EPOCHS,
                        "--use-kd", "false", "--batch-size", 256, "--tensorboard", "false",
                        "--patience", EPOCHS, "--student-gat-patience", EPOCHS, "--quiet", *more])

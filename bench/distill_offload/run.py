@@ -30,13 +30,13 @@ def train(options, data: pathlib.Path, run: pathlib.Path, *more) -> dict:
 
 def benchmark(options) -> dict:
     bus = options.work / "bus"
-    windows, epochs, preset = (60, 3, "small") if options.smoke else (2000, 4, "original")
+    windows, epochs, sizes = (60, 3, ["--config", "small"]) if options.smoke else (2000, 4, [])
     for name, seed, block in (("train_01_attack_free__a.csv", 1, 0),
                               ("train_02_with_attacks__flood.csv", 2, 5 * WINDOW)):
         write_traffic(bus / name, seed, windows * WINDOW + 1, block)
     data = options.work / "set"
     recipe_bench.call([options.program, "import", "can", bus, "--out", data])
-    shared = ["--stage", options.stage, "--preset", preset, "--max-epochs", epochs, "--patience",
+    shared = ["--stage", options.stage, *sizes, "--max-epochs", epochs, "--patience",
               epochs, "--student-gat-patience", epochs, "--batch-size", 256]
     taught = options.work / "teacher"
     train(options, data, taught, *shared, "--max-epochs", 1, "--model-size", "teacher")

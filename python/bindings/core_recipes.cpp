@@ -204,6 +204,14 @@ void add(const std::string& name, const std::string& about, const std::string& u
   add_recipe(std::move(recipe)).or_throw();
 }
 
+/// An option's value as run.toml has it.
+std::string literal(const std::string& recipe, const std::string& key, const std::string& text,
+                    const std::string& source) {
+  const auto settings = recipe_named(recipe).or_throw()->settings();
+  settings->set(key, text, source).or_throw();
+  return settings->literal(key);
+}
+
 }  // namespace
 
 void bind_python_recipes(nb::module_& m) {
@@ -215,6 +223,8 @@ void bind_python_recipes(nb::module_& m) {
            nb::arg("help"), nb::arg("least"), nb::arg("most"), nb::arg("choices"));
   m.def("add_recipe", &add, nb::arg("name"), nb::arg("about"), nb::arg("unit"), nb::arg("examples"),
         nb::arg("data_help"), nb::arg("data_advice"), nb::arg("fields"), nb::arg("work"));
+  m.def("option_literal", &literal, nb::arg("recipe"), nb::arg("key"), nb::arg("text"),
+        nb::arg("source"));
 }
 
 }  // namespace plimsoll::python

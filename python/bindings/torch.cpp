@@ -9,7 +9,6 @@
 // Threads: attach() and detach() want no torch operator running. Recipes run without Python's lock;
 //          the signal handlers are theirs meanwhile (run/control.h).
 // Memory:  none of its own.
-#include <cstdio>
 #include <memory>
 #include <span>
 #include <string>
@@ -49,14 +48,6 @@ nb::dict arena_stats() {
   return out;
 }
 
-void print_notes(const AnySettings& settings, bool quiet) {
-  for (const auto& note : settings.notes()) {
-    if (!quiet) {
-      std::fprintf(stderr, "plimsoll: %s\n", note.c_str());
-    }
-  }
-}
-
 /// The settings of plimsoll.train() or plan(), whose name is `source`.
 std::unique_ptr<AnySettings> settings_for(const Recipe& recipe, const std::string& config,
                                           const Pairs& options, const char* source,
@@ -72,7 +63,6 @@ std::string train(const std::string& name, const std::string& config, const Pair
                   bool quiet) {
   const Recipe& recipe = *recipe_named(name).or_throw();
   const auto settings = settings_for(recipe, config, options, "plimsoll.train()", true);
-  print_notes(*settings, quiet);
   return recipe.train(*settings, {.progress = {.quiet = quiet}}).or_throw().json;
 }
 
@@ -98,7 +88,6 @@ std::string resume(const std::string& run, const Pairs& options, bool quiet,
   const auto settings = settings_of_run(recipe, run).or_throw();
   settings->override_with(options, "plimsoll.resume()").or_throw();
   settings->resolve().or_throw();
-  print_notes(*settings, quiet);
   return recipe
       .train(*settings, {.resume = true,
                          .accept_other_processor = accept_other_processor,

@@ -25,7 +25,7 @@
     log_to_mlflow                  a run's parameters and metrics, through MLflow's own library
     plimsoll.plots                 plots of a run of can-kd, through matplotlib
     plimsoll.recipes               recipes of your own, which the program then trains by name
-    plimsoll.compat                TrainableEmbeddingManager and FeatureManager, as they were called
+    plimsoll.compat                TrainableEmbeddingManager and FeatureManager, as they were called; KD-GAT's options
 
 `import plimsoll` works without torch. With a Governor and torch, in either order, tensors are leased
 as well. Errors are in plimsoll.errors.

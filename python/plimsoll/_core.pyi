@@ -728,6 +728,8 @@ def add_recipe(name: str, about: str, unit: str, examples: str, data_help: str, 
                fields: Sequence[RecipeField], work: Any) -> None:
     """`work` has train(), evaluate() and `evaluates`; see plimsoll.recipes. Errors: ValueError; BudgetExceeded
     for more than 64 recipes."""
+def option_literal(recipe: str, key: str, text: str, source: str) -> str:
+    """The value of an option of `recipe` as run.toml has it. Errors: ValueError naming `source` and the key."""
 
 class RunFolder:
     """The files of a run and its lock, until close(). A forked child closes its copy."""

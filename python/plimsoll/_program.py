@@ -29,8 +29,8 @@ def train(recipe: str, *, data: str | os.PathLike[str], out: str | os.PathLike[s
     What `plimsoll train` does.
 
     options: every key of the recipe (docs/recipes/): epochs=3, batch_size=512,
-             store_bytes="64MiB", preset="small", vgae_hidden_dims=[80, 40, 16], …
-             They come on top of the file `config` (.toml or .json).
+             store_bytes="64MiB", student_vgae_hidden_dims=[80, 40, 16], …
+             They come on top of `config`: a file (.toml or .json), or a preset's name ("small").
     Returns the summary that `plimsoll train --json` prints: for cosir status, step, epoch, loss,
     rows_per_second, peak_resident_bytes, recall, state_sha256, … A run that ended before its last
     step has status "stopped" and stop_cause "asked" or "memory" (the program's exit status 3);

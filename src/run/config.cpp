@@ -69,20 +69,6 @@ bool within(const Field& field, std::int64_t value) {
   return static_cast<double>(value) >= field.least && static_cast<double>(value) <= field.most;
 }
 
-/// Each word between commas is a choice.
-std::optional<Parsed> read_words(const Field& field, std::string_view text) {
-  for (std::string_view rest = text;;) {
-    const auto comma = rest.find(',');
-    if (!listed(field.choices, rest.substr(0, comma))) {
-      return std::nullopt;
-    }
-    if (comma == std::string_view::npos) {
-      return std::string(text);
-    }
-    rest = rest.substr(comma + 1);
-  }
-}
-
 /// "[1024, 512, 96]" → "1024,512,96"; nothing when a number or the count is out of range.
 std::optional<Parsed> read_widths(const Field& field, std::string_view text) {
   if (text.size() >= 2 && ((text.front() == '[' && text.back() == ']') ||
@@ -134,8 +120,6 @@ std::optional<Parsed> parse(const Field& field, std::string_view text) {
                                                           : std::nullopt;
     case FieldKind::kChoice:
       return listed(field.choices, text) ? std::optional<Parsed>(std::string(text)) : std::nullopt;
-    case FieldKind::kWords:
-      return read_words(field, text);
     case FieldKind::kWidths:
       return read_widths(field, text);
     case FieldKind::kSwitch:
@@ -188,21 +172,6 @@ std::string print_bytes(std::int64_t value) {
   return fmt::format("{}", value);
 }
 
-/// "; did you mean 'student'?" for the first word that is none of the choices; "" without one.
-std::string suggestion(const Field& field, std::string_view text) {
-  std::vector<std::string> words;
-  for (std::string_view rest = field.choices; !rest.empty();) {
-    const auto bar = rest.find('|');
-    words.emplace_back(rest.substr(0, bar));
-    rest = bar == std::string_view::npos ? "" : rest.substr(bar + 1);
-  }
-  while (listed(field.choices, text.substr(0, text.find(',')))) {
-    text = text.substr(text.find(',') + 1);
-  }
-  const std::string near = nearest_word(text.substr(0, text.find(',')), words);
-  return near.empty() ? "" : fmt::format("; did you mean '{}'?", near);
-}
-
 /// Of a key that would make a run longer, why it cannot; "" for any other.
 std::string_view why_no_longer(std::string_view key) {
   if (key == "epochs") {
@@ -221,9 +190,8 @@ std::string_view why_no_longer(std::string_view key) {
 
 Result<void> check(const Field& field, std::string_view text, std::string_view source) {
   if (!parse(field, text)) {
-    return fail(ErrorCode::kInvalidArgument,
-                fmt::format("{}: {} must be {}, not '{}'{}", source, field.name, field.accepts(),
-                            text, field.kind == FieldKind::kWords ? suggestion(field, text) : ""));
+    return fail(ErrorCode::kInvalidArgument, fmt::format("{}: {} must be {}, not '{}'", source,
+                                                         field.name, field.accepts(), text));
   }
   return {};
 }
@@ -252,13 +220,12 @@ std::string Field::accepts() const {
     case FieldKind::kWidths:
       return fmt::format("{} to {} whole numbers from {} to {}, such as 80,40,16", kWidthsLeast,
                          kWidthsMost, from, to);
-    case FieldKind::kWords:
     case FieldKind::kChoice: {
       std::string words = choices;
       for (std::size_t at = 0; (at = words.find('|', at)) != std::string::npos; at += 2) {
         words.replace(at, 1, ", ");
       }
-      return (kind == FieldKind::kWords ? "words of " : "one of ") + words;
+      return "one of " + words;
     }
   }
   return "";
@@ -301,12 +268,6 @@ std::vector<std::string> AnySettings::known_keys() const {
   for (const Field& field : options_->fields) {
     keys.emplace_back(field.name);
   }
-  for (const Shorthand& shorthand : options_->shorthands) {
-    keys.emplace_back(shorthand.form.name);
-  }
-  for (const IgnoredKey& ignored : options_->ignored) {
-    keys.emplace_back(ignored.name);
-  }
   return keys;
 }
 
@@ -321,7 +282,6 @@ std::string AnySettings::print(const Field& field) const {
     case FieldKind::kText:
     case FieldKind::kLimit:
     case FieldKind::kChoice:
-    case FieldKind::kWords:
     case FieldKind::kWidths:
       return quote(*std::get<std::string*>(value));
     case FieldKind::kBytes:
@@ -341,12 +301,6 @@ std::string AnySettings::print(const Field& field) const {
   return "";
 }
 
-void AnySettings::note(std::string text) {
-  if (std::find(notes_.begin(), notes_.end(), text) == notes_.end()) {
-    notes_.push_back(std::move(text));
-  }
-}
-
 Result<void> AnySettings::set(std::string_view key, std::string_view text,
                               std::string_view source) {
   if (const auto index = index_of(key); index >= 0) {
@@ -360,18 +314,6 @@ Result<void> AnySettings::set(std::string_view key, std::string_view text,
     sources_[static_cast<std::size_t>(index)] = source;
     return {};
   }
-  for (const Shorthand& shorthand : options_->shorthands) {
-    if (key == shorthand.form.name) {
-      PLIMSOLL_TRY_VOID(check(shorthand.form, text, source));
-      return shorthand.expand(*this, shorthand, text, source);
-    }
-  }
-  for (const IgnoredKey& ignored : options_->ignored) {
-    if (key == ignored.name) {
-      note(fmt::format("ignored: {} = {}: {}", key, text, ignored.reason));
-      return {};
-    }
-  }
   const std::string near = nearest_word(key, known_keys());
   return fail(ErrorCode::kInvalidArgument,
               fmt::format("{}: unknown key '{}'{}", source, key,
@@ -379,27 +321,7 @@ Result<void> AnySettings::set(std::string_view key, std::string_view text,
               options_->keys_advice);
 }
 
-int AnySettings::rank(std::string_view key) const noexcept {
-  constexpr int kFields = 3;
-  for (const Shorthand& shorthand : options_->shorthands) {
-    if (key == shorthand.form.name) {
-      switch (shorthand.order) {
-        case KeyOrder::kFirst:
-          return 0;
-        case KeyOrder::kBefore:
-          return 2;
-        case KeyOrder::kAfter:
-          return kFields + 1;
-      }
-    }
-  }
-  return key == options_->leading ? 1 : kFields;
-}
-
-Result<void> AnySettings::set_all(std::vector<GivenKey> given) {
-  std::stable_sort(given.begin(), given.end(), [this](const GivenKey& a, const GivenKey& b) {
-    return rank(a.key) < rank(b.key);
-  });
+Result<void> AnySettings::set_all(std::span<const GivenKey> given) {
   for (const GivenKey& one : given) {
     PLIMSOLL_TRY_VOID(set(one.key, one.text, one.source));
   }
@@ -449,7 +371,7 @@ Result<void> AnySettings::override_with(
     given.push_back({key, text, std::string(source)});
   }
   const auto before = copy();
-  auto done = set_all(std::move(given));
+  auto done = set_all(given);
   if (done) {
     done = check_overrides(*before, source);
   }

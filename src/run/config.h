@@ -2,9 +2,9 @@
 //
 // Options of a run: one table of fields per recipe, several sources, each value with its origin.
 //
-// Sources in rising order: defaults, --config FILE (.toml or .json), the command line's own flags,
-// --set key=value. A recipe's table is the only list of its keys: flags, files, run.toml, `--help`
-// and the run's identity are all made from it.
+// Sources in rising order: defaults, --config (a .toml or .json file, or a preset's name), the
+// command line's own flags, --set key=value. A recipe's table is the only list of its keys: flags,
+// files, run.toml, `--help` and the run's identity are all made from it.
 // Reading order: Field, RecipeOptions, AnySettings, Settings, then the config.h of a recipe,
 // field_table.h (how tables are written), config.cpp.
 //
@@ -35,7 +35,6 @@ enum class FieldKind : std::uint8_t {
   kReal,     ///< A finite number within [least, most].
   kSwitch,   ///< true or false.
   kChoice,   ///< One of `choices`.
-  kWords,    ///< Words of `choices` with commas between them: "gat,teacher".
   kWidths,   ///< "1024,512,96": 2 to 8 whole numbers within [least, most]; kept as text.
 };
 
@@ -64,34 +63,10 @@ struct Field {
   [[nodiscard]] std::string accepts() const;
 };
 
-class AnySettings;
-
-/// When a key is read among the keys of one source, whatever their order there.
-enum class KeyOrder : std::uint8_t {
-  kFirst,   ///< A preset: every other key of its source wins over it.
-  kBefore,  ///< Before the fields: these win over it.
-  kAfter,   ///< After the fields: it wins over these.
-};
-
-/// A key that sets others: a preset, or another program's spelling.
-struct Shorthand {
-  Field form;  ///< Name, kind, range and help; its `in` is null.
-  KeyOrder order;
-  Result<void> (*expand)(AnySettings& settings, const Shorthand& self, std::string_view text,
-                         std::string_view source);
-  const char* sets{""};  ///< For expand(): keys with spaces between them.
-};
-
-/// A key of another program that has no meaning here: accepted, and said so.
-struct IgnoredKey {
-  const char* name;
-  const char* reason;
-};
-
-/// A nested table of a file whose keys are this recipe's with a prefix: [vgae] heads → vgae_heads.
-struct KeyGroup {
-  const char* name;
-  const char* prefix;
+/// A file of options that comes with a recipe.
+struct Preset {
+  const char* name;  ///< "small": what --config says.
+  const char* toml;  ///< The file's text.
 };
 
 /// All there is to know of a recipe's options.
@@ -100,10 +75,7 @@ struct RecipeOptions {
   std::span<const Field> fields;  ///< In the order of run.toml.
   const char* data_advice;        ///< How to get what --data names.
   const char* keys_advice;        ///< Where all keys are listed.
-  std::span<const Shorthand> shorthands{};
-  std::span<const IgnoredKey> ignored{};
-  std::span<const KeyGroup> groups{};
-  const char* leading{""};  ///< A field that shorthands look at: read before them.
+  std::span<const Preset> presets{};
 };
 
 /// What every run has. A recipe's config derives from it and may have other defaults; the fields
@@ -147,7 +119,8 @@ class AnySettings {
  public:
   virtual ~AnySettings() = default;
 
-  /// Reads a .toml or .json file: flat keys, or the same inside a table named as the recipe.
+  /// Reads a .toml or .json file: flat keys, or the same inside a table named as the recipe. A word
+  /// without a suffix is the name of a preset.
   /// With `keep_sources` (a run's own run.toml) values keep the sources recorded beside them.
   /// Errors: kNotFound; kInvalidArgument naming the file, the line (TOML) and the key, or the
   ///         recipe that the file belongs to instead.
@@ -157,8 +130,8 @@ class AnySettings {
   /// Errors: kInvalidArgument naming the key, what it accepts, and the nearest known key.
   Result<void> set(std::string_view key, std::string_view text, std::string_view source);
 
-  /// Sets the keys of one source: presets first, see KeyOrder, otherwise as they come.
-  Result<void> set_all(std::vector<GivenKey> given);
+  /// Sets keys as they come. Errors: as set(); those before the wrong one are set.
+  Result<void> set_all(std::span<const GivenKey> given);
 
   /// Splits "key=value" and sets it.
   Result<void> set_pair(std::string_view pair, std::string_view source);
@@ -191,9 +164,6 @@ class AnySettings {
 
   [[nodiscard]] const RecipeOptions& options() const noexcept { return *options_; }
 
-  /// "ignored: num_workers: …": what the user should know of the keys given; in order, each once.
-  [[nodiscard]] const std::vector<std::string>& notes() const noexcept { return notes_; }
-
  protected:
   explicit AnySettings(const RecipeOptions& options);
   AnySettings(const AnySettings&) = default;
@@ -208,12 +178,9 @@ class AnySettings {
   [[nodiscard]] FieldValue value_of(const Field& field) const;
   [[nodiscard]] std::int64_t index_of(std::string_view key) const noexcept;
   [[nodiscard]] std::vector<std::string> known_keys() const;
-  [[nodiscard]] int rank(std::string_view key) const noexcept;
-  void note(std::string text);
 
   const RecipeOptions* options_;
   std::vector<std::string> sources_{};  // One per field, in the order of options_->fields.
-  std::vector<std::string> notes_{};    // At most one per ignored key and value given.
 };
 
 /// Settings of the recipe whose options Config holds.

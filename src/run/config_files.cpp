@@ -26,7 +26,7 @@ constexpr std::string_view kRecipeKey = "recipe";
 constexpr std::string_view kPython = "python";  // plimsoll.Run writes it; no recipe of ours.
 
 /// What a file's value is, whatever the format.
-enum class Literal : std::uint8_t { kText, kInteger, kReal, kSwitch, kList, kNone, kTable, kOther };
+enum class Literal : std::uint8_t { kText, kInteger, kReal, kSwitch, kList, kTable, kOther };
 
 struct FileKey {
   std::string key{};
@@ -40,7 +40,7 @@ struct FileKey {
 bool fits(FieldKind kind, Literal literal) {
   switch (kind) {
     case FieldKind::kText:
-      return literal == Literal::kText || literal == Literal::kNone;
+      return literal == Literal::kText;
     case FieldKind::kLimit:
     case FieldKind::kAuto:
     case FieldKind::kBytes:
@@ -54,7 +54,6 @@ bool fits(FieldKind kind, Literal literal) {
     case FieldKind::kChoice:  // A choice may look like a number: precision = 32.
       return literal == Literal::kText || literal == Literal::kSwitch ||
              literal == Literal::kInteger;
-    case FieldKind::kWords:
     case FieldKind::kWidths:
       return literal == Literal::kText || literal == Literal::kList;
   }
@@ -97,21 +96,17 @@ struct JsonErrorPosition final : nlohmann::json_sax<nlohmann::json> {
 /// A file's keys on their way into settings: which recipe, which table, which kinds.
 class Gathering {
  public:
-  Gathering(const RecipeOptions& options, std::vector<std::string> known)
-      : options_(options), known_(std::move(known)) {}
+  explicit Gathering(const RecipeOptions& options) : options_(options) {}
 
-  /// Takes the keys of the outermost table, or of [recipe], or of a group such as [vgae].
-  Result<void> take(const std::vector<FileKey>& keys, bool outermost, const KeyGroup* group);
+  /// Takes the keys of the outermost table, or of [recipe].
+  Result<void> take(const std::vector<FileKey>& keys, bool outermost);
 
-  [[nodiscard]] std::vector<GivenKey>& given() noexcept { return given_; }
+  [[nodiscard]] const std::vector<GivenKey>& given() const noexcept { return given_; }
   [[nodiscard]] const std::vector<std::string>& recorded() const noexcept { return recorded_; }
 
  private:
-  Result<void> take_table(const FileKey& table, bool outermost, const KeyGroup* group);
-  Result<void> take_value(const FileKey& value, const KeyGroup* group);
-  [[nodiscard]] bool knows(const std::string& key) const {
-    return std::find(known_.begin(), known_.end(), key) != known_.end();
-  }
+  Result<void> take_table(const FileKey& table, bool outermost);
+  Result<void> take_value(const FileKey& value);
   [[nodiscard]] Error of_another(const FileKey& key, const std::string& recipe) const {
     return make_error(ErrorCode::kInvalidArgument,
                       fmt::format("{}: this belongs to the recipe {}, not to {}", key.where, recipe,
@@ -126,40 +121,31 @@ class Gathering {
   }
 
   const RecipeOptions& options_;
-  std::vector<std::string> known_;
   std::vector<GivenKey> given_{};
   std::vector<std::string> recorded_{};  // One per given key.
 };
 
-Result<void> Gathering::take(const std::vector<FileKey>& keys, bool outermost,
-                             const KeyGroup* group) {
+Result<void> Gathering::take(const std::vector<FileKey>& keys, bool outermost) {
   for (const FileKey& key : keys) {
     if (outermost && key.key == kRecipeKey && key.literal == Literal::kText) {
       if (key.text != options_.recipe) {
         return tl::unexpected(of_another(key, key.text));
       }
     } else if (key.literal != Literal::kTable) {
-      PLIMSOLL_TRY_VOID(take_value(key, group));
+      PLIMSOLL_TRY_VOID(take_value(key));
     }
   }
   for (const FileKey& key : keys) {  // A key inside a table wins over the same outside.
     if (key.literal == Literal::kTable) {
-      PLIMSOLL_TRY_VOID(take_table(key, outermost, group));
+      PLIMSOLL_TRY_VOID(take_table(key, outermost));
     }
   }
   return {};
 }
 
-Result<void> Gathering::take_table(const FileKey& table, bool outermost, const KeyGroup* group) {
+Result<void> Gathering::take_table(const FileKey& table, bool outermost) {
   if (outermost && table.key == options_.recipe) {
-    return take(table.inside, false, nullptr);
-  }
-  if (group == nullptr) {
-    for (const KeyGroup& deeper : options_.groups) {
-      if (table.key == deeper.name) {
-        return take(table.inside, false, &deeper);
-      }
-    }
+    return take(table.inside, false);
   }
   if (outermost && find_recipe(table.key) != nullptr) {
     return tl::unexpected(of_another(table, table.key));
@@ -168,38 +154,20 @@ Result<void> Gathering::take_table(const FileKey& table, bool outermost, const K
 }
 
 /// Refuses a literal of the wrong kind: "5" where 5 is meant. An unknown key is named by set().
-Result<void> Gathering::take_value(const FileKey& value, const KeyGroup* group) {
-  std::string key = value.key;
-  if (group != nullptr) {  // [fusion] alpha_steps is no fusion_alpha_steps.
-    const std::string prefixed = group->prefix + key;
-    key = !knows(prefixed) && knows(key) ? key : prefixed;
-  }
-  const auto is_ignored = [&](const IgnoredKey& ignored) { return key == ignored.name; };
-  const bool ignored = std::any_of(options_.ignored.begin(), options_.ignored.end(), is_ignored);
-  const auto is_group = [&](const KeyGroup& one) { return key == one.name; };
-  if (value.literal == Literal::kList && value.text.empty() &&
-      std::any_of(options_.groups.begin(), options_.groups.end(), is_group)) {
-    return {};  // A group of nothing.
-  }
-  if (value.literal == Literal::kOther && !ignored) {
+Result<void> Gathering::take_value(const FileKey& value) {
+  const std::string& key = value.key;
+  if (value.literal == Literal::kOther) {
     return tl::unexpected(neither(value));
   }
-  const auto check = [&](const Field& field) -> Result<void> {
+  for (const Field& field : options_.fields) {
     if (key == field.name && !fits(field.kind, value.literal)) {
-      if (value.literal == Literal::kNone || value.literal == Literal::kList) {
+      if (value.literal == Literal::kList) {
         return tl::unexpected(neither(value));
       }
       return fail(ErrorCode::kInvalidArgument,
                   fmt::format("{}: {} must be {}{}", value.where, key, field.accepts(),
                               value.literal == Literal::kText ? ", without quotes" : ""));
     }
-    return {};
-  };
-  for (const Field& field : options_.fields) {
-    PLIMSOLL_TRY_VOID(check(field));
-  }
-  for (const Shorthand& shorthand : options_.shorthands) {
-    PLIMSOLL_TRY_VOID(check(shorthand.form));
   }
   given_.push_back({key, value.text, value.where});
   recorded_.push_back(value.recorded);
@@ -227,9 +195,6 @@ std::pair<Literal, std::string> scalar(const nlohmann::json& node) {
   if (node.is_string()) {
     return {Literal::kText, node.get<std::string>()};
   }
-  if (node.is_null()) {
-    return {Literal::kNone, ""};
-  }
   return {node.is_boolean()          ? Literal::kSwitch
           : node.is_number_integer() ? Literal::kInteger
           : node.is_number()         ? Literal::kReal
@@ -243,7 +208,7 @@ std::pair<Literal, std::string> joined(const List& list) {
   std::string text;
   for (const auto& member : list) {
     const auto [literal, word] = scalar(member);
-    if (literal == Literal::kOther || literal == Literal::kNone) {
+    if (literal == Literal::kOther) {
       return {Literal::kOther, ""};
     }
     text += (text.empty() ? "" : ",") + word;
@@ -275,18 +240,9 @@ std::vector<FileKey> keys_of(const nlohmann::json& object, const std::string& na
   std::vector<FileKey> keys;
   for (const auto& [key, node] : object.items()) {
     FileKey one{.key = key, .where = name};
-    const bool objects = node.is_array() && !node.empty() &&
-                         std::all_of(node.begin(), node.end(),
-                                     [](const auto& member) { return member.is_object(); });
     if (node.is_object()) {
       one.literal = Literal::kTable;
       one.inside = keys_of(node, name);
-    } else if (objects) {  // Like one table; a later object's keys win.
-      one.literal = Literal::kTable;
-      for (const auto& member : node) {
-        const auto more = keys_of(member, name);
-        one.inside.insert(one.inside.end(), more.begin(), more.end());
-      }
     } else if (node.is_array()) {
       std::tie(one.literal, one.text) = joined(node);
     } else {
@@ -346,25 +302,40 @@ Result<std::vector<FileKey>> parse_json(const std::string& name, const std::stri
   return keys_of(root, name);
 }
 
+/// Errors: kInvalidArgument naming those that there are.
+Result<std::string> preset_text(const RecipeOptions& options, const std::string& name) {
+  std::string names;
+  for (const Preset& preset : options.presets) {
+    if (name == preset.name) {
+      return std::string(preset.toml);
+    }
+    names += fmt::format("{}{}", names.empty() ? "" : ", ", preset.name);
+  }
+  return fail(
+      ErrorCode::kInvalidArgument,
+      fmt::format(
+          "{}: not a configuration file by its name{}", name,
+          names.empty() ? "" : fmt::format(", and no preset of {}: {}", options.recipe, names)),
+      "name it .toml or .json");
+}
+
 }  // namespace
 
 Result<void> AnySettings::read_file(const std::filesystem::path& path, bool keep_sources) {
-  PLIMSOLL_TRY(const std::string text, keep_sources ? read_sealed(path, kFileBytesMax)
-                                                    : read_small_file(path, kFileBytesMax));
   const auto name = path.string();
   std::vector<FileKey> keys;
-  if (path.extension() == ".toml") {
-    PLIMSOLL_TRY(keys, parse_toml(name, text, keep_sources));
-  } else if (path.extension() == ".json") {
-    PLIMSOLL_TRY(keys, parse_json(name, text));
+  if (path.extension() == ".toml" || path.extension() == ".json") {
+    PLIMSOLL_TRY(const std::string text, keep_sources ? read_sealed(path, kFileBytesMax)
+                                                      : read_small_file(path, kFileBytesMax));
+    PLIMSOLL_TRY(keys, path.extension() == ".toml" ? parse_toml(name, text, keep_sources)
+                                                   : parse_json(name, text));
   } else {
-    return fail(ErrorCode::kInvalidArgument,
-                fmt::format("{}: not a configuration file by its name", name),
-                "name it .toml or .json");
+    PLIMSOLL_TRY(const std::string text, preset_text(*options_, name));
+    PLIMSOLL_TRY(keys, parse_toml("preset " + name, text, false));
   }
-  Gathering gathering(*options_, known_keys());
-  PLIMSOLL_TRY_VOID(gathering.take(keys, true, nullptr));
-  const std::vector<GivenKey> given = gathering.given();
+  Gathering gathering(*options_);
+  PLIMSOLL_TRY_VOID(gathering.take(keys, true));
+  const std::vector<GivenKey>& given = gathering.given();
   PLIMSOLL_TRY_VOID(set_all(given));
   for (std::size_t i = 0; i < given.size(); ++i) {
     if (const auto& source = gathering.recorded()[i]; !source.empty()) {

@@ -23,7 +23,7 @@ from test_cli import assert_refused, call, trains  # noqa: F401  Fixtures.
 
 WINDOW = 20
 TASKS = ["vgae", "gat_curriculum", "gat_normal", "fusion"]
-SMALL = ["--preset", "small", "--max-epochs", "2", "--batch-size", "64", "--fusion-episodes", "20",
+SMALL = ["--config", "small", "--max-epochs", "2", "--batch-size", "64", "--fusion-episodes", "20",
          "--min-steps-per-epoch", "2", "--compute-threads", "2", "--quiet", "--json"]
 
 
@@ -474,7 +474,7 @@ def busy(tmp_path_factory, program):
 
 def test_k5_a_planned_batch_trains_and_a_fifth_more_is_refused(trains, call, busy, tmp_path):
     """The tightest task is the student's: its step holds the teacher too."""
-    base = ["can-kd", "--data", busy, "--preset", "small", "--stage", "normal", "--max-epochs", "1",
+    base = ["can-kd", "--data", busy, "--config", "small", "--stage", "normal", "--max-epochs", "1",
             "--student-gat-hidden", "16", "--student-gat-heads", "8", "--student-gat-layers", "32",
             "--gradient-checkpointing", "false", "--cache-bytes", "0", "--compute-threads", "2",
             "--scoring-chunk", "64"]  # So that a step, not what answers, holds the peak.
@@ -526,7 +526,7 @@ def test_auto_plans_for_a_set_of_a_few_graphs(trains, call, tmp_path):
 
 
 def test_choices_keep_the_effective_batch_in_micro_batches(trains, call, busy):
-    base = ["plan", "can-kd", "--data", busy, "--preset", "small", "--stage", "normal",
+    base = ["plan", "can-kd", "--data", busy, "--config", "small", "--stage", "normal",
             "--model-size", "teacher", "--cache-bytes", "0", "--compute-threads", "2",
             "--scoring-chunk", "64", "--json"]
 
@@ -557,7 +557,7 @@ def test_choices_keep_the_effective_batch_in_micro_batches(trains, call, busy):
 
 
 def test_choices_are_planned_and_timed_for_the_tightest_task(trains, call, traffic):
-    base = ["plan", "can-kd", "--data", traffic, "--preset", "small", "--stage", "normal",
+    base = ["plan", "can-kd", "--data", traffic, "--config", "small", "--stage", "normal",
             "--memory-limit", "1GiB", "--compute-threads", "2", "--offload-teacher-to-cpu", "true",
             "--student-gat-hidden", "64", "--choices"]
     done = call(*base, "--json")

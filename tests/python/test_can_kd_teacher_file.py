@@ -150,7 +150,7 @@ class Malicious:
 def test_what_is_no_teacher_is_refused_and_nothing_of_it_is_run(teacher, call, traffic, tmp_path):
     good = as_original(teacher("normal"))
     base = ["train", "can-kd", "--data", traffic, "--out", tmp_path / "run", "--memory-limit", "1GiB",
-            "--preset", "small", "--model-size", "student", "--quiet"]
+            "--config", "small", "--model-size", "student", "--quiet"]
     path = tmp_path / "t.pt"
 
     def refused(state, *texts, stage="normal"):
@@ -196,7 +196,7 @@ def test_damage_anywhere_in_a_teachers_file_is_an_error_or_harmless(teacher, cal
                 data[numbers.randrange(len(data))] = numbers.randrange(256)
         (tmp_path / "t.pt").write_bytes(data)
         done = call("train", "can-kd", "--data", traffic, "--out", tmp_path / f"run{case}", "--memory-limit",
-                    "1GiB", "--preset", "small", "--model-size", "student", "--stage", "normal", "--max-epochs",
+                    "1GiB", "--config", "small", "--model-size", "student", "--stage", "normal", "--max-epochs",
                     "1", "--min-steps-per-epoch", "1", "--quiet", "--teacher-path", tmp_path / "t.pt")
         assert done.status in (0, 1), (case, done.err)
         assert done.status == 0 or "t.pt" in done.err, (case, done.err)

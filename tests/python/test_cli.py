@@ -22,9 +22,8 @@ CONFIG_KEYS = ["checkpoint_every_n_steps", "keep_checkpoints", "queue_bytes", "s
                "cache_bytes", "loader_threads", "compute_threads", "label_dim", "label_optimizer"]
 
 
-CAN_KD_KEYS = ["stage", "preset", "model_size", "teacher_gat_heads", "student_vgae_hidden_dims", "gat_heads",
-               "lr", "use_kd", "teacher_path", "offload_teacher_to_cpu", "precision",
-               "optimize_batch_size"]
+CAN_KD_KEYS = ["stage", "config", "model_size", "teacher_gat_heads", "student_vgae_hidden_dims", "vgae_lr",
+               "use_kd", "teacher_path", "offload_teacher_to_cpu", "precision"]
 
 
 @dataclasses.dataclass
@@ -78,10 +77,11 @@ def assert_refused(done: Done, status: int, *words: str):
     (["train", "can-kd"], ["no data given", "plimsoll import can"]),
     (["train", "can-kd", "--data", "d"], ["--out"]),
     (["train", "can-kd", "--stage", "gat", "--data", "d"], ["stage must be one of all, autoencoder"]),
-    (["train", "can-kd", "--gat-head", "3"], ["did you mean --gat-heads?"]),
-    (["train", "can-kd", "--preset", "gat,studnt"], ["preset", "did you mean 'student'?"]),
-    (["train", "can-kd", "--preset", "small,large"], ["'small' and 'large' exclude each other"]),
-    (["train", "can-kd", "--vgae-hidden-dims", "0,5"], ["2 to 8 whole numbers from 1 to 65536"]),
+    (["train", "can-kd", "--teacher-gat-head", "3"], ["did you mean --teacher-gat-heads?"]),
+    (["train", "can-kd", "--config", "smal"], ["smal: not a configuration file", "preset of can-kd: small, large"]),
+    (["train", "can-kd", "--config", "small", "--config", "large"], ["--config"]),
+    (["config", "can-kd", "--config", "smal"], ["preset of can-kd: small, large"]),
+    (["train", "can-kd", "--student-vgae-hidden-dims", "0,5"], ["2 to 8 whole numbers from 1 to 65536"]),
     (["train", "can-kd", "--set", "kd_temprature=3"], ["did you mean 'kd_temperature'?"]),
     (["train", "can-kd", "--set", "label_dim=3"], ["plimsoll train can-kd --help"]),
     (["resume"], ["RUN"]),
@@ -148,7 +148,7 @@ def test_help_and_version_end_with_status_zero(call):
     text = call("train", "can-kd", "--help").out
     for key in CAN_KD_KEYS:
         assert "--" + key.replace("_", "-") in text
-    assert "--num-workers" not in text  # Accepted, but nobody should learn it here.
+    assert "or a preset: small, large" in text
     assert "--stage" in call("resume", "--help").out
 
 
@@ -160,29 +160,16 @@ def can_kd(call, tmp_path, *arguments):
     return done
 
 
-def test_the_originals_spellings_are_options_and_what_means_nothing_is_said_to(call, tmp_path):
-    done = can_kd(call, tmp_path, "--preset", "vgae,student", "--use-kd", "true", "--teacher-path", "t.pt",
-                  "--offload-teacher-to-cpu", "true", "--gradient-checkpointing", "true",
-                  "--precision", "16-mixed", "--lr", "0.001", "--gat-hidden", "16",
-                  "--optimize-batch-size", "true", "--safety-factor", "0.5", "--num-workers", "4",
-                  "--batch-size-mode", "binsearch")
-    assert done.status == 1, done.err  # What was typed is in order; the data is not there.
-    notes = [line for line in done.err.splitlines() if line.startswith("plimsoll: ignored: ")]
-    assert {note.split()[2] for note in notes} == {"safety_factor", "num_workers", "batch_size_mode"}
-    assert all(note.count(": ") == 3 for note in notes), notes
-
-
-def test_a_configuration_of_the_original_is_read_by_the_program(call, tmp_path):
-    (tmp_path / "flat.json").write_text(json.dumps(
-        {"dataset": "set_01", "model_size": "student", "vgae_hidden_dims": [80, 40, 16],
-         "batch_size": 64, "teacher_path": None, "num_workers": 8}))
-    done = can_kd(call, tmp_path, "--config", "flat.json")
-    assert done.status == 1, done.err
-    assert "ignored: dataset = set_01" in done.err and "ignored: num_workers = 8" in done.err
-    (tmp_path / "nested.json").write_text(json.dumps({"gat": {"heads": 0}}))
-    assert_refused(can_kd(call, tmp_path, "--config", "nested.json"), 2, "nested.json: gat_heads must be")
-    (tmp_path / "wrong.json").write_text(json.dumps({"gat": {"head": 4}}))
-    assert_refused(can_kd(call, tmp_path, "--config", "wrong.json"), 2, "did you mean 'gat_heads'?")
+def test_a_preset_counts_less_than_options_and_can_be_had_as_a_file(call, tmp_path):
+    assert can_kd(call, tmp_path, "--config", "small", "--teacher-gat-heads", "3").status == 1  # No data there.
+    (tmp_path / "own.toml").write_text(call("config", "can-kd", "--config", "small").out)
+    text = (tmp_path / "own.toml").read_text()
+    assert "--config FILE`, as in small." in text
+    assert "\nteacher_gat_heads = 4\n" in text and "\nbatch_size = 256\n" in text and "\nseed = 42\n" in text
+    assert call("config", "can-kd", "--config", tmp_path / "own.toml").out.splitlines()[1:] == text.splitlines()[1:]
+    default = call("config", "can-kd").out
+    assert "\nteacher_gat_heads = 8\n" in default and "at their defaults" in default
+    assert can_kd(call, tmp_path, "--config", "own.toml").status == 1
 
 
 def test_a_file_of_another_recipe_is_refused_by_its_name(call, tmp_path):

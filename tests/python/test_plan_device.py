@@ -28,7 +28,7 @@ def graphs(program, tmp_path_factory):
     write_traffic(bus / "train_01__flood.csv", 4, 14000 * WINDOW + 1, 5 * WINDOW)
     subprocess.run([program, "import", "can", bus, "--out", bus / "set", "--window", str(WINDOW),
                     "--stride", str(WINDOW)], check=True, capture_output=True)
-    return ["can-kd", "--data", bus / "set", "--preset", "small", "--stage", "normal",
+    return ["can-kd", "--data", bus / "set", "--config", "small", "--stage", "normal",
             "--student-gat-hidden", "16", "--student-gat-heads", "8",
             "--gradient-checkpointing", "false", "--compute-threads", "2", "--scoring-chunk", "64"]
 

@@ -25,7 +25,7 @@ from test_cli import assert_refused, call, trains  # noqa: F401  Fixtures.
 
 PAIRS = ["--epochs", "2", "--batch-size", "256", "--eval-pairs", "50", "--memory-limit", "512MiB",
          "--compute-threads", "2", "--tensorboard", "false", "--quiet", "--json"]
-GRAPHS = ["--preset", "small", "--max-epochs", "1", "--batch-size", "64", "--fusion-episodes", "4",
+GRAPHS = ["--config", "small", "--max-epochs", "1", "--batch-size", "64", "--fusion-episodes", "4",
           "--min-steps-per-epoch", "2", "--memory-limit", "1GiB", "--compute-threads", "2",
           "--tensorboard", "false", "--quiet", "--json"]
 
@@ -212,7 +212,7 @@ def test_r37_can_kd_computes_the_same_bits_with_any_number_of_threads(runs, call
     states = set()
     for threads in ("1", "2", "5"):
         run = tmp_path / threads
-        last_json(call("train", "can-kd", "--data", runs / "graphs", "--out", run, *GRAPHS, "--preset",
+        last_json(call("train", "can-kd", "--data", runs / "graphs", "--out", run, *GRAPHS[2:], "--config",
                        "large", "--stage", "autoencoder", "--model-size", "teacher",
                        "--compute-threads", threads))
         states.add(last_json(call("resume", run, "--quiet", "--json", "--stage", "normal",

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The table of `can-kd` options. Keys that set others are in spellings.cpp.
+// The table of `can-kd` options.
 #include "recipes/can_kd/config.h"
 
 #include <array>
 #include <memory>
 
-#include "recipes/can_kd/spellings.h"
 #include "run/field_table.h"
 
 namespace plimsoll {
@@ -222,10 +221,7 @@ const RecipeOptions& recipe_options<CanKdConfig>() noexcept {
       .fields = kFields,
       .data_advice = "name a graph set with --data DIR; `plimsoll import can` makes one",
       .keys_advice = "`plimsoll train can-kd --help` lists every key",
-      .shorthands = can_kd::shorthands(),
-      .ignored = can_kd::ignored_keys(),
-      .groups = can_kd::key_groups(),
-      .leading = "model_size"};
+      .presets = can_kd::presets()};
   return options;
 }
 
@@ -235,9 +231,9 @@ Recipe describe_can_kd() {
       .about = "Intrusion detection on CAN-bus graphs: a teacher, and a student of it",
       .unit = "graphs",
       .train_examples =
-          "  plimsoll train can-kd --data data/ --out run/ --memory-limit 1GiB --preset small\n"
+          "  plimsoll train can-kd --data data/ --out run/ --memory-limit 1GiB --config small\n"
           "  plimsoll resume run/ --stage fusion --json       the next stage of the same run\n"
-          "  plimsoll train can-kd --config can_kd.json --preset gat,student --teacher-path "
+          "  plimsoll train can-kd --config can_kd.toml --model-size student --teacher-path "
           "teacher/",
       .plan_example = "plimsoll plan can-kd --data data/ --memory-limit 1GiB --stage curriculum",
       .choices = "checkpointing, precision, where the teacher is",

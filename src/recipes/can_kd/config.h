@@ -2,13 +2,15 @@
 //
 // Every option of `plimsoll train can-kd`. docs/recipes/can-kd.md says what each one does.
 //
-// The keys and defaults follow the original's PipelineConfig; `teacher_` and `student_` before an
-// architecture's keys say whose. Reading order: run/config.h (fields and settings), this file.
+// The defaults are those of KD-GAT; python/plimsoll/compat/_kd_gat.py reads its spellings.
+// `teacher_` and `student_` before an architecture's keys say whose. Reading order: run/config.h
+// (fields and settings), this file.
 //
 // Threads: a value.   Memory: a few kilobytes.
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 
 #include "run/config.h"
@@ -97,6 +99,11 @@ struct CanKdConfig : RunConfig {
 
 template <>
 const RecipeOptions& recipe_options<CanKdConfig>() noexcept;
+
+namespace can_kd {
+/// The files in presets/.
+[[nodiscard]] std::span<const Preset> presets() noexcept;
+}  // namespace can_kd
 
 using CanKdSettings = Settings<CanKdConfig>;
 

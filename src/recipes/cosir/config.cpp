@@ -113,17 +113,12 @@ constexpr std::array kFields{
     F::tensorboard(),
 };
 
-// In the run.toml of runs that are older.
-constexpr IgnoredKey kIgnored[] = {
-    {"mlflow", "in Python, plimsoll.log_to_mlflow(RUN) brings a run to MLflow"}};
-
 constexpr RecipeOptions kOptions{
     .recipe = "cosir",
     .fields = kFields,
     .data_advice =
         "name a feature store with --data DIR; plimsoll synth and plimsoll import make one",
-    .keys_advice = "`plimsoll train cosir --help` lists every key",
-    .ignored = kIgnored};
+    .keys_advice = "`plimsoll train cosir --help` lists every key"};
 
 }  // namespace
 
