@@ -45,7 +45,8 @@ def train(run, options):
     return {"weight": model.weight.item().hex(), "buffer": options.buffer, "data": options.data}
 
 def evaluate(options):
-    return {"evaluated": os.path.basename(options.out), "epochs": options.epochs}
+    nowhere = {"nowhere": [float("nan"), {"far": -float("inf")}]} if "TOY_NOWHERE" in os.environ else {}
+    return {"evaluated": os.path.basename(options.out), "epochs": options.epochs, **nowhere}
 
 RECIPE = Recipe("toy", "A line through points", Options, train, evaluate, unit="points",
                 examples=("plimsoll train toy --data points/ --out run/ --memory-limit 1GiB",))
@@ -120,6 +121,8 @@ def test_killed_and_resumed_it_has_the_same_bits(program, tmp_path):
     assert (summary["weight"], summary["step"]) == (whole["weight"], 26)
     assert summary["buffer"] == 2 << 20 and summary["limit_bytes"] == 3 << 30
     assert said(program("eval", "killed", "--json")) == {"evaluated": "killed", "epochs": 2}
+    nowhere = program("eval", "killed", "--json", TOY_NOWHERE="1")
+    assert json.loads(nowhere.stdout, parse_constant=pytest.fail)["nowhere"] == [None, {"far": None}]
     quiet = program("resume", "killed", "--quiet")
     assert quiet.returncode == 0 and quiet.stderr == "goes on at step 26\n" and "weight" in quiet.stdout
 

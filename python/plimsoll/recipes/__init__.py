@@ -23,6 +23,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import json
+import math
 import os
 import typing
 from collections.abc import Callable
@@ -195,12 +196,12 @@ class _Work:
         summary = {"status": "stopped" if stop else "finished", "run": out, **stop, "step": run.steps_made,
                    "epoch": run.epoch, "seconds": status["seconds"], "limit_bytes": status["limit_bytes"],
                    "peak_resident_bytes": status["peak_resident_bytes"], **(said or {})}
-        return json.dumps(summary), _text_of(summary), stop.get("stop_cause") == "memory"
+        return _json_of(summary), _text_of(summary), stop.get("stop_cause") == "memory"
 
     def evaluate(self, values: dict[str, Any]) -> tuple[str, str, bool]:
         assert self._recipe.evaluate is not None
         said = self._recipe.evaluate(self._recipe.options(**values))
-        return json.dumps(said), _text_of(said), False
+        return _json_of(said), _text_of(said), False
 
 
 class _OfRecipe(typing.NamedTuple):
@@ -209,6 +210,18 @@ class _OfRecipe(typing.NamedTuple):
     run_toml: str
     commit_every_steps: int
     quiet: bool
+
+
+def _json_of(summary: dict[str, Any]) -> str:
+    """Numbers that are not finite are null, as in the recipes of C++: JSON has none."""
+    def plain(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: plain(inner) for key, inner in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [plain(inner) for inner in value]
+        return None if isinstance(value, float) and not math.isfinite(value) else value
+
+    return json.dumps(plain(summary))
 
 
 def _text_of(summary: dict[str, Any]) -> str:
