@@ -42,6 +42,9 @@ def source_of(data: Any, seed: int) -> Source:
     if not hasattr(data, "__iter__"):
         raise ValueError(f"steps: {type(data).__name__} is no iterable of batches; run.loader(dataset, "
                          "batch_size=…) makes one of a dataset")
+    if getattr(data, "use_stateful_dataloader", True) is False:
+        raise ValueError(f"steps: a {type(data).__name__} that accelerate prepared has no position: give run.loader("
+                         "dataset, batch_size=…) as it is")
     if hasattr(data, "state_dict") and hasattr(data, "load_state_dict"):
         return _Stateful(data)
     return _ReadAgain(data)

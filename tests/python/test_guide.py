@@ -27,7 +27,7 @@ def test_there_are_programs():
 
 @pytest.mark.parametrize("page, block", PROGRAMS)
 def test_the_program_runs_as_printed(page, block, tmp_path):
-    for module in ("lightning", "transformers"):
+    for module in ("accelerate", "lightning", "transformers"):
         if f"import {module}" in block:
             pytest.importorskip(module)
     done = start(block, tmp_path)

@@ -111,6 +111,21 @@ def test_tuples_arrays_and_pictures(run):
     assert [one.getpixel((0, 0)) for one in whole[0]] == [0, 1, 2, 3, 4]
 
 
+def test_a_dataset_of_the_datasets_library(run):
+    datasets = pytest.importorskip("datasets")
+    rows = datasets.Dataset.from_dict({"x": [[float(k), -float(k)] for k in range(22)],
+                                       "name": [f"n{k}" for k in range(22)]})
+    table = rows.with_format("torch").map(lambda row: {"twice": 2 * row["x"]})
+    alone = batches(run, dataset=table, epoch=1)
+    assert [len(batch["name"]) for batch in alone] == [5, 5, 5, 5, 2]
+    assert [int(x) for batch in alone for x in batch["x"][:, 0]] == list(plimsoll.SampleOrder(22, 3, 1))
+    for batch, other in zip(alone, batches(run, dataset=table, epoch=1, workers=2)):
+        assert torch.equal(batch["twice"], 2 * batch["x"]) and torch.equal(batch["x"], other["x"])
+        assert batch["name"] == other["name"]
+    with pytest.raises(ValueError, match="loader: IterableDataset has no __getitem__ and __len__"):
+        run.loader(rows.to_iterable_dataset(), batch_size=5)
+
+
 def test_what_is_no_dataset_is_refused(run):
     with pytest.raises(ValueError, match="loader: list_iterator has no __getitem__ and __len__: a dataset that "
                                          "can only be iterated is given to steps"):

@@ -16,6 +16,8 @@ def prepare(kind, *_):
     """Imports what main() needs."""
     if kind == "lightning":
         import plimsoll.integrations.lightning  # noqa: F401
+    elif kind == "accelerate":
+        import plimsoll.integrations.accelerate  # noqa: F401
     else:
         import transformers.models.gpt2.modeling_gpt2  # noqa: F401
 
@@ -36,7 +38,7 @@ class Lines:
         return {"input_ids": torch.where(torch.rand(10) < 0.15, 0, words), "labels": words}
 
 
-def make(run, workers=0, callbacks=(), **changes):
+def make(run, workers=0, callbacks=(), data=None, commit_every_steps=2, **changes):
     """A Hugging Face Trainer of a tiny causal model with dropout, two batches a step, a schedule, clipping, evaluation."""
     import transformers
 
@@ -55,8 +57,8 @@ def make(run, workers=0, callbacks=(), **changes):
                  "report_to": [], "disable_tqdm": True, "dataloader_num_workers": workers,
                  "output_dir": str(run.path / "trainer"), **changes}
     return Trainer(transformers.GPT2LMHeadModel(config), transformers.TrainingArguments(**arguments),
-                   train_dataset=Lines(46), eval_dataset=Lines(6), callbacks=list(callbacks), run=run,
-                   commit_every_steps=2)
+                   train_dataset=data or Lines(46), eval_dataset=Lines(6), callbacks=list(callbacks), run=run,
+                   commit_every_steps=commit_every_steps)
 
 
 def hugging_face(path, workers, limit):
@@ -68,7 +70,8 @@ def hugging_face(path, workers, limit):
                          torch.tensor(trainer.lr_scheduler.get_last_lr()), torch.tensor(losses))
 
 
-def fit(run, workers=0, callbacks=(), batch_size=4, **changes):
+def fit(run, workers=0, callbacks=(), batch_size=4, data=None, commit_every_steps=2, prepare=lambda module: None,
+        **changes):
     """A Lightning Trainer of a small net with dropout, two batches a step, a schedule, clipping, validation."""
     import lightning
 
@@ -86,7 +89,9 @@ def fit(run, workers=0, callbacks=(), batch_size=4, **changes):
             return torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten())
 
         def training_step(self, batch, _):
-            return self.loss(batch)
+            loss = self.loss(batch)
+            self.log("loss", loss, on_step=False, on_epoch=True)
+            return loss
 
         def validation_step(self, batch, _):
             self.log("val_loss", self.loss(batch))
@@ -100,14 +105,15 @@ def fit(run, workers=0, callbacks=(), batch_size=4, **changes):
     warnings.filterwarnings("ignore", module="lightning")
     torch.manual_seed(1)
     module = Module()
-    keeper = RunCallback(run, commit_every_steps=2)
+    prepare(module)
+    keeper = RunCallback(run, commit_every_steps=commit_every_steps)
     stopping = lightning.pytorch.callbacks.EarlyStopping("val_loss", patience=100)
     arguments = {"max_epochs": 2, "accumulate_grad_batches": 2, "gradient_clip_val": 1.0, "val_check_interval": 6,
                  "accelerator": "cpu", "logger": False, "enable_progress_bar": False, "enable_checkpointing": False,
                  "enable_model_summary": False, **changes}
     trainer = lightning.Trainer(callbacks=[stopping, *callbacks, keeper], plugins=[keeper.checkpoint_io()],
                                 **arguments)
-    trainer.fit(module, run.loader(Lines(46), batch_size=batch_size, workers=workers),
+    trainer.fit(module, run.loader(data or Lines(46), batch_size=batch_size, workers=workers),
                 torch.utils.data.DataLoader(Lines(6), batch_size=3), ckpt_path=keeper.ckpt_path)
     return module, trainer, stopping
 
@@ -119,8 +125,62 @@ def lightning_trainer(path, workers, limit):
                          torch.tensor(trainer.lr_scheduler_configs[0].scheduler.get_last_lr()), stopping.best_score)
 
 
+class Average:
+    """Of a model's parameters, as one registers it."""
+
+    def __init__(self, model):
+        self.model, self.values, self.steps = model, [one.detach().clone() for one in model.parameters()], 0
+
+    def update(self):
+        self.steps += 1
+        for value, one in zip(self.values, self.model.parameters()):
+            value.lerp_(one.detach(), 0.1)
+
+    def state_dict(self):
+        return {"values": self.values, "steps": self.steps}
+
+    def load_state_dict(self, state):
+        self.values, self.steps = state["values"], state["steps"]
+
+
+def accelerated(path, workers, limit):
+    """A loop with an Accelerator: three batches a step, a schedule, clipping, an average that is registered."""
+    import accelerate
+
+    from plimsoll.integrations.accelerate import parts
+
+    with plimsoll.Run(path, memory_limit=limit, seed=3) as run:
+        accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=3)
+        net = torch.nn.Sequential(torch.nn.Embedding(30, 16), torch.nn.Dropout(0.1), torch.nn.Linear(16, 30))
+        optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
+        schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, [2, 5])
+        model, optimizer, schedule = accelerator.prepare(net, optimizer, schedule)
+        average = Average(model)
+        accelerator.register_for_checkpointing(average)
+        run.track(**parts(accelerator))
+        for batch in run.steps(run.loader(Lines(46), batch_size=4, workers=workers), epochs=2, commit_every_steps=2,
+                               progress=False):
+            with accelerator.accumulate(model):
+                logits = model(batch["input_ids"])
+                loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten())
+                accelerator.backward(loss)
+                if accelerator.sync_gradients:
+                    accelerator.clip_grad_norm_(model.parameters(), 1.0)
+                optimizer.step()
+                schedule.step()
+                optimizer.zero_grad()
+                if accelerator.sync_gradients:
+                    average.update()
+            run.log(loss=loss)
+        assert average.steps == 8 and schedule.get_last_lr()[0] < 1e-3
+        return digest_of(list(net.state_dict().values()), states(optimizer), average.values)
+
+
+KINDS = {"hugging_face": hugging_face, "lightning": lightning_trainer, "accelerate": accelerated}
+
+
 def main(path, kind, workers="0", limit="2GiB"):
-    return {"hugging_face": hugging_face, "lightning": lightning_trainer}[kind](path, int(workers), limit)
+    return KINDS[kind](path, int(workers), limit)
 
 
 if __name__ == "__main__":
