@@ -20,7 +20,6 @@ from ._embedding import EmbeddingStore, Normal, Optimizer, Uniform, Zeros
 from ._random_states import RandomStates
 from ._run_life import Life
 from ._step import TrainingStep
-from .errors import MemoryPressure
 
 if TYPE_CHECKING:
     from ._ranks import Ranks
@@ -308,16 +307,12 @@ class Run:
                         batch = next(batches) if self._ranks is None else self._ranks.next(batches)
                     except StopIteration:
                         break
-                    except MemoryPressure:
-                        # The watcher's, while the loop waited: a step was made, and the next has not begun.
-                        if isinstance(source, RunLoader):  # Of others the place is not known now.
-                            life.commit()
+                    except Exception as error:
+                        # Of data that is no RunLoader the place is not known now.
+                        if life.ended_waiting(error, workers=source.num_workers > 0,
+                                              place_known=isinstance(source, RunLoader)):
+                            return
                         raise
-                    except Exception:
-                        # The signal that asks for the stop may have ended a worker.
-                        if source.num_workers == 0 or not life.stops():
-                            raise
-                        return
                     self._in_body = True
                     yield batch
                     self._in_body = False

@@ -171,6 +171,19 @@ class Life:
             self._stop(now.why)
         return now.asked == "stop"
 
+    def ended_waiting(self, error: Exception, *, workers: bool, place_known: bool = True) -> bool:
+        """The loop waited for data when `error` came: a step was made, and the next has not begun.
+
+        True: it is no failure. The signal that asks for a stop had ended a worker; all is committed.
+        Otherwise it is to be raised; where it is the watcher's, all is committed, if the place in the data
+        is known.
+        """
+        if isinstance(error, MemoryPressure):
+            if place_known:
+                self.commit()
+            return False
+        return workers and self.stops()
+
     def _settled(self, pressure: MemoryPressure | None = None, due: bool = False) -> Boundary:
         """What there is to do now; of several ranks, for all of them."""
         asked = self._control.poll()

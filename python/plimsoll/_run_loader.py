@@ -76,13 +76,22 @@ class RunLoader:
         """Where the next iterator begins, this one's or that of data_loader()."""
         self._place = self._keys.epoch, self._keys.first = epoch, batch
 
+    def ended_waiting(self, error: Exception) -> bool:
+        """For those loops to replace. True: what ends the wait for a batch is no failure, and no more come."""
+        return False
+
     def __iter__(self) -> Iterator[Any]:
         """One epoch from where it was left, or from seek(); after its end the next one."""
         epoch, batch = self._place
-        for one in self.start(epoch, batch):
-            batch += 1
-            self._place = epoch, batch
-            yield one
+        try:
+            for one in self.start(epoch, batch):
+                batch += 1
+                self._place = epoch, batch
+                yield one
+        except Exception as error:
+            if not self.ended_waiting(error):
+                raise
+            return
         self._place = epoch + 1, 0
 
     def state_dict(self) -> dict[str, int]:

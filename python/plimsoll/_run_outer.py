@@ -2,14 +2,22 @@
 """OuterLoop: the loop of another program, such as a Trainer, as one of a run.
 
 It says what was made; the run looks at the memory, obeys and commits, as between two batches of steps().
+What a step consists of is done again where memory refused it.
 
-Threads: the thread that trains.   Memory: none.
+Reading order: _run_life.py, _transaction.py, this file, integrations/.
+Threads: the thread that trains.   Memory: what the step's own part of _transaction.py keeps.
 """
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
+
+from . import _torch_gate
+from ._memory import parse_bytes
+from ._refusal import unless_refused
+from .errors import BudgetExceeded
 
 if TYPE_CHECKING:
     from ._run import Run
@@ -26,6 +34,7 @@ class OuterLoop:
             run._ranks.refuse("the loop of another program", "use run.steps(), or one process")
         self._run, self._every = run, (commit_every_steps, 60 * commit_every_minutes)
         self._held = contextlib.ExitStack()
+        self._extension = _torch_gate.load()
 
     @property
     def goes_on(self) -> bool:
@@ -55,11 +64,61 @@ class OuterLoop:
     def made(self, *, step: int, epoch: int, batch: int, rows: int, loss: float | None) -> bool:
         """`step` steps are done, and `batch` batches of `epoch`. True: the run was asked to stop and has
         committed; whatever comes after is not part of it. Errors: MemoryPressure; OSError."""
-        run, at = self._run, self._run._life.at
-        at.step, at.epoch, at.batch = step, epoch, batch
+        run = self._run
+        self.place(step=step, epoch=epoch, batch=batch)
         run._between_steps()
         run._life.report.step(step=step, epoch=epoch, fraction=batch / self._batches, rows=rows, loss=loss)
         return run._life.boundary(*self._every)
+
+    def place(self, *, step: int, epoch: int, batch: int) -> None:
+        """Where the loop is, between two steps."""
+        at = self._run._life.at
+        at.step, at.epoch, at.batch = step, epoch, batch
+
+    def kept(self, remember: Callable[[], Any]) -> Any | None:
+        """remember(), tried twice; None where memory refused it."""
+        for _ in range(2):
+            made, refusal = unless_refused(remember)
+            if refusal is None:
+                return made
+            self._extension.purge()
+        return None
+
+    def again(self, step: int, work: Callable[[], Any], remember: Callable[[], list[Any]]) -> Any:
+        """work(), of `step`; where memory refused it once more, after everything was put back.
+
+        remember: makes what has put_back().
+        Errors: BudgetExceeded naming a limit to go on with; and what could not be put back, after which nothing is
+                done again.
+        """
+        before = None
+        for following in ("the same once more", "nothing helped: the step was not made"):
+            if before is None:
+                before, refusal = unless_refused(remember)
+            if before is not None:
+                done, refusal = unless_refused(work)
+                if refusal is None:
+                    return done
+                try:
+                    for one in before:
+                        one.put_back()
+                except RuntimeError as why:
+                    raise self._refused(step, refusal, f". It was not put back: {why}") from why
+            self._extension.purge()
+            self._run._life.report.event_of_step({"event": "refusal", "step": step, "refusal": str(refusal),
+                                                  "next": following})
+        raise self._refused(step, refusal, ". Everything is as before it")
+
+    def _refused(self, step: int, refusal: Any, became: str) -> BudgetExceeded:
+        governor, text = self._run.governor, str(refusal)
+        said = re.search(r"wanted ([\d.]+ \w+), ([\d.]+ \w+) free", text)
+        missing = max(0, parse_bytes(said[1]) - parse_bytes(said[2])) if said else 0
+        return governor._refusal_to_try("tensors", missing, f"step {step} does not fit and was not made: "
+                                        f"{text}{became}")
+
+    def ended_waiting(self, error: Exception, workers: int) -> bool:
+        """As Life's, where the last step was told."""
+        return self._run._life.ended_waiting(error, workers=workers > 0)
 
     def end(self) -> None:
         """The loop came to its end: what was made is committed."""
@@ -68,8 +127,7 @@ class OuterLoop:
 
     def finished(self, *, step: int, epoch: int) -> None:
         """end(), with steps that were not told: `step` in all, and `epoch` whole epochs."""
-        at = self._run._life.at
-        at.step, at.epoch, at.batch = step, epoch, 0
+        self.place(step=step, epoch=epoch, batch=0)
         self.end()
 
     def close(self) -> None:

@@ -3,9 +3,9 @@
 
 Reading order: _reach.py, this file, _step.py.
 Threads: the thread that trains.
-Memory:  Before copies buffers; Gradients keeps the gradients there were; OptimizersBefore copies
-         parameters and optimizer states, unless the optimizer is known to write nothing before it has
-         all its memory.
+Memory:  Before copies buffers; Gradients keeps the gradients there were, GradientsBefore copies them;
+         OptimizersBefore copies parameters and optimizer states, unless the optimizer is known to write
+         nothing before it has all its memory.
 """
 from __future__ import annotations
 
@@ -170,6 +170,35 @@ class Gradients:
                 elif together != 1:
                     total.mul_(together)
             leaf.grad = total
+
+
+class GradientsBefore:
+    """Gradients that a loop of others adds to in place, copied."""
+
+    def __init__(self, leaves: Iterable[Any]) -> None:
+        self._kept = [(leaf, leaf.grad, None if leaf.grad is None else leaf.grad.clone()) for leaf in leaves]
+
+    def put_back(self) -> None:
+        """May be called more than once."""
+        import torch
+
+        with torch.no_grad():
+            for leaf, grad, kept in self._kept:
+                if grad is not None:
+                    grad.copy_(kept)
+                leaf.grad = grad
+
+
+class Unwritten:
+    """Tensors that are not copied: what can fail comes before the first write to any."""
+
+    def __init__(self, what: str, tensors: Iterable[Any]) -> None:
+        self._what, self._seen = what, [(tensor, tensor._version) for tensor in tensors]
+
+    def put_back(self) -> None:
+        """Errors: RuntimeError when one was written."""
+        if any(tensor._version != version for tensor, version in self._seen):
+            raise RuntimeError(f"{self._what} were being written when memory was refused, and are not kept")
 
 
 def leaves_of(value: Any) -> Iterator[Any]:

@@ -12,14 +12,19 @@ torch = pytest.importorskip("torch")
 lightning = pytest.importorskip("lightning")
 
 from tests.support import trainer_programs  # noqa: E402
-from tests.support.trainers import PROGRAMS, STEPS, Pause, assert_limit_held  # noqa: E402
+from tests.support.trainers import (  # noqa: E402
+    PROGRAMS, STEPS, Ends, Grows, Pause, assert_limit_held, events, refused_once)
 
 
 class At(lightning.Callback):
     """Does something after an optimizer step, before the run hears of it."""
 
     def __init__(self, step, do):
-        self.step, self.do, self.seen = step, do, []
+        self.step, self.do, self.seen, self.validated = step, do, [], []
+
+    def on_validation_end(self, trainer, *_):
+        if not trainer.sanity_checking:
+            self.validated.append(trainer.global_step)
 
     def on_train_batch_end(self, trainer, *_):
         if not trainer.fit_loop._should_accumulate():
@@ -28,9 +33,9 @@ class At(lightning.Callback):
                 self.do()
 
 
-def live(path, *callbacks, **changes):
+def live(path, *callbacks, limit="2GiB", **changes):
     """One life of a run: (run, module), closed."""
-    with plimsoll.Run(path, memory_limit="2GiB", seed=3) as run:
+    with plimsoll.Run(path, memory_limit=limit, seed=3) as run:
         module, _, _ = trainer_programs.fit(run, callbacks=callbacks, **changes)
     return run, module
 
@@ -69,6 +74,98 @@ def test_stopped_after_any_step_it_goes_on_to_the_same_bits(step, tmp_path):
     _, undisturbed = live(tmp_path / "undisturbed")
     assert again.seen == list(range(committed + 1, STEPS + 1))
     assert torch.equal(weights(module), weights(undisturbed))
+
+
+class Logs(lightning.Callback):
+    """What the module logged of each epoch."""
+
+    def __init__(self):
+        self.losses = []
+
+    def on_train_epoch_end(self, trainer, *_):
+        self.losses.append(float(trainer.callback_metrics["loss"]))
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    logs = Logs()
+    return weights(live(tmp_path_factory.mktemp("undisturbed") / "run", logs)[1]), logs.losses
+
+
+@pytest.mark.parametrize("first, stride", [(1, 7), (2, 5), pytest.param(3, 1, marks=pytest.mark.slow)])
+def test_a_step_that_memory_refuses_once_is_done_again_to_the_same_bits(first, stride, undisturbed, tmp_path,
+                                                                       monkeypatch):
+    refused, logs = refused_once(monkeypatch, stride, first), Logs()
+    _, module = live(tmp_path / "run", logs)
+    assert torch.equal(weights(module), undisturbed[0]) and logs.losses == undisturbed[1]
+    # Where copies for the optimizer's step are refused, nothing is done again.
+    assert len(refused) > 10 and len(events(tmp_path / "run", "refusal")) > 0.7 * len(refused)
+
+
+def test_memory_that_is_there_again_the_second_time_is_no_failure(undisturbed, tmp_path):
+    def prepare(module):
+        governor = plimsoll.Governor.current()
+        Grows(module.net, 256 << 20, 5, lambda n: governor.reserve(governor.ledger().free_bytes) if n == 1 else None)
+
+    _, module = live(tmp_path / "run", prepare=prepare)
+    refusal, = events(tmp_path / "run", "refusal")
+    assert refusal["step"] == 5 and refusal["next"] == "the same once more"
+    assert torch.equal(weights(module), undisturbed[0])
+
+
+def test_a_step_that_does_not_fit_names_the_limit_to_go_on_with(undisturbed, tmp_path):
+    path, first, again = tmp_path / "run", At(-1, None), At(-1, None)
+    with pytest.raises(plimsoll.BudgetExceeded, match="step 9 does not fit and was not made: .* Everything is as "
+                                                      "before it; try a limit of") as told:
+        live(path, first, prepare=lambda module: Grows(module.net, 2200 << 20, 9))
+    status = plimsoll.status(path)
+    assert (status["status"], status["checkpoint_step"], first.seen[-1]) == ("stopped", 8, 8)
+    limit = told.value.smallest_limit_bytes
+    _, module = live(path, again, limit=limit, prepare=lambda module: Grows(module.net, 2200 << 20, 1))
+    assert again.seen[0] == 9 and torch.equal(weights(module), undisturbed[0])
+
+
+def test_what_cannot_be_put_back_is_not_done_again(tmp_path):
+    def prepare(module):
+        def counted(*_):
+            module.count += 1
+            if torch.is_grad_enabled() and module.count > 8:
+                torch.empty(3 << 30, dtype=torch.uint8)
+
+        module.count = torch.zeros(1)  # No buffer.
+        module.net.register_forward_pre_hook(counted)
+
+    with pytest.raises(plimsoll.BudgetExceeded, match=r"not put back: Module\.count was written in place .* try a "
+                                                      "limit of"):
+        live(tmp_path / "run", prepare=prepare)
+
+
+@pytest.mark.parametrize("step", [0, 1, 3, 6, 11])
+def test_short_memory_while_it_waits_for_a_batch_finds_every_step_committed(step, undisturbed, tmp_path):
+    """The first epoch has 46 items; step 3 was validated, step 6 was the epoch's last."""
+    path, first, again = tmp_path / "run", At(-1, None), At(-1, None)
+    with pytest.raises(plimsoll.MemoryPressure):
+        live(path, first, data=Ends(8 * step + 1 - 2 * (step >= 6), "memory"), commit_every_steps=0)
+    assert plimsoll.status(path)["checkpoint_step"] == step
+    _, module = live(path, again)
+    assert again.seen[0] == step + 1 and torch.equal(weights(module), undisturbed[0])
+    assert first.validated + again.validated == [3, 6, 9, 12]
+
+
+def test_within_a_step_the_last_commit_stands(undisturbed, tmp_path):
+    with pytest.raises(plimsoll.MemoryPressure):
+        live(tmp_path / "run", data=Ends(8 * 4 + 5, "memory"))  # For the second batch of step 5.
+    assert plimsoll.status(tmp_path / "run")["checkpoint_step"] == 4
+    assert torch.equal(weights(live(tmp_path / "run")[1]), undisturbed[0])
+
+
+@pytest.mark.parametrize("step", [2, 6])
+def test_a_worker_that_the_same_signal_ended_is_no_failure(step, undisturbed, tmp_path):
+    path, first, again = tmp_path / "run", At(-1, None), At(-1, None)
+    run, _ = live(path, first, data=Ends(8 * step + 1 - 2 * (step >= 6), "signal"), workers=1)
+    assert run.stopped == "SIGTERM" and first.seen[-1] == plimsoll.status(path)["checkpoint_step"] == step
+    _, module = live(path, again)
+    assert again.seen[0] == step + 1 and torch.equal(weights(module), undisturbed[0])
 
 
 def test_a_signal_stops_it(tmp_path):

@@ -16,7 +16,8 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 from tests.support import trainer_programs  # noqa: E402
-from tests.support.trainers import PROGRAMS, STEPS, Pause, assert_limit_held, environment  # noqa: E402
+from tests.support.trainers import (  # noqa: E402
+    PROGRAMS, STEPS, Ends, Grows, Pause, assert_limit_held, environment, events, refused_once)
 
 
 class At(transformers.TrainerCallback):
@@ -31,10 +32,11 @@ class At(transformers.TrainerCallback):
             self.do()
 
 
-def live(path, callback=None, **changes):
+def live(path, callback=None, limit="2GiB", prepare=lambda trainer: None, **changes):
     """One life of a run: (run, trainer), closed."""
-    with plimsoll.Run(path, memory_limit="2GiB", seed=3) as run:
+    with plimsoll.Run(path, memory_limit=limit, seed=3) as run:
         trainer = trainer_programs.make(run, callbacks=[callback] if callback else (), **changes)
+        prepare(trainer)
         trainer.train()
     return run, trainer
 
@@ -78,6 +80,76 @@ def test_asked_to_stop_it_commits_within_a_step_and_goes_on_from_there(how, tmp_
     evaluated = [[line["eval_loss"] for line in one.state.log_history if "eval_loss" in line]
                  for one in (trainer, undisturbed)]
     assert evaluated[0] == evaluated[1] and len(evaluated[0]) == STEPS // 3
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    return weights(live(tmp_path_factory.mktemp("undisturbed") / "run")[1])
+
+
+@pytest.mark.parametrize("first, stride", [(1, 41), (20, 53), pytest.param(3, 1, marks=pytest.mark.slow)])
+def test_a_step_that_memory_refuses_once_is_done_again_to_the_same_bits(first, stride, undisturbed, tmp_path,
+                                                                       monkeypatch):
+    refused = refused_once(monkeypatch, stride, first)
+    _, trainer = live(tmp_path / "run")
+    assert torch.equal(weights(trainer), undisturbed)
+    assert len(refused) > 20 and len(events(tmp_path / "run", "refusal")) == len(refused)
+
+
+def test_memory_that_is_there_again_the_second_time_is_no_failure(undisturbed, tmp_path):
+    def prepare(trainer):
+        governor = trainer.run.governor
+        Grows(trainer.model, 256 << 20, 5, lambda n: governor.reserve(governor.ledger().free_bytes) if n == 1 else None)
+
+    _, trainer = live(tmp_path / "run", prepare=prepare)
+    refusal, = events(tmp_path / "run", "refusal")
+    assert refusal["step"] == 5 and refusal["next"] == "the same once more"
+    assert torch.equal(weights(trainer), undisturbed)
+
+
+def test_a_step_that_does_not_fit_names_the_limit_to_go_on_with(undisturbed, tmp_path):
+    path, first, again = tmp_path / "run", At(-1, None), At(-1, None)
+    with pytest.raises(plimsoll.BudgetExceeded, match="step 8 does not fit and was not made: .* Everything is as "
+                                                      "before it; try a limit of") as told:
+        live(path, first, prepare=lambda trainer: Grows(trainer.model, 2200 << 20, 8))
+    status = plimsoll.status(path)
+    assert (status["status"], status["checkpoint_step"], first.seen[-1]) == ("stopped", 6, 7)
+    assert [one["next"] for one in events(path, "refusal")] == ["the same once more",
+                                                                "nothing helped: the step was not made"]
+    limit = told.value.smallest_limit_bytes
+    _, trainer = live(path, again, limit=limit, prepare=lambda trainer: Grows(trainer.model, 2200 << 20, 2))
+    assert again.seen[0] == 7 and torch.equal(weights(trainer), undisturbed)
+
+
+@pytest.mark.parametrize("step", [0, 3, 6, 11])
+def test_short_memory_while_it_waits_for_a_batch_finds_every_step_committed(step, undisturbed, tmp_path):
+    """The first epoch has 46 items; step 3 was evaluated, step 6 was the epoch's last."""
+    path, again = tmp_path / "run", At(-1, None)
+    with pytest.raises(plimsoll.MemoryPressure):
+        live(path, data=Ends(8 * step + 1 - 2 * (step >= 6), "memory"), commit_every_steps=0)
+    assert plimsoll.status(path)["checkpoint_step"] == step
+    _, trainer = live(path, again)
+    assert again.seen[0] == step + 1 and torch.equal(weights(trainer), undisturbed)
+
+
+@pytest.mark.parametrize("step", [2, 6])
+def test_a_worker_that_the_same_signal_ended_is_no_failure(step, undisturbed, tmp_path):
+    path, first, again = tmp_path / "run", At(-1, None), At(-1, None)
+    run, _ = live(path, first, data=Ends(8 * step + 1 - 2 * (step >= 6), "signal"), workers=1)
+    assert run.stopped == "SIGTERM" and first.seen[-1] == plimsoll.status(path)["checkpoint_step"] == step
+    _, trainer = live(path, again)  # Whose evaluations have no worker either, and draw otherwise.
+    assert again.seen[0] == step + 1 and torch.equal(weights(trainer), undisturbed)
+
+
+def test_a_dataset_of_the_datasets_library_has_the_same_bits_after_a_stop(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    lines = datasets.Dataset.from_dict({"input_ids": [[(k * w) % 29 + 1 for w in range(10)] for k in range(46)],
+                                        "labels": [[(k * w) % 29 + 1 for w in range(10)] for k in range(46)],
+                                        "text": [str(k) for k in range(46)]})  # Which the model does not take.
+    _, whole = live(tmp_path / "whole", data=lines)
+    live(tmp_path / "run", At(5, lambda: plimsoll.stop(tmp_path / "run")), data=lines, workers=2)
+    _, trainer = live(tmp_path / "run", data=lines)
+    assert torch.equal(weights(trainer), weights(whole))
 
 
 def test_it_pauses_at_a_commit_and_obeys_a_limit(tmp_path):
@@ -130,6 +202,7 @@ def test_other_data_than_the_run_began_with_is_refused(tmp_path):
     ({"auto_find_batch_size": True}, "auto_find_batch_size"),
     ({"ignore_data_skip": True}, "ignore_data_skip"),
     ({"train_sampling_strategy": "group_by_length"}, "group_by_length"),
+    ({"optim": "adalomo"}, "optim='adalomo'"),
 ])
 def test_what_it_cannot_do_is_refused_by_name(changes, words, tmp_path):
     with pytest.raises(ValueError, match=words):

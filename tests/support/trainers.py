@@ -1,13 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """What tests of several libraries' Trainers ask of a run; the programs are in trainer_programs.py."""
+import gc
+import json
 import os
 import pathlib
+import signal
 import sys
 import threading
 import time
 
+import torch
+
 import plimsoll
+from plimsoll import _torch_gate
+from plimsoll._run_outer import OuterLoop
 from tests.support.cgroup import MemoryCgroup
+from tests.support.trainer_programs import Lines
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PROGRAMS = ROOT / "tests" / "support" / "trainer_programs.py"
@@ -49,3 +57,73 @@ def assert_limit_held(kind, path):
         done = group.run([sys.executable, PROGRAMS, path, kind, "2", "1GiB"], env=environment())
     assert done.returncode == 0 and done.oom_kills == 0, done.stderr
     assert done.tree_peak_bytes <= limit
+
+
+def refused_once(monkeypatch, stride, first):
+    """Each part of a step is refused one allocation of its own, once: the first, then a later one each time.
+
+    Gives the list of parts that were refused, one more entry for each.
+    """
+    extension, real, refused, fault = _torch_gate.load(), OuterLoop.again, [], [first]
+    gc.collect()
+    gc.freeze()  # A refusal collects garbage, and need not look through the modules of libraries.
+
+    def again(self, *arguments, **options):
+        before = extension.arena_stats()["refusals"]
+        extension.refuse(fault[0], 1)
+        try:
+            return real(self, *arguments, **options)
+        finally:
+            extension.refuse(0, 0)
+            if extension.arena_stats()["refusals"] > before:
+                refused.append(fault[0])
+                fault[0] += stride
+            else:
+                fault[0] = 1
+
+    monkeypatch.setattr(OuterLoop, "again", again)
+    return refused
+
+
+class Grows:
+    """Before the forward of a step's first batch, memory is taken for it: `size` bytes, from step `step` on.
+
+    meanwhile: called before the n-th time; what it gives is held until the next.
+    """
+
+    def __init__(self, module, size, step, meanwhile=lambda n: None):
+        self.batch, self.first, self.size, self.meanwhile, self.times = 0, 2 * step - 1, size, meanwhile, 0
+        self.held = None
+        module.register_forward_pre_hook(self)
+
+    def __call__(self, *_):
+        if not torch.is_grad_enabled():
+            return
+        self.batch += 1
+        if self.batch >= self.first:
+            self.times += 1
+            self.held = self.meanwhile(self.times)
+            torch.empty(self.size, dtype=torch.uint8)
+
+
+class Ends(Lines):
+    """Whose item ends the wait for it: "memory" as the watcher does, "signal" as one that reaches a worker too."""
+
+    def __init__(self, at, how):
+        super().__init__(46)
+        self.at, self.how, self.given = at, how, 0
+
+    def __getitem__(self, index):
+        self.given += 1
+        if self.given == self.at and self.how == "memory":
+            raise plimsoll.MemoryPressure("memory is short")
+        if self.given == self.at:
+            time.sleep(1.5)  # The loop waits for this item by now.
+            os.kill(os.getppid(), signal.SIGTERM)
+            raise RuntimeError("the worker ended")
+        return super().__getitem__(index)
+
+
+def events(path, name):
+    lines = (pathlib.Path(path) / "events.jsonl").read_text().splitlines()
+    return [event for event in map(json.loads, lines) if event["event"] == name]

@@ -14,15 +14,19 @@ Threads: the thread that trains.   Memory: Trainer's; a commit streams tensors f
 """
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import lightning
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
 from .._batch import Batch
+from .._reach import reached
 from .._run_loader import RunLoader
 from .._run_outer import OuterLoop
+from .._transaction import Before, GradientsBefore, OptimizersBefore, leaves_of
 
 if TYPE_CHECKING:
     from .._run import Run
@@ -38,13 +42,21 @@ class RunCallback(lightning.pytorch.Callback):
     precision, callbacks, loops), the random states and the place in the data; `plimsoll status|stop|pause|
     continue|limit`, Ctrl-C and SIGTERM. Killed at any instant, the same program ends in the same bits.
 
+    A step that memory refuses (training_step(), backward, clipping, the optimizer's step) is done again, after
+    everything was put back and caches were emptied; to the same bits. Refused twice, BudgetExceeded names a limit
+    to go on with from the last commit. Put back is what TrainingStep puts back, of modules and generators that can
+    be got at from the module, and what it logs; hooks within a step are called again. While the optimizer
+    steps, parameters and its states are copied as TrainingStep does it, if that fits.
+
     Training data comes from run.loader(). A commit is made after an optimizer step that no validation
     follows, and that is not an epoch's last: what is asked for there is done one step later. Asked to stop,
-    the run commits, and fit() returns: look at run.stopped.
+    the run commits, and fit() returns: look at run.stopped. What ends the loop while it waits for a batch
+    (MemoryPressure, or a signal that ends a worker, too) finds the last step committed, unless batches of the next
+    are being accumulated.
 
-    What does not hold: a step is not a transaction. One that is refused memory ends the program, and the
-    last commit stands. Means over an epoch that a module logs begin anew where the program was started
-    again, as they do in Lightning.
+    What does not hold: no batch is cut into parts (accumulate_grad_batches is the way to smaller ones), and what
+    memory refuses elsewhere, in a validation or a hook between steps, ends the program, as the last commit stands.
+    Means over an epoch that a module logs begin anew where the program was started again, as they do in Lightning.
 
     commit_every_steps, commit_every_minutes: optimizer steps, minutes; whichever comes first; 0: not by that.
     Errors: ValueError for what a run cannot do yet, by its name; as Run.steps() from fit().
@@ -57,6 +69,7 @@ class RunCallback(lightning.pytorch.Callback):
         self._checkpoint = _Checkpoint()
         self._loss: float | None = None
         self._fitted = False
+        self._data: RunLoader | None = None
         run.track(lightning=self._checkpoint)
 
     @property
@@ -92,6 +105,14 @@ class RunCallback(lightning.pytorch.Callback):
         steps = 0 if math.isinf(steps) else int(steps)
         self._loop.begin({**data.shape(), "accumulate": self._window, "batches": self._batches},
                          batches=self._batches, epochs=-(-steps // -(-self._batches // self._window)), steps=steps)
+        own = [value for name, value in vars(pl_module).items() if name != "_trainer"]
+        self._modules, self._generators = reached([pl_module, pl_module.training_step, *own])
+        self._data = data
+        data.ended_waiting = functools.partial(self._ended_waiting, trainer)
+        loop = trainer.fit_loop.epoch_loop.automatic_optimization
+        step = loop.run  # All that a batch changes, and the optimizer's step.
+        loop.run = lambda *arguments: self._loop.again(
+            trainer.global_step + 1, lambda: step(*arguments), lambda: [self._remember(trainer)])
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         if trainer.current_epoch > 0:
@@ -99,6 +120,17 @@ class RunCallback(lightning.pytorch.Callback):
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         self._loop.put_back_random()
+
+    def on_before_backward(self, trainer: Any, pl_module: Any, loss: Any) -> None:
+        leaves = {id(one): one for module in self._modules for one in module.parameters()}
+        leaves |= {id(one): one for one in leaves_of(loss)}
+        self._undo.also("gradients", lambda: GradientsBefore(leaves.values()))
+
+    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+        def copied() -> Any:
+            return OptimizersBefore([optimizer], [], alone=_scaler(trainer) is None)
+
+        self._undo.also("optimizer", lambda: self._loop.kept(copied) or _NotKept())
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         done = batch_idx + 1
@@ -109,8 +141,7 @@ class RunCallback(lightning.pytorch.Callback):
         trainer.train_dataloader.seek(trainer.current_epoch, done)  # Though more were fetched.
         if self._loop.made(step=trainer.global_step, epoch=trainer.current_epoch, batch=done,
                            rows=self._window * Batch(batch).rows, loss=self._loss):
-            trainer.fit_loop.min_epochs = trainer.fit_loop.epoch_loop.min_steps = None
-            trainer.should_stop = True
+            self._stop(trainer)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         if not self._run.stopped:
@@ -120,15 +151,72 @@ class RunCallback(lightning.pytorch.Callback):
         if stage == "fit":
             self._loop.put_back_random()  # A fit that was done already begins no loop.
             self._loop.close()
+            vars(trainer.fit_loop.epoch_loop.automatic_optimization).pop("run", None)
+            if self._data is not None:
+                vars(self._data).pop("ended_waiting", None)
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         self._loop.close()
+
+    def _remember(self, trainer: Any) -> _Undo:
+        self._undo = _Undo(trainer, self._modules, self._generators)
+        return self._undo
+
+    def _ended_waiting(self, trainer: Any, error: Exception) -> bool:
+        """As Life's: Lightning waits for a batch."""
+        done = trainer.fit_loop.epoch_loop.batch_progress.current.completed
+        if done % self._window and done != self._batches:
+            return False  # Gradients of the next step are there, and no part of a commit.
+        self._loop.place(step=trainer.global_step, epoch=trainer.current_epoch, batch=done)
+        if not self._loop.ended_waiting(error, trainer.train_dataloader.num_workers):
+            return False
+        self._stop(trainer)
+        return True
+
+    @staticmethod
+    def _stop(trainer: Any) -> None:
+        trainer.fit_loop.min_epochs = trainer.fit_loop.epoch_loop.min_steps = None
+        trainer.should_stop = True
 
     @staticmethod
     def _validates(trainer: Any, done: int) -> bool:
         """Whether a validation comes after this batch."""
         every = trainer.val_check_batch
         return bool(trainer.enable_validation and every not in (None, float("inf")) and done % every == 0)
+
+
+class _Undo:
+    """What Lightning changes for a batch: its counts, what is logged, modules, random states. Gradients and what the
+    optimizer writes are remembered where they are about to be changed."""
+
+    def __init__(self, trainer: Any, modules: list[Any], generators: list[Any]) -> None:
+        loop = trainer.fit_loop.epoch_loop
+        self._logged, self._names = loop._results, set(loop._results)
+        self._before = Before([*modules, *loop._results.values()], generators,
+                              [loop.automatic_optimization.optim_progress], _scaler(trainer))
+        self._also: dict[str, Any] = {}
+
+    def also(self, name: str, remember: Callable[[], Any]) -> None:
+        """As it was when it was first asked for: an optimizer may take gradients several times."""
+        if name not in self._also:
+            self._also[name] = remember()
+
+    def put_back(self) -> None:
+        for one in self._also.values():
+            one.put_back()
+        self._also.clear()
+        self._before.put_back()
+        for name in self._logged.keys() - self._names:
+            del self._logged[name]
+
+
+class _NotKept:
+    def put_back(self) -> None:
+        raise RuntimeError("the optimizer's step, whose parameters and states memory was refused to copy")
+
+
+def _scaler(trainer: Any) -> Any:
+    return getattr(trainer.precision_plugin, "scaler", None)
 
 
 class _Checkpoint:

@@ -16,16 +16,21 @@ Threads: the thread that trains.   Memory: Trainer's; a commit streams tensors f
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
 import tempfile
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
 from transformers.trainer_callback import ExportableState
 
+from .._random_states import RandomStates
+from .._reach import reached
 from .._run_outer import OuterLoop
+from .._transaction import Before, GradientsBefore, OptimizersBefore, Unwritten
 
 if TYPE_CHECKING:
     from .._run import Run
@@ -41,23 +46,31 @@ class RunMixin:
     and the Trainer's own state with its callbacks'; `plimsoll status|stop|pause|continue|limit`, Ctrl-C and
     SIGTERM. Killed at any instant, the same program ends in the same bits.
 
+    A step that memory refuses is done again where it was refused: forward and backward of a batch, clipping, or
+    the optimizer's step, after everything was put back and caches were emptied; to the same bits. Refused
+    twice, BudgetExceeded names a limit to go on with from the last commit. Put back is what TrainingStep puts
+    back, of modules and generators that can be got at from model and Trainer; compute_loss() runs twice then.
+    While the optimizer steps, parameters and its states are copied as TrainingStep does it, if that fits.
+
     The order of the data is the run's (RunLoader: from the run's seed, an item's random states from seed,
-    epoch and index), for any dataloader_num_workers. Asked to stop, the run commits and train()
-    returns after the batch that Trainer has begun, which is no part of the commit: look at run.stopped.
+    epoch and index), for any dataloader_num_workers. Asked to stop, the run commits and train() returns: look at
+    run.stopped. What ends the loop while it waits for a batch (MemoryPressure, or a signal that ends a worker,
+    too) finds the last step committed.
 
     A logged loss is Trainer's mean over the steps since the last log, or since the program was started again.
     Callbacks are restored as Trainer does it: with restore_callback_states_from_checkpoint=True.
 
-    What does not hold: a step is not a transaction. One that is refused memory ends the program, and the
-    last commit stands. Checkpoints of Trainer's own (save_strategy) are still written, and nothing reads
-    them: save_strategy="no" spares them, unless load_best_model_at_end needs them.
+    What does not hold: no batch is cut into parts (gradient_accumulation_steps is the way to smaller ones), and
+    what memory refuses elsewhere, in an evaluation or a collator, ends the program, as the last commit stands.
+    Checkpoints of Trainer's own (save_strategy) are still written, and nothing reads them: save_strategy="no"
+    spares them, unless load_best_model_at_end needs them.
 
     run:                  an open plimsoll.Run, and nothing tracked in it of the names model, optimizer,
                           scheduler, scaler and trainer.
     commit_every_steps, commit_every_minutes: optimizer steps, minutes; whichever comes first; 0: not by that.
     Errors: ValueError for what a run cannot do yet, by its name: several processes or devices, DeepSpeed,
-            FSDP, auto_find_batch_size, model_init, datasets without a length, other orders than random and
-            sequential; as Run.steps() from train().
+            FSDP, auto_find_batch_size, model_init, optimizers that step in backward, datasets without a length,
+            other orders than random and sequential; as Run.steps() and again() from train().
     """
 
     def __init__(self, *arguments: Any, run: Run, commit_every_steps: int = 0,
@@ -68,7 +81,8 @@ class RunMixin:
                                commit_every_minutes=commit_every_minutes)
         self._began = False
         self._refuse_what_is_not_possible()
-        self.add_callback(_Boundary(self))  # type: ignore[attr-defined]
+        self._boundary = _Boundary(self)
+        self.add_callback(self._boundary)  # type: ignore[attr-defined]
 
     def train(self, resume_from_checkpoint: Any = None, **options: Any) -> Any:
         """As Trainer's, from the run's last commit. resume_from_checkpoint: None or True, the run knows."""
@@ -105,6 +119,68 @@ class RunMixin:
             start_method=args.dataloader_multiprocessing_context or "fork")
         return self._data.data_loader()
 
+    def get_batch_samples(self, *arguments: Any) -> Any:
+        """Tells the run of the step before, which has been logged and evaluated by now. To stop: no batches."""
+        made: Any = self
+        if not self._boundary.tell(made.state):
+            try:
+                return super().get_batch_samples(*arguments)  # type: ignore[misc]
+            except Exception as error:
+                if not self._loop.ended_waiting(error, self._data.num_workers):
+                    raise
+        made.control.should_training_stop = True
+        return [], None
+
+    def training_step(self, model: Any, inputs: Any, *arguments: Any, **options: Any) -> Any:
+        """Trainer's, again where memory refused it."""
+        step = super().training_step  # type: ignore[misc]
+        return self._again(lambda: step(model, inputs, *arguments, **options), self._before_step)
+
+    def evaluate(self, *arguments: Any, **options: Any) -> Any:
+        """Trainer's. What it draws at random, in as many workers as there are, changes nothing of the training."""
+        before = RandomStates()
+        try:
+            return super().evaluate(*arguments, **options)  # type: ignore[misc]
+        finally:
+            before.put_back()
+
+    def _again(self, work: Callable[[], Any], remember: Callable[[], list[Any]]) -> Any:
+        made: Any = self
+        return self._loop.again(made.state.global_step + 1, work, remember)
+
+    def _prepare_steps(self) -> None:
+        """Everything that a step changes is there."""
+        made: Any = self
+        self._modules, self._generators = reached([made.model_wrapped, made.compute_loss, made])
+        self._trained = {id(one): one for module in self._modules for one in module.parameters() if one.requires_grad}
+        step, clip = made.optimizer.step, made.accelerator.clip_grad_norm_
+
+        @functools.wraps(step)  # A scheduler wants to find its own mark there.
+        def step_again() -> None:
+            before = self._loop.kept(self._before_update)
+            step() if before is None else self._again(step, lambda: before)
+
+        def clip_again(parameters: Any, *arguments: Any, **options: Any) -> Any:
+            listed = list(parameters)  # Trainer gives an iterator, which can be read once.
+            return self._again(lambda: clip(listed, *arguments, **options), self._before_clipping)
+
+        made.optimizer.step, made.accelerator.clip_grad_norm_ = step_again, clip_again
+
+    def _before_step(self) -> list[Any]:
+        made: Any = self
+        return [Before(self._modules, self._generators, [], made.accelerator.scaler),
+                GradientsBefore(self._trained.values())]
+
+    def _before_clipping(self) -> list[Any]:
+        made: Any = self
+        gradients = [one.grad for one in self._trained.values() if one.grad is not None]
+        return [Unwritten("gradients", gradients), Before([], [], [], made.accelerator.scaler)]
+
+    def _before_update(self) -> list[Any]:
+        made: Any = self
+        scaler = made.accelerator.scaler
+        return [OptimizersBefore([made.optimizer.optimizer], [], alone=scaler is None), Before([], [], [], scaler)]
+
     # What Trainer reads from a checkpoint of its own: of a run, all is restored where it is tracked.
 
     def _load_from_checkpoint(self, *_: Any, **__: Any) -> None:
@@ -128,6 +204,7 @@ class RunMixin:
                             (args.auto_find_batch_size, "auto_find_batch_size"),
                             (args.ignore_data_skip, "ignore_data_skip"),
                             (made.model_init is not None, "model_init"),
+                            (str(args.optim.value).endswith(("lomo", "_layerwise")), f"optim={args.optim.value!r}"),
                             (isinstance(made.train_dataset, torch.utils.data.IterableDataset),
                              "a dataset that can only be iterated"),
                             (order not in ("random", "sequential"), f"train_sampling_strategy={order!r}")):
@@ -156,8 +233,7 @@ class _State:
 
 
 class _Boundary(transformers.TrainerCallback):
-    """Tells the run what Trainer has done. A step is told when the next one begins: by then it has been
-    logged and evaluated."""
+    """Tells the run what Trainer has done."""
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
@@ -172,16 +248,13 @@ class _Boundary(transformers.TrainerCallback):
         self._batches = trainer._data.batches
         self._window = args.gradient_accumulation_steps
         self._updates = -(-self._batches // self._window)  # Of an epoch.
+        trainer._prepare_steps()
         trainer._loop.begin({**trainer._data.shape(), "accumulate": self._window}, batches=self._batches,
                             epochs=state.num_train_epochs, steps=state.max_steps)
         self._told = state.global_step
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._trainer._data.seek(state.global_step // self._updates)
-
-    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if self._tell(state):
-            control.should_training_stop = True
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
         numbers = {name: value for name, value in (logs or {}).items() if isinstance(value, (int, float))}
@@ -190,11 +263,11 @@ class _Boundary(transformers.TrainerCallback):
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         run = self._trainer.run
-        if not run.stopped and not self._tell(state):
+        if not run.stopped and not self.tell(state):
             self._trainer._loop.end()
 
-    def _tell(self, state: Any) -> bool:
-        """True: it is to stop."""
+    def tell(self, state: Any) -> bool:
+        """The steps made so far. True: the run was asked to stop."""
         if state.global_step == self._told:
             return False
         self._told = state.global_step
