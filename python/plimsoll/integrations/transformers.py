@@ -156,9 +156,9 @@ class RunMixin:
         step, clip = made.optimizer.step, made.accelerator.clip_grad_norm_
 
         @functools.wraps(step)  # A scheduler wants to find its own mark there.
-        def step_again() -> None:
+        def step_again(*arguments: Any) -> None:
             before = self._loop.kept(self._before_update)
-            step() if before is None else self._again(step, lambda: before)
+            step(*arguments) if before is None else self._again(lambda: step(*arguments), lambda: before)
 
         def clip_again(parameters: Any, *arguments: Any, **options: Any) -> Any:
             listed = list(parameters)  # Trainer gives an iterator, which can be read once.
