@@ -195,9 +195,10 @@ void add_guard_commands(CLI::App& app, int& status) {
       ->required();
   command->footer(R"(
 The command and all its processes together hold at most the limit: in a memory cgroup of their own
-where one can be made, else their proportional shares are added up four times a second, and over
-the limit the command is asked to end (SIGTERM), then killed. At the end: the peak, how it ended,
-and what would have helped. The exit status is the command's, or 128 and its signal.
+where one can be made, else they are measured up to four times a second, at 1 % of a core. When
+their memory, without mapped files, passes the limit, the command is asked to end (SIGTERM), then
+killed. At the end: the peak, how it ended, and what would have helped. The exit status is the
+command's, or 128 and its signal.
 
 With --restarts, a command that was killed, or ended with a status other than 0, is started again
 after 1, 2, 4, ... at most 60 seconds; a run in it goes on from its last commit (of a recipe, by

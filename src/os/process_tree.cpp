@@ -28,9 +28,10 @@ struct Stat {
   std::string name;
   int parent{0};
   bool ended{false};  // A zombie holds nothing.
+  std::int64_t began{0};
 };
 
-// /proc/PID/stat is "PID (NAME) STATE PARENT …", and NAME may hold anything.
+// /proc/PID/stat is "PID (NAME) STATE PARENT … BEGAN …", and NAME may hold anything.
 std::optional<Stat> read_stat(const fs::path& folder) {
   std::ifstream file(folder / "stat");
   std::string text;
@@ -42,12 +43,21 @@ std::optional<Stat> read_stat(const fs::path& folder) {
   if (open == std::string::npos || close == std::string::npos || close + 4 > text.size()) {
     return std::nullopt;
   }
-  Stat stat{.name = text.substr(open + 1, close - open - 1), .parent = 0, .ended = false};
+  Stat stat{.name = text.substr(open + 1, close - open - 1)};
   stat.ended = text[close + 2] == 'Z' || text[close + 2] == 'X';
-  const char* const from = text.data() + close + 4;
-  return std::from_chars(from, text.data() + text.size(), stat.parent).ec == std::errc()
-             ? std::optional(std::move(stat))
-             : std::nullopt;
+  const char* const end = text.data() + text.size();
+  if (std::from_chars(text.data() + close + 4, end, stat.parent).ec != std::errc()) {
+    return std::nullopt;
+  }
+  constexpr int kBeganAt = 20;  // The field's number, the state's being 1.
+  std::size_t at = close + 1;
+  for (int field = 1; field < kBeganAt && at != std::string::npos; ++field) {
+    at = text.find(' ', at + 1);
+  }
+  if (at != std::string::npos) {
+    std::from_chars(text.data() + at + 1, end, stat.began);
+  }
+  return stat;
 }
 
 Result<std::vector<Process>> all_processes(const fs::path& proc) {
@@ -66,12 +76,15 @@ Result<std::vector<Process>> all_processes(const fs::path& proc) {
   return all;
 }
 
-void read_peak(const fs::path& folder, ProcessUse& use) {
+// What smaps_rollup lacks.
+void read_status(const fs::path& folder, ProcessUse& use) {
   std::ifstream status(folder / "status");
   for (std::string line; std::getline(status, line);) {
     if (line.starts_with("VmHWM:")) {
       use.resident_peak = std::strtoll(line.c_str() + 6, nullptr, 10) << 10;
-      return;
+    } else if (line.starts_with("VmPTE:")) {
+      use.page_tables = std::strtoll(line.c_str() + 6, nullptr, 10) << 10;
+      return;  // It stands behind the other.
     }
   }
 }
@@ -174,14 +187,13 @@ std::optional<ProcessUse> read_process(int pid, const fs::path& proc) {
   if (!stat || !read_use(folder, use)) {
     return std::nullopt;
   }
-  read_peak(folder, use);
+  read_status(folder, use);
   use.parent = stat->parent;
   use.name = std::move(stat->name);
   return use;
 }
 
-Result<TreeUse> read_tree(int root, const fs::path& proc) {
-  PLIMSOLL_TRY(const auto pids, descendants(root, proc));
+TreeUse read_tree(const std::vector<int>& pids, const fs::path& proc) {
   TreeUse tree;
   for (const int pid : pids) {
     auto use = read_process(pid, proc);
@@ -193,6 +205,7 @@ Result<TreeUse> read_tree(int root, const fs::path& proc) {
     tree.anonymous += use->anonymous;
     tree.file += use->file;
     tree.shared += use->shared;
+    tree.page_tables += use->page_tables;
     tree.resident_peak = std::max(tree.resident_peak, use->resident_peak);
     const auto at =
         std::ranges::upper_bound(tree.largest, use->bytes, std::greater<>(), &ProcessUse::bytes);
@@ -202,6 +215,11 @@ Result<TreeUse> read_tree(int root, const fs::path& proc) {
     }
   }
   return tree;
+}
+
+std::optional<std::int64_t> process_began(int pid, const fs::path& proc) {
+  const auto stat = read_stat(proc / std::to_string(pid));
+  return stat && !stat->ended ? std::optional(stat->began) : std::nullopt;
 }
 
 }  // namespace plimsoll

@@ -28,7 +28,14 @@ struct ProcessUse {
   std::int64_t anonymous{0};
   std::int64_t file{0};
   std::int64_t shared{0};         ///< Shared memory and tmpfs: a DataLoader's batches in flight.
+  std::int64_t page_tables{0};    ///< Beside `bytes`: what the kernel needs to map them (VmPTE).
   std::int64_t resident_peak{0};  ///< Highest resident size so far (VmHWM).
+
+  /// What no file stands behind, so that the kernel cannot take it back: anonymous and shared
+  /// memory. All of it where the kernel does not tell the kinds.
+  [[nodiscard]] std::int64_t unbacked() const noexcept {
+    return anonymous + shared > 0 ? anonymous + shared : bytes;
+  }
 };
 
 struct TreeUse {
@@ -37,9 +44,15 @@ struct TreeUse {
   std::int64_t anonymous{0};
   std::int64_t file{0};
   std::int64_t shared{0};
+  std::int64_t page_tables{0};
   std::int64_t resident_peak{0};  ///< Highest resident size any one of them has had since exec.
   int processes{0};
   std::vector<ProcessUse> largest{};  ///< Up to kNamedMost of them, largest first.
+
+  /// As ProcessUse::unbacked().
+  [[nodiscard]] std::int64_t unbacked() const noexcept {
+    return anonymous + shared > 0 ? anonymous + shared : bytes;
+  }
 };
 
 /// Every living descendant of `root`, itself left out; those reparented to it are among them. From
@@ -52,8 +65,14 @@ struct TreeUse {
 [[nodiscard]] std::optional<ProcessUse> read_process(int pid,
                                                      const std::filesystem::path& proc = "/proc");
 
-/// Adds up the descendants of `root`. Who ends meanwhile is left out; who may not be read counts
-/// with its resident size. Errors: as descendants().
-[[nodiscard]] Result<TreeUse> read_tree(int root, const std::filesystem::path& proc = "/proc");
+/// Adds up these processes. Who has ended is left out; who may not be read counts with its resident
+/// size.
+[[nodiscard]] TreeUse read_tree(const std::vector<int>& pids,
+                                const std::filesystem::path& proc = "/proc");
+
+/// When a process began, in the kernel's ticks since the machine did: with the pid, which one it
+/// is. Nothing when it has ended.
+[[nodiscard]] std::optional<std::int64_t> process_began(
+    int pid, const std::filesystem::path& proc = "/proc");
 
 }  // namespace plimsoll

@@ -21,6 +21,10 @@ namespace {
 using namespace plimsoll::literals;
 namespace fs = std::filesystem;
 
+TreeUse tree_below(int root, const fs::path& proc = "/proc") {
+  return read_tree(descendants(root, proc).or_throw(), proc);
+}
+
 class LaidOut : public ::testing::Test {
  protected:
   LaidOut() { fs::remove_all(proc_); }
@@ -46,7 +50,7 @@ TEST_F(LaidOut, CountsDescendantsAndNobodyElse) {
   add(20, "a) R 1 (b", 30, "S", "Pss: 100 kB\n");  // A name that looks like the fields behind it.
   add(40, "python", 20, "Z", "");                  // Ended, and not yet reaped.
   add(50, "other", 1, "S", "Pss: 7000 kB\n");
-  const TreeUse tree = read_tree(10, proc_).or_throw();
+  const TreeUse tree = tree_below(10, proc_);
   EXPECT_EQ(tree.processes, 2);
   EXPECT_EQ(tree.bytes, 500 << 10);
   EXPECT_EQ(tree.anonymous, 300 << 10);
@@ -73,21 +77,21 @@ TEST_F(LaidOut, R57TakesTheKernelsListsOfChildrenWhereItKeepsThem) {
   children(30, 30, "40 ");
   children(40, 40, "");
   EXPECT_EQ(descendants(10, proc_).or_throw(), (std::vector<int>{30, 40}));
-  EXPECT_EQ(read_tree(10, proc_).or_throw().bytes, 500 << 10);
+  EXPECT_EQ(tree_below(10, proc_).bytes, 500 << 10);
 }
 
 TEST_F(LaidOut, WhoMayNotBeReadCountsWithItsResidentSize) {
   fs::create_directories(proc_);
   add(30, "setuid", 10, "S", "");
   std::ofstream(proc_ / "30" / "statm") << "900 25 3 1 0 9 0\n";
-  EXPECT_EQ(read_tree(10, proc_).or_throw().bytes, 25 * ::sysconf(_SC_PAGESIZE));
+  EXPECT_EQ(tree_below(10, proc_).bytes, 25 * ::sysconf(_SC_PAGESIZE));
 }
 
 TEST_F(LaidOut, NamesTheLargestOnly) {
   for (int i = 0; i < 100; ++i) {
     add(100 + i, "worker", 10, "S", "Pss: " + std::to_string(1 + i) + " kB\n");
   }
-  const TreeUse tree = read_tree(10, proc_).or_throw();
+  const TreeUse tree = tree_below(10, proc_);
   EXPECT_EQ(tree.processes, 100);
   EXPECT_EQ(tree.bytes, 5050 << 10);
   EXPECT_EQ(tree.largest.size(), TreeUse::kNamedMost);
@@ -95,9 +99,34 @@ TEST_F(LaidOut, NamesTheLargestOnly) {
 }
 
 TEST_F(LaidOut, ErrorsNameTheFolder) {
-  const auto tree = read_tree(1, proc_ / "nowhere");
-  ASSERT_FALSE(tree);
-  EXPECT_NE(tree.error().to_string().find("nowhere"), std::string::npos);
+  const auto found = descendants(1, proc_ / "nowhere");
+  ASSERT_FALSE(found);
+  EXPECT_NE(found.error().to_string().find("nowhere"), std::string::npos);
+}
+
+TEST_F(LaidOut, TellsPageTablesAndThePeakOfEach) {
+  add(30, "python", 10, "R", "Pss: 400 kB\n");
+  std::ofstream(proc_ / "30" / "status") << "Name:\tpython\nVmHWM:\t    900 kB\nVmPTE:\t 12 kB\n";
+  const TreeUse tree = tree_below(10, proc_);
+  EXPECT_EQ(tree.resident_peak, 900 << 10);
+  EXPECT_EQ(tree.page_tables, 12 << 10);
+  EXPECT_EQ(tree.unbacked(), 400 << 10);  // Without the kinds, all of it.
+}
+
+TEST(ProcessTree, APidThatIsTakenAgainIsAnotherProcess) {
+  const auto began = process_began(::getpid());
+  ASSERT_TRUE(began);
+  EXPECT_GT(*began, 0);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::_exit(0);
+  }
+  siginfo_t info{};
+  ASSERT_EQ(::waitid(P_PID, static_cast<id_t>(child), &info, WEXITED | WNOWAIT), 0);
+  EXPECT_FALSE(process_began(child));  // Ended, and not yet reaped.
+  ::waitpid(child, nullptr, 0);
+  EXPECT_FALSE(process_began(child));
+  EXPECT_EQ(process_began(::getpid()), began);
 }
 
 TEST(ProcessTree, K17CountsWhatChildrenShareOnce) {
@@ -121,7 +150,7 @@ TEST(ProcessTree, K17CountsWhatChildrenShareOnce) {
   char one = 0;
   ASSERT_EQ(::read(ready[0], &one, 1), 1);
   ASSERT_EQ(::read(ready[0], &one, 1), 1);
-  const TreeUse tree = read_tree(::getpid()).or_throw();
+  const TreeUse tree = tree_below(::getpid());
   for (const pid_t child : children) {
     ::kill(child, SIGKILL);
     ::waitpid(child, nullptr, 0);

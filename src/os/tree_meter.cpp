@@ -4,18 +4,13 @@
 #include <algorithm>
 #include <fstream>
 #include <optional>
-#include <set>
-#include <sstream>
 #include <string>
-#include <string_view>
 #include <utility>
 
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "os/cgroup.h"
-#include "os/clock.h"
-#include "os/directories.h"
+#include "os/mappings.h"
 #include "os/process_tree.h"
 
 namespace plimsoll {
@@ -23,84 +18,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::int64_t kCalm = 100;  // A reading is repeated after so many times of what it took:
-constexpr std::int64_t kClose = 10;  // 1 % of a core, and 10 % where the limit may be near.
 constexpr std::int64_t kMappingsAgain = 1'000'000'000;  // One file may have come for another.
-constexpr std::int64_t kFilesMost = 65536;              // Of shared memory, looked at in one look.
-constexpr std::int64_t kMappingLeast = 1 << 20;         // A smaller mapping is no model's weights.
-
-bool is_shared_memory(std::string_view path) noexcept {
-  return path.starts_with("/dev/shm/") || path.starts_with("/memfd:");
-}
-
-// A line of /proc/PID/maps: BEGIN-END rwxp OFFSET DEVICE INODE PATH.
-struct Mapping {
-  std::int64_t bytes{0};
-  std::string access{};
-  std::uint64_t inode{0};
-  std::string path{};
-};
-
-template <class Visit>
-void for_each_mapping(const fs::path& folder, Visit visit) {
-  std::ifstream file(folder / "maps");
-  for (std::string line; std::getline(file, line);) {
-    if (line.find('/') == std::string::npos) {
-      continue;  // Of no file.
-    }
-    std::istringstream fields(line);
-    Mapping mapping;
-    std::uint64_t begin = 0;
-    std::uint64_t end = 0;
-    char dash = 0;
-    std::string skipped;
-    fields >> std::hex >> begin >> dash >> end >> mapping.access >> skipped >> skipped >>
-        std::dec >> mapping.inode >> std::ws;
-    std::getline(fields, mapping.path);
-    mapping.bytes = static_cast<std::int64_t>(end - begin);
-    visit(mapping);
-  }
-}
-
-// What torch maps of a file of weights: its own copy on write. Data sets are mapped shared, and
-// code is in small pieces of .so files.
-std::int64_t private_file_bytes(const fs::path& folder) {
-  std::int64_t bytes = 0;
-  for_each_mapping(folder, [&](const Mapping& one) {
-    if (one.access == "rw-p" && one.bytes >= kMappingLeast && !is_shared_memory(one.path) &&
-        one.path.find(".so") == std::string::npos) {
-      bytes += one.bytes;
-    }
-  });
-  return bytes;
-}
-
-// Shared memory that these processes hold by a descriptor alone: what a worker has handed over and
-// nobody has mapped yet.
-std::int64_t unmapped_shared_bytes(const std::vector<fs::path>& folders) {
-  std::set<std::uint64_t> mapped;
-  for (const fs::path& folder : folders) {
-    for_each_mapping(folder, [&](const Mapping& one) {
-      if (is_shared_memory(one.path) && std::ssize(mapped) < kFilesMost) {
-        mapped.insert(one.inode);
-      }
-    });
-  }
-  std::int64_t bytes = 0;
-  for (const fs::path& folder : folders) {
-    for (const auto& name : names_in(folder / "fd").value_or(std::vector<std::string>{})) {
-      const fs::path file = folder / "fd" / name;
-      std::error_code closed;
-      struct stat facts {};
-      if (is_shared_memory(fs::read_symlink(file, closed).string()) &&
-          ::stat(file.c_str(), &facts) == 0 && std::ssize(mapped) < kFilesMost &&
-          mapped.insert(facts.st_ino).second) {
-        bytes += static_cast<std::int64_t>(facts.st_blocks) * 512;
-      }
-    }
-  }
-  return bytes;
-}
+constexpr std::int64_t kFilesChanged = 1 << 20;  // Weights may have been mapped, or unmapped.
 
 std::int64_t unbacked(const Resident& one) noexcept {
   return one.anonymous + one.shared;
@@ -123,33 +42,22 @@ fs::path own_group(const fs::path& proc, const fs::path& cgroup_root) {
 
 }  // namespace
 
-bool TreeMeter::Pace::due(std::int64_t now, std::int64_t times_cost) const noexcept {
-  return began_ns == INT64_MIN || now - began_ns >= std::max(least_ns, took_ns * times_cost);
-}
-
-template <class Reading>
-void TreeMeter::Pace::time(Reading reading) {
-  began_ns = now_ns();
-  const std::int64_t before = thread_cpu_ns();
-  reading();
-  took_ns = thread_cpu_ns() - before;
-}
-
 TreeMeter::TreeMeter(fs::path proc_root, const fs::path& cgroup_root)
     : proc_(std::move(proc_root)), group_of_all_(own_group(proc_, cgroup_root)) {}
 
 TreeMemory TreeMeter::read(const Resident& own, std::int64_t close_bytes) {
   const std::int64_t now = now_ns();
-  if (finding_.due(now, kCalm)) {
+  if (finding_.due(now, Pace::kCalm)) {
     finding_.time([&] { find_children(); });
   }
-  const bool files_changed = std::abs(own.file - mapped_at_file_bytes_) >= kMappingLeast;
-  if (mapping_.due(now, kCalm) && (files_changed || now - mapping_.began_ns > kMappingsAgain)) {
+  const bool files_changed = std::abs(own.file - mapped_at_file_bytes_) >= kFilesChanged;
+  if (mapping_.due(now, Pace::kCalm) &&
+      (files_changed || now - mapping_.ended_ns() > kMappingsAgain)) {
     mapping_.time([&] { mapped_bytes_ = private_file_bytes(proc_ / "self"); });
     mapped_at_file_bytes_ = own.file;
   }
   if (group_is_ours_) {
-    if (grouping_.due(now, kCalm)) {
+    if (grouping_.due(now, Pace::kCalm)) {
       grouping_.time(
           [&] { beside_bytes_ = std::max<std::int64_t>(0, group_bytes() - unbacked(own)); });
       in_flight_bytes_ = 0;  // Among what the cgroup counts.
@@ -157,12 +65,12 @@ TreeMemory TreeMeter::read(const Resident& own, std::int64_t close_bytes) {
   } else if (children_.empty()) {
     beside_bytes_ = in_flight_bytes_ = grown_bytes_ = 0;
   } else {
-    if (sizing_.due(now, kCalm)) {
+    if (sizing_.due(now, Pace::kCalm)) {
       sizing_.time([&] { grown_bytes_ = growth(own); });
     }
     const bool close =
         changed_ || own.total() + beside_bytes_ + in_flight_bytes_ + grown_bytes_ > close_bytes;
-    if (looking_.due(now, close ? kClose : kCalm)) {
+    if (looking_.due(now, close ? Pace::kHurried : Pace::kCalm)) {
       looking_.time([&] { look(own); });
     }
   }
@@ -241,8 +149,7 @@ void TreeMeter::look(const Resident& own) {
   std::int64_t bytes = 0;
   const auto add = [&](int pid) {
     if (const auto use = read_process(pid, proc_); use) {
-      const std::int64_t known = use->anonymous + use->shared;
-      bytes += known > 0 ? known : use->bytes;
+      bytes += use->unbacked();
     }
   };
   add(::getpid());

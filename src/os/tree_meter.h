@@ -7,7 +7,7 @@
 // ms a GiB; between two such looks the growth of resident sizes is added, which costs microseconds.
 // Every reading is repeated only after a hundred times of what it took.
 //
-// Reading order: process_tree.h, this file, tree_meter.cpp.
+// Reading order: process_tree.h, pace.h, this file, tree_meter.cpp.
 //
 // Threads: single-owner.
 // Memory:  what process_tree.h needs while a reading lasts; 24 bytes a descendant, up to
@@ -18,6 +18,7 @@
 #include <filesystem>
 #include <vector>
 
+#include "os/pace.h"
 #include "plimsoll/tree_memory.h"
 
 namespace plimsoll {
@@ -34,15 +35,6 @@ class TreeMeter {
   TreeMemory read(const Resident& own, std::int64_t close_bytes);
 
  private:
-  // When a reading may be repeated.
-  struct Pace {
-    std::int64_t began_ns{INT64_MIN};
-    std::int64_t took_ns{0};  // Of the processor.
-    std::int64_t least_ns{0};
-    [[nodiscard]] bool due(std::int64_t now, std::int64_t times_cost) const noexcept;
-    template <class Reading>
-    void time(Reading reading);
-  };
   struct Child {
     int pid{0};
     std::int64_t resident{0};           // Anonymous and shared, at the last short reading.
@@ -65,11 +57,11 @@ class TreeMeter {
   std::int64_t mapped_bytes_{0};
   std::int64_t mapped_at_file_bytes_{-1};
   std::int64_t grown_bytes_{0};
-  Pace finding_{.least_ns = 200'000'000};
-  Pace sizing_{.least_ns = 1'000'000};
-  Pace looking_{.least_ns = 20'000'000};
-  Pace grouping_{.least_ns = 1'000'000};
-  Pace mapping_{.least_ns = 20'000'000};
+  Pace finding_{200'000'000};
+  Pace sizing_{1'000'000};
+  Pace looking_{20'000'000};
+  Pace grouping_{1'000'000};
+  Pace mapping_{20'000'000};
 };
 
 }  // namespace plimsoll

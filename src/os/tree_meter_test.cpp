@@ -5,9 +5,7 @@
 // Method: real children, mappings and files; the meter is asked until it has looked.
 #include "os/tree_meter.h"
 
-#include <array>
 #include <chrono>
-#include <csignal>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -17,52 +15,16 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include "plimsoll/bytes.h"
+#include "tests/support/child.h"
 
 namespace plimsoll {
 namespace {
 
 using namespace literals;
 namespace fs = std::filesystem;
-
-void* map_touched(std::int64_t bytes, int flags) {
-  void* const memory = ::mmap(nullptr, static_cast<std::size_t>(bytes), PROT_READ | PROT_WRITE,
-                              flags | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
-  EXPECT_NE(memory, MAP_FAILED);
-  return memory;
-}
-
-// A forked child that does something and then sleeps until the test ends.
-class Child {
- public:
-  explicit Child(const std::function<void()>& work) {
-    std::array<int, 2> ready{};
-    EXPECT_EQ(::pipe(ready.data()), 0);
-    pid_ = ::fork();
-    if (pid_ == 0) {
-      work();
-      static_cast<void>(::write(ready[1], "x", 1));
-      ::pause();
-      ::_exit(0);
-    }
-    char one = 0;
-    EXPECT_EQ(::read(ready[0], &one, 1), 1);
-    ::close(ready[0]);
-    ::close(ready[1]);
-  }
-  ~Child() {
-    ::kill(pid_, SIGKILL);
-    ::waitpid(pid_, nullptr, 0);
-  }
-  Child(const Child&) = delete;
-  Child& operator=(const Child&) = delete;
-
- private:
-  pid_t pid_{0};
-};
 
 // Asks until the answer satisfies, for a minute; returns the last.
 TreeMemory asked_until(TreeMeter& meter, const std::function<bool(const TreeMemory&)>& enough) {
@@ -83,9 +45,9 @@ class TreeMeterTest : public testing::Test {
 };
 
 TEST_F(TreeMeterTest, R13ChildrenCountWhatTheyHoldAndNotWhatTheyShare) {
-  void* const own = map_touched(200_MiB, MAP_PRIVATE);
-  const Child idle([] {});
-  const Child holder([] { map_touched(60_MiB, MAP_PRIVATE); });
+  void* const own = map_touched(200_MiB);
+  const Child idle([](int) {});
+  const Child holder([](int) { map_touched(60_MiB); });
   const TreeMemory seen = asked_until(meter_, [](const TreeMemory& tree) {
     return tree.children == 2 && tree.children_bytes > 50_MiB;
   });
@@ -96,8 +58,8 @@ TEST_F(TreeMeterTest, R13ChildrenCountWhatTheyHoldAndNotWhatTheyShare) {
 }
 
 TEST_F(TreeMeterTest, R11PagesThatAForkMadeTwoOfCountTwice) {
-  void* const own = map_touched(100_MiB, MAP_PRIVATE);
-  const Child sleeper([] {});
+  void* const own = map_touched(100_MiB);
+  const Child sleeper([](int) {});
   std::memset(own, 1, 100_MiB);
   const TreeMemory seen =
       asked_until(meter_, [](const TreeMemory& tree) { return tree.children_bytes > 90_MiB; });
@@ -107,7 +69,7 @@ TEST_F(TreeMeterTest, R11PagesThatAForkMadeTwoOfCountTwice) {
 }
 
 TEST_F(TreeMeterTest, R14SharedMemoryOnItsWayCounts) {
-  const Child sender([] {
+  const Child sender([](int) {
     const int file = ::memfd_create("batch", 0);
     static_cast<void>(::ftruncate(file, 40 << 20));
     void* const memory =

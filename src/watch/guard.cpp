@@ -18,6 +18,7 @@
 #include "base/check.h"
 #include "os/cgroup.h"
 #include "plimsoll/bytes.h"
+#include "watch/tree_look.h"
 
 namespace plimsoll {
 namespace {
@@ -25,8 +26,6 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-constexpr milliseconds kIntervalMost{1000};
-constexpr int kCostShare = 20;                 // One part in so many of the time goes into looking.
 constexpr std::int64_t kCopiedRoom = 1 << 20;  // For what a copy touches on its last steps.
 constexpr milliseconds kLeftBehind{5000};      // From SIGTERM to SIGKILL for what was left behind.
 
@@ -209,24 +208,29 @@ class Guard {
       }
       if (const auto now = Clock::now(); now >= next_look) {
         PLIMSOLL_TRY_VOID(look(now));
-        const auto took = std::chrono::ceil<milliseconds>(Clock::now() - now);
-        next_look = now + std::max(options_.interval, std::min(took * kCostShare, kIntervalMost));
+        const Clock::time_point paced{std::chrono::nanoseconds(looker_.next_ns())};
+        next_look = std::max(Clock::now() + options_.interval, paced);
       }
     }
   }
 
   Result<void> look(Clock::time_point now) {
-    PLIMSOLL_TRY(TreeUse tree, read_tree(::getpid()));
+    const std::int64_t limit =
+        cgroup_ || options_.limit_bytes == 0 ? INT64_MAX : options_.limit_bytes;
+    const std::int64_t alert = options_.alert_bytes == 0 ? INT64_MAX : options_.alert_bytes;
+    PLIMSOLL_TRY(TreeLook seen, looker_.look(std::min(limit, alerted_ ? INT64_MAX : alert)));
+    TreeUse& tree = seen.tree;
     report_.process_peak_bytes = std::max(report_.process_peak_bytes, tree.resident_peak);
-    const bool over = options_.limit_bytes > 0 && tree.bytes > options_.limit_bytes;
-    const bool alert = options_.alert_bytes > 0 && tree.bytes > options_.alert_bytes;
-    if (alert && !alerted_) {
-      tell(fmt::format("holds {}, more than {}", format_bytes(tree.bytes),
-                       format_bytes(options_.alert_bytes)));
+    if (seen.close) {  // Between two of them, what processes share may count several times.
+      const std::int64_t held = tree.unbacked();
+      if (held > alert && !alerted_) {
+        tell(fmt::format("holds {}, more than {}", format_bytes(held), format_bytes(alert)));
+      }
+      alerted_ = held > alert;
+      over_bytes_ = held > limit ? held : 0;
     }
-    alerted_ = alert;
-    if (over && !cgroup_) {
-      stop(now, tree.bytes);
+    if (over_bytes_ > 0) {
+      stop(now, over_bytes_);
     }
     if (cgroup_ && stalls_.add(cgroup_->use(), options_.limit_bytes)) {
       tell(
@@ -298,6 +302,7 @@ class Guard {
   const WaitedSignals signals_;
   GuardReport report_;
   std::optional<MemoryCgroup> cgroup_;
+  TreeLooker looker_{::getpid(), TreeLooker::Root::kLeftOut};
   Climb climb_;
   Stalls stalls_;
   Clock::time_point began_{};
@@ -305,6 +310,7 @@ class Guard {
   std::int64_t copied_bytes_{0};  // Most that the child held before it became the command.
   bool ended_{false};
   bool alerted_{false};
+  std::int64_t over_bytes_{0};  // At the last close look, when that was more than the limit.
   Clock::time_point deadline_{};
 };
 

@@ -3,15 +3,15 @@
 // run_guarded: runs a command under a memory limit and tells what became of it.
 //
 // In a memory cgroup of its own, where one can be made, the kernel holds the limit, between two
-// looks too. Else the proportional shares of the command and all its descendants are added up
-// several times a second; over the limit it is asked to end, so that it may save its work, and is
-// killed when it goes on growing. Orphans of the command stay in the tree (they become children of
-// the guard), and what it leaves behind is ended with it.
+// looks too. Else the command and all its descendants are looked at several times a second
+// (tree_look.h); over the limit it is asked to end, so that it may save its work, and is killed
+// when it goes on growing. Orphans of the command stay in the tree (they become children of the
+// guard), and what it leaves behind is ended with it.
 //
 // Threads: one call at a time, in a process with no other children; blocks SIGINT, SIGTERM, SIGHUP
 //          and SIGCHLD while it runs, and hands the first three on. The command is told when the
 //          guard dies.
-// Memory:  see process_tree.h and climb.h.
+// Memory:  see tree_look.h and climb.h.
 #pragma once
 
 #include <algorithm>
@@ -32,7 +32,7 @@ struct GuardOptions {
   std::int64_t limit_bytes{0};              ///< 0: none, it is only watched.
   std::int64_t alert_bytes{0};              ///< `tell` when it holds more than this; 0: never.
   bool cgroup{true};                        ///< False: never made.
-  std::chrono::milliseconds interval{250};  ///< Between looks; up to 1 s where one takes long.
+  std::chrono::milliseconds interval{250};  ///< From the end of a look to the next, or longer.
   std::chrono::milliseconds grace{10'000};  ///< From being asked to end to being killed.
   std::function<void(const std::string&)> tell{};  ///< What happens meanwhile, in lines.
 };

@@ -5,11 +5,15 @@
 #include "watch/guard.h"
 
 #include <cstdlib>
+#include <filesystem>
+#include <fstream>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include "os/cgroup.h"
@@ -35,10 +39,24 @@ TEST(GuardHold, DISABLED_Hold) {
   ::usleep(1'500'000);
 }
 
+TEST(GuardHold, DISABLED_Read) {
+  const int file = ::open(std::getenv("READ_FILE"), O_RDONLY | O_CLOEXEC);
+  const auto bytes = static_cast<std::size_t>(::lseek(file, 0, SEEK_END));
+  const void* const memory = ::mmap(nullptr, bytes, PROT_READ, MAP_SHARED, file, 0);
+  ASSERT_NE(memory, MAP_FAILED);
+  for (std::size_t at = 0; at < bytes; at += 4096) {
+    static_cast<void>(static_cast<const volatile char*>(memory)[at]);
+  }
+  ::usleep(300'000);
+}
+
+std::vector<std::string> start(const std::string& variable, const std::string& test) {
+  return {"env", variable, "/proc/" + std::to_string(::getpid()) + "/exe",
+          "--gtest_also_run_disabled_tests", "--gtest_filter=GuardHold.DISABLED_" + test};
+}
+
 std::vector<std::string> hold(int mebibytes) {
-  return {"env", "HOLD_MIB=" + std::to_string(mebibytes),
-          "/proc/" + std::to_string(::getpid()) + "/exe", "--gtest_also_run_disabled_tests",
-          "--gtest_filter=GuardHold.*"};
+  return start("HOLD_MIB=" + std::to_string(mebibytes), "Hold");
 }
 
 GuardReport run(GuardOptions options) {
@@ -115,6 +133,19 @@ TEST(Guard, WithoutACgroupEndsWhatGoesOverTheLimit) {
   EXPECT_NE(told[0].find(report.no_cgroup), std::string::npos) << told[0];
   EXPECT_NE(told[1].find("over the limit of 92.0 MiB"), std::string::npos) << told[1];
   EXPECT_EQ(verdict_of(report, 92_MiB, 1_GiB).ending, Ending::kStopped);
+}
+
+// The kernel takes their pages back where it needs them.
+TEST(Guard, MappedFilesEndNothing) {
+  const auto path = std::filesystem::path(testing::TempDir()) / "guard-read.bin";
+  std::ofstream(path).write(std::string(96_MiB, 'f').data(), 96_MiB);
+  const GuardReport report = run({.command = start("READ_FILE=" + path.string(), "Read"),
+                                  .limit_bytes = 64_MiB,
+                                  .cgroup = false});
+  std::filesystem::remove(path);
+  EXPECT_FALSE(report.stopped);
+  EXPECT_EQ(report.status, 0);
+  EXPECT_GE(report.peak.file, 96_MiB);
 }
 
 TEST(Guard, KillsWhatIgnoresBeingAsked) {

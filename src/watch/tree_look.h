@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// TreeLooker: looks at a process tree again and again, from outside, at 1 % of a core.
+//
+// A look has two tiers. The short one reads the resident sizes of each process, which takes 12 µs
+// whatever they hold: added up they are never less than what the tree holds, but count what
+// processes share once for each of them. The close one reads proportional shares, in which a shared
+// page counts once, and takes 3 ms at 200 MB, 110 ms at 10 GB. Half of that 1 % is for close looks,
+// a quarter for short ones, a quarter for finding the processes (os/pace.h); between two close ones
+// the growth of resident sizes is added to the last. A close look comes sooner, after ten times
+// what the last took, while the tree may have come above a size that the caller names or has new
+// processes, as long as all looks together stay below 1 % of the time since the start and kAdvance.
+//
+// Judged is what no file stands behind: anonymous and shared memory. Shares of files move when
+// other programs map the same libraries, and the kernel takes file pages back.
+//
+// Reading order: os/process_tree.h, this file, owners.h, trend.h.
+//
+// Threads: single-owner.
+// Memory:  TreeUse, and 32 bytes for each of TreeUse::kNamedMost processes.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "os/pace.h"
+#include "os/process_tree.h"
+#include "plimsoll/limits.h"
+#include "plimsoll/result.h"
+
+namespace plimsoll {
+
+/// What a tree holds.
+struct TreeLook {
+  TreeUse tree{};               ///< At the last close look, and what has come and gone since.
+  std::int64_t bound_bytes{0};  ///< Anonymous and shared memory are never more than this.
+  std::int64_t in_flight_bytes{
+      0};             ///< Of tree.shared: mapped by no process, as a batch on its way.
+  Resident root{};    ///< Of the root alone, exact; zero when it is left out.
+  bool close{false};  ///< Proportional shares were read just now.
+};
+
+class TreeLooker {
+ public:
+  enum class Root : std::uint8_t { kCounted, kLeftOut };
+  static constexpr std::chrono::seconds kAdvance{1};  ///< Of the processor, for looks in a hurry.
+
+  /// `root`: the process whose descendants are the tree; itself counted or left out.
+  TreeLooker(int root, Root counted);
+
+  /// Takes a short look, whenever it is called, and a close one where it is time. `close_bytes`:
+  /// the tree is looked at closely in a hurry while it may hold more; INT64_MAX for never. Errors:
+  /// kNotFound when the root has ended, or its pid is another process now; kIo when /proc
+  ///         cannot be listed.
+  Result<TreeLook> look(std::int64_t close_bytes);
+
+  /// From when on another look keeps to 1 % of a core; of the clock of now_ns().
+  [[nodiscard]] std::int64_t next_ns() const noexcept;
+
+  /// What all looks took of the processor so far.
+  [[nodiscard]] std::int64_t spent_ns() const noexcept { return spent_ns_; }
+
+ private:
+  struct Sizes {
+    std::int64_t anonymous{0};
+    std::int64_t file{0};
+    std::int64_t shared{0};
+  };
+  struct Known {
+    int pid{0};
+    Sizes at_look{};  // Resident, when it was looked at closely.
+  };
+
+  Result<void> find();
+  void size();
+  void look_closely();
+  void add_growth(std::size_t named, const Resident& now);
+  [[nodiscard]] bool hurried(std::int64_t now, std::int64_t close_bytes) const;
+
+  const int root_;
+  const bool counted_;
+  const std::int64_t began_ns_;
+  std::int64_t root_began_{0};  // In ticks: which process the pid was.
+  std::vector<int> pids_;
+  bool changed_{true};        // Processes have come since the last close look.
+  TreeUse at_look_{};         // As the last close look saw it.
+  std::vector<Known> known_;  // Of at_look_.largest, in its order.
+  TreeLook now_{};
+  std::int64_t spent_ns_{0};
+  Pace finding_;
+  Pace sizing_;
+  Pace closing_;
+};
+
+}  // namespace plimsoll
