@@ -171,6 +171,17 @@ TEST(Guard, InACgroupTheKernelHoldsTheLimit) {
   EXPECT_EQ(verdict_of(report, 64_MiB, 1_GiB).ending, Ending::kKilledForLimit);
 }
 
+// A log says anything, and a kill for memory leaves none: the kernel's counters decide.
+TEST(T10Guard, WhatACommandPrintsIsNoSignOfItsEnd) {
+  const std::string loud = "echo 'OOM: Out of memory, killed; see the classroom'; exit 1";
+  const GuardReport failed = run({.command = {"sh", "-c", loud}, .limit_bytes = 1_GiB});
+  EXPECT_EQ(verdict_of(failed, 1_GiB, 2_GiB).ending, Ending::kDone);
+  EXPECT_TRUE(verdict_of(failed, 1_GiB, 2_GiB).advice.empty());
+  const GuardReport killed = run({.command = {"sh", "-c", "kill -KILL $$"}, .limit_bytes = 1_GiB});
+  EXPECT_EQ(killed.status, 137);
+  EXPECT_EQ(verdict_of(killed, 1_GiB, 2_GiB).ending, Ending::kKilled);
+}
+
 TEST(Guard, EndsWhatIsLeftBehind) {
   const GuardReport report = run({.command = {"sh", "-c", "(sleep 60 &) ; exit 3"}});
   EXPECT_EQ(report.status, 3);

@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "watch/trend.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+namespace plimsoll {
+namespace {
+
+constexpr double kSecondHalf = 0.3;     // Of the first half's slope, at least, in a leak.
+constexpr double kOneStep = 0.6;        // Share of the rise that makes a single step explain it.
+constexpr double kWarmUpBytes = 2e6;    // A smaller rise at first is not worth a word.
+constexpr double kSawtoothBytes = 4e6;  // What comes and goes within the median window.
+constexpr double kStepUnits = 2;        // Windows at the least slope that make a step worth a word.
+constexpr std::size_t kNewestLeast = 12;  // Windows in which a leak that began late is looked for.
+constexpr double kNormal95 = 1.959964;    // 97.5 % quantile of the normal distribution.
+
+double as_double(std::int64_t bytes) {
+  return static_cast<double>(bytes);
+}
+
+// Where a rise that slows down as it does from one half to the other would end.
+std::int64_t bound_of(double first_rise, double second_rise, double last) {
+  const double ratio = std::clamp(second_rise / std::max(first_rise, 1.0), 0.0, 0.9);
+  return static_cast<std::int64_t>(last + std::max(second_rise, 0.0) * ratio / (1 - ratio));
+}
+
+}  // namespace
+
+const char* course_name(Course course) noexcept {
+  constexpr std::array<const char*, 9> kNames{"too short",  "plateau",   "warm-up",
+                                              "saturating", "step",      "sawtooth",
+                                              "leak",       "retention", "cache"};
+  return kNames[static_cast<std::size_t>(course)];
+}
+
+Slope theil_sen(std::span<const Point> points) {
+  std::vector<double> slopes;
+  slopes.reserve(points.size() * (points.size() - 1) / 2);
+  for (std::size_t i = 0; i < points.size(); ++i) {
+    for (std::size_t j = i + 1; j < points.size(); ++j) {
+      slopes.push_back((points[j].bytes - points[i].bytes) / (points[j].at - points[i].at));
+    }
+  }
+  std::ranges::sort(slopes);
+  const double pairs = static_cast<double>(slopes.size());
+  const double n = static_cast<double>(points.size());
+  const double spread = kNormal95 * std::sqrt(n * (n - 1) * (2 * n + 5) / 18);
+  const auto at_rank = [&](double rank) {
+    return slopes[static_cast<std::size_t>(std::clamp(std::round(rank), 0.0, pairs - 1))];
+  };
+  const std::size_t middle = slopes.size() / 2;
+  return {
+      .median = slopes.size() % 2 == 1 ? slopes[middle] : (slopes[middle - 1] + slopes[middle]) / 2,
+      .lower = at_rank((pairs - spread) / 2 - 1),
+      .upper = at_rank((pairs + spread) / 2)};
+}
+
+void Trend::add(double at, std::int64_t bytes) {
+  if (windows_.empty()) {
+    windows_.reserve(kWindowsMost);
+    origin_ = at;
+  }
+  const auto number_at = [&] { return static_cast<std::int64_t>((at - origin_) / width_); };
+  if (windows_.empty() || number_at() > windows_.back().number) {
+    while (windows_.size() == kWindowsMost) {
+      thin();
+    }
+  }
+  const std::int64_t number = number_at();  // Windows may be longer now.
+  if (windows_.empty() || number > windows_.back().number) {
+    windows_.push_back({.number = number, .floor = bytes, .top = bytes});
+    return;
+  }
+  Window& open = windows_.back();
+  open.floor = std::min(open.floor, bytes);
+  open.top = std::max(open.top, bytes);
+}
+
+void Trend::thin() {
+  width_ *= 2;
+  std::size_t kept = 0;
+  for (const Window& one : windows_) {
+    const std::int64_t number = one.number / 2;
+    if (kept > 0 && windows_[kept - 1].number == number) {
+      Window& joined = windows_[kept - 1];
+      joined.floor = std::min(joined.floor, one.floor);
+      joined.top = std::max(joined.top, one.top);
+    } else {
+      windows_[kept] = {.number = number, .floor = one.floor, .top = one.top};
+      ++kept;
+    }
+  }
+  windows_.resize(kept);
+}
+
+Judged Trend::judge() const {
+  const std::span<const Window> over(windows_.data(), windows());
+  const Judged whole = judge(over);
+  if (whole.course == Course::kLeak || whole.course == Course::kSaturating ||
+      whole.course == Course::kTooShort) {
+    return whole;  // The end of what slows down may look straight.
+  }
+  for (std::size_t newest = over.size() / 2; newest >= kNewestLeast; newest /= 2) {
+    const auto before = over.first(over.size() - newest);
+    const Judged late = judge(over.last(newest));
+    if (late.course == Course::kLeak &&
+        over.back().floor > std::ranges::max(before, {}, &Window::floor).floor) {
+      return late;
+    }
+  }
+  return whole;
+}
+
+Judged Trend::judge(std::span<const Window> windows) const {
+  const std::size_t cut = std::max<std::size_t>(2, windows.size() / 4);
+  if (windows.size() < cut + kJudgedLeast) {
+    return {};
+  }
+  const auto judged = windows.subspan(cut);
+  std::vector<Point> floors;
+  std::vector<std::int64_t> swings;
+  double largest_step = 0;
+  double highest = 0;
+  double largest_fall = 0;
+  for (const Window& one : judged) {
+    const double bytes = as_double(one.floor);
+    largest_step = std::max(largest_step, floors.empty() ? 0 : bytes - floors.back().bytes);
+    highest = std::max(highest, bytes);
+    largest_fall = std::max(largest_fall, highest - bytes);
+    floors.push_back({.at = width_ * as_double(one.number), .bytes = bytes});
+    swings.push_back(one.top - one.floor);
+  }
+  const std::span<const Point> all(floors);
+  const std::size_t half = all.size() / 2;
+  const Slope slope = theil_sen(all);
+  const double first = theil_sen(all.first(half + 1)).median;
+  const double second = theil_sen(all.subspan(half)).median;
+  const double total = all.back().bytes - all.front().bytes;
+  const double warm_up = as_double(judged.front().floor - windows.front().floor);
+  Judged result{.course = Course::kPlateau,
+                .slope = slope.median,
+                .slope_lower = slope.lower,
+                .grown_bytes = static_cast<std::int64_t>(total)};
+  const bool one_step = largest_step >= kOneStep * std::max(total, 1.0);
+  const bool rises = slope.lower > kLeastSlope;
+  if (rises && largest_fall >= std::max(total, 1.0)) {
+    result.course = Course::kSawtooth;  // Of longer teeth than a window.
+  } else if (rises && first > kLeastSlope && second > kLeastSlope &&
+             second >= kSecondHalf * first && !one_step) {
+    result.course = Course::kLeak;
+  } else if (rises && first > kLeastSlope && second < kSecondHalf * first) {
+    result.course = Course::kSaturating;
+    result.bound_bytes = bound_of(all[half].bytes - all.front().bytes,
+                                  all.back().bytes - all[half].bytes, all.back().bytes);
+  } else if (one_step && total > kStepUnits * kLeastSlope * width_) {
+    result.course = Course::kStep;
+  } else if (warm_up > kWarmUpBytes) {
+    result.course = Course::kWarmUp;
+    result.grown_bytes = static_cast<std::int64_t>(warm_up);
+  } else {
+    const auto middle = swings.begin() + static_cast<std::ptrdiff_t>(swings.size() / 2);
+    std::ranges::nth_element(swings, middle);
+    if (as_double(*middle) > kSawtoothBytes) {
+      result.course = Course::kSawtooth;
+    }
+  }
+  return result;
+}
+
+}  // namespace plimsoll

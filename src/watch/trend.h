@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Trend: whether what somebody holds grows without an end, by a series of (when, bytes).
+//
+// When is a step or a second; all below is per unit of it. The series is cut into windows of
+// `width` units, and of each its floor is kept, so that what comes and goes within a window does
+// not count. When kWindowsMost are full, two neighbours become one, and windows are twice as long.
+//
+// The rule of a leak, on the floors without the first quarter, which is warm-up: the lower bound of
+// Theil and Sen's slope is above kLeastSlope, both halves rise, the second at least 0.3 times as
+// fast as the first, no single step explains 0.6 of it, and no fall takes all of it back. A leak
+// that began after a plateau is found by the same rule on the newest half, quarter and so on, where
+// they reach a new height.
+//
+// Threads: single-owner.   Memory: 24 bytes × kWindowsMost (3 KiB); 66 KiB while it is judged.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace plimsoll {
+
+enum class Course : std::uint8_t {
+  kTooShort,    ///< Not enough windows to say.
+  kPlateau,     ///< It stays where it is.
+  kWarmUp,      ///< It rose in the first quarter, and stays there since.
+  kSaturating,  ///< It rises ever slower: a cache that fills.
+  kStep,        ///< It rose once.
+  kSawtooth,    ///< It comes and goes.
+  kLeak,        ///< It grows and goes on growing.
+  kRetention,   ///< malloc() keeps more and more of what was freed. Of an owner, not of a series.
+  kCache        ///< Mapped files grow, which the kernel takes back. Of an owner, not of a series.
+};
+
+/// "too short", "plateau", "warm-up", "saturating", "step", "sawtooth", "leak", "retention",
+/// "cache".
+[[nodiscard]] const char* course_name(Course course) noexcept;
+
+struct Point {
+  double at{0};
+  double bytes{0};
+};
+
+/// Median of the slopes of all pairs of points, with the bounds of its confidence interval of 95 %.
+///
+/// Source: Theil, "A rank-invariant method of linear and polynomial regression analysis", I (Proc.
+///         Kon. Ned. Akad. v. Wetensch. A 53, 1950) for the median; Sen, "Estimates of the
+///         regression coefficient based on Kendall's tau" (JASA 63, 1968), section 3 for the
+///         bounds, in the normal approximation and without its correction for ties, which would
+///         narrow them.
+struct Slope {
+  double median{0};
+  double lower{0};
+  double upper{0};
+};
+/// Requires: two points at least, no two of them at the same place.
+[[nodiscard]] Slope theil_sen(std::span<const Point> points);
+
+/// What a series was judged to be.
+struct Judged {
+  Course course{Course::kTooShort};
+  double slope{0};              ///< Bytes a unit; of a leak, and while it is saturating.
+  double slope_lower{0};        ///< Its lower bound.
+  std::int64_t grown_bytes{0};  ///< From the first floor judged to the last; of a warm-up, before.
+  std::int64_t bound_bytes{0};  ///< Saturating: where it is expected to end.
+};
+
+class Trend {
+ public:
+  static constexpr std::size_t kWindowsMost = 128;
+  static constexpr std::size_t kJudgedLeast = 5;  ///< Floors, after the first quarter.
+  static constexpr double kLeastSlope = 5000;     ///< Bytes a unit.
+
+  /// `width` of a window, in units.
+  explicit Trend(double width = 25) : width_(width) {}
+
+  /// Requires: `at` never goes back.
+  void add(double at, std::int64_t bytes);
+
+  /// By the windows that are over.
+  [[nodiscard]] Judged judge() const;
+
+  /// Windows that are over.
+  [[nodiscard]] std::size_t windows() const noexcept {
+    return windows_.empty() ? 0 : windows_.size() - 1;
+  }
+  [[nodiscard]] double width() const noexcept { return width_; }
+
+ private:
+  struct Window {
+    std::int64_t number{0};  // It began at origin_ + number × width_.
+    std::int64_t floor{0};
+    std::int64_t top{0};
+  };
+  void thin();
+  [[nodiscard]] Judged judge(std::span<const Window> windows) const;
+
+  double width_;
+  double origin_{0};
+  std::vector<Window> windows_{};  // Ascending; the last is not over yet.
+};
+
+}  // namespace plimsoll

@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Goal: each course is told from the others, and a leak's slope is right, however long it is
+// watched. Method: series that are computed, with noise from (seed, series, step).
+#include "watch/trend.h"
+
+#include <cmath>
+#include <functional>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "base/philox.h"
+#include "plimsoll/bytes.h"
+
+namespace plimsoll {
+namespace {
+
+using namespace literals;
+
+constexpr std::uint64_t kSeed = 20;
+
+// Uniform in (0, 1): the same for a series and a step.
+double noise(std::uint64_t series, int step) {
+  return static_cast<double>(uniform01(philox(kSeed, series, static_cast<std::uint64_t>(step))[0]));
+}
+
+Judged judged(int steps, const std::function<double(int)>& bytes, double each = 1) {
+  Trend trend;
+  for (int step = 0; step < steps; ++step) {
+    trend.add(each * step, static_cast<std::int64_t>(bytes(step)));
+  }
+  return trend.judge();
+}
+
+constexpr double kBase = 300e6;
+
+TEST(TheilSen, IsTheMedianOfAllSlopesWithSensBounds) {
+  // Slopes, sorted: 1 1 1.5 2 2 2 7/3 2.5 2.5 4; of 10, Sen's bounds for 5 points are the ends.
+  const std::vector<Point> points{{0, 0}, {1, 2}, {2, 3}, {3, 7}, {4, 8}};
+  const Slope slope = theil_sen(points);
+  EXPECT_DOUBLE_EQ(slope.median, 2);
+  EXPECT_DOUBLE_EQ(slope.lower, 1);
+  EXPECT_DOUBLE_EQ(slope.upper, 4);
+}
+
+TEST(TheilSen, ManyPointsNarrowTheBoundsAndOneOutlierMovesNothing) {
+  std::vector<Point> points;
+  for (int i = 0; i < 100; ++i) {
+    points.push_back({static_cast<double>(i), 3.0 * i + 10 * noise(1, i)});
+  }
+  const Slope slope = theil_sen(points);
+  EXPECT_NEAR(slope.median, 3, 0.05);
+  EXPECT_LT(slope.lower, slope.median);
+  EXPECT_GT(slope.upper, slope.median);
+  EXPECT_LT(slope.upper - slope.lower, 0.1);
+  points[50].bytes = 1e9;
+  EXPECT_NEAR(theil_sen(points).median, slope.median, 0.01);
+}
+
+TEST(M2Trend, ATrueLeakHasItsSlope) {
+  for (const double slope : {20e3, 200e3, 5e6}) {
+    const Judged leak =
+        judged(300, [&](int step) { return kBase + slope * step + 3e6 * noise(2, step); });
+    EXPECT_EQ(leak.course, Course::kLeak) << slope;
+    EXPECT_NEAR(leak.slope, slope, 0.05 * slope + 2e3);
+    EXPECT_LE(leak.slope_lower, leak.slope);
+  }
+}
+
+TEST(M2Trend, ARampToAPlateauIsAWarmUp) {
+  const auto ramp = [](int to) {
+    return judged(
+        300, [to](int step) { return kBase + 2e6 * std::min(step, to) + 1e6 * noise(3, step); });
+  };
+  EXPECT_EQ(ramp(10).course, Course::kWarmUp);
+  EXPECT_NEAR(static_cast<double>(ramp(10).grown_bytes), 20e6, 1e6);
+  EXPECT_EQ(ramp(40).course, Course::kWarmUp);
+  EXPECT_NE(ramp(70).course, Course::kLeak);  // Into the second quarter.
+  EXPECT_NE(ramp(150).course, Course::kLeak);
+}
+
+TEST(M2Trend, ASawtoothIsNoLeak) {
+  for (const int period : {10, 30, 60}) {
+    const Judged saw = judged(600, [&](int step) { return kBase + 1e6 * (step % period); });
+    EXPECT_NE(saw.course, Course::kLeak) << period;
+  }
+  EXPECT_EQ(judged(600, [](int step) { return kBase + 1e6 * (step % 10); }).course,
+            Course::kSawtooth);
+}
+
+TEST(M2Trend, SpikesOfACollectorAreNoLeak) {
+  const Judged spikes = judged(300, [](int step) {
+    return kBase + (noise(4, step) < 0.2 ? 80e6 * noise(5, step) : 0) + 1e5 * noise(6, step);
+  });
+  EXPECT_NE(spikes.course, Course::kLeak);
+}
+
+TEST(Trend, WhatSlowsDownSaturatesAndItsBoundIsSaid) {
+  const Judged cache =
+      judged(600, [](int step) { return kBase + 100e6 * (1 - std::exp(-step / 120.0)); });
+  EXPECT_EQ(cache.course, Course::kSaturating);
+  EXPECT_NEAR(static_cast<double>(cache.bound_bytes), kBase + 100e6, 3e6);
+}
+
+TEST(Trend, OneRiseIsAStep) {
+  const Judged step =
+      judged(300, [](int at) { return kBase + (at >= 150 ? 80e6 : 0) + 1e5 * noise(7, at); });
+  EXPECT_EQ(step.course, Course::kStep);
+  EXPECT_NEAR(static_cast<double>(step.grown_bytes), 80e6, 1e6);
+}
+
+TEST(Trend, NoiseAndTinyGrowthAreAPlateau) {
+  EXPECT_EQ(judged(300, [](int step) { return kBase + 2e6 * noise(8, step); }).course,
+            Course::kPlateau);
+  EXPECT_EQ(judged(300, [](int step) { return kBase + 32.0 * step; }).course, Course::kPlateau);
+  EXPECT_EQ(judged(300, [](int step) { return kBase - 1e5 * step; }).course, Course::kPlateau);
+}
+
+TEST(Trend, AFewStepsSayNothing) {
+  EXPECT_EQ(Trend().judge().course, Course::kTooShort);
+  EXPECT_EQ(judged(175, [](int step) { return kBase + 1e6 * step; }).course, Course::kTooShort);
+  EXPECT_EQ(judged(180, [](int step) { return kBase + 1e6 * step; }).course, Course::kLeak);
+}
+
+// A day at one look a second: the windows grow longer, and their number does not.
+TEST(Trend, IsBoundedHoweverLongItIsWatched) {
+  Trend trend;
+  for (int step = 0; step < 86'400; ++step) {
+    trend.add(step, static_cast<std::int64_t>(kBase + 20e3 * step + 3e6 * noise(9, step)));
+    ASSERT_LT(trend.windows(), Trend::kWindowsMost);
+  }
+  EXPECT_GE(trend.windows(), Trend::kWindowsMost / 2 - 1);
+  EXPECT_DOUBLE_EQ(trend.width(), 25 * 32);
+  const Judged leak = trend.judge();
+  EXPECT_EQ(leak.course, Course::kLeak);
+  EXPECT_NEAR(leak.slope, 20e3, 500);
+}
+
+TEST(Trend, ALeakThatBeginsAfterALongPlateauIsFound) {
+  const auto late = [](int step) { return kBase + 200e3 * std::max(0, step - 5000); };
+  EXPECT_NE(judged(5000, late).course, Course::kLeak);
+  const Judged leak = judged(6400, late);
+  EXPECT_EQ(leak.course, Course::kLeak);
+  EXPECT_NEAR(leak.slope, 200e3, 20e3);
+}
+
+// Longer than its windows, an epoch's ramp is a leak until it ends; not in the epochs that follow.
+TEST(Trend, TheSameRampAgainIsNoLeak) {
+  for (int end = 2500; end <= 6000; end += 100) {
+    EXPECT_NE(judged(end, [](int step) { return kBase + 100e3 * (step % 2000); }).course,
+              Course::kLeak)
+        << end;
+  }
+}
+
+// Thirty samples at 2 s are 60 s, not 30: a rate is per unit of time, whatever the interval.
+TEST(M3Trend, RatesDoNotDependOnTheInterval) {
+  for (const double every : {0.5, 1.0, 2.0, 10.0}) {
+    const Judged leak = judged(
+        400, [&](int look) { return kBase + 100e3 * every * look; }, every);
+    EXPECT_EQ(leak.course, Course::kLeak) << every;
+    EXPECT_NEAR(leak.slope, 100e3, 1) << every;
+  }
+}
+
+TEST(Trend, NamesItsCourses) {
+  EXPECT_STREQ(course_name(Course::kTooShort), "too short");
+  EXPECT_STREQ(course_name(Course::kCache), "cache");
+}
+
+}  // namespace
+}  // namespace plimsoll
