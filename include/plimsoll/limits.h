@@ -42,12 +42,13 @@ struct LimitQuery {
   std::string user_limit{};                   ///< "", "6GiB", "25%" (of the machine).
   std::string user_source{"--memory-limit"};  ///< What to call it in the report.
   std::int64_t resident_bytes{0};             ///< Held already: no part of what is available.
+  int pid{0};                                 ///< Whose cgroups; 0: this process's.
   std::filesystem::path proc_root{"/proc"};
   std::filesystem::path cgroup_root{"/sys/fs/cgroup"};
   std::function<const char*(const char*)> getenv{};  ///< Default: ::getenv.
 };
 
-/// Finds every bound that applies to this process.
+/// Finds every bound that applies to this process, or to another of the machine.
 /// Errors: kInvalidArgument for an unreadable user limit; kIo when /proc cannot be read.
 [[nodiscard]] Result<LimitReport> find_limit(const LimitQuery& query);
 

@@ -96,9 +96,9 @@ Result<std::pair<bool, fs::path>> own_folder() {
 
 }  // namespace
 
-std::vector<CgroupLine> read_cgroup_lines(const fs::path& proc_root) {
+std::vector<CgroupLine> read_cgroup_lines(const fs::path& proc_root, int pid) {
   std::vector<CgroupLine> lines;
-  std::ifstream file(proc_root / "self" / "cgroup");
+  std::ifstream file(proc_root / (pid == 0 ? "self" : std::to_string(pid)) / "cgroup");
   for (std::string line; std::getline(file, line);) {  // ID:CONTROLLERS:PATH
     const std::size_t first = line.find(':');
     const std::size_t second = line.find(':', first + 1);
@@ -131,6 +131,21 @@ std::optional<std::int64_t> read_counter(const fs::path& path, std::string_view 
     }
   }
   return std::nullopt;
+}
+
+std::int64_t unbacked_bytes(const fs::path& folder) {
+  std::ifstream file(folder / "memory.stat");
+  std::int64_t here = 0;
+  std::int64_t whole = 0;  // Version 1 says both, version 2 the whole under the plain names.
+  std::int64_t value = 0;
+  for (std::string key; file >> key >> value;) {
+    if (key == "anon" || key == "shmem") {
+      here += value;
+    } else if (key == "total_rss" || key == "total_shmem") {
+      whole += value;
+    }
+  }
+  return whole > 0 ? whole : here;
 }
 
 Result<MemoryCgroup> MemoryCgroup::create(std::int64_t limit_bytes) {

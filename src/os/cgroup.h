@@ -26,8 +26,9 @@ struct CgroupLine {
   std::string path;  ///< Below the mount, as the kernel names it.
 };
 
-/// Of `proc_root`/self/cgroup. Empty: a kernel without cgroups.
-[[nodiscard]] std::vector<CgroupLine> read_cgroup_lines(const std::filesystem::path& proc_root);
+/// Of `proc_root`/PID/cgroup; 0: of this process. Empty: a kernel without cgroups.
+[[nodiscard]] std::vector<CgroupLine> read_cgroup_lines(const std::filesystem::path& proc_root,
+                                                        int pid = 0);
 
 /// Where version 2 is mounted below `cgroup_root`, or version 1's memory controller.
 [[nodiscard]] std::filesystem::path cgroup_mount(const CgroupLine& line,
@@ -36,6 +37,10 @@ struct CgroupLine {
 /// The counter `name` of a file of lines "NAME NUMBER"; nothing when there is none.
 [[nodiscard]] std::optional<std::int64_t> read_counter(const std::filesystem::path& path,
                                                        std::string_view name);
+
+/// Anonymous and shared memory charged to the cgroup of this folder and to those below it, by its
+/// memory.stat; 0 when that cannot be read.
+[[nodiscard]] std::int64_t unbacked_bytes(const std::filesystem::path& folder);
 
 /// What the kernel counts for a memory cgroup; 0 where it does not tell.
 struct CgroupUse {

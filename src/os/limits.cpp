@@ -81,7 +81,7 @@ void for_each_ancestor(const std::filesystem::path& mount, std::string_view path
 }
 
 void add_cgroups(const LimitQuery& query, LimitReport& report) {
-  for (const CgroupLine& line : read_cgroup_lines(query.proc_root)) {
+  for (const CgroupLine& line : read_cgroup_lines(query.proc_root, query.pid)) {
     const auto mount = cgroup_mount(line, query.cgroup_root);
     for_each_ancestor(mount, line.path, [&](const auto& directory) {
       if (line.version2) {

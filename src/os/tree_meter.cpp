@@ -58,8 +58,9 @@ TreeMemory TreeMeter::read(const Resident& own, std::int64_t close_bytes) {
   }
   if (group_is_ours_) {
     if (grouping_.due(now, Pace::kCalm)) {
-      grouping_.time(
-          [&] { beside_bytes_ = std::max<std::int64_t>(0, group_bytes() - unbacked(own)); });
+      grouping_.time([&] {
+        beside_bytes_ = std::max<std::int64_t>(0, unbacked_bytes(group_of_all_) - unbacked(own));
+      });
       in_flight_bytes_ = 0;  // Among what the cgroup counts.
     }
   } else if (children_.empty()) {
@@ -110,23 +111,7 @@ void TreeMeter::find_group() {
     }
     ++ours;
   }
-  group_is_ours_ = ours == children_.size() + 1 && group_bytes() > 0;
-}
-
-// Anonymous and shared memory, its own and that of cgroups below it.
-std::int64_t TreeMeter::group_bytes() const {
-  std::ifstream file(group_of_all_ / "memory.stat");
-  std::int64_t here = 0;
-  std::int64_t whole = 0;  // Version 1 says both, version 2 the whole under the plain names.
-  std::int64_t value = 0;
-  for (std::string key; file >> key >> value;) {
-    if (key == "anon" || key == "shmem") {
-      here += value;
-    } else if (key == "total_rss" || key == "total_shmem") {
-      whole += value;
-    }
-  }
-  return whole > 0 ? whole : here;
+  group_is_ours_ = ours == children_.size() + 1 && unbacked_bytes(group_of_all_) > 0;
 }
 
 // How much more than at the last look the descendants have resident. Of who came since only what is

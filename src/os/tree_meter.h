@@ -44,7 +44,6 @@ class TreeMeter {
   void find_children();
   void find_group();
   void look(const Resident& own);
-  [[nodiscard]] std::int64_t group_bytes() const;
   [[nodiscard]] std::int64_t growth(const Resident& own);
 
   std::filesystem::path proc_;

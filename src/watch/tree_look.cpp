@@ -32,7 +32,7 @@ Result<TreeLook> TreeLooker::look(std::int64_t close_bytes) {
     return fail(ErrorCode::kNotFound, fmt::format("process {} has ended", root_),
                 "watch a process that runs");
   }
-  if (const std::int64_t now = now_ns(); finding_.due(now, kFinding)) {
+  if (const std::int64_t now = now_ns(); finding_.due(now, kFinding) || stale(now)) {
     Result<void> found;
     finding_.time([&] { found = find(); });
     spent_ns_ += finding_.took_ns();
@@ -53,15 +53,22 @@ std::int64_t TreeLooker::next_ns() const noexcept {
   return sizing_.ended_ns() == INT64_MIN ? began_ns_ : sizing_.next_ns(kSizing);
 }
 
-// Whether a close look may not wait, and there is time of the processor left for it.
-bool TreeLooker::hurried(std::int64_t now, std::int64_t close_bytes) const {
-  if (!closing_.due(now, Pace::kHurried)) {
-    return false;
-  }
+bool TreeLooker::affords(const Pace& pace, std::int64_t now) const noexcept {
+  return spent_ns_ + pace.took_ns() <=
+         (now - began_ns_) / Pace::kCalm + std::chrono::nanoseconds(kAdvance).count();
+}
+
+// Whether processes that began since the last search should not wait any longer.
+bool TreeLooker::stale(std::int64_t now) const noexcept {
+  return finding_.due(now, Pace::kCalm) && affords(finding_, now) &&
+         now - finding_.ended_ns() >= std::chrono::nanoseconds(kSearched).count();
+}
+
+// Whether a close look should not wait.
+bool TreeLooker::hurried(std::int64_t now, std::int64_t close_bytes) const noexcept {
   const bool wanted =
       changed_ || (now_.tree.unbacked() > close_bytes && now_.bound_bytes > close_bytes);
-  return wanted && spent_ns_ + closing_.took_ns() <=
-                       (now - began_ns_) / Pace::kCalm + std::chrono::nanoseconds(kAdvance).count();
+  return wanted && closing_.due(now, Pace::kHurried) && affords(closing_, now);
 }
 
 Result<void> TreeLooker::find() {

@@ -47,6 +47,8 @@ class TreeLooker {
   enum class Root : std::uint8_t { kCounted, kLeftOut };
   static constexpr std::chrono::seconds kAdvance{1};  ///< Of the processor, for looks in a hurry.
 
+  static constexpr std::chrono::seconds kSearched{1};  ///< New processes are looked for so often.
+
   /// `root`: the process whose descendants are the tree; itself counted or left out.
   TreeLooker(int root, Root counted);
 
@@ -77,7 +79,9 @@ class TreeLooker {
   void size();
   void look_closely();
   void add_growth(std::size_t named, const Resident& now);
-  [[nodiscard]] bool hurried(std::int64_t now, std::int64_t close_bytes) const;
+  [[nodiscard]] bool affords(const Pace& pace, std::int64_t now) const noexcept;
+  [[nodiscard]] bool stale(std::int64_t now) const noexcept;
+  [[nodiscard]] bool hurried(std::int64_t now, std::int64_t close_bytes) const noexcept;
 
   const int root_;
   const bool counted_;

@@ -73,8 +73,9 @@ class Trend {
   static constexpr std::size_t kJudgedLeast = 5;  ///< Floors, after the first quarter.
   static constexpr double kLeastSlope = 5000;     ///< Bytes a unit.
 
+  Trend() = default;
   /// `width` of a window, in units.
-  explicit Trend(double width = 25) : width_(width) {}
+  explicit Trend(double width) : width_(width) {}
 
   /// Requires: `at` never goes back.
   void add(double at, std::int64_t bytes);
@@ -97,7 +98,7 @@ class Trend {
   void thin();
   [[nodiscard]] Judged judge(std::span<const Window> windows) const;
 
-  double width_;
+  double width_{25};
   double origin_{0};
   std::vector<Window> windows_{};  // Ascending; the last is not over yet.
 };
