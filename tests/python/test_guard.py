@@ -46,7 +46,7 @@ def test_in_a_cgroup_it_is_killed_at_the_limit_and_told_what_would_help(plimsoll
 
 def test_without_a_cgroup_it_is_measured_and_stopped(plimsoll):
     done = plimsoll("--memory-limit", "128MiB", "--alert", "64MiB", "--no-cgroup", "--json", "--",
-                    sys.executable, "-c", HOLD.format(125, 20))
+                    sys.executable, "-c", HOLD.format(129, 20))
     assert done.returncode == 128 + signal.SIGTERM
     told = json.loads(done.stdout.splitlines()[-1])
     assert told["ending"] == "stopped" and not told["in_cgroup"]
@@ -57,7 +57,7 @@ def test_without_a_cgroup_it_is_measured_and_stopped(plimsoll):
 
 def test_who_ends_well_when_asked_has_failed_all_the_same(plimsoll):
     save = ("import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit(print('saved')))\n"
-            + HOLD.format(125, 20))
+            + HOLD.format(129, 20))
     done = plimsoll("--memory-limit", "128MiB", "--no-cgroup", "--", sys.executable, "-c", save)
     assert done.stdout == "saved\n"
     assert done.returncode == 1
