@@ -104,4 +104,5 @@ NB_MODULE(_core, m) {
   bind_graphs(m);
   bind_runs(m);
   bind_python_recipes(m);
+  bind_watch(m);
 }

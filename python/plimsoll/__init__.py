@@ -21,6 +21,7 @@
     save_checkpoint,               model, optimizer and random states, whole or not there
     load_checkpoint
     TrainingStep                   a step that survives a refusal of memory, or leaves no trace
+    Watch                          whose memory grows in a loop of your own, and whether it is a leak
     info, limits, parse_bytes, format_bytes
     log_to_mlflow                  a run's parameters and metrics, through MLflow's own library
     plimsoll.plots                 plots of a run of can-kd, through matplotlib
@@ -36,7 +37,7 @@ from . import store
 from ._adopt import adopt
 from ._arrays import Columns
 from ._checkpoint import load_checkpoint, save_checkpoint
-from ._core import (Eviction, FeaturePlan, Ledger, LimitCandidate, LimitChange, LimitReport, PoolState,
+from ._core import (Eviction, FeaturePlan, Finding, Ledger, LimitCandidate, LimitChange, LimitReport, PoolState,
                     PressureReport, SlabPlan)
 from ._core import version as __version__
 from ._data import Batch, Loader, LoaderState, SampleOrder, Split
@@ -52,17 +53,18 @@ from ._program import evaluate, info, plan, resume, train
 from ._run import Run
 from ._runs import continue_run, limit, pause, status, stop
 from ._step import TrainingStep
+from ._watch import Watch
 from .errors import (BudgetExceeded, CorruptError, InternalError, MemoryPressure, NotFoundError,
                      PressureWarning)
 
 __all__ = [
     "Adagrad", "Adam", "AdamW", "AdamWFresh", "Batch", "BatchPlan", "BudgetExceeded", "Columns",
-    "CorruptError", "EmbeddingStore", "Eviction", "FeaturePlan", "FeatureStore", "FeatureWriter", "Governor",
+    "CorruptError", "EmbeddingStore", "Eviction", "FeaturePlan", "FeatureStore", "FeatureWriter", "Finding", "Governor",
     "GraphBatch", "GraphBatches", "GraphSet", "InternalError", "Lease", "Ledger", "LimitCandidate",
     "LimitChange", "LimitReport", "Loader", "LoaderState", "MemoryBudget", "MemoryPressure", "Normal",
     "NotFoundError", "PoolState", "PressureReport", "PressureWarning", "RowAdagrad", "Rows", "Run",
     "SGD", "SampleOrder",
-    "SlabPlan", "Split", "TrainingStep", "Uniform", "Zeros", "__version__", "adopt",
+    "SlabPlan", "Split", "TrainingStep", "Uniform", "Watch", "Zeros", "__version__", "adopt",
     "continue_run", "evaluate",
     "format_bytes", "import_can", "import_dataset",
     "import_graphs", "info", "limit", "limits", "load_checkpoint", "log_to_mlflow",

@@ -836,3 +836,50 @@ def store_import(files: list[str], out: str, format: str, optimizer: str, dtype:
     """Returns the number of rows. Errors: ValueError, OSError."""
 def store_compact(directory: str, rows_max: int, memory_limit: str) -> tuple[int, int]:
     """Returns the bytes before and after. Errors: ValueError, NotFoundError, OSError."""
+
+class Finding:
+    """What a watch has to say of growth; str() is one line."""
+
+    @property
+    def course(self) -> str:
+        """ "too short", "plateau", "warm-up", "saturating", "step", "sawtooth", "leak", "retention", "cache"."""
+    @property
+    def owner(self) -> str:
+        """Whose course that is: "tensors", "leased", "python", "native", "shared", "children", …"""
+    @property
+    def bytes_per_step(self) -> float:
+        """Median slope; of a leak, how much it grows."""
+    @property
+    def bytes_per_second(self) -> float:
+        """Of a leak, by the time that its steps took; else 0."""
+    @property
+    def grown_bytes(self) -> int:
+        """How much it grew while it was judged; of a warm-up, before."""
+    @property
+    def bound_bytes(self) -> int:
+        """Where what saturates is expected to end; else 0."""
+    @property
+    def phase(self) -> str:
+        """In which most of a leak came; "" where in none above others."""
+    @property
+    def process(self) -> str:
+        """ "python 4711": of children that leak, the one that grew most; else ""."""
+    @property
+    def advice(self) -> list[str]:
+        """What to do, a line each; empty where nothing is to be done."""
+
+class Watch:
+    """Looks at this process and its children. Errors: ValueError in a forked child."""
+
+    def __init__(self, window_steps: float) -> None:
+        """Windows of so many steps."""
+    def look(self, step: float, phase: str) -> bool:
+        """Looks, where that keeps to 1 % of a core; says whether it did."""
+    def verdict(self) -> Finding:
+        """By what was seen so far."""
+    @property
+    def held_bytes(self) -> int:
+        """Anonymous and shared memory of the process and its children, at the last look."""
+    @property
+    def owners(self) -> dict[str, int]:
+        """The same by owner, files and page tables beside it; in bytes."""

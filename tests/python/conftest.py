@@ -9,7 +9,7 @@ if importlib.util.find_spec("plimsoll") is None:
     collect_ignore = [f"test_{name}.py" for name in (
         "benches", "compat_features", "compat_issues", "compat_manager", "compat_parts", "data",
         "dataset", "embedding", "features", "memory", "plan", "program", "readme", "row_optimizers",
-        "run", "run_embedding", "run_lives", "run_loader", "step", "stubs", "torch", "without_torch", "wheel")]
+        "run", "run_embedding", "run_lives", "run_loader", "step", "stubs", "torch", "watch", "without_torch", "wheel")]
 
 
 @pytest.fixture

@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// plimsoll._core: a watch over this process, and what the process says of itself.
+//
+// Reading order: bindings.h, watch/watch.h, this file.
+//
+// Threads: Guarded queues calls from several threads; a look runs without Python's lock.
+// Memory:  watch/watch.h.
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <malloc.h>
+#include <unistd.h>
+
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "bindings.h"
+#include "memory/ledger.h"
+#include "memory/look.h"
+#include "os/clock.h"
+#include "os/pace.h"
+#include "watch/watch.h"
+
+namespace plimsoll::python {
+namespace {
+
+// Bytes of Python's arenas that came since count_arenas(), less those that went.
+std::atomic<std::int64_t> arena_bytes{0};
+PyObjectArenaAllocator plain_arenas{};  // Written once, under Python's lock.
+
+void* take_arena(void* /*context*/, std::size_t bytes) {
+  void* const arena = plain_arenas.alloc(plain_arenas.ctx, bytes);
+  if (arena != nullptr) {
+    arena_bytes += static_cast<std::int64_t>(bytes);
+  }
+  return arena;
+}
+
+void free_arena(void* /*context*/, void* arena, std::size_t bytes) {
+  arena_bytes -= static_cast<std::int64_t>(bytes);
+  plain_arenas.free(plain_arenas.ctx, arena, bytes);
+}
+
+// Once, and for good: an arena may be freed long after the last watch.
+void count_arenas() {
+  if (plain_arenas.alloc == nullptr) {
+    PyObject_GetArenaAllocator(&plain_arenas);
+    PyObjectArenaAllocator counting{nullptr, take_arena, free_arena};
+    PyObject_SetArenaAllocator(&counting);
+  }
+}
+
+Inside inside_now() {
+  const struct mallinfo2 heap = ::mallinfo2();
+  Inside inside{.python = std::max<std::int64_t>(arena_bytes, 0),
+                .native = static_cast<std::int64_t>(heap.uordblks + heap.hblkhd),
+                .retained = static_cast<std::int64_t>(heap.fordblks)};
+  if (const auto ledger = current_ledger(); ledger != nullptr) {
+    const LedgerState state = ledger->state();
+    inside.tensors = state.pools[static_cast<std::size_t>(Tag::kTensor)].leased_bytes;
+    inside.leased = state.leased_bytes - inside.tensors;
+  }
+  return inside;
+}
+
+class OwnWatch {
+ public:
+  explicit OwnWatch(double window_steps) : watch_(::getpid(), window_steps) {}
+
+  bool look(double step, const std::string& phase) {
+    const std::int64_t now = now_ns();
+    if (now < watch_.next_ns() || !inside_pace_.due(now, kTimes)) {
+      return false;
+    }
+    inside_pace_.time([&] { inside_ = inside_now(); });
+    watch_.look(step, inside_, phase).or_throw();
+    return true;
+  }
+  Watch& watch() { return watch_; }
+
+ private:
+  static constexpr std::int64_t kTimes = 4 * Pace::kCalm;  // As a look's other short readings.
+  Watch watch_;
+  Inside inside_{};
+  Pace inside_pace_{};
+};
+
+using WatchHandle = Guarded<OwnWatch>;
+
+nb::dict holdings_of(WatchHandle& handle) {
+  const Holdings held = handle.use([](OwnWatch& own) { return own.watch().holdings(); });
+  nb::dict owners;
+  for (std::size_t at = 0; at < kOwnerCount; ++at) {
+    const auto owner = static_cast<Owner>(at);
+    if (held.of(owner) >= 0) {
+      owners[owner_name(owner)] = held.of(owner);
+    }
+  }
+  return owners;
+}
+
+}  // namespace
+
+void bind_watch(nb::module_& m) {
+  nb::class_<Finding>(m, "Finding")
+      .def_prop_ro("course", [](const Finding& one) { return course_name(one.course); })
+      .def_prop_ro("owner", [](const Finding& one) { return owner_name(one.owner); })
+      .def_ro("bytes_per_step", &Finding::bytes_per_unit)
+      .def_ro("bytes_per_second", &Finding::bytes_per_second)
+      .def_ro("grown_bytes", &Finding::grown_bytes)
+      .def_ro("bound_bytes", &Finding::bound_bytes)
+      .def_ro("phase", &Finding::phase)
+      .def_ro("process", &Finding::process)
+      .def_prop_ro("advice", &Finding::advice)
+      .def("__str__", [](const Finding& one) { return one.text("step"); })
+      .def("__repr__", [](const Finding& one) { return "<Finding: " + one.text("step") + ">"; });
+  nb::class_<WatchHandle>(m, "Watch")
+      .def(
+          "__init__",
+          [](WatchHandle* self, double window_steps) {
+            count_arenas();
+            new (self) WatchHandle(OwnWatch(window_steps), "Watch");
+          },
+          nb::arg("window_steps"))
+      .def(
+          "look",
+          [](WatchHandle& handle, double step, const std::string& phase) {
+            return handle.use([&](OwnWatch& own) { return own.look(step, phase); });
+          },
+          nb::arg("step"), nb::arg("phase"))
+      .def("verdict",
+           [](WatchHandle& handle) {
+             return handle.use([](OwnWatch& own) { return own.watch().verdict(); });
+           })
+      .def_prop_ro(
+          "held_bytes",
+          [](WatchHandle& handle) {
+            return handle.use([](OwnWatch& own) { return own.watch().seen().tree.unbacked(); });
+          })
+      .def_prop_ro("owners", &holdings_of);
+}
+
+}  // namespace plimsoll::python
