@@ -47,6 +47,7 @@ void add_train_commands(CLI::App& app, int& status);   ///< train, resume, eval
 void add_recipe_commands(CLI::App& app, int& status);  ///< recipes, config
 void add_run_commands(CLI::App& app, int& status);     ///< stop, pause, continue, status
 void add_guard_commands(CLI::App& app, int& status);   ///< run
+void add_watch_commands(CLI::App& app, int& status);   ///< watch
 void add_data_commands(CLI::App& app, int& status);    ///< synth, import, store
 void add_import_can(CLI::App& command, int& status);   ///< import can, below `import`
 void add_look_commands(CLI::App& app, int& status);    ///< info, limits
