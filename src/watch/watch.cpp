@@ -164,8 +164,8 @@ Finding Watch::verdict() {
   if (leaks) {
     return found(*leaks, judged_[index(*leaks)], Course::kLeak);
   }
-  for (const auto& [owner, course] :
-       {std::pair{Owner::kRetained, Course::kRetention}, {Owner::kFiles, Course::kCache}}) {
+  for (const auto& [owner, course] : {std::pair{Owner::kRetained, Course::kRetention},
+                                      std::pair{Owner::kFiles, Course::kCache}}) {
     if (const Judged& one = judged_[index(owner)]; one.course == Course::kLeak) {
       return found(owner, one, course);
     }
