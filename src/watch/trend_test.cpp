@@ -164,6 +164,24 @@ TEST(M3Trend, RatesDoNotDependOnTheInterval) {
   }
 }
 
+// Of 2,000 series, how many are called a leak.
+int leaks_of(double slope, double jumps) {
+  int leaks = 0;
+  for (std::uint64_t series = 100; series < 2100; ++series) {
+    const Judged chance = judged(
+        300, [&](int step) { return kBase + slope * step + jumps * noise(series, step / 25); });
+    leaks += chance.course == Course::kLeak ? 1 : 0;
+  }
+  return leaks;
+}
+
+// Levels that jump about with every window rise by chance now and then.
+TEST(Trend, ChanceIsSeldomALeak) {
+  EXPECT_LE(leaks_of(0, 50e6), 10);
+  EXPECT_LE(leaks_of(Trend::kLeastSlope * 1.1, 300e3), 400);  // By its median, 788.
+  EXPECT_GE(leaks_of(Trend::kLeastSlope * 4, 300e3), 1900);
+}
+
 TEST(Trend, NamesItsCourses) {
   EXPECT_STREQ(course_name(Course::kTooShort), "too short");
   EXPECT_STREQ(course_name(Course::kCache), "cache");
