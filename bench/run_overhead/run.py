@@ -72,7 +72,7 @@ def measured(folder: pathlib.Path, steps: int, workers: int) -> tuple[float, flo
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--smoke", action="store_true", help="two pairs of few steps; only the answer counts")
-    parser.add_argument("--pairs", type=int, default=12, choices=[one + 1 for one in T95])
+    parser.add_argument("--pairs", type=int, default=30, choices=[one + 1 for one in T95])
     parser.add_argument("--steps", type=int, default=80)
     parser.add_argument("--workers", type=int, default=0, help="processes that make the items")
     parser.add_argument("--directory", type=pathlib.Path, help="where to put the runs; default: build")
