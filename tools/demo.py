@@ -114,7 +114,8 @@ def killed_loop(package: pathlib.Path, out: pathlib.Path) -> bool:
     print("\n== README's Python loop: kill -9 at a random step, and the same bits ==", flush=True)
     environment = {"PYTHONPATH": str(package)}
     calm = readme.bits_of(readme.live(out / "loop", environment))
-    after = random.randint(readme.COMMIT_EVERY + 1, readme.RUN_STEPS - readme.COMMIT_EVERY)
+    # Behind the second commit, which has waited for the first to be written.
+    after = random.randint(2 * readme.COMMIT_EVERY + 1, readme.RUN_STEPS - readme.COMMIT_EVERY)
     killed = readme.live(out / "loop-killed", environment, after)
     again = readme.live(out / "loop-killed", environment)
     print(f"undisturbed     {readme.RUN_STEPS} steps, bits {calm}")

@@ -39,7 +39,7 @@ def test_the_run_of_the_tutorial_has_the_same_bits_after_a_kill(tmp_path):
     last = [one.values[1] for one in PROGRAMS if one.values[0].stem == "tutorial"][-1]
     program = last.replace("commit_every_minutes=5", "commit_every_steps=31")
     killed = program.replace("        schedule.step()\n", "        schedule.step()\n"
-                             "        if run.steps_made == 40: import os; os.kill(os.getpid(), 9)\n")
+                             "        if run.steps_made == 40: import os; run._life.end_writing(); os.kill(os.getpid(), 9)\n")
     bits = []
     for folder, programs in (("undisturbed", [program]), ("killed", [killed, program])):
         (tmp_path / folder).mkdir()

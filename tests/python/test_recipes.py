@@ -41,6 +41,7 @@ def train(run, options):
     for batch in run.steps(data, epochs=options.epochs):
         run.log(loss=run.step(lambda x, y: (model(x) - y).square().mean(), batch))
         if run.steps_made == int(os.environ.get("TOY_DIES_AT", "-1")):
+            run._life.end_writing()  # What was due is there.
             os.kill(os.getpid(), 9)
     return {"weight": model.weight.item().hex(), "buffer": options.buffer, "data": options.data}
 

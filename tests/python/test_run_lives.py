@@ -65,6 +65,7 @@ log, logged = plimsoll.Run.log, []
 def kill(self, **values):
     logged.append(self.steps_made)
     if self.steps_made == ends[0] or len(logged) == ends[1]:
+        self._life.end_writing()  # What was due is there.
         os.kill(os.getpid(), signal.SIGKILL)
     log(self, **values)
 plimsoll.Run.log = kill
