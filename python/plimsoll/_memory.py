@@ -438,6 +438,14 @@ def limits(memory_limit: int | str = "") -> LimitReport:
     return _core.limits(_size_text(memory_limit, "memory_limit"))
 
 
+def make_room(extension: Any) -> None:
+    """Before another try of what memory refused: ends what holds some for a moment only, and empties caches of
+    `extension`, plimsoll._torch. Errors: of a commit that was being written."""
+    if (governor := Governor.current()) is not None:
+        governor._before_retry()
+    extension.purge()
+
+
 def parse_bytes(text: str, whole_bytes: int = 0) -> int:
     """Bytes from "512MiB", "6GB", "512M" or "25%" (of `whole_bytes`). Errors: ValueError."""
     return _core.parse_bytes(text, whole_bytes)

@@ -19,7 +19,6 @@ import os
 import pathlib
 import shutil
 import time
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from . import _core
@@ -90,7 +89,7 @@ def save(folder: _core.RunFolder, content: dict[str, Any], position: Position,
     whole, step = _whole(content, position), position.step
     if again:
         return write(whole, pathlib.Path(folder.checkpoint_path(step)) / _FILE, step)
-    return _written(folder, whole, step, lambda: [table.commit(step) for table in tables])
+    return _written(folder, whole, step, tables)
 
 
 def save_beside(folder: _core.RunFolder, content: dict[str, Any], position: Position,
@@ -106,17 +105,17 @@ def save_beside(folder: _core.RunFolder, content: dict[str, Any], position: Posi
     try:
         for table in tables:
             table.commit(step)
-        return Writer(image, step, began, lambda: _written(folder, image, step))
+        return Writer(image, step, began, lambda: _written(folder, image, step, []))
     except BaseException:
         image.close()
         raise
 
 
 def _written(folder: _core.RunFolder, content: dict[str, Any] | Image, step: int,
-             before_publication: Callable[[], Any] = lambda: None) -> int:
+             tables: list[EmbeddingStore]) -> int:
     partial = _begin(pathlib.Path(folder.checkpoint_path(step)))
     size = write(content, partial / _FILE, step)
-    _finish(folder, partial, step, before_publication)
+    _finish(folder, partial, tables, step)
     return size
 
 
@@ -139,7 +138,7 @@ def save_together(ranks: Ranks, folder: _core.RunFolder, content: dict[str, Any]
     def published() -> None:
         if ranks.first:
             sync_folder(partial)  # The other ranks' folders are in it.
-            _finish(folder, partial, position.step)
+            _finish(folder, partial, [], position.step)
 
     ranks.agreed("a commit", published)
     return int(sum(one.numbers[0] for one in said))
@@ -167,10 +166,10 @@ def _begin(place: pathlib.Path) -> pathlib.Path:
     return partial
 
 
-def _finish(folder: _core.RunFolder, partial: pathlib.Path, step: int,
-            before_publication: Callable[[], Any] = lambda: None) -> None:
+def _finish(folder: _core.RunFolder, partial: pathlib.Path, tables: list[EmbeddingStore], step: int) -> None:
     place = pathlib.Path(folder.checkpoint_path(step))
     os.rename(partial, place)
     sync_folder(place.parent)
-    before_publication()
+    for table in tables:
+        table.commit(step)
     folder.publish(step, _KEEP)

@@ -203,7 +203,7 @@ class Life:
             self.report.pressure(self.at.step, seen)
         since = time.monotonic() - self._committed_at
         now = self._settled(self.governor._pressure(seen) if seen is not None and seen.stop else None,
-                            0 < every_seconds <= since)
+                            self._writer is None and 0 < every_seconds <= since)
         if now.pressure is not None:
             self.commit()
             raise now.pressure
@@ -248,7 +248,7 @@ class Life:
             return
         if self._lost:
             raise self._lost
-        self._committed_at = began = time.monotonic()
+        began = time.monotonic()
         with self.report.aside():
             content, tables = self._content()
             self.report.flush()
@@ -258,9 +258,8 @@ class Life:
                     return
             size = (save(self.folder, content, self.at, tables, again) if self.ranks is None
                     else save_together(self.ranks, self.folder, content, self.at))
-        self.saved_step = self.at.step
         spent = time.monotonic() - began
-        self.report.commit(self.at.step, spent, spent, size)
+        self._committed(self.at.step, spent, spent, size)
 
     def end_writing(self) -> None:
         """Waits for the commit that is being written. Errors: OSError; then no other can be made, for the
@@ -273,8 +272,11 @@ class Life:
         finally:
             self._writer, self._lost = None, writer.error
             if writer.error is None:
-                self.saved_step = writer.step
-                self.report.commit(writer.step, writer.seconds, writer.stall_seconds, writer.size)
+                self._committed(writer.step, writer.seconds, writer.stall_seconds, writer.size)
+
+    def _committed(self, step: int, seconds: float, stall_seconds: float, size: int) -> None:
+        self.saved_step, self._committed_at = step, time.monotonic()
+        self.report.commit(step, seconds, stall_seconds, size)
 
     def close(self, error: BaseException | None) -> None:
         """The last word in status and events; then the governor, torch's settings and the folder."""

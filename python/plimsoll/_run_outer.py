@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from . import _torch_gate
-from ._memory import parse_bytes
+from ._memory import make_room, parse_bytes
 from ._refusal import unless_refused
 from .errors import BudgetExceeded
 
@@ -81,7 +81,7 @@ class OuterLoop:
             made, refusal = unless_refused(remember)
             if refusal is None:
                 return made
-            self._purge()
+            make_room(self._extension)
         return None
 
     def again(self, step: int, work: Callable[[], Any], remember: Callable[[], list[Any]]) -> Any:
@@ -104,15 +104,10 @@ class OuterLoop:
                         one.put_back()
                 except RuntimeError as why:
                     raise self._refused(step, refusal, f". It was not put back: {why}") from why
-            self._purge()
+            make_room(self._extension)
             self._run._life.report.event_of_step({"event": "refusal", "step": step, "refusal": str(refusal),
                                                   "next": following})
         raise self._refused(step, refusal, ". Everything is as before it")
-
-    def _purge(self) -> None:
-        """Before another try. Errors: of a commit that was being written."""
-        self._run._life.end_writing()
-        self._extension.purge()
 
     def _refused(self, step: int, refusal: Any, became: str) -> BudgetExceeded:
         governor, text = self._run.governor, str(refusal)

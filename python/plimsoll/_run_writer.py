@@ -9,6 +9,7 @@ Memory:  the file of one commit, leased; no copy is made where it does not fit.
 """
 from __future__ import annotations
 
+import contextlib
 import mmap
 import threading
 import time
@@ -28,9 +29,8 @@ class Image:
     def __init__(self, room: int, lease: Lease) -> None:
         self._pages = mmap.mmap(-1, room, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self._lease = lease
-        if hasattr(mmap, "MADV_DONTFORK"):
-            self._pages.madvise(mmap.MADV_DONTFORK)
-        if hasattr(mmap, "MADV_HUGEPAGE"):
+        self._pages.madvise(mmap.MADV_DONTFORK)
+        with contextlib.suppress(OSError):  # Of a kernel without huge pages.
             self._pages.madvise(mmap.MADV_HUGEPAGE)
 
     @classmethod

@@ -23,7 +23,7 @@ from . import _plan_static, _torch_gate
 from ._batch import Batch, Part, Unweighted, weight_of
 from ._embedding import Rows
 from ._lookups import collected
-from ._memory import Governor, format_bytes, pressure_between_steps
+from ._memory import Governor, format_bytes, make_room, pressure_between_steps
 from ._plan_state import TrainingState
 from ._reach import reached
 from ._refusal import Refusal, unless_refused
@@ -221,7 +221,7 @@ class TrainingStep:
         if governor is None or not governor.arena_attached:
             raise ValueError("admit: there is no Governor that tensors are leased from: make one "
                              "first, after importing torch: plimsoll.Governor(\"8GiB\")")
-        self._purge()
+        make_room(self._extension)
         self._extension.reset_peak()
         refusal = rehearsed()
         peak = self._extension.arena_stats()["leased_peak_bytes"]
@@ -272,7 +272,7 @@ class TrainingStep:
             if refusal is None:
                 return value
             before.put_back()
-            self._purge()
+            make_room(self._extension)
             self.refusals += 1
             if not tried_again:
                 tried_again, helped = True, "the same evaluation again"
@@ -426,7 +426,7 @@ class TrainingStep:
             if refusal is None:
                 break
             before.put_back()
-            self._purge()
+            make_room(self._extension)
             last = refusal
             if uncut:
                 self._tell(refusal, "nothing helped: the step was not made")
@@ -453,14 +453,8 @@ class TrainingStep:
             if before is not None:
                 return before
             self.refusals += 1
-            self._purge()
+            make_room(self._extension)
         raise self._gives_up(refusal, rows)
-
-    def _purge(self) -> None:
-        """Before another try. Errors: of a commit that was being written."""
-        if (governor := Governor.current()) is not None:
-            governor._before_retry()
-        self._extension.purge()
 
     def _attempt(self, work: _Work, parts: int, recomputes: bool,
                  rehearsing: bool = False) -> tuple[float, Refusal | None]:

@@ -223,9 +223,13 @@ Result<void> admit_tensors(Governor& governor, std::int64_t peak_bytes, const st
   return {};
 }
 
+std::string resume_with(std::int64_t limit_bytes) {
+  return fmt::format("resume with --memory-limit {}MiB", (limit_bytes + (1 << 20) - 1) >> 20);
+}
+
 std::string larger_limit(const Governor& governor) {
   const std::int64_t limit = governor.state().limit_bytes;
-  return fmt::format("resume with --memory-limit {}MiB", smallest_limit(limit, 0, limit / 8) >> 20);
+  return resume_with(smallest_limit(limit, 0, limit / 8));
 }
 
 }  // namespace plimsoll

@@ -88,7 +88,10 @@ class Refusals {
 /// there is more room the arena caches more: the limit named is enough for that too.
 Result<void> admit_tensors(Governor& governor, std::int64_t peak_bytes, const std::string& what);
 
-/// "resume with --memory-limit 864MiB": an eighth more than now, for a refusal that no rehearsal
+/// "resume with --memory-limit 864MiB": the limit in whole MiB, rounded up.
+std::string resume_with(std::int64_t limit_bytes);
+
+/// The same: an eighth more than now, for a refusal that no rehearsal
 /// foresaw.
 std::string larger_limit(const Governor& governor);
 

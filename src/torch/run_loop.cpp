@@ -110,15 +110,15 @@ Result<void> RunLoop::clean_up(std::int64_t step, const char* when) {
   return report_->clean_up(step, when, done);
 }
 
-Result<void> RunLoop::after_step(std::int64_t step, bool ends_epoch) {
+Result<void> RunLoop::after_step(std::int64_t step, const Done& done) {
   const auto due = [&](std::int64_t every) { return every > 0 && step % every == 0; };
-  if (due(config_.cleanup_every_n_steps)) {
+  if (!done.cleaned_up && due(config_.cleanup_every_n_steps)) {
     PLIMSOLL_TRY_VOID(clean_up(step, "step"));
   }
   const PressureReport seen = governor_.step_boundary();
   PLIMSOLL_TRY_VOID(report_->pressure(step, seen));
   const std::int64_t every = config_.checkpoint_every_n_steps;
-  if (every > 0 ? due(every) : ends_epoch) {
+  if (!done.commits_itself && (every > 0 ? due(every) : done.ends_epoch)) {
     PLIMSOLL_TRY_VOID(save(step));
   }
   if (seen.stop) {

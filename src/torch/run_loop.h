@@ -70,9 +70,16 @@ class RunLoop {
   /// Gives unused memory back; between steps, so that nothing that a step still needs is touched.
   Result<void> clean_up(std::int64_t step, const char* when);
 
+  /// What the recipe did at a step by itself.
+  struct Done {
+    bool ends_epoch{false};
+    bool cleaned_up{false};      ///< Unused memory was given back just now.
+    bool commits_itself{false};  ///< A commit of its own follows.
+  };
+
   /// Between two steps: what is due of giving memory back and of commits; pressure; limits, signals
   /// and files in the folder. Waits here while paused.
-  Result<void> after_step(std::int64_t step, bool ends_epoch);
+  Result<void> after_step(std::int64_t step, const Done& done);
 
   /// Commits the step, if it is not committed.
   Result<void> save(std::int64_t step);

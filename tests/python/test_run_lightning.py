@@ -13,7 +13,7 @@ lightning = pytest.importorskip("lightning")
 
 from tests.support import trainer_programs  # noqa: E402
 from tests.support.trainers import (  # noqa: E402
-    PROGRAMS, STEPS, Ends, Grows, Pause, assert_limit_held, events, refused_once)
+    PROGRAMS, STEPS, Ends, Grows, Pause, all_that_is_left, assert_limit_held, events, refused_once)
 
 
 class At(lightning.Callback):
@@ -103,11 +103,7 @@ def test_a_step_that_memory_refuses_once_is_done_again_to_the_same_bits(first, s
 
 
 def test_memory_that_is_there_again_the_second_time_is_no_failure(undisturbed, tmp_path):
-    def prepare(module):
-        governor = plimsoll.Governor.current()
-        Grows(module.net, 256 << 20, 5, lambda n: governor.reserve(governor.ledger().free_bytes) if n == 1 else None)
-
-    _, module = live(tmp_path / "run", prepare=prepare)
+    _, module = live(tmp_path / "run", prepare=lambda module: Grows(module.net, 256 << 20, 5, all_that_is_left))
     refusal, = events(tmp_path / "run", "refusal")
     assert refusal["step"] == 5 and refusal["next"] == "the same once more"
     assert torch.equal(weights(module), undisturbed[0])

@@ -17,7 +17,7 @@ transformers = pytest.importorskip("transformers")
 
 from tests.support import trainer_programs  # noqa: E402
 from tests.support.trainers import (  # noqa: E402
-    PROGRAMS, STEPS, Ends, Grows, Pause, assert_limit_held, environment, events, refused_once)
+    PROGRAMS, STEPS, Ends, Grows, Pause, all_that_is_left, assert_limit_held, environment, events, refused_once)
 
 
 class At(transformers.TrainerCallback):
@@ -97,11 +97,7 @@ def test_a_step_that_memory_refuses_once_is_done_again_to_the_same_bits(first, s
 
 
 def test_memory_that_is_there_again_the_second_time_is_no_failure(undisturbed, tmp_path):
-    def prepare(trainer):
-        governor = trainer.run.governor
-        Grows(trainer.model, 256 << 20, 5, lambda n: governor.reserve(governor.ledger().free_bytes) if n == 1 else None)
-
-    _, trainer = live(tmp_path / "run", prepare=prepare)
+    _, trainer = live(tmp_path / "run", prepare=lambda trainer: Grows(trainer.model, 256 << 20, 5, all_that_is_left))
     refusal, = events(tmp_path / "run", "refusal")
     assert refusal["step"] == 5 and refusal["next"] == "the same once more"
     assert torch.equal(weights(trainer), undisturbed)

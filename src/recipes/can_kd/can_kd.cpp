@@ -436,16 +436,16 @@ Result<bool> Run::step(const Task& task) {
   if (news.ends_epoch) {
     PLIMSOLL_TRY_VOID(loop_.clean_up(step_, "evaluation"));
   }
-  // The end of a task has a checkpoint of its own.
-  PLIMSOLL_TRY_VOID(loop_.after_step(step_, news.ends_epoch && !bench_.work->finished()));
+  PLIMSOLL_TRY_VOID(loop_.after_step(step_, {.ends_epoch = news.ends_epoch,
+                                             .cleaned_up = news.ends_epoch,
+                                             .commits_itself = bench_.work->finished()}));
   return true;
 }
 
 std::string Run::way_on(const PressureReport& seen) const {
   const LedgerState ledger = governor_.state();
-  const std::int64_t limit = std::max(seen.needed_bytes, ledger.limit_bytes);
   return ledger.asked_bytes < ledger.limit_bytes
-             ? fmt::format("resume with --memory-limit {}MiB", (limit + (1 << 20) - 1) >> 20)
+             ? resume_with(std::max(seen.needed_bytes, ledger.limit_bytes))
              : larger_limit(governor_);
 }
 

@@ -204,7 +204,7 @@ Result<void> Run::train_epochs() {
     if (ends) {
       PLIMSOLL_TRY_VOID(end_of_epoch(epoch));
     }
-    PLIMSOLL_TRY_VOID(loop_.after_step(at().step, ends));
+    PLIMSOLL_TRY_VOID(loop_.after_step(at().step, {.ends_epoch = ends}));
   }
   return loop_.save(at().step);
 }
@@ -275,7 +275,7 @@ Result<void> Run::write() {
 std::string Run::way_on(const PressureReport& seen) const {
   const std::int64_t limit =
       std::max(limit_to_resume(governor_, data_->shares()), seen.pressure ? seen.needed_bytes : 0);
-  return fmt::format("resume with --memory-limit {}MiB", (limit + (1 << 20) - 1) >> 20);
+  return resume_with(limit);
 }
 
 Result<RunSummary> Run::summarise_run() {
