@@ -21,7 +21,9 @@ from ._random_states import RandomStates
 from .errors import CorruptError, NotFoundError
 
 if TYPE_CHECKING:
-    from ._run_writer import Image
+    from collections.abc import Callable
+
+    import torch
 
 _PARTIAL = ".checkpoint.partial"  # One writer a folder: a file left by a kill is replaced by the next.
 
@@ -123,7 +125,7 @@ def check_plain(value: Any, where: str) -> None:
                          "holds tensors, numbers, texts, lists and dictionaries of them")
 
 
-def write(content: dict[str, Any] | Image, path: pathlib.Path, step: int) -> int:
+def write(content: dict[str, Any], path: pathlib.Path, step: int) -> int:
     """Replaces the file `path` by `content`, durably; returns its bytes. Errors: OSError."""
     import torch
 
@@ -131,7 +133,7 @@ def write(content: dict[str, Any] | Image, path: pathlib.Path, step: int) -> int
     try:
         partial.unlink(missing_ok=True)
         with open(partial, "xb") as file:
-            torch.save(content, file) if isinstance(content, dict) else content.write_to(file)
+            torch.save(content, file)
             file.flush()
             os.fsync(file.fileno())
             size = file.tell()
@@ -171,18 +173,20 @@ def read(path: pathlib.Path, step: int, mapped: bool = False) -> dict[str, Any]:
     return content
 
 
-def copied(value: Any) -> Any:
-    """What read(mapped=True) gave, with memory of its own."""
+def copied(value: Any, copy_of: Callable[[torch.Tensor], torch.Tensor] | None = None) -> Any:
+    """What check_plain() takes, its tensors copied; a model's state keeps its attributes."""
     import torch
 
     if isinstance(value, torch.Tensor):
-        return value.clone()
+        return value.clone() if copy_of is None else copy_of(value)
     if isinstance(value, dict):
         kept = type(value)()
-        kept.update({key: copied(inner) for key, inner in value.items()})
+        kept.update({key: copied(inner, copy_of) for key, inner in value.items()})
+        if hasattr(value, "__dict__"):
+            vars(kept).update(vars(value))
         return kept
     if type(value) in (list, tuple):
-        return type(value)(copied(inner) for inner in value)
+        return type(value)(copied(inner, copy_of) for inner in value)
     return value
 
 

@@ -105,13 +105,13 @@ def save_beside(folder: _core.RunFolder, content: dict[str, Any], position: Posi
     try:
         for table in tables:
             table.commit(step)
-        return Writer(image, step, began, lambda: _written(folder, image, step, []))
+        return Writer(image, step, began, lambda: _written(folder, image.content, step, []))
     except BaseException:
         image.close()
         raise
 
 
-def _written(folder: _core.RunFolder, content: dict[str, Any] | Image, step: int,
+def _written(folder: _core.RunFolder, content: dict[str, Any], step: int,
              tables: list[EmbeddingStore]) -> int:
     partial = _begin(pathlib.Path(folder.checkpoint_path(step)))
     size = write(content, partial / _FILE, step)

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writer: one commit on its way to disk while training goes on.
 
-What is committed is first copied, as the bytes of its file, where they fit beside the most that tensors
-have taken so far; a thread writes them, syncs and publishes. The loop waits for the copy, not for the disk.
+What is committed is first copied where it fits beside the most that tensors have taken so far; a thread
+serialises the copy, writes it, syncs and publishes. The loop waits for the copy, not for the disk.
 
 Threads: one, for as long as a commit is written; the rest is for the thread that trains.
-Memory:  the file of one commit, leased; no copy is made where it does not fit.
+Memory:  the storages of one commit, leased; no copy is made where it does not fit.
 """
 from __future__ import annotations
 
@@ -13,81 +13,106 @@ import contextlib
 import mmap
 import threading
 import time
+import traceback
 from collections.abc import Callable
-from typing import IO, Any
+from typing import Any
 
+from ._checkpoint import copied
 from ._memory import Governor, Lease
 from .errors import BudgetExceeded
 
-_SPARE = 1 << 20  # Bytes for what is not a tensor.
-_RECORD = 1 << 10  # Bytes that a file has for each storage beside its content.
+_SPARE = 1 << 20  # Bytes for what is not a tensor, and for writing.
+_ALIGNED = 64  # Bytes: storages begin there, as torch's own do.
 
 
 class Image:
-    """The bytes of a checkpoint's file. Forked children do not get them."""
+    """A copy of what is committed, its tensors in memory that was leased. Forked children do not get it."""
 
-    def __init__(self, room: int, lease: Lease) -> None:
-        self._pages = mmap.mmap(-1, room, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    def __init__(self, content: dict[str, Any], room: int, lease: Lease) -> None:
+        """room: bytes, of _room_for()."""
+        import torch
+
+        self._pages = mmap.mmap(-1, max(1, room), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self._lease = lease
         self._pages.madvise(mmap.MADV_DONTFORK)
         with contextlib.suppress(OSError):  # Of a kernel without huge pages.
             self._pages.madvise(mmap.MADV_HUGEPAGE)
+        used, storages = 0, {}
+
+        def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage:
+            nonlocal used
+            source = tensor.untyped_storage()
+            if source._cdata not in storages:
+                size = source.nbytes()
+                copy = torch.frombuffer(self._pages, dtype=torch.uint8, count=size, offset=used)
+                copy.copy_(torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(source))
+                storages[source._cdata] = copy.untyped_storage()
+                used += _aligned(size)
+            return storages[source._cdata]
+
+        def copy_of(tensor: torch.Tensor) -> torch.Tensor:
+            if not tensor.untyped_storage().nbytes():
+                return tensor
+            copy = torch.empty(0, dtype=tensor.dtype)
+            copy.set_(storage_of(tensor), tensor.storage_offset(), tensor.size(), tensor.stride())
+            return copy.requires_grad_(tensor.requires_grad)
+
+        with torch.no_grad():
+            self.content: dict[str, Any] = copied(content, copy_of)
+        """What torch.save() takes, of tensors of the host; until close()."""
 
     @classmethod
     def of(cls, content: dict[str, Any], governor: Governor) -> Image | None:
-        """Of what torch.save() takes; None where there is no room for it."""
-        import torch
-
+        """None where there is no room for it, or it holds tensors of a kind that has no plain bytes."""
         room = _room_for(content)
         ledger = governor.ledger()
         tensors = ledger.pools["tensors"]
         in_a_step = max(0, tensors.peak_bytes - max(tensors.leased_bytes, tensors.floor_bytes))
-        if room > ledger.free_bytes - in_a_step:
+        if room is None or room + _SPARE > ledger.free_bytes - in_a_step:
             return None
         try:
-            lease = governor.reserve(room)
+            lease = governor.reserve(room + _SPARE)
         except BudgetExceeded:
             return None
         try:
-            image = cls(room, lease)
+            return cls(content, room, lease)
         except OSError:
             lease.close()
             return None
-        try:
-            torch.save(content, image._pages)
-        except RuntimeError:  # More than was thought; the file itself is written instead.
-            image.close()
-            return None
-        lease.shrink(image._pages.tell())
-        return image
-
-    def write_to(self, file: IO[bytes]) -> None:
-        with memoryview(self._pages) as view:
-            file.write(view[:self._pages.tell()])
+        except BaseException:
+            lease.close()
+            raise
 
     def close(self) -> None:
+        self.content = {}
         self._pages.close()
         self._lease.close()
 
 
-def _room_for(content: Any) -> int:
+def _aligned(size: int) -> int:
+    return -(-size // _ALIGNED) * _ALIGNED
+
+
+def _room_for(content: Any) -> int | None:
+    """Bytes of the storages, each once; None: one of them cannot be copied as bytes."""
     import torch
 
     storages: dict[int, int] = {}
 
-    def visit(value: Any) -> None:
+    def plain(value: Any) -> bool:
         if isinstance(value, torch.Tensor):
+            if (type(value) not in (torch.Tensor, torch.nn.Parameter) or value.layout != torch.strided
+                    or value.is_quantized or value.is_conj() or value.is_neg()):
+                return False
             storage = value.untyped_storage()
-            storages[storage._cdata] = storage.nbytes()
+            storages[storage._cdata] = _aligned(storage.nbytes())
         elif isinstance(value, dict):
-            for inner in value.values():
-                visit(inner)
+            return all(plain(inner) for inner in value.values())
         elif isinstance(value, (list, tuple)):
-            for inner in value:
-                visit(inner)
+            return all(plain(inner) for inner in value)
+        return True
 
-    visit(content)
-    return _SPARE + sum(size + _RECORD for size in storages.values())
+    return sum(storages.values()) if plain(content) else None
 
 
 class Writer:
@@ -104,28 +129,33 @@ class Writer:
         self.error: BaseException | None = None
         """Why it was not published; of one that is done."""
         self._image, self._work = image, work
-        self._thread = threading.Thread(target=self._run, name="plimsoll-commit")
-        self._thread.start()
+        self._done = False
+        self._writing = threading.Lock()  # Thread.join() that is interrupted takes the thread for ended.
+        self._writing.acquire()
+        threading.Thread(target=self._run, name="plimsoll-commit").start()
 
     def _run(self) -> None:
         try:
             self.size = self._work()
         except BaseException as error:  # Raised where the loop looks.
+            traceback.clear_frames(error.__traceback__)  # They have the copy's tensors.
             self.error = error
         finally:
             self._image.close()
             self.seconds = time.monotonic() - self._began
+            self._done = True
+            self._writing.release()
 
     @property
     def done(self) -> bool:
-        return not self._thread.is_alive()
+        return self._done
 
     def wait(self) -> None:
         """Until it is done: Ctrl-C and a stop of the watcher come through then. Errors: `error`."""
         interrupted: BaseException | None = None
-        while not self.done:
+        while not self._done:
             try:
-                self._thread.join()
+                self._writing.acquire()
             except BaseException as error:
                 interrupted = error
         if self.error is not None:

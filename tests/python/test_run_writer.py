@@ -203,3 +203,59 @@ def test_a_forked_child_has_no_part_of_the_copy():
         assert os.waitpid(child, 0)[1] & 127 == signal.SIGSEGV
         image.close()
         assert governor.ledger().pools["other"].leased_bytes == 0
+
+
+def test_ctrl_c_while_a_commit_is_waited_for_comes_when_it_is_published(tmp_path, held):
+    """threading's own join() takes a thread for ended when a signal interrupts it."""
+    def interrupted(*_):
+        threading.Timer(0.2, held.let.set).start()
+        raise KeyboardInterrupt
+
+    def body(run, _):
+        if run.steps_made == 5:
+            before = signal.signal(signal.SIGUSR2, interrupted)
+            threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGUSR2)).start()
+            try:
+                with pytest.raises(KeyboardInterrupt):
+                    run._life.end_writing()
+            finally:
+                signal.signal(signal.SIGUSR2, before)
+            assert published(tmp_path / "run") == run._life.saved_step == 4
+
+    live(tmp_path / "run", body)
+    assert [one["step"] for one in commits(tmp_path / "run")] == [4, 8, 12]
+
+
+def test_a_copy_shares_what_was_shared_and_is_no_view_of_what_trains(tmp_path):
+    model = torch.nn.Linear(4, 4)
+    rows = torch.arange(12, dtype=torch.float64).reshape(3, 4)
+    content = {"model": model.state_dict(), "rows": rows, "turned": rows.T[1:], "none": torch.empty(0, 3),
+               "needs": torch.ones(2, requires_grad=True), "half": torch.ones(5, dtype=torch.bfloat16),
+               "list": [1, ("two", torch.tensor(True))]}
+    with plimsoll.Governor("2GiB") as governor:
+        image = Image.of(content, governor)
+        file = tmp_path / "file.pt"
+        with torch.no_grad():
+            model.weight.zero_()
+            rows.zero_()
+        torch.save(image.content, file)
+        image.close()
+        assert governor.ledger().pools["other"].leased_bytes == 0
+    read = torch.load(file, weights_only=True)
+    assert read["model"]._metadata == content["model"]._metadata
+    assert read["model"]["weight"].abs().sum() > 0
+    assert torch.equal(read["rows"], torch.arange(12, dtype=torch.float64).reshape(3, 4))
+    assert torch.equal(read["turned"], read["rows"].T[1:])
+    assert read["turned"].stride() == rows.T.stride()
+    assert read["turned"].untyped_storage().data_ptr() == read["rows"].untyped_storage().data_ptr()
+    assert read["none"].shape == (0, 3)
+    assert read["needs"].requires_grad
+    assert torch.equal(read["half"], content["half"])
+    assert read["list"] == [1, ("two", torch.tensor(True))]
+
+
+@pytest.mark.parametrize("odd", [torch.ones(2, 2).to_sparse(), torch.ones(2, dtype=torch.complex64).conj()])
+def test_a_tensor_that_is_not_plain_bytes_is_written_while_the_loop_waits(odd):
+    with plimsoll.Governor("2GiB") as governor:
+        assert Image.of({"plain": torch.ones(3), "odd": [odd]}, governor) is None
+        assert governor.ledger().pools["other"].leased_bytes == 0
