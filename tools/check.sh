@@ -12,7 +12,8 @@ ctest --test-dir build/dev -LE 'slow|gpu' --output-on-failure -j 2 || status=1
 
 export PYTHONPATH=$PWD/build/dev/python${PYTHONPATH:+:$PYTHONPATH}
 export PLIMSOLL_PROGRAM=$PWD/build/dev/bin/plimsoll
-pytest=(.venv/bin/python -m pytest -q -m "not slow" -p no:cacheprovider)
+# A test that hangs says where, ten minutes later; by a thread, for some hang in a call of C.
+pytest=(.venv/bin/python -m pytest -q -m "not slow" -p no:cacheprovider --timeout 600 --timeout-method thread)
 # Those that hold a process to its limit have the machine to themselves.
 "${pytest[@]}" tests/budget || status=1
 "${pytest[@]}" -n 2 --dist loadfile tests --ignore tests/budget || status=1

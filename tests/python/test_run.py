@@ -11,7 +11,7 @@ import warnings
 import pytest
 
 import plimsoll
-from plimsoll import _core, _program
+from plimsoll import _core, _program, _run_life
 from plimsoll.errors import MemoryPressure
 
 torch = pytest.importorskip("torch")
@@ -91,10 +91,17 @@ def test_it_goes_on_within_an_epoch_with_the_same_bits(loop, tmp_path):
     assert torch.equal(loop.weight(), undisturbed.weight())
 
 
-def test_commits_by_the_minute(loop):
-    loop.main(lambda run: time.sleep(0.06), steps={"commit_every_minutes": 0.1 / 60})
-    steps = [event["step"] for event in loop.events("commit")]
-    assert steps[0] == 2 and steps[-1] == 12 and 3 <= len(steps) <= 7
+def test_commits_by_the_minute_count_from_publication(loop, monkeypatch):
+    clock = types.SimpleNamespace(now=0.0, sleep=time.sleep)
+    clock.monotonic = lambda: clock.now
+    monkeypatch.setattr(_run_life, "time", clock)
+
+    def body(run):
+        run._life.end_writing()
+        clock.now += 25
+
+    loop.main(body, steps={"commit_every_minutes": 1})
+    assert [event["step"] for event in loop.events("commit")] == [3, 6, 9, 12]
 
 
 def test_two_commits_are_kept(loop):
@@ -264,9 +271,10 @@ def test_a_commit_that_fails_ends_the_loop_and_leaves_the_one_before(loop, monke
 
     def body(run):
         if run.steps_made == 7:
+            run._life.end_writing()  # Step 4.
             monkeypatch.setattr(_run_commit, "sync_folder", full)
-        if run.steps_made == 8:
-            run._life._writer._thread.join()  # It has failed, and the loop looks between two steps.
+        while run.steps_made == 8 and not run._life._writer.done:
+            time.sleep(0.01)  # It has failed then, and the loop looks between two steps.
 
     def full(path):
         raise OSError(28, "No space left on device", str(path))

@@ -40,7 +40,7 @@ def test_one_look_says_who_holds_what(program, holder):
     assert "a verdict takes 8 windows" in text
 
 
-# Holds the lock of a run as a trainer does, makes five steps a time, and keeps 100 kB of each.
+# Holds the lock of a run as a trainer does, makes five steps a time, and keeps 100 kB of each; of 2 GB in all.
 TRAINER = """
 import fcntl, json, os, pathlib, sys, time
 run = pathlib.Path(sys.argv[1])
@@ -48,9 +48,8 @@ run = pathlib.Path(sys.argv[1])
 lock = open(run / ".lock", "w")
 fcntl.lockf(lock, fcntl.LOCK_EX)
 print(os.getpid(), file=lock, flush=True)
-kept, step = [], 0
-while True:
-    step += 5
+kept = []
+for step in range(5, 20_000, 5):
     kept.append(bytearray(500_000))
     status = dict(status="running", step=step, limit_bytes=2 << 30, leased_by_tag=dict(tensors=1 << 20, rows=2 << 20))
     (run / "status.new").write_text(json.dumps(status))
@@ -95,7 +94,7 @@ def test_a_run_has_its_steps_its_leases_and_its_limit(program, tmp_path):
 
 
 def test_a_process_that_leaks_is_told_by_the_second_and_it_ends_with_it(program):
-    leak = "import time\nkept = []\nwhile True: kept.append(bytearray(300_000)); time.sleep(0.02)"
+    leak = "import time\nkept = []\nfor _ in range(4000): kept.append(bytearray(300_000)); time.sleep(0.02)"
     child = subprocess.Popen([sys.executable, "-c", leak])
     verdict = first_verdict(program, child, child.pid)["verdict"]
     assert verdict["course"] == "leak" and verdict["owner"] == "heap", verdict["text"]
