@@ -3,13 +3,15 @@
 
     python -m tests.support.lives PROGRAM.py OUT KILLS SEED [ARGUMENT…]
 
-PROGRAM has main(RUN, *arguments), which trains in a plimsoll.Run and returns a digest; and die() where it dies otherwise. Each life is a process
+PROGRAM has main(RUN, *arguments), which trains in a plimsoll.Run and returns a digest; and die() where it
+dies otherwise. Each life is a process
 forked from one that has imported torch, and what PROGRAM's prepare(*arguments) imports, and used nothing
 of it, so that a life costs a second and not four. Its last line is JSON: {"digest", "undisturbed", "killed_at": [the published step at each kill]}.
 
 A life is killed by SIGKILL from a thread, at a moment drawn from SEED and counted from where its loop
 begins. With KILLS "stages" each life is killed in its second commit instead, one before or after each stage.
 """
+import faulthandler
 import functools
 import importlib.util
 import json
@@ -24,6 +26,7 @@ import time
 import traceback
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+LONGEST = 240  # Seconds of a life: one that hangs says where.
 STAGES = ("write before", "write after", "sync_folder before", "sync_folder after", "commit before",
           "commit after", "publish before", "publish after")
 
@@ -31,10 +34,13 @@ STAGES = ("write before", "write after", "sync_folder before", "sync_folder afte
 def told(program, out, kills, seed, *arguments):
     """For tests: what this program's last line says."""
     environment = {**os.environ, "PYTHONPATH": f"{os.environ.get('PYTHONPATH', '')}:{ROOT}"}
-    done = subprocess.run([sys.executable, "-m", "tests.support.lives", program, out, str(kills), str(seed),
-                           *map(str, arguments)], capture_output=True, text=True, cwd=ROOT, env=environment)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    with open(pathlib.Path(out) / "told", "w+") as told:  # No pipe: a worker that outlives a life would hold it open.
+        done = subprocess.run([sys.executable, "-m", "tests.support.lives", program, out, str(kills), str(seed),
+                               *map(str, arguments)], stdout=told, stderr=subprocess.STDOUT, cwd=ROOT, env=environment)
+        told.seek(0)
+        lines = told.read().splitlines()
+    assert done.returncode == 0, "\n".join(lines[-60:])
+    return json.loads(lines[-1])
 
 
 def die():
@@ -84,6 +90,7 @@ def live(program, arguments, end=None):
     pid = os.fork()
     if pid == 0:
         status = 1
+        faulthandler.dump_traceback_later(LONGEST, exit=True)
         try:
             if end is not None:
                 end()
