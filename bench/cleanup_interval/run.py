@@ -1,77 +1,74 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""cleanup_interval: what giving unused memory back every n steps costs and frees; it changes no bit.
-
-The program is taken from PLIMSOLL_PROGRAM, else build/release/bin/plimsoll.
-"""
+"""What cleaning up every 1, 5, 10 and 20 steps costs and spares: fresh processes of loop.py, round about."""
 import argparse
 import json
+import math
 import pathlib
 import shutil
 import statistics
+import subprocess
 import sys
+import tempfile
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
-from bench import recipe_bench  # noqa: E402
-
+HERE = pathlib.Path(__file__).resolve().parent
 INTERVALS = (0, 1, 5, 10, 20)
-BAR = 0.95
-ROUNDS = 3
-SEED = 0
+BAR = 1.01  # Of every ten steps, against never.
 
 
-def train(options, data: pathlib.Path, every: int) -> dict:
-    """One run: its summary, and what its clean-ups between steps freed and took."""
-    run = options.work / "run"
-    shutil.rmtree(run, ignore_errors=True)
-    out = recipe_bench.call([options.program, "train", "cosir", "--data", data, "--out", run, "--epochs", 1,
-                "--batch-size", 512, "--memory-limit", "1GiB", "--seed", SEED, "--eval-pairs", 500,
-                "--cleanup-every-n-steps", every, "--tensorboard", "false", "--quiet", "--json"])
-    summary = json.loads(out.strip().splitlines()[-1])
-    between = [e for e in recipe_bench.events(run) if e["event"] == "cleanup" and e["when"] == "step"]
-    wanted = summary["step"] // every if every else 0
-    if len(between) != wanted:
-        sys.exit(f"cleanup_interval: {len(between)} clean-ups every {every} steps, not {wanted}")
-    summary["freed"] = statistics.median(e["freed_bytes"] for e in between) if between else 0
-    summary["took"] = statistics.median(e["seconds"] for e in between) if between else 0.0
-    return summary
+def lived(folder: pathlib.Path, interval: int, workers: int, set_to_none: bool, steps: int) -> dict:
+    shutil.rmtree(folder / "run", ignore_errors=True)
+    done = subprocess.run([sys.executable, HERE / "loop.py", folder / "run", str(interval), str(workers),
+                           str(int(set_to_none)), str(steps)], text=True, capture_output=True, check=False)
+    if done.returncode:
+        sys.exit(f"cleanup_interval: loop.py: {done.stderr}")
+    told = json.loads(done.stdout.splitlines()[-1])
+    if told["cleanups"] == 0 and interval or told["cleanups"] and not interval:
+        sys.exit(f"cleanup_interval: {told['cleanups']} clean-ups, every {interval} steps")
+    return told
 
 
-def benchmark(options) -> dict:
-    data = options.work / "data"
-    rows = 20_000 if options.smoke else 200_000
-    recipe_bench.call([options.program, "synth", "cosir", "--rows", rows, "--out", data, "--seed", SEED])
-    runs: dict[int, list[dict]] = {every: [] for every in INTERVALS}
-    for _ in range(1 if options.smoke else ROUNDS):
-        for every in INTERVALS:
-            runs[every].append(train(options, data, every))
-    states = {one["state_sha256"] for some in runs.values() for one in some}
-    if len(states) != 1:
-        sys.exit(f"cleanup_interval: {len(states)} different results")
-    print(f"{'every n':>8}{'speed':>8}{'peak resident':>16}{'freed each':>14}{'took':>10}")
-    table = {}
-    for every, some in runs.items():
-        speed = statistics.median(one["rows_per_second"] / base["rows_per_second"]
-                                  for one, base in zip(some, runs[0]))
-        row = {"speed": round(speed, 4),
-               "peak_mib": max(one["peak_resident_bytes"] for one in some) >> 20,
-               "freed_mib": round(statistics.median(one["freed"] for one in some) / 2**20, 1),
-               "took_ms": round(1e3 * statistics.median(one["took"] for one in some), 2)}
-        table[str(every)] = row
-        print(f"{every:>8}{row['speed']:>8.3f}{row['peak_mib']:>12} MiB{row['freed_mib']:>10} MiB"
-              f"{row['took_ms']:>7} ms")
-    value = table["10"]["speed"]
-    return {"name": "cleanup_interval", "value": value, "unit": "speed at n = 10 over n = 0",
-            "bar": BAR, "pass": options.smoke or value >= BAR, "peers": table, "rows": rows,
-            "seed": SEED, "state_sha256": states.pop()}
+def line(of: list[dict], never: list[dict]) -> dict:
+    """Of one interval's processes, beside those that never clean up, in the same order."""
+    logs = [math.log(one["step_ms"] / other["step_ms"]) for one, other in zip(of, never)]
+    middle = {name: statistics.median(one[name] for one in of) for name in ("most_mib", "cleanup_ms", "freed_mib")}
+    return {"x": round(math.exp(statistics.median(logs)), 3), **{name: round(value, 1) for name, value in middle.items()}}
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    recipe_bench.add_options(parser, "bench_cleanup_interval")
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--smoke", action="store_true", help="one round of few steps; only the answer counts")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--directory", type=pathlib.Path, help="where to put the runs; default: build")
     options = parser.parse_args()
-    return recipe_bench.run(options, lambda: benchmark(options))
+    rounds, steps = (1, 20) if options.smoke else (options.rounds, options.steps)
+    ways = [(0, True)] if options.smoke else [(0, True), (0, False), (2, True)]
+    intervals = (0, 10) if options.smoke else INTERVALS
+    build = HERE.parents[1] / "build"
+    folder = pathlib.Path(tempfile.mkdtemp(prefix="cleanup_interval-", dir=options.directory
+                                           or (build if build.exists() else None)))
+    table, digests, step_ms = {}, set(), 0.0
+    try:
+        for workers, set_to_none in ways:
+            seen = {interval: [] for interval in intervals}
+            for _ in range(rounds):
+                for interval in intervals:
+                    seen[interval].append(lived(folder, interval, workers, set_to_none, steps))
+            digests |= {one["digest"] for all_of in seen.values() for one in all_of}
+            name = f"workers {workers}, set_to_none {set_to_none}"
+            table[name] = {interval: line(all_of, seen[0]) for interval, all_of in seen.items()}
+            step_ms = step_ms or statistics.median(one["step_ms"] for one in seen[0])
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    if len(digests) != 1:
+        sys.exit("cleanup_interval: the loops end with different models")
+    value = table["workers 0, set_to_none True"][10]["x"]
+    result = {"name": "cleanup_interval", "value": value, "unit": "x", "bar": BAR,
+              "pass": options.smoke or value <= BAR,
+              "peers": {"step_ms": round(step_ms, 1), "rounds": rounds, "steps": steps, "table": table}}
+    print(json.dumps(result))
+    return 0 if result["pass"] else 1
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from . import _run_step, _torch_gate
 from ._batch import Batch
 from ._embedding import EmbeddingStore, Normal, Optimizer, Uniform, Zeros
 from ._random_states import RandomStates
-from ._run_life import Life
+from ._run_life import Intervals, Life
 from ._step import TrainingStep
 
 if TYPE_CHECKING:
@@ -219,7 +219,8 @@ class Run:
     # ---- The loop ----
 
     def steps(self, data: Any, *, epochs: int = 1, largest: Any = None, commit_every_steps: int | None = None,
-              commit_every_minutes: float = 10.0, progress: bool = True) -> Iterator[Any]:
+              commit_every_minutes: float = 10.0, cleanup_every_n_steps: int = 0,
+              progress: bool = True) -> Iterator[Any]:
         """The batches of some epochs; of a run that goes on, those that are left.
 
         Between two batches the run looks at the memory, obeys Ctrl-C, SIGTERM, SIGUSR1, `plimsoll stop`,
@@ -238,6 +239,8 @@ class Run:
                  value are 0, or a recipe's --checkpoint-every-n-steps. Where a copy of it fits into memory
                  beside a step, a thread writes it, and the loop waits for the copy alone (events.jsonl:
                  stall_seconds); the one before it is what a crash meanwhile comes back to.
+        cleanup_every_n_steps: how often what nobody uses is given back (Governor.clean_up()), between two
+                 steps; 0: under pressure only. It changes no result; events.jsonl says what it freed.
         progress: a bar on a terminal, lines elsewhere, on stderr.
         Errors: ValueError (parts or tables of the commit that are not here; other data); MemoryPressure
                 after a commit; OSError (a commit failed: the one before it stands).
@@ -248,9 +251,10 @@ class Run:
         of_recipe = self._of_recipe
         if commit_every_steps is None:
             commit_every_steps = of_recipe.commit_every_steps if of_recipe else 0
-        if epochs < 1 or commit_every_steps < 0 or commit_every_minutes < 0:
-            raise ValueError(f"steps: epochs {epochs} must be 1 or more, commit_every_steps "
-                             f"{commit_every_steps} and commit_every_minutes {commit_every_minutes} 0 or more")
+        if epochs < 1:
+            raise ValueError(f"steps: epochs {epochs} must be 1 or more")
+        every = Intervals.of("steps", commit_every_steps=commit_every_steps, commit_every_minutes=commit_every_minutes,
+                             cleanup_every_n_steps=cleanup_every_n_steps)
         if self._ranks is not None:
             self._ranks.check_data(data)
         self._end_left_loop()
@@ -259,8 +263,7 @@ class Run:
         self._loops, self._epochs = loop + 1, first + epochs
         if loop < self._life.at.loop or self.stopped:
             return iter(())
-        return self._batches(source_of(data, self.seed), loop, first, first + epochs, largest,
-                             commit_every_steps, 60 * commit_every_minutes,
+        return self._batches(source_of(data, self.seed), loop, first, first + epochs, largest, every,
                              not progress or (of_recipe is not None and of_recipe.quiet))
 
     def _close_parts(self) -> None:
@@ -281,8 +284,8 @@ class Run:
     def _must_have_begun_with(self, data: dict[str, Any]) -> None:
         _must_be_equal("steps: the data", data, self._saved["data"])
 
-    def _batches(self, source: Source, loop: int, first: int, end: int, largest: Any, every_steps: int,
-                 every_seconds: float, quiet: bool) -> Iterator[Any]:
+    def _batches(self, source: Source, loop: int, first: int, end: int, largest: Any, every: Intervals,
+                 quiet: bool) -> Iterator[Any]:
         from ._run_loader import RunLoader
 
         life, at = self._life, self._life.at
@@ -321,7 +324,7 @@ class Run:
                     self._made = False
                     self._advance(Batch(batch).rows * self._count)
                     del batch
-                    if life.boundary(every_steps, every_seconds):
+                    if life.boundary(every):
                         return
                 if at.batch == 0:
                     raise ValueError(f"steps: epoch {at.epoch} has no batch: an iterator can be read once "

@@ -48,6 +48,33 @@ class Boundary:
     """A commit is, by the clock."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Intervals:
+    """Between what is done between two steps; 0: it is not done by that."""
+
+    commit_steps: int
+    commit_seconds: float
+    cleanup_steps: int
+
+    @classmethod
+    def of(cls, who: str, *, commit_every_steps: int, commit_every_minutes: float,
+           cleanup_every_n_steps: int) -> Intervals:
+        """Errors: ValueError naming the option."""
+        for name, value in (("commit_every_steps", commit_every_steps),
+                            ("commit_every_minutes", commit_every_minutes),
+                            ("cleanup_every_n_steps", cleanup_every_n_steps)):
+            if value < 0:
+                raise ValueError(f"{who}: {name} {value} must be 0 or more")
+        return cls(commit_every_steps, 60 * commit_every_minutes, cleanup_every_n_steps)
+
+    def clean_up_between(self, before: int, step: int) -> bool:
+        """Whether a clean-up falls on a step after `before`, up to `step`."""
+        return self.cleanup_steps > 0 and step // self.cleanup_steps > before // self.cleanup_steps
+
+    def commits_after(self, step: int) -> bool:
+        return self.commit_steps > 0 and step % self.commit_steps == 0
+
+
 class Life:
     """The arguments are Run's. `content` gives what the next commit holds, and the tables of the run."""
 
@@ -82,6 +109,7 @@ class Life:
         self._control = _core.RunControl(os.fspath(path))
         self._signals: _core.StopSignals | None = None
         self._committed_at = time.monotonic()
+        self._looked_at = self.at.step  # By boundary().
 
     @property
     def _count(self) -> int:
@@ -190,7 +218,7 @@ class Life:
         own = Boundary(asked, self._control.reason if asked == "stop" else "", pressure, due)
         return own if self.ranks is None else self.ranks.settle(own, self._limits)
 
-    def boundary(self, every_steps: int, every_seconds: float) -> bool:
+    def boundary(self, every: Intervals) -> bool:
         """Between two steps. True: the run was asked to stop, and has committed.
 
         Errors: MemoryPressure after a commit; OSError when a commit failed.
@@ -201,16 +229,19 @@ class Life:
         seen = self.governor._look()
         if seen is not None:
             self.report.pressure(self.at.step, seen)
+        looked_at, self._looked_at = self._looked_at, self.at.step
+        if every.clean_up_between(looked_at, self.at.step):
+            self.report.cleanup(self.at.step, self.governor.clean_up())
         since = time.monotonic() - self._committed_at
         now = self._settled(self.governor._pressure(seen) if seen is not None and seen.stop else None,
-                            self._writer is None and 0 < every_seconds <= since)
+                            self._writer is None and 0 < every.commit_seconds <= since)
         if now.pressure is not None:
             self.commit()
             raise now.pressure
         if now.asked == "stop":
             self._stop(now.why)
             return True
-        if now.asked == "pause" or (every_steps > 0 and self.at.step % every_steps == 0) or now.due:
+        if now.asked == "pause" or every.commits_after(self.at.step) or now.due:
             self.commit(beside=now.asked != "pause")
         return now.asked == "pause" and self._pause()
 

@@ -21,18 +21,16 @@ from .errors import BudgetExceeded
 
 if TYPE_CHECKING:
     from ._run import Run
+    from ._run_life import Intervals
 
 
 class OuterLoop:
     """Of one call of what drives it: begin(), made() after each step, end()."""
 
-    def __init__(self, run: Run, *, commit_every_steps: int, commit_every_minutes: float) -> None:
-        if commit_every_steps < 0 or commit_every_minutes < 0:
-            raise ValueError(f"commit_every_steps {commit_every_steps} and commit_every_minutes "
-                             f"{commit_every_minutes} must be 0 or more")
+    def __init__(self, run: Run, every: Intervals) -> None:
         if run._ranks is not None:
             run._ranks.refuse("the loop of another program", "use run.steps(), or one process")
-        self._run, self._every = run, (commit_every_steps, 60 * commit_every_minutes)
+        self._run, self._every = run, every
         self._held = contextlib.ExitStack()
         self._extension = _torch_gate.load()
 
@@ -68,7 +66,7 @@ class OuterLoop:
         self.place(step=step, epoch=epoch, batch=batch)
         run._between_steps()
         run._life.report.step(step=step, epoch=epoch, fraction=batch / self._batches, rows=rows, loss=loss)
-        return run._life.boundary(*self._every)
+        return run._life.boundary(self._every)
 
     def place(self, *, step: int, epoch: int, batch: int) -> None:
         """Where the loop is, between two steps."""

@@ -92,6 +92,10 @@ class Report:
         self._status.step, self._status.checkpoint_step = max(self._status.step, step), step
         self.event("commit", {"step": step, "seconds": seconds, "stall_seconds": stall_seconds, "bytes": size})
 
+    def cleanup(self, step: int, done: dict[str, Any]) -> None:
+        """What Governor.clean_up() gave."""
+        self.event("cleanup", {"step": step, "when": "step", **done})
+
     def pressure(self, step: int, seen: PressureReport) -> None:
         for one in seen.evictions:
             self.event("evict", {"step": step, "owner": one.owner, "move": one.move,

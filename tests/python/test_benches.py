@@ -36,3 +36,12 @@ def test_a_commit_beside_the_loop_holds_what_the_loop_had(tmp_path):
     result = smoke("run_commit_stall", tmp_path)
     assert result["name"] == "run_commit_stall" and result["peers"]["commits"] == 4
     assert result["peers"]["by_hand_ms_p50"] > 0 < result["value"]
+
+
+def test_cleaning_up_every_ten_steps_ends_with_the_model_of_never(tmp_path):
+    pytest.importorskip("PIL")
+    result = smoke("cleanup_interval", tmp_path)
+    assert result["name"] == "cleanup_interval"
+    lines, = result["peers"]["table"].values()
+    assert lines.keys() == {"0", "10"} and lines["0"]["x"] == 1 and lines["10"]["cleanup_ms"] > 0
+    assert not list(tmp_path.iterdir())

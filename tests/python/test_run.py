@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """plimsoll.Run: the folder, what is asked of a run, parts, commits and the end."""
+import gc
 import json
 import os
 import signal
@@ -102,6 +103,39 @@ def test_commits_by_the_minute_count_from_publication(loop, monkeypatch):
 
     loop.main(body, steps={"commit_every_minutes": 1})
     assert [event["step"] for event in loop.events("commit")] == [3, 6, 9, 12]
+
+
+class Ring:
+    """Reachable from nowhere but itself."""
+
+    def __init__(self, size):
+        self.tensor, self.me = torch.ones(size), self
+
+
+def test_m06_m09_cleaning_up_every_n_steps_changes_no_bit_and_says_what_it_freed(loop, tmp_path):
+    def body(run):
+        gc.disable()
+        Ring(4 << 20)  # 16 MiB.
+
+    other = Loop(tmp_path / "other")
+    try:
+        loop.main(body, steps={"cleanup_every_n_steps": 5})
+    finally:
+        gc.enable()
+        gc.collect()
+    other.main()
+    assert torch.equal(loop.weight(), other.weight())
+    seen = loop.events("cleanup")
+    assert [one["step"] for one in seen] == [5, 10] and not other.events("cleanup")
+    for one in seen:
+        assert one["freed_bytes"] == one["resident_before_bytes"] - one["resident_after_bytes"]
+        assert one["freed_bytes"] > 64 << 20 and one["collected_objects"] >= 5 and one["seconds"] > 0
+
+
+@pytest.mark.parametrize("option", ["commit_every_steps", "commit_every_minutes", "cleanup_every_n_steps"])
+def test_an_interval_below_zero_is_named(loop, option):
+    with pytest.raises(ValueError, match=f"steps: {option} -1 must be 0 or more"):
+        loop.main(steps={option: -1})
 
 
 def test_two_commits_are_kept(loop):

@@ -92,6 +92,13 @@ def undisturbed(tmp_path_factory):
     return weights(live(tmp_path_factory.mktemp("undisturbed") / "run", logs)[1]), logs.losses
 
 
+def test_m06_cleaning_up_between_steps_changes_no_bit_of_an_accumulation(undisturbed, tmp_path):
+    """Steps 3, 6, 9 and 12 are followed by a validation, and the run looks one step later."""
+    _, module = live(tmp_path / "run", cleanup_every_n_steps=3)
+    assert torch.equal(weights(module), undisturbed[0])
+    assert [one["step"] for one in events(tmp_path / "run", "cleanup")] == [4, 7, 10]
+
+
 @pytest.mark.parametrize("first, stride", [(1, 7), (2, 5), pytest.param(3, 1, marks=pytest.mark.slow)])
 def test_a_step_that_memory_refuses_once_is_done_again_to_the_same_bits(first, stride, undisturbed, tmp_path,
                                                                        monkeypatch):

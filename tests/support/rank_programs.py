@@ -215,9 +215,10 @@ def names(folder):
             attempt(said, "embedding", lambda: run.embedding("items", rows=4, dim=2))
             attempt(said, "wrapped", lambda: run.track(model=torch.nn.parallel.DistributedDataParallel(model)))
             attempt(said, "last batch", lambda: run.loader([0] * 9, batch_size=4))
+            from plimsoll._run_life import Intervals
             from plimsoll._run_outer import OuterLoop
 
-            attempt(said, "trainer", lambda: OuterLoop(run, commit_every_steps=0, commit_every_minutes=1))
+            attempt(said, "trainer", lambda: OuterLoop(run, Intervals(0, 60, 0)))
             table = torch.nn.Embedding(9, 4, sparse=True)
             run.track(model=model, table=table, optimizer=torch.optim.SGD([*model.parameters(), *table.parameters()]))
             attempt(said, "data", lambda: next(iter(run.steps([torch.zeros(2, 4)], progress=False))))

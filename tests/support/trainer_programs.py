@@ -38,7 +38,7 @@ class Lines:
         return {"input_ids": torch.where(torch.rand(10) < 0.15, 0, words), "labels": words}
 
 
-def make(run, workers=0, callbacks=(), data=None, commit_every_steps=2, **changes):
+def make(run, workers=0, callbacks=(), data=None, commit_every_steps=2, cleanup_every_n_steps=0, **changes):
     """A Hugging Face Trainer of a tiny causal model with dropout, two batches a step, a schedule, clipping, evaluation."""
     import transformers
 
@@ -58,7 +58,7 @@ def make(run, workers=0, callbacks=(), data=None, commit_every_steps=2, **change
                  "output_dir": str(run.path / "trainer"), **changes}
     return Trainer(transformers.GPT2LMHeadModel(config), transformers.TrainingArguments(**arguments),
                    train_dataset=data or Lines(46), eval_dataset=Lines(6), callbacks=list(callbacks), run=run,
-                   commit_every_steps=commit_every_steps)
+                   commit_every_steps=commit_every_steps, cleanup_every_n_steps=cleanup_every_n_steps)
 
 
 def hugging_face(path, workers, limit):
@@ -70,8 +70,8 @@ def hugging_face(path, workers, limit):
                          torch.tensor(trainer.lr_scheduler.get_last_lr()), torch.tensor(losses))
 
 
-def fit(run, workers=0, callbacks=(), batch_size=4, data=None, commit_every_steps=2, prepare=lambda module: None,
-        **changes):
+def fit(run, workers=0, callbacks=(), batch_size=4, data=None, commit_every_steps=2, cleanup_every_n_steps=0,
+        prepare=lambda module: None, **changes):
     """A Lightning Trainer of a small net with dropout, two batches a step, a schedule, clipping, validation."""
     import lightning
 
@@ -106,7 +106,7 @@ def fit(run, workers=0, callbacks=(), batch_size=4, data=None, commit_every_step
     torch.manual_seed(1)
     module = Module()
     prepare(module)
-    keeper = RunCallback(run, commit_every_steps=commit_every_steps)
+    keeper = RunCallback(run, commit_every_steps=commit_every_steps, cleanup_every_n_steps=cleanup_every_n_steps)
     stopping = lightning.pytorch.callbacks.EarlyStopping("val_loss", patience=100)
     arguments = {"max_epochs": 2, "accumulate_grad_batches": 2, "gradient_clip_val": 1.0, "val_check_interval": 6,
                  "accelerator": "cpu", "logger": False, "enable_progress_bar": False, "enable_checkpointing": False,

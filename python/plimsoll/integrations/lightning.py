@@ -25,6 +25,7 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 from .._batch import Batch
 from .._reach import reached
 from .._run_loader import RunLoader
+from .._run_life import Intervals
 from .._run_outer import OuterLoop
 from .._transaction import Before, GradientsBefore, OptimizersBefore, leaves_of
 
@@ -59,13 +60,16 @@ class RunCallback(lightning.pytorch.Callback):
     Means over an epoch that a module logs begin anew where the program was started again, as they do in Lightning.
 
     commit_every_steps, commit_every_minutes: optimizer steps, minutes; whichever comes first; 0: not by that.
+    cleanup_every_n_steps: optimizer steps; as Run.steps().
     Errors: ValueError for what a run cannot do yet, by its name; as Run.steps() from fit().
     """
 
-    def __init__(self, run: Run, *, commit_every_steps: int = 0, commit_every_minutes: float = 10.0) -> None:
+    def __init__(self, run: Run, *, commit_every_steps: int = 0, commit_every_minutes: float = 10.0,
+                 cleanup_every_n_steps: int = 0) -> None:
         self._run = run
-        self._loop = OuterLoop(run, commit_every_steps=commit_every_steps,
-                               commit_every_minutes=commit_every_minutes)
+        self._loop = OuterLoop(run, Intervals.of(
+            "RunCallback", commit_every_steps=commit_every_steps, commit_every_minutes=commit_every_minutes,
+            cleanup_every_n_steps=cleanup_every_n_steps))
         self._checkpoint = _Checkpoint()
         self._loss: float | None = None
         self._fitted = False

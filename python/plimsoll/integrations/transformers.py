@@ -29,6 +29,7 @@ from transformers.trainer_callback import ExportableState
 
 from .._random_states import RandomStates
 from .._reach import reached
+from .._run_life import Intervals
 from .._run_outer import OuterLoop
 from .._transaction import Before, GradientsBefore, OptimizersBefore, Unwritten
 
@@ -68,17 +69,19 @@ class RunMixin:
     run:                  an open plimsoll.Run, and nothing tracked in it of the names model, optimizer,
                           scheduler, scaler and trainer.
     commit_every_steps, commit_every_minutes: optimizer steps, minutes; whichever comes first; 0: not by that.
+    cleanup_every_n_steps: optimizer steps; as Run.steps().
     Errors: ValueError for what a run cannot do yet, by its name: several processes or devices, DeepSpeed,
             FSDP, auto_find_batch_size, model_init, optimizers that step in backward, datasets without a length,
             other orders than random and sequential; as Run.steps() and again() from train().
     """
 
     def __init__(self, *arguments: Any, run: Run, commit_every_steps: int = 0,
-                 commit_every_minutes: float = 10.0, **options: Any) -> None:
+                 commit_every_minutes: float = 10.0, cleanup_every_n_steps: int = 0, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.run = run
-        self._loop = OuterLoop(run, commit_every_steps=commit_every_steps,
-                               commit_every_minutes=commit_every_minutes)
+        self._loop = OuterLoop(run, Intervals.of(
+            type(self).__name__, commit_every_steps=commit_every_steps, commit_every_minutes=commit_every_minutes,
+            cleanup_every_n_steps=cleanup_every_n_steps))
         self._began = False
         self._refuse_what_is_not_possible()
         self._boundary = _Boundary(self)
