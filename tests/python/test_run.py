@@ -211,7 +211,7 @@ def test_plimsoll_limit_is_obeyed_between_steps(loop):
     assert event["asked_bytes"] == 3 << 30 and event["settled"]
 
 
-def test_short_memory_commits_and_raises(loop, monkeypatch):
+def test_m07_short_memory_commits_and_raises_and_the_run_goes_on(loop, monkeypatch):
     report = types.SimpleNamespace(stop=True, pressure=True, evictions=[], needed_bytes=3 << 30, kernel="",
                                    resident=types.SimpleNamespace(total=1), unexplained_bytes=1,
                                    purged_bytes=0, shrunk_bytes=0)
