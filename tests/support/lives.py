@@ -21,6 +21,7 @@ import random
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -34,7 +35,7 @@ STAGES = ("write before", "write after", "sync_folder before", "sync_folder afte
 def told(program, out, kills, seed, *arguments):
     """For tests: what this program's last line says."""
     environment = {**os.environ, "PYTHONPATH": f"{os.environ.get('PYTHONPATH', '')}:{ROOT}"}
-    with open(pathlib.Path(out) / "told", "w+") as told:  # No pipe: a worker that outlives a life would hold it open.
+    with tempfile.TemporaryFile("w+") as told:  # No pipe: a worker that outlives a life would hold it open.
         done = subprocess.run([sys.executable, "-m", "tests.support.lives", program, out, str(kills), str(seed),
                                *map(str, arguments)], stdout=told, stderr=subprocess.STDOUT, cwd=ROOT, env=environment)
         told.seek(0)
