@@ -20,6 +20,7 @@
     adopt                          a model made before the governor is leased from it (needs torch)
     save_checkpoint,               model, optimizer and random states, whole or not there
     load_checkpoint
+    linear_cross_entropy           the loss of a language model's head without its logits
     TrainingStep                   a step that survives a refusal of memory, or leaves no trace
     Watch                          whose memory grows in a loop of your own, and whether it is a leak
     info, limits, parse_bytes, format_bytes
@@ -40,6 +41,7 @@ from ._checkpoint import load_checkpoint, save_checkpoint
 from ._core import (Eviction, FeaturePlan, Finding, Ledger, LimitCandidate, LimitChange, LimitReport, PoolState,
                     PressureReport, SlabPlan)
 from ._core import version as __version__
+from ._cross_entropy import linear_cross_entropy
 from ._data import Batch, Loader, LoaderState, SampleOrder, Split
 from ._dataset import import_dataset
 from ._embedding import (SGD, Adagrad, Adam, AdamW, AdamWFresh, EmbeddingStore, Normal, RowAdagrad,
@@ -67,7 +69,7 @@ __all__ = [
     "SlabPlan", "Split", "TrainingStep", "Uniform", "Watch", "Zeros", "__version__", "adopt",
     "continue_run", "evaluate",
     "format_bytes", "import_can", "import_dataset",
-    "import_graphs", "info", "limit", "limits", "load_checkpoint", "log_to_mlflow",
+    "import_graphs", "info", "limit", "limits", "linear_cross_entropy", "load_checkpoint", "log_to_mlflow",
     "parse_bytes", "pause", "plan", "plan_batch", "resume", "save_checkpoint", "status", "stop", "store",
     "train",
 ]
