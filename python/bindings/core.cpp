@@ -11,6 +11,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/string_view.h>
 
+#include "base/crc32c.h"
 #include "bindings.h"
 #include "plimsoll/bytes.h"
 #include "plimsoll/result.h"
@@ -97,6 +98,13 @@ NB_MODULE(_core, m) {
       },
       nb::arg("text"), nb::arg("whole_bytes") = 0);
   m.def("format_bytes", &plimsoll::format_bytes, nb::arg("bytes"));
+  m.def(
+      "crc32c",
+      [](const BytesIn& bytes, std::uint32_t seed) {
+        const nb::gil_scoped_release unlocked;
+        return plimsoll::crc32c(bytes_of(bytes), seed);
+      },
+      nb::arg("bytes").noconvert(), nb::arg("seed") = 0);
   bind_program(m);  // _torch has one that trains, too.
   bind_memory(m);
   bind_stores(m);

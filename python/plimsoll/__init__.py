@@ -21,6 +21,7 @@
     save_checkpoint,               model, optimizer and random states, whole or not there
     load_checkpoint
     linear_cross_entropy           the loss of a language model's head without its logits
+    stream_frozen                  frozen weights of a model stay on disk, and are read ahead of use
     TrainingStep                   a step that survives a refusal of memory, or leaves no trace
     Watch                          whose memory grows in a loop of your own, and whether it is a leak
     info, limits, parse_bytes, format_bytes
@@ -55,6 +56,7 @@ from ._program import evaluate, info, plan, resume, train
 from ._run import Run
 from ._runs import continue_run, limit, pause, status, stop
 from ._step import TrainingStep
+from ._streamed import StreamedWeights, stream_frozen
 from ._watch import Watch
 from .errors import (BudgetExceeded, CorruptError, InternalError, MemoryPressure, NotFoundError,
                      PressureWarning)
@@ -66,10 +68,10 @@ __all__ = [
     "LimitChange", "LimitReport", "Loader", "LoaderState", "MemoryBudget", "MemoryPressure", "Normal",
     "NotFoundError", "PoolState", "PressureReport", "PressureWarning", "RowAdagrad", "Rows", "Run",
     "SGD", "SampleOrder",
-    "SlabPlan", "Split", "TrainingStep", "Uniform", "Watch", "Zeros", "__version__", "adopt",
+    "SlabPlan", "Split", "StreamedWeights", "TrainingStep", "Uniform", "Watch", "Zeros", "__version__", "adopt",
     "continue_run", "evaluate",
     "format_bytes", "import_can", "import_dataset",
     "import_graphs", "info", "limit", "limits", "linear_cross_entropy", "load_checkpoint", "log_to_mlflow",
     "parse_bytes", "pause", "plan", "plan_batch", "resume", "save_checkpoint", "status", "stop", "store",
-    "train",
+    "stream_frozen", "train",
 ]

@@ -21,6 +21,8 @@ def parse_bytes(text: str, whole_bytes: int = 0) -> int:
     """Bytes from "512MiB", "6GB" or "25%" (of whole_bytes). Errors: ValueError."""
 def format_bytes(bytes: int) -> str:
     """ "768.0 MiB"."""
+def crc32c(bytes: _Bytes, seed: int = 0) -> int:
+    """CRC-32C of the bytes, continuing from one returned earlier (0 to begin)."""
 def limits(memory_limit: str = "", source: str = "memory_limit") -> LimitReport:
     """Every bound on this process. Errors: ValueError."""
 def in_memory_file_system(path: str) -> str:

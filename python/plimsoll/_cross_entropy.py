@@ -111,20 +111,19 @@ class _Chunk:
         if self._bias is not None:
             wide.add_(self._bias)
         self._places = torch.arange(count, device=labels.device), labels
-        wide.sub_(wide.amax(1, keepdim=True))
-        own = wide[self._places]
+        own, highest = wide[self._places], wide.amax(1)
         mean = wide.mean(1) if self._smoothing else own
-        self._sums = wide.exp_().sum(1)
+        torch.softmax(wide, 1, out=wide)
+        every = highest - wide.amax(1).log()  # The logarithm of the sum: the highest is exp(0) of it.
         self._count = count
-        return self._sums.log() - (1 - self._smoothing) * own - self._smoothing * mean
+        return every - (1 - self._smoothing) * own - self._smoothing * mean
 
-    def gradient(self, scale: float) -> tuple[Any, Any]:
-        """Of scale × the losses in the logits, [tokens, vocabulary]: as wide as it was made, and as the weight is."""
+    def gradient(self) -> tuple[Any, Any]:
+        """Of the losses in the logits, [tokens, vocabulary]: as wide as it was made, and as the weight is."""
         products, wide = self._products[:self._count], self._wide[:self._count]
-        wide.mul_((scale / self._sums).unsqueeze(1))
         if self._smoothing:
-            wide.sub_(scale * self._smoothing / wide.shape[1])
-        wide[self._places] -= scale * (1 - self._smoothing)
+            wide.sub_(self._smoothing / wide.shape[1])
+        wide[self._places] -= 1 - self._smoothing
         return wide, products if self._products is self._wide else products.copy_(wide)
 
 
@@ -149,7 +148,7 @@ def _function() -> Any:
                 rows = hidden[own]
                 losses[begin:begin + chunk] = logits.losses(rows, wanted)
                 if any(makes):
-                    wide, narrow = logits.gradient(scale)
+                    wide, narrow = logits.gradient()
                 if of_hidden is not None:
                     of_hidden[own] = narrow @ weight
                 if of_weight is not None:
@@ -159,12 +158,14 @@ def _function() -> Any:
             made = (of_hidden, None if of_weight is None else of_weight.to(weight.dtype),
                     None if of_bias is None else of_bias.to(bias.dtype))
             ctx.save_for_backward(*made)
+            ctx.scale = scale
             return losses.sum() * scale
 
         @staticmethod
         @torch.autograd.function.once_differentiable
         def backward(ctx: Any, grad: Any) -> Any:
-            return (*(None if one is None else one * grad.to(one.dtype) for one in ctx.saved_tensors),
+            scale = grad * ctx.scale  # A number of its own precision: products with it are rounded once.
+            return (*(None if one is None else one * scale for one in ctx.saved_tensors),
                     None, None, None, None, None, None)
 
     return LinearCrossEntropy

@@ -49,3 +49,9 @@ def test_the_chunked_cross_entropy_is_as_near_to_float64_as_torchs_and_takes_les
     result = smoke("w12_cross_entropy", tmp_path)
     assert result["name"] == "w12_cross_entropy" and 0 < result["value"] < 1
     assert 0 < result["peers"]["error_of_gradient"] <= 1.5 * result["peers"]["plain_error_of_gradient"]
+
+
+def test_streamed_weights_have_the_bits_of_resident_ones(tmp_path):
+    result = smoke("w11_streamed_weights", tmp_path)
+    assert result["name"] == "w11_streamed_weights" and result["value"] > 0
+    assert result["peers"]["stall_seconds_a_step"] >= 0 and not list(tmp_path.iterdir())

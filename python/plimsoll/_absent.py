@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Absent: a parameter that has a shape and a dtype, and whose values are on disk.
+
+Threads: any.   Memory: one number.
+"""
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+_METHODS = frozenset((
+    "__hash__", "__len__", "_has_compatible_shallow_copy_type", "detach", "dim", "element_size", "get_device", "has_names", "is_complex", "is_contiguous",
+    "is_floating_point", "is_inference", "is_pinned", "is_signed", "ndimension", "nelement", "numel", "requires_grad_",
+    "size", "storage_offset", "stride"))
+_VALUES = frozenset(("H", "T", "data", "imag", "mH", "mT", "real"))  # Attributes that would give them.
+
+
+class Absent(torch.nn.Parameter):
+    """Says what a tensor is; whatever asks for its values is a RuntimeError that names it."""
+
+    what: str
+
+    @classmethod
+    def like(cls, parameter: Any, what: str) -> Absent:
+        """Of the same shape and dtype. what: its name, for errors."""
+        number = torch.zeros((), dtype=parameter.dtype)
+        if parameter.dtype.is_floating_point:
+            number.fill_(float("nan"))  # Should anything get past the errors.
+        made: Absent = cls(number.expand(parameter.shape), requires_grad=False)
+        made.what = what
+        return made
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name, own = func.__name__, args[0] if args else None
+        owner = getattr(getattr(func, "__self__", None), "__name__", "")
+        if isinstance(own, cls):
+            if name == "__get__" and owner not in _VALUES or name in _METHODS and name != "detach":
+                with torch._C.DisableTorchFunctionSubclass():
+                    return func(*args, **(kwargs or {}))
+            if name == "__set__" and owner in ("requires_grad", "grad"):
+                with torch._C.DisableTorchFunctionSubclass():
+                    return func(*args)
+            if name == "is_shared":
+                return True  # With the file: plimsoll.adopt() leaves it where it is.
+            if name == "detach" or name in ("copy_", "__set__") and args[1] is own:
+                return own
+            if name == "to" and _stays(own, args[1:], kwargs or {}):
+                return own
+        what = next((one.what for one in _flat((args, kwargs)) if isinstance(one, cls)), "a weight")
+        raise RuntimeError(f"{what} is on disk (plimsoll.stream_frozen) and in memory while its block runs alone: "
+                           f"{owner or name} asked for its values outside")
+
+    def __deepcopy__(self, _: Any) -> Any:
+        raise RuntimeError(f"{self.what} is on disk (plimsoll.stream_frozen): a model whose weights stream cannot be "
+                           "copied")
+
+    def __reduce_ex__(self, _: Any) -> Any:
+        raise RuntimeError(f"{self.what} is on disk (plimsoll.stream_frozen): a model whose weights stream cannot be "
+                           "pickled; save its state_dict()")
+
+    def __repr__(self, **_: Any) -> str:  # type: ignore[override]
+        return f"<{self.what}, on disk: {str(self.dtype).removeprefix('torch.')} {list(self.shape)}>"
+
+
+def _stays(own: Any, args: Any, kwargs: dict[str, Any]) -> bool:
+    device, kind = torch._C._nn._parse_to(*args, **kwargs)[:2]
+    return (device is None or device.type == "cpu") and kind in (None, own.dtype) and not kwargs.get("copy")
+
+
+def _flat(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        for one in value:
+            yield from _flat(one)
+    elif isinstance(value, dict):
+        yield from _flat(list(value.values()))
+    else:
+        yield value

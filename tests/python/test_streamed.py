@@ -1,0 +1,401 @@
+# SPDX-License-Identifier: Apache-2.0
+"""plimsoll.stream_frozen: frozen blocks come from disk, and nothing else changes."""
+import copy
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import plimsoll  # noqa: E402
+from plimsoll import _weight_files  # noqa: E402
+from tests.support.cgroup import MemoryCgroup  # noqa: E402
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+MIB = 1 << 20
+
+# A model of one's own with LoRA by hand, and a run of it; the tests start it as a program, too.
+MODEL = '''
+import os, sys, torch, plimsoll
+
+class Block(torch.nn.Module):
+    """A frozen map, and a trained one of rank 4 beside it."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.norm = torch.nn.LayerNorm(width)
+        self.base = torch.nn.Linear(width, width)
+        self.a, self.b = torch.nn.Linear(width, 4, bias=False), torch.nn.Linear(4, width, bias=False)
+        for part in (self.norm, self.base):
+            part.requires_grad_(False)
+
+    def forward(self, x, scale=1.0):
+        y = self.norm(x)
+        return x + scale * torch.nn.functional.dropout(self.base(y) + self.b(self.a(y)), 0.1, self.training)
+
+class Net(torch.nn.Module):
+    def __init__(self, width=32, blocks=5):
+        super().__init__()
+        self.first = torch.nn.Linear(8, width)
+        self.blocks = torch.nn.ModuleList(Block(width) for _ in range(blocks))
+        self.head = torch.nn.Linear(width, 3)
+
+    def forward(self, x):
+        x = self.first(x)
+        for block in self.blocks:
+            x = block(x, scale=0.5)
+        return self.head(x)
+
+def trained(folder, weights, kill=0, refuse=0, files=None, **options):
+    """The losses and what was trained, of a run of six steps; killed in step `kill`."""
+    with plimsoll.Run(folder, memory_limit="2GiB", seed=3, threads=1) as run:
+        torch.manual_seed(2)
+        model = Net()
+        streamed = plimsoll.stream_frozen(model, files, weights=weights, **options)
+        optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.01)
+        run.track(model=model, optimizer=optimizer)
+        batches = [(torch.randn(16, 8), torch.randint(3, (16,))) for _ in range(6)]
+
+        def loss(x, y):
+            if refuse and run.steps_made == 3 and run._step.refusals == 0:
+                from plimsoll import _torch_gate
+                _torch_gate.load().refuse(refuse, 1)
+            return torch.nn.functional.cross_entropy(model(x), y)
+
+        losses = []
+        for batch in run.steps(batches, progress=False, commit_every_steps=2):
+            losses.append(run.step(loss, batch, loss="mean", accumulate=2))
+            if kill and run.steps_made + 1 == kill:
+                run._life.end_writing()
+                os.kill(os.getpid(), 9)
+        bits = [p.detach().clone() for p in model.parameters() if p.requires_grad]
+        model.eval()
+        with torch.no_grad():
+            losses.append(float(model(torch.ones(2, 8)).sum()))
+        return losses, bits, streamed, run._step.refusals
+'''
+exec(MODEL)
+
+
+def same(one, two):
+    return all(torch.equal(a, b) for a, b in zip(one, two, strict=True))
+
+
+@pytest.fixture(scope="module")
+def resident(tmp_path_factory):
+    return trained(tmp_path_factory.mktemp("resident") / "run", "resident")
+
+
+# ---- The same bits ----
+
+@pytest.mark.parametrize("options", [{}, {"slots": 3}, {"slots": 99}])
+def test_streamed_weights_give_the_bits_of_resident_ones(tmp_path, resident, options):
+    losses, bits, streamed, _ = trained(tmp_path / "run", "streamed", **options)
+    assert streamed.streamed and not resident[2].streamed
+    assert losses == resident[0] and same(bits, resident[1])
+    assert streamed.ring_bytes > 0 and (tmp_path / "run/weights/frozen.safetensors").exists()
+
+
+def test_weights_that_fit_stay_in_memory_and_those_that_do_not_are_streamed():
+    for left, streamed in ((64 * MIB, False), (8 * MIB, True)):
+        with plimsoll.Governor("3GiB", foreign="64MiB") as governor:
+            model = Net(width=8, blocks=2)
+            model.blocks = torch.nn.ModuleList(Block(600) for _ in range(3))  # 1.4 MB each.
+            with governor.reserve(governor.ledger().free_bytes - left):
+                assert plimsoll.stream_frozen(model).streamed == streamed
+
+
+def test_a_step_that_memory_refused_is_made_again_with_the_same_bits(tmp_path, resident):
+    for refuse in (3, 40, 70):  # Forward; running again in backward.
+        losses, bits, _, refusals = trained(tmp_path / str(refuse), "streamed", refuse=refuse)
+        assert refusals == 1 and losses == resident[0] and same(bits, resident[1])
+
+
+@pytest.mark.parametrize("then", ["streamed", "resident"])
+def test_killed_and_started_again_it_ends_with_the_same_bits(tmp_path, resident, then):
+    program = MODEL + "\ntrained(sys.argv[1], 'streamed', kill=5)"
+    done = subprocess.run([sys.executable, "-c", program, tmp_path / "run"], capture_output=True, text=True, timeout=200)
+    assert done.returncode == -9, done.stderr
+    losses, bits, streamed, _ = trained(tmp_path / "run", then)
+    assert streamed.streamed == (then == "streamed")
+    assert losses == resident[0][4:] and same(bits, resident[1])
+    commit = torch.load(tmp_path / "run/checkpoints/step-000000006/parts.pt", weights_only=True)
+    assert commit["parts"]["model"]["blocks.0.base.weight"].dtype == torch.int64  # Its checksum.
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory):
+    """A folder with a tiny model of Hugging Face's."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(5)
+    config = transformers.LlamaConfig(vocab_size=97, hidden_size=32, intermediate_size=64, num_hidden_layers=4,
+                                      num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=True)
+    folder = tmp_path_factory.mktemp("llama")
+    transformers.LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+    return folder
+
+
+def tuned(folder, weights, before=False):
+    """Losses and adapters of a few steps of LoRA by peft; peft is first, or stream_frozen()."""
+    transformers, peft = pytest.importorskip("transformers"), pytest.importorskip("peft")
+    lora = peft.LoraConfig(r=4, lora_dropout=0.1, target_modules="all-linear", task_type="CAUSAL_LM")
+    with plimsoll.Governor("3GiB", foreign="512MiB"):
+        model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
+        model.requires_grad_(False)
+        streamed = None if before else plimsoll.stream_frozen(model, folder, weights=weights)
+        torch.manual_seed(1)
+        model = peft.get_peft_model(model, lora)
+        streamed = streamed or plimsoll.stream_frozen(model, folder, weights=weights)
+        assert streamed.streamed == (weights == "streamed")
+        optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
+        ids, losses = torch.randint(97, (2, 17)), []
+        for _ in range(3):
+            model.train()
+            loss = model(input_ids=ids, labels=ids).loss
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            model.eval()
+            with torch.no_grad():
+                losses += [loss.item(), model(input_ids=ids, labels=ids).loss.item()]
+        answer = model.generate(input_ids=ids[:, :4], max_new_tokens=3, do_sample=False)
+        return losses, [*(p.detach().clone() for p in model.parameters() if p.requires_grad), answer]
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_a_llama_with_adapters_of_peft_trains_and_answers_with_the_same_bits(llama, before):
+    one, two = tuned(llama, "resident"), tuned(llama, "streamed", before)
+    assert one[0] == two[0] and same(one[1], two[1]) and one[0][-1] < one[0][0]
+
+
+def test_what_is_on_the_meta_device_comes_from_the_files(llama):
+    transformers = pytest.importorskip("transformers")
+    accelerate = pytest.importorskip("accelerate")
+    ids = torch.arange(12).reshape(2, 6)
+    with plimsoll.Governor("3GiB", foreign="512MiB"), torch.no_grad():
+        config = transformers.AutoConfig.from_pretrained(folder := llama)
+        with accelerate.init_empty_weights():
+            model = transformers.LlamaForCausalLM(config)
+        for parameter in model.parameters():
+            parameter.data = parameter.data.to(torch.bfloat16)
+        plain = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
+        model.requires_grad_(False)
+        model.tie_weights()
+        plimsoll.stream_frozen(model, folder, weights="streamed")
+        assert torch.equal(model(input_ids=ids).logits, plain(input_ids=ids).logits)
+        assert model.lm_head.weight is model.model.embed_tokens.weight
+
+
+# ---- Inside the limit ----
+
+def test_the_ring_is_leased_and_returned(governor, tmp_path):
+    before = governor.ledger().pools["other"].leased_bytes
+    streamed = plimsoll.stream_frozen(model := Net(), weights="streamed", directory=tmp_path)
+    assert governor.ledger().pools["other"].leased_bytes - before == streamed.ring_bytes
+    model(torch.ones(1, 8))
+    streamed.close()
+    assert governor.ledger().pools["other"].leased_bytes == before
+    with pytest.raises(RuntimeError, match="the weights were closed, and the model cannot run any more"):
+        model(torch.ones(1, 8))
+
+
+def test_a_ring_that_does_not_fit_is_refused_with_a_limit(governor, tmp_path):
+    with governor.reserve(governor.ledger().free_bytes - MIB), pytest.raises(plimsoll.BudgetExceeded) as caught:
+        plimsoll.stream_frozen(Net(), weights="streamed", directory=tmp_path)
+    assert str(caught.value).startswith("stream_frozen: 2 slots of 4.4 KiB, the largest block, are refused: ")
+    assert caught.value.smallest_limit_bytes > governor.limit_bytes
+
+
+OVER = MODEL + '''
+width, blocks, file = int(sys.argv[2]), int(sys.argv[3]), sys.argv[1]
+with plimsoll.Governor(sys.argv[4], foreign="64MiB") as governor:
+    torch.set_num_threads(1)
+    with torch.device("meta"):
+        model = Net(width, blocks)
+    for name, part in model.named_modules():
+        if name.split(".")[-1] in ("first", "a", "b", "head"):
+            part.to_empty(device="cpu")
+            torch.nn.init.normal_(part.weight, std=0.02)
+            if part.bias is not None: torch.nn.init.zeros_(part.bias)
+    streamed = plimsoll.stream_frozen(model, file)
+    assert streamed.streamed
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+    for _ in range(2):
+        loss = model(torch.ones(4, 8)).square().mean()
+        loss.backward(); optimizer.step(); optimizer.zero_grad()
+    print(streamed.bytes, float(loss))
+'''
+
+
+@pytest.mark.slow
+def test_frozen_weights_of_twice_the_limit_train_in_a_cgroup_of_it(tmp_path):
+    """768 MiB of weights in 384 MiB. All in memory is killed."""
+    MemoryCgroup.needed()
+    limit, width, blocks = 384 * MIB, 2048, 48
+    names = {"norm.weight": (width,), "norm.bias": (width,), "base.weight": (width, width), "base.bias": (width,)}
+    torch.manual_seed(1)
+    for shard in range(4):
+        _weight_files.write_tensors(tmp_path / f"model-{shard}.safetensors", {
+            f"blocks.{block}.{name}": torch.randn(shape) * 0.02 for block in range(shard, blocks, 4)
+            for name, shape in names.items()})
+    with MemoryCgroup(limit) as group:
+        run = group.run([sys.executable, "-c", OVER, tmp_path, str(width), str(blocks), str(limit)], timeout=400)
+    assert run.returncode == 0 and run.oom_kills == 0, run.stderr
+    assert int(run.stdout.split()[0]) >= 2 * limit and run.unmapped_peak_bytes <= limit
+
+
+# ---- Damage, and other errors ----
+
+def flipped(path, name):
+    place = _weight_files.places_in(path)[name]
+    with open(path, "r+b") as file:
+        file.seek(place.begin + place.size // 2)
+        byte = file.read(1)
+        file.seek(-1, 1)
+        file.write(bytes([byte[0] ^ 1]))
+
+
+def test_a_bit_that_flips_in_the_file_ends_the_step_with_its_name(governor, tmp_path):
+    plimsoll.stream_frozen(model := Net(), weights="streamed", directory=tmp_path)
+    model(torch.ones(1, 8)).sum().backward()
+    flipped(file := tmp_path / "frozen.safetensors", "blocks.3.base.weight")
+    with pytest.raises(plimsoll.CorruptError) as caught:
+        model(torch.ones(1, 8)).sum().backward()
+    assert str(caught.value).startswith(f"{file}: blocks.3.base.weight is not what training began with: its checksum is ")
+    assert str(caught.value).endswith(". Put the file back, or train anew")
+
+
+@pytest.mark.parametrize("weights", ["streamed", "resident"])
+def test_a_run_does_not_go_on_with_other_weights(tmp_path, weights):
+    files = tmp_path / "model.safetensors"
+    torch.manual_seed(2)
+    _weight_files.write_tensors(files, {name: value for name, value in Net().state_dict().items() if "base" in name
+                                        or "norm" in name})
+    trained(tmp_path / "run", "streamed", files=files)
+    flipped(files, "blocks.4.base.bias")
+    with pytest.raises(plimsoll.CorruptError, match="blocks.4.base.bias is not what training began with"):
+        trained(tmp_path / "run", weights, files=files)
+
+
+def test_a_file_that_was_cut_off_is_an_error(governor, tmp_path):
+    plimsoll.stream_frozen(Net(), weights="streamed", directory=tmp_path)
+    file = tmp_path / "frozen.safetensors"
+    os.truncate(file, file.stat().st_size - 8)
+    with pytest.raises(plimsoll.CorruptError, match="was cut off: .* ends at byte"):
+        plimsoll.stream_frozen(Net(), file)
+    file.write_bytes(b"\0\1\2")
+    with pytest.raises(plimsoll.CorruptError, match="is no safetensors file, or was cut off"):
+        plimsoll.stream_frozen(Net(), file)
+
+
+def test_outside_of_its_block_a_weight_has_a_shape_and_no_values(governor, tmp_path):
+    plimsoll.stream_frozen(model := Net(), weights="streamed", directory=tmp_path)
+    weight = model.blocks[1].base.weight
+    assert weight.shape == (32, 32) and weight.dtype == torch.float32 and weight.device.type == "cpu"
+    assert sum(p.numel() for p in model.parameters()) == sum(p.numel() for p in Net().parameters())
+    said = ("blocks.1.base.weight is on disk (plimsoll.stream_frozen) and in memory while its block runs alone: {} asked "
+            "for its values outside")
+    for asks, name in ((lambda: weight.sum(), "sum"), (lambda: weight.data, "data"), (lambda: weight + 1, "add"),
+                       (lambda: torch.ones(32) @ weight, "matmul"), (lambda: model.half(), "half")):
+        with pytest.raises(RuntimeError) as caught:
+            asks()
+        assert str(caught.value).replace("blocks.0.norm", "blocks.1.base") == said.format(name)
+    with pytest.raises(RuntimeError, match="a model whose weights stream cannot be copied"):
+        copy.deepcopy(model)
+    assert model.to("cpu") is model and plimsoll.adopt(model) >= 0
+    assert repr(weight) == "<blocks.1.base.weight, on disk: float32 [32, 32]>"
+
+
+def test_weights_that_are_kept_are_not_read_over(governor, tmp_path):
+    """A hook of the user's keeps the weights of two blocks: no slot is left for a third."""
+    plimsoll.stream_frozen(model := Net(), weights="streamed", directory=tmp_path)
+    kept = []
+    for block in model.blocks[:2]:
+        block.base.register_forward_hook(lambda part, _, __: kept.append((part.weight, part.weight.detach().clone())))
+    with torch.no_grad(), pytest.raises(RuntimeError) as caught:
+        model(torch.ones(1, 8))
+    assert "all 2 slots are in use, and none is left for block 2" in str(caught.value)
+    assert len(kept) == 2 and all(torch.equal(one, copied) for one, copied in kept)
+    kept.clear()
+    del caught
+
+
+def test_blocks_may_run_in_any_order(governor, tmp_path):
+    torch.manual_seed(1)
+    model = Net().eval()
+    x = torch.randn(2, 32)
+    expected = [block(x) for block in model.blocks]
+    plimsoll.stream_frozen(model, weights="streamed", directory=tmp_path)
+    for k in (4, 0, 3, 3, 1, 4, 2, 0):
+        assert torch.equal(model.blocks[k](x), expected[k])
+
+
+def test_a_forked_process_is_told_and_the_model_goes_on(governor, tmp_path):
+    plimsoll.stream_frozen(model := Net(), weights="streamed", directory=tmp_path)
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            model(torch.ones(1, 8))
+        except RuntimeError as error:
+            os.write(write, str(error).encode())
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    assert os.read(read, 1000).decode().startswith("stream_frozen: a forked process has no streamed weights: ")
+    os.close(read), os.close(write)
+    model(torch.ones(1, 8)).sum().backward()
+
+
+def test_a_run_whose_loader_has_workers_streams(tmp_path):
+    with plimsoll.Run(tmp_path / "run", memory_limit="3GiB", foreign="512MiB", threads=1) as run:
+        model = Net()
+        plimsoll.stream_frozen(model, weights="streamed")
+        optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.01)
+        run.track(model=model, optimizer=optimizer)
+        data = run.loader([torch.ones(8) * k for k in range(8)], batch_size=2, workers=2)
+        steps = [run.step(lambda x: model(x).square().mean(), batch)
+                 for batch in run.steps(data, progress=False, largest=torch.ones(2, 8))]
+    assert len(steps) == 4
+
+
+def test_a_state_dict_with_values_is_refused(governor, tmp_path):
+    values = Net().state_dict()
+    plimsoll.stream_frozen(model := Net(), weights="streamed", directory=tmp_path)
+    model.load_state_dict(model.state_dict())
+    with pytest.raises(RuntimeError, match=r"blocks.0.norm.weight stays on disk \(stream_frozen\): its values are not"):
+        model.load_state_dict(values)
+
+
+def meta():
+    with torch.device("meta"):
+        return Net()
+
+
+@pytest.mark.parametrize("make, options, text", [
+    (Net, {"weights": "disk"}, "weights: 'disk' is none of 'auto', 'resident', 'streamed'"),
+    (Net, {"slots": 1}, "slots: 1; it is 2 or more: one block runs, and the next one is read"),
+    (lambda: torch.nn.Linear(2, 2), {}, "model: it has no torch.nn.ModuleList of two or more modules of one type with "
+                                        "parameters that require no gradient: model.requires_grad_(False) freezes all"),
+    (meta, {}, "model: first.weight is on the meta device and has no values: name its files=…"),
+    (meta, {"files": "here"}, "model: first.weight is on the meta device and has no values: it is trained, so make it on "
+                              "the CPU"),
+    (Net, {"files": "other"}, "files: none has blocks.0.norm.weight, a frozen parameter of the model"),
+    (Net, {"files": "narrow"}, "files: blocks.0.norm.weight of narrow is bfloat16 [32], and the model's is float32 [32]: "
+                               'load it with dtype="auto", or leave files out'),
+])
+def test_errors_name_the_argument_and_the_parameter(governor, tmp_path, monkeypatch, make, options, text):
+    monkeypatch.chdir(tmp_path)
+    _weight_files.write_tensors(pathlib.Path("other"), {"x": torch.ones(2)})
+    _weight_files.write_tensors(pathlib.Path("narrow"), {"blocks.0.norm.weight": torch.ones(32).bfloat16()})
+    with pytest.raises(ValueError) as caught:
+        plimsoll.stream_frozen(make(), **options)
+    assert str(caught.value) == text
+
+
+def test_without_a_governor_it_says_what_to_make():
+    with pytest.raises(ValueError, match="there is no Governor that its memory is leased from: make one first, or a Run"):
+        plimsoll.stream_frozen(Net())
