@@ -11,7 +11,8 @@ import contextlib
 import functools
 import os
 import pathlib
-from collections.abc import Callable, Iterable, Iterator
+import weakref
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from . import _core, _torch_gate
@@ -84,25 +85,28 @@ def stream_frozen(model: torch.nn.Module, files: str | os.PathLike[str] | Iterab
         for block in blocks:
             block.places = [_place_of(owned, places) for owned in block.owned]
         _fill(model, blocks, places, streamed)
-    made = StreamedWeights(blocks, size, WeightRing([block.places for block in blocks], slots, governor)
-                           if streamed else None)
-    governor._adopt(made)
-    return made
+    if not streamed:
+        return StreamedWeights(blocks, size, None)
+    ring = WeightRing([block.places for block in blocks], slots, governor)
+    governor._adopt(ring)
+    return StreamedWeights(blocks, size, ring)
 
 
 class StreamedWeights:
-    """What stream_frozen() made. The model keeps it; close it, or the governor, to end the reading."""
+    """What stream_frozen() made. It lives as long as the model, or until it or the governor is closed."""
 
     def __init__(self, blocks: list[_Block], size: int, ring: WeightRing | None) -> None:
         """For stream_frozen()."""
         self._ring = ring
         self.bytes = size
         """Of the frozen weights."""
+        if ring is not None:
+            weakref.finalize(self, ring.close)
         for number, block in enumerate(blocks):
             for owned in block.owned:
                 owned.stand_in_state_dict(None if ring is None else owned.absent())
             if ring is not None:
-                block.stream(number, len(blocks), ring)
+                block.stream(number, len(blocks), ring).weights = self
 
     @property
     def streamed(self) -> bool:
@@ -213,8 +217,8 @@ class _Block:
         for owned, place in zip(self.owned, places):
             owned.place = place
 
-    def stream(self, number: int, count: int, ring: WeightRing) -> None:
-        """From now on its forward runs with weights of the ring, and again in backward."""
+    def stream(self, number: int, count: int, ring: WeightRing) -> Any:
+        """From now on its forward, which is returned, runs with weights of the ring, and again in backward."""
         from torch import is_grad_enabled
         from torch.utils.checkpoint import checkpoint
 
@@ -251,6 +255,7 @@ class _Block:
             return checkpoint(lambda *a, **k: once(next(calls, backward), *a, **k), *args, use_reentrant=False, **kwargs)
 
         self.module.forward = streamed
+        return streamed
 
 
 def _blocks_of(model: Any) -> list[_Block]:

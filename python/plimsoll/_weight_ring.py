@@ -93,6 +93,7 @@ class WeightRing:
                             f"stream_frozen: all {len(self._slots)} slots are in use, and none is left for block "
                             f"{block}: something keeps weights of blocks that have run, such as a graph without "
                             "backward; let it go, or say slots=3 or more")
+                self._changed.notify_all()  # A slot may have come free while the other thread looked.
                 self._changed.wait()
                 slot = self._slot_of(block)
             self.stall_seconds += time.monotonic() - began
@@ -162,7 +163,8 @@ class WeightRing:
                 return
             self._closed = True
             self._changed.notify_all()
-        self._thread.join()
+        if threading.current_thread() is not self._thread:  # A model may go in any.
+            self._thread.join()
         self._reader.close()
         self._slots.clear()
         self._lease.close()
