@@ -122,6 +122,7 @@ void bind_memory(nb::module_& m);
 void bind_stores(nb::module_& m);
 void bind_data(nb::module_& m);
 void bind_graphs(nb::module_& m);
+void bind_tokens(nb::module_& m);
 void bind_runs(nb::module_& m);
 void bind_watch(nb::module_& m);
 void bind_python_recipes(nb::module_& m);

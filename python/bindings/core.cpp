@@ -110,6 +110,7 @@ NB_MODULE(_core, m) {
   bind_stores(m);
   bind_data(m);
   bind_graphs(m);
+  bind_tokens(m);
   bind_runs(m);
   bind_python_recipes(m);
   bind_watch(m);

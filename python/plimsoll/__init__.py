@@ -11,6 +11,7 @@
     FeatureStore, FeatureWriter    read-only named columns per id
     Loader, Split, SampleOrder     batches in a seeded order
     import_can, GraphSet           graphs of CAN-bus frames, and batches of them
+    import_chat, TokenSet          chats as token ids, and batches of them (needs tokenizers, jinja2)
     import_dataset                 a dataset of fixed-shape arrays becomes a FeatureStore
     plan, train, resume, evaluate  whole recipes (need torch)
     status, stop, pause,           what is asked of a run that trains elsewhere
@@ -38,6 +39,7 @@ from __future__ import annotations
 from . import store
 from ._adopt import adopt
 from ._arrays import Columns
+from ._chat_import import import_chat
 from ._checkpoint import load_checkpoint, save_checkpoint
 from ._core import (Eviction, FeaturePlan, Finding, Ledger, LimitCandidate, LimitChange, LimitReport, PoolState,
                     PressureReport, SlabPlan)
@@ -57,6 +59,7 @@ from ._run import Run
 from ._runs import continue_run, limit, pause, status, stop
 from ._step import TrainingStep
 from ._streamed import StreamedWeights, stream_frozen
+from ._token_set import TokenBatch, TokenBatches, TokenSet
 from ._watch import Watch
 from .errors import (BudgetExceeded, CorruptError, InternalError, MemoryPressure, NotFoundError,
                      PressureWarning)
@@ -68,9 +71,10 @@ __all__ = [
     "LimitChange", "LimitReport", "Loader", "LoaderState", "MemoryBudget", "MemoryPressure", "Normal",
     "NotFoundError", "PoolState", "PressureReport", "PressureWarning", "RowAdagrad", "Rows", "Run",
     "SGD", "SampleOrder",
-    "SlabPlan", "Split", "StreamedWeights", "TrainingStep", "Uniform", "Watch", "Zeros", "__version__", "adopt",
+    "SlabPlan", "Split", "StreamedWeights", "TokenBatch", "TokenBatches", "TokenSet", "TrainingStep", "Uniform",
+    "Watch", "Zeros", "__version__", "adopt",
     "continue_run", "evaluate",
-    "format_bytes", "import_can", "import_dataset",
+    "format_bytes", "import_can", "import_chat", "import_dataset",
     "import_graphs", "info", "limit", "limits", "linear_cross_entropy", "load_checkpoint", "log_to_mlflow",
     "parse_bytes", "pause", "plan", "plan_batch", "resume", "save_checkpoint", "status", "stop", "store",
     "stream_frozen", "train",

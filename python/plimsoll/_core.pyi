@@ -698,6 +698,116 @@ class GraphBatches:
     def close(self) -> None:
         """Lets go of the set."""
 
+class TokenSet:
+    """Rows of token ids; see plimsoll.TokenSet."""
+
+    @staticmethod
+    def open(path: str) -> TokenSet:
+        """Errors: NotFoundError, CorruptError, OSError."""
+    def close(self) -> None:
+        """Lets go of the file."""
+    @property
+    def rows(self) -> int:
+        """Rows in all."""
+    @property
+    def about(self) -> str:
+        """What was imported, as JSON."""
+    @property
+    def counts(self) -> tuple[int, int, int, int, int, str]:
+        """Tokens, those trained on, tokens of the longest row, vocabulary, bytes of an id, fingerprint."""
+    def length(self, row: int) -> int:
+        """Tokens of a row. Errors: ValueError, CorruptError."""
+    def read(self, row: int, ids: NDArray[np.int32], trained: _Bytes) -> None:
+        """Shape: int32 [tokens], uint8 [tokens]. Errors: ValueError, CorruptError naming the row, OSError."""
+    def verify(self) -> None:
+        """Errors: CorruptError, OSError."""
+
+class TokenBatches:
+    """Sequences of fixed length; see plimsoll.TokenBatches."""
+
+    @staticmethod
+    def open(set: TokenSet, batch_size: int, sequence_length: int, packing: bool, window: int, shuffle: bool,
+             seed: int, pad_id: int, place: tuple[int, int, int]) -> TokenBatches:
+        """Errors: ValueError naming the option."""
+    def next(self, input_ids: _Ids, labels: _Ids, position_ids: _Ids, documents: _Ids
+             ) -> tuple[tuple[int, int, int], int, int, int, int, int, bool]:
+        """Place, sequences, tokens, trained, rows, left out, whether it ends the epoch."""
+    def seek(self, place: tuple[int, int, int]) -> None:
+        """Errors: ValueError for a place that is none."""
+    @property
+    def place(self) -> tuple[int, int, int]:
+        """Epoch, position, sequence."""
+    def close(self) -> None:
+        """Lets go of the set."""
+
+class TokenWriter:
+    """Makes a token set; include/plimsoll/token_set.h has the contract."""
+
+    @staticmethod
+    def open(governor: Governor, path: str, vocabulary: int, fingerprint: str, row_tokens_max: int,
+             rebuild: bool) -> TokenWriter:
+        """Errors: ValueError, BudgetExceeded, OSError."""
+    @property
+    def whole(self) -> bool:
+        """The set is there already."""
+    @property
+    def position(self) -> str:
+        """What the last commit said."""
+    @property
+    def rows(self) -> int:
+        """Rows written."""
+    def append(self, ids: NDArray[np.uint32], trained: list[tuple[int, int]]) -> None:
+        """Shape: uint32 [tokens]. Errors: ValueError, OSError."""
+    def end_row(self) -> tuple[int, int, bool]:
+        """Tokens, those trained on, whether it was cut."""
+    def drop_row(self) -> None:
+        """Forgets the row under way."""
+    def commit(self, position: str) -> None:
+        """Errors: OSError."""
+    def finish(self, about: str) -> None:
+        """Errors: OSError."""
+    def close(self) -> None:
+        """Leaves work under way as the last commit has it."""
+
+class ChatReader:
+    """Files of chats as texts to tokenize; src/data/chat_reader.h has the contract."""
+
+    @staticmethod
+    def open(governor: Governor, files: list[str], training: int, line_bytes_max: int, text_bytes_max: int,
+             errors_max: int) -> ChatReader:
+        """Errors: BudgetExceeded."""
+    def set_pieces(self, gaps: list[tuple[str, tuple[str, int, int, int]]], stripped: list[str],
+                   triggers: list[str]) -> None:
+        """The compiled template."""
+    def next(self, bytes: int, sample: int
+             ) -> list[tuple[int, int, int, str, list[tuple[int, int]], bool, bool, list[tuple[str, str]]]]:
+        """Kind, file, line, text, trained characters, whether it ends its row, rich, messages."""
+    def note(self, key: str, file: int, line: int, detail: str) -> None:
+        """Errors: ValueError naming file and line, past errors_max."""
+    def go_on(self, state: str) -> None:
+        """Errors: ValueError, OSError."""
+    def end_stretch(self) -> None:
+        """Duplicates are told within a stretch."""
+    @property
+    def state(self) -> str:
+        """For go_on()."""
+    @property
+    def report(self) -> str:
+        """Lines, rows and what was odd, as JSON."""
+    @property
+    def between_rows(self) -> bool:
+        """No row is under way."""
+    @property
+    def place(self) -> tuple[int, int, int]:
+        """File, line, byte."""
+    def close(self) -> None:
+        """Lets go of the files."""
+
+def chat_gap_key(before: str, behind: str, k: int, count: int) -> str:
+    """The key of a gap of a compiled template."""
+def checksum_of(path: str) -> tuple[int, int]:
+    """Size and CRC-32C of a file. Errors: NotFoundError, OSError."""
+
 def run_program(arguments: list[bytes]) -> int:
     """The program `plimsoll` without what needs torch. Returns its exit status."""
 class RunStatus:

@@ -106,7 +106,7 @@ def evaluate(run: str | os.PathLike[str]) -> dict[str, Any]:
 def info(path: str | os.PathLike[str]) -> dict[str, Any]:
     """What a Plimsoll directory or file holds; what `plimsoll info --json` prints.
 
-    `kind` is "run", "embedding_store", "feature_store", "graph_set", "checkpoint", "safetensors" or
+    `kind` is "run", "embedding_store", "feature_store", "graph_set", "token_set", "checkpoint", "safetensors" or
     "npy".
 
     Errors: NotFoundError when there is nothing that Plimsoll knows; CorruptError; OSError.

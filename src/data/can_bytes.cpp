@@ -77,6 +77,14 @@ Result<std::int64_t> CanBytes::read(std::span<std::byte> out) {
   return unpacker_ ? unpack(out) : read_file(out);
 }
 
+std::int64_t CanBytes::skip(std::int64_t bytes) noexcept {
+  const std::int64_t skipped =
+      unpacker_ ? 0
+                : std::clamp<std::int64_t>(bytes, 0, std::max<std::int64_t>(0, file_bytes_ - at_));
+  at_ += skipped;
+  return skipped;
+}
+
 Result<void> CanBytes::skip_rest() {
   while (at_ < file_bytes_) {
     PLIMSOLL_TRY(const std::int64_t size, read_file(packed_));

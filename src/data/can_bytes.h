@@ -43,6 +43,9 @@ class CanBytes {
   [[nodiscard]] std::int64_t position() const noexcept { return at_; }
   /// Of the file's bytes read so far.
   [[nodiscard]] std::uint32_t crc32c() const noexcept { return crc_; }
+  /// Leaves out the next bytes of a plain file, which crc32c() then lacks: how many. Of a packed
+  /// one none: it must be unpacked.
+  std::int64_t skip(std::int64_t bytes) noexcept;
   /// Reads the rest without unpacking it, so that crc32c() is that of the whole file. Errors: kIo.
   Result<void> skip_rest();
 

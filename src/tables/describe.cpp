@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tables/describe.h"
 
+#include <algorithm>
+
 #include <fmt/format.h>
 
 #include <nlohmann/json.hpp>
@@ -9,6 +11,7 @@
 #include "base/check.h"
 #include "data/npy.h"
 #include "data/safetensors.h"
+#include "data/token_set_format.h"
 #include "plimsoll/bytes.h"
 #include "plimsoll/embedding_store.h"
 #include "plimsoll/feature_store.h"
@@ -170,6 +173,54 @@ Result<Description> describe_features(const fs::path& path) {
                  {"fingerprint", info.fingerprint}});
 }
 
+// What the import said was odd: "3 empty_turns (a.jsonl:7, …)".
+std::string oddities_text(const Json& about) {
+  std::string text;
+  const auto odd = about.find("odd");
+  if (odd == about.end() || !odd->is_object()) {
+    return text;
+  }
+  for (const auto& [key, value] : odd->items()) {
+    std::string first;
+    for (const Json& place : value.value("first", Json::array())) {
+      first += (first.empty() ? "" : ", ") + (place.is_string() ? place.get<std::string>() : "");
+    }
+    const std::int64_t count = value.value("count", std::int64_t{0});
+    text += fmt::format("  odd       {} {} ({}{})\n", format_count(count), key, first,
+                        count > 3 ? ", …" : "");
+  }
+  return text;
+}
+
+Result<Description> describe_tokens(const fs::path& path) {
+  PLIMSOLL_TRY(const TokenSetInfo info, TokenSet::inspect(path));
+  const Json about = Json::parse(info.about, nullptr, false);
+  const auto mean =
+      static_cast<double>(info.tokens) / static_cast<double>(std::max<std::int64_t>(1, info.rows));
+  auto text = fmt::format(
+      "token set {}\n"
+      "  rows      {}, {:.1f} tokens each, at most {}\n"
+      "  tokens    {}, {} of them trained on\n"
+      "  ids       below {}, {} bytes each\n"
+      "  disk      {}\n",
+      path.string(), format_count(info.rows), mean, format_count(info.longest_row),
+      format_count(info.tokens), format_count(info.trained_tokens), format_count(info.vocabulary),
+      info.id_bytes, format_bytes(info.disk_bytes));
+  if (about.is_object()) {
+    text += oddities_text(about);
+  }
+  return finish("token_set", path, std::move(text),
+                {{"rows", info.rows},
+                 {"tokens", info.tokens},
+                 {"trained_tokens", info.trained_tokens},
+                 {"longest_row", info.longest_row},
+                 {"vocabulary", info.vocabulary},
+                 {"id_bytes", info.id_bytes},
+                 {"fingerprint", info.fingerprint},
+                 {"disk_bytes", info.disk_bytes},
+                 {"about", about.is_discarded() ? Json() : about}});
+}
+
 Result<Description> describe_run(const fs::path& path) {
   PLIMSOLL_TRY(const RunView view, RunFolder::view(path));
   auto text = fmt::format("run {}: {}", path.string(), view.to_text());
@@ -265,6 +316,9 @@ Result<Description> describe(const fs::path& path) {
   if (is_graph_set(path)) {
     return describe_graphs(path);
   }
+  if (is_token_set(path)) {
+    return describe_tokens(path);
+  }
   if (const auto tensors = path / "tensors.safetensors"; fs::is_regular_file(tensors, status)) {
     return describe_safetensors(tensors, "checkpoint", path);
   }
@@ -281,7 +335,7 @@ Result<Description> describe(const fs::path& path) {
   }
   return fail(ErrorCode::kNotFound, fmt::format("{}: nothing that Plimsoll knows", path.string()),
               "`info` describes folders of runs, stores, graph sets and a run's checkpoints "
-              "(RUN/checkpoints/step-…), and .safetensors and .npy files");
+              "(RUN/checkpoints/step-…), token sets, and .safetensors and .npy files");
 }
 
 }  // namespace plimsoll

@@ -31,11 +31,13 @@ std::vector<Target> timeline_targets();
 std::vector<Target> feature_targets();
 std::vector<Target> graph_targets();
 std::vector<Target> run_targets();
+std::vector<Target> token_targets();
 
 /// Every target there is.
 inline std::vector<Target> all_targets() {
   auto targets = store_targets();
-  for (const auto& more : {timeline_targets(), feature_targets(), graph_targets(), run_targets()}) {
+  for (const auto& more :
+       {timeline_targets(), feature_targets(), graph_targets(), run_targets(), token_targets()}) {
     targets.insert(targets.end(), more.begin(), more.end());
   }
   return targets;

@@ -1,0 +1,358 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// plimsoll._core: TokenSet, TokenWriter, TokenBatches and ChatReader. Tokens are copied into arrays
+// the caller brings; texts to tokenize come as tuples.
+//
+// Reading order: bindings.h, plimsoll/token_set.h, plimsoll/token_batches.h, data/chat_reader.h,
+// this file.
+//
+// Threads: calls on one object queue (Guarded); a TokenSet's run side by side.
+// Memory:  the texts of one piece.
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include "bindings.h"
+#include "data/chat_reader.h"
+#include "plimsoll/token_batches.h"
+#include "plimsoll/token_set.h"
+
+namespace plimsoll::python {
+namespace {
+
+using TokensIn = nb::ndarray<const std::uint32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using TokensOut = nb::ndarray<std::int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+// A set that Python and batches from it own together.
+class Tokens {
+ public:
+  explicit Tokens(TokenSet set) : set_(std::make_shared<TokenSet>(std::move(set))) {}
+  [[nodiscard]] std::shared_ptr<TokenSet> get() const {
+    if (!set_) {
+      throw Exception(
+          make_error(ErrorCode::kInvalidArgument, "TokenSet: it was closed", "open it again"));
+    }
+    return set_;
+  }
+  void close() { set_.reset(); }
+
+ private:
+  std::shared_ptr<TokenSet> set_;
+};
+
+void bind_token_set(nb::module_& m) {
+  nb::class_<Tokens>(m, "TokenSet")
+      .def_static(
+          "open",
+          [](const std::string& path) {
+            const nb::gil_scoped_release unlocked;
+            return Tokens(TokenSet::open(path).or_throw());
+          },
+          nb::arg("path"))
+      .def("close", &Tokens::close)
+      .def_prop_ro("rows", [](const Tokens& tokens) { return tokens.get()->rows(); })
+      .def_prop_ro("about", [](const Tokens& tokens) { return tokens.get()->info().about; })
+      .def_prop_ro("counts",
+                   [](const Tokens& tokens) {
+                     const TokenSetInfo info = tokens.get()->info();
+                     return nb::make_tuple(info.tokens, info.trained_tokens, info.longest_row,
+                                           info.vocabulary, info.id_bytes, info.fingerprint);
+                   })
+      .def(
+          "length",
+          [](const Tokens& tokens, std::int64_t row) {
+            return tokens.get()->length(row).or_throw();
+          },
+          nb::arg("row"))
+      .def(
+          "read",
+          [](const Tokens& tokens, std::int64_t row, const TokensOut& ids,
+             const BytesOut& trained) {
+            const auto set = tokens.get();
+            const nb::gil_scoped_release unlocked;
+            set->read(row, span_of(ids), span_of(trained)).or_throw();
+          },
+          nb::arg("row"), nb::arg("ids").noconvert(), nb::arg("trained").noconvert())
+      .def("verify", [](const Tokens& tokens) {
+        const auto set = tokens.get();
+        const nb::gil_scoped_release unlocked;
+        set->verify(nullptr).or_throw();
+      });
+}
+
+struct SharedTokenBatches {
+  std::shared_ptr<TokenSet> set;
+  TokenBatches batches;
+};
+using PyTokenBatches = Guarded<SharedTokenBatches>;
+using PlaceTuple = std::tuple<std::int64_t, std::int64_t, std::int64_t>;
+
+TokenPlace place_of(const PlaceTuple& place) {
+  return {
+      .epoch = std::get<0>(place), .position = std::get<1>(place), .sequence = std::get<2>(place)};
+}
+PlaceTuple tuple_of(const TokenPlace& place) {
+  return {place.epoch, place.position, place.sequence};
+}
+
+void bind_token_batches(nb::module_& m) {
+  nb::class_<PyTokenBatches>(m, "TokenBatches")
+      .def_static(
+          "open",
+          [](const Tokens& tokens, std::int64_t batch_size, std::int64_t sequence_length,
+             bool packing, std::int64_t window, bool shuffle, std::uint64_t seed,
+             std::int64_t pad_id, const PlaceTuple& place) {
+            auto set = tokens.get();
+            auto batches = TokenBatches::open(set.get(), {.batch_size = batch_size,
+                                                          .sequence_length = sequence_length,
+                                                          .packing = packing,
+                                                          .window = window,
+                                                          .shuffle = shuffle,
+                                                          .seed = seed,
+                                                          .pad_id = pad_id,
+                                                          .place = place_of(place)})
+                               .or_throw();
+            return std::make_unique<PyTokenBatches>(
+                SharedTokenBatches{std::move(set), std::move(batches)}, "TokenBatches");
+          },
+          nb::arg("set"), nb::arg("batch_size"), nb::arg("sequence_length"), nb::arg("packing"),
+          nb::arg("window"), nb::arg("shuffle"), nb::arg("seed"), nb::arg("pad_id"),
+          nb::arg("place"))
+      .def(
+          "next",
+          [](PyTokenBatches& batches, const IdsOut& input_ids, const IdsOut& labels,
+             const IdsOut& position_ids, const IdsOut& documents) {
+            const TokenBuffers out{.input_ids = span_of(input_ids),
+                                   .labels = span_of(labels),
+                                   .position_ids = span_of(position_ids),
+                                   .documents = span_of(documents)};
+            const TokenBatch batch = batches.use(
+                [&](SharedTokenBatches& self) { return self.batches.next(out).or_throw(); });
+            return nb::make_tuple(tuple_of(batch.place), batch.sequences, batch.tokens,
+                                  batch.trained, batch.rows, batch.left_out, batch.ends_epoch);
+          },
+          nb::arg("input_ids").noconvert(), nb::arg("labels").noconvert(),
+          nb::arg("position_ids").noconvert(), nb::arg("documents").noconvert())
+      .def(
+          "seek",
+          [](PyTokenBatches& batches, const PlaceTuple& place) {
+            batches.use(
+                [&](SharedTokenBatches& self) { self.batches.seek(place_of(place)).or_throw(); });
+          },
+          nb::arg("place"))
+      .def_prop_ro("place",
+                   [](PyTokenBatches& batches) {
+                     return batches.use(
+                         [](SharedTokenBatches& self) { return tuple_of(self.batches.place()); });
+                   })
+      .def("close", &PyTokenBatches::close);
+}
+
+using PyTokenWriter = Guarded<TokenWriter>;
+using Spans = std::vector<std::pair<std::int64_t, std::int64_t>>;
+
+void bind_writer(nb::module_& m) {
+  nb::class_<PyTokenWriter>(m, "TokenWriter")
+      .def_static(
+          "open",
+          [](const Governor& governor, const std::string& path, std::int64_t vocabulary,
+             const std::string& fingerprint, std::int64_t row_tokens_max, bool rebuild) {
+            const nb::gil_scoped_release unlocked;
+            return std::make_unique<PyTokenWriter>(
+                TokenWriter::open(governor, {.path = path,
+                                             .vocabulary = vocabulary,
+                                             .fingerprint = fingerprint,
+                                             .row_tokens_max = row_tokens_max,
+                                             .rebuild = rebuild})
+                    .or_throw(),
+                "TokenWriter");
+          },
+          nb::arg("governor"), nb::arg("path"), nb::arg("vocabulary"), nb::arg("fingerprint"),
+          nb::arg("row_tokens_max"), nb::arg("rebuild"))
+      .def_prop_ro("whole",
+                   [](PyTokenWriter& writer) {
+                     return writer.use([](TokenWriter& self) { return self.whole(); });
+                   })
+      .def_prop_ro("position",
+                   [](PyTokenWriter& writer) {
+                     return writer.use([](TokenWriter& self) { return self.position(); });
+                   })
+      .def_prop_ro("rows",
+                   [](PyTokenWriter& writer) {
+                     return writer.use([](TokenWriter& self) { return self.info().rows; });
+                   })
+      .def(
+          "append",
+          [](PyTokenWriter& writer, const TokensIn& ids, const Spans& trained) {
+            std::vector<TokenSpan> spans;
+            spans.reserve(trained.size());
+            for (const auto& [begin, end] : trained) {
+              spans.push_back({begin, end});
+            }
+            writer.use([&](TokenWriter& self) { self.append(span_of(ids), spans).or_throw(); });
+          },
+          nb::arg("ids").noconvert(), nb::arg("trained"))
+      .def("end_row",
+           [](PyTokenWriter& writer) {
+             const RowEnd row =
+                 writer.use([](TokenWriter& self) { return self.end_row().or_throw(); });
+             return nb::make_tuple(row.tokens, row.trained, row.cut);
+           })
+      .def("drop_row",
+           [](PyTokenWriter& writer) { writer.use([](TokenWriter& self) { self.drop_row(); }); })
+      .def(
+          "commit",
+          [](PyTokenWriter& writer, const std::string& position) {
+            writer.use([&](TokenWriter& self) { self.commit(position).or_throw(); });
+          },
+          nb::arg("position"))
+      .def(
+          "finish",
+          [](PyTokenWriter& writer, const std::string& about) {
+            writer.use([&](TokenWriter& self) { self.finish(about).or_throw(); });
+          },
+          nb::arg("about"))
+      .def("close", &PyTokenWriter::close);
+}
+
+using PyChatReader = Guarded<ChatReader>;
+
+nb::list as_list(const std::vector<ChatText>& texts) {
+  nb::list out;
+  for (const ChatText& text : texts) {
+    nb::list trained;
+    for (const TokenSpan& span : text.trained) {
+      trained.append(nb::make_tuple(span.begin, span.end));
+    }
+    nb::list messages;
+    for (const ChatMessage& message : text.messages) {
+      messages.append(nb::make_tuple(message.role, message.content));
+    }
+    out.append(nb::make_tuple(static_cast<int>(text.kind), text.file, text.line, text.text, trained,
+                              text.last, text.rich, messages));
+  }
+  return out;
+}
+
+using GapTuple = std::tuple<std::string, std::int64_t, std::int64_t, std::int64_t>;
+
+ChatPieces pieces_of(const std::vector<std::pair<std::string, GapTuple>>& gaps,
+                     std::vector<std::string> stripped, std::vector<std::string> triggers) {
+  ChatPieces pieces{.stripped = std::move(stripped), .triggers = std::move(triggers)};
+  for (const auto& [key, gap] : gaps) {
+    const auto& [text, after, before, split] = gap;
+    pieces.gaps[key] = {.text = text, .after = after, .before = before, .split = split};
+  }
+  return pieces;
+}
+
+ChatOddity oddity_named(const std::string& key) {
+  for (std::size_t i = 0; i < kChatOddities; ++i) {
+    if (key == chat_oddity_key(static_cast<ChatOddity>(i))) {
+      return static_cast<ChatOddity>(i);
+    }
+  }
+  throw Exception(make_error(ErrorCode::kInvalidArgument, "nothing odd is called " + key));
+}
+
+void bind_reader(nb::module_& m) {
+  m.def("chat_gap_key", &chat_gap_key, nb::arg("before"), nb::arg("behind"), nb::arg("k"),
+        nb::arg("count"));
+  nb::class_<PyChatReader>(m, "ChatReader")
+      .def_static(
+          "open",
+          [](const Governor& governor, const std::vector<std::string>& files, int training,
+             std::int64_t line_bytes_max, std::int64_t text_bytes_max, std::int64_t errors_max) {
+            return std::make_unique<PyChatReader>(
+                ChatReader::open(governor, {.files = {files.begin(), files.end()},
+                                            .training = static_cast<ChatTraining>(training),
+                                            .line_bytes_max = line_bytes_max,
+                                            .text_bytes_max = text_bytes_max,
+                                            .errors_max = errors_max})
+                    .or_throw(),
+                "ChatReader");
+          },
+          nb::arg("governor"), nb::arg("files"), nb::arg("training"), nb::arg("line_bytes_max"),
+          nb::arg("text_bytes_max"), nb::arg("errors_max"))
+      .def(
+          "set_pieces",
+          [](PyChatReader& reader, const std::vector<std::pair<std::string, GapTuple>>& gaps,
+             const std::vector<std::string>& stripped, const std::vector<std::string>& triggers) {
+            reader.use(
+                [&](ChatReader& self) { self.set_pieces(pieces_of(gaps, stripped, triggers)); });
+          },
+          nb::arg("gaps"), nb::arg("stripped"), nb::arg("triggers"))
+      .def(
+          "next",
+          [](PyChatReader& reader, std::int64_t bytes, std::int64_t sample) {
+            const auto texts =
+                reader.use([&](ChatReader& self) { return self.next(bytes, sample).or_throw(); });
+            return as_list(texts);
+          },
+          nb::arg("bytes"), nb::arg("sample"))
+      .def(
+          "note",
+          [](PyChatReader& reader, const std::string& key, std::int64_t file, std::int64_t line,
+             const std::string& detail) {
+            reader.use([&](ChatReader& self) {
+              self.note(oddity_named(key), file, line, detail).or_throw();
+            });
+          },
+          nb::arg("key"), nb::arg("file"), nb::arg("line"), nb::arg("detail"))
+      .def(
+          "go_on",
+          [](PyChatReader& reader, const std::string& state) {
+            reader.use([&](ChatReader& self) { self.go_on(state).or_throw(); });
+          },
+          nb::arg("state"))
+      .def("end_stretch",
+           [](PyChatReader& reader) { reader.use([](ChatReader& self) { self.end_stretch(); }); })
+      .def_prop_ro("state",
+                   [](PyChatReader& reader) {
+                     return reader.use([](ChatReader& self) { return self.state(); });
+                   })
+      .def_prop_ro("report",
+                   [](PyChatReader& reader) {
+                     return reader.use([](ChatReader& self) { return self.report(); });
+                   })
+      .def_prop_ro("between_rows",
+                   [](PyChatReader& reader) {
+                     return reader.use([](ChatReader& self) { return self.between_rows(); });
+                   })
+      .def_prop_ro("place",
+                   [](PyChatReader& reader) {
+                     return reader.use([](ChatReader& self) {
+                       return std::tuple(self.place().file, self.place().line, self.place().at);
+                     });
+                   })
+      .def("close", &PyChatReader::close);
+}
+
+// CRC-32C and size of a file's bytes, as they lie on disk.
+std::tuple<std::int64_t, std::uint32_t> checksum_of(const std::string& path) {
+  const nb::gil_scoped_release unlocked;
+  std::array<std::byte, 64 << 10> buffer{};
+  CanBytes bytes = CanBytes::open(path, buffer).or_throw();
+  bytes.skip_rest().or_throw();
+  return {bytes.file_bytes(), bytes.crc32c()};
+}
+
+}  // namespace
+
+void bind_tokens(nb::module_& m) {
+  bind_token_set(m);
+  bind_token_batches(m);
+  bind_writer(m);
+  bind_reader(m);
+  m.def("checksum_of", &checksum_of, nb::arg("path"));
+}
+
+}  // namespace plimsoll::python

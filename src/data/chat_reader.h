@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// ChatReader: files of chats become texts to tokenize, a bounded piece at a time, with the
+// characters that are trained on; ChatPieces: a chat template as the texts around the messages.
+//
+// What is between two messages depends on their roles and on how near they are to the ends
+// (chat_gap_key()): Python finds these texts by rendering probes, and proves them on others. A row
+// that they do not cover goes to the template itself, in Python.
+// Reading order: chat_lines.h, chat_row.h, this file, python/plimsoll/_chat_template.py.
+//
+// Threads: single-owner.   Memory: that of ChatLines, three times the longest line, 1 MiB; leased.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "data/chat_lines.h"
+#include "data/chat_row.h"
+#include "plimsoll/token_set.h"
+
+namespace plimsoll {
+
+/// The text between two messages (or an end), and what of it is trained on with them.
+struct ChatGap {
+  std::string text{};
+  std::int64_t after{0};   ///< Characters at its beginning that belong to the message before it.
+  std::int64_t before{0};  ///< Characters at its end that belong to the message behind it.
+  std::int64_t split{-1};  ///< Byte where a text may be cut without changing a token; −1: nowhere.
+};
+
+/// A template, compiled.
+struct ChatPieces {
+  std::map<std::string, ChatGap> gaps{};
+  std::vector<std::string> stripped{};  ///< Roles whose contents lose white space at their ends.
+  std::vector<std::string> triggers{};  ///< A content with one of these goes to the template.
+};
+
+/// The key of the gap before message k of `count` (k = count: the end), between these roles ("" at
+/// an end).
+[[nodiscard]] std::string chat_gap_key(const std::string& before, const std::string& behind,
+                                       std::size_t k, std::size_t count);
+
+enum class ChatTraining : std::uint8_t { kAssistant, kLast, kAll };
+
+struct ChatReaderOptions {
+  std::vector<std::filesystem::path> files{};
+  ChatTraining training{ChatTraining::kAssistant};
+  std::int64_t line_bytes_max{100 << 20};
+  std::int64_t text_bytes_max{2 << 20};  ///< Most bytes of one text to tokenize.
+  std::int64_t errors_max{0};            ///< Lines left out as errors; one more ends the import.
+};
+
+/// One text to tokenize, or a row for the template.
+struct ChatText {
+  enum class Kind : std::uint8_t { kRendered, kTemplate, kPrompt, kText };
+  Kind kind{Kind::kRendered};
+  std::int64_t file{0};
+  std::int64_t line{0};
+  std::string text{};                ///< Of kTemplate: the line, where `rich`.
+  std::vector<TokenSpan> trained{};  ///< Characters. Of kText and kPrompt: those of the file's.
+  bool last{true};                   ///< Of its row; more texts of the same row follow otherwise.
+  bool rich{false};
+  std::vector<ChatMessage> messages{};  ///< Of kTemplate, and of every sampled row.
+};
+
+class ChatReader {
+ public:
+  /// Errors: kOverBudget.
+  static Result<ChatReader> open(Governor governor, ChatReaderOptions options);
+  void set_pieces(ChatPieces pieces);
+
+  /// The next texts, of about so many bytes: none at the end. Every `sample`-th row that is
+  /// rendered here brings its messages along, to be compared; 0: none does.
+  /// Errors: kInvalidArgument naming file and line, past errors_max; those of ChatLines.
+  Result<std::vector<ChatText>> next(std::int64_t bytes, std::int64_t sample);
+
+  /// Counts what is found odd about a line later. Errors: kInvalidArgument, past errors_max.
+  Result<void> note(ChatOddity oddity, std::int64_t file, std::int64_t line,
+                    const std::string& detail);
+
+  /// Between two rows: where the next begins, and the counts, as JSON for go_on().
+  [[nodiscard]] std::string state() const;
+  [[nodiscard]] bool between_rows() const noexcept { return next_gap_ == 0; }
+  /// Errors: kInvalidArgument (no such state), those of ChatLines::go_to().
+  Result<void> go_on(const std::string& state);
+  /// Duplicates are told within a stretch: it ends here.
+  void end_stretch();
+
+  [[nodiscard]] std::int64_t rows() const noexcept { return rows_; }
+  [[nodiscard]] const ChatPlace& place() const noexcept { return lines_.place(); }
+  /// {"lines": …, "rows": …, "odd": {key: {"count": …, "first": ["FILE:LINE", …]}}}.
+  [[nodiscard]] std::string report() const;
+
+ private:
+  struct Odd {
+    std::int64_t count{0};
+    std::vector<std::string> first{};  // At most kExamples of them.
+  };
+  ChatReader(ChatReaderOptions options, ChatLines lines);
+  Result<bool> read_row();
+  [[nodiscard]] std::string place_name(std::int64_t file, std::int64_t line) const;
+  [[nodiscard]] bool duplicate(std::string_view line);
+  bool compiled();
+  [[nodiscard]] const ChatGap* gap(std::size_t k) const;
+  [[nodiscard]] bool fits() const;
+  ChatText render_more();
+  ChatText whole_row();
+
+  ChatReaderOptions options_;
+  ChatLines lines_;
+  Lease lease_;
+  ChatPieces pieces_;
+  std::array<Odd, kChatOddities> odd_{};
+  std::vector<std::uint64_t> seen_;  // Hashes of lines of this stretch, by their low bits.
+  std::int64_t lines_read_{0};
+  std::int64_t rows_{0};
+  std::int64_t rendered_{0};
+  // The row under way.
+  ChatRow row_{};
+  std::string raw_{};
+  std::int64_t file_{0};
+  std::int64_t line_{0};
+  std::size_t next_gap_{0};  // 0: no row is under way.
+  std::size_t last_answer_{0};
+  ChatText carried_{};  // What of the row's text was cut off for the next text.
+  std::int64_t chars_{0};
+};
+
+}  // namespace plimsoll
