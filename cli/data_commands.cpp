@@ -116,6 +116,20 @@ int import_pairs(const Place& place, const CosirImportOptions& options) {
   return show(options.out.string(), place.json);
 }
 
+/// Tokenizers are Python's, and so is the rest of this command (python/plimsoll/_chat_command.py).
+void add_import_chat(CLI::App& command, int& status) {
+  auto* chat = command.add_subcommand("chat", "Token set of chats in JSON lines (needs Python)");
+  chat->prefix_command();
+  chat->footer(
+      "\nExample:\n  plimsoll import chat chats.jsonl --tokenizer models/tiny --out chats.tokens");
+  chat->callback([&status] {
+    status = report(make_error(ErrorCode::kInvalidArgument,
+                               "import chat calls a tokenizer, which this program without Python "
+                               "cannot",
+                               "pip install plimsoll[chat] and run the plimsoll that it brings"));
+  });
+}
+
 void add_import(CLI::App& app, int& status) {
   struct Typed {
     std::vector<std::string> images{};
@@ -163,6 +177,7 @@ void add_import(CLI::App& app, int& status) {
     status = import_pairs(*place, options);
   });
   add_import_can(*command, status);
+  add_import_chat(*command, status);
   command->footer(
       "\nExamples:\n  plimsoll import cosir --image-features image/ --text-features text/ --out "
       "data/\n  plimsoll import can set_01/ --out graphs/");

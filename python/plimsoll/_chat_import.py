@@ -38,7 +38,7 @@ def import_chat(files: _Path | Sequence[_Path], out: _Path, *, tokenizer: _Path,
                 governor: Governor | None = None) -> dict[str, Any]:
     """Makes a token set in the file `out` of chats in JSON lines, with the ids of a Hugging Face tokenizer.
 
-    files:      .jsonl, plain or packed (.gz, .zst). A line has messages (OpenAI), conversations (ShareGPT),
+    files:      .jsonl, plain or gzipped. A line has messages (OpenAI), conversations (ShareGPT),
                 instruction, input and output (Alpaca), prompt and completion, or text.
     tokenizer:  folder with tokenizer.json, tokenizer_config.json and the chat template. Texts and prompts get the
                 tokenizer's own special tokens and its end-of-sequence token.

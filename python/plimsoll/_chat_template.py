@@ -59,7 +59,7 @@ class ChatTokenizer:
         self.special = {name: text for name in _SPECIAL if (text := _token_text(said.get(name)))}
         source = template if template is not None else _template_of(self.folder, said)
         self.template = None if source is None else ChatTemplate(source, self.special, date)
-        self.vocabulary = self.tokenizer.get_vocab_size(with_added_tokens=True)
+        self.vocabulary = 1 + max(self.tokenizer.get_vocab(with_added_tokens=True).values())  # Ids may have gaps.
         self.eos_id = self.tokenizer.token_to_id(self.special.get("eos_token", "")) if self.special else None
         # What the ids and masks depend on.
         self.fingerprint = hashlib.sha256(json.dumps(

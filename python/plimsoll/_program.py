@@ -124,6 +124,10 @@ def _extension() -> Any:
 def main(arguments: Sequence[str] | None = None) -> int:
     """The console script: the program `plimsoll`, in this process; returns its exit status."""
     given = ["plimsoll", *(sys.argv[1:] if arguments is None else arguments)]
+    if given[1:3] == ["import", "chat"]:
+        from . import _chat_command
+
+        return _chat_command.run(given[3:])
     try:
         recipes.find()
     except RuntimeError as error:

@@ -14,6 +14,7 @@ namespace {
 
 constexpr std::int64_t kPackedBufferBytes = 64 << 10;
 constexpr std::size_t kLineBufferBytes = 256 << 10;
+constexpr std::size_t kDoubledBytes = 8 << 20;  // Beyond, it grows by a quarter at a time.
 constexpr std::string_view kUtf8Mark = "\xEF\xBB\xBF";
 
 }  // namespace
@@ -40,6 +41,11 @@ Result<bool> ChatLines::open_file() {
     return false;
   }
   file_ = static_cast<std::size_t>(place_.file);
+  if (const auto extension = files_[file_].extension(); extension == ".zst" || extension == ".xz") {
+    return fail(ErrorCode::kInvalidArgument,
+                files_[file_].string() + ": packed otherwise than by gzip",
+                "unpack it first (zstd -d, xz -d)");
+  }
   PLIMSOLL_TRY(bytes_, CanBytes::open(files_[file_], packed_));
   begin_ = end_ = 0;
   return true;
@@ -51,9 +57,16 @@ Result<bool> ChatLines::fill() {
     end_ -= std::exchange(begin_, 0);
   }
   if (end_ == text_.size()) {  // The line is longer than what there is room for.
-    const std::size_t more = std::min(text_.size(), static_cast<std::size_t>(line_bytes_max_));
-    PLIMSOLL_TRY_VOID(line_lease_.grow(line_lease_.bytes() + 2 * static_cast<std::int64_t>(more)));
-    text_.resize(text_.size() + more);
+    const std::size_t size = text_.size();
+    const std::size_t larger = size < kDoubledBytes ? 2 * size : size + size / 4;
+    const auto leased = [](std::size_t bytes) {
+      return static_cast<std::int64_t>(bytes) + kUnpackBytes;
+    };
+    PLIMSOLL_TRY_VOID(line_lease_.grow(leased(size + larger)));  // Both, while it is copied.
+    std::vector<char> grown(larger);
+    std::memcpy(grown.data(), text_.data(), end_);
+    text_ = std::move(grown);
+    line_lease_.shrink(leased(larger));
   }
   const auto room = std::as_writable_bytes(std::span(text_)).subspan(end_);
   auto got = bytes_->read(room);

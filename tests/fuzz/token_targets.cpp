@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Targets for the file of a token set, and for the journal of one that is being made.
+// Targets for the file of a token set, for the journal of one that is being made, and for lines of
+// chats.
 #include <cstring>
 #include <filesystem>
 
 #include <fmt/format.h>
 
 #include "base/crc32c.h"
+#include "data/chat_reader.h"
 #include "data/token_set_format.h"
 #include "plimsoll/token_set.h"
 #include "tests/fuzz/target.h"
@@ -176,6 +178,110 @@ void token_journal(std::span<const std::byte> bytes) {
   }
 }
 
+// ---- Lines of chats ----
+
+ChatPieces chatml() {
+  ChatPieces pieces{.stripped = {"user"}, .triggers = {"</think>"}};
+  const std::vector<std::string> roles{"", "system", "user", "assistant"};
+  for (const std::string& before : roles) {
+    for (const std::string& behind : roles) {
+      for (std::size_t k = 0; k <= 2; ++k) {
+        for (std::size_t left = 0; left <= 2; ++left) {
+          const std::string end = before.empty() ? "" : "<|im_end|>\n";
+          const std::string begin = behind.empty() ? "" : "<|im_start|>" + behind + "\n";
+          pieces.gaps[chat_gap_key(before, behind, k, k + left)] = {
+              .text = end + begin,
+              .after = before == "assistant" ? 10 : 0,
+              .split = static_cast<std::int64_t>(end.size())};
+        }
+      }
+    }
+  }
+  return pieces;
+}
+
+struct Texts {
+  std::vector<std::string> all{};
+  std::string report{};
+  bool failed{false};
+};
+
+// All texts of a file; `again`: a reader for each piece, which goes on from the state of the last.
+Texts read_chats(const fs::path& path, bool again) {
+  Tokens& tokens = Tokens::get();
+  const auto fresh = [&] {
+    ChatReader reader =
+        ChatReader::open(
+            tokens.governor,
+            {.files = {path}, .line_bytes_max = 400, .text_bytes_max = 200, .errors_max = 1 << 20})
+            .or_throw();
+    reader.set_pieces(chatml());
+    return reader;
+  };
+  Texts texts;
+  ChatReader reader = fresh();
+  for (;;) {
+    const auto some = reader.next(60, 2);
+    if (!some) {
+      if (some.error().code != ErrorCode::kCorrupt) {
+        contradiction("chat_lines", some.error().to_string());
+      }
+      texts.failed = true;
+      return texts;
+    }
+    if (some->empty()) {
+      texts.report = reader.report();
+      return texts;
+    }
+    for (const ChatText& text : *some) {
+      std::string told = fmt::format("{} {} {}", static_cast<int>(text.kind), text.line, text.text);
+      std::int64_t before = 0;
+      for (const TokenSpan& span : text.trained) {
+        if (span.begin < before || span.end <= span.begin ||
+            span.end > static_cast<std::int64_t>(text.text.size())) {
+          contradiction("chat_lines", "trained characters that are not there");
+        }
+        before = span.end;
+        told += fmt::format(" {}-{}", span.begin, span.end);
+      }
+      texts.all.push_back(std::move(told));
+    }
+    reader.end_stretch();
+    if (again && reader.between_rows()) {
+      const std::string state = reader.state();
+      reader = fresh();
+      reader.go_on(state).or_throw();
+    }
+  }
+}
+
+void chat_lines(std::span<const std::byte> bytes) {
+  const fs::path path = Tokens::get().scratch / "chats.jsonl";
+  test::spill(path, {reinterpret_cast<const char*>(bytes.data()), bytes.size()});
+  const Texts whole = read_chats(path, false);
+  const Texts again = read_chats(path, true);
+  if (whole.failed != again.failed || whole.all != again.all || whole.report != again.report) {
+    contradiction("chat_lines", "a reader that goes on reads something else");
+  }
+}
+
+std::vector<std::string> chat_seeds() {
+  return {
+      R"({"messages":[{"role":"system","content":"s"},{"role":"user","content":" a\u00e9 "},)"
+      R"({"role":"assistant","content":"b"},{"role":"user","content":"c"}]})"
+      "\n\n"
+      R"({"conversations":[{"from":"human","value":"a"},{"from":"gpt","value":"b</think>"}]})"
+      "\r\n"
+      R"({"instruction":"a","input":"","output":"b"})",
+      "\xEF\xBB\xBF"
+      R"({"prompt":"a","completion":"\ud83d\ude00b"})"
+      "\n"
+      R"({"text":"t","tools":[{"a":[1,null,{"b":true}]}]})"
+      "\n"
+      R"({"messages":[{"role":"tool","content":["x"]},{"role":"assistant","content":null,"n":1e9}]})"
+      "\n{}\n[]\n7\n"};
+}
+
 std::vector<std::string> set_seeds() {
   return {Tokens::get().good};
 }
@@ -186,7 +292,9 @@ std::vector<std::string> journal_seeds() {
 }  // namespace
 
 std::vector<Target> token_targets() {
-  return {{"token_set", set_seeds, token_set}, {"token_journal", journal_seeds, token_journal}};
+  return {{"token_set", set_seeds, token_set},
+          {"token_journal", journal_seeds, token_journal},
+          {"chat_lines", chat_seeds, chat_lines}};
 }
 
 }  // namespace plimsoll::fuzz

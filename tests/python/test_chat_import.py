@@ -274,3 +274,68 @@ def test_killed_anywhere_it_goes_on_to_the_same_bytes(tmp_path):
     assert run([files, tmp_path / "set", tmp_path / "tokenizer", "1GiB"]).returncode == 0
     assert (tmp_path / "set").read_bytes() == (tmp_path / "whole").read_bytes()
     assert not (tmp_path / "set.partial").exists()
+
+
+def test_files_packed_otherwise_are_refused(governor, tmp_path):
+    chats.make_tokenizer(tmp_path / "tokenizer")
+    (tmp_path / "rows.jsonl.zst").write_bytes(b"\x28\xb5\x2f\xfd")
+    with pytest.raises(ValueError, match=r"rows.jsonl.zst: packed otherwise than by gzip: unpack it first \(zstd -d"):
+        plimsoll.import_chat(tmp_path / "rows.jsonl.zst", tmp_path / "set", tokenizer=tmp_path / "tokenizer",
+                             governor=governor)
+
+
+DATA = pathlib.Path(__file__).parents[3] / "shared" / "data" / "text"
+
+
+def real_rows():
+    rows = []
+    for name in ("gpteacher/codegen-instruct.json", "llama_factory_demos/alpaca_en_demo.json",
+                 "llama_factory_demos/alpaca_zh_demo.json", "llama_factory_demos/identity.json"):
+        for row in json.loads((DATA / name).read_text(encoding="utf-8")):
+            question = row["instruction"] + ("\n" + row["input"] if row.get("input") else "")
+            rows.append([{"role": "user", "content": question},
+                         {"role": "assistant", "content": row.get("response") or row["output"]}])
+    for line in (DATA / "gsm8k" / "train.jsonl").read_text(encoding="utf-8").splitlines():
+        row = json.loads(line)
+        rows.append([{"role": "system", "content": "Think."}, {"role": "user", "content": row["question"]},
+                     {"role": "assistant", "content": row["answer"]}])
+    return rows
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["tok_llama3", "tok_gpt2"])
+def test_real_chats_have_the_ids_of_real_tokenizers(governor, tmp_path, name):
+    pytest.importorskip("transformers")
+    if not DATA.is_dir():
+        pytest.skip("needs ../shared/data/text")
+    folder = tmp_path / "tokenizer"
+    folder.mkdir()
+    for file in (DATA / name).glob("tokenizer*.json"):
+        (folder / file.name).write_bytes(file.read_bytes())
+    if not (folder / "tokenizer_config.json").exists():
+        (folder / "tokenizer_config.json").write_text(json.dumps(
+            {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|endoftext|>",
+             "chat_template": chats.TEMPLATES["chatml"]}), encoding="utf-8")
+    rows = real_rows()
+    tokens, made = imported(governor, tmp_path, [{"messages": row} for row in rows], date="2026-01-31")
+    assert made["rows"] == len(rows) and made["about"]["compiled"] is True
+    compare(tokens, folder, rows)
+
+
+def command(*arguments):
+    return subprocess.run([sys.executable, "-c", "import sys, plimsoll._program as p; sys.exit(p.main())", "import",
+                           "chat", *map(str, arguments)], capture_output=True, text=True, timeout=120)
+
+
+def test_the_command_makes_the_set_and_says_what_is_wrong(tmp_path):
+    chats.make_tokenizer(tmp_path / "tokenizer")
+    files = chats.write_lines(tmp_path / "rows.jsonl", [{"messages": chats.chat(random.Random(k))} for k in range(5)])
+    options = ["--tokenizer", tmp_path / "tokenizer", "--out", tmp_path / "set", "--memory-limit", "512MiB"]
+    made = command(files, *options)
+    assert made.returncode == 0 and f"token set {tmp_path / 'set'}\n  rows      5, " in made.stdout, made.stderr
+    again = command(files, *options, "--json")
+    assert json.loads(again.stdout)["reused"] is True
+    files.write_text("{\n", encoding="utf-8")
+    wrong = command(files, *options)
+    assert wrong.returncode == 1 and wrong.stderr.startswith(f"plimsoll: error: {files}:1: not JSON")
+    assert command(files, "--out", "x").returncode == 2
