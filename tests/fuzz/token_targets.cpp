@@ -266,20 +266,20 @@ void chat_lines(std::span<const std::byte> bytes) {
 }
 
 std::vector<std::string> chat_seeds() {
-  return {
-      R"({"messages":[{"role":"system","content":"s"},{"role":"user","content":" a\u00e9 "},)"
-      R"({"role":"assistant","content":"b"},{"role":"user","content":"c"}]})"
-      "\n\n"
-      R"({"conversations":[{"from":"human","value":"a"},{"from":"gpt","value":"b</think>"}]})"
-      "\r\n"
-      R"({"instruction":"a","input":"","output":"b"})",
-      "\xEF\xBB\xBF"
-      R"({"prompt":"a","completion":"\ud83d\ude00b"})"
-      "\n"
-      R"({"text":"t","tools":[{"a":[1,null,{"b":true}]}]})"
-      "\n"
-      R"({"messages":[{"role":"tool","content":["x"]},{"role":"assistant","content":null,"n":1e9}]})"
-      "\n{}\n[]\n7\n"};
+  return {R"({"messages":[{"role":"system","content":"s"},{"role":"user","content":" a\u00e9 "},)"
+          R"({"role":"assistant","content":"b"},{"role":"user","content":"c"}]})"
+          "\n\n"
+          R"({"conversations":[{"from":"human","value":"a"},{"from":"gpt","value":"b</think>"}]})"
+          "\r\n"
+          R"({"instruction":"a","input":"","output":"b"})",
+          "\xEF\xBB\xBF"
+          R"({"prompt":"a","completion":"\ud83d\ude00b"})"
+          "\n"
+          R"({"text":"t","tools":[{"a":[1,null,{"b":true}]}]})"
+          "\n"
+          R"({"messages":[{"role":"tool","content":["x"]},)"
+          R"({"role":"assistant","content":null,"n":1e9}]})"
+          "\n{}\n[]\n7\n"};
 }
 
 std::vector<std::string> set_seeds() {
