@@ -45,6 +45,8 @@ def test_m05_cleaning_up_every_ten_steps_is_compared_in_fresh_processes_and_ends
     lines, = result["peers"]["table"].values()
     assert lines.keys() == {"0", "10"} and lines["0"]["x"] == 1 and lines["10"]["cleanup_ms"] > 0
     assert not list(tmp_path.iterdir())
+
+
 def test_the_chunked_cross_entropy_is_as_near_to_float64_as_torchs_and_takes_less(tmp_path):
     result = smoke("w12_cross_entropy", tmp_path)
     assert result["name"] == "w12_cross_entropy" and 0 < result["value"] < 1
