@@ -153,14 +153,15 @@ def peak_of(folder, rows, limit):
     return run.last_json["peak"]
 
 
-def compare_peaks(tmp_path, few, many, limit):
+def compare_peaks(tmp_path, few, many, limit, more=16 << 20):
+    """`more`: bytes for caches of the tokenizers library, which are bounded and fill."""
     MemoryCgroup.needed()
     chats.make_tokenizer(tmp_path / "tokenizer")
-    assert peak_of(tmp_path, many, limit) <= peak_of(tmp_path, few, limit) + (4 << 20)
+    assert peak_of(tmp_path, many, limit) <= peak_of(tmp_path, few, limit) + more
 
 
 def test_t1_importing_takes_the_same_memory_for_any_number_of_rows(tmp_path):
-    compare_peaks(tmp_path, 1000, 4000, 192 << 20)
+    compare_peaks(tmp_path, 3000, 20_000, 192 << 20)  # 17 MiB of text more.
 
 
 @pytest.mark.slow
