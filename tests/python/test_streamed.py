@@ -101,13 +101,13 @@ def test_streamed_weights_give_the_bits_of_resident_ones(tmp_path, resident, opt
     assert streamed.ring_bytes > 0 and (tmp_path / "run/weights/frozen.safetensors").exists()
 
 
-def test_weights_that_fit_stay_in_memory_and_those_that_do_not_are_streamed():
+def test_weights_that_fit_stay_in_memory_and_those_that_do_not_are_streamed(tmp_path):
     for left, streamed in ((64 * MIB, False), (8 * MIB, True)):
         with plimsoll.Governor("3GiB", foreign="64MiB") as governor:
             model = Net(width=8, blocks=2)
             model.blocks = torch.nn.ModuleList(Block(600) for _ in range(3))  # 1.4 MB each.
             with governor.reserve(governor.ledger().free_bytes - left):
-                assert plimsoll.stream_frozen(model).streamed == streamed
+                assert plimsoll.stream_frozen(model, directory=tmp_path).streamed == streamed
 
 
 def test_a_step_that_memory_refused_is_made_again_with_the_same_bits(tmp_path, resident):
