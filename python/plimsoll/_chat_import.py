@@ -19,7 +19,7 @@ import numpy as np
 from . import _core
 from ._arrays import byte_size
 from ._chat_template import ChatTokenizer, Pieces, Spans, TemplateError, agree, compile_template
-from ._memory import Governor
+from ._memory import Governor, with_governor
 
 _PIECE_BYTES = 512 << 10
 _COMMIT_BYTES = 16 << 20
@@ -31,6 +31,7 @@ _VERSION = 1  # Of what becomes of the same inputs.
 _Path = str | os.PathLike[str]
 
 
+@with_governor
 def import_chat(files: _Path | Sequence[_Path], out: _Path, *, tokenizer: _Path, template: str | None = None,
                 train: str = "assistant", max_length: int = 0, errors_max: int = 0, date: str | None = None,
                 line_bytes_max: int | str = "100MiB", text_bytes_max: int | str = "2MiB", rebuild: bool = False,
@@ -56,14 +57,7 @@ def import_chat(files: _Path | Sequence[_Path], out: _Path, *, tokenizer: _Path,
     Errors: ValueError naming file and line, or the option; NotFoundError; CorruptError (a damaged .gz);
             BudgetExceeded; OSError. What was done stays, to go on with.
     """
-    if governor is None:
-        if _core.Governor.current().valid:
-            raise ValueError("governor: this process has a governor already; pass it on with governor=...")
-        with Governor() as own:
-            return import_chat(files, out, tokenizer=tokenizer, template=template, train=train,
-                               max_length=max_length, errors_max=errors_max, date=date,
-                               line_bytes_max=line_bytes_max, text_bytes_max=text_bytes_max, rebuild=rebuild,
-                               progress=progress, governor=own)
+    assert governor is not None  # By with_governor.
     if train not in _TRAINING:
         raise ValueError(f"train: {train!r} is none of {', '.join(_TRAINING)}")
     if max_length < 0 or errors_max < 0:

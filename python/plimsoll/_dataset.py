@@ -17,13 +17,14 @@ import numpy as np
 
 from . import _core, _torch_gate
 from ._features import FeatureWriter
-from ._memory import Governor
+from ._memory import Governor, with_governor
 
 _CHUNK_BYTES = 4 << 20
 _STORED = {"float32", "float16", "float64", "int64", "int32", "uint8"}
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
 
 
+@with_governor
 def import_dataset(dataset: Any, out: str | os.PathLike[str], *,
                    ids: str | Iterable[int] | None = None, groups: str | None = None,
                    governor: Governor | None = None,
@@ -48,13 +49,7 @@ def import_dataset(dataset: Any, out: str | os.PathLike[str], *,
     Errors: ValueError naming the item and the column (missing, another shape or dtype, not an
             array, NaN or infinity, duplicate id); OSError. After an error `out` is as it was.
     """
-    if governor is None:
-        if _core.Governor.current().valid:
-            raise ValueError("governor: this process has a governor already; pass it on with "
-                             "governor=...")
-        with Governor() as own:
-            return import_dataset(dataset, out, ids=ids, groups=groups, governor=own, dtype=dtype,
-                                  allow_non_finite=allow_non_finite, compression=compression)
+    assert governor is not None  # By with_governor.
     items = _items(dataset)
     first = next(items, None)
     if first is None:

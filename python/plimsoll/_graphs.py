@@ -14,7 +14,7 @@ import numpy as np
 
 from . import _core
 from ._arrays import Buffer, byte_size, ids_in, not_pickled
-from ._memory import Governor
+from ._memory import Governor, with_governor
 
 if TYPE_CHECKING:
     import torch
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 _FEATURES = 11
 
 
+@with_governor
 def import_can(inputs: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
                out: str | os.PathLike[str], *, window: int = 100, stride: int = 100,
                validation: float = 0.2, seed: int = 42,
@@ -50,16 +51,7 @@ def import_can(inputs: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
     Errors: ValueError naming file and line, or the option; NotFoundError; CorruptError for a
             damaged gzip; BudgetExceeded; OSError. After an error an older set is as it was.
     """
-    if governor is None:
-        if _core.Governor.current().valid:
-            raise ValueError("governor: this process has a governor already; pass it on with "
-                             "governor=...")
-        with Governor() as own:
-            return import_can(inputs, out, window=window, stride=stride, validation=validation,
-                              seed=seed, columns=columns, vocabulary=vocabulary,
-                              normal_ids=normal_ids, exclude=exclude, ids_max=ids_max,
-                              skip_bad=skip_bad, rebuild=rebuild, threads=threads, chunk=chunk,
-                              governor=own)
+    assert governor is not None  # By with_governor.
     given = [inputs] if isinstance(inputs, (str, os.PathLike)) else inputs
     reused = _core.import_can(
         governor._core, [os.fspath(one) for one in given], os.fspath(out), window, stride,

@@ -5,6 +5,7 @@ Threads: a Governor may be used from any thread; create and close it while no to
 """
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import signal
@@ -13,7 +14,7 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar, cast
 
 from . import _core, _torch_gate, _workers
 from ._arrays import byte_size
@@ -74,6 +75,23 @@ class Lease:
 
     def __repr__(self) -> str:
         return f"<Lease of {_core.format_bytes(self.bytes)} for {self.tag}>"
+
+
+_Made = TypeVar("_Made", bound=Callable[..., Any])
+
+
+def with_governor(function: _Made) -> _Made:
+    """`function`, with a Governor of its own for the time of the call where it is given no `governor`."""
+    @functools.wraps(function)
+    def called(*arguments: Any, governor: Governor | None = None, **options: Any) -> Any:
+        if governor is not None:
+            return function(*arguments, governor=governor, **options)
+        if _core.Governor.current().valid:
+            raise ValueError("governor: this process has a governor already; pass it on with governor=...")
+        with Governor() as own:
+            return function(*arguments, governor=own, **options)
+
+    return cast(_Made, called)
 
 
 class Governor:
