@@ -50,7 +50,7 @@ class Boundary:
 
 @dataclasses.dataclass(frozen=True)
 class Intervals:
-    """Between what is done between two steps; 0: it is not done by that."""
+    """How often something is done between two steps; 0: never by that."""
 
     commit_steps: int
     commit_seconds: float
