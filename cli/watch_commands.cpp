@@ -173,7 +173,7 @@ std::string to_json(const Target& target, Watch& watch, const Room& room) {
                          {"shared_bytes", use.shared},
                          {"file_bytes", use.file}});
   }
-  json["verdict"] = {{"course", course_name(finding.course)},
+  json["verdict"] = {{"kind", course_name(finding.course)},
                      {"owner", owner_name(finding.owner)},
                      {"unit", target.unit()},
                      {"bytes_per_unit", finding.bytes_per_unit},

@@ -125,6 +125,7 @@ void bind_graphs(nb::module_& m);
 void bind_tokens(nb::module_& m);
 void bind_runs(nb::module_& m);
 void bind_watch(nb::module_& m);
+void bind_search(nb::module_& m);
 void bind_python_recipes(nb::module_& m);
 
 }  // namespace plimsoll::python

@@ -114,4 +114,5 @@ NB_MODULE(_core, m) {
   bind_runs(m);
   bind_python_recipes(m);
   bind_watch(m);
+  bind_search(m);
 }

@@ -15,14 +15,19 @@
 #include <malloc.h>
 #include <unistd.h>
 
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include "bindings.h"
+#include "holders.h"
 #include "memory/ledger.h"
 #include "memory/look.h"
 #include "os/clock.h"
 #include "os/pace.h"
+#include "watch/room.h"
 #include "watch/watch.h"
 
 namespace plimsoll::python {
@@ -56,9 +61,10 @@ void count_arenas() {
 
 Inside inside_now() {
   const struct mallinfo2 heap = ::mallinfo2();
-  Inside inside{.python = std::max<std::int64_t>(arena_bytes, 0),
-                .native = static_cast<std::int64_t>(heap.uordblks + heap.hblkhd),
-                .retained = static_cast<std::int64_t>(heap.fordblks)};
+  Inside inside{
+      .python = std::max<std::int64_t>(arena_bytes, 0),
+      .native = static_cast<std::int64_t>(heap.uordblks + heap.hblkhd) - HolderSearch::held_bytes(),
+      .retained = static_cast<std::int64_t>(heap.fordblks)};
   if (const auto ledger = current_ledger(); ledger != nullptr) {
     const LedgerState state = ledger->state();
     inside.tensors = state.pools[static_cast<std::size_t>(Tag::kTensor)].leased_bytes;
@@ -82,6 +88,20 @@ class OwnWatch {
   }
   Watch& watch() { return watch_; }
 
+  // The verdict, and how long it lasts to the least of the governor's limit, the cgroups', the
+  // machine's.
+  Finding verdict() {
+    Finding finding = watch_.verdict();
+    if (finding.bytes_per_second > 0) {
+      const auto ledger = current_ledger();
+      const std::int64_t limit = ledger == nullptr ? 0 : ledger->state().limit_bytes;
+      if (const auto room = least_room(::getpid(), watch_.seen().tree.unbacked(), limit)) {
+        finding.seconds_left = room->seconds_left(finding.bytes_per_second);
+      }
+    }
+    return finding;
+  }
+
  private:
   static constexpr std::int64_t kTimes = 4 * Pace::kCalm;  // As a look's other short readings.
   Watch watch_;
@@ -90,6 +110,31 @@ class OwnWatch {
 };
 
 using WatchHandle = Guarded<OwnWatch>;
+
+std::optional<Owner> owner_named(const std::string& name) {
+  for (std::size_t at = 0; at < kOwnerCount; ++at) {
+    if (name == owner_name(static_cast<Owner>(at))) {
+      return static_cast<Owner>(at);
+    }
+  }
+  return std::nullopt;
+}
+
+// Bytes of an owner now; what cannot be asked in a moment, all anonymous memory stands for.
+std::int64_t own_bytes(const std::string& name) {
+  const Inside inside = inside_now();
+  switch (owner_named(name).value_or(Owner::kHeap)) {
+    case Owner::kTensors:
+      return inside.tensors;
+    case Owner::kPython:
+      return inside.python;
+    case Owner::kNative:
+      return inside.native;
+    default:
+      const Resident now = read_resident().or_throw();
+      return now.anonymous + now.shared;
+  }
+}
 
 nb::dict holdings_of(WatchHandle& handle) {
   const Holdings held = handle.use([](OwnWatch& own) { return own.watch().holdings(); });
@@ -106,8 +151,9 @@ nb::dict holdings_of(WatchHandle& handle) {
 }  // namespace
 
 void bind_watch(nb::module_& m) {
+  m.def("own_bytes", &own_bytes, nb::arg("owner"));
   nb::class_<Finding>(m, "Finding")
-      .def_prop_ro("course", [](const Finding& one) { return course_name(one.course); })
+      .def_prop_ro("kind", [](const Finding& one) { return course_name(one.course); })
       .def_prop_ro("owner", [](const Finding& one) { return owner_name(one.owner); })
       .def_ro("bytes_per_step", &Finding::bytes_per_unit)
       .def_ro("bytes_per_second", &Finding::bytes_per_second)
@@ -115,6 +161,11 @@ void bind_watch(nb::module_& m) {
       .def_ro("bound_bytes", &Finding::bound_bytes)
       .def_ro("phase", &Finding::phase)
       .def_ro("process", &Finding::process)
+      .def_prop_ro("site", &Finding::site)
+      .def_ro("sites", &Finding::sites)
+      .def_ro("holder", &Finding::holder)
+      .def_ro("trimmed_bytes", &Finding::trimmed_bytes)
+      .def_ro("seconds_left", &Finding::seconds_left)
       .def_prop_ro("advice", &Finding::advice)
       .def("__str__", [](const Finding& one) { return one.text("step"); })
       .def("__repr__", [](const Finding& one) { return "<Finding: " + one.text("step") + ">"; });
@@ -134,8 +185,41 @@ void bind_watch(nb::module_& m) {
           nb::arg("step"), nb::arg("phase"))
       .def("verdict",
            [](WatchHandle& handle) {
-             return handle.use([](OwnWatch& own) { return own.watch().verdict(); });
+             return handle.use([](OwnWatch& own) { return own.verdict(); });
            })
+      .def("suspect",
+           [](WatchHandle& handle) {
+             return handle.use([](OwnWatch& own) {
+               const auto suspect = own.watch().suspect();
+               return std::tuple(own.watch().windows(),
+                                 std::string(suspect ? owner_name(suspect->owner) : ""),
+                                 suspect ? suspect->bytes_per_unit : 0.0);
+             });
+           })
+      .def("retains",
+           [](WatchHandle& handle) {
+             return handle.use([](OwnWatch& own) { return own.watch().retains(); });
+           })
+      .def(
+          "tell",
+          [](WatchHandle& handle, const std::string& owner,
+             std::vector<std::pair<std::string, std::int64_t>> sites, const std::string& holder,
+             bool garbage, double bytes_per_step) {
+            Where where{.owner = owner_named(owner).value_or(Owner::kHeap),
+                        .sites = std::move(sites),
+                        .holder = holder,
+                        .garbage = garbage,
+                        .bytes_per_unit = bytes_per_step};
+            handle.use([&](OwnWatch& own) { own.watch().tell(std::move(where)); });
+          },
+          nb::arg("owner"), nb::arg("sites"), nb::arg("holder"), nb::arg("garbage"),
+          nb::arg("bytes_per_step"))
+      .def(
+          "tell_trimmed",
+          [](WatchHandle& handle, std::int64_t bytes) {
+            handle.use([&](OwnWatch& own) { own.watch().tell_trimmed(bytes); });
+          },
+          nb::arg("bytes"))
       .def_prop_ro(
           "held_bytes",
           [](WatchHandle& handle) {

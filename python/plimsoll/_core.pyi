@@ -953,8 +953,9 @@ class Finding:
     """What a watch has to say of growth; str() is one line."""
 
     @property
-    def course(self) -> str:
-        """ "too short", "plateau", "warm-up", "saturating", "step", "sawtooth", "leak", "retention", "cache"."""
+    def kind(self) -> str:
+        """ "too short", "plateau", "warm-up", "saturating", "step", "sawtooth", "leak", "uncollected garbage",
+        "retention", "cache"."""
     @property
     def owner(self) -> str:
         """Whose course that is: "tensors", "leased", "python", "native", "shared", "children", …"""
@@ -977,6 +978,24 @@ class Finding:
     def process(self) -> str:
         """ "python 4711": of children that leak, the one that grew most; else ""."""
     @property
+    def site(self) -> str:
+        """ "path/to/file.py:123", the line that allocates most of what grows; "" where that is not known: in children,
+        in threads that run no Python, of what ctypes calls, and before the search has ended."""
+    @property
+    def sites(self) -> list[tuple[str, int]]:
+        """At most 8 such lines, each with the bytes of it that survived while it was searched; most first."""
+    @property
+    def holder(self) -> str:
+        """Who keeps it: "list `kept` in module __main__", "attribute `history` of Trainer", "autograd graph of …",
+        "closure of …", "thread-local: …", "exception traceback: …"; "" where nobody was found."""
+    @property
+    def trimmed_bytes(self) -> int | None:
+        """Of retention: what one malloc_trim() gave back to the system; None before it."""
+    @property
+    def seconds_left(self) -> float | None:
+        """Until the nearest limit (the governor's, a cgroup's, the machine's) at this growth; None where nothing
+        grows."""
+    @property
     def advice(self) -> list[str]:
         """What to do, a line each; empty where nothing is to be done."""
 
@@ -989,9 +1008,75 @@ class Watch:
         """Looks, where that keeps to 1 % of a core; says whether it did."""
     def verdict(self) -> Finding:
         """By what was seen so far."""
+    def suspect(self) -> tuple[int, str, float]:
+        """Windows that are over; the owner that has risen fastest in the newest half of them (four at least), or "";
+        by how many bytes a step."""
+    def retains(self) -> bool:
+        """Whether what malloc() keeps rises so."""
+    def tell(self, owner: str, sites: list[tuple[str, int]], holder: str, garbage: bool, bytes_per_step: float) -> None:
+        """What was found out of that owner's growth: part of its Finding from now on."""
+    def tell_trimmed(self, bytes: int) -> None:
+        """What trim() returned."""
     @property
     def held_bytes(self) -> int:
         """Anonymous and shared memory of the process and its children, at the last look."""
     @property
     def owners(self) -> dict[str, int]:
         """The same by owner, files and page tables beside it; in bytes."""
+
+def own_bytes(owner: str) -> int:
+    """What an owner has in this process now; of one that cannot be asked, all anonymous and shared memory."""
+
+def trim() -> int:
+    """malloc_trim(0), without Python's lock; returns by how much that lowered anonymous memory, in bytes."""
+
+class Allocations:
+    """Samples what this process allocates, until close(). Errors: ValueError while another does."""
+
+    def __init__(self, mean_bytes: float, library_folders: list[str]) -> None:
+        """One in so many bytes. Frames of files in these folders are passed over for the line of an allocation."""
+    def show(self, of: str) -> None:
+        """Samples "objects" (Python's, to 512 bytes), "tensors" (of the arena), "heap" (malloc()) or "maps" (mmap(),
+        also in files), beside what was asked for before; again: in libraries that were loaded since."""
+    def step(self, step: int) -> None:
+        """What is allocated from now on belongs to that step."""
+    def sites(self, from_step: int, to_step: int, most: int) -> list[tuple[str, int, int]]:
+        """What of steps from_step to to_step - 1 is alive: line, bytes it stands for, samples; most bytes first."""
+    def close(self) -> None:
+        """Samples no more; a second close does nothing."""
+    @property
+    def mean_bytes(self) -> float:
+        """It doubles where samples take more than 1/200 of the time, or there are more than 16,384."""
+    @property
+    def spent_seconds(self) -> float:
+        """What taking samples took, over all threads."""
+
+class HolderSearch:
+    """Looks for who holds what a line allocated, from roots on, a piece at a time."""
+
+    def __init__(self, allocations: Allocations, site: str, from_step: int, to_step: int, roots: list[object],
+                 later: list[object], skipped: list[object], tensor: type | None,
+                 look_at: Callable[[object], int] | None) -> None:
+        """`later`: gone into only when all else was; `skipped`: never. Of each `tensor` look_at() gives the address of
+        its memory, negative where a live graph hangs on it, 0 for none."""
+    def advance(self, seconds: float) -> bool:
+        """Goes on for about so long; True when it has ended."""
+    def weigh(self, seconds: float) -> bool:
+        """When it has ended: goes through the containers it met again, for about so long, to see which have grown; True
+        when through all."""
+    def grown(self) -> list[tuple[int, list[object]]]:
+        """By how many elements (of an io.BytesIO: bytes) since they were met, and the way up; most first, 16 at most."""
+    def release(self, seconds: float) -> bool:
+        """Lets go of the containers it kept alive, for about so long; True when of all."""
+    def holder(self) -> list[object]:
+        """From the container that most of what was found lies below, up to a root; [] for none."""
+    def graphs(self) -> tuple[list[object], int]:
+        """The same of tensors with live graphs, and how many they are."""
+    def ways(self, most: int) -> list[list[object]]:
+        """From the container of each piece that was found, up to a root."""
+    @property
+    def found(self) -> tuple[int, int]:
+        """Pieces found, and looked for."""
+    @property
+    def visited(self) -> int:
+        """Containers met: 1,048,576 at most."""

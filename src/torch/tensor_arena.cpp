@@ -20,6 +20,7 @@
 #include "plimsoll/torch.h"
 #include "torch/arena_pages.h"
 #include "torch/tensor_arena.h"
+#include "watch/samples.h"
 
 namespace plimsoll {
 namespace {
@@ -62,6 +63,9 @@ void delete_block(void* data) {
     at.displaced_delete(data);
     return;
   }
+  if (Samples::tensors_shown()) {
+    Samples::freed(data);
+  }
   report(data, -at.pages.free(data));
 }
 
@@ -80,6 +84,9 @@ class ArenaAllocator final : public c10::Allocator {
       }
       if (block->data != nullptr) {
         report(block->data, block->bytes);
+        if (Samples::tensors_shown()) {
+          Samples::allocated(block->data, bytes);
+        }
         return {block->data, block->data, &delete_block, host()};
       }
     }

@@ -10,6 +10,7 @@ namespace {
 
 constexpr double kSecondHalf = 0.3;     // Of the first half's slope, at least, in a leak.
 constexpr double kOneStep = 0.6;        // Share of the rise that makes a single step explain it.
+constexpr double kRiseOneStep = 0.9;    // The same of what is only suspected.
 constexpr double kWarmUpBytes = 2e6;    // A smaller rise at first is not worth a word.
 constexpr double kSawtoothBytes = 4e6;  // What comes and goes within the median window.
 constexpr double kStepUnits = 2;        // Windows at the least slope that make a step worth a word.
@@ -29,9 +30,9 @@ std::int64_t bound_of(double first_rise, double second_rise, double last) {
 }  // namespace
 
 const char* course_name(Course course) noexcept {
-  constexpr std::array<const char*, 9> kNames{"too short",  "plateau",   "warm-up",
-                                              "saturating", "step",      "sawtooth",
-                                              "leak",       "retention", "cache"};
+  constexpr std::array<const char*, 10> kNames{
+      "too short",           "plateau",   "warm-up", "saturating", "step", "sawtooth", "leak",
+      "uncollected garbage", "retention", "cache"};
   return kNames[static_cast<std::size_t>(course)];
 }
 
@@ -43,18 +44,22 @@ Slope theil_sen(std::span<const Point> points) {
       slopes.push_back((points[j].bytes - points[i].bytes) / (points[j].at - points[i].at));
     }
   }
-  std::ranges::sort(slopes);
   const double pairs = static_cast<double>(slopes.size());
   const double n = static_cast<double>(points.size());
   const double spread = kNormal95 * std::sqrt(n * (n - 1) * (2 * n + 5) / 18);
-  const auto at_rank = [&](double rank) {
-    return slopes[static_cast<std::size_t>(std::clamp(std::round(rank), 0.0, pairs - 1))];
+  const auto of_rank = [&](std::size_t rank) {
+    const auto at = slopes.begin() + static_cast<std::ptrdiff_t>(rank);
+    std::ranges::nth_element(slopes, at);
+    return *at;
+  };
+  const auto near = [&](double rank) {
+    return of_rank(static_cast<std::size_t>(std::clamp(std::round(rank), 0.0, pairs - 1)));
   };
   const std::size_t middle = slopes.size() / 2;
-  return {
-      .median = slopes.size() % 2 == 1 ? slopes[middle] : (slopes[middle - 1] + slopes[middle]) / 2,
-      .lower = at_rank((pairs - spread) / 2 - 1),
-      .upper = at_rank((pairs + spread) / 2)};
+  const double median = of_rank(middle);
+  return {.median = slopes.size() % 2 == 1 ? median : (of_rank(middle - 1) + median) / 2,
+          .lower = near((pairs - spread) / 2 - 1),
+          .upper = near((pairs + spread) / 2)};
 }
 
 void Trend::add(double at, std::int64_t bytes) {
@@ -71,11 +76,23 @@ void Trend::add(double at, std::int64_t bytes) {
   const std::int64_t number = number_at();  // Windows may be longer now.
   if (windows_.empty() || number > windows_.back().number) {
     windows_.push_back({.number = number, .floor = bytes, .top = bytes});
-    return;
   }
-  Window& open = windows_.back();
-  open.floor = std::min(open.floor, bytes);
-  open.top = std::max(open.top, bytes);
+  const double after = at - origin_;
+  windows_.back().join(
+      {.floor = bytes, .top = bytes, .looks = 1, .at_sum = after, .bytes_sum = as_double(bytes)});
+}
+
+void Trend::Window::join(const Window& other) noexcept {
+  floor = std::min(floor, other.floor);
+  top = std::max(top, other.top);
+  looks += other.looks;
+  at_sum += other.at_sum;
+  bytes_sum += other.bytes_sum;
+}
+
+Point Trend::Window::mean() const noexcept {
+  const double count = as_double(looks);
+  return {.at = at_sum / count, .bytes = bytes_sum / count};
 }
 
 void Trend::thin() {
@@ -84,15 +101,31 @@ void Trend::thin() {
   for (const Window& one : windows_) {
     const std::int64_t number = one.number / 2;
     if (kept > 0 && windows_[kept - 1].number == number) {
-      Window& joined = windows_[kept - 1];
-      joined.floor = std::min(joined.floor, one.floor);
-      joined.top = std::max(joined.top, one.top);
+      windows_[kept - 1].join(one);
     } else {
-      windows_[kept] = {.number = number, .floor = one.floor, .top = one.top};
+      windows_[kept] = one;
+      windows_[kept].number = number;
       ++kept;
     }
   }
   windows_.resize(kept);
+}
+
+double Trend::rise() const {
+  constexpr std::size_t kLeast = 4;
+  const std::span<const Window> over(windows_.data(), windows());
+  if (over.size() < kLeast) {
+    return 0;
+  }
+  const auto newest = over.last(std::max(kLeast, over.size() / 2));
+  const double rise = as_double(newest.back().floor - newest.front().floor);
+  const double units = width_ * as_double(newest.back().number - newest.front().number);
+  double largest = 0;
+  for (std::size_t at = 1; at < newest.size(); ++at) {
+    largest = std::max(largest, as_double(newest[at].floor - newest[at - 1].floor));
+  }
+  const bool highest = newest.back().floor == std::ranges::max(over, {}, &Window::floor).floor;
+  return highest && rise > kLeastSlope * units && largest < kRiseOneStep * rise ? rise / units : 0;
 }
 
 Judged Trend::judge() const {
@@ -120,6 +153,7 @@ Judged Trend::judge(std::span<const Window> windows) const {
   }
   const auto judged = windows.subspan(cut);
   std::vector<Point> floors;
+  std::vector<Point> means;
   std::vector<std::int64_t> swings;
   double largest_step = 0;
   double highest = 0;
@@ -130,6 +164,7 @@ Judged Trend::judge(std::span<const Window> windows) const {
     highest = std::max(highest, bytes);
     largest_fall = std::max(largest_fall, highest - bytes);
     floors.push_back({.at = width_ * as_double(one.number), .bytes = bytes});
+    means.push_back(one.mean());
     swings.push_back(one.top - one.floor);
   }
   const std::span<const Point> all(floors);
@@ -140,7 +175,7 @@ Judged Trend::judge(std::span<const Window> windows) const {
   const double total = all.back().bytes - all.front().bytes;
   const double warm_up = as_double(judged.front().floor - windows.front().floor);
   Judged result{.course = Course::kPlateau,
-                .slope = slope.median,
+                .slope = theil_sen(means).median,
                 .slope_lower = slope.lower,
                 .grown_bytes = static_cast<std::int64_t>(total)};
   const bool one_step = largest_step >= kOneStep * std::max(total, 1.0);

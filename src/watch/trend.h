@@ -12,7 +12,11 @@
 // that began after a plateau is found by the same rule on the newest half, quarter and so on, where
 // they reach a new height.
 //
-// Threads: single-owner.   Memory: 24 bytes × kWindowsMost (3 KiB); 66 KiB while it is judged.
+// How steep it is, Theil and Sen's median says of the windows' means: what is counted in steps (an
+// arena of Python's is 1 MiB) lies below its line by half a step everywhere, where floors may lie
+// anywhere between.
+//
+// Threads: single-owner.   Memory: 48 bytes × kWindowsMost (6 KiB); 66 KiB while it is judged.
 #pragma once
 
 #include <cstddef>
@@ -30,12 +34,13 @@ enum class Course : std::uint8_t {
   kStep,        ///< It rose once.
   kSawtooth,    ///< It comes and goes.
   kLeak,        ///< It grows and goes on growing.
+  kGarbage,     ///< It grows until the garbage collector runs. Of an owner, not of a series.
   kRetention,   ///< malloc() keeps more and more of what was freed. Of an owner, not of a series.
   kCache        ///< Mapped files grow, which the kernel takes back. Of an owner, not of a series.
 };
 
-/// "too short", "plateau", "warm-up", "saturating", "step", "sawtooth", "leak", "retention",
-/// "cache".
+/// "too short", "plateau", "warm-up", "saturating", "step", "sawtooth", "leak",
+/// "uncollected garbage", "retention", "cache".
 [[nodiscard]] const char* course_name(Course course) noexcept;
 
 struct Point {
@@ -83,6 +88,10 @@ class Trend {
   /// By the windows that are over.
   [[nodiscard]] Judged judge() const;
 
+  /// How fast its newest half rises, four windows at least, where that is a new height, faster than
+  /// kLeastSlope and no single step; else 0. By two passes over its windows: long before a verdict.
+  [[nodiscard]] double rise() const;
+
   /// Windows that are over.
   [[nodiscard]] std::size_t windows() const noexcept {
     return windows_.empty() ? 0 : windows_.size() - 1;
@@ -94,6 +103,11 @@ class Trend {
     std::int64_t number{0};  // It began at origin_ + number × width_.
     std::int64_t floor{0};
     std::int64_t top{0};
+    std::int64_t looks{0};
+    double at_sum{0};  // Of its looks, from origin_.
+    double bytes_sum{0};
+    void join(const Window& other) noexcept;
+    [[nodiscard]] Point mean() const noexcept;
   };
   void thin();
   [[nodiscard]] Judged judge(std::span<const Window> windows) const;

@@ -25,9 +25,45 @@ constexpr std::array kJudged{
 constexpr std::array kWorthAWord{Course::kSaturating, Course::kStep, Course::kWarmUp,
                                  Course::kSawtooth};
 constexpr double kInOnePhase = 0.5;  // Share of the growth.
+constexpr int kCollectSteps = 100;
 
 std::size_t index(Owner owner) noexcept {
   return static_cast<std::size_t>(owner);
+}
+
+// "38 minutes": for a sentence.
+std::string lasting(double seconds) {
+  constexpr double kMinute = 60;
+  constexpr double kHour = 3600;
+  if (seconds < 2 * kMinute) {
+    return fmt::format("{:.0f} seconds", seconds);
+  }
+  return seconds < 2 * kHour ? fmt::format("{:.0f} minutes", seconds / kMinute)
+                             : fmt::format("{:.0f} hours", seconds / kHour);
+}
+
+const char* advice_of(Owner owner) noexcept {
+  switch (owner) {
+    case Owner::kTensors:
+      return "look for tensors kept from step to step: a loss that is added up without .item(), "
+             "outputs in a list without .detach(), hooks that are registered again in each step";
+    case Owner::kPython:
+      return "look for Python objects kept from step to step: lists and dicts that only grow, "
+             "functools.lru_cache without a bound, log records that nobody flushes";
+    case Owner::kShared:
+      return "look for batches kept after their step: tensors that workers sent stay in shared "
+             "memory until the last view of them is gone";
+    case Owner::kChildren:
+      return "look for what each worker keeps from item to item: a cache in the dataset, lists of "
+             "Python objects that are copied as they are counted; persistent_workers=False starts "
+             "them anew each epoch";
+    case Owner::kLeased:
+      return "look for batches or leases that are never closed; `plimsoll status RUN` has them by "
+             "name";
+    default:
+      return "look for what is kept from step to step: losses with their graphs, lists, caches "
+             "without a bound, buffers of an extension that are never freed";
+  }
 }
 
 std::string signed_bytes(double bytes) {
@@ -129,11 +165,23 @@ Finding Watch::found(Owner owner, const Judged& judged, Course course) const {
                   .bytes_per_unit = judged.slope,
                   .grown_bytes = judged.grown_bytes,
                   .bound_bytes = judged.bound_bytes};
-  if (course == Course::kLeak) {
+  if (course == Course::kLeak || course == Course::kGarbage || course == Course::kRetention) {
     const double seconds = static_cast<double>(last_ns_ - first_ns_) / 1e9;
     finding.bytes_per_second = seconds > 0 ? judged.slope * (last_at_ - first_at_) / seconds : 0;
     finding.phase = growing_phase(owner);
     finding.process = owner == Owner::kChildren ? grown_process() : "";
+  }
+  if (course == Course::kRetention) {
+    finding.trimmed_bytes = trimmed_bytes_;
+  }
+  const auto told = std::ranges::find(told_, owner, &Where::owner);
+  if (told != told_.end() && (course == Course::kLeak || course == Course::kGarbage)) {
+    finding.sites = told->sites;
+    finding.holder = told->holder;
+    if (told->garbage) {
+      finding.course = Course::kGarbage;
+      finding.bytes_per_unit = told->bytes_per_unit;
+    }
   }
   return finding;
 }
@@ -152,8 +200,45 @@ void Watch::judge() {
   }
 }
 
+void Watch::tell(Where where) {
+  where.sites.resize(std::min(where.sites.size(), kSitesMost));
+  std::erase_if(told_, [&](const Where& one) { return one.owner == where.owner; });
+  told_.push_back(std::move(where));
+}
+
+std::size_t Watch::windows() const noexcept {
+  return trends_[index(Owner::kFiles)].windows();
+}
+
+bool Watch::retains() const {
+  return trends_[index(Owner::kRetained)].rise() > 0;
+}
+
+std::optional<Watch::Suspect> Watch::suspect() const {
+  std::optional<Suspect> most;
+  for (const Owner owner : kMayLeak) {
+    const double rise = trends_[index(owner)].rise();
+    if (rise > 0 && (!most || rise > most->bytes_per_unit)) {
+      most = {.owner = owner, .bytes_per_unit = rise};
+    }
+  }
+  return most;
+}
+
 Finding Watch::verdict() {
   judge();
+  Finding finding = grows();
+  if (finding.course != Course::kLeak) {  // What was collected once may be a sawtooth since.
+    for (const Where& where : told_) {
+      if (where.garbage && finding.course != Course::kGarbage) {
+        finding = found(where.owner, judged_[index(where.owner)], Course::kGarbage);
+      }
+    }
+  }
+  return finding;
+}
+
+Finding Watch::grows() const {
   std::optional<Owner> leaks;
   for (const Owner owner : kMayLeak) {
     if (judged_[index(owner)].course == Course::kLeak &&
@@ -186,7 +271,12 @@ Finding Watch::verdict() {
 std::string Finding::text(std::string_view unit) const {
   const std::string who =
       process.empty() ? owner_name(owner) : fmt::format("{} ({})", owner_name(owner), process);
-  const std::string where = phase.empty() ? "" : ", in phase " + phase;
+  const auto growth = [&] {
+    return fmt::format("{} grows by {} a {}", who, signed_bytes(bytes_per_unit), unit) +
+           (phase.empty() ? "" : ", in phase " + phase) +
+           (sites.empty() ? "" : ", allocated at " + site()) +
+           (holder.empty() ? "" : ", held by " + holder);
+  };
   switch (course) {
     case Course::kTooShort:
       return fmt::format("too early: a verdict takes 8 windows of 25 {}s", unit);
@@ -203,11 +293,17 @@ std::string Finding::text(std::string_view unit) const {
     case Course::kSawtooth:
       return fmt::format("sawtooth: {} comes and goes", who);
     case Course::kLeak:
-      return fmt::format("leak: {} grows by {} a {}{}", who, signed_bytes(bytes_per_unit), unit,
-                         where);
+      return "leak: " + growth() +
+             (seconds_left ? ", " + lasting(*seconds_left) + " to the limit" : "");
+    case Course::kGarbage:
+      return "uncollected garbage: " + growth() + ", until the garbage collector runs";
     case Course::kRetention:
-      return fmt::format("retention: malloc() keeps {} a {} more of what was freed",
-                         signed_bytes(bytes_per_unit), unit);
+      return fmt::format("retention: malloc() keeps {} a {} more of what was freed{}",
+                         signed_bytes(bytes_per_unit), unit,
+                         trimmed_bytes
+                             ? fmt::format("; one malloc_trim() gave {} back",
+                                           format_bytes(std::max<std::int64_t>(*trimmed_bytes, 0)))
+                             : "");
     case Course::kCache:
       break;
   }
@@ -221,36 +317,25 @@ std::vector<std::string> Finding::advice() const {
         "set MALLOC_ARENA_MAX=2, or call malloc_trim(0) now and then: nothing is held that is "
         "in use"};
   }
+  if (course == Course::kGarbage) {
+    return {fmt::format(
+        "objects that refer to each other in a circle{} wait for the garbage collector: break the "
+        "circle, or call gc.collect() now and then (at most every {} steps, as it takes "
+        "time); gc.disable() and gc.freeze() make it worse",
+        sites.empty() ? "" : " (allocated at " + site() + ")", kCollectSteps)};
+  }
   if (course != Course::kLeak) {
     return {};
   }
-  switch (owner) {
-    case Owner::kTensors:
-      return {
-          "look for tensors kept from step to step: a loss that is added up without .item(), "
-          "outputs in a list without .detach(), hooks that are registered again in each step"};
-    case Owner::kPython:
-      return {
-          "look for Python objects kept from step to step: lists and dicts that only grow, "
-          "functools.lru_cache without a bound, log records that nobody flushes"};
-    case Owner::kShared:
-      return {
-          "look for batches kept after their step: tensors that workers sent stay in shared "
-          "memory until the last view of them is gone"};
-    case Owner::kChildren:
-      return {
-          "look for what each worker keeps from item to item: a cache in the dataset, lists of "
-          "Python objects that are copied as they are counted; persistent_workers=False starts "
-          "them anew each epoch"};
-    case Owner::kLeased:
-      return {
-          "look for batches or leases that are never closed; `plimsoll status RUN` has them by "
-          "name"};
-    default:
-      return {
-          "look for what is kept from step to step: losses with their graphs, lists, caches "
-          "without a bound, buffers of an extension that are never freed"};
+  std::vector<std::string> lines;
+  if (!holder.empty()) {
+    lines.push_back(fmt::format("what {} is kept by {}: empty it, bound it, or keep less of it",
+                                sites.empty() ? "grows" : site() + " allocates", holder));
+  } else if (!sites.empty()) {
+    lines.push_back(fmt::format("look for what keeps what {} allocates", site()));
   }
+  lines.push_back(advice_of(owner));
+  return lines;
 }
 
 }  // namespace plimsoll

@@ -5,17 +5,22 @@
 // Each owner (owners.h) has a trend (trend.h), and the owner that leaks fastest is the finding.
 // What malloc() retains and mapped files are judged apart: they grow without being a leak.
 //
+// Where it is allocated and who holds it, who watches from inside finds out (samples.h, and what
+// Python's bindings have) once suspect() names an owner, and says so by tell().
+//
 // Reading order: tree_look.h, owners.h, trend.h, this file; room.h has how long it lasts.
 //
 // Threads: single-owner.
-// Memory:  a trend for each owner (34 KiB in all), what tree_look.h has, kPhasesMost phases of 100
-//          bytes and kNamedMost processes of 16.
+// Memory:  a trend for each owner (67 KiB in all), what tree_look.h has, kPhasesMost phases of 100
+//          bytes, kNamedMost processes of 16, and what was told: kSitesMost lines.
 #pragma once
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "plimsoll/result.h"
@@ -24,6 +29,15 @@
 #include "watch/trend.h"
 
 namespace plimsoll {
+
+/// Where what grows is allocated, and who holds it, as somebody inside the process found out.
+struct Where {
+  Owner owner{Owner::kHeap};                                  ///< Whose growth that is.
+  std::vector<std::pair<std::string, std::int64_t>> sites{};  ///< "file.py:12", bytes; most first.
+  std::string holder{};      ///< "list `kept` in module __main__"; "" where none was found.
+  bool garbage{false};       ///< One collection freed it.
+  double bytes_per_unit{0};  ///< How fast it grew then.
+};
 
 /// What there is to say of a tree's growth.
 struct Finding {
@@ -35,7 +49,14 @@ struct Finding {
   std::int64_t bound_bytes{0};
   std::string phase{};    ///< In which it grows; "" where in none above others.
   std::string process{};  ///< "python 4711": of children, the one that grew most.
-  /// One line: "leak: children (python 4711) grow by 1.2 MiB a step, in phase eval".
+  std::vector<std::pair<std::string, std::int64_t>> sites{};  ///< As Where has them.
+  std::string holder{};
+  std::optional<std::int64_t> trimmed_bytes{};  ///< Of retention: what one malloc_trim() gave back.
+  std::optional<double> seconds_left{};  ///< To the nearest limit; whoever knows it fills it.
+  /// "file.py:12" of most of it; "" where that is not known.
+  [[nodiscard]] std::string site() const { return sites.empty() ? "" : sites.front().first; }
+  /// One line: "leak: native grows by 1.2 MiB a step, in phase eval, at train.py:12, held by list
+  /// `kept` in module __main__".
   /// `unit`: "step" or "second".
   [[nodiscard]] std::string text(std::string_view unit) const;
   /// What to do, a line each; none where nothing is to be done.
@@ -45,6 +66,13 @@ struct Finding {
 class Watch {
  public:
   static constexpr std::size_t kPhasesMost = 16;  ///< Further names count as the last of them.
+  static constexpr std::size_t kSitesMost = 8;
+
+  /// Who may be leaking, long before there is a verdict.
+  struct Suspect {
+    Owner owner{Owner::kHeap};
+    double bytes_per_unit{0};
+  };
 
   /// `pid`: the process to watch, with its descendants. `width`: of a trend's windows, in units.
   Watch(int pid, double width);
@@ -66,6 +94,18 @@ class Watch {
   /// last call, and else takes microseconds.
   [[nodiscard]] Finding verdict();
 
+  /// The owner that rises fastest, by the cheap test of Trend::rise(); nothing while all is quiet.
+  [[nodiscard]] std::optional<Suspect> suspect() const;
+  /// Windows that are over.
+  [[nodiscard]] std::size_t windows() const noexcept;
+  /// Whether what malloc() retains rises so.
+  [[nodiscard]] bool retains() const;
+
+  /// From now on part of what is found of that owner. At most kSitesMost sites are kept.
+  void tell(Where where);
+  /// What one malloc_trim() gave back.
+  void tell_trimmed(std::int64_t bytes) noexcept { trimmed_bytes_ = bytes; }
+
  private:
   struct Phase {
     std::string name{};
@@ -81,6 +121,7 @@ class Watch {
   [[nodiscard]] std::string grown_process() const;
   [[nodiscard]] std::string growing_phase(Owner owner) const;
   [[nodiscard]] Finding found(Owner owner, const Judged& judged, Course course) const;
+  [[nodiscard]] Finding grows() const;
 
   TreeLooker looker_;
   TreeLook seen_{};
@@ -91,6 +132,8 @@ class Watch {
   double judged_width_{0};
   std::vector<Phase> phases_{};
   std::vector<First> first_{};  // Of each process, what it held when it was first looked at.
+  std::vector<Where> told_{};   // One for each owner at most.
+  std::optional<std::int64_t> trimmed_bytes_{};
   std::int64_t looks_{0};
   std::int64_t first_ns_{0};
   std::int64_t last_ns_{0};

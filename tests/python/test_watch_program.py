@@ -32,7 +32,7 @@ def test_one_look_says_who_holds_what(program, holder):
     assert told["pid"] == holder.pid and told["close"] and told["looks"] == 1
     assert told["owners"]["heap"] >= 64 << 20 and told["owners"]["children"] < 16 << 20
     assert told["held_bytes"] >= 64 << 20 and told["bound_bytes"] >= told["held_bytes"]
-    assert told["verdict"]["course"] == "too short" and told["verdict"]["unit"] == "second"
+    assert told["verdict"]["kind"] == "too short" and told["verdict"]["unit"] == "second"
     assert 0 < told["room"]["left_bytes"] < told["room"]["limit_bytes"]
     assert told["room"]["seconds_left"] is None
     text = watch_program(program, holder.pid, "--once").stdout
@@ -66,7 +66,7 @@ def first_verdict(program, child: subprocess.Popen, target) -> dict:
                           stdout=subprocess.PIPE) as watch:
         for line in watch.stdout:
             told = json.loads(line)
-            if told["verdict"]["course"] != "too short":
+            if told["verdict"]["kind"] != "too short":
                 break
         child.kill()
         child.wait()
@@ -81,7 +81,7 @@ def test_a_run_has_its_steps_its_leases_and_its_limit(program, tmp_path):
     told = first_verdict(program, child, tmp_path)
     verdict = told["verdict"]
     assert told["pid"] == child.pid and verdict["unit"] == "step"
-    assert verdict["course"] == "leak" and verdict["owner"] == "unexplained", verdict["text"]
+    assert verdict["kind"] == "leak" and verdict["owner"] == "unexplained", verdict["text"]
     assert verdict["bytes_per_unit"] == pytest.approx(100_000, rel=0.2)
     assert told["owners"]["tensors"] == 1 << 20 and told["owners"]["leased"] == 2 << 20
     room = told["room"]
@@ -97,7 +97,7 @@ def test_a_process_that_leaks_is_told_by_the_second_and_it_ends_with_it(program)
     leak = "import time\nkept = []\nfor _ in range(4000): kept.append(bytearray(300_000)); time.sleep(0.02)"
     child = subprocess.Popen([sys.executable, "-c", leak])
     verdict = first_verdict(program, child, child.pid)["verdict"]
-    assert verdict["course"] == "leak" and verdict["owner"] == "heap", verdict["text"]
+    assert verdict["kind"] == "leak" and verdict["owner"] == "heap", verdict["text"]
     assert verdict["unit"] == "second" and verdict["text"].endswith(" a second")
     assert verdict["bytes_per_unit"] == pytest.approx(verdict["bytes_per_second"], rel=0.02)
     assert verdict["bytes_per_unit"] < 300_000 / 0.02

@@ -28,6 +28,8 @@ from .._run_loader import RunLoader
 from .._run_life import Intervals
 from .._run_outer import OuterLoop
 from .._transaction import Before, GradientsBefore, OptimizersBefore, leaves_of
+from .._watch import Watch
+from .._watch_loop import LoopWatch
 
 if TYPE_CHECKING:
     from .._run import Run
@@ -187,6 +189,30 @@ class RunCallback(lightning.pytorch.Callback):
         """Whether a validation comes after this batch."""
         every = trainer.val_check_batch
         return bool(trainer.enable_validation and every not in (None, float("inf")) and done % every == 0)
+
+
+class WatchCallback(lightning.pytorch.Callback):
+    """Watches fit() for leaks, with a run or without: a RuntimeWarning says once whose memory grows, where it is
+    allocated, who holds it and what to do. A step is a training batch; validation is the phase "validation".
+
+    watch: one of your own; `.watch.verdict()` may be asked for at any time.
+    """
+
+    def __init__(self, watch: Watch | None = None) -> None:
+        self._loop = LoopWatch(watch)
+        self.watch = self._loop.watch
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self._loop.step()
+
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+        self._loop.enter("validation")
+
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        self._loop.leave()
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        self._loop.ask()
 
 
 class _Undo:

@@ -32,6 +32,8 @@ from .._reach import reached
 from .._run_life import Intervals
 from .._run_outer import OuterLoop
 from .._transaction import Before, GradientsBefore, OptimizersBefore, Unwritten
+from .._watch import Watch
+from .._watch_loop import LoopWatch
 
 if TYPE_CHECKING:
     from .._run import Run
@@ -278,3 +280,27 @@ class _Boundary(transformers.TrainerCallback):
         rows = self._trainer._train_batch_size * self._window
         return bool(self._trainer._loop.made(step=state.global_step, epoch=epoch, batch=update * self._window,
                                              rows=rows, loss=self._loss))
+
+
+class WatchCallback(transformers.TrainerCallback):
+    """Watches train() for leaks, with a run or without: a RuntimeWarning says once whose memory grows, where it is
+    allocated, who holds it and what to do. A step is the optimizer's; evaluation is the phase "evaluation".
+
+    watch: one of your own; `.watch.verdict()` may be asked for at any time.
+    """
+
+    def __init__(self, watch: Watch | None = None) -> None:
+        self._loop = LoopWatch(watch)
+        self.watch = self._loop.watch
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._loop.step()
+
+    def on_prediction_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._loop.enter("evaluation")
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._loop.leave()
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._loop.ask()

@@ -1,0 +1,255 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Watch: the line that allocates what leaks, and who holds it. Each program is a file in a process of its own; the line
+that is right has `# site` behind it."""
+import json
+import pathlib
+import re
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+LOOP = """
+import json, os, time
+import plimsoll
+
+def tell(watch):
+    verdict = watch.verdict()
+    print(json.dumps(dict(kind=verdict.kind, owner=verdict.owner, bytes_per_step=verdict.bytes_per_step,
+                          site=verdict.site, sites=verdict.sites, holder=verdict.holder, text=str(verdict),
+                          seconds_left=verdict.seconds_left, advice=verdict.advice, steps=watch.steps,
+                          collect_seconds=watch.collect_seconds, sampling=watch._search.sampling)), flush=True)
+
+def steps(watch, at_least=250):
+    while watch.steps < at_least or watch.verdict().kind == "too short":
+        yield watch.steps
+        time.sleep(0.004)
+        watch.step()
+    tell(watch)
+"""
+
+
+@pytest.fixture
+def played(tmp_path):
+    def play(program: str) -> dict:
+        path = tmp_path / "program.py"
+        path.write_text(LOOP + textwrap.dedent(program), encoding="utf-8")
+        done = subprocess.run([sys.executable, path], text=True, capture_output=True, timeout=300, check=False)
+        assert done.returncode == 0, done.stderr
+        told = json.loads(done.stdout.splitlines()[-1])
+        marked = [number for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+                  if re.search(r"# site\b", line)]
+        told["right"] = [f"{path}:{number}" for number in marked]
+        return told
+
+    return play
+
+
+def test_a_list_of_a_module_and_the_line_that_fills_it(played):
+    told = played("""
+        kept = []
+        with plimsoll.Watch() as watch:
+            for step in steps(watch):
+                kept.append(bytearray(200_000))  # site
+    """)
+    assert told["kind"] == "leak" and told["owner"] == "native", told["text"]
+    assert told["site"] in told["right"] and told["holder"] == "list `kept` in module __main__", told["text"]
+    assert told["sites"][0][0] == told["site"] and told["sites"][0][1] > 5_000_000
+    assert told["bytes_per_step"] == pytest.approx(200_000, rel=0.02)
+    assert f"allocated at {told['site']}, held by list `kept` in module __main__" in told["text"]
+    assert "list `kept`" in told["advice"][0] and told["seconds_left"] > 0
+    assert not told["sampling"]  # There is an answer: nothing is hooked any more.
+
+
+def test_small_objects_in_an_attribute(played):
+    told = played("""
+        class Trainer:
+            def __init__(self):
+                self.history = []
+
+            def step(self, step):
+                self.history.append({k: float(k + step) for k in range(2000)})  # site
+
+        def main():
+            trainer = Trainer()
+            with plimsoll.Watch() as watch:
+                for step in steps(watch):
+                    trainer.step(step)
+
+        main()
+    """)
+    assert told["kind"] == "leak", told["text"]
+    assert told["site"] in told["right"], told["text"]
+    assert told["holder"] == "attribute `history` of Trainer", told["text"]
+
+
+def test_local_variables_closures_and_caches(played):
+    told = played("""
+        def main():
+            kept = {}
+            with plimsoll.Watch() as watch:
+                for step in steps(watch):
+                    kept[step] = b"1" * 150_000 + b"2"  # site
+        main()
+    """)
+    assert told["site"] in told["right"] and told["holder"] == "dict `kept` in main()", told["text"]
+    told = played("""
+        def keeper():
+            seen = []
+            def keep(one):
+                seen.append(one)
+            return keep
+        keep = keeper()
+        with plimsoll.Watch() as watch:
+            for step in steps(watch):
+                keep(bytearray(150_000))  # site
+    """)
+    assert told["site"] in told["right"] and told["holder"].endswith("closure of keeper.<locals>.keep"), told["text"]
+    told = played("""
+        import functools
+        import numpy as np
+        @functools.lru_cache(maxsize=None)
+        def mask(step):
+            return np.ones(20_000)  # site
+        with plimsoll.Watch() as watch:
+            for step in steps(watch):
+                mask(step)
+    """)
+    assert told["site"] in told["right"] and told["holder"] == "functools.lru_cache of mask", told["text"]
+
+
+def test_an_exception_and_a_thread_local(played):
+    told = played("""
+        failures = []
+        def work(step):
+            batch = bytearray(150_000)  # site
+            raise ValueError(step)
+        with plimsoll.Watch() as watch:
+            for step in steps(watch):
+                try:
+                    work(step)
+                except ValueError as error:
+                    failures.append(error)
+    """)
+    assert told["site"] in told["right"], told["text"]
+    assert told["holder"] == "list `failures` in module __main__ (exception traceback)"
+    told = played("""
+        import threading
+        local = threading.local()
+        local.kept = []
+        with plimsoll.Watch() as watch:
+            for step in steps(watch):
+                local.kept.append(bytearray(150_000))  # site
+    """)
+    assert told["site"] in told["right"] and told["holder"].endswith("(thread-local)"), told["text"]
+
+
+def test_tensors_hooks_and_graphs(played):
+    pytest.importorskip("torch")
+    told = played("""
+        import torch
+        torch.set_num_threads(1)
+        net = torch.nn.Linear(128, 256)
+        with plimsoll.Watch() as watch:
+            for step in steps(watch):
+                net.register_forward_hook(lambda module, taken, given, kept=[]: (kept or kept.append(given.detach())) and None)
+                if step % 50 == 0:
+                    net._forward_hooks.popitem()
+                net(torch.randn(256, 128))  # site
+    """)
+    assert told["kind"] == "leak" and told["site"] in told["right"], told["text"]
+    assert told["holder"] == "attribute `_forward_hooks` of Linear", told["text"]
+    told = played("""
+        import torch
+        torch.set_num_threads(1)
+        net = torch.nn.Linear(256, 256)
+        losses = []
+        with plimsoll.Watch() as watch:
+            for step in steps(watch):
+                batch = torch.randn(128, 256)  # site
+                losses.append((net(batch) - batch).pow(2).mean())  # site
+    """)
+    assert told["kind"] == "leak" and told["site"] in told["right"], told["text"]
+    assert told["holder"] == "autograd graph of list `losses` in module __main__", told["text"]
+
+
+def test_tensors_of_a_governor(played):
+    pytest.importorskip("torch")
+    told = played("""
+        import torch
+        features = {"train": []}
+        with plimsoll.Governor("4GiB"), plimsoll.Watch() as watch:
+            for step in steps(watch):
+                features["train"].append(torch.randn(128, 256))  # site
+    """)
+    assert told["kind"] == "leak" and told["owner"] == "tensors", told["text"]
+    assert told["site"] in told["right"] and told["holder"] == "dict `features` in module __main__", told["text"]
+
+
+def test_garbage_is_no_leak_and_is_collected_once(played):
+    told = played("""
+        import gc
+        gc.disable()
+        class Node:
+            pass
+        with plimsoll.Watch() as watch:
+            for step in steps(watch):
+                node = Node()
+                node.itself, node.data = node, bytearray(200_000)  # site
+    """)
+    assert told["kind"] == "uncollected garbage", told["text"]
+    assert told["site"] in told["right"] and told["collect_seconds"] > 0, told["text"]
+    assert "gc.collect()" in told["advice"][0]
+
+
+def test_all_quiet_samples_nothing(played):
+    told = played("""
+        cache = {}
+        begun = []
+        with plimsoll.Watch() as watch:
+            for step in steps(watch):
+                cache[step % 20] = bytearray(100_000)
+                begun.append(watch._search.sampling)
+            assert not any(begun), begun.index(True)
+    """)
+    assert told["kind"] != "leak" and told["collect_seconds"] is None, told["text"]
+
+
+def test_shared_memory_that_is_kept(played):
+    told = played("""
+        import mmap
+        buffers = []
+        with plimsoll.Watch() as watch:
+            for step in steps(watch):
+                buffers.append(mmap.mmap(-1, 262_144))  # site
+                buffers[-1].write(b"1" * 262_144)
+    """)
+    assert told["kind"] == "leak" and told["owner"] == "shared", told["text"]
+    assert told["site"] in told["right"] and told["holder"] == "list `buffers` in module __main__", told["text"]
+
+
+def test_m2_a_leak_of_100_kb_a_step_is_found_within_300_steps_of_the_warm_up(played):
+    told = played("""
+        cache, kept = {}, []
+        with plimsoll.Watch() as watch:
+            for step in steps(watch, at_least=350):
+                cache.setdefault(min(step, 50), bytearray(1_000_000))  # 50 MB of warm-up.
+                if step >= 50:
+                    kept.append(bytearray(100_000))  # site
+    """)
+    assert told["kind"] == "leak" and told["site"] in told["right"], told["text"]
+    assert told["bytes_per_step"] == pytest.approx(100_000, rel=0.05)
+
+
+def test_a_program_without_torch(played):
+    told = played("""
+        import sys
+        sys.modules["torch"] = None
+        kept = []
+        with plimsoll.Watch() as watch:
+            for step in steps(watch):
+                kept.append(bytearray(200_000))  # site
+    """)
+    assert told["kind"] == "leak" and told["site"] in told["right"], told["text"]
+    assert told["holder"] == "list `kept` in module __main__", told["text"]
