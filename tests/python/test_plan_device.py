@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`plimsoll plan … --device`: the batch fits the device's limit too, and its refusals name the option."""
 import json
+import math
 import re
 import subprocess
 
@@ -73,15 +74,16 @@ def test_a_smaller_device_limit_gives_a_smaller_batch_of_pairs(plan, pairs):
     assert "--device-memory-limit" not in found[2]["advice"]
 
 
-def test_the_transfer_buffer_is_two_batches_of_the_hosts_limit(plan, pairs):
+def test_the_transfer_buffer_is_two_batches_of_the_hosts_limit(plan, call, pairs):
     small, large = (plan(pairs, *simulated(limit)) for limit in ("40MiB", "60MiB"))
     # The ring has slots of a batch each; two more of the same size are pinned.
     slots = {one["queue_bytes"] * 2 / one["pinned_bytes"] for one in (small, large)}
     assert len(slots) == 1 and slots.pop() in range(2, 64)
     assert small["pinned_bytes"] < large["pinned_bytes"]
     # Where the host holds the batch, what is pinned is not there for its step.
-    tight = ("240MiB", *simulated("64GiB"))
-    without, pinned = plan(pairs, limit=tight[0]), plan(pairs, *tight[1:], limit=tight[0])
+    refused = call("plan", *pairs, "--memory-limit", "8MiB")
+    tight = f"{math.ceil(float(re.search(r'([0-9.]+) MiB are held before', refused.err)[1])) + 64 + 60}MiB"
+    without, pinned = plan(pairs, limit=tight), plan(pairs, *simulated("64GiB"), limit=tight)
     assert pinned["batch_size"] < without["batch_size"]
 
 

@@ -89,7 +89,7 @@ def test_what_is_asked_of_one_rank_is_done_by_all_at_the_same_step(scenarios):
     seen = scenarios["asked"]
     for steps, why, begin, end, _ in seen["stopped"]:
         assert (steps, why) == (5, "SIGTERM")
-        assert begin < 1 << 30 and end < 512 << 20  # Half of 2 GiB and of 1 GiB, less the launcher's.
+        assert begin < 1 << 30 and end < 768 << 20  # Half of 2 GiB and of 1.5 GiB, less the launcher's.
     assert [one[0] for one in seen["went on"]] == [10, 10]
     assert [one[-1] for one in seen["went on"]] == [one[-1] for one in seen["undisturbed"]]
 

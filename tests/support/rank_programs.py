@@ -276,7 +276,7 @@ def asked(folder):
                 run.step(lambda x: model(x).mean(), batch)
                 limits.append(run.governor.limit_bytes)
                 if k == 2 and rank == 0 and signalled:
-                    pathlib.Path(path, ".limit").write_text("1GiB\n")
+                    pathlib.Path(path, ".limit").write_text("1536MiB\n")
                 if k == 4 and rank == 1 and signalled:
                     os.kill(os.getpid(), signal.SIGTERM)
             return run.steps_made, run.stopped, limits[0], limits[-1], digest_of(model.weight)
