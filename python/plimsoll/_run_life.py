@@ -79,7 +79,7 @@ class Life:
     """The arguments are Run's. `content` gives what the next commit holds, and the tables of the run."""
 
     def __init__(self, path: pathlib.Path, content: Content, ranks: Ranks | None, *,
-                 threads: int | None, accept: Iterable[str], run_toml: str | None, **options: Any) -> None:
+                 compute_threads: int | None, accept: Iterable[str], run_toml: str | None, **options: Any) -> None:
         self.path, self._content, self.ranks = path, content, ranks
         self.stopped = ""
         """Who asked for the stop; "": nobody."""
@@ -93,7 +93,7 @@ class Life:
         self._lost: BaseException | None = None  # Why no commit can be made any more.
         is_run, began = False, False
         try:
-            self.folder, is_run, threads, toml = self._open(threads, run_toml, options)
+            self.folder, is_run, threads, toml = self._open(compute_threads, run_toml, options)
             self._held.callback(self.folder.close)
             began = True
             if ranks is None:
@@ -129,7 +129,7 @@ class Life:
                                  "name another folder")
             these = threads or settings.threads_of(root)
             toml = run_toml or settings.to_toml(
-                {"seed": options["seed"], "memory_limit": options["memory_limit"], "threads": these},
+                {"seed": options["seed"], "memory_limit": options["memory_limit"], "compute_threads": these},
                 options["options"], self._count)
             folder = _core.RunFolder.open(root) if is_run else _core.RunFolder.create(root, toml)
             return folder, is_run, these, toml
@@ -137,8 +137,8 @@ class Life:
         return opened() if self.ranks is None else self.ranks.open_folder(root, opened)
 
     def _begin(self, is_run: bool, threads: int, toml: str, accept: list[str], *, memory_limit: int | str,
-               seed: int, options: dict[str, Any], foreign: int | str, disk: int | str,
-               deterministic: bool) -> None:
+               seed: int, options: dict[str, Any], foreign_bytes: int | str,
+               disk_limit: int | str, deterministic: bool) -> None:
         from . import _run_settings as settings
 
         ranks, root = self.ranks, os.fspath(self.path)
@@ -154,7 +154,7 @@ class Life:
         if is_run:
             self.folder.write_config(toml)
         make = Governor if ranks is None else ranks.governor
-        self.governor = make(memory_limit, disk=disk, directory=root, foreign=foreign)
+        self.governor = make(memory_limit, disk_limit=disk_limit, directory=root, foreign_bytes=foreign_bytes)
         self._held.callback(self.governor.close)
         rank = 0 if ranks is None else ranks.rank
         self.saved: dict[str, Any] = {} if self.saved_step < 0 else load(self.folder, self.saved_step, rank)
@@ -283,12 +283,16 @@ class Life:
         with self.report.aside():
             content, tables = self._content()
             self.report.flush()
-            if beside and not again and self.ranks is None:
-                self._writer = save_beside(self.folder, content, self.at, tables, self.governor)
-                if self._writer is not None:
-                    return
-            size = (save(self.folder, content, self.at, tables, again) if self.ranks is None
-                    else save_together(self.ranks, self.folder, content, self.at))
+            try:
+                if beside and not again and self.ranks is None:
+                    self._writer = save_beside(self.folder, content, self.at, tables, self.governor)
+                    if self._writer is not None:
+                        return
+                size = (save(self.folder, content, self.at, tables, again) if self.ranks is None
+                        else save_together(self.ranks, self.folder, content, self.at))
+            except BaseException as error:
+                self._lost = error if tables else None  # They may be ahead of what is published.
+                raise
         spent = time.monotonic() - began
         self._committed(self.at.step, spent, spent, size)
 

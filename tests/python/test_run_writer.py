@@ -136,6 +136,38 @@ def test_a_commit_that_fails_is_the_last_and_the_run_goes_on_from_the_one_before
     assert torch.equal(live(tmp_path / "run", table=True)[0].weight, whole[0].weight)
 
 
+class Unpublished:
+    """A run's folder on a disk that is full when the manifest is written."""
+
+    def __init__(self, folder):
+        self._folder = folder
+
+    def __getattr__(self, name):
+        return getattr(self._folder, name)
+
+    def publish(self, *_):
+        raise OSError(28, "No space left on device", "manifest.json")
+
+
+def test_after_a_commit_whose_tables_are_ahead_of_the_manifest_no_other_is_made(tmp_path, monkeypatch):
+    whole = live(tmp_path / "whole", table=True)[0].weight
+    monkeypatch.setattr(Image, "of", lambda *_: None)  # No commit is written beside the loop.
+
+    def body(run, _):
+        if run.steps_made == 7:
+            run._life.folder = Unpublished(run._life.folder)
+            real.append(run._life)
+
+    real = []
+    with pytest.raises(OSError, match="No space left"):
+        live(tmp_path / "run", body, table=True)
+    life, status = real[0], plimsoll.status(tmp_path / "run")
+    assert (status["status"], status["checkpoint_step"]) == ("failed", 4)
+    with pytest.raises(OSError, match="No space left"):  # A second one would take the place of the one that stands.
+        life.commit(moved=True)
+    assert torch.equal(live(tmp_path / "run", table=True)[0].weight, whole)
+
+
 def test_what_ends_a_run_waits_for_the_commit_that_is_written(tmp_path, held):
     def body(run, _):
         if run.steps_made == 5:
