@@ -14,6 +14,7 @@ import contextlib
 import ctypes
 import functools
 import hashlib
+import os
 import random
 import signal
 import struct
@@ -61,7 +62,8 @@ class RunLoader:
             parallel = {"prefetch_factor": prefetch, "persistent_workers": True,
                         "multiprocessing_context": start_method,
                         "worker_init_fn": functools.partial(
-                            _begin_worker, torch.are_deterministic_algorithms_enabled())}
+                            _begin_worker, torch.are_deterministic_algorithms_enabled(),
+                            0 if start_method == "forkserver" else os.getpid())}
         fetch = _Fetch(dataset, seed, collate_fn or torch.utils.data.default_collate)
         # A generator of its own: an iterator of torch's draws its workers' seeds from the main one.
         self._loader: Any = torch.utils.data.DataLoader(
@@ -198,11 +200,13 @@ def _mixed(seed: int, epoch: int, index: int, purpose: int) -> int:
     return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little")
 
 
-def _begin_worker(deterministic: bool, _: int) -> None:
+def _begin_worker(deterministic: bool, parent: int, _: int) -> None:
     # Ctrl-C reaches every process of a terminal; the one that trains ends the workers. When it is killed
     # they end at once, and not after torch's five seconds, in which the next life would begin beside them.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if parent and os.getppid() != parent:  # It was killed before that; torch's own look would wait for pid 1.
+        os._exit(1)
     if deterministic and not torch.are_deterministic_algorithms_enabled():  # Spawned, not forked.
         _torch_gate.load().make_deterministic(1)
 

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """plimsoll.Run.loader(): the same items for any number of workers and from any place."""
+import os
 import random
 
 import numpy as np
 import pytest
 
 import plimsoll
+from plimsoll._run_loader import _begin_worker
 
 torch = pytest.importorskip("torch")
 
@@ -55,6 +57,16 @@ def test_the_items_are_the_same_for_any_number_of_workers(options, run):
 
 def test_the_items_are_the_same_in_a_spawned_worker(run):
     assert same(batches(run, first=2, workers=1, start_method="spawn"), batches(run, first=2))
+
+
+@pytest.mark.parametrize("parent, status", [(os.getppid(), 1), (None, 0), (0, 0)])
+def test_a_worker_whose_parent_was_killed_before_it_looked_ends(parent, status):
+    me = os.getpid()
+    child = os.fork()
+    if child == 0:
+        _begin_worker(False, me if parent is None else parent, 0)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == status
 
 
 def test_the_order_is_sample_order_and_items_differ_between_epochs(run):
