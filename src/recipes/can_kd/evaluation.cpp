@@ -27,6 +27,7 @@
 #include "recipes/can_kd/original_student.h"
 #include "recipes/can_kd/scores.h"
 #include "run/json_values.h"
+#include "run/path_text.h"
 #include "run/progress.h"
 #include "torch/admission.h"
 
@@ -130,6 +131,11 @@ Result<std::vector<Detector>> original_detectors(const CanKdConfig& config, cons
     files.push_back(named);
   }
   for (const fs::path& file : files) {
+    if (!is_path_text(file.native())) {  // Its name is part of evaluation.json.
+      return fail(ErrorCode::kInvalidArgument,
+                  fmt::format("original_students: {}: the file's name is not UTF-8", file.string()),
+                  "rename it");
+    }
     PLIMSOLL_TRY(OriginalStudent model, OriginalStudent::load(file));
     const auto kept = std::make_shared<OriginalStudent>(std::move(model));
     found.push_back({"original", file.stem().string(), kept->parameter_count(), true,
