@@ -433,6 +433,16 @@ def test_r41_no_limit_is_named_where_an_option_is_too_small(trains, call, small_
         assert "would do" not in refused.err, limit
 
 
+@pytest.mark.parametrize("layout", ["any_order", "sample_order"])
+def test_r41_the_first_size_that_is_named_for_an_option_does(trains, call, small_data, tmp_path, layout):
+    words = ["train", "cosir", "--data", small_data, "--out", tmp_path / "run", "--epochs", 1, "--batch-size", 256,
+             "--set", "eval_pairs=50", "--set", f"label_layout={layout}", "--json"]
+    refused = call(*words, "--memory-limit", "64MiB", "--set", "store_bytes=1")
+    assert_refused(refused, 1, "store_bytes", "raise store_bytes")
+    named = re.search(r"at least .* \((\d+) bytes\) is needed", refused.err)[1]
+    done = call(*words, "--memory-limit", "2GiB", "--set", f"store_bytes={named}")
+    assert done.status == 0, done.err
+
 def start(program, data, out, *more) -> subprocess.Popen:
     return subprocess.Popen(
         [program, "train", "cosir", "--data", data, "--out", out, "--memory-limit", "1GiB",

@@ -19,6 +19,7 @@
 #include "os/file.h"
 #include "plimsoll/bytes.h"
 #include "plimsoll/torch.h"
+#include "store/id_index.h"
 
 namespace plimsoll::cosir {
 namespace {
@@ -183,6 +184,15 @@ Result<RowLayout> choose_layout(const Governor& governor, const CosirConfig& con
   return all_fit || ordered.floor_bytes > bytes ? RowLayout::kAnyOrder : RowLayout::kSampleOrder;
 }
 
+// What the index of a table's ids takes at its smallest, however they are kept.
+std::int64_t index_bytes_most(std::int64_t rows) {
+  const IdIndexInfo pages{.rows = rows, .dense = false};
+  IdIndexInfo spans = pages;
+  spans.spans = rows / IdFingerprint::kSpanRowsLeast;
+  return round_to_block(
+      std::max(IdIndex::memory_bytes(pages, 2), IdIndex::memory_bytes(spans, 2)));
+}
+
 // An option's own number of bytes that is less than its part can do with: no limit mends that.
 Result<void> enough_given(const CosirConfig& config, const FeatureInfo& info,
                           std::int64_t store_least) {
@@ -215,9 +225,14 @@ Result<DataShares> shares_of(const CosirConfig& config) {
   EmbeddingStoreOptions options = row_options(config);
   options.rows = info.rows;
   options.directory = config.out.empty() ? "." : config.out;
-  PLIMSOLL_TRY(const SlabPlan any, EmbeddingStore::plan(options));
+  PLIMSOLL_TRY(SlabPlan any, EmbeddingStore::plan(options));
   options.layout = RowLayout::kSampleOrder;
-  PLIMSOLL_TRY(const SlabPlan ordered, EmbeddingStore::plan(options));
+  PLIMSOLL_TRY(SlabPlan ordered, EmbeddingStore::plan(options));
+  // Planned with dense ids, as nobody knows yet which pairs are held out.
+  const bool all = info.dense_ids && held_out_groups(info, config) == 0;
+  const std::int64_t index = all ? 0 : index_bytes_most(info.rows);
+  any.floor_bytes += index;
+  ordered.floor_bytes += index;
   const bool in_order = config.label_layout == "sample_order";
   PLIMSOLL_TRY_VOID(enough_given(config, info, in_order ? ordered.floor_bytes : any.floor_bytes));
   DataShares shares;
