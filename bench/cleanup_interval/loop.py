@@ -65,7 +65,7 @@ class Most(threading.Thread):
 
 def main(folder: str, interval: int, workers: int, set_to_none: bool, steps: int) -> None:
     data = Pictures()
-    with plimsoll.Run(folder, memory_limit="8GiB", seed=5, threads=1, deterministic=False) as run:
+    with plimsoll.Run(folder, memory_limit="8GiB", seed=5, compute_threads=1, deterministic=False) as run:
         torch.manual_seed(2)
         model = torch.nn.Sequential(
             torch.nn.Conv2d(3, 32, 5, stride=2), torch.nn.ReLU(), torch.nn.Conv2d(32, 64, 5, stride=2), torch.nn.ReLU(),

@@ -63,7 +63,7 @@ def measured(folder: pathlib.Path, mib: int, commits: int, smoke: bool) -> int:
     were written, so that neither's disk is the other's."""
     by_hand, steps, beside, last = [], [], [], time.perf_counter()
     (folder / "hand").mkdir()
-    with plimsoll.Run(folder / "run", memory_limit="16GiB", threads=1, deterministic=False) as run:
+    with plimsoll.Run(folder / "run", memory_limit="16GiB", compute_threads=1, deterministic=False) as run:
         model, optimizer = made(mib)
         run.track(model=model, optimizer=optimizer)
         batches = [torch.randn(64, WIDTH, generator=torch.Generator().manual_seed(one)) for one in range(commits)]

@@ -90,7 +90,7 @@ def bare(folder: pathlib.Path, steps: int, workers: int):
 def run(folder: pathlib.Path, steps: int, workers: int):
     import plimsoll
 
-    with plimsoll.Run(folder / "run", memory_limit="4GiB", seed=SEED, threads=1, deterministic=False) as one:
+    with plimsoll.Run(folder / "run", memory_limit="4GiB", seed=SEED, compute_threads=1, deterministic=False) as one:
         model, optimizer = made()
         one.track(model=model, optimizer=optimizer)
         data = one.loader(Texts(), batch_size=BATCH, workers=workers)

@@ -95,7 +95,7 @@ def made(blocks: int, width: int, recompute: bool) -> Net:
 
 
 def measured(options: argparse.Namespace, folder: pathlib.Path) -> dict:
-    with plimsoll.Governor("16GiB", foreign="512MiB"):
+    with plimsoll.Governor("16GiB", foreign_bytes="512MiB"):
         streamed = Loop(made(options.blocks, options.width, False))
         weights = plimsoll.stream_frozen(streamed.model, weights="streamed", slots=options.slots, directory=folder)
         resident = Loop(made(options.blocks, options.width, True))

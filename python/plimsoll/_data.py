@@ -155,32 +155,32 @@ class Loader:
 
     @classmethod
     def open(cls, governor: Governor, data: FeatureStore | str | os.PathLike[str], *,
-             batch_rows: int, queue: int | str = 0, seed: int = 0, threads: int = 2,
+             batch_rows: int, queue_bytes: int | str = 0, seed: int = 0, loader_threads: int = 2,
              columns: Sequence[str] | None = None, drop_last: bool = False,
              split: Split | None = None, state: LoaderState | None = None,
-             cache: int | str = 0, sweep_batches: int = 1) -> Loader:
+             cache_bytes: int | str = 0, sweep_batches: int = 1) -> Loader:
         """Opens a loader over a FeatureStore, or over the store in a directory.
 
-        queue:     the ring, in bytes or as "256MiB"; 0 is four batches. At least two must fit.
+        queue_bytes: the ring, in bytes or as "256MiB"; 0 is four batches. At least two must fit.
         drop_last: leaves out an epoch's last, partial batch.
         split:     reads only its training records.
         state:     where to start; see the property of that name.
-        cache:     the slab of the store, when `data` is a directory.
+        cache_bytes: the slab of the store, when `data` is a directory.
         sweep_batches: so many coming batches are read in one pass over the store's file: fewer
                    reads, the same batches. The store's slab must hold two such windows.
 
         Errors: ValueError; NotFoundError (data, column); BudgetExceeded naming the bytes needed.
         """
-        queue_bytes = byte_size(queue, "queue")
+        queue_size = byte_size(queue_bytes, "queue_bytes")
         owns_store = not isinstance(data, FeatureStore)
-        store = FeatureStore.open(governor, data, cache=cache) if owns_store else data
+        store = FeatureStore.open(governor, data, cache_bytes=cache_bytes) if owns_store else data
         try:
             names = store._chosen(columns)
             start = LoaderState(seed) if state is None else LoaderState(*state)
             core_split = (_core.Split.create(governor._core, store._core, 0, 0) if split is None
                           else split._core)
             loader = _core.Loader.open(governor._core, store._core, core_split, names, batch_rows,
-                                       queue_bytes, threads, drop_last, sweep_batches, *start)
+                                       queue_size, loader_threads, drop_last, sweep_batches, *start)
         except BaseException:
             if owns_store:
                 store.close()

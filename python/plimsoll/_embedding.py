@@ -225,8 +225,8 @@ class EmbeddingStore:
              rows: int | None = None, ids: Any = None, rows_max: int | None = None,
              dim: int | None = None, dtype: str | None = None,
              optimizer: Optimizer | None = None, init: Zeros | Normal | Uniform | None = None,
-             store: int | str = 0, at_step: int | None = None, batch_rows: int = 4096,
-             layout: str | None = None, order_seed: int | None = None, dirty: int | str = 0,
+             store_bytes: int | str = 0, at_step: int | None = None, batch_rows: int = 4096,
+             layout: str | None = None, order_seed: int | None = None, dirty_bytes: int | str = 0,
              pinned: bool = False, io_threads: int = 4, compute_threads: int = 1) -> EmbeddingStore:
         """Opens the table in `directory`, or makes it when there is none.
 
@@ -244,14 +244,14 @@ class EmbeddingStore:
         dtype:       what a weight is stored as: "float32" (the default), or "bfloat16" for half the
                      bytes: a step is computed in float32 and rounded up or down by chance, the same
                      one every time. Rows given and taken are float32 in either case.
-        store:       the slab, in bytes or as "64MiB"; 0 is 64 MiB or the floor, if that is larger.
+        store_bytes: the slab, in bytes or as "64MiB"; 0 is 64 MiB or the floor, if that is larger.
         at_step:     opens this commit instead of the newest.
         batch_rows:  rows of the largest request expected; sizes the scratch in the slab.
         layout:      of a new table: "any_order", or "sample_order" for rows that are visited once an
                      epoch in the order SampleOrder(rows, order_seed, epoch), as a Loader does: they
                      stream at the disk's bandwidth. Any other request works too, more slowly.
         order_seed:  of the epochs that begin from now on; as the Loader's. Sample order only.
-        dirty:       most bytes of changed rows that wait for the disk in any order; 0: what the
+        dirty_bytes: most bytes of changed rows that wait for the disk in any order; 0: what the
                      disk writes in 50 ms.
         pinned:      opens a commit of a table that exists, to read it only: nothing is written, and
                      another process may train in it meanwhile (in sample order: not while it is
@@ -271,7 +271,7 @@ class EmbeddingStore:
             raise NotFoundError(f"{path}: there is no table to be read (pinned)")
         dim, optimizer, init = _fill_in(path, there, dim, optimizer, init)
         options = _core.EmbeddingStoreOptions(
-            path, dim, _options_of(optimizer), _init_of(init), byte_size(store, "store"),
+            path, dim, _options_of(optimizer), _init_of(init), byte_size(store_bytes, "store_bytes"),
             0 if rows is None else rows, None if ids is None else ids_in(ids),
             -1 if at_step is None else at_step, batch_rows, io_threads, compute_threads)
         options.rows_max = 0 if rows_max is None else rows_max
@@ -279,7 +279,7 @@ class EmbeddingStore:
         options.dtype = _dtype_of(there.get("dtype", "float32") if dtype is None else dtype)
         options.layout = _layout_of(there.get("layout", "any_order") if layout is None else layout)
         options.order_seed = there.get("order_seed", 0) if order_seed is None else order_seed
-        options.dirty_bytes = byte_size(dirty, "dirty")
+        options.dirty_bytes = byte_size(dirty_bytes, "dirty_bytes")
         core = _core.EmbeddingStore.open(governor._core, options)
         if network := core.slab_plan().network:
             warnings.warn(f"{path} is on {network}: a commit is as durable as its server, and "

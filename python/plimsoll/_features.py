@@ -21,7 +21,7 @@ from ._memory import Governor
 class FeatureStore:
     """Named columns per id, interleaved on disk, read by batch within a fixed slab.
 
-        items = plimsoll.FeatureStore.open(governor, "items", cache="512MiB")
+        items = plimsoll.FeatureStore.open(governor, "items", cache_bytes="512MiB")
         batch = items.read(ids)          # {"image": float32 [n, 512], …}
         x = batch.tensor("image")        # The same bytes as a torch tensor.
     """
@@ -39,20 +39,20 @@ class FeatureStore:
 
     @classmethod
     def open(cls, governor: Governor, directory: str | os.PathLike[str], *,
-             cache: int | str = 0, io_threads: int = 4,
-             join_gap: int | str = 0) -> FeatureStore:
+             cache_bytes: int | str = 0, io_threads: int = 4,
+             join_gap_bytes: int | str = 0) -> FeatureStore:
         """Opens the store in `directory`.
 
-        join_gap: records wanted at once that stand so near on disk are read together, and what is
+        join_gap_bytes: records wanted at once that stand so near on disk are read together, and what is
                   between them too: fewer reads, more bytes. For disks that are slow to start a read.
 
-        Units:  cache is the slab, in bytes or as "512MiB"; 0 is 32 MiB or the floor. join_gap as
-                cache.
+        Units:  cache_bytes is the slab, in bytes or as "512MiB"; 0 is 32 MiB or the floor.
+                join_gap_bytes is such a size too.
         Errors: NotFoundError, CorruptError (truncated or altered files, named), BudgetExceeded.
         """
         path = os.fspath(directory)
-        core = _core.FeatureStore.open(governor._core, path, byte_size(cache, "cache"), io_threads,
-                                       byte_size(join_gap, "join_gap"))
+        core = _core.FeatureStore.open(governor._core, path, byte_size(cache_bytes, "cache_bytes"), io_threads,
+                                       byte_size(join_gap_bytes, "join_gap_bytes"))
         return cls(governor, core, path)
 
     @property

@@ -144,16 +144,16 @@ class GraphSet:
 
     @classmethod
     def open(cls, governor: Governor, directory: str | os.PathLike[str], *,
-             cache: int | str | None = None) -> GraphSet:
+             cache_bytes: int | str | None = None) -> GraphSet:
         """Opens the set in `directory`.
 
-        cache:  how many bytes the graphs may take in memory: "1GiB"; 0 reads each from disk. By
+        cache_bytes: how many bytes the graphs may take in memory: "1GiB"; 0 reads each from disk. By
                 default all stay in memory when half of what the governor has free is enough.
         Errors: NotFoundError, CorruptError, BudgetExceeded, OSError.
         """
         path = os.fspath(directory)
         core = _core.GraphSet.open(governor._core, path,
-                                   -1 if cache is None else byte_size(cache, "cache"))
+                                   -1 if cache_bytes is None else byte_size(cache_bytes, "cache_bytes"))
         return cls(governor, core, path)
 
     @property

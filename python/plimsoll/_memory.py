@@ -109,7 +109,7 @@ class Governor:
     steps, in any other loop as `on_pressure` says. One allocation that is larger than what is left goes
     past all that; `plimsoll run` has the kernel hold the limit.
 
-    Units:    `host`, `disk`, `foreign` are bytes (an int) or text: "6GiB", "512MB", "25%".
+    Units:    `memory_limit`, `disk_limit`, `foreign_bytes` are bytes (an int) or text: "6GiB", "512MB", "25%".
     Requires: one governor at a time. A governor that holds nothing is replaced, so that a notebook
               cell may run twice.
     Forks:    a forked child makes a governor of its own. In the one that it inherited, what would change
@@ -119,16 +119,16 @@ class Governor:
               BudgetExceeded when what is resident already passes the limit.
     """
 
-    def __init__(self, host: int | str = "", *, disk: int | str = "", directory: str = ".",
-                 foreign: int | str = "64MiB", pressure_fraction: float = 0.85,
+    def __init__(self, memory_limit: int | str = "", *, disk_limit: int | str = "",
+                 directory: str = ".", foreign_bytes: int | str = "64MiB", pressure_fraction: float = 0.85,
                  on_pressure: str | Callable[[PressureReport], Any] = "raise") -> None:
         """Finds the limit and measures what is resident now (the baseline).
 
-        host:      the limit; "" is 80 % of what cgroups, SLURM and the machine leave.
-        disk:      most a table, or a run with its checkpoints, may come to hold on disk; what could
+        memory_limit: the limit; "" is 80 % of what cgroups, SLURM and the machine leave.
+        disk_limit: most a table, or a run with its checkpoints, may come to hold on disk; what could
                    exceed it is refused when it is opened. "" for no bound.
         directory: whose file system the disk limit speaks of.
-        foreign:   set aside for what cannot be leased: Python objects, NumPy, code, and what worker
+        foreign_bytes: set aside for what cannot be leased: Python objects, NumPy, code, and what worker
                    processes hold beside this one, about as much for each of them; ledger() has the
                    line "children". With torch, what is imported later counts: its first optimizer
                    alone imports 70 MiB of modules, so make that before the governor, or say "128MiB".
@@ -147,13 +147,13 @@ class Governor:
         self._before_retry: Callable[[], None] = lambda: None  # Ends what holds memory for a moment only.
         self._arena: Any = None
         self._parts: weakref.WeakSet[_Closes] = weakref.WeakSet()
-        foreign_bytes = byte_size(foreign, "foreign")
+        foreign_size = byte_size(foreign_bytes, "foreign_bytes")
         # Before the baseline is measured: torch's libraries belong to it.
         extension = _torch_gate.load_if_torch_imported()
         if extension is not None:
             extension.purge()  # A cache alone must not keep a governor from being replaced.
-        options = (_size_text(host, "host"), "host", _size_text(disk, "disk"), str(directory),
-                   foreign_bytes, float(pressure_fraction))
+        options = (_size_text(memory_limit, "memory_limit"), "memory_limit",
+                   _size_text(disk_limit, "disk_limit"), str(directory), foreign_size, float(pressure_fraction))
         try:
             self._core = _core.Governor.create(*options)
         except ValueError:
@@ -218,7 +218,7 @@ class Governor:
 
     @property
     def disk_limit_bytes(self) -> int:
-        """What was asked for with `disk`, or what is free, whichever is less; in bytes."""
+        """What was asked for with `disk_limit`, or what is free, whichever is less; in bytes."""
         return self._core.disk_limit_bytes
 
     def ledger(self) -> Ledger:
@@ -253,7 +253,7 @@ class Governor:
         """
         return self._core.step_boundary()
 
-    def set_limit(self, host: int | str) -> LimitChange:
+    def set_limit(self, memory_limit: int | str) -> LimitChange:
         """Moves the limit while everything is in use; nothing that is computed changes.
 
         Lower: caches and queues are smaller when this returns. What is in use follows at the next
@@ -264,9 +264,9 @@ class Governor:
         Threads:  any; from a thread that watches, say, while another one trains.
         Errors:   ValueError (bad size, closed governor); then nothing has changed.
         """
-        text = _size_text(host, "host")
+        text = _size_text(memory_limit, "memory_limit")
         if not text.strip():
-            raise ValueError("host: a size is wanted, such as '6GiB'")
+            raise ValueError("memory_limit: a size is wanted, such as '6GiB'")
         return self._core.set_limit(text, "set_limit")
 
     def log_memory_state(self, label: str = "") -> str:

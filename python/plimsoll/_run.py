@@ -69,12 +69,12 @@ class Run:
     the same step, stop at the same one, and go on with as many as the run began with.
 
     path:         its folder.
-    memory_limit: as Governor's `host`; "" finds what the machine leaves.
+    memory_limit: as Governor's; "" finds what the machine leaves.
     seed:         of Python's, NumPy's and torch's generators, the order, and rows.
     options:      what else decides the bits, such as {"lr": 1e-3}: kept in run.toml, and a start with
                   other values is refused with both. Before the first commit anything may change.
-    foreign:      as Governor's. disk: as Governor's.
-    threads:      torch's; None: as many as the run began with, or torch has.
+    foreign_bytes, disk_limit: as Governor's.
+    compute_threads: torch's; None: as many as the run began with, or torch has.
     deterministic: operators that have no deterministic form raise; False: they run, and the same bits are
                   not promised.
     accept:       names of the identity that may differ from now on, such as ("torch",); events.jsonl
@@ -86,8 +86,8 @@ class Run:
     """
 
     def __init__(self, path: str | os.PathLike[str], *, memory_limit: int | str = "", seed: int = 0,
-                 options: dict[str, Any] | None = None, foreign: int | str = "128MiB",
-                 disk: int | str = "", threads: int | None = None, deterministic: bool = True,
+                 options: dict[str, Any] | None = None, foreign_bytes: int | str = "128MiB",
+                 disk_limit: int | str = "", compute_threads: int | None = None, deterministic: bool = True,
                  accept: Iterable[str] = (), _of_recipe: Any = None) -> None:
         _torch_gate.load()
         from . import _ranks
@@ -102,9 +102,10 @@ class Run:
         self.updated = False
         """Whether the last run.step() stepped the optimizer (see TrainingStep.updated)."""
         ranks = self._ranks = _ranks.join(path=os.path.abspath(path), seed=seed, memory_limit=memory_limit,
-                                        options=options or {}, threads=threads, deterministic=deterministic)
+                                        options=options or {}, compute_threads=compute_threads, deterministic=deterministic)
         self._life = Life(self.path, self._content, ranks, memory_limit=memory_limit, seed=self.seed,
-                          options=dict(options or {}), foreign=foreign, disk=disk, threads=threads,
+                          options=dict(options or {}), foreign_bytes=foreign_bytes, disk_limit=disk_limit,
+                          compute_threads=compute_threads,
                           deterministic=deterministic, accept=accept,
                           run_toml=_of_recipe.run_toml if _of_recipe else None)
         self._of_recipe = _of_recipe  # Of plimsoll.recipes: what the program was told.
@@ -160,13 +161,13 @@ class Run:
 
     def embedding(self, name: str, *, rows: int, dim: int, optimizer: Optimizer | None = None,
                   init: Zeros | Normal | Uniform | None = None, dtype: str = "float32",
-                  store: int | str = 0, batch_rows: int = 4096) -> Vectors:
+                  store_bytes: int | str = 0, batch_rows: int = 4096) -> Vectors:
         """One trainable row for each id from 0 to rows − 1, on disk: a torch.nn.Module (see Vectors).
 
             vectors = run.embedding("items", rows=10_000_000, dim=64, optimizer=plimsoll.AdamW(lr=0.03))
             vectors(ids)                     # int64 [...] -> float32 [..., 64], with autograd
 
-        optimizer, init, dtype, store, batch_rows: as EmbeddingStore.open(); init without a value is
+        optimizer, init, dtype, store_bytes, batch_rows: as EmbeddingStore.open(); init without a value is
         Normal(std=0.01) with the run's seed.
         Errors: as EmbeddingStore.open(); ValueError for another table than the run's, with both values.
         """
@@ -184,7 +185,7 @@ class Run:
             _must_be_equal(f"embedding {name!r}", said, self._saved["tables"].get(name))
         table = EmbeddingStore.open(
             self.governor, self.path / "embeddings" / name, rows=rows, dim=dim, dtype=dtype, init=init,
-            optimizer=optimizer, store=store, batch_rows=batch_rows,
+            optimizer=optimizer, store_bytes=store_bytes, batch_rows=batch_rows,
             at_step=self._life.saved_step if self._saved else None)
         self._tables[name] = (Vectors(name, table), said)
         return self._tables[name][0]

@@ -50,7 +50,7 @@ def seed_all(seed: int) -> None:
 
 def identity_of(seed: int, threads: int, deterministic: bool, options: dict[str, Any], ranks: int = 1) -> dict[str, str]:
     """Two runs of one program with equal identities end in equal bits."""
-    identity = {"seed": str(seed), "threads": str(threads), "deterministic": str(deterministic).lower(),
+    identity = {"seed": str(seed), "compute_threads": str(threads), "deterministic": str(deterministic).lower(),
                 "torch": str(torch.__version__), "numpy": np.__version__,
                 "instruction_set": _core.instruction_set(),
                 "ATEN_CPU_CAPABILITY": torch.backends.cpu.get_cpu_capability()}
@@ -62,7 +62,8 @@ def identity_of(seed: int, threads: int, deterministic: bool, options: dict[str,
 def threads_of(path: str) -> int:
     """Those that a run began with; of a new run, torch's."""
     try:
-        return int(json.loads((pathlib.Path(path) / "identity.json").read_text())["threads"])
+        identity = json.loads((pathlib.Path(path) / "identity.json").read_text())
+        return int(identity.get("compute_threads") or identity["threads"])  # The name of runs before 0.2.
     except (OSError, ValueError, KeyError):
         return torch.get_num_threads()  # New, or damaged: then the check of the identity says so.
 

@@ -336,7 +336,8 @@ Result<RunIdentity> RunFolder::saved_identity() const {
       return fail(ErrorCode::kCorrupt, fmt::format("{}: '{}' is no text", path.string(), key));
     }
     if (key != kSealKey) {
-      identity[key] = value.get<std::string>();
+      // Runs of Python programs had "threads" before 0.2.
+      identity[key == "threads" ? "compute_threads" : key] = value.get<std::string>();
     }
   }
   return identity;

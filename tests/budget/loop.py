@@ -65,7 +65,7 @@ class Samples(torch.utils.data.Dataset):
         if self.rows is None:
             own = torch.utils.data.get_worker_info() is not None
             self.governor = plimsoll.Governor("1GiB") if own else plimsoll.Governor.current()
-            self.rows = plimsoll.EmbeddingStore.open(self.governor, self.frozen, store="2MiB",
+            self.rows = plimsoll.EmbeddingStore.open(self.governor, self.frozen, store_bytes="2MiB",
                                                      batch_rows=16, pinned=True)
         return self.rows.gather([index]).array.sum(dtype=np.float32)
 
@@ -156,14 +156,14 @@ def train(options: dict, folder: pathlib.Path, governor: plimsoll.Governor | Non
     table = None
     if options["table"]:
         table = plimsoll.EmbeddingStore.open(
-            governor, folder / "table", rows=options["samples"], dim=ROW, store=f"{options['store_mib']}MiB",
+            governor, folder / "table", rows=options["samples"], dim=ROW, store_bytes=f"{options['store_mib']}MiB",
             optimizer=plimsoll.AdamW(lr=0.01), init=plimsoll.Normal(0.1, 3), layout=options["table"],
             batch_rows=options["batch"])
     reached[1] = 1
     frozen = None
     if options["reads"]:
         frozen = folder / "frozen"
-        with plimsoll.EmbeddingStore.open(governor, frozen, rows=options["samples"], dim=ROW, store="4MiB",
+        with plimsoll.EmbeddingStore.open(governor, frozen, rows=options["samples"], dim=ROW, store_bytes="4MiB",
                                           init=plimsoll.Normal(0.1, 5), batch_rows=16) as made:
             made.update(np.arange(16), np.ones((16, ROW), np.float32))
             made.commit(1)
@@ -226,7 +226,7 @@ def run(options: dict) -> dict:
     code = None
     try:
         with plimsoll.Governor(f"{limit}MiB" if limit else "",
-                               foreign=f"{options['foreign_mib']}MiB") as governor:
+                               foreign_bytes=f"{options['foreign_mib']}MiB") as governor:
             code = _core.resident().file
             return {**train(options, folder, governor, reached), "code_bytes": code}
     except (plimsoll.BudgetExceeded, plimsoll.MemoryPressure, torch.OutOfMemoryError) as error:

@@ -27,7 +27,7 @@ def table(governor, tmp_path):
     import plimsoll
 
     return plimsoll.EmbeddingStore.open(governor, tmp_path / "table", rows=1000, dim=8,
-                                        init=plimsoll.Normal(std=0.5, seed=3), store="8MiB")
+                                        init=plimsoll.Normal(std=0.5, seed=3), store_bytes="8MiB")
 
 
 @pytest.fixture

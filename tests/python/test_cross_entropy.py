@@ -108,7 +108,7 @@ def test_a_step_that_memory_refuses_is_made_again_with_the_same_bits(tmp_path):
 
     def run(refused, folder):
         torch.manual_seed(3)
-        with plimsoll.Run(folder, memory_limit="2GiB", threads=1) as run:
+        with plimsoll.Run(folder, memory_limit="2GiB", compute_threads=1) as run:
             model, head = torch.nn.Linear(8, 16), torch.nn.Linear(16, 301)
             optimizer = torch.optim.AdamW([*model.parameters(), *head.parameters()], lr=0.01)
             run.track(model=model, head=head, optimizer=optimizer)
@@ -131,7 +131,7 @@ def test_the_logits_are_never_there():
     """Of 1,024 tokens × 20,000 words, 78 MiB in float32, the arena sees a chunk's."""
     from plimsoll import _torch_gate
 
-    with plimsoll.Governor("3GiB", foreign="256MiB"):
+    with plimsoll.Governor("3GiB", foreign_bytes="256MiB"):
         extension = _torch_gate.load()
         hidden, weight, _, labels = made(torch.float32, tokens=1024, vocabulary=20_000, features=16)
         before = extension.arena_stats()["live_bytes"]

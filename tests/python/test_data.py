@@ -16,7 +16,7 @@ def store(governor, tmp_path):
             "x": ("float32", (2,)), "y": ("int32", ())}, grouped=True) as writer:
         writer.append(ids, x=np.stack([ids, ids], 1).astype(np.float32), y=ids.astype(np.int32),
                       groups=np.arange(203, dtype=np.int64) // 3)
-    return plimsoll.FeatureStore.open(governor, tmp_path / "d", cache="4MiB")
+    return plimsoll.FeatureStore.open(governor, tmp_path / "d", cache_bytes="4MiB")
 
 
 def ids_of(batches):
@@ -43,7 +43,7 @@ def test_sample_order_checks_its_range(call):
 
 
 def test_an_epoch_holds_every_record_once(governor, store):
-    loader = plimsoll.Loader.open(governor, store, batch_rows=20, queue="1MiB", seed=7)
+    loader = plimsoll.Loader.open(governor, store, batch_rows=20, queue_bytes="1MiB", seed=7)
     batches = list(loader.epoch(0))
     assert [len(batch.ids) for batch in batches] == [20] * 10 + [3]
     assert sorted(sum(ids_of(batches), [])) == list(range(203))
@@ -58,7 +58,7 @@ def test_an_epoch_holds_every_record_once(governor, store):
 
 def test_batches_do_not_depend_on_threads(governor, store):
     def epochs(threads):
-        with plimsoll.Loader.open(governor, store, batch_rows=16, seed=3, threads=threads) as one:
+        with plimsoll.Loader.open(governor, store, batch_rows=16, seed=3, loader_threads=threads) as one:
             return [ids_of(one.epoch(epoch)) for epoch in range(2)]
 
     first = epochs(1)
@@ -84,7 +84,7 @@ def test_state_and_seek_resume_exactly(governor, store, tmp_path):
     assert ids_of(loader) == rest
     loader.close()
     with plimsoll.Loader.open(governor, tmp_path / "d", batch_rows=32, state=tuple(state),
-                              cache="4MiB") as again:
+                              cache_bytes="4MiB") as again:
         assert ids_of(again) == rest
     with pytest.raises(ValueError, match="closed"):
         loader.next()
@@ -99,7 +99,7 @@ def test_r33_drop_last_columns_and_upcoming_ids(governor, store):
     assert [len(ids) for ids in ids_of(loader.epoch(4))] == [20] * 10
     began = time.perf_counter_ns()
     with plimsoll.Loader.open(governor, store, batch_rows=20, columns=["y"],
-                              queue=3 * loader.slot_bytes) as small:
+                              queue_bytes=3 * loader.slot_bytes) as small:
         assert small.slots == 3 and small.slot_bytes == loader.slot_bytes >= 20 * 4
         assert small.stall_ns == 0 and len(list(small)) == 11
         assert 0 < small.stall_ns <= time.perf_counter_ns() - began
@@ -119,8 +119,8 @@ def test_a_split_holds_out_whole_groups(governor, store):
 
 @pytest.mark.parametrize("options, error", [
     ({"batch_rows": 0}, ValueError), ({"batch_rows": 8, "columns": ["z"]}, KeyError),
-    ({"batch_rows": 8, "queue": "x"}, ValueError), ({"batch_rows": 8, "threads": 0}, ValueError),
-    ({"batch_rows": 200, "queue": 64}, plimsoll.BudgetExceeded),
+    ({"batch_rows": 8, "queue_bytes": "x"}, ValueError), ({"batch_rows": 8, "loader_threads": 0}, ValueError),
+    ({"batch_rows": 200, "queue_bytes": 64}, plimsoll.BudgetExceeded),
     ({"batch_rows": 8, "state": (0, 0, 99999)}, ValueError)])
 def test_open_checks_its_options(governor, store, options, error):
     with pytest.raises(error):
@@ -138,7 +138,7 @@ def test_sweeps_change_no_batch(governor, tmp_path):
         writer.append(np.arange(2000), x=x)
     reads = {}
     for sweep_batches in (1, 8):
-        with plimsoll.FeatureStore.open(governor, tmp_path / "f", cache="16MiB") as store:
+        with plimsoll.FeatureStore.open(governor, tmp_path / "f", cache_bytes="16MiB") as store:
             loader = plimsoll.Loader.open(governor, store, batch_rows=50, seed=3,
                                           sweep_batches=sweep_batches)
             ids = np.concatenate([batch.ids for batch in loader.epoch(0)])

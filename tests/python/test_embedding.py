@@ -12,7 +12,7 @@ import plimsoll
 
 
 def reopen(governor, tmp_path, **options):
-    return plimsoll.EmbeddingStore.open(governor, tmp_path / "table", store="8MiB", **options)
+    return plimsoll.EmbeddingStore.open(governor, tmp_path / "table", store_bytes="8MiB", **options)
 
 
 def test_gather_follows_the_request_with_duplicates(table):
@@ -195,8 +195,8 @@ def test_open_checks_its_arguments(governor, tmp_path):
     open_table = plimsoll.EmbeddingStore.open
     with pytest.raises(ValueError, match="dim"):
         open_table(governor, tmp_path / "new", rows=10)
-    with pytest.raises(ValueError, match="store"):
-        open_table(governor, tmp_path / "new", rows=10, dim=4, store="16 stones")
+    with pytest.raises(ValueError, match="store_bytes"):
+        open_table(governor, tmp_path / "new", rows=10, dim=4, store_bytes="16 stones")
     with pytest.raises(ValueError, match="optimizer"):
         open_table(governor, tmp_path / "new", rows=10, dim=4, optimizer="adam")
     with pytest.raises(ValueError, match="init"):
@@ -208,10 +208,10 @@ def test_open_checks_its_arguments(governor, tmp_path):
 
 def test_a_slab_that_does_not_fit_is_refused(governor, tmp_path):
     with pytest.raises(plimsoll.BudgetExceeded) as caught:
-        plimsoll.EmbeddingStore.open(governor, tmp_path / "t", rows=10**9, dim=64, store="50GiB")
+        plimsoll.EmbeddingStore.open(governor, tmp_path / "t", rows=10**9, dim=64, store_bytes="50GiB")
     assert caught.value.tag == "rows" and caught.value.limit_bytes == 2 << 30
     with pytest.raises(plimsoll.BudgetExceeded) as caught:
-        plimsoll.EmbeddingStore.open(governor, tmp_path / "t", rows=10, dim=4, store=1024)
+        plimsoll.EmbeddingStore.open(governor, tmp_path / "t", rows=10, dim=4, store_bytes=1024)
     assert caught.value.requested_bytes > 1024
 
 
@@ -330,7 +330,7 @@ def test_any_order_of_calls_agrees_with_a_dict(actions, seed):
         def open_table():
             return plimsoll.EmbeddingStore.open(
                 governor, folder + "/t", ids=names, dim=3, init=plimsoll.Normal(seed=1),
-                optimizer=plimsoll.AdamW(), store="4MiB", batch_rows=64)
+                optimizer=plimsoll.AdamW(), store_bytes="4MiB", batch_rows=64)
 
         table = open_table()
         table.commit(0)
@@ -360,7 +360,7 @@ def test_any_order_of_calls_agrees_with_a_dict(actions, seed):
 
 def test_both_layouts_hold_the_same_rows(governor, tmp_path):
     tables = [plimsoll.EmbeddingStore.open(governor, tmp_path / layout, rows=5000, dim=8,
-                                           layout=layout, order_seed=3, store="4MiB")
+                                           layout=layout, order_seed=3, store_bytes="4MiB")
               for layout in ("any_order", "sample_order")]
     for epoch in range(3):
         order = plimsoll.SampleOrder(5000, 3, epoch)
@@ -379,7 +379,7 @@ def test_both_layouts_hold_the_same_rows(governor, tmp_path):
         table.close()
     assert plimsoll.info(tmp_path / "sample_order")["layout"] == "sample_order"
     # The layout belongs to the table: it need not be said again, and cannot be another.
-    again = plimsoll.EmbeddingStore.open(governor, tmp_path / "sample_order", store="4MiB")
+    again = plimsoll.EmbeddingStore.open(governor, tmp_path / "sample_order", store_bytes="4MiB")
     assert np.array_equal(again.gather(np.arange(5000)).array, expected)
     with pytest.raises(ValueError, match="layout"):
         plimsoll.EmbeddingStore.open(governor, tmp_path / "sample_order", layout="any_order")
@@ -388,7 +388,7 @@ def test_both_layouts_hold_the_same_rows(governor, tmp_path):
 def test_bfloat16_rows_are_kept_in_half_the_bytes(governor, tmp_path):
     ids = np.arange(50)
     rows = np.random.default_rng(1).normal(size=(50, 8)).astype(np.float32)
-    with plimsoll.EmbeddingStore.open(governor, tmp_path / "half", rows=50, dim=8, store="4MiB",
+    with plimsoll.EmbeddingStore.open(governor, tmp_path / "half", rows=50, dim=8, store_bytes="4MiB",
                                       dtype="bfloat16", optimizer=plimsoll.SGD(lr=0.5)) as table:
         table.update(ids, rows)
         got = table.gather(ids).array.copy()
@@ -401,9 +401,9 @@ def test_bfloat16_rows_are_kept_in_half_the_bytes(governor, tmp_path):
     info = plimsoll.info(tmp_path / "half")
     assert (info["dtype"], info["record_bytes"]) == ("bfloat16", 32)
     # The type belongs to the table: it need not be said again, and cannot be another.
-    plimsoll.EmbeddingStore.open(governor, tmp_path / "half", store="4MiB").close()
+    plimsoll.EmbeddingStore.open(governor, tmp_path / "half", store_bytes="4MiB").close()
     with pytest.raises(ValueError, match="dtype is bfloat16, but float32 was asked for"):
-        plimsoll.EmbeddingStore.open(governor, tmp_path / "half", store="4MiB", dtype="float32")
+        plimsoll.EmbeddingStore.open(governor, tmp_path / "half", store_bytes="4MiB", dtype="float32")
     with pytest.raises(ValueError, match="dtype: 'float16' is not one of float32, bfloat16"):
         plimsoll.EmbeddingStore.open(governor, tmp_path / "other", rows=5, dim=8, dtype="float16")
 
@@ -415,7 +415,7 @@ def test_an_unknown_layout_is_named(governor, tmp_path):
 
 def test_dirty_rows_are_bounded_as_asked(governor, tmp_path):
     table = plimsoll.EmbeddingStore.open(governor, tmp_path / "t", rows=60_000, dim=16,
-                                         store="3MiB", dirty="256KiB", batch_rows=128)
+                                         store_bytes="3MiB", dirty_bytes="256KiB", batch_rows=128)
     ids = np.random.default_rng(1).permutation(60_000)
     for begin in range(0, 12_800, 64):
         table.apply(ids[begin:begin + 64], np.ones((64, 16), np.float32))
@@ -424,7 +424,7 @@ def test_dirty_rows_are_bounded_as_asked(governor, tmp_path):
 
 
 def growing(governor, tmp_path, **options):
-    options = {"rows_max": 50, "dim": 4, "store": "4MiB"} | options
+    options = {"rows_max": 50, "dim": 4, "store_bytes": "4MiB"} | options
     return plimsoll.EmbeddingStore.open(governor, tmp_path / "growing",
                                         init=plimsoll.Normal(seed=2), **options)
 
@@ -506,7 +506,7 @@ def test_a_table_that_grows_agrees_with_a_dict(changes, made, seed):
         def open_table():
             return plimsoll.EmbeddingStore.open(
                 governor, folder + "/t", ids=names[:made], rows_max=made + 40, dim=3,
-                init=plimsoll.Zeros(), store="4MiB", batch_rows=64)
+                init=plimsoll.Zeros(), store_bytes="4MiB", batch_rows=64)
 
         def rows_of(table):
             rows = {}

@@ -25,7 +25,7 @@ def items(governor, tmp_path):
             part = slice(begin, begin + 120)
             writer.append(ids[part], {name: one[part] for name, one in data.items()})
         assert writer.rows == 500
-    store = plimsoll.FeatureStore.open(governor, tmp_path / "items", cache="4MiB")
+    store = plimsoll.FeatureStore.open(governor, tmp_path / "items", cache_bytes="4MiB")
     return store, ids, data
 
 
@@ -74,12 +74,12 @@ def test_errors_of_reading(items, governor, tmp_path):
         store.read(np.array([1.0]))
     with pytest.raises(KeyError):
         plimsoll.FeatureStore.open(governor, tmp_path / "nowhere")
-    with pytest.raises(ValueError, match="cache"):
-        plimsoll.FeatureStore.open(governor, tmp_path / "items", cache="x")
+    with pytest.raises(ValueError, match="cache_bytes"):
+        plimsoll.FeatureStore.open(governor, tmp_path / "items", cache_bytes="x")
     store.close()
     with governor.reserve(governor.ledger().free_bytes - 4096):
         with pytest.raises(plimsoll.BudgetExceeded) as caught:
-            plimsoll.FeatureStore.open(governor, tmp_path / "items", cache="90GiB")
+            plimsoll.FeatureStore.open(governor, tmp_path / "items", cache_bytes="90GiB")
     assert caught.value.tag == "features"
     with pytest.raises(ValueError, match="closed"):
         store.read(ids[:1])
@@ -163,7 +163,7 @@ def test_compression_changes_the_disk_and_nothing_else(governor, tmp_path):
     assert packed["fingerprint"] == plain["fingerprint"]
     assert packed["stored_bytes"] < plain["stored_bytes"] * 0.8
     assert plain["plain_blocks"] == plain["blocks"] == packed["blocks"] > packed["plain_blocks"]
-    with plimsoll.FeatureStore.open(governor, tmp_path / "lz4", cache="2MiB") as store:
+    with plimsoll.FeatureStore.open(governor, tmp_path / "lz4", cache_bytes="2MiB") as store:
         assert np.array_equal(store.read(ids[::-1].copy())["x"], x[::-1])
         stats = store.stats()
         assert stats["bytes_read"] < stats["bytes_delivered"] == x.nbytes
@@ -181,14 +181,14 @@ def test_a_join_gap_reads_fewer_times_and_more_bytes(governor, tmp_path):
         writer.append(np.arange(1000), x=np.zeros((1000, 1024), np.float32))
     seen = {}
     for gap in (0, "4KiB"):
-        with plimsoll.FeatureStore.open(governor, tmp_path / "f", cache="8MiB",
-                                        join_gap=gap) as store:
+        with plimsoll.FeatureStore.open(governor, tmp_path / "f", cache_bytes="8MiB",
+                                        join_gap_bytes=gap) as store:
             store.read(np.arange(0, 1000, 2))
             seen[gap] = store.stats()
     assert seen["4KiB"]["reads"] * 4 < seen[0]["reads"] == 500
     assert seen["4KiB"]["bytes_read"] > seen[0]["bytes_read"] == 500 * 4096
     with pytest.raises(ValueError, match="join_gap"):
-        plimsoll.FeatureStore.open(governor, tmp_path / "f", join_gap=-1)
+        plimsoll.FeatureStore.open(governor, tmp_path / "f", join_gap_bytes=-1)
 
 
 def test_an_unwritable_place_is_an_os_error_with_errno(governor):

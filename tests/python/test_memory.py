@@ -35,7 +35,7 @@ def test_limits_name_every_candidate_and_the_winner():
 
 
 def test_a_governor_states_its_limit_and_its_ledger():
-    with plimsoll.Governor("1GiB", foreign="32MiB") as governor:
+    with plimsoll.Governor("1GiB", foreign_bytes="32MiB") as governor:
         assert governor.limit_bytes == 1024 * MIB
         assert "1.0 GiB" in governor.limit.explain()
         ledger = governor.ledger()
@@ -67,14 +67,14 @@ def test_a_line_says_how_much_is_used_and_what_is_left(capsys):
 
 
 def test_sizes_may_be_numbers():
-    with plimsoll.Governor(1 << 30, foreign=MIB) as governor:
+    with plimsoll.Governor(1 << 30, foreign_bytes=MIB) as governor:
         assert governor.limit_bytes == 1 << 30
         assert governor.ledger().pools["foreign"].floor_bytes == MIB
 
 
 @pytest.mark.parametrize("arguments", [
-    {"host": "lots"}, {"host": -5}, {"host": 1.5}, {"host": "1GiB", "foreign": "x"},
-    {"host": "1GiB", "disk": "x"}])
+    {"memory_limit": "lots"}, {"memory_limit": -5}, {"memory_limit": 1.5},
+    {"memory_limit": "1GiB", "foreign_bytes": "x"}, {"memory_limit": "1GiB", "disk_limit": "x"}])
 def test_a_bad_limit_is_a_value_error(arguments):
     with pytest.raises(ValueError):
         plimsoll.Governor(**arguments)
@@ -82,7 +82,7 @@ def test_a_bad_limit_is_a_value_error(arguments):
 
 def test_a_limit_below_what_is_resident_is_refused_with_numbers():
     with pytest.raises(plimsoll.BudgetExceeded) as caught:
-        plimsoll.Governor("1MiB", foreign=0)
+        plimsoll.Governor("1MiB", foreign_bytes=0)
     assert caught.value.limit_bytes == MIB
     assert caught.value.advice
 
@@ -217,7 +217,7 @@ def test_a_limit_moves_while_a_store_is_open(governor, tmp_path):
     ids = np.arange(20_000)
     rows = np.arange(20_000 * 64, dtype=np.float32).reshape(-1, 64)
     store = plimsoll.EmbeddingStore.open(governor, tmp_path / "rows", rows=100_000, dim=64,
-                                         store="64MiB", batch_rows=20_000)
+                                         store_bytes="64MiB", batch_rows=20_000)
     store.update(ids, rows)
     store.commit(1)
     np.testing.assert_array_equal(store.gather(ids).array, rows)

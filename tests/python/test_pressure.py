@@ -186,7 +186,7 @@ def test_r56_where_the_libraries_alone_pass_the_limit_it_is_said():
     out = run_python("""
 import warnings
 import plimsoll
-with plimsoll.Governor("110MiB", foreign="32MiB", on_pressure="warn") as governor:
+with plimsoll.Governor("110MiB", foreign_bytes="32MiB", on_pressure="warn") as governor:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         import torch
@@ -282,7 +282,7 @@ def test_r13_admission_leaves_what_workers_hold_beyond_what_was_set_aside():
 import mmap, os, time
 import torch
 import plimsoll
-with plimsoll.Governor("1GiB", foreign="32MiB") as governor:
+with plimsoll.Governor("1GiB", foreign_bytes="32MiB") as governor:
     before = governor._left_for_tensors()
     ready, told = os.pipe()
     child = os.fork()

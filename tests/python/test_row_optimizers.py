@@ -14,7 +14,7 @@ ROWS, DIM, STEPS = 23, 37, 50
 
 
 def ours(governor, directory, optimizer, start, grads):
-    table = plimsoll.EmbeddingStore.open(governor, directory, rows=ROWS, dim=DIM, store="8MiB",
+    table = plimsoll.EmbeddingStore.open(governor, directory, rows=ROWS, dim=DIM, store_bytes="8MiB",
                                          optimizer=optimizer, init=plimsoll.Zeros())
     ids = np.arange(ROWS)
     table.update(ids, start)
@@ -73,12 +73,12 @@ def test_a_table_is_opened_again_by_the_name_of_its_optimizer(governor, tmp_path
     for number, optimizer in enumerate((plimsoll.RowAdagrad(), plimsoll.SGD(), plimsoll.Adam(),
                                         plimsoll.SGD(momentum=0.5))):
         path = tmp_path / str(number)
-        with plimsoll.EmbeddingStore.open(governor, path, rows=5, dim=3, store="8MiB",
+        with plimsoll.EmbeddingStore.open(governor, path, rows=5, dim=3, store_bytes="8MiB",
                                           optimizer=optimizer) as table:
             table.apply([1], np.ones((1, 3), np.float32))
             table.commit(1)
             before = table.gather([1]).array
-        with plimsoll.EmbeddingStore.open(governor, path, store="8MiB") as table:
+        with plimsoll.EmbeddingStore.open(governor, path, store_bytes="8MiB") as table:
             assert np.array_equal(table.gather([1]).array, before)
         with pytest.raises(ValueError, match="optimizer.kind"):
             plimsoll.EmbeddingStore.open(governor, path, optimizer=plimsoll.Adagrad())

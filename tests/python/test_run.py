@@ -280,7 +280,7 @@ def test_what_decides_the_bits_may_not_change_once_something_is_committed(loop):
                                          r"seed was 7 and is 8: the same bits need the same identity"):
         loop.main(seed=8, options={"lr": 0.02})
     with pytest.raises(ValueError, match="threads was [0-9]+ and is 17"):
-        loop.main(seed=7, options={"lr": 0.01}, threads=17)
+        loop.main(seed=7, options={"lr": 0.01}, compute_threads=17)
     assert plimsoll.Governor.current() is None
     status = plimsoll.status(loop.path)
     assert status["status"] == "failed" and status["step"] == 12 and "threads was" in status["message"]
@@ -609,5 +609,5 @@ def test_torch_is_as_it_was_afterwards(loop):
     threads = torch.get_num_threads()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        loop.main(threads=1)
+        loop.main(compute_threads=1)
     assert torch.get_num_threads() == threads and not torch.are_deterministic_algorithms_enabled()

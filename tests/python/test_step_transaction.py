@@ -151,7 +151,7 @@ class WithRows:
         self.model = torch.nn.Linear(8, 1)
         self.optimizer = optimizer(self.model.parameters(), lr=1e-2)
         self.table = plimsoll.EmbeddingStore.open(
-            governor, self.folder, rows=50, dim=8, init=plimsoll.Normal(1.0), store="4MiB",
+            governor, self.folder, rows=50, dim=8, init=plimsoll.Normal(1.0), store_bytes="4MiB",
             optimizer=plimsoll.AdamW(lr=0.1))
         self.step = plimsoll.TrainingStep(self.model, self.optimizer, loss="mean")
         self.ids = np.array([3, 4, 4, 9])

@@ -53,7 +53,7 @@ class Net(torch.nn.Module):
 
 def trained(folder, weights, kill=0, refuse=0, files=None, **options):
     """The losses and what was trained, of a run of six steps; killed in step `kill`."""
-    with plimsoll.Run(folder, memory_limit="2GiB", seed=3, threads=1) as run:
+    with plimsoll.Run(folder, memory_limit="2GiB", seed=3, compute_threads=1) as run:
         torch.manual_seed(2)
         model = Net()
         streamed = plimsoll.stream_frozen(model, files, weights=weights, **options)
@@ -103,7 +103,7 @@ def test_streamed_weights_give_the_bits_of_resident_ones(tmp_path, resident, opt
 
 def test_weights_that_fit_stay_in_memory_and_those_that_do_not_are_streamed(tmp_path):
     for left, streamed in ((64 * MIB, False), (8 * MIB, True)):
-        with plimsoll.Governor("3GiB", foreign="64MiB") as governor:
+        with plimsoll.Governor("3GiB", foreign_bytes="64MiB") as governor:
             model = Net(width=8, blocks=2)
             model.blocks = torch.nn.ModuleList(Block(600) for _ in range(3))  # 1.4 MB each.
             with governor.reserve(governor.ledger().free_bytes - left):
@@ -144,7 +144,7 @@ def tuned(folder, weights, before=False):
     """Losses and adapters of a few steps of LoRA by peft; peft is first, or stream_frozen()."""
     transformers, peft = pytest.importorskip("transformers"), pytest.importorskip("peft")
     lora = peft.LoraConfig(r=4, lora_dropout=0.1, target_modules="all-linear", task_type="CAUSAL_LM")
-    with plimsoll.Governor("3GiB", foreign="512MiB"):
+    with plimsoll.Governor("3GiB", foreign_bytes="512MiB"):
         model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
         model.requires_grad_(False)
         streamed = None if before else plimsoll.stream_frozen(model, folder, weights=weights)
@@ -177,7 +177,7 @@ def test_what_is_on_the_meta_device_comes_from_the_files(llama):
     transformers = pytest.importorskip("transformers")
     accelerate = pytest.importorskip("accelerate")
     ids = torch.arange(12).reshape(2, 6)
-    with plimsoll.Governor("3GiB", foreign="512MiB"), torch.no_grad():
+    with plimsoll.Governor("3GiB", foreign_bytes="512MiB"), torch.no_grad():
         config = transformers.AutoConfig.from_pretrained(folder := llama)
         with accelerate.init_empty_weights():
             model = transformers.LlamaForCausalLM(config)
@@ -226,7 +226,7 @@ def test_a_ring_that_does_not_fit_is_refused_with_a_limit(governor, tmp_path):
 
 OVER = MODEL + '''
 width, blocks, file = int(sys.argv[2]), int(sys.argv[3]), sys.argv[1]
-with plimsoll.Governor(sys.argv[4], foreign="64MiB") as governor:
+with plimsoll.Governor(sys.argv[4], foreign_bytes="64MiB") as governor:
     torch.set_num_threads(1)
     with torch.device("meta"):
         model = Net(width, blocks)
@@ -366,7 +366,7 @@ def test_a_forked_process_is_told_and_the_model_goes_on(governor, tmp_path):
 
 
 def test_a_run_whose_loader_has_workers_streams(tmp_path):
-    with plimsoll.Run(tmp_path / "run", memory_limit="3GiB", foreign="512MiB", threads=1) as run:
+    with plimsoll.Run(tmp_path / "run", memory_limit="3GiB", foreign_bytes="512MiB", compute_threads=1) as run:
         model = Net()
         plimsoll.stream_frozen(model, weights="streamed")
         optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.01)

@@ -86,7 +86,7 @@ def test_what_does_not_fit_is_refused_and_the_model_still_works():
     out = run_python(TRAIN + """
 parts = [torch.ones(24 << 20) for _ in range(6)]            # 96 MiB each.
 resident = plimsoll._core.resident().total
-with plimsoll.Governor(f"{(resident >> 20) + 340}MiB", foreign="128MiB") as governor:
+with plimsoll.Governor(f"{(resident >> 20) + 340}MiB", foreign_bytes="128MiB") as governor:
     room = governor.reserve(governor.ledger().free_bytes - (60 << 20))  # Not even one of them fits.
     small = torch.ones(1 << 20)
     try:

@@ -20,7 +20,7 @@ ROWS, DIM = 2000, 8
 
 def open_table(governor, path, **options):
     return plimsoll.EmbeddingStore.open(governor, path, rows=ROWS, dim=DIM, init=plimsoll.Zeros(),
-                                        optimizer=plimsoll.SGD(lr=1.0), store="2MiB",
+                                        optimizer=plimsoll.SGD(lr=1.0), store_bytes="2MiB",
                                         batch_rows=512, **options)
 
 
@@ -69,7 +69,7 @@ class Pinned(torch.utils.data.Dataset):
     def __getitems__(self, ids):
         if self.table is None:
             self.governor = plimsoll.Governor("2GiB")
-            self.table = plimsoll.EmbeddingStore.open(self.governor, self.path, store="2MiB",
+            self.table = plimsoll.EmbeddingStore.open(self.governor, self.path, store_bytes="2MiB",
                                                       pinned=True, at_step=self.step)
         return list(zip(ids, self.table.gather(np.array(ids)).tensor.detach().clone()))
 
@@ -91,7 +91,7 @@ class Features(torch.utils.data.Dataset):
     def __getitems__(self, ids):
         if self.store is None:
             self.governor = plimsoll.Governor("2GiB")
-            self.store = plimsoll.FeatureStore.open(self.governor, self.path, cache="2MiB")
+            self.store = plimsoll.FeatureStore.open(self.governor, self.path, cache_bytes="2MiB")
         return list(zip(ids, self.store.read(np.array(ids)).tensor("x").clone()))
 
 
@@ -165,7 +165,7 @@ def test_r03_a_spawned_worker_is_told_to_open_for_itself(governor, tmp_path, ope
 def test_r03_every_handle_from_before_a_fork_refuses(governor, tmp_path):
     table = open_table(governor, tmp_path / "table")
     table.commit(1)
-    reader = plimsoll.EmbeddingStore.open(governor, tmp_path / "table", pinned=True, store="2MiB")
+    reader = plimsoll.EmbeddingStore.open(governor, tmp_path / "table", pinned=True, store_bytes="2MiB")
     writer = plimsoll.FeatureWriter(governor, tmp_path / "features",
                                     {"x": ("float32", (3,))})
     writer.append(np.arange(ROWS), {"x": np.zeros((ROWS, 3), np.float32)})
@@ -176,7 +176,7 @@ def test_r03_every_handle_from_before_a_fork_refuses(governor, tmp_path):
     for call in (table.close, reader.close, writer.close):
         assert in_child(call) == "None"  # Does nothing there.
     writer.finish()
-    store = plimsoll.FeatureStore.open(governor, tmp_path / "features", cache="2MiB")
+    store = plimsoll.FeatureStore.open(governor, tmp_path / "features", cache_bytes="2MiB")
     batches = plimsoll.Loader.open(governor, store, batch_rows=100, seed=1)
     for call in (lambda: store.read([1]), lambda: store.ids([1]),
                  lambda: next(iter(batches.epoch(0)))):

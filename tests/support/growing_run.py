@@ -54,7 +54,7 @@ def main() -> int:
     torch.set_num_threads(1)
     torch.manual_seed(3)
     # The first optimizer alone imports 70 MiB of torch's modules.
-    with plimsoll.Governor(options.memory_limit, foreign="128MiB") as governor:
+    with plimsoll.Governor(options.memory_limit, foreign_bytes="128MiB") as governor:
         model = Net()
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
 

@@ -122,7 +122,7 @@ def sleeping_fork(folder: str):
     """An embedding table that trains beside a forked child that does nothing."""
     rows, dim = 250_000, 128
     store = plimsoll.EmbeddingStore.open(plimsoll.Governor.current(), folder, rows=rows, dim=dim,
-                                         optimizer=plimsoll.SGD(lr=0.1), store="136MiB")
+                                         optimizer=plimsoll.SGD(lr=0.1), store_bytes="136MiB")
     ids = np.arange(rows)
     for child in (0, 1):
         for step, part in enumerate(np.array_split(ids, 100)):

@@ -215,7 +215,7 @@ class Large:
 def large(path, workers, limit):
     """16 MiB a batch, of which workers have several in flight; layers and rows of tens of MiB."""
     with plimsoll.Run(path, memory_limit=limit) as run:
-        items = run.embedding("items", rows=200_000, dim=64, store="64MiB")
+        items = run.embedding("items", rows=200_000, dim=64, store_bytes="64MiB")
         model = torch.nn.Sequential(torch.nn.Linear(1 << 18, 32), torch.nn.ReLU(), torch.nn.Linear(32, 64))
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
         run.track(model=model, optimizer=optimizer)

@@ -206,7 +206,7 @@ class FeatureManager:
         on_disk = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
         allowed = int((self.cache_l1_size_mb + self.cache_l2_size_mb) * _MIB)
         self._store = FeatureStore.open(self._governor, folder,
-                                        cache=min(allowed, on_disk + on_disk // 8 + 32 * _MIB))
+                                        cache_bytes=min(allowed, on_disk + on_disk // 8 + 32 * _MIB))
         self._ids = _ids.IdMap(self.features_dir / f"ids-{record['generation']}",
                                record["rows"], record["named"])
         self._spans, begin = {}, 0

@@ -183,8 +183,8 @@ class _Work:
         stop: dict[str, str] = {}
         said: dict[str, Any] | None = None
         run = Run(out, memory_limit=options.memory_limit, seed=options.seed, options=own,
-                  foreign=options.foreign_bytes, disk=options.disk_limit, threads=options.compute_threads,
-                  accept=accepted, _of_recipe=_OfRecipe(run_toml, options.checkpoint_every_n_steps, quiet))
+                  foreign_bytes=options.foreign_bytes, disk_limit=options.disk_limit,
+                  compute_threads=options.compute_threads, accept=accepted, _of_recipe=_OfRecipe(run_toml, options.checkpoint_every_n_steps, quiet))
         try:
             with run:
                 said = self._recipe.train(run, options)
