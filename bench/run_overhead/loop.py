@@ -9,10 +9,12 @@ import hashlib
 import json
 import pathlib
 import sys
-import time
 
 import numpy as np
 import torch
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
+from bench.loop_turns import Turns  # noqa: E402
 
 SAMPLES, BATCH, WIDTH, LAYERS = 4096, 32, 256, 2
 LENGTH, WORDS = 24, 256
@@ -44,26 +46,6 @@ class Model(torch.nn.Module):
         return torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch["targets"].flatten())
 
 
-class Turns:
-    """Counts steps, and waits for the next turn where one has ended."""
-
-    def __init__(self):
-        self._seconds = []
-        print("[]", flush=True)  # It could begin.
-        sys.stdin.readline()
-        self._last = time.perf_counter()
-
-    def made(self):
-        now = time.perf_counter()
-        self._seconds.append(now - self._last)
-        if len(self._seconds) == TURN:
-            print(json.dumps(self._seconds), flush=True)
-            self._seconds.clear()
-            sys.stdin.readline()
-            now = time.perf_counter()
-        self._last = now
-
-
 def made():
     torch.manual_seed(SEED)
     model = Model()
@@ -75,7 +57,7 @@ def bare(folder: pathlib.Path, steps: int, workers: int):
     order = np.load(folder / "order.npy")[:steps * BATCH]
     loader = torch.utils.data.DataLoader(Texts(), batch_size=BATCH, sampler=order.tolist(), num_workers=workers,
                                          persistent_workers=workers > 0)
-    turns = Turns()
+    turns = Turns(TURN)
     for batch in loader:
         optimizer.zero_grad(set_to_none=True)
         loss = model.loss(batch)
@@ -94,7 +76,7 @@ def run(folder: pathlib.Path, steps: int, workers: int):
         model, optimizer = made()
         one.track(model=model, optimizer=optimizer)
         data = one.loader(Texts(), batch_size=BATCH, workers=workers)
-        turns = Turns()
+        turns = Turns(TURN)
         for batch in one.steps(data, progress=False):
             one.log(loss=one.step(model.loss, batch, clip_norm=1.0))
             turns.made()

@@ -7,56 +7,26 @@ import math
 import pathlib
 import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 
 import numpy as np
 
 import plimsoll
-from loop import SAMPLES, SEED, TURN
 
 HERE = pathlib.Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parents[1]))
+from bench.loop_turns import T95, Loop, ratio_and_bound  # noqa: E402
+from loop import SAMPLES, SEED, TURN  # noqa: E402
+
 BAR, STEP_MS_LEAST, WARM = 1.01, 50.0, 2  # Turns.
-# One-sided 95 % quantiles of Student's t, by degrees of freedom.
-T95 = {1: 6.314, 2: 2.920, 3: 2.353, 4: 2.132, 5: 2.015, 7: 1.895, 9: 1.833, 11: 1.796, 15: 1.753, 19: 1.729,
-       29: 1.699}
-
-
-class Loop:
-    """A process of loop.py, which makes steps when it is its turn."""
-
-    def __init__(self, how: str, folder: pathlib.Path, steps: int, workers: int) -> None:
-        self._process = subprocess.Popen([sys.executable, HERE / "loop.py", how, folder, str(steps), str(workers)],
-                                         text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        self._how = how
-
-    def told(self):
-        line = self._process.stdout.readline()
-        if not line:
-            sys.exit(f"run_overhead: loop.py {self._how}: status {self._process.wait()}")
-        return json.loads(line)
-
-    def turn(self) -> float:
-        """Median seconds of a step."""
-        print(file=self._process.stdin, flush=True)
-        return statistics.median(self.told())
-
-    def end(self) -> str:
-        """The digest of the model."""
-        print(file=self._process.stdin, flush=True)
-        digest = self.told()
-        if self._process.wait():
-            sys.exit(f"run_overhead: loop.py {self._how}: status {self._process.returncode}")
-        return digest
 
 
 def measured(folder: pathlib.Path, steps: int, workers: int) -> tuple[float, float, set[str]]:
     """Of two fresh processes that take turns: mean of the logarithms of the turns' ratios after the warm-up, median
     seconds of the bare loop's steps, the models' digests."""
     shutil.rmtree(folder / "run", ignore_errors=True)
-    bare, run = (Loop(how, folder, steps, workers) for how in ("bare", "run"))
-    bare.told(), run.told()
+    bare, run = (Loop(HERE / "loop.py", how, folder, steps, workers) for how in ("bare", "run"))
     logs, bares = [], []
     for turn in range(steps // TURN):
         if turn % 2:
@@ -91,8 +61,7 @@ def main() -> int:
     shutil.rmtree(folder)
     if len(digests) != 1:
         sys.exit("run_overhead: the two loops end with different models")
-    error = statistics.stdev(logs) / math.sqrt(pairs)
-    ratio, bound = (math.exp(statistics.mean(logs) + k * error) for k in (0.0, T95[pairs - 1]))
+    ratio, bound = ratio_and_bound(logs)
     step_ms = 1e3 * statistics.median(bares)
     result = {
         "name": "run_overhead", "value": round(bound, 4), "unit": "x", "bar": BAR,

@@ -57,3 +57,35 @@ def test_streamed_weights_have_the_bits_of_resident_ones(tmp_path):
     result = smoke("w11_streamed_weights", tmp_path)
     assert result["name"] == "w11_streamed_weights" and result["value"] > 0
     assert result["peers"]["stall_seconds_a_step"] >= 0 and not list(tmp_path.iterdir())
+
+
+def test_verdicts_are_right_of_two_leaks_and_two_innocent_programs(tmp_path):
+    result = smoke("verdicts", tmp_path)
+    assert result["name"] == "verdicts" and result["peers"]["programs"] == 4
+    for half in ("tuning", "held_out"):
+        ours = result["peers"][half]["plimsoll.Watch"]
+        assert ours["recall"] == "1/1" and ours["false_alarms"] == "0/1" and ours["owner"] == "1/1"
+        assert ours["slope_error"] < 0.05
+    assert not list(tmp_path.iterdir())
+
+
+def test_another_corpus_is_played_too_and_its_mistakes_are_named(tmp_path):
+    other = tmp_path / "corpus"
+    other.mkdir()
+    program = BENCH / "verdicts" / "corpus" / "buffer_leak.py"
+    (other / "buffer_leak.py").write_text(program.read_text().replace('["native"]', '["shared"]'))
+    result = smoke("verdicts", tmp_path, "--corpus", other)
+    ours = result["peers"]["held_out"]["plimsoll.Watch"]
+    assert ours["recall"] == "1/1" and ours["owner"] == "0/1"  # By the truth that the folder has.
+    (other / "buffer_fine.py").write_text(program.read_text())
+    done = subprocess.run([sys.executable, BENCH / "verdicts" / "run.py", "--smoke", "--corpus", other], text=True,
+                          capture_output=True, timeout=300, check=False)
+    assert done.returncode == 1 and "buffer_fine.py: its name says fine, its truth block leaks = True" in done.stderr
+
+
+def test_a_watched_loop_ends_with_the_model_of_the_bare_loop_and_the_program_sees_what_a_tree_holds(tmp_path):
+    result = smoke("watch_cost", tmp_path)
+    assert result["name"] == "watch_cost" and result["value"] > 0
+    loops, tree = result["peers"]["loops"], result["peers"]["tree"]
+    assert loops.keys() == {"watch, calm", "watch, leaking"} and tree["plimsoll watch"]["held_gib"] >= 0.25
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Batches that workers sent through shared memory, kept in a list."""
+# /// truth
+# leaks = true
+# owners = ["shared"]
+# bytes_per_step = 160000
+# holder = "seen"
+# ///
+import torch
+
+from watched import steps
+
+
+class Items(torch.utils.data.Dataset):
+    def __len__(self):
+        return 100_000
+
+    def __getitem__(self, index):
+        return torch.full((10_000,), float(index))
+
+
+def main():
+    loader = torch.utils.data.DataLoader(Items(), batch_size=4, num_workers=1, multiprocessing_context="fork")
+    batches, seen = iter(loader), []
+    for step in steps():
+        seen.append(next(batches))  # site
+
+
+if __name__ == "__main__":
+    main()

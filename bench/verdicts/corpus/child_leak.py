@@ -1,0 +1,23 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A server in a child process that keeps what it is sent."""
+# /// truth
+# leaks = true
+# owners = ["children"]
+# bytes_per_step = 300000
+# ///
+import subprocess
+import sys
+
+SERVER = """
+import sys
+
+from watched import steps
+kept = []
+while sys.stdin.readline():
+    kept.append(bytearray(300_000))
+    print(flush=True)
+"""
+child = subprocess.Popen([sys.executable, "-c", SERVER], text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+for step in steps():
+    print(file=child.stdin, flush=True)
+    child.stdout.readline()

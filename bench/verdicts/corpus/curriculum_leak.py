@@ -1,0 +1,18 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Batches that grow from step to step, and whose outputs are kept."""
+# /// truth
+# leaks = true
+# owners = ["native", "tensors"]
+# holder = "outputs"
+# ///
+import torch
+
+from watched import steps
+
+net = torch.nn.Sequential(torch.nn.Linear(256, 512), torch.nn.ReLU(), torch.nn.Linear(512, 256))
+outputs = []
+for step in steps():
+    batch = torch.randn(64 + step // 3, 256)
+    result = net(batch)  # site
+    (result - batch).pow(2).mean().backward()
+    outputs.append(result.detach())

@@ -1,0 +1,13 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A hidden state carried from batch to batch, detached."""
+# /// truth
+# leaks = false
+# ///
+import torch
+
+from watched import steps
+
+cell = torch.nn.GRUCell(64, 256)
+state = torch.zeros(64, 256)
+for step in steps():
+    state = cell(torch.randn(64, 64), state.detach())
