@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What other tools say of a program of the corpus: the original's tracker, memray, scalene."""
+import bisect
 import importlib.metadata
 import json
 import pathlib
@@ -37,18 +38,26 @@ def _first_own(stack: list, folder: pathlib.Path) -> tuple[str, int]:
 
 
 def memray(program: Program, pace: Pace) -> Said:
-    """`memray --leaks` of the last three quarters: what was allocated in them and not freed, by site."""
+    """`memray flamegraph --temporal --leaks` of the last three quarters of the steps: what was allocated in them and not
+    freed, by site."""
     from memray import FileReader
 
     with tempfile.TemporaryDirectory() as folder:
-        out = pathlib.Path(folder) / "capture"
-        with playing(program, pace, VERDICTS_WATCHER="memray", VERDICTS_OUT=str(out)):
+        out, clock = pathlib.Path(folder) / "capture", pathlib.Path(folder) / "clock.json"
+        command = ("-m", "memray", "run", "--trace-python-allocators", "-q", "-o", str(out))
+        with playing(program, pace, command, VERDICTS_WATCHER="clock", VERDICTS_OUT=str(clock)):
             pass
+        told = json.loads(clock.read_text())
         by_site: dict[tuple[str, int], int] = {}
         with FileReader(out) as reader:
-            for record in reader.get_leaked_allocation_records(merge_threads=True):
-                site = _first_own(record.stack_trace(), program.path.parent)
-                by_site[site] = by_site.get(site, 0) + record.size
+            times = [snapshot.time for snapshot in reader.get_memory_snapshots()]
+            begin, end = (bisect.bisect(times, 1e3 * told[when]) for when in ("quarter", "end"))
+            for record in reader.get_temporal_allocation_records(merge_threads=True):
+                left = sum(one.n_bytes for one in record.intervals if begin < one.allocated_before_snapshot <= end and (
+                    one.deallocated_before_snapshot is None or one.deallocated_before_snapshot > end))
+                if left:
+                    site = _first_own(record.stack_trace(), program.path.parent)
+                    by_site[site] = by_site.get(site, 0) + left
     sites = sorted(by_site, key=by_site.get, reverse=True)
     per_step = sum(by_site.values()) / (0.75 * pace.steps)
     return Said(per_step > LEAST_BYTES_PER_STEP, f"{per_step / 1e3:.0f} kB a step", bytes_per_step=per_step,
@@ -58,9 +67,9 @@ def memray(program: Program, pace: Pace) -> Said:
 def scalene(program: Program, pace: Pace) -> Said:
     """The leaks that scalene reports, the likeliest first."""
     with tempfile.TemporaryDirectory() as folder:
-        out = pathlib.Path(folder) / "profile.json"
+        out, clock = pathlib.Path(folder) / "profile.json", pathlib.Path(folder) / "clock.json"
         command = ("-m", "scalene", "run", "--memory", "--memory-leak-detector", "-o", str(out))
-        with playing(program, pace, command):
+        with playing(program, pace, command, VERDICTS_WATCHER="clock", VERDICTS_OUT=str(clock)):
             pass
         profile = json.loads(out.read_text()) if out.exists() else {"files": {}}
     leaks = [(leak["likelihood"], file, int(line)) for file, seen in profile["files"].items()

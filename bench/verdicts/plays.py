@@ -73,7 +73,7 @@ class Watched:
 
     inside: Said
     outside: Said | None
-    resident: list[int]  # Bytes after each step.
+    sizes: list[tuple[int, int]]  # Resident bytes after each step, and how many of them are anonymous.
 
 
 def watched(program: Program, pace: Pace, outside: bool) -> Watched:
@@ -92,8 +92,8 @@ def watched(program: Program, pace: Pace, outside: bool) -> Watched:
         told = json.loads(out.read_text())
     inside = Said(told["course"] == "leak", told["text"], told["owner"], told["bytes_per_step"], told["phase"])
     if not looker:
-        return Watched(inside, None, told["resident"])
+        return Watched(inside, None, told["sizes"])
     if looker.returncode or not lines:
         raise PlayError(f"{program.name}: plimsoll watch: status {looker.returncode}, {len(lines)} looks")
     found = json.loads(lines[-1])["verdict"]
-    return Watched(inside, Said(found["course"] == "leak", found["text"], found["owner"]), told["resident"])
+    return Watched(inside, Said(found["course"] == "leak", found["text"], found["owner"]), told["sizes"])

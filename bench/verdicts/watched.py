@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The loop of a program of the corpus: `for step in steps(): …`, and `with phase("eval"): …` in it.
 
-Who looks on meanwhile is said by the variables VERDICTS_WATCHER ("plimsoll", "memray"; nobody without it) and
-VERDICTS_OUT, a file for what was seen: JSON of plimsoll.Watch, memray's capture. VERDICTS_STEPS is how many steps
-there are, VERDICTS_STEP_SECONDS how long one takes at least. Standard output says when the loop begins.
+VERDICTS_WATCHER says who looks on meanwhile: "plimsoll" for plimsoll.Watch, "clock" for the time alone. What was
+seen becomes JSON in the file VERDICTS_OUT. VERDICTS_STEPS is how many steps there are, VERDICTS_STEP_SECONDS how long one takes at least. Standard output says when the loop begins.
 """
 import contextlib
 import json
@@ -28,13 +27,13 @@ class Nobody:
 
 
 class Plimsoll(Nobody):
-    """plimsoll.Watch, and the resident size after each step."""
+    """plimsoll.Watch, and the sizes of the process after each step."""
 
     def __init__(self, out: pathlib.Path) -> None:
         import plimsoll
 
         self._out = out
-        self._resident: list[int] = []
+        self._sizes: list[tuple[int, int]] = []  # Resident, and of it anonymous.
         self._watch = plimsoll.Watch()
 
     def phase(self, name: str) -> contextlib.AbstractContextManager:
@@ -42,31 +41,29 @@ class Plimsoll(Nobody):
 
     def step(self, made: int, steps: int) -> None:
         self._watch.step()
-        self._resident.append(int(pathlib.Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE)
+        _, resident, shared, *_ = map(int, pathlib.Path("/proc/self/statm").read_text().split())
+        self._sizes.append((resident * mmap.PAGESIZE, (resident - shared) * mmap.PAGESIZE))
 
     def end(self) -> None:
         found = self._watch.verdict()
         self._out.write_text(json.dumps({
             "course": found.course, "owner": found.owner, "bytes_per_step": found.bytes_per_step, "phase": found.phase,
-            "text": str(found), "resident": self._resident}))
+            "text": str(found), "sizes": self._sizes}))
 
 
-class Memray(Nobody):
-    """memray from the second quarter on: what was allocated then and is there at the end, it calls leaked."""
+class Clock(Nobody):
+    """When the first quarter of the steps was over, and when the last: for who looks on by itself."""
 
     def __init__(self, out: pathlib.Path) -> None:
-        import memray
-
-        self._tracker = memray.Tracker(out, trace_python_allocators=True)
-        self._tracking = False
+        self._out = out
+        self._quarter = 0.0
 
     def step(self, made: int, steps: int) -> None:
-        if not self._tracking and 4 * made >= steps:
-            self._tracker.__enter__()
-            self._tracking = True
+        if not self._quarter and 4 * made >= steps:
+            self._quarter = time.time()
 
     def end(self) -> None:
-        self._tracker.__exit__(None, None, None)
+        self._out.write_text(json.dumps({"quarter": self._quarter, "end": time.time()}))
 
 
 _watcher: Nobody = Nobody()
@@ -75,10 +72,9 @@ _watcher: Nobody = Nobody()
 def steps() -> Iterator[int]:
     """The numbers of the steps, while somebody looks on."""
     global _watcher
-    count, kinds = int(os.environ["VERDICTS_STEPS"]), {"plimsoll": Plimsoll, "memray": Memray}
+    count, kinds = int(os.environ["VERDICTS_STEPS"]), {"plimsoll": Plimsoll, "clock": Clock}
     least = float(os.environ["VERDICTS_STEP_SECONDS"])
-    if kind := kinds.get(os.environ.get("VERDICTS_WATCHER", "")):
-        _watcher = kind(pathlib.Path(os.environ["VERDICTS_OUT"]))
+    _watcher = kinds[os.environ["VERDICTS_WATCHER"]](pathlib.Path(os.environ["VERDICTS_OUT"]))
     print("begin", flush=True)
     for step in range(count):
         begun = time.perf_counter()

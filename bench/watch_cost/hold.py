@@ -15,7 +15,6 @@ import time
 PROBE_BYTES, PAUSE_SECONDS = 1 << 18, 0.002
 
 
-
 def held(size: int) -> mmap.mmap:
     """Private anonymous memory, each of whose pages was written to."""
     block = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

@@ -17,7 +17,7 @@ async def main():
     wanted = asyncio.Event()
     wanted.set()
     for step in steps():
-        await asyncio.create_task(deliver(bytes(150_000), wanted))
+        await asyncio.create_task(deliver(b"x" * 150_000, wanted))
 
 
 asyncio.run(main())

@@ -6,10 +6,10 @@
 import subprocess
 import sys
 
+from watched import steps
+
 SERVER = """
 import sys
-
-from watched import steps
 while sys.stdin.readline():
     kept = bytearray(300_000)
     print(flush=True)

@@ -8,10 +8,10 @@
 import subprocess
 import sys
 
+from watched import steps
+
 SERVER = """
 import sys
-
-from watched import steps
 kept = []
 while sys.stdin.readline():
     kept.append(bytearray(200_000))

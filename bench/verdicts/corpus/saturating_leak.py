@@ -15,4 +15,4 @@ answers = {}
 for step in steps():
     question = step, draw.randrange(60)
     if question not in answers:
-        answers[question] = bytes(100_000)  # site
+        answers[question] = b"x" * 100_000  # site

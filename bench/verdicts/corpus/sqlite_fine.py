@@ -10,5 +10,5 @@ from watched import steps
 database = sqlite3.connect(":memory:")
 database.execute("create table metrics (step, picture)")
 for step in steps():
-    database.execute("insert into metrics values (?, ?)", (step, bytes(150_000)))
+    database.execute("insert into metrics values (?, ?)", (step, b"x" * 150_000))
     database.execute("delete from metrics where step < ?", (step - 10,))
