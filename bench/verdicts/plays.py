@@ -90,10 +90,12 @@ def watched(program: Program, pace: Pace, outside: bool) -> Watched:
                 finally:
                     looker.kill()  # Nothing, where it has ended.
         told = json.loads(out.read_text())
-    inside = Said(told["course"] == "leak", told["text"], told["owner"], told["bytes_per_step"], told["phase"])
+    sites = tuple((file, int(line)) for file, _, line in (site.rpartition(":") for site in told["sites"]))
+    inside = Said(told["kind"] == "leak", told["text"], told["owner"], told["bytes_per_step"], told["phase"], sites,
+                  told["holder"])
     if not looker:
         return Watched(inside, None, told["sizes"])
     if looker.returncode or not lines:
         raise PlayError(f"{program.name}: plimsoll watch: status {looker.returncode}, {len(lines)} looks")
     found = json.loads(lines[-1])["verdict"]
-    return Watched(inside, Said(found["course"] == "leak", found["text"], found["owner"]), told["sizes"])
+    return Watched(inside, Said(found["kind"] == "leak", found["text"], found["owner"]), told["sizes"])

@@ -47,8 +47,9 @@ class Plimsoll(Nobody):
     def end(self) -> None:
         found = self._watch.verdict()
         self._out.write_text(json.dumps({
-            "course": found.course, "owner": found.owner, "bytes_per_step": found.bytes_per_step, "phase": found.phase,
-            "text": str(found), "sizes": self._sizes}))
+            "kind": found.kind, "owner": found.owner, "bytes_per_step": found.bytes_per_step, "phase": found.phase,
+            "sites": [site for site, _ in found.sites], "holder": found.holder, "text": str(found),
+            "sizes": self._sizes}))
 
 
 class Clock(Nobody):

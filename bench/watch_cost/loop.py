@@ -63,7 +63,7 @@ class Watched(Bare):
         self._processor.append(time.thread_time() - processor)
 
     def said(self) -> dict:
-        return {"course": self._watch.verdict().course, "stall_ms": 1e3 * max(self._wall),
+        return {"kind": self._watch.verdict().kind, "stall_ms": 1e3 * max(self._wall),
                 "stall_cpu_ms": 1e3 * max(self._processor)}
 
 

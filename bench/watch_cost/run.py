@@ -57,7 +57,7 @@ def compared(how: str, kept: int, folder: pathlib.Path, turns: int, pairs: int) 
     result = {"ratio": round(ratio, 4), "bound": round(bound, 4), "pairs": pairs,
               "step_ms": round(statistics.median(one["bare_ms"] for one in said), 1)}
     if how == "watch":
-        if wrong := [one["course"] for one in said if (one["course"] == "leak") != (kept > 0)]:
+        if wrong := [one["kind"] for one in said if (one["kind"] == "leak") != (kept > 0)]:
             sys.exit(f"watch_cost: of a loop that keeps {kept} B a step the verdict is {wrong[0]}")
         result |= {name: round(max(one[name] for one in said), 2) for name in ("stall_ms", "stall_cpu_ms")}
         result["stall_ms_median"] = round(statistics.median(one["stall_ms"] for one in said), 2)

@@ -65,7 +65,8 @@ def test_verdicts_are_right_of_two_leaks_and_two_innocent_programs(tmp_path):
     for half in ("tuning", "held_out"):
         ours = result["peers"][half]["plimsoll.Watch"]
         assert ours["recall"] == "1/1" and ours["false_alarms"] == "0/1" and ours["owner"] == "1/1"
-        assert ours["slope_error"] < 0.05
+        assert ours["site"] == "1/1" and ours["holder"] == "1/1"
+        assert ours["slope_error"] < 0.15  # A BytesIO grows by eighths of its size.
     assert not list(tmp_path.iterdir())
 
 
@@ -83,6 +84,7 @@ def test_another_corpus_is_played_too_and_its_mistakes_are_named(tmp_path):
     assert done.returncode == 1 and "buffer_fine.py: its name says fine, its truth block leaks = True" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_watched_loop_ends_with_the_model_of_the_bare_loop_and_the_program_sees_what_a_tree_holds(tmp_path):
     result = smoke("watch_cost", tmp_path)
     assert result["name"] == "watch_cost" and result["value"] > 0
