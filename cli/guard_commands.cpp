@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // run: any command under a memory limit.
-#include <algorithm>
-#include <array>
-#include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <memory>
@@ -17,10 +14,12 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/commands.h"
+#include "jobs/job.h"
 #include "plimsoll/bytes.h"
 #include "plimsoll/limits.h"
 #include "watch/guard.h"
 #include "watch/progress.h"
+#include "watch/restarts.h"
 #include "watch/verdict.h"
 
 namespace plimsoll {
@@ -36,10 +35,6 @@ struct RunOptions {
 };
 
 constexpr std::int64_t kRestartsMost = 1'000'000;
-constexpr std::chrono::seconds kPauseLeast{1};  // Before the first restart; then twice as long, …
-constexpr std::chrono::seconds kPauseMost{60};
-// Statuses that another try would give again: of a wrong use, and of a shell that cannot start it.
-constexpr std::array kNoUse{kUsageStatus, 126, 127};
 
 void say(const std::string& text) {
   std::fprintf(stderr, "plimsoll run: %s\n", text.c_str());
@@ -48,6 +43,7 @@ void say(const std::string& text) {
 std::string to_json(const GuardReport& report, const Verdict& verdict, const GuardOptions& options,
                     std::int64_t restarts) {
   return nlohmann::json{{"ending", ending_name(verdict.ending)},
+                        {"summary", verdict.summary},
                         {"status", report.status},
                         {"seconds", report.seconds},
                         {"limit_bytes", options.limit_bytes},
@@ -64,7 +60,7 @@ std::string to_json(const GuardReport& report, const Verdict& verdict, const Gua
                         {"left_behind", report.left_behind},
                         {"restarts", restarts},
                         {"advice", verdict.advice}}
-      .dump();
+      .dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
 // What the user wrote, in bytes; a share is one of the machine. The rest of the report: what there
@@ -72,43 +68,6 @@ std::string to_json(const GuardReport& report, const Verdict& verdict, const Gua
 Result<LimitReport> parse_size(const std::string& text, const char* option) {
   return find_limit({.user_limit = text, .user_source = option});
 }
-
-// Decides, after each time that the command has ended, whether it is started again.
-class Restarts {
- public:
-  explicit Restarts(std::int64_t most) noexcept : most_(most) {}
-
-  [[nodiscard]] std::int64_t done() const noexcept { return done_; }
-
-  // `progress`: what its run has committed, "" when it has none. Says what it decides.
-  bool again(const GuardReport& ended, const std::string& progress) {
-    const bool failed = ended.stopped || ended.status != 0;
-    if (most_ == 0 || !failed || ended.asked || std::ranges::count(kNoUse, ended.status) > 0) {
-      return false;
-    }
-    if (done_ > 0 && !progress.empty() && progress == progress_) {
-      say("ended twice without getting further (" + progress + "): not started again");
-      return false;
-    }
-    if (done_ == most_) {
-      say(fmt::format("not started again: that was the last of --restarts {}", most_));
-      return false;
-    }
-    progress_ = progress;
-    ++done_;
-    say(fmt::format("started again in {} s ({} of {}){}", pause_.count(), done_, most_,
-                    progress.empty() ? "" : ", from " + progress));
-    std::this_thread::sleep_for(pause_);
-    pause_ = std::min(pause_ * 2, kPauseMost);
-    return true;
-  }
-
- private:
-  std::int64_t most_;
-  std::int64_t done_{0};
-  std::string progress_{};
-  std::chrono::seconds pause_{kPauseLeast};
-};
 
 void tell(const GuardReport& done, const Verdict& verdict) {
   say(verdict.summary);
@@ -120,7 +79,8 @@ void tell(const GuardReport& done, const Verdict& verdict) {
   }
 }
 
-int run_command(const RunOptions& chosen) {
+// `told`: takes the JSON of what came of it.
+int run_command(const RunOptions& chosen, const std::function<void(const std::string&)>& told) {
   if (chosen.limit.empty() && chosen.alert.empty() && chosen.restarts == 0) {
     return report(make_error(ErrorCode::kInvalidArgument, "neither a limit nor an alert",
                              "give --memory-limit, --alert or --restarts"),
@@ -154,7 +114,7 @@ int run_command(const RunOptions& chosen) {
     }
     note.emplace(std::move(*made));
   }
-  Restarts restarts(chosen.restarts);
+  Restarts restarts{.most = chosen.restarts};
   auto done = run_guarded(options);
   Verdict verdict;
   for (;; done = run_guarded(options)) {
@@ -163,12 +123,21 @@ int run_command(const RunOptions& chosen) {
     }
     verdict = verdict_of(*done, options.limit_bytes, machine);
     tell(*done, verdict);
-    if (!restarts.again(*done, note ? note->read() : "")) {
+    const auto next = decide_restart({.status = done->status,
+                                      .stopped = done->stopped,
+                                      .asked = done->asked,
+                                      .progress = note ? note->read() : ""},
+                                     restarts);
+    if (!next.why.empty()) {
+      say(next.why);
+    }
+    if (!next.again) {
       break;
     }
+    std::this_thread::sleep_for(next.pause);
   }
-  if (chosen.json) {
-    print(to_json(*done, verdict, options, restarts.done()));
+  if (told) {
+    told(to_json(*done, verdict, options, restarts.done));
   }
   return done->stopped && done->status == 0 ? kFailedStatus : done->status;
 }
@@ -209,7 +178,14 @@ Examples:
   plimsoll run --memory-limit 24GiB -- python train.py
   plimsoll run --memory-limit 24GiB --restarts 10 -- python train.py
   plimsoll run --alert 40GiB -- python train.py --epochs 3)");
-  command->callback([options, &status] { status = run_command(*options); });
+  command->callback([options, &status] {
+    status =
+        run_command(*options, options->json ? print : std::function<void(const std::string&)>{});
+  });
+}
+
+int run_job(const Job& job, const std::function<void(const std::string&)>& told) {
+  return run_command({.command = job.command, .limit = job.memory_limit}, told);
 }
 
 }  // namespace plimsoll

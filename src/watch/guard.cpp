@@ -17,6 +17,7 @@
 
 #include "base/check.h"
 #include "os/cgroup.h"
+#include "os/waited_signals.h"
 #include "plimsoll/bytes.h"
 #include "watch/tree_look.h"
 
@@ -28,37 +29,6 @@ using std::chrono::milliseconds;
 
 constexpr std::int64_t kCopiedRoom = 1 << 20;  // For what a copy touches on its last steps.
 constexpr milliseconds kLeftBehind{5000};      // From SIGTERM to SIGKILL for what was left behind.
-
-// Signals that the guard hands on, and the one that says a child ended: blocked, and waited for.
-class WaitedSignals {
- public:
-  WaitedSignals() noexcept {
-    sigemptyset(&set_);
-    for (const int one : {SIGINT, SIGTERM, SIGHUP, SIGCHLD}) {
-      sigaddset(&set_, one);
-    }
-    pthread_sigmask(SIG_BLOCK, &set_, &before_);
-  }
-  ~WaitedSignals() { restore(); }
-  WaitedSignals(const WaitedSignals&) = delete;
-  WaitedSignals& operator=(const WaitedSignals&) = delete;
-
-  void restore() const noexcept { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-
-  // The next of them within `most`; one with si_signo 0 otherwise.
-  [[nodiscard]] siginfo_t next(milliseconds most) const noexcept {
-    siginfo_t info{};
-    const timespec wait{.tv_sec = most.count() / 1000, .tv_nsec = most.count() % 1000 * 1'000'000};
-    if (::sigtimedwait(&set_, &info, &wait) < 0) {
-      info.si_signo = 0;
-    }
-    return info;
-  }
-
- private:
-  sigset_t set_{};
-  sigset_t before_{};
-};
 
 std::int64_t machine_oom_kills() {
   return read_counter("/proc/vmstat", "oom_kill").value_or(0);
