@@ -263,6 +263,14 @@ ChatOddity oddity_named(const std::string& key) {
   throw Exception(make_error(ErrorCode::kInvalidArgument, "nothing odd is called " + key));
 }
 
+// Called while files are read without Python's lock: Ctrl-C comes through as KeyboardInterrupt.
+void heed_signals() {
+  const nb::gil_scoped_acquire locked;
+  if (PyErr_CheckSignals() != 0) {
+    throw nb::python_error();
+  }
+}
+
 void bind_reader(nb::module_& m) {
   m.def("chat_gap_key", &chat_gap_key, nb::arg("before"), nb::arg("behind"), nb::arg("k"),
         nb::arg("count"));
@@ -276,7 +284,8 @@ void bind_reader(nb::module_& m) {
                                             .training = static_cast<ChatTraining>(training),
                                             .line_bytes_max = line_bytes_max,
                                             .text_bytes_max = text_bytes_max,
-                                            .errors_max = errors_max})
+                                            .errors_max = errors_max,
+                                            .between = heed_signals})
                     .or_throw(),
                 "ChatReader");
           },
@@ -341,7 +350,7 @@ std::tuple<std::int64_t, std::uint32_t> checksum_of(const std::string& path) {
   const nb::gil_scoped_release unlocked;
   std::array<std::byte, 64 << 10> buffer{};
   CanBytes bytes = CanBytes::open(path, buffer).or_throw();
-  bytes.skip_rest().or_throw();
+  bytes.skip_rest(heed_signals).or_throw();
   return {bytes.file_bytes(), bytes.crc32c()};
 }
 

@@ -24,6 +24,7 @@
 #include "plimsoll/torch.h"
 #include "program_binding.h"
 #include "recipes/registry.h"
+#include "run/control.h"
 #include "run/recipe.h"
 #include "torch/tensor_arena.h"
 #include "torch_plan.h"
@@ -59,11 +60,19 @@ std::unique_ptr<AnySettings> settings_for(const Recipe& recipe, const std::strin
   return new_settings(recipe, config, std::span(&given, 1), wants_out).or_throw();
 }
 
+/// What was done. Of work that was given up, as Ctrl-C asked, Python is told of Ctrl-C.
+RecipeReport or_interrupt(Result<RecipeReport> done) {
+  if (!done && was_given_up(done.error())) {
+    StopSignals::pass_on();
+  }
+  return std::move(done).or_throw();
+}
+
 std::string train(const std::string& name, const std::string& config, const Pairs& options,
                   bool quiet) {
   const Recipe& recipe = *recipe_named(name).or_throw();
   const auto settings = settings_for(recipe, config, options, "plimsoll.train()", true);
-  return recipe.train(*settings, {.progress = {.quiet = quiet}}).or_throw().json;
+  return or_interrupt(recipe.train(*settings, {.progress = {.quiet = quiet}})).json;
 }
 
 std::string plan(const std::string& name, const std::string& config, const Pairs& options,
@@ -74,12 +83,13 @@ std::string plan(const std::string& name, const std::string& config, const Pairs
   if (!recipe.plan) {
     throw Exception(work_missing(recipe, "plan"));
   }
-  return recipe
-      .plan(*settings, {.choices = choices,
-                        .effective_batch = effective_batch,
-                        .device = {device, device_memory_limit}})
-      .or_throw()
-      .json;
+  const auto planned = [&] {
+    const StopSignals signals;
+    return recipe.plan(*settings, {.choices = choices,
+                                   .effective_batch = effective_batch,
+                                   .device = {device, device_memory_limit}});
+  }();
+  return or_interrupt(planned).json;
 }
 
 std::string resume(const std::string& run, const Pairs& options, bool quiet,
@@ -88,11 +98,9 @@ std::string resume(const std::string& run, const Pairs& options, bool quiet,
   const auto settings = settings_of_run(recipe, run).or_throw();
   settings->override_with(options, "plimsoll.resume()").or_throw();
   settings->resolve().or_throw();
-  return recipe
-      .train(*settings, {.resume = true,
-                         .accept_other_processor = accept_other_processor,
-                         .progress = {.quiet = quiet}})
-      .or_throw()
+  return or_interrupt(recipe.train(*settings, {.resume = true,
+                                               .accept_other_processor = accept_other_processor,
+                                               .progress = {.quiet = quiet}}))
       .json;
 }
 
@@ -103,7 +111,11 @@ std::string evaluate(const std::string& run) {
   if (!recipe.evaluate) {
     throw Exception(work_missing(recipe, "evaluation"));
   }
-  return recipe.evaluate(*settings).or_throw().json;
+  const auto evaluated = [&] {
+    const StopSignals signals;
+    return recipe.evaluate(*settings);
+  }();
+  return or_interrupt(evaluated).json;
 }
 
 void bind_arena(nb::module_& m) {

@@ -85,8 +85,11 @@ std::int64_t CanBytes::skip(std::int64_t bytes) noexcept {
   return skipped;
 }
 
-Result<void> CanBytes::skip_rest() {
+Result<void> CanBytes::skip_rest(const std::function<void()>& between) {
   while (at_ < file_bytes_) {
+    if (between) {
+      between();
+    }
     PLIMSOLL_TRY(const std::int64_t size, read_file(packed_));
     PLIMSOLL_CHECK(size > 0, "a buffer of no bytes");
   }

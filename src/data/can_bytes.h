@@ -12,6 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -46,8 +47,9 @@ class CanBytes {
   /// Leaves out the next bytes of a plain file, which crc32c() then lacks: how many. Of a packed
   /// one none: it must be unpacked.
   std::int64_t skip(std::int64_t bytes) noexcept;
-  /// Reads the rest without unpacking it, so that crc32c() is that of the whole file. Errors: kIo.
-  Result<void> skip_rest();
+  /// Reads the rest without unpacking it, so that crc32c() is that of the whole file. `between` is
+  /// called before each read, and may throw. Errors: kIo.
+  Result<void> skip_rest(const std::function<void()>& between = {});
 
  private:
   struct Unpacker;

@@ -20,8 +20,9 @@ constexpr std::string_view kUtf8Mark = "\xEF\xBB\xBF";
 }  // namespace
 
 Result<ChatLines> ChatLines::open(Governor governor, std::vector<std::filesystem::path> files,
-                                  std::int64_t line_bytes_max) {
+                                  std::int64_t line_bytes_max, std::function<void()> between) {
   ChatLines lines;
+  lines.between_ = std::move(between);
   lines.files_ = std::move(files);
   lines.line_bytes_max_ = line_bytes_max;
   PLIMSOLL_TRY(lines.slab_, Slab::create(governor, Tag::kOther, kPackedBufferBytes));
@@ -51,6 +52,13 @@ Result<bool> ChatLines::open_file() {
   return true;
 }
 
+Result<std::int64_t> ChatLines::read(std::span<char> out) {
+  if (between_) {
+    between_();
+  }
+  return bytes_->read(std::as_writable_bytes(out));
+}
+
 Result<bool> ChatLines::fill() {
   if (begin_ > 0) {
     std::memmove(text_.data(), text_.data() + begin_, end_ - begin_);
@@ -68,8 +76,7 @@ Result<bool> ChatLines::fill() {
     text_ = std::move(grown);
     line_lease_.shrink(leased(larger));
   }
-  const auto room = std::as_writable_bytes(std::span(text_)).subspan(end_);
-  auto got = bytes_->read(room);
+  auto got = read(std::span(text_).subspan(end_));
   if (!got) {
     Error error = got.error();
     return fail(error.code, fmt::format("{}:{}: {}", files_[file_].string(), place_.line + 1,
@@ -142,8 +149,7 @@ Result<void> ChatLines::go_to(const ChatPlace& place) {
     while (left > 0) {
       const auto size = std::min(left, static_cast<std::int64_t>(text_.size()));
       PLIMSOLL_TRY(const std::int64_t got,
-                   bytes_->read(std::as_writable_bytes(
-                       std::span(text_).first(static_cast<std::size_t>(size)))));
+                   read(std::span(text_).first(static_cast<std::size_t>(size))));
       if (got == 0) {
         break;
       }

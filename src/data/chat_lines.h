@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <optional>
 #include <string_view>
 #include <vector>
@@ -29,9 +30,11 @@ struct ChatPlace {
 
 class ChatLines {
  public:
-  /// Errors: kOverBudget.
+  /// `between` is called before each read of a file, and may throw: of a file that has no line to
+  /// hand out, it is all that happens. Errors: kOverBudget.
   static Result<ChatLines> open(Governor governor, std::vector<std::filesystem::path> files,
-                                std::int64_t line_bytes_max);
+                                std::int64_t line_bytes_max,
+                                std::function<void()> between = nullptr);
 
   /// The next line, without its end, until the next call; nothing at the end of the last file.
   /// A line longer than line_bytes_max comes empty, and too_long() says so.
@@ -52,9 +55,11 @@ class ChatLines {
   ChatLines() noexcept = default;
   Result<bool> fill();  // More bytes behind text_end_; false at the end of the file.
   Result<bool> open_file();
+  Result<std::int64_t> read(std::span<char> out);
 
   std::vector<std::filesystem::path> files_;
   std::int64_t line_bytes_max_{0};
+  std::function<void()> between_{};
   Slab slab_;
   std::span<std::byte> packed_;
   Lease line_lease_;

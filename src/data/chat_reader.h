@@ -14,6 +14,7 @@
 #include <array>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <string>
 #include <vector>
@@ -52,6 +53,7 @@ struct ChatReaderOptions {
   std::int64_t line_bytes_max{100 << 20};
   std::int64_t text_bytes_max{2 << 20};  ///< Most bytes of one text to tokenize.
   std::int64_t errors_max{0};            ///< Lines left out as errors; one more ends the import.
+  std::function<void()> between{};       ///< As of ChatLines::open().
 };
 
 /// One text to tokenize, or a row for the template.

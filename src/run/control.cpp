@@ -31,6 +31,9 @@ constexpr int kPauseTickMs = 500;
 std::atomic<int> requested_signal{0};
 std::atomic<int> installed{0};
 std::array<struct sigaction, kSignals.size()> old_actions;
+// Of the StopSignals that is there; of the thread that trains.
+RunControl* run_in_progress = nullptr;
+constexpr const char* kGivenUp = "nothing of it is kept; the same command begins it again";
 static_assert(std::atomic<int>::is_always_lock_free);
 
 void on_signal(int number) {
@@ -84,8 +87,9 @@ Result<bool> someone_trains(const fs::path& run) {
 
 }  // namespace
 
-StopSignals::StopSignals() {
+StopSignals::StopSignals(RunControl* run) {
   PLIMSOLL_CHECK(installed.exchange(1) == 0, "one StopSignals at a time");
+  run_in_progress = run;
   requested_signal.store(0);
   struct sigaction action {};
   action.sa_handler = on_signal;
@@ -100,6 +104,7 @@ StopSignals::~StopSignals() {
   for (std::size_t i = 0; i < kSignals.size(); ++i) {
     ::sigaction(kSignals[i], &old_actions[i], nullptr);
   }
+  run_in_progress = nullptr;
   installed.store(0);
 }
 
@@ -109,6 +114,26 @@ int StopSignals::requested() noexcept {
 
 void StopSignals::clear() noexcept {
   requested_signal.store(0);
+}
+
+bool StopSignals::asked() noexcept {
+  const bool stop = run_in_progress != nullptr && run_in_progress->poll() == Request::kStop;
+  return installed.load() != 0 && (requested() != 0 || stop);
+}
+
+void StopSignals::pass_on() noexcept {
+  if (const int number = requested(); number != 0) {
+    ::raise(number);
+  }
+}
+
+tl::unexpected<Error> given_up(const char* what) {
+  return fail(ErrorCode::kInvalidArgument, fmt::format("{} was given up, as asked", what),
+              kGivenUp);
+}
+
+bool was_given_up(const Error& error) noexcept {
+  return error.advice == kGivenUp;
 }
 
 RunControl::RunControl(const fs::path& run) : stop_(run / ".stop"), pause_(run / ".pause") {}

@@ -20,10 +20,13 @@ namespace plimsoll {
 
 enum class Request : std::uint8_t { kNone, kStop, kPause };
 
+class RunControl;
+
 /// Holds the signal handlers while alive and puts the old ones back. One at a time per process.
 class StopSignals {
  public:
-  StopSignals();
+  /// `run`: its requests count in asked(), too.
+  explicit StopSignals(RunControl* run = nullptr);
   ~StopSignals();
   StopSignals(const StopSignals&) = delete;
   StopSignals& operator=(const StopSignals&) = delete;
@@ -31,7 +34,18 @@ class StopSignals {
   /// Number of the signal that asked to stop, or 0.
   [[nodiscard]] static int requested() noexcept;
   static void clear() noexcept;
+
+  /// Whether the process is asked to stop, by a signal or by `plimsoll stop`; false while no
+  /// StopSignals is there. For the thread that trains: work that leaves no trace (an evaluation, a
+  /// plan) asks between its parts, and returns given_up() then.
+  [[nodiscard]] static bool asked() noexcept;
+  /// Behind such work, with the old handlers back: hands the signal on to them.
+  static void pass_on() noexcept;
 };
+
+/// The error of work that ended as StopSignals::asked() said so: "WHAT was given up, as asked".
+[[nodiscard]] tl::unexpected<Error> given_up(const char* what);
+[[nodiscard]] bool was_given_up(const Error& error) noexcept;
 
 class RunControl {
  public:

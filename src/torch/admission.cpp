@@ -16,6 +16,7 @@
 #include "plan/step_peak.h"
 #include "plimsoll/bytes.h"
 #include "plimsoll/torch.h"
+#include "run/control.h"
 #include "torch/arena_pages.h"
 #include "torch/step_tracer.h"
 
@@ -153,7 +154,7 @@ class SmallerSteps {
       return regions_.add(std::move(*traced));
     }
     // Too many events, or a trace that runs already: the peak is known all the same.
-    return traced.error().code == ErrorCode::kInvalidArgument
+    return traced.error().code == ErrorCode::kInvalidArgument && !was_given_up(traced.error())
                ? Result<void>{}
                : tl::unexpected(std::move(traced).error());
   }

@@ -146,6 +146,14 @@ Result<void> RunLoop::obey(std::int64_t step) {
   return {};
 }
 
+bool RunLoop::gives_up(const Error& error) {
+  const bool stops = was_given_up(error) && control_.poll() == Request::kStop;
+  if (stops) {
+    stop_ = Stop{Stop::Cause::kAsked, control_.reason()};
+  }
+  return stops;
+}
+
 Result<void> RunLoop::report_limits(std::int64_t step) {
   for (const LimitOutcome& outcome : limits_->take()) {
     PLIMSOLL_TRY_VOID(report_->limit(step, outcome));

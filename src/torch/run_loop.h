@@ -84,6 +84,10 @@ class RunLoop {
   /// Commits the step, if it is not committed.
   Result<void> save(std::int64_t step);
 
+  /// For an error of work beside the steps: true when it is none, but that work was given up
+  /// (control.h), as the run is to end.
+  [[nodiscard]] bool gives_up(const Error& error);
+
   /// Why the run is to end at this step; none: it goes on.
   [[nodiscard]] const std::optional<Stop>& stop() const noexcept { return stop_; }
 
@@ -99,7 +103,7 @@ class RunLoop {
   Governor governor_;
   Callbacks recipe_;
   RunControl control_;
-  StopSignals signals_;
+  StopSignals signals_{&control_};
   RunReport* report_{nullptr};
   std::optional<LimitRequests> limits_{};
   std::int64_t saved_step_{-1};

@@ -18,6 +18,7 @@
 #include "base/check.h"
 #include "base/mutex.h"
 #include "plimsoll/torch.h"
+#include "run/control.h"
 #include "torch/tensor_arena.h"
 
 namespace plimsoll {
@@ -164,6 +165,9 @@ Result<StepTrace> trace_step(const StepSize& size, const std::function<Result<vo
                 alone.got ? "a step is traced while a Governor is attached to torch"
                           : "another step is being traced",
                 "create the Governor after importing torch");
+  }
+  if (StopSignals::asked()) {
+    return given_up("a plan");
   }
   TraceRing ring(events_max);
   OpNames names;

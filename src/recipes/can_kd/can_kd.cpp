@@ -137,7 +137,13 @@ Result<CanKdSummary> Run::train() {
     if (loop_.stop()) {
       break;
     }
-    PLIMSOLL_TRY_VOID(do_task(task));
+    const auto did = do_task(task);
+    if (!did && !loop_.gives_up(did.error())) {
+      return tl::unexpected(did.error());
+    }
+    if (!did && bench_.work) {
+      PLIMSOLL_TRY_VOID(loop_.save(step_));  // Given up between two steps.
+    }
   }
   return summarise_run();
 }
@@ -304,6 +310,9 @@ Result<void> Run::admit() {
   const std::int64_t graphs =
       std::min(config_.batch_size, static_cast<std::int64_t>(data_->train().size()));
   for (const Task& task : tasks_) {
+    if (StopSignals::asked()) {
+      return given_up("a rehearsal");
+    }
     if (task.stage == Stage::kEvaluation) {
       PLIMSOLL_TRY(const std::int64_t peak,
                    refusals.note(rehearse_evaluation(governor_, config_, *data_, folder_.root())));
@@ -415,15 +424,18 @@ Result<void> Run::finish_task(const Task& task) {
 // One optimizer step and what follows it. False: memory was refused twice.
 Result<bool> Run::step(const Task& task) {
   StepNews news;
-  PLIMSOLL_TRY(const bool done, loop_.step(step_ + 1, [&]() -> Result<void> {
-    PLIMSOLL_TRY(news, bench_.work->step());
-    return {};
-  }));
-  if (!done) {
-    return false;
+  news.ends_epoch = bench_.work->epoch_over();  // It was stopped there.
+  if (!news.ends_epoch) {
+    PLIMSOLL_TRY(const bool done, loop_.step(step_ + 1, [&]() -> Result<void> {
+      PLIMSOLL_TRY(news, bench_.work->step());
+      return {};
+    }));
+    if (!done) {
+      return false;
+    }
+    step_ += 1;
+    PLIMSOLL_TRY_VOID(report_->step(task, step_, news));
   }
-  step_ += 1;
-  PLIMSOLL_TRY_VOID(report_->step(task, step_, news));
   if (news.ends_epoch) {
     const Report::Aside aside{*report_};
     EpochNews epoch;

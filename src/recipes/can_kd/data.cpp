@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "run/control.h"
 
 namespace plimsoll::can_kd {
 namespace {
@@ -110,6 +111,9 @@ Result<void> Data::for_each(
     bool edge_attr) const {
   const auto step = static_cast<std::size_t>(std::max<std::int64_t>(1, chunk));
   for (std::size_t first = 0; first < graphs.size(); first += step) {
+    if (StopSignals::asked()) {
+      return given_up("an evaluation");
+    }
     const auto part = graphs.subspan(first, std::min(step, graphs.size() - first));
     PLIMSOLL_TRY(const GraphTensors batch, gather(part, edge_attr));
     PLIMSOLL_TRY_VOID(work(static_cast<std::int64_t>(first), batch));

@@ -270,7 +270,7 @@ Result<StepNews> Training::step() {
   news.loss = made.loss;
   news.terms = made.terms;
   news.epoch = epoch_;
-  news.ends_epoch = last.ends_epoch;
+  news.ends_epoch = epoch_over_ = last.ends_epoch;
   news.epoch_fraction = static_cast<double>(position_) / static_cast<double>(batches_->graphs());
   return news;
 }
@@ -333,6 +333,9 @@ void Training::tell_curriculum(EpochNews& news) const {
 
 Result<EpochNews> Training::end_epoch() {
   const c10::AutoGradMode off{false};
+  if (!batches_) {  // Resumed here.
+    PLIMSOLL_TRY_VOID(begin_epoch());
+  }
   EpochNews news;
   news.epoch = epoch_;
   news.epochs = config_.max_epochs;
@@ -357,6 +360,7 @@ Result<EpochNews> Training::end_epoch() {
     news.scoring_seconds = std::exchange(scoring_seconds_, 0.0);
   }
   epoch_ += 1;
+  epoch_over_ = false;
   position_ = 0;
   loss_sum_ = 0.0;
   loss_steps_ = 0;
@@ -424,6 +428,7 @@ std::vector<NamedTensor> Training::tensors() const {
 std::map<std::string, double> Training::numbers() const {
   return {{"epoch", static_cast<double>(epoch_)},
           {"position", static_cast<double>(position_)},
+          {"epoch_over", epoch_over_ ? 1.0 : 0.0},
           {"best_loss", best_loss_},
           {"best_epoch", static_cast<double>(best_epoch_)},
           {"loss_sum", loss_sum_},
@@ -437,6 +442,7 @@ Result<void> Training::restore(const std::map<std::string, double>& numbers) {
   };
   epoch_ = whole("epoch", 0);
   position_ = whole("position", 0);
+  epoch_over_ = whole("epoch_over", 0) != 0;
   best_loss_ = number_of(numbers, "best_loss", 0.0);
   best_epoch_ = whole("best_epoch", -1);
   loss_sum_ = number_of(numbers, "loss_sum", 0.0);

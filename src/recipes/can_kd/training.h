@@ -53,6 +53,7 @@ class Training final : public Work {
 
   Result<StepNews> step() override;
   Result<EpochNews> end_epoch() override;
+  [[nodiscard]] bool epoch_over() const override { return epoch_over_; }
   [[nodiscard]] bool finished() const override;
   [[nodiscard]] std::int64_t epochs() const override { return config_.max_epochs; }
   [[nodiscard]] std::int64_t steps() const override;
@@ -90,6 +91,7 @@ class Training final : public Work {
   std::optional<GraphBatches> batches_;
   std::int64_t epoch_{0};
   std::int64_t position_{0};  // Graphs of this epoch behind us.
+  bool epoch_over_{false};    // Its last step is done, and end_epoch() is not.
   double best_loss_{0.0};
   std::int64_t best_epoch_{-1};
   double loss_sum_{0.0};

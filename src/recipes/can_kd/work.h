@@ -51,8 +51,11 @@ class Work {
   /// One optimizer step. When it fails nothing of it was applied, and it may be tried again.
   virtual Result<StepNews> step() = 0;
 
-  /// After a step that ended an epoch: validation, the next epoch's graphs.
+  /// After a step that ended an epoch: validation, the next epoch's graphs. When it fails nothing
+  /// of it was done, and it may be tried again, after a resumption too.
   virtual Result<EpochNews> end_epoch() = 0;
+  /// A step has ended an epoch, and end_epoch() comes next.
+  [[nodiscard]] virtual bool epoch_over() const { return false; }
 
   [[nodiscard]] virtual bool finished() const = 0;
   [[nodiscard]] virtual std::int64_t epochs() const = 0;

@@ -71,6 +71,7 @@ class Run {
   Result<void> write();
   [[nodiscard]] std::string way_on(const PressureReport& seen) const;
   Result<Evaluation> evaluate_now(const std::string& when, std::int64_t angles);
+  Result<void> evaluate_at_end(RunSummary& summary);
   Result<RunSummary> summarise_run();
 
   [[nodiscard]] Position& at() { return state_->at; }
@@ -251,7 +252,7 @@ Result<void> Run::end_of_epoch(std::int64_t epoch) {
   PLIMSOLL_TRY_VOID(report_->epoch(at(), epoch, *data_, due(config_.stats_every_n_epochs)));
   if (due(config_.eval_every_n_epochs) && epoch + 1 < config_.epochs) {
     const auto seen = evaluate_now(fmt::format("after epoch {}", epoch + 1), config_.oracle_angles);
-    return seen ? Result<void>{} : tl::unexpected(seen.error());
+    return seen || loop_.gives_up(seen.error()) ? Result<void>{} : tl::unexpected(seen.error());
   }
   return {};
 }
@@ -278,19 +279,27 @@ std::string Run::way_on(const PressureReport& seen) const {
   return resume_with(limit);
 }
 
+Result<void> Run::evaluate_at_end(RunSummary& summary) {
+  PLIMSOLL_TRY(const auto after, evaluate_now("after training", kFinalAngles));
+  summary.recall_json = after.to_json();
+  if (config_.phase2_epochs > 0) {
+    PLIMSOLL_TRY(const auto* chosen, stepper_->representatives());
+    PLIMSOLL_TRY(const auto accuracy, phase2_accuracy(state_->model, state_->classifier, *chosen,
+                                                      data_->held_out(config_.eval_pairs)));
+    summary.phase2_json = accuracy.to_json();
+    PLIMSOLL_TRY_VOID(
+        report_->event("phase2", {{"accuracy", std::string_view(summary.phase2_json)}}));
+  }
+  return {};
+}
+
 Result<RunSummary> Run::summarise_run() {
   RunSummary summary = report_->summary(at(), *data_);
   summary.recall_before_json = at().recall_before;
   if (!loop_.stop()) {
-    PLIMSOLL_TRY(const auto after, evaluate_now("after training", kFinalAngles));
-    summary.recall_json = after.to_json();
-    if (config_.phase2_epochs > 0) {
-      PLIMSOLL_TRY(const auto* chosen, stepper_->representatives());
-      PLIMSOLL_TRY(const auto accuracy, phase2_accuracy(state_->model, state_->classifier, *chosen,
-                                                        data_->held_out(config_.eval_pairs)));
-      summary.phase2_json = accuracy.to_json();
-      PLIMSOLL_TRY_VOID(
-          report_->event("phase2", {{"accuracy", std::string_view(summary.phase2_json)}}));
+    const auto seen = evaluate_at_end(summary);
+    if (!seen && !loop_.gives_up(seen.error())) {
+      return tl::unexpected(seen.error());
     }
   }
   PLIMSOLL_TRY(summary.state_sha256, state_->digest(data_->rows()));
@@ -347,6 +356,7 @@ Result<RunSummary> train_cosir(const CosirSettings& given, const TrainOptions& o
   const CosirConfig& config = settings.config();
   std::optional<std::int64_t> baseline_bytes;
   if (config.batch_size == 0 && !RunFolder::is_run(config.out)) {
+    const StopSignals signals;  // A plan is given up when it is asked to stop.
     PLIMSOLL_TRY(baseline_bytes, resolve_batch_size(settings, options.progress));
   }
   RunSummary summary;

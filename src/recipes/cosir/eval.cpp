@@ -17,6 +17,7 @@
 
 #include "base/check.h"
 #include "plimsoll/sample_order.h"
+#include "run/control.h"
 
 namespace plimsoll::cosir {
 namespace {
@@ -76,6 +77,9 @@ Result<double> train_mean_rank(const Model& model, const TrainedRows& trained,
   const SampleOrder order{trained.rows, options.seed, 0};
   double sum = 0.0;
   for (std::int64_t b = 0; b < batches; ++b) {
+    if (StopSignals::asked()) {
+      return given_up("an evaluation");
+    }
     std::vector<std::int64_t> ranks;
     for (std::int64_t i = 0; i < rows; ++i) {
       ranks.push_back(order.at(b * rows + i));

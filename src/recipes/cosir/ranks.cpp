@@ -24,6 +24,7 @@
 
 #include "base/check.h"
 #include "recipes/cosir/kernels.h"
+#include "run/control.h"
 #include "torch/lanes.h"
 
 namespace plimsoll::cosir {
@@ -175,6 +176,9 @@ template <class F>
 Result<void> for_gallery(std::int64_t from, std::int64_t to, std::int64_t size, const F& body) {
   for (std::int64_t begin = from / kGalleryBlock * kGalleryBlock; begin < to;
        begin += kGalleryBlock) {
+    if (StopSignals::asked()) {
+      return given_up("an evaluation");
+    }
     PLIMSOLL_TRY_VOID(body(begin, std::min(size, begin + kGalleryBlock)));
   }
   return {};
