@@ -9,12 +9,14 @@
 #   make tsan    its threaded tests under the thread sanitizer
 #   make slow    the tests that take minutes: 1,000,000 rows in a 768 MiB cgroup, 20 kills,
 #                10,000 crash cycles
+#   make soak    a day in SOAK_MINUTES=60: a queue whose runner is killed, runs disturbed, leaks
 #   make wheel   build/wheel/plimsoll-….whl for the Python and the torch in .venv; needs no compiler there
 #   make docs    the documentation as pages: build/docs/index.html
 #   make format  clang-format over our sources
-.PHONY: build demo check setup setup-build dev asan tsan slow wheel docs format clean
+.PHONY: build demo check setup setup-build dev asan tsan slow soak wheel docs format clean
 .DEFAULT_GOAL := build
 UNITY ?= ON
+SOAK_MINUTES ?= 60
 
 # .deps holds unpacked headers and .venv cmake and ninja where there is no root.
 export PATH := $(PATH):$(CURDIR)/.venv/bin
@@ -52,6 +54,10 @@ slow: dev
 	@ctest --test-dir build/dev -L slow --output-on-failure
 	@PYTHONPATH=build/dev/python PLIMSOLL_PROGRAM=build/dev/bin/plimsoll \
 	  .venv/bin/python -m pytest -q -m slow tests
+
+soak: dev
+	@PYTHONPATH=build/dev/python PLIMSOLL_PROGRAM=build/dev/bin/plimsoll \
+	  .venv/bin/python -m tests.budget.soak --minutes $(SOAK_MINUTES)
 
 wheel: setup
 	@tools/wheel.sh

@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The soak of `make soak`, for some seconds, and that it sees what must not be."""
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from tests.budget.soak import MIB, flat
+from tests.support.cgroup import MemoryCgroup
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+def test_a_soak_of_some_seconds(program, tmp_path):
+    pytest.importorskip("torch")
+    MemoryCgroup.needed()
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.budget.soak", "--minutes", "0.2", "--ahead", "1", "--work", str(tmp_path)], cwd=ROOT, text=True,
+        capture_output=True, timeout=540, env={**os.environ, "PLIMSOLL_PROGRAM": str(program)}, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert told["runner killed"] >= 1 and told["train done"] >= 1 and told["wrong"] == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_growth_is_seen():
+    assert flat("it", [5 * MIB] * 20) == []
+    assert flat("it", [5 * MIB, 9 * MIB] * 10) == []  # It comes and goes.
+    assert flat("it", [5 * MIB + k * MIB // 10 for k in range(40)]) == ["it grew from 7065 to 9113 KiB"]
