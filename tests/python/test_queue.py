@@ -119,6 +119,7 @@ def test_m8_a_kill_for_memory_is_told_with_its_evidence(queue):
     assert killed["health"] < loud["health"] and "incident: killed at its memory limit" in killed["health_reasons"]
 
 
+KILLS = 2
 RUN = """
 import os, signal, sys, time, torch, plimsoll
 with plimsoll.Run(sys.argv[1] if len(sys.argv) > 1 else "run", memory_limit="1GiB", seed=3) as run:
@@ -146,10 +147,10 @@ def test_a_queue_outlives_kill_9_of_its_runner_and_a_run_goes_on(queue, tmp_path
     undisturbed = (tmp_path / "end").read_text()
     folder = tmp_path / "killed"
     folder.mkdir()
-    number = queue.add(script_of(0.1), cwd=folder)
+    number = queue.add(script_of(0.05), cwd=folder)
     queue.add("open('after', 'w')", cwd=folder)
     progress = set()
-    for kill in range(2):
+    for kill in range(KILLS):
         with running(queue.start()) as runner:
             queue.until(lambda: (folder / "steps").exists()
                         and len((folder / "steps").read_text().split()) >= 12 * (kill + 1))
@@ -163,9 +164,9 @@ def test_a_queue_outlives_kill_9_of_its_runner_and_a_run_goes_on(queue, tmp_path
             queue.until(lambda: all(map(gone, processes)))  # They end with their runner, after a commit.
     assert queue.run()["done"] == 2
     job = queue.jobs()[number]
-    assert (job["state"], job["starts"], job["deaths"]) == ("done", 3, 0)
+    assert (job["state"], job["starts"], job["deaths"]) == ("done", KILLS + 1, 0)
     assert (folder / "end").read_text() == undisturbed and (folder / "after").exists()
-    assert len(progress) == 2 and all(one.startswith("run: step ") for one in progress)
+    assert len(progress) == KILLS and all(one.startswith("run: step ") for one in progress)
 
 
 def test_a_job_that_ignores_its_runners_death_is_ended_before_it_starts_again(queue, tmp_path):
