@@ -63,6 +63,21 @@ if(NOT PLIMSOLL_WITH_ZLIB STREQUAL OFF)
   endif()
 endif()
 
+# zstd reads chats that it packed. Its Debian package brings no CMake package.
+set(PLIMSOLL_HAVE_ZSTD OFF)
+if(NOT PLIMSOLL_WITH_ZSTD STREQUAL OFF)
+  find_path(PLIMSOLL_ZSTD_INCLUDE zstd.h)
+  find_library(PLIMSOLL_ZSTD_LIBRARY zstd)
+  if(PLIMSOLL_ZSTD_INCLUDE AND PLIMSOLL_ZSTD_LIBRARY)
+    set(PLIMSOLL_HAVE_ZSTD ON)
+  elseif(PLIMSOLL_WITH_ZSTD STREQUAL ON)
+    message(FATAL_ERROR "PLIMSOLL_WITH_ZSTD is ON, but zstd.h or libzstd was not found: "
+      "${plimsoll_deps_hint}")
+  else()
+    message(STATUS "zstd: none; .zst cannot be imported (libzstd-dev has it)")
+  endif()
+endif()
+
 # LibTorch is the one inside the torch wheel that the user already has.
 set(PLIMSOLL_HAVE_TORCH OFF)
 if(NOT PLIMSOLL_WITH_TORCH STREQUAL OFF)

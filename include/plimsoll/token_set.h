@@ -121,8 +121,10 @@ class TokenWriter {
   /// Makes all rows durable, and `position`, which says where to go on. No row may be under way.
   /// Errors: kIo (the writer is then of no use; the last commit stands), kInvalidArgument.
   Result<void> commit(const std::string& position);
-  /// Makes the set: all rows, and `about`, which is JSON. Nothing stays beside it. Errors: kIo.
-  Result<void> finish(const std::string& about);
+  /// Makes the set: all rows, and `about`, which is JSON. Nothing stays beside it. `fingerprint`:
+  /// the set's, where the options' is only that of the work; "": the same. Errors: kIo,
+  /// kInvalidArgument (a row under way, texts that are too long).
+  Result<void> finish(const std::string& about, const std::string& fingerprint = {});
 
  private:
   class Impl;

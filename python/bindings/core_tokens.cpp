@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// plimsoll._core: TokenSet, TokenWriter, TokenBatches and ChatReader. Tokens are copied into arrays
-// the caller brings; texts to tokenize come as tuples.
+// plimsoll._core: TokenSet, TokenWriter, TokenBatches, TokenSpans and ChatReader. Tokens are copied
+// into arrays the caller brings; texts to tokenize come as tuples.
 //
 // Reading order: bindings.h, plimsoll/token_set.h, plimsoll/token_batches.h, data/chat_reader.h,
 // this file.
 //
 // Threads: calls on one object queue (Guarded); a TokenSet's run side by side.
 // Memory:  the texts of one piece.
-#include <array>
+#include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <string>
 #include <utility>
@@ -22,8 +23,10 @@
 
 #include "bindings.h"
 #include "data/chat_reader.h"
+#include "data/token_spans.h"
 #include "plimsoll/token_batches.h"
 #include "plimsoll/token_set.h"
+#include "run/progress.h"
 
 namespace plimsoll::python {
 namespace {
@@ -159,6 +162,51 @@ void bind_token_batches(nb::module_& m) {
 using PyTokenWriter = Guarded<TokenWriter>;
 using Spans = std::vector<std::pair<std::int64_t, std::int64_t>>;
 
+std::vector<TokenSpan> spans_from(const Spans& given) {
+  std::vector<TokenSpan> spans;
+  spans.reserve(given.size());
+  for (const auto& [begin, end] : given) {
+    spans.push_back({begin, end});
+  }
+  return spans;
+}
+
+void bind_spans(nb::module_& m) {
+  nb::class_<TokenSpans>(m, "TokenSpans")
+      .def(
+          "__init__",
+          [](TokenSpans* self, const std::vector<nb::bytes>& tokens, bool trimmed, bool prefixed) {
+            std::vector<std::string> bytes;
+            bytes.reserve(tokens.size());
+            for (const nb::bytes& token : tokens) {
+              bytes.emplace_back(token.c_str(), token.size());
+            }
+            new (self) TokenSpans(bytes, trimmed, prefixed);
+          },
+          nb::arg("tokens"), nb::arg("trimmed"), nb::arg("prefixed"))
+      .def(
+          "find",
+          [](const TokenSpans& self, const TokensIn& ids, const nb::str& text,
+             const Spans& characters) -> nb::object {
+            Py_ssize_t size = 0;
+            const char* const bytes = PyUnicode_AsUTF8AndSize(text.ptr(), &size);
+            if (bytes == nullptr) {
+              throw nb::python_error();
+            }
+            const auto found = self.find(span_of(ids), {bytes, static_cast<std::size_t>(size)},
+                                         spans_from(characters));
+            if (!found) {
+              return nb::none();
+            }
+            nb::list out;
+            for (const TokenSpan& span : *found) {
+              out.append(nb::make_tuple(span.begin, span.end));
+            }
+            return out;
+          },
+          nb::arg("ids").noconvert(), nb::arg("text"), nb::arg("characters"));
+}
+
 void bind_writer(nb::module_& m) {
   nb::class_<PyTokenWriter>(m, "TokenWriter")
       .def_static(
@@ -192,11 +240,7 @@ void bind_writer(nb::module_& m) {
       .def(
           "append",
           [](PyTokenWriter& writer, const TokensIn& ids, const Spans& trained) {
-            std::vector<TokenSpan> spans;
-            spans.reserve(trained.size());
-            for (const auto& [begin, end] : trained) {
-              spans.push_back({begin, end});
-            }
+            const std::vector<TokenSpan> spans = spans_from(trained);
             writer.use([&](TokenWriter& self) { self.append(span_of(ids), spans).or_throw(); });
           },
           nb::arg("ids").noconvert(), nb::arg("trained"))
@@ -216,14 +260,43 @@ void bind_writer(nb::module_& m) {
           nb::arg("position"))
       .def(
           "finish",
-          [](PyTokenWriter& writer, const std::string& about) {
-            writer.use([&](TokenWriter& self) { self.finish(about).or_throw(); });
+          [](PyTokenWriter& writer, const std::string& about, const std::string& fingerprint) {
+            writer.use([&](TokenWriter& self) { self.finish(about, fingerprint).or_throw(); });
           },
-          nb::arg("about"))
+          nb::arg("about"), nb::arg("fingerprint"))
       .def("close", &PyTokenWriter::close);
 }
 
 using PyChatReader = Guarded<ChatReader>;
+
+// Called while files are read without Python's lock: Ctrl-C comes through as KeyboardInterrupt.
+void heed_signals() {
+  const nb::gil_scoped_acquire locked;
+  if (PyErr_CheckSignals() != 0) {
+    throw nb::python_error();
+  }
+}
+
+// Calls read(size), which gives at most so many bytes, as a file does. What it raises goes through.
+ChatFeed feed_of(const nb::object& read) {
+  if (read.is_none()) {
+    return {};
+  }
+  // The last copy may go without Python's lock.
+  const std::shared_ptr<nb::object> call(new nb::object(read), [](nb::object* object) {
+    const nb::gil_scoped_acquire locked;
+    delete object;
+  });
+  return [call](std::span<std::byte> out) -> Result<std::int64_t> {
+    const nb::gil_scoped_acquire locked;
+    const auto got = nb::cast<nb::bytes>((*call)(out.size()));
+    if (got.size() > out.size()) {
+      throw nb::value_error("more bytes were read than asked for");
+    }
+    std::memcpy(out.data(), got.c_str(), got.size());
+    return static_cast<std::int64_t>(got.size());
+  };
+}
 
 nb::list as_list(const std::vector<ChatText>& texts) {
   nb::list out;
@@ -263,14 +336,6 @@ ChatOddity oddity_named(const std::string& key) {
   throw Exception(make_error(ErrorCode::kInvalidArgument, "nothing odd is called " + key));
 }
 
-// Called while files are read without Python's lock: Ctrl-C comes through as KeyboardInterrupt.
-void heed_signals() {
-  const nb::gil_scoped_acquire locked;
-  if (PyErr_CheckSignals() != 0) {
-    throw nb::python_error();
-  }
-}
-
 void bind_reader(nb::module_& m) {
   m.def("chat_gap_key", &chat_gap_key, nb::arg("before"), nb::arg("behind"), nb::arg("k"),
         nb::arg("count"));
@@ -278,9 +343,11 @@ void bind_reader(nb::module_& m) {
       .def_static(
           "open",
           [](const Governor& governor, const std::vector<std::string>& files, int training,
-             std::int64_t line_bytes_max, std::int64_t text_bytes_max, std::int64_t errors_max) {
+             std::int64_t line_bytes_max, std::int64_t text_bytes_max, std::int64_t errors_max,
+             const nb::object& feed) {
             return std::make_unique<PyChatReader>(
                 ChatReader::open(governor, {.files = {files.begin(), files.end()},
+                                            .feed = feed_of(feed),
                                             .training = static_cast<ChatTraining>(training),
                                             .line_bytes_max = line_bytes_max,
                                             .text_bytes_max = text_bytes_max,
@@ -290,7 +357,7 @@ void bind_reader(nb::module_& m) {
                 "ChatReader");
           },
           nb::arg("governor"), nb::arg("files"), nb::arg("training"), nb::arg("line_bytes_max"),
-          nb::arg("text_bytes_max"), nb::arg("errors_max"))
+          nb::arg("text_bytes_max"), nb::arg("errors_max"), nb::arg("feed").none())
       .def(
           "set_pieces",
           [](PyChatReader& reader, const std::vector<std::pair<std::string, GapTuple>>& gaps,
@@ -319,9 +386,19 @@ void bind_reader(nb::module_& m) {
       .def(
           "go_on",
           [](PyChatReader& reader, const std::string& state) {
-            reader.use([&](ChatReader& self) { self.go_on(state).or_throw(); });
+            return reader.use([&](ChatReader& self) { return self.go_on(state).or_throw(); });
           },
           nb::arg("state"))
+      .def("skip_rest",
+           [](PyChatReader& reader) {
+             reader.use([](ChatReader& self) { self.skip_rest().or_throw(); });
+           })
+      .def(
+          "name_of",
+          [](PyChatReader& reader, std::int64_t file, std::int64_t line) {
+            return reader.use([&](ChatReader& self) { return self.name_of(file, line); });
+          },
+          nb::arg("file"), nb::arg("line"))
       .def("end_stretch",
            [](PyChatReader& reader) { reader.use([](ChatReader& self) { self.end_stretch(); }); })
       .def_prop_ro("state",
@@ -336,22 +413,21 @@ void bind_reader(nb::module_& m) {
                    [](PyChatReader& reader) {
                      return reader.use([](ChatReader& self) { return self.between_rows(); });
                    })
-      .def_prop_ro("place",
+      .def_prop_ro("done",
                    [](PyChatReader& reader) {
-                     return reader.use([](ChatReader& self) {
-                       return std::tuple(self.place().file, self.place().line, self.place().at);
+                     return reader.use([](ChatReader& self) { return self.done(); });
+                   })
+      .def_prop_ro("sums",
+                   [](PyChatReader& reader) {
+                     std::vector<std::pair<std::int64_t, std::uint32_t>> sums;
+                     reader.use([&](ChatReader& self) {
+                       for (const ChatSum& sum : self.sums()) {
+                         sums.emplace_back(sum.bytes, sum.crc);
+                       }
                      });
+                     return sums;
                    })
       .def("close", &PyChatReader::close);
-}
-
-// CRC-32C and size of a file's bytes, as they lie on disk.
-std::tuple<std::int64_t, std::uint32_t> checksum_of(const std::string& path) {
-  const nb::gil_scoped_release unlocked;
-  std::array<std::byte, 64 << 10> buffer{};
-  CanBytes bytes = CanBytes::open(path, buffer).or_throw();
-  bytes.skip_rest(heed_signals).or_throw();
-  return {bytes.file_bytes(), bytes.crc32c()};
 }
 
 }  // namespace
@@ -360,8 +436,15 @@ void bind_tokens(nb::module_& m) {
   bind_token_set(m);
   bind_token_batches(m);
   bind_writer(m);
+  bind_spans(m);
   bind_reader(m);
-  m.def("checksum_of", &checksum_of, nb::arg("path"));
+  m.def("chat_row_keys", &chat_row_keys);
+  nb::class_<WorkMeter>(m, "WorkMeter")
+      .def(
+          "__init__",
+          [](WorkMeter* self, const std::string& label) { new (self) WorkMeter(label); },
+          nb::arg("label"))
+      .def("update", &WorkMeter::update, nb::arg("done"), nb::arg("total"));
 }
 
 }  // namespace plimsoll::python

@@ -8,8 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from . import _core
 from ._chat_import import import_chat
@@ -26,7 +25,7 @@ def run(arguments: Sequence[str]) -> int:
     try:
         with Governor(typed.memory_limit) as governor:
             made = import_chat(typed.FILES, typed.out, governor=governor,
-                               progress=None if typed.quiet or not sys.stderr.isatty() else _meter(), **options)
+                               progress=None if typed.quiet else _core.WorkMeter("import").update, **options)
     except KeyboardInterrupt:
         print(f"plimsoll: stopped; the same command goes on with {typed.out}", file=sys.stderr)
         return _FAILED
@@ -43,29 +42,13 @@ def run(arguments: Sequence[str]) -> int:
     return status
 
 
-def _meter() -> Callable[[int, int], None]:
-    begun = shown = time.monotonic()
-
-    def show(done: int, total: int) -> None:
-        nonlocal shown
-        now = time.monotonic()
-        if now - shown < 0.5 and done < total:
-            return
-        shown = now
-        rate = done / 1e6 / max(now - begun, 1e-9)
-        print(f"\rimport {100 * done // max(total, 1)} %, {rate:.1f} MB/s", end="\n" if done >= total else "",
-              file=sys.stderr, flush=True)
-
-    return show
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="plimsoll import chat", allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter,
-        description="Token set of chats in JSON lines, with the ids of a Hugging Face tokenizer",
+        description="Token set of chats in JSON, with the ids of a Hugging Face tokenizer",
         epilog="Example:\n  plimsoll import chat chats.jsonl --tokenizer models/tiny --out chats.tokens "
                "--max-length 2048")
-    parser.add_argument("FILES", nargs="+", help="Chats: .jsonl, plain or gzipped")
+    parser.add_argument("FILES", nargs="+", help="Chats: JSON lines or an array, plain, .gz or .zst")
     add = parser.add_argument
     add("--tokenizer", required=True, metavar="DIR", help="Folder of the tokenizer and its chat template")
     add("--out", required=True, metavar="FILE", help="Token set to make, or made before")
@@ -77,6 +60,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--date", help="Day for templates that ask for it: 2026-01-31")
     add("--line-bytes-max", default="100MiB", metavar="SIZE", help="Longest line [100MiB]")
     add("--text-bytes-max", default="2MiB", metavar="SIZE", help="Longest message [2MiB]")
+    add("--encoder", choices=("auto", "tokenizers", "gigatoken"), default="auto",
+        help="Library that encodes: gigatoken gives the same ids, faster [auto: gigatoken where it is installed]")
     add("--rebuild", action="store_true", help="Token set is made anew even when nothing has changed")
     add("--memory-limit", default="", metavar="SIZE", help="Memory limit of the process: 768MiB, 6GB, 25%%")
     add("--json", action="store_true", help="Result as one line of JSON instead of text")

@@ -1,144 +1,176 @@
 # SPDX-License-Identifier: Apache-2.0
-"""import_chat(): files of chats become a token set, in bounded memory.
+"""import_chat(): chats become a token set, in bounded memory.
 
 C++ reads, checks and renders the rows (chat_reader.h) and writes the set (token_writer.cpp); the tokenizer and what of
 a template is not compiled are called from here, a piece of half a mebibyte of text at a time. Torch is not imported.
 
-Reading order: import_chat(), _Import.   Memory: a piece, its tokens, and the tokenizer.
+Reading order: import_chat(), _Import, _chat_source.py, _chat_encoder.py.   Memory: a piece, its tokens, the tokenizer.
 """
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from . import _core
 from ._arrays import byte_size
+from ._chat_encoder import ENCODERS, Encoder
+from ._chat_source import TRAINING, ChatFiles, ChatRows, chat_source
 from ._chat_template import ChatTokenizer, Pieces, Spans, TemplateError, agree, compile_template
 from ._memory import Governor, with_governor
+from .errors import CorruptError, NotFoundError
 
 _PIECE_BYTES = 512 << 10
 _COMMIT_BYTES = 16 << 20
 _SAMPLE = 64  # Every so many rows that are rendered by pieces, one is rendered by the template, too.
-_TRAINING = ("assistant", "last", "all")
 _RENDERED, _TEMPLATE, _PROMPT, _TEXT = range(4)  # ChatText::Kind.
-_VERSION = 1  # Of what becomes of the same inputs.
+_VERSION = 2  # Of what becomes of the same inputs.
 
 _Path = str | os.PathLike[str]
 
 
 @with_governor
-def import_chat(files: _Path | Sequence[_Path], out: _Path, *, tokenizer: _Path, template: str | None = None,
-                train: str = "assistant", max_length: int = 0, errors_max: int = 0, date: str | None = None,
-                line_bytes_max: int | str = "100MiB", text_bytes_max: int | str = "2MiB", rebuild: bool = False,
-                progress: Callable[[int, int], object] | None = None,
+def import_chat(files: _Path | Sequence[_Path] | Iterable[dict[str, Any]], out: _Path, *, tokenizer: _Path,
+                template: str | None = None, train: str = "assistant", max_length: int = 0, errors_max: int = 0,
+                date: str | None = None, line_bytes_max: int | str = "100MiB", text_bytes_max: int | str = "2MiB",
+                encoder: str = "auto", rebuild: bool = False, progress: Callable[[int, int], object] | None = None,
                 governor: Governor | None = None) -> dict[str, Any]:
-    """Makes a token set in the file `out` of chats in JSON lines, with the ids of a Hugging Face tokenizer.
+    """Makes a token set in the file `out` of chats, with the ids of a Hugging Face tokenizer.
 
-    files:      .jsonl, plain or gzipped. A line has messages (OpenAI), conversations (ShareGPT),
-                instruction, input and output (Alpaca), prompt and completion, or text.
+    files:      JSON lines, or a file that is one array of such rows, plain or packed by gzip or zstd. A row has
+                messages (OpenAI), conversations (ShareGPT), instruction, input and output (Alpaca), prompt and
+                completion, or text. In place of files any iterable of rows: a list, a Dataset of Hugging Face's.
     tokenizer:  folder with tokenizer.json, tokenizer_config.json and the chat template. Texts and prompts get the
                 tokenizer's own special tokens and its end-of-sequence token.
     template:   chat template, in place of the folder's.
     train:      which tokens: the "assistant"'s turns (of a prompt the completion), the "last" of them, or "all".
     max_length: tokens of a row; what a row has beyond is cut off. 0: no bound.
-    errors_max: lines that may be left out for an error; one more ends the import, with file and line.
+    errors_max: rows that may be left out for an error; one more ends the import, with file and line.
     date:       day for templates that ask for it, "2026-01-31".
     line_bytes_max, text_bytes_max: of a line, and of one message or row where a text cannot be cut.
+    encoder:    "tokenizers"; "gigatoken", which is faster and gives the same ids; "auto": gigatoken where it is
+                installed and shown equal for this tokenizer. It is compared again every 64 rows.
     rebuild:    also when neither inputs nor options have changed since `out` was made.
-    progress:   called with bytes done and bytes in all.
+    progress:   called with bytes done and bytes in all; of an iterable with rows (in all: 0 where it has no length).
 
-    Killed at any moment and called again, it goes on where it was, to the same bytes. Rows without a token that is
-    trained on are left out. Returns what plimsoll.info(out) says, and "reused".
-    Errors: ValueError naming file and line, or the option; NotFoundError; CorruptError (a damaged .gz);
-            BudgetExceeded; OSError. What was done stays, to go on with.
+    Killed at any moment and called again, it goes on where it was, to the same bytes: what was read before is read
+    again and compared. An iterator that can be asked only once is imported from its beginning. Rows without a token
+    that is trained on are left out. Returns what plimsoll.info(out) says, "reused", and "encoder".
+    Errors: ValueError naming file and line, or the option; NotFoundError; CorruptError (a damaged .gz or .zst, an
+            array without an end); BudgetExceeded; OSError. What was done stays, to go on with.
     """
     assert governor is not None  # By with_governor.
-    if train not in _TRAINING:
-        raise ValueError(f"train: {train!r} is none of {', '.join(_TRAINING)}")
+    if train not in TRAINING:
+        raise ValueError(f"train: {train!r} is none of {', '.join(TRAINING)}")
     if max_length < 0 or errors_max < 0:
         raise ValueError("max_length and errors_max are not below 0")
-    paths = [os.fspath(one) for one in ([files] if isinstance(files, (str, os.PathLike)) else files)]
-    if not paths:
-        raise ValueError("files: none were given")
+    source = chat_source(files)
     loaded = ChatTokenizer(tokenizer, template, date)
     options = {"train": train, "max_length": max_length, "errors_max": errors_max,
                "line_bytes_max": byte_size(line_bytes_max, "line_bytes_max"),
                "text_bytes_max": byte_size(text_bytes_max, "text_bytes_max")}
-    job = _Import(paths, os.fspath(out), loaded, options, governor, progress)
+    if encoder not in ENCODERS:
+        raise ValueError(f"encoder: {encoder!r} is none of {', '.join(ENCODERS)}")
+    job = _Import(source, os.fspath(out), loaded, options, Encoder(loaded.tokenizer, loaded.vocabulary, encoder),
+                  governor, progress)
     reused = job.run(rebuild)
-    return {**json.loads(_core.describe(os.fspath(out))), "reused": reused}
+    return {**json.loads(_core.describe(os.fspath(out))), "reused": reused, "encoder": job.encoder.name}
 
 
 class _NotEqual(Exception):
     """A row that pieces render otherwise than the template: the import begins anew without them."""
 
 
+class _Changed(Exception):
+    """What was read before is no longer what it was: the import begins anew."""
+
+
 class _Import:
-    def __init__(self, paths: list[str], out: str, tokenizer: ChatTokenizer, options: dict[str, Any],
-                 governor: Governor, progress: Callable[[int, int], object] | None) -> None:
-        self._paths = paths
+    def __init__(self, source: ChatFiles | ChatRows, out: str, tokenizer: ChatTokenizer, options: dict[str, Any],
+                 encoder: Encoder, governor: Governor, progress: Callable[[int, int], object] | None) -> None:
+        self._source = source
         self._out = out
         self._tokenizer = tokenizer
+        self.encoder = encoder
+        self._encoded = 0
         self._options = options
         self._governor = governor
         self._progress = progress
-        sums = [_core.checksum_of(path) for path in paths]
-        self._inputs = [{"name": os.path.basename(path), "bytes": size, "crc32c": crc}
-                        for path, (size, crc) in zip(paths, sums, strict=True)]
-        self._fingerprint = hashlib.sha256(json.dumps(
-            [_VERSION, tokenizer.fingerprint, options, self._inputs]).encode()).hexdigest()[:32]
+        # Of the work; the set's has the contents of the inputs, too, which are known at the end.
+        self._work_name = _digest([_VERSION, tokenizer.fingerprint, options, source.identity()])
 
     def run(self, rebuild: bool) -> bool:
         """Makes the set; True when it was there."""
-        writer = self._open_writer(rebuild)
+        again = self._source.can_be_asked_again
+        whole = self._made() if again and not rebuild else None
+        writer = self._open_writer(rebuild or not again, whole)
         try:
             if writer.whole:
                 return True
             position = json.loads(writer.position) if writer.position else {"pieces": True}
-            try:
-                self._work(writer, position)
-            except _NotEqual:
+            while True:
+                try:
+                    self._work(writer, position)
+                    return False
+                except _NotEqual:
+                    if not again:
+                        raise ValueError("the chat template does what only some rows show: pass the rows as an "
+                                         "iterable that can be asked again, a list or a dataset") from None
+                    position = {"pieces": False}
+                except _Changed:
+                    position = {"pieces": True}
                 writer.close()
                 writer = self._open_writer(rebuild=True)
-                self._work(writer, {"pieces": False})
         finally:
             writer.close()
-        return False
 
-    def _open_writer(self, rebuild: bool) -> _core.TokenWriter:
+    def _open_writer(self, rebuild: bool, whole: str | None = None) -> _core.TokenWriter:
         most = self._options["max_length"] or 1 << 27
         return _core.TokenWriter.open(self._governor._core, self._out, self._tokenizer.vocabulary,
-                                      self._fingerprint, most, rebuild)
+                                      whole or self._work_name, most, rebuild)
+
+    def _made(self) -> str | None:
+        """The fingerprint of the set that is there, when it is of these inputs and options."""
+        try:
+            with contextlib.closing(_core.TokenSet.open(self._out)) as made:
+                about, fingerprint = json.loads(made.about), made.counts[-1]
+        except (NotFoundError, CorruptError, ValueError, OSError):
+            return None  # The writer says what is there instead.
+        if about.get("work") != self._work_name:
+            return None
+        with contextlib.closing(self._source.open(self._governor._core, self._options)) as reader:
+            reader.skip_rest()
+            return fingerprint if self._inputs(reader) == about["inputs"] else None
+
+    def _inputs(self, reader: _core.ChatReader) -> list[dict[str, Any]]:
+        """Names, and what was read of each, unpacked."""
+        return [{"name": name, "bytes": size, "crc32c": crc}
+                for (name, _), (size, crc) in zip(self._source.identity(), reader.sums, strict=True)]
 
     def _work(self, writer: _core.TokenWriter, position: dict[str, Any]) -> None:
-        options = self._options
-        reader = _core.ChatReader.open(self._governor._core, self._paths, _TRAINING.index(options["train"]),
-                                       options["line_bytes_max"], options["text_bytes_max"], options["errors_max"])
-        try:
+        with contextlib.closing(self._source.open(self._governor._core, self._options)) as reader:
             template = self._tokenizer.template
             pieces = compile_template(template, self._tokenizer.cuts()) if template and position["pieces"] else None
             if pieces is not None:
                 reader.set_pieces(*pieces.arguments())
-            if "reader" in position:
-                reader.go_on(position["reader"])
+            if "reader" in position and not reader.go_on(position["reader"]):
+                raise _Changed
             self._read(reader, writer, pieces)
-            about = {"fingerprint": self._fingerprint, "tokenizer": self._tokenizer.fingerprint[:32],
-                     "options": options, "inputs": self._inputs, "compiled": pieces is not None,
-                     **json.loads(reader.report)}
             if writer.rows == 0:
                 raise ValueError(f"{self._out}: no row of these files has a token to train on: {reader.report}")
-            writer.finish(json.dumps(about, ensure_ascii=False))
-        finally:
-            reader.close()
+            inputs = self._inputs(reader)
+            about = {"work": self._work_name, "tokenizer": self._tokenizer.fingerprint[:32],
+                     "options": self._options, "inputs": inputs, "compiled": pieces is not None,
+                     **json.loads(reader.report)}
+            writer.finish(json.dumps(about, ensure_ascii=False), _digest([self._work_name, inputs]))
 
     def _read(self, reader: _core.ChatReader, writer: _core.TokenWriter, pieces: Pieces | None) -> None:
         since = 0
-        before = np.cumsum([0, *(one["bytes"] for one in self._inputs)])
         while texts := reader.next(_PIECE_BYTES, _SAMPLE):
             since += self._write(texts, reader, writer, pieces)
             if since >= _COMMIT_BYTES and reader.between_rows:
@@ -146,9 +178,7 @@ class _Import:
                 writer.commit(json.dumps({"pieces": pieces is not None, "reader": reader.state}))
                 since = 0
             if self._progress is not None:
-                file, _, at = reader.place
-                done = min(before[file] + at, before[min(file + 1, len(self._inputs))])
-                self._progress(int(done), int(before[-1]))
+                self._progress(reader.done, self._source.total)
 
     def _write(self, texts: list[tuple], reader: _core.ChatReader, writer: _core.TokenWriter,
                pieces: Pieces | None) -> int:
@@ -168,15 +198,16 @@ class _Import:
                                         [{"role": role, "content": content} for role, content in messages]):
                 raise _NotEqual
             rows.append((kind, file, line, text, spans, last))
-        encode = self._tokenizer.tokenizer.encode_batch
-        plain = iter(encode([row[3] for row in rows if row[0] >= _PROMPT], add_special_tokens=True))
-        chats = iter(encode([row[3] for row in rows if row[0] < _PROMPT], add_special_tokens=False))
-        for kind, file, line, text, spans, last in rows:
-            encoding = next(plain if kind >= _PROMPT else chats)
-            ids = np.array(encoding.ids, np.uint32)
-            trained = _tokens_of(encoding, spans, len(ids))
+        plain = self.encoder.encode([(row[3], row[4]) for row in rows if row[0] >= _PROMPT], special=True)
+        chats = self.encoder.encode([(row[3], row[4]) for row in rows if row[0] < _PROMPT], special=False)
+        for kind, file, line, text, _, last in rows:
+            ids, trained = next(plain if kind >= _PROMPT else chats)
             if kind >= _PROMPT:
                 ids, trained = self._ended(ids, trained)
+            elif self._encoded % _SAMPLE == 0 and self.encoder.differs(text, ids):
+                raise ValueError(f"{reader.name_of(file, line)}: gigatoken gives other ids than tokenizers: pass "
+                                 "encoder='tokenizers' (--encoder tokenizers) and rebuild=True (--rebuild)")
+            self._encoded += 1
             writer.append(ids, trained)
             if last:
                 _, count, cut = writer.end_row()
@@ -212,18 +243,5 @@ class _Import:
         return ids, [*trained, (len(ids) - 1, len(ids))] if trained else trained
 
 
-def _tokens_of(encoding: Any, spans: Spans, count: int) -> Spans:
-    """The tokens that have a character of each span."""
-    found = []
-    for begin, end in spans:
-        while begin < end and (first := encoding.char_to_token(begin)) is None:
-            begin += 1  # White space that the tokenizer leaves out.
-        while begin < end and (last := encoding.char_to_token(end - 1)) is None:
-            end -= 1
-        if begin >= end:
-            continue
-        chars = encoding.token_to_chars(last)
-        while last + 1 < count and encoding.token_to_chars(last + 1) == chars:
-            last += 1  # More bytes of the same character.
-        found.append((first, last + 1))
-    return found
+def _digest(of: list[Any]) -> str:
+    return hashlib.sha256(json.dumps(of).encode()).hexdigest()[:32]

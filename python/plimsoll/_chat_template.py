@@ -51,11 +51,22 @@ class ChatTokenizer:
         if not file.is_file():
             raise ValueError(f"tokenizer: {self.folder} has no tokenizer.json; save the tokenizer there with "
                              "transformers' save_pretrained()")
-        self.tokenizer = tokenizers.Tokenizer.from_file(str(file))
+        try:
+            self.tokenizer = tokenizers.Tokenizer.from_file(str(file))
+        except BaseException as error:  # A panic of the library's is none of Exception.
+            if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+                raise
+            raise ValueError(f"tokenizer: {file}: {error}") from None
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
         said = _json(self.folder / "special_tokens_map.json") | _json(self.folder / "tokenizer_config.json")
-        self._add_tokens(said)
+        try:
+            self._add_tokens(said)
+        except (KeyError, TypeError, AttributeError, OverflowError) as error:
+            raise ValueError(f"tokenizer: {self.folder / 'tokenizer_config.json'}: added_tokens_decoder: "
+                             f"{type(error).__name__}: {error}") from None
+        if not self.tokenizer.get_vocab(with_added_tokens=True):
+            raise ValueError(f"tokenizer: {file} has no tokens")
         self.special = {name: text for name in _SPECIAL if (text := _token_text(said.get(name)))}
         source = template if template is not None else _template_of(self.folder, said)
         self.template = None if source is None else ChatTemplate(source, self.special, date)
@@ -85,15 +96,19 @@ class ChatTokenizer:
 
 def _json(path: pathlib.Path) -> dict[str, Any]:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        said = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"tokenizer: {path}: {error}") from None
+    if not isinstance(said, dict):
+        raise ValueError(f"tokenizer: {path}: not a JSON object")
+    return said
 
 
 def _token_text(token: Any) -> str | None:
-    return token.get("content") if isinstance(token, dict) else token
+    text = token.get("content") if isinstance(token, dict) else token
+    return text if isinstance(text, str) else None
 
 
 def _template_of(folder: pathlib.Path, said: dict[str, Any]) -> str | None:
@@ -102,7 +117,10 @@ def _template_of(folder: pathlib.Path, said: dict[str, Any]) -> str | None:
         return file.read_text(encoding="utf-8")
     source = said.get("chat_template")
     if isinstance(source, list):
-        source = {one["name"]: one["template"] for one in source}.get("default")
+        source = next((one.get("template") for one in source
+                       if isinstance(one, dict) and one.get("name") == "default"), None)
+    if not (source is None or isinstance(source, str)):
+        raise ValueError(f"tokenizer: {folder / 'tokenizer_config.json'}: chat_template is no text")
     return source
 
 

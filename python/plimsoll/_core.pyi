@@ -764,18 +764,26 @@ class TokenWriter:
         """Forgets the row under way."""
     def commit(self, position: str) -> None:
         """Errors: OSError."""
-    def finish(self, about: str) -> None:
-        """Errors: OSError."""
+    def finish(self, about: str, fingerprint: str) -> None:
+        """Errors: ValueError, OSError."""
     def close(self) -> None:
         """Leaves work under way as the last commit has it."""
+
+class TokenSpans:
+    """Which tokens have a character of a text's spans; src/data/token_spans.h has the contract."""
+
+    def __init__(self, tokens: list[bytes], trimmed: bool, prefixed: bool) -> None: ...
+    def find(self, ids: NDArray[np.uint32], text: str, characters: list[tuple[int, int]]
+             ) -> list[tuple[int, int]] | None:
+        """Tokens; None where the ids are not those of the text. Shape: uint32 [tokens]."""
 
 class ChatReader:
     """Files of chats as texts to tokenize; src/data/chat_reader.h has the contract."""
 
     @staticmethod
     def open(governor: Governor, files: list[str], training: int, line_bytes_max: int, text_bytes_max: int,
-             errors_max: int) -> ChatReader:
-        """Errors: BudgetExceeded."""
+             errors_max: int, feed: Callable[[int], bytes] | None) -> ChatReader:
+        """feed: gives at most so many bytes of lines in place of files; b"" at their end. Errors: BudgetExceeded."""
     def set_pieces(self, gaps: list[tuple[str, tuple[str, int, int, int]]], stripped: list[str],
                    triggers: list[str]) -> None:
         """The compiled template."""
@@ -784,8 +792,12 @@ class ChatReader:
         """Kind, file, line, text, trained characters, whether it ends its row, rich, messages."""
     def note(self, key: str, file: int, line: int, detail: str) -> None:
         """Errors: ValueError naming file and line, past errors_max."""
-    def go_on(self, state: str) -> None:
-        """Errors: ValueError, OSError."""
+    def go_on(self, state: str) -> bool:
+        """False where what was read has changed. Errors: ValueError, OSError."""
+    def skip_rest(self) -> None:
+        """Reads the rest, no rows. Errors: CorruptError, OSError."""
+    def name_of(self, file: int, line: int) -> str:
+        """"chats.jsonl:7", or "chats.json[6]" of an array."""
     def end_stretch(self) -> None:
         """Duplicates are told within a stretch."""
     @property
@@ -798,15 +810,25 @@ class ChatReader:
     def between_rows(self) -> bool:
         """No row is under way."""
     @property
-    def place(self) -> tuple[int, int, int]:
-        """File, line, byte."""
+    def done(self) -> int:
+        """Bytes of the files read, as they lie on disk; lines of a feed."""
+    @property
+    def sums(self) -> list[tuple[int, int]]:
+        """Bytes and CRC-32C of what was read of each file, unpacked."""
     def close(self) -> None:
         """Lets go of the files."""
 
 def chat_gap_key(before: str, behind: str, k: int, count: int) -> str:
     """The key of a gap of a compiled template."""
-def checksum_of(path: str) -> tuple[int, int]:
-    """Size and CRC-32C of a file. Errors: NotFoundError, OSError."""
+class WorkMeter:
+    """Progress of work that has an amount, on standard error."""
+
+    def __init__(self, label: str) -> None: ...
+    def update(self, done: int, total: int) -> None:
+        """A bar on a terminal; elsewhere a line every ten seconds."""
+
+def chat_row_keys() -> list[str]:
+    """Names at the top of a row that are looked at."""
 
 def run_program(arguments: list[bytes]) -> int:
     """The program `plimsoll` without what needs torch. Returns its exit status."""

@@ -13,6 +13,9 @@
 #ifdef PLIMSOLL_HAVE_ZLIB
 #include <zlib.h>
 #endif
+#ifdef PLIMSOLL_HAVE_ZSTD
+#include <zstd.h>
+#endif
 
 namespace plimsoll {
 
@@ -33,21 +36,68 @@ struct CanBytes::Unpacker {
 struct CanBytes::Unpacker {};
 #endif
 
+#ifdef PLIMSOLL_HAVE_ZSTD
+struct CanBytes::ZstdUnpacker {
+  ZstdUnpacker() : stream(ZSTD_createDStream()) {
+    PLIMSOLL_CHECK(stream != nullptr, "zstd refused to begin");
+    PLIMSOLL_CHECK(
+        ZSTD_isError(ZSTD_DCtx_setParameter(stream, ZSTD_d_windowLogMax, kZstdWindowLog)) == 0,
+        "zstd takes no bound on its window");
+  }
+  ~ZstdUnpacker() { ZSTD_freeDStream(stream); }
+  ZstdUnpacker(const ZstdUnpacker&) = delete;
+  ZstdUnpacker& operator=(const ZstdUnpacker&) = delete;
+
+  ZSTD_DStream* stream;
+  ZSTD_inBuffer in{};
+  bool whole{true};  // The last frame is.
+};
+#else
+struct CanBytes::ZstdUnpacker {};
+#endif
+
+namespace {
+
+// A frame, or one that is skipped, with which pzstd begins.
+bool is_zstd(const std::array<std::byte, 4>& magic) noexcept {
+  constexpr std::array kFrame{std::byte{0x28}, std::byte{0xB5}, std::byte{0x2F}, std::byte{0xFD}};
+  constexpr std::array kSkipped{std::byte{0x50}, std::byte{0x2A}, std::byte{0x4D}, std::byte{0x18}};
+  auto first = magic;
+  first[0] &= std::byte{0xF0};
+  return magic == kFrame || first == kSkipped;
+}
+
+}  // namespace
+
 CanBytes::CanBytes() noexcept = default;
 CanBytes::CanBytes(CanBytes&&) noexcept = default;
 CanBytes& CanBytes::operator=(CanBytes&&) noexcept = default;
 CanBytes::~CanBytes() = default;
 
-Result<CanBytes> CanBytes::open(const std::filesystem::path& path, std::span<std::byte> packed) {
+Result<CanBytes> CanBytes::open(const std::filesystem::path& path, std::span<std::byte> packed,
+                                bool zstd) {
   CanBytes bytes;
   PLIMSOLL_TRY(bytes.file_, File::open(path, FileMode::kRead));
   PLIMSOLL_TRY(bytes.file_bytes_, bytes.file_.size());
   bytes.packed_ = packed;
-  std::array<std::byte, 2> magic{};
-  if (bytes.file_bytes_ >= 2) {
-    PLIMSOLL_TRY_VOID(bytes.file_.read_at(0, magic));
+  std::array<std::byte, 4> magic{};
+  const auto head = std::span(magic).first(
+      static_cast<std::size_t>(std::clamp<std::int64_t>(bytes.file_bytes_, 0, 4)));
+  PLIMSOLL_TRY_VOID(bytes.file_.read_at(0, head));
+  if (is_zstd(magic)) {
+    if (!zstd) {
+      return fail(ErrorCode::kInvalidArgument, path.string() + ": packed by zstd",
+                  "unpack it first (zstd -d)");
+    }
+#ifdef PLIMSOLL_HAVE_ZSTD
+    bytes.zstd_ = std::make_unique<ZstdUnpacker>();
+#else
+    return fail(ErrorCode::kInvalidArgument,
+                path.string() + ": packed by zstd, which this build has not",
+                "unpack it first (zstd -d), or build with zstd (libzstd-dev)");
+#endif
   }
-  if (magic == std::array{std::byte{0x1F}, std::byte{0x8B}}) {
+  if (magic[0] == std::byte{0x1F} && magic[1] == std::byte{0x8B}) {
 #ifdef PLIMSOLL_HAVE_ZLIB
     bytes.unpacker_ = std::make_unique<Unpacker>();
 #else
@@ -70,26 +120,28 @@ Result<std::int64_t> CanBytes::read_file(std::span<std::byte> out) {
 }
 
 Result<std::int64_t> CanBytes::read(std::span<std::byte> out) {
+  if (too_wide_) {
+    return fail(ErrorCode::kInvalidArgument, damage_,
+                "pack it again without --ultra and --long, or unpack it first (zstd -d --long=31)");
+  }
   if (!damage_.empty()) {
     return fail(ErrorCode::kCorrupt, damage_,
                 "get the file again, or pass --skip-bad (skip_bad) to use what came before");
   }
-  return unpacker_ ? unpack(out) : read_file(out);
+  return unpacker_ ? unpack(out) : zstd_ ? unpack_zstd(out) : read_file(out);
 }
 
 std::int64_t CanBytes::skip(std::int64_t bytes) noexcept {
   const std::int64_t skipped =
-      unpacker_ ? 0
-                : std::clamp<std::int64_t>(bytes, 0, std::max<std::int64_t>(0, file_bytes_ - at_));
+      unpacker_ || zstd_
+          ? 0
+          : std::clamp<std::int64_t>(bytes, 0, std::max<std::int64_t>(0, file_bytes_ - at_));
   at_ += skipped;
   return skipped;
 }
 
-Result<void> CanBytes::skip_rest(const std::function<void()>& between) {
+Result<void> CanBytes::skip_rest() {
   while (at_ < file_bytes_) {
-    if (between) {
-      between();
-    }
     PLIMSOLL_TRY(const std::int64_t size, read_file(packed_));
     PLIMSOLL_CHECK(size > 0, "a buffer of no bytes");
   }
@@ -164,6 +216,50 @@ Result<void> CanBytes::next_member() {
   return {};
 }
 Result<std::int64_t> CanBytes::unpack(std::span<std::byte>) {
+  return 0;
+}
+
+#endif
+
+#ifdef PLIMSOLL_HAVE_ZSTD
+
+Result<std::int64_t> CanBytes::unpack_zstd(std::span<std::byte> out) {
+  ZSTD_outBuffer into{out.data(), out.size(), 0};
+  ZSTD_inBuffer& in = zstd_->in;
+  while (into.pos < into.size && damage_.empty()) {
+    if (in.pos == in.size) {
+      PLIMSOLL_TRY(const std::int64_t size, read_file(packed_));
+      in = {packed_.data(), static_cast<std::size_t>(size), 0};
+    }
+    // Without more input, too: it may hold output that the last call had no room for.
+    const bool more = in.pos < in.size;
+    if (!more && zstd_->whole) {
+      break;
+    }
+    const std::size_t before = into.pos;
+    const std::size_t left = ZSTD_decompressStream(zstd_->stream, &into, &in);
+    if (ZSTD_isError(left) != 0) {
+      damage_ = fmt::format("damaged zstd ({})", ZSTD_getErrorName(left));
+      // zstd_errors.h, which says so too, is not there in every version of the package.
+      too_wide_ = damage_.find("too much memory") != std::string::npos;
+      if (too_wide_) {
+        damage_ = fmt::format("packed with a window above {} MiB", (1 << kZstdWindowLog) >> 20);
+      }
+    } else if (!more && into.pos == before) {
+      damage_ = "truncated zstd";
+    } else {
+      zstd_->whole = left == 0;
+    }
+  }
+  if (into.pos == 0 && !damage_.empty()) {
+    return read(out);
+  }
+  return static_cast<std::int64_t>(into.pos);
+}
+
+#else
+
+Result<std::int64_t> CanBytes::unpack_zstd(std::span<std::byte>) {
   return 0;
 }
 

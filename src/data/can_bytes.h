@@ -1,18 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// CanBytes: the bytes of a file in order, unpacked where it is gzipped.
+// CanBytes: the bytes of a file in order, unpacked where it is packed by gzip or zstd.
 //
-// A gzip is told by its first two bytes, never by the name. Several members follow one another as
-// gzip's own tools allow; zeros after the last are padding.
+// Which it is, its first bytes say, never the name. Several members (frames) follow one another as
+// gzip's and zstd's own tools allow; zeros after the last member of a gzip are padding.
 // Reading order: this file, can_csv.h.
 //
-// Threads: single-owner.   Memory: zlib's window, and the buffer lent at open.
+// Threads: single-owner.   Memory: the window of zlib or zstd, and the buffer lent at open.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
-#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -24,22 +23,32 @@ namespace plimsoll {
 
 /// What a CanBytes needs of zlib beside the buffer, in bytes; measured generously.
 inline constexpr std::int64_t kUnpackBytes = 64 << 10;
+/// Largest window of a zstd that is unpacked: that of `zstd -19`; `--ultra` and `--long` have more.
+inline constexpr int kZstdWindowLog = 23;
+/// What a CanBytes needs of zstd then: the window, two blocks, and tables.
+inline constexpr std::int64_t kZstdBytes = (std::int64_t{1} << kZstdWindowLog) + (640 << 10);
 
 class CanBytes {
  public:
-  /// `packed` is what the file is read into when it is gzipped. Requires: it outlives the stream.
-  /// Errors: kNotFound, kIo; kInvalidArgument for a gzip where there is no zlib.
-  static Result<CanBytes> open(const std::filesystem::path& path, std::span<std::byte> packed);
+  /// `packed` is what the file is read into when it is packed. Requires: it outlives the stream.
+  /// `zstd`: unpack_bytes() may be kZstdBytes; else a zstd is refused.
+  /// Errors: kNotFound, kIo; kInvalidArgument for a gzip or a zstd that this build cannot unpack.
+  static Result<CanBytes> open(const std::filesystem::path& path, std::span<std::byte> packed,
+                               bool zstd = false);
   CanBytes(CanBytes&&) noexcept;
   CanBytes& operator=(CanBytes&&) noexcept;
   ~CanBytes();
 
   /// Fills as much of `out` as there is; fewer bytes only at the end, where 0 are left.
-  /// Errors: kCorrupt (a damaged or truncated gzip: what was unpacked before it has been handed
-  ///         out), kIo.
+  /// Errors: kCorrupt (a damaged or truncated gzip or zstd: what was unpacked before it has been
+  ///         handed out), kInvalidArgument (a zstd with a larger window), kIo.
   Result<std::int64_t> read(std::span<std::byte> out);
 
   [[nodiscard]] std::int64_t file_bytes() const noexcept { return file_bytes_; }
+  /// What it may take beside the buffer from the first read() on.
+  [[nodiscard]] std::int64_t unpack_bytes() const noexcept {
+    return zstd_ ? kZstdBytes : kUnpackBytes;
+  }
   /// Bytes of the file read so far.
   [[nodiscard]] std::int64_t position() const noexcept { return at_; }
   /// Of the file's bytes read so far.
@@ -47,15 +56,16 @@ class CanBytes {
   /// Leaves out the next bytes of a plain file, which crc32c() then lacks: how many. Of a packed
   /// one none: it must be unpacked.
   std::int64_t skip(std::int64_t bytes) noexcept;
-  /// Reads the rest without unpacking it, so that crc32c() is that of the whole file. `between` is
-  /// called before each read, and may throw. Errors: kIo.
-  Result<void> skip_rest(const std::function<void()>& between = {});
+  /// Reads the rest without unpacking it, so that crc32c() is that of the whole file. Errors: kIo.
+  Result<void> skip_rest();
 
  private:
   struct Unpacker;
+  struct ZstdUnpacker;
   CanBytes() noexcept;
   Result<std::int64_t> read_file(std::span<std::byte> out);
   Result<std::int64_t> unpack(std::span<std::byte> out);
+  Result<std::int64_t> unpack_zstd(std::span<std::byte> out);
   Result<void> refill();
   Result<void> next_member();
 
@@ -65,7 +75,9 @@ class CanBytes {
   std::uint32_t crc_{0};
   std::span<std::byte> packed_;
   std::string damage_;                  // Not empty: what the next read() says is wrong.
-  std::unique_ptr<Unpacker> unpacker_;  // Null for a plain file.
+  bool too_wide_{false};                // The damage is a zstd's window.
+  std::unique_ptr<Unpacker> unpacker_;  // Of a gzip.
+  std::unique_ptr<ZstdUnpacker> zstd_;  // Both null for a plain file.
 };
 
 }  // namespace plimsoll

@@ -2,15 +2,20 @@
 //
 // ChatLines: the lines of many files in order, plain or packed, from any place in them.
 //
+// A file whose first character that is no white space is a [ is one array: its elements are what
+// lines are elsewhere. In place of files, lines may come from a feed. What is read is read once:
+// sums() says which bytes it was.
 // Reading order: can_bytes.h, this file, chat_row.h, chat_reader.h.
 //
-// Threads: single-owner.   Memory: 320 KiB and the longest line seen, leased (Tag::kOther).
+// Threads: single-owner.   Memory: 320 KiB and the longest line seen, leased (Tag::kOther); while a
+// zstd is read, kZstdBytes more.
 #pragma once
 
 #include <cstdint>
 #include <filesystem>
 #include <functional>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -24,51 +29,93 @@ namespace plimsoll {
 /// The beginning of a line.
 struct ChatPlace {
   std::int64_t file{0};  ///< Of the list; its length: the end.
-  std::int64_t line{0};  ///< Lines of the file before it.
+  std::int64_t line{0};  ///< Lines of the file before it, or elements of its array.
   std::int64_t at{0};    ///< Bytes of the unpacked file before it.
 };
 
+/// Bytes of a file, unpacked, up to somewhere.
+struct ChatSum {
+  std::int64_t bytes{0};
+  std::uint32_t crc{0};  ///< Their CRC-32C.
+  bool operator==(const ChatSum&) const = default;
+};
+
+/// Fills `out` from its beginning with the next bytes of lines: how many; 0 at the end.
+using ChatFeed = std::function<Result<std::int64_t>(std::span<std::byte>)>;
+
 class ChatLines {
  public:
-  /// `between` is called before each read of a file, and may throw: of a file that has no line to
-  /// hand out, it is all that happens. Errors: kOverBudget.
+  /// `feed`: where lines come from in place of files, of which there is then one, a name.
+  /// `between` is called before each read, and may throw: of a file that has no line to hand out,
+  /// it is all that happens. Errors: kOverBudget.
   static Result<ChatLines> open(Governor governor, std::vector<std::filesystem::path> files,
-                                std::int64_t line_bytes_max,
-                                std::function<void()> between = nullptr);
+                                std::int64_t line_bytes_max, ChatFeed feed = {},
+                                std::function<void()> between = {});
 
   /// The next line, without its end, until the next call; nothing at the end of the last file.
   /// A line longer than line_bytes_max comes empty, and too_long() says so.
-  /// Errors: kNotFound, kIo, kCorrupt (a damaged packed file), kOverBudget; all name the file.
+  /// Errors: kNotFound, kIo, kCorrupt (a damaged packed file, an array that does not end, or ends
+  ///         before the file does), kInvalidArgument (packed as this build cannot read it),
+  ///         kOverBudget; all name the file.
   Result<std::optional<std::string_view>> next();
   [[nodiscard]] bool too_long() const noexcept { return too_long_; }
 
-  /// Of the line that next() gave, counted from 1, and its file.
+  /// Of the line that next() gave, counted from 1.
   [[nodiscard]] std::int64_t line() const noexcept { return place_.line; }
-  [[nodiscard]] const std::filesystem::path& file() const noexcept { return files_[file_]; }
+  /// "chats.jsonl:7" for the seventh line of a file, "chats.json[6]" for an element or a line of a
+  /// feed; `brief` without the folder.
+  [[nodiscard]] std::string name_of(std::int64_t file, std::int64_t line, bool brief) const;
   /// Where the next line begins.
   [[nodiscard]] const ChatPlace& place() const noexcept { return place_; }
-  /// Goes to a place that place() gave: a packed file is unpacked again up to there.
-  /// Errors: kInvalidArgument (there is no such place: the file is shorter), and those of next().
-  Result<void> go_to(const ChatPlace& place);
+  /// Of the files up to place(), the last of them up to there.
+  [[nodiscard]] std::vector<ChatSum> sums() const;
+  /// Bytes of the files read so far, as they lie on disk; of a feed, lines.
+  [[nodiscard]] std::int64_t done() const noexcept;
+
+  /// Goes to a place that place() gave, with the sums() of then: what was read before it is read
+  /// again, and compared. False where it is no longer the same; nothing else may be called then.
+  /// Errors: kInvalidArgument (there is no such place), and those of next().
+  Result<bool> go_to(const ChatPlace& place, const std::vector<ChatSum>& sums);
+  /// Reads the rest of all files, no lines: sums() are then those of all. Errors: those of next().
+  Result<void> skip_rest();
 
  private:
   ChatLines() noexcept = default;
-  Result<bool> fill();  // More bytes behind text_end_; false at the end of the file.
+  Result<bool> fill();  // More bytes behind end_; false at the end of the file.
   Result<bool> open_file();
-  Result<std::int64_t> read(std::span<char> out);
+  void end_file();
+  Result<std::int64_t> read_bytes(std::span<std::byte> out);
+  Result<void> more_room();
+  void take(std::size_t bytes) noexcept;  // Of text_ from begin_ on: they are read.
+  Result<bool> skip(std::int64_t bytes);  // False where the file has fewer.
+  Result<std::string_view> find_line(bool& found);
+  Result<bool> begin_element();
+  [[nodiscard]] std::size_t find_end(std::size_t from);
+  [[nodiscard]] tl::unexpected<Error> corrupt(const std::string& what) const;
 
   std::vector<std::filesystem::path> files_;
-  std::int64_t line_bytes_max_{0};
+  std::vector<bool> numbered_;  // Of a file that was opened: elements, or a feed.
+  ChatFeed feed_;
   std::function<void()> between_{};
+  std::int64_t line_bytes_max_{0};
   Slab slab_;
   std::span<std::byte> packed_;
   Lease line_lease_;
+  Lease unpack_lease_;
   std::vector<char> text_;  // Bytes [begin_, end_) are read and not handed out.
   std::size_t begin_{0};
   std::size_t end_{0};
-  std::optional<CanBytes> bytes_;
-  std::size_t file_{0};
+  bool open_{false};
+  std::optional<CanBytes> bytes_;  // Of the open file; none of a feed.
+  std::int64_t bytes_before_{0};   // Of files that are done, as done() counts.
+  // The open file is an array; within the element under way.
+  bool array_{false};
+  int depth_{0};
+  bool quoted_{false};
+  bool escaped_{false};
   ChatPlace place_{};
+  std::vector<ChatSum> sums_;  // Of files that are done.
+  ChatSum sum_{};              // Of the open one.
   bool too_long_{false};
 };
 

@@ -45,6 +45,22 @@ bool contains(const std::vector<std::string>& names, const std::string& name) {
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
+// What may be beside a gap: an end, or a message of a role.
+constexpr std::array<std::string_view, 7> kRolesBeside{"",     "system",    "user",    "assistant",
+                                                       "tool", "developer", "function"};
+constexpr std::size_t kNear = 3;  // Distances from an end that are told apart.
+
+std::size_t beside(std::string_view role) noexcept {
+  return static_cast<std::size_t>(std::find(kRolesBeside.begin(), kRolesBeside.end() - 1, role) -
+                                  kRolesBeside.begin());
+}
+
+std::size_t gap_index(std::size_t before, std::size_t behind, std::size_t k,
+                      std::size_t left) noexcept {
+  return ((before * kRolesBeside.size() + behind) * kNear + std::min(k, kNear - 1)) * kNear +
+         std::min(left, kNear - 1);
+}
+
 // Adds [begin, end) to spans in order.
 void add_span(std::vector<TokenSpan>& spans, std::int64_t begin, std::int64_t end) {
   if (begin == end) {
@@ -70,7 +86,8 @@ ChatReader::ChatReader(ChatReaderOptions options, ChatLines lines)
 
 Result<ChatReader> ChatReader::open(Governor governor, ChatReaderOptions options) {
   PLIMSOLL_TRY(ChatLines lines,
-               ChatLines::open(governor, options.files, options.line_bytes_max, options.between));
+               ChatLines::open(governor, options.files, options.line_bytes_max, options.feed,
+                               options.between));
   ChatReader reader(std::move(options), std::move(lines));
   PLIMSOLL_TRY(reader.lease_, governor.reserve(Tag::kOther, 1 << 20));
   return reader;
@@ -78,10 +95,20 @@ Result<ChatReader> ChatReader::open(Governor governor, ChatReaderOptions options
 
 void ChatReader::set_pieces(ChatPieces pieces) {
   pieces_ = std::move(pieces);
-}
-
-std::string ChatReader::place_name(std::int64_t file, std::int64_t line) const {
-  return fmt::format("{}:{}", options_.files[static_cast<std::size_t>(file)].string(), line);
+  table_.assign(kRolesBeside.size() * kRolesBeside.size() * kNear * kNear, nullptr);
+  for (std::size_t before = 0; before < kRolesBeside.size(); ++before) {
+    for (std::size_t behind = 0; behind < kRolesBeside.size(); ++behind) {
+      for (std::size_t k = 0; k < kNear; ++k) {
+        for (std::size_t left = 0; left < kNear; ++left) {
+          const auto found = pieces_.gaps.find(chat_gap_key(
+              std::string(kRolesBeside[before]), std::string(kRolesBeside[behind]), k, k + left));
+          if (found != pieces_.gaps.end()) {
+            table_[gap_index(before, behind, k, left)] = &found->second;
+          }
+        }
+      }
+    }
+  }
 }
 
 Result<void> ChatReader::note(ChatOddity oddity, std::int64_t file, std::int64_t line,
@@ -89,8 +116,7 @@ Result<void> ChatReader::note(ChatOddity oddity, std::int64_t file, std::int64_t
   Odd& odd = odd_[static_cast<std::size_t>(oddity)];
   ++odd.count;
   if (odd.first.size() < kExamples) {
-    odd.first.push_back(fmt::format(
-        "{}:{}", options_.files[static_cast<std::size_t>(file)].filename().string(), line));
+    odd.first.push_back(lines_.name_of(file, line, true));
   }
   std::int64_t errors = 0;
   for (std::size_t i = 0; is_chat_error(static_cast<ChatOddity>(i)); ++i) {
@@ -99,7 +125,7 @@ Result<void> ChatReader::note(ChatOddity oddity, std::int64_t file, std::int64_t
   if (is_chat_error(oddity) && errors > options_.errors_max) {
     return fail(
         ErrorCode::kInvalidArgument,
-        fmt::format("{}: {}{}{}", place_name(file, line), chat_oddity_text(oddity),
+        fmt::format("{}: {}{}{}", lines_.name_of(file, line, false), chat_oddity_text(oddity),
                     detail.empty() ? "" : ": " + detail,
                     errors > 1 ? fmt::format(" ({} lines before it were left out)", errors - 1)
                                : std::string()),
@@ -156,6 +182,7 @@ Result<bool> ChatReader::read_row() {
       PLIMSOLL_TRY_VOID(note(ChatOddity::kNoAssistant, file_, line_, ""));
       continue;
     }
+    find_gaps();
     if (!fits()) {
       PLIMSOLL_TRY_VOID(note(ChatOddity::kTextTooLong, file_, line_, ""));
       continue;
@@ -166,13 +193,18 @@ Result<bool> ChatReader::read_row() {
   }
 }
 
-const ChatGap* ChatReader::gap(std::size_t k) const {
-  static const std::string kEnd;
-  const auto& messages = row_.messages;
-  const auto found = pieces_.gaps.find(chat_gap_key(k == 0 ? kEnd : messages[k - 1].role,
-                                                    k == messages.size() ? kEnd : messages[k].role,
-                                                    k, messages.size()));
-  return found == pieces_.gaps.end() ? nullptr : &found->second;
+void ChatReader::find_gaps() {
+  const std::size_t count = row_.messages.size();
+  gaps_.assign(count + 1, nullptr);
+  if (row_.rich || table_.empty()) {
+    return;
+  }
+  std::size_t before = 0;
+  for (std::size_t k = 0; k <= count; ++k) {
+    const std::size_t behind = k == count ? 0 : beside(row_.messages[k].role);
+    gaps_[k] = table_[gap_index(before, behind, k, count - k)];
+    before = behind;
+  }
 }
 
 // Whether no text between two places where it may be cut is too long.
@@ -180,7 +212,7 @@ bool ChatReader::fits() const {
   std::int64_t most = 0;
   std::int64_t run = 0;
   for (std::size_t k = 0; k < row_.messages.size(); ++k) {
-    const ChatGap* const found = row_.rich ? nullptr : gap(k);
+    const ChatGap* const found = gaps_[k];
     run = found != nullptr && found->split >= 0 ? 0 : run;
     run += static_cast<std::int64_t>(row_.messages[k].content.size());
     most = std::max(most, run);
@@ -190,13 +222,8 @@ bool ChatReader::fits() const {
 
 // Whether the pieces cover the row; strips its contents as the template would.
 bool ChatReader::compiled() {
-  if (row_.rich || pieces_.gaps.empty()) {
+  if (std::find(gaps_.begin(), gaps_.end(), nullptr) != gaps_.end()) {
     return false;
-  }
-  for (std::size_t k = 0; k <= row_.messages.size(); ++k) {
-    if (gap(k) == nullptr) {
-      return false;
-    }
   }
   for (const ChatMessage& message : row_.messages) {
     const auto triggered = [&](const std::string& trigger) {
@@ -231,7 +258,7 @@ ChatText ChatReader::render_more() {
            (options_.training == ChatTraining::kAssistant || k == last_answer_);
   };
   for (std::size_t k = next_gap_ - 1; k <= messages.size(); ++k) {
-    const ChatGap& between = *gap(k);
+    const ChatGap& between = *gaps_[k];
     const std::int64_t size = characters(between.text);
     if (k > 0 && !all && trains(k - 1)) {
       add_span(out.trained, chars_, chars_ + between.after);
@@ -351,7 +378,12 @@ std::string ChatReader::state() const {
     }
   }
   const ChatPlace& place = lines_.place();
+  Json sums = Json::array();
+  for (const ChatSum& sum : lines_.sums()) {
+    sums.push_back({sum.bytes, sum.crc});
+  }
   const Json json{{"place", {place.file, place.line, place.at}},
+                  {"sums", sums},
                   {"lines", lines_read_},
                   {"rows", rows_},
                   {"rendered", rendered_},
@@ -362,15 +394,24 @@ std::string ChatReader::state() const {
 std::string ChatReader::report() const {
   Json json = Json::parse(state());
   json.erase("place");
+  json.erase("sums");
   json.erase("rendered");
   return json.dump();
 }
 
-Result<void> ChatReader::go_on(const std::string& state) {
+Result<bool> ChatReader::go_on(const std::string& state) {
   try {
     const Json json = Json::parse(state);
     const auto& at = json.at("place");
-    PLIMSOLL_TRY_VOID(lines_.go_to({.file = at.at(0), .line = at.at(1), .at = at.at(2)}));
+    std::vector<ChatSum> sums;
+    for (const Json& sum : json.at("sums")) {
+      sums.push_back({.bytes = sum.at(0), .crc = sum.at(1)});
+    }
+    PLIMSOLL_TRY(const bool same,
+                 lines_.go_to({.file = at.at(0), .line = at.at(1), .at = at.at(2)}, sums));
+    if (!same) {
+      return false;
+    }
     lines_read_ = json.at("lines");
     rows_ = json.at("rows");
     rendered_ = json.at("rendered");
@@ -388,7 +429,7 @@ Result<void> ChatReader::go_on(const std::string& state) {
   }
   next_gap_ = 0;
   end_stretch();
-  return {};
+  return true;
 }
 
 }  // namespace plimsoll

@@ -49,6 +49,7 @@ enum class ChatTraining : std::uint8_t { kAssistant, kLast, kAll };
 
 struct ChatReaderOptions {
   std::vector<std::filesystem::path> files{};
+  ChatFeed feed{};  ///< In place of files: they are then one name for it.
   ChatTraining training{ChatTraining::kAssistant};
   std::int64_t line_bytes_max{100 << 20};
   std::int64_t text_bytes_max{2 << 20};  ///< Most bytes of one text to tokenize.
@@ -84,16 +85,23 @@ class ChatReader {
   Result<void> note(ChatOddity oddity, std::int64_t file, std::int64_t line,
                     const std::string& detail);
 
-  /// Between two rows: where the next begins, and the counts, as JSON for go_on().
+  /// Between two rows: where the next begins, what was read, and the counts, as JSON for go_on().
   [[nodiscard]] std::string state() const;
   [[nodiscard]] bool between_rows() const noexcept { return next_gap_ == 0; }
+  /// False where what was read is no longer what the state says: this reader is then of no use.
   /// Errors: kInvalidArgument (no such state), those of ChatLines::go_to().
-  Result<void> go_on(const std::string& state);
+  Result<bool> go_on(const std::string& state);
+  /// Reads the rest of the files, no rows. Errors: those of ChatLines.
+  Result<void> skip_rest() { return lines_.skip_rest(); }
   /// Duplicates are told within a stretch: it ends here.
   void end_stretch();
 
   [[nodiscard]] std::int64_t rows() const noexcept { return rows_; }
-  [[nodiscard]] const ChatPlace& place() const noexcept { return lines_.place(); }
+  [[nodiscard]] std::int64_t done() const noexcept { return lines_.done(); }
+  [[nodiscard]] std::string name_of(std::int64_t file, std::int64_t line) const {
+    return lines_.name_of(file, line, false);
+  }
+  [[nodiscard]] std::vector<ChatSum> sums() const { return lines_.sums(); }
   /// {"lines": …, "rows": …, "odd": {key: {"count": …, "first": ["FILE:LINE", …]}}}.
   [[nodiscard]] std::string report() const;
 
@@ -104,10 +112,9 @@ class ChatReader {
   };
   ChatReader(ChatReaderOptions options, ChatLines lines);
   Result<bool> read_row();
-  [[nodiscard]] std::string place_name(std::int64_t file, std::int64_t line) const;
   [[nodiscard]] bool duplicate(std::string_view line);
   bool compiled();
-  [[nodiscard]] const ChatGap* gap(std::size_t k) const;
+  void find_gaps();
   [[nodiscard]] bool fits() const;
   ChatText render_more();
   ChatText whole_row();
@@ -116,6 +123,7 @@ class ChatReader {
   ChatLines lines_;
   Lease lease_;
   ChatPieces pieces_;
+  std::vector<const ChatGap*> table_;  // By the roles beside a gap and its distance from the ends.
   std::array<Odd, kChatOddities> odd_{};
   std::vector<std::uint64_t> seen_;  // Hashes of lines of this stretch, by their low bits.
   std::int64_t lines_read_{0};
@@ -123,6 +131,7 @@ class ChatReader {
   std::int64_t rendered_{0};
   // The row under way.
   ChatRow row_{};
+  std::vector<const ChatGap*> gaps_{};  // Of the row, from table_; null where there is none.
   std::string raw_{};
   std::int64_t file_{0};
   std::int64_t line_{0};

@@ -235,6 +235,12 @@ const char* chat_oddity_text(ChatOddity oddity) noexcept {
   return kOdd[static_cast<std::size_t>(oddity)].text;
 }
 
+std::vector<std::string> chat_row_keys() {
+  std::vector<std::string> keys{"messages", "conversations", "tools"};
+  keys.insert(keys.end(), kFieldNames.begin(), kFieldNames.end());
+  return keys;
+}
+
 ChatRow parse_chat_row(std::string_view line) {
   if (!is_utf8(line)) {
     return bad_row(ChatOddity::kNotUtf8);

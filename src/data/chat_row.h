@@ -63,6 +63,9 @@ struct ChatRow {
   bool assistant{false};
 };
 
+/// The names at the top of a row that are looked at.
+[[nodiscard]] std::vector<std::string> chat_row_keys();
+
 /// Never fails: a line that is not one of the shapes is a bad row.
 [[nodiscard]] ChatRow parse_chat_row(std::string_view line);
 

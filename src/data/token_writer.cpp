@@ -138,6 +138,11 @@ std::optional<Journal> read_journal(const fs::path& folder) {
   return journal;
 }
 
+bool is_fingerprint(const std::string& text) {
+  return !text.empty() && static_cast<std::int64_t>(text.size()) <= kTokenFingerprintBytes &&
+         is_utf8(text);
+}
+
 Result<void> check_writer_options(const TokenWriterOptions& options) {
   const auto wrong = [&](const std::string& what) {
     return fail(ErrorCode::kInvalidArgument, fmt::format("{}: {}", options.path.string(), what));
@@ -149,9 +154,7 @@ Result<void> check_writer_options(const TokenWriterOptions& options) {
     return wrong(fmt::format("rows of at most {} tokens; 1 to {} are possible",
                              options.row_tokens_max, kRowTokensMost));
   }
-  if (options.fingerprint.empty() ||
-      static_cast<std::int64_t>(options.fingerprint.size()) > kTokenFingerprintBytes ||
-      !is_utf8(options.fingerprint)) {
+  if (!is_fingerprint(options.fingerprint)) {
     return wrong("a fingerprint is 1 to 64 bytes of text");
   }
   std::error_code status;
@@ -172,7 +175,7 @@ class TokenWriter::Impl {
   Result<RowEnd> end_row();
   void drop_row() noexcept;
   Result<void> commit(const std::string& position);
-  Result<void> finish(const std::string& about);
+  Result<void> finish(const std::string& about, const std::string& fingerprint);
 
   bool whole{false};
   Journal done;  // Of the last commit, but for info and rows_bytes, which are of the last row.
@@ -389,8 +392,9 @@ Result<void> TokenWriter::Impl::copy_index() {
   return {};
 }
 
-Result<void> TokenWriter::Impl::finish(const std::string& about) {
-  if (row_.tokens > 0 || static_cast<std::int64_t>(about.size()) > kTokenAboutMost) {
+Result<void> TokenWriter::Impl::finish(const std::string& about, const std::string& fingerprint) {
+  if (row_.tokens > 0 || static_cast<std::int64_t>(about.size()) > kTokenAboutMost ||
+      !(fingerprint.empty() || is_fingerprint(fingerprint))) {
     return fail(ErrorCode::kInvalidArgument,
                 options_.path.string() + ": a set ends with every row ended, and a short text");
   }
@@ -402,6 +406,9 @@ Result<void> TokenWriter::Impl::finish(const std::string& about) {
                         .about_at = rows_.bytes() + done.info.rows * 16,
                         .about_bytes = static_cast<std::int64_t>(about.size()),
                         .about_crc = crc32c(std::as_bytes(std::span(about)))};
+  if (!fingerprint.empty()) {
+    places.info.fingerprint = fingerprint;
+  }
   PLIMSOLL_TRY_VOID(copy_index());
   PLIMSOLL_TRY_VOID(rows_.put(std::as_bytes(std::span(about))));
   PLIMSOLL_TRY_VOID(rows_.flush());
@@ -443,8 +450,8 @@ void TokenWriter::drop_row() noexcept {
 Result<void> TokenWriter::commit(const std::string& position) {
   return impl_->commit(position);
 }
-Result<void> TokenWriter::finish(const std::string& about) {
-  return impl_->finish(about);
+Result<void> TokenWriter::finish(const std::string& about, const std::string& fingerprint) {
+  return impl_->finish(about, fingerprint);
 }
 
 }  // namespace plimsoll

@@ -278,9 +278,9 @@ def test_killed_anywhere_it_goes_on_to_the_same_bytes(tmp_path):
 
 def test_files_packed_otherwise_are_refused(governor, tmp_path):
     chats.make_tokenizer(tmp_path / "tokenizer")
-    (tmp_path / "rows.jsonl.zst").write_bytes(b"\x28\xb5\x2f\xfd")
-    with pytest.raises(ValueError, match=r"rows.jsonl.zst: packed otherwise than by gzip: unpack it first \(zstd -d"):
-        plimsoll.import_chat(tmp_path / "rows.jsonl.zst", tmp_path / "set", tokenizer=tmp_path / "tokenizer",
+    (tmp_path / "rows.jsonl.xz").write_bytes(b"\xfd7zXZ")
+    with pytest.raises(ValueError, match=r"rows.jsonl.xz: packed by xz: unpack it first \(xz -d"):
+        plimsoll.import_chat(tmp_path / "rows.jsonl.xz", tmp_path / "set", tokenizer=tmp_path / "tokenizer",
                              governor=governor)
 
 
