@@ -118,7 +118,7 @@ int import_pairs(const Place& place, const CosirImportOptions& options) {
 
 /// Tokenizers are Python's, and so is the rest of this command (python/plimsoll/_chat_command.py).
 void add_import_chat(CLI::App& command, int& status) {
-  auto* chat = command.add_subcommand("chat", "Token set of chats in JSON lines (needs Python)");
+  auto* chat = command.add_subcommand("chat", "Token set of chats in JSON (needs Python)");
   chat->prefix_command();
   chat->footer(
       "\nExample:\n  plimsoll import chat chats.jsonl --tokenizer models/tiny --out chats.tokens");
@@ -262,14 +262,17 @@ void add_store_import(CLI::App& command, int& status) {
     bool number_rows{false};
   };
   auto typed = std::make_shared<Typed>();
-  auto* sub = command.add_subcommand("import", "Make a table of rows from other programs' files");
+  auto* sub = command.add_subcommand(
+      "import", "Make a table of rows, or a token set, from other programs' files");
   sub->add_option(
          "FILE", typed->files,
-         "Shards, in order: .safetensors, .npy, .csv, or the original's embeddings_chunk_*.pt")
+         "Shards, in order: .safetensors, .npy, .csv, or the original's embeddings_chunk_*.pt; or "
+         "Megatron's .idx, for a token set")
       ->required();
-  sub->add_option("--out", typed->place.out, "Folder to make")->required();
-  sub->add_option("--format", typed->format,
-                  "Format of the files: safetensors, npy, csv or pt [by the file's name]");
+  sub->add_option("--out", typed->place.out, "Folder to make, or token set")->required();
+  sub->add_option(
+      "--format", typed->format,
+      "Format of the files: safetensors, npy, csv, pt or megatron [by the file's name]");
   sub->add_option("--optimizer", typed->optimizer, "Optimizer that will train the rows [adamw]")
       ->check(CLI::IsMember(optimizers_by_name()));
   sub->add_option("--dtype", typed->dtype, "Number format of the rows [float32]")
@@ -280,7 +283,8 @@ void add_store_import(CLI::App& command, int& status) {
   add_place(*sub, place);
   sub->footer(
       "\nExamples:\n  plimsoll store import rows.safetensors --out table/\n"
-      "  plimsoll store import embeddings/embeddings_chunk_*.pt --out table/");
+      "  plimsoll store import embeddings/embeddings_chunk_*.pt --out table/\n"
+      "  plimsoll store import megatron/chats.idx --out chats.tokens");
   sub->callback([typed, &status] {
     ImportOptions options{.files = {typed->files.begin(), typed->files.end()},
                           .out = typed->place.out,
@@ -300,7 +304,8 @@ void add_store(CLI::App& app, int& status) {
   auto choice = std::make_shared<ExportChoice>();
   const auto add = [&](const char* name, const char* help) {
     auto* sub = command->add_subcommand(name, help);
-    sub->add_option("DIR", place->directory, "Folder of the store, or of a run")->required();
+    sub->add_option("DIR", place->directory, "Folder of the store, or of a run; or a token set")
+        ->required();
     add_place(*sub, place);
     return sub;
   };
@@ -311,10 +316,12 @@ void add_store(CLI::App& app, int& status) {
   auto* verified = add("verify", "Read a whole store and compare its checksums");
   verified->footer("\nExample:\n  plimsoll store verify data/");
   verified->callback([place, &status] { status = verify(*place); });
-  auto* exported = add("export", "Write a store as .safetensors, .npy or .csv");
+  auto* exported =
+      add("export", "Write a store as .safetensors, .npy or .csv, a token set as Megatron's");
   exported->add_option("--out", place->out, "File to make")->required();
-  exported->add_option("--format", choice->format,
-                       "Format of the file: safetensors, npy or csv [by the file's name]");
+  exported->add_option(
+      "--format", choice->format,
+      "Format of the file: safetensors, npy, csv or megatron [by the file's name]");
   exported->add_option("--column", choice->column,
                        "Column to write, for .npy and .csv of a feature store");
   exported
@@ -323,7 +330,9 @@ void add_store(CLI::App& app, int& status) {
       ->check(CLI::NonNegativeNumber);
   exported->add_option("--step", choice->step, "Step of the commit to write [the newest]")
       ->check(CLI::NonNegativeNumber);
-  exported->footer("\nExample:\n  plimsoll store export data/ --column image --out image.npy");
+  exported->footer(
+      "\nExamples:\n  plimsoll store export data/ --column image --out image.npy\n"
+      "  plimsoll store export chats.tokens --out megatron/chats.idx");
   exported->callback([place, choice, &status] { status = export_to(*place, *choice); });
   add_store_import(*command, status);
   auto* compacted =

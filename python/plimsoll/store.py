@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tools that look after stores, and a run's rows; what `plimsoll store` does. No torch is imported.
+"""Tools that look after stores, token sets and a run's rows; what `plimsoll store` does. No torch is imported.
 
     plimsoll.store.info("run")                       what a store holds
     plimsoll.store.verify("data")                    every checksum
     plimsoll.store.export("run", "rows.safetensors")
     plimsoll.store.import_rows("rows.npy", "table")
+    plimsoll.store.export("chats.tokens", "megatron/chats.idx")
     plimsoll.store.compact("run")
 
 Threads: one call at a time for one store.
@@ -34,9 +35,10 @@ def verify(path: Path) -> None:
 
 def export(path: Path, out: Path, *, format: str = "", column: str = "", since: int = -1,
            step: int = -1, memory_limit: int | str = "") -> int:
-    """Writes a store as .safetensors, .npy or .csv; returns the number of rows.
+    """Writes a store as .safetensors, .npy or .csv, a token set as Megatron's .idx and .bin; returns the number of rows.
 
-    format: "safetensors", "npy", "csv"; "": by the name of `out`, which must not exist.
+    format: "safetensors", "npy", "csv", "megatron"; "": by the name of `out`, which must not exist. Megatron's form
+            does not say which tokens are trained on.
     column: of a feature store, for .npy and .csv. since: only rows changed since the commit of that
     step. step: the commit to write; -1: the newest.
     Errors: ValueError (format, column, step, file exists); NotFoundError; OSError.
@@ -50,8 +52,9 @@ def import_rows(files: Path | Sequence[Path], out: Path, *, format: str = "",
                 memory_limit: int | str = "") -> int:
     """Makes a table of rows at `out` from other programs' files; returns the number of rows.
 
-    files: shards in order: .safetensors, .npy, .csv, or embeddings_chunk_*.pt.
-    Errors: ValueError (format, optimizer, dtype, an id twice, `out` not empty); OSError.
+    files: shards in order: .safetensors, .npy, .csv, or embeddings_chunk_*.pt. Megatron's .idx, its .bin beside it,
+           becomes a token set in the file `out`: each document a row, all of its tokens trained on.
+    Errors: ValueError (format, optimizer, dtype, an id twice, `out` not empty); CorruptError; OSError.
     """
     some = [files] if isinstance(files, (str, os.PathLike)) else files
     return _core.store_import([os.fspath(one) for one in some], os.fspath(out), format, optimizer,

@@ -17,11 +17,14 @@
 
 #include "base/bfloat16.h"
 #include "base/check.h"
+#include "data/megatron.h"
 #include "data/safetensors.h"
+#include "data/token_set_format.h"
 #include "os/file.h"
 #include "plimsoll/embedding_store.h"
 #include "plimsoll/feature_store.h"
 #include "plimsoll/graph_set.h"
+#include "plimsoll/token_set.h"
 #include "tables/describe.h"
 #include "tables/describe_graphs.h"
 #include "tables/new_file.h"
@@ -412,8 +415,22 @@ Result<std::string> store_file_form(const fs::path& file, const std::string& for
   return form;
 }
 
+bool is_megatron(const fs::path& file, const std::string& format) {
+  return format == "megatron" ||
+         (format.empty() && (file.extension() == ".idx" || file.extension() == ".bin"));
+}
+
 Result<std::int64_t> export_store(Governor governor, const ExportOptions& options,
                                   const std::function<bool(std::int64_t, std::int64_t)>& progress) {
+  if (is_token_set(options.directory)) {
+    if (!is_megatron(options.out, options.format)) {
+      return fail(
+          ErrorCode::kInvalidArgument,
+          fmt::format("{}: a token set is written in Megatron's form", options.directory.string()),
+          "name the file .idx, or say format = megatron (--format megatron)");
+    }
+    return export_megatron(std::move(governor), options.directory, options.out, progress);
+  }
   PLIMSOLL_TRY(const std::string form, store_file_form(options.out, options.format));
   std::error_code status;
   if (fs::exists(options.out, status)) {
@@ -449,6 +466,10 @@ Result<void> verify_store(const fs::path& directory,
     PLIMSOLL_TRY(const GraphSet graphs,
                  GraphSet::open(governor, {.directory = store, .cache_bytes = 0}));
     return graphs.verify(progress);
+  }
+  if (is_token_set(store)) {
+    PLIMSOLL_TRY(const TokenSet tokens, TokenSet::open(store));
+    return tokens.verify(progress);
   }
   return fail(ErrorCode::kNotFound, fmt::format("{}: no store there", store.string()));
 }

@@ -17,6 +17,7 @@
 
 #include "base/bfloat16.h"
 #include "base/check.h"
+#include "data/megatron.h"
 #include "data/npy.h"
 #include "data/safetensors.h"
 #include "os/directories.h"
@@ -393,6 +394,13 @@ std::map<std::string, RowOptimizer> optimizers_by_name() {
 
 Result<std::int64_t> import_store(Governor governor, const ImportOptions& options,
                                   const ProgressFn& progress) {
+  if (!options.files.empty() && is_megatron(options.files[0], options.format)) {
+    if (options.files.size() > 1) {
+      return fail(ErrorCode::kInvalidArgument, "Megatron's files are imported one pair at a time");
+    }
+    return import_megatron(std::move(governor), {.prefix = options.files[0], .out = options.out},
+                           progress);
+  }
   PLIMSOLL_TRY(const auto readers, open_files(governor, options));
   PLIMSOLL_TRY(auto partial, PartialDirectory::create(options.out, PartialDirectory::Target::kNew,
                                                       ".partial", table_files::kMade));

@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Imports rows from files of other programs into a new embedding table, streaming.
+// Imports rows from files of other programs into a new embedding table, streaming; Megatron's into
+// a token set.
 //
 //   .safetensors  "ids" i64 [rows], "rows" f32 or bf16 [rows, dim]   as `store export` writes them
 //   .npy          f32 [rows, dim]; ids in NAME.ids.npy, or 0, 1, 2, … over all files if asked for
 //   .csv          id, then the floats; a first line that begins with no number is a heading
 //   .pt           {id: f32 [dim]} by torch.save: the original's embeddings_chunk_<k>.pt
+//
+//   .idx, .bin    Megatron's two files, or format = megatron: a token set (src/data/megatron.h)
 //
 // Several files are shards of one table, in the order given. Optimizer slots begin at zero. The
 // table is built in OUT.partial and renamed: a process that is killed leaves no table.
@@ -28,8 +31,8 @@ namespace plimsoll {
 
 struct ImportOptions {
   std::vector<std::filesystem::path> files{};
-  std::filesystem::path out{};  ///< The table's folder; must be new or empty.
-  std::string format{};         ///< safetensors, npy, csv or pt; "": by each file's extension.
+  std::filesystem::path out{};  ///< The table's folder; must be new or empty. A token set's file.
+  std::string format{};  ///< safetensors, npy, csv, pt or megatron; "": by each file's extension.
   RowOptimizer optimizer{RowOptimizer::kAdamW};
   RowDType dtype{};         ///< Of the table.
   bool number_rows{false};  ///< Rows of a .npy without NAME.ids.npy get the ids 0, 1, 2, ….

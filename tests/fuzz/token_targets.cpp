@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Targets for the file of a token set, for the journal of one that is being made, and for lines of
-// chats.
+// Targets for the file of a token set, for the journal of one that is being made, for lines of
+// chats, and for Megatron's index.
 #include <cstring>
 #include <filesystem>
 
@@ -9,6 +9,7 @@
 
 #include "base/crc32c.h"
 #include "data/chat_reader.h"
+#include "data/megatron.h"
 #include "data/token_set_format.h"
 #include "plimsoll/token_set.h"
 #include "tests/fuzz/target.h"
@@ -54,6 +55,8 @@ class Tokens {
   std::string journal{};
   std::string rows{};
   std::string index{};
+  std::string megatron_index{};
+  std::string megatron_ids{};
 
  private:
   Tokens() {
@@ -63,6 +66,9 @@ class Tokens {
     journal = test::slurp(scratch / "half.partial" / "journal");
     rows = test::slurp(scratch / "half.partial" / "rows");
     index = test::slurp(scratch / "half.partial" / "index");
+    static_cast<void>(export_megatron(governor, scratch / "good", scratch / "seed", {}).or_throw());
+    megatron_index = test::slurp(scratch / "seed.idx");
+    megatron_ids = test::slurp(scratch / "seed.bin");
   }
 };
 
@@ -223,7 +229,9 @@ Texts read_chats(const fs::path& path, bool again) {
   for (;;) {
     const auto some = reader.next(60, 2);
     if (!some) {
-      if (some.error().code != ErrorCode::kCorrupt) {
+      // A zstd's window may be too wide.
+      if (some.error().code != ErrorCode::kCorrupt &&
+          some.error().code != ErrorCode::kInvalidArgument) {
         contradiction("chat_lines", some.error().to_string());
       }
       texts.failed = true;
@@ -250,7 +258,9 @@ Texts read_chats(const fs::path& path, bool again) {
     if (again && reader.between_rows()) {
       const std::string state = reader.state();
       reader = fresh();
-      reader.go_on(state).or_throw();
+      if (!reader.go_on(state).or_throw()) {
+        contradiction("chat_lines", "what was read has not changed");
+      }
     }
   }
 }
@@ -279,7 +289,41 @@ std::vector<std::string> chat_seeds() {
           "\n"
           R"({"messages":[{"role":"tool","content":["x"]},)"
           R"({"role":"assistant","content":null,"n":1e9}]})"
-          "\n{}\n[]\n7\n"};
+          "\n{}\n[]\n7\n",
+          "\xEF\xBB\xBF \n[ "
+          R"({"prompt":"a, ]\"","completion":"\\"},)"
+          "\n"
+          R"({"messages":[{"role":"user","content":"[{"},)"
+          R"({"role":"assistant","content":"b"}]},7,[[],{}] ])"
+          "\n"};
+}
+
+// ---- Megatron's files ----
+
+// A damaged index of the ids of a set makes a set that is whole, or says what is wrong.
+void megatron_index(std::span<const std::byte> bytes) {
+  Tokens& tokens = Tokens::get();
+  const fs::path prefix = tokens.scratch / "megatron";
+  test::spill(prefix.string() + ".idx",
+              {reinterpret_cast<const char*>(bytes.data()), bytes.size()});
+  test::spill(prefix.string() + ".bin", tokens.megatron_ids);
+  const fs::path out = tokens.scratch / "from_megatron";
+  const auto rows = import_megatron(tokens.governor, {.prefix = prefix, .out = out}, {});
+  if (!rows) {
+    if (rows.error().code != ErrorCode::kCorrupt &&
+        rows.error().code != ErrorCode::kInvalidArgument) {
+      contradiction("megatron_index", rows.error().to_string());
+    }
+    return;
+  }
+  const auto set = TokenSet::open(out);
+  if (!set || set->rows() != *rows || !set->verify({})) {
+    contradiction("megatron_index", "what was imported is no sound set");
+  }
+}
+
+std::vector<std::string> megatron_seeds() {
+  return {Tokens::get().megatron_index};
 }
 
 std::vector<std::string> set_seeds() {
@@ -294,7 +338,8 @@ std::vector<std::string> journal_seeds() {
 std::vector<Target> token_targets() {
   return {{"token_set", set_seeds, token_set},
           {"token_journal", journal_seeds, token_journal},
-          {"chat_lines", chat_seeds, chat_lines}};
+          {"chat_lines", chat_seeds, chat_lines},
+          {"megatron_index", megatron_seeds, megatron_index}};
 }
 
 }  // namespace plimsoll::fuzz
