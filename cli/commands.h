@@ -53,6 +53,7 @@ void add_run_commands(CLI::App& app, int& status);     ///< stop, pause, continu
 void add_guard_commands(CLI::App& app, int& status);   ///< run
 void add_queue_commands(CLI::App& app, int& status);   ///< queue
 void add_watch_commands(CLI::App& app, int& status);   ///< watch
+void add_why_commands(CLI::App& app, int& status);     ///< why, report
 void add_data_commands(CLI::App& app, int& status);    ///< synth, import, store
 void add_import_can(CLI::App& command, int& status);   ///< import can, below `import`
 void add_look_commands(CLI::App& app, int& status);    ///< info, limits

@@ -3,6 +3,7 @@
 // run: any command under a memory limit.
 #include <cstdint>
 #include <cstdio>
+#include <filesystem>
 #include <memory>
 #include <optional>
 #include <thread>
@@ -11,12 +12,14 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
-#include <nlohmann/json.hpp>
-
+#include "cli/alert_options.h"
 #include "cli/commands.h"
 #include "jobs/job.h"
 #include "plimsoll/bytes.h"
 #include "plimsoll/limits.h"
+#include "run/ended_command.h"
+#include "run/page.h"
+#include "run/run_folder.h"
 #include "watch/guard.h"
 #include "watch/progress.h"
 #include "watch/restarts.h"
@@ -31,6 +34,8 @@ struct RunOptions {
   std::string alert{};
   bool no_cgroup{false};
   std::int64_t restarts{0};
+  std::string record{};
+  AlertTexts alerts{};
   bool json{false};
 };
 
@@ -38,29 +43,6 @@ constexpr std::int64_t kRestartsMost = 1'000'000;
 
 void say(const std::string& text) {
   std::fprintf(stderr, "plimsoll run: %s\n", text.c_str());
-}
-
-std::string to_json(const GuardReport& report, const Verdict& verdict, const GuardOptions& options,
-                    std::int64_t restarts) {
-  return nlohmann::json{{"ending", ending_name(verdict.ending)},
-                        {"summary", verdict.summary},
-                        {"status", report.status},
-                        {"seconds", report.seconds},
-                        {"limit_bytes", options.limit_bytes},
-                        {"peak_bytes", report.peak_bytes()},
-                        {"process_peak_bytes", report.process_peak_bytes},
-                        {"charged_peak_bytes", report.charged_peak_bytes},
-                        {"seen_peak_bytes", report.peak.bytes},
-                        {"grown_bytes", report.growth.bytes},
-                        {"grown_seconds", report.growth.seconds},
-                        {"stalled_seconds", report.stalled_seconds},
-                        {"major_faults", report.major_faults},
-                        {"in_cgroup", report.in_cgroup},
-                        {"oom_kills", report.oom_kills},
-                        {"left_behind", report.left_behind},
-                        {"restarts", restarts},
-                        {"advice", verdict.advice}}
-      .dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
 // What the user wrote, in bytes; a share is one of the machine. The rest of the report: what there
@@ -79,11 +61,29 @@ void tell(const GuardReport& done, const Verdict& verdict) {
   }
 }
 
+// Leaves how it ended in the folder of the run that the command had, if it told of one, and in that
+// of --record.
+void leave_ending(const std::string& progress, const std::string& record, const std::string& json) {
+  const std::string run = progress.substr(0, progress.rfind(": "));  // "FOLDER: step 120"
+  for (const std::string& folder : {run, record}) {
+    if (folder.empty() || (folder != record && !RunFolder::is_run(folder))) {
+      continue;
+    }
+    const auto left = write_ended(folder, json);
+    const auto drawn = left ? write_report(folder) : Result<std::filesystem::path>{};
+    if (!left || !drawn) {
+      say((left ? drawn.error() : left.error()).to_string());
+    }
+  }
+}
+
 // `told`: takes the JSON of what came of it.
 int run_command(const RunOptions& chosen, const std::function<void(const std::string&)>& told) {
-  if (chosen.limit.empty() && chosen.alert.empty() && chosen.restarts == 0) {
+  if (chosen.limit.empty() && chosen.alert.empty() && chosen.restarts == 0 &&
+      chosen.record.empty() && chosen.alerts.file.empty() && chosen.alerts.command.empty() &&
+      chosen.alerts.signals.empty()) {
     return report(make_error(ErrorCode::kInvalidArgument, "neither a limit nor an alert",
-                             "give --memory-limit, --alert or --restarts"),
+                             "give --memory-limit, --alert, --restarts, --record or --signal"),
                   kUsageStatus);
   }
   GuardOptions options{.command = chosen.command, .cgroup = !chosen.no_cgroup, .tell = say};
@@ -95,6 +95,13 @@ int run_command(const RunOptions& chosen, const std::function<void(const std::st
   if (!chosen.limit.empty()) {
     options.limit_bytes = limit->candidates.front().bytes;
   }
+  options.record = chosen.record;
+  auto alerts = parse_alerts(chosen.alerts);
+  if (!alerts) {
+    return report(alerts.error(), kUsageStatus);
+  }
+  options.alerts = std::move(*alerts);
+  options.alerts.tell = say;
   if (!chosen.alert.empty()) {
     const auto alert = parse_size(chosen.alert, "--alert");
     if (!alert) {
@@ -106,8 +113,8 @@ int run_command(const RunOptions& chosen, const std::function<void(const std::st
     say(fmt::format("the limit is {}, but only {} are available now",
                     format_bytes(options.limit_bytes), format_bytes(machine)));
   }
-  std::optional<ProgressNote> note;  // Else the command tells a guard around this one.
-  if (chosen.restarts > 0) {
+  std::optional<ProgressNote> note;  // Else the command tells a guard around this one, too.
+  if (chosen.restarts > 0 || !is_progress_asked()) {
     auto made = ProgressNote::create();
     if (!made) {
       return report(made.error());
@@ -123,10 +130,12 @@ int run_command(const RunOptions& chosen, const std::function<void(const std::st
     }
     verdict = verdict_of(*done, options.limit_bytes, machine);
     tell(*done, verdict);
+    const std::string progress = note ? note->read() : told_progress();
+    leave_ending(progress, chosen.record, ended_json(*done, verdict, options, restarts.done));
     const auto next = decide_restart({.status = done->status,
                                       .stopped = done->stopped,
                                       .asked = done->asked,
-                                      .progress = note ? note->read() : ""},
+                                      .progress = progress},
                                      restarts);
     if (!next.why.empty()) {
       say(next.why);
@@ -137,7 +146,7 @@ int run_command(const RunOptions& chosen, const std::function<void(const std::st
     std::this_thread::sleep_for(next.pause);
   }
   if (told) {
-    told(to_json(*done, verdict, options, restarts.done));
+    told(ended_json(*done, verdict, options, restarts.done));
   }
   return done->stopped && done->status == 0 ? kFailedStatus : done->status;
 }
@@ -158,11 +167,14 @@ void add_guard_commands(CLI::App& app, int& status) {
       ->add_option("--restarts", options->restarts,
                    "How often the command is started again when it was killed or failed")
       ->check(CLI::Range(std::int64_t{0}, kRestartsMost));
+  command->add_option("--record", options->record,
+                      "Folder in which looks at the command are kept, for `plimsoll why`");
+  add_alert_options(*command, options->alerts, "the command");
   command->add_flag("--json", options->json,
                     "Last line of standard output: what came of it, as JSON");
   command->add_option("COMMAND", options->command, "Command and its arguments, written after --")
       ->required();
-  command->footer(R"(
+  command->footer(std::string(R"(
 The command and all its processes together hold at most the limit: in a memory cgroup of their own
 where one can be made, else they are measured up to four times a second, at 1 % of a core. When
 their memory, without mapped files, passes the limit, the command is asked to end (SIGTERM), then
@@ -174,10 +186,20 @@ after 1, 2, 4, ... at most 60 seconds; a run in it goes on from its last commit 
 `plimsoll resume`). Not when it was asked to end (Ctrl-C), was used wrongly (status 2, 126, 127), or
 ended twice with no commit in between.
 
+)") + kAlertsHelp +
+                  R"(
+In a cgroup the kernel would kill at the limit; with --signal the command hears of it before, so
+that it may save its work.
+
+With --record FOLDER, looks at the command (256 KiB, however long it runs) and how it ended stay in
+the folder: `plimsoll why FOLDER` tells the end, `plimsoll report FOLDER` draws it. A run keeps its
+own looks in its own folder, where its end is left as well.
+
 Examples:
   plimsoll run --memory-limit 24GiB -- python train.py
   plimsoll run --memory-limit 24GiB --restarts 10 -- python train.py
-  plimsoll run --alert 40GiB -- python train.py --epochs 3)");
+  plimsoll run --memory-limit 24GiB --signal TERM,KILL -- python train.py
+  plimsoll run --alert 40GiB --alert-command 'curl -d @- localhost:8080' -- python train.py)");
   command->callback([options, &status] {
     status =
         run_command(*options, options->json ? print : std::function<void(const std::string&)>{});

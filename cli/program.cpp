@@ -177,6 +177,7 @@ int parse_and_run(int argc, char** argv) {
   add_guard_commands(app, status);
   add_queue_commands(app, status);
   add_watch_commands(app, status);
+  add_why_commands(app, status);
   add_data_commands(app, status);
   add_look_commands(app, status);
   app.footer(kExamples);  // Now, as a command made later would begin with the same.

@@ -5,12 +5,14 @@
 #include <charconv>
 #include <chrono>
 #include <cmath>
+#include <csignal>
 #include <cstdint>
 #include <cstdio>
 #include <filesystem>
 #include <memory>
 #include <optional>
 #include <thread>
+#include <utility>
 
 #include <unistd.h>
 
@@ -19,10 +21,15 @@
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
+#include "cli/alert_options.h"
 #include "cli/commands.h"
+#include "cli/watch_metrics.h"
 #include "plimsoll/bytes.h"
 #include "run/progress.h"
 #include "run/run_folder.h"
+#include "watch/alerts.h"
+#include "watch/find.h"
+#include "watch/loopback.h"
 #include "watch/room.h"
 #include "watch/watch.h"
 
@@ -32,11 +39,15 @@ namespace {
 constexpr double kWindowLooks = 25;  // Of a trend, in looks; or in steps of a run.
 constexpr double kEveryLeast = 0.05;
 constexpr double kEveryMost = 3600;
+constexpr std::chrono::milliseconds kAlertStep{50};
 constexpr std::size_t kProcessesShown = 16;
 
 struct WatchOptions {
   std::string target{};
   double every{1};
+  int port{-1};  // −1: nobody is answered.
+  bool find{false};
+  AlertTexts alerts{};
   bool once{false};
   bool json{false};
 };
@@ -197,55 +208,194 @@ void show(const std::string& text, std::size_t& lines_before) {
   print(back + text);
 }
 
-int watch_target(const WatchOptions& options) {
+// "python 4711, 5.3 GiB, run runs/a: python train.py"
+std::string trainer_line(const Trainer& one) {
+  return fmt::format("{:>9}  {:>10}  {}{}", one.pid, format_bytes(one.resident_bytes), one.command,
+                     one.run.empty() ? "" : "  (run " + one.run.string() + ")");
+}
+
+// Fills in the target where one process trains. Where none or several do, says so; the exit status.
+std::optional<int> choose_trainer(WatchOptions& options) {
+  const auto found = find_trainers();
+  if (!found) {
+    return report(found.error());
+  }
+  if (found->size() == 1 && !options.json) {
+    const Trainer& only = found->front();
+    options.target = only.run.empty() ? std::to_string(only.pid) : only.run.string();
+    return std::nullopt;
+  }
+  auto all = nlohmann::ordered_json::array();
+  for (const Trainer& one : *found) {
+    if (options.json) {
+      all.push_back({{"pid", one.pid},
+                     {"resident_bytes", one.resident_bytes},
+                     {"command", one.command},
+                     {"run", one.run.string()},
+                     {"torch", one.torch}});
+    } else {
+      print(trainer_line(one));
+    }
+  }
+  if (options.json) {
+    print(all.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
+  }
+  if (found->empty()) {
+    return report(make_error(ErrorCode::kNotFound, "no process trains that may be looked at",
+                             "one has torch mapped, or holds a run's folder"),
+                  kNobodyStatus);
+  }
+  return 0;
+}
+
+// Looks at a target again and again: shows, tells, answers, acts.
+class Watching {
+ public:
   using Clock = std::chrono::steady_clock;
+
+  Watching(const WatchOptions& options, Target target, AlertOptions alerts,
+           std::optional<Loopback> loopback)
+      : options_(options),
+        target_(std::move(target)),
+        loopback_(std::move(loopback)),
+        watch_(target_.pid, steps() ? kWindowLooks : kWindowLooks * options.every) {
+    if (alerts.any()) {
+      alerts_.emplace(std::move(alerts));
+    }
+  }
+
+  int run() {
+    for (;;) {
+      const double seconds = std::chrono::duration<double>(Clock::now() - began_).count();
+      const std::int64_t limit = target_.run_limit_bytes > 0 ? target_.run_limit_bytes : INT64_MAX;
+      if (auto looked = watch_.look(steps() ? target_.step : seconds, target_.inside, "", limit);
+          !looked) {
+        return ended(looked.error());
+      }
+      const auto room =
+          least_room(target_.pid, watch_.seen().tree.unbacked(), target_.run_limit_bytes);
+      if (!room) {
+        return report(room.error());
+      }
+      if (alerts_) {
+        alert(*room);
+      }
+      const bool shown = Clock::now() >= next_shown_;
+      if (shown) {
+        next_shown_ = Clock::now() + every();
+        options_.json ? print(to_json(target_, watch_, *room))
+                      : show(to_text(target_, watch_, *room), lines_);
+      }
+      if (options_.once) {
+        return 0;
+      }
+      wait(*room);
+      if (const auto view = steps() ? RunFolder::view(target_.run) : Result<RunView>(RunView{});
+          steps() && view) {
+        read_run(*view, target_);
+      }
+    }
+  }
+
+ private:
+  [[nodiscard]] bool steps() const { return !target_.run.empty(); }
+  [[nodiscard]] Clock::duration every() const {
+    return std::chrono::duration_cast<Clock::duration>(
+        std::chrono::duration<double>(options_.every));
+  }
+  [[nodiscard]] std::string who() const {
+    return steps() ? target_.run.string() : fmt::format("process {}", target_.pid);
+  }
+
+  int ended(const Error& error) {
+    if (watch_.looks() == 0) {
+      return report(error);
+    }
+    if (!options_.json) {
+      print(fmt::format("process {} has ended", target_.pid));
+    }
+    while (alerts_ && alerts_->busy()) {
+      alerts_->poll(Clock::now());
+      std::this_thread::sleep_for(kAlertStep);
+    }
+    return 0;
+  }
+
+  void alert(const Room& room) {
+    const auto now = Clock::now();
+    const std::int64_t held = watch_.seen().tree.unbacked();
+    alerts_->look(now, held, room, who(), watch_.verdict());
+    alerts_->poll(now);
+    if (const int signal = alerts_->act_signal(now); signal != 0) {
+      ::kill(target_.pid, signal);
+      const std::string text =
+          fmt::format("{} holds {}, with {} left: {} is sent", who(), format_bytes(held),
+                      format_bytes(room.left_bytes), signal_text(signal));
+      std::fprintf(stderr, "plimsoll watch: %s\n", text.c_str());
+      alerts_->say(now, "signal", text);
+    }
+  }
+
+  // Till the next look, which alerts want sooner the less is left.
+  void wait(const Room& room) {
+    const Clock::time_point paced{std::chrono::nanoseconds(watch_.next_ns())};
+    const Clock::duration pause =
+        alerts_ ? std::min<Clock::duration>(every(), alerts_->pause()) : every();
+    const auto until = std::max(Clock::now() + pause, paced);
+    if (loopback_) {
+      loopback_->serve(metrics_text(who(), steps() ? target_.step : -1, watch_, room), until);
+    } else {
+      std::this_thread::sleep_until(until);
+    }
+  }
+
+  const WatchOptions& options_;
+  Target target_;
+  std::optional<Loopback> loopback_;
+  std::optional<Alerts> alerts_{};
+  Watch watch_;
+  Clock::time_point began_{Clock::now()};
+  Clock::time_point next_shown_{};
+  std::size_t lines_{0};
+};
+
+int watch_target(WatchOptions options) {
+  auto alerts = parse_alerts(options.alerts);
+  if (!alerts) {
+    return report(alerts.error(), kUsageStatus);
+  }
+  alerts->tell = [](const std::string& text) {
+    std::fprintf(stderr, "plimsoll watch: %s\n", text.c_str());
+  };
+  if (options.find == !options.target.empty()) {
+    return report(make_error(ErrorCode::kInvalidArgument, "TARGET or --find, one of them",
+                             "name a run's folder or a pid, or let it be found by --find"),
+                  kUsageStatus);
+  }
+  if (options.find) {
+    if (const auto status = choose_trainer(options)) {
+      return *status;
+    }
+  }
   auto target = find_target(options.target);
   if (!target) {
     return report(target.error());
   }
   if (target->pid == 0) {
     return report(make_error(ErrorCode::kNotFound, options.target + ": no process trains there",
-                             "`plimsoll status RUN` says how it ended"),
+                             "`plimsoll why RUN` says how it ended"),
                   kNobodyStatus);
   }
-  const bool steps = !target->run.empty();
-  Watch watch(target->pid, steps ? kWindowLooks : kWindowLooks * options.every);
-  const auto every =
-      std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(options.every));
-  const auto began = Clock::now();
-  for (std::size_t lines = 0;;) {
-    const double seconds = std::chrono::duration<double>(Clock::now() - began).count();
-    const std::int64_t limit = target->run_limit_bytes > 0 ? target->run_limit_bytes : INT64_MAX;
-    if (auto looked = watch.look(steps ? target->step : seconds, target->inside, "", limit);
-        !looked) {
-      if (watch.looks() == 0) {
-        return report(looked.error());
-      }
-      if (!options.json) {
-        print(fmt::format("process {} has ended", target->pid));
-      }
-      return 0;
+  std::optional<Loopback> loopback;
+  if (options.port >= 0) {
+    auto made = Loopback::listen(options.port);
+    if (!made) {
+      return report(made.error());
     }
-    const auto room =
-        least_room(target->pid, watch.seen().tree.unbacked(), target->run_limit_bytes);
-    if (!room) {
-      return report(room.error());
-    }
-    if (options.json) {
-      print(to_json(*target, watch, *room));
-    } else {
-      show(to_text(*target, watch, *room), lines);
-    }
-    if (options.once) {
-      return 0;
-    }
-    const Clock::time_point paced{std::chrono::nanoseconds(watch.next_ns())};
-    std::this_thread::sleep_until(std::max(Clock::now() + every, paced));
-    if (const auto view = steps ? RunFolder::view(target->run) : Result<RunView>(RunView{});
-        steps && view) {
-      read_run(*view, *target);
-    }
+    loopback.emplace(std::move(*made));
+    std::fprintf(stderr, "plimsoll watch: http://127.0.0.1:%d/metrics\n", loopback->port());
   }
+  return Watching(options, std::move(*target), std::move(*alerts), std::move(loopback)).run();
 }
 
 }  // namespace
@@ -254,23 +404,38 @@ void add_watch_commands(CLI::App& app, int& status) {
   auto* command =
       app.add_subcommand("watch", "Say whose memory a process holds, and whether it leaks");
   auto options = std::make_shared<WatchOptions>();
-  command->add_option("TARGET", options->target, "Folder of a run, or the pid of any process")
-      ->required();
+  command->add_option("TARGET", options->target, "Folder of a run, or the pid of any process");
+  command->add_flag("--find", options->find,
+                    "Processes that train are found: watched where it is one, else listed");
   command->add_flag("--once", options->once, "One look and no more, without a verdict on growth");
   command->add_flag("--json", options->json, "Each look as one line of JSON instead of text");
   command
       ->add_option("--every", options->every,
                    "Seconds from one look to the next; more where looking takes long")
       ->check(CLI::Range(kEveryLeast, kEveryMost));
-  command->footer(R"(
+  command
+      ->add_option("--listen", options->port,
+                   "Port of 127.0.0.1 on which Prometheus is answered; 0: one that is free")
+      ->check(CLI::Range(0, 65'535));
+  add_alert_options(*command, options->alerts, "the process");
+  command->footer(std::string(R"(
 The process and all its descendants, from outside: what they hold by owner, pages that they share
 counted once, and what that comes to. After eight windows of 25 looks (25 steps of a run) there is a
 verdict: a plateau, a warm-up, or a leak with its bytes a second or a step. The time that is left is
 to the least of the run's limit, the cgroups' and the machine's. Looking costs 1 % of one core at
 most, however much is held. Ends with the process.
 
+--find goes by what processes are, not by their names: torch is mapped, or the lock of a run held.
+
+)") + kAlertsHelp +
+                  R"(
+No signal is sent unless --signal says so; a run answers TERM with a commit, and ends.
+
 Examples:
   plimsoll watch run/
+  plimsoll watch --find
+  plimsoll watch 4711 --alert-file alerts.jsonl --signal TERM,KILL
+  plimsoll watch 4711 --listen 9101
   plimsoll watch 4711 --every 5
   plimsoll watch 4711 --once --json)");
   command->callback([options, &status] { status = watch_target(*options); });

@@ -14,6 +14,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -26,6 +27,10 @@
 
 #include "os/fork.h"
 #include "plimsoll/result.h"
+
+namespace plimsoll {
+struct Inside;
+}
 
 namespace plimsoll::python {
 
@@ -116,6 +121,10 @@ class Guarded {
   std::mutex mutex_;                     // Held for a whole call; nothing else is taken above it.
   std::atomic<std::thread::id> user_{};  // Who holds mutex_; written by the holder only.
 };
+
+/// What the process says of its own memory, Python's arenas among it: counted from this call on,
+/// which needs Python's lock; the function does not.
+std::function<Inside()> counted_inside();
 
 void bind_errors();
 void bind_memory(nb::module_& m);

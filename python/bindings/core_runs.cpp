@@ -29,8 +29,10 @@
 #include "run/control.h"
 #include "run/limit_requests.h"
 #include "run/metrics.h"
+#include "run/page.h"
 #include "run/progress.h"
 #include "run/run_folder.h"
+#include "run/why.h"
 #include "tables/describe.h"
 #include "tables/store_compact.h"
 #include "tables/store_export.h"
@@ -199,6 +201,7 @@ void bind_run_folder(nb::module_& m) {
       .def_rw("hit_rate", &RunStatus::hit_rate)
       .def_rw("checkpoint_step", &RunStatus::checkpoint_step)
       .def_rw("message", &RunStatus::message)
+      .def_rw("cause", &RunStatus::cause)
       .def("read_memory", &RunStatus::read_memory, nb::arg("governor"));
   nb::class_<OpenRun>(m, "RunFolder")
       .def_static(
@@ -254,8 +257,19 @@ void bind_run_folder(nb::module_& m) {
           unlocked)
       .def(
           "discard_rows", [](OpenRun& run) { run.get().discard_rows().or_throw(); }, unlocked)
+      .def(
+          "record",
+          [](OpenRun& run, const Governor& governor) {
+            run.get().record(governor, counted_inside());
+          },
+          nb::arg("governor"))
+      .def(
+          "phase", [](OpenRun& run, const std::string& name) { run.get().phase(name); },
+          nb::arg("name"), unlocked)
+      .def(
+          "end_record", [](OpenRun& run) { run.get().end_record(); }, unlocked)
       .def("abandon", [](OpenRun& run) { run.get().abandon(); })
-      .def("close", &OpenRun::close);
+      .def("close", &OpenRun::close, unlocked);
 }
 
 void bind_run_loop(nb::module_& m) {
@@ -300,6 +314,15 @@ void bind_runs(nb::module_& m) {
       "run_status",
       [](const std::string& run) { return RunFolder::view(run).or_throw().to_json(); },
       nb::arg("run"), unlocked);
+  m.def(
+      "run_why", [](const std::string& run) { return explain_end(run).or_throw().to_json(); },
+      nb::arg("run"), unlocked);
+  m.def(
+      "run_report",
+      [](const std::string& run, const std::string& out) {
+        return write_report(run, out).or_throw().string();
+      },
+      nb::arg("run"), nb::arg("out"), unlocked);
   m.def(
       "run_stop", [](const std::string& run) { return ask_to_stop(run).or_throw(); },
       nb::arg("run"), unlocked);

@@ -9,10 +9,10 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
-#include <malloc.h>
 #include <unistd.h>
 
 #include <nanobind/stl/optional.h>
@@ -23,10 +23,10 @@
 
 #include "bindings.h"
 #include "holders.h"
-#include "memory/ledger.h"
-#include "memory/look.h"
 #include "os/clock.h"
 #include "os/pace.h"
+#include "watch/inside.h"
+#include "watch/picture.h"
 #include "watch/room.h"
 #include "watch/watch.h"
 
@@ -59,17 +59,10 @@ void count_arenas() {
   }
 }
 
-Inside inside_now() {
-  const struct mallinfo2 heap = ::mallinfo2();
-  Inside inside{
-      .python = std::max<std::int64_t>(arena_bytes, 0),
-      .native = static_cast<std::int64_t>(heap.uordblks + heap.hblkhd) - HolderSearch::held_bytes(),
-      .retained = static_cast<std::int64_t>(heap.fordblks)};
-  if (const auto ledger = current_ledger(); ledger != nullptr) {
-    const LedgerState state = ledger->state();
-    inside.tensors = state.pools[static_cast<std::size_t>(Tag::kTensor)].leased_bytes;
-    inside.leased = state.leased_bytes - inside.tensors;
-  }
+Inside inside_with_python() {
+  Inside inside = inside_now();
+  inside.python = std::max<std::int64_t>(arena_bytes, 0);
+  inside.native -= HolderSearch::held_bytes();
   return inside;
 }
 
@@ -82,7 +75,7 @@ class OwnWatch {
     if (now < watch_.next_ns() || !inside_pace_.due(now, kTimes)) {
       return false;
     }
-    inside_pace_.time([&] { inside_ = inside_now(); });
+    inside_pace_.time([&] { inside_ = inside_with_python(); });
     watch_.look(step, inside_, phase).or_throw();
     return true;
   }
@@ -149,6 +142,11 @@ nb::dict holdings_of(WatchHandle& handle) {
 }
 
 }  // namespace
+
+std::function<Inside()> counted_inside() {
+  count_arenas();
+  return inside_with_python;
+}
 
 void bind_watch(nb::module_& m) {
   m.def("own_bytes", &own_bytes, nb::arg("owner"));
@@ -220,6 +218,23 @@ void bind_watch(nb::module_& m) {
             handle.use([&](OwnWatch& own) { own.watch().tell_trimmed(bytes); });
           },
           nb::arg("bytes"))
+      .def(
+          "picture",
+          [](WatchHandle& handle, std::int64_t limit_bytes) {
+            return handle.use([&](OwnWatch& own) {
+              auto points = own.watch().points();
+              for (PicturePoint& point : points) {
+                point.limit_bytes = limit_bytes;
+              }
+              return owner_legend(points) + memory_picture(points, {}, PictureUnit::kSteps);
+            });
+          },
+          nb::arg("limit_bytes"))
+      .def_prop_ro(
+          "processes",
+          [](WatchHandle& handle) {
+            return handle.use([](OwnWatch& own) { return own.watch().seen().tree.processes; });
+          })
       .def_prop_ro(
           "held_bytes",
           [](WatchHandle& handle) {

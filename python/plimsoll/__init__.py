@@ -14,8 +14,8 @@
     import_chat, TokenSet          chats as token ids, and batches of them (needs tokenizers, jinja2)
     import_dataset                 a dataset of fixed-shape arrays becomes a FeatureStore
     plan, train, resume, evaluate  whole recipes (need torch)
-    status, stop, pause,           what is asked of a run that trains elsewhere
-    continue_run, limit
+    status, why, report, stop,     what is asked of a run that trains elsewhere, or has ended
+    pause, continue_run, limit
     store                          tools for stores: info, verify, export, import_rows, compact
     plan_batch, BatchPlan          the largest batch that fits, before the first step (needs torch)
     adopt                          a model made before the governor is leased from it (needs torch)
@@ -25,6 +25,7 @@
     stream_frozen                  frozen weights of a model stay on disk, and are read ahead of use
     TrainingStep                   a step that survives a refusal of memory, or leaves no trace
     Watch                          whose memory grows in a loop of your own, and whether it is a leak
+    memory_summary                 who holds how much of this process's memory, and what would help
     info, limits, parse_bytes, format_bytes
     log_to_mlflow                  a run's parameters and metrics, through MLflow's own library
     plimsoll.plots                 plots of a run of can-kd, through matplotlib
@@ -52,11 +53,12 @@ from ._embedding import (SGD, Adagrad, Adam, AdamW, AdamWFresh, EmbeddingStore, 
 from ._features import FeatureStore, FeatureWriter
 from ._graphs import GraphBatch, GraphBatches, GraphSet, import_can, import_graphs
 from ._memory import Governor, Lease, format_bytes, limits, parse_bytes
+from ._memory_summary import memory_summary
 from ._mlflow import log_to_mlflow
 from ._plan import BatchPlan, MemoryBudget, plan_batch
 from ._program import evaluate, info, plan, resume, train
 from ._run import Run
-from ._runs import continue_run, limit, pause, status, stop
+from ._runs import continue_run, limit, pause, report, status, stop, why
 from ._step import TrainingStep
 from ._streamed import StreamedWeights, stream_frozen
 from ._token_set import TokenBatch, TokenBatches, TokenSet
@@ -75,7 +77,7 @@ __all__ = [
     "Watch", "Zeros", "__version__", "adopt",
     "continue_run", "evaluate",
     "format_bytes", "import_can", "import_chat", "import_dataset",
-    "import_graphs", "info", "limit", "limits", "linear_cross_entropy", "load_checkpoint", "log_to_mlflow",
-    "parse_bytes", "pause", "plan", "plan_batch", "resume", "save_checkpoint", "status", "stop", "store",
-    "stream_frozen", "train",
+    "import_graphs", "info", "limit", "limits", "linear_cross_entropy", "load_checkpoint", "log_to_mlflow", "memory_summary",
+    "parse_bytes", "pause", "plan", "plan_batch", "report", "resume", "save_checkpoint", "status", "stop", "store",
+    "stream_frozen", "train", "why",
 ]

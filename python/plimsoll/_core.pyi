@@ -847,6 +847,7 @@ class RunStatus:
     hit_rate: float
     checkpoint_step: int
     message: str
+    cause: str
     def __init__(self) -> None: ...
     def read_memory(self, governor: Governor) -> None:
         """From the ledger and /proc."""
@@ -895,6 +896,12 @@ class RunFolder:
         """Deletes checkpoints of steps that were not published."""
     def discard_rows(self) -> None:
         """Deletes the tables."""
+    def record(self, governor: Governor) -> None:
+        """From here on a thread keeps looks at the memory, in looks.bin."""
+    def end_record(self) -> None:
+        """Takes a last look, and ends the thread."""
+    def phase(self, name: str) -> None:
+        """What the loop does from now on, for the looks; "": it trains."""
     def abandon(self) -> None:
         """Removes a folder that create() made."""
     def close(self) -> None:
@@ -950,6 +957,10 @@ def instruction_set() -> str:
     """The processor's, as far as kernels choose by it."""
 def run_status(run: str) -> str:
     """JSON of what a run is doing. Errors: NotFoundError, CorruptError."""
+def run_why(run: str) -> str:
+    """JSON of how a run ended. Errors: NotFoundError, CorruptError."""
+def run_report(run: str, out: str) -> str:
+    """Writes the page; "" is RUN/report.html. Returns where it is. Errors: NotFoundError, CorruptError, OSError."""
 def run_stop(run: str) -> bool:
     """False: no process trains there. Errors: NotFoundError, OSError."""
 def run_pause(run: str) -> bool:
@@ -1039,6 +1050,11 @@ class Watch:
         """What was found out of that owner's growth: part of its Finding from now on."""
     def tell_trimmed(self, bytes: int) -> None:
         """What trim() returned."""
+    def picture(self, limit_bytes: int) -> str:
+        """HTML: who held how much, by steps; 0: no limit is drawn."""
+    @property
+    def processes(self) -> int:
+        """The process and its descendants, at the last look."""
     @property
     def held_bytes(self) -> int:
         """Anonymous and shared memory of the process and its children, at the last look."""

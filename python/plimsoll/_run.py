@@ -8,6 +8,7 @@ Threads: the thread that trains.   Memory: that of its parts.
 """
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
 import weakref
@@ -125,6 +126,7 @@ class Run:
         self._step_options: dict[str, Any] = {}
         self._largest: Any = None
         self._loss: float | None = None
+        self._phase = ""
         _remember(self)
 
     # ---- What the run consists of ----
@@ -435,6 +437,23 @@ class Run:
             self._loss = numbers["loss"]
         at = self._life.at
         self._life.report.log(at.step + int(self._in_body), at.epoch, numbers)
+
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Names what the loop does meanwhile, for `plimsoll why` and the report: "decode", "evaluate".
+
+            with run.phase("evaluate"):
+                evaluate(model)
+        """
+        self._check_open()
+        before, self._phase = self._phase, name
+        self._life.phase(name)
+        try:
+            yield
+        finally:
+            self._phase = before
+            if not self._life.closed:
+                self._life.phase(before)
 
     # ---- The end ----
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import os
 import pathlib
 import time
@@ -32,6 +33,17 @@ _PAUSE_LOOKS_EVERY = 0.1  # Seconds.
 _SHORT = (MemoryPressure, BudgetExceeded, KeyboardInterrupt, SystemExit)  # It goes on from the last commit.
 
 Content = Callable[[], tuple[dict[str, Any], list[EmbeddingStore]]]
+
+
+def _cause_of(error: BaseException) -> str:
+    """As status.json has it, of what ended a run."""
+    if isinstance(error, MemoryPressure):
+        return "memory"
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # torch's.
+        return "refused"
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "disk"
+    return "asked" if isinstance(error, (KeyboardInterrupt, SystemExit)) else "error"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,6 +168,9 @@ class Life:
         make = Governor if ranks is None else ranks.governor
         self.governor = make(memory_limit, disk_limit=disk_limit, directory=root, foreign_bytes=foreign_bytes)
         self._held.callback(self.governor.close)
+        if ranks is None or ranks.rank == 0:
+            self.folder.record(self.governor._core)
+            self._held.callback(self.folder.end_record)
         rank = 0 if ranks is None else ranks.rank
         self.saved: dict[str, Any] = {} if self.saved_step < 0 else load(self.folder, self.saved_step, rank)
         self.at: Position = self.saved.get("position", Position())
@@ -165,11 +180,16 @@ class Life:
                              else ranks.limits(self.governor, root))
         self._held.callback(self._limits.close)
 
+    def phase(self, name: str) -> None:
+        """What the loop does from now on; "": it trains. Of several ranks the first one's is kept."""
+        if self.ranks is None or self.ranks.rank == 0:
+            self.folder.phase(name)
+
     def _say_failed(self, error: BaseException) -> None:
         """Of a run that cannot go on."""
         status = _core.RunStatus()
         status.status, status.step = "failed", max(self.saved_step, 0)
-        status.message = f"{type(error).__name__}: {error}"
+        status.message, status.cause = f"{type(error).__name__}: {error}", _cause_of(error)
         with contextlib.suppress(OSError):
             self.folder.write_status(status, True)
 
@@ -323,12 +343,18 @@ class Life:
                     error = failed
                     raise
             finally:
+                cause = "asked" if self.stopped else "finished"
                 if error is None:
                     status, message, step = "stopped" if self.stopped else "finished", self.stopped, self.at.step
                 else:
+                    cause = _cause_of(error)
                     status = "stopped" if isinstance(error, _SHORT) else "failed"
                     message, step = f"{type(error).__name__}: {error}", max(self.saved_step, 0)
-                self.report.end(status, step, self.at.epoch, message)
+                self.report.end(status, step, self.at.epoch, message, cause)
+                if self.ranks is None or self.ranks.rank == 0:
+                    self.folder.end_record()
+                    with contextlib.suppress(OSError):  # A page that cannot be written ends nothing.
+                        _core.run_report(os.fspath(self.path), "")
         finally:
             self.closed, self._signals = True, None
             self._held.close()

@@ -150,13 +150,14 @@ class Report:
         if self._progress is not None:
             self._progress.clear()
 
-    def end(self, status: str, step: int, epoch: int, message: str) -> None:
-        """The last word: "finished", "stopped" or "failed"."""
+    def end(self, status: str, step: int, epoch: int, message: str, cause: str) -> None:
+        """The last word: "finished", "stopped" or "failed"; the cause is as _cause_of() has it."""
         self.clear()
+        self._status.cause = cause
         self._status.status, self._status.message, self._status.step = status, message, step
         self._status.epoch = epoch
         self._status.seconds, self._status.seconds_left = time.monotonic() - self._began, 0.0
-        self.event("end", {"status": status, "step": step, "message": message})
+        self.event("end", {"status": status, "step": step, "cause": cause, "message": message})
         self._write()
         self.flush()
 

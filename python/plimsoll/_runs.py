@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What another program asks of a run: status, stop, pause, continue, limit. No torch is imported.
+"""What another program asks of a run: status, why, report, stop, pause, continue, limit. No torch is imported.
 
 Threads: any.
 """
@@ -20,6 +20,24 @@ def status(run: Path) -> dict[str, Any]:
     Errors: NotFoundError (no run there); CorruptError.
     """
     return json.loads(_core.run_status(os.fspath(run)))
+
+
+def why(run: Path) -> dict[str, Any]:
+    """How a run ended, and who held the memory; what `plimsoll why --json` prints: cause, incident, memory, summary, …
+
+    run: the folder of a run, or of `plimsoll run --record`.
+    Errors: NotFoundError (neither is there); CorruptError.
+    """
+    return json.loads(_core.run_why(os.fspath(run)))
+
+
+def report(run: Path, out: Path | None = None) -> str:
+    """Draws a run as one page that loads nothing; returns its path. A run that ends writes RUN/report.html by itself.
+
+    run: as for why(). out: the file; None: RUN/report.html.
+    Errors: as why(); OSError.
+    """
+    return _core.run_report(os.fspath(run), os.fspath(out or ""))
 
 
 def stop(run: Path) -> bool:

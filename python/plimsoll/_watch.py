@@ -5,12 +5,14 @@ Threads: a Watch may be used from any thread; its phases are of one loop.
 """
 from __future__ import annotations
 
+import html
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from . import _core
 from ._core import Finding
+from ._memory import Governor
 from ._search import Search
 
 
@@ -107,6 +109,12 @@ class Watch:
     def held_bytes(self) -> int:
         """What this process and its children held at the last look, shared pages once, files left out."""
         return self._core.held_bytes
+
+    def _repr_html_(self) -> str:
+        """In a notebook: who held how much, and the verdict."""
+        governor = Governor.current()
+        picture = self._core.picture(governor.limit_bytes if governor is not None else 0)
+        return f"<p>{html.escape(repr(self)[1:-1])}</p>{picture}"
 
     def _look(self) -> bool:
         return self._core.look(float(self.steps), self._phases[-1] if self._phases else "")

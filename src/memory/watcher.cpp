@@ -9,6 +9,7 @@
 
 #include "base/check.h"
 #include "base/mutex.h"
+#include "memory/coming.h"
 #include "memory/ledger.h"
 #include "memory/look.h"
 #include "os/blocked_signals.h"
@@ -42,12 +43,7 @@ struct Watcher::State {
   std::chrono::milliseconds pause{kLookMost};  // This and the rest: the thread's own.
   Clock::time_point warned{};
   Clock::time_point stopped{};
-  // What was held without a lease, kAhead ago or longer, and before that.
-  struct {
-    Clock::time_point at{};
-    std::int64_t bytes{0};
-    std::int64_t earlier_bytes{0};
-  } past{};
+  Coming coming{kAhead};  // Of what is held without a lease.
   std::thread thread{};
 };
 
@@ -104,17 +100,6 @@ void Watcher::watch(State& state) {
   }
 }
 
-// How much is expected to come before a loop that is told to stop has ended.
-std::int64_t Watcher::expected(State& state, Clock::time_point now, std::int64_t unexplained) {
-  auto& past = state.past;
-  if (past.at == Clock::time_point{}) {
-    past = {now, unexplained, unexplained};
-  } else if (now - past.at >= kAhead) {
-    past = {now, unexplained, past.bytes};
-  }
-  return std::max<std::int64_t>(0, unexplained - past.earlier_bytes);
-}
-
 // Looks, acts if nobody else does, and finds what there is to say.
 std::optional<Watcher::News> Watcher::judge(State& state) {
   const auto begin = Clock::now();
@@ -125,7 +110,7 @@ std::optional<Watcher::News> Watcher::judge(State& state) {
   const std::int64_t begin_ns = begin.time_since_epoch() / std::chrono::nanoseconds(1);
   const bool attended =
       stepped != INT64_MIN && begin_ns - stepped < std::chrono::nanoseconds(kAttended).count();
-  const std::int64_t coming = expected(state, begin, now.seen.unexplained_bytes);
+  const std::int64_t coming = state.coming.add(begin, now.seen.unexplained_bytes);
   const std::int64_t ahead = attended ? coming : limit;  // Any other loop: without waiting.
   if (now.report.pressure && now.seen.held_bytes() + ahead > limit) {
     now = look_and_act(*state.ledger);

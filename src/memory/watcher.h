@@ -58,8 +58,6 @@ class Watcher {
   struct State;
   static void watch(State& state);
   static std::optional<News> judge(State& state);
-  static std::int64_t expected(State& state, std::chrono::steady_clock::time_point now,
-                               std::int64_t unexplained_bytes);
 
   std::unique_ptr<State> state_;  // Left as it is in a forked child, where its thread is not.
   ForkMark mark_{};

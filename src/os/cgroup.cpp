@@ -76,10 +76,10 @@ bool has_word(const fs::path& path, std::string_view word) {
   return false;
 }
 
-// The folder of the cgroup that this process's memory is charged to.
-Result<std::pair<bool, fs::path>> own_folder() {
+// The folder of the cgroup that a process's memory is charged to, and whether it is of version 2.
+Result<std::pair<bool, fs::path>> charged_folder(int pid) {
   const fs::path root{"/sys/fs/cgroup"};
-  const auto lines = read_cgroup_lines("/proc");
+  const auto lines = read_cgroup_lines("/proc", pid);
   for (const bool version2 : {false, true}) {
     for (const CgroupLine& line : lines) {
       const fs::path folder = cgroup_mount(line, root) / fs::path(line.path).relative_path();
@@ -148,8 +148,22 @@ std::int64_t unbacked_bytes(const fs::path& folder) {
   return whole > 0 ? whole : here;
 }
 
+fs::path memory_cgroup(int pid) {
+  auto found = charged_folder(pid);
+  return found ? std::move(found->second) : fs::path();
+}
+
+std::optional<std::int64_t> oom_kills_in(const fs::path& folder) {
+  const auto kills = read_counter(folder / "memory.events", "oom_kill");
+  return kills ? kills : read_counter(folder / "memory.oom_control", "oom_kill");
+}
+
+std::int64_t machine_oom_kills() {
+  return read_counter("/proc/vmstat", "oom_kill").value_or(0);
+}
+
 Result<MemoryCgroup> MemoryCgroup::create(std::int64_t limit_bytes) {
-  PLIMSOLL_TRY(auto own, own_folder());
+  PLIMSOLL_TRY(auto own, charged_folder(0));
   auto& [version2, parent] = own;
   if (version2 && !has_word(parent / "cgroup.subtree_control", "memory")) {
     PLIMSOLL_TRY_VOID(write_text(parent / "cgroup.subtree_control", "+memory"));

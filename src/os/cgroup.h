@@ -42,6 +42,17 @@ struct CgroupLine {
 /// memory.stat; 0 when that cannot be read.
 [[nodiscard]] std::int64_t unbacked_bytes(const std::filesystem::path& folder);
 
+/// The folder of the cgroup that a process's memory is charged to (0: this one's); empty where
+/// there is none.
+[[nodiscard]] std::filesystem::path memory_cgroup(int pid);
+
+/// Processes that the kernel killed for memory in the cgroup of this folder; nothing where it does
+/// not tell.
+[[nodiscard]] std::optional<std::int64_t> oom_kills_in(const std::filesystem::path& folder);
+
+/// The same on the whole machine, since it started; 0 where the kernel does not tell.
+[[nodiscard]] std::int64_t machine_oom_kills();
+
 /// What the kernel counts for a memory cgroup; 0 where it does not tell.
 struct CgroupUse {
   std::int64_t bytes{0};       ///< Charged to it now, page cache included.

@@ -19,6 +19,8 @@
 #include "base/check.h"
 #include "os/directories.h"
 #include "os/file.h"
+#include "run/ended_command.h"
+#include "run/recorder.h"
 #include "run/sealed_file.h"
 #include "watch/progress.h"
 
@@ -200,6 +202,7 @@ Result<RunFolder> RunFolder::open(const fs::path& root) {
   fs::remove(root / ".stop", ignored);
   fs::remove(root / ".pause", ignored);
   fs::remove(root / ".limit", ignored);
+  fs::remove(root / EndedCommand::kFile, ignored);  // Of a life before this one.
   PLIMSOLL_TRY_VOID(folder.open_events());
   // What the process before said of itself holds no longer, should this one end without a word.
   const RunStatus before = view(root).value_or(RunView{}).status;
@@ -228,7 +231,8 @@ RunFolder::RunFolder(RunFolder&& other) noexcept
       events_(std::exchange(other.events_, -1)),
       created_(other.created_),
       created_directory_(other.created_directory_),
-      status_written_ms_(other.status_written_ms_) {}
+      status_written_ms_(other.status_written_ms_),
+      recorder_(std::move(other.recorder_)) {}
 
 RunFolder& RunFolder::operator=(RunFolder&& other) noexcept {
   if (this != &other) {
@@ -239,6 +243,7 @@ RunFolder& RunFolder::operator=(RunFolder&& other) noexcept {
     created_ = other.created_;
     created_directory_ = other.created_directory_;
     status_written_ms_ = other.status_written_ms_;
+    recorder_ = std::move(other.recorder_);
   }
   return *this;
 }
@@ -248,6 +253,7 @@ RunFolder::~RunFolder() {
 }
 
 void RunFolder::close() noexcept {
+  end_record();
   for (int* descriptor : {&events_, &lock_}) {
     if (*descriptor >= 0) {
       ::close(std::exchange(*descriptor, -1));

@@ -5,19 +5,22 @@
 //   run.toml        resolved configuration      identity.json   what decides the run's bits
 //   events.jsonl    one line per event          status.json     what `plimsoll status` prints
 //   checkpoints/    step-NNNNNNNNN/ and manifest.json, the one step every part agrees on
-//   metrics/ embeddings/                        .stop .pause .limit  requests; .lock: the pid
+//   looks.bin       memory, look by look        ending.json  how `plimsoll run` saw it end
+//   metrics/ embeddings/ report.html            .stop .pause .limit  requests; .lock: the pid
 //
 // Reading order: this file, checkpoint.h, control.h, then run_folder.cpp.
 //
 // Threads: single-owner.
 // Memory:  one line buffer of kEventBytesMax; nothing grows with the run. On disk, events.jsonl
-//          grows by at most kStepEventBytesMax per step.
+//          grows by at most kStepEventBytesMax per step; looks.bin has a fixed size.
 #pragma once
 
 #include <array>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <map>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -78,6 +81,7 @@ struct RunStatus {
   double hit_rate{0.0};
   std::int64_t checkpoint_step{-1};  ///< −1 before the first.
   std::string message{};             ///< Of the error, when failed; the reason, when stopped.
+  std::string cause{};  ///< Of the end: "finished", "asked", "memory", "refused", "disk", "error".
 
   /// Fills the memory figures from the governor's ledger and /proc.
   void read_memory(const Governor& governor);
@@ -94,6 +98,9 @@ struct RunView {
   [[nodiscard]] std::string to_json() const;
   [[nodiscard]] std::string to_text() const;
 };
+
+class Recorder;
+struct Inside;
 
 class RunFolder {
  public:
@@ -132,6 +139,16 @@ class RunFolder {
   Result<void> event(const char* name, std::initializer_list<EventField> fields) {
     return event(name, std::span<const EventField>(fields.begin(), fields.size()));
   }
+
+  /// From here on a thread keeps looks at the memory in looks.bin (recorder.h), until the folder is
+  /// closed. A run whose looks cannot be kept goes on, with a warning in its events.
+  void record(const Governor& governor, std::function<Inside()> inside);
+
+  /// Takes a last look, and ends the thread.
+  void end_record() noexcept;
+
+  /// What the loop does from now on, for the looks; "": it trains.
+  void phase(std::string_view name);
 
   /// Replaces status.json, at most every 0.5 s unless `force`.
   Result<void> write_status(const RunStatus& status, bool force = false);
@@ -189,7 +206,11 @@ class RunFolder {
   bool created_{false};            // By this object, which holds the lock: abandon() may empty it.
   bool created_directory_{false};  // And remove it.
   std::int64_t status_written_ms_{0};
+  std::shared_ptr<Recorder> recorder_{};  // Shared with nobody: its type is known elsewhere.
 };
+
+/// What RunStatus::cause says of an error: "refused", "disk" or "error".
+[[nodiscard]] const char* cause_of(const Error& error) noexcept;
 
 /// Errors: kNotFound when `root` holds no run, with a hint at what shows what else is there.
 Result<void> must_be_run(const std::filesystem::path& root);

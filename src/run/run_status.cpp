@@ -13,6 +13,7 @@
 #include <cstring>
 #include <nlohmann/json.hpp>
 #include <system_error>
+#include <utility>
 
 #include "base/check.h"
 #include "os/file.h"
@@ -20,6 +21,7 @@
 #include "run/json_values.h"
 #include "run/progress.h"
 #include "run/recipe.h"
+#include "run/recorder.h"
 #include "run/run_folder.h"
 
 namespace plimsoll {
@@ -137,7 +139,8 @@ nlohmann::ordered_json to_document(const RunStatus& status) {
                               {"leased_peak_bytes", status.leased_peak_bytes},
                               {"hit_rate", json_number(status.hit_rate)},
                               {"checkpoint_step", status.checkpoint_step},
-                              {"message", status.message}};
+                              {"message", status.message},
+                              {"cause", status.cause}};
   auto& tags = json["leased_by_tag"] = nlohmann::ordered_json::object();
   for (int tag = 0; tag < kTagCount; ++tag) {
     tags[tag_name(static_cast<Tag>(tag))] = status.leased_by_tag[static_cast<std::size_t>(tag)];
@@ -165,6 +168,7 @@ RunStatus from_document(const nlohmann::json& json) {
   };
   text("status", status.status);
   text("message", status.message);
+  text("cause", status.cause);
   text("limit_source", status.limit_source);
   integer("step", status.step);
   integer("steps_total", status.steps_total);
@@ -229,7 +233,47 @@ Result<void> RunFolder::event(const char* name, std::span<const EventField> fiel
   return {};
 }
 
+const char* cause_of(const Error& error) noexcept {
+  if (error.code == ErrorCode::kOverBudget) {
+    return "refused";
+  }
+  return error.os_errno == ENOSPC || error.os_errno == EDQUOT ? "disk" : "error";
+}
+
+void RunFolder::record(const Governor& governor, std::function<Inside()> inside) {
+  auto started = Recorder::start(root_, governor, std::move(inside));
+  if (started) {
+    recorder_ = std::move(*started);
+    return;
+  }
+  const std::string why = "looks are not kept: " + started.error().to_string();
+  static_cast<void>(event("warning", {{"message", std::string_view(why)}}));
+}
+
+void RunFolder::end_record() noexcept {
+  recorder_.reset();
+}
+
+void RunFolder::phase(std::string_view name) {
+  if (recorder_) {
+    recorder_->phase(name);
+  }
+}
+
 Result<void> RunFolder::write_status(const RunStatus& status, bool force) {
+  if (recorder_) {
+    recorder_->note(status);
+    if (const auto found = recorder_->news()) {
+      const std::string text = found->text("step");
+      PLIMSOLL_TRY_VOID(event("verdict", {{"step", status.step},
+                                          {"course", std::string_view(course_name(found->course))},
+                                          {"owner", std::string_view(owner_name(found->owner))},
+                                          {"bytes_per_step", found->bytes_per_unit},
+                                          {"phase", std::string_view(found->phase)},
+                                          {"process", std::string_view(found->process)},
+                                          {"text", std::string_view(text)}}));
+    }
+  }
   const std::int64_t now = wall_ms();
   if (!force && now >= status_written_ms_ && now - status_written_ms_ < kStatusEveryMs) {
     return {};

@@ -12,7 +12,9 @@
 #include "os/file_system.h"
 #include "plimsoll/bytes.h"
 #include "plimsoll/torch.h"
+#include "run/page.h"
 #include "torch/admission.h"
+#include "watch/inside.h"
 
 namespace plimsoll {
 namespace {
@@ -27,7 +29,9 @@ void leave_failed(RunFolder& folder, const Error& error) {
     RunStatus status;
     status.status = "failed";
     status.message = error.to_string();
+    status.cause = cause_of(error);
     static_cast<void>(folder.write_status(status, /*force=*/true));
+    static_cast<void>(write_report(folder.root()));
   }
 }
 
@@ -73,9 +77,14 @@ RunLoop::RunLoop(const RunConfig& config, RunFolder& folder, Governor governor, 
       recipe_(std::move(recipe)),
       control_(folder.root()) {}
 
+RunLoop::~RunLoop() {
+  folder_.end_record();
+}
+
 Result<void> RunLoop::open(RunReport* report, std::int64_t saved_step) {
   report_ = report;
   saved_step_ = saved_step;
+  folder_.record(governor_, inside_now);
   return report_->on_network(network_file_system(folder_.root()));
 }
 
@@ -178,7 +187,10 @@ Result<void> RunLoop::end(std::int64_t step, RunEnd& end) {
   end.step = step;
   end.limit_bytes = governor_.state().limit_bytes;
   end.limit_source = governor_.limit().explain();
-  PLIMSOLL_TRY_VOID(report_->end(end.status(), stop_ ? stop_->why : ""));
+  PLIMSOLL_TRY_VOID(report_->end(end.status(), stop_ ? stop_->why : "",
+                                 stop_ ? stop_->cause_name() : "finished"));
+  folder_.end_record();
+  static_cast<void>(write_report(folder_.root()));  // A page that cannot be written ends nothing.
   end.seconds = report_->seconds();
   end.peak_resident_bytes = report_->peak_resident();
   end.leased_peak_bytes = governor_.state().leased_peak_bytes;

@@ -55,6 +55,9 @@ class RunLoop {
 
   /// Signals ask for a stop from here on.
   RunLoop(const RunConfig& config, RunFolder& folder, Governor governor, Callbacks recipe);
+  RunLoop(const RunLoop&) = delete;
+  RunLoop& operator=(const RunLoop&) = delete;
+  ~RunLoop();  ///< Ends the looks of open(), while the governor still knows what is held.
 
   /// saved_step: of the last commit; −1: none. The report is the caller's, and stays.
   Result<void> open(RunReport* report, std::int64_t saved_step);

@@ -179,8 +179,10 @@ Result<void> RunReport::phase(const char* name) {
   return folder_->write_status(status_, /*force=*/true);
 }
 
-Result<void> RunReport::end(const std::string& status, const std::string& message) {
+Result<void> RunReport::end(const std::string& status, const std::string& message,
+                            const char* cause) {
   status_.status = status;
+  status_.cause = cause;
   status_.message = message;
   status_.seconds = seconds();
   status_.seconds_left = 0.0;
@@ -189,6 +191,7 @@ Result<void> RunReport::end(const std::string& status, const std::string& messag
   PLIMSOLL_TRY_VOID(metrics_.flush());
   PLIMSOLL_TRY_VOID(folder_->event("end", {{"status", std::string_view(status)},
                                            {"step", status_.step},
+                                           {"cause", std::string_view(cause)},
                                            {"message", std::string_view(message)}}));
   return folder_->write_status(status_, /*force=*/true);
 }

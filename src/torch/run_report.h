@@ -58,8 +58,8 @@ class RunReport {
   Result<void> event(const char* name, std::initializer_list<EventField> fields) {
     return folder_->event(name, fields);
   }
-  /// The last status; "finished", "stopped" or "failed".
-  Result<void> end(const std::string& status, const std::string& message);
+  /// The last status; "finished", "stopped" or "failed". `cause`: as RunStatus has it.
+  Result<void> end(const std::string& status, const std::string& message, const char* cause);
 
   [[nodiscard]] double rows_per_second() const;
   [[nodiscard]] double seconds() const;

@@ -17,9 +17,12 @@
 
 #include "base/check.h"
 #include "os/cgroup.h"
+#include "os/directories.h"
 #include "os/waited_signals.h"
 #include "plimsoll/bytes.h"
+#include "watch/room.h"
 #include "watch/tree_look.h"
+#include "watch/tree_record.h"
 
 namespace plimsoll {
 namespace {
@@ -28,11 +31,11 @@ using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
 constexpr std::int64_t kCopiedRoom = 1 << 20;  // For what a copy touches on its last steps.
-constexpr milliseconds kLeftBehind{5000};      // From SIGTERM to SIGKILL for what was left behind.
+constexpr milliseconds kKept{1000};            // From one look that is kept to the next, …
+constexpr milliseconds kKeptNear{250};         // … and within a seventh of the limit.
+constexpr std::int64_t kNearLimit = 7;
+constexpr milliseconds kLeftBehind{5000};  // From SIGTERM to SIGKILL for what was left behind.
 
-std::int64_t machine_oom_kills() {
-  return read_counter("/proc/vmstat", "oom_kill").value_or(0);
-}
 
 // How long a command waited for memory while its cgroup was full: the kernel takes back pages of
 // its program and files, and must read them again.
@@ -61,7 +64,12 @@ class Stalls {
 
 class Guard {
  public:
-  explicit Guard(const GuardOptions& options) : options_(options) {}
+  explicit Guard(const GuardOptions& options) : options_(options) {
+    if (options.alerts.any()) {
+      alerts_.emplace(options.alerts);
+      next_alert_ = {};
+    }
+  }
 
   Result<GuardReport> run() {
     if (options_.limit_bytes > 0) {
@@ -74,6 +82,11 @@ class Guard {
     const std::int64_t killed_before = machine_oom_kills();
     PLIMSOLL_TRY_VOID(start());
     began_ = Clock::now();
+    if (auto opened = open_record(); !opened) {
+      end_all(SIGKILL);
+      reap_all(true);
+      return tl::unexpected(std::move(opened).error());
+    }
     auto watched = watch();
     if (!watched) {
       end_all(SIGKILL);
@@ -81,6 +94,7 @@ class Guard {
       return tl::unexpected(std::move(watched).error());
     }
     report_.seconds = std::chrono::duration<double>(Clock::now() - began_).count();
+    finish_alerts();
     report_.machine_oom_kills = std::max<std::int64_t>(machine_oom_kills() - killed_before, 0);
     PLIMSOLL_TRY_VOID(end_left_behind());
     if (cgroup_) {
@@ -166,7 +180,8 @@ class Guard {
   Result<void> watch() {
     auto next_look = Clock::now();
     for (;;) {
-      const auto left = std::chrono::ceil<milliseconds>(next_look - Clock::now());
+      const auto next = std::min(next_look, next_alert_);
+      const auto left = std::chrono::ceil<milliseconds>(next - Clock::now());
       const siginfo_t got = signals_.next(std::max(left, milliseconds{1}));
       report_.asked = report_.asked || (got.si_signo != 0 && got.si_signo != SIGCHLD);
       if (got.si_signo != 0 && got.si_signo != SIGCHLD && got.si_pid != 0) {
@@ -176,6 +191,7 @@ class Guard {
       if (ended_) {
         return {};
       }
+      PLIMSOLL_TRY_VOID(watch_alerts());
       if (const auto now = Clock::now(); now >= next_look) {
         PLIMSOLL_TRY_VOID(look(now));
         const Clock::time_point paced{std::chrono::nanoseconds(looker_.next_ns())};
@@ -194,7 +210,12 @@ class Guard {
     if (seen.close) {  // Between two of them, what processes share may count several times.
       const std::int64_t held = tree.unbacked();
       if (held > alert && !alerted_) {
-        tell(fmt::format("holds {}, more than {}", format_bytes(held), format_bytes(alert)));
+        const std::string text =
+            fmt::format("holds {}, more than {}", format_bytes(held), format_bytes(alert));
+        tell(text);
+        if (alerts_) {
+          alerts_->say(now, "size", options_.command[0] + " " + text);
+        }
       }
       alerted_ = held > alert;
       over_bytes_ = held > limit ? held : 0;
@@ -208,8 +229,90 @@ class Guard {
                       "kernel had to drop, and may be much slower so than ended",
                       stalls_.seconds(), format_bytes(options_.limit_bytes)));
     }
+    keep(now, seen);
     climb_.add(std::chrono::duration<double>(now - began_).count(), std::move(tree));
     return {};
+  }
+
+  // How much is left, and whether it is time to act. Reading that takes some 0.2 ms.
+  Result<void> watch_alerts() {
+    const auto now = Clock::now();
+    if (!alerts_ || now < next_alert_) {
+      return {};
+    }
+    std::int64_t held = cgroup_ ? unbacked_bytes(cgroup_->folder()) : 0;
+    if (!cgroup_) {
+      const std::int64_t limit = options_.limit_bytes == 0 ? INT64_MAX : options_.limit_bytes;
+      PLIMSOLL_TRY(const TreeLook seen, looker_.look(limit));
+      held = seen.tree.unbacked();
+    }
+    alert_pace_.time([&] {
+      const auto room = least_room(child_, held, options_.limit_bytes);
+      const Finding finding = record_ ? record_->watch().verdict() : Finding{};
+      if (room) {  // Else it has just ended.
+        alerts_->look(now, held, *room, options_.command[0], finding);
+      }
+    });
+    alerts_->poll(now);
+    if (const int signal = alerts_->act_signal(now); signal != 0) {
+      send(signal, now, held);
+    }
+    const Clock::time_point paced{std::chrono::nanoseconds(alert_pace_.next_ns(Pace::kHurried))};
+    next_alert_ = std::max(now + alerts_->pause(), paced);
+    return {};
+  }
+
+  void send(int signal, Clock::time_point now, std::int64_t held) {
+    const std::string text = fmt::format("holds {}, near its limit: {} is sent", format_bytes(held),
+                                         signal_text(signal));
+    signal == SIGKILL ? end_all(signal) : static_cast<void>(::kill(child_, signal));
+    if (!report_.stopped) {
+      report_.stopped = true;
+      report_.signal = signal;
+      deadline_ = now + options_.grace;
+    }
+    tell(text);
+    alerts_->say(now, "signal", options_.command[0] + " " + text);
+  }
+
+  // What is to be told still is, within the time that a command may take.
+  void finish_alerts() {
+    while (alerts_ && alerts_->busy()) {
+      static_cast<void>(signals_.next(milliseconds{50}));
+      reap_all(false);
+      alerts_->poll(Clock::now());
+    }
+  }
+
+  Result<void> open_record() {
+    if (options_.record.empty()) {
+      return {};
+    }
+    PLIMSOLL_TRY_VOID(make_directories(options_.record));
+    std::string words;
+    for (const std::string& word : options_.command) {
+      words += (words.empty() ? "" : " ") + word;
+    }
+    const auto file = std::filesystem::path(options_.record) / LookHistory::kFile;
+    PLIMSOLL_TRY(auto made, TreeRecord::open(file, child_, /*steps=*/false, words));
+    record_.emplace(std::move(made));
+    return {};
+  }
+
+  // A look a second is kept, and four near the limit.
+  void keep(Clock::time_point now, const TreeLook& seen) {
+    const std::int64_t limit = options_.limit_bytes;
+    const bool near = limit > 0 && seen.tree.unbacked() > limit - limit / kNearLimit;
+    if (!record_ || now - kept_ < (near ? kKeptNear : kKept)) {
+      return;
+    }
+    kept_ = now;
+    TreeLook look = seen;
+    look.root = read_resident(child_).value_or(Resident{});
+    look.root.anonymous = std::min(look.root.anonymous, look.tree.anonymous);
+    const double at = std::chrono::duration<double>(now - began_).count();
+    record_->add(std::move(look), at, {}, "",
+                 {.step = static_cast<std::int64_t>(at), .limit_bytes = limit});
   }
 
   // Asked once, then killed: at the deadline, or sooner when it grows by another tenth.
@@ -237,10 +340,14 @@ class Guard {
     return {};
   }
 
-  static void end_all(int signal) {
+  // All but the command of an alert.
+  void end_all(int signal) const {
+    const pid_t spared = alerts_ ? alerts_->group() : 0;
     const auto pids = descendants(::getpid());
     for (const int pid : pids ? *pids : std::vector<int>{}) {
-      ::kill(pid, signal);
+      if (spared <= 0 || ::getpgid(pid) != spared) {
+        ::kill(pid, signal);
+      }
     }
   }
 
@@ -255,6 +362,9 @@ class Guard {
       }
       if (pid <= 0) {
         return pid < 0;
+      }
+      if (alerts_ && alerts_->reaped(pid)) {
+        continue;
       }
       // Before it became the command, the child was a copy of the guard, and ru_maxrss knows that.
       const std::int64_t peak = std::int64_t{used.ru_maxrss} << 10;
@@ -274,6 +384,11 @@ class Guard {
   std::optional<MemoryCgroup> cgroup_;
   TreeLooker looker_{::getpid(), TreeLooker::Root::kLeftOut};
   Climb climb_;
+  std::optional<Alerts> alerts_;
+  Pace alert_pace_;
+  Clock::time_point next_alert_{Clock::time_point::max()};  // Never without alerts.
+  std::optional<TreeRecord> record_;
+  Clock::time_point kept_{};
   Stalls stalls_;
   Clock::time_point began_{};
   pid_t child_{-1};

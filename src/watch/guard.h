@@ -6,7 +6,8 @@
 // looks too. Else the command and all its descendants are looked at several times a second
 // (tree_look.h); over the limit it is asked to end, so that it may save its work, and is killed
 // when it goes on growing. Orphans of the command stay in the tree (they become children of the
-// guard), and what it leaves behind is ended with it.
+// guard), and what it leaves behind is ended with it. With signals of the user's (alerts.h) it is
+// ended before the limit, in a cgroup too: what is left is looked at every 5 to 250 ms.
 //
 // Threads: one call at a time, in a process with no other children; blocks SIGINT, SIGTERM, SIGHUP
 //          and SIGCHLD while it runs, and hands the first three on. The command is told when the
@@ -23,15 +24,18 @@
 
 #include "os/process_tree.h"
 #include "plimsoll/result.h"
+#include "watch/alerts.h"
 #include "watch/climb.h"
 
 namespace plimsoll {
 
 struct GuardOptions {
-  std::vector<std::string> command{};       ///< Looked up along PATH.
-  std::int64_t limit_bytes{0};              ///< 0: none, it is only watched.
-  std::int64_t alert_bytes{0};              ///< `tell` when it holds more than this; 0: never.
-  bool cgroup{true};                        ///< False: never made.
+  std::vector<std::string> command{};  ///< Looked up along PATH.
+  std::int64_t limit_bytes{0};         ///< 0: none, it is only watched.
+  std::int64_t alert_bytes{0};         ///< `tell` when it holds more than this; 0: never.
+  bool cgroup{true};                   ///< False: never made.
+  AlertOptions alerts{};               ///< Also by which signals it is ended before its limit.
+  std::string record{};  ///< Folder in which looks are kept (look_history.h); "": none.
   std::chrono::milliseconds interval{250};  ///< From the end of a look to the next, or longer.
   std::chrono::milliseconds grace{10'000};  ///< From being asked to end to being killed.
   std::function<void(const std::string&)> tell{};  ///< What happens meanwhile, in lines.
@@ -42,6 +46,7 @@ struct GuardReport {
   bool in_cgroup{false};    ///< The kernel held the limit.
   std::string no_cgroup{};  ///< Why it did not.
   bool stopped{false};      ///< The guard ended it for being over the limit.
+  int signal{0};            ///< The first that alerts sent it; 0: none.
   bool asked{false};        ///< A signal to end came from outside, and was handed on.
   TreeUse peak{};  ///< At the look that saw most: a sample, so the true peak may be higher.
   std::int64_t process_peak_bytes{0};  ///< Highest resident size of one process, by the kernel.
@@ -60,7 +65,8 @@ struct GuardReport {
   }
 };
 
-/// Errors: kNotFound, kIo when the command cannot be started; kIo when /proc cannot be read.
+/// Errors: kNotFound, kIo when the command cannot be started; kIo when /proc cannot be read, or the
+///         folder of `record` cannot be made.
 Result<GuardReport> run_guarded(const GuardOptions& options);
 
 }  // namespace plimsoll

@@ -14,11 +14,9 @@
 
 namespace plimsoll {
 
-void tell_progress(const std::string& text) noexcept {
-  const char* const path = std::getenv(ProgressNote::kVariable);
-  if (path == nullptr) {
-    return;
-  }
+namespace {
+
+void tell_note(const char* path, const std::string& text) noexcept {
   const int note = ::open(path, O_WRONLY | O_CLOEXEC);
   if (note < 0) {
     return;
@@ -30,8 +28,39 @@ void tell_progress(const std::string& text) noexcept {
   ::close(note);
 }
 
+std::string text_of(int note) {
+  std::array<char, ProgressNote::kBytesMost> page{};
+  static_cast<void>(::pread(note, page.data(), page.size() - 1, 0));
+  return page.data();
+}
+
+}  // namespace
+
+void tell_progress(const std::string& text) noexcept {
+  if (const char* const path = std::getenv(ProgressNote::kVariable); path != nullptr) {
+    tell_note(path, text);
+  }
+}
+
+bool is_progress_asked() noexcept {
+  return std::getenv(ProgressNote::kVariable) != nullptr;
+}
+
+std::string told_progress() {
+  const char* const path = std::getenv(ProgressNote::kVariable);
+  const int note = path == nullptr ? -1 : ::open(path, O_RDONLY | O_CLOEXEC);
+  if (note < 0) {
+    return "";
+  }
+  std::string text = text_of(note);
+  ::close(note);
+  return text;
+}
+
 Result<ProgressNote> ProgressNote::create() {
-  ProgressNote note(::memfd_create("plimsoll-progress", MFD_CLOEXEC));
+  const char* const around = std::getenv(kVariable);
+  ProgressNote note(::memfd_create("plimsoll-progress", MFD_CLOEXEC),
+                    around == nullptr ? "" : around);
   const auto path = fmt::format("/proc/{}/fd/{}", ::getpid(), note.descriptor_);
   if (note.descriptor_ < 0 || ::setenv(kVariable, path.c_str(), 1) != 0) {
     return fail_io(errno, "a note of how far a command has come");
@@ -40,7 +69,7 @@ Result<ProgressNote> ProgressNote::create() {
 }
 
 ProgressNote::ProgressNote(ProgressNote&& other) noexcept
-    : descriptor_(std::exchange(other.descriptor_, -1)) {}
+    : descriptor_(std::exchange(other.descriptor_, -1)), around_(std::move(other.around_)) {}
 
 ProgressNote::~ProgressNote() {
   if (descriptor_ >= 0) {
@@ -49,9 +78,11 @@ ProgressNote::~ProgressNote() {
 }
 
 std::string ProgressNote::read() const {
-  std::array<char, kBytesMost> page{};
-  static_cast<void>(::pread(descriptor_, page.data(), page.size() - 1, 0));
-  return page.data();
+  std::string text = text_of(descriptor_);
+  if (!around_.empty() && !text.empty()) {
+    tell_note(around_.c_str(), text);
+  }
+  return text;
 }
 
 }  // namespace plimsoll

@@ -62,6 +62,15 @@ Slope theil_sen(std::span<const Point> points) {
           .upper = near((pairs + spread) / 2)};
 }
 
+std::vector<Point> Trend::floors() const {
+  std::vector<Point> floors;
+  for (const Window& window : windows_) {
+    floors.push_back({.at = origin_ + static_cast<double>(window.number) * width_,
+                      .bytes = as_double(window.floor)});
+  }
+  return floors;
+}
+
 void Trend::add(double at, std::int64_t bytes) {
   if (windows_.empty()) {
     windows_.reserve(kWindowsMost);

@@ -97,6 +97,8 @@ class Trend {
     return windows_.empty() ? 0 : windows_.size() - 1;
   }
   [[nodiscard]] double width() const noexcept { return width_; }
+  /// (where it began, its floor) of each window, the one that is not over included.
+  [[nodiscard]] std::vector<Point> floors() const;
 
  private:
   struct Window {

@@ -20,7 +20,7 @@ constexpr double kThrashing = 0.1;     // Share of the time spent waiting for me
 
 Ending ending_of(const GuardReport& report) {
   const bool killed = report.status == kKilledStatus;
-  if (report.stopped) {
+  if (report.stopped && !(killed && report.oom_kills > 0)) {
     return Ending::kStopped;
   }
   if (report.oom_kills > 0 && report.status != 0) {
@@ -75,6 +75,12 @@ std::string thrashing(const GuardReport& report) {
 std::string ended(const GuardReport& report, std::int64_t limit_bytes, Ending ending) {
   switch (ending) {
     case Ending::kStopped:
+      if (report.signal != 0) {
+        return fmt::format("stopped by {} before {}: it held {}", signal_text(report.signal),
+                           limit_bytes > 0 ? "its limit of " + format_bytes(limit_bytes)
+                                           : std::string("memory ran out"),
+                           format_bytes(report.peak.bytes));
+      }
       return fmt::format("stopped: it held {}, over the limit of {}",
                          format_bytes(report.peak.bytes), format_bytes(limit_bytes));
     case Ending::kKilledForLimit:

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <optional>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -78,7 +79,13 @@ Watch::Watch(int pid, double width) : looker_(pid, TreeLooker::Root::kCounted) {
 
 Result<void> Watch::look(double at, const Inside& inside, std::string_view phase,
                          std::int64_t close_bytes) {
-  PLIMSOLL_TRY(seen_, looker_.look(close_bytes));
+  PLIMSOLL_TRY(TreeLook seen, looker_.look(close_bytes));
+  take(std::move(seen), at, inside, phase);
+  return {};
+}
+
+void Watch::take(TreeLook seen, double at, const Inside& inside, std::string_view phase) {
+  seen_ = std::move(seen);
   last_ns_ = now_ns();
   last_at_ = at;
   if (looks_++ == 0) {
@@ -94,7 +101,23 @@ Result<void> Watch::look(double at, const Inside& inside, std::string_view phase
       trends_[owner].add(at, bytes);
     }
   }
-  return {};
+}
+
+std::vector<PicturePoint> Watch::points() const {
+  std::vector<PicturePoint> points;
+  for (std::size_t owner = 0; owner < kOwnerCount; ++owner) {
+    const std::vector<Point> floors = trends_[owner].floors();
+    for (const Point& floor : floors) {
+      auto at = std::ranges::find(points, floor.at, &PicturePoint::x);
+      if (at == points.end()) {
+        at = points.insert(points.end(), {.x = floor.at});
+        at->owners.fill(-1);
+      }
+      at->owners[owner] = static_cast<std::int64_t>(floor.bytes);
+    }
+  }
+  std::ranges::sort(points, {}, &PicturePoint::x);
+  return points;
 }
 
 // What came in a phase is kept by owner, once the first windows are over.

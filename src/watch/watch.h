@@ -25,6 +25,7 @@
 
 #include "plimsoll/result.h"
 #include "watch/owners.h"
+#include "watch/picture.h"
 #include "watch/tree_look.h"
 #include "watch/trend.h"
 
@@ -83,8 +84,14 @@ class Watch {
   Result<void> look(double at, const Inside& inside, std::string_view phase = "",
                     std::int64_t close_bytes = INT64_MAX);
 
+  /// The same, of a look that was taken elsewhere.
+  void take(TreeLook seen, double at, const Inside& inside, std::string_view phase = "");
+
   /// From when on another look keeps to 1 % of a core; of the clock of now_ns().
   [[nodiscard]] std::int64_t next_ns() const noexcept { return looker_.next_ns(); }
+
+  /// Who held how much in each window of the trends: floors, at most Trend::kWindowsMost.
+  [[nodiscard]] std::vector<PicturePoint> points() const;
 
   [[nodiscard]] const TreeLook& seen() const noexcept { return seen_; }
   [[nodiscard]] const Holdings& holdings() const noexcept { return holdings_; }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The manifest of a run: whatever it holds, it is refused as damaged, or names one checkpoint
-// twice.
+// twice. Its looks and how its command ended: whatever they hold, there is an answer.
 #include <system_error>
 
 #include <unistd.h>
@@ -10,6 +10,7 @@
 
 #include "run/run_folder.h"
 #include "run/sealed_file.h"
+#include "run/why.h"
 #include "tests/fuzz/table.h"
 #include "tests/fuzz/target.h"
 
@@ -78,10 +79,68 @@ void manifest(std::span<const std::byte> bytes) {
   }
 }
 
+fs::path looks_file() {
+  return Run::get().folder().root() / LookHistory::kFile;
+}
+
+std::vector<std::string> look_seeds() {
+  {
+    auto history = LookHistory::open(looks_file(), {.pid = 7, .cgroup = "/a"}).or_throw();
+    for (std::int64_t at = 0; at < 40; ++at) {
+      history.add({.step = at, .phase = "train", .largest = {{.pid = 7, .name = "python"}}})
+          .or_throw();
+    }
+  }
+  std::string good = test::slurp(looks_file());
+  // Half the file, with looks at its end: short enough that most mutations meet one of them.
+  return {good.substr(0, 4096 + 40 * 256), good, "PLIF", std::string(5000, 'x')};
+}
+
+void looks(std::span<const std::byte> bytes) {
+  const std::string text = text_of(bytes);
+  test::spill(looks_file(), text);
+  const auto kept = LookHistory::read(looks_file());
+  if (!kept) {
+    if (kept.error().code != ErrorCode::kCorrupt) {
+      contradiction("looks", kept.error().to_string());
+    }
+    return;
+  }
+  for (std::size_t at = 1; at < kept->looks.size(); ++at) {
+    if (kept->looks[at].number <= kept->looks[at - 1].number) {
+      contradiction("looks", fmt::format("look {} twice", kept->looks[at].number));
+    }
+  }
+  static_cast<void>(who_grew(*kept));
+}
+
+std::vector<std::string> ending_seeds() {
+  return {R"({"command":["a"],"ending":"stopped","status":143,"limit_bytes":7,"advice":["b"]})",
+          R"({"ending":7,"advice":{"a":[1,"b"]},"status":1e400})", "[]", std::string(50'000, '[')};
+}
+
+void ending(std::span<const std::byte> bytes) {
+  const fs::path root = Run::get().folder().root();
+  test::spill(root / EndedCommand::kFile, text_of(bytes));
+  const auto read = read_ended(root);
+  const auto why = explain_end(root, KernelNow{});
+  if (!why) {
+    contradiction("ending", why.error().to_string());
+  }
+  if (read && why->summary.empty()) {
+    contradiction("ending", "no summary");
+  }
+  if (why->to_json().empty() || why->to_text().empty()) {
+    contradiction("ending", "no text");
+  }
+}
+
 }  // namespace
 
 std::vector<Target> run_targets() {
-  return {{"manifest", manifest_seeds, manifest}};
+  return {{"manifest", manifest_seeds, manifest},
+          {"looks", look_seeds, looks},
+          {"ending", ending_seeds, ending}};
 }
 
 }  // namespace plimsoll::fuzz

@@ -91,7 +91,7 @@ def test_the_command_ends_with_its_guard(program):
 
 
 @pytest.mark.parametrize(("words", "text"), [
-    (["--", "true"], "give --memory-limit, --alert or --restarts"),
+    (["--", "true"], "give --memory-limit, --alert, --restarts, --record or --signal"),
     (["--memory-limit", "much", "--", "true"], "--memory-limit"),
     (["--memory-limit", "1GiB", "--alert", "soon", "--", "true"], "--alert"),
     (["--memory-limit", "1GiB"], "COMMAND"),

@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A look as text for Prometheus.
+// Source: "Exposition formats", version 0.0.4, of the documentation of Prometheus.
+//
+// Threads: a pure function.   Memory: the text.
+#pragma once
+
+#include <string>
+
+#include "watch/room.h"
+#include "watch/watch.h"
+
+namespace plimsoll {
+
+/// `target`: the label of all lines. `step`: below 0 where there are no steps.
+[[nodiscard]] std::string metrics_text(const std::string& target, double step, Watch& watch,
+                                       const Room& room);
+
+}  // namespace plimsoll

@@ -1,0 +1,449 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "run/why.h"
+
+#include <algorithm>
+#include <array>
+#include <csignal>
+#include <cstring>
+#include <fstream>
+#include <map>
+#include <system_error>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "base/check.h"
+#include "os/cgroup.h"
+#include "plimsoll/bytes.h"
+#include "run/progress.h"
+
+namespace plimsoll {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::int64_t kGrownLeast = 16LL << 20;
+constexpr std::int64_t kNoBound = std::int64_t{1} << 60;  // As version 1 writes "none".
+
+// The least limit of this cgroup and those above it; 0: none.
+std::int64_t least_limit(fs::path folder) {
+  std::int64_t least = 0;
+  for (; folder.has_relative_path() && folder != "/sys/fs/cgroup"; folder = folder.parent_path()) {
+    for (const char* name : {"memory.max", "memory.limit_in_bytes"}) {
+      std::int64_t bytes = 0;
+      if (std::ifstream file(folder / name); file >> bytes && bytes > 0 && bytes < kNoBound) {
+        least = least == 0 ? bytes : std::min(least, bytes);
+      }
+    }
+  }
+  return least;
+}
+
+std::string doing(const std::string& phase) {
+  if (phase.empty() || phase == "train") {
+    return "while training";
+  }
+  if (phase == "starting") {
+    return "before the first step";
+  }
+  return phase == "evaluating" || phase == "paused" ? "while " + phase : "in phase " + phase;
+}
+
+std::string in_words(const Grower& one, bool epochs) {
+  return fmt::format("{}, PID {} ({}), grew {}{} {}", one.child ? "a worker" : "the process itself",
+                     one.pid, one.name, format_bytes(one.bytes),
+                     epochs ? fmt::format(" in epoch {}", one.epoch + 1) : "", doing(one.phase));
+}
+
+// "SIGSEGV (11)" of an exit status above 128.
+std::string signal_name(int status) {
+  const int signal = status - 128;
+  const char* const name = ::sigabbrev_np(signal);
+  return name == nullptr ? fmt::format("signal {}", signal)
+                         : fmt::format("SIG{} ({})", name, signal);
+}
+
+EndCause from_word(const RunStatus& status) {
+  static const std::map<std::string_view, EndCause> kCauses{
+      {"finished", EndCause::kFinished}, {"asked", EndCause::kAsked},
+      {"memory", EndCause::kPressure},   {"refused", EndCause::kRefused},
+      {"disk", EndCause::kDisk},         {"error", EndCause::kFailed}};
+  if (const auto at = kCauses.find(status.cause); at != kCauses.end()) {
+    return at->second;
+  }
+  return status.status == "finished"  ? EndCause::kFinished
+         : status.status == "stopped" ? EndCause::kAsked
+                                      : EndCause::kFailed;
+}
+
+// The folder is locked a moment longer.
+bool has_last_word(const RunStatus& status) {
+  return status.status == "finished" || status.status == "stopped" || status.status == "failed";
+}
+
+class Explanation {
+ public:
+  Explanation(Why& why, const KernelNow& kernel) : why_(why), kernel_(kernel) {}
+
+  void find() {
+    const KeptLook* const last = why_.last_look();
+    why_.grower = who_grew(why_.kept);
+    if (why_.run && why_.run->alive && !has_last_word(why_.run->status)) {
+      why_.cause = EndCause::kRunning;
+      why_.summary = fmt::format("runs: process {} is at step {}", why_.run->pid,
+                                 format_count(why_.run->status.step));
+    } else if (why_.run && why_.run->status.status == "failed" && why_.command &&
+               why_.command->oom_kills > 0) {
+      seen_by_guard(*why_.command);  // It lived on when a worker was killed, and failed of that.
+      say("its last word: " + why_.run->status.message);
+    } else if (why_.run && why_.run->status.status != "interrupted") {
+      own_word(why_.run->status);
+    } else if (why_.command) {
+      seen_by_guard(*why_.command);
+    } else {
+      without_a_word(last);
+    }
+    add_looks(last);
+    add_commit();
+  }
+
+ private:
+  void say(std::string line) { why_.evidence.push_back(std::move(line)); }
+
+  // Who ended it in other words than its own: a guard's signal reads as a stop that was asked for.
+  void own_word(const RunStatus& status) {
+    why_.cause = from_word(status);
+    const std::string at = fmt::format("at step {}", format_count(status.step));
+    if (why_.cause == EndCause::kAsked && why_.command && why_.command->ending == "stopped") {
+      why_.cause = EndCause::kStopped;
+      why_.summary =
+          fmt::format("stopped by `plimsoll run` before its limit of {}, with a commit {}",
+                      format_bytes(why_.command->limit_bytes), at);
+      why_.advice = why_.command->advice;
+      return;
+    }
+    switch (why_.cause) {
+      case EndCause::kFinished:
+        why_.summary = "finished " + at;
+        break;
+      case EndCause::kAsked:
+        why_.summary = fmt::format("stopped by hand {}: {}", at, status.message);
+        break;
+      case EndCause::kPressure:
+        why_.summary =
+            fmt::format("stopped itself {} before memory ran out: {}", at, status.message);
+        break;
+      case EndCause::kRefused:
+        why_.summary = fmt::format("refused memory {}: {}", at, status.message);
+        break;
+      case EndCause::kDisk:
+        why_.summary = fmt::format("failed {}, as the disk is full: {}", at, status.message);
+        why_.advice.emplace_back("free disk space, and start it again: it goes on from its commit");
+        break;
+      default:
+        why_.summary = fmt::format("failed {}: {}", at, status.message);
+        if (killed_in_cgroup() > 0 && kernel_.cgroup_limit_bytes > 0) {
+          why_.cause = EndCause::kKilledCgroup;
+          why_.summary = fmt::format("a process of it was killed by the kernel: {}; it {}",
+                                     whose_cgroup(*why_.last_look()), why_.summary);
+        }
+    }
+  }
+
+  void seen_by_guard(const EndedCommand& command) {
+    const std::string limit = format_bytes(command.limit_bytes);
+    if (command.ending == "killed_for_limit") {
+      why_.cause = EndCause::kKilledAtLimit;
+      why_.summary =
+          fmt::format("killed by the kernel at the limit of {} that `plimsoll run` set", limit);
+    } else if (command.ending == "stopped") {
+      why_.cause = EndCause::kStopped;
+      why_.summary = fmt::format("ended by `plimsoll run` at its limit of {}", limit);
+    } else if (command.ending == "machine_full") {
+      why_.cause = EndCause::kKilledMachine;
+      why_.summary = "killed by the kernel: the machine had no memory left";
+    } else if (command.ending == "killed") {
+      why_.cause = EndCause::kKilled;
+      why_.summary = "killed with SIGKILL by somebody, and not for memory";
+    } else if (command.asked) {
+      why_.cause = EndCause::kAsked;
+      why_.summary = "asked to end by a signal";
+    } else if (command.status > 128) {
+      why_.cause = EndCause::kFailed;
+      why_.summary = fmt::format("ended by {}, and not for memory", signal_name(command.status));
+    } else if (why_.run) {  // The lock is gone, and no last word: its process has ended by itself.
+      why_.cause = EndCause::kFailed;
+      why_.summary = fmt::format("ended with status {} and without a last word", command.status);
+    } else {
+      why_.cause = command.status == 0 ? EndCause::kFinished : EndCause::kFailed;
+      why_.summary = command.status == 0 ? std::string("finished with status 0")
+                                         : fmt::format("failed with status {}", command.status);
+    }
+    say("`plimsoll run`: " + command.summary);
+    why_.advice = command.advice;
+    if (command.ending == "done" && command.oom_kills > 0) {
+      say(fmt::format("the kernel killed {} of its processes for memory", command.oom_kills));
+    }
+  }
+
+  [[nodiscard]] std::int64_t killed_in_cgroup() const {
+    const KeptLook* const last = why_.last_look();
+    const auto first = std::ranges::find(why_.kept.looks, why_.kept.life.number, &KeptLook::life);
+    if (last == nullptr || kernel_.booted != last->booted) {
+      return 0;
+    }
+    return std::max<std::int64_t>(
+        0, kernel_.cgroup_oom_kills.value_or(last->cgroup_oom_kills) - first->cgroup_oom_kills);
+  }
+
+  // The kernel's own line on a process of the last look.
+  [[nodiscard]] const KernelKill* logged(const KeptLook& last) const {
+    if (!kernel_.log) {
+      return nullptr;
+    }
+    for (auto kill = kernel_.log->rbegin(); kill != kernel_.log->rend(); ++kill) {
+      const double at = kill->seconds + static_cast<double>(last.booted);
+      const bool ours = kill->pid == why_.kept.life.pid ||
+                        std::ranges::count(last.largest, kill->pid, &KeptLook::Process::pid) > 0;
+      if (ours && at > why_.kept.life.began - 1) {
+        return &*kill;
+      }
+    }
+    return nullptr;
+  }
+
+  // Neither the run nor a guard has said anything.
+  void without_a_word(const KeptLook* last) {
+    why_.cause = EndCause::kKilled;
+    if (last == nullptr) {
+      why_.summary = "ended without a word, and no looks were kept";
+      return;
+    }
+    if (kernel_.booted != last->booted) {
+      why_.cause = EndCause::kRestarted;
+      why_.summary = "ended when the machine was restarted, or lost its power";
+      return;
+    }
+    const KernelKill* const kill = logged(*last);
+    const std::int64_t in_cgroup = killed_in_cgroup();
+    const std::int64_t on_machine = kernel_.machine_oom_kills - last->machine_oom_kills;
+    if (kill != nullptr) {
+      say(fmt::format("the kernel's log: process {} ({}) was killed, {} of its own", kill->pid,
+                      kill->name, format_bytes(kill->anonymous_bytes)));
+    }
+    const bool bounded = kernel_.cgroup_limit_bytes > 0;
+    if (kill != nullptr ? kill->of_cgroup : in_cgroup > 0 && bounded) {
+      why_.cause = EndCause::kKilledCgroup;
+      why_.summary = "killed by the kernel: " + whose_cgroup(*last);
+    } else if (kill != nullptr || in_cgroup > 0) {
+      why_.cause = EndCause::kKilledMachine;
+      why_.summary = "killed by the kernel: the machine had no memory left";
+    } else if (on_machine > 0) {
+      why_.cause = EndCause::kKilledMachine;
+      why_.summary = fmt::format(
+          "probably killed by the kernel, which has killed {} for memory since the last look",
+          on_machine == 1 ? "a process" : fmt::format("{} processes", on_machine));
+    } else {
+      why_.summary =
+          "killed by somebody (SIGKILL), or crashed; not for memory, by the kernel's counters";
+    }
+    if (in_cgroup > 0) {
+      say(fmt::format("oom_kill of its cgroup rose by {} since the program began", in_cgroup));
+    }
+    if (kill == nullptr) {
+      say(kernel_.log ? "the kernel's log names no process of it"
+                      : "the kernel's log may not be read (it takes root)");
+    }
+  }
+
+  [[nodiscard]] std::string whose_cgroup(const KeptLook& last) const {
+    std::string text = "the cgroup of the job";
+    if (kernel_.cgroup_limit_bytes > 0) {
+      text += fmt::format(" (limit {})", format_bytes(kernel_.cgroup_limit_bytes));
+    }
+    const bool another = last.limit_bytes > 0 && last.limit_bytes != kernel_.cgroup_limit_bytes;
+    return another
+               ? fmt::format("{}, not this run's limit of {}", text, format_bytes(last.limit_bytes))
+               : text;
+  }
+
+  void add_looks(const KeptLook* last) {
+    if (last == nullptr) {
+      return;
+    }
+    if (why_.grower && (why_.memory() || why_.cause == EndCause::kRunning)) {
+      why_.summary += "; " + in_words(*why_.grower, why_.run.has_value());
+    }
+    const Finding finding = finding_of(*last);
+    if (finding.course == Course::kLeak || finding.course == Course::kRetention) {
+      say("last verdict: " + finding.text(why_.kept.life.steps ? "step" : "second"));
+      const auto advice = finding.advice();
+      if (why_.memory() || why_.cause == EndCause::kRunning) {
+        why_.advice.insert(why_.advice.begin(), advice.begin(), advice.end());
+      }
+    }
+    std::string held = fmt::format("last look: {} held", format_bytes(last->held_bytes));
+    if (last->limit_bytes > 0) {
+      held += fmt::format(" of a limit of {}", format_bytes(last->limit_bytes));
+    }
+    std::vector<std::pair<std::int64_t, const char*>> owners;
+    for (std::size_t at = 0; at < kOwnerCount; ++at) {
+      const auto owner = static_cast<Owner>(at);
+      if (last->owners[at] > 0 && owner != Owner::kFiles && owner != Owner::kPageTables) {
+        owners.emplace_back(last->owners[at], owner_name(owner));
+      }
+    }
+    std::ranges::sort(owners, std::ranges::greater{});
+    constexpr std::size_t kSaid = 4;
+    for (std::size_t at = 0; at < std::min(kSaid, owners.size()); ++at) {
+      held += fmt::format("{}{} {}", at == 0 ? ": " : ", ", owners[at].second,
+                          format_bytes(owners[at].first));
+    }
+    say(held);
+  }
+
+  void add_commit() {
+    if (!why_.run || why_.cause == EndCause::kRunning) {
+      return;
+    }
+    const std::int64_t step = why_.run->status.checkpoint_step;
+    say(step < 0 ? "nothing was committed: a new start begins again"
+                 : fmt::format("committed: step {}; a new start goes on from there",
+                               format_count(step)));
+  }
+
+  Why& why_;
+  const KernelNow& kernel_;
+};
+
+}  // namespace
+
+const char* cause_name(EndCause cause) noexcept {
+  constexpr std::array<const char*, 13> kNames{"running",
+                                               "finished",
+                                               "asked",
+                                               "pressure",
+                                               "refused",
+                                               "stopped",
+                                               "killed_at_limit",
+                                               "killed_in_cgroup",
+                                               "killed_on_machine",
+                                               "killed",
+                                               "disk",
+                                               "failed",
+                                               "restarted"};
+  return kNames[static_cast<std::size_t>(cause)];
+}
+
+bool Why::memory() const noexcept {
+  constexpr std::array kMemory{EndCause::kPressure,     EndCause::kRefused,
+                               EndCause::kStopped,      EndCause::kKilledAtLimit,
+                               EndCause::kKilledCgroup, EndCause::kKilledMachine};
+  return std::ranges::count(kMemory, cause) > 0;
+}
+
+bool Why::incident() const noexcept {
+  return cause != EndCause::kRunning && cause != EndCause::kFinished && cause != EndCause::kAsked;
+}
+
+const KeptLook* Why::last_look() const noexcept {
+  return kept.looks.empty() || kept.looks.back().life != kept.life.number ? nullptr
+                                                                          : &kept.looks.back();
+}
+
+Finding finding_of(const KeptLook& look) {
+  Finding finding{
+      .course = look.course, .owner = look.owner, .bytes_per_unit = look.bytes_per_unit};
+  if (finding.course == Course::kLeak && look.phase != "train") {
+    finding.phase = look.phase;
+  }
+  return finding;
+}
+
+std::optional<Grower> who_grew(const LookHistory::Kept& kept) {
+  if (kept.looks.empty()) {
+    return std::nullopt;
+  }
+  struct Rise {
+    Grower grower{};
+    std::int64_t before{0};
+    double began{0};
+    std::map<std::pair<std::int32_t, std::string>, std::int64_t> parts{};
+  };
+  std::map<int, Rise> seen;  // By pid: at most kProcessesMost for each look of the history.
+  for (const KeptLook& look : kept.looks) {
+    if (look.life != kept.life.number) {
+      continue;
+    }
+    for (const auto& process : look.largest) {
+      auto [at, is_new] = seen.try_emplace(process.pid);
+      Rise& one = at->second;
+      if (is_new) {
+        one.grower = {.pid = process.pid, .child = process.pid != kept.life.pid};
+        one.before = process.bytes;
+        one.began = look.time;
+      }
+      one.grower.name = process.name;
+      one.grower.bytes += process.bytes - one.before;
+      one.grower.seconds = look.time - one.began;
+      one.parts[{look.epoch, look.phase}] += process.bytes - one.before;
+      one.before = process.bytes;
+    }
+  }
+  const KeptLook& last = kept.looks.back();
+  std::optional<Grower> most;
+  for (auto& [pid, one] : seen) {
+    const bool there = std::ranges::count(last.largest, pid, &KeptLook::Process::pid) > 0;
+    if (!there || one.grower.bytes < std::max(kGrownLeast, most ? most->bytes + 1 : 0)) {
+      continue;
+    }
+    const auto part =
+        std::ranges::max_element(one.parts, {}, [](const auto& entry) { return entry.second; });
+    one.grower.epoch = part->first.first;
+    one.grower.phase = part->first.second;
+    most = one.grower;
+  }
+  return most;
+}
+
+KernelNow kernel_now(const fs::path& cgroup) {
+  KernelNow now{.booted = boot_seconds(), .machine_oom_kills = machine_oom_kills()};
+  if (!cgroup.empty()) {
+    now.cgroup_oom_kills = oom_kills_in(cgroup);
+    now.cgroup_limit_bytes = least_limit(cgroup);
+  }
+  now.log = kernel_kills();
+  return now;
+}
+
+Result<Why> explain_end(const fs::path& root) {
+  const auto kept = LookHistory::read(root / LookHistory::kFile);
+  return explain_end(root, kernel_now(kept ? kept->life.cgroup : ""));
+}
+
+Result<Why> explain_end(const fs::path& root, const KernelNow& kernel) {
+  Why why;
+  if (auto kept = LookHistory::read(root / LookHistory::kFile)) {
+    why.kept = std::move(*kept);
+  } else if (kept.error().code == ErrorCode::kCorrupt) {
+    why.evidence.push_back(kept.error().to_string());
+  }
+  why.command = read_ended(root);
+  if (RunFolder::is_run(root)) {
+    PLIMSOLL_TRY(why.run, RunFolder::view(root));
+  } else if (!why.command && why.kept.life.number == 0) {
+    return fail(ErrorCode::kNotFound,
+                root.string() + ": neither a run nor a folder of `plimsoll run --record`",
+                "name the folder of a run; `plimsoll info PATH` says what is there");
+  }
+  std::error_code ignored;
+  if (!why.run && !why.command && fs::exists(fmt::format("/proc/{}", why.kept.life.pid), ignored)) {
+    why.cause = EndCause::kRunning;
+    why.summary = fmt::format("runs: process {}", why.kept.life.pid);
+    return why;
+  }
+  Explanation(why, kernel).find();
+  return why;
+}
+
+}  // namespace plimsoll

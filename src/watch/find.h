@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// find_trainers: processes that train, found by what they are: torch is mapped, or the lock of a
+// run's folder is held. Never by their names: a path with "train" in it is no training.
+//
+// Threads: pure functions over files.   Memory: kTrainersMost of a few hundred bytes.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "plimsoll/result.h"
+
+namespace plimsoll {
+
+inline constexpr std::size_t kTrainersMost = 256;
+
+struct Trainer {
+  int pid{0};
+  int parent{0};
+  std::string command{};        ///< Cut to 200 bytes.
+  std::filesystem::path run{};  ///< Whose lock it holds; empty: none.
+  bool torch{false};
+  std::int64_t resident_bytes{0};  ///< Anonymous and shared memory of the process alone.
+};
+
+/// The topmost of each tree (workers and ranks are below it), the largest first. Processes that may
+/// not be read are left out, and this one.   Errors: kIo when /proc cannot be listed.
+[[nodiscard]] Result<std::vector<Trainer>> find_trainers(
+    const std::filesystem::path& proc = "/proc");
+
+}  // namespace plimsoll
