@@ -202,7 +202,7 @@ void Recorder::look(State& state, std::string_view phase) {
   state.step = std::max(state.step, status.step);
   const bool ended =
       status.status == "finished" || status.status == "stopped" || status.status == "failed";
-  const std::string_view doing = ended                        ? "ending"
+  const std::string_view doing = ended                        ? kEndingPhase
                                  : !phase.empty()             ? phase
                                  : status.status == "running" ? "train"
                                                               : std::string_view(status.status);

@@ -192,8 +192,9 @@ class Explanation {
     if (last == nullptr || kernel_.booted != last->booted) {
       return 0;
     }
+    const std::int64_t counted = why_.kept.looks.back().cgroup_oom_kills;  // Also while it ended.
     return std::max<std::int64_t>(
-        0, kernel_.cgroup_oom_kills.value_or(last->cgroup_oom_kills) - first->cgroup_oom_kills);
+        0, kernel_.cgroup_oom_kills.value_or(counted) - first->cgroup_oom_kills);
   }
 
   // The kernel's own line on a process of the last look.
@@ -347,8 +348,13 @@ bool Why::incident() const noexcept {
 }
 
 const KeptLook* Why::last_look() const noexcept {
-  return kept.looks.empty() || kept.looks.back().life != kept.life.number ? nullptr
-                                                                          : &kept.looks.back();
+  const KeptLook* last = nullptr;
+  for (const KeptLook& look : kept.looks) {
+    if (look.life == kept.life.number && (last == nullptr || look.phase != kEndingPhase)) {
+      last = &look;
+    }
+  }
+  return last;
 }
 
 Finding finding_of(const KeptLook& look) {
@@ -370,11 +376,13 @@ std::optional<Grower> who_grew(const LookHistory::Kept& kept) {
     double began{0};
     std::map<std::pair<std::int32_t, std::string>, std::int64_t> parts{};
   };
+  const KeptLook* last = nullptr;
   std::map<int, Rise> seen;  // By pid: at most kProcessesMost for each look of the history.
   for (const KeptLook& look : kept.looks) {
-    if (look.life != kept.life.number) {
+    if (look.life != kept.life.number || look.phase == kEndingPhase) {
       continue;
     }
+    last = &look;
     for (const auto& process : look.largest) {
       auto [at, is_new] = seen.try_emplace(process.pid);
       Rise& one = at->second;
@@ -390,10 +398,9 @@ std::optional<Grower> who_grew(const LookHistory::Kept& kept) {
       one.before = process.bytes;
     }
   }
-  const KeptLook& last = kept.looks.back();
   std::optional<Grower> most;
   for (auto& [pid, one] : seen) {
-    const bool there = std::ranges::count(last.largest, pid, &KeptLook::Process::pid) > 0;
+    const bool there = std::ranges::count(last->largest, pid, &KeptLook::Process::pid) > 0;
     if (!there || one.grower.bytes < std::max(kGrownLeast, most ? most->bytes + 1 : 0)) {
       continue;
     }

@@ -69,7 +69,7 @@ struct Why {
   [[nodiscard]] bool memory() const noexcept;
   /// Whether it ended as nobody wished: false while it runs, when it finished or was asked to end.
   [[nodiscard]] bool incident() const noexcept;
-  /// The last look of the newest life; nullptr where there is none.
+  /// The last look of the newest life before it ended; nullptr where there is none.
   [[nodiscard]] const KeptLook* last_look() const noexcept;
   [[nodiscard]] std::string to_json() const;
   [[nodiscard]] std::string to_text() const;

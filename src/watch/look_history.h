@@ -25,6 +25,9 @@
 
 namespace plimsoll {
 
+/// The phase of a look that a run takes after its last step, when its workers have ended.
+inline constexpr const char* kEndingPhase = "ending";
+
 /// One look, as it is kept: bytes to the KiB, names cut to 15 characters.
 struct KeptLook {
   static constexpr std::size_t kProcessesMost = 4;
