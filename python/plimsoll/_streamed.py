@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     import torch
 
 _FILE = "frozen.safetensors"
-_CACHES = ("past_key_value", "past_key_values", "layer_past")
+_CONVERTED = {"float64", "float32", "float16", "bfloat16"}  # To one another.
+_CACHES = ("cache", "past_key_value", "past_key_values", "layer_past")  # Of keys and values: transformers' names.
 
 
 def stream_frozen(model: torch.nn.Module, files: str | os.PathLike[str] | Iterable[str | os.PathLike[str]] | None = None,
@@ -34,9 +35,11 @@ def stream_frozen(model: torch.nn.Module, files: str | os.PathLike[str] | Iterab
                   directory: str | os.PathLike[str] | None = None) -> StreamedWeights:
     """Leaves the frozen weights of the model's blocks on disk, and reads them ahead of use through a few slots.
 
-        model = transformers.AutoModelForCausalLM.from_pretrained("DIR", dtype="auto")   # Maps the files.
+        config = transformers.AutoConfig.from_pretrained("DIR")
+        with accelerate.init_empty_weights():  # Or .from_pretrained("DIR", dtype="auto"), which maps the files.
+            model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
         model.requires_grad_(False)
-        plimsoll.stream_frozen(model, "DIR")
+        plimsoll.stream_frozen(model, "DIR")  # Reads what is to be in memory; ties what is tied.
         model = peft.get_peft_model(model, peft.LoraConfig(target_modules="all-linear"))  # Or before.
 
     Blocks are the modules of every torch.nn.ModuleList whose entries are of one type, outermost first. Of them
@@ -49,7 +52,8 @@ def stream_frozen(model: torch.nn.Module, files: str | os.PathLike[str] | Iterab
              trained ones, are read from `files`.
     files:   safetensors files or their folder, with the values the model has; None: they are written once to
              `directory`. Names are the model's; PEFT's additions to them, and what stands before them, are
-             overlooked.
+             overlooked. A floating dtype other than the model's is converted as it is read, 32 KiB at a time and to
+             the bits of Tensor.to(): never are both there whole.
     weights: "resident": they are read into memory leased for tensors; "streamed"; "auto": resident where they
              take at most half of what the governor has free. Bits do not depend on it.
     slots:   blocks in memory at a time: 2 or more.
@@ -71,6 +75,8 @@ def stream_frozen(model: torch.nn.Module, files: str | os.PathLike[str] | Iterab
     governor = Governor.current()
     if governor is None:
         raise ValueError("stream_frozen: there is no Governor that its memory is leased from: make one first, or a Run")
+    if hasattr(model, "tie_weights") and any(one.is_meta for one in model.parameters()):
+        model.tie_weights()  # Of transformers: from_pretrained() does it when it has loaded, and from_config() not at all.
     blocks = _blocks_of(model)
     if not blocks:
         raise ValueError("model: it has no torch.nn.ModuleList of two or more modules of one type with parameters "
@@ -248,7 +254,7 @@ class _Block:
         def streamed(*args: Any, **kwargs: Any) -> Any:
             if not is_grad_enabled():
                 return once(forward, *args, **kwargs)
-            kwargs.update({name: None for name in _CACHES if kwargs.get(name) is not None})
+            kwargs.update({name: None for name in _CACHES if _is_cache(kwargs.get(name))})
             if kwargs.get("use_cache"):
                 kwargs["use_cache"] = False
             calls = iter([turn])
@@ -256,6 +262,11 @@ class _Block:
 
         self.module.forward = streamed
         return streamed
+
+
+def _is_cache(value: Any) -> bool:
+    """Of transformers', or the tuples of its older models."""
+    return isinstance(value, tuple) or hasattr(value, "get_seq_length")
 
 
 def _blocks_of(model: Any) -> list[_Block]:
@@ -312,9 +323,10 @@ def _place_of(owned: _Owned, places: dict[str, Place]) -> Place:
             raise ValueError(f"files: none has {plain}, a frozen parameter of the model")
         found = ends[0]
     kind = str(owned.dtype).removeprefix("torch.")
-    if (found.dtype, found.shape) != (kind, tuple(owned.shape)):
+    if found.shape != tuple(owned.shape) or (found.dtype != kind and not {found.dtype, kind} <= _CONVERTED):
         raise ValueError(f"files: {found.name} of {found.path} is {found.dtype} {list(found.shape)}, and the model's is "
-                         f"{kind} {list(owned.shape)}: load it with dtype=\"auto\", or leave files out")
+                         f"{kind} {list(owned.shape)}: these are the files of another model")
+    found.wanted = kind if found.dtype != kind else ""
     return found
 
 

@@ -3,7 +3,7 @@
 
 Source: github.com/huggingface/safetensors, README, "Format": u64 header length | JSON header | tensor bytes.
 
-Threads: WeightReader is single-owner.   Memory: headers; a reader has one piece of a file, PIECE bytes.
+Threads: WeightReader is single-owner.   Memory: headers; a reader has one piece of a file, READER_BYTES in all.
 """
 from __future__ import annotations
 
@@ -24,8 +24,11 @@ from .errors import CorruptError, NotFoundError
 if TYPE_CHECKING:
     import torch
 
-PIECE = 4 << 20
+_PIECE = 4 << 20
+_CONVERTED = 32 << 10  # Bytes converted at a time: fewer numbers than torch would share among threads.
+READER_BYTES = _PIECE + _CONVERTED
 _PAGE = 4096  # What direct reads are multiples of.
+_NUMBER = 8  # Bytes of the widest one.
 _HEADER_MAX = 100_000_000
 _KINDS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64", "I32": "int32",
           "I16": "int16", "I8": "int8", "U8": "uint8", "BOOL": "bool"}
@@ -43,10 +46,21 @@ class Place:
     dtype: str
     """As torch calls it: "bfloat16"."""
     shape: tuple[int, ...]
+    wanted: str = ""
+    """The dtype it is to have in memory; "": the same."""
     checksum: int = -1
-    """CRC-32C, when it was read last; −1: never. Written by who reads."""
+    """CRC-32C of the file's bytes, when they were read last; −1: never. Written by who reads."""
     expected: int = -1
     """What it must be; −1: nobody knows yet. Written by expect()."""
+
+    @property
+    def memory_bytes(self) -> int:
+        """Of its numbers in memory."""
+        import torch
+
+        if not self.wanted:
+            return self.size
+        return self.size // getattr(torch, self.dtype).itemsize * getattr(torch, self.wanted).itemsize
 
     def expect(self, checksum: int) -> None:
         """Errors: CorruptError where another was read; else whoever reads it will meet that."""
@@ -142,30 +156,52 @@ class WeightReader:
 
     def __init__(self) -> None:
         self._files: dict[pathlib.Path, int] = {}
-        self._piece = mmap.mmap(-1, PIECE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self._piece = mmap.mmap(-1, _PIECE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self._view = np.frombuffer(self._piece, dtype=np.uint8)
+        self._aligned = np.empty(_CONVERTED, dtype=np.uint8)
 
     def read(self, place: Place, into: np.ndarray) -> None:
-        """All of a tensor, uint8 [size]. The first time its checksum is kept in `place`, and afterwards compared.
+        """All of a tensor, uint8 [memory_bytes], converted to the dtype that is wanted as Tensor.to() does.
 
+        The first time its checksum is kept in `place`, and afterwards compared.
         Errors: CorruptError naming file and tensor; OSError.
         """
-        done, checksum = 0, 0
+        done, made, checksum = 0, 0, 0
         while done < place.size:
             at = place.begin + done
             first = at // _PAGE * _PAGE
-            span = min(PIECE, -(-(at - first + place.size - done) // _PAGE) * _PAGE)
+            span = min(_PIECE, -(-(at - first + place.size - done) // _PAGE) * _PAGE)
             got = os.preadv(self._file(place.path), [memoryview(self._piece)[:span]], first)
             size = min(got - (at - first), place.size - done)
+            if size < place.size - done:
+                size -= size % _NUMBER  # Numbers are not cut.
             if size <= 0:
                 raise CorruptError(f"{place.path}: was cut off within {place.name}")
             piece = self._view[at - first:at - first + size]
-            into[done:done + size] = piece
-            checksum = _core.crc32c(into[done:done + size], checksum)
+            if place.wanted:
+                made += self._convert(piece, place, into[made:])
+                checksum = _core.crc32c(piece, checksum)
+            else:
+                into[done:done + size] = piece
+                checksum = _core.crc32c(into[done:done + size], checksum)
             done += size
         place.compare(checksum)
         place.checksum = checksum
         place.compare(checksum)  # With what has come to be expected meanwhile.
+
+    def _convert(self, piece: np.ndarray, place: Place, into: np.ndarray) -> int:
+        """Bytes that a piece of numbers has become."""
+        import torch
+
+        kind, made = getattr(torch, place.wanted), 0
+        for begin in range(0, len(piece), _CONVERTED):
+            part = self._aligned[:min(_CONVERTED, len(piece) - begin)]
+            part[:] = piece[begin:begin + len(part)]  # It may begin anywhere in the file.
+            numbers = torch.from_numpy(part).view(getattr(torch, place.dtype))
+            size = numbers.numel() * kind.itemsize
+            torch.from_numpy(into[made:made + size]).view(kind).copy_(numbers)
+            made += size
+        return made
 
     def _file(self, path: pathlib.Path) -> int:
         if path not in self._files:

@@ -22,9 +22,10 @@ from typing import Any
 import numpy as np
 
 from ._memory import Governor, format_bytes
-from ._weight_files import PIECE, Place, WeightReader
+from ._weight_files import READER_BYTES, Place, WeightReader
 from .errors import BudgetExceeded
 
+_PATIENCE = 1.0  # Seconds, before slots that are in use are an error.
 _ALIGNED = 64  # Bytes: tensors begin there, as torch's own do, and kernels compute the same.
 
 
@@ -43,9 +44,9 @@ class WeightRing:
     def __init__(self, blocks: Sequence[Sequence[Place]], slots: int, governor: Governor) -> None:
         """Errors: BudgetExceeded naming what is leased."""
         self._blocks = blocks
-        size = max(sum(_aligned(place.size) for place in block) for block in blocks)
+        size = max(sum(_aligned(place.memory_bytes) for place in block) for block in blocks)
         slots = min(slots, len(blocks))
-        self.bytes = slots * -(-size // mmap.PAGESIZE) * mmap.PAGESIZE + PIECE
+        self.bytes = slots * -(-size // mmap.PAGESIZE) * mmap.PAGESIZE + READER_BYTES
         """That are leased."""
         try:
             self._lease = governor.reserve(self.bytes)
@@ -80,24 +81,34 @@ class WeightRing:
         with self._changed:
             self._wanted = [block, *after]
             self._changed.notify_all()
-            slot, began = self._slot_of(block), time.monotonic()
+            slot, began, patience = self._slot_of(block), time.monotonic(), 0.0
             while slot is None:
                 if self._error is not None:
                     raise self._error
                 if self._closed:
                     raise RuntimeError("stream_frozen: the weights were closed, and the model cannot run any more")
-                if all(one.users for one in self._slots):
-                    gc.collect()
-                    if all(one.users for one in self._slots):
+                if self._all_in_use():
+                    # A collection under way in another thread has collect() return at once, and may be about to let
+                    # a slot go: it waits for the lock that is held here.
+                    patience = patience or time.monotonic() + _PATIENCE
+                    if time.monotonic() > patience:
                         raise RuntimeError(
                             f"stream_frozen: all {len(self._slots)} slots are in use, and none is left for block "
                             f"{block}: something keeps weights of blocks that have run, such as a graph without "
                             "backward; let it go, or say slots=3 or more")
+                    self._changed.wait(_PATIENCE / 20)
+                    slot = self._slot_of(block)
+                    continue
                 self._changed.notify_all()  # A slot may have come free while the other thread looked.
                 self._changed.wait()
                 slot = self._slot_of(block)
             self.stall_seconds += time.monotonic() - began
             return self._tensors(slot)
+
+    def _all_in_use(self) -> bool:
+        if all(one.users for one in self._slots):
+            gc.collect()
+        return all(one.users for one in self._slots)
 
     def _slot_of(self, block: int) -> _Slot | None:
         return next((one for one in self._slots if one.block == block and not one.reading), None)
@@ -110,8 +121,8 @@ class WeightRing:
         weakref.finalize(array, self._let_go, slot).atexit = False
         whole, made, at = torch.from_numpy(array), [], 0
         for place in self._blocks[slot.block]:
-            made.append(whole[at:at + place.size])
-            at += _aligned(place.size)
+            made.append(whole[at:at + place.memory_bytes])
+            at += _aligned(place.memory_bytes)
         return made
 
     def _let_go(self, slot: _Slot) -> None:
@@ -126,8 +137,8 @@ class WeightRing:
             while (slot := self._next()) is not None:
                 at, memory = 0, np.frombuffer(slot.memory, dtype=np.uint8)
                 for place in self._blocks[slot.block]:
-                    self._reader.read(place, memory[at:at + place.size])
-                    at += _aligned(place.size)
+                    self._reader.read(place, memory[at:at + place.memory_bytes])
+                    at += _aligned(place.memory_bytes)
                 del memory
                 with self._changed:
                     slot.reading = False

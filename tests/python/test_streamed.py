@@ -2,11 +2,15 @@
 """plimsoll.stream_frozen: frozen blocks come from disk, and nothing else changes."""
 import copy
 import gc
+import json
 import os
 import pathlib
+import random
+import signal
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 
@@ -173,22 +177,78 @@ def test_a_llama_with_adapters_of_peft_trains_and_answers_with_the_same_bits(lla
     assert one[0] == two[0] and same(one[1], two[1]) and one[0][-1] < one[0][0]
 
 
-def test_what_is_on_the_meta_device_comes_from_the_files(llama):
+@pytest.mark.parametrize("weights", ["streamed", "resident"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_what_is_on_the_meta_device_comes_from_the_files(llama, dtype, weights):
+    """As the docstring loads it; in float32 files of bfloat16 are converted to what from_pretrained(dtype=) gives."""
     transformers = pytest.importorskip("transformers")
     accelerate = pytest.importorskip("accelerate")
     ids = torch.arange(12).reshape(2, 6)
     with plimsoll.Governor("3GiB", foreign_bytes="512MiB"), torch.no_grad():
         config = transformers.AutoConfig.from_pretrained(folder := llama)
         with accelerate.init_empty_weights():
-            model = transformers.LlamaForCausalLM(config)
-        for parameter in model.parameters():
-            parameter.data = parameter.data.to(torch.bfloat16)
-        plain = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
+            model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
+        plain = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
         model.requires_grad_(False)
-        model.tie_weights()
-        plimsoll.stream_frozen(model, folder, weights="streamed")
+        plimsoll.stream_frozen(model, folder, weights=weights)
+        assert model.lm_head.weight.dtype == dtype and model.lm_head.weight is model.model.embed_tokens.weight
         assert torch.equal(model(input_ids=ids).logits, plain(input_ids=ids).logits)
-        assert model.lm_head.weight is model.model.embed_tokens.weight
+
+
+@pytest.mark.parametrize("weights", ["streamed", "resident"])
+@pytest.mark.parametrize("kept, wanted", [("bfloat16", "float32"), ("float32", "bfloat16"), ("float64", "float16")])
+def test_files_of_another_dtype_are_converted_as_they_are_read(governor, tmp_path, monkeypatch, kept, wanted, weights):
+    """Numbers that begin at odd places and are cut into many pieces, whose ends are not the file's pages."""
+    monkeypatch.setattr(_weight_files, "_PIECE", 2 * 4096)
+    monkeypatch.setattr(_weight_files, "_CONVERTED", 1000)
+    torch.manual_seed(4)
+    model = torch.nn.Module()
+    model.blocks = torch.nn.ModuleList(torch.nn.Sequential(torch.nn.Linear(67, 53)) for _ in range(3)).requires_grad_(False)
+    model.blocks.to(getattr(torch, kept))
+    values = {name: value.clone() for name, value in model.state_dict().items()}
+    _weight_files.write_tensors(file := tmp_path / "m.safetensors", {"a": torch.ones(3, dtype=torch.int8), **values})
+    model.blocks.to(getattr(torch, wanted))
+    plimsoll.stream_frozen(model, file, weights=weights)
+    seen = {}
+    for number, block in enumerate(model.blocks):
+        block[0].register_forward_hook(lambda part, x, y, number=number: seen.update(
+            {f"blocks.{number}.0.{name}": value.clone() for name, value in part._parameters.items()}))
+        block(torch.ones(67, dtype=getattr(torch, wanted)))
+    assert seen.keys() == values.keys()
+    assert all(torch.equal(value, values[name].to(getattr(torch, wanted))) for name, value in seen.items())
+
+
+LOADED = '''
+import sys, torch, plimsoll
+
+def resident(name):
+    with open("/proc/self/status") as lines:
+        return next(int(line.split()[1]) << 10 for line in lines if line.startswith(name))
+
+with plimsoll.Governor("3GiB", foreign_bytes="64MiB") as governor:
+    with torch.device("meta"):
+        model = torch.nn.Module()
+        model.blocks = torch.nn.ModuleList(torch.nn.Linear(2048, 2048, bias=False) for _ in range(16)).requires_grad_(False)
+    torch.nn.functional.linear(torch.ones(1, 2048), torch.ones(2048, 2048))  # What torch keeps from the first on.
+    with open("/proc/self/clear_refs", "w") as file:
+        file.write("5")  # VmHWM begins again.
+    before = resident("VmRSS")
+    plimsoll.stream_frozen(model, sys.argv[1], weights=sys.argv[2])
+    with torch.no_grad():
+        model.blocks[3](torch.ones(1, 2048))
+    print(resident("VmHWM") - before, governor.ledger().pools["tensors"].leased_bytes)
+'''
+
+
+@pytest.mark.parametrize("weights, most", [("resident", 256 + 24), ("streamed", 2 * 16 + 24)])
+def test_conversion_at_load_holds_no_second_copy(tmp_path, weights, most):
+    """128 MiB of bfloat16 become 256 of float32, which alone are in memory, and leased; streamed, two blocks of them."""
+    _weight_files.write_tensors(file := tmp_path / "m.safetensors", {
+        f"blocks.{k}.weight": torch.full((2048, 2048), k / 8, dtype=torch.bfloat16) for k in range(16)})
+    done = subprocess.run([sys.executable, "-c", LOADED, file, weights], capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    peak, leased = map(int, done.stdout.split())
+    assert peak <= most * MIB and (leased >= 256 * MIB) == (weights == "resident")
 
 
 # ---- Inside the limit ----
@@ -260,6 +320,94 @@ def test_frozen_weights_of_twice_the_limit_train_in_a_cgroup_of_it(tmp_path):
         run = group.run([sys.executable, "-c", OVER, tmp_path, str(width), str(blocks), str(limit)], timeout=400)
     assert run.returncode == 0 and run.oom_kills == 0, run.stderr
     assert int(run.stdout.split()[0]) >= 2 * limit and run.unmapped_peak_bytes <= limit
+
+
+# LoRA of a Llama as users of transformers and peft write it; prints its steps, and at the end what it came to.
+TUNED = '''
+import hashlib, json, sys
+import accelerate, peft, torch, transformers, plimsoll
+
+folder, files, weights, limit = sys.argv[1:]
+with plimsoll.Run(folder, memory_limit=limit, seed=5, compute_threads=1) as run:
+    config = transformers.AutoConfig.from_pretrained(files)
+    with accelerate.init_empty_weights():
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    model.requires_grad_(False)
+    frozen = plimsoll.stream_frozen(model, files, weights=weights)
+    head = model.lm_head.weight
+    model = peft.get_peft_model(model, peft.LoraConfig(r=8, lora_dropout=0.1, target_modules=["q_proj", "v_proj"]))
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
+    run.track(model=model, optimizer=optimizer)
+    model.train()
+
+    def loss(ids):
+        hidden = model.base_model.model.model(input_ids=ids[None], use_cache=False).last_hidden_state
+        return plimsoll.linear_cross_entropy(hidden[0, :-1], head, ids[1:], chunk=16)
+
+    data = torch.randint(config.vocab_size, (24, 32), generator=torch.Generator().manual_seed(6))
+    for batch in run.steps(run.loader(data, batch_size=None), progress=False, commit_every_steps=2):
+        value = run.step(loss, batch)
+        print(run.steps_made + 1, flush=True)
+    digest = hashlib.sha256()
+    for name, value in model.named_parameters():
+        if value.requires_grad:
+            digest.update(value.detach().numpy().tobytes())
+    print(json.dumps({"loss": value, "adapters": digest.hexdigest(), "streamed": frozen.streamed,
+                      "bytes": frozen.bytes, "stalled": frozen.stall_seconds}))
+'''
+
+
+@pytest.fixture(scope="module")
+def large_llama(tmp_path_factory):
+    """A folder as of a model hub: 1.6 GiB of bfloat16 in four files."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(
+        vocab_size=2000, hidden_size=1024, intermediate_size=4096, num_hidden_layers=56, num_attention_heads=16,
+        num_key_value_heads=4, tie_word_embeddings=True, dtype="bfloat16")
+    config.save_pretrained(folder := tmp_path_factory.mktemp("large"))
+    with torch.device("meta"):
+        shapes = {name: one.shape for name, one in transformers.LlamaForCausalLM(config).named_parameters()}
+    generator, names = torch.Generator().manual_seed(1), list(shapes)
+    for shard in range(4):
+        _weight_files.write_tensors(folder / f"model-{shard}.safetensors", {
+            name: torch.ones(shapes[name], dtype=torch.bfloat16) if len(shapes[name]) == 1 else
+            torch.empty(shapes[name], dtype=torch.bfloat16).normal_(0, 0.02, generator=generator)
+            for name in names[shard::4]})
+    return folder
+
+
+@pytest.mark.slow
+def test_a_model_of_twice_the_limit_killed_ten_times_in_a_cgroup_ends_in_the_bits_of_the_resident_run(large_llama, tmp_path):
+    MemoryCgroup.needed()
+    pytest.importorskip("peft")
+    pytest.importorskip("accelerate")
+    limit, choose, killed, before = 768 * MIB, random.Random(3), 0, 0
+
+    def command(folder, weights, limit):
+        return [sys.executable, "-c", TUNED, folder, large_llama, weights, str(limit)]
+
+    resident = subprocess.run(command(tmp_path / "calm", "resident", 6 << 30), capture_output=True, text=True, timeout=1800)
+    assert resident.returncode == 0, resident.stderr[-3000:]
+    expected = json.loads(resident.stdout.splitlines()[-1])
+    with MemoryCgroup(limit) as group:
+        while killed < 10:
+            child = group.start(command(tmp_path / "run", "auto", limit), stdout=subprocess.PIPE, text=True)
+            goal = before + choose.randint(1, 3)  # So that lives get on by two steps, and some by none.
+            for line in child.stdout:
+                if int(line) >= goal:
+                    time.sleep(choose.random())
+                    child.kill()
+                    break
+            else:
+                pytest.fail(f"it ended with {child.wait()} before it was killed {killed + 1} times")
+            child.stdout.close()
+            assert child.wait() == -signal.SIGKILL
+            killed, before = killed + 1, goal // 2 * 2
+        last = group.run(command(tmp_path / "run", "auto", limit), timeout=1800)
+    assert last.returncode == 0 and last.oom_kills == 0, last.stderr[-3000:]
+    assert last.last_json["streamed"] and not expected["streamed"] and last.last_json["bytes"] >= 2 * limit
+    assert (last.last_json["loss"], last.last_json["adapters"]) == (expected["loss"], expected["adapters"])
+    assert last.unmapped_peak_bytes <= limit
 
 
 # ---- Damage, and other errors ----
@@ -338,6 +486,20 @@ def test_weights_that_are_kept_are_not_read_over(governor, tmp_path):
     del caught
 
 
+def test_a_slot_that_another_thread_is_about_to_let_go_is_waited_for(governor, tmp_path, monkeypatch):
+    """As where that thread's garbage collection holds the last of its weights, and a second one does nothing."""
+    plimsoll.stream_frozen(model := Net(), weights="streamed", directory=tmp_path)
+    kept = []
+    hooks = [block.base.register_forward_hook(lambda part, _, __: kept.append(part.weight)) for block in model.blocks[:2]]
+    monkeypatch.setattr(gc, "collect", lambda: 0)
+    letting_go = threading.Timer(0.3, kept.clear)
+    letting_go.start()
+    with torch.no_grad():
+        model(torch.ones(1, 8))
+    letting_go.join()
+    assert len(hooks) == 2 and not kept
+
+
 def test_blocks_may_run_in_any_order(governor, tmp_path):
     torch.manual_seed(1)
     model = Net().eval()
@@ -399,13 +561,16 @@ def meta():
     (meta, {"files": "here"}, "model: first.weight is on the meta device and has no values: it is trained, so make it on "
                               "the CPU"),
     (Net, {"files": "other"}, "files: none has blocks.0.norm.weight, a frozen parameter of the model"),
-    (Net, {"files": "narrow"}, "files: blocks.0.norm.weight of narrow is bfloat16 [32], and the model's is float32 [32]: "
-                               'load it with dtype="auto", or leave files out'),
+    (Net, {"files": "whole"}, "files: blocks.0.norm.weight of whole is int8 [32], and the model's is float32 [32]: "
+                              "these are the files of another model"),
+    (Net, {"files": "short"}, "files: blocks.0.norm.weight of short is float32 [31], and the model's is float32 [32]: "
+                              "these are the files of another model"),
 ])
 def test_errors_name_the_argument_and_the_parameter(governor, tmp_path, monkeypatch, make, options, text):
     monkeypatch.chdir(tmp_path)
     _weight_files.write_tensors(pathlib.Path("other"), {"x": torch.ones(2)})
-    _weight_files.write_tensors(pathlib.Path("narrow"), {"blocks.0.norm.weight": torch.ones(32).bfloat16()})
+    _weight_files.write_tensors(pathlib.Path("whole"), {"blocks.0.norm.weight": torch.ones(32, dtype=torch.int8)})
+    _weight_files.write_tensors(pathlib.Path("short"), {"blocks.0.norm.weight": torch.ones(31)})
     with pytest.raises(ValueError) as caught:
         plimsoll.stream_frozen(make(), **options)
     assert str(caught.value) == text

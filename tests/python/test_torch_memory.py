@@ -44,6 +44,46 @@ step()
 """
 
 
+MAPPED = """
+import time, torch, transformers, plimsoll
+config = transformers.LlamaConfig(vocab_size=40_000, hidden_size=256, intermediate_size=512, num_hidden_layers=2,
+                                  num_attention_heads=4, num_key_value_heads=4, dtype="bfloat16")
+transformers.LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(FOLDER)
+def loaded():
+    model = transformers.AutoModelForCausalLM.from_pretrained(FOLDER, dtype="auto")
+    for parameter in model.parameters():
+        parameter.view(torch.int16).max()  # Every page of it is there.
+    return model
+def line(governor):
+    return [one.split(maxsplit=1)[1] for one in str(governor.ledger()).splitlines() if one.startswith("mapped")]
+model = loaded() if BEFORE else None
+with plimsoll.Governor("3GiB", foreign_bytes="512MiB") as governor:
+    model = model or loaded()
+    size = sum(p.nbytes for p in model.parameters())
+    until = time.monotonic() + 60
+    while not line(governor) and time.monotonic() < until:
+        governor.step_boundary()
+        time.sleep(0.05)
+    mapped = governor.ledger().measured.tree.mapped_bytes
+    assert size <= mapped <= size + (1 << 20), (size, mapped)
+    assert line(governor) == [plimsoll._core.format_bytes(mapped)]
+    assert (governor.ledger().measured.unexplained_bytes >= size) == (not BEFORE)
+    plimsoll.adopt(model)
+    while line(governor) and time.monotonic() < until:
+        governor.step_boundary()
+        time.sleep(0.05)
+    assert not line(governor)
+    assert governor.ledger().pools["tensors"].leased_bytes >= size
+"""
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_weights_that_transformers_maps_are_in_the_ledger(before, tmp_path):
+    """Made before the governor they are of its baseline, afterwards without a lease; adopted, they are leased."""
+    pytest.importorskip("transformers")
+    run_python(MAPPED.replace("FOLDER", repr(str(tmp_path))).replace("BEFORE", str(before)))
+
+
 def test_an_adopted_model_is_leased_and_leaves_the_baseline():
     out = run_python(TRAIN + """
 from plimsoll import _torch
