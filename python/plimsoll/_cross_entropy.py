@@ -9,7 +9,7 @@ Source: Hsu et al., "Liger Kernel: Efficient Triton Kernels for LLM Training" (2
 "FusedLinearCrossEntropy"; here in torch's operators.
 
 Threads: the caller's.
-Memory:  chunk × vocabulary numbers of float32 and, for bfloat16, of that too; gradients of what is trained.
+Memory:  chunk × vocabulary numbers, for bfloat16 with a trained head in float32 too; gradients of what is trained.
 """
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import torch
 
 _REDUCTIONS = ("mean", "sum")
+_BLOCK_BYTES = 4 << 20  # Of rows that are worked on at a time; a row may be larger.
 
 
 def linear_cross_entropy(hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor, *,
@@ -42,7 +43,8 @@ def linear_cross_entropy(hidden: torch.Tensor, weight: torch.Tensor, labels: tor
     Returns: a scalar of float32 (float64 for float64). Products of bfloat16 are summed in float32 and rounded,
              as torch's are; all else, the gradient of a trained weight included, is computed in float32.
              Under autocast hidden and weight are cast as torch.nn.functional.linear() casts them.
-    Memory:  beside the gradients, chunk × vocabulary × 4 B; × 6 B for bfloat16.
+    Memory:  beside the gradients, chunk × vocabulary × 4 B. For bfloat16 × 2 B and 4 MiB or a token's logits in
+             float32, whichever is more; with a trained weight or bias × 6 B.
     Errors:  ValueError naming the argument. In a TrainingStep with loss="mean" give `weight=`, such as
              `lambda ids: (ids[:, 1:] != -100).sum()`. A gradient of the gradient is refused by torch.
     Source:  Hsu et al., "Liger Kernel" (2024), section 3.2.
@@ -91,40 +93,57 @@ def _check(hidden: Any, weight: Any, labels: Any, bias: Any, chunk: int, label_s
 
 
 class _Chunk:
-    """Logits of some tokens, their loss, and the gradient of that."""
+    """Logits of some tokens, and in their place the gradient of their losses; a few rows at a time are widened."""
 
-    def __init__(self, rows: int, weight: Any, bias: Any, smoothing: float, kind: Any) -> None:
+    def __init__(self, rows: int, weight: Any, bias: Any, smoothing: float, kind: Any, keeps_wide: bool) -> None:
         self._weight, self._bias, self._smoothing = weight, bias, smoothing
         self._products = weight.new_empty(rows, weight.shape[0])
+        self._block = min(rows, max(1, _BLOCK_BYTES // (weight.shape[0] * kind.itemsize)))
+        self._keeps_wide = keeps_wide or weight.dtype == kind
         self._wide = self._products if weight.dtype == kind else self._products.new_empty(
-            self._products.shape, dtype=kind)
+            (rows if keeps_wide else self._block, weight.shape[0]), dtype=kind)
 
     def losses(self, hidden: Any, labels: Any) -> Any:
-        """[tokens]. The gradient can then be asked for."""
+        """[tokens]. Afterwards narrow() and wide() are their gradient in the logits."""
         import torch
 
-        count = len(labels)
-        products, wide = self._products[:count], self._wide[:count]
-        torch.mm(hidden, self._weight.t(), out=products)
+        self._count = len(labels)
+        torch.mm(hidden, self._weight.t(), out=self._products[:self._count])
+        losses = torch.empty(self._count, dtype=self._wide.dtype, device=labels.device)
+        for begin in range(0, self._count, self._block):
+            rows = slice(begin, min(begin + self._block, self._count))
+            losses[rows] = self._losses_of(rows, labels[rows])
+        return losses
+
+    def _losses_of(self, rows: slice, labels: Any) -> Any:
+        """Of a block. It stays in the processor's cache from the logits to the gradient."""
+        import torch
+
+        products = self._products[rows]
+        wide = self._wide[rows] if self._keeps_wide else self._wide[:len(labels)]
         if self._wide is not self._products:
             wide.copy_(products)
         if self._bias is not None:
             wide.add_(self._bias)
-        self._places = torch.arange(count, device=labels.device), labels
-        own, highest = wide[self._places], wide.amax(1)
+        places = torch.arange(len(labels), device=labels.device), labels
+        own, highest = wide[places], wide.amax(1)
         mean = wide.mean(1) if self._smoothing else own
         torch.softmax(wide, 1, out=wide)
         every = highest - wide.amax(1).log()  # The logarithm of the sum: the highest is exp(0) of it.
-        self._count = count
-        return every - (1 - self._smoothing) * own - self._smoothing * mean
-
-    def gradient(self) -> tuple[Any, Any]:
-        """Of the losses in the logits, [tokens, vocabulary]: as wide as it was made, and as the weight is."""
-        products, wide = self._products[:self._count], self._wide[:self._count]
         if self._smoothing:
             wide.sub_(self._smoothing / wide.shape[1])
-        wide[self._places] -= 1 - self._smoothing
-        return wide, products if self._products is self._wide else products.copy_(wide)
+        wide[places] -= 1 - self._smoothing
+        if self._wide is not self._products:
+            products.copy_(wide)
+        return every - (1 - self._smoothing) * own - self._smoothing * mean
+
+    def narrow(self) -> Any:
+        """[tokens, vocabulary], as the weight is."""
+        return self._products[:self._count]
+
+    def wide(self) -> Any:
+        """[tokens, vocabulary], as it was computed. Requires: keeps_wide."""
+        return self._wide[:self._count]
 
 
 @functools.cache
@@ -142,19 +161,17 @@ def _function() -> Any:
             of_bias = torch.zeros_like(bias, dtype=kind) if makes[2] else None
             losses = hidden.new_zeros(len(labels), dtype=kind)
             scale = 1 / max(len(labels), 1) if mean else 1.0
-            logits = _Chunk(min(chunk, len(labels)), weight, bias, smoothing, kind)
+            logits = _Chunk(min(chunk, len(labels)), weight, bias, smoothing, kind, makes[1] or makes[2])
             for begin in range(0, len(labels), chunk):
                 own, wanted = places[begin:begin + chunk], labels[begin:begin + chunk]
                 rows = hidden[own]
                 losses[begin:begin + chunk] = logits.losses(rows, wanted)
-                if any(makes):
-                    wide, narrow = logits.gradient()
                 if of_hidden is not None:
-                    of_hidden[own] = narrow @ weight
+                    of_hidden[own] = logits.narrow() @ weight
                 if of_weight is not None:
-                    of_weight.addmm_(wide.t(), rows.to(kind))
+                    of_weight.addmm_(logits.wide().t(), rows.to(kind))
                 if of_bias is not None:
-                    of_bias.add_(wide.sum(0))
+                    of_bias.add_(logits.wide().sum(0))
             made = (of_hidden, None if of_weight is None else of_weight.to(weight.dtype),
                     None if of_bias is None else of_bias.to(bias.dtype))
             ctx.save_for_backward(*made)

@@ -141,6 +141,29 @@ def test_the_logits_are_never_there():
     assert 64 * 20_000 * 4 <= peak < 1.2 * 64 * 20_000 * 4
 
 
+@pytest.mark.parametrize("trained, most", [(False, 64 * 20_000 * 2 + (4 << 20)), (True, 64 * 20_000 * 6 + 2 * 20_000 * 16 * 4)])
+def test_in_bfloat16_a_few_tokens_at_a_time_are_widened(trained, most):
+    from plimsoll import _torch_gate
+
+    with plimsoll.Governor("3GiB", foreign_bytes="256MiB"):
+        extension = _torch_gate.load()
+        hidden, weight, _, labels = made(torch.bfloat16, tokens=1024, vocabulary=20_000, features=16)
+        before = extension.arena_stats()["live_bytes"]
+        extension.reset_peak()
+        plimsoll.linear_cross_entropy(hidden, weight.requires_grad_(trained), labels, chunk=64).backward()
+        peak = extension.arena_stats()["live_peak_bytes"] - before
+    assert 64 * 20_000 * 2 <= peak < 1.1 * most
+
+
+def test_a_token_that_is_certain_has_its_small_gradient():
+    """Its probability is 1 in bfloat16, and what is left of it is not 0."""
+    hidden = torch.tensor([[8.0, 0.0]], dtype=torch.bfloat16, requires_grad=True)
+    weight = torch.tensor([[1.0, 0.0], [0.0, 1.0]], dtype=torch.bfloat16)
+    plimsoll.linear_cross_entropy(hidden, weight, torch.tensor([0])).backward()
+    rest = 1 - 1 / (1 + torch.exp(torch.tensor(-8.0)))
+    assert torch.allclose(hidden.grad.float(), torch.tensor([[-rest, rest]]), rtol=0.01)
+
+
 @pytest.mark.parametrize("change, text", [
     ({"labels": 99}, "labels: 99 at place 3 is neither from 0 to 30 nor ignore_index, -100"),
     ({"chunk": 0}, "chunk: 0 tokens; it is 1 or more"),
