@@ -46,7 +46,7 @@ torch.manual_seed(5)
 with plimsoll.Run(sys.argv[1], memory_limit="768MiB", seed=5) as run:
     model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.Dropout(0.1), torch.nn.Linear(32, 1))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    rows = run.embedding("rows", rows=200, dim=16, store="4MiB", optimizer=plimsoll.AdamW(lr=0.01))
+    rows = run.embedding("rows", rows=200, dim=16, store_bytes="4MiB", optimizer=plimsoll.AdamW(lr=0.01))
     run.track(model=model, optimizer=optimizer)
     data = run.loader([{{"item": k % 200, "y": float(k % 3)}} for k in range({STEPS} * 8)], batch_size=8, workers=1)
     for batch in run.steps(data, epochs=1, commit_every_steps=10, progress=False):

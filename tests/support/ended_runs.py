@@ -25,7 +25,7 @@ class Data(torch.utils.data.Dataset):
         time.sleep(0.004)
         return torch.ones(8)
 
-with plimsoll.Run(sys.argv[1], memory_limit=sys.argv[2], seed=1, foreign="96MiB") as run:
+with plimsoll.Run(sys.argv[1], memory_limit=sys.argv[2], seed=1, foreign_bytes="96MiB") as run:
     model = torch.nn.Linear(8, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     run.track(model=model, optimizer=optimizer)
