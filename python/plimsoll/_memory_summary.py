@@ -12,7 +12,7 @@ _WORTH = 0.15  # Share of what is held, from which on an owner is worth advice.
 _ADVICE = {
     "tensors": "torch's tensors: a smaller batch, activation checkpointing, or losses and outputs that are kept with "
                "their graphs (.item(), .detach())",
-    "leased": "rows, features and the loader's ring: each has an option for its size (store=, batch_rows=, prefetch=)",
+    "leased": "rows, features and the loader's ring: each has an option for its size (store_bytes=, batch_rows=, prefetch=)",
     "python": "Python's objects: lists and dicts that only grow; columns in NumPy or in a store take less",
     "native": "malloc() of libraries and extensions: decoded images, NumPy arrays, tokenizers",
     "heap": "memory of the process: a smaller batch, or data in a store instead of in memory",
