@@ -85,9 +85,8 @@ ChatReader::ChatReader(ChatReaderOptions options, ChatLines lines)
     : options_(std::move(options)), lines_(std::move(lines)), seen_(kSeen) {}
 
 Result<ChatReader> ChatReader::open(Governor governor, ChatReaderOptions options) {
-  PLIMSOLL_TRY(ChatLines lines,
-               ChatLines::open(governor, options.files, options.line_bytes_max, options.feed,
-                               options.between));
+  PLIMSOLL_TRY(ChatLines lines, ChatLines::open(governor, options.files, options.line_bytes_max,
+                                                options.feed, options.between));
   ChatReader reader(std::move(options), std::move(lines));
   PLIMSOLL_TRY(reader.lease_, governor.reserve(Tag::kOther, 1 << 20));
   return reader;

@@ -36,7 +36,6 @@ constexpr milliseconds kKeptNear{250};         // … and within a seventh of th
 constexpr std::int64_t kNearLimit = 7;
 constexpr milliseconds kLeftBehind{5000};  // From SIGTERM to SIGKILL for what was left behind.
 
-
 // How long a command waited for memory while its cgroup was full: the kernel takes back pages of
 // its program and files, and must read them again.
 class Stalls {

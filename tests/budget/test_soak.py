@@ -14,6 +14,7 @@ from tests.support.cgroup import MemoryCgroup
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.slow
 def test_a_soak_of_some_seconds(program, tmp_path):
     pytest.importorskip("torch")
     MemoryCgroup.needed()

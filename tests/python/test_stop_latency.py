@@ -200,6 +200,7 @@ def test_t8_evaluating_before_the_first_step(trains, program, many_pairs, tmp_pa
 
 @pytest.mark.parametrize(("how", "epochs", "every"), [
     ("stop", "2", "1"), pytest.param(signal.SIGINT, "1", "0", marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_t8_evaluating_later(trains, call, program, many_pairs, tmp_path, how, epochs, every):
     """After an epoch, and at the end: what was trained is committed, and the run goes on to the same figures."""
     run, more = tmp_path / "run", ["--set", "eval_pairs=10000", "--set", f"eval_every_n_epochs={every}",
@@ -224,6 +225,7 @@ def test_t8_evaluating_later(trains, call, program, many_pairs, tmp_path, how, e
     assert (again["state_sha256"], again["recall"]) == (last["state_sha256"], last["recall"])
 
 
+@pytest.mark.slow
 def test_t8_validating(trains, call, program, tmp_path):
     """Of graphs, between two epochs: it ends there, and goes on to the same bits."""
     from tests.support.can_traffic import write_traffic

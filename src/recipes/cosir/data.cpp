@@ -19,6 +19,7 @@
 #include "os/file.h"
 #include "plimsoll/bytes.h"
 #include "plimsoll/torch.h"
+#include "store/embedding_format.h"
 #include "store/id_index.h"
 
 namespace plimsoll::cosir {
@@ -189,8 +190,7 @@ std::int64_t index_bytes_most(std::int64_t rows) {
   const IdIndexInfo pages{.rows = rows, .dense = false};
   IdIndexInfo spans = pages;
   spans.spans = rows / IdFingerprint::kSpanRowsLeast;
-  return round_to_block(
-      std::max(IdIndex::memory_bytes(pages, 2), IdIndex::memory_bytes(spans, 2)));
+  return round_to_block(std::max(IdIndex::memory_bytes(pages, 2), IdIndex::memory_bytes(spans, 2)));
 }
 
 // An option's own number of bytes that is less than its part can do with: no limit mends that.
