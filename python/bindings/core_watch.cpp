@@ -23,6 +23,8 @@
 
 #include "bindings.h"
 #include "holders.h"
+#include "memory/ledger.h"
+#include "memory/look.h"
 #include "os/clock.h"
 #include "os/pace.h"
 #include "watch/inside.h"

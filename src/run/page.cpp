@@ -351,11 +351,12 @@ class Page {
     lines("The limit was changed", events_.limits, std::ssize(events_.limits));
     if (events_.commit_count > 0) {
       out_ += fmt::format(
-          "<h2>Commits</h2><p>{} commits; the longest took {:.2f} s, and the loop waited {:.2f} s "
+          "<h2>Commits</h2><p>{}; the longest took {:.2f} s, and the loop waited {:.2f} s "
           "for "
           "all of them.{}</p>",
-          format_count(events_.commit_count), events_.commit_seconds_most, events_.stall_seconds,
-          why_.run && why_.run->status.checkpoint_step >= 0
+          events_.commit_count == 1 ? "1 commit" : format_count(events_.commit_count) + " commits",
+          events_.commit_seconds_most, events_.stall_seconds,
+          why_.run && why_.run->status.checkpoint_step >= 0 && why_.cause != EndCause::kFinished
               ? fmt::format(" A new start goes on from step {}.",
                             format_count(why_.run->status.checkpoint_step))
               : "");

@@ -308,9 +308,11 @@ class Explanation {
       return;
     }
     const std::int64_t step = why_.run->status.checkpoint_step;
-    say(step < 0 ? "nothing was committed: a new start begins again"
-                 : fmt::format("committed: step {}; a new start goes on from there",
-                               format_count(step)));
+    say(step < 0
+            ? "nothing was committed: a new start begins again"
+            : fmt::format(
+                  "committed: step {}{}", format_count(step),
+                  why_.cause == EndCause::kFinished ? "" : "; a new start goes on from there"));
   }
 
   Why& why_;
