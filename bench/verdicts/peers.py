@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """What other tools say of a program of the corpus: the original's tracker, memray, scalene."""
-import bisect
 import importlib.metadata
 import json
 import pathlib
+import subprocess
+import sys
 import tempfile
 
-from plays import Pace, Said, playing
+from plays import HERE, Pace, PlayError, Said, playing
 from programs import Program
 
 TRACKER_BYTES = {"tracker": 100e6, "tracker at 5 MB": 5e6}  # Called a leak above: the original's, and a lower bar.
@@ -31,37 +32,23 @@ def tracker(resident: list[int], bar: float) -> Said:
     return Said(grown > bar, f"{grown / 1e6:+.0f} MB")
 
 
-def _first_own(stack: list, folder: pathlib.Path) -> tuple[str, int]:
-    """The innermost frame that is in the corpus, else the innermost."""
-    frames = [(file, line) for _, file, line in stack]
-    return next((one for one in frames if pathlib.Path(one[0]).parent == folder), frames[0] if frames else ("", 0))
-
-
 def memray(program: Program, pace: Pace) -> Said:
-    """`memray flamegraph --temporal --leaks` of the last three quarters of the steps: what was allocated in them and not
-    freed, by site."""
-    from memray import FileReader
-
+    """`memray flamegraph --temporal --leaks` of the last three quarters of the steps: what was allocated in them and
+    not freed, by site (leaked.py)."""
     with tempfile.TemporaryDirectory() as folder:
         out, clock = pathlib.Path(folder) / "capture", pathlib.Path(folder) / "clock.json"
         command = ("-m", "memray", "run", "--trace-python-allocators", "-q", "-o", str(out))
         with playing(program, pace, command, VERDICTS_WATCHER="clock", VERDICTS_OUT=str(clock)):
             pass
         told = json.loads(clock.read_text())
-        by_site: dict[tuple[str, int], int] = {}
-        with FileReader(out) as reader:
-            times = [snapshot.time for snapshot in reader.get_memory_snapshots()]
-            begin, end = (bisect.bisect(times, 1e3 * told[when]) for when in ("quarter", "end"))
-            for record in reader.get_temporal_allocation_records(merge_threads=True):
-                left = sum(one.n_bytes for one in record.intervals if begin < one.allocated_before_snapshot <= end and (
-                    one.deallocated_before_snapshot is None or one.deallocated_before_snapshot > end))
-                if left:
-                    site = _first_own(record.stack_trace(), program.path.parent)
-                    by_site[site] = by_site.get(site, 0) + left
-    sites = sorted(by_site, key=by_site.get, reverse=True)
-    per_step = sum(by_site.values()) / (0.75 * pace.steps)
+        done = subprocess.run([sys.executable, HERE / "leaked.py", out, str(told["quarter"]), str(told["end"]),
+                               program.path.parent], text=True, capture_output=True, check=False)
+    if done.returncode:
+        raise PlayError(f"{program.name}: leaked.py: {done.stderr}")
+    by_site = json.loads(done.stdout)
+    per_step = sum(size for *_, size in by_site) / (0.75 * pace.steps)
     return Said(per_step > LEAST_BYTES_PER_STEP, f"{per_step / 1e3:.0f} kB a step", bytes_per_step=per_step,
-                sites=tuple(sites))
+                sites=tuple((file, line) for file, line, _ in by_site))
 
 
 def scalene(program: Program, pace: Pace) -> Said:

@@ -73,7 +73,8 @@ class Watched:
 
     inside: Said
     outside: Said | None
-    sizes: list[tuple[int, int]]  # Resident bytes after each step, and how many of them are anonymous.
+    resident: list[int]  # Bytes after each step.
+    anonymous: list[int]
 
 
 def watched(program: Program, pace: Pace, outside: bool) -> Watched:
@@ -94,8 +95,9 @@ def watched(program: Program, pace: Pace, outside: bool) -> Watched:
     inside = Said(told["kind"] == "leak", told["text"], told["owner"], told["bytes_per_step"], told["phase"], sites,
                   told["holder"])
     if not looker:
-        return Watched(inside, None, told["sizes"])
+        return Watched(inside, None, told["resident"], told["anonymous"])
     if looker.returncode or not lines:
         raise PlayError(f"{program.name}: plimsoll watch: status {looker.returncode}, {len(lines)} looks")
     found = json.loads(lines[-1])["verdict"]
-    return Watched(inside, Said(found["kind"] == "leak", found["text"], found["owner"]), told["sizes"])
+    from_outside = Said(found["kind"] == "leak", found["text"], found["owner"])
+    return Watched(inside, from_outside, told["resident"], told["anonymous"])

@@ -29,18 +29,19 @@ def said_of(program: Program, smoke: bool, tools: dict) -> tuple[dict[str, Said]
     if seen.outside:
         said["plimsoll watch"] = seen.outside
     for name, bar in peers.TRACKER_BYTES.items():
-        said[name] = peers.tracker([resident for resident, _ in seen.sizes], bar)
+        said[name] = peers.tracker(seen.resident, bar)
     for name, tool in tools.items():
         try:
             said[name] = tool(program, PEERS_PACE)
         except PlayError as error:  # It broke the program: it says nothing of it.
             said[name] = Said(False, f"failed: {str(error).strip().splitlines()[-1][:100]}")
-    return said, score.doubted(program, [anonymous for _, anonymous in seen.sizes])
+    return said, score.doubted(program, seen.anonymous)
 
 
 def line(program: Program, said: dict[str, Said]) -> str:
     truth = "leaks" if program.leaks else "fine"
-    wrong = "; ".join(f"{name}: {one.text}" for name, one in said.items() if name != OURS and one.leaks != program.leaks)
+    wrong = "; ".join(f"{name}: {one.text}" for name, one in said.items()
+                      if name != OURS and one.leaks != program.leaks)
     mark = " " if said[OURS].leaks == program.leaks else "!"
     return f"{program.name:26} {truth:5} {mark} {said[OURS].text}" + (f"   [wrong: {wrong}]" if wrong else "")
 
@@ -58,7 +59,7 @@ def main() -> int:
     if options.directory:
         os.environ["TMPDIR"] = str(options.directory.resolve())
     try:
-        programs = corpus(options.corpus or HERE / "corpus")
+        programs = corpus((options.corpus or HERE / "corpus").resolve())
     except (OSError, ValueError) as error:
         sys.exit(f"verdicts: {error}")
     halves = {one: "held_out" if options.corpus or one.held_out else "tuning" for one in programs}

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The loop of a program of the corpus: `for step in steps(): …`, and `with phase("eval"): …` in it.
 
-VERDICTS_WATCHER says who looks on meanwhile: "plimsoll" for plimsoll.Watch, "clock" for the time alone. What was
-seen becomes JSON in the file VERDICTS_OUT. VERDICTS_STEPS is how many steps there are, VERDICTS_STEP_SECONDS how long one takes at least. Standard output says when the loop begins.
+VERDICTS_WATCHER says who looks on meanwhile: "plimsoll" for plimsoll.Watch, "clock" for the time alone. What was seen
+becomes JSON in the file VERDICTS_OUT. VERDICTS_STEPS is how many steps there are, VERDICTS_STEP_SECONDS how long one
+takes at least. Standard output says when the loop begins.
 """
+import array
 import contextlib
 import json
 import mmap
@@ -29,11 +31,11 @@ class Nobody:
 class Plimsoll(Nobody):
     """plimsoll.Watch, and the sizes of the process after each step."""
 
-    def __init__(self, out: pathlib.Path) -> None:
+    def __init__(self, out: pathlib.Path, steps: int) -> None:
         import plimsoll
 
         self._out = out
-        self._sizes: list[tuple[int, int]] = []  # Resident, and of it anonymous.
+        self._sizes = array.array("q", [0, 0] * steps)  # After each step, resident and of it anonymous; it never grows.
         self._watch = plimsoll.Watch()
 
     def phase(self, name: str) -> contextlib.AbstractContextManager:
@@ -42,20 +44,21 @@ class Plimsoll(Nobody):
     def step(self, made: int, steps: int) -> None:
         self._watch.step()
         _, resident, shared, *_ = map(int, pathlib.Path("/proc/self/statm").read_text().split())
-        self._sizes.append((resident * mmap.PAGESIZE, (resident - shared) * mmap.PAGESIZE))
+        both = array.array("q", [resident * mmap.PAGESIZE, (resident - shared) * mmap.PAGESIZE])
+        self._sizes[2 * made - 2:2 * made] = both
 
     def end(self) -> None:
         found = self._watch.verdict()
         self._out.write_text(json.dumps({
             "kind": found.kind, "owner": found.owner, "bytes_per_step": found.bytes_per_step, "phase": found.phase,
             "sites": [site for site, _ in found.sites], "holder": found.holder, "text": str(found),
-            "sizes": self._sizes}))
+            "resident": self._sizes[::2].tolist(), "anonymous": self._sizes[1::2].tolist()}))
 
 
 class Clock(Nobody):
     """When the first quarter of the steps was over, and when the last: for who looks on by itself."""
 
-    def __init__(self, out: pathlib.Path) -> None:
+    def __init__(self, out: pathlib.Path, steps: int) -> None:
         self._out = out
         self._quarter = 0.0
 
@@ -75,7 +78,7 @@ def steps() -> Iterator[int]:
     global _watcher
     count, kinds = int(os.environ["VERDICTS_STEPS"]), {"plimsoll": Plimsoll, "clock": Clock}
     least = float(os.environ["VERDICTS_STEP_SECONDS"])
-    _watcher = kinds[os.environ["VERDICTS_WATCHER"]](pathlib.Path(os.environ["VERDICTS_OUT"]))
+    _watcher = kinds[os.environ["VERDICTS_WATCHER"]](pathlib.Path(os.environ["VERDICTS_OUT"]), count)
     print("begin", flush=True)
     for step in range(count):
         begun = time.perf_counter()

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One training loop in a plimsoll.Run with somebody looking on: python loop.py HOW KEPT FOLDER STEPS.
+"""One training loop in a plimsoll.Run with somebody looking on: python loop.py HOW KEPT FOLDER STEPS WINDOW_STEPS.
 
 HOW is bare, watch (plimsoll.Watch, a phase in each step, its verdict asked for once a window) or memray; scalene runs
 the loop bare. KEPT bytes are kept of each step: a leak, so that sites and holders are looked for. Half of a step parses
 JSON, which is many small objects; half is a transformer's. TURN steps are made for each line of standard input.
+WINDOW_STEPS are those of the watch: after eight windows there is a verdict, and what it suspects is looked into before.
 """
 import contextlib
 import hashlib
@@ -20,7 +21,6 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 from bench.loop_turns import Turns  # noqa: E402
 
 TURN = 4  # Steps.
-WINDOW_STEPS = 5  # Of the watch: a verdict comes after 40 steps, and what it suspects is looked into from there on.
 TEXTS, MESSAGES, BATCH, LENGTH, WIDTH = 256, 60, 24, 24, 192
 
 
@@ -36,8 +36,9 @@ class Bare:
 
 
 class Watched(Bare):
-    def __init__(self) -> None:
-        self._watch = plimsoll.Watch(window_steps=WINDOW_STEPS)
+    def __init__(self, window_steps: int) -> None:
+        self._watch = plimsoll.Watch(window_steps=window_steps)
+        self._window_steps = window_steps
         self._wall: list[float] = []  # Seconds that calls took, and of the processor.
         self._processor: list[float] = []
 
@@ -51,7 +52,7 @@ class Watched(Bare):
             phase.__exit__(None, None, None)
         with self._timed():
             self._watch.step()
-        if made % WINDOW_STEPS == 0:
+        if made % self._window_steps == 0:
             with self._timed():
                 self._watch.verdict()
 
@@ -94,12 +95,14 @@ def made_model():
 
 
 def main() -> None:
-    how, kept_bytes, folder, steps = sys.argv[1], int(sys.argv[2]), pathlib.Path(sys.argv[3]), int(sys.argv[4])
+    how, folder = sys.argv[1], pathlib.Path(sys.argv[3])
+    kept_bytes, steps, window_steps = (int(sys.argv[at]) for at in (2, 4, 5))
     torch.set_num_threads(1)
     lines, kept = texts(), []
     with plimsoll.Governor("4GiB"):
         model, optimizer = made_model()
-        watcher = {"bare": Bare, "watch": Watched, "memray": lambda: Memray(folder / "capture")}[how]()
+        watcher = {"bare": Bare, "watch": lambda: Watched(window_steps),
+                   "memray": lambda: Memray(folder / "capture")}[how]()
         turns = Turns(TURN)
         for step in range(steps):
             with watcher.step(step + 1):

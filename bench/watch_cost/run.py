@@ -20,32 +20,33 @@ import plimsoll  # noqa: F401  bench/run builds the package for those that name 
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1]))
 from bench.loop_turns import T95, Loop, ratio_and_bound  # noqa: E402
-from loop import TURN, WINDOW_STEPS  # noqa: E402
+from loop import TURN  # noqa: E402
 
 BAR, STALL_MS, TREE_SHARE = 1.01, 5.0, 0.01
-WARM = (10 * WINDOW_STEPS + TURN - 1) // TURN  # Turns: until there is a verdict.
+WINDOW_STEPS, SMOKE_WINDOW_STEPS = 5, 2
 KEPT = {"calm": 0, "leaking": 150_000}  # Bytes a step.
 GIB = 1 << 30
 
 
-def started(how: str, kept: int, folder: pathlib.Path, steps: int) -> Loop:
-    words = [HERE / "loop.py", "bare" if how == "scalene" else how, str(kept), folder, str(steps)]
+def started(how: str, kept: int, folder: pathlib.Path, steps: int, window_steps: int) -> Loop:
+    words = [HERE / "loop.py", "bare" if how == "scalene" else how, kept, folder, steps, window_steps]
     before = ["-m", "scalene", "run", "--memory", "-o", folder / "profile.json"] if how == "scalene" else []
     return Loop(*before, *words)
 
 
-def compared(how: str, kept: int, folder: pathlib.Path, turns: int, pairs: int) -> dict:
+def compared(how: str, kept: int, folder: pathlib.Path, turns: int, pairs: int, window_steps: int) -> dict:
     """A loop with it, beside the same loop bare: ratio of a step's time and its bound, and what it said."""
     logs, digests, said = [], set(), []
+    warm = math.ceil(10 * window_steps / TURN)  # Turns: until there is a verdict.
     for _ in range(pairs):
-        bare, other = (started(one, kept, folder, (WARM + turns) * TURN) for one in ("bare", how))
+        bare, other = (started(one, kept, folder, (warm + turns) * TURN, window_steps) for one in ("bare", how))
         of_turns = []
-        for turn in range(WARM + turns):
+        for turn in range(warm + turns):
             if turn % 2:
                 after, before = other.turn(), bare.turn()
             else:
                 before, after = bare.turn(), other.turn()
-            if turn >= WARM:
+            if turn >= warm:
                 of_turns.append(math.log(after / before))
         logs.append(statistics.mean(of_turns))
         ends = bare.end(), other.end()
@@ -85,7 +86,7 @@ class Tree:
 
 
 def looked(tree: Tree, command: list, seconds: float) -> tuple[float, float, str]:
-    """Share of a core that a watcher takes from its first second on, longest map in ms meanwhile, and what it printed."""
+    """Share of a core that a watcher takes after its first second, longest map in ms meanwhile, and what it printed."""
     with tempfile.TemporaryFile("w+") as said:
         watcher = subprocess.Popen([str(word) for word in command], stdout=said, stderr=said)
         try:
@@ -152,12 +153,14 @@ def main() -> int:
     build = HERE.parents[1] / "build"
     folder = pathlib.Path(tempfile.mkdtemp(prefix="watch_cost-", dir=options.directory
                                            or (build if build.exists() else None)))
-    pairs, turns, size, seconds = (2, 2, GIB / 4, 3) if options.smoke else \
-        (options.pairs, options.turns, options.tree_gib * GIB, options.seconds)
+    pairs, turns, size, seconds, windows = (2, 1, GIB / 4, 3, SMOKE_WINDOW_STEPS) if options.smoke else \
+        (options.pairs, options.turns, options.tree_gib * GIB, options.seconds, WINDOW_STEPS)
     try:
-        loops = {f"watch, {name}": compared("watch", kept, folder, turns, pairs) for name, kept in KEPT.items()}
+        loops = {f"watch, {name}": compared("watch", kept, folder, turns, pairs, windows)
+                 for name, kept in KEPT.items()}
         for peer in [] if options.smoke else ["memray", "scalene"]:
-            loops[peer] = compared(peer, 0, folder, turns, 3) if importlib.util.find_spec(peer) else "not installed"
+            there = importlib.util.find_spec(peer) is not None
+            loops[peer] = compared(peer, 0, folder, turns, 3, windows) if there else "not installed"
         tree = tree_cost(int(size), seconds)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
