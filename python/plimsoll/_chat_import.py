@@ -28,6 +28,7 @@ from .errors import CorruptError, NotFoundError
 _PIECE_BYTES = 512 << 10
 _COMMIT_BYTES = 16 << 20
 _SAMPLE = 64  # Every so many rows that are rendered by pieces, one is rendered by the template, too.
+_SAMPLE_IDS = 256  # Every so many texts that gigatoken encodes, one is encoded by the library, too.
 _RENDERED, _TEMPLATE, _PROMPT, _TEXT = range(4)  # ChatText::Kind.
 _VERSION = 2  # Of what becomes of the same inputs.
 
@@ -54,7 +55,7 @@ def import_chat(files: _Path | Sequence[_Path] | Iterable[dict[str, Any]], out: 
     date:       day for templates that ask for it, "2026-01-31".
     line_bytes_max, text_bytes_max: of a line, and of one message or row where a text cannot be cut.
     encoder:    "tokenizers"; "gigatoken", which is faster and gives the same ids; "auto": gigatoken where it is
-                installed and shown equal for this tokenizer. It is compared again every 64 rows.
+                installed and shown equal for this tokenizer. It is compared again every 256 texts.
     rebuild:    also when neither inputs nor options have changed since `out` was made.
     progress:   called with bytes done and bytes in all; of an iterable with rows (in all: 0 where it has no length).
 
@@ -204,7 +205,7 @@ class _Import:
             ids, trained = next(plain if kind >= _PROMPT else chats)
             if kind >= _PROMPT:
                 ids, trained = self._ended(ids, trained)
-            elif self._encoded % _SAMPLE == 0 and self.encoder.differs(text, ids):
+            elif self._encoded % _SAMPLE_IDS == 0 and self.encoder.differs(text, ids):
                 raise ValueError(f"{reader.name_of(file, line)}: gigatoken gives other ids than tokenizers: pass "
                                  "encoder='tokenizers' (--encoder tokenizers) and rebuild=True (--rebuild)")
             self._encoded += 1

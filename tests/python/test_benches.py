@@ -91,3 +91,12 @@ def test_a_watched_loop_ends_with_the_model_of_the_bare_loop_and_the_program_see
     loops, tree = result["peers"]["loops"], result["peers"]["tree"]
     assert loops.keys() == {"watch, calm", "watch, leaking"} and tree["plimsoll watch"]["held_gib"] >= 0.25
     assert not list(tmp_path.iterdir())
+
+
+def test_a_token_set_has_the_ids_and_masks_of_a_streaming_loop_and_the_ids_of_datasets_map(tmp_path):
+    for needed in ("datasets", "transformers", "tokenizers"):
+        pytest.importorskip(needed)
+    result = smoke("w10_token_set", tmp_path)
+    assert result["name"] == "w10_token_set" and result["value"] > 0
+    assert result["peers"]["rows"] == 300 and {"ours", "loop", "map"} <= set(result["peers"]["mb_per_second"])
+    assert not list(tmp_path.iterdir())

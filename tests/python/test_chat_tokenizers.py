@@ -200,8 +200,8 @@ def test_gigatoken_is_left_out_where_it_differs_and_named_when_it_is_asked_for(t
 
 def test_a_sampled_difference_is_an_error_that_names_the_row(tmp_path, governor, fake, monkeypatch):
     chats.make_tokenizer(tmp_path / "tokenizer")
-    rows = [{"messages": [{"role": "user", "content": f"{k} zebra" if k == 128 else str(k)},
-                          {"role": "assistant", "content": "b c"}]} for k in range(200)]
+    rows = [{"messages": [{"role": "user", "content": f"{k} zebra" if k == 256 else str(k)},
+                          {"role": "assistant", "content": "b c"}]} for k in range(300)]
     files = chats.write_lines(tmp_path / "rows.jsonl", rows)
     options = {"tokenizer": tmp_path / "tokenizer", "governor": governor}
     fake.wrong = "zebra"
@@ -210,7 +210,7 @@ def test_a_sampled_difference_is_an_error_that_names_the_row(tmp_path, governor,
     assert made["encoder"] == "gigatoken"
     monkeypatch.setattr(_chat_encoder.Encoder, "encode", lambda self, texts, special: iter(
         [(ids, []) for ids in self._ids([text for text, _ in texts])] if texts else []))
-    with pytest.raises(ValueError, match=r"rows.jsonl:129: gigatoken gives other ids than tokenizers: pass enc"):
+    with pytest.raises(ValueError, match=r"rows.jsonl:257: gigatoken gives other ids than tokenizers: pass enc"):
         plimsoll.import_chat(files, tmp_path / "set", rebuild=True, **options)
 
 
