@@ -620,7 +620,7 @@ def test_published_students_are_evaluated_beside_ours(train, trains, call, traff
                 "1GiB", *SMALL, "--original-students", folder)
     assert_refused(done, 1, "three.safetensors")
     assert not (tmp_path / "bad").exists()
-    (folder / "three.safetensors").rename(os.fsencode(folder) + b"/caf\xe9.safetensors")
+    os.rename(folder / "three.safetensors", os.fsencode(folder) + b"/caf\xe9.safetensors")
     done = call("train", "can-kd", "--data", traffic, "--out", tmp_path / "bad", "--memory-limit",
                 "1GiB", *SMALL, "--original-students", folder)
     assert_refused(done, 1, "original_students", "is not UTF-8", "rename it")

@@ -133,7 +133,8 @@ Result<std::vector<Detector>> original_detectors(const CanKdConfig& config, cons
   for (const fs::path& file : files) {
     if (!is_path_text(file.native())) {  // Its name is part of evaluation.json.
       return fail(ErrorCode::kInvalidArgument,
-                  fmt::format("original_students: {}: the file's name is not UTF-8", file.string()),
+                  fmt::format("original_students: the name of a file in {} is not UTF-8",
+                              file.parent_path().string()),
                   "rename it");
     }
     PLIMSOLL_TRY(OriginalStudent model, OriginalStudent::load(file));
