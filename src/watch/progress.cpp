@@ -28,6 +28,10 @@ void tell_note(const char* path, const std::string& text) noexcept {
   ::close(note);
 }
 
+std::string name_of(int note) {
+  return fmt::format("/proc/{}/fd/{}", ::getpid(), note);
+}
+
 std::string text_of(int note) {
   std::array<char, ProgressNote::kBytesMost> page{};
   static_cast<void>(::pread(note, page.data(), page.size() - 1, 0));
@@ -61,8 +65,7 @@ Result<ProgressNote> ProgressNote::create() {
   const char* const around = std::getenv(kVariable);
   ProgressNote note(::memfd_create("plimsoll-progress", MFD_CLOEXEC),
                     around == nullptr ? "" : around);
-  const auto path = fmt::format("/proc/{}/fd/{}", ::getpid(), note.descriptor_);
-  if (note.descriptor_ < 0 || ::setenv(kVariable, path.c_str(), 1) != 0) {
+  if (note.descriptor_ < 0 || ::setenv(kVariable, name_of(note.descriptor_).c_str(), 1) != 0) {
     return fail_io(errno, "a note of how far a command has come");
   }
   return note;
@@ -72,9 +75,19 @@ ProgressNote::ProgressNote(ProgressNote&& other) noexcept
     : descriptor_(std::exchange(other.descriptor_, -1)), around_(std::move(other.around_)) {}
 
 ProgressNote::~ProgressNote() {
-  if (descriptor_ >= 0) {
-    ::close(descriptor_);
+  if (descriptor_ < 0) {
+    return;
   }
+  // Its descriptor may be another file's from now on; what is told would be written there.
+  const char* const named = std::getenv(kVariable);
+  if (named != nullptr && name_of(descriptor_) == named) {
+    if (around_.empty()) {
+      ::unsetenv(kVariable);
+    } else {
+      ::setenv(kVariable, around_.c_str(), 1);
+    }
+  }
+  ::close(descriptor_);
 }
 
 std::string ProgressNote::read() const {

@@ -38,6 +38,8 @@ class ProgressNote {
   static Result<ProgressNote> create();
   ProgressNote(ProgressNote&& other) noexcept;
   ProgressNote& operator=(ProgressNote&&) = delete;
+  /// Takes its name out of the environment; what was named there before is named again.
+  /// Requires: as create().
   ~ProgressNote();
 
   /// What was told last; "" when nothing was. Who asked around this one hears it too.
