@@ -19,6 +19,7 @@
 
 #include "base/check.h"
 #include "base/crc32c.h"
+#include "data/buffered_file.h"
 #include "memory/slab.h"
 #include "os/directories.h"
 #include "os/file.h"
@@ -57,32 +58,6 @@ std::span<const std::byte> bytes_of_value(const T& value) {
   return std::as_bytes(std::span(&value, 1));
 }
 
-// MegatronArray written one behind the other from a place in a file on.
-struct MegatronColumn {
-  File* file{nullptr};
-  std::int64_t at{0};
-  std::span<std::byte> buffer{};
-  std::size_t held{0};
-
-  Result<void> flush() {
-    PLIMSOLL_TRY_VOID(file->write_at(at, buffer.first(held)));
-    at += static_cast<std::int64_t>(std::exchange(held, 0));
-    return {};
-  }
-  Result<void> put(std::span<const std::byte> bytes) {
-    while (!bytes.empty()) {
-      const std::size_t part = std::min(bytes.size(), buffer.size() - held);
-      std::memcpy(buffer.data() + held, bytes.data(), part);
-      held += part;
-      bytes = bytes.subspan(part);
-      if (held == buffer.size()) {
-        PLIMSOLL_TRY_VOID(flush());
-      }
-    }
-    return {};
-  }
-};
-
 // Two files under other names until both are whole; what is left of them is removed.
 struct MegatronFiles {
   explicit MegatronFiles(MegatronNames wanted) : names(std::move(wanted)), partial(names) {
@@ -109,7 +84,7 @@ struct MegatronFiles {
 };
 
 template <class Id>
-Result<void> put_row(MegatronColumn& out, std::span<const std::int32_t> ids) {
+Result<void> put_row(BufferedFile& out, std::span<const std::int32_t> ids) {
   std::array<Id, 4096> some;
   while (!ids.empty()) {
     const std::size_t count = std::min(ids.size(), some.size());
@@ -319,7 +294,8 @@ Result<void> write_columns(const TokenSet& set, MegatronFiles& files, Slab& slab
   const TokenSetInfo& info = set.info();
   const bool wide = info.vocabulary >= kWideFrom;
   const auto column = [&](File& file, std::int64_t at) {
-    return MegatronColumn{.file = &file, .at = at, .buffer = slab.take<std::byte>(kMegatronBuffer)};
+    return BufferedFile{
+        .file = &file, .buffer = slab.take<std::byte>(kMegatronBuffer), .written = at};
   };
   std::array columns{column(files.index, 0), column(files.index, kIndexHeaderBytes + 4 * info.rows),
                      column(files.index, kIndexHeaderBytes + 12 * info.rows), column(files.ids, 0)};
@@ -347,7 +323,7 @@ Result<void> write_columns(const TokenSet& set, MegatronFiles& files, Slab& slab
     }
   }
   PLIMSOLL_TRY_VOID(documents.put(bytes_of_value(info.rows)));
-  for (MegatronColumn& one : columns) {
+  for (BufferedFile& one : columns) {
     PLIMSOLL_TRY_VOID(one.flush());
   }
   return {};

@@ -24,6 +24,7 @@
 #include "base/check.h"
 #include "base/crc32c.h"
 #include "base/utf8.h"
+#include "data/buffered_file.h"
 #include "data/token_set_format.h"
 #include "memory/slab.h"
 #include "os/directories.h"
@@ -42,40 +43,6 @@ constexpr const char* kJournalFile = "journal";
 constexpr std::int64_t kIndexBufferBytes = 64 << 10;
 constexpr std::int64_t kPositionMost = 4 << 20;
 constexpr std::int64_t kNarrowVocabulary = 65536;
-
-// A file that grows through a buffer.
-struct GrowingFile {
-  File file{};
-  std::span<std::byte> buffer{};
-  std::size_t held{0};
-  std::int64_t written{0};
-
-  [[nodiscard]] std::int64_t bytes() const noexcept {
-    return written + static_cast<std::int64_t>(held);
-  }
-  Result<void> flush() {
-    PLIMSOLL_TRY_VOID(file.write_at(written, buffer.first(held)));
-    written += static_cast<std::int64_t>(std::exchange(held, 0));
-    return {};
-  }
-  Result<void> put(std::span<const std::byte> bytes) {
-    while (!bytes.empty()) {
-      const std::size_t part = std::min(bytes.size(), buffer.size() - held);
-      std::memcpy(buffer.data() + held, bytes.data(), part);
-      held += part;
-      bytes = bytes.subspan(part);
-      if (held == buffer.size()) {
-        PLIMSOLL_TRY_VOID(flush());
-      }
-    }
-    return {};
-  }
-  // Forgets what is beyond `bytes`.
-  void rewind(std::int64_t bytes) noexcept {
-    held = bytes > written ? static_cast<std::size_t>(bytes - written) : 0;
-    written = std::min(written, bytes);
-  }
-};
 
 struct Journal {
   TokenSetInfo info{};
@@ -193,8 +160,10 @@ class TokenWriter::Impl {
   FolderLock lock_;
   Slab slab_;
   Lease mask_lease_;
-  GrowingFile rows_;
-  GrowingFile index_;
+  File rows_file_{};
+  File index_file_{};
+  BufferedFile rows_{.file = &rows_file_};
+  BufferedFile index_{.file = &index_file_};
   // The row under way.
   std::vector<std::byte> mask_;
   std::uint32_t crc_{0};  // Of its ids.
@@ -242,8 +211,8 @@ Result<void> TokenWriter::Impl::begin(bool again) {
           index->size().value_or(0) >= journal->info.rows * 16) {
         PLIMSOLL_TRY_VOID(rows->truncate(journal->rows_bytes));
         PLIMSOLL_TRY_VOID(index->truncate(journal->info.rows * 16));
-        rows_.file = std::move(*rows);
-        index_.file = std::move(*index);
+        rows_file_ = std::move(*rows);
+        index_file_ = std::move(*index);
         rows_.written = journal->rows_bytes;
         index_.written = journal->info.rows * 16;
         done = std::move(*journal);
@@ -254,8 +223,8 @@ Result<void> TokenWriter::Impl::begin(bool again) {
   }
   PLIMSOLL_TRY_VOID(remove_file(folder_ / kJournalFile));
   PLIMSOLL_TRY_VOID(sync_directory(folder_));
-  PLIMSOLL_TRY(rows_.file, File::open(folder_ / kRowsFile, FileMode::kCreate));
-  PLIMSOLL_TRY(index_.file, File::open(folder_ / kIndexFile, FileMode::kCreate));
+  PLIMSOLL_TRY(rows_file_, File::open(folder_ / kRowsFile, FileMode::kCreate));
+  PLIMSOLL_TRY(index_file_, File::open(folder_ / kIndexFile, FileMode::kCreate));
   done = {.info = {.vocabulary = options_.vocabulary,
                    .id_bytes = options_.vocabulary <= kNarrowVocabulary ? 2 : 4,
                    .fingerprint = options_.fingerprint},
@@ -373,8 +342,8 @@ Result<void> TokenWriter::Impl::commit(const std::string& position) {
   }
   PLIMSOLL_TRY_VOID(rows_.flush());
   PLIMSOLL_TRY_VOID(index_.flush());
-  PLIMSOLL_TRY_VOID(rows_.file.sync());
-  PLIMSOLL_TRY_VOID(index_.file.sync());
+  PLIMSOLL_TRY_VOID(rows_file_.sync());
+  PLIMSOLL_TRY_VOID(index_file_.sync());
   done.position = position;
   return replace_file(folder_ / kJournalFile, journal_text(done));
 }
@@ -385,7 +354,7 @@ Result<void> TokenWriter::Impl::copy_index() {
   for (std::int64_t at = 0; at < bytes;) {
     const auto part =
         index_.buffer.first(static_cast<std::size_t>(std::min(kIndexBufferBytes, bytes - at)));
-    PLIMSOLL_TRY_VOID(index_.file.read_at(at, part));
+    PLIMSOLL_TRY_VOID(index_file_.read_at(at, part));
     PLIMSOLL_TRY_VOID(rows_.put(part));
     at += static_cast<std::int64_t>(part.size());
   }
@@ -412,8 +381,8 @@ Result<void> TokenWriter::Impl::finish(const std::string& about, const std::stri
   PLIMSOLL_TRY_VOID(copy_index());
   PLIMSOLL_TRY_VOID(rows_.put(std::as_bytes(std::span(about))));
   PLIMSOLL_TRY_VOID(rows_.flush());
-  PLIMSOLL_TRY_VOID(rows_.file.write_at(0, token_header(places)));
-  PLIMSOLL_TRY_VOID(rows_.file.sync());
+  PLIMSOLL_TRY_VOID(rows_file_.write_at(0, token_header(places)));
+  PLIMSOLL_TRY_VOID(rows_file_.sync());
   PLIMSOLL_TRY_VOID(rename_durable(folder_ / kRowsFile, options_.path));
   return clear();
 }
