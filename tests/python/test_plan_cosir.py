@@ -3,6 +3,8 @@
 import json
 import math
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -14,8 +16,6 @@ OPTIONS = ("--foreign-bytes", "64MiB", "--eval-pairs", "200")
 
 @pytest.fixture(scope="module")
 def data(program, tmp_path_factory):
-    import subprocess
-
     folder = tmp_path_factory.mktemp("planned") / "data"
     subprocess.run([program, "synth", "cosir", "--rows", "60000", "--out", folder, "--seed", "0"],
                    check=True, capture_output=True)
@@ -26,8 +26,6 @@ def data(program, tmp_path_factory):
 def above(program, data):
     """A limit of so many MiB more than the process holds and sets aside: how many pages of its libraries are
     resident when it starts depends on how the kernel keeps their files."""
-    import subprocess
-
     refused = subprocess.run([program, "plan", "cosir", "--data", data, "--memory-limit", "8MiB", *OPTIONS],
                              text=True, capture_output=True)
     held = float(re.search(r"([\d.]+) MiB are held before anything is leased", refused.stderr)[1])
@@ -97,10 +95,19 @@ def test_a_limit_for_no_batch_names_one_that_would_do(trains, call, data):
     assert_refused(done, 1, "MiB")
 
 
+def planned_in_python(**options):
+    """By plimsoll.plan() in a process of its own, which does not hold what the tests before it left."""
+    program = "import json, sys, plimsoll; print(json.dumps(plimsoll.plan('cosir', **json.loads(sys.argv[1]))))"
+    done = subprocess.run([sys.executable, "-c", program, json.dumps(options, default=str)], text=True,
+                          capture_output=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
 def test_python_plans_the_same(trains, call, data):
     plimsoll = pytest.importorskip("plimsoll")
     pytest.importorskip("torch")
-    told = plimsoll.plan("cosir", data=data, memory_limit="1GiB", eval_pairs=200)
+    told = planned_in_python(data=data, memory_limit="1GiB", eval_pairs=200)
     assert told["batch_size"] == planned(call, data, "1GiB")["batch_size"]
     with pytest.raises(ValueError, match="batch_sizes"):
         plimsoll.plan("cosir", data=data, batch_sizes=3)

@@ -10,6 +10,7 @@ import pytest
 from tests.support.can_traffic import write_traffic
 
 from test_cli import assert_refused, call, trains  # noqa: F401  Fixtures.
+from test_plan_cosir import planned_in_python
 
 MIB = 1 << 20
 WINDOW = 20
@@ -159,10 +160,10 @@ def test_python_plans_for_a_device_too(trains, plan, pairs):
     plimsoll = pytest.importorskip("plimsoll")
     pytest.importorskip("torch")
     data = pairs[2]
-    told = plimsoll.plan("cosir", data=data, memory_limit="1GiB", eval_pairs=200, device="simulated",
-                         device_memory_limit="100MiB")
+    told = planned_in_python(data=data, memory_limit="1GiB", eval_pairs=200, device="simulated",
+                             device_memory_limit="100MiB")
     assert told["batch_size"] == plan(pairs, *simulated("100MiB"))["batch_size"]
     assert fits(told["device"]) and told["pinned_bytes"] > 0
-    assert "device" not in plimsoll.plan("cosir", data=data, memory_limit="1GiB", eval_pairs=200)
+    assert "device" not in planned_in_python(data=data, memory_limit="1GiB", eval_pairs=200)
     with pytest.raises(ValueError, match="--device-memory-limit"):
         plimsoll.plan("cosir", data=data, device="simulated")
