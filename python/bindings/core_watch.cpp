@@ -77,7 +77,9 @@ class OwnWatch {
     if (now < watch_.next_ns() || !inside_pace_.due(now, kTimes)) {
       return false;
     }
-    inside_pace_.time([&] { inside_ = inside_with_python(); });
+    for (int times = inside_pace_.ended_ns() == INT64_MIN ? 2 : 1; times > 0; --times) {
+      inside_pace_.time([&] { inside_ = inside_with_python(); });  // The first is cold.
+    }
     watch_.look(step, inside_, phase).or_throw();
     return true;
   }
@@ -98,7 +100,7 @@ class OwnWatch {
   }
 
  private:
-  static constexpr std::int64_t kTimes = 4 * Pace::kCalm;  // As a look's other short readings.
+  static constexpr std::int64_t kTimes = 8 * Pace::kCalm;  // As a look's other short readings.
   Watch watch_;
   Inside inside_{};
   Pace inside_pace_{};

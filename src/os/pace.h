@@ -4,7 +4,8 @@
 //
 // A reading of /proc takes the longer the more a process holds: 3 ms at 200 MB, 110 ms at 10 GB
 // (smaps_rollup, pages of 4 KiB). So the pause is a multiple of what the last reading took of the
-// processor, and begins where that reading ended.
+// processor, and begins where that reading ended. One that takes far longer than the last counts
+// kOutlier times the last: it was interrupted, or the machine was cold.
 //
 // Threads: single-owner.   Memory: 24 bytes.
 #pragma once
@@ -19,6 +20,7 @@ namespace plimsoll {
 class Pace {
  public:
   static constexpr std::int64_t kCalm = 100;  ///< Pauses of so many times the cost: 1 % of a core.
+  static constexpr std::int64_t kOutlier = 4;
   static constexpr std::int64_t kHurried = 10;  ///< A tenth of a core, where a limit may be near.
 
   /// `least_ns`: of every pause.
@@ -45,10 +47,11 @@ class Pace {
   /// A reading took `took_ns` of the processor and ended at `ended_ns` (now_ns()).
   void record(std::int64_t ended_ns, std::int64_t took_ns) noexcept {
     ended_ns_ = ended_ns;
-    took_ns_ = took_ns;
+    took_ns_ = took_ns_ == 0 ? took_ns : std::min(took_ns, kOutlier * took_ns_);
   }
 
   [[nodiscard]] std::int64_t ended_ns() const noexcept { return ended_ns_; }
+  /// What the last reading counts.
   [[nodiscard]] std::int64_t took_ns() const noexcept { return took_ns_; }
 
  private:

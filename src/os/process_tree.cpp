@@ -7,6 +7,7 @@
 #include <fstream>
 #include <optional>
 #include <string_view>
+#include <utility>
 
 #include <fmt/format.h>
 #include <unistd.h>
@@ -29,9 +30,10 @@ struct Stat {
   int parent{0};
   bool ended{false};  // A zombie holds nothing.
   std::int64_t began{0};
+  std::uint64_t stack{0};  // Where it starts: random at each exec, kept by fork(); 0: not told.
 };
 
-// /proc/PID/stat is "PID (NAME) STATE PARENT … BEGAN …", and NAME may hold anything.
+// /proc/PID/stat is "PID (NAME) STATE PARENT … BEGAN … STACK …", and NAME may hold anything.
 std::optional<Stat> read_stat(const fs::path& folder) {
   std::ifstream file(folder / "stat");
   std::string text;
@@ -50,12 +52,15 @@ std::optional<Stat> read_stat(const fs::path& folder) {
     return std::nullopt;
   }
   constexpr int kBeganAt = 20;  // The field's number, the state's being 1.
+  constexpr int kStackAt = 26;
   std::size_t at = close + 1;
-  for (int field = 1; field < kBeganAt && at != std::string::npos; ++field) {
+  for (int field = 1; field <= kStackAt && at != std::string::npos; ++field) {
+    if (field == kBeganAt) {
+      std::from_chars(text.data() + at + 1, end, stat.began);
+    } else if (field == kStackAt) {
+      std::from_chars(text.data() + at + 1, end, stat.stack);
+    }
     at = text.find(' ', at + 1);
-  }
-  if (at != std::string::npos) {
-    std::from_chars(text.data() + at + 1, end, stat.began);
   }
   return stat;
 }
@@ -76,17 +81,43 @@ Result<std::vector<Process>> all_processes(const fs::path& proc) {
   return all;
 }
 
-// What smaps_rollup lacks.
-void read_status(const fs::path& folder, ProcessUse& use) {
+// What smaps_rollup lacks, and resident sizes.
+struct Status {
+  std::int64_t resident_peak{0};
+  std::int64_t page_tables{0};
+  std::int64_t anonymous{0};
+  std::int64_t file{0};
+  std::int64_t shared{0};
+};
+
+Status read_status(const fs::path& folder) {
+  Status found;
   std::ifstream status(folder / "status");
   for (std::string line; std::getline(status, line);) {
-    if (line.starts_with("VmHWM:")) {
-      use.resident_peak = std::strtoll(line.c_str() + 6, nullptr, 10) << 10;
-    } else if (line.starts_with("VmPTE:")) {
-      use.page_tables = std::strtoll(line.c_str() + 6, nullptr, 10) << 10;
-      return;  // It stands behind the other.
+    const std::size_t colon = std::min(line.find(':'), line.size());
+    const std::string_view key(line.data(), colon);
+    std::int64_t* const into = key == "VmHWM"      ? &found.resident_peak
+                               : key == "RssAnon"  ? &found.anonymous
+                               : key == "RssFile"  ? &found.file
+                               : key == "RssShmem" ? &found.shared
+                               : key == "VmPTE"    ? &found.page_tables
+                                                   : nullptr;
+    if (into != nullptr) {
+      *into = std::strtoll(line.c_str() + colon + 1, nullptr, 10) << 10;
+    }
+    if (into == &found.page_tables) {
+      break;  // It stands behind the others.
     }
   }
+  return found;
+}
+
+// Walking the pages of a process holds up whoever maps memory in it, for 10 ms a gigabyte.
+constexpr std::int64_t kWalkedMost = std::int64_t{64} << 20;
+constexpr std::int64_t kSharedMost = std::int64_t{16} << 20;
+
+bool walked(const Status& status, bool alone) {
+  return !alone || status.anonymous + status.file <= kWalkedMost || status.shared > kSharedMost;
 }
 
 // Lines "Pss:   123 kB" of smaps_rollup; without leave to read it, the resident pages of statm.
@@ -180,23 +211,50 @@ Result<std::vector<int>> descendants(int root, const fs::path& proc) {
   return found;
 }
 
-std::optional<ProcessUse> read_process(int pid, const fs::path& proc) {
-  const fs::path folder = proc / std::to_string(pid);
-  auto stat = read_stat(folder);
-  ProcessUse use{.pid = pid};
-  if (!stat || !read_use(folder, use)) {
+namespace {
+
+// `alone`: no other process has pages that it wrote to.
+std::optional<ProcessUse> read_one(int pid, Stat stat, bool alone, const fs::path& folder) {
+  const Status status = read_status(folder);
+  ProcessUse use{.pid = pid, .parent = stat.parent, .name = std::move(stat.name)};
+  if (!walked(status, alone)) {
+    use.anonymous = status.anonymous;
+    use.file = status.file;
+    use.shared = status.shared;
+    use.bytes = use.anonymous + use.file + use.shared;
+  } else if (!read_use(folder, use)) {
     return std::nullopt;
   }
-  read_status(folder, use);
-  use.parent = stat->parent;
-  use.name = std::move(stat->name);
+  use.page_tables = status.page_tables;
+  use.resident_peak = status.resident_peak;
   return use;
 }
 
+}  // namespace
+
+std::optional<ProcessUse> read_process(int pid, const fs::path& proc) {
+  const fs::path folder = proc / std::to_string(pid);
+  auto stat = read_stat(folder);
+  return stat ? read_one(pid, *std::move(stat), false, folder) : std::nullopt;
+}
+
 TreeUse read_tree(const std::vector<int>& pids, const fs::path& proc) {
-  TreeUse tree;
+  std::vector<std::uint64_t> stacks;  // Of the processes and their parents, each once.
+  std::vector<std::pair<int, Stat>> living;
   for (const int pid : pids) {
-    auto use = read_process(pid, proc);
+    if (auto stat = read_stat(proc / std::to_string(pid))) {
+      stacks.push_back(stat->stack);
+      if (std::ranges::find(pids, stat->parent) == pids.end()) {
+        const auto parent = read_stat(proc / std::to_string(stat->parent));
+        stacks.push_back(parent ? parent->stack : 0);
+      }
+      living.emplace_back(pid, *std::move(stat));
+    }
+  }
+  TreeUse tree;
+  for (auto& [pid, stat] : living) {
+    const bool alone = stat.stack != 0 && std::ranges::count(stacks, stat.stack) == 1;
+    auto use = read_one(pid, std::move(stat), alone, proc / std::to_string(pid));
     if (!use) {
       continue;  // It ended.
     }

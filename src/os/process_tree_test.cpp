@@ -29,11 +29,12 @@ class LaidOut : public ::testing::Test {
  protected:
   LaidOut() { fs::remove_all(proc_); }
   void add(int pid, const std::string& name, int parent, const std::string& state,
-           const std::string& rollup) const {
+           const std::string& rollup, const std::string& stack = "") const {
     const fs::path folder = proc_ / std::to_string(pid);
     fs::create_directories(folder);
     std::ofstream(folder / "stat")
-        << pid << " (" << name << ") " << state << " " << parent << " 1 1 0 -1\n";
+        << pid << " (" << name << ") " << state << " " << parent << " 1 1 0 -1"
+        << (stack.empty() ? "" : " 0 0 0 0 0 0 0 0 0 0 20 0 1 99 0 0 0 0 0 " + stack) << " 0\n";
     if (!rollup.empty()) {
       std::ofstream(folder / "smaps_rollup") << "00400000-7ffc ---p 00000000 00:00 0 [rollup]\n"
                                              << rollup;
@@ -96,6 +97,29 @@ TEST_F(LaidOut, NamesTheLargestOnly) {
   EXPECT_EQ(tree.bytes, 5050 << 10);
   EXPECT_EQ(tree.largest.size(), TreeUse::kNamedMost);
   EXPECT_EQ(tree.largest.front().bytes, 100 << 10);
+}
+
+// The rollup says something else than the resident sizes, so that it shows which was read.
+TEST_F(LaidOut, OnlyWhoSharesIsWalkedThrough) {
+  const auto add_large = [&](int pid, int parent, const std::string& stack, int shared_kib = 0) {
+    add(pid, "python", parent, "S", "Pss: 1000 kB\nPss_Anon: 1000 kB\n", stack);
+    std::ofstream(proc_ / std::to_string(pid) / "status")
+        << "VmHWM: 2097152 kB\nRssAnon:\t 1048576 kB\nRssFile: 10 kB\nRssShmem: " << shared_kib
+        << " kB\nVmPTE: 12 kB\n";
+  };
+  add_large(10, 1, "7001");
+  add_large(20, 10, "7002");  // Made an exec.
+  add_large(30, 10, "7001");  // A forked worker of the root, …
+  add_large(31, 20, "7003");  // … and workers of another, …
+  add_large(32, 31, "7003");
+  add_large(40, 10, "7004", 65536);  // … shared memory, …
+  add_large(50, 10, "0");            // … and somebody else's.
+  const TreeUse tree = tree_below(10, proc_);
+  ASSERT_EQ(tree.processes, 6);
+  for (const ProcessUse& use : tree.largest) {
+    EXPECT_EQ(use.anonymous, use.pid == 20 ? 1_GiB : 1000_KiB) << use.pid;
+    EXPECT_EQ(use.resident_peak, 2_GiB);
+  }
 }
 
 TEST_F(LaidOut, ErrorsNameTheFolder) {

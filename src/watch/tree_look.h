@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// TreeLooker: looks at a process tree again and again, from outside, at 1 % of a core.
+// TreeLooker: looks at a process tree again and again, at 1 % of a core.
 //
 // A look has two tiers. The short one reads the resident sizes of each process, which takes 12 µs
 // whatever they hold: added up they are never less than what the tree holds, but count what
@@ -58,7 +58,7 @@ class TreeLooker {
   ///         cannot be listed.
   Result<TreeLook> look(std::int64_t close_bytes);
 
-  /// From when on another look keeps to 1 % of a core; of the clock of now_ns().
+  /// From when on another look keeps to 1 % of a core, ½ % of one's own; of the clock of now_ns().
   [[nodiscard]] std::int64_t next_ns() const noexcept;
 
   /// What all looks took of the processor so far.
@@ -85,6 +85,7 @@ class TreeLooker {
 
   const int root_;
   const bool counted_;
+  const std::int64_t times_;  // Looks are so much rarer: 2 for who looks at itself.
   const std::int64_t began_ns_;
   std::int64_t root_began_{0};  // In ticks: which process the pid was.
   std::vector<int> pids_;
