@@ -6,6 +6,7 @@
 #include <CLI/CLI.hpp>
 
 #include "cli/commands.h"
+#include "run/counter_track.h"
 #include "run/page.h"
 #include "run/why.h"
 
@@ -39,6 +40,10 @@ Examples:
   report_command->add_option("RUN", *run, "Folder of a run, or of `plimsoll run --record`")
       ->required();
   report_command->add_option("--out", *out, "File of the page instead of RUN/report.html");
+  auto trace = std::make_shared<std::string>();
+  report_command->add_option(
+      "--trace", *trace,
+      "File to write the memory counters to, for Perfetto beside a trace of torch.profiler");
   report_command->footer(R"(
 Memory by owner over time with phases and the limit, loss and throughput, what was refused and given
 back, commits, verdicts, advice, environment. One file, below 1.5 MB, that loads nothing: it can be
@@ -46,12 +51,19 @@ sent. A run that ends writes it by itself; of one that runs or was killed this d
 
 Examples:
   plimsoll report run/
-  plimsoll report run/ --out /tmp/run.html)");
-  report_command->callback([run, out, &status] {
+  plimsoll report run/ --out /tmp/run.html
+  plimsoll report run/ --trace memory.json    # open it in Perfetto)");
+  report_command->callback([run, out, trace, &status] {
     const auto written = write_report(*run, *out);
     if (!written) {
       status = report(written.error());
       return;
+    }
+    if (!trace->empty()) {
+      if (const auto traced = write_counter_tracks(*run, *trace); !traced) {
+        status = report(traced.error());
+        return;
+      }
     }
     print(written->string());
   });

@@ -27,6 +27,7 @@
 #include "bindings.h"
 #include "plimsoll/governor.h"
 #include "run/control.h"
+#include "run/counter_track.h"
 #include "run/limit_requests.h"
 #include "run/metrics.h"
 #include "run/page.h"
@@ -321,6 +322,12 @@ void bind_runs(nb::module_& m) {
       "run_report",
       [](const std::string& run, const std::string& out) {
         return write_report(run, out).or_throw().string();
+      },
+      nb::arg("run"), nb::arg("out"), unlocked);
+  m.def(
+      "run_trace",
+      [](const std::string& run, const std::string& out) {
+        write_counter_tracks(run, out).or_throw();
       },
       nb::arg("run"), nb::arg("out"), unlocked);
   m.def(

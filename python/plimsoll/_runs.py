@@ -31,13 +31,18 @@ def why(run: Path) -> dict[str, Any]:
     return json.loads(_core.run_why(os.fspath(run)))
 
 
-def report(run: Path, out: Path | None = None) -> str:
+def report(run: Path, out: Path | None = None, trace: Path | None = None) -> str:
     """Draws a run as one page that loads nothing; returns its path. A run that ends writes RUN/report.html by itself.
 
-    run: as for why(). out: the file; None: RUN/report.html.
+    run:   as for why().
+    out:   the file; None: RUN/report.html.
+    trace: a file for its memory over time as counters, which Perfetto opens beside a trace of torch.profiler.
     Errors: as why(); OSError.
     """
-    return _core.run_report(os.fspath(run), os.fspath(out or ""))
+    page = _core.run_report(os.fspath(run), os.fspath(out or ""))
+    if trace is not None:
+        _core.run_trace(os.fspath(run), os.fspath(trace))
+    return page
 
 
 def stop(run: Path) -> bool:

@@ -9,7 +9,9 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
+#include <nlohmann/json.hpp>
 
+#include "run/counter_track.h"
 #include "run/page_events.h"
 #include "run/run_folder.h"
 #include "tests/support/array_files.h"
@@ -100,6 +102,42 @@ TEST_F(PageTest, WhatComesFromTheRunIsEscapedAndBounded) {
   EXPECT_NE(page.find("(3000 in all, the newest 20)"), std::string::npos);
   EXPECT_EQ(write_report(root_).or_throw(), root_ / "report.html");
   EXPECT_EQ(test::slurp(root_ / "report.html").size(), page.size());
+}
+
+TEST_F(PageTest, LooksBecomeCountersOfATrace) {
+  fs::create_directories(root_);
+  auto looks =
+      LookHistory::open(root_ / LookHistory::kFile, {.pid = 7, .command = "train\xE9"}).or_throw();
+  for (std::int64_t at = 0; at < 3; ++at) {
+    KeptLook look{.time = 1e9 + 0.5 * static_cast<double>(at),
+                  .step = at,
+                  .loss = 2,
+                  .limit_bytes = 1 << 30,
+                  .held_bytes = (at + 1) << 20,
+                  .phase = at == 1 ? "eval" : "train"};
+    look.owners.fill(-1);
+    look.owners[static_cast<std::size_t>(Owner::kShared)] = at << 20;
+    looks.add(look).or_throw();
+  }
+  write_counter_tracks(root_, root_ / "trace.json").or_throw();
+  const auto trace = nlohmann::json::parse(test::slurp(root_ / "trace.json"));
+  std::vector<std::string> slices;
+  std::vector<std::int64_t> shared;
+  for (const auto& event : trace["traceEvents"]) {
+    EXPECT_EQ(event["pid"], 7);
+    if (event["ph"] == "X") {
+      EXPECT_EQ(event["dur"], 500'000);
+      slices.push_back(event["name"]);
+    } else if (event["name"] == "memory by owner") {
+      EXPECT_EQ(event["args"].size(), 1U);  // What is not known is no counter.
+      EXPECT_EQ(event["ts"], 1'000'000'000'000'000 + 500'000 * shared.size());
+      shared.push_back(event["args"]["shared"]);
+    }
+  }
+  EXPECT_EQ(slices, (std::vector<std::string>{"train", "eval"}));
+  EXPECT_EQ(shared, (std::vector<std::int64_t>{0, 1 << 20, 2 << 20}));
+  EXPECT_EQ(write_counter_tracks(root_ / "nowhere", root_ / "t.json").error().code,
+            ErrorCode::kNotFound);
 }
 
 TEST_F(PageTest, ARunWithoutLooksHasAPageThatSaysSo) {

@@ -115,8 +115,10 @@ class Frame {
     const double step = tick_step(range_, 8, unit);
     for (double at = std::ceil(left_ / step) * step; at <= left_ + range_ + step / 1e6;
          at += step) {
-      out += fmt::format("<text x='{:.1f}' y='{:.1f}' text-anchor='middle' class='tick'>{}</text>",
-                         x(at), height_ - 6, x_text(at, unit));
+      const bool parts = unit == PictureUnit::kSeconds && step < 1;
+      out +=
+          fmt::format("<text x='{:.1f}' y='{:.1f}' text-anchor='middle' class='tick'>{}</text>",
+                      x(at), height_ - 6, parts ? fmt::format("{:.2g} s", at) : x_text(at, unit));
     }
     return out;
   }

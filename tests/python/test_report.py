@@ -78,8 +78,9 @@ def test_a_command_that_was_killed_has_a_page(program, tmp_path):
 
 def test_out_names_the_file_and_errors_name_what_is_wrong(program, tmp_path):
     run = made_run(tmp_path, "fine", program)
-    done = subprocess.run([program, "report", run, "--out", tmp_path / "page.html"], text=True, capture_output=True,
-                          check=True)
+    done = subprocess.run([program, "report", run, "--out", tmp_path / "page.html", "--trace", tmp_path / "t.json"],
+                          text=True, capture_output=True, check=True)
+    assert "memory by owner" in (tmp_path / "t.json").read_text()
     assert done.stdout == f"{tmp_path / 'page.html'}\n" and "finished" in (tmp_path / "page.html").read_text()
     for words, text in (([tmp_path], "neither a run nor"), ([run, "--out", tmp_path / "no" / "page.html"], "page.html")):
         done = subprocess.run([program, "report", *words], text=True, capture_output=True, check=False)
@@ -91,7 +92,10 @@ def test_the_page_in_python(tmp_path, program):
 
     run = made_run(tmp_path, "fine", program)
     assert plimsoll.report(run, tmp_path / "page.html") == str(tmp_path / "page.html")
-    assert plimsoll.report(run) == str(run / "report.html")
+    assert plimsoll.report(run, trace=tmp_path / "trace.json") == str(run / "report.html")
+    counters = [event for event in json.loads((tmp_path / "trace.json").read_text())["traceEvents"] if event["ph"] == "C"]
+    held = [event["args"]["bytes"] for event in counters if event["name"] == "held"]
+    assert held and min(held) > 1 << 20
     with pytest.raises(plimsoll.NotFoundError):
         plimsoll.report(tmp_path)
 
