@@ -9,6 +9,7 @@ import array
 import contextlib
 import json
 import mmap
+import multiprocessing
 import os
 import pathlib
 import time
@@ -70,20 +71,28 @@ class Clock(Nobody):
         self._out.write_text(json.dumps({"quarter": self._quarter, "end": time.time()}))
 
 
-_watcher: Nobody = Nobody()
+_count = int(os.environ["VERDICTS_STEPS"])
+
+
+def _made() -> Nobody:
+    """Made as this is imported: workers that are started later know of it. In a worker: nobody."""
+    if multiprocessing.current_process().name != "MainProcess":
+        return Nobody()
+    kind = {"plimsoll": Plimsoll, "clock": Clock}[os.environ["VERDICTS_WATCHER"]]
+    return kind(pathlib.Path(os.environ["VERDICTS_OUT"]), _count)
+
+
+_watcher = _made()
 
 
 def steps() -> Iterator[int]:
     """The numbers of the steps, while somebody looks on."""
-    global _watcher
-    count, kinds = int(os.environ["VERDICTS_STEPS"]), {"plimsoll": Plimsoll, "clock": Clock}
     least = float(os.environ["VERDICTS_STEP_SECONDS"])
-    _watcher = kinds[os.environ["VERDICTS_WATCHER"]](pathlib.Path(os.environ["VERDICTS_OUT"]), count)
     print("begin", flush=True)
-    for step in range(count):
+    for step in range(_count):
         begun = time.perf_counter()
         yield step
-        _watcher.step(step + 1, count)
+        _watcher.step(step + 1, _count)
         time.sleep(max(0.0, least - (time.perf_counter() - begun)))
     _watcher.end()
 

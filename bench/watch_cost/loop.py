@@ -54,7 +54,7 @@ class Watched(Bare):
             self._watch.step()
         if made % self._window_steps == 0:
             with self._timed():
-                self._watch.verdict()
+                self._watch.verdict(wait=False)
 
     @contextlib.contextmanager
     def _timed(self):

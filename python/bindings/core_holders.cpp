@@ -407,7 +407,7 @@ bool HolderSearch::mark(std::uintptr_t address, std::uint32_t parent) {
 }
 
 std::pair<std::size_t, std::size_t> HolderSearch::found() const {
-  return {found_, pieces_.size()};
+  return {found_, found_ < kFoundEnough ? pieces_.size() : found_};
 }
 
 nb::list HolderSearch::way(std::uint32_t node) const {

@@ -66,7 +66,7 @@ class HolderSearch {
   /// Bytes that all searches of this process hold now: no part of what is watched.
   [[nodiscard]] static std::int64_t held_bytes() noexcept;
 
-  /// How many pieces were found, and how many were looked for.
+  /// How many pieces were found, and of how many: of those that were met where it ended early.
   [[nodiscard]] std::pair<std::size_t, std::size_t> found() const;
   /// Containers met.
   [[nodiscard]] std::size_t visited() const noexcept { return nodes_.size(); }

@@ -42,6 +42,7 @@ from ._adopt import adopt
 from ._arrays import Columns
 from ._chat_import import import_chat
 from ._checkpoint import load_checkpoint, save_checkpoint
+from ._children import answer_parent as _answer_parent
 from ._core import (Eviction, FeaturePlan, Finding, Ledger, LimitCandidate, LimitChange, LimitReport, PoolState,
                     PressureReport, SlabPlan)
 from ._core import version as __version__
@@ -81,3 +82,5 @@ __all__ = [
     "parse_bytes", "pause", "plan", "plan_batch", "report", "resume", "save_checkpoint", "status", "stop", "store",
     "stream_frozen", "train", "why",
 ]
+
+_answer_parent()  # In a worker that was started afresh, where its parent watches.

@@ -961,6 +961,8 @@ def run_why(run: str) -> str:
     """JSON of how a run ended. Errors: NotFoundError, CorruptError."""
 def run_report(run: str, out: str) -> str:
     """Writes the page; "" is RUN/report.html. Returns where it is. Errors: NotFoundError, CorruptError, OSError."""
+def run_trace(run: str, out: str) -> None:
+    """Writes the looks as counters of a trace. Errors: as run_report()."""
 def run_stop(run: str) -> bool:
     """False: no process trains there. Errors: NotFoundError, OSError."""
 def run_pause(run: str) -> bool:

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where what grows was allocated, and who holds it: what a Watch does once it suspects a leak.
 
-    quiet → sampling → (verdict: leak) → collecting once → looking for the holder → told → quiet
-                                                         → tracing lines of a few steps ↗
+    quiet → sampling → (verdict: leak) → looking for the holder → collecting once → told → quiet
+                                       → tracing lines of a few steps ↗
 
 Allocations are sampled from the first suspicion on (decision 0031). Once there is a verdict, what has survived says the
-lines; one collection says whether it is only garbage; and a search through what can be reached, a piece a step, says
-who holds it.
+lines, and a search through what can be reached, a piece a step, says who holds it. Where nobody does, one collection
+says whether it is only garbage.
 
 Threads: those of its Watch.   Memory: 1.6 MiB while it samples, 32 MiB at most while it looks for the holder.
 """
@@ -22,6 +22,7 @@ import threading
 import time
 
 from . import _core
+from ._children import ChildSearch
 from ._holders import FEW, Roots, name_of, name_of_grown
 from ._lines import STEPS, LineTrace
 
@@ -47,6 +48,11 @@ def library_folders() -> list[str]:
     return sorted(os.path.join(one, "") for one in folders if one)
 
 
+def mean_of(rise: float) -> float:
+    """Mean distance of samples, in bytes, where something rises by so many bytes a step."""
+    return min(max(2.5 * rise, _MEAN_LEAST), _MEAN_MOST)
+
+
 class Search:
     """One Watch's search. Only one in a process samples at a time."""
 
@@ -56,6 +62,7 @@ class Search:
         self._holders: _core.HolderSearch | None = None
         self._trace: LineTrace | None = None
         self._shown: set[str] = set()
+        self._children, self._children_asked_at = ChildSearch(core), 0
         self._searches = 0
         self._told: set[str] = set()
         self._trimmed = False
@@ -66,6 +73,11 @@ class Search:
     def sampling(self) -> bool:
         """Whether allocations are hooked."""
         return self._allocations is not None
+
+    @property
+    def under_way(self) -> bool:
+        """Whether there is something that finish() would end."""
+        return self.sampling or self._children.asking
 
     def step(self, step: int, looked: bool) -> None:
         """After each step of the loop; `looked`: the Watch has just looked."""
@@ -78,28 +90,33 @@ class Search:
         if looked:
             self._consider(step)
         if self._trace is not None and (self._trace.steps == STEPS or not self._trace.begin()):
-            self._tell_lines()
+            self._tell_lines(step)
 
-    def finish(self, step: int) -> bool:
-        """Ends what is under way now, in one go: somebody wants to know. False where nothing was."""
+    def finish(self, step: int) -> None:
+        """Ends what is under way now, in one go: somebody wants to know."""
+        windows, owner, rise = self._core.suspect()
+        self._children.consider(windows, rise if owner == "children" else None, now=True)
         if self._allocations is None:
-            return False
+            return
         if self._trace is not None:
             self._trace.end()
-            self._tell_lines()
+            self._tell_lines(step)
         elif self._holders is None:
             self._consider(step, asked=True)
         while self._holders is not None:
             self._look_for_holder(step, piece_seconds=1.0, asked=True)
-        return True
 
     def close(self) -> None:
         """Removes all hooks. Nothing more is searched for."""
         self._searches = _SEARCHES_MOST
+        self._children.close()
         self._end()
 
     def _consider(self, step: int, asked: bool = False) -> None:
         windows, owner, rise = self._core.suspect()
+        if windows != self._children_asked_at:
+            self._children_asked_at = windows
+            self._children.consider(windows, rise if owner == "children" else None)
         if self._allocations is None:
             if owner in _KINDS_OF and owner not in self._told and self._searches < _SEARCHES_MOST:
                 self._begin(step, windows, owner, rise)
@@ -128,9 +145,8 @@ class Search:
             self._end()
 
     def _begin(self, step: int, windows: int, owner: str, rise: float) -> None:
-        mean = min(max(2.5 * rise, _MEAN_LEAST), _MEAN_MOST)
         try:
-            self._allocations = _core.Allocations(mean, library_folders())
+            self._allocations = _core.Allocations(mean_of(rise), library_folders())
         except ValueError:  # Another Watch of this process searches.
             return
         self._began, self._seen_windows, self._suspected_at = step, windows, windows
@@ -160,10 +176,7 @@ class Search:
                    for name, held, _ in self._allocations.sites(since, until, 64)]
             sites = [(name, held) for name, held in sorted(now, key=lambda one: -one[1]) if held > 0][:_SITES_MOST]
         self._finding, self._sites = finding, [(name, held) for name, held in sites if name]
-        self._range = since, until
-        if self._garbage(step, grown):
-            self._tell("", garbage=True)
-            return
+        self._range, self._collected = (since, until), False
         if sum(held for _, held in sites) < _EXPLAINED * grown and finding.owner in ("native", "unexplained"):
             self._trace = LineTrace(finding.owner, tuple(library_folders()))
             return
@@ -176,11 +189,13 @@ class Search:
         if until > step:  # Made anew in the next step.
             self._look_for_holder(step, 2 * PIECE_SECONDS)
 
-    def _garbage(self, step: int, grown: float) -> bool:
+    def _garbage(self, step: int) -> bool:
         """Whether it is what one gc.collect() frees; none is made where Python made one since."""
         assert self._allocations is not None
-        if _full_collections() > self._full_collections and gc.isenabled():
+        if self._collected or (_full_collections() > self._full_collections and gc.isenabled()):
             return False
+        self._collected = True
+        grown = self._finding.bytes_per_step * (step - self._began - self._window)
         before = sum(held for _, held, _ in self._allocations.sites(*self._range, 64))
         held_before = _core.own_bytes(self._finding.owner)
         began = time.perf_counter()
@@ -190,11 +205,11 @@ class Search:
         freed = held_before - _core.own_bytes(self._finding.owner)
         return bool((before and after < (1 - _GARBAGE) * before and freed > 0.2 * grown) or freed > _GARBAGE * grown)
 
-    def _tell_lines(self) -> None:
+    def _tell_lines(self, step: int) -> None:
         """What no hook saw has no object to look for."""
         assert self._trace is not None
         self._sites, self._trace = self._trace.sites[:_SITES_MOST], None
-        self._tell("")
+        self._tell("", garbage=self._garbage(step))
         self._end()
 
     def _look_for_holder(self, step: int, piece_seconds: float = PIECE_SECONDS, asked: bool = False) -> None:
@@ -203,7 +218,9 @@ class Search:
         if self._stage == "reach" and holders.advance(piece_seconds):
             found, wanted = holders.found
             _, graphs = holders.graphs()
-            if wanted and found >= FEW * wanted or graphs:
+            if not graphs and found <= (1 - _GARBAGE) * wanted and self._garbage(step):
+                self._tell("", garbage=True)
+            elif wanted and found >= FEW * wanted or graphs:
                 self._tell(name_of(holders, self._roots))
             else:  # What was allocated shows in no object: then, which container grows.
                 self._stage, self._met_at = "wait", step
@@ -220,9 +237,7 @@ class Search:
         self._core.tell(owner, self._sites, holder, garbage, self._finding.bytes_per_step)
         self._told.add(owner)
         self._stage = "told"
-        if garbage:
-            self._end()
-        elif self._holders is not None:
+        if self._holders is not None:
             self._roots.clear()
 
     def _trim(self) -> None:

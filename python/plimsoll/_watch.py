@@ -33,17 +33,19 @@ class Watch:
     first quarter is warm-up, and a leak is what rises in both halves of the rest.
 
     Where something has risen for four windows, allocations are sampled (one in 512 KiB; of Python's objects, malloc(),
-    shared memory or tensors, as the owner is), and no longer than until there is an answer. Then one gc.collect() tells
-    garbage from a leak, unless Python made a full collection itself meanwhile, and a search through all that can be
-    reached, 2 ms a step, finds who holds it. Known are lines of Python 3.10 to 3.13; not known is what is allocated in
-    child processes, or by a function that ctypes has looked up.
+    shared memory or tensors, as the owner is), and no longer than until there is an answer. Then a search through all
+    that can be reached, 2 ms a step, finds who holds it. Where nobody does, one gc.collect() tells garbage from a leak,
+    unless Python made a full collection itself meanwhile. Worker processes that multiprocessing started since are asked
+    for their lines and holders. Known are lines of Python 3.10 to 3.13; not known is what other children allocate, or a
+    function that ctypes has looked up.
 
     Units:    bytes; a step is one call of step().
     Threads:  any; calls from several queue up. Of several Watches of a process one at a time searches.
     Forks:    in a forked child, step() and verdict() raise ValueError: make another there.
-    Memory:   a fixed 80 KB, however long it watches; with a search 2 MiB, and 32 MiB at most while it looks for a holder.
-    Time:     looks are left out where they would take more than 1 % of a core. A search adds 2 ms to a step; see
-              `collect_seconds` for the collection.
+    Memory:   a fixed 80 KB, however long it watches; with a search 2 MiB, in each worker too, and 32 MiB at most while it
+              looks for a holder.
+    Time:     looks are left out where they would take more than 1 % of a core. A search adds 2 ms to a step; the
+              collection, where there is one, `collect_seconds`.
     """
 
     def __init__(self, *, window_steps: int = 25, search: bool = True) -> None:
@@ -61,14 +63,16 @@ class Watch:
         self._phases: list[str] = []
         self.steps = 0
         """Calls of step() so far."""
+        self._looked = False  # Since the last step.
         self._look()
 
     def step(self) -> None:
         """Counts a step; call it where each step ends."""
         self.steps += 1
-        looked = self._look()
+        self._look()
         if self._search is not None:
-            self._search.step(self.steps, looked)
+            self._search.step(self.steps, self._looked)
+        self._looked = False
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -85,15 +89,22 @@ class Watch:
             self._look()
             self._phases.pop()
 
-    def verdict(self) -> Finding:
+    def verdict(self, *, wait: bool = True) -> Finding:
         """What grows, by all looks so far; str() is one line, `.advice` what to do.
 
-        Ends a search that is under way, which may take a second; asked seldom, it goes on beside the steps.
+        wait: a search that is under way is ended now, which may take a second; False: it goes on beside the steps, and
+              what it finds stands in a later verdict.
         """
         found = self._core.verdict()
-        if self._search is not None and found.kind == "leak" and self._search.finish(self.steps):
+        if wait and self._search is not None and found.kind == "leak":
+            self._search.finish(self.steps)
             found = self._core.verdict()
         return found
+
+    @property
+    def searching(self) -> bool:
+        """Whether it is being looked for where what grows is allocated, and who holds it."""
+        return self._search is not None and self._search.under_way
 
     @property
     def collect_seconds(self) -> float | None:
@@ -116,8 +127,8 @@ class Watch:
         picture = self._core.picture(governor.limit_bytes if governor is not None else 0)
         return f"<p>{html.escape(repr(self)[1:-1])}</p>{picture}"
 
-    def _look(self) -> bool:
-        return self._core.look(float(self.steps), self._phases[-1] if self._phases else "")
+    def _look(self) -> None:
+        self._looked |= self._core.look(float(self.steps), self._phases[-1] if self._phases else "")
 
     def __enter__(self) -> Watch:
         return self

@@ -41,9 +41,11 @@ class LoopWatch:
         self._phase.close()
         self._inside = ""
 
-    def ask(self) -> None:
-        """Warns of a leak, once for each owner and kind."""
-        found = self.watch.verdict()
+    def ask(self, *, wait: bool = False) -> None:
+        """Warns of a leak, once for each owner and kind; wait: also of one that is still being looked into."""
+        found = self.watch.verdict(wait=wait)
+        if self.watch.searching and not wait:
+            return
         if found.kind in ("leak", "uncollected garbage") and (found.kind, found.owner) not in self._warned:
             self._warned.add((found.kind, found.owner))
             warnings.warn("; ".join([f"plimsoll: {found}", *found.advice]), RuntimeWarning, stacklevel=2)

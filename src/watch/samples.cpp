@@ -13,6 +13,7 @@
 #include <cstring>
 #include <new>
 #include <string_view>
+#include <tuple>
 #include <unordered_map>
 
 #include <fmt/format.h>
@@ -30,7 +31,9 @@ constexpr std::size_t kFilter = 1 << 16;
 constexpr std::size_t kPlaceSlots = 2 * Samples::kPlacesMost;
 constexpr std::int64_t kShare = 200;               // Samples take at most this part of the time.
 constexpr std::int64_t kJudgedAfter = 10'000'000;  // Nanoseconds of samples before that is judged.
-constexpr std::uint8_t kFilterMost = 255;          // Stays there: a slot that overflowed.
+constexpr double kUneven =
+    4;  // A line of whose bytes a quarter is of the lesser half counts whole.
+constexpr std::uint8_t kFilterMost = 255;  // Stays there: a slot that overflowed.
 
 struct Line {
   std::uint32_t file{0};
@@ -363,21 +366,39 @@ std::vector<Samples::Live> Samples::alive(std::uint32_t from, std::uint32_t to) 
 }
 
 std::vector<Samples::Site> Samples::by_site(const std::vector<Live>& alive, std::size_t most) {
-  std::unordered_map<std::uint32_t, Site> sums;
+  if (alive.empty()) {
+    return {};
+  }
+  struct Halves {
+    Site site{};
+    double early{0};
+    double late{0};
+  };
+  const auto [first, last] = std::ranges::minmax(alive, {}, &Live::step);
+  std::unordered_map<std::uint32_t, Halves> sums;
   for (const Live& one : alive) {
-    Site& sum = sums[one.place];
-    sum.bytes += std::llround(one.stands_for);
-    ++sum.samples;
+    Halves& sum = sums[one.place];
+    (one.step - first.step <= last.step - one.step ? sum.early : sum.late) += one.stands_for;
+    ++sum.site.samples;
   }
-  std::vector<Site> sites;
+  std::vector<Halves> ranked;
   for (auto& [place, sum] : sums) {
-    sum.site = site(place);
-    sites.push_back(std::move(sum));
+    sum.site.site = site(place);
+    sum.site.bytes = std::llround(sum.early + sum.late);
+    ranked.push_back(std::move(sum));
   }
-  std::ranges::sort(sites, [](const Site& a, const Site& b) {
-    return a.bytes != b.bytes ? a.bytes > b.bytes : a.site < b.site;
+  std::ranges::sort(ranked, [](const Halves& a, const Halves& b) {
+    const auto steady = [](const Halves& one) {
+      return std::min(one.early + one.late, kUneven * std::min(one.early, one.late));
+    };
+    return std::tuple{-steady(a), -a.site.bytes, std::string_view(a.site.site)} <
+           std::tuple{-steady(b), -b.site.bytes, std::string_view(b.site.site)};
   });
-  sites.resize(std::min(sites.size(), most));
+  ranked.resize(std::min(ranked.size(), most));
+  std::vector<Site> sites;
+  for (Halves& one : ranked) {
+    sites.push_back(std::move(one.site));
+  }
   return sites;
 }
 

@@ -81,7 +81,8 @@ class Samples {
 
   /// What is alive of the steps [from, to).
   [[nodiscard]] static std::vector<Live> alive(std::uint32_t from, std::uint32_t to);
-  /// The same by line, most bytes first, at most `most` of them.
+  /// The same by line, at most `most` of them: first those that allocated most in both halves of
+  /// the steps, as a leak does and one large table does not.
   [[nodiscard]] static std::vector<Site> by_site(const std::vector<Live>& alive, std::size_t most);
   /// "path/to/file.py:12" of a place of alive(); "" where no line was known.
   [[nodiscard]] static std::string site(std::uint32_t place);

@@ -68,6 +68,23 @@ TEST_F(SamplesTest, WhatIsFreedCountsNoMore) {
   EXPECT_EQ(sites[0].bytes, 64'000);
 }
 
+TEST_F(SamplesTest, ALineThatGoesOnStandsBeforeALargerOneThatDidOnce) {
+  Samples::begin(1, place_now);
+  for (std::uint32_t step = 0; step < 100; ++step) {
+    Samples::step(step);
+    line_now = 3;
+    Samples::allocated(address(step), 32);
+    if (step == 50) {
+      line_now = 5;
+      Samples::allocated(address(1000), 1'000'000);
+    }
+  }
+  const auto sites = now();
+  ASSERT_EQ(sites.size(), 2U);
+  EXPECT_EQ(sites[0].site, "train.py:3");
+  EXPECT_EQ(sites[1].bytes, 1'000'000);
+}
+
 TEST_F(SamplesTest, StepsTellOldFromNew) {
   Samples::begin(1, place_now);
   line_now = 3;

@@ -1,8 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fixtures for the tests of the Python package. PYTHONPATH says which build (build/dev/python)."""
 import importlib.util
+import os
 
 import pytest
+
+# Before torch multiplies: a run that this process goes on with was begun in a process of its own, which a Run had fixed
+# MKL's kernels of, and on some processors they are others.
+os.environ.setdefault("MKL_CBWR", "AVX2,STRICT")
 
 # Without the modules (run make dev) only the tests of the program are left in this folder.
 if importlib.util.find_spec("plimsoll") is None:

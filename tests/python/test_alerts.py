@@ -76,7 +76,7 @@ def test_without_a_signal_nothing_is_sent_and_a_command_is_told(program, tmp_pat
 
 def test_a_size_of_ones_own_is_told_to_the_command_too(program, tmp_path):
     done = run_program(program, "run", "--alert", "24MiB", "--alert-file", tmp_path / "file", "--", sys.executable, "-c",
-                       "import time; x = b'x' * (64 << 20); time.sleep(1)")
+                       "import time; x = b'x' * (64 << 20); time.sleep(3)")
     assert done.returncode == 0
     one, = [one for one in alerts_of(tmp_path / "file") if one["level"] == "size"]
     assert "more than 24.0 MiB" in one["text"]

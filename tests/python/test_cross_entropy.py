@@ -152,7 +152,8 @@ def test_in_bfloat16_a_few_tokens_at_a_time_are_widened(trained, most):
         extension.reset_peak()
         plimsoll.linear_cross_entropy(hidden, weight.requires_grad_(trained), labels, chunk=64).backward()
         peak = extension.arena_stats()["live_peak_bytes"] - before
-    assert 64 * 20_000 * 2 <= peak < 1.1 * most
+    taken_by_kernels = 64 * 20_000 * 2  # By oneDNN, where the processor multiplies bfloat16 itself.
+    assert 64 * 20_000 * 2 <= peak < 1.1 * (most + taken_by_kernels)
 
 
 def test_a_token_that_is_certain_has_its_small_gradient():

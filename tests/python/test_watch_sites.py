@@ -203,6 +203,98 @@ def test_garbage_is_no_leak_and_is_collected_once(played):
     assert "gc.collect()" in told["advice"][0]
 
 
+def test_what_has_a_holder_needs_no_collection(played):
+    told = played("""
+        import gc
+        gc.disable()
+        kept = []
+        with plimsoll.Watch() as watch:
+            for step in steps(watch):
+                kept.append(bytearray(200_000))  # site
+    """)
+    assert told["kind"] == "leak" and told["holder"] and told["collect_seconds"] is None, told["text"]
+
+
+WORKERS = """
+    import multiprocessing, sys
+
+    class Items:
+        def __init__(self):
+            self.kept = {}
+
+        def make(self, index):
+            self.kept[index] = bytearray(200_000)  # site
+
+    def work(items, asked, made):
+        while (index := asked.get()) is not None:
+            items.make(index)
+            made.put(index)
+
+    def main():
+        context = multiprocessing.get_context(METHOD)
+        asked, made = context.Queue(), context.Queue()
+        with plimsoll.Watch() as watch:
+            workers = [context.Process(target=work, args=(Items(), asked, made)) for _ in range(2)]
+            for worker in workers:
+                worker.start()
+            for step in steps(watch):
+                asked.put(step)
+                made.get()
+                time.sleep(0.03)  # In all ten seconds: workers answer four times a second.
+            for worker in workers:
+                asked.put(None)
+            for worker in workers:
+                worker.join()
+
+    if __name__ == "__main__":
+        main()
+"""
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_workers_say_their_line_and_their_holder(played, method):
+    told = played(WORKERS.replace("METHOD", repr(method)))
+    assert told["kind"] == "leak" and told["owner"] == "children", told["text"]
+    assert told["site"] in told["right"] and told["holder"] == "attribute `kept` of Items", told["text"]
+    assert told["bytes_per_step"] == pytest.approx(200_000, rel=0.3)
+
+
+def test_workers_that_are_not_asked_sample_nothing_and_end_with_their_parent(played):
+    told = played("""
+        import multiprocessing, signal
+
+        def work(told):
+            import threading
+            time.sleep(0.5)
+            told.put([thread.name for thread in threading.enumerate()])
+
+        context = multiprocessing.get_context("fork")
+        told = context.Queue()
+        with plimsoll.Watch() as watch:
+            worker = context.Process(target=work, args=(told,))
+            worker.start()
+            assert "plimsoll-watch" in told.get()
+            worker.join()
+            assert worker.exitcode == 0
+            for step in steps(watch):
+                pass
+    """)
+    assert told["kind"] != "leak" and not told["sampling"]
+
+
+def test_one_large_table_is_not_the_line_of_a_leak(played):
+    told = played("""
+        kept, table = [], None
+        with plimsoll.Watch() as watch:
+            for step in steps(watch):
+                kept.append(bytearray(300_000))  # site
+                if step == 130:
+                    table = bytearray(25_000_000)
+    """)
+    assert told["kind"] == "leak" and told["site"] in told["right"], told["text"]
+    assert told["holder"] == "list `kept` in module __main__", told["text"]
+
+
 def test_all_quiet_samples_nothing(played):
     told = played("""
         cache = {}

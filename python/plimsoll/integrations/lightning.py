@@ -212,7 +212,7 @@ class WatchCallback(lightning.pytorch.Callback):
         self._loop.leave()
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        self._loop.ask()
+        self._loop.ask(wait=True)
 
 
 class _Undo:

@@ -303,4 +303,4 @@ class WatchCallback(transformers.TrainerCallback):
         self._loop.leave()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self._loop.ask()
+        self._loop.ask(wait=True)
