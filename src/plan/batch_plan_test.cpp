@@ -138,7 +138,8 @@ TEST(R23BatchPlan, OneTraceIsNeverExactAndSizesGoOnDoubling) {
     const RandomStep step(seed);
     for (const std::int64_t fits : {8192, 3000}) {
       const std::int64_t available = step.peak(fits) + 100;
-      PlanOptions options = Machine(step, available).options;
+      const Machine machine(step, available);
+      PlanOptions options = machine.options;
       int steps = 0;
       const BatchPlan plan = plan_batch(
                                  [&](const StepSize& size) -> Result<StepTrace> {
