@@ -18,13 +18,13 @@ namespace {
 
 constexpr std::array kConsequences{"note", "retry", "fail"};
 // As ending_name() of verdict.h says them, and what the runner of a queue adds.
-constexpr std::array kEvents{"done",         "killed_for_limit", "stopped",
+constexpr std::array kEvents{"done",         "killed_for_limit", "killed_in_cgroup", "stopped",
                              "machine_full", "killed",           "timeout"};
 // Of memory and time: found whatever a job prints.
 constexpr const char* kUsual = R"(
 [[rule]]
 name = "killed at its memory limit"
-event = ["killed_for_limit", "stopped"]
+event = ["killed_for_limit", "killed_in_cgroup", "stopped"]
 [[rule]]
 name = "killed because the machine was full"
 event = ["machine_full"]

@@ -158,6 +158,20 @@ std::optional<std::int64_t> oom_kills_in(const fs::path& folder) {
   return kills ? kills : read_counter(folder / "memory.oom_control", "oom_kill");
 }
 
+std::int64_t least_limit_in(fs::path folder) {
+  constexpr std::int64_t kNoBound = std::int64_t{1} << 60;  // As version 1 writes "none".
+  std::int64_t least = 0;
+  for (; folder.has_relative_path() && folder != "/sys/fs/cgroup"; folder = folder.parent_path()) {
+    for (const char* name : {"memory.max", "memory.limit_in_bytes"}) {
+      const std::int64_t bytes = read_number(folder / name);
+      if (bytes > 0 && bytes < kNoBound) {
+        least = least == 0 ? bytes : std::min(least, bytes);
+      }
+    }
+  }
+  return least;
+}
+
 std::int64_t machine_oom_kills() {
   return read_counter("/proc/vmstat", "oom_kill").value_or(0);
 }
@@ -232,6 +246,17 @@ Result<std::int64_t> MemoryCgroup::oom_kills() const {
     return *kills;
   }
   return fail(ErrorCode::kIo, path.string() + ": no oom_kill counter");
+}
+
+// Version 1 does not count how often, but how much was charged: at a kill all but some pages that
+// processors keep for the next charge.
+bool MemoryCgroup::met_limit() const {
+  if (version2_) {
+    return read_counter(folder_ / "memory.events", "oom").value_or(1) > 0;
+  }
+  constexpr std::int64_t kKept = 64;  // Of the limit, at most.
+  const std::int64_t limit = read_number(folder_ / "memory.limit_in_bytes");
+  return read_number(folder_ / "memory.max_usage_in_bytes") >= limit - limit / kKept;
 }
 
 CgroupUse MemoryCgroup::use() const {

@@ -50,6 +50,9 @@ struct CgroupLine {
 /// not tell.
 [[nodiscard]] std::optional<std::int64_t> oom_kills_in(const std::filesystem::path& folder);
 
+/// The least limit of the cgroup of this folder and of those above it; 0: there is none.
+[[nodiscard]] std::int64_t least_limit_in(std::filesystem::path folder);
+
 /// The same on the whole machine, since it started; 0 where the kernel does not tell.
 [[nodiscard]] std::int64_t machine_oom_kills();
 
@@ -79,6 +82,8 @@ class MemoryCgroup {
 
   /// Processes the kernel killed in it so far. Errors: kIo.
   [[nodiscard]] Result<std::int64_t> oom_kills() const;
+  /// Whether its own limit was ever met; else who was killed in it was killed for another's.
+  [[nodiscard]] bool met_limit() const;
   [[nodiscard]] CgroupUse use() const;
   [[nodiscard]] const std::filesystem::path& folder() const noexcept { return folder_; }
 

@@ -70,10 +70,14 @@ TEST(Cgroup, HoldsItsChildToTheLimitAndIsGoneAfterwards) {
     EXPECT_EQ(group.oom_kills().or_throw(), 0);
     EXPECT_GE(group.use().peak_bytes, 16_MiB);  // Its child has ended; the peak stays.
     EXPECT_LE(group.use().peak_bytes, 64_MiB);
+    EXPECT_FALSE(group.met_limit());
+    EXPECT_LE(least_limit_in(folder), 64_MiB);  // The test's own may be less.
+    EXPECT_GT(least_limit_in(folder), 0);
     const int status = child_holding(group, 128_MiB);
     ASSERT_TRUE(WIFSIGNALED(status));
     EXPECT_EQ(WTERMSIG(status), SIGKILL);
     EXPECT_EQ(group.oom_kills().or_throw(), 1);
+    EXPECT_TRUE(group.met_limit());
   }
   EXPECT_FALSE(fs::exists(folder));
 }

@@ -29,6 +29,7 @@ struct EndedCommand {
   std::int64_t limit_bytes{0};  ///< 0: none.
   std::int64_t peak_bytes{0};
   std::int64_t oom_kills{0};
+  std::int64_t killer_limit_bytes{0};  ///< Of the cgroup around it, where that was the killer.
   std::int64_t machine_oom_kills{0};
   bool asked{false};
   std::string summary{};

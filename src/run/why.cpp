@@ -23,21 +23,6 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::int64_t kGrownLeast = 16LL << 20;
-constexpr std::int64_t kNoBound = std::int64_t{1} << 60;  // As version 1 writes "none".
-
-// The least limit of this cgroup and those above it; 0: none.
-std::int64_t least_limit(fs::path folder) {
-  std::int64_t least = 0;
-  for (; folder.has_relative_path() && folder != "/sys/fs/cgroup"; folder = folder.parent_path()) {
-    for (const char* name : {"memory.max", "memory.limit_in_bytes"}) {
-      std::int64_t bytes = 0;
-      if (std::ifstream file(folder / name); file >> bytes && bytes > 0 && bytes < kNoBound) {
-        least = least == 0 ? bytes : std::min(least, bytes);
-      }
-    }
-  }
-  return least;
-}
 
 std::string doing(const std::string& phase) {
   if (phase.empty() || phase == "train") {
@@ -49,10 +34,11 @@ std::string doing(const std::string& phase) {
   return phase == "evaluating" || phase == "paused" ? "while " + phase : "in phase " + phase;
 }
 
-std::string in_words(const Grower& one, bool epochs) {
-  return fmt::format("{}, PID {} ({}), grew {}{} {}", one.child ? "a worker" : "the process itself",
+// What it did then, only a run has said.
+std::string in_words(const Grower& one, bool run) {
+  return fmt::format("{}, PID {} ({}), grew {}{}", one.child ? "a worker" : "the process itself",
                      one.pid, one.name, format_bytes(one.bytes),
-                     epochs ? fmt::format(" in epoch {}", one.epoch + 1) : "", doing(one.phase));
+                     run ? fmt::format(" in epoch {} {}", one.epoch + 1, doing(one.phase)) : "");
 }
 
 // "SIGSEGV (11)" of an exit status above 128.
@@ -159,6 +145,13 @@ class Explanation {
     } else if (command.ending == "stopped") {
       why_.cause = EndCause::kStopped;
       why_.summary = fmt::format("ended by `plimsoll run` at its limit of {}", limit);
+    } else if (command.ending == "killed_in_cgroup") {
+      why_.cause = EndCause::kKilledCgroup;
+      why_.summary = fmt::format("killed by the kernel: the cgroup around it (limit {})",
+                                 format_bytes(command.killer_limit_bytes));
+      if (command.limit_bytes > 0) {
+        why_.summary += fmt::format(", not at the limit of {} that `plimsoll run` set", limit);
+      }
     } else if (command.ending == "machine_full") {
       why_.cause = EndCause::kKilledMachine;
       why_.summary = "killed by the kernel: the machine had no memory left";
@@ -181,7 +174,7 @@ class Explanation {
     }
     say("`plimsoll run`: " + command.summary);
     why_.advice = command.advice;
-    if (command.ending == "done" && command.oom_kills > 0) {
+    if ((command.ending == "done" || command.ending == "stopped") && command.oom_kills > 0) {
       say(fmt::format("the kernel killed {} of its processes for memory", command.oom_kills));
     }
   }
@@ -419,7 +412,7 @@ KernelNow kernel_now(const fs::path& cgroup) {
   KernelNow now{.booted = boot_seconds(), .machine_oom_kills = machine_oom_kills()};
   if (!cgroup.empty()) {
     now.cgroup_oom_kills = oom_kills_in(cgroup);
-    now.cgroup_limit_bytes = least_limit(cgroup);
+    now.cgroup_limit_bytes = least_limit_in(cgroup);
   }
   now.log = kernel_kills();
   return now;

@@ -76,6 +76,7 @@ class WhyTest : public ::testing::Test {
                                       {"status", status},
                                       {"limit_bytes", 16 * kGiB},
                                       {"oom_kills", oom_kills},
+                                      {"killer_limit_bytes", 8 * kGiB},
                                       {"summary", "as the guard saw it"},
                                       {"advice", {"fewer workers"}}}
                            .dump())
@@ -209,6 +210,27 @@ TEST_F(WhyTest, ALeakIsNamedWithItsAdvice) {
   EXPECT_FALSE(found.run);
   EXPECT_TRUE(says(found.evidence, "leak: children grows by 562.7 MiB a step, in phase decode"));
   EXPECT_TRUE(says(found.advice, "what each worker keeps from item to item"));
+}
+
+// Epochs, phases and training are a run's.
+TEST_F(WhyTest, ACommandThatIsNoRunDoesNotTrain) {
+  fs::create_directories(root_);
+  leave_looks();
+  leave_guard("killed_for_limit", 137, 1);
+  EXPECT_EQ(why().summary,
+            "killed by the kernel at the limit of 16.0 GiB that `plimsoll run` set; a worker, PID "
+            "4711 (pt_data_worker), grew 11.0 GiB");
+}
+
+TEST_F(WhyTest, T10TheCgroupAroundACommandIsToldFromItsOwnLimit) {
+  leave_guard("killed_in_cgroup", 137, 1);
+  EXPECT_EQ(why().cause, EndCause::kKilledCgroup);
+  EXPECT_TRUE(why().memory());
+  EXPECT_EQ(why().summary,
+            "killed by the kernel: the cgroup around it (limit 8.0 GiB), not at the limit of 16.0 "
+            "GiB that `plimsoll run` set");
+  leave_guard("stopped", 143, 1);
+  EXPECT_TRUE(says(why().evidence, "the kernel killed 1 of its processes for memory"));
 }
 
 TEST_F(WhyTest, ACommandWithARecordHasItsExitStatusAlone) {

@@ -56,15 +56,21 @@ Alerts::~Alerts() {
 
 AlertLevel Alerts::look(Clock::time_point now, std::int64_t held_bytes, const Room& room,
                         const std::string& who, const Finding& finding) {
-  const std::int64_t coming = coming_.add(now, held_bytes);
+  // What came to the bound, though it be from processes that `held_bytes` has not found yet.
+  came_bytes_ += room.limit_bytes == room_.limit_bytes ? room_.left_bytes - room.left_bytes
+                                                       : held_bytes - held_bytes_;
+  const std::int64_t coming = coming_.add(now, came_bytes_);
+  soon_bytes_ = soon_.add(now, came_bytes_);
+  held_bytes_ = held_bytes;
   room_ = room;
   const auto bound = static_cast<double>(room.limit_bytes);
   const auto left = static_cast<double>(room.left_bytes);
   const auto reserve = static_cast<double>(std::min(options_.reserve_bytes, room.limit_bytes / 2));
   const double act = std::max(kAct * bound, reserve);
   const double high = std::max(kHigh * bound, act);
+  const bool passed_soon = 2 * soon_bytes_ > room.left_bytes;
   AlertLevel level =
-      left < act    ? AlertLevel::kAct
+      left < act || passed_soon ? AlertLevel::kAct
       : left < high ? (static_cast<double>(coming) > left ? AlertLevel::kAct : AlertLevel::kHigh)
                     : AlertLevel::kCalm;
   if (level_ == AlertLevel::kAct && left < act + kBack * bound) {
@@ -210,10 +216,15 @@ int Alerts::act_signal(Clock::time_point now) {
   }
   if (signals_sent_ == 0) {
     first_signal_ = now;
-  } else if (now - first_signal_ < kGrace && room_.left_bytes > room_.limit_bytes / kLastPart) {
+  } else if (now - first_signal_ < kGrace && !nearly_gone()) {
     return 0;
   }
   return options_.signals[signals_sent_++];
+}
+
+bool Alerts::nearly_gone() const noexcept {
+  return room_.limit_bytes > 0 &&
+         room_.left_bytes <= std::max(room_.limit_bytes / kLastPart, soon_bytes_ / 2);
 }
 
 std::chrono::milliseconds Alerts::pause() const noexcept {

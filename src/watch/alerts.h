@@ -3,10 +3,10 @@
 // Alerts: says when memory gets short, in a file and by a command, and when it is time to act.
 //
 // Three levels, by what is left of the bound that is met first: calm; high, below 15 % of it; act,
-// below 5 % or the reserve, or, when high, when as much as came in the last quarter to half a
-// second would pass it. A level falls only when 5 % more than its threshold is left again. What
-// acts is the caller: for a run its governor gives back, shrinks and stops by itself
-// (memory/watcher.h); for other programs there are signals (act_signal()).
+// below 5 % or the reserve, or when growth as before would pass it: within a quarter to half a
+// second when high, within a tenth to a fifth in any case. A level falls only when 5 % more than
+// its threshold is left again. What acts is the caller: for a run its governor gives back, shrinks
+// and stops by itself (memory/watcher.h); for other programs there are signals (act_signal()).
 //
 // File:    a line of JSON each; at kFileBytes it becomes FILE.1, which is replaced.
 // Command: through `sh -c`, the line on its standard input, its level in PLIMSOLL_ALERT; one at a
@@ -66,6 +66,7 @@ class Alerts {
   static constexpr std::chrono::seconds kCommandMost{10};
   static constexpr std::chrono::seconds kGrace{10};  ///< From the first signal to the second.
   static constexpr std::chrono::milliseconds kAhead{250};
+  static constexpr std::chrono::milliseconds kSoon{50};  ///< Half of what a program needs to hear.
   static constexpr std::chrono::milliseconds kLookLeast{5};
   static constexpr std::chrono::milliseconds kLookMost{250};
 
@@ -83,8 +84,12 @@ class Alerts {
   void say(Clock::time_point now, const std::string& level, const std::string& text);
 
   /// The signal to send now: the first when the level is act, the second kGrace later, or at once
-  /// when less than a 64th of the bound is left. 0: none. Each is given once.
+  /// when the room is nearly_gone(). 0: none. Each is given once.
   int act_signal(Clock::time_point now);
+
+  /// At the last look less than a 64th of the bound was left, or what comes in 25 to 50 ms: who is
+  /// to end before the kernel chooses must be killed now.
+  [[nodiscard]] bool nearly_gone() const noexcept;
 
   /// How long the next look may wait, by what is left: memory may come at 4 GiB a second.
   [[nodiscard]] std::chrono::milliseconds pause() const noexcept;
@@ -112,6 +117,10 @@ class Alerts {
   AlertOptions options_;
   AlertLevel level_{AlertLevel::kCalm};
   Coming coming_{kAhead};
+  Coming soon_{kSoon};
+  std::int64_t soon_bytes_{0};  // As much as came in the last one to two of kSoon.
+  std::int64_t came_bytes_{0};  // To what is bounded, since the first look.
+  std::int64_t held_bytes_{0};
   Room room_{};
   std::string leak_{};  // The owner whose leak was told.
   std::size_t signals_sent_{0};

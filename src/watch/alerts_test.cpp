@@ -102,6 +102,47 @@ TEST_F(AlertsTest, WhatGrowsFastIsActedUponSooner) {
   EXPECT_LE(left, 15);
 }
 
+// A bound of which 15 % come in less time than it takes to hear of it.
+TEST_F(AlertsTest, WhatWouldPassTheBoundInATenthOfASecondIsActedUponAboveTheThresholds) {
+  Alerts alerts({.file = root_ / "file", .signals = {SIGTERM, SIGKILL}});
+  double left = 100;
+  int at = 0;
+  for (AlertLevel level = AlertLevel::kCalm; level != AlertLevel::kAct; at += 10) {
+    left -= 2;  // 200 MiB in 10 ms: 20 GiB a second.
+    ASSERT_GT(left, 15);
+    level = look(alerts, at, left);
+  }
+  EXPECT_LE(left, 50);
+  EXPECT_EQ(alerts.act_signal(begin_ + milliseconds(at)), SIGTERM);
+  EXPECT_FALSE(alerts.nearly_gone());
+  for (; !alerts.nearly_gone(); at += 10) {
+    left -= 2;
+    ASSERT_GT(left, 2);  // Above a 64th.
+    look(alerts, at, left);
+  }
+  EXPECT_EQ(alerts.act_signal(begin_ + milliseconds(at)), SIGKILL);
+}
+
+// A cgroup holds more than the processes that were found so far; and a bound that moves is no
+// growth.
+TEST_F(AlertsTest, GrowthIsOfWhatIsBounded) {
+  Alerts unseen({.file = root_ / "unseen"});
+  Alerts moved({.file = root_ / "moved"});
+  AlertLevel level = AlertLevel::kCalm;
+  for (int at = 0; at < 10; ++at) {
+    const std::int64_t left = (20 - at) * kGiB / 2;
+    level = unseen.look(begin_ + milliseconds(10 * at), kGiB,
+                        {.source = "cgroup", .limit_bytes = 12 * kGiB, .left_bytes = left},
+                        "process 7", {});
+    const std::int64_t limit = (30 - 2 * at) * kGiB;
+    EXPECT_EQ(moved.look(begin_ + milliseconds(10 * at), kGiB,
+                         {.source = "cgroup", .limit_bytes = limit, .left_bytes = limit - kGiB},
+                         "process 7", {}),
+              AlertLevel::kCalm);
+  }
+  EXPECT_EQ(level, AlertLevel::kAct);
+}
+
 TEST_F(AlertsTest, TheReserveIsKeptForActing) {
   Alerts alerts({.file = root_ / "file", .reserve_bytes = 1 * kGiB});
   EXPECT_EQ(look(alerts, 0, 11), AlertLevel::kHigh);

@@ -22,6 +22,14 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::size_t kCommandBytes = 200;
+constexpr std::size_t kWordsBytes = 4096;
+constexpr int kStackAt = 28;  // The field of /proc/PID/stat, the pid's being 1.
+
+struct Candidate {
+  Trainer trainer{};
+  std::uint64_t stack{0};  // Where it begins: one address for a process and what is forked from it.
+  bool multiprocessing{false};
+};
 
 // The names of torch's own libraries, whatever folder they are in.
 bool is_torch(std::string_view path) {
@@ -62,9 +70,9 @@ fs::path run_of(const fs::path& process, int pid) {
   return {};
 }
 
-std::string command_of(const fs::path& process) {
+std::string words_of(const fs::path& process) {
   std::ifstream file(process / "cmdline");
-  std::string text(kCommandBytes, '\0');
+  std::string text(kWordsBytes, '\0');
   file.read(text.data(), std::ssize(text));
   text.resize(static_cast<std::size_t>(file.gcount()));
   while (!text.empty() && text.back() == '\0') {
@@ -73,6 +81,22 @@ std::string command_of(const fs::path& process) {
   std::ranges::replace_if(
       text, [](char c) { return std::iscntrl(static_cast<unsigned char>(c)) != 0; }, ' ');
   return text;
+}
+
+// Names may hold anything: the fields begin behind the last bracket, which is the second one's.
+std::uint64_t stack_of(const fs::path& process) {
+  std::ifstream file(process / "stat");
+  std::string text;
+  std::getline(file, text);
+  std::size_t at = text.rfind(')');
+  for (int field = 2; field < kStackAt && at != std::string::npos; ++field) {
+    at = text.find(' ', at + 1);
+  }
+  std::uint64_t value = 0;
+  if (at != std::string::npos) {
+    std::from_chars(text.data() + at + 1, text.data() + text.size(), value);
+  }
+  return value;
 }
 
 void read_trainer_status(const fs::path& process, Trainer& trainer) {
@@ -95,13 +119,34 @@ void read_trainer_status(const fs::path& process, Trainer& trainer) {
   }
 }
 
+// Whether its memory is another's: forked from one of `found`, or started for one of them.
+bool is_worker(const Candidate& one, const std::vector<Candidate>& found, const fs::path& proc) {
+  const auto at = [&](int pid) {
+    return std::ranges::find(found, pid, [](const Candidate& it) { return it.trainer.pid; });
+  };
+  const auto parent = at(one.trainer.parent);
+  if (parent != found.end() && parent->stack == one.stack) {
+    return true;
+  }
+  for (int above = one.trainer.parent; one.multiprocessing && above > 1;) {
+    if (at(above) != found.end()) {
+      return true;
+    }
+    Trainer between;  // Such as the server that forks them.
+    read_trainer_status(proc / std::to_string(above), between);
+    above = between.parent;
+  }
+  return false;
+}
+
 }  // namespace
 
 Result<std::vector<Trainer>> find_trainers(const fs::path& proc) {
-  std::vector<Trainer> found;
+  std::vector<Candidate> found;
   PLIMSOLL_TRY(const auto names, names_in(proc));
   for (const std::string& name : names) {
-    Trainer one;
+    Candidate candidate;
+    Trainer& one = candidate.trainer;
     const auto [stop, status] = std::from_chars(name.data(), name.data() + name.size(), one.pid);
     if (status != std::errc() || stop != name.data() + name.size() || one.pid == ::getpid()) {
       continue;
@@ -110,16 +155,21 @@ Result<std::vector<Trainer>> find_trainers(const fs::path& proc) {
     one.torch = maps_torch(process);
     one.run = run_of(process, one.pid);
     if ((one.torch || !one.run.empty()) && found.size() < kTrainersMost) {
-      one.command = command_of(process);
+      one.command = words_of(process);
+      candidate.multiprocessing =
+          one.command.find("--multiprocessing-fork") != std::string::npos ||
+          one.command.find("multiprocessing.forkserver") != std::string::npos;
+      one.command.resize(std::min(one.command.size(), kCommandBytes));
+      candidate.stack = stack_of(process);
       read_trainer_status(process, one);
-      found.push_back(std::move(one));
+      found.push_back(std::move(candidate));
     }
   }
   std::vector<Trainer> top;
-  for (const Trainer& one : found) {
-    // Who holds a run's folder is its process, though somebody above it has torch too.
-    if (!one.run.empty() || std::ranges::find(found, one.parent, &Trainer::pid) == found.end()) {
-      top.push_back(one);
+  for (const Candidate& one : found) {
+    // Who holds a run's folder is its process, whoever forked it.
+    if (!one.trainer.run.empty() || !is_worker(one, found, proc)) {
+      top.push_back(one.trainer);
     }
   }
   std::ranges::sort(top, std::ranges::greater{}, &Trainer::resident_bytes);

@@ -26,8 +26,10 @@ struct Trainer {
   std::int64_t resident_bytes{0};  ///< Anonymous and shared memory of the process alone.
 };
 
-/// The topmost of each tree (workers and ranks are below it), the largest first. Processes that may
-/// not be read are left out, and this one.   Errors: kIo when /proc cannot be listed.
+/// The largest first, without the workers of another: what was forked from it, or started by
+/// Python's multiprocessing. A program that a launcher or a test started is one of its own, whether
+/// or not its parent has torch too. Processes that may not be read are left out, and this one.
+/// Errors: kIo when /proc cannot be listed.
 [[nodiscard]] Result<std::vector<Trainer>> find_trainers(
     const std::filesystem::path& proc = "/proc");
 

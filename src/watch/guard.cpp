@@ -5,6 +5,8 @@
 #include <array>
 #include <cerrno>
 #include <csignal>
+#include <cstring>
+#include <fstream>
 #include <optional>
 #include <utility>
 
@@ -34,7 +36,9 @@ constexpr std::int64_t kCopiedRoom = 1 << 20;  // For what a copy touches on its
 constexpr milliseconds kKept{1000};            // From one look that is kept to the next, …
 constexpr milliseconds kKeptNear{250};         // … and within a seventh of the limit.
 constexpr std::int64_t kNearLimit = 7;
-constexpr milliseconds kLeftBehind{5000};  // From SIGTERM to SIGKILL for what was left behind.
+constexpr int kChosenFirst = 100;          // Of oom_score_adj: a tenth of the memory.
+constexpr milliseconds kLeftBehind{5000};  // From SIGTERM to SIGKILL for what was left behind, …
+constexpr milliseconds kLeftLooks{10};     // … which is looked at so often meanwhile.
 
 // How long a command waited for memory while its cgroup was full: the kernel takes back pages of
 // its program and files, and must read them again.
@@ -61,6 +65,18 @@ class Stalls {
   double seconds_{0};
 };
 
+constexpr const char* kChoiceFile = "/proc/self/oom_score_adj";
+
+// In a cgroup around both the kernel is to choose the command, and not its guard: that would be
+// killed in place of it where it holds more. For between fork and exec.
+void choose_first(const char* score) noexcept {
+  const int file = ::open(kChoiceFile, O_WRONLY | O_CLOEXEC);
+  if (file >= 0) {
+    static_cast<void>(::write(file, score, std::strlen(score)));
+    ::close(file);
+  }
+}
+
 class Guard {
  public:
   explicit Guard(const GuardOptions& options) : options_(options) {
@@ -79,6 +95,8 @@ class Guard {
            report_.no_cgroup);
     }
     const std::int64_t killed_before = machine_oom_kills();
+    const std::filesystem::path around = memory_cgroup(0);
+    const std::int64_t killed_around = oom_kills_in(around).value_or(0);
     PLIMSOLL_TRY_VOID(start());
     began_ = Clock::now();
     if (auto opened = open_record(); !opened) {
@@ -93,11 +111,17 @@ class Guard {
       return tl::unexpected(std::move(watched).error());
     }
     report_.seconds = std::chrono::duration<double>(Clock::now() - began_).count();
-    finish_alerts();
     report_.machine_oom_kills = std::max<std::int64_t>(machine_oom_kills() - killed_before, 0);
     PLIMSOLL_TRY_VOID(end_left_behind());
+    finish_alerts();
+    report_.killer_limit_bytes = least_limit_in(around);
+    report_.killer = report_.killer_limit_bytes > 0 ? Killer::kCgroup : Killer::kMachine;
+    if (!cgroup_ && report_.killer == Killer::kCgroup) {
+      report_.oom_kills = oom_kills_in(around).value_or(0) - killed_around;
+    }
     if (cgroup_) {
       PLIMSOLL_TRY(report_.oom_kills, cgroup_->oom_kills());
+      report_.killer = cgroup_->met_limit() ? Killer::kLimit : report_.killer;
       const CgroupUse use = cgroup_->use();
       report_.charged_peak_bytes = use.peak_bytes;
       report_.major_faults = use.major_faults;
@@ -141,9 +165,13 @@ class Guard {
     }
     words.push_back(nullptr);
     const pid_t guard = ::getpid();
+    int own = 0;
+    std::ifstream(kChoiceFile) >> own;
+    const std::string score = std::to_string(std::min(own + kChosenFirst, 1000));
     child_ = ::fork();
     if (child_ == 0) {
       signals_.restore();
+      choose_first(score.c_str());
       ::prctl(PR_SET_PDEATHSIG, SIGTERM);
       rusage used{};  // Of the copy of the guard: no figure of the command's.
       ::getrusage(RUSAGE_SELF, &used);
@@ -236,7 +264,7 @@ class Guard {
   // How much is left, and whether it is time to act. Reading that takes some 0.2 ms.
   Result<void> watch_alerts() {
     const auto now = Clock::now();
-    if (!alerts_ || now < next_alert_) {
+    if (!alerts_ || (now < next_alert_ && !ended_)) {
       return {};
     }
     std::int64_t held = cgroup_ ? unbacked_bytes(cgroup_->folder()) : 0;
@@ -246,14 +274,14 @@ class Guard {
       held = seen.tree.unbacked();
     }
     alert_pace_.time([&] {
-      const auto room = least_room(child_, held, options_.limit_bytes);
+      const auto room = least_room(ended_ ? ::getpid() : child_, held, options_.limit_bytes);
       const Finding finding = record_ ? record_->watch().verdict() : Finding{};
       if (room) {  // Else it has just ended.
         alerts_->look(now, held, *room, options_.command[0], finding);
       }
     });
     alerts_->poll(now);
-    if (const int signal = alerts_->act_signal(now); signal != 0) {
+    if (const int signal = ended_ ? 0 : alerts_->act_signal(now); signal != 0) {
       send(signal, now, held);
     }
     const Clock::time_point paced{std::chrono::nanoseconds(alert_pace_.next_ns(Pace::kHurried))};
@@ -328,25 +356,43 @@ class Guard {
     }
   }
 
+  // Each is asked once, then killed: at the deadline, or before it takes the rest of the memory.
   Result<void> end_left_behind() {
-    PLIMSOLL_TRY(const auto left, descendants(::getpid()));
-    report_.left_behind = static_cast<int>(left.size());
-    const auto deadline = Clock::now() + kLeftBehind;
-    for (auto now = Clock::now(); !reap_all(false); now = Clock::now()) {
-      end_all(now < deadline ? SIGTERM : SIGKILL);
-      static_cast<void>(signals_.next(milliseconds{50}));
+    if (!alerts_) {
+      alerts_.emplace(AlertOptions{});  // Tells nobody: for what is left.
     }
+    const auto deadline = Clock::now() + kLeftBehind;
+    PLIMSOLL_TRY(auto left, processes());
+    report_.left_behind = static_cast<int>(left.size());
+    for (std::vector<int> asked; !left.empty();) {
+      PLIMSOLL_TRY_VOID(watch_alerts());
+      const bool now = Clock::now() >= deadline || alerts_->nearly_gone();
+      for (const int pid : left) {
+        if (now || std::ranges::find(asked, pid) == asked.end()) {
+          ::kill(pid, now ? SIGKILL : SIGTERM);
+        }
+      }
+      asked = std::move(left);
+      static_cast<void>(signals_.next(kLeftLooks));
+      reap_all(false);
+      PLIMSOLL_TRY(left, processes());
+    }
+    reap_all(false);
     return {};
   }
 
-  // All but the command of an alert.
-  void end_all(int signal) const {
+  // All that live below the guard but the command of an alert.
+  [[nodiscard]] Result<std::vector<int>> processes() const {
     const pid_t spared = alerts_ ? alerts_->group() : 0;
-    const auto pids = descendants(::getpid());
+    PLIMSOLL_TRY(auto pids, descendants(::getpid()));
+    std::erase_if(pids, [&](int pid) { return spared > 0 && ::getpgid(pid) == spared; });
+    return pids;
+  }
+
+  void end_all(int signal) const {
+    const auto pids = processes();
     for (const int pid : pids ? *pids : std::vector<int>{}) {
-      if (spared <= 0 || ::getpgid(pid) != spared) {
-        ::kill(pid, signal);
-      }
+      ::kill(pid, signal);
     }
   }
 

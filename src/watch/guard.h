@@ -6,8 +6,11 @@
 // looks too. Else the command and all its descendants are looked at several times a second
 // (tree_look.h); over the limit it is asked to end, so that it may save its work, and is killed
 // when it goes on growing. Orphans of the command stay in the tree (they become children of the
-// guard), and what it leaves behind is ended with it. With signals of the user's (alerts.h) it is
-// ended before the limit, in a cgroup too: what is left is looked at every 5 to 250 ms.
+// guard), and what it leaves behind is ended with it. Where the kernel kills for memory it chooses
+// the command before the guard (oom_score_adj, 100 above the guard's). With signals of the user's
+// (alerts.h) it is ended before the limit, in a cgroup too: what is left is looked at every 5 to
+// 250 ms, also while what outlived the command is ended: it is asked, and killed five seconds
+// later, or sooner when next to nothing is left.
 //
 // Threads: one call at a time, in a process with no other children; blocks SIGINT, SIGTERM, SIGHUP
 //          and SIGCHLD while it runs, and hands the first three on. The command is told when the
@@ -41,6 +44,9 @@ struct GuardOptions {
   std::function<void(const std::string&)> tell{};  ///< What happens meanwhile, in lines.
 };
 
+/// Whose limit was met when the kernel killed for memory.
+enum class Killer : std::uint8_t { kLimit, kCgroup, kMachine };
+
 struct GuardReport {
   int status{0};            ///< The command's exit status, or 128 + the signal that ended it.
   bool in_cgroup{false};    ///< The kernel held the limit.
@@ -51,7 +57,9 @@ struct GuardReport {
   TreeUse peak{};  ///< At the look that saw most: a sample, so the true peak may be higher.
   std::int64_t process_peak_bytes{0};  ///< Highest resident size of one process, by the kernel.
   std::int64_t charged_peak_bytes{0};  ///< Of its cgroup, by the kernel, page cache included; or 0.
-  std::int64_t oom_kills{0};           ///< Processes killed for memory in its cgroup.
+  std::int64_t oom_kills{0};           ///< Processes killed for memory in its cgroup, whosever.
+  Killer killer{Killer::kLimit};       ///< Its own limit, a cgroup's around it, or the machine.
+  std::int64_t killer_limit_bytes{0};  ///< The limit of that cgroup around it.
   std::int64_t machine_oom_kills{0};   ///< On the whole machine meanwhile.
   Growth growth{};                     ///< How it came to its peak.
   double stalled_seconds{0};           ///< It waited for memory so long while its cgroup was full.

@@ -4,6 +4,7 @@
 // The commands are shells and this program itself, told by HOLD_MIB to hold so much and wait.
 #include "watch/guard.h"
 
+#include <csignal>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -48,6 +49,17 @@ TEST(GuardHold, DISABLED_Read) {
     static_cast<void>(static_cast<const volatile char*>(memory)[at]);
   }
   ::usleep(300'000);
+}
+
+// Deaf, and takes 200 MiB a second.
+TEST(GuardHold, DISABLED_Grow) {
+  ::signal(SIGTERM, SIG_IGN);
+  const std::int64_t bytes = std::stoll(std::getenv("GROW_MIB")) << 20;
+  std::vector<std::string> kept;
+  for (std::int64_t at = 0; at < bytes; at += 1_MiB) {
+    kept.emplace_back(1_MiB, 'x');
+    ::usleep(5000);
+  }
 }
 
 std::vector<std::string> start(const std::string& variable, const std::string& test) {
@@ -188,6 +200,46 @@ TEST(Guard, EndsWhatIsLeftBehind) {
   EXPECT_EQ(report.left_behind, 1);
   EXPECT_LT(report.seconds, 5);
   EXPECT_TRUE(descendants(::getpid()).or_throw().empty());
+}
+
+// Of the two the kernel would kill who holds more, which may be the guard.
+TEST(T10Guard, TheCommandIsKilledBeforeItsGuard) {
+  int own = 0;
+  std::ifstream("/proc/self/oom_score_adj") >> own;
+  const std::string test = "test $(cat /proc/self/oom_score_adj) = " + std::to_string(own + 100);
+  EXPECT_EQ(run({.command = {"sh", "-c", test}}).status, 0);
+}
+
+TEST(Guard, AsksWhatIsLeftBehindOnce) {
+  const auto path = std::filesystem::path(testing::TempDir()) / "guard-asked";
+  std::filesystem::remove(path);
+  const std::string deaf = "(trap 'echo x >> " + path.string() + "' TERM; touch " + path.string() +
+                           "; for i in 1 2 3 4 5 6; do sleep 0.05; done) & while [ ! -e " +
+                           path.string() + " ]; do sleep 0.01; done; exit 3";
+  EXPECT_EQ(run({.command = {"sh", "-c", deaf}}).status, 3);
+  EXPECT_EQ(std::filesystem::file_size(path), 2U);
+  std::filesystem::remove(path);
+}
+
+// Also while an alert's command takes its time.
+TEST(T9Guard, KillsWhatIsLeftBehindBeforeItTakesTheRestOfTheMemory) {
+  if (const auto made = MemoryCgroup::create(64_MiB); !made) {
+    PLIMSOLL_SKIP_WITHOUT_CGROUP(made.error().to_string());
+  }
+  auto command = start("GROW_MIB=512", "Grow");
+  command.insert(command.begin(), {"sh", "-c", "\"$@\" & sleep 0.5; exit 3", "sh"});
+  for (const bool alerts : {false, true}) {
+    GuardOptions options{.command = command, .limit_bytes = 256_MiB};
+    if (alerts) {
+      options.alerts = {.command = "sleep 2", .reserve_bytes = 160_MiB};
+    }
+    const GuardReport report = run(options);
+    EXPECT_TRUE(report.in_cgroup);
+    EXPECT_EQ(report.status, 3);
+    EXPECT_EQ(report.left_behind, 1);
+    EXPECT_EQ(report.oom_kills, 0);
+    EXPECT_GT(report.charged_peak_bytes, 200_MiB);
+  }
 }
 
 }  // namespace

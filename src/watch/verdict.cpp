@@ -24,7 +24,9 @@ Ending ending_of(const GuardReport& report) {
     return Ending::kStopped;
   }
   if (report.oom_kills > 0 && report.status != 0) {
-    return Ending::kKilledForLimit;
+    return report.killer == Killer::kLimit    ? Ending::kKilledForLimit
+           : report.killer == Killer::kCgroup ? Ending::kKilledInCgroup
+                                              : Ending::kMachineFull;
   }
   if (killed) {
     return report.machine_oom_kills > 0 ? Ending::kMachineFull : Ending::kKilled;
@@ -86,6 +88,11 @@ std::string ended(const GuardReport& report, std::int64_t limit_bytes, Ending en
     case Ending::kKilledForLimit:
       return fmt::format("killed for memory at its limit of {} (exit status {}, oom_kill {})",
                          format_bytes(limit_bytes), report.status, report.oom_kills);
+    case Ending::kKilledInCgroup:
+      return fmt::format(
+          "killed for memory in the cgroup around it, which may hold {} (exit status {}, oom_kill "
+          "{})",
+          format_bytes(report.killer_limit_bytes), report.status, report.oom_kills);
     case Ending::kMachineFull:
       return fmt::format(
           "killed (exit status {}) while the machine was out of memory: the kernel "
@@ -204,9 +211,10 @@ Verdict verdict_of(const GuardReport& report, std::int64_t limit_bytes,
   verdict.summary =
       fmt::format("{} after {:.1f} s; {}{}", ended(report, limit_bytes, verdict.ending),
                   report.seconds, held(report, limit_bytes), thrashing(report));
-  if (verdict.ending == Ending::kKilledForLimit || verdict.ending == Ending::kStopped ||
-      verdict.ending == Ending::kMachineFull) {
-    verdict.advice = advice_for(report, limit_bytes, machine_bytes, verdict.ending);
+  if (verdict.ending != Ending::kDone && verdict.ending != Ending::kKilled) {
+    const bool around = verdict.ending == Ending::kKilledInCgroup;
+    verdict.advice = advice_for(report, around ? report.killer_limit_bytes : limit_bytes,
+                                around ? 0 : machine_bytes, verdict.ending);
   }
   return verdict;
 }
@@ -217,6 +225,8 @@ const char* ending_name(Ending ending) noexcept {
       return "done";
     case Ending::kKilledForLimit:
       return "killed_for_limit";
+    case Ending::kKilledInCgroup:
+      return "killed_in_cgroup";
     case Ending::kStopped:
       return "stopped";
     case Ending::kMachineFull:

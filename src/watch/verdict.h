@@ -18,6 +18,7 @@ namespace plimsoll {
 enum class Ending : std::uint8_t {
   kDone,            ///< Its own exit, whatever the status.
   kKilledForLimit,  ///< The kernel killed it, or a process of it, at its limit.
+  kKilledInCgroup,  ///< The same, at the limit of a cgroup around it.
   kStopped,         ///< The guard ended it over its limit.
   kMachineFull,     ///< Killed while the kernel was killing for want of memory on the machine.
   kKilled           ///< By somebody's SIGKILL; memory had nothing to do with it.
@@ -34,7 +35,7 @@ struct Verdict {
 [[nodiscard]] Verdict verdict_of(const GuardReport& report, std::int64_t limit_bytes,
                                  std::int64_t machine_bytes);
 
-/// "done", "killed_for_limit", "stopped", "machine_full", "killed".
+/// "done", "killed_for_limit", "killed_in_cgroup", "stopped", "machine_full", "killed".
 [[nodiscard]] const char* ending_name(Ending ending) noexcept;
 
 }  // namespace plimsoll

@@ -54,6 +54,20 @@ TEST(Verdict, TellsByTheCountersWhoEndedIt) {
   EXPECT_EQ(verdict_of(report, 8_GiB, 1_GiB).ending, Ending::kStopped);
 }
 
+TEST(T10Verdict, TellsWhoseLimitTheKernelKilledAt) {
+  GuardReport report = killed();
+  report.killer = Killer::kCgroup;
+  report.killer_limit_bytes = 8_GiB;
+  const Verdict around = verdict_of(report, 64_GiB, 64_GiB);
+  EXPECT_EQ(around.ending, Ending::kKilledInCgroup);
+  EXPECT_NE(around.summary.find("in the cgroup around it, which may hold 8.0 GiB"),
+            std::string::npos)
+      << around.summary;
+  EXPECT_EQ(joined(around).find("a higher limit"), std::string::npos) << joined(around);
+  report.killer = Killer::kMachine;
+  EXPECT_EQ(verdict_of(report, 64_GiB, 64_GiB).ending, Ending::kMachineFull);
+}
+
 TEST(Verdict, ACommandOfItsOwnNeedsNoAdvice) {
   GuardReport report = killed();
   report.oom_kills = 0;

@@ -202,8 +202,7 @@ def test_t9_training_is_found_by_what_it_is(program, tmp_path):
     torch = ("import torch, os\nif os.fork() == 0: input()\nprint(os.getpid(), flush=True); input()")
     lock = (f"import os\nlock = open({str(run / '.lock')!r}, 'w'); print(os.getpid(), file=lock, flush=True)\n"
             "print(os.getpid(), flush=True); input()")
-    # Below a shell each: torch may be in this process, and below one that has it they would be its workers.
-    children = [subprocess.Popen(["sh", "-c", '"$@"; :', "sh", sys.executable, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    children = [subprocess.Popen([sys.executable, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
                 for words in (["-c", torch], ["-c", lock], [str(named)])]
     try:
         with_torch, with_lock, with_name = [int(child.stdout.readline()) for child in children]
@@ -218,6 +217,41 @@ def test_t9_training_is_found_by_what_it_is(program, tmp_path):
             child.stdin.close()
             child.send_signal(signal.SIGKILL)
             child.wait()
+
+
+LAUNCHER = r"""
+import multiprocessing, os, subprocess, sys, time
+import torch
+
+def worker(asked):
+    import torch
+    os.write(1, f"worker {os.getpid()}\n".encode())  # Whole, beside what others write.
+    asked.wait(60)
+
+if __name__ == "__main__":
+    asked = multiprocessing.get_context("spawn").Event()
+    trainer = subprocess.Popen([sys.executable, "-c", "import os, torch; os.write(1, f'trainer {os.getpid()}\\n'.encode()); input()"])
+    for start in ("fork", "spawn", "forkserver"):
+        multiprocessing.get_context(start).Process(target=worker, args=(asked,), daemon=True).start()
+    os.write(1, f"launcher {os.getpid()}\n".encode())
+    sys.stdin.read()
+    asked.set()
+"""
+
+
+def test_t9_a_trainer_is_found_below_a_launcher_that_has_torch_and_workers_are_not(program, tmp_path):
+    (tmp_path / "launch.py").write_text(LAUNCHER)
+    launcher = subprocess.Popen([sys.executable, tmp_path / "launch.py"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                text=True)
+    try:
+        said = [launcher.stdout.readline().split() for _ in range(5)]
+        found = {one["pid"] for one in json.loads(run_program(program, "watch", "--find", "--json").stdout)}
+        by_kind = {kind: [int(pid) for word, pid in said if word == kind] for kind in ("launcher", "trainer", "worker")}
+        assert len(by_kind["worker"]) == 3
+        assert found >= {*by_kind["launcher"], *by_kind["trainer"]}
+        assert not found & {*by_kind["worker"]}
+    finally:
+        launcher.communicate(timeout=60)
 
 
 def test_alerts_cost_little(program, holder, tmp_path):

@@ -44,6 +44,22 @@ def test_in_a_cgroup_it_is_killed_at_the_limit_and_told_what_would_help(plimsoll
     assert "would help: a higher limit" in done.stderr
 
 
+@pytest.mark.parametrize("more", [[], ["--no-cgroup"]])
+def test_t10_the_cgroup_around_it_is_told_from_its_own_limit(program, tmp_path, more):
+    MemoryCgroup.needed()
+    with MemoryCgroup(300 << 20) as group:
+        done = group.run([program, "run", "--memory-limit", "600MiB", "--json", "--record", tmp_path, *more, "--",
+                          sys.executable, "-c", HOLD.format(500, 5).replace("bytearray(", "b'x' * (")])
+    told = done.last_json
+    assert told["status"] == 137 and told["oom_kills"] == 1 and told["ending"] == "killed_in_cgroup", told
+    assert told["killer_limit_bytes"] == 300 << 20
+    assert "killed for memory in the cgroup around it, which may hold 300.0 MiB" in done.stderr
+    why = json.loads(subprocess.run([program, "why", tmp_path, "--json"], text=True, capture_output=True,
+                                    check=True).stdout)
+    assert why["cause"] == "killed_in_cgroup" and why["incident"] and why["memory"]
+    assert "(limit 300.0 MiB), not at the limit of 600.0 MiB" in why["summary"]
+
+
 def test_without_a_cgroup_it_is_measured_and_stopped(plimsoll):
     done = plimsoll("--memory-limit", "128MiB", "--alert", "64MiB", "--no-cgroup", "--json", "--",
                     sys.executable, "-c", HOLD.format(129, 20))

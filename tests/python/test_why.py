@@ -85,6 +85,7 @@ def test_t10_a_command_that_the_kernel_killed_is_an_incident_and_a_classroom_is_
     assert told["cause"] == "killed_at_limit" and told["incident"] and told["memory"]
     assert told["status"] == 137 and told["oom_kills"] == 1
     assert "the process itself, PID" in told["summary"] and told["grower"]["grown_bytes"] > 32 << 20
+    assert "training" not in told["summary"], "it is no run"
     subprocess.run([program, "run", "--memory-limit", "256MiB", "--record", tmp_path / "fine", "--", sys.executable, "-c",
                     "print('OOM in the classroom: Killed process 12 (python), out of memory')"], check=True,
                    capture_output=True)
