@@ -224,7 +224,7 @@ int Alerts::act_signal(Clock::time_point now) {
 
 bool Alerts::nearly_gone() const noexcept {
   return room_.limit_bytes > 0 &&
-         room_.left_bytes <= std::max(room_.limit_bytes / kLastPart, soon_bytes_ / 2);
+         room_.left_bytes <= std::max(room_.limit_bytes / kLastPart, soon_bytes_);
 }
 
 std::chrono::milliseconds Alerts::pause() const noexcept {

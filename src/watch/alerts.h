@@ -87,7 +87,7 @@ class Alerts {
   /// when the room is nearly_gone(). 0: none. Each is given once.
   int act_signal(Clock::time_point now);
 
-  /// At the last look less than a 64th of the bound was left, or what comes in 25 to 50 ms: who is
+  /// At the last look less than a 64th of the bound was left, or what comes in 50 to 100 ms: who is
   /// to end before the kernel chooses must be killed now.
   [[nodiscard]] bool nearly_gone() const noexcept;
 
