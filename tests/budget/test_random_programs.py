@@ -31,5 +31,5 @@ def test_t9_programs_end_by_the_signal_before_the_kernel_kills(program, tmp_path
 @pytest.mark.slow
 def test_t9_forty_programs_of_every_kind(program, tmp_path):
     pytest.importorskip("plimsoll._torch")
-    told = random_programs(program, tmp_path, "--seed", 2, "--count", 40)
+    told = random_programs(program, tmp_path, "--seed", 1, "--count", 40)
     assert len(told) == 40 and {line["kind"] for line in told} == set(KINDS)
