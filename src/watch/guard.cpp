@@ -228,25 +228,12 @@ class Guard {
   }
 
   Result<void> look(Clock::time_point now) {
-    const std::int64_t limit =
-        cgroup_ || options_.limit_bytes == 0 ? INT64_MAX : options_.limit_bytes;
-    const std::int64_t alert = options_.alert_bytes == 0 ? INT64_MAX : options_.alert_bytes;
-    PLIMSOLL_TRY(TreeLook seen, looker_.look(std::min(limit, alerted_ ? INT64_MAX : alert)));
+    const std::int64_t alert =
+        alerted_ || options_.alert_bytes == 0 ? INT64_MAX : options_.alert_bytes;
+    PLIMSOLL_TRY(TreeLook seen, looker_.look(std::min(limit(), alert)));
     TreeUse& tree = seen.tree;
     report_.process_peak_bytes = std::max(report_.process_peak_bytes, tree.resident_peak);
-    if (seen.close) {  // Between two of them, what processes share may count several times.
-      const std::int64_t held = tree.unbacked();
-      if (held > alert && !alerted_) {
-        const std::string text =
-            fmt::format("holds {}, more than {}", format_bytes(held), format_bytes(alert));
-        tell(text);
-        if (alerts_) {
-          alerts_->say(now, "size", options_.command[0] + " " + text);
-        }
-      }
-      alerted_ = held > alert;
-      over_bytes_ = held > limit ? held : 0;
-    }
+    judge(now, seen);
     if (over_bytes_ > 0) {
       stop(now, over_bytes_);
     }
@@ -261,6 +248,30 @@ class Guard {
     return {};
   }
 
+  // What ends a command that has no cgroup of its own.
+  [[nodiscard]] std::int64_t limit() const {
+    return cgroup_ || options_.limit_bytes == 0 ? INT64_MAX : options_.limit_bytes;
+  }
+
+  // Between two close looks, what processes share may count several times.
+  void judge(Clock::time_point now, const TreeLook& seen) {
+    if (!seen.close) {
+      return;
+    }
+    const std::int64_t alert = options_.alert_bytes == 0 ? INT64_MAX : options_.alert_bytes;
+    const std::int64_t held = seen.tree.unbacked();
+    if (held > alert && !alerted_) {
+      const std::string text =
+          fmt::format("holds {}, more than {}", format_bytes(held), format_bytes(alert));
+      tell(text);
+      if (alerts_) {
+        alerts_->say(now, "size", options_.command[0] + " " + text);
+      }
+    }
+    alerted_ = held > alert;
+    over_bytes_ = held > limit() ? held : 0;
+  }
+
   // How much is left, and whether it is time to act. Reading that takes some 0.2 ms.
   Result<void> watch_alerts() {
     const auto now = Clock::now();
@@ -269,8 +280,8 @@ class Guard {
     }
     std::int64_t held = cgroup_ ? unbacked_bytes(cgroup_->folder()) : 0;
     if (!cgroup_) {
-      const std::int64_t limit = options_.limit_bytes == 0 ? INT64_MAX : options_.limit_bytes;
-      PLIMSOLL_TRY(const TreeLook seen, looker_.look(limit));
+      PLIMSOLL_TRY(const TreeLook seen, looker_.look(limit()));
+      judge(now, seen);
       held = seen.tree.unbacked();
     }
     alert_pace_.time([&] {
