@@ -47,7 +47,7 @@ void add_config(CLI::App& command, std::string& config, const Recipe& recipe);
 int run_job(const Job& job, const std::function<void(const std::string&)>& told);
 
 /// Each adds its commands to `app`.
-void add_train_commands(CLI::App& app, int& status);   ///< train, resume, eval
+void add_train_commands(CLI::App& app, int& status);   ///< train, plan, resume, eval, export
 void add_recipe_commands(CLI::App& app, int& status);  ///< recipes, config
 void add_run_commands(CLI::App& app, int& status);     ///< stop, pause, continue, status
 void add_guard_commands(CLI::App& app, int& status);   ///< run

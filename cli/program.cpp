@@ -73,9 +73,13 @@ std::string unknown_command(const CLI::App& command, std::string_view word) {
     names.push_back(known->get_name());
   }
   const std::string near = nearest_word(word, names);
-  return fmt::format("unknown command '{}'{}", word,
+  const bool of_recipes = command.get_name() == "train" || command.get_name() == "plan";
+  return fmt::format("unknown command '{}'{}{}", word,
                      near.empty() ? fmt::format("; there are {}", fmt::join(names, ", "))
-                                  : fmt::format("; did you mean {}?", near));
+                                  : fmt::format("; did you mean {}?", near),
+                     of_recipes ? "; recipes in Python are in the program that "
+                                  "`pip install 'plimsoll[chat]'` installs"
+                                : "");
 }
 
 /// What is said of the first word that nobody took: the words behind it follow from it.

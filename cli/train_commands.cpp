@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// train, plan, resume, eval. Every key of a recipe is an option: batch_size is --batch-size. Which
-// recipe resume and eval go on with is written in the run.
+// train, plan, resume, eval, export. Every key of a recipe is an option: batch_size is
+// --batch-size. Which recipe resume, eval and export go on with is written in the run.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -26,6 +26,7 @@ struct TypedRun {
   bool quiet{false};
   bool accept_other_processor{false};  // Of resume.
   PlanQuestion question{};             // Of plan.
+  ExportQuestion wanted{};             // Of export.
 };
 
 constexpr const char* kBits = "What is trained (decides the bits)";
@@ -193,6 +194,20 @@ int evaluate(const Recipe& recipe, const TypedRun& typed) {
   return report_work(recipe.evaluate(**settings), typed);
 }
 
+int export_run(const Recipe& recipe, const TypedRun& typed) {
+  const auto settings = settings_of_run(recipe, typed.run);
+  if (!settings) {
+    return report(settings.error());
+  }
+  if (const auto resolved = (*settings)->resolve(); !resolved) {
+    return report(resolved.error());
+  }
+  if (!recipe.export_model) {
+    return report(work_missing(recipe, "export"));
+  }
+  return report_work(recipe.export_model(**settings, typed.wanted), typed);
+}
+
 /// Calls `work` with the recipe of the run that was named.
 int by_recipe(const TypedRun& typed, int (*work)(const Recipe&, const TypedRun&)) {
   const auto recipe = recipe_of_run(typed.run);
@@ -323,6 +338,18 @@ void add_resume_and_eval(CLI::App& app, int& status) {
   eval_command->callback([evaluated, &status] { status = by_recipe(*evaluated, evaluate); });
 }
 
+void add_export(CLI::App& app, int& status) {
+  auto* command = app.add_subcommand("export", "Write a run's model for other programs");
+  auto typed = std::make_shared<TypedRun>();
+  command->add_option("RUN", typed->run, "Folder of the run")->required();
+  command->add_option("--out", typed->wanted.out, "Folder to make")->required()->type_name("DIR");
+  command->add_flag("--merge", typed->wanted.merge,
+                    "Adapters become part of the model's weights; else they are written alone");
+  command->add_flag("--json", typed->json, "Result as one line of JSON instead of text");
+  command->footer("\nExample:\n  plimsoll export run/ --merge --out tuned/");
+  command->callback([typed, &status] { status = by_recipe(*typed, export_run); });
+}
+
 }  // namespace
 
 void add_config(CLI::App& command, std::string& config, const Recipe& recipe) {
@@ -338,6 +365,7 @@ void add_train_commands(CLI::App& app, int& status) {
   add_train(app, status);
   add_plan(app, status);
   add_resume_and_eval(app, status);
+  add_export(app, status);
 }
 
 }  // namespace plimsoll

@@ -35,6 +35,9 @@ struct TokenBatchesOptions {
   bool shuffle{true};
   std::uint64_t seed{0};
   std::int64_t pad_id{0};  ///< Id where there is no token.
+  /// Rows, chosen by chance and the same ones for any seed, that are left out.
+  std::int64_t held_out{0};
+  bool only_held_out{false};  ///< These rows, and no others.
   TokenPlace place{};
 };
 
@@ -76,6 +79,11 @@ class TokenBatches {
  private:
   TokenBatches(const TokenSet* set, const TokenBatchesOptions& options);
   Result<void> plan(const TokenPlace& place);
+  [[nodiscard]] std::int64_t rows() const noexcept {
+    return options_.only_held_out ? options_.held_out : set_->rows() - options_.held_out;
+  }
+  /// The set's row for the i-th of rows().
+  [[nodiscard]] std::int64_t row(std::int64_t i) const;
   [[nodiscard]] std::int64_t sequences() const noexcept {
     return static_cast<std::int64_t>(ends_.size());
   }

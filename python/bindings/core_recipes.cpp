@@ -53,6 +53,7 @@ struct PythonOptions {
   std::string data_help{};
   std::string data_advice{};
   std::string keys_advice{};
+  std::string data_or{};
   std::vector<PythonField> own{};
   std::vector<Field> fields{};
   RecipeOptions options{};
@@ -99,12 +100,14 @@ FieldKind kind_of(const PythonField& field) {
 
 /// The fields that every run has, then the recipe's own.
 const PythonOptions& options_of(const std::string& name, const std::string& data_help,
-                                const std::string& data_advice, std::vector<PythonField> own) {
+                                const std::string& data_advice, const std::string& data_or,
+                                std::vector<PythonField> own) {
   using F = FieldTable<PythonConfig>;
   auto known = std::make_unique<PythonOptions>();
   known->name = name;
   known->data_help = data_help;
   known->data_advice = data_advice;
+  known->data_or = data_or;
   known->keys_advice = "`plimsoll train " + name + " --help` lists every key";
   known->own = std::move(own);
   known->fields = {F::data(known->data_help.c_str()),
@@ -127,7 +130,8 @@ const PythonOptions& options_of(const std::string& name, const std::string& data
   known->options = {.recipe = known->name.c_str(),
                     .fields = known->fields,
                     .data_advice = known->data_advice.c_str(),
-                    .keys_advice = known->keys_advice.c_str()};
+                    .keys_advice = known->keys_advice.c_str(),
+                    .data_or = known->data_or.c_str()};
   return *known.release();
 }
 
@@ -187,8 +191,9 @@ Result<RecipeReport> call(nb::handle work, const char* name, const AnySettings& 
 
 void add(const std::string& name, const std::string& about, const std::string& unit,
          const std::string& examples, const std::string& data_help, const std::string& data_advice,
-         std::vector<PythonField> own, nb::object work) {
-  const PythonOptions& known = options_of(name, data_help, data_advice, std::move(own));
+         const std::string& data_or, const std::string& plan_example, std::vector<PythonField> own,
+         nb::object work) {
+  const PythonOptions& known = options_of(name, data_help, data_advice, data_or, std::move(own));
   const nb::handle does = work.release();  // For as long as the list is there.
   Recipe recipe{.name = name, .about = about, .unit = unit, .train_examples = examples};
   recipe.settings = [&known] { return std::make_unique<PythonSettings>(known); };
@@ -196,9 +201,21 @@ void add(const std::string& name, const std::string& about, const std::string& u
     return call(does, "train", settings, settings.to_toml(), how.resume, how.accept_other_processor,
                 how.progress.quiet);
   };
-  if (nb::cast<bool>(does.attr("evaluates"))) {
+  const auto has = [&](const char* what) { return nb::cast<bool>(does.attr(what)); };
+  if (has("evaluates")) {
     recipe.evaluate = [does](const AnySettings& settings) {
       return call(does, "evaluate", settings);
+    };
+  }
+  if (has("plans")) {
+    recipe.plan_example = plan_example;
+    recipe.plan = [does](const AnySettings& settings, const PlanQuestion& asked) {
+      return call(does, "plan", settings, asked.device.device, asked.device.memory_limit);
+    };
+  }
+  if (has("exports")) {
+    recipe.export_model = [does](const AnySettings& settings, const ExportQuestion& asked) {
+      return call(does, "export", settings, asked.out, asked.merge);
     };
   }
   add_recipe(std::move(recipe)).or_throw();
@@ -222,7 +239,8 @@ void bind_python_recipes(nb::module_& m) {
            nb::arg("name"), nb::arg("kind"), nb::arg("identity"), nb::arg("preset"),
            nb::arg("help"), nb::arg("least"), nb::arg("most"), nb::arg("choices"));
   m.def("add_recipe", &add, nb::arg("name"), nb::arg("about"), nb::arg("unit"), nb::arg("examples"),
-        nb::arg("data_help"), nb::arg("data_advice"), nb::arg("fields"), nb::arg("work"));
+        nb::arg("data_help"), nb::arg("data_advice"), nb::arg("data_or"), nb::arg("plan_example"),
+        nb::arg("fields"), nb::arg("work"));
   m.def("option_literal", &literal, nb::arg("recipe"), nb::arg("key"), nb::arg("text"),
         nb::arg("source"));
 }

@@ -112,7 +112,8 @@ void bind_token_batches(nb::module_& m) {
           "open",
           [](const Tokens& tokens, std::int64_t batch_size, std::int64_t sequence_length,
              bool packing, std::int64_t window, bool shuffle, std::uint64_t seed,
-             std::int64_t pad_id, const PlaceTuple& place) {
+             std::int64_t pad_id, std::int64_t held_out, bool only_held_out,
+             const PlaceTuple& place) {
             auto set = tokens.get();
             auto batches = TokenBatches::open(set.get(), {.batch_size = batch_size,
                                                           .sequence_length = sequence_length,
@@ -121,6 +122,8 @@ void bind_token_batches(nb::module_& m) {
                                                           .shuffle = shuffle,
                                                           .seed = seed,
                                                           .pad_id = pad_id,
+                                                          .held_out = held_out,
+                                                          .only_held_out = only_held_out,
                                                           .place = place_of(place)})
                                .or_throw();
             return std::make_unique<PyTokenBatches>(
@@ -128,7 +131,7 @@ void bind_token_batches(nb::module_& m) {
           },
           nb::arg("set"), nb::arg("batch_size"), nb::arg("sequence_length"), nb::arg("packing"),
           nb::arg("window"), nb::arg("shuffle"), nb::arg("seed"), nb::arg("pad_id"),
-          nb::arg("place"))
+          nb::arg("held_out"), nb::arg("only_held_out"), nb::arg("place"))
       .def(
           "next",
           [](PyTokenBatches& batches, const IdsOut& input_ids, const IdsOut& labels,

@@ -118,6 +118,16 @@ std::string evaluate(const std::string& run) {
   return or_interrupt(evaluated).json;
 }
 
+std::string export_model(const std::string& run, const std::string& out, bool merge) {
+  const Recipe& recipe = *recipe_of_run(run).or_throw();
+  const auto settings = settings_of_run(recipe, run).or_throw();
+  settings->resolve().or_throw();
+  if (!recipe.export_model) {
+    throw Exception(work_missing(recipe, "export"));
+  }
+  return recipe.export_model(*settings, {.out = out, .merge = merge}).or_throw().json;
+}
+
 void bind_arena(nb::module_& m) {
   m.def(
       "attach", [](const Governor& governor) { TensorArena::attach(governor).or_throw(); },
@@ -165,6 +175,8 @@ void bind_recipes(nb::module_& m) {
   m.def("resume", &resume, nb::arg("run"), nb::arg("options"), nb::arg("quiet"),
         nb::arg("accept_other_processor"), nb::call_guard<nb::gil_scoped_release>());
   m.def("evaluate", &evaluate, nb::arg("run"), nb::call_guard<nb::gil_scoped_release>());
+  m.def("export_model", &export_model, nb::arg("run"), nb::arg("out"), nb::arg("merge"),
+        nb::call_guard<nb::gil_scoped_release>());
   bind_program(m);
 }
 

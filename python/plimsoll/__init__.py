@@ -13,7 +13,8 @@
     import_can, GraphSet           graphs of CAN-bus frames, and batches of them
     import_chat, TokenSet          chats as token ids, and batches of them (needs tokenizers, jinja2)
     import_dataset                 a dataset of fixed-shape arrays becomes a FeatureStore
-    plan, train, resume, evaluate  whole recipes (need torch)
+    plan, train, resume,           whole recipes (need torch)
+    evaluate, export
     status, why, report, stop,     what is asked of a run that trains elsewhere, or has ended
     pause, continue_run, limit
     store                          tools for stores: info, verify, export, import_rows, compact
@@ -57,7 +58,7 @@ from ._memory import Governor, Lease, format_bytes, limits, parse_bytes
 from ._memory_summary import memory_summary
 from ._mlflow import log_to_mlflow
 from ._plan import BatchPlan, MemoryBudget, plan_batch
-from ._program import evaluate, info, plan, resume, train
+from ._program import evaluate, export, info, plan, resume, train
 from ._run import Run
 from ._runs import continue_run, limit, pause, report, status, stop, why
 from ._step import TrainingStep
@@ -76,7 +77,7 @@ __all__ = [
     "SGD", "SampleOrder",
     "SlabPlan", "Split", "StreamedWeights", "TokenBatch", "TokenBatches", "TokenSet", "TrainingStep", "Uniform",
     "Watch", "Zeros", "__version__", "adopt",
-    "continue_run", "evaluate",
+    "continue_run", "evaluate", "export",
     "format_bytes", "import_can", "import_chat", "import_dataset",
     "import_graphs", "info", "limit", "limits", "linear_cross_entropy", "load_checkpoint", "log_to_mlflow", "memory_summary",
     "parse_bytes", "pause", "plan", "plan_batch", "report", "resume", "save_checkpoint", "status", "stop", "store",

@@ -727,7 +727,7 @@ class TokenBatches:
 
     @staticmethod
     def open(set: TokenSet, batch_size: int, sequence_length: int, packing: bool, window: int, shuffle: bool,
-             seed: int, pad_id: int, place: tuple[int, int, int]) -> TokenBatches:
+             seed: int, pad_id: int, held_out: int, only_held_out: bool, place: tuple[int, int, int]) -> TokenBatches:
         """Errors: ValueError naming the option."""
     def next(self, input_ids: _Ids, labels: _Ids, position_ids: _Ids, documents: _Ids
              ) -> tuple[tuple[int, int, int], int, int, int, int, int, bool]:
@@ -860,9 +860,9 @@ class RecipeField:
         """kind: "text", "path", "size", "integer", "real", "switch" or "choice"."""
 
 def add_recipe(name: str, about: str, unit: str, examples: str, data_help: str, data_advice: str,
-               fields: Sequence[RecipeField], work: Any) -> None:
-    """`work` has train(), evaluate() and `evaluates`; see plimsoll.recipes. Errors: ValueError; BudgetExceeded
-    for more than 64 recipes."""
+               data_or: str, plan_example: str, fields: Sequence[RecipeField], work: Any) -> None:
+    """`work` has train(), and as `evaluates`, `plans` and `exports` say evaluate(), plan() and export(); see
+    plimsoll.recipes. Errors: ValueError; BudgetExceeded for more than 64 recipes."""
 def option_literal(recipe: str, key: str, text: str, source: str) -> str:
     """The value of an option of `recipe` as run.toml has it. Errors: ValueError naming `source` and the key."""
 

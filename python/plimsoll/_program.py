@@ -17,14 +17,14 @@ from . import _core, _torch_gate, recipes
 
 # As the program sets it before it starts; see docs/HACKING.md.
 _MKL_CBWR = "AVX2,STRICT"
-_COMPUTES = (["train"], ["resume"], ["eval"], ["plan"])  # Commands that need torch.
+_COMPUTES = (["train"], ["resume"], ["eval"], ["plan"], ["export"])  # Commands that need torch.
 _SPINS = "1000"  # As cli/main.cpp, where the figures are.
 
 
-def train(recipe: str, *, data: str | os.PathLike[str], out: str | os.PathLike[str],
+def train(recipe: str, *, data: str | os.PathLike[str] = "", out: str | os.PathLike[str],
           memory_limit: int | str = "", config: str | os.PathLike[str] | None = None,
           progress: bool = True, **options: Any) -> dict[str, Any]:
-    """Trains a recipe ("cosir", "can-kd", or one of plimsoll.recipes) inside a memory limit.
+    """Trains a recipe ("cosir", "can-kd", "chat", or one of plimsoll.recipes) inside a memory limit.
 
     What `plimsoll train` does.
 
@@ -54,7 +54,7 @@ def plan(recipe: str, *, data: str | os.PathLike[str], memory_limit: int | str =
          config: str | os.PathLike[str] | None = None, device: str = "cpu",
          device_memory_limit: int | str = "", choices: bool = False, effective_batch: int = 0,
          **options: Any) -> dict[str, Any]:
-    """The largest batch that a run of "cosir" or "can-kd" can train with, and who holds what of it.
+    """The largest batch that a run of "cosir", "can-kd" or "chat" can train with, and who holds what of it.
 
     What `plimsoll plan --json` prints: batch_size, label ("exact", "bounded"), peak_bytes, parts,
     store_bytes, cache_bytes, queue_bytes, eval_peak_bytes, advice, … `train(batch_size="auto")` plans
@@ -101,6 +101,17 @@ def evaluate(run: str | os.PathLike[str]) -> dict[str, Any]:
     extension = _extension()
     with _torch_settings():
         return json.loads(extension.evaluate(os.fspath(run)))
+
+
+def export(run: str | os.PathLike[str], out: str | os.PathLike[str], *, merge: bool = False) -> dict[str, Any]:
+    """Writes the model of a run's newest checkpoint for other programs; what `plimsoll export --json` prints.
+
+    out:   folder to make. merge: adapters become part of the model's weights; else they are written alone.
+    Errors: as evaluate(); ValueError where `out` is there already, or the run's recipe has no export.
+    """
+    extension = _extension()
+    with _torch_settings():
+        return json.loads(extension.export_model(os.fspath(run), os.path.abspath(out), merge))
 
 
 def info(path: str | os.PathLike[str]) -> dict[str, Any]:

@@ -142,6 +142,11 @@ class Run:
         return self._life.stopped
 
     @property
+    def stop_asked(self) -> bool:
+        """Whether a stop is asked for that the loop has not come to: work between two steps may end early."""
+        return self._life.asked()
+
+    @property
     def epoch(self) -> int:
         """That the loop is in, from 0."""
         return self._life.at.epoch
@@ -233,8 +238,8 @@ class Run:
         epochs count on, and those that came to their end before a resumption give nothing. `epochs` of
         the last may grow.
 
-        data:    of loader(); a list of batches; a plimsoll.Loader; anything with state_dict() and
-                 load_state_dict() (a StatefulDataLoader); or another iterable, with a RuntimeWarning: a
+        data:    of loader(); a list of batches; a plimsoll.Loader; TokenSet.batches(…); anything with
+                 state_dict() and load_state_dict() (a StatefulDataLoader); or another iterable, with a RuntimeWarning: a
                  resumption reads its epoch again up to the place.
         largest: the largest batch that will come: the first run.step() admits it first (see
                  TrainingStep.admit), so that no later step can fail for memory.
@@ -425,6 +430,15 @@ class Run:
         self._made = True
         self.updated = step.updated
         return self._loss
+
+    def idle(self, seconds: float) -> bool:
+        """Waits between two loops, for something to train on; `plimsoll stop`, `pause` and `limit` are obeyed.
+
+        True: the run was asked to stop meanwhile; `stopped` says why, and steps() gives nothing any more.
+        """
+        self._check_open()
+        self._end_left_loop()
+        return self._life.idle(seconds)
 
     def log(self, **values: Any) -> None:
         """Metrics of the step that is being made: RUN/events.jsonl, and RUN/metrics for TensorBoard.

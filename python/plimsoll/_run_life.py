@@ -232,6 +232,25 @@ class Life:
             return False
         return workers and self.stops()
 
+    def asked(self) -> bool:
+        """Whether it is asked to stop. Of several ranks they may differ."""
+        return bool(self._control.poll() == "stop")
+
+    def idle(self, seconds: float) -> bool:
+        """Waits between two loops, all being committed. True: it was asked to stop meanwhile."""
+        until = time.monotonic() + seconds
+        with self.signals():
+            while True:
+                self._tell_limits()
+                self.governor.step_boundary()
+                now = self._settled()
+                if now.asked == "stop":
+                    self.stopped = now.why
+                    return True
+                if now.asked != "pause" and time.monotonic() >= until:
+                    return False
+                time.sleep(_PAUSE_LOOKS_EVERY)
+
     def _settled(self, pressure: MemoryPressure | None = None, due: bool = False) -> Boundary:
         """What there is to do now; of several ranks, for all of them."""
         asked = self._control.poll()

@@ -2,6 +2,7 @@
 """What Run.steps() takes its batches from: everything that can be begun again at a place in an epoch.
 
     RunLoader, a list, plimsoll.Loader    the place is a number
+    TokenBatches, or what has its place and seek()   the place is three numbers, the epoch first
     an object with state_dict()           the place is its state
     any other iterable                    the epoch is read again up to the place, and it warns
 
@@ -45,6 +46,8 @@ def source_of(data: Any, seed: int) -> Source:
     if getattr(data, "use_stateful_dataloader", True) is False:
         raise ValueError(f"steps: a {type(data).__name__} that accelerate prepared has no position: give run.loader("
                          "dataset, batch_size=…) as it is")
+    if hasattr(data, "place") and hasattr(data, "seek"):
+        return _Sought(data)
     if hasattr(data, "state_dict") and hasattr(data, "load_state_dict"):
         return _Stateful(data)
     return _ReadAgain(data)
@@ -82,6 +85,15 @@ class _FeatureBatches(_Any):
 
     def state(self) -> Any:
         return self._data.state_dict()
+
+
+class _Sought(_Any):
+    def start(self, epoch: int, batch: int, state: Any) -> Iterator[Any]:
+        self._data.seek(tuple(state or (epoch, 0, 0)))
+        return iter(self._data)
+
+    def state(self) -> Any:
+        return list(self._data.place)
 
 
 class _Stateful(_Any):

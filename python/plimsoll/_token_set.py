@@ -70,16 +70,19 @@ class TokenSet:
         return (self.row(row) for row in range(len(self)))
 
     def batches(self, batch_size: int = 1, sequence_length: int = 2048, *, packing: bool = True, window: int = 1024,
-                shuffle: bool = True, seed: int = 0, pad_id: int = 0, place: Place = (0, 0, 0)) -> TokenBatches:
+                shuffle: bool = True, seed: int = 0, pad_id: int = 0, held_out: int = 0, only_held_out: bool = False,
+                place: Place = (0, 0, 0)) -> TokenBatches:
         """Sequences of fixed length for training; epochs follow one another without end.
 
         packing: rows are put together, best fit decreasing among `window` rows of the order; else each is a
                  sequence. What a row has beyond sequence_length is left out.
+        held_out: so many rows, chosen by chance and the same for any seed, are left out; only_held_out: all others are.
         place:   where to begin: TokenBatches.place of a run before.
         Errors:  ValueError naming the option.
         """
         return TokenBatches(_core.TokenBatches.open(self._core, batch_size, sequence_length, packing, window,
-                                                    shuffle, seed, pad_id, place), (batch_size, sequence_length))
+                                                    shuffle, seed, pad_id, held_out, only_held_out, place),
+                            (batch_size, sequence_length))
 
     def verify(self) -> None:
         """Reads everything and compares every checksum. Errors: CorruptError, OSError."""

@@ -43,6 +43,8 @@ def resume(run: str, options: list[tuple[str, str]], quiet: bool,
 def evaluate(run: str) -> str:
     """Returns {"step", "epoch", "recall", …} as JSON. Errors: NotFoundError, ValueError,
     CorruptError."""
+def export_model(run: str, out: str, merge: bool) -> str:
+    """Returns what was written as JSON. Errors: NotFoundError, ValueError, CorruptError, OSError."""
 def run_program(arguments: list[bytes]) -> int:
     """The program `plimsoll`; returns its exit status."""
 def plan_batch(governor: Governor, step: Callable[[int], object | None],

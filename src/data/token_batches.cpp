@@ -18,6 +18,7 @@ namespace {
 constexpr std::int64_t kIgnored = -100;  // As torch's cross-entropy has it.
 constexpr std::int64_t kPackedRowsMost = 1 << 20;
 constexpr std::uint64_t kSequenceSeed = 0x7061636BULL;  // Another order than that of the rows.
+constexpr std::uint64_t kHeldOutSeed = 0x68656C64ULL;   // And that by which rows are held out.
 
 // Rows by bin: places among `lengths`, each bin in the order in which it was filled.
 std::vector<std::vector<std::size_t>> best_fit_decreasing(const std::vector<std::int64_t>& lengths,
@@ -68,9 +69,21 @@ Result<TokenBatches> TokenBatches::open(const TokenSet* set, const TokenBatchesO
   if (options.pad_id < 0 || options.pad_id >= set->info().vocabulary) {
     return wrong("pad_id", options.pad_id, "is no id of the vocabulary");
   }
+  if (options.held_out < 0 || options.held_out >= set->rows() ||
+      (options.only_held_out && options.held_out == 0)) {
+    return wrong("held_out", options.held_out, "rows leave none, or none to hold out");
+  }
   TokenBatches batches(set, options);
   PLIMSOLL_TRY_VOID(batches.seek(options.place));
   return batches;
+}
+
+std::int64_t TokenBatches::row(std::int64_t i) const {
+  if (options_.held_out == 0) {
+    return i;
+  }
+  const SampleOrder order(set_->rows(), kHeldOutSeed, 0);  // The last of it are held out.
+  return order.at(options_.only_held_out ? set_->rows() - options_.held_out + i : i);
 }
 
 Result<void> TokenBatches::plan(const TokenPlace& place) {
@@ -78,13 +91,13 @@ Result<void> TokenBatches::plan(const TokenPlace& place) {
     return {};
   }
   planned_epoch_ = -1;
-  const SampleOrder order(set_->rows(), options_.seed, place.epoch);
-  const std::int64_t count = std::min(options_.window, set_->rows() - place.position);
+  const SampleOrder order(this->rows(), options_.seed, place.epoch);
+  const std::int64_t count = std::min(options_.window, this->rows() - place.position);
   std::vector<std::int64_t> rows;
   std::vector<std::int64_t> lengths;
   for (std::int64_t i = 0; i < count; ++i) {
     const std::int64_t at = place.position + i;
-    rows.push_back(options_.shuffle ? order.at(at) : at);
+    rows.push_back(row(options_.shuffle ? order.at(at) : at));
     PLIMSOLL_TRY(const std::int64_t length, set_->length(rows.back()));
     lengths.push_back(std::min(length, options_.sequence_length));
   }
@@ -98,7 +111,7 @@ Result<void> TokenBatches::plan(const TokenPlace& place) {
     const auto bins = best_fit_decreasing(lengths, options_.sequence_length);
     // Bins come long rows first: they are shuffled too, in an order of the window's own.
     const SampleOrder mixed(static_cast<std::int64_t>(bins.size()), options_.seed ^ kSequenceSeed,
-                            place.epoch * ((set_->rows() + options_.window - 1) / options_.window) +
+                            place.epoch * ((this->rows() + options_.window - 1) / options_.window) +
                                 place.position / options_.window);
     for (std::int64_t i = 0; i < mixed.samples(); ++i) {
       for (const std::size_t row :
@@ -114,11 +127,11 @@ Result<void> TokenBatches::plan(const TokenPlace& place) {
 }
 
 Result<void> TokenBatches::seek(const TokenPlace& place) {
-  if (place.epoch < 0 || place.position < 0 || place.position >= set_->rows() ||
+  if (place.epoch < 0 || place.position < 0 || place.position >= rows() ||
       place.position % options_.window != 0 || place.sequence < 0) {
     return fail(ErrorCode::kInvalidArgument,
                 fmt::format("place: there is no position {} of {} rows in windows of {}",
-                            place.position, set_->rows(), options_.window),
+                            place.position, rows(), options_.window),
                 "give what state said, with the same options");
   }
   PLIMSOLL_TRY_VOID(plan(place));
@@ -193,7 +206,7 @@ Result<TokenBatch> TokenBatches::next(const TokenBuffers& out) {
     PLIMSOLL_TRY_VOID(put(place.sequence, batch.sequences, out, batch));
     if (++place.sequence == sequences()) {
       place = {.epoch = place.epoch, .position = place.position + options_.window};
-      if (place.position >= set_->rows()) {
+      if (place.position >= rows()) {
         place = {.epoch = place.epoch + 1};
         batch.ends_epoch = true;
       }

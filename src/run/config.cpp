@@ -334,7 +334,8 @@ Result<void> AnySettings::set_pair(std::string_view pair, std::string_view sourc
 }
 
 Result<void> AnySettings::resolve(bool wants_out) {
-  if (text_of("data").empty()) {
+  const std::string_view other = options_->data_or;
+  if (text_of("data").empty() && (other.empty() || text_of(other).empty())) {
     return fail(ErrorCode::kInvalidArgument, "no data given", options_->data_advice);
   }
   if (wants_out && text_of("out").empty()) {

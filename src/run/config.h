@@ -76,6 +76,7 @@ struct RecipeOptions {
   const char* data_advice;        ///< How to get what --data names.
   const char* keys_advice;        ///< Where all keys are listed.
   std::span<const Preset> presets{};
+  const char* data_or{""};  ///< Name of a field that may be given in place of data.
 };
 
 /// What every run has. A recipe's config derives from it and may have other defaults; the fields

@@ -42,6 +42,12 @@ struct PlanQuestion {
   DeviceChoice device{};            ///< Must hold the step too.
 };
 
+/// What `plimsoll export` is asked.
+struct ExportQuestion {
+  std::string out{};  ///< Folder to make.
+  bool merge{false};  ///< Adapters become part of the weights.
+};
+
 struct Recipe {
   std::string name{};            ///< "can-kd": a word of the command line, and of run.toml.
   std::string about{};           ///< What it trains; no full stop.
@@ -58,6 +64,7 @@ struct Recipe {
   std::function<Result<RecipeReport>(const AnySettings&, const TrainOptions&)> train{};
   std::function<Result<RecipeReport>(const AnySettings&)> evaluate{};
   std::function<Result<RecipeReport>(const AnySettings&, const PlanQuestion&)> plan{};
+  std::function<Result<RecipeReport>(const AnySettings&, const ExportQuestion&)> export_model{};
 };
 
 /// Adds a recipe to the list. One of the same name takes the place of that one, unless that one can
@@ -83,7 +90,7 @@ Result<std::string> recipe_name_of_run(const std::filesystem::path& root);
 /// The recipe of the run in `root`. Errors: the same; kInvalidArgument for one not in the list.
 Result<const Recipe*> recipe_of_run(const std::filesystem::path& root);
 
-/// Why `what` ("train", "evaluate", "plan") of a recipe is empty.
+/// Why `what` ("train", "evaluate", "plan", "export") of a recipe is empty.
 [[nodiscard]] Error work_missing(const Recipe& recipe, const char* what);
 
 /// The settings of a new run: `config` (a file; "" is none), then each of `given` in order.

@@ -8,12 +8,16 @@ import importlib
 import pathlib
 import re
 import subprocess
+import sys
 
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 # Decisions are history: they name what was there when they were made.
 PAGES = [ROOT / "README.md", *(path for path in sorted((ROOT / "docs").rglob("*.md")) if "decisions" not in path.parts)]
+
+
+CONSOLE = "import sys; from plimsoll._program import main; sys.exit(main())"  # It has the recipes in Python.
 
 
 def texts():
@@ -60,7 +64,8 @@ def test_r32_every_command_and_option_in_the_docs_exists(program):
     wrong = []
     for words, options in found.items():
         words = words[:2] if words[0] in ("train", "plan", "import", "store", "synth", "queue") else words[:1]
-        done = subprocess.run([program, *words, "--help"], text=True, capture_output=True, timeout=60, check=False)
+        start = [sys.executable, "-c", CONSOLE] if "chat" in words else [program]
+        done = subprocess.run([*start, *words, "--help"], text=True, capture_output=True, timeout=60, check=False)
         if done.returncode != 0:
             wrong.append(f"plimsoll {' '.join(words)}: {done.stderr.strip()}")
         wrong += [f"plimsoll {' '.join(words)} {option}" for option in sorted(options)

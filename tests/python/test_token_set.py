@@ -105,6 +105,24 @@ def test_a_resumption_goes_on_exactly(tokens):
     assert tokens.batches(**options | {"seed": 10}).next().input_ids.tobytes() != batches[0][:4800]
 
 
+def test_rows_are_held_out_and_are_the_same_for_any_seed(tokens):
+    def rows(**options):
+        return sorted(ids.tobytes() for batch in tokens.batches(4, 512, window=64, **options) for ids, _, _ in documents(batch))
+
+    every, kept, held = rows(), rows(held_out=40), rows(held_out=40, only_held_out=True)
+    assert len(held) == 40 and len(kept) == 260 and sorted(kept + held) == every
+    assert rows(held_out=40, seed=5) == kept and rows(held_out=40, only_held_out=True, shuffle=False) == held
+    first = [tokens[row][0].astype(np.int64).tobytes() for row in (*range(40), *range(260, 300))]
+    assert 0 < len(set(first) & set(held)) < 40  # From everywhere.
+    options = {"batch_size": 3, "sequence_length": 200, "window": 50, "held_out": 40}
+    whole = tokens.batches(**options)
+    place = (0, 0, 0)
+    while place[0] == 0 or place[2] < 3:
+        place = whole.place
+        wanted = whole.next().input_ids.tobytes()
+    assert tokens.batches(**options, place=place).next().input_ids.tobytes() == wanted
+
+
 def test_a_sequence_without_a_label_is_left_out(tmp_path, governor):
     chats.make_tokenizer(tmp_path / "tokenizer")
     rows = [{"messages": [{"role": "user", "content": "a " * 40}, {"role": "assistant", "content": "b"}]},
@@ -120,6 +138,7 @@ def test_options_and_places_that_are_none_are_refused(tokens):
     for options, what in [({"batch_size": 0}, "batch_size: 0 is below 1"),
                           ({"sequence_length": 1}, "sequence_length: 1 is below 2"),
                           ({"window": 0}, "window: 0 is not 1 to"), ({"pad_id": 10**6}, "pad_id: 1000000 is no id"),
+                          ({"held_out": 300}, "held_out: 300 rows leave none"), ({"only_held_out": True}, "held_out: 0 rows"),
                           ({"place": (0, 7, 0)}, "there is no position 7 of 300 rows in windows of 1024"),
                           ({"place": (0, 0, 10**6)}, "there is no sequence 1000000")]:
         with pytest.raises(ValueError, match=what):

@@ -45,28 +45,29 @@ def text(numbers: random.Random, most: int = 40) -> str:
     return numbers.choice(["", " ", "\n", ""]) + words + numbers.choice(["", "", " ", "\n\n", "."])
 
 
-def make_tokenizer(folder: pathlib.Path, template: str | None = "chatml", family: str = "bytes") -> pathlib.Path:
+def make_tokenizer(folder: pathlib.Path, template: str | None = "chatml", family: str = "bytes",
+                   lines: list[str] | None = None, vocabulary: int = 600) -> pathlib.Path:
     """Trains a small tokenizer into a folder as transformers saves one. Families: bytes, metaspace, words."""
     import tokenizers
     from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
     numbers = random.Random(5)
-    lines = [text(numbers) for _ in range(400)]
+    lines = lines or [text(numbers) for _ in range(400)]
     if family == "bytes":
         made = tokenizers.Tokenizer(models.BPE())
         made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         made.decoder = decoders.ByteLevel()
-        trainer = trainers.BpeTrainer(vocab_size=600, special_tokens=_SPECIAL, show_progress=False,
+        trainer = trainers.BpeTrainer(vocab_size=vocabulary, special_tokens=_SPECIAL, show_progress=False,
                                       initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
     elif family == "metaspace":
         made = tokenizers.Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=False))
         made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
-        trainer = trainers.BpeTrainer(vocab_size=600, special_tokens=_SPECIAL, show_progress=False)
+        trainer = trainers.BpeTrainer(vocab_size=vocabulary, special_tokens=_SPECIAL, show_progress=False)
     else:
         made = tokenizers.Tokenizer(models.WordPiece(unk_token="<unk>"))
         made.normalizer = normalizers.BertNormalizer(lowercase=True)
         made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-        trainer = trainers.WordPieceTrainer(vocab_size=600, special_tokens=_SPECIAL, show_progress=False)
+        trainer = trainers.WordPieceTrainer(vocab_size=vocabulary, special_tokens=_SPECIAL, show_progress=False)
     made.train_from_iterator(lines, trainer)
     if family == "metaspace":
         made.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])

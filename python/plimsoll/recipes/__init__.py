@@ -35,7 +35,7 @@ from ..errors import MemoryPressure
 
 __all__ = ["Recipe", "RunOptions", "add", "option"]
 
-_OURS: tuple[str, ...] = ()  # Modules beside this one, each with a RECIPE: a new recipe of ours is a word here.
+_OURS: tuple[str, ...] = ("chat",)  # Modules beside this one, each with a RECIPE: a new recipe of ours is a word here.
 _GROUP = "plimsoll.recipes"
 _COUNT_MAX = float(2**53)
 _KINDS = {bool: "switch", int: "integer", float: "real", str: "text"}
@@ -88,9 +88,16 @@ class Recipe:
     train:    called with the run, made or gone on with, and the options; gives what is to be in the summary,
               as JSON has it, or None. It may look at run.stopped after a loop.
     evaluate: called with the options, `out` being the run's folder; gives what `plimsoll eval` prints.
+    plan:     called with the options, and device= and device_memory_limit= as plan_batch() has them; gives what
+              `plimsoll plan` prints.
+    before:   called with the options before anything else, where there is no limit yet: refuses them, and imports
+              libraries, so that they belong to what the process held anyway.
+    export:   called with the options, and out= and merge= of `plimsoll export`; gives what that prints.
     unit:     what a batch has so many of: "rows", "tokens".
     examples: command lines for --help.
     data:     what --data names, for --help.
+    data_or:  an option that may be given in place of --data; "": none.
+    plan_example: command line for the help of plan.
     """
 
     name: str
@@ -98,9 +105,14 @@ class Recipe:
     options: type[RunOptions]
     train: Callable[..., dict[str, Any] | None]
     evaluate: Callable[..., dict[str, Any]] | None = None
+    plan: Callable[..., dict[str, Any]] | None = None
+    export: Callable[..., dict[str, Any]] | None = None
+    before: Callable[[Any], object] | None = None
     unit: str = "rows"
     examples: tuple[str, ...] = ()
     data: str = "Data to train on"
+    data_or: str = ""
+    plan_example: str = ""
 
 
 def add(recipe: Recipe) -> None:
@@ -110,7 +122,10 @@ def add(recipe: Recipe) -> None:
     """
     _core.add_recipe(name=recipe.name, about=recipe.about, unit=recipe.unit,
                      examples="\n".join("  " + line for line in recipe.examples), data_help=recipe.data,
-                     data_advice="name it with --data PATH", fields=_fields_of(recipe), work=_Work(recipe))
+                     data_advice="name it with --data PATH" + (
+                         f", or --{recipe.data_or.replace('_', '-')} PATH" if recipe.data_or else ""),
+                     data_or=recipe.data_or, plan_example=recipe.plan_example or f"plimsoll plan {recipe.name} --data PATH",
+                     fields=_fields_of(recipe), work=_Work(recipe))
 
 
 _found = False
@@ -165,9 +180,8 @@ class _Work:
     def __init__(self, recipe: Recipe) -> None:
         self._recipe = recipe
 
-    @property
-    def evaluates(self) -> bool:
-        return self._recipe.evaluate is not None
+        self.evaluates, self.plans, self.exports = (
+            one is not None for one in (recipe.evaluate, recipe.plan, recipe.export))
 
     def train(self, values: dict[str, Any], run_toml: str, resume: bool, accept_other_processor: bool,
               quiet: bool) -> tuple[str, str, bool]:
@@ -176,7 +190,7 @@ class _Work:
         out = values["out"]
         if not resume and _core.RunFolder.is_run(out):
             raise ValueError(f"{out}: it is a run already; `plimsoll resume {out}` goes on with it")
-        options = self._recipe.options(**values)
+        options = self._options(values)
         own = {field.name: values[field.name] for field in dataclasses.fields(options)
                if field.metadata.get("decides_bits") and not field.metadata["path"]}
         accepted = ("instruction_set", "ATEN_CPU_CAPABILITY") if accept_other_processor else ()
@@ -199,9 +213,23 @@ class _Work:
         return _json_of(summary), _text_of(summary), stop.get("stop_cause") == "memory"
 
     def evaluate(self, values: dict[str, Any]) -> tuple[str, str, bool]:
-        assert self._recipe.evaluate is not None
-        said = self._recipe.evaluate(self._recipe.options(**values))
+        return self._said(self._recipe.evaluate, values)
+
+    def plan(self, values: dict[str, Any], device: str, device_memory_limit: str) -> tuple[str, str, bool]:
+        return self._said(self._recipe.plan, values, device=device, device_memory_limit=device_memory_limit)
+
+    def export(self, values: dict[str, Any], out: str, merge: bool) -> tuple[str, str, bool]:
+        return self._said(self._recipe.export, values, out=out, merge=merge)
+
+    def _said(self, work: Any, values: dict[str, Any], **more: Any) -> tuple[str, str, bool]:
+        said = work(self._options(values), **more)
         return _json_of(said), _text_of(said), False
+
+    def _options(self, values: dict[str, Any]) -> Any:
+        options = self._recipe.options(**values)
+        if self._recipe.before is not None:
+            self._recipe.before(options)
+        return options
 
 
 class _OfRecipe(typing.NamedTuple):

@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What fits: all weights or adapters, in memory or on disk, activations kept or made again; and why.
+
+The bytes of weights, gradients and optimizer are known. Those of activations are counted: the model runs once on
+torch's meta device, where tensors have shapes and no values, and what autograd would keep is added up. It is an estimate of the peak, by which the first choice that fits is taken; the first step, which is admitted, tells the truth.
+
+Threads: the thread that trains.   Memory: none to speak of.
+"""
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..._memory import format_bytes
+from ._model import CHUNK, adapted, config_of, libraries
+
+if TYPE_CHECKING:
+    from . import Options
+
+_MORE = 1.1  # Of what is counted: partly used pages, and temporaries of operators. Seen: 1.00 to 1.07 in test_chat.py's models.
+_STATES = 3 * 4  # Bytes of a trained number beside itself: gradient and two moments, float32.
+_SLOTS = 2  # stream_frozen()'s.
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """How a run trains. Only `method` decides its bits."""
+
+    method: str
+    weights: str
+    recomputes: bool
+    why: str
+    needed_bytes: int
+    """By estimate; 0 where nothing was to be chosen."""
+
+    def __str__(self) -> str:
+        """For people."""
+        return (f"{'all weights' if self.method == 'full' else 'adapters'}, weights {self.weights}, activations "
+                f"{'made again in backward' if self.recomputes else 'kept'}: {self.why}")
+
+
+def choose(options: Options, left_bytes: int, method: str = "") -> Choice:
+    """The first that fits into `left_bytes` for tensors, of those that the options leave open.
+
+    method: what an earlier life of the run took; "": this is the first. Errors: ValueError for a folder without a model.
+    """
+    open_ = options.profile == "auto"
+    methods = [method] if method else ["full", "lora"] if open_ else [options.method]
+    places = ["resident", "streamed"] if open_ or options.weights == "auto" else [options.weights]
+    again = {"auto": [False, True], "on": [True], "off": [False]}["auto" if open_ else options.gradient_checkpointing]
+    ways = list(dict.fromkeys(  # Streamed blocks run again, whatever is asked.
+        (one, place, anew or place == "streamed") for one in methods for place in places for anew in again
+        if not (place == "streamed" and (one == "full" or options.dora))))
+    if not ways:
+        raise ValueError(f"weights: all weights are trained, and those are in memory, not {options.weights}; say resident")
+    if len(ways) == 1:
+        return Choice(*ways[0], "the options say so", 0)
+    asked = tuple(dataclasses.asdict(options).items())
+    sizes = {one: _Sizes.of(asked, one) for one in methods}
+    said: list[str] = []
+    for one, place, anew in ways:
+        needed = sizes[one].needed(place, anew)
+        if needed <= left_bytes or (one, place, anew) == ways[-1]:
+            break
+        said.append(f"{_short(one, place, anew)} would take {format_bytes(needed)}")
+    fits = "about" if needed <= left_bytes else "the least there is, about"
+    why = "; ".join([f"{fits} {format_bytes(needed)} of {format_bytes(left_bytes)} for tensors", *said])
+    return Choice(one, place, anew, why, needed)
+
+
+def _short(method: str, place: str, anew: bool) -> str:
+    return f"{'all weights' if method == 'full' else 'adapters'} {place}{' with checkpointing' if anew else ''}"
+
+
+@dataclasses.dataclass(frozen=True)
+class _Sizes:
+    """Of a model and a batch, in bytes."""
+
+    weights: int
+    blocks: int
+    """Of the weights those frozen in blocks, which may stream."""
+    largest_block: int
+    trained: int
+    kept: int
+    """By autograd, when nothing is made again."""
+    borders: int
+    """Of that, what stays when blocks are made again: their inputs."""
+    block: int
+    """Kept within one block."""
+    loss: int
+
+    @staticmethod
+    @functools.lru_cache(maxsize=8)
+    def of(asked: tuple[tuple[str, Any], ...], method: str) -> _Sizes:
+        """Of options, as pairs. Counted once: modules that this loads are then there before the limit is."""
+        transformers, _ = libraries()
+        from transformers.modeling_layers import GradientCheckpointingLayer
+
+        from . import Options
+
+        options = Options(**dict(asked))
+        config = config_of(options.model)
+        full = method == "full"
+        dtype = torch.float32 if full else getattr(torch, options.dtype)
+        shape = (options.batch_size, options.sequence_length)
+        with torch.device("meta"):
+            model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
+            if not full:
+                model = adapted(model.requires_grad_(False), options)
+            inner = model if full else model.get_base_model()
+            blocks = [part for part in model.modules() if isinstance(part, GradientCheckpointingLayer)]
+            frozen = [sum(_size(one) for one in block.parameters() if not one.requires_grad) for block in blocks]
+            parameters = list(model.parameters())
+            with torch.autocast("cpu", torch.bfloat16, enabled=full and options.dtype == "bfloat16"), _attention_as_on_cpu():
+                kept = kept_bytes(inner, *shape)
+            text = config.get_text_config()
+            hidden = shape[0] * shape[1] * text.hidden_size * torch.empty((), dtype=dtype).element_size()
+            return _Sizes(weights=sum(map(_size, parameters)), blocks=sum(frozen), largest_block=max(frozen, default=0),
+                          trained=sum(one.numel() for one in parameters if one.requires_grad), kept=kept,
+                          borders=hidden * len(blocks), block=kept // max(len(blocks), 1),
+                          loss=CHUNK * text.vocab_size * 6 + 3 * hidden)
+
+    def needed(self, place: str, anew: bool) -> int:
+        """At a step's peak."""
+        weights = self.weights if place == "resident" else self.weights - self.blocks + _SLOTS * self.largest_block
+        activations = self.borders + 2 * self.block if anew else self.kept + self.block
+        return int(_MORE * (weights + _STATES * self.trained + activations + self.loss))
+
+
+def _size(tensor: Any) -> int:
+    return int(tensor.numel() * tensor.element_size())
+
+
+def kept_bytes(model: Any, rows: int, length: int) -> int:
+    """What autograd keeps of a forward of transformers' model without its head, weights left out."""
+    weights = {one.untyped_storage()._cdata for one in model.parameters()}
+    seen: dict[int, int] = {}
+
+    def pack(tensor: Any) -> Any:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in weights:
+            seen[storage._cdata] = storage.nbytes()
+        return tensor  # Kept, so that no other storage gets its number.
+
+    model.train()
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        made = model.base_model(  # A mask of its own, as documents that share a sequence have one.
+            input_ids=torch.zeros(rows, length, dtype=torch.int64), position_ids=torch.arange(length).expand(rows, length),
+            attention_mask=torch.ones(rows, 1, length, length, dtype=torch.bool), use_cache=False)
+    del made
+    return sum(seen.values())
+
+
+@contextlib.contextmanager
+def _attention_as_on_cpu() -> Iterator[None]:
+    """On the meta device torch's attention keeps all pairs of tokens; its kernel for the CPU does not."""
+    before = torch.nn.functional.scaled_dot_product_attention
+
+    def attention(query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, is_causal: bool = False,
+                  scale: float | None = None, enable_gqa: bool = False) -> Any:
+        if attn_mask is not None and attn_mask.dtype == torch.bool:
+            attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype)
+        return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)[0]
+
+    torch.nn.functional.scaled_dot_product_attention = attention
+    try:
+        yield
+    finally:
+        torch.nn.functional.scaled_dot_product_attention = before

@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An inbox: files of chats that are dropped into a folder are trained on, one after another.
+
+    INBOX/chats.jsonl        waits, until it has stayed the same for a look; the oldest is next
+    RUN/inbox/000003-….tokens  its token set, while it is trained on
+    INBOX/done/ failed/ skipped/  where it goes then: nothing is trained on twice, and what is broken is not tried again
+    RUN/inbox.json           the last _KEPT files: what became of each, and why
+    RUN/.skip                made by anyone: the file that is being trained on, or imported, is left
+
+Threads: the thread that trains.   Memory: a look at the folder keeps one name; the ledger has a bound.
+"""
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import zlib
+from typing import TYPE_CHECKING, Any
+
+from ..._chat_import import import_chat
+from ..._token_set import TokenSet
+from ...errors import CorruptError, NotFoundError
+
+if TYPE_CHECKING:
+    from ._train import Training
+
+_LOOKS_EVERY = 0.5  # Seconds.
+_KEPT = 1000
+_KINDS = (".jsonl", ".json")
+_PACKED = (".gz", ".zst")
+
+
+class _Skipped(Exception):
+    """While it was imported."""
+
+
+class _Stopped(Exception):
+    """While it was imported."""
+
+
+class Inbox:
+    """Of one training, whose notes say which file it is at."""
+
+    def __init__(self, training: Training) -> None:
+        self._training, self._run, self._options, self._notes = training, training.run, training.options, training.notes
+        self._folder = pathlib.Path(self._options.inbox)
+        if not self._folder.is_dir():
+            raise NotFoundError(f"inbox: {self._folder} is no folder")
+        self._sets = self._run.path / "inbox"
+        self._ledger = self._run.path / "inbox.json"
+        self._skip = self._run.path / ".skip"
+        self._skipping = False
+        training.leaves = self._leaves  # type: ignore[method-assign]
+
+    def train(self) -> None:
+        """Until the run is asked to stop, or no file has come for inbox_wait_seconds."""
+        run, notes = self._run, self._notes
+        for _ in range(notes["number"]):  # Loops that have ended.
+            run.steps((), epochs=self._options.epochs)
+        waited = 0.0
+        while not run.stopped:
+            if notes["file"]:
+                self._loop()
+                continue
+            name = self._next()
+            if name and self._begin(name):
+                waited = 0.0
+            elif not name:
+                if 0 < self._options.inbox_wait_seconds <= waited:
+                    break
+                run.idle(_LOOKS_EVERY)
+                waited += _LOOKS_EVERY
+        self._training.said.update({f"files_{what}": notes[what] for what in ("trained", "failed", "skipped")})
+
+    # ---- A file ----
+
+    def _next(self) -> str:
+        """The file that has waited longest and is whole, as far as a second look can tell; ""."""
+        oldest = ""
+        least: tuple[int, str] | None = None
+        with os.scandir(self._folder) as entries:
+            for entry in entries:
+                stem = entry.name
+                for packed in _PACKED:
+                    stem = stem.removesuffix(packed)
+                if entry.name.startswith(".") or not stem.endswith(_KINDS) or not entry.is_file():
+                    continue
+                rank = (entry.stat().st_mtime_ns, entry.name)
+                if least is None or rank < least:
+                    least, oldest = rank, entry.name
+        if not oldest:
+            return ""
+        before = self._stamp(oldest)
+        self._run.idle(_LOOKS_EVERY)
+        return oldest if not self._run.stopped and before and before == self._stamp(oldest) else ""
+
+    def _stamp(self, name: str) -> list[int]:
+        try:
+            stat = os.stat(self._folder / name)
+        except FileNotFoundError:
+            return []
+        return [stat.st_size, stat.st_mtime_ns]
+
+    def _begin(self, name: str) -> bool:
+        """Imports it. True: it is in the notes."""
+        notes, options = self._notes, self._options
+        self._skip.unlink(missing_ok=True)  # Made for a file before.
+        stamp = self._stamp(name)
+        out = self._set_of(name, stamp)
+        self._sets.mkdir(exist_ok=True)
+        for old in self._sets.iterdir():  # The one before may be what the last commit speaks of.
+            if old.name[:6].isdigit() and int(old.name[:6]) < notes["number"] - 1:
+                old.unlink()
+        try:
+            with self._run.phase("import"):
+                import_chat(self._folder / name, out, tokenizer=options.model, train=options.train_on,
+                            errors_max=options.errors_max, governor=self._run.governor, progress=self._look)
+        except _Skipped:
+            self._end(name, stamp, "skipped", "while it was imported")
+            return False
+        except _Stopped:
+            self._run.idle(0)
+            return False
+        except (ValueError, CorruptError, NotFoundError) as error:
+            self._end(name, stamp, "failed", str(error))
+            return False
+        notes.update(file=name, stamp=stamp)
+        return True
+
+    def _set_of(self, name: str, stamp: list[int]) -> pathlib.Path:
+        number = zlib.crc32(f"{name} {stamp}".encode())
+        return self._sets / f"{self._notes['number']:06}-{number:08x}.tokens"
+
+    def _look(self, *_: int) -> None:
+        if self._run.stop_asked:
+            raise _Stopped
+        if self._skip.exists():
+            raise _Skipped
+
+    def _loop(self) -> None:
+        """What is left to train of the file in the notes."""
+        run, notes = self._run, self._notes
+        name, stamp, began = notes["file"], notes["stamp"], run.steps_made
+        self._skipping = False
+        out = self._set_of(name, stamp)
+        try:
+            with TokenSet(out) as tokens:
+                rows = len(tokens)
+                self._training.loop(tokens)
+        except ValueError as error:  # Of another vocabulary, or with too few rows.
+            if run.steps_made != began:
+                raise
+            run.steps((), epochs=self._options.epochs)
+            self._done("failed", str(error), 0, 0)
+            return
+        if not run.stopped:
+            self._done("skipped" if self._skipping else "trained", "", rows, run.steps_made - began)
+
+    def _leaves(self) -> bool:
+        """Whether somebody asked to skip it."""
+        self._skipping = self._skipping or self._skip.exists()
+        return self._skipping
+
+    def _done(self, outcome: str, why: str, rows: int, steps: int) -> None:
+        notes = self._notes
+        name, stamp = notes["file"], notes["stamp"]
+        notes.update(number=notes["number"] + 1, file="", stamp=[])
+        notes["due"] = False
+        self._skip.unlink(missing_ok=True)
+        self._end(name, stamp, outcome, why, rows=rows, steps=steps, number=notes["number"])
+
+    # ---- The ledger ----
+
+    def _end(self, name: str, stamp: list[int], outcome: str, why: str, **more: Any) -> None:
+        """The file is moved, then the ledger says so: a crash in between finds no file, and the ledger still to do."""
+        self._notes[outcome] += 1
+        entries = self._entries()
+        if any(one["name"] == name and one["stamp"] == stamp for one in entries):
+            return  # A life before did it, and had not committed.
+        if self._stamp(name) == stamp:
+            place = self._folder / ("done" if outcome == "trained" else outcome)
+            place.mkdir(exist_ok=True)
+            target, copies = place / name, 0
+            while target.exists():
+                copies += 1
+                target = place / f"{name}.{copies}"
+            os.rename(self._folder / name, target)
+        entry = {"name": name, "stamp": stamp, "outcome": outcome, "why": why, "step": self._run.steps_made, **more}
+        partial = self._ledger.with_suffix(".partial")
+        partial.write_text(json.dumps({"files": [*entries, entry][-_KEPT:]}, ensure_ascii=False, indent=1), encoding="utf-8")
+        os.replace(partial, self._ledger)
+        self._run._life.report.event("inbox", {key: value for key, value in entry.items() if key != "stamp"})
+
+    def _entries(self) -> list[dict[str, Any]]:
+        try:
+            return list(json.loads(self._ledger.read_text(encoding="utf-8"))["files"])
+        except FileNotFoundError:
+            return []

@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The model of a run of `chat`: transformers' model, peft's adapters, weights that may stay on disk; and its loss.
+
+Threads: the thread that trains.
+Memory:  weights as _choice.py says; logits of CHUNK tokens at a time.
+"""
+from __future__ import annotations
+
+import os
+import pathlib
+import shutil
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..._adopt import adopt
+from ..._cross_entropy import linear_cross_entropy
+from ..._streamed import StreamedWeights, stream_frozen
+
+if TYPE_CHECKING:
+    from . import Options
+    from ._choice import Choice
+
+CHUNK = 256  # Tokens whose logits are there at a time: it decides the bits, and no limit decides it.
+_IGNORED = -100
+_SCALED = ("final_logit_softcapping", "logits_scaling", "logit_scale", "lm_head_multiplier")  # More than a head's product.
+
+
+def libraries() -> tuple[Any, Any]:
+    """(transformers, peft). Errors: ImportError saying what to install."""
+    try:
+        import accelerate  # noqa: F401  Of both.
+        import peft
+        import transformers
+    except ImportError as error:
+        raise ImportError(f"the recipe chat takes {error.name}, which is not installed: pip install "
+                          "'plimsoll[chat]'") from None
+    transformers.utils.logging.disable_progress_bar()
+    return transformers, peft
+
+
+def config_of(folder: str) -> Any:
+    """transformers' config of a model. Errors: ValueError where there is none."""
+    transformers, _ = libraries()
+    try:
+        return transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"model: {folder} is no folder of a model: {error}") from None
+
+
+def adapted(model: Any, options: Options) -> Any:
+    """The model with peft's adapters. Errors: ValueError naming lora_targets."""
+    _, peft = libraries()
+    targets: Any = options.lora_targets
+    if targets != "all-linear":
+        targets = [name.strip() for name in targets.split(",")]
+    lora = peft.LoraConfig(r=options.lora_r, lora_alpha=options.lora_alpha, lora_dropout=options.lora_dropout,
+                           target_modules=targets, use_rslora=options.rslora, use_dora=options.dora, task_type="CAUSAL_LM")
+    try:
+        return peft.get_peft_model(model, lora)
+    except ValueError as error:
+        raise ValueError(f"lora_targets: {error}") from None
+
+
+class Tuned(torch.nn.Module):
+    """A language model, of which adapters or all weights are trained. Called with a batch it gives the loss.
+
+    In its state_dict() is what is trained; of frozen weights of blocks their checksums (see stream_frozen).
+    """
+
+    def __init__(self, options: Options, choice: Choice) -> None:
+        """Errors: ValueError naming the option; BudgetExceeded; CorruptError; OSError."""
+        super().__init__()
+        config, (transformers, _) = config_of(options.model), libraries()
+        self.frozen: StreamedWeights | None = None
+        if choice.method == "full":
+            self.model = transformers.AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.float32)
+            adopt(self.model)  # What was mapped from files is leased from now on.
+        else:
+            self.model = self._adapted(options, choice, config)
+        if choice.recomputes and choice.weights == "resident":  # Streamed blocks run again in any case.
+            self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        self._cast = choice.method == "full" and options.dtype == "bfloat16"
+        text = config.get_text_config()
+        scaled = [name for name in _SCALED if getattr(text, name, None) not in (None, 1)]
+        head = self.language_model.get_output_embeddings()
+        self.chunked = type(head) is torch.nn.Linear and not scaled
+        """Whether logits are there CHUNK tokens at a time; of models that do more than multiply they all are."""
+        self.train()
+
+    def _adapted(self, options: Options, choice: Choice, config: Any) -> Any:
+        transformers, _ = libraries()
+        import accelerate
+
+        dtype = getattr(torch, options.dtype)
+        config._name_or_path = options.model  # The adapters' config names it.
+        if options.dora:
+            model = transformers.AutoModelForCausalLM.from_pretrained(options.model, dtype=dtype)
+        else:
+            with accelerate.init_empty_weights():
+                model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
+            model.generation_config = _generation_config(options.model, model)
+        model.requires_grad_(False)
+        if options.dora:  # It begins with the weights' norms.
+            model = adapted(model, options)
+        self.frozen = stream_frozen(model, options.model, weights=choice.weights)
+        return model if options.dora else adapted(model, options)
+
+    @property
+    def language_model(self) -> Any:
+        """transformers' model, adapters inside."""
+        return self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
+
+    @property
+    def blocks(self) -> list[Any]:
+        """That activations may be made again by."""
+        from transformers.modeling_layers import GradientCheckpointingLayer
+
+        return [part for part in self.model.modules() if isinstance(part, GradientCheckpointingLayer)]
+
+    def trained(self) -> list[Any]:
+        """Parameters that are."""
+        return [one for one in self.model.parameters() if one.requires_grad]
+
+    # ---- Loss ----
+
+    def forward(self, input_ids: Any, labels: Any, position_ids: Any) -> Any:
+        """The mean over the tokens that are trained on. Shape: each int64 [sequences, tokens]."""
+        with torch.autocast("cpu", torch.bfloat16, enabled=self._cast):
+            if not self.chunked:
+                logits = self._logits(input_ids, position_ids)[:, :-1].float()
+                return torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten(), ignore_index=_IGNORED)
+            head = self.language_model.get_output_embeddings()
+            return linear_cross_entropy(self._hidden(input_ids, position_ids)[:, :-1], head.weight, labels[:, 1:],
+                                        bias=head.bias, chunk=CHUNK)
+
+    @torch.no_grad()
+    def scores(self, input_ids: Any, labels: Any, position_ids: Any) -> tuple[float, int, int]:
+        """(sum of losses, tokens that were the likeliest, tokens), of those that are trained on."""
+        loss, right, count = 0.0, 0, 0
+        with torch.autocast("cpu", torch.bfloat16, enabled=self._cast):
+            for logits, wanted in self._chunks(input_ids, labels, position_ids):
+                loss += float(torch.nn.functional.cross_entropy(logits.float(), wanted, reduction="sum"))
+                right += int((logits.argmax(1) == wanted).sum())
+                count += len(wanted)
+        return loss, right, count
+
+    def _chunks(self, input_ids: Any, labels: Any, position_ids: Any) -> Iterator[tuple[Any, Any]]:
+        places = labels[:, 1:] != _IGNORED
+        made = (self._hidden if self.chunked else self._logits)(input_ids, position_ids)[:, :-1][places]
+        head = self.language_model.get_output_embeddings()
+        for rows, wanted in zip(made.split(CHUNK), labels[:, 1:][places].split(CHUNK)):
+            yield head(rows) if self.chunked else rows, wanted
+
+    # Without a mask transformers tells documents apart by their positions, and sliding windows stay what they are.
+
+    def _hidden(self, input_ids: Any, position_ids: Any) -> Any:
+        return self.language_model.base_model(input_ids=input_ids, position_ids=position_ids,
+                                              use_cache=False).last_hidden_state
+
+    def _logits(self, input_ids: Any, position_ids: Any) -> Any:
+        return self.language_model(input_ids=input_ids, position_ids=position_ids, use_cache=False).logits
+
+    # ---- State ----
+
+    def state_dict(self, *_: Any, **__: Any) -> dict[str, Any]:
+        """What a commit holds."""
+        trained = {name for name, one in self.model.named_parameters() if one.requires_grad}
+        return {name: one for name, one in self.model.state_dict().items()
+                if name in trained or (one.dtype == torch.int64 and one.dim() == 0)}
+
+    def load_state_dict(self, state: Any, *_: Any, **__: Any) -> Any:
+        """Errors: CorruptError where frozen weights are others than those of the state."""
+        return self.model.load_state_dict(state, strict=False)
+
+    # ---- For others ----
+
+    def save(self, folder: pathlib.Path, source: str) -> None:
+        """Adapters as peft has them, or all weights as transformers has a model. Errors: OSError."""
+        if self.frozen is not None:
+            self.model.save_pretrained(folder, save_embedding_layers=False)
+            return
+        self.model.save_pretrained(folder)
+        _copy_rest(source, folder, index=False)
+
+    def save_merged(self, folder: pathlib.Path, source: str) -> None:
+        """The model's own files, adapters merged into them by peft, a file in memory at a time. Errors: OSError."""
+        from peft.tuners.lora import LoraLayer
+        from safetensors import safe_open
+        from safetensors.torch import save_file
+
+        layers = {name.removeprefix("base_model.model."): part for name, part in self.model.named_modules()
+                  if isinstance(part, LoraLayer)}
+        folder.mkdir(parents=True)
+        for file in sorted(pathlib.Path(source).glob("*.safetensors")):
+            with safe_open(file, "pt") as held:
+                tensors = {}
+                for name in held.keys():
+                    tensors[name] = held.get_tensor(name)
+                    stem = name.removesuffix(".weight")
+                    key = next((one for one in layers if name.endswith(".weight") and
+                                (one == stem or one.endswith("." + stem) or stem.endswith("." + one))), None)
+                    if key is not None:
+                        tensors[name] = _merged(layers.pop(key), tensors[name])
+                save_file(tensors, folder / file.name, metadata=held.metadata())
+        if layers:
+            raise ValueError(f"merge: the files of {source} have no weight of {next(iter(layers))}, which has an adapter")
+        _copy_rest(source, folder, index=True)
+
+
+def _merged(layer: Any, weight: Any) -> Any:
+    """A weight with its adapter; in float32 meanwhile."""
+    base = layer.get_base_layer()
+    before = base._parameters["weight"]
+    base._parameters["weight"] = torch.nn.Parameter(weight.float(), requires_grad=False)
+    try:
+        layer.merge(safe_merge=True)
+        return base._parameters["weight"].data.to(weight.dtype).contiguous()
+    finally:
+        base._parameters["weight"] = before
+
+
+def _copy_rest(source: str, folder: pathlib.Path, *, index: bool) -> None:
+    """Config, tokenizer and template, and which file has which weight; not weights."""
+    for file in sorted(pathlib.Path(source).iterdir()):
+        if file.is_file() and file.suffix in (".json", ".txt", ".jinja", ".model") and not (folder / file.name).exists() \
+                and (index or not file.name.endswith(".index.json")):
+            shutil.copyfile(file, folder / file.name)
+
+
+def _generation_config(folder: str, model: Any) -> Any:
+    transformers, _ = libraries()
+    if os.path.exists(os.path.join(folder, "generation_config.json")):
+        return transformers.GenerationConfig.from_pretrained(folder, local_files_only=True)
+    return model.generation_config
