@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 #   make build   set up what is missing and build build/release/bin/plimsoll
-#   make demo    train `cosir` on real input, then on more than 4 GiB inside 768 MiB of memory; then
+#   make demo    train `cosir` on real input, then on more than 4 GiB inside 768 MiB of memory; then `chat`;
 #                README's Python loop, killed and started again
 #   make check   set up, build with warnings as errors, and run every test not labelled slow;
 #                UNITY=OFF compiles each source alone, so that one edited builds sooner

@@ -9,10 +9,13 @@
 3. Runs README.md's first Python loop with a commit every 10 steps: once undisturbed, once ended with kill -9
    behind a random step and started again. Compares every bit of model, optimizer, schedule, random state
    and rows.
+4. Fine-tunes a language model on real chats (data/gsm8k-mini) inside a memory cgroup in which loading its weights is
+   killed; merges the adapters and loads what comes of it.
 Exit status 0 when all did what they claim. Output stays in demo/, which may be deleted.
 """
 import argparse
 import json
+import os
 import pathlib
 import random
 import re
@@ -128,6 +131,76 @@ def killed_loop(package: pathlib.Path, out: pathlib.Path) -> bool:
     return good
 
 
+LOADS = """
+import sys, peft, torch, transformers
+torch.set_num_threads(1)
+model = transformers.AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype=torch.float32)
+model = peft.get_peft_model(model, peft.LoraConfig(r=8, target_modules="all-linear", task_type="CAUSAL_LM"))
+model(input_ids=torch.ones(1, 64, dtype=torch.int64), labels=torch.ones(1, 64, dtype=torch.int64)).loss.backward()
+print("trained")
+"""
+OPENS = """
+import sys, transformers
+model = transformers.AutoModelForCausalLM.from_pretrained(sys.argv[1])
+print(f"transformers loads it: {sum(one.numel() for one in model.parameters()):,} parameters")
+"""
+CONSOLE = "import sys; from plimsoll._program import main; sys.exit(main())"
+
+
+def chats_over_limit(package: pathlib.Path, out: pathlib.Path) -> bool:
+    """Part 4. True when the run finished inside the cgroup, learned, and left a model that transformers loads."""
+    from tests.support.chat_models import make_wide_model
+
+    print(f"\n== a chat fine-tune inside {LIMIT_MIB} MiB: problems of data/gsm8k-mini ==", flush=True)
+    chats, model, run = ROOT / "data" / "gsm8k-mini" / "chats.jsonl", out / "model", out / "chat"
+    make_wide_model(model, chats, width=768, layers=16)
+    size = sum(file.stat().st_size for file in model.glob("*.safetensors"))
+    print(f"model           {size / MIB:.0f} MiB of bfloat16, {2 * size / MIB:.0f} in the float32 it is trained in", flush=True)
+    python = [sys.executable, "-c", CONSOLE]
+    environment = {**os.environ, "PYTHONPATH": f"{package}{os.pathsep}{ROOT}"}
+
+    def program(*words, group=None) -> dict:
+        words = [*python, *map(str, words), "--json"]
+        if group is not None:
+            done = group.run(words, env=environment)
+            kills, peak = done.oom_kills, done.peak_resident_bytes
+        else:
+            done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+            kills, peak = 0, 0
+        if done.returncode:
+            sys.exit(f"demo: {' '.join(words[3:])}: status {done.returncode}: {done.stderr[-2000:]}")
+        return {**json.loads(done.stdout.strip().splitlines()[-1]), "kills": kills, "peak": peak}
+
+    few = out / "chats.jsonl"
+    few.write_text("".join(chats.read_text(encoding="utf-8").splitlines(keepends=True)[:16]), encoding="utf-8")
+    program("import", "chat", few, "--tokenizer", model, "--out", out / "chats.tokens", "--quiet")
+    train = ["train", "chat", "--data", out / "chats.tokens", "--model", model, "--out", run, "--memory-limit",
+             f"{LIMIT_MIB}MiB", "--foreign-bytes", "64MiB", "--sequence-length", "192", "--accumulate", "1", "--lr", "1e-2",
+             "--dtype", "float32", "--lora-r", "8", "--held-out", "4", "--eval-every-n-steps", "6", "--compute-threads", "2", "--quiet"]
+    reason = MemoryCgroup.why_not()
+    if reason:
+        print(f"no cgroup: {reason}; running without the kernel's limit")
+        killed, summary = "not armed", program(*train)
+    else:
+        with MemoryCgroup(LIMIT_MIB * MIB) as group:
+            loading = group.run([sys.executable, "-c", LOADS, model], env=environment)
+        killed = f"status {loading.returncode}, {loading.oom_kills} kills by the kernel"
+        with MemoryCgroup(LIMIT_MIB * MIB) as group:
+            summary = program(*train, group=group)
+    events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+    losses = [one["held_out_loss"] for one in events if "held_out_loss" in one]
+    print(f"loading it all  {killed}")
+    print(f"plimsoll        {summary['profile']}")
+    print(f"peak resident   {summary['peak'] / MIB:.0f} MiB, as the kernel counted it; {summary['kills']} kills")
+    print(f"training        {summary['step']} steps in {summary['seconds']:.0f} s, of which {summary['stall_seconds']:.1f} s waiting "
+          f"for the disk; held-out loss {' → '.join(f'{loss:.3f}' for loss in losses)}")
+    program("export", run, "--merge", "--out", out / "tuned")
+    done = subprocess.run([sys.executable, "-c", OPENS, out / "tuned"], capture_output=True, text=True, check=False)
+    print(f"merged model    {done.stdout.strip() or done.stderr[-500:]}", flush=True)
+    return (reason is not None or (loading.returncode != 0 and loading.oom_kills > 0)) and summary["status"] == "finished" \
+        and summary["kills"] == 0 and losses[-1] < losses[0] and done.returncode == 0
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -144,9 +217,12 @@ def main() -> int:
     good = real_input(options.program, options.out, options.seeds)
     good = over_limit(options.program, options.out, options.rows) and good
     good = killed_loop(options.package, options.out) and good
+    good = chats_over_limit(options.package, options.out) and good
     if not options.keep:
         shutil.rmtree(options.out / "large", ignore_errors=True)
         shutil.rmtree(options.out / "large-run" / "embeddings", ignore_errors=True)
+        shutil.rmtree(options.out / "model", ignore_errors=True)
+        shutil.rmtree(options.out / "tuned", ignore_errors=True)
     print("\ndemo: everything held" if good else "\ndemo: something did not hold; see above")
     return 0 if good else 1
 

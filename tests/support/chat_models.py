@@ -55,6 +55,8 @@ def make_wide_model(folder: pathlib.Path, text: pathlib.Path, *, width: int, lay
         save_file({name: torch.ones(shapes[name], dtype=torch.bfloat16) if len(shapes[name]) == 1 else
                    torch.empty(shapes[name], dtype=torch.bfloat16).normal_(0, 0.02, generator=generator)
                    for name in names[part::layers]}, folder / f"model-{part:02}.safetensors", metadata={"format": "pt"})
+    where = {name: f"model-{part:02}.safetensors" for part in range(layers) for name in names[part::layers]}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": where}))
     return folder
 
 
