@@ -30,7 +30,7 @@ _COMMIT_BYTES = 16 << 20
 _SAMPLE = 64  # Every so many rows that are rendered by pieces, one is rendered by the template, too.
 _SAMPLE_IDS = 256  # Every so many texts that gigatoken encodes, one is encoded by the library, too.
 _RENDERED, _TEMPLATE, _PROMPT, _TEXT = range(4)  # ChatText::Kind.
-_VERSION = 2  # Of what becomes of the same inputs.
+_VERSION = 3  # Of what becomes of the same inputs.
 
 _Path = str | os.PathLike[str]
 
@@ -227,7 +227,8 @@ class _Import:
             row = json.loads(line)
             tools = row.get("tools")
             tools = json.loads(tools) if isinstance(tools, str) and tools else tools
-            chat = row.get("messages") or chat
+            chat = [{key: value for key, value in message.items() if value is not None}  # As transformers 5 passes it.
+                    for message in row["messages"]] if row.get("messages") else chat
         if self._options["train"] == "all":
             text = template.render(chat, tools)
             return text, [(0, len(text))]

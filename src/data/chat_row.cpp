@@ -71,7 +71,7 @@ constexpr std::array<std::string_view, kFieldCount> kFieldNames{
 // Takes what matters out of a line as it is read; nothing else is kept.
 class Handler final : public nlohmann::json_sax<nlohmann::json> {
  public:
-  bool null() override { return scalar(std::nullopt); }
+  bool null() override { return scalar(std::nullopt, true); }
   bool boolean(bool) override { return scalar(std::nullopt); }
   bool number_integer(number_integer_t) override { return scalar(std::nullopt); }
   bool number_unsigned(number_unsigned_t) override { return scalar(std::nullopt); }
@@ -143,7 +143,8 @@ class Handler final : public nlohmann::json_sax<nlohmann::json> {
   std::string words{};
 
  private:
-  bool scalar(std::optional<std::string> value) {
+  // Of other kinds than texts there is no value.
+  bool scalar(std::optional<std::string> value, bool null = false) {
     if (depth_ == 1) {
       for (std::size_t field = 0; value && field < kFieldCount; ++field) {
         if (key_ == kFieldNames[field]) {
@@ -161,8 +162,8 @@ class Handler final : public nlohmann::json_sax<nlohmann::json> {
       } else if ((key_ == "content" || key_ == "value") && value) {
         messages.back().content = *std::move(value);
         content_ = true;
-      } else if (value || key_ == "content") {
-        rich = true;  // A name, null in place of a text, …: for the template to say.
+      } else if (!null || key_ == "content") {
+        rich = true;  // A name, a switch, null in place of a text, …: for the template to say.
         content_ = content_ || key_ == "content";
       }
     }

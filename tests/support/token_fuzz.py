@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fuzzed texts through import_chat(), compared with tokenizers and transformers: ids, masks and packed batches.
+"""Fuzzed texts through import_chat(), compared with transformers' apply_chat_template: ids, masks and packed batches.
 
     PYTHONPATH=build/dev/python .venv/bin/python -m tests.support.token_fuzz --family gpt2 --count 1000000 --seed 1
 
 Families: gpt2 and llama3 (byte-level BPE), llama2 (SentencePiece), bert (WordPiece), of --data, a folder with
 tok_gpt2, tok_llama3, tok_llama2_sp and tok_bert; trained ones of a few hundred tokens without it. A chat has two
-texts; what is imported is made anew every 20,000 texts. Ends with one line of JSON; a difference ends it at once.
+texts; what is imported is made anew every 20,000 texts. Rows with a lone surrogate are among them, which must be
+refused. Ends with one line of JSON; a difference ends it at once.
 """
 import argparse
 import json
@@ -15,6 +16,7 @@ import struct
 import sys
 import tempfile
 import time
+import unicodedata
 
 import numpy as np
 
@@ -29,15 +31,17 @@ _BLOCK = 20_000
 _ALPHABETS = [range(0x20, 0x7F), range(0x20, 0x7F), range(0xA0, 0x250), range(0x300, 0x370), range(0x370, 0x600),
               range(0x900, 0xE80), range(0x2000, 0x2070), range(0x3040, 0x30FF), range(0x4E00, 0x4F00),
               range(0xAC00, 0xAD00), range(0xFE00, 0xFE10), range(0xFF00, 0xFF60), range(0x1F300, 0x1F650),
-              range(0x1, 0x20), range(0xE000, 0xE010), range(0x1D400, 0x1D450)]
+              range(0x0, 0x20), range(0x7F, 0xA0), range(0xE000, 0xE010), range(0x1D400, 0x1D450),
+              range(0xE000, 0x20000), range(0xE0000, 0xE0080), range(0x0, 0xD800)]
 _WORDS = ("the", " of", " and", "  ", "\n", "\n\n", "\t", "\r\n", " \n ", "don't", "I'LL", "3.14159", "1000000",
           "#include", "<|im_end|>", "<|im_start|>", "<|im_start|>assistant\n", "<s>", "</s>", "[CLS]", "[MASK]",
-          "<unk>",
-          "<|endoftext|>", "<|eot_id|>", "▁", "Ġ", "naïve", "e\u0301", "\u1100\u1161", "\u200d", "\ufeff", "\u00a0",
-          "{{ x }}", "😀", "👨‍👩‍👧", "東京", "Ünï", "\u2028", "…", "--", "____", "''", "0x1F", "ß", "İ")
+          "<unk>", "<|im_end", "|>", "<|IM_END|>", "<\uff5cim_end\uff5c>", "<s", "</s >", "[ CLS ]", "##ing", "<0x0A>",
+          "<|endoftext|>", "<|eot_id|>", "<|begin_of_text|>", "▁", "Ġ", "naïve", "e\u0301", "\u1100\u1161", "\u200d",
+          "\ufeff", "\u00a0", "{{ x }}", "😀", "👨‍👩‍👧", "東京", "Ünï", "\u2028", "…", "--", "____", "''", "0x1F", "ß", "İ")
 
 
 def fuzzed(numbers: random.Random) -> str:
+    """Words, runs of one script or of any characters, markup like special tokens; some long runs, some normalized."""
     parts = []
     for _ in range(numbers.choice((0, 1, 2, 3, 5, 8, 13))):
         if numbers.random() < 0.5:
@@ -47,7 +51,11 @@ def fuzzed(numbers: random.Random) -> str:
             parts.append("".join(chr(numbers.choice(alphabet)) for _ in range(numbers.randrange(1, 9))))
         if numbers.random() < 0.4:
             parts.append(" ")
-    return "".join(parts)
+    kind = numbers.random()
+    if kind < 0.02 and parts:
+        parts[-1] = (parts[-1] or " ")[:numbers.choice((1, 4))] * numbers.randrange(20, 300)
+    text = "".join(parts)
+    return unicodedata.normalize(numbers.choice(("NFC", "NFD", "NFKC", "NFKD")), text) if kind > 0.9 else text
 
 
 def sentencepiece_pieces(path: pathlib.Path) -> list[tuple[str, float, int]]:
@@ -128,20 +136,12 @@ def make_family(folder: pathlib.Path, family: str, data: pathlib.Path | None) ->
     return folder
 
 
-def reference(library, wanted, rows):
-    """Ids and masks of chats as transformers makes them: text by jinja2, tokens by their offsets."""
-    from transformers.utils.chat_template_utils import render_jinja_template
-
-    texts, spans = render_jinja_template(conversations=rows, chat_template=TEMPLATE, return_assistant_tokens_mask=True,
-                                         **wanted.special_tokens_map)
-    for encoding, of_text in zip(library.encode_batch(texts, add_special_tokens=False), spans, strict=True):
-        mask = np.zeros(len(encoding.ids), np.bool_)
-        for begin, end in of_text:
-            while begin < end and (first := encoding.char_to_token(begin)) is None:
-                begin += 1  # White space that is no token's; transformers would give up here.
-            last = encoding.char_to_token(end - 1)  # Of the end of the turn, a token of its own.
-            mask[first:last + 1] = True
-        yield np.array(encoding.ids, np.int64), mask
+def reference(wanted, rows):
+    """Ids and masks of chats as transformers makes them."""
+    made = wanted.apply_chat_template(rows, chat_template=TEMPLATE, tokenize=True, return_dict=True,
+                                      return_assistant_tokens_mask=True)
+    return [(np.array(ids, np.int64), np.array(mask, np.bool_))
+            for ids, mask in zip(made["input_ids"], made["assistant_masks"], strict=True)]
 
 
 def check_batches(tokens, rows, seed):
@@ -173,7 +173,6 @@ def run(family: str, count: int, seed: int, data: pathlib.Path | None, work: pat
 
     folder = make_family(work / "tokenizer", family, data)
     wanted = chats.reference(folder)
-    library = wanted.backend_tokenizer
     numbers = random.Random(f"{family}/{seed}")
     done = tokens = 0
     began = time.monotonic()
@@ -182,11 +181,17 @@ def run(family: str, count: int, seed: int, data: pathlib.Path | None, work: pat
             texts = min(_BLOCK, count - done)
             rows = [[{"role": "user", "content": fuzzed(numbers)}, {"role": "assistant", "content": fuzzed(numbers)}]
                     for _ in range((texts + 1) // 2)]
-            plimsoll.import_chat([{"messages": row} for row in rows], work / "set", tokenizer=folder,
-                                 governor=governor, rebuild=True, **options)
+            given = [{"messages": row} for row in rows]
+            for spoilt in range(3):
+                at = numbers.randrange(len(given) + 1)
+                given.insert(at, {"messages": [{"role": "user", "content": fuzzed(numbers)},
+                                               {"role": "assistant", "content": "a" + chr(0xD800 + spoilt) + "b"}]})
+            said = plimsoll.import_chat(given, work / "set", tokenizer=folder, governor=governor, rebuild=True,
+                                        errors_max=3, **options)
+            assert said["about"]["odd"]["not_utf8"]["count"] == 3
             with plimsoll.TokenSet(work / "set") as made:
                 assert len(made) == len(rows)
-                right = list(reference(library, wanted, rows))
+                right = reference(wanted, rows)
                 for number, ((ids, mask), (right_ids, right_mask)) in enumerate(zip(made, right, strict=True)):
                     assert np.array_equal(ids, right_ids), f"ids of {json.dumps(rows[number])}"
                     assert np.array_equal(mask, right_mask), f"mask of {json.dumps(rows[number])}"
