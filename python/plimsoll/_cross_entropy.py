@@ -24,7 +24,7 @@ _BLOCK_BYTES = 4 << 20  # Of rows that are worked on at a time; a row may be lar
 
 
 def linear_cross_entropy(hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor, *,
-                         bias: torch.Tensor | None = None, ignore_index: int = -100, chunk: int = 256,
+                         bias: torch.Tensor | None = None, ignore_index: int = -100, chunk: int = 512,
                          label_smoothing: float = 0.0, reduction: str = "mean") -> torch.Tensor:
     """The cross-entropy of `hidden @ weight.T + bias` with `labels`, whose logits are never there as a whole.
 
@@ -44,7 +44,7 @@ def linear_cross_entropy(hidden: torch.Tensor, weight: torch.Tensor, labels: tor
              as torch's are; all else, the gradient of a trained weight included, is computed in float32.
              Under autocast hidden and weight are cast as torch.nn.functional.linear() casts them.
     Memory:  beside the gradients, chunk × vocabulary × 4 B. For bfloat16 × 2 B and 4 MiB or a token's logits in
-             float32, whichever is more; with a trained weight or bias × 6 B.
+             float32, whichever is more; with a trained weight or bias × 6 B. What torch's products take is not counted.
     Errors:  ValueError naming the argument. In a TrainingStep with loss="mean" give `weight=`, such as
              `lambda ids: (ids[:, 1:] != -100).sum()`. A gradient of the gradient is refused by torch.
     Source:  Hsu et al., "Liger Kernel" (2024), section 3.2.
