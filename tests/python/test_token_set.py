@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """TokenSet and its batches: every token of every row once an epoch, in sequences that a resumption continues exactly;
 a document's labels and positions are its own."""
+import filecmp
 import json
 import pickle
 import random
+import sys
+import time
 
 import numpy as np
 import pytest
@@ -148,41 +151,110 @@ def test_options_and_places_that_are_none_are_refused(tokens):
 MEASURE = """
 import json, re, sys
 import plimsoll
-made = plimsoll.import_chat(sys.argv[1], sys.argv[2], tokenizer=sys.argv[3], governor=plimsoll.Governor(sys.argv[4]))
+made = plimsoll.import_chat(sys.argv[1], sys.argv[2], tokenizer=sys.argv[3], governor=plimsoll.Governor(sys.argv[4]),
+                            encoder=sys.argv[5])
 assert "torch" not in sys.modules
 peak = re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1]  # Its own, not one that it inherited.
 print(json.dumps({"rows": made["rows"], "peak": int(peak) << 10}))
 """
 
 
-def peak_of(folder, rows, limit):
-    """Imports so many rows, written as they are made, in a cgroup; its peak and the set's bytes."""
-    import sys
-
-    pool = [json.dumps({"messages": chats.chat(random.Random(k), most=20)}, ensure_ascii=False) for k in range(500)]
-    with open(folder / "rows.jsonl", "w", encoding="utf-8") as out:
+def write_rows(path, rows, most):
+    """Chats that all differ, written as they are made."""
+    pool = [json.dumps({"messages": chats.chat(random.Random(k), most=most)}, ensure_ascii=False) for k in range(500)]
+    with open(path, "w", encoding="utf-8") as out:
         for k in range(rows):
             out.write(pool[k % 500].replace('"content": "', f'"content": "{k} ', 1) + "\n")
+    return path
+
+
+def command(folder, files, out, limit, encoder):
+    return [sys.executable, "-c", MEASURE, files, folder / out, folder / "tokenizer", str(limit), encoder]
+
+
+def peak_of(folder, files, out, limit, rows, encoder="auto"):
+    """Imports them in a cgroup of the limit: all rows, without a kill. Returns the peak."""
     with MemoryCgroup(limit) as group:
-        run = group.run([sys.executable, "-c", MEASURE, folder / "rows.jsonl", folder / f"set{rows}",
-                         folder / "tokenizer", str(limit)])
+        run = group.run(command(folder, files, out, limit, encoder))
     assert run.returncode == 0 and run.oom_kills == 0, run.stderr
-    assert run.last_json["rows"] == rows
-    assert 20 << 20 < run.last_json["peak"] < limit
+    assert run.last_json["rows"] == rows and 20 << 20 < run.last_json["peak"] and run.unmapped_peak_bytes < limit
     return run.last_json["peak"]
 
 
-def compare_peaks(tmp_path, few, many, limit, more=16 << 20):
-    """`more`: bytes for caches of the tokenizers library, which are bounded and fill."""
+def test_t1_importing_takes_the_same_memory_for_any_number_of_rows(tmp_path):
     MemoryCgroup.needed()
     chats.make_tokenizer(tmp_path / "tokenizer")
-    assert peak_of(tmp_path, many, limit) <= peak_of(tmp_path, few, limit) + more
+    few, many = (peak_of(tmp_path, write_rows(tmp_path / "rows.jsonl", rows, most=20), "set", 192 << 20, rows)
+                 for rows in (3000, 20_000))  # 17 MiB of text more.
+    assert many <= few + (16 << 20)  # For caches of the tokenizers library, which are bounded and fill.
 
 
-def test_t1_importing_takes_the_same_memory_for_any_number_of_rows(tmp_path):
-    compare_peaks(tmp_path, 3000, 20_000, 192 << 20)  # 17 MiB of text more.
+LIMIT = 384 << 20
+
+
+def rows_in(journal):
+    return json.loads(journal.read_text(encoding="utf-8")[9:])["rows"] if journal.exists() else 0
 
 
 @pytest.mark.slow
-def test_t1_importing_300000_rows_takes_the_memory_of_3000(tmp_path):
-    compare_peaks(tmp_path, 3000, 300_000, 384 << 20)
+def test_t1_300000_rows_are_the_same_bytes_in_384_mib_in_a_large_limit_and_after_20_kills(tmp_path):
+    MemoryCgroup.needed()
+    chats.make_tokenizer(tmp_path / "tokenizer")
+    files = write_rows(tmp_path / "rows.jsonl", 300_000, most=20)
+    peak_of(tmp_path, files, "tight", LIMIT, 300_000)
+    peak_of(tmp_path, files, "large", 4 << 30, 300_000)
+    assert filecmp.cmp(tmp_path / "tight", tmp_path / "large", shallow=False)
+    numbers, often = random.Random(3), "from plimsoll import _chat_import\n_chat_import._COMMIT_BYTES = 2 << 20\n"
+    program = command(tmp_path, files, "killed", LIMIT, "auto")
+    program[2] = often + program[2]
+    journal = tmp_path / "killed.partial" / "journal"
+    with MemoryCgroup(LIMIT) as group:
+        for kill in range(20):
+            child = group.start(program)
+            while rows_in(journal) < 14_000 * kill:
+                assert child.poll() is None
+                time.sleep(0.02)
+            time.sleep(numbers.uniform(0, 0.5))
+            child.kill()
+            assert child.wait() == -9
+        assert group.oom_kills() == 0
+    assert rows_in(journal) >= 266_000
+    peak_of(tmp_path, files, "killed", LIMIT, 300_000)
+    assert filecmp.cmp(tmp_path / "tight", tmp_path / "killed", shallow=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("encoder, more", [("tokenizers", 2 << 20), ("gigatoken", 16 << 20)])
+def test_t1_3000000_rows_take_the_memory_of_300000(tmp_path, encoder, more):
+    """To 2 MiB; with gigatoken to a doubling of its table of words, which nobody but its end can bound."""
+    MemoryCgroup.needed()
+    if encoder == "gigatoken":
+        pytest.importorskip("gigatoken")
+    chats.make_tokenizer(tmp_path / "tokenizer")
+    few, many = (peak_of(tmp_path, write_rows(tmp_path / "rows.jsonl", rows, most=4), "set", LIMIT, rows, encoder)
+                 for rows in (300_000, 3_000_000))
+    print(f"peaks: {few / 2**20:.1f} MiB, {many / 2**20:.1f} MiB")
+    assert many <= few + more
+
+
+@pytest.mark.slow
+def test_t1_long_chats_are_the_same_bytes_in_384_mib_and_in_a_large_limit(tmp_path):
+    """1,000 of 61 kB, and one of 60 MB."""
+    MemoryCgroup.needed()
+    chats.make_tokenizer(tmp_path / "tokenizer")
+    words = json.dumps({"messages": chats.chat(random.Random(1), turns=3)}, ensure_ascii=False)
+    with open(tmp_path / "rows.jsonl", "w", encoding="utf-8") as out:
+        for k in range(1001):
+            numbers, messages, held = random.Random(k), [], 0
+            while held < (60_000_000 if k == 500 else 61_000):
+                turn = chats.chat(numbers, system=False, turns=1, most=400)
+                messages += turn
+                held += sum(len(one["content"].encode()) for one in turn)
+            out.write(json.dumps({"messages": messages}, ensure_ascii=False) + "\n")
+        out.write(words)
+    peak_of(tmp_path, tmp_path / "rows.jsonl", "tight", LIMIT, 1002)
+    peak_of(tmp_path, tmp_path / "rows.jsonl", "large", 4 << 30, 1002)
+    assert filecmp.cmp(tmp_path / "tight", tmp_path / "large", shallow=False)
+    with plimsoll.TokenSet(tmp_path / "tight") as tokens:
+        tokens.verify()
+        assert tokens.longest_row > 10_000_000
