@@ -100,3 +100,13 @@ def test_a_token_set_has_the_ids_and_masks_of_a_streaming_loop_and_the_ids_of_da
     assert result["name"] == "w10_token_set" and result["value"] > 0
     assert result["peers"]["rows"] == 300 and {"ours", "loop", "map"} <= set(result["peers"]["mb_per_second"])
     assert not list(tmp_path.iterdir())
+
+
+def test_fine_tuning_on_packed_chats_ends_at_the_loss_of_a_plain_loop(tmp_path):
+    for needed in ("peft", "transformers", "tokenizers"):
+        pytest.importorskip(needed)
+    result = smoke("w13_sft", tmp_path)
+    assert result["name"] == "w13_sft" and result["value"] > 0
+    losses = result["peers"]["losses"]
+    assert len(losses["ours"]) == len(losses["plain"]) == 3 and result["peers"]["x_peak"]["plain"] > 0
+    assert not list(tmp_path.iterdir())
