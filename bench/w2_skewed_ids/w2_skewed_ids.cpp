@@ -43,6 +43,7 @@
 #include "ids.h"
 #include "plimsoll/embedding_store.h"
 #include "policies.h"
+#include "sparse_ids.h"
 
 namespace {
 
@@ -499,7 +500,10 @@ Settings settings_of(bench::Arguments& words) {
   Settings settings;
   while (words.next()) {
     if (words.is("--smoke")) {
-      settings = {.smoke = true, .rows = 50'000, .batches = 3, .warm = 4};
+      settings.smoke = true;
+      settings.rows = 50'000;
+      settings.batches = 3;
+      settings.warm = 4;
     } else if (words.is("--rows")) {
       settings.rows = words.number(50'000);
     } else if (words.is("--batches")) {
@@ -530,10 +534,16 @@ Settings settings_of(bench::Arguments& words) {
 int main(int argc, char** argv) {
   return bench::run_benchmark(argc, argv, "w2_skewed_ids",
                               "[--smoke] [--rows N] [--batches N] [--warm N] [--io-threads N] "
-                              "[--batch N] [--misses]\n  [--ids FILE [--column N] [--blocks]]",
+                              "[--batch N] [--misses]\n  [--ids FILE [--column N] [--blocks]]\n  "
+                              "--ids sparse [--smoke] [--rows N] [--batches N]",
                               [](bench::Arguments& words) {
                                 const Settings settings = settings_of(words);
                                 const bench::Scratch scratch("w2");
+                                if (settings.ids == "sparse") {
+                                  return w2::run_sparse(settings.rows, settings.batches,
+                                                        settings.smoke, scratch.path(),
+                                                        words.command());
+                                }
                                 return run(settings, scratch.path(), words.command());
                               });
 }

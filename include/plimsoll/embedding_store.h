@@ -112,7 +112,7 @@ struct EmbeddingStoreOptions {
 struct SlabPlan {
   std::int64_t total_bytes{0};
   std::int64_t frame_bytes{0};     ///< Page frames.
-  std::int64_t index_bytes{0};     ///< Id fences, page table, block maps.
+  std::int64_t index_bytes{0};     ///< Index of ids, page table, block maps.
   std::int64_t buffer_bytes{0};    ///< I/O buffers and request scratch.
   std::int64_t queue_bytes{0};     ///< Look-ahead queue.
   std::int64_t floor_bytes{0};     ///< The smallest slab that works for this table.

@@ -25,18 +25,21 @@ tl::unexpected<Error> no_row(const std::filesystem::path& directory, std::int64_
 
 template <class Index>
 Result<void> find_by(const Index& index, const std::filesystem::path& directory,
-                     std::span<const std::int64_t> ids, std::span<std::uint32_t> ordinals) {
-  std::array<std::int64_t, 256> found;
-  for (std::size_t at = 0; at < ids.size(); at += found.size()) {
-    const auto piece = ids.subspan(at, std::min(found.size(), ids.size() - at));
-    PLIMSOLL_TRY_VOID(index.find(piece, std::span(found).first(piece.size())));
-    for (std::size_t i = 0; i < piece.size(); ++i) {
-      if (found[i] < 0) {
-        return no_row(directory, piece[i]);
-      }
-      ordinals[at + i] = static_cast<std::uint32_t>(found[i]);
-    }
+                     std::span<const std::int64_t> ids, FoundRows& found) {
+  if (std::ranges::equal(ids, found.ids.first(found.known))) {
+    return {};
   }
+  found.forget();
+  const auto places = found.ids.first(ids.size());
+  PLIMSOLL_TRY_VOID(index.find(ids, places));
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    if (places[i] < 0) {
+      return no_row(directory, ids[i]);
+    }
+    found.ordinals[i] = static_cast<std::uint32_t>(places[i]);
+  }
+  std::ranges::copy(ids, places.begin());
+  found.known = ids.size();
   return {};
 }
 
@@ -182,22 +185,22 @@ Result<int> choose_commit(const SuperFile& super, const std::filesystem::path& d
 
 Result<void> find_rows(const IdIndex& index, std::int64_t rows,
                        const std::filesystem::path& directory, std::span<const std::int64_t> ids,
-                       std::span<std::uint32_t> ordinals) {
+                       FoundRows& found) {
   if (index.dense()) {
     for (std::size_t i = 0; i < ids.size(); ++i) {
       if (static_cast<std::uint64_t>(ids[i]) >= static_cast<std::uint64_t>(rows)) {
         return no_row(directory, ids[i]);
       }
-      ordinals[i] = static_cast<std::uint32_t>(ids[i]);
+      found.ordinals[i] = static_cast<std::uint32_t>(ids[i]);
     }
     return {};
   }
-  return find_by(index, directory, ids, ordinals);
+  return find_by(index, directory, ids, found);
 }
 
 Result<void> find_rows(const GrowingIds& index, const std::filesystem::path& directory,
-                       std::span<const std::int64_t> ids, std::span<std::uint32_t> ordinals) {
-  return find_by(index, directory, ids, ordinals);
+                       std::span<const std::int64_t> ids, FoundRows& found) {
+  return find_by(index, directory, ids, found);
 }
 
 }  // namespace plimsoll

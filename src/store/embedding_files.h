@@ -45,13 +45,28 @@ inline constexpr std::int64_t kAnyPages = -1;
 Result<int> choose_commit(const SuperFile& super, const std::filesystem::path& directory,
                           std::uint64_t fingerprint, std::int64_t pages, std::int64_t at_step);
 
-/// Ordinals of ids. Shape: both [n], or more ordinals. Errors: kNotFound naming the first unknown
-/// id; kCorrupt; kIo.
+/// Where the rows of a request are, and of which ids that was: apply() of the ids that were just
+/// gathered looks none of them up. In the slab, batch_rows of each.
+struct FoundRows {
+  std::span<std::uint32_t> ordinals{};
+  std::span<std::int64_t> ids{};  ///< Scratch too. None where ids are dense and stay.
+  std::size_t known{0};           ///< So many of `ids` have their ordinals beside them.
+
+  /// Ids came or went.
+  void forget() noexcept { known = 0; }
+  /// How many `ids` a table has: as many as ordinals, or none.
+  static std::int64_t ids_of(const TableDescription& table, std::int64_t batch_rows) noexcept {
+    return table.ids.dense && table.rows_max == 0 ? 0 : batch_rows;
+  }
+};
+
+/// Writes the ordinals of ids, at most batch_rows. Errors: kNotFound naming the first unknown id;
+/// kCorrupt; kIo.
 Result<void> find_rows(const IdIndex& index, std::int64_t rows,
                        const std::filesystem::path& directory, std::span<const std::int64_t> ids,
-                       std::span<std::uint32_t> ordinals);
+                       FoundRows& found);
 /// The same in a table whose ids come and go.
 Result<void> find_rows(const GrowingIds& index, const std::filesystem::path& directory,
-                       std::span<const std::int64_t> ids, std::span<std::uint32_t> ordinals);
+                       std::span<const std::int64_t> ids, FoundRows& found);
 
 }  // namespace plimsoll

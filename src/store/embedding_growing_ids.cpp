@@ -2,7 +2,6 @@
 #include "store/embedding_growing_ids.h"
 
 #include <algorithm>
-#include <array>
 #include <bit>
 
 #include <fmt/format.h>
@@ -14,7 +13,7 @@
 namespace plimsoll {
 namespace {
 
-constexpr std::size_t kIdsAtOnce = 256;
+constexpr std::size_t kIdsAtOnce = 256;  // Looked at without letting go of the lock.
 
 // Two thirds full at most, and never full: a search ends at an empty one.
 std::int64_t table_places(const GrowthShape& shape) {
@@ -120,31 +119,22 @@ bool GrowingIds::bit(std::int64_t place) const {
 
 Result<void> GrowingIds::find(std::span<const std::int64_t> ids,
                               std::span<std::int64_t> places) const {
-  std::array<std::int64_t, kIdsAtOnce> others;  // Those not inserted: the index on disk knows them.
-  std::array<std::int64_t, kIdsAtOnce> found;
-  while (!ids.empty()) {
-    const std::size_t count = std::min(ids.size(), kIdsAtOnce);
-    std::size_t left = 0;
-    {
-      const MutexLock lock(mutex_);
-      for (std::size_t i = 0; i < count; ++i) {
-        const std::int64_t at = look_up(ids[i]);
-        places[i] = at < 0 ? -1 : shape_.made + at;
-        if (at < 0) {
-          others[left++] = ids[i];
-        }
-      }
-    }
-    PLIMSOLL_TRY_VOID(made_.find(std::span(others).first(left), std::span(found).first(left)));
+  for (std::size_t at = 0; at < ids.size(); at += kIdsAtOnce) {
+    const std::size_t end = std::min(at + kIdsAtOnce, ids.size());
     const MutexLock lock(mutex_);
-    for (std::size_t i = 0, other = 0; other < left; ++i) {
-      if (places[i] < 0) {
-        const std::int64_t place = found[other++];
-        places[i] = place < 0 || bit(place) ? -1 : place;
-      }
+    for (std::size_t i = at; i < end; ++i) {
+      const std::int64_t inserted = look_up(ids[i]);
+      places[i] = inserted < 0 ? -1 : shape_.made + inserted;
     }
-    ids = ids.subspan(count);
-    places = places.subspan(count);
+  }
+  PLIMSOLL_TRY_VOID(made_.find_rest(ids, places.first(ids.size())));  // Those not inserted.
+  for (std::size_t at = 0; at < ids.size(); at += kIdsAtOnce) {
+    const std::size_t end = std::min(at + kIdsAtOnce, ids.size());
+    const MutexLock lock(mutex_);
+    for (std::size_t i = at; i < end; ++i) {
+      const bool first = places[i] >= 0 && places[i] < shape_.made;
+      places[i] = first && bit(places[i]) ? -1 : places[i];
+    }
   }
   return {};
 }
@@ -251,11 +241,12 @@ void GrowingIds::give_up(std::int64_t place) {
   free_from_ = std::min(free_from_, place);
 }
 
-Result<std::int64_t> GrowingIds::add(std::span<const std::int64_t> ids) {
-  std::array<std::int64_t, kIdsAtOnce> places;
+Result<std::int64_t> GrowingIds::add(std::span<const std::int64_t> ids,
+                                     std::span<std::int64_t> scratch) {
   std::int64_t added = 0;
   while (!ids.empty()) {
-    const auto some = ids.first(std::min(ids.size(), kIdsAtOnce));
+    const auto some = ids.first(std::min(ids.size(), scratch.size()));
+    const auto places = scratch.first(some.size());
     if (auto found = find(some, places); !found) {
       undo();
       return tl::unexpected(std::move(found).error());

@@ -56,7 +56,8 @@ class GrowingIds {
   /// Gives a new place to each id that is not there, the lowest free one. Returns how many those
   /// are; −1 when there are not enough places. Errors: kCorrupt, kIo. On an error and after −1
   /// nothing has changed.
-  Result<std::int64_t> add(std::span<const std::int64_t> ids);
+  /// Requires: scratch is not empty; so many ids are looked up at a time.
+  Result<std::int64_t> add(std::span<const std::int64_t> ids, std::span<std::int64_t> scratch);
   /// The first new place from `from` on, or −1.
   [[nodiscard]] std::int64_t next_new(std::int64_t from) const;
   /// All new places hold their rows.

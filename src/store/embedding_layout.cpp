@@ -13,6 +13,7 @@
 #include "os/file_system.h"
 #include "plimsoll/bytes.h"
 #include "store/embedding_block_map.h"
+#include "store/embedding_files.h"
 #include "store/embedding_growing_ids.h"
 #include "store/embedding_look_ahead.h"
 #include "store/id_page.h"
@@ -30,12 +31,13 @@ constexpr std::int64_t kBlocksMost = 0xFFFFFFFELL;  // A block's number has 32 b
 constexpr std::int64_t kSlack = 80 * 64;            // Alignment of some sixty parts.
 
 // Scratch of one request; see EmbeddingStore::Impl's members of the same names.
-std::int64_t scratch_bytes(const TableShape& shape, const EmbeddingLayout& layout,
+std::int64_t scratch_bytes(const TableDescription& table, const EmbeddingLayout& layout,
                            std::int64_t threads) {
+  const TableShape shape = table.shape();
   const std::int64_t per_row = 8 /* keys */ + 8 /* records */ + 4 /* next */ + 4 /* first */ +
                                4 /* last */ + 4 /* ordinals */;
-  return layout.batch_rows * per_row + layout.hash_places * 4 +
-         threads * (shape.dim + shape.scratch_floats()) * 4 +
+  return layout.batch_rows * per_row + FoundRows::ids_of(table, layout.batch_rows) * 8 +
+         layout.hash_places * 4 + threads * (shape.dim + shape.scratch_floats()) * 4 +
          RowOptimizerStep::kCorrections * static_cast<std::int64_t>(sizeof(AdamCorrection));
 }
 
@@ -54,8 +56,7 @@ EmbeddingLayout divide(const TableDescription& table, const EmbeddingStoreOption
       static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(layout.batch_rows) * 2));
   layout.queue_ids = 4 * layout.batch_rows;
   const std::int64_t share = bytes / 32;
-  layout.id_pages = std::clamp<std::int64_t>(share / kIdPageBytes, 2,
-                                             id_pages(IdPageKind::kSorted, table.ids.rows) + 2);
+  layout.id_pages = kIdPagesLeast;
   layout.sizes.read_batch =
       std::clamp<std::int64_t>(bytes / 8 / shape.page_bytes, 2, kReadBatchMost);
   layout.sizes.write_batch = std::clamp<std::int64_t>(
@@ -67,7 +68,7 @@ EmbeddingLayout divide(const TableDescription& table, const EmbeddingStoreOption
       BlockMap::memory_bytes(shape.pages, spare_blocks(layout.sizes), table.growth().bytes()) +
       GrowingIds::memory_bytes(table.growth());
   plan.buffer_bytes = PageCache::buffer_bytes(shape, layout.sizes) +
-                      scratch_bytes(shape, layout, std::max(options.compute_threads, 1)) + kSlack;
+                      scratch_bytes(table, layout, std::max(options.compute_threads, 1)) + kSlack;
   plan.queue_bytes = LookAhead::memory_bytes(layout.queue_ids);
   return layout;
 }
@@ -85,6 +86,13 @@ std::int64_t total(const EmbeddingLayout& layout, std::int64_t frame_bytes, std:
 }
 
 }  // namespace
+
+void give_index_its_share(const TableDescription& table, std::int64_t room, std::int64_t& id_pages,
+                          SlabPlan& plan) noexcept {
+  const std::int64_t before = IdIndex::memory_bytes(table.ids, id_pages);
+  id_pages = IdIndex::pages_within(table.ids, before + room, id_pages);
+  plan.index_bytes += IdIndex::memory_bytes(table.ids, id_pages) - before;
+}
 
 std::int64_t spare_blocks(const PageCache::Sizes& sizes) noexcept {
   return 3 * sizes.write_batch;
@@ -134,6 +142,9 @@ Result<EmbeddingLayout> plan_layout(const TableDescription& table,
   if (total(layout, frame, least) > bytes) {
     layout = divide(table, options, 0);  // Near the floor: the smallest buffers.
   }
+  // Half of what is left: a page of ids spares the reads of 340 rows, one of rows those of its own.
+  give_index_its_share(table, (bytes - total(layout, frame, least)) / 2, layout.id_pages,
+                       layout.plan);
   const std::int64_t rest = bytes - total(layout, frame, 0);
   const std::int64_t most = std::max(shape.pages, least);
   layout.sizes.frames = std::min(std::max(rest / frame, least), most);

@@ -17,7 +17,7 @@ namespace plimsoll {
 struct EmbeddingLayout {
   SlabPlan plan{};
   PageCache::Sizes sizes{};
-  std::int64_t id_pages{0};     ///< Cached pages of each id file.
+  std::int64_t id_pages{0};     ///< Cached pages of the sorted id file.
   std::int64_t queue_ids{0};    ///< Places in the look-ahead queue.
   std::int64_t batch_rows{0};   ///< Rows per request that the scratch holds.
   std::int64_t hash_places{0};  ///< Of the table that finds duplicates.
@@ -25,6 +25,13 @@ struct EmbeddingLayout {
 
 /// Blocks that may be under way to the disk at once.
 [[nodiscard]] std::int64_t spare_blocks(const PageCache::Sizes& sizes) noexcept;
+
+inline constexpr std::int64_t kIdPagesLeast = 2;
+
+/// Raises `id_pages`, and what the plan says of the index, by as many cached pages as `room` bytes
+/// can hold. Requires: the plan counts `id_pages`.
+void give_index_its_share(const TableDescription& table, std::int64_t room, std::int64_t& id_pages,
+                          SlabPlan& plan) noexcept;
 
 /// Errors: kInvalidArgument, naming the most rows that are possible, when `blocks_of` a table, in
 /// which more rows never need fewer, are more than 32 bits number.

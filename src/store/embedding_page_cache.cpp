@@ -499,29 +499,43 @@ Result<void> PageCache::finish_loads(Lane& lane) {
   return result;
 }
 
-// Fills the frames of the lane's list: from disk, or from the initialiser. Without the lock: a
-// frame that is being read belongs to the lane.
+// Fills the frames of the lane's list: from disk, or from the initialiser, which has to know the
+// ids of the rows: those are read along, into the frame that is to hold the rows. Without the lock:
+// a frame that is being read belongs to the lane.
 Result<void> PageCache::read_pages(Lane& lane, std::int64_t count) {
   std::size_t requests = 0;
   for (std::int64_t i = 0; i < count; ++i) {
     const auto at = static_cast<std::size_t>(i);
+    const auto bytes = frame_data(lane.reading[at]);
     if (lane.sources[at].block != 0) {
       lane.requests[requests++] = {.file = table_.file,
                                    .offset = (lane.sources[at].block - 1) * table_.shape.page_bytes,
-                                   .bytes = frame_data(lane.reading[at]),
+                                   .bytes = bytes,
                                    .kind = IoKind::kRead};
+    } else if (const auto ids = table_.ids->order_read(lane.pages[at] * table_.shape.rows_per_page,
+                                                       bytes.first(kIdPageBytes));
+               ids && (requests == 0 || lane.requests[requests - 1].file != ids->file ||
+                       lane.requests[requests - 1].offset != ids->offset)) {
+      lane.requests[requests++] = *ids;
     }
   }
   PLIMSOLL_TRY_VOID(table_.pool->run(lane.requests.first(requests)));
+  std::size_t next = 0;  // Of the requests.
   for (std::int64_t i = 0; i < count; ++i) {
     const auto at = static_cast<std::size_t>(i);
     const auto bytes = frame_data(lane.reading[at]);
     const std::uint32_t page = lane.pages[at];
+    const bool read = next < requests && lane.requests[next].bytes.data() == bytes.data();
+    next += read ? 1 : 0;
     if (lane.sources[at].block != 0) {
       PLIMSOLL_TRY_VOID(check_page(page, lane.sources[at], bytes));
-    } else {
-      PLIMSOLL_TRY_VOID(init_page(page, bytes));
+      continue;
     }
+    if (read) {
+      PLIMSOLL_TRY_VOID(
+          table_.ids->order_was_read(page * table_.shape.rows_per_page, bytes.first(kIdPageBytes)));
+    }
+    PLIMSOLL_TRY_VOID(init_page(page, bytes));
   }
   return {};
 }

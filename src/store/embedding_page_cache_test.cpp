@@ -211,7 +211,7 @@ class CacheAlone {
                              frames * PageCache::frame_bytes(shape_) +
                              BlockMap::memory_bytes(kPages, spare) + (64 << 10))
                 .or_throw();
-    ids_ = IdIndex::open("", "", {.rows = kPages, .dense = true}, slab_, 2).or_throw();
+    ids_ = IdIndex::open("", "", {.rows = kPages, .dense = true}, slab_, 2, pool_).or_throw();
     map_ = BlockMap(kPages, spare, slab_);
     cache_ = std::make_unique<PageCache>(PageCache::Table{.shape = shape_,
                                                           .fingerprint = 7,

@@ -58,7 +58,7 @@ Result<void> EmbeddingStore::Impl::gather(std::span<const std::int64_t> ids, std
     const std::size_t count = std::min(ids.size(), keys_.size());
     PLIMSOLL_TRY_VOID(resolve(ids.first(count)));
     for (std::size_t i = 0; i < count; ++i) {
-      keys_[i] = std::uint64_t{ordinals_[i]} << 32 | i;
+      keys_[i] = std::uint64_t{found_.ordinals[i]} << 32 | i;
     }
     auto keys = keys_.first(count);
     order_by_page(keys);
@@ -121,14 +121,14 @@ Result<void> EmbeddingStore::Impl::set_rows(std::span<const std::int64_t> ids,
   return {};
 }
 
-// The first `count` of ordinals_.
+// The first `count` rows found.
 Result<void> EmbeddingStore::Impl::set_piece(std::int64_t count,
                                              std::span<const std::uint32_t> sequences,
                                              std::span<const float> values, std::int64_t width,
                                              bool& changed) {
   auto keys = keys_.first(static_cast<std::size_t>(count));
   for (std::size_t i = 0; i < keys.size(); ++i) {
-    keys[i] = std::uint64_t{ordinals_[i]} << 32 | i;
+    keys[i] = std::uint64_t{found_.ordinals[i]} << 32 | i;
   }
   order_by_page(keys);
   while (!keys.empty()) {
@@ -153,7 +153,7 @@ std::int64_t EmbeddingStore::Impl::find_duplicates(std::int64_t count) {
   std::memset(hash_.data(), 0xFF, hash_.size_bytes());
   std::uint32_t unique = 0;
   for (std::uint32_t i = 0; i < count; ++i) {
-    const std::uint32_t ordinal = ordinals_[i];
+    const std::uint32_t ordinal = found_.ordinals[i];
     std::uint32_t place = place_of(ordinal, hash_.size());
     while (hash_[place] != kEmptyPlace &&
            static_cast<std::uint32_t>(keys_[hash_[place]] >> 32) != ordinal) {

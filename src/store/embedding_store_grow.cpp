@@ -9,7 +9,6 @@
 //
 // Threads: see embedding_store.h.   Memory: the scratch in embedding_store_impl.h.
 #include <algorithm>
-#include <array>
 #include <utility>
 
 #include <fmt/format.h>
@@ -32,7 +31,8 @@ Result<void> EmbeddingStore::Impl::check_growing(const char* what) const {
 
 Result<std::int64_t> EmbeddingStore::Impl::insert(std::span<const std::int64_t> ids) {
   PLIMSOLL_TRY_VOID(check_growing("insert()"));
-  PLIMSOLL_TRY(const std::int64_t added, growing_->add(ids));
+  found_.forget();
+  PLIMSOLL_TRY(const std::int64_t added, growing_->add(ids, found_.ids));
   if (added < 0) {
     const std::int64_t erased = growing_->erased();
     return fail(ErrorCode::kInvalidArgument,
@@ -78,11 +78,11 @@ Result<void> EmbeddingStore::Impl::write_new_rows(bool& changed) {
 
 Result<void> EmbeddingStore::Impl::erase(std::span<const std::int64_t> ids) {
   PLIMSOLL_TRY_VOID(check_growing("erase()"));
-  PLIMSOLL_TRY_VOID(
-      resolve_ahead(ids, ordinals_.size(), [this](const auto some) { return resolve(some); }));
+  const std::size_t most = found_.ids.size();
+  PLIMSOLL_TRY_VOID(resolve_ahead(ids, most, [this](const auto some) { return resolve(some); }));
   bool changed = false;
   while (!ids.empty()) {
-    const std::size_t count = std::min(ids.size(), ordinals_.size());
+    const std::size_t count = std::min(ids.size(), most);
     auto done = erase_piece(ids.first(count), changed);
     if (!done) {
       if (changed) {
@@ -100,21 +100,19 @@ Result<void> EmbeddingStore::Impl::erase(std::span<const std::int64_t> ids) {
 Result<void> EmbeddingStore::Impl::erase_piece(std::span<const std::int64_t> ids, bool again) {
   if (!again) {
     PLIMSOLL_TRY_VOID(resolve(ids));
-    for (const std::uint32_t place : ordinals_.first(ids.size())) {
+    for (const std::uint32_t place : found_.ordinals.first(ids.size())) {
       growing_->remove(place);
     }
+    found_.forget();
     return {};
   }
-  std::array<std::int64_t, 256> places;
-  while (!ids.empty()) {
-    const auto some = ids.first(std::min(ids.size(), places.size()));
-    PLIMSOLL_TRY_VOID(growing_->find(some, places));
-    for (const std::int64_t place : std::span(places).first(some.size())) {
-      if (place >= 0) {
-        growing_->remove(place);
-      }
+  found_.forget();
+  const auto places = found_.ids.first(ids.size());
+  PLIMSOLL_TRY_VOID(growing_->find(ids, places));
+  for (const std::int64_t place : places) {
+    if (place >= 0) {
+      growing_->remove(place);
     }
-    ids = ids.subspan(some.size());
   }
   return {};
 }

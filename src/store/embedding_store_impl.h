@@ -111,8 +111,8 @@ class EmbeddingStore::Impl final : public EmbeddingStore::Engine, public Reclaim
 
   // Requests (embedding_store.cpp).
   Result<void> resolve(std::span<const std::int64_t> ids) {
-    return growing_ ? find_rows(*growing_, directory_, ids, ordinals_)
-                    : find_rows(ids_, shape_.rows, directory_, ids, ordinals_);
+    return growing_ ? find_rows(*growing_, directory_, ids, found_)
+                    : find_rows(ids_, shape_.rows, directory_, ids, found_);
   }
   Result<void> set_rows(std::span<const std::int64_t> ids, std::span<const std::uint32_t> sequences,
                         std::span<const float> values, std::int64_t width);
@@ -163,7 +163,7 @@ class EmbeddingStore::Impl final : public EmbeddingStore::Engine, public Reclaim
   std::int64_t last_commit_{-1};
 
   // Scratch of one request, in the slab; batch_rows of each, but for the last four.
-  std::span<std::uint32_t> ordinals_;
+  FoundRows found_;                 // Of the last request.
   std::span<std::uint64_t> keys_;   // ordinal << 32 | position in the request or unique row.
   std::span<std::byte*> records_;   // Where pin() found each key's record.
   std::span<std::uint32_t> first_;  // Of each unique row: its first and last position,

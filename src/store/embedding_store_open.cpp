@@ -250,7 +250,8 @@ Result<void> EmbeddingStore::Impl::take_memory(const Governor& governor) {
                                                         .pool = pool_.get()},
                                        layout_.sizes, *map_, slab_);
   const std::int64_t rows = layout_.batch_rows;
-  ordinals_ = slab_.take<std::uint32_t>(rows);
+  found_.ordinals = slab_.take<std::uint32_t>(rows);
+  found_.ids = slab_.take<std::int64_t>(FoundRows::ids_of(table_, rows));
   keys_ = slab_.take<std::uint64_t>(rows);
   records_ = slab_.take<std::byte*>(rows);
   first_ = slab_.take<std::uint32_t>(rows);
@@ -264,8 +265,8 @@ Result<void> EmbeddingStore::Impl::take_memory(const Governor& governor) {
 }
 
 Result<void> EmbeddingStore::Impl::open_files(const EmbeddingStoreOptions& options) {
-  PLIMSOLL_TRY(ids_,
-               IdIndex::open(directory_, table_files::kIds, table_.ids, slab_, layout_.id_pages));
+  PLIMSOLL_TRY(ids_, IdIndex::open(directory_, table_files::kIds, table_.ids, slab_,
+                                   layout_.id_pages, *pool_));
   const FileMode mode = pinned_ ? FileMode::kRead : FileMode::kReadWrite;
   PLIMSOLL_TRY(rows_file_, File::open(directory_ / table_files::kRows, mode, true));
   PLIMSOLL_TRY(const std::int64_t rows_bytes, rows_file_.size());

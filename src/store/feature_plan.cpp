@@ -49,15 +49,6 @@ BlockLanes choose_lanes(const FeatureHeader& header, std::int64_t given, std::in
   return count > 0 ? BlockLanes{.count = count, .bytes = bytes} : floor;
 }
 
-std::int64_t choose_id_pages(const FeatureHeader& header, std::int64_t room) {
-  std::int64_t pages = kIdPagesMin;
-  while (index_bytes(header, pages * 2) <= index_bytes(header, kIdPagesMin) + room / 8 &&
-         index_bytes(header, pages * 2) > index_bytes(header, pages)) {
-    pages *= 2;
-  }
-  return pages;
-}
-
 std::int64_t choose_frames(std::int64_t block, std::int64_t useful, std::int64_t room) {
   std::int64_t frames = std::max(BlockCache::kFramesMin, std::min(useful, room / (block + 64)));
   while (frames > BlockCache::kFramesMin && BlockCache::memory_bytes(frames, block) > room) {
@@ -96,7 +87,8 @@ Result<FeatureShares> plan_feature_slab(const FeatureHeader& header,
     paged_bytes += whole ? 0 : bytes;
     room -= whole ? bytes : 0;
   }
-  shares.id_pages = choose_id_pages(header, room);
+  shares.id_pages =
+      IdIndex::pages_within(header.ids, index_bytes(header, kIdPagesMin) + room / 8, kIdPagesMin);
   plan.index_bytes = index_bytes(header, shares.id_pages);
   room -= plan.index_bytes - index_bytes(header, kIdPagesMin);
   shares.lanes = choose_lanes(header, given, room);

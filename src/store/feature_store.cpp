@@ -182,8 +182,8 @@ Result<void> FeatureStore::Impl::open_files() {
       PLIMSOLL_TRY(table->resident, load_table(files_[source], *side));
     }
   }
-  PLIMSOLL_TRY(ids_,
-               IdIndex::open(directory_, kFeatureIndexName, header_.ids, slab_, shares_.id_pages));
+  PLIMSOLL_TRY(ids_, IdIndex::open(directory_, kFeatureIndexName, header_.ids, slab_,
+                                   shares_.id_pages, pool_));
   reader_ = std::make_unique<BlockReader>(slab_, pool_, shares_.lanes);
   cache_ = std::make_unique<BlockCache>(slab_, *reader_, sources, shares_.frames,
                                         header_.layout.block_bytes);

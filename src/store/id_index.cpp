@@ -71,14 +71,16 @@ IdIndexInfo IdFingerprint::dense(std::int64_t rows) noexcept {
           .spans = 0};
 }
 
-// ---- IdIndex::Pages ---------------------------------------------------------------------------
+// ---- IdIndex::OrderPages ----------------------------------------------------------------------
 
-// The pages of one file, some of them cached: page p can only be in slot p mod slots.
-class IdIndex::Pages {
+// The pages of ids by ordinal, some of them cached: page p can only be in slot p mod slots.
+class IdIndex::OrderPages {
  public:
-  Pages(File file, IdPageKind kind, std::int64_t pages, std::span<std::byte> frames,
-        std::span<std::int64_t> tags)
-      : file_(std::move(file)), kind_(kind), pages_(pages), frames_(frames), tags_(tags) {
+  OrderPages(File file, File direct, std::int64_t slots, Slab& slab)
+      : file_(std::move(file)),
+        direct_(std::move(direct)),
+        frames_(slab.take<std::byte>(slots * kIdPageBytes)),
+        tags_(slab.take<std::int64_t>(slots)) {
     std::fill(tags_.begin(), tags_.end(), -1);
   }
 
@@ -94,8 +96,24 @@ class IdIndex::Pages {
       }
     }
     alignas(64) std::array<std::byte, kIdPageBytes> page;
-    PLIMSOLL_TRY_VOID(read(number, page));
+    PLIMSOLL_TRY_VOID(file_.read_at(number * kIdPageBytes, page));
+    PLIMSOLL_TRY_VOID(put(number, page));
     use(std::span<const std::byte>(page));
+    return {};
+  }
+
+  std::optional<IoRequest> read_of(std::int64_t number, std::span<std::byte> page) {
+    const MutexLock lock(mutex_);
+    if (tags_[number % slots()] == number) {
+      return std::nullopt;
+    }
+    return IoRequest{
+        .file = &direct_, .offset = number * kIdPageBytes, .bytes = page, .kind = IoKind::kRead};
+  }
+
+  // Errors: kCorrupt.
+  Result<void> put(std::int64_t number, std::span<const std::byte> page) {
+    PLIMSOLL_TRY_VOID(check_id_page(page, IdPageKind::kOrder, number, file_.path()));
     const MutexLock lock(mutex_);
     const std::int64_t slot = number % slots();
     std::memcpy(frames_.data() + slot * kIdPageBytes, page.data(), page.size());
@@ -103,22 +121,15 @@ class IdIndex::Pages {
     return {};
   }
 
-  [[nodiscard]] Result<void> read(std::int64_t number, std::span<std::byte> page) const {
-    PLIMSOLL_TRY_VOID(file_.read_at(number * kIdPageBytes, page));
-    return check_id_page(page, kind_, number, file_.path());
-  }
-  [[nodiscard]] std::int64_t pages() const { return pages_; }
-
  private:
   [[nodiscard]] std::int64_t slots() const { return static_cast<std::int64_t>(tags_.size()); }
   [[nodiscard]] std::span<const std::byte> frame(std::int64_t slot) const {
     return frames_.subspan(static_cast<std::size_t>(slot * kIdPageBytes), kIdPageBytes);
   }
 
-  File file_;
-  IdPageKind kind_;
-  std::int64_t pages_;
-  Mutex mutex_;                   // Guards what frames_ and tags_ hold; the file needs none.
+  File file_;                     // For one page after another: the kernel reads ahead.
+  File direct_;                   // For many at once.
+  Mutex mutex_;                   // Guards what frames_ and tags_ hold; the files need none.
   std::span<std::byte> frames_;   // In the slab.
   std::span<std::int64_t> tags_;  // In the slab: the page in each slot, or −1.
 };
@@ -143,39 +154,9 @@ IndexShape shape_of(const IdIndexInfo& info) {
   return {id_pages(IdPageKind::kSorted, info.rows), id_pages(IdPageKind::kOrder, info.rows)};
 }
 
-std::int64_t clamp_pages(std::int64_t cached, std::int64_t pages) {
-  return std::clamp<std::int64_t>(cached, 1, std::max<std::int64_t>(pages, 1));
-}
-
-std::int64_t cache_bytes(std::int64_t slots) {
-  return slots * kIdPageBytes + round_up(slots * 8, 64);
-}
-
-// Reads the sorted file from end to end; `page_seen(number, page)` is told of each sound page.
-template <class Seen>
-Result<void> check_sorted(const File& file, const IdIndexInfo& info, const Seen& page_seen) {
-  alignas(64) std::array<std::byte, kIdPageBytes> page;
-  const std::int64_t pages = id_pages(IdPageKind::kSorted, info.rows);
-  std::int64_t previous = 0;
-  for (std::int64_t number = 0; number < pages; ++number) {
-    PLIMSOLL_TRY_VOID(file.read_at(number * kIdPageBytes, page));
-    PLIMSOLL_TRY_VOID(check_id_page(page, IdPageKind::kSorted, number, file.path()));
-    const std::int64_t count = id_page_count(page);
-    if (count != std::min(kIdsPerSortedPage, info.rows - number * kIdsPerSortedPage)) {
-      return fail(ErrorCode::kCorrupt,
-                  fmt::format("{}: page {} holds {} ids", file.path().string(), number, count));
-    }
-    for (std::int64_t i = 0; i < count; ++i) {
-      const std::int64_t id = id_page_id(page, i);
-      if ((number > 0 || i > 0) && id <= previous) {
-        return fail(ErrorCode::kCorrupt,
-                    fmt::format("{}: page {} is out of order", file.path().string(), number));
-      }
-      previous = id;
-    }
-    page_seen(number, std::span<const std::byte>(page));
-  }
-  return {};
+// Of the file by ordinal, which only rows that were never written ask for.
+std::int64_t order_slots(std::int64_t cached, std::int64_t pages) {
+  return std::clamp<std::int64_t>(cached / 16, 2, std::max<std::int64_t>(pages, 2));
 }
 
 Result<void> same_ids(const IdFingerprint& seen, const IdIndexInfo& info,
@@ -206,13 +187,27 @@ std::int64_t IdIndex::memory_bytes(const IdIndexInfo& info, std::int64_t cached_
   if (info.spans > 0) {
     return round_up(info.spans * std::int64_t{sizeof(IdSpan)}, 64) + 64;
   }
-  const auto [sorted, order] = shape_of(info);
-  return round_up(sorted * 8, 64) + cache_bytes(clamp_pages(cached_pages, sorted)) +
-         cache_bytes(clamp_pages(cached_pages, order)) + 5 * 64;
+  const std::int64_t slots = order_slots(cached_pages, shape_of(info).order_pages);
+  return SortedIds::memory_bytes(info.rows, cached_pages) + slots * kIdPageBytes +
+         round_up(slots * 8, 64) + 2 * 64;
+}
+
+std::int64_t IdIndex::pages_within(const IdIndexInfo& info, std::int64_t bytes,
+                                   std::int64_t least) noexcept {
+  std::int64_t over = shape_of(info).sorted_pages;
+  if (over <= least || memory_bytes(info, over) <= bytes) {
+    return std::max(over, least);
+  }
+  while (least + 1 < over) {
+    const std::int64_t middle = least + (over - least) / 2;
+    (memory_bytes(info, middle) <= bytes ? least : over) = middle;
+  }
+  return least;
 }
 
 Result<IdIndex> IdIndex::open(const std::filesystem::path& directory, const std::string& name,
-                              const IdIndexInfo& info, Slab& slab, std::int64_t cached_pages) {
+                              const IdIndexInfo& info, Slab& slab, std::int64_t cached_pages,
+                              IoPool& pool) {
   IdIndex index;
   index.info_ = info;
   if (info.dense) {
@@ -223,53 +218,37 @@ Result<IdIndex> IdIndex::open(const std::filesystem::path& directory, const std:
     PLIMSOLL_TRY_VOID(read_spans(spans_path(directory, name), info.rows, index.spans_));
     return index;
   }
-  const auto [sorted_pages, order_pages] = shape_of(info);
-  PLIMSOLL_TRY(auto sorted, open_id_pages(directory / (name + ".ids"), sorted_pages));
+  const std::int64_t order_pages = shape_of(info).order_pages;
   PLIMSOLL_TRY(auto order, open_id_pages(directory / (name + ".order"), order_pages));
-
-  index.fences_ = slab.take<std::int64_t>(sorted_pages);
-  PLIMSOLL_TRY_VOID(
-      check_sorted(sorted, info, [&](std::int64_t number, std::span<const std::byte> page) {
-        index.fences_[static_cast<std::size_t>(number)] = id_page_id(page, 0);
-      }));
-
-  const std::int64_t sorted_slots = clamp_pages(cached_pages, sorted_pages);
-  const std::int64_t order_slots = clamp_pages(cached_pages, order_pages);
-  auto sorted_frames = slab.take<std::byte>(sorted_slots * kIdPageBytes);
-  auto sorted_tags = slab.take<std::int64_t>(sorted_slots);
-  auto order_frames = slab.take<std::byte>(order_slots * kIdPageBytes);
-  auto order_tags = slab.take<std::int64_t>(order_slots);
-  index.sorted_ = std::make_unique<Pages>(std::move(sorted), IdPageKind::kSorted, sorted_pages,
-                                          sorted_frames, sorted_tags);
-  index.order_ = std::make_unique<Pages>(std::move(order), IdPageKind::kOrder, order_pages,
-                                         order_frames, order_tags);
+  PLIMSOLL_TRY(auto direct, File::open(directory / (name + ".order"), FileMode::kRead, true));
+  PLIMSOLL_TRY(index.sorted_,
+               SortedIds::open(directory / (name + ".ids"), info.rows, slab, cached_pages, pool));
+  index.order_ = std::make_unique<OrderPages>(std::move(order), std::move(direct),
+                                              order_slots(cached_pages, order_pages), slab);
   return index;
 }
 
 Result<void> IdIndex::find(std::span<const std::int64_t> ids,
                            std::span<std::int64_t> ordinals) const {
+  std::fill(ordinals.begin(), ordinals.end(), -1);
+  return find_rest(ids, ordinals);
+}
+
+Result<void> IdIndex::find_rest(std::span<const std::int64_t> ids,
+                                std::span<std::int64_t> ordinals) const {
   PLIMSOLL_CHECK(ids.size() == ordinals.size(), "one ordinal per id");
-  if (info_.dense) {
-    for (std::size_t i = 0; i < ids.size(); ++i) {
-      ordinals[i] = ids[i] >= 0 && ids[i] < info_.rows ? ids[i] : -1;
-    }
-    return {};
-  }
-  if (!spans_.empty()) {
-    std::transform(ids.begin(), ids.end(), ordinals.begin(),
-                   [this](std::int64_t id) { return ordinal_in(spans_, info_.rows, id); });
-    return {};
+  if (sorted_ != nullptr) {
+    return sorted_->find_rest(ids, ordinals);
   }
   for (std::size_t i = 0; i < ids.size(); ++i) {
-    const std::int64_t id = ids[i];
-    const auto after = std::upper_bound(fences_.begin(), fences_.end(), id);
-    if (after == fences_.begin()) {
-      ordinals[i] = -1;
+    if (ordinals[i] >= 0) {
       continue;
     }
-    PLIMSOLL_TRY_VOID(sorted_->with_page(
-        after - fences_.begin() - 1,
-        [&](std::span<const std::byte> page) { ordinals[i] = search_id_page(page, id); }));
+    if (!info_.dense) {
+      ordinals[i] = ordinal_in(spans_, info_.rows, ids[i]);
+    } else if (ids[i] >= 0 && ids[i] < info_.rows) {
+      ordinals[i] = ids[i];
+    }
   }
   return {};
 }
@@ -300,6 +279,15 @@ Result<void> IdIndex::ids_at(std::int64_t first, std::span<std::int64_t> ids) co
   return {};
 }
 
+std::optional<IoRequest> IdIndex::order_read(std::int64_t first, std::span<std::byte> page) const {
+  return order_ == nullptr || first >= info_.rows ? std::nullopt
+                                                  : order_->read_of(first / kIdsPerOrderPage, page);
+}
+
+Result<void> IdIndex::order_was_read(std::int64_t first, std::span<const std::byte> page) const {
+  return order_->put(first / kIdsPerOrderPage, page);
+}
+
 Result<void> IdIndex::verify(const std::filesystem::path& directory, const std::string& name,
                              const IdIndexInfo& info) {
   if (info.dense) {
@@ -320,7 +308,8 @@ Result<void> IdIndex::verify(const std::filesystem::path& directory, const std::
   const auto [sorted_pages, order_pages] = shape_of(info);
   PLIMSOLL_TRY(const auto sorted, open_id_pages(directory / (name + ".ids"), sorted_pages));
   PLIMSOLL_TRY(const auto order, open_id_pages(directory / (name + ".order"), order_pages));
-  PLIMSOLL_TRY_VOID(check_sorted(sorted, info, [](std::int64_t, std::span<const std::byte>) {}));
+  PLIMSOLL_TRY_VOID(
+      check_sorted(sorted, info.rows, [](std::int64_t, std::span<const std::byte>) {}));
   alignas(64) std::array<std::byte, kIdPageBytes> page;
   for (std::int64_t number = 0; number < order_pages; ++number) {
     PLIMSOLL_TRY_VOID(order.read_at(number * kIdPageBytes, page));

@@ -3,18 +3,19 @@
 // IdIndex: which ordinal (position of creation) an id has, and which id an ordinal has.
 //
 // Ids are arbitrary distinct 64-bit integers. The writer sorts a stream of them in bounded memory;
-// the reader keeps one fence key per page of the sorted file in the slab and a few pages beside it.
-// Ids that ascend in few spans of consecutive numbers, such as all but some held out, are kept as
-// those spans, all in the slab. Ids that are exactly 0 … N−1, in order ("dense"), need nothing.
+// the reader keeps one fence key per page of the sorted file in the slab, and of its pages as many
+// as there is room for. Ids that ascend in few spans of consecutive numbers, such as all but some
+// held out, are kept as those spans, all in the slab. Ids that are exactly 0 … N−1, in order
+// ("dense"), need nothing.
 //
 //   NAME.ids    pages of (id, ordinal) sorted by id
 //   NAME.order  pages of ids, by ordinal
 //   NAME.spans  in place of these two: pages of (first id, its ordinal)
 //
 // Reading order: this file, docs/formats/embedding_store.md (its section on ids), id_index.cpp,
-//                id_spans.h.
+//                id_sorted.h, id_spans.h.
 //
-// Threads: IdIndexWriter single-owner; IdIndex thread-safe (one mutex around its cached pages).
+// Threads: IdIndexWriter single-owner; IdIndex thread-safe (a mutex around its cached pages).
 // Memory:  the writer uses the buffer it is given; the reader what memory_bytes() says, from a
 // slab.
 #pragma once
@@ -23,12 +24,15 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 
 #include "memory/slab.h"
 #include "os/file.h"
+#include "os/io_pool.h"
 #include "plimsoll/result.h"
+#include "store/id_sorted.h"
 #include "store/id_spans.h"
 
 namespace plimsoll {
@@ -111,29 +115,44 @@ class IdIndex {
   /// Bytes of its files.
   static std::int64_t disk_bytes(const IdIndexInfo& info) noexcept;
 
-  /// Bytes open() takes from the slab (0 when dense). `cached_pages` is clamped to what the files
-  /// have; there are that many for each of the two files. Alignment slack included.
+  /// Bytes open() takes from the slab (0 when dense). `cached_pages` of the sorted file, clamped to
+  /// what it has, and a sixteenth as many of the other. Alignment slack included.
   static std::int64_t memory_bytes(const IdIndexInfo& info, std::int64_t cached_pages) noexcept;
+  /// The most cached pages, at least `least`, with which memory_bytes() is not above `bytes`.
+  static std::int64_t pages_within(const IdIndexInfo& info, std::int64_t bytes,
+                                   std::int64_t least) noexcept;
 
   /// Opens directory/NAME.*, reads every page of the sorted file, or of the spans, once (fences,
   /// order, checksums).
-  /// Requires: `slab` outlives the index.
+  /// Requires: `slab` outlives the index, and `pool` its calls.
   /// Errors: kNotFound, kIo, kCorrupt (sizes or checksums do not fit `info`), naming the file.
   static Result<IdIndex> open(const std::filesystem::path& directory, const std::string& name,
-                              const IdIndexInfo& info, Slab& slab, std::int64_t cached_pages);
+                              const IdIndexInfo& info, Slab& slab, std::int64_t cached_pages,
+                              IoPool& pool);
 
   IdIndex() noexcept;  ///< Empty; rows() is 0.
   IdIndex(IdIndex&&) noexcept;
   IdIndex& operator=(IdIndex&&) noexcept;
   ~IdIndex();
 
-  /// Writes the ordinal of each id, −1 for an id there is none of.
-  /// Shape:  as many ordinals as ids. Errors: kCorrupt, kIo.
+  /// Writes the ordinal of each id, −1 for an id there is none of. Pages of the sorted file that
+  /// are not in RAM are read many at a time, each once.
+  /// Shape:  as many ordinals as ids. Errors: kCorrupt, kIo; what was written means nothing then.
   Result<void> find(std::span<const std::int64_t> ids, std::span<std::int64_t> ordinals) const;
+  /// The same for those whose ordinal is −1; the others, which are not negative, are left alone.
+  Result<void> find_rest(std::span<const std::int64_t> ids, std::span<std::int64_t> ordinals) const;
 
   /// Writes the ids of ordinals first, first + 1, …
   /// Requires: first + ids.size() <= rows(). Errors: kCorrupt, kIo.
   Result<void> ids_at(std::int64_t first, std::span<std::int64_t> ids) const;
+
+  /// For who reads many pages of rows at once: the read into `page` that spares ids_at(`first`, …)
+  /// its own, where it would make one.
+  /// Requires: page is of kIdPageBytes, aligned to as many.
+  [[nodiscard]] std::optional<IoRequest> order_read(std::int64_t first,
+                                                    std::span<std::byte> page) const;
+  /// It has been carried out. Errors: kCorrupt.
+  Result<void> order_was_read(std::int64_t first, std::span<const std::byte> page) const;
 
   [[nodiscard]] std::int64_t rows() const noexcept { return info_.rows; }
   [[nodiscard]] bool dense() const noexcept { return info_.dense; }
@@ -144,12 +163,11 @@ class IdIndex {
                              const IdIndexInfo& info);
 
  private:
-  class Pages;  // One file's cached pages.
+  class OrderPages;
   IdIndexInfo info_{};
-  std::span<IdSpan> spans_{};         // All of them, when ids are kept so. Else:
-  std::span<std::int64_t> fences_{};  // First id of each page of the sorted file.
-  std::unique_ptr<Pages> sorted_;
-  std::unique_ptr<Pages> order_;
+  std::span<IdSpan> spans_{};  // All of them, when ids are kept so. Else:
+  std::unique_ptr<SortedIds> sorted_;
+  std::unique_ptr<OrderPages> order_;
 };
 
 }  // namespace plimsoll

@@ -5,9 +5,13 @@
 #include "store/id_index.h"
 
 #include <algorithm>
+#include <atomic>
+#include <cerrno>
 #include <cstring>
 #include <fstream>
+#include <numeric>
 #include <random>
+#include <thread>
 #include <unordered_map>
 #include <vector>
 
@@ -15,6 +19,7 @@
 #include <unistd.h>
 
 #include "memory/slab.h"
+#include "os/file_faults.h"
 #include "store/id_page.h"
 
 namespace plimsoll {
@@ -51,7 +56,7 @@ class IdIndexTest : public ::testing::Test {
                       std::int64_t cached_pages, std::uint64_t seed) {
     auto slab = Slab::create(governor_, Tag::kOther, IdIndex::memory_bytes(info, cached_pages) + 1)
                     .or_throw();
-    auto index = IdIndex::open(directory_, "t", info, slab, cached_pages).or_throw();
+    auto index = IdIndex::open(directory_, "t", info, slab, cached_pages, pool_).or_throw();
     std::unordered_map<std::int64_t, std::int64_t> oracle;
     for (std::size_t i = 0; i < ids.size(); ++i) {
       oracle[ids[i]] = static_cast<std::int64_t>(i);
@@ -79,6 +84,7 @@ class IdIndexTest : public ::testing::Test {
 
   std::filesystem::path directory_;
   Governor governor_;
+  IoPool pool_{2};
 };
 
 std::vector<std::int64_t> distinct_ids(std::size_t count, std::uint64_t seed) {
@@ -108,6 +114,134 @@ TEST_F(IdIndexTest, AnswersAsAMapDoesForAnyNumberOfRuns) {
     EXPECT_TRUE(IdIndex::verify(directory_, "t", info));
     EXPECT_FALSE(std::filesystem::exists(directory_ / "t.runs.0"));
     EXPECT_FALSE(std::filesystem::exists(directory_ / "t.runs.1"));
+  }
+}
+
+TEST_F(IdIndexTest, TakesAsManyPagesAsTheBytesHold) {
+  for (const std::int64_t rows : {1, 340, 341, 100'000, 4'000'000}) {
+    const IdIndexInfo info{.rows = rows, .dense = false};
+    const std::int64_t all = (rows + kIdsPerSortedPage - 1) / kIdsPerSortedPage;
+    EXPECT_LE(IdIndex::memory_bytes(info, all), rows * 16 + 24'000) << rows;
+    const std::int64_t least = IdIndex::memory_bytes(info, 2);
+    for (const std::int64_t room : {0, 1000, 6000, 400'000, 3'000'000, 100'000'000}) {
+      const std::int64_t pages = IdIndex::pages_within(info, least + room, 2);
+      EXPECT_GE(pages, 2);
+      EXPECT_LE(IdIndex::memory_bytes(info, pages), least + room) << rows << " " << room;
+      EXPECT_TRUE(pages >= all || IdIndex::memory_bytes(info, pages + 1) > least + room)
+          << rows << " " << room;
+    }
+  }
+}
+
+// The look-ups of several threads meet in a cache of a few pages; some of them read.
+TEST_F(IdIndexTest, ThreadsFindWhatAMapHolds) {
+  const auto ids = distinct_ids(50'000, 31);
+  const auto info = build(ids, 1 << 16, 4096).or_throw();
+  auto slab = Slab::create(governor_, Tag::kOther, IdIndex::memory_bytes(info, 20) + 1).or_throw();
+  const auto index = IdIndex::open(directory_, "t", info, slab, 20, pool_).or_throw();
+  std::atomic<int> wrong{0};
+  {
+    std::vector<std::jthread> threads;
+    for (std::uint64_t t = 0; t < 3; ++t) {
+      threads.emplace_back([&, t] {
+        std::mt19937_64 random(t);
+        std::vector<std::int64_t> asked(500);
+        std::vector<std::int64_t> positions(asked.size());
+        std::vector<std::int64_t> ordinals(asked.size());
+        for (int round = 0; round < 20; ++round) {
+          for (std::size_t i = 0; i < asked.size(); ++i) {
+            positions[i] = static_cast<std::int64_t>(random() % ids.size());
+            asked[i] = ids[static_cast<std::size_t>(positions[i])];
+          }
+          index.find(asked, ordinals).or_throw();
+          wrong += ordinals == positions ? 0 : 1;
+        }
+      });
+    }
+  }
+  EXPECT_EQ(wrong.load(), 0);
+}
+
+TEST_F(IdIndexTest, LooksUpOnlyWhatIsLeft) {
+  for (const bool dense : {false, true}) {
+    auto ids = distinct_ids(5000, 12);
+    if (dense) {
+      std::iota(ids.begin(), ids.end(), 0);
+    }
+    const auto info = build(ids, 1 << 16, 4096).or_throw();
+    auto slab = Slab::create(governor_, Tag::kOther, IdIndex::memory_bytes(info, 2) + 1).or_throw();
+    const auto index = IdIndex::open(directory_, "t", info, slab, 2, pool_).or_throw();
+    std::vector<std::int64_t> ordinals(ids.size(), -1);
+    ordinals[7] = 123'456;
+    ordinals[4000] = 0;
+    index.find_rest(ids, ordinals).or_throw();
+    for (std::size_t i = 0; i < ids.size(); ++i) {
+      const auto there = static_cast<std::int64_t>(i);
+      ASSERT_EQ(ordinals[i], i == 7 ? 123'456 : i == 4000 ? 0 : there);
+    }
+  }
+}
+
+// What the disk did to a page after the index was opened, or does to a read of it.
+TEST_F(IdIndexTest, SaysSoWhenAPageCannotBeReadAndGoesOnWhenItCan) {
+  const auto ids = distinct_ids(20'000, 13);
+  const auto info = build(ids, 1 << 16, 4096).or_throw();
+  auto slab = Slab::create(governor_, Tag::kOther, IdIndex::memory_bytes(info, 4) + 1).or_throw();
+  const auto index = IdIndex::open(directory_, "t", info, slab, 4, pool_).or_throw();
+  std::vector<std::int64_t> ordinals(ids.size());
+  std::vector<std::int64_t> positions(ids.size());
+  std::iota(positions.begin(), positions.end(), 0);
+  for (const std::int64_t nth : {1, 2, 17, 55}) {
+    const ScopedFileFault armed({.call = FileCall::kRead, .nth = nth, .os_errno = EIO});
+    const auto failed = index.find(ids, ordinals);
+    ASSERT_FALSE(failed) << nth;
+    EXPECT_EQ(failed.error().os_errno, EIO);
+  }
+  for (const FileCall call : {FileCall::kRead, FileCall::kAioRead}) {
+    const ScopedFileFault cut(
+        {.call = call, .nth = 3, .os_errno = 0, .short_bytes = 512, .keeps_failing = false});
+    index.find(ids, ordinals).or_throw();
+    EXPECT_EQ(ordinals, positions);
+  }
+  const auto flip = [&] {
+    std::fstream file(directory_ / "t.ids", std::ios::in | std::ios::out | std::ios::binary);
+    file.seekg(30 * kIdPageBytes + 100);
+    const char before = static_cast<char>(file.get());
+    file.seekp(30 * kIdPageBytes + 100);
+    file.put(static_cast<char>(before ^ 4));
+  };
+  flip();
+  const auto corrupt = index.find(ids, ordinals);
+  ASSERT_FALSE(corrupt);
+  EXPECT_NE(corrupt.error().to_string().find("t.ids: page 30 fails its checksum"),
+            std::string::npos);
+  flip();
+  index.find(ids, ordinals).or_throw();
+  EXPECT_EQ(ordinals, positions);
+}
+
+// Few ids far from the others, ids in clusters, all in one: wherever a search begins, it finds
+// them.
+TEST_F(IdIndexTest, FindsIdsHoweverUnevenlyTheyAreSpread) {
+  for (const int kind : {0, 1, 2, 3}) {
+    SCOPED_TRACE(kind);
+    std::mt19937_64 random(static_cast<std::uint64_t>(kind));
+    std::vector<std::int64_t> ids;
+    for (std::int64_t i = 0; i < 30'000; ++i) {
+      const std::int64_t near = 3 * i;  // Not consecutive: kept as pages.
+      ids.push_back(kind == 0   ? near
+                    : kind == 1 ? near - 40'000
+                    : kind == 2 ? (near << 20) + (i / 5000 << 50)
+                                : INT64_MIN + near);
+    }
+    if (kind > 0) {
+      ids.push_back(INT64_MAX);
+    }
+    std::shuffle(ids.begin(), ids.end(), random);
+    const auto info = build(ids, 1 << 16, 4096).or_throw();
+    ASSERT_EQ(info.spans, 0);
+    expect_answers(ids, info, 5, 1);
+    expect_answers(ids, info, 1 << 20, 2);
   }
 }
 
@@ -216,7 +350,7 @@ TEST_F(IdIndexTest, RefusesSpansThatOverlapThoughTheirPagesAreSealed) {
     std::ofstream(path, std::ios::binary)
         .write(reinterpret_cast<const char*>(changed.data()), kIdPageBytes);
     auto slab = Slab::create(governor_, Tag::kOther, IdIndex::memory_bytes(info, 1) + 1).or_throw();
-    const auto opened = IdIndex::open(directory_, "t", info, slab, 1);
+    const auto opened = IdIndex::open(directory_, "t", info, slab, 1, pool_);
     EXPECT_FALSE(IdIndex::verify(directory_, "t", info));
     return opened ? std::string("opened") : opened.error().to_string();
   };

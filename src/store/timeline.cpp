@@ -86,7 +86,7 @@ void EmbeddingStore::Timeline::find_positions(std::int64_t count) {
   crew_->run(count, 4 * kGrain, [&](std::int64_t begin, std::int64_t end, int) {
     for (std::int64_t i = begin; i < end; ++i) {
       const auto at = static_cast<std::size_t>(i);
-      keys_[at] = static_cast<std::uint64_t>(source_.position_of(ordinals_[at])) << 32 | at;
+      keys_[at] = static_cast<std::uint64_t>(source_.position_of(found_.ordinals[at])) << 32 | at;
     }
   });
 }
@@ -164,7 +164,7 @@ Result<void> EmbeddingStore::Timeline::gather(std::span<const std::int64_t> ids,
   PLIMSOLL_TRY_VOID(sound());
   requests_ += static_cast<std::int64_t>(ids.size());
   while (!ids.empty()) {
-    const std::size_t count = std::min(ids.size(), ordinals_.size());
+    const std::size_t count = std::min(ids.size(), found_.ordinals.size());
     const std::size_t floats = count * static_cast<std::size_t>(rows_.dim);
     PLIMSOLL_TRY_VOID(gather_piece(ids.first(count), out.first(floats)));
     ids = ids.subspan(count);
@@ -257,7 +257,7 @@ Result<void> EmbeddingStore::Timeline::gather_piece(std::span<const std::int64_t
     }
     wanted_[staged++] = {.position = position_in(key),
                          .id = ids[request_place(key)],
-                         .ordinal = ordinals_[request_place(key)],
+                         .ordinal = found_.ordinals[request_place(key)],
                          .tag = request_place(key),
                          .place = 0,
                          .slot = 0,
@@ -288,7 +288,7 @@ Result<void> EmbeddingStore::Timeline::set_rows(std::span<const std::int64_t> id
                                                 std::span<const float> values, std::int64_t width) {
   PLIMSOLL_TRY_VOID(sound());
   requests_ += static_cast<std::int64_t>(ids.size());
-  const std::size_t most = ordinals_.size();
+  const std::size_t most = found_.ordinals.size();
   PLIMSOLL_TRY_VOID(resolve_ahead(ids, most, [this](const auto some) { return resolve(some); }));
   bool first = true;
   while (!ids.empty()) {
@@ -317,10 +317,10 @@ Result<void> EmbeddingStore::Timeline::set_rows(std::span<const std::int64_t> id
 Result<void> EmbeddingStore::Timeline::apply(std::span<const std::int64_t> ids,
                                              std::span<const float> grads, float rate_scale) {
   PLIMSOLL_TRY_VOID(check_rows("grads", ids.size(), grads.size()));
-  if (ids.size() > ordinals_.size()) {
+  if (ids.size() > found_.ordinals.size()) {
     return fail(ErrorCode::kInvalidArgument,
                 fmt::format("{}: apply() of {} rows, but batch_rows is {}", directory_.string(),
-                            ids.size(), ordinals_.size()),
+                            ids.size(), found_.ordinals.size()),
                 "raise batch_rows");
   }
   PLIMSOLL_TRY_VOID(sound());
@@ -395,7 +395,7 @@ Result<void> EmbeddingStore::Timeline::change_strays(std::int64_t begin, std::in
       const std::uint64_t key = keys_of(u)[0];
       some[i] = {.position = position_in(key),
                  .id = request_ids_[request_place(key)],
-                 .ordinal = ordinals_[request_place(key)],
+                 .ordinal = found_.ordinals[request_place(key)],
                  .tag = static_cast<std::uint32_t>(i),
                  .place = 0,
                  .slot = 0,

@@ -140,8 +140,8 @@ class EmbeddingStore::Timeline final : public EmbeddingStore::Engine {
   // Requests (timeline.cpp).
   Result<void> sound();
   Result<void> resolve(std::span<const std::int64_t> ids) {
-    return growing_ ? find_rows(*growing_, directory_, ids, ordinals_)
-                    : find_rows(ids_, count_, directory_, ids, ordinals_);
+    return growing_ ? find_rows(*growing_, directory_, ids, found_)
+                    : find_rows(ids_, count_, directory_, ids, found_);
   }
   Result<void> set_rows(std::span<const std::int64_t> ids, std::span<const std::uint32_t> sequences,
                         std::span<const float> values, std::int64_t width);
@@ -226,6 +226,7 @@ class EmbeddingStore::Timeline final : public EmbeddingStore::Engine {
   Admission admission_;
   Slab slab_;
 
+  IoPool id_reads_{1};  // A thread, where the kernel takes no batches.
   IdIndex ids_;
   std::optional<GrowingIds> growing_;  // Of a table with rows_max.
   std::int64_t count_{0};              // Rows that there are.
@@ -255,7 +256,7 @@ class EmbeddingStore::Timeline final : public EmbeddingStore::Engine {
 
   std::span<std::uint32_t> open_;  // By place: the chunk being filled, or kNone.
   // Scratch of one request, in the slab.
-  std::span<std::uint32_t> ordinals_;
+  FoundRows found_;                              // Of the last request.
   std::span<std::uint64_t> keys_;                // position << 32 | place in the request.
   std::span<std::uint32_t> unique_;              // Where the keys of each unique row begin.
   std::span<const std::int64_t> request_ids_{};  // Borrowed from the caller for one request.

@@ -31,7 +31,8 @@ Result<std::int64_t> EmbeddingStore::Timeline::insert(std::span<const std::int64
                     directory_.string()),
         "make it with rows_max");
   }
-  PLIMSOLL_TRY(const std::int64_t added, growing_->add(ids));
+  found_.forget();
+  PLIMSOLL_TRY(const std::int64_t added, growing_->add(ids, found_.ids));
   if (added < 0) {
     return fail(
         ErrorCode::kInvalidArgument,

@@ -9,6 +9,7 @@
 #include "base/round.h"
 #include "memory/admission.h"
 #include "os/file_system.h"
+#include "store/embedding_files.h"
 #include "store/embedding_growing_ids.h"
 #include "store/embedding_layout.h"
 #include "store/id_page.h"
@@ -54,8 +55,7 @@ TimelineLayout divide_timeline(const TableDescription& table, const EmbeddingSto
   // A row is shown with all of its values as float32, which may be more than its extent.
   const TableShape rows = table.shape();
   layout.scratch_bytes = std::max(most, round_to_block(12 + 4 * rows.floats()));
-  layout.id_pages = std::clamp<std::int64_t>(options.store_bytes / 32 / kIdPageBytes, 2,
-                                             id_pages(IdPageKind::kSorted, shape.rows) + 2);
+  layout.id_pages = kIdPagesLeast;
 
   SlabPlan& plan = layout.plan;
   plan.frame_bytes = 2 * (layout.frame_bytes + shape.bucket_rows * 4);
@@ -65,6 +65,7 @@ TimelineLayout divide_timeline(const TableDescription& table, const EmbeddingSto
   const std::int64_t threads = std::max(options.compute_threads, 1);
   plan.buffer_bytes =
       layout.chunks * (chunk + 128) + 2 * shape.buckets * 4 + layout.batch_rows * (4 + 8 + 4) +
+      FoundRows::ids_of(table, layout.batch_rows) * 8 +
       threads * (rows.dim + rows.scratch_floats()) * 4 +
       layout.staging_rows * (shape.record_bytes + 40) + layout.scratch_bytes + layout.map_bytes +
       RowOptimizerStep::kCorrections * static_cast<std::int64_t>(sizeof(AdamCorrection)) +
@@ -112,9 +113,7 @@ Result<TimelineLayout> plan_timeline(const TableDescription& table, bool exists,
   if (!exists) {
     set_buckets(smallest, options.batch_rows, least);
   }
-  EmbeddingStoreOptions frugal = options;
-  frugal.store_bytes = 0;
-  const std::int64_t floor = divide_timeline(smallest, frugal, least).plan.total_bytes;
+  const std::int64_t floor = divide_timeline(smallest, options, least).plan.total_bytes;
   const std::int64_t bytes =
       options.store_bytes == 0 ? std::max(kTimelineBytes, floor) : options.store_bytes;
   if (bytes < floor) {
@@ -128,10 +127,10 @@ Result<TimelineLayout> plan_timeline(const TableDescription& table, bool exists,
       break;
     }
   }
-  if (layout.plan.total_bytes > bytes) {  // Only the cached pages of ids can be too many.
-    layout = divide_timeline(table, frugal, least);
-  }
   SlabPlan& plan = layout.plan;
+  const std::int64_t room = std::min(bytes - plan.total_bytes, bytes / 8);
+  give_index_its_share(table, room - room % kBlockUnit, layout.id_pages, plan);
+  plan.total_bytes = round_to_block(plan.frame_bytes + plan.index_bytes + plan.buffer_bytes);
   plan.floor_bytes = floor;
   plan.rows_max = table.rows_max;
   plan.network = network_file_system(options.directory);

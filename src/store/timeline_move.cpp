@@ -251,7 +251,7 @@ Result<std::int64_t> EmbeddingStore::Timeline::move_block(Frame& frame, std::int
       std::int64_t ordinal = -1;
       if (cursor_ + i >= run.begin) {
         const auto u = static_cast<std::size_t>(run.first + cursor_ + i - run.begin);
-        ordinal = ordinals_[static_cast<std::uint32_t>(keys_[unique_[u]])];
+        ordinal = found_.ordinals[static_cast<std::uint32_t>(keys_[unique_[u]])];
       } else if (entry != 0) {
         std::memcpy(&ordinal, frame.bytes.data() + (std::int64_t{entry} - 1) * 8, sizeof ordinal);
       }
@@ -304,7 +304,7 @@ void EmbeddingStore::Timeline::fill_block(const Frame& frame, std::int64_t begin
     } else {
       const auto place =
           static_cast<std::uint32_t>(keys_[unique_[static_cast<std::size_t>(run.first + in_run)]]);
-      init_record(rows_, table_.init, ordinals_[place], request_ids_[place], to);
+      init_record(rows_, table_.init, found_.ordinals[place], request_ids_[place], to);
     }
     if (in_run >= 0) {
       how->row(run.first + in_run, to, member);

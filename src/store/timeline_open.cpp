@@ -72,7 +72,8 @@ Result<void> EmbeddingStore::Timeline::take_memory(const Governor& governor) {
   open_ = slab_.take<std::uint32_t>(2 * shape_.buckets);
   std::fill(open_.begin(), open_.end(), kNone);
   const std::int64_t rows = layout_.batch_rows;
-  ordinals_ = slab_.take<std::uint32_t>(rows);
+  found_.ordinals = slab_.take<std::uint32_t>(rows);
+  found_.ids = slab_.take<std::int64_t>(FoundRows::ids_of(table_, rows));
   keys_ = slab_.take<std::uint64_t>(rows);
   unique_ = slab_.take<std::uint32_t>(rows + 1);
   sums_ = slab_.take<float>(crew_->threads() * shape_.dim);
@@ -86,8 +87,8 @@ Result<void> EmbeddingStore::Timeline::take_memory(const Governor& governor) {
 }
 
 Result<void> EmbeddingStore::Timeline::open_files(const EmbeddingStoreOptions& options) {
-  PLIMSOLL_TRY(ids_,
-               IdIndex::open(directory_, table_files::kIds, table_.ids, slab_, layout_.id_pages));
+  PLIMSOLL_TRY(ids_, IdIndex::open(directory_, table_files::kIds, table_.ids, slab_,
+                                   layout_.id_pages, id_reads_));
   const FileMode mode = pinned_ ? FileMode::kRead : FileMode::kReadWrite;
   PLIMSOLL_TRY(rows_file_, File::open(directory_ / table_files::kRows, mode, true));
   PLIMSOLL_TRY(const std::int64_t bytes, rows_file_.size());
