@@ -56,7 +56,7 @@ EmbeddingLayout divide(const TableDescription& table, const EmbeddingStoreOption
       static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(layout.batch_rows) * 2));
   layout.queue_ids = 4 * layout.batch_rows;
   const std::int64_t share = bytes / 32;
-  layout.id_pages = kIdPagesLeast;
+  layout.id_pages = id_pages_least(table);
   layout.sizes.read_batch =
       std::clamp<std::int64_t>(bytes / 8 / shape.page_bytes, 2, kReadBatchMost);
   layout.sizes.write_batch = std::clamp<std::int64_t>(
@@ -86,6 +86,10 @@ std::int64_t total(const EmbeddingLayout& layout, std::int64_t frame_bytes, std:
 }
 
 }  // namespace
+
+std::int64_t id_pages_least(const TableDescription& table) noexcept {
+  return IdIndex::pages_within(table.ids, IdIndex::memory_bytes(table.ids, 2), 2);
+}
 
 void give_index_its_share(const TableDescription& table, std::int64_t room, std::int64_t& id_pages,
                           SlabPlan& plan) noexcept {

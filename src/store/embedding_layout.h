@@ -26,7 +26,8 @@ struct EmbeddingLayout {
 /// Blocks that may be under way to the disk at once.
 [[nodiscard]] std::int64_t spare_blocks(const PageCache::Sizes& sizes) noexcept;
 
-inline constexpr std::int64_t kIdPagesLeast = 2;
+/// Cached pages of the sorted id file in the smallest slab: two, or all where those take no more.
+[[nodiscard]] std::int64_t id_pages_least(const TableDescription& table) noexcept;
 
 /// Raises `id_pages`, and what the plan says of the index, by as many cached pages as `room` bytes
 /// can hold. Requires: the plan counts `id_pages`.

@@ -55,7 +55,7 @@ TimelineLayout divide_timeline(const TableDescription& table, const EmbeddingSto
   // A row is shown with all of its values as float32, which may be more than its extent.
   const TableShape rows = table.shape();
   layout.scratch_bytes = std::max(most, round_to_block(12 + 4 * rows.floats()));
-  layout.id_pages = kIdPagesLeast;
+  layout.id_pages = id_pages_least(table);
 
   SlabPlan& plan = layout.plan;
   plan.frame_bytes = 2 * (layout.frame_bytes + shape.bucket_rows * 4);
