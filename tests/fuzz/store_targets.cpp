@@ -2,6 +2,7 @@
 //
 // Targets for the files of an embedding table: superblocks, page tables, pages, ids, table.json.
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <filesystem>
 #include <memory>
@@ -219,7 +220,9 @@ class Growing {
   Slab slab_{Slab::create(Table::get().governor(), Tag::kOther,
                           kShape.bytes() + kBlockUnit + GrowingIds::memory_bytes(kShape))
                  .or_throw()};
-  IdIndex made_{IdIndex::open({}, "", IdFingerprint::dense(kShape.made), slab_, 1).or_throw()};
+  IoPool pool_{0};
+  IdIndex made_{
+      IdIndex::open({}, "", IdFingerprint::dense(kShape.made), slab_, 1, pool_).or_throw()};
   std::span<std::byte> file_{slab_.take<std::byte>(kShape.bytes(), kBlockUnit)};
   GrowingIds ids_{kShape, made_, file_, slab_};
 };
@@ -253,7 +256,8 @@ std::vector<std::string> growing_ids_seeds() {
     for (std::int64_t k = 0; k < 50; ++k) {
       some.push_back((k * 37 + i * 11) % 120 - 20);
     }
-    growing.ids().add(some).or_throw();
+    std::array<std::int64_t, 16> scratch;
+    growing.ids().add(some, scratch).or_throw();
     growing.ids().settle();
     for (std::int64_t place = i; place < 90; place += 7) {
       growing.ids().remove(place);
