@@ -62,6 +62,9 @@ TEST(TreeLooker, AProcesssOwnMemoryIsItsHeap) {
 
 // A wrapper stands still while its grandchild grows.
 TEST(M4TreeLooker, GrandchildrenOfAWrapperAreSeen) {
+#ifdef __SANITIZE_ADDRESS__
+  GTEST_SKIP() << "AddressSanitizer's shadow is shared with this process, which no tree here has";
+#endif
   std::optional<Child> worker;  // Of the child: forked there.
   const Child wrapper([&](int order) {
     if (order == 0) {
@@ -85,6 +88,9 @@ TEST(M4TreeLooker, GrandchildrenOfAWrapperAreSeen) {
 }
 
 TEST(T9TreeLooker, SharedMemoryOfSeveralProcessesCountsOnce) {
+#ifdef __SANITIZE_ADDRESS__
+  GTEST_SKIP() << "AddressSanitizer's shadow is shared with this process, which no tree here has";
+#endif
   std::array<std::optional<Child>, 3> workers;
   const Child parent([&](int order) {
     static void* memory = nullptr;
@@ -104,6 +110,9 @@ TEST(T9TreeLooker, SharedMemoryOfSeveralProcessesCountsOnce) {
 
 // What a forked child has not written to is its parent's, and counts there.
 TEST(TreeLooker, CopiesOnWriteAreTheChildrensOnceTheyAreMade) {
+#ifdef __SANITIZE_ADDRESS__
+  GTEST_SKIP() << "AddressSanitizer's shadow is shared with this process, which no tree here has";
+#endif
   std::optional<Child> worker;
   const Child parent([&](int order) {
     static char* memory = nullptr;
@@ -166,6 +175,9 @@ TEST(TreeLooker, SharedMemoryOnItsWayCounts) {
 
 // Between two close looks: what came, what went, and who ended, as far as resident sizes tell.
 TEST(TreeLooker, ShortLooksFollowGrowthAndShrinking) {
+#ifdef __SANITIZE_ADDRESS__
+  GTEST_SKIP() << "AddressSanitizer's shadow is shared with this process, which no tree here has";
+#endif
   std::optional<Child> worker;
   const Child parent([&](int order) {
     static void* memory = nullptr;

@@ -178,6 +178,8 @@ def test_gigatoken_encodes_what_it_may_to_the_same_bytes(tmp_path, governor, fak
     contents = [one["content"] for row in rows for one in row["messages"]]
     odd = [text for text in contents if not unicodedata.is_normalized("NFC", text)]
     assert odd, "no text tells"
+    new = "what is \U0003FFF0?"  # Of no script yet: tables of different years part texts at it in different ways.
+    contents, odd = [*contents, new], [*odd, new]
     fake.seen.clear()
     encoder = _chat_encoder.Encoder(ChatTokenizer(tmp_path / "tokenizer").tokenizer, 600, "gigatoken")
     list(encoder.encode([(text, []) for text in contents], special=False))
