@@ -145,8 +145,8 @@ def test_the_disk_limit_counts_rows_and_checkpoints(pairs, tmp_path):
 
 
 def test_other_recipes_and_missing_runs_are_named(tmp_path, pairs):
-    with pytest.raises(ValueError, match="there is no recipe .chat."):
-        plimsoll.train("chat", data=pairs, out=tmp_path / "run")
+    with pytest.raises(ValueError, match="there is no recipe .chant."):
+        plimsoll.train("chant", data=pairs, out=tmp_path / "run")
     for call in (plimsoll.resume, plimsoll.evaluate):
         with pytest.raises(KeyError, match="no run"):
             call(tmp_path)

@@ -79,4 +79,4 @@ def test_r39_can_kd_is_planned(tmp_path):
     with pytest.raises((KeyError, ValueError), match="nowhere"):  # Its data is looked for, then.
         plimsoll.plan("can-kd", data=tmp_path / "nowhere", memory_limit="2GiB")
     with pytest.raises(ValueError, match="there is no recipe"):
-        plimsoll.plan("chat", data=tmp_path)
+        plimsoll.plan("chant", data=tmp_path)
