@@ -77,6 +77,8 @@ _count = int(os.environ["VERDICTS_STEPS"])
 def _made() -> Nobody:
     """Made as this is imported: workers that are started later know of it. In a worker: nobody."""
     if multiprocessing.current_process().name != "MainProcess":
+        if os.environ["VERDICTS_WATCHER"] == "plimsoll":
+            import plimsoll  # noqa: F401  As the main module of a program has it that watches.
         return Nobody()
     kind = {"plimsoll": Plimsoll, "clock": Clock}[os.environ["VERDICTS_WATCHER"]]
     return kind(pathlib.Path(os.environ["VERDICTS_OUT"]), _count)
