@@ -6,8 +6,10 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <filesystem>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cli/commands.h"
@@ -180,13 +182,21 @@ int resume(const Recipe& recipe, const TypedRun& typed) {
   return report_work(recipe.train(**settings, how), typed);
 }
 
+Result<std::unique_ptr<AnySettings>> resolved_settings(const Recipe& recipe,
+                                                       const std::filesystem::path& run) {
+  auto settings = settings_of_run(recipe, run);
+  if (settings) {
+    if (auto resolved = (*settings)->resolve(); !resolved) {
+      return tl::unexpected(std::move(resolved).error());
+    }
+  }
+  return settings;
+}
+
 int evaluate(const Recipe& recipe, const TypedRun& typed) {
-  const auto settings = settings_of_run(recipe, typed.run);
+  const auto settings = resolved_settings(recipe, typed.run);
   if (!settings) {
     return report(settings.error());
-  }
-  if (const auto resolved = (*settings)->resolve(); !resolved) {
-    return report(resolved.error());
   }
   if (!recipe.evaluate) {
     return report(work_missing(recipe, "evaluation"));
@@ -195,12 +205,9 @@ int evaluate(const Recipe& recipe, const TypedRun& typed) {
 }
 
 int export_run(const Recipe& recipe, const TypedRun& typed) {
-  const auto settings = settings_of_run(recipe, typed.run);
+  const auto settings = resolved_settings(recipe, typed.run);
   if (!settings) {
     return report(settings.error());
-  }
-  if (const auto resolved = (*settings)->resolve(); !resolved) {
-    return report(resolved.error());
   }
   if (!recipe.export_model) {
     return report(work_missing(recipe, "export"));

@@ -245,8 +245,7 @@ TreeUse read_tree(const std::vector<int>& pids, const fs::path& proc) {
     if (auto stat = read_stat(proc / std::to_string(pid))) {
       stacks.push_back(stat->stack);
       if (std::ranges::find(pids, stat->parent) == pids.end()) {
-        const auto parent = read_stat(proc / std::to_string(stat->parent));
-        stacks.push_back(parent ? parent->stack : 0);
+        stacks.push_back(process_stack(stat->parent, proc));
       }
       living.emplace_back(pid, *std::move(stat));
     }
@@ -278,6 +277,11 @@ TreeUse read_tree(const std::vector<int>& pids, const fs::path& proc) {
 std::optional<std::int64_t> process_began(int pid, const fs::path& proc) {
   const auto stat = read_stat(proc / std::to_string(pid));
   return stat && !stat->ended ? std::optional(stat->began) : std::nullopt;
+}
+
+std::uint64_t process_stack(int pid, const fs::path& proc) {
+  const auto stat = read_stat(proc / std::to_string(pid));
+  return stat ? stat->stack : 0;
 }
 
 }  // namespace plimsoll

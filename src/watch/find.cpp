@@ -15,6 +15,7 @@
 
 #include "base/check.h"
 #include "os/directories.h"
+#include "os/process_tree.h"
 
 namespace plimsoll {
 namespace {
@@ -23,7 +24,6 @@ namespace fs = std::filesystem;
 
 constexpr std::size_t kCommandBytes = 200;
 constexpr std::size_t kWordsBytes = 4096;
-constexpr int kStackAt = 28;  // The field of /proc/PID/stat, the pid's being 1.
 
 struct Candidate {
   Trainer trainer{};
@@ -81,22 +81,6 @@ std::string words_of(const fs::path& process) {
   std::ranges::replace_if(
       text, [](char c) { return std::iscntrl(static_cast<unsigned char>(c)) != 0; }, ' ');
   return text;
-}
-
-// Names may hold anything: the fields begin behind the last bracket, which is the second one's.
-std::uint64_t stack_of(const fs::path& process) {
-  std::ifstream file(process / "stat");
-  std::string text;
-  std::getline(file, text);
-  std::size_t at = text.rfind(')');
-  for (int field = 2; field < kStackAt && at != std::string::npos; ++field) {
-    at = text.find(' ', at + 1);
-  }
-  std::uint64_t value = 0;
-  if (at != std::string::npos) {
-    std::from_chars(text.data() + at + 1, text.data() + text.size(), value);
-  }
-  return value;
 }
 
 void read_trainer_status(const fs::path& process, Trainer& trainer) {
@@ -160,7 +144,7 @@ Result<std::vector<Trainer>> find_trainers(const fs::path& proc) {
           one.command.find("--multiprocessing-fork") != std::string::npos ||
           one.command.find("multiprocessing.forkserver") != std::string::npos;
       one.command.resize(std::min(one.command.size(), kCommandBytes));
-      candidate.stack = stack_of(process);
+      candidate.stack = process_stack(one.pid, proc);
       read_trainer_status(process, one);
       found.push_back(std::move(candidate));
     }

@@ -228,9 +228,7 @@ class Guard {
   }
 
   Result<void> look(Clock::time_point now) {
-    const std::int64_t alert =
-        alerted_ || options_.alert_bytes == 0 ? INT64_MAX : options_.alert_bytes;
-    PLIMSOLL_TRY(TreeLook seen, looker_.look(std::min(limit(), alert)));
+    PLIMSOLL_TRY(TreeLook seen, looker_.look(std::min(limit(), alerted_ ? INT64_MAX : alert())));
     TreeUse& tree = seen.tree;
     report_.process_peak_bytes = std::max(report_.process_peak_bytes, tree.resident_peak);
     judge(now, seen);
@@ -253,22 +251,26 @@ class Guard {
     return cgroup_ || options_.limit_bytes == 0 ? INT64_MAX : options_.limit_bytes;
   }
 
+  // What is told of once.
+  [[nodiscard]] std::int64_t alert() const {
+    return options_.alert_bytes == 0 ? INT64_MAX : options_.alert_bytes;
+  }
+
   // Between two close looks, what processes share may count several times.
   void judge(Clock::time_point now, const TreeLook& seen) {
     if (!seen.close) {
       return;
     }
-    const std::int64_t alert = options_.alert_bytes == 0 ? INT64_MAX : options_.alert_bytes;
     const std::int64_t held = seen.tree.unbacked();
-    if (held > alert && !alerted_) {
+    if (held > alert() && !alerted_) {
       const std::string text =
-          fmt::format("holds {}, more than {}", format_bytes(held), format_bytes(alert));
+          fmt::format("holds {}, more than {}", format_bytes(held), format_bytes(alert()));
       tell(text);
       if (alerts_) {
         alerts_->say(now, "size", options_.command[0] + " " + text);
       }
     }
-    alerted_ = held > alert;
+    alerted_ = held > alert();
     over_bytes_ = held > limit() ? held : 0;
   }
 
