@@ -412,6 +412,14 @@ def test_the_ledger_has_a_bound(train, inbox, tmp_path, monkeypatch):
     assert len(list((tmp_path / "run/inbox").iterdir())) <= 2  # Nor do token sets stay.
 
 
+def test_a_damaged_ledger_is_named(train, inbox, tmp_path):
+    train(data="", inbox=inbox("in"), inbox_wait_seconds=0.5)
+    (tmp_path / "run/inbox.json").write_text("{")
+    drop(tmp_path / "in", "3.jsonl", 10, seed=3)
+    with pytest.raises(plimsoll.CorruptError, match="run/inbox.json: no ledger of an inbox; remove it"):
+        plimsoll.resume(tmp_path / "run")
+
+
 def test_an_inbox_that_nothing_comes_to_waits_and_can_be_stopped(train, tmp_path, monkeypatch):
     (tmp_path / "in").mkdir()
     idle = plimsoll.Run.idle
