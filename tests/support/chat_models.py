@@ -4,8 +4,6 @@ import json
 import pathlib
 import random
 
-import plimsoll
-
 from tests.support import chats
 
 # Of chats.make_tokenizer() 600 ids. By the type's name in transformers, and what its config has beside sizes.
@@ -62,6 +60,8 @@ def make_wide_model(folder: pathlib.Path, text: pathlib.Path, *, width: int, lay
 
 def make_tokens(out: pathlib.Path, tokenizer: pathlib.Path, rows: int = 60, most: int = 12, seed: int = 0) -> pathlib.Path:
     """A token set of so many short chats."""
+    import plimsoll  # The demo makes models without it.
+
     lines = [{"messages": chats.chat(random.Random(f"{seed} {k}"), most=most, turns=2)} for k in range(rows)]
     chats.write_lines(out.with_suffix(".jsonl"), lines)
     with plimsoll.Governor("2GiB") as governor:
