@@ -24,8 +24,8 @@ namespace plimsoll {
 struct TreeMemory {
   std::int64_t children_bytes{0};   ///< Anonymous and shared memory of all descendants; what they
                                     ///< share with this process or each other counts once.
-  std::int64_t in_flight_bytes{0};  ///< Shared memory that no process has mapped: batches on their
-                                    ///< way from a worker.
+  std::int64_t in_flight_bytes{0};  ///< Shared memory that is held and resident in no process:
+                                    ///< batches on their way from a worker, or never touched.
   std::int64_t mapped_bytes{0};     ///< Of Resident::file: private mappings of files, as weights
                                     ///< are loaded from safetensors.
   int children{0};

@@ -77,9 +77,7 @@ class OwnWatch {
     if (now < watch_.next_ns() || !inside_pace_.due(now, kTimes)) {
       return false;
     }
-    for (int times = inside_pace_.ended_ns() == INT64_MIN ? 2 : 1; times > 0; --times) {
-      inside_pace_.time([&] { inside_ = inside_with_python(); });  // The first is cold.
-    }
+    inside_pace_.time_warm([&] { inside_ = inside_with_python(); });
     watch_.look(step, inside_, phase).or_throw();
     return true;
   }

@@ -118,7 +118,7 @@ class TreeMemory:
         """Anonymous and shared memory of all descendants; what they share counts once."""
     @property
     def in_flight_bytes(self) -> int:
-        """Shared memory that no process has mapped: batches on their way from a worker."""
+        """Shared memory that is resident in no process: batches on their way from a worker, or never touched."""
     @property
     def mapped_bytes(self) -> int:
         """Of the process's mapped files: private mappings, as weights are loaded from safetensors."""

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "os/mappings.h"
 
+#include <algorithm>
 #include <fstream>
-#include <set>
+#include <map>
 #include <sstream>
 #include <string>
 #include <string_view>
@@ -65,29 +66,45 @@ std::int64_t private_file_bytes(const fs::path& folder) {
   return bytes;
 }
 
-std::int64_t unmapped_shared_bytes(const std::vector<fs::path>& folders) {
-  std::set<std::uint64_t> mapped;
+std::int64_t absent_shared_bytes(const std::vector<fs::path>& folders, std::int64_t resident) {
+  struct Seen {
+    std::int64_t bytes{0};
+    bool mapped{false};
+  };
+  std::map<std::uint64_t, Seen> files;
+  const auto take = [&](const fs::path& path, std::uint64_t inode, bool mapped) {
+    if (std::ssize(files) == kFilesMost && !files.contains(inode)) {
+      return;
+    }
+    Seen& file = files[inode];
+    file.mapped = file.mapped || mapped;
+    struct stat facts {};
+    if (file.bytes == 0 && ::stat(path.c_str(), &facts) == 0 && facts.st_ino == inode) {
+      file.bytes = static_cast<std::int64_t>(facts.st_blocks) * 512;
+    }
+  };
   for (const fs::path& folder : folders) {
     for_each_mapping(folder, [&](const Mapping& one) {
-      if (is_shared_memory(one.path) && std::ssize(mapped) < kFilesMost) {
-        mapped.insert(one.inode);
+      if (is_shared_memory(one.path)) {
+        take(folder / "root" / fs::path(one.path).relative_path(), one.inode, true);
       }
     });
-  }
-  std::int64_t bytes = 0;
-  for (const fs::path& folder : folders) {
     for (const auto& name : names_in(folder / "fd").value_or(std::vector<std::string>{})) {
       const fs::path file = folder / "fd" / name;
       std::error_code closed;
       struct stat facts {};
       if (is_shared_memory(fs::read_symlink(file, closed).string()) &&
-          ::stat(file.c_str(), &facts) == 0 && std::ssize(mapped) < kFilesMost &&
-          mapped.insert(facts.st_ino).second) {
-        bytes += static_cast<std::int64_t>(facts.st_blocks) * 512;
+          ::stat(file.c_str(), &facts) == 0) {
+        take(file, facts.st_ino, false);
       }
     }
   }
-  return bytes;
+  std::int64_t unmapped = 0;
+  std::int64_t mapped = 0;
+  for (const auto& [inode, file] : files) {
+    (file.mapped ? mapped : unmapped) += file.bytes;
+  }
+  return unmapped + std::max<std::int64_t>(0, mapped - resident);
 }
 
 }  // namespace plimsoll

@@ -42,6 +42,23 @@ TEST(T11Pace, ThePauseBeginsWhereTheReadingEnded) {
   EXPECT_TRUE(pace.due(1050 * kMs, Pace::kHurried));
 }
 
+TEST(Pace, AColdReadingIsMadeTwice) {
+  Pace pace;
+  int made = 0;
+  pace.time_warm([&] { ++made; });
+  EXPECT_EQ(made, 2);
+  pace.time_warm([&] { ++made; });
+  EXPECT_EQ(made, 3);
+}
+
+TEST(Pace, WhatAllReadingsTookIsAddedUp) {
+  Pace pace;
+  pace.record(0, 10 * kMs);
+  pace.record(1, 20 * kMs);
+  pace.record(2, 1000 * kMs);  // An outlier: it counts as four of the last.
+  EXPECT_EQ(pace.spent_ns(), 110 * kMs);
+}
+
 TEST(Pace, MeasuresWhatItTimes) {
   Pace pace;
   const std::int64_t before = now_ns();

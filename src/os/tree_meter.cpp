@@ -64,7 +64,10 @@ TreeMemory TreeMeter::read(const Resident& own, std::int64_t close_bytes) {
       in_flight_bytes_ = 0;  // Among what the cgroup counts.
     }
   } else if (children_.empty()) {
-    beside_bytes_ = in_flight_bytes_ = grown_bytes_ = 0;
+    beside_bytes_ = grown_bytes_ = 0;
+    if (in_flight_bytes_ > 0 && looking_.due(now, Pace::kCalm)) {  // The process may have kept it.
+      looking_.time([&] { in_flight_bytes_ = absent_shared_bytes({proc_ / "self"}, own.shared); });
+    }
   } else {
     if (sizing_.due(now, Pace::kCalm)) {
       sizing_.time([&] { grown_bytes_ = growth(own); });
@@ -132,9 +135,11 @@ std::int64_t TreeMeter::growth(const Resident& own) {
 void TreeMeter::look(const Resident& own) {
   std::vector<fs::path> folders{proc_ / std::to_string(::getpid())};
   std::int64_t bytes = 0;
+  std::int64_t shared = 0;
   const auto add = [&](int pid) {
     if (const auto use = read_process(pid, proc_); use) {
       bytes += use->unbacked();
+      shared += use->shared;
     }
   };
   add(::getpid());
@@ -145,7 +150,7 @@ void TreeMeter::look(const Resident& own) {
     child.resident_at_look = child.resident = resident ? unbacked(*resident) : 0;
   }
   beside_bytes_ = std::max<std::int64_t>(0, bytes - unbacked(own));
-  in_flight_bytes_ = unmapped_shared_bytes(folders);
+  in_flight_bytes_ = absent_shared_bytes(folders, shared);
   grown_bytes_ = 0;
   changed_ = false;
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Goal: what children hold beside their parent is counted, what they share with it is not, shared
-// memory that nobody has mapped is, and weights mapped from a file are told from other files.
+// memory that is resident nowhere is, and weights mapped from a file are told from other files.
 // Method: real children, mappings and files; the meter is asked until it has looked.
 #include "os/tree_meter.h"
 
@@ -81,6 +81,28 @@ TEST_F(TreeMeterTest, R14SharedMemoryOnItsWayCounts) {
       asked_until(meter_, [](const TreeMemory& tree) { return tree.in_flight_bytes > 0; });
   EXPECT_EQ(seen.in_flight_bytes, 40_MiB);
   EXPECT_LT(seen.children_bytes, 30_MiB);
+}
+
+// As a loop keeps the batches of its workers: mapped, with their descriptors, and resident nowhere.
+TEST_F(TreeMeterTest, SharedMemoryThatWasTakenAndNeverTouchedCounts) {
+  const std::string batch(40_MiB, 'b');
+  const int file = ::memfd_create("batch", 0);
+  ASSERT_EQ(::write(file, batch.data(), batch.size()), std::ssize(batch));
+  void* const kept = ::mmap(nullptr, 40_MiB, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+  const auto absent = [&](std::int64_t bytes) {
+    return asked_until(meter_,
+                       [&](const TreeMemory& tree) { return tree.in_flight_bytes == bytes; })
+        .in_flight_bytes;
+  };
+  {
+    const Child worker([](int) {});
+    EXPECT_EQ(absent(40_MiB), 40_MiB);
+  }
+  EXPECT_EQ(meter_.read(read_resident().or_throw(), 0).in_flight_bytes, 40_MiB);
+  std::memset(kept, 1, 40_MiB);
+  EXPECT_EQ(absent(0), 0);  // It is resident now, and counted as that.
+  ::munmap(kept, 40_MiB);
+  ::close(file);
 }
 
 TEST_F(TreeMeterTest, R51WeightsMappedFromAFileAreToldFromOtherFiles) {

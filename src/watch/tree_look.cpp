@@ -38,18 +38,13 @@ Result<TreeLook> TreeLooker::look(std::int64_t close_bytes) {
   if (const std::int64_t now = now_ns(); finding_.due(now, times_ * kFinding) || stale(now)) {
     Result<void> found;
     finding_.time([&] { found = find(); });
-    spent_ns_ += finding_.took_ns();
     PLIMSOLL_TRY_VOID(found);
   }
-  for (int times = sizing_.ended_ns() == INT64_MIN ? 2 : 1; times > 0; --times) {
-    sizing_.time([&] { size(); });  // The first is cold, and would hold up the next.
-    spent_ns_ += sizing_.took_ns();
-  }
+  sizing_.time_warm([&] { size(); });
   const std::int64_t now = now_ns();
   now_.close = closing_.due(now, times_ * kClosing) || hurried(now, close_bytes);
   if (now_.close) {
     closing_.time([&] { look_closely(); });
-    spent_ns_ += closing_.took_ns();
   }
   return now_;
 }
@@ -59,7 +54,7 @@ std::int64_t TreeLooker::next_ns() const noexcept {
 }
 
 bool TreeLooker::affords(const Pace& pace, std::int64_t now) const noexcept {
-  return spent_ns_ + pace.took_ns() <=
+  return spent_ns() + pace.took_ns() <=
          (now - began_ns_) / (times_ * Pace::kCalm) + std::chrono::nanoseconds(kAdvance).count();
 }
 
@@ -156,7 +151,7 @@ void TreeLooker::look_closely() {
   for (const int pid : pids_) {
     folders.push_back(std::filesystem::path("/proc") / std::to_string(pid));
   }
-  now_.in_flight_bytes = unmapped_shared_bytes(folders);
+  now_.in_flight_bytes = absent_shared_bytes(folders, at_look_.shared);
   at_look_.shared += now_.in_flight_bytes;
   at_look_.bytes += now_.in_flight_bytes;
   known_.clear();

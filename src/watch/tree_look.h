@@ -37,7 +37,7 @@ struct TreeLook {
   TreeUse tree{};               ///< At the last close look, and what has come and gone since.
   std::int64_t bound_bytes{0};  ///< Anonymous and shared memory are never more than this.
   std::int64_t in_flight_bytes{
-      0};             ///< Of tree.shared: mapped by no process, as a batch on its way.
+      0};             ///< Of tree.shared: resident in no process, as a batch on its way.
   Resident root{};    ///< Of the root alone, exact; zero when it is left out.
   bool close{false};  ///< Proportional shares were read just now.
 };
@@ -62,7 +62,9 @@ class TreeLooker {
   [[nodiscard]] std::int64_t next_ns() const noexcept;
 
   /// What all looks took of the processor so far.
-  [[nodiscard]] std::int64_t spent_ns() const noexcept { return spent_ns_; }
+  [[nodiscard]] std::int64_t spent_ns() const noexcept {
+    return finding_.spent_ns() + sizing_.spent_ns() + closing_.spent_ns();
+  }
 
  private:
   struct Sizes {
@@ -93,7 +95,6 @@ class TreeLooker {
   TreeUse at_look_{};         // As the last close look saw it.
   std::vector<Known> known_;  // Of at_look_.largest, in its order.
   TreeLook now_{};
-  std::int64_t spent_ns_{0};
   Pace finding_;
   Pace sizing_;
   Pace closing_;

@@ -173,6 +173,21 @@ TEST(TreeLooker, SharedMemoryOnItsWayCounts) {
   EXPECT_TRUE(close_to(Holdings(look, {}).of(Owner::kShared), 16_MiB));
 }
 
+TEST(TreeLooker, SharedMemoryThatWasTakenAndNeverTouchedCounts) {
+  const Child child([](int order) {
+    if (order == 1) {
+      const std::string batch(16_MiB, 'b');
+      const int file = ::memfd_create("batch", 0);
+      static_cast<void>(::write(file, batch.data(), batch.size()));
+      static_cast<void>(::mmap(nullptr, 16_MiB, PROT_READ, MAP_SHARED, file, 0));
+    }
+  });
+  child.tell();
+  const TreeLook look = fresh_look(child.pid());
+  EXPECT_EQ(look.in_flight_bytes, 16_MiB);
+  EXPECT_TRUE(close_to(Holdings(look, {}).of(Owner::kShared), 16_MiB));
+}
+
 // Between two close looks: what came, what went, and who ended, as far as resident sizes tell.
 TEST(TreeLooker, ShortLooksFollowGrowthAndShrinking) {
 #ifdef __SANITIZE_ADDRESS__
