@@ -57,6 +57,7 @@ IDLE_CPP = re.compile(r"(?:EXPECT|ASSERT)_TRUE\(true\)|(?:EXPECT|ASSERT)_FALSE\(
 # Of an unnamed namespace's outermost lines: a type, a constant or variable, a function with its parameters.
 UNNAMED = re.compile(r"^(?:(?:struct|class|enum(?: class)?) (\w+)[^;\n]*$|(?!using|namespace|template)\w[\w:<>,&* ]*[ &*]"
                      r"(?:(\w+)(?:\{| = |;|\[)|(\w+\([^)]*\)) (?:noexcept )?\{))", re.M)
+TRY_HEADER = "base/check.h"  # Of PLIMSOLL_TRY; sources that are built together have it from each other.
 LINE_MAX, HEADER_MAX, SOURCE_MAX = 100, 300, 800
 
 
@@ -114,6 +115,9 @@ def check_source(relative: str, lines: list[str]):
             yield number, "a TODO needs an issue number: TODO(#12)"
     for match in EMPTY_MESSAGE.finditer("\n".join(lines)):
         yield "\n".join(lines).count("\n", 0, match.start()) + 1, "an error with an empty message"
+    tries = next((number for number, line in enumerate(lines, 1) if re.match(r"\s*PLIMSOLL_TRY", line)), None)
+    if tries and f'#include "{TRY_HEADER}"' not in lines and relative != f"src/{TRY_HEADER}":
+        yield tries, f"PLIMSOLL_TRY without {TRY_HEADER}: a build of each source alone (make asan) does not find it"
     yield from check_includes(relative, lines)
 
 
@@ -261,6 +265,7 @@ def selftest() -> int:
         "src/base/v_test.cpp": (good + "TEST(A, B) { SUCCEED(); }\n", "cannot fail"),
         "src/base/w.cpp src/base/x.cpp": (good + "namespace {\nint f(int a) {\n}\n}  // namespace\n", "more closely"),
         "src/os/w.cpp src/os/x.cpp": (good + "namespace {\nconstexpr int kA = 1;\n}  // namespace\n", "more closely"),
+        "src/base/y.cpp": (good + "  PLIMSOLL_TRY(auto a, b());\n", "PLIMSOLL_TRY without"),
         "cli/m.cpp": (good + '#include "store/pages.h"\n', "cli may include only"),
     }
     failures = 0

@@ -3,10 +3,12 @@
 
 #include <cmath>
 #include <string>
+#include <utility>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "base/check.h"
 #include "os/file.h"
 #include "watch/look_history.h"
 
