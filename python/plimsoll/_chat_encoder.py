@@ -8,13 +8,16 @@ gigatoken encodes in the library's place where it is installed and gives the sam
 Texts that are not in Unicode's form NFC, or have characters that are not assigned, go to the library, and
 Encoder.differs() is for comparing some of the others.
 
-Threads: one owner.   Memory: the bytes of the vocabulary; gigatoken's tables; a piece of text and its tokens.
+Threads: one owner.   Memory: the bytes of the vocabulary; gigatoken's tables, and 1 MiB that says which
+characters are assigned; a piece of text and its tokens.
 """
 from __future__ import annotations
 
+import functools
 import importlib.util
 import json
 import random
+import sys
 import unicodedata
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -145,7 +148,13 @@ def _is_odd(text: str) -> bool:
     """Whether the library encodes it in any case: not in form NFC, or with a character that Unicode has no name for yet,
     which newer tables call a letter."""
     return not text.isascii() and (not unicodedata.is_normalized("NFC", text)
-                                   or any(unicodedata.category(one) == "Cn" for one in set(text)))
+                                   or bool(_unassigned()[np.frombuffer(text.encode("utf-32-le"), np.uint32)].any()))
+
+
+@functools.cache
+def _unassigned() -> np.ndarray:
+    """Of each character, whether Unicode has no name for it: bool [1,114,112]."""
+    return np.fromiter((unicodedata.category(chr(code)) == "Cn" for code in range(sys.maxunicode + 1)), bool)
 
 
 def _by_offsets(encoding: Any, spans: Spans) -> Encoded:
