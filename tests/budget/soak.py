@@ -109,7 +109,8 @@ class Soak:
 
     def undisturbed(self) -> str:
         run = self.folder / "undisturbed"
-        subprocess.run([sys.executable, self.train, run, "0", "0"], check=True, capture_output=True, cwd=self.folder)
+        subprocess.run([sys.executable, self.train, run, "0", "0"], check=True, stdout=subprocess.DEVNULL,
+                       cwd=self.folder)
         return (run / "digest").read_text()
 
     def start_runner(self) -> subprocess.Popen:
@@ -272,6 +273,8 @@ def main() -> int:
     parser.add_argument("--ahead", type=int, default=3, help="jobs that wait [3]")
     parser.add_argument("--work", default="build", help="where runs are made [build]")
     options = parser.parse_args()
+    if "PYTHONPATH" in os.environ:  # The jobs run in a folder of their own.
+        os.environ["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, os.environ["PYTHONPATH"].split(os.pathsep)))
     folder = pathlib.Path(tempfile.mkdtemp(dir=options.work, prefix="soak-")).resolve()
     soak = Soak(os.path.abspath(options.program), folder, options.seed, options.minutes, options.ahead)
     digest = soak.undisturbed()
