@@ -9,14 +9,13 @@ Memory:  saving streams tensors from where they are; loading holds the file's te
 from __future__ import annotations
 
 import collections
-import contextlib
 import os
 import pathlib
 import re
 import zipfile
 from typing import TYPE_CHECKING, Any
 
-from ._folders import make_folders, sync_folder
+from ._folders import make_folders, replaced
 from ._random_states import RandomStates
 from .errors import CorruptError, NotFoundError
 
@@ -129,25 +128,16 @@ def write(content: dict[str, Any], path: pathlib.Path, step: int) -> int:
     """Replaces the file `path` by `content`, durably; returns its bytes. Errors: OSError."""
     import torch
 
-    partial = path.with_name(_PARTIAL)
     try:
-        partial.unlink(missing_ok=True)
-        with open(partial, "xb") as file:
+        with replaced(path, _PARTIAL) as partial, open(partial, "xb") as file:
             torch.save(content, file)
-            file.flush()
-            os.fsync(file.fileno())
-            size = file.tell()
-        os.replace(partial, path)
-        sync_folder(path.parent)
-    except BaseException as error:
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)
+            return file.tell()
+    except RuntimeError as error:
         cause = error.__context__  # Torch's writer wraps what the file said.
-        if isinstance(error, RuntimeError) and isinstance(cause, OSError):
+        if isinstance(cause, OSError):
             raise OSError(cause.errno, f"the checkpoint of step {step} was not saved: "
                           f"{cause.strerror}", str(path.parent)) from None
         raise
-    return size
 
 
 def read(path: pathlib.Path, step: int, mapped: bool = False) -> dict[str, Any]:

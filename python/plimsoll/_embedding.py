@@ -5,11 +5,12 @@ Threads: calls on one store from several Python threads queue up.
 """
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pathlib
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ import numpy as np
 from . import _core
 from ._arrays import Buffer, byte_size, contiguous, ids_in, not_pickled
 from ._core import SlabPlan
+from ._folders import replaced
 from ._memory import Governor
 from .errors import NotFoundError
 
@@ -405,24 +407,17 @@ class EmbeddingStore:
             "ids": (np.int64, (rows,)), "rows": (np.float32, (rows, dim))}
         if slots:
             shapes["slots"] = (np.float32, (rows, self._core.state_floats))
-        files: dict[str, Any] = {}
-        try:
-            for name, (dtype, shape) in shapes.items():
-                files[name] = _NpyStream(folder / f"{name}.npy", np.dtype(dtype), shape)
+        with contextlib.ExitStack() as files:
+            into = {name: files.enter_context(_npy_file(folder / f"{name}.npy", np.dtype(dtype), shape))
+                    for name, (dtype, shape) in shapes.items()}
 
             def write(ids: np.ndarray, _: np.ndarray, values: np.ndarray) -> None:
-                files["ids"].write(ids)
-                files["rows"].write(values[:, :dim])
+                into["ids"](ids)
+                into["rows"](values[:, :dim])
                 if slots:
-                    files["slots"].write(values[:, dim:])
+                    into["slots"](values[:, dim:])
 
             self.scan(write)
-            for file in files.values():
-                file.finish()
-        except BaseException:
-            for file in files.values():
-                file.abandon()
-            raise
         return rows
 
     def set_optimizer(self, optimizer: Optimizer) -> None:
@@ -478,31 +473,15 @@ class EmbeddingStore:
         return f"<EmbeddingStore {self.directory}>"
 
 
-class _NpyStream:
-    """A .npy written row by row under a temporary name, then renamed."""
-
-    def __init__(self, path: pathlib.Path, dtype: np.dtype, shape: tuple[int, ...]) -> None:
-        if path.exists():
-            raise FileExistsError(17, "export does not overwrite files", str(path))
-        self._path, self._part = path, path.with_name(path.name + ".part")
-        self._dtype = dtype
-        self._file = open(self._part, "wb")
+@contextlib.contextmanager
+def _npy_file(path: pathlib.Path, dtype: np.dtype, shape: tuple[int, ...]) -> Iterator[Callable[[np.ndarray], Any]]:
+    """A function that adds rows to a .npy, which is there when the block has ended. Errors: FileExistsError."""
+    if path.exists():
+        raise FileExistsError(17, "export does not overwrite files", str(path))
+    with replaced(path) as partial, open(partial, "wb") as file:
         np.lib.format.write_array_header_1_0(
-            self._file, {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False,
-                         "shape": shape})
-
-    def write(self, values: np.ndarray) -> None:
-        self._file.write(np.ascontiguousarray(values, dtype=self._dtype).data)
-
-    def finish(self) -> None:
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._file.close()
-        os.replace(self._part, self._path)
-
-    def abandon(self) -> None:
-        self._file.close()
-        self._part.unlink(missing_ok=True)
+            file, {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape})
+        yield lambda values: file.write(np.ascontiguousarray(values, dtype=dtype).data)
 
 
 def _options_of(optimizer: Any) -> _core.RowOptimizerOptions:

@@ -13,12 +13,12 @@ import json
 import os
 import pathlib
 import sys
-import tempfile
 import warnings
 from typing import Any, Callable, Iterable
 
 from . import _core, _plan_static, _torch_gate
 from ._arrays import byte_size
+from ._folders import replaced
 from ._memory import Governor, format_bytes
 from ._scratch import scratch_folder
 from ._plan_state import TrainingState
@@ -393,10 +393,8 @@ def _read_kept(file: pathlib.Path, available: int) -> BatchPlan | None:
 
 def _write_kept(file: pathlib.Path, plan: BatchPlan) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", dir=file.parent, suffix=".part", delete=False,
-                                     encoding="utf-8") as part:
-        json.dump(dataclasses.asdict(plan), part)
-    os.replace(part.name, file)
+    with replaced(file, f"{file.name}.{os.getpid()}", durable=False) as partial:
+        partial.write_text(json.dumps(dataclasses.asdict(plan)), encoding="utf-8")
     kept = sorted(file.parent.glob("*.json"), key=lambda one: one.stat().st_mtime)
     for old in kept[:-_PLANS_KEPT]:
         old.unlink(missing_ok=True)

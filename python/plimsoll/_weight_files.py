@@ -7,7 +7,6 @@ Threads: WeightReader is single-owner.   Memory: headers; a reader has one piece
 """
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import mmap
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from . import _core
+from ._folders import replaced
 from .errors import CorruptError, NotFoundError
 
 if TYPE_CHECKING:
@@ -131,17 +131,10 @@ def write_tensors(path: pathlib.Path, tensors: dict[str, torch.Tensor]) -> None:
         at += size
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    partial = path.with_name(path.name + ".partial")
-    try:
-        with open(partial, "wb") as file:
-            file.write(len(text).to_bytes(8, "little") + text)
-            for tensor in tensors.values():
-                file.write(memoryview(bytes_of(tensor)))
-        os.replace(partial, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            partial.unlink()
-        raise
+    with replaced(path, durable=False) as partial, open(partial, "wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for tensor in tensors.values():
+            file.write(memoryview(bytes_of(tensor)))
 
 
 def bytes_of(tensor: torch.Tensor) -> np.ndarray:

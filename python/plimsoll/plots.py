@@ -17,6 +17,7 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from ._folders import replaced
 from .errors import CorruptError, NotFoundError
 
 if TYPE_CHECKING:
@@ -203,9 +204,8 @@ def _short(name: str) -> str:
 
 def _save(figure: Any, path: pathlib.Path) -> pathlib.Path:
     path.parent.mkdir(exist_ok=True)
-    part = path.with_name(path.name + ".part")
-    figure.savefig(part, format="svg", metadata={"Date": None})
-    os.replace(part, path)
+    with replaced(path, durable=False) as partial:
+        figure.savefig(partial, format="svg", metadata={"Date": None})
     return path
 
 

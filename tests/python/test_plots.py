@@ -121,7 +121,7 @@ def test_the_same_run_is_drawn_in_the_same_bytes(run):
     folder = run({("teacher", "vgae"): (SCORES, CURVE)})
     texts = [[file.read_bytes() for file in plots.can_kd(folder)] for _ in range(2)]
     assert texts[0] == texts[1]
-    assert not list(folder.glob("plots/*.part"))
+    assert not list(folder.glob("plots/*.partial"))
 
 
 def test_what_cannot_be_drawn_is_named(run, tmp_path):

@@ -32,7 +32,7 @@ import numpy as np
 from .. import _torch_gate
 from .._arrays import _to_numpy
 from .._features import FeatureStore, FeatureWriter
-from .._folders import make_folders, sync_folder
+from .._folders import make_folders, replaced
 from .._memory import Governor
 from ..errors import CorruptError, NotFoundError
 from . import _ids
@@ -147,17 +147,14 @@ class FeatureManager:
             known = self._staged().get(chunk_id)
             number = 0 if known is None else int(known.name.rsplit(".", 1)[1]) + 1
             folder = self.features_dir / "staged" / f"chunk_{chunk_id}.{number}"
-            part = folder.with_name(folder.name + ".part")
-            shutil.rmtree(part, ignore_errors=True)
-            make_folders(part)
-            replace_npy(part / "ids.npy", ids)
-            if names is not None:
-                replace_bytes(part / "names.txt", "\0".join(names).encode())
-            for name, array in columns.items():
-                replace_npy(part / f"{name}.npy", array)
-            os.rename(part, folder)
-            sync_folder(folder.parent)
-            sync_folder(self.features_dir)
+            make_folders(folder.parent)
+            with replaced(folder) as partial:
+                partial.mkdir()
+                replace_npy(partial / "ids.npy", ids)
+                if names is not None:
+                    replace_bytes(partial / "names.txt", "\0".join(names).encode())
+                for name, array in columns.items():
+                    replace_npy(partial / f"{name}.npy", array)
             if known is not None:
                 shutil.rmtree(known)
             self._stale = True

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from .._folders import sync_folder
+from .._folders import replaced
 from ..errors import CorruptError
 
 _CHUNK = re.compile(r"embeddings_chunk_(\d+)\.pt")
@@ -27,18 +27,9 @@ _CHUNK = re.compile(r"embeddings_chunk_(\d+)\.pt")
 
 def replace_bytes(path: pathlib.Path, *pieces: Any) -> None:
     """Writes a file whole, durably, or not at all. Errors: OSError."""
-    part = path.with_name(path.name + ".part")
-    try:
-        with open(part, "wb") as file:
-            for piece in pieces:
-                file.write(piece)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
-    sync_folder(path.parent)
+    with replaced(path) as partial, open(partial, "wb") as file:
+        for piece in pieces:
+            file.write(piece)
 
 
 def replace_npy(path: pathlib.Path, array: np.ndarray) -> None:

@@ -18,7 +18,7 @@ import zlib
 from typing import TYPE_CHECKING, Any
 
 from ..._chat_import import import_chat
-from ..._folders import sync_folder
+from ..._folders import replaced
 from ..._token_set import TokenSet
 from ...errors import CorruptError, NotFoundError
 
@@ -100,9 +100,6 @@ class Inbox:
             stat = os.stat(self._folder / name)
         except FileNotFoundError:
             return []
-        except (ValueError, TypeError, KeyError):
-            raise CorruptError(f"{self._ledger}: no ledger of an inbox; remove it: files that were done are in "
-                               f"{self._folder}/done, failed and skipped") from None
         return [stat.st_size, stat.st_mtime_ns]
 
     def _begin(self, name: str) -> bool:
@@ -190,13 +187,8 @@ class Inbox:
                 target = place / f"{name}.{copies}"
             os.rename(self._folder / name, target)
         entry = {"name": name, "stamp": stamp, "outcome": outcome, "why": why, "step": self._run.steps_made, **more}
-        partial = self._ledger.with_suffix(".partial")
-        with open(partial, "w", encoding="utf-8") as file:
-            json.dump({"files": [*entries, entry][-_KEPT:]}, file, ensure_ascii=False, indent=1)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, self._ledger)
-        sync_folder(self._ledger.parent)
+        with replaced(self._ledger) as partial:
+            partial.write_text(json.dumps({"files": [*entries, entry][-_KEPT:]}, ensure_ascii=False, indent=1), encoding="utf-8")
         self._run._life.report.event("inbox", {key: value for key, value in entry.items() if key != "stamp"})
 
     def _entries(self) -> list[dict[str, Any]]:

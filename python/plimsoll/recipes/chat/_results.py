@@ -15,6 +15,7 @@ import torch
 
 from ... import _run_settings, _runs, _torch_gate
 from ..._checkpoint import read
+from ..._folders import replaced
 from ..._memory import Governor
 from ..._plan import plan_batch
 from ..._token_set import TokenSet
@@ -62,8 +63,6 @@ def evaluate_run(options: Options) -> dict[str, Any]:
 
 def export_run(options: Options, out: str, merge: bool) -> dict[str, Any]:
     """A run's last commit in a folder: adapters as peft has them, or a model as transformers has one."""
-    from ._train import _replace
-
     folder = pathlib.Path(out)
     if folder.exists():
         raise ValueError(f"out: {folder} is there already")
@@ -72,7 +71,8 @@ def export_run(options: Options, out: str, merge: bool) -> dict[str, Any]:
         merges = merge and notes["method"] == "lora"
         save = tuned.save_merged if merges else tuned.save
         folder.parent.mkdir(parents=True, exist_ok=True)
-        _replace(folder, lambda partial: save(partial, options.model))
+        with replaced(folder) as partial:
+            save(partial, options.model)
         return {"step": step, "out": str(folder), "kind": "adapters" if notes["method"] == "lora" and not merge else "model",
                 "bytes": sum(file.stat().st_size for file in folder.iterdir())}
 

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import functools
 import math
-import pathlib
-import shutil
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..._folders import replaced
 from ..._token_set import TokenSet
 from ._choice import Choice, choose
 from ._model import Tuned, config_of, libraries
@@ -155,7 +154,8 @@ class Training:
             self._must_be(tokens)
             self.loop(tokens)
         if not run.stopped and self.tuned.frozen is not None and run.steps_made:
-            _replace(run.path / "adapter", lambda folder: self.tuned.save(folder, options.model))
+            with replaced(run.path / "adapter") as partial:
+                self.tuned.save(partial, options.model)
         return {"method": self.choice.method, "weights": self.choice.weights, "recomputes": self.choice.recomputes,
                 "profile": str(self.choice), "trained_parameters": sum(one.numel() for one in self.tuned.trained()),
                 "stall_seconds": self.tuned.frozen.stall_seconds if self.tuned.frozen else 0.0, **self.said}
@@ -251,12 +251,3 @@ def rate(schedule: str, warmup: int, updates: int, done: int) -> float:
 
 def _weight(input_ids: Any, labels: Any, position_ids: Any) -> Any:
     return (labels[:, 1:] >= 0).sum()
-
-
-def _replace(folder: pathlib.Path, write: Any) -> None:
-    """`write`s the folder anew, whole or not at all but for a moment."""
-    partial = folder.with_name(folder.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    write(partial)
-    shutil.rmtree(folder, ignore_errors=True)
-    partial.rename(folder)
