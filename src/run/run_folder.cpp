@@ -55,7 +55,15 @@ std::int64_t step_of(const std::string& name) {
   const char* first = name.data() + kCheckpointPrefix.size();
   const char* last = name.data() + name.size();
   const auto [end, status] = std::from_chars(first, last, step);
-  return status == std::errc{} && end == last && step >= 0 ? step : -1;
+  const bool whole = status == std::errc{} && end == last && step >= 0;
+  return whole && name == checkpoint_name(step) ? step : -1;  // "step-900" is somebody's backup.
+}
+
+// Whether a kill has left it, half written.
+bool is_half_checkpoint(const std::string& name) {
+  const std::size_t dot = name.rfind('.');
+  return dot != std::string::npos && step_of(name.substr(0, dot)) >= 0 &&
+         (name.substr(dot) == ".new" || name.substr(dot) == ".partial");
 }
 
 // Names in a folder; none when it is missing.
@@ -463,9 +471,7 @@ Result<void> RunFolder::discard_unpublished() {
   PLIMSOLL_TRY(const auto published, published_step());
   PLIMSOLL_TRY(const auto names, names_if_there(root_ / "checkpoints"));
   for (const auto& name : names) {
-    const auto step = step_of(name);
-    const bool unfinished = step < 0 && name.starts_with(kCheckpointPrefix);
-    if (unfinished || step > published.value_or(-1)) {
+    if (is_half_checkpoint(name) || step_of(name) > published.value_or(-1)) {
       PLIMSOLL_TRY_VOID(remove_tree(root_ / "checkpoints" / name));
     }
   }

@@ -165,7 +165,8 @@ class RunFolder {
   /// Steps of the checkpoints there are, ascending by number.
   [[nodiscard]] Result<std::vector<std::int64_t>> checkpoint_steps() const;
 
-  /// Deletes checkpoints newer than the published step and half-written ones (after a crash).
+  /// Deletes checkpoints newer than the published step and half-written ones (after a crash), and
+  /// nothing else: backups have other names.
   Result<void> discard_unpublished();
 
   [[nodiscard]] std::filesystem::path checkpoint_path(std::int64_t step) const;

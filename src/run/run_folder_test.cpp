@@ -248,7 +248,7 @@ TEST_F(RunFolderTest, AResumedRunDoesNotContinueALineThatAKillCutShort) {
   EXPECT_EQ(nlohmann::json::parse(all[2])["event"], "two");
 }
 
-TEST_F(RunFolderTest, CheckpointsAreKeptInNumericOrder) {
+TEST_F(RunFolderTest, T13CheckpointsAreKeptInNumericOrder) {
   auto folder = create();
   EXPECT_FALSE(folder.published_step().or_throw().has_value());
   // 999999999 and 1000000000 sort the other way round as text.
@@ -260,6 +260,26 @@ TEST_F(RunFolderTest, CheckpointsAreKeptInNumericOrder) {
   EXPECT_EQ(folder.checkpoint_steps().or_throw(),
             (std::vector<std::int64_t>{999'999'999, 1'000'000'000}));
   EXPECT_EQ(checkpoint_name(9), "step-000000009");
+}
+
+TEST_F(RunFolderTest, T13BackupsBesideCheckpointsAreNeitherTheNewestNorDeleted) {
+  auto folder = create();
+  const fs::path checkpoints = root_ / "checkpoints";
+  const std::vector<std::string> backups{"step-9000", "step-000000900-mine", "step-000001000.old",
+                                         "step-.new", "best"};
+  for (const std::string& name : backups) {
+    fs::create_directories(checkpoints / name);
+  }
+  for (const std::int64_t step : {900, 1000, 1100}) {
+    fs::create_directories(folder.checkpoint_path(step));
+    ASSERT_TRUE(folder.publish(step, 2));
+    ASSERT_TRUE(folder.discard_unpublished());
+  }
+  EXPECT_EQ(folder.published_step().or_throw(), 1100);
+  EXPECT_EQ(folder.checkpoint_steps().or_throw(), (std::vector<std::int64_t>{1000, 1100}));
+  for (const std::string& name : backups) {
+    EXPECT_TRUE(fs::exists(checkpoints / name)) << name;
+  }
 }
 
 TEST_F(RunFolderTest, KeepingOneCheckpointNeverDeletesThePublishedOne) {
@@ -276,10 +296,12 @@ TEST_F(RunFolderTest, WhatWasNeverPublishedIsDiscarded) {
     fs::create_directories(folder.checkpoint_path(step));
   }
   fs::create_directories(root_ / "checkpoints" / "step-000000012.new");
+  fs::create_directories(root_ / "checkpoints" / "step-000000012.partial");
   ASSERT_TRUE(folder.publish(8, 9));
   ASSERT_TRUE(folder.discard_unpublished());
   EXPECT_EQ(folder.checkpoint_steps().or_throw(), (std::vector<std::int64_t>{4, 8}));
   EXPECT_FALSE(fs::exists(root_ / "checkpoints" / "step-000000012.new"));
+  EXPECT_FALSE(fs::exists(root_ / "checkpoints" / "step-000000012.partial"));
   std::ofstream(root_ / "checkpoints" / "manifest.json") << "{\"step\": ";
   const auto broken = folder.published_step();
   ASSERT_FALSE(broken);

@@ -90,6 +90,18 @@ def test_the_last_two_stay_and_an_undone_life_goes(tmp_path):
     assert names(tmp_path) == ["step-000000260.pt", "step-100.pt"]
 
 
+def test_t13_the_newest_is_so_by_number_and_backups_stay(tmp_path):
+    """By its letters step-1000000000.pt comes before step-999999999.pt."""
+    backups = ["step-1000000002.pt.bak", "step-5000.pt", "step-000000900 (copy).pt"]
+    for name in backups:
+        (tmp_path / name).write_text("mine")
+    for step in (900, 1000, 999_999_999, 1_000_000_000):
+        save_checkpoint(tmp_path, step, part=Part(step))
+    part = Part()
+    assert load_checkpoint(tmp_path, part=part) == part.value == 1_000_000_000
+    assert names(tmp_path) == sorted([*backups, "step-1000000000.pt", "step-999999999.pt"])
+
+
 def test_a_kill_while_saving_leaves_the_one_before(tmp_path, monkeypatch):
     save_checkpoint(tmp_path, 1, part=Part(1))
     for name in ("fsync", "replace"):
