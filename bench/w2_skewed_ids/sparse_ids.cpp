@@ -19,9 +19,9 @@
 #include <fmt/core.h>
 #include <nlohmann/json.hpp>
 
+#include "bench/engines.h"
 #include "bench/report.h"
 #include "bench/turns.h"
-#include "engines.h"
 #include "plimsoll/embedding_store.h"
 
 namespace w2 {
@@ -62,7 +62,7 @@ class Table {
     pl::EmbeddingStoreOptions options{
         .directory = directory,
         .dim = kWidth,
-        .optimizer = {.kind = pl::RowOptimizer::kSgd, .learning_rate = kRate},
+        .optimizer = {.kind = pl::RowOptimizer::kSgd, .learning_rate = bench::kRate},
         .init = {.kind = pl::RowInitKind::kZeros},
         .rows_max = rows + more,
         .batch_rows = kRowsABatch,
@@ -164,7 +164,7 @@ class Pair {
 std::vector<float> values_of(std::span<const std::int64_t> positions, std::int64_t round) {
   std::vector<float> values;
   for (const std::int64_t position : positions) {
-    values.insert(values.end(), kWidth, start_of(position) + static_cast<float>(round % 3));
+    values.insert(values.end(), kWidth, bench::start_of(position) + static_cast<float>(round % 3));
   }
   return values;
 }

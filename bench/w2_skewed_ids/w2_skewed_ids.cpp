@@ -3,18 +3,17 @@
 // W2: any-order rows on disk, 10 % of them in RAM, gather + update of batches of 4,096 ids.
 //
 // The same batches go through the store, RocksDB, the store again and LMDB: Zipf 1.15 and uniform,
-// or a real stream. Each is a process of its own and has the disk to itself; its files are removed
-// when its turn is over.
-// Beside each of the store's rounds the disk is asked for random 4 KiB reads of a file as large and
-// as new as the table, with the same number of pages written in long runs. The store's misses are
-// compared with LRU, S3-FIFO and the offline optimum on the same stream of pages. At the end of a
-// turn rows are compared with a plain sum of the gradients they were given, bit for bit.
+// or a real stream; first with batches announced ahead to everyone, then without. Each is a process
+// of its own and has the disk to itself; its files are removed when its turn is over. Beside each
+// of the store's rounds the disk is asked for random 4 KiB reads of a file as large and as new as
+// the table, with the same number of pages written in long runs (raw_disk.h). The store's misses
+// are compared with LRU, S3-FIFO and the offline optimum on the same stream of pages. At the end of
+// a turn rows are compared with a plain sum of the gradients they were given, bit for bit.
 //
-// Reading order: main, run, in_child, take_turn, play, engines.h, ids.h, policies.h.
+// Reading order: main, run, in_child, take_turn, play, bench/engines.h, ids.h, policies.h.
 //
-// Threads: the store's, RocksDB's readers, the raw probe's.   Memory: about 30 bytes a row.
+// Threads: the store's, the peers'.   Memory: about 30 bytes a row.
 #include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -28,18 +27,17 @@
 #include <optional>
 #include <random>
 #include <string>
-#include <thread>
 #include <vector>
 
-#include <fcntl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <fmt/core.h>
 #include <nlohmann/json.hpp>
 
+#include "bench/engines.h"
+#include "bench/raw_disk.h"
 #include "bench/report.h"
-#include "engines.h"
 #include "ids.h"
 #include "plimsoll/embedding_store.h"
 #include "policies.h"
@@ -53,11 +51,11 @@ using Clock = std::chrono::steady_clock;
 using Batches = std::vector<std::vector<std::int64_t>>;
 
 constexpr std::int64_t kBatchRows = 4096;
+constexpr std::int64_t kDim = 124;
 constexpr std::int64_t kRowsPerPage = 7;  // Of 512 bytes with the header, in 4 KiB.
 constexpr std::int64_t kPageBytes = 4096;
 constexpr std::uint64_t kSeed = 20240617;
 constexpr double kZipf = 1.15;
-constexpr int kAhead = 3;  // Batches announced beforehand.
 
 struct Settings {
   bool smoke{false};
@@ -79,14 +77,14 @@ double seconds_since(Clock::time_point began) {
 }
 
 // The store, as an engine; announces kAhead batches.
-class StoreEngine final : public w2::Engine {
+class StoreEngine final : public bench::Engine {
  public:
   StoreEngine(const pl::Governor& governor, const fs::path& directory, const Settings& settings)
       : governor_(governor) {
     pl::EmbeddingStoreOptions options{
         .directory = directory,
-        .dim = w2::kDim,
-        .optimizer = {.kind = pl::RowOptimizer::kSgd, .learning_rate = w2::kRate},
+        .dim = kDim,
+        .optimizer = {.kind = pl::RowOptimizer::kSgd, .learning_rate = bench::kRate},
         .init = {.kind = pl::RowInitKind::kZeros},
         .rows = settings.rows,
         .batch_rows = settings.batch_rows,
@@ -103,7 +101,7 @@ class StoreEngine final : public w2::Engine {
       std::iota(ids.begin(), ids.end(), first);
       values.clear();
       for (const std::int64_t id : ids) {
-        values.insert(values.end(), w2::kDim, w2::start_of(id));
+        values.insert(values.end(), kDim, bench::start_of(id));
       }
       store_->update(ids, values).or_throw();
     }
@@ -113,18 +111,18 @@ class StoreEngine final : public w2::Engine {
   [[nodiscard]] std::string name() const override { return "store"; }
 
   void step(std::span<const std::int64_t> ids, std::int64_t batch) override {
-    rows_.resize(ids.size() * w2::kDim);
+    rows_.resize(ids.size() * kDim);
     grads_.clear();
     store_->gather(ids, rows_).or_throw();
     for (const std::int64_t id : ids) {
-      grads_.insert(grads_.end(), w2::kDim, w2::grad_of(id, batch));
+      grads_.insert(grads_.end(), kDim, bench::grad_of(id, batch));
     }
     store_->apply(ids, grads_).or_throw();
   }
   void announce(std::span<const std::int64_t> ids) override { store_->prefetch(ids); }
 
   std::vector<float> row(std::int64_t id) override {
-    std::vector<float> weights(w2::kDim);
+    std::vector<float> weights(kDim);
     store_->gather({&id, 1}, weights).or_throw();
     return weights;
   }
@@ -138,60 +136,14 @@ class StoreEngine final : public w2::Engine {
   std::vector<float> grads_;
 };
 
-// Random reads of a page by `threads` threads, and one thread writing as many pages in runs of 64;
-// returns reads a second.
-double raw_reads(const fs::path& path, std::int64_t bytes, int threads, std::int64_t reads) {
-  const int file = ::open(path.c_str(), O_RDWR | O_CREAT | O_DIRECT, 0600);
-  if (file < 0) {
-    throw std::runtime_error("w2_skewed_ids: no direct I/O in " + path.string());
-  }
-  constexpr std::size_t kRun = 64 * kPageBytes;
-  auto memory = std::unique_ptr<std::byte, decltype(&std::free)>(
-      static_cast<std::byte*>(std::aligned_alloc(4096, kRun)), &std::free);
-  std::fill_n(memory.get(), kRun, std::byte{1});
-  const auto runs = std::max<std::int64_t>(64, bytes / static_cast<std::int64_t>(kRun));
-  std::atomic<bool> failed{false};
-  const auto write = [&](std::int64_t run) {
-    failed = failed || ::pwrite(file, memory.get(), kRun, run * static_cast<std::int64_t>(kRun)) !=
-                           static_cast<ssize_t>(kRun);
-  };
-  std::error_code none;
-  if (static_cast<std::int64_t>(fs::file_size(path, none)) < runs * static_cast<int>(kRun)) {
-    for (std::int64_t run = 0; run < runs; ++run) {
-      write(run);
-    }
-    ::fdatasync(file);
-  }
-  std::atomic<std::int64_t> left{reads};
-  const auto began = Clock::now();
-  {
-    std::vector<std::jthread> crew;
-    for (int t = 0; t < threads; ++t) {
-      crew.emplace_back([&, t] {
-        std::mt19937_64 random(kSeed + static_cast<std::uint64_t>(t));
-        alignas(4096) std::array<std::byte, kPageBytes> page;
-        while (left.fetch_sub(1) > 0) {
-          const auto pages = static_cast<std::uint64_t>(runs) * (kRun / kPageBytes);
-          const auto at = static_cast<std::int64_t>(random() % pages) * kPageBytes;
-          failed = failed || ::pread(file, page.data(), page.size(), at) != kPageBytes;
-        }
-      });
-    }
-    crew.emplace_back([&] {
-      for (std::int64_t run = 0; left.load() > 0; ++run) {
-        write(run % runs);
-        while (left.load() > 0 && reads - left.load() < (run + 1) * 64) {
-          std::this_thread::yield();
-        }
-      }
-    });
-  }
-  const double took = seconds_since(began);
-  ::close(file);
-  if (failed) {
-    throw std::runtime_error("w2_skewed_ids: a raw transfer failed");
-  }
-  return static_cast<double>(reads) / took;
+// The disk alone: pages at random from a file as large as the table, and as many written in runs.
+bench::RawDiskWork raw_work(const Settings& settings, const fs::path& directory) {
+  return {.directory = directory,
+          .file_bytes = settings.rows * 512,
+          .bytes = 2 * kPageBytes * (settings.smoke ? 2000 : 30'000),
+          .read_bytes = kPageBytes,
+          .write_bytes = 64 * kPageBytes,
+          .random = true};
 }
 
 // A stream as it is played.
@@ -199,11 +151,13 @@ struct Played {
   std::string name;
   Batches batches;
   std::int64_t numbered_from{0};  // The number of its first batch.
+  std::size_t announced{0};       // Its first batches, played with look-ahead; the others without.
 };
 
 // What one engine made of one stream.
 struct Outcome {
   std::vector<double> rows_per_second;  // By round.
+  std::vector<double> alone;            // The same without look-ahead.
   std::vector<double> raw;              // Reads a second, by round; the store's alone.
   std::vector<double> page_reads;       // The store's, a second.
   std::int64_t misses{0};
@@ -218,11 +172,11 @@ struct Turn {
   std::int64_t frames{0};      // The store's.
 };
 
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Outcome, rows_per_second, raw, page_reads, misses)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Outcome, rows_per_second, alone, raw, page_reads, misses)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Turn, engine, outcomes, right, slab_bytes, frames)
 
-w2::Stream pages_of(const Batches& batches, std::size_t warm, std::int64_t rows,
-                    std::int64_t frames) {
+w2::Stream pages_of(std::span<const std::vector<std::int64_t>> batches, std::size_t warm,
+                    std::int64_t rows, std::int64_t frames) {
   w2::Stream stream;
   stream.page_count = static_cast<std::uint32_t>(rows / kRowsPerPage + 1);
   stream.frames = frames;
@@ -241,12 +195,14 @@ w2::Stream pages_of(const Batches& batches, std::size_t warm, std::int64_t rows,
 }
 
 // Runs batches [first, last) through an engine; returns rows a second.
-double run_batches(w2::Engine& engine, const Played& stream, std::size_t first, std::size_t last) {
+double run_batches(bench::Engine& engine, const Played& stream, std::size_t first,
+                   std::size_t last) {
   std::int64_t rows = 0;
   const auto began = Clock::now();
   for (std::size_t b = first; b < last; ++b) {
-    for (std::size_t next = b == first ? b : b + kAhead; next <= b + kAhead; ++next) {
-      if (next < last) {
+    const std::size_t ahead = b + bench::kAhead;
+    for (std::size_t next = b == first ? b : ahead; next <= ahead; ++next) {
+      if (next < std::min(last, stream.announced)) {
         engine.announce(stream.batches[next]);
       }
     }
@@ -256,16 +212,17 @@ double run_batches(w2::Engine& engine, const Played& stream, std::size_t first, 
   return static_cast<double>(rows) / seconds_since(began);
 }
 
-// `store` is the engine where that is ours, and `raw_file` then the file the disk is asked with.
-Outcome play(const Settings& settings, w2::Engine& engine, const StoreEngine* store,
-             const Played& stream, const fs::path& raw_file) {
+// `store` is the engine where that is ours, and `raw_files` then where the disk is asked.
+Outcome play(const Settings& settings, bench::Engine& engine, const StoreEngine* store,
+             const Played& stream, const fs::path& raw_files) {
   Outcome outcome;
+  std::optional<bench::RawDisk> raw;
   const auto warm = static_cast<std::size_t>(settings.warm);
   const auto pages_read = [&] { return store != nullptr ? store->stats().pages_read : 0; };
   static_cast<void>(run_batches(engine, stream, 0, warm));
   engine.settle();
   const auto before = pages_read();
-  const auto size = (stream.batches.size() - warm) / static_cast<std::size_t>(settings.rounds);
+  const auto size = (stream.announced - warm) / static_cast<std::size_t>(settings.rounds);
   for (int round = 0; round < settings.rounds; ++round) {
     const std::size_t first = warm + static_cast<std::size_t>(round) * size;
     const auto reads = pages_read();
@@ -277,11 +234,17 @@ Outcome play(const Settings& settings, w2::Engine& engine, const StoreEngine* st
     }
     engine.settle();  // In no one's time.
     if (store != nullptr && !settings.misses_only) {
-      outcome.raw.push_back(raw_reads(raw_file, settings.rows * 512, settings.io_threads,
-                                      settings.smoke ? 2000 : 60'000));
+      if (!raw) {
+        raw.emplace(raw_work(settings, raw_files));
+      }
+      outcome.raw.push_back(raw->measure().bytes_per_second / 2 / kPageBytes);
     }
   }
   outcome.misses = pages_read() - before;
+  for (std::size_t first = stream.announced; first < stream.batches.size(); first += size) {
+    outcome.alone.push_back(run_batches(engine, stream, first, first + size));
+    engine.settle();
+  }
   return outcome;
 }
 
@@ -294,13 +257,13 @@ struct Expected {
 Expected plain_sums(std::int64_t rows, const std::vector<Played>& streams) {
   Expected expected{.weights = std::vector<float>(static_cast<std::size_t>(rows)), .used = {}};
   for (std::int64_t id = 0; id < rows; ++id) {
-    expected.weights[static_cast<std::size_t>(id)] = w2::start_of(id);
+    expected.weights[static_cast<std::size_t>(id)] = bench::start_of(id);
   }
   for (const Played& stream : streams) {
     for (std::size_t b = 0; b < stream.batches.size(); ++b) {
       for (const std::int64_t id : stream.batches[b]) {
         expected.weights[static_cast<std::size_t>(id)] -=
-            w2::kRate * w2::grad_of(id, stream.numbered_from + static_cast<std::int64_t>(b));
+            bench::kRate * bench::grad_of(id, stream.numbered_from + static_cast<std::int64_t>(b));
       }
       expected.used.insert(expected.used.end(), stream.batches[b].begin(), stream.batches[b].end());
     }
@@ -308,13 +271,13 @@ Expected plain_sums(std::int64_t rows, const std::vector<Played>& streams) {
   return expected;
 }
 
-bool is_right(w2::Engine& engine, const Expected& expected) {
+bool is_right(bench::Engine& engine, const Expected& expected) {
   std::mt19937_64 random(kSeed);
   for (int i = 0; i < 4000; ++i) {
     const auto id = i % 2 == 0 ? expected.used[random() % expected.used.size()]
                                : static_cast<std::int64_t>(random() % expected.weights.size());
     const auto row = engine.row(id);
-    if (row != std::vector<float>(w2::kDim, expected.weights[static_cast<std::size_t>(id)])) {
+    if (row != std::vector<float>(kDim, expected.weights[static_cast<std::size_t>(id)])) {
       std::cerr << "w2_skewed_ids: row " << id << " of " << engine.name() << " is wrong\n";
       return false;
     }
@@ -322,13 +285,13 @@ bool is_right(w2::Engine& engine, const Expected& expected) {
   return true;
 }
 
-Turn take_turn(const Settings& settings, w2::Engine& engine, const StoreEngine* store,
+Turn take_turn(const Settings& settings, bench::Engine& engine, const StoreEngine* store,
                const std::vector<Played>& streams, const Expected& expected,
-               const fs::path& raw_file) {
+               const fs::path& raw_files) {
   Turn turn;
   turn.engine = engine.name();
   for (const Played& stream : streams) {
-    turn.outcomes.push_back(play(settings, engine, store, stream, raw_file));
+    turn.outcomes.push_back(play(settings, engine, store, stream, raw_files));
   }
   turn.right = is_right(engine, expected);
   return turn;
@@ -365,23 +328,30 @@ std::optional<Turn> in_child(const fs::path& directory,
 // peer's, or 0 where there is none.
 double report(const Played& stream, std::size_t at, const std::vector<Turn>& turns,
               const Settings& settings, std::int64_t frames, nlohmann::json& peers) {
-  const auto pages =
-      pages_of(stream.batches, static_cast<std::size_t>(settings.warm), settings.rows, frames);
+  const auto pages = pages_of(std::span(stream.batches).first(stream.announced),
+                              static_cast<std::size_t>(settings.warm), settings.rows, frames);
   const auto best = static_cast<double>(std::max<std::int64_t>(w2::misses_at_best(pages), 1));
   double ours = std::numeric_limits<double>::max();
+  double ours_alone = std::numeric_limits<double>::max();
   double best_peer = 0;
+  double best_peer_alone = 0;
   double misses = 0;
   double to_raw = std::numeric_limits<double>::max();
   for (const Turn& turn : turns) {
     const Outcome& outcome = turn.outcomes[at];
     const double rate = bench::median(outcome.rows_per_second);
+    const double alone = bench::median(outcome.alone);
     if (outcome.page_reads.empty()) {
-      best_peer = std::max(best_peer, rate);
+      best_peer = std::max({best_peer, rate, alone});
+      best_peer_alone = std::max(best_peer_alone, alone);
       peers[stream.name + "_" + turn.engine + "_rows_per_s"] = rate;
+      peers[stream.name + "_" + turn.engine + "_alone_rows_per_s"] = alone;
       continue;
     }
     ours = std::min(ours, rate);
+    ours_alone = std::min(ours_alone, alone);
     peers[stream.name + "_store_rows_per_s"].push_back(rate);
+    peers[stream.name + "_store_alone_rows_per_s"].push_back(alone);
     misses = std::max(misses, static_cast<double>(outcome.misses));
     if (!outcome.raw.empty()) {
       const double reads = bench::median(outcome.page_reads);
@@ -404,6 +374,8 @@ double report(const Played& stream, std::size_t at, const std::vector<Turn>& tur
   peers[stream.name + "_lru_to_best"] = lru;
   const double ratio = best_peer > 0 ? ours / best_peer : 0;
   peers[stream.name + "_to_best_peer"] = ratio;
+  peers[stream.name + "_alone_to_best_peer"] =
+      best_peer_alone > 0 ? ours_alone / best_peer_alone : 0;
   return ratio;
 }
 
@@ -423,28 +395,30 @@ int run(Settings settings, const fs::path& directory, const std::string& command
     fmt::print("{} ids, {} of them different, in batches of {}\n", real.ids.size(), real.rows,
                settings.batch_rows);
     settings.warm = static_cast<int>(batches.size() / 4);
-    streams.push_back({"real", std::move(batches), 0});
+    const auto rounds = static_cast<std::size_t>(settings.rounds);  // Whole ones.
+    const auto warm = static_cast<std::size_t>(settings.warm);
+    const std::size_t whole = warm + (batches.size() - warm) / rounds * rounds;
+    batches.resize(whole);
+    streams.push_back({"real", std::move(batches), 0, whole});
   } else {
     settings.batch_rows = settings.batch_rows == 0 ? kBatchRows : settings.batch_rows;
-    const int all = settings.warm + settings.batches * settings.rounds;
+    const int announced = settings.warm + settings.batches * settings.rounds;
+    const int all = announced + settings.batches * settings.rounds;
     const auto drawn = [&](double skew, std::uint64_t seed) {
       return w2::drawn_batches(settings.rows, skew, settings.batch_rows, all, seed);
     };
-    streams.push_back({"zipf", drawn(kZipf, kSeed), 0});
-    streams.push_back({"uniform", drawn(0, kSeed + 1), all});
-  }
-  for (Played& stream : streams) {  // To whole rounds.
-    const auto warm = static_cast<std::size_t>(settings.warm);
-    const auto rounds = static_cast<std::size_t>(settings.rounds);
-    stream.batches.resize(warm + (stream.batches.size() - warm) / rounds * rounds);
+    const auto first = static_cast<std::size_t>(announced);
+    streams.push_back({"zipf", drawn(kZipf, kSeed), 0, first});
+    streams.push_back({"uniform", drawn(0, kSeed + 1), all, first});
   }
   const Expected expected = plain_sums(settings.rows, streams);
   std::vector<Turn> turns;
   const auto take = [&](const std::function<std::optional<Turn>(const fs::path&)>& work) {
     if (auto turn = in_child(directory, work)) {
       for (std::size_t s = 0; s < streams.size(); ++s) {
-        fmt::print("{}: {:8} {:10.0f} rows/s\n", streams[s].name, turn->engine,
-                   bench::median(turn->outcomes[s].rows_per_second));
+        fmt::print("{}: {:8} {:10.0f} rows/s, without look-ahead {:10.0f}\n", streams[s].name,
+                   turn->engine, bench::median(turn->outcomes[s].rows_per_second),
+                   bench::median(turn->outcomes[s].alone));
       }
       turns.push_back(std::move(*turn));
     }
@@ -457,7 +431,7 @@ int run(Settings settings, const fs::path& directory, const std::string& command
     turn.frames = store.stats().frames;
     return turn;
   };
-  const auto take_peer = [&](const std::unique_ptr<w2::Engine>& peer) -> std::optional<Turn> {
+  const auto take_peer = [&](const std::unique_ptr<bench::Engine>& peer) -> std::optional<Turn> {
     if (peer == nullptr) {
       return std::nullopt;
     }
@@ -465,14 +439,16 @@ int run(Settings settings, const fs::path& directory, const std::string& command
   };
   take(take_store);
   if (!settings.misses_only) {
-    take([&](const fs::path& path) {
-      return take_peer(w2::make_rocksdb(path / "rocksdb", settings.rows, turns.front().slab_bytes,
-                                        settings.readers));
-    });
+    const auto options_in = [&](const fs::path& path) {
+      return bench::EngineOptions{.directory = path / "peer",
+                                  .rows = settings.rows,
+                                  .dim = kDim,
+                                  .memory_bytes = turns.front().slab_bytes,
+                                  .readers = settings.readers};
+    };
+    take([&](const fs::path& path) { return take_peer(bench::make_rocksdb(options_in(path))); });
     take(take_store);
-    take([&](const fs::path& path) {
-      return take_peer(w2::make_lmdb(path / "lmdb", settings.rows));
-    });
+    take([&](const fs::path& path) { return take_peer(bench::make_lmdb(options_in(path))); });
   }
   nlohmann::json peers{{"rows", settings.rows}};
   double value = 0;
@@ -512,6 +488,8 @@ Settings settings_of(bench::Arguments& words) {
       settings.warm = static_cast<int>(words.number(1, 1'000'000));
     } else if (words.is("--io-threads")) {
       settings.io_threads = static_cast<int>(words.number(1, 256));
+    } else if (words.is("--readers")) {
+      settings.readers = static_cast<int>(words.number(1, 256));
     } else if (words.is("--ids")) {
       settings.ids = words.word();
     } else if (words.is("--column")) {
@@ -532,18 +510,18 @@ Settings settings_of(bench::Arguments& words) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  return bench::run_benchmark(argc, argv, "w2_skewed_ids",
-                              "[--smoke] [--rows N] [--batches N] [--warm N] [--io-threads N] "
-                              "[--batch N] [--misses]\n  [--ids FILE [--column N] [--blocks]]\n  "
-                              "--ids sparse [--smoke] [--rows N] [--batches N]",
-                              [](bench::Arguments& words) {
-                                const Settings settings = settings_of(words);
-                                const bench::Scratch scratch("w2");
-                                if (settings.ids == "sparse") {
-                                  return w2::run_sparse(settings.rows, settings.batches,
-                                                        settings.smoke, scratch.path(),
-                                                        words.command());
-                                }
-                                return run(settings, scratch.path(), words.command());
-                              });
+  return bench::run_benchmark(
+      argc, argv, "w2_skewed_ids",
+      "[--smoke] [--rows N] [--batches N] [--warm N] [--io-threads N] "
+      "[--readers N] [--batch N] [--misses]\n  [--ids FILE [--column N] [--blocks]]\n  "
+      "--ids sparse [--smoke] [--rows N] [--batches N]",
+      [](bench::Arguments& words) {
+        const Settings settings = settings_of(words);
+        const bench::Scratch scratch("w2");
+        if (settings.ids == "sparse") {
+          return w2::run_sparse(settings.rows, settings.batches, settings.smoke, scratch.path(),
+                                words.command());
+        }
+        return run(settings, scratch.path(), words.command());
+      });
 }
