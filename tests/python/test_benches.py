@@ -110,3 +110,11 @@ def test_fine_tuning_on_packed_chats_ends_at_the_loss_of_a_plain_loop(tmp_path):
     losses = result["peers"]["losses"]
     assert len(losses["ours"]) == len(losses["plain"]) == 3 and result["peers"]["x_peak"]["plain"] > 0
     assert not list(tmp_path.iterdir())
+
+
+def test_shuffled_features_are_the_records_that_were_written_from_everyone(tmp_path):
+    result = smoke("feature_reads", tmp_path)
+    assert result["name"] == "feature_reads" and result["value"] > 0
+    rates = result["peers"]["mib_per_second"]
+    assert len(rates["store"]) == len(rates["disk"]) == 2 and rates["memmap"][0]["ahead"] > 0
+    assert 0.5 < result["peers"]["bytes_read_to_delivered"] < 1.2 and not list(tmp_path.iterdir())
