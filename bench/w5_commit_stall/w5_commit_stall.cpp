@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// W5: how long a commit holds the training thread, and what that depends on.
+// W5: how long a commit holds the training thread, the worst of a thousand too, and what that
+// depends on.
 //
 // A table is written whole, then updated at random: between two commits as many rows as make
 // `--dirty-mib` of pages dirty, every row's new value a pure function of its id and the step. The
@@ -41,6 +42,7 @@ namespace pl = plimsoll;
 using Clock = std::chrono::steady_clock;
 
 constexpr double kBarMs = 50;
+constexpr double kWorstBarMs = 100;
 constexpr std::int64_t kDim = 124;  // 512 bytes a record.
 constexpr std::int64_t kRecordBytes = 512;
 constexpr std::int64_t kRowsPerPage = 7;
@@ -228,30 +230,33 @@ int run(const Settings& settings, const std::filesystem::path& directory,
   const auto stats = table.store().stats();
   const bool right = table.is_right() && small.is_right();
   const double p99 = bench::quantile(ours, 0.99);
+  const double worst = bench::quantile(ours, 1.0);
   std::printf("%d commits of up to %lld MiB dirty on %lld MiB: p50 %.2f, p99 %.2f, most %.2f ms\n",
               settings.commits, static_cast<long long>(settings.dirty_bytes >> 20),
               static_cast<long long>(settings.table_bytes >> 20), bench::quantile(ours, 0.5), p99,
-              bench::quantile(ours, 1.0));
+              worst);
   std::printf("the tables were filled in %.0f s; one commit to the next took %.0f ms\n", filled,
               played * 1000 / settings.commits);
   std::printf("an eighth of the table: p50 %.2f ms; the same bytes to a plain file: p50 %.2f ms\n",
               bench::quantile(on_small, 0.5), bench::quantile(on_plain, 0.5));
-  return bench::Report{
-      .name = "w5_commit_stall",
-      .value = p99,
-      .unit = "ms at the 99th percentile",
-      .bar = kBarMs,
-      .pass = right && (settings.smoke || (p99 <= kBarMs && settings.commits >= 1000)),
-      .peers = {{"commit_ms_p50", bench::quantile(ours, 0.5)},
-                {"commit_ms_max", bench::quantile(ours, 1.0)},
-                {"small_table_ms_p50", bench::quantile(on_small, 0.5)},
-                {"plain_file_ms_p50", bench::quantile(on_plain, 0.5)},
-                {"plain_file_ms_p99", bench::quantile(on_plain, 0.99)},
-                {"commits", settings.commits},
-                {"table_mib", settings.table_bytes >> 20},
-                {"dirty_mib_max", stats.dirty_bytes_max >> 20}},
-      .seed = kSeed,
-      .command = command}
+  return bench::Report{.name = "w5_commit_stall",
+                       .value = p99,
+                       .unit = "ms at the 99th percentile",
+                       .bar = kBarMs,
+                       .pass = right && (settings.smoke || (p99 <= kBarMs && worst <= kWorstBarMs &&
+                                                            settings.commits >= 1000)),
+                       .peers = {{"commit_ms_p50", bench::quantile(ours, 0.5)},
+                                 {"commit_ms_max", worst},
+                                 {"commit_ms_max_bar", kWorstBarMs},
+                                 {"small_table_ms_p50", bench::quantile(on_small, 0.5)},
+                                 {"plain_file_ms_p50", bench::quantile(on_plain, 0.5)},
+                                 {"plain_file_ms_p99", bench::quantile(on_plain, 0.99)},
+                                 {"plain_file_ms_max", bench::quantile(on_plain, 1.0)},
+                                 {"commits", settings.commits},
+                                 {"table_mib", settings.table_bytes >> 20},
+                                 {"dirty_mib_max", stats.dirty_bytes_max >> 20}},
+                       .seed = kSeed,
+                       .command = command}
       .print();
 }
 
