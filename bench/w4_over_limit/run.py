@@ -7,7 +7,7 @@ Condition vectors of 128 floats with both moments. The limited run is alone in a
 its limit: no kill, and the highest resident size within the limit. Limited and unlimited runs take
 turns; each must end with the same state_sha256. The value is the median over the pairs of limited ÷
 unlimited rows per second, after the first epoch: by then the unlimited run has everything in RAM.
---disk-bound: wide features and little arithmetic; the value is limited ÷ what the slower of the
+--disk-bound: little arithmetic for each page read; the value is limited ÷ what the slower of the
 unlimited run and the bare disk allows.
 
     run.py [--smoke] [--disk-bound] [--pairs N] [--rows N] [--epochs N] [--limit MIB] [--keep]
@@ -44,7 +44,7 @@ class Sizes:
         self.row = 16 + 3 * label_dim * 4  # Header, weights, both moments.
 
 
-COMPUTE_BOUND, DISK_BOUND = Sizes(512, 512, 128), Sizes(8192, 16, 16)
+COMPUTE_BOUND, DISK_BOUND = Sizes(512, 512, 128), Sizes(256, 16, 16)
 
 
 def fail(text: str) -> None:
@@ -142,12 +142,13 @@ def measure(options, data: pathlib.Path) -> list[dict]:
 def roofline(options, pairs: list[dict]) -> dict:
     """What the disk and the processor each allow, in rows a second; the disk is asked in the mix of an epoch.
 
-    After the first epoch a pair's features are read, and its row is read and written.
+    After the first epoch the pages of a pair's features are read, and its row is read and written.
     """
     sizes = options.sizes
-    moved, read = sizes.features + 2 * sizes.row, sizes.features + sizes.row
+    pages = -(-sizes.features // PAGE) * PAGE
+    moved, read = pages + 2 * sizes.row, pages + sizes.row
     disk = raw_disk.speed(options.work / "raw", file_bytes=min(options.rows * sizes.features, 4 << 30),
-                          total_bytes=min(options.rows * moved, 1 << 30), read_bytes=-(-sizes.features // PAGE) * PAGE,
+                          total_bytes=min(options.rows * moved, 1 << 30), read_bytes=pages,
                           write_bytes=WRITE_BYTES, read_percent=round(100 * read / moved), at_random=True)
     processor = statistics.median(pair["unlimited"]["steady_rows_per_second"] for pair in pairs)
     bound = min(disk["bytes_per_second"] / moved, processor)
@@ -196,7 +197,7 @@ def main() -> int:
     recipe_bench.add_options(parser, "bench-w4")
     parser.add_argument("--disk-bound", action="store_true",
                         help=f"features of 2 x {DISK_BOUND.width} floats, rows of {DISK_BOUND.label_dim}, a shared space "
-                             f"of {DISK_BOUND.dim}; batches of 256")
+                             f"of {DISK_BOUND.dim}; batches of 512")
     parser.add_argument("--pairs", type=int, help="default 3, --smoke 1")
     parser.add_argument("--rows", type=int, help="default: 8 times the limit; --smoke 6,000")
     parser.add_argument("--epochs", type=int, default=2)
@@ -210,9 +211,9 @@ def main() -> int:
     options = parser.parse_args()
     options.sizes = DISK_BOUND if options.disk_bound else COMPUTE_BOUND
     full = -(-TIMES_THE_LIMIT * options.limit * MIB // (options.sizes.features + options.sizes.row))
-    options.rows = options.rows or ((600 if options.disk_bound else 6_000) if options.smoke else full)
+    options.rows = options.rows or (6_000 if options.smoke else full)
     options.pairs = options.pairs or (1 if options.smoke else 3)
-    options.batch_size = options.batch_size or (256 if options.smoke or options.disk_bound else 2_048)
+    options.batch_size = options.batch_size or (256 if options.smoke else 512 if options.disk_bound else 2_048)
     reason = None if options.no_cgroup else MemoryCgroup.why_not()
     if reason:
         print(f"no cgroup around the limited run, only --memory-limit: {reason}")
