@@ -28,7 +28,7 @@ from . import _core
 from ._chat_template import Spans
 
 _VOCABULARY_MOST = 1 << 22  # Ids may have gaps, and one far off is no reason for a long table.
-_SEEN_MOST = 64 << 20  # Characters that one gigatoken encodes.
+_SEEN_MOST = 48 << 20  # Characters that one gigatoken encodes.
 ENCODERS = ("auto", "tokenizers", "gigatoken")
 Encoded = tuple[np.ndarray, Spans]
 
@@ -147,8 +147,10 @@ def _telling_texts(tokenizer: Any) -> list[str]:
 def _is_odd(text: str) -> bool:
     """Whether the library encodes it in any case: not in form NFC, or with a character that Unicode has no name for yet,
     which newer tables call a letter."""
-    return not text.isascii() and (not unicodedata.is_normalized("NFC", text)
-                                   or bool(_unassigned()[np.frombuffer(text.encode("utf-32-le"), np.uint32)].any()))
+    if text.isascii():
+        return False
+    codes = np.frombuffer(text.encode("utf-32-le"), np.uint32)
+    return bool(_unassigned()[codes[codes > 127]].any()) or not unicodedata.is_normalized("NFC", text)
 
 
 @functools.cache

@@ -27,7 +27,7 @@ from .errors import CorruptError, NotFoundError
 
 _PIECE_BYTES = 512 << 10
 _COMMIT_BYTES = 16 << 20
-_SAMPLE = 64  # Every so many rows that are rendered by pieces, one is rendered by the template, too.
+_SAMPLE = 256  # Every so many rows that are rendered by pieces, one is rendered by the template, too.
 _SAMPLE_IDS = 256  # Every so many texts that gigatoken encodes, one is encoded by the library, too.
 _RENDERED, _TEMPLATE, _PROMPT, _TEXT = range(4)  # ChatText::Kind.
 _VERSION = 3  # Of what becomes of the same inputs.
