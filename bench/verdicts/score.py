@@ -85,10 +85,11 @@ def met(scored: dict) -> dict[str, bool]:
 def doubted(program: Program, anonymous: list[int]) -> str:
     """What speaks against the truth block: the process does not grow as it says. "" where nothing does, or nothing can
     be said: of children and shared memory. More may become resident than is kept, or less while what was freed
-    before is used again; not by much."""
+    before is used again; not by much. Looked at are the first steps after warm-up and the last: in between a watcher
+    that searches holds memory of its own."""
     if not program.bytes_per_step or {"children", "shared"} & set(program.owners):
         return ""
-    half = len(anonymous) // 2
-    grown = (min(anonymous[-10:]) - min(anonymous[half:half + 10])) / (len(anonymous) - half - 10)
+    warm = len(anonymous) // 4
+    grown = (min(anonymous[-10:]) - min(anonymous[warm:warm + 10])) / (len(anonymous) - warm - 10)
     return "" if 0.6 <= grown / program.bytes_per_step <= 2 else \
         f"{program.name}: grows by {grown:.0f} B a step, not by {program.bytes_per_step}"
