@@ -2,6 +2,7 @@
 #include "store/row_crew.h"
 
 #include <algorithm>
+#include <chrono>
 #include <string>
 
 #include <pthread.h>
@@ -10,6 +11,26 @@
 #include "os/blocked_signals.h"
 
 namespace plimsoll {
+namespace {
+
+// How long one looks before it sleeps. The kernel takes tens of microseconds to wake a thread, and
+// the jobs of a batch (gather; gradients checked; rows stepped) are as short, one right after
+// another. Source: bench/w3_update, one and two threads.
+constexpr auto kLook = std::chrono::microseconds(100);
+
+// Returns when `word` is no longer `seen`.
+void await_change(const std::atomic<std::uint32_t>& word, std::uint32_t seen) noexcept {
+  const auto until = std::chrono::steady_clock::now() + kLook;
+  while (word.load(std::memory_order_acquire) == seen) {
+    if (std::chrono::steady_clock::now() >= until) {
+      word.wait(seen, std::memory_order_acquire);
+      return;
+    }
+    std::this_thread::yield();  // To whoever else wants this core.
+  }
+}
+
+}  // namespace
 
 RowCrew::RowCrew(int threads) {
   const BlockedSignals blocked;
@@ -45,7 +66,7 @@ void RowCrew::run_erased(std::int64_t count, std::int64_t grain, Erased body, vo
   }
   for (std::uint32_t left = left_.load(std::memory_order_acquire); left != 0;
        left = left_.load(std::memory_order_acquire)) {
-    left_.wait(left, std::memory_order_acquire);
+    await_change(left_, left);
   }
 }
 
@@ -72,7 +93,7 @@ bool RowCrew::take_rows(int member) noexcept {
 void RowCrew::work(int member) noexcept {
   pthread_setname_np(pthread_self(), ("pl-row-" + std::to_string(member)).c_str());
   for (std::uint32_t seen = 0;;) {
-    round_.wait(seen, std::memory_order_acquire);
+    await_change(round_, seen);
     if (stopping_.load(std::memory_order_relaxed)) {
       return;
     }
