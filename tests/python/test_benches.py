@@ -118,3 +118,23 @@ def test_shuffled_features_are_the_records_that_were_written_from_everyone(tmp_p
     rates = result["peers"]["mib_per_second"]
     assert len(rates["store"]) == len(rates["disk"]) == 2 and rates["memmap"][0]["ahead"] > 0
     assert 0.5 < result["peers"]["bytes_read_to_delivered"] < 1.2 and not list(tmp_path.iterdir())
+
+
+def test_r26_the_bare_disk_is_asked_at_each_depth_and_a_byte_that_is_not_what_was_written_is_named(tmp_path):
+    sys.path.insert(0, str(BENCH.parent))
+    from bench import raw_disk
+
+    def ask(**more):
+        return raw_disk.speed(tmp_path, **{"file_bytes": 4 << 20, "total_bytes": 4 << 20, "read_bytes": 16 << 10,
+                                           "write_bytes": 64 << 10, "read_percent": 50, **more})
+    asked = ask()
+    assert set(asked["by_depth"]) == {"1", "2", "4", "8", "16", "32", "64"}
+    assert asked["bytes_per_second"] == max(asked["by_depth"].values()) == asked["by_depth"][str(asked["depth"])] > 0
+    with open(tmp_path / "raw.from", "r+b") as file:
+        file.seek(1 << 20)
+        file.write(b"\0")
+    with pytest.raises(SystemExit, match="the bare disk: byte 1048576 is not what was written"):
+        ask()
+    assert ask(file_bytes=512 << 10, total_bytes=512 << 10, read_percent=100)["depth"] >= 1  # The first half alone.
+    with pytest.raises(SystemExit, match="multiples of 4096"):
+        ask(read_bytes=1000)
