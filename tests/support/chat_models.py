@@ -12,7 +12,17 @@ KINDS = {
     "qwen2": ("Qwen2Config", {"tie_word_embeddings": False}),  # Biases.
     "gemma2": ("Gemma2Config", {"head_dim": 8, "sliding_window": 16, "query_pre_attn_scalar": 8,
                                 "final_logit_softcapping": 5.0}),  # More than a head's product.
+    "gemma": ("GemmaConfig", {"head_dim": 8}),
+    "gpt2": ("GPT2Config", {}),  # Learned positions, dropout, linear maps that lie the other way.
+    "granite": ("GraniteConfig", {"logits_scaling": 4.0}),
+    "mistral": ("MistralConfig", {"sliding_window": 16}),
+    "opt": ("OPTConfig", {"ffn_dim": 64}),
+    "phi": ("PhiConfig", {}),  # A head with biases.
+    "phi3": ("Phi3Config", {}),
+    "qwen3": ("Qwen3Config", {"head_dim": 8}),
+    "smollm3": ("SmolLM3Config", {}),  # Layers without positions.
 }
+SCALED = ("gemma2", "granite")  # Whose logits are no mere product.
 
 
 def make_model(folder: pathlib.Path, kind: str = "llama", layers: int = 2, width: int = 32, dtype: str = "float32",

