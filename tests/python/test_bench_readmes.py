@@ -37,6 +37,16 @@ def test_r29_the_worst_record_stands_beside_the_median(tmp_path):
     assert "| `w_x` | `--rows 5` | 3 (2) | 13.5 ms | 60 |" in readme.figures_of(bench, ["w_x"], newest_only=True)
 
 
+def test_curves_are_a_table_of_steps_and_no_figures():
+    record = {"command": "bench/run w_x --curves", "unit": "x", "bar": 1, "value": 1, "pass": True, "machine": "m", "commit": "a",
+              "date": "2026-01-01", "peers": {"rows": 7, "curves": {
+                  "ours": {"6": [3.0, 1.0, 2.0], "12": [1.5]}, "other": {"12": [2.5, 2.5]}}}}
+    text = readme.folder_figures([record])
+    assert "- `--curves`: rows 7\n" in text and text.endswith(
+        "| step | ours | other |\n|---|---|---|\n| 6 | 2.000 (1.000 … 3.000) |  |\n"
+        "| 12 | 1.500 (1.500 … 1.500) | 2.500 (2.500 … 2.500) |\n")
+
+
 def test_r29_text_outside_the_comments_is_left_alone_and_missing_comments_are_named():
     path = pathlib.Path("bench/w_x/README.md")
     text = f"# w_x\n\n{readme.BEGIN}\nold\n{readme.END}\n\nbehind\n"

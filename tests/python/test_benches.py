@@ -138,3 +138,13 @@ def test_r26_the_bare_disk_is_asked_at_each_depth_and_a_byte_that_is_not_what_wa
     assert ask(file_bytes=512 << 10, total_bytes=512 << 10, read_percent=100)["depth"] >= 1  # The first half alone.
     with pytest.raises(SystemExit, match="multiples of 4096"):
         ask(read_bytes=1000)
+
+
+def test_the_recipes_curve_falls(tmp_path):
+    for needed in ("peft", "transformers", "tokenizers"):
+        pytest.importorskip(needed)
+    result = smoke("w13_sft", tmp_path, "--curves", "--rate", "0.05", "--keep")
+    curve = result["peers"]["curves"]["chat"]
+    assert list(curve)[0] == "8" and len(curve) >= 3
+    assert result["peers"]["ends"]["chat"] == [*curve.values()][-1] and curve["8"][0] < result["peers"]["before"]
+    assert (tmp_path / "recipe-1/run/adapter/adapter_config.json").exists()
