@@ -4,12 +4,11 @@
 C++ reads, checks and renders the rows (chat_reader.h) and writes the set (token_writer.cpp); the tokenizer and what of
 a template is not compiled are called from here, a piece of half a mebibyte of text at a time. Torch is not imported.
 
-Reading order: import_chat(), _Import, _chat_source.py, _chat_encoder.py.   Memory: a piece, its tokens, the tokenizer.
+Reading order: import_chat(), _set_import.py, _Import, _chat_source.py, _chat_encoder.py.   Memory: a piece, its tokens, the tokenizer.
 """
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable, Sequence
@@ -23,7 +22,7 @@ from ._chat_encoder import ENCODERS, Encoder
 from ._chat_source import TRAINING, ChatFiles, ChatRows, chat_source
 from ._chat_template import ChatTokenizer, Pieces, Spans, TemplateError, agree, compile_template
 from ._memory import Governor, with_governor
-from .errors import CorruptError, NotFoundError
+from ._set_import import Again, SetImport, digest
 
 _PIECE_BYTES = 512 << 10
 _COMMIT_BYTES = 16 << 20
@@ -83,92 +82,40 @@ def import_chat(files: _Path | Sequence[_Path] | Iterable[dict[str, Any]], out: 
     return {**json.loads(_core.describe(os.fspath(out))), "reused": reused, "encoder": job.encoder.name}
 
 
-class _NotEqual(Exception):
-    """A row that pieces render otherwise than the template: the import begins anew without them."""
-
-
-class _Changed(Exception):
-    """What was read before is no longer what it was: the import begins anew."""
-
-
-class _Import:
+class _Import(SetImport):
     def __init__(self, source: ChatFiles | ChatRows, out: str, tokenizer: ChatTokenizer, options: dict[str, Any],
                  encoder: Encoder, governor: Governor, progress: Callable[[int, int], object] | None) -> None:
-        self._source = source
-        self._out = out
+        super().__init__(source, out, digest([_VERSION, tokenizer.fingerprint, options, source.identity()]), governor,
+                         progress)
         self._tokenizer = tokenizer
         self.encoder = encoder
         self._encoded = 0
         self._options = options
-        self._governor = governor
-        self._progress = progress
-        # Of the work; the set's has the contents of the inputs, too, which are known at the end.
-        self._work_name = _digest([_VERSION, tokenizer.fingerprint, options, source.identity()])
 
-    def run(self, rebuild: bool) -> bool:
-        """Makes the set; True when it was there."""
-        again = self._source.can_be_asked_again
-        whole = self._made() if again and not rebuild else None
-        writer = self._open_writer(rebuild or not again, whole)
-        try:
-            if writer.whole:
-                return True
-            position = json.loads(writer.position) if writer.position else {"pieces": True}
-            while True:
-                try:
-                    self._work(writer, position)
-                    return False
-                except _NotEqual:
-                    if not again:
-                        raise ValueError("the chat template does what only some rows show: pass the rows as an "
-                                         "iterable that can be asked again, a list or a dataset") from None
-                    position = {"pieces": False}
-                except _Changed:
-                    position = {"pieces": True}
-                writer.close()
-                writer = self._open_writer(rebuild=True)
-        finally:
-            writer.close()
-
-    def _open_writer(self, rebuild: bool, whole: str | None = None) -> _core.TokenWriter:
+    def open_writer(self, fingerprint: str, rebuild: bool) -> _core.TokenWriter:
         most = self._options["max_length"] or 1 << 27
-        return _core.TokenWriter.open(self._governor._core, self._out, self._tokenizer.vocabulary,
-                                      whole or self._work_name, most, rebuild)
+        return _core.TokenWriter.open(self.governor._core, self.out, self._tokenizer.vocabulary, fingerprint, most,
+                                      rebuild)
 
-    def _made(self) -> str | None:
-        """The fingerprint of the set that is there, when it is of these inputs and options."""
-        try:
-            with contextlib.closing(_core.TokenSet.open(self._out)) as made:
-                about, fingerprint = json.loads(made.about), made.counts[-1]
-        except (NotFoundError, CorruptError, ValueError, OSError):
-            return None  # The writer says what is there instead.
-        if about.get("work") != self._work_name:
-            return None
-        with contextlib.closing(self._source.open(self._governor._core, self._options)) as reader:
-            reader.skip_rest()
-            return fingerprint if self._inputs(reader) == about["inputs"] else None
+    def open_set(self) -> tuple[str, str]:
+        with contextlib.closing(_core.TokenSet.open(self.out)) as made:
+            return made.about, made.counts[-1]
 
-    def _inputs(self, reader: _core.ChatReader) -> list[dict[str, Any]]:
-        """Names, and what was read of each, unpacked."""
-        return [{"name": name, "bytes": size, "crc32c": crc}
-                for (name, _), (size, crc) in zip(self._source.identity(), reader.sums, strict=True)]
+    def open_reader(self) -> _core.ChatReader:
+        names, feed = self.source.lines()
+        options = self._options
+        return _core.ChatReader.open(self.governor._core, names, TRAINING.index(options["train"]),
+                                     options["line_bytes_max"], options["text_bytes_max"], options["errors_max"], feed)
 
-    def _work(self, writer: _core.TokenWriter, position: dict[str, Any]) -> None:
-        with contextlib.closing(self._source.open(self._governor._core, self._options)) as reader:
-            template = self._tokenizer.template
-            pieces = compile_template(template, self._tokenizer.cuts()) if template and position["pieces"] else None
-            if pieces is not None:
-                reader.set_pieces(*pieces.arguments())
-            if "reader" in position and not reader.go_on(position["reader"]):
-                raise _Changed
-            self._read(reader, writer, pieces)
-            if writer.rows == 0:
-                raise ValueError(f"{self._out}: no row of these files has a token to train on: {reader.report}")
-            inputs = self._inputs(reader)
-            about = {"work": self._work_name, "tokenizer": self._tokenizer.fingerprint[:32],
-                     "options": self._options, "inputs": inputs, "compiled": pieces is not None,
-                     **json.loads(reader.report)}
-            writer.finish(json.dumps(about, ensure_ascii=False), _digest([self._work_name, inputs]))
+    def work(self, reader: _core.ChatReader, writer: _core.TokenWriter, position: dict[str, Any]) -> None:
+        template = self._tokenizer.template
+        compiled = position.get("pieces", True)
+        pieces = compile_template(template, self._tokenizer.cuts()) if template and compiled else None
+        if pieces is not None:
+            reader.set_pieces(*pieces.arguments())
+        self._read(reader, writer, pieces)
+        self.finish(reader, writer, {"tokenizer": self._tokenizer.fingerprint[:32], "options": self._options,
+                                     "compiled": pieces is not None}, "a token to train on", writer.rows)
 
     def _read(self, reader: _core.ChatReader, writer: _core.TokenWriter, pieces: Pieces | None) -> None:
         since = 0
@@ -178,8 +125,8 @@ class _Import:
                 reader.end_stretch()
                 writer.commit(json.dumps({"pieces": pieces is not None, "reader": reader.state}))
                 since = 0
-            if self._progress is not None:
-                self._progress(reader.done, self._source.total)
+            if self.progress is not None:
+                self.progress(reader.done, self.source.total)
 
     def _write(self, texts: list[tuple], reader: _core.ChatReader, writer: _core.TokenWriter,
                pieces: Pieces | None) -> int:
@@ -197,7 +144,11 @@ class _Import:
                     continue
             elif messages and not agree(self._tokenizer.template, pieces,
                                         [{"role": role, "content": content} for role, content in messages]):
-                raise _NotEqual
+                # Pieces render a row otherwise than the template.
+                if not self.source.can_be_asked_again:
+                    raise ValueError("the chat template does what only some rows show: pass the rows as an iterable "
+                                     "that can be asked again, a list or a dataset")
+                raise Again({"pieces": False})
             rows.append((kind, file, line, text, spans, last))
         plain = self.encoder.encode([(row[3], row[4]) for row in rows if row[0] >= _PROMPT], special=True)
         chats = self.encoder.encode([(row[3], row[4]) for row in rows if row[0] < _PROMPT], special=False)
@@ -243,7 +194,3 @@ class _Import:
         if len(ids) == 0 or ids[-1] != eos:
             ids = np.append(ids, np.uint32(eos))
         return ids, [*trained, (len(ids) - 1, len(ids))] if trained else trained
-
-
-def _digest(of: list[Any]) -> str:
-    return hashlib.sha256(json.dumps(of).encode()).hexdigest()[:32]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where chats come from: files, or rows of any iterable.
+"""Where rows come from: files, or rows of any iterable.
 
-Both are read once, by a ChatReader (src/data/chat_reader.h); what was read it says in sums.
+Both are read once, as lines (src/data/chat_lines.h); what was read is said in sums.
 
 Threads: one owner.   Memory: of rows a block of 64 KiB of lines, and the row that goes beyond it.
 """
@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator, Sized
 from typing import Any
 
 from . import _core
 from .errors import NotFoundError
 
 _BLOCK_BYTES = 64 << 10
+_CHAT_KEYS = _core.chat_row_keys()
 TRAINING = ("assistant", "last", "all")  # ChatTraining.
+Line = Callable[[Any], Any]
 
 
 class ChatFiles:
-    """Files of chats. Errors: NotFoundError, OSError."""
+    """Files of rows. Errors: NotFoundError, OSError."""
 
     can_be_asked_again = True
 
@@ -36,16 +38,17 @@ class ChatFiles:
         """What is known of the inputs before they are read: names and sizes."""
         return [[os.path.basename(path), size] for path, size in zip(self._paths, self._bytes, strict=True)]
 
-    def open(self, governor: _core.Governor, options: dict[str, Any]) -> _core.ChatReader:
-        """A reader of them, from the beginning. Errors: BudgetExceeded."""
-        return _open(governor, self._paths, options, None)
+    def lines(self) -> tuple[list[str], None]:
+        """What a reader of lines is to open: names, and no feed."""
+        return self._paths, None
 
 
 class ChatRows:
     """Rows of an iterable, each a dict as a line of a file is."""
 
-    def __init__(self, rows: Iterable[Any]) -> None:
+    def __init__(self, rows: Iterable[Any], line: Line) -> None:
         self._rows = rows
+        self._line = line
         self.can_be_asked_again = not isinstance(rows, Iterator)
         self.total = len(rows) if isinstance(rows, Sized) else 0
 
@@ -53,24 +56,24 @@ class ChatRows:
         """Of rows nothing is known before they are read."""
         return [["rows", self.total]]
 
-    def open(self, governor: _core.Governor, options: dict[str, Any]) -> _core.ChatReader:
-        """A reader of them, from the beginning. Errors: BudgetExceeded."""
-        return _open(governor, ["rows"], options, _Lines(self._rows).read)
+    def lines(self) -> tuple[list[str], Callable[[int], bytes]]:
+        """What a reader of lines is to open: a name, and the feed of its lines from the first row on."""
+        return ["rows"], _Lines(self._rows, self._line).read
 
 
 class _Lines:
     """Rows as lines of JSON, read as a file is."""
 
-    def __init__(self, rows: Iterable[Any]) -> None:
+    def __init__(self, rows: Iterable[Any], line: Line) -> None:
         self._rows = enumerate(rows)
-        self._keys = _core.chat_row_keys()
+        self._line = line
         self._left = memoryview(b"")
 
     def read(self, size: int) -> bytes:
         if not self._left:
             lines, held = [], 0
             for number, row in self._rows:
-                lines.append(self._line(number, row))
+                lines.append(self._encoded(number, row))
                 held += len(lines[-1])
                 if held >= _BLOCK_BYTES:
                     break
@@ -78,18 +81,26 @@ class _Lines:
         part, self._left = self._left[:size], self._left[size:]
         return bytes(part)
 
-    def _line(self, number: int, row: Any) -> bytes:
-        if isinstance(row, dict):  # Other columns may be pictures, dates, or long.
-            row = {key: row[key] for key in self._keys if row.get(key) is not None}
+    def _encoded(self, number: int, row: Any) -> bytes:
         try:
-            text = json.dumps(row, ensure_ascii=False, allow_nan=False)
+            text = json.dumps(self._line(row), ensure_ascii=False, allow_nan=False)
         except (TypeError, ValueError) as error:
             raise ValueError(f"rows[{number}]: {error}") from None
         return text.encode(errors="surrogatepass") + b"\n"
 
 
-def chat_source(given: Any) -> ChatFiles | ChatRows:
-    """Files where these are paths, else rows. Errors: ValueError for nothing, TypeError for what is neither."""
+def chat_line(row: Any) -> Any:
+    """Of a row what an import of chats looks at: other columns may be pictures, dates, or long."""
+    if isinstance(row, dict):
+        return {key: row[key] for key in _CHAT_KEYS if row.get(key) is not None}
+    return row
+
+
+def chat_source(given: Any, line: Line = chat_line) -> ChatFiles | ChatRows:
+    """Files where these are paths, else rows, of which `line` says what JSON is to say.
+
+    Errors: ValueError for nothing, TypeError for what is neither.
+    """
     if isinstance(given, (str, os.PathLike)):
         return ChatFiles([os.fspath(given)])
     if not isinstance(given, Iterable) or isinstance(given, (bytes, dict)):
@@ -102,9 +113,4 @@ def chat_source(given: Any) -> ChatFiles | ChatRows:
             return ChatFiles([os.fspath(one) for one in given])
         if any(paths):
             raise ValueError("files: paths and rows are mixed")
-    return ChatRows(given)
-
-
-def _open(governor: _core.Governor, names: list[str], options: dict[str, Any], feed: Any) -> _core.ChatReader:
-    return _core.ChatReader.open(governor, names, TRAINING.index(options["train"]), options["line_bytes_max"],
-                                 options["text_bytes_max"], options["errors_max"], feed)
+    return ChatRows(given, line)

@@ -2,7 +2,7 @@
 //
 // TokenSet: reading. A row's index entry is read, then its bytes, whose checksum covers both.
 //
-// Reading order: include/plimsoll/token_set.h, token_set_format.h, this file.
+// Reading order: include/plimsoll/token_set.h, row_file.h, token_set_format.h, this file.
 //
 // Threads, Memory: as the header says.
 #include "plimsoll/token_set.h"
@@ -17,7 +17,6 @@
 #include "base/check.h"
 #include "base/crc32c.h"
 #include "data/token_set_format.h"
-#include "os/file.h"
 
 namespace plimsoll {
 namespace {
@@ -49,74 +48,57 @@ bool unpack_row(std::span<const std::byte> bytes, std::int64_t vocabulary,
 class TokenSet::Impl {
  public:
   static Result<std::unique_ptr<Impl>> open(const fs::path& path);
-  [[nodiscard]] Result<TokenIndexEntry> entry(std::int64_t row) const;
+  [[nodiscard]] Result<RowEntry> entry(std::int64_t row) const;
   Result<void> read(std::int64_t row, std::span<std::int32_t> ids,
                     std::span<std::uint8_t> trained) const;
   Result<void> verify(const std::function<bool(std::int64_t, std::int64_t)>& progress) const;
 
-  TokenSetPlaces places;
+  TokenSetInfo info;
 
  private:
-  [[nodiscard]] tl::unexpected<Error> corrupt(const std::string& what) const {
-    return fail(ErrorCode::kCorrupt, fmt::format("{}: {}", file_.path().string(), what),
-                "import the files again, or restore the file");
-  }
-  File file_;
+  RowFile file_;
 };
 
 Result<std::unique_ptr<TokenSet::Impl>> TokenSet::Impl::open(const fs::path& path) {
   auto set = std::make_unique<Impl>();
-  PLIMSOLL_TRY(set->file_, File::open(path, FileMode::kRead));
-  PLIMSOLL_TRY(const std::int64_t bytes, set->file_.size());
-  TokenHeader header{};
-  if (bytes < kTokenHeaderBytes) {
-    return fail(ErrorCode::kCorrupt, path.string() + ": not a token set", "import the files again");
+  PLIMSOLL_TRY(set->file_, RowFile::open(path, kTokenSetKind));
+  const RowFileHeader& header = set->file_.header();
+  set->info = token_info(header.counts, header.unit);
+  if (!sensible_tokens(set->info)) {
+    return set->file_.corrupt("its header has numbers that no token set has");
   }
-  PLIMSOLL_TRY_VOID(set->file_.read_at(0, header));
-  PLIMSOLL_TRY(set->places, parse_token_header(header, bytes, path.string()));
-  std::string about(static_cast<std::size_t>(set->places.about_bytes), '\0');
-  PLIMSOLL_TRY_VOID(
-      set->file_.read_at(set->places.about_at, std::as_writable_bytes(std::span(about))));
-  if (crc32c(std::as_bytes(std::span(about))) != set->places.about_crc) {
-    return set->corrupt("the checksum of what it says of itself does not match");
-  }
-  set->places.info.about = std::move(about);
+  set->info.fingerprint = header.fingerprint;
+  set->info.about = set->file_.about();
+  set->info.disk_bytes = set->file_.disk_bytes();
   return set;
 }
 
-Result<TokenIndexEntry> TokenSet::Impl::entry(std::int64_t row) const {
-  if (row < 0 || row >= places.info.rows) {
-    return fail(
-        ErrorCode::kInvalidArgument,
-        fmt::format("{}: there is no row {} of {}", file_.path().string(), row, places.info.rows));
-  }
-  TokenIndexEntry entry;
-  PLIMSOLL_TRY_VOID(
-      file_.read_at(places.index_at + row * 16, std::as_writable_bytes(std::span(&entry, 1))));
-  if (entry.tokens > places.info.longest_row || entry.offset < kTokenHeaderBytes ||
-      entry.offset > places.index_at - token_row_bytes(entry.tokens, places.info.id_bytes)) {
-    return corrupt(fmt::format("the index entry of row {} is damaged", row));
+Result<RowEntry> TokenSet::Impl::entry(std::int64_t row) const {
+  PLIMSOLL_TRY(const RowEntry entry, file_.entry(row));
+  if (entry.length > info.longest_row ||
+      !file_.holds(entry.offset, token_row_bytes(entry.length, info.id_bytes))) {
+    return file_.corrupt(fmt::format("the index entry of row {} is damaged", row));
   }
   return entry;
 }
 
 Result<void> TokenSet::Impl::read(std::int64_t row, std::span<std::int32_t> ids,
                                   std::span<std::uint8_t> trained) const {
-  PLIMSOLL_TRY(const TokenIndexEntry found, entry(row));
-  if (ids.size() != found.tokens || trained.size() != found.tokens) {
+  PLIMSOLL_TRY(const RowEntry found, entry(row));
+  if (ids.size() != found.length || trained.size() != found.length) {
     return fail(
         ErrorCode::kInvalidArgument,
-        fmt::format("row {} has {} tokens; room for {} was given", row, found.tokens, ids.size()));
+        fmt::format("row {} has {} tokens; room for {} was given", row, found.length, ids.size()));
   }
   std::vector<std::byte> bytes(
-      static_cast<std::size_t>(token_row_bytes(found.tokens, places.info.id_bytes)));
+      static_cast<std::size_t>(token_row_bytes(found.length, info.id_bytes)));
   PLIMSOLL_TRY_VOID(file_.read_at(found.offset, bytes));
-  const bool sound = token_row_crc(row, found, crc32c(bytes)) == found.crc &&
-                     (places.info.id_bytes == 2
-                          ? unpack_row<std::uint16_t>(bytes, places.info.vocabulary, ids, trained)
-                          : unpack_row<std::uint32_t>(bytes, places.info.vocabulary, ids, trained));
+  const bool sound =
+      row_crc(row, found, crc32c(bytes)) == found.crc &&
+      (info.id_bytes == 2 ? unpack_row<std::uint16_t>(bytes, info.vocabulary, ids, trained)
+                          : unpack_row<std::uint32_t>(bytes, info.vocabulary, ids, trained));
   if (!sound) {
-    return corrupt(fmt::format("the checksum of row {} does not match", row));
+    return file_.corrupt(fmt::format("the checksum of row {} does not match", row));
   }
   return {};
 }
@@ -127,19 +109,19 @@ Result<void> TokenSet::Impl::verify(
   std::vector<std::uint8_t> trained;
   std::int64_t tokens = 0;
   std::int64_t trained_tokens = 0;
-  for (std::int64_t row = 0; row < places.info.rows; ++row) {
-    PLIMSOLL_TRY(const TokenIndexEntry found, entry(row));
-    ids.resize(found.tokens);
-    trained.resize(found.tokens);
+  for (std::int64_t row = 0; row < info.rows; ++row) {
+    PLIMSOLL_TRY(const RowEntry found, entry(row));
+    ids.resize(found.length);
+    trained.resize(found.length);
     PLIMSOLL_TRY_VOID(read(row, ids, trained));
-    tokens += found.tokens;
+    tokens += found.length;
     trained_tokens += std::count(trained.begin(), trained.end(), 1);
-    if (row % 1024 == 0 && progress && !progress(row, places.info.rows)) {
-      return fail(ErrorCode::kInvalidArgument, file_.path().string() + ": verify cancelled");
+    if (row % 1024 == 0 && progress && !progress(row, info.rows)) {
+      return fail(ErrorCode::kInvalidArgument, file_.name() + ": verify cancelled");
     }
   }
-  if (tokens != places.info.tokens || trained_tokens != places.info.trained_tokens) {
-    return corrupt("its rows have other numbers of tokens than the header says");
+  if (tokens != info.tokens || trained_tokens != info.trained_tokens) {
+    return file_.corrupt("its rows have other numbers of tokens than the header says");
   }
   return {};
 }
@@ -156,16 +138,16 @@ Result<TokenSet> TokenSet::open(const fs::path& path) {
 
 Result<TokenSetInfo> TokenSet::inspect(const fs::path& path) {
   PLIMSOLL_TRY(const auto impl, Impl::open(path));
-  return impl->places.info;
+  return impl->info;
 }
 
 const TokenSetInfo& TokenSet::info() const noexcept {
-  return impl_->places.info;
+  return impl_->info;
 }
 
 Result<std::int64_t> TokenSet::length(std::int64_t row) const {
-  PLIMSOLL_TRY(const TokenIndexEntry found, impl_->entry(row));
-  return static_cast<std::int64_t>(found.tokens);
+  PLIMSOLL_TRY(const RowEntry found, impl_->entry(row));
+  return static_cast<std::int64_t>(found.length);
 }
 
 Result<void> TokenSet::read(std::int64_t row, std::span<std::int32_t> ids,

@@ -107,7 +107,7 @@ void read_set(const fs::path& path) {
 void repair(std::string& text) {
   constexpr std::size_t kCrcAt = 84;
   constexpr std::size_t kAboutCrcAt = 80;
-  if (text.size() < static_cast<std::size_t>(kTokenHeaderBytes)) {
+  if (text.size() < static_cast<std::size_t>(kRowFileHeaderBytes)) {
     return;
   }
   const auto bytes = std::as_writable_bytes(std::span(text));
@@ -125,19 +125,19 @@ void repair(std::string& text) {
     put(kAboutCrcAt, crc32c(bytes.subspan(static_cast<std::size_t>(about_at))));
   }
   put(kCrcAt, 0);
-  put(kCrcAt, crc32c(bytes.first(static_cast<std::size_t>(kTokenHeaderBytes))));
+  put(kCrcAt, crc32c(bytes.first(static_cast<std::size_t>(kRowFileHeaderBytes))));
   const std::int64_t index_at = number(56);
   const int id_bytes = text[12];
   for (std::int64_t row = 0; index_at >= 0 && row < kRows && index_at + row * 16 + 16 <= size;
        ++row) {
-    TokenIndexEntry entry;
+    RowEntry entry;
     char* const at = text.data() + index_at + row * 16;
     std::memcpy(&entry, at, sizeof(entry));
-    const std::int64_t most = token_row_bytes(entry.tokens, id_bytes == 4 ? 4 : 2);
+    const std::int64_t most = token_row_bytes(entry.length, id_bytes == 4 ? 4 : 2);
     if (entry.offset >= 0 && entry.offset <= size && most <= size - entry.offset) {
-      entry.crc = token_row_crc(row, entry,
-                                crc32c(bytes.subspan(static_cast<std::size_t>(entry.offset),
-                                                     static_cast<std::size_t>(most))));
+      entry.crc = row_crc(row, entry,
+                          crc32c(bytes.subspan(static_cast<std::size_t>(entry.offset),
+                                               static_cast<std::size_t>(most))));
       std::memcpy(at, &entry, sizeof(entry));
     }
   }

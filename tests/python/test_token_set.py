@@ -193,7 +193,7 @@ LIMIT = 384 << 20
 
 
 def rows_in(journal):
-    return json.loads(journal.read_text(encoding="utf-8")[9:])["rows"] if journal.exists() else 0
+    return json.loads(journal.read_text(encoding="utf-8")[9:])["counts"][1] if journal.exists() else 0
 
 
 @pytest.mark.slow

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the command lines of import_chat() and import_vision() share.
+
+Threads: the calling one.   Memory: that of the import.
+"""
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from . import _core
+from ._memory import Governor
+
+_FAILED = 1
+
+
+def parser_of(name: str, description: str, example: str) -> argparse.ArgumentParser:
+    """A parser that has FILES and --out; add_rest() adds what comes last."""
+    parser = argparse.ArgumentParser(
+        prog=f"plimsoll import {name}", allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter,
+        description=description, epilog=f"Example:\n  {example}")
+    parser.add_argument("FILES", nargs="+", help="Rows: JSON lines or an array, plain, .gz or .zst")
+    return parser
+
+
+def add_rest(parser: argparse.ArgumentParser) -> None:
+    """What every import is told, however it is called."""
+    add = parser.add_argument
+    add("--rebuild", action="store_true", help="Set is made anew even when nothing has changed")
+    add("--memory-limit", default="", metavar="SIZE", help="Memory limit of the process: 768MiB, 6GB, 25%%")
+    add("--json", action="store_true", help="Result as one line of JSON instead of text")
+    add("--quiet", action="store_true", help="Progress is not shown")
+
+
+def run_import(parser: argparse.ArgumentParser, make: Callable[..., dict[str, Any]], arguments: Sequence[str]) -> int:
+    """Imports, and prints what was made; returns the exit status. Wrong usage ends with status 2."""
+    typed = parser.parse_args(arguments)
+    options = {name: value for name, value in vars(typed).items()
+               if name not in ("FILES", "out", "memory_limit", "json", "quiet")}
+    try:
+        with Governor(typed.memory_limit) as governor:
+            made = make(typed.FILES, typed.out, governor=governor,
+                        progress=None if typed.quiet else _core.WorkMeter("import").update, **options)
+    except KeyboardInterrupt:
+        print(f"plimsoll: stopped; the same command goes on with {typed.out}", file=sys.stderr)
+        return _FAILED
+    except (ValueError, KeyError, OSError, MemoryError, RuntimeError) as error:
+        text = error.args[0] if isinstance(error, KeyError) and error.args else error
+        print(f"plimsoll: error: {text}", file=sys.stderr)
+        return _FAILED
+    if typed.json:
+        print(json.dumps(made))
+        return 0
+    status = _core.run_program([b"plimsoll", b"info", str(typed.out).encode(errors="surrogateescape")])
+    if made["reused"]:
+        print("  (as it was: neither inputs nor options have changed)")
+    return status
