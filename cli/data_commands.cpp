@@ -130,6 +130,20 @@ void add_import_chat(CLI::App& command, int& status) {
   });
 }
 
+/// Its rows are read by Python, as those of chats are (python/plimsoll/_vision_command.py).
+void add_import_vision(CLI::App& command, int& status) {
+  auto* vision =
+      command.add_subcommand("vision", "Image set of messages with images (needs Python)");
+  vision->prefix_command();
+  vision->footer("\nExample:\n  plimsoll import vision receipts.jsonl --out receipts.images");
+  vision->callback([&status] {
+    status =
+        report(make_error(ErrorCode::kInvalidArgument,
+                          "import vision reads its rows in Python, which this program is without",
+                          "pip install plimsoll and run the plimsoll that it brings"));
+  });
+}
+
 void add_import(CLI::App& app, int& status) {
   struct Typed {
     std::vector<std::string> images{};
@@ -178,6 +192,7 @@ void add_import(CLI::App& app, int& status) {
   });
   add_import_can(*command, status);
   add_import_chat(*command, status);
+  add_import_vision(*command, status);
   command->footer(
       "\nExamples:\n  plimsoll import cosir --image-features image/ --text-features text/ --out "
       "data/\n  plimsoll import can set_01/ --out graphs/");

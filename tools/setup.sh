@@ -18,7 +18,7 @@ python=${PLIMSOLL_PYTHON:-python3}
 
 # Headers and small libraries; all of them also work unpacked into .deps.
 libraries=(libexpected-dev libfmt-dev libcli11-dev libtomlplusplus-dev nlohmann-json3-dev
-  libgtest-dev libssl-dev liblz4-dev libzstd-dev zlib1g-dev)
+  libgtest-dev libssl-dev liblz4-dev libzstd-dev zlib1g-dev libjpeg62-turbo-dev libpng-dev libwebp-dev)
 # Programs; without root these come from the system or from the Python index.
 programs=(g++ cmake ninja-build ccache git)
 # Only for `ctest -L tidy` and the tidy and fuzz presets; their absence skips those checks.
@@ -50,7 +50,8 @@ fi
 
 command -v apt-get >/dev/null || fail "this is neither Debian nor Ubuntu (no apt-get).
   Install a C++20 compiler, cmake >= 3.25, ninja and the headers of tl::expected, fmt, CLI11,
-  toml++, nlohmann-json, GoogleTest, OpenSSL, LZ4, zlib and zstd (these three may be missing), tell CMake where
+  toml++, nlohmann-json, GoogleTest, OpenSSL, LZ4, zlib, zstd, libjpeg-turbo, libpng and libwebp (LZ4 and what
+  follows it may be missing), tell CMake where
   with -DCMAKE_PREFIX_PATH=DIR, and make .venv with:
   python3 -m venv .venv && .venv/bin/pip install $torch_requirement -r tools/requirements.txt"
 
@@ -91,7 +92,8 @@ unpack_packages() {
   rm -rf .deps && mkdir -p .deps/archives
   # Shared libraries that a -dev package's link names, fetched beside it.
   (cd .deps/archives &&
-    apt-get download -qq "${wanted[@]}" libfmt9 libssl3 liblz4-1 libzstd1 zlib1g 2>/dev/null) ||
+    apt-get download -qq "${wanted[@]}" libfmt9 libssl3 liblz4-1 libzstd1 zlib1g libjpeg62-turbo libpng16-16 libwebp7 \
+      libwebpdemux2 2>/dev/null) ||
     (cd .deps/archives && for package in "${wanted[@]}"; do
       apt-get download -qq "$package" || exit 1
     done) || fail "apt-get download failed; is the package list empty? Ask for: ${wanted[*]}"

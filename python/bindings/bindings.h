@@ -132,6 +132,7 @@ void bind_stores(nb::module_& m);
 void bind_data(nb::module_& m);
 void bind_graphs(nb::module_& m);
 void bind_tokens(nb::module_& m);
+void bind_images(nb::module_& m);
 void bind_runs(nb::module_& m);
 void bind_watch(nb::module_& m);
 void bind_search(nb::module_& m);

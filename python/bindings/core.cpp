@@ -111,6 +111,7 @@ NB_MODULE(_core, m) {
   bind_data(m);
   bind_graphs(m);
   bind_tokens(m);
+  bind_images(m);
   bind_runs(m);
   bind_python_recipes(m);
   bind_watch(m);

@@ -24,6 +24,7 @@
 #include "bindings.h"
 #include "data/chat_reader.h"
 #include "data/token_spans.h"
+#include "feed.h"
 #include "plimsoll/token_batches.h"
 #include "plimsoll/token_set.h"
 #include "run/progress.h"
@@ -272,35 +273,6 @@ void bind_writer(nb::module_& m) {
 
 using PyChatReader = Guarded<ChatReader>;
 
-// Called while files are read without Python's lock: Ctrl-C comes through as KeyboardInterrupt.
-void heed_signals() {
-  const nb::gil_scoped_acquire locked;
-  if (PyErr_CheckSignals() != 0) {
-    throw nb::python_error();
-  }
-}
-
-// Calls read(size), which gives at most so many bytes, as a file does. What it raises goes through.
-ChatFeed feed_of(const nb::object& read) {
-  if (read.is_none()) {
-    return {};
-  }
-  // The last copy may go without Python's lock.
-  const std::shared_ptr<nb::object> call(new nb::object(read), [](nb::object* object) {
-    const nb::gil_scoped_acquire locked;
-    delete object;
-  });
-  return [call](std::span<std::byte> out) -> Result<std::int64_t> {
-    const nb::gil_scoped_acquire locked;
-    const auto got = nb::cast<nb::bytes>((*call)(out.size()));
-    if (got.size() > out.size()) {
-      throw nb::value_error("more bytes were read than asked for");
-    }
-    std::memcpy(out.data(), got.c_str(), got.size());
-    return static_cast<std::int64_t>(got.size());
-  };
-}
-
 nb::list as_list(const std::vector<ChatText>& texts) {
   nb::list out;
   for (const ChatText& text : texts) {
@@ -434,6 +406,33 @@ void bind_reader(nb::module_& m) {
 }
 
 }  // namespace
+
+void heed_signals() {
+  const nb::gil_scoped_acquire locked;
+  if (PyErr_CheckSignals() != 0) {
+    throw nb::python_error();
+  }
+}
+
+ChatFeed feed_of(const nb::object& read) {
+  if (read.is_none()) {
+    return {};
+  }
+  // The last copy may go without Python's lock.
+  const std::shared_ptr<nb::object> call(new nb::object(read), [](nb::object* object) {
+    const nb::gil_scoped_acquire locked;
+    delete object;
+  });
+  return [call](std::span<std::byte> out) -> Result<std::int64_t> {
+    const nb::gil_scoped_acquire locked;
+    const auto got = nb::cast<nb::bytes>((*call)(out.size()));
+    if (got.size() > out.size()) {
+      throw nb::value_error("more bytes were read than asked for");
+    }
+    std::memcpy(out.data(), got.c_str(), got.size());
+    return static_cast<std::int64_t>(got.size());
+  };
+}
 
 void bind_tokens(nb::module_& m) {
   bind_token_set(m);

@@ -12,6 +12,9 @@
     Loader, Split, SampleOrder     batches in a seeded order
     import_can, GraphSet           graphs of CAN-bus frames, and batches of them
     import_chat, TokenSet          chats as token ids, and batches of them (needs tokenizers, jinja2)
+    import_vision, ImageSet        messages with images, which stay encoded
+    decode_image, resize_image     a JPEG, PNG or WebP as Pillow has it
+    image_processor                a processor of transformers, the same bits sooner (needs transformers, Pillow)
     import_dataset                 a dataset of fixed-shape arrays becomes a FeatureStore
     plan, train, resume,           whole recipes (need torch)
     evaluate, export
@@ -54,6 +57,8 @@ from ._embedding import (SGD, Adagrad, Adam, AdamW, AdamWFresh, EmbeddingStore, 
                          Rows, Uniform, Zeros)
 from ._features import FeatureStore, FeatureWriter
 from ._graphs import GraphBatch, GraphBatches, GraphSet, import_can, import_graphs
+from ._image_processor import image_processor
+from ._image_set import ImageBatch, ImageBatches, ImageBatchRow, ImageRow, ImageSet, decode_image, resize_image
 from ._memory import Governor, Lease, format_bytes, limits, parse_bytes
 from ._memory_summary import memory_summary
 from ._mlflow import log_to_mlflow
@@ -64,6 +69,7 @@ from ._runs import continue_run, limit, pause, report, status, stop, why
 from ._step import TrainingStep
 from ._streamed import StreamedWeights, stream_frozen
 from ._token_set import TokenBatch, TokenBatches, TokenSet
+from ._vision_import import import_vision
 from ._watch import Watch
 from .errors import (BudgetExceeded, CorruptError, InternalError, MemoryPressure, NotFoundError,
                      PressureWarning)
@@ -71,16 +77,16 @@ from .errors import (BudgetExceeded, CorruptError, InternalError, MemoryPressure
 __all__ = [
     "Adagrad", "Adam", "AdamW", "AdamWFresh", "Batch", "BatchPlan", "BudgetExceeded", "Columns",
     "CorruptError", "EmbeddingStore", "Eviction", "FeaturePlan", "FeatureStore", "FeatureWriter", "Finding", "Governor",
-    "GraphBatch", "GraphBatches", "GraphSet", "InternalError", "Lease", "Ledger", "LimitCandidate",
+    "GraphBatch", "GraphBatches", "GraphSet", "ImageBatch", "ImageBatchRow", "ImageBatches", "ImageRow", "ImageSet", "InternalError", "Lease", "Ledger", "LimitCandidate",
     "LimitChange", "LimitReport", "Loader", "LoaderState", "MemoryBudget", "MemoryPressure", "Normal",
     "NotFoundError", "PoolState", "PressureReport", "PressureWarning", "RowAdagrad", "Rows", "Run",
     "SGD", "SampleOrder",
     "SlabPlan", "Split", "StreamedWeights", "TokenBatch", "TokenBatches", "TokenSet", "TrainingStep", "Uniform",
     "Watch", "Zeros", "__version__", "adopt",
-    "continue_run", "evaluate", "export",
-    "format_bytes", "import_can", "import_chat", "import_dataset",
-    "import_graphs", "info", "limit", "limits", "linear_cross_entropy", "load_checkpoint", "log_to_mlflow", "memory_summary",
-    "parse_bytes", "pause", "plan", "plan_batch", "report", "resume", "save_checkpoint", "status", "stop", "store",
+    "continue_run", "decode_image", "evaluate", "export",
+    "format_bytes", "image_processor", "import_can", "import_chat", "import_dataset",
+    "import_graphs", "import_vision", "info", "limit", "limits", "linear_cross_entropy", "load_checkpoint", "log_to_mlflow", "memory_summary",
+    "parse_bytes", "pause", "plan", "plan_batch", "report", "resize_image", "resume", "save_checkpoint", "status", "stop", "store",
     "stream_frozen", "train", "why",
 ]
 

@@ -777,6 +777,113 @@ class TokenSpans:
              ) -> list[tuple[int, int]] | None:
         """Tokens; None where the ids are not those of the text. Shape: uint32 [tokens]."""
 
+image_pixels_max: int
+"""Pixels of an image at most, by default."""
+
+def image_info(encoded: _Bytes, pixels_max: int) -> tuple[str, int, int, int, int]:
+    """Format, width, height (upright), orientation, bytes that decoding takes beside the pixels.
+
+    Errors: ValueError, CorruptError.
+    """
+def decode_image(encoded: _Bytes, pixels_max: int, pixels: _Bytes) -> None:
+    """Shape: pixels [height * width * 3]. Errors: ValueError, CorruptError."""
+def resize_image(pixels: _Bytes, from_: tuple[int, int], out: _Bytes, to: tuple[int, int], filter: int) -> None:
+    """Shape: pixels, out [height * width * 3]; sizes as width and height. Errors: ValueError."""
+def scale_image(pixels: _Bytes, table: NDArray[np.float32], out: NDArray[np.float32]) -> None:
+    """Shape: pixels [n * 3], table [3 * 256], out [3 * n]. Errors: ValueError."""
+
+class ImageSet:
+    """Rows of messages and images; see plimsoll.ImageSet."""
+
+    @staticmethod
+    def open(path: str) -> ImageSet:
+        """Errors: NotFoundError, CorruptError, OSError."""
+    def close(self) -> None:
+        """Lets go of the file."""
+    @property
+    def rows(self) -> int:
+        """Rows in all."""
+    @property
+    def about(self) -> str:
+        """What was imported, as JSON."""
+    @property
+    def counts(self) -> tuple[int, int, int, int, str]:
+        """Images, their bytes encoded and decoded, bytes beside the pixels of one while it is decoded, fingerprint."""
+    def row(self, row: int) -> tuple[str, list[tuple[int, int, int, int, int]]]:
+        """Messages as JSON; of each image offset, bytes, CRC-32C, width, height. Errors: ValueError, CorruptError."""
+    def read(self, place: tuple[int, int, int, int, int], out: _Bytes) -> None:
+        """Shape: uint8 [bytes]. Errors: ValueError, CorruptError, OSError."""
+    def verify(self) -> None:
+        """Errors: CorruptError, OSError."""
+
+class ImageWriter:
+    """Makes an image set; include/plimsoll/image_set.h has the contract."""
+
+    @staticmethod
+    def open(governor: Governor, path: str, fingerprint: str, pixels_max: int, rebuild: bool) -> ImageWriter:
+        """Errors: ValueError, BudgetExceeded, OSError."""
+    @property
+    def whole(self) -> bool:
+        """The set is there already."""
+    @property
+    def position(self) -> str:
+        """What the last commit said."""
+    @property
+    def rows(self) -> int:
+        """Rows written."""
+    @property
+    def images(self) -> int:
+        """Images written."""
+    def append(self, messages: str, images: list[bytes]) -> None:
+        """Decodes the images, and adds the row. Errors: ValueError, CorruptError, BudgetExceeded, OSError."""
+    def commit(self, position: str) -> None:
+        """Errors: OSError."""
+    def finish(self, about: str, fingerprint: str) -> None:
+        """Errors: ValueError, OSError."""
+    def close(self) -> None:
+        """Leaves work under way as the last commit has it."""
+
+class ImageBatches:
+    """Rows with decoded images; see plimsoll.ImageBatches."""
+
+    @staticmethod
+    def open(governor: Governor, set: ImageSet, batch_size: int, shuffle: bool, seed: int, held_out: int,
+             only_held_out: bool, threads: int, queue_bytes: int, place: tuple[int, int]) -> ImageBatches:
+        """Errors: ValueError naming the option, BudgetExceeded."""
+    def next(self) -> tuple[tuple[int, int], list[tuple[int, str, list[NDArray[np.uint8]]]], bool]:
+        """Place; row, messages as JSON, and pixels [height, width, 3] of each; whether it ends the epoch."""
+    def seek(self, place: tuple[int, int]) -> None:
+        """Errors: ValueError for a place that is none."""
+    @property
+    def place(self) -> tuple[int, int]:
+        """Epoch and position."""
+    def close(self) -> None:
+        """Ends the threads, and lets go of the set."""
+
+class Lines:
+    """Lines of files, or of a feed in their place; src/data/chat_lines.h has the contract."""
+
+    @staticmethod
+    def open(governor: Governor, files: list[str], line_bytes_max: int, feed: Callable[[int], bytes] | None) -> Lines:
+        """Errors: BudgetExceeded."""
+    def next(self) -> tuple[int, int, bytes | None] | None:
+        """File, line, and its bytes: None for one that is too long. None at the end. Errors: CorruptError, OSError."""
+    def name_of(self, file: int, line: int, brief: bool) -> str:
+        """"rows.jsonl:7", or "rows.json[6]" of an array."""
+    @property
+    def place(self) -> tuple[int, int, int]:
+        """File, line and byte where the next line begins."""
+    @property
+    def sums(self) -> list[tuple[int, int]]:
+        """Bytes and CRC-32C of what was read of each file, unpacked."""
+    @property
+    def done(self) -> int:
+        """Bytes read, as they lie on disk; of a feed, lines."""
+    def go_to(self, place: tuple[int, int, int], sums: list[tuple[int, int]]) -> bool:
+        """False where what was read has changed. Errors: ValueError, OSError."""
+    def close(self) -> None:
+        """Lets go of the files."""
+
 class ChatReader:
     """Files of chats as texts to tokenize; src/data/chat_reader.h has the contract."""
 

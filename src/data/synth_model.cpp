@@ -9,17 +9,9 @@
 #include <array>
 #include <cmath>
 
+#include "base/clones.h"
 #include "base/philox.h"
 #include "base/round.h"
-
-// One version of the inner loop per instruction set, chosen at load time. Sanitizers intercept too
-// early for that. Nothing is fused (-ffp-contract=off), so all versions give the same bits.
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && \
-    !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-#define PLIMSOLL_CLONES __attribute__((target_clones("avx2", "default")))
-#else
-#define PLIMSOLL_CLONES
-#endif
 
 namespace plimsoll {
 namespace {

@@ -9,6 +9,7 @@
 #include <system_error>
 
 #include "base/check.h"
+#include "data/image_set_format.h"
 #include "data/npy.h"
 #include "data/safetensors.h"
 #include "data/token_set_format.h"
@@ -221,6 +222,32 @@ Result<Description> describe_tokens(const fs::path& path) {
                  {"about", about.is_discarded() ? Json() : about}});
 }
 
+Result<Description> describe_images(const fs::path& path) {
+  PLIMSOLL_TRY(const ImageSetInfo info, ImageSet::inspect(path));
+  const Json about = Json::parse(info.about, nullptr, false);
+  auto text = fmt::format(
+      "image set {}\n"
+      "  rows      {}\n"
+      "  images    {}, {} encoded; decoded they would take {}\n"
+      "  decoding  {} beside the pixels of one, at most\n"
+      "  disk      {}\n",
+      path.string(), format_count(info.rows), format_count(info.images),
+      format_bytes(info.encoded_bytes), format_bytes(info.decoded_bytes),
+      format_bytes(info.work_bytes_max), format_bytes(info.disk_bytes));
+  if (about.is_object()) {
+    text += oddities_text(about);
+  }
+  return finish("image_set", path, std::move(text),
+                {{"rows", info.rows},
+                 {"images", info.images},
+                 {"encoded_bytes", info.encoded_bytes},
+                 {"decoded_bytes", info.decoded_bytes},
+                 {"work_bytes_max", info.work_bytes_max},
+                 {"fingerprint", info.fingerprint},
+                 {"disk_bytes", info.disk_bytes},
+                 {"about", about.is_discarded() ? Json() : about}});
+}
+
 Result<Description> describe_run(const fs::path& path) {
   PLIMSOLL_TRY(const RunView view, RunFolder::view(path));
   auto text = fmt::format("run {}: {}", path.string(), view.to_text());
@@ -319,6 +346,9 @@ Result<Description> describe(const fs::path& path) {
   if (is_token_set(path)) {
     return describe_tokens(path);
   }
+  if (is_image_set(path)) {
+    return describe_images(path);
+  }
   if (const auto tensors = path / "tensors.safetensors"; fs::is_regular_file(tensors, status)) {
     return describe_safetensors(tensors, "checkpoint", path);
   }
@@ -335,7 +365,7 @@ Result<Description> describe(const fs::path& path) {
   }
   return fail(ErrorCode::kNotFound, fmt::format("{}: nothing that Plimsoll knows", path.string()),
               "`info` describes folders of runs, stores, graph sets and a run's checkpoints "
-              "(RUN/checkpoints/step-…), token sets, and .safetensors and .npy files");
+              "(RUN/checkpoints/step-…), token sets, image sets, and .safetensors and .npy files");
 }
 
 }  // namespace plimsoll

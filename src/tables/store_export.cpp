@@ -17,6 +17,7 @@
 
 #include "base/bfloat16.h"
 #include "base/check.h"
+#include "data/image_set_format.h"
 #include "data/megatron.h"
 #include "data/safetensors.h"
 #include "data/token_set_format.h"
@@ -470,6 +471,10 @@ Result<void> verify_store(const fs::path& directory,
   if (is_token_set(store)) {
     PLIMSOLL_TRY(const TokenSet tokens, TokenSet::open(store));
     return tokens.verify(progress);
+  }
+  if (is_image_set(store)) {
+    PLIMSOLL_TRY(const ImageSet images, ImageSet::open(store));
+    return images.verify(progress);
   }
   return fail(ErrorCode::kNotFound, fmt::format("{}: no store there", store.string()));
 }

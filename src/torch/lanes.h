@@ -12,12 +12,8 @@
 #include <cstdint>
 #include <cstring>
 
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && \
-    !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-#define PLIMSOLL_CLONES __attribute__((target_clones("avx2", "default")))
-#else
-#define PLIMSOLL_CLONES
-#endif
+#include "base/clones.h"
+
 #define PLIMSOLL_INLINE inline __attribute__((always_inline))
 
 namespace plimsoll {

@@ -32,12 +32,13 @@ std::vector<Target> feature_targets();
 std::vector<Target> graph_targets();
 std::vector<Target> run_targets();
 std::vector<Target> token_targets();
+std::vector<Target> image_targets();
 
 /// Every target there is.
 inline std::vector<Target> all_targets() {
   auto targets = store_targets();
-  for (const auto& more :
-       {timeline_targets(), feature_targets(), graph_targets(), run_targets(), token_targets()}) {
+  for (const auto& more : {timeline_targets(), feature_targets(), graph_targets(), run_targets(),
+                           token_targets(), image_targets()}) {
     targets.insert(targets.end(), more.begin(), more.end());
   }
   return targets;

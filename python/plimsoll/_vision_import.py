@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0
+"""import_vision(): messages with images become an image set, in bounded memory.
+
+C++ reads lines, decodes every image once and writes the set (image_writer.cpp); what a row says is read here
+(_vision_row.py). Torch and Pillow are not imported.
+
+Reading order: import_vision(), _set_import.py, _Import, _Reader, _vision_row.py.
+Threads: one owner.   Memory: a row with its images, three times where they are base64; an image decoded.
+"""
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from . import _core
+from ._arrays import byte_size
+from ._chat_source import ChatFiles, ChatRows, chat_source
+from ._memory import Governor, with_governor
+from ._set_import import SetImport, digest
+from ._vision_row import BadRow, Fields, bytes_of, parse_row, row_line
+from .errors import CorruptError
+
+_VERSION = 1  # Of what becomes of the same inputs.
+_EXAMPLES = 3
+_COMMIT_BYTES = 64 << 20
+
+_Path = str | os.PathLike[str]
+
+
+@with_governor
+def import_vision(files: _Path | Sequence[_Path] | Iterable[dict[str, Any]], out: _Path, *, images: _Path | None = None,
+                  text_field: str = "text", image_field: str = "image", response_field: str = "response",
+                  errors_max: int = 0, pixels_max: int = _core.image_pixels_max, line_bytes_max: int | str = "100MiB",
+                  rebuild: bool = False, progress: Callable[[int, int], object] | None = None,
+                  governor: Governor | None = None) -> dict[str, Any]:
+    """Makes an image set in the file `out` of rows with text and images.
+
+    files:      JSON lines, or a file that is one array of such rows, plain or packed by gzip or zstd. A row has
+                messages (OpenAI's, with parts of type image_url, image or text; an image that names no source is the
+                next of the row's `images`), or text, image and response. In place of files any iterable of rows: a
+                list, a Dataset of Hugging Face's.
+                An image is a path, base64, a data: URI, bytes, or {"bytes": …} or {"path": …}: JPEG, PNG or WebP.
+    images:     folder of the paths in rows. None: that of the file they are in.
+    text_field, image_field, response_field: names of the columns of rows without messages.
+    errors_max: rows that may be left out: their images cannot be decoded, or they are none of these. One more ends the
+                import, with file and line.
+    pixels_max: of an image. One with more is refused before it is decoded: it may be a decompression bomb.
+    line_bytes_max: of a line.
+    rebuild:    also when neither inputs nor options have changed since `out` was made.
+    progress:   called with bytes done and bytes in all; of an iterable with rows (in all: 0 where it has no length).
+
+    Images stay encoded. Each is decoded once to know that it can be: none of the set is damaged, and none is replaced.
+    Killed at any moment and called again, it goes on where it was, to the same bytes. Returns what plimsoll.info(out)
+    says, and "reused".
+    Errors: ValueError naming file and line, or the option; NotFoundError; CorruptError (a damaged .gz or .zst, an
+            array without an end); BudgetExceeded; OSError. What was done stays, to go on with.
+    """
+    assert governor is not None  # By with_governor.
+    if errors_max < 0:
+        raise ValueError("errors_max is not below 0")
+    options = {"fields": [text_field, image_field, response_field], "errors_max": errors_max, "pixels_max": pixels_max,
+               "line_bytes_max": byte_size(line_bytes_max, "line_bytes_max")}
+    fields = Fields(text_field, image_field, response_field)
+    source = chat_source(files, row_line(fields))
+    job = _Import(source, os.fspath(out), options, fields, None if images is None else os.fspath(images), governor,
+                  progress)
+    reused = job.run(rebuild)
+    return {**json.loads(_core.describe(os.fspath(out))), "reused": reused}
+
+
+class _Reader:
+    """Rows of a source, what was odd about them, and the sum of the image files that they named."""
+
+    def __init__(self, lines: _core.Lines, errors_max: int) -> None:
+        self._lines = lines
+        self._errors_max = errors_max
+        self._odd: dict[str, dict[str, Any]] = {}
+        self._errors = 0
+        self._counts = [0, 0]  # Lines, rows.
+        self._images = [0, 0]  # Bytes, CRC.
+
+    def __iter__(self) -> _Reader:
+        return self
+
+    def __next__(self) -> tuple[int, int, bytes | None]:
+        """File, line, and its bytes; None for one that is too long."""
+        line = self._lines.next()
+        if line is None:
+            raise StopIteration
+        self._counts[0] += 1
+        return line
+
+    def took(self, image: bytes) -> None:
+        """Adds a file that a row named to what was read."""
+        self._images = [self._images[0] + len(image), _core.crc32c(_bytes_array(image), self._images[1])]
+
+    def note(self, key: str, file: int, line: int, text: str, *, error: bool = True) -> None:
+        """Counts what is odd about a row. Errors: ValueError naming file and line, past errors_max."""
+        odd = self._odd.setdefault(key, {"count": 0, "first": []})
+        odd["count"] += 1
+        if len(odd["first"]) < _EXAMPLES:
+            odd["first"].append(self._lines.name_of(file, line, True))
+        self._errors += error
+        if error and self._errors > self._errors_max:
+            before = f" ({self._errors - 1} rows before it were left out)" if self._errors > 1 else ""
+            raise ValueError(f"{self._lines.name_of(file, line, False)}: {text}{before}: correct the row, or have more "
+                             "rows left out with errors_max (--errors-max)") from None
+
+    def count_row(self) -> None:
+        self._counts[1] += 1
+
+    @property
+    def state(self) -> str:
+        """Where the next row begins, what was read, and the counts, for go_on()."""
+        return json.dumps({"place": self._lines.place, "sums": self._lines.sums, "images": self._images,
+                           "counts": self._counts, "errors": self._errors, "odd": self._odd}, ensure_ascii=False)
+
+    def go_on(self, state: str) -> bool:
+        """False where what was read is no longer what the state says."""
+        was = json.loads(state)
+        if not self._lines.go_to(tuple(was["place"]), [tuple(one) for one in was["sums"]]):
+            return False
+        self._images, self._counts, self._errors, self._odd = was["images"], was["counts"], was["errors"], was["odd"]
+        return True
+
+    @property
+    def report(self) -> str:
+        """Counts, as JSON."""
+        return json.dumps({"lines": self._counts[0], "rows": self._counts[1], "odd": self._odd}, ensure_ascii=False)
+
+    @property
+    def sums(self) -> list[tuple[int, int]]:
+        return self._lines.sums
+
+    @property
+    def image_sum(self) -> dict[str, Any]:
+        return {"name": "image files", "bytes": self._images[0], "crc32c": self._images[1]}
+
+    @property
+    def done(self) -> int:
+        return self._lines.done
+
+    def close(self) -> None:
+        self._lines.close()
+
+
+class _Import(SetImport):
+    def __init__(self, source: ChatFiles | ChatRows, out: str, options: dict[str, Any], fields: Fields,
+                 images: str | None, governor: Governor, progress: Callable[[int, int], object] | None) -> None:
+        super().__init__(source, out, digest([_VERSION, options, source.identity()]), governor, progress)
+        self._options = options
+        self._fields = fields
+        names, feed = source.lines()
+        self._folders = [images or ("" if feed else os.path.dirname(name)) for name in names]
+
+    def open_writer(self, fingerprint: str, rebuild: bool) -> _core.ImageWriter:
+        return _core.ImageWriter.open(self.governor._core, self.out, fingerprint, self._options["pixels_max"], rebuild)
+
+    def open_set(self) -> tuple[str, str]:
+        with contextlib.closing(_core.ImageSet.open(self.out)) as made:
+            return made.about, made.counts[-1]
+
+    def open_reader(self) -> _Reader:
+        names, feed = self.source.lines()
+        lines = _core.Lines.open(self.governor._core, names, self._options["line_bytes_max"], feed)
+        return _Reader(lines, self._options["errors_max"])
+
+    def skip_rest(self, reader: _Reader) -> None:
+        for file, line, text in reader:
+            with contextlib.suppress(BadRow):
+                self._row(reader, file, line, text)
+
+    def inputs(self, reader: _Reader) -> list[dict[str, Any]]:
+        """Those of the rows, and the files that they name."""
+        return [*super().inputs(reader), reader.image_sum]
+
+    def work(self, reader: _Reader, writer: _core.ImageWriter, position: dict[str, Any]) -> None:
+        since = 0
+        for file, line, text in reader:
+            try:
+                row = self._row(reader, file, line, text)
+                if row is None:
+                    reader.note("blank_lines", file, line, "blank", error=False)
+                    continue
+                messages, images = row
+                since += len(messages) + sum(map(len, images))
+                writer.append(messages, images)
+            except BadRow as bad:
+                reader.note(bad.key, file, line, str(bad))
+                continue
+            except (CorruptError, ValueError) as bad:
+                reader.note("bad_image", file, line, str(bad))
+                continue
+            reader.count_row()
+            if not images:
+                reader.note("no_image", file, line, "no image", error=False)
+            if since >= _COMMIT_BYTES:
+                writer.commit(json.dumps({"reader": reader.state}))
+                since = 0
+            if self.progress is not None:
+                self.progress(reader.done, self.source.total)
+        self.finish(reader, writer, {"options": self._options}, "an image", writer.images)
+
+    def _row(self, reader: _Reader, file: int, line: int, text: bytes | None) -> tuple[str, list[bytes]] | None:
+        """Messages as JSON, and images; None for a blank line. Errors: BadRow."""
+        if text is None:
+            raise BadRow("line_too_long", "longer than line_bytes_max (--line-bytes-max)")
+        if not text.strip():
+            return None
+        messages, named = parse_row(text, self._fields)
+        images = []
+        for one in named:
+            image, is_file = bytes_of(one, self._folders[file])
+            if is_file:
+                reader.took(image)
+            images.append(image)
+        return json.dumps(messages, ensure_ascii=False), images
+
+
+def _bytes_array(data: bytes) -> Any:
+    import numpy as np
+
+    return np.frombuffer(data, np.uint8)

@@ -1,0 +1,258 @@
+# SPDX-License-Identifier: Apache-2.0
+"""import_vision: images stay the bytes that they were, whichever way a row names them; what cannot be decoded is an
+error with file and line or a counted row; killed anywhere it goes on to the same bytes."""
+import base64
+import gzip
+import io
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+plimsoll = pytest.importorskip("plimsoll")
+Image = pytest.importorskip("PIL.Image")
+
+from tests.support import pictures  # noqa: E402
+
+ASKED = "What is on the receipt?"
+
+
+def base64_of(encoded):
+    return base64.b64encode(encoded).decode()
+
+
+def uri(encoded, kind="jpeg"):
+    return f"data:image/{kind};base64,{base64_of(encoded)}"
+
+
+def write_rows(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def imported(governor, tmp_path, rows, **options):
+    made = plimsoll.import_vision(write_rows(tmp_path / "rows.jsonl", rows), tmp_path / "set", governor=governor,
+                                  **options)
+    return plimsoll.ImageSet(tmp_path / "set"), made
+
+
+def said(text):
+    return [{"type": "text", "text": text}]
+
+
+def test_every_way_to_name_an_image_gives_its_bytes(governor, tmp_path):
+    one, other, third = (pictures.random_picture(kind, 3) for kind in ("jpeg", "png", "webp"))
+    (tmp_path / "pictures").mkdir()
+    (tmp_path / "pictures" / "a.jpg").write_bytes(one)
+    rows = [
+        {"text": ASKED, "image": "pictures/a.jpg", "response": "7"},
+        {"text": ASKED, "image": str(tmp_path / "pictures" / "a.jpg"), "response": "7"},
+        {"text": ASKED, "image": base64_of(one), "response": "7"},
+        {"text": ASKED, "image": base64_of(other), "response": "7"},
+        {"text": ASKED, "image": uri(third), "response": "7"},
+        {"text": ASKED, "image": {"bytes": base64_of(one), "path": None}, "response": "7"},
+        {"text": ASKED, "image": {"path": "pictures/a.jpg"}, "response": "7"},
+        {"text": ASKED, "image": f"file://{tmp_path}/pictures/a.jpg", "response": "7"},
+        {"messages": [
+            {"role": "system", "content": "Be brief."},
+            {"role": "user", "content": [{"type": "image_url", "image_url": {"url": uri(one)}},
+                                         {"type": "text", "text": ASKED},
+                                         {"type": "image_url", "image_url": base64_of(other)}]},
+            {"role": "assistant", "content": "7"}]},
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": ASKED}, {"type": "image"},
+                                                   {"type": "image", "image": "pictures/a.jpg", "text": None}]},
+                      {"role": "assistant", "content": said("7")}], "images": [{"bytes": base64_of(third)}]},
+    ]
+    images, made = imported(governor, tmp_path, rows)
+    short = [{"role": "user", "content": [{"type": "image"}, *said(ASKED)]}, {"role": "assistant", "content": said("7")}]
+    assert all(row.messages == short for row in [images[k] for k in range(8)])
+    wanted = [[one], [one], [one], [other], [third], [one], [one], [one], [one, other], [third, one]]
+    for number, encoded in enumerate(wanted):
+        assert len(images[number].sizes) == len(encoded)
+        for k, bytes_ in enumerate(encoded):
+            assert images.encoded(number, k).tobytes() == bytes_, number
+            assert np.array_equal(images.image(number, k), pictures.pillow(bytes_))
+            assert images[number].sizes[k] == images.image(number, k).shape[1::-1]
+    assert images[8].messages == [{"role": "system", "content": said("Be brief.")},
+                                  {"role": "user", "content": [{"type": "image"}, *said(ASKED), {"type": "image"}]},
+                                  {"role": "assistant", "content": said("7")}]
+    assert made["kind"] == "image_set" and made["rows"] == 10 and made["images"] == images.images == 12
+    assert made["about"]["lines"] == 10 and made["about"]["odd"] == {} and made["reused"] is False
+    assert images.decoded_bytes == sum(images.image(n, k).size for n, e in enumerate(wanted) for k in range(len(e)))
+    images.verify()
+
+
+def test_columns_of_other_names_and_another_folder(governor, tmp_path):
+    encoded = pictures.random_picture("png", 1)
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "a.png").write_bytes(encoded)
+    images, _ = imported(governor, tmp_path, [{"q": ASKED, "pic": "a.png", "a": "7"}], text_field="q", image_field="pic",
+                         response_field="a", images=tmp_path / "there")
+    assert images.encoded(0).tobytes() == encoded and images[0].messages[1]["content"] == said("7")
+
+
+def test_rows_of_an_iterable_are_those_of_a_file(governor, tmp_path):
+    encoded = [pictures.random_picture("jpeg", k) for k in range(4)]
+    rows = [{"text": f"{k}", "image": {"bytes": one, "path": "x.jpg"}, "response": "r", "other": object()}
+            for k, one in enumerate(encoded)]
+    plimsoll.import_vision(rows, tmp_path / "rows", governor=governor)
+    images = plimsoll.ImageSet(tmp_path / "rows")
+    assert [images.encoded(k).tobytes() for k in range(4)] == encoded
+    picture = Image.open(io.BytesIO(encoded[0]))
+    plimsoll.import_vision(iter([{"text": "", "image": picture, "response": "r"}]), tmp_path / "one", governor=governor)
+    assert np.array_equal(plimsoll.ImageSet(tmp_path / "one").image(0), pictures.pillow(encoded[0]))
+
+
+def test_a_dataset_of_hugging_faces_is_taken_as_it_is(governor, tmp_path):
+    datasets = pytest.importorskip("datasets")
+    encoded = [pictures.random_picture("png", k) for k in range(3)]
+    rows = datasets.Dataset.from_dict({"text": ["a", "b", "c"], "response": ["x", "y", "z"],
+                                       "image": [{"bytes": one, "path": None} for one in encoded]})
+    rows = rows.cast_column("image", datasets.Image(decode=False))
+    made = plimsoll.import_vision(rows, tmp_path / "set", governor=governor)
+    images = plimsoll.ImageSet(tmp_path / "set")
+    assert [images.encoded(k).tobytes() for k in range(3)] == encoded and images[2].messages[1]["content"] == said("z")
+    assert made["reused"] is False
+    assert plimsoll.import_vision(rows, tmp_path / "set", governor=governor)["reused"] is True
+
+
+GOOD = pictures.random_picture("jpeg", 2)
+BAD = {
+    "bad_image": ({"image": base64_of(GOOD[:len(GOOD) // 2]), "response": "r"}, r"damaged image: the file is truncated"),
+    "bad_image, text": ({"image": {"bytes": base64_of(b"GIF89a")}, "response": "r"}, r"neither JPEG, PNG nor WebP"),
+    "missing_image": ({"image": "no/such.jpg", "response": "r"}, r"no/such\.jpg: No such file.*--images"),
+    "remote_image": ({"image": "https://example.org/a.jpg", "response": "r"}, r"on the network.*download it first"),
+    "bad_base64": ({"image": "data:image/png;base64,!!!!", "response": "r"}, r"not base64"),
+    "no_shape": ({"text": "a"}, r"neither messages nor image or response"),
+    "bad_message": ({"messages": [{"role": "user", "content": [{"type": "video", "video": "a"}]}]}, r"type 'video'"),
+    "bad_message, few": ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, r"fewer images than"),
+    "bad_message, many": ({"messages": [{"role": "user", "content": "a"}], "images": ["x"]}, r"more images than"),
+    "unknown_role": ({"messages": [{"role": "judge", "content": "a"}]}, r"unknown role 'judge'"),
+    "not_an_object": ([1], r"not a JSON object"),
+}
+
+
+@pytest.mark.parametrize("name", list(BAD))
+def test_m10_a_row_that_cannot_be_used_is_an_error_with_file_and_line_or_counted(governor, tmp_path, name):
+    row, words = BAD[name]
+    good = {"text": "t", "image": uri(GOOD), "response": "r"}
+    with pytest.raises(ValueError, match=r"rows\.jsonl:2: .*" + words + r".*--errors-max"):
+        imported(governor, tmp_path, [good, row, good])
+    images, made = imported(governor, tmp_path, [good, row, good], errors_max=1)
+    assert len(images) == 2 and made["about"]["odd"] == {name.split(",")[0]: {"count": 1, "first": ["rows.jsonl:2"]}}
+    assert all(images.encoded(k).tobytes() == GOOD for k in range(2)), "none is blank"
+    with pytest.raises(ValueError, match=r"rows\.jsonl:3: .*\(1 rows before it were left out\)"):
+        imported(governor, tmp_path, [good, row, row], errors_max=1, rebuild=True)
+
+
+def test_m10_a_decompression_bomb_is_refused_by_name_and_option(governor, tmp_path):
+    bomb = pictures.png({"size": (40_000, 40_000), "data": b""}, 8, 2)
+    rows = [{"image": uri(GOOD), "response": "r"}, {"image": uri(bomb, "png"), "response": "r"}]
+    with pytest.raises(ValueError, match=r"rows\.jsonl:2: PNG of 40000 x 40000 pixels, more than 89478485 \(pixels_max\)"
+                                         r".*--pixels-max"):
+        imported(governor, tmp_path, rows)
+    with pytest.raises(ValueError, match=r"rows\.jsonl:1: .*more than 1 \(pixels_max\)"):
+        imported(governor, tmp_path, rows, pixels_max=1)
+
+
+def test_an_image_larger_than_the_limit_is_refused_and_not_left_out(tmp_path):
+    packed = pictures.saved(Image.new("RGB", (6000, 6000)), "PNG")
+    files = write_rows(tmp_path / "rows.jsonl", [{"image": uri(packed, "png"), "response": "r"}])
+    refused = run([files, tmp_path / "set", "176MiB"])
+    assert refused.returncode == 1 and "BudgetExceeded" in refused.stderr
+    assert run([files, tmp_path / "set", "320MiB"]).returncode == 0
+
+
+def test_lines_that_are_too_long_blank_or_without_an_image_are_counted(governor, tmp_path):
+    (tmp_path / "rows.jsonl").write_text(
+        "\n".join(["", *(json.dumps(row) for row in ({"text": "t", "response": "r"}, {"image": uri(GOOD)},
+                                                     {"image": uri(GOOD) * 9}))]))
+    made = plimsoll.import_vision(tmp_path / "rows.jsonl", tmp_path / "set", governor=governor, errors_max=1,
+                                  line_bytes_max=2 * len(uri(GOOD)))
+    assert made["rows"] == 2 and made["images"] == 1
+    assert {key: odd["count"] for key, odd in made["about"]["odd"].items()} == {
+        "blank_lines": 1, "no_image": 1, "line_too_long": 1}
+    with pytest.raises(ValueError, match="no row of these files has an image"):
+        (tmp_path / "empty.jsonl").write_text("\n")
+        plimsoll.import_vision(tmp_path / "empty.jsonl", tmp_path / "none", governor=governor)
+
+
+def test_a_second_import_is_done_at_once_unless_something_changed(governor, tmp_path):
+    (tmp_path / "a.jpg").write_bytes(GOOD)
+    rows = [{"text": "t", "image": "a.jpg", "response": "r"}]
+    assert imported(governor, tmp_path, rows)[1]["reused"] is False
+    assert imported(governor, tmp_path, rows)[1]["reused"] is True
+    assert imported(governor, tmp_path, rows, rebuild=True)[1]["reused"] is False
+    other = pictures.random_picture("jpeg", 9)
+    (tmp_path / "a.jpg").write_bytes(other)  # The file of rows is the same.
+    images, made = imported(governor, tmp_path, rows)
+    assert made["reused"] is False and images.encoded(0).tobytes() == other
+    assert imported(governor, tmp_path, rows, errors_max=3)[1]["reused"] is False
+
+
+def test_packed_files_and_arrays_are_read(governor, tmp_path):
+    rows = [{"text": "t", "image": uri(GOOD), "response": f"{k}"} for k in range(3)]
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(write_rows(tmp_path / "x", rows).read_bytes()))
+    (tmp_path / "b.json").write_text(json.dumps(rows))
+    made = plimsoll.import_vision([tmp_path / "a.jsonl.gz", tmp_path / "b.json"], tmp_path / "set", governor=governor)
+    assert made["rows"] == 6 and [one["name"] for one in made["about"]["inputs"]] == ["a.jsonl.gz", "b.json",
+                                                                                      "image files"]
+
+
+PROGRAM = """
+import sys
+import plimsoll
+from plimsoll import _vision_import
+_vision_import._COMMIT_BYTES = 20_000
+files, out, limit = sys.argv[1:]
+made = plimsoll.import_vision(files, out, errors_max=100, governor=plimsoll.Governor(limit))
+assert not {"torch", "transformers", "PIL"} & set(sys.modules)
+print(made["rows"])
+"""
+
+
+def run(arguments, crash=""):
+    return subprocess.run([sys.executable, "-c", PROGRAM, *map(str, arguments)], timeout=120, capture_output=True,
+                          text=True, env=os.environ | {"PLIMSOLL_CRASH": crash})
+
+
+def test_killed_anywhere_it_goes_on_to_the_same_bytes(tmp_path):
+    numbers = random.Random(4)
+    rows = []
+    for k in range(120):
+        encoded = pictures.random_picture(numbers.choice(list(pictures.KINDS)), k)
+        rows.append({"text": f"{k}", "image": uri(encoded if k % 11 else encoded[:60]), "response": "r"})
+    files = write_rows(tmp_path / "rows.jsonl", rows)
+    whole = run([files, tmp_path / "whole", "512MiB"])
+    assert whole.returncode == 0 and whole.stdout == "109\n", whole.stderr
+    killed = sum(run([files, tmp_path / "set", "256MiB"], f"*:{crash}").returncode == -signal.SIGKILL
+                 for crash in (9, 20, 40))
+    assert killed == 3 and (tmp_path / "set.partial" / "journal").exists()
+    assert run([files, tmp_path / "set", "1GiB"]).returncode == 0
+    assert (tmp_path / "set").read_bytes() == (tmp_path / "whole").read_bytes()
+    assert not (tmp_path / "set.partial").exists()
+
+
+def test_the_command_says_what_it_made(tmp_path):
+    rows = [{"text": "t", "image": uri(GOOD), "response": "r"}, {"image": "none.jpg", "response": "r"}]
+    files = write_rows(tmp_path / "rows.jsonl", rows)
+
+    def command(*options):
+        return subprocess.run([sys.executable, "-c", "import sys; from plimsoll._program import main; sys.exit(main())",
+                               "import", "vision", files, "--out", tmp_path / "set", "--quiet", *options],
+                              capture_output=True, text=True, timeout=120)
+
+    refused = command()
+    assert refused.returncode == 1 and f"{files}:2: " in refused.stderr and "--errors-max" in refused.stderr
+    done = command("--errors-max", "1", "--memory-limit", "512MiB")
+    assert done.returncode == 0, done.stderr
+    assert "image set" in done.stdout and "1 missing_image (rows.jsonl:2)" in done.stdout
+    again = command("--errors-max", "1", "--json")
+    assert json.loads(again.stdout)["reused"] is True and json.loads(again.stdout)["images"] == 1
+    assert command("--pixels-max", "1").returncode == 1
+    assert command("--image-field", "x").returncode == 1
