@@ -11,6 +11,7 @@
 #include <random>
 
 #include "data/image_format.h"
+#include "data/image_resize_paths.h"
 #include "tests/support/png.h"
 
 namespace plimsoll {
@@ -140,6 +141,28 @@ TEST(ImageResizeTest, HalfTheSizeByBoxesIsTheMeanOfFour) {
   resize_image(pixels, {2, 2}, out, {1, 1}, ImageFilter::kBox).or_throw();
   // Across first, each rounded: 15 and 36, then 25.5 and up.
   EXPECT_EQ(out, (std::vector<std::uint8_t>{26, 1, 4}));
+}
+
+TEST(ImageResizeTest, BothWaysAcrossGiveTheSameBits) {
+  if (!resize_has_wide()) {
+    GTEST_SKIP() << "this CPU has one way only";
+  }
+  std::mt19937_64 random(11);
+  const auto side = [&] { return static_cast<std::int64_t>(1 + random() % 60); };
+  for (int round = 0; round < 300; ++round) {
+    const ImageSize from{side(), side()};
+    const ImageSize to{side(), side()};
+    std::vector<std::uint8_t> pixels(static_cast<std::size_t>(from.pixel_bytes()));
+    for (auto& value : pixels) {
+      value = static_cast<std::uint8_t>(random() % 3 == 0 ? 255 * (random() % 2) : random());
+    }
+    std::vector<std::uint8_t> wide(static_cast<std::size_t>(to.pixel_bytes()));
+    std::vector<std::uint8_t> plain(wide.size());
+    const ImageFilter filter = kFilters[random() % kFilters.size()];
+    resize_image_by(true, pixels, from, wide, to, filter).or_throw();
+    resize_image_by(false, pixels, from, plain, to, filter).or_throw();
+    ASSERT_EQ(wide, plain) << round;
+  }
 }
 
 TEST(ImageResizeTest, SidesAndSpansThatDoNotFitAreRefused) {
