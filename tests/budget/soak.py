@@ -74,6 +74,7 @@ class Soak:
         self.runners: list[list[int]] = []  # Resident bytes of each, over its life.
         self.watcher: list[tuple[float, int]] = []
         self.cgroups_before = self.cgroups()
+        self.at_kill = ""
         self.train = folder / "train.py"
         self.train.write_text(TRAIN)
 
@@ -135,7 +136,8 @@ class Soak:
             self.call("limit", run, self.dice.choice(["700MiB", "768MiB", "800MiB"]), check=False)
         elif what == "stop":
             self.call("stop", run, check=False)
-        else:
+        elif running[0]["progress"] != self.at_kill:  # Twice at one step, and it is not started again.
+            self.at_kill = running[0]["progress"]
             with contextlib.suppress(OSError, ValueError):
                 pid = json.loads((pathlib.Path(run) / "status.json").read_text())["pid"]
                 if pid in descendants(os.getpid()):
