@@ -179,6 +179,7 @@ def _holder(allocations: _core.Allocations, where: str, until: int, asked: Calla
     from ._holders import FEW, Roots, name_of
 
     roots = Roots(skipped=[])
+    roots.begin()
     search = _core.HolderSearch(allocations, where, 0, until, roots.first, roots.later, roots.skipped, roots.tensor,
                                 roots.look_at if roots.tensor else None)
     try:

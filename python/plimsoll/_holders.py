@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import sys
 import threading
+import time
 import types
 from typing import Any
 
@@ -21,7 +23,10 @@ _LOCAL = threading.local
 
 
 class Roots:
-    """Where to begin: running functions and the program's modules, libraries' modules later."""
+    """Where to begin: running functions and the program's modules, libraries' modules later.
+
+    Of torch alone there are two thousand modules: prepare() looks at them in pieces, before begin() is called.
+    """
 
     def __init__(self, skipped: list[Any]) -> None:
         self.first: list[Any] = []
@@ -31,12 +36,27 @@ class Roots:
         from ._search import library_folders
 
         self._folders = tuple(library_folders())
-        self._frames()
-        self._modules()
+        self._names, self._next = list(sys.modules), 0
         torch = sys.modules.get("torch")
         self.tensor: type | None = getattr(torch, "Tensor", None)
         if self.tensor is not None:
             self.look_at = functools.partial(_look_at, torch)
+
+    def prepare(self, seconds: float) -> bool:
+        """Looks at modules for so long; whether that were all there were."""
+        until = time.perf_counter() + seconds
+        while self._next < len(self._names) and time.perf_counter() < until:
+            name = self._names[self._next]
+            self._add(name, sys.modules.get(name))
+            self._next += 1
+        return self._next == len(self._names)
+
+    def begin(self) -> None:
+        """Adds what is running now, and modules that came since."""
+        seen = set(self._names)
+        self._names += [name for name in sys.modules if name not in seen]
+        self.prepare(math.inf)
+        self._frames()
 
     def name_of_locals(self, root: Any) -> str:
         """ "main" where `root` are local variables of main(); else ""."""
@@ -65,17 +85,16 @@ class Roots:
     def _own(self) -> str:
         return __file__.rpartition("/")[0] + "/"
 
-    def _modules(self) -> None:
-        for name, module in list(sys.modules.items()):
-            if not isinstance(module, types.ModuleType):
-                continue
-            file = getattr(module, "__file__", None)
-            if name == "__main__" or (file and not file.startswith(self._folders) and name != "builtins"):
-                self.first.append(module)
-            elif name.partition(".")[0] == "plimsoll":
-                self.skipped += [module, vars(module)]
-            else:
-                self.later += [module, vars(module)]
+    def _add(self, name: str, module: Any) -> None:
+        if not isinstance(module, types.ModuleType):
+            return
+        file = getattr(module, "__file__", None)
+        if name == "__main__" or (file and not file.startswith(self._folders) and name != "builtins"):
+            self.first.append(module)
+        elif name.partition(".")[0] == "plimsoll":
+            self.skipped += [module, vars(module)]
+        else:
+            self.later += [module, vars(module)]
 
 
 def _look_at(torch: Any, tensor: Any) -> int:

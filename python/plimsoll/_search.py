@@ -87,6 +87,8 @@ class Search:
             self._look_for_holder(step)
         if self._allocations is not None:
             self._allocations.step(step)
+            if self._holders is None:
+                self._roots.prepare(PIECE_SECONDS / 4)
         if looked:
             self._consider(step)
         if self._trace is not None and (self._trace.steps == STEPS or not self._trace.begin()):
@@ -150,6 +152,7 @@ class Search:
         except ValueError:  # Another Watch of this process searches.
             return
         self._began, self._seen_windows, self._suspected_at = step, windows, windows
+        self._roots = Roots(skipped=[self])
         self._marked: dict[str, int] = {}
         self._marked_at = step
         self._full_collections = _full_collections()
@@ -180,7 +183,7 @@ class Search:
         if sum(held for _, held in sites) < _EXPLAINED * grown and finding.owner in ("native", "unexplained"):
             self._trace = LineTrace(finding.owner, tuple(library_folders()))
             return
-        self._roots = Roots(skipped=[self])
+        self._roots.begin()
         where = self._sites[0][0] if self._sites else ""
         self._holders = _core.HolderSearch(
             self._allocations, where, since, until, self._roots.first, self._roots.later, self._roots.skipped,
@@ -237,8 +240,7 @@ class Search:
         self._core.tell(owner, self._sites, holder, garbage, self._finding.bytes_per_step)
         self._told.add(owner)
         self._stage = "told"
-        if self._holders is not None:
-            self._roots.clear()
+        self._roots.clear()
 
     def _trim(self) -> None:
         """Once, and beside the loop: malloc() gives back what it can."""
@@ -259,6 +261,7 @@ class Search:
         if self._allocations is not None:
             self._allocations.close()
             self._allocations = None
+            self._roots.clear()
 
 
 def _full_collections() -> int:
