@@ -320,7 +320,7 @@ def recipe(options) -> dict:
     plimsoll.train("chat", out=work / "run", model=options.model, data=work / "chats.tokens", eval_data=work / "held_out.tokens",
                    memory_limit=options.memory_limit, seed=options.seed, compute_threads=options.threads, accumulate=1,
                    batch_size=options.batch, sequence_length=options.length, lora_dropout=0.0, lr=options.rate, clip_norm=CLIP,
-                   eval_every_n_steps=CURVES_EVERY, previews=work / "asked.jsonl", progress=False)
+                   eval_every_n_steps=CURVES_EVERY, previews=work / "asked.jsonl", preview_seconds=300.0, progress=False)
     events = [json.loads(line) for line in (work / "run" / "events.jsonl").read_text(encoding="utf-8").splitlines()]
     return {"curve": {one["step"]: one["held_out_loss"] for one in events if "held_out_loss" in one},
             "answer": [one["answer"] for one in events if one["event"] == "preview"][-1]}
