@@ -17,12 +17,12 @@ from ._memory import Governor
 _FAILED = 1
 
 
-def parser_of(name: str, description: str, example: str) -> argparse.ArgumentParser:
-    """A parser that has FILES and --out; add_rest() adds what comes last."""
+def parser_of(name: str, description: str, example: str, *, more: str = "") -> argparse.ArgumentParser:
+    """A parser that has FILES; add_rest() adds what comes last. more: kinds of files beside those of rows."""
     parser = argparse.ArgumentParser(
         prog=f"plimsoll import {name}", allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter,
         description=description, epilog=f"Example:\n  {example}")
-    parser.add_argument("FILES", nargs="+", help="Rows: JSON lines or an array, plain, .gz or .zst")
+    parser.add_argument("FILES", nargs="+", help=f"Rows: JSON lines or an array, plain, .gz or .zst{more}")
     return parser
 
 

@@ -20,7 +20,8 @@ def run(arguments: Sequence[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = parser_of("vision", "Image set of rows with text and images, which stay encoded",
-                       "plimsoll import vision receipts.jsonl --out receipts.images --errors-max 10")
+                       "plimsoll import vision receipts.jsonl --out receipts.images --errors-max 10",
+                       more="; or WebDataset's archives, .tar")
     add = parser.add_argument
     add("--out", required=True, metavar="FILE", help="Image set to make, or made before")
     add("--images", metavar="DIR", help="Folder of the paths of images [that of the file which names them]")

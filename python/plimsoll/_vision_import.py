@@ -20,6 +20,7 @@ from ._arrays import byte_size
 from ._chat_source import ChatFiles, ChatRows, chat_source
 from ._memory import Governor, with_governor
 from ._set_import import SetImport, digest
+from ._tar_rows import tar_rows
 from ._vision_row import BadRow, Fields, bytes_of, parse_row, row_line
 from .errors import CorruptError
 
@@ -40,8 +41,9 @@ def import_vision(files: _Path | Sequence[_Path] | Iterable[dict[str, Any]], out
 
     files:      JSON lines, or a file that is one array of such rows, plain or packed by gzip or zstd. A row has
                 messages (OpenAI's, with parts of type image_url, image or text; an image that names no source is the
-                next of the row's `images`), or text, image and response. In place of files any iterable of rows: a
-                list, a Dataset of Hugging Face's.
+                next of the row's `images`), or text, image and response. Or archives of WebDataset (.tar), whose
+                samples are rows: an image, .txt, .json. In place of files any iterable of rows: a list, a Dataset of
+                Hugging Face's.
                 An image is a path, base64, a data: URI, bytes, or {"bytes": …} or {"path": …}: JPEG, PNG or WebP.
     images:     folder of the paths in rows. None: that of the file they are in.
     text_field, image_field, response_field: names of the columns of rows without messages.
@@ -64,7 +66,7 @@ def import_vision(files: _Path | Sequence[_Path] | Iterable[dict[str, Any]], out
     options = {"fields": [text_field, image_field, response_field], "errors_max": errors_max, "pixels_max": pixels_max,
                "line_bytes_max": byte_size(line_bytes_max, "line_bytes_max")}
     fields = Fields(text_field, image_field, response_field)
-    source = chat_source(files, row_line(fields))
+    source = chat_source(tar_rows(files, fields), row_line(fields))
     job = _Import(source, os.fspath(out), options, fields, None if images is None else os.fspath(images), governor,
                   progress)
     reused = job.run(rebuild)

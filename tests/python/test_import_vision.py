@@ -10,6 +10,7 @@ import random
 import signal
 import subprocess
 import sys
+import tarfile
 
 import numpy as np
 import pytest
@@ -119,6 +120,38 @@ def test_a_dataset_of_hugging_faces_is_taken_as_it_is(governor, tmp_path):
     assert [images.encoded(k).tobytes() for k in range(3)] == encoded and images[2].messages[1]["content"] == said("z")
     assert made["reused"] is False
     assert plimsoll.import_vision(rows, tmp_path / "set", governor=governor)["reused"] is True
+
+
+def write_tar(path, members):
+    with tarfile.open(path, "w") as archive:
+        for name, data in members:
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            archive.addfile(member, io.BytesIO(data))
+    return path
+
+
+def test_samples_of_webdataset_are_rows(governor, tmp_path):
+    encoded = [pictures.random_picture(kind, 5) for kind in ("jpeg", "png", "webp")]
+    one = write_tar(tmp_path / "a.tar", [("x/0.jpg", encoded[0]), ("x/0.txt", b"a cat\n"), ("x/0.cls", b"3"),
+                                         ("x/1.json", b'{"response": "r", "text": "t"}'), ("x/1.png", encoded[1])])
+    other = write_tar(tmp_path / "b.tar", [("0.webp", encoded[2]), ("0.txt", b"b"), ("1.a.jpg", encoded[0]),
+                                           ("1.b.png", encoded[1])])
+    made = plimsoll.import_vision([one, other], tmp_path / "set", governor=governor)
+    images = plimsoll.ImageSet(tmp_path / "set")
+    assert made["rows"] == 4 and [len(row.sizes) for row in images] == [1, 1, 1, 2]
+    assert [images.encoded(k).tobytes() for k in range(4)] == [*encoded, encoded[0]]
+    assert images[0].messages == [{"role": "user", "content": [{"type": "image"}, *said("a cat")]}]
+    assert images[1].messages[1]["content"] == said("r")
+    assert plimsoll.import_vision([one, other], tmp_path / "set", governor=governor)["reused"] is True
+    with pytest.raises(ValueError, match=r"files: archives \(.tar\) and others are mixed"):
+        plimsoll.import_vision([one, tmp_path / "rows.jsonl"], tmp_path / "none", governor=governor)
+    bad = write_tar(tmp_path / "c.tar", [("0.jpg", encoded[0]), ("0.json", b"{")])
+    with pytest.raises(ValueError, match=r"c.tar: 0.json: "):
+        plimsoll.import_vision(bad, tmp_path / "none", governor=governor)
+    with pytest.raises(ValueError, match=r"d.tar: "):
+        (tmp_path / "d.tar").write_bytes(one.read_bytes()[:700])
+        plimsoll.import_vision(tmp_path / "d.tar", tmp_path / "none", governor=governor)
 
 
 GOOD = pictures.random_picture("jpeg", 2)

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""TarRows: rows of WebDataset's archives, as import_vision() takes them.
+
+A sample is the members that follow one another and have one name up to the first dot: an image (.jpg, .jpeg, .png,
+.webp), text (.txt), and what is else of the row (.json).
+
+Threads: one owner.   Memory: a sample.
+"""
+from __future__ import annotations
+
+import json
+import os
+import tarfile
+from collections.abc import Iterator
+from typing import IO, Any, cast
+
+from ._vision_row import Fields
+
+_IMAGES = (".jpg", ".jpeg", ".png", ".webp")
+
+
+class TarRows:
+    """An iterable that can be asked again. Errors, as rows are asked for: ValueError naming archive and member; OSError."""
+
+    def __init__(self, paths: list[str], fields: Fields) -> None:
+        self._paths = paths
+        self._fields = fields
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        for path in self._paths:
+            try:
+                with tarfile.open(path, "r|*") as archive:
+                    yield from self._rows(archive, path)
+            except tarfile.TarError as error:
+                raise ValueError(f"{path}: {error}") from None
+
+    def _rows(self, archive: tarfile.TarFile, path: str) -> Iterator[dict[str, Any]]:
+        name, row = "", {}  # type: tuple[str, dict[str, Any]]
+        while (member := archive.next()) is not None:
+            archive.members = []  # It would keep them all.
+            if not member.isfile():
+                continue
+            folder, base = os.path.split(member.name)
+            stem, _, kind = base.partition(".")
+            if os.path.join(folder, stem) != name:
+                if row:
+                    yield row
+                name, row = os.path.join(folder, stem), {}
+            self._add(row, f".{kind}".lower(), cast("IO[bytes]", archive.extractfile(member)).read(),
+                      f"{path}: {member.name}")
+        if row:
+            yield row
+
+    def _add(self, row: dict[str, Any], kind: str, data: bytes, where: str) -> None:
+        try:
+            if kind.endswith(_IMAGES):
+                row.setdefault(self._fields.image, []).append({"bytes": data})
+            elif kind == ".txt":
+                row[self._fields.text] = data.decode().strip()
+            elif kind == ".json":
+                more = json.loads(data)
+                if not isinstance(more, dict):
+                    raise ValueError("not a JSON object")
+                row.update({key: value for key, value in more.items() if key not in row})
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}") from None
+
+
+def tar_rows(given: Any, fields: Fields) -> Any:
+    """TarRows where these are paths of archives, else what was given. Errors: ValueError where they are mixed."""
+    paths = [given] if isinstance(given, (str, os.PathLike)) else given
+    if not isinstance(paths, (list, tuple)) or not paths:
+        return given
+    tars = [isinstance(one, (str, os.PathLike)) and ".tar" in os.path.basename(os.fspath(one)) for one in paths]
+    if any(tars) and not all(tars):
+        raise ValueError("files: archives (.tar) and others are mixed")
+    return TarRows([os.fspath(one) for one in paths], fields) if any(tars) else given
