@@ -228,7 +228,7 @@ Result<StoredImage> read_jpeg_header(EncodedImage) {
               "build with libjpeg-turbo (libjpeg62-turbo-dev)");
 }
 Result<void> decode_jpeg(EncodedImage, const PixelRows&) {
-  return read_jpeg_header({}).map([](const StoredImage&) {});
+  return tl::unexpected(read_jpeg_header({}).error());
 }
 
 }  // namespace plimsoll

@@ -248,7 +248,7 @@ Result<StoredImage> read_png_header(EncodedImage) {
               "build with libpng (libpng-dev)");
 }
 Result<void> decode_png(EncodedImage, const PixelRows&) {
-  return read_png_header({}).map([](const StoredImage&) {});
+  return tl::unexpected(read_png_header({}).error());
 }
 
 }  // namespace plimsoll

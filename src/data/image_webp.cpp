@@ -105,7 +105,7 @@ Result<StoredImage> read_webp_header(EncodedImage) {
               "build with libwebp (libwebp-dev)");
 }
 Result<void> decode_webp(EncodedImage, const PixelRows&) {
-  return read_webp_header({}).map([](const StoredImage&) {});
+  return tl::unexpected(read_webp_header({}).error());
 }
 
 }  // namespace plimsoll

@@ -197,7 +197,11 @@ def check_flat(after):
 
 def test_m1_resident_memory_does_not_know_how_many_images_there_are_or_were_seen(tmp_path):
     MemoryCgroup.needed()
-    check_flat([epochs(tmp_path, count) for count in (10, 60)])  # 60 decoded: 1.2 GiB.
+    check_flat([epochs(tmp_path, count) for count in (10, 60)])
+    kept = "import sys, plimsoll; images = plimsoll.ImageSet(sys.argv[1]); kept = [images.image(k) for k in range(60)]"
+    with MemoryCgroup(1 << 30) as group:  # As the original did: 1.2 GiB.
+        run = group.run([sys.executable, "-c", kept, tmp_path / "set60"])
+    assert run.returncode == -9 and run.oom_kills == 1
 
 
 @pytest.mark.slow
