@@ -16,6 +16,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import json
+import os
 import random
 import sys
 import unicodedata
@@ -28,7 +29,7 @@ from . import _core
 from ._chat_template import Spans
 
 _VOCABULARY_MOST = 1 << 22  # Ids may have gaps, and one far off is no reason for a long table.
-_SEEN_MOST = 48 << 20  # Characters that one gigatoken encodes.
+_GROWS_MOST = 32 << 20  # Bytes by which the process may grow until gigatoken begins with an empty table of words.
 ENCODERS = ("auto", "tokenizers", "gigatoken")
 Encoded = tuple[np.ndarray, Spans]
 
@@ -94,23 +95,29 @@ def _library_ids(tokenizer: Any, texts: list[str]) -> list[np.ndarray]:
 
 
 class _Gigatoken:
-    """gigatoken of one tokenizer. It keeps whatever it has seen, so it is made anew after some text."""
+    """gigatoken of one tokenizer. It keeps every word it has seen, so it is made anew when they take much."""
 
     def __init__(self, said: str) -> None:
         import gigatoken
 
         self._make = lambda: gigatoken.Tokenizer.from_json(said)
-        self._made, self._seen = self._make(), 0
+        self._made, self._least = self._make(), _anonymous_bytes()
 
     def __call__(self, texts: list[str]) -> list[np.ndarray]:
-        if self._seen > _SEEN_MOST:
+        if _anonymous_bytes() > self._least + _GROWS_MOST:
             self._made = None  # Not two of them at a time.
-            self._made, self._seen = self._make(), 0
-        self._seen += sum(map(len, texts))
+            _core.trim()  # Words are small blocks, and the allocator would keep them.
+            self._made, self._least = self._make(), _anonymous_bytes()
         layout = self._made.encode_batch(texts, parallel=False).layout
         ids = np.asarray(layout.content.data).astype(np.uint32, copy=False)
         ends = np.asarray(layout.offsets).tolist()
         return [ids[begin:end] for begin, end in zip(ends, ends[1:])]
+
+
+def _anonymous_bytes() -> int:
+    with open("/proc/self/statm", encoding="ascii") as file:
+        _, resident, shared, *_ = map(int, file.read().split())
+    return (resident - shared) * os.sysconf("SC_PAGE_SIZE")
 
 
 def _fast_encoder(said: str, tokenizer: Any) -> tuple[Any, str]:

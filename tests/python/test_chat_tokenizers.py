@@ -220,3 +220,21 @@ def test_the_real_gigatoken_gives_the_reference(tmp_path):
     pytest.importorskip("gigatoken")
     pytest.importorskip("transformers")
     assert token_fuzz.run("gpt2", 1200, 3, None, tmp_path, encoder="gigatoken")["texts"] == 1200
+
+
+def test_t1_the_words_that_gigatoken_keeps_have_a_bound(tmp_path, monkeypatch):
+    """600,000 different ones."""
+    pytest.importorskip("gigatoken")
+    import tokenizers
+
+    made = tokenizers.Tokenizer.from_file(str(chats.make_tokenizer(tmp_path) / "tokenizer.json"))
+    monkeypatch.setattr(_chat_encoder, "_GROWS_MOST", 4 << 20)
+    encode = _chat_encoder._Gigatoken(made.to_str())
+    least = most = _chat_encoder._anonymous_bytes()
+    for k in range(40):
+        text = " ".join(map(str, range(15_000 * k, 15_000 * (k + 1))))
+        ids = encode([text])[0]
+        most = max(most, _chat_encoder._anonymous_bytes())
+        assert k % 10 or np.array_equal(ids, _chat_encoder._library_ids(made, [text])[0])
+    print(f"grown by {(most - least) / 2**20:.1f} MiB")
+    assert most - least < 56 << 20  # 35 MiB, with what the first texts make; 99 without a bound.

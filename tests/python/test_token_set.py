@@ -226,7 +226,7 @@ def test_t1_300000_rows_are_the_same_bytes_in_384_mib_in_a_large_limit_and_after
 @pytest.mark.slow
 @pytest.mark.parametrize("encoder, more", [("tokenizers", 2 << 20), ("gigatoken", 16 << 20)])
 def test_t1_3000000_rows_take_the_memory_of_300000(tmp_path, encoder, more):
-    """To 2 MiB; with gigatoken to a doubling of its table of words, which nobody but its end can bound."""
+    """To 2 MiB; with gigatoken to a doubling of its table of words, which is made anew when it has grown by 32 MiB."""
     MemoryCgroup.needed()
     if encoder == "gigatoken":
         pytest.importorskip("gigatoken")
