@@ -317,7 +317,7 @@ def _held(models: list[Any], optimizers: list[Any], teachers: list[Any],
 
     embeddings = size(part.weight for model in models for part in model.modules()
                       if isinstance(part, (torch.nn.Embedding, torch.nn.EmbeddingBag)))
-    parameters = size(p for model in models for p in model.parameters()) + embeddings
+    parameters = size(p for model in models for p in _in_memory(model.parameters())) + embeddings
     trained = [p for optimizer in optimizers for group in optimizer.param_groups
                for p in group["params"]]
     parameters += size(trained)
@@ -330,8 +330,15 @@ def _held(models: list[Any], optimizers: list[Any], teachers: list[Any],
         "gradients": sum(block_bytes(p.numel() * p.element_size()) for p in
                          {id(p): p for p in trained}.values() if p.requires_grad),
         "teacher": size(t for teacher in teachers
-                        for t in [*teacher.parameters(), *teacher.buffers()]),
+                        for t in [*_in_memory(teacher.parameters()), *teacher.buffers()]),
     }
+
+
+def _in_memory(parameters: Iterable[Any]) -> list[Any]:
+    """Without those on disk (stream_frozen)."""
+    from ._absent import Absent
+
+    return [one for one in parameters if not isinstance(one, Absent)]
 
 
 def _staying(models: list[Any], optimizers: list[Any],
@@ -339,7 +346,7 @@ def _staying(models: list[Any], optimizers: list[Any],
     """Address and bytes of every storage that stays from step to step: parameters, buffers, states."""
     import torch
 
-    tensors = [t for module in models + teachers for t in [*module.parameters(), *module.buffers()]]
+    tensors = [t for module in models + teachers for t in [*_in_memory(module.parameters()), *module.buffers()]]
     for optimizer in optimizers:
         tensors += [p for group in optimizer.param_groups for p in group["params"]]
         tensors += [v for values in optimizer.state.values() for v in values.values()
