@@ -28,8 +28,7 @@ def made(tmp_path_factory):
     folder = tmp_path_factory.mktemp("images")
     rows = [{"text": f"{k}", "image": [{"bytes": encoded_of(100 * k + i)} for i in range(k % 3)], "response": "r"}
             for k in range(40)]
-    with plimsoll.Governor("1GiB") as governor:
-        plimsoll.import_vision(rows, folder / "set", governor=governor)
+    plimsoll.import_vision(rows, folder / "set")
     return folder / "set"
 
 
@@ -121,8 +120,7 @@ batches.close()
 print(images.batches(1, governor=governor, shuffle=False).next().rows[0].images[0].shape)
 """
     rows = [{"image": {"bytes": pictures.saved(Image.new("RGB", (3000, 3000)), "PNG")}} for _ in range(4)]
-    with plimsoll.Governor("1GiB") as governor:
-        plimsoll.import_vision(rows, tmp_path / "set", governor=governor)
+    plimsoll.import_vision(rows, tmp_path / "set")
     import subprocess
 
     done = subprocess.run([sys.executable, "-c", program, tmp_path / "set"], capture_output=True, text=True, timeout=120)

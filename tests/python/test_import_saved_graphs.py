@@ -388,7 +388,7 @@ def test_python_imports_saved_graphs_too(modules, tmp_path):
     graphs = random_graphs(np.random.default_rng(8), 9)
     path = write_pt(tmp_path / "processed_graphs.pt", datas(modules, graphs))
     write_mapping(tmp_path)
-    with plimsoll.Governor("1GiB") as governor:
+    with plimsoll.Governor("4GiB") as governor:
         said = plimsoll.import_graphs(path, tmp_path / "set", governor=governor)
         assert said["reused"] is False
         with plimsoll.GraphSet.open(governor, tmp_path / "set") as made:

@@ -35,11 +35,11 @@ def test_limits_name_every_candidate_and_the_winner():
 
 
 def test_a_governor_states_its_limit_and_its_ledger():
-    with plimsoll.Governor("1GiB", foreign_bytes="32MiB") as governor:
-        assert governor.limit_bytes == 1024 * MIB
-        assert "1.0 GiB" in governor.limit.explain()
+    with plimsoll.Governor("4GiB", foreign_bytes="32MiB") as governor:
+        assert governor.limit_bytes == 4096 * MIB
+        assert "4.0 GiB" in governor.limit.explain()
         ledger = governor.ledger()
-        assert ledger.limit_bytes == 1024 * MIB
+        assert ledger.limit_bytes == 4096 * MIB
         assert ledger.baseline_bytes > 0
         assert ledger.pools["foreign"].floor_bytes == 32 * MIB
         assert ledger.free_bytes == (

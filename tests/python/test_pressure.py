@@ -206,7 +206,7 @@ def test_r59_batch_finders_recognise_a_refusal():
     torch = pytest.importorskip("torch")
     pytest.importorskip("plimsoll._torch")
     size = 1 << 30
-    with plimsoll.Governor("1GiB"):
+    with plimsoll.Governor("2GiB"):  # Of which the tests before may hold one.
         while True:
             try:
                 held = torch.empty(size, dtype=torch.float32)
@@ -215,7 +215,7 @@ def test_r59_batch_finders_recognise_a_refusal():
                 assert recognised(error)
                 assert str(error).startswith("tensors wanted ")
                 size //= 2
-    assert held.numel() == size < 1 << 28
+    assert held.numel() == size < 1 << 29
 
 
 def test_r60_errors_name_arguments_and_sizes_without_a_unit():
