@@ -74,14 +74,11 @@ class OwnWatch {
 
   bool look(double step, const std::string& phase) {
     const std::int64_t now = now_ns();
-    if (now < watch_.next_ns() || !inside_pace_.due(now, kTimes) || !rest_pace_.due(now, kTimes)) {
+    if (now < watch_.next_ns() || !inside_pace_.due(now, kTimes)) {
       return false;
     }
-    const std::int64_t began = thread_cpu_ns();
-    const std::int64_t paced = paced_ns();
     inside_pace_.time_warm([&] { inside_ = inside_with_python(); });
     watch_.look(step, inside_, phase).or_throw();
-    rest_pace_.record(now_ns(), thread_cpu_ns() - began - (paced_ns() - paced));
     return true;
   }
   Watch& watch() { return watch_; }
@@ -102,14 +99,9 @@ class OwnWatch {
 
  private:
   static constexpr std::int64_t kTimes = 8 * Pace::kCalm;  // As a look's other short readings.
-  // What readings of this look have a pace of their own for.
-  [[nodiscard]] std::int64_t paced_ns() const noexcept {
-    return watch_.spent_ns() + inside_pace_.spent_ns();
-  }
   Watch watch_;
   Inside inside_{};
   Pace inside_pace_{};
-  Pace rest_pace_{};  // Of what is done with readings.
 };
 
 using WatchHandle = Guarded<OwnWatch>;

@@ -89,8 +89,6 @@ class Watch {
 
   /// From when on another look keeps to 1 % of a core; of the clock of now_ns().
   [[nodiscard]] std::int64_t next_ns() const noexcept { return looker_.next_ns(); }
-  /// What all looks took of the processor so far, as far as they keep a pace.
-  [[nodiscard]] std::int64_t spent_ns() const noexcept { return looker_.spent_ns(); }
 
   /// Who held how much in each window of the trends: floors, at most Trend::kWindowsMost.
   [[nodiscard]] std::vector<PicturePoint> points() const;
