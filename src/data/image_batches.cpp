@@ -22,6 +22,7 @@
 
 #include "base/check.h"
 #include "base/mutex.h"
+#include "data/image_set_format.h"
 #include "memory/slab.h"
 #include "os/background_thread.h"
 #include "os/blocked_signals.h"
@@ -174,7 +175,7 @@ Result<std::shared_ptr<BatchUnderWay>> ImageBatches::Impl::plan(const ImagesPlac
 
 Result<void> ImageBatches::Impl::decode(const ImagePlace& place, std::span<std::uint8_t> pixels,
                                         std::vector<std::byte>& encoded) const {
-  encoded.resize(static_cast<std::size_t>(place.bytes));
+  resize_anew(encoded, place.bytes);
   PLIMSOLL_TRY_VOID(set_->read(place, encoded));
   PLIMSOLL_TRY(const ImageInfo info, read_image_info(encoded, INT64_MAX));
   if (info.width != place.width || info.height != place.height) {

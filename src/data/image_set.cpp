@@ -107,7 +107,7 @@ Result<void> ImageSet::Impl::verify(
   for (std::int64_t number = 0; number < info.rows; ++number) {
     PLIMSOLL_TRY(const ImageRow found, row(number));
     for (const ImagePlace& place : found.images) {
-      bytes.resize(static_cast<std::size_t>(place.bytes));
+      resize_anew(bytes, place.bytes);
       PLIMSOLL_TRY_VOID(read(place, bytes));
       ++images;
       encoded_bytes += place.bytes;

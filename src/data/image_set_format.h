@@ -10,6 +10,7 @@
 #include <array>
 #include <cstdint>
 #include <filesystem>
+#include <vector>
 
 #include "data/row_file.h"
 #include "plimsoll/image_set.h"
@@ -30,6 +31,15 @@ struct StoredPlace {
   std::uint32_t height{0};
 };
 static_assert(sizeof(StoredPlace) == 16);
+
+/// Resizes, never the old elements beside the new ones: nobody wants them any more.
+template <class T>
+void resize_anew(std::vector<T>& elements, std::int64_t size) {
+  if (static_cast<std::size_t>(size) > elements.capacity()) {
+    elements = std::vector<T>();
+  }
+  elements.resize(static_cast<std::size_t>(size));
+}
 
 /// Whether the file begins as that of an image set does.
 [[nodiscard]] inline bool is_image_set(const std::filesystem::path& path) {

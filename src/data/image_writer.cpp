@@ -69,7 +69,7 @@ Result<StoredPlace> ImageWriter::Impl::check(std::span<const std::byte> encoded,
   if (needed > lease_.bytes()) {
     PLIMSOLL_TRY_VOID(lease_.grow(needed));
   }
-  pixels_.resize(static_cast<std::size_t>(image.pixel_bytes()));
+  resize_anew(pixels_, image.pixel_bytes());
   PLIMSOLL_TRY_VOID(decode_image(encoded, image, pixels_));
   ++after.images;
   after.encoded_bytes += bytes;

@@ -206,3 +206,16 @@ def test_m1_resident_memory_does_not_know_how_many_images_there_are_or_were_seen
 def test_m1_300_and_663_images_of_21_mb_decoded_take_what_100_take(tmp_path):
     MemoryCgroup.needed()
     check_flat([epochs(tmp_path, count) for count in (100, 300, 663)])
+
+
+def test_batches_refuse_in_a_forked_child_and_go_on_in_the_parent(governor, images):
+    batches = images.batches(3, governor=governor, seed=1)
+    child = os.fork()
+    if child == 0:  # The threads that decode are not there: it would wait for ever.
+        try:
+            batches.next()
+        except ValueError as error:
+            os._exit(0 if "forked" in str(error) else 1)
+        os._exit(2)
+    assert os.waitpid(child, 0)[1] == 0
+    assert len(batches.next()) == 3
