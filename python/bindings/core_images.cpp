@@ -25,6 +25,7 @@
 #include "plimsoll/image.h"
 #include "plimsoll/image_batches.h"
 #include "plimsoll/image_set.h"
+#include "row_sets.h"
 
 namespace plimsoll::python {
 namespace {
@@ -32,22 +33,7 @@ namespace {
 using PlaceNumbers =
     std::tuple<std::int64_t, std::int64_t, std::uint32_t, std::int64_t, std::int64_t>;
 
-// A set that Python and batches from it own together.
-class Images {
- public:
-  explicit Images(ImageSet set) : set_(std::make_shared<ImageSet>(std::move(set))) {}
-  [[nodiscard]] std::shared_ptr<ImageSet> get() const {
-    if (!set_) {
-      throw Exception(
-          make_error(ErrorCode::kInvalidArgument, "ImageSet: it was closed", "open it again"));
-    }
-    return set_;
-  }
-  void close() { set_.reset(); }
-
- private:
-  std::shared_ptr<ImageSet> set_;
-};
+using Images = SharedSet<ImageSet>;
 
 void bind_decoding(nb::module_& m) {
   m.attr("image_pixels_max") = kImagePixelsMost;
@@ -93,17 +79,7 @@ void bind_scaling(nb::module_& m) {
 }
 
 void bind_image_set(nb::module_& m) {
-  nb::class_<Images>(m, "ImageSet")
-      .def_static(
-          "open",
-          [](const std::string& path) {
-            const nb::gil_scoped_release unlocked;
-            return Images(ImageSet::open(path).or_throw());
-          },
-          nb::arg("path"))
-      .def("close", &Images::close)
-      .def_prop_ro("rows", [](const Images& images) { return images.get()->rows(); })
-      .def_prop_ro("about", [](const Images& images) { return images.get()->info().about; })
+  bind_row_set<ImageSet>(m, "ImageSet")
       .def_prop_ro("counts",
                    [](const Images& images) {
                      const ImageSetInfo info = images.get()->info();
@@ -137,18 +113,13 @@ void bind_image_set(nb::module_& m) {
                    bytes_of(out))
                 .or_throw();
           },
-          nb::arg("place"), nb::arg("out").noconvert())
-      .def("verify", [](const Images& images) {
-        const auto set = images.get();
-        const nb::gil_scoped_release unlocked;
-        set->verify(nullptr).or_throw();
-      });
+          nb::arg("place"), nb::arg("out").noconvert());
 }
 
 using PyImageWriter = Guarded<ImageWriter>;
 
 void bind_image_writer(nb::module_& m) {
-  nb::class_<PyImageWriter>(m, "ImageWriter")
+  bind_row_writer<ImageWriter>(m, "ImageWriter")
       .def_static(
           "open",
           [](const Governor& governor, const std::string& path, const std::string& fingerprint,
@@ -164,18 +135,6 @@ void bind_image_writer(nb::module_& m) {
           },
           nb::arg("governor"), nb::arg("path"), nb::arg("fingerprint"), nb::arg("pixels_max"),
           nb::arg("rebuild"))
-      .def_prop_ro("whole",
-                   [](PyImageWriter& writer) {
-                     return writer.use([](ImageWriter& self) { return self.whole(); });
-                   })
-      .def_prop_ro("position",
-                   [](PyImageWriter& writer) {
-                     return writer.use([](ImageWriter& self) { return self.position(); });
-                   })
-      .def_prop_ro("rows",
-                   [](PyImageWriter& writer) {
-                     return writer.use([](ImageWriter& self) { return self.info().rows; });
-                   })
       .def_prop_ro("images",
                    [](PyImageWriter& writer) {
                      return writer.use([](ImageWriter& self) { return self.info().images; });
@@ -190,20 +149,7 @@ void bind_image_writer(nb::module_& m) {
             }
             writer.use([&](ImageWriter& self) { self.append(messages, spans).or_throw(); });
           },
-          nb::arg("messages"), nb::arg("images"))
-      .def(
-          "commit",
-          [](PyImageWriter& writer, const std::string& position) {
-            writer.use([&](ImageWriter& self) { self.commit(position).or_throw(); });
-          },
-          nb::arg("position"))
-      .def(
-          "finish",
-          [](PyImageWriter& writer, const std::string& about, const std::string& fingerprint) {
-            writer.use([&](ImageWriter& self) { self.finish(about, fingerprint).or_throw(); });
-          },
-          nb::arg("about"), nb::arg("fingerprint"))
-      .def("close", &PyImageWriter::close);
+          nb::arg("messages"), nb::arg("images"));
 }
 
 struct SharedImageBatches {

@@ -27,6 +27,7 @@
 #include "feed.h"
 #include "plimsoll/token_batches.h"
 #include "plimsoll/token_set.h"
+#include "row_sets.h"
 #include "run/progress.h"
 
 namespace plimsoll::python {
@@ -35,35 +36,10 @@ namespace {
 using TokensIn = nb::ndarray<const std::uint32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using TokensOut = nb::ndarray<std::int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
-// A set that Python and batches from it own together.
-class Tokens {
- public:
-  explicit Tokens(TokenSet set) : set_(std::make_shared<TokenSet>(std::move(set))) {}
-  [[nodiscard]] std::shared_ptr<TokenSet> get() const {
-    if (!set_) {
-      throw Exception(
-          make_error(ErrorCode::kInvalidArgument, "TokenSet: it was closed", "open it again"));
-    }
-    return set_;
-  }
-  void close() { set_.reset(); }
-
- private:
-  std::shared_ptr<TokenSet> set_;
-};
+using Tokens = SharedSet<TokenSet>;
 
 void bind_token_set(nb::module_& m) {
-  nb::class_<Tokens>(m, "TokenSet")
-      .def_static(
-          "open",
-          [](const std::string& path) {
-            const nb::gil_scoped_release unlocked;
-            return Tokens(TokenSet::open(path).or_throw());
-          },
-          nb::arg("path"))
-      .def("close", &Tokens::close)
-      .def_prop_ro("rows", [](const Tokens& tokens) { return tokens.get()->rows(); })
-      .def_prop_ro("about", [](const Tokens& tokens) { return tokens.get()->info().about; })
+  bind_row_set<TokenSet>(m, "TokenSet")
       .def_prop_ro("counts",
                    [](const Tokens& tokens) {
                      const TokenSetInfo info = tokens.get()->info();
@@ -84,12 +60,7 @@ void bind_token_set(nb::module_& m) {
             const nb::gil_scoped_release unlocked;
             set->read(row, span_of(ids), span_of(trained)).or_throw();
           },
-          nb::arg("row"), nb::arg("ids").noconvert(), nb::arg("trained").noconvert())
-      .def("verify", [](const Tokens& tokens) {
-        const auto set = tokens.get();
-        const nb::gil_scoped_release unlocked;
-        set->verify(nullptr).or_throw();
-      });
+          nb::arg("row"), nb::arg("ids").noconvert(), nb::arg("trained").noconvert());
 }
 
 struct SharedTokenBatches {
@@ -212,7 +183,7 @@ void bind_spans(nb::module_& m) {
 }
 
 void bind_writer(nb::module_& m) {
-  nb::class_<PyTokenWriter>(m, "TokenWriter")
+  bind_row_writer<TokenWriter>(m, "TokenWriter")
       .def_static(
           "open",
           [](const Governor& governor, const std::string& path, std::int64_t vocabulary,
@@ -229,18 +200,6 @@ void bind_writer(nb::module_& m) {
           },
           nb::arg("governor"), nb::arg("path"), nb::arg("vocabulary"), nb::arg("fingerprint"),
           nb::arg("row_tokens_max"), nb::arg("rebuild"))
-      .def_prop_ro("whole",
-                   [](PyTokenWriter& writer) {
-                     return writer.use([](TokenWriter& self) { return self.whole(); });
-                   })
-      .def_prop_ro("position",
-                   [](PyTokenWriter& writer) {
-                     return writer.use([](TokenWriter& self) { return self.position(); });
-                   })
-      .def_prop_ro("rows",
-                   [](PyTokenWriter& writer) {
-                     return writer.use([](TokenWriter& self) { return self.info().rows; });
-                   })
       .def(
           "append",
           [](PyTokenWriter& writer, const TokensIn& ids, const Spans& trained) {
@@ -255,20 +214,7 @@ void bind_writer(nb::module_& m) {
              return nb::make_tuple(row.tokens, row.trained, row.cut);
            })
       .def("drop_row",
-           [](PyTokenWriter& writer) { writer.use([](TokenWriter& self) { self.drop_row(); }); })
-      .def(
-          "commit",
-          [](PyTokenWriter& writer, const std::string& position) {
-            writer.use([&](TokenWriter& self) { self.commit(position).or_throw(); });
-          },
-          nb::arg("position"))
-      .def(
-          "finish",
-          [](PyTokenWriter& writer, const std::string& about, const std::string& fingerprint) {
-            writer.use([&](TokenWriter& self) { self.finish(about, fingerprint).or_throw(); });
-          },
-          nb::arg("about"), nb::arg("fingerprint"))
-      .def("close", &PyTokenWriter::close);
+           [](PyTokenWriter& writer) { writer.use([](TokenWriter& self) { self.drop_row(); }); });
 }
 
 using PyChatReader = Guarded<ChatReader>;

@@ -4,7 +4,8 @@
 C++ reads, checks and renders the rows (chat_reader.h) and writes the set (token_writer.cpp); the tokenizer and what of
 a template is not compiled are called from here, a piece of half a mebibyte of text at a time. Torch is not imported.
 
-Reading order: import_chat(), _set_import.py, _Import, _chat_source.py, _chat_encoder.py.   Memory: a piece, its tokens, the tokenizer.
+Reading order: import_chat(), _set_import.py, _Import, _chat_source.py, _chat_encoder.py.
+Memory: a piece, its tokens, the tokenizer.
 """
 from __future__ import annotations
 

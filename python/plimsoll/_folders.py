@@ -24,8 +24,9 @@ def replaced(path: pathlib.Path, beside: str = "", *, durable: bool = True) -> I
         with replaced(path) as partial:
             partial.write_text("all of it")
 
-    Whoever opens the file `path` finds what was there or all that is new, after a power cut too. A folder that was there is away
-    for a moment. Where the block raises, what it wrote goes and `path` stays; what a kill left is removed by the next.
+    Whoever opens the file `path` finds what was there or all that is new, after a power cut too. A folder that was
+    there is away for a moment. Where the block raises, what it wrote goes and `path` stays; what a kill left is
+    removed by the next.
 
     beside:  the name, of one writer at a time; "": that of `path` with ".partial" behind it.
     durable: False leaves it to the kernel when the disk gets it.

@@ -16,6 +16,7 @@ import numpy as np
 from . import _core
 from ._arrays import byte_size, not_pickled
 from ._memory import Governor
+from ._row_set import RowSet
 
 Place = tuple[int, int]
 FILTERS = ("box", "bilinear", "hamming", "bicubic", "lanczos")  # ImageFilter.
@@ -65,7 +66,7 @@ class ImageRow:
     sizes: list[tuple[int, int]]  # Of the images, in the order of these parts: width and height, upright.
 
 
-class ImageSet:
+class ImageSet(RowSet[ImageRow]):
     """Rows of messages and images in one file (docs/formats/image_set.md). Images stay as they came: JPEG, PNG, WebP.
 
         images = plimsoll.ImageSet("receipts.images")
@@ -81,29 +82,18 @@ class ImageSet:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = os.fspath(path)
-        self._core = _core.ImageSet.open(self.path)
+        super().__init__(os.fspath(path), _core.ImageSet.open(os.fspath(path)))
         (self.images, self.encoded_bytes, self.decoded_bytes, self.work_bytes_max,
          self.fingerprint) = self._core.counts
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return ImageSet, (self.path,)  # A worker opens it itself.
-
-    @property
-    def about(self) -> dict[str, Any]:
-        """What was imported, with which options, and what was odd."""
-        return json.loads(self._core.about)
-
     def row(self, row: int) -> ImageRow:
         """A row without its images' bytes. Errors: IndexError; CorruptError naming the row; OSError."""
-        messages, places = self._core.row(self._row(row))
+        messages, places = self._core.row(self._number(row))
         return ImageRow(json.loads(messages), [place[3:] for place in places])
-
-    __getitem__ = row
 
     def encoded(self, row: int, image: int = 0) -> np.ndarray:
         """An image of a row as it came. Shape: uint8 [bytes]. Errors: IndexError; CorruptError; OSError."""
-        places = self._core.row(self._row(row))[1]
+        places = self._core.row(self._number(row))[1]
         if not 0 <= image < len(places):
             raise IndexError(f"image {image} of {len(places)} of row {row}")
         out = np.empty(places[image][1], np.uint8)
@@ -116,12 +106,6 @@ class ImageSet:
         Errors: IndexError; CorruptError; OSError.
         """
         return decode_image(self.encoded(row, image).data, pixels_max=1 << 62)
-
-    def __len__(self) -> int:
-        return self._core.rows
-
-    def __iter__(self) -> Iterator[ImageRow]:
-        return (self.row(row) for row in range(len(self)))
 
     def batches(self, batch_size: int = 1, *, governor: Governor, shuffle: bool = True, seed: int = 0,
                 held_out: int = 0, only_held_out: bool = False, threads: int = 1, queue_bytes: int | str = "256MiB",
@@ -139,25 +123,6 @@ class ImageSet:
                                                        place))
         governor._adopt(batches)
         return batches
-
-    def verify(self) -> None:
-        """Reads everything and compares every checksum. Errors: CorruptError, OSError."""
-        self._core.verify()
-
-    def close(self) -> None:
-        """Lets go of the file."""
-        self._core.close()
-
-    def _row(self, row: int) -> int:
-        if not -len(self) <= row < len(self):
-            raise IndexError(f"row {row} of {len(self)}")
-        return row % len(self)
-
-    def __enter__(self) -> ImageSet:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 class ImageBatchRow:

@@ -17,6 +17,7 @@ from ._chat_source import ChatFiles, ChatRows
 from ._memory import Governor
 from .errors import CorruptError, NotFoundError
 
+
 class Again(Exception):
     """The import begins anew, from this position."""
 

@@ -5,7 +5,6 @@ Threads: a TokenSet may be read from any number of threads; a TokenBatches' call
 """
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -14,6 +13,7 @@ import numpy as np
 
 from . import _core
 from ._arrays import not_pickled
+from ._row_set import RowSet
 
 if TYPE_CHECKING:
     import torch
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 Place = tuple[int, int, int]
 
 
-class TokenSet:
+class TokenSet(RowSet[tuple[np.ndarray, np.ndarray]]):
     """Rows of token ids in one file (docs/formats/token_set.md), each token trained on or not.
 
         tokens = plimsoll.TokenSet("chats.tokens")
@@ -34,22 +34,13 @@ class TokenSet:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = os.fspath(path)
-        self._core = _core.TokenSet.open(self.path)
+        super().__init__(os.fspath(path), _core.TokenSet.open(os.fspath(path)))
         (self.tokens, self.trained_tokens, self.longest_row, self.vocabulary, self.id_bytes,
          self.fingerprint) = self._core.counts
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return TokenSet, (self.path,)  # A worker opens it itself.
-
-    @property
-    def about(self) -> dict[str, Any]:
-        """What was imported, with which options, and what was odd."""
-        return json.loads(self._core.about)
-
     def length(self, row: int) -> int:
         """Tokens of a row. Errors: IndexError."""
-        return self._core.length(self._row(row))
+        return self._core.length(self._number(row))
 
     def row(self, row: int) -> tuple[np.ndarray, np.ndarray]:
         """A row's ids and which are trained on. Shape: int32 [tokens], bool [tokens].
@@ -58,16 +49,8 @@ class TokenSet:
         """
         ids = np.empty(self.length(row), np.int32)
         trained = np.empty(len(ids), np.uint8)
-        self._core.read(self._row(row), ids, trained)
+        self._core.read(self._number(row), ids, trained)
         return ids, trained.view(np.bool_)
-
-    __getitem__ = row
-
-    def __len__(self) -> int:
-        return self._core.rows
-
-    def __iter__(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        return (self.row(row) for row in range(len(self)))
 
     def batches(self, batch_size: int = 1, sequence_length: int = 2048, *, packing: bool = True, window: int = 1024,
                 shuffle: bool = True, seed: int = 0, pad_id: int = 0, held_out: int = 0, only_held_out: bool = False,
@@ -83,25 +66,6 @@ class TokenSet:
         return TokenBatches(_core.TokenBatches.open(self._core, batch_size, sequence_length, packing, window,
                                                     shuffle, seed, pad_id, held_out, only_held_out, place),
                             (batch_size, sequence_length))
-
-    def verify(self) -> None:
-        """Reads everything and compares every checksum. Errors: CorruptError, OSError."""
-        self._core.verify()
-
-    def close(self) -> None:
-        """Lets go of the file; batches under way keep it until they are closed too."""
-        self._core.close()
-
-    def _row(self, row: int) -> int:
-        if not -len(self) <= row < len(self):
-            raise IndexError(f"row {row} of {len(self)}")
-        return row % len(self)
-
-    def __enter__(self) -> TokenSet:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 class TokenBatch:

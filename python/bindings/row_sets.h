@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the bindings of a TokenSet and of an ImageSet share, and those of their writers.
+//
+// Threads: a SharedSet's calls run side by side; a writer's queue (Guarded).   Memory: none.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <utility>
+
+#include <nanobind/stl/string.h>
+
+#include "bindings.h"
+
+namespace plimsoll::python {
+
+/// A set that Python and batches from it own together.
+template <class Set>
+class SharedSet {
+ public:
+  SharedSet(Set set, const char* name) : set_(std::make_shared<Set>(std::move(set))), name_(name) {}
+  /// Errors: kInvalidArgument when closed.
+  [[nodiscard]] std::shared_ptr<Set> get() const {
+    if (!set_) {
+      throw Exception(make_error(ErrorCode::kInvalidArgument,
+                                 std::string(name_) + ": it was closed", "open it again"));
+    }
+    return set_;
+  }
+  void close() { set_.reset(); }
+
+ private:
+  std::shared_ptr<Set> set_;
+  const char* name_;  // Static.
+};
+
+/// The class of a set, with what every set has.
+template <class Set>
+nb::class_<SharedSet<Set>> bind_row_set(nb::module_& m, const char* name) {
+  using Shared = SharedSet<Set>;
+  return nb::class_<Shared>(m, name)
+      .def_static(
+          "open",
+          [name](const std::string& path) {
+            const nb::gil_scoped_release unlocked;
+            return Shared(Set::open(path).or_throw(), name);
+          },
+          nb::arg("path"))
+      .def("close", &Shared::close)
+      .def_prop_ro("rows", [](const Shared& set) { return set.get()->rows(); })
+      .def_prop_ro("about", [](const Shared& set) { return set.get()->info().about; })
+      .def("verify", [](const Shared& shared) {
+        const auto set = shared.get();
+        const nb::gil_scoped_release unlocked;
+        set->verify(nullptr).or_throw();
+      });
+}
+
+/// The class of a writer, with what every writer has.
+template <class Writer>
+nb::class_<Guarded<Writer>> bind_row_writer(nb::module_& m, const char* name) {
+  using Handle = Guarded<Writer>;
+  return nb::class_<Handle>(m, name)
+      .def_prop_ro(
+          "whole",
+          [](Handle& writer) { return writer.use([](Writer& self) { return self.whole(); }); })
+      .def_prop_ro(
+          "position",
+          [](Handle& writer) { return writer.use([](Writer& self) { return self.position(); }); })
+      .def_prop_ro(
+          "rows",
+          [](Handle& writer) { return writer.use([](Writer& self) { return self.info().rows; }); })
+      .def(
+          "commit",
+          [](Handle& writer, const std::string& position) {
+            writer.use([&](Writer& self) { self.commit(position).or_throw(); });
+          },
+          nb::arg("position"))
+      .def(
+          "finish",
+          [](Handle& writer, const std::string& about, const std::string& fingerprint) {
+            writer.use([&](Writer& self) { self.finish(about, fingerprint).or_throw(); });
+          },
+          nb::arg("about"), nb::arg("fingerprint"))
+      .def("close", &Handle::close);
+}
+
+}  // namespace plimsoll::python

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""RowSet: what a TokenSet and an ImageSet are alike in, as sequences of rows over one file.
+
+Threads: may be read from any number of threads.   Memory: a descriptor.
+"""
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any, Generic, TypeVar
+
+_Row = TypeVar("_Row")
+_Self = TypeVar("_Self", bound="RowSet[Any]")
+
+
+class RowSet(Generic[_Row]):
+    """Rows of a file that is open. A subclass opens it, and says what a row is."""
+
+    def __init__(self, path: str, core: Any) -> None:
+        """core: the bindings' set."""
+        self.path = path
+        self._core = core
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.path,)  # A worker opens it itself.
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What was imported, with which options, and what was odd."""
+        return json.loads(self._core.about)
+
+    def row(self, row: int) -> _Row:
+        """A row. Errors: IndexError; CorruptError naming the row; OSError."""
+        raise NotImplementedError
+
+    def __getitem__(self, row: int) -> _Row:
+        return self.row(row)
+
+    def __len__(self) -> int:
+        return self._core.rows
+
+    def __iter__(self) -> Iterator[_Row]:
+        return (self.row(row) for row in range(len(self)))
+
+    def verify(self) -> None:
+        """Reads everything and compares every checksum. Errors: CorruptError, OSError."""
+        self._core.verify()
+
+    def close(self) -> None:
+        """Lets go of the file; batches under way keep it until they are closed too."""
+        self._core.close()
+
+    def _number(self, row: int) -> int:
+        if not -len(self) <= row < len(self):
+            raise IndexError(f"row {row} of {len(self)}")
+        return row % len(self)
+
+    def __enter__(self: _Self) -> _Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
