@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loops in processes of their own that take turns, so that all see the same machine: of benchmarks that compare a loop
-with the same loop and something beside it.
+"""Loops in processes of their own that take turns, or run side by side on a core each, so that all see the same
+machine: of benchmarks that compare a loop with the same loop and something beside it.
 
 In the loop's process Turns counts steps; in the benchmark's each Loop is such a process.
 """
 import json
 import math
+import os
 import statistics
 import subprocess
 import sys
@@ -40,10 +41,13 @@ class Turns:
 class Loop:
     """A process that makes a turn of steps when it is asked to, and whose last line is JSON."""
 
-    def __init__(self, *command) -> None:
+    def __init__(self, *command, core: int | None = None) -> None:
+        """core: on which it stays; None: on any."""
         self._command = [str(word) for word in command]
         self._process = subprocess.Popen([sys.executable, *self._command], text=True, stdin=subprocess.PIPE,
                                          stdout=subprocess.PIPE)
+        if core is not None:
+            os.sched_setaffinity(self._process.pid, {core})  # Before it has threads.
         self._told()
 
     def _told(self):
@@ -52,14 +56,22 @@ class Loop:
             sys.exit(f"{' '.join(self._command)}: status {self._process.wait()}")
         return json.loads(line)
 
-    def turn(self) -> float:
-        """Median seconds of a step."""
+    def begin(self) -> None:
+        """Lets it make a turn."""
         print(file=self._process.stdin, flush=True)
-        return statistics.median(self._told())
+
+    def seconds(self) -> list[float]:
+        """Of each step of that turn, when it is over."""
+        return self._told()
+
+    def turn(self) -> list[float]:
+        """Both."""
+        self.begin()
+        return self.seconds()
 
     def end(self):
         """Its last line."""
-        print(file=self._process.stdin, flush=True)
+        self.begin()
         last = self._told()
         if self._process.wait():
             sys.exit(f"{' '.join(self._command)}: status {self._process.returncode}")

@@ -34,8 +34,8 @@ def measured(folder: pathlib.Path, steps: int, workers: int) -> tuple[float, flo
         else:
             before, after = bare.turn(), run.turn()
         if turn >= WARM:
-            logs.append(math.log(after / before))
-            bares.append(before)
+            logs.append(math.log(statistics.median(after) / statistics.median(before)))
+            bares.append(statistics.median(before))
     return statistics.mean(logs), statistics.median(bares), {bare.end(), run.end()}
 
 

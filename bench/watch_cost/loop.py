@@ -3,15 +3,15 @@
 
 HOW is bare, watch (plimsoll.Watch, a phase in each step, its verdict asked for once a window) or memray; scalene runs
 the loop bare. KEPT bytes are kept of each step: a leak, so that sites and holders are looked for. Half of a step parses
-JSON, which is many small objects; half is a transformer's. TURN steps are made for each line of standard input.
-WINDOW_STEPS are those of the watch: after eight windows there is a verdict, and what it suspects is looked into before.
+JSON, which is many small objects; half is a transformer's.
 """
-import contextlib
 import hashlib
 import json
 import pathlib
+import resource
 import sys
 import time
+from collections.abc import Callable
 
 import torch
 
@@ -20,16 +20,53 @@ import plimsoll
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 from bench.loop_turns import Turns  # noqa: E402
 
-TURN = 4  # Steps.
 TEXTS, MESSAGES, BATCH, LENGTH, WIDTH = 256, 60, 24, 24, 192
 
 
-class Bare:
-    """Nobody looks on."""
+class Timed:
+    """What calls took: of the wall clock, of the processor, and as a stall that is theirs. Where the kernel took the
+    processor away meanwhile, a stall is what the call had of it."""
 
-    def step(self, made: int) -> contextlib.AbstractContextManager:
-        """What goes around the step of that number."""
-        return contextlib.nullcontext()
+    def __init__(self) -> None:
+        self.wall, self.processor, self.stall, self.seconds = 0.0, 0.0, 0.0, 0.0
+
+    def __call__(self, call: Callable[[], object]) -> float:
+        """Seconds of the processor that it took."""
+        switches, processor, wall = _switches(), time.thread_time(), time.perf_counter()
+        call()
+        wall, processor = time.perf_counter() - wall, time.thread_time() - processor
+        stall = wall if _switches() == switches else processor
+        self.wall, self.processor, self.stall = (
+            max(self.wall, wall), max(self.processor, processor), max(self.stall, stall))
+        self.seconds += processor
+        return processor
+
+
+def _switches() -> int:
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw
+
+
+class Bare:
+    """Nobody looks on; the calls are timed as if somebody did, so that timing costs both loops the same."""
+
+    def __init__(self, window_steps: int) -> None:
+        self.timed, self._window_steps = Timed(), window_steps
+
+    def begin(self) -> None:
+        """Before a step."""
+        self.timed(self.enter)
+
+    def made(self, step: int) -> None:
+        """After that step."""
+        self.timed(self.leave)
+        self.timed(self.step)
+        if step % self._window_steps == 0:
+            self.timed(self.verdict)
+
+    def enter(self) -> None:
+        pass
+
+    leave = step = verdict = enter
 
     def said(self) -> dict:
         return {}
@@ -37,41 +74,40 @@ class Bare:
 
 class Watched(Bare):
     def __init__(self, window_steps: int) -> None:
+        super().__init__(window_steps)
         self._watch = plimsoll.Watch(window_steps=window_steps)
-        self._window_steps = window_steps
-        self._wall: list[float] = []  # Seconds that calls took, and of the processor.
-        self._processor: list[float] = []
+        self._searched = 0.0
 
-    @contextlib.contextmanager
-    def step(self, made: int):
-        with self._timed():
-            phase = self._watch.phase("train")
-            phase.__enter__()
-        yield
-        with self._timed():
-            phase.__exit__(None, None, None)
-        with self._timed():
-            self._watch.step()
-        if made % self._window_steps == 0:
-            with self._timed():
-                self._watch.verdict(wait=False)
+    def enter(self) -> None:
+        self._phase = self._watch.phase("train")
+        self._phase.__enter__()
 
-    @contextlib.contextmanager
-    def _timed(self):
-        wall, processor = time.perf_counter(), time.thread_time()
-        yield
-        self._wall.append(time.perf_counter() - wall)
-        self._processor.append(time.thread_time() - processor)
+    def leave(self) -> None:
+        self._phase.__exit__(None, None, None)
+
+    def step(self) -> None:
+        self._watch.step()
+
+    def verdict(self) -> None:
+        self._watch.verdict(wait=False)
+
+    def made(self, step: int) -> None:
+        before, searches = self.timed.seconds, self._watch.searching
+        super().made(step)
+        if searches or self._watch.searching:
+            self._searched += self.timed.seconds - before
 
     def said(self) -> dict:
-        return {"kind": self._watch.verdict().kind, "stall_ms": 1e3 * max(self._wall),
-                "stall_cpu_ms": 1e3 * max(self._processor)}
+        return {"kind": self._watch.verdict().kind, "stall_ms": 1e3 * self.timed.stall,
+                "stall_wall_ms": 1e3 * self.timed.wall, "stall_cpu_ms": 1e3 * self.timed.processor,
+                "calls_ms": 1e3 * self.timed.seconds, "search_ms": 1e3 * self._searched}
 
 
 class Memray(Bare):
-    def __init__(self, out: pathlib.Path) -> None:
+    def __init__(self, window_steps: int, out: pathlib.Path) -> None:
         import memray
 
+        super().__init__(window_steps)
         out.unlink(missing_ok=True)
         self._tracker = memray.Tracker(out)
         self._tracker.__enter__()
@@ -101,23 +137,24 @@ def main() -> None:
     lines, kept = texts(), []
     with plimsoll.Governor("4GiB"):
         model, optimizer = made_model()
-        watcher = {"bare": Bare, "watch": lambda: Watched(window_steps),
-                   "memray": lambda: Memray(folder / "capture")}[how]()
-        turns = Turns(TURN)
+        watcher = Memray(window_steps, folder / "capture") if how == "memray" else \
+            {"bare": Bare, "watch": Watched}[how](window_steps)
+        turns = Turns(steps)
         for step in range(steps):
-            with watcher.step(step + 1):
-                words = []
-                for text in range(BATCH):
-                    chat = json.loads(lines[(step * BATCH + text) % TEXTS])
-                    spoken = [word for message in chat for word in message["content"].split()]
-                    words.append([hash_of(word) for word in spoken[:LENGTH]])
-                batch = torch.tensor(words)
-                loss = torch.nn.functional.cross_entropy(model(batch).flatten(0, 1), batch.roll(1, 1).flatten())
-                optimizer.zero_grad(set_to_none=True)
-                loss.backward()
-                optimizer.step()
-                if kept_bytes:
-                    kept.append(bytearray(kept_bytes))
+            watcher.begin()
+            words = []
+            for text in range(BATCH):
+                chat = json.loads(lines[(step * BATCH + text) % TEXTS])
+                spoken = [word for message in chat for word in message["content"].split()]
+                words.append([hash_of(word) for word in spoken[:LENGTH]])
+            batch = torch.tensor(words)
+            loss = torch.nn.functional.cross_entropy(model(batch).flatten(0, 1), batch.roll(1, 1).flatten())
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            optimizer.step()
+            if kept_bytes:
+                kept.append(bytearray(kept_bytes))
+            watcher.made(step + 1)
             turns.made()
         digest = hashlib.sha256(b"".join(one.detach().numpy().tobytes() for one in model.state_dict().values()))
         print(json.dumps({"digest": digest.hexdigest(), **watcher.said()}), flush=True)

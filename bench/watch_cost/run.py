@@ -20,48 +20,49 @@ import plimsoll  # noqa: F401  bench/run builds the package for those that name 
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1]))
 from bench.loop_turns import T95, Loop, ratio_and_bound  # noqa: E402
-from loop import TURN  # noqa: E402
 
 BAR, STALL_MS, TREE_SHARE = 1.01, 5.0, 0.01
-WINDOW_STEPS, SMOKE_WINDOW_STEPS = 5, 2
-KEPT = {"calm": 0, "leaking": 150_000}  # Bytes a step.
+WINDOW_STEPS, SMOKE_WINDOW_STEPS = 25, 2  # 25 unless a program says otherwise.
+WARM_WINDOWS = 1
+STALLS = ("stall_ms", "stall_wall_ms", "stall_cpu_ms")
+LOOPS = {"calm": (0, 12), "leaking": (150_000, 24)}  # Bytes kept of a step, and windows.
 GIB = 1 << 30
 
 
-def started(how: str, kept: int, folder: pathlib.Path, steps: int, window_steps: int) -> Loop:
+def started(how: str, kept: int, folder: pathlib.Path, steps: int, window_steps: int, core: int) -> Loop:
     words = [HERE / "loop.py", "bare" if how == "scalene" else how, kept, folder, steps, window_steps]
     before = ["-m", "scalene", "run", "--memory", "-o", folder / "profile.json"] if how == "scalene" else []
-    return Loop(*before, *words)
+    return Loop(*before, *words, core=core)
 
 
-def compared(how: str, kept: int, folder: pathlib.Path, turns: int, pairs: int, window_steps: int) -> dict:
-    """A loop with it, beside the same loop bare: ratio of a step's time and its bound, and what it said."""
-    logs, digests, said = [], set(), []
-    warm = math.ceil(10 * window_steps / TURN)  # Turns: until there is a verdict.
+def compared(how: str, name: str, folder: pathlib.Path, pairs: int, window_steps: int) -> dict:
+    """That of LOOPS with it, beside the same loop bare: ratio of the steps' time and its bound, and what it said."""
+    logs, digests, said, bare_ms = [], set(), [], []
+    kept, windows = LOOPS[name]
+    cores = sorted(os.sched_getaffinity(0))
     for _ in range(pairs):
-        bare, other = (started(one, kept, folder, (warm + turns) * TURN, window_steps) for one in ("bare", how))
-        of_turns = []
-        for turn in range(warm + turns):
-            if turn % 2:
-                after, before = other.turn(), bare.turn()
-            else:
-                before, after = bare.turn(), other.turn()
-            if turn >= warm:
-                of_turns.append(math.log(after / before))
-        logs.append(statistics.mean(of_turns))
-        ends = bare.end(), other.end()
+        cores.reverse()
+        loops = [started(one, kept, folder, windows * window_steps, window_steps, core)
+                 for one, core in (("bare", cores[0]), (how, cores[-1]))]
+        for loop in loops:
+            loop.begin()
+        before, after = (statistics.mean(loop.seconds()[WARM_WINDOWS * window_steps:]) for loop in loops)
+        logs.append(math.log(after / before))
+        bare_ms.append(1e3 * before)
+        ends = [loop.end() for loop in loops]
         digests |= {end["digest"] for end in ends}
-        said.append({**ends[1], "bare_ms": 1e3 * before})
+        said.append(ends[1])
     if len(digests) != 1:
         sys.exit(f"watch_cost: the loops end with different models beside {how}")
     ratio, bound = ratio_and_bound(logs)
     result = {"ratio": round(ratio, 4), "bound": round(bound, 4), "pairs": pairs,
-              "step_ms": round(statistics.median(one["bare_ms"] for one in said), 1)}
+              "step_ms": round(statistics.median(bare_ms), 1)}
     if how == "watch":
         if wrong := [one["kind"] for one in said if (one["kind"] == "leak") != (kept > 0)]:
             sys.exit(f"watch_cost: of a loop that keeps {kept} B a step the verdict is {wrong[0]}")
-        result |= {name: round(max(one[name] for one in said), 2) for name in ("stall_ms", "stall_cpu_ms")}
+        result |= {name: round(max(one[name] for one in said), 2) for name in STALLS}
         result["stall_ms_median"] = round(statistics.median(one["stall_ms"] for one in said), 2)
+        result |= {name: round(statistics.median(one[name] for one in said), 1) for name in ("calls_ms", "search_ms")}
     return result
 
 
@@ -144,8 +145,7 @@ def tree_cost(size: int, seconds: float) -> dict:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--smoke", action="store_true", help="two pairs, 256 MiB, no peers; only the answers count")
-    parser.add_argument("--pairs", type=int, default=12, choices=[one + 1 for one in T95])
-    parser.add_argument("--turns", type=int, default=12, help="measured, of four steps each")
+    parser.add_argument("--pairs", type=int, default=16, choices=[one + 1 for one in T95])
     parser.add_argument("--tree-gib", type=float, default=10)
     parser.add_argument("--seconds", type=float, default=60, help="that each watcher looks at the tree")
     parser.add_argument("--directory", type=pathlib.Path, help="where to put files; default: build")
@@ -153,18 +153,17 @@ def main() -> int:
     build = HERE.parents[1] / "build"
     folder = pathlib.Path(tempfile.mkdtemp(prefix="watch_cost-", dir=options.directory
                                            or (build if build.exists() else None)))
-    pairs, turns, size, seconds, windows = (2, 1, GIB / 4, 3, SMOKE_WINDOW_STEPS) if options.smoke else \
-        (options.pairs, options.turns, options.tree_gib * GIB, options.seconds, WINDOW_STEPS)
+    pairs, size, seconds, window_steps = (2, GIB / 4, 3, SMOKE_WINDOW_STEPS) if options.smoke else \
+        (options.pairs, options.tree_gib * GIB, options.seconds, WINDOW_STEPS)
     try:
-        loops = {f"watch, {name}": compared("watch", kept, folder, turns, pairs, windows)
-                 for name, kept in KEPT.items()}
+        loops = {f"watch, {name}": compared("watch", name, folder, pairs, window_steps) for name in LOOPS}
         for peer in [] if options.smoke else ["memray", "scalene"]:
             there = importlib.util.find_spec(peer) is not None
-            loops[peer] = compared(peer, 0, folder, turns, 3, windows) if there else "not installed"
+            loops[peer] = compared(peer, "calm", folder, 3, window_steps) if there else "not installed"
         tree = tree_cost(int(size), seconds)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    ours = [loops[f"watch, {name}"] for name in KEPT]
+    ours = [loops[f"watch, {name}"] for name in LOOPS]
     bound, stall = (max(one[name] for one in ours) for name in ("bound", "stall_ms"))
     share = tree["plimsoll watch"]["core_share"]
     result = {"name": "watch_cost", "value": bound, "unit": "x", "bar": BAR,

@@ -64,7 +64,9 @@ void count_arenas() {
 Inside inside_with_python() {
   Inside inside = inside_now();
   inside.python = std::max<std::int64_t>(arena_bytes, 0);
-  inside.native -= HolderSearch::held_bytes();
+  if (inside.native >= 0) {
+    inside.native -= HolderSearch::held_bytes();
+  }
   return inside;
 }
 
@@ -72,13 +74,17 @@ class OwnWatch {
  public:
   explicit OwnWatch(double window_steps) : watch_(::getpid(), window_steps) {}
 
+  // Looks where it is time to; whether it was.
   bool look(double step, const std::string& phase) {
-    const std::int64_t now = now_ns();
-    if (now < watch_.next_ns() || !inside_pace_.due(now, kTimes)) {
+    if (!pace_.due(now_ns(), kTimes)) {
       return false;
     }
-    inside_pace_.time_warm([&] { inside_ = inside_with_python(); });
-    watch_.look(step, inside_, phase).or_throw();
+    const bool cold = watch_.looks() == 0;  // The next one would wait long for it.
+    for (int left = cold ? 2 : 1; left > 0; --left) {
+      const std::int64_t began = thread_cpu_ns() - watch_.rare_ns();
+      watch_.look(step, inside_with_python(), phase).or_throw();
+      pace_.record(now_ns(), thread_cpu_ns() - watch_.rare_ns() - began);
+    }
     return true;
   }
   Watch& watch() { return watch_; }
@@ -98,10 +104,9 @@ class OwnWatch {
   }
 
  private:
-  static constexpr std::int64_t kTimes = 8 * Pace::kCalm;  // As a look's other short readings.
+  static constexpr std::int64_t kTimes = 8 * Pace::kCalm;  // What each look does: an eighth of 1 %.
   Watch watch_;
-  Inside inside_{};
-  Pace inside_pace_{};
+  Pace pace_{};
 };
 
 using WatchHandle = Guarded<OwnWatch>;
@@ -124,11 +129,15 @@ std::int64_t own_bytes(const std::string& name) {
     case Owner::kPython:
       return inside.python;
     case Owner::kNative:
-      return inside.native;
+      if (inside.native >= 0) {
+        return inside.native;
+      }
+      break;
     default:
-      const Resident now = read_resident().or_throw();
-      return now.anonymous + now.shared;
+      break;
   }
+  const Resident now = read_resident().or_throw();
+  return now.anonymous + now.shared;
 }
 
 nb::dict holdings_of(WatchHandle& handle) {

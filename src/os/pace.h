@@ -57,13 +57,13 @@ class Pace {
   void record(std::int64_t ended_ns, std::int64_t took_ns) noexcept {
     ended_ns_ = ended_ns;
     took_ns_ = took_ns_ == 0 ? took_ns : std::min(took_ns, kOutlier * took_ns_);
-    spent_ns_ += took_ns_;
+    spent_ns_ += took_ns;
   }
 
   [[nodiscard]] std::int64_t ended_ns() const noexcept { return ended_ns_; }
   /// What the last reading counts.
   [[nodiscard]] std::int64_t took_ns() const noexcept { return took_ns_; }
-  /// What all of them count.
+  /// What all of them took.
   [[nodiscard]] std::int64_t spent_ns() const noexcept { return spent_ns_; }
 
  private:

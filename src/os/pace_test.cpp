@@ -55,8 +55,9 @@ TEST(Pace, WhatAllReadingsTookIsAddedUp) {
   Pace pace;
   pace.record(0, 10 * kMs);
   pace.record(1, 20 * kMs);
-  pace.record(2, 1000 * kMs);  // An outlier: it counts as four of the last.
-  EXPECT_EQ(pace.spent_ns(), 110 * kMs);
+  pace.record(2, 1000 * kMs);  // An outlier: it counts as four of the last, and is told whole.
+  EXPECT_EQ(pace.took_ns(), 80 * kMs);
+  EXPECT_EQ(pace.spent_ns(), 1030 * kMs);
 }
 
 TEST(Pace, MeasuresWhatItTimes) {

@@ -17,6 +17,7 @@
 #include <cstdint>
 #include <cstring>
 #include <string_view>
+#include <utility>
 
 #include "base/mutex.h"
 #include "watch/samples.h"
@@ -107,6 +108,9 @@ struct HookTable {
   std::array<Hook, 3> maps{{{"mmap", address_of(hooked_mmap)},
                             {"mmap64", address_of(hooked_mmap)},
                             {"munmap", address_of(hooked_munmap)}}};
+  // How many libraries had been loaded when each was last installed; 0: it is not.
+  unsigned long long heap_seen{0};
+  unsigned long long maps_seen{0};
 };
 
 HookTable& hook_table() {
@@ -269,19 +273,40 @@ int run_pass(std::array<Hook, kCount>& hooks, bool to_hooks) {
   return pass.written;
 }
 
+// In the life of the process.
+unsigned long long libraries_loaded() {
+  unsigned long long loaded = 0;
+  ::dl_iterate_phdr(
+      [](dl_phdr_info* info, std::size_t /*size*/, void* count) {
+        *static_cast<unsigned long long*>(count) = info->dlpi_adds;
+        return 1;
+      },
+      &loaded);
+  return loaded;
+}
+
 }  // namespace
 
 int MallocHooks::install(Of of) {
   HookTable& table = hook_table();
   const MutexLock lock(table.mutex);
+  unsigned long long& seen = of == Of::kHeap ? table.heap_seen : table.maps_seen;
+  const unsigned long long loaded = libraries_loaded();
+  if (std::exchange(seen, loaded) == loaded) {
+    return 0;
+  }
   return of == Of::kHeap ? run_pass(table.heap, true) : run_pass(table.maps, true);
 }
 
 void MallocHooks::remove() {
   HookTable& table = hook_table();
   const MutexLock lock(table.mutex);
-  run_pass(table.heap, false);
-  run_pass(table.maps, false);
+  if (std::exchange(table.heap_seen, 0) != 0) {
+    run_pass(table.heap, false);
+  }
+  if (std::exchange(table.maps_seen, 0) != 0) {
+    run_pass(table.maps, false);
+  }
 }
 
 }  // namespace plimsoll

@@ -8,6 +8,7 @@
 #include <memory>
 #include <vector>
 
+#include <dlfcn.h>
 #include <gtest/gtest.h>
 
 #include "watch/samples.h"
@@ -49,6 +50,22 @@ TEST(MallocHooks, ShowWhatALibraryAllocatesAndFrees) {
   EXPECT_GT(MallocHooks::install(MallocHooks::Of::kHeap), 0);
   MallocHooks::remove();
   Samples::end();
+}
+
+TEST(MallocHooks, TakeInWhatWasLoadedSince) {
+#ifdef __SANITIZE_ADDRESS__
+  GTEST_SKIP() << "AddressSanitizer has malloc()'s place";
+#endif
+  EXPECT_GT(MallocHooks::install(MallocHooks::Of::kHeap), 0);
+  void* const library = ::dlopen("libresolv.so.2", RTLD_NOW);
+  if (library == nullptr) {
+    MallocHooks::remove();
+    GTEST_SKIP() << ::dlerror();
+  }
+  EXPECT_GT(MallocHooks::install(MallocHooks::Of::kHeap), 0);
+  EXPECT_EQ(MallocHooks::install(MallocHooks::Of::kHeap), 0);
+  MallocHooks::remove();
+  ::dlclose(library);
 }
 
 }  // namespace

@@ -15,34 +15,44 @@
 namespace plimsoll {
 namespace {
 
-// Shares of a core, in readings of the same length: one of so many. Together they are 1 %, and half
-// of it where a process looks at itself: its steps wait meanwhile.
+// Shares of a core, in readings of the same length: one of so many. Together they are 1 %.
 constexpr std::int64_t kFinding = 4 * Pace::kCalm;
+constexpr std::int64_t kSharing = 10 * Pace::kCalm;
 constexpr std::int64_t kSizing = 4 * Pace::kCalm;
-constexpr std::int64_t kClosing = 2 * Pace::kCalm;
+constexpr std::int64_t kClosing = 5 * Pace::kCalm / 2;
+// Where a process looks at itself.
+constexpr std::int64_t kOwnFinding = 32 * Pace::kCalm;
+constexpr std::int64_t kOwnSharing = 4 * Pace::kCalm;
+constexpr std::int64_t kAloneSharing = 50 * Pace::kCalm;
+constexpr std::int64_t kOwnClosing = 4 * Pace::kCalm;
+constexpr std::int64_t kOwnClosingNs = 250'000'000;  // The least pause.
 
 }  // namespace
 
 TreeLooker::TreeLooker(int root, Root counted)
     : root_(root),
       counted_(counted == Root::kCounted),
-      times_(counted_ && root == ::getpid() ? 2 : 1),
+      own_(counted_ && root == ::getpid()),
+      times_(own_ ? 2 : 1),
       began_ns_(now_ns()),
-      root_began_(process_began(root).value_or(-1)) {}
+      root_began_(process_began(root).value_or(-1)),
+      closing_(own_ ? kOwnClosingNs : 0) {}
 
 Result<TreeLook> TreeLooker::look(std::int64_t close_bytes) {
-  if (process_began(root_).value_or(-2) != root_began_) {
+  if (root_ != ::getpid() && process_began(root_).value_or(-2) != root_began_) {
     return fail(ErrorCode::kNotFound, fmt::format("process {} has ended", root_),
                 "watch a process that runs");
   }
-  if (const std::int64_t now = now_ns(); finding_.due(now, times_ * kFinding) || stale(now)) {
+  if (const std::int64_t now = now_ns();
+      finding_.due(now, own_ ? kOwnFinding : kFinding) || stale(now)) {
     Result<void> found;
     finding_.time([&] { found = find(); });
     PLIMSOLL_TRY_VOID(found);
   }
   sizing_.time_warm([&] { size(); });
+  share();
   const std::int64_t now = now_ns();
-  now_.close = closing_.due(now, times_ * kClosing) || hurried(now, close_bytes);
+  now_.close = closing_.due(now, own_ ? kOwnClosing : kClosing) || hurried(now, close_bytes);
   if (now_.close) {
     closing_.time([&] { look_closely(); });
   }
@@ -85,7 +95,7 @@ Result<void> TreeLooker::find() {
 
 void TreeLooker::size() {
   now_.tree = at_look_;
-  now_.bound_bytes = now_.in_flight_bytes;
+  now_.bound_bytes = 0;
   now_.tree.resident_peak = at_look_.resident_peak;
   std::vector<bool> lives(known_.size(), false);
   for (const int pid : pids_) {
@@ -143,17 +153,29 @@ void TreeLooker::add_growth(std::size_t named, const Resident& now) {
   use.resident_peak = std::max(use.resident_peak, now.peak);
 }
 
+// Finds what is resident in no process, where it is time, and adds it.
+void TreeLooker::share() {
+  const bool alone = own_ && pids_.size() == 1 && now_.in_flight_bytes == 0;
+  if (sharing_.due(now_ns(), alone ? kAloneSharing : own_ ? kOwnSharing : kSharing)) {
+    std::vector<std::filesystem::path> folders;
+    for (const int pid : pids_) {
+      folders.push_back(std::filesystem::path("/proc") / std::to_string(pid));
+    }
+    sharing_.time([&] { now_.in_flight_bytes = absent_shared_bytes(folders, now_.tree.shared); });
+  }
+  add_in_flight();
+  now_.bound_bytes += now_.in_flight_bytes;
+}
+
+void TreeLooker::add_in_flight() {
+  now_.tree.shared += now_.in_flight_bytes;
+  now_.tree.bytes += now_.in_flight_bytes;
+}
+
 void TreeLooker::look_closely() {
   const std::int64_t peak = at_look_.resident_peak;
   at_look_ = read_tree(pids_);
   at_look_.resident_peak = std::max(at_look_.resident_peak, peak);
-  std::vector<std::filesystem::path> folders;
-  for (const int pid : pids_) {
-    folders.push_back(std::filesystem::path("/proc") / std::to_string(pid));
-  }
-  now_.in_flight_bytes = absent_shared_bytes(folders, at_look_.shared);
-  at_look_.shared += now_.in_flight_bytes;
-  at_look_.bytes += now_.in_flight_bytes;
   known_.clear();
   for (const ProcessUse& use : at_look_.largest) {
     const auto now = read_resident(use.pid);
@@ -162,6 +184,7 @@ void TreeLooker::look_closely() {
   }
   changed_ = false;
   now_.tree = at_look_;
+  add_in_flight();
   now_.bound_bytes = std::max(now_.bound_bytes, now_.tree.unbacked());
 }
 

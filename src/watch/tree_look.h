@@ -5,11 +5,17 @@
 // A look has two tiers. The short one reads the resident sizes of each process, which takes 12 µs
 // whatever they hold: added up they are never less than what the tree holds, but count what
 // processes share once for each of them. The close one reads proportional shares, in which a shared
-// page counts once, and takes 3 ms at 200 MB, 110 ms at 10 GB. Half of that 1 % is for close looks,
-// a quarter for short ones, a quarter for finding the processes (os/pace.h); between two close ones
-// the growth of resident sizes is added to the last. A close look comes sooner, after ten times
-// what the last took, while the tree may have come above a size that the caller names or has new
-// processes, as long as all looks together stay below 1 % of the time since the start and kAdvance.
+// page counts once, and takes 3 ms at 200 MB, 110 ms at 10 GB. Of that 1 % four tenths are for
+// close looks, a quarter each for short ones and for finding the processes (os/pace.h), a tenth for
+// what no process has resident (os/mappings.h); between two close ones the growth of resident sizes
+// is added to the last. A close look comes sooner, after ten times what the last took, while the
+// tree may have come above a size that the caller names or has new processes, as long as all looks
+// together stay below 1 % of the time since the start and kAdvance.
+//
+// Who looks at itself waits meanwhile, and takes a look into its steps: a quarter of 1 % at most
+// each for close looks and for what no process has resident, 0.03 % for finding processes, and the
+// caller says how often the short one is made. As long as there is one process, and nothing was
+// found that none has resident, 0.02 % is for that.
 //
 // Judged is what no file stands behind: anonymous and shared memory. Shares of files move when
 // other programs map the same libraries, and the kernel takes file pages back.
@@ -62,8 +68,11 @@ class TreeLooker {
   [[nodiscard]] std::int64_t next_ns() const noexcept;
 
   /// What all looks took of the processor so far.
-  [[nodiscard]] std::int64_t spent_ns() const noexcept {
-    return finding_.spent_ns() + sizing_.spent_ns() + closing_.spent_ns();
+  [[nodiscard]] std::int64_t spent_ns() const noexcept { return rare_ns() + sizing_.spent_ns(); }
+  /// Of that, what not every look does: finding the processes and what none of them has resident,
+  /// and looking closely.
+  [[nodiscard]] std::int64_t rare_ns() const noexcept {
+    return finding_.spent_ns() + sharing_.spent_ns() + closing_.spent_ns();
   }
 
  private:
@@ -79,6 +88,8 @@ class TreeLooker {
 
   Result<void> find();
   void size();
+  void share();
+  void add_in_flight();
   void look_closely();
   void add_growth(std::size_t named, const Resident& now);
   [[nodiscard]] bool affords(const Pace& pace, std::int64_t now) const noexcept;
@@ -87,7 +98,8 @@ class TreeLooker {
 
   const int root_;
   const bool counted_;
-  const std::int64_t times_;  // Looks are so much rarer: 2 for who looks at itself.
+  const bool own_;            // Who looks at itself.
+  const std::int64_t times_;  // All looks take a share of a core that is so much smaller.
   const std::int64_t began_ns_;
   std::int64_t root_began_{0};  // In ticks: which process the pid was.
   std::vector<int> pids_;
@@ -97,6 +109,7 @@ class TreeLooker {
   TreeLook now_{};
   Pace finding_;
   Pace sizing_;
+  Pace sharing_;
   Pace closing_;
 };
 

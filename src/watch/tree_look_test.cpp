@@ -250,6 +250,48 @@ TEST(T11TreeLooker, SaysWhenTheNextLookIsDue) {
   EXPECT_GT(looker.next_ns(), now_ns());
 }
 
+// One process that looks at itself does so rarely, and sees in the end what it has mapped nowhere.
+TEST(T11TreeLooker, AProcessSeesItsOwnFilesInMemory) {
+  TreeLooker looker(::getpid(), Root::kCounted);
+  ASSERT_EQ(looker.look(INT64_MAX).or_throw().in_flight_bytes, 0);
+  const int file = ::memfd_create("kept", 0);
+  const std::string bytes(4_MiB, 'x');
+  ASSERT_EQ(::write(file, bytes.data(), bytes.size()), 4_MiB);
+  const std::int64_t spent = looker.rare_ns();
+  const std::int64_t began = now_ns();
+  int close = 0;
+  TreeLook look;
+  do {
+    look = looker.look(INT64_MAX).or_throw();
+    close += look.close ? 1 : 0;
+  } while (look.in_flight_bytes == 0);
+  EXPECT_EQ(look.in_flight_bytes, 4_MiB);
+  EXPECT_EQ(look.tree.shared, 4_MiB);
+  const std::int64_t took = now_ns() - began;
+  EXPECT_LE(close, took / 250'000'000 + 1);
+  EXPECT_LE(looker.rare_ns() - spent, took / 100 + 5'000'000);
+  ::close(file);
+}
+
+TEST(TreeLooker, WhatNobodyHasResidentIsSeenBetweenCloseLooks) {
+  const Child child([](int) {});
+  TreeLooker looker(::getpid(), Root::kCounted);
+  const int file = ::memfd_create("kept", 0);
+  const std::string bytes(4_MiB, 'x');
+  std::int64_t seen = 0;
+  for (int step = 1; step <= 3; ++step) {
+    ASSERT_EQ(::write(file, bytes.data(), bytes.size()), 4_MiB);
+    for (seen = 0; seen < step * 4_MiB;) {
+      const TreeLook look = looker.look(INT64_MAX).or_throw();
+      seen = look.in_flight_bytes;
+      EXPECT_GE(look.tree.shared, seen);
+      EXPECT_GE(look.bound_bytes, look.tree.unbacked());
+    }
+  }
+  EXPECT_EQ(seen, 12_MiB);
+  ::close(file);
+}
+
 TEST(TreeLooker, TheRootIsLeftOutWhereItIsTheGuard) {
   void* const own = map_touched(64_MiB);
   const Child child([](int) {});

@@ -99,6 +99,10 @@ void Watch::take(TreeLook seen, double at, const Inside& inside, std::string_vie
   for (std::size_t owner = 0; owner < kOwnerCount; ++owner) {
     if (const std::int64_t bytes = now.of(static_cast<Owner>(owner)); bytes >= 0) {
       trends_[owner].add(at, bytes);
+    } else if (trends_[owner].windows() > 0) {  // It is not known any more, and unexplained now.
+      for (const std::size_t begins : {owner, index(Owner::kUnexplained)}) {
+        trends_[begins] = Trend(trends_[index(Owner::kFiles)].width());
+      }
     }
   }
 }

@@ -89,6 +89,8 @@ class Watch {
 
   /// From when on another look keeps to 1 % of a core; of the clock of now_ns().
   [[nodiscard]] std::int64_t next_ns() const noexcept { return looker_.next_ns(); }
+  /// As TreeLooker has it.
+  [[nodiscard]] std::int64_t rare_ns() const noexcept { return looker_.rare_ns(); }
 
   /// Who held how much in each window of the trends: floors, at most Trend::kWindowsMost.
   [[nodiscard]] std::vector<PicturePoint> points() const;

@@ -128,6 +128,17 @@ TEST(Watch, WhatMallocRetainsIsNoLeak) {
   EXPECT_NE(finding.advice().front().find("MALLOC_ARENA_MAX"), std::string::npos);
 }
 
+// From the hundredth step on nobody asks malloc(): neither what was seen of it until then is a
+// leak, nor that all of it is unexplained now.
+TEST(Watch, WhatIsNotKnownAnyMoreIsJudgedNoMore) {
+  map_touched(60_MiB);  // Of this process, and of the child.
+  const Finding finding = after_saying([](std::int64_t step) {
+    return step < kSteps / 2 ? Inside{.python = 0, .native = 50_MiB + step * 100'000, .retained = 0}
+                             : Inside{.python = 0};
+  });
+  EXPECT_EQ(finding.course, Course::kPlateau) << finding.text("step");
+}
+
 TEST(Watch, AFewLooksSayNothing) {
   const Child child([](int) {});
   Watch watch(child.pid(), 25);

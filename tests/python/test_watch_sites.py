@@ -321,6 +321,36 @@ def test_shared_memory_that_is_kept(played):
     assert told["site"] in told["right"] and told["holder"] == "list `buffers` in module __main__", told["text"]
 
 
+def test_batches_of_workers_that_are_kept_and_never_touched(played):
+    """Shared memory that is resident nowhere any more. A look at three processes that share takes 20 ms."""
+    told = played("""
+        import torch
+
+        class Items(torch.utils.data.Dataset):
+            def __len__(self):
+                return 1_000_000
+
+            def __getitem__(self, index):
+                return torch.full((20_000,), float(index)), index
+
+        def main():
+            labels, until = {}, time.monotonic() + 120
+            with plimsoll.Watch() as watch:
+                batches = iter(torch.utils.data.DataLoader(Items(), batch_size=4, num_workers=2))
+                while watch.verdict(wait=False).kind != "leak" and time.monotonic() < until:
+                    for _ in range(25):
+                        pixels, index = next(batches)  # site
+                        labels[watch.steps] = (pixels[:, :1], index)
+                        time.sleep(0.03)
+                        watch.step()
+                tell(watch)
+
+        main()
+    """)
+    assert told["kind"] == "leak" and told["owner"] == "shared", told["text"]
+    assert told["site"] in told["right"] and told["holder"] == "dict `labels` in main()", told["text"]
+
+
 def test_m2_a_leak_of_100_kb_a_step_is_found_within_300_steps_of_the_warm_up(played):
     told = played("""
         cache, kept = {}, []
