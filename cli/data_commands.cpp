@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <array>
 #include <memory>
 #include <string>
 #include <vector>
@@ -116,32 +117,40 @@ int import_pairs(const Place& place, const CosirImportOptions& options) {
   return show(options.out.string(), place.json);
 }
 
-/// Tokenizers are Python's, and so is the rest of this command (python/plimsoll/_chat_command.py).
-void add_import_chat(CLI::App& command, int& status) {
-  auto* chat = command.add_subcommand("chat", "Token set of chats in JSON (needs Python)");
-  chat->prefix_command();
-  chat->footer(
-      "\nExample:\n  plimsoll import chat chats.jsonl --tokenizer models/tiny --out chats.tokens");
-  chat->callback([&status] {
-    status = report(make_error(ErrorCode::kInvalidArgument,
-                               "import chat calls a tokenizer, which this program without Python "
-                               "cannot",
-                               "pip install plimsoll[chat] and run the plimsoll that it brings"));
-  });
-}
+/// An import that is Python's (as python/plimsoll/_chat_command.py), and says so where there is
+/// none.
+struct PythonImport {
+  const char* name;
+  const char* description;
+  const char* example;
+  const char* why;
+  const char* advice;
+};
+constexpr std::array kPythonImports{
+    PythonImport{"chat", "Token set of chats in JSON (needs Python)",
+                 "plimsoll import chat chats.jsonl --tokenizer models/tiny --out chats.tokens",
+                 "import chat calls a tokenizer, which this program without Python cannot",
+                 "pip install plimsoll[chat] and run the plimsoll that it brings"},
+    PythonImport{"vision", "Image set of messages with images (needs Python)",
+                 "plimsoll import vision receipts.jsonl --out receipts.images",
+                 "import vision reads its rows in Python, which this program is without",
+                 "pip install plimsoll and run the plimsoll that it brings"},
+    PythonImport{
+        "pairs", "Features of an image set, for cosir (needs Python)",
+        "plimsoll import pairs --images captions.images --model models/clip --out pairs",
+        "import pairs calls a model of transformers, which this program without Python cannot",
+        "pip install plimsoll[pairs] and run the plimsoll that it brings"},
+};
 
-/// Its rows are read by Python, as those of chats are (python/plimsoll/_vision_command.py).
-void add_import_vision(CLI::App& command, int& status) {
-  auto* vision =
-      command.add_subcommand("vision", "Image set of messages with images (needs Python)");
-  vision->prefix_command();
-  vision->footer("\nExample:\n  plimsoll import vision receipts.jsonl --out receipts.images");
-  vision->callback([&status] {
-    status =
-        report(make_error(ErrorCode::kInvalidArgument,
-                          "import vision reads its rows in Python, which this program is without",
-                          "pip install plimsoll and run the plimsoll that it brings"));
-  });
+void add_python_imports(CLI::App& command, int& status) {
+  for (const PythonImport& one : kPythonImports) {
+    auto* added = command.add_subcommand(one.name, one.description);
+    added->prefix_command();
+    added->footer(fmt::format("\nExample:\n  {}", one.example));
+    added->callback([&status, one] {
+      status = report(make_error(ErrorCode::kInvalidArgument, one.why, one.advice));
+    });
+  }
 }
 
 void add_import(CLI::App& app, int& status) {
@@ -151,6 +160,7 @@ void add_import(CLI::App& app, int& status) {
     std::string ids{};
     std::string groups{};
     std::string compression{"none"};
+    bool append{false};
   };
   auto* command = app.add_subcommand("import", "Make a store from your own files");
   command->require_subcommand(1);
@@ -174,25 +184,30 @@ void add_import(CLI::App& app, int& status) {
       ->add_option("--compression", typed->compression,
                    "Compression of the store: none, or lz4 block by block [none]")
       ->check(CLI::IsMember({"none", "lz4"}));
-  cosir->add_option("--out", place->out, "Folder to make")->required();
+  cosir->add_option("--out", place->out, "Folder to make, or with --append to add to")->required();
+  cosir
+      ->add_flag("--append", typed->append,
+                 "Add the pairs to the store in --out; what it holds is not rewritten")
+      ->excludes("--compression");
   add_place(*cosir, place);
   cosir->footer(
-      "\nExample:\n  plimsoll import cosir --image-features image/ --text-features text/ "
-      "--ids ids.npy --out data/");
+      "\nExamples:\n  plimsoll import cosir --image-features image/ --text-features text/ "
+      "--ids ids.npy --out data/\n  plimsoll import cosir --image-features new/image/ "
+      "--text-features new/text/ --ids new/ids.npy --out data/ --append");
   cosir->callback([place, typed, &status] {
     const CosirImportOptions options{.image_features = {typed->images.begin(), typed->images.end()},
                                      .text_features = {typed->texts.begin(), typed->texts.end()},
                                      .ids = typed->ids,
                                      .groups = typed->groups,
                                      .out = place->out,
+                                     .append = typed->append,
                                      .compression = typed->compression == "lz4"
                                                         ? BlockCompression::kLz4
                                                         : BlockCompression::kNone};
     status = import_pairs(*place, options);
   });
   add_import_can(*command, status);
-  add_import_chat(*command, status);
-  add_import_vision(*command, status);
+  add_python_imports(*command, status);
   command->footer(
       "\nExamples:\n  plimsoll import cosir --image-features image/ --text-features text/ --out "
       "data/\n  plimsoll import can set_01/ --out graphs/");
@@ -351,10 +366,14 @@ void add_store(CLI::App& app, int& status) {
   exported->callback([place, choice, &status] { status = export_to(*place, *choice); });
   add_store_import(*command, status);
   auto* compacted =
-      add("compact", "Shrink a table by rewriting its live rows; no process may train in it");
+      add("compact",
+          "Shrink a table by rewriting its live rows, which no process may train in; or join the "
+          "parts of a feature store");
   compacted->footer("\nExample:\n  plimsoll store compact run/ --rows-max 2000000");
   auto rows_max = std::make_shared<std::int64_t>(0);
-  compacted->add_option("--rows-max", *rows_max, "Largest number of rows from then on [as it was]")
+  compacted
+      ->add_option("--rows-max", *rows_max,
+                   "Largest number of a table's rows from then on [as it was]")
       ->check(CLI::PositiveNumber);
   compacted->callback([place, rows_max, &status] { status = compact(*place, *rows_max); });
   command->footer(

@@ -77,8 +77,9 @@ std::string unknown_command(const CLI::App& command, std::string_view word) {
   return fmt::format("unknown command '{}'{}{}", word,
                      near.empty() ? fmt::format("; there are {}", fmt::join(names, ", "))
                                   : fmt::format("; did you mean {}?", near),
-                     of_recipes ? "; recipes in Python are in the program that "
-                                  "`pip install 'plimsoll[chat]'` installs"
+                     of_recipes ? fmt::format("; recipes in Python are in the program that "
+                                              "`pip install 'plimsoll[{}]'` installs",
+                                              word == "vision" ? "vision" : "chat")
                                 : "");
 }
 

@@ -30,8 +30,11 @@ struct CosirImportOptions {
   std::vector<std::filesystem::path> text_features{};
   std::filesystem::path ids{};     ///< int64 [rows], any order, distinct; empty: 0, 1, 2, ….
   std::filesystem::path groups{};  ///< int64 [rows], the image of each caption; empty: none.
-  std::filesystem::path out{};     ///< Must not exist, or be empty.
-  BlockCompression compression{BlockCompression::kNone};
+  std::filesystem::path out{};     ///< Must not exist, or be empty, unless `append`.
+  /// Adds the pairs to the store that is in `out`, as a part (FeatureWriter::extend). Columns and
+  /// groups must be as it has them; without ids they go on from its number of records.
+  bool append{false};
+  BlockCompression compression{BlockCompression::kNone};  ///< With `append` the store's own.
 };
 
 /// Writes columns "image" and "text". Nothing is left behind on an error.

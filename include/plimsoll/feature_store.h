@@ -2,7 +2,9 @@
 //
 // FeatureStore: read-only named columns per id, interleaved into one record, read by batch.
 //
-// FeatureWriter builds one streaming; FeatureStore reads it within a fixed slab. Records keep the
+// FeatureWriter builds one streaming, or adds records to one that is there as a further part;
+// FeatureStore reads it within a fixed slab. Parts never change once they are there, so a reader
+// keeps the records that it was opened with while a writer adds others. Records keep the
 // order in which they were appended (their ordinal); ids are arbitrary distinct 64-bit integers.
 // Records may come in groups (the captions of one image): consecutive records with one group id.
 //
@@ -43,8 +45,12 @@ enum class DType : std::uint8_t { kFloat32, kFloat16, kBFloat16, kFloat64, kInt6
 struct ColumnSpec {
   std::string name{};  ///< [a-z][a-z0-9_]*, at most 63 characters.
   DType dtype{DType::kFloat32};
-  std::vector<std::int64_t> shape{};                  ///< Of one record; {} is a scalar.
-  [[nodiscard]] std::int64_t bytes() const noexcept;  ///< Of one record.
+  std::vector<std::int64_t> shape{};  ///< Of one record, or element; {} is a scalar.
+  /// Above 0 the column is ragged: a record has 0 to so many elements, each of `shape`.
+  std::int64_t length_max{0};
+  [[nodiscard]] bool ragged() const noexcept { return length_max > 0; }
+  [[nodiscard]] std::int64_t bytes() const noexcept;      ///< Of one record, or element.
+  [[nodiscard]] std::int64_t bytes_max() const noexcept;  ///< Of the largest record.
   bool operator==(const ColumnSpec&) const = default;
 };
 
@@ -67,28 +73,48 @@ struct FeatureWriterOptions {
   std::int64_t buffer_bytes{8LL << 20};
 };
 
-/// Appends records; the store appears, complete and synced, at finish(), or not at all.
+struct FeatureExtendOptions {
+  std::filesystem::path directory{};  ///< Of the store.
+  bool allow_non_finite{false};       ///< As above.
+  std::int64_t buffer_bytes{8LL << 20};
+};
+
+/// Appends records; the store, or its new part, appears, complete and synced, at finish(), or not
+/// at all.
 class FeatureWriter {
  public:
   static Result<FeatureWriter> create(Governor governor, const FeatureWriterOptions& options);
+  /// Adds a part to a store, of which nothing is rewritten. Columns and compression are the
+  /// store's; it takes group ids if the store has groups, and begins with a new group. Stores
+  /// opened before finish() go on without its records. Without any record no part is added.
+  /// Memory: also a store opened with the least slab and 1 MiB, which looks ids up.
+  /// Errors: as FeatureStore::open(); kInvalidArgument: another process adds to it, or it has as
+  ///         many parts as a store can.
+  static Result<FeatureWriter> extend(Governor governor, const FeatureExtendOptions& options);
   FeatureWriter(FeatureWriter&&) noexcept;
   FeatureWriter& operator=(FeatureWriter&&) noexcept;
   ~FeatureWriter();  ///< Without finish(): removes what it wrote.
 
   /// Appends ids.size() records. `columns[k]` holds the bytes of column k for all of them, in the
   /// order of the spec. `groups` is empty unless grouped; records of a group must be consecutive.
-  /// Errors: kInvalidArgument naming the record, id and column (wrong size, NaN or infinity);
-  ///         kIo (disk full). After an error every later call returns it again.
+  /// `lengths` has, for each ragged column in their order, the number of elements of each record,
+  /// which stand in the column's bytes one record after another.
+  /// Errors: kInvalidArgument naming the record, id and column (wrong size, NaN or infinity), or
+  ///         an id that the parts before have; kIo (disk full). After an error every later call
+  ///         returns it again.
   Result<void> append(std::span<const std::int64_t> ids,
                       std::span<const std::span<const std::byte>> columns,
-                      std::span<const std::int64_t> groups = {});
+                      std::span<const std::int64_t> groups = {},
+                      std::span<const std::span<const std::int64_t>> lengths = {});
 
   /// Sorts the id index (in bounded memory), syncs and renames into place.
   /// Errors: kInvalidArgument for a duplicate id, naming it, or a group that returns after another
   ///         began; kIo.
   Result<void> finish();
 
-  [[nodiscard]] std::int64_t rows() const noexcept;
+  [[nodiscard]] std::int64_t rows() const noexcept;  ///< Appended here.
+  /// What it writes: of extend(), as the store has it.
+  [[nodiscard]] const FeatureWriterOptions& options() const noexcept;
 
  private:
   class Impl;
@@ -104,6 +130,7 @@ struct FeatureStoreOptions {
   /// KiB. Blocks that stand at most so many bytes apart count as neighbours; what is between is
   /// read too.
   std::int64_t join_gap_bytes{0};
+  std::int64_t parts{0};  ///< Reads the first so many parts; 0: all that are there.
 };
 
 /// How a store's slab is divided; the parts add up to total_bytes.
@@ -111,7 +138,7 @@ struct FeaturePlan {
   std::int64_t total_bytes{0};
   std::int64_t frame_bytes{0};   ///< Frames of blocks, and the map that finds them.
   std::int64_t buffer_bytes{0};  ///< Where neighbours, and compressed blocks, are read to.
-  std::int64_t table_bytes{0};   ///< Tables kept whole: checksums, places, ids, groups.
+  std::int64_t table_bytes{0};   ///< Tables kept whole: checksums, places, lengths, ids, groups.
   std::int64_t index_bytes{0};   ///< Pages and fences of the id index.
   std::int64_t slack_bytes{0};   ///< Alignment.
 };
@@ -120,7 +147,7 @@ struct FeaturePlan {
 struct FeatureInfo {
   std::int64_t rows{0};
   std::vector<ColumnSpec> columns{};
-  std::int64_t record_bytes{0};  ///< Sum of the columns' bytes.
+  std::int64_t record_bytes{0};  ///< Sum of the columns' bytes, of ragged ones at their longest.
   std::int64_t disk_bytes{0};
   std::int64_t floor_bytes{0};  ///< The smallest cache_bytes it opens with.
   BlockCompression compression{BlockCompression::kNone};
@@ -132,6 +159,7 @@ struct FeatureInfo {
   bool dense_ids{false};   ///< Ids are 0 … rows−1 in order.
   std::int64_t groups{0};  ///< 0 when not grouped.
   std::int64_t uniform_group{0};  ///< Records per group when all are equal, else 0.
+  std::int64_t parts{1};          ///< One more with each FeatureWriter::extend().
   std::string fingerprint{};      ///< Of columns, rows and ids; for a run's identity.
 };
 
@@ -152,6 +180,7 @@ struct FeatureStats {
 /// refused (kInvalidArgument), and stats() are 0.
 class FeatureStore {
  public:
+  /// Parts that are added later are not seen by this one.
   /// Errors: kNotFound, kCorrupt (truncated or altered files, naming them), kOverBudget.
   static Result<FeatureStore> open(Governor governor, const FeatureStoreOptions& options);
   FeatureStore(FeatureStore&&) noexcept;
@@ -159,10 +188,16 @@ class FeatureStore {
   ~FeatureStore();
 
   /// Copies records out by ordinal, in request order; duplicates allowed.
-  /// `out[k]` receives column `columns[k]` (an index into info().columns): its bytes() per record.
+  /// `out[k]` receives column `columns[k]` (an index into info().columns): its bytes() per record,
+  /// of a ragged one bytes() × lengths(), one record after another.
   /// Errors: kInvalidArgument (ordinal out of range, wrong size), kCorrupt, kIo.
   Result<void> read_ordinals(std::span<const std::int64_t> ordinals, std::span<const int> columns,
                              std::span<const std::span<std::byte>> out);
+
+  /// How many elements of a ragged column the records have, in request order.
+  /// Errors: kInvalidArgument (ordinal out of range, a column that is not ragged); kCorrupt, kIo.
+  Result<void> lengths(std::span<const std::int64_t> ordinals, int column,
+                       std::span<std::int64_t> out);
 
   /// As read_ordinals(), by id. Errors: kNotFound naming the first unknown id.
   Result<void> read(std::span<const std::int64_t> ids, std::span<const int> columns,
@@ -173,7 +208,9 @@ class FeatureStore {
   /// above.
   Result<void> prefetch_ordinals(std::span<const std::int64_t> ordinals);
 
-  /// Translations between ids and ordinals, in request order.
+  /// Translations between ids and ordinals, in request order. find() gives −1 for an id that the
+  /// store has not, ordinals_of() kNotFound.
+  Result<void> find(std::span<const std::int64_t> ids, std::span<std::int64_t> ordinals);
   Result<void> ordinals_of(std::span<const std::int64_t> ids, std::span<std::int64_t> out);
   Result<void> ids_of(std::span<const std::int64_t> ordinals, std::span<std::int64_t> out);
 
@@ -197,6 +234,13 @@ class FeatureStore {
   static Result<FeatureInfo> inspect(const std::filesystem::path& directory);
   static Result<void> verify(const std::filesystem::path& directory,
                              const std::function<bool(std::int64_t, std::int64_t)>& progress);
+  /// Makes one part of all, with the same records in the same order; killed, it leaves either.
+  /// The fingerprint is then another: blocks end elsewhere. Stores that are open go on.
+  /// Memory: a store opened with the least slab, a writer's buffer and a chunk of records.
+  /// Errors: kInvalidArgument (another process adds to it; a killed one's copy is in the way;
+  ///         cancelled), kCorrupt, kIo.
+  static Result<void> join(Governor governor, const std::filesystem::path& directory,
+                           const std::function<bool(std::int64_t, std::int64_t)>& progress);
 
  private:
   class Impl;

@@ -18,6 +18,7 @@ namespace plimsoll::python {
 namespace {
 
 constexpr std::size_t kPart = 2048;         // Children of a list or dict that are taken at a time.
+constexpr int kPartShift = 56;              // The highest bits of a hash say the part.
 constexpr std::size_t kBetweenClocks = 64;  // Children between two looks at the clock.
 constexpr std::size_t kPageBits = 1 << 16;
 constexpr double kMostOf = 0.6;  // Share of what was found that makes a holder.
@@ -64,7 +65,8 @@ HolderSearch::HolderSearch(std::vector<Piece> pieces, nb::list roots, nb::list l
       later_(std::move(later)),
       tensor_type_(std::move(tensor)),
       look_at_(std::move(look_at)),
-      visited_(1 << 12) {
+      visited_(kParts) {
+  nodes_.reserve(kNodesMost);  // Of the address space; what is not written to takes no memory.
   if (pieces_.size() > kPiecesMost) {
     pieces_.resize(kPiecesMost);
   }
@@ -96,9 +98,13 @@ std::int64_t HolderSearch::held_bytes() noexcept {
 }
 
 void HolderSearch::account() noexcept {
-  const auto now = static_cast<std::int64_t>(nodes_.capacity() * sizeof(Node) +
-                                             visited_.capacity() * sizeof(std::uint32_t) +
-                                             children_.capacity() * sizeof(PyObject*));
+  std::size_t slots = 0;
+  for (const Part& part : visited_) {
+    slots += part.slots.capacity();
+  }
+  const auto now =
+      static_cast<std::int64_t>(nodes_.capacity() * sizeof(Node) + slots * sizeof(std::uint32_t) +
+                                children_.capacity() * sizeof(PyObject*));
   held_by_searches += now - accounted_;
   accounted_ = now;
 }
@@ -295,23 +301,29 @@ void HolderSearch::meet(PyObject* child, std::uint32_t parent) {
   }
 }
 
-void HolderSearch::add(PyObject* object, std::uint32_t parent) {
-  if (nodes_.size() * 2 >= visited_.size()) {
-    std::vector<std::uint32_t> wider(visited_.size() * 4);
-    for (const std::uint32_t node : visited_) {
-      if (node != 0) {
-        std::size_t at = mix64(reinterpret_cast<std::uintptr_t>(nodes_[node - 1].object));
-        while (wider[at % wider.size()] != 0) {
-          ++at;
-        }
-        wider[at % wider.size()] = node;
+void HolderSearch::Part::widen(const std::vector<Node>& nodes) {
+  std::vector<std::uint32_t> wider(slots.size() * 2);
+  for (const std::uint32_t node : slots) {
+    if (node != 0) {
+      std::size_t at = mix64(reinterpret_cast<std::uintptr_t>(nodes[node - 1].object));
+      while (wider[at % wider.size()] != 0) {
+        ++at;
       }
+      wider[at % wider.size()] = node;
     }
-    visited_.swap(wider);
   }
+  slots.swap(wider);
+}
+
+void HolderSearch::add(PyObject* object, std::uint32_t parent) {
   std::size_t at = mix64(reinterpret_cast<std::uintptr_t>(object));
-  for (; visited_[at % visited_.size()] != 0; ++at) {
-    if (nodes_[visited_[at % visited_.size()] - 1].object == object) {
+  Part& part = visited_[at >> kPartShift];
+  if (part.used * 2 >= part.slots.size()) {
+    part.widen(nodes_);
+  }
+  std::vector<std::uint32_t>& slots = part.slots;
+  for (; slots[at % slots.size()] != 0; ++at) {
+    if (nodes_[slots[at % slots.size()] - 1].object == object) {
       return;
     }
   }
@@ -320,7 +332,8 @@ void HolderSearch::add(PyObject* object, std::uint32_t parent) {
     return;
   }
   nodes_.push_back({.object = Py_NewRef(object), .parent = parent, .size = size_now(object)});
-  visited_[at % visited_.size()] = static_cast<std::uint32_t>(nodes_.size());
+  slots[at % slots.size()] = static_cast<std::uint32_t>(nodes_.size());
+  ++part.used;
 }
 
 void HolderSearch::meet_tensor(PyObject* tensor, std::uint32_t parent) {

@@ -9,6 +9,7 @@
 // Memory:  none of its own.
 #include "core_stores.h"
 
+#include <algorithm>
 #include <exception>
 #include <memory>
 #include <optional>
@@ -20,12 +21,14 @@
 #include <nanobind/stl/vector.h>
 
 #include "plimsoll/embedding_store.h"
+#include "plimsoll/virtual_shard.h"
 #include "tables/describe.h"
 
 namespace plimsoll::python {
 namespace {
 
 using Table = Guarded<EmbeddingStore>;
+using CountsIn = nb::ndarray<const std::uint32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Writer = Guarded<FeatureWriter>;
 
 nb::dict stats_dict(const StoreStats& stats) {
@@ -69,13 +72,24 @@ nb::dict stats_dict(const FeatureStats& stats) {
 }
 
 // Name → (dtype, shape of one record), in the order of the records.
-nb::dict columns_dict(const FeatureInfo& info) {
+nb::dict columns_dict(const std::vector<ColumnSpec>& specs) {
   nb::dict columns;
-  for (const ColumnSpec& column : info.columns) {
+  for (const ColumnSpec& column : specs) {
     columns[column.name.c_str()] =
         nb::make_tuple(dtype_name(column.dtype), nb::tuple(nb::cast(column.shape)));
   }
   return columns;
+}
+
+// Name of a ragged column → the most elements of a record.
+nb::dict ragged_dict(const std::vector<ColumnSpec>& specs) {
+  nb::dict ragged;
+  for (const ColumnSpec& column : specs) {
+    if (column.ragged()) {
+      ragged[column.name.c_str()] = column.length_max;
+    }
+  }
+  return ragged;
 }
 
 // ---- Ids in a list of ints, rows at an address: what python/plimsoll/compat answers for. A batch
@@ -254,6 +268,16 @@ void bind_table(nb::module_& m) {
       .def_rw("rows_max", &EmbeddingStoreOptions::rows_max)
       .def_rw("pinned", &EmbeddingStoreOptions::pinned)
       .def_rw("dirty_bytes", &EmbeddingStoreOptions::dirty_bytes);
+  m.def(
+      "virtual_shards",
+      [](const IdsIn& ids, const IdsOut& shards) {
+        if (ids.size() != shards.size()) {
+          throw Exception(
+              make_error(ErrorCode::kInvalidArgument, "ids and shards differ in length"));
+        }
+        std::ranges::transform(span_of(ids), span_of(shards).begin(), virtual_shard);
+      },
+      nb::arg("ids").noconvert(), nb::arg("shards").noconvert());
   nb::class_<Table>(m, "EmbeddingStore")
       .def_static(
           "open",
@@ -295,6 +319,15 @@ void bind_table(nb::module_& m) {
             });
           },
           nb::arg("ids").noconvert(), nb::arg("rows").noconvert())
+      .def(
+          "restore",
+          [](Table& table, const IdsIn& ids, const CountsIn& sequences, const FloatsIn& values) {
+            table.use([&](EmbeddingStore& store) {
+              store.restore(span_of(ids), span_of(sequences), span_of(values)).or_throw();
+            });
+          },
+          nb::arg("ids").noconvert(), nb::arg("sequences").noconvert(),
+          nb::arg("values").noconvert())
       .def("gather_listed", &gather_listed, nb::arg("ids"), nb::arg("rows"), nb::arg("floats"))
       .def("update_listed", &update_listed, nb::arg("ids"), nb::arg("rows"), nb::arg("floats"),
            nb::arg("marks").noconvert(), nb::arg("chunk_rows"))
@@ -361,6 +394,14 @@ void bind_table(nb::module_& m) {
       });
 }
 
+// Of ids to ordinals, or back.
+template <auto kTranslate>
+void translated(Features& features, const IdsIn& from, const IdsOut& to) {
+  const auto store = features.get();
+  const nb::gil_scoped_release unlocked;
+  (*store.*kTranslate)(span_of(from), span_of(to)).or_throw();
+}
+
 void bind_feature_store(nb::module_& m) {
   nb::class_<FeaturePlan>(m, "FeaturePlan")
       .def_ro("total_bytes", &FeaturePlan::total_bytes)
@@ -373,14 +414,15 @@ void bind_feature_store(nb::module_& m) {
       .def_static(
           "open",
           [](const Governor& governor, const std::string& directory, std::int64_t cache_bytes,
-             int io_threads, std::int64_t join_gap_bytes) {
+             int io_threads, std::int64_t join_gap_bytes, std::int64_t parts) {
             const nb::gil_scoped_release unlocked;
             return std::make_unique<Features>(
-                FeatureStore::open(governor, {directory, cache_bytes, io_threads, join_gap_bytes})
+                FeatureStore::open(governor,
+                                   {directory, cache_bytes, io_threads, join_gap_bytes, parts})
                     .or_throw());
           },
           nb::arg("governor"), nb::arg("directory"), nb::arg("cache_bytes"), nb::arg("io_threads"),
-          nb::arg("join_gap_bytes"))
+          nb::arg("join_gap_bytes"), nb::arg("parts"))
       .def("close", &Features::close)
       .def(
           "read",
@@ -396,13 +438,32 @@ void bind_feature_store(nb::module_& m) {
           },
           nb::arg("ids").noconvert(), nb::arg("columns"), nb::arg("out").noconvert())
       .def(
-          "ids_of",
-          [](Features& features, const IdsIn& ordinals, const IdsOut& out) {
+          "read_ordinals",
+          [](Features& features, const IdsIn& ordinals, const std::vector<int>& columns,
+             const std::vector<BytesOut>& out) {
+            const auto store = features.get();
+            std::vector<std::span<std::byte>> spans;
+            for (const BytesOut& array : out) {
+              spans.push_back(bytes_of(array));
+            }
+            const nb::gil_scoped_release unlocked;
+            store->read_ordinals(span_of(ordinals), columns, spans).or_throw();
+          },
+          nb::arg("ordinals").noconvert(), nb::arg("columns"), nb::arg("out").noconvert())
+      .def(
+          "lengths",
+          [](Features& features, const IdsIn& ordinals, int column, const IdsOut& out) {
             const auto store = features.get();
             const nb::gil_scoped_release unlocked;
-            store->ids_of(span_of(ordinals), span_of(out)).or_throw();
+            store->lengths(span_of(ordinals), column, span_of(out)).or_throw();
           },
-          nb::arg("ordinals").noconvert(), nb::arg("out").noconvert())
+          nb::arg("ordinals").noconvert(), nb::arg("column"), nb::arg("out").noconvert())
+      .def("ordinals_of", &translated<&FeatureStore::ordinals_of>, nb::arg("ids").noconvert(),
+           nb::arg("out").noconvert())
+      .def("find", &translated<&FeatureStore::find>, nb::arg("ids").noconvert(),
+           nb::arg("out").noconvert())
+      .def("ids_of", &translated<&FeatureStore::ids_of>, nb::arg("ordinals").noconvert(),
+           nb::arg("out").noconvert())
       .def(
           "column",
           [](Features& features, const std::string& name) {
@@ -410,8 +471,17 @@ void bind_feature_store(nb::module_& m) {
           },
           nb::arg("name"))
       .def_prop_ro("rows", [](Features& features) { return features.get()->info().rows; })
+      .def_prop_ro("parts", [](Features& features) { return features.get()->info().parts; })
       .def_prop_ro("columns",
-                   [](Features& features) { return columns_dict(features.get()->info()); })
+                   [](Features& features) { return columns_dict(features.get()->info().columns); })
+      .def_prop_ro("ragged",
+                   [](Features& features) { return ragged_dict(features.get()->info().columns); })
+      .def(
+          "describe",
+          [](Features& features, const std::string& directory) {
+            return describe_features(directory, features.get()->info()).json;
+          },
+          nb::arg("directory"))
       .def("plan", [](Features& features) { return features.get()->plan(); })
       .def("stats", [](Features& features) { return stats_dict(features.get()->stats()); });
 }
@@ -422,13 +492,14 @@ void bind_feature_writer(nb::module_& m) {
           "create",
           [](const Governor& governor, const std::string& directory,
              const std::vector<std::string>& names, const std::vector<std::string>& dtypes,
-             const std::vector<std::vector<std::int64_t>>& shapes, bool grouped,
-             bool allow_non_finite, const std::string& compression) {
+             const std::vector<std::vector<std::int64_t>>& shapes,
+             const std::vector<std::int64_t>& lengths_max, bool grouped, bool allow_non_finite,
+             const std::string& compression) {
             FeatureWriterOptions options;
             options.directory = directory;
             for (std::size_t k = 0; k < names.size(); ++k) {
-              options.columns.push_back(
-                  {names[k], parse_dtype(dtypes.at(k)).or_throw(), shapes.at(k)});
+              options.columns.push_back({names[k], parse_dtype(dtypes.at(k)).or_throw(),
+                                         shapes.at(k), lengths_max.at(k)});
             }
             options.grouped = grouped;
             options.allow_non_finite = allow_non_finite;
@@ -438,12 +509,39 @@ void bind_feature_writer(nb::module_& m) {
                                             "FeatureWriter");
           },
           nb::arg("governor"), nb::arg("directory"), nb::arg("names"), nb::arg("dtypes"),
-          nb::arg("shapes"), nb::arg("grouped"), nb::arg("allow_non_finite"),
-          nb::arg("compression"))
+          nb::arg("shapes"), nb::arg("lengths_max"), nb::arg("grouped"),
+          nb::arg("allow_non_finite"), nb::arg("compression"))
+      .def_static(
+          "extend",
+          [](const Governor& governor, const std::string& directory, bool allow_non_finite) {
+            const nb::gil_scoped_release unlocked;
+            return std::make_unique<Writer>(
+                FeatureWriter::extend(governor, {directory, allow_non_finite}).or_throw(),
+                "FeatureWriter");
+          },
+          nb::arg("governor"), nb::arg("directory"), nb::arg("allow_non_finite"))
+      .def_prop_ro(
+          "columns",
+          [](Writer& writer) {
+            return columns_dict(writer.use([](auto& one) { return one.options().columns; }));
+          })
+      .def_prop_ro(
+          "ragged",
+          [](Writer& writer) {
+            return ragged_dict(writer.use([](auto& one) { return one.options().columns; }));
+          })
+      .def_prop_ro("grouped",
+                   [](Writer& writer) {
+                     return writer.use([](auto& one) { return one.options().grouped; });
+                   })
       .def(
           "append",
           [](Writer& writer, const IdsIn& ids, const std::vector<BytesIn>& columns,
-             const nb::object& groups) {
+             const nb::object& groups, const std::vector<IdsIn>& lengths) {
+            std::vector<std::span<const std::int64_t>> of_records;
+            for (const IdsIn& array : lengths) {
+              of_records.push_back(span_of(array));
+            }
             std::vector<std::span<const std::byte>> spans;
             for (const BytesIn& array : columns) {
               spans.push_back(bytes_of(array));
@@ -452,10 +550,12 @@ void bind_feature_writer(nb::module_& m) {
             if (!groups.is_none()) {
               group_ids = span_of(nb::cast<IdsIn>(groups, false));
             }
-            writer.use(
-                [&](FeatureWriter& one) { one.append(span_of(ids), spans, group_ids).or_throw(); });
+            writer.use([&](FeatureWriter& one) {
+              one.append(span_of(ids), spans, group_ids, of_records).or_throw();
+            });
           },
-          nb::arg("ids").noconvert(), nb::arg("columns").noconvert(), nb::arg("groups").none())
+          nb::arg("ids").noconvert(), nb::arg("columns").noconvert(), nb::arg("groups").none(),
+          nb::arg("lengths").noconvert())
       .def("finish",
            [](Writer& writer) { writer.use([](FeatureWriter& one) { one.finish().or_throw(); }); })
       .def_prop_ro("rows",

@@ -115,10 +115,18 @@ class HolderSearch {
   nb::object tensor_type_;
   nb::object look_at_;
   std::vector<Node> nodes_;
-  std::vector<std::uint32_t> visited_;  // Open addressing: node + 1; 0 is free.
-  std::vector<PyObject*> apart_;        // later_ and what is skipped, by address.
-  std::vector<std::uint32_t> graphs_;   // Parents of tensors with graphs.
-  std::vector<PyObject*> children_;     // References: of nodes_[at_], and not met yet.
+  // Of a part of the nodes, which node an address is: open addressing; node + 1, 0 is free. Each
+  // part grows by itself, so that no call waits for all of them.
+  struct Part {
+    std::vector<std::uint32_t> slots = std::vector<std::uint32_t>(16);
+    std::size_t used{0};
+    void widen(const std::vector<Node>& nodes);
+  };
+  static constexpr std::size_t kParts = 256;
+  std::vector<Part> visited_;
+  std::vector<PyObject*> apart_;       // later_ and what is skipped, by address.
+  std::vector<std::uint32_t> graphs_;  // Parents of tensors with graphs.
+  std::vector<PyObject*> children_;    // References: of nodes_[at_], and not met yet.
   std::size_t child_{0};
   std::size_t at_{0};      // The next node to go into.
   Py_ssize_t cursor_{-1};  // In it, where it is gone through in parts; −1: it begins.

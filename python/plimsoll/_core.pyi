@@ -441,6 +441,9 @@ class EmbeddingStoreOptions:
                  store_bytes: int, rows: int, ids: _Ids | None, at_step: int, batch_rows: int,
                  io_threads: int, compute_threads: int) -> None: ...
 
+def virtual_shards(ids: _Ids, shards: _Ids) -> None:
+    """Writes the shard of each id, from 0 to 4,095 (docs/formats/embedding_store.md). Shape: [n] each."""
+
 class EmbeddingStore:
     """Rows by id; see plimsoll.EmbeddingStore."""
 
@@ -458,6 +461,8 @@ class EmbeddingStore:
         """Shape: ids [n], grads [n, dim]. Errors: as gather(), ValueError."""
     def update(self, ids: _Ids, rows: _Floats) -> None:
         """Shape: ids [n], rows [n, dim]. Errors: as gather()."""
+    def restore(self, ids: _Ids, sequences: NDArray[np.uint32], values: _Floats) -> None:
+        """Records as scan() shows them. Shape: ids [n], distinct; values [n, dim + state_floats]. Errors: as gather()."""
     def gather_listed(self, ids: list[int], rows: int, floats: int) -> bool:
         """gather() to the address `rows`, of so many floats. False, and nothing done, when there is
         something else than 64-bit ints in the list."""
@@ -528,12 +533,20 @@ class FeatureStore:
 
     @staticmethod
     def open(governor: Governor, directory: str, cache_bytes: int, io_threads: int,
-             join_gap_bytes: int) -> FeatureStore:
+             join_gap_bytes: int, parts: int) -> FeatureStore:
         """Errors: NotFoundError, CorruptError, BudgetExceeded."""
     def close(self) -> None:
         """Lets go of the store."""
     def read(self, ids: _Ids, columns: list[int], out: list[_Bytes]) -> None:
         """Shape: out[k] has n × the bytes of column k. Errors: NotFoundError, CorruptError, OSError."""
+    def read_ordinals(self, ordinals: _Ids, columns: list[int], out: list[_Bytes]) -> None:
+        """As read(); of a ragged column out[k] has the elements of all records."""
+    def lengths(self, ordinals: _Ids, column: int, out: _Ids) -> None:
+        """Elements of a ragged column. Errors: ValueError."""
+    def ordinals_of(self, ids: _Ids, out: _Ids) -> None:
+        """Errors: NotFoundError."""
+    def find(self, ids: _Ids, out: _Ids) -> None:
+        """Ordinals, −1 where there is none. Errors: CorruptError; OSError."""
     def ids_of(self, ordinals: _Ids, out: _Ids) -> None:
         """Errors: ValueError for an ordinal out of range."""
     def column(self, name: str) -> int:
@@ -542,8 +555,16 @@ class FeatureStore:
     def rows(self) -> int:
         """Records in the store."""
     @property
+    def parts(self) -> int:
+        """Parts that it reads."""
+    @property
     def columns(self) -> dict[str, tuple[str, tuple[int, ...]]]:
-        """Name → (dtype, shape of one record)."""
+        """Name → (dtype, shape of one record, or of one element)."""
+    @property
+    def ragged(self) -> dict[str, int]:
+        """Ragged column → the most elements of a record."""
+    def describe(self, directory: str) -> str:
+        """JSON, as describe() of the module; of the parts that it reads."""
     def plan(self) -> FeaturePlan:
         """How the slab is divided."""
     def stats(self) -> dict[str, int | float]:
@@ -554,10 +575,22 @@ class FeatureWriter:
 
     @staticmethod
     def create(governor: Governor, directory: str, names: list[str], dtypes: list[str],
-               shapes: list[list[int]], grouped: bool, allow_non_finite: bool,
+               shapes: list[list[int]], lengths_max: list[int], grouped: bool, allow_non_finite: bool,
                compression: str) -> FeatureWriter:
         """Errors: ValueError, BudgetExceeded, OSError."""
-    def append(self, ids: _Ids, columns: list[_Bytes], groups: _Ids | None) -> None:
+    @staticmethod
+    def extend(governor: Governor, directory: str, allow_non_finite: bool) -> FeatureWriter:
+        """Errors: NotFoundError, CorruptError, ValueError, BudgetExceeded, OSError."""
+    @property
+    def columns(self) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """Name → (dtype, shape of one record, or of one element)."""
+    @property
+    def ragged(self) -> dict[str, int]:
+        """Ragged column → the most elements of a record."""
+    @property
+    def grouped(self) -> bool:
+        """append() takes group ids."""
+    def append(self, ids: _Ids, columns: list[_Bytes], groups: _Ids | None, lengths: list[_Ids]) -> None:
         """Errors: ValueError naming record, id and column; OSError."""
     def finish(self) -> None:
         """Errors: ValueError for a duplicate id; OSError."""

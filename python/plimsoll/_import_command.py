@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the command lines of import_chat() and import_vision() share.
+"""What the command lines of import_chat(), import_vision() and import_pairs() share.
 
 Threads: the calling one.   Memory: that of the import.
 """
@@ -17,13 +17,16 @@ from ._memory import Governor
 _FAILED = 1
 
 
-def parser_of(name: str, description: str, example: str, *, more: str = "") -> argparse.ArgumentParser:
-    """A parser that has FILES; add_rest() adds what comes last. more: kinds of files beside those of rows."""
-    parser = argparse.ArgumentParser(
+def parser_of(name: str, description: str, example: str) -> argparse.ArgumentParser:
+    """A parser without options; add_rest() adds what comes last."""
+    return argparse.ArgumentParser(
         prog=f"plimsoll import {name}", allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter,
         description=description, epilog=f"Example:\n  {example}")
+
+
+def add_files(parser: argparse.ArgumentParser, more: str = "") -> None:
+    """FILES. more: kinds of files beside those of rows."""
     parser.add_argument("FILES", nargs="+", help=f"Rows: JSON lines or an array, plain, .gz or .zst{more}")
-    return parser
 
 
 def add_rest(parser: argparse.ArgumentParser) -> None:
@@ -35,14 +38,18 @@ def add_rest(parser: argparse.ArgumentParser) -> None:
     add("--quiet", action="store_true", help="Progress is not shown")
 
 
-def run_import(parser: argparse.ArgumentParser, make: Callable[..., dict[str, Any]], arguments: Sequence[str]) -> int:
-    """Imports, and prints what was made; returns the exit status. Wrong usage ends with status 2."""
+def run_import(parser: argparse.ArgumentParser, make: Callable[..., dict[str, Any]], arguments: Sequence[str],
+               source: str = "FILES") -> int:
+    """Imports, and prints what was made; returns the exit status. Wrong usage ends with status 2.
+
+    source: name of the argument that make() is given first.
+    """
     typed = parser.parse_args(arguments)
     options = {name: value for name, value in vars(typed).items()
-               if name not in ("FILES", "out", "memory_limit", "json", "quiet")}
+               if name not in (source, "out", "memory_limit", "json", "quiet")}
     try:
         with Governor(typed.memory_limit) as governor:
-            made = make(typed.FILES, typed.out, governor=governor,
+            made = make(getattr(typed, source), typed.out, governor=governor,
                         progress=None if typed.quiet else _core.WorkMeter("import").update, **options)
     except KeyboardInterrupt:
         print(f"plimsoll: stopped; the same command goes on with {typed.out}", file=sys.stderr)

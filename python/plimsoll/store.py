@@ -62,9 +62,11 @@ def import_rows(files: Path | Sequence[Path], out: Path, *, format: str = "",
 
 
 def compact(path: Path, *, rows_max: int = 0, memory_limit: int | str = "") -> tuple[int, int]:
-    """Shrinks a table by rewriting its live rows; returns its bytes before and after.
+    """Shrinks a table by rewriting its live rows, or joins the parts of a feature store; returns its bytes before and
+    after.
 
-    rows_max: largest number of rows from then on; 0: as it was.
-    Errors: NotFoundError; ValueError when a process trains in it, or rows_max is too small.
+    rows_max: largest number of a table's rows from then on; 0: as it was.
+    Errors: NotFoundError; ValueError when a process trains in the table or adds to the features, or rows_max is too
+            small.
     """
     return _core.store_compact(os.fspath(path), rows_max, str(memory_limit))

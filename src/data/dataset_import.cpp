@@ -11,6 +11,7 @@
 #include <array>
 #include <numeric>
 #include <optional>
+#include <utility>
 
 #include <fmt/core.h>
 
@@ -62,6 +63,27 @@ Result<void> same_rows(const ColumnShards& image, const ColumnShards& other, con
                           image.described(), other.rows(), what, other.described()));
 }
 
+// A writer of a new store, or one that adds to the store that is there.
+Result<FeatureWriter> open_writer(Governor& governor, const CosirImportOptions& options,
+                                  std::vector<ColumnSpec> columns, bool grouped) {
+  if (!options.append) {
+    return FeatureWriter::create(governor, {.directory = options.out,
+                                            .columns = std::move(columns),
+                                            .grouped = grouped,
+                                            .allow_non_finite = true,  // Checked by the shards.
+                                            .compression = options.compression});
+  }
+  PLIMSOLL_TRY(FeatureWriter writer, FeatureWriter::extend(governor, {.directory = options.out,
+                                                                      .allow_non_finite = true}));
+  if (writer.options().columns != columns || writer.options().grouped != grouped) {
+    return fail(
+        ErrorCode::kInvalidArgument,
+        fmt::format("{}: its columns or groups are not those of the files", options.out.string()),
+        "plimsoll store info shows what it has; give --groups exactly when it has groups");
+  }
+  return writer;
+}
+
 std::span<std::byte> bytes_of(std::span<std::int64_t> values) {
   return std::as_writable_bytes(values);
 }
@@ -83,14 +105,15 @@ Result<FeatureInfo> import_cosir(Governor governor, const CosirImportOptions& op
   }
   const std::int64_t row_bytes = image.row_bytes() + text.row_bytes();
   PLIMSOLL_TRY_VOID(check_disk_room(governor, options.out, image.rows() * (row_bytes + 24)));
-  PLIMSOLL_TRY(
-      FeatureWriter writer,
-      FeatureWriter::create(governor, {.directory = options.out,
-                                       .columns = {{"image", image.dtype(), image.row_shape()},
-                                                   {"text", text.dtype(), text.row_shape()}},
-                                       .grouped = groups.has_value(),
-                                       .allow_non_finite = true,  // Checked by the shards.
-                                       .compression = options.compression}));
+  PLIMSOLL_TRY(FeatureWriter writer, open_writer(governor, options,
+                                                 {{"image", image.dtype(), image.row_shape()},
+                                                  {"text", text.dtype(), text.row_shape()}},
+                                                 groups.has_value()));
+  std::int64_t first_id = 0;
+  if (options.append) {
+    PLIMSOLL_TRY(const FeatureInfo info, FeatureStore::inspect(options.out));
+    first_id = info.rows;
+  }
   const std::int64_t chunk = std::max<std::int64_t>(1, kChunkBytes / (row_bytes + 16));
   PLIMSOLL_TRY(Slab slab, Slab::create(governor, Tag::kOther, chunk * (row_bytes + 16) + 4 * 64));
   const auto image_buffer = slab.take<std::byte>(chunk * image.row_bytes());
@@ -107,7 +130,7 @@ Result<FeatureInfo> import_cosir(Governor governor, const CosirImportOptions& op
     if (ids) {
       PLIMSOLL_TRY_VOID(ids->read(bytes_of(id_buffer.first(rows))));
     } else {
-      std::iota(id_buffer.begin(), id_buffer.end(), done);
+      std::iota(id_buffer.begin(), id_buffer.end(), first_id + done);
     }
     if (groups) {
       PLIMSOLL_TRY_VOID(groups->read(bytes_of(group_buffer.first(rows))));

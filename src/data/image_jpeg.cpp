@@ -23,7 +23,8 @@ namespace plimsoll {
 namespace {
 
 constexpr int kJpegBlock = 8;
-constexpr int kJpegScansMost = 1000;  // A small file of many scans would take hours.
+constexpr std::int64_t kJpegRows = 16;  // Asked for at a time; libjpeg gives as many as it has.
+constexpr int kJpegScansMost = 1000;    // A small file of many scans would take hours.
 
 std::int64_t round_up_div(std::int64_t value, std::int64_t by) noexcept {
   return (value + by - 1) / by;
@@ -95,8 +96,20 @@ bool decode_jpeg_rows(JpegWork& work, EncodedImage encoded, const PixelRows& row
   if (jpeg_start_decompress(&info) == FALSE) {
     return false;
   }
+  const std::int64_t row_bytes = 3 * rows.width();
   while (info.output_scanline < info.output_height) {
     const std::int64_t y = info.output_scanline;
+    if (rows.upright() && !cmyk) {  // Where they belong.
+      const std::int64_t count = std::min(kJpegRows, rows.height() - y);
+      std::array<JSAMPROW, kJpegRows> at{};
+      for (std::int64_t i = 0; i < count; ++i) {
+        at[static_cast<std::size_t>(i)] = rows.data() + (y + i) * row_bytes;
+      }
+      if (jpeg_read_scanlines(&info, at.data(), static_cast<JDIMENSION>(count)) == 0) {
+        return false;
+      }
+      continue;
+    }
     JSAMPROW at = row;
     if (jpeg_read_scanlines(&info, &at, 1) != 1) {
       return false;

@@ -89,6 +89,16 @@ Result<std::vector<int>> find_columns(const FeatureStore& store,
     PLIMSOLL_TRY(const int column, store.column(name));
     columns.push_back(column);
   }
+  for (const int column : columns) {
+    const ColumnSpec& spec = store.info().columns[static_cast<std::size_t>(column)];
+    if (spec.ragged()) {
+      return fail(ErrorCode::kInvalidArgument,
+                  fmt::format("column \"{}\" is ragged; a loader's batches have columns of fixed "
+                              "shape",
+                              spec.name),
+                  "name the other columns, and read this one with FeatureStore.read(batch.ids)");
+    }
+  }
   if (columns.size() > 64) {
     return fail(ErrorCode::kInvalidArgument,
                 fmt::format("{} columns were asked for, at most 64 can be", columns.size()));

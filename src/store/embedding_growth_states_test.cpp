@@ -5,6 +5,7 @@
 // unsynced changes are all kept, all dropped, each one alone kept or dropped, and mixed at random;
 // each state is built on a copy, opened and compared. tests/crash has the same for fixed rows.
 #include <algorithm>
+#include <atomic>
 #include <iterator>
 #include <set>
 
@@ -115,15 +116,14 @@ class GrowthStatesTest : public EmbeddingTableTest {
 
   std::set<std::int64_t> legal_{0};
   int states_{0};
-  bool looking_{false};
+  std::atomic<bool> looking_{false};  // Threads of the store pass crash points, too.
   static inline GrowthStatesTest* current_{nullptr};
 };
 
 void GrowthStatesTest::look(const char* name) noexcept {
-  if (looking_ || std::string_view(name).ends_with(".after") || HasFailure()) {
+  if (std::string_view(name).ends_with(".after") || HasFailure() || looking_.exchange(true)) {
     return;
   }
-  looking_ = true;
   auto changes = unsynced_changes();
   stop_recording_unsynced();
   SCOPED_TRACE(name);

@@ -17,7 +17,7 @@
 
 namespace plimsoll {
 
-// Pages [begin, end) of the file, which hold `count` of the wanted blocks from `first` on.
+// Pages [begin, end) of a file, which hold `count` of the wanted blocks from `first` on.
 struct BlockReader::Run {
   std::int64_t begin;
   std::int64_t end;
@@ -29,7 +29,6 @@ struct BlockReader::Run {
 
 // Some runs read at once.
 struct BlockReader::Wave {
-  File& file;
   std::span<const Wanted> blocks;
   bool checked;
 };
@@ -43,8 +42,7 @@ BlockReader::BlockReader(Slab& slab, IoPool& pool, const BlockLanes& lanes)
   }
 }
 
-Result<BlockReader::Counts> BlockReader::read(File& file, std::span<const Wanted> blocks,
-                                              bool checked) {
+Result<BlockReader::Counts> BlockReader::read(std::span<const Wanted> blocks, bool checked) {
   PLIMSOLL_CHECK(blocks.size() <= kBlocksMax, "more blocks than one call reads");
   std::array<Run, kBlocksMax> runs;
   const std::size_t count = form_runs(blocks, runs);
@@ -53,7 +51,7 @@ Result<BlockReader::Counts> BlockReader::read(File& file, std::span<const Wanted
                     [](const Run& run) { return run.staged; }));
   std::array<std::uint8_t, kLanesMax> lanes;
   const std::size_t held = staged == 0 ? 0 : take_lanes(staged, lanes);
-  const Wave wave{file, blocks, checked};
+  const Wave wave{blocks, checked};
   Counts counts;
   Result<void> result;
   for (std::size_t begin = 0; begin < count && result;) {
@@ -81,8 +79,8 @@ std::size_t BlockReader::form_runs(std::span<const Wanted> blocks, std::span<Run
     const std::int64_t end = round_up(stored.offset + stored.bytes, kFeaturePage);
     if (count > 0) {
       Run& last = runs[count - 1];
-      if (begin >= last.begin && begin <= last.end + plan_.gap_bytes &&
-          end - last.begin <= plan_.bytes) {
+      if (blocks[i].file == blocks[last.first].file && begin >= last.begin &&
+          begin <= last.end + plan_.gap_bytes && end - last.begin <= plan_.bytes) {
         last.end = std::max(last.end, end);
         ++last.count;
         last.staged = true;
@@ -107,7 +105,7 @@ Result<void> BlockReader::read_wave(const Wave& wave, std::span<Run> runs) {
     const Run& run = runs[r];
     const auto size = static_cast<std::size_t>(run.end - run.begin);
     requests[r] = {
-        .file = &wave.file,
+        .file = wave.blocks[run.first].file,
         .offset = run.begin,
         .bytes = run.staged ? bytes_.subspan(static_cast<std::size_t>(run.lane * plan_.bytes), size)
                             : wave.blocks[run.first].out.first(size),
@@ -128,11 +126,11 @@ Result<void> BlockReader::finish_run(const Wave& wave, const Run& run) const {
         run.staged ? std::span(lane + (block.stored.offset - run.begin), size)
                    : std::span<const std::byte>(block.out.first(size));
     if (wave.checked && crc32c(stored) != block.stored.crc) {
-      return damaged_block(wave.file.path(), block.number, "does not match its checksum");
+      return damaged_block(block.file->path(), block.number, "does not match its checksum");
     }
     if (block.stored.coding == BlockCoding::kLz4) {
       if (!decode_block(stored, block.out)) {
-        return damaged_block(wave.file.path(), block.number, "cannot be decompressed");
+        return damaged_block(block.file->path(), block.number, "cannot be decompressed");
       }
     } else if (run.staged) {
       std::memcpy(block.out.data(), stored.data(), size);

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// BlockReader: reads blocks of a file into frames, neighbours in one request, and decodes them.
+// BlockReader: reads blocks of files into frames, neighbours in one request, and decodes them.
 //
-// Blocks are wanted in the order of the file. A run of neighbours, and every compressed block, is
-// read into a lane and taken from there; a plain block that stands alone is read straight into its
-// frame. Without lanes (a small slab, no compression) every block is read alone.
+// Blocks are wanted file by file, in the order of each. A run of neighbours, and every compressed
+// block, is read into a lane and taken from there; a plain block that stands alone is read straight
+// into its frame. Without lanes (a small slab, no compression) every block is read alone.
 //
 // Reading order: feature_block.h, this file, feature_block_reader.cpp, feature_cache.h.
 //
@@ -43,8 +43,9 @@ class BlockReader {
   static constexpr std::size_t kBlocksMax = 256;        // Of one call; sizes arrays on the stack.
 
   struct Wanted {
+    File* file{nullptr};
     StoredBlock stored{};
-    std::int64_t number{0};      // What errors call it.
+    std::int64_t number{0};      // In its file: what errors call it.
     std::span<std::byte> out{};  // Its frame: as large as the block when decoded.
   };
   struct Counts {
@@ -58,9 +59,9 @@ class BlockReader {
   BlockReader& operator=(const BlockReader&) = delete;
 
   /// Fills every frame. `checked` blocks are compared with their checksums, before they are
-  /// decoded. Requires: at most kBlocksMax blocks, ascending; plain ones alone when there are no
-  /// lanes. Errors: kCorrupt naming the file and the block; kIo.
-  Result<Counts> read(File& file, std::span<const Wanted> blocks, bool checked);
+  /// decoded. Requires: at most kBlocksMax blocks, ascending in each file; plain ones alone when
+  /// there are no lanes. Errors: kCorrupt naming the file and the block; kIo.
+  Result<Counts> read(std::span<const Wanted> blocks, bool checked);
 
  private:
   struct Run;

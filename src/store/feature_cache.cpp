@@ -10,6 +10,7 @@
 #include "store/feature_cache.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <utility>
 
@@ -24,11 +25,6 @@ namespace plimsoll {
 namespace {
 
 constexpr std::uint32_t kNoFrame = UINT32_MAX;
-constexpr int kSourceShift = 56;
-
-std::uint64_t key_of(int source, std::int64_t block) noexcept {
-  return (static_cast<std::uint64_t>(source) << kSourceShift) | static_cast<std::uint64_t>(block);
-}
 
 std::int64_t table_slots(std::int64_t frames) noexcept {
   return static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(frames) * 2));
@@ -47,15 +43,14 @@ enum class FrameState : std::uint8_t {
 }  // namespace
 
 struct BlockCache::Frame {
-  std::uint64_t key{0};  // Meaningful while mapped: kLoading and kReady.
+  std::int64_t key{0};  // Meaningful while mapped: kLoading and kReady.
   std::uint32_t pins{0};
   FrameState state{FrameState::kEmpty};
   bool used{false};  // Since the clock's hand last passed.
 };
 
 struct BlockCache::Batch {
-  int source{0};
-  std::span<const std::int64_t> blocks;
+  std::span<const std::int64_t> keys;
   std::span<const StoredBlock> stored;
   std::span<std::uint32_t> frames;
   std::span<bool> hits;
@@ -72,12 +67,10 @@ std::int64_t BlockCache::memory_bytes(std::int64_t frames, std::int64_t block_by
          table_slots(frames) * 4 + kFeaturePage + 2 * 64;
 }
 
-BlockCache::BlockCache(Slab& slab, BlockReader& reader, std::span<const BlockSource> sources,
+BlockCache::BlockCache(Slab& slab, BlockReader& reader, std::vector<BlockSource> sources,
                        std::int64_t frames, std::int64_t block_bytes)
-    : slab_(slab), reader_(reader), block_bytes_(block_bytes) {
+    : slab_(slab), reader_(reader), sources_(std::move(sources)), block_bytes_(block_bytes) {
   PLIMSOLL_CHECK(frames >= kFramesMin && frames < kNoFrame, "number of frames out of range");
-  PLIMSOLL_CHECK(sources.size() <= sources_.size(), "too many sources");
-  std::copy(sources.begin(), sources.end(), sources_.begin());
   blocks_ = slab.take<std::byte>(frames * block_bytes, kFeaturePage).data();
   frames_ = slab.take<Frame>(frames);
   table_ = slab.take<std::uint32_t>(table_slots(frames));
@@ -107,19 +100,14 @@ void BlockCache::release(std::int64_t reserved) noexcept {
   pins_freed_.notify_all();
 }
 
-Result<void> BlockCache::pin(int source, std::span<const std::int64_t> blocks,
+Result<void> BlockCache::pin(std::span<const std::int64_t> keys,
                              std::span<const StoredBlock> stored, std::span<std::uint32_t> frames,
                              std::span<bool> hits, bool ahead) {
-  PLIMSOLL_CHECK(static_cast<std::int64_t>(blocks.size()) <= kPinsMax, "more than was reserved");
-  Batch batch{.source = source,
-              .blocks = blocks,
-              .stored = stored,
-              .frames = frames,
-              .hits = hits,
-              .ahead = ahead};
+  PLIMSOLL_CHECK(static_cast<std::int64_t>(keys.size()) <= kPinsMax, "more than was reserved");
+  Batch batch{.keys = keys, .stored = stored, .frames = frames, .hits = hits, .ahead = ahead};
   {
     MutexLock lock(mutex_);
-    for (std::size_t i = 0; i < blocks.size(); ++i) {
+    for (std::size_t i = 0; i < keys.size(); ++i) {
       claim(batch, i);
     }
     stats_.joined += static_cast<std::int64_t>(batch.joined_count);
@@ -141,7 +129,7 @@ Result<void> BlockCache::pin(int source, std::span<const std::int64_t> blocks,
     stats_.stall_ns += now_ns() - began;
   }
   if (!result) {
-    unpin(frames.first(blocks.size()));
+    unpin(frames.first(keys.size()));
   }
   return result;
 }
@@ -165,7 +153,7 @@ void BlockCache::drop_pin(std::uint32_t frame) {
 // ---- claiming ----
 
 void BlockCache::claim(Batch& batch, std::size_t i) {
-  const std::uint64_t key = key_of(batch.source, batch.blocks[i]);
+  const std::int64_t key = batch.keys[i];
   const std::uint32_t found = find(key);
   if (found != kNoFrame) {
     Frame& frame = frames_[found];
@@ -217,17 +205,17 @@ std::uint32_t BlockCache::take_victim() {
 // ---- loading ----
 
 Result<void> BlockCache::load(Batch& batch) {
-  const BlockSource& source = sources_[static_cast<std::size_t>(batch.source)];
   std::array<BlockReader::Wanted, kPinsMax> blocks;
   for (std::size_t m = 0; m < batch.mine_count; ++m) {
     blocks[m] = wanted(batch, batch.mine[m]);
   }
   const auto mine = std::span(blocks).first(batch.mine_count);
-  PLIMSOLL_TRY(batch.counts, reader_.read(*source.file, mine, !source.self_checked));
+  const bool self_checked = batch.stored.empty();
+  PLIMSOLL_TRY(batch.counts, reader_.read(mine, !self_checked));
   for (const BlockReader::Wanted& block : mine) {
-    if (source.self_checked) {
+    if (self_checked) {
       PLIMSOLL_TRY_VOID(
-          check_table_pages(block.out, block.stored.offset / kFeaturePage, source.file->path()));
+          check_table_pages(block.out, block.stored.offset / kFeaturePage, block.file->path()));
     }
   }
   return {};
@@ -236,16 +224,18 @@ Result<void> BlockCache::load(Batch& batch) {
 // What has to be read for position i of a batch, and into which frame.
 BlockReader::Wanted BlockCache::wanted(const Batch& batch, std::size_t i) const {
   std::byte* frame = blocks_ + batch.frames[i] * block_bytes_;
-  const std::int64_t number = batch.blocks[i];
+  const BlockSource& source = sources_[source_of(batch.keys[i])];
+  const std::int64_t number = block_of(batch.keys[i]);
   if (!batch.stored.empty()) {
-    return {.stored = batch.stored[i],
+    return {.file = source.file,
+            .stored = batch.stored[i],
             .number = number,
             .out = {frame, static_cast<std::size_t>(block_bytes_)}};
   }
   const std::int64_t offset = number * block_bytes_;
-  const std::int64_t size =
-      std::min(block_bytes_, sources_[static_cast<std::size_t>(batch.source)].bytes - offset);
-  return {.stored = {.offset = offset, .bytes = size},
+  const std::int64_t size = std::min(block_bytes_, source.bytes - offset);
+  return {.file = source.file,
+          .stored = {.offset = offset, .bytes = size},
           .number = number,
           .out = {frame, static_cast<std::size_t>(size)}};
 }
@@ -290,7 +280,7 @@ Result<void> BlockCache::wait_for_joined(Batch& batch) {
     std::array<bool, 1> hit{};
     unpin(batch.frames.subspan(i, 1));
     auto retried =
-        pin(batch.source, batch.blocks.subspan(i, 1),
+        pin(batch.keys.subspan(i, 1),
             batch.stored.empty() ? batch.stored : batch.stored.subspan(i, 1), again, hit);
     if (retried) {
       batch.frames[i] = again[0];
@@ -393,11 +383,11 @@ BlockCacheStats BlockCache::stats() const {
 
 // ---- the map from blocks to frames: open addressing, linear probing, no tombstones ----
 
-std::size_t BlockCache::home(std::uint64_t key) const noexcept {
-  return static_cast<std::size_t>(mix64(key)) & (table_.size() - 1);
+std::size_t BlockCache::home(std::int64_t key) const noexcept {
+  return static_cast<std::size_t>(mix64(static_cast<std::uint64_t>(key))) & (table_.size() - 1);
 }
 
-std::uint32_t BlockCache::find(std::uint64_t key) const {
+std::uint32_t BlockCache::find(std::int64_t key) const {
   for (std::size_t at = home(key);; at = (at + 1) & (table_.size() - 1)) {
     if (table_[at] == 0) {
       return kNoFrame;
@@ -408,7 +398,7 @@ std::uint32_t BlockCache::find(std::uint64_t key) const {
   }
 }
 
-void BlockCache::map(std::uint64_t key, std::uint32_t frame) {
+void BlockCache::map(std::int64_t key, std::uint32_t frame) {
   std::size_t at = home(key);
   while (table_[at] != 0) {
     at = (at + 1) & (table_.size() - 1);
@@ -416,7 +406,7 @@ void BlockCache::map(std::uint64_t key, std::uint32_t frame) {
   table_[at] = frame + 1;
 }
 
-void BlockCache::unmap(std::uint64_t key) {
+void BlockCache::unmap(std::int64_t key) {
   const std::size_t mask = table_.size() - 1;
   std::size_t hole = home(key);
   while (frames_[table_[hole] - 1].key != key) {

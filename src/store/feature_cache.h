@@ -14,13 +14,14 @@
 //
 // Threads: thread-safe. One mutex over the frames' states; it is held across no I/O, no copy and
 //          no call to the governor. A second one makes changes of the slab's lease take turns.
-// Memory:  memory_bytes(), taken from the slab at creation. Nothing is allocated afterwards.
+// Memory:  memory_bytes(), taken from the slab at creation, and 24 bytes a source. Nothing is
+//          allocated afterwards.
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "base/mutex.h"
 #include "memory/slab.h"
@@ -30,13 +31,11 @@
 
 namespace plimsoll {
 
-/// A file of which blocks are cached.
+/// A file of which blocks are cached: records, or pages of feature_table.h, which check themselves.
+/// Of these block b is bytes [b × block_bytes, …), short at the end.
 struct BlockSource {
   File* file{nullptr};  // Null: the store has no such file.
   std::int64_t bytes{0};
-  /// Pages of feature_table.h: block b is bytes [b × block_bytes, …), short at the end. Otherwise
-  /// pin() is told where blocks stand.
-  bool self_checked{false};
 };
 
 /// What the cache counts since it was made.
@@ -55,16 +54,27 @@ class BlockCache {
   static constexpr std::int64_t kFramesMin = 8;
   static constexpr std::int64_t kPinsMax =
       static_cast<std::int64_t>(BlockReader::kBlocksMax);  // Of one reservation.
-  static constexpr int kSources = 5;
 
   struct Frame;
 
   /// Bytes taken from the slab, alignment slack included.
   static std::int64_t memory_bytes(std::int64_t frames, std::int64_t block_bytes) noexcept;
 
+  /// What stands for block `block` of source `source`.
+  [[nodiscard]] static constexpr std::int64_t key_of(std::size_t source,
+                                                     std::int64_t block) noexcept {
+    return (static_cast<std::int64_t>(source) << kSourceShift) | block;
+  }
+  [[nodiscard]] static constexpr std::size_t source_of(std::int64_t key) noexcept {
+    return static_cast<std::size_t>(key >> kSourceShift);
+  }
+  [[nodiscard]] static constexpr std::int64_t block_of(std::int64_t key) noexcept {
+    return key & ((std::int64_t{1} << kSourceShift) - 1);
+  }
+
   /// Requires: slab and reader outlive the cache; frames >= kFramesMin.
-  BlockCache(Slab& slab, BlockReader& reader, std::span<const BlockSource> sources,
-             std::int64_t frames, std::int64_t block_bytes);
+  BlockCache(Slab& slab, BlockReader& reader, std::vector<BlockSource> sources, std::int64_t frames,
+             std::int64_t block_bytes);
   BlockCache(const BlockCache&) = delete;
   BlockCache& operator=(const BlockCache&) = delete;
 
@@ -72,17 +82,16 @@ class BlockCache {
   [[nodiscard]] std::int64_t reserve(std::int64_t wanted);
   void release(std::int64_t reserved) noexcept;
 
-  /// Makes blocks of `source` resident and keeps them so until unpin(). frames[i] holds blocks[i];
+  /// Makes blocks resident and keeps them so until unpin(). frames[i] holds the block keys[i];
   /// hits[i] tells whether it was there. On an error nothing stays pinned.
   ///
   /// `ahead`: nobody has asked for them yet, so they are spared once before they make way.
   ///
-  /// Requires: blocks ascending and distinct, no more of them than the caller has reserved, and
-  ///           `stored` of the same length unless the source is self-checked.
+  /// Requires: keys ascending and distinct, no more of them than the caller has reserved; `stored`
+  ///           of the same length, or none for pages that check themselves.
   /// Errors:   kCorrupt naming the file and the block; kIo.
-  Result<void> pin(int source, std::span<const std::int64_t> blocks,
-                   std::span<const StoredBlock> stored, std::span<std::uint32_t> frames,
-                   std::span<bool> hits, bool ahead = false);
+  Result<void> pin(std::span<const std::int64_t> keys, std::span<const StoredBlock> stored,
+                   std::span<std::uint32_t> frames, std::span<bool> hits, bool ahead = false);
   void unpin(std::span<const std::uint32_t> frames) noexcept;
 
   [[nodiscard]] const std::byte* bytes(std::uint32_t frame) const noexcept {
@@ -100,6 +109,7 @@ class BlockCache {
   [[nodiscard]] BlockCacheStats stats() const;
 
  private:
+  static constexpr int kSourceShift = 48;
   struct Batch;  // One call of pin().
 
   void claim(Batch& batch, std::size_t i) PLIMSOLL_REQUIRES(mutex_);
@@ -111,14 +121,14 @@ class BlockCache {
   Result<void> wait_for_joined(Batch& batch);
   void drop_pin(std::uint32_t frame) PLIMSOLL_REQUIRES(mutex_);
 
-  [[nodiscard]] std::uint32_t find(std::uint64_t key) const PLIMSOLL_REQUIRES(mutex_);
-  void map(std::uint64_t key, std::uint32_t frame) PLIMSOLL_REQUIRES(mutex_);
-  void unmap(std::uint64_t key) PLIMSOLL_REQUIRES(mutex_);
-  [[nodiscard]] std::size_t home(std::uint64_t key) const noexcept;
+  [[nodiscard]] std::uint32_t find(std::int64_t key) const PLIMSOLL_REQUIRES(mutex_);
+  void map(std::int64_t key, std::uint32_t frame) PLIMSOLL_REQUIRES(mutex_);
+  void unmap(std::int64_t key) PLIMSOLL_REQUIRES(mutex_);
+  [[nodiscard]] std::size_t home(std::int64_t key) const noexcept;
 
   Slab& slab_;
   BlockReader& reader_;
-  std::array<BlockSource, kSources> sources_{};
+  std::vector<BlockSource> sources_;
   std::int64_t block_bytes_{0};
   std::byte* blocks_{nullptr};  // Frame f: block_bytes_ at f × block_bytes_.
 

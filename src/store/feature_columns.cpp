@@ -133,4 +133,9 @@ std::int64_t ColumnSpec::bytes() const noexcept {
   return count;
 }
 
+std::int64_t ColumnSpec::bytes_max() const noexcept {
+  std::int64_t most = bytes();
+  return most < 0 || (ragged() && __builtin_mul_overflow(most, length_max, &most)) ? -1 : most;
+}
+
 }  // namespace plimsoll

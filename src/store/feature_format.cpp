@@ -6,7 +6,7 @@
 #include "store/feature_format.h"
 
 #include <algorithm>
-#include <numeric>
+#include <utility>
 
 #include <fmt/core.h>
 #include <nlohmann/json.hpp>
@@ -15,9 +15,7 @@
 #include "base/crc32c.h"
 #include "base/philox.h"
 #include "base/round.h"
-#include "os/directories.h"
 #include "os/file.h"
-#include "store/feature_plan.h"
 #include "store/feature_table.h"
 
 namespace plimsoll {
@@ -28,6 +26,7 @@ namespace fs = std::filesystem;
 
 constexpr std::int64_t kPlainVersion = 1;
 constexpr std::int64_t kCompressedVersion = 2;  // The same, and a table of blocks.
+constexpr std::int64_t kNewestVersion = 3;      // Either, behind other parts, or ragged.
 constexpr std::int64_t kBlockPagesMax = 16;
 
 std::uint32_t crc_of(const std::string& text) {
@@ -64,9 +63,10 @@ Result<void> check_columns(const std::vector<ColumnSpec>& columns) {
                     fmt::format("column \"{}\" is named twice", column.name));
       }
     }
-    const bool positive = std::all_of(column.shape.begin(), column.shape.end(),
+    const bool positive = column.length_max >= 0 && column.length_max <= INT32_MAX &&
+                          std::all_of(column.shape.begin(), column.shape.end(),
                                       [](std::int64_t extent) { return extent > 0; });
-    const std::int64_t bytes = positive && column.shape.size() <= 8 ? column.bytes() : -1;
+    const std::int64_t bytes = positive && column.shape.size() <= 8 ? column.bytes_max() : -1;
     if (bytes <= 0 || bytes > kFeatureRecordBytesMax) {
       return fail(
           ErrorCode::kInvalidArgument,
@@ -84,6 +84,10 @@ Result<void> check_columns(const std::vector<ColumnSpec>& columns) {
 }
 
 void choose_block(FeatureLayout& layout) {
+  if (layout.is_ragged()) {
+    layout.block_bytes = kFeaturePage;
+    return;
+  }
   std::int64_t best_pages = 0;
   double best_waste = 1.0;
   for (std::int64_t pages = 1; pages <= kBlockPagesMax; ++pages) {
@@ -112,6 +116,9 @@ json columns_json(const std::vector<ColumnSpec>& columns) {
   for (const ColumnSpec& column : columns) {
     list.push_back(
         {{"name", column.name}, {"dtype", dtype_name(column.dtype)}, {"shape", column.shape}});
+    if (column.ragged()) {
+      list.back()["length_max"] = column.length_max;
+    }
   }
   return list;
 }
@@ -196,6 +203,7 @@ std::vector<ColumnSpec> parse_columns(Fields& fields) {
       return columns;
     }
     column.dtype = *dtype;
+    column.length_max = entry.contains("length_max") ? inner.integer("length_max") : 0;
     for (const json& extent : *shape) {
       if (!extent.is_number_unsigned() || extent.get<std::uint64_t>() > (1ULL << 40)) {
         fields.refuse();
@@ -238,6 +246,33 @@ bool stored_consistent(const FeatureHeader& header) {
           stored.blocks.bytes == feature_table_bytes(header.blocks() + 1, 8));
 }
 
+RaggedForm parse_ragged(Fields& fields, Fields& files) {
+  RaggedForm ragged;
+  const json* form = fields.find("ragged");
+  if (form == nullptr) {
+    fields.refuse();
+    return ragged;
+  }
+  Fields inner(*form);
+  ragged.stream_bytes = inner.integer("stream_bytes");
+  ragged.places = files.side(kFeaturePlacesFile);
+  ragged.lengths = files.side(kFeatureLengthsFile);
+  if (!inner.ok()) {
+    fields.refuse();
+  }
+  return ragged;
+}
+
+bool ragged_consistent(const FeatureHeader& header) {
+  const RaggedForm& ragged = header.ragged;
+  const auto columns = static_cast<std::int64_t>(header.layout.ragged.size());
+  return columns == 0 ||
+         (ragged.stream_bytes >= 0 &&
+          ragged.stream_bytes / (header.layout.record_bytes_max() + kFeaturePage) <= header.rows &&
+          ragged.places.bytes == feature_table_bytes(header.rows, 8) &&
+          ragged.lengths.bytes == feature_table_bytes(header.rows * columns, 4));
+}
+
 bool consistent(const FeatureHeader& header, Fields& fields) {
   const bool geometry = fields.integer("stride") == header.layout.stride &&
                         fields.integer("block_bytes") == header.layout.block_bytes &&
@@ -252,7 +287,7 @@ bool consistent(const FeatureHeader& header, Fields& fields) {
                     header.rows / header.uniform_group == header.groups)) &&
       header.group_table.bytes ==
           (header.groups == 0 || uniform ? 0 : feature_table_bytes(header.groups + 1, 8));
-  return geometry && ids && groups && stored_consistent(header) &&
+  return geometry && ids && groups && ragged_consistent(header) && stored_consistent(header) &&
          header.checksums.bytes == feature_table_bytes(header.blocks(), 4);
 }
 
@@ -264,19 +299,34 @@ Result<FeatureLayout> plan_feature_layout(const std::vector<ColumnSpec>& columns
   layout.columns = columns;
   layout.offsets.resize(columns.size());
   // Wide elements first: every column is then aligned to its element, with no gap between them.
-  std::vector<std::size_t> order(columns.size());
-  std::iota(order.begin(), order.end(), std::size_t{0});
-  std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
+  for (std::size_t k = 0; k < columns.size(); ++k) {
+    (columns[k].ragged() ? layout.ragged : layout.order).push_back(k);
+  }
+  std::stable_sort(layout.order.begin(), layout.order.end(), [&](std::size_t a, std::size_t b) {
     return dtype_bytes(columns[a].dtype) > dtype_bytes(columns[b].dtype);
   });
-  for (const std::size_t k : order) {
+  for (const std::size_t k : layout.order) {
     layout.offsets[k] = layout.record_bytes;
     layout.record_bytes += columns[k].bytes();
   }
-  const std::int64_t align = dtype_bytes(columns[order.front()].dtype);
-  layout.stride = round_up(layout.record_bytes, align);
+  if (!layout.is_ragged()) {
+    layout.stride = round_up(layout.record_bytes, dtype_bytes(columns[layout.order.front()].dtype));
+  }
   choose_block(layout);
   return layout;
+}
+
+std::int64_t FeatureLayout::record_bytes_max() const noexcept {
+  std::int64_t bytes = record_bytes;
+  for (const std::size_t k : ragged) {
+    bytes += columns[k].bytes_max();
+  }
+  return bytes;
+}
+
+std::int64_t FeatureHeader::blocks() const noexcept {
+  return layout.is_ragged() ? divide_up(ragged.stream_bytes, layout.block_bytes)
+                            : divide_up(rows, layout.records_per_block);
 }
 
 std::string FeatureHeader::fingerprint() const {
@@ -287,13 +337,18 @@ std::string FeatureHeader::fingerprint() const {
         static_cast<std::uint64_t>(compressed() ? stored.content_crc : checksums.crc)}) {
     chain = mix64(chain ^ part);
   }
+  if (layout.is_ragged()) {
+    chain = mix64(mix64(chain ^ ragged.lengths.crc) ^ ragged.places.crc);
+  }
   return fmt::format("{:016x}", chain);
 }
 
 std::string FeatureHeader::to_json() const {
   json header = {
       {"format", "plimsoll-features"},
-      {"version", compressed() ? kCompressedVersion : kPlainVersion},
+      {"version", !after.empty() || layout.is_ragged() ? kNewestVersion
+                  : compressed()                       ? kCompressedVersion
+                                                       : kPlainVersion},
       {"rows", rows},
       {"columns", columns_json(layout.columns)},
       {"stride", layout.stride},
@@ -318,31 +373,16 @@ std::string FeatureHeader::to_json() const {
                              {"content_crc32c", stored.content_crc}};
     header["files"][kFeatureBlocksFile] = side_json(stored.blocks);
   }
+  if (!after.empty()) {
+    header["after"] = after;
+  }
+  if (layout.is_ragged()) {
+    header["ragged"] = {{"stream_bytes", ragged.stream_bytes}};
+    header["files"][kFeaturePlacesFile] = side_json(ragged.places);
+    header["files"][kFeatureLengthsFile] = side_json(ragged.lengths);
+  }
   header["crc32c"] = crc_of(header.dump());
   return header.dump(2) + "\n";
-}
-
-FeatureInfo FeatureHeader::info(const fs::path& directory) const {
-  FeatureInfo info;
-  info.rows = rows;
-  info.columns = layout.columns;
-  info.record_bytes = layout.record_bytes;
-  info.floor_bytes = feature_floor_bytes(*this);
-  info.compression = stored.compression;
-  info.block_bytes = layout.block_bytes;
-  info.blocks = blocks();
-  info.plain_blocks = compressed() ? stored.plain_blocks : info.blocks;
-  info.stored_bytes = records_file_bytes();
-  info.dense_ids = ids.dense;
-  info.groups = groups;
-  info.uniform_group = uniform_group;
-  info.fingerprint = fingerprint();
-  std::error_code ignored;
-  for (const std::string& name : names_in(directory).value_or(std::vector<std::string>{})) {
-    const auto size = fs::file_size(directory / name, ignored);
-    info.disk_bytes += ignored ? 0 : static_cast<std::int64_t>(size);
-  }
-  return info;
 }
 
 Result<FeatureHeader> parse_feature_header(const std::string& text, const std::string& name) {
@@ -352,10 +392,10 @@ Result<FeatureHeader> parse_feature_header(const std::string& text, const std::s
     return fail(ErrorCode::kCorrupt, name + ": not the header of a feature store");
   }
   const std::int64_t version = fields.integer("version");
-  if (version != kPlainVersion && version != kCompressedVersion) {
+  if (version < kPlainVersion || version > kNewestVersion) {
     return fail(ErrorCode::kCorrupt,
-                fmt::format("{}: format version {}; this program reads {} and {}", name, version,
-                            kPlainVersion, kCompressedVersion));
+                fmt::format("{}: format version {}; this program reads {} to {}", name, version,
+                            kPlainVersion, kNewestVersion));
   }
   const std::int64_t crc = fields.integer("crc32c");
   parsed.erase("crc32c");
@@ -383,8 +423,15 @@ Result<FeatureHeader> parse_feature_header(const std::string& text, const std::s
   header.checksums = file_fields.side(kFeatureChecksumsFile);
   header.id_table = file_fields.side(kFeatureIdsFile);
   header.group_table = file_fields.side(kFeatureGroupsFile);
-  if (version == kCompressedVersion) {
+  if (version == kCompressedVersion ||
+      (version == kNewestVersion && fields.find("compression") != nullptr)) {
     header.stored = parse_stored(fields, file_fields);
+  }
+  if (version == kNewestVersion && fields.find("after") != nullptr) {
+    header.after = fields.text("after");
+  }
+  if (header.layout.is_ragged()) {
+    header.ragged = parse_ragged(fields, file_fields);
   }
   if (!consistent(header, fields) || !id_fields.ok() || !file_fields.ok() || !fields.ok() ||
       fields.text("fingerprint") != header.fingerprint()) {
@@ -422,11 +469,13 @@ Result<FeatureHeader> read_feature_header(const fs::path& directory) {
   if (header.compressed()) {
     PLIMSOLL_TRY_VOID(check(kFeatureBlocksFile, header.stored.blocks.bytes));
   }
-  if (header.id_table.bytes > 0) {
-    PLIMSOLL_TRY_VOID(check(kFeatureIdsFile, header.id_table.bytes));
-  }
-  if (header.group_table.bytes > 0) {
-    PLIMSOLL_TRY_VOID(check(kFeatureGroupsFile, header.group_table.bytes));
+  for (const auto& [name, bytes] : {std::pair{kFeatureIdsFile, header.id_table.bytes},
+                                    std::pair{kFeatureGroupsFile, header.group_table.bytes},
+                                    std::pair{kFeaturePlacesFile, header.ragged.places.bytes},
+                                    std::pair{kFeatureLengthsFile, header.ragged.lengths.bytes}}) {
+    if (bytes > 0) {
+      PLIMSOLL_TRY_VOID(check(name, bytes));
+    }
   }
   return header;
 }

@@ -27,24 +27,40 @@ inline constexpr const char* kFeatureChecksumsFile = "checksums.dat";
 inline constexpr const char* kFeatureBlocksFile = "blocks.dat";
 inline constexpr const char* kFeatureIdsFile = "ids.dat";
 inline constexpr const char* kFeatureGroupsFile = "groups.dat";
+inline constexpr const char* kFeaturePlacesFile = "places.dat";
+inline constexpr const char* kFeatureLengthsFile = "lengths.dat";
 inline constexpr const char* kFeatureIndexName = "index";  // index.ids, index.order.
 
-/// Where the columns stand in a record, and the records in a block.
+/// Where the columns stand in a record, and the records in a block. Ragged records have their fixed
+/// columns first, then the ragged ones in the order given; they stand in blocks of a page as in one
+/// stream of bytes.
 struct FeatureLayout {
   std::vector<ColumnSpec> columns{};    // As the caller gave them.
-  std::vector<std::int64_t> offsets{};  // Of each column in the record, same order.
-  std::int64_t record_bytes{0};         // Sum of the columns.
-  std::int64_t stride{0};               // From one record to the next inside a block.
+  std::vector<std::int64_t> offsets{};  // Of each fixed column in the record, same order.
+  std::vector<std::size_t> order{};     // Fixed columns as they stand in a record.
+  std::vector<std::size_t> ragged{};    // Ragged columns.
+  std::int64_t record_bytes{0};         // Sum of the fixed columns.
+  std::int64_t stride{0};               // From one record to the next in a block; 0 when ragged.
   std::int64_t block_bytes{0};          // A multiple of kFeaturePage.
-  std::int64_t records_per_block{0};
+  std::int64_t records_per_block{0};    // 0 when ragged.
 
-  [[nodiscard]] std::int64_t blocks(std::int64_t rows) const noexcept {
-    return (rows + records_per_block - 1) / records_per_block;
-  }
+  [[nodiscard]] bool is_ragged() const noexcept { return !ragged.empty(); }
+  [[nodiscard]] std::int64_t record_bytes_max() const noexcept;
 };
 
+/// Where a ragged record of `bytes` begins when the one before ends at `end`: there, or on the next
+/// page when that spares reading one and costs at most an eighth of its size.
+[[nodiscard]] constexpr std::int64_t ragged_place(std::int64_t end, std::int64_t bytes) noexcept {
+  const std::int64_t in_page = end % kFeaturePage;
+  const std::int64_t gap = (kFeaturePage - in_page) % kFeaturePage;
+  const bool spares = (in_page + bytes + kFeaturePage - 1) / kFeaturePage >
+                      (bytes + kFeaturePage - 1) / kFeaturePage;
+  return spares && gap <= bytes / 8 ? end + gap : end;
+}
+
 /// Checks the columns and chooses the block: the smallest of 1 to 16 pages with at most one part
-/// in eight unused, else the one that wastes least; a record above 16 pages has its own block.
+/// in eight unused, else the one that wastes least; a record above 16 pages has its own block, and
+/// ragged records blocks of one page.
 /// Errors: kInvalidArgument naming the column.
 Result<FeatureLayout> plan_feature_layout(const std::vector<ColumnSpec>& columns);
 
@@ -63,6 +79,13 @@ struct StoredForm {
   SideFile blocks{};              // The table of where each block begins.
 };
 
+/// Where ragged records are, and how long.
+struct RaggedForm {
+  std::int64_t stream_bytes{0};  // Up to the end of the last record.
+  SideFile places{};             // Where each record begins.
+  SideFile lengths{};            // Of each record one for each ragged column.
+};
+
 /// What features.json holds.
 struct FeatureHeader {
   FeatureLayout layout{};
@@ -74,26 +97,27 @@ struct FeatureHeader {
   SideFile id_table{};
   SideFile group_table{};
   StoredForm stored{};  // Meaningful with compression.
+  RaggedForm ragged{};  // Meaningful with ragged columns.
+  std::string after{};  // Of a part: the fingerprint of what it follows (feature_parts.h).
 
   [[nodiscard]] bool compressed() const noexcept {
     return stored.compression != BlockCompression::kNone;
   }
-  [[nodiscard]] std::int64_t blocks() const noexcept { return layout.blocks(rows); }
+  [[nodiscard]] std::int64_t blocks() const noexcept;
   [[nodiscard]] std::int64_t records_file_bytes() const noexcept {
     return compressed() ? stored.records_bytes : blocks() * layout.block_bytes;
   }
   /// Sixteen hexadecimal digits over columns, rows, ids, groups and the blocks before compression.
   [[nodiscard]] std::string fingerprint() const;
   [[nodiscard]] std::string to_json() const;
-  [[nodiscard]] FeatureInfo info(const std::filesystem::path& directory) const;
 };
 
 /// Parses and checks the text of features.json; `name` is what errors call the file.
 /// Errors: kCorrupt.
 Result<FeatureHeader> parse_feature_header(const std::string& text, const std::string& name);
 
-/// Reads a directory's features.json and compares the sizes of the files it names.
-/// Errors: kNotFound when there is no store, kCorrupt naming the truncated file, kIo.
+/// Reads the features.json of a store, or of one part, and compares the sizes of the files it
+/// names. Errors: kNotFound when there is no store, kCorrupt naming the truncated file, kIo.
 Result<FeatureHeader> read_feature_header(const std::filesystem::path& directory);
 
 }  // namespace plimsoll

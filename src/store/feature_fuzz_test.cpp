@@ -22,15 +22,24 @@ namespace fs = std::filesystem;
 TEST(FeatureFuzzTest, AnyHeaderTextIsReadOrRefused) {
   ScratchDirectory scratch;
   Governor governor = test::governor_of();
-  const FeatureSet set =
-      test::make_set(1, 40, {{.name = "x", .dtype = DType::kFloat32, .shape = {4}}},
-                     test::IdKind::kSparse, test::GroupKind::kVaried);
-  ASSERT_TRUE(test::write_set(governor, scratch / "set", set));
-  const std::string good = slurp(scratch / "set" / "features.json");
-  ASSERT_TRUE(parse_feature_header(good, "good"));
+  std::vector<std::string> all;
+  for (const std::int64_t length_max : {0, 30}) {
+    const FeatureSet set = test::make_set(
+        1, 40, {{.name = "x", .dtype = DType::kFloat32, .shape = {4}, .length_max = length_max}},
+        test::IdKind::kSparse, test::GroupKind::kVaried);
+    ASSERT_TRUE(test::write_set(governor, scratch / "set", set));
+    all.push_back(slurp(scratch / "set" / "features.json"));
+    ASSERT_TRUE(test::extend_set(
+        governor, scratch / "set",
+        test::make_set(2, 9, set.columns, test::IdKind::kSparse, test::GroupKind::kUniform), 0, 9));
+    all.push_back(slurp(scratch / "set" / "part-000001" / "features.json"));
+    fs::remove_all(scratch / "set");
+  }
   for (std::uint64_t seed = 0; seed < 20'000; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     std::mt19937_64 random(seed);
+    const std::string& good = all[seed % all.size()];
+    ASSERT_TRUE(parse_feature_header(good, "good"));
     const std::string bad = damage(good, random);
     const auto parsed = parse_feature_header(bad, "bad");
     if (parsed) {

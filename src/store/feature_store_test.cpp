@@ -19,6 +19,7 @@
 namespace plimsoll {
 namespace {
 
+using test::compare;
 using test::FeatureSet;
 using test::GroupKind;
 using test::IdKind;
@@ -35,39 +36,6 @@ std::vector<ColumnSpec> mixed_columns() {
 std::vector<ColumnSpec> clip_columns() {
   return {{.name = "image", .dtype = DType::kFloat32, .shape = {512}},
           {.name = "text", .dtype = DType::kFloat32, .shape = {512}}};
-}
-
-// Reads `ordinals` and compares every byte with the set. Returns a description of a difference.
-std::string compare(FeatureStore& store, const FeatureSet& set,
-                    const std::vector<std::int64_t>& ordinals, const std::vector<int>& columns,
-                    bool by_id) {
-  std::vector<std::vector<std::byte>> out;
-  std::vector<std::span<std::byte>> spans;
-  for (const int k : columns) {
-    const auto bytes = static_cast<std::size_t>(set.columns[static_cast<std::size_t>(k)].bytes());
-    out.emplace_back(ordinals.size() * bytes);
-  }
-  for (auto& bytes : out) {
-    spans.emplace_back(bytes);
-  }
-  std::vector<std::int64_t> keys = ordinals;
-  for (auto& key : keys) {
-    key = by_id ? set.ids[static_cast<std::size_t>(key)] : key;
-  }
-  const auto read =
-      by_id ? store.read(keys, columns, spans) : store.read_ordinals(keys, columns, spans);
-  if (!read) {
-    return read.error().to_string();
-  }
-  for (std::size_t c = 0; c < columns.size(); ++c) {
-    for (std::size_t i = 0; i < ordinals.size(); ++i) {
-      const auto expected = set.at(ordinals[i], static_cast<std::size_t>(columns[c]));
-      if (std::memcmp(expected.data(), out[c].data() + i * expected.size(), expected.size()) != 0) {
-        return "row " + std::to_string(i) + " of column " + std::to_string(columns[c]) + " differs";
-      }
-    }
-  }
-  return {};
 }
 
 TEST(FeatureLayoutTest, StoresTwoClipVectorsInExactlyOnePage) {

@@ -17,6 +17,7 @@
 #include "plimsoll/feature_store.h"
 #include "store/feature_block.h"
 #include "store/feature_format.h"
+#include "store/feature_parts.h"
 #include "store/feature_table.h"
 #include "store/id_index.h"
 
@@ -120,6 +121,35 @@ Result<void> verify_block(const StoredBlock& place, std::span<const std::byte> s
   return content.append(crc32c(decoded));
 }
 
+// Ragged records stand one after another, each where its length and the one before put it.
+Result<void> verify_places(const fs::path& directory, const FeatureHeader& header) {
+  PLIMSOLL_TRY(TableCursor places, TableCursor::open(directory / kFeaturePlacesFile, 8));
+  PLIMSOLL_TRY(TableCursor lengths, TableCursor::open(directory / kFeatureLengthsFile, 4));
+  std::int64_t end = 0;
+  std::int64_t entry = 0;
+  for (std::int64_t row = 0; row < header.rows; ++row) {
+    std::int64_t bytes = header.layout.record_bytes;
+    bool sound = true;
+    for (const std::size_t k : header.layout.ragged) {
+      const ColumnSpec& column = header.layout.columns[k];
+      PLIMSOLL_TRY(const std::uint64_t length, lengths.at(entry++));
+      sound = sound && static_cast<std::int64_t>(length) <= column.length_max;
+      bytes += static_cast<std::int64_t>(length) * column.bytes();
+    }
+    PLIMSOLL_TRY(const std::uint64_t place, places.at(row));
+    if (!sound || static_cast<std::int64_t>(place) != ragged_place(end, bytes)) {
+      return fail(ErrorCode::kCorrupt, fmt::format("{}: record {} is not where its length puts it",
+                                                   places.path().string(), row));
+    }
+    end = static_cast<std::int64_t>(place) + bytes;
+  }
+  if (end != header.ragged.stream_bytes) {
+    return fail(ErrorCode::kCorrupt, fmt::format("{}: its records do not end where {} says",
+                                                 places.path().string(), kFeatureHeaderFile));
+  }
+  return {};
+}
+
 // Reads records.dat from end to end: blocks stand there without gaps, each matches its checksum,
 // and together they are the blocks that were written.
 Result<void> verify_records(const fs::path& directory, const FeatureHeader& header,
@@ -174,23 +204,39 @@ Result<void> verify_records(const fs::path& directory, const FeatureHeader& head
 }  // namespace
 
 Result<FeatureInfo> FeatureStore::inspect(const fs::path& directory) {
-  PLIMSOLL_TRY(const FeatureHeader header, read_feature_header(directory));
-  return header.info(directory);
+  PLIMSOLL_TRY(const FeatureParts parts, read_feature_parts(directory));
+  return parts.info();
 }
 
 Result<void> FeatureStore::verify(const fs::path& directory, const Progress& progress) {
-  PLIMSOLL_TRY(const FeatureHeader header, read_feature_header(directory));
-  if (header.compressed()) {
+  PLIMSOLL_TRY(const FeatureParts parts, read_feature_parts(directory));
+  if (parts.first().compressed()) {
     PLIMSOLL_TRY_VOID(require_lz4(directory));
   }
   std::vector<std::byte> buffer(
-      static_cast<std::size_t>(std::max(kBufferBytes, header.layout.block_bytes)));
-  PLIMSOLL_TRY_VOID(verify_side_file(directory / kFeatureChecksumsFile, header.checksums, buffer));
-  PLIMSOLL_TRY_VOID(verify_side_file(directory / kFeatureBlocksFile, header.stored.blocks, buffer));
-  PLIMSOLL_TRY_VOID(verify_side_file(directory / kFeatureIdsFile, header.id_table, buffer));
-  PLIMSOLL_TRY_VOID(verify_side_file(directory / kFeatureGroupsFile, header.group_table, buffer));
-  PLIMSOLL_TRY_VOID(IdIndex::verify(directory, kFeatureIndexName, header.ids));
-  return verify_records(directory, header, progress, buffer);
+      static_cast<std::size_t>(std::max(kBufferBytes, parts.first().layout.block_bytes)));
+  std::int64_t before = 0;
+  const std::int64_t total = parts.records_file_bytes();
+  for (const auto& [path, header, first_row, first_group] : parts.parts) {
+    PLIMSOLL_TRY_VOID(verify_side_file(path / kFeatureChecksumsFile, header.checksums, buffer));
+    PLIMSOLL_TRY_VOID(verify_side_file(path / kFeatureBlocksFile, header.stored.blocks, buffer));
+    PLIMSOLL_TRY_VOID(verify_side_file(path / kFeatureIdsFile, header.id_table, buffer));
+    PLIMSOLL_TRY_VOID(verify_side_file(path / kFeatureGroupsFile, header.group_table, buffer));
+    PLIMSOLL_TRY_VOID(verify_side_file(path / kFeaturePlacesFile, header.ragged.places, buffer));
+    PLIMSOLL_TRY_VOID(verify_side_file(path / kFeatureLengthsFile, header.ragged.lengths, buffer));
+    if (header.layout.is_ragged() && header.rows > 0) {
+      PLIMSOLL_TRY_VOID(verify_places(path, header));
+    }
+    PLIMSOLL_TRY_VOID(IdIndex::verify(path, kFeatureIndexName, header.ids));
+    PLIMSOLL_TRY_VOID(verify_records(
+        path, header,
+        [&](std::int64_t done, std::int64_t) {
+          return !progress || progress(before + done, total);
+        },
+        buffer));
+    before += header.records_file_bytes();
+  }
+  return {};
 }
 
 }  // namespace plimsoll

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// FeatureWriter: streams records into DIRECTORY.partial and renames it into place.
+// FeatureWriter: streams records into DIRECTORY.partial and renames it into place; what extends a
+// store goes into its next part in the same way, so the rename is what adds the records.
 //
 // Reading order: include/plimsoll/feature_store.h, feature_format.h, feature_table.h, this file.
 //
@@ -25,6 +26,7 @@
 #include "plimsoll/feature_store.h"
 #include "store/feature_block_writer.h"
 #include "store/feature_format.h"
+#include "store/feature_parts.h"
 #include "store/feature_table.h"
 #include "store/id_index.h"
 
@@ -34,37 +36,39 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kGroupCheckName = "group_check";
-
-// Every file a writer may leave in DIRECTORY.partial.
-constexpr std::array<const char*, 17> kPartialFiles{
-    kFeatureRecordsFile, kFeatureChecksumsFile, kFeatureIdsFile,     kFeatureGroupsFile,
-    kFeatureHeaderFile,  "features.json.new",   kFeatureBlocksFile,  "index.ids",
-    "index.order",       "index.spans",         "index.runs.0",      "index.runs.1",
-    "group_check.ids",   "group_check.order",   "group_check.spans", "group_check.runs.0",
-    "group_check.runs.1"};
+constexpr std::int64_t kLookUpBytes = 1 << 20;  // For ids of the store that is extended.
+constexpr int kLookUpThreads = 2;
 
 }  // namespace
 
 class FeatureWriter::Impl {
  public:
+  using Columns = std::span<const std::span<const std::byte>>;
+  using Lengths = std::span<const std::span<const std::int64_t>>;
   Impl(FeatureWriterOptions options, FeatureLayout layout, PartialDirectory partial)
       : options_(std::move(options)), layout_(std::move(layout)), partial_(std::move(partial)) {}
 
   Result<void> start(Governor& governor);
-  Result<void> append(std::span<const std::int64_t> ids,
-                      std::span<const std::span<const std::byte>> columns,
-                      std::span<const std::int64_t> groups);
+  /// Its records are to follow those of a store.
+  void follow(FeatureStore before) { before_ = std::move(before); }
+  [[nodiscard]] const FeatureWriterOptions& options() const noexcept { return options_; }
+  Result<void> append(std::span<const std::int64_t> ids, const Columns& columns,
+                      std::span<const std::int64_t> groups, const Lengths& lengths);
   Result<void> finish();
   [[nodiscard]] std::int64_t rows() const noexcept { return rows_; }
 
  private:
-  Result<void> check_request(std::span<const std::int64_t> ids,
-                             std::span<const std::span<const std::byte>> columns,
-                             std::span<const std::int64_t> groups) const;
+  Result<void> check_request(std::span<const std::int64_t> ids, const Columns& columns,
+                             std::span<const std::int64_t> groups, const Lengths& lengths) const;
+  Result<std::int64_t> check_lengths(std::span<const std::int64_t> ids,
+                                     std::span<const std::int64_t> lengths,
+                                     const ColumnSpec& column) const;
+  Result<void> expect_new(std::span<const std::int64_t> ids);
   Result<void> append_ids(std::span<const std::int64_t> ids);
   Result<void> append_groups(std::span<const std::int64_t> groups);
-  Result<void> append_records(std::size_t count,
-                              std::span<const std::span<const std::byte>> columns);
+  Result<void> append_records(std::size_t count, const Columns& columns);
+  Result<void> append_ragged(std::size_t count, const Columns& columns, const Lengths& lengths);
+  Result<void> put(std::span<const std::byte> bytes);
   Result<void> seal_block();
   Result<void> write_blocks();
   void clear_padding(std::span<std::byte> blocks) const noexcept;
@@ -73,6 +77,7 @@ class FeatureWriter::Impl {
   FeatureWriterOptions options_;
   FeatureLayout layout_;
   PartialDirectory partial_;
+  std::optional<FeatureStore> before_;  // What it extends.
   Slab slab_;
   std::span<std::byte> blocks_{};  // Blocks being filled; whole blocks are written at once.
   std::span<std::byte> id_table_buffer_{};
@@ -81,11 +86,14 @@ class FeatureWriter::Impl {
   std::optional<FeatureTableWriter> checksums_;
   std::optional<FeatureTableWriter> id_table_;  // Only once ids are not 0, 1, 2, …
   std::optional<FeatureTableWriter> group_table_;
+  std::optional<FeatureTableWriter> places_;  // Of ragged records.
+  std::optional<FeatureTableWriter> lengths_;
   std::optional<IdIndexWriter> id_index_;
   std::optional<IdIndexWriter> group_check_;
 
   std::int64_t rows_{0};
-  std::int64_t in_block_{0};     // Records in the block being filled.
+  std::int64_t in_block_{0};     // Records in the block being filled; bytes, when ragged.
+  std::int64_t stream_{0};       // End of the last ragged record.
   std::int64_t buffered_{0};     // Whole blocks in blocks_.
   std::int64_t written_{0};      // Blocks on disk.
   std::int64_t group_{0};        // Id of the group being filled.
@@ -100,7 +108,8 @@ Result<void> FeatureWriter::Impl::start(Governor& governor) {
   const std::int64_t index_bytes = std::max(index_min, round_up(options_.buffer_bytes / 4, 4096));
   const std::int64_t group_bytes =
       options_.grouped ? std::max(index_min, round_up(options_.buffer_bytes / 8, 4096)) : 0;
-  const std::int64_t fixed = index_bytes + group_bytes + 3 * kTableBuffer;
+  const int tables = layout_.is_ragged() ? 5 : 3;
+  const std::int64_t fixed = index_bytes + group_bytes + tables * kTableBuffer;
   const std::int64_t room = std::max<std::int64_t>(options_.buffer_bytes - fixed, 0);
   const std::int64_t block = layout_.block_bytes;
   const bool packed = options_.compression != BlockCompression::kNone;
@@ -123,6 +132,14 @@ Result<void> FeatureWriter::Impl::start(Governor& governor) {
     blocks_ = slab_.take<std::byte>(blocks, kFeaturePage);
     PLIMSOLL_TRY(records_, File::open(directory / kFeatureRecordsFile, FileMode::kCreate, true));
   }
+  if (layout_.is_ragged()) {
+    PLIMSOLL_TRY(places_,
+                 FeatureTableWriter::create(directory / kFeaturePlacesFile, 8,
+                                            slab_.take<std::byte>(kTableBuffer, kFeaturePage)));
+    PLIMSOLL_TRY(lengths_,
+                 FeatureTableWriter::create(directory / kFeatureLengthsFile, 4,
+                                            slab_.take<std::byte>(kTableBuffer, kFeaturePage)));
+  }
   PLIMSOLL_TRY(id_index_, IdIndexWriter::create(directory, kFeatureIndexName,
                                                 slab_.take<std::byte>(index_bytes, kFeaturePage)));
   if (options_.grouped) {
@@ -135,12 +152,41 @@ Result<void> FeatureWriter::Impl::start(Governor& governor) {
   return {};
 }
 
+// The number of elements of a ragged column.
+Result<std::int64_t> FeatureWriter::Impl::check_lengths(std::span<const std::int64_t> ids,
+                                                        std::span<const std::int64_t> lengths,
+                                                        const ColumnSpec& column) const {
+  if (lengths.size() != ids.size()) {
+    return fail(ErrorCode::kInvalidArgument,
+                fmt::format("column \"{}\": {} lengths were given for {} records", column.name,
+                            lengths.size(), ids.size()));
+  }
+  std::int64_t sum = 0;
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    if (lengths[i] < 0 || lengths[i] > column.length_max) {
+      return fail(ErrorCode::kInvalidArgument,
+                  fmt::format("record {} (id {}), column \"{}\": {} elements; it takes 0 to {}",
+                              rows_ + static_cast<std::int64_t>(i), ids[i], column.name, lengths[i],
+                              column.length_max),
+                  "shorten the record, or make the store with a larger length_max");
+    }
+    sum += lengths[i];
+  }
+  return sum;
+}
+
 Result<void> FeatureWriter::Impl::check_request(std::span<const std::int64_t> ids,
-                                                std::span<const std::span<const std::byte>> columns,
-                                                std::span<const std::int64_t> groups) const {
-  if (columns.size() != layout_.columns.size()) {
-    return fail(ErrorCode::kInvalidArgument, fmt::format("{} columns were given, {} are declared",
-                                                         columns.size(), layout_.columns.size()));
+                                                const Columns& columns,
+                                                std::span<const std::int64_t> groups,
+                                                const Lengths& lengths) const {
+  if (columns.size() != layout_.columns.size() || lengths.size() != layout_.ragged.size()) {
+    return fail(ErrorCode::kInvalidArgument,
+                fmt::format("{} columns were given, {} are declared{}", columns.size(),
+                            layout_.columns.size(),
+                            layout_.is_ragged() || !lengths.empty()
+                                ? fmt::format("; lengths of {} where {} are ragged", lengths.size(),
+                                              layout_.ragged.size())
+                                : std::string()));
   }
   if (groups.size() != (options_.grouped ? ids.size() : 0)) {
     return fail(
@@ -148,18 +194,34 @@ Result<void> FeatureWriter::Impl::check_request(std::span<const std::int64_t> id
         fmt::format("{} group ids were given for {} records of a store that is {}", groups.size(),
                     ids.size(), options_.grouped ? "grouped" : "not grouped"));
   }
+  std::size_t ragged = 0;
   for (std::size_t k = 0; k < columns.size(); ++k) {
     const ColumnSpec& column = layout_.columns[k];
-    const auto expected = static_cast<std::size_t>(column.bytes()) * ids.size();
+    auto elements = static_cast<std::int64_t>(ids.size());
+    std::span<const std::int64_t> of_records;
+    if (column.ragged()) {
+      of_records = lengths[ragged++];
+      PLIMSOLL_TRY(elements, check_lengths(ids, of_records, column));
+    }
+    const auto expected = static_cast<std::size_t>(column.bytes() * elements);
     if (columns[k].size() != expected) {
       return fail(ErrorCode::kInvalidArgument,
-                  fmt::format("column \"{}\": {} bytes were given for {} records of {} bytes",
-                              column.name, columns[k].size(), ids.size(), column.bytes()));
+                  fmt::format("column \"{}\": {} bytes were given for {} {} of {} bytes",
+                              column.name, columns[k].size(), elements,
+                              column.ragged() ? "elements" : "records", column.bytes()));
     }
     const std::int64_t bad =
         options_.allow_non_finite ? -1 : first_non_finite(columns[k], column.dtype);
     if (bad >= 0) {
-      const std::int64_t record = bad * dtype_bytes(column.dtype) / column.bytes();
+      std::int64_t record = bad * dtype_bytes(column.dtype) / column.bytes();
+      if (column.ragged()) {  // So far the element: the record that has it.
+        std::int64_t end = 0;
+        std::size_t at = 0;
+        while ((end += of_records[at]) <= record) {
+          ++at;
+        }
+        record = static_cast<std::int64_t>(at);
+      }
       return fail(ErrorCode::kInvalidArgument,
                   fmt::format("record {} (id {}), column \"{}\": holds a NaN or an infinity",
                               rows_ + record, ids[static_cast<std::size_t>(record)], column.name),
@@ -169,13 +231,16 @@ Result<void> FeatureWriter::Impl::check_request(std::span<const std::int64_t> id
   return {};
 }
 
-Result<void> FeatureWriter::Impl::append(std::span<const std::int64_t> ids,
-                                         std::span<const std::span<const std::byte>> columns,
-                                         std::span<const std::int64_t> groups) {
+Result<void> FeatureWriter::Impl::append(std::span<const std::int64_t> ids, const Columns& columns,
+                                         std::span<const std::int64_t> groups,
+                                         const Lengths& lengths) {
   if (failed_) {
     return tl::unexpected(*failed_);
   }
-  auto done = check_request(ids, columns, groups);
+  auto done = check_request(ids, columns, groups, lengths);
+  if (done && before_) {
+    done = expect_new(ids);
+  }
   if (done) {
     done = append_ids(ids);
   }
@@ -183,12 +248,30 @@ Result<void> FeatureWriter::Impl::append(std::span<const std::int64_t> ids,
     done = append_groups(groups);
   }
   if (done) {
-    done = append_records(ids.size(), columns);
+    done = layout_.is_ragged() ? append_ragged(ids.size(), columns, lengths)
+                               : append_records(ids.size(), columns);
   }
   if (!done) {
     failed_ = done.error();
   }
   return done;
+}
+
+Result<void> FeatureWriter::Impl::expect_new(std::span<const std::int64_t> ids) {
+  std::array<std::int64_t, 1024> found;
+  for (std::size_t begin = 0; begin < ids.size(); begin += found.size()) {
+    const auto part = ids.subspan(begin, std::min(found.size(), ids.size() - begin));
+    PLIMSOLL_TRY_VOID(before_->find(part, std::span(found).first(part.size())));
+    for (std::size_t i = 0; i < part.size(); ++i) {
+      if (found[i] >= 0) {
+        return fail(ErrorCode::kInvalidArgument,
+                    fmt::format("record {} of this part: the store has id {} already, as record {}",
+                                rows_ + static_cast<std::int64_t>(begin + i), part[i], found[i]),
+                    "ids are distinct in a store; leave out the records that it has");
+      }
+    }
+  }
+  return {};
 }
 
 Result<void> FeatureWriter::Impl::append_ids(std::span<const std::int64_t> ids) {
@@ -229,8 +312,7 @@ Result<void> FeatureWriter::Impl::append_groups(std::span<const std::int64_t> gr
   return {};
 }
 
-Result<void> FeatureWriter::Impl::append_records(
-    std::size_t count, std::span<const std::span<const std::byte>> columns) {
+Result<void> FeatureWriter::Impl::append_records(std::size_t count, const Columns& columns) {
   for (std::size_t i = 0; i < count; ++i) {
     std::byte* record =
         blocks_.data() + buffered_ * layout_.block_bytes + in_block_ * layout_.stride;
@@ -240,6 +322,53 @@ Result<void> FeatureWriter::Impl::append_records(
     }
     ++rows_;
     if (++in_block_ == layout_.records_per_block) {
+      PLIMSOLL_TRY_VOID(seal_block());
+    }
+  }
+  return {};
+}
+
+Result<void> FeatureWriter::Impl::append_ragged(std::size_t count, const Columns& columns,
+                                                const Lengths& lengths) {
+  std::array<std::size_t, kFeatureColumnsMax> taken{};  // Bytes of each ragged column.
+  for (std::size_t i = 0; i < count; ++i) {
+    std::int64_t bytes = layout_.record_bytes;
+    for (std::size_t r = 0; r < lengths.size(); ++r) {
+      bytes += lengths[r][i] * layout_.columns[layout_.ragged[r]].bytes();
+      PLIMSOLL_TRY_VOID(lengths_->append(static_cast<std::uint64_t>(lengths[r][i])));
+    }
+    const std::int64_t place = ragged_place(stream_, bytes);
+    PLIMSOLL_TRY_VOID(places_->append(static_cast<std::uint64_t>(place)));
+    if (place > stream_) {  // The rest of the block is zero.
+      in_block_ = 0;
+      PLIMSOLL_TRY_VOID(seal_block());
+    }
+    for (const std::size_t k : layout_.order) {
+      const std::size_t each = columns[k].size() / count;
+      PLIMSOLL_TRY_VOID(put(columns[k].subspan(i * each, each)));
+    }
+    for (std::size_t r = 0; r < lengths.size(); ++r) {
+      const std::size_t k = layout_.ragged[r];
+      const auto part = static_cast<std::size_t>(lengths[r][i] * layout_.columns[k].bytes());
+      PLIMSOLL_TRY_VOID(put(columns[k].subspan(taken[r], part)));
+      taken[r] += part;
+    }
+    stream_ = place + bytes;
+    ++rows_;
+  }
+  return {};
+}
+
+// The next bytes of the stream of ragged records.
+Result<void> FeatureWriter::Impl::put(std::span<const std::byte> bytes) {
+  while (!bytes.empty()) {
+    const std::int64_t room = layout_.block_bytes - in_block_;
+    const auto part = bytes.first(std::min(bytes.size(), static_cast<std::size_t>(room)));
+    std::memcpy(blocks_.data() + buffered_ * layout_.block_bytes + in_block_, part.data(),
+                part.size());
+    in_block_ += static_cast<std::int64_t>(part.size());
+    bytes = bytes.subspan(part.size());
+    if (in_block_ == layout_.block_bytes) {
       PLIMSOLL_TRY_VOID(seal_block());
     }
   }
@@ -273,7 +402,8 @@ Result<void> FeatureWriter::Impl::write_blocks() {
   return {};
 }
 
-// Padding must stay zero; where blocks have none, every byte is written again.
+// Padding must stay zero, and what a ragged record leaves of its last page; where blocks have none,
+// every byte is written again.
 void FeatureWriter::Impl::clear_padding(std::span<std::byte> blocks) const noexcept {
   if (layout_.stride * layout_.records_per_block != layout_.block_bytes ||
       layout_.stride != layout_.record_bytes) {
@@ -320,8 +450,11 @@ Result<void> FeatureWriter::Impl::finish() {
   // Until the rename succeeds every way out leaves a writer that can only be destroyed.
   failed_ = make_error(ErrorCode::kInvalidArgument,
                        options_.directory.string() + ": this writer is already finished");
+  if (before_ && rows_ == 0) {
+    return {};  // A part of no records would be one of few for nothing.
+  }
   if (in_block_ > 0) {
-    const std::int64_t used = in_block_ * layout_.stride;
+    const std::int64_t used = layout_.is_ragged() ? in_block_ : in_block_ * layout_.stride;
     const auto tail =
         blocks_.subspan(static_cast<std::size_t>(buffered_ * layout_.block_bytes + used),
                         static_cast<std::size_t>(layout_.block_bytes - used));
@@ -331,6 +464,7 @@ Result<void> FeatureWriter::Impl::finish() {
   FeatureHeader header;
   header.layout = layout_;
   header.rows = rows_;
+  header.after = before_ ? before_->info().fingerprint : std::string();
   if (packed_) {
     PLIMSOLL_TRY(header.stored, packed_->finish());
   } else {
@@ -344,6 +478,11 @@ Result<void> FeatureWriter::Impl::finish() {
   }
   if (options_.grouped) {
     PLIMSOLL_TRY_VOID(finish_groups(header));
+  }
+  if (layout_.is_ragged()) {
+    header.ragged.stream_bytes = stream_;
+    PLIMSOLL_TRY(header.ragged.places, places_->finish());
+    PLIMSOLL_TRY(header.ragged.lengths, lengths_->finish());
   }
   crash_point("features.header.before");
   PLIMSOLL_TRY_VOID(replace_file(partial_.path() / kFeatureHeaderFile, header.to_json()));
@@ -361,9 +500,7 @@ Result<FeatureWriter> FeatureWriter::create(Governor governor,
   if (options.compression != BlockCompression::kNone) {
     PLIMSOLL_TRY_VOID(require_lz4(options.directory));
   }
-  PLIMSOLL_TRY(auto partial,
-               PartialDirectory::create(options.directory, PartialDirectory::Target::kNew,
-                                        ".partial", kPartialFiles));
+  PLIMSOLL_TRY(auto partial, start_partial(options.directory));
   FeatureWriterOptions chosen = options;
   chosen.directory = partial.target();
   auto impl = std::make_unique<Impl>(std::move(chosen), std::move(layout), std::move(partial));
@@ -371,10 +508,41 @@ Result<FeatureWriter> FeatureWriter::create(Governor governor,
   return FeatureWriter(std::move(impl));
 }
 
+Result<FeatureWriter> FeatureWriter::extend(Governor governor,
+                                            const FeatureExtendOptions& options) {
+  PLIMSOLL_TRY(const FeatureInfo info, FeatureStore::inspect(options.directory));
+  if (info.parts >= kFeaturePartsMax) {
+    return fail(ErrorCode::kInvalidArgument,
+                fmt::format("{}: it has {} parts, as many as a store can",
+                            options.directory.string(), info.parts),
+                "join them: plimsoll store compact DIR");
+  }
+  PLIMSOLL_TRY(auto partial, start_partial(feature_part_path(options.directory, info.parts)));
+  // Who holds the directory's lock is the only one to add to these parts.
+  PLIMSOLL_TRY(FeatureStore before,
+               FeatureStore::open(governor, {.directory = options.directory,
+                                             .cache_bytes = info.floor_bytes + kLookUpBytes,
+                                             .io_threads = kLookUpThreads,
+                                             .parts = info.parts}));
+  PLIMSOLL_TRY(FeatureLayout layout, plan_feature_layout(info.columns));
+  auto impl =
+      std::make_unique<Impl>(FeatureWriterOptions{.directory = options.directory,
+                                                  .columns = info.columns,
+                                                  .grouped = info.groups > 0,
+                                                  .allow_non_finite = options.allow_non_finite,
+                                                  .compression = info.compression,
+                                                  .buffer_bytes = options.buffer_bytes},
+                             std::move(layout), std::move(partial));
+  impl->follow(std::move(before));
+  PLIMSOLL_TRY_VOID(impl->start(governor));
+  return FeatureWriter(std::move(impl));
+}
+
 Result<void> FeatureWriter::append(std::span<const std::int64_t> ids,
                                    std::span<const std::span<const std::byte>> columns,
-                                   std::span<const std::int64_t> groups) {
-  return impl_->append(ids, columns, groups);
+                                   std::span<const std::int64_t> groups,
+                                   std::span<const std::span<const std::int64_t>> lengths) {
+  return impl_->append(ids, columns, groups, lengths);
 }
 
 Result<void> FeatureWriter::finish() {
@@ -383,6 +551,10 @@ Result<void> FeatureWriter::finish() {
 
 std::int64_t FeatureWriter::rows() const noexcept {
   return impl_->rows();
+}
+
+const FeatureWriterOptions& FeatureWriter::options() const noexcept {
+  return impl_->options();
 }
 
 }  // namespace plimsoll

@@ -22,6 +22,7 @@
 #include "store/feature_format.h"
 #include "store/row_optimizer.h"
 #include "tables/describe_graphs.h"
+#include "tables/describe_tables.h"
 
 namespace plimsoll {
 namespace {
@@ -63,7 +64,9 @@ std::string rows_text(const TableInfo& info) {
 }
 
 std::string column_text(const ColumnSpec& column) {
-  return fmt::format("{} {} {}", column.name, dtype_name(column.dtype), shape_text(column.shape));
+  return fmt::format(
+      "{} {} {}{}", column.name, dtype_name(column.dtype), shape_text(column.shape),
+      column.ragged() ? fmt::format(", 0 to {} a record", column.length_max) : std::string());
 }
 
 Result<Description> describe_embeddings(const fs::path& path) {
@@ -136,42 +139,6 @@ std::string blocks_text(const FeatureInfo& info) {
                      compression_name(info.compression), format_bytes(info.stored_bytes),
                      whole > 0 ? 100.0 * static_cast<double>(info.stored_bytes) / whole : 100.0,
                      format_count(info.plain_blocks));
-}
-
-Result<Description> describe_features(const fs::path& path) {
-  PLIMSOLL_TRY(const FeatureInfo info, FeatureStore::inspect(path));
-  auto text = fmt::format("feature store {}\n  records   {} of {}\n", path.string(),
-                          format_count(info.rows), format_bytes(info.record_bytes));
-  Json columns = Json::array();
-  for (const ColumnSpec& column : info.columns) {
-    text += fmt::format("  column    {}\n", column_text(column));
-    columns.push_back(
-        {{"name", column.name}, {"dtype", dtype_name(column.dtype)}, {"shape", column.shape}});
-  }
-  text += fmt::format("  ids       {}\n", info.dense_ids ? "0 … rows−1" : "arbitrary");
-  if (info.groups > 0) {
-    text += fmt::format(
-        "  groups    {}{}\n", format_count(info.groups),
-        info.uniform_group > 0 ? fmt::format(" of {} each", info.uniform_group) : std::string());
-  }
-  text +=
-      fmt::format("  blocks    {}\n  memory    a slab of at least {}\n  disk      {}\n",
-                  blocks_text(info), format_bytes(info.floor_bytes), format_bytes(info.disk_bytes));
-  return finish("feature_store", path, std::move(text),
-                {{"rows", info.rows},
-                 {"columns", columns},
-                 {"record_bytes", info.record_bytes},
-                 {"dense_ids", info.dense_ids},
-                 {"groups", info.groups},
-                 {"uniform_group", info.uniform_group},
-                 {"compression", compression_name(info.compression)},
-                 {"block_bytes", info.block_bytes},
-                 {"blocks", info.blocks},
-                 {"plain_blocks", info.plain_blocks},
-                 {"stored_bytes", info.stored_bytes},
-                 {"floor_bytes", info.floor_bytes},
-                 {"disk_bytes", info.disk_bytes},
-                 {"fingerprint", info.fingerprint}});
 }
 
 // What the import said was odd: "3 empty_turns (a.jsonl:7, …)".
@@ -257,6 +224,11 @@ Result<Description> describe_run(const fs::path& path) {
     text += rows.text;
     details["embeddings"] = Json::parse(rows.json);
   }
+  for (const fs::path& folder : tables_folders(path)) {
+    PLIMSOLL_TRY(const Description tables, describe_tables(folder));
+    text += tables.text;
+    details["tables"].push_back(Json::parse(tables.json));
+  }
   return finish("run", path, std::move(text), std::move(details));
 }
 
@@ -292,6 +264,48 @@ Result<Description> describe_npy(const fs::path& path) {
 }
 
 }  // namespace
+
+Description describe_features(const fs::path& path, const FeatureInfo& info) {
+  auto text = fmt::format("feature store {}\n  records   {} of {}\n", path.string(),
+                          format_count(info.rows), format_bytes(info.record_bytes));
+  Json columns = Json::array();
+  for (const ColumnSpec& column : info.columns) {
+    text += fmt::format("  column    {}\n", column_text(column));
+    columns.push_back(
+        {{"name", column.name}, {"dtype", dtype_name(column.dtype)}, {"shape", column.shape}});
+    if (column.ragged()) {
+      columns.back()["length_max"] = column.length_max;
+    }
+  }
+  text += fmt::format("  ids       {}\n", info.dense_ids ? "0 … rows−1" : "arbitrary");
+  if (info.parts > 1) {
+    text += fmt::format("  parts     {}\n", info.parts);
+  }
+  if (info.groups > 0) {
+    text += fmt::format(
+        "  groups    {}{}\n", format_count(info.groups),
+        info.uniform_group > 0 ? fmt::format(" of {} each", info.uniform_group) : std::string());
+  }
+  text +=
+      fmt::format("  blocks    {}\n  memory    a slab of at least {}\n  disk      {}\n",
+                  blocks_text(info), format_bytes(info.floor_bytes), format_bytes(info.disk_bytes));
+  return finish("feature_store", path, std::move(text),
+                {{"rows", info.rows},
+                 {"columns", columns},
+                 {"record_bytes", info.record_bytes},
+                 {"dense_ids", info.dense_ids},
+                 {"groups", info.groups},
+                 {"uniform_group", info.uniform_group},
+                 {"parts", info.parts},
+                 {"compression", compression_name(info.compression)},
+                 {"block_bytes", info.block_bytes},
+                 {"blocks", info.blocks},
+                 {"plain_blocks", info.plain_blocks},
+                 {"stored_bytes", info.stored_bytes},
+                 {"floor_bytes", info.floor_bytes},
+                 {"disk_bytes", info.disk_bytes},
+                 {"fingerprint", info.fingerprint}});
+}
 
 Description describe_limits(const LimitReport& report) {
   std::string text;
@@ -337,8 +351,12 @@ Result<Description> describe(const fs::path& path) {
   if (is_embedding_store(path)) {
     return describe_embeddings(path);
   }
+  if (is_tables_folder(path)) {
+    return describe_tables(path);
+  }
   if (is_feature_store(path)) {
-    return describe_features(path);
+    PLIMSOLL_TRY(const FeatureInfo info, FeatureStore::inspect(path));
+    return describe_features(path, info);
   }
   if (is_graph_set(path)) {
     return describe_graphs(path);

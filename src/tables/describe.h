@@ -8,19 +8,23 @@
 #include <filesystem>
 #include <string>
 
+#include "plimsoll/feature_store.h"
 #include "plimsoll/limits.h"
 #include "plimsoll/result.h"
 
 namespace plimsoll {
 
 struct Description {
-  std::string kind{};  ///< run, embedding_store, feature_store, checkpoint, safetensors, npy.
+  std::string kind{};  ///< run, embedding_store, tables, feature_store, checkpoint, …
   std::string text{};  ///< For a reader: a few aligned lines.
   std::string json{};  ///< The same as one object with "kind" and "path".
 };
 
 /// Errors: kNotFound (nothing there, or nothing we know), kCorrupt, kIo.
 Result<Description> describe(const std::filesystem::path& path);
+
+/// The same of a feature store that is open, and may read fewer parts than are there.
+Description describe_features(const std::filesystem::path& path, const FeatureInfo& info);
 
 /// Every candidate for the memory limit and the winner; for `plimsoll limits`.
 Description describe_limits(const LimitReport& report);

@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include "base/check.h"
+#include "plimsoll/feature_store.h"
 #include "run/run_folder.h"
 #include "tables/describe.h"
 
@@ -16,8 +17,15 @@ Result<Compacted> compact_store(Governor governor, const std::filesystem::path& 
                                 const ProgressFn& progress, std::int64_t rows_max) {
   const auto table = store_directory(directory);
   if (is_feature_store(table)) {
-    return fail(ErrorCode::kInvalidArgument,
-                fmt::format("{}: a feature store holds nothing that is not live", table.string()));
+    if (rows_max > 0) {
+      return fail(ErrorCode::kInvalidArgument,
+                  fmt::format("{}: a feature store has no largest number of rows", table.string()),
+                  "leave --rows-max out");
+    }
+    PLIMSOLL_TRY(const FeatureInfo before, FeatureStore::inspect(table));
+    PLIMSOLL_TRY_VOID(FeatureStore::join(std::move(governor), table, progress));
+    PLIMSOLL_TRY(const FeatureInfo after, FeatureStore::inspect(table));
+    return Compacted{.bytes_before = before.disk_bytes, .bytes = after.disk_bytes};
   }
   if (!is_embedding_store(table)) {
     return fail(ErrorCode::kNotFound, fmt::format("{}: no table there", table.string()));

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Compacts the rows of a table or of a run: see EmbeddingStore::compact().
+// Compacts the rows of a table or of a run: see EmbeddingStore::compact(). Joins the parts of a
+// feature store: see FeatureStore::join().
 //
 // A run is compacted at the step its manifest names, under its lock.
 //
@@ -19,9 +20,9 @@ struct Compacted {
   std::int64_t bytes{0};
 };
 
-/// `rows_max`: of the table from then on; 0: as it was.
-/// Errors: kNotFound (no table there), kInvalidArgument (a feature store; another process trains in
-///         the run), those of EmbeddingStore::compact().
+/// `rows_max`: of the table from then on; 0: as it was, and always for features.
+/// Errors: kNotFound (no store there), kInvalidArgument (another process trains in the run, or adds
+///         to the features), those of EmbeddingStore::compact() and FeatureStore::join().
 Result<Compacted> compact_store(Governor governor, const std::filesystem::path& directory,
                                 const ProgressFn& progress, std::int64_t rows_max = 0);
 

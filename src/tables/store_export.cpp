@@ -192,6 +192,15 @@ class FeatureSource final : public Source {
       source->columns_ = {source->columns_[0],
                           source->columns_[static_cast<std::size_t>(index) + 1]};
     }
+    for (const Column& column : source->columns_) {
+      if (column.index >= 0 &&
+          source->store_.info().columns[static_cast<std::size_t>(column.index)].ragged()) {
+        return fail(ErrorCode::kInvalidArgument,
+                    fmt::format("{}: column '{}' is ragged, which no form of export holds",
+                                directory.string(), column.spec.name),
+                    "name a column of fixed shape with --column");
+      }
+    }
     return std::unique_ptr<Source>(std::move(source));
   }
   [[nodiscard]] std::int64_t rows() const override { return store_.info().rows; }

@@ -21,33 +21,52 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// A real store of one column, grouped, with sparse ids; with LZ4 where this build has it.
+// A real store of one column, grouped, with sparse ids; with LZ4 where this build has it, or of two
+// parts, or ragged and of two parts.
 class Features {
  public:
   static Features& plain() {
-    static Features features(BlockCompression::kNone);
+    static Features features(BlockCompression::kNone, 80);
     return features;
   }
   static Features& packed() {
-    static Features features(lz4_available() ? BlockCompression::kLz4 : BlockCompression::kNone);
+    static Features features(lz4_available() ? BlockCompression::kLz4 : BlockCompression::kNone,
+                             80);
+    return features;
+  }
+  static Features& parted() {
+    static Features features(BlockCompression::kNone, 50);
+    return features;
+  }
+  static Features& ragged() {
+    static Features features(BlockCompression::kNone, 50, 70);
     return features;
   }
   test::ScratchDirectory scratch{};
   Governor governor{process_governor()};
-  test::FeatureSet set{test::make_set(3, 80,
-                                      {{.name = "x", .dtype = DType::kFloat32, .shape = {6}}},
-                                      test::IdKind::kSparse, test::GroupKind::kVaried)};
+  test::FeatureSet set{};
   fs::path directory{scratch / "set"};
   std::vector<std::string> names{};
   std::vector<std::string> good{};
 
  private:
-  explicit Features(BlockCompression compression) {
+  Features(BlockCompression compression, std::int64_t first_part, std::int64_t length_max = 0)
+      : set(test::make_set(
+            3, 80,
+            {{.name = "x", .dtype = DType::kFloat32, .shape = {6}, .length_max = length_max}},
+            test::IdKind::kSparse, test::GroupKind::kVaried)) {
     if (compression != BlockCompression::kNone) {
       test::make_compressible(set, 3, 0.6);
     }
-    test::write_set(governor, directory, set, 1 << 20, compression).or_throw();
-    names = test::names_in(directory);
+    test::write_set(governor, directory, test::slice(set, 0, first_part), 1 << 20, compression)
+        .or_throw();
+    test::extend_set(governor, directory, set, first_part, set.rows()).or_throw();
+    for (const auto& entry : fs::recursive_directory_iterator(directory)) {
+      if (entry.is_regular_file()) {
+        names.push_back(fs::relative(entry.path(), directory).string());
+      }
+    }
+    std::sort(names.begin(), names.end());
     for (const std::string& name : names) {
       good.push_back(test::slurp(directory / name));
     }
@@ -74,7 +93,9 @@ void feature_header(std::span<const std::byte> bytes) {
 
 std::vector<std::string> feature_header_seeds() {
   return {test::slurp(Features::plain().directory / "features.json"),
-          test::slurp(Features::packed().directory / "features.json")};
+          test::slurp(Features::packed().directory / "features.json"),
+          test::slurp(Features::parted().directory / "part-000001" / "features.json"),
+          test::slurp(Features::ragged().directory / "features.json")};
 }
 
 // Makes pages of a table sound again, so that what reads their entries has to stand them.
@@ -89,7 +110,7 @@ void repair_pages(std::string& table) {
 }
 
 void read_damaged(Features& features, const char* target, std::size_t which) {
-  static std::vector<std::byte> out(features.set.values[0].size());
+  std::vector<std::byte> out(features.set.values[0].size());
   const std::vector<std::span<std::byte>> spans{out};
   auto store = FeatureStore::open(features.governor,
                                   {.directory = features.directory, .cache_bytes = 256 << 10});
@@ -111,7 +132,8 @@ void damage_files(Features& features, const char* target, std::span<const std::b
   std::string text = text_of(bytes.subspan(1));
   test::spill(path, text);
   read_damaged(features, target, which);
-  if (features.names[which] == kFeatureBlocksFile) {
+  const std::string file = path.filename().string();
+  if (file == kFeatureBlocksFile || file == kFeaturePlacesFile || file == kFeatureLengthsFile) {
     repair_pages(text);
     test::spill(path, text);
     read_damaged(features, target, which);
@@ -125,6 +147,14 @@ void feature_files(std::span<const std::byte> bytes) {
 
 void packed_files(std::span<const std::byte> bytes) {
   damage_files(Features::packed(), "packed_files", bytes);
+}
+
+void part_files(std::span<const std::byte> bytes) {
+  damage_files(Features::parted(), "part_files", bytes);
+}
+
+void ragged_files(std::span<const std::byte> bytes) {
+  damage_files(Features::ragged(), "ragged_files", bytes);
 }
 
 std::vector<std::string> file_seeds(const Features& features) {
@@ -143,6 +173,14 @@ std::vector<std::string> feature_file_seeds() {
 
 std::vector<std::string> packed_file_seeds() {
   return file_seeds(Features::packed());
+}
+
+std::vector<std::string> part_file_seeds() {
+  return file_seeds(Features::parted());
+}
+
+std::vector<std::string> ragged_file_seeds() {
+  return file_seeds(Features::ragged());
 }
 
 constexpr std::size_t kBlockBytes = 4096;
@@ -196,6 +234,8 @@ std::vector<Target> feature_targets() {
   return {{"feature_header", feature_header_seeds, feature_header},
           {"feature_files", feature_file_seeds, feature_files},
           {"packed_files", packed_file_seeds, packed_files},
+          {"part_files", part_file_seeds, part_files},
+          {"ragged_files", ragged_file_seeds, ragged_files},
           {"feature_block", feature_block_seeds, feature_block}};
 }
 

@@ -1,5 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """FeatureStore and FeatureWriter, each call and its error."""
+import json
+import shutil
+import subprocess
+import sys
+import time
+
 import numpy as np
 import pytest
 
@@ -189,6 +195,117 @@ def test_a_join_gap_reads_fewer_times_and_more_bytes(governor, tmp_path):
     assert seen["4KiB"]["bytes_read"] > seen[0]["bytes_read"] == 500 * 4096
     with pytest.raises(ValueError, match="join_gap"):
         plimsoll.FeatureStore.open(governor, tmp_path / "f", join_gap_bytes=-1)
+
+
+def extended(governor, path, ids, data):
+    with plimsoll.FeatureWriter.extend(governor, path) as writer:
+        writer.append(ids, data)
+
+
+def test_a_store_grows_by_parts_and_open_ones_go_on(items, governor, program, tmp_path):
+    store, ids, data = items
+    more, after = ids[:120] * 7 + 10**9, arrays(120, seed=2)
+    extended(governor, tmp_path / "items", more[:50], {name: one[:50] for name, one in after.items()})
+    extended(governor, tmp_path / "items", more[50:], {name: one[50:] for name, one in after.items()})
+    assert (store.rows, store.parts) == (500, 1) and store.find(more[:2]).tolist() == [-1, -1]
+    with plimsoll.FeatureStore.open(governor, tmp_path / "items") as now:
+        assert (now.rows, now.parts, now.info()["parts"]) == (620, 3, 3)
+        assert np.array_equal(now.ids(), np.concatenate([ids, more]))
+        picks = np.random.default_rng(5).permutation(620)
+        batch = now.read(now.ids()[picks])
+        for name in COLUMNS:
+            assert np.array_equal(batch[name], np.concatenate([data[name], after[name]])[picks])
+        assert np.array_equal(now.find(now.ids(picks)), picks)
+        now.verify()
+        with plimsoll.Loader.open(governor, now, batch_rows=31, seed=1) as loader:
+            seen = np.concatenate([loader.next().ids for _ in range(20)])
+        assert np.array_equal(np.sort(seen), np.sort(now.ids()))
+    with plimsoll.FeatureStore.open(governor, tmp_path / "items", parts=2) as then:
+        assert then.rows == 550 and np.array_equal(then.ids(), np.concatenate([ids, more])[:550])
+        assert (then.info()["rows"], then.info()["parts"]) == (550, 2)
+        assert then.info()["fingerprint"] != store.info()["fingerprint"]
+    with pytest.raises(KeyError, match="3 parts, not 4"):
+        plimsoll.FeatureStore.open(governor, tmp_path / "items", parts=4)
+    done = subprocess.run([program, "store", "compact", tmp_path / "items", "--json"], capture_output=True, text=True,
+                          check=True)
+    assert json.loads(done.stdout)["bytes"] < json.loads(done.stdout)["bytes_before"]
+    assert plimsoll.info(tmp_path / "items")["parts"] == 1 and np.array_equal(store.read(ids)["label"], data["label"])
+    with plimsoll.FeatureStore.open(governor, tmp_path / "items") as joined:
+        assert np.array_equal(joined.read(more)["image"], after["image"])
+
+
+def test_extending_refuses_what_does_not_fit(items, governor, tmp_path):
+    _, ids, data = items
+    with pytest.raises(ValueError, match=f"has id {ids[3]} already, as record 3"):
+        extended(governor, tmp_path / "items", ids[3:4], {name: one[:1] for name, one in data.items()})
+    with pytest.raises(ValueError, match="missing .*'text'"):
+        extended(governor, tmp_path / "items", [10**12], {"image": data["image"][:1]})
+    with pytest.raises(ValueError, match="groups"):
+        with plimsoll.FeatureWriter.extend(governor, tmp_path / "items") as writer:
+            writer.append([10**12], {name: one[:1] for name, one in data.items()}, groups=[1])
+    with plimsoll.FeatureWriter.extend(governor, tmp_path / "items") as writer:
+        assert writer.columns == COLUMNS and not writer.grouped and writer.rows == 0
+        with pytest.raises(ValueError, match="another process is writing there"):
+            plimsoll.FeatureWriter.extend(governor, tmp_path / "items")
+    with pytest.raises(KeyError):
+        plimsoll.FeatureWriter.extend(governor, tmp_path / "nowhere")
+    assert plimsoll.info(tmp_path / "items")["parts"] == 1
+
+
+GROW = """
+import sys, numpy as np, plimsoll
+print("ready", flush=True)
+while True:
+    rows = plimsoll.info(sys.argv[1])["rows"]
+    ids = np.arange(rows, rows + 997)
+    with plimsoll.Governor("1GiB") as governor, plimsoll.FeatureWriter.extend(governor, sys.argv[1]) as writer:
+        for part in np.array_split(ids, 9):
+            writer.append(part, x=np.repeat(part.astype(np.float32)[:, None], 64, 1))
+    if plimsoll.info(sys.argv[1])["parts"] > 10:
+        plimsoll.store.compact(sys.argv[1])
+"""
+
+
+def test_kill_9_while_appending_leaves_whole_parts_beside_readers(governor, tmp_path):
+    path = tmp_path / "f"
+    with plimsoll.FeatureWriter(governor, path, {"x": ("float32", (64,))}) as writer:
+        writer.append(np.arange(997), x=np.repeat(np.arange(997, dtype=np.float32)[:, None], 64, 1))
+    random, rows, exchanges, parts_seen = np.random.default_rng(8), 997, 0, set()
+    for _ in range(12):
+        child = subprocess.Popen([sys.executable, "-c", GROW, str(path)], stdout=subprocess.PIPE, text=True)
+        assert child.stdout.readline() == "ready\n"
+        until = time.monotonic() + random.uniform(0.02, 0.6)
+        while time.monotonic() < until:  # A reader beside the writer.
+            try:
+                store = plimsoll.FeatureStore.open(governor, path)
+            except (plimsoll.CorruptError, OSError, KeyError):
+                exchanges += 1  # Between its header and its files: it is opened again.
+                continue
+            with store:
+                assert store.rows >= rows and store.rows % 997 == 0
+                rows, some = store.rows, random.integers(0, store.rows, 50)
+                assert np.array_equal(store.read(some)["x"][:, 63], some.astype(np.float32))
+        child.kill()
+        child.communicate()
+        with plimsoll.FeatureStore.open(governor, path) as store:
+            store.verify()
+            assert store.rows >= rows and store.rows % 997 == 0
+            rows = store.rows
+            parts_seen.add(store.parts)
+        shutil.rmtree(tmp_path / "f.joined", ignore_errors=True)
+    assert rows > 3 * 997 and len(parts_seen) > 1 and exchanges < 20
+
+
+def test_a_dataset_is_added_to_a_store(governor, tmp_path):
+    x = np.arange(12, dtype=np.float32).reshape(6, 2)
+    plimsoll.import_dataset({"x": x[:4]}, tmp_path / "d", governor=governor, compression="lz4")
+    info = plimsoll.import_dataset({"x": x[4:]}, tmp_path / "d", governor=governor, append=True)
+    assert (info["rows"], info["parts"], info["compression"]) == (6, 2, "lz4")
+    with plimsoll.FeatureStore.open(governor, tmp_path / "d") as store:
+        assert np.array_equal(store.read(np.arange(6))["x"], x)
+    with pytest.raises(ValueError, match="it has columns .*'x'.* where the items have .*'y'"):
+        plimsoll.import_dataset({"y": x}, tmp_path / "d", governor=governor, append=True)
+    assert plimsoll.info(tmp_path / "d")["parts"] == 2
 
 
 def test_an_unwritable_place_is_an_os_error_with_errno(governor):

@@ -21,13 +21,37 @@ def arrays():
             "groups": np.arange(ROWS, dtype=np.int64) // 4}
 
 
-def call(program, out, **columns):
+def call(program, out, *flags, **columns):
     options = {"image": "--image-features", "text": "--text-features", "ids": "--ids",
                "groups": "--groups"}
-    command = [program, "import", "cosir", "--out", out]
+    command = [program, "import", "cosir", "--out", out, *flags]
     for name, path in columns.items():
         command += [options[name], path]
     return subprocess.run(list(map(str, command)), text=True, capture_output=True, check=False)
+
+
+def test_pairs_are_added_to_a_store_without_rewriting_it(program, tmp_path, arrays):
+    for name, part in (("old", slice(0, 700)), ("new", slice(700, ROWS))):
+        for column, array in arrays.items():
+            np.save(tmp_path / f"{name}-{column}.npy", array[part])
+    files = {name: {column: tmp_path / f"{name}-{column}.npy" for column in arrays} for name in ("old", "new")}
+    assert call(program, tmp_path / "set", **files["old"]).returncode == 0
+    before = (tmp_path / "set" / "records.dat").read_bytes()
+    refused = call(program, tmp_path / "set", **files["new"])
+    assert refused.returncode != 0 and "already there" in refused.stderr
+    done = call(program, tmp_path / "set", "--append", **files["new"])
+    assert done.returncode == 0, done.stderr
+    assert "parts     2" in done.stdout and (tmp_path / "set" / "records.dat").read_bytes() == before
+    with plimsoll.Governor("2GiB") as governor, plimsoll.FeatureStore.open(governor, tmp_path / "set") as store:
+        read = store.read(arrays["ids"])
+        assert np.array_equal(read["image"], arrays["image"]) and np.array_equal(read["text"], arrays["text"])
+    again = call(program, tmp_path / "set", "--append", **files["new"])
+    assert again.returncode != 0 and "already, as record 700" in again.stderr
+    wrong = call(program, tmp_path / "set", "--append",
+                 **{column: path for column, path in files["new"].items() if column != "groups"})
+    assert wrong.returncode != 0 and "its columns or groups are not those of the files" in wrong.stderr
+    packed = call(program, tmp_path / "set", "--append", "--compression", "lz4", **files["new"])
+    assert packed.returncode != 0 and "--compression" in packed.stderr
 
 
 def shards(folder, array, name, sizes, suffix):

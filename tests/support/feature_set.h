@@ -8,8 +8,8 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstring>
 #include <filesystem>
+#include <numeric>
 #include <random>
 #include <string>
 #include <unordered_set>
@@ -53,16 +53,30 @@ enum class GroupKind { kNone, kUniform, kVaried };
 struct FeatureSet {
   std::vector<ColumnSpec> columns;
   std::vector<std::int64_t> ids;
-  std::vector<std::int64_t> groups;            // Group ids per record; empty when not grouped.
-  std::vector<std::int64_t> group_index;       // Index of each record's group.
-  std::vector<std::vector<std::byte>> values;  // By column: rows × bytes().
+  std::vector<std::int64_t> groups;                // Group ids per record; empty when not grouped.
+  std::vector<std::int64_t> group_index;           // Index of each record's group.
+  std::vector<std::vector<std::byte>> values;      // By column: all records, one after another.
+  std::vector<std::vector<std::int64_t>> lengths;  // By column: of each record; none when fixed.
 
   [[nodiscard]] std::int64_t rows() const { return static_cast<std::int64_t>(ids.size()); }
 
+  /// Where the bytes of a record begin in values[k].
+  [[nodiscard]] std::int64_t offset(std::int64_t ordinal, std::size_t k) const {
+    const std::int64_t elements =
+        columns[k].ragged()
+            ? std::accumulate(lengths[k].begin(), lengths[k].begin() + ordinal, std::int64_t{0})
+            : ordinal;
+    return elements * columns[k].bytes();
+  }
+  /// The bytes of column k of records [begin, end).
+  [[nodiscard]] std::span<const std::byte> range(std::int64_t begin, std::int64_t end,
+                                                 std::size_t k) const {
+    const auto first = static_cast<std::size_t>(offset(begin, k));
+    return std::span(values[k]).subspan(first, static_cast<std::size_t>(offset(end, k)) - first);
+  }
   /// The bytes of column k of record `ordinal`.
   [[nodiscard]] std::span<const std::byte> at(std::int64_t ordinal, std::size_t k) const {
-    const auto bytes = static_cast<std::size_t>(columns[k].bytes());
-    return std::span(values[k]).subspan(static_cast<std::size_t>(ordinal) * bytes, bytes);
+    return range(ordinal, ordinal + 1, k);
   }
 };
 
@@ -96,7 +110,13 @@ inline FeatureSet make_set(std::uint64_t seed, std::int64_t rows, std::vector<Co
   set.columns = std::move(columns);
   set.ids = make_ids(random, rows, id_kind);
   for (const ColumnSpec& column : set.columns) {
-    std::vector<std::byte> bytes(static_cast<std::size_t>(rows * column.bytes()));
+    auto& lengths = set.lengths.emplace_back();
+    for (std::int64_t i = 0; column.ragged() && i < rows; ++i) {  // Of any size, many of them few.
+      const auto most = static_cast<std::uint64_t>(column.length_max) >> (random() % 4 * 2);
+      lengths.push_back(static_cast<std::int64_t>(random() % (most + 1)));
+    }
+    std::vector<std::byte> bytes(
+        static_cast<std::size_t>(set.offset(rows, set.lengths.size() - 1)));
     for (auto& byte : bytes) {
       byte = static_cast<std::byte>(random() & 0x3F);  // No exponent of all ones.
     }
@@ -127,8 +147,7 @@ inline void make_compressible(FeatureSet& set, std::uint64_t seed, double share)
       continue;
     }
     for (std::size_t k = 0; k < set.columns.size(); ++k) {
-      const auto bytes = set.columns[k].bytes();
-      std::fill_n(set.values[k].begin() + i * bytes, bytes,
+      std::fill_n(set.values[k].begin() + set.offset(i, k), set.at(i, k).size(),
                   static_cast<std::byte>(random() & 0x3F));
     }
   }
@@ -140,13 +159,54 @@ inline Result<void> append_part(FeatureWriter& writer, const FeatureSet& set, st
   const auto first = static_cast<std::size_t>(begin);
   const auto count = static_cast<std::size_t>(end - begin);
   std::vector<std::span<const std::byte>> columns;
+  std::vector<std::span<const std::int64_t>> lengths;
   for (std::size_t k = 0; k < set.columns.size(); ++k) {
-    const auto bytes = static_cast<std::size_t>(set.columns[k].bytes());
-    columns.push_back(std::span(set.values[k]).subspan(first * bytes, count * bytes));
+    columns.push_back(set.range(begin, end, k));
+    if (set.columns[k].ragged()) {
+      lengths.push_back(std::span(set.lengths[k]).subspan(first, count));
+    }
   }
   return writer.append(std::span(set.ids).subspan(first, count), columns,
                        set.groups.empty() ? std::span<const std::int64_t>{}
-                                          : std::span(set.groups).subspan(first, count));
+                                          : std::span(set.groups).subspan(first, count),
+                       lengths);
+}
+
+/// Appends records [begin, end) in pieces of uneven size, and finishes.
+inline Result<void> write_range(FeatureWriter& writer, const FeatureSet& set, std::int64_t begin,
+                                std::int64_t end) {
+  std::int64_t step = 1;
+  while (begin < end) {
+    const std::int64_t next = std::min(end, begin + step);
+    if (auto appended = append_part(writer, set, begin, next); !appended) {
+      return appended;
+    }
+    begin = next;
+    step = step * 3 % 1009 + 1;
+  }
+  return writer.finish();
+}
+
+/// The records [begin, end) as a set of their own.
+inline FeatureSet slice(const FeatureSet& set, std::int64_t begin, std::int64_t end) {
+  FeatureSet part{.columns = set.columns,
+                  .ids = {set.ids.begin() + begin, set.ids.begin() + end},
+                  .groups = {},
+                  .group_index = {},
+                  .values = {},
+                  .lengths = {}};
+  if (!set.groups.empty()) {
+    part.groups.assign(set.groups.begin() + begin, set.groups.begin() + end);
+  }
+  for (std::size_t k = 0; k < set.columns.size(); ++k) {
+    const auto bytes = set.range(begin, end, k);
+    part.values.emplace_back(bytes.begin(), bytes.end());
+    auto& lengths = part.lengths.emplace_back();
+    if (set.columns[k].ragged()) {
+      lengths.assign(set.lengths[k].begin() + begin, set.lengths[k].begin() + end);
+    }
+  }
+  return part;
 }
 
 /// Writes the set as a store, in appends of uneven size.
@@ -161,16 +221,55 @@ inline Result<void> write_set(Governor governor, const std::filesystem::path& di
   if (!writer) {
     return tl::unexpected(writer.error());
   }
-  std::int64_t step = 1;
-  for (std::int64_t begin = 0; begin < set.rows();) {
-    const std::int64_t end = std::min(set.rows(), begin + step);
-    if (auto appended = append_part(*writer, set, begin, end); !appended) {
-      return appended;
+  return write_range(*writer, set, 0, set.rows());
+}
+
+/// Adds records [begin, end) of the set to a store as a part.
+inline Result<void> extend_set(Governor governor, const std::filesystem::path& directory,
+                               const FeatureSet& set, std::int64_t begin, std::int64_t end,
+                               std::int64_t buffer_bytes = 1 << 20) {
+  auto writer =
+      FeatureWriter::extend(governor, {.directory = directory, .buffer_bytes = buffer_bytes});
+  return writer ? write_range(*writer, set, begin, end) : tl::unexpected(writer.error());
+}
+
+/// Reads `ordinals` and compares every byte with the set. Returns a description of a difference.
+inline std::string compare(FeatureStore& store, const FeatureSet& set,
+                           const std::vector<std::int64_t>& ordinals,
+                           const std::vector<int>& columns, bool by_id) {
+  std::vector<std::vector<std::byte>> out;
+  std::vector<std::span<std::byte>> spans;
+  for (const int k : columns) {
+    const auto column = static_cast<std::size_t>(k);
+    std::size_t bytes = 0;
+    for (const std::int64_t ordinal : ordinals) {
+      bytes += set.at(ordinal, column).size();
     }
-    begin = end;
-    step = step * 3 % 1009 + 1;
+    out.emplace_back(bytes);
   }
-  return writer->finish();
+  for (auto& bytes : out) {
+    spans.emplace_back(bytes);
+  }
+  std::vector<std::int64_t> keys = ordinals;
+  for (auto& key : keys) {
+    key = by_id ? set.ids[static_cast<std::size_t>(key)] : key;
+  }
+  const auto read =
+      by_id ? store.read(keys, columns, spans) : store.read_ordinals(keys, columns, spans);
+  if (!read) {
+    return read.error().to_string();
+  }
+  for (std::size_t c = 0; c < columns.size(); ++c) {
+    const std::byte* at = out[c].data();
+    for (std::size_t i = 0; i < ordinals.size(); ++i) {
+      const auto expected = set.at(ordinals[i], static_cast<std::size_t>(columns[c]));
+      if (!std::equal(expected.begin(), expected.end(), at)) {
+        return "row " + std::to_string(i) + " of column " + std::to_string(columns[c]) + " differs";
+      }
+      at += expected.size();
+    }
+  }
+  return {};
 }
 
 inline std::vector<std::string> names_in(const std::filesystem::path& directory) {
