@@ -5,14 +5,14 @@ Everything that could go differently on one rank is done in agreed(): each does 
 went, and what one was refused or failed in, all are refused or fail in. So they stay at the same step.
 
     a batch        the order of one process, cut by position           RunLoader
-    a step         gradients by buckets of a fixed size, then the update: agreed() after each, before
-                   anything counts                                      gradients(), TrainingStep
+    a step         gradients in a tree, by buckets of a fixed size, then the update: agreed() after each,
+                   before anything counts                               gradients(), TrainingStep
     the limit      less what the launcher holds, in equal shares        share()
     a commit       each rank its own part; then rank 0 publishes        _run_commit.save()
     what is asked  signals of any rank, files read by rank 0            settle(), Limits
 
-Threads: the thread that trains.
-Memory:  1 KiB a rank; while gradients are exchanged a bucket of 4 MiB at most, and gloo about as much.
+Threads: the thread that trains, and the one of _rank_watch.py.
+Memory:  1 KiB a rank; while gradients are exchanged two buckets of 8 MiB at most.
 """
 from __future__ import annotations
 
@@ -24,31 +24,35 @@ import pathlib
 import signal
 import struct
 import time
+import warnings
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-import numpy as np
 import torch
 import torch.distributed as dist
 
 from ._batch import Unweighted
 from ._memory import Governor, format_bytes, limits
-from ._run_loader import RunLoader
-from ._run_settings import seed_all
+from ._rank_watch import RankWatch, state_of
+from ._virtual_workers import Node, Tree
 from .errors import BudgetExceeded, MemoryPressure
 
 if TYPE_CHECKING:
     from ._core import LimitChange
+    from ._rank_rows import DealtTable, Wanted
     from ._run_life import Boundary
     from ._run_parts import Parts
 
-_BUCKET_BYTES = 4 << 20
+_BUCKET_BYTES = 8 << 20
+_PIECE_LEAST = 1 << 14  # Elements: what is smaller is copied to others of its slice and sent with them.
+_PIECES = 1  # The tag of pieces; rows of the board have 0.
 _NUMBERS = 6
 _TEXT = 960
 _ROW = struct.Struct(f"<ii{_NUMBERS}d{_TEXT}s")  # Where a rank is, how it went, numbers, words.
 _FINE, _REFUSED, _UNWEIGHTED, _PRESSED, _FAILED = range(5)
-_PLACES = ("the beginning", "the parts", "the next batch", "run.step()", "the boundary of a step", "a commit")
+_PLACES = ("the beginning", "the parts", "the next batch", "run.step()", "the boundary of a step", "a commit", "a lookup")
+_MEET = {"run.step()", "a lookup"}  # Who has looked up all of a step serves those who have not.
 _ASKED = ("", "pause", "stop")
 _ENDING = 2.0  # Seconds in which a rank that has left becomes a process that has ended.
 _PR_SET_PDEATHSIG = 1
@@ -67,10 +71,11 @@ class Said:
     text: str
 
 
-def join(**same: Any) -> Ranks | None:
+def join(stopped_seconds: float, **same: Any) -> Ranks | None:
     """The ranks that this process is one of; None: it trains alone.
 
-    same: what must be the same on all of them. Errors: ValueError naming it; several machines.
+    stopped_seconds: longest that one may be stopped; 0: as long as gloo waits.
+    same:            what must be the same on all of them. Errors: ValueError naming it; several machines.
     """
     count = int(os.environ.get("WORLD_SIZE", "1")) if "RANK" in os.environ else 1
     if dist.is_available() and dist.is_initialized():
@@ -81,7 +86,7 @@ def join(**same: Any) -> Ranks | None:
     if local != count:
         raise ValueError(f"Run: {count} ranks, {local} of them on this machine: the ranks of a run are on one "
                          f"machine yet; start them with torchrun --standalone --nproc-per-node {local}")
-    ranks = Ranks()
+    ranks = Ranks(stopped_seconds)
     try:
         ranks.must_be_same("the beginning", same, "give all ranks the same")
     except BaseException:
@@ -93,15 +98,21 @@ def join(**same: Any) -> Ranks | None:
 class Ranks:
     """Of a process that has RANK and WORLD_SIZE, or a default group of torch.distributed."""
 
-    def __init__(self) -> None:
+    def __init__(self, stopped_seconds: float = 0.0) -> None:
         if not dist.is_initialized():
             _make_default_group()
         self.rank, self.count = dist.get_rank(), dist.get_world_size()
         self._group: Any = dist.new_group(backend="gloo")  # The default one may be for other devices.
         self._board = torch.zeros(self.count * _ROW.size, dtype=torch.uint8)  # Made before any limit.
         self._bytes = memoryview(self._board.numpy())
+        self._next = torch.zeros_like(self._board)
+        self._coming: list[Any] = []  # Receives of rank 0, which are there before anybody sends.
+        self._await_rows()
         self._pids: list[int] = []
+        self.tables: list[DealtTable] = []
+        """Whose rows are dealt to ranks, in the same order on all."""
         self._over = False
+        self._watch: RankWatch | None = None
         if "TORCHELASTIC_RUN_ID" in os.environ:
             # Of a launcher that is killed nothing trains on, beside the one that is started next.
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -112,6 +123,12 @@ class Ranks:
             self.close()
             raise ValueError("Run: its ranks are on several machines, and must be on one yet; start them with "
                              "torchrun --standalone")
+        if stopped_seconds:
+            others = {rank: pid for rank, pid in enumerate(self._pids) if rank != self.rank}
+            try:
+                self._watch = RankWatch(others, stopped_seconds)
+            except OSError as error:  # Old kernels, and sandboxes.
+                warnings.warn(f"Run: a rank that is stopped is noticed by gloo's time-out alone: {error}", RuntimeWarning, stacklevel=2)
 
     @property
     def first(self) -> bool:
@@ -121,20 +138,29 @@ class Ranks:
     # ---- Agreement ----
 
     def agreed(self, place: str, work: Callable[[], Any],
-               says: Callable[[Any], tuple[float, ...]] = lambda _: ()) -> tuple[Any, list[Said]]:
+               says: Callable[[Any], tuple[float, ...]] = lambda _: (),
+               words: Callable[[Any], str] = lambda _: "") -> tuple[Any, list[Said]]:
         """(work(), what all ranks said of theirs), once it is done on all of them.
+
+        Where others look rows up meanwhile, this one serves what is asked of it.
 
         Errors: what work() raised, here or elsewhere: of another rank's BudgetExceeded, MemoryPressure,
                 ValueError and RuntimeError for all else; ConnectionError when a rank has ended.
         """
-        value, numbers, error = None, (), None
+        value, numbers, text, error = None, (), "", None
         try:
             value = work()
-            numbers = says(value)
+            numbers, text = says(value), words(value)
         except BaseException as one:
-            error = one
+            error, text = one, f"{type(one).__name__}: {one}"
+        if getattr(error, "_told_to_ranks", False):
+            assert error is not None
+            raise error
         try:
-            said = self._told(place, _how(error), numbers, "" if error is None else f"{type(error).__name__}: {error}")
+            said = self._told(place, _how(error), numbers, text)
+            while all(one.how == _FINE for one in said) and any(one.place == "a lookup" != place for one in said):
+                self._served(said, None)
+                said = self._told(place, _FINE, numbers, text)
         except (ConnectionError, RuntimeError):
             if error is None:
                 raise
@@ -142,12 +168,41 @@ class Ranks:
         try:
             worst = max(said, key=lambda one: one.how)
             if error is not None and _how(error) == worst.how:
+                error._told_to_ranks = True  # type: ignore[attr-defined]
                 raise error
             if worst.how != _FINE:
                 self._raise_for(said.index(worst), worst)
             return value, said
         finally:
             error = None  # Its frames hold what the work held.
+
+    def look_up(self, table: int, wanted: Wanted) -> torch.Tensor:
+        """Rows of one table, for this rank and whoever looks up there now. Errors: as agreed()."""
+        while True:
+            said = self._told("a lookup", _FINE, (table,), ",".join(map(str, wanted.counts)))
+            for rank, one in enumerate(said):
+                if one.how != _FINE:
+                    self._raise_for(rank, one)
+            rows = self._served(said, (table, wanted))
+            if rows is not None:
+                return rows
+
+    def _served(self, said: list[Said], own: tuple[int, Wanted] | None) -> torch.Tensor | None:
+        """One lookup: of the first table that any rank looks up in. None: it was not this rank's own."""
+        table = int(min(one.numbers[0] for one in said if one.place == "a lookup"))
+        asked_by = [list(map(int, one.text.split(","))) if one.place == "a lookup" and one.numbers[0] == table
+                    else [0] * self.count for one in said]
+        mine = own is not None and own[0] == table
+        rows = self.tables[table].exchanged(own[1] if own is not None and mine else None, asked_by)
+        return rows if mine else None
+
+    def all_to_all(self, got: torch.Tensor, given: torch.Tensor, got_of: list[int], given_to: list[int]) -> None:
+        """So many entries from, and to, each rank."""
+        self._exchange(lambda: dist.all_to_all_single(got, given, got_of, given_to, group=self._group))
+
+    def part(self) -> None:
+        """After what cannot be put back: nothing is committed any more."""
+        self._over = True
 
     def say(self, place: str, *numbers: float, text: str = "") -> list[Said]:
         """What each rank says here, in their order."""
@@ -177,6 +232,14 @@ class Ranks:
 
     def must_be_same(self, place: str, values: dict[str, Any], advice: str) -> None:
         """Errors: ValueError, on all ranks, naming what is not the same on all."""
+        for name, rank in self.differing(place, values):
+            raise ValueError(f"Run: {name} of rank {rank} is not that of rank 0: {advice}")
+
+    def differing(self, place: str, values: dict[str, Any]) -> Iterator[tuple[str, int]]:
+        """Of values, in the order of rank 0, those that are not the same on all ranks, with the first that has another.
+
+        Errors: ValueError where they are not as many.
+        """
         names = list(values)
         for begin in range(0, len(names) or 1, _NUMBERS - 1):
             some = names[begin:begin + _NUMBERS - 1]
@@ -184,8 +247,10 @@ class Ranks:
             said = self.say(place, len(names), *sums)
             for k, name in enumerate(["the number of parts", *some]):
                 other = [rank for rank, one in enumerate(said) if one.numbers[k] != said[0].numbers[k]]
+                if other and k == 0:  # Nor would they come to the same place here.
+                    raise ValueError(f"Run: {name} of rank {other[0]} is not that of rank 0: track the same on all ranks")
                 if other:
-                    raise ValueError(f"Run: {name} of rank {other[0]} is not that of rank 0: {advice}")
+                    yield name, other[0]
 
     def _told(self, place: str, how: int, numbers: Sequence[float], text: str) -> list[Said]:
         if self._over:
@@ -200,7 +265,7 @@ class Ranks:
             said.append(Said(_PLACES[where], went, tuple(rest[:-1]),
                              rest[-1].rstrip(b"\0").decode(errors="replace")))
         apart = [rank for rank, one in enumerate(said) if one.place != place]
-        if apart:
+        if apart and not {one.place for one in said} <= _MEET:
             self._over = True
             bad = next((one for one in said if one.how != _FINE), None)
             why = f"; {bad.text}" if bad is not None else ""
@@ -210,25 +275,31 @@ class Ranks:
 
     def _pass_on(self) -> None:
         """Each rank's row to rank 0, and all of them to each: a third of an all-reduce's time."""
-        rows = self._board.view(self.count, _ROW.size)
+        row = _ROW.size
         if self.first:
-            for rank in range(1, self.count):
-                dist.recv(rows[rank], rank, group=self._group)
-            for rank in range(1, self.count):
-                dist.send(self._board, rank, group=self._group)
+            for work in self._coming:
+                work.wait()
+            self._board[row:] = self._next[row:]
+            self._await_rows()
+            for work in [dist.isend(self._board, rank, group=self._group) for rank in range(1, self.count)]:
+                work.wait()
         else:
-            dist.send(rows[self.rank], 0, group=self._group)
+            dist.send(self._board[self.rank * row:(self.rank + 1) * row], 0, group=self._group)
             dist.recv(self._board, 0, group=self._group)
+
+    def _await_rows(self) -> None:
+        """Before they are sent: gloo spins on a core while something has come that nobody waits for."""
+        if self.first:
+            rows = self._next.view(self.count, _ROW.size)
+            self._coming = [dist.irecv(rows[rank], rank, group=self._group) for rank in range(1, self.count)]
 
     def _raise_for(self, rank: int, one: Said) -> NoReturn:
         text = f"rank {rank}: {one.text}"
-        if one.how == _REFUSED:
-            raise BudgetExceeded(text, "tensors", 0, 0)
-        if one.how == _PRESSED:
-            raise MemoryPressure(text)
-        kind = Unweighted if one.how == _UNWEIGHTED else ValueError if one.text.startswith("ValueError") else \
-            RuntimeError
-        raise kind(text)
+        kind: type[Exception] = Unweighted if one.how == _UNWEIGHTED else MemoryPressure if one.how == _PRESSED else \
+            ValueError if one.text.startswith("ValueError") else RuntimeError
+        error = BudgetExceeded(text, "tensors", 0, 0) if one.how == _REFUSED else kind(text)
+        error._told_to_ranks = True  # type: ignore[attr-defined]
+        raise error
 
     def _exchange(self, collective: Callable[[], Any]) -> None:
         """Errors: ConnectionError naming the rank that has ended."""
@@ -238,17 +309,23 @@ class Ranks:
             self._over = True
             until, gone = time.monotonic() + _ENDING, []
             while not gone and self._pids and time.monotonic() < until:
-                gone = [f"rank {rank} (process {pid})" for rank, pid in enumerate(self._pids) if _has_ended(pid)]
+                gone = [f"rank {rank} (process {pid})" for rank, pid in enumerate(self._pids) if state_of(pid) in "ZX"]
                 time.sleep(0.01)
+            stopped = [] if self._watch is None else list(self._watch.stopped)
             self.close()  # Those that wait for this one hear it, too.
             said = str(error).splitlines()[0].split(". ")[0]
             who = " and ".join(gone) + " ended" if gone else "a rank does not answer"
+            who += "".join(f"; rank {rank} had been stopped (SIGSTOP) for as long as rank_stopped_seconds allows"
+                           for rank in stopped)
             raise ConnectionError(
                 f"Run: {who}, and the others end with it. The last commit stands: start all again, or have "
                 f"torchrun do it with --max-restarts ({said})") from None
 
     def close(self) -> None:
         """Leaves the others. A second close does nothing."""
+        if self._watch is not None:
+            self._watch.close()
+        self._coming.clear()  # They keep the connections.
         if self._group is not None and dist.is_initialized():
             dist.destroy_process_group(self._group)
         self._group, self._over = None, True
@@ -267,27 +344,16 @@ class Ranks:
                 raise ValueError(f"track: {name} is a DistributedDataParallel, and the run averages the gradients of "
                                  f"its ranks itself: run.track({name}={name}.module), and call that")
 
-    def check_data(self, data: Any) -> None:
-        """Errors: ValueError for what is not cut by rank."""
-        if not isinstance(data, RunLoader):
-            self.refuse(f"steps: data of a {type(data).__name__}", "use run.loader(dataset), which each rank has its "
-                        "part of")
+    def own_states(self, parts: Parts, more: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+        """(parts that this rank writes at a commit, names of what is not the same on all, of `more` too).
 
-    def own_states(self, parts: Parts) -> dict[str, Any]:
-        """What this rank writes at a commit. Errors: ValueError naming a part that is not the same on all ranks."""
+        Errors: ValueError naming one that has to be.
+        """
         self.must_be_same("a commit", parts.states(self.shares),
                           "step with run.step() only, and change nothing by the rank")
-        return parts.states() if self.first else parts.states(lambda part: not self.shares(part))
-
-    def seed_apart(self, seed: int) -> None:
-        """From here on ranks draw other numbers: their batches are others. Rank 0 draws what one process would."""
-        if not self.first:
-            own = np.random.SeedSequence([seed, self.rank]).generate_state(1, np.uint64)
-            seed_all(int(own[0] >> np.uint64(1)))
-
-    def refuse(self, what: str, advice: str) -> NoReturn:
-        """Errors: ValueError, for what ranks cannot have yet."""
-        raise ValueError(f"{what}: a run of {self.count} ranks cannot have it yet; {advice}")
+        others = parts.states(lambda part: not self.shares(part))
+        differ = [name for name, _ in self.differing("a commit", {**others, **more})]
+        return (parts.states() if self.first else {name: others[name] for name in differ if name in others}), differ
 
     # ---- A step ----
 
@@ -305,9 +371,9 @@ class Ranks:
                              "gradients; a backward and an optimizer of your own are for one process")
 
     def gradients(self, graded: Callable[[], tuple[float, float, float]], parameters: list[Any],
-                  models: list[Any], sums: bool) -> float:
-        """graded() on all ranks; then the gradients are those of all ranks' batches together, and so is the
-        loss, which this returns. Buffers of the models become rank 0's.
+                  models: list[Any], sums: bool) -> Node:
+        """graded() on all ranks; then the gradients are those of all ranks' batches together, and so are the
+        loss and the weight, which this returns. Buffers of the models become rank 0's.
 
         graded:     (loss, weight of the batch, weight of what the gradients are of).
         parameters: whose gradients; none within a window of batches.
@@ -319,24 +385,23 @@ class Ranks:
             made = graded()
             for one in wanted:
                 _must_be_exchangeable(one)
-            return made, _room([one for one in wanted if one.grad is not None])
+            return made, _room([one for one in wanted if one.grad is not None], self.count)
 
         def says(done: tuple[tuple[float, float, float], torch.Tensor | None]) -> tuple[float, ...]:
             there = bytes(one.grad is not None for one in wanted)
             return *done[0], float(sum(there)), float(zlib.crc32(there))
 
-        (made, room), said = self.agreed("run.step()", work, says)
+        (_, room), said = self.agreed("run.step()", work, says)
         if len({one.numbers[3:5] for one in said}) > 1:
             room = self._with_all_gradients(wanted)
         if room is not None:
-            total = sum(one.numbers[2] for one in said)
-            factor = 1.0 if sums else made[2] / total if total else 1.0 / self.count
-            self._by_buckets([one.grad.view(-1) for one in wanted if one.grad is not None], room, factor)
+            self._by_buckets([one.grad.view(-1) for one in wanted if one.grad is not None], room,
+                             [one.numbers[2] for one in said], sums)
         self._as_on_first([one for model in models for one in model.buffers()])
-        weights, total = [one.numbers[1] for one in said], sum(one.numbers[1] for one in said)
-        if sums:
-            return sum(one.numbers[0] for one in said)
-        return sum(one.numbers[0] * weight for one, weight in zip(said, weights)) / total if total else made[0]
+        tree = Tree(sums)
+        for one in said:
+            tree.add(Node(one.numbers[0], one.numbers[1], {}))
+        return tree.whole()
 
     def _with_all_gradients(self, wanted: list[Any]) -> torch.Tensor | None:
         """A parameter that only other ranks' batches use has a gradient of zeros here."""
@@ -347,23 +412,52 @@ class Ranks:
             for one, used in zip(wanted, there.tolist()):
                 if used and one.grad is None:
                     one.grad = torch.zeros_like(one, memory_format=torch.contiguous_format)
-            return _room([one for one in wanted if one.grad is not None])
+            return _room([one for one in wanted if one.grad is not None], self.count)
 
         room: torch.Tensor | None = self.agreed("run.step()", made)[0]
         return room
 
-    def _by_buckets(self, flat: list[torch.Tensor], room: torch.Tensor, factor: float) -> None:
-        """Sums over the ranks, of what each multiplies by its factor; in the same order of additions always."""
+    def _by_buckets(self, flat: list[torch.Tensor], room: torch.Tensor, weights: list[float], sums: bool) -> None:
+        """Of all ranks together, as Tree adds them up: each rank a slice of a bucket, which all then get."""
         for kind in dict.fromkeys(one.dtype for one in flat):
-            bucket = room.view(kind)
-            for some in _buckets([one for one in flat if one.dtype == kind], bucket.numel()):
-                parts = list(bucket[:sum(map(len, some))].split([len(one) for one in some]))
-                torch._foreach_copy_(parts, some)
-                used = bucket[:sum(map(len, some))]
-                if factor != 1.0:
-                    used.mul_(factor)
-                self._exchange(lambda used=used: dist.all_reduce(used, group=self._group))
-                torch._foreach_copy_(some, parts)
+            staging, theirs = room.view(kind).chunk(2)
+            for some in _buckets([one for one in flat if one.dtype == kind], len(theirs)):
+                slices, staged = _slices(some, self.count, staging)
+                own = slices[self.rank]
+                lengths = list(map(len, own))
+                got = theirs[:self.count * sum(lengths)].view(self.count, sum(lengths))
+                rows = [row.split(lengths) if own else () for row in got]
+
+                def given(slices: Any = slices, staged: Any = staged) -> Any:
+                    for places, pieces in staged:
+                        torch._foreach_copy_(places, pieces)
+                    return slices
+
+                def summed(rows: Any = rows, own: Any = own) -> Any:
+                    tree = Tree(sums)
+                    for rank, weight in enumerate(weights):
+                        tree.add(Node(0.0, weight, dict(enumerate(own if rank == self.rank else rows[rank]))))
+                    whole = list(tree.whole().gradients.values())  # In the first one's memory.
+                    if own and self.rank:
+                        torch._foreach_copy_(own, whole)
+                    return [whole] * self.count
+
+                self._exchange(lambda rows=rows, given=given: self._pass_pieces(rows, given))
+                self._exchange(lambda slices=slices, summed=summed: self._pass_pieces(slices, summed))
+                for places, pieces in staged:
+                    torch._foreach_copy_(pieces, places)
+
+    def _pass_pieces(self, come: Sequence[Sequence[torch.Tensor]], given: Callable[[], Sequence[Sequence[torch.Tensor]]]) -> None:
+        """Fills what comes from each other rank, and sends each what given() has for it. Receives are there first: see _await_rows()."""
+        others = [(self.rank + k) % self.count for k in range(1, self.count)]
+        works = [dist.irecv(one, rank, group=self._group, tag=_PIECES) for rank in others for one in come[rank]]
+        try:
+            made = given()
+            works += [dist.isend(one, rank, group=self._group, tag=_PIECES) for rank in others for one in made[rank]]
+            for work in works:
+                work.wait()
+        finally:
+            works.clear()  # They keep the connections, and errors keep this frame.
 
     def _as_on_first(self, buffers: list[torch.Tensor]) -> None:
         """As DistributedDataParallel: statistics of a batch are rank 0's."""
@@ -497,14 +591,6 @@ def _how(error: BaseException | None) -> int:
         _FAILED
 
 
-def _has_ended(pid: int) -> bool:
-    try:
-        state = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return True
-    return state in "ZX"
-
-
 def _launcher_bytes() -> int:
     """Anonymous and shared memory of the process that started this one; 0 where torchrun did not."""
     if "TORCHELASTIC_RUN_ID" not in os.environ:
@@ -526,10 +612,11 @@ def _must_be_exchangeable(parameter: Any) -> None:
         parameter.grad = grad.contiguous()
 
 
-def _room(parameters: list[Any]) -> torch.Tensor | None:
-    """A bucket for their gradients."""
+def _room(parameters: list[Any], ranks: int) -> torch.Tensor | None:
+    """Two buckets for their gradients, which slices for all ranks fill evenly."""
     size = sum(one.grad.numel() * one.grad.element_size() for one in parameters)
-    return torch.empty(min(_BUCKET_BYTES, -(-size // 16) * 16), dtype=torch.uint8) if size else None
+    even = 16 * ranks
+    return torch.empty(2 * min(_BUCKET_BYTES // even, -(-size // even)) * even, dtype=torch.uint8) if size else None
 
 
 def _buckets(flat: Iterable[torch.Tensor], most: int) -> Iterator[list[torch.Tensor]]:
@@ -547,6 +634,18 @@ def _buckets(flat: Iterable[torch.Tensor], most: int) -> Iterator[list[torch.Ten
                 some, left = [], most
     if some:
         yield some
+
+
+def _slices(some: list[torch.Tensor], ranks: int, staging: torch.Tensor) -> tuple[
+        list[list[torch.Tensor]], list[tuple[list[torch.Tensor], list[torch.Tensor]]]]:
+    """(each rank's slice of a bucket: the tensors it is sent as, (places in `staging`, pieces that are copied there to be sent))."""
+    slices, staged, at = list(_buckets(some, -(-sum(map(len, some)) // ranks))), [], 0
+    for k, pieces in enumerate(slices):
+        if len(pieces) > 1 and min(map(len, pieces)) < _PIECE_LEAST:
+            place = staging[at:at + sum(map(len, pieces))]
+            staged.append((list(place.split(list(map(len, pieces)))), pieces))
+            slices[k], at = [place], at + len(place)
+    return slices + [[]] * (ranks - len(slices)), staged
 
 
 def _checksum(value: Any, before: int = 0) -> int:

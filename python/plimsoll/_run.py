@@ -59,15 +59,16 @@ class Run:
         back (the program ends, and the last commit stands). All else holds.
       - Data without a position (see steps()) is read again up to the place.
       - A table's learning rate that set_optimizer() changed is not kept: set it from the step.
-      - Rows, Trainers and other data than of loader() where there are several ranks (below).
+      - Trainers where there are several ranks (below), and without virtual_workers other data than of loader().
       - A product that torch computes before the run is made fixes MKL's kernels: make the run first, or set
         MKL_CBWR=AVX2,STRICT before the program.
 
     Ranks: started by torchrun, N processes on one machine are one run of N ranks: no other program, no
     DistributedDataParallel. batch_size is of each rank, the limit of all of them and torchrun together, and
     run.step() averages the gradients and returns the loss of all. Rank 0 writes the folder. Modules,
-    optimizers, schedulers and scalers are the same on all ranks; other parts are each rank's own. All make
-    the same step, stop at the same one, and go on with as many as the run began with.
+    optimizers, schedulers and scalers are the same on all ranks; other parts may be each rank's own. All make
+    the same step and stop at the same one. A run begun with `virtual_workers` has the same bits for any number
+    of ranks, and any may go on with it.
 
     path:         its folder.
     memory_limit: as Governor's; "" finds what the machine leaves.
@@ -80,6 +81,12 @@ class Run:
                   not promised.
     accept:       names of the identity that may differ from now on, such as ("torch",); events.jsonl
                   says so, and the bits are others.
+    virtual_workers: how many a batch is cut for, a power of two that the number of ranks divides: batch_size
+                  is of each, a loop's batch is a WorkerBatches of one for each that is this rank's, and
+                  run.step() calls its function with these in turn, each with random numbers of its own.
+                  0: as many as ranks, and a batch is what collate_fn gave.
+    rank_stopped_seconds: longest that a rank may be stopped (SIGSTOP, a debugger) before the others end it, and
+                  themselves with ConnectionError naming it; 0: as long as gloo waits, half an hour.
     Errors: ValueError (another process trains in it; another identity, with both values; no run, and the
             folder is not empty; another run or governor in this process); BudgetExceeded; CorruptError;
             OSError; ImportError without torch. What one of several ranks has, all have; ConnectionError, from
@@ -89,10 +96,13 @@ class Run:
     def __init__(self, path: str | os.PathLike[str], *, memory_limit: int | str = "", seed: int = 0,
                  options: dict[str, Any] | None = None, foreign_bytes: int | str = "128MiB",
                  disk_limit: int | str = "", compute_threads: int | None = None, deterministic: bool = True,
-                 accept: Iterable[str] = (), _of_recipe: Any = None) -> None:
+                 accept: Iterable[str] = (), virtual_workers: int = 0, rank_stopped_seconds: float = 30.0,
+                 _of_recipe: Any = None) -> None:
         _torch_gate.load()
         from . import _ranks
         from ._run_parts import Parts
+        from ._run_tables import TableFolders
+        from ._virtual_workers import VirtualWorkers
 
         if current() is not None:
             raise ValueError(f"Run: {current()!r} is open in this process; close it first")
@@ -102,9 +112,20 @@ class Run:
             raise ValueError(f"seed: {seed} is not a whole number from 0 to 2**63 - 1")
         self.updated = False
         """Whether the last run.step() stepped the optimizer (see TrainingStep.updated)."""
-        ranks = self._ranks = _ranks.join(path=os.path.abspath(path), seed=seed, memory_limit=memory_limit,
-                                        options=options or {}, compute_threads=compute_threads, deterministic=deterministic)
-        self._life = Life(self.path, self._content, ranks, memory_limit=memory_limit, seed=self.seed,
+        if rank_stopped_seconds < 0:
+            raise ValueError(f"Run: rank_stopped_seconds {rank_stopped_seconds} must be 0 or more")
+        ranks = self._ranks = _ranks.join(
+            rank_stopped_seconds, path=os.path.abspath(path), seed=seed, memory_limit=memory_limit, options=options or {},
+            compute_threads=compute_threads, deterministic=deterministic, virtual_workers=virtual_workers)
+        rank, count = (0, 1) if ranks is None else (ranks.rank, ranks.count)
+        try:
+            self._workers = VirtualWorkers.dealt(virtual_workers, rank, count, self.seed)
+        except ValueError:
+            if ranks is not None:
+                ranks.close()
+            raise
+        self._count = 1 if self._workers is None else self._workers.count
+        self._life = Life(self.path, self._content, ranks, self._count, memory_limit=memory_limit, seed=self.seed,
                           options=dict(options or {}), foreign_bytes=foreign_bytes, disk_limit=disk_limit,
                           compute_threads=compute_threads,
                           deterministic=deterministic, accept=accept,
@@ -116,12 +137,17 @@ class Run:
         self._parts = Parts(saved.pop("parts", None), f"the commit of step {self._life.saved_step}")
         self._random = saved.get("random")  # Put back when batches are taken.
         self._tables: dict[str, tuple[Vectors, dict[str, Any]]] = {}
+        self._folders = TableFolders(self.path, rank, count, self._life.saved_step,
+                                     saved.get("table_folder", "embeddings"), saved.get("ranks", 1))
+        self._life.committed = self._folders.committed
+        if self._writes:
+            self._folders.clear()
         self._loaders: list[RunLoader] = []
-        self._count = 1 if ranks is None else ranks.count
         self._loops = self._epochs = 0  # Loops that were begun, and their epochs.
         self._in_body = False  # A batch was given, and the body has not come back for the next one.
         self._made = False  # Its step, by run.step().
         self._source: Source | None = None
+        self._waits_at: Any = None  # The place in the data before a batch that is waited for.
         self._step: TrainingStep | None = None
         self._step_options: dict[str, Any] = {}
         self._largest: Any = None
@@ -143,13 +169,27 @@ class Run:
 
     @property
     def stop_asked(self) -> bool:
-        """Whether a stop is asked for that the loop has not come to: work between two steps may end early."""
+        """Whether a stop is asked for that the loop has not come to: work between two steps may end early.
+
+        Of several ranks, whether any is asked: they all look as often."""
         return self._life.asked()
 
     @property
     def epoch(self) -> int:
         """That the loop is in, from 0."""
         return self._life.at.epoch
+
+    @property
+    def _writes(self) -> bool:
+        """Whether what the run leaves beside its commits is this process's to write."""
+        return self._ranks is None or self._ranks.first
+
+    def _least_of_ranks(self, number: int) -> int:
+        """What all of them may decide by."""
+        return number if self._ranks is None else int(min(one.numbers[0] for one in self._ranks.say("the parts", number)))
+
+    def _agreed(self, work: Callable[[], Any]) -> Any:
+        return work() if self._ranks is None else self._ranks.agreed("the parts", work)[0]
 
     def track(self, **parts: Any) -> None:
         """Names what must be the same after a resumption, and restores it if the run goes on.
@@ -175,14 +215,14 @@ class Run:
             vectors(ids)                     # int64 [...] -> float32 [..., 64], with autograd
 
         optimizer, init, dtype, store_bytes, batch_rows: as EmbeddingStore.open(); init without a value is
-        Normal(std=0.01) with the run's seed.
+        Normal(std=0.01) with the run's seed. With virtual_workers, or several ranks, a DealtVectors: each rank has a
+        table of the rows that are its own, and store_bytes is of each.
         Errors: as EmbeddingStore.open(); ValueError for another table than the run's, with both values.
         """
-        from ._run_embedding import Vectors
+        from ._rank_rows import DealtTable
+        from ._run_embedding import DealtVectors, Vectors
 
         self._check_open()
-        if self._ranks is not None:
-            self._ranks.refuse("embedding", "use torch.nn.Embedding, or one process")
         init = Normal(seed=self.seed) if init is None else init
         said = {"rows": rows, "dim": dim, "dtype": dtype, "optimizer": str(optimizer), "init": str(init)}
         if name in self._tables or self._parts.closed or not name.isidentifier():
@@ -190,12 +230,26 @@ class Run:
                              "before the first batch")
         if self._saved:
             _must_be_equal(f"embedding {name!r}", said, self._saved["tables"].get(name))
-        table = EmbeddingStore.open(
-            self.governor, self.path / "embeddings" / name, rows=rows, dim=dim, dtype=dtype, init=init,
-            optimizer=optimizer, store_bytes=store_bytes, batch_rows=batch_rows,
-            at_step=self._life.saved_step if self._saved else None)
-        self._tables[name] = (Vectors(name, table), said)
-        return self._tables[name][0]
+        if self._ranks is not None:
+            self._ranks.must_be_same("the parts", {name: said}, "open the same tables on all ranks")
+        table = self._agreed(lambda: self._opened(name, rows, dim=dim, dtype=dtype, init=init, optimizer=optimizer,
+                                                  store_bytes=store_bytes, batch_rows=batch_rows))
+        made = Vectors(name, table) if self._workers is None else DealtVectors(name, DealtTable(name, table, rows, self._ranks))
+        self._tables[name] = made, said
+        return made
+
+    def _opened(self, name: str, rows: int, **options: Any) -> EmbeddingStore:
+        """This process's table, moved here first where another number of ranks had it."""
+        def made(path: str | os.PathLike[str], at_step: int | None = None) -> EmbeddingStore:
+            ids = self._folders.own_ids(rows)
+            which: dict[str, Any] = {"rows": rows} if ids is None else {"ids": ids} if len(ids) else {"rows_max": 1}  # None.
+            return EmbeddingStore.open(self.governor, path, at_step=at_step, **which, **options)
+
+        def read(path: str) -> EmbeddingStore:
+            return EmbeddingStore.open(self.governor, path, at_step=self._life.saved_step, pinned=True)
+
+        self._folders.move(name, made, read)
+        return made(self._folders.path(name), self._life.saved_step if self._saved else None)
 
     def loader(self, dataset: Any, *, batch_size: int, workers: int = 0,
                collate_fn: Callable[[list[Any]], Any] | None = None, shuffle: bool = True,
@@ -207,7 +261,8 @@ class Run:
         augmentations are the same for any number of workers and after a resumption; without workers
         those of the loop are put back. Not set are generators that the dataset keeps for itself.
 
-        batch_size: of each rank, where there are several; a last, partial batch is divided among them.
+        batch_size: of each rank, where there are several, or of each virtual worker; a last, partial batch is
+                    divided among them.
         workers:    processes, by `start_method` "fork" or "spawn". 0: items are made in this one.
         collate_fn: items -> a batch; None: torch's default_collate.
         drop_last:  leaves out an epoch's last, partial batch.
@@ -217,8 +272,7 @@ class Run:
         from ._run_loader import RunLoader
 
         self._check_open()
-        cut = (0, 1) if self._ranks is None else (self._ranks.rank, self._ranks.count)
-        made = RunLoader(dataset, self.seed, cut=cut, batch_size=batch_size, workers=workers, collate_fn=collate_fn,
+        made = RunLoader(dataset, self.seed, cut=self._workers, batch_size=batch_size, workers=workers, collate_fn=collate_fn,
                          shuffle=shuffle, drop_last=drop_last, prefetch=prefetch,
                          start_method=start_method)
         self._loaders.append(made)
@@ -240,7 +294,8 @@ class Run:
 
         data:    of loader(); a list of batches; a plimsoll.Loader; TokenSet.batches(…); anything with
                  state_dict() and load_state_dict() (a StatefulDataLoader); or another iterable, with a RuntimeWarning: a
-                 resumption reads its epoch again up to the place.
+                 resumption reads its epoch again up to the place. Of what is not of loader() each virtual worker has
+                 a whole batch, so a step has as many as there are workers; at the end of an epoch some have none.
         largest: the largest batch that will come: the first run.step() admits it first (see
                  TrainingStep.admit), so that no later step can fail for memory.
         commit_every_steps, commit_every_minutes: whichever comes first; 0: not by that. Steps without a
@@ -253,7 +308,8 @@ class Run:
         Errors: ValueError (parts or tables of the commit that are not here; other data); MemoryPressure
                 after a commit; OSError (a commit failed: the one before it stands).
         """
-        from ._run_sources import source_of
+        from ._run_loader import RunLoader
+        from ._run_sources import Dealt, source_of
 
         self._check_open()
         of_recipe = self._of_recipe
@@ -263,15 +319,20 @@ class Run:
             raise ValueError(f"steps: epochs {epochs} must be 1 or more")
         every = Intervals.of("steps", commit_every_steps=commit_every_steps, commit_every_minutes=commit_every_minutes,
                              cleanup_every_n_steps=cleanup_every_n_steps)
-        if self._ranks is not None:
-            self._ranks.check_data(data)
+        workers = self._workers
+        if workers is not None and not workers.told and not isinstance(data, RunLoader):
+            workers.refuse(f"steps: data of a {type(data).__name__}", "use run.loader(dataset), which each has its "
+                           "part of, or say virtual_workers")
         self._end_left_loop()
         self._close_parts()
         loop, first = self._loops, self._epochs
         self._loops, self._epochs = loop + 1, first + epochs
         if loop < self._life.at.loop or self.stopped:
             return iter(())
-        return self._batches(source_of(data, self.seed), loop, first, first + epochs, largest, every,
+        source = source_of(data, self.seed)
+        if workers is not None and not isinstance(data, RunLoader):
+            source = Dealt(source, workers)
+        return self._batches(source, loop, first, first + epochs, largest, every,
                              not progress or (of_recipe is not None and of_recipe.quiet))
 
     def _close_parts(self) -> None:
@@ -286,8 +347,6 @@ class Run:
         if self._ranks is not None:
             self._ranks.must_be_same("the parts", self._parts.states(self._ranks.shares), "make it after the run, whose seed is the same "
                                      "on all ranks, and load the same files")
-            if not self._saved:
-                self._ranks.seed_apart(self.seed)
 
     def _must_have_begun_with(self, data: dict[str, Any]) -> None:
         _must_be_equal("steps: the data", data, self._saved["data"])
@@ -295,6 +354,7 @@ class Run:
     def _batches(self, source: Source, loop: int, first: int, end: int, largest: Any, every: Intervals,
                  quiet: bool) -> Iterator[Any]:
         from ._run_loader import RunLoader
+        from ._run_sources import Sought
 
         life, at = self._life, self._life.at
         if loop > at.loop:
@@ -314,23 +374,26 @@ class Run:
             while at.epoch < end:
                 batches = self._start(source)
                 while True:
+                    self._waits_at = source.state() if isinstance(source, Sought) else None
                     try:
                         batch = next(batches) if self._ranks is None else self._ranks.next(batches)
                     except StopIteration:
+                        self._waits_at = None
                         break
                     except Exception as error:
-                        # Of data that is no RunLoader the place is not known now.
+                        # Of other data the place is not known now.
                         if life.ended_waiting(error, workers=source.num_workers > 0,
-                                              place_known=isinstance(source, RunLoader)):
+                                              place_known=isinstance(source, (RunLoader, Sought))):
                             return
                         raise
+                    self._waits_at = None
                     self._in_body = True
                     yield batch
                     self._in_body = False
                     if self._ranks is not None:
                         self._ranks.check_made(self._made)
                     self._made = False
-                    self._advance(Batch(batch).rows * self._count)
+                    self._advance(Batch(_one_of(batch)).rows * self._count)
                     del batch
                     if life.boundary(every):
                         return
@@ -380,12 +443,14 @@ class Run:
         """What a commit holds."""
         at, source = self._life.at, self._source
         assert source is not None  # There is a step to commit.
-        at.source = source.state() if at.batch else None
-        step = self._step
-        parts = self._parts.states() if self._ranks is None else self._ranks.own_states(self._parts)
-        content = {"parts": parts, "random": RandomStates().to_plain(),
-                   "data": source.shape(), "tables": {name: said for name, (_, said) in self._tables.items()},
-                   "step_state": self._saved.get("step_state") if step is None else _run_step.state_of(step)}
+        at.source = (self._waits_at or source.state()) if at.batch else None
+        step_state = self._saved.get("step_state") if self._step is None else _run_step.state_of(self._step)
+        random = RandomStates().to_plain()
+        parts, own = (self._parts.states(), []) if self._ranks is None else self._ranks.own_states(
+            self._parts, {"random states": random, "gradients of accumulate": step_state})
+        content = {"parts": parts, "random": random, "own": own, "ranks": 1 if self._ranks is None else self._ranks.count,
+                   "data": source.shape(), "table_folder": self._folders.name, "tables": {name: said for name, (_, said) in self._tables.items()},
+                   "step_state": step_state}
         return content, [vectors.store for vectors, _ in self._tables.values()]
 
     # ---- A step ----
@@ -405,18 +470,25 @@ class Run:
         here is stepped with the optimizer, and must be tracked.
         Errors: BudgetExceeded (the step does not fit and was not made); ValueError.
         """
+        import torch
+
         self._check_open()
         if not self._in_body:
             raise ValueError("step: call it in the body of `for batch in run.steps(…)`")
         same = {"loss": loss, "accumulate": accumulate, "clip_norm": clip_norm, "scheduler": scheduler,
                 "checkpoint": list(checkpoint), "allow_batchnorm_microbatch": allow_batchnorm_microbatch}
+        if self._tables and self._workers is not None and (accumulate > 1 or self._parts.those(torch.amp.GradScaler)):
+            self._workers.refuse("step: accumulate, or a GradScaler, beside run.embedding", "leave the one or the other out")
         if self._step is None:
             vectors = {name: one for name, (one, _) in self._tables.items()}
             functions = {"weight": weight, "before_update": before_update, "split": split}
             self._step = _run_step.make(self._parts, vectors, {**same, **functions},
-                                        self._saved.get("step_state"), self.path,
+                                        self._saved.pop("step_state", None), self.path,
                                         self._life.report.event_of_step)
-            self._step_options, self._step._ranks = same, self._ranks
+            self._step_options, self._step._ranks, self._step._workers = same, self._ranks, self._workers
+            self._step._goes_on = self._life.saved_step >= 0
+            if self._workers is not None:
+                self._step._tables = [one._table for one in vectors.values()]
         elif same != self._step_options:
             name = next(name for name in same if same[name] != self._step_options[name])
             raise ValueError(f"step: {name} was {self._step_options[name]!r} and is {same[name]!r}; the "
@@ -424,7 +496,7 @@ class Run:
         step = self._step  # Functions are often made anew for each call.
         step._weight, step._before_update, step._split = weight, before_update, split
         if self._largest is not None:
-            step.admit(self._largest, f)
+            step.admit(self._largest if self._workers is None else self._workers.each(self._largest), f)
             self._largest = None
         self._loss = step(batch, f)
         self._made = True
@@ -502,6 +574,12 @@ class Run:
 
     def __repr__(self) -> str:
         return f"<Run {self.path}, step {self._life.at.step}>"
+
+
+def _one_of(batch: Any) -> Any:
+    from ._virtual_workers import WorkerBatches
+
+    return batch[0] if isinstance(batch, WorkerBatches) else batch
 
 
 def _must_be_equal(what: str, now: dict[str, Any], saved: dict[str, Any] | None) -> None:

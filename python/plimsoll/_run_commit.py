@@ -7,8 +7,8 @@
     checkpoints/manifest.json              published: from here on a crash comes back to step 100
     checkpoints/step-000000098/            deleted: two commits are kept
 
-Of several ranks rank-1/parts.pt is written too, beside rank 0's and before the manifest: the parts that are
-rank 1's own, its random states and its place.
+Of several ranks rank-1/parts.pt is written too, beside rank 0's and before the manifest: the parts, random
+states and gradients of `accumulate` that are not the same on all of them. Where there are none, another number of ranks may go on.
 
 Threads: the thread that trains, and one that writes.   Memory: see _checkpoint.py and _run_writer.py.
 """
@@ -55,14 +55,21 @@ class Position:
     """The state of what batches come from, where it has one."""
 
 
-def load(folder: _core.RunFolder, step: int, rank: int = 0) -> dict[str, Any]:
-    """What save() wrote, or on a rank save_together(). Errors: CorruptError; OSError."""
+def load(folder: _core.RunFolder, step: int, rank: int = 0, ranks: int = 1) -> dict[str, Any]:
+    """What save() wrote, or save_together(), for one of so many ranks.
+
+    Errors: CorruptError; OSError; ValueError naming what other ranks had of their own.
+    """
     place = pathlib.Path(folder.checkpoint_path(step))
     content = _read(place / _FILE, step)
-    if rank:
-        own = _read(_of_rank(place, rank) / _FILE, step)
-        own["parts"] = {**content["parts"], **own["parts"]}
-        content = own
+    own, before = content.pop("own", []), content.get("ranks", 1)
+    if own and ranks != before:
+        raise ValueError(f"{place}: {', '.join(own)} of its {before} ranks were not the same, so {ranks} cannot go on "
+                         f"with them: start {before} again, and change nothing by the rank where others are to go on")
+    if own and rank:
+        mine = _read(_of_rank(place, rank) / _FILE, step)
+        content["parts"] |= mine["parts"]
+        content |= {name: mine[name] for name in ("random", "step_state")}
     # Of parts the pages of the file are used; all else is small, and kept longer than the file.
     kept = {name: value if name == "parts" else copied(value) for name, value in content.items()}
     kept["position"] = Position(**kept["position"])
@@ -119,10 +126,11 @@ def _written(folder: _core.RunFolder, content: dict[str, Any], step: int,
     return size
 
 
-def save_together(ranks: Ranks, folder: _core.RunFolder, content: dict[str, Any], position: Position) -> int:
+def save_together(ranks: Ranks, folder: _core.RunFolder, content: dict[str, Any], position: Position,
+                  tables: list[EmbeddingStore]) -> int:
     """save(), of all ranks: each writes what is its own, and then rank 0 publishes.
 
-    Errors: as save(), on all.
+    content: of each rank; "own" names what is not the same on all. Errors: as save(), on all.
     """
     place = pathlib.Path(folder.checkpoint_path(position.step))
     partial = _partial_of(place)
@@ -130,10 +138,20 @@ def save_together(ranks: Ranks, folder: _core.RunFolder, content: dict[str, Any]
     own = _of_rank(partial, ranks.rank)
 
     def prepared() -> int:
+        if not (ranks.first or content["own"]):
+            return 0
         own.mkdir(exist_ok=True)
         return write(_whole(content, position), own / _FILE, position.step)
 
     size, said = ranks.agreed("a commit", prepared, lambda size: (size,))
+
+    def tables_committed() -> None:
+        for table in tables:
+            if table.last_commit < position.step:  # Else only the place in the data is another.
+                table.commit(position.step)
+
+    if tables:
+        ranks.agreed("a commit", tables_committed)
 
     def published() -> None:
         if ranks.first:

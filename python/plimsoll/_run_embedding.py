@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Vectors: rows of an EmbeddingStore as a torch.nn.Module.
+"""Vectors: rows of an EmbeddingStore as a torch.nn.Module; DealtVectors: of those of several ranks.
 
-Reading order: _lookups.py, this file, _step.py.
+Reading order: _lookups.py, _rank_rows.py, this file, _step.py.
 
 Threads: the thread that trains; backward may call it again (recomputing).
 Memory:  the rows of a step's lookups, leased, until the step was made.
@@ -15,6 +15,7 @@ import torch
 
 from . import _lookups
 from ._embedding import EmbeddingStore, Rows
+from ._rank_rows import DealtTable, LookedUp
 
 
 class Vectors(torch.nn.Module):
@@ -78,3 +79,38 @@ class Vectors(torch.nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.name!r}, rows={self._store.rows}, dim={self._store.dim}"
+
+
+class DealtVectors(Vectors):
+    """Rows of all ranks: each has those of its virtual shards in its `store`, and looks up any.
+
+    In run.step() ranks may look up different ids, and not as often as one another. Outside it they do the same, under
+    torch.no_grad(). Ids that come more than once in a lookup are read, and sent, once.
+    """
+
+    def __init__(self, name: str, table: DealtTable) -> None:
+        """For Run.embedding()."""
+        super().__init__(name, table.store)
+        self._table = table
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        if ids.dtype != torch.int64:
+            raise ValueError(f"{self.name}: ids are int64, not {ids.dtype}: use ids.long()")
+        if torch.is_grad_enabled() and not _lookups.is_running():
+            raise ValueError(f"{self.name}: looked up outside run.step(), where no gradient is applied: use run.step(), or "
+                             "torch.no_grad() to read")
+        flat = ids.detach().reshape(-1).cpu()
+        wanted, tensor = self._table.look_up(flat.contiguous().numpy())
+        if torch.is_grad_enabled():
+            _lookups.add(LookedUp(self._table, wanted, tensor.requires_grad_()))
+        rows = torch.nn.functional.embedding(torch.from_numpy(wanted.places), tensor)
+        return rows.view(*ids.shape, self._table.dim).to(ids.device)
+
+    def step(self, *, rate_scale: float = 1.0) -> None:
+        raise ValueError(f"{self.name}: with virtual_workers, or several ranks, run.step() applies gradients")
+
+    def __deepcopy__(self, _: Any) -> DealtVectors:
+        return DealtVectors(self.name, self._table)
+
+    def extra_repr(self) -> str:
+        return f"{self.name!r}, rows={self._table.rows}, dim={self._table.dim}"

@@ -14,6 +14,7 @@ import dataclasses
 import errno
 import os
 import pathlib
+import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -90,9 +91,9 @@ class Intervals:
 class Life:
     """The arguments are Run's. `content` gives what the next commit holds, and the tables of the run."""
 
-    def __init__(self, path: pathlib.Path, content: Content, ranks: Ranks | None, *,
+    def __init__(self, path: pathlib.Path, content: Content, ranks: Ranks | None, workers: int, *,
                  compute_threads: int | None, accept: Iterable[str], run_toml: str | None, **options: Any) -> None:
-        self.path, self._content, self.ranks = path, content, ranks
+        self.path, self._content, self.ranks, self._workers = path, content, ranks, workers
         self.stopped = ""
         """Who asked for the stop; "": nobody."""
         self.closed = False
@@ -102,6 +103,8 @@ class Life:
         self.saved_step = -1
         """The step that is committed; −1: none."""
         self._writer: Writer | None = None
+        self.committed: Callable[[], None] = lambda: None
+        """Called after a commit, by the process that writes the folder."""
         self._lost: BaseException | None = None  # Why no commit can be made any more.
         is_run, began = False, False
         try:
@@ -123,10 +126,6 @@ class Life:
         self._committed_at = time.monotonic()
         self._looked_at = self.at.step  # By boundary().
 
-    @property
-    def _count(self) -> int:
-        return 1 if self.ranks is None else self.ranks.count
-
     def _open(self, threads: int | None, run_toml: str | None,
               options: dict[str, Any]) -> tuple[Any, bool, int, str]:
         """(the folder, whether it is a run already, threads, run.toml)."""
@@ -142,7 +141,7 @@ class Life:
             these = threads or settings.threads_of(root)
             toml = run_toml or settings.to_toml(
                 {"seed": options["seed"], "memory_limit": options["memory_limit"], "compute_threads": these},
-                options["options"], self._count)
+                options["options"], 1 if self.ranks is None else self.ranks.count)
             folder = _core.RunFolder.open(root) if is_run else _core.RunFolder.create(root, toml)
             return folder, is_run, these, toml
 
@@ -159,9 +158,9 @@ class Life:
                                else int(ranks.first_says("the beginning", self._published)))
         self._held.enter_context(_program._torch_settings())
         settings.settle(seed, threads, deterministic)
-        identity = settings.identity_of(seed, threads, deterministic, options, self._count)
-        if "ranks" in accept:
-            raise ValueError("accept: a run goes on with as many ranks as it began with")
+        identity = settings.identity_of(seed, threads, deterministic, options, self._workers)
+        if "virtual_workers" in accept:
+            raise ValueError("accept: a run goes on with as many virtual_workers as it began with")
         self.folder.check_identity(identity, accept)
         if is_run:
             self.folder.write_config(toml)
@@ -171,8 +170,8 @@ class Life:
         if ranks is None or ranks.rank == 0:
             self.folder.record(self.governor._core)
             self._held.callback(self.folder.end_record)
-        rank = 0 if ranks is None else ranks.rank
-        self.saved: dict[str, Any] = {} if self.saved_step < 0 else load(self.folder, self.saved_step, rank)
+        rank, count = (0, 1) if ranks is None else (ranks.rank, ranks.count)
+        self.saved: dict[str, Any] = {} if self.saved_step < 0 else load(self.folder, self.saved_step, rank, count)
         self.at: Position = self.saved.get("position", Position())
         self.report = Report(self.folder, self.governor, str(self.path / "metrics") if rank == 0 else "",
                              self.saved_step)
@@ -199,6 +198,8 @@ class Life:
         self.folder.discard_unpublished()
         if published is None:
             self.folder.discard_rows()
+            for left in self.path.glob("embeddings-*"):  # Of several ranks.
+                shutil.rmtree(left)
             (self.path / "identity.json").unlink(missing_ok=True)
         return -1 if published is None else published
 
@@ -233,8 +234,9 @@ class Life:
         return workers and self.stops()
 
     def asked(self) -> bool:
-        """Whether it is asked to stop. Of several ranks they may differ."""
-        return bool(self._control.poll() == "stop")
+        """Whether it is asked to stop, or another rank is."""
+        own = bool(self._control.poll() == "stop")
+        return own if self.ranks is None else any(one.numbers[0] for one in self.ranks.say("the boundary of a step", own))
 
     def idle(self, seconds: float) -> bool:
         """Waits between two loops, all being committed. True: it was asked to stop meanwhile."""
@@ -328,7 +330,7 @@ class Life:
                     if self._writer is not None:
                         return
                 size = (save(self.folder, content, self.at, tables, again) if self.ranks is None
-                        else save_together(self.ranks, self.folder, content, self.at))
+                        else save_together(self.ranks, self.folder, content, self.at, tables))
             except BaseException as error:
                 self._lost = error if tables else None  # They may be ahead of what is published.
                 raise
@@ -350,6 +352,8 @@ class Life:
 
     def _committed(self, step: int, seconds: float, stall_seconds: float, size: int) -> None:
         self.saved_step, self._committed_at = step, time.monotonic()
+        if self.ranks is None or self.ranks.first:
+            self.committed()
         self.report.commit(step, seconds, stall_seconds, size)
 
     def close(self, error: BaseException | None) -> None:

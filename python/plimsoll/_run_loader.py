@@ -13,11 +13,8 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-import hashlib
 import os
-import random
 import signal
-import struct
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -27,29 +24,33 @@ import torch
 from . import _torch_gate
 from ._arrays import not_pickled
 from ._data import SampleOrder
+from ._random_states import kept_random, mixed, seed_main
+from ._virtual_workers import VirtualWorkers, WorkerBatches
 
-_ITEM, _BATCH = 0, 1  # What a random state is for.
+_ITEM, _BATCH = 0, 1  # What a random state is for; 2 is of _virtual_workers.py.
 _PR_SET_PDEATHSIG = 1
 
 
 class RunLoader:
     """For plimsoll.Run.loader(), whose docstring says what the arguments are."""
 
-    def __init__(self, dataset: Any, seed: int, *, cut: tuple[int, int] = (0, 1), batch_size: int, workers: int = 0,
+    def __init__(self, dataset: Any, seed: int, *, cut: VirtualWorkers | None = None, batch_size: int, workers: int = 0,
                  collate_fn: Callable[[list[Any]], Any] | None = None, shuffle: bool = True,
                  drop_last: bool = False, prefetch: int = 2, start_method: str = "fork") -> None:
         if not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
             raise ValueError(f"loader: {type(dataset).__name__} has no __getitem__ and __len__: a dataset "
                              "that can only be iterated is given to steps() as it is")
         items = len(dataset)
-        together = batch_size * cut[1]  # Of all ranks, of which this is the one of number cut[0].
+        cut = VirtualWorkers(1) if cut is None else cut
+        together = batch_size * cut.count
         batches = items // max(together, 1) if drop_last else -(-items // max(together, 1))
         if batch_size < 1 or workers < 0 or prefetch < 1 or batches < 1:
             raise ValueError(f"loader: batch_size {batch_size} and prefetch {prefetch} must be 1 or more, "
                              f"workers {workers} 0 or more, and the {items} items make {batches} batches")
-        if not drop_last and 0 < items % together < cut[1]:
-            raise ValueError(f"loader: {items} items in batches of {batch_size} on each of {cut[1]} ranks leave a last "
-                             f"batch of {items % together}, fewer than ranks: drop_last=True, or another batch_size")
+        if not drop_last and 0 < items % together < cut.count:
+            whose = "virtual workers" if cut.told else "ranks"
+            raise ValueError(f"loader: {items} items in batches of {batch_size} for each of {cut.count} {whose} leave a last "
+                             f"batch of {items % together}, fewer than {whose}: drop_last=True, or another batch_size")
         self.batches = batches
         """Batches of an epoch."""
         self.num_workers = workers
@@ -64,7 +65,7 @@ class RunLoader:
                         "worker_init_fn": functools.partial(
                             _begin_worker, torch.are_deterministic_algorithms_enabled(),
                             0 if start_method == "forkserver" else os.getpid())}
-        fetch = _Fetch(dataset, seed, collate_fn or torch.utils.data.default_collate)
+        fetch = _Fetch(dataset, seed, collate_fn or torch.utils.data.default_collate, cut.told)
         # A generator of its own: an iterator of torch's draws its workers' seeds from the main one.
         self._loader: Any = torch.utils.data.DataLoader(
             fetch, batch_sampler=self._keys, num_workers=workers, collate_fn=_the_only_one,
@@ -129,46 +130,45 @@ class RunLoader:
 
 
 class _Keys:
-    """A sampler of batches of one key each: (epoch, indices of the items), from `first` on."""
+    """A sampler of batches of one key each: (epoch, indices of the items of each batch), from `first` on."""
 
-    def __init__(self, items: int, batch_size: int, batches: int, seed: int | None, cut: tuple[int, int]) -> None:
-        """batch_size: of all ranks. cut: (rank, ranks): of each batch as many rows, by position, give or take one."""
+    def __init__(self, items: int, batch_size: int, batches: int, seed: int | None, cut: VirtualWorkers) -> None:
+        """batch_size: of all virtual workers, of which this process has some."""
         self._items, self._batch_size, self._batches, self._seed = items, batch_size, batches, seed
-        self._rank, self._ranks = cut
+        self._cut = cut
         self.epoch = self.first = 0
 
-    def __iter__(self) -> Iterator[list[tuple[int, list[int]]]]:
+    def __iter__(self) -> Iterator[list[tuple[int, list[list[int]]]]]:
         epoch = self.epoch
         order = None if self._seed is None else SampleOrder(self._items, self._seed, epoch)
         for batch in range(self.first, self._batches):
             begin = batch * self._batch_size
             rows = min(self._batch_size, self._items - begin)
-            places = np.arange(begin + rows * self._rank // self._ranks,
-                               begin + rows * (self._rank + 1) // self._ranks, dtype=np.int64)
-            yield [(epoch, (places if order is None else order.at(places)).tolist())]
+            places = [np.arange(*edges, dtype=np.int64) for edges in self._cut.cut(begin, rows)]
+            yield [(epoch, [(some if order is None else order.at(some)).tolist() for some in places])]
 
     def __len__(self) -> int:
         return self._batches
 
 
 class _Fetch:
-    """A dataset of batches, which workers get a copy of."""
+    """A dataset of batches, which workers get a copy of. together: all of a key's as WorkerBatches; else it has one."""
 
-    def __init__(self, dataset: Any, seed: int, collate: Callable[[list[Any]], Any]) -> None:
-        self._dataset, self._seed, self._collate = dataset, seed, collate
+    def __init__(self, dataset: Any, seed: int, collate: Callable[[list[Any]], Any], together: bool) -> None:
+        self._dataset, self._seed, self._collate, self._together = dataset, seed, collate, together
 
-    def __getitem__(self, key: tuple[int, list[int]]) -> Any:
-        if torch.utils.data.get_worker_info() is not None:
-            return self._batch(*key)
-        with _as_in_a_worker():
-            return self._batch(*key)
+    def __getitem__(self, key: tuple[int, list[list[int]]]) -> Any:
+        epoch, some = key
+        with contextlib.nullcontext() if torch.utils.data.get_worker_info() is not None else _as_in_a_worker():
+            batches = [self._batch(epoch, indices) for indices in some]
+        return WorkerBatches(batches) if self._together else batches[0]
 
     def _batch(self, epoch: int, indices: Sequence[int]) -> Any:
         items = []
         for index in indices:
-            _seed_all(_mixed(self._seed, epoch, index, _ITEM))
+            seed_main(mixed(self._seed, epoch, index, _ITEM))
             items.append(self._dataset[index])
-        _seed_all(_mixed(self._seed, epoch, indices[0], _BATCH))
+        seed_main(mixed(self._seed, epoch, indices[0], _BATCH))
         return self._collate(items)
 
 
@@ -176,28 +176,14 @@ class _Fetch:
 def _as_in_a_worker() -> Iterator[None]:
     """One thread, as torch gives a worker: sums round as they do there. Random states are put back."""
     threads = torch.get_num_threads()
-    states = torch.default_generator.get_state(), random.getstate(), np.random.get_state()
     if threads != 1:
         torch.set_num_threads(1)
     try:
-        yield
+        with kept_random():
+            yield
     finally:
         if threads != 1:
             torch.set_num_threads(threads)
-        torch.default_generator.set_state(states[0])
-        random.setstate(states[1])
-        np.random.set_state(states[2])
-
-
-def _seed_all(seed: int) -> None:
-    random.seed(seed)
-    np.random.seed(seed & 0xFFFFFFFF)
-    torch.default_generator.manual_seed(seed)  # torch.manual_seed() would seed every device too.
-
-
-def _mixed(seed: int, epoch: int, index: int, purpose: int) -> int:
-    key = struct.pack("<qqqq", seed, epoch, index, purpose)
-    return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little")
 
 
 def _begin_worker(deterministic: bool, parent: int, _: int) -> None:

@@ -28,8 +28,8 @@ class OuterLoop:
     """Of one call of what drives it: begin(), made() after each step, end()."""
 
     def __init__(self, run: Run, every: Intervals) -> None:
-        if run._ranks is not None:
-            run._ranks.refuse("the loop of another program", "use run.steps(), or one process")
+        if run._workers is not None:
+            run._workers.refuse("the loop of another program", "use run.steps(), or one process")
         self._run, self._every = run, every
         self._held = contextlib.ExitStack()
         self._extension = _torch_gate.load()

@@ -48,13 +48,13 @@ def seed_all(seed: int) -> None:
     torch.manual_seed(seed)
 
 
-def identity_of(seed: int, threads: int, deterministic: bool, options: dict[str, Any], ranks: int = 1) -> dict[str, str]:
+def identity_of(seed: int, threads: int, deterministic: bool, options: dict[str, Any], workers: int = 1) -> dict[str, str]:
     """Two runs of one program with equal identities end in equal bits."""
     identity = {"seed": str(seed), "compute_threads": str(threads), "deterministic": str(deterministic).lower(),
                 "torch": str(torch.__version__), "numpy": np.__version__,
                 "instruction_set": _core.instruction_set(),
                 "ATEN_CPU_CAPABILITY": torch.backends.cpu.get_cpu_capability()}
-    identity |= {"ranks": str(ranks)} if ranks > 1 else {}
+    identity |= {"virtual_workers": str(workers)} if workers > 1 else {}
     identity |= {name: os.environ[name] for name in _ASKED_OF_LIBRARIES if os.environ.get(name)}
     return identity | {f"options.{name}": str(value) for name, value in options.items()}
 

@@ -6,10 +6,13 @@
     an object with state_dict()           the place is its state
     any other iterable                    the epoch is read again up to the place, and it warns
 
+Virtual workers have a batch each in their order, so many a step (Dealt): every rank reads all.
+
 Threads: the thread that trains.   Memory: none beyond what it wraps.
 """
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
@@ -17,6 +20,7 @@ from typing import Any, Protocol
 from ._data import Loader, LoaderState
 from ._random_states import RandomStates
 from ._run_loader import RunLoader
+from ._virtual_workers import VirtualWorkers, WorkerBatches
 
 
 class Source(Protocol):
@@ -47,10 +51,44 @@ def source_of(data: Any, seed: int) -> Source:
         raise ValueError(f"steps: a {type(data).__name__} that accelerate prepared has no position: give run.loader("
                          "dataset, batch_size=…) as it is")
     if hasattr(data, "place") and hasattr(data, "seek"):
-        return _Sought(data)
+        return Sought(data)
     if hasattr(data, "state_dict") and hasattr(data, "load_state_dict"):
         return _Stateful(data)
     return _ReadAgain(data)
+
+
+class Dealt:
+    """Of another source, for this process's virtual workers: WorkerBatches."""
+
+    def __init__(self, source: Source, workers: VirtualWorkers) -> None:
+        self._source, self._workers = source, workers
+        self.num_workers = source.num_workers
+        self.batches = None if source.batches is None else -(-source.batches // workers.count)
+
+    def shape(self) -> dict[str, Any]:
+        return self._source.shape()
+
+    def start(self, epoch: int, batch: int, state: Any) -> Iterator[WorkerBatches]:
+        workers = self._workers
+        mine = range(workers.first, workers.first + workers.own)
+        batches = self._source.start(epoch, batch * workers.count, state)
+        while True:
+            own, spare, taken = [], None, 0
+            for one in itertools.islice(batches, workers.count):
+                spare = one if taken == 0 else spare
+                if taken in mine:
+                    own.append(one)
+                taken += 1
+            if not taken:
+                return
+            dealt = WorkerBatches([*own, *[spare] * (workers.own - len(own))])
+            dealt.absent = workers.own - len(own)
+            yield dealt
+            if taken < workers.count:
+                return  # A source without end begins the next epoch where it is asked again.
+
+    def state(self) -> Any:
+        return self._source.state()
 
 
 class _Any:
@@ -87,7 +125,7 @@ class _FeatureBatches(_Any):
         return self._data.state_dict()
 
 
-class _Sought(_Any):
+class Sought(_Any):
     def start(self, epoch: int, batch: int, state: Any) -> Iterator[Any]:
         self._data.seek(tuple(state or (epoch, 0, 0)))
         return iter(self._data)

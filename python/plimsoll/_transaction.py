@@ -150,6 +150,20 @@ class Gradients:
         for leaf, grad in self._kept.values():
             leaf.grad = grad
 
+    def taken(self, share: float) -> dict[int, Any]:
+        """The new gradients multiplied by `share`, by the identity of what they are of, which has none now."""
+        made = {key: leaf.grad for key, (leaf, _) in self._kept.items() if leaf.grad is not None}
+        for key, gradient in made.items():
+            self._kept[key][0].grad = None
+            if share != 1:
+                gradient.mul_(share)
+        return made
+
+    def give(self, made: dict[int, Any]) -> None:
+        """What taken() gave, as new gradients."""
+        for key, gradient in made.items():
+            self._kept[key][0].grad = gradient
+
     def add_up(self, alone: float, together: float | None) -> None:
         """Adds what was set aside; the new are multiplied by `alone`, or with what was there by `together`.
 
@@ -170,6 +184,21 @@ class Gradients:
                 elif together != 1:
                     total.mul_(together)
             leaf.grad = total
+
+    def join(self, before: float, now: float) -> None:
+        """As add_up(): what was set aside multiplied by `before`, and the new by `now`."""
+        import torch
+
+        with torch.no_grad():
+            for key, (leaf, old) in self._kept.items():
+                new, share = leaf.grad, before if key in self._together else 1.0
+                if new is None:
+                    leaf.grad = None if old is None else old * share  # Clipping writes it.
+                    continue
+                if now != 1 and key in self._together:
+                    new.mul_(now)
+                if old is not None:
+                    new.add_(old, alpha=share)
 
 
 class GradientsBefore:
@@ -326,8 +355,13 @@ class Together:
                                       grads[0] if one_of else np.concatenate(grads)))
 
     def step(self) -> bool:
+        """Of the optimizers; apply_rows() is to follow."""
         for optimizer in self._optimizers:
             optimizer.step()
-        for store, ids, grads in self._changes:
-            store.apply(ids, grads)
         return True
+
+    def apply_rows(self) -> None:
+        """Cannot be refused memory. Errors: of EmbeddingStore.apply()."""
+        for store, ids, grads in self._changes:
+            if len(ids):
+                store.apply(ids, grads)

@@ -12,7 +12,7 @@ import warnings
 import pytest
 
 import plimsoll
-from plimsoll import _core, _program, _run_life
+from plimsoll import _core, _program, _run_life, _torch_gate
 from plimsoll.errors import MemoryPressure
 
 torch = pytest.importorskip("torch")
@@ -564,6 +564,32 @@ def test_what_was_admitted_changes_no_bit(loop, tmp_path):
     loop.main(steps={"largest": torch.ones(1000, 3)})
     assert torch.equal(loop.weight(), other.weight())
     assert loop.events("admitted")[0]["rows"] == 1000
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_what_the_first_life_was_admitted_is_enough_for_any_step_and_any_life(accumulate, tmp_path):
+    """Activations, gradients that wait and the optimizer's states are together there from the second update on, and in lives
+    that begin with them."""
+    def live(steps):
+        gc.collect()  # Of the life before.
+        with plimsoll.Run(tmp_path / "run", memory_limit="2GiB") as run:
+            model = torch.nn.Sequential(*(torch.nn.Linear(512, 512) for _ in range(8)))
+            optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+            run.track(model=model, optimizer=optimizer)
+            batches = [torch.full((1024, 512), float(k)) for k in range(9)]
+            for batch in run.steps(batches, epochs=1, progress=False, largest=batches[0]):
+                arena.reset_peak()
+                run.step(lambda x: model(x).square().mean(), batch, loss="mean", accumulate=accumulate)
+                peaks.append(arena.arena_stats()["live_peak_bytes"])
+                if run.steps_made + 1 == steps:
+                    plimsoll.stop(run.path)
+
+    arena, peaks = _torch_gate.load(), []
+    for steps in (4, 5, 8, 9):
+        live(steps)
+    lines = (tmp_path / "run" / "events.jsonl").read_text().splitlines()
+    first, *others = [one["peak_bytes"] for one in map(json.loads, lines) if one["event"] == "admitted"]
+    assert len(others) == 3 and max(others) <= first + first // 32 and max(peaks) <= first
 
 
 def test_plimsoll_status_and_resume_know_it(loop, capfd):

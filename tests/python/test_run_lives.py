@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """plimsoll.Run where users stand: programs that are killed at any moment and started again end in the bits
 of those that nobody disturbed."""
+import json
 import os
 import pathlib
 import subprocess
@@ -8,6 +9,7 @@ import sys
 
 import pytest
 
+import plimsoll
 from tests.support.cgroup import MemoryCgroup
 from tests.support.lives import told
 
@@ -130,3 +132,36 @@ def test_a_run_with_workers_stays_inside_its_limit(tmp_path):
     assert done.returncode == 0 and done.oom_kills == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "20"
     assert done.tree_peak_bytes <= limit
+
+
+ADMITTED = """
+import sys
+import plimsoll, torch
+path, limit, steps = sys.argv[1], sys.argv[2], int(sys.argv[3])
+with plimsoll.Run(path, memory_limit=limit, foreign_bytes="64MiB", compute_threads=1) as run:
+    print(run.governor.ledger().baseline_bytes)
+    model = torch.nn.Sequential(*(torch.nn.Linear(512, 512) for _ in range(8)))
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    run.track(model=model, optimizer=optimizer)
+    batches = [torch.full((1024, 512), float(k)) for k in range(9)]
+    for batch in run.steps(batches, epochs=1, progress=False, largest=batches[0]):
+        run.step(lambda x: model(x).square().mean(), batch, loss="mean", accumulate=3)
+        if run.steps_made + 1 == steps:
+            plimsoll.stop(path)
+"""
+
+
+def test_a_limit_that_the_first_life_was_given_is_enough_for_all_others(tmp_path):
+    """One that has room for what is admitted and 1 MiB; lives end within a window of `accumulate`, and after it."""
+    def life(folder, limit, steps):
+        return subprocess.run([sys.executable, "-c", ADMITTED, tmp_path / folder, limit, str(steps)], env=ENVIRONMENT,
+                              capture_output=True, text=True, timeout=300, check=False)
+
+    calm = life("calm", "2GiB", 2)
+    events = map(json.loads, (tmp_path / "calm" / "events.jsonl").read_text(encoding="utf-8").splitlines())
+    admitted = next(one["admitted_bytes"] for one in events if one["event"] == "admitted")
+    limit = str(int(calm.stdout) + (64 << 20) + (1 << 20) + admitted)
+    for steps in (2, 4, 6, 8, 10):
+        done = life("run", limit, steps)
+        assert done.returncode == 0, f"{limit} bytes, {steps} steps: {done.stderr[-1000:]}"
+    assert plimsoll.status(tmp_path / "run")["status"] == "finished"
