@@ -13,6 +13,7 @@
     import_can, GraphSet           graphs of CAN-bus frames, and batches of them
     import_chat, TokenSet          chats as token ids, and batches of them (needs tokenizers, jinja2)
     import_vision, ImageSet        messages with images, which stay encoded
+    import_pairs                   features of images and captions, for the recipe cosir (needs torch, transformers)
     decode_image, resize_image     a JPEG, PNG or WebP as Pillow has it
     image_processor                a processor of transformers, the same bits sooner (needs transformers, Pillow)
     import_dataset                 a dataset of fixed-shape arrays becomes a FeatureStore
@@ -62,6 +63,7 @@ from ._image_set import ImageBatch, ImageBatches, ImageBatchRow, ImageRow, Image
 from ._memory import Governor, Lease, format_bytes, limits, parse_bytes
 from ._memory_summary import memory_summary
 from ._mlflow import log_to_mlflow
+from ._pairs_import import import_pairs
 from ._plan import BatchPlan, MemoryBudget, plan_batch
 from ._program import evaluate, export, info, plan, resume, train
 from ._run import Run
@@ -85,7 +87,7 @@ __all__ = [
     "Watch", "Zeros", "__version__", "adopt",
     "continue_run", "decode_image", "evaluate", "export",
     "format_bytes", "image_processor", "import_can", "import_chat", "import_dataset",
-    "import_graphs", "import_vision", "info", "limit", "limits", "linear_cross_entropy", "load_checkpoint", "log_to_mlflow", "memory_summary",
+    "import_graphs", "import_pairs", "import_vision", "info", "limit", "limits", "linear_cross_entropy", "load_checkpoint", "log_to_mlflow", "memory_summary",
     "parse_bytes", "pause", "plan", "plan_batch", "report", "resize_image", "resume", "save_checkpoint", "status", "stop", "store",
     "stream_frozen", "train", "why",
 ]

@@ -164,16 +164,22 @@ class Buffer:
 class Columns(dict[str, np.ndarray]):
     """Named arrays of one batch, each [rows, …]: a dict of NumPy arrays, and their tensors.
 
-    Shape: every array has len(ids) rows, in the order of `ids`. The arrays are copies: yours to
+    Shape: every array has len(ids) rows, in the order of `ids`; of a ragged column the elements of all rows, one row
+           after another, row i being [offsets[name][i]:offsets[name][i + 1]]. The arrays are copies: yours to
            keep and to change. A bfloat16 column is uint16 bits in NumPy and bfloat16 as a tensor.
     """
 
     ids: np.ndarray
     """int64 [rows]."""
 
-    def __init__(self, ids: np.ndarray, buffers: dict[str, Buffer]) -> None:
+    offsets: dict[str, np.ndarray]
+    """Of ragged columns: int64 [rows + 1], as torch.nested.nested_tensor_from_jagged takes them."""
+
+    def __init__(self, ids: np.ndarray, buffers: dict[str, Buffer],
+                 offsets: dict[str, np.ndarray] | None = None) -> None:
         super().__init__((name, buffer.array) for name, buffer in buffers.items())
         self.ids = ids
+        self.offsets = {} if offsets is None else offsets
         self._buffers = buffers
 
     def tensor(self, name: str) -> torch.Tensor:

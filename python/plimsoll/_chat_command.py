@@ -9,7 +9,7 @@ import argparse
 from collections.abc import Sequence
 
 from ._chat_import import import_chat
-from ._import_command import add_rest, parser_of, run_import
+from ._import_command import add_files, add_rest, parser_of, run_import
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -20,6 +20,7 @@ def run(arguments: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = parser_of("chat", "Token set of chats in JSON, with the ids of a Hugging Face tokenizer",
                        "plimsoll import chat chats.jsonl --tokenizer models/tiny --out chats.tokens --max-length 2048")
+    add_files(parser)
     add = parser.add_argument
     add("--tokenizer", required=True, metavar="DIR", help="Folder of the tokenizer and its chat template")
     add("--out", required=True, metavar="FILE", help="Token set to make, or made before")

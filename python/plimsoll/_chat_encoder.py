@@ -29,7 +29,8 @@ from . import _core
 from ._chat_template import Spans
 
 _VOCABULARY_MOST = 1 << 22  # Ids may have gaps, and one far off is no reason for a long table.
-_GROWS_MOST = 32 << 20  # Bytes by which the process may grow until gigatoken begins with an empty table of words.
+_GROWS_MOST = 7 << 20  # Bytes by which the process may grow until gigatoken begins with an empty table of words.
+_WORDS_MOST = 1000  # Of the library's own table beside gigatoken; with its 10,000 it goes on filling for 700,000 rows.
 ENCODERS = ("auto", "tokenizers", "gigatoken")
 Encoded = tuple[np.ndarray, Spans]
 
@@ -50,6 +51,8 @@ class Encoder:
                 (None, "the tokenizer is no byte-level BPE")
             if self._fast is None and encoder == "gigatoken":
                 raise ValueError(f"encoder: gigatoken cannot be used: {why}; leave it out (--encoder)")
+            if self._fast is not None and hasattr(tokenizer.model, "_resize_cache"):
+                tokenizer.model._resize_cache(_WORDS_MOST)
 
     @property
     def name(self) -> str:

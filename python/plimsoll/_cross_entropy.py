@@ -13,14 +13,33 @@ Memory:  chunk × vocabulary numbers, for bfloat16 with a trained head in float3
 """
 from __future__ import annotations
 
+import contextlib
 import functools
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 if TYPE_CHECKING:
     import torch
 
 _REDUCTIONS = ("mean", "sum")
 _BLOCK_BYTES = 4 << 20  # Of rows that are worked on at a time; a row may be larger.
+_only_one = False  # Within one_chunk().
+
+
+@contextlib.contextmanager
+def one_chunk() -> Iterator[None]:
+    """Inside, one whole chunk is made however many tokens there are: the memory of all chunks, and no true result.
+
+    For plans: whose steps then do the same at every size.
+    """
+    global _only_one
+    _only_one = True
+    try:
+        yield
+    finally:
+        _only_one = False
 
 
 def linear_cross_entropy(hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor, *,
@@ -146,6 +165,17 @@ class _Chunk:
         return self._wide[:self._count]
 
 
+def _chunks(places: Any, labels: Any, chunk: int) -> list[tuple[Any, Any, slice]]:
+    """(places, labels, where their losses are) of each."""
+    import torch
+
+    if _only_one:
+        some = torch.from_numpy(np.zeros(chunk, np.int64))  # No part of what is counted.
+        return [(some, some, slice(0, chunk))]
+    parts = (slice(begin, begin + chunk) for begin in range(0, len(labels), chunk))
+    return [(places[part], labels[part], part) for part in parts]
+
+
 @functools.cache
 def _function() -> Any:
     """The autograd function; torch is imported by now."""
@@ -161,17 +191,18 @@ def _function() -> Any:
             of_bias = torch.zeros_like(bias, dtype=kind) if makes[2] else None
             losses = hidden.new_zeros(len(labels), dtype=kind)
             scale = 1 / max(len(labels), 1) if mean else 1.0
-            logits = _Chunk(min(chunk, len(labels)), weight, bias, smoothing, kind, makes[1] or makes[2])
-            for begin in range(0, len(labels), chunk):
-                own, wanted = places[begin:begin + chunk], labels[begin:begin + chunk]
+            chunks = _chunks(places, labels, chunk)
+            logits = _Chunk(len(chunks[0][0]) if chunks else 0, weight, bias, smoothing, kind, makes[1] or makes[2])
+            for own, wanted, out in chunks:
                 rows = hidden[own]
-                losses[begin:begin + chunk] = logits.losses(rows, wanted)
+                losses[out] = logits.losses(rows, wanted)[:len(labels)]
                 if of_hidden is not None:
                     of_hidden[own] = logits.narrow() @ weight
                 if of_weight is not None:
                     of_weight.addmm_(logits.wide().t(), rows.to(kind))
                 if of_bias is not None:
                     of_bias.add_(logits.wide().sum(0))
+                del rows  # Before the next are made.
             made = (of_hidden, None if of_weight is None else of_weight.to(weight.dtype),
                     None if of_bias is None else of_bias.to(bias.dtype))
             ctx.save_for_backward(*made)

@@ -30,20 +30,21 @@ def import_dataset(dataset: Any, out: str | os.PathLike[str], *,
                    governor: Governor | None = None,
                    dtype: str | Mapping[str, str] | None = None,
                    allow_non_finite: bool = False,
-                   compression: str = "none") -> dict[str, Any]:
-    """Streams a dataset into a new FeatureStore in `out` and returns what
-    plimsoll.info(out) says.
+                   compression: str = "none", append: bool = False) -> dict[str, Any]:
+    """Streams a dataset into a FeatureStore in `out`, a new one unless `append`, and returns what plimsoll.info(out)
+    says.
 
     dataset: map-style (len() and [i]; a torch Dataset, a list, a NumPy array), iterable (a
              generator, an IterableDataset), or a dict of equally long arrays. An item is a dict, a
              (named) tuple or one array, tensor or number; the first item decides the columns
              ("value" for a single array, "c0", "c1", … for a tuple), and every other must fit them.
     ids:     the key that holds an item's id, or one id per item; by default the key "id" where
-             items have it, else 0, 1, 2, …
+             items have it, else 0, 1, 2, …; with `append` on from the store's number of records.
     groups:  the key that holds an item's group id; items of a group are consecutive.
     governor: whose limit to keep; by default one of its own for the time of the call.
     dtype:   a dtype for every floating-point column, or one by column: "float16" halves the bytes.
     compression: as for FeatureWriter.
+    append:  adds the items to the store in `out` (FeatureWriter.extend): the same columns, and its compression.
 
     Shape:  column k is [items, shape of the first item's k-th array…].
     Errors: ValueError naming the item and the column (missing, another shape or dtype, not an
@@ -65,12 +66,22 @@ def import_dataset(dataset: Any, out: str | os.PathLike[str], *,
     if not specs:
         raise ValueError("item 0: it holds nothing but ids")
     columns = {name: (stored, shape) for name, (stored, shape, _) in specs.items()}
-    with FeatureWriter(governor, out, columns, grouped=groups is not None,
-                       allow_non_finite=allow_non_finite, compression=compression) as writer:
+    first_id = 0
+    if append:
+        first_id = json.loads(_core.describe(os.fspath(out)))["rows"]
+        writer = FeatureWriter.extend(governor, out, allow_non_finite=allow_non_finite)
+        if (writer.columns, writer.grouped) != (columns, groups is not None):
+            writer.close()
+            raise ValueError(f"{os.fspath(out)}: it has columns {writer.columns}{' and groups' * writer.grouped} where "
+                             f"the items have {columns}{' and groups' * (groups is not None)}")
+    else:
+        writer = FeatureWriter(governor, out, columns, grouped=groups is not None, allow_non_finite=allow_non_finite,
+                               compression=compression)
+    with writer:
         chunk = _Chunk(specs, grouped=groups is not None)
         for index, item in enumerate(itertools.chain([first], items)):
             named = _named(item, index)
-            chunk.add(index, _id_of(named, index, id_key, own_ids), named,
+            chunk.add(index, _id_of(named, index, id_key, own_ids, first_id), named,
                       None if groups is None else _integer(named.get(groups), index, groups), keys)
             if chunk.full:
                 chunk.flush(writer)
@@ -200,11 +211,11 @@ def _spec(name: str, value: Any, dtype: str | Mapping[str, str] | None
     return stored, array.shape, array.dtype
 
 
-def _id_of(named: dict[str, Any], index: int, key: str | None, own: Iterator[int] | None) -> int:
+def _id_of(named: dict[str, Any], index: int, key: str | None, own: Iterator[int] | None, first_id: int) -> int:
     if key is not None:
         return _integer(named.get(key), index, key)
     if own is None:
-        return index
+        return first_id + index
     value = next(own, None)
     if value is None:
         raise ValueError(f"ids: there are only {index} of them, and more items")

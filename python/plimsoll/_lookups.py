@@ -9,20 +9,19 @@ Memory:  a list of handles.
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Iterator
+from typing import TYPE_CHECKING, Any, Iterator
 
 if TYPE_CHECKING:
-    from ._embedding import Rows
     from ._transaction import Gradients
 
-_running: tuple[list[Rows], Gradients] | None = None
+_running: tuple[list[Any], Gradients] | None = None
 
 
 @contextlib.contextmanager
-def collected(gradients: Gradients) -> Iterator[list[Rows]]:
+def collected(gradients: Gradients) -> Iterator[list[Any]]:
     """Inside, add() appends to the list that this gives, and gradients of the rows are watched."""
     global _running
-    rows: list[Rows] = []
+    rows: list[Any] = []
     before, _running = _running, (rows, gradients)
     try:
         yield rows
@@ -30,8 +29,13 @@ def collected(gradients: Gradients) -> Iterator[list[Rows]]:
         _running = before
 
 
-def add(rows: Rows) -> bool:
-    """Whether a step is running, which then has these rows to apply."""
+def is_running() -> bool:
+    """Whether a step is."""
+    return _running is not None
+
+
+def add(rows: Any) -> bool:
+    """rows: Rows or LookedUp. Whether a step is running, which then has these rows to apply."""
     if _running is None:
         return False
     _running[0].append(rows)

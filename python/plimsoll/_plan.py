@@ -75,8 +75,8 @@ class BatchPlan:
 
     batch_size: int
     label: str
-    """"exact": a real step of this size did, block by block, what two other sizes or more predicted. "bounded": a real
-    step fitted, and was not as predicted. "estimate": nothing was run."""
+    """"exact": a real step of this size did, block by block, what two other sizes or more predicted, or what a second
+    one of this size did. "bounded": a real step fitted, and another did something else. "estimate": nothing was run."""
     peak_bytes: int
     """Highest sum of tensors during a step, as the arena counts them."""
     leased_bytes: int

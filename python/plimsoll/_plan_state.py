@@ -65,6 +65,11 @@ class TrainingState:
         self._file.flush()
         self._random = RandomStates([*generators, *filter(is_generator, others)])
 
+    def leave_gradients(self) -> None:
+        """Lets go of those that put_back() makes again: beside a step's own they would count as a part of it."""
+        for parameter, _ in self._gradients:
+            parameter.grad = None
+
     def put_back(self) -> None:
         """Everything is as it was, bit for bit. May be called more than once."""
         import torch

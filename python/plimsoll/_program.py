@@ -117,7 +117,7 @@ def export(run: str | os.PathLike[str], out: str | os.PathLike[str], *, merge: b
 def info(path: str | os.PathLike[str]) -> dict[str, Any]:
     """What a Plimsoll directory or file holds; what `plimsoll info --json` prints.
 
-    `kind` is "run", "embedding_store", "feature_store", "graph_set", "token_set", "image_set", "checkpoint", "safetensors" or
+    `kind` is "run", "embedding_store", "tables", "feature_store", "graph_set", "token_set", "image_set", "checkpoint", "safetensors" or
     "npy".
 
     Errors: NotFoundError when there is nothing that Plimsoll knows; CorruptError; OSError.
@@ -143,6 +143,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from . import _vision_command
 
         return _vision_command.run(given[3:])
+    if given[1:3] == ["import", "pairs"]:
+        from . import _pairs_command
+
+        return _pairs_command.run(given[3:])
     try:
         recipes.find()
     except RuntimeError as error:

@@ -7,10 +7,13 @@ Memory:  a few KiB for each of torch, Python, NumPy and every generator of the u
 """
 from __future__ import annotations
 
+import contextlib
 import copy
+import hashlib
 import random
+import struct
 import sys
-from typing import Any, Callable, Iterable
+from typing import Any, Callable, Iterable, Iterator
 
 
 class RandomStates:
@@ -65,6 +68,35 @@ class RandomStates:
             sys.modules["numpy"].random.set_state(self._numpy)
         for put_back in self._own:
             put_back()
+
+
+@contextlib.contextmanager
+def kept_random() -> Iterator[None]:
+    """Afterwards Python's, NumPy's and torch's main generators, those of devices excepted, are as before."""
+    import torch
+
+    states = torch.default_generator.get_state(), random.getstate(), sys.modules["numpy"].random.get_state()
+    try:
+        yield
+    finally:
+        torch.default_generator.set_state(states[0])
+        random.setstate(states[1])
+        sys.modules["numpy"].random.set_state(states[2])
+
+
+def seed_main(seed: int) -> None:
+    """Python's, NumPy's and torch's main generators, those of devices excepted: torch.manual_seed() would seed them."""
+    import torch
+
+    random.seed(seed)
+    sys.modules["numpy"].random.seed(seed & 0xFFFFFFFF)
+    torch.default_generator.manual_seed(seed)
+
+
+def mixed(seed: int, epoch: int, index: int, purpose: int) -> int:
+    """A seed of its own for each (seed, epoch, index) and purpose, from −2**63 to 2**63 − 1 each."""
+    key = struct.pack("<qqqq", seed, epoch, index, purpose)
+    return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little")
 
 
 def generator_state(one: Any) -> Any:

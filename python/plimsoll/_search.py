@@ -26,7 +26,7 @@ from ._children import ChildSearch
 from ._holders import FEW, Roots, name_of, name_of_grown
 from ._lines import STEPS, LineTrace
 
-PIECE_SECONDS = 0.002
+PIECE_SECONDS = 0.0015
 """How long a step waits for the search, garbage collection apart."""
 _SEARCHES_MOST = 4  # In the life of a Watch; each has a collection.
 _SITES_MOST = 8
@@ -60,6 +60,8 @@ class Search:
         self._core, self._window = core, window_steps
         self._allocations: _core.Allocations | None = None
         self._holders: _core.HolderSearch | None = None
+        self._unshown = ""  # The owner whose allocations are to be sampled from the next step on.
+        self._over = False  # There is an answer; hooks are removed in the next step.
         self._trace: LineTrace | None = None
         self._shown: set[str] = set()
         self._children, self._children_asked_at = ChildSearch(core), 0
@@ -83,13 +85,17 @@ class Search:
         """After each step of the loop; `looked`: the Watch has just looked."""
         if self._trace is not None:
             self._trace.end()
-        if self._holders is not None:
+        if self._over:
+            self._end()
+        elif self._holders is not None:
             self._look_for_holder(step)
         if self._allocations is not None:
             self._allocations.step(step)
-            if self._holders is None:
+            if self._unshown:
+                self._show(self._unshown)
+            elif self._holders is None:
                 self._roots.prepare(PIECE_SECONDS / 4)
-        if looked:
+        if looked and not self._over:
             self._consider(step)
         if self._trace is not None and (self._trace.steps == STEPS or not self._trace.begin()):
             self._tell_lines(step)
@@ -98,6 +104,8 @@ class Search:
         """Ends what is under way now, in one go: somebody wants to know."""
         windows, owner, rise = self._core.suspect()
         self._children.consider(windows, rise if owner == "children" else None, now=True)
+        if self._over:
+            self._end()
         if self._allocations is None:
             return
         if self._trace is not None:
@@ -107,6 +115,8 @@ class Search:
             self._consider(step, asked=True)
         while self._holders is not None:
             self._look_for_holder(step, piece_seconds=1.0, asked=True)
+        if self._over:
+            self._end()
 
     def close(self) -> None:
         """Removes all hooks. Nothing more is searched for."""
@@ -158,10 +168,11 @@ class Search:
         self._full_collections = _full_collections()
         self._shown.clear()
         self._allocations.step(step)
-        self._show(owner)
+        self._unshown = owner
 
     def _show(self, owner: str) -> None:
         """Has that owner's allocations sampled, too; of libraries that were loaded since, as well."""
+        self._unshown = ""
         kind = _KINDS_OF[owner]
         if self._allocations is not None and (kind not in self._shown or kind in ("heap", "maps")):
             self._allocations.show(kind)
@@ -218,6 +229,10 @@ class Search:
     def _look_for_holder(self, step: int, piece_seconds: float = PIECE_SECONDS, asked: bool = False) -> None:
         holders = self._holders
         assert holders is not None
+        if self._stage == "told":
+            if holders.release(piece_seconds):
+                self._holders, self._over = None, True
+            return
         if self._stage == "reach" and holders.advance(piece_seconds):
             found, wanted = holders.found
             _, graphs = holders.graphs()
@@ -231,9 +246,6 @@ class Search:
             self._stage = "weigh"
         if self._stage == "weigh" and holders.weigh(piece_seconds):
             self._tell(name_of_grown(holders, self._roots, step - self._met_at))
-        if self._stage == "told" and holders.release(piece_seconds):
-            self._holders = None
-            self._end()
 
     def _tell(self, holder: str, garbage: bool = False) -> None:
         owner = self._finding.owner
@@ -262,6 +274,7 @@ class Search:
             self._allocations.close()
             self._allocations = None
             self._roots.clear()
+        self._unshown, self._over = "", False
 
 
 def _full_collections() -> int:

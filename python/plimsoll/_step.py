@@ -30,9 +30,12 @@ from ._refusal import Refusal, unless_refused
 from ._scratch import scratch_folder
 from ._transaction import (Before, Gradients, OptimizersBefore, Together,
                            writes_at_the_end)
+from ._virtual_workers import (Buffers, Node, Tree, VirtualWorkers,
+                               WorkerBatches, shares_of)
 from .errors import BudgetExceeded, NotFoundError
 
 if TYPE_CHECKING:
+    from ._rank_rows import DealtTable, LookedUp
     from ._ranks import Ranks
 
 _MIB = 1 << 20
@@ -134,8 +137,11 @@ class TrainingStep:
         self._closed = False
         self._looks = True  # plimsoll.Run looks at the memory itself, where it can commit.
         self._ranks: Ranks | None = None  # Of a plimsoll.Run: those that make the same step.
+        self._workers: VirtualWorkers | None = None  # Of a plimsoll.Run: those that the batch is cut for.
+        self._tables: list[DealtTable] = []  # Whose rows these look up.
         self._allow_batchnorm = allow_batchnorm_microbatch
         self._window = _Window()
+        self._goes_on = False  # Of a plimsoll.Run: an earlier life of it was admitted.
         self.parts = 1
         """Into how many parts a batch is cut."""
         self.recomputes = False
@@ -180,7 +186,8 @@ class TrainingStep:
         """Promises tensors what a step on `batch` takes, the largest that will come; returns the bytes.
 
         The step is done for real, optimizer included, and everything is put back bit for bit. What it
-        leased at its peak, and a sixteenth more, is kept for tensors from now on. Rows are not applied.
+        leased at its peak, and a sixteenth more, is kept for tensors from now on; where a Run goes on, what is left
+        of the sixteenth: what was admitted once is again. Rows are not applied.
         functions: what the steps will be called with: f, or embed and loss of a contrastive one.
         Errors:    BudgetExceeded naming a limit that would do, with everything as before; ValueError
                    without a governor that tensors are leased from.
@@ -190,16 +197,28 @@ class TrainingStep:
         def rehearsed() -> Refusal | None:
             refusal = None
             with self._rehearsal(work):
-                # Of a window of batches the last finds the gradients of those before it.
-                for left in range(min(self.accumulate, 2), 0, -1):
-                    # Rows that wait already are left out: their gradients are set aside.
-                    self._window = _Window(batches=self.accumulate - left,
-                                           weight=self._window.weight, first=self._window.first)
+                # The last batch of a window, and again: then the optimizer's states are there, and gradients of those before it.
+                # Rows that wait already are left out: their gradients are set aside.
+                for _ in range(2 if self.accumulate > 1 or not all(one.state for one in self._optimizers) else 1):
                     if refusal is None:
+                        self._window = self._last_of_window()
                         _, refusal = self._attempt(work, self.parts, self.recomputes, rehearsing=True)
             return refusal
 
         return self._admit(f"a step of {work.rows} rows", work.rows, rehearsed, lambda: self._need(work))
+
+    def rehearse(self, batch: Any, *functions: Callable[..., Any]) -> None:
+        """Makes the step of `accumulate` that takes the most, its last, on `batch`, and puts nothing back: for plan_batch().
+
+        From the second call on it finds the gradients of those before it. Errors: BudgetExceeded.
+        """
+        work = self._work(batch, *functions)
+        before = self._remember(work.rows, *reached([*work.functions, *self._models]))
+        self._window = self._last_of_window()
+        _, refusal = self._attempt(work, 1, False, rehearsing=True)
+        if refusal is not None:
+            before.put_back()
+            raise BudgetExceeded(str(refusal), "tensors", 0, 0)
 
     def admit_evaluation(self, batch: Any, f: Callable[..., Any]) -> int:
         """As admit(), of evaluate(batch, f): so that no evaluation ends a run that training could finish."""
@@ -227,6 +246,8 @@ class TrainingStep:
         peak = self._extension.arena_stats()["leased_peak_bytes"]
         self._extension.purge()
         needed, room = self._extension.with_margin(peak), governor._left_for_tensors()
+        if self._goes_on and peak <= room:  # What is held before anything is leased varies from life to life.
+            needed = min(needed, room)
         if refusal or needed > room:
             why = refusal or f"it needs {format_bytes(needed)}, and {format_bytes(room)} is left"
             whole = need() if refusal else self._extension.with_cache_and_margin(peak)
@@ -292,6 +313,10 @@ class TrainingStep:
                                "state_dict() after a call that `updated`")
         return self._state()
 
+    def _last_of_window(self) -> _Window:
+        """Before the last batch of `accumulate`."""
+        return _Window(batches=self.accumulate - 1, weight=1.0, first=1.0) if self.accumulate > 1 else _Window()
+
     def _state(self) -> dict[str, Any]:
         gradients = [p.grad for p in self._trained()] if self._window.batches else []
         return {"parts": self.parts, "recomputes": self.recomputes, "steps": self.steps,
@@ -310,14 +335,15 @@ class TrainingStep:
     # ---- What a step does ----
 
     def _work(self, batch: Any, *functions: Callable[..., Any]) -> _Work:
-        given = Batch(batch, self._split)
+        together = batch if isinstance(batch, WorkerBatches) else WorkerBatches([batch])
+        given, absent = [Batch(one, self._split) for one in together], together.absent
         if len(functions) == 2:
-            return _Work(given, functions, self._contrastive_gradients)
+            return _Work(given, functions, self._contrastive_gradients, absent)
         if len(functions) != 1:
             raise ValueError("a step is of one function of the batch, or of embed and loss")
         if self._loss == "contrastive":
             raise ValueError("a contrastive loss is of the whole batch: use contrastive()")
-        return _Work(given, functions, self._gradients)
+        return _Work(given, functions, self._gradients, absent)
 
     def _gradients(self, batch: Batch, parts: int, tally: _Tally, f: Callable[..., Any]) -> float:
         total = 0.0
@@ -337,7 +363,7 @@ class TrainingStep:
             return 1.0
         if self._weight is not None:
             return float(self._weight(*part.arguments))
-        if parts == 1 and self.accumulate == 1 and self._ranks is None:
+        if parts == 1 and self.accumulate == 1 and self._workers is None:
             return 1.0
         weight, each = weight_of(value, part)
         if tally.each is not None and each is not None and tally.each != each:
@@ -465,14 +491,23 @@ class TrainingStep:
                 optimizer.zero_grad()
         window = dataclasses.replace(self._window, rows=[*self._window.rows, *work.batch.handles])
         whole = window.batches + 1 >= self.accumulate
-        gradients = self._set_aside(work.batch, window)
+        told = self._workers is not None and self._workers.told
+        gradients = self._set_aside(work, window)
+        dealt: list[LookedUp] = []
 
         def graded() -> tuple[float, float, float]:
             with recomputed(self._checkpoint if recomputes else ()), collected(gradients) as looked_up:
-                tally = _Tally(gradients, window.first)
-                value = work.gradients(1 if work.batch.why_whole else min(parts, work.rows), tally)
-            window.rows += [rows for rows in looked_up if rows.tensor.grad is not None]
-            window.first, window.batches = tally.first, window.batches + 1
+                tally = _Tally(gradients, 0.0 if told else window.first)
+                value = (work.gradients(parts, tally) if self._workers is None
+                         else self._of_workers(self._workers, work, parts, tally, window, looked_up))
+            if self._workers is None:
+                window.rows += [rows for rows in looked_up if rows.tensor.grad is not None]
+            else:
+                dealt.extend(rows for rows in looked_up if rows.gradient is not None)
+            window.batches += 1
+            if told:
+                return value, tally.weight, tally.weight
+            window.first = tally.first
             window.weight += tally.weight
             gradients.add_up(self._share(tally.first, tally.weight),
                              self._share(window.first, window.weight) if whole else None)
@@ -480,9 +515,15 @@ class TrainingStep:
             return value, *weights
 
         def made() -> tuple[float, bool]:
-            value = graded()[0] if self._ranks is None else self._ranks.gradients(
-                graded, self._trained() if whole else [], self._models, self._loss == "sum")
-            return value, whole and self._update(window.rows, rehearsing)
+            sums = self._loss == "sum"
+            node = Node(*graded()[:2], {}) if self._ranks is None else self._ranks.gradients(
+                graded, self._trained() if whole or told else [], self._models, sums)
+            owned = [table.owned([rows for rows in dealt if rows.table is table],
+                                 lambda rows: 1.0 if sums else rows.weight / node.weight) for table in self._tables]
+            if told:  # A window has batches of all workers together, the same for any number of ranks.
+                gradients.join(*shares_of(window.weight, node.weight, sums))
+                window.weight += node.weight
+            return node.loss, whole and self._update([*window.rows, *owned], rehearsing)
 
         try:
             done, refusal = unless_refused(made)
@@ -502,28 +543,66 @@ class TrainingStep:
         self._window = window
         return value, None
 
+    def _of_workers(self, workers: VirtualWorkers, work: _Work, parts: int, tally: _Tally, window: _Window,
+                    looked_up: list[Any]) -> float:
+        """The gradients of this process's virtual workers together, and what they weigh; returns their loss. Those of rows that they
+        looked up stay each worker's."""
+        step = self.steps * self.accumulate + window.batches
+        if not workers.told:  # One, which may have batches before this one in its window.
+            with workers.seeded(0, step):
+                value = work.gradients(parts, tally)
+            for rows in looked_up:
+                rows.take(self._share(tally.first, tally.weight), tally.weight if self._loss == "mean" else float(work.rows))
+            return value
+        tree, buffers = Tree(self._loss == "sum"), Buffers(self._models if workers.own > 1 else ())
+        for number, one in enumerate(work.each()):
+            if one is None:
+                tree.add(Node(0.0, 0.0, {}))
+                continue
+            buffers.turn(number)
+            own, before = _Tally(tally.gradients, 0.0), len(looked_up)
+            with workers.seeded(number, step):
+                value = one.gradients(parts, own)
+            weight = own.weight if self._loss == "mean" else float(one.rows)
+            for rows in looked_up[before:]:
+                rows.take(self._share(own.first, own.weight), weight)
+            tree.add(Node(value, weight, tally.gradients.taken(self._share(own.first, own.weight))))
+        buffers.end()
+        whole = tree.whole()
+        tally.gradients.give(whole.gradients)
+        tally.first = tally.weight = whole.weight
+        return whole.loss
+
     def _share(self, first: float, weight: float) -> float:
         return 1.0 if self._loss == "sum" or weight == 0 else first / weight
 
-    def _set_aside(self, batch: Batch, window: _Window) -> Gradients:
+    def _set_aside(self, work: _Work, window: _Window) -> Gradients:
         together = [*self._trained(), *(rows.tensor for rows in window.rows)]
         others = [p for model in self._models for p in model.parameters()]
-        return Gradients(together, [*others, *batch.tensors()])
+        return Gradients(together, [*others, *work.tensors()])
 
     def _trained(self) -> list[Any]:
         return [p for one in self._optimizers for group in one.param_groups for p in group["params"]]
 
     def _update(self, rows: list[Rows], rehearsing: bool) -> bool:
         """The step of optimizers, Rows and schedulers: of all or of none. False: the scaler skipped it."""
+        together = Together(self._optimizers, rows)
         with contextlib.ExitStack() as undo:
-            made: bool = self._agreed(lambda: self._updated(rows, rehearsing, undo))
+            made: bool = self._agreed(lambda: self._updated(together, rehearsing, undo))
+            if made and self._ranks is None:
+                together.apply_rows()
             undo.pop_all()
+        if made and self._tables and self._ranks is not None:
+            try:
+                self._agreed(together.apply_rows)
+            except BaseException:
+                self._ranks.part()  # Other ranks' rows have changed.
+                raise
         return made
 
-    def _updated(self, rows: list[Rows], rehearsing: bool, undo: contextlib.ExitStack) -> bool:
+    def _updated(self, together: Together, rehearsing: bool, undo: contextlib.ExitStack) -> bool:
         import torch
 
-        together = Together(self._optimizers, rows)
         if self._scaler is not None:
             self._scaler.unscale_(together)
         if self._before_update is not None:
@@ -613,17 +692,18 @@ class TrainingStep:
     def _rehearsal(self, work: _Work) -> Iterator[None]:
         """Inside, steps may be made; afterwards everything is as it was, on disk meanwhile."""
         modules, generators = reached([*work.functions, *self._models])
-        before = self._remember(work.rows, modules, generators)
-        gradients, window = self._set_aside(work.batch, self._window), self._window
+        before, window = self._remember(work.rows, modules, generators), self._window
         with tempfile.TemporaryDirectory(
                 prefix="plimsoll-", dir=scratch_folder(self._directory, "directory")) as folder:
             state = TrainingState(modules, self._optimizers, self._schedulers, folder)
+            state.leave_gradients()
+            gradients = self._set_aside(work, window)  # Of Rows, and of what else the batch has.
             try:
                 yield
             finally:
+                gradients.put_back()
                 state.put_back()
                 state.close()
-                gradients.put_back()
                 before.put_back()
                 self._window = window
 
@@ -634,8 +714,8 @@ class TrainingStep:
         """
         modules, generators = reached([*work.functions, *self._models])
         before, _ = unless_refused(lambda: Before(modules, generators, self._others, self._scaler))
-        if before is None or Governor.current() is None or work.batch.why_whole or self._split:
-            return None
+        if before is None or Governor.current() is None or work.batch.why_whole or self._split or self._tables:
+            return None  # Ranks that look rows up would have to make the same parts.
         traces = self._extension.StepTraces()
         last = 0
         for part in (16, 12, 8, 6, 4, 3, 2):
@@ -645,7 +725,7 @@ class TrainingStep:
             last, few = rows, work.first(rows)
 
             def graded(few: _Work = few) -> None:
-                gradients = self._set_aside(work.batch, self._window)
+                gradients = self._set_aside(work, self._window)
                 try:
                     with recomputed(self._checkpoint if self.recomputes else ()), collected(gradients):
                         few.gradients(1, _Tally(gradients, 0.0))
@@ -663,7 +743,13 @@ class TrainingStep:
             needed = int(traces.predict((work.rows, 0, 0))["admit_bytes"])
         except NotFoundError:
             return None
-        return max(needed + self._made_by_first_step(), self._need_of_update())
+        needed += self._gradients_that_wait() + self._made_by_first_step()
+        return max(needed, self._need_of_update())
+
+    def _gradients_that_wait(self) -> int:
+        """What subtrees of this process's virtual workers hold while another worker has its turn."""
+        own = 1 if self._workers is None else self._workers.own
+        return (own.bit_length() - 1) * sum(p.numel() * p.element_size() for p in self._trained())
 
     def _made_by_first_step(self) -> int:
         return sum(_plan_static.states_of(one)[0] for one in self._optimizers if not one.state)
@@ -720,18 +806,29 @@ class _Tally:
 
 
 class _Work:
-    """A batch, and how its gradients are made."""
+    """A batch, or one for each virtual worker of this process, and how gradients are made."""
 
-    def __init__(self, batch: Batch, functions: tuple, how: Callable[..., float]) -> None:
-        self.batch, self.functions, self._how = batch, functions, how
-        self.rows = batch.rows
+    def __init__(self, batches: list[Batch], functions: tuple, how: Callable[..., float], absent: int = 0) -> None:
+        self._batches, self.functions, self._how, self._absent = batches, functions, how, absent
+        self.batch = max(batches, key=lambda one: one.rows)  # Those of all workers are cut alike.
+        self.rows = self.batch.rows
 
     def gradients(self, parts: int, tally: _Tally) -> float:
         """Adds up the gradients, the batch in so many parts; returns the loss."""
-        return self._how(self.batch, parts, tally, *self.functions)
+        return self._how(self.batch, 1 if self.batch.why_whole else min(parts, self.rows), tally, *self.functions)
+
+    def each(self) -> Iterator[_Work | None]:
+        """Of each batch by itself; None for workers that have none."""
+        there = len(self._batches) - self._absent
+        return (_Work([one], self.functions, self._how) if k < there else None for k, one in enumerate(self._batches))
+
+    def tensors(self) -> Iterator[Any]:
+        """Every tensor of the batches."""
+        return (tensor for one in self._batches for tensor in one.tensors())
 
     def first(self, rows: int) -> _Work:
-        return _Work(self.batch.first(rows), self.functions, self._how)
+        """Of the first rows of one batch."""
+        return _Work([self.batch.first(rows)], self.functions, self._how)
 
 
 def _joined(made: list[Any], weights: list[float], sums: bool) -> Any:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from . import _core, _torch_gate
 from ._memory import Governor, format_bytes
 from ._scratch import scratch_folder
-from ._weight_files import Place, WeightReader, bytes_of, places_in, write_tensors
+from ._weight_files import Place, WeightReader, bytes_of, names_in, places_in, write_tensors
 from ._weight_ring import WeightRing
 from .errors import CorruptError
 
@@ -51,8 +51,8 @@ def stream_frozen(model: torch.nn.Module, files: str | os.PathLike[str] | Iterab
     model:   made before; the values of streamed weights are let go. Parameters on the meta device, other than
              trained ones, are read from `files`.
     files:   safetensors files or their folder, with the values the model has; None: they are written once to
-             `directory`. Names are the model's; PEFT's additions to them, and what stands before them, are
-             overlooked. A floating dtype other than the model's is converted as it is read, 32 KiB at a time and to
+             `directory`. Names are the model's, or those that transformers loads it from; PEFT's additions to them, and
+             what stands before them, are overlooked. A floating dtype other than the model's is converted as it is read, 32 KiB at a time and to
              the bits of Tensor.to(): never are both there whole.
     weights: "resident": they are read into memory leased for tensors; "streamed"; "auto": resident where they
              take at most half of what the governor has free. Bits do not depend on it.
@@ -60,8 +60,8 @@ def stream_frozen(model: torch.nn.Module, files: str | os.PathLike[str] | Iterab
     directory: of the written file; None: the open Run's folder, or as TrainingStep's.
 
     In a state_dict(), and so in a commit of a Run, the checksum of a weight stands in its place. Loaded again it
-    is compared: with other files, or damaged ones, CorruptError names file and tensor when it is read. So a run
-    goes on, streamed or resident, from the same files alone.
+    is compared: with other files, or damaged ones, CorruptError names file and tensor when it is read, for the first
+    time or after the file was written. So a run goes on, streamed or resident, from the same files alone.
     Outside of its block a streamed parameter has its shape and dtype and no values: RuntimeError names it. In a
     forked process the model does not run. Caches of keys and values are left out where gradients are made.
     Memory:  slots × the largest block, and 4 MiB, leased when it is made.
@@ -84,7 +84,7 @@ def stream_frozen(model: torch.nn.Module, files: str | os.PathLike[str] | Iterab
     _must_be_on_the_host(model, files is not None)
     size = sum(owned.size for block in blocks for owned in block.owned)
     streamed = weights == "streamed" or (weights == "auto" and 2 * size > governor.ledger().free_bytes)
-    places = None if files is None else places_in(files)
+    places = None if files is None else _renamed(model, places_in(files))
     if places is None and streamed:
         places = places_in(_written(blocks, _folder(directory)))
     if places is not None:
@@ -311,6 +311,12 @@ def _must_be_on_the_host(model: Any, has_files: bool) -> None:
         if buffer.is_meta:
             raise ValueError(f"model: the buffer {name} is on the meta device, and files have none: make the model with "
                              "its buffers, as accelerate.init_empty_weights() does")
+
+
+def _renamed(model: Any, places: dict[str, Place]) -> dict[str, Place]:
+    """By the model's names."""
+    names = names_in(model, places)
+    return {names[name]: place for name, place in places.items()}
 
 
 def _place_of(owned: _Owned, places: dict[str, Place]) -> Place:

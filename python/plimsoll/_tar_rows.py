@@ -4,35 +4,50 @@
 A sample is the members that follow one another and have one name up to the first dot: an image (.jpg, .jpeg, .png,
 .webp), text (.txt), and what is else of the row (.json).
 
-Threads: one owner.   Memory: a sample.
+Threads: one owner.   Memory: a sample, none of its members longer than a bound.
 """
 from __future__ import annotations
 
+import bz2
+import gzip
 import json
+import lzma
 import os
 import tarfile
+import zlib
 from collections.abc import Iterator
 from typing import IO, Any, cast
 
 from ._vision_row import Fields
 
+_PACKED = {b"\x1f\x8b\x08": gzip.open, b"BZh": bz2.open, b"\xfd7z": lzma.open}  # By what a file begins with.
+_DAMAGE = (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError)
 _IMAGES = (".jpg", ".jpeg", ".png", ".webp")
 
 
 class TarRows:
     """An iterable that can be asked again. Errors, as rows are asked for: ValueError naming archive and member; OSError."""
 
-    def __init__(self, paths: list[str], fields: Fields) -> None:
+    def __init__(self, paths: list[str], fields: Fields, bytes_max: int) -> None:
+        """bytes_max: of a member, unpacked."""
         self._paths = paths
         self._fields = fields
+        self._bytes_max = bytes_max
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         for path in self._paths:
             try:
-                with tarfile.open(path, "r|*") as archive:
-                    yield from self._rows(archive, path)
-            except tarfile.TarError as error:
-                raise ValueError(f"{path}: {error}") from None
+                with _opened(path) as stream:
+                    with tarfile.open(fileobj=stream, mode="r|") as archive:
+                        yield from self._rows(archive, path)
+                    while stream.read(1 << 20):  # The checksum of what is packed comes last.
+                        pass
+            except _DAMAGE as error:
+                raise ValueError(f"{path}: damaged archive: {error}") from None
+            except OSError as error:
+                if error.errno is not None:
+                    raise
+                raise ValueError(f"{path}: damaged archive: {error}") from None  # Of gzip and bz2.
 
     def _rows(self, archive: tarfile.TarFile, path: str) -> Iterator[dict[str, Any]]:
         name, row = "", {}  # type: tuple[str, dict[str, Any]]
@@ -46,8 +61,10 @@ class TarRows:
                 if row:
                     yield row
                 name, row = os.path.join(folder, stem), {}
-            self._add(row, f".{kind}".lower(), cast("IO[bytes]", archive.extractfile(member)).read(),
-                      f"{path}: {member.name}")
+            where = f"{path}: {member.name}"
+            if member.size > self._bytes_max:
+                raise ValueError(f"{where}: {member.size} bytes, longer than image_bytes_max (--image-bytes-max)")
+            self._add(row, f".{kind}".lower(), cast("IO[bytes]", archive.extractfile(member)).read(), where)
         if row:
             yield row
 
@@ -66,7 +83,14 @@ class TarRows:
             raise ValueError(f"{where}: {error}") from None
 
 
-def tar_rows(given: Any, fields: Fields) -> Any:
+def _opened(path: str) -> IO[bytes]:
+    """The archive, unpacked. Errors: OSError."""
+    with open(path, "rb") as file:
+        begins = file.read(3)
+    return cast("IO[bytes]", _PACKED.get(begins, open)(path, "rb"))
+
+
+def tar_rows(given: Any, fields: Fields, bytes_max: int) -> Any:
     """TarRows where these are paths of archives, else what was given. Errors: ValueError where they are mixed."""
     paths = [given] if isinstance(given, (str, os.PathLike)) else given
     if not isinstance(paths, (list, tuple)) or not paths:
@@ -74,4 +98,4 @@ def tar_rows(given: Any, fields: Fields) -> Any:
     tars = [isinstance(one, (str, os.PathLike)) and ".tar" in os.path.basename(os.fspath(one)) for one in paths]
     if any(tars) and not all(tars):
         raise ValueError("files: archives (.tar) and others are mixed")
-    return TarRows([os.fspath(one) for one in paths], fields) if any(tars) else given
+    return TarRows([os.fspath(one) for one in paths], fields, bytes_max) if any(tars) else given

@@ -9,7 +9,7 @@ import argparse
 from collections.abc import Sequence
 
 from . import _core
-from ._import_command import add_rest, parser_of, run_import
+from ._import_command import add_files, add_rest, parser_of, run_import
 from ._vision_import import import_vision
 
 
@@ -20,8 +20,8 @@ def run(arguments: Sequence[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = parser_of("vision", "Image set of rows with text and images, which stay encoded",
-                       "plimsoll import vision receipts.jsonl --out receipts.images --errors-max 10",
-                       more="; or WebDataset's archives, .tar")
+                       "plimsoll import vision receipts.jsonl --out receipts.images --errors-max 10")
+    add_files(parser, "; or WebDataset's archives, .tar")
     add = parser.add_argument
     add("--out", required=True, metavar="FILE", help="Image set to make, or made before")
     add("--images", metavar="DIR", help="Folder of the paths of images [that of the file which names them]")
@@ -32,6 +32,7 @@ def _parser() -> argparse.ArgumentParser:
         help="Number of rows that may be left out for an error, such as an image that cannot be decoded [0]")
     add("--pixels-max", type=int, default=_core.image_pixels_max,
         help=f"Number of pixels above which an image is refused as a decompression bomb [{_core.image_pixels_max}]")
+    add("--image-bytes-max", default="64MiB", metavar="SIZE", help="Longest file of an image, or member of an archive [64MiB]")
     add("--line-bytes-max", default="100MiB", metavar="SIZE", help="Longest line [100MiB]")
     add_rest(parser)
     return parser

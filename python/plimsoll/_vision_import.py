@@ -35,13 +35,13 @@ _Path = str | os.PathLike[str]
 def import_vision(files: _Path | Sequence[_Path] | Iterable[dict[str, Any]], out: _Path, *, images: _Path | None = None,
                   text_field: str = "text", image_field: str = "image", response_field: str = "response",
                   errors_max: int = 0, pixels_max: int = _core.image_pixels_max, line_bytes_max: int | str = "100MiB",
-                  rebuild: bool = False, progress: Callable[[int, int], object] | None = None,
+                  image_bytes_max: int | str = "64MiB", rebuild: bool = False, progress: Callable[[int, int], object] | None = None,
                   governor: Governor | None = None) -> dict[str, Any]:
     """Makes an image set in the file `out` of rows with text and images.
 
     files:      JSON lines, or a file that is one array of such rows, plain or packed by gzip or zstd. A row has
                 messages (OpenAI's, with parts of type image_url, image or text; an image that names no source is the
-                next of the row's `images`), or text, image and response. Or archives of WebDataset (.tar), whose
+                next of the row's `images`), or text (or several, in a list), image and response. Or archives of WebDataset (.tar), whose
                 samples are rows: an image, .txt, .json. In place of files any iterable of rows: a list, a Dataset of
                 Hugging Face's.
                 An image is a path, base64, a data: URI, bytes, or {"bytes": …} or {"path": …}: JPEG, PNG or WebP.
@@ -50,7 +50,7 @@ def import_vision(files: _Path | Sequence[_Path] | Iterable[dict[str, Any]], out
     errors_max: rows that may be left out: their images cannot be decoded, or they are none of these. One more ends the
                 import, with file and line.
     pixels_max: of an image. One with more is refused before it is decoded: it may be a decompression bomb.
-    line_bytes_max: of a line.
+    line_bytes_max: of a line. image_bytes_max: of an image's file, and of a member of an archive.
     rebuild:    also when neither inputs nor options have changed since `out` was made.
     progress:   called with bytes done and bytes in all; of an iterable with rows (in all: 0 where it has no length).
 
@@ -64,9 +64,10 @@ def import_vision(files: _Path | Sequence[_Path] | Iterable[dict[str, Any]], out
     if errors_max < 0:
         raise ValueError("errors_max is not below 0")
     options = {"fields": [text_field, image_field, response_field], "errors_max": errors_max, "pixels_max": pixels_max,
-               "line_bytes_max": byte_size(line_bytes_max, "line_bytes_max")}
+               "line_bytes_max": byte_size(line_bytes_max, "line_bytes_max"),
+               "image_bytes_max": byte_size(image_bytes_max, "image_bytes_max")}
     fields = Fields(text_field, image_field, response_field)
-    source = chat_source(tar_rows(files, fields), row_line(fields))
+    source = chat_source(tar_rows(files, fields, options["image_bytes_max"]), row_line(fields))
     job = _Import(source, os.fspath(out), options, fields, None if images is None else os.fspath(images), governor,
                   progress)
     reused = job.run(rebuild)
@@ -215,7 +216,7 @@ class _Import(SetImport):
         messages, named = parse_row(text, self._fields)
         images = []
         for one in named:
-            image, is_file = bytes_of(one, self._folders[file])
+            image, is_file = bytes_of(one, self._folders[file], self._options["image_bytes_max"])
             if is_file:
                 reader.took(image)
             images.append(image)

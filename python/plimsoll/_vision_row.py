@@ -56,11 +56,12 @@ def parse_row(line: bytes, fields: Fields) -> tuple[list[Message], list[Any]]:
     text, response, image = row.get(fields.text), row.get(fields.response), row.get(fields.image)
     if image is None and response is None:
         raise BadRow("no_shape", f"neither messages nor {fields.image} or {fields.response}")
-    for name, value in ((fields.text, text), (fields.response, response)):
-        if value is not None and not isinstance(value, str):
+    texts = text if isinstance(text, list) else [text] if text else []
+    for name, values in ((fields.text, texts), (fields.response, [response or ""])):
+        if not all(isinstance(value, str) for value in values):
             raise BadRow("bad_message", f"{name} is not text")
     images = image if isinstance(image, list) else [] if image is None else [image]
-    asked = [{"type": "image"} for _ in images] + ([{"type": "text", "text": text}] if text else [])
+    asked = [{"type": "image"} for _ in images] + [{"type": "text", "text": one} for one in texts]
     messages = [{"role": "user", "content": asked}] if asked else []
     if response is not None:
         messages.append({"role": "assistant", "content": [{"type": "text", "text": response}]})
@@ -113,8 +114,8 @@ def _part(part: Any, columns: Any) -> tuple[str | None, Any]:
     return None, image
 
 
-def bytes_of(image: Any, folder: str) -> tuple[bytes, bool]:
-    """An image's encoded bytes, and whether they are those of a file. Errors: BadRow."""
+def bytes_of(image: Any, folder: str, bytes_max: int) -> tuple[bytes, bool]:
+    """An image's encoded bytes, and whether they are those of a file, of bytes_max at most. Errors: BadRow."""
     if isinstance(image, dict):
         if image.get("bytes") is not None:
             return _unpacked(image["bytes"]), False
@@ -133,10 +134,13 @@ def bytes_of(image: Any, folder: str) -> tuple[bytes, bool]:
     path = os.path.join(folder, image.removeprefix("file://"))
     try:
         with open(path, "rb") as file:
-            return file.read(), True
+            data = file.read(bytes_max + 1)
     except (OSError, ValueError) as error:
         what = error.strerror if isinstance(error, OSError) else str(error)
         raise BadRow("missing_image", f"{path}: {what}; images= (--images) names the folder of images") from None
+    if len(data) > bytes_max:
+        raise BadRow("image_too_long", f"{path}: longer than image_bytes_max (--image-bytes-max)")
+    return data, True
 
 
 def _unpacked(text: Any) -> bytes:

@@ -12,7 +12,9 @@ import json
 import mmap
 import os
 import pathlib
-from collections.abc import Iterable, Iterator
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,10 +27,13 @@ if TYPE_CHECKING:
     import torch
 
 _PIECE = 4 << 20
+_IN_PLACE = 64 << 10  # Bytes: a smaller tensor is copied, rather than that pages around it stay empty.
 _CONVERTED = 32 << 10  # Bytes converted at a time: fewer numbers than torch would share among threads.
 READER_BYTES = _PIECE + _CONVERTED
 _PAGE = 4096  # What direct reads are multiples of.
+ALIGNED = 64  # Bytes: tensors begin there in memory, as torch's own do, and kernels compute the same.
 _NUMBER = 8  # Bytes of the widest one.
+_SETTLED_NS = 2_000_000_000  # Clocks of file systems tick in seconds at worst.
 _HEADER_MAX = 100_000_000
 _KINDS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64", "I32": "int32",
           "I16": "int16", "I8": "int8", "U8": "uint8", "BOOL": "bool"}
@@ -49,7 +54,9 @@ class Place:
     wanted: str = ""
     """The dtype it is to have in memory; "": the same."""
     checksum: int = -1
-    """CRC-32C of the file's bytes, when they were read last; −1: never. Written by who reads."""
+    """CRC-32C of the file's bytes, when they were read first; −1: never. Written by who reads."""
+    seen: tuple[int, ...] = ()
+    """Which state of the file had it: see _state_of()."""
     expected: int = -1
     """What it must be; −1: nobody knows yet. Written by expect()."""
 
@@ -61,6 +68,11 @@ class Place:
         if not self.wanted:
             return self.size
         return self.size // getattr(torch, self.dtype).itemsize * getattr(torch, self.wanted).itemsize
+
+    @property
+    def in_place(self) -> bool:
+        """Whether pages of the file may be read where the tensor is to be."""
+        return not self.wanted and self.begin % ALIGNED == 0 and self.size >= _IN_PLACE
 
     def expect(self, checksum: int) -> None:
         """Errors: CorruptError where another was read; else whoever reads it will meet that."""
@@ -118,6 +130,43 @@ def _places_of(path: pathlib.Path) -> Iterator[Place]:
                         tuple(one["shape"]))
 
 
+def laid_out(places: Iterable[Place]) -> tuple[list[int], int]:
+    """(where each tensor begins in memory that begins with a page, bytes of all): what is read in place has its pages to
+    itself, and begins as far into the first as in the file."""
+    begins, end = [], 0
+    for place in places:
+        if place.in_place:
+            begin = -(-end // _PAGE) * _PAGE + place.begin % _PAGE
+            end = -(-(begin + place.memory_bytes) // _PAGE) * _PAGE
+        else:
+            begin = -(-end // ALIGNED) * ALIGNED
+            end = begin + place.memory_bytes
+        begins.append(begin)
+    return begins, end
+
+
+def names_in(model: Any, names: Iterable[str]) -> dict[str, str]:
+    """What the model calls the tensors of its files. transformers saves some under the names of their first release
+    (GPT-NeoX's lm_head as "embed_out"), and its own renaming says which. Tensors that it puts together are left as they are.
+    """
+    loaded = sys.modules.get("transformers.modeling_utils")
+    inner = next((part for part in model.modules() if isinstance(part, loaded.PreTrainedModel)), None) if loaded else None
+    if inner is None:
+        return {name: name for name in names}
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightRenaming
+
+    renamings = [one for one in get_model_conversion_mapping(inner) if isinstance(one, WeightRenaming)]
+    own = {name.replace(".base_layer", "") for name, _ in inner.named_parameters(remove_duplicate=False)}
+    found = {}
+    for name in sorted(names):  # Some renamings wait for a name that comes first in this order.
+        renamed = name
+        for one in renamings:
+            renamed, _ = one.rename_source_key(renamed)
+        found[name] = name if renamed not in own and name in own else renamed
+    return found
+
+
 def write_tensors(path: pathlib.Path, tensors: dict[str, torch.Tensor]) -> None:
     """One file of them, beside its name first. Errors: OSError; ValueError for a dtype that has no name there."""
     names = {kind: text for text, kind in _KINDS.items()}
@@ -130,7 +179,7 @@ def write_tensors(path: pathlib.Path, tensors: dict[str, torch.Tensor]) -> None:
         header[name] = {"dtype": names[kind], "shape": list(tensor.shape), "data_offsets": [at, at + size]}
         at += size
     text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
+    text += b" " * (-(8 + len(text)) % ALIGNED)
     with replaced(path, durable=False) as partial, open(partial, "wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for tensor in tensors.values():
@@ -156,31 +205,50 @@ class WeightReader:
     def read(self, place: Place, into: np.ndarray) -> None:
         """All of a tensor, uint8 [memory_bytes], converted to the dtype that is wanted as Tensor.to() does.
 
-        The first time its checksum is kept in `place`, and afterwards compared.
+        The first time its checksum is kept in `place`, and afterwards compared where the file has changed.
         Errors: CorruptError naming file and tensor; OSError.
         """
-        done, made, checksum = 0, 0, 0
+        made = 0
+
+        def copy(piece: np.ndarray, done: int) -> None:
+            nonlocal made
+            if place.wanted:
+                made += self._convert(piece, place, into[made:])
+            else:
+                into[done:done + len(piece)] = piece
+
+        self._read(place, lambda _, span: self._view[:span], copy)
+
+    def read_in_place(self, place: Place, memory: np.ndarray, begin: int) -> None:
+        """The same of one that is in_place, to `begin` of memory that laid_out() has laid out."""
+        origin = begin - place.begin
+        self._read(place, lambda first, span: memory[origin + first:origin + first + span], lambda *_: None)
+
+    def _read(self, place: Place, memory_of: Callable[[int, int], np.ndarray],
+              take: Callable[[np.ndarray, int], None]) -> None:
+        file = self._file(place.path)
+        state, done, checksum = _state_of(file), 0, 0
+        known = place.seen == state != ()
         while done < place.size:
             at = place.begin + done
             first = at // _PAGE * _PAGE
             span = min(_PIECE, -(-(at - first + place.size - done) // _PAGE) * _PAGE)
-            got = os.preadv(self._file(place.path), [memoryview(self._piece)[:span]], first)
+            memory = memory_of(first, span)
+            got = os.preadv(file, [memoryview(memory)], first)
             size = min(got - (at - first), place.size - done)
             if size < place.size - done:
                 size -= size % _NUMBER  # Numbers are not cut.
             if size <= 0:
                 raise CorruptError(f"{place.path}: was cut off within {place.name}")
-            piece = self._view[at - first:at - first + size]
-            if place.wanted:
-                made += self._convert(piece, place, into[made:])
+            piece = memory[at - first:at - first + size]
+            take(piece, done)
+            if not known:  # While the processor's cache has it.
                 checksum = _core.crc32c(piece, checksum)
-            else:
-                into[done:done + size] = piece
-                checksum = _core.crc32c(into[done:done + size], checksum)
             done += size
-        place.compare(checksum)
-        place.checksum = checksum
-        place.compare(checksum)  # With what has come to be expected meanwhile.
+        if not known:
+            place.compare(checksum)
+            place.checksum, place.seen = checksum, state
+            place.compare(checksum)  # With what has come to be expected meanwhile.
 
     def _convert(self, piece: np.ndarray, place: Place, into: np.ndarray) -> int:
         """Bytes that a piece of numbers has become."""
@@ -210,3 +278,10 @@ class WeightReader:
         for one in self._files.values():
             os.close(one)
         self._files.clear()
+
+
+def _state_of(file: int) -> tuple[int, ...]:
+    """What is another when an open file has been written; () where that was so lately that it might not be."""
+    now = os.fstat(file)
+    return () if time.time_ns() - now.st_mtime_ns < _SETTLED_NS else (now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns,
+                                                                      now.st_ctime_ns)

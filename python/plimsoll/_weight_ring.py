@@ -9,6 +9,7 @@ Memory:  slots × the largest block, and a piece of a file, leased when it is ma
 """
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import gc
 import mmap
@@ -22,11 +23,10 @@ from typing import Any
 import numpy as np
 
 from ._memory import Governor, format_bytes
-from ._weight_files import READER_BYTES, Place, WeightReader
+from ._weight_files import READER_BYTES, Place, WeightReader, laid_out
 from .errors import BudgetExceeded
 
 _PATIENCE = 1.0  # Seconds, before slots that are in use are an error.
-_ALIGNED = 64  # Bytes: tensors begin there, as torch's own do, and kernels compute the same.
 
 
 @dataclasses.dataclass
@@ -44,7 +44,9 @@ class WeightRing:
     def __init__(self, blocks: Sequence[Sequence[Place]], slots: int, governor: Governor) -> None:
         """Errors: BudgetExceeded naming what is leased."""
         self._blocks = blocks
-        size = max(sum(_aligned(place.memory_bytes) for place in block) for block in blocks)
+        laid = [laid_out(block) for block in blocks]
+        self._begins = [begins for begins, _ in laid]
+        size = max(end for _, end in laid)
         slots = min(slots, len(blocks))
         self.bytes = slots * -(-size // mmap.PAGESIZE) * mmap.PAGESIZE + READER_BYTES
         """That are leased."""
@@ -58,6 +60,8 @@ class WeightRing:
                        for _ in range(slots)]
         for slot in self._slots:
             slot.memory.madvise(mmap.MADV_DONTFORK)
+            with contextlib.suppress(OSError):  # Of a kernel without huge pages.
+                slot.memory.madvise(mmap.MADV_HUGEPAGE)
         self._reader = WeightReader()
         self._changed = threading.Condition()  # Guards slots and what follows.
         self._wanted = list(range(slots))  # Blocks, the next one first.
@@ -119,11 +123,9 @@ class WeightRing:
         array = np.frombuffer(slot.memory, dtype=np.uint8)
         slot.users += 1
         weakref.finalize(array, self._let_go, slot).atexit = False
-        whole, made, at = torch.from_numpy(array), [], 0
-        for place in self._blocks[slot.block]:
-            made.append(whole[at:at + place.memory_bytes])
-            at += _aligned(place.memory_bytes)
-        return made
+        whole = torch.from_numpy(array)
+        return [whole[begin:begin + place.memory_bytes]
+                for place, begin in zip(self._blocks[slot.block], self._begins[slot.block])]
 
     def _let_go(self, slot: _Slot) -> None:
         with self._changed:
@@ -135,10 +137,12 @@ class WeightRing:
     def _read_ahead(self) -> None:
         try:
             while (slot := self._next()) is not None:
-                at, memory = 0, np.frombuffer(slot.memory, dtype=np.uint8)
-                for place in self._blocks[slot.block]:
-                    self._reader.read(place, memory[at:at + place.memory_bytes])
-                    at += _aligned(place.memory_bytes)
+                memory = np.frombuffer(slot.memory, dtype=np.uint8)
+                for place, begin in zip(self._blocks[slot.block], self._begins[slot.block]):
+                    if place.in_place:
+                        self._reader.read_in_place(place, memory, begin)
+                    else:
+                        self._reader.read(place, memory[begin:begin + place.memory_bytes])
                 del memory
                 with self._changed:
                     slot.reading = False
@@ -179,7 +183,3 @@ class WeightRing:
         self._reader.close()
         self._slots.clear()
         self._lease.close()
-
-
-def _aligned(size: int) -> int:
-    return -(-size // _ALIGNED) * _ALIGNED

@@ -400,6 +400,7 @@ class Planner {
     plan_.leased_bytes =
         std::max(options_.leased_bytes(traced.live_peak_bytes), traced.leased_peak_bytes);
     plan_.step_seconds = traced.seconds;
+    accepted_ = model;
     plan_.label = as_predicted ? PlanLabel::kExact : PlanLabel::kBounded;
     return {};
   }
@@ -444,7 +445,26 @@ class Planner {
     return {};
   }
 
+  // A step that was not as predicted is believed when a second one of its size does the same.
+  Result<void> repeat() {
+    auto again = trace_(size_of(plan_.batch_size));
+    if (!again) {
+      return again.error().code == ErrorCode::kOverBudget
+                 ? Result<void>{}
+                 : tl::unexpected(std::move(again).error());
+    }
+    const bool same = accepted_.predicts(*again) && again->live_peak_bytes == plan_.peak.bytes;
+    plan_.peak.bytes = std::max(plan_.peak.bytes, again->live_peak_bytes);
+    plan_.leased_bytes = std::max(
+        {plan_.leased_bytes, again->leased_peak_bytes, options_.leased_bytes(plan_.peak.bytes)});
+    plan_.label = same ? PlanLabel::kExact : PlanLabel::kBounded;
+    return {};
+  }
+
   Result<BatchPlan> finish() {
+    if (plan_.label != PlanLabel::kExact && !plan_.device) {
+      PLIMSOLL_TRY_VOID(repeat());
+    }
     const std::int64_t rows = plan_.batch_size;
     const std::int64_t units = (6 * rows + 5 * options_.multiple - 1) / (5 * options_.multiple);
     plan_.larger_rows = units * options_.multiple;
@@ -459,9 +479,7 @@ class Planner {
     // Of a few rows there may be one trace, which says nothing of other sizes: in proportion.
     plan_.larger_leased_bytes = more ? options_.leased_bytes(more->peak.bytes)
                                      : plan_.leased_bytes / rows * plan_.larger_rows;
-    if (plan_.label != PlanLabel::kExact) {
-      plan_.larger_leased_bytes = std::max(plan_.larger_leased_bytes, plan_.leased_bytes);
-    }
+    plan_.larger_leased_bytes = std::max(plan_.larger_leased_bytes, plan_.leased_bytes);
     plan_.at_most_rows = rows + options_.multiple > options_.most_rows;
     plan_.advice = advice();
     if (plan_.device) {
@@ -605,6 +623,7 @@ class Planner {
   Wanted refused_;  // The last size that ran, and that the device does not hold.
   StepRegions regions_;
   BatchPlan plan_;
+  StepModel accepted_;  // Of the very step that plan_ is of.
   std::int64_t most_{0};
   std::int64_t refused_rows_{INT64_MAX};  // The least size of which a real step did not fit.
 };

@@ -34,8 +34,9 @@ inline constexpr int kTracesMax = 32;
 
 /// How far an answer may be trusted.
 enum class PlanLabel : std::uint8_t {
-  kExact,    ///< A real step of this size did, block by block, what two other sizes or more said.
-  kBounded,  ///< A real step of this size fitted, and was not as predicted.
+  kExact,    ///< A real step of this size did, block by block, what two other sizes or more said,
+             ///< or what a second one of this size did.
+  kBounded,  ///< A real step of this size fitted, and another did something else.
 };
 
 /// "exact" or "bounded". (A plan from shapes alone, made in Python, says "estimate".)

@@ -32,6 +32,21 @@ def test_a_loop_in_a_run_ends_with_the_model_of_the_bare_loop(tmp_path, workers)
     assert not list(tmp_path.iterdir())
 
 
+def test_ranks_add_up_in_a_tree():
+    done = subprocess.run([sys.executable, BENCH / "rank_sums" / "run.py", "--smoke", "--rounds", "2"], text=True,
+                          capture_output=True, timeout=300, check=True)
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert result["rounds"] == 2
+    assert result["name"] == "rank_sums" and list(result["peers"]) == ["2 ranks"]
+    assert 0 < result["peers"]["2 ranks"]["tree_ms"] <= result["peers"]["2 ranks"]["tree_ms_worst"]
+
+
+def test_ranks_exchange_rows(tmp_path):
+    result = smoke("rank_rows", tmp_path, "--rounds", "2")
+    assert result["name"] == "rank_rows" and list(result["peers"]) == ["2 ranks"] and result["value"] > 0
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_commit_beside_the_loop_holds_what_the_loop_had(tmp_path):
     result = smoke("run_commit_stall", tmp_path)
     assert result["name"] == "run_commit_stall" and result["peers"]["commits"] == 4
@@ -112,12 +127,35 @@ def test_fine_tuning_on_packed_chats_ends_at_the_loss_of_a_plain_loop(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_images_have_the_pixels_of_the_decoders_and_processors_beside(tmp_path):
+    for needed in ("PIL", "transformers"):
+        pytest.importorskip(needed)
+    result = smoke("w14_images", tmp_path)
+    assert result["name"] == "w14_images" and result["value"] > 0 and result["peers"]["images"] == 12
+    assert result["peers"]["x_processor"].keys() == {"clip", "siglip", "qwen2_vl"}
+    assert {"plimsoll", "datasets_0", "datasets_2"} <= set(result["peers"]["fed_per_second"]) and not list(tmp_path.iterdir())
+
+
 def test_shuffled_features_are_the_records_that_were_written_from_everyone(tmp_path):
     result = smoke("feature_reads", tmp_path)
     assert result["name"] == "feature_reads" and result["value"] > 0
     rates = result["peers"]["mib_per_second"]
     assert len(rates["store"]) == len(rates["disk"]) == 2 and rates["memmap"][0]["ahead"] > 0
     assert 0.5 < result["peers"]["bytes_read_to_delivered"] < 1.2 and not list(tmp_path.iterdir())
+    assert result["peers"]["records"] == 36 * 256
+
+
+def test_data_gib_is_how_much_is_written_and_read(tmp_path):
+    result = smoke("feature_reads", tmp_path, "--data-gib", "0.0625")
+    assert result["peers"]["records"] == 64 * 256 and result["peers"]["data_gib"] == 0.06
+
+
+@pytest.mark.parametrize("words", [("--parts", "5"), ("--ragged",)])
+def test_features_in_parts_and_ragged_ones_are_read_beside_the_disk_alone(tmp_path, words):
+    result = smoke("feature_reads", tmp_path, *words)
+    rates = result["peers"]["mib_per_second"]
+    assert set(rates) == {"disk", "store"} and min(turn["ahead"] for turn in rates["store"]) > 0
+    assert 0.5 < result["peers"]["bytes_read_to_delivered"] < 1.5 and not list(tmp_path.iterdir())
 
 
 def test_r26_the_bare_disk_is_asked_at_each_depth_and_a_byte_that_is_not_what_was_written_is_named(tmp_path):

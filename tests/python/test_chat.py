@@ -26,7 +26,8 @@ if _torch_gate.load_if_torch_imported() is None:
     pytest.skip("plimsoll was built without torch", allow_module_level=True)
 
 from plimsoll.recipes import chat  # noqa: E402
-from plimsoll.recipes.chat import _choice, _model, _train  # noqa: E402
+from plimsoll.recipes.chat import _task  # noqa: E402
+from plimsoll.recipes.tuning import _choice, _model, _train  # noqa: E402
 from tests.support import chats  # noqa: E402
 from tests.support.chat_models import KINDS, SCALED, make_model, make_tokens  # noqa: E402
 from tests.support.cgroup import MemoryCgroup  # noqa: E402
@@ -99,7 +100,7 @@ BITS = [{"lora_r": 8}, {"lora_alpha": 8.0}, {"lora_dropout": 0.3}, {"lora_target
         {"weight_decay": 0.5}, {"clip_norm": 1e-3}, {"batch_size": 2}, {"accumulate": 1}, {"sequence_length": 48},
         {"packing": False}, {"epochs": 2}, {"dtype": "bfloat16"}, {"seed": 4}, {"held_out": 20}]
 NO_BITS = [{"weights": "streamed"}, {"weights": "resident", "gradient_checkpointing": "on"}, {"weights": "resident",
-           "gradient_checkpointing": "off"}, {"memory_limit": "3GiB"}, {"eval_every_n_steps": 3}]
+           "gradient_checkpointing": "off"}, {"memory_limit": "3GiB"}, {"eval_every_n_steps": 3}, {"cleanup_every_n_steps": 2}]
 
 
 @pytest.fixture(scope="module")
@@ -123,9 +124,87 @@ def test_an_option_that_decides_no_bits_changes_none(train, plain, options):
     assert summary["recomputes"] == (options.get("gradient_checkpointing") == "on" or options.get("weights") == "streamed")
 
 
-def test_the_program_without_python_names_what_to_install(program):
-    done = subprocess.run([program, "train", "chat", "--data", "x"], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 2 and "recipes in Python are in the program that `pip install 'plimsoll[chat]'`" in done.stderr
+@pytest.mark.parametrize("recipe", ["chat", "vision"])
+def test_the_program_without_python_names_what_to_install(recipe, program):
+    done = subprocess.run([program, "train", recipe, "--data", "x"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert f"recipes in Python are in the program that `pip install 'plimsoll[{recipe}]'` installs" in done.stderr
+
+
+# ---- Ranks ----
+
+RANKED = {**QUICK, "epochs": 3, "eval_every_n_steps": 4, "schedule": "linear"}
+
+
+def test_any_number_of_ranks_ends_in_the_same_bits(folder, tmp_path):
+    """Four virtual workers, two batches an update, dropout, a rate that falls, an evaluation meanwhile; 4 ranks are stopped within a
+    window, one process goes on and is stopped, and 2 ranks end it."""
+    ranks_end_alike("chat", tmp_path, folder / "model", folder / "chats.tokens", RANKED)
+    assert (tmp_path / "of 4" / "adapter" / "adapter_model.safetensors").exists()
+
+
+def ranks_end_alike(recipe, folder, model, data, options):
+    """1, 2 and 4 of them; 4 that are stopped in the third step, 1 in the seventh, and 2; and `plimsoll train` by 2, killed, and `resume`. Runs are
+    made in `folder`."""
+    said, errors = ranks_of(recipe, folder, model, data, options)
+    began, went_on = said.pop("began"), said.pop("went on")
+    assert said.pop("program") == [0, 0] and "goes on at step 2" in errors
+    assert [(one[0], one[3]) for one in (*began, *went_on)] == [("stopped", 3)] * 4 + [("stopped", 7)]
+    assert len({tuple(one) for ranks in said.values() for one in ranks}) == 1, said
+    assert [len(ranks) for ranks in said.values()] == [1, 2, 4, 2]
+    assert said["1"][0][0] == "finished" and said["1"][0][1] not in (began[0][1], went_on[0][1])
+    assert digest(folder / "program") == digest(folder / "one") and plimsoll.status(folder / "program")["status"] == "finished"
+
+
+def eight_end_alike(recipe, folder, model, data, options):
+    """1 and 8 of them; and 4 and 2 of which one is killed, and 8."""
+    said, errors = ranks_of(recipe, folder, model, data, {**options, "checkpoint_every_n_steps": 1, "foreign_bytes": "256MiB"}, 8)
+    assert len({tuple(one) for ranks in said.values() for one in ranks}) == 1, said
+    assert [len(ranks) for ranks in said.values()] == [1, 8, 8] and said["1"][0][0] == "finished"
+    assert "goes on at step 2" in errors and "goes on at step 4" in errors
+
+
+def ranks_of(recipe, folder, model, data, options, workers=4):
+    """(what tuning_ranks.py says, its standard error)."""
+    (folder / "model").symlink_to(model)
+    (folder / "data").symlink_to(data)
+    options = {name: value for name, value in options.items() if name != "progress"} | {"memory_limit": "8GiB"}
+    done = subprocess.run([sys.executable, "-m", "tests.support.tuning_ranks", folder, json.dumps(options), recipe, str(workers)],
+                          cwd=ROOT, env={**os.environ, "PYTHONPATH": f"{os.environ.get('PYTHONPATH', '')}:{ROOT}"},
+                          capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1]), done.stderr
+
+
+@pytest.mark.slow
+def test_eight_ranks_end_in_the_same_bits(folder, tmp_path):
+    eight_end_alike("chat", tmp_path, folder / "model", folder / "chats.tokens", RANKED)
+
+
+@pytest.mark.slow
+def test_torchrun_starts_the_program(folder, tmp_path):
+    """Killed in its second step, rank 1 has torchrun start both again, and they go on."""
+    options = {**QUICK, "memory_limit": "8GiB", "virtual_workers": 2, "checkpoint_every_n_steps": 1}
+    del options["progress"]
+    words = [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    (tmp_path / "program.py").write_text(
+        "import os, signal, sys\n"
+        "from plimsoll import _program\n"
+        "from plimsoll.recipes.tuning._train import Training\n"
+        "def leaves(training):\n"
+        "    if training.run.steps_made == 1 and (os.environ['RANK'], os.environ['TORCHELASTIC_RESTART_COUNT']) == ('1', '0'):\n"
+        "        os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    return False\n"
+        "Training.leaves = leaves\n"
+        "sys.exit(_program.main())\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "1",
+         tmp_path / "program.py", "train", "chat", "--data", folder / "chats.tokens", "--model", folder / "model", "--out",
+         tmp_path / "run", "--json", *words], text=True, capture_output=True, timeout=400, env=os.environ)
+    assert done.returncode == 0, done.stderr
+    assert "goes on at step 1" in done.stderr
+    summary = json.loads(done.stdout.splitlines()[-1])
+    assert summary["status"] == "finished" and summary["step"] > 3
 
 
 # ---- Loss and attention ----
@@ -151,7 +230,7 @@ def test_t6_packed_chats_have_the_losses_that_they_have_alone(kind, tmp_path):
         sums = []
         for packing in (True, False):
             options.packing = packing
-            batches = list(_train.Sequences(tokens, options, evaluates=True))
+            batches = list(_task.TokenSequences(tokens, options, evaluates=True))
             losses = [tuned.scores(*batch) for batch in batches]
             sums.append([sum(column) for column in zip(*losses)])
             for batch, (loss, _, count) in zip(batches, losses):
@@ -249,6 +328,20 @@ def test_adapters_and_merged_models_are_read_by_peft_and_transformers(train, fol
     assert transformers.AutoTokenizer.from_pretrained(tmp_path / "merged").chat_template
 
 
+def test_an_adapter_of_a_weight_that_files_call_otherwise_is_merged_into_it(tmp_path):
+    model, data = make_model(tmp_path / "model", "gpt_neox"), tmp_path / "set"
+    make_tokens(data, model)
+    plimsoll.train("chat", out=tmp_path / "run", data=data, model=model, **{**QUICK, "lora_targets": "lm_head,query_key_value"})
+    plimsoll.export(tmp_path / "run", tmp_path / "merged", merge=True)
+    ids = torch.arange(40)[None]
+    with torch.no_grad():
+        base = transformers.AutoModelForCausalLM.from_pretrained(model)
+        merged = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+        assert not torch.equal(merged.lm_head.weight, base.lm_head.weight)
+        adapted = peft.PeftModel.from_pretrained(base, tmp_path / "run/adapter")
+        assert torch.allclose(adapted(input_ids=ids).logits, merged(input_ids=ids).logits, atol=1e-5)
+
+
 def test_all_weights_are_exported_as_a_model(train, tmp_path):
     summary, _ = train(out="run", method="full", lr=1e-3)
     assert plimsoll.export(tmp_path / "run", tmp_path / "model")["kind"] == "model"
@@ -317,7 +410,7 @@ def test_what_autograd_keeps_is_counted_without_values_to_the_byte(kind, dtype, 
     """But for LayerNorm in bfloat16: its two numbers a token are float32 where there are no values."""
     make_model(tmp_path, kind)
     given = chat.Options(data="", model=str(tmp_path), dtype=dtype, sequence_length=64, batch_size=2, lora_r=4)
-    counted = _choice._Sizes.of(tuple(vars(given).items()), "lora")
+    counted = _choice._Sizes.of(chat.Options, tuple(vars(given).items()), "lora")
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=getattr(torch, dtype)).requires_grad_(False)
     model = _model.adapted(model, given)
     kept = _choice.kept_bytes(model.get_base_model(), 2, 64)

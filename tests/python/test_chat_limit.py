@@ -52,13 +52,14 @@ def drawn(number):
 
 
 SHORT = (11, 19)  # Seconds; the first streams.
+FOREIGN = 128 * MIB  # The heap of one process that makes, imports and plans thirty models.
 
 
 def planned(limit, **options):
     """A plan under a limit, or under one that its refusal names."""
     for _ in range(4):
         try:
-            return plimsoll.plan("chat", **{**options, "memory_limit": limit, "foreign_bytes": "64MiB"})
+            return plimsoll.plan("chat", **{**options, "memory_limit": limit, "foreign_bytes": FOREIGN})
         except plimsoll.BudgetExceeded as error:
             named = re.search(r"limit of (?:at least )?([\d.]+) ?MiB", str(error).split("free of the")[-1].split("needs at once:")[-1])
             limit = int(float(named[1]) + 1) * MIB if named else limit + 32 * MIB
@@ -66,7 +67,7 @@ def planned(limit, **options):
 
 
 def measured(monkeypatch, **options):
-    """The highest sum of tensors in a step of a real run on full sequences, from its second update on."""
+    """The highest sum of tensors in a step of a real run on full sequences, and in the one that it admits."""
     peaks, step, arena = [], plimsoll.Run.step, _torch_gate.load()
 
     def watched(self, *args, **more):
@@ -90,13 +91,13 @@ def test_a_plan_is_what_a_real_run_takes(number, loaded, tmp_path, monkeypatch):
     with plimsoll.Governor("4GiB") as governor:
         plimsoll.import_chat(tmp_path / "rows.jsonl", tmp_path / "set", tokenizer=tmp_path / "model", train="all", governor=governor)
     with plimsoll.Governor("4GiB") as governor:  # What is held now.
-        limit = governor.ledger().baseline_bytes + (64 + mib) * MIB
+        limit = governor.ledger().baseline_bytes + FOREIGN + mib * MIB
     given = {**QUICK, **options, "model": tmp_path / "model", "data": tmp_path / "set"}
     plan = planned(limit, **{name: value for name, value in given.items() if name not in ("progress", "memory_limit")})
     peak = measured(monkeypatch, **given, out=tmp_path / "run", batch_size=plan["batch_size"], held_out=0)
     print(f"{number}: {kind} {sizes} {options} {mib} MiB: {plan['label']} {plan['batch_size']} rows, {plan['peak_bytes']:,} planned, "
           f"{plan['measured_bytes']:,} rehearsed, {peak:,} in the run")
-    assert plan["label"] in ("exact", "bounded") and peak <= plan["leased_bytes"] and plan["measured_bytes"] <= plan["peak_bytes"]
+    assert plan["label"] in ("exact", "bounded") and peak <= plan["peak_bytes"] and plan["measured_bytes"] <= plan["peak_bytes"]
     assert plan["label"] != "exact" or plan["peak_bytes"] == plan["measured_bytes"]
 
 
@@ -112,7 +113,7 @@ print(json.dumps({name: summary[name] for name in ("status", "step", "weights", 
 
 
 @pytest.mark.parametrize("width, layers, limit, kills", [
-    (512, 24, 512, 1), pytest.param(1024, 46, 640, 10, marks=pytest.mark.slow)])
+    (512, 24, 592, 1), pytest.param(1024, 50, 720, 10, marks=pytest.mark.slow)])
 def test_a_model_that_does_not_fit_trains_in_a_cgroup_and_killed_ends_in_the_bits_of_a_resident_run(
         width, layers, limit, kills, tmp_path):
     MemoryCgroup.needed()
@@ -135,14 +136,7 @@ def test_a_model_that_does_not_fit_trains_in_a_cgroup_and_killed_ends_in_the_bit
     assert expected["weights"] == "resident" and expected["step"] > 2 * kills + 1
     with MemoryCgroup(limit * MIB) as group:
         for kill in range(kills):
-            child = group.start(life("run", limit), stderr=subprocess.PIPE, text=True)
-            while steps_of(tmp_path / "run") < 2 * kill + dice.choice([1, 2, 3]):
-                assert child.poll() is None, child.stderr.read()[-3000:]
-                time.sleep(0.02)
-            time.sleep(0.3 * dice.random())
-            child.kill()
-            assert child.wait() == -signal.SIGKILL
-            child.stderr.close()
+            killed(group, life("run", limit), tmp_path / "run", 2 * kill + dice.choice([1, 2, 3]), later=0.3 * dice.random())
         last = group.run(life("run", limit), timeout=3600)
     assert last.returncode == 0 and last.oom_kills == 0, last.stderr[-3000:]
     assert last.last_json == {**expected, "weights": "streamed"} and digest(tmp_path / "run") == digest(tmp_path / "calm")
@@ -156,3 +150,15 @@ def test_a_model_that_does_not_fit_trains_in_a_cgroup_and_killed_ends_in_the_bit
 def steps_of(run):
     """Steps that a run has told of, in any life."""
     return max((one["step"] for one in events(run, "step")), default=0) if (run / "events.jsonl").exists() else 0
+
+
+def killed(group, command, run, steps, later=0.0):
+    """A life in a cgroup, killed so many seconds after it has made `steps` of the run's."""
+    child = group.start(command, stderr=subprocess.PIPE, text=True)
+    while steps_of(run) < steps:
+        assert child.poll() is None, child.stderr.read()[-3000:]
+        time.sleep(0.02)
+    time.sleep(later)
+    child.kill()
+    assert child.wait() == -signal.SIGKILL
+    child.stderr.close()

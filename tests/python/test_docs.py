@@ -64,7 +64,7 @@ def test_r32_every_command_and_option_in_the_docs_exists(program):
     wrong = []
     for words, options in found.items():
         words = words[:2] if words[0] in ("train", "plan", "import", "store", "synth", "queue") else words[:1]
-        start = [sys.executable, "-c", CONSOLE] if "chat" in words else [program]
+        start = [sys.executable, "-c", CONSOLE] if {"chat", "vision"} & set(words) else [program]
         done = subprocess.run([*start, *words, "--help"], text=True, capture_output=True, timeout=60, check=False)
         if done.returncode != 0:
             wrong.append(f"plimsoll {' '.join(words)}: {done.stderr.strip()}")

@@ -22,7 +22,7 @@ def start(code, folder):
 
 
 def test_there_are_programs():
-    assert {page.values[0].stem for page in PROGRAMS} == {"batch", "ranks", "recipes", "trainers", "tutorial", "watch"}
+    assert {page.values[0].stem for page in PROGRAMS} == {"batch", "features", "ranks", "recipes", "trainers", "tutorial", "watch"}
 
 
 @pytest.mark.parametrize("page, block", PROGRAMS)

@@ -33,9 +33,10 @@ def processors():
 NAMES = ("clip", "siglip", "qwen2_vl", "idefics3", "smolvlm", "clip, unscaled", "clip, scaled only")
 
 
-def compare(theirs, ours, pixels, name):
+def compare(theirs, ours, pixels, name, originals=None):
+    """originals: what the original is given, where that is not made of `pixels`."""
     try:
-        wanted = theirs([Image.fromarray(one) for one in pixels], return_tensors="np")
+        wanted = theirs(originals or [Image.fromarray(one) for one in pixels], return_tensors="np")
     except ValueError:
         with pytest.raises(ValueError):
             ours(pixels, return_tensors="np")
@@ -58,15 +59,57 @@ def test_arrays_are_those_of_the_original(name):
         compare(theirs, ours, [pictures.picture(numbers, *size) for size in sizes], (name, number, sizes))
 
 
-@pytest.mark.parametrize("name", NAMES[:5])
-def test_arrays_of_real_images_are_those_of_the_original(name):
-    files = sorted(DATA.glob("conceptual_captions_mini/images/*"))[::43]
-    if not files:
-        pytest.skip("needs ../shared/data")
+def compare_encoded(name, images):
+    """From the file on: Pillow's decoder and the original, against ours. images: names and encoded bytes.
+
+    Of Qwen2-VL, Idefics3 and SmolVLM the arrays say, too, at which positions tokens of the image stand: the grid, rows
+    and columns of pieces.
+    """
     theirs = processors()[name]
     ours = plimsoll.image_processor(theirs)
-    for file in files:
-        compare(theirs, ours, [plimsoll.decode_image(file.read_bytes())], file.name)
+    for number, encoded in images:
+        compare(theirs, ours, [plimsoll.decode_image(encoded)], (name, number),
+                [Image.fromarray(pictures.pillow(encoded))])
+
+
+def real_images():
+    files = sorted([*DATA.glob("conceptual_captions_mini/images/*"), *DATA.glob("coco_mini/*/*.jpg")])
+    if not files:
+        pytest.skip("needs ../shared/data")
+    return [(file.name, file) for file in files]
+
+
+def generated(numbers):
+    """Every mode and depth, EXIF, CMYK, progressive, palettes, alpha, 1 x N; every 500th is huge."""
+    for number in numbers:
+        kind = list(pictures.KINDS)[number % 3]
+        if number % 500 == 499:
+            yield number, pictures.saved(Image.fromarray(pictures.picture(random.Random(number), 3000, 2400)), "JPEG",
+                                         progressive=number % 1000 == 499)
+        else:
+            yield number, pictures.random_picture(kind, number)
+
+
+@pytest.mark.parametrize("name", NAMES[:5])
+def test_arrays_of_real_images_are_those_of_the_original(name):
+    compare_encoded(name, ((one, file.read_bytes()) for one, file in real_images()[::43]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES[:5])
+def test_arrays_of_all_real_images_are_those_of_the_original(name):
+    compare_encoded(name, ((one, file.read_bytes()) for one, file in real_images()))
+
+
+@pytest.mark.parametrize("name", NAMES[:5])
+def test_arrays_of_generated_images_are_those_of_the_original(name):
+    compare_encoded(name, generated(range(490, 520)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES[:5])
+def test_arrays_of_two_thousand_generated_images_are_those_of_the_original(name):
+    compare_encoded(name, generated(range(2000)))
 
 
 def test_options_of_a_call_are_heeded():

@@ -2,9 +2,11 @@
 """import_vision: images stay the bytes that they were, whichever way a row names them; what cannot be decoded is an
 error with file and line or a counted row; killed anywhere it goes on to the same bytes."""
 import base64
+import bz2
 import gzip
 import io
 import json
+import lzma
 import os
 import random
 import signal
@@ -152,6 +154,44 @@ def test_samples_of_webdataset_are_rows(governor, tmp_path):
     with pytest.raises(ValueError, match=r"d.tar: "):
         (tmp_path / "d.tar").write_bytes(one.read_bytes()[:700])
         plimsoll.import_vision(tmp_path / "d.tar", tmp_path / "none", governor=governor)
+
+
+def test_a_damaged_packed_archive_is_an_error_that_names_it(governor, tmp_path):
+    members = [(f"{k}.jpg", pictures.random_picture("jpeg", k)) for k in range(3)]
+    whole = write_tar(tmp_path / "a.tar", members).read_bytes()
+    for name, pack in (("a.tar.gz", gzip.compress), ("a.tar.bz2", bz2.compress), ("a.tar.xz", lzma.compress)):
+        packed = pack(whole)
+        (tmp_path / name).write_bytes(packed)
+        assert plimsoll.import_vision(tmp_path / name, tmp_path / name.replace(".", "_"), governor=governor)["rows"] == 3
+        # In the middle, in the checksum at the end, and cut within that.
+        for damaged in (_flipped(packed, len(packed) // 2), _flipped(packed, len(packed) - 6), packed[:-3]):
+            (tmp_path / name).write_bytes(damaged)
+            with pytest.raises(ValueError, match=f"{name}: damaged archive: "):
+                plimsoll.import_vision(tmp_path / name, tmp_path / "none", governor=governor)
+    assert not (tmp_path / "none").exists()
+
+
+def _flipped(data, at):
+    return data[:at] + bytes([data[at] ^ 0xFF]) + data[at + 1:]
+
+
+def test_files_and_members_that_are_too_long_are_refused_and_name_the_option(governor, tmp_path):
+    (tmp_path / "a.jpg").write_bytes(GOOD)
+    row, size = {"text": "t", "image": "a.jpg", "response": "r"}, len(GOOD)
+    with pytest.raises(ValueError, match=r"rows\.jsonl:1: .*a\.jpg: longer than image_bytes_max \(--image-bytes-max\)"):
+        imported(governor, tmp_path, [row], image_bytes_max=size - 1)
+    assert imported(governor, tmp_path, [row], image_bytes_max=size)[1]["images"] == 1
+    archive = write_tar(tmp_path / "a.tar", [("0.jpg", GOOD), ("0.txt", b"a")])
+    with pytest.raises(ValueError, match=rf"a\.tar: 0\.jpg: {size} bytes, longer than image_bytes_max"):
+        plimsoll.import_vision(archive, tmp_path / "tar", image_bytes_max=size - 1, governor=governor)
+    assert plimsoll.import_vision(archive, tmp_path / "tar", image_bytes_max=size, governor=governor)["rows"] == 1
+
+
+def test_several_texts_of_a_row_are_parts(governor, tmp_path):
+    images, _ = imported(governor, tmp_path, [{"image": uri(GOOD), "text": ["one", "two"]}])
+    assert images[0].messages == [{"role": "user", "content": [{"type": "image"}, *said("one"), *said("two")]}]
+    with pytest.raises(ValueError, match=r"rows\.jsonl:1: text is not text"):
+        imported(governor, tmp_path, [{"image": uri(GOOD), "text": ["one", 2]}])
 
 
 GOOD = pictures.random_picture("jpeg", 2)

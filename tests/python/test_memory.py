@@ -67,8 +67,8 @@ def test_a_line_says_how_much_is_used_and_what_is_left(capsys):
 
 
 def test_sizes_may_be_numbers():
-    with plimsoll.Governor(1 << 30, foreign_bytes=MIB) as governor:
-        assert governor.limit_bytes == 1 << 30
+    with plimsoll.Governor(1 << 33, foreign_bytes=MIB) as governor:
+        assert governor.limit_bytes == 1 << 33
         assert governor.ledger().pools["foreign"].floor_bytes == MIB
 
 

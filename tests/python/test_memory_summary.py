@@ -48,5 +48,6 @@ def test_a_notebook_shows_who_held_what():
     svg = shown[shown.index("<svg"):]
     picture = xml.etree.ElementTree.fromstring(svg)  # It is well-formed, and has no script.
     names = {title.text for title in picture.iter("{http://www.w3.org/2000/svg}title")}
-    assert {"native", "memory by owner over time"} <= names, names
+    # Of a process with many free pieces of heap malloc() is not asked.
+    assert "memory by owner over time" in names and names & {"native", "unexplained"}, names
     assert "<script" not in shown and f"Watch after {watch.steps} steps" in shown

@@ -86,7 +86,7 @@ def said(done):
 
 def test_it_is_listed_explained_and_written_out(program):
     listed = program("recipes").stdout.splitlines()
-    assert [line.split("\t")[0] for line in listed] == ["cosir", "can-kd", "chat", "toy"]
+    assert [line.split("\t")[0] for line in listed] == ["cosir", "can-kd", "chat", "vision", "toy"]
     assert listed[-1] == "toy\tA line through points"
     help_text = " ".join(program("train", "toy", "--help").stdout.split())
     for words in ("--epochs Number of passes over the points [2]", '--shape Shape of the line: flat|steep ["flat"]',
@@ -153,7 +153,7 @@ def test_python_starts_it_too(site, tmp_path, monkeypatch):
         plimsoll.train("toy", data="points", out=tmp_path / "other", lrr=1)
     with pytest.raises(ValueError, match="the recipe toy has no plan"):
         plimsoll.plan("toy", data="points")
-    with pytest.raises(ValueError, match='there is no recipe "toys"; there are "cosir", "can-kd", "chat", "toy"'):
+    with pytest.raises(ValueError, match='there is no recipe "toys"; there are "cosir", "can-kd", "chat", "vision", "toy"'):
         plimsoll.train("toys", data="points", out=tmp_path / "other")
 
 

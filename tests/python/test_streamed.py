@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 
 import pytest
 
@@ -18,6 +19,7 @@ torch = pytest.importorskip("torch")
 
 import plimsoll  # noqa: E402
 from plimsoll import _weight_files  # noqa: E402
+from plimsoll._weight_ring import WeightRing  # noqa: E402
 from tests.support.cgroup import MemoryCgroup  # noqa: E402
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -192,6 +194,24 @@ def test_what_is_on_the_meta_device_comes_from_the_files(llama, dtype, weights):
         model.requires_grad_(False)
         plimsoll.stream_frozen(model, folder, weights=weights)
         assert model.lm_head.weight.dtype == dtype and model.lm_head.weight is model.model.embed_tokens.weight
+        assert torch.equal(model(input_ids=ids).logits, plain(input_ids=ids).logits)
+
+
+@pytest.mark.parametrize("weights", ["streamed", "resident"])
+def test_weights_that_transformers_saves_under_other_names_are_found(tmp_path, weights):
+    """GPT-NeoX's and Pythia's lm_head is "embed_out" in files."""
+    transformers = pytest.importorskip("transformers")
+    accelerate = pytest.importorskip("accelerate")
+    config = transformers.GPTNeoXConfig(vocab_size=97, hidden_size=32, intermediate_size=64, num_hidden_layers=3,
+                                        num_attention_heads=4)
+    plain = transformers.GPTNeoXForCausalLM(config).eval()
+    plain.save_pretrained(tmp_path)
+    assert "embed_out.weight" in _weight_files.places_in(tmp_path)
+    ids = torch.arange(12).reshape(2, 6)
+    with plimsoll.Governor("3GiB", foreign_bytes="512MiB"), torch.no_grad():
+        with accelerate.init_empty_weights():
+            model = transformers.AutoModelForCausalLM.from_config(config)
+        plimsoll.stream_frozen(model.eval().requires_grad_(False), tmp_path, weights=weights)
         assert torch.equal(model(input_ids=ids).logits, plain(input_ids=ids).logits)
 
 
@@ -429,6 +449,44 @@ def test_a_bit_that_flips_in_the_file_ends_the_step_with_its_name(governor, tmp_
         model(torch.ones(1, 8)).sum().backward()
     assert str(caught.value).startswith(f"{file}: blocks.3.base.weight is not what training began with: its checksum is ")
     assert str(caught.value).endswith(". Put the file back, or train anew")
+
+
+def test_a_checksum_is_made_once_and_again_when_the_file_has_changed(governor, tmp_path, monkeypatch):
+    made, core = [], _weight_files._core
+    monkeypatch.setattr(_weight_files, "_core", types.SimpleNamespace(
+        crc32c=lambda data, before=0: made.append(len(data)) or core.crc32c(data, before)))
+    plimsoll.stream_frozen(model := Net(), weights="streamed", directory=tmp_path)
+    file = tmp_path / "frozen.safetensors"
+    os.utime(file, (1, 1))  # Of a file written just now nobody knows whether it will be again in the same tick.
+    for _ in range(3):
+        model(torch.ones(1, 8)).sum().backward()
+    assert sum(made) == sum(place.size for place in _weight_files.places_in(file).values())
+    flipped(file, "blocks.3.base.weight")
+    with pytest.raises(plimsoll.CorruptError, match="blocks.3.base.weight is not what training began with"):
+        model(torch.ones(1, 8)).sum().backward()
+
+
+@pytest.mark.parametrize("header", [0, 8])  # Bytes that move all tensors off multiples of 64.
+@pytest.mark.parametrize("piece", [8192, 1 << 20])
+def test_tensors_of_any_size_and_place_are_read_beside_one_another(governor, tmp_path, monkeypatch, piece, header):
+    """In place, or copied where the file has them at another address modulo 64 than kernels are to see."""
+    monkeypatch.setattr(_weight_files, "_IN_PLACE", 1000)
+    monkeypatch.setattr(_weight_files, "_PIECE", piece)
+    dice = random.Random(3)
+    wanted = {f"{k:02}": torch.frombuffer(bytearray(dice.randbytes(dice.choice([2, 64, 4096, 64 * dice.randint(1, 700), 9998]))),
+                                          dtype=torch.uint8) for k in range(40)}
+    _weight_files.write_tensors(file := tmp_path / "m.safetensors", wanted)
+    data = file.read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    file.write_bytes((length + header).to_bytes(8, "little") + data[8:8 + length] + b" " * header + data[8 + length:])
+    places = list(_weight_files.places_in(file).values())
+    assert header or any(place.in_place for place in places)
+    ring = WeightRing(blocks := [places[k:k + 8] for k in range(0, 40, 8)], 2, governor)
+    for block in (0, 1, 2, 3, 4, 3, 2, 0):
+        for place, made in zip(blocks[block], ring.use(block, []), strict=True):
+            assert torch.equal(made, wanted[place.name]) and made.data_ptr() % 64 == 0
+        del made
+    ring.close()
 
 
 @pytest.mark.parametrize("weights", ["streamed", "resident"])

@@ -13,6 +13,7 @@ KINDS = {
     "gemma2": ("Gemma2Config", {"head_dim": 8, "sliding_window": 16, "query_pre_attn_scalar": 8,
                                 "final_logit_softcapping": 5.0}),  # More than a head's product.
     "gemma": ("GemmaConfig", {"head_dim": 8}),
+    "gpt_neox": ("GPTNeoXConfig", {}),  # Pythia's. Its head has another name in files.
     "gpt2": ("GPT2Config", {}),  # Learned positions, dropout, linear maps that lie the other way.
     "granite": ("GraniteConfig", {"logits_scaling": 4.0}),
     "mistral": ("MistralConfig", {"sliding_window": 16}),

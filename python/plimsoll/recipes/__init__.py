@@ -35,7 +35,7 @@ from ..errors import MemoryPressure
 
 __all__ = ["Recipe", "RunOptions", "add", "option"]
 
-_OURS: tuple[str, ...] = ("chat",)  # Modules beside this one, each with a RECIPE: a new recipe of ours is a word here.
+_OURS: tuple[str, ...] = ("chat", "vision")  # Modules beside this one, each with a RECIPE: a new recipe of ours is a word here.
 _GROUP = "plimsoll.recipes"
 _COUNT_MAX = float(2**53)
 _KINDS = {bool: "switch", int: "integer", float: "real", str: "text"}
@@ -188,7 +188,9 @@ class _Work:
         from .._run import Run
 
         out = values["out"]
-        if not resume and _core.RunFolder.is_run(out):
+        # Of several ranks the first makes it, and the launcher starts ranks again with the same words.
+        again = int(os.environ.get("RANK", "0")) > 0 or int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+        if not resume and not again and _core.RunFolder.is_run(out):
             raise ValueError(f"{out}: it is a run already; `plimsoll resume {out}` goes on with it")
         options = self._options(values)
         own = {field.name: values[field.name] for field in dataclasses.fields(options)
@@ -198,7 +200,8 @@ class _Work:
         said: dict[str, Any] | None = None
         run = Run(out, memory_limit=options.memory_limit, seed=options.seed, options=own,
                   foreign_bytes=options.foreign_bytes, disk_limit=options.disk_limit,
-                  compute_threads=options.compute_threads, accept=accepted, _of_recipe=_OfRecipe(run_toml, options.checkpoint_every_n_steps, quiet))
+                  compute_threads=options.compute_threads, accept=accepted, virtual_workers=getattr(options, "virtual_workers", 0),
+                  _of_recipe=_OfRecipe(run_toml, options.checkpoint_every_n_steps, quiet))
         try:
             with run:
                 said = self._recipe.train(run, options)

@@ -23,7 +23,7 @@ from ..._token_set import TokenSet
 from ...errors import CorruptError, NotFoundError
 
 if TYPE_CHECKING:
-    from ._train import Training
+    from ..tuning._train import Training
 
 _LOOKS_EVERY = 0.5  # Seconds.
 _KEPT = 1000

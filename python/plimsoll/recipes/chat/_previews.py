@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..._refusal import unless_refused
-from ._model import libraries
+from ..tuning._model import libraries
 
 if TYPE_CHECKING:
     from ..._run import Run
+    from ..tuning._model import Tuned
     from . import Options
-    from ._model import Tuned
 
 _CHATS = 32
 _LINE = 1 << 20

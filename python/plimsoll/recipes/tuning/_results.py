@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `plimsoll eval`, `export` and `plan` do for `chat`: beside a run, with a governor of their own.
+"""What `plimsoll eval`, `export` and `plan` do: beside a run, with a governor of their own.
 
 Threads: the calling one.   Memory: as a run's.
 """
@@ -11,32 +11,32 @@ import pathlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from ... import _run_settings, _runs, _torch_gate
 from ..._checkpoint import read
+from ..._cross_entropy import one_chunk
 from ..._folders import replaced
 from ..._memory import Governor
 from ..._plan import plan_batch
-from ..._token_set import TokenSet
+from ..._step import TrainingStep
+from ..._virtual_workers import VirtualWorkers
 from ...errors import NotFoundError
 from ._choice import choose
-from ._model import CHUNK, Tuned, libraries
-from ._train import Sequences, check_data, evaluated, held_out_rows, largest_batch, optimizer_of
+from ._model import Tuned, libraries
+from ._train import evaluated, held_out_rows, optimizer_of, scheduler_of, step_options
 
 if TYPE_CHECKING:
-    from . import Options
+    from . import TuningOptions
 
 
 @contextlib.contextmanager
-def _limited(options: Options) -> Iterator[Governor]:
+def _limited(options: TuningOptions) -> Iterator[Governor]:
     libraries()
     _run_settings.settle(options.seed, options.compute_threads, True)
     with Governor(options.memory_limit, foreign_bytes=options.foreign_bytes) as governor:
         yield governor
 
 
-def _tuned(options: Options, governor: Governor) -> tuple[Tuned, dict[str, Any], int]:
+def _tuned(options: TuningOptions, governor: Governor) -> tuple[Tuned, dict[str, Any], int]:
     """(the model of a run's last commit, its notes, the step). Errors: NotFoundError; CorruptError."""
     step = int(_runs.status(options.out)["checkpoint_step"])
     if step < 0:
@@ -47,21 +47,22 @@ def _tuned(options: Options, governor: Governor) -> tuple[Tuned, dict[str, Any],
     return tuned, parts["notes"], step
 
 
-def evaluate_run(options: Options) -> dict[str, Any]:
+def evaluate_run(options: TuningOptions) -> dict[str, Any]:
     """Loss and token accuracy of a run's last commit, on what was held out."""
     with _limited(options) as governor:
-        if not options.eval_data and options.inbox:
+        if not options.eval_data and not options.data:
             raise ValueError("eval_data: dropped files are gone; name a set with `plimsoll resume --eval-data`, or when the "
                              "run begins")
-        tokens = TokenSet(options.eval_data or options.data)
-        held_out = held_out_rows(tokens, options)
+        task = options.task()
+        data = task.open(options.eval_data or options.data)
+        held_out = held_out_rows(data, options)
         if not held_out and not options.eval_data:
             raise ValueError("held_out: no row was held out, and no eval_data named")
         tuned, _, step = _tuned(options, governor)
-        return {"step": step, **(evaluated(tuned, Sequences(tokens, options, held_out=held_out, evaluates=True)) or {})}
+        return {"step": step, **(evaluated(tuned, task.sequences(data, held_out=held_out, evaluates=True)) or {})}
 
 
-def export_run(options: Options, out: str, merge: bool) -> dict[str, Any]:
+def export_run(options: TuningOptions, out: str, merge: bool) -> dict[str, Any]:
     """A run's last commit in a folder: adapters as peft has them, or a model as transformers has one."""
     folder = pathlib.Path(out)
     if folder.exists():
@@ -77,39 +78,37 @@ def export_run(options: Options, out: str, merge: bool) -> dict[str, Any]:
                 "bytes": sum(file.stat().st_size for file in folder.iterdir())}
 
 
-def plan_run(options: Options, device: str, device_memory_limit: str) -> dict[str, Any]:
+def plan_run(options: TuningOptions, device: str, device_memory_limit: str) -> dict[str, Any]:
     """The most sequences of sequence_length tokens that a step may have, each full, and who holds what of it."""
     with _limited(options) as governor:
-        odd = ""
-        if options.data:
-            with TokenSet(options.data) as tokens:
-                odd = check_data(tokens, options)
+        task = options.task()
+        data = task.open(options.data) if options.data else None
+        odd = task.check(data) if data else ""
         choice = choose(options, governor._left_for_tensors())
         tuned = Tuned(options, choice)
         optimizer = optimizer_of(tuned, options)
+        scheduler = scheduler_of(optimizer, options, 1)
+        step = TrainingStep(tuned, optimizer, scheduler=scheduler, **step_options(options))
+        workers = step._workers = VirtualWorkers.dealt(options.virtual_workers, 0, 1, options.seed)
 
-        def step(sequences: int, trained: int = CHUNK) -> None:
-            if options.accumulate == 1:
-                optimizer.zero_grad()
-            batch = largest_batch(options, sequences, trained)
-            tuned(*batch).backward()  # Of an accumulation: beside the gradients before it.
-            if options.clip_norm:
-                torch.nn.utils.clip_grad_norm_(tuned.trained(), options.clip_norm)
-            optimizer.step()
+        def made(sequences: int) -> None:
+            batch = task.largest(data, sequences)
+            step.rehearse(batch if workers is None else workers.each(batch), tuned)
 
-        # Chunks of logits are as many as there are tokens that are trained on, and a trace is of the same blocks at each
-        # size. So one chunk is, and a step on all tokens is run when the size is known.
-        plan = plan_batch(step, model=tuned, optimizer=optimizer, governor=governor, device=device,
-                          device_memory_limit=device_memory_limit)
+        # There are as many chunks of logits as tokens ask for, and a trace is of the same blocks at each size: so one is
+        # made, and the step with all of them is run when the size is known.
+        with one_chunk():
+            plan = plan_batch(made, model=tuned, optimizer=optimizer, others=[scheduler] if scheduler else [], governor=governor,
+                              device=device, device_memory_limit=device_memory_limit)
         extension = _torch_gate.load()
-        for _ in range(2):  # The second finds the optimizer's states.
+        for _ in range(2):  # The second finds gradients and the optimizer's states.
             extension.reset_peak()
-            step(plan.batch_size, 0)
+            made(plan.batch_size)
         measured = extension.arena_stats()["live_peak_bytes"]
-        if measured != plan.peak_bytes:  # By what there is for each token that is trained on.
+        if measured != plan.peak_bytes:
             more = max(0, measured - plan.peak_bytes)
             plan = dataclasses.replace(plan, label="bounded", peak_bytes=plan.peak_bytes + more,
                                        leased_bytes=plan.leased_bytes + more)
         return {"profile": str(choice), **dataclasses.asdict(choice), **dataclasses.asdict(plan),
-                "measured_bytes": measured, "sequence_length": options.sequence_length, "tokens_per_step": plan.batch_size * options.sequence_length,
-                **({"data": odd} if odd else {})}
+                "measured_bytes": measured, "sequence_length": options.sequence_length,
+                "tokens_per_step": plan.batch_size * options.sequence_length, **({"data": odd} if odd else {})}

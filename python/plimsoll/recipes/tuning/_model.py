@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The model of a run of `chat`: transformers' model, peft's adapters, weights that may stay on disk; and its loss.
+"""The model that is tuned: transformers' model, peft's adapters, weights that may stay on disk; and its loss.
 
 Threads: the thread that trains.
 Memory:  weights as _choice.py says; logits of CHUNK tokens at a time.
@@ -17,12 +17,14 @@ import torch
 from ..._adopt import adopt
 from ..._cross_entropy import linear_cross_entropy
 from ..._streamed import StreamedWeights, stream_frozen
+from ..._weight_files import names_in, places_in
 
 if TYPE_CHECKING:
-    from . import Options
+    from . import TuningOptions
     from ._choice import Choice
 
 CHUNK = 256  # Tokens whose logits are there at a time: it decides the bits, and no limit decides it.
+_WIDENED = 16  # Of them those whose logits are there in float32, while a model is evaluated.
 _IGNORED = -100
 _SCALED = ("final_logit_softcapping", "logits_scaling", "logit_scale", "lm_head_multiplier")  # More than a head's product.
 
@@ -34,8 +36,8 @@ def libraries() -> tuple[Any, Any]:
         import peft
         import transformers
     except ImportError as error:
-        raise ImportError(f"the recipe chat takes {error.name}, which is not installed: pip install "
-                          "'plimsoll[chat]'") from None
+        raise ImportError(f"the recipes chat and vision take {error.name}, which is not installed: pip install "
+                          "'plimsoll[chat]' or 'plimsoll[vision]'") from None
     transformers.utils.logging.disable_progress_bar()
     return transformers, peft
 
@@ -49,39 +51,55 @@ def config_of(folder: str) -> Any:
         raise ValueError(f"model: {folder} is no folder of a model: {error}") from None
 
 
-def adapted(model: Any, options: Options) -> Any:
-    """The model with peft's adapters. Errors: ValueError naming lora_targets."""
+def adapted(model: Any, options: TuningOptions) -> Any:
+    """The model with peft's adapters, and modules that are trained whole. Errors: ValueError naming lora_targets."""
     _, peft = libraries()
-    targets: Any = options.lora_targets
-    if targets != "all-linear":
-        targets = [name.strip() for name in targets.split(",")]
+    task = options.task()
     lora = peft.LoraConfig(r=options.lora_r, lora_alpha=options.lora_alpha, lora_dropout=options.lora_dropout,
-                           target_modules=targets, use_rslora=options.rslora, use_dora=options.dora, task_type="CAUSAL_LM")
+                           target_modules=task.targets(model), modules_to_save=task.whole(model) or None, use_rslora=options.rslora,
+                           use_dora=options.dora, task_type="CAUSAL_LM")
     try:
-        return peft.get_peft_model(model, lora)
+        made = peft.get_peft_model(model, lora)
     except ValueError as error:
         raise ValueError(f"lora_targets: {error}") from None
+    for part in _whole(made).values():
+        part.float()  # As all that is trained. What it gives is cast by transformers' models.
+        part.register_forward_pre_hook(_widened)
+    return made
+
+
+def _whole(model: Any) -> dict[str, Any]:
+    """Modules that are trained whole, by their names in the model without adapters."""
+    from peft.utils.other import ModulesToSaveWrapper
+
+    return {name.removeprefix("base_model.model."): part.modules_to_save["default"] for name, part in model.named_modules()
+            if isinstance(part, ModulesToSaveWrapper)}
+
+
+def _widened(_: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(one.float() if torch.is_tensor(one) and one.is_floating_point() else one for one in inputs)
 
 
 class Tuned(torch.nn.Module):
-    """A language model, of which adapters or all weights are trained. Called with a batch it gives the loss.
+    """A model, of which adapters or all weights are trained. Called with a Batch it gives the loss.
 
     In its state_dict() is what is trained; of frozen weights of blocks their checksums (see stream_frozen).
     """
 
-    def __init__(self, options: Options, choice: Choice) -> None:
+    def __init__(self, options: TuningOptions, choice: Choice) -> None:
         """Errors: ValueError naming the option; BudgetExceeded; CorruptError; OSError."""
         super().__init__()
-        config, (transformers, _) = config_of(options.model), libraries()
+        config, self._class = config_of(options.model), options.task().model_class()
         self.frozen: StreamedWeights | None = None
         if choice.method == "full":
-            self.model = transformers.AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.float32)
+            self.model = self._class.from_pretrained(options.model, dtype=torch.float32)
             adopt(self.model)  # What was mapped from files is leased from now on.
         else:
             self.model = self._adapted(options, choice, config)
         if choice.recomputes and choice.weights == "resident":  # Streamed blocks run again in any case.
             self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         self._cast = choice.method == "full" and options.dtype == "bfloat16"
+        self._dtype = torch.float32 if choice.method == "full" else getattr(torch, options.dtype)
         text = config.get_text_config()
         scaled = [name for name in _SCALED if getattr(text, name, None) not in (None, 1)]
         head = self.language_model.get_output_embeddings()
@@ -89,17 +107,16 @@ class Tuned(torch.nn.Module):
         """Whether logits are there CHUNK tokens at a time; of models that do more than multiply they all are."""
         self.train()
 
-    def _adapted(self, options: Options, choice: Choice, config: Any) -> Any:
-        transformers, _ = libraries()
+    def _adapted(self, options: TuningOptions, choice: Choice, config: Any) -> Any:
         import accelerate
 
         dtype = getattr(torch, options.dtype)
         config._name_or_path = options.model  # The adapters' config names it.
         if options.dora:
-            model = transformers.AutoModelForCausalLM.from_pretrained(options.model, dtype=dtype)
+            model = self._class.from_pretrained(options.model, dtype=dtype)
         else:
             with accelerate.init_empty_weights():
-                model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
+                model = self._class.from_config(config, dtype=dtype)
             model.generation_config = _generation_config(options.model, model)
         model.requires_grad_(False)
         if options.dora:  # It begins with the weights' norms.
@@ -123,52 +140,63 @@ class Tuned(torch.nn.Module):
         """Parameters that are."""
         return [one for one in self.model.parameters() if one.requires_grad]
 
+    def train(self, mode: bool = True) -> Tuned:
+        """Frozen batch norms keep their statistics, which are no part of a commit."""
+        super().train(mode)
+        for part in self.modules():
+            if isinstance(part, torch.nn.modules.batchnorm._BatchNorm) and not any(one.requires_grad for one in part.parameters()):
+                part.eval()
+        return self
+
     # ---- Loss ----
 
-    def forward(self, input_ids: Any, labels: Any, position_ids: Any) -> Any:
-        """The mean over the tokens that are trained on. Shape: each int64 [sequences, tokens]."""
+    def forward(self, inputs: dict[str, Any], labels: Any) -> Any:
+        """The mean over the tokens that are trained on."""
         with torch.autocast("cpu", torch.bfloat16, enabled=self._cast):
             if not self.chunked:
-                logits = self._logits(input_ids, position_ids)[:, :-1].float()
+                logits = self._logits(inputs)[:, :-1].float()
                 return torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten(), ignore_index=_IGNORED)
             head = self.language_model.get_output_embeddings()
-            return linear_cross_entropy(self._hidden(input_ids, position_ids)[:, :-1], head.weight, labels[:, 1:],
-                                        bias=head.bias, chunk=CHUNK)
+            return linear_cross_entropy(self._hidden(inputs)[:, :-1], head.weight, labels[:, 1:], bias=head.bias, chunk=CHUNK)
 
     @torch.no_grad()
-    def scores(self, input_ids: Any, labels: Any, position_ids: Any) -> tuple[float, int, int]:
+    def scores(self, inputs: dict[str, Any], labels: Any) -> tuple[float, int, int]:
         """(sum of losses, tokens that were the likeliest, tokens), of those that are trained on."""
         loss, right, count = 0.0, 0, 0
         with torch.autocast("cpu", torch.bfloat16, enabled=self._cast):
-            for logits, wanted in self._chunks(input_ids, labels, position_ids):
-                loss += float(torch.nn.functional.cross_entropy(logits.float(), wanted, reduction="sum"))
+            for logits, wanted in self._chunks(inputs, labels):
+                for some, labelled in zip(logits.split(_WIDENED), wanted.split(_WIDENED)):  # Less than a step's chunk takes.
+                    loss += float(torch.nn.functional.cross_entropy(some.float(), labelled, reduction="sum"))
                 right += int((logits.argmax(1) == wanted).sum())
                 count += len(wanted)
         return loss, right, count
 
-    def _chunks(self, input_ids: Any, labels: Any, position_ids: Any) -> Iterator[tuple[Any, Any]]:
+    def _chunks(self, inputs: dict[str, Any], labels: Any) -> Iterator[tuple[Any, Any]]:
         places = labels[:, 1:] != _IGNORED
-        made = (self._hidden if self.chunked else self._logits)(input_ids, position_ids)[:, :-1][places]
+        made = (self._hidden if self.chunked else self._logits)(inputs)[:, :-1][places]
         head = self.language_model.get_output_embeddings()
         for rows, wanted in zip(made.split(CHUNK), labels[:, 1:][places].split(CHUNK)):
             yield head(rows) if self.chunked else rows, wanted
 
     # Without a mask transformers tells documents apart by their positions, and sliding windows stay what they are.
 
-    def _hidden(self, input_ids: Any, position_ids: Any) -> Any:
-        return self.language_model.base_model(input_ids=input_ids, position_ids=position_ids,
-                                              use_cache=False).last_hidden_state
+    def _hidden(self, inputs: dict[str, Any]) -> Any:
+        return self.language_model.base_model(**self._cast_to(inputs), use_cache=False).last_hidden_state
 
-    def _logits(self, input_ids: Any, position_ids: Any) -> Any:
-        return self.language_model(input_ids=input_ids, position_ids=position_ids, use_cache=False).logits
+    def _logits(self, inputs: dict[str, Any]) -> Any:
+        return self.language_model(**self._cast_to(inputs), use_cache=False).logits
+
+    def _cast_to(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        """Pixels in the weights' type: not all models of transformers see to that."""
+        return {name: one.to(self._dtype) if one.is_floating_point() else one for name, one in inputs.items()}
 
     # ---- State ----
 
     def state_dict(self, *_: Any, **__: Any) -> dict[str, Any]:
         """What a commit holds."""
-        trained = {name for name, one in self.model.named_parameters() if one.requires_grad}
+        trained = {name: one.requires_grad for name, one in self.model.named_parameters(remove_duplicate=False)}
         return {name: one for name, one in self.model.state_dict().items()
-                if name in trained or (one.dtype == torch.int64 and one.dim() == 0)}
+                if trained.get(name, True) or (one.dtype == torch.int64 and one.dim() == 0)}
 
     def load_state_dict(self, state: Any, *_: Any, **__: Any) -> Any:
         """Errors: CorruptError where frozen weights are others than those of the state."""
@@ -192,20 +220,24 @@ class Tuned(torch.nn.Module):
 
         layers = {name.removeprefix("base_model.model."): part for name, part in self.model.named_modules()
                   if isinstance(part, LoraLayer)}
+        whole = {f"{name}.{key}": one for name, part in _whole(self.model).items() for key, one in part.state_dict().items()}
         folder.mkdir(parents=True)
+        called = names_in(self.model, places_in(source))
         for file in sorted(pathlib.Path(source).glob("*.safetensors")):
             with safe_open(file, "pt") as held:
                 tensors = {}
                 for name in held.keys():
                     tensors[name] = held.get_tensor(name)
-                    stem = name.removesuffix(".weight")
+                    stem = called[name].removesuffix(".weight")
                     key = next((one for one in layers if name.endswith(".weight") and
                                 (one == stem or one.endswith("." + stem) or stem.endswith("." + one))), None)
                     if key is not None:
                         tensors[name] = _merged(layers.pop(key), tensors[name])
+                    elif called[name] in whole:
+                        tensors[name] = whole.pop(called[name]).to(tensors[name].dtype).contiguous()
                 save_file(tensors, folder / file.name, metadata=held.metadata())
-        if layers:
-            raise ValueError(f"merge: the files of {source} have no weight of {next(iter(layers))}, which has an adapter")
+        if missed := [*layers, *whole]:
+            raise ValueError(f"merge: the files of {source} have no weight of {missed[0]}, which was trained")
         _copy_rest(source, folder, index=True)
 
 

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..._memory import format_bytes
-from ._model import CHUNK, adapted, config_of, libraries
+from ._model import CHUNK, adapted, config_of
 
 if TYPE_CHECKING:
-    from . import Options
+    from . import TuningOptions
 
 _MORE = 1.1  # Of what is counted: partly used pages, and temporaries of operators. Seen: 1.00 to 1.07 in test_chat.py's models.
 _STATES = 3 * 4  # Bytes of a trained number beside itself: gradient and two moments, float32.
@@ -44,7 +44,7 @@ class Choice:
                 f"{'made again in backward' if self.recomputes else 'kept'}: {self.why}")
 
 
-def choose(options: Options, left_bytes: int, method: str = "") -> Choice:
+def choose(options: TuningOptions, left_bytes: int, method: str = "") -> Choice:
     """The first that fits into `left_bytes` for tensors, of those that the options leave open.
 
     method: what an earlier life of the run took; "": this is the first. Errors: ValueError for a folder without a model.
@@ -61,7 +61,7 @@ def choose(options: Options, left_bytes: int, method: str = "") -> Choice:
     if len(ways) == 1:
         return Choice(*ways[0], "the options say so", 0)
     asked = tuple(dataclasses.asdict(options).items())
-    sizes = {one: _Sizes.of(asked, one) for one in methods}
+    sizes = {one: _Sizes.of(type(options), asked, one) for one in methods}
     said: list[str] = []
     for one, place, anew in ways:
         needed = sizes[one].needed(place, anew)
@@ -96,20 +96,18 @@ class _Sizes:
 
     @staticmethod
     @functools.lru_cache(maxsize=8)
-    def of(asked: tuple[tuple[str, Any], ...], method: str) -> _Sizes:
+    def of(kind: type[TuningOptions], asked: tuple[tuple[str, Any], ...], method: str) -> _Sizes:
         """Of options, as pairs. Counted once: modules that this loads are then there before the limit is."""
-        transformers, _ = libraries()
         from transformers.modeling_layers import GradientCheckpointingLayer
 
-        from . import Options
-
-        options = Options(**dict(asked))
+        options = kind(**dict(asked))
+        task = options.task()
         config = config_of(options.model)
         full = method == "full"
         dtype = torch.float32 if full else getattr(torch, options.dtype)
-        shape = (options.batch_size, options.sequence_length)
+        tokens = options.batch_size * options.sequence_length
         with torch.device("meta"):
-            model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
+            model = task.model_class().from_config(config, dtype=dtype)
             if not full:
                 model = adapted(model.requires_grad_(False), options)
             inner = model if full else model.get_base_model()
@@ -117,9 +115,9 @@ class _Sizes:
             frozen = [sum(_size(one) for one in block.parameters() if not one.requires_grad) for block in blocks]
             parameters = list(model.parameters())
             with torch.autocast("cpu", torch.bfloat16, enabled=full and options.dtype == "bfloat16"), _attention_as_on_cpu():
-                kept = kept_bytes(inner, *shape)
+                kept = task.kept_bytes(inner)
             text = config.get_text_config()
-            hidden = shape[0] * shape[1] * text.hidden_size * torch.empty((), dtype=dtype).element_size()
+            hidden = tokens * text.hidden_size * torch.empty((), dtype=dtype).element_size()
             return _Sizes(weights=sum(map(_size, parameters)), blocks=sum(frozen), largest_block=max(frozen, default=0),
                           trained=sum(one.numel() for one in parameters if one.requires_grad), kept=kept,
                           borders=hidden * len(blocks), block=kept // max(len(blocks), 1),
@@ -137,7 +135,7 @@ def _size(tensor: Any) -> int:
 
 
 def kept_bytes(model: Any, rows: int, length: int) -> int:
-    """What autograd keeps of a forward of transformers' model without its head, weights left out."""
+    """What autograd keeps of a forward of a model, or decoder, without its head, weights left out."""
     weights = {one.untyped_storage()._cdata for one in model.parameters()}
     seen: dict[int, int] = {}
 

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ChatTask: token sets, and language models.
+
+Threads: the thread that trains.   Memory: a batch.
+"""
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from ..._token_set import TokenSet
+from ..tuning._choice import kept_bytes
+from ..tuning._model import config_of, libraries
+from ..tuning._task import Batch, Task
+
+if TYPE_CHECKING:
+    from ..tuning._train import Training
+    from . import Options
+
+_TRIMMED_TO = 64  # Tokens: without packing sequences end where the longest of the batch does, rounded up to this.
+
+
+class TokenSequences:
+    """Batches of a token set, (input_ids and position_ids, labels), each int64 [sequences, tokens]."""
+
+    def __init__(self, tokens: TokenSet, options: Options, *, held_out: int = 0, evaluates: bool = False) -> None:
+        """held_out: rows left out; `evaluates`: only these rows, or of 0 all, in their order."""
+        self._packing = options.packing
+        self._batches = tokens.batches(
+            options.batch_size, options.sequence_length, packing=options.packing, shuffle=not evaluates,
+            seed=options.seed, held_out=held_out, only_held_out=evaluates and held_out > 0)
+        self.seek = self._batches.seek
+
+    @property
+    def place(self) -> tuple[int, int, int]:
+        """Where seek() goes on."""
+        return self._batches.place
+
+    def __iter__(self) -> Iterator[Batch]:
+        """The rest of the epoch it is in."""
+        for batch in self._batches:
+            tensors = batch.tensors()
+            if not self._packing:
+                longest = int((batch.documents >= 0).sum(1).max())
+                tensors = {name: one[:, :-(-longest // _TRIMMED_TO) * _TRIMMED_TO] for name, one in tensors.items()}
+            labels = tensors.pop("labels")
+            yield tensors, labels
+
+
+class ChatTask(Task):
+    options: Options
+
+    def model_class(self) -> Any:
+        return libraries()[0].AutoModelForCausalLM
+
+    def kept_bytes(self, model: Any) -> int:
+        return kept_bytes(model, self.options.batch_size, self.options.sequence_length)
+
+    def notes(self) -> dict[str, Any]:
+        """Of dropped files."""
+        return {"number": 0, "file": "", "stamp": [], "trained": 0, "failed": 0, "skipped": 0}
+
+    def open(self, path: str) -> TokenSet:
+        return TokenSet(path)
+
+    def check(self, tokens: TokenSet) -> str:
+        options = self.options
+        text = config_of(options.model).get_text_config()
+        if tokens.vocabulary > text.vocab_size:
+            raise ValueError(f"data: {tokens.path} has ids of a vocabulary of {tokens.vocabulary}, and the model's is of "
+                             f"{text.vocab_size}: import it again with --tokenizer {options.model}")
+        longest = getattr(text, "max_position_embeddings", None)
+        if longest and options.sequence_length > longest:
+            raise ValueError(f"sequence_length: {options.sequence_length}, and the model knows {longest} positions")
+        if tokens.longest_row <= options.sequence_length:
+            return ""
+        step = max(1, len(tokens) // 10_000)
+        lengths = sorted(tokens.length(row) for row in range(0, len(tokens), step))
+        longer = sum(one > options.sequence_length for one in lengths) / len(lengths)
+        return (f"{100 * longer:.1f} % of the rows are longer than {options.sequence_length} tokens and are cut (half have up "
+                f"to {lengths[len(lengths) // 2]}, 95 % up to {lengths[len(lengths) * 95 // 100]}, the longest "
+                f"{tokens.longest_row})")
+
+    def sequences(self, tokens: TokenSet, *, held_out: int = 0, evaluates: bool = False) -> TokenSequences:
+        return TokenSequences(tokens, self.options, held_out=held_out, evaluates=evaluates)
+
+    def count(self, tokens: TokenSet, held_out: int) -> int:
+        return sum(1 for _ in self.sequences(tokens, held_out=held_out))
+
+    def largest(self, tokens: TokenSet | None, sequences: int) -> Batch:
+        """In NumPy's memory, as those are. Positions begin again within a sequence, at a document or at padding, so that
+        there is a mask of all pairs."""
+        shape = (sequences, self.options.sequence_length)
+        ids, labels = (torch.from_numpy(np.zeros(shape, np.int64)) for _ in range(2))
+        positions = np.tile(np.arange(shape[1]) % -(-shape[1] // 2), (sequences, 1))
+        return {"input_ids": ids, "position_ids": torch.from_numpy(positions)}, labels
+
+    def train(self, training: Training) -> None:
+        if not self.options.inbox:
+            super().train(training)
+            return
+        if training.run._workers is not None:
+            training.run._workers.refuse("inbox", "give a token set with --data, or start one process without virtual_workers")
+        from ._inbox import Inbox
+
+        Inbox(training).train()
+
+    def preview(self, training: Training, step: int, at_end: bool = False) -> None:
+        options = self.options
+        every = options.previews_every_n_steps
+        if options.previews and (at_end or (every and step % every == 0)):
+            from ._previews import preview
+
+            with training.run.phase("preview"):
+                training.said.update(preview(training.tuned, options, training.run, step))

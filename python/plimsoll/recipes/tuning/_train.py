@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The training of a run, from its first step, or the one it goes on with, to its last.
+
+Threads: the thread that trains.   Memory: a batch beside what _model.py says.
+"""
+from __future__ import annotations
+
+import functools
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..._folders import replaced
+from ._choice import Choice, choose
+from ._model import Tuned, libraries
+
+if TYPE_CHECKING:
+    from ..._run import Run
+    from . import TuningOptions
+    from ._task import Sequences
+
+_HELD_OUT_MOST, _HELD_OUT_SHARE = 100, 20
+
+
+def held_out_rows(data: Any, options: TuningOptions) -> int:
+    """How many are. Errors: ValueError where none would be left."""
+    if options.eval_data:
+        return 0
+    rows = options.held_out if options.held_out >= 0 else min(_HELD_OUT_MOST, len(data) // _HELD_OUT_SHARE)
+    if rows >= len(data):
+        raise ValueError(f"held_out: {rows} of the {len(data)} rows of {data.path} leave none to train on")
+    return rows
+
+
+def optimizer_of(tuned: Tuned, options: TuningOptions) -> Any:
+    """One group and fused: it takes all its memory before it writes."""
+    return torch.optim.AdamW(tuned.trained(), lr=options.lr, weight_decay=options.weight_decay, fused=True)
+
+
+def evaluated(tuned: Tuned, data: Sequences, asked: Any = lambda: False) -> dict[str, Any] | None:
+    """Loss and token accuracy; nothing of the model has changed. None: it was asked to end."""
+    loss, right, count = 0.0, 0, 0
+    tuned.eval()
+    try:
+        for batch in data:
+            if asked():
+                return None
+            sums = tuned.scores(*batch)
+            loss, right, count = loss + sums[0], right + sums[1], count + sums[2]
+    finally:
+        tuned.train()
+    return {"held_out_loss": loss / max(count, 1), "token_accuracy": right / max(count, 1), "held_out_tokens": count}
+
+
+class Training:
+    """One life of a run."""
+
+    def __init__(self, run: Run, options: TuningOptions) -> None:
+        """Errors: ValueError naming the option; BudgetExceeded; NotFoundError; CorruptError; OSError."""
+        libraries()
+        self.run, self.options, self.task = run, options, options.task()
+        # What must be known again: the method that was chosen, updates in all, the course of evaluations, the task's.
+        self.notes: dict[str, Any] = {"method": "", "updates": 0, "data": "", "best": math.inf, "worse": 0, "due": False,
+                                      "ended": False, **self.task.notes()}
+        run.track(notes=self.notes)
+        self.choice: Choice = choose(options, run._least_of_ranks(run.governor._left_for_tensors()), self.notes["method"])
+        self.notes["method"] = self.choice.method
+        self.tuned = Tuned(options, self.choice)
+        self.optimizer = optimizer_of(self.tuned, options)
+        self.said: dict[str, Any] = {}
+        self._admitted = False
+        self._eval_data = self.task.open(options.eval_data) if options.eval_data else None
+        self._scheduler: Any = None
+        self._evaluated_at = -1
+        # Blocks that a refused step makes again, where that is left open and not done anyway.
+        free = options.profile == "auto" or options.gradient_checkpointing == "auto"
+        keeps = self.choice.weights == "resident" and not self.choice.recomputes
+        self._again = self.tuned.blocks if free and keeps else []
+
+    def whole(self) -> dict[str, Any]:
+        """All of it; what the summary says."""
+        run, options = self.run, self.options
+        scheduler = self._schedule()
+        run.track(model=self.tuned, optimizer=self.optimizer, **({"scheduler": scheduler} if scheduler else {}))
+        self._scheduler = scheduler
+        run._life.report.event("profile", {**vars(self.choice), "text": str(self.choice)})
+        self.task.train(self)
+        if not run.stopped and self.tuned.frozen is not None and run.steps_made and run._writes:
+            with replaced(run.path / "adapter") as partial:
+                self.tuned.save(partial, options.model)
+        return {"method": self.choice.method, "weights": self.choice.weights, "recomputes": self.choice.recomputes,
+                "profile": str(self.choice), "trained_parameters": sum(one.numel() for one in self.tuned.trained()),
+                "stall_seconds": self.tuned.frozen.stall_seconds if self.tuned.frozen else 0.0, **self.task.summary(self.notes), **self.said}
+
+    def loop(self, data: Any) -> None:
+        """The passes over a set: those that are left."""
+        run, options, notes, task = self.run, self.options, self.notes, self.task
+        if odd := task.check(data):
+            run._life.report.event("data", {"text": odd})
+        held_out = held_out_rows(data, options)
+        self._evaluation = functools.partial(self._evaluate, data, held_out)
+        if options.eval_every_n_steps and not (held_out or self._eval_data):
+            raise ValueError("eval_every_n_steps: no row is held out; name a set with --eval-data, or say how many with "
+                             "held_out")
+        if notes["due"]:  # A stop had ended it; after a break the loop would have been over.
+            self._evaluation(run.steps_made)
+        sequences = task.sequences(data, held_out=held_out)
+        largest = None if self._admitted else task.largest(data, options.batch_size)
+        for batch in run.steps(sequences, epochs=options.epochs, largest=largest,
+                               cleanup_every_n_steps=options.cleanup_every_n_steps):
+            self._admitted, largest = True, None
+            step = run.steps_made + 1
+            loss = run.step(self.tuned, batch, **step_options(options), scheduler=self._scheduler, checkpoint=self._again)
+            run.log(loss=loss, lr=self.optimizer.param_groups[0]["lr"], **task.told(sequences, notes))
+            if options.eval_every_n_steps and step % options.eval_every_n_steps == 0:
+                notes["due"] = True
+                self._evaluation(step)
+            task.preview(self, step)
+            if notes["ended"] or self.leaves():
+                break
+        if not run.stopped:
+            run._end_left_loop()
+            self._evaluation(run.steps_made)
+            task.preview(self, run.steps_made, at_end=True)
+
+    def leaves(self) -> bool:
+        """Whether the loop is to be left; of dropped files (see Inbox)."""
+        return False
+
+    def must_be(self, data: Any) -> None:
+        """Errors: ValueError for another set than the run began with."""
+        if self.notes["data"] not in ("", data.fingerprint):
+            raise ValueError(f"data: {data.path} is another set than the run began with ({data.fingerprint}, and was "
+                             f"{self.notes['data']}); the same bits need the same, or train anew in another folder")
+        self.notes["data"] = data.fingerprint
+
+    def _schedule(self) -> Any:
+        options = self.options
+        if options.schedule != "constant" and not self.notes["updates"]:
+            with self.task.open(options.data) as data:
+                batches = self.task.count(data, held_out_rows(data, options))
+            steps = -(-batches // max(options.virtual_workers, 1))
+            self.notes["updates"] = max(1, steps * options.epochs // options.accumulate)
+        return scheduler_of(self.optimizer, options, self.notes["updates"])
+
+    def _evaluate(self, data: Any, held_out: int, step: int) -> None:
+        """What it came to is in the summary, the run's metrics, and `notes`."""
+        notes = self.notes
+        if (not held_out and self._eval_data is None) or self._evaluated_at == step:
+            return
+        rows = self.task.sequences(self._eval_data or data, held_out=held_out, evaluates=True)
+        with self.run.phase("evaluate"):
+            said = evaluated(self.tuned, rows, lambda: self.run.stop_asked)
+        if said is None:
+            return  # It stays due.
+        self._evaluated_at = step
+        self.said.update(said)
+        self.run.log(held_out_loss=said["held_out_loss"], token_accuracy=said["token_accuracy"])
+        if notes["due"]:
+            lower = said["held_out_loss"] < notes["best"]
+            notes.update(due=False, best=min(notes["best"], said["held_out_loss"]), worse=0 if lower else notes["worse"] + 1)
+            notes["ended"] = 0 < self.options.patience <= notes["worse"]
+
+
+def rate(schedule: str, warmup: int, updates: int, done: int) -> float:
+    """Of the learning rate, before the update after `done` others."""
+    if done < warmup:
+        return (done + 1) / warmup
+    if schedule == "constant":
+        return 1.0
+    left = max(0.0, 1 - (done - warmup) / max(updates - warmup, 1))
+    return left if schedule == "linear" else 0.5 * (1 - math.cos(math.pi * left))
+
+
+def step_options(options: TuningOptions) -> dict[str, Any]:
+    """Of a step, a run's or a plan's."""
+    return {"loss": "mean", "weight": _weight, "accumulate": options.accumulate, "clip_norm": options.clip_norm or None}
+
+
+def scheduler_of(optimizer: Any, options: TuningOptions, updates: int) -> Any:
+    """torch's, or None where the rate stays what it is."""
+    if options.schedule == "constant" and not options.warmup_steps:
+        return None
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, functools.partial(rate, options.schedule, options.warmup_steps, updates))
+
+
+def _weight(inputs: dict[str, Any], labels: Any) -> Any:
+    return (labels[:, 1:] >= 0).sum()
