@@ -13,6 +13,7 @@ constexpr double kOneStep = 0.6;        // Share of the rise that makes a single
 constexpr double kRiseOneStep = 0.9;    // The same of what is only suspected.
 constexpr double kWarmUpBytes = 2e6;    // A smaller rise at first is not worth a word.
 constexpr double kSawtoothBytes = 4e6;  // What comes and goes within the median window.
+constexpr double kStandsOut = 3;        // Times the next largest step: what happened once.
 constexpr double kStepUnits = 2;        // Windows at the least slope that make a step worth a word.
 constexpr std::size_t kNewestLeast = 12;  // Windows in which a leak that began late is looked for.
 constexpr double kNormal95 = 1.959964;    // 97.5 % quantile of the normal distribution.
@@ -165,23 +166,37 @@ Judged Trend::judge(std::span<const Window> windows) const {
   std::vector<Point> means;
   std::vector<std::int64_t> swings;
   double largest_step = 0;
+  double next_step = 0;
+  std::size_t largest_at = 0;
   double highest = 0;
   double largest_fall = 0;
   for (const Window& one : judged) {
     const double bytes = as_double(one.floor);
-    largest_step = std::max(largest_step, floors.empty() ? 0 : bytes - floors.back().bytes);
+    const double step = floors.empty() ? 0 : bytes - floors.back().bytes;
+    if (step > largest_step) {
+      largest_at = floors.size();
+    }
+    next_step = std::max(next_step, std::min(step, largest_step));
+    largest_step = std::max(largest_step, step);
     highest = std::max(highest, bytes);
     largest_fall = std::max(largest_fall, highest - bytes);
     floors.push_back({.at = width_ * as_double(one.number), .bytes = bytes});
     means.push_back(one.mean());
     swings.push_back(one.top - one.floor);
   }
+  const double total = floors.back().bytes - floors.front().bytes;
+  if (largest_step > kStandsOut * next_step) {
+    // What was made once, say a table, tells nothing of how the rest goes on.
+    for (std::size_t at = largest_at; at < floors.size(); ++at) {
+      floors[at].bytes -= largest_step - next_step;
+      means[at].bytes -= largest_step - next_step;
+    }
+  }
   const std::span<const Point> all(floors);
   const std::size_t half = all.size() / 2;
   const Slope slope = theil_sen(all);
   const double first = theil_sen(all.first(half + 1)).median;
   const double second = theil_sen(all.subspan(half)).median;
-  const double total = all.back().bytes - all.front().bytes;
   const double warm_up = as_double(judged.front().floor - windows.front().floor);
   Judged result{.course = Course::kPlateau,
                 .slope = theil_sen(means).median,

@@ -145,6 +145,30 @@ TEST(Trend, ALeakThatBeginsAfterALongPlateauIsFound) {
   EXPECT_NEAR(leak.slope, 200e3, 20e3);
 }
 
+// Whenever it is loaded, and however unevenly the looks fall: neither half is steeper for it.
+TEST(Trend, ALeakBesideWhatIsLoadedOnceIsALeak) {
+  for (int loaded = 40; loaded <= 240; loaded += 5) {
+    Trend trend;
+    const auto series = static_cast<std::uint64_t>(loaded);
+    for (int step = 0; step < 256; step += 1 + static_cast<int>(20 * noise(series, step))) {
+      const double table = step < loaded ? 0 : 25e6;
+      trend.add(step, static_cast<std::int64_t>(kBase + 300e3 * step + table));
+    }
+    const Judged leak = trend.judge();
+    EXPECT_EQ(leak.course, Course::kLeak) << loaded << ": " << course_name(leak.course);
+    EXPECT_NEAR(leak.slope, 300e3, 30e3) << loaded;
+  }
+}
+
+TEST(Trend, ACacheThatFillsBesideWhatIsLoadedOnceIsNoLeak) {
+  for (int loaded = 40; loaded <= 390; loaded += 10) {
+    const Judged cache = judged(400, [&](int step) {
+      return kBase + 60e6 * (1 - std::exp(-step / 80.0)) + (step < loaded ? 0 : 40e6);
+    });
+    EXPECT_NE(cache.course, Course::kLeak) << loaded;
+  }
+}
+
 // Longer than its windows, an epoch's ramp is a leak until it ends; not in the epochs that follow.
 TEST(Trend, TheSameRampAgainIsNoLeak) {
   for (int end = 2500; end <= 6000; end += 100) {
