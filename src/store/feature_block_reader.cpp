@@ -23,8 +23,8 @@ struct BlockReader::Run {
   std::int64_t end;
   std::uint16_t first;
   std::uint16_t count;
-  bool staged;        // Through a lane; otherwise one plain block, straight into its frame.
-  std::uint8_t lane;  // Meaningful while staged and under way.
+  bool staged;      // Through a lane; otherwise one plain block, straight into its frame.
+  std::int64_t at;  // In the lanes' bytes. Meaningful while staged and under way.
 };
 
 // Some runs read at once.
@@ -46,22 +46,21 @@ Result<BlockReader::Counts> BlockReader::read(std::span<const Wanted> blocks, bo
   PLIMSOLL_CHECK(blocks.size() <= kBlocksMax, "more blocks than one call reads");
   std::array<Run, kBlocksMax> runs;
   const std::size_t count = form_runs(blocks, runs);
-  const auto staged = static_cast<std::size_t>(
-      std::count_if(runs.begin(), runs.begin() + static_cast<std::ptrdiff_t>(count),
-                    [](const Run& run) { return run.staged; }));
   std::array<std::uint8_t, kLanesMax> lanes;
-  const std::size_t held = staged == 0 ? 0 : take_lanes(staged, lanes);
+  const std::size_t wanted = lanes_for(std::span(runs).first(count));
+  const std::size_t held = wanted == 0 ? 0 : take_lanes(wanted, lanes);
   const Wave wave{blocks, checked};
   Counts counts;
   Result<void> result;
   for (std::size_t begin = 0; begin < count && result;) {
-    std::size_t end = begin;
-    for (std::size_t used = 0; end < count && (!runs[end].staged || used < held); ++end) {
-      runs[end].lane = runs[end].staged ? lanes[used++] : std::uint8_t{0};
-      counts.bytes += runs[end].end - runs[end].begin;
+    const std::size_t size =
+        place_runs(std::span(runs).subspan(begin, count - begin), std::span(lanes).first(held));
+    const auto placed = std::span(runs).subspan(begin, size);
+    for (const Run& run : placed) {
+      counts.bytes += run.end - run.begin;
     }
-    result = read_wave(wave, std::span(runs).subspan(begin, end - begin));
-    begin = end;
+    result = read_wave(wave, placed);
+    begin += size;
   }
   give_lanes(std::span(lanes).first(held));
   PLIMSOLL_TRY_VOID(std::move(result));
@@ -94,9 +93,47 @@ std::size_t BlockReader::form_runs(std::span<const Wanted> blocks, std::span<Run
                      .first = static_cast<std::uint16_t>(i),
                      .count = 1,
                      .staged = packed,
-                     .lane = 0};
+                     .at = 0};
   }
   return count;
+}
+
+// Lanes that hold all of these runs at once, one behind another.
+std::size_t BlockReader::lanes_for(std::span<const Run> runs) const {
+  std::size_t lanes = 0;
+  std::int64_t left = 0;  // Of the newest.
+  for (const Run& run : runs) {
+    if (run.staged && run.end - run.begin > left) {
+      ++lanes;
+      left = plan_.bytes;
+    }
+    left -= run.staged ? run.end - run.begin : 0;
+  }
+  return lanes;
+}
+
+// Gives runs their places in these lanes, and says how many of them have one: the first at least.
+std::size_t BlockReader::place_runs(std::span<Run> runs,
+                                    std::span<const std::uint8_t> lanes) const {
+  std::size_t used = 0;
+  std::int64_t left = 0;
+  for (std::size_t r = 0; r < runs.size(); ++r) {
+    Run& run = runs[r];
+    if (!run.staged) {
+      continue;
+    }
+    const std::int64_t bytes = run.end - run.begin;
+    if (bytes > left) {
+      if (used == lanes.size()) {
+        return r;
+      }
+      ++used;
+      left = plan_.bytes;
+    }
+    run.at = (lanes[used - 1] + 1) * plan_.bytes - left;
+    left -= bytes;
+  }
+  return runs.size();
 }
 
 Result<void> BlockReader::read_wave(const Wave& wave, std::span<Run> runs) {
@@ -104,12 +141,11 @@ Result<void> BlockReader::read_wave(const Wave& wave, std::span<Run> runs) {
   for (std::size_t r = 0; r < runs.size(); ++r) {
     const Run& run = runs[r];
     const auto size = static_cast<std::size_t>(run.end - run.begin);
-    requests[r] = {
-        .file = wave.blocks[run.first].file,
-        .offset = run.begin,
-        .bytes = run.staged ? bytes_.subspan(static_cast<std::size_t>(run.lane * plan_.bytes), size)
-                            : wave.blocks[run.first].out.first(size),
-        .kind = IoKind::kRead};
+    requests[r] = {.file = wave.blocks[run.first].file,
+                   .offset = run.begin,
+                   .bytes = run.staged ? bytes_.subspan(static_cast<std::size_t>(run.at), size)
+                                       : wave.blocks[run.first].out.first(size),
+                   .kind = IoKind::kRead};
   }
   PLIMSOLL_TRY_VOID(pool_.run(std::span(requests).first(runs.size())));
   for (const Run& run : runs) {
@@ -119,11 +155,11 @@ Result<void> BlockReader::read_wave(const Wave& wave, std::span<Run> runs) {
 }
 
 Result<void> BlockReader::finish_run(const Wave& wave, const Run& run) const {
-  const std::byte* lane = bytes_.data() + run.lane * plan_.bytes;
+  const std::byte* read = bytes_.data() + run.at;
   for (const Wanted& block : wave.blocks.subspan(run.first, run.count)) {
     const auto size = static_cast<std::size_t>(block.stored.bytes);
     const std::span<const std::byte> stored =
-        run.staged ? std::span(lane + (block.stored.offset - run.begin), size)
+        run.staged ? std::span(read + (block.stored.offset - run.begin), size)
                    : std::span<const std::byte>(block.out.first(size));
     if (wave.checked && crc32c(stored) != block.stored.crc) {
       return damaged_block(block.file->path(), block.number, "does not match its checksum");

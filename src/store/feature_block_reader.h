@@ -3,8 +3,9 @@
 // BlockReader: reads blocks of files into frames, neighbours in one request, and decodes them.
 //
 // Blocks are wanted file by file, in the order of each. A run of neighbours, and every compressed
-// block, is read into a lane and taken from there; a plain block that stands alone is read straight
-// into its frame. Without lanes (a small slab, no compression) every block is read alone.
+// block, is read into a lane, one behind another where they are short, and taken from there; a
+// plain block that stands alone is read straight into its frame. Without lanes (a small slab, no
+// compression) every block is read alone.
 //
 // Reading order: feature_block.h, this file, feature_block_reader.cpp, feature_cache.h.
 //
@@ -68,6 +69,8 @@ class BlockReader {
   struct Wave;
 
   std::size_t form_runs(std::span<const Wanted> blocks, std::span<Run> runs) const;
+  [[nodiscard]] std::size_t lanes_for(std::span<const Run> runs) const;
+  std::size_t place_runs(std::span<Run> runs, std::span<const std::uint8_t> lanes) const;
   Result<void> read_wave(const Wave& wave, std::span<Run> runs);
   Result<void> finish_run(const Wave& wave, const Run& run) const;
   std::size_t take_lanes(std::size_t wanted, std::span<std::uint8_t> lanes);
