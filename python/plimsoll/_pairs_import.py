@@ -146,13 +146,19 @@ class _Encoder:
 
     def _admit(self, batch_size: int) -> None:
         step = TrainingStep(self._model, None)
-        blank = self._fitting(lambda: self._pixels([self.prepared(np.zeros((64, 64, 3), np.uint8))] * batch_size))
-        for batch, f in ((blank, self._images), (self._tokens(["a"] * batch_size), self._texts)):
-            try:
-                step.admit_evaluation((batch,), f)
-            except BudgetExceeded as error:
-                error.args = (f"{error}; or a smaller batch_size (--batch-size)", *error.args[1:])
-                raise
+        blank = self.prepared(np.zeros((64, 64, 3), np.uint8))
+        self._admit_copies(step, self._pixels([blank]), batch_size, self._images)
+        self._admit_copies(step, self._tokens(["a"]), batch_size, self._texts)
+
+    def _admit_copies(self, step: TrainingStep, one: dict[str, Any], count: int,
+                      f: Callable[[dict[str, Any]], Any]) -> None:
+        """Of one image or text: lists of as many would be memory that nothing counts."""
+        batch = self._fitting(lambda: {key: each.repeat_interleave(count, 0) for key, each in one.items()})
+        try:
+            step.admit_evaluation((batch,), f)
+        except BudgetExceeded as error:
+            error.args = (f"{error}; or a smaller batch_size (--batch-size)", *error.args[1:])
+            raise
 
     def prepared(self, pixels: np.ndarray) -> dict[str, np.ndarray]:
         """What the model takes of an image. Shape: uint8 [height, width, 3] to arrays [1, …]."""

@@ -20,10 +20,10 @@ if importlib.util.find_spec("plimsoll") is None:
 
 @pytest.fixture
 def governor():
-    """A governor of 2 GiB that ends with the test."""
+    """A governor that ends with the test. A process of many tests grows by what each is the first to import."""
     import plimsoll
 
-    with plimsoll.Governor("2GiB") as one:
+    with plimsoll.Governor("3GiB", foreign_bytes="512MiB") as one:
         yield one
 
 

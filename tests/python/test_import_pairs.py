@@ -255,7 +255,7 @@ def test_two_at_once_are_refused(tmp_path, images, model):
         child = import_killed(images, model, tmp_path / "out")
         assert child.returncode == 1 and "another process is writing there" in child.stderr
 
-    with plimsoll.Governor("2GiB") as governor:
+    with plimsoll.Governor("3GiB", foreign_bytes="512MiB") as governor:
         plimsoll.import_pairs(images, tmp_path / "out", model=model, batch_size=32, governor=governor,
                               progress=lambda done, total: tried(done, total) if done == total else None)
 
