@@ -13,8 +13,8 @@ constexpr double kOneStep = 0.6;        // Share of the rise that makes a single
 constexpr double kRiseOneStep = 0.9;    // The same of what is only suspected.
 constexpr double kWarmUpBytes = 2e6;    // A smaller rise at first is not worth a word.
 constexpr double kSawtoothBytes = 4e6;  // What comes and goes within the median window.
-constexpr double kStandsOut = 3;        // Times the next largest step: what happened once.
-constexpr double kStepUnits = 2;        // Windows at the least slope that make a step worth a word.
+constexpr double kStandsOut = 2;  // Times the next, and a window's growth: what happened once.
+constexpr double kStepUnits = 2;  // Windows at the least slope that make a step worth a word.
 constexpr std::size_t kNewestLeast = 12;  // Windows in which a leak that began late is looked for.
 constexpr double kNormal95 = 1.959964;    // 97.5 % quantile of the normal distribution.
 
@@ -26,6 +26,45 @@ double as_double(std::int64_t bytes) {
 std::int64_t bound_of(double first_rise, double second_rise, double last) {
   const double ratio = std::clamp(second_rise / std::max(first_rise, 1.0), 0.0, 0.9);
   return static_cast<std::int64_t>(last + std::max(second_rise, 0.0) * ratio / (1 - ratio));
+}
+
+// Takes out what was made once, say a table, which tells nothing of how the rest goes on: a step
+// that stands out. It may lie within the window before; of the means those on its longer side stay.
+void without_event(double width, std::vector<Point>& floors, std::vector<Point>& means) {
+  std::vector<double> rates;
+  for (std::size_t at = 1; at < floors.size(); ++at) {
+    rates.push_back((floors[at].bytes - floors[at - 1].bytes) /
+                    (floors[at].at - floors[at - 1].at));
+  }
+  const auto middle = rates.begin() + static_cast<std::ptrdiff_t>(rates.size() / 2);
+  std::ranges::nth_element(rates, middle);
+  const double rate = *middle;
+  double event = 0;
+  double next = 0;
+  std::size_t event_at = 0;
+  for (std::size_t at = 1; at < floors.size(); ++at) {
+    const double more =
+        floors[at].bytes - floors[at - 1].bytes - rate * (floors[at].at - floors[at - 1].at);
+    if (more > event) {
+      next = std::max(next, event);
+      event = more;
+      event_at = at;
+    } else {
+      next = std::max(next, std::abs(more));
+    }
+  }
+  if (event <= kStandsOut * std::max(next, std::abs(rate) * width)) {
+    return;
+  }
+  for (std::size_t at = event_at; at < floors.size(); ++at) {
+    floors[at].bytes -= event;
+  }
+  const auto side = means.begin() + static_cast<std::ptrdiff_t>(event_at);
+  if (2 * event_at > means.size() + 1) {
+    means.erase(side - 1, means.end());
+  } else {
+    means.erase(means.begin(), side);
+  }
 }
 
 }  // namespace
@@ -166,18 +205,11 @@ Judged Trend::judge(std::span<const Window> windows) const {
   std::vector<Point> means;
   std::vector<std::int64_t> swings;
   double largest_step = 0;
-  double next_step = 0;
-  std::size_t largest_at = 0;
   double highest = 0;
   double largest_fall = 0;
   for (const Window& one : judged) {
     const double bytes = as_double(one.floor);
-    const double step = floors.empty() ? 0 : bytes - floors.back().bytes;
-    if (step > largest_step) {
-      largest_at = floors.size();
-    }
-    next_step = std::max(next_step, std::min(step, largest_step));
-    largest_step = std::max(largest_step, step);
+    largest_step = std::max(largest_step, floors.empty() ? 0 : bytes - floors.back().bytes);
     highest = std::max(highest, bytes);
     largest_fall = std::max(largest_fall, highest - bytes);
     floors.push_back({.at = width_ * as_double(one.number), .bytes = bytes});
@@ -185,13 +217,7 @@ Judged Trend::judge(std::span<const Window> windows) const {
     swings.push_back(one.top - one.floor);
   }
   const double total = floors.back().bytes - floors.front().bytes;
-  if (largest_step > kStandsOut * next_step) {
-    // What was made once, say a table, tells nothing of how the rest goes on.
-    for (std::size_t at = largest_at; at < floors.size(); ++at) {
-      floors[at].bytes -= largest_step - next_step;
-      means[at].bytes -= largest_step - next_step;
-    }
-  }
+  without_event(width_, floors, means);
   const std::span<const Point> all(floors);
   const std::size_t half = all.size() / 2;
   const Slope slope = theil_sen(all);
