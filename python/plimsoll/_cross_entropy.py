@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 _REDUCTIONS = ("mean", "sum")
 _BLOCK_BYTES = 4 << 20  # Of rows that are worked on at a time; a row may be larger.
+_SHAPES = 16  # Of products, at most: oneDNN keeps a megabyte for each that it made of bfloat16.
 _only_one = False  # Within one_chunk().
 
 
@@ -123,15 +124,18 @@ class _Chunk:
             (rows if keeps_wide else self._block, weight.shape[0]), dtype=kind)
 
     def losses(self, hidden: Any, labels: Any) -> Any:
-        """[tokens]. Afterwards narrow() and wide() are their gradient in the logits."""
+        """[labels]. Afterwards narrow() and wide() are their gradient in the logits, 0 where `hidden` has rows beyond."""
         import torch
 
-        self._count = len(labels)
+        count, self._count = len(labels), len(hidden)
         torch.mm(hidden, self._weight.t(), out=self._products[:self._count])
-        losses = torch.empty(self._count, dtype=self._wide.dtype, device=labels.device)
-        for begin in range(0, self._count, self._block):
-            rows = slice(begin, min(begin + self._block, self._count))
+        losses = torch.empty(count, dtype=self._wide.dtype, device=labels.device)
+        for begin in range(0, count, self._block):
+            rows = slice(begin, min(begin + self._block, count))
             losses[rows] = self._losses_of(rows, labels[rows])
+        self._products[count:self._count] = 0
+        if self._keeps_wide:
+            self._wide[count:self._count] = 0
         return losses
 
     def _losses_of(self, rows: slice, labels: Any) -> Any:
@@ -165,6 +169,21 @@ class _Chunk:
         return self._wide[:self._count]
 
 
+def _padded(count: int, chunk: int) -> int:
+    grain = -(-chunk // _SHAPES)
+    return min(chunk, -(-count // grain) * grain)
+
+
+def _rows_of(hidden: Any, places: Any, chunk: int) -> Any:
+    """[tokens, features] of these places, and rows of 0 up to the next of few counts."""
+    count = _padded(len(places), chunk)
+    if count == len(places):
+        return hidden[places]
+    rows = hidden.new_zeros(count, hidden.shape[1])
+    rows[:len(places)] = hidden[places]
+    return rows
+
+
 def _chunks(places: Any, labels: Any, chunk: int) -> list[tuple[Any, Any, slice]]:
     """(places, labels, where their losses are) of each."""
     import torch
@@ -192,12 +211,13 @@ def _function() -> Any:
             losses = hidden.new_zeros(len(labels), dtype=kind)
             scale = 1 / max(len(labels), 1) if mean else 1.0
             chunks = _chunks(places, labels, chunk)
-            logits = _Chunk(len(chunks[0][0]) if chunks else 0, weight, bias, smoothing, kind, makes[1] or makes[2])
+            logits = _Chunk(_padded(len(chunks[0][0]), chunk) if chunks else 0, weight, bias, smoothing, kind,
+                            makes[1] or makes[2])
             for own, wanted, out in chunks:
-                rows = hidden[own]
+                rows = _rows_of(hidden, own, chunk)
                 losses[out] = logits.losses(rows, wanted)[:len(labels)]
                 if of_hidden is not None:
-                    of_hidden[own] = logits.narrow() @ weight
+                    of_hidden[own] = (logits.narrow() @ weight)[:len(own)]
                 if of_weight is not None:
                     of_weight.addmm_(logits.wide().t(), rows.to(kind))
                 if of_bias is not None:

@@ -248,6 +248,21 @@ def test_t6_packed_chats_have_the_losses_that_they_have_alone(kind, tmp_path):
         assert sums[0][0] == pytest.approx(alone, rel=1e-5) and sums[0][1] == right
 
 
+def test_without_packing_batches_have_few_lengths_and_end_no_sooner_than_their_rows(tmp_path):
+    """For each length oneDNN keeps code of the products in bfloat16, of which no limit knows."""
+    make_model(tmp_path / "model", KINDS[0])
+    made = make_tokens(tmp_path / "chats.tokens", tmp_path / "model", rows=400)
+    with plimsoll.Governor("4GiB", foreign_bytes="1GiB"), plimsoll.TokenSet(made) as tokens:
+        for longest in (64, 100, 1600):
+            options = chat.Options(data="", model="", sequence_length=longest, packing=False, batch_size=1)
+            got = [(inputs["input_ids"].shape[1], int((labels != -100).nonzero()[-1, 1]))
+                   for inputs, labels in _task.TokenSequences(tokens, options, evaluates=True)]
+            assert len({length for length, _ in got}) <= 16
+            assert all(last < length <= longest for length, last in got)
+            grain = max(64, longest // 16)
+            assert all(length == longest or length % grain == 0 for length, _ in got)
+
+
 # ---- Going on ----
 
 KILLED = """

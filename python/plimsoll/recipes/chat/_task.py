@@ -20,7 +20,10 @@ if TYPE_CHECKING:
     from ..tuning._train import Training
     from . import Options
 
-_TRIMMED_TO = 64  # Tokens: without packing sequences end where the longest of the batch does, rounded up to this.
+# Without packing sequences end where the longest of the batch does, or at the next of few lengths: oneDNN keeps a
+# megabyte for each shape of a product that it made of bfloat16.
+_LENGTHS = 16
+_LENGTH_LEAST = 64
 
 
 class TokenSequences:
@@ -28,7 +31,7 @@ class TokenSequences:
 
     def __init__(self, tokens: TokenSet, options: Options, *, held_out: int = 0, evaluates: bool = False) -> None:
         """held_out: rows left out; `evaluates`: only these rows, or of 0 all, in their order."""
-        self._packing = options.packing
+        self._packing, self._grain = options.packing, max(_LENGTH_LEAST, -(-options.sequence_length // _LENGTHS))
         self._batches = tokens.batches(
             options.batch_size, options.sequence_length, packing=options.packing, shuffle=not evaluates,
             seed=options.seed, held_out=held_out, only_held_out=evaluates and held_out > 0)
@@ -45,7 +48,7 @@ class TokenSequences:
             tensors = batch.tensors()
             if not self._packing:
                 longest = int((batch.documents >= 0).sum(1).max())
-                tensors = {name: one[:, :-(-longest // _TRIMMED_TO) * _TRIMMED_TO] for name, one in tensors.items()}
+                tensors = {name: one[:, :-(-longest // self._grain) * self._grain] for name, one in tensors.items()}
             labels = tensors.pop("labels")
             yield tensors, labels
 
