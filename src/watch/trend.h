@@ -9,9 +9,9 @@
 // The rule of a leak, on the floors without the first quarter, which is warm-up: the lower bound of
 // Theil and Sen's slope is above kLeastSlope, both halves rise, the second at least 0.3 times as
 // fast as the first, no single step explains 0.6 of it, and no fall takes all of it back. A step
-// above thrice the next largest happened once, and is as large as that one to the slopes. A leak
-// that began after a plateau is found by the same rule on the newest half, quarter and so on, where
-// they reach a new height.
+// that stands out of the median rate happened once, and is no part of the slopes. A leak that began
+// after a plateau is found by the same rule on the newest half, quarter and so on, where they reach
+// a new height.
 //
 // How steep it is, Theil and Sen's median says of the windows' means: what is counted in steps (an
 // arena of Python's is 1 MiB) lies below its line by half a step everywhere, where floors may lie
