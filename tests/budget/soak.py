@@ -74,7 +74,7 @@ class Soak:
         self.runners: list[list[int]] = []  # Resident bytes of each, over its life.
         self.watcher: list[tuple[float, int]] = []
         self.cgroups_before = self.cgroups()
-        self.at_kill = ""
+        self.ended_at: dict[str, int] = {}  # A run's last commit.
         self.train = folder / "train.py"
         self.train.write_text(TRAIN)
 
@@ -121,12 +121,24 @@ class Soak:
                                 stdout=subprocess.DEVNULL, stderr=open(self.folder / "runner.log", "ab"),
                                 cwd=self.folder)
 
+    def running(self) -> str:
+        """The run that is under way; "" where none is."""
+        running = [job for job in self.jobs().values() if job["state"] == "running" and job["progress"]]
+        return running[0]["progress"].rsplit(": ", 1)[0] if running else ""
+
+    def may_end(self, run: str) -> bool:
+        """Whether it has committed since it was last ended: what ends twice at one commit is not started again."""
+        with contextlib.suppress(OSError, ValueError):
+            commit = json.loads((pathlib.Path(run) / "checkpoints" / "manifest.json").read_text())["step"]
+            if commit != self.ended_at.get(run):
+                self.ended_at[run] = commit
+                return True
+        return False
+
     def disturb(self) -> None:
         """Something that happens to a run in a day: asked to pause, to stop, its limit moved, killed."""
-        running = [job for job in self.jobs().values() if job["state"] == "running" and job["progress"]]
-        if not running:
+        if not (run := self.running()):
             return
-        run = running[0]["progress"].rsplit(": ", 1)[0]
         what = self.dice.choice(["pause", "limit", "kill", "stop"])
         if what == "pause":
             self.call("pause", run, check=False)
@@ -134,10 +146,11 @@ class Soak:
             self.call("continue", run, check=False)
         elif what == "limit":
             self.call("limit", run, self.dice.choice(["700MiB", "768MiB", "800MiB"]), check=False)
+        elif not self.may_end(run):
+            return
         elif what == "stop":
             self.call("stop", run, check=False)
-        elif running[0]["progress"] != self.at_kill:  # Twice at one step, and it is not started again.
-            self.at_kill = running[0]["progress"]
+        else:
             with contextlib.suppress(OSError, ValueError):
                 pid = json.loads((pathlib.Path(run) / "status.json").read_text())["pid"]
                 if pid in descendants(os.getpid()):
@@ -172,7 +185,7 @@ class Soak:
                 if now - disturbed > kills_every / 4:
                     disturbed = now
                     self.disturb()
-                if now - killed > kills_every:
+                if now - killed > kills_every and (not (run := self.running()) or self.may_end(run)):
                     killed = now
                     runner.kill()
                     runner.wait()
