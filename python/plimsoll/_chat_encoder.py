@@ -101,6 +101,7 @@ class _Gigatoken:
     """gigatoken of one tokenizer. It keeps every word it has seen, so it is made anew when they take much."""
 
     def __init__(self, said: str) -> None:
+        import awkward  # noqa: F401  Which gigatoken imports when it encodes, and does not say so when Ctrl-C ends that.
         import gigatoken
 
         self._make = lambda: gigatoken.Tokenizer.from_json(said)

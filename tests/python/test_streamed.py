@@ -458,9 +458,13 @@ def test_a_checksum_is_made_once_and_again_when_the_file_has_changed(governor, t
     plimsoll.stream_frozen(model := Net(), weights="streamed", directory=tmp_path)
     file = tmp_path / "frozen.safetensors"
     os.utime(file, (1, 1))  # Of a file written just now nobody knows whether it will be again in the same tick.
+    for _ in range(2):  # What was read ahead before is summed once more.
+        model(torch.ones(1, 8)).sum().backward()
+    assert sum(made) >= sum(place.size for place in _weight_files.places_in(file).values())
+    made.clear()
     for _ in range(3):
         model(torch.ones(1, 8)).sum().backward()
-    assert sum(made) == sum(place.size for place in _weight_files.places_in(file).values())
+    assert not made
     flipped(file, "blocks.3.base.weight")
     with pytest.raises(plimsoll.CorruptError, match="blocks.3.base.weight is not what training began with"):
         model(torch.ones(1, 8)).sum().backward()

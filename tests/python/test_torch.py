@@ -135,9 +135,9 @@ def test_a_refusal_of_our_own_call_is_budget_exceeded(governor, tmp_path):
     with pytest.raises(plimsoll.BudgetExceeded) as caught:
         table.gather(np.zeros(4096, np.int64))
     assert caught.value.tag == "tensors" and caught.value.requested_bytes >= 64 * MIB
-    assert caught.value.limit_bytes == 2 << 30
+    assert caught.value.limit_bytes == governor.limit_bytes
     smallest = caught.value.smallest_limit_bytes
-    assert smallest >= (2 << 30) + 64 * MIB and f"try a limit of {smallest // MIB} MiB" in str(caught.value)
+    assert smallest >= governor.limit_bytes + 64 * MIB and f"try a limit of {smallest // MIB} MiB" in str(caught.value)
     room.close()
     assert len(table.gather(np.zeros(4096, np.int64))) == 4096
 
