@@ -74,7 +74,6 @@ class Soak:
         self.runners: list[list[int]] = []  # Resident bytes of each, over its life.
         self.watcher: list[tuple[float, int]] = []
         self.cgroups_before = self.cgroups()
-        self.ended_at: dict[str, int] = {}  # A run's last commit.
         self.train = folder / "train.py"
         self.train.write_text(TRAIN)
 
@@ -121,23 +120,25 @@ class Soak:
                                 stdout=subprocess.DEVNULL, stderr=open(self.folder / "runner.log", "ab"),
                                 cwd=self.folder)
 
-    def running(self) -> str:
-        """The run that is under way; "" where none is."""
-        running = [job for job in self.jobs().values() if job["state"] == "running" and job["progress"]]
-        return running[0]["progress"].rsplit(": ", 1)[0] if running else ""
+    def running(self) -> tuple[int, str]:
+        """The job that is under way, and its run; (0, "") where none is."""
+        for number, job in self.jobs().items():
+            if job["state"] == "running" and job["progress"]:
+                return number, job["progress"].rsplit(": ", 1)[0]
+        return 0, ""
 
-    def may_end(self, run: str) -> bool:
-        """Whether it has committed since it was last ended: what ends twice at one commit is not started again."""
+    def may_end(self, number: int, run: str) -> bool:
+        """Whether it has committed since it ended last, by itself too: what ends twice at one step is not started again."""
         with contextlib.suppress(OSError, ValueError):
+            before = json.loads((self.queue / "jobs" / f"{number}.json").read_text())["restart_progress"]
             commit = json.loads((pathlib.Path(run) / "checkpoints" / "manifest.json").read_text())["step"]
-            if commit != self.ended_at.get(run):
-                self.ended_at[run] = commit
-                return True
+            return commit > int(before.rsplit(" ", 1)[-1] or 0)
         return False
 
     def disturb(self) -> None:
         """Something that happens to a run in a day: asked to pause, to stop, its limit moved, killed."""
-        if not (run := self.running()):
+        number, run = self.running()
+        if not number:
             return
         what = self.dice.choice(["pause", "limit", "kill", "stop"])
         if what == "pause":
@@ -146,7 +147,7 @@ class Soak:
             self.call("continue", run, check=False)
         elif what == "limit":
             self.call("limit", run, self.dice.choice(["700MiB", "768MiB", "800MiB"]), check=False)
-        elif not self.may_end(run):
+        elif not self.may_end(number, run):
             return
         elif what == "stop":
             self.call("stop", run, check=False)
@@ -185,7 +186,7 @@ class Soak:
                 if now - disturbed > kills_every / 4:
                     disturbed = now
                     self.disturb()
-                if now - killed > kills_every and (not (run := self.running()) or self.may_end(run)):
+                if now - killed > kills_every and (not (job := self.running())[0] or self.may_end(*job)):
                     killed = now
                     runner.kill()
                     runner.wait()
