@@ -216,7 +216,8 @@ Judged Trend::judge(std::span<const Window> windows) const {
     means.push_back(one.mean());
     swings.push_back(one.top - one.floor);
   }
-  const double total = floors.back().bytes - floors.front().bytes;
+  const double last = floors.back().bytes;
+  const double total = last - floors.front().bytes;
   without_event(width_, floors, means);
   const std::span<const Point> all(floors);
   const std::size_t half = all.size() / 2;
@@ -237,8 +238,8 @@ Judged Trend::judge(std::span<const Window> windows) const {
     result.course = Course::kLeak;
   } else if (rises && first > kLeastSlope && second < kSecondHalf * first) {
     result.course = Course::kSaturating;
-    result.bound_bytes = bound_of(all[half].bytes - all.front().bytes,
-                                  all.back().bytes - all[half].bytes, all.back().bytes);
+    result.bound_bytes =
+        bound_of(all[half].bytes - all.front().bytes, all.back().bytes - all[half].bytes, last);
   } else if (one_step && total > kStepUnits * kLeastSlope * width_) {
     result.course = Course::kStep;
   } else if (warm_up > kWarmUpBytes) {
