@@ -14,16 +14,11 @@ import torch
 from ..._token_set import TokenSet
 from ..tuning._choice import kept_bytes
 from ..tuning._model import config_of, libraries
-from ..tuning._task import Batch, Task
+from ..tuning._task import Batch, Task, one_of_few_lengths
 
 if TYPE_CHECKING:
     from ..tuning._train import Training
     from . import Options
-
-# Without packing sequences end where the longest of the batch does, or at the next of few lengths: oneDNN keeps a
-# megabyte for each shape of a product that it made of bfloat16.
-_LENGTHS = 16
-_LENGTH_LEAST = 64
 
 
 class TokenSequences:
@@ -31,7 +26,7 @@ class TokenSequences:
 
     def __init__(self, tokens: TokenSet, options: Options, *, held_out: int = 0, evaluates: bool = False) -> None:
         """held_out: rows left out; `evaluates`: only these rows, or of 0 all, in their order."""
-        self._packing, self._grain = options.packing, max(_LENGTH_LEAST, -(-options.sequence_length // _LENGTHS))
+        self._packing, self._most = options.packing, options.sequence_length
         self._batches = tokens.batches(
             options.batch_size, options.sequence_length, packing=options.packing, shuffle=not evaluates,
             seed=options.seed, held_out=held_out, only_held_out=evaluates and held_out > 0)
@@ -47,8 +42,8 @@ class TokenSequences:
         for batch in self._batches:
             tensors = batch.tensors()
             if not self._packing:
-                longest = int((batch.documents >= 0).sum(1).max())
-                tensors = {name: one[:, :-(-longest // self._grain) * self._grain] for name, one in tensors.items()}
+                length = one_of_few_lengths(int((batch.documents >= 0).sum(1).max()), self._most)
+                tensors = {name: one[:, :length] for name, one in tensors.items()}
             labels = tensors.pop("labels")
             yield tensors, labels
 

@@ -19,17 +19,14 @@ from ..._chat_template import ChatTemplate, TemplateError
 from ..._image_set import ImageSet
 from ..._memory import Governor
 from ...errors import MemoryPressure
+from ..tuning._task import Batch, one_of_few_lengths
 from . import _selective
 from ._processor import processor_of
 
 if TYPE_CHECKING:
-    from ..tuning._task import Batch
     from . import Options
 
 _IGNORED = -100
-# Of batches: so many at most, none shorter but for sequence_length. For each shape of a product in bfloat16 oneDNN keeps some
-# 0.6 MB (seen on an AMD EPYC with torch 2.13), and a length gives shapes to every kind of layer.
-_LENGTHS, _LENGTH_LEAST = 16, 64
 
 
 @dataclasses.dataclass
@@ -83,8 +80,7 @@ class Maker:
         """As long as `length`, or as the next of few lengths: the mask ends before, and nothing there is trained on."""
         inputs, labels = batch
         shape, most = labels.shape, self._options.sequence_length
-        grain = max(_LENGTH_LEAST, -(-most // _LENGTHS))
-        more = (0, (length or min(most, -(-shape[1] // grain) * grain)) - shape[1])
+        more = (0, (length or one_of_few_lengths(shape[1], most)) - shape[1])
         fill = {"input_ids": self.processor.tokenizer.pad_token_id or 0}
         return ({name: torch.nn.functional.pad(one, more, value=fill.get(name, 0)) if one.shape == shape else one
                  for name, one in inputs.items()}, torch.nn.functional.pad(labels, more, value=_IGNORED))
