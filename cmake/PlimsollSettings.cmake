@@ -12,6 +12,15 @@ set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin)
 set(CMAKE_LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/lib)
 set(CMAKE_ARCHIVE_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/lib)
 
+# A compiler that has libstdc++.a alone puts a copy of it into each of our libraries; beside torch's, whose facets are
+# others, the first stream that is read crashes.
+execute_process(COMMAND ${CMAKE_CXX_COMPILER} -print-file-name=libstdc++.so
+  OUTPUT_VARIABLE plimsoll_libstdcxx OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
+if(plimsoll_libstdcxx STREQUAL "libstdc++.so")
+  message(FATAL_ERROR "${CMAKE_CXX_COMPILER} has no shared C++ library (libstdc++.so), which Plimsoll and torch must "
+    "have in common: name another compiler with CXX=… (and CC=…), g++ of your distribution say")
+endif()
+
 find_program(PLIMSOLL_CCACHE ccache)
 if(PLIMSOLL_CCACHE)
   # Precompiled headers need these two kinds of slack; see ccache's manual, "Precompiled headers".

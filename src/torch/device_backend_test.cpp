@@ -4,11 +4,15 @@
 // interface for devices, that keeps its books in a DeviceAllocator.
 #include "torch/device_backend.h"
 
+#include <c10/core/Allocator.h>
 #include <c10/core/CachingDeviceAllocator.h>
 #include <gtest/gtest.h>
 
+#include <cstdint>
+#include <random>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "plimsoll/bytes.h"
 
@@ -189,6 +193,43 @@ TEST_F(DeviceBackendTest, WithoutCudaThereIsAWordOnWhatToInstall) {
   EXPECT_EQ(text.find("--device cuda: this torch ("), 0U) << text;
   EXPECT_NE(text.find("has no CUDA"), std::string::npos) << text;
   EXPECT_NE(text.find("--device simulated"), std::string::npos) << text;
+}
+
+// A real device's allocator, and ours in its place: the same requests, the same segments.
+TEST_F(DeviceBackendTest, OnADeviceTheSameSegmentsAreBought) {
+  const auto opened = open_device({"cuda", ""});
+  if (!opened) {
+    GTEST_SKIP() << opened.error().to_string();
+  }
+  DeviceBackend& real = **opened;
+  c10::Allocator& device_blocks = *c10::GetAllocator(at::kCUDA);
+  for (std::uint64_t seed = 0; seed < 40; ++seed) {
+    ASSERT_TRUE(real.empty_cache());
+    ASSERT_EQ(use(real).reserved_bytes, 0);
+    SimulatedDevice simulated(real.total_bytes());
+    std::mt19937_64 random(seed);
+    std::vector<std::pair<c10::DataPtr, plimsoll::DeviceAllocator::Block>> held;
+    for (int i = 0; i < 600; ++i) {
+      if (!held.empty() && random() % 5 < 2) {
+        const std::size_t one = random() % held.size();
+        simulated.allocator().free(held[one].second);
+        std::swap(held[one], held.back());
+        held.pop_back();
+      } else {
+        // Of every order from 1 B to 64 MiB.
+        const std::int64_t bytes =
+            1 + static_cast<std::int64_t>(random() % (std::uint64_t{1} << (1 + random() % 26)));
+        held.emplace_back(device_blocks.allocate(static_cast<std::size_t>(bytes)),
+                          simulated.allocator().allocate(bytes).or_throw());
+      }
+      const DeviceUse there = use(real);
+      const DeviceUse ours = use(simulated);
+      ASSERT_EQ(there.allocated_bytes, ours.allocated_bytes)
+          << "seed " << seed << ", request " << i;
+      ASSERT_EQ(there.reserved_bytes, ours.reserved_bytes) << "seed " << seed << ", request " << i;
+      ASSERT_EQ(there.segments, ours.segments) << "seed " << seed << ", request " << i;
+    }
+  }
 }
 
 }  // namespace

@@ -25,7 +25,7 @@ def lives(out, kills, seed, *arguments):
 
 
 @pytest.mark.parametrize("kills", [3, pytest.param(30, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("kind, workers", [("pictures", 0), ("pictures", 2), ("texts", 0), ("vectors", 0)])
+@pytest.mark.parametrize("kind, workers", [("pictures", 0), ("pictures", 2), ("texts", 0), ("vectors", 0), ("on_device", 0)])
 def test_killed_at_any_moment_a_run_ends_in_the_same_bits(kind, workers, kills, tmp_path):
     seen = lives(tmp_path, kills, 7 * kills + workers, kind, workers)
     assert seen["digest"] == seen["undisturbed"] and seen["killed_at"]

@@ -16,7 +16,7 @@ def digest_of(*parts):
     seen = hashlib.sha256()
     for part in parts:
         for one in part if isinstance(part, (list, tuple)) else [part]:
-            seen.update(one.detach().reshape(-1).contiguous().view(torch.uint8).numpy().tobytes())
+            seen.update(one.detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy().tobytes())
     seen.update(torch.rand(4).numpy().tobytes() + np.random.rand(4).tobytes())
     seen.update(str(random.random()).encode())
     return seen.hexdigest()
@@ -202,6 +202,33 @@ def keeping(path, workers, limit):
         return digest_of(list(model.state_dict().values()), states(optimizer))
 
 
+def on_device(path, workers, limit):
+    """A model, an optimizer and a scaler on the GPU, where there is one, and rows that are not; half precision, dropout."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    with plimsoll.Run(path, memory_limit=limit, seed=17) as run:
+        items = run.embedding("items", rows=40, dim=64, optimizer=plimsoll.AdamW(lr=0.02))
+        model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.GELU(), torch.nn.Dropout(0.2),
+                                    torch.nn.Linear(256, 1)).to(device)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        scaler = torch.amp.GradScaler(device, init_scale=2.0 ** 10, growth_interval=5)
+        seen = torch.zeros(64, device=device)
+        run.track(model=model, optimizer=optimizer, scaler=scaler, seen=seen)
+
+        def loss(batch):
+            rows = items(batch["item"].to(device)).sum(1)
+            with torch.autocast(device, torch.float16 if device == "cuda" else torch.bfloat16):
+                logits = model(rows + 0.1 * torch.randn_like(rows)).squeeze(1)
+            seen.mul_(0.9).add_(rows.detach().mean(0))
+            return F.binary_cross_entropy_with_logits(logits.float(), batch["y"].float().to(device))
+
+        data = run.loader(Clicks(), batch_size=16, workers=workers)
+        for batch in run.steps(data, epochs=4, commit_every_steps=5, progress=False):
+            run.log(loss=run.step(loss, batch, clip_norm=1.0))
+        with torch.no_grad():
+            rows = items(torch.arange(40))
+        return digest_of(list(model.state_dict().values()), states(optimizer), rows, seen, torch.rand(4, device=device))
+
+
 class Large:
     """A mebibyte each."""
 
@@ -230,7 +257,7 @@ def large(path, workers, limit):
         return run.steps_made
 
 
-KINDS = {made.__name__: made for made in (pictures, texts, vectors, stateful, keeping, large)}
+KINDS = {made.__name__: made for made in (pictures, texts, vectors, on_device, stateful, keeping, large)}
 
 
 def main(path, kind, workers="0", limit="2GiB"):

@@ -61,13 +61,18 @@ def make(run, workers=0, callbacks=(), data=None, commit_every_steps=2, cleanup_
                    commit_every_steps=commit_every_steps, cleanup_every_n_steps=cleanup_every_n_steps)
 
 
-def hugging_face(path, workers, limit):
+def hugging_face(path, workers, limit, **changes):
     with plimsoll.Run(path, memory_limit=limit, seed=3) as run:
-        trainer = make(run, workers)
+        trainer = make(run, workers, **changes)
         trainer.train()
         losses = [line[key] for line in trainer.state.log_history for key in ("loss", "eval_loss") if key in line]
         return digest_of(list(trainer.model.state_dict().values()), states(trainer.optimizer),
                          torch.tensor(trainer.lr_scheduler.get_last_lr()), torch.tensor(losses))
+
+
+def hugging_face_on_device(path, workers, limit):
+    torch.use_deterministic_algorithms(True)
+    return hugging_face(path, workers, limit, use_cpu=not torch.cuda.is_available())
 
 
 def fit(run, workers=0, callbacks=(), batch_size=4, data=None, commit_every_steps=2, cleanup_every_n_steps=0,
@@ -176,7 +181,7 @@ def accelerated(path, workers, limit):
         return digest_of(list(net.state_dict().values()), states(optimizer), average.values)
 
 
-KINDS = {"hugging_face": hugging_face, "lightning": lightning_trainer, "accelerate": accelerated}
+KINDS = {"hugging_face": hugging_face, "hugging_face_on_device": hugging_face_on_device, "lightning": lightning_trainer, "accelerate": accelerated}
 
 
 def main(path, kind, workers="0", limit="2GiB"):
