@@ -37,6 +37,17 @@ long io_getevents(aio_context_t context, std::size_t least, std::span<io_event> 
                    static_cast<long>(events.size()), events.data(), &until);
 }
 
+std::size_t bytes_of(const IoRequest& request) noexcept {
+  if (request.kind != IoKind::kReadParts) {
+    return request.bytes.size();
+  }
+  std::size_t bytes = 0;
+  for (const iovec& part : request.parts()) {
+    bytes += part.iov_len;
+  }
+  return bytes;
+}
+
 // What the kernel said of one read, unless a test has it said otherwise, or not at all.
 struct Answer {
   bool told{true};
@@ -44,9 +55,10 @@ struct Answer {
 };
 Answer judge(const io_event& event, const IoRequest& request) noexcept {
   const FaultVerdict fault = ask_file_fault(FileCall::kAioRead);
-  const auto asked = static_cast<std::int64_t>(request.bytes.size());
+  const std::size_t asked = bytes_of(request);
   return {.told = !fault.lost,
-          .whole = event.res == asked && !fault.fails && fault.bytes_max >= request.bytes.size()};
+          .whole = event.res == static_cast<std::int64_t>(asked) && !fault.fails &&
+                   fault.bytes_max >= asked};
 }
 
 }  // namespace
@@ -85,10 +97,11 @@ std::size_t AioReads::submit(std::uint64_t context, std::span<const IoRequest> r
     const IoRequest& request = requests[first + i];
     iocb& block = blocks[i];
     block.aio_data = reads.free[reads.places - 1 - i];
-    block.aio_lio_opcode = IOCB_CMD_PREAD;
+    const bool parts = request.kind == IoKind::kReadParts;
+    block.aio_lio_opcode = parts ? IOCB_CMD_PREADV : IOCB_CMD_PREAD;
     block.aio_fildes = static_cast<std::uint32_t>(request.file->descriptor());
     block.aio_buf = reinterpret_cast<std::uint64_t>(request.bytes.data());
-    block.aio_nbytes = request.bytes.size();
+    block.aio_nbytes = parts ? request.parts().size() : request.bytes.size();
     block.aio_offset = request.offset;
     list[i] = &block;
   }

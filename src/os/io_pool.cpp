@@ -27,11 +27,23 @@ namespace {
 
 constexpr int kMaxBatches = 16;
 
+Result<void> read_parts(const IoRequest& request) {
+  std::int64_t offset = request.offset;
+  for (const iovec& part : request.parts()) {
+    PLIMSOLL_TRY_VOID(request.file->read_at(
+        offset, std::span(static_cast<std::byte*>(part.iov_base), part.iov_len)));
+    offset += static_cast<std::int64_t>(part.iov_len);
+  }
+  return {};
+}
+
 Result<void> carry_out(const IoRequest& request) noexcept {
   try {
     switch (request.kind) {
       case IoKind::kRead:
         return request.file->read_at(request.offset, request.bytes);
+      case IoKind::kReadParts:
+        return read_parts(request);
       case IoKind::kWrite:
         return request.file->write_at(request.offset, request.bytes);
       case IoKind::kSync:
@@ -99,10 +111,11 @@ class IoPool::Impl {
 
   // Whether all requests were carried out, `done` being the answer, without a thread.
   bool read_at_once(std::span<IoRequest> requests, Result<void>& done) {
-    const bool fit = !file_fault_armed() &&
-                     std::all_of(requests.begin(), requests.end(), [](const IoRequest& r) {
-                       return r.kind == IoKind::kRead && r.file->direct();
-                     });
+    const bool fit =
+        !file_fault_armed() &&
+        std::all_of(requests.begin(), requests.end(), [](const IoRequest& r) {
+          return (r.kind == IoKind::kRead || r.kind == IoKind::kReadParts) && r.file->direct();
+        });
     std::size_t failed_at = SIZE_MAX;
     const auto again = [&](std::size_t i) {
       auto result = carry_out(requests[i]);

@@ -16,18 +16,38 @@
 #include <memory>
 #include <span>
 
+#include <sys/uio.h>
+
 #include "os/file.h"
 #include "plimsoll/result.h"
 
 namespace plimsoll {
 
-enum class IoKind : std::uint8_t { kRead, kWrite, kSync, kWriteAndSync /* one after the other */ };
+enum class IoKind : std::uint8_t {
+  kRead,
+  kReadParts,  // Neighbours in the file, each to memory of its own.
+  kWrite,
+  kSync,
+  kWriteAndSync  // One after the other.
+};
 
 struct IoRequest {
   File* file{nullptr};
   std::int64_t offset{0};
-  std::span<std::byte> bytes{};  // Read into or written; a sync has none.
+  std::span<std::byte> bytes{};  // Read into or written; a sync has none; of parts, their iovecs.
   IoKind kind{IoKind::kRead};
+
+  /// Reads what follows `offset` into these parts, one after another. Borrowed until it is done.
+  static IoRequest read_parts(File& file, std::int64_t offset, std::span<iovec> parts) noexcept {
+    return {.file = &file,
+            .offset = offset,
+            .bytes = std::as_writable_bytes(parts),
+            .kind = IoKind::kReadParts};
+  }
+  /// Requires: kReadParts.
+  [[nodiscard]] std::span<const iovec> parts() const noexcept {
+    return {reinterpret_cast<const iovec*>(bytes.data()), bytes.size() / sizeof(iovec)};
+  }
 };
 
 class IoPool {

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <chrono>
 #include <cstdlib>
@@ -221,6 +222,60 @@ TEST_P(IoPoolTest, NamesTheFirstDirectReadThatEndsShort) {
       << result.error().to_string();
 }
 
+// Runs of one to seven neighbours of a file, direct or not, each page to memory of its own.
+struct Neighbours {
+  static constexpr std::size_t kPage = DirectReads::kPage;
+  static constexpr std::size_t kPages = 400;
+
+  explicit Neighbours(const fs::path& path, bool direct)
+      : file(File::open(path, FileMode::kRead, direct).or_throw()) {
+    for (std::size_t first = 0; first < kPages;) {
+      const std::size_t count = std::min(1 + first % 7, kPages - first);
+      for (std::size_t i = first; i < first + count; ++i) {  // From the end of the memory on.
+        parts[i] = {memory.get() + (kPages - 1 - i) * kPage, kPage};
+      }
+      requests.push_back(IoRequest::read_parts(file, static_cast<std::int64_t>(first * kPage),
+                                               std::span(parts).subspan(first, count)));
+      first += count;
+    }
+    std::memset(memory.get(), 0, kPages * kPage);
+  }
+  [[nodiscard]] bool hold(const std::vector<std::byte>& expected) const {
+    for (std::size_t i = 0; i < kPages; ++i) {
+      if (std::memcmp(expected.data() + i * kPage, parts[i].iov_base, kPage) != 0) {
+        return false;
+      }
+    }
+    return true;
+  }
+
+  File file;
+  std::unique_ptr<std::byte, decltype(&std::free)> memory{
+      static_cast<std::byte*>(std::aligned_alloc(kPage, kPages* kPage)), &std::free};
+  std::array<iovec, kPages> parts{};
+  std::vector<IoRequest> requests{};
+};
+
+TEST_P(IoPoolTest, ReadsNeighboursIntoPartsOfTheirOwn) {
+  std::vector<std::byte> out(Neighbours::kPages * Neighbours::kPage);
+  for (std::size_t i = 0; i < out.size(); ++i) {
+    out[i] = static_cast<std::byte>(mix64(i / 64));
+  }
+  create("pages").write_at(0, out).or_throw();
+  IoPool pool(GetParam());
+  for (const bool direct : {true, false}) {
+    Neighbours reads(directory_ / "pages", direct);
+    pool.run(reads.requests).or_throw();
+    EXPECT_TRUE(reads.hold(out)) << "direct " << direct;
+  }
+  // One of several parts is behind the end.
+  create("short").write_at(0, std::span(out).first(2 * Neighbours::kPage)).or_throw();
+  Neighbours reads(directory_ / "short", true);
+  const auto refused = pool.run(reads.requests);
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code, ErrorCode::kCorrupt);
+}
+
 // What the kernel may answer to a read of a batch: the caller's memory is whole all the same, each
 // read that failed having been tried by other means, once.
 TEST(AioReadsTest, LeavesToOthersWhatFailsEndsShortOrIsNeverReported) {
@@ -270,6 +325,29 @@ TEST(AioReadsTest, LeavesToOthersWhatFailsEndsShortOrIsNeverReported) {
       EXPECT_TRUE(reads.holds(out));
       EXPECT_EQ(again, one.again);
     }
+  }
+  out.resize(Neighbours::kPages * Neighbours::kPage);
+  File::open(directory / "more", FileMode::kCreate).or_throw().write_at(0, out).or_throw();
+  for (const std::size_t times : {std::size_t{0}, std::size_t{1}}) {  // Of several parts, too.
+    SCOPED_TRACE(times);
+    Neighbours reads(directory / "more", true);
+    const ScopedFileFault armed({.call = FileCall::kAioRead,
+                                 .nth = times == 0 ? 1'000'000 : 5,
+                                 .os_errno = 0,
+                                 .short_bytes = 512});
+    std::size_t again = 0;
+    ASSERT_TRUE(AioReads().run(reads.requests, [&](std::size_t i) {
+      ++again;
+      std::int64_t at = reads.requests[i].offset;
+      for (const iovec& part : reads.requests[i].parts()) {
+        const auto page = std::span(static_cast<std::byte*>(part.iov_base), part.iov_len);
+        std::memset(page.data(), 0xEE, page.size());
+        reads.file.read_at(at, page).or_throw();
+        at += static_cast<std::int64_t>(page.size());
+      }
+    }));
+    EXPECT_EQ(again, times);
+    EXPECT_TRUE(reads.hold(out));
   }
   fs::remove_all(directory);
 }

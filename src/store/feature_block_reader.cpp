@@ -2,7 +2,7 @@
 //
 // BlockReader: see feature_block_reader.h.
 //
-// Threads, Memory: as the header says; runs and requests live on the caller's stack (about 24 KiB).
+// Threads, Memory: as the header says; runs and requests live on the caller's stack (about 28 KiB).
 #include "store/feature_block_reader.h"
 
 #include <algorithm>
@@ -23,7 +23,7 @@ struct BlockReader::Run {
   std::int64_t end;
   std::uint16_t first;
   std::uint16_t count;
-  bool staged;      // Through a lane; otherwise one plain block, straight into its frame.
+  bool staged;      // Through a lane; otherwise plain neighbours, straight into their frames.
   std::int64_t at;  // In the lanes' bytes. Meaningful while staged and under way.
 };
 
@@ -68,32 +68,38 @@ Result<BlockReader::Counts> BlockReader::read(std::span<const Wanted> blocks, bo
   return counts;
 }
 
-// Joins a block to the run before it when it begins near enough and the whole fits a lane. Places
-// come from a file: whatever they are, a run stays within its lane.
+// Whether a block that is a run by itself may be one with the run before it: a plain neighbour of
+// plain ones, or what begins near enough and fits a lane with them.
+bool BlockReader::joins(const Run& last, const Run& next, bool packed) const {
+  if (!last.staged && !packed && next.begin == last.end) {
+    return next.end - last.begin <= kLaneBytes;
+  }
+  return next.begin >= last.begin && next.begin <= last.end + plan_.gap_bytes &&
+         next.end - last.begin <= plan_.bytes;
+}
+
+// Places come from a file: whatever they are, a staged run stays within its lane.
 std::size_t BlockReader::form_runs(std::span<const Wanted> blocks, std::span<Run> runs) const {
   std::size_t count = 0;
   for (std::size_t i = 0; i < blocks.size(); ++i) {
     const StoredBlock& stored = blocks[i].stored;
-    const std::int64_t begin = stored.offset / kFeaturePage * kFeaturePage;
-    const std::int64_t end = round_up(stored.offset + stored.bytes, kFeaturePage);
-    if (count > 0) {
-      Run& last = runs[count - 1];
-      if (blocks[i].file == blocks[last.first].file && begin >= last.begin &&
-          begin <= last.end + plan_.gap_bytes && end - last.begin <= plan_.bytes) {
-        last.end = std::max(last.end, end);
-        ++last.count;
-        last.staged = true;
-        continue;
-      }
-    }
     const bool packed = stored.coding == BlockCoding::kLz4;
-    PLIMSOLL_CHECK(!packed || end - begin <= plan_.bytes, "a block larger than its lane");
-    runs[count++] = {.begin = begin,
-                     .end = end,
-                     .first = static_cast<std::uint16_t>(i),
-                     .count = 1,
-                     .staged = packed,
-                     .at = 0};
+    const Run next{.begin = stored.offset / kFeaturePage * kFeaturePage,
+                   .end = round_up(stored.offset + stored.bytes, kFeaturePage),
+                   .first = static_cast<std::uint16_t>(i),
+                   .count = 1,
+                   .staged = packed,
+                   .at = 0};
+    Run* const last = count == 0 ? nullptr : &runs[count - 1];
+    if (last != nullptr && blocks[i].file == blocks[last->first].file &&
+        joins(*last, next, packed)) {
+      last->staged = last->staged || packed || next.begin != last->end;
+      last->end = std::max(last->end, next.end);
+      ++last->count;
+      continue;
+    }
+    PLIMSOLL_CHECK(!packed || next.end - next.begin <= plan_.bytes, "a block larger than its lane");
+    runs[count++] = next;
   }
   return count;
 }
@@ -138,14 +144,23 @@ std::size_t BlockReader::place_runs(std::span<Run> runs,
 
 Result<void> BlockReader::read_wave(const Wave& wave, std::span<Run> runs) {
   std::array<IoRequest, kBlocksMax> requests;
+  std::array<iovec, kBlocksMax> parts;  // By block.
   for (std::size_t r = 0; r < runs.size(); ++r) {
     const Run& run = runs[r];
-    const auto size = static_cast<std::size_t>(run.end - run.begin);
-    requests[r] = {.file = wave.blocks[run.first].file,
-                   .offset = run.begin,
-                   .bytes = run.staged ? bytes_.subspan(static_cast<std::size_t>(run.at), size)
-                                       : wave.blocks[run.first].out.first(size),
-                   .kind = IoKind::kRead};
+    File* const file = wave.blocks[run.first].file;
+    if (run.staged) {
+      const auto size = static_cast<std::size_t>(run.end - run.begin);
+      const auto lane = bytes_.subspan(static_cast<std::size_t>(run.at), size);
+      requests[r] = {.file = file, .offset = run.begin, .bytes = lane, .kind = IoKind::kRead};
+      continue;
+    }
+    for (std::size_t i = run.first; i < std::size_t{run.first} + run.count; ++i) {
+      const Wanted& block = wave.blocks[i];
+      parts[i] = {.iov_base = block.out.data(),
+                  .iov_len = static_cast<std::size_t>(round_up(block.stored.bytes, kFeaturePage))};
+    }
+    requests[r] =
+        IoRequest::read_parts(*file, run.begin, std::span(parts).subspan(run.first, run.count));
   }
   PLIMSOLL_TRY_VOID(pool_.run(std::span(requests).first(runs.size())));
   for (const Run& run : runs) {

@@ -2,10 +2,10 @@
 //
 // BlockReader: reads blocks of files into frames, neighbours in one request, and decodes them.
 //
-// Blocks are wanted file by file, in the order of each. A run of neighbours, and every compressed
-// block, is read into a lane, one behind another where they are short, and taken from there; a
-// plain block that stands alone is read straight into its frame. Without lanes (a small slab, no
-// compression) every block is read alone.
+// Blocks are wanted file by file, in the order of each. A run of plain neighbours is read straight
+// into their frames; one with gaps, and every compressed block, into a lane, one behind another
+// where they are short, and taken from there. Without lanes (a small slab, no compression) runs
+// have no gaps.
 //
 // Reading order: feature_block.h, this file, feature_block_reader.cpp, feature_cache.h.
 //
@@ -40,7 +40,7 @@ struct BlockLanes {
 class BlockReader {
  public:
   static constexpr std::int64_t kLanesMax = 16;
-  static constexpr std::int64_t kLaneBytes = 64 << 10;  // Unless a block is larger.
+  static constexpr std::int64_t kLaneBytes = 64 << 10;  // Of a run too, unless a block is larger.
   static constexpr std::size_t kBlocksMax = 256;        // Of one call; sizes arrays on the stack.
 
   struct Wanted {
@@ -68,6 +68,7 @@ class BlockReader {
   struct Run;
   struct Wave;
 
+  [[nodiscard]] bool joins(const Run& last, const Run& next, bool packed) const;
   std::size_t form_runs(std::span<const Wanted> blocks, std::span<Run> runs) const;
   [[nodiscard]] std::size_t lanes_for(std::span<const Run> runs) const;
   std::size_t place_runs(std::span<Run> runs, std::span<const std::uint8_t> lanes) const;
