@@ -100,11 +100,15 @@ def folder_figures(records: list[dict[str, Any]]) -> str:
         met = sum(record["pass"] for record in group)
         lines.append(f"| `{way}` | {len(group)} ({met}) | {number(median)} {unit} | {number(worst)} | "
                      f"{number(newest['bar'])} | `{newest['commit']}`, {newest['date']} | {newest['machine']} |")
-        figures = list(figures_in({name: one for name, one in newest["peers"].items() if name != "curves"}))
+        figures = list(figures_in({name: one for name, one in newest["peers"].items() if name not in ("curves", "tables")}))
         if 0 < len(figures) <= FIGURES_MOST:
             beside.append(f"- `{way}`: " + ", ".join(beside_it(name, value, group) for name, value in figures))
         if "curves" in newest["peers"]:
             drawn += ["", f"`{way}`, median (least … most):", "", *table_of(newest["peers"]["curves"])]
+        for title, lines_of in newest["peers"].get("tables", {}).items():
+            columns = list(dict.fromkeys(name for one in lines_of.values() for name in one))
+            drawn += ["", f"| {title} | {' | '.join(columns)} |", "|---" * (1 + len(columns)) + "|",
+                      *(f"| {at} | {' | '.join(number(one[name]) if name in one else '' for name in columns)} |" for at, one in lines_of.items())]
     if beside:
         lines += ["", "Beside it, in the newest record of each (least … most of all, where they differ):", "", *beside]
     return "\n".join([*lines, *drawn]) + "\n"

@@ -47,6 +47,14 @@ def test_curves_are_a_table_of_steps_and_no_figures():
         "| 12 | 1.500 (1.500 … 1.500) | 2.500 (2.500 … 2.500) |\n")
 
 
+def test_tables_are_drawn_from_the_newest_record_and_are_no_figures():
+    record = {"command": "bench/run w_x", "unit": "x", "bar": 1, "value": 1, "pass": True, "machine": "m", "commit": "a", "date": "2026-01-01",
+              "peers": {"rows": 7, "tables": {"nodes": {"1": {"MB": 0}, "1,024": {"MB": 80.0, "ms": 1234.5}}}}}
+    text = readme.folder_figures([record])
+    assert "- `by default`: rows 7\n" in text and text.endswith(
+        "| nodes | MB | ms |\n|---|---|---|\n| 1 | 0 |  |\n| 1,024 | 80 | 1,234 |\n")
+
+
 def test_r29_text_outside_the_comments_is_left_alone_and_missing_comments_are_named():
     path = pathlib.Path("bench/w_x/README.md")
     text = f"# w_x\n\n{readme.BEGIN}\nold\n{readme.END}\n\nbehind\n"

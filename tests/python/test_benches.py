@@ -47,6 +47,18 @@ def test_ranks_exchange_rows(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
+def test_ranks_send_over_links_what_the_model_says(tmp_path):
+    result = smoke("scale", tmp_path)
+    if "not measured" in result["peers"]:
+        pytest.skip(result["peers"]["not measured"])
+    assert result["name"] == "scale" and result["peers"]["largest error of bytes, %"] <= 10
+    assert list(result["peers"]["tables"]["nodes"]) == ["1", "8", "64", "1,024"]
+    checked = result["peers"]["tables"]["checked"]
+    assert checked["1 ranks, 100 Mbit/s: step"]["KB that rank 0 sends: model"] == 0 < checked["2 ranks, 100 Mbit/s: tree sums"]["measured"]
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_commit_beside_the_loop_holds_what_the_loop_had(tmp_path):
     result = smoke("run_commit_stall", tmp_path)
     assert result["name"] == "run_commit_stall" and result["peers"]["commits"] == 4
