@@ -25,6 +25,7 @@ WORD = 1016  # Bytes of what a rank says, _ranks._ROW,
 WORD_TEXT = 960  # and of its text: a lookup's counts of ids, one a rank, must fit.
 BUCKET = 8 << 20  # Bytes of gradients that are added up at a time, _ranks._BUCKET_BYTES.
 ID = 8
+HEADERS, SEGMENT = 66, 1448  # Bytes of Ethernet, IPv4 and TCP with time stamps, and of the payload between.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,8 +36,8 @@ class Link:
     latency: float = 0.0  # Seconds of a small message from one rank to another.
     message_seconds: float = 0.0  # Of a rank's processor, for a message sent and one received.
     message_bytes: float = 0.0  # On the wire each way beside the payload, for a message sent and one received.
-    wire: float = 1.0  # Bytes on the wire for each of the payload: headers.
-    answer: float = 0.0  # Bytes that go back for each of the payload: acknowledgements.
+    wire: float = 1 + HEADERS / SEGMENT  # Bytes on the wire for each of the payload.
+    answer: float = HEADERS / (2 * SEGMENT)  # Bytes back for each: an acknowledgement of every second segment (RFC 5681, section 4.2).
     sum_seconds: float = 0.0  # Of a rank's processor, for each byte that it sends in a tree sum.
     row_seconds: float = 0.0  # The same for rows and their gradients.
 
@@ -151,7 +152,8 @@ def wire_bytes(run: Run, link: Link, traffic: Traffic) -> tuple[float, float]:
 def seconds(run: Run, link: Link, traffic: Traffic, sharing: int, host_seconds: float = 0.0) -> float:
     """Until the slowest rank has it all. sharing: ranks of a node that send so much; host_seconds: of the processor, a byte sent."""
     over_link = sharing * max(wire_bytes(run, link, traffic)) / link.bandwidth
-    return traffic.turns * link.latency + traffic.messages * link.message_seconds + traffic.sent * host_seconds + over_link
+    of_messages = (traffic.messages - traffic.turns / 2) * link.message_seconds  # Of each turn the latency has one, sent or received.
+    return traffic.turns * link.latency + of_messages + traffic.sent * host_seconds + over_link
 
 
 def word_seconds(run: Run, link: Link) -> float:

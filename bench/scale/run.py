@@ -150,15 +150,15 @@ class Meter:
 
 
 def constants(ranks, rounds: int) -> dict:
-    """Of two ranks: bytes and seconds a message and a byte, as model.Link has them."""
+    """Of two ranks: bytes and seconds a message, as model.Link has them."""
     import torch
     import torch.distributed as dist
 
     meter, other, many = Meter(ranks._group), 1 - ranks.rank, 64
     ours = {"group": ranks._group, "tag": 7}  # Rank 0 waits for words, whose tag is 0, at all times.
-    small, large = torch.zeros(2, many, 8, dtype=torch.uint8), torch.zeros(8 << 20, dtype=torch.uint8)
+    given, got = torch.zeros(2, many, 8, dtype=torch.uint8)
 
-    def exchanged(given, got) -> None:
+    def exchanged() -> None:
         works = [dist.irecv(one, other, **ours) for one in got]
         works += [dist.isend(one, other, **ours) for one in given]
         for work in works:
@@ -166,13 +166,11 @@ def constants(ranks, rounds: int) -> dict:
 
     def there_and_back() -> None:
         for way in range(2):
-            dist.send(small[0][0], other, **ours) if way == ranks.rank else dist.recv(small[1][0], other, **ours)
+            dist.send(given[0], other, **ours) if way == ranks.rank else dist.recv(got[0], other, **ours)
 
-    messages = meter.of(5 * rounds, lambda: exchanged(*small))
-    bulk = meter.of(rounds, lambda: exchanged(*(([large], []) if ranks.first else ([], [large]))))
-    return {"latency": statistics.median(meter.of(50 * rounds, there_and_back)["seconds"]) / 2,
-            "message_seconds": statistics.median(messages["seconds"]) / many, "message_bytes": messages["sent"] / many - 8,
-            "bulk": bulk["sent"] / len(large)}
+    messages = meter.of(5 * rounds, exchanged)
+    return {"latency": statistics.median(meter.of(5 * rounds, there_and_back, times=10)["seconds"]) / 2,
+            "message_seconds": statistics.median(messages["seconds"]) / many, "message_bytes": messages["sent"] / many - 8}
 
 
 def parts(ranks, folder: str, rounds: int) -> dict:
@@ -313,7 +311,7 @@ def link_of(fast: list[dict], slow: list[dict]) -> tuple[model.Link, dict[str, f
     bytes from slow ones."""
     two, said = run_of(2), [one["constants"] for one in fast]
     link = model.Link(1e12, said[0]["latency"], max(one["message_seconds"] for one in said),
-                      statistics.mean(one["constants"]["message_bytes"] for one in slow), *(one["constants"]["bulk"] for one in slow))
+                      statistics.mean(one["constants"]["message_bytes"] for one in slow))
 
     def beside(*some: str) -> float:
         return max(sum(medians(fast, part) - predicted(part, two, link)[2] for part in some), 0.0)
