@@ -164,13 +164,8 @@ def constants(ranks, rounds: int) -> dict:
         for work in works:
             work.wait()
 
-    def there_and_back() -> None:
-        for way in range(2):
-            dist.send(given[0], other, **ours) if way == ranks.rank else dist.recv(got[0], other, **ours)
-
     messages = meter.of(5 * rounds, exchanged)
-    return {"latency": statistics.median(meter.of(5 * rounds, there_and_back, times=10)["seconds"]) / 2,
-            "message_seconds": statistics.median(messages["seconds"]) / many, "message_bytes": messages["sent"] / many - 8}
+    return {"message_seconds": statistics.median(messages["seconds"]) / many, "message_bytes": messages["sent"] / many - 8}
 
 
 def parts(ranks, folder: str, rounds: int) -> dict:
@@ -308,9 +303,9 @@ def run_of(count: int) -> model.Run:
 
 def link_of(fast: list[dict], slow: list[dict]) -> tuple[model.Link, dict[str, float]]:
     """(constants of two ranks, seconds that a step and a commit take beside exchanges): seconds from links that are as fast as they go,
-    bytes from slow ones."""
+    bytes from slow ones. A word of two is a message there and one back."""
     two, said = run_of(2), [one["constants"] for one in fast]
-    link = model.Link(1e12, said[0]["latency"], max(one["message_seconds"] for one in said),
+    link = model.Link(1e12, medians(fast, "a word") / 2, max(one["message_seconds"] for one in said),
                       statistics.mean(one["constants"]["message_bytes"] for one in slow))
 
     def beside(*some: str) -> float:
