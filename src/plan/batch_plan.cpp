@@ -28,8 +28,8 @@ constexpr std::int64_t kUnverifiedShare = 8;
 constexpr char kDeviceAdvice[] =
     "raise --device-memory-limit (device_memory_limit), or make the model smaller";
 
-// Room for what the device's kernels do otherwise: half of what is not static. Seen on an H200: 0.46
-// of it, for a step of four layers (docs/decisions/0014-device-plans-from-replayed-segments.md).
+// Room for what the device's kernels do otherwise: half of what is not static. Seen on an H200:
+// 0.46 of it, for a step of four layers (decision 0014).
 DevicePeak with_bound(DevicePeak peak) {
   const std::int64_t room = (peak.reserved_bytes - peak.static_bytes) / 2;
   peak.bound_bytes = peak.reserved_bytes + (room + kSegmentUnit - 1) / kSegmentUnit * kSegmentUnit;

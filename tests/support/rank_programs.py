@@ -14,6 +14,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 import traceback
 import uuid
@@ -24,6 +25,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 import plimsoll
+from plimsoll._rank_watch import state_of
 from tests.support.run_programs import Pictures, digest_of, states
 
 LIMIT = "2GiB"
@@ -43,6 +45,7 @@ def launched(train, *arguments, ranks=2):
         forked_all.wait(60)
         made = train(*arguments)
         _who = ""
+        threading.Thread(target=end_stopped, daemon=True).start()
         forked_all.wait(300)
         return made
 
@@ -50,6 +53,15 @@ def launched(train, *arguments, ranks=2):
                           rdzv_endpoint="localhost:0", start_method="fork", max_restarts=0, monitor_interval=0.05)
     made = elastic_launch(config, begun)(*arguments)
     return [made[rank] for rank in range(ranks)]
+
+
+def end_stopped():
+    """Ends a rank that stopped behind its last word: of the others, which are done, none looks any more."""
+    while True:
+        time.sleep(5 * STOPPED)
+        for pid in pathlib.Path(f"/proc/{os.getppid()}/task/{os.getppid()}/children").read_text().split():
+            if state_of(int(pid)) in "Tt":
+                os.kill(int(pid), signal.SIGKILL)
 
 
 def pictures(path, **options):
