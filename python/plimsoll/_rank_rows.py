@@ -168,7 +168,7 @@ class DealtTable:
                     at = into.stop
             return given, counts
 
-        (given, counts), said = ranks.agreed("run.step()", packed, words=lambda done: ",".join(map(str, done[1])))
+        (given, counts), said = ranks.agreed("run.step()", packed, words=lambda done: ranks.counts_as_text(done[1]))
         got_of = [int(one.text.split(",")[ranks.rank]) for one in said]
         got = ranks.agreed("run.step()", lambda: torch.empty(sum(got_of), width, dtype=torch.uint8))[0]
         ranks.all_to_all(got, given, got_of, counts)

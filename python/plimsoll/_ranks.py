@@ -179,13 +179,22 @@ class Ranks:
     def look_up(self, table: int, wanted: Wanted) -> torch.Tensor:
         """Rows of one table, for this rank and whoever looks up there now. Errors: as agreed()."""
         while True:
-            said = self._told("a lookup", _FINE, (table,), ",".join(map(str, wanted.counts)))
+            said = self._told("a lookup", _FINE, (table,), self.counts_as_text(wanted.counts))
             for rank, one in enumerate(said):
                 if one.how != _FINE:
                     self._raise_for(rank, one)
             rows = self._served(said, (table, wanted))
             if rows is not None:
                 return rows
+
+    @staticmethod
+    def counts_as_text(counts: Sequence[int]) -> str:
+        """Of rows that each rank is asked for. Errors: ValueError where the text of a word does not hold them all."""
+        text = ",".join(map(str, counts))
+        if len(text) > _TEXT:
+            raise ValueError(f"run.embedding: {sum(counts)} rows of {len(counts)} ranks in one lookup: their counts are {len(text)} "
+                             f"bytes, and a word of ranks has {_TEXT}; start fewer ranks, or look up fewer rows at a time")
+        return text
 
     def _served(self, said: list[Said], own: tuple[int, Wanted] | None) -> torch.Tensor | None:
         """One lookup: of the first table that any rank looks up in. None: it was not this rank's own."""

@@ -149,6 +149,14 @@ def test_killed_at_any_moment_other_numbers_of_ranks_end_in_the_same_rows(kills,
     assert seen["digest"] == seen["undisturbed"] and len(seen["killed_at"]) == kills
 
 
+def test_counts_that_a_word_of_ranks_does_not_hold_are_refused():
+    from plimsoll._ranks import Ranks
+
+    assert Ranks.counts_as_text([1000] * 192) == ",".join(["1000"] * 192)
+    with pytest.raises(ValueError, match="193000 rows of 193 ranks in one lookup: their counts are 964 bytes.*960; start fewer ranks"):
+        Ranks.counts_as_text([1000] * 193)
+
+
 def test_parts_of_a_rank_s_own_are_for_as_many_ranks(scenarios):
     four, one, two = scenarios["dealt"]["own"]
     assert all("mine of its 2 ranks were not the same, so 4 cannot go on" in text for text in four)

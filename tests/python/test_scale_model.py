@@ -22,6 +22,8 @@ COUNTS = (2, 4, 8, 64)
 class Counting:
     """Stands for Ranks, one of so many: counts words, and bytes and messages that all_to_all would send to others."""
 
+    counts_as_text = staticmethod(_ranks.Ranks.counts_as_text)
+
     def __init__(self, rank, count):
         self.rank, self.count, self.tables, self.words, self.sent, self.messages = rank, count, [], 0, 0, 0
 
