@@ -64,7 +64,7 @@ def test_a_smaller_device_limit_gives_a_smaller_batch_of_pairs(plan, pairs):
     host = plan(pairs)
     assert "device" not in host and "pinned_bytes" not in host
     assert plan(pairs, "--device", "cpu")["batch_size"] == host["batch_size"]
-    found = [plan(pairs, *simulated(limit)) for limit in ("40MiB", "60MiB", "64GiB")]
+    found = [plan(pairs, *simulated(limit)) for limit in ("40MiB", "70MiB", "64GiB")]
     sizes = [one["batch_size"] for one in found]
     assert sizes[0] < sizes[1] < sizes[2] == host["batch_size"]
     for one in found:
@@ -76,7 +76,7 @@ def test_a_smaller_device_limit_gives_a_smaller_batch_of_pairs(plan, pairs):
 
 
 def test_the_transfer_buffer_is_two_batches_of_the_hosts_limit(plan, call, pairs):
-    small, large = (plan(pairs, *simulated(limit)) for limit in ("40MiB", "60MiB"))
+    small, large = (plan(pairs, *simulated(limit)) for limit in ("40MiB", "100MiB"))
     # The ring has slots of a batch each; two more of the same size are pinned.
     slots = {one["queue_bytes"] * 2 / one["pinned_bytes"] for one in (small, large)}
     assert len(slots) == 1 and slots.pop() in range(2, 64)
