@@ -136,8 +136,8 @@ def words_a_commit(run: Run) -> int:
 
 
 def counts_fit(run: Run) -> bool:
-    """Whether a lookup's counts of ids, one for each rank and a comma between, fit the text of a word. Where they do not, the code as it
-    is cannot look rows up."""
+    """Whether a lookup's counts of ids, one for each rank and a comma between, fit the text of a word. Where they do not, a
+    lookup is refused (Ranks.counts_as_text)."""
     digits = len(str(math.ceil(run.lookups * run.rows / run.ranks)))
     return run.ranks * (digits + 1) - 1 <= WORD_TEXT
 

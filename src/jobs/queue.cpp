@@ -21,8 +21,8 @@ namespace {
 namespace fs = std::filesystem;
 using std::chrono::milliseconds;
 
-constexpr milliseconds kLockWait{
-    60'000};  // Others hold it for a write and its sync, seconds on a busy disk.
+// Others hold it for a write and its sync: seconds on a busy disk.
+constexpr milliseconds kLockWait{60'000};
 constexpr milliseconds kLockPause{5};
 
 bool over(JobState state) noexcept {
