@@ -5,7 +5,6 @@
 #include <charconv>
 #include <chrono>
 #include <string_view>
-#include <thread>
 #include <utility>
 
 #include <fmt/format.h>
@@ -19,11 +18,9 @@ namespace plimsoll {
 namespace {
 
 namespace fs = std::filesystem;
-using std::chrono::milliseconds;
 
 // Others hold it for a write and its sync: seconds on a busy disk.
-constexpr milliseconds kLockWait{60'000};
-constexpr milliseconds kLockPause{5};
+constexpr std::chrono::milliseconds kLockWait{60'000};
 
 bool over(JobState state) noexcept {
   return state == JobState::kDone || state == JobState::kFailed || state == JobState::kCancelled;
@@ -66,15 +63,7 @@ Result<FolderLock> Queue::lock_runner() const {
 }
 
 Result<FolderLock> Queue::lock_jobs() const {
-  const auto deadline = std::chrono::steady_clock::now() + kLockWait;
-  for (;;) {
-    auto lock = FolderLock::take(folder_ / "jobs", {"changes a job", "try again"});
-    if (lock || !FolderLock::held(folder_ / "jobs") ||
-        std::chrono::steady_clock::now() >= deadline) {
-      return lock;
-    }
-    std::this_thread::sleep_for(kLockPause);
-  }
+  return FolderLock::take(folder_ / "jobs", {"changes a job", "try again"}, kLockWait);
 }
 
 Result<std::vector<std::int64_t>> Queue::ids() const {

@@ -12,6 +12,7 @@
 #include <fstream>
 #include <optional>
 #include <set>
+#include <thread>
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -184,6 +185,23 @@ TEST_F(QueueTest, CancelledOnceAndNotAgain) {
   EXPECT_TRUE(queue().cancel(2).value());
   EXPECT_EQ(queue().read(2).value().state, JobState::kRunning);
   EXPECT_TRUE(queue().read(2).value().cancel);
+}
+
+// Who is refused at the moment in which the other has ended waits its turn all the same.
+TEST_F(QueueTest, TwoThatChangeJobsAtOnceAreNeverRefused) {
+  add();
+  add();
+  const auto work = [this](std::int64_t id) {
+    for (int k = 0; k < 150; ++k) {
+      const auto changed = queue().change(id, [](Job& job) { ++job.starts; });
+      ASSERT_TRUE(changed) << changed.error().to_string();
+    }
+  };
+  std::thread other(work, 1);
+  work(2);
+  other.join();
+  EXPECT_EQ(queue().read(1).value().starts, 150);
+  EXPECT_EQ(queue().read(2).value().starts, 150);
 }
 
 // Four processes add at once, and each is killed in the middle of it, at some moment.

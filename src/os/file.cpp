@@ -67,7 +67,8 @@ class Progress {
   int stuck_{0};
 };
 
-// `flags`: what it was to be opened with.
+}  // namespace
+
 tl::unexpected<Error> open_failed(const std::filesystem::path& path, int flags) {
   if (errno == ENOENT) {
     return fail(ErrorCode::kNotFound, fmt::format("{}: no such file or directory", path.string()));
@@ -78,8 +79,6 @@ tl::unexpected<Error> open_failed(const std::filesystem::path& path, int flags) 
   }
   return fail_io(errno, path.string());
 }
-
-}  // namespace
 
 Result<int> open_descriptor(const std::filesystem::path& path, int flags) {
   const int descriptor = open_retrying(path.c_str(), flags | O_NOFOLLOW);

@@ -71,6 +71,9 @@ class File {
 Result<std::string> read_small_file(const std::filesystem::path& path,
                                     std::int64_t bytes_max = 1 << 20);
 
+/// The error of an open(2) of these flags, by errno: kNotFound, kIo; the text names the path.
+tl::unexpected<Error> open_failed(const std::filesystem::path& path, int flags);
+
 /// A descriptor of a file that is written to, never through a symbolic link; `flags` as of open(2),
 /// which closes it in children. Errors: kNotFound, kIo; the text names the path.
 Result<int> open_descriptor(const std::filesystem::path& path, int flags);

@@ -29,6 +29,7 @@ namespace fs = std::filesystem;
 
 constexpr std::int64_t kByte = 0;
 constexpr int kTriesMost = 16;  // Each is in vain only if the folder was exchanged just then.
+constexpr std::chrono::milliseconds kLookAgainAfter{5};
 // Who has taken a lock signs it at once; who is refused in between, or reads the name of one who
 // was killed before, reads it again, so many ms later.
 constexpr int kSignedAfterMost = 20;
@@ -104,13 +105,19 @@ tl::unexpected<Error> no_locks(const fs::path& folder, int reason) {
 
 }  // namespace
 
-Result<FolderLock> FolderLock::take(const fs::path& folder, const Words& words) {
+Result<FolderLock> FolderLock::take(const fs::path& folder, const Words& words,
+                                    std::chrono::milliseconds wait) {
+  const auto deadline = std::chrono::steady_clock::now() + wait;
   FolderLock lock;
   lock.path_ = lock_path(folder);
   PLIMSOLL_TRY(lock.made_folder_, make_directories(folder));
-  for (int left = kTriesMost; left > 0; --left) {
+  for (int left = kTriesMost; left > 0;) {
     PLIMSOLL_TRY(RangeLocks locks, RangeLocks::open(lock.path_, RangeLocks::Access::kCreate));
     const auto taken = locks.try_lock(kByte, RangeLocks::Kind::kExclusive);
+    if (taken == RangeLocks::Taken::kHeldByOthers && std::chrono::steady_clock::now() < deadline) {
+      std::this_thread::sleep_for(kLookAgainAfter);
+      continue;
+    }
     if (taken == RangeLocks::Taken::kHeldByOthers) {
       return fail(
           ErrorCode::kInvalidArgument,
@@ -129,6 +136,7 @@ Result<FolderLock> FolderLock::take(const fs::path& folder, const Words& words) 
       sign(lock.locks_.descriptor());
       return lock;
     }
+    --left;
   }
   return fail(ErrorCode::kInvalidArgument,
               fmt::format("{}: it is replaced faster than it can be locked", folder.string()),

@@ -9,6 +9,7 @@
 // Threads: single-owner.   Memory: a descriptor.
 #pragma once
 
+#include <chrono>
 #include <filesystem>
 
 #include "os/range_locks.h"
@@ -24,10 +25,11 @@ class FolderLock {
     const char* advice;
   };
 
-  /// Takes the lock, making the folder where there is none.
+  /// Takes the lock, making the folder where there is none; waits so long for who holds it.
   /// Errors: kInvalidArgument when it is held, naming the process, or when the file system has no
   ///         locks; kIo.
-  static Result<FolderLock> take(const std::filesystem::path& folder, const Words& words);
+  static Result<FolderLock> take(const std::filesystem::path& folder, const Words& words,
+                                 std::chrono::milliseconds wait = {});
 
   /// Whether somebody holds it. False where there is no such folder.
   [[nodiscard]] static bool held(const std::filesystem::path& folder);

@@ -2,11 +2,13 @@
 #include "os/folder_lock.h"
 
 #include <cerrno>
+#include <chrono>
 #include <csignal>
 #include <filesystem>
 #include <fstream>
 #include <optional>
 #include <string>
+#include <thread>
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -19,6 +21,7 @@ namespace plimsoll {
 namespace {
 
 namespace fs = std::filesystem;
+using namespace std::chrono_literals;
 
 constexpr FolderLock::Words kWords{.doing = "writes there", .advice = "wait for it"};
 
@@ -53,6 +56,17 @@ TEST_F(FolderLockTest, IsOneObjectsUntilItIsGone) {
   EXPECT_FALSE(FolderLock::held(folder_));
   EXPECT_TRUE(FolderLock::take(folder_, kWords));
   EXPECT_FALSE(FolderLock::held(folder_));
+}
+
+TEST_F(FolderLockTest, WaitsForWhoHoldsItAndNoLonger) {
+  std::optional<FolderLock> first(FolderLock::take(folder_, kWords).or_throw());
+  EXPECT_FALSE(FolderLock::take(folder_, kWords, 20ms));
+  std::thread other([&first] {
+    std::this_thread::sleep_for(50ms);
+    first.reset();
+  });
+  EXPECT_TRUE(FolderLock::take(folder_, kWords, 60s));
+  other.join();
 }
 
 TEST_F(FolderLockTest, NamesTheProcessThatHoldsItAndEndsWithIt) {

@@ -6,8 +6,7 @@
 
 #include <fcntl.h>
 
-#include <fmt/format.h>
-
+#include "os/file.h"
 #include "os/file_faults.h"
 
 namespace plimsoll {
@@ -52,10 +51,7 @@ Result<RangeLocks> RangeLocks::open(const std::filesystem::path& path, Access ac
       return locks;
     }
   }
-  if (errno == ENOENT) {
-    return fail(ErrorCode::kNotFound, fmt::format("{}: no such file or directory", path.string()));
-  }
-  return fail_io(errno, path.string());
+  return open_failed(path, flags);
 }
 
 RangeLocks& RangeLocks::operator=(RangeLocks&& other) noexcept {
@@ -98,8 +94,8 @@ void RangeLocks::unlock(std::int64_t byte) noexcept {
   control(file_.get(), F_OFD_SETLK, lock);
 }
 
-bool RangeLocks::held_by_others(std::int64_t first, std::int64_t bytes) const noexcept {
-  struct flock lock = range(F_WRLCK, first, bytes);
+bool RangeLocks::held_by_others(std::int64_t first, std::int64_t bytes, Kind kind) const noexcept {
+  struct flock lock = range(type_of(kind), first, bytes);
   return control(file_.get(), F_OFD_GETLK, lock) == 0 && lock.l_type != F_UNLCK;
 }
 

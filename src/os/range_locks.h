@@ -40,9 +40,10 @@ class RangeLocks {
   Taken lock(std::int64_t byte, Kind kind) noexcept;
   void unlock(std::int64_t byte) noexcept;
 
-  /// Whether somebody else holds a lock of any kind on one of `bytes` bytes, or with 0 on any from
-  /// `first` on. False where the file system has none.
-  [[nodiscard]] bool held_by_others(std::int64_t first, std::int64_t bytes) const noexcept;
+  /// Whether somebody else holds a lock that stands against one of `kind` (kExclusive: any does) on
+  /// one of `bytes` bytes, or with 0 on any from `first` on. False where the file system has none.
+  [[nodiscard]] bool held_by_others(std::int64_t first, std::int64_t bytes,
+                                    Kind kind = Kind::kExclusive) const noexcept;
 
   [[nodiscard]] int descriptor() const noexcept { return file_.get(); }  ///< −1: not open.
 

@@ -4,6 +4,7 @@
 #include <csignal>
 #include <filesystem>
 #include <fstream>
+#include <optional>
 
 #include <gtest/gtest.h>
 #include <sys/wait.h>
@@ -57,10 +58,24 @@ TEST_F(RangeLocksTest, OthersAreSeenAndOneselfIsNot) {
   EXPECT_FALSE(two.held_by_others(101, 1));
   EXPECT_TRUE(two.held_by_others(0, 0)) << "0 bytes: all that follow";
   EXPECT_FALSE(two.held_by_others(101, 0));
+  EXPECT_FALSE(two.held_by_others(100, 1, Kind::kShared));
+  EXPECT_EQ(one.lock(101, Kind::kExclusive), Taken::kYes);
+  EXPECT_TRUE(two.held_by_others(101, 1, Kind::kShared));
   RangeLocks moved = std::move(one);
   EXPECT_TRUE(two.held_by_others(100, 1));
   moved = RangeLocks();
   EXPECT_FALSE(two.held_by_others(100, 1)) << "closed";
+}
+
+TEST_F(RangeLocksTest, EndWithTheObjectThoughAChildHasItsDescriptorStill) {
+  std::optional<RangeLocks> one(open());
+  RangeLocks two = open();
+  EXPECT_EQ(one->lock(100, Kind::kShared), Taken::kYes);
+  const int copy = ::dup(one->descriptor());
+  ASSERT_GE(copy, 0);
+  one.reset();
+  EXPECT_FALSE(two.held_by_others(100, 1));
+  ::close(copy);
 }
 
 TEST_F(RangeLocksTest, EndWithTheProcessThatHeldThem) {

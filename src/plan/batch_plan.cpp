@@ -186,6 +186,9 @@ class Planner {
   Result<BatchPlan> plan() {
     PLIMSOLL_TRY_VOID(check_options());
     PLIMSOLL_TRY_VOID(climb_ladder());
+    if (plan_.traced_rows.empty() && too_long_) {
+      return tl::unexpected(*too_long_);
+    }
     for (int round = 0; round < kRoundsMax; ++round) {
       PLIMSOLL_TRY(const std::int64_t rows, largest());
       if (rows < options_.least_rows) {
@@ -220,6 +223,21 @@ class Planner {
 
   [[nodiscard]] StepSize size_of(std::int64_t rows) const {
     return options_.size_of ? options_.size_of(rows) : StepSize{rows, 0, 0};
+  }
+
+  // Runs a real step. None: it was refused, or is too long to trace.
+  Result<std::optional<StepTrace>> real_step(std::int64_t rows) {
+    auto traced = trace_(size_of(rows));
+    if (traced) {
+      return std::move(*traced);
+    }
+    if (too_long_to_trace(traced.error())) {
+      too_long_rows_ = std::min(too_long_rows_, rows);
+      too_long_ = std::move(traced).error();
+    } else if (traced.error().code != ErrorCode::kOverBudget) {
+      return tl::unexpected(std::move(traced).error());
+    }
+    return std::nullopt;
   }
 
   // Small steps until three of them do the same things.
@@ -265,13 +283,10 @@ class Planner {
     return {};
   }
 
-  // Traces one size. False: it was refused, and larger ones need not be tried.
+  // Traces one size. False: there is no trace, and larger ones need not be tried.
   Result<bool> look_at(std::int64_t rows) {
-    auto traced = trace_(size_of(rows));
+    PLIMSOLL_TRY(auto traced, real_step(rows));
     if (!traced) {
-      if (traced.error().code != ErrorCode::kOverBudget) {
-        return tl::unexpected(std::move(traced).error());
-      }
       most_ = std::min(most_, rows - 1);
       refused_rows_ = std::min(refused_rows_, rows);
       return false;
@@ -351,11 +366,8 @@ class Planner {
     const StepSize size = size_of(rows);
     const auto predicted = regions_.predict(size);
     VerifiedStep step{rows, predicted ? predicted->peak.bytes : 0, 0, false};
-    auto traced = trace_(size);
+    PLIMSOLL_TRY(auto traced, real_step(rows));
     if (!traced) {
-      if (traced.error().code != ErrorCode::kOverBudget) {
-        return tl::unexpected(std::move(traced).error());
-      }
       plan_.verified.push_back(step);
       does_not_fit(rows);
       return false;
@@ -386,7 +398,9 @@ class Planner {
   }
 
   void does_not_fit(std::int64_t rows) {
-    most_ = rows - std::max<std::int64_t>(1, rows / 16);
+    // How long a step is grows as its rows do, or not at all: far less is tried.
+    const std::int64_t less = rows >= too_long_rows_ ? rows / 2 : rows / 16;
+    most_ = rows - std::max<std::int64_t>(1, less);
     refused_rows_ = std::min(refused_rows_, rows);
   }
 
@@ -447,11 +461,9 @@ class Planner {
 
   // A step that was not as predicted is believed when a second one of its size does the same.
   Result<void> repeat() {
-    auto again = trace_(size_of(plan_.batch_size));
+    PLIMSOLL_TRY(const auto again, real_step(plan_.batch_size));
     if (!again) {
-      return again.error().code == ErrorCode::kOverBudget
-                 ? Result<void>{}
-                 : tl::unexpected(std::move(again).error());
+      return {};
     }
     const bool same = accepted_.predicts(*again) && again->live_peak_bytes == plan_.peak.bytes;
     plan_.peak.bytes = std::max(plan_.peak.bytes, again->live_peak_bytes);
@@ -541,6 +553,11 @@ class Planner {
                          share(parts.gradient_bytes + parts.temporary_bytes),
                          plan_.peak.op.empty() ? "no operator" : plan_.peak.op);
     }
+    if (too_long_) {
+      return fmt::format(
+          "a step of {} rows is too long to be planned: batch_size would take it; {}",
+          too_long_rows_, what);
+    }
     if (plan_.bytes_per_row > 0) {
       what += fmt::format(
           "; a limit {} larger would take {} rows more",
@@ -625,7 +642,9 @@ class Planner {
   BatchPlan plan_;
   StepModel accepted_;  // Of the very step that plan_ is of.
   std::int64_t most_{0};
-  std::int64_t refused_rows_{INT64_MAX};  // The least size of which a real step did not fit.
+  std::int64_t refused_rows_{INT64_MAX};   // The least size of which a real step did not fit.
+  std::int64_t too_long_rows_{INT64_MAX};  // The least that was too long to trace, …
+  std::optional<Error> too_long_;          // … and what was said of the last such.
 };
 
 }  // namespace

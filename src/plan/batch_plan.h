@@ -146,7 +146,8 @@ using TraceStep = std::function<Result<StepTrace>(const StepSize&)>;
 
 /// Errors: kOverBudget when not even least_rows fit, naming the smallest limit that would do (of
 /// the process; of the device, when only that is too small: refused_by_device()); kInvalidArgument
-/// for options that exclude every size; what `trace` returns, but for refusals.
+/// for options that exclude every size; trace_too_long() when every size is; what else `trace`
+/// returns, but for refusals. A size that is too long to trace holds the batch below it.
 Result<BatchPlan> plan_batch(const TraceStep& trace, const PlanOptions& options);
 
 }  // namespace plimsoll

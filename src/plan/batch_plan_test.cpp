@@ -164,6 +164,43 @@ TEST(R23BatchPlan, OneTraceIsNeverExactAndSizesGoOnDoubling) {
   }
 }
 
+// A loop over the rows in Python: unlike any other size, and too long to trace from some size on.
+TEST(R23BatchPlan, ASizeTooLongToTraceHoldsTheBatchAndIsNoError) {
+  const RandomStep step(4);
+  for (const std::int64_t too_long : {6, 100, 3000}) {
+    for (const bool alike : {false, true}) {
+      Machine machine(step, step.peak(5000));
+      const auto trace = [&](const StepSize& size) -> Result<StepTrace> {
+        ++machine.steps;
+        if (size.rows >= too_long) {
+          return tl::unexpected(trace_too_long(size.rows, 1000));
+        }
+        return alike ? step.trace(size.rows) : unlike_any_other(step, size.rows);
+      };
+      const BatchPlan plan = plan_batch(trace, machine.options).or_throw();
+      EXPECT_LT(plan.batch_size, too_long);
+      EXPECT_GE(plan.batch_size, too_long / 2);
+      EXPECT_LE(machine.steps, 28);
+      EXPECT_NE(plan.advice.find("too long to be planned"), std::string::npos) << plan.advice;
+    }
+  }
+}
+
+TEST(R23BatchPlan, AStepThatIsTooLongAtEverySizeIsToldWithWhatToDo) {
+  const RandomStep step(4);
+  const Machine machine(step, 1LL << 30);
+  const auto plan = plan_batch(
+      [](const StepSize& size) -> Result<StepTrace> {
+        return tl::unexpected(trace_too_long(size.rows, 1000));
+      },
+      machine.options);
+  ASSERT_FALSE(plan);
+  EXPECT_TRUE(too_long_to_trace(plan.error()));
+  EXPECT_EQ(plan.error().to_string(),
+            "two steps of 1 rows allocate and free more often than the 1000 times that a plan can "
+            "follow: name a batch size: it is not planned then");
+}
+
 TEST(BatchPlanTest, FindsASizeBelowTheFirstThatItTries) {
   const RandomStep step(5);
   Machine machine(step, step.peak(5));

@@ -7,10 +7,15 @@
 #include <unordered_map>
 #include <utility>
 
+#include <fmt/format.h>
+
 #include "base/check.h"
 
 namespace plimsoll {
 namespace {
+
+// One object, by whose address such a trace is known.
+constexpr char kTooLongAdvice[] = "name a batch size: it is not planned then";
 
 // A block while the events are read.
 struct Living {
@@ -122,6 +127,18 @@ class Builder {
 
 Result<StepTrace> build_step_trace(const TracedSteps& steps, BlockBytes block_bytes) {
   return Builder(steps, block_bytes).build();
+}
+
+Error trace_too_long(std::int64_t rows, std::int64_t events_max) {
+  return make_error(ErrorCode::kInvalidArgument,
+                    fmt::format("two steps of {} rows allocate and free more often than the {} "
+                                "times that a plan can follow",
+                                rows, events_max),
+                    kTooLongAdvice);
+}
+
+bool too_long_to_trace(const Error& error) noexcept {
+  return error.advice == kTooLongAdvice;
 }
 
 bool aligned(const StepTrace& x, const StepTrace& y) {

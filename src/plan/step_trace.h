@@ -68,6 +68,10 @@ struct TracedSteps {
 /// Errors: kInternal when a block is freed that is not alive (events were lost).
 Result<StepTrace> build_step_trace(const TracedSteps& steps, BlockBytes block_bytes);
 
+/// Of a step with more events than a ring takes.
+[[nodiscard]] Error trace_too_long(std::int64_t rows, std::int64_t events_max);
+[[nodiscard]] bool too_long_to_trace(const Error& error) noexcept;
+
 /// Whether two steps allocate and free in the same order, in the same operators.
 [[nodiscard]] bool aligned(const StepTrace& x, const StepTrace& y);
 

@@ -31,19 +31,13 @@ namespace fs = std::filesystem;
 constexpr std::string_view kCheckpointPrefix = "step-";
 constexpr int kManifestFormat = 2;
 constexpr const char* kIdentityFile = "identity.json";
+constexpr std::int64_t kLockByte = 0;
 
 fs::path lock_path(const fs::path& root) {
   return root / ".lock";
 }
 fs::path manifest_path(const fs::path& root) {
   return root / "checkpoints" / "manifest.json";
-}
-
-struct flock whole_file(short type) {
-  struct flock range {};
-  range.l_type = type;
-  range.l_whence = SEEK_SET;
-  return range;
 }
 
 /// The step of a checkpoint folder's name; −1 for any other name.
@@ -152,14 +146,9 @@ bool RunFolder::is_run(const fs::path& path) {
 }
 
 bool RunFolder::is_locked(const fs::path& root) {
-  const int descriptor = ::open(lock_path(root).c_str(), O_RDONLY | O_CLOEXEC);
-  if (descriptor < 0) {
-    return false;
-  }
-  auto range = whole_file(F_RDLCK);  // Who only reads is not in the way of this one.
-  const bool locked = ::fcntl(descriptor, F_OFD_GETLK, &range) == 0 && range.l_type != F_UNLCK;
-  ::close(descriptor);
-  return locked;
+  const auto lock = RangeLocks::open(lock_path(root), RangeLocks::Access::kRead);
+  // Who only reads is not in the way of this one.
+  return lock && lock->held_by_others(kLockByte, 1, RangeLocks::Kind::kShared);
 }
 
 Result<RunFolder> RunFolder::create(const fs::path& root, const std::string& run_toml) {
@@ -233,21 +222,12 @@ Result<RunFolder> RunFolder::open_to_read(const fs::path& root) {
   return folder;
 }
 
-RunFolder::RunFolder(RunFolder&& other) noexcept
-    : root_(std::move(other.root_)),
-      lock_(std::exchange(other.lock_, -1)),
-      events_(std::exchange(other.events_, -1)),
-      created_(other.created_),
-      created_directory_(other.created_directory_),
-      status_written_ms_(other.status_written_ms_),
-      recorder_(std::move(other.recorder_)) {}
-
 RunFolder& RunFolder::operator=(RunFolder&& other) noexcept {
   if (this != &other) {
     close();
     root_ = std::move(other.root_);
-    lock_ = std::exchange(other.lock_, -1);
-    events_ = std::exchange(other.events_, -1);
+    lock_ = std::move(other.lock_);
+    events_ = std::move(other.events_);
     created_ = other.created_;
     created_directory_ = other.created_directory_;
     status_written_ms_ = other.status_written_ms_;
@@ -262,41 +242,42 @@ RunFolder::~RunFolder() {
 
 void RunFolder::close() noexcept {
   end_record();
-  for (int* descriptor : {&events_, &lock_}) {
-    if (*descriptor >= 0) {
-      ::close(std::exchange(*descriptor, -1));
-    }
-  }
+  events_ = OwnDescriptor();
+  lock_ = RangeLocks();
 }
 
 Result<void> RunFolder::lock() {
   const auto path = lock_path(root_);
-  PLIMSOLL_TRY(lock_, open_descriptor(path, O_RDWR | O_CREAT));
-  // An open-file-description lock ends with the process, however it ends, and others can ask for
-  // its state without taking it.
-  auto range = whole_file(F_WRLCK);
-  if (::fcntl(lock_, F_OFD_SETLK, &range) != 0) {
-    const int reason = errno;
-    if (reason == EAGAIN || reason == EACCES) {
-      return tl::unexpected(held_by_another());
-    }
-    return fail_io(reason, path.string());
-  }
+  PLIMSOLL_TRY(lock_, RangeLocks::open(path, RangeLocks::Access::kCreate));
+  PLIMSOLL_TRY_VOID(take_lock(RangeLocks::Kind::kExclusive));
   // Whoever made the folder may have removed it again between our open and our lock.
+  const int descriptor = lock_.descriptor();
   struct stat mine {};
   struct stat there {};
-  if (::fstat(lock_, &mine) != 0 || ::stat(path.c_str(), &there) != 0 ||
+  if (::fstat(descriptor, &mine) != 0 || ::stat(path.c_str(), &there) != 0 ||
       mine.st_ino != there.st_ino || mine.st_dev != there.st_dev) {
     return fail(ErrorCode::kInvalidArgument,
                 fmt::format("{}: another process has just removed this folder", root_.string()),
                 "start again, or name another folder with --out");
   }
   const auto pid = fmt::format("{}\n", ::getpid());
-  if (::ftruncate(lock_, 0) != 0 ||
-      ::pwrite(lock_, pid.data(), pid.size(), 0) != static_cast<ssize_t>(pid.size())) {
+  if (::ftruncate(descriptor, 0) != 0 ||
+      ::pwrite(descriptor, pid.data(), pid.size(), 0) != static_cast<ssize_t>(pid.size())) {
     return fail_io(errno, path.string());
   }
   return {};
+}
+
+Result<void> RunFolder::take_lock(RangeLocks::Kind kind) {
+  switch (lock_.try_lock(kLockByte, kind)) {
+    case RangeLocks::Taken::kYes:
+      return {};
+    case RangeLocks::Taken::kHeldByOthers:
+      return tl::unexpected(held_by_another());
+    case RangeLocks::Taken::kNoLocksThere:
+      break;
+  }
+  return fail_io(errno, lock_path(root_).string());
 }
 
 Error RunFolder::held_by_another() const {
@@ -311,30 +292,28 @@ Error RunFolder::held_by_another() const {
 }
 
 Result<void> RunFolder::lock_to_read() {
-  const auto path = lock_path(root_);
-  lock_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (lock_ < 0) {
-    return errno == ENOENT ? Result<void>{} : fail_io(errno, path.string());  // A copy may lack it.
+  auto opened = RangeLocks::open(lock_path(root_), RangeLocks::Access::kRead);
+  if (!opened) {
+    return opened.error().code == ErrorCode::kNotFound  // A copy may lack it.
+               ? Result<void>{}
+               : tl::unexpected(std::move(opened).error());
   }
-  auto range = whole_file(F_RDLCK);
-  if (::fcntl(lock_, F_OFD_SETLK, &range) == 0) {
-    return {};
-  }
-  const int reason = errno;
-  if (reason == EAGAIN || reason == EACCES) {
-    return tl::unexpected(held_by_another());
-  }
-  return fail_io(reason, path.string());
+  lock_ = std::move(*opened);
+  return take_lock(RangeLocks::Kind::kShared);
 }
 
 Result<void> RunFolder::open_events() {
   const auto path = root_ / "events.jsonl";
-  PLIMSOLL_TRY(events_, open_descriptor(path, O_RDWR | O_CREAT | O_APPEND));
+  constexpr int kFlags = O_RDWR | O_CREAT | O_APPEND | O_NOFOLLOW;
+  events_ = OwnDescriptor::open(path, kFlags);
+  if (events_.get() < 0) {
+    return open_failed(path, kFlags);
+  }
   // A kill can cut the last line short; what follows must not continue it.
-  const off_t size = ::lseek(events_, 0, SEEK_END);
+  const off_t size = ::lseek(events_.get(), 0, SEEK_END);
   char last = '\n';
-  if (size > 0 && ::pread(events_, &last, 1, size - 1) == 1 && last != '\n' &&
-      ::write(events_, "\n", 1) != 1) {
+  if (size > 0 && ::pread(events_.get(), &last, 1, size - 1) == 1 && last != '\n' &&
+      ::write(events_.get(), "\n", 1) != 1) {
     return fail_io(errno, path.string());
   }
   return {};

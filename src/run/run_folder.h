@@ -10,7 +10,7 @@
 //
 // Reading order: this file, checkpoint.h, control.h, then run_folder.cpp.
 //
-// Threads: single-owner.
+// Threads: single-owner. A forked child has no part in it: its lock ends with this process.
 // Memory:  one line buffer of kEventBytesMax; nothing grows with the run. On disk, events.jsonl
 //          grows by at most kStepEventBytesMax per step; looks.bin has a fixed size.
 #pragma once
@@ -29,6 +29,8 @@
 #include <variant>
 #include <vector>
 
+#include "os/fork.h"
+#include "os/range_locks.h"
 #include "plimsoll/governor.h"
 #include "plimsoll/result.h"
 
@@ -119,7 +121,7 @@ class RunFolder {
   /// may be read-only. Errors: as open().
   static Result<RunFolder> open_to_read(const std::filesystem::path& root);
 
-  RunFolder(RunFolder&&) noexcept;
+  RunFolder(RunFolder&&) noexcept = default;
   RunFolder& operator=(RunFolder&&) noexcept;
   ~RunFolder();
 
@@ -195,6 +197,7 @@ class RunFolder {
   explicit RunFolder(std::filesystem::path root) noexcept : root_(std::move(root)) {}
   Result<void> lock();
   Result<void> lock_to_read();
+  Result<void> take_lock(RangeLocks::Kind kind);
   [[nodiscard]] Error held_by_another() const;
   void tell_committed(std::int64_t step) const;  // To whoever starts the program again.
   Result<void> open_events();
@@ -202,8 +205,8 @@ class RunFolder {
   void close() noexcept;
 
   std::filesystem::path root_{};
-  int lock_{-1};                   // Descriptor of .lock, locked as a whole.
-  int events_{-1};                 // Descriptor of events.jsonl, O_APPEND.
+  RangeLocks lock_;                // Of .lock.
+  OwnDescriptor events_;           // Of events.jsonl, O_APPEND.
   bool created_{false};            // By this object, which holds the lock: abandon() may empty it.
   bool created_directory_{false};  // And remove it.
   std::int64_t status_written_ms_{0};

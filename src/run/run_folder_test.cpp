@@ -14,6 +14,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <sstream>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -189,6 +190,44 @@ TEST_F(RunFolderTest, LetsOneProcessTrainAtATime) {
   { const auto ended = std::move(moved); }
   EXPECT_FALSE(RunFolder::is_locked(root_));
   EXPECT_TRUE(RunFolder::open(root_));
+}
+
+// The descriptor by which this process has a file open.
+int descriptor_of(const fs::path& path) {
+  for (const auto& entry : fs::directory_iterator("/proc/self/fd")) {
+    std::error_code gone;
+    if (fs::read_symlink(entry, gone) == path) {
+      return std::stoi(entry.path().filename());
+    }
+  }
+  return -1;
+}
+
+TEST_F(RunFolderTest, AForkedChildHasNoPartInTheLock) {
+  std::optional<RunFolder> folder(create());
+  int pipe[2] = {-1, -1};
+  ASSERT_EQ(::pipe(pipe), 0);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    folder.reset();  // Ends nothing of the parent's.
+    static_cast<void>(::write(pipe[1], "x", 1));
+    ::pause();
+    ::_exit(0);
+  }
+  char ready = 0;
+  ASSERT_EQ(::read(pipe[0], &ready, 1), 1);
+  EXPECT_TRUE(RunFolder::is_locked(root_));
+  folder->event("still", {}).or_throw();
+  const int copy = ::dup(descriptor_of(root_ / ".lock"));  // As of a child that has not run yet.
+  ASSERT_GE(copy, 0);
+  folder.reset();
+  EXPECT_FALSE(RunFolder::is_locked(root_));
+  ::close(copy);
+  ASSERT_EQ(::kill(child, SIGKILL), 0);
+  ASSERT_EQ(::waitpid(child, nullptr, 0), child);
+  for (const int end : pipe) {
+    ::close(end);
+  }
 }
 
 TEST_F(RunFolderTest, OpeningNeedsARunAndClearsOldRequests) {

@@ -224,7 +224,7 @@ Result<void> RunFolder::event(const char* name, std::span<const EventField> fiel
   // One write: with O_APPEND a reader never sees half a line of a living process.
   ssize_t written = 0;
   do {
-    written = ::write(events_, text.data(), text.size());
+    written = ::write(events_.get(), text.data(), text.size());
   } while (written < 0 && errno == EINTR);
   if (written != static_cast<ssize_t>(text.size())) {
     return fail_io(written < 0 ? errno : ENOSPC, (root_ / "events.jsonl").string(),

@@ -193,11 +193,7 @@ Result<StepTrace> trace_step(const StepSize& size, const std::function<Result<vo
     measured.leased_peak_bytes = stats.leased_peak_bytes;
   }
   if (ring.events_lost() > 0) {
-    return fail(ErrorCode::kInvalidArgument,
-                fmt::format("two steps of {} rows allocate more often than the {} events that are "
-                            "traced",
-                            size.rows, ring.events_max()),
-                "trace_events");
+    return tl::unexpected(trace_too_long(size.rows, ring.events_max()));
   }
   traced.events = ring.events();
   traced.ops = names.names();

@@ -21,7 +21,7 @@ namespace plimsoll {
 /// Runs `step` two times; the second is what the trace tells. A refusal inside torch
 /// (c10::OutOfMemoryError) becomes a kOverBudget Error with its text.
 /// Requires: the arena is attached. Errors: of `step`; kInvalidArgument when nothing is attached,
-/// when another trace runs, or when the step has more events than `events_max`.
+/// or when another trace runs; trace_too_long() when the two have more events than `events_max`.
 Result<StepTrace> trace_step(const StepSize& size, const std::function<Result<void>()>& step,
                              std::int64_t events_max = TraceRing::kEventsDefault);
 

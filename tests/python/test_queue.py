@@ -60,7 +60,7 @@ def running(runner):
         yield runner
     finally:
         runner.kill()
-        runner.communicate()
+        print("the runner said:", *runner.communicate(), file=sys.stderr)
 
 
 def below(pid) -> set[int]:
