@@ -189,7 +189,7 @@ class Planner {
     if (plan_.traced_rows.empty() && too_long_) {
       return tl::unexpected(*too_long_);
     }
-    for (int round = 0; round < kRoundsMax; ++round) {
+    for (int round = 0; round < kRoundsMax;) {
       PLIMSOLL_TRY(const std::int64_t rows, largest());
       if (rows < options_.least_rows) {
         return tl::unexpected(refusal());
@@ -198,6 +198,7 @@ class Planner {
       if (fits && plan_.label == PlanLabel::kExact) {
         break;
       }
+      round += rows < too_long_rows_ ? 1 : 0;  // One that was too long leaves half of the sizes.
     }
     if (plan_.batch_size == 0) {
       return tl::unexpected(refusal());
