@@ -49,7 +49,8 @@ def stream_frozen(model: torch.nn.Module, files: str | os.PathLike[str] | Iterab
     another than this waits for the disk. The bits are those of the resident model.
 
     model:   made before; the values of streamed weights are let go. Parameters on the meta device, other than
-             trained ones, are read from `files`.
+             trained ones, are read from `files`; where there are such, buffers that are part of the model's state
+             (running means of a batch norm) are read, too, if the files have them.
     files:   safetensors files or their folder, with the values the model has; None: they are written once to
              `directory`. Names are the model's, or those that transformers loads it from; PEFT's additions to them, and
              what stands before them, are overlooked. A floating dtype other than the model's is converted as it is read, 32 KiB at a time and to
@@ -309,7 +310,7 @@ def _must_be_on_the_host(model: Any, has_files: bool) -> None:
             raise ValueError(f"model: {name} is on {parameter.device}; weights stream to the CPU alone")
     for name, buffer in model.named_buffers():
         if buffer.is_meta:
-            raise ValueError(f"model: the buffer {name} is on the meta device, and files have none: make the model with "
+            raise ValueError(f"model: the buffer {name} is on the meta device, and files may have none: make the model with "
                              "its buffers, as accelerate.init_empty_weights() does")
 
 
@@ -321,26 +322,45 @@ def _renamed(model: Any, places: dict[str, Place]) -> dict[str, Place]:
 
 def _place_of(owned: _Owned, places: dict[str, Place]) -> Place:
     """Errors: ValueError: it is not there, or is another."""
-    plain = owned.full_name.replace("base_model.model.", "", 1).replace(".base_layer", "")
-    found = places.get(owned.full_name) or places.get(plain)
+    found = _found(owned.full_name, owned, places)
+    if found is None:
+        raise ValueError(f"files: none has {_plain(owned.full_name)}, a frozen parameter of the model")
+    return found
+
+
+def _plain(name: str) -> str:
+    """Without what PEFT has added."""
+    return name.replace("base_model.model.", "", 1).replace(".base_layer", "")
+
+
+def _found(full_name: str, tensor: Any, places: dict[str, Place]) -> Place | None:
+    """Where the values of something of this dtype and shape are. Errors: ValueError: it is another."""
+    plain = _plain(full_name)
+    found = places.get(full_name) or places.get(plain)
     if found is None:
         ends = [place for name, place in places.items() if name.endswith("." + plain) or plain.endswith("." + name)]
         if len(ends) != 1:
-            raise ValueError(f"files: none has {plain}, a frozen parameter of the model")
+            return None
         found = ends[0]
-    kind = str(owned.dtype).removeprefix("torch.")
-    if found.shape != tuple(owned.shape) or (found.dtype != kind and not {found.dtype, kind} <= _CONVERTED):
+    kind = str(tensor.dtype).removeprefix("torch.")
+    if found.shape != tuple(tensor.shape) or (found.dtype != kind and not {found.dtype, kind} <= _CONVERTED):
         raise ValueError(f"files: {found.name} of {found.path} is {found.dtype} {list(found.shape)}, and the model's is "
-                         f"{kind} {list(owned.shape)}: these are the files of another model")
+                         f"{kind} {list(tensor.shape)}: these are the files of another model")
     found.wanted = kind if found.dtype != kind else ""
     return found
 
 
 def _fill(model: Any, blocks: list[_Block], places: dict[str, Place], streamed: bool) -> None:
-    """Reads what is to be in memory: what has no values, and where weights are resident those of the blocks."""
+    """Reads what is to be in memory: what has no values, buffers of a model made without, and where weights are resident
+    those of the blocks."""
     import torch
 
+    def read(place: Place, tensor: Any) -> Any:
+        reader.read(place, tensor.reshape(-1).view(torch.uint8).numpy())
+        return tensor
+
     reader = WeightReader()
+    made_empty = any(one.is_meta for one in model.parameters())
     mine = {(id(owned.module), owned.name): owned for block in blocks for owned in block.owned}
     made: dict[int, Any] = {}  # Parameters that several modules share stay one.
     try:
@@ -351,11 +371,15 @@ def _fill(model: Any, blocks: list[_Block], places: dict[str, Place], streamed: 
                     continue
                 owned = owned or _Owned(module, name, ".".join(filter(None, (path, name))))
                 if id(parameter) not in made:
-                    tensor = torch.empty(owned.shape, dtype=owned.dtype)
-                    place = owned.place or _place_of(owned, places)
-                    reader.read(place, tensor.reshape(-1).view(torch.uint8).numpy())
+                    tensor = read(owned.place or _place_of(owned, places), torch.empty(owned.shape, dtype=owned.dtype))
                     made[id(parameter)] = (parameter, torch.nn.Parameter(tensor, requires_grad=False))
                 owned.put(made[id(parameter)][1])
+            for name, buffer in module._buffers.items() if made_empty else ():
+                if buffer is None or name in module._non_persistent_buffers_set or not buffer.numel():
+                    continue
+                place = _found(".".join(filter(None, (path, name))), buffer, places)
+                if place is not None:
+                    buffer.copy_(read(place, torch.empty_like(buffer, memory_format=torch.contiguous_format)))
     finally:
         reader.close()
 

@@ -157,7 +157,8 @@ def names_in(model: Any, names: Iterable[str]) -> dict[str, str]:
     from transformers.core_model_loading import WeightRenaming
 
     renamings = [one for one in get_model_conversion_mapping(inner) if isinstance(one, WeightRenaming)]
-    own = {name.replace(".base_layer", "") for name, _ in inner.named_parameters(remove_duplicate=False)}
+    own = {name.replace(".base_layer", "") for named in (inner.named_parameters, inner.named_buffers)
+           for name, _ in named(remove_duplicate=False)}
     found = {}
     for name in sorted(names):  # Some renamings wait for a name that comes first in this order.
         renamed = name

@@ -197,6 +197,44 @@ def test_what_is_on_the_meta_device_comes_from_the_files(llama, dtype, weights):
         assert torch.equal(model(input_ids=ids).logits, plain(input_ids=ids).logits)
 
 
+class Normed(torch.nn.Module):
+    """Batch norms in blocks and before them, and a buffer that is no part of the state."""
+
+    def __init__(self, blocks=3):
+        super().__init__()
+        self.first = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.BatchNorm1d(16))
+        self.blocks = torch.nn.ModuleList(torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.BatchNorm1d(16, affine=False))
+                                          for _ in range(blocks))
+        self.register_buffer("scale", torch.tensor(2.0), persistent=False)
+
+    def forward(self, x):
+        x = self.first(x)
+        for block in self.blocks:
+            x = x + block(x)
+        return self.scale * x
+
+
+@pytest.mark.parametrize("weights", ["streamed", "resident"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_running_means_of_a_model_made_empty_come_from_the_files_and_others_stay(governor, tmp_path, weights, dtype):
+    accelerate = pytest.importorskip("accelerate")
+    torch.manual_seed(3)
+    plain, x = Normed(), torch.randn(64, 8)
+    for _ in range(3):
+        plain(x)
+    plain.eval().requires_grad_(False)
+    _weight_files.write_tensors(tmp_path / "frozen.safetensors", plain.state_dict())
+    with accelerate.init_empty_weights():
+        model = Normed()
+    plimsoll.stream_frozen(model.to(dtype).eval().requires_grad_(False), tmp_path / "frozen.safetensors", weights=weights)
+    assert int(model.first[1].num_batches_tracked) == 3
+    with torch.no_grad():
+        assert torch.equal(model(x.to(dtype)), plain.to(dtype)(x.to(dtype)))
+    other = Normed().eval().requires_grad_(False)  # It has values, and statistics of its own.
+    plimsoll.stream_frozen(other, tmp_path / "frozen.safetensors", weights=weights)
+    assert int(other.first[1].num_batches_tracked) == 0 and not other.blocks[0][1].running_mean.any()
+
+
 @pytest.mark.parametrize("weights", ["streamed", "resident"])
 def test_weights_that_transformers_saves_under_other_names_are_found(tmp_path, weights):
     """GPT-NeoX's and Pythia's lm_head is "embed_out" in files."""
