@@ -146,23 +146,35 @@ void AioReads::give_back(Context& context) {
 }
 
 bool AioReads::run(std::span<const IoRequest> requests,
-                   const std::function<void(std::size_t)>& again) {
+                   const std::function<void(std::size_t, bool)>& ended) {
   Context* const context = take();
   if (context == nullptr) {
     return false;
   }
   std::array<io_event, kUnderWay> events;
+  struct Ended {
+    std::size_t request;
+    bool whole;
+  };
+  std::array<Ended, kUnderWay> news;  // Not told yet.
+  std::size_t news_count = 0;
+  const auto tell = [&] {
+    for (const Ended& one : std::span(news).first(std::exchange(news_count, 0))) {
+      ended(one.request, one.whole);
+    }
+  };
   UnderWay reads;
   for (std::size_t begun = 0; begun < requests.size() || reads.count() > 0;) {
     begun += submit(context->id, requests, begun, reads);
+    tell();
     if (reads.count() == 0) {
-      again(begun++);  // The kernel takes none at all.
+      ended(begun++, false);  // The kernel takes none at all.
       continue;
     }
     const std::size_t least = begun < requests.size() ? (reads.count() + 1) / 2 : reads.count();
-    const long ended = io_getevents(context->id, least, events, patience_);
-    PLIMSOLL_CHECK(ended >= 0 || errno == EINTR, "events of a context that is ours");
-    for (long i = 0; i < ended; ++i) {
+    const long came = io_getevents(context->id, least, events, patience_);
+    PLIMSOLL_CHECK(came >= 0 || errno == EINTR, "events of a context that is ours");
+    for (long i = 0; i < came; ++i) {
       const io_event& event = events[static_cast<std::size_t>(i)];
       const std::size_t request = reads.request[event.data];
       const Answer answer = judge(event, requests[request]);
@@ -170,23 +182,22 @@ bool AioReads::run(std::span<const IoRequest> requests,
         continue;
       }
       reads.end(event.data);
-      if (!answer.whole) {
-        again(request);
-      }
+      news[news_count++] = {request, answer.whole};
     }
-    if (ended == 0) {  // This waits until the kernel has ended them all, told or not.
+    if (came == 0) {  // This waits until the kernel has ended them all, told or not.
       io_destroy(std::exchange(context->id, 0));
       for (std::size_t place = 0; place < kUnderWay; ++place) {
         if (reads.taken[place]) {
           reads.end(place);
-          again(reads.request[place]);
+          ended(reads.request[place], false);
         }
       }
       for (; begun < requests.size(); ++begun) {
-        again(begun);
+        ended(begun, false);
       }
     }
   }
+  tell();
   give_back(*context);
   return true;
 }

@@ -5,11 +5,12 @@
 // Against a thread per read: no thread has to wake, and the disk is told once of a whole batch. For
 // direct I/O alone, because the kernel carries out buffered reads within io_submit, one by one.
 // A read that failed, ended short or was never reported is left to other means; nothing is reported
-// before the kernel has let go of its memory.
+// before the kernel has let go of its memory. What the caller does with a read that has ended it
+// does while the next ones are under way.
 // Source: io_setup(2), io_submit(2), io_getevents(2); measured in docs/decisions/0008.
 //
 // Threads: thread-safe; up to kContexts batches at a time.
-// Memory:  a ring of kUnderWay events per context in the kernel, 8 KiB; 13 KiB of the caller's
+// Memory:  a ring of kUnderWay events per context in the kernel, 8 KiB; 15 KiB of the caller's
 //          stack.
 #pragma once
 
@@ -39,9 +40,11 @@ class AioReads {
   AioReads& operator=(const AioReads&) = delete;
 
   /// Carries out reads of direct files and returns true; or begins none and returns false, because
-  /// the kernel refuses or all contexts are in use. `again(i)` is called, on this thread, for each
-  /// request that was not transferred whole: it has to be tried by other means.
-  bool run(std::span<const IoRequest> requests, const std::function<void(std::size_t)>& again);
+  /// the kernel refuses or all contexts are in use. `ended(i, whole)` is called on this thread for
+  /// each request, with others under way; one that was not transferred whole has to be tried by
+  /// other means. It must not throw.
+  bool run(std::span<const IoRequest> requests,
+           const std::function<void(std::size_t, bool)>& ended);
 
  private:
   struct Context {

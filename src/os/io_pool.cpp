@@ -110,21 +110,24 @@ class IoPool::Impl {
   }
 
   // Whether all requests were carried out, `done` being the answer, without a thread.
-  bool read_at_once(std::span<IoRequest> requests, Result<void>& done) {
+  bool read_at_once(std::span<IoRequest> requests, const std::function<void(std::size_t)>& ended,
+                    Result<void>& done) {
     const bool fit =
         !file_fault_armed() &&
         std::all_of(requests.begin(), requests.end(), [](const IoRequest& r) {
           return (r.kind == IoKind::kRead || r.kind == IoKind::kReadParts) && r.file->direct();
         });
     std::size_t failed_at = SIZE_MAX;
-    const auto again = [&](std::size_t i) {
-      auto result = carry_out(requests[i]);
-      if (!result && i < failed_at) {
+    const auto take = [&](std::size_t i, bool whole) {
+      auto result = whole ? Result<void>{} : carry_out(requests[i]);
+      if (result && ended) {
+        ended(i);
+      } else if (!result && i < failed_at) {
         failed_at = i;
         done = std::move(result);
       }
     };
-    return fit && aio_.run(requests, std::cref(again));  // A reference: nothing is allocated.
+    return fit && aio_.run(requests, std::cref(take));  // A reference: nothing is allocated.
   }
 
   [[nodiscard]] bool empty() const noexcept { return workers_.empty(); }
@@ -202,14 +205,21 @@ IoPool::IoPool(int threads) : impl_(std::make_unique<Impl>(threads)) {}
 
 IoPool::~IoPool() = default;
 
-Result<void> IoPool::run(std::span<IoRequest> requests) {
+Result<void> IoPool::run(std::span<IoRequest> requests,
+                         const std::function<void(std::size_t)>& ended) {
   Result<void> first;
-  if (requests.size() > 1 && !impl_->empty()) {
-    return impl_->read_at_once(requests, first) ? first : impl_->run(requests);
+  const bool together = requests.size() > 1 && !impl_->empty();
+  if (together && impl_->read_at_once(requests, ended, first)) {
+    return first;
   }
-  for (const IoRequest& request : requests) {
-    auto result = carry_out(request);
-    if (!result && first) {
+  if (together) {
+    PLIMSOLL_TRY_VOID(impl_->run(requests));
+  }
+  for (std::size_t i = 0; i < requests.size(); ++i) {
+    auto result = together ? Result<void>{} : carry_out(requests[i]);
+    if (result && ended) {
+      ended(i);
+    } else if (!result && first) {
       first = std::move(result);
     }
   }

@@ -13,6 +13,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 
@@ -60,7 +61,10 @@ class IoPool {
   /// Carries out every request, in parallel, in any order. Returns the first error, if any, after
   /// all have ended. With one request or no threads it runs on the calling thread. Reads of direct
   /// files alone are under way all at once, up to AioReads::kUnderWay, whatever the threads.
-  Result<void> run(std::span<IoRequest> requests);
+  /// `ended(i)` is called on this thread for each request that was carried out, where they can be
+  /// with others still under way; where one fails, not for all. It must not throw.
+  Result<void> run(std::span<IoRequest> requests,
+                   const std::function<void(std::size_t)>& ended = nullptr);
 
  private:
   class Impl;

@@ -206,6 +206,28 @@ TEST_P(IoPoolTest, ReadsDirectFilesFromManyCallersAtOnce) {
   EXPECT_EQ(wrong, std::vector<int>(kCallers));
 }
 
+TEST_P(IoPoolTest, TellsOfEachRequestThatEndedOnceWithItsBytesThere) {
+  std::vector<std::byte> out(300 * DirectReads::kPage);
+  for (std::size_t i = 0; i < out.size(); ++i) {
+    out[i] = static_cast<std::byte>(mix64(i / 64));
+  }
+  create("pages").write_at(0, out).or_throw();
+  IoPool pool(GetParam());
+  for (const bool direct : {true, false}) {
+    DirectReads reads(File::open(directory_ / "pages", FileMode::kRead, direct).or_throw(), 300);
+    std::vector<int> told(300);
+    const auto caller = std::this_thread::get_id();
+    const auto ended = [&](std::size_t i) {
+      const IoRequest& request = reads.requests()[i];
+      const bool there =
+          std::memcmp(out.data() + request.offset, request.bytes.data(), request.bytes.size()) == 0;
+      told[i] += there && std::this_thread::get_id() == caller ? 1 : 1000;
+    };
+    pool.run(reads.requests(), ended).or_throw();
+    EXPECT_EQ(told, std::vector<int>(300, 1)) << "direct " << direct;
+  }
+}
+
 TEST_P(IoPoolTest, NamesTheFirstDirectReadThatEndsShort) {
   create("short").write_at(0, std::vector<std::byte>(3 * DirectReads::kPage)).or_throw();
   IoPool pool(GetParam());
@@ -311,8 +333,13 @@ TEST(AioReadsTest, LeavesToOthersWhatFailsEndsShortOrIsNeverReported) {
         GTEST_SKIP() << directory << " is on a file system without direct I/O";
       }
       std::size_t again = 0;
+      std::vector<int> told(kBlocks);
       const ScopedFileFault armed(one.fault);
-      const bool carried_out = aio.run(reads.requests(), [&](std::size_t i) {
+      const bool carried_out = aio.run(reads.requests(), [&](std::size_t i, bool whole) {
+        ++told[i];
+        if (whole) {
+          return;
+        }
         const IoRequest& request = reads.requests()[i];
         std::memset(request.bytes.data(), 0xEE, request.bytes.size());
         request.file->read_at(request.offset, request.bytes).or_throw();
@@ -324,6 +351,7 @@ TEST(AioReadsTest, LeavesToOthersWhatFailsEndsShortOrIsNeverReported) {
       }
       EXPECT_TRUE(reads.holds(out));
       EXPECT_EQ(again, one.again);
+      EXPECT_EQ(told, std::vector<int>(kBlocks, 1));
     }
   }
   out.resize(Neighbours::kPages * Neighbours::kPage);
@@ -336,7 +364,10 @@ TEST(AioReadsTest, LeavesToOthersWhatFailsEndsShortOrIsNeverReported) {
                                  .os_errno = 0,
                                  .short_bytes = 512});
     std::size_t again = 0;
-    ASSERT_TRUE(AioReads().run(reads.requests, [&](std::size_t i) {
+    ASSERT_TRUE(AioReads().run(reads.requests, [&](std::size_t i, bool whole) {
+      if (whole) {
+        return;
+      }
       ++again;
       std::int64_t at = reads.requests[i].offset;
       for (const iovec& part : reads.requests[i].parts()) {

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 
 #include <fmt/core.h>
 
@@ -31,6 +32,12 @@ struct BlockReader::Run {
 struct BlockReader::Wave {
   std::span<const Wanted> blocks;
   bool checked;
+};
+
+// The first block of a wave that is damaged.
+struct BlockReader::Flaw {
+  std::size_t block{SIZE_MAX};
+  const char* what{""};
 };
 
 BlockReader::BlockReader(Slab& slab, IoPool& pool, const BlockLanes& lanes)
@@ -162,32 +169,37 @@ Result<void> BlockReader::read_wave(const Wave& wave, std::span<Run> runs) {
     requests[r] =
         IoRequest::read_parts(*file, run.begin, std::span(parts).subspan(run.first, run.count));
   }
-  PLIMSOLL_TRY_VOID(pool_.run(std::span(requests).first(runs.size())));
-  for (const Run& run : runs) {
-    PLIMSOLL_TRY_VOID(finish_run(wave, run));
+  // Blocks are checked and decoded while others are still under way.
+  Flaw flaw;
+  const auto ended = [&](std::size_t r) { finish_run(wave, runs[r], flaw); };
+  PLIMSOLL_TRY_VOID(pool_.run(std::span(requests).first(runs.size()), std::cref(ended)));
+  if (flaw.block < wave.blocks.size()) {
+    const Wanted& block = wave.blocks[flaw.block];
+    return damaged_block(block.file->path(), block.number, flaw.what);
   }
   return {};
 }
 
-Result<void> BlockReader::finish_run(const Wave& wave, const Run& run) const {
+void BlockReader::finish_run(const Wave& wave, const Run& run, Flaw& flaw) const noexcept {
   const std::byte* read = bytes_.data() + run.at;
-  for (const Wanted& block : wave.blocks.subspan(run.first, run.count)) {
+  for (std::size_t i = run.first; i < std::size_t{run.first} + run.count; ++i) {
+    const Wanted& block = wave.blocks[i];
     const auto size = static_cast<std::size_t>(block.stored.bytes);
     const std::span<const std::byte> stored =
         run.staged ? std::span(read + (block.stored.offset - run.begin), size)
                    : std::span<const std::byte>(block.out.first(size));
+    const char* what = nullptr;
     if (wave.checked && crc32c(stored) != block.stored.crc) {
-      return damaged_block(block.file->path(), block.number, "does not match its checksum");
-    }
-    if (block.stored.coding == BlockCoding::kLz4) {
-      if (!decode_block(stored, block.out)) {
-        return damaged_block(block.file->path(), block.number, "cannot be decompressed");
-      }
+      what = "does not match its checksum";
+    } else if (block.stored.coding == BlockCoding::kLz4) {
+      what = decode_block(stored, block.out) ? nullptr : "cannot be decompressed";
     } else if (run.staged) {
       std::memcpy(block.out.data(), stored.data(), size);
     }
+    if (what != nullptr && i < flaw.block) {
+      flaw = {i, what};
+    }
   }
-  return {};
 }
 
 std::size_t BlockReader::take_lanes(std::size_t wanted, std::span<std::uint8_t> lanes) {

@@ -67,13 +67,14 @@ class BlockReader {
  private:
   struct Run;
   struct Wave;
+  struct Flaw;
 
   [[nodiscard]] bool joins(const Run& last, const Run& next, bool packed) const;
   std::size_t form_runs(std::span<const Wanted> blocks, std::span<Run> runs) const;
   [[nodiscard]] std::size_t lanes_for(std::span<const Run> runs) const;
   std::size_t place_runs(std::span<Run> runs, std::span<const std::uint8_t> lanes) const;
   Result<void> read_wave(const Wave& wave, std::span<Run> runs);
-  Result<void> finish_run(const Wave& wave, const Run& run) const;
+  void finish_run(const Wave& wave, const Run& run, Flaw& flaw) const noexcept;
   std::size_t take_lanes(std::size_t wanted, std::span<std::uint8_t> lanes);
   void give_lanes(std::span<const std::uint8_t> lanes) noexcept;
 

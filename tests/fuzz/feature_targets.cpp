@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 #include <filesystem>
+#include <string_view>
 #include <utility>
 
 #include <fmt/format.h>
@@ -118,7 +119,10 @@ void read_damaged(Features& features, const char* target, std::size_t which) {
       out != features.set.values[0]) {
     contradiction(target, features.names[which] + ": other bytes than were stored");
   }
-  if (!store && store.error().code != ErrorCode::kCorrupt) {
+  // A part's own header in the place of the store's is sound: that directory is a part's.
+  const bool is_part = !store && features.names[which] == "features.json" &&
+                       store.error().advice == std::string_view("name the directory above it");
+  if (!store && store.error().code != ErrorCode::kCorrupt && !is_part) {
     contradiction(target, store.error().to_string());
   }
 }
