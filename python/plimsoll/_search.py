@@ -255,13 +255,14 @@ class Search:
         self._roots.clear()
 
     def _trim(self) -> None:
-        """Once, and beside the loop: malloc() gives back what it can."""
+        """Once, and beside the loop: malloc() gives back what it can. The program's end waits for it: Python ends a daemon
+        that comes back from C++ meanwhile by unwinding it, and C++ ends the process then."""
         self._trimmed = True
 
         def trim() -> None:
             self._core.tell_trimmed(_core.trim())
 
-        threading.Thread(target=trim, name="plimsoll-trim", daemon=True).start()
+        threading.Thread(target=trim, name="plimsoll-trim").start()
 
     def _end(self) -> None:
         if self._trace is not None:

@@ -145,6 +145,27 @@ def test_an_exception_and_a_thread_local(played):
     assert told["site"] in told["right"] and told["holder"].endswith("(thread-local)"), told["text"]
 
 
+def test_a_program_may_end_while_its_memory_is_trimmed():
+    """Half of a GiB is in the middle of a heap: to give it back takes longer than to end."""
+    program = """
+import ctypes
+import plimsoll
+from plimsoll import _core, _search
+
+heap = ctypes.CDLL(None)
+heap.malloc.restype, heap.malloc.argtypes, heap.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
+blocks = [heap.malloc(20_000) for _ in range(50_000)]
+for block in blocks:
+    ctypes.memset(block, 1, 20_000)
+for block in blocks[::2]:
+    heap.free(block)
+_search.Search(_core.Watch(25.0), 25)._trim()
+"""
+    for _ in range(3):
+        done = subprocess.run([sys.executable, "-c", program], text=True, capture_output=True, timeout=120, check=False)
+        assert done.returncode == 0, done.stderr
+
+
 def test_tensors_hooks_and_graphs(played):
     pytest.importorskip("torch")
     told = played("""
