@@ -25,7 +25,7 @@ class FolderLock {
     const char* advice;
   };
 
-  /// Takes the lock, making the folder where there is none; waits so long for who holds it.
+  /// Takes the lock, making the folder where there is none; waits for who holds it, `wait` at most.
   /// Errors: kInvalidArgument when it is held, naming the process, or when the file system has no
   ///         locks; kIo.
   static Result<FolderLock> take(const std::filesystem::path& folder, const Words& words,
