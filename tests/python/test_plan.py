@@ -332,7 +332,7 @@ def test_a_smaller_device_limit_gives_a_smaller_batch_and_is_told(governor):
     host = training.plan()
     assert host.device is None
     sizes = []
-    for limit in (8 * MIB, "30MiB", "8GiB"):
+    for limit in (8 * MIB, "48MiB", "8GiB"):  # Far apart: a block of 1 MiB buys 20, and half on top.
         plan = on_device(training, limit)
         on = plan.device
         assert plan.label == "bounded" and on["name"] == "simulated" and on["steady"]
