@@ -25,7 +25,8 @@ class RandomStates:
 
         # As bytes: a tensor kept here would be counted among a measured step's.
         self._torch = torch.get_rng_state().numpy().tobytes()
-        self._cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
+        self._cuda = ([one.numpy().tobytes() for one in torch.cuda.get_rng_state_all()]
+                      if torch.cuda.is_initialized() else None)
         self._python = random.getstate()
         numpy = sys.modules.get("numpy")
         self._numpy = numpy.random.get_state() if numpy is not None else None
@@ -33,10 +34,8 @@ class RandomStates:
 
     def to_plain(self) -> dict[str, Any]:
         """The states as tensors, lists and numbers, for a checkpoint."""
-        import torch
-
-        states: dict[str, Any] = {"torch": torch.frombuffer(bytearray(self._torch), dtype=torch.uint8),
-                                  "cuda": self._cuda, "python": self._python, "numpy": None}
+        cuda = None if self._cuda is None else [_bytes_as_tensor(one) for one in self._cuda]
+        states: dict[str, Any] = {"torch": _bytes_as_tensor(self._torch), "cuda": cuda, "python": self._python, "numpy": None}
         if self._numpy is not None:
             name, keys, *rest = self._numpy
             states["numpy"] = [name, keys.tolist(), *rest]
@@ -46,8 +45,8 @@ class RandomStates:
     def from_plain(cls, states: dict[str, Any]) -> RandomStates:
         """Those that to_plain() gave, to be put back."""
         made = cls.__new__(cls)
-        made._torch, made._cuda = states["torch"].numpy().tobytes(), states["cuda"]
-        made._python, made._numpy = states["python"], None
+        made._torch, made._python, made._numpy = states["torch"].numpy().tobytes(), states["python"], None
+        made._cuda = None if states["cuda"] is None else [one.numpy().tobytes() for one in states["cuda"]]
         if states["numpy"] is not None:
             import numpy
 
@@ -62,7 +61,7 @@ class RandomStates:
 
         torch.set_rng_state(_bytes_as_tensor(self._torch))
         if self._cuda is not None:
-            torch.cuda.set_rng_state_all(self._cuda)
+            torch.cuda.set_rng_state_all([_bytes_as_tensor(one) for one in self._cuda])
         random.setstate(self._python)
         if self._numpy is not None:
             sys.modules["numpy"].random.set_state(self._numpy)

@@ -129,7 +129,8 @@ class TrainingStep:
         self._models, self._optimizers = _listed(model), _listed(optimizer)
         _refuse_ranks(self._models)
         self._loss, self._weight, self.accumulate = loss, weight, accumulate
-        self.clip_norm, self._scaler, self._schedulers = clip_norm, scaler, _listed(scheduler)
+        self.clip_norm, self._schedulers = clip_norm, _listed(scheduler)
+        self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
         self._before_update, self._split, self._others = before_update, split, list(others)
         self._checkpoint = list(checkpoint)
         self._commit, self._events, self._directory = commit, events, directory
@@ -604,7 +605,7 @@ class TrainingStep:
         import torch
 
         if self._scaler is not None:
-            self._scaler.unscale_(together)
+            together.unscale(self._scaler)
         if self._before_update is not None:
             self._before_update()
         if self.clip_norm is not None:

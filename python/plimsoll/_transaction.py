@@ -336,7 +336,24 @@ class Together:
         self._optimizers, self._rows = optimizers, rows
         self._changes: list[tuple[Any, np.ndarray, np.ndarray]] = []
         self.param_groups = [group for one in optimizers for group in one.param_groups]
-        self.param_groups.append({"params": [one.tensor for one in rows]})
+
+    def unscale(self, scaler: Any) -> None:
+        """scaler.unscale_(), which is told of the rows by a leaf of one number. Errors: ValueError (no gradient).
+
+        Rows are not unscaled by it: it copies its scale from the device to where a gradient is, and does not wait for it.
+        """
+        import torch
+
+        finite = True
+        for one in self._rows:
+            grad = one._gradient()
+            np.multiply(grad, np.float32(1.0 / scaler.get_scale()), out=grad)
+            finite = finite and bool(np.isfinite(grad).all())
+            one.tensor.grad = torch.from_numpy(grad)
+        leaf = torch.zeros(1, device=scaler._scale.device)
+        leaf.grad = torch.full_like(leaf, 0.0 if finite else float("inf"))
+        self.param_groups.append({"params": [leaf]})
+        scaler.unscale_(self)
 
     def prepare(self, check: bool, applies: bool) -> None:
         """Makes what may fail. Errors: ValueError (no gradient; NaN or infinity in one)."""
