@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <exception>
 #include <string_view>
+#include <tuple>
 
 #include "cli/program.h"
 #include "plimsoll/limits.h"
@@ -50,7 +51,7 @@ std::terminate_handler usual_end = nullptr;
       "plimsoll: error: no memory: the address space is limited (ulimit -v or -d)\n"
       "  lift that limit (ulimit -v unlimited, ulimit -d unlimited), and bound memory by "
       "--memory-limit\n";
-  static_cast<void>(::write(STDERR_FILENO, kText.data(), kText.size()));
+  std::ignore = ::write(STDERR_FILENO, kText.data(), kText.size());
   ::_exit(1);
 }
 

@@ -99,7 +99,7 @@ FieldKind kind_of(const PythonField& field) {
 }
 
 /// The fields that every run has, then the recipe's own.
-const PythonOptions& options_of(const std::string& name, const std::string& data_help,
+const PythonOptions* options_of(const std::string& name, const std::string& data_help,
                                 const std::string& data_advice, const std::string& data_or,
                                 std::vector<PythonField> own) {
   using F = FieldTable<PythonConfig>;
@@ -132,7 +132,7 @@ const PythonOptions& options_of(const std::string& name, const std::string& data
                     .data_advice = known->data_advice.c_str(),
                     .keys_advice = known->keys_advice.c_str(),
                     .data_or = known->data_or.c_str()};
-  return *known.release();
+  return known.release();
 }
 
 nb::dict values_of(const AnySettings& settings) {
@@ -193,10 +193,10 @@ void add(const std::string& name, const std::string& about, const std::string& u
          const std::string& examples, const std::string& data_help, const std::string& data_advice,
          const std::string& data_or, const std::string& plan_example, std::vector<PythonField> own,
          nb::object work) {
-  const PythonOptions& known = options_of(name, data_help, data_advice, data_or, std::move(own));
+  const PythonOptions* known = options_of(name, data_help, data_advice, data_or, std::move(own));
   const nb::handle does = work.release();  // For as long as the list is there.
   Recipe recipe{.name = name, .about = about, .unit = unit, .train_examples = examples};
-  recipe.settings = [&known] { return std::make_unique<PythonSettings>(known); };
+  recipe.settings = [known] { return std::make_unique<PythonSettings>(*known); };
   recipe.train = [does](const AnySettings& settings, const TrainOptions& how) {
     return call(does, "train", settings, settings.to_toml(), how.resume, how.accept_other_processor,
                 how.progress.quiet);

@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <string_view>
 #include <thread>
+#include <tuple>
 #include <utility>
 
 #include <fcntl.h>
@@ -62,7 +63,7 @@ void kill_below(pid_t guard) noexcept {
   if (ready && ::chdir(job.directory.c_str()) == 0) {
     signals.restore();
     status = work(job, [&](const std::string& text) {
-      static_cast<void>(::pwrite(report, text.data(), text.size(), 0));
+      std::ignore = ::pwrite(report, text.data(), text.size(), 0);
     });
   } else {
     std::fprintf(stderr, "plimsoll queue: %s: cannot be entered\n", job.directory.c_str());
@@ -115,7 +116,7 @@ Result<std::unique_ptr<Attempt>> Attempt::start(const Job& job, const JobWork& w
 }
 
 void Attempt::go() noexcept {
-  static_cast<void>(::write(go_, "g", 1));
+  std::ignore = ::write(go_, "g", 1);
   ::close(std::exchange(go_, -1));
 }
 

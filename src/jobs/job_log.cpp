@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <string_view>
 #include <thread>
+#include <tuple>
 #include <utility>
 
 #include <fcntl.h>
@@ -116,7 +117,7 @@ class Taker {
     for (const std::string& line : lines_) {
       text += line + "\n";
     }
-    static_cast<void>(::pwrite(found_, text.data(), text.size(), 0));
+    std::ignore = ::pwrite(found_, text.data(), text.size(), 0);
   }
 
   const fs::path path_;

@@ -11,6 +11,7 @@
 #include <memory>
 #include <string>
 #include <thread>
+#include <tuple>
 #include <vector>
 
 #include <sys/mman.h>
@@ -139,7 +140,7 @@ TEST_F(PressureTest, R13WhatAChildHoldsCountsAndIsNamed) {
   const pid_t child = ::fork();
   if (child == 0) {
     const Unleased held(bytes);
-    static_cast<void>(::write(ready[1], "x", 1));
+    std::ignore = ::write(ready[1], "x", 1);
     ::pause();
   }
   char one = 0;

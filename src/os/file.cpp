@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <optional>
+#include <tuple>
 #include <utility>
 
 #include <fcntl.h>
@@ -239,7 +240,7 @@ Result<void> File::truncate(std::int64_t bytes) {
 
 void File::reserve(std::int64_t from, std::int64_t to) {
   const auto noted = UnsyncedGuard::of_resize(path_, to);
-  static_cast<void>(::fallocate(descriptor_, 0, from, to - from));  // No room: the write says so.
+  std::ignore = ::fallocate(descriptor_, 0, from, to - from);  // No room: the write says so.
 }
 
 void File::drop_cache() noexcept {

@@ -11,6 +11,7 @@
 #include <string_view>
 #include <system_error>
 #include <thread>
+#include <tuple>
 #include <utility>
 
 #include <fcntl.h>
@@ -164,7 +165,7 @@ FolderLock::~FolderLock() {
 
 void FolderLock::release() noexcept {
   if (locks_.descriptor() >= 0) {
-    static_cast<void>(::ftruncate(locks_.descriptor(), 0));  // Nobody holds it any more.
+    std::ignore = ::ftruncate(locks_.descriptor(), 0);  // Nobody holds it any more.
     locks_ = RangeLocks();
   }
 }

@@ -9,6 +9,7 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <tuple>
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -75,7 +76,7 @@ TEST_F(FolderLockTest, NamesTheProcessThatHoldsItAndEndsWithIt) {
   const ::pid_t child = ::fork();
   if (child == 0) {
     const auto lock = FolderLock::take(folder_, kWords);
-    static_cast<void>(::write(ready[1], "y", 1));
+    std::ignore = ::write(ready[1], "y", 1);
     ::pause();
     ::_exit(lock ? 0 : 1);
   }

@@ -8,6 +8,7 @@
 #include <map>
 #include <set>
 #include <system_error>
+#include <tuple>
 #include <utility>
 
 #include <fcntl.h>
@@ -66,7 +67,7 @@ class RawFile {
       done += put;
     }
   }
-  void resize(std::int64_t bytes) const { static_cast<void>(::ftruncate(descriptor_, bytes)); }
+  void resize(std::int64_t bytes) const { std::ignore = ::ftruncate(descriptor_, bytes); }
 
  private:
   int descriptor_;

@@ -7,6 +7,7 @@
 #include <array>
 #include <csignal>
 #include <fstream>
+#include <tuple>
 
 #include <gtest/gtest.h>
 #include <sys/mman.h>
@@ -167,7 +168,7 @@ TEST(ProcessTree, K17CountsWhatChildrenShareOnce) {
       for (std::int64_t at = 0; at < kShared; at += 4096) {
         static_cast<volatile char*>(memory)[at] = 1;
       }
-      static_cast<void>(::write(ready[1], "x", 1));
+      std::ignore = ::write(ready[1], "x", 1);
       ::pause();
     }
   }

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <fstream>
 #include <optional>
+#include <tuple>
 
 #include <gtest/gtest.h>
 #include <sys/wait.h>
@@ -85,7 +86,7 @@ TEST_F(RangeLocksTest, EndWithTheProcessThatHeldThem) {
   if (child == 0) {
     RangeLocks held = open();
     const char taken = held.try_lock(7, Kind::kShared) == Taken::kYes ? 'y' : 'n';
-    static_cast<void>(::write(ready[1], &taken, 1));
+    std::ignore = ::write(ready[1], &taken, 1);
     ::pause();
     ::_exit(0);
   }

@@ -11,6 +11,7 @@
 #include <fstream>
 #include <functional>
 #include <thread>
+#include <tuple>
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
@@ -71,7 +72,7 @@ TEST_F(TreeMeterTest, R11PagesThatAForkMadeTwoOfCountTwice) {
 TEST_F(TreeMeterTest, R14SharedMemoryOnItsWayCounts) {
   const Child sender([](int) {
     const int file = ::memfd_create("batch", 0);
-    static_cast<void>(::ftruncate(file, 40 << 20));
+    std::ignore = ::ftruncate(file, 40 << 20);
     void* const memory =
         ::mmap(nullptr, 40 << 20, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, file, 0);
     std::memset(memory, 1, 40 << 20);

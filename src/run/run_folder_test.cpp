@@ -16,6 +16,7 @@
 #include <sstream>
 #include <string>
 #include <thread>
+#include <tuple>
 #include <vector>
 
 #include "os/directories.h"
@@ -210,7 +211,7 @@ TEST_F(RunFolderTest, AForkedChildHasNoPartInTheLock) {
   const pid_t child = ::fork();
   if (child == 0) {
     folder.reset();  // Ends nothing of the parent's.
-    static_cast<void>(::write(pipe[1], "x", 1));
+    std::ignore = ::write(pipe[1], "x", 1);
     ::pause();
     ::_exit(0);
   }

@@ -9,6 +9,7 @@
 #include <csignal>
 #include <optional>
 #include <thread>
+#include <tuple>
 
 #include <sys/wait.h>
 
@@ -188,7 +189,7 @@ TEST_F(EmbeddingPinnedTest, AReaderThatIsKilledPinsNothing) {
     if (pins) {
       pins->pin(0);
       pins->await(0);
-      static_cast<void>(::write(ready[1], "y", 1));
+      std::ignore = ::write(ready[1], "y", 1);
     }
     ::pause();
     ::_exit(0);

@@ -14,6 +14,7 @@
 #include <numeric>
 #include <optional>
 #include <thread>
+#include <tuple>
 
 #include <fcntl.h>
 #include <sys/mount.h>
@@ -96,7 +97,7 @@ class Processes : public EmbeddingTableTest, public ::testing::WithParamInterfac
       auto store = EmbeddingStore::open(*governor, options());
       set(*store, 0, 100, 1);
       store->commit(1).or_throw();
-      static_cast<void>(::write(ready[1], "y", 1));
+      std::ignore = ::write(ready[1], "y", 1);
       ::pause();
       ::_exit(0);
     }
@@ -150,7 +151,7 @@ TEST_P(Processes, R01OfManyThatMakeATableAtOnceOneDoes) {
     if (children.back() == 0) {
       ::close(start[1]);
       char go = 0;
-      static_cast<void>(::read(start[0], &go, 1));
+      std::ignore = ::read(start[0], &go, 1);
       const auto governor = Governor::create({.memory_limit = "1GiB"});
       auto store = EmbeddingStore::open(*governor, options());
       if (!store) {
@@ -332,9 +333,9 @@ TEST_P(Processes, R03AWorkerReadsAPinnedCommitOfItsOwn) {
     auto governor = Governor::create({.memory_limit = "1GiB"}).or_throw();
     auto reader = EmbeddingStore::open(governor, options(true)).or_throw();
     bool right = reader.last_commit() == 1 && get(reader, 5) == 1;
-    static_cast<void>(::write(ready[1], "y", 1));
+    std::ignore = ::write(ready[1], "y", 1);
     char on = 0;
-    static_cast<void>(::read(go_on[0], &on, 1));
+    std::ignore = ::read(go_on[0], &on, 1);
     for (std::int64_t id = 0; id < kRows; id += 7) {
       right = right && get(reader, id) == 1;
     }
@@ -378,7 +379,7 @@ TEST_P(Processes, R01AWorkerThatOutlivesItsTrainerDoesNotHoldTheTable) {
   if (worker == 0) {
     ::close(hold[1]);
     char end = 0;
-    static_cast<void>(::read(hold[0], &end, 1));
+    std::ignore = ::read(hold[0], &end, 1);
     ::_exit(0);
   }
   EXPECT_TRUE(FolderLock::held(directory()));

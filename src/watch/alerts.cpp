@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <system_error>
+#include <tuple>
 #include <utility>
 
 #include <fcntl.h>
@@ -163,7 +164,7 @@ void Alerts::start(Clock::time_point now, Line line) {
     return;
   }
   line.json += '\n';  // Fits into the pipe: nobody need read it.
-  static_cast<void>(::write(input[1], line.json.data(), line.json.size()));
+  std::ignore = ::write(input[1], line.json.data(), line.json.size());
   ::close(input[1]);
   const pid_t child = ::fork();
   if (child == 0) {

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <fstream>
 #include <optional>
+#include <tuple>
 #include <utility>
 
 #include <fcntl.h>
@@ -72,7 +73,7 @@ constexpr const char* kChoiceFile = "/proc/self/oom_score_adj";
 void choose_first(const char* score) noexcept {
   const int file = ::open(kChoiceFile, O_WRONLY | O_CLOEXEC);
   if (file >= 0) {
-    static_cast<void>(::write(file, score, std::strlen(score)));
+    std::ignore = ::write(file, score, std::strlen(score));
     ::close(file);
   }
 }
@@ -182,7 +183,7 @@ class Guard {
         ::execvp(words[0], words.data());
       }
       const int problem = errno;
-      static_cast<void>(::write(told[1], &problem, sizeof problem));
+      std::ignore = ::write(told[1], &problem, sizeof problem);
       ::_exit(127);
     }
     const int forked = errno;

@@ -4,6 +4,7 @@
 #include <array>
 #include <cerrno>
 #include <cstdlib>
+#include <tuple>
 #include <utility>
 
 #include <fcntl.h>
@@ -24,7 +25,7 @@ void tell_note(const char* path, const std::string& text) noexcept {
   // As a whole, its end in zeros: a reader that comes in between does not see two texts.
   std::array<char, ProgressNote::kBytesMost> page{};
   text.copy(page.data(), page.size() - 1);
-  static_cast<void>(::pwrite(note, page.data(), page.size(), 0));
+  std::ignore = ::pwrite(note, page.data(), page.size(), 0);
   ::close(note);
 }
 
@@ -34,7 +35,7 @@ std::string name_of(int note) {
 
 std::string text_of(int note) {
   std::array<char, ProgressNote::kBytesMost> page{};
-  static_cast<void>(::pread(note, page.data(), page.size() - 1, 0));
+  std::ignore = ::pread(note, page.data(), page.size() - 1, 0);
   return page.data();
 }
 

@@ -11,6 +11,7 @@
 #include <fstream>
 #include <optional>
 #include <string>
+#include <tuple>
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
@@ -160,7 +161,7 @@ TEST(TreeLooker, SharedMemoryOnItsWayCounts) {
   const Child child([](int order) {
     if (order == 1) {
       const int file = ::memfd_create("batch", 0);
-      static_cast<void>(::ftruncate(file, 16 << 20));
+      std::ignore = ::ftruncate(file, 16 << 20);
       void* const memory =
           ::mmap(nullptr, 16 << 20, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, file, 0);
       std::memset(memory, 1, 16 << 20);
@@ -178,7 +179,7 @@ TEST(TreeLooker, SharedMemoryThatWasTakenAndNeverTouchedCounts) {
     if (order == 1) {
       const std::string batch(16_MiB, 'b');
       const int file = ::memfd_create("batch", 0);
-      static_cast<void>(::write(file, batch.data(), batch.size()));
+      std::ignore = ::write(file, batch.data(), batch.size());
       static_cast<void>(::mmap(nullptr, 16_MiB, PROT_READ, MAP_SHARED, file, 0));
     }
   });
