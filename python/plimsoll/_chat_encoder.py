@@ -29,7 +29,8 @@ from . import _core
 from ._chat_template import Spans
 
 _VOCABULARY_MOST = 1 << 22  # Ids may have gaps, and one far off is no reason for a long table.
-_GROWS_MOST = 7 << 20  # Bytes by which the process may grow until gigatoken begins with an empty table of words.
+_GROWS_MOST = 10 << 20  # Bytes by which the process may grow until gigatoken begins with an empty table of words.
+_USUAL = 0x20000  # Characters of the planes that texts and emoji are of; a table of all takes a third of a second.
 _WORDS_MOST = 1000  # Of the library's own table beside gigatoken; with its 10,000 it goes on filling for 700,000 rows.
 ENCODERS = ("auto", "tokenizers", "gigatoken")
 Encoded = tuple[np.ndarray, Spans]
@@ -161,13 +162,15 @@ def _is_odd(text: str) -> bool:
     if text.isascii():
         return False
     codes = np.frombuffer(text.encode("utf-32-le"), np.uint32)
-    return bool(_unassigned()[codes[codes > 127]].any()) or not unicodedata.is_normalized("NFC", text)
+    codes = codes[codes > 127]
+    table = _unassigned(_USUAL if int(codes.max()) < _USUAL else sys.maxunicode + 1)
+    return bool(table[codes].any()) or not unicodedata.is_normalized("NFC", text)
 
 
 @functools.cache
-def _unassigned() -> np.ndarray:
-    """Of each character, whether Unicode has no name for it: bool [1,114,112]."""
-    return np.fromiter((unicodedata.category(chr(code)) == "Cn" for code in range(sys.maxunicode + 1)), bool)
+def _unassigned(count: int) -> np.ndarray:
+    """Of each of so many characters, whether Unicode has no name for it: bool [count]."""
+    return np.fromiter((unicodedata.category(chr(code)) == "Cn" for code in range(count)), bool)
 
 
 def _by_offsets(encoding: Any, spans: Spans) -> Encoded:

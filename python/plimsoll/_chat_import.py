@@ -28,7 +28,7 @@ from ._set_import import Again, SetImport, digest
 _PIECE_BYTES = 512 << 10
 _COMMIT_BYTES = 16 << 20
 _SAMPLE = 256  # Every so many rows that are rendered by pieces, one is rendered by the template, too.
-_SAMPLE_IDS = 256  # Every so many texts that gigatoken encodes, one is encoded by the library, too.
+_SAMPLE_IDS = 1024  # Every so many texts that gigatoken encodes, one is encoded by the library, too.
 _RENDERED, _TEMPLATE, _PROMPT, _TEXT = range(4)  # ChatText::Kind.
 _VERSION = 3  # Of what becomes of the same inputs.
 
