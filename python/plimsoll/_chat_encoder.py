@@ -162,9 +162,11 @@ def _is_odd(text: str) -> bool:
     if text.isascii():
         return False
     codes = np.frombuffer(text.encode("utf-32-le"), np.uint32)
-    codes = codes[codes > 127]
-    table = _unassigned(_USUAL if int(codes.max()) < _USUAL else sys.maxunicode + 1)
-    return bool(table[codes].any()) or not unicodedata.is_normalized("NFC", text)
+    try:
+        unassigned = _unassigned(_USUAL).take(codes)
+    except IndexError:
+        unassigned = _unassigned(sys.maxunicode + 1).take(codes)
+    return bool(unassigned.any()) or not unicodedata.is_normalized("NFC", text)
 
 
 @functools.cache

@@ -25,7 +25,7 @@ from ._chat_template import ChatTokenizer, Pieces, Spans, TemplateError, agree, 
 from ._memory import Governor, with_governor
 from ._set_import import Again, SetImport, digest
 
-_PIECE_BYTES = 512 << 10
+_PIECE_BYTES = 256 << 10
 _COMMIT_BYTES = 16 << 20
 _SAMPLE = 256  # Every so many rows that are rendered by pieces, one is rendered by the template, too.
 _SAMPLE_IDS = 1024  # Every so many texts that gigatoken encodes, one is encoded by the library, too.
