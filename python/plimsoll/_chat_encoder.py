@@ -29,7 +29,7 @@ from . import _core
 from ._chat_template import Spans
 
 _VOCABULARY_MOST = 1 << 22  # Ids may have gaps, and one far off is no reason for a long table.
-_GROWS_MOST = 10 << 20  # Bytes by which the process may grow until gigatoken begins with an empty table of words.
+_GROWS_MOST = 12 << 20  # Bytes by which the process may grow until gigatoken begins with an empty table of words.
 _USUAL = 0x20000  # Characters of the planes that texts and emoji are of; a table of all takes a third of a second.
 _WORDS_MOST = 1000  # Of the library's own table beside gigatoken; with its 10,000 it goes on filling for 700,000 rows.
 ENCODERS = ("auto", "tokenizers", "gigatoken")
@@ -54,6 +54,7 @@ class Encoder:
                 raise ValueError(f"encoder: gigatoken cannot be used: {why}; leave it out (--encoder)")
             if self._fast is not None and hasattr(tokenizer.model, "_resize_cache"):
                 tokenizer.model._resize_cache(_WORDS_MOST)
+        _core.trim()  # What reading the tokenizer took, and trying gigatoken.
 
     @property
     def name(self) -> str:

@@ -2,7 +2,7 @@
 """import_chat(): chats become a token set, in bounded memory.
 
 C++ reads, checks and renders the rows (chat_reader.h) and writes the set (token_writer.cpp); the tokenizer and what of
-a template is not compiled are called from here, a piece of half a mebibyte of text at a time. Torch is not imported.
+a template is not compiled are called from here, a piece of a quarter of a mebibyte of text at a time. Torch is not imported.
 
 Reading order: import_chat(), _set_import.py, _Import, _chat_source.py, _chat_encoder.py.
 Memory: a piece, its tokens, the tokenizer.
