@@ -152,7 +152,7 @@ def test_shuffled_features_are_the_records_that_were_written_from_everyone(tmp_p
     result = smoke("feature_reads", tmp_path)
     assert result["name"] == "feature_reads" and result["value"] > 0
     rates = result["peers"]["mib_per_second"]
-    assert len(rates["store"]) == len(rates["disk"]) == 2 and rates["memmap"][0]["ahead"] > 0
+    assert (len(rates["store"]), len(rates["disk"])) == (1, 2) and rates["memmap"][0]["ahead"] > 0
     assert 0.5 < result["peers"]["bytes_read_to_delivered"] < 1.2 and not list(tmp_path.iterdir())
     assert result["peers"]["records"] == 36 * 256
 
