@@ -146,7 +146,30 @@ std::vector<TokenSpan> spans_from(const Spans& given) {
   return spans;
 }
 
+template <typename Unit>
+bool has_any(const nb::str& text, const nb::bytes& marked) {
+  const auto* const units = static_cast<const Unit*>(PyUnicode_DATA(text.ptr()));
+  const auto length = static_cast<std::size_t>(PyUnicode_GET_LENGTH(text.ptr()));
+  const char* const marks = marked.c_str();
+  const std::size_t count = marked.size();
+  return std::any_of(units, units + length,
+                     [&](Unit unit) { return unit >= count || marks[unit] != 0; });
+}
+
 void bind_spans(nb::module_& m) {
+  m.def(
+      "has_any",
+      [](const nb::str& text, const nb::bytes& marked) {
+        switch (PyUnicode_KIND(text.ptr())) {
+          case PyUnicode_1BYTE_KIND:
+            return has_any<Py_UCS1>(text, marked);
+          case PyUnicode_2BYTE_KIND:
+            return has_any<Py_UCS2>(text, marked);
+          default:
+            return has_any<Py_UCS4>(text, marked);
+        }
+      },
+      nb::arg("text"), nb::arg("marked"));
   nb::class_<TokenSpans>(m, "TokenSpans")
       .def(
           "__init__",

@@ -18,7 +18,6 @@ import importlib.util
 import json
 import os
 import random
-import sys
 import unicodedata
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -30,7 +29,7 @@ from ._chat_template import Spans
 
 _VOCABULARY_MOST = 1 << 22  # Ids may have gaps, and one far off is no reason for a long table.
 _GROWS_MOST = 12 << 20  # Bytes by which the process may grow until gigatoken begins with an empty table of words.
-_USUAL = 0x20000  # Characters of the planes that texts and emoji are of; a table of all takes a third of a second.
+_USUAL = 0x20000  # Characters of the planes that texts and emoji are of.
 _WORDS_MOST = 1000  # Of the library's own table beside gigatoken; with its 10,000 it goes on filling for 700,000 rows.
 ENCODERS = ("auto", "tokenizers", "gigatoken")
 Encoded = tuple[np.ndarray, Spans]
@@ -107,13 +106,18 @@ class _Gigatoken:
         import gigatoken
 
         self._make = lambda: gigatoken.Tokenizer.from_json(said)
-        self._made, self._least = self._make(), _anonymous_bytes()
+        self._begin()
+
+    def _begin(self) -> None:
+        self._made: Any = None  # Not two of them at a time.
+        _core.trim()  # Words are small blocks, and the allocator would keep them.
+        self._made = self._make()
+        _core.trim()
+        self._least = _anonymous_bytes()
 
     def __call__(self, texts: list[str]) -> list[np.ndarray]:
         if _anonymous_bytes() > self._least + _GROWS_MOST:
-            self._made = None  # Not two of them at a time.
-            _core.trim()  # Words are small blocks, and the allocator would keep them.
-            self._made, self._least = self._make(), _anonymous_bytes()
+            self._begin()
         layout = self._made.encode_batch(texts, parallel=False).layout
         ids = np.asarray(layout.content.data).astype(np.uint32, copy=False)
         ends = np.asarray(layout.offsets).tolist()
@@ -160,20 +164,25 @@ def _telling_texts(tokenizer: Any) -> list[str]:
 def _is_odd(text: str) -> bool:
     """Whether the library encodes it in any case: not in form NFC, or with a character that Unicode has no name for yet,
     which newer tables call a letter."""
-    if text.isascii():
+    if text.isascii() or not _core.has_any(text, _notable()):
         return False
-    codes = np.frombuffer(text.encode("utf-32-le"), np.uint32)
-    try:
-        unassigned = _unassigned(_USUAL).take(codes)
-    except IndexError:
-        unassigned = _unassigned(sys.maxunicode + 1).take(codes)
-    return bool(unassigned.any()) or not unicodedata.is_normalized("NFC", text)
+    return any(map(_is_unassigned, set(text))) or not unicodedata.is_normalized("NFC", text)
+
+
+def _is_unassigned(character: str) -> bool:
+    return unicodedata.category(character) == "Cn"
 
 
 @functools.cache
-def _unassigned(count: int) -> np.ndarray:
-    """Of each of so many characters, whether Unicode has no name for it: bool [count]."""
-    return np.fromiter((unicodedata.category(chr(code)) == "Cn" for code in range(count)), bool)
+def _notable() -> bytes:
+    """Of each usual character, whether a text with it may be odd. Source: UAX #15, section 9 (NFC_Quick_Check)."""
+    second = {*range(0x1161, 0x1176), *range(0x11A8, 0x11C3)}  # What a character before it may be composed with: of Hangul, …
+    for code in range(_USUAL):
+        parts = unicodedata.decomposition(chr(code)).split()
+        if len(parts) == 2 and not parts[0].startswith("<"):
+            second.add(int(parts[1], 16))
+    return bytes(code in second or unicodedata.combining(chr(code)) > 0 or _is_unassigned(chr(code))
+                 or not unicodedata.is_normalized("NFC", chr(code)) for code in range(_USUAL))
 
 
 def _by_offsets(encoding: Any, spans: Spans) -> Encoded:

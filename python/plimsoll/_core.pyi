@@ -810,6 +810,9 @@ class TokenSpans:
              ) -> list[tuple[int, int]] | None:
         """Tokens; None where the ids are not those of the text. Shape: uint32 [tokens]."""
 
+def has_any(text: str, marked: bytes) -> bool:
+    """Whether a text has a character whose byte is not 0; those that have no byte are marked, too."""
+
 image_pixels_max: int
 """Pixels of an image at most, by default."""
 

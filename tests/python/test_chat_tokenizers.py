@@ -200,10 +200,26 @@ def test_gigatoken_is_left_out_where_it_differs_and_named_when_it_is_asked_for(t
         plimsoll.import_chat(ROWS, tmp_path / "set", encoder="x", **options)
 
 
+def test_odd_texts_are_those_that_unicode_says_are():
+    """Of few characters of one block, which compose with one another, and of any."""
+    blocks = [range(0x80, 0x600), [*range(0x41, 0x7B), *range(0x300, 0x370)], [*range(0x1100, 0x1200), *range(0xAC00, 0xAC40)],
+              range(0x900, 0xE00), range(0x1E00, 0x2100), range(0x3040, 0x3100), range(0x1F300, 0x1FB00),
+              range(0x20000, 0x20100), [code for code in range(0x110000) if not 0xD800 <= code < 0xE000]]
+    chance, odd = random.Random(4), 0
+    for _ in range(20000):
+        block = chance.choice(blocks)
+        text = "".join(chr(chance.choice(block)) for _ in range(chance.randrange(1, 7)))
+        expected = (any(unicodedata.category(one) == "Cn" for one in text)
+                    or not unicodedata.is_normalized("NFC", text))
+        assert _chat_encoder._is_odd(text) == expected, ascii(text)
+        odd += expected
+    assert 4000 < odd < 16000
+
+
 def test_a_sampled_difference_is_an_error_that_names_the_row(tmp_path, governor, fake, monkeypatch):
     chats.make_tokenizer(tmp_path / "tokenizer")
-    rows = [{"messages": [{"role": "user", "content": f"{k} zebra" if k == 256 else str(k)},
-                          {"role": "assistant", "content": "b c"}]} for k in range(300)]
+    rows = [{"messages": [{"role": "user", "content": f"{k} zebra" if k == 1024 else str(k)},
+                          {"role": "assistant", "content": "b c"}]} for k in range(1100)]
     files = chats.write_lines(tmp_path / "rows.jsonl", rows)
     options = {"tokenizer": tmp_path / "tokenizer", "governor": governor}
     fake.wrong = "zebra"
@@ -212,7 +228,7 @@ def test_a_sampled_difference_is_an_error_that_names_the_row(tmp_path, governor,
     assert made["encoder"] == "gigatoken"
     monkeypatch.setattr(_chat_encoder.Encoder, "encode", lambda self, texts, special: iter(
         [(ids, []) for ids in self._ids([text for text, _ in texts])] if texts else []))
-    with pytest.raises(ValueError, match=r"rows.jsonl:257: gigatoken gives other ids than tokenizers: pass enc"):
+    with pytest.raises(ValueError, match=r"rows.jsonl:1025: gigatoken gives other ids than tokenizers: pass enc"):
         plimsoll.import_chat(files, tmp_path / "set", rebuild=True, **options)
 
 
