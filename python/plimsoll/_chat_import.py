@@ -55,7 +55,7 @@ def import_chat(files: _Path | Sequence[_Path] | Iterable[dict[str, Any]], out: 
     date:       day for templates that ask for it, "2026-01-31".
     line_bytes_max, text_bytes_max: of a line, and of one message or row where a text cannot be cut.
     encoder:    "tokenizers"; "gigatoken", which is faster and gives the same ids; "auto": gigatoken where it is
-                installed and shown equal for this tokenizer. It is compared again every 256 texts.
+                installed and shown equal for this tokenizer. It is compared again every 1,024 texts.
     rebuild:    also when neither inputs nor options have changed since `out` was made.
     progress:   called with bytes done and bytes in all; of an iterable with rows (in all: 0 where it has no length).
 
