@@ -48,15 +48,27 @@ struct FeatureLayout {
   [[nodiscard]] std::int64_t record_bytes_max() const noexcept;
 };
 
-/// Where a ragged record of `bytes` begins when the one before ends at `end`: there, or on the next
-/// page when that spares reading one and costs at most an eighth of its size.
-[[nodiscard]] constexpr std::int64_t ragged_place(std::int64_t end, std::int64_t bytes) noexcept {
-  const std::int64_t in_page = end % kFeaturePage;
-  const std::int64_t gap = (kFeaturePage - in_page) % kFeaturePage;
-  const bool spares = (in_page + bytes + kFeaturePage - 1) / kFeaturePage >
-                      (bytes + kFeaturePage - 1) / kFeaturePage;
-  return spares && gap <= bytes / 8 ? end + gap : end;
-}
+/// Where ragged records stand in their stream: one right behind the other, or on the next page
+/// where that spares reading one and all gaps together are at most an eighth of the stream.
+class RaggedPlaces {
+ public:
+  /// Of the next record. Requires: bytes ≥ 0.
+  constexpr std::int64_t next(std::int64_t bytes) noexcept {
+    const std::int64_t in_page = end_ % kFeaturePage;
+    const std::int64_t gap = (kFeaturePage - in_page) % kFeaturePage;
+    const bool spares = (in_page + bytes + kFeaturePage - 1) / kFeaturePage >
+                        (bytes + kFeaturePage - 1) / kFeaturePage;
+    const std::int64_t left = spares && gaps_ + gap <= (end_ + bytes) / 8 ? gap : 0;
+    gaps_ += left;
+    end_ += left + bytes;
+    return end_ - bytes;
+  }
+  [[nodiscard]] constexpr std::int64_t end() const noexcept { return end_; }
+
+ private:
+  std::int64_t end_{0};
+  std::int64_t gaps_{0};  // All so far.
+};
 
 /// Checks the columns and chooses the block: the smallest of 1 to 16 pages with at most one part
 /// in eight unused, else the one that wastes least; a record above 16 pages has its own block, and

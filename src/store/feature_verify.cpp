@@ -13,6 +13,7 @@
 
 #include "base/check.h"
 #include "base/crc32c.h"
+#include "base/round.h"
 #include "os/file.h"
 #include "plimsoll/feature_store.h"
 #include "store/feature_block.h"
@@ -121,7 +122,8 @@ Result<void> verify_block(const StoredBlock& place, std::span<const std::byte> s
   return content.append(crc32c(decoded));
 }
 
-// Ragged records stand one after another, each where its length and the one before put it.
+// Ragged records stand one after another: each where the one before ends, or on the next page.
+// Which of both is the writer's (RaggedPlaces), and was another's before.
 Result<void> verify_places(const fs::path& directory, const FeatureHeader& header) {
   PLIMSOLL_TRY(TableCursor places, TableCursor::open(directory / kFeaturePlacesFile, 8));
   PLIMSOLL_TRY(TableCursor lengths, TableCursor::open(directory / kFeatureLengthsFile, 4));
@@ -137,11 +139,12 @@ Result<void> verify_places(const fs::path& directory, const FeatureHeader& heade
       bytes += static_cast<std::int64_t>(length) * column.bytes();
     }
     PLIMSOLL_TRY(const std::uint64_t place, places.at(row));
-    if (!sound || static_cast<std::int64_t>(place) != ragged_place(end, bytes)) {
+    const auto begin = static_cast<std::int64_t>(place);
+    if (!sound || (begin != end && begin != round_up(end, kFeaturePage))) {
       return fail(ErrorCode::kCorrupt, fmt::format("{}: record {} is not where its length puts it",
                                                    places.path().string(), row));
     }
-    end = static_cast<std::int64_t>(place) + bytes;
+    end = begin + bytes;
   }
   if (end != header.ragged.stream_bytes) {
     return fail(ErrorCode::kCorrupt, fmt::format("{}: its records do not end where {} says",

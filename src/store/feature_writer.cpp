@@ -93,7 +93,7 @@ class FeatureWriter::Impl {
 
   std::int64_t rows_{0};
   std::int64_t in_block_{0};     // Records in the block being filled; bytes, when ragged.
-  std::int64_t stream_{0};       // End of the last ragged record.
+  RaggedPlaces stream_;          // Of ragged records.
   std::int64_t buffered_{0};     // Whole blocks in blocks_.
   std::int64_t written_{0};      // Blocks on disk.
   std::int64_t group_{0};        // Id of the group being filled.
@@ -337,9 +337,10 @@ Result<void> FeatureWriter::Impl::append_ragged(std::size_t count, const Columns
       bytes += lengths[r][i] * layout_.columns[layout_.ragged[r]].bytes();
       PLIMSOLL_TRY_VOID(lengths_->append(static_cast<std::uint64_t>(lengths[r][i])));
     }
-    const std::int64_t place = ragged_place(stream_, bytes);
+    const std::int64_t end = stream_.end();
+    const std::int64_t place = stream_.next(bytes);
     PLIMSOLL_TRY_VOID(places_->append(static_cast<std::uint64_t>(place)));
-    if (place > stream_) {  // The rest of the block is zero.
+    if (place > end) {  // The rest of the block is zero.
       in_block_ = 0;
       PLIMSOLL_TRY_VOID(seal_block());
     }
@@ -353,7 +354,6 @@ Result<void> FeatureWriter::Impl::append_ragged(std::size_t count, const Columns
       PLIMSOLL_TRY_VOID(put(columns[k].subspan(taken[r], part)));
       taken[r] += part;
     }
-    stream_ = place + bytes;
     ++rows_;
   }
   return {};
@@ -480,7 +480,7 @@ Result<void> FeatureWriter::Impl::finish() {
     PLIMSOLL_TRY_VOID(finish_groups(header));
   }
   if (layout_.is_ragged()) {
-    header.ragged.stream_bytes = stream_;
+    header.ragged.stream_bytes = stream_.end();
     PLIMSOLL_TRY(header.ragged.places, places_->finish());
     PLIMSOLL_TRY(header.ragged.lengths, lengths_->finish());
   }
