@@ -98,9 +98,11 @@ class RawDisk::Pass {
     for (Slot& slot : slots_) {
       slot.memory = aligned(size);
     }
-    left_[0] = static_cast<std::int64_t>(static_cast<double>(work_.bytes) * work_.read_share) /
-               work_.read_bytes;
-    left_[1] = (work_.bytes - left_[0] * work_.read_bytes) / work_.write_bytes;
+    const std::int64_t least = work_.read_bytes_least;
+    const std::int64_t mean = least > 0 ? (least + work_.read_bytes) / 2 : work_.read_bytes;
+    left_[0] =
+        static_cast<std::int64_t>(static_cast<double>(work_.bytes) * work_.read_share) / mean;
+    left_[1] = (work_.bytes - left_[0] * mean) / work_.write_bytes;
     all_ = left_;
     first_written_ = disk_.write_next_;
   }
@@ -150,9 +152,8 @@ class RawDisk::Pass {
     }
   }
 
-  [[nodiscard]] double bytes() const {
-    return static_cast<double>(all_[0] * work_.read_bytes + all_[1] * work_.write_bytes);
-  }
+  // Moved, once it was run.
+  [[nodiscard]] double bytes() const { return static_cast<double>(moved_); }
 
  private:
   struct Slot {
@@ -161,6 +162,10 @@ class RawDisk::Pass {
   };
 
   [[nodiscard]] std::int64_t blocks(std::int64_t bytes) const { return work_.file_bytes / bytes; }
+
+  std::int64_t below(std::int64_t end) {
+    return static_cast<std::int64_t>(random_() % static_cast<std::uint64_t>(end));
+  }
 
   // The next request, so that reads and writes keep their shares; none when all have begun.
   void begin(Slot& slot, std::vector<iocb*>& waiting) {
@@ -171,20 +176,24 @@ class RawDisk::Pass {
                         left_[0] * std::max<std::int64_t>(all_[1], 1);
     const std::size_t kind = left_[0] == 0 || (writes && left_[1] > 0) ? 1 : 0;
     --left_[kind];
-    const std::int64_t size = kind == 1 ? work_.write_bytes : work_.read_bytes;
-    std::int64_t place = 0;
-    if (kind == 0 && work_.random) {
-      place = static_cast<std::int64_t>(random_() % static_cast<std::uint64_t>(blocks(size)));
+    std::int64_t size = kind == 1 ? work_.write_bytes : work_.read_bytes;
+    std::int64_t at = 0;
+    if (kind == 0 && work_.read_bytes_least > 0) {
+      size = work_.read_bytes_least + below((size - work_.read_bytes_least) / kUnit + 1) * kUnit;
+      at = below((work_.file_bytes - size) / kUnit + 1) * kUnit;
+    } else if (kind == 0 && work_.random) {
+      at = below(blocks(size)) * size;
     } else {
-      place = (kind == 1 ? disk_.write_next_ : disk_.read_next_)++ % blocks(size);
+      at = (kind == 1 ? disk_.write_next_ : disk_.read_next_)++ % blocks(size) * size;
     }
+    moved_ += size;
     slot.block = {};
     slot.block.aio_data = static_cast<std::uint64_t>(&slot - slots_.data());
     slot.block.aio_lio_opcode = kind == 1 ? IOCB_CMD_PWRITE : IOCB_CMD_PREAD;
     slot.block.aio_fildes = static_cast<std::uint32_t>(kind == 1 ? disk_.to_ : disk_.from_);
     slot.block.aio_buf = reinterpret_cast<std::uint64_t>(slot.memory.get());
     slot.block.aio_nbytes = static_cast<std::uint64_t>(size);
-    slot.block.aio_offset = place * size;
+    slot.block.aio_offset = at;
     if (kind == 1) {
       put_stamps(slot.memory.get(), size, slot.block.aio_offset, disk_.version_);
     }
@@ -208,6 +217,7 @@ class RawDisk::Pass {
   std::array<std::int64_t, 2> left_{};  // Reads and writes that have not begun.
   std::array<std::int64_t, 2> all_{};
   std::int64_t first_written_{0};
+  std::int64_t moved_{0};
   std::mt19937_64 random_;  // Other places in each pass.
 };
 
@@ -237,7 +247,8 @@ RawDiskSpeed RawDisk::measure() {
   for (const int depth : kDepths) {
     ++version_;
     Pass pass(*this, depth);
-    const double speed = pass.bytes() / pass.run();
+    const double seconds = pass.run();
+    const double speed = pass.bytes() / seconds;
     pass.look_again();
     best.by_depth[depth] = speed;
     if (speed > best.bytes_per_second) {

@@ -23,9 +23,11 @@ namespace bench {
 
 struct RawDiskWork {
   std::filesystem::path directory{};
-  std::int64_t file_bytes{1LL << 30};     ///< Of each of the two files.
-  std::int64_t bytes{1LL << 30};          ///< Moved at each depth, read and written together.
-  std::int64_t read_bytes{256LL << 10};   ///< Of one read; a multiple of 4 KiB.
+  std::int64_t file_bytes{1LL << 30};    ///< Of each of the two files.
+  std::int64_t bytes{1LL << 30};         ///< Moved at each depth, read and written together.
+  std::int64_t read_bytes{256LL << 10};  ///< Of one read; a multiple of 4 KiB.
+  std::int64_t read_bytes_least{0};  ///< Unless 0, reads have every multiple of 4 KiB from this to
+                                     ///< read_bytes, each as often. Requires: random.
   std::int64_t write_bytes{256LL << 10};  ///< Of one write; a multiple of 4 KiB.
   double read_share{0.5};                 ///< Of the bytes moved; 1: there is only one file.
   bool random{false};                     ///< Whether reads are anywhere; writes run on.

@@ -23,6 +23,8 @@ bench::RawDiskWork work_of(bench::Arguments& words) {
       work.bytes = words.number(4096);
     } else if (words.is("--read-bytes")) {
       work.read_bytes = words.number(1, 1 << 26);
+    } else if (words.is("--read-bytes-least")) {
+      work.read_bytes_least = words.number(0, 1 << 26);
     } else if (words.is("--write-bytes")) {
       work.write_bytes = words.number(1, 1 << 26);
     } else if (words.is("--read-percent")) {
@@ -37,6 +39,11 @@ bench::RawDiskWork work_of(bench::Arguments& words) {
     throw std::invalid_argument(
         "wants --directory, and multiples of 4096 of --read-bytes and --write-bytes");
   }
+  if (work.read_bytes_least > 0 && (!work.random || work.read_bytes_least % 4096 != 0 ||
+                                    work.read_bytes_least > work.read_bytes)) {
+    throw std::invalid_argument(
+        "--read-bytes-least: a multiple of 4096, at most --read-bytes, and --random");
+  }
   return work;
 }
 
@@ -45,8 +52,8 @@ bench::RawDiskWork work_of(bench::Arguments& words) {
 int main(int argc, char** argv) {
   return bench::run_benchmark(
       argc, argv, "raw_disk",
-      "--directory DIR [--file-bytes N] [--bytes N] [--read-bytes N] [--write-bytes N]\n  "
-      "[--read-percent N] [--random]",
+      "--directory DIR [--file-bytes N] [--bytes N] [--read-bytes N] [--read-bytes-least N]\n  "
+      "[--write-bytes N] [--read-percent N] [--random]",
       [](bench::Arguments& words) {
         const auto speed = bench::RawDisk(work_of(words)).measure();
         nlohmann::json by_depth;

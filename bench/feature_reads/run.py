@@ -33,6 +33,7 @@ BAR = 0.85
 SEED = 7
 DIM = 1000          # Floats a record: with what LMDB and the store add to it, a page of 4 KiB.
 RECORD_BYTES = 4 * DIM
+SHORTEST, LONGEST = 64, 4095  # Floats of a ragged record: of one to four pages, each as often but for a hundredth.
 PAGE = 4096
 BATCH = 1024
 WRITTEN_AT_ONCE = 16_384
@@ -51,8 +52,8 @@ def rows_of(ids: np.ndarray) -> np.ndarray:
 
 
 def lengths_of(ids: np.ndarray) -> np.ndarray:
-    """Floats of ragged records, int64 [n]: 64 to 4,095, by the id."""
-    return 64 + (ids * 2_654_435_761 >> 7) % 4032
+    """Floats of ragged records, int64 [n], by the id."""
+    return SHORTEST + (ids * 2_654_435_761 >> 7) % (LONGEST + 1 - SHORTEST)
 
 
 def ragged_rows(ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -228,7 +229,7 @@ def make_store(options, governor, path: pathlib.Path) -> None:
     """In options.parts parts of equal size, the first written, the others added."""
     ends = np.linspace(0, options.records, options.parts + 1).astype(np.int64)
     for begin, end in zip(ends[:-1], ends[1:]):
-        shape, ragged = ((), {"x": 4095}) if options.ragged else ((DIM,), None)
+        shape, ragged = ((), {"x": LONGEST}) if options.ragged else ((DIM,), None)
         writer = (plimsoll.FeatureWriter(governor, path, {"x": ("float32", shape)}, ragged=ragged) if begin == 0 else
                   plimsoll.FeatureWriter.extend(governor, path))
         with writer:
@@ -289,13 +290,13 @@ def turn_of_store(options, folder: pathlib.Path) -> dict[str, float]:
 
 
 def turn_of_disk(options, folder: pathlib.Path) -> dict[str, float]:
-    """Random reads of a page, or of the pages of a ragged record, of a file as large as the data; as many bytes at each
-    depth as a round delivers."""
-    pages = -(-pages_of(np.arange(10_000)) // (10_000 * PAGE)) if options.ragged else 1
-    asked = raw_disk.speed(folder, file_bytes=int(options.data_gib * GIB) // (pages * PAGE) * pages * PAGE,
-                           total_bytes=options.batches * BATCH * pages * PAGE, read_bytes=pages * PAGE, at_random=True)
-    return {"alone": asked["bytes_per_second"] * (1 if options.ragged else RECORD_BYTES / PAGE),
-            "depth": asked["depth"], "pages": pages}
+    """Random reads of a page, or of as many as ragged records need, of a file as large as the data; as many bytes at
+    each depth as a round delivers."""
+    most = -(-4 * LONGEST // PAGE) if options.ragged else 1
+    asked = raw_disk.speed(folder, file_bytes=int(options.data_gib * GIB) // PAGE * PAGE,
+                           total_bytes=options.batches * BATCH * PAGE * (1 + most) // 2, read_bytes=most * PAGE,
+                           read_bytes_least=PAGE if options.ragged else 0, at_random=True)
+    return {"alone": asked["bytes_per_second"] * (1 if options.ragged else RECORD_BYTES / PAGE), "depth": asked["depth"]}
 
 
 def measured(options) -> dict:
