@@ -1098,6 +1098,12 @@ class Progress:
 
 def instruction_set() -> str:
     """The processor's, as far as kernels choose by it."""
+def come(counter: NDArray[np.uint32], all: int) -> None:
+    """Adds one to a counter in shared memory, modulo 2**32; who makes it `all` wakes those that wait. Shape: [1]."""
+def met(counter: NDArray[np.uint32], all: int, most_ms: int) -> bool:
+    """Waits until `all` have come. False: so many milliseconds have passed, or somebody woke this one before."""
+def wake(counter: NDArray[np.uint32]) -> None:
+    """Has all that wait look again."""
 def run_status(run: str) -> str:
     """JSON of what a run is doing. Errors: NotFoundError, CorruptError."""
 def run_why(run: str) -> str:
