@@ -24,8 +24,11 @@ constexpr std::int64_t kFilesMost = 65536;  // Of shared memory, looked at in on
 constexpr std::string_view kDeleted = " (deleted)";
 constexpr std::int64_t kMappingLeast = 1 << 20;  // A smaller mapping is no model's weights.
 
+// But for what ranks exchange (python/plimsoll/_rank_memory.py): each maps all others', and touches
+// a part.
 bool is_shared_memory(std::string_view path) noexcept {
-  return path.starts_with("/dev/shm/") || path.starts_with("/memfd:");
+  return path.starts_with("/dev/shm/") ||
+         (path.starts_with("/memfd:") && !path.starts_with("/memfd:plimsoll-rank "));
 }
 
 // A line of /proc/PID/maps: BEGIN-END rwxp OFFSET DEVICE INODE PATH.
@@ -120,7 +123,7 @@ std::int64_t absent_shared_bytes(const std::vector<fs::path>& folders, std::int6
     const std::unique_ptr<DIR, int (*)(DIR*)> open(::opendir((folder / "fd").c_str()), ::closedir);
     while (const dirent* const one = open ? ::readdir(open.get()) : nullptr) {
       const int directory = ::dirfd(open.get());
-      std::array<char, 16> path{};  // Its beginning.
+      std::array<char, 32> path{};  // Its beginning.
       const ssize_t length = ::readlinkat(directory, one->d_name, path.data(), path.size());
       struct stat facts {};
       if (length > 0 && is_shared_memory({path.data(), static_cast<std::size_t>(length)}) &&

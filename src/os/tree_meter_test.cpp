@@ -84,6 +84,21 @@ TEST_F(TreeMeterTest, R14SharedMemoryOnItsWayCounts) {
   EXPECT_LT(seen.children_bytes, 30_MiB);
 }
 
+// Others' is mapped by a rank as well, which touches a part of it.
+TEST_F(TreeMeterTest, WhatRanksExchangeCountsWhereItIsResident) {
+  const std::string rows(40_MiB, 'r');
+  const int file = ::memfd_create("plimsoll-rank 0123", 0);
+  ASSERT_EQ(::write(file, rows.data(), rows.size()), std::ssize(rows));
+  void* const others = ::mmap(nullptr, 40_MiB, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+  const Child worker([](int) { map_touched(60_MiB); });
+  const TreeMemory seen =
+      asked_until(meter_, [](const TreeMemory& tree) { return tree.children_bytes > 50_MiB; });
+  EXPECT_GE(seen.children_bytes, 50_MiB);
+  EXPECT_EQ(seen.in_flight_bytes, 0);
+  ::munmap(others, 40_MiB);
+  ::close(file);
+}
+
 // As a loop keeps the batches of its workers: mapped, with their descriptors, and resident nowhere.
 TEST_F(TreeMeterTest, SharedMemoryThatWasTakenAndNeverTouchedCounts) {
   const std::string batch(40_MiB, 'b');
