@@ -11,7 +11,7 @@ that the sum's bits do not depend on who made them.
 
 Reading order: _virtual_workers.py, _ranks.py, this file, _run_embedding.py, _run_tables.py.
 Threads: the thread that trains.
-Memory:  a step's rows and gradients, leased, once more while they are exchanged.
+Memory:  a step's rows and gradients, leased, once more while they are exchanged (_rank_memory.py).
 """
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ import torch
 
 from . import _core
 from ._embedding import EmbeddingStore
+from ._rank_memory import RankMemory, SharedRows
 from .errors import NotFoundError
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 SHARDS = 4096
 _ID_BYTES = 8
+_ID_BITS = 48  # Of ids, which are less than a table's rows.
 
 
 def owners_of(ids: np.ndarray, ranks: int) -> np.ndarray:
@@ -54,17 +56,17 @@ class Wanted:
     """Of each owner."""
     places: np.ndarray
     """Where the ids that were asked for are among them."""
+    shared: SharedRows | None = None
+    """In memory that all ranks have, until they are looked up."""
 
     @classmethod
     def of(cls, asked: np.ndarray, ranks: int) -> Wanted:
-        ids, places = np.unique(asked, return_inverse=True)
         if ranks == 1:
+            ids, places = np.unique(asked, return_inverse=True)
             return cls(ids, [len(ids)], places)
-        owners = owners_of(ids, ranks)
-        order = np.argsort(owners, kind="stable")
-        place = np.empty_like(order)
-        place[order] = np.arange(len(order))
-        return cls(ids[order], np.bincount(owners, minlength=ranks).tolist(), place[places])
+        keys, places = np.unique(owners_of(asked, ranks) << _ID_BITS | asked, return_inverse=True)
+        ends = np.searchsorted(keys, np.arange(1, ranks + 1) << _ID_BITS)
+        return cls(keys & ((1 << _ID_BITS) - 1), np.diff(ends, prepend=0).tolist(), places)
 
 
 class LookedUp:
@@ -123,13 +125,23 @@ class DealtTable:
             return wanted, self._gathered(wanted.ids)
         return wanted, self._ranks.look_up(self.index, wanted)
 
-    def exchanged(self, wanted: Wanted | None, asked_by: list[list[int]]) -> torch.Tensor:
-        """The part of this rank in a lookup of some: ids to their owners, and rows back. None: it only serves.
+    def lay(self, wanted: Wanted) -> int:
+        """Before a lookup: ids where all ranks can read them, and room for their rows. Returns where. Errors: BudgetExceeded."""
+        if self._ranks is None or self._ranks.memory is None:
+            return 0
+        wanted.shared, begin = self._ranks.memory.take(len(wanted.ids), self.dim, self.store._governor)
+        wanted.shared.ids[:] = wanted.ids
+        return begin
 
-        asked_by: how many ids each rank asks of each.
+    def exchanged(self, wanted: Wanted | None, asked_by: list[list[int]], begins: list[int]) -> torch.Tensor | None:
+        """The part of this rank in a lookup of some: ids to their owners, and rows back. wanted None: it only serves.
+
+        asked_by: how many ids each rank asks of each; begins: where each has laid them.
         """
         ranks = self._ranks
         assert ranks is not None
+        if ranks.memory is not None:
+            return self._exchanged_in(ranks.memory, ranks, wanted, asked_by, begins)
         own = [0] * ranks.count if wanted is None else wanted.counts
         given = [counts[ranks.rank] for counts in asked_by]
         asked = np.empty(sum(given), np.int64)  # Of NumPy's memory, which is not refused.
@@ -139,8 +151,24 @@ class DealtTable:
         ranks.all_to_all(got, rows, own, given)
         return got
 
-    def _gathered(self, ids: np.ndarray) -> torch.Tensor:
-        rows = torch.empty(len(ids), self.dim)
+    def _exchanged_in(self, memory: RankMemory, ranks: Ranks, wanted: Wanted | None, asked_by: list[list[int]],
+                      begins: list[int]) -> torch.Tensor | None:
+        """Rows are written beside the ids, where those that asked then have them."""
+        def served() -> None:
+            for rank, (counts, begin) in enumerate(zip(asked_by, begins)):
+                if counts[ranks.rank]:
+                    shared, some = memory.rows(rank, begin, sum(counts), self.dim), _part(counts, ranks.rank)
+                    self._gathered(shared.ids[some], shared.rows[some])
+
+        ranks.agreed("a lookup", served)
+        if wanted is None or wanted.shared is None:
+            return None
+        got, wanted.shared = torch.from_numpy(wanted.shared.rows), None
+        return got
+
+    def _gathered(self, ids: np.ndarray, into: np.ndarray | None = None) -> torch.Tensor:
+        """Rows that this rank has; in memory of their own, or `into`."""
+        rows = torch.empty(len(ids), self.dim) if into is None else torch.from_numpy(into)
         if len(ids):
             self.store._core.gather(ids, rows.numpy())
         return rows
@@ -151,21 +179,14 @@ class DealtTable:
         if ranks is None:
             ids, grads = _joined(looked_up, share, self.dim)
             return Owned(self.store, ids, grads)
+        if ranks.memory is not None:
+            return self._owned_in(ranks.memory, ranks, looked_up, share)
         width = _ID_BYTES + 4 * (self.dim + self.dim % 2)
 
         def packed() -> tuple[torch.Tensor, list[int]]:
-            counts = [sum(one.wanted.counts[rank] for one in looked_up) for rank in range(ranks.count)]
+            counts = _counted(looked_up, ranks.count)
             given = torch.empty(sum(counts), width, dtype=torch.uint8)
-            ids, grads = self._columns(given)
-            at = 0
-            begins = [np.cumsum([0, *one.wanted.counts]) for one in looked_up]
-            for rank in range(ranks.count):
-                for one, begin in zip(looked_up, begins):
-                    some = slice(int(begin[rank]), int(begin[rank + 1]))
-                    into = slice(at, at + one.wanted.counts[rank])
-                    ids[into] = torch.from_numpy(one.wanted.ids[some])
-                    torch.mul(one.gradient[some], share(one), out=grads[into])
-                    at = into.stop
+            _packed(looked_up, share, *self._columns(given))
             return given, counts
 
         (given, counts), said = ranks.agreed("run.step()", packed, words=lambda done: ranks.counts_as_text(done[1]))
@@ -181,10 +202,58 @@ class DealtTable:
         owned: Owned = ranks.agreed("run.step()", unpacked)[0]
         return owned
 
+    def _owned_in(self, memory: RankMemory, ranks: Ranks, looked_up: Sequence[LookedUp], share: Callable[[LookedUp], float]) -> Owned:
+        """Each rank lays its own for all, and reads those of its rows."""
+        def laid() -> tuple[SharedRows, int, list[int]]:
+            counts = _counted(looked_up, ranks.count)
+            shared, begin = memory.take(sum(counts), self.dim, self.store._governor)
+            _packed(looked_up, share, torch.from_numpy(shared.ids), torch.from_numpy(shared.rows))
+            return shared, begin, counts
+
+        own, said = ranks.agreed("run.step()", laid, lambda done: (done[1],), lambda done: ranks.counts_as_text(done[2]))
+
+        def read() -> Owned:
+            given = [list(map(int, one.text.split(","))) for one in said]
+            total = sum(counts[ranks.rank] for counts in given)
+            owned, at = Owned(self.store, np.empty(total, np.int64), torch.empty(total, self.dim)), 0
+            for rank, counts in enumerate(given):
+                if counts[ranks.rank]:
+                    shared, some = memory.rows(rank, int(said[rank].numbers[0]), sum(counts), self.dim), _part(counts, ranks.rank)
+                    into, at = slice(at, at + counts[ranks.rank]), at + counts[ranks.rank]
+                    owned.ids[into] = shared.ids[some]
+                    owned.tensor[into].copy_(torch.from_numpy(shared.rows[some]))
+            return owned
+
+        owned: Owned = ranks.agreed("run.step()", read)[0]
+        del own  # Kept until all have read it.
+        return owned
+
     def _columns(self, packed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Views of ids, int64 [n], and gradients, float32 [n, dim]."""
         ids = packed[:, :_ID_BYTES].view(torch.int64).squeeze(1)
         return ids, packed[:, _ID_BYTES:_ID_BYTES + 4 * self.dim].view(torch.float32)
+
+
+def _counted(looked_up: Sequence[LookedUp], ranks: int) -> list[int]:
+    """Gradients for each owner."""
+    return [sum(one.wanted.counts[rank] for one in looked_up) for rank in range(ranks)]
+
+
+def _packed(looked_up: Sequence[LookedUp], share: Callable[[LookedUp], float], ids: torch.Tensor, grads: torch.Tensor) -> None:
+    """Writes all ids and scaled gradients, those of an owner together."""
+    at = 0
+    for rank in range(len(looked_up[0].wanted.counts) if looked_up else 0):
+        for one in looked_up:
+            some, into = _part(one.wanted.counts, rank), slice(at, at + one.wanted.counts[rank])
+            ids[into] = torch.from_numpy(one.wanted.ids[some])
+            torch.mul(one.gradient[some], share(one), out=grads[into])
+            at = into.stop
+
+
+def _part(counts: Sequence[int], owner: int) -> slice:
+    """Where an owner's are, of those of one rank."""
+    begin = sum(counts[:owner])
+    return slice(begin, begin + counts[owner])
 
 
 def _joined(looked_up: Sequence[LookedUp], share: Callable[[LookedUp], float], dim: int) -> tuple[np.ndarray, torch.Tensor]:

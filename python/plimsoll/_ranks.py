@@ -11,8 +11,10 @@ went, and what one was refused or failed in, all are refused or fail in. So they
     a commit       each rank its own part; then rank 0 publishes        _run_commit.save()
     what is asked  signals of any rank, files read by rank 0            settle(), Limits
 
+All that travels goes through memory that all ranks have mapped (_rank_memory.py); over gloo where a system forbids that.
+
 Threads: the thread that trains, and the one of _rank_watch.py.
-Memory:  1 KiB a rank; while gradients are exchanged two buckets of 8 MiB at most.
+Memory:  1 KiB a rank; for gradients two buckets of 2 MiB at most, which stay, and pages of others'; over gloo 8 MiB, while they are exchanged.
 """
 from __future__ import annotations
 
@@ -34,6 +36,7 @@ import torch.distributed as dist
 
 from ._batch import Unweighted
 from ._memory import Governor, format_bytes, limits
+from ._rank_memory import ROOM_BYTES, RankMemory
 from ._rank_watch import RankWatch, state_of
 from ._virtual_workers import Node, Tree
 from .errors import BudgetExceeded, MemoryPressure
@@ -45,6 +48,7 @@ if TYPE_CHECKING:
     from ._run_parts import Parts
 
 _BUCKET_BYTES = 8 << 20
+_THROUGH_MEMORY = True  # bench/scale, and tests: what ranks of several machines would send is sent.
 _PIECE_LEAST = 1 << 14  # Elements: what is smaller is copied to others of its slice and sent with them.
 _PIECES = 1  # The tag of pieces; rows of the board have 0.
 _NUMBERS = 6
@@ -74,7 +78,7 @@ class Said:
 def join(stopped_seconds: float, **same: Any) -> Ranks | None:
     """The ranks that this process is one of; None: it trains alone.
 
-    stopped_seconds: longest that one may be stopped; 0: as long as gloo waits.
+    stopped_seconds: longest that one may be stopped; 0: half an hour, as long as gloo waits.
     same:            what must be the same on all of them. Errors: ValueError naming it; several machines.
     """
     count = int(os.environ.get("WORLD_SIZE", "1")) if "RANK" in os.environ else 1
@@ -113,6 +117,9 @@ class Ranks:
         """Whose rows are dealt to ranks, in the same order on all."""
         self._over = False
         self._watch: RankWatch | None = None
+        self._governor: Governor | None = None
+        self.memory: RankMemory | None = None
+        """None: gloo exchanges words, rows and gradients."""
         if "TORCHELASTIC_RUN_ID" in os.environ:
             # Of a launcher that is killed nothing trains on, beside the one that is started next.
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -123,12 +130,37 @@ class Ranks:
             self.close()
             raise ValueError("Run: its ranks are on several machines, and must be on one yet; start them with "
                              "torchrun --standalone")
+        if _THROUGH_MEMORY:
+            self._open_memory()
         if stopped_seconds:
             others = {rank: pid for rank, pid in enumerate(self._pids) if rank != self.rank}
             try:
                 self._watch = RankWatch(others, stopped_seconds)
             except OSError as error:  # Old kernels, and sandboxes.
                 warnings.warn(f"Run: a rank that is stopped is noticed by gloo's time-out alone: {error}", RuntimeWarning, stacklevel=2)
+
+    def _open_memory(self) -> None:
+        """On all ranks, or on none."""
+        memory, why = None, ""
+        try:
+            memory = RankMemory(self.rank, self.count, _ROW.size)
+        except (OSError, AttributeError) as error:
+            why = f"{type(error).__name__}: {error}"
+        said = self.say("the beginning", memory is not None, text=why if memory is None else memory.address)
+        refused = [one.text for one in said if not one.numbers[0]]
+        if memory is not None and not refused:
+            try:
+                memory.open([one.text for one in said])
+            except OSError as error:
+                why = f"{type(error).__name__}: {error}"
+            refused = [one.text for one in self.say("the beginning", text=why) if one.text]
+        if not refused:
+            self.memory = memory
+            return
+        if memory is not None:
+            memory.close()
+        if self.first:
+            warnings.warn(f"Run: ranks exchange by sockets, and not by memory: {refused[0]}", RuntimeWarning, stacklevel=4)
 
     @property
     def first(self) -> bool:
@@ -166,26 +198,28 @@ class Ranks:
                 raise
             raise error from None
         try:
-            worst = max(said, key=lambda one: one.how)
-            if error is not None and _how(error) == worst.how:
-                error._told_to_ranks = True  # type: ignore[attr-defined]
-                raise error
-            if worst.how != _FINE:
-                self._raise_for(said.index(worst), worst)
+            self._raise_worst(said, error)
             return value, said
         finally:
             error = None  # Its frames hold what the work held.
 
     def look_up(self, table: int, wanted: Wanted) -> torch.Tensor:
         """Rows of one table, for this rank and whoever looks up there now. Errors: as agreed()."""
-        while True:
-            said = self._told("a lookup", _FINE, (table,), self.counts_as_text(wanted.counts))
-            for rank, one in enumerate(said):
-                if one.how != _FINE:
-                    self._raise_for(rank, one)
-            rows = self._served(said, (table, wanted))
-            if rows is not None:
-                return rows
+        begin, text, error = 0, "", None
+        try:
+            text = self.counts_as_text(wanted.counts)
+            begin = self.tables[table].lay(wanted)
+        except BaseException as one:
+            error, text = one, f"{type(one).__name__}: {one}"
+        try:
+            while True:
+                said = self._told("a lookup", _how(error), (table, begin), text)
+                self._raise_worst(said, error)
+                rows = self._served(said, (table, wanted))
+                if rows is not None:
+                    return rows
+        finally:
+            error = None
 
     @staticmethod
     def counts_as_text(counts: Sequence[int]) -> str:
@@ -196,13 +230,26 @@ class Ranks:
                              f"bytes, and a word of ranks has {_TEXT}; start fewer ranks, or look up fewer rows at a time")
         return text
 
+    def _raise_worst(self, said: list[Said], own: BaseException | None) -> None:
+        """What the worst off raised, if anything. own: this rank's."""
+        worst = max(said, key=lambda one: one.how)
+        if own is not None and _how(own) == worst.how:
+            own._told_to_ranks = True  # type: ignore[attr-defined]
+            try:
+                raise own
+            finally:
+                own = None  # Its frames hold what the work held, and this one would hold it.
+        if worst.how != _FINE:
+            self._raise_for(said.index(worst), worst)
+
     def _served(self, said: list[Said], own: tuple[int, Wanted] | None) -> torch.Tensor | None:
         """One lookup: of the first table that any rank looks up in. None: it was not this rank's own."""
         table = int(min(one.numbers[0] for one in said if one.place == "a lookup"))
         asked_by = [list(map(int, one.text.split(","))) if one.place == "a lookup" and one.numbers[0] == table
                     else [0] * self.count for one in said]
         mine = own is not None and own[0] == table
-        rows = self.tables[table].exchanged(own[1] if own is not None and mine else None, asked_by)
+        begins = [int(one.numbers[1]) for one in said]
+        rows = self.tables[table].exchanged(own[1] if own is not None and mine else None, asked_by, begins)
         return rows if mine else None
 
     def all_to_all(self, got: torch.Tensor, given: torch.Tensor, got_of: list[int], given_to: list[int]) -> None:
@@ -283,9 +330,11 @@ class Ranks:
         return said
 
     def _pass_on(self) -> None:
-        """Each rank's row to rank 0, and all of them to each: a third of an all-reduce's time."""
+        """Each rank's row to all; over gloo by rank 0, in a third of an all-reduce's time."""
         row = _ROW.size
-        if self.first:
+        if self.memory is not None:
+            self._bytes[:] = self.memory.word(self._bytes[self.rank * row:(self.rank + 1) * row])
+        elif self.first:
             for work in self._coming:
                 work.wait()
             self._board[row:] = self._next[row:]
@@ -334,6 +383,8 @@ class Ranks:
         """Leaves the others. A second close does nothing."""
         if self._watch is not None:
             self._watch.close()
+        if self.memory is not None:
+            self.memory.close()
         self._coming.clear()  # They keep the connections.
         if self._group is not None and dist.is_initialized():
             dist.destroy_process_group(self._group)
@@ -389,12 +440,16 @@ class Ranks:
         sums:       the loss is a sum, and so are the gradients; else means by weight.
         """
         wanted = list({id(one): one for one in parameters if one.requires_grad}.values())
+        buffers: list[torch.Tensor] = []
 
         def work() -> tuple[tuple[float, float, float], torch.Tensor | None]:
             made = graded()
             for one in wanted:
                 _must_be_exchangeable(one)
-            return made, _room([one for one in wanted if one.grad is not None], self.count)
+            buffers.extend(one for model in models for one in model.buffers())
+            if self.memory is not None and self.first:
+                self.memory.grow(2 * _buffer_bytes(buffers), self._governor)
+            return made, self._room([one for one in wanted if one.grad is not None])
 
         def says(done: tuple[tuple[float, float, float], torch.Tensor | None]) -> tuple[float, ...]:
             there = bytes(one.grad is not None for one in wanted)
@@ -406,7 +461,7 @@ class Ranks:
         if room is not None:
             self._by_buckets([one.grad.view(-1) for one in wanted if one.grad is not None], room,
                              [one.numbers[2] for one in said], sums)
-        self._as_on_first([one for model in models for one in model.buffers()])
+        self._as_on_first(buffers)
         tree = Tree(sums)
         for one in said:
             tree.add(Node(one.numbers[0], one.numbers[1], {}))
@@ -421,13 +476,23 @@ class Ranks:
             for one, used in zip(wanted, there.tolist()):
                 if used and one.grad is None:
                     one.grad = torch.zeros_like(one, memory_format=torch.contiguous_format)
-            return _room([one for one in wanted if one.grad is not None], self.count)
+            return self._room([one for one in wanted if one.grad is not None])
 
         room: torch.Tensor | None = self.agreed("run.step()", made)[0]
         return room
 
+    def _room(self, parameters: list[Any]) -> torch.Tensor | None:
+        """For two buckets of their gradients; None: there are none. Errors: BudgetExceeded."""
+        size = _room_bytes(parameters, self.count, _BUCKET_BYTES if self.memory is None else ROOM_BYTES // 2)
+        if size == 0 or self.memory is None:
+            return torch.empty(size, dtype=torch.uint8) if size else None
+        self.memory.grow(size, self._governor)
+        return torch.from_numpy(self.memory.room(self.rank)[:size])
+
     def _by_buckets(self, flat: list[torch.Tensor], room: torch.Tensor, weights: list[float], sums: bool) -> None:
         """Of all ranks together, as Tree adds them up: each rank a slice of a bucket, which all then get."""
+        if self.memory is not None:
+            return self._by_rooms(self.memory, flat, len(room) // 2, weights, sums)
         for kind in dict.fromkeys(one.dtype for one in flat):
             staging, theirs = room.view(kind).chunk(2)
             for some in _buckets([one for one in flat if one.dtype == kind], len(theirs)):
@@ -456,6 +521,37 @@ class Ranks:
                 for places, pieces in staged:
                     torch._foreach_copy_(pieces, places)
 
+    def _by_rooms(self, memory: RankMemory, flat: list[torch.Tensor], half: int, weights: list[float], sums: bool) -> None:
+        """Each rank lays others' slices in its room, and adds up its own; the sum is in rank 0's then, where all read it."""
+        rooms, turn = [torch.from_numpy(memory.room(rank)) for rank in range(self.count)], 0
+        for kind in dict.fromkeys(one.dtype for one in flat):
+            for some in _buckets([one for one in flat if one.dtype == kind], half // kind.itemsize):
+                # The other half's may still be read.
+                turn, places = 1 - turn, [room[turn * half:(turn + 1) * half].view(kind) for room in rooms]
+                length = -(-sum(map(len, some)) // self.count)
+                slices = list(_buckets(some, length))
+
+                def pieces_in(rank: int, which: int, places: Any = places, slices: Any = slices, length: int = length) -> Any:
+                    lengths = list(map(len, slices[which]))
+                    return places[rank][which * length:which * length + sum(lengths)].split(lengths)
+
+                for which, pieces in enumerate(slices):
+                    if which != self.rank:
+                        torch._foreach_copy_(pieces_in(self.rank, which), pieces)
+                self._exchange(memory.meet)
+                if self.rank < len(slices):
+                    own, tree = slices[self.rank], Tree(sums)
+                    for rank, weight in enumerate(weights):
+                        tree.add(Node(0.0, weight, dict(enumerate(own if rank == self.rank else pieces_in(rank, self.rank)))))
+                    whole = list(tree.whole().gradients.values())  # In the first one's memory.
+                    if self.first:
+                        torch._foreach_copy_(pieces_in(0, 0), whole)
+                self._exchange(memory.meet)
+                for which, pieces in enumerate(slices):
+                    if which or not self.first:
+                        torch._foreach_copy_(pieces, pieces_in(0, which))
+        self._exchange(memory.meet)
+
     def _pass_pieces(self, come: Sequence[Sequence[torch.Tensor]], given: Callable[[], Sequence[Sequence[torch.Tensor]]]) -> None:
         """Fills what comes from each other rank, and sends each what given() has for it. Receives are there first: see _await_rows()."""
         others = [(self.rank + k) % self.count for k in range(1, self.count)]
@@ -473,8 +569,16 @@ class Ranks:
         if not buffers:
             return
         flat = [one.detach().contiguous().view(-1).view(torch.uint8) for one in buffers]
-        room = torch.empty(min(_BUCKET_BYTES, sum(map(len, flat))), dtype=torch.uint8)
-        for some in _buckets(flat, room.numel()):
+        copied = self._broadcast if self.memory is None else self._read_from_first
+        copied(flat, _buffer_bytes(buffers))
+        with torch.no_grad():
+            for one, values in zip(buffers, flat):
+                if not one.is_contiguous():
+                    one.copy_(values.view(one.dtype).view(one.shape))
+
+    def _broadcast(self, flat: list[torch.Tensor], size: int) -> None:
+        room = torch.empty(size, dtype=torch.uint8)
+        for some in _buckets(flat, size):
             used = room[:sum(map(len, some))]
             parts = list(used.split([len(one) for one in some]))
             if self.first:
@@ -482,10 +586,21 @@ class Ranks:
             self._exchange(lambda used=used: dist.broadcast(used, 0, group=self._group))
             if not self.first:
                 torch._foreach_copy_(some, parts)
-        with torch.no_grad():
-            for one, values in zip(buffers, flat):
-                if not one.is_contiguous():
-                    one.copy_(values.view(one.dtype).view(one.shape))
+
+    def _read_from_first(self, flat: list[torch.Tensor], half: int) -> None:
+        memory = self.memory
+        assert memory is not None
+        for turn, some in enumerate(_buckets(flat, half)):
+            lengths, begin = list(map(len, some)), turn % 2 * half  # The other half may still be read.
+            if not self.first:
+                self._exchange(memory.meet)
+            parts = torch.from_numpy(memory.room(0))[begin:begin + sum(lengths)].split(lengths)
+            if self.first:
+                torch._foreach_copy_(parts, some)
+                self._exchange(memory.meet)
+            else:
+                torch._foreach_copy_(some, parts)
+        self._exchange(memory.meet)
 
     # ---- The limit ----
 
@@ -503,7 +618,8 @@ class Ranks:
         """Of this rank's share. Errors: BudgetExceeded, which says whose it was."""
         share = self.share(memory_limit)
         try:
-            return Governor(share, **options)
+            self._governor = Governor(share, **options)
+            return self._governor
         except BudgetExceeded as error:
             error.args = (f"rank {self.rank} of {self.count}, whose share of memory_limit is "
                           f"{format_bytes(share)}: {error}",)
@@ -621,11 +737,16 @@ def _must_be_exchangeable(parameter: Any) -> None:
         parameter.grad = grad.contiguous()
 
 
-def _room(parameters: list[Any], ranks: int) -> torch.Tensor | None:
-    """Two buckets for their gradients, which slices for all ranks fill evenly."""
+def _room_bytes(parameters: list[Any], ranks: int, most: int) -> int:
+    """Of two buckets for their gradients, `most` bytes each, which slices for all ranks fill evenly."""
     size = sum(one.grad.numel() * one.grad.element_size() for one in parameters)
     even = 16 * ranks
-    return torch.empty(2 * min(_BUCKET_BYTES // even, -(-size // even)) * even, dtype=torch.uint8) if size else None
+    return 2 * min(most // even, -(-size // even)) * even
+
+
+def _buffer_bytes(buffers: list[torch.Tensor]) -> int:
+    """Of those that become rank 0's, at a time."""
+    return min(ROOM_BYTES // 2, sum(one.numel() * one.element_size() for one in buffers))
 
 
 def _buckets(flat: Iterable[torch.Tensor], most: int) -> Iterator[list[torch.Tensor]]:

@@ -24,7 +24,7 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--np
 @pytest.fixture(scope="module")
 def scenarios(tmp_path_factory):
     """In one process, which imports torch once."""
-    return seen_in(tmp_path_factory.mktemp("ranks"), "averaged", "refused", "names", "asked", "dealt", "looked_up", "stopped")
+    return seen_in(tmp_path_factory.mktemp("ranks"), "averaged", "refused", "names", "asked", "dealt", "by_sockets", "looked_up", "stopped")
 
 
 def seen_in(folder, *names):
@@ -111,6 +111,13 @@ def test_ranks_learn_the_rows_that_one_process_learns(scenarios):
     alone, ranks, workers = (torch.tensor(one) for one in scenarios["looked_up"]["learnt"])
     assert torch.allclose(alone, ranks, atol=1e-5) and torch.allclose(alone, workers, atol=1e-5)
     assert (alone.abs() > 0.1).any()  # They began near 0.
+
+
+def test_ranks_that_cannot_share_memory_exchange_by_sockets_with_the_same_bits(scenarios):
+    for alone, ranks in scenarios["by_sockets"]:
+        assert [one[0] for one in ranks] == [alone] * 4
+        assert ranks[0][1] == ["Run: ranks exchange by sockets, and not by memory: PermissionError: refused for the test"]
+        assert [one[1] for one in ranks[1:]] == [[]] * 3
 
 
 def test_info_says_what_tables_a_run_has(scenarios):

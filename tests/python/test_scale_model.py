@@ -23,6 +23,7 @@ class Counting:
     """Stands for Ranks, one of so many: counts words, and bytes and messages that all_to_all would send to others."""
 
     counts_as_text = staticmethod(_ranks.Ranks.counts_as_text)
+    memory = None
 
     def __init__(self, rank, count):
         self.rank, self.count, self.tables, self.words, self.sent, self.messages = rank, count, [], 0, 0, 0
@@ -45,7 +46,8 @@ class Counting:
 def test_a_tree_sum_sends_the_slices_that_ranks_cut(count, size):
     parameter = torch.nn.Parameter(torch.empty(size))
     parameter.grad = torch.empty(size)
-    staging, theirs = _ranks._room([parameter], count).view(torch.float32).chunk(2)
+    room = torch.empty(_ranks._room_bytes([parameter], count, _ranks._BUCKET_BYTES), dtype=torch.uint8)
+    staging, theirs = room.view(torch.float32).chunk(2)
     sent, received, messages = [0] * count, [0] * count, [0] * count
     for bucket in _ranks._buckets([parameter.grad], len(theirs)):
         slices = [sum(map(len, pieces)) * 4 for pieces in _ranks._slices(bucket, count, staging)[0]]
@@ -68,7 +70,7 @@ def test_rows_and_gradients_are_the_bytes_that_a_table_exchanges(count, dim):
     chance, looked_up = np.random.default_rng(1), []
     for _ in range(lookups):
         wanted = Wanted.of(chance.choice(10 * rows, rows, replace=False), count)
-        got = table.exchanged(wanted, [wanted.counts] * count)
+        got = table.exchanged(wanted, [wanted.counts] * count, [0] * count)
         looked_up.append(LookedUp(table, wanted, got))
         looked_up[-1].gradient = got
     said = model.look_ups(run)

@@ -18,6 +18,7 @@ import threading
 import time
 import traceback
 import uuid
+import warnings
 
 import torch
 import torch.nn.functional as F
@@ -483,6 +484,22 @@ def dealt(folder):
     return said
 
 
+def by_sockets(folder):
+    """Digests of runs with rows and of runs without, where one rank can make no memory that others open, and what is said of it."""
+    def train(path, made):
+        if os.environ["RANK"] == "1":
+            def refused(*_):
+                raise PermissionError("refused for the test")
+
+            os.memfd_create = refused
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            return [made(path), [str(one.message) for one in seen if "sockets" in str(one.message)]]
+
+    return [[forked(made, f"{folder}/{made.__name__}"), launched(train, f"{folder}/{made.__name__}-4", made, ranks=4)]
+            for made in (virtual, rows)]
+
+
 def looked_up(folder):
     """Rows dealt to ranks: what they learn, the bits, failures of one rank, and moves that are interrupted."""
     from plimsoll import _rank_rows, _run_tables
@@ -522,11 +539,11 @@ def looked_up(folder):
     def refused_once(path):
         real, calls = _rank_rows.DealtTable._gathered, [0]
 
-        def gathered(table, ids):
+        def gathered(table, *where):
             calls[0] += 1
             if calls[0] == 7 and os.environ["RANK"] == "1":
                 raise torch.OutOfMemoryError("refused for the test")
-            return real(table, ids)
+            return real(table, *where)
 
         _rank_rows.DealtTable._gathered = gathered
         return rows(path)
@@ -658,6 +675,6 @@ if __name__ == "__main__":
     if "RANK" in os.environ:
         made = {"large": large, "crowded": crowded}[sys.argv[1]](*sys.argv[2:])
     else:
-        scenarios = {made.__name__: made for made in (averaged, refused, names, asked, numbers, dealt, looked_up, stopped)}
+        scenarios = {made.__name__: made for made in (averaged, refused, names, asked, numbers, dealt, by_sockets, looked_up, stopped)}
         made = json.dumps({name: scenarios[name](os.path.join(sys.argv[1], name)) for name in sys.argv[2:]})
     sys.stdout.write(f"{made}\n")
