@@ -485,13 +485,15 @@ def dealt(folder):
 
 
 def by_sockets(folder):
-    """Digests of runs with rows and of runs without, where one rank can make no memory that others open, and what is said of it."""
+    """Digests of a run without rows, one rank of which can make no memory, and of one with rows, one rank of which can open no other's."""
+    from plimsoll._rank_memory import RankMemory
+
+    def refused(*_):
+        raise PermissionError("refused for the test")
+
     def train(path, made):
         if os.environ["RANK"] == "1":
-            def refused(*_):
-                raise PermissionError("refused for the test")
-
-            os.memfd_create = refused
+            setattr(*((os, "memfd_create") if made is virtual else (RankMemory, "open")), refused)
         with warnings.catch_warnings(record=True) as seen:
             warnings.simplefilter("always")
             return [made(path), [str(one.message) for one in seen if "sockets" in str(one.message)]]
