@@ -30,6 +30,16 @@ std::int64_t table_slots(std::int64_t frames) noexcept {
   return static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(frames) * 2));
 }
 
+// The share of frames for blocks that were read once, and of such blocks the share that is kept.
+constexpr std::int64_t kFramesAPassing = 8;
+constexpr std::int64_t kReadsAKept = 16;
+
+enum class Standing : std::uint8_t {
+  kKept,
+  kPassing,   // Read once.
+  kAnnounced  // Read, and not used yet.
+};
+
 enum class FrameState : std::uint8_t {
   kEmpty,
   kLoading,
@@ -46,7 +56,8 @@ struct BlockCache::Frame {
   std::int64_t key{0};  // Meaningful while mapped: kLoading and kReady.
   std::uint32_t pins{0};
   FrameState state{FrameState::kEmpty};
-  bool used{false};  // Since the clock's hand last passed.
+  Standing standing{Standing::kKept};
+  bool used{false};  // Since a hand of the clock last passed.
 };
 
 struct BlockCache::Batch {
@@ -143,9 +154,17 @@ void BlockCache::unpin(std::span<const std::uint32_t> frames) noexcept {
   }
 }
 
+void BlockCache::take_pin(Frame& frame) {
+  passing_ -= frame.pins++ == 0 && frame.standing == Standing::kPassing ? 1 : 0;
+}
+
 void BlockCache::drop_pin(std::uint32_t frame) {
   Frame& held = frames_[frame];
-  if (--held.pins == 0 && held.state == FrameState::kFailed) {
+  if (--held.pins > 0) {
+    return;
+  }
+  passing_ += held.standing == Standing::kPassing ? 1 : 0;
+  if (held.state == FrameState::kFailed) {
     held.state = FrameState::kEmpty;
   }
 }
@@ -157,8 +176,12 @@ void BlockCache::claim(Batch& batch, std::size_t i) {
   const std::uint32_t found = find(key);
   if (found != kNoFrame) {
     Frame& frame = frames_[found];
-    ++frame.pins;
-    frame.used = true;
+    take_pin(frame);
+    if (frame.standing == Standing::kAnnounced && !batch.ahead) {
+      pass(frame);
+    } else {
+      frame.used = true;
+    }
     batch.frames[i] = found;
     batch.hits[i] = frame.state == FrameState::kReady;
     if (!batch.hits[i]) {
@@ -170,8 +193,12 @@ void BlockCache::claim(Batch& batch, std::size_t i) {
   Frame& frame = frames_[taken];
   frame.key = key;
   frame.pins = 1;
-  // A block read once makes way before one that was asked for again, or is about to be.
   frame.used = batch.ahead;
+  if (batch.ahead) {
+    frame.standing = Standing::kAnnounced;
+  } else if (frame.state == FrameState::kReady) {
+    pass(frame);
+  }
   frame.state = FrameState::kLoading;
   map(key, taken);
   batch.frames[i] = taken;
@@ -179,12 +206,21 @@ void BlockCache::claim(Batch& batch, std::size_t i) {
   batch.mine[batch.mine_count++] = static_cast<std::uint16_t>(i);
 }
 
+// A block that is used for the first time makes way before those that were asked for again, but for
+// one of many. Requires: it is pinned.
+void BlockCache::pass(Frame& frame) {
+  frame.standing = ++passed_ % kReadsAKept == 0 ? Standing::kKept : Standing::kPassing;
+}
+
+// A frame that is kEmpty, or kReady and its block forgotten.
 std::uint32_t BlockCache::take_victim() {
   const auto count = static_cast<std::int64_t>(frames_.size());
-  // Two rounds clear every mark.
-  for (std::int64_t tries = 0; tries < 2 * count; ++tries) {
-    const auto at = static_cast<std::uint32_t>(hand_);
-    hand_ = hand_ + 1 == count ? 0 : hand_ + 1;
+  // Two rounds clear every mark; then whatever is not pinned will do.
+  for (std::int64_t tries = 0; tries < 4 * count; ++tries) {
+    const bool passing = passing_ > count / kFramesAPassing;
+    std::int64_t& hand = passing ? passing_hand_ : hand_;
+    const auto at = static_cast<std::uint32_t>(hand);
+    hand = hand + 1 == count ? 0 : hand + 1;
     Frame& frame = frames_[at];
     if (frame.pins > 0) {
       continue;
@@ -192,14 +228,30 @@ std::uint32_t BlockCache::take_victim() {
     if (frame.state == FrameState::kEmpty) {
       return at;
     }
-    if (frame.state == FrameState::kReady && !std::exchange(frame.used, false)) {
-      unmap(frame.key);
-      --stats_.resident_frames;
-      return at;
+    const bool fits = (frame.standing == Standing::kPassing) == passing || tries >= 2 * count;
+    if (frame.state != FrameState::kReady || !fits) {
+      continue;
     }
+    const bool used = std::exchange(frame.used, false);
+    if (used && frame.standing == Standing::kAnnounced) {
+      continue;
+    }
+    keep(frame);
+    if (used) {
+      continue;
+    }
+    unmap(frame.key);
+    --stats_.resident_frames;
+    return at;
   }
   PLIMSOLL_CHECK(false, "more pins than frames");  // Reservations never pass what is present.
   return kNoFrame;
+}
+
+// No longer one of those that pass, or are announced.
+void BlockCache::keep(Frame& frame) {
+  passing_ -= frame.pins == 0 && frame.standing == Standing::kPassing ? 1 : 0;
+  frame.standing = Standing::kKept;
 }
 
 // ---- loading ----
@@ -254,6 +306,7 @@ void BlockCache::settle(Batch& batch, bool loaded) {
         ++stats_.blocks_read;
       } else {
         // The whole batch failed together; a waiter for one of its good blocks reads that again.
+        keep(frame);
         unmap(frame.key);
         frame.state = FrameState::kFailed;
       }
@@ -310,6 +363,7 @@ std::uint32_t BlockCache::take_leaver(std::int64_t& at) {
       continue;
     }
     if (ready) {
+      keep(frame);
       unmap(frame.key);
       --stats_.resident_frames;
     }

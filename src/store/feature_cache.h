@@ -5,7 +5,14 @@
 // Readers first reserve pins, then pin the blocks they want (which reads those that are missing,
 // all at once), copy, and unpin. Reservations never add up to more than there are frames, so a
 // reader that has one always finds a frame to evict, however small the slab. A block that another
-// reader is loading is waited for, not read twice. Eviction is CLOCK.
+// reader is loading is waited for, not read twice.
+//
+// Which block makes way: an epoch in a new order reads each once, and by the next no cache of the
+// last ones read has any of them. So what was read once passes through an eighth of the frames, the
+// next to be read into (memory that is still in the processor's cache), one in sixteen excepted;
+// what fills a free frame, or was asked for again, is kept, and what was announced stays until it
+// is used. Among either CLOCK chooses. Source: bimodal insertion; Qureshi et al., "Adaptive
+// Insertion Policies for High Performance Caching", ISCA 2007, section 4.2.
 //
 // shrink() gives frames back together with their pins, so that what is left works as a cache made
 // that small; grow_back() brings them again, and does with fewer where memory is refused.
@@ -113,6 +120,9 @@ class BlockCache {
   struct Batch;  // One call of pin().
 
   void claim(Batch& batch, std::size_t i) PLIMSOLL_REQUIRES(mutex_);
+  void take_pin(Frame& frame) PLIMSOLL_REQUIRES(mutex_);
+  void pass(Frame& frame) PLIMSOLL_REQUIRES(mutex_);
+  void keep(Frame& frame) PLIMSOLL_REQUIRES(mutex_);
   [[nodiscard]] std::uint32_t take_victim() PLIMSOLL_REQUIRES(mutex_);
   [[nodiscard]] std::uint32_t take_leaver(std::int64_t& at) PLIMSOLL_REQUIRES(mutex_);
   Result<void> load(Batch& batch);
@@ -139,8 +149,11 @@ class BlockCache {
   std::span<Frame> frames_ PLIMSOLL_GUARDED_BY(mutex_);
   std::span<std::uint32_t> table_ PLIMSOLL_GUARDED_BY(mutex_);  // Frame + 1 by key; 0 is empty.
   std::int64_t pins_free_ PLIMSOLL_GUARDED_BY(mutex_){0};       // Of frames that are not absent.
-  std::int64_t absent_ PLIMSOLL_GUARDED_BY(mutex_){0};  // Frames whose pages were given back.
-  std::int64_t hand_ PLIMSOLL_GUARDED_BY(mutex_){0};    // Of the clock.
+  std::int64_t absent_ PLIMSOLL_GUARDED_BY(mutex_){0};        // Frames whose pages were given back.
+  std::int64_t hand_ PLIMSOLL_GUARDED_BY(mutex_){0};          // Of the clock of what is kept,
+  std::int64_t passing_hand_ PLIMSOLL_GUARDED_BY(mutex_){0};  // and of what passes.
+  std::int64_t passing_ PLIMSOLL_GUARDED_BY(mutex_){0};       // Of blocks read once, without pins.
+  std::int64_t passed_ PLIMSOLL_GUARDED_BY(mutex_){0};        // Such blocks since the beginning.
   BlockCacheStats stats_ PLIMSOLL_GUARDED_BY(mutex_){};
 };
 

@@ -272,20 +272,120 @@ TEST(FeatureSweepTest, ASlabTooSmallForBuffersJoinsNeighboursAndNoGaps) {
   Governor governor = test::governor_of();
   const FeatureSet set = test::make_set(32, 400, clip_columns());
   ASSERT_TRUE(test::write_set(governor, scratch / "set", set));
-  auto store = FeatureStore::open(governor, {.directory = scratch / "set", .cache_bytes = 1 << 19})
-                   .or_throw();
-  EXPECT_EQ(store.plan().buffer_bytes, 0);
-  std::vector<std::int64_t> every_second(200);
-  for (std::size_t i = 0; i < every_second.size(); ++i) {
-    every_second[i] = static_cast<std::int64_t>(2 * i);
+  const auto opened = [&] {
+    return FeatureStore::open(governor, {.directory = scratch / "set", .cache_bytes = 1 << 19})
+        .or_throw();
+  };
+  {
+    auto store = opened();
+    EXPECT_EQ(store.plan().buffer_bytes, 0);
+    std::vector<std::int64_t> every_second(200);
+    for (std::size_t i = 0; i < every_second.size(); ++i) {
+      every_second[i] = static_cast<std::int64_t>(2 * i);
+    }
+    ASSERT_EQ(compare(store, set, every_second, {0}, false), "");
+    EXPECT_EQ(store.stats().reads, 200);
+    EXPECT_EQ(store.stats().bytes_read, 200 * 4096);
   }
-  ASSERT_EQ(compare(store, set, every_second, {0}, false), "");
-  EXPECT_EQ(store.stats().reads, 200);
-  EXPECT_EQ(store.stats().bytes_read, 200 * 4096);
+  auto store = opened();
   std::vector<std::int64_t> all(400);
   std::iota(all.begin(), all.end(), 0);
   ASSERT_EQ(compare(store, set, all, {0}, false), "");
-  EXPECT_LT(store.stats().reads, 200 + 400 / 8);
+  EXPECT_LT(store.stats().reads, 400 / 8);
+}
+
+// Which blocks stay: 2,000 records of a page each, and frames for part of them.
+class FeatureKeepsTest : public ::testing::Test {
+ protected:
+  static constexpr std::int64_t kRows = 2000;
+  static constexpr std::size_t kAtOnce = 50;
+
+  FeatureKeepsTest() : set_(test::make_set(35, kRows, clip_columns())) {
+    test::write_set(governor_, scratch_ / "set", set_).or_throw();
+    order_.resize(kRows);
+    std::iota(order_.begin(), order_.end(), 0);
+    std::shuffle(order_.begin(), order_.end(), random_);
+  }
+  FeatureStore open(std::int64_t frames) {
+    auto store =
+        FeatureStore::open(
+            governor_,
+            {.directory = scratch_ / "set",
+             .cache_bytes =
+                 FeatureStore::inspect(scratch_ / "set").or_throw().floor_bytes + frames * 4096})
+            .or_throw();
+    frames_ = store.stats().frames;
+    return store;
+  }
+  // Reads these records, and returns how many were there.
+  std::int64_t hits(FeatureStore& store, std::span<const std::int64_t> wanted) {
+    const std::int64_t before = store.stats().hits;
+    for (std::size_t at = 0; at < wanted.size(); at += kAtOnce) {
+      const auto some = wanted.subspan(at, std::min(kAtOnce, wanted.size() - at));
+      EXPECT_EQ(compare(store, set_, {some.begin(), some.end()}, {0}, false), "");
+    }
+    return store.stats().hits - before;
+  }
+  std::span<const std::int64_t> records(std::int64_t begin, std::int64_t count) const {
+    return std::span(order_).subspan(static_cast<std::size_t>(begin),
+                                     static_cast<std::size_t>(count));
+  }
+
+  ScratchDirectory scratch_;
+  Governor governor_ = test::governor_of();
+  FeatureSet set_;
+  std::mt19937_64 random_{35};
+  std::vector<std::int64_t> order_;
+  std::int64_t frames_{0};
+};
+
+// The last ones read would give 0.15 of the records; those that never make way, a half.
+TEST_F(FeatureKeepsTest, OfHalfTheRecordsInRamTwoFifthsAreFoundInAnEpochOfAnyOrder) {
+  auto store = open(kRows / 2);
+  ASSERT_LT(frames_, kRows * 6 / 10);
+  hits(store, order_);
+  std::int64_t found = 0;
+  for (int epoch = 0; epoch < 4; ++epoch) {
+    std::shuffle(order_.begin(), order_.end(), random_);
+    found += hits(store, order_);
+  }
+  EXPECT_GT(found, 4 * frames_ * 7 / 10);
+}
+
+TEST_F(FeatureKeepsTest, WhatIsAnnouncedStaysUntilItIsUsed) {
+  auto store = open(400);
+  hits(store, records(0, 800));
+  const std::vector<std::int64_t> coming(order_.begin() + 800, order_.begin() + 900);
+  ASSERT_TRUE(store.prefetch_ordinals(coming));
+  hits(store, records(900, frames_ / 4));  // Twice as many as may pass.
+  EXPECT_EQ(hits(store, coming), 100);
+}
+
+TEST_F(FeatureKeepsTest, WhatWasAskedForAgainOutlivesWhatIsReadOnce) {
+  auto store = open(200);
+  hits(store, records(0, 400));
+  const auto again = records(400, 20);
+  hits(store, again);
+  EXPECT_EQ(hits(store, again), 20);
+  hits(store, records(420, 2 * frames_));
+  EXPECT_GT(hits(store, again), 10);
+}
+
+// Rows of before make way, though one in sixteen alone: 800 records that fit, after 800 others.
+TEST_F(FeatureKeepsTest, OtherRecordsComeToBeKeptInTheEnd) {
+  auto store = open(900);
+  ASSERT_LT(frames_, 1100);
+  for (int epoch = 0; epoch < 2; ++epoch) {
+    hits(store, records(0, 800));
+  }
+  std::int64_t first = 0;
+  std::int64_t last = 0;
+  for (int epoch = 0; epoch < 30; ++epoch) {
+    last = hits(store, records(1000, 800));
+    first = epoch == 1 ? last : first;
+  }
+  EXPECT_LT(first, 400);
+  EXPECT_GT(last, 600);
 }
 
 TEST(FeatureSweepTest, PrefetchingMakesTheNextRequestAHitAndCountsAsNone) {
