@@ -210,6 +210,7 @@ void BlockCache::claim(Batch& batch, std::size_t i) {
 // one of many. Requires: it is pinned.
 void BlockCache::pass(Frame& frame) {
   frame.standing = ++passed_ % kReadsAKept == 0 ? Standing::kKept : Standing::kPassing;
+  frame.used = false;
 }
 
 // A frame that is kEmpty, or kReady and its block forgotten.
