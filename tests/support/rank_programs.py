@@ -6,6 +6,7 @@
 
 The launcher is torchrun's own (elastic_launch); its ranks are forked from it, so that torch is imported once.
 """
+import ctypes
 import json
 import multiprocessing
 import os
@@ -30,6 +31,7 @@ from plimsoll._rank_watch import state_of
 from tests.support.run_programs import Pictures, digest_of, states
 
 LIMIT = "2GiB"
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 STOPPED = 2.0  # Seconds that a rank may be.
 
 
@@ -43,6 +45,7 @@ def launched(train, *arguments, ranks=2):
 
     def begun(*arguments):
         global _who
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # One rank alone would outlive a launcher that is killed.
         forked_all.wait(60)
         made = train(*arguments)
         _who = ""
