@@ -7,12 +7,12 @@
 // reader that has one always finds a frame to evict, however small the slab. A block that another
 // reader is loading is waited for, not read twice.
 //
-// Which block makes way: an epoch in a new order reads each once, and by the next no cache of the
-// last ones read has any of them. So what was read once passes through an eighth of the frames, the
-// next to be read into (memory that is still in the processor's cache), one in sixteen excepted;
-// what fills a free frame, or was asked for again, is kept, and what was announced stays until it
-// is used. Among either CLOCK chooses. Source: bimodal insertion; Qureshi et al., "Adaptive
-// Insertion Policies for High Performance Caching", ISCA 2007, section 4.2.
+// Which block makes way: an epoch in a new order reads each once, and by the next few of the last
+// ones read are asked for in time. So what was read once passes through an eighth of the frames,
+// one in sixteen excepted; what fills a free frame, or was asked for again, is kept, and what was
+// announced stays until it is used. Among either CLOCK chooses. Measured in docs/decisions/0051.
+// Source: bimodal insertion; Qureshi et al., "Adaptive Insertion Policies for High Performance
+// Caching", ISCA 2007, section 4.2.
 //
 // shrink() gives frames back together with their pins, so that what is left works as a cache made
 // that small; grow_back() brings them again, and does with fewer where memory is refused.
