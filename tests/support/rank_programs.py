@@ -28,10 +28,10 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 import plimsoll
 from plimsoll._rank_watch import state_of
+from plimsoll._ranks import _PR_SET_PDEATHSIG
 from tests.support.run_programs import Pictures, digest_of, states
 
 LIMIT = "2GiB"
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 STOPPED = 2.0  # Seconds that a rank may be.
 
 
