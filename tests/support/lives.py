@@ -40,7 +40,8 @@ def told(program, out, kills, seed, *arguments):
                                *map(str, arguments)], stdout=told, stderr=subprocess.STDOUT, cwd=ROOT, env=environment)
         told.seek(0)
         lines = told.read().splitlines()
-    assert done.returncode == 0, "\n".join(lines[-60:])
+    print(*lines[-60:], sep="\n")  # Which pytest shows where a test fails.
+    assert done.returncode == 0
     return json.loads(lines[-1])
 
 

@@ -78,18 +78,18 @@ def pictures(path, **options):
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
         schedule = torch.optim.lr_scheduler.StepLR(optimizer, 10)
         average = torch.optim.swa_utils.AveragedModel(model)
-        seen, own = {"items": 0}, torch.Generator().manual_seed(int(os.environ.get("RANK", 0)))
+        seen, own = {"items": 0, "loss": 0.0}, torch.Generator().manual_seed(int(os.environ.get("RANK", 0)))
         run.track(model=model, optimizer=optimizer, schedule=schedule, average=average, seen=seen, own=own)
         data = run.loader(Pictures(), batch_size=7, workers=options.pop("workers", 0))
         for batch in run.steps(data, epochs=options.get("epochs", 4), commit_every_steps=4,
                                progress=False):
-            value = run.step(options.get("loss", lambda x, y: F.cross_entropy(model(x), y)), batch, clip_norm=1.0)
+            seen["loss"] = run.step(options.get("loss", lambda x, y: F.cross_entropy(model(x), y)), batch, clip_norm=1.0)
             schedule.step()
             average.update_parameters(model)
             seen["items"] += len(batch[1])
             torch.rand(1, generator=own)
-            run.log(loss=value)
-        ends = [torch.tensor([value, float(seen["items"])], dtype=torch.float64), own.get_state()]
+            run.log(loss=seen["loss"])
+        ends = [torch.tensor([seen["loss"], seen["items"]], dtype=torch.float64), own.get_state()]
         return digest_of(list(model.state_dict().values()), states(optimizer), list(average.state_dict().values()), ends)
 
 
