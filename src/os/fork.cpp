@@ -8,6 +8,7 @@
 
 #include <fcntl.h>
 #include <pthread.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <fmt/format.h>
@@ -63,6 +64,16 @@ OwnDescriptor OwnDescriptor::open(const std::filesystem::path& path, int flags) 
   do {
     own.descriptor_ = ::open(path.c_str(), flags | O_CLOEXEC, 0644);
   } while (own.descriptor_ < 0 && errno == EINTR);
+  if (own.descriptor_ >= 0) {
+    own.enlist();
+  }
+  return own;
+}
+
+OwnDescriptor OwnDescriptor::in_memory(const char* name) noexcept {
+  OwnDescriptor own;
+  const std::lock_guard lock(list_mutex);
+  own.descriptor_ = ::memfd_create(name, MFD_CLOEXEC);
   if (own.descriptor_ >= 0) {
     own.enlist();
   }

@@ -50,6 +50,8 @@ class OwnDescriptor {
  public:
   /// open(2), made again when interrupted, with O_CLOEXEC. get() is −1 and errno set on an error.
   static OwnDescriptor open(const std::filesystem::path& path, int flags) noexcept;
+  /// memfd_create(2), closed by exec. get() is −1 and errno set on an error.
+  static OwnDescriptor in_memory(const char* name) noexcept;
 
   OwnDescriptor() noexcept = default;
   OwnDescriptor(OwnDescriptor&& other) noexcept;

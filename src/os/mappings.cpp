@@ -15,6 +15,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "os/rank_file.h"
+
 namespace plimsoll {
 namespace {
 
@@ -22,13 +24,14 @@ namespace fs = std::filesystem;
 
 constexpr std::int64_t kFilesMost = 65536;  // Of shared memory, looked at in one call.
 constexpr std::string_view kDeleted = " (deleted)";
+constexpr std::string_view kMemoryFile = "/memfd:";
 constexpr std::int64_t kMappingLeast = 1 << 20;  // A smaller mapping is no model's weights.
 
-// But for what ranks exchange (python/plimsoll/_rank_memory.py): each maps all others', and touches
-// a part.
+// But for what ranks exchange (rank_file.h): each maps all others', and touches a part.
 bool is_shared_memory(std::string_view path) noexcept {
   return path.starts_with("/dev/shm/") ||
-         (path.starts_with("/memfd:") && !path.starts_with("/memfd:plimsoll-rank "));
+         (path.starts_with(kMemoryFile) &&
+          !path.substr(kMemoryFile.size()).starts_with(kRankFileName));
 }
 
 // A line of /proc/PID/maps: BEGIN-END rwxp OFFSET DEVICE INODE PATH.

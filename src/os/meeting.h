@@ -7,7 +7,7 @@
 // bounded time: one that is killed before it comes, or before it wakes the others, holds up nobody
 // who looks again.
 //
-// Reading order: this file, meeting.cpp, python/plimsoll/_rank_memory.py.
+// Reading order: this file, meeting.cpp, rank_board.h.
 //
 // Threads: any, of any process. The counter is written by come() alone.
 // Memory:  4 bytes, the caller's.
