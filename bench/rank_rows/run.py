@@ -42,11 +42,11 @@ def raw(ranks: Ranks, wanted: Wanted, asked_by: list[list[int]], dim: int, back:
     there, here = torch.ones(sum(given), dim), torch.ones(len(wanted.ids), dim)
     meet(ranks)
     began = time.perf_counter()
-    dist.all_to_all_single(asked, ids, given, wanted.counts, group=ranks._group)
+    dist.all_to_all_single(asked, ids, given, wanted.counts, group=ranks.group)
     if back:
-        dist.all_to_all_single(here, there, wanted.counts, given, group=ranks._group)
+        dist.all_to_all_single(here, there, wanted.counts, given, group=ranks.group)
     else:
-        dist.all_to_all_single(there, here, given, wanted.counts, group=ranks._group)
+        dist.all_to_all_single(there, here, given, wanted.counts, group=ranks.group)
     took = time.perf_counter() - began
     meet(ranks)
     return took

@@ -36,22 +36,22 @@ def timed(rounds: int, size: int) -> tuple[list[float], list[float], list[float]
     for _ in range(rounds):
         for parameter, gradient in zip(parameters, own):
             parameter.grad = gradient.clone()
-        room = ranks._room(parameters)
-        dist.barrier(group=ranks._group)
+        room = ranks.sums.room(parameters)
+        dist.barrier(group=ranks.group)
         began = time.perf_counter()
-        ranks._by_buckets([one.grad for one in parameters], room, weights, False)
+        ranks.sums.add_up([one.grad for one in parameters], room, weights, False)
         trees.append(time.perf_counter() - began)
         made = [one.grad for one in parameters]
         summed = [one.clone() for one in own]
-        dist.barrier(group=ranks._group)
+        dist.barrier(group=ranks.group)
         began = time.perf_counter()
         for one in summed:
-            dist.all_reduce(one, group=ranks._group)
+            dist.all_reduce(one, group=ranks.group)
         plain.append(time.perf_counter() - began)
         flat = torch.cat(own)
-        dist.barrier(group=ranks._group)
+        dist.barrier(group=ranks.group)
         began = time.perf_counter()
-        dist.all_reduce(flat, group=ranks._group)
+        dist.all_reduce(flat, group=ranks.group)
         whole.append(time.perf_counter() - began)
     right = True
     for k in range(GRADIENTS):

@@ -23,7 +23,7 @@ import math
 
 WORD = 1016  # Bytes of what a rank says, _ranks._ROW,
 WORD_TEXT = 960  # and of its text: a lookup's counts of ids, one a rank, must fit.
-BUCKET = 8 << 20  # Bytes of gradients that are added up at a time, _ranks._BUCKET_BYTES.
+BUCKET = 8 << 20  # Bytes of gradients that are added up at a time, _rank_sums._BUCKET_BYTES.
 ID = 8
 HEADERS, SEGMENT = 66, 1448  # Bytes of Ethernet, IPv4 and TCP with time stamps, and of the payload between.
 
@@ -105,7 +105,7 @@ def word(run: Run, rank: int = 0) -> Traffic:
 
 
 def tree_sums(run: Run) -> Traffic:
-    """Gradients of a step (Ranks._by_buckets): of each bucket each rank sends and gets slices, twice. A slice is one message, as
+    """Gradients of a step (RankSums._by_sockets): of each bucket each rank sends and gets slices, twice. A slice is one message, as
     where it lies in one tensor."""
     even = 16 * run.ranks
     buckets = math.ceil(run.dense_bytes / min(BUCKET // even * even, max(math.ceil(run.dense_bytes / even), 1) * even))

@@ -154,8 +154,8 @@ def constants(ranks, rounds: int) -> dict:
     import torch
     import torch.distributed as dist
 
-    meter, other, many = Meter(ranks._group), 1 - ranks.rank, 64
-    ours = {"group": ranks._group, "tag": 7}  # Rank 0 waits for words, whose tag is 0, at all times.
+    meter, other, many = Meter(ranks.group), 1 - ranks.rank, 64
+    ours = {"group": ranks.group, "tag": 7}  # Rank 0 waits for words, whose tag is 0, at all times.
     given, got = torch.zeros(2, many, 8, dtype=torch.uint8)
 
     def exchanged() -> None:
@@ -178,13 +178,13 @@ def parts(ranks, folder: str, rounds: int) -> dict:
     from plimsoll._rank_rows import DealtTable, LookedUp, Wanted
     from plimsoll._run_tables import TableFolders
 
-    meter, made = Meter(ranks._group), {}
+    meter, made = Meter(ranks.group), {}
     made["a word"] = meter.of(5 * rounds, lambda: ranks.say("run.step()", 1.0), times=10)  # More than a link lets through at once.
     parameter = torch.nn.Parameter(torch.zeros(DENSE, DENSE))
 
     def summed() -> None:
         parameter.grad = torch.full((DENSE, DENSE), float(ranks.rank + 1))
-        ranks._by_buckets([parameter.grad.view(-1)], ranks._room([parameter]), [1.0] * ranks.count, False)
+        ranks.sums.add_up([parameter.grad.view(-1)], ranks.sums.room([parameter]), [1.0] * ranks.count, False)
         if not torch.all(parameter.grad == (ranks.count + 1) / 2):
             sys.exit("scale: a sum is wrong")
 

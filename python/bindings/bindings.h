@@ -134,6 +134,7 @@ void bind_graphs(nb::module_& m);
 void bind_tokens(nb::module_& m);
 void bind_images(nb::module_& m);
 void bind_runs(nb::module_& m);
+void bind_ranks(nb::module_& m);
 void bind_watch(nb::module_& m);
 void bind_search(nb::module_& m);
 void bind_python_recipes(nb::module_& m);

@@ -113,6 +113,7 @@ NB_MODULE(_core, m) {
   bind_tokens(m);
   bind_images(m);
   bind_runs(m);
+  bind_ranks(m);
   bind_python_recipes(m);
   bind_watch(m);
   bind_search(m);

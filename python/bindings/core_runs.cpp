@@ -25,7 +25,6 @@
 #include <nanobind/stl/vector.h>
 
 #include "bindings.h"
-#include "os/meeting.h"
 #include "plimsoll/governor.h"
 #include "run/control.h"
 #include "run/counter_track.h"
@@ -42,8 +41,6 @@
 
 namespace plimsoll::python {
 namespace {
-
-using Counter = nb::ndarray<std::uint32_t, nb::shape<1>, nb::c_contig, nb::device::cpu>;
 
 /// Calls `work` with a progress function that Ctrl-C ends. Throws what it returns as an error.
 template <class Work>
@@ -308,28 +305,11 @@ void bind_run_loop(nb::module_& m) {
   m.def("instruction_set", &instruction_set);
 }
 
-void bind_meeting(nb::module_& m) {
-  m.def(
-      "come", [](const Counter& counter, std::uint32_t all) { come(*counter.data(), all); },
-      nb::arg("counter").noconvert(), nb::arg("all"));
-  m.def(
-      "met",
-      [](const Counter& counter, std::uint32_t all, std::int64_t most_ms) {
-        const nb::gil_scoped_release unlocked;
-        return met(*counter.data(), all, most_ms);
-      },
-      nb::arg("counter").noconvert(), nb::arg("all"), nb::arg("most_ms"));
-  m.def(
-      "wake", [](const Counter& counter) { wake(*counter.data()); },
-      nb::arg("counter").noconvert());
-}
-
 }  // namespace
 
 void bind_runs(nb::module_& m) {
   bind_run_folder(m);
   bind_run_loop(m);
-  bind_meeting(m);
   const auto unlocked = nb::call_guard<nb::gil_scoped_release>();
   m.def(
       "run_status",

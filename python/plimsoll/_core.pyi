@@ -1096,14 +1096,53 @@ class Progress:
     def clear(self) -> None:
         """Removes the bar."""
 
+class RankRows:
+    """Ids and rows behind them, in a rank's file. The place is kept until neither this nor any array of it is left."""
+
+    @property
+    def ids(self) -> NDArray[np.int64]:
+        """Shape: int64 [count]."""
+    @property
+    def rows(self) -> NDArray[np.float32]:
+        """Shape: float32 [count, dim]."""
+    @property
+    def begin(self) -> int:
+        """Where it is, for others' rows()."""
+
+class RankMemory:
+    """What one rank of a machine sees of the memory that all exchange through, from open() to close().
+
+    Errors: ValueError after close(), and in a forked child.
+    """
+
+    ROOM_BYTES: ClassVar[int]
+
+    def __init__(self, rank: int, count: int, word_bytes: int) -> None:
+        """Makes this rank's. Errors: OSError where the system has no memory files."""
+    @property
+    def address(self) -> str:
+        """For the others' open()."""
+    def open(self, addresses: Sequence[str]) -> None:
+        """Of all ranks in their order, this one's too. Errors: OSError where another process's file may not be opened, or is
+        another one."""
+    def meet(self) -> None:
+        """Waits until all ranks have come here, and have written what they wrote before. Errors: OSError where one has left, or
+        ended, or has not come for half an hour; what a signal's handler raises."""
+    def word(self, own: _Bytes | bytes | memoryview) -> bytes:
+        """What all ranks say, each `word_bytes`, in their order. Errors: as meet()."""
+    def grow_room(self, bytes: int, governor: Governor | None) -> None:
+        """Leases that much of the own room. Errors: BudgetExceeded; then unchanged."""
+    def room(self, rank: int) -> _Bytes:
+        """A rank's, which has grown it. Shape: uint8 [ROOM_BYTES]. Errors: OSError."""
+    def take(self, count: int, dim: int, governor: Governor | None) -> RankRows:
+        """Room for so many rows of this rank's. Requires: no other rank is at its rows. Errors: BudgetExceeded; OSError."""
+    def rows(self, rank: int, begin: int, count: int, dim: int) -> RankRows:
+        """What a rank has taken. Errors: OSError; ValueError where it has no such place."""
+    def close(self) -> None:
+        """Leaves the others; arrays stay. A second close does nothing."""
+
 def instruction_set() -> str:
     """The processor's, as far as kernels choose by it."""
-def come(counter: NDArray[np.uint32], all: int) -> None:
-    """Adds one to a counter in shared memory, modulo 2**32; who makes it `all` wakes those that wait. Shape: [1]."""
-def met(counter: NDArray[np.uint32], all: int, most_ms: int) -> bool:
-    """Waits until `all` have come. False: so many milliseconds have passed, or somebody woke this one before."""
-def wake(counter: NDArray[np.uint32]) -> None:
-    """Has all that wait look again."""
 def run_status(run: str) -> str:
     """JSON of what a run is doing. Errors: NotFoundError, CorruptError."""
 def run_why(run: str) -> str:

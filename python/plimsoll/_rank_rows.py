@@ -11,7 +11,7 @@ that the sum's bits do not depend on who made them.
 
 Reading order: _virtual_workers.py, _ranks.py, this file, _run_embedding.py, _run_tables.py.
 Threads: the thread that trains.
-Memory:  a step's rows and gradients, leased, once more while they are exchanged (_rank_memory.py).
+Memory:  a step's rows and gradients, leased, once more while they are exchanged (src/memory/rank_memory.h).
 """
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ import numpy as np
 import torch
 
 from . import _core
+from ._core import RankMemory, RankRows
 from ._embedding import EmbeddingStore
-from ._rank_memory import RankMemory, SharedRows
 from .errors import NotFoundError
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class Wanted:
     """Of each owner."""
     places: np.ndarray
     """Where the ids that were asked for are among them."""
-    shared: SharedRows | None = None
+    shared: RankRows | None = None
     """In memory that all ranks have, until they are looked up."""
 
     @classmethod
@@ -129,9 +129,9 @@ class DealtTable:
         """Before a lookup: ids where all ranks can read them, and room for their rows. Returns where. Errors: BudgetExceeded."""
         if self._ranks is None or self._ranks.memory is None:
             return 0
-        wanted.shared, begin = self._ranks.memory.take(len(wanted.ids), self.dim, self.store._governor)
+        wanted.shared = self._ranks.memory.take(len(wanted.ids), self.dim, self.store._governor._core)
         wanted.shared.ids[:] = wanted.ids
-        return begin
+        return wanted.shared.begin
 
     def exchanged(self, wanted: Wanted | None, asked_by: list[list[int]], begins: list[int]) -> torch.Tensor | None:
         """The part of this rank in a lookup of some: ids to their owners, and rows back. wanted None: it only serves.
@@ -204,13 +204,13 @@ class DealtTable:
 
     def _owned_in(self, memory: RankMemory, ranks: Ranks, looked_up: Sequence[LookedUp], share: Callable[[LookedUp], float]) -> Owned:
         """Each rank lays its own for all, and reads those of its rows."""
-        def laid() -> tuple[SharedRows, int, list[int]]:
+        def laid() -> tuple[RankRows, list[int]]:
             counts = _counted(looked_up, ranks.count)
-            shared, begin = memory.take(sum(counts), self.dim, self.store._governor)
+            shared = memory.take(sum(counts), self.dim, self.store._governor._core)
             _packed(looked_up, share, torch.from_numpy(shared.ids), torch.from_numpy(shared.rows))
-            return shared, begin, counts
+            return shared, counts
 
-        own, said = ranks.agreed("run.step()", laid, lambda done: (done[1],), lambda done: ranks.counts_as_text(done[2]))
+        own, said = ranks.agreed("run.step()", laid, lambda done: (done[0].begin,), lambda done: ranks.counts_as_text(done[1]))
 
         def read() -> Owned:
             given = [list(map(int, one.text.split(","))) for one in said]

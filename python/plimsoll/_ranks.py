@@ -6,15 +6,15 @@ went, and what one was refused or failed in, all are refused or fail in. So they
 
     a batch        the order of one process, cut by position           RunLoader
     a step         gradients in a tree, by buckets of a fixed size, then the update: agreed() after each,
-                   before anything counts                               gradients(), TrainingStep
+                   before anything counts                               RankSums, TrainingStep
     the limit      less what the launcher holds, in equal shares        share()
     a commit       each rank its own part; then rank 0 publishes        _run_commit.save()
     what is asked  signals of any rank, files read by rank 0            settle(), Limits
 
-All that travels goes through memory that all ranks have mapped (_rank_memory.py); over gloo where a system forbids that.
+All that travels goes through memory that all ranks have mapped (src/memory/rank_memory.h); over gloo where a system forbids that.
 
 Threads: the thread that trains, and the one of _rank_watch.py.
-Memory:  1 KiB a rank; for gradients two buckets of 2 MiB at most, which stay, and pages of others'; over gloo 8 MiB, while they are exchanged.
+Memory:  1 KiB a rank, and what _rank_sums.py and _rank_rows.py exchange.
 """
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ import struct
 import time
 import warnings
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 import torch.distributed as dist
 
+from . import _core
 from ._batch import Unweighted
 from ._memory import Governor, format_bytes, limits
-from ._rank_memory import ROOM_BYTES, RankMemory
+from ._rank_sums import RankSums
 from ._rank_watch import RankWatch, state_of
-from ._virtual_workers import Node, Tree
 from .errors import BudgetExceeded, MemoryPressure
 
 if TYPE_CHECKING:
@@ -47,10 +47,7 @@ if TYPE_CHECKING:
     from ._run_life import Boundary
     from ._run_parts import Parts
 
-_BUCKET_BYTES = 8 << 20
 _THROUGH_MEMORY = True  # bench/scale, and tests: what ranks of several machines would send is sent.
-_PIECE_LEAST = 1 << 14  # Elements: what is smaller is copied to others of its slice and sent with them.
-_PIECES = 1  # The tag of pieces; rows of the board have 0.
 _NUMBERS = 6
 _TEXT = 960
 _ROW = struct.Struct(f"<ii{_NUMBERS}d{_TEXT}s")  # Where a rank is, how it went, numbers, words.
@@ -106,7 +103,7 @@ class Ranks:
         if not dist.is_initialized():
             _make_default_group()
         self.rank, self.count = dist.get_rank(), dist.get_world_size()
-        self._group: Any = dist.new_group(backend="gloo")  # The default one may be for other devices.
+        self.group: Any = dist.new_group(backend="gloo")  # The default one may be for other devices.
         self._board = torch.zeros(self.count * _ROW.size, dtype=torch.uint8)  # Made before any limit.
         self._bytes = memoryview(self._board.numpy())
         self._next = torch.zeros_like(self._board)
@@ -118,8 +115,9 @@ class Ranks:
         self._over = False
         self._watch: RankWatch | None = None
         self._governor: Governor | None = None
-        self.memory: RankMemory | None = None
+        self.memory: _core.RankMemory | None = None
         """None: gloo exchanges words, rows and gradients."""
+        self.sums = RankSums(self)
         if "TORCHELASTIC_RUN_ID" in os.environ:
             # Of a launcher that is killed nothing trains on, beside the one that is started next.
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -143,8 +141,8 @@ class Ranks:
         """On all ranks, or on none."""
         memory, why = None, ""
         try:
-            memory = RankMemory(self.rank, self.count, _ROW.size)
-        except (OSError, AttributeError) as error:
+            memory = _core.RankMemory(self.rank, self.count, _ROW.size)
+        except OSError as error:
             why = f"{type(error).__name__}: {error}"
         said = self.say("the beginning", memory is not None, text=why if memory is None else memory.address)
         refused = [one.text for one in said if not one.numbers[0]]
@@ -161,6 +159,11 @@ class Ranks:
             memory.close()
         if self.first:
             warnings.warn(f"Run: ranks exchange by sockets, and not by memory: {refused[0]}", RuntimeWarning, stacklevel=4)
+
+    @property
+    def core_governor(self) -> _core.Governor | None:
+        """Of this rank's share, once there is one."""
+        return None if self._governor is None else self._governor._core
 
     @property
     def first(self) -> bool:
@@ -254,7 +257,7 @@ class Ranks:
 
     def all_to_all(self, got: torch.Tensor, given: torch.Tensor, got_of: list[int], given_to: list[int]) -> None:
         """So many entries from, and to, each rank."""
-        self._exchange(lambda: dist.all_to_all_single(got, given, got_of, given_to, group=self._group))
+        self.exchange(lambda: dist.all_to_all_single(got, given, got_of, given_to, group=self.group))
 
     def part(self) -> None:
         """After what cannot be put back: nothing is committed any more."""
@@ -314,7 +317,7 @@ class Ranks:
         padded = [*map(float, numbers), *[0.0] * (_NUMBERS - len(numbers))]
         words = text.encode(errors="replace")[:_TEXT]
         _ROW.pack_into(self._bytes, self.rank * _ROW.size, _PLACES.index(place), how, *padded, words)
-        self._exchange(self._pass_on)
+        self.exchange(self._pass_on)
         said = []
         for row in _ROW.iter_unpack(self._bytes):
             where, went, *rest = row
@@ -339,17 +342,17 @@ class Ranks:
                 work.wait()
             self._board[row:] = self._next[row:]
             self._await_rows()
-            for work in [dist.isend(self._board, rank, group=self._group) for rank in range(1, self.count)]:
+            for work in [dist.isend(self._board, rank, group=self.group) for rank in range(1, self.count)]:
                 work.wait()
         else:
-            dist.send(self._board[self.rank * row:(self.rank + 1) * row], 0, group=self._group)
-            dist.recv(self._board, 0, group=self._group)
+            dist.send(self._board[self.rank * row:(self.rank + 1) * row], 0, group=self.group)
+            dist.recv(self._board, 0, group=self.group)
 
     def _await_rows(self) -> None:
         """Before they are sent: gloo spins on a core while something has come that nobody waits for."""
         if self.first:
             rows = self._next.view(self.count, _ROW.size)
-            self._coming = [dist.irecv(rows[rank], rank, group=self._group) for rank in range(1, self.count)]
+            self._coming = [dist.irecv(rows[rank], rank, group=self.group) for rank in range(1, self.count)]
 
     def _raise_for(self, rank: int, one: Said) -> NoReturn:
         text = f"rank {rank}: {one.text}"
@@ -359,11 +362,11 @@ class Ranks:
         error._told_to_ranks = True  # type: ignore[attr-defined]
         raise error
 
-    def _exchange(self, collective: Callable[[], Any]) -> None:
-        """Errors: ConnectionError naming the rank that has ended."""
+    def exchange(self, collective: Callable[[], Any]) -> None:
+        """collective(), of gloo's or of memory. Errors: ConnectionError naming the rank that has ended."""
         try:
             collective()
-        except RuntimeError as error:
+        except (RuntimeError, OSError) as error:
             self._over = True
             until, gone = time.monotonic() + _ENDING, []
             while not gone and self._pids and time.monotonic() < until:
@@ -386,9 +389,9 @@ class Ranks:
         if self.memory is not None:
             self.memory.close()
         self._coming.clear()  # They keep the connections.
-        if self._group is not None and dist.is_initialized():
-            dist.destroy_process_group(self._group)
-        self._group, self._over = None, True
+        if self.group is not None and dist.is_initialized():
+            dist.destroy_process_group(self.group)
+        self.group, self._over = None, True
 
     # ---- Parts ----
 
@@ -429,178 +432,6 @@ class Ranks:
         if not made:
             raise ValueError("steps: a body of several ranks makes its step by run.step(), which averages their "
                              "gradients; a backward and an optimizer of your own are for one process")
-
-    def gradients(self, graded: Callable[[], tuple[float, float, float]], parameters: list[Any],
-                  models: list[Any], sums: bool) -> Node:
-        """graded() on all ranks; then the gradients are those of all ranks' batches together, and so are the
-        loss and the weight, which this returns. Buffers of the models become rank 0's.
-
-        graded:     (loss, weight of the batch, weight of what the gradients are of).
-        parameters: whose gradients; none within a window of batches.
-        sums:       the loss is a sum, and so are the gradients; else means by weight.
-        """
-        wanted = list({id(one): one for one in parameters if one.requires_grad}.values())
-        buffers: list[torch.Tensor] = []
-
-        def work() -> tuple[tuple[float, float, float], torch.Tensor | None]:
-            made = graded()
-            for one in wanted:
-                _must_be_exchangeable(one)
-            buffers.extend(one for model in models for one in model.buffers())
-            if self.memory is not None and self.first:
-                self.memory.grow(2 * _buffer_bytes(buffers), self._governor)
-            return made, self._room([one for one in wanted if one.grad is not None])
-
-        def says(done: tuple[tuple[float, float, float], torch.Tensor | None]) -> tuple[float, ...]:
-            there = bytes(one.grad is not None for one in wanted)
-            return *done[0], float(sum(there)), float(zlib.crc32(there))
-
-        (_, room), said = self.agreed("run.step()", work, says)
-        if len({one.numbers[3:5] for one in said}) > 1:
-            room = self._with_all_gradients(wanted)
-        if room is not None:
-            self._by_buckets([one.grad.view(-1) for one in wanted if one.grad is not None], room,
-                             [one.numbers[2] for one in said], sums)
-        self._as_on_first(buffers)
-        tree = Tree(sums)
-        for one in said:
-            tree.add(Node(one.numbers[0], one.numbers[1], {}))
-        return tree.whole()
-
-    def _with_all_gradients(self, wanted: list[Any]) -> torch.Tensor | None:
-        """A parameter that only other ranks' batches use has a gradient of zeros here."""
-        there = torch.tensor([one.grad is not None for one in wanted], dtype=torch.uint8)
-        self._exchange(lambda: dist.all_reduce(there, dist.ReduceOp.MAX, group=self._group))
-
-        def made() -> torch.Tensor | None:
-            for one, used in zip(wanted, there.tolist()):
-                if used and one.grad is None:
-                    one.grad = torch.zeros_like(one, memory_format=torch.contiguous_format)
-            return self._room([one for one in wanted if one.grad is not None])
-
-        room: torch.Tensor | None = self.agreed("run.step()", made)[0]
-        return room
-
-    def _room(self, parameters: list[Any]) -> torch.Tensor | None:
-        """For two buckets of their gradients; None: there are none. Errors: BudgetExceeded."""
-        size = _room_bytes(parameters, self.count, _BUCKET_BYTES if self.memory is None else ROOM_BYTES // 2)
-        if size == 0 or self.memory is None:
-            return torch.empty(size, dtype=torch.uint8) if size else None
-        self.memory.grow(size, self._governor)
-        return torch.from_numpy(self.memory.room(self.rank)[:size])
-
-    def _by_buckets(self, flat: list[torch.Tensor], room: torch.Tensor, weights: list[float], sums: bool) -> None:
-        """Of all ranks together, as Tree adds them up: each rank a slice of a bucket, which all then get."""
-        if self.memory is not None:
-            return self._by_rooms(self.memory, flat, len(room) // 2, weights, sums)
-        for kind in dict.fromkeys(one.dtype for one in flat):
-            staging, theirs = room.view(kind).chunk(2)
-            for some in _buckets([one for one in flat if one.dtype == kind], len(theirs)):
-                slices, staged = _slices(some, self.count, staging)
-                own = slices[self.rank]
-                lengths = list(map(len, own))
-                got = theirs[:self.count * sum(lengths)].view(self.count, sum(lengths))
-                rows = [row.split(lengths) if own else () for row in got]
-
-                def given(slices: Any = slices, staged: Any = staged) -> Any:
-                    for places, pieces in staged:
-                        torch._foreach_copy_(places, pieces)
-                    return slices
-
-                def summed(rows: Any = rows, own: Any = own) -> Any:
-                    tree = Tree(sums)
-                    for rank, weight in enumerate(weights):
-                        tree.add(Node(0.0, weight, dict(enumerate(own if rank == self.rank else rows[rank]))))
-                    whole = list(tree.whole().gradients.values())  # In the first one's memory.
-                    if own and self.rank:
-                        torch._foreach_copy_(own, whole)
-                    return [whole] * self.count
-
-                self._exchange(lambda rows=rows, given=given: self._pass_pieces(rows, given))
-                self._exchange(lambda slices=slices, summed=summed: self._pass_pieces(slices, summed))
-                for places, pieces in staged:
-                    torch._foreach_copy_(pieces, places)
-
-    def _by_rooms(self, memory: RankMemory, flat: list[torch.Tensor], half: int, weights: list[float], sums: bool) -> None:
-        """Each rank lays others' slices in its room, and adds up its own; the sum is in rank 0's then, where all read it."""
-        rooms, turn = [torch.from_numpy(memory.room(rank)) for rank in range(self.count)], 0
-        for kind in dict.fromkeys(one.dtype for one in flat):
-            for some in _buckets([one for one in flat if one.dtype == kind], half // kind.itemsize):
-                # The other half's may still be read.
-                turn, places = 1 - turn, [room[turn * half:(turn + 1) * half].view(kind) for room in rooms]
-                length = -(-sum(map(len, some)) // self.count)
-                slices = list(_buckets(some, length))
-
-                def pieces_in(rank: int, which: int, places: Any = places, slices: Any = slices, length: int = length) -> Any:
-                    lengths = list(map(len, slices[which]))
-                    return places[rank][which * length:which * length + sum(lengths)].split(lengths)
-
-                for which, pieces in enumerate(slices):
-                    if which != self.rank:
-                        torch._foreach_copy_(pieces_in(self.rank, which), pieces)
-                self._exchange(memory.meet)
-                if self.rank < len(slices):
-                    own, tree = slices[self.rank], Tree(sums)
-                    for rank, weight in enumerate(weights):
-                        tree.add(Node(0.0, weight, dict(enumerate(own if rank == self.rank else pieces_in(rank, self.rank)))))
-                    whole = list(tree.whole().gradients.values())  # In the first one's memory.
-                    if self.first:
-                        torch._foreach_copy_(pieces_in(0, 0), whole)
-                self._exchange(memory.meet)
-                for which, pieces in enumerate(slices):
-                    if which or not self.first:
-                        torch._foreach_copy_(pieces, pieces_in(0, which))
-        self._exchange(memory.meet)
-
-    def _pass_pieces(self, come: Sequence[Sequence[torch.Tensor]], given: Callable[[], Sequence[Sequence[torch.Tensor]]]) -> None:
-        """Fills what comes from each other rank, and sends each what given() has for it. Receives are there first: see _await_rows()."""
-        others = [(self.rank + k) % self.count for k in range(1, self.count)]
-        works = [dist.irecv(one, rank, group=self._group, tag=_PIECES) for rank in others for one in come[rank]]
-        try:
-            made = given()
-            works += [dist.isend(one, rank, group=self._group, tag=_PIECES) for rank in others for one in made[rank]]
-            for work in works:
-                work.wait()
-        finally:
-            works.clear()  # They keep the connections, and errors keep this frame.
-
-    def _as_on_first(self, buffers: list[torch.Tensor]) -> None:
-        """As DistributedDataParallel: statistics of a batch are rank 0's."""
-        if not buffers:
-            return
-        flat = [one.detach().contiguous().view(-1).view(torch.uint8) for one in buffers]
-        copied = self._broadcast if self.memory is None else self._read_from_first
-        copied(flat, _buffer_bytes(buffers))
-        with torch.no_grad():
-            for one, values in zip(buffers, flat):
-                if not one.is_contiguous():
-                    one.copy_(values.view(one.dtype).view(one.shape))
-
-    def _broadcast(self, flat: list[torch.Tensor], size: int) -> None:
-        room = torch.empty(size, dtype=torch.uint8)
-        for some in _buckets(flat, size):
-            used = room[:sum(map(len, some))]
-            parts = list(used.split([len(one) for one in some]))
-            if self.first:
-                torch._foreach_copy_(parts, some)
-            self._exchange(lambda used=used: dist.broadcast(used, 0, group=self._group))
-            if not self.first:
-                torch._foreach_copy_(some, parts)
-
-    def _read_from_first(self, flat: list[torch.Tensor], half: int) -> None:
-        memory = self.memory
-        assert memory is not None
-        for turn, some in enumerate(_buckets(flat, half)):
-            lengths, begin = list(map(len, some)), turn % 2 * half  # The other half may still be read.
-            if not self.first:
-                self._exchange(memory.meet)
-            parts = torch.from_numpy(memory.room(0))[begin:begin + sum(lengths)].split(lengths)
-            if self.first:
-                torch._foreach_copy_(parts, some)
-                self._exchange(memory.meet)
-            else:
-                torch._foreach_copy_(some, parts)
-        self._exchange(memory.meet)
 
     # ---- The limit ----
 
@@ -724,58 +555,6 @@ def _launcher_bytes() -> int:
         lines = pathlib.Path(f"/proc/{os.getppid()}/status").read_text().splitlines()
         return sum(int(line.split()[1]) << 10 for line in lines if line.startswith(("RssAnon:", "RssShmem:")))
     return 0
-
-
-def _must_be_exchangeable(parameter: Any) -> None:
-    """Errors: ValueError for a gradient that gloo cannot add up."""
-    grad = parameter.grad
-    if parameter.device.type != "cpu" or (grad is not None and grad.layout != torch.strided):
-        raise ValueError(f"step: a parameter of {list(parameter.shape)} is on {parameter.device} and its gradient "
-                         f"{'none' if grad is None else grad.layout}: ranks exchange dense gradients on the CPU yet; "
-                         "without sparse=True, and on the CPU")
-    if grad is not None and not grad.is_contiguous():
-        parameter.grad = grad.contiguous()
-
-
-def _room_bytes(parameters: list[Any], ranks: int, most: int) -> int:
-    """Of two buckets for their gradients, `most` bytes each, which slices for all ranks fill evenly."""
-    size = sum(one.grad.numel() * one.grad.element_size() for one in parameters)
-    even = 16 * ranks
-    return 2 * min(most // even, -(-size // even)) * even
-
-
-def _buffer_bytes(buffers: list[torch.Tensor]) -> int:
-    """Of those that become rank 0's, at a time."""
-    return min(ROOM_BYTES // 2, sum(one.numel() * one.element_size() for one in buffers))
-
-
-def _buckets(flat: Iterable[torch.Tensor], most: int) -> Iterator[list[torch.Tensor]]:
-    """Pieces of them, in their order, that are `most` elements together at most."""
-    some: list[torch.Tensor] = []
-    left = most
-    for one in flat:
-        begin = 0
-        while begin < len(one):
-            piece = one[begin:begin + left]
-            some.append(piece)
-            begin, left = begin + len(piece), left - len(piece)
-            if left == 0:
-                yield some
-                some, left = [], most
-    if some:
-        yield some
-
-
-def _slices(some: list[torch.Tensor], ranks: int, staging: torch.Tensor) -> tuple[
-        list[list[torch.Tensor]], list[tuple[list[torch.Tensor], list[torch.Tensor]]]]:
-    """(each rank's slice of a bucket: the tensors it is sent as, (places in `staging`, pieces that are copied there to be sent))."""
-    slices, staged, at = list(_buckets(some, -(-sum(map(len, some)) // ranks))), [], 0
-    for k, pieces in enumerate(slices):
-        if len(pieces) > 1 and min(map(len, pieces)) < _PIECE_LEAST:
-            place = staging[at:at + sum(map(len, pieces))]
-            staged.append((list(place.split(list(map(len, pieces)))), pieces))
-            slices[k], at = [place], at + len(place)
-    return slices + [[]] * (ranks - len(slices)), staged
 
 
 def _checksum(value: Any, before: int = 0) -> int:

@@ -517,7 +517,7 @@ class TrainingStep:
 
         def made() -> tuple[float, bool]:
             sums = self._loss == "sum"
-            node = Node(*graded()[:2], {}) if self._ranks is None else self._ranks.gradients(
+            node = Node(*graded()[:2], {}) if self._ranks is None else self._ranks.sums.gradients(
                 graded, self._trained() if whole or told else [], self._models, sums)
             owned = [table.owned([rows for rows in dealt if rows.table is table],
                                  lambda rows: 1.0 if sums else rows.weight / node.weight) for table in self._tables]

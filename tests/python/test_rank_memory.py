@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory that ranks have before them (_rank_memory.py): words, rows, and what is left of it."""
+"""Memory that ranks have before them (RankMemory), as Python has it: words, arrays over it, and what is left of them."""
 import gc
 import os
 import pathlib
@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import plimsoll
-from plimsoll._rank_memory import ROOM_BYTES, RankMemory
+from plimsoll._core import RankMemory
 
 torch = pytest.importorskip("torch")
 WORD = 32
@@ -102,7 +102,7 @@ def test_a_rank_that_does_not_come_any_more_is_noticed(how):
             memory.close() if how == "leaves" else os.kill(os.getpid(), signal.SIGKILL)
             return None
         began = time.monotonic()
-        with pytest.raises(RuntimeError, match="rank . has left"):
+        with pytest.raises(OSError, match="rank . has left"):
             memory.word(bytes(WORD))
         return time.monotonic() - began
 
@@ -121,32 +121,43 @@ def test_who_waits_does_not_use_the_processor():
     assert forked(2, train)[0] < 0.2
 
 
-def test_a_rank_gone_astray_is_waited_for_and_not_taken_for_one_that_came():
-    """One at a word, the other at a room."""
+def test_a_handler_of_a_signal_ends_a_wait():
+    """That of one process, which alone has come."""
+    one, other = opened(2)
+    timer = threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT))
+    timer.start()
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        one.meet()
+    assert time.monotonic() - began < 2
+    timer.join()
+    one.close()
+    other.meet()  # That one came before it left.
+    with pytest.raises(OSError, match="rank 0 has left"):
+        other.meet()
+    other.close()
+    with pytest.raises(ValueError, match="closed"):
+        other.meet()
+
+
+def test_others_run_while_one_waits():
     one, other = opened(2)
     seen = []
-
-    def comes():
-        try:
-            other.meet()
-            seen.append("met")
-        except RuntimeError as error:
-            seen.append(str(error))
-
-    thread = threading.Thread(target=comes)
+    thread = threading.Thread(target=lambda: seen.append(other.meet()))
     thread.start()
-    plimsoll._core.come(one._counters[1], 2)
-    thread.join(0.5)
-    assert thread.is_alive() and not seen
-    one.close()
+    thread.join(0.2)
+    assert thread.is_alive()
+    one.meet()
     thread.join(10)
-    assert seen == ["rank 0 has left"]
+    assert seen == [None]
+    one.close()
     other.close()
 
 
 def test_rows_that_others_wrote_stay_until_no_array_of_them_is_left(governor):
     one, other = opened(2)
-    first, begin = one.take(1000, 16, governor)
+    first = one.take(1000, 16, governor._core)
+    begin = first.begin
     first.ids[:] = np.arange(1000)
     theirs = other.rows(0, begin, 1000, 16)
     assert (theirs.ids == np.arange(1000)).all()
@@ -154,35 +165,14 @@ def test_rows_that_others_wrote_stay_until_no_array_of_them_is_left(governor):
     kept = torch.from_numpy(first.rows)[3:5]
     del first
     gc.collect()
-    second, behind = one.take(5000, 16, governor)  # It grows, and is mapped anew.
-    assert behind >= begin + 1000 * 72
+    second = one.take(5000, 16, governor._core)  # It grows, and is mapped anew.
+    assert second.begin >= begin + 1000 * 72
     second.rows[:] = 9
-    assert kept.eq(7).all() and (other.rows(0, behind, 5000, 16).rows == 9).all()
+    assert kept.eq(7).all() and (other.rows(0, second.begin, 5000, 16).rows == 9).all()
     del kept
-    assert one.take(1000, 16, governor)[1] == begin  # Of that nothing is left.
-    third = one.take(0, 16, governor)[0]
+    assert one.take(1000, 16, governor._core).begin == begin  # Of that nothing is left.
+    third = one.take(0, 16, governor._core)
     assert third.ids.shape == (0,) and third.rows.shape == (0, 16)
-    one.close()
-    other.close()
-
-
-def test_what_was_taken_at_random_never_overlaps(governor):
-    """Each keeps its own values until it is let go of. Seed 3."""
-    random = np.random.default_rng(3)
-    one, other = opened(2)
-    held = {}
-    for k in range(300):
-        count, dim = int(random.integers(0, 400)), int(random.integers(1, 40))
-        held[k] = one.take(count, dim, governor)
-        held[k][0].ids[:] = k
-        other.rows(0, held[k][1], count, dim).rows[:] = k
-        for old in random.permutation(list(held))[:int(random.integers(0, 3))]:
-            made, _ = held.pop(int(old))
-            assert (made.ids == old).all() and (made.rows == old).all()
-    assert one._rows_bytes < 16 << 20
-    del made
-    held.clear()
-    assert not one._taken
     one.close()
     other.close()
 
@@ -190,26 +180,16 @@ def test_what_was_taken_at_random_never_overlaps(governor):
 def test_memory_is_leased_and_what_is_refused_changes_nothing(governor):
     one, other = opened(2)
     before = governor.ledger().leased_bytes
-    made = one.take(1 << 16, 128, governor)[0]  # 32.5 MiB.
+    made = one.take(1 << 16, 128, governor._core)  # 32.5 MiB.
     held = governor.ledger().leased_bytes - before
     assert 32 << 20 < held < 40 << 20
-    one.grow(ROOM_BYTES, governor)
-    assert governor.ledger().leased_bytes - before == held + ROOM_BYTES
+    one.grow_room(RankMemory.ROOM_BYTES, governor._core)
+    assert governor.ledger().leased_bytes - before == held + RankMemory.ROOM_BYTES
     with pytest.raises(plimsoll.BudgetExceeded):
-        one.take(1 << 22, 128, governor)
-    assert governor.ledger().leased_bytes - before == held + ROOM_BYTES
-    again, begin = one.take(10, 128, governor)
-    other.rows(0, begin, 10, 128).rows[:] = 1
-    assert (again.rows == 1).all()
-    large = one.take(1 << 18, 128, governor)[0]  # 130 MiB: once, and then no more.
-    large.rows[:] = 1
-    del made, again, large
-    assert governor.ledger().leased_bytes - before > 128 << 20
-    small, begin = one.take(10, 128, governor)
-    assert governor.ledger().leased_bytes - before <= (32 << 20) + ROOM_BYTES
-    other.rows(0, begin, 10, 128).rows[:] = 2
-    assert (small.rows == 2).all()
-    del small
+        one.take(1 << 22, 128, governor._core)
+    assert governor.ledger().leased_bytes - before == held + RankMemory.ROOM_BYTES
+    other.grow_room(RankMemory.ROOM_BYTES, None)  # Before there is a governor.
+    assert made.rows.shape == (1 << 16, 128)
     one.close()
     one.close()
     other.close()
@@ -220,8 +200,8 @@ def test_nothing_is_left_behind_and_a_forked_child_maps_none_of_it(governor):
     gc.collect()
     before = mapped()
     one, other = opened(2)
-    made, begin = one.take(1000, 16, governor)
-    theirs = other.rows(0, begin, 1000, 16)
+    made = one.take(1000, 16, governor._core)
+    theirs = other.rows(0, made.begin, 1000, 16)
     one.room(1)[:] = 1
     assert mapped()[0] > before[0] + 3
     child = os.fork()

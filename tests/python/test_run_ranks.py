@@ -219,15 +219,15 @@ def test_a_tree_adds_up_alike_wherever_its_subtrees_are_made():
 
 
 def test_small_pieces_of_a_slice_are_sent_together_and_large_ones_from_where_they_are():
-    from plimsoll import _ranks
+    from plimsoll import _rank_sums
 
-    least = _ranks._PIECE_LEAST
+    least = _rank_sums._PIECE_LEAST
     some = [torch.full((size,), float(k)) for k, size in enumerate((3 * least, least, 10, 7, 2 * least, 2 * least - 17))]
-    slices, staged = _ranks._slices(some, 4, torch.zeros(9 * least))
+    slices, staged = _rank_sums._slices(some, 4, torch.zeros(9 * least))
     assert [[len(one) for one in pieces] for pieces in slices] == [[2 * least], [least, least], [2 * least], [2 * least]]
     assert [[len(one) for one in pieces] for _, pieces in staged] == [[10, 7, 2 * least - 17], [17, 2 * least - 17]]
     assert slices[0][0].data_ptr() == some[0].data_ptr()
-    assert _ranks._slices([torch.zeros(2)], 4, torch.zeros(4))[0][2:] == [[], []]
+    assert _rank_sums._slices([torch.zeros(2)], 4, torch.zeros(4))[0][2:] == [[], []]
 
 
 @pytest.mark.parametrize("kills", [3, pytest.param(100, marks=pytest.mark.slow)])

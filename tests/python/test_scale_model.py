@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 from bench.scale import model  # noqa: E402
-from plimsoll import _ranks  # noqa: E402
+from plimsoll import _rank_sums, _ranks  # noqa: E402
 from plimsoll._rank_rows import DealtTable, LookedUp, Wanted  # noqa: E402
 
 COUNTS = (2, 4, 8, 64)
@@ -46,11 +46,11 @@ class Counting:
 def test_a_tree_sum_sends_the_slices_that_ranks_cut(count, size):
     parameter = torch.nn.Parameter(torch.empty(size))
     parameter.grad = torch.empty(size)
-    room = torch.empty(_ranks._room_bytes([parameter], count, _ranks._BUCKET_BYTES), dtype=torch.uint8)
+    room = torch.empty(_rank_sums._room_bytes([parameter], count, _rank_sums._BUCKET_BYTES), dtype=torch.uint8)
     staging, theirs = room.view(torch.float32).chunk(2)
     sent, received, messages = [0] * count, [0] * count, [0] * count
-    for bucket in _ranks._buckets([parameter.grad], len(theirs)):
-        slices = [sum(map(len, pieces)) * 4 for pieces in _ranks._slices(bucket, count, staging)[0]]
+    for bucket in _rank_sums._buckets([parameter.grad], len(theirs)):
+        slices = [sum(map(len, pieces)) * 4 for pieces in _rank_sums._slices(bucket, count, staging)[0]]
         for rank, own in enumerate(slices):  # Others' slices to them and theirs of it here; then its own to all, and theirs.
             sent[rank] += sum(slices) - own + (count - 1) * own
             received[rank] += (count - 1) * own + sum(slices) - own
@@ -84,7 +84,7 @@ def test_rows_and_gradients_are_the_bytes_that_a_table_exchanges(count, dim):
 
 
 def test_words_are_of_the_size_that_ranks_say_and_hold_the_counts_that_they_read():
-    assert (model.WORD, model.WORD_TEXT, model.BUCKET) == (_ranks._ROW.size, _ranks._TEXT, _ranks._BUCKET_BYTES)
+    assert (model.WORD, model.WORD_TEXT, model.BUCKET) == (_ranks._ROW.size, _ranks._TEXT, _rank_sums._BUCKET_BYTES)
     for count in (8, 64, 128, 256, 512, 1024):
         run = model.Run(count, workers=count, rows=4096)
         held = True

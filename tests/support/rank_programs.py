@@ -489,14 +489,14 @@ def dealt(folder):
 
 def by_sockets(folder):
     """Digests of a run without rows, one rank of which can make no memory, and of one with rows, one rank of which can open no other's."""
-    from plimsoll._rank_memory import RankMemory
+    from plimsoll import _core
 
     def refused(*_):
         raise PermissionError("refused for the test")
 
     def train(path, made):
         if os.environ["RANK"] == "1":
-            setattr(*((os, "memfd_create") if made is virtual else (RankMemory, "open")), refused)
+            setattr(*((_core, "RankMemory") if made is virtual else (_core.RankMemory, "open")), refused)
         with warnings.catch_warnings(record=True) as seen:
             warnings.simplefilter("always")
             return [made(path), [str(one.message) for one in seen if "sockets" in str(one.message)]]
