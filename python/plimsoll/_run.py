@@ -234,7 +234,8 @@ class Run:
             self._ranks.must_be_same("the parts", {name: said}, "open the same tables on all ranks")
         table = self._agreed(lambda: self._opened(name, rows, dim=dim, dtype=dtype, init=init, optimizer=optimizer,
                                                   store_bytes=store_bytes, batch_rows=batch_rows))
-        made = Vectors(name, table) if self._workers is None else DealtVectors(name, DealtTable(name, table, rows, self._ranks))
+        made = Vectors(name, table, self._parts) if self._workers is None else DealtVectors(
+            name, DealtTable(name, table, rows, self._ranks), self._parts)
         self._tables[name] = made, said
         return made
 

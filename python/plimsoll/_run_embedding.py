@@ -16,6 +16,7 @@ import torch
 from . import _lookups
 from ._embedding import EmbeddingStore, Rows
 from ._rank_rows import DealtTable, LookedUp
+from ._run_parts import Parts
 
 
 class Vectors(torch.nn.Module):
@@ -26,15 +27,17 @@ class Vectors(torch.nn.Module):
     once and in several lookups of a step: their gradients are summed, in the order they were asked for.
     A lookup under torch.no_grad() only reads. A copy (copy.deepcopy) looks up in the same table.
 
-    In a loop with a backward and an optimizer of your own, call vectors.step() after optimizer.step().
+    In a loop with a backward and an optimizer of your own, call vectors.step() after optimizer.step(). A
+    torch.amp.GradScaler of such a loop must be tracked, run.track(scaler=scaler), and scale every loss that rows are in.
     Errors: NotFoundError naming the first unknown id; BudgetExceeded; ValueError in a forked worker.
     """
 
-    def __init__(self, name: str, store: EmbeddingStore) -> None:
-        """For Run.embedding()."""
+    def __init__(self, name: str, store: EmbeddingStore, parts: Parts) -> None:
+        """For Run.embedding(). parts: of the run, in which a scaler is looked for."""
         super().__init__()
-        self.name, self._store = name, store
+        self.name, self._store, self._parts = name, store, parts
         self._waiting: list[Rows] = []  # Looked up outside Run.step(), and not applied.
+        self._scale = 0.0  # Of the gradients that wait.
 
     @property
     def store(self) -> EmbeddingStore:
@@ -50,17 +53,44 @@ class Vectors(torch.nn.Module):
             return rows.tensor.detach().view(*ids.shape, self._store.dim).to(ids.device)
         if not _lookups.add(rows):
             self._waiting.append(rows)
+            rows.tensor.register_hook(self._unscaled)
         return rows.tensor.view(*ids.shape, self._store.dim).to(ids.device)
 
     def step(self, *, rate_scale: float = 1.0) -> None:
         """Applies the gradients of the lookups since the last call, of all at once. Run.step() does this
-        by itself. rate_scale: multiplies the learning rate. Errors: as EmbeddingStore.apply()."""
+        by itself. rate_scale: multiplies the learning rate. Where a tracked GradScaler skips the optimizer's step, or
+        one of these gradients is not finite, nothing is applied, and the scaler hears of it.
+        Errors: as EmbeddingStore.apply()."""
         waiting = self._with_gradients()
-        if waiting:
-            grads = [one._gradient() for one in waiting]
+        grads = [one._gradient() for one in waiting]
+        if waiting and not self._skipped(grads):
             self._store.apply(np.concatenate([one.ids for one in waiting]), np.concatenate(grads),
                               rate_scale=rate_scale)
         self._waiting.clear()
+
+    def _scaler(self) -> Any:
+        """That has scaled a loss; or None."""
+        return next((one for one in self._parts.those(torch.amp.GradScaler) if one.is_enabled() and one._scale is not None), None)
+
+    def _unscaled(self, grad: torch.Tensor) -> torch.Tensor:
+        """At once, for the scale may be another one when step() is called."""
+        scaler = self._scaler()
+        if scaler is None:
+            return grad
+        self._scale = scaler.get_scale()
+        return grad * (1.0 / self._scale)
+
+    def _skipped(self, grads: list[np.ndarray]) -> bool:
+        scaler = self._scaler()
+        if scaler is None:
+            return False
+        if scaler.get_scale() < self._scale:
+            return True  # Its update() came before, and knows.
+        states = scaler._per_optimizer_states  # Since that.
+        if not all(np.isfinite(grad).all() for grad in grads):
+            states[id(self)]["found_inf_per_device"] = {scaler._scale.device: torch.ones((), device=scaler._scale.device)}
+            return True
+        return any(bool(found) for state in states.values() for found in state["found_inf_per_device"].values())
 
     def _with_gradients(self) -> list[Rows]:
         return [one for one in self._waiting if one.tensor.grad is not None]
@@ -75,7 +105,7 @@ class Vectors(torch.nn.Module):
         self._waiting.clear()
 
     def __deepcopy__(self, _: Any) -> Vectors:
-        return Vectors(self.name, self._store)
+        return Vectors(self.name, self._store, self._parts)
 
     def extra_repr(self) -> str:
         return f"{self.name!r}, rows={self._store.rows}, dim={self._store.dim}"
@@ -88,9 +118,9 @@ class DealtVectors(Vectors):
     torch.no_grad(). Ids that come more than once in a lookup are read, and sent, once.
     """
 
-    def __init__(self, name: str, table: DealtTable) -> None:
+    def __init__(self, name: str, table: DealtTable, parts: Parts) -> None:
         """For Run.embedding()."""
-        super().__init__(name, table.store)
+        super().__init__(name, table.store, parts)
         self._table = table
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
@@ -110,7 +140,7 @@ class DealtVectors(Vectors):
         raise ValueError(f"{self.name}: with virtual_workers, or several ranks, run.step() applies gradients")
 
     def __deepcopy__(self, _: Any) -> DealtVectors:
-        return DealtVectors(self.name, self._table)
+        return DealtVectors(self.name, self._table, self._parts)
 
     def extra_repr(self) -> str:
         return f"{self.name!r}, rows={self._table.rows}, dim={self._table.dim}"

@@ -68,6 +68,61 @@ def test_a_loop_with_its_own_backward_applies_them(run):
     assert torch.allclose(weights(vectors), expected(start, lambda p: torch.optim.SGD(p, lr=0.5)), atol=1e-6)
 
 
+@pytest.mark.parametrize("updated_first", [False, True])
+def test_a_loop_with_its_own_scaler_applies_what_torchs_embedding_learns(run, updated_first):
+    """The scale moves after each step, and one loss is infinite: nothing learns from it."""
+    vectors, other = table(run), torch.nn.Parameter(torch.ones(1))
+    start, sgd = weights(vectors), torch.optim.SGD([other], lr=0.5)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=1)
+    run.track(scaler=scaler)
+    scales, good = [], [IDS[0], IDS[2], IDS[3]]
+    for step, ids in enumerate(run.steps(IDS, progress=False)):
+        made = loss(vectors, ids) + other.sum()
+        scaler.scale(made * (float("inf") if step == 1 else 1.0)).backward()
+        scaler.step(sgd)
+        if updated_first:
+            scaler.update()
+        vectors.step()
+        if not updated_first:
+            scaler.update()
+        sgd.zero_grad()
+        scales.append(scaler.get_scale())
+    assert scales == [2048.0, 1024.0, 2048.0, 4096.0]
+    plain = torch.nn.Embedding.from_pretrained(start.clone(), freeze=False)
+    dense = torch.optim.SGD(plain.parameters(), lr=0.5)
+    for ids in good:
+        loss(plain, ids).backward()
+        dense.step()
+        dense.zero_grad()
+    assert torch.allclose(weights(vectors), plain.weight.detach(), atol=1e-6)
+
+
+@pytest.mark.parametrize("whose", ["rows", "the optimizer"])
+def test_what_is_not_finite_for_rows_or_for_the_optimizer_is_skipped_by_a_scaler(run, whose):
+    vectors, other = table(run), torch.nn.Parameter(torch.ones(1))
+    start, sgd = weights(vectors), torch.optim.SGD([other], lr=0.5)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    run.track(scaler=scaler)
+    for ids in run.steps(IDS[:1], progress=False):
+        scaler.scale(loss(vectors, ids) * (float("inf") if whose == "rows" else 1.0)
+                     + other.sum() * (1.0 if whose == "rows" else float("inf"))).backward()
+        scaler.step(sgd)
+        vectors.step()
+        scaler.update()
+    assert scaler.get_scale() == 512.0
+    assert torch.equal(weights(vectors), start)
+
+
+def test_a_scaler_that_is_off_or_has_scaled_nothing_changes_nothing(run):
+    vectors = table(run)
+    start = weights(vectors)
+    run.track(scaler=torch.amp.GradScaler("cpu", enabled=False), other=torch.amp.GradScaler("cpu"))
+    for ids in run.steps(IDS, progress=False):
+        loss(vectors, ids).backward()
+        vectors.step()
+    assert torch.allclose(weights(vectors), expected(start, lambda p: torch.optim.SGD(p, lr=0.5)), atol=1e-6)
+
+
 def test_gradients_that_nobody_applies_are_an_error(run):
     vectors = table(run)
     with pytest.raises(RuntimeError, match=r"items: gradients of 9 looked-up rows were not applied: use "
