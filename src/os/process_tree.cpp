@@ -28,7 +28,8 @@ struct Process {
 struct Stat {
   std::string name;
   int parent{0};
-  bool ended{false};  // A zombie holds nothing.
+  bool ended{false};    // A zombie holds nothing.
+  bool stopped{false};  // By a signal, or a debugger.
   std::int64_t began{0};
   std::uint64_t stack{0};  // Where it starts: random at each exec, kept by fork(); 0: not told.
 };
@@ -47,6 +48,7 @@ std::optional<Stat> read_stat(const fs::path& folder) {
   }
   Stat stat{.name = text.substr(open + 1, close - open - 1)};
   stat.ended = text[close + 2] == 'Z' || text[close + 2] == 'X';
+  stat.stopped = text[close + 2] == 'T' || text[close + 2] == 't';
   const char* const end = text.data() + text.size();
   if (std::from_chars(text.data() + close + 4, end, stat.parent).ec != std::errc()) {
     return std::nullopt;
@@ -277,6 +279,11 @@ TreeUse read_tree(const std::vector<int>& pids, const fs::path& proc) {
 std::optional<std::int64_t> process_began(int pid, const fs::path& proc) {
   const auto stat = read_stat(proc / std::to_string(pid));
   return stat && !stat->ended ? std::optional(stat->began) : std::nullopt;
+}
+
+bool process_stopped(int pid, const fs::path& proc) {
+  const auto stat = read_stat(proc / std::to_string(pid));
+  return stat && stat->stopped;
 }
 
 std::uint64_t process_stack(int pid, const fs::path& proc) {

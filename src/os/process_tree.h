@@ -79,6 +79,9 @@ struct TreeUse {
 [[nodiscard]] std::optional<std::int64_t> process_began(
     int pid, const std::filesystem::path& proc = "/proc");
 
+/// Whether a process is stopped: by SIGSTOP or another such signal, or by a debugger.
+[[nodiscard]] bool process_stopped(int pid, const std::filesystem::path& proc = "/proc");
+
 /// Where its stack begins: kept by fork(), random at each exec, so that it is the same of processes
 /// that share pages. 0 where the kernel does not tell, or it has ended.
 [[nodiscard]] std::uint64_t process_stack(int pid, const std::filesystem::path& proc = "/proc");

@@ -138,6 +138,25 @@ TEST_F(LaidOut, TellsPageTablesAndThePeakOfEach) {
   EXPECT_EQ(tree.unbacked(), 400 << 10);  // Without the kinds, all of it.
 }
 
+TEST(ProcessTree, AProcessIsStoppedUntilItGoesOn) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::pause();
+    ::_exit(0);
+  }
+  EXPECT_FALSE(process_stopped(child));
+  ::kill(child, SIGSTOP);
+  siginfo_t info{};
+  ASSERT_EQ(::waitid(P_PID, static_cast<id_t>(child), &info, WSTOPPED), 0);
+  EXPECT_TRUE(process_stopped(child));
+  ::kill(child, SIGCONT);
+  ASSERT_EQ(::waitid(P_PID, static_cast<id_t>(child), &info, WCONTINUED), 0);
+  EXPECT_FALSE(process_stopped(child));
+  ::kill(child, SIGKILL);
+  ::waitpid(child, nullptr, 0);
+  EXPECT_FALSE(process_stopped(child));
+}
+
 TEST(ProcessTree, APidThatIsTakenAgainIsAnotherProcess) {
   const auto began = process_began(::getpid());
   ASSERT_TRUE(began);

@@ -20,8 +20,7 @@ namespace {
 
 constexpr std::int64_t kLeftAt = 64;  // Behind the counters.
 constexpr std::int64_t kWordsAligned = 64;
-constexpr std::int64_t kLookMs = 100;           // How long a rank that has ended may be waited for.
-constexpr std::chrono::seconds kLongest{1800};  // As gloo waits for one that does not come.
+constexpr std::int64_t kLookMs = 100;  // How long a rank that has ended may be waited for.
 
 std::int64_t words_at(const RankWords& words) noexcept {
   return round_up(kLeftAt + words.count, kWordsAligned);
@@ -68,7 +67,7 @@ Result<void> RankBoard::meet(Meeting which, const WaitOn& wait_on) {
   everybody += static_cast<std::uint32_t>(words_.count);
   std::uint32_t& come_so_far = counter(which);
   come(come_so_far, everybody);
-  const auto until = std::chrono::steady_clock::now() + kLongest;
+  const auto began = std::chrono::steady_clock::now();
   while (!met(come_so_far, everybody, kLookMs)) {
     if (const std::optional<int> rank = gone()) {
       if (met(come_so_far, everybody, 0)) {
@@ -79,8 +78,9 @@ Result<void> RankBoard::meet(Meeting which, const WaitOn& wait_on) {
     if (wait_on && !wait_on()) {
       return fail_io(EINTR, "waiting for other ranks");
     }
-    if (std::chrono::steady_clock::now() > until) {
-      return fail(ErrorCode::kIo, fmt::format("a rank has not come for {} s", kLongest.count()));
+    if (words_.longest.count() > 0 && std::chrono::steady_clock::now() - began > words_.longest) {
+      return fail(ErrorCode::kIo,
+                  fmt::format("a rank has not come for {} s", words_.longest.count()));
     }
   }
   return {};

@@ -14,6 +14,7 @@
 #pragma once
 
 #include <array>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -38,6 +39,8 @@ struct RankWords {
   int rank{0};
   int count{1};
   std::int64_t bytes{0};
+  /// Longest that one may be waited for that has not ended; 0: for ever. By default as gloo waits.
+  std::chrono::seconds longest{1800};
 };
 
 class RankBoard {
@@ -51,7 +54,7 @@ class RankBoard {
 
   /// Waits until all ranks have come, and have written what they wrote before.
   ///
-  /// Errors: kIo where one has left or ended, has not come for half an hour, or `wait_on` said no.
+  /// Errors: kIo where one has left or ended, has not come for words.longest, or `wait_on` said no.
   Result<void> meet(Meeting which, const WaitOn& wait_on = {});
 
   /// Says `own`, and gives what all ranks say, in their order, until this one says more.
