@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// RankCrew: the processes that a launcher (torchrun) started together to make one run's steps.
+//
+// Rank 0 has the run; the others work for it and keep nothing (decision 0052). They find one
+// another through the launcher's store, and from then on share memory of rank 0:
+//
+//   [board: words and meetings | room: what a step passes from one to another]
+//
+// Each part of a step is done in agree(), after which all know how it went for everybody, so that
+// they stay at the same place.
+//
+// Reading order: os/rank_file.h, os/rank_board.h, this file, recipes/cosir/hands.h.
+//
+// Threads: the thread that trains.
+// Memory:  the board, 2 words a rank; the room, leased by each rank, for pages of shared memory
+// count
+//          in whoever touches them.
+#pragma once
+
+#include <array>
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "memory/rank_memory.h"
+#include "plimsoll/governor.h"
+#include "plimsoll/result.h"
+
+namespace plimsoll {
+
+/// What a rank says: where it is, how it went, and what others should know.
+struct RankWord {
+  std::int64_t place{0};
+  std::int64_t how{0};  ///< 0: fine; otherwise 1 + an ErrorCode.
+  std::array<std::int64_t, 8> numbers{};
+  std::array<char, 432> text{};  ///< Of an error; ends with a zero.
+};
+
+class RankCrew {
+ public:
+  /// The crew that launched_rank() says this process is of; none: it runs alone. It ends with its
+  /// launcher. Errors: of launched_rank() and join_ranks().
+  static Result<std::unique_ptr<RankCrew>> join();
+
+  RankCrew(const RankCrew&) = delete;
+  RankCrew& operator=(const RankCrew&) = delete;
+  ~RankCrew();  ///< Leaves: those that wait for this one hear it.
+
+  [[nodiscard]] int rank() const noexcept { return memory_.rank(); }
+  [[nodiscard]] int count() const noexcept { return memory_.count(); }
+  [[nodiscard]] bool first() const noexcept { return rank() == 0; }
+  /// Stopped (SIGSTOP, a debugger) for longer than this, a rank is ended by those that wait.
+  static constexpr std::chrono::seconds kStoppedMost{30};
+
+  /// A rank has ended, and nothing can be agreed any more.
+  [[nodiscard]] bool broken() const noexcept { return broken_; }
+
+  /// Does `work` and says how it went, with `numbers`; gives what all ranks said, once all have.
+  ///
+  /// Errors: what `work` gave, here (thrown: thrown again) or at another rank, which is named; kIo
+  ///         where one has ended; kInternal where one is at another place.
+  Result<std::span<const RankWord>> agree(std::int64_t place, std::span<const std::int64_t> numbers,
+                                          const std::function<Result<void>()>& work);
+
+  /// What each rank may hold of a limit for all of them and their launcher: equal shares.
+  /// Errors: of find_limit(); as agree().
+  Result<std::int64_t> share(std::int64_t place, const std::string& memory_limit);
+  /// The limit of which that is a share.
+  [[nodiscard]] std::int64_t whole(std::int64_t share_bytes) const noexcept;
+
+  /// Makes a room of `bytes`, the same on all ranks, for as long as a copy of it is left. Its
+  /// rows() are `bytes` and more, at a multiple of 64; what is in them is not defined. Once.
+  /// Errors: kOverBudget; kIo; as agree().
+  Result<RankRows> make_room(std::int64_t place, std::int64_t bytes, Governor& governor);
+
+  /// A refusal of memory, with what it is a share of; another error as it is.
+  [[nodiscard]] Error with_share(Error error) const;
+
+ private:
+  explicit RankCrew(RankMemory memory) : memory_(std::move(memory)) {}
+  void end_stopped();
+
+  RankMemory memory_;
+  bool broken_{false};
+  std::int64_t launcher_bytes_{0};
+  std::int64_t share_bytes_{0};
+  std::vector<int> pids_;
+  std::vector<std::optional<std::chrono::steady_clock::time_point>> stopped_;  // Since when.
+  std::chrono::steady_clock::time_point looked_{};
+  std::vector<RankWord> said_;
+  Lease lease_;  // Of another rank's memory.
+};
+
+}  // namespace plimsoll
