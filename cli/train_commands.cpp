@@ -108,7 +108,9 @@ int report_work(const Result<RecipeReport>& done, const TypedRun& typed) {
   if (!done) {
     return report(done.error());
   }
-  print(typed.json ? done->json : done->text);
+  if (const std::string& told = typed.json ? done->json : done->text; !told.empty()) {
+    print(told);
+  }
   return done->ended_by_memory ? kMemoryStatus : 0;
 }
 

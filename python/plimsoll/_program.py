@@ -31,7 +31,7 @@ def train(recipe: str, *, data: str | os.PathLike[str] = "", out: str | os.PathL
     options: every key of the recipe (docs/recipes/): epochs=3, batch_size=512,
              store_bytes="64MiB", student_vgae_hidden_dims=[80, 40, 16], …
              They come on top of `config`: a file (.toml or .json), or a preset's name ("small").
-    Returns the summary that `plimsoll train --json` prints: for cosir status, step, epoch, loss,
+    Returns the summary that `plimsoll train --json` prints ({} on a rank that is not the first): for cosir status, step, epoch, loss,
     rows_per_second, peak_resident_bytes, recall, state_sha256, … A run that ended before its last
     step has status "stopped" and stop_cause "asked" or "memory" (the program's exit status 3);
     stop_reason then names a limit to resume with.
@@ -193,7 +193,7 @@ def _is_utf8(text: str) -> bool:
 
 
 def _summary(text: str) -> dict[str, Any]:
-    summary = json.loads(text)
+    summary = json.loads(text or "{}")
     if summary.get("stop_reason") == "SIGINT":
         raise KeyboardInterrupt(
             f"stopped at step {summary['step']} with a checkpoint; "

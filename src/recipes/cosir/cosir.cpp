@@ -6,7 +6,7 @@
 //   settle torch and the limit → open data and model, or the last checkpoint → rehearse a step and
 //   admit it → evaluate → train epoch by epoch → evaluate → digest the state.
 //
-// Reading order: this file, cosir_step.h, cosir_loss.h, cosir_state.h, cosir_eval.h.
+// Reading order: this file, step.h, loss.h, state.h, eval.h, hands.h.
 //
 // Threads: the thread that trains; loader, stores and torch run their own.
 // Memory:  within the limit; the table of what was admitted is printed before the first step.
@@ -23,6 +23,7 @@
 #include "plimsoll/bytes.h"
 #include "recipes/cosir/data.h"
 #include "recipes/cosir/eval.h"
+#include "recipes/cosir/hands.h"
 #include "recipes/cosir/plan.h"
 #include "recipes/cosir/rehearsal.h"
 #include "recipes/cosir/report.h"
@@ -30,6 +31,7 @@
 #include "recipes/cosir/state.h"
 #include "recipes/cosir/step.h"
 #include "torch/admission.h"
+#include "torch/rank_crew.h"
 #include "torch/run_loop.h"
 #include "torch/settle.h"
 #include "torch/step_tracer.h"
@@ -41,13 +43,15 @@ using namespace cosir;
 
 class Run {
  public:
+  /// crew: nullptr, or the ranks that this one is the first of.
   Run(const CosirSettings& settings, const TrainOptions& options, RunFolder& folder,
-      Governor governor)
+      Governor governor, RankCrew* crew)
       : settings_(settings),
         config_(settings.config()),
         options_(options),
         folder_(folder),
         governor_(std::move(governor)),
+        crew_(crew),
         loop_(config_, folder, governor_,
               {.write = [this](std::int64_t) { return write(); },
                .way_on = [this](const PressureReport& seen) { return way_on(seen); }}) {}
@@ -83,9 +87,11 @@ class Run {
   TrainOptions options_;
   RunFolder& folder_;
   Governor governor_;
+  RankCrew* crew_;
   RunLoop loop_;
   std::unique_ptr<Data> data_;
   std::optional<State> state_;
+  std::unique_ptr<Hands> hands_;
   std::optional<Stepper> stepper_;
   std::optional<Report> report_;
 };
@@ -109,7 +115,11 @@ Result<void> Run::open() {
   if (step) {
     PLIMSOLL_TRY_VOID(state_->load(folder_, *step));
   }
-  stepper_.emplace(config_, &*state_, data_.get());
+  if (crew_ != nullptr) {
+    PLIMSOLL_TRY(hands_,
+                 Hands::open(*crew_, config_, state_->model, config_.batch_size, governor_));
+  }
+  stepper_.emplace(config_, &*state_, data_.get(), hands_.get());
 
   PLIMSOLL_TRY(auto metrics,
                Metrics::open(config_.tensorboard ? folder_.metrics() : "", step.value_or(-1)));
@@ -154,6 +164,9 @@ Result<void> Run::admit() {
     }
   }
   PLIMSOLL_TRY_VOID(data_->loader().seek(start));
+  if (hands_) {
+    PLIMSOLL_TRY_VOID(refusals.note(hands_->admit()));
+  }
   PLIMSOLL_TRY_VOID(refusals.note(
       admit_tensors(governor_, peak, fmt::format("a step of {} rows", config_.batch_size))));
   if (at().eval_peak == 0) {
@@ -276,7 +289,7 @@ Result<void> Run::write() {
 std::string Run::way_on(const PressureReport& seen) const {
   const std::int64_t limit =
       std::max(limit_to_resume(governor_, data_->shares()), seen.pressure ? seen.needed_bytes : 0);
-  return resume_with(limit);
+  return resume_with(crew_ != nullptr ? crew_->whole(limit) : limit);
 }
 
 Result<void> Run::evaluate_at_end(RunSummary& summary) {
@@ -308,8 +321,14 @@ Result<RunSummary> Run::summarise_run() {
 }
 
 Result<RunSummary> train_in(const CosirSettings& settings, const TrainOptions& options,
-                            RunFolder& folder, std::optional<std::int64_t> baseline_bytes) {
-  auto settled = settle(settings.config(), folder.root(), baseline_bytes);
+                            RunFolder& folder, std::optional<std::int64_t> baseline_bytes,
+                            RankCrew* crew) {
+  CosirConfig config = settings.config();
+  if (crew != nullptr) {
+    PLIMSOLL_TRY(const std::int64_t share, share_of(*crew, config));
+    config.memory_limit = fmt::format("{}", share);
+  }
+  auto settled = settle(config, folder.root(), baseline_bytes);
   if (!settled) {
     Error error = std::move(settled).error();
     const bool tight = error.code == ErrorCode::kOverBudget && !options.resume;
@@ -319,7 +338,7 @@ Result<RunSummary> train_in(const CosirSettings& settings, const TrainOptions& o
               : std::move(error));
   }
   Governor governor = std::move(*settled);
-  Run run{settings, options, folder, governor};
+  Run run{settings, options, folder, governor, crew};
   RunSummary summary;
   Result<void> result = without_refusal([&]() -> Result<void> {
     PLIMSOLL_TRY(summary, run.train());
@@ -351,9 +370,16 @@ Result<std::int64_t> resolve_batch_size(CosirSettings& settings, const ProgressO
 
 }  // namespace
 
-Result<RunSummary> train_cosir(const CosirSettings& given, const TrainOptions& options) {
+Result<RunSummary> train_cosir(const CosirSettings& given, const TrainOptions& options,
+                               RankCrew* crew) {
   CosirSettings settings = given;
   const CosirConfig& config = settings.config();
+  if (crew != nullptr && config.batch_size == 0) {
+    return fail(ErrorCode::kInvalidArgument,
+                fmt::format("batch_size = auto is planned for one process, and these are {} ranks",
+                            crew->count()),
+                "give batch_size a number");
+  }
   std::optional<std::int64_t> baseline_bytes;
   if (config.batch_size == 0 && !RunFolder::is_run(config.out)) {
     const StopSignals signals;  // A plan is given up when it is asked to stop.
@@ -362,7 +388,7 @@ Result<RunSummary> train_cosir(const CosirSettings& given, const TrainOptions& o
   RunSummary summary;
   PLIMSOLL_TRY_VOID(
       in_run_folder(config, settings.to_toml(), options, [&](RunFolder& folder) -> Result<void> {
-        PLIMSOLL_TRY(summary, train_in(settings, options, folder, baseline_bytes));
+        PLIMSOLL_TRY(summary, train_in(settings, options, folder, baseline_bytes, crew));
         return {};
       }));
   return summary;

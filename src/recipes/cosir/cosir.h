@@ -18,13 +18,18 @@
 
 namespace plimsoll {
 
+class RankCrew;
+
 /// Trains, or goes on training, until the last epoch or until asked to stop.
 ///
 /// Requires: settings resolved; MKL_CBWR set (make_deterministic() says so).
 /// Errors: kOverBudget before the first step, naming the smallest limit that would do and the
 ///         options to change; kInvalidArgument for options that do not fit the data; those of
 ///         the stores. After an error the last checkpoint is whole.
-Result<RunSummary> train_cosir(const CosirSettings& settings, const TrainOptions& options);
+/// crew: nullptr, or the ranks that this one is the first of; the others lend_a_hand() (hands.h).
+/// The limit is for all of them then, in equal shares.
+Result<RunSummary> train_cosir(const CosirSettings& settings, const TrainOptions& options,
+                               RankCrew* crew = nullptr);
 
 /// Evaluates the published checkpoint of a run, changing nothing in it.
 /// As JSON: {"step", "epoch", "recall": …}; docs/recipes/cosir.md names the keys.

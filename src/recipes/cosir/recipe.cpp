@@ -3,7 +3,9 @@
 // `cosir` as the program and Python start it.
 #include "base/check.h"
 #include "recipes/cosir/cosir.h"
+#include "recipes/cosir/hands.h"
 #include "recipes/cosir/plan.h"
+#include "torch/rank_crew.h"
 
 namespace plimsoll {
 namespace {
@@ -18,8 +20,16 @@ Recipe cosir_recipe() {
   Recipe recipe = describe_cosir();
   recipe.train = [](const AnySettings& settings,
                     const TrainOptions& options) -> Result<RecipeReport> {
-    PLIMSOLL_TRY(const RunSummary summary, train_cosir(own(settings), options));
-    return RecipeReport{summary.to_json(), summary.to_text(), ended_by_memory(summary.stop)};
+    PLIMSOLL_TRY(const auto crew, RankCrew::join());
+    if (crew && !crew->first()) {
+      PLIMSOLL_TRY_VOID(cosir::lend_a_hand(*crew, own(settings).config()));
+      return RecipeReport{.json = "", .text = ""};  // Rank 0 tells of the run.
+    }
+    const auto done = train_cosir(own(settings), options, crew.get());
+    if (!done) {
+      return tl::unexpected(crew ? crew->with_share(done.error()) : done.error());
+    }
+    return RecipeReport{done->to_json(), done->to_text(), ended_by_memory(done->stop)};
   };
   recipe.evaluate = [](const AnySettings& settings) { return eval_cosir(own(settings)); };
   recipe.plan = [](const AnySettings& settings, const PlanQuestion& asked) -> Result<RecipeReport> {

@@ -2,7 +2,7 @@
 //
 // Gradients, and their application.
 //
-// Threads: the thread that trains.   Memory: see cosir_step.h.
+// Threads: the thread that trains.   Memory: see step.h.
 #include "recipes/cosir/step.h"
 
 #include <ATen/ops/zeros_like.h>
@@ -21,6 +21,43 @@ namespace {
 
 constexpr double kLeastRate = 1e-9;  // Where the cosine schedule ends.
 
+// Compares encoded rows. `gradients`: of `inputs` as far as the comparison reaches them by itself;
+// `slopes`: of what was encoded. Both stay as they are where nothing has a gradient.
+Loss differentiate(const Model& model, const LossOptions& options, const LossInput& in, Encoded all,
+                   const std::vector<at::Tensor>& inputs, std::vector<at::Tensor>& gradients,
+                   Slopes& slopes) {
+  std::vector<at::Tensor> leaves{all.turned.out, all.turned.text_unit, all.text};
+  if (all.image.defined()) {
+    leaves.push_back(all.image);
+  }
+  // Without projections text and image are data: only what the conditions moved has a gradient.
+  const std::size_t sloped = model.shape.projections ? leaves.size() : 1;
+  std::vector<at::Tensor> asked;
+  for (std::size_t k = 0; k < sloped; ++k) {
+    asked.push_back(leaves[k].set_requires_grad(true));
+  }
+  asked.insert(asked.end(), inputs.begin(), inputs.end());
+  const c10::AutoGradMode on{true};
+  all.radius = polar(inputs[0]).radius;
+  LossInput compared = in;
+  compared.conditions = inputs[0];
+  Loss loss = compare(model, compared, all, options);
+  if (!loss.total.requires_grad()) {
+    return loss;
+  }
+  auto found = torch::autograd::grad({loss.total}, asked, {}, std::nullopt, false,
+                                     /*allow_unused=*/true);
+  loss.total = loss.total.detach();
+  const c10::AutoGradMode off{false};
+  const auto slope = [&](std::size_t k) {
+    return k < sloped && found[k].defined() ? found[k].contiguous() : at::Tensor();
+  };
+  slopes = {slope(0), slope(1), leaves.size() > 3 ? slope(3) : at::Tensor(), slope(2)};
+  gradients.assign(found.begin() + static_cast<std::ptrdiff_t>(sloped), found.end());
+  gradients[0] = gradients[0].defined() ? gradients[0].contiguous() : at::zeros_like(inputs[0]);
+  return loss;
+}
+
 }  // namespace
 
 double cosine_scale(std::int64_t step, std::int64_t steps, double rate) {
@@ -30,10 +67,11 @@ double cosine_scale(std::int64_t step, std::int64_t steps, double rate) {
   return std::max(0.5 * (1.0 + std::cos(std::numbers::pi * done)), least);
 }
 
-Stepper::Stepper(const CosirConfig& config, State* state, Data* data)
+Stepper::Stepper(const CosirConfig& config, State* state, Data* data, Hands* hands)
     : config_(config),
       state_(state),
       data_(data),
+      hands_(hands),
       loss_(loss_options(config)),
       steps_(config.epochs * data->loader().batches_per_epoch()) {}
 
@@ -51,116 +89,46 @@ LossInput Stepper::input(const std::shared_ptr<Batch>& batch, std::int64_t rows)
           batch->epoch()};
 }
 
-// Row by row what compute_loss() does, in tiles, so that the sums over rows are the same whether
-// a tile's graph was kept or is made again.
-Loss Stepper::grade(const LossInput& in, const std::vector<at::Tensor>& inputs,
-                    std::vector<at::Tensor>& gradients) const {
-  struct Tile {
-    LossInput in;
-    Encoded rows;
-  };
+// Row by row what compute_loss() does, in tiles.
+Result<Loss> Stepper::grade(const LossInput& given, const std::vector<at::Tensor>& inputs,
+                            std::vector<at::Tensor>& gradients) const {
+  LossInput in = given;
+  if (hands_ != nullptr) {
+    PLIMSOLL_TRY(in, hands_->begin(given));
+  }
   const std::int64_t rows = in.conditions.size(0);
-  const at::Tensor values = in.conditions.detach();
-  const auto tile_at = [&](std::int64_t first) {
-    const std::int64_t count = std::min(kTileRows, rows - first);
-    Tile tile{{in.image.narrow(0, first, count), in.text.narrow(0, first, count),
-               values.narrow(0, first, count).detach(),
-               in.ids.subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(count)),
-               in.groups.narrow(0, first, count), in.epoch},
-              {}};
-    tile.in.conditions.set_requires_grad(true);
-    tile.rows = encode(state_->model, tile.in, loss_);
-    return tile;
+  Tiles tiles(state_->model, loss_, config_.gradient_caching, in);
+  Encoded all =
+      hands_ != nullptr ? hands_->encoded(rows) : empty_encoded(state_->model, loss_, rows);
+  if (hands_ != nullptr) {
+    PLIMSOLL_TRY_VOID(hands_->encode(tiles, all));
+  }
+  for (std::int64_t tile = 0; hands_ == nullptr && tile < tiles.count(); ++tile) {
+    tiles.encode(tile, all);
+  }
+
+  Loss loss;
+  Slopes slopes;
+  const auto compared = [&]() -> Slopes {
+    loss =
+        differentiate(state_->model, loss_, in, std::exchange(all, {}), inputs, gradients, slopes);
+    return slopes;
   };
+  if (hands_ != nullptr) {
+    PLIMSOLL_TRY_VOID(hands_->compare(compared));
+    PLIMSOLL_TRY_VOID(hands_->differentiate(tiles, slopes));
+  } else {
+    static_cast<void>(compared());
+  }
 
-  Encoded all;
-  std::vector<Tile> kept;
-  for (std::int64_t first = 0; first < rows; first += kTileRows) {
-    const c10::AutoGradMode graph{!config_.gradient_caching};
-    Tile tile = tile_at(first);
+  for (std::int64_t tile = 0; tile < tiles.count(); ++tile) {
+    const auto found =
+        hands_ != nullptr ? hands_->gradients(tiles, tile) : tiles.gradients(tile, slopes);
     const c10::AutoGradMode off{false};
-    // The whole takes a tile's values over, and the tile keeps its graph alone.
-    const auto take = [&](at::Tensor& whole, at::Tensor& part) {
-      if (!whole.defined()) {
-        whole = at::empty({rows, part.size(1)}, part.options());
-      }
-      const at::Tensor place = whole.narrow(0, first, part.size(0));
-      place.copy_(part);
-      part.set_data(place);
-    };
-    take(all.turned.out, tile.rows.turned.out);
-    take(all.turned.text_unit, tile.rows.turned.text_unit);
-    if (tile.rows.image.defined()) {
-      take(all.image, tile.rows.image);
-    }
-    if (first == 0) {
-      all.text = tile.rows.text.narrow(0, 0, std::min(rows, kRotationTexts)).clone();
-    }
-    if (!config_.gradient_caching) {
-      kept.push_back(std::move(tile));
-    }
-  }
-
-  std::vector<at::Tensor> leaves{all.turned.out, all.turned.text_unit, all.text};
-  if (all.image.defined()) {
-    leaves.push_back(all.image);
-  }
-  // Without projections text and image are data: only what the conditions moved has a gradient.
-  const std::size_t sloped = state_->model.shape.projections ? leaves.size() : 1;
-  std::vector<at::Tensor> asked;
-  for (std::size_t k = 0; k < sloped; ++k) {
-    asked.push_back(leaves[k].set_requires_grad(true));
-  }
-  asked.insert(asked.end(), inputs.begin(), inputs.end());
-  all.radius = polar(in.conditions).radius;
-  Loss loss = compare(state_->model, in, all, loss_);
-  if (!loss.total.requires_grad()) {
-    return loss;
-  }
-  auto found = torch::autograd::grad({loss.total}, asked, {}, std::nullopt, false,
-                                     /*allow_unused=*/true);
-  std::vector<at::Tensor> slopes(leaves.size());  // Of the leaves; undefined where there is none.
-  const auto middle = found.begin() + static_cast<std::ptrdiff_t>(sloped);
-  std::copy(found.begin(), middle, slopes.begin());
-  gradients.assign(middle, found.end());
-  found.clear();
-  gradients[0] = gradients[0].defined() ? gradients[0].contiguous() : at::zeros_like(values);
-  loss.total = loss.total.detach();
-  leaves.clear();
-  all = {};  // Compared; a kept tile still holds what it needs of them.
-
-  for (std::int64_t first = 0; first < rows; first += kTileRows) {
-    const Tile tile = kept.empty() ? tile_at(first)
-                                   : std::move(kept[static_cast<std::size_t>(first / kTileRows)]);
-    const std::int64_t count = tile.in.conditions.size(0);
-    std::vector<at::Tensor> ends;
-    std::vector<at::Tensor> down;
-    const auto join = [&](const at::Tensor& end, const at::Tensor& slope, std::int64_t most) {
-      if (slope.defined() && end.requires_grad()) {
-        ends.push_back(most < count ? end.narrow(0, 0, most) : end);
-        down.push_back(slope.narrow(0, first, most));
-      }
-    };
-    join(tile.rows.turned.out, slopes[0], count);
-    join(tile.rows.turned.text_unit, slopes[1], count);
-    if (first == 0) {
-      join(tile.rows.text, slopes[2], std::min(rows, kRotationTexts));
-    }
-    if (slopes.size() > 3) {
-      join(tile.rows.image, slopes[3], count);
-    }
-    if (ends.empty()) {
-      continue;
-    }
-    asked.assign(inputs.begin(), inputs.end());
-    asked[0] = tile.in.conditions;
-    found = torch::autograd::grad(ends, asked, down, std::nullopt, false, /*allow_unused=*/true);
-    const c10::AutoGradMode off{false};
-    if (found[0].defined()) {
-      gradients[0].narrow(0, first, count).add_(found[0]);
-    }
-    for (std::size_t k = 1; k < found.size(); ++k) {
-      if (found[k].defined()) {
+    for (std::size_t k = 0; k < found.size(); ++k) {
+      if (found[k].defined() && k == 0) {
+        gradients[0].narrow(0, Tiles::first_row(tile), tiles.rows_of(tile)).add_(found[0]);
+      } else if (found[k].defined()) {
         gradients[k] = gradients[k].defined() ? gradients[k] + found[k] : found[k];
       }
     }
@@ -179,7 +147,7 @@ Result<Gradients> Stepper::phase1(const std::shared_ptr<Batch>& batch, std::int6
   inputs.insert(inputs.end(), combiner.begin(), combiner.end());
   inputs.insert(inputs.end(), projections.begin(), projections.end());
   std::vector<at::Tensor> all(inputs.size());
-  const Loss loss = grade(in, inputs, all);
+  PLIMSOLL_TRY(const Loss loss, grade(in, inputs, all));
   result.loss = loss.total.item<double>();
   result.terms = loss.values;
   for (std::size_t k = 0; k < all.size(); ++k) {  // Terms switched off leave some without one.

@@ -3,11 +3,9 @@
 // One step of `cosir` in two halves: gradients, which change nothing, and their application.
 //
 // That is what makes a step a transaction: a refusal of memory can only strike in the first half.
-// Rows are encoded in tiles of kTileRows, all of them compared, and the comparison's gradients
-// taken through the tiles in turn. With gradient_caching no tile's graph is kept until then: it is
-// encoded again, which gives the same bits for less memory and a second pass.
-// Source: Gao et al., "Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup"
-// (RepL4NLP 2021), section 3. Reading order: cosir_loss.h, cosir_phase2.h, this file, cosir.cpp.
+// Rows are encoded in tiles, all of them compared, and the comparison's gradients taken through the
+// tiles in turn; tiles are made here, or dealt to ranks (hands.h).
+// Reading order: tiles.h, hands.h, phase2.h, this file, cosir.cpp.
 //
 // Threads: the thread that trains.   Memory: the first half's peak is what admission rehearses.
 #pragma once
@@ -18,6 +16,7 @@
 #include <vector>
 
 #include "recipes/cosir/data.h"
+#include "recipes/cosir/hands.h"
 #include "recipes/cosir/loss.h"
 #include "recipes/cosir/phase2.h"
 #include "recipes/cosir/state.h"
@@ -32,13 +31,11 @@ struct Gradients {
   std::vector<at::Tensor> combiner, projections, labeller;
 };
 
-/// Rows whose graph is one: sums over rows go tile by tile, whatever is kept.
-inline constexpr std::int64_t kTileRows = 512;
-
 /// Makes and applies the steps of a run; borrows its state and data.
 class Stepper {
  public:
-  Stepper(const CosirConfig& config, State* state, Data* data);
+  /// hands: nullptr, or other ranks that make tiles of phase 1.
+  Stepper(const CosirConfig& config, State* state, Data* data, Hands* hands = nullptr);
 
   /// Of phase 1 over the first `rows` rows of a batch. Requires: rows >= 2.
   Result<Gradients> phase1(const std::shared_ptr<Batch>& batch, std::int64_t rows);
@@ -57,12 +54,13 @@ class Stepper {
 
  private:
   LossInput input(const std::shared_ptr<Batch>& batch, std::int64_t rows) const;
-  Loss grade(const LossInput& in, const std::vector<at::Tensor>& inputs,
-             std::vector<at::Tensor>& gradients) const;
+  Result<Loss> grade(const LossInput& in, const std::vector<at::Tensor>& inputs,
+                     std::vector<at::Tensor>& gradients) const;
 
   const CosirConfig& config_;
   State* state_;
   Data* data_;
+  Hands* hands_;
   LossOptions loss_;
   std::int64_t steps_;  // Of phase 1, all epochs.
   std::optional<Representatives> representatives_;

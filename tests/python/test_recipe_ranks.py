@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`plimsoll train cosir` as several ranks, as torchrun starts them on one machine (decision 0052)."""
+import contextlib
+import json
+import os
+import pathlib
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from test_cli import call, trains  # noqa: F401  Fixtures.
+
+pytest.importorskip("torch")
+
+ROWS, EPOCHS, BATCH = 5300, 8, 2048  # Steps of four tiles and, at the end of an epoch, of two, the last not whole.
+STEPS = 24
+
+
+@pytest.fixture(scope="module")
+def data(program, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ranks") / "data"
+    subprocess.run([program, "synth", "cosir", "--rows", str(ROWS), "--image-dim", "40", "--text-dim", "24", "--out", folder],
+                   check=True, capture_output=True)
+    return folder
+
+
+@pytest.fixture
+def start(program, trains, tmp_path):  # noqa: F811
+    """Starts a command of the program as so many ranks; one that is left running is ended."""
+    started = []
+
+    def begin(ranks, *words, restarts=0):
+        launcher = [] if ranks == 1 else [sys.executable, "-m", "torch.distributed.run", "--standalone", "--no-python",
+                                          "--nproc-per-node", str(ranks), "--max-restarts", str(restarts)]
+        with open(tmp_path / f"told-{len(started)}", "w") as told:
+            started.append(subprocess.Popen([*launcher, program, *map(str, words)], text=True, stdout=subprocess.PIPE, stderr=told))
+        started[-1].told = tmp_path / f"told-{len(started) - 1}"
+        return started[-1]
+
+    yield begin
+    for one in started:
+        if one.poll() is None:
+            one.kill()
+            one.wait()
+
+
+def ended(process):
+    out, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, process.told.read_text()
+    return json.loads(out.splitlines()[-1])
+
+
+def words(data, out, **options):
+    given = {"memory_limit": "4GiB", "epochs": EPOCHS, "batch_size": BATCH, "dim": 16, "eval_pairs": 100, "compute_threads": 1,
+             "checkpoint_every_n_steps": 1, **options}
+    return ["train", "cosir", "--data", data, "--out", out, "--quiet", "--json",
+            *[word for name, value in given.items() for word in (f"--{name.replace('_', '-')}", value)]]
+
+
+@pytest.fixture
+def alone(start, data, tmp_path):
+    """What one process ends with."""
+    return ended(start(1, *words(data, tmp_path / "alone")))
+
+
+@pytest.mark.parametrize("options", [{}, {"gradient_caching": "true", "projections": "false", "dim": 0}])
+def test_any_number_of_ranks_ends_in_the_bits_of_one_process(start, data, program, tmp_path, options):
+    if options:  # Without projections both sides are of one width.
+        data = tmp_path / "data"
+        subprocess.run([program, "synth", "cosir", "--rows", str(ROWS), "--image-dim", "24", "--text-dim", "24", "--out", data],
+                       check=True, capture_output=True)
+    sums = [ended(start(ranks, *words(data, tmp_path / f"run-{ranks}", **options))) for ranks in (1, 2, 4, 8)]
+    assert {one["step"] for one in sums} == {STEPS}
+    assert len({one["state_sha256"] for one in sums}) == 1
+    assert len({one["loss"] for one in sums}) == 1
+
+
+def children(pid):
+    try:
+        return [int(one) for one in pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
+
+
+def rank_of(pid):
+    try:
+        environment = pathlib.Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:  # It has ended.
+        return None
+    return next((int(one[5:]) for one in environment if one.startswith(b"RANK=")), None)
+
+
+def step_of(run):
+    manifest = run / "checkpoints" / "manifest.json"
+    return json.loads(manifest.read_text())["step"] if manifest.exists() else -1
+
+
+def end(pid, how=signal.SIGKILL):
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, how)
+
+
+def later(run, process, chance):
+    """Until it has committed once more, and a moment longer."""
+    began, until = step_of(run), time.monotonic() + 120
+    while process.poll() is None and step_of(run) <= began and time.monotonic() < until:
+        time.sleep(0.002)
+    time.sleep(chance.uniform(0, 0.2))
+
+
+def command(data, run):
+    """That begins the run, or goes on with it."""
+    if step_of(run) >= 0:
+        return ["resume", run, "--quiet", "--json"]
+    shutil.rmtree(run, ignore_errors=True)
+    return words(data, run)
+
+
+@pytest.mark.parametrize("kills", [3, pytest.param(30, marks=pytest.mark.slow)])
+def test_killed_at_any_moment_another_number_of_ranks_goes_on_to_the_same_bits(start, data, tmp_path, alone, kills):
+    """Four ranks, two and eight in turn; any of them, or the launcher."""
+    chance, run, made = random.Random(kills), tmp_path / "killed", 0
+    while made < kills:
+        ranks = (4, 2, 8)[made % 3]
+        process = start(ranks, *command(data, run))
+        later(run, process, chance)
+        who = chance.choice([*range(ranks), "launcher"])
+        for pid in [process.pid] if who == "launcher" else [pid for pid in children(process.pid) if rank_of(pid) == who]:
+            end(pid)
+        process.communicate(timeout=120)
+        if who == "launcher":
+            time.sleep(1)  # Its ranks end with it.
+        if step_of(run) < STEPS:
+            made += 1
+        else:  # Too late: anew.
+            run = tmp_path / f"killed-{made}-{time.monotonic_ns()}"
+    last = ended(start((4, 2, 8, 1)[made % 4], *command(data, run)))
+    assert last["state_sha256"] == alone["state_sha256"] and last["step"] == STEPS
+
+
+def test_torchrun_starts_them_again_and_they_go_on(start, data, tmp_path, alone):
+    run, chance = tmp_path / "again", random.Random(5)
+    first = start(2, *command(data, run))
+    later(run, first, chance)
+    end(children(first.pid)[1])
+    first.communicate(timeout=120)
+    again = start(2, *command(data, run), restarts=1)
+    later(run, again, chance)
+    end(children(again.pid)[0])
+    assert ended(again)["state_sha256"] == alone["state_sha256"]
+
+
+@pytest.mark.slow  # Half a minute of waiting.
+def test_a_rank_that_is_stopped_is_ended_by_the_others(start, data, tmp_path, alone):
+    run = tmp_path / "frozen"
+    process = start(2, *command(data, run))
+    later(run, process, random.Random(3))
+    [pid] = [pid for pid in children(process.pid) if rank_of(pid) == 1]
+    end(pid, signal.SIGSTOP)
+    process.communicate(timeout=120)
+    assert process.returncode != 0 and step_of(run) < STEPS
+    assert "rank 1 has been stopped (SIGSTOP) for 30 s" in process.told.read_text()
+    assert ended(start(2, *command(data, run)))["state_sha256"] == alone["state_sha256"]
+
+
+def test_a_stop_of_all_is_a_commit_and_two_ranks_go_on(start, data, tmp_path, alone):
+    run = tmp_path / "stopped"
+    process = start(4, *words(data, run))
+    until = time.monotonic() + 120
+    while step_of(run) < 1 and time.monotonic() < until:
+        time.sleep(0.01)
+    for pid in children(process.pid):  # As torchrun passes it on.
+        end(pid, signal.SIGTERM)
+    told = ended(process)
+    assert told["status"] == "stopped" and told["stop_cause"] == "asked" and 1 <= told["step"] < STEPS
+    last = ended(start(2, "resume", run, "--quiet", "--json"))
+    assert last["state_sha256"] == alone["state_sha256"]
+
+
+def test_a_limit_that_is_too_small_for_one_of_them_names_ranks_and_share(start, data, tmp_path):
+    process = start(4, *words(data, tmp_path / "small", memory_limit="600MiB"))
+    process.communicate(timeout=300)
+    told = process.told.read_text()
+    assert process.returncode != 0 and not (tmp_path / "small").exists()
+    assert "of 4 ranks, each with" in told, told
+
+
+def test_a_batch_size_of_auto_is_refused_by_its_option(start, data, tmp_path):
+    process = start(2, *words(data, tmp_path / "auto", batch_size="auto"))
+    process.communicate(timeout=300)
+    assert process.returncode != 0
+    assert "batch_size = auto is planned for one process, and these are 2 ranks\n  give batch_size a number" in process.told.read_text()
