@@ -18,6 +18,8 @@ TABLES = {"dense": {"rows": 20},
           "growing-bfloat16": {"ids": SPARSE, "rows_max": 16, "dtype": "bfloat16"},
           "sample-order": {"ids": SPARSE, "layout": "sample_order", "order_seed": 4}}
 GROUPS = np.array([1, 1, 2, 3, 3, 3, 4, 5, 5, 6])
+# Elements of records that begin pages, cross them, fill them and have none.
+RAGGED = np.array([300, 5000, 3000, 4096, 6000, 100, 8192, 2500, 0, 9000, 4000, 1500])
 
 
 def open_table(governor: plimsoll.Governor, folder: pathlib.Path, **how) -> plimsoll.EmbeddingStore:
@@ -70,6 +72,20 @@ def make_features(governor: plimsoll.Governor, folder: pathlib.Path, expected: d
     expected |= {"features.ids": SPARSE, "features.x": x, "features.y": y}
 
 
+def ragged_records(first: int = 0) -> tuple[np.ndarray, dict[str, list[np.ndarray]]]:
+    """(ids, columns) of twelve records. first: the first one's id."""
+    ids = np.arange(first, first + len(RAGGED))
+    return ids, {"tokens": [(np.arange(n) * (k + 3) % 251).astype(np.uint8) for k, n in zip(ids, RAGGED)],
+                 "boxes": [np.arange(n % 3 * 4, dtype=np.int32).reshape(-1, 4) for n in RAGGED]}
+
+
+def make_ragged(governor: plimsoll.Governor, folder: pathlib.Path) -> None:
+    with plimsoll.FeatureWriter(governor, folder / "features-ragged", {"tokens": ("uint8", ()), "boxes": ("int32", (4,))},
+                                ragged={"tokens": 9000, "boxes": 2}) as writer:
+        ids, columns = ragged_records()
+        writer.append(ids, columns)
+
+
 def main() -> None:
     folder = pathlib.Path(sys.argv[1])
     folder.mkdir(parents=True)
@@ -78,6 +94,7 @@ def main() -> None:
         for name in TABLES:
             make_table(governor, folder, name, expected)
         make_features(governor, folder, expected)
+        make_ragged(governor, folder)
     np.savez_compressed(folder / "expected.npz", **expected)
 
 

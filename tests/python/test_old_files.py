@@ -29,7 +29,7 @@ def expect(table, expected, when: str) -> None:
 
 
 def test_there_are_files_of_an_earlier_version():
-    assert "3209e20" in VERSIONS
+    assert VERSIONS == ["3209e20", "f4e8a06"]
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -58,3 +58,21 @@ def test_a_feature_store_opens(governor, tmp_path, version, compression):
         assert np.array_equal(batch["x"], expected["features.x"]) and np.array_equal(batch["y"], expected["features.y"])
         assert np.array_equal(store.ids(), expected["features.ids"])
         assert store.info()["groups"] == 6
+
+
+@pytest.mark.parametrize("version", [one for one in VERSIONS if one != "3209e20"])  # Which knew no ragged columns.
+def test_a_ragged_feature_store_opens_and_grows(governor, tmp_path, version):
+    """f4e8a06 left gaps elsewhere than they are left today."""
+    path = copied(version, "features-ragged", tmp_path)
+    kinds = [make.ragged_records(), make.ragged_records(100)]
+    with plimsoll.FeatureWriter.extend(governor, path) as writer:
+        writer.append(*kinds[1])
+    with plimsoll.FeatureStore.open(governor, path) as store:
+        store.verify()
+        for ids, columns in kinds:
+            order = np.random.default_rng(3).permutation(len(ids))
+            batch = store.read(ids[order])
+            for name, records in columns.items():
+                elements, offsets = batch[name], batch.offsets[name]
+                for place, k in enumerate(order):
+                    assert np.array_equal(elements[offsets[place]:offsets[place + 1]], records[k]), (name, k)
