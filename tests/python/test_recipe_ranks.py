@@ -13,6 +13,7 @@ import time
 
 import pytest
 
+from tests.support.cgroup import MemoryCgroup
 from test_cli import call, trains  # noqa: F401  Fixtures.
 
 pytest.importorskip("torch")
@@ -195,3 +196,21 @@ def test_a_batch_size_of_auto_is_refused_by_its_option(start, data, tmp_path):
     process.communicate(timeout=300)
     assert process.returncode != 0
     assert "batch_size = auto is planned for one process, and these are 2 ranks\n  give batch_size a number" in process.told.read_text()
+
+
+def test_can_kd_is_refused_as_several_ranks(start, data, tmp_path):
+    process = start(2, "train", "can-kd", "--data", data, "--out", tmp_path / "can", "--memory-limit", "4GiB", "--quiet")
+    process.communicate(timeout=300)
+    assert process.returncode != 0 and not (tmp_path / "can").exists()
+    assert "can-kd is one process yet, and these are 2 ranks" in process.told.read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("limit", [900, 1100, 1300])
+def test_ranks_stay_within_one_limit_of_a_cgroup(program, data, tmp_path, alone, limit):
+    MemoryCgroup.needed()
+    with MemoryCgroup(limit << 20) as group:
+        done = group.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--no-python", "--nproc-per-node", "2",
+                          str(program), *map(str, words(data, tmp_path / "run", memory_limit=f"{limit}MiB"))])
+    assert done.returncode == 0 and done.oom_kills == 0, done.stderr
+    assert done.last_json["state_sha256"] == alone["state_sha256"]

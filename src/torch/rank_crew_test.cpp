@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Goal: what one rank of a crew was refused or failed in, all hear, and go on together or not at
+// all; a room is the same memory for all. Method: real processes, as a launcher starts them.
+#include "torch/rank_crew.h"
+
+#include <algorithm>
+#include <array>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include <c10/util/Exception.h>
+#include <gtest/gtest.h>
+
+#include "tests/support/feature_set.h"
+#include "tests/support/launched_ranks.h"
+
+namespace plimsoll {
+namespace {
+
+Result<void> nothing() {
+  return {};
+}
+
+// work(crew) on three ranks; how each ended.
+std::vector<int> crews_of_three(const std::function<void(RankCrew&)>& work) {
+  const int port = free_port();
+  return forked_ranks(3, [&](int rank, const RankTexts&) {
+    launch(rank, 3, port, "0", false);
+    const auto crew = RankCrew::join().or_throw();
+    ASSERT_TRUE(crew != nullptr);
+    EXPECT_EQ(crew->rank(), rank);
+    EXPECT_EQ(crew->count(), 3);
+    work(*crew);
+  });
+}
+
+TEST(RankCrewTest, AProcessAloneIsOfNoCrew) {
+  const auto ends = forked_ranks(1, [](int, const RankTexts&) {
+    ::unsetenv("RANK");
+    EXPECT_TRUE(RankCrew::join().or_throw() == nullptr);
+  });
+  EXPECT_EQ(ends, std::vector<int>(1));
+}
+
+TEST(RankCrewTest, AllHearWhatEachSays) {
+  EXPECT_EQ(crews_of_three([](RankCrew& crew) {
+              for (std::int64_t turn = 0; turn < 50; ++turn) {
+                const std::array<std::int64_t, 2> own{crew.rank(), turn};
+                const auto said = crew.agree(turn, own, nothing).or_throw();
+                for (int rank = 0; rank < 3; ++rank) {
+                  const auto& word = said[static_cast<std::size_t>(rank)];
+                  ASSERT_EQ(word.numbers[0], rank);
+                  ASSERT_EQ(word.numbers[1], turn);
+                }
+              }
+            }),
+            std::vector<int>(3));
+}
+
+TEST(RankCrewTest, WhatOneIsRefusedAllAreAndTheyGoOn) {
+  EXPECT_EQ(crews_of_three([](RankCrew& crew) {
+              const auto refused = crew.agree(0, {}, [&]() -> Result<void> {
+                return crew.rank() == 1 ? fail(ErrorCode::kOverBudget, "no room", "raise it")
+                                        : Result<void>{};
+              });
+              ASSERT_FALSE(refused);
+              EXPECT_EQ(refused.error().code, ErrorCode::kOverBudget);
+              EXPECT_EQ(refused.error().to_string(),
+                        crew.rank() == 1 ? "no room: raise it" : "rank 1 of 3: no room: raise it");
+              EXPECT_FALSE(crew.broken());
+
+              const auto thrown = [&] {
+                return crew.agree(1, {}, [&]() -> Result<void> {
+                  if (crew.rank() == 2) {
+                    throw c10::OutOfMemoryError(c10::SourceLocation{}, "torch is refused");
+                  }
+                  return {};
+                });
+              };
+              if (crew.rank() == 2) {
+                EXPECT_THROW(static_cast<void>(thrown()), c10::OutOfMemoryError);
+              } else {
+                const auto heard = thrown();
+                ASSERT_FALSE(heard);
+                EXPECT_EQ(heard.error().code, ErrorCode::kOverBudget);
+                EXPECT_EQ(heard.error().to_string(), "rank 2 of 3: torch is refused");
+              }
+              EXPECT_TRUE(crew.agree(2, {}, nothing));
+            }),
+            std::vector<int>(3));
+}
+
+TEST(RankCrewTest, ATextThatIsLongerThanAWordIsCut) {
+  EXPECT_EQ(crews_of_three([](RankCrew& crew) {
+              const auto failed = crew.agree(0, {}, [&]() -> Result<void> {
+                return crew.first() ? fail(ErrorCode::kIo, std::string(1000, 'x')) : Result<void>{};
+              });
+              ASSERT_FALSE(failed);
+              const std::string text = failed.error().to_string();
+              EXPECT_EQ(std::count(text.begin(), text.end(), 'x'), crew.first() ? 1000 : 431);
+            }),
+            std::vector<int>(3));
+}
+
+TEST(RankCrewTest, ARankThatGoesAstrayOrLeavesEndsTheOthers) {
+  EXPECT_EQ(crews_of_three([](RankCrew& crew) {
+              const auto apart = crew.agree(crew.rank() == 2 ? 5 : 4, {}, nothing);
+              ASSERT_FALSE(apart);
+              EXPECT_EQ(apart.error().code, ErrorCode::kInternal);
+              EXPECT_TRUE(crew.broken());
+            }),
+            std::vector<int>(3));
+  const auto ends = crews_of_three([](RankCrew& crew) {
+    if (crew.rank() == 1) {
+      ::_exit(7);
+    }
+    const auto alone = crew.agree(0, {}, nothing);
+    ASSERT_FALSE(alone);
+    EXPECT_NE(alone.error().to_string().find("has left"), std::string::npos);
+    EXPECT_TRUE(crew.broken());
+  });
+  EXPECT_EQ(ends, (std::vector<int>{0, 7, 0}));
+}
+
+TEST(RankCrewTest, ARoomIsTheSameMemoryForAllAndLeasedByEach) {
+  EXPECT_EQ(crews_of_three([](RankCrew& crew) {
+              auto governor = test::governor_of();
+              const std::int64_t before = governor.state().leased_bytes;
+              const RankRows room = crew.make_room(0, 1 << 20, governor).or_throw();
+              EXPECT_GE(governor.state().leased_bytes - before, 1 << 20);
+              const auto floats = room.rows();
+              ASSERT_EQ(floats.size(), std::size_t{1 << 18});
+              EXPECT_EQ(reinterpret_cast<std::uintptr_t>(floats.data()) % 64, 0U);
+              floats[static_cast<std::size_t>(crew.rank())] = static_cast<float>(crew.rank() + 10);
+              ASSERT_TRUE(crew.agree(1, {}, nothing));
+              for (std::size_t rank = 0; rank < 3; ++rank) {
+                EXPECT_EQ(floats[rank], static_cast<float>(rank + 10));
+              }
+              ASSERT_TRUE(crew.agree(2, {}, nothing));
+            }),
+            std::vector<int>(3));
+}
+
+TEST(RankCrewTest, SharesOfALimitAreEqualAndRankZerosCount) {
+  EXPECT_EQ(crews_of_three([](RankCrew& crew) {
+              ::unsetenv("TORCHELASTIC_RUN_ID");
+              const auto share = crew.share(0, crew.first() ? "300MiB" : "900MiB").or_throw();
+              EXPECT_EQ(share, 100 << 20);
+              EXPECT_EQ(crew.whole(share), 300 << 20);
+              Error refused = make_error(ErrorCode::kOverBudget, "too little", "raise it");
+              EXPECT_EQ(crew.with_share(refused).to_string(),
+                        "of 3 ranks, each with 100.0 MiB of the limit: too little: raise it");
+              EXPECT_EQ(crew.with_share(make_error(ErrorCode::kIo, "a disk")).to_string(),
+                        "a disk");
+            }),
+            std::vector<int>(3));
+}
+
+}  // namespace
+}  // namespace plimsoll
