@@ -46,6 +46,20 @@ void tell(RankWord& word, ErrorCode code, std::string_view text) {
 
 }  // namespace
 
+RankCrew::StopsIgnored::StopsIgnored() noexcept {
+  for (std::size_t k = 0; k < kSignals.size(); ++k) {
+    struct sigaction ignored {};
+    ignored.sa_handler = SIG_IGN;
+    ::sigaction(kSignals[k], &ignored, &before_[k]);
+  }
+}
+
+RankCrew::StopsIgnored::~StopsIgnored() {
+  for (std::size_t k = 0; k < kSignals.size(); ++k) {
+    ::sigaction(kSignals[k], &before_[k], nullptr);
+  }
+}
+
 Result<std::unique_ptr<RankCrew>> RankCrew::join() {
   PLIMSOLL_TRY(const auto launched, launched_rank());
   if (!launched) {
@@ -151,7 +165,7 @@ Result<std::span<const RankWord>> RankCrew::agree(std::int64_t place,
   return said_;
 }
 
-Result<std::int64_t> RankCrew::share(std::int64_t place, const std::string& memory_limit) {
+Result<std::int64_t> RankCrew::share(const std::string& memory_limit) {
   std::array<std::int64_t, 2> numbers{};
   PLIMSOLL_TRY(const LimitReport limit, find_limit({.user_limit = memory_limit}));
   numbers[0] = limit.limit_bytes;
@@ -160,7 +174,7 @@ Result<std::int64_t> RankCrew::share(std::int64_t place, const std::string& memo
       numbers[1] = launcher->anonymous + launcher->shared;
     }
   }
-  PLIMSOLL_TRY(const auto said, agree(place, numbers, [] { return Result<void>{}; }));
+  PLIMSOLL_TRY(const auto said, agree(kShare, numbers, [] { return Result<void>{}; }));
   launcher_bytes_ = said[0].numbers[1];
   constexpr std::int64_t kLeast = 1 << 20;
   share_bytes_ = std::max((said[0].numbers[0] - launcher_bytes_) / count(), kLeast);

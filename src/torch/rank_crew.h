@@ -20,6 +20,7 @@
 
 #include <array>
 #include <chrono>
+#include <csignal>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -56,6 +57,23 @@ class RankCrew {
   [[nodiscard]] int rank() const noexcept { return memory_.rank(); }
   [[nodiscard]] int count() const noexcept { return memory_.count(); }
   [[nodiscard]] bool first() const noexcept { return rank() == 0; }
+  /// The place of share(); those of recipes come behind it.
+  static constexpr std::int64_t kShare = 0;
+
+  /// While there is one, SIGINT and SIGTERM are ignored: a rank that works for another one ends
+  /// when that one does.
+  class StopsIgnored {
+   public:
+    StopsIgnored() noexcept;
+    ~StopsIgnored();
+    StopsIgnored(const StopsIgnored&) = delete;
+    StopsIgnored& operator=(const StopsIgnored&) = delete;
+
+   private:
+    static constexpr std::array kSignals{SIGINT, SIGTERM};
+    std::array<struct sigaction, kSignals.size()> before_{};
+  };
+
   /// Stopped (SIGSTOP, a debugger) for longer than this, a rank is ended by those that wait.
   static constexpr std::chrono::seconds kStoppedMost{30};
 
@@ -69,9 +87,9 @@ class RankCrew {
   Result<std::span<const RankWord>> agree(std::int64_t place, std::span<const std::int64_t> numbers,
                                           const std::function<Result<void>()>& work);
 
-  /// What each rank may hold of a limit for all of them and their launcher: equal shares.
-  /// Errors: of find_limit(); as agree().
-  Result<std::int64_t> share(std::int64_t place, const std::string& memory_limit);
+  /// What each rank may hold of a limit for all of them and their launcher: equal shares. On all
+  /// ranks at once, at kShare. Errors: of find_limit(); as agree().
+  Result<std::int64_t> share(const std::string& memory_limit);
   /// The limit of which that is a share.
   [[nodiscard]] std::int64_t whole(std::int64_t share_bytes) const noexcept;
 

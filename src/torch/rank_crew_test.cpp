@@ -146,7 +146,7 @@ TEST(RankCrewTest, ARoomIsTheSameMemoryForAllAndLeasedByEach) {
 TEST(RankCrewTest, SharesOfALimitAreEqualAndRankZerosCount) {
   EXPECT_EQ(crews_of_three([](RankCrew& crew) {
               ::unsetenv("TORCHELASTIC_RUN_ID");
-              const auto share = crew.share(0, crew.first() ? "300MiB" : "900MiB").or_throw();
+              const auto share = crew.share(crew.first() ? "300MiB" : "900MiB").or_throw();
               EXPECT_EQ(share, 100 << 20);
               EXPECT_EQ(crew.whole(share), 300 << 20);
               Error refused = make_error(ErrorCode::kOverBudget, "too little", "raise it");
@@ -156,6 +156,19 @@ TEST(RankCrewTest, SharesOfALimitAreEqualAndRankZerosCount) {
                         "a disk");
             }),
             std::vector<int>(3));
+}
+
+TEST(RankCrewTest, StopsAreIgnoredAndObeyedAgain) {
+  EXPECT_EQ(forked_ranks(1,
+                         [](int, const RankTexts&) {
+                           {
+                             const RankCrew::StopsIgnored ignored;
+                             ::raise(SIGTERM);
+                             ::raise(SIGINT);
+                           }
+                           ::raise(SIGTERM);
+                         }),
+            std::vector<int>{-SIGTERM});
 }
 
 }  // namespace

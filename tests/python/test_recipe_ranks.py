@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`plimsoll train cosir` as several ranks, as torchrun starts them on one machine (decision 0052)."""
+"""`plimsoll train cosir` and `can-kd` as several ranks, as torchrun starts them on one machine (decision 0052)."""
 import contextlib
 import json
 import os
@@ -14,6 +14,7 @@ import time
 import pytest
 
 from tests.support.cgroup import MemoryCgroup
+from test_can_kd import SMALL, traffic  # noqa: F401  A fixture.
 from test_cli import call, trains  # noqa: F401  Fixtures.
 
 pytest.importorskip("torch")
@@ -69,16 +70,21 @@ def alone(start, data, tmp_path):
     return ended(start(1, *words(data, tmp_path / "alone")))
 
 
-@pytest.mark.parametrize("options", [{}, {"gradient_caching": "true", "projections": "false", "dim": 0}])
-def test_any_number_of_ranks_ends_in_the_bits_of_one_process(start, data, program, tmp_path, options):
+@pytest.mark.parametrize("counts, options", [((1, 2, 4, 8), {}), ((1, 3), {"gradient_caching": "true", "projections": "false", "dim": 0})])
+def test_any_number_of_ranks_ends_in_the_bits_of_one_process(start, data, program, tmp_path, counts, options):
     if options:  # Without projections both sides are of one width.
         data = tmp_path / "data"
         subprocess.run([program, "synth", "cosir", "--rows", str(ROWS), "--image-dim", "24", "--text-dim", "24", "--out", data],
                        check=True, capture_output=True)
-    sums = [ended(start(ranks, *words(data, tmp_path / f"run-{ranks}", **options))) for ranks in (1, 2, 4, 8)]
+    sums = [ended(start(ranks, *words(data, tmp_path / f"run-{ranks}", **options))) for ranks in counts]
     assert {one["step"] for one in sums} == {STEPS}
     assert len({one["state_sha256"] for one in sums}) == 1
     assert len({one["loss"] for one in sums}) == 1
+
+
+def events(run, name):
+    lines = (run / "events.jsonl").read_text().splitlines()
+    return [one for one in map(json.loads, lines) if one["event"] == name]
 
 
 def children(pid):
@@ -114,34 +120,72 @@ def later(run, process, chance):
     time.sleep(chance.uniform(0, 0.2))
 
 
-def command(data, run):
-    """That begins the run, or goes on with it."""
+def can_words(data, out, *options):
+    """Chunks of 32 graphs are answered by ranks: validation, difficulties, looks at the test file."""
+    return ["train", "can-kd", "--data", data, "--out", out, "--memory-limit", "4GiB", *SMALL, "--compute-threads", "1",
+            "--scoring-chunk", "32", "--test-every-n-epochs", "1", "--checkpoint-every-n-steps", "2", *options]
+
+
+def going_on(run, words_):
+    """The command that begins the run, or goes on with it."""
     if step_of(run) >= 0:
         return ["resume", run, "--quiet", "--json"]
     shutil.rmtree(run, ignore_errors=True)
-    return words(data, run)
+    return words_
+
+
+def command(data, run):
+    return going_on(run, words(data, run))
+
+
+def killed(start, ranks, run, words_, chance):
+    """Any of them, or the launcher."""
+    process = start(ranks, *going_on(run, words_))
+    later(run, process, chance)
+    who = chance.choice([*range(ranks), "launcher"])
+    for pid in [process.pid] if who == "launcher" else [pid for pid in children(process.pid) if rank_of(pid) == who]:
+        end(pid)
+    process.communicate(timeout=120)
+    if who == "launcher":
+        time.sleep(1)  # Its ranks end with it.
 
 
 @pytest.mark.parametrize("kills", [3, pytest.param(30, marks=pytest.mark.slow)])
 def test_killed_at_any_moment_another_number_of_ranks_goes_on_to_the_same_bits(start, data, tmp_path, alone, kills):
-    """Four ranks, two and eight in turn; any of them, or the launcher."""
+    """Four ranks, two and eight in turn."""
     chance, run, made = random.Random(kills), tmp_path / "killed", 0
     while made < kills:
-        ranks = (4, 2, 8)[made % 3]
-        process = start(ranks, *command(data, run))
-        later(run, process, chance)
-        who = chance.choice([*range(ranks), "launcher"])
-        for pid in [process.pid] if who == "launcher" else [pid for pid in children(process.pid) if rank_of(pid) == who]:
-            end(pid)
-        process.communicate(timeout=120)
-        if who == "launcher":
-            time.sleep(1)  # Its ranks end with it.
+        killed(start, (4, 2, 8)[made % 3], run, words(data, run), chance)
         if step_of(run) < STEPS:
             made += 1
         else:  # Too late: anew.
             run = tmp_path / f"killed-{made}-{time.monotonic_ns()}"
     last = ended(start((4, 2, 8, 1)[made % 4], *command(data, run)))
     assert last["state_sha256"] == alone["state_sha256"] and last["step"] == STEPS
+
+
+@pytest.mark.parametrize("counts, options", [((1, 2, 4, 8), []), ((1, 3), ["--use-vgae-mining", "false", "--difficulty-cache-update", "1"])])
+def test_any_number_of_ranks_of_can_kd_ends_in_the_bits_of_one_process(start, traffic, tmp_path, counts, options):  # noqa: F811
+    sums = [ended(start(ranks, *can_words(traffic, tmp_path / f"run-{ranks}", *options))) for ranks in counts]
+    assert len({one["state_sha256"] for one in sums}) == 1
+    assert len({json.dumps(one["models"]) + json.dumps(one["evaluation"]) for one in sums}) == 1
+    looks = [[(event["task"], event["held_out_loss"], event.get("test/auc")) for event in events(tmp_path / f"run-{ranks}", "epoch")]
+             for ranks in counts]
+    assert looks[0] and looks == [looks[0]] * len(counts)
+
+
+@pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.slow)])
+def test_killed_at_any_moment_another_number_of_ranks_of_can_kd_goes_on_to_the_same_bits(start, traffic, tmp_path, kills):  # noqa: F811
+    alone = ended(start(1, *can_words(traffic, tmp_path / "alone")))
+    chance, run, made = random.Random(kills), tmp_path / "killed", 0
+    while made < kills:
+        killed(start, (4, 2, 8)[made % 3], run, can_words(traffic, run), chance)
+        if step_of(run) < alone["step"]:
+            made += 1
+        else:
+            run = tmp_path / f"killed-{made}-{time.monotonic_ns()}"
+    last = ended(start((4, 2, 8, 1)[made % 4], *going_on(run, can_words(traffic, run))))
+    assert last["state_sha256"] == alone["state_sha256"] and last["step"] == alone["step"]
 
 
 def test_torchrun_starts_them_again_and_they_go_on(start, data, tmp_path, alone):
@@ -196,13 +240,6 @@ def test_a_batch_size_of_auto_is_refused_by_its_option(start, data, tmp_path):
     process.communicate(timeout=300)
     assert process.returncode != 0
     assert "batch_size = auto is planned for one process, and these are 2 ranks\n  give batch_size a number" in process.told.read_text()
-
-
-def test_can_kd_is_refused_as_several_ranks(start, data, tmp_path):
-    process = start(2, "train", "can-kd", "--data", data, "--out", tmp_path / "can", "--memory-limit", "4GiB", "--quiet")
-    process.communicate(timeout=300)
-    assert process.returncode != 0 and not (tmp_path / "can").exists()
-    assert "can-kd is one process yet, and these are 2 ranks" in process.told.read_text()
 
 
 @pytest.mark.slow

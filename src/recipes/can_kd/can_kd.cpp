@@ -32,6 +32,7 @@
 #include "recipes/can_kd/data.h"
 #include "recipes/can_kd/evaluation.h"
 #include "recipes/can_kd/fusion.h"
+#include "recipes/can_kd/hands.h"
 #include "recipes/can_kd/models.h"
 #include "recipes/can_kd/planning.h"
 #include "recipes/can_kd/report.h"
@@ -40,6 +41,7 @@
 #include "recipes/can_kd/training.h"
 #include "run/run_folder.h"
 #include "torch/admission.h"
+#include "torch/rank_crew.h"
 #include "torch/run_loop.h"
 #include "torch/settle.h"
 
@@ -67,13 +69,15 @@ Result<void> add_file(StateDigest& digest, const std::string& name, const fs::pa
 
 class Run {
  public:
+  /// crew: nullptr, or the ranks that this one is the first of.
   Run(const CanKdSettings& settings, const TrainOptions& options, RunFolder& folder,
-      Governor governor)
+      Governor governor, RankCrew* crew)
       : settings_(settings),
         config_(settings_.config()),
         options_(options),
         folder_(folder),
         governor_(std::move(governor)),
+        crew_(crew),
         loop_(config_, folder, governor_,
               {.write = [this](std::int64_t step) { return write(step); },
                .way_on = [this](const PressureReport& seen) { return way_on(seen); }}) {}
@@ -115,8 +119,10 @@ class Run {
   TrainOptions options_;
   RunFolder& folder_;
   Governor governor_;
+  RankCrew* crew_;
   RunLoop loop_;
   std::unique_ptr<Data> data_;
+  std::unique_ptr<Hands> hands_;
   std::optional<Report> report_;
   std::vector<Task> tasks_;                   // Still to be done, in order.
   std::set<std::string> done_;                // Names of finished tasks.
@@ -152,6 +158,9 @@ Result<CanKdSummary> Run::train() {
 Result<void> Run::open() {
   PLIMSOLL_TRY(const auto published, begin_or_go_on(folder_));
   PLIMSOLL_TRY(data_, open_data(governor_, config_));
+  if (crew_ != nullptr) {
+    PLIMSOLL_TRY(hands_, Hands::open(*crew_, config_, *data_, governor_));
+  }
   if (config_.batch_size == 0) {
     PLIMSOLL_TRY_VOID(choose_batch_size());
   }
@@ -298,7 +307,8 @@ Result<void> Run::prepare(const Task& task) {
       Training::make(config_, *data_,
                      {.task = task,
                       .teacher = bench_.teacher.get(),
-                      .scorer = model_file(folder_.root(), {task.role, Stage::kAutoencoder})}));
+                      .scorer = model_file(folder_.root(), {task.role, Stage::kAutoencoder}),
+                      .hands = hands_.get()}));
   return {};
 }
 
@@ -329,6 +339,9 @@ Result<void> Run::admit() {
           {{"task", std::string_view(task.name())}, {"graphs", graphs}, {"peak_bytes", peak}}));
     }
     most = std::max(most, peak);
+  }
+  if (hands_) {
+    PLIMSOLL_TRY_VOID(refusals.note(hands_->admit(tasks_)));
   }
   if (const auto outcome = refusals.outcome(); !outcome) {
     return tl::unexpected(beside_the_set(governor_, config_, *data_, outcome.error()));
@@ -456,8 +469,9 @@ Result<bool> Run::step(const Task& task) {
 
 std::string Run::way_on(const PressureReport& seen) const {
   const LedgerState ledger = governor_.state();
+  const std::int64_t limit = std::max(seen.needed_bytes, ledger.limit_bytes);
   return ledger.asked_bytes < ledger.limit_bytes
-             ? resume_with(std::max(seen.needed_bytes, ledger.limit_bytes))
+             ? resume_with(crew_ != nullptr ? crew_->whole(limit) : limit)
              : larger_limit(governor_);
 }
 
@@ -518,12 +532,18 @@ Result<CanKdSummary> Run::summarise_run() {
 
 }  // namespace
 
-Result<CanKdSummary> train_can_kd(const CanKdSettings& settings, const TrainOptions& options) {
+Result<CanKdSummary> train_can_kd(const CanKdSettings& settings, const TrainOptions& options,
+                                  RankCrew* crew) {
   CanKdSummary summary;
   PLIMSOLL_TRY_VOID(in_run_folder(
       settings.config(), settings.to_toml(), options, [&](RunFolder& folder) -> Result<void> {
-        PLIMSOLL_TRY(Governor governor, settle(settings.config(), folder.root()));
-        Run run{settings, options, folder, governor};
+        CanKdConfig config = settings.config();
+        if (crew != nullptr) {
+          PLIMSOLL_TRY(const std::int64_t share, crew->share(config.memory_limit));
+          config.memory_limit = fmt::format("{}", share);
+        }
+        PLIMSOLL_TRY(Governor governor, settle(config, folder.root()));
+        Run run{settings, options, folder, governor, crew};
         return without_refusal([&]() -> Result<void> {
           PLIMSOLL_TRY(summary, run.train());
           return {};

@@ -24,6 +24,8 @@
 
 namespace plimsoll {
 
+class RankCrew;
+
 /// A finished task's model.
 struct CanKdModel {
   std::string name{};
@@ -53,7 +55,10 @@ struct CanKdSummary : RunEnd {
 ///         options to change; kNotFound when a task needs the model of another that is not there,
 ///         naming the stage that makes it; those of the graph set. After an error the last
 ///         checkpoint is whole.
-Result<CanKdSummary> train_can_kd(const CanKdSettings& settings, const TrainOptions& options);
+/// crew: nullptr, or the ranks that this one is the first of; the others lend_a_hand() (hands.h).
+/// The limit is for all of them then, in equal shares.
+Result<CanKdSummary> train_can_kd(const CanKdSettings& settings, const TrainOptions& options,
+                                  RankCrew* crew = nullptr);
 
 /// What a run's steps need; `plimsoll plan can-kd`.
 struct CanKdPlan {

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // `can-kd` as the program and Python start it.
-#include <fmt/format.h>
-
 #include "base/check.h"
 #include "recipes/can_kd/can_kd.h"
-#include "torch/rendezvous.h"
+#include "recipes/can_kd/hands.h"
+#include "torch/rank_crew.h"
 
 namespace plimsoll {
 namespace {
@@ -20,14 +19,16 @@ Recipe can_kd_recipe() {
   Recipe recipe = describe_can_kd();
   recipe.train = [](const AnySettings& settings,
                     const TrainOptions& options) -> Result<RecipeReport> {
-    PLIMSOLL_TRY(const auto launched, launched_rank());
-    if (launched) {
-      return fail(ErrorCode::kInvalidArgument,
-                  fmt::format("can-kd is one process yet, and these are {} ranks", launched->count),
-                  "start it without torchrun; compute_threads has it use more cores");
+    PLIMSOLL_TRY(const auto crew, RankCrew::join());
+    if (crew && !crew->first()) {
+      PLIMSOLL_TRY_VOID(can_kd::lend_a_hand(*crew, own(settings).config()));
+      return RecipeReport{.json = "", .text = ""};  // Rank 0 tells of the run.
     }
-    PLIMSOLL_TRY(const CanKdSummary summary, train_can_kd(own(settings), options));
-    return RecipeReport{summary.to_json(), summary.to_text(), ended_by_memory(summary.stop)};
+    const auto done = train_can_kd(own(settings), options, crew.get());
+    if (!done) {
+      return tl::unexpected(crew ? crew->with_share(done.error()) : done.error());
+    }
+    return RecipeReport{done->to_json(), done->to_text(), ended_by_memory(done->stop)};
   };
   recipe.evaluate = [](const AnySettings& settings) { return eval_can_kd(own(settings)); };
   recipe.plan = [](const AnySettings& settings, const PlanQuestion& asked) -> Result<RecipeReport> {

@@ -175,17 +175,20 @@ std::span<const std::int64_t> Training::candidates() const {
   return anomalies ? data_.normals() : data_.train();
 }
 
+// Of the model of `stage`, this task's or its scorer's.
+Result<at::Tensor> Training::answers(const Learner& learner, Stage stage, Asked asked,
+                                     Answer answer) const {
+  return options_.hands != nullptr
+             ? options_.hands->ask(learner, {options_.task.role, stage}, asked, answer)
+             : answers_of(learner, data_, config_, asked, answer);
+}
+
 Result<void> Training::score_difficulty() {
   const auto begin = std::chrono::steady_clock::now();
-  const Learner& scorer = scorer_ ? *scorer_ : *learner_;
-  auto* out = difficulty_.data_ptr<float>();
-  PLIMSOLL_TRY_VOID(
-      data_.for_each(data_.normals(), config_.scoring_chunk,
-                     [&](std::int64_t first, const GraphTensors& batch) -> Result<void> {
-                       const auto found = floats_of(scorer.losses(batch));
-                       std::copy(found.begin(), found.end(), out + first);
-                       return {};
-                     }));
+  PLIMSOLL_TRY(const at::Tensor found,
+               scorer_ ? answers(*scorer_, Stage::kAutoencoder, Asked::kNormals, Answer::kLoss)
+                       : answers(*learner_, options_.task.stage, Asked::kNormals, Answer::kLoss));
+  difficulty_.copy_(found);
   scored_epoch_ = epoch_;
   scorer_.reset();  // Its weights do not change: once is enough.
   const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - begin;
@@ -277,20 +280,17 @@ Result<StepNews> Training::step() {
 
 Result<double> Training::validate() const {
   const bool normal_only = options_.task.stage == Stage::kAutoencoder;
+  PLIMSOLL_TRY(const at::Tensor found,
+               answers(*learner_, options_.task.stage, Asked::kHeldOut, Answer::kLoss));
+  const auto losses = floats_of(found);
   double sum = 0.0;
   double graphs = 0.0;
-  PLIMSOLL_TRY_VOID(data_.for_each(data_.held_out(), config_.scoring_chunk,
-                                   [&](std::int64_t, const GraphTensors& batch) -> Result<void> {
-                                     const auto found = learner_->losses(batch);
-                                     const auto* labels = batch.labels.data_ptr<std::int64_t>();
-                                     for (std::int64_t i = 0; i < batch.size(); ++i) {
-                                       if (!normal_only || labels[i] == 0) {
-                                         sum += found.data_ptr<float>()[i];
-                                         graphs += 1.0;
-                                       }
-                                     }
-                                     return {};
-                                   }));
+  for (std::size_t i = 0; i < losses.size(); ++i) {
+    if (!normal_only || data_.set().label(data_.held_out()[i]) == 0) {
+      sum += losses[i];
+      graphs += 1.0;
+    }
+  }
   return graphs == 0.0 ? 0.0 : sum / graphs;
 }
 
@@ -301,18 +301,13 @@ Result<void> Training::look_at_tests(EpochNews& news) const {
   if (every <= 0 || (epoch_ + 1) % every != 0 || graphs.empty()) {
     return {};
   }
-  const auto count = static_cast<std::int64_t>(graphs.size());
-  const at::Tensor scores = at::empty({count}, at::kFloat);
-  const at::Tensor labels = at::empty({count}, at::kByte);
-  PLIMSOLL_TRY_VOID(
-      data_.for_each(graphs, config_.scoring_chunk,
-                     [&](std::int64_t first, const GraphTensors& batch) -> Result<void> {
-                       scores.narrow(0, first, batch.size()).copy_(learner_->scores(batch));
-                       labels.narrow(0, first, batch.size()).copy_(batch.labels);
-                       return {};
-                     }));
+  PLIMSOLL_TRY(const at::Tensor scores,
+               answers(*learner_, options_.task.stage, Asked::kTests, Answer::kScore));
   const auto found = floats_of(scores);
-  const std::span<const std::uint8_t> truth{labels.data_ptr<std::uint8_t>(), graphs.size()};
+  std::vector<std::uint8_t> truth(graphs.size());
+  std::transform(graphs.begin(), graphs.end(), truth.begin(), [&](std::int64_t graph) {
+    return static_cast<std::uint8_t>(data_.set().label(graph));
+  });
   const bool probability = options_.task.stage != Stage::kAutoencoder;
   const BinaryScores seen = score(found, truth, probability ? 0.5 : youden_threshold(found, truth));
   news.figures.emplace_back("test/f1", seen.f1);

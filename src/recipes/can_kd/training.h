@@ -27,6 +27,7 @@
 
 #include "recipes/can_kd/config.h"
 #include "recipes/can_kd/data.h"
+#include "recipes/can_kd/hands.h"
 #include "recipes/can_kd/learner.h"
 #include "recipes/can_kd/work.h"
 #include "torch/dense_adam.h"
@@ -38,6 +39,7 @@ struct TrainingOptions {
   Teacher* teacher{nullptr};       ///< None: no distillation. Outlives the work.
   std::filesystem::path scorer{};  ///< The autoencoder that finds difficult graphs, …
   bool rehearsal{false};           ///< … untrained when nothing is to be trained.
+  Hands* hands{nullptr};           ///< Ranks that answer graphs, too. Outlives the work.
 };
 
 class Training final : public Work {
@@ -68,6 +70,7 @@ class Training final : public Work {
   Result<void> begin_epoch();
   Result<void> score_difficulty();
   Result<Graded> grade_batches(GraphBatch& last, std::int64_t& graphs);
+  Result<at::Tensor> answers(const Learner& learner, Stage stage, Asked asked, Answer answer) const;
   Result<double> validate() const;
   Result<void> look_at_tests(EpochNews& news) const;
   void tell_curriculum(EpochNews& news) const;

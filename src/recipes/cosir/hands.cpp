@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <array>
-#include <csignal>
 #include <filesystem>
 #include <span>
 #include <tuple>
@@ -25,46 +24,14 @@ namespace {
 constexpr std::int64_t kAligned = 64;
 constexpr std::int64_t kSlopes = 3;
 
-// Where ranks agree.
-enum Place : std::int64_t {
-  kShare,
-  kShape,
-  kRoom,
-  kOrder,
-  kEncoded,
-  kCompared,
-  kGraded,
-  kAdmitted
-};
+// Where ranks agree, behind RankCrew::kShare.
+enum Place : std::int64_t { kShape = 1, kRoom, kOrder, kEncoded, kCompared, kGraded, kAdmitted };
 // What rank 0 orders.
 enum Order : std::int64_t { kEnd, kStep, kAdmit };
 
 Result<void> nothing() {
   return {};
 }
-
-// While a rank works for another one: signals that ask for a stop are for that one.
-class SignalsIgnored {
- public:
-  SignalsIgnored() {
-    for (std::size_t k = 0; k < kSignals.size(); ++k) {
-      struct sigaction ignored {};
-      ignored.sa_handler = SIG_IGN;
-      ::sigaction(kSignals[k], &ignored, &before_[k]);
-    }
-  }
-  ~SignalsIgnored() {
-    for (std::size_t k = 0; k < kSignals.size(); ++k) {
-      ::sigaction(kSignals[k], &before_[k], nullptr);
-    }
-  }
-  SignalsIgnored(const SignalsIgnored&) = delete;
-  SignalsIgnored& operator=(const SignalsIgnored&) = delete;
-
- private:
-  static constexpr std::array kSignals{SIGINT, SIGTERM};
-  std::array<struct sigaction, kSignals.size()> before_{};
-};
 
 std::vector<at::Tensor> all_parameters(const Model& model) {
   std::vector<at::Tensor> list;
@@ -324,14 +291,10 @@ Result<void> Hands::serve() {
   }
 }
 
-Result<std::int64_t> share_of(RankCrew& crew, const CosirConfig& config) {
-  return crew.share(kShare, config.memory_limit);
-}
-
 Result<void> lend_a_hand(RankCrew& crew, const CosirConfig& given) {
-  const SignalsIgnored ignored;
+  const RankCrew::StopsIgnored ignored;
   CosirConfig config = given;
-  PLIMSOLL_TRY(const std::int64_t share, share_of(crew, config));
+  PLIMSOLL_TRY(const std::int64_t share, crew.share(config.memory_limit));
   config.memory_limit = fmt::format("{}", share);
   config.disk_limit.clear();  // It writes nothing.
   PLIMSOLL_TRY(Governor governor, settle(config, std::filesystem::current_path()));

@@ -104,9 +104,6 @@ class Hands {
   StepRoom room_;
 };
 
-/// What this rank may hold of the limit. On all ranks at once. Errors: as RankCrew::share().
-Result<std::int64_t> share_of(RankCrew& crew, const CosirConfig& config);
-
 /// The run of a rank that is not the first. Errors: of settling and of Hands.
 Result<void> lend_a_hand(RankCrew& crew, const CosirConfig& config);
 
