@@ -35,8 +35,11 @@ std::string without_end(std::string text) {
 
 }  // namespace
 
-LimitRequests::LimitRequests(Governor governor, const fs::path& run)
-    : governor_(std::move(governor)), request_(run / kRequest), taken_(run / kTaken) {
+LimitRequests::LimitRequests(Governor governor, const fs::path& run, OwnLimit own)
+    : governor_(std::move(governor)),
+      own_(std::move(own)),
+      request_(run / kRequest),
+      taken_(run / kTaken) {
   const BlockedSignals blocked;
   thread_ = std::jthread([this] { work(); });
 }
@@ -89,7 +92,7 @@ void LimitRequests::look() {
     outcome.change = outcome.asked.empty()
                          ? fail(ErrorCode::kInvalidArgument, request_.string() + ": it is empty",
                                 "write a size such as 6GiB")
-                         : governor_.set_limit(outcome.asked, kSource);
+                         : set(outcome.asked);
   } else {
     outcome.change = tl::unexpected(text.error());
   }
@@ -98,6 +101,19 @@ void LimitRequests::look() {
     outcomes_.erase(outcomes_.begin());
   }
   outcomes_.push_back(std::move(outcome));
+}
+
+Result<LimitChange> LimitRequests::set(const std::string& asked) {
+  if (!own_) {
+    return governor_.set_limit(asked, kSource);
+  }
+  PLIMSOLL_TRY(const LimitReport all, find_limit({.user_limit = asked, .user_source = kSource}));
+  const std::int64_t own = own_(all.limit_bytes);
+  if (own <= 0) {
+    return fail(ErrorCode::kInvalidArgument,
+                fmt::format("{}: the run's other processes hold all of it", asked), "ask for more");
+  }
+  return governor_.set_limit(fmt::format("{}", own), kSource);
 }
 
 Result<bool> ask_for_limit(const fs::path& run, const std::string& size) {

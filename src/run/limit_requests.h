@@ -15,7 +15,9 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -32,12 +34,17 @@ struct LimitOutcome {
   Result<LimitChange> change;  ///< Or why nothing was changed.
 };
 
+/// What this process may hold of a limit for all processes of its run, in bytes. Called in the
+/// thread of LimitRequests.
+using OwnLimit = std::function<std::int64_t(std::int64_t)>;
+
 class LimitRequests {
  public:
   static constexpr std::chrono::milliseconds kLookEvery{200};
   static constexpr std::size_t kOutcomesMax = 16;
 
-  LimitRequests(Governor governor, const std::filesystem::path& run);
+  /// own: empty where the limit is this process's.
+  LimitRequests(Governor governor, const std::filesystem::path& run, OwnLimit own = {});
   ~LimitRequests();
   LimitRequests(const LimitRequests&) = delete;
   LimitRequests& operator=(const LimitRequests&) = delete;
@@ -48,8 +55,10 @@ class LimitRequests {
  private:
   void work();
   void look();
+  Result<LimitChange> set(const std::string& asked);
 
   Governor governor_;
+  OwnLimit own_;
   std::filesystem::path request_;
   std::filesystem::path taken_;
   Mutex mutex_;

@@ -9,6 +9,7 @@
 #include <chrono>
 #include <fstream>
 #include <optional>
+#include <string>
 #include <thread>
 
 #include <fmt/format.h>
@@ -60,6 +61,23 @@ class LimitRequestsTest : public ::testing::Test {
   std::optional<RunFolder> folder_;
   Governor governor_;
 };
+
+TEST_F(LimitRequestsTest, OfARunOfSeveralProcessesAreForAllOfThem) {
+  LimitRequests requests(governor_, root_,
+                         [](std::int64_t all) { return all - 400_MiB; });  // Others hold so much.
+  for (const char* size : {"1100MiB", "300MiB"}) {
+    EXPECT_TRUE(ask_for_limit(root_, size).or_throw());
+    const auto outcomes = wait_for(requests, 1);
+    ASSERT_EQ(outcomes.size(), 1U);
+    EXPECT_EQ(outcomes[0].asked, size);
+    EXPECT_EQ(governor_.state().limit_bytes, 700_MiB);
+    if (size == std::string("300MiB")) {
+      ASSERT_FALSE(outcomes[0].change);
+      EXPECT_EQ(outcomes[0].change.error().to_string(),
+                "300MiB: the run's other processes hold all of it: ask for more");
+    }
+  }
+}
 
 TEST_F(LimitRequestsTest, AreTakenWithinASecondAndLeaveNoFileBehind) {
   LimitRequests requests(governor_, root_);

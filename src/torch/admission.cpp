@@ -224,13 +224,14 @@ Result<void> admit_tensors(Governor& governor, std::int64_t peak_bytes, const st
   return {};
 }
 
-std::string resume_with(std::int64_t limit_bytes) {
-  return fmt::format("resume with --memory-limit {}MiB", (limit_bytes + (1 << 20) - 1) >> 20);
+std::string resume_with(std::int64_t limit_bytes, const WholeLimit& whole) {
+  const std::int64_t limit = whole ? whole(limit_bytes) : limit_bytes;
+  return fmt::format("resume with --memory-limit {}MiB", (limit + (1 << 20) - 1) >> 20);
 }
 
-std::string larger_limit(const Governor& governor) {
+std::string larger_limit(const Governor& governor, const WholeLimit& whole) {
   const std::int64_t limit = governor.state().limit_bytes;
-  return resume_with(smallest_limit(limit, 0, limit / 8));
+  return resume_with(smallest_limit(limit, 0, limit / 8), whole);
 }
 
 }  // namespace plimsoll

@@ -88,11 +88,15 @@ class Refusals {
 /// there is more room the arena caches more: the limit named is enough for that too.
 Result<void> admit_tensors(Governor& governor, std::int64_t peak_bytes, const std::string& what);
 
+/// Where processes share a limit: the one for all of them when each may hold so many bytes. Empty:
+/// a process's limit is its own.
+using WholeLimit = std::function<std::int64_t(std::int64_t)>;
+
 /// "resume with --memory-limit 864MiB": the limit in whole MiB, rounded up.
-std::string resume_with(std::int64_t limit_bytes);
+std::string resume_with(std::int64_t limit_bytes, const WholeLimit& whole = {});
 
 /// The same: an eighth more than now, for a refusal that no rehearsal
 /// foresaw.
-std::string larger_limit(const Governor& governor);
+std::string larger_limit(const Governor& governor, const WholeLimit& whole = {});
 
 }  // namespace plimsoll

@@ -185,6 +185,10 @@ std::int64_t RankCrew::whole(std::int64_t share_bytes) const noexcept {
   return share_bytes * count() + launcher_bytes_;
 }
 
+std::int64_t RankCrew::own(std::int64_t whole_bytes) const noexcept {
+  return whole_bytes - launcher_bytes_ - (count() - 1) * share_bytes_;
+}
+
 Result<RankRows> RankCrew::make_room(std::int64_t place, std::int64_t bytes, Governor& governor) {
   const RankRowsShape shape{.count = 1, .dim = (bytes + 3) / 4};
   std::array<std::int64_t, 2> numbers{bytes, 0};
@@ -207,12 +211,23 @@ Result<RankRows> RankCrew::make_room(std::int64_t place, std::int64_t bytes, Gov
 }
 
 Error RankCrew::with_share(Error error) const {
-  if (error.code == ErrorCode::kOverBudget) {
-    error.detail = std::make_shared<const std::string>(fmt::format(
-        "of {} ranks, each with {} of the limit: {}", count(), format_bytes(share_bytes_),
-        error.detail != nullptr ? *error.detail : error.to_string()));
+  if (error.code != ErrorCode::kOverBudget) {
+    return error;
   }
+  const bool told = error.detail != nullptr;
+  error.detail = std::make_shared<const std::string>(
+      fmt::format("of {} ranks, each with {} of the limit: {}", count(), format_bytes(share_bytes_),
+                  told ? *error.detail : error.to_string()));
+  error.advice = told ? error.advice : "";  // to_string() had it.
   return error;
+}
+
+WholeLimit whole_limit(const RankCrew* crew) {
+  return crew == nullptr ? WholeLimit() : [crew](std::int64_t share) { return crew->whole(share); };
+}
+
+OwnLimit own_limit(const RankCrew* crew) {
+  return crew == nullptr ? OwnLimit() : [crew](std::int64_t whole) { return crew->own(whole); };
 }
 
 }  // namespace plimsoll

@@ -33,6 +33,8 @@
 #include "memory/rank_memory.h"
 #include "plimsoll/governor.h"
 #include "plimsoll/result.h"
+#include "run/limit_requests.h"
+#include "torch/admission.h"
 
 namespace plimsoll {
 
@@ -92,6 +94,9 @@ class RankCrew {
   Result<std::int64_t> share(const std::string& memory_limit);
   /// The limit of which that is a share.
   [[nodiscard]] std::int64_t whole(std::int64_t share_bytes) const noexcept;
+  /// What this rank may hold of another limit while the others keep their shares. Any thread.
+  /// Requires: share().
+  [[nodiscard]] std::int64_t own(std::int64_t whole_bytes) const noexcept;
 
   /// Makes a room of `bytes`, the same on all ranks, for as long as a copy of it is left. Its
   /// rows() are `bytes` and more, at a multiple of 64; what is in them is not defined. Once.
@@ -115,5 +120,9 @@ class RankCrew {
   std::vector<RankWord> said_;
   Lease lease_;  // Of another rank's memory.
 };
+
+/// RankCrew::whole() and own() for a RunLoop; empty without a crew, which must outlive them.
+[[nodiscard]] WholeLimit whole_limit(const RankCrew* crew);
+[[nodiscard]] OwnLimit own_limit(const RankCrew* crew);
 
 }  // namespace plimsoll

@@ -149,6 +149,7 @@ TEST(RankCrewTest, SharesOfALimitAreEqualAndRankZerosCount) {
               const auto share = crew.share(crew.first() ? "300MiB" : "900MiB").or_throw();
               EXPECT_EQ(share, 100 << 20);
               EXPECT_EQ(crew.whole(share), 300 << 20);
+              EXPECT_EQ(crew.own(500 << 20), 300 << 20);
               Error refused = make_error(ErrorCode::kOverBudget, "too little", "raise it");
               EXPECT_EQ(crew.with_share(refused).to_string(),
                         "of 3 ranks, each with 100.0 MiB of the limit: too little: raise it");

@@ -90,7 +90,7 @@ Result<void> RunLoop::open(RunReport* report, std::int64_t saved_step) {
 
 Result<void> RunLoop::begin(const RunReport::Extent& extent) {
   PLIMSOLL_TRY_VOID(save(extent.step));  // From here on there is always something to resume.
-  limits_.emplace(governor_, folder_.root());
+  limits_.emplace(governor_, folder_.root(), recipe_.own);
   report_->begin(extent);
   return {};
 }
@@ -109,8 +109,8 @@ Result<bool> RunLoop::step(std::int64_t step, const std::function<Result<void>()
       TensorArena::purge();  // The only move there is inside a step; then the same step again.
     }
   }
-  stop_ = Stop{Stop::Cause::kMemory,
-               fmt::format("memory refused twice in step {}; {}", step, larger_limit(governor_))};
+  stop_ = Stop{Stop::Cause::kMemory, fmt::format("memory refused twice in step {}; {}", step,
+                                                 larger_limit(governor_, recipe_.whole))};
   return false;
 }
 

@@ -26,6 +26,7 @@
 #include "run/run_folder.h"
 #include "run/stop.h"
 #include "run/train_options.h"
+#include "torch/admission.h"
 #include "torch/run_report.h"
 
 namespace plimsoll {
@@ -51,6 +52,10 @@ class RunLoop {
     std::function<Result<void>(std::int64_t step)> write{};
     /// Under pressure that nothing relieves: how the run would go on, "resume with …".
     std::function<std::string(const PressureReport&)> way_on{};
+    /// Where other processes share the limit (rank_crew.h): the one for all of them, and what this
+    /// one may hold of one for all. Empty: it is this process's.
+    WholeLimit whole{};
+    OwnLimit own{};
   };
 
   /// Signals ask for a stop from here on.

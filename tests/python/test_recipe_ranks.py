@@ -227,6 +227,25 @@ def test_a_stop_of_all_is_a_commit_and_two_ranks_go_on(start, data, tmp_path, al
     assert last["state_sha256"] == alone["state_sha256"]
 
 
+def test_a_limit_that_moves_is_for_all_of_them(start, call, data, tmp_path):  # noqa: F811
+    run = tmp_path / "moved"
+    process = start(2, *words(data, run, epochs=1000, memory_limit="2GiB"))
+    later(run, process, random.Random(1))
+    for count, size in enumerate(("3GiB", "100MiB")):
+        assert call("limit", run, size).status == 0
+        until = time.monotonic() + 60
+        while len(events(run, "limit")) <= count and time.monotonic() < until:
+            time.sleep(0.05)
+    for pid in children(process.pid):
+        end(pid, signal.SIGTERM)
+    told = ended(process)
+    larger, smaller = events(run, "limit")
+    gained = larger["limit_bytes"] - larger["before_bytes"]
+    assert larger["asked"] == "3GiB" and gained == pytest.approx(1 << 30, abs=2)  # Shares are rounded down.
+    assert told["limit_bytes"] == larger["limit_bytes"]
+    assert smaller["asked"] == "100MiB" and "the run's other processes hold all of it" in smaller["message"]
+
+
 def test_a_limit_that_is_too_small_for_one_of_them_names_ranks_and_share(start, data, tmp_path):
     process = start(4, *words(data, tmp_path / "small", memory_limit="600MiB"))
     process.communicate(timeout=300)

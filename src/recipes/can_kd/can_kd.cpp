@@ -80,7 +80,9 @@ class Run {
         crew_(crew),
         loop_(config_, folder, governor_,
               {.write = [this](std::int64_t step) { return write(step); },
-               .way_on = [this](const PressureReport& seen) { return way_on(seen); }}) {}
+               .way_on = [this](const PressureReport& seen) { return way_on(seen); },
+               .whole = whole_limit(crew),
+               .own = own_limit(crew)}) {}
 
   Result<CanKdSummary> train();
 
@@ -470,9 +472,8 @@ Result<bool> Run::step(const Task& task) {
 std::string Run::way_on(const PressureReport& seen) const {
   const LedgerState ledger = governor_.state();
   const std::int64_t limit = std::max(seen.needed_bytes, ledger.limit_bytes);
-  return ledger.asked_bytes < ledger.limit_bytes
-             ? resume_with(crew_ != nullptr ? crew_->whole(limit) : limit)
-             : larger_limit(governor_);
+  return ledger.asked_bytes < ledger.limit_bytes ? resume_with(limit, whole_limit(crew_))
+                                                 : larger_limit(governor_, whole_limit(crew_));
 }
 
 // Checkpoint, then manifest: both name this step.

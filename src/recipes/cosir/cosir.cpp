@@ -54,7 +54,9 @@ class Run {
         crew_(crew),
         loop_(config_, folder, governor_,
               {.write = [this](std::int64_t) { return write(); },
-               .way_on = [this](const PressureReport& seen) { return way_on(seen); }}) {}
+               .way_on = [this](const PressureReport& seen) { return way_on(seen); },
+               .whole = whole_limit(crew),
+               .own = own_limit(crew)}) {}
 
   /// What the data takes of the limit; nullptr while it is not open.
   [[nodiscard]] const DataShares* shares() const { return data_ ? &data_->shares() : nullptr; }
@@ -289,7 +291,7 @@ Result<void> Run::write() {
 std::string Run::way_on(const PressureReport& seen) const {
   const std::int64_t limit =
       std::max(limit_to_resume(governor_, data_->shares()), seen.pressure ? seen.needed_bytes : 0);
-  return resume_with(crew_ != nullptr ? crew_->whole(limit) : limit);
+  return resume_with(limit, whole_limit(crew_));
 }
 
 Result<void> Run::evaluate_at_end(RunSummary& summary) {
