@@ -19,6 +19,8 @@
 #include "os/process_tree.h"
 #include "plimsoll/bytes.h"
 #include "plimsoll/limits.h"
+#include "plimsoll/torch.h"
+#include "run/run_folder.h"
 #include "torch/rendezvous.h"
 
 namespace plimsoll {
@@ -44,21 +46,30 @@ void tell(RankWord& word, ErrorCode code, std::string_view text) {
   std::copy(text.begin(), text.end(), word.text.begin());
 }
 
+// While there is one, signals that ask for a stop are ignored.
+class StopsIgnored {
+ public:
+  StopsIgnored() noexcept {
+    for (std::size_t k = 0; k < kSignals.size(); ++k) {
+      struct sigaction ignored {};
+      ignored.sa_handler = SIG_IGN;
+      ::sigaction(kSignals[k], &ignored, &before_[k]);
+    }
+  }
+  ~StopsIgnored() {
+    for (std::size_t k = 0; k < kSignals.size(); ++k) {
+      ::sigaction(kSignals[k], &before_[k], nullptr);
+    }
+  }
+  StopsIgnored(const StopsIgnored&) = delete;
+  StopsIgnored& operator=(const StopsIgnored&) = delete;
+
+ private:
+  static constexpr std::array kSignals{SIGINT, SIGTERM};
+  std::array<struct sigaction, kSignals.size()> before_{};
+};
+
 }  // namespace
-
-RankCrew::StopsIgnored::StopsIgnored() noexcept {
-  for (std::size_t k = 0; k < kSignals.size(); ++k) {
-    struct sigaction ignored {};
-    ignored.sa_handler = SIG_IGN;
-    ::sigaction(kSignals[k], &ignored, &before_[k]);
-  }
-}
-
-RankCrew::StopsIgnored::~StopsIgnored() {
-  for (std::size_t k = 0; k < kSignals.size(); ++k) {
-    ::sigaction(kSignals[k], &before_[k], nullptr);
-  }
-}
 
 Result<std::unique_ptr<RankCrew>> RankCrew::join() {
   PLIMSOLL_TRY(const auto launched, launched_rank());
@@ -181,6 +192,16 @@ Result<std::int64_t> RankCrew::share(const std::string& memory_limit) {
   return share_bytes_;
 }
 
+Result<void> RankCrew::takes_batch(std::int64_t batch_size) const {
+  if (batch_size != 0) {
+    return {};
+  }
+  return fail(
+      ErrorCode::kInvalidArgument,
+      fmt::format("batch_size = auto is planned for one process, and these are {} ranks", count()),
+      "give batch_size a number");
+}
+
 std::int64_t RankCrew::whole(std::int64_t share_bytes) const noexcept {
   return share_bytes * count() + launcher_bytes_;
 }
@@ -210,16 +231,35 @@ Result<RankRows> RankCrew::make_room(std::int64_t place, std::int64_t bytes, Gov
   return first() ? *own : memory_.rows(0, said[0].numbers[1], shape);
 }
 
-Error RankCrew::with_share(Error error) const {
-  if (error.code != ErrorCode::kOverBudget) {
-    return error;
+Result<RecipeReport> with_crew(const std::function<Result<RecipeReport>(RankCrew*)>& lead,
+                               const std::function<Result<void>(RankCrew&)>& lend_a_hand) {
+  PLIMSOLL_TRY(const auto crew, RankCrew::join());
+  if (crew && !crew->first()) {
+    const StopsIgnored ignored;
+    const auto done = without_refusal([&] { return lend_a_hand(*crew); });
+    TensorArena::detach();
+    PLIMSOLL_TRY_VOID(done);
+    return RecipeReport{.json = "", .text = ""};
   }
+  auto done = lead(crew.get());
+  if (done || !crew || done.error().code != ErrorCode::kOverBudget) {
+    return done;
+  }
+  Error error = std::move(done).error();
   const bool told = error.detail != nullptr;
   error.detail = std::make_shared<const std::string>(
-      fmt::format("of {} ranks, each with {} of the limit: {}", count(), format_bytes(share_bytes_),
-                  told ? *error.detail : error.to_string()));
+      fmt::format("of {} ranks, each with {} of the limit: {}", crew->count(),
+                  format_bytes(crew->share_bytes_), told ? *error.detail : error.to_string()));
   error.advice = told ? error.advice : "";  // to_string() had it.
-  return error;
+  return tl::unexpected(std::move(error));
+}
+
+TrainOptions started_again(TrainOptions options, const RankCrew* crew,
+                           const std::filesystem::path& run) {
+  const char* const restarts = std::getenv("TORCHELASTIC_RESTART_COUNT");
+  const bool again = crew != nullptr && restarts != nullptr && std::string_view(restarts) != "0";
+  options.resume = options.resume || (again && RunFolder::is_run(run));
+  return options;
 }
 
 WholeLimit whole_limit(const RankCrew* crew) {

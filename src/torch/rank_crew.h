@@ -20,8 +20,8 @@
 
 #include <array>
 #include <chrono>
-#include <csignal>
 #include <cstdint>
+#include <filesystem>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -34,6 +34,8 @@
 #include "plimsoll/governor.h"
 #include "plimsoll/result.h"
 #include "run/limit_requests.h"
+#include "run/recipe.h"
+#include "run/train_options.h"
 #include "torch/admission.h"
 
 namespace plimsoll {
@@ -62,20 +64,6 @@ class RankCrew {
   /// The place of share(); those of recipes come behind it.
   static constexpr std::int64_t kShare = 0;
 
-  /// While there is one, SIGINT and SIGTERM are ignored: a rank that works for another one ends
-  /// when that one does.
-  class StopsIgnored {
-   public:
-    StopsIgnored() noexcept;
-    ~StopsIgnored();
-    StopsIgnored(const StopsIgnored&) = delete;
-    StopsIgnored& operator=(const StopsIgnored&) = delete;
-
-   private:
-    static constexpr std::array kSignals{SIGINT, SIGTERM};
-    std::array<struct sigaction, kSignals.size()> before_{};
-  };
-
   /// Stopped (SIGSTOP, a debugger) for longer than this, a rank is ended by those that wait.
   static constexpr std::chrono::seconds kStoppedMost{30};
 
@@ -92,6 +80,9 @@ class RankCrew {
   /// What each rank may hold of a limit for all of them and their launcher: equal shares. On all
   /// ranks at once, at kShare. Errors: of find_limit(); as agree().
   Result<std::int64_t> share(const std::string& memory_limit);
+  /// Errors: kInvalidArgument for a batch_size of 0, "auto".
+  Result<void> takes_batch(std::int64_t batch_size) const;
+
   /// The limit of which that is a share.
   [[nodiscard]] std::int64_t whole(std::int64_t share_bytes) const noexcept;
   /// What this rank may hold of another limit while the others keep their shares. Any thread.
@@ -103,10 +94,9 @@ class RankCrew {
   /// Errors: kOverBudget; kIo; as agree().
   Result<RankRows> make_room(std::int64_t place, std::int64_t bytes, Governor& governor);
 
-  /// A refusal of memory, with what it is a share of; another error as it is.
-  [[nodiscard]] Error with_share(Error error) const;
-
  private:
+  friend Result<RecipeReport> with_crew(const std::function<Result<RecipeReport>(RankCrew*)>& lead,
+                                        const std::function<Result<void>(RankCrew&)>& lend_a_hand);
   explicit RankCrew(RankMemory memory) : memory_(std::move(memory)) {}
   void end_stopped();
 
@@ -120,6 +110,18 @@ class RankCrew {
   std::vector<RankWord> said_;
   Lease lease_;  // Of another rank's memory.
 };
+
+/// A recipe's training as the launcher has it: `lead`, with the crew that this rank is the first
+/// of, or nullptr where there is none; or `lend_a_hand`, which ends when the first one does: SIGINT
+/// and SIGTERM are ignored meanwhile, and the report is empty. Errors: of RankCrew::join() and of
+/// both; a refusal of memory says what it is a share of.
+Result<RecipeReport> with_crew(const std::function<Result<RecipeReport>(RankCrew*)>& lead,
+                               const std::function<Result<void>(RankCrew&)>& lend_a_hand);
+
+/// How a recipe of a crew trains: torchrun starts ranks again with the command that began the run,
+/// which goes on then.
+[[nodiscard]] TrainOptions started_again(TrainOptions options, const RankCrew* crew,
+                                         const std::filesystem::path& run);
 
 /// RankCrew::whole() and own() for a RunLoop; empty without a crew, which must outlive them.
 [[nodiscard]] WholeLimit whole_limit(const RankCrew* crew);

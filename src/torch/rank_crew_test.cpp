@@ -6,13 +6,14 @@
 
 #include <algorithm>
 #include <array>
-#include <stdexcept>
+#include <csignal>
 #include <string>
 #include <vector>
 
 #include <c10/util/Exception.h>
 #include <gtest/gtest.h>
 
+#include "base/check.h"
 #include "tests/support/feature_set.h"
 #include "tests/support/launched_ranks.h"
 
@@ -150,26 +151,52 @@ TEST(RankCrewTest, SharesOfALimitAreEqualAndRankZerosCount) {
               EXPECT_EQ(share, 100 << 20);
               EXPECT_EQ(crew.whole(share), 300 << 20);
               EXPECT_EQ(crew.own(500 << 20), 300 << 20);
-              Error refused = make_error(ErrorCode::kOverBudget, "too little", "raise it");
-              EXPECT_EQ(crew.with_share(refused).to_string(),
-                        "of 3 ranks, each with 100.0 MiB of the limit: too little: raise it");
-              EXPECT_EQ(crew.with_share(make_error(ErrorCode::kIo, "a disk")).to_string(),
-                        "a disk");
             }),
             std::vector<int>(3));
 }
 
-TEST(RankCrewTest, StopsAreIgnoredAndObeyedAgain) {
-  EXPECT_EQ(forked_ranks(1,
-                         [](int, const RankTexts&) {
-                           {
-                             const RankCrew::StopsIgnored ignored;
-                             ::raise(SIGTERM);
-                             ::raise(SIGINT);
-                           }
-                           ::raise(SIGTERM);
-                         }),
-            std::vector<int>{-SIGTERM});
+TEST(RankCrewTest, TheFirstLeadsAndOthersLendAHandWhateverAsksThemToStop) {
+  const int port = free_port();
+  const auto ends = forked_ranks(2, [&](int rank, const RankTexts&) {
+    launch(rank, 2, port, "0", false);
+    const auto told = with_crew(
+        [](RankCrew* crew) -> Result<RecipeReport> {
+          PLIMSOLL_TRY(const auto share, crew->share("200MiB"));
+          EXPECT_EQ(share, 100 << 20);
+          PLIMSOLL_TRY_VOID(crew->agree(1, {}, nothing));
+          return fail(ErrorCode::kOverBudget, "too little", "raise it");
+        },
+        [](RankCrew& crew) -> Result<void> {
+          ::raise(SIGTERM);
+          ::raise(SIGINT);
+          PLIMSOLL_TRY_VOID(crew.share(""));
+          PLIMSOLL_TRY_VOID(crew.agree(1, {}, nothing));
+          return {};
+        });
+    if (rank == 1) {
+      ASSERT_TRUE(told);
+      EXPECT_EQ(told->json, "");
+      ::raise(SIGTERM);  // Obeyed again.
+    }
+    EXPECT_EQ(told.error().to_string(),
+              "of 2 ranks, each with 100.0 MiB of the limit: too little: raise it");
+  });
+  EXPECT_EQ(ends, (std::vector<int>{0, -SIGTERM}));
+}
+
+TEST(RankCrewTest, AProcessAloneLeads) {
+  const auto ends = forked_ranks(1, [](int, const RankTexts&) {
+    ::unsetenv("RANK");
+    const auto told = with_crew(
+        [](RankCrew* crew) {
+          EXPECT_TRUE(crew == nullptr);
+          return RecipeReport{.json = "{}", .text = "done"};
+        },
+        [](RankCrew&) { return fail(ErrorCode::kInternal, "a hand"); });
+    ASSERT_TRUE(told);
+    EXPECT_EQ(told->text, "done");
+  });
+  EXPECT_EQ(ends, std::vector<int>(1));
 }
 
 }  // namespace

@@ -13,6 +13,7 @@ import time
 
 import pytest
 
+from plimsoll._rank_watch import state_of
 from tests.support.cgroup import MemoryCgroup
 from test_can_kd import SMALL, traffic  # noqa: F401  A fixture.
 from test_cli import call, trains  # noqa: F401  Fixtures.
@@ -112,12 +113,12 @@ def end(pid, how=signal.SIGKILL):
         os.kill(pid, how)
 
 
-def later(run, process, chance):
-    """Until it has committed once more, and a moment longer."""
+def later(run, process, longer=0.0):
+    """Until it has committed once more, and so many seconds longer."""
     began, until = step_of(run), time.monotonic() + 120
     while process.poll() is None and step_of(run) <= began and time.monotonic() < until:
         time.sleep(0.002)
-    time.sleep(chance.uniform(0, 0.2))
+    time.sleep(longer)
 
 
 def can_words(data, out, *options):
@@ -141,13 +142,14 @@ def command(data, run):
 def killed(start, ranks, run, words_, chance):
     """Any of them, or the launcher."""
     process = start(ranks, *going_on(run, words_))
-    later(run, process, chance)
-    who = chance.choice([*range(ranks), "launcher"])
-    for pid in [process.pid] if who == "launcher" else [pid for pid in children(process.pid) if rank_of(pid) == who]:
+    later(run, process, chance.uniform(0, 0.2))
+    who, pids = chance.choice([*range(ranks), "launcher"]), children(process.pid)
+    for pid in [process.pid] if who == "launcher" else [pid for pid in pids if rank_of(pid) == who]:
         end(pid)
     process.communicate(timeout=120)
-    if who == "launcher":
-        time.sleep(1)  # Its ranks end with it.
+    until = time.monotonic() + 60
+    while any(state_of(pid) not in "ZX" for pid in pids) and time.monotonic() < until:
+        time.sleep(0.01)  # They end with their launcher.
 
 
 @pytest.mark.parametrize("kills", [3, pytest.param(30, marks=pytest.mark.slow)])
@@ -189,22 +191,22 @@ def test_killed_at_any_moment_another_number_of_ranks_of_can_kd_goes_on_to_the_s
 
 
 def test_torchrun_starts_them_again_and_they_go_on(start, data, tmp_path, alone):
-    run, chance = tmp_path / "again", random.Random(5)
-    first = start(2, *command(data, run))
-    later(run, first, chance)
-    end(children(first.pid)[1])
-    first.communicate(timeout=120)
-    again = start(2, *command(data, run), restarts=1)
-    later(run, again, chance)
-    end(children(again.pid)[0])
-    assert ended(again)["state_sha256"] == alone["state_sha256"]
+    """With the command that began the run: each rank is killed once."""
+    run = tmp_path / "again"
+    process = start(2, *words(data, run, epochs=EPOCHS), restarts=2)
+    for which in (1, 0):
+        later(run, process)
+        for pid in children(process.pid)[which:which + 1]:
+            end(pid)
+    last = ended(process)
+    assert last["state_sha256"] == alone["state_sha256"] and last["step"] == STEPS
 
 
 @pytest.mark.slow  # Half a minute of waiting.
 def test_a_rank_that_is_stopped_is_ended_by_the_others(start, data, tmp_path, alone):
     run = tmp_path / "frozen"
     process = start(2, *command(data, run))
-    later(run, process, random.Random(3))
+    later(run, process)
     [pid] = [pid for pid in children(process.pid) if rank_of(pid) == 1]
     end(pid, signal.SIGSTOP)
     process.communicate(timeout=120)
@@ -230,7 +232,7 @@ def test_a_stop_of_all_is_a_commit_and_two_ranks_go_on(start, data, tmp_path, al
 def test_a_limit_that_moves_is_for_all_of_them(start, call, data, tmp_path):  # noqa: F811
     run = tmp_path / "moved"
     process = start(2, *words(data, run, epochs=1000, memory_limit="2GiB"))
-    later(run, process, random.Random(1))
+    later(run, process)
     for count, size in enumerate(("3GiB", "100MiB")):
         assert call("limit", run, size).status == 0
         until = time.monotonic() + 60
@@ -254,8 +256,10 @@ def test_a_limit_that_is_too_small_for_one_of_them_names_ranks_and_share(start, 
     assert "of 4 ranks, each with" in told, told
 
 
-def test_a_batch_size_of_auto_is_refused_by_its_option(start, data, tmp_path):
-    process = start(2, *words(data, tmp_path / "auto", batch_size="auto"))
+@pytest.mark.parametrize("recipe", ["cosir", "can-kd"])
+def test_a_batch_size_of_auto_is_refused_by_its_option(start, data, traffic, tmp_path, recipe):  # noqa: F811
+    process = start(2, *(words(data, tmp_path / "auto", batch_size="auto") if recipe == "cosir"
+                         else can_words(traffic, tmp_path / "auto", "--batch-size", "auto")))
     process.communicate(timeout=300)
     assert process.returncode != 0
     assert "batch_size = auto is planned for one process, and these are 2 ranks\n  give batch_size a number" in process.told.read_text()

@@ -535,6 +535,9 @@ Result<CanKdSummary> Run::summarise_run() {
 
 Result<CanKdSummary> train_can_kd(const CanKdSettings& settings, const TrainOptions& options,
                                   RankCrew* crew) {
+  if (crew != nullptr) {
+    PLIMSOLL_TRY_VOID(crew->takes_batch(settings.config().batch_size));
+  }
   CanKdSummary summary;
   PLIMSOLL_TRY_VOID(in_run_folder(
       settings.config(), settings.to_toml(), options, [&](RunFolder& folder) -> Result<void> {

@@ -235,19 +235,14 @@ Result<void> Hands::serve() {
 }
 
 Result<void> lend_a_hand(RankCrew& crew, const CanKdConfig& given) {
-  const RankCrew::StopsIgnored ignored;
   CanKdConfig config = given;
   PLIMSOLL_TRY(const std::int64_t share, crew.share(config.memory_limit));
   config.memory_limit = fmt::format("{}", share);
   config.disk_limit.clear();  // It writes nothing.
   PLIMSOLL_TRY(Governor governor, settle(config, std::filesystem::current_path()));
-  const Result<void> done = without_refusal([&]() -> Result<void> {
-    PLIMSOLL_TRY(const auto data, open_data(governor, config));
-    PLIMSOLL_TRY(const auto hands, Hands::open(crew, config, *data, governor));
-    return hands->serve();
-  });
-  TensorArena::detach();
-  return done;
+  PLIMSOLL_TRY(const auto data, open_data(governor, config));
+  PLIMSOLL_TRY(const auto hands, Hands::open(crew, config, *data, governor));
+  return hands->serve();
 }
 
 }  // namespace plimsoll::can_kd

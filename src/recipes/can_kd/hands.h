@@ -86,7 +86,8 @@ class Hands {
   std::unique_ptr<Learner> learner_;
 };
 
-/// The run of a rank that is not the first. Errors: of settling, of the set, of Hands.
+/// The run of a rank that is not the first, within with_crew(). Errors: of settling, of the set, of
+/// Hands.
 Result<void> lend_a_hand(RankCrew& crew, const CanKdConfig& config);
 
 }  // namespace plimsoll::can_kd

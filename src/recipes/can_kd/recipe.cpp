@@ -19,16 +19,15 @@ Recipe can_kd_recipe() {
   Recipe recipe = describe_can_kd();
   recipe.train = [](const AnySettings& settings,
                     const TrainOptions& options) -> Result<RecipeReport> {
-    PLIMSOLL_TRY(const auto crew, RankCrew::join());
-    if (crew && !crew->first()) {
-      PLIMSOLL_TRY_VOID(can_kd::lend_a_hand(*crew, own(settings).config()));
-      return RecipeReport{.json = "", .text = ""};  // Rank 0 tells of the run.
-    }
-    const auto done = train_can_kd(own(settings), options, crew.get());
-    if (!done) {
-      return tl::unexpected(crew ? crew->with_share(done.error()) : done.error());
-    }
-    return RecipeReport{done->to_json(), done->to_text(), ended_by_memory(done->stop)};
+    return with_crew(
+        [&](RankCrew* crew) -> Result<RecipeReport> {
+          PLIMSOLL_TRY(
+              const CanKdSummary summary,
+              train_can_kd(own(settings), started_again(options, crew, own(settings).config().out),
+                           crew));
+          return RecipeReport{summary.to_json(), summary.to_text(), ended_by_memory(summary.stop)};
+        },
+        [&](RankCrew& crew) { return can_kd::lend_a_hand(crew, own(settings).config()); });
   };
   recipe.evaluate = [](const AnySettings& settings) { return eval_can_kd(own(settings)); };
   recipe.plan = [](const AnySettings& settings, const PlanQuestion& asked) -> Result<RecipeReport> {

@@ -376,11 +376,8 @@ Result<RunSummary> train_cosir(const CosirSettings& given, const TrainOptions& o
                                RankCrew* crew) {
   CosirSettings settings = given;
   const CosirConfig& config = settings.config();
-  if (crew != nullptr && config.batch_size == 0) {
-    return fail(ErrorCode::kInvalidArgument,
-                fmt::format("batch_size = auto is planned for one process, and these are {} ranks",
-                            crew->count()),
-                "give batch_size a number");
+  if (crew != nullptr) {
+    PLIMSOLL_TRY_VOID(crew->takes_batch(config.batch_size));
   }
   std::optional<std::int64_t> baseline_bytes;
   if (config.batch_size == 0 && !RunFolder::is_run(config.out)) {

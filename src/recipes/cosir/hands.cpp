@@ -292,27 +292,23 @@ Result<void> Hands::serve() {
 }
 
 Result<void> lend_a_hand(RankCrew& crew, const CosirConfig& given) {
-  const RankCrew::StopsIgnored ignored;
   CosirConfig config = given;
   PLIMSOLL_TRY(const std::int64_t share, crew.share(config.memory_limit));
   config.memory_limit = fmt::format("{}", share);
   config.disk_limit.clear();  // It writes nothing.
   PLIMSOLL_TRY(Governor governor, settle(config, std::filesystem::current_path()));
-  const Result<void> done = without_refusal([&]() -> Result<void> {
-    PLIMSOLL_TRY(const auto said, crew.agree(kShape, {}, nothing));
-    const auto& numbers = said[0].numbers;
-    const ModelShape shape{.image_dim = numbers[0],
-                           .text_dim = numbers[1],
-                           .dim = numbers[2],
-                           .label_dim = numbers[3],
-                           .projections = numbers[4] != 0};
-    const Model model =
-        make_model(shape, seed_for(static_cast<std::uint64_t>(config.seed), Purpose::kModel));
-    PLIMSOLL_TRY(const auto hands, Hands::open(crew, config, model, numbers[5], governor));
-    return hands->serve();
-  });
-  TensorArena::detach();
-  return done;
+  PLIMSOLL_TRY(const auto said, crew.agree(kShape, {}, nothing));
+  const auto& numbers = said[0].numbers;
+  const ModelShape shape{.image_dim = numbers[0],
+                         .text_dim = numbers[1],
+                         .dim = numbers[2],
+                         .label_dim = numbers[3],
+                         .projections = numbers[4] != 0};
+  const std::int64_t rows_most = numbers[5];
+  const Model model =
+      make_model(shape, seed_for(static_cast<std::uint64_t>(config.seed), Purpose::kModel));
+  PLIMSOLL_TRY(const auto hands, Hands::open(crew, config, model, rows_most, governor));
+  return hands->serve();
 }
 
 }  // namespace plimsoll::cosir

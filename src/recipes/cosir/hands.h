@@ -104,7 +104,7 @@ class Hands {
   StepRoom room_;
 };
 
-/// The run of a rank that is not the first. Errors: of settling and of Hands.
+/// The run of a rank that is not the first, within with_crew(). Errors: of settling and of Hands.
 Result<void> lend_a_hand(RankCrew& crew, const CosirConfig& config);
 
 }  // namespace plimsoll::cosir
