@@ -2,20 +2,15 @@
 //
 // RankCrew: the processes that a launcher (torchrun) started together to make one run's steps.
 //
-// Rank 0 has the run; the others work for it and keep nothing (decision 0052). They find one
-// another through the launcher's store, and from then on share memory of rank 0:
+// Rank 0 has the run; the others work for it and keep nothing (decision 0052). Each part of a step
+// is done in agree(), after which all know how it went for everybody, so that they stay at the same
+// place. What they pass to one another lies in a room, memory of rank 0 that all have mapped.
 //
-//   [board: words and meetings | room: what a step passes from one to another]
+// Reading order: memory/rank_memory.h, rendezvous.h, this file, hands.h of a recipe.
 //
-// Each part of a step is done in agree(), after which all know how it went for everybody, so that
-// they stay at the same place.
-//
-// Reading order: os/rank_file.h, os/rank_board.h, this file, recipes/cosir/hands.h.
-//
-// Threads: the thread that trains.
-// Memory:  the board, 2 words a rank; the room, leased by each rank, for pages of shared memory
-// count
-//          in whoever touches them.
+// Threads: the thread that trains; own() any.
+// Memory:  RankMemory's; a room is leased by each rank, for pages of shared memory count in whoever
+//          touches them.
 #pragma once
 
 #include <array>
