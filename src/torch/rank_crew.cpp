@@ -192,6 +192,15 @@ Result<std::int64_t> RankCrew::share(const std::string& memory_limit) {
   return share_bytes_;
 }
 
+Result<void> RankCrew::take_share(RunConfig& config) {
+  PLIMSOLL_TRY(const std::int64_t bytes, share(config.memory_limit));
+  config.memory_limit = fmt::format("{}", bytes);
+  if (!first()) {
+    config.disk_limit.clear();
+  }
+  return {};
+}
+
 Result<void> RankCrew::takes_batch(std::int64_t batch_size) const {
   if (batch_size != 0) {
     return {};

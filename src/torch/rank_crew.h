@@ -28,6 +28,7 @@
 #include "memory/rank_memory.h"
 #include "plimsoll/governor.h"
 #include "plimsoll/result.h"
+#include "run/config.h"
 #include "run/limit_requests.h"
 #include "run/recipe.h"
 #include "run/train_options.h"
@@ -75,6 +76,9 @@ class RankCrew {
   /// What each rank may hold of a limit for all of them and their launcher: equal shares. On all
   /// ranks at once, at kShare. Errors: of find_limit(); as agree().
   Result<std::int64_t> share(const std::string& memory_limit);
+  /// Makes config.memory_limit this rank's share of it. Only the first one writes to a disk.
+  /// Errors: as share().
+  Result<void> take_share(RunConfig& config);
   /// Errors: kInvalidArgument for a batch_size of 0, "auto".
   Result<void> takes_batch(std::int64_t batch_size) const;
 

@@ -539,20 +539,21 @@ Result<CanKdSummary> train_can_kd(const CanKdSettings& settings, const TrainOpti
     PLIMSOLL_TRY_VOID(crew->takes_batch(settings.config().batch_size));
   }
   CanKdSummary summary;
-  PLIMSOLL_TRY_VOID(in_run_folder(
-      settings.config(), settings.to_toml(), options, [&](RunFolder& folder) -> Result<void> {
-        CanKdConfig config = settings.config();
-        if (crew != nullptr) {
-          PLIMSOLL_TRY(const std::int64_t share, crew->share(config.memory_limit));
-          config.memory_limit = fmt::format("{}", share);
-        }
-        PLIMSOLL_TRY(Governor governor, settle(config, folder.root()));
-        Run run{settings, options, folder, governor, crew};
-        return without_refusal([&]() -> Result<void> {
-          PLIMSOLL_TRY(summary, run.train());
-          return {};
-        });
-      }));
+  PLIMSOLL_TRY_VOID(in_run_folder(settings.config(), settings.to_toml(), options,
+                                  [&](RunFolder& folder) -> Result<void> {
+                                    CanKdConfig config = settings.config();
+                                    if (crew != nullptr) {
+                                      if (const auto taken = crew->take_share(config); !taken) {
+                                        return taken;
+                                      }
+                                    }
+                                    PLIMSOLL_TRY(Governor governor, settle(config, folder.root()));
+                                    Run run{settings, options, folder, governor, crew};
+                                    return without_refusal([&]() -> Result<void> {
+                                      PLIMSOLL_TRY(summary, run.train());
+                                      return {};
+                                    });
+                                  }));
   return summary;
 }
 

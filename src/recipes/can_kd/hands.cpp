@@ -3,7 +3,6 @@
 
 #include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
-#include <fmt/format.h>
 
 #include <algorithm>
 #include <array>
@@ -29,10 +28,6 @@ enum Order : std::int64_t { kEnd, kAnswer, kRehearse, kAdmit };
 
 Result<void> nothing() {
   return {};
-}
-
-bool has_learner(const Task& task) noexcept {
-  return task.stage != Stage::kFusion && task.stage != Stage::kEvaluation;
 }
 
 std::int64_t answers_bytes(const Data& data) {
@@ -95,7 +90,7 @@ Result<std::unique_ptr<Hands>> Hands::open(RankCrew& crew, const CanKdConfig& co
                                            const Data& data, Governor& governor) {
   std::int64_t largest = 0;
   for (const Task& task : all_tasks()) {
-    if (has_learner(task)) {
+    if (has_rehearsal(task)) {
       std::int64_t bytes = 0;
       const auto one = make_learner(config, task, data.set().info().table_rows(), nullptr);
       for (const NamedTensor& named : one->model()) {
@@ -158,7 +153,7 @@ Result<at::Tensor> Hands::ask(const Learner& learner, const Task& task, Asked as
 
 Result<void> Hands::admit(std::span<const Task> tasks) {
   for (const Task& task : tasks) {
-    if (has_learner(task)) {
+    if (has_rehearsal(task)) {
       const std::array<std::int64_t, 3> order{kRehearse, static_cast<std::int64_t>(task.role),
                                               static_cast<std::int64_t>(task.stage)};
       PLIMSOLL_TRY_VOID(crew_.agree(kOrder, order, nothing));
@@ -236,9 +231,7 @@ Result<void> Hands::serve() {
 
 Result<void> lend_a_hand(RankCrew& crew, const CanKdConfig& given) {
   CanKdConfig config = given;
-  PLIMSOLL_TRY(const std::int64_t share, crew.share(config.memory_limit));
-  config.memory_limit = fmt::format("{}", share);
-  config.disk_limit.clear();  // It writes nothing.
+  PLIMSOLL_TRY_VOID(crew.take_share(config));
   PLIMSOLL_TRY(Governor governor, settle(config, std::filesystem::current_path()));
   PLIMSOLL_TRY(const auto data, open_data(governor, config));
   PLIMSOLL_TRY(const auto hands, Hands::open(crew, config, *data, governor));

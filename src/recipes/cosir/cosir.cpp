@@ -327,8 +327,7 @@ Result<RunSummary> train_in(const CosirSettings& settings, const TrainOptions& o
                             RankCrew* crew) {
   CosirConfig config = settings.config();
   if (crew != nullptr) {
-    PLIMSOLL_TRY(const std::int64_t share, crew->share(config.memory_limit));
-    config.memory_limit = fmt::format("{}", share);
+    PLIMSOLL_TRY_VOID(crew->take_share(config));
   }
   auto settled = settle(config, folder.root(), baseline_bytes);
   if (!settled) {

@@ -3,7 +3,6 @@
 
 #include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
-#include <fmt/format.h>
 
 #include <algorithm>
 #include <array>
@@ -293,9 +292,7 @@ Result<void> Hands::serve() {
 
 Result<void> lend_a_hand(RankCrew& crew, const CosirConfig& given) {
   CosirConfig config = given;
-  PLIMSOLL_TRY(const std::int64_t share, crew.share(config.memory_limit));
-  config.memory_limit = fmt::format("{}", share);
-  config.disk_limit.clear();  // It writes nothing.
+  PLIMSOLL_TRY_VOID(crew.take_share(config));
   PLIMSOLL_TRY(Governor governor, settle(config, std::filesystem::current_path()));
   PLIMSOLL_TRY(const auto said, crew.agree(kShape, {}, nothing));
   const auto& numbers = said[0].numbers;
