@@ -10,6 +10,7 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -74,16 +75,30 @@ class OwnWatch {
  public:
   explicit OwnWatch(double window_steps) : watch_(::getpid(), window_steps) {}
 
-  // Looks where it is time to; whether it was.
-  bool look(double step, const std::string& phase) {
-    if (!pace_.due(now_ns(), kTimes)) {
+  enum class At : std::uint8_t { kStep, kPhaseBegins, kPhaseEnds };
+
+  // Looks where it is time to; whether it was. What grows between two looks is a phase's where no
+  // phase began or ended between them. So who looked as one began looks as it ends, too, and pays
+  // for both by a longer pause; and phases wait half as long as steps, or they had no turn.
+  bool look(double step, const std::string& phase, At at) {
+    const bool second = at == At::kPhaseEnds && began_took_ > 0;
+    const bool first = at == At::kPhaseBegins;
+    if (!second && !pace_.due(now_ns(), first ? kTimes / 2 : kTimes)) {
+      mixed_ = mixed_ || at != At::kStep;
+      began_took_ = at == At::kStep ? began_took_ : 0;
       return false;
     }
     const bool cold = watch_.looks() == 0;  // The next one would wait long for it.
     for (int left = cold ? 2 : 1; left > 0; --left) {
       const std::int64_t began = thread_cpu_ns() - watch_.rare_ns();
-      watch_.look(step, inside_with_python(), phase).or_throw();
-      pace_.record(now_ns(), thread_cpu_ns() - watch_.rare_ns() - began);
+      watch_
+          .look(step, inside_with_python(),
+                mixed_ ? std::nullopt : std::optional<std::string_view>(phase))
+          .or_throw();
+      const std::int64_t took = thread_cpu_ns() - watch_.rare_ns() - began;
+      pace_.record(now_ns(), second ? began_took_ + took : took);
+      began_took_ = first ? pace_.took_ns() : 0;
+      mixed_ = false;
     }
     return true;
   }
@@ -107,9 +122,17 @@ class OwnWatch {
   static constexpr std::int64_t kTimes = 8 * Pace::kCalm;  // What each look does: an eighth of 1 %.
   Watch watch_;
   Pace pace_{};
+  std::int64_t began_took_{0};  // By the look at the phase's begin, the last one; 0 for none.
+  bool mixed_{false};           // A phase began or ended since the last look.
 };
 
 using WatchHandle = Guarded<OwnWatch>;
+
+auto looks_at(OwnWatch::At at) {
+  return [at](WatchHandle& handle, double step, const std::string& phase) {
+    return handle.use([&](OwnWatch& own) { return own.look(step, phase, at); });
+  };
+}
 
 std::optional<Owner> owner_named(const std::string& name) {
   for (std::size_t at = 0; at < kOwnerCount; ++at) {
@@ -186,12 +209,11 @@ void bind_watch(nb::module_& m) {
             new (self) WatchHandle(OwnWatch(window_steps), "Watch");
           },
           nb::arg("window_steps"))
-      .def(
-          "look",
-          [](WatchHandle& handle, double step, const std::string& phase) {
-            return handle.use([&](OwnWatch& own) { return own.look(step, phase); });
-          },
-          nb::arg("step"), nb::arg("phase"))
+      .def("look", looks_at(OwnWatch::At::kStep), nb::arg("step"), nb::arg("phase"))
+      .def("look_as_phase_begins", looks_at(OwnWatch::At::kPhaseBegins), nb::arg("step"),
+           nb::arg("before"))
+      .def("look_as_phase_ends", looks_at(OwnWatch::At::kPhaseEnds), nb::arg("step"),
+           nb::arg("phase"))
       .def("verdict",
            [](WatchHandle& handle) {
              return handle.use([](OwnWatch& own) { return own.verdict(); });

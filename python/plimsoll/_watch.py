@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import html
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 from . import _core
@@ -84,12 +84,12 @@ class Watch:
             with watch.phase("eval"):
                 evaluate(model)
         """
-        self._look()  # What came before belongs to what was before.
+        self._look(self._core.look_as_phase_begins)  # What came before belongs to what was before.
         self._phases.append(name)
         try:
             yield
         finally:
-            self._look()
+            self._look(self._core.look_as_phase_ends)
             self._phases.pop()
 
     def verdict(self, *, wait: bool = True) -> Finding:
@@ -130,8 +130,9 @@ class Watch:
         picture = self._core.picture(governor.limit_bytes if governor is not None else 0)
         return f"<p>{html.escape(repr(self)[1:-1])}</p>{picture}"
 
-    def _look(self) -> None:
-        self._looked |= self._core.look(float(self.steps), self._phases[-1] if self._phases else "")
+    def _look(self, look: Callable[[float, str], bool] | None = None) -> None:
+        look = look or self._core.look
+        self._looked |= look(float(self.steps), self._phases[-1] if self._phases else "")
 
     def __enter__(self) -> Watch:
         return self

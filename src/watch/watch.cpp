@@ -77,14 +77,15 @@ Watch::Watch(int pid, double width) : looker_(pid, TreeLooker::Root::kCounted) {
   trends_.fill(Trend(width));
 }
 
-Result<void> Watch::look(double at, const Inside& inside, std::string_view phase,
+Result<void> Watch::look(double at, const Inside& inside, std::optional<std::string_view> phase,
                          std::int64_t close_bytes) {
   PLIMSOLL_TRY(TreeLook seen, looker_.look(close_bytes));
   take(std::move(seen), at, inside, phase);
   return {};
 }
 
-void Watch::take(TreeLook seen, double at, const Inside& inside, std::string_view phase) {
+void Watch::take(TreeLook seen, double at, const Inside& inside,
+                 std::optional<std::string_view> phase) {
   seen_ = std::move(seen);
   last_ns_ = now_ns();
   last_at_ = at;
@@ -93,7 +94,9 @@ void Watch::take(TreeLook seen, double at, const Inside& inside, std::string_vie
     first_at_ = at;
   }
   const Holdings now(seen_, inside);
-  note_phase(phase, now);
+  if (phase) {
+    note_phase(*phase, now);
+  }
   note_processes();
   holdings_ = now;
   for (std::size_t owner = 0; owner < kOwnerCount; ++owner) {

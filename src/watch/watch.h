@@ -80,12 +80,14 @@ class Watch {
 
   /// Looks, and takes what it saw for the point `at` (steps or seconds, never going back).
   /// `inside`: what the process says of itself. `phase`: what went on since the last look; "" for
-  /// nothing in particular. `close_bytes`: as TreeLooker::look(). Errors: as there.
-  Result<void> look(double at, const Inside& inside, std::string_view phase = "",
+  /// nothing in particular, nothing where several did. `close_bytes`: as TreeLooker::look().
+  /// Errors: as there.
+  Result<void> look(double at, const Inside& inside, std::optional<std::string_view> phase = "",
                     std::int64_t close_bytes = INT64_MAX);
 
   /// The same, of a look that was taken elsewhere.
-  void take(TreeLook seen, double at, const Inside& inside, std::string_view phase = "");
+  void take(TreeLook seen, double at, const Inside& inside,
+            std::optional<std::string_view> phase = "");
 
   /// From when on another look keeps to 1 % of a core; of the clock of now_ns().
   [[nodiscard]] std::int64_t next_ns() const noexcept { return looker_.next_ns(); }

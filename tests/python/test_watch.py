@@ -77,6 +77,17 @@ def test_the_phase_that_leaks_is_named():
     assert ", in phase eval, allocated at " in told["text"]
 
 
+def test_a_phase_that_only_lasts_is_not_named():
+    """Most looks are due in `save`; what grew since the last one came in `eval`."""
+    told = watched("kept = []", """
+        with watch.phase("eval"):
+            kept.append(bytearray(400_000))
+        with watch.phase("save"):
+            time.sleep(0.02)
+    """)
+    assert told["kind"] == "leak" and told["phase"] == "eval", told["text"]
+
+
 def test_m4_a_child_that_leaks_is_named():
     child = "import sys\nkept = []\nwhile sys.stdin.readline(): kept.append(bytearray(300_000)); print(flush=True)"
     told = watched(f"""
