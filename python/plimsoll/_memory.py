@@ -379,9 +379,12 @@ class Governor:
         """How much more to try where nobody can tell what is needed."""
         return max(self.limit_bytes // 8, 16 * _MIB)
 
-    def _refusal_to_try(self, tag: str, requested_bytes: int, text: str) -> BudgetExceeded:
-        """The same, of one thing among others that nobody knows yet: with a limit that has room to go on."""
-        limit = self.limit_bytes + max(self._room_to_try(), 2 * requested_bytes)
+    def _refusal_to_try(self, tag: str, requested_bytes: int, text: str,
+                        whole: Callable[[int], int] = int) -> BudgetExceeded:
+        """The same, of one thing among others that nobody knows yet: with a limit that has room to go on.
+
+        whole: the limit of all ranks, of this one's."""
+        limit = whole(self.limit_bytes + max(self._room_to_try(), 2 * requested_bytes))
         limit = -(-limit // _MIB) * _MIB
         error = self._refusal(tag, requested_bytes, f"{text}; try a limit of {limit // _MIB} MiB")
         error.smallest_limit_bytes = limit

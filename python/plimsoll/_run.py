@@ -59,7 +59,7 @@ class Run:
         back (the program ends, and the last commit stands). All else holds.
       - Data without a position (see steps()) is read again up to the place.
       - A table's learning rate that set_optimizer() changed is not kept: set it from the step.
-      - Trainers where there are several ranks (below), and without virtual_workers other data than of loader().
+      - Several ranks (below) without virtual_workers have data of loader() only; a Trainer's have no virtual_workers.
       - A product that torch computes before the run is made fixes MKL's kernels: make the run first, or set
         MKL_CBWR=AVX2,STRICT before the program.
 

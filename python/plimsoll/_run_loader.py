@@ -29,6 +29,7 @@ from ._virtual_workers import VirtualWorkers, WorkerBatches
 
 _ITEM, _BATCH = 0, 1  # What a random state is for; 2 is of _virtual_workers.py.
 _PR_SET_PDEATHSIG = 1
+_END = object()
 
 
 class RunLoader:
@@ -79,6 +80,10 @@ class RunLoader:
         """Where the next iterator begins, this one's or that of data_loader()."""
         self._place = self._keys.epoch, self._keys.first = epoch, batch
 
+    def agreed(self, work: Callable[[], Any]) -> Any:
+        """For those loops to replace: work(), of all ranks or of none."""
+        return work()
+
     def ended_waiting(self, error: Exception) -> bool:
         """For those loops to replace. True: what ends the wait for a batch is no failure, and no more come."""
         return False
@@ -87,7 +92,8 @@ class RunLoader:
         """One epoch from where it was left, or from seek(); after its end the next one."""
         epoch, batch = self._place
         try:
-            for one in self.start(epoch, batch):
+            batches = self.start(epoch, batch)
+            while (one := self.agreed(lambda: next(batches, _END))) is not _END:
                 batch += 1
                 self._place = epoch, batch
                 yield one

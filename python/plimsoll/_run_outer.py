@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from . import _torch_gate
@@ -28,8 +28,8 @@ class OuterLoop:
     """Of one call of what drives it: begin(), made() after each step, end()."""
 
     def __init__(self, run: Run, every: Intervals) -> None:
-        if run._workers is not None:
-            run._workers.refuse("the loop of another program", "use run.steps(), or one process")
+        if run._workers is not None and run._workers.told:
+            run._workers.refuse("the loop of another program", "use run.steps(), or leave virtual_workers out")
         self._run, self._every = run, every
         self._held = contextlib.ExitStack()
         self._extension = _torch_gate.load()
@@ -73,10 +73,29 @@ class OuterLoop:
         at = self._run._life.at
         at.step, at.epoch, at.batch = step, epoch, batch
 
+    def agreed(self, work: Callable[[], Any], place: str = "run.step()") -> Any:
+        """work(), on all ranks or on none. Errors: as Ranks.agreed()."""
+        ranks = self._run._ranks
+        return work() if ranks is None else ranks.agreed(place, work)[0]
+
+    def drawn(self, number: int) -> contextlib.AbstractContextManager[None]:
+        """Inside, a rank draws as it does for its batch `number` of the run; one process draws on."""
+        ranks, workers = self._run._ranks, self._run._workers
+        return contextlib.nullcontext() if ranks is None or workers is None else workers.seeded(0, number)
+
+    def average(self, parameters: Iterable[Any], models: list[Any]) -> None:
+        """After a backward: the gradients that `parameters` have are the mean of those of all ranks, and buffers rank 0's, as
+        DistributedDataParallel has it. parameters: none within a window.
+
+        Errors: as Ranks.agreed(), of whatever another rank failed in before; ValueError for gradients that ranks cannot exchange.
+        """
+        if self._run._ranks is not None:
+            self._run._ranks.sums.gradients(lambda: (0.0, 1.0, 1.0), [*parameters], models, sums=False)
+
     def kept(self, remember: Callable[[], Any]) -> Any | None:
         """remember(), tried twice; None where memory refused it."""
         for _ in range(2):
-            made, refusal = unless_refused(remember)
+            made, refusal = unless_refused(lambda: self.agreed(remember))
             if refusal is None:
                 return made
             make_room(self._extension)
@@ -92,9 +111,9 @@ class OuterLoop:
         before = None
         for following in ("the same once more", "nothing helped: the step was not made"):
             if before is None:
-                before, refusal = unless_refused(remember)
+                before, refusal = unless_refused(lambda: self.agreed(remember))
             if before is not None:
-                done, refusal = unless_refused(work)
+                done, refusal = unless_refused(lambda: self.agreed(work))
                 if refusal is None:
                     return done
                 try:
@@ -108,11 +127,11 @@ class OuterLoop:
         raise self._refused(step, refusal, ". Everything is as before it")
 
     def _refused(self, step: int, refusal: Any, became: str) -> BudgetExceeded:
-        governor, text = self._run.governor, str(refusal)
+        governor, ranks, text = self._run.governor, self._run._ranks, str(refusal)
         said = re.search(r"wanted ([\d.]+ \w+), ([\d.]+ \w+) free", text)
         missing = max(0, parse_bytes(said[1]) - parse_bytes(said[2])) if said else 0
         return governor._refusal_to_try("tensors", missing, f"step {step} does not fit and was not made: "
-                                        f"{text}{became}")
+                                        f"{text}{became}", int if ranks is None else ranks.whole)
 
     def ended_waiting(self, error: Exception, workers: int) -> bool:
         """As Life's, where the last step was told."""

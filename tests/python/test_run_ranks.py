@@ -285,7 +285,6 @@ def test_what_ranks_cannot_have_is_refused_by_name(scenarios):
              "accept": "ValueError: accept: a run goes on with as many virtual_workers as it began with",
              "wrapped": "ValueError: track: model is a DistributedDataParallel, and the run averages the gradients",
              "last batch": "ValueError: loader: 9 items in batches of 4 for each of 2 ranks leave a last batch of 1, fewer",
-             "trainer": "ValueError: the loop of another program: a run of 2 ranks cannot have it yet",
              "data": "ValueError: steps: data of a list: a run of 2 ranks cannot have it yet; use run.loader(dataset)",
              "sparse": "ValueError: step: a parameter of [9, 4] is on cpu and its gradient torch.sparse_coo",
              "no step": "ValueError: steps: a body of several ranks makes its step by run.step()"}

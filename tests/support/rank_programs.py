@@ -263,7 +263,27 @@ def crowded(path, limit):
 
 # ---- For lives.py ----
 
-KINDS = {made.__name__: made for made in (pictures, texts, virtual, windows, rows)}
+def hugging_face(path):
+    from tests.support import trainer_programs
+
+    return trainer_programs.hugging_face(path, 0, LIMIT, stopped=STOPPED)
+
+
+def lightning(path):
+    from tests.support import trainer_programs
+
+    return trainer_programs.lightning_trainer(path, 0, LIMIT, stopped=STOPPED)
+
+
+def prepare(_="each", kind="pictures", *__):
+    """Imports what main() needs."""
+    if kind in ("hugging_face", "lightning"):
+        from tests.support import trainer_programs
+
+        trainer_programs.prepare(kind)
+
+
+KINDS = {made.__name__: made for made in (pictures, texts, virtual, windows, rows, hugging_face, lightning)}
 KILLED = ("0", "1", "all", "launcher", "stopped 0", "stopped 1")
 _who = ""
 
@@ -374,10 +394,6 @@ def names(folder):
             torch.distributed.all_reduce(torch.zeros(1))  # The run has made the group.
             attempt(said, "wrapped", lambda: run.track(model=torch.nn.parallel.DistributedDataParallel(model)))
             attempt(said, "last batch", lambda: run.loader([0] * 9, batch_size=4))
-            from plimsoll._run_life import Intervals
-            from plimsoll._run_outer import OuterLoop
-
-            attempt(said, "trainer", lambda: OuterLoop(run, Intervals(0, 60, 0)))
             table = torch.nn.Embedding(9, 4, sparse=True)
             run.track(model=model, table=table, optimizer=torch.optim.SGD([*model.parameters(), *table.parameters()]))
             attempt(said, "data", lambda: next(iter(run.steps([torch.zeros(2, 4)], progress=False))))

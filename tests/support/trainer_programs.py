@@ -38,7 +38,7 @@ class Lines:
         return {"input_ids": torch.where(torch.rand(10) < 0.15, 0, words), "labels": words}
 
 
-def make(run, workers=0, callbacks=(), data=None, commit_every_steps=2, cleanup_every_n_steps=0, **changes):
+def make(run, workers=0, callbacks=(), data=None, commit_every_steps=2, cleanup_every_n_steps=0, dropout=0.1, **changes):
     """A Hugging Face Trainer of a tiny causal model with dropout, two batches a step, a schedule, clipping, evaluation."""
     import transformers
 
@@ -49,8 +49,8 @@ def make(run, workers=0, callbacks=(), data=None, commit_every_steps=2, cleanup_
 
     transformers.utils.logging.set_verbosity_error()
     torch.manual_seed(1)
-    config = transformers.GPT2Config(vocab_size=30, n_positions=16, n_embd=16, n_layer=2, n_head=2,
-                                     bos_token_id=0, eos_token_id=0)
+    config = transformers.GPT2Config(vocab_size=30, n_positions=16, n_embd=16, n_layer=2, n_head=2, bos_token_id=0,
+                                     eos_token_id=0, resid_pdrop=dropout, embd_pdrop=dropout, attn_pdrop=dropout)
     arguments = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "num_train_epochs": 2,
                  "learning_rate": 1e-2, "warmup_steps": 3, "lr_scheduler_type": "cosine", "eval_strategy": "steps",
                  "eval_steps": 3, "logging_steps": 2, "save_strategy": "no", "use_cpu": True,
@@ -61,9 +61,10 @@ def make(run, workers=0, callbacks=(), data=None, commit_every_steps=2, cleanup_
                    commit_every_steps=commit_every_steps, cleanup_every_n_steps=cleanup_every_n_steps)
 
 
-def hugging_face(path, workers, limit, **changes):
-    with plimsoll.Run(path, memory_limit=limit, seed=3) as run:
+def hugging_face(path, workers, limit, stopped=30.0, prepare=lambda trainer: None, **changes):
+    with plimsoll.Run(path, memory_limit=limit, seed=3, rank_stopped_seconds=stopped) as run:
         trainer = make(run, workers, **changes)
+        prepare(trainer)
         trainer.train()
         losses = [line[key] for line in trainer.state.log_history for key in ("loss", "eval_loss") if key in line]
         return digest_of(list(trainer.model.state_dict().values()), states(trainer.optimizer),
@@ -75,7 +76,7 @@ def hugging_face_on_device(path, workers, limit):
     return hugging_face(path, workers, limit, use_cpu=not torch.cuda.is_available())
 
 
-def fit(run, workers=0, callbacks=(), batch_size=4, data=None, commit_every_steps=2, cleanup_every_n_steps=0,
+def fit(run, workers=0, callbacks=(), batch_size=4, data=None, commit_every_steps=2, cleanup_every_n_steps=0, dropout=0.1,
         prepare=lambda module: None, **changes):
     """A Lightning Trainer of a small net with dropout, two batches a step, a schedule, clipping, validation."""
     import lightning
@@ -86,7 +87,7 @@ def fit(run, workers=0, callbacks=(), batch_size=4, data=None, commit_every_step
         def __init__(self):
             super().__init__()
             self.words = torch.nn.Embedding(30, 16)
-            self.net = torch.nn.Sequential(torch.nn.Dropout(0.1), torch.nn.Linear(16, 32), torch.nn.ReLU(),
+            self.net = torch.nn.Sequential(torch.nn.Dropout(dropout), torch.nn.Linear(16, 32), torch.nn.ReLU(),
                                            torch.nn.Linear(32, 30))
 
         def loss(self, batch):
@@ -115,7 +116,8 @@ def fit(run, workers=0, callbacks=(), batch_size=4, data=None, commit_every_step
     stopping = lightning.pytorch.callbacks.EarlyStopping("val_loss", patience=100)
     arguments = {"max_epochs": 2, "accumulate_grad_batches": 2, "gradient_clip_val": 1.0, "val_check_interval": 6,
                  "accelerator": "cpu", "logger": False, "enable_progress_bar": False, "enable_checkpointing": False,
-                 "enable_model_summary": False, **changes}
+                 "enable_model_summary": False, "strategy": "ddp" if "RANK" in os.environ else "auto",
+                 "devices": int(os.environ.get("WORLD_SIZE", "1")), **changes}
     trainer = lightning.Trainer(callbacks=[stopping, *callbacks, keeper], plugins=[keeper.checkpoint_io()],
                                 **arguments)
     trainer.fit(module, run.loader(data or Lines(46), batch_size=batch_size, workers=workers),
@@ -123,9 +125,9 @@ def fit(run, workers=0, callbacks=(), batch_size=4, data=None, commit_every_step
     return module, trainer, stopping
 
 
-def lightning_trainer(path, workers, limit):
-    with plimsoll.Run(path, memory_limit=limit, seed=3) as run:
-        module, trainer, stopping = fit(run, workers)
+def lightning_trainer(path, workers, limit, stopped=30.0, **changes):
+    with plimsoll.Run(path, memory_limit=limit, seed=3, rank_stopped_seconds=stopped) as run:
+        module, trainer, stopping = fit(run, workers, **changes)
         return digest_of(list(module.state_dict().values()), states(trainer.optimizers[0]),
                          torch.tensor(trainer.lr_scheduler_configs[0].scheduler.get_last_lr()), stopping.best_score)
 

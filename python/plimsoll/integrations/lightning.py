@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import lightning
 from lightning.pytorch.plugins.io import TorchCheckpointIO
+from lightning.pytorch.strategies import DDPStrategy
 
 from .._batch import Batch
 from .._reach import reached
@@ -56,6 +57,10 @@ class RunCallback(lightning.pytorch.Callback):
     the run commits, and fit() returns: look at run.stopped. What ends the loop while it waits for a batch
     (MemoryPressure, or a signal that ends a worker, too) finds the last step committed, unless batches of the next
     are being accumulated.
+
+    Started by torchrun, with strategy="ddp", accelerator="cpu" and devices= as many as torchrun starts, ranks are one run, as Run says
+    of them: no module is wrapped, and gradients are averaged here, as DistributedDataParallel does it; batch_size is of each rank, each
+    draws from (seed, batch, rank), and what one rank is refused, all do again. As many ranks go on as began.
 
     What does not hold: no batch is cut into parts (accumulate_grad_batches is the way to smaller ones), and what
     memory refuses elsewhere, in a validation or a hook between steps, ends the program, as the last commit stands.
@@ -93,12 +98,20 @@ class RunCallback(lightning.pytorch.Callback):
         if self._fitted:
             raise ValueError(f"fit: {self._run!r} had its fit(); a run is fitted once in a program")
         self._fitted = True
-        for found, what in ((trainer.world_size > 1, "several processes or devices"),
+        ranks = 1 if self._run._ranks is None else self._run._ranks.count
+        for found, what in ((ranks > 1 and not (isinstance(trainer.strategy, DDPStrategy) and trainer.strategy.root_device.type == "cpu"),
+                             'several processes without strategy="ddp" and accelerator="cpu"'),
+                            (trainer.world_size != ranks, f"{trainer.world_size} processes or devices where the run has {ranks}: torchrun "
+                                                          "starts several processes"),
                             (not pl_module.automatic_optimization, "manual optimization"),
                             (trainer.reload_dataloaders_every_n_epochs, "reload_dataloaders_every_n_epochs")):
             if found:
                 raise ValueError(f"RunCallback: a Trainer of a plimsoll.Run cannot have {what}")
         self._checkpoint.trainer = trainer
+        if self._run._ranks is not None:  # Gradients are averaged below.
+            trainer.strategy._setup_model = lambda model: model
+            self._run._ranks.must_be_same("the parts", {"the module": pl_module.state_dict()}, "make it in the run, whose seed is the same "
+                                          "on all ranks, and load the same files")
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         data = trainer.train_dataloader
@@ -115,10 +128,16 @@ class RunCallback(lightning.pytorch.Callback):
         self._modules, self._generators = reached([pl_module, pl_module.training_step, *own])
         self._data = data
         data.ended_waiting = functools.partial(self._ended_waiting, trainer)
+        data.agreed = lambda work: self._loop.agreed(work, "the next batch")
         loop = trainer.fit_loop.epoch_loop.automatic_optimization
         step = loop.run  # All that a batch changes, and the optimizer's step.
+
+        def drawn(optimizer: Any, batch_idx: int, *arguments: Any) -> Any:
+            with self._loop.drawn(trainer.current_epoch * self._batches + batch_idx):
+                return step(optimizer, batch_idx, *arguments)
+
         loop.run = lambda *arguments: self._loop.again(
-            trainer.global_step + 1, lambda: step(*arguments), lambda: [self._remember(trainer)])
+            trainer.global_step + 1, lambda: drawn(*arguments), lambda: [self._remember(trainer)])
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         if trainer.current_epoch > 0:
@@ -132,9 +151,13 @@ class RunCallback(lightning.pytorch.Callback):
         leaves |= {id(one): one for one in leaves_of(loss)}
         self._undo.also("gradients", lambda: GradientsBefore(leaves.values()))
 
+    def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
+        trained = {id(one): one for module in self._modules for one in module.parameters() if one.requires_grad}
+        self._loop.average(() if trainer.fit_loop._should_accumulate() else trained.values(), self._modules)
+
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
         def copied() -> Any:
-            return OptimizersBefore([optimizer], [], alone=_scaler(trainer) is None)
+            return OptimizersBefore([optimizer], [], alone=_scaler(trainer) is None and self._run._ranks is None)
 
         self._undo.also("optimizer", lambda: self._loop.kept(copied) or _NotKept())
 
@@ -146,7 +169,7 @@ class RunCallback(lightning.pytorch.Callback):
             return
         trainer.train_dataloader.seek(trainer.current_epoch, done)  # Though more were fetched.
         if self._loop.made(step=trainer.global_step, epoch=trainer.current_epoch, batch=done,
-                           rows=self._window * Batch(batch).rows, loss=self._loss):
+                           rows=self._window * Batch(batch).rows * trainer.world_size, loss=self._loss):
             self._stop(trainer)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
@@ -160,6 +183,7 @@ class RunCallback(lightning.pytorch.Callback):
             vars(trainer.fit_loop.epoch_loop.automatic_optimization).pop("run", None)
             if self._data is not None:
                 vars(self._data).pop("ended_waiting", None)
+                vars(self._data).pop("agreed", None)
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         self._loop.close()

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import json
 import os
 import tempfile
@@ -63,6 +64,10 @@ class RunMixin:
     A logged loss is Trainer's mean over the steps since the last log, or since the program was started again.
     Callbacks are restored as Trainer does it: with restore_callback_states_from_checkpoint=True.
 
+    Started by torchrun, with the run made before TrainingArguments, ranks on the CPU are one run, as Run says of them: Trainer wraps no
+    DistributedDataParallel, and gradients are averaged here, as that does it; per_device_train_batch_size is of each rank, each draws
+    from (seed, batch, rank), and what one rank is refused, all do again. As many ranks go on as began.
+
     What does not hold: no batch is cut into parts (gradient_accumulation_steps is the way to smaller ones), and
     what memory refuses elsewhere, in an evaluation or a collator, ends the program, as the last commit stands.
     Checkpoints of Trainer's own (save_strategy) are still written, and nothing reads them: save_strategy="no"
@@ -72,7 +77,7 @@ class RunMixin:
                           scheduler, scaler and trainer.
     commit_every_steps, commit_every_minutes: optimizer steps, minutes; whichever comes first; 0: not by that.
     cleanup_every_n_steps: optimizer steps; as Run.steps().
-    Errors: ValueError for what a run cannot do yet, by its name: several processes or devices, DeepSpeed,
+    Errors: ValueError for what a run cannot do yet, by its name: several devices, virtual workers, DeepSpeed,
             FSDP, auto_find_batch_size, model_init, optimizers that step in backward, datasets without a length,
             other orders than random and sequential; as Run.steps() and again() from train().
     """
@@ -85,6 +90,7 @@ class RunMixin:
             type(self).__name__, commit_every_steps=commit_every_steps, commit_every_minutes=commit_every_minutes,
             cleanup_every_n_steps=cleanup_every_n_steps))
         self._began = False
+        self._micro = 0  # Batches of the step that is being made.
         self._refuse_what_is_not_possible()
         self._boundary = _Boundary(self)
         self.add_callback(self._boundary)  # type: ignore[attr-defined]
@@ -124,12 +130,14 @@ class RunMixin:
             start_method=args.dataloader_multiprocessing_context or "fork")
         return self._data.data_loader()
 
-    def get_batch_samples(self, *arguments: Any) -> Any:
+    def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> Any:
         """Tells the run of the step before, which has been logged and evaluated by now. To stop: no batches."""
         made: Any = self
+        self._micro = 0
         if not self._boundary.tell(made.state):
             try:
-                return super().get_batch_samples(*arguments)  # type: ignore[misc]
+                batches = self._loop.agreed(lambda: [*itertools.islice(epoch_iterator, num_batches)], "the next batch")
+                return super().get_batch_samples(iter(batches), num_batches, device)  # type: ignore[misc]
             except Exception as error:
                 if not self._loop.ended_waiting(error, self._data.num_workers):
                     raise
@@ -137,9 +145,26 @@ class RunMixin:
         return [], None
 
     def training_step(self, model: Any, inputs: Any, *arguments: Any, **options: Any) -> Any:
-        """Trainer's, again where memory refused it."""
+        """Trainer's, of all ranks, again where memory refused it."""
+        made: Any = self
         step = super().training_step  # type: ignore[misc]
-        return self._again(lambda: step(model, inputs, *arguments, **options), self._before_step)
+        number = made.state.global_step * made.args.gradient_accumulation_steps + self._micro
+
+        def averaged() -> Any:
+            with self._loop.drawn(number):
+                loss = step(model, inputs, *arguments, **options)
+            self._loop.average(self._trained.values() if made.accelerator.sync_gradients else (), [model])
+            return loss
+
+        loss = self._again(averaged, self._before_step)
+        self._micro += 1
+        return loss
+
+    def create_accelerator_and_postprocess(self) -> None:
+        """Trainer's, which wraps no model: training_step() averages gradients."""
+        super().create_accelerator_and_postprocess()  # type: ignore[misc]
+        made: Any = self
+        made.accelerator.prepare_model = functools.partial(made.accelerator.prepare_model, evaluation_mode=True)
 
     def evaluate(self, *arguments: Any, **options: Any) -> Any:
         """Trainer's. What it draws at random, in as many workers as there are, changes nothing of the training."""
@@ -163,7 +188,7 @@ class RunMixin:
         @functools.wraps(step)  # A scheduler wants to find its own mark there.
         def step_again(*arguments: Any) -> None:
             before = self._loop.kept(self._before_update)
-            step(*arguments) if before is None else self._again(lambda: step(*arguments), lambda: before)
+            self._loop.agreed(lambda: step(*arguments)) if before is None else self._again(lambda: step(*arguments), lambda: before)
 
         def clip_again(parameters: Any, *arguments: Any, **options: Any) -> Any:
             listed = list(parameters)  # Trainer gives an iterator, which can be read once.
@@ -179,12 +204,14 @@ class RunMixin:
     def _before_clipping(self) -> list[Any]:
         made: Any = self
         gradients = [one.grad for one in self._trained.values() if one.grad is not None]
-        return [Unwritten("gradients", gradients), Before([], [], [], made.accelerator.scaler)]
+        before = Unwritten("gradients", gradients) if self.run._ranks is None else GradientsBefore(self._trained.values())
+        return [before, Before([], [], [], made.accelerator.scaler)]  # Another rank may have clipped what this one was refused.
 
     def _before_update(self) -> list[Any]:
         made: Any = self
         scaler = made.accelerator.scaler
-        return [OptimizersBefore([made.optimizer.optimizer], [], alone=scaler is None), Before([], [], [], scaler)]
+        alone = scaler is None and self.run._ranks is None
+        return [OptimizersBefore([made.optimizer.optimizer], [], alone=alone), Before([], [], [], scaler)]
 
     # What Trainer reads from a checkpoint of its own: of a run, all is restored where it is tracked.
 
@@ -204,7 +231,10 @@ class RunMixin:
         made: Any = self
         args = made.args
         order = args.train_sampling_strategy
-        for found, what in ((args.world_size > 1 or args.n_gpu > 1, "several processes or devices"),
+        ranks = 1 if self.run._ranks is None else self.run._ranks.count
+        for found, what in ((args.n_gpu > 1, "several devices"),
+                            (ranks > 1 and args.device.type != "cpu", "several processes on devices: use_cpu=True"),
+                            (args.world_size != ranks, f"{args.world_size} processes where the run has {ranks}"),
                             (made.is_deepspeed_enabled, "DeepSpeed"), (made.is_fsdp_enabled, "FSDP"),
                             (args.auto_find_batch_size, "auto_find_batch_size"),
                             (args.ignore_data_skip, "ignore_data_skip"),
@@ -277,7 +307,7 @@ class _Boundary(transformers.TrainerCallback):
             return False
         self._told = state.global_step
         epoch, update = divmod(state.global_step, self._updates)
-        rows = self._trainer._train_batch_size * self._window
+        rows = self._trainer._train_batch_size * self._window * self._trainer.args.world_size
         return bool(self._trainer._loop.made(step=state.global_step, epoch=epoch, batch=update * self._window,
                                              rows=rows, loss=self._loss))
 
