@@ -1229,6 +1229,10 @@ class Watch:
         """Windows of so many steps."""
     def look(self, step: float, phase: str) -> bool:
         """Looks, where that keeps to 1 % of a core; says whether it did."""
+    def look_as_phase_begins(self, step: float, before: str) -> bool:
+        """As look(), of the phase before it; where it did, look_as_phase_ends() does, too."""
+    def look_as_phase_ends(self, step: float, phase: str) -> bool:
+        """As look(), of the phase that ends."""
     def verdict(self) -> Finding:
         """By what was seen so far."""
     def suspect(self) -> tuple[int, str, float]:
