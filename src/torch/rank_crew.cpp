@@ -176,6 +176,11 @@ Result<std::span<const RankWord>> RankCrew::agree(std::int64_t place,
   return said_;
 }
 
+Result<std::span<const RankWord>> RankCrew::say(std::int64_t place,
+                                                std::span<const std::int64_t> numbers) {
+  return agree(place, numbers, [] { return Result<void>(); });
+}
+
 Result<std::int64_t> RankCrew::share(const std::string& memory_limit) {
   std::array<std::int64_t, 2> numbers{};
   PLIMSOLL_TRY(const LimitReport limit, find_limit({.user_limit = memory_limit}));

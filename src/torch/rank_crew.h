@@ -72,6 +72,9 @@ class RankCrew {
   ///         where one has ended; kInternal where one is at another place.
   Result<std::span<const RankWord>> agree(std::int64_t place, std::span<const std::int64_t> numbers,
                                           const std::function<Result<void>()>& work);
+  /// agree(), without work.
+  Result<std::span<const RankWord>> say(std::int64_t place,
+                                        std::span<const std::int64_t> numbers = {});
 
   /// What each rank may hold of a limit for all of them and their launcher: equal shares. On all
   /// ranks at once, at kShare. Errors: of find_limit(); as agree().

@@ -26,10 +26,6 @@ enum Place : std::int64_t { kRoom = 1, kOrder, kDone };
 // What rank 0 orders.
 enum Order : std::int64_t { kEnd, kAnswer, kRehearse, kAdmit };
 
-Result<void> nothing() {
-  return {};
-}
-
 std::int64_t answers_bytes(const Data& data) {
   std::size_t most = 0;
   for (const Asked asked : kAllAsked) {
@@ -106,7 +102,7 @@ Result<std::unique_ptr<Hands>> Hands::open(RankCrew& crew, const CanKdConfig& co
 Hands::~Hands() {
   if (crew_.first() && !crew_.broken()) {
     const std::array<std::int64_t, 1> end{kEnd};
-    static_cast<void>(crew_.agree(kOrder, end, nothing));
+    static_cast<void>(crew_.say(kOrder, end));
   }
 }
 
@@ -146,7 +142,7 @@ Result<at::Tensor> Hands::ask(const Learner& learner, const Task& task, Asked as
   const std::array<std::int64_t, 5> order{
       kAnswer, static_cast<std::int64_t>(task.role), static_cast<std::int64_t>(task.stage),
       static_cast<std::int64_t>(asked), static_cast<std::int64_t>(answer)};
-  PLIMSOLL_TRY_VOID(crew_.agree(kOrder, order, nothing));
+  PLIMSOLL_TRY_VOID(crew_.say(kOrder, order));
   PLIMSOLL_TRY_VOID(crew_.agree(kDone, {}, [&] { return answer_own(learner, asked, answer); }));
   return answers(asked).clone();
 }
@@ -156,13 +152,13 @@ Result<void> Hands::admit(std::span<const Task> tasks) {
     if (has_rehearsal(task)) {
       const std::array<std::int64_t, 3> order{kRehearse, static_cast<std::int64_t>(task.role),
                                               static_cast<std::int64_t>(task.stage)};
-      PLIMSOLL_TRY_VOID(crew_.agree(kOrder, order, nothing));
-      PLIMSOLL_TRY_VOID(crew_.agree(kDone, {}, nothing));
+      PLIMSOLL_TRY_VOID(crew_.say(kOrder, order));
+      PLIMSOLL_TRY_VOID(crew_.say(kDone));
     }
   }
   const std::array<std::int64_t, 1> order{kAdmit};
-  PLIMSOLL_TRY_VOID(crew_.agree(kOrder, order, nothing));
-  PLIMSOLL_TRY_VOID(crew_.agree(kDone, {}, nothing));
+  PLIMSOLL_TRY_VOID(crew_.say(kOrder, order));
+  PLIMSOLL_TRY_VOID(crew_.say(kDone));
   return {};
 }
 
@@ -193,7 +189,7 @@ Result<void> Hands::rehearse(const Task& task) {
 Result<void> Hands::serve() {
   TensorArena::reset_peak();
   for (;;) {
-    PLIMSOLL_TRY(const auto said, crew_.agree(kOrder, {}, nothing));
+    PLIMSOLL_TRY(const auto said, crew_.say(kOrder));
     const auto order = said[0].numbers;
     const Task task{static_cast<Role>(order[1]), static_cast<Stage>(order[2])};
     if (order[0] == kEnd) {

@@ -28,10 +28,6 @@ enum Place : std::int64_t { kShape = 1, kRoom, kOrder, kEncoded, kCompared, kGra
 // What rank 0 orders.
 enum Order : std::int64_t { kEnd, kStep, kAdmit };
 
-Result<void> nothing() {
-  return {};
-}
-
 std::vector<at::Tensor> all_parameters(const Model& model) {
   std::vector<at::Tensor> list;
   for (const NamedTensor& named : frozen_parameters(model)) {
@@ -102,7 +98,7 @@ Result<std::unique_ptr<Hands>> Hands::open(RankCrew& crew, const CosirConfig& co
     const std::array<std::int64_t, 6> numbers{
         shape.image_dim,           shape.text_dim, shape.dim, shape.label_dim,
         shape.projections ? 1 : 0, rows_most};
-    PLIMSOLL_TRY_VOID(crew.agree(kShape, numbers, nothing));
+    PLIMSOLL_TRY_VOID(crew.say(kShape, numbers));
   }
   const StepRoom sizes(model, rows_most, nullptr);
   PLIMSOLL_TRY(const RankRows room, crew.make_room(kRoom, sizes.bytes(), governor));
@@ -113,7 +109,7 @@ Result<std::unique_ptr<Hands>> Hands::open(RankCrew& crew, const CosirConfig& co
 Hands::~Hands() {
   if (crew_.first() && !crew_.broken()) {
     const std::array<std::int64_t, 1> end{kEnd};
-    static_cast<void>(crew_.agree(kOrder, end, nothing));
+    static_cast<void>(crew_.say(kOrder, end));
   }
 }
 
@@ -144,7 +140,7 @@ Result<LossInput> Hands::begin(const LossInput& in) {
     room_.model[k].copy_(parameters[k]);
   }
   const std::array<std::int64_t, 3> order{kStep, rows, in.epoch};
-  PLIMSOLL_TRY_VOID(crew_.agree(kOrder, order, nothing));
+  PLIMSOLL_TRY_VOID(crew_.say(kOrder, order));
   return shared;
 }
 
@@ -235,8 +231,8 @@ std::vector<at::Tensor> Hands::gradients(const Tiles& tiles, std::int64_t tile) 
 
 Result<void> Hands::admit() {
   const std::array<std::int64_t, 1> order{kAdmit};
-  PLIMSOLL_TRY_VOID(crew_.agree(kOrder, order, nothing));
-  PLIMSOLL_TRY_VOID(crew_.agree(kAdmitted, {}, nothing));
+  PLIMSOLL_TRY_VOID(crew_.say(kOrder, order));
+  PLIMSOLL_TRY_VOID(crew_.say(kAdmitted));
   return {};
 }
 
@@ -246,7 +242,7 @@ Result<void> Hands::step(std::int64_t rows, std::int64_t epoch) {
   Tiles tiles(model_, loss_, config_.gradient_caching, input(rows, epoch));
   Encoded all = encoded(rows);
   PLIMSOLL_TRY_VOID(encode(tiles, all));
-  PLIMSOLL_TRY_VOID(crew_.agree(kCompared, {}, nothing));
+  PLIMSOLL_TRY_VOID(crew_.say(kCompared));
   const auto* flags = room_.defined.const_data_ptr<std::uint8_t>();
   const auto slope = [&](const at::Tensor& place) {
     return *flags++ != 0 ? place.narrow(0, 0, rows) : at::Tensor();
@@ -265,7 +261,7 @@ Result<void> Hands::serve() {
   }
   TensorArena::reset_peak();
   for (;;) {
-    PLIMSOLL_TRY(const auto said, crew_.agree(kOrder, {}, nothing));
+    PLIMSOLL_TRY(const auto said, crew_.say(kOrder));
     const auto [what, rows, epoch] =
         std::tuple(said[0].numbers[0], said[0].numbers[1], said[0].numbers[2]);
     Result<void> done;
@@ -294,7 +290,7 @@ Result<void> lend_a_hand(RankCrew& crew, const CosirConfig& given) {
   CosirConfig config = given;
   PLIMSOLL_TRY_VOID(crew.take_share(config));
   PLIMSOLL_TRY(Governor governor, settle(config, std::filesystem::current_path()));
-  PLIMSOLL_TRY(const auto said, crew.agree(kShape, {}, nothing));
+  PLIMSOLL_TRY(const auto said, crew.say(kShape));
   const auto& numbers = said[0].numbers;
   const ModelShape shape{.image_dim = numbers[0],
                          .text_dim = numbers[1],
