@@ -343,8 +343,6 @@ void bind_reader(nb::module_& m) {
             return reader.use([&](ChatReader& self) { return self.name_of(file, line); });
           },
           nb::arg("file"), nb::arg("line"))
-      .def("end_stretch",
-           [](PyChatReader& reader) { reader.use([](ChatReader& self) { self.end_stretch(); }); })
       .def_prop_ro("state",
                    [](PyChatReader& reader) {
                      return reader.use([](ChatReader& self) { return self.state(); });

@@ -123,7 +123,6 @@ class _Import(SetImport):
         while texts := reader.next(_PIECE_BYTES, _SAMPLE):
             since += self._write(texts, reader, writer, pieces)
             if since >= _COMMIT_BYTES and reader.between_rows:
-                reader.end_stretch()
                 writer.commit(json.dumps({"pieces": pieces is not None, "reader": reader.state}))
                 since = 0
             if self.progress is not None:

@@ -941,8 +941,6 @@ class ChatReader:
         """Reads the rest, no rows. Errors: CorruptError, OSError."""
     def name_of(self, file: int, line: int) -> str:
         """"chats.jsonl:7", or "chats.json[6]" of an array."""
-    def end_stretch(self) -> None:
-        """Duplicates are told within a stretch."""
     @property
     def state(self) -> str:
         """For go_on()."""

@@ -140,8 +140,10 @@ bool ChatReader::duplicate(std::string_view line) {
   return std::exchange(seen_[(hash >> 1U) % kSeen], hash) == hash;
 }
 
-void ChatReader::end_stretch() {
+void ChatReader::begin_file(std::int64_t file) {
+  file_ = file;
   std::fill(seen_.begin(), seen_.end(), 0);
+  rendered_ = 0;
 }
 
 // The next row that is none of the bad, into row_; false at the end.
@@ -152,8 +154,11 @@ Result<bool> ChatReader::read_row() {
       return false;
     }
     ++lines_read_;
-    file_ = lines_.place().file;
+    if (lines_.place().file != file_) {
+      begin_file(lines_.place().file);
+    }
     line_ = lines_.line();
+    const bool seen = duplicate(*line);
     if (lines_.too_long()) {
       PLIMSOLL_TRY_VOID(note(ChatOddity::kLineTooLong, file_, line_, ""));
       continue;
@@ -174,7 +179,7 @@ Result<bool> ChatReader::read_row() {
     if (row_.empty_turn) {
       PLIMSOLL_TRY_VOID(note(ChatOddity::kEmptyTurn, file_, line_, ""));
     }
-    if (duplicate(*line)) {
+    if (seen) {
       PLIMSOLL_TRY_VOID(note(ChatOddity::kDuplicate, file_, line_, ""));
     }
     if (!row_.assistant && options_.training != ChatTraining::kAll) {
@@ -406,9 +411,22 @@ Result<bool> ChatReader::go_on(const std::string& state) {
     for (const Json& sum : json.at("sums")) {
       sums.push_back({.bytes = sum.at(0), .crc = sum.at(1)});
     }
-    PLIMSOLL_TRY(const bool same,
-                 lines_.go_to({.file = at.at(0), .line = at.at(1), .at = at.at(2)}, sums));
+    // The file under way is read by lines once more, to know them again.
+    const ChatPlace place{.file = at.at(0), .line = at.at(1), .at = at.at(2)};
+    std::vector<ChatSum> begun = sums;
+    if (!begun.empty() && place.at > 0) {
+      begun.back() = {};
+    }
+    PLIMSOLL_TRY(const bool same, lines_.go_to({.file = place.file}, begun));
     if (!same) {
+      return false;
+    }
+    begin_file(place.file);
+    while (lines_.place().file == place.file && lines_.place().at < place.at) {
+      PLIMSOLL_TRY(const auto line, lines_.next());
+      static_cast<void>(line && duplicate(*line));
+    }
+    if (lines_.sums() != sums) {
       return false;
     }
     lines_read_ = json.at("lines");
@@ -427,7 +445,6 @@ Result<bool> ChatReader::go_on(const std::string& state) {
                 "import it anew: rebuild=True (--rebuild)");
   }
   next_gap_ = 0;
-  end_stretch();
   return true;
 }
 

@@ -77,7 +77,8 @@ class ChatReader {
   void set_pieces(ChatPieces pieces);
 
   /// The next texts, of about so many bytes: none at the end. Every `sample`-th row that is
-  /// rendered here brings its messages along, to be compared; 0: none does.
+  /// rendered here, counted in each file anew, brings its messages along, to be compared; 0: none
+  /// does.
   /// Errors: kInvalidArgument naming file and line, past errors_max; those of ChatLines.
   Result<std::vector<ChatText>> next(std::int64_t bytes, std::int64_t sample);
 
@@ -93,8 +94,6 @@ class ChatReader {
   Result<bool> go_on(const std::string& state);
   /// Reads the rest of the files, no rows. Errors: those of ChatLines.
   Result<void> skip_rest() { return lines_.skip_rest(); }
-  /// Duplicates are told within a stretch: it ends here.
-  void end_stretch();
 
   [[nodiscard]] std::int64_t rows() const noexcept { return rows_; }
   [[nodiscard]] std::int64_t done() const noexcept { return lines_.done(); }
@@ -112,6 +111,7 @@ class ChatReader {
   };
   ChatReader(ChatReaderOptions options, ChatLines lines);
   Result<bool> read_row();
+  void begin_file(std::int64_t file);
   [[nodiscard]] bool duplicate(std::string_view line);
   bool compiled();
   void find_gaps();
@@ -125,9 +125,10 @@ class ChatReader {
   ChatPieces pieces_;
   std::vector<const ChatGap*> table_;  // By the roles beside a gap and its distance from the ends.
   std::array<Odd, kChatOddities> odd_{};
-  std::vector<std::uint64_t> seen_;  // Hashes of lines of this stretch, by their low bits.
   std::int64_t lines_read_{0};
   std::int64_t rows_{0};
+  // Of the file under way alone, so that a part of the files is read as it is among all of them.
+  std::vector<std::uint64_t> seen_;  // Hashes of lines, by their low bits.
   std::int64_t rendered_{0};
   // The row under way.
   ChatRow row_{};

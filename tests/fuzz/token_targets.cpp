@@ -254,7 +254,6 @@ Texts read_chats(const fs::path& path, bool again) {
       }
       texts.all.push_back(std::move(told));
     }
-    reader.end_stretch();
     if (again && reader.between_rows()) {
       const std::string state = reader.state();
       reader = fresh();

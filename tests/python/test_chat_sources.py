@@ -166,7 +166,7 @@ def stopped_after(pieces):
 def test_every_kind_of_input_is_gone_on_with_and_changes_are_noticed(folder, governor, monkeypatch, kind):
     monkeypatch.setattr(_chat_import, "_COMMIT_BYTES", 6_000)
     monkeypatch.setattr(_chat_import, "_PIECE_BYTES", 3_000)
-    rows = rows_of(150)
+    rows = rows_of(100) + rows_of(50)  # What is there twice is counted, wherever it was killed.
 
     class Stream:  # Can be asked again, and has no length.
         asked = 0
@@ -302,3 +302,9 @@ def test_t12_rows_are_on_disk_while_more_are_asked_for(folder, governor, monkeyp
     # Behind what was asked for by a commit, a piece and a block at most.
     assert all(500 * (k + 1) - 2500 <= done <= 500 * (k + 1) for k, done in enumerate(seen)) and seen[-1] > 3000
     assert sorted(path.name for path in folder.iterdir()) == ["set", "tokenizer"]
+
+
+def test_a_line_that_a_file_has_twice_is_counted(folder, governor):
+    rows = rows_of(3)
+    files = [chats.write_lines(folder / "a.jsonl", [*rows, rows[0]]), chats.write_lines(folder / "b.jsonl", rows)]
+    assert imported(folder, files, "set", governor)[1]["about"]["odd"]["duplicates"] == {"count": 1, "first": ["a.jsonl:4"]}
