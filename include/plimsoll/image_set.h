@@ -109,6 +109,9 @@ class ImageWriter {
   /// Errors: those of read_image_info() and decode_image(), kOverBudget; kIo.
   Result<void> append(const std::string& messages,
                       std::span<const std::span<const std::byte>> images);
+  /// Adds the rows [begin, end) of another set, in bounded memory: the bytes of their images, which
+  /// were decoded when that was made. Errors: those of ImageSet::row() and read(); kOverBudget.
+  Result<std::int64_t> append_rows(const ImageSet& from, std::int64_t begin, std::int64_t end);
 
   /// Makes all rows durable, and `position`, which says where to go on.
   /// Errors: kIo (the writer is then of no use; the last commit stands), kInvalidArgument.

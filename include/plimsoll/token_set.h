@@ -117,6 +117,9 @@ class TokenWriter {
   Result<RowEnd> end_row();
   /// Forgets the row under way.
   void drop_row() noexcept;
+  /// Adds the rows [begin, end) of another set, in bounded memory: the bytes of their tokens.
+  /// No row may be under way. Errors: those of TokenSet::read() and append().
+  Result<std::int64_t> append_rows(const TokenSet& from, std::int64_t begin, std::int64_t end);
 
   /// Makes all rows durable, and `position`, which says where to go on. No row may be under way.
   /// Errors: kIo (the writer is then of no use; the last commit stands), kInvalidArgument.

@@ -119,7 +119,7 @@ void bind_image_set(nb::module_& m) {
 using PyImageWriter = Guarded<ImageWriter>;
 
 void bind_image_writer(nb::module_& m) {
-  bind_row_writer<ImageWriter>(m, "ImageWriter")
+  bind_row_writer<ImageWriter, ImageSet>(m, "ImageWriter")
       .def_static(
           "open",
           [](const Governor& governor, const std::string& path, const std::string& fingerprint,

@@ -206,7 +206,7 @@ void bind_spans(nb::module_& m) {
 }
 
 void bind_writer(nb::module_& m) {
-  bind_row_writer<TokenWriter>(m, "TokenWriter")
+  bind_row_writer<TokenWriter, TokenSet>(m, "TokenWriter")
       .def_static(
           "open",
           [](const Governor& governor, const std::string& path, std::int64_t vocabulary,

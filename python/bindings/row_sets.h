@@ -5,6 +5,7 @@
 // Threads: a SharedSet's calls run side by side; a writer's queue (Guarded).   Memory: none.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <utility>
@@ -57,8 +58,8 @@ nb::class_<SharedSet<Set>> bind_row_set(nb::module_& m, const char* name) {
       });
 }
 
-/// The class of a writer, with what every writer has.
-template <class Writer>
+/// The class of a writer of such sets, with what every writer has.
+template <class Writer, class Set>
 nb::class_<Guarded<Writer>> bind_row_writer(nb::module_& m, const char* name) {
   using Handle = Guarded<Writer>;
   return nb::class_<Handle>(m, name)
@@ -71,6 +72,14 @@ nb::class_<Guarded<Writer>> bind_row_writer(nb::module_& m, const char* name) {
       .def_prop_ro(
           "rows",
           [](Handle& writer) { return writer.use([](Writer& self) { return self.info().rows; }); })
+      .def(
+          "append_rows",
+          [](Handle& writer, const SharedSet<Set>& from, std::int64_t begin, std::int64_t end) {
+            const auto set = from.get();
+            return writer.use(
+                [&](Writer& self) { return self.append_rows(*set, begin, end).or_throw(); });
+          },
+          nb::arg("from_"), nb::arg("begin"), nb::arg("end"))
       .def(
           "commit",
           [](Handle& writer, const std::string& position) {

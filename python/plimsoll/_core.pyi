@@ -795,6 +795,8 @@ class TokenWriter:
         """Tokens, those trained on, whether it was cut."""
     def drop_row(self) -> None:
         """Forgets the row under way."""
+    def append_rows(self, from_: TokenSet, begin: int, end: int) -> int:
+        """Adds rows of another set; returns their bytes. Errors: ValueError, CorruptError, BudgetExceeded, OSError."""
     def commit(self, position: str) -> None:
         """Errors: OSError."""
     def finish(self, about: str, fingerprint: str) -> None:
@@ -872,6 +874,8 @@ class ImageWriter:
         """Images written."""
     def append(self, messages: str, images: list[bytes]) -> None:
         """Decodes the images, and adds the row. Errors: ValueError, CorruptError, BudgetExceeded, OSError."""
+    def append_rows(self, from_: ImageSet, begin: int, end: int) -> int:
+        """Adds rows of another set; returns their bytes. Errors: ValueError, CorruptError, BudgetExceeded, OSError."""
     def commit(self, position: str) -> None:
         """Errors: OSError."""
     def finish(self, about: str, fingerprint: str) -> None:

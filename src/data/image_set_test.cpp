@@ -98,6 +98,20 @@ TEST_F(ImageSetTest, RowsAndImagesComeBackAsTheyWere) {
   EXPECT_FALSE(set.row(kRows));
 }
 
+TEST_F(ImageSetTest, RowsOfOtherSetsAreAppendedToTheBytesThatTheyHadAtOnce) {
+  const ImageSet set = made();
+  const ImageWriterOptions options{.path = scratch_ / "joined", .fingerprint = "f"};
+  for (const std::int64_t end : {std::int64_t{0}, std::int64_t{17}, kRows}) {
+    auto writer = ImageWriter::open(governor_, options).or_throw();
+    EXPECT_GE(writer.append_rows(set, writer.info().rows, end).or_throw(), 0);
+    writer.commit("here").or_throw();
+  }
+  auto writer = ImageWriter::open(governor_, options).or_throw();
+  EXPECT_FALSE(writer.append_rows(set, kRows, kRows + 1));
+  writer.finish("{}").or_throw();
+  EXPECT_EQ(test::slurp(options.path), test::slurp(scratch_ / "set"));
+}
+
 TEST_F(ImageSetTest, ADamagedByteIsFoundWhereverItIs) {
   write(scratch_ / "set").or_throw();
   const std::string good = test::slurp(scratch_ / "set");

@@ -27,12 +27,15 @@ class ImageWriter::Impl {
   static Result<std::unique_ptr<Impl>> open(Governor governor, const ImageWriterOptions& options);
   Result<void> append(const std::string& messages,
                       std::span<const std::span<const std::byte>> images);
+  Result<std::int64_t> append_rows(const ImageSet& from, std::int64_t begin, std::int64_t end);
 
   RowWriter out;
   ImageSetInfo info{};
 
  private:
   Result<StoredPlace> check(std::span<const std::byte> encoded, ImageSetInfo& after);
+  Result<std::uint32_t> put_head(const std::string& messages, std::span<const StoredPlace> places);
+  Result<void> end_row(std::uint32_t head_bytes, const ImageSetInfo& after);
 
   ImageWriterOptions options_;
   Lease lease_;  // Of what decoding takes, and the encoded bytes, which the caller holds.
@@ -97,6 +100,16 @@ Result<void> ImageWriter::Impl::append(const std::string& messages,
     }
     places.push_back(*place);
   }
+  PLIMSOLL_TRY(const std::uint32_t head_bytes, put_head(messages, places));
+  for (const auto& encoded : images) {
+    PLIMSOLL_TRY_VOID(out.put_apart(encoded));
+  }
+  return end_row(head_bytes, after);
+}
+
+// Everything of a row but its images' bytes; how much that is.
+Result<std::uint32_t> ImageWriter::Impl::put_head(const std::string& messages,
+                                                  std::span<const StoredPlace> places) {
   const auto count = static_cast<std::uint32_t>(places.size());
   const std::int64_t head_bytes = static_cast<std::int64_t>(
       sizeof(count) + places.size() * sizeof(StoredPlace) + messages.size());
@@ -104,16 +117,50 @@ Result<void> ImageWriter::Impl::append(const std::string& messages,
     return fail(ErrorCode::kInvalidArgument, "messages of more than 64 MiB, or not UTF-8");
   }
   PLIMSOLL_TRY_VOID(out.put(std::as_bytes(std::span(&count, 1))));
-  PLIMSOLL_TRY_VOID(out.put(std::as_bytes(std::span(places))));
+  PLIMSOLL_TRY_VOID(out.put(std::as_bytes(places)));
   PLIMSOLL_TRY_VOID(out.put(std::as_bytes(std::span(messages))));
-  for (const auto& encoded : images) {
-    PLIMSOLL_TRY_VOID(out.put_apart(encoded));
-  }
-  PLIMSOLL_TRY_VOID(out.end_row(static_cast<std::uint32_t>(head_bytes)));
-  ++after.rows;
-  info = std::move(after);
+  return static_cast<std::uint32_t>(head_bytes);
+}
+
+Result<void> ImageWriter::Impl::end_row(std::uint32_t head_bytes, const ImageSetInfo& after) {
+  PLIMSOLL_TRY_VOID(out.end_row(head_bytes));
+  info = after;
+  ++info.rows;
   out.counts() = image_counts(info);
   return {};
+}
+
+Result<std::int64_t> ImageWriter::Impl::append_rows(const ImageSet& from, std::int64_t begin,
+                                                    std::int64_t end) {
+  std::int64_t bytes = 0;
+  for (std::int64_t number = begin; number < end; ++number) {
+    PLIMSOLL_TRY(const ImageRow row, from.row(number));
+    ImageSetInfo after = info;
+    after.work_bytes_max = std::max(after.work_bytes_max, from.info().work_bytes_max);
+    std::vector<StoredPlace> places;
+    for (const ImagePlace& place : row.images) {
+      places.push_back({.bytes = static_cast<std::uint32_t>(place.bytes),
+                        .crc = place.crc,
+                        .width = static_cast<std::uint32_t>(place.width),
+                        .height = static_cast<std::uint32_t>(place.height)});
+      ++after.images;
+      after.encoded_bytes += place.bytes;
+      after.decoded_bytes += 3 * place.width * place.height;
+    }
+    PLIMSOLL_TRY(const std::uint32_t head_bytes, put_head(row.messages, places));
+    for (const ImagePlace& place : row.images) {
+      if (place.bytes > lease_.bytes()) {
+        PLIMSOLL_TRY_VOID(lease_.grow(place.bytes));
+      }
+      resize_anew(pixels_, place.bytes);
+      PLIMSOLL_TRY_VOID(from.read(place, std::as_writable_bytes(std::span(pixels_))));
+      PLIMSOLL_TRY_VOID(out.put_apart(std::as_bytes(std::span(pixels_))));
+      bytes += place.bytes;
+    }
+    PLIMSOLL_TRY_VOID(end_row(head_bytes, after));
+    bytes += head_bytes;
+  }
+  return bytes;
 }
 
 ImageWriter::ImageWriter(std::unique_ptr<Impl> impl) noexcept : impl_(std::move(impl)) {}
@@ -138,6 +185,10 @@ const ImageSetInfo& ImageWriter::info() const noexcept {
 Result<void> ImageWriter::append(const std::string& messages,
                                  std::span<const std::span<const std::byte>> images) {
   return impl_->append(messages, images);
+}
+Result<std::int64_t> ImageWriter::append_rows(const ImageSet& from, std::int64_t begin,
+                                              std::int64_t end) {
+  return impl_->append_rows(from, begin, end);
 }
 Result<void> ImageWriter::commit(const std::string& position) {
   return impl_->out.commit(position);

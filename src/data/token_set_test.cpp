@@ -147,6 +147,26 @@ TEST_F(TokenSetTest, RowsComeBackAsTheyWere) {
   }
 }
 
+TEST_F(TokenSetTest, RowsOfOtherSetsAreAppendedToTheBytesThatTheyHadAtOnce) {
+  for (const std::int64_t vocabulary : {300, 70'000}) {
+    const fs::path path = scratch_ / std::to_string(vocabulary);
+    work(path, vocabulary).or_throw();
+    const auto set = TokenSet::open(path).or_throw();
+    const TokenWriterOptions options{
+        .path = scratch_ / "joined", .vocabulary = vocabulary, .fingerprint = "f"};
+    for (const std::int64_t end : {std::int64_t{0}, std::int64_t{30}, set.rows()}) {
+      auto writer = TokenWriter::open(governor_, options).or_throw();
+      EXPECT_GE(writer.append_rows(set, writer.info().rows, end).or_throw(), 0);
+      writer.commit("here").or_throw();
+    }
+    auto writer = TokenWriter::open(governor_, options).or_throw();
+    EXPECT_FALSE(writer.append_rows(set, set.rows(), set.rows() + 1));
+    writer.finish(set.info().about).or_throw();
+    EXPECT_EQ(test::slurp(options.path), test::slurp(path));
+    fs::remove(options.path);
+  }
+}
+
 TEST_F(TokenSetTest, ASecondImportFindsItWholeAndAnotherFingerprintReplacesIt) {
   const fs::path path = scratch_ / "set";
   work(path).or_throw();

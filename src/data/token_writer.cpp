@@ -50,6 +50,7 @@ class TokenWriter::Impl {
   Result<void> append(std::span<const std::uint32_t> ids, std::span<const TokenSpan> trained);
   Result<RowEnd> end_row();
   void drop_row() noexcept;
+  Result<std::int64_t> append_rows(const TokenSet& from, std::int64_t begin, std::int64_t end);
 
  private:
   [[nodiscard]] static std::uint32_t id_bytes(const TokenWriterOptions& options) noexcept {
@@ -172,6 +173,30 @@ void TokenWriter::Impl::drop_row() noexcept {
   row_ = {};
 }
 
+Result<std::int64_t> TokenWriter::Impl::append_rows(const TokenSet& from, std::int64_t begin,
+                                                    std::int64_t end) {
+  constexpr std::int64_t kTokenBytes = 10;  // Of an id and its mask, here and while they are read.
+  std::int64_t bytes = 0;
+  for (std::int64_t row = begin; row < end; ++row) {
+    PLIMSOLL_TRY(const std::int64_t tokens, from.length(row));
+    if (tokens * kTokenBytes > mask_lease_.bytes()) {
+      PLIMSOLL_TRY_VOID(mask_lease_.grow(tokens * kTokenBytes));
+    }
+    std::vector<std::int32_t> ids(static_cast<std::size_t>(tokens));
+    std::vector<std::uint8_t> trained(ids.size());
+    PLIMSOLL_TRY_VOID(from.read(row, ids, trained));
+    PLIMSOLL_TRY_VOID(append({reinterpret_cast<const std::uint32_t*>(ids.data()), ids.size()}, {}));
+    for (std::int64_t i = 0; i < row_.tokens; ++i) {
+      if (trained[static_cast<std::size_t>(i)] != 0) {
+        mark(i, i + 1);
+      }
+    }
+    PLIMSOLL_TRY_VOID(end_row());
+    bytes += token_row_bytes(tokens, info.id_bytes);
+  }
+  return bytes;
+}
+
 TokenWriter::TokenWriter(std::unique_ptr<Impl> impl) noexcept : impl_(std::move(impl)) {}
 TokenWriter::TokenWriter(TokenWriter&&) noexcept = default;
 TokenWriter& TokenWriter::operator=(TokenWriter&&) noexcept = default;
@@ -200,6 +225,10 @@ Result<RowEnd> TokenWriter::end_row() {
 }
 void TokenWriter::drop_row() noexcept {
   impl_->drop_row();
+}
+Result<std::int64_t> TokenWriter::append_rows(const TokenSet& from, std::int64_t begin,
+                                              std::int64_t end) {
+  return impl_->append_rows(from, begin, end);
 }
 Result<void> TokenWriter::commit(const std::string& position) {
   return impl_->out.commit(position);
