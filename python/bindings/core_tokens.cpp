@@ -408,6 +408,14 @@ void bind_tokens(nb::module_& m) {
   bind_spans(m);
   bind_reader(m);
   m.def("chat_row_keys", &chat_row_keys);
+  m.def("chat_oddities", [] {
+    std::vector<std::pair<std::string, bool>> oddities;
+    for (std::size_t i = 0; i < kChatOddities; ++i) {
+      const auto oddity = static_cast<ChatOddity>(i);
+      oddities.emplace_back(chat_oddity_key(oddity), is_chat_error(oddity));
+    }
+    return oddities;
+  });
   nb::class_<WorkMeter>(m, "WorkMeter")
       .def(
           "__init__",

@@ -9,7 +9,7 @@ import argparse
 from collections.abc import Sequence
 
 from ._chat_import import import_chat
-from ._import_command import add_files, add_rest, parser_of, run_import
+from ._import_command import add_files, add_parts, add_rest, parser_of, run_import
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -19,7 +19,9 @@ def run(arguments: Sequence[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = parser_of("chat", "Token set of chats in JSON, with the ids of a Hugging Face tokenizer",
-                       "plimsoll import chat chats.jsonl --tokenizer models/tiny --out chats.tokens --max-length 2048")
+                       "plimsoll import chat chats.jsonl --tokenizer models/tiny --out chats.tokens --max-length 2048\n"
+                       "  plimsoll import chat *.jsonl --tokenizer models/tiny --out chats.tokens --part 3/8\n"
+                       "  plimsoll import chat *.jsonl --tokenizer models/tiny --out chats.tokens --join 8")
     add_files(parser)
     add = parser.add_argument
     add("--tokenizer", required=True, metavar="DIR", help="Folder of the tokenizer and its chat template")
@@ -34,6 +36,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--text-bytes-max", default="2MiB", metavar="SIZE", help="Longest message [2MiB]")
     add("--encoder", choices=("auto", "tokenizers", "gigatoken"), default="auto",
         help="Library that encodes: gigatoken gives the same ids, faster [auto: gigatoken where it is installed]")
+    add_parts(parser)
     add_rest(parser)
     return parser
 

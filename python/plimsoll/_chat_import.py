@@ -9,7 +9,6 @@ Memory: a piece, its tokens, the tokenizer.
 """
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 from collections.abc import Callable, Iterable, Sequence
@@ -23,6 +22,7 @@ from ._chat_encoder import ENCODERS, Encoder
 from ._chat_source import TRAINING, ChatFiles, ChatRows, chat_source
 from ._chat_template import ChatTokenizer, Pieces, Spans, TemplateError, agree, compile_template
 from ._memory import Governor, with_governor
+from ._parts import Part
 from ._set_import import Again, SetImport, digest
 
 _PIECE_BYTES = 256 << 10
@@ -39,7 +39,8 @@ _Path = str | os.PathLike[str]
 def import_chat(files: _Path | Sequence[_Path] | Iterable[dict[str, Any]], out: _Path, *, tokenizer: _Path,
                 template: str | None = None, train: str = "assistant", max_length: int = 0, errors_max: int = 0,
                 date: str | None = None, line_bytes_max: int | str = "100MiB", text_bytes_max: int | str = "2MiB",
-                encoder: str = "auto", rebuild: bool = False, progress: Callable[[int, int], object] | None = None,
+                encoder: str = "auto", part: Part | None = None, join: int = 0, rebuild: bool = False,
+                progress: Callable[[int, int], object] | None = None,
                 governor: Governor | None = None) -> dict[str, Any]:
     """Makes a token set in the file `out` of chats, with the ids of a Hugging Face tokenizer.
 
@@ -56,14 +57,20 @@ def import_chat(files: _Path | Sequence[_Path] | Iterable[dict[str, Any]], out: 
     line_bytes_max, text_bytes_max: of a line, and of one message or row where a text cannot be cut.
     encoder:    "tokenizers"; "gigatoken", which is faster and gives the same ids; "auto": gigatoken where it is
                 installed and shown equal for this tokenizer. It is compared again every 1,024 texts.
+    part:       (3, 8) imports the third of eight parts of the files, neighbours of about as many bytes, to a set of its
+                own: `out` with .part-3-of-8 behind its name. A file is not divided, and a part may have none. Parts may be
+                made side by side, by any processes that see files of the same names and sizes.
+    join:       8: makes `out` of its eight parts, in the bytes that an import of all files at once has. The parts stay.
     rebuild:    also when neither inputs nor options have changed since `out` was made.
-    progress:   called with bytes done and bytes in all; of an iterable with rows (in all: 0 where it has no length).
+    progress:   called with bytes done and bytes in all; of an iterable with rows (in all: 0 where it has no length); of
+                join with parts.
 
     Killed at any moment and called again, it goes on where it was, to the same bytes: what was read before is read
     again and compared. An iterator that can be asked only once is imported from its beginning. Rows without a token
     that is trained on are left out. Returns what plimsoll.info(out) says, "reused", and "encoder".
-    Errors: ValueError naming file and line, or the option; NotFoundError; CorruptError (a damaged .gz or .zst, an
-            array without an end); BudgetExceeded; OSError. What was done stays, to go on with.
+    Errors: ValueError naming file and line, or the option, or a part that is of other inputs; NotFoundError (also
+            naming a part that is missing); CorruptError (a damaged .gz or .zst, an array without an end);
+            BudgetExceeded; OSError. What was done stays, to go on with.
     """
     assert governor is not None  # By with_governor.
     if train not in TRAINING:
@@ -79,11 +86,15 @@ def import_chat(files: _Path | Sequence[_Path] | Iterable[dict[str, Any]], out: 
         raise ValueError(f"encoder: {encoder!r} is none of {', '.join(ENCODERS)}")
     job = _Import(source, os.fspath(out), loaded, options, Encoder(loaded.tokenizer, loaded.vocabulary, encoder),
                   governor, progress)
-    reused = job.run(rebuild)
-    return {**json.loads(_core.describe(os.fspath(out))), "reused": reused, "encoder": job.encoder.name}
+    path, reused = job.make(rebuild, part, join)
+    return {**json.loads(_core.describe(path)), "reused": reused, "encoder": job.encoder.name}
 
 
 class _Import(SetImport):
+    wanted = "a token to train on"
+    harmless = [key for key, error in _core.chat_oddities() if not error]
+    odd_order = [key for key, _ in _core.chat_oddities()]
+
     def __init__(self, source: ChatFiles | ChatRows, out: str, tokenizer: ChatTokenizer, options: dict[str, Any],
                  encoder: Encoder, governor: Governor, progress: Callable[[int, int], object] | None) -> None:
         super().__init__(source, out, digest([_VERSION, tokenizer.fingerprint, options, source.identity()]), governor,
@@ -98,9 +109,23 @@ class _Import(SetImport):
         return _core.TokenWriter.open(self.governor._core, self.out, self._tokenizer.vocabulary, fingerprint, most,
                                       rebuild)
 
-    def open_set(self) -> tuple[str, str]:
-        with contextlib.closing(_core.TokenSet.open(self.out)) as made:
-            return made.about, made.counts[-1]
+    def open_set(self) -> _core.TokenSet:
+        return _core.TokenSet.open(self.out)
+
+    def about(self) -> dict[str, Any]:
+        return {"tokenizer": self._tokenizer.fingerprint[:32], "options": self._options}
+
+    def count(self, writer: _core.TokenWriter) -> int:
+        return writer.rows
+
+    def joined_alike(self, parts: list[SetImport], abouts: list[dict[str, Any]]) -> bool:
+        """One part whose rows pieces render otherwise than the template, and all are rendered by the template."""
+        if len({about["compiled"] for about in abouts}) == 1:
+            return True
+        for job, about in zip(parts, abouts, strict=True):
+            if about["compiled"]:
+                job.run(True, {"pieces": False})
+        return False
 
     def open_reader(self) -> _core.ChatReader:
         names, feed = self.source.lines()
@@ -115,8 +140,7 @@ class _Import(SetImport):
         if pieces is not None:
             reader.set_pieces(*pieces.arguments())
         self._read(reader, writer, pieces)
-        self.finish(reader, writer, {"tokenizer": self._tokenizer.fingerprint[:32], "options": self._options,
-                                     "compiled": pieces is not None}, "a token to train on", writer.rows)
+        self.finish(reader, writer, {**self.about(), "compiled": pieces is not None})
 
     def _read(self, reader: _core.ChatReader, writer: _core.TokenWriter, pieces: Pieces | None) -> None:
         since = 0

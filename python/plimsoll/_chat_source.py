@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterable, Iterator, Sized
 from typing import Any
 
 from . import _core
+from ._parts import Part, joined_sum, share
+from ._tar_rows import TarRows
 from .errors import NotFoundError
 
 _BLOCK_BYTES = 64 << 10
@@ -42,6 +44,22 @@ class ChatFiles:
         """What a reader of lines is to open: names, and no feed."""
         return self._paths, None
 
+    def files(self) -> list[list[Any]]:
+        """Names and sizes of what parts are made of."""
+        return self.identity()
+
+    def part(self, part: Part) -> ChatFiles:
+        """The files of a part; there may be none."""
+        return ChatFiles(self._paths[share(self._bytes, part)])
+
+    def joined(self, inputs: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
+        """What was read, of what was read of each part."""
+        return [one for part in inputs for one in part]
+
+    def named(self, first: list[str], lines: int) -> list[str]:
+        """Lines that a part names, as they are named where so many lines are before the part."""
+        return first
+
 
 class ChatRows:
     """Rows of an iterable, each a dict as a line of a file is."""
@@ -59,6 +77,28 @@ class ChatRows:
     def lines(self) -> tuple[list[str], Callable[[int], bytes]]:
         """What a reader of lines is to open: a name, and the feed of its lines from the first row on."""
         return ["rows"], _Lines(self._rows, self._line).read
+
+    def files(self) -> list[list[Any]]:
+        """As of ChatFiles: the archives. Errors: ValueError where there are none; NotFoundError, OSError."""
+        return ChatFiles(self._archives().paths).files()
+
+    def part(self, part: Part) -> ChatRows:
+        """The rows of a part. Errors: those of files()."""
+        archives = self._archives()
+        return ChatRows(archives.some(share([size for _, size in self.files()], part)), self._line)
+
+    def joined(self, inputs: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
+        """As of ChatFiles."""
+        return [joined_sum([part[0] for part in inputs])]
+
+    def named(self, first: list[str], lines: int) -> list[str]:
+        """As of ChatFiles: a row's name has its number."""
+        return [f"rows[{int(name[5:-1]) + lines}]" for name in first]
+
+    def _archives(self) -> TarRows:
+        if not isinstance(self._rows, TarRows):
+            raise ValueError("part and join are for files, and these are rows of an iterable")
+        return self._rows
 
 
 class _Lines:

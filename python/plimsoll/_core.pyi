@@ -974,6 +974,8 @@ class WorkMeter:
 
 def chat_row_keys() -> list[str]:
     """Names at the top of a row that are looked at."""
+def chat_oddities() -> list[tuple[str, bool]]:
+    """Keys of what is counted as odd, as a report has them in order; whether it is an error."""
 
 def run_program(arguments: list[bytes]) -> int:
     """The program `plimsoll` without what needs torch. Returns its exit status."""

@@ -13,6 +13,7 @@ from typing import Any
 
 from . import _core
 from ._memory import Governor
+from ._parts import part_from, part_path
 
 _FAILED = 1
 
@@ -27,6 +28,15 @@ def parser_of(name: str, description: str, example: str) -> argparse.ArgumentPar
 def add_files(parser: argparse.ArgumentParser, more: str = "") -> None:
     """FILES. more: kinds of files beside those of rows."""
     parser.add_argument("FILES", nargs="+", help=f"Rows: JSON lines or an array, plain, .gz or .zst{more}")
+
+
+def add_parts(parser: argparse.ArgumentParser) -> None:
+    """--part and --join."""
+    add = parser.add_mutually_exclusive_group().add_argument
+    add("--part", type=part_from, metavar="K/N",
+        help="Part of the files to import, into OUT.part-K-of-N, for tasks that share the work; a file is not divided")
+    add("--join", type=int, default=0, metavar="N",
+        help="Number of parts to make OUT of, with the bytes of an import of all files; the parts stay")
 
 
 def add_rest(parser: argparse.ArgumentParser) -> None:
@@ -45,6 +55,8 @@ def run_import(parser: argparse.ArgumentParser, make: Callable[..., dict[str, An
     source: name of the argument that make() is given first.
     """
     typed = parser.parse_args(arguments)
+    part = getattr(typed, "part", None)
+    out = typed.out if part is None else part_path(typed.out, part)
     options = {name: value for name, value in vars(typed).items()
                if name not in (source, "out", "memory_limit", "json", "quiet")}
     try:
@@ -52,7 +64,7 @@ def run_import(parser: argparse.ArgumentParser, make: Callable[..., dict[str, An
             made = make(getattr(typed, source), typed.out, governor=governor,
                         progress=None if typed.quiet else _core.WorkMeter("import").update, **options)
     except KeyboardInterrupt:
-        print(f"plimsoll: stopped; the same command goes on with {typed.out}", file=sys.stderr)
+        print(f"plimsoll: stopped; the same command goes on with {out}", file=sys.stderr)
         return _FAILED
     except (ValueError, KeyError, OSError, MemoryError, RuntimeError) as error:
         text = error.args[0] if isinstance(error, KeyError) and error.args else error
@@ -61,7 +73,7 @@ def run_import(parser: argparse.ArgumentParser, make: Callable[..., dict[str, An
     if typed.json:
         print(json.dumps(made))
         return 0
-    status = _core.run_program([b"plimsoll", b"info", str(typed.out).encode(errors="surrogateescape")])
+    status = _core.run_program([b"plimsoll", b"info", str(out).encode(errors="surrogateescape")])
     if made["reused"]:
         print("  (as it was: neither inputs nor options have changed)")
     return status

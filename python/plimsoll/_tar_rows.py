@@ -30,12 +30,16 @@ class TarRows:
 
     def __init__(self, paths: list[str], fields: Fields, bytes_max: int) -> None:
         """bytes_max: of a member, unpacked."""
-        self._paths = paths
+        self.paths = paths
         self._fields = fields
         self._bytes_max = bytes_max
 
+    def some(self, which: slice) -> TarRows:
+        """Of some of the archives."""
+        return TarRows(self.paths[which], self._fields, self._bytes_max)
+
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        for path in self._paths:
+        for path in self.paths:
             try:
                 with _opened(path) as stream:
                     with tarfile.open(fileobj=stream, mode="r|") as archive:

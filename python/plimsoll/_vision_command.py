@@ -9,7 +9,7 @@ import argparse
 from collections.abc import Sequence
 
 from . import _core
-from ._import_command import add_files, add_rest, parser_of, run_import
+from ._import_command import add_files, add_parts, add_rest, parser_of, run_import
 from ._vision_import import import_vision
 
 
@@ -20,7 +20,9 @@ def run(arguments: Sequence[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = parser_of("vision", "Image set of rows with text and images, which stay encoded",
-                       "plimsoll import vision receipts.jsonl --out receipts.images --errors-max 10")
+                       "plimsoll import vision receipts.jsonl --out receipts.images --errors-max 10\n"
+                       "  plimsoll import vision *.tar --out receipts.images --part 3/8\n"
+                       "  plimsoll import vision *.tar --out receipts.images --join 8")
     add_files(parser, "; or WebDataset's archives, .tar")
     add = parser.add_argument
     add("--out", required=True, metavar="FILE", help="Image set to make, or made before")
@@ -34,5 +36,6 @@ def _parser() -> argparse.ArgumentParser:
         help=f"Number of pixels above which an image is refused as a decompression bomb [{_core.image_pixels_max}]")
     add("--image-bytes-max", default="64MiB", metavar="SIZE", help="Longest file of an image, or member of an archive [64MiB]")
     add("--line-bytes-max", default="100MiB", metavar="SIZE", help="Longest line [100MiB]")
+    add_parts(parser)
     add_rest(parser)
     return parser

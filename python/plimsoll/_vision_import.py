@@ -19,6 +19,7 @@ from . import _core
 from ._arrays import byte_size
 from ._chat_source import ChatFiles, ChatRows, chat_source
 from ._memory import Governor, with_governor
+from ._parts import Part, joined_sum
 from ._set_import import SetImport, digest
 from ._tar_rows import tar_rows
 from ._vision_row import BadRow, Fields, bytes_of, parse_row, row_line
@@ -35,7 +36,8 @@ _Path = str | os.PathLike[str]
 def import_vision(files: _Path | Sequence[_Path] | Iterable[dict[str, Any]], out: _Path, *, images: _Path | None = None,
                   text_field: str = "text", image_field: str = "image", response_field: str = "response",
                   errors_max: int = 0, pixels_max: int = _core.image_pixels_max, line_bytes_max: int | str = "100MiB",
-                  image_bytes_max: int | str = "64MiB", rebuild: bool = False, progress: Callable[[int, int], object] | None = None,
+                  image_bytes_max: int | str = "64MiB", part: Part | None = None, join: int = 0, rebuild: bool = False,
+                  progress: Callable[[int, int], object] | None = None,
                   governor: Governor | None = None) -> dict[str, Any]:
     """Makes an image set in the file `out` of rows with text and images.
 
@@ -51,8 +53,10 @@ def import_vision(files: _Path | Sequence[_Path] | Iterable[dict[str, Any]], out
                 import, with file and line.
     pixels_max: of an image. One with more is refused before it is decoded: it may be a decompression bomb.
     line_bytes_max: of a line. image_bytes_max: of an image's file, and of a member of an archive.
+    part, join: as of import_chat(): part k of n of the files, and the set of n parts. What an archive holds is not divided.
     rebuild:    also when neither inputs nor options have changed since `out` was made.
-    progress:   called with bytes done and bytes in all; of an iterable with rows (in all: 0 where it has no length).
+    progress:   called with bytes done and bytes in all; of an iterable with rows (in all: 0 where it has no length); of
+                join with parts.
 
     Images stay encoded. Each is decoded once to know that it can be: none of the set is damaged, and none is replaced.
     Killed at any moment and called again, it goes on where it was, to the same bytes. Returns what plimsoll.info(out)
@@ -70,8 +74,8 @@ def import_vision(files: _Path | Sequence[_Path] | Iterable[dict[str, Any]], out
     source = chat_source(tar_rows(files, fields, options["image_bytes_max"]), row_line(fields))
     job = _Import(source, os.fspath(out), options, fields, None if images is None else os.fspath(images), governor,
                   progress)
-    reused = job.run(rebuild)
-    return {**json.loads(_core.describe(os.fspath(out))), "reused": reused}
+    path, reused = job.make(rebuild, part, join)
+    return {**json.loads(_core.describe(path)), "reused": reused}
 
 
 class _Reader:
@@ -151,23 +155,31 @@ class _Reader:
 
 
 class _Import(SetImport):
+    wanted = "an image"
+    harmless = ("blank_lines", "no_image")
+
     def __init__(self, source: ChatFiles | ChatRows, out: str, options: dict[str, Any], fields: Fields,
                  images: str | None, governor: Governor, progress: Callable[[int, int], object] | None) -> None:
         super().__init__(source, out, digest([_VERSION, options, source.identity()]), governor, progress)
         self._options = options
         self._fields = fields
-        names, feed = source.lines()
-        self._folders = [images or ("" if feed else os.path.dirname(name)) for name in names]
+        self._images = images
 
     def open_writer(self, fingerprint: str, rebuild: bool) -> _core.ImageWriter:
         return _core.ImageWriter.open(self.governor._core, self.out, fingerprint, self._options["pixels_max"], rebuild)
 
-    def open_set(self) -> tuple[str, str]:
-        with contextlib.closing(_core.ImageSet.open(self.out)) as made:
-            return made.about, made.counts[-1]
+    def open_set(self) -> _core.ImageSet:
+        return _core.ImageSet.open(self.out)
+
+    def about(self) -> dict[str, Any]:
+        return {"options": self._options}
+
+    def count(self, writer: _core.ImageWriter) -> int:
+        return writer.images
 
     def open_reader(self) -> _Reader:
         names, feed = self.source.lines()
+        self._folders = [self._images or ("" if feed else os.path.dirname(name)) for name in names]
         lines = _core.Lines.open(self.governor._core, names, self._options["line_bytes_max"], feed)
         return _Reader(lines, self._options["errors_max"])
 
@@ -179,6 +191,9 @@ class _Import(SetImport):
     def inputs(self, reader: _Reader) -> list[dict[str, Any]]:
         """Those of the rows, and the files that they name."""
         return [*super().inputs(reader), reader.image_sum]
+
+    def joined_inputs(self, inputs: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
+        return [*super().joined_inputs([part[:-1] for part in inputs]), joined_sum([part[-1] for part in inputs])]
 
     def work(self, reader: _Reader, writer: _core.ImageWriter, position: dict[str, Any]) -> None:
         since = 0
@@ -205,7 +220,7 @@ class _Import(SetImport):
                 since = 0
             if self.progress is not None:
                 self.progress(reader.done, self.source.total)
-        self.finish(reader, writer, {"options": self._options}, "an image", writer.images)
+        self.finish(reader, writer, self.about())
 
     def _row(self, reader: _Reader, file: int, line: int, text: bytes | None) -> tuple[str, list[bytes]] | None:
         """Messages as JSON, and images; None for a blank line. Errors: BadRow."""
