@@ -51,6 +51,7 @@ tsan: setup
 	@cmake --workflow --preset tsan
 
 slow: dev
+	@tools/setup.sh --slow
 	@ctest --test-dir build/dev -L slow --output-on-failure
 	@PYTHONPATH=build/dev/python PLIMSOLL_PROGRAM=build/dev/bin/plimsoll \
 	  .venv/bin/python -m pytest -q -m slow tests

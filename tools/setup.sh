@@ -6,6 +6,7 @@
 #
 #   tools/setup.sh            as root, or as a user who may use sudo
 #   tools/setup.sh --build    only what `make build` and `make demo` take
+#   tools/setup.sh --slow     also what only `make slow` takes
 #   tools/setup.sh --no-root  never asks for root: Debian packages are unpacked into .deps instead
 #
 # PLIMSOLL_TORCH   the torch requirement to install (default torch==2.13.0)
@@ -21,7 +22,7 @@ libraries=(libexpected-dev libfmt-dev libcli11-dev libtomlplusplus-dev nlohmann-
   libgtest-dev libssl-dev liblz4-dev libzstd-dev zlib1g-dev libjpeg62-turbo-dev libpng-dev libwebp-dev)
 # Programs; without root these come from the system or from the Python index.
 programs=(g++ cmake ninja-build ccache git)
-# Only for `ctest -L tidy` and the tidy and fuzz presets; their absence skips those checks.
+# Only for `ctest -L tidy`, the tidy and fuzz presets and, of `make slow`, Spark; their absence skips those checks.
 checkers=(clang-format-14 clang-tidy-14 clang-14 libclang-rt-14-dev)
 
 say() { printf 'setup: %s\n' "$*"; }
@@ -34,6 +35,10 @@ for option in "$@"; do
   case $option in
     --no-root) no_root=1 ;;
     --build) parts=(build) checkers=() ;;
+    --slow)
+      parts+=(slow)
+      command -v java >/dev/null || checkers+=(default-jre-headless)
+      ;;
     *) fail "there is no option $option" ;;
   esac
 done
@@ -113,6 +118,7 @@ for part in "${parts[@]}"; do
     # torch first and pinned: anything installed after it must accept the torch that is there.
     build) list=tools/requirements.txt wanted=("$torch_requirement" "-r$list") ;;
     tests) list=tools/requirements-tests.txt wanted=("-r$list") ;;
+    slow) list=tools/requirements-slow.txt wanted=("-r$list") ;;
   esac
   stamp=".venv/.plimsoll-$part-$(cat $list <(echo "$torch_requirement") | sha256sum | cut -c1-16)"
   [ -f "$stamp" ] && continue

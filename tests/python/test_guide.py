@@ -2,36 +2,56 @@
 """docs/guide (test_docs.py has all of docs): its programs run as printed, its links lead somewhere, and the error texts it explains are ours."""
 import os
 import pathlib
+import random
 import re
+import shutil
 import subprocess
 import sys
 
 import pytest
 
 pytest.importorskip("torch")
+import plimsoll  # noqa: E402
+
+from tests.support import chats  # noqa: E402
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 GUIDE = ROOT / "docs" / "guide"
-PROGRAMS = [pytest.param(page, block, id=f"{page.stem}-{number}")
+PROGRAMS = [pytest.param(page, block, id=f"{page.stem}-{number}", marks=[pytest.mark.slow] if page.stem == "imports" else [])
             for page in sorted(GUIDE.glob("*.md"))
             for number, block in enumerate(re.findall(r"```python\n(.*?)```", page.read_text("utf-8"), re.DOTALL))]
 
 
 def start(code, folder):
     return subprocess.run([sys.executable, "-c", code], cwd=folder, text=True, capture_output=True, timeout=600,
-                          env={**os.environ, "OMP_NUM_THREADS": "1"})
+                          env={**os.environ, "OMP_NUM_THREADS": "1", "PYSPARK_PYTHON": sys.executable})
+
+
+def chats_to_import(folder):
+    chats.make_tokenizer(folder / "MODEL")
+    (folder / "chats").mkdir()
+    return [chats.write_lines(folder / "chats" / f"{k:02}.jsonl", [{"messages": chats.chat(random.Random(10 * k + row))}
+                                                                   for row in range(1 + k)]) for k in range(12)]
 
 
 def test_there_are_programs():
-    assert {page.values[0].stem for page in PROGRAMS} == {"batch", "features", "ranks", "recipes", "trainers", "tutorial", "watch"}
+    assert {page.values[0].stem for page in PROGRAMS} == {"batch", "features", "imports", "ranks", "recipes", "trainers", "tutorial", "watch"}
 
 
 @pytest.mark.parametrize("page, block", PROGRAMS)
-def test_the_program_runs_as_printed(page, block, tmp_path):
-    for module in ("accelerate", "lightning", "transformers"):
+def test_the_program_runs_as_printed(page, block, tmp_path, governor):
+    for module in ("accelerate", "dask.distributed", "lightning", "pyspark", "ray", "transformers"):
         if f"import {module}" in block:
-            pytest.importorskip(module)
+            pytest.importorskip(module, reason=f"needs {module}: tools/setup.sh --slow installs it")
+    if "import pyspark" in block and shutil.which("java") is None:
+        pytest.skip("Spark needs java: tools/setup.sh --slow installs it")
+    if page.stem == "imports":
+        files = chats_to_import(tmp_path)
     done = start(block, tmp_path)
     assert done.returncode == 0, done.stderr
+    if page.stem == "imports":
+        plimsoll.import_chat(files, tmp_path / "whole", tokenizer=tmp_path / "MODEL", governor=governor)
+        assert (tmp_path / "chats.tokens").read_bytes() == (tmp_path / "whole").read_bytes()
 
 
 def test_the_run_of_the_tutorial_has_the_same_bits_after_a_kill(tmp_path):
@@ -74,3 +94,17 @@ def test_the_pages_are_made_and_every_link_leads_somewhere(tmp_path):
     reference = (tmp_path / "guide" / "reference.html").read_text("utf-8")
     for name in ("plimsoll.Run", "plimsoll.Governor.set_limit", "plimsoll.integrations.lightning.RunCallback"):
         assert f'id="{name}"' in reference
+
+
+@pytest.mark.slow
+def test_the_loop_and_the_array_of_tasks_make_what_one_import_makes(tmp_path, governor):
+    loop, task = (block for block in re.findall(r"```\n(.*?)```", (GUIDE / "imports.md").read_text("utf-8"), re.DOTALL)
+                  if "$" in block)
+    files = chats_to_import(tmp_path)
+    plimsoll.import_chat(files, tmp_path / "whole", tokenizer=tmp_path / "MODEL", governor=governor)
+    tasks = f"for SLURM_ARRAY_TASK_ID in 1 2 3 4 5 6 7 8; do {task.splitlines()[-1]}; done\n{loop.splitlines()[-1].replace('4', '8')}"
+    program = f"plimsoll() {{ {sys.executable} -c 'import sys; from plimsoll._program import main; sys.exit(main())' \"$@\"; }}\n"
+    for commands in (loop, tasks):
+        subprocess.run(["bash", "-ec", program + commands], cwd=tmp_path, check=True, timeout=300)
+        assert (tmp_path / "chats.tokens").read_bytes() == (tmp_path / "whole").read_bytes()
+        (tmp_path / "chats.tokens").unlink()
