@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks: the processes of one machine that train one run together, as torchrun starts them.
+"""Ranks: the processes that train one run together, as torchrun starts them, on one machine or several that share its folder.
 
 Everything that could go differently on one rank is done in agreed(): each does its part and says how it
 went, and what one was refused or failed in, all are refused or fail in. So they stay at the same step.
@@ -7,11 +7,12 @@ went, and what one was refused or failed in, all are refused or fail in. So they
     a batch        the order of one process, cut by position           RunLoader
     a step         gradients in a tree, by buckets of a fixed size, then the update: agreed() after each,
                    before anything counts                               RankSums, TrainingStep
-    the limit      less what the launcher holds, in equal shares        share()
+    the limit      of a machine, less what its launcher holds, in equal shares    share()
     a commit       each rank its own part; then rank 0 publishes        _run_commit.save()
     what is asked  signals of any rank, files read by rank 0            settle(), Limits
 
-All that travels goes through memory that all ranks have mapped (src/memory/rank_memory.h); over gloo where a system forbids that.
+All that travels goes through memory that all ranks have mapped (src/memory/rank_memory.h); over gloo between machines, and where a
+system forbids that.
 
 Threads: the thread that trains, and the one of _rank_watch.py.
 Memory:  1 KiB a rank, and what _rank_sums.py and _rank_rows.py exchange.
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
     from ._run_life import Boundary
     from ._run_parts import Parts
 
-_THROUGH_MEMORY = True  # bench/scale, and tests: what ranks of several machines would send is sent.
+_THROUGH_MEMORY = True  # bench/scale, and tests: what ranks of several machines send is sent.
 _NUMBERS = 6
 _TEXT = 960
 _ROW = struct.Struct(f"<ii{_NUMBERS}d{_TEXT}s")  # Where a rank is, how it went, numbers, words.
@@ -76,17 +77,13 @@ def join(stopped_seconds: float, **same: Any) -> Ranks | None:
     """The ranks that this process is one of; None: it trains alone.
 
     stopped_seconds: longest that one may be stopped; 0: half an hour, as long as gloo waits.
-    same:            what must be the same on all of them. Errors: ValueError naming it; several machines.
+    same:            what must be the same on all of them. Errors: ValueError naming it.
     """
     count = int(os.environ.get("WORLD_SIZE", "1")) if "RANK" in os.environ else 1
     if dist.is_available() and dist.is_initialized():
         count = dist.get_world_size()
     if count == 1:
         return None
-    local = int(os.environ.get("LOCAL_WORLD_SIZE", count))
-    if local != count:
-        raise ValueError(f"Run: {count} ranks, {local} of them on this machine: the ranks of a run are on one "
-                         f"machine yet; start them with torchrun --standalone --nproc-per-node {local}")
     ranks = Ranks(stopped_seconds)
     try:
         ranks.must_be_same("the beginning", same, "give all ranks the same")
@@ -109,7 +106,7 @@ class Ranks:
         self._next = torch.zeros_like(self._board)
         self._coming: list[Any] = []  # Receives of rank 0, which are there before anybody sends.
         self._await_rows()
-        self._pids: list[int] = []
+        self._pids: dict[int, int] = {}  # Of the ranks of this machine.
         self.tables: list[DealtTable] = []
         """Whose rows are dealt to ranks, in the same order on all."""
         self._over = False
@@ -121,17 +118,12 @@ class Ranks:
         if "TORCHELASTIC_RUN_ID" in os.environ:
             # Of a launcher that is killed nothing trains on, beside the one that is started next.
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        machine = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        said = self.say("the beginning", os.getpid(), text=machine)
-        self._pids = [int(one.numbers[0]) for one in said]
-        if len({one.text for one in said}) > 1:
-            self.close()
-            raise ValueError("Run: its ranks are on several machines, and must be on one yet; start them with "
-                             "torchrun --standalone")
-        if _THROUGH_MEMORY:
+        said = self.say("the beginning", os.getpid(), text=_machine())
+        self._pids = {rank: int(one.numbers[0]) for rank, one in enumerate(said) if one.text == said[self.rank].text}
+        if _THROUGH_MEMORY and len(self._pids) == self.count:
             self._open_memory()
-        if stopped_seconds:
-            others = {rank: pid for rank, pid in enumerate(self._pids) if rank != self.rank}
+        others = {rank: pid for rank, pid in self._pids.items() if rank != self.rank}
+        if stopped_seconds and others:
             try:
                 self._watch = RankWatch(others, stopped_seconds)
             except OSError as error:  # Old kernels, and sandboxes.
@@ -370,12 +362,13 @@ class Ranks:
             self._over = True
             until, gone = time.monotonic() + _ENDING, []
             while not gone and self._pids and time.monotonic() < until:
-                gone = [f"rank {rank} (process {pid})" for rank, pid in enumerate(self._pids) if state_of(pid) in "ZX"]
+                gone = [f"rank {rank} (process {pid})" for rank, pid in self._pids.items() if state_of(pid) in "ZX"]
                 time.sleep(0.01)
             stopped = [] if self._watch is None else list(self._watch.stopped)
             self.close()  # Those that wait for this one hear it, too.
             said = str(error).splitlines()[0].split(". ")[0]
-            who = " and ".join(gone) + " ended" if gone else "a rank does not answer"
+            elsewhere = " of another machine" if 0 < len(self._pids) < self.count else ""
+            who = " and ".join(gone) + " ended" if gone else f"a rank{elsewhere} does not answer"
             who += "".join(f"; rank {rank} had been stopped (SIGSTOP) for as long as rank_stopped_seconds allows"
                            for rank in stopped)
             raise ConnectionError(
@@ -436,14 +429,16 @@ class Ranks:
     # ---- The limit ----
 
     def share(self, memory_limit: int | str) -> int:
-        """What one rank may hold, in bytes, of a limit for all of them and for what launched them."""
-        whole = int(self.first_says("the beginning", lambda: limits(memory_limit).limit_bytes))
-        self._launcher_bytes = int(self.first_says("the beginning", lambda: _launcher_bytes()))
-        return max((whole - self._launcher_bytes) // self.count, 1 << 20)
+        """What one rank may hold, in bytes, of a limit for those of its machine and for what launched them."""
+        said = self.agreed("the beginning", lambda: (float(limits(memory_limit).limit_bytes), float(_launcher_bytes())),
+                           lambda both: both)[1]
+        whole, launcher = map(int, said[min(self._pids)].numbers[:2])
+        self._launcher_bytes = launcher
+        return max((whole - launcher) // len(self._pids), 1 << 20)
 
     def whole(self, share_bytes: int) -> int:
-        """The limit of which that is a rank's share."""
-        return share_bytes * self.count + self._launcher_bytes
+        """The limit of a machine of which that is a rank's share."""
+        return share_bytes * len(self._pids) + self._launcher_bytes
 
     def governor(self, memory_limit: int | str, **options: Any) -> Governor:
         """Of this rank's share. Errors: BudgetExceeded, which says whose it was."""
@@ -545,6 +540,12 @@ def _how(error: BaseException | None) -> int:
         return _REFUSED
     return _UNWEIGHTED if isinstance(error, Unweighted) else _PRESSED if isinstance(error, MemoryPressure) else \
         _FAILED
+
+
+def _machine() -> str:
+    """The same on all ranks that see one another's processes and share a limit: a kernel, a container's processes, a node of torchrun."""
+    boot = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot} {os.readlink('/proc/self/ns/pid')} {os.environ.get('GROUP_RANK', '0')}"
 
 
 def _launcher_bytes() -> int:

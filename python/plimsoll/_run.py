@@ -63,8 +63,8 @@ class Run:
       - A product that torch computes before the run is made fixes MKL's kernels: make the run first, or set
         MKL_CBWR=AVX2,STRICT before the program.
 
-    Ranks: started by torchrun, N processes on one machine are one run of N ranks: no other program, no
-    DistributedDataParallel. batch_size is of each rank, the limit of all of them and torchrun together, and
+    Ranks: started by torchrun, N processes are one run of N ranks, on one machine or on several that share its folder: no other
+    program, no DistributedDataParallel. batch_size is of each rank, the limit of all of a machine's and torchrun together, and
     run.step() averages the gradients and returns the loss of all. Rank 0 writes the folder. Modules,
     optimizers, schedulers and scalers are the same on all ranks; other parts may be each rank's own. All make
     the same step and stop at the same one. A run begun with `virtual_workers` has the same bits for any number

@@ -24,7 +24,7 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--np
 @pytest.fixture(scope="module")
 def scenarios(tmp_path_factory):
     """In one process, which imports torch once."""
-    return seen_in(tmp_path_factory.mktemp("ranks"), "averaged", "refused", "names", "asked", "dealt", "by_sockets", "looked_up", "stopped")
+    return seen_in(tmp_path_factory.mktemp("ranks"), "averaged", "refused", "names", "asked", "dealt", "by_sockets", "looked_up", "stopped", "apart")
 
 
 def seen_in(folder, *names):
@@ -299,14 +299,22 @@ def test_what_ranks_cannot_have_is_refused_by_name(scenarios):
     assert "virtual_workers was 2 and is unset" in first["one"]
 
 
-def test_several_machines_are_refused_by_name(tmp_path, monkeypatch):
-    import plimsoll
+def test_ranks_of_several_machines_have_the_bits_of_one_process(scenarios):
+    """Two launchers of two ranks, which see one another over the network alone."""
+    seen = scenarios["apart"]
+    digest = seen["alone"][0]
+    for machine in seen["apart"]:
+        for made, began, share, shared in machine:
+            assert (made, began, shared) == (digest, 0, False)
+            assert (3 << 30) // 4 < share <= (3 << 30) // 2  # Of a machine's limit, which two have.
 
-    for name, value in (("RANK", "0"), ("WORLD_SIZE", "4"), ("LOCAL_WORLD_SIZE", "2")):
-        monkeypatch.setenv(name, value)
-    with pytest.raises(ValueError, match="4 ranks, 2 of them on this machine: the ranks of a run are on one machine yet"):
-        plimsoll.Run(tmp_path / "run", memory_limit="1GiB")
-    assert not (tmp_path / "run").exists()
+
+def test_a_machine_that_loses_a_rank_ends_the_others_which_go_on_anywhere(scenarios):
+    seen = scenarios["apart"]
+    assert seen["killed"] == [None, None]
+    digest = seen["alone"][0]
+    assert [one[0] for one in seen["went on"]] == [digest] * 2 and seen["went on"][0][1] == 4  # On one machine.
+    assert [one[:2] for machine in seen["restarted"] for one in machine] == [[digest, 4]] * 4
 
 
 def test_torchrun_and_its_ranks_stay_inside_the_one_limit(tmp_path):

@@ -13,6 +13,7 @@ import os
 import pathlib
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -57,6 +58,30 @@ def launched(train, *arguments, ranks=2):
                           rdzv_endpoint="localhost:0", start_method="fork", max_restarts=0, monitor_interval=0.05)
     made = elastic_launch(config, begun)(*arguments)
     return [made[rank] for rank in range(ranks)]
+
+
+def on_machines(train, *arguments, machines=2, ranks=2, restarts=0):
+    """What train(*arguments) gives on each rank of each machine: each has a launcher of its own, and a limit; None where that failed.
+
+    They share a disk, and here a kernel, but for all that ranks know they are apart.
+    """
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    run_id = uuid.uuid4().hex
+
+    def launch():
+        config = LaunchConfig(min_nodes=machines, max_nodes=machines, nproc_per_node=ranks, run_id=run_id, rdzv_backend="c10d",
+                              rdzv_endpoint=f"127.0.0.1:{port}", local_addr="127.0.0.1", start_method="fork", max_restarts=restarts,
+                              monitor_interval=0.05)
+        try:
+            made = elastic_launch(config, train)(*arguments)
+        except ChildFailedError:
+            return None
+        return [made[rank] for rank in sorted(made)]
+
+    launchers = [started(launch) for _ in range(machines)]
+    return [ended(one) for one in launchers]
 
 
 def end_stopped():
@@ -647,6 +672,33 @@ def stopped(folder):
     return said
 
 
+def apart(folder):
+    """Ranks of two machines: their bits, limits, and how one machine's end is the other's."""
+    def train(path, kill_at=0):
+        with plimsoll.Run(path, memory_limit="3GiB", seed=13, compute_threads=1, virtual_workers=8) as run:
+            model = torch.nn.Sequential(torch.nn.Linear(64, 16), torch.nn.Dropout(0.2), torch.nn.Linear(16, 5))
+            vectors = run.embedding("items", rows=60, dim=4, store_bytes="4MiB")
+            run.track(model=model, optimizer=torch.optim.AdamW(model.parameters(), lr=0.01))
+
+            def loss(x, y):
+                return F.cross_entropy(model(x.flatten(1)) + vectors(y).sum(1, keepdim=True), y)
+
+            began, share = run.steps_made, run.governor.limit_bytes
+            for batch in run.steps(run.loader(Pictures(), batch_size=4), epochs=2, commit_every_steps=2, progress=False):
+                run.step(loss, batch)
+                if kill_at and run.steps_made == kill_at and os.environ["RANK"] == "3" and not began:
+                    os.kill(os.getpid(), signal.SIGKILL)
+            with torch.no_grad():
+                rows = vectors(torch.arange(60))
+            shared = run._ranks is not None and run._ranks.memory is not None
+            return digest_of(list(model.state_dict().values()), rows), began, share, shared
+
+    alone = forked(train, f"{folder}/alone")
+    return {"alone": alone, "apart": on_machines(train, f"{folder}/apart"),
+            "killed": on_machines(train, f"{folder}/killed", 5), "went on": launched(train, f"{folder}/killed", ranks=2),
+            "restarted": on_machines(train, f"{folder}/restarted", 5, restarts=3)}
+
+
 def asked(folder):
     """A signal to one rank, and `plimsoll limit`."""
     def train(path, signalled):
@@ -671,6 +723,11 @@ def asked(folder):
 
 def forked(train, *arguments):
     """train() as one process of its own."""
+    return ended(started(train, *arguments))
+
+
+def started(train, *arguments):
+    """train() as one process of its own, for ended()."""
     read, write = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -683,6 +740,12 @@ def forked(train, *arguments):
             sys.stderr.flush()
             os._exit(0)
     os.close(write)
+    return pid, read
+
+
+def ended(process):
+    """What it gave."""
+    pid, read = process
     with os.fdopen(read) as said:
         text = said.read()
     os.waitpid(pid, 0)
@@ -696,6 +759,6 @@ if __name__ == "__main__":
     if "RANK" in os.environ:
         made = {"large": large, "crowded": crowded}[sys.argv[1]](*sys.argv[2:])
     else:
-        scenarios = {made.__name__: made for made in (averaged, refused, names, asked, numbers, dealt, by_sockets, looked_up, stopped)}
+        scenarios = {made.__name__: made for made in (averaged, refused, names, asked, numbers, dealt, by_sockets, looked_up, stopped, apart)}
         made = json.dumps({name: scenarios[name](os.path.join(sys.argv[1], name)) for name in sys.argv[2:]})
     sys.stdout.write(f"{made}\n")
