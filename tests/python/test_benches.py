@@ -24,7 +24,7 @@ def test_the_replay_gives_the_right_answer(tmp_path):
     assert set(result["peers"]) == {f"original_{name}_ms" for name in ("before", "after", "quick")}
 
 
-@pytest.mark.parametrize("workers", ["0", "2"])
+@pytest.mark.parametrize("workers", [pytest.param("0", marks=pytest.mark.slow), "2"])
 def test_a_loop_in_a_run_ends_with_the_model_of_the_bare_loop(tmp_path, workers):
     result = smoke("run_overhead", tmp_path, "--workers", workers)
     assert result["name"] == "run_overhead" and result["peers"]["pairs"] == 2
