@@ -27,6 +27,7 @@ import pathlib
 import signal
 import struct
 import time
+import uuid
 import warnings
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -56,6 +57,8 @@ _FINE, _REFUSED, _UNWEIGHTED, _PRESSED, _FAILED = range(5)
 _PLACES = ("the beginning", "the parts", "the next batch", "run.step()", "the boundary of a step", "a commit", "a lookup")
 _MEET = {"run.step()", "a lookup"}  # Who has looked up all of a step serves those who have not.
 _ASKED = ("", "pause", "stop")
+_JOINING = 1800.0  # Seconds until all ranks have to have started; gloo's.
+_ASKS_EVERY = 0.01
 _ENDING = 2.0  # Seconds in which a rank that has left becomes a process that has ended.
 _PR_SET_PDEATHSIG = 1
 _END = object()
@@ -524,13 +527,45 @@ class Beside:
 
 
 def _make_default_group() -> None:
-    """Left to the program, which may use it too: it cannot be made twice.
-
-    torchrun keeps its store when it starts ranks again, and gloo would find the addresses of those that ended.
-    """
+    """Left to the program, which may use it too: it cannot be made twice."""
     store, rank, count = next(dist.rendezvous("env://"))
-    again = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    dist.init_process_group("gloo", store=dist.PrefixStore(f"plimsoll-{again}", store), rank=rank, world_size=count)
+    store = dist.PrefixStore(f"plimsoll/{_name_of_start(store, rank, count)}", store)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=count)
+
+
+def _name_of_start(store: Any, rank: int, count: int) -> str:
+    """What all ranks that are started now call this start: launchers keep their store when they start ranks again, and gloo would find
+    addresses of those that ended. Each launcher counts restarts of its own, so their number names none.
+
+    Rank 0 makes the name, and tells it whoever asks by a word that no other start has; when all have answered to it, all may go on.
+    Errors: ConnectionError where one does not for _JOINING.
+    """
+    until = time.monotonic() + _JOINING
+
+    def there(key: str) -> bool:
+        if time.monotonic() > until:
+            raise ConnectionError(f"Run: not all of its {count} ranks have started in {_JOINING / 60:.0f} minutes")
+        return bool(store.check([key]))
+
+    own = name = uuid.uuid4().hex
+    if rank == 0:
+        silent = set(range(1, count))
+        while silent:
+            for one in sorted(silent):
+                if there(f"plimsoll/answered/{name}/{one}"):
+                    silent.remove(one)
+                elif there(f"plimsoll/asked/{one}"):  # Perhaps by one that has ended, and then asks anew.
+                    store.set(f"plimsoll/told/{store.get(f'plimsoll/asked/{one}').decode()}", name)
+            time.sleep(_ASKS_EVERY)
+        store.set(f"plimsoll/begun/{name}", "")
+    else:
+        store.set(f"plimsoll/asked/{rank}", own)
+        while name == own or not there(f"plimsoll/begun/{name}"):
+            if there(f"plimsoll/told/{own}"):  # Perhaps by a rank 0 that has ended, and by the next one then.
+                name = store.get(f"plimsoll/told/{own}").decode()
+                store.set(f"plimsoll/answered/{name}/{rank}", "")
+            time.sleep(_ASKS_EVERY)
+    return name
 
 
 def _how(error: BaseException | None) -> int:

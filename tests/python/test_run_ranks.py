@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """plimsoll.Run of several ranks, as torchrun starts them on one machine (decision 0026)."""
+import concurrent.futures
 import json
 import os
 import pathlib
@@ -7,6 +8,7 @@ import random
 import shutil
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -307,6 +309,32 @@ def test_ranks_of_several_machines_have_the_bits_of_one_process(scenarios):
         for made, began, share, shared in machine:
             assert (made, began, shared) == (digest, 0, False)
             assert (3 << 30) // 4 < share <= (3 << 30) // 2  # Of a machine's limit, which two have.
+
+
+def test_ranks_of_a_new_start_find_one_another_in_a_store_that_has_older_ones():
+    """Rank 1 of an older start had asked; and rank 0 of one tells this rank 2 its name before it ends."""
+    from plimsoll._ranks import _name_of_start
+
+    store = torch.distributed.HashStore()
+    store.set("plimsoll/asked/1", "a rank that has ended")
+
+    def names(before=lambda: None):
+        with concurrent.futures.ThreadPoolExecutor(3) as ranks:
+            others = [ranks.submit(_name_of_start, store, rank, 3) for rank in (1, 2)]
+            before()
+            return {one.result() for one in [ranks.submit(_name_of_start, store, 0, 3), *others]}
+
+    def ends_early():
+        while not store.check(["plimsoll/asked/2"]) or (asked := store.get("plimsoll/asked/2")) == first:
+            time.sleep(0.001)
+        store.set(f"plimsoll/told/{asked.decode()}", "older")
+        while not store.check(["plimsoll/answered/older/2"]):
+            time.sleep(0.001)
+
+    one = names()
+    first = store.get("plimsoll/asked/2")
+    other = names(ends_early)
+    assert len(one) == len(other) == 1 and one != other and other != {"older"}
 
 
 def test_a_machine_that_loses_a_rank_ends_the_others_which_go_on_anywhere(scenarios):
