@@ -65,6 +65,7 @@ def test_a_commit_beside_the_loop_holds_what_the_loop_had(tmp_path):
     assert result["peers"]["by_hand_ms_p50"] > 0 < result["value"]
 
 
+@pytest.mark.slow
 def test_m05_cleaning_up_every_ten_steps_is_compared_in_fresh_processes_and_ends_with_the_model_of_never(tmp_path):
     pytest.importorskip("PIL")
     result = smoke("cleanup_interval", tmp_path)

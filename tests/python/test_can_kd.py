@@ -525,6 +525,7 @@ def test_auto_plans_for_a_set_of_a_few_graphs(trains, call, tmp_path):
     assert "batch_size = 1 " in (tmp_path / "run/run.toml").read_text()  # 32 steps an epoch.
 
 
+@pytest.mark.slow
 def test_choices_keep_the_effective_batch_in_micro_batches(trains, call, busy):
     base = ["plan", "can-kd", "--data", busy, "--config", "small", "--stage", "normal",
             "--model-size", "teacher", "--cache-bytes", "0", "--compute-threads", "2",

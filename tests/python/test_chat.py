@@ -215,7 +215,8 @@ def tuned_of(folder, kind, **options):
     return _model.Tuned(given, _choice.choose(given, 1 << 30)), given
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [kind if kind in ("llama", "gemma2", "gpt2", "gpt_neox", "opt", "phi3") else
+                                  pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS])  # The others' layers are like these.
 def test_t6_packed_chats_have_the_losses_that_they_have_alone(kind, tmp_path):
     """And these are transformers' own."""
     make_model(tmp_path / "model", kind)

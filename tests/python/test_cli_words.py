@@ -49,12 +49,21 @@ def test_r62_info_of_a_saved_file_does_not_contradict_itself(call, tmp_path):
     assert "knows" not in done.stderr and "plimsoll store import" in done.stderr
 
 
+HELPS: dict[tuple[str, ...], str] = {}  # Each command's, which is asked for once.
+
+
+def help_of(call, words: list[str]) -> str:
+    if tuple(words) not in HELPS:
+        HELPS[tuple(words)] = call(*words, "--help").stdout
+    return HELPS[tuple(words)]
+
+
 def commands_of(call) -> list[list[str]]:
     """Every command there is, groups too, by what the helps list."""
     found, open_ = [], [[]]
     while open_:
         words = open_.pop()
-        text = call(*words, "--help").stdout
+        text = help_of(call, words)
         for line in re.split(r"^(?:Subcommands|SUBCOMMANDS):", text, flags=re.M)[1:]:
             for name in re.findall(r"^  ([a-z][a-z-]*)\b", line.split("\n\n")[0], flags=re.M):
                 if name not in ("chat", "vision"):
@@ -67,7 +76,7 @@ def test_r62_a_commands_help_has_its_own_examples(call):
     commands = commands_of(call)
     assert ["train", "cosir"] in commands and ["store", "verify"] in commands, commands
     for words in commands:
-        text = call(*words, "--help").stdout
+        text = help_of(call, words)
         examples = text[text.rindex("Example"):]
         begin = "plimsoll " + " ".join(words)
         assert begin in examples, (words, examples)
@@ -94,7 +103,7 @@ def options_of(text: str) -> dict[str, str]:
 def test_r40_every_help_is_understood_alone(call):
     seen = 0
     for words in commands_of(call):
-        for option, text in options_of(call(*words, "--help").stdout).items():
+        for option, text in options_of(help_of(call, words)).items():
             seen += 1
             assert len(text.split()) >= 3, (words, option, text)
             assert not re.match(r"(The same|Of |As |Worth|Never|Which|Whose|That|Weight:|\d+:)",

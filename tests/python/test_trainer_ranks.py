@@ -68,8 +68,7 @@ def test_virtual_workers_are_refused_of_a_trainer(ranks):
     assert all("2 virtual workers cannot have it yet" in text for text in ranks[0]["told"])
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("kills", [2, pytest.param(24, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind, kills", [("hugging_face", 2), *(pytest.param(kind, 24, marks=pytest.mark.slow) for kind in KINDS)])
 def test_killed_at_any_moment_ranks_of_a_trainer_end_in_the_same_bits(kind, kills, tmp_path):
     """Rank 0, rank 1, both and the launcher, in turn; then one of them is stopped, which the other ends."""
     pytest.importorskip({"hugging_face": "transformers"}.get(kind, kind))

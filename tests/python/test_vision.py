@@ -159,6 +159,7 @@ def test_m10_rows_without_a_token_to_train_on_are_counted_and_an_epoch_of_none_i
         train(out="none", sequence_length=20)
 
 
+@pytest.mark.slow  # test_chat.py has the same of texts.
 def test_any_number_of_ranks_ends_in_the_same_bits(folder, tmp_path):
     """Five steps of four workers an epoch."""
     ranks_end_alike("vision", tmp_path, folder / "qwen2_vl", folder / "set", {**QUICK, "epochs": 2, "eval_every_n_steps": 4})
