@@ -152,8 +152,8 @@ class RunCallback(lightning.pytorch.Callback):
         self._undo.also("gradients", lambda: GradientsBefore(leaves.values()))
 
     def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
-        trained = {id(one): one for module in self._modules for one in module.parameters() if one.requires_grad}
-        self._loop.average(() if trainer.fit_loop._should_accumulate() else trained.values(), self._modules)
+        parameters = (one for module in self._modules for one in module.parameters())
+        self._loop.average(() if trainer.fit_loop._should_accumulate() else parameters, self._modules)
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
         def copied() -> Any:
