@@ -9,16 +9,14 @@
 // (raw_disk.h). An epoch is compared with the mean of the two measurements beside it, and the value
 // is the median ratio. Every row read is compared with what the epoch before wrote.
 //
-// Reading order: main, run, epoch, transfers, epoch_of_peer.
+// Reading order: main, run, epoch, as_between, epoch_of_peer.
 //
 // Threads: one, the store's I/O threads, the peers'.   Memory: the slab and a batch.
 #include <algorithm>
 #include <array>
 #include <chrono>
 #include <filesystem>
-#include <fstream>
 #include <iostream>
-#include <map>
 #include <memory>
 #include <random>
 #include <stdexcept>
@@ -55,7 +53,7 @@ struct Settings {
   std::int64_t commits{64};
   std::int64_t epochs{4};
   std::int64_t peer_rows{0};  // 0: as many as the store's.
-  int io_threads{4};
+  int io_threads{8};
   std::string directory{};
 };
 
@@ -128,43 +126,25 @@ double epoch(pl::EmbeddingStore& store, const Settings& settings, std::int64_t n
   return right ? seconds : -1;
 }
 
-// What this process has read and written so far, by the kernel's count.
-struct Transfers {
-  double read_bytes{0};
-  double reads{0};
-  double written_bytes{0};
-  double writes{0};
-};
-
-Transfers transfers() {
-  std::map<std::string, double> counts;
-  std::ifstream io("/proc/self/io");
-  std::string name;
-  for (double value = 0; io >> name >> value;) {
-    counts[name] = value;
-  }
-  return {.read_bytes = counts.at("rchar:"),
-          .reads = counts.at("syscr:"),
-          .written_bytes = counts.at("wchar:"),
-          .writes = counts.at("syscw:")};
-}
-
-// The bare disk's work: reads and writes as large, and of as many bytes each, as between the two.
-bench::RawDiskWork as_between(const Transfers& before, const Transfers& after,
+// The bare disk's work: reads and writes as large, and of as many bytes each, as the store's
+// extents between the two. (The kernel's count of a process's transfers knows nothing of
+// asynchronous ones.)
+bench::RawDiskWork as_between(const pl::StoreStats& before, const pl::StoreStats& after,
                               const Settings& settings, const std::filesystem::path& directory) {
   const auto size = [](double bytes, double requests) {
     return std::max<std::int64_t>(1, static_cast<std::int64_t>(bytes / requests / 4096 + 0.5)) *
            4096;
   };
-  const double read = after.read_bytes - before.read_bytes;
-  const double written = after.written_bytes - before.written_bytes;
+  const auto read = static_cast<double>(after.bytes_read - before.bytes_read);
+  const auto written = static_cast<double>(after.bytes_written - before.bytes_written);
   const std::int64_t table = settings.rows * settings.row_bytes;
-  return {.directory = directory,
-          .file_bytes = std::min(table, kRawFileMost),
-          .bytes = std::min(2 * table, kRawBytesMost),
-          .read_bytes = size(read, after.reads - before.reads),
-          .write_bytes = size(written, after.writes - before.writes),
-          .read_share = read / (read + written)};
+  return {
+      .directory = directory,
+      .file_bytes = std::min(table, kRawFileMost),
+      .bytes = std::min(2 * table, kRawBytesMost),
+      .read_bytes = size(read, static_cast<double>(after.pages_read - before.pages_read)),
+      .write_bytes = size(written, static_cast<double>(after.pages_written - before.pages_written)),
+      .read_share = read / (read + written)};
 }
 
 // Rows a second of one epoch of a peer, in the same order and with as many commits, or 0 where
@@ -242,9 +222,9 @@ Played play(pl::EmbeddingStore& store, const Settings& settings,
   // The first epoch only writes: there is nothing to be read yet. It is reported, not judged.
   const double first = epoch(store, settings, 0, step, held);
   played.fresh = rows / first;
-  const Transfers from = transfers();
+  const pl::StoreStats from = store.stats();
   played.right = first > 0 && epoch(store, settings, 1, step, held) > 0;
-  played.raw = as_between(from, transfers(), settings, raw_directory);
+  played.raw = as_between(from, store.stats(), settings, raw_directory);
   fmt::print(
       "the disk is asked for reads of {} KiB and writes of {} KiB, {:.1f} % of the bytes read\n",
       played.raw.read_bytes >> 10, played.raw.write_bytes >> 10, played.raw.read_share * 100);

@@ -99,7 +99,7 @@ struct EmbeddingStoreOptions {
   /// has room; when it has not, gather() and scan() say so (kNotFound). Sample order: only at rest.
   bool pinned{false};
   std::int64_t batch_rows{4096};  ///< Largest request expected; sizes the scratch in the slab.
-  int io_threads{4};
+  int io_threads{8};
   /// Changed bytes in RAM beyond which apply() and update() wait for the disk, so that a commit is
   /// short. 0: what the disk was seen to write in 50 ms, at least 8 MiB, at most half of the
   /// frames; no bound when the whole table is in RAM. No effect in sample order, where a bucket's

@@ -229,7 +229,7 @@ class EmbeddingStore:
              optimizer: Optimizer | None = None, init: Zeros | Normal | Uniform | None = None,
              store_bytes: int | str = 0, at_step: int | None = None, batch_rows: int = 4096,
              layout: str | None = None, order_seed: int | None = None, dirty_bytes: int | str = 0,
-             pinned: bool = False, io_threads: int = 4, compute_threads: int = 1) -> EmbeddingStore:
+             pinned: bool = False, io_threads: int = 8, compute_threads: int = 1) -> EmbeddingStore:
         """Opens the table in `directory`, or makes it when there is none.
 
         Until this store is closed nobody else can change the table: a second open(), in this process

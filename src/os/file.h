@@ -59,7 +59,7 @@ class File {
   [[nodiscard]] bool direct() const noexcept { return direct_; }
   [[nodiscard]] bool valid() const noexcept { return descriptor_ >= 0; }
   [[nodiscard]] const std::filesystem::path& path() const noexcept { return path_; }
-  [[nodiscard]] int descriptor() const noexcept { return descriptor_; }  ///< For aio_reads.cpp.
+  [[nodiscard]] int descriptor() const noexcept { return descriptor_; }  ///< For aio_transfers.cpp.
 
  private:
   int descriptor_{-1};

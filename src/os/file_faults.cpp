@@ -56,7 +56,7 @@ bool file_fault_armed() noexcept {
     return false;
   }
   MutexLock lock(faults_mutex);
-  return current.call != FileCall::kAioRead;
+  return current.call != FileCall::kAioRead && current.call != FileCall::kAioWrite;
 }
 
 void clear_file_fault() noexcept {

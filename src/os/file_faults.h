@@ -3,8 +3,8 @@
 // File faults: makes the n-th read, write, sync or change of a name fail, end short, or take long.
 //
 // For tests of what a caller does when the disk fails. File (file.cpp) asks before each system
-// call, AioReads of each read that the kernel says has ended; with no fault set that costs one
-// relaxed load.
+// call, AioTransfers of each transfer that the kernel says has ended; with no fault set that costs
+// one relaxed load.
 //
 // Threads: thread-safe.   Memory: one fixed record.
 #pragma once
@@ -14,10 +14,11 @@
 
 namespace plimsoll {
 
-/// kRename: an exchange of two names, too. kRemove: of a file or a directory. kAioRead: a read of a
-/// batch that goes to the kernel at once; while any other kind is armed there are no such batches.
+/// kRename: an exchange of two names, too. kRemove: of a file or a directory. kAioRead,
+/// kAioWrite: one of a batch that goes to the kernel at once; while any other kind is armed there
+/// are no such batches.
 /// kOpenToWrite: opening a file to change it (a read-only disk); kLock: taking a lock (a file
-/// system without them). kAny is none of these three.
+/// system without them). kAny is none of these five.
 enum class FileCall : std::uint8_t {
   kRead,
   kWrite,
@@ -27,6 +28,7 @@ enum class FileCall : std::uint8_t {
   kRemove,
   kAny,
   kAioRead,
+  kAioWrite,
   kOpenToWrite,
   kLock
 };
@@ -39,13 +41,13 @@ struct FileFault {
   std::size_t short_bytes{0};  ///< With os_errno 0: how many bytes that call transfers.
   bool keeps_failing{false};   ///< Every later call of that kind fails too (a full disk).
   std::int64_t delay_us{0};    ///< Not 0: it succeeds, so many microseconds later (a slow disk).
-  bool lost{false};            ///< kAioRead: it ends, but nobody is ever told.
+  bool lost{false};            ///< kAioRead, kAioWrite: it ends, but nobody is ever told.
 };
 
 /// Arms one fault, replacing any other; counting begins at once.
 void set_file_fault(const FileFault& fault) noexcept;
 void clear_file_fault() noexcept;
-/// Whether a fault of another kind than kAioRead is.
+/// Whether a fault of another kind than those of batches is.
 [[nodiscard]] bool file_fault_armed() noexcept;
 
 /// How many calls of the armed fault's kind have been made since it was set.

@@ -16,10 +16,11 @@
 
 #include "base/check.h"
 #include "base/mutex.h"
-#include "os/aio_reads.h"
+#include "os/aio_transfers.h"
 #include "os/background_thread.h"
 #include "os/blocked_signals.h"
 #include "os/file_faults.h"
+#include "os/power_loss.h"
 
 namespace plimsoll {
 
@@ -59,6 +60,12 @@ Result<void> carry_out(const IoRequest& request) noexcept {
     error.advice = "a block could not be transferred, and no memory was left to say why";
     return tl::unexpected(std::move(error));
   }
+}
+
+// The ledger of what a power failure may undo is kept by File.
+bool fits_a_batch(IoKind kind) noexcept {
+  return kind == IoKind::kRead || kind == IoKind::kReadParts ||
+         (kind == IoKind::kWrite && !recording_unsynced());
 }
 
 // One call of run(), on its caller's stack. All members are guarded by the pool's mutex.
@@ -110,13 +117,12 @@ class IoPool::Impl {
   }
 
   // Whether all requests were carried out, `done` being the answer, without a thread.
-  bool read_at_once(std::span<IoRequest> requests, const std::function<void(std::size_t)>& ended,
-                    Result<void>& done) {
-    const bool fit =
-        !file_fault_armed() &&
-        std::all_of(requests.begin(), requests.end(), [](const IoRequest& r) {
-          return (r.kind == IoKind::kRead || r.kind == IoKind::kReadParts) && r.file->direct();
-        });
+  bool transfer_at_once(std::span<IoRequest> requests,
+                        const std::function<void(std::size_t)>& ended, Result<void>& done) {
+    const bool fit = !file_fault_armed() &&
+                     std::all_of(requests.begin(), requests.end(), [](const IoRequest& r) {
+                       return fits_a_batch(r.kind) && r.file->direct();
+                     });
     std::size_t failed_at = SIZE_MAX;
     const auto take = [&](std::size_t i, bool whole) {
       auto result = whole ? Result<void>{} : carry_out(requests[i]);
@@ -179,7 +185,7 @@ class IoPool::Impl {
     }
   }
 
-  AioReads aio_;
+  AioTransfers aio_;
   Mutex mutex_;
   CondVar work_came_;
   CondVar batch_ended_;
@@ -209,7 +215,7 @@ Result<void> IoPool::run(std::span<IoRequest> requests,
                          const std::function<void(std::size_t)>& ended) {
   Result<void> first;
   const bool together = requests.size() > 1 && !impl_->empty();
-  if (together && impl_->read_at_once(requests, ended, first)) {
+  if (together && impl_->transfer_at_once(requests, ended, first)) {
     return first;
   }
   if (together) {

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// IoPool: a few threads that read, write and sync files at once; a batch of direct reads needs
-// none.
+// IoPool: a few threads that read, write and sync files at once; a batch of direct reads and writes
+// needs none.
 //
 // A batch is an array of requests owned by the caller; run() returns when all are done. The pool
 // holds no queue of its own beyond a pointer to each batch in progress.
 //
 // Threads: thread-safe; several batches may be in progress.
 // Memory:  threads × (stack + nothing); at most kMaxBatches batches, callers beyond that wait; see
-//          aio_reads.h.
+//          aio_transfers.h.
 #pragma once
 
 #include <cstddef>
@@ -59,8 +59,9 @@ class IoPool {
   IoPool& operator=(const IoPool&) = delete;
 
   /// Carries out every request, in parallel, in any order. Returns the first error, if any, after
-  /// all have ended. With one request or no threads it runs on the calling thread. Reads of direct
-  /// files alone are under way all at once, up to AioReads::kUnderWay, whatever the threads.
+  /// all have ended. With one request or no threads it runs on the calling thread. Reads and writes
+  /// of direct files, with no syncs among them, are under way all at once, up to
+  /// AioTransfers::kUnderWay, whatever the threads.
   /// `ended(i)` is called on this thread for each request that was carried out, where they can be
   /// with others still under way; where one fails, not for all. It must not throw.
   Result<void> run(std::span<IoRequest> requests,

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "base/philox.h"
-#include "os/aio_reads.h"
+#include "os/aio_transfers.h"
 #include "os/file_faults.h"
 #include "os/io_pool.h"
 
@@ -185,7 +185,7 @@ class DirectReads {
 
 TEST_P(IoPoolTest, ReadsDirectFilesFromManyCallersAtOnce) {
   constexpr std::size_t kBlocks = 1000;
-  constexpr std::size_t kCallers = 12;  // More than AioReads has contexts.
+  constexpr std::size_t kCallers = 12;  // More than AioTransfers has contexts.
   std::vector<std::byte> out(kBlocks * DirectReads::kPage);
   for (std::size_t i = 0; i < out.size(); ++i) {
     out[i] = static_cast<std::byte>(mix64(i / 64));
@@ -300,7 +300,7 @@ TEST_P(IoPoolTest, ReadsNeighboursIntoPartsOfTheirOwn) {
 
 // What the kernel may answer to a read of a batch: the caller's memory is whole all the same, each
 // read that failed having been tried by other means, once.
-TEST(AioReadsTest, LeavesToOthersWhatFailsEndsShortOrIsNeverReported) {
+TEST(AioTransfersTest, LeavesToOthersWhatFailsEndsShortOrIsNeverReported) {
   constexpr std::size_t kBlocks = 300;
   std::vector<std::byte> out(kBlocks * DirectReads::kPage);
   for (std::size_t i = 0; i < out.size(); ++i) {
@@ -325,7 +325,7 @@ TEST(AioReadsTest, LeavesToOthersWhatFailsEndsShortOrIsNeverReported) {
   };
   for (const Case& one : cases) {
     SCOPED_TRACE(one.name);
-    AioReads aio(std::chrono::milliseconds(40));
+    AioTransfers aio(std::chrono::milliseconds(40));
     for (int round = 0; round < 2; ++round) {  // Also with the context made anew.
       DirectReads reads(File::open(directory / "pages", FileMode::kRead, true).or_throw(), kBlocks);
       if (!reads.requests()[0].file->direct()) {
@@ -364,7 +364,7 @@ TEST(AioReadsTest, LeavesToOthersWhatFailsEndsShortOrIsNeverReported) {
                                  .os_errno = 0,
                                  .short_bytes = 512});
     std::size_t again = 0;
-    ASSERT_TRUE(AioReads().run(reads.requests, [&](std::size_t i, bool whole) {
+    ASSERT_TRUE(AioTransfers().run(reads.requests, [&](std::size_t i, bool whole) {
       if (whole) {
         return;
       }
@@ -379,6 +379,57 @@ TEST(AioReadsTest, LeavesToOthersWhatFailsEndsShortOrIsNeverReported) {
     }));
     EXPECT_EQ(again, times);
     EXPECT_TRUE(reads.hold(out));
+  }
+  fs::remove_all(directory);
+}
+
+// The same of writes: what the file holds in the end is whole.
+TEST(AioTransfersTest, WritesThatFailEndShortOrAreNeverReportedAreTriedAgain) {
+  constexpr std::size_t kBlocks = 300;
+  std::string pattern = (fs::temp_directory_path() / "plimsoll_aio_XXXXXX").string();
+  const fs::path directory = ::mkdtemp(pattern.data());
+  for (const FileFault& fault :
+       {FileFault{.call = FileCall::kAioWrite, .nth = 7, .os_errno = ENOSPC},
+        FileFault{.call = FileCall::kAioWrite, .os_errno = EIO, .keeps_failing = true},
+        FileFault{.call = FileCall::kAioWrite, .nth = 200, .os_errno = 0, .short_bytes = 512},
+        FileFault{.call = FileCall::kAioWrite, .nth = 3, .lost = true}}) {
+    SCOPED_TRACE(fault.nth);
+    fs::remove(directory / "pages");
+    File::open(directory / "pages", FileMode::kCreate)
+        .or_throw()
+        .truncate(kBlocks * DirectReads::kPage)
+        .or_throw();
+    DirectReads pages(File::open(directory / "pages", FileMode::kReadWrite, true).or_throw(),
+                      kBlocks);
+    if (!pages.requests()[0].file->direct()) {
+      fs::remove_all(directory);
+      GTEST_SKIP() << directory << " is on a file system without direct I/O";
+    }
+    for (IoRequest& request : pages.requests()) {
+      request.kind = IoKind::kWrite;
+      for (std::size_t i = 0; i < request.bytes.size(); ++i) {
+        request.bytes[i] =
+            static_cast<std::byte>(mix64(static_cast<std::uint64_t>(request.offset) + i));
+      }
+    }
+    AioTransfers aio(std::chrono::milliseconds(40));
+    std::int64_t again = 0;
+    const ScopedFileFault armed(fault);
+    const bool carried_out = aio.run(pages.requests(), [&](std::size_t i, bool whole) {
+      if (!whole) {
+        const IoRequest& request = pages.requests()[i];
+        request.file->write_at(request.offset, request.bytes).or_throw();
+        ++again;
+      }
+    });
+    if (!carried_out) {
+      fs::remove_all(directory);
+      GTEST_SKIP() << "the kernel offers no AIO here";
+    }
+    EXPECT_EQ(again, fault.keeps_failing ? kBlocks : 1);
+    std::vector<std::byte> in(kBlocks * DirectReads::kPage);
+    File::open(directory / "pages", FileMode::kRead).or_throw().read_at(0, in).or_throw();
+    EXPECT_TRUE(pages.holds(in));
   }
   fs::remove_all(directory);
 }

@@ -3,8 +3,10 @@
 // Goal: when the disk fails, the caller is told, the handle stays poisoned, and the commits that
 // were on disk stay readable.
 #include <cerrno>
+#include <numeric>
 #include <string_view>
 
+#include "base/philox.h"
 #include "os/crash_point.h"
 #include "os/file_faults.h"
 #include "os/power_loss.h"
@@ -93,6 +95,60 @@ TEST_F(FaultsTest, ABatchOfReadsOfWhichSomeFailIsReadByOtherMeans) {
         GTEST_SKIP() << "no batches here: not direct, or without AIO";
       }
       EXPECT_GE(told, 2);
+    }
+  }
+}
+
+// So are pages, and chunks of rows in sample order, that are written as one batch.
+TEST_F(FaultsTest, ABatchOfWritesOfWhichSomeFailIsWrittenByOtherMeans) {
+  std::int64_t told = 0;
+  for (const RowLayout layout : {RowLayout::kAnyOrder, RowLayout::kSampleOrder}) {
+    for (const bool keeps_failing : {false, true}) {
+      for (const int os_errno : {ENOSPC, EINTR, 0}) {
+        SCOPED_TRACE(std::to_string(static_cast<int>(layout)) + " " + std::to_string(os_errno) +
+                     (keeps_failing ? " each" : " once"));
+        std::filesystem::remove_all(directory());
+        auto how = with_floor({.directory = directory(),
+                               .dim = 64,
+                               .init = {.kind = RowInitKind::kZeros},
+                               .layout = layout,
+                               .rows = 4'000,
+                               .batch_rows = 256,
+                               .io_threads = 2});
+        std::vector<std::int64_t> ids(4'000);
+        std::iota(ids.begin(), ids.end(), 0);
+        std::vector<float> expected(ids.size() * 64, 0.0F);
+        {
+          auto store = open(how);
+          const ScopedFileFault armed({.call = FileCall::kAioWrite,
+                                       .nth = 2,
+                                       .os_errno = os_errno,
+                                       .short_bytes = 4096,
+                                       .keeps_failing = keeps_failing});
+          // An epoch; or a part of the rows, so often that free blocks have no neighbours.
+          const bool ordered = layout == RowLayout::kSampleOrder;
+          for (int round = 1; round <= (ordered ? 1 : 12); ++round) {
+            std::vector<std::int64_t> some;
+            for (const std::int64_t id : ids) {
+              if (ordered || mix64(static_cast<std::uint64_t>(id * 16 + round)) % 8 == 0) {
+                some.push_back(id);
+                std::fill_n(expected.begin() + id * 64, 64, static_cast<float>(round));
+              }
+            }
+            const std::vector<float> rows(some.size() * 64, static_cast<float>(round));
+            store.update(some, rows).or_throw();
+            store.commit(round).or_throw();
+          }
+          told = file_fault_calls();
+        }
+        if (told == 0) {
+          GTEST_SKIP() << "no batches here: not direct, or without AIO";
+        }
+        EXPECT_GE(told, 2);
+        ASSERT_TRUE(EmbeddingStore::verify(directory(), {}));
+        auto store = open(how);
+        EXPECT_EQ(gather(store, ids), expected);
+      }
     }
   }
 }

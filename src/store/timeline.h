@@ -226,7 +226,7 @@ class EmbeddingStore::Timeline final : public EmbeddingStore::Engine {
   Admission admission_;
   Slab slab_;
 
-  IoPool id_reads_{1};  // A thread, where the kernel takes no batches.
+  IoPool pool_;  // Of ids and of writes. A thread, where the kernel takes no batches.
   IdIndex ids_;
   std::optional<GrowingIds> growing_;  // Of a table with rows_max.
   std::int64_t count_{0};              // Rows that there are.

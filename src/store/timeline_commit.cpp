@@ -1,14 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// commit of a table in sample order: the open chunks as short extents, new ids, the map, the
-// superblock, with an fdatasync after each. Nothing that a commit refers to is ever written again.
+// commit of a table in sample order: the open chunks as short extents, new ids, the map, with an
+// fdatasync of each, and the superblock, with another. Nothing that a commit refers to is ever
+// written again.
 //
 // Threads: see embedding_store.h.   Memory: map_, in the slab.
+#include <array>
+
 #include <fmt/format.h>
 
 #include "base/check.h"
 #include "base/crc32c.h"
 #include "os/crash_point.h"
+#include "os/io_pool.h"
 #include "store/timeline.h"
 
 namespace plimsoll {
@@ -55,7 +59,6 @@ Result<void> EmbeddingStore::Timeline::make_durable(std::int64_t step) {
   }
   PLIMSOLL_TRY_VOID(io_->drain());
   crash_point("store.commit.rows");
-  PLIMSOLL_TRY_VOID(rows_file_.sync());
   syncs_ += 3;
 
   PLIMSOLL_TRY_VOID(drop_newer_commit());
@@ -70,10 +73,13 @@ Result<void> EmbeddingStore::Timeline::make_durable(std::int64_t step) {
                                 .rows = count_,
                                 .new_ids = new_ids_crc_},
                                source_side_, map_);
-  PLIMSOLL_TRY_VOID(map_file.write_at(0, map));
+  // Beside each other: no superblock refers to this map yet.
+  std::array<IoRequest, 2> both{
+      IoRequest{.file = &rows_file_, .kind = IoKind::kSync},
+      IoRequest{.file = &map_file, .bytes = map, .kind = IoKind::kWriteAndSync}};
+  PLIMSOLL_TRY_VOID(pool_.run(both));
   map_bytes_written_ += static_cast<std::int64_t>(map.size());
   crash_point("store.commit.map");
-  PLIMSOLL_TRY_VOID(map_file.sync());
 
   crash_point("store.commit.superblock.before");
   PLIMSOLL_TRY_VOID(super_.write(slot, {.step = step,

@@ -20,7 +20,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr std::int64_t kReadBytes = 512 << 10;  // What one thread takes of a bucket at once.
+constexpr std::int64_t kReadBytes = 1 << 20;  // What one thread takes of a bucket at once.
 
 std::int64_t since(Clock::time_point start) {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start).count();
@@ -31,6 +31,31 @@ std::uint32_t entry_of(std::int64_t offset) {
 }
 
 }  // namespace
+
+// Transfers of extents, whose pieces the kernel is told of together.
+class TimelineIo::Transfers {
+ public:
+  Transfers(const Setup& setup, IoKind kind) : setup_(setup), kind_(kind) {}
+  /// Begins with those before it when there is room for no more.
+  Result<void> add(const TimelineSpace::Extent& extent, std::span<std::byte> bytes) {
+    return setup_.space->pieces(
+        extent, bytes, [&](std::int64_t offset, std::span<std::byte> piece) -> Result<void> {
+          auto done = count_ == requests_.size() ? carry_out() : Result<void>{};
+          requests_[count_++] = {
+              .file = setup_.file, .offset = offset, .bytes = piece, .kind = kind_};
+          return done;
+        });
+  }
+  Result<void> carry_out() {
+    return setup_.pool->run(std::span(requests_).first(std::exchange(count_, 0)));
+  }
+
+ private:
+  const Setup& setup_;
+  const IoKind kind_;
+  std::array<IoRequest, 4 * kTogether> requests_{};
+  std::size_t count_{0};
+};
 
 TimelineIo::TimelineIo(const Setup& setup, const TimelineLayout& layout, Slab& slab)
     : setup_(setup) {
@@ -183,10 +208,9 @@ TimelineIo::Counts TimelineIo::counts() {
 }
 
 Result<void> TimelineIo::read(const TimelineSpace::Extent& from, std::span<std::byte> bytes) {
-  PLIMSOLL_TRY_VOID(
-      setup_.space->pieces(from, bytes, [&](std::int64_t offset, std::span<std::byte> part) {
-        return setup_.file->read_at(offset, part);
-      }));
+  Transfers reads(setup_, IoKind::kRead);
+  PLIMSOLL_TRY_VOID(reads.add(from, bytes));
+  PLIMSOLL_TRY_VOID(reads.carry_out());
   MutexLock lock(mutex_);
   counts_.bytes_read += static_cast<std::int64_t>(bytes.size());
   return {};
@@ -218,51 +242,65 @@ void TimelineIo::work(int index) {
     if (readable != nullptr && (reads_first || queue_ == kNone)) {
       read_some(*readable);
     } else if (queue_ != kNone) {
-      write_one();
+      write_some();
     } else {
       work_came_.wait(mutex_);
     }
   }
 }
 
-void TimelineIo::write_one() {
-  const std::uint32_t index = queue_;
-  Chunk& chunk = chunks_[index];
-  queue_ = chunk.next;
+void TimelineIo::write_some() {
+  std::array<std::uint32_t, kTogether> taken{};
+  std::array<std::uint64_t, kTogether> marks{};
+  std::size_t count = 0;
+  for (; queue_ != kNone && count < kTogether; ++count) {
+    taken[count] = queue_;
+    queue_ = chunks_[queue_].next;
+  }
+  const auto chunks = std::span(taken).first(count);
   const bool skip = error_.has_value();  // After a failed write nothing more is written.
-  std::uint64_t mark = 0;
   Result<void> done;
   if (!skip) {
     mutex_.unlock();
-    done = write_chunk(chunk, mark);
+    done = write_chunks(chunks, marks);
     mutex_.lock();
   }
   if (!done && !error_) {
     error_ = std::move(done).error();
   }
-  chunk.stream->marks += mark;
-  --chunk.stream->writing;
-  --writing_;
-  ++counts_.extents_written;
-  counts_.bytes_written += extent_bytes(setup_.shape.record_bytes, chunk.rows);
-  chunk.next = free_;
-  free_ = index;
+  bool readable = false;  // All that a bucket to be read waited for.
+  for (std::size_t i = 0; i < count; ++i) {
+    Chunk& chunk = chunks_[chunks[i]];
+    chunk.stream->marks += marks[i];
+    --chunk.stream->writing;
+    --writing_;
+    ++counts_.extents_written;
+    counts_.bytes_written += extent_bytes(setup_.shape.record_bytes, chunk.rows);
+    chunk.next = free_;
+    free_ = chunks[i];
+    for (const Frame& frame : frames_) {
+      readable = readable || (frame.stream == chunk.stream && can_read(frame));
+    }
+  }
   work_ended_.notify_all();
-  if (chunk.stream->writing == 0) {
-    work_came_.notify_all();  // Its bucket may be read now.
+  if (readable) {
+    work_came_.notify_all();
   }
 }
 
-Result<void> TimelineIo::write_chunk(Chunk& chunk, std::uint64_t& mark) {
-  const std::span<std::byte> bytes(
-      chunk.bytes, static_cast<std::size_t>(extent_bytes(setup_.shape.record_bytes, chunk.rows)));
-  const std::uint32_t crc =
-      seal_extent(setup_.shape.record_bytes, chunk.owner, chunk.extent.index, chunk.rows, bytes);
-  mark = extent_mark(chunk.extent.index, crc);
-  return setup_.space->pieces(chunk.extent, std::span<const std::byte>(bytes),
-                              [&](std::int64_t offset, std::span<const std::byte> part) {
-                                return setup_.file->write_at(offset, part);
-                              });
+Result<void> TimelineIo::write_chunks(std::span<const std::uint32_t> taken,
+                                      std::span<std::uint64_t> marks) {
+  Transfers writes(setup_, IoKind::kWrite);
+  for (std::size_t i = 0; i < taken.size(); ++i) {
+    Chunk& chunk = chunks_[taken[i]];
+    const std::span<std::byte> bytes(
+        chunk.bytes, static_cast<std::size_t>(extent_bytes(setup_.shape.record_bytes, chunk.rows)));
+    const std::uint32_t crc =
+        seal_extent(setup_.shape.record_bytes, chunk.owner, chunk.extent.index, chunk.rows, bytes);
+    marks[i] = extent_mark(chunk.extent.index, crc);
+    PLIMSOLL_TRY_VOID(writes.add(chunk.extent, bytes));
+  }
+  return writes.carry_out();
 }
 
 bool TimelineIo::can_read(const Frame& frame) const noexcept {

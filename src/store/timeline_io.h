@@ -3,9 +3,10 @@
 // TimelineIo: the threads that write full chunks and read whole buckets of a sample-order table.
 //
 // A chunk is a write buffer laid out as an extent: submitted once, sealed and written by one of the
-// threads, then free again. A frame is a read buffer that holds one bucket's stream as it is on
-// disk, with an index from position to row; its extents are read and checked by all threads at
-// once, and only after the stream's own writes have ended. Later rows of a stream win.
+// threads, which takes several, then free again. A frame is a read buffer that holds one bucket's
+// stream as it is on disk, with an index from position to row; its extents are read and checked by
+// all threads at once, and only after the stream's own writes have ended. Later rows of a stream
+// win.
 //
 //   a chunk is   free → the owner's → queued → being written → free
 //   a frame is   empty → loading → ready, or failed (the owner may load it again)
@@ -13,7 +14,7 @@
 // Reading order: timeline_format.h, timeline_space.h, this file, timeline.h.
 //
 // Threads: take() … drop() for the owner; one mutex, never held across the disk or checksums.
-// Memory:  chunks and frames from the slab; threads × stack.
+// Memory:  chunks and frames from the slab; threads × stack, of which transfers take 20 KiB.
 #pragma once
 
 #include <array>
@@ -26,6 +27,7 @@
 #include "base/mutex.h"
 #include "memory/slab.h"
 #include "os/file.h"
+#include "os/io_pool.h"
 #include "plimsoll/embedding_store.h"
 #include "store/epoch_order.h"
 #include "store/timeline_layout.h"
@@ -69,6 +71,7 @@ class TimelineIo {
     TimelineShape shape{};
     std::uint64_t fingerprint{0};
     File* file{nullptr};
+    IoPool* pool{nullptr};  // Borrowed; with no thread, nothing is written at once.
     TimelineSpace* space{nullptr};
     int threads{1};
   };
@@ -129,10 +132,12 @@ class TimelineIo {
 
  private:
   void work(int index);
-  void write_one() PLIMSOLL_REQUIRES(mutex_);
+  static constexpr std::size_t kTogether = 16;  // Chunks that one thread writes at once.
+  class Transfers;
+  void write_some() PLIMSOLL_REQUIRES(mutex_);
   bool can_read(const Frame& frame) const noexcept PLIMSOLL_REQUIRES(mutex_);
   void read_some(Frame& frame) PLIMSOLL_REQUIRES(mutex_);
-  Result<void> write_chunk(Chunk& chunk, std::uint64_t& mark);
+  Result<void> write_chunks(std::span<const std::uint32_t> taken, std::span<std::uint64_t> marks);
   Result<std::uint64_t> load_part(Frame& frame, TimelineSpace::Walk from, std::uint32_t extents,
                                   std::int64_t bytes);
   Result<std::uint64_t> load_squeezed(Frame& frame);

@@ -26,6 +26,7 @@ EmbeddingStore::Timeline::Timeline(const EmbeddingStoreOptions& options,
       shape_(layout_.shape),
       rows_per_chunk_(extent_rows(shape_.record_bytes, layout.chunk_bytes)),
       pinned_(options.pinned),
+      pool_(std::min(options.io_threads, 1)),
       count_(table.ids.rows),
       order_seed_(options.order_seed) {}
 
@@ -52,6 +53,7 @@ Result<std::unique_ptr<EmbeddingStore::Engine>> EmbeddingStore::Timeline::open(
   made->io_ = std::make_unique<TimelineIo>(TimelineIo::Setup{.shape = layout.shape,
                                                              .fingerprint = table.fingerprint(),
                                                              .file = &made->rows_file_,
+                                                             .pool = &made->pool_,
                                                              .space = &made->space_,
                                                              .threads = options.io_threads},
                                            layout, made->slab_);
@@ -88,7 +90,7 @@ Result<void> EmbeddingStore::Timeline::take_memory(const Governor& governor) {
 
 Result<void> EmbeddingStore::Timeline::open_files(const EmbeddingStoreOptions& options) {
   PLIMSOLL_TRY(ids_, IdIndex::open(directory_, table_files::kIds, table_.ids, slab_,
-                                   layout_.id_pages, id_reads_));
+                                   layout_.id_pages, pool_));
   const FileMode mode = pinned_ ? FileMode::kRead : FileMode::kReadWrite;
   PLIMSOLL_TRY(rows_file_, File::open(directory_ / table_files::kRows, mode, true));
   PLIMSOLL_TRY(const std::int64_t bytes, rows_file_.size());

@@ -51,7 +51,7 @@ struct CosirConfig : RunConfig {
   std::int64_t store_bytes{0};  ///< 0: chosen within the limit.
   std::int64_t cache_bytes{0};  ///< 0: chosen within the limit.
   std::int64_t loader_threads{2};
-  std::int64_t io_threads{4};
+  std::int64_t io_threads{8};
   std::int64_t stats_every_n_epochs{1};
   std::int64_t metrics_every_n_steps{10};
 };

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// AioReads: many direct reads with one system call, where the kernel offers Linux AIO.
+// AioTransfers: many direct reads and writes with one system call, where the kernel offers Linux
+// AIO.
 //
-// Against a thread per read: no thread has to wake, and the disk is told once of a whole batch. For
-// direct I/O alone, because the kernel carries out buffered reads within io_submit, one by one.
-// A read that failed, ended short or was never reported is left to other means; nothing is reported
-// before the kernel has let go of its memory. What the caller does with a read that has ended it
-// does while the next ones are under way.
+// Against a thread per transfer: no thread has to wake, and the disk is told once of a whole batch.
+// For direct I/O alone, because the kernel carries out buffered transfers within io_submit, one by
+// one; so it does writes to where a file has no room yet. One that failed, ended short or was never
+// reported is left to other means; nothing is reported before the kernel has let go of its memory.
+// What the caller does with one that has ended it does while the next ones are under way.
 // Source: io_setup(2), io_submit(2), io_getevents(2); measured in docs/decisions/0008.
 //
 // Threads: thread-safe; up to kContexts batches at a time.
@@ -27,19 +28,20 @@ namespace plimsoll {
 
 struct IoRequest;
 
-class AioReads {
+class AioTransfers {
  public:
-  static constexpr std::size_t kUnderWay = 128;  ///< Reads of one batch at the disk at once.
+  static constexpr std::size_t kUnderWay = 128;  ///< Of one batch at the disk at once.
   static constexpr int kContexts = 8;
 
-  /// `patience`: when no read has ended for so long, those under way count as lost.
-  explicit AioReads(std::chrono::milliseconds patience = std::chrono::seconds(30)) noexcept
+  /// `patience`: when none has ended for so long, those under way count as lost.
+  explicit AioTransfers(std::chrono::milliseconds patience = std::chrono::seconds(30)) noexcept
       : patience_(patience) {}
-  ~AioReads();
-  AioReads(const AioReads&) = delete;
-  AioReads& operator=(const AioReads&) = delete;
+  ~AioTransfers();
+  AioTransfers(const AioTransfers&) = delete;
+  AioTransfers& operator=(const AioTransfers&) = delete;
 
-  /// Carries out reads of direct files and returns true; or begins none and returns false, because
+  /// Carries out reads and writes of direct files, syncs nothing, and returns true; or begins none
+  /// and returns false, because
   /// the kernel refuses or all contexts are in use. `ended(i, whole)` is called on this thread for
   /// each request, with others under way; one that was not transferred whole has to be tried by
   /// other means. It must not throw.
@@ -53,7 +55,7 @@ class AioReads {
   };
   struct UnderWay;
   std::size_t submit(std::uint64_t context, std::span<const IoRequest> requests, std::size_t first,
-                     UnderWay& reads);
+                     UnderWay& under_way);
   Context* take();
   void give_back(Context& context);
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Threads, Memory: see aio_reads.h.
-#include "os/aio_reads.h"
+// Threads, Memory: see aio_transfers.h.
+#include "os/aio_transfers.h"
 
 #include <algorithm>
 #include <cerrno>
@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "base/check.h"
+#include "os/crash_point.h"
 #include "os/file_faults.h"
 #include "os/io_pool.h"
 
@@ -48,13 +49,32 @@ std::size_t bytes_of(const IoRequest& request) noexcept {
   return bytes;
 }
 
-// What the kernel said of one read, unless a test has it said otherwise, or not at all.
+std::uint16_t opcode_of(IoKind kind) noexcept {
+  switch (kind) {
+    case IoKind::kRead:
+      return IOCB_CMD_PREAD;
+    case IoKind::kReadParts:
+      return IOCB_CMD_PREADV;
+    case IoKind::kWrite:
+      return IOCB_CMD_PWRITE;
+    case IoKind::kSync:
+    case IoKind::kWriteAndSync:
+      break;
+  }
+  PLIMSOLL_CHECK(false, "a batch of reads and writes alone");
+}
+
+// What the kernel said of one transfer, unless a test has it said otherwise, or not at all.
 struct Answer {
   bool told{true};
   bool whole{false};
 };
 Answer judge(const io_event& event, const IoRequest& request) noexcept {
-  const FaultVerdict fault = ask_file_fault(FileCall::kAioRead);
+  const bool writes = request.kind == IoKind::kWrite;
+  if (writes) {
+    crash_point("file.write.after");
+  }
+  const FaultVerdict fault = ask_file_fault(writes ? FileCall::kAioWrite : FileCall::kAioRead);
   const std::size_t asked = bytes_of(request);
   return {.told = !fault.lost,
           .whole = event.res == static_cast<std::int64_t>(asked) && !fault.fails &&
@@ -63,8 +83,8 @@ Answer judge(const io_event& event, const IoRequest& request) noexcept {
 
 }  // namespace
 
-// Reads that the kernel has: by place, the request.
-struct AioReads::UnderWay {
+// Transfers that the kernel has: by place, the request.
+struct AioTransfers::UnderWay {
   std::array<std::size_t, kUnderWay> request{};
   std::array<bool, kUnderWay> taken{};
   std::array<std::uint8_t, kUnderWay> free{};  // A stack of places; the first `places` of it.
@@ -88,17 +108,20 @@ struct AioReads::UnderWay {
 };
 
 // Hands requests [first, …) to the kernel, as many as there are places; returns how many it took.
-std::size_t AioReads::submit(std::uint64_t context, std::span<const IoRequest> requests,
-                             std::size_t first, UnderWay& reads) {
+std::size_t AioTransfers::submit(std::uint64_t context, std::span<const IoRequest> requests,
+                                 std::size_t first, UnderWay& under_way) {
   std::array<iocb, kUnderWay> blocks{};
   std::array<iocb*, kUnderWay> list{};
-  const std::size_t count = std::min(requests.size() - first, reads.places);
+  const std::size_t count = std::min(requests.size() - first, under_way.places);
   for (std::size_t i = 0; i < count; ++i) {
     const IoRequest& request = requests[first + i];
     iocb& block = blocks[i];
-    block.aio_data = reads.free[reads.places - 1 - i];
+    block.aio_data = under_way.free[under_way.places - 1 - i];
+    if (request.kind == IoKind::kWrite) {
+      crash_point("file.write.before");
+    }
     const bool parts = request.kind == IoKind::kReadParts;
-    block.aio_lio_opcode = parts ? IOCB_CMD_PREADV : IOCB_CMD_PREAD;
+    block.aio_lio_opcode = opcode_of(request.kind);
     block.aio_fildes = static_cast<std::uint32_t>(request.file->descriptor());
     block.aio_buf = reinterpret_cast<std::uint64_t>(request.bytes.data());
     block.aio_nbytes = parts ? request.parts().size() : request.bytes.size();
@@ -108,12 +131,12 @@ std::size_t AioReads::submit(std::uint64_t context, std::span<const IoRequest> r
   const long answer = count == 0 ? 0 : io_submit(context, std::span(list).first(count));
   const std::size_t taken = answer < 0 ? 0 : static_cast<std::size_t>(answer);
   for (std::size_t i = 0; i < taken; ++i) {
-    reads.take(blocks[i].aio_data, first + i);
+    under_way.take(blocks[i].aio_data, first + i);
   }
   return taken;
 }
 
-AioReads::~AioReads() {
+AioTransfers::~AioTransfers() {
   for (const Context& context : contexts_) {
     if (context.id != 0) {
       io_destroy(context.id);
@@ -121,7 +144,7 @@ AioReads::~AioReads() {
   }
 }
 
-AioReads::Context* AioReads::take() {
+AioTransfers::Context* AioTransfers::take() {
   const MutexLock lock(mutex_);
   const auto free = std::find_if(contexts_.begin(), contexts_.end(),
                                  [](const Context& context) { return !context.taken; });
@@ -140,13 +163,13 @@ AioReads::Context* AioReads::take() {
   return &*free;
 }
 
-void AioReads::give_back(Context& context) {
+void AioTransfers::give_back(Context& context) {
   const MutexLock lock(mutex_);
   context.taken = false;
 }
 
-bool AioReads::run(std::span<const IoRequest> requests,
-                   const std::function<void(std::size_t, bool)>& ended) {
+bool AioTransfers::run(std::span<const IoRequest> requests,
+                       const std::function<void(std::size_t, bool)>& ended) {
   Context* const context = take();
   if (context == nullptr) {
     return false;
@@ -163,33 +186,34 @@ bool AioReads::run(std::span<const IoRequest> requests,
       ended(one.request, one.whole);
     }
   };
-  UnderWay reads;
-  for (std::size_t begun = 0; begun < requests.size() || reads.count() > 0;) {
-    begun += submit(context->id, requests, begun, reads);
+  UnderWay under_way;
+  for (std::size_t begun = 0; begun < requests.size() || under_way.count() > 0;) {
+    begun += submit(context->id, requests, begun, under_way);
     tell();
-    if (reads.count() == 0) {
+    if (under_way.count() == 0) {
       ended(begun++, false);  // The kernel takes none at all.
       continue;
     }
-    const std::size_t least = begun < requests.size() ? (reads.count() + 1) / 2 : reads.count();
+    const std::size_t least =
+        begun < requests.size() ? (under_way.count() + 1) / 2 : under_way.count();
     const long came = io_getevents(context->id, least, events, patience_);
     PLIMSOLL_CHECK(came >= 0 || errno == EINTR, "events of a context that is ours");
     for (long i = 0; i < came; ++i) {
       const io_event& event = events[static_cast<std::size_t>(i)];
-      const std::size_t request = reads.request[event.data];
+      const std::size_t request = under_way.request[event.data];
       const Answer answer = judge(event, requests[request]);
       if (!answer.told) {
         continue;
       }
-      reads.end(event.data);
+      under_way.end(event.data);
       news[news_count++] = {request, answer.whole};
     }
     if (came == 0) {  // This waits until the kernel has ended them all, told or not.
       io_destroy(std::exchange(context->id, 0));
       for (std::size_t place = 0; place < kUnderWay; ++place) {
-        if (reads.taken[place]) {
-          reads.end(place);
-          ended(reads.request[place], false);
+        if (under_way.taken[place]) {
+          under_way.end(place);
+          ended(under_way.request[place], false);
         }
       }
       for (; begun < requests.size(); ++begun) {
