@@ -279,7 +279,7 @@ void TimelineIo::write_some() {
     chunk.next = free_;
     free_ = chunks[i];
     for (const Frame& frame : frames_) {
-      readable = readable || (frame.stream == chunk.stream && can_read(frame));
+      readable = readable || (can_read(frame) && frame.stream == chunk.stream);
     }
   }
   work_ended_.notify_all();
