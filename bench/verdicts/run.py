@@ -16,7 +16,7 @@ from plays import Pace, PlayError, Said, watched
 from programs import SALT, Program, corpus
 
 HERE = pathlib.Path(__file__).resolve().parent
-PACE, SMOKE_PACE = Pace(300, 0.05), Pace(240, 0.02)
+PACE, SMOKE_PACE, SLOW_SMOKE_PACE = Pace(300, 0.05), Pace(240, 0.02), Pace(1200, 0.02)
 PEERS_PACE = Pace(300, 0.01)
 SMOKE_PAIRS = {"buffer", "numbers"}  # One of each half, which need nothing but Python.
 OURS = "plimsoll.Watch"
@@ -25,6 +25,8 @@ OURS = "plimsoll.Watch"
 def said_of(program: Program, smoke: bool, tools: dict) -> tuple[dict[str, Said], str]:
     """By watcher; and what speaks against the program's truth."""
     seen = watched(program, SMOKE_PACE if smoke else PACE, outside=not smoke)
+    if smoke and seen.inside.text.startswith("too early"):  # A slow look is followed by 800 times as long.
+        seen = watched(program, SLOW_SMOKE_PACE, outside=False)
     said = {OURS: seen.inside}
     if seen.outside:
         said["plimsoll watch"] = seen.outside
