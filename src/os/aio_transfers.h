@@ -41,10 +41,9 @@ class AioTransfers {
   AioTransfers& operator=(const AioTransfers&) = delete;
 
   /// Carries out reads and writes of direct files, syncs nothing, and returns true; or begins none
-  /// and returns false, because
-  /// the kernel refuses or all contexts are in use. `ended(i, whole)` is called on this thread for
-  /// each request, with others under way; one that was not transferred whole has to be tried by
-  /// other means. It must not throw.
+  /// and returns false, because the kernel refuses or all contexts are in use. `ended(i, whole)` is
+  /// called on this thread for each request, with others under way; one that was not transferred
+  /// whole has to be tried by other means. It must not throw.
   bool run(std::span<const IoRequest> requests,
            const std::function<void(std::size_t, bool)>& ended);
 

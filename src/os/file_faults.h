@@ -18,7 +18,7 @@ namespace plimsoll {
 /// kAioWrite: one of a batch that goes to the kernel at once; while any other kind is armed there
 /// are no such batches.
 /// kOpenToWrite: opening a file to change it (a read-only disk); kLock: taking a lock (a file
-/// system without them). kAny is none of these five.
+/// system without them). kAny is none of these four.
 enum class FileCall : std::uint8_t {
   kRead,
   kWrite,
