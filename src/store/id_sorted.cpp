@@ -41,7 +41,7 @@ void IdFrame::fill(std::span<const std::byte> page) noexcept {
     const std::int64_t id = id_page_id(page, i);
     std::uint32_t at = home(id);
     while (used[at] == IdLine::kIds) {
-      lines[at].overflows = 1;
+      lines[at].overflows |= overflow_bit(id);
       at = next(at);
     }
     lines[at].ids[used[at]] = id;
@@ -193,7 +193,7 @@ bool SortedIds::look_piece(std::span<const std::int64_t> ids, std::span<std::int
   const auto look_at = [&](std::size_t i) PLIMSOLL_REQUIRES(mutex_) {
     const IdLine& line = line_of(i);
     ordinals[i] = line.find(ids[i]);
-    if (ordinals[i] < 0 && line.overflows != 0) {
+    if (ordinals[i] < 0 && (line.overflows & IdFrame::overflow_bit(ids[i])) != 0) {
       lines[i] = IdFrame::next(lines[i]);
       __builtin_prefetch(&line_of(i));
       rest[left++] = static_cast<std::uint32_t>(i);

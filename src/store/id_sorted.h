@@ -39,15 +39,15 @@ struct alignas(64) IdLine {
   static constexpr std::size_t kIds = 5;
   std::array<std::int64_t, kIds> ids;
   std::array<std::uint32_t, kIds> ordinals;
-  std::uint32_t overflows;  // Not 0: ids that belong here stand in the next line.
+  std::uint32_t overflows;  // overflow_bit() of ids that belong here, or before, and stand behind.
 
-  /// The ordinal of `id`, or −1.
+  /// The ordinal of `id`, or −1. Without a branch: which place it has cannot be foreseen.
   [[nodiscard]] std::int64_t find(std::int64_t id) const noexcept {
-    std::size_t at = kIds;
+    std::uint64_t above = 0;
     for (std::size_t i = 0; i < kIds; ++i) {
-      at = ids[i] == id ? i : at;
+      above |= (0 - std::uint64_t{ids[i] == id}) & (std::uint64_t{ordinals[i]} + 1);
     }
-    return at < kIds ? std::int64_t{ordinals[at]} : -1;
+    return static_cast<std::int64_t>(above) - 1;
   }
 };
 static_assert(sizeof(IdLine) == 64);
@@ -62,6 +62,10 @@ struct IdFrame {
   /// The line at which a search for `id` begins, and the one at which it goes on.
   [[nodiscard]] static std::uint32_t home(std::int64_t id) noexcept {
     return static_cast<std::uint32_t>((mix64(static_cast<std::uint64_t>(id)) >> 32) * kLines >> 32);
+  }
+  /// Of bits of the hash that have no part in the line: whether it is worth while to go on.
+  [[nodiscard]] static std::uint32_t overflow_bit(std::int64_t id) noexcept {
+    return std::uint32_t{1} << (mix64(static_cast<std::uint64_t>(id)) & 31);
   }
   [[nodiscard]] static std::uint32_t next(std::uint32_t line) noexcept {
     return line + 1 == kLines ? 0 : line + 1;
