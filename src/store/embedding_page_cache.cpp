@@ -26,10 +26,9 @@ namespace {
 constexpr std::size_t kEntryAhead = 24;
 constexpr std::size_t kFrameAhead = 12;
 
-// Rounds, of a use per frame each, after which use counts are halved; 256 is a multiple.
-// Source: the policy's model on the streams of bench/w2_skewed_ids/README.md: sprite 1.83 of the
-// optimum, 1.89 with 32, which reads a little less where the popular pages stay the same.
-constexpr int kAgeAfter = 16;
+// Rounds, of a use per frame each, after which use counts are halved; 256 is a multiple. See
+// kFadeAfter for where it comes from.
+constexpr int kAgeAfter = 32;
 constexpr std::int64_t kCandidates = 1024;  // Frames compared with each other at once.
 // How many ticks a hint may be behind. More than the look-ahead's queue holds, and few of all that
 // a tick can be: where nobody says which request is at hand, none is late until ticks have run out.
