@@ -133,7 +133,7 @@ class Model {
       uses_ = 0;
       ++round_;
       for (Page& each : pages_) {
-        each.heat /= round_ % 16 == 0 ? 2 : 1;
+        each.heat /= round_ % 32 == 0 ? 2 : 1;
       }
     }
   }
@@ -142,7 +142,7 @@ class Model {
     const bool in_step = now_ - page.used_at <= 1;
     // Worth half after four rounds of disuse, a quarter after eight, falling linearly in between.
     const std::int64_t unused = round_ - page.round;
-    const auto worth = page.heat * (8 - unused % 4) / (std::int64_t{1} << unused / 4);
+    const auto worth = page.heat * (16 - unused % 8) / (std::int64_t{1} << unused / 8);
     return std::tuple(in_step, worth, page.dirty, page.used_at, page.frame);
   }
   bool load(std::uint32_t page) {
