@@ -140,7 +140,7 @@ class Model {
   // What keeping a page is worth, where nobody has announced a use of it.
   [[nodiscard]] auto worth(const Page& page) const {
     const bool in_step = now_ - page.used_at <= 1;
-    // Worth half after eight rounds of disuse, a quarter after sixteen, falling linearly in between.
+    // Worth half after eight rounds of disuse, a quarter after sixteen, linearly in between.
     const std::int64_t unused = round_ - page.round;
     const auto worth = page.heat * (16 - unused % 8) / (std::int64_t{1} << unused / 8);
     return std::tuple(in_step, worth, page.dirty, page.used_at, page.frame);
