@@ -534,8 +534,8 @@ TEST_F(EmbeddingStoreTest, BothCommitsStayReadableWhenPartsOfThePageTableAreWrit
 }
 
 // Every frame is compared here, one is freed at a time and nothing is dirty, so the model is exact:
-// uses counted per page whether it is in RAM or not, worth half after four rounds (of a use per
-// frame) without one, halved every sixteen. The page of the request before stays: an apply() may
+// uses counted per page whether it is in RAM or not, worth half after eight rounds (of a use per
+// frame) without one, halved every thirty-two. The page of the request before stays: an apply() may
 // follow its gather().
 TEST_F(EmbeddingStoreTest, EvictsThePageUsedLeastOftenAndAmongEqualsTheOneUnusedForLongest) {
   auto options = with_floor({.directory = directory(),
@@ -557,7 +557,7 @@ TEST_F(EmbeddingStoreTest, EvictsThePageUsedLeastOftenAndAmongEqualsTheOneUnused
   std::int64_t hits = 0;
   const auto often = [&](std::int64_t page) {
     const int unused = std::min(rounds - last_round[page], 100);  // Nothing is left long before.
-    return (static_cast<std::int64_t>(heat[page]) * (8 - unused % 4)) >> (unused / 4);
+    return (static_cast<std::int64_t>(heat[page]) * (16 - unused % 8)) >> (unused / 8);
   };
   for (int request = 1; request <= 20'000; ++request) {
     // A third of the pages is asked for far more often, and which ones changes.
@@ -578,7 +578,7 @@ TEST_F(EmbeddingStoreTest, EvictsThePageUsedLeastOftenAndAmongEqualsTheOneUnused
     last_round[id] = rounds;
     if (++uses == frames) {
       uses = 0;
-      if (++rounds % 16 == 0) {
+      if (++rounds % 32 == 0) {
         for (auto& [page, count] : heat) {
           count /= 2;
         }
