@@ -187,6 +187,10 @@ int run_sparse(std::int64_t rows, int rounds, bool smoke, const std::filesystem:
                const std::string& command) {
   const auto governor = pl::Governor::create({}).or_throw();
   const std::int64_t more = (rounds + 1) * kRowsABatch;
+  if (more >= rows) {
+    throw std::invalid_argument(fmt::format("--batches {}: each erases {} rows, and --rows has {}",
+                                            rounds, kRowsABatch, rows));
+  }
   std::mt19937_64 random(kSeed);
   std::vector<std::int64_t> order(static_cast<std::size_t>(rows));
   std::iota(order.begin(), order.end(), 0);
