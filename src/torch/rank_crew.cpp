@@ -26,7 +26,9 @@
 namespace plimsoll {
 namespace {
 
-constexpr std::int64_t kBegun = -1;  // Where all say who they are; places of recipes begin at 0.
+// Where all say who they are, and one why it ends; places of recipes begin at 0.
+constexpr std::int64_t kBegun = -1;
+constexpr std::int64_t kFailed = -2;
 
 bool of_torchrun() {
   return std::getenv("TORCHELASTIC_RUN_ID") != nullptr;
@@ -181,6 +183,13 @@ Result<std::span<const RankWord>> RankCrew::say(std::int64_t place,
   return agree(place, numbers, [] { return Result<void>(); });
 }
 
+void RankCrew::tell_why(const Error& error) {
+  if (!broken_) {
+    static_cast<void>(
+        agree(kFailed, {}, [&]() -> Result<void> { return tl::unexpected(error); }));
+  }
+}
+
 Result<std::int64_t> RankCrew::share(const std::string& memory_limit) {
   std::array<std::int64_t, 2> numbers{};
   PLIMSOLL_TRY(const LimitReport limit, find_limit({.user_limit = memory_limit}));
@@ -252,10 +261,16 @@ Result<RecipeReport> with_crew(const std::function<Result<RecipeReport>(RankCrew
     const StopsIgnored ignored;
     const auto done = without_refusal([&] { return lend_a_hand(*crew); });
     TensorArena::detach();
-    PLIMSOLL_TRY_VOID(done);
+    if (!done) {
+      crew->tell_why(done.error());
+      return tl::unexpected(done.error());
+    }
     return RecipeReport{.json = "", .text = ""};
   }
   auto done = lead(crew.get());
+  if (!done && crew) {
+    crew->tell_why(done.error());
+  }
   if (done || !crew || done.error().code != ErrorCode::kOverBudget) {
     return done;
   }

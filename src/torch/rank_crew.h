@@ -101,6 +101,9 @@ class RankCrew {
                                         const std::function<Result<void>(RankCrew&)>& lend_a_hand);
   explicit RankCrew(RankMemory memory) : memory_(std::move(memory)) {}
   void end_stopped();
+  // So that the others tell it too: the launcher ends all ranks once one has ended, which may be
+  // before this one has told anybody. Waits until all listen or have left.
+  void tell_why(const Error& error);
 
   RankMemory memory_;
   bool broken_{false};

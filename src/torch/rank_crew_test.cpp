@@ -11,6 +11,7 @@
 #include <vector>
 
 #include <c10/util/Exception.h>
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include "base/check.h"
@@ -182,6 +183,34 @@ TEST(RankCrewTest, TheFirstLeadsAndOthersLendAHandWhateverAsksThemToStop) {
               "of 2 ranks, each with 100.0 MiB of the limit: too little: raise it");
   });
   EXPECT_EQ(ends, (std::vector<int>{0, -SIGTERM}));
+}
+
+TEST(RankCrewTest, TheOthersTellWhatOneFailedInAlone) {
+  for (const int failing : {0, 1}) {
+    const int port = free_port();
+    const auto ends = forked_ranks(3, [&](int rank, const RankTexts&) {
+      launch(rank, 3, port, "0", false);
+      const auto work = [&](RankCrew& crew) -> Result<void> {
+        if (rank == failing) {
+          return fail(ErrorCode::kInvalidArgument, "no such column", "name another");
+        }
+        PLIMSOLL_TRY_VOID(crew.say(4));
+        return {};
+      };
+      const auto told = with_crew(
+          [&](RankCrew* crew) -> Result<RecipeReport> {
+            PLIMSOLL_TRY_VOID(work(*crew));
+            return RecipeReport{};
+          },
+          work);
+      ASSERT_FALSE(told);
+      const std::string own = "no such column: name another";
+      EXPECT_EQ(told.error().to_string(),
+                rank == failing ? own : fmt::format("rank {} of 3: {}", failing, own));
+      EXPECT_EQ(told.error().code, ErrorCode::kInvalidArgument);
+    });
+    EXPECT_EQ(ends, std::vector<int>(3));
+  }
 }
 
 TEST(RankCrewTest, AProcessAloneLeads) {

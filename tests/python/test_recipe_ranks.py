@@ -263,8 +263,9 @@ def test_a_batch_size_of_auto_is_refused_by_its_option(start, data, traffic, tmp
     process = start(2, *(words(data, tmp_path / "auto", batch_size="auto") if recipe == "cosir"
                          else can_words(traffic, tmp_path / "auto", "--batch-size", "auto")))
     process.communicate(timeout=300)
+    told = process.told.read_text()
     assert process.returncode != 0
-    assert "batch_size = auto is planned for one process, and these are 2 ranks\n  give batch_size a number" in process.told.read_text()
+    assert "batch_size = auto is planned for one process, and these are 2 ranks\n  give batch_size a number" in told, told
 
 
 @pytest.mark.slow
