@@ -71,6 +71,15 @@ class StopsIgnored {
   std::array<struct sigaction, kSignals.size()> before_{};
 };
 
+Result<RecipeReport> helped(RankCrew& crew,
+                            const std::function<Result<void>(RankCrew&)>& lend_a_hand) {
+  const StopsIgnored ignored;
+  const auto done = without_refusal([&] { return lend_a_hand(crew); });
+  TensorArena::detach();
+  PLIMSOLL_TRY_VOID(done);
+  return RecipeReport{.json = "", .text = ""};
+}
+
 }  // namespace
 
 Result<std::unique_ptr<RankCrew>> RankCrew::join() {
@@ -185,8 +194,7 @@ Result<std::span<const RankWord>> RankCrew::say(std::int64_t place,
 
 void RankCrew::tell_why(const Error& error) {
   if (!broken_) {
-    static_cast<void>(
-        agree(kFailed, {}, [&]() -> Result<void> { return tl::unexpected(error); }));
+    static_cast<void>(agree(kFailed, {}, [&]() -> Result<void> { return tl::unexpected(error); }));
   }
 }
 
@@ -257,29 +265,19 @@ Result<RankRows> RankCrew::make_room(std::int64_t place, std::int64_t bytes, Gov
 Result<RecipeReport> with_crew(const std::function<Result<RecipeReport>(RankCrew*)>& lead,
                                const std::function<Result<void>(RankCrew&)>& lend_a_hand) {
   PLIMSOLL_TRY(const auto crew, RankCrew::join());
-  if (crew && !crew->first()) {
-    const StopsIgnored ignored;
-    const auto done = without_refusal([&] { return lend_a_hand(*crew); });
-    TensorArena::detach();
-    if (!done) {
-      crew->tell_why(done.error());
-      return tl::unexpected(done.error());
-    }
-    return RecipeReport{.json = "", .text = ""};
-  }
-  auto done = lead(crew.get());
-  if (!done && crew) {
-    crew->tell_why(done.error());
-  }
-  if (done || !crew || done.error().code != ErrorCode::kOverBudget) {
+  auto done = !crew || crew->first() ? lead(crew.get()) : helped(*crew, lend_a_hand);
+  if (done || !crew) {
     return done;
   }
   Error error = std::move(done).error();
-  const bool told = error.detail != nullptr;
-  error.detail = std::make_shared<const std::string>(
-      fmt::format("of {} ranks, each with {} of the limit: {}", crew->count(),
-                  format_bytes(crew->share_bytes_), told ? *error.detail : error.to_string()));
-  error.advice = told ? error.advice : "";  // to_string() had it.
+  crew->tell_why(error);
+  if (error.code == ErrorCode::kOverBudget) {
+    const bool told = error.detail != nullptr;
+    error.detail = std::make_shared<const std::string>(
+        fmt::format("of {} ranks, each with {} of the limit: {}", crew->count(),
+                    format_bytes(crew->share_bytes_), told ? *error.detail : error.to_string()));
+    error.advice = told ? error.advice : "";  // to_string() had it.
+  }
   return tl::unexpected(std::move(error));
 }
 

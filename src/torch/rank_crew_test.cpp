@@ -8,6 +8,7 @@
 #include <array>
 #include <csignal>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <c10/util/Exception.h>
@@ -186,13 +187,14 @@ TEST(RankCrewTest, TheFirstLeadsAndOthersLendAHandWhateverAsksThemToStop) {
 }
 
 TEST(RankCrewTest, TheOthersTellWhatOneFailedInAlone) {
-  for (const int failing : {0, 1}) {
+  for (const auto& [failing, code] :
+       {std::pair(0, ErrorCode::kInvalidArgument), std::pair(1, ErrorCode::kOverBudget)}) {
     const int port = free_port();
     const auto ends = forked_ranks(3, [&](int rank, const RankTexts&) {
       launch(rank, 3, port, "0", false);
       const auto work = [&](RankCrew& crew) -> Result<void> {
         if (rank == failing) {
-          return fail(ErrorCode::kInvalidArgument, "no such column", "name another");
+          return fail(code, "no such column", "name another");
         }
         PLIMSOLL_TRY_VOID(crew.say(4));
         return {};
@@ -204,10 +206,11 @@ TEST(RankCrewTest, TheOthersTellWhatOneFailedInAlone) {
           },
           work);
       ASSERT_FALSE(told);
-      const std::string own = "no such column: name another";
-      EXPECT_EQ(told.error().to_string(),
-                rank == failing ? own : fmt::format("rank {} of 3: {}", failing, own));
-      EXPECT_EQ(told.error().code, ErrorCode::kInvalidArgument);
+      const std::string share =
+          code == ErrorCode::kOverBudget ? "of 3 ranks, each with 0 B of the limit: " : "";
+      const std::string by = rank == failing ? "" : fmt::format("rank {} of 3: ", failing);
+      EXPECT_EQ(told.error().to_string(), share + by + "no such column: name another");
+      EXPECT_EQ(told.error().code, code);
     });
     EXPECT_EQ(ends, std::vector<int>(3));
   }

@@ -265,7 +265,8 @@ def test_a_batch_size_of_auto_is_refused_by_its_option(start, data, traffic, tmp
     process.communicate(timeout=300)
     told = process.told.read_text()
     assert process.returncode != 0
-    assert "batch_size = auto is planned for one process, and these are 2 ranks\n  give batch_size a number" in told, told
+    for part in ("batch_size = auto is planned for one process, and these are 2 ranks", "give batch_size a number"):
+        assert part in told, told  # By rank 0 or, where the launcher was quicker, by the other.
 
 
 @pytest.mark.slow
