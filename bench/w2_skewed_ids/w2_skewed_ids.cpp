@@ -164,6 +164,7 @@ struct Outcome {
   std::vector<double> raw;              // Reads a second, by round; the store's alone.
   std::vector<double> page_reads;       // The store's, a second.
   std::int64_t misses{0};
+  std::int64_t pages_written{0};  // The store's, in the rounds that `misses` are of.
 };
 
 // One engine's turn: its outcomes by stream, and whether its rows were right at the end.
@@ -175,7 +176,8 @@ struct Turn {
   std::int64_t frames{0};      // The store's.
 };
 
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Outcome, rows_per_second, alone, raw, page_reads, misses)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Outcome, rows_per_second, alone, raw, page_reads, misses,
+                                   pages_written)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Turn, engine, outcomes, right, slab_bytes, frames)
 
 w2::Stream pages_of(std::span<const std::vector<std::int64_t>> batches, std::size_t warm,
@@ -221,18 +223,18 @@ Outcome play(const Settings& settings, bench::Engine& engine, const StoreEngine*
   Outcome outcome;
   std::optional<bench::RawDisk> raw;
   const auto warm = static_cast<std::size_t>(settings.warm);
-  const auto pages_read = [&] { return store != nullptr ? store->stats().pages_read : 0; };
+  const auto stats = [&] { return store != nullptr ? store->stats() : pl::StoreStats{}; };
   static_cast<void>(run_batches(engine, stream, 0, warm));
   engine.settle();
-  const auto before = pages_read();
+  const auto before = stats();
   const auto size = (stream.announced - warm) / static_cast<std::size_t>(settings.rounds);
   for (int round = 0; round < settings.rounds; ++round) {
     const std::size_t first = warm + static_cast<std::size_t>(round) * size;
-    const auto reads = pages_read();
+    const auto reads = stats().pages_read;
     const auto began = Clock::now();
     outcome.rows_per_second.push_back(run_batches(engine, stream, first, first + size));
     if (store != nullptr) {
-      outcome.page_reads.push_back(static_cast<double>(pages_read() - reads) /
+      outcome.page_reads.push_back(static_cast<double>(stats().pages_read - reads) /
                                    seconds_since(began));
     }
     engine.settle();  // In no one's time.
@@ -243,7 +245,8 @@ Outcome play(const Settings& settings, bench::Engine& engine, const StoreEngine*
       outcome.raw.push_back(raw->measure().bytes_per_second / 2 / kPageBytes);
     }
   }
-  outcome.misses = pages_read() - before;
+  outcome.misses = stats().pages_read - before.pages_read;
+  outcome.pages_written = stats().pages_written - before.pages_written;
   for (std::size_t first = stream.announced; first < stream.batches.size(); first += size) {
     outcome.alone.push_back(run_batches(engine, stream, first, first + size));
     engine.settle();
@@ -356,6 +359,9 @@ double report(const Played& stream, std::size_t at, const std::vector<Turn>& tur
     peers[stream.name + "_store_rows_per_s"].push_back(rate);
     peers[stream.name + "_store_alone_rows_per_s"].push_back(alone);
     misses = std::max(misses, static_cast<double>(outcome.misses));
+    peers[stream.name + "_pages_written_to_read"].push_back(
+        static_cast<double>(outcome.pages_written) /
+        static_cast<double>(std::max<std::int64_t>(outcome.misses, 1)));
     if (!outcome.raw.empty()) {
       const double reads = bench::median(outcome.page_reads);
       const double raw = bench::median(outcome.raw);

@@ -101,9 +101,9 @@ struct EmbeddingStoreOptions {
   std::int64_t batch_rows{4096};  ///< Largest request expected; sizes the scratch in the slab.
   int io_threads{8};
   /// Changed bytes in RAM beyond which apply() and update() wait for the disk, so that a commit is
-  /// short. 0: what the disk was seen to write in 50 ms, at least 8 MiB, at most half of the
-  /// frames; no bound when the whole table is in RAM. No effect in sample order, where a bucket's
-  /// write buffer is all that can be unwritten of it.
+  /// short. 0: what the disk was seen to write in a hundredth of the time since the last commit,
+  /// 50 ms to 1 s, at least 8 MiB, at most half of the frames; no bound when the whole table is in
+  /// RAM. No effect in sample order, where a bucket's write buffer is all that can be unwritten.
   std::int64_t dirty_bytes{0};
   int compute_threads{1};  ///< For apply(); the result does not depend on it.
 };

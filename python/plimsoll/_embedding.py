@@ -254,7 +254,7 @@ class EmbeddingStore:
                      stream at the disk's bandwidth. Any other request works too, more slowly.
         order_seed:  of the epochs that begin from now on; as the Loader's. Sample order only.
         dirty_bytes: most bytes of changed rows that wait for the disk in any order; 0: what the
-                     disk writes in 50 ms.
+                     disk writes in a hundredth of the time since the last commit (50 ms to 1 s).
         pinned:      opens a commit of a table that exists, to read it only: nothing is written, and
                      another process may train in it meanwhile (in sample order: not while it is
                      opened). Training keeps the commit while there is room for it on disk, and

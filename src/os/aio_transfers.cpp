@@ -20,6 +20,8 @@
 namespace plimsoll {
 namespace {
 
+constexpr std::size_t kLastFew = 16;  // Transfers that are waited for together.
+
 // The kernel's calls; glibc has no wrappers for them.
 long io_setup(unsigned events, aio_context_t* context) noexcept {
   return ::syscall(SYS_io_setup, events, context);
@@ -194,8 +196,8 @@ bool AioTransfers::run(std::span<const IoRequest> requests,
       ended(begun++, false);  // The kernel takes none at all.
       continue;
     }
-    const std::size_t least =
-        begun < requests.size() ? (under_way.count() + 1) / 2 : under_way.count();
+    const bool last_few = begun == requests.size() && under_way.count() <= kLastFew;
+    const std::size_t least = last_few ? under_way.count() : (under_way.count() + 1) / 2;
     const long came = io_getevents(context->id, least, events, patience_);
     PLIMSOLL_CHECK(came >= 0 || errno == EINTR, "events of a context that is ours");
     for (long i = 0; i < came; ++i) {

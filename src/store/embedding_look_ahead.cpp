@@ -14,8 +14,8 @@
 namespace plimsoll {
 namespace {
 
-constexpr std::size_t kHintsAtOnce = 256;
-constexpr std::size_t kTicksInQueue = 32;  // At most: as many as a page remembers.
+constexpr std::size_t kHintsAtOnce = 1024;  // What they miss is read together.
+constexpr std::size_t kTicksInQueue = 32;   // At most: as many as a page remembers.
 
 // What a request is recognised by. Taking one for another costs hints, not rows.
 std::uint64_t mark_of(std::span<const std::int64_t> ids) {

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <functional>
 #include <limits>
 #include <utility>
 
@@ -411,6 +412,7 @@ void PageCache::committed(int slot, bool keep, bool still_pinned, std::int64_t s
     map_.keep_pinned(slot);
   }
   map_.committed(slot);
+  committed_at_ = std::chrono::steady_clock::now();
   ++stats_.commits;
   stats_.syncs += syncs;
 }
@@ -503,9 +505,11 @@ Result<void> PageCache::finish_loads(Lane& lane) {
 // a frame that is being read belongs to the lane.
 Result<void> PageCache::read_pages(Lane& lane, std::int64_t count) {
   std::size_t requests = 0;
+  bool all_written = true;  // Then request r is for page r of the list.
   for (std::int64_t i = 0; i < count; ++i) {
     const auto at = static_cast<std::size_t>(i);
     const auto bytes = frame_data(lane.reading[at]);
+    all_written = all_written && lane.sources[at].block != 0;
     if (lane.sources[at].block != 0) {
       lane.requests[requests++] = {.file = table_.file,
                                    .offset = (lane.sources[at].block - 1) * table_.shape.page_bytes,
@@ -517,6 +521,9 @@ Result<void> PageCache::read_pages(Lane& lane, std::int64_t count) {
                        lane.requests[requests - 1].offset != ids->offset)) {
       lane.requests[requests++] = *ids;
     }
+  }
+  if (all_written) {
+    return read_written(lane, requests);
   }
   PLIMSOLL_TRY_VOID(table_.pool->run(lane.requests.first(requests)));
   std::size_t next = 0;  // Of the requests.
@@ -537,6 +544,21 @@ Result<void> PageCache::read_pages(Lane& lane, std::int64_t count) {
     PLIMSOLL_TRY_VOID(init_page(page, bytes));
   }
   return {};
+}
+
+// Pages are checked while others are still under way.
+Result<void> PageCache::read_written(const Lane& lane, std::size_t count) const {
+  std::size_t flawed = count;  // The first of them.
+  const auto check = [&](std::size_t at) {
+    if (!page_is_sound(table_.shape, table_.fingerprint, lane.pages[at], lane.sources[at].crc,
+                       lane.requests[at].bytes)) {
+      flawed = std::min(flawed, at);
+    }
+  };
+  PLIMSOLL_TRY_VOID(table_.pool->run(lane.requests.first(count), std::cref(check)));
+  return flawed == count
+             ? Result<void>{}
+             : check_page(lane.pages[flawed], lane.sources[flawed], lane.requests[flawed].bytes);
 }
 
 Result<void> PageCache::check_page(std::uint32_t page, BlockEntry entry,

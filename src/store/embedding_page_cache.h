@@ -26,6 +26,7 @@
 // Memory:  memory_bytes(), from the slab.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -50,8 +51,8 @@ class PageCache {
     std::int64_t frames{0};
     std::int64_t write_batch{0};  ///< Pages per batch of writes; at least 2.
     std::int64_t read_batch{0};   ///< Pages per batch of reads; at least 1.
-    /// Dirty pages beyond which the owner waits: 0: what the disk was seen to write in 50 ms, or no
-    /// bound at all when every page has a frame.
+    /// Dirty pages beyond which the owner waits: 0: what the disk was seen to write in
+    /// commit_seconds(), or no bound at all when every page has a frame.
     std::int64_t dirty_most{0};
     std::int64_t frames_least{32};  ///< That shrink() leaves.
   };
@@ -69,6 +70,9 @@ class PageCache {
     File* file{nullptr};
     IoPool* pool{nullptr};
   };
+
+  /// How long a commit may write so long after the one before it: a hundredth, 50 ms to 1 s.
+  static double commit_seconds(std::chrono::duration<double> since_last) noexcept;
 
   static std::int64_t frame_bytes(const TableShape& shape) noexcept;  ///< With its metadata.
   static std::int64_t buffer_bytes(const TableShape& shape, const Sizes& sizes) noexcept;
@@ -139,8 +143,9 @@ class PageCache {
   void stop();
 
   // ---- The write-back thread ----
-  /// Waits until more than half of the dirty pages allowed are dirty, and writes the ones that have
-  /// been for longest. False: stopped, or a write failed (the cache is poisoned).
+  /// Waits until more than half of the dirty pages allowed are dirty, and writes some of those that
+  /// have been for longest: the ones that are used least. False: stopped, or a write failed (the
+  /// cache is poisoned).
   bool write_back();
 
  private:
@@ -198,6 +203,7 @@ class PageCache {
   Result<std::uint32_t> start_load(Lane& lane, std::uint32_t page) PLIMSOLL_REQUIRES(mutex_);
   Result<void> finish_loads(Lane& lane) PLIMSOLL_REQUIRES(mutex_);
   Result<void> read_pages(Lane& lane, std::int64_t count);
+  Result<void> read_written(const Lane& lane, std::size_t count) const;
   Result<void> check_page(std::uint32_t page, BlockEntry entry,
                           std::span<const std::byte> bytes) const;
   Result<void> init_page(std::uint32_t page, std::span<std::byte> bytes) const;
@@ -222,10 +228,12 @@ class PageCache {
   Result<void> refill(Lane& lane) PLIMSOLL_REQUIRES(mutex_);
   std::int64_t sweep(Lane& lane) PLIMSOLL_REQUIRES(mutex_);
   std::size_t find_candidates(bool hinted) PLIMSOLL_REQUIRES(mutex_);
+  [[nodiscard]] std::uint32_t often_used(const Frame& frame) const PLIMSOLL_REQUIRES(mutex_);
   [[nodiscard]] std::uint64_t worth(const Frame& frame) const PLIMSOLL_REQUIRES(mutex_);
   Result<std::span<IoRequest>> write_listed() PLIMSOLL_REQUIRES(mutex_);
   std::size_t seal_last(std::int64_t count) PLIMSOLL_REQUIRES(mutex_);
   std::int64_t choose_dirty(Lane& lane) PLIMSOLL_REQUIRES(mutex_);
+  std::int64_t choose_among(Lane& lane, std::int64_t count) PLIMSOLL_REQUIRES(mutex_);
   void list_dirty(std::uint32_t frame) PLIMSOLL_REQUIRES(mutex_);
   [[nodiscard]] std::int64_t dirty_most() const PLIMSOLL_REQUIRES(mutex_);
   [[nodiscard]] bool wants_write_back() const PLIMSOLL_REQUIRES(mutex_);
@@ -283,6 +291,8 @@ class PageCache {
   std::int64_t uses_ PLIMSOLL_GUARDED_BY(mutex_){0};                // Of this round.
   std::uint8_t rounds_ PLIMSOLL_GUARDED_BY(mutex_){0};              // Each a use per frame.
   double write_rate_ PLIMSOLL_GUARDED_BY(mutex_){kWriteRateFirst};  // Bytes a second.
+  std::chrono::steady_clock::time_point committed_at_ PLIMSOLL_GUARDED_BY(mutex_){
+      std::chrono::steady_clock::now()};                // Or opened.
   bool committing_ PLIMSOLL_GUARDED_BY(mutex_){false};  // All that is dirty is to be written.
   bool look_ahead_busy_ PLIMSOLL_GUARDED_BY(mutex_){false};
   bool look_ahead_waits_ PLIMSOLL_GUARDED_BY(mutex_){false};

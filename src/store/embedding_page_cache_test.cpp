@@ -1,18 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Goal: the page cache evicts what its policy says: never a page whose use was announced and has
-// not come, else by how often pages were used, ageing. Method: a plain model of the policy, page
-// by page, beside the cache, both given the same requests and announcements by seed; after each the
-// two must have read, written and evicted as many pages. The cache is driven without its threads,
-// and with so few frames that it frees one at a time: nothing is left to chance.
+// not come, else by how often pages were used, ageing; and writes last what is used most. Method: a
+// plain model of the policy, page by page, beside the cache, both given the same requests and
+// announcements by seed; after each the two must have read, written and evicted as many pages. The
+// cache is driven without its threads, and with so few frames that it frees one at a time: nothing
+// is left to chance.
 #include "store/embedding_page_cache.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <deque>
 #include <filesystem>
 #include <memory>
+#include <numeric>
 #include <random>
 #include <set>
 #include <tuple>
@@ -200,11 +203,11 @@ constexpr std::int64_t kDim = 900;  // One row a page.
 
 class CacheAlone {
  public:
-  explicit CacheAlone(std::int64_t frames)
+  explicit CacheAlone(std::int64_t frames, std::int64_t dirty_most = kPages * 2)
       : path_(std::filesystem::temp_directory_path() /
               ("plimsoll-page-cache-" + std::to_string(::getpid()))),
         file_(File::open(path_, FileMode::kCreate).or_throw()),
-        sizes_{.frames = frames, .write_batch = 2, .read_batch = frames, .dirty_most = kPages * 2} {
+        sizes_{.frames = frames, .write_batch = 2, .read_batch = frames, .dirty_most = dirty_most} {
     const std::int64_t spare = 3 * sizes_.write_batch;
     slab_ = Slab::create(governor_, Tag::kEmbedding,
                          PageCache::buffer_bytes(shape_, sizes_) + PageCache::index_bytes(shape_) +
@@ -249,6 +252,9 @@ class CacheAlone {
     cache_->end_commit(pool_.run(last.first(last.size() - 1)), 0);
   }
   [[nodiscard]] PageCache& cache() { return *cache_; }
+  [[nodiscard]] std::int64_t dirty_pages() const {
+    return cache_->stats().dirty_bytes / shape_.page_bytes;
+  }
   [[nodiscard]] Model::Counts counts() const {
     const StoreStats stats = cache_->stats();
     return {stats.pages_read, stats.pages_written, stats.evictions_clean, stats.evictions_dirty};
@@ -348,6 +354,39 @@ TEST_P(PageCachePolicyTest, EvictsAsAPlainModelOfItDoes) {
     EXPECT_GT(real.counts().read, 2000);
     EXPECT_GT(real.counts().evicted_dirty, 500);
   }
+}
+
+// Ten pages are changed by every request and five by one in 46: only those five are worth writing.
+TEST(PageCacheTest, WhatIsChangedAllTheTimeIsWrittenLast) {
+  constexpr std::int64_t kSteps = 300;
+  constexpr std::int64_t kOften = 10;
+  constexpr std::int64_t kSeldom = 5;
+  constexpr std::int64_t kDirtyMost = 40;
+  CacheAlone real(kPages - 1, kDirtyMost);
+  for (std::int64_t step = 0; step < kSteps; ++step) {
+    std::vector<std::uint32_t> wanted(kOften);
+    std::iota(wanted.begin(), wanted.end(), 0U);
+    for (std::int64_t i = 0; i < kSeldom; ++i) {
+      wanted.push_back(
+          static_cast<std::uint32_t>(kOften + (step * kSeldom + i) % (kPages - kOften)));
+    }
+    real.request(wanted, false);
+    real.request(wanted, true);
+    while (real.dirty_pages() > kDirtyMost / 2) {
+      ASSERT_TRUE(real.cache().write_back());
+    }
+    ASSERT_EQ(real.counts().written + real.dirty_pages(), kOften + (step + 1) * kSeldom);
+  }
+  real.write_all();
+  EXPECT_EQ(real.counts().written, kOften + kSteps * kSeldom);
+}
+
+TEST(PageCacheTest, ACommitMayWriteForAHundredthOfTheTimeSinceTheLast) {
+  using Seconds = std::chrono::duration<double>;
+  EXPECT_DOUBLE_EQ(PageCache::commit_seconds(Seconds(0)), 0.05);
+  EXPECT_DOUBLE_EQ(PageCache::commit_seconds(Seconds(4)), 0.05);
+  EXPECT_DOUBLE_EQ(PageCache::commit_seconds(Seconds(20)), 0.2);
+  EXPECT_DOUBLE_EQ(PageCache::commit_seconds(Seconds(86'400)), 1);
 }
 
 INSTANTIATE_TEST_SUITE_P(Sizes, PageCachePolicyTest,

@@ -4,6 +4,8 @@
 //
 // Threads: see embedding_page_cache.h.   Memory: see embedding_page_cache.h.
 #include <algorithm>
+#include <array>
+#include <bit>
 #include <chrono>
 #include <utility>
 
@@ -25,10 +27,16 @@ constexpr std::int64_t kReserveUsed = 4;    // and of what is used.
 // less (sprite 1.94 for 2.09 of the optimum), and the others, as ids of people and things are, more
 // (gowalla 1.43 for 1.41, Zipf 1.05: 1.46 for 1.43, 1.3: 1.31 for 1.28); the mean is the same.
 constexpr int kFadeAfter = 8;
+constexpr std::size_t kUseBits = 12;
+static_assert(255 * 2 * kFadeAfter < 1 << kUseBits, "as often as can be");
 
-constexpr double kCommitSeconds = 0.05;  // What a commit may take to write what is dirty.
+// What a commit may take to write what is dirty: a share of the time since the last, within bounds.
+constexpr double kCommitShare = 0.01;
+constexpr double kCommitSecondsLeast = 0.05;
+constexpr double kCommitSecondsMost = 1;
 constexpr double kRateWeight = 1.0 / 16;
 constexpr std::int64_t kDirtyBytesLeast = 8 << 20;
+constexpr std::int64_t kDirtyCompared = 1024;  // Of which the least used are written.
 
 }  // namespace
 
@@ -57,6 +65,13 @@ void PageCache::drop(std::uint32_t index) {
   }
 }
 
+// How often a page was used, less where that was long ago; kUseBits bits.
+std::uint32_t PageCache::often_used(const Frame& frame) const {
+  const int unused = static_cast<std::uint8_t>(rounds_ - frame.round);
+  const int fraction = 2 * kFadeAfter - unused % kFadeAfter;
+  return static_cast<std::uint32_t>(frame.heat * fraction) >> (unused / kFadeAfter);
+}
+
 // What keeping a page is worth, in 31 bits. Nobody has announced a use of it: whether the last two
 // requests used it (apply() wants what gather() just had), then how often it was used, less where
 // that was long ago, then dirty (its eviction costs a write), then how lately. Else: how soon it
@@ -68,10 +83,7 @@ std::uint64_t PageCache::worth(const Frame& frame) const {
   const std::uint64_t age = std::min<std::uint32_t>(request_ - frame.used_at, 0xFFFF);
   const std::uint64_t in_step = age <= 1 ? 1 : 0;
   const std::uint64_t dirty = (frame.flags & kDirty) != 0 ? 1 : 0;
-  const int unused = static_cast<std::uint8_t>(rounds_ - frame.round);
-  const auto fraction = static_cast<std::uint64_t>(2 * kFadeAfter - unused % kFadeAfter);
-  const std::uint64_t often = (frame.heat * fraction) >> (unused / kFadeAfter);  // 12 bits.
-  return in_step << 29 | often << 17 | dirty << 16 | (0xFFFF - age);
+  return in_step << 29 | std::uint64_t{often_used(frame)} << 17 | dirty << 16 | (0xFFFF - age);
 }
 
 // Fills candidates_ with frames that may be evicted, from the hand on; returns how many there are.
@@ -290,6 +302,10 @@ void PageCache::let_go(Lane& lane, std::int64_t count, const Result<void>& resul
 
 // ---- Dirty pages ------------------------------------------------------------------------------
 
+double PageCache::commit_seconds(std::chrono::duration<double> since_last) noexcept {
+  return std::clamp(since_last.count() * kCommitShare, kCommitSecondsLeast, kCommitSecondsMost);
+}
+
 std::int64_t PageCache::dirty_most() const {
   if (sizes_.dirty_most > 0) {
     return present_ == sizes_.frames ? sizes_.dirty_most
@@ -298,7 +314,8 @@ std::int64_t PageCache::dirty_most() const {
   if (resident()) {
     return sizes_.frames;
   }
-  const auto bytes = static_cast<std::int64_t>(write_rate_ * kCommitSeconds);
+  const double seconds = commit_seconds(std::chrono::steady_clock::now() - committed_at_);
+  const auto bytes = static_cast<std::int64_t>(write_rate_ * seconds);
   return std::min(std::max(bytes, kDirtyBytesLeast) / table_.shape.page_bytes, present_ / 2);
 }
 
@@ -333,21 +350,54 @@ void PageCache::list_dirty(std::uint32_t frame) {
   dirty_list_[static_cast<std::size_t>(listed_++)] = frame;
 }
 
-// The frames that have been dirty for longest, but for those in use.
+// Of the frames that have been dirty for longest, but for those in use, the ones that are used
+// least: what is used often would soon be dirty again, and have been written in vain. For a commit,
+// all.
 std::int64_t PageCache::choose_dirty(Lane& lane) {
   std::int64_t chosen = 0;
+  for (std::int64_t unseen = listed_ - list_head_; unseen > 0 && chosen == 0;) {
+    const std::int64_t count = committing_ ? unseen : std::min(unseen, kDirtyCompared);
+    chosen = choose_among(lane, count);
+    unseen -= count;
+  }
+  return chosen;
+}
+
+// Among the first `count` of the list. Those that are left go to its end.
+std::int64_t PageCache::choose_among(Lane& lane, std::int64_t count) {
+  const auto writable = [this](const Frame& frame) {
+    return (frame.flags & (kDirty | kWriting)) == kDirty && !pinned(frame);
+  };
+  const auto bits_of_use = [this](const Frame& frame) {
+    return static_cast<std::size_t>(std::bit_width(often_used(frame)));
+  };
   const auto most = static_cast<std::int64_t>(lane.cleaning.size());
-  for (std::int64_t left = listed_ - list_head_; left > 0 && chosen < most; --left) {
+  std::array<std::int64_t, kUseBits + 1> wanted{};  // By bits of use.
+  if (committing_) {
+    wanted.fill(most);
+  } else {
+    for (std::int64_t i = 0; i < count; ++i) {
+      const Frame& frame = frames_[dirty_list_[static_cast<std::size_t>(list_head_ + i)]];
+      wanted[bits_of_use(frame)] += writable(frame) ? 1 : 0;
+    }
+    std::int64_t left = most;
+    for (std::int64_t& of_these : wanted) {
+      of_these = std::min(of_these, left);
+      left -= of_these;
+    }
+  }
+  std::int64_t chosen = 0;
+  for (std::int64_t i = 0; i < count && chosen < most; ++i) {
     const std::uint32_t index = dirty_list_[static_cast<std::size_t>(list_head_++)];
     Frame& frame = frames_[index];
-    if ((frame.flags & kDirty) != 0 && (pinned(frame) || (frame.flags & kWriting) != 0)) {
-      list_dirty(index);
-      continue;
-    }
-    frame.flags &= static_cast<std::uint8_t>(~kListed);
-    if ((frame.flags & kDirty) != 0) {
+    if (writable(frame) && wanted[bits_of_use(frame)]-- > 0) {
+      frame.flags &= static_cast<std::uint8_t>(~kListed);
       frame.flags |= kWriting;
       lane.cleaning[static_cast<std::size_t>(chosen++)] = index;
+    } else if ((frame.flags & kDirty) != 0) {
+      list_dirty(index);
+    } else {
+      frame.flags &= static_cast<std::uint8_t>(~kListed);
     }
   }
   return chosen;
