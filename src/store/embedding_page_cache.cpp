@@ -412,7 +412,7 @@ void PageCache::committed(int slot, bool keep, bool still_pinned, std::int64_t s
     map_.keep_pinned(slot);
   }
   map_.committed(slot);
-  committed_at_ = std::chrono::steady_clock::now();
+  committed_ns_ = now_ns();
   ++stats_.commits;
   stats_.syncs += syncs;
 }

@@ -26,7 +26,6 @@
 // Memory:  memory_bytes(), from the slab.
 #pragma once
 
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -34,6 +33,7 @@
 
 #include "base/mutex.h"
 #include "memory/slab.h"
+#include "os/clock.h"
 #include "os/file.h"
 #include "os/io_pool.h"
 #include "plimsoll/embedding_store.h"
@@ -70,9 +70,6 @@ class PageCache {
     File* file{nullptr};
     IoPool* pool{nullptr};
   };
-
-  /// How long a commit may write so long after the one before it: a hundredth, 50 ms to 1 s.
-  static double commit_seconds(std::chrono::duration<double> since_last) noexcept;
 
   static std::int64_t frame_bytes(const TableShape& shape) noexcept;  ///< With its metadata.
   static std::int64_t buffer_bytes(const TableShape& shape, const Sizes& sizes) noexcept;
@@ -143,9 +140,8 @@ class PageCache {
   void stop();
 
   // ---- The write-back thread ----
-  /// Waits until more than half of the dirty pages allowed are dirty, and writes some of those that
-  /// have been for longest: the ones that are used least. False: stopped, or a write failed (the
-  /// cache is poisoned).
+  /// Waits until more than half of the dirty pages allowed are dirty; of those dirty for longest it
+  /// writes the least used. False: stopped, or a write failed (the cache is poisoned).
   bool write_back();
 
  private:
@@ -239,12 +235,9 @@ class PageCache {
   [[nodiscard]] bool wants_write_back() const PLIMSOLL_REQUIRES(mutex_);
   void await_dirty_room(std::int64_t rows) PLIMSOLL_REQUIRES(mutex_);
   [[nodiscard]] bool pinned(const Frame& frame) const PLIMSOLL_REQUIRES(mutex_);
-  // Every page has a frame of its own: nothing is evicted.
-  [[nodiscard]] bool resident() const PLIMSOLL_REQUIRES(mutex_);
+  [[nodiscard]] bool resident() const PLIMSOLL_REQUIRES(mutex_);  // All pages; none is evicted.
   [[nodiscard]] std::int64_t pin_most() const PLIMSOLL_REQUIRES(mutex_);
-  // Pages that may be protected at once.
-  [[nodiscard]] std::int64_t hint_most() const PLIMSOLL_REQUIRES(mutex_);
-  void evict(std::uint32_t frame) PLIMSOLL_REQUIRES(mutex_);
+  [[nodiscard]] std::int64_t hint_most() const PLIMSOLL_REQUIRES(mutex_);  // Protected at once.
   void drop(std::uint32_t frame) PLIMSOLL_REQUIRES(mutex_);
   Result<void> write_frames(Lane& lane, std::int64_t count) PLIMSOLL_REQUIRES(mutex_);
   void sort_by_page(std::span<std::uint32_t> indexes) const PLIMSOLL_REQUIRES(mutex_);
@@ -287,12 +280,11 @@ class PageCache {
   std::uint32_t pin_ PLIMSOLL_GUARDED_BY(mutex_){0};  // The pin in force, or 0.
   std::uint32_t pin_last_ PLIMSOLL_GUARDED_BY(mutex_){0};
   std::uint32_t request_ PLIMSOLL_GUARDED_BY(mutex_){0};
-  std::uint32_t reached_ PLIMSOLL_GUARDED_BY(mutex_){kNone};        // Tick of the owner's request.
-  std::int64_t uses_ PLIMSOLL_GUARDED_BY(mutex_){0};                // Of this round.
-  std::uint8_t rounds_ PLIMSOLL_GUARDED_BY(mutex_){0};              // Each a use per frame.
-  double write_rate_ PLIMSOLL_GUARDED_BY(mutex_){kWriteRateFirst};  // Bytes a second.
-  std::chrono::steady_clock::time_point committed_at_ PLIMSOLL_GUARDED_BY(mutex_){
-      std::chrono::steady_clock::now()};                // Or opened.
+  std::uint32_t reached_ PLIMSOLL_GUARDED_BY(mutex_){kNone};         // Tick of the owner's request.
+  std::int64_t uses_ PLIMSOLL_GUARDED_BY(mutex_){0};                 // Of this round.
+  std::uint8_t rounds_ PLIMSOLL_GUARDED_BY(mutex_){0};               // Each a use per frame.
+  double write_rate_ PLIMSOLL_GUARDED_BY(mutex_){kWriteRateFirst};   // Bytes a second.
+  std::int64_t committed_ns_ PLIMSOLL_GUARDED_BY(mutex_){now_ns()};  // When; or when opened.
   bool committing_ PLIMSOLL_GUARDED_BY(mutex_){false};  // All that is dirty is to be written.
   bool look_ahead_busy_ PLIMSOLL_GUARDED_BY(mutex_){false};
   bool look_ahead_waits_ PLIMSOLL_GUARDED_BY(mutex_){false};

@@ -9,7 +9,6 @@
 #include "store/embedding_page_cache.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <deque>
@@ -382,11 +381,11 @@ TEST(PageCacheTest, WhatIsChangedAllTheTimeIsWrittenLast) {
 }
 
 TEST(PageCacheTest, ACommitMayWriteForAHundredthOfTheTimeSinceTheLast) {
-  using Seconds = std::chrono::duration<double>;
-  EXPECT_DOUBLE_EQ(PageCache::commit_seconds(Seconds(0)), 0.05);
-  EXPECT_DOUBLE_EQ(PageCache::commit_seconds(Seconds(4)), 0.05);
-  EXPECT_DOUBLE_EQ(PageCache::commit_seconds(Seconds(20)), 0.2);
-  EXPECT_DOUBLE_EQ(PageCache::commit_seconds(Seconds(86'400)), 1);
+  constexpr std::int64_t kSecond = 1'000'000'000;
+  EXPECT_DOUBLE_EQ(commit_seconds(0), 0.05);
+  EXPECT_DOUBLE_EQ(commit_seconds(4 * kSecond), 0.05);
+  EXPECT_DOUBLE_EQ(commit_seconds(20 * kSecond), 0.2);
+  EXPECT_DOUBLE_EQ(commit_seconds(86'400 * kSecond), 1);
 }
 
 INSTANTIATE_TEST_SUITE_P(Sizes, PageCachePolicyTest,

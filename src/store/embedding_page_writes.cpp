@@ -30,10 +30,6 @@ constexpr int kFadeAfter = 8;
 constexpr std::size_t kUseBits = 12;
 static_assert(255 * 2 * kFadeAfter < 1 << kUseBits, "as often as can be");
 
-// What a commit may take to write what is dirty: a share of the time since the last, within bounds.
-constexpr double kCommitShare = 0.01;
-constexpr double kCommitSecondsLeast = 0.05;
-constexpr double kCommitSecondsMost = 1;
 constexpr double kRateWeight = 1.0 / 16;
 constexpr std::int64_t kDirtyBytesLeast = 8 << 20;
 constexpr std::int64_t kDirtyCompared = 1024;  // Of which the least used are written.
@@ -42,11 +38,6 @@ constexpr std::int64_t kDirtyCompared = 1024;  // Of which the least used are wr
 
 bool PageCache::pinned(const Frame& frame) const {
   return pin_ != 0 && frame.pin == pin_;
-}
-
-// Takes a clean page out of its frame.
-void PageCache::evict(std::uint32_t frame) {
-  drop(frame);
 }
 
 // Empties a frame, whatever it was meant to hold.
@@ -119,7 +110,7 @@ std::int64_t PageCache::sweep(Lane& lane) {
     Frame& frame = frames_[index];
     if ((frame.flags & kDirty) == 0) {
       ++stats_.evictions_clean;
-      evict(index);
+      drop(index);
     } else if (chosen < static_cast<std::int64_t>(lane.cleaning.size())) {
       unhint(frame);
       frame.flags |= kWriting;
@@ -144,7 +135,7 @@ Result<void> PageCache::refill(Lane& lane) {
         if (frame.state == State::kReady && !pinned(frame) &&
             (frame.flags & (kDirty | kWriting | kHinted)) == 0) {
           ++stats_.evictions_dirty;
-          evict(index);
+          drop(index);
         }
       }
     } else if (free_count_ == 0) {
@@ -302,10 +293,6 @@ void PageCache::let_go(Lane& lane, std::int64_t count, const Result<void>& resul
 
 // ---- Dirty pages ------------------------------------------------------------------------------
 
-double PageCache::commit_seconds(std::chrono::duration<double> since_last) noexcept {
-  return std::clamp(since_last.count() * kCommitShare, kCommitSecondsLeast, kCommitSecondsMost);
-}
-
 std::int64_t PageCache::dirty_most() const {
   if (sizes_.dirty_most > 0) {
     return present_ == sizes_.frames ? sizes_.dirty_most
@@ -314,8 +301,8 @@ std::int64_t PageCache::dirty_most() const {
   if (resident()) {
     return sizes_.frames;
   }
-  const double seconds = commit_seconds(std::chrono::steady_clock::now() - committed_at_);
-  const auto bytes = static_cast<std::int64_t>(write_rate_ * seconds);
+  const auto bytes =
+      static_cast<std::int64_t>(write_rate_ * commit_seconds(now_ns() - committed_ns_));
   return std::min(std::max(bytes, kDirtyBytesLeast) / table_.shape.page_bytes, present_ / 2);
 }
 

@@ -122,7 +122,7 @@ bool PageCache::vacate(std::uint32_t index, std::uint32_t& spare) {
     return false;
   }
   ++stats_.evictions_clean;
-  evict(index);
+  drop(index);
   return true;
 }
 
@@ -134,7 +134,7 @@ bool PageCache::move_page(std::uint32_t from, std::uint32_t& spare) {
     if (frame.state == State::kReady && !pinned(frame) &&
         (frame.flags & (kDirty | kHinted | kWriting | kCopying)) == 0) {
       ++stats_.evictions_clean;
-      evict(spare);
+      drop(spare);
     }
   }
   if (free_count_ == 0) {
