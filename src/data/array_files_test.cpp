@@ -1,3 +1,4 @@
+#include <cstring>
 // SPDX-License-Identifier: Apache-2.0
 //
 // Goal: .npy and .safetensors files are read to the byte, and whatever is wrong with one is an

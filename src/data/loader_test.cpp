@@ -7,6 +7,7 @@
 #include "plimsoll/loader.h"
 
 #include <cstdio>
+#include <cstring>
 #include <map>
 #include <optional>
 #include <set>

@@ -25,6 +25,7 @@ namespace plimsoll {
 /// Remembers the process that made it.
 class ForkMark {
  public:
+  ForkMark() noexcept {}  // Not defaulted: clang 14 would have no const one made by it.
   /// Whether this process is a forked child (or its child) of the one that made the mark.
   [[nodiscard]] bool forked() const noexcept { return generation_ != fork_generation(); }
   /// Errors: kInvalidArgument in a forked child: `call`() of what was `opened`.

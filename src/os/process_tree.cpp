@@ -203,10 +203,10 @@ Result<std::vector<int>> descendants(int root, const fs::path& proc) {
   std::vector<int> found;
   for (std::size_t next = 0; next <= found.size(); ++next) {
     const int parent = next == 0 ? root : found[next - 1];
-    const auto children = std::ranges::equal_range(all, parent, {}, &Process::parent);
-    for (const Process& child : children) {
-      if (child.pid != root && found.size() < all.size()) {
-        found.push_back(child.pid);
+    for (auto child = std::ranges::lower_bound(all, parent, {}, &Process::parent);
+         child != all.end() && child->parent == parent; ++child) {
+      if (child->pid != root && found.size() < all.size()) {
+        found.push_back(child->pid);
       }
     }
   }

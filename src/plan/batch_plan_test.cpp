@@ -136,7 +136,8 @@ StepTrace unlike_any_other(const RandomStep& step, std::int64_t rows) {
 TEST(R23BatchPlan, OneTraceIsNeverExactAndSizesGoOnDoubling) {
   for (std::uint64_t seed = 0; seed < 20; ++seed) {
     const RandomStep step(seed);
-    for (const auto& [fits, repeats] : {std::pair{8192, true}, {3000, true}, {3000, false}}) {
+    for (const auto& [fits, again] : {std::pair{8192, true}, {3000, true}, {3000, false}}) {
+      const bool repeats = again;
       const std::int64_t available = step.peak(fits) + 100;
       const Machine machine(step, available);
       PlanOptions options = machine.options;

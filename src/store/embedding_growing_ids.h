@@ -82,7 +82,7 @@ class GrowingIds {
  private:
   static constexpr std::uint32_t kEmpty = 0xFFFFFFFFU;
 
-  [[nodiscard]] std::size_t home_of(std::int64_t id) const noexcept;
+  [[nodiscard]] std::size_t home_of(std::int64_t id) const noexcept PLIMSOLL_REQUIRES(mutex_);
   [[nodiscard]] std::int64_t look_up(std::int64_t id) const PLIMSOLL_REQUIRES(mutex_);
   [[nodiscard]] bool bit(std::int64_t place) const PLIMSOLL_REQUIRES(mutex_);
   void flip(std::int64_t place) PLIMSOLL_REQUIRES(mutex_);

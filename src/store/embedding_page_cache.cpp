@@ -638,7 +638,7 @@ std::size_t PageCache::load_hinted(std::span<const Hint> hints) {
 void PageCache::wait_for_room() {
   const MutexLock lock(mutex_);
   const std::uint32_t began = request_;
-  const auto crowded = [&] {
+  const auto crowded = [&]() PLIMSOLL_REQUIRES(mutex_) {
     const std::int64_t most = hint_most();
     return hinted_ > most - std::max<std::int64_t>(1, std::min(sizes_.read_batch, most / 4));
   };

@@ -313,7 +313,7 @@ bool PageCache::wants_write_back() const {
 
 // Waits until a request of `rows` rows may make its pages dirty.
 void PageCache::await_dirty_room(std::int64_t rows) {
-  const auto full = [&] {
+  const auto full = [&]() PLIMSOLL_REQUIRES(mutex_) {
     const std::int64_t most = dirty_most();
     return most < present_ && dirty_ > most - std::min(rows, most / 2);
   };
@@ -352,10 +352,10 @@ std::int64_t PageCache::choose_dirty(Lane& lane) {
 
 // Among the first `count` of the list. Those that are left go to its end.
 std::int64_t PageCache::choose_among(Lane& lane, std::int64_t count) {
-  const auto writable = [this](const Frame& frame) {
+  const auto writable = [this](const Frame& frame) PLIMSOLL_REQUIRES(mutex_) {
     return (frame.flags & (kDirty | kWriting)) == kDirty && !pinned(frame);
   };
-  const auto bits_of_use = [this](const Frame& frame) {
+  const auto bits_of_use = [this](const Frame& frame) PLIMSOLL_REQUIRES(mutex_) {
     return static_cast<std::size_t>(std::bit_width(often_used(frame)));
   };
   const auto most = static_cast<std::int64_t>(lane.cleaning.size());

@@ -31,7 +31,7 @@ std::int64_t PageCache::regions_least() const {
   std::int64_t frames = sizes_.frames_least;
   if (pin_ != 0) {
     const auto pins = std::count_if(frames_.begin(), frames_.end(),
-                                    [this](const Frame& frame) { return frame.pin == pin_; });
+                                    [pin = pin_](const Frame& frame) { return frame.pin == pin; });
     frames = std::max(frames, 2 * static_cast<std::int64_t>(pins));
   }
   const std::int64_t bytes = frames * table_.shape.page_bytes - head_bytes_;

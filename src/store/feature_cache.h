@@ -134,7 +134,7 @@ class BlockCache {
   [[nodiscard]] std::uint32_t find(std::int64_t key) const PLIMSOLL_REQUIRES(mutex_);
   void map(std::int64_t key, std::uint32_t frame) PLIMSOLL_REQUIRES(mutex_);
   void unmap(std::int64_t key) PLIMSOLL_REQUIRES(mutex_);
-  [[nodiscard]] std::size_t home(std::int64_t key) const noexcept;
+  [[nodiscard]] std::size_t home(std::int64_t key) const noexcept PLIMSOLL_REQUIRES(mutex_);
 
   Slab& slab_;
   BlockReader& reader_;

@@ -4,6 +4,7 @@
 // block, survive shrinking under their feet, and never wait for one another for ever.
 // Method: random requests compared with plain arrays; run under TSan by its label.
 #include <atomic>
+#include <cstring>
 #include <thread>
 
 #include <gtest/gtest.h>

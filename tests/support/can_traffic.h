@@ -36,7 +36,7 @@ inline std::string can_csv(std::int64_t frames, std::uint32_t ids, std::uint64_t
     const int size = std::snprintf(line.data(), line.size(), "%lld.%06lld,%03X,%.*s,%d\n",
                                    static_cast<long long>(1'600'000'000 + i / 2000),
                                    static_cast<long long>(i % 2000 * 500), id, 2 * length,
-                                   "00112233445566778899AABBCCDDEEFF" + 2 * (random() % 8),
+                                   &"00112233445566778899AABBCCDDEEFF"[2 * (random() % 8)],
                                    random() % 500 == 0 ? 1 : 0);
     text.append(line.data(), static_cast<std::size_t>(size));
   }
