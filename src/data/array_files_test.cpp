@@ -1,9 +1,10 @@
-#include <cstring>
 // SPDX-License-Identifier: Apache-2.0
 //
 // Goal: .npy and .safetensors files are read to the byte, and whatever is wrong with one is an
 // error with its name, never a crash or a large allocation.
 // Method: files made by hand; seeded damage; hostile headers one by one.
+#include <cstring>
+
 #include <gtest/gtest.h>
 
 #include "data/npy.h"
