@@ -13,8 +13,8 @@ class C3DirtyEvictionNotLostTest : public EmbeddingTableTest {};
 
 TEST_F(C3DirtyEvictionNotLostTest, ChangesEvictedFromASlabSmallerThanTheTableAreAllThere) {
   const auto ids = sparse_ids(2000, 43);
-  const auto options =
-      with_floor({.directory = directory(), .dim = 128, .ids = ids, .batch_rows = 64});
+  auto options = with_floor({.directory = directory(), .dim = 128, .ids = ids, .batch_rows = 64});
+  options.dirty_bytes = 16 << 20;  // More than there is: nothing is written but to be evicted.
   EmbeddingOracle oracle(128, options.optimizer, options.init);
   {
     auto store = open(options);
