@@ -229,8 +229,10 @@ Result<PartialDirectory> PartialDirectory::create(const fs::path& target, Target
 PartialDirectory::~PartialDirectory() {
   if (folder_.get() >= 0) {
     try {
-      static_cast<void>(clear());
-      static_cast<void>(remove_file(path_));  // Only when it is empty.
+      if (is_of(folder_.get(), path_)) {  // Else it was moved; another may be building there.
+        static_cast<void>(clear());
+        static_cast<void>(remove_file(path_));  // Only when it is empty.
+      }
     } catch (const std::bad_alloc&) {
       // No room for the names: whoever builds here next clears what is left.
     }

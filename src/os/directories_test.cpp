@@ -5,6 +5,7 @@
 
 #include <array>
 #include <cerrno>
+#include <optional>
 #include <string>
 
 #include <unistd.h>
@@ -138,6 +139,19 @@ TEST_F(DirectoriesTest, OfTwoBuildersOneIsRefusedAndRemovesNothing) {
   EXPECT_EQ(*third.error().detail,
             (root_ / "set").string() + ": already there, and not an empty directory");
   EXPECT_FALSE(fs::exists(root_ / "set.partial"));
+}
+
+TEST_F(DirectoriesTest, ABuilderWhoseDirectoryWasMovedRemovesNothingOfTheNext) {
+  {
+    std::optional<PartialDirectory> first = create().or_throw();
+    fs::rename(root_ / "set.partial", root_ / "moved");
+    auto second = create().or_throw();
+    replace_file(second.path() / "one", "1").or_throw();
+    first.reset();
+    EXPECT_EQ(slurp(root_ / "set.partial" / "one"), "1");
+    second.finish().or_throw();
+  }
+  EXPECT_EQ(slurp(root_ / "set" / "one"), "1");
 }
 
 TEST_F(DirectoriesTest, R43_APartialOneRemovesOnlyWhatIsItsOwn) {

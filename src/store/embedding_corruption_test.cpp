@@ -4,6 +4,7 @@
 // returned. Method: flip random bits, open, read everything, compare with the oracle.
 #include <fstream>
 
+#include "tests/support/array_files.h"
 #include "tests/support/embedding_table_fixture.h"
 
 namespace plimsoll {
@@ -105,6 +106,15 @@ TEST_F(CorruptionTest, AMissingDescriptionDoesNotMakeANewTableOverTheOld) {
   EXPECT_EQ(store.error().code, ErrorCode::kCorrupt);
   EXPECT_NE(store.error().to_string().find("table.json"), std::string::npos);
   EXPECT_GT(std::filesystem::file_size(directory() / "rows.dat"), 0U);
+}
+
+TEST_F(CorruptionTest, ADescriptionNestedAsDeepAsItIsLongIsRefused) {
+  test::spill(directory() / "table.json",
+              R"({"format":"plimsoll embedding table","version":2,"crc32c":0,"x":)" +
+                  std::string(400'000, '[') + std::string(400'000, ']') + "}");
+  const auto inspected = EmbeddingStore::inspect(directory());
+  ASSERT_FALSE(inspected);
+  EXPECT_EQ(inspected.error().code, ErrorCode::kCorrupt);
 }
 
 TEST_F(CorruptionTest, ATruncatedFileIsNoticed) {

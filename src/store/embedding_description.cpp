@@ -16,6 +16,7 @@
 #include "os/file.h"
 #include "store/row_init.h"
 #include "store/row_optimizer.h"
+#include "store/shallow_json.h"
 
 namespace plimsoll {
 namespace {
@@ -210,7 +211,7 @@ Result<TableDescription> read_description(const std::filesystem::path& directory
   const auto path = directory / table_files::kDescription;
   PLIMSOLL_TRY(const std::string text, read_small_file(path));
   try {
-    return from_json(Json::parse(text));
+    return from_json(parse_shallow(text, true));
   } catch (const std::bad_alloc&) {
     throw;  // Says nothing about the file.
   } catch (const std::exception& problem) {

@@ -82,7 +82,7 @@ bool BlockReader::joins(const Run& last, const Run& next, bool packed) const {
     return next.end - last.begin <= kLaneBytes;
   }
   return next.begin >= last.begin && next.begin <= last.end + plan_.gap_bytes &&
-         next.end - last.begin <= plan_.bytes;
+         std::max(last.end, next.end) - last.begin <= plan_.bytes;
 }
 
 // Places come from a file: whatever they are, a staged run stays within its lane.

@@ -12,7 +12,11 @@
 
 #include <gtest/gtest.h>
 
+#include "memory/slab.h"
+#include "store/feature_block_reader.h"
 #include "store/feature_format.h"
+#include "tests/support/array_files.h"
+#include "tests/support/feature_set.h"
 
 namespace plimsoll {
 namespace {
@@ -158,6 +162,42 @@ TEST(FeatureBlockEntryTest, AcceptsOnlyPlacesWhereAWriterPutsBlocks) {
       ASSERT_LE(end * kFeaturePage - begin, stored_bytes_max(kBlock));
     }
   }
+}
+
+// Places come from a file. Blocks that lie side by side are read straight to where they belong; one
+// that says it stands among them must not draw them all into a lane that holds one.
+TEST_F(FeatureBlockTest, ABlockThatOverlapsOthersIsNotReadWithThemIntoASmallLane) {
+  constexpr std::int64_t kBlock = 4096;
+  const test::ScratchDirectory scratch;
+  Governor governor = test::governor_of();
+  std::mt19937_64 random(16);
+  const auto bytes = random_block(random, 20 * kBlock, 0);
+  test::spill(scratch / "records",
+              std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size()));
+  File file = File::open(scratch / "records", FileMode::kRead).or_throw();
+  Slab slab = Slab::create(governor, Tag::kFeature, 1 << 20).or_throw();
+  IoPool pool{1};
+  BlockReader reader(slab, pool, {.count = 1, .bytes = stored_bytes_max(kBlock)});
+  const auto behind = slab.take<std::byte>(64 << 10);
+  std::fill(behind.begin(), behind.end(), kGuard);
+  const auto frames = slab.take<std::byte>(17 * kBlock, kBlock);
+  std::vector<BlockReader::Wanted> wanted;
+  for (std::int64_t i = 0; i < 17; ++i) {
+    StoredBlock stored{.offset = i * kBlock, .bytes = kBlock};
+    if (i == 16) {
+      stored = {.offset = 0, .bytes = 200};
+      stored.coding = BlockCoding::kLz4;
+    }
+    wanted.push_back({.file = &file,
+                      .stored = stored,
+                      .number = i,
+                      .out = frames.subspan(static_cast<std::size_t>(i * kBlock), kBlock)});
+  }
+  const auto read = reader.read(wanted, false);
+  ASSERT_FALSE(read);
+  EXPECT_NE(read.error().to_string().find("block 16"), std::string::npos);
+  EXPECT_EQ(std::count(behind.begin(), behind.end(), kGuard), std::ssize(behind));
+  EXPECT_TRUE(std::equal(bytes.begin(), bytes.begin() + 16 * kBlock, frames.begin()));
 }
 
 }  // namespace

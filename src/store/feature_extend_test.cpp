@@ -4,8 +4,10 @@
 // whole or not at all, whatever goes wrong; and nobody who reads is disturbed by it.
 // Method: FeatureSet (plain arrays) cut into parts at random; kills at every crash point, every
 // failing call, a power failure; readers of other processes beside a writer.
+#include <atomic>
 #include <cstdlib>
 #include <fstream>
+#include <thread>
 
 #include <sys/wait.h>
 
@@ -434,6 +436,67 @@ TEST_F(FeatureExtendTest, JoiningLeavesTheSameRecordsWhereverItIsKilled) {
   EXPECT_EQ(parts.front(), 3);
   EXPECT_EQ(parts.back(), 1);
   EXPECT_TRUE(left);
+}
+
+TEST_F(FeatureExtendTest, JoiningIsRefusedWhereItWouldRemoveWhatIsNotTheStores) {
+  ASSERT_TRUE(extend(500, 700));
+  ASSERT_TRUE(extend(700, 900));
+  for (const fs::path& mine : {directory_ / "README.md", directory_ / "part-000001" / "notes",
+                               directory_ / "part-000004.partial"}) {
+    test::spill(mine, "mine");
+    const auto refused = FeatureStore::join(governor_, directory_, nullptr);
+    ASSERT_FALSE(refused) << mine;
+    EXPECT_NE(refused.error().to_string().find(mine.parent_path().string() + ": holds \"" +
+                                               mine.filename().string() + "\""),
+              std::string::npos)
+        << refused.error().to_string();
+    EXPECT_EQ(test::slurp(mine), "mine");
+    fs::remove(mine);
+  }
+  // What comes while it copies, too.
+  const auto refused = FeatureStore::join(governor_, directory_, [&](std::int64_t, std::int64_t) {
+    test::spill(directory_ / "late", "mine");
+    return true;
+  });
+  EXPECT_FALSE(refused);
+  EXPECT_EQ(test::slurp(directory_ / "late"), "mine");
+  fs::remove(directory_ / "late");
+  fs::remove_all(directory_.string() + ".joined");
+  ASSERT_TRUE(FeatureStore::join(governor_, directory_, nullptr));
+  EXPECT_EQ(sound_rows(), 900);
+}
+
+// A join exchanges the directory between a header and the names beside it, or the files.
+TEST_F(FeatureExtendTest, AStoreThatIsOpenedBesideAJoinHoldsAllItsParts) {
+  std::atomic<bool> done{false};
+  std::thread writer([&] {
+    for (std::int64_t rows = 500; rows < 900; rows += 5) {
+      extend(rows, rows + 5).or_throw();
+      FeatureStore::join(governor_, directory_, nullptr).or_throw();
+    }
+    done = true;
+  });
+  std::int64_t seen = 500;
+  std::int64_t fewer = 0;
+  const auto see = [&](std::int64_t rows) {
+    fewer += rows < seen ? 1 : 0;
+    seen = std::max(seen, rows);
+  };
+  for (int turn = 0; !done.load(); ++turn) {
+    if (const auto info = FeatureStore::inspect(directory_); info) {
+      see(info->rows);
+    }
+    if (turn % 50 != 0) {
+      continue;
+    }
+    if (auto store = FeatureStore::open(governor_, {.directory = directory_}); store) {
+      see(store->info().rows);
+      EXPECT_EQ(compare(*store, set_, range(0, store->info().rows), {0, 1}, true), "");
+    }
+  }
+  writer.join();
+  EXPECT_EQ(fewer, 0);
+  EXPECT_GT(seen, 500);
 }
 
 TEST_F(FeatureExtendTest, TheFirstPartsFilesStayAsTheyWere) {

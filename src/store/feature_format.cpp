@@ -17,6 +17,7 @@
 #include "base/round.h"
 #include "os/file.h"
 #include "store/feature_table.h"
+#include "store/shallow_json.h"
 
 namespace plimsoll {
 namespace {
@@ -278,7 +279,8 @@ bool consistent(const FeatureHeader& header, Fields& fields) {
                         fields.integer("block_bytes") == header.layout.block_bytes &&
                         fields.integer("records_per_block") == header.layout.records_per_block;
   const bool ids =
-      header.ids.rows == header.rows && spans_in_range(header.ids) &&
+      header.ids.rows == header.rows && (header.rows > 0 || header.ids.dense) &&
+      spans_in_range(header.ids) &&
       header.id_table.bytes == (header.ids.dense ? 0 : feature_table_bytes(header.rows, 8));
   const bool uniform = header.uniform_group > 0;
   const bool groups =
@@ -386,7 +388,7 @@ std::string FeatureHeader::to_json() const {
 }
 
 Result<FeatureHeader> parse_feature_header(const std::string& text, const std::string& name) {
-  json parsed = json::parse(text, nullptr, false);
+  json parsed = parse_shallow(text);
   Fields fields(parsed);
   if (!fields.ok() || fields.text("format") != "plimsoll-features") {
     return fail(ErrorCode::kCorrupt, name + ": not the header of a feature store");

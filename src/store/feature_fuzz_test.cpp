@@ -50,6 +50,16 @@ TEST(FeatureFuzzTest, AnyHeaderTextIsReadOrRefused) {
   }
 }
 
+TEST(FeatureFuzzTest, AHeaderNestedAsDeepAsItIsLongIsRefused) {
+  for (const std::size_t levels : {20U, 400'000U}) {
+    const std::string text = R"({"format":"plimsoll-features","version":1,"crc32c":0,"x":)" +
+                             std::string(levels, '[') + std::string(levels, ']') + "}";
+    const auto parsed = parse_feature_header(text, "deep");
+    ASSERT_FALSE(parsed);
+    EXPECT_EQ(parsed.error().code, ErrorCode::kCorrupt);
+  }
+}
+
 TEST(FeatureFuzzTest, DamagedFilesNeverYieldOtherBytes) {
   ScratchDirectory scratch;
   Governor governor = test::governor_of();

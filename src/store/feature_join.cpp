@@ -126,6 +126,7 @@ Result<void> FeatureStore::join(Governor governor, const fs::path& directory,
   if (info.parts == 1) {
     return {};
   }
+  PLIMSOLL_TRY_VOID(expect_only_features(target, info.parts));  // What else is there would be gone.
   {
     PLIMSOLL_TRY(FeatureStore from,
                  open(governor,
@@ -140,6 +141,7 @@ Result<void> FeatureStore::join(Governor governor, const fs::path& directory,
     PLIMSOLL_TRY_VOID(chunk.copy(from, to, progress));
     PLIMSOLL_TRY_VOID(to.finish());
   }
+  PLIMSOLL_TRY_VOID(expect_only_features(target, info.parts));  // It took a while.
   PLIMSOLL_TRY_VOID(exchange_names(joined, target));
   PLIMSOLL_TRY_VOID(sync_directory(target.parent_path()));
   crash_point("features.join.exchanged");

@@ -23,6 +23,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::size_t kPartDigits = 6;
+constexpr const char* kPartialSuffix = ".partial";
 
 // Every file a writer may leave in DIRECTORY.partial.
 constexpr std::array<const char*, 19> kPartialFiles{
@@ -36,15 +37,20 @@ std::string part_name(std::int64_t number) {
   return fmt::format("part-{:0{}}", number, kPartDigits);
 }
 
-// Numbers of the parts behind the first, ascending.
+// Of a part behind the first, by its name; 0: it is none's.
+std::int64_t part_number(const std::string& name) {
+  const std::int64_t number = name.starts_with("part-") && name.size() == 5 + kPartDigits
+                                  ? std::strtoll(name.c_str() + 5, nullptr, 10)
+                                  : 0;
+  return number > 0 && name == part_name(number) ? number : 0;
+}
+
+// Of the parts behind the first, ascending.
 Result<std::vector<std::int64_t>> numbers_in(const fs::path& directory) {
   std::vector<std::int64_t> numbers;
   PLIMSOLL_TRY(const auto names, names_in(directory));
   for (const std::string& name : names) {
-    const std::int64_t number = name.starts_with("part-") && name.size() == 5 + kPartDigits
-                                    ? std::strtoll(name.c_str() + 5, nullptr, 10)
-                                    : 0;
-    if (number > 0 && name == part_name(number)) {
+    if (const std::int64_t number = part_number(name); number > 0) {
       numbers.push_back(number);
     }
   }
@@ -144,13 +150,36 @@ fs::path feature_part_path(const fs::path& directory, std::int64_t number) {
 }
 
 Result<PartialDirectory> start_partial(const fs::path& target) {
-  return PartialDirectory::create(target, PartialDirectory::Target::kNew, ".partial",
+  return PartialDirectory::create(target, PartialDirectory::Target::kNew, kPartialSuffix,
                                   kPartialFiles);
 }
 
-Result<FeatureParts> read_feature_parts(const fs::path& directory, std::int64_t wanted) {
+Result<void> expect_only_features(const fs::path& directory, std::int64_t parts) {
+  for (std::int64_t part = 0; part < parts; ++part) {
+    const fs::path path = feature_part_path(directory, part);
+    PLIMSOLL_TRY(const auto names, names_in(path));
+    for (const std::string& name : names) {
+      const std::int64_t number = part_number(name);
+      const bool is_part =
+          (number > 0 && number < parts) || name == part_name(parts) + kPartialSuffix;
+      if (!(part == 0 && is_part) &&
+          std::count(kPartialFiles.begin(), kPartialFiles.end(), name) == 0) {
+        return fail(ErrorCode::kInvalidArgument,
+                    fmt::format("{}: holds \"{}\", which is no part of a feature store",
+                                path.string(), name),
+                    "move it elsewhere first");
+      }
+    }
+  }
+  return {};
+}
+
+namespace {
+
+// As read_feature_parts(), of a store that nobody joins meanwhile.
+Result<FeatureParts> read_parts(const fs::path& directory, FeatureHeader first,
+                                std::int64_t wanted) {
   FeatureParts all;
-  PLIMSOLL_TRY(FeatureHeader first, read_feature_header(directory));
   if (!first.after.empty()) {
     return fail(ErrorCode::kInvalidArgument,
                 directory.string() + ": this is one part of a feature store",
@@ -180,6 +209,20 @@ Result<FeatureParts> read_feature_parts(const fs::path& directory, std::int64_t 
     PLIMSOLL_TRY_VOID(add_part(all, path, std::move(part)));
   }
   return all;
+}
+
+}  // namespace
+
+Result<FeatureParts> read_feature_parts(const fs::path& directory, std::int64_t wanted) {
+  for (;;) {  // Again only after a join, which takes as long as copying the store.
+    PLIMSOLL_TRY(FeatureHeader first, read_feature_header(directory));
+    const std::string before = first.fingerprint();
+    auto parts = read_parts(directory, std::move(first), wanted);
+    PLIMSOLL_TRY(const FeatureHeader now, read_feature_header(directory));
+    if (now.fingerprint() == before) {
+      return parts;
+    }
+  }
 }
 
 }  // namespace plimsoll

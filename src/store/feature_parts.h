@@ -56,6 +56,9 @@ struct FeatureParts {
 /// writer left is removed. Errors: as PartialDirectory::create().
 Result<PartialDirectory> start_partial(const std::filesystem::path& target);
 
+/// Errors: kInvalidArgument naming what a store's directory holds beside the store; kIo.
+Result<void> expect_only_features(const std::filesystem::path& directory, std::int64_t parts);
+
 /// Reads the headers of the first `wanted` parts, of all when it is 0.
 /// Errors: kNotFound when there is no store, or not so many parts; kInvalidArgument for the
 ///         directory of a part; kCorrupt (also for a part that is missing, or does not follow those

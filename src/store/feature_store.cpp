@@ -208,13 +208,20 @@ Result<FeatureStore> FeatureStore::open(Governor governor, const FeatureStoreOpt
                     options.io_threads, options.cache_bytes, options.join_gap_bytes,
                     options.parts));
   }
-  PLIMSOLL_TRY(FeatureParts parts, read_feature_parts(options.directory, options.parts));
-  if (parts.first().compressed()) {
-    PLIMSOLL_TRY_VOID(require_lz4(options.directory));
+  for (;;) {  // Again only after a join, which takes as long as copying the store.
+    PLIMSOLL_TRY(FeatureParts parts, read_feature_parts(options.directory, options.parts));
+    if (parts.first().compressed()) {
+      PLIMSOLL_TRY_VOID(require_lz4(options.directory));
+    }
+    const std::string read = parts.first().fingerprint();
+    auto impl = std::make_unique<Impl>(governor, std::move(parts), options.io_threads);
+    auto started = impl->start(options);
+    PLIMSOLL_TRY(const FeatureHeader now, read_feature_header(options.directory));
+    if (now.fingerprint() == read) {
+      PLIMSOLL_TRY_VOID(std::move(started));
+      return FeatureStore(std::move(impl));
+    }
   }
-  auto impl = std::make_unique<Impl>(std::move(governor), std::move(parts), options.io_threads);
-  PLIMSOLL_TRY_VOID(impl->start(options));
-  return FeatureStore(std::move(impl));
 }
 
 Result<void> FeatureStore::read_ordinals(std::span<const std::int64_t> ordinals,

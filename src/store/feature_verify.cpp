@@ -216,8 +216,8 @@ Result<void> FeatureStore::verify(const fs::path& directory, const Progress& pro
   if (parts.first().compressed()) {
     PLIMSOLL_TRY_VOID(require_lz4(directory));
   }
-  std::vector<std::byte> buffer(
-      static_cast<std::size_t>(std::max(kBufferBytes, parts.first().layout.block_bytes)));
+  std::vector<std::byte> buffer(static_cast<std::size_t>(
+      std::max(kBufferBytes, stored_bytes_max(parts.first().layout.block_bytes))));
   std::int64_t before = 0;
   const std::int64_t total = parts.records_file_bytes();
   for (const auto& [path, header, first_row, first_group] : parts.parts) {

@@ -159,6 +159,10 @@ std::int64_t order_slots(std::int64_t cached, std::int64_t pages) {
   return std::clamp<std::int64_t>(cached / 16, 2, std::max<std::int64_t>(pages, 2));
 }
 
+std::uint64_t pair_hash(std::int64_t id, std::int64_t ordinal) {
+  return mix64(mix64(static_cast<std::uint64_t>(id)) + static_cast<std::uint64_t>(ordinal));
+}
+
 Result<void> same_ids(const IdFingerprint& seen, const IdIndexInfo& info,
                       const std::filesystem::path& path) {
   if (seen.info() != info) {
@@ -308,8 +312,13 @@ Result<void> IdIndex::verify(const std::filesystem::path& directory, const std::
   const auto [sorted_pages, order_pages] = shape_of(info);
   PLIMSOLL_TRY(const auto sorted, open_id_pages(directory / (name + ".ids"), sorted_pages));
   PLIMSOLL_TRY(const auto order, open_id_pages(directory / (name + ".order"), order_pages));
+  std::uint64_t pairs = 0;  // A sum over (id, ordinal), which is the same in either order.
   PLIMSOLL_TRY_VOID(
-      check_sorted(sorted, info.rows, [](std::int64_t, std::span<const std::byte>) {}));
+      check_sorted(sorted, info.rows, [&](std::int64_t, std::span<const std::byte> sound) {
+        for (std::int64_t i = 0; i < id_page_count(sound); ++i) {
+          pairs += pair_hash(id_page_id(sound, i), id_page_ordinal(sound, i));
+        }
+      }));
   alignas(64) std::array<std::byte, kIdPageBytes> page;
   for (std::int64_t number = 0; number < order_pages; ++number) {
     PLIMSOLL_TRY_VOID(order.read_at(number * kIdPageBytes, page));
@@ -317,9 +326,15 @@ Result<void> IdIndex::verify(const std::filesystem::path& directory, const std::
     for (std::int64_t i = 0; i < id_page_count(page); ++i) {
       const std::int64_t id = id_page_id(page, i);
       fingerprint.add({&id, 1});
+      pairs -= pair_hash(id, number * kIdsPerOrderPage + i);
     }
   }
-  return same_ids(fingerprint, info, order.path());
+  PLIMSOLL_TRY_VOID(same_ids(fingerprint, info, order.path()));
+  if (pairs != 0) {
+    return fail(ErrorCode::kCorrupt, fmt::format("{}: not the rows of {}", sorted.path().string(),
+                                                 order.path().string()));
+  }
+  return {};
 }
 
 }  // namespace plimsoll

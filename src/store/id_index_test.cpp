@@ -5,6 +5,7 @@
 #include "store/id_index.h"
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cerrno>
 #include <cstring>
@@ -393,6 +394,40 @@ TEST_F(IdIndexTest, NamesADuplicateIdAndLeavesNoFiles) {
         << built.error().to_string();
     EXPECT_TRUE(std::filesystem::is_empty(directory_));
   }
+}
+
+// Sound by their checksums, and yet none that this table's writer wrote.
+TEST_F(IdIndexTest, RefusesRowsThatThereAreNotAndIdsOfOtherRows) {
+  auto ids = distinct_ids(2000, 22);
+  const auto info = build(ids, 1 << 16, 4096).or_throw();
+  const auto path = directory_ / "t.ids";
+  alignas(64) std::array<std::byte, kIdPageBytes> page;
+  std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+  file.read(reinterpret_cast<char*>(page.data()), kIdPageBytes);
+  const auto sound = page;
+  for (const std::uint32_t ordinal : {2000U, 0xFFFFFFFFU}) {
+    std::memcpy(page.data() + kOrdinalsAt + 7 * 4, &ordinal, sizeof ordinal);
+    seal_id_page(page, IdPageKind::kSorted, 0, kIdsPerSortedPage);
+    file.seekp(0);
+    file.write(reinterpret_cast<const char*>(page.data()), kIdPageBytes).flush();
+    auto slab = Slab::create(governor_, Tag::kOther, IdIndex::memory_bytes(info, 4) + 1).or_throw();
+    const auto opened = IdIndex::open(directory_, "t", info, slab, 4, pool_);
+    ASSERT_FALSE(opened);
+    EXPECT_NE(opened.error().to_string().find("t.ids: page 0 names row " + std::to_string(ordinal)),
+              std::string::npos);
+    EXPECT_FALSE(IdIndex::verify(directory_, "t", info));
+  }
+  file.seekp(0);
+  file.write(reinterpret_cast<const char*>(sound.data()), kIdPageBytes).flush();
+  ASSERT_TRUE(IdIndex::verify(directory_, "t", info));
+  // The sorted file of the same ids in another order.
+  std::filesystem::copy_file(directory_ / "t.order", directory_ / "kept");
+  std::swap(ids[3], ids[1500]);
+  ASSERT_TRUE(build(ids, 1 << 16, 4096));
+  std::filesystem::rename(directory_ / "kept", directory_ / "t.order");
+  const auto verdict = IdIndex::verify(directory_, "t", info);
+  ASSERT_FALSE(verdict);
+  EXPECT_NE(verdict.error().to_string().find("t.ids: not the rows of"), std::string::npos);
 }
 
 TEST_F(IdIndexTest, NoticesAFlippedBitAnywhere) {

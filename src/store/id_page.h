@@ -73,6 +73,13 @@ inline std::int64_t id_page_id(std::span<const std::byte> page, std::int64_t i) 
   return id;
 }
 
+/// Of a sorted page.
+inline std::uint32_t id_page_ordinal(std::span<const std::byte> page, std::int64_t i) noexcept {
+  std::uint32_t ordinal = 0;
+  std::memcpy(&ordinal, page.data() + kOrdinalsAt + i * 4, sizeof ordinal);
+  return ordinal;
+}
+
 /// The ordinal of `id` in a sorted page, or −1.
 inline std::int64_t search_id_page(std::span<const std::byte> page, std::int64_t id) noexcept {
   std::int64_t low = 0;
@@ -81,12 +88,7 @@ inline std::int64_t search_id_page(std::span<const std::byte> page, std::int64_t
     low = id_page_id(page, low + half) <= id ? low + half : low;
     size -= half;
   }
-  if (id_page_id(page, low) != id) {
-    return -1;
-  }
-  std::uint32_t ordinal = 0;
-  std::memcpy(&ordinal, page.data() + kOrdinalsAt + low * 4, sizeof ordinal);
-  return ordinal;
+  return id_page_id(page, low) == id ? std::int64_t{id_page_ordinal(page, low)} : -1;
 }
 
 /// Fills in the header of a page whose body is complete.

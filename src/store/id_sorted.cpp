@@ -27,14 +27,9 @@ std::uint32_t page_missed(std::int64_t ordinal) {
 // ---- IdFrame ----------------------------------------------------------------------------------
 
 void IdFrame::fill(std::span<const std::byte> page) noexcept {
-  const auto ordinal_at = [&](std::int64_t i) {
-    std::uint32_t ordinal = 0;
-    std::memcpy(&ordinal, page.data() + kOrdinalsAt + i * 4, sizeof ordinal);
-    return ordinal;
-  };
   IdLine unused{.ids = {}, .ordinals = {}, .overflows = 0};
   unused.ids.fill(id_page_id(page, 0));
-  unused.ordinals.fill(ordinal_at(0));
+  unused.ordinals.fill(id_page_ordinal(page, 0));
   lines.fill(unused);
   std::array<std::uint8_t, kLines> used{};
   for (std::int64_t i = 0; i < id_page_count(page); ++i) {
@@ -45,7 +40,7 @@ void IdFrame::fill(std::span<const std::byte> page) noexcept {
       at = next(at);
     }
     lines[at].ids[used[at]] = id;
-    lines[at].ordinals[used[at]++] = ordinal_at(i);
+    lines[at].ordinals[used[at]++] = id_page_ordinal(page, i);
   }
 }
 
@@ -70,6 +65,11 @@ Result<void> check_sorted(
       if ((number > 0 || i > 0) && id <= previous) {
         return fail(ErrorCode::kCorrupt,
                     fmt::format("{}: page {} is out of order", file.path().string(), number));
+      }
+      if (id_page_ordinal(page, i) >= rows) {
+        return fail(ErrorCode::kCorrupt,
+                    fmt::format("{}: page {} names row {} of {}", file.path().string(), number,
+                                id_page_ordinal(page, i), rows));
       }
       previous = id;
     }
