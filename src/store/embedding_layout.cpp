@@ -46,6 +46,10 @@ std::int64_t write_batch_least(const TableShape& shape) {
   return shape.dtype == RowDType::kFloat32 ? 2 : 3;
 }
 
+std::int64_t write_batch(const TableShape& shape, std::int64_t bytes) {
+  return std::clamp(bytes / shape.page_bytes, write_batch_least(shape), kWriteBatchMost);
+}
+
 // Everything but the frames, for a slab of `bytes`.
 EmbeddingLayout divide(const TableDescription& table, const EmbeddingStoreOptions& options,
                        std::int64_t bytes) {
@@ -59,13 +63,12 @@ EmbeddingLayout divide(const TableDescription& table, const EmbeddingStoreOption
   layout.id_pages = id_pages_least(table);
   layout.sizes.read_batch =
       std::clamp<std::int64_t>(bytes / 8 / shape.page_bytes, 2, kReadBatchMost);
-  layout.sizes.write_batch = std::clamp<std::int64_t>(
-      std::min(share, kWriteBytes) / shape.page_bytes, write_batch_least(shape), kWriteBatchMost);
+  layout.sizes.write_batch = write_batch(shape, std::min(share, kWriteBytes));
 
   SlabPlan& plan = layout.plan;
   plan.index_bytes =
       IdIndex::memory_bytes(table.ids, layout.id_pages) + PageCache::index_bytes(shape) +
-      BlockMap::memory_bytes(shape.pages, spare_blocks(layout.sizes), table.growth().bytes()) +
+      BlockMap::memory_bytes(shape.pages, spare_blocks(shape), table.growth().bytes()) +
       GrowingIds::memory_bytes(table.growth());
   plan.buffer_bytes = PageCache::buffer_bytes(shape, layout.sizes) +
                       scratch_bytes(table, layout, std::max(options.compute_threads, 1)) + kSlack;
@@ -98,8 +101,8 @@ void give_index_its_share(const TableDescription& table, std::int64_t room, std:
   plan.index_bytes += IdIndex::memory_bytes(table.ids, id_pages) - before;
 }
 
-std::int64_t spare_blocks(const PageCache::Sizes& sizes) noexcept {
-  return 3 * sizes.write_batch;
+std::int64_t spare_blocks(const TableShape& shape) noexcept {
+  return 3 * write_batch(shape, kWriteBytes);
 }
 
 Result<void> check_blocks(const TableDescription& table, const EmbeddingStoreOptions& options,
@@ -129,7 +132,7 @@ Result<void> check_blocks(const TableDescription& table, const EmbeddingStoreOpt
 Result<EmbeddingLayout> plan_layout(const TableDescription& table,
                                     const EmbeddingStoreOptions& options) {
   PLIMSOLL_TRY_VOID(check_blocks(table, options, [](const TableDescription& some) {
-    return BlockMap::blocks(some.shape().pages, spare_blocks({.write_batch = kWriteBatchMost}));
+    return BlockMap::blocks(some.shape().pages, spare_blocks(some.shape()));
   }));
   const TableShape shape = table.shape();
   const std::int64_t frame = PageCache::frame_bytes(shape);
@@ -169,7 +172,7 @@ Result<EmbeddingLayout> plan_layout(const TableDescription& table,
   plan.total_bytes = total(layout, frame, layout.sizes.frames);
   plan.floor_bytes = floor;
   plan.network = network_file_system(options.directory);
-  const std::int64_t blocks = BlockMap::blocks(shape.pages, spare_blocks(layout.sizes));
+  const std::int64_t blocks = BlockMap::blocks(shape.pages, spare_blocks(shape));
   plan.disk_cap_bytes = blocks * shape.page_bytes +
                         kMaps * (map_bytes(shape.pages) + table.growth().bytes()) +
                         2 * SuperFile::kSlotBytes + IdIndex::disk_bytes(table.ids) + 4096;

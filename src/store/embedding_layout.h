@@ -23,8 +23,9 @@ struct EmbeddingLayout {
   std::int64_t hash_places{0};  ///< Of the table that finds duplicates.
 };
 
-/// Blocks that may be under way to the disk at once.
-[[nodiscard]] std::int64_t spare_blocks(const PageCache::Sizes& sizes) noexcept;
+/// Blocks that may be under way to the disk at once, whatever the slab: a table is opened again
+/// with a smaller one, and its last commits stand in blocks that a larger one wrote.
+[[nodiscard]] std::int64_t spare_blocks(const TableShape& shape) noexcept;
 
 /// Cached pages of the sorted id file in the smallest slab: two, or all where those take no more.
 [[nodiscard]] std::int64_t id_pages_least(const TableDescription& table) noexcept;

@@ -238,7 +238,7 @@ Result<void> EmbeddingStore::Impl::take_memory(const Governor& governor) {
   PLIMSOLL_TRY(slab_, Slab::create(governor, Tag::kEmbedding, layout_.plan.total_bytes, true));
   admission_.make_elastic();
   const GrowthShape growth = table_.growth();
-  map_.emplace(shape_.pages, spare_blocks(layout_.sizes), slab_, growth.bytes());
+  map_.emplace(shape_.pages, spare_blocks(shape_), slab_, growth.bytes());
   if (table_.rows_max > 0) {
     growing_.emplace(growth, ids_, map_->behind(), slab_);
   }

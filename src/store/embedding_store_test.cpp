@@ -466,6 +466,51 @@ TEST_F(EmbeddingStoreTest, ResultsDoNotDependOnThreadsOrSlab) {
   }
 }
 
+// A large slab writes more pages at once, and so has more blocks in use; they are the table's.
+TEST_F(EmbeddingStoreTest, OpensBothCommitsOfALargerSlabInTheSmallest) {
+  constexpr std::int64_t kRows = 300;
+  constexpr std::int64_t kDim = 900;  // A row a page.
+  for (int commits = 2; commits <= 9; ++commits) {
+    EmbeddingStoreOptions options{.directory = root_ / std::to_string(commits),
+                                  .dim = kDim,
+                                  .optimizer = {.kind = RowOptimizer::kSgd},
+                                  .rows = kRows,
+                                  .batch_rows = kRows};
+    options.store_bytes = 32 << 20;
+    const auto ids = range(kRows);
+    {
+      auto store = open(options);
+      for (int step = 1; step <= commits; ++step) {
+        const std::vector<float> rows(static_cast<std::size_t>(kRows * kDim),
+                                      static_cast<float>(step));
+        store.update(ids, rows).or_throw();
+        store.commit(step).or_throw();
+      }
+    }
+    options = with_floor(options);
+    for (const int step : {commits - 1, commits}) {
+      options.at_step = step;
+      options.pinned = step < commits;
+      auto store = open(options);
+      EXPECT_EQ(gather(store, ids), std::vector<float>(static_cast<std::size_t>(kRows * kDim),
+                                                       static_cast<float>(step)))
+          << commits << " commits";
+    }
+    EXPECT_EQ(EmbeddingStore::inspect(options.directory).or_throw().commit_steps,
+              (std::vector<std::int64_t>{commits, commits - 1}));
+  }
+}
+
+TEST_F(EmbeddingStoreTest, AStepAsksOnceForARowThatIsInItTwice) {
+  auto store = open(dense(100, 3));
+  const std::vector<std::int64_t> ids{7, 8, 7, 7};
+  static_cast<void>(gather(store, ids));
+  const StoreStats before = store.stats();
+  store.apply(ids, std::vector<float>(12, 1.0F)).or_throw();
+  EXPECT_EQ(store.stats().requests - before.requests, 2);
+  EXPECT_EQ(store.stats().hits - before.hits, 2);
+}
+
 TEST_F(EmbeddingStoreTest, InspectsAndVerifiesWithoutOpening) {
   EXPECT_EQ(EmbeddingStore::inspect(directory()).error().code, ErrorCode::kNotFound);
   auto options = dense(1000, 128);
