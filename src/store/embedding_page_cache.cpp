@@ -133,7 +133,7 @@ std::int64_t PageCache::pin_most() const {
   return resident() ? std::numeric_limits<std::int64_t>::max() : present_ / 2;
 }
 
-Result<void> PageCache::begin_request(std::int64_t rows) {
+Result<void> PageCache::begin_request() {
   bool leaving = false;
   {
     const MutexLock lock(mutex_);
@@ -141,7 +141,6 @@ Result<void> PageCache::begin_request(std::int64_t rows) {
       return tl::unexpected(*poison_);
     }
     ++request_;
-    stats_.requests += rows;
     leaving = leaving_;
   }
   if (leaving) {
@@ -281,6 +280,7 @@ Result<std::int64_t> PageCache::pin(std::span<const std::uint64_t> keys, bool to
       frame.pin = pin_;
       ++pages;
     }
+    ++stats_.requests;
     if (frame.state == State::kReady) {
       ++stats_.hits;
       stats_.prefetch_hits += (frame.flags & kFetched) != 0 ? 1 : 0;
@@ -484,7 +484,12 @@ Result<void> PageCache::finish_loads(Lane& lane) {
     stats_.pages_read += lane.sources[at].block != 0 ? 1 : 0;
   }
   mutex_.unlock();
-  auto result = read_pages(lane, count);
+  Result<void> result;
+  try {
+    result = read_pages(lane, count);
+  } catch (const std::bad_alloc&) {  // For want of memory for an error's text.
+    result = tl::unexpected(Error{.code = ErrorCode::kIo});
+  }
   mutex_.lock();
   stats_.bytes_read = stats_.pages_read * table_.shape.page_bytes;
   for (std::int64_t i = 0; i < count; ++i) {

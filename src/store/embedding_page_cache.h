@@ -16,8 +16,7 @@
 //   and, ready,  pinned by the owner, or hinted, or being written, or free to be evicted
 //
 // Reading order: embedding_format.h, embedding_block_map.h, this file, embedding_page_cache.cpp
-//                (pins, loads), embedding_page_writes.cpp (eviction, writes),
-//                embedding_shrink.cpp (frames that are given back and come again).
+//                (pins, loads), embedding_page_writes.cpp (eviction, writes), embedding_shrink.cpp.
 //
 // Threads: pin() … snapshot() for the owner; load_hinted() and wait_for_room() for the look-ahead
 //          thread; write_back() for the write-back thread; shrink() and grow_back() for any. One
@@ -88,8 +87,8 @@ class PageCache {
   /// The request announced with `tick` is about to be made: hints up to it have come too late.
   void reached(std::uint32_t tick) noexcept;
 
-  /// Counts one request of `rows` rows. Errors: what poisoned the cache.
-  Result<void> begin_request(std::int64_t rows);
+  /// Errors: what poisoned the cache.
+  Result<void> begin_request();
   /// Brings rows into RAM and keeps them there until unpin(). A key is ordinal << 32 | anything.
   /// Returns how many of the keys, from the first, were pinned: at least one, fewer than all when
   /// their pages are more than half of the frames. With `to_write` their pages become dirty.
@@ -285,7 +284,8 @@ class PageCache {
   std::uint8_t rounds_ PLIMSOLL_GUARDED_BY(mutex_){0};               // Each a use per frame.
   double write_rate_ PLIMSOLL_GUARDED_BY(mutex_){kWriteRateFirst};   // Bytes a second.
   std::int64_t committed_ns_ PLIMSOLL_GUARDED_BY(mutex_){now_ns()};  // When; or when opened.
-  bool committing_ PLIMSOLL_GUARDED_BY(mutex_){false};  // All that is dirty is to be written.
+  bool committing_ PLIMSOLL_GUARDED_BY(mutex_){false};   // All that is dirty is to be written.
+  bool owner_waits_ PLIMSOLL_GUARDED_BY(mutex_){false};  // For fewer dirty pages.
   bool look_ahead_busy_ PLIMSOLL_GUARDED_BY(mutex_){false};
   bool look_ahead_waits_ PLIMSOLL_GUARDED_BY(mutex_){false};
   bool leaving_ PLIMSOLL_GUARDED_BY(mutex_){false};  // Frames behind present_ still hold pages.

@@ -231,7 +231,7 @@ class CacheAlone {
   CacheAlone& operator=(const CacheAlone&) = delete;
 
   void request(const std::vector<std::uint32_t>& wanted, bool writes) {
-    cache_->begin_request(static_cast<std::int64_t>(wanted.size())).or_throw();
+    cache_->begin_request().or_throw();
     std::vector<std::uint64_t> keys;
     for (const std::uint32_t page : wanted) {
       keys.push_back(std::uint64_t{page} << 32);

@@ -321,10 +321,13 @@ void PageCache::await_dirty_room(std::int64_t rows) {
     return;
   }
   const Stall stall(stats_.stall_ns);
+  owner_waits_ =
+      true;  // The bound grows with time: what is full now need not be so a moment later.
   while (full() && !poison_ && !stopping_) {
     dirtied_.notify_one();
     changed_.wait(mutex_);
   }
+  owner_waits_ = false;
 }
 
 // Appends to the list, moving it to the front when it has come to the end. A frame is in it at
@@ -396,7 +399,7 @@ bool PageCache::write_back() {
     if (stopping_ || poison_) {
       return false;
     }
-    if (committing_ || wants_write_back()) {
+    if (committing_ || owner_waits_ || wants_write_back()) {
       if (const std::int64_t chosen = choose_dirty(write_back_); chosen > 0) {
         return write_frames(write_back_, chosen).has_value();
       }

@@ -53,7 +53,7 @@ void EmbeddingStore::Impl::order_by_page(std::span<std::uint64_t> keys) const {
 Result<void> EmbeddingStore::Impl::gather(std::span<const std::int64_t> ids, std::span<float> out) {
   PLIMSOLL_TRY_VOID(check_rows("out", ids.size(), out.size()));
   look_ahead_->reached(ids);
-  PLIMSOLL_TRY_VOID(cache_->begin_request(static_cast<std::int64_t>(ids.size())));
+  PLIMSOLL_TRY_VOID(cache_->begin_request());
   while (!ids.empty()) {
     const std::size_t count = std::min(ids.size(), keys_.size());
     PLIMSOLL_TRY_VOID(resolve(ids.first(count)));
@@ -98,7 +98,7 @@ Result<void> EmbeddingStore::Impl::restore(std::span<const std::int64_t> ids,
 Result<void> EmbeddingStore::Impl::set_rows(std::span<const std::int64_t> ids,
                                             std::span<const std::uint32_t> sequences,
                                             std::span<const float> values, std::int64_t width) {
-  PLIMSOLL_TRY_VOID(cache_->begin_request(static_cast<std::int64_t>(ids.size())));
+  PLIMSOLL_TRY_VOID(cache_->begin_request());
   PLIMSOLL_TRY_VOID(
       resolve_ahead(ids, keys_.size(), [this](const auto some) { return resolve(some); }));
   bool changed = false;
@@ -248,7 +248,7 @@ Result<void> EmbeddingStore::Impl::apply(std::span<const std::int64_t> ids,
                             ids.size(), keys_.size()),
                 "raise batch_rows");
   }
-  PLIMSOLL_TRY_VOID(cache_->begin_request(static_cast<std::int64_t>(ids.size())));
+  PLIMSOLL_TRY_VOID(cache_->begin_request());
   PLIMSOLL_TRY_VOID(resolve(ids));
   const std::int64_t unique = find_duplicates(static_cast<std::int64_t>(ids.size()));
   PLIMSOLL_TRY_VOID(check_gradients(ids, grads, unique));

@@ -41,7 +41,7 @@ Result<std::int64_t> EmbeddingStore::Impl::insert(std::span<const std::int64_t> 
                             directory_.string(), table_.rows_max, growing_->rows(), erased),
                 "nothing was inserted: erase rows, or compact the table with a larger rows_max");
   }
-  PLIMSOLL_TRY_VOID(cache_->begin_request(added));
+  PLIMSOLL_TRY_VOID(cache_->begin_request());
   bool changed = false;
   if (auto done = write_new_rows(changed); !done) {
     if (changed) {
