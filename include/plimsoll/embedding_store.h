@@ -124,8 +124,7 @@ struct SlabPlan {
 
 /// Counters since open. A hit is a row that was in RAM when asked for.
 struct StoreStats {
-  /// Rows asked for by gather, apply (each once, in any order) and update, or inserted.
-  std::int64_t requests{0};
+  std::int64_t requests{0};  ///< Rows asked for by gather, apply (once each), update and insert.
   std::int64_t hits{0};
   std::int64_t prefetch_hits{0};  ///< Hits that were in RAM because prefetch() brought them.
   std::int64_t pages_read{0};
