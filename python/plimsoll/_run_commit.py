@@ -9,6 +9,8 @@
 
 Of several ranks rank-1/parts.pt is written too, beside rank 0's and before the manifest: the parts, random
 states and gradients of `accumulate` that are not the same on all of them. Where there are none, another number of ranks may go on.
+A step that is committed again, at another position, has rank-1/parts-LOOP-EPOCH-BATCH.pt, and rank 0's parts.pt, which names it, is
+replaced last.
 
 Threads: the thread that trains, and one that writes.   Memory: see _checkpoint.py and _run_writer.py.
 """
@@ -67,7 +69,7 @@ def load(folder: _core.RunFolder, step: int, rank: int = 0, ranks: int = 1) -> d
         raise ValueError(f"{place}: {', '.join(own)} of its {before} ranks were not the same, so {ranks} cannot go on "
                          f"with them: start {before} again, and change nothing by the rank where others are to go on")
     if own and rank:
-        mine = _read(_of_rank(place, rank) / _FILE, step)
+        mine = _read(_of_rank(place, rank) / content.get("own_file", _FILE), step)
         content["parts"] |= mine["parts"]
         content |= {name: mine[name] for name in ("random", "step_state")}
     # Of parts the pages of the file are used; all else is small, and kept longer than the file.
@@ -127,12 +129,16 @@ def _written(folder: _core.RunFolder, content: dict[str, Any], step: int,
 
 
 def save_together(ranks: Ranks, folder: _core.RunFolder, content: dict[str, Any], position: Position,
-                  tables: list[EmbeddingStore]) -> int:
+                  tables: list[EmbeddingStore], again: bool) -> int:
     """save(), of all ranks: each writes what is its own, and then rank 0 publishes.
 
-    content: of each rank; "own" names what is not the same on all. Errors: as save(), on all.
+    content: of each rank; "own" names what is not the same on all.
+    again:   as save()'s. The published files stay until rank 0's is replaced, which names the others'.
+    Errors:  as save(), on all.
     """
     place = pathlib.Path(folder.checkpoint_path(position.step))
+    if again:
+        return _save_again(ranks, content, position, place)
     partial = _partial_of(place)
     ranks.agreed("a commit", lambda: _begin(place) if ranks.first else None)
     own = _of_rank(partial, ranks.rank)
@@ -143,7 +149,7 @@ def save_together(ranks: Ranks, folder: _core.RunFolder, content: dict[str, Any]
         own.mkdir(exist_ok=True)
         return write(_whole(content, position), own / _FILE, position.step)
 
-    size, said = ranks.agreed("a commit", prepared, lambda size: (size,))
+    said = ranks.agreed("a commit", prepared, lambda size: (size,))[1]
 
     def tables_committed() -> None:
         for table in tables:
@@ -160,6 +166,30 @@ def save_together(ranks: Ranks, folder: _core.RunFolder, content: dict[str, Any]
 
     ranks.agreed("a commit", published)
     return int(sum(one.numbers[0] for one in said))
+
+
+def _save_again(ranks: Ranks, content: dict[str, Any], position: Position, place: pathlib.Path) -> int:
+    """Of a step that is published, at another position: files of ranks beside those of before, then rank 0's in its place."""
+    name = f"parts-{position.loop}-{position.epoch}-{position.batch}.pt"
+    own = _of_rank(place, ranks.rank)
+
+    def written(path: pathlib.Path) -> int:
+        return write({**_whole(content, position), "own_file": name}, path, position.step)
+
+    def prepared() -> int:
+        if ranks.first or not content["own"]:
+            return 0
+        own.mkdir(exist_ok=True)
+        return written(own / name)
+
+    def published() -> int:
+        if not ranks.first:
+            return 0
+        sync_folder(place)  # The other ranks' folders are in it.
+        return written(place / _FILE)
+
+    return sum(int(one.numbers[0]) for work in (prepared, published)
+               for one in ranks.agreed("a commit", work, lambda size: (size,))[1])
 
 
 def _whole(content: dict[str, Any], position: Position) -> dict[str, Any]:

@@ -330,7 +330,7 @@ class Life:
                     if self._writer is not None:
                         return
                 size = (save(self.folder, content, self.at, tables, again) if self.ranks is None
-                        else save_together(self.ranks, self.folder, content, self.at, tables))
+                        else save_together(self.ranks, self.folder, content, self.at, tables, again))
             except BaseException as error:
                 self._lost = error if tables else None  # They may be ahead of what is published.
                 raise

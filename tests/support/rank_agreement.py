@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What several ranks have to do together where one of them is disturbed, for test_rank_agreement.py.
+
+    python -m tests.support.rank_agreement FOLDER SCENARIO…     what each gives, as JSON
+"""
+import json
+import os
+import signal
+import sys
+
+import torch
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+import plimsoll
+from tests.support.rank_programs import LIMIT, launched
+from tests.support.run_programs import digest_of
+
+
+def of_rank(number):
+    return os.environ["RANK"] == str(number)
+
+
+class Counted:
+    """Batches of which nobody knows how many will come."""
+
+    def __iter__(self):
+        return (torch.full((2, 4), k / 7) for k in range(6))
+
+
+def counted(path, rank=-1, when="", dies=True, nth=2):
+    """Its last step, the sixth, is committed by the interval, and again where the loop ends: the data has moved on. The nth time
+    that `rank` writes its file of that step it dies, or its disk is full, "before" or "after"."""
+    from plimsoll import _run_commit
+
+    write, calls = _run_commit.write, [0]
+
+    def disturbed(content, file, step):
+        calls[0] += step == 6
+        fatal = step == 6 and calls[0] == nth and of_rank(rank)
+        if fatal and when == "before" and not dies:
+            raise OSError(28, "full for the test")
+        if fatal and when == "before":
+            os.kill(os.getpid(), signal.SIGKILL)
+        size = write(content, file, step)
+        if fatal:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return size
+
+    _run_commit.write = disturbed
+    with plimsoll.Run(path, memory_limit=LIMIT, seed=3, virtual_workers=2) as run:
+        model, own = torch.nn.Linear(4, 1), torch.Generator().manual_seed(int(os.environ["RANK"]))
+        run.track(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), own=own)
+        began = run.steps_made
+        for batches in run.steps(Counted(), epochs=2, commit_every_steps=1, progress=False):
+            run.step(lambda x: model(x).square().mean(), batches)
+            torch.rand(1, generator=own)
+        return began, digest_of(model.weight, own.get_state())
+
+
+def moved(folder):
+    """A step that is committed again, disturbed; and what the next start gives, after each."""
+    ends = {"undisturbed": [launched(counted, f"{folder}/undisturbed")]}
+    for name, how in {"rank 0 before": (0, "before"), "rank 0 after": (0, "after"), "rank 1 before": (1, "before"),
+                      "rank 1 after": (1, "after"), "rank 0 full": (0, "before", False), "rank 1 full": (1, "before", False)}.items():
+        ends[name] = [failed(counted, f"{folder}/{name}", *how), launched(counted, f"{folder}/{name}")]
+    ends["finished"] = [failed(counted, f"{folder}/undisturbed", 0, "before", True, 1), launched(counted, f"{folder}/undisturbed")]
+    return ends
+
+
+def failed(*how):
+    """Whether a launch did."""
+    try:
+        launched(*how)
+    except ChildFailedError:
+        return True
+    return False
+
+
+if __name__ == "__main__":
+    import torch._dynamo  # noqa: F401  What the first optimizer imports, and the first run.
+    from plimsoll import _ranks, _run_embedding, _run_loader, _run_parts, _run_settings, _run_sources, _run_tables  # noqa: F401
+
+    scenarios = {made.__name__: made for made in (moved,)}
+    done = {name: scenarios[name](os.path.join(sys.argv[1], name)) for name in sys.argv[2:]}
+    sys.stdout.write(f"{json.dumps(done)}\n")
