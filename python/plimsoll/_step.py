@@ -246,16 +246,19 @@ class TrainingStep:
         refusal = rehearsed()
         peak = self._extension.arena_stats()["leased_peak_bytes"]
         self._extension.purge()
-        needed, room = self._extension.with_margin(peak), governor._left_for_tensors()
-        if self._goes_on and peak <= room:  # What is held before anything is leased varies from life to life.
-            needed = min(needed, room)
-        if refusal or needed > room:
-            why = refusal or f"it needs {format_bytes(needed)}, and {format_bytes(room)} is left"
-            whole = need() if refusal else self._extension.with_cache_and_margin(peak)
-            raise self._refused(f"{what} is not admitted: {why}", whole, "")
-        promised = governor.ledger().pools["tensors"].floor_bytes
-        if needed > promised:
-            governor.promise(needed - promised, "tensors")
+
+        def needed_of() -> int:
+            needed, room = self._extension.with_margin(peak), governor._left_for_tensors()
+            if self._goes_on and peak <= room:  # What is held before anything is leased varies from life to life.
+                needed = min(needed, room)
+            if refusal or needed > room:
+                why = refusal or f"it needs {format_bytes(needed)}, and {format_bytes(room)} is left"
+                whole = need() if refusal else self._extension.with_cache_and_margin(peak)
+                raise self._refused(f"{what} is not admitted: {why}", whole, "")
+            return int(needed)
+
+        needed, promised = self._agreed(needed_of), governor.ledger().pools["tensors"].floor_bytes
+        self._agreed(lambda: governor.promise(needed - promised, "tensors") if needed > promised else None)
         self.admitted_bytes = max(needed, promised)
         self._append({"event": "admitted", "rows": rows, "peak_bytes": peak,
                       "admitted_bytes": self.admitted_bytes, "limit_bytes": governor.limit_bytes})
@@ -693,10 +696,16 @@ class TrainingStep:
     def _rehearsal(self, work: _Work) -> Iterator[None]:
         """Inside, steps may be made; afterwards everything is as it was, on disk meanwhile."""
         modules, generators = reached([*work.functions, *self._models])
-        before, window = self._remember(work.rows, modules, generators), self._window
-        with tempfile.TemporaryDirectory(
-                prefix="plimsoll-", dir=scratch_folder(self._directory, "directory")) as folder:
-            state = TrainingState(modules, self._optimizers, self._schedulers, folder)
+        with contextlib.ExitStack() as held:
+            def remembered() -> tuple[Before, TrainingState]:
+                before = self._remember(work.rows, modules, generators)
+                folder = held.enter_context(tempfile.TemporaryDirectory(
+                    prefix="plimsoll-", dir=scratch_folder(self._directory, "directory")))
+                state = TrainingState(modules, self._optimizers, self._schedulers, folder)
+                held.callback(state.close)
+                return before, state
+
+            (before, state), window = self._agreed(remembered), self._window
             state.leave_gradients()
             gradients = self._set_aside(work, window)  # Of Rows, and of what else the batch has.
             try:
@@ -704,7 +713,6 @@ class TrainingStep:
             finally:
                 gradients.put_back()
                 state.put_back()
-                state.close()
                 before.put_back()
                 self._window = window
 

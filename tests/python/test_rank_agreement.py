@@ -31,3 +31,15 @@ def test_a_step_that_is_committed_again_is_never_without_its_checkpoint(tmp_path
         assert disturbed, name
         assert [began for began, _ in ranks] == [6, 6], name
         assert [digest for _, digest in ranks] == [digest for _, digest in undisturbed], name
+
+
+def test_a_largest_step_that_one_rank_has_no_room_for_is_refused_on_all(tmp_path):
+    seen = seen_in(tmp_path, "admitted")
+    (first, second), status = seen["short"]
+    assert second.startswith("BudgetExceeded: a step of 16384 rows is not admitted: it needs ") and " MiB would do" in second
+    assert first == f"BudgetExceeded: rank 1: {second}"
+    assert (status["status"], status["cause"], status["message"]) == ("stopped", "refused", first)
+    (first, second), status = seen["full"]
+    assert first == f"RuntimeError: rank 1: {second}" and "full for the test" in second
+    assert status["message"] == first
+    assert seen["whole"][0] == ["ended"] * 2

@@ -5,6 +5,7 @@
 """
 import json
 import os
+import pathlib
 import signal
 import sys
 
@@ -12,6 +13,7 @@ import torch
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 import plimsoll
+from plimsoll import _torch_gate
 from tests.support.rank_programs import LIMIT, launched
 from tests.support.run_programs import digest_of
 
@@ -67,6 +69,43 @@ def moved(folder):
     return ends
 
 
+def admitted(folder):
+    """How a run ends on each rank where rank 1 has less left than the largest step's margin, or no disk for what the rehearsal keeps;
+    and the last word in its status."""
+    def train(path, how):
+        from plimsoll import _step
+
+        extension, held, real = _torch_gate.load(), [], _step.TrainingState
+        rows = torch.zeros(1 << 14, 256)
+
+        def crowded():
+            if how == "short" and of_rank(1) and len(held) < 2:  # The rehearsal steps twice: first there are no states.
+                peak, left = extension.arena_stats()["leased_peak_bytes"], run.governor._left_for_tensors()
+                held.append(run.governor.reserve(left - peak - (1 << 20)) if held else None)
+
+        def kept(*arguments):
+            if how == "full" and of_rank(1):
+                raise OSError(28, "full for the test")
+            return real(*arguments)
+
+        _step.TrainingState = kept
+        try:
+            with plimsoll.Run(path, memory_limit=LIMIT) as run:
+                model = torch.nn.Linear(256, 256)
+                run.track(model=model, optimizer=torch.optim.SGD(model.parameters()))
+                for batch in run.steps(run.loader([torch.zeros(256)] * 8, batch_size=2), largest=rows, progress=False):
+                    run.step(lambda x: model(x).square().mean(), batch, before_update=crowded)
+                return "ended"
+        except (MemoryError, OSError, RuntimeError, ValueError) as error:
+            return f"{type(error).__name__}: {error}"
+
+    def ended(name):
+        path = f"{folder}/{name}"
+        return launched(train, path, name), json.loads(pathlib.Path(path, "status.json").read_text())
+
+    return {name: ended(name) for name in ("short", "full", "whole")}
+
+
 def failed(*how):
     """Whether a launch did."""
     try:
@@ -80,6 +119,6 @@ if __name__ == "__main__":
     import torch._dynamo  # noqa: F401  What the first optimizer imports, and the first run.
     from plimsoll import _ranks, _run_embedding, _run_loader, _run_parts, _run_settings, _run_sources, _run_tables  # noqa: F401
 
-    scenarios = {made.__name__: made for made in (moved,)}
+    scenarios = {made.__name__: made for made in (moved, admitted)}
     done = {name: scenarios[name](os.path.join(sys.argv[1], name)) for name in sys.argv[2:]}
     sys.stdout.write(f"{json.dumps(done)}\n")
