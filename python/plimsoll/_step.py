@@ -75,7 +75,8 @@ class TrainingStep:
     A batch may be a tensor, or tuples, lists, named tuples, dataclasses and mappings of tensors in any
     depth. `f` gets the entries of a tuple or list one by one, and anything else as one argument. Rows of
     an EmbeddingStore in the batch reach `f` as their tensor and are applied with the optimizer's step, all
-    or nothing: `step((x, y, rows), f)`; a leaf of your own (rows.tensor) only gets its gradient.
+    or nothing: `step((x, y, rows), f)`; a leaf of your own (rows.tensor) only gets its gradient. A Run of several
+    ranks, or of virtual workers, refuses them: its tables are those of run.embedding().
 
     model:      a torch.nn.Module (or several).
     optimizer:  a torch.optim.Optimizer (or several). One of torch's with `fused=True` and a single parameter
@@ -341,6 +342,7 @@ class TrainingStep:
     def _work(self, batch: Any, *functions: Callable[..., Any]) -> _Work:
         together = batch if isinstance(batch, WorkerBatches) else WorkerBatches([batch])
         given, absent = [Batch(one, self._split) for one in together], together.absent
+        self._refuse_rows([rows for one in given for rows in one.handles])
         if len(functions) == 2:
             return _Work(given, functions, self._contrastive_gradients, absent)
         if len(functions) != 1:
@@ -348,6 +350,18 @@ class TrainingStep:
         if self._loss == "contrastive":
             raise ValueError("a contrastive loss is of the whole batch: use contrastive()")
         return _Work(given, functions, self._gradients, absent)
+
+    def _refuse_rows(self, handles: list[Rows]) -> None:
+        """Errors: ValueError for Rows in a batch of several workers, which each would have gradients of alone; on all ranks."""
+        workers, name = self._workers, os.path.basename(handles[0]._store.directory) if handles else ""
+        if workers is None or not handles:
+            return
+
+        def refused() -> None:
+            workers.refuse(f"step: Rows of the table {name!r} in a batch", f"use run.embedding({name!r}, …), and look ids up in the "
+                           "step's function")
+
+        refused() if self._ranks is None else self._ranks.alone(refused)
 
     def _gradients(self, batch: Batch, parts: int, tally: _Tally, f: Callable[..., Any]) -> float:
         total = 0.0

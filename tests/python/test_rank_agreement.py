@@ -43,3 +43,14 @@ def test_a_largest_step_that_one_rank_has_no_room_for_is_refused_on_all(tmp_path
     assert first == f"RuntimeError: rank 1: {second}" and "full for the test" in second
     assert status["message"] == first
     assert seen["whole"][0] == ["ended"] * 2
+
+
+def test_rows_in_a_batch_of_several_workers_are_refused_by_their_table_s_name(tmp_path):
+    """They were never applied."""
+    seen = seen_in(tmp_path, "handed")
+    text = ("ValueError: step: Rows of the table 'items' in a batch: a run of 2 {} cannot have it yet; use "
+            "run.embedding('items', …), and look ids up in the step's function")
+    assert seen["ranks"] == [text.format("ranks")] * 2
+    assert seen["one"] == ["ValueError: rank 1: " + text.format("ranks"), text.format("ranks")]
+    assert seen["workers"] == text.format("virtual workers")
+    assert seen["none"] == ["ended"] * 2

@@ -14,7 +14,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 import plimsoll
 from plimsoll import _torch_gate
-from tests.support.rank_programs import LIMIT, launched
+from tests.support.rank_programs import LIMIT, forked, launched
 from tests.support.run_programs import digest_of
 
 
@@ -106,6 +106,29 @@ def admitted(folder):
     return {name: ended(name) for name in ("short", "full", "whole")}
 
 
+def handed(folder):
+    """Rows of a table of the program's own in a batch: of all ranks, of one of them, and of one process's virtual workers."""
+    def train(path, workers, whose):
+        rank = os.environ.get("RANK", "0")
+        try:
+            with plimsoll.Run(path, memory_limit=LIMIT, virtual_workers=workers) as run:
+                table = plimsoll.EmbeddingStore.open(run.governor, f"{path}.{rank}/items", rows=9, dim=4, store_bytes="4MiB")
+                model = torch.nn.Linear(4, 1)
+                run.track(model=model, optimizer=torch.optim.SGD(model.parameters()))
+
+                def given(x):
+                    return (x, table.gather([1, 2])) if rank in whose else (x, torch.ones(2, 4))
+
+                for batch in run.steps(run.loader([torch.ones(4)] * 8, batch_size=2), progress=False):
+                    run.step(lambda x, rows: model(x + rows).mean(), type(batch)(map(given, batch)) if workers else given(batch))
+                return "ended"
+        except (OSError, RuntimeError, ValueError) as error:
+            return f"{type(error).__name__}: {error}"
+
+    return {"ranks": launched(train, f"{folder}/a", 0, "01"), "one": launched(train, f"{folder}/b", 0, "1"),
+            "workers": forked(train, f"{folder}/c", 2, "0"), "none": launched(train, f"{folder}/d", 2, "")}
+
+
 def failed(*how):
     """Whether a launch did."""
     try:
@@ -119,6 +142,6 @@ if __name__ == "__main__":
     import torch._dynamo  # noqa: F401  What the first optimizer imports, and the first run.
     from plimsoll import _ranks, _run_embedding, _run_loader, _run_parts, _run_settings, _run_sources, _run_tables  # noqa: F401
 
-    scenarios = {made.__name__: made for made in (moved, admitted)}
+    scenarios = {made.__name__: made for made in (moved, admitted, handed)}
     done = {name: scenarios[name](os.path.join(sys.argv[1], name)) for name in sys.argv[2:]}
     sys.stdout.write(f"{json.dumps(done)}\n")
