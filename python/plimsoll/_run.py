@@ -508,6 +508,7 @@ class Run:
         """Waits between two loops, for something to train on; `plimsoll stop`, `pause` and `limit` are obeyed.
 
         True: the run was asked to stop meanwhile; `stopped` says why, and steps() gives nothing any more.
+        Of several ranks all wait until the first one's time is over.
         """
         self._check_open()
         self._end_left_loop()

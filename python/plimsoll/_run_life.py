@@ -58,7 +58,7 @@ class Boundary:
     pressure: MemoryPressure | None
     """What ends the loop."""
     due: bool
-    """A commit is, by the clock."""
+    """A commit is, by the clock; or the end of a wait."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -245,11 +245,11 @@ class Life:
             while True:
                 self._tell_limits()
                 self.governor.step_boundary()
-                now = self._settled()
+                now = self._settled(due=time.monotonic() >= until)  # Of several ranks by the first one's clock.
                 if now.asked == "stop":
                     self.stopped = now.why
                     return True
-                if now.asked != "pause" and time.monotonic() >= until:
+                if now.asked != "pause" and now.due:
                     return False
                 time.sleep(_PAUSE_LOOKS_EVERY)
 

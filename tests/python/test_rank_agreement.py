@@ -54,3 +54,7 @@ def test_rows_in_a_batch_of_several_workers_are_refused_by_their_table_s_name(tm
     assert seen["one"] == ["ValueError: rank 1: " + text.format("ranks"), text.format("ranks")]
     assert seen["workers"] == text.format("virtual workers")
     assert seen["none"] == ["ended"] * 2
+
+
+def test_ranks_leave_idle_together_whenever_each_came(tmp_path):
+    assert seen_in(tmp_path, "idled") == [6, 6]

@@ -8,6 +8,7 @@ import os
 import pathlib
 import signal
 import sys
+import time
 
 import torch
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -129,6 +130,29 @@ def handed(folder):
             "workers": forked(train, f"{folder}/c", 2, "0"), "none": launched(train, f"{folder}/d", 2, "")}
 
 
+def idled(folder):
+    """Waits between two loops, which rank 1 begins later by half of what is slept between two looks."""
+    from plimsoll._run_life import _PAUSE_LOOKS_EVERY
+
+    def train(path):
+        try:
+            with plimsoll.Run(path, memory_limit=LIMIT) as run:
+                model = torch.nn.Linear(4, 1)
+                run.track(model=model, optimizer=torch.optim.SGD(model.parameters()))
+                for _ in range(3):
+                    for batch in run.steps(run.loader([torch.ones(4)] * 8, batch_size=2), progress=False):
+                        run.step(lambda x: model(x).mean(), batch)
+                    for part in range(10):
+                        if of_rank(1):
+                            time.sleep(0.5 * _PAUSE_LOOKS_EVERY)
+                        run.idle((1 + part / 10) * _PAUSE_LOOKS_EVERY)
+                return run.steps_made
+        except (OSError, RuntimeError, ValueError) as error:
+            return f"{type(error).__name__}: {error}"
+
+    return launched(train, f"{folder}/run")
+
+
 def failed(*how):
     """Whether a launch did."""
     try:
@@ -142,6 +166,6 @@ if __name__ == "__main__":
     import torch._dynamo  # noqa: F401  What the first optimizer imports, and the first run.
     from plimsoll import _ranks, _run_embedding, _run_loader, _run_parts, _run_settings, _run_sources, _run_tables  # noqa: F401
 
-    scenarios = {made.__name__: made for made in (moved, admitted, handed)}
+    scenarios = {made.__name__: made for made in (moved, admitted, handed, idled)}
     done = {name: scenarios[name](os.path.join(sys.argv[1], name)) for name in sys.argv[2:]}
     sys.stdout.write(f"{json.dumps(done)}\n")
