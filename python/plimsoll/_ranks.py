@@ -358,7 +358,8 @@ class Ranks:
         raise error
 
     def exchange(self, collective: Callable[[], Any]) -> None:
-        """collective(), of gloo's or of memory. Errors: ConnectionError naming the rank that has ended."""
+        """collective(), of gloo's or of memory. Errors: ConnectionError naming the rank that has ended; what ends the wait here, such as
+        MemoryPressure, after which the others hear that this one has left."""
         try:
             collective()
         except (RuntimeError, OSError) as error:
@@ -377,6 +378,14 @@ class Ranks:
             raise ConnectionError(
                 f"Run: {who}, and the others end with it. The last commit stands: start all again, or have "
                 f"torchrun do it with --max-restarts ({said})") from None
+        except BaseException:  # The watcher's, or a signal's handler's: the others have heard half of what was exchanged.
+            self.close()
+            raise
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing can be agreed any more."""
+        return self._over
 
     def close(self) -> None:
         """Leaves the others. A second close does nothing."""

@@ -225,10 +225,10 @@ class Life:
 
         True: it is no failure. The signal that asks for a stop had ended a worker; all is committed.
         Otherwise it is to be raised; where it is the watcher's, all is committed, if the place in the data
-        is known.
+        is known, and this rank did not leave the others by it.
         """
         if isinstance(error, MemoryPressure):
-            if place_known:
+            if place_known and not (self.ranks is not None and self.ranks.over):
                 self.commit()
             return False
         return workers and self.stops()

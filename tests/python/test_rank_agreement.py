@@ -58,3 +58,11 @@ def test_rows_in_a_batch_of_several_workers_are_refused_by_their_table_s_name(tm
 
 def test_ranks_leave_idle_together_whenever_each_came(tmp_path):
     assert seen_in(tmp_path, "idled") == [6, 6]
+
+
+def test_a_watcher_s_stop_in_a_wait_of_one_rank_ends_all(tmp_path):
+    """In the wait for a batch, and in an agreement within another: nothing is agreed or committed after it."""
+    for (first, second), went_on in seen_in(tmp_path, "pressed").values():
+        assert second[0] == "MemoryPressure: memory is short" and second[1] < 2
+        assert first[0].startswith("ConnectionError: Run: ") and "(rank 1 has left)" in first[0] and first[1] < 8
+        assert went_on == [2, 2]

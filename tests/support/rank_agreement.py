@@ -153,6 +153,64 @@ def idled(folder):
     return launched(train, f"{folder}/run")
 
 
+class Slow:
+    """One item of rank 0's takes a second."""
+
+    def __init__(self, at):
+        self._at, self._read = at, 0
+
+    def __len__(self):
+        return 24
+
+    def __getitem__(self, index):
+        self._read += 1
+        time.sleep(float(self._read == self._at and of_rank(0)))
+        return torch.ones(4)
+
+
+def pressed(folder):
+    """The watcher's stop in the middle of a wait of rank 1, for rank 0's next batch or in an agreement within another: how each
+    rank ends, after how many seconds, and at which step the next start goes on."""
+    def train(path, where):
+        began = time.monotonic()
+
+        def rings(*_):
+            if of_rank(1) and time.monotonic() - began < 5:
+                raise plimsoll.MemoryPressure("memory is short")
+            raise TimeoutError("for the test")
+
+        def within():
+            """As where a Trainer's backward exchanges gradients."""
+            if where == "within" and run.steps_made == 3:
+                disturb()
+                time.sleep(float(of_rank(0)))
+                run._ranks.agreed("run.step()", lambda: None)
+                run._ranks.exchange(run._ranks.memory.meet)
+
+        def disturb():
+            nonlocal began
+            began = time.monotonic()
+            signal.setitimer(signal.ITIMER_REAL, 0.3 if of_rank(1) else 10, 10)
+
+        signal.signal(signal.SIGALRM, rings)
+        try:
+            with plimsoll.Run(path, memory_limit=LIMIT) as run:
+                model, first = torch.nn.Linear(4, 1), run.steps_made
+                run.track(model=model, optimizer=torch.optim.SGD(model.parameters()))
+                data = Slow(7 if where == "batch" else 0)
+                for batch in run.steps(run.loader(data, batch_size=2), commit_every_steps=2, progress=False):
+                    run.step(lambda x: model(x).mean(), batch, before_update=within)
+                    if where == "batch" and run.steps_made == 2:
+                        disturb()
+                return first
+        except (MemoryError, OSError, RuntimeError, ValueError) as error:
+            return f"{type(error).__name__}: {error}", time.monotonic() - began
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+
+    return {where: [launched(train, f"{folder}/{where}", where), launched(train, f"{folder}/{where}", "")] for where in ("batch", "within")}
+
+
 def failed(*how):
     """Whether a launch did."""
     try:
@@ -166,6 +224,6 @@ if __name__ == "__main__":
     import torch._dynamo  # noqa: F401  What the first optimizer imports, and the first run.
     from plimsoll import _ranks, _run_embedding, _run_loader, _run_parts, _run_settings, _run_sources, _run_tables  # noqa: F401
 
-    scenarios = {made.__name__: made for made in (moved, admitted, handed, idled)}
+    scenarios = {made.__name__: made for made in (moved, admitted, handed, idled, pressed)}
     done = {name: scenarios[name](os.path.join(sys.argv[1], name)) for name in sys.argv[2:]}
     sys.stdout.write(f"{json.dumps(done)}\n")
