@@ -498,6 +498,11 @@ def _init_of(init: Any) -> _core.RowInit:
     return init._init()
 
 
+def is_table(path: str | os.PathLike[str]) -> bool:
+    """Whether EmbeddingStore.open() finds one there."""
+    return bool(_describe(os.fspath(path)))
+
+
 def _describe(path: str) -> dict[str, Any]:
     """The table that exists in `path`; nothing when there is none."""
     try:

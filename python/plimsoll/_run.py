@@ -242,9 +242,8 @@ class Run:
     def _opened(self, name: str, rows: int, **options: Any) -> EmbeddingStore:
         """This process's table, moved here first where another number of ranks had it."""
         def made(path: str | os.PathLike[str], at_step: int | None = None) -> EmbeddingStore:
-            ids = self._folders.own_ids(rows)
-            which: dict[str, Any] = {"rows": rows} if ids is None else {"ids": ids} if len(ids) else {"rows_max": 1}  # None.
-            return EmbeddingStore.open(self.governor, path, at_step=at_step, **which, **options)
+            with self._folders.which(rows, path) as which:
+                return EmbeddingStore.open(self.governor, path, at_step=at_step, **which, **options)
 
         def read(path: str) -> EmbeddingStore:
             return EmbeddingStore.open(self.governor, path, at_step=self._life.saved_step, pinned=True)

@@ -10,22 +10,25 @@ names the new folder is followed by the end of the old one. So a crash at any mo
 made is not made again.
 
 Threads: the thread that trains.
-Memory:  while a table is made, its slab and that of one it is made of.
+Memory:  while a table is made, its slab and that of one it is made of; some thousand ids at a time.
 """
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
 import shutil
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 
-from ._embedding import EmbeddingStore
+from ._embedding import EmbeddingStore, is_table
 from ._folders import sync_folder
 from ._rank_rows import moved, overlap, owners_of
 
-_AT_ONCE = 1 << 20  # Ids.
+_AT_ONCE = 1 << 16  # Ids.
 
 
 class TableFolders:
@@ -42,12 +45,25 @@ class TableFolders:
         """This rank's table."""
         return self._path(self.name, self._rank, name)
 
-    def own_ids(self, rows: int) -> np.ndarray | None:
-        """Of the ids from 0 to rows − 1 those of this rank, in their order; None: all."""
+    @contextlib.contextmanager
+    def which(self, rows: int, path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
+        """Which rows EmbeddingStore.open() makes the table at `path` of: of the ids from 0 to rows − 1 those of this rank, in their order.
+
+        Nothing where that is there already: it was made so, and a commit's tables are compared by what was said of them. Meanwhile the
+        ids are in a file without a name in the run's folder. Errors: OSError.
+        """
         if self._ranks == 1:
-            return None
-        some = (np.arange(begin, min(begin + _AT_ONCE, rows), dtype=np.int64) for begin in range(0, rows, _AT_ONCE))
-        return np.concatenate([ids[owners_of(ids, self._ranks) == self._rank] for ids in some])
+            yield {"rows": rows}
+            return
+        if is_table(path):
+            yield {}
+            return
+        with tempfile.TemporaryFile(dir=self._root) as file:
+            for begin in range(0, rows, _AT_ONCE):
+                ids = np.arange(begin, min(begin + _AT_ONCE, rows), dtype=np.int64)
+                file.write(memoryview(ids[owners_of(ids, self._ranks) == self._rank]))
+            file.flush()
+            yield {"ids": np.memmap(file, np.int64, "r")} if file.tell() else {"rows_max": 1}  # None.
 
     def move(self, name: str, made: Callable[[str], EmbeddingStore], read: Callable[[str], EmbeddingStore]) -> None:
         """Makes this rank's table of those that the commit names, where it is not there yet.

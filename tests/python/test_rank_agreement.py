@@ -66,3 +66,12 @@ def test_a_watcher_s_stop_in_a_wait_of_one_rank_ends_all(tmp_path):
         assert second[0] == "MemoryPressure: memory is short" and second[1] < 2
         assert first[0].startswith("ConnectionError: Run: ") and "(rank 1 has left)" in first[0] and first[1] < 8
         assert went_on == [2, 2]
+
+
+def test_what_a_rank_holds_while_it_opens_its_table_does_not_grow_with_the_rows(tmp_path):
+    small, large = seen_in(tmp_path, "tables").values()
+    for rows, (lives, _) in ((300_000, small), (3_000_000, large)):
+        for life in lives:
+            assert sum(own for _, own in life) == rows
+            assert all(peak < 4 << 20 for peak, _ in life), life
+    assert small[1] == large[1]

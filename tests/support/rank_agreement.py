@@ -9,6 +9,7 @@ import pathlib
 import signal
 import sys
 import time
+import tracemalloc
 
 import torch
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -211,6 +212,29 @@ def pressed(folder):
     return {where: [launched(train, f"{folder}/{where}", where), launched(train, f"{folder}/{where}", "")] for where in ("batch", "within")}
 
 
+def tables(folder):
+    """Of small and of large tables: what Python and NumPy hold at most while each rank's is made, and while it is opened again;
+    its rows; and what is left in the run's folder."""
+    def train(path, rows):
+        with plimsoll.Run(path, memory_limit=LIMIT, virtual_workers=2) as run:
+            tracemalloc.start()
+            vectors = run.embedding("items", rows=rows, dim=1)
+            peak = tracemalloc.get_traced_memory()[1]
+            tracemalloc.stop()
+            model = torch.nn.Linear(1, 1)
+            run.track(model=model, optimizer=torch.optim.SGD(model.parameters()))
+            for batches in run.steps(run.loader(torch.arange(0, rows, rows // 16), batch_size=4), progress=False):
+                run.step(lambda ids: model(vectors(ids)).mean(), batches)
+            return peak, vectors.store.rows
+
+    def twice(rows):
+        path = f"{folder}/{rows}"
+        both = [launched(train, path, rows) for _ in range(2)]
+        return both, sorted(one.name for one in pathlib.Path(path).iterdir() if not one.name.startswith("embeddings"))
+
+    return {rows: twice(rows) for rows in (300_000, 3_000_000)}
+
+
 def failed(*how):
     """Whether a launch did."""
     try:
@@ -224,6 +248,6 @@ if __name__ == "__main__":
     import torch._dynamo  # noqa: F401  What the first optimizer imports, and the first run.
     from plimsoll import _ranks, _run_embedding, _run_loader, _run_parts, _run_settings, _run_sources, _run_tables  # noqa: F401
 
-    scenarios = {made.__name__: made for made in (moved, admitted, handed, idled, pressed)}
+    scenarios = {made.__name__: made for made in (moved, admitted, handed, idled, pressed, tables)}
     done = {name: scenarios[name](os.path.join(sys.argv[1], name)) for name in sys.argv[2:]}
     sys.stdout.write(f"{json.dumps(done)}\n")
