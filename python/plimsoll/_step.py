@@ -335,7 +335,7 @@ class TrainingStep:
         self._window = _Window(batches=int(state.get("batches", 0)), weight=state.get("weight", 0.0),
                                first=state.get("first", 0.0))
         for parameter, gradient in zip(self._trained(), state.get("gradients", [])):
-            parameter.grad = gradient
+            parameter.grad = None if gradient is None else gradient.to(parameter.device)  # It was read to the host.
 
     # ---- What a step does ----
 

@@ -35,6 +35,21 @@ def test_it_names_what_was_prepared_and_registered():
     assert list(named.values())[:5] == [*prepared, average]
 
 
+def test_gradients_of_a_window_go_to_where_the_parameters_are():
+    """A checkpoint is read to the host. The device "meta" refuses a gradient of the host, as "cuda" does."""
+    accelerator = accelerate.Accelerator(cpu=True)
+    net = accelerator.prepare(torch.nn.Linear(2, 2))
+    window = parts(accelerator)["accelerator"]
+    net.weight.grad = torch.ones(2, 2)
+    state = window.state_dict()
+    net.zero_grad()
+    window.load_state_dict(state)
+    assert net.weight.grad.tolist() == [[1.0, 1.0], [1.0, 1.0]] and net.bias.grad is None
+    net.to("meta")
+    window.load_state_dict(state)
+    assert net.weight.grad.device.type == "meta" and net.bias.grad is None
+
+
 def test_a_loader_that_was_prepared_is_refused(tmp_path):
     loader = accelerate.Accelerator(cpu=True).prepare(torch.utils.data.DataLoader(Lines(8), batch_size=2))
     with plimsoll.Run(tmp_path / "run", memory_limit="2GiB") as run:

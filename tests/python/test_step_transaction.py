@@ -569,6 +569,16 @@ def test_r21_a_window_goes_on_after_a_checkpoint():
     assert then.bits() == whole.bits() and then.step.steps == 2
 
 
+def test_gradients_of_a_window_go_to_where_the_parameters_are():
+    """A checkpoint is read to the host. The device "meta" refuses a gradient of the host, as "cuda" does."""
+    first = Accumulating()
+    first.step((first.batches[0],), first.loss)
+    elsewhere = torch.nn.Linear(8, 2, device="meta")
+    step = plimsoll.TrainingStep(elsewhere, torch.optim.SGD(elsewhere.parameters()), loss="mean", accumulate=3)
+    step.load_state_dict(first.step.state_dict())
+    assert {p.grad.device.type for p in elsewhere.parameters()} == {"meta"}
+
+
 def test_r21_several_optimizers_and_a_hook_before_the_update():
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 1))
 
