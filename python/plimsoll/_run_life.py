@@ -82,10 +82,15 @@ class Intervals:
 
     def clean_up_between(self, before: int, step: int) -> bool:
         """Whether a clean-up falls on a step after `before`, up to `step`."""
-        return self.cleanup_steps > 0 and step // self.cleanup_steps > before // self.cleanup_steps
+        return _falls_between(self.cleanup_steps, before, step)
 
-    def commits_after(self, step: int) -> bool:
-        return self.commit_steps > 0 and step % self.commit_steps == 0
+    def commits_between(self, before: int, step: int) -> bool:
+        """Whether a commit falls on a step after `before`, up to `step`."""
+        return _falls_between(self.commit_steps, before, step)
+
+
+def _falls_between(every: int, before: int, step: int) -> bool:
+    return every > 0 and step // every > before // every
 
 
 class Life:
@@ -282,7 +287,7 @@ class Life:
         if now.asked == "stop":
             self._stop(now.why)
             return True
-        if now.asked == "pause" or every.commits_after(self.at.step) or now.due:
+        if now.asked == "pause" or every.commits_between(looked_at, self.at.step) or now.due:
             self.commit(beside=now.asked != "pause")
         return now.asked == "pause" and self._pause()
 

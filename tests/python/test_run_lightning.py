@@ -99,6 +99,13 @@ def test_m06_cleaning_up_between_steps_changes_no_bit_of_an_accumulation(undistu
     assert [one["step"] for one in events(tmp_path / "run", "cleanup")] == [4, 7, 10]
 
 
+@pytest.mark.parametrize("every, made", [(3, [4, 7, 10, 12]), (6, [7, 12]), (5, [5, 10, 12])])
+def test_a_commit_that_falls_on_an_epochs_end_or_a_validation_is_made_a_step_later(every, made, tmp_path):
+    """Validations follow steps 3 and 9; 6 and 12 end an epoch."""
+    live(tmp_path / "run", commit_every_steps=every)
+    assert [one["step"] for one in events(tmp_path / "run", "commit")] == made
+
+
 @pytest.mark.parametrize("first, stride", [(1, 7), (2, 5), pytest.param(3, 1, marks=pytest.mark.slow)])
 def test_a_step_that_memory_refuses_once_is_done_again_to_the_same_bits(first, stride, undisturbed, tmp_path,
                                                                        monkeypatch):
