@@ -263,7 +263,9 @@ class Run:
 
         batch_size: of each rank, where there are several, or of each virtual worker; a last, partial batch is
                     divided among them.
-        workers:    processes, by `start_method` "fork" or "spawn". 0: items are made in this one.
+        workers:    processes, by `start_method`. "fork": anew for each epoch, so that they see what the program has changed in
+                    the dataset before it, and a loop within the loop has its own. "spawn": once, as that takes seconds:
+                    they see no change, and serve one loop at a time. 0: items are made in this one.
         collate_fn: items -> a batch; None: torch's default_collate.
         drop_last:  leaves out an epoch's last, partial batch.
         prefetch:   batches in flight for each worker.

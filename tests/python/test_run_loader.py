@@ -95,6 +95,62 @@ def test_an_epoch_that_was_left_does_not_come_back(run):
     assert same(list(loader.start(1, 0)), batches(run, 1))
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_evaluation_on_the_data_within_its_loop_ends_no_epoch(workers, run):
+    loader = run.loader(Augmented(), batch_size=5, workers=workers)
+    epoch_of = []
+    for batch in run.steps(loader, epochs=2, progress=False):
+        epoch_of.append(run.epoch)
+        if run.steps_made % 5 == 1:
+            assert sorted(torch.cat([one["index"] for one in loader]).tolist()) == list(range(22))
+    assert epoch_of == [0] * 5 + [1] * 5
+
+
+def test_spawned_workers_tell_a_loop_that_another_one_took_them(run):
+    loader = run.loader(Augmented(), batch_size=5, workers=1, start_method="spawn")
+    first = loader.start(0, 0)
+    next(first)
+    assert same(list(loader.start(1, 2)), batches(run, 1, 2))
+    with pytest.raises(ValueError, match="another loop has begun with this loader, whose spawned workers serve one at a "
+                                         "time: give it a loader of its own, or use start_method="):
+        next(first)
+    assert same(list(loader.start(1, 3)), batches(run, 1, 3))
+
+
+class Resized(Augmented):
+    size = 1
+
+    def __getitem__(self, index):
+        return index, torch.rand(self.size)
+
+
+def trained(path, workers, sizes, fail=-1):
+    """What each step saw of a dataset that changes between epochs."""
+    dataset, seen = Resized(), {}
+    with plimsoll.Run(path, memory_limit="2GiB", seed=3) as run:
+        loader = run.loader(dataset, batch_size=5, workers=workers)
+        for dataset.size in sizes:
+            for _, numbers in run.steps(loader, progress=False, commit_every_steps=1):
+                if run.steps_made == fail:
+                    raise RuntimeError
+                seen[run.steps_made] = numbers
+    return seen
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_dataset_that_changes_between_epochs_is_seen_by_workers(workers, tmp_path):
+    sizes = (2, 3, 4)
+    alone = trained(tmp_path / "alone", 0, sizes)
+    assert [numbers.shape[1] for numbers in alone.values()] == [2] * 5 + [3] * 5 + [4] * 5
+    whole = trained(tmp_path / "whole", workers, sizes)
+    with pytest.raises(RuntimeError):
+        trained(tmp_path / "run", workers, sizes, fail=7)
+    rest = trained(tmp_path / "run", workers, sizes)
+    assert list(rest) == list(range(7, 15))
+    for seen in (whole, {**whole, **rest}):
+        assert seen.keys() == alone.keys() and all(torch.equal(seen[step], alone[step]) for step in alone)
+
+
 def test_ragged_items_collate_and_drop_last(run):
     alone = batches(run, collate_fn=ragged, drop_last=True, shuffle=False)
     assert len(alone) == 4 and [len(x) for x in alone[3][0]] == [16, 17, 18, 19, 20]

@@ -2,6 +2,7 @@
 """What tests of several libraries' Trainers ask of a run; the programs are in trainer_programs.py."""
 import gc
 import json
+import multiprocessing
 import os
 import pathlib
 import signal
@@ -117,13 +118,14 @@ class Ends(Lines):
 
     def __init__(self, at, how):
         super().__init__(46)
-        self.at, self.how, self.given = at, how, 0
+        self.at, self.how = at, how
+        self.given = multiprocessing.Value("q", 0)  # Of all epochs, each of which has workers of its own.
 
     def __getitem__(self, index):
-        self.given += 1
-        if self.given == self.at and self.how == "memory":
+        self.given.value += 1
+        if self.given.value == self.at and self.how == "memory":
             raise plimsoll.MemoryPressure("memory is short")
-        if self.given == self.at:
+        if self.given.value == self.at:
             time.sleep(1.5)  # The loop waits for this item by now.
             os.kill(os.getppid(), signal.SIGTERM)
             raise RuntimeError("the worker ended")
