@@ -24,7 +24,8 @@ class Batch:
 
     Tensors, NumPy arrays and Rows have rows first; numbers, text, None and tensors without dimensions
     go to every part as they are. Around them: tuples, named tuples, lists, dataclasses and mappings, in
-    any depth. A list without any tensor in it, as long as the batch has rows, has an entry a row.
+    any depth. A list without any tensor in it, as long as the batch has rows, has an entry a row. A
+    PackedSequence has a row for each sequence, and is not cut.
 
     split: (batch, parts) -> a sequence of batches, for batches that are cut in another way.
     """
@@ -34,12 +35,15 @@ class Batch:
         leaves = list(_leaves(value))
         self.handles: list[Rows] = [one for one in leaves if isinstance(one, Rows)]
         """Rows of tables: the function gets their tensors."""
-        sizes = sorted({len(one) for one in leaves if _has_rows(one)})
-        self.rows = len(next(one for one in leaves if _has_rows(one))) if sizes else 1
+        rows = [_rows_of(one) for one in leaves if _has_rows(one)]
+        sizes = sorted(set(rows))
+        self.rows = rows[0] if rows else 1
         self.why_whole = ""
         """Why the batch cannot be cut; "" when it can."""
-        if split is None and len(sizes) != 1:
-            self.why_whole = (f"its tensors have {' and '.join(map(str, sizes))} rows" if sizes
+        packed = any(map(_is_packed, leaves))
+        if split is None and (packed or len(sizes) != 1):
+            self.why_whole = ("a PackedSequence is not cut" if packed
+                              else f"its tensors have {' and '.join(map(str, sizes))} rows" if sizes
                               else "there is no tensor in it that has rows")
             self.why_whole += "; split=, a function of (batch, parts), would say how it is cut"
 
@@ -56,6 +60,8 @@ class Batch:
                 yield one.tensor
             elif isinstance(one, torch.Tensor):
                 yield one
+            elif _is_packed(one):
+                yield one.data
 
     def cut(self, parts: int) -> Iterator[Part]:
         """The parts, in order, each made when it is asked for."""
@@ -99,9 +105,17 @@ class Unweighted(ValueError):
 
 
 def _leaves(value: Any) -> Iterator[Any]:
-    found: list[Any] = []
-    _mapped(value, lambda one: found.append(one))
-    yield from found
+    if isinstance(value, Mapping):
+        for one in value.values():
+            yield from _leaves(one)
+    elif isinstance(value, (tuple, list)) and not _is_packed(value):
+        for one in value:
+            yield from _leaves(one)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for field in dataclasses.fields(value):
+            yield from _leaves(getattr(value, field.name))
+    else:
+        yield value
 
 
 def _mapped(value: Any, change: Callable[[Any], Any], rows: int = -1) -> Any:
@@ -114,11 +128,12 @@ def _mapped(value: Any, change: Callable[[Any], Any], rows: int = -1) -> Any:
         for key, one in changed.items():
             other[key] = one
         return other
-    if isinstance(value, (tuple, list)):
+    if isinstance(value, (tuple, list)) and not _is_packed(value):
         if type(value) is list and len(value) == rows and not any(map(_has_rows, _leaves(value))):
             return change(value)
         changed = [_mapped(one, change, rows) for one in value]
-        return type(value)(*changed) if hasattr(value, "_fields") else type(value)(changed)
+        make = getattr(type(value), "_make", type(value))  # A named tuple's constructor may take something else.
+        return make(changed)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         other = copy.copy(value)
         for field in dataclasses.fields(value):
@@ -131,10 +146,22 @@ def _arguments(value: Any) -> tuple:
     return tuple(value) if type(value) in (tuple, list, _Given) else (value,)
 
 
+def _is_packed(value: Any) -> bool:
+    import torch
+
+    return isinstance(value, torch.nn.utils.rnn.PackedSequence)
+
+
 def _has_rows(one: Any) -> bool:
     import torch
 
-    return isinstance(one, Rows) or (isinstance(one, (torch.Tensor, np.ndarray)) and one.ndim > 0)
+    return (isinstance(one, Rows) or _is_packed(one)
+            or (isinstance(one, (torch.Tensor, np.ndarray)) and one.ndim > 0))
+
+
+def _rows_of(one: Any) -> int:
+    """Of what has rows."""
+    return int(one.batch_sizes[0]) if _is_packed(one) else len(one)
 
 
 def weight_of(value: Any, part: Part) -> tuple[float, float | None]:

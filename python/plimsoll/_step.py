@@ -72,8 +72,8 @@ class TrainingStep:
     Each call is a step boundary of the governor (every 10 ms at most): memory that nobody leased, in
     workers too, ends the loop with MemoryPressure between two steps, after `commit`.
 
-    A batch may be a tensor, or tuples, lists, named tuples, dataclasses and mappings of tensors in any
-    depth. `f` gets the entries of a tuple or list one by one, and anything else as one argument. Rows of
+    A batch may be a tensor or PackedSequence, or tuples, lists, named tuples, dataclasses and mappings of
+    them in any depth. `f` gets the entries of a tuple or list one by one, and anything else as one argument. Rows of
     an EmbeddingStore in the batch reach `f` as their tensor and are applied with the optimizer's step, all
     or nothing: `step((x, y, rows), f)`; a leaf of your own (rows.tensor) only gets its gradient. A Run of several
     ranks, or of virtual workers, refuses them: its tables are those of run.embedding().

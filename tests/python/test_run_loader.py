@@ -159,6 +159,20 @@ def test_ragged_items_collate_and_drop_last(run):
     assert len({chance for _, chance in alone}) == 4
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_packed_sequences_are_batches_of_a_loop(workers, run):
+    rnn = torch.nn.utils.rnn
+    loader = run.loader([torch.full((k % 4 + 1, 2), float(k)) for k in range(8)], batch_size=4, workers=workers,
+                        collate_fn=lambda items: rnn.pack_sequence(items, enforce_sorted=False))
+    model = torch.nn.GRU(2, 3)
+    run.track(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+    seen = []
+    for batch in run.steps(loader, epochs=2, progress=False):
+        run.step(lambda some: model(some)[1].square().mean(), batch)
+        seen += rnn.pad_packed_sequence(batch)[0][0, :, 0].tolist()
+    assert sorted(seen) == sorted(2 * [float(k) for k in range(8)])
+
+
 def test_tuples_arrays_and_pictures(run):
     class Items:
         def __len__(self):

@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch")
 
 import plimsoll  # noqa: E402  torch first, as a user's program would.
 from plimsoll import _torch_gate  # noqa: E402
+from plimsoll._batch import Batch  # noqa: E402
 
 extension = _torch_gate.load_if_torch_imported()
 if extension is None:
@@ -496,6 +497,38 @@ def test_r21_numbers_and_none_beside_tensors_and_a_split_of_ones_own():
     seen = []
     step(uneven, lambda x, y: seen.append((len(x), len(y))) or model(x).mean())
     assert seen == [(2, 3), (2, 3)]
+
+
+class Named(collections.namedtuple("Named", "x y")):
+    """With a constructor of its own."""
+
+    def __new__(cls, x):
+        return super().__new__(cls, x, x + 1)
+
+
+def test_named_tuples_and_sizes_with_constructors_of_their_own_are_batches():
+    x = torch.arange(8.0).reshape(4, 2)
+    batch = Batch((Named(x), x.shape, 3))
+    assert batch.rows == 4 and [len(one) for one in batch.tensors()] == [4, 4]
+    (first, size, _), (second, _, _) = (part.arguments for part in batch.cut(2))
+    assert size == (4, 2) and type(size) is torch.Size and type(first) is Named
+    assert torch.equal(first.y, x[:2] + 1) and torch.equal(second.x, x[2:])
+
+
+def test_a_packed_sequence_is_a_batch_that_is_not_cut():
+    packed = torch.nn.utils.rnn.pack_sequence([torch.ones(k, 8) for k in (1, 3, 2, 1)], enforce_sorted=False)
+    batch = Batch((packed, torch.ones(4)))
+    assert batch.rows == 4 and "PackedSequence" in batch.why_whole and len(list(batch.tensors())) == 2
+    assert batch.arguments()[0] is packed
+    one = Batch(torch.nn.utils.rnn.pack_sequence([torch.ones(6, 8)]))  # As many times as it has numbers in a row.
+    assert one.rows == 1 and one.why_whole
+    model = torch.nn.LSTM(8, 2)
+    step = plimsoll.TrainingStep(model, torch.optim.SGD(model.parameters(), lr=0.1), loss="mean")
+    assert step((packed, torch.ones(4, 2)), lambda x, y: (model(x)[1][0][0] - y).square().mean()) > 0
+    step.parts = 2
+    assert step(packed, lambda x: model(x)[0].data.mean()) != 0
+    with pytest.raises(plimsoll.BudgetExceeded, match="the batch was not cut: a PackedSequence .*; split="):
+        step(packed, lambda x: torch.empty(1 << 40))
 
 
 class Accumulating:
