@@ -103,7 +103,7 @@ def save(folder: _core.RunFolder, content: dict[str, Any], position: Position,
 
 def save_beside(folder: _core.RunFolder, content: dict[str, Any], position: Position,
                 tables: list[EmbeddingStore], governor: Governor) -> Writer | None:
-    """save(), whose file a thread writes; the tables have committed when this returns.
+    """save(), whose file a thread writes from the writer's start() on; the tables have committed when this returns.
 
     None: there is no room for the copy that it is written from, and nothing was done. Errors: OSError.
     """

@@ -332,13 +332,15 @@ class Life:
             try:
                 if beside and not again and self.ranks is None:
                     self._writer = save_beside(self.folder, content, self.at, tables, self.governor)
-                    if self._writer is not None:
-                        return
-                size = (save(self.folder, content, self.at, tables, again) if self.ranks is None
-                        else save_together(self.ranks, self.folder, content, self.at, tables, again))
+                if self._writer is None:
+                    size = (save(self.folder, content, self.at, tables, again) if self.ranks is None
+                            else save_together(self.ranks, self.folder, content, self.at, tables, again))
             except BaseException as error:
                 self._lost = error if tables else None  # They may be ahead of what is published.
                 raise
+            if self._writer is not None:
+                self._writer.start()  # Whatever interrupts it, end_writing() has the commit written.
+                return
         spent = time.monotonic() - began
         self._committed(self.at.step, spent, spent, size)
 

@@ -120,7 +120,7 @@ class Writer:
 
     def __init__(self, image: Image, step: int, began: float, work: Callable[[], int]) -> None:
         """began: when the loop began to wait, by time.monotonic(). work: writes and publishes; gives the
-        bytes of the file."""
+        bytes of the file. Nothing is written before start(), nor is the image closed."""
         self.step, self._began = step, began
         self.size, self.seconds = 0, 0.0
         """Bytes of the file, and until it was published; of one that is done."""
@@ -128,15 +128,24 @@ class Writer:
         """That the loop has waited."""
         self.error: BaseException | None = None
         """Why it was not published; of one that is done."""
-        self._image, self._work = image, work
+        self._image = image
+        self._left = [work]  # Of the thread that takes it, which closes the image as well.
         self._done = False
         self._writing = threading.Lock()  # Thread.join() that is interrupted takes the thread for ended.
         self._writing.acquire()
+
+    def start(self) -> None:
+        """Begins to write. What interrupts it, such as a stop of the watcher, may leave the thread there or not: wait()
+        has the commit written in any case."""
         threading.Thread(target=self._run, name="plimsoll-commit").start()
 
     def _run(self) -> None:
         try:
-            self.size = self._work()
+            work = self._left.pop()
+        except IndexError:  # It began before start() was interrupted.
+            return
+        try:
+            self.size = work()
         except BaseException as error:  # Raised where the loop looks.
             traceback.clear_frames(error.__traceback__)  # They have the copy's tensors.
             self.error = error
@@ -155,9 +164,13 @@ class Writer:
         interrupted: BaseException | None = None
         while not self._done:
             try:
+                if self._left:
+                    self.start()
                 self._writing.acquire()
             except BaseException as error:
                 interrupted = error
+                if isinstance(error, RuntimeError):  # There may be no thread to be had.
+                    self._run()
         if self.error is not None:
             raise self.error
         if interrupted is not None:

@@ -180,6 +180,46 @@ def test_what_ends_a_run_waits_for_the_commit_that_is_written(tmp_path, held):
     assert (status["status"], status["checkpoint_step"], status["message"]) == ("failed", 4, "RuntimeError: no step 6")
 
 
+@pytest.mark.parametrize("table", [False, True])
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_stop_of_the_watcher_while_the_thread_begins_loses_no_commit(begun, table, tmp_path, held, monkeypatch):
+    """It comes between two instructions of the main thread, and Thread.start() has a hundred of them."""
+    real, stopped = threading.Thread.start, []
+
+    def start(thread):
+        if thread.name != "plimsoll-commit" or stopped:
+            return real(thread)
+        stopped.append(thread)
+        if begun:
+            real(thread)
+            assert held.begun.wait(30)
+        threading.Timer(0.2, held.let.set).start()
+        raise plimsoll.MemoryPressure("memory is short", 1, 1, 1)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with pytest.raises(plimsoll.MemoryPressure):
+        live(tmp_path / "run", table=table)
+    status = plimsoll.status(tmp_path / "run")
+    assert (status["status"], status["checkpoint_step"]) == ("stopped", 4) == ("stopped", published(tmp_path / "run"))
+    whole = live(tmp_path / "whole", table=table)
+    assert torch.equal(live(tmp_path / "run", table=table)[0].weight, whole[0].weight)
+
+
+def test_a_commit_for_which_no_thread_can_be_had_is_written_before_the_run_ends(tmp_path, monkeypatch):
+    real = threading.Thread.start
+
+    def start(thread):
+        if thread.name == "plimsoll-commit":
+            raise RuntimeError("can't start new thread")
+        return real(thread)
+
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="can't start new thread"):
+        patch.setattr(threading.Thread, "start", start)
+        live(tmp_path / "run", table=True)
+    assert published(tmp_path / "run") == 4
+    assert torch.equal(live(tmp_path / "run", table=True)[0].weight, live(tmp_path / "whole", table=True)[0].weight)
+
+
 def killed_while_step_eight_is_written(path):
     held = Held(pytest.MonkeyPatch())
 
