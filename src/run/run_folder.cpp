@@ -157,14 +157,14 @@ Result<RunFolder> RunFolder::create(const fs::path& root, const std::string& run
   const bool exists = fs::exists(root, status);
   if (exists && !fs::is_directory(root, status)) {
     return fail(ErrorCode::kInvalidArgument, fmt::format("{} is not a folder", root.string()),
-                "name another folder with --out");
+                "name another folder, with --out or as the first argument of a Run");
   }
   PLIMSOLL_TRY(const auto names, names_if_there(root));
   if (!std::all_of(names.begin(), names.end(),
                    [&](const auto& name) { return is_left_unfurnished(root, name); })) {
     return fail(ErrorCode::kInvalidArgument,
                 fmt::format("{} is not empty and is no run", root.string()),
-                "name a new or empty folder with --out");
+                "name a new or empty folder, with --out or as the first argument of a Run");
   }
   RunFolder folder(root);
   PLIMSOLL_TRY_VOID(make_directories(root));
@@ -256,9 +256,10 @@ Result<void> RunFolder::lock() {
   struct stat there {};
   if (::fstat(descriptor, &mine) != 0 || ::stat(path.c_str(), &there) != 0 ||
       mine.st_ino != there.st_ino || mine.st_dev != there.st_dev) {
-    return fail(ErrorCode::kInvalidArgument,
-                fmt::format("{}: another process has just removed this folder", root_.string()),
-                "start again, or name another folder with --out");
+    return fail(
+        ErrorCode::kInvalidArgument,
+        fmt::format("{}: another process has just removed this folder", root_.string()),
+        "start again, or name another folder, with --out or as the first argument of a Run");
   }
   const auto pid = fmt::format("{}\n", ::getpid());
   if (::ftruncate(descriptor, 0) != 0 ||

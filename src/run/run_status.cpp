@@ -228,7 +228,7 @@ Result<void> RunFolder::event(const char* name, std::span<const EventField> fiel
   } while (written < 0 && errno == EINTR);
   if (written != static_cast<ssize_t>(text.size())) {
     return fail_io(written < 0 ? errno : ENOSPC, (root_ / "events.jsonl").string(),
-                   "free disk space and use `plimsoll resume RUN`");
+                   "free disk space, then `plimsoll resume RUN` or start its program again");
   }
   return {};
 }

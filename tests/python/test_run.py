@@ -613,7 +613,8 @@ def test_a_run_of_a_recipe_is_refused_and_left_alone(loop):
 def test_a_folder_of_other_things_is_refused_and_left_alone(loop):
     loop.path.mkdir()
     (loop.path / "notes.txt").write_text("mine")
-    with pytest.raises(ValueError, match="is not empty and is no run"):
+    with pytest.raises(ValueError, match="is not empty and is no run: name a new or empty folder, with --out or as "
+                                         "the first argument of a Run"):
         loop.main()
     assert os.listdir(loop.path) == ["notes.txt"]
 
