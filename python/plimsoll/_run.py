@@ -295,7 +295,8 @@ class Run:
         the last may grow.
 
         data:    of loader(); a list of batches; a plimsoll.Loader; TokenSet.batches(…); anything with
-                 state_dict() and load_state_dict() (a StatefulDataLoader); or another iterable, with a RuntimeWarning: a
+                 state_dict() and load_state_dict() (a StatefulDataLoader), whose state a commit holds for its own loop,
+                 so all loops take the same one; or another iterable, with a RuntimeWarning: a
                  resumption reads its epoch again up to the place. Of what is not of loader() each virtual worker has
                  a whole batch, so a step has as many as there are workers; at the end of an epoch some have none.
         largest: the largest batch that will come: the first run.step() admits it first (see
@@ -360,7 +361,8 @@ class Run:
 
         life, at = self._life, self._life.at
         if loop > at.loop:
-            at.loop, at.first, at.epoch, at.batch = loop, first, first, 0
+            at.loop, at.first, at.epoch, at.batch, at.source, at.ended = loop, first, first, 0, None, ""
+        state, ended, at.ended = at.source, at.ended, ""
         if self._random is not None:
             _must_be_equal("steps: the loops before", {"epochs": first}, {"epochs": at.first})
             if at.batch:
@@ -373,8 +375,14 @@ class Run:
         if self._random is not None:
             life.report.text(f"goes on at step {at.step}")
         with life.signals():
+            if ended or at.epoch == end:
+                if state is not None:
+                    source.pass_over(state, ended == "left")
+                    state = None
+                self._put_back_random()  # What comes after the loop is done again.
+            moved = at.epoch < end and source.batches is None
             while at.epoch < end:
-                batches = self._start(source)
+                batches, state = self._start(source, state), None
                 while True:
                     self._waits_at = source.state() if isinstance(source, Sought) else None
                     try:
@@ -403,15 +411,15 @@ class Run:
                     raise ValueError(f"steps: epoch {at.epoch} has no batch: an iterator can be read once "
                                      "only, so give something that can be iterated again")
                 at.epoch, at.batch = at.epoch + 1, 0
-            self._put_back_random()  # The loop had ended: what comes after it is done again.
-            life.commit(moved=source.batches is None)
+            at.ended = "whole"
+            life.commit(moved=moved)
 
-    def _start(self, source: Source) -> Iterator[Any]:
+    def _start(self, source: Source, state: Any) -> Iterator[Any]:
         at = self._life.at
-        if source.batches is not None and at.batch >= source.batches:
+        if source.batches is not None and at.batch >= source.batches and not source.counts_on:
             batches: Iterator[Any] = iter(())
         else:
-            batches = source.start(at.epoch, at.batch, at.source if at.batch else None)
+            batches = source.start(at.epoch, at.batch, state)
         self._put_back_random()  # After what beginning in the middle has drawn.
         return batches
 
@@ -438,14 +446,14 @@ class Run:
             self._in_body = False
             self._advance(0)
             at = self._life.at
-            at.epoch, at.batch = self._epochs, 0
+            at.epoch, at.batch, at.ended = self._epochs, 0, "left"
             self._life.commit()
 
     def _content(self) -> tuple[dict[str, Any], list[EmbeddingStore]]:
         """What a commit holds."""
         at, source = self._life.at, self._source
         assert source is not None  # There is a step to commit.
-        at.source = (self._waits_at or source.state()) if at.batch else None
+        at.source = (self._waits_at or source.state()) if at.batch or source.counts_on else None
         step_state = self._saved.get("step_state") if self._step is None else _run_step.state_of(self._step)
         random = RandomStates().to_plain()
         parts, own = (self._parts.states(), []) if self._ranks is None else self._ranks.own_states(

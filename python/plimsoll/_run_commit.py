@@ -55,6 +55,8 @@ class Position:
     """Batches of the epoch that were done."""
     source: Any = None
     """The state of what batches come from, where it has one."""
+    ended: str = ""
+    """How the loop has: "whole", or "left" by `break`; "": it is in an epoch."""
 
 
 def load(folder: _core.RunFolder, step: int, rank: int = 0, ranks: int = 1) -> dict[str, Any]:

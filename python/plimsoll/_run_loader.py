@@ -38,6 +38,8 @@ _END = object()
 class RunLoader:
     """For plimsoll.Run.loader(), whose docstring says what the arguments are."""
 
+    counts_on = False
+
     def __init__(self, dataset: Any, seed: int, *, cut: VirtualWorkers | None = None, batch_size: int, workers: int = 0,
                  collate_fn: Callable[[list[Any]], Any] | None = None, shuffle: bool = True,
                  drop_last: bool = False, prefetch: int = 2, start_method: str = "fork") -> None:
@@ -130,6 +132,9 @@ class RunLoader:
 
     def state(self) -> Any:
         return None  # Epoch and batch say it all.
+
+    def pass_over(self, state: Any, left: bool) -> None:
+        pass
 
     def close(self) -> None:
         """Ends the workers."""

@@ -154,7 +154,7 @@ class OuterLoop:
 class _Told:
     """A source whose place somebody else knows."""
 
-    num_workers = 0
+    num_workers, counts_on = 0, False
 
     def __init__(self, data: dict[str, Any], batches: int) -> None:
         self._data = data
@@ -168,3 +168,6 @@ class _Told:
 
     def state(self) -> Any:
         return None
+
+    def pass_over(self, state: Any, left: bool) -> None:
+        pass

@@ -27,6 +27,8 @@ class Source(Protocol):
     batches: int | None
     """Of an epoch; None: not known."""
     num_workers: int
+    counts_on: bool
+    """An epoch depends on those that were begun before it: at a loop's end state() is needed, too."""
 
     def shape(self) -> dict[str, Any]:
         """What a resumption must find the same."""
@@ -34,6 +36,8 @@ class Source(Protocol):
         """The epoch's batches from `batch` on. `state`: what state() gave there; None: the beginning."""
     def state(self) -> Any:
         """What start() needs beside the number of batches, plain; between two batches."""
+    def pass_over(self, state: Any, left: bool) -> None:
+        """After a loop that has ended: as state() was then. left: before the end of its epoch. Of what counts on."""
 
 
 def source_of(data: Any, seed: int) -> Source:
@@ -62,7 +66,7 @@ class Dealt:
 
     def __init__(self, source: Source, workers: VirtualWorkers) -> None:
         self._source, self._workers = source, workers
-        self.num_workers = source.num_workers
+        self.num_workers, self.counts_on = source.num_workers, source.counts_on
         self.batches = None if source.batches is None else -(-source.batches // workers.count)
 
     def shape(self) -> dict[str, Any]:
@@ -90,8 +94,13 @@ class Dealt:
     def state(self) -> Any:
         return self._source.state()
 
+    def pass_over(self, state: Any, left: bool) -> None:
+        self._source.pass_over(state, left)
+
 
 class _Any:
+    counts_on = False
+
     def __init__(self, data: Any) -> None:
         self._data = data
         self.num_workers = int(getattr(data, "num_workers", 0))
@@ -105,6 +114,9 @@ class _Any:
 
     def state(self) -> Any:
         return None
+
+    def pass_over(self, state: Any, left: bool) -> None:
+        pass
 
 
 class _Listed(_Any):
@@ -135,10 +147,25 @@ class Sought(_Any):
 
 
 class _Stateful(_Any):
+    counts_on = True  # A sampler draws an order for each epoch from its own generator.
+
     def start(self, epoch: int, batch: int, state: Any) -> Iterator[Any]:
         if state is not None:
             self._data.load_state_dict(state)
-        return iter(self._data)
+        batches = iter(self._data)
+        if self.batches is None or batch < self.batches:
+            return batches
+        for _ in batches:  # All were done, and the end was not seen: some say so by a state of the next epoch.
+            self._data.load_state_dict(state)
+            break
+        return iter(())
+
+    def pass_over(self, state: Any, left: bool) -> None:
+        self._data.load_state_dict(state)
+        if left:
+            iter(self._data)
+        else:
+            self._data.state_dict()  # What is loaded when it is first needed is loaded now, as is what it draws.
 
     def state(self) -> Any:
         return self._data.state_dict()
