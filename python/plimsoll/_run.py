@@ -54,7 +54,7 @@ class Run:
       - run.step() is a transaction: refused memory, it is tried again, or leaves no trace.
     What does not:
       - What is not tracked begins anew at each start: counters and lists of your own, generators that a
-        dataset keeps. Code before, between and after the loops runs again.
+        dataset keeps. Code before, between and after the loops runs again; what it does to tracked parts counts once.
       - With a backward and an optimizer of your own, instead of run.step(), a step that fails is not put
         back (the program ends, and the last commit stands). All else holds.
       - Data without a position (see steps()) is read again up to the place.
@@ -147,6 +147,7 @@ class Run:
         self._in_body = False  # A batch was given, and the body has not come back for the next one.
         self._made = False  # Its step, by run.step().
         self._source: Source | None = None
+        self._waiting: Callable[[], None] | None = None  # Puts back what was committed after a loop that was left.
         self._waits_at: Any = None  # The place in the data before a batch that is waited for.
         self._step: TrainingStep | None = None
         self._step_options: dict[str, Any] = {}
@@ -192,7 +193,8 @@ class Run:
         return work() if self._ranks is None else self._ranks.agreed("the parts", work)[0]
 
     def track(self, **parts: Any) -> None:
-        """Names what must be the same after a resumption, and restores it if the run goes on.
+        """Names what must be the same after a resumption, and restores it if the run goes on; once more where the loop
+        goes on that was interrupted, as what the program does to it before that is part of what it was.
 
         A part has state_dict() and load_state_dict() (modules, optimizers, schedulers, scalers, averages,
         …), or is a tensor, a dict of plain values, or a random generator. Random states of Python, NumPy
@@ -326,7 +328,7 @@ class Run:
         if workers is not None and not workers.told and not isinstance(data, RunLoader):
             workers.refuse(f"steps: data of a {type(data).__name__}", "use run.loader(dataset), which each has its "
                            "part of, or say virtual_workers")
-        self._end_left_loop()
+        self._begin_or_wait()
         self._close_parts()
         loop, first = self._loops, self._epochs
         self._loops, self._epochs = loop + 1, first + epochs
@@ -375,11 +377,12 @@ class Run:
         if self._random is not None:
             life.report.text(f"goes on at step {at.step}")
         with life.signals():
+            if ended == "left" and at.epoch == end:
+                self._waiting = lambda: self._pass_over(source, state, left=True)
+                return
             if ended or at.epoch == end:
-                if state is not None:
-                    source.pass_over(state, ended == "left")
-                    state = None
-                self._put_back_random()  # What comes after the loop is done again.
+                self._pass_over(source, state, ended == "left")  # What comes after the loop is done again.
+                state = None
             moved = at.epoch < end and source.batches is None
             while at.epoch < end:
                 batches, state = self._start(source, state), None
@@ -416,12 +419,24 @@ class Run:
 
     def _start(self, source: Source, state: Any) -> Iterator[Any]:
         at = self._life.at
+        self._parts.load_again()
         if source.batches is not None and at.batch >= source.batches and not source.counts_on:
             batches: Iterator[Any] = iter(())
         else:
             batches = source.start(at.epoch, at.batch, state)
-        self._put_back_random()  # After what beginning in the middle has drawn.
+        self._put_back()  # After what beginning in the middle has drawn.
         return batches
+
+    def _pass_over(self, source: Source, state: Any, left: bool) -> None:
+        """The loop has ended, as the commit has it."""
+        if state is not None:
+            source.pass_over(state, left)
+        self._parts.load_again()
+        self._put_back()
+
+    def _put_back(self) -> None:
+        self._parts.put_back()
+        self._put_back_random()
 
     def _put_back_random(self) -> None:
         if self._random is not None:
@@ -439,6 +454,13 @@ class Run:
     def _between_steps(self) -> None:
         for vectors, _ in self._tables.values():
             vectors._between_steps()
+
+    def _begin_or_wait(self) -> None:
+        """What comes after a loop is done: of one that was left the commit is made here, and comes back here."""
+        self._end_left_loop()
+        if self._waiting is not None:
+            self._waiting()
+            self._waiting = None
 
     def _end_left_loop(self) -> None:
         """After `break`: the step was made, and the loop has ended."""
@@ -520,7 +542,7 @@ class Run:
         Of several ranks all wait until the first one's time is over.
         """
         self._check_open()
-        self._end_left_loop()
+        self._begin_or_wait()
         return self._life.idle(seconds)
 
     def log(self, **values: Any) -> None:

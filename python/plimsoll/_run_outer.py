@@ -45,6 +45,7 @@ class OuterLoop:
         run = self._run
         life, at = run._life, run._life.at
         run._close_parts()
+        run._parts.forget()
         if run._saved:
             run._must_have_begun_with(data)
         run._source = _Told(data, batches)

@@ -6,8 +6,9 @@
     a generator of torch, NumPy or Python   its state
 
 Threads: the thread that trains.
-Memory:  a commit streams tensors from where they are. Restoring maps the file; a part that is no module
-         is copied from it, one part at a time.
+Memory:  a commit streams tensors from where they are. Restoring maps the file until the loop goes on that the
+         commit belongs to: pages of a file, which the kernel may take back. A part that is no module is copied
+         from it, one part at a time; one that is no optimizer either is there twice when it is put back.
 """
 from __future__ import annotations
 
@@ -28,6 +29,7 @@ class Parts:
         """saved: states by name, of the commit `where` that the run goes on from; None: a new run."""
         self._saved, self._where = saved, where
         self._parts: dict[str, Any] = {}
+        self._others: dict[str, Any] = {}  # States to put back.
         self.closed = False
         """Batches were taken: whatever comes now would not have been restored."""
 
@@ -53,7 +55,6 @@ class Parts:
         if missing:
             raise ValueError(f"steps: {self._where} holds {', '.join(missing)}, which this program does not "
                              f"track: run.track({', '.join(f'{one}=…' for one in missing)})")
-        self._saved = None  # And the file is no longer mapped.
         held = {id(tensor) for part in self._parts.values() for tensor in _tensors_of(part)}
         for name, part in self._parts.items():
             if isinstance(part, torch.optim.Optimizer):
@@ -62,6 +63,29 @@ class Parts:
                     raise ValueError(f"steps: {len(loose)} parameters of {name} are in no tracked part (the "
                                      f"first is {list(loose[0].shape)}): track their module as well")
         self.closed = True
+
+    def forget(self) -> None:
+        """What is saved is not needed any more: the file is not mapped from here on."""
+        self._saved = None
+
+    def load_again(self) -> None:
+        """Where the loop goes on that the commit belongs to: since track() the program did to its parts what it had done
+        before the commit. Modules and optimizers are loaded, and forget() is called: before workers are forked."""
+        for name, state in (self._saved or {}).items():
+            part = self._parts[name]
+            if isinstance(part, torch.optim.Optimizer):
+                part.state.clear()  # Which is not to be there twice.
+            if isinstance(part, (torch.nn.Module, torch.optim.Optimizer)):
+                self._restore(name, part, state)
+            else:
+                self._others[name] = copied(state)
+        self.forget()
+
+    def put_back(self) -> None:
+        """The others, after what beginning in the middle has drawn."""
+        others, self._others = self._others, {}
+        for name, state in others.items():
+            self._load(name, self._parts[name], state)
 
     def states(self, wanted: Callable[[Any], bool] = lambda _: True) -> dict[str, Any]:
         """Of parts that are wanted, for a commit. Errors: ValueError for what could not be read back safely."""
@@ -88,8 +112,11 @@ class Parts:
             if differs:
                 raise ValueError(f"{name} is not what {self._where} holds: {'; '.join(differs)}")
             part.load_state_dict(state)
-            return
-        state = copied(state)
+        else:
+            self._load(name, part, copied(state))
+
+    def _load(self, name: str, part: Any, state: Any) -> None:
+        """state: the part's own from now on."""
         if isinstance(part, torch.Tensor):
             differs = _differences({"it": part}, {"it": state})
             if differs:
@@ -102,10 +129,16 @@ class Parts:
             part.clear()
             part.update(state)
         else:
+            groups = part.param_groups if isinstance(part, torch.optim.Optimizer) else []
             try:
                 part.load_state_dict(state)
             except (ValueError, KeyError, RuntimeError, TypeError) as error:
                 raise ValueError(f"{name} is not what {self._where} holds: {error}") from error
+            for k, group in enumerate(groups):  # A program may hold these, and change what is in them.
+                if group is not part.param_groups[k]:
+                    loaded, part.param_groups[k] = part.param_groups[k], group
+                    group.clear()
+                    group.update(loaded)
 
 
 def _state_of(name: str, part: Any) -> Any:

@@ -104,3 +104,141 @@ def test_an_epoch_that_a_state_says_is_over_is_not_read_again(tmp_path):
 
     undisturbed, resumed = lives(life, tmp_path, [4, 8])
     assert undisturbed == [*range(9)] == resumed
+
+
+# ---- What a program does to its parts before its loop goes on ----
+
+
+class Program:
+    """Its life has a loop for each epoch of 4 batches; what is called between them is of a test."""
+
+    def __init__(self, epochs=6, leaves=0, **steps):
+        self.epochs, self.leaves, self.steps = epochs, leaves, steps
+
+    def made(self, run):
+        """Tracks everything."""
+        torch.manual_seed(1)
+        self.model = torch.nn.Linear(3, 1)
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.1)
+        self.schedule = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, 0.7)
+        run.track(model=self.model, optimizer=self.optimizer, schedule=self.schedule)
+
+    def after(self):
+        self.schedule.step()
+
+    def life(self, path, killed_in):
+        with plimsoll.Run(path, memory_limit="2GiB", seed=3) as run:
+            self.made(run)
+            for _ in range(self.epochs):
+                for batch in run.steps([torch.full((2, 3), float(k)) for k in range(4)], progress=False, **self.steps):
+                    if run.steps_made + 1 == killed_in:
+                        run._life.end_writing()
+                        raise Killed
+                    run.step(lambda x: (self.model(x) + torch.rand(())).square().mean(), batch)
+                    if batch[0, 0] + 1 == self.leaves:
+                        break
+                self.after()
+            return self.state()
+
+    def state(self):
+        slots = [value.tolist() for slot in self.optimizer.state.values() for value in slot.values()]
+        return (self.model.weight.tolist(), slots, [group["lr"] for group in self.optimizer.param_groups],
+                self.schedule.state_dict(), torch.rand(1).item())
+
+
+@pytest.mark.parametrize("every", [3, 4, 0])
+def test_a_schedule_that_steps_between_loops_has_stepped_once_for_each(every, tmp_path):
+    """Commits come within a loop, on its last step, or at its end, before the schedule's step."""
+    undisturbed, resumed = lives(Program(commit_every_steps=every).life, tmp_path, [6, 14, 15, 21, 24])
+    assert resumed == undisturbed and undisturbed[2] == [pytest.approx(0.1 * 0.7 ** 6)]
+
+
+class MadeLater(Program):
+    """A schedule is made when its optimizer was restored, and rewrites the rate; other parts change before the loop, too."""
+
+    def made(self, run):
+        torch.manual_seed(1)
+        self.model = torch.nn.Linear(3, 1)
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.1)
+        run.track(model=self.model, optimizer=self.optimizer)
+        self.schedule = torch.optim.lr_scheduler.LinearLR(self.optimizer, 0.1, total_iters=20)
+        self.counts, self.own, self.tensor = {"n": 0}, torch.Generator(), torch.zeros(2)
+        run.track(schedule=self.schedule, counts=self.counts, own=self.own, tensor=self.tensor)
+        self.after()
+
+    def after(self):
+        self.schedule.step()
+        self.optimizer.param_groups[0]["eps"] = 1e-8 * (self.counts["n"] + 1)
+        self.counts["n"] += 1
+        self.tensor += torch.rand(2, generator=self.own)
+        with torch.no_grad():
+            self.model.weight += self.tensor.sum()
+
+    def state(self):
+        return *super().state(), self.counts, self.tensor.tolist()
+
+
+@pytest.mark.parametrize("every, leaves", [(3, 0), (4, 0), (0, 0), (0, 3), (2, 3)])
+def test_what_a_program_does_to_its_parts_before_its_loop_is_done_once(every, leaves, tmp_path):
+    """leaves: each loop, after so many batches; that is committed where the next loop begins, after what comes between."""
+    life = MadeLater(commit_every_steps=every, leaves=leaves).life
+    undisturbed, resumed = lives(life, tmp_path, [2, 6, 7, 13, 15] + [20, 21, 24] * (not leaves))
+    assert resumed == undisturbed and undisturbed[5] == {"n": 7}
+
+
+class Holding(Program):
+    """It holds a group of its optimizer since before it was restored, and sets the rate there."""
+
+    def made(self, run):
+        torch.manual_seed(1)
+        self.model = torch.nn.Linear(3, 1)
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.1)
+        self.group, = self.optimizer.param_groups
+        run.track(model=self.model, optimizer=self.optimizer)
+
+    def after(self):
+        self.group["lr"] *= 0.5
+
+    def state(self):
+        return self.model.weight.tolist(), self.optimizer.param_groups[0]["lr"]
+
+
+def test_a_group_that_a_program_holds_is_still_its_optimizers(tmp_path):
+    undisturbed, resumed = lives(Holding(commit_every_steps=3).life, tmp_path, [6, 14, 21])
+    assert resumed == undisturbed and resumed[1] == 0.1 / 64
+
+
+def test_a_finished_run_started_again_ends_in_its_own_bits(tmp_path):
+    """What comes after the last loop is done again, and nothing else."""
+    life = MadeLater().life
+    assert life(tmp_path / "run", -1) == life(tmp_path / "run", -1)
+
+
+def test_restoring_again_needs_no_more_memory_than_restoring(tmp_path):
+    """Parts that are optimizers are there once; the commit is a map of its file, given back when the loop goes on."""
+    from plimsoll import _torch_gate
+
+    arena = _torch_gate.load()
+
+    def life(killed_in):
+        with plimsoll.Run(tmp_path / "run", memory_limit="2GiB") as run:
+            model = torch.nn.Linear(1024, 1024)
+            optimizer = torch.optim.Adam(model.parameters())
+            arena.reset_peak()
+            before = arena.arena_stats()["live_bytes"]
+            run.track(model=model, optimizer=optimizer)
+            peaks.append(arena.arena_stats()["live_peak_bytes"] - before)
+            for batch in run.steps([torch.ones(1, 1024)] * 3, commit_every_steps=1, progress=False):
+                peaks.append(arena.arena_stats()["live_peak_bytes"] - before)
+                maps = open("/proc/self/maps", encoding="utf-8").read()
+                mapped.append(str(tmp_path / "run" / "checkpoints") in maps)
+                if run.steps_made + 1 == killed_in:
+                    raise Killed
+                run.step(lambda x: model(x).square().mean(), batch)
+
+    peaks, mapped = [], []
+    with pytest.raises(Killed):
+        life(3)
+    peaks.clear()
+    life(-1)
+    assert peaks[1] <= 9 << 20 and not any(mapped), peaks
