@@ -19,7 +19,7 @@ from . import _run_step, _torch_gate
 from ._batch import Batch
 from ._embedding import EmbeddingStore, Normal, Optimizer, Uniform, Zeros
 from ._random_states import RandomStates
-from ._run_life import Intervals, Life
+from ._run_life import Failure, Intervals, Life
 from ._step import TrainingStep
 
 if TYPE_CHECKING:
@@ -146,6 +146,7 @@ class Run:
         self._loops = self._epochs = 0  # Loops that were begun, and their epochs.
         self._in_body = False  # A batch was given, and the body has not come back for the next one.
         self._made = False  # Its step, by run.step().
+        self._failure: Failure | None = None  # What ended a step that was not made, or a loop; no other has begun since.
         self._source: Source | None = None
         self._waiting: Callable[[], None] | None = None  # Puts back what was committed after a loop that was left.
         self._waits_at: Any = None  # The place in the data before a batch that is waited for.
@@ -292,7 +293,10 @@ class Run:
         Between two batches the run looks at the memory, obeys Ctrl-C, SIGTERM, SIGUSR1, `plimsoll stop`,
         `pause` and `limit`, and commits when it is time; at the end it commits. Asked to stop, it commits
         and the loop ends: `run.stopped` says why, and what comes after the loop should look at it. After
-        `break` the step that was made counts, and the loop has ended. Loops may follow one another:
+        `break` the step that was made counts, and the loop has ended. An exception of the body should leave the run.
+        Caught around the loop, but inside the run, it counts as `break`: the step and the loop as done, and committed.
+        One that run.step() raised does not: its step was not made, nothing is committed, and the run has failed unless
+        another loop follows. Loops may follow one another:
         epochs count on, and those that came to their end before a resumption give nothing. `epochs` of
         the last may grow.
 
@@ -329,6 +333,7 @@ class Run:
             workers.refuse(f"steps: data of a {type(data).__name__}", "use run.loader(dataset), which each has its "
                            "part of, or say virtual_workers")
         self._begin_or_wait()
+        self._failure = None
         self._close_parts()
         loop, first = self._loops, self._epochs
         self._loops, self._epochs = loop + 1, first + epochs
@@ -376,7 +381,7 @@ class Run:
                           epochs=end)
         if self._random is not None:
             life.report.text(f"goes on at step {at.step}")
-        with life.signals():
+        with self._noted(), life.signals():
             if ended == "left" and at.epoch == end:
                 self._waiting = lambda: self._pass_over(source, state, left=True)
                 return
@@ -402,7 +407,7 @@ class Run:
                     self._waits_at = None
                     self._in_body = True
                     yield batch
-                    self._in_body = False
+                    self._in_body, self._failure = False, None
                     if self._ranks is not None:
                         self._ranks.check_made(self._made)
                     self._made = False
@@ -463,13 +468,24 @@ class Run:
             self._waiting = None
 
     def _end_left_loop(self) -> None:
-        """After `break`: the step was made, and the loop has ended."""
-        if self._in_body:
-            self._in_body = False
+        """After `break`: the step was made, and the loop has ended. After a step that was not made nothing is committed."""
+        left, self._in_body = self._in_body and self._failure is None, False
+        if left:
             self._advance(0)
             at = self._life.at
             at.epoch, at.batch, at.ended = self._epochs, 0, "left"
             self._life.commit()
+
+    @contextlib.contextmanager
+    def _noted(self) -> Iterator[None]:
+        """An exception that leaves is what ends the run, though the program goes on; leaving a generator is none."""
+        try:
+            yield
+        except GeneratorExit:
+            raise
+        except BaseException as error:
+            self._failure = Failure.of(error)
+            raise
 
     def _content(self) -> tuple[dict[str, Any], list[EmbeddingStore]]:
         """What a commit holds."""
@@ -502,18 +518,30 @@ class Run:
         here is stepped with the optimizer, and must be tracked.
         Errors: BudgetExceeded (the step does not fit and was not made); ValueError.
         """
-        import torch
-
         self._check_open()
         if not self._in_body:
             raise ValueError("step: call it in the body of `for batch in run.steps(…)`")
         same = {"loss": loss, "accumulate": accumulate, "clip_norm": clip_norm, "scheduler": scheduler,
                 "checkpoint": list(checkpoint), "allow_batchnorm_microbatch": allow_batchnorm_microbatch}
-        if self._tables and self._workers is not None and (accumulate > 1 or self._parts.those(torch.amp.GradScaler)):
+        with self._noted():
+            step = self._step_of(same, {"weight": weight, "before_update": before_update, "split": split})
+            step._weight, step._before_update, step._split = weight, before_update, split  # Often made anew for each call.
+            if self._largest is not None:
+                step.admit(self._largest if self._workers is None else self._workers.each(self._largest), f)
+                self._largest = None
+            self._loss = step(batch, f)
+        self._made, self._failure = True, None
+        self.updated = step.updated
+        return self._loss
+
+    def _step_of(self, same: dict[str, Any], functions: dict[str, Any]) -> TrainingStep:
+        """The run's, made where it is first asked for. same: options that stay the same."""
+        import torch
+
+        if self._tables and self._workers is not None and (same["accumulate"] > 1 or self._parts.those(torch.amp.GradScaler)):
             self._workers.refuse("step: accumulate, or a GradScaler, beside run.embedding", "leave the one or the other out")
         if self._step is None:
             vectors = {name: one for name, (one, _) in self._tables.items()}
-            functions = {"weight": weight, "before_update": before_update, "split": split}
             self._step = _run_step.make(self._parts, vectors, {**same, **functions},
                                         self._saved.pop("step_state", None), self.path,
                                         self._life.report.event_of_step)
@@ -525,15 +553,7 @@ class Run:
             name = next(name for name in same if same[name] != self._step_options[name])
             raise ValueError(f"step: {name} was {self._step_options[name]!r} and is {same[name]!r}; the "
                              "steps of a run have the same options")
-        step = self._step  # Functions are often made anew for each call.
-        step._weight, step._before_update, step._split = weight, before_update, split
-        if self._largest is not None:
-            step.admit(self._largest if self._workers is None else self._workers.each(self._largest), f)
-            self._largest = None
-        self._loss = step(batch, f)
-        self._made = True
-        self.updated = step.updated
-        return self._loss
+        return self._step
 
     def idle(self, seconds: float) -> bool:
         """Waits between two loops, for something to train on; `plimsoll stop`, `pause` and `limit` are obeyed.
@@ -593,7 +613,7 @@ class Run:
             for one in self._loaders:
                 one.close()
             self._source = None
-            self._life.close(error)
+            self._life.close(self._failure if error is None else Failure.of(error))
 
     def __enter__(self) -> Run:
         return self

@@ -48,6 +48,19 @@ def _cause_of(error: BaseException) -> str:
 
 
 @dataclasses.dataclass(frozen=True)
+class Failure:
+    """What status.json says of an exception that ended a run."""
+
+    status: str
+    message: str
+    cause: str
+
+    @classmethod
+    def of(cls, error: BaseException) -> Failure:
+        return cls("stopped" if isinstance(error, _SHORT) else "failed", f"{type(error).__name__}: {error}", _cause_of(error))
+
+
+@dataclasses.dataclass(frozen=True)
 class Boundary:
     """What there is to do between two steps."""
 
@@ -363,24 +376,21 @@ class Life:
             self.committed()
         self.report.commit(step, seconds, stall_seconds, size)
 
-    def close(self, error: BaseException | None) -> None:
+    def close(self, failure: Failure | None) -> None:
         """The last word in status and events; then the governor, torch's settings and the folder."""
         try:
             try:
                 self.end_writing()
-            except BaseException as failed:
-                if error is None:
-                    error = failed
+            except BaseException as error:
+                if failure is None:
+                    failure = Failure.of(error)
                     raise
             finally:
-                cause = "asked" if self.stopped else "finished"
-                if error is None:
-                    status, message, step = "stopped" if self.stopped else "finished", self.stopped, self.at.step
+                if failure is not None:
+                    last, step = failure, max(self.saved_step, 0)
                 else:
-                    cause = _cause_of(error)
-                    status = "stopped" if isinstance(error, _SHORT) else "failed"
-                    message, step = f"{type(error).__name__}: {error}", max(self.saved_step, 0)
-                self.report.end(status, step, self.at.epoch, message, cause)
+                    last, step = Failure("stopped", self.stopped, "asked") if self.stopped else Failure("finished", "", "finished"), self.at.step
+                self.report.end(last.status, step, self.at.epoch, last.message, last.cause)
                 if self.ranks is None or self.ranks.rank == 0:
                     self.folder.end_record()
                     with contextlib.suppress(OSError):  # A page that cannot be written ends nothing.

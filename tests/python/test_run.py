@@ -436,6 +436,73 @@ def test_break_ends_the_loop_after_the_step_that_was_made(loop):
     assert life() == (10, [], 10)
 
 
+@pytest.mark.parametrize("raised, status, cause", [(plimsoll.BudgetExceeded("no room", "rows", 1, 0), "stopped", "refused"),
+                                                   (RuntimeError("no loss"), "failed", "error")])
+def test_a_step_that_raises_was_not_made_though_it_is_caught_around_the_loop(raised, status, cause, loop, tmp_path):
+    def life(path, fails):
+        def wrong(x):
+            if fails and run.steps_made == 4:
+                raise raised
+            return model(x).square().mean()
+
+        seen = []
+        with plimsoll.Run(path, memory_limit="2GiB") as run:
+            model = torch.nn.Linear(3, 1)
+            run.track(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+            try:
+                for batch in run.steps(BATCHES, commit_every_steps=3, progress=False):
+                    run.step(wrong, batch)
+                    seen.append(float(batch[0, 0]))
+            except (plimsoll.BudgetExceeded, RuntimeError):
+                assert run.steps_made == 4
+        return seen, model.weight.tolist()
+
+    assert life(loop.path, fails=True)[0] == [0, 1, 2, 3]
+    seen = plimsoll.status(loop.path)
+    assert (seen["status"], seen["step"], seen["checkpoint_step"]) == (status, 3, 3)
+    assert loop.events("end")[-1]["cause"] == cause and str(raised) in seen["message"]
+    seen, weight = life(loop.path, fails=False)
+    assert seen == [3, 4, 5] and weight == life(tmp_path / "other", fails=False)[1]
+    assert plimsoll.status(loop.path)["status"] == "finished"
+
+
+def test_a_loop_may_follow_one_whose_step_was_not_made(loop):
+    def life(fails):
+        def wrong(x):
+            if fails and run.steps_made == 2:
+                raise plimsoll.BudgetExceeded("no room", "rows", 1, 0)
+            return model(x).square().mean()
+
+        with plimsoll.Run(loop.path, memory_limit="2GiB") as run:
+            model = torch.nn.Linear(3, 1)
+            run.track(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+            for batches in (BATCHES, BATCHES[:3]):
+                try:
+                    for batch in run.steps(batches, progress=False):
+                        run.step(wrong, batch)
+                except plimsoll.BudgetExceeded:
+                    fails = False
+        return run.steps_made, model.weight.tolist()
+
+    made, weight = life(fails=True)
+    assert made == 5 and plimsoll.status(loop.path)["status"] == "finished"
+    assert life(fails=False) == (5, weight)
+
+
+def test_what_ends_a_loop_is_told_though_it_is_caught_around_it(loop):
+    def data():
+        yield from BATCHES[:2]
+        raise RuntimeError("no more data")
+
+    with plimsoll.Run(loop.path, memory_limit="2GiB") as run:
+        run.track(count={"n": 0})
+        with pytest.warns(RuntimeWarning), pytest.raises(RuntimeError, match="no more data"):
+            for _ in run.steps(data(), commit_every_steps=1, progress=False):
+                pass
+    seen = plimsoll.status(loop.path)
+    assert (seen["status"], seen["step"], seen["message"]) == ("failed", 2, "RuntimeError: no more data")
+
+
 def test_an_epoch_a_loop_goes_on_in_the_right_one(loop):
     def life(fail):
         epochs = []

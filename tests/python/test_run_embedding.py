@@ -186,7 +186,6 @@ def test_a_step_that_fails_leaves_the_rows(run):
         run.step(lambda ids: (model(vectors(ids)) * float("nan")).sum(), ids)
     assert torch.equal(weights(vectors), start)
     batches.close()
-    run._in_body = False
 
 
 def test_half_an_accumulated_window_survives_a_restart(tmp_path):
