@@ -421,6 +421,7 @@ class Run:
                 at.epoch, at.batch = at.epoch + 1, 0
             at.ended = "whole"
             life.commit(moved=moved)
+        life.ended()
 
     def _start(self, source: Source, state: Any) -> Iterator[Any]:
         at = self._life.at
@@ -475,6 +476,7 @@ class Run:
             at = self._life.at
             at.epoch, at.batch, at.ended = self._epochs, 0, "left"
             self._life.commit()
+            self._life.ended()
 
     @contextlib.contextmanager
     def _noted(self) -> Iterator[None]:

@@ -238,6 +238,14 @@ class Life:
             self._stop(now.why)
         return now.asked == "stop"
 
+    def ended(self) -> None:
+        """A loop has, and all is committed: a stop that was asked for since its last boundary ends the run.
+
+        A signal that came before signals() was left is still seen; whatever comes after it is the program's own.
+        """
+        if not self.stopped:
+            self.stops()
+
     def ended_waiting(self, error: Exception, *, workers: bool, place_known: bool = True) -> bool:
         """The loop waited for data when `error` came: a step was made, and the next has not begun.
 

@@ -142,6 +142,7 @@ class OuterLoop:
         """The loop came to its end: what was made is committed."""
         self._run._put_back_random()
         self._run._life.commit()
+        self._run._life.ended()
 
     def finished(self, *, step: int, epoch: int) -> None:
         """end(), with steps that were not told: `step` in all, and `epoch` whole epochs."""

@@ -173,6 +173,52 @@ def test_a_signal_ends_the_loop_after_a_commit(number, loop):
             time.sleep(1)
 
 
+class Interrupting:
+    """A part that does something while it is committed, once."""
+
+    def __init__(self):
+        self.does = None
+
+    def state_dict(self):
+        does, self.does = self.does, None
+        if does is not None:
+            does()
+        return {}
+
+    def load_state_dict(self, state):
+        pass
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, ".stop"])
+@pytest.mark.parametrize("leaves", [False, True])
+@pytest.mark.usefixtures("as_in_a_terminal")
+def test_a_stop_that_is_asked_for_in_a_loops_last_commit_stops_the_run(how, leaves, loop):
+    """Of a loop for each epoch. leaves: by `break`, in whose step it is asked."""
+    def life(asks):
+        seen, ask = [], lambda: plimsoll.stop(loop.path) if how == ".stop" else os.kill(os.getpid(), how)
+        with plimsoll.Run(loop.path, memory_limit="2GiB") as run:
+            part = Interrupting()
+            run.track(part=part)
+            for _ in range(3):
+                for k, _ in enumerate(run.steps(BATCHES, progress=False)):
+                    seen.append(run.epoch)
+                    if asks and k == 5:
+                        asks = False
+                        if leaves:
+                            ask()
+                        else:
+                            part.does = ask
+                    if leaves and k == 5:
+                        break
+        return run.stopped, seen
+
+    assert life(asks=True) == (how if how == ".stop" else how.name, [0] * 6)
+    status = plimsoll.status(loop.path)
+    assert (status["status"], status["checkpoint_step"]) == ("stopped", 6)
+    assert life(asks=False) == ("", [1] * 6 + [2] * 6)
+    assert plimsoll.status(loop.path)["status"] == "finished"
+
+
 def test_plimsoll_pause_holds_the_run_at_a_commit_until_it_may_continue(loop):
     told = []
 
