@@ -2,7 +2,7 @@
 """Run: the lifecycle of a training run around a PyTorch loop of your own.
 
 Reading order: _run_life.py, _run_parts.py, _run_sources.py, _run_loader.py, _run_embedding.py,
-_run_step.py, this file.
+_run_step.py, _run_gradients.py, this file.
 
 Threads: the thread that trains.   Memory: that of its parts.
 """
@@ -56,7 +56,8 @@ class Run:
       - What is not tracked begins anew at each start: counters and lists of your own, generators that a
         dataset keeps. Code before, between and after the loops runs again; what it does to tracked parts counts once.
       - With a backward and an optimizer of your own, instead of run.step(), a step that fails is not put
-        back (the program ends, and the last commit stands). All else holds.
+        back (the program ends, and the last commit stands). All else holds: gradients of tracked optimizers (torch's) that
+        wait for their step, where several batches make one, are part of a commit.
       - Data without a position (see steps()) is read again up to the place.
       - A table's learning rate that set_optimizer() changed is not kept: set it from the step.
       - Several ranks (below) without virtual_workers have data of loader() only; a Trainer's have no virtual_workers.
@@ -100,6 +101,7 @@ class Run:
                  _of_recipe: Any = None) -> None:
         _torch_gate.load()
         from . import _ranks
+        from ._run_gradients import Gradients
         from ._run_parts import Parts
         from ._run_tables import TableFolders
         from ._virtual_workers import VirtualWorkers
@@ -136,6 +138,7 @@ class Run:
         saved = self._saved = self._life.saved
         self._parts = Parts(saved.pop("parts", None), f"the commit of step {self._life.saved_step}")
         self._random = saved.get("random")  # Put back when batches are taken.
+        self._gradients = Gradients(saved.pop("gradients", {}) if saved else None)  # Of loops without run.step().
         self._tables: dict[str, tuple[Vectors, dict[str, Any]]] = {}
         self._folders = TableFolders(self.path, rank, count, self._life.saved_step,
                                      saved.get("table_folder", "embeddings"), saved.get("ranks", 1))
@@ -375,6 +378,8 @@ class Run:
             if at.batch:
                 self._must_have_begun_with(source.shape())
         self._source, self._largest = source, largest
+        if self._step is None:
+            self._gradients.watch(self._parts)
         done = at.batch / source.batches if source.batches else 0.0
         total = at.step + (source.batches * (end - at.epoch) - at.batch if source.batches else 0)
         life.report.begin(quiet=quiet, step=at.step, steps_total=total, epoch=at.epoch, fraction=done,
@@ -441,6 +446,7 @@ class Run:
         self._put_back()
 
     def _put_back(self) -> None:
+        self._gradients.put_back()
         self._parts.put_back()
         self._put_back_random()
 
@@ -501,6 +507,8 @@ class Run:
         content = {"parts": parts, "random": random, "own": own, "ranks": 1 if self._ranks is None else self._ranks.count,
                    "data": source.shape(), "table_folder": self._folders.name, "tables": {name: said for name, (_, said) in self._tables.items()},
                    "step_state": step_state}
+        if gradients := self._gradients.state():
+            content["gradients"] = gradients
         return content, [vectors.store for vectors, _ in self._tables.values()]
 
     # ---- A step ----
@@ -544,6 +552,7 @@ class Run:
             self._workers.refuse("step: accumulate, or a GradScaler, beside run.embedding", "leave the one or the other out")
         if self._step is None:
             vectors = {name: one for name, (one, _) in self._tables.items()}
+            self._gradients.leave()
             self._step = _run_step.make(self._parts, vectors, {**same, **functions},
                                         self._saved.pop("step_state", None), self.path,
                                         self._life.report.event_of_step)
@@ -615,6 +624,7 @@ class Run:
             for one in self._loaders:
                 one.close()
             self._source = None
+            self._gradients.leave()
             self._life.close(self._failure if error is None else Failure.of(error))
 
     def __enter__(self) -> Run:

@@ -94,6 +94,10 @@ class Parts:
             check_plain(state, name)
         return states
 
+    def named(self, kind: type) -> list[tuple[str, Any]]:
+        """Parts of a kind, with their names, in the order they were tracked."""
+        return [(name, part) for name, part in self._parts.items() if isinstance(part, kind)]
+
     def those(self, kind: type) -> list[Any]:
         """Parts of a kind, in the order they were tracked."""
         return [part for part in self._parts.values() if isinstance(part, kind)]

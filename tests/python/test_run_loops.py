@@ -242,3 +242,70 @@ def test_restoring_again_needs_no_more_memory_than_restoring(tmp_path):
     peaks.clear()
     life(-1)
     assert peaks[1] <= 9 << 20 and not any(mapped), peaks
+
+
+# ---- A backward and an optimizer of a program's own ----
+
+
+def accumulating(path, killed_in, *, how, every=1, to_none=True, stops=False):
+    """Steps after each fourth of 6 batches an epoch; gives its state, and the names of what the last commit holds."""
+    with plimsoll.Run(path, memory_limit="2GiB", seed=3) as run:
+        model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 1))
+        others = torch.nn.Linear(1, 1)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+        often = torch.optim.SGD(others.parameters(), lr=0.1)
+        run.track(model=model, optimizer=optimizer, others=others, often=often)
+
+        def update():
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=to_none)
+
+        for batch in run.steps([torch.full((2, 3), float(k)) for k in range(6)], epochs=3, commit_every_steps=every,
+                               progress=False):
+            k = run.steps_made
+            if k + 1 == killed_in:
+                run._life.end_writing()
+                raise Killed
+            if how == "first" and k % 4 == 0:
+                update()
+            if how == "before" and k % 4 == 0 or how == "each":
+                optimizer.zero_grad(set_to_none=to_none)
+            (others(model(batch)) + torch.rand(())).square().mean().backward()
+            often.step()
+            often.zero_grad()
+            if how == "after" and k % 4 == 3:
+                update()
+            if how == "before" and k % 4 == 3 or how == "each":
+                optimizer.step()
+            if stops:
+                plimsoll.stop(path)
+        state = [one.tolist() for part in (model, others) for one in part.parameters()]
+        state = state, [slot["exp_avg"].tolist() for slot in optimizer.state.values()], torch.rand(1).item()
+    if run.stopped:
+        return accumulating(path, -1, how=how, every=every, to_none=to_none, stops=run.steps_made < 17)
+    return state
+
+
+@pytest.mark.parametrize("how, to_none", [("after", True), ("after", False), ("before", True), ("first", True)])
+def test_gradients_that_wait_for_the_optimizers_step_are_in_a_commit(how, to_none, tmp_path):
+    """Killed within a window, on its last batch, and where it goes over an epoch's end."""
+    undisturbed, resumed = lives(lambda path, killed_in: accumulating(path, killed_in, how=how, to_none=to_none), tmp_path,
+                                 [2, 4, 5, 7, 8, 9, 16])
+    assert resumed == undisturbed
+
+
+def test_stopped_after_each_batch_a_loop_that_accumulates_ends_in_the_same_bits(tmp_path):
+    assert accumulating(tmp_path / "a", -1, how="after") == accumulating(tmp_path / "b", -1, how="after", stops=True)
+
+
+@pytest.mark.parametrize("how, holds", [("each", False), ("after", True)])
+def test_gradients_that_were_used_are_in_no_commit(how, holds, tmp_path):
+    with pytest.raises(Killed):
+        accumulating(tmp_path / "run", 8, how=how)  # The commit of step 7 is within a window.
+    saved = torch.load(tmp_path / "run" / "checkpoints" / "step-000000007" / "parts.pt")
+    assert [*saved.get("gradients", {})] == ["optimizer"] * holds
+    assert all(one is not None for one in saved.get("gradients", {}).get("optimizer", []))
+    with pytest.raises(Killed):
+        accumulating(tmp_path / "run", 9, how=how)
+    saved = torch.load(tmp_path / "run" / "checkpoints" / "step-000000008" / "parts.pt")
+    assert "gradients" not in saved
