@@ -499,7 +499,7 @@ def test_r21_numbers_and_none_beside_tensors_and_a_split_of_ones_own():
     assert seen == [(2, 3), (2, 3)]
 
 
-class Named(collections.namedtuple("Named", "x y")):
+class WithNext(collections.namedtuple("WithNext", "x y")):
     """With a constructor of its own."""
 
     def __new__(cls, x):
@@ -508,10 +508,10 @@ class Named(collections.namedtuple("Named", "x y")):
 
 def test_named_tuples_and_sizes_with_constructors_of_their_own_are_batches():
     x = torch.arange(8.0).reshape(4, 2)
-    batch = Batch((Named(x), x.shape, 3))
+    batch = Batch((WithNext(x), x.shape, 3))
     assert batch.rows == 4 and [len(one) for one in batch.tensors()] == [4, 4]
     (first, size, _), (second, _, _) = (part.arguments for part in batch.cut(2))
-    assert size == (4, 2) and type(size) is torch.Size and type(first) is Named
+    assert size == (4, 2) and type(size) is torch.Size and type(first) is WithNext
     assert torch.equal(first.y, x[:2] + 1) and torch.equal(second.x, x[2:])
 
 
