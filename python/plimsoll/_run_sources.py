@@ -73,9 +73,11 @@ class Dealt:
         return self._source.shape()
 
     def start(self, epoch: int, batch: int, state: Any) -> Iterator[WorkerBatches]:
+        return self._dealt(self._source.start(epoch, batch * self._workers.count, state))  # Begun now, with what that draws.
+
+    def _dealt(self, batches: Iterator[Any]) -> Iterator[WorkerBatches]:
         workers = self._workers
         mine = range(workers.first, workers.first + workers.own)
-        batches = self._source.start(epoch, batch * workers.count, state)
         while True:
             own, spare, taken = [], None, 0
             for one in itertools.islice(batches, workers.count):

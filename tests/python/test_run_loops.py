@@ -69,6 +69,28 @@ def test_more_epochs_of_a_loop_with_an_order_of_its_own_are_gone_on_with(tmp_pat
     assert life(tmp_path / "run", 4) == life(tmp_path / "other", 4)
 
 
+@pytest.mark.parametrize("every", [1, 3])
+def test_dealt_to_virtual_workers_a_stateful_loader_draws_as_it_did(every, tmp_path):
+    """What its beginning in the middle draws is put back, too."""
+    torchdata = pytest.importorskip("torchdata.stateful_dataloader")
+
+    def life(path, killed_in):
+        with plimsoll.Run(path, memory_limit="2GiB", seed=5, virtual_workers=2) as run:
+            order = {"seen": []}
+            run.track(order=order)
+            data = torchdata.StatefulDataLoader(range(12), batch_size=2, shuffle=True)
+            for _ in range(3):
+                for batches in run.steps(data, commit_every_steps=every, progress=False):
+                    if run.steps_made + 1 == killed_in:
+                        run._life.end_writing()
+                        raise Killed
+                    order["seen"] = [*order["seen"], (*(one.tolist() for one in batches), torch.rand(1).item())]
+            return order["seen"]
+
+    undisturbed, resumed = lives(life, tmp_path, [2, 4, 6, 8])
+    assert resumed == undisturbed and len(resumed) == 9
+
+
 class Wrapping:
     """Its state after the last batch is that of the next epoch, as before the first."""
 
