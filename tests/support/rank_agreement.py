@@ -249,5 +249,8 @@ if __name__ == "__main__":
     from plimsoll import _ranks, _run_embedding, _run_loader, _run_parts, _run_settings, _run_sources, _run_tables  # noqa: F401
 
     scenarios = {made.__name__: made for made in (moved, admitted, handed, idled, pressed, tables)}
-    done = {name: scenarios[name](os.path.join(sys.argv[1], name)) for name in sys.argv[2:]}
+    done = {}
+    for name in sys.argv[2:]:
+        os.makedirs(os.path.join(sys.argv[1], name))
+        done[name] = scenarios[name](os.path.join(sys.argv[1], name))
     sys.stdout.write(f"{json.dumps(done)}\n")
