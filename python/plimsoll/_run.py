@@ -299,14 +299,13 @@ class Run:
         `break` the step that was made counts, and the loop has ended. An exception of the body should leave the run.
         Caught around the loop, but inside the run, it counts as `break`: the step and the loop as done, and committed.
         One that run.step() raised does not: its step was not made, nothing is committed, and the run has failed unless
-        another loop follows. Loops may follow one another:
-        epochs count on, and those that came to their end before a resumption give nothing. `epochs` of
-        the last may grow.
+        another loop follows. Loops may follow one another: epochs count on, and those that came to their end before a
+        resumption give nothing. `epochs` of the last may grow.
 
         data:    of loader(); a list of batches; a plimsoll.Loader; TokenSet.batches(…); anything with
                  state_dict() and load_state_dict() (a StatefulDataLoader), whose state a commit holds for its own loop,
-                 so all loops take the same one; or another iterable, with a RuntimeWarning: a
-                 resumption reads its epoch again up to the place. Of what is not of loader() each virtual worker has
+                 so all loops take the same one; or another iterable, with a RuntimeWarning: a resumption reads its
+                 epoch again up to the place. Of what is not of loader() each virtual worker has
                  a whole batch, so a step has as many as there are workers; at the end of an epoch some have none.
         largest: the largest batch that will come: the first run.step() admits it first (see
                  TrainingStep.admit), so that no later step can fail for memory.
