@@ -4,7 +4,6 @@
 gloo with the same bytes: in the same processes, in turn."""
 import argparse
 import json
-import pathlib
 import shutil
 import statistics
 import sys
@@ -18,9 +17,8 @@ import torch.distributed as dist
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 import plimsoll
-from plimsoll._rank_rows import DealtTable, LookedUp, Wanted
+from plimsoll._rank_rows import DealtTable, LookedUp, Wanted, owners_of
 from plimsoll._ranks import Ranks
-from plimsoll._run_tables import TableFolders
 
 BAR, SEED, ROWS, ASKED, DIM = 0.8, 20250601, 131072, 8192, 128
 
@@ -57,8 +55,8 @@ def timed(folder: str, rounds: int, rows: int, count: int, dim: int) -> tuple[li
     torch.set_num_threads(1)
     ranks = Ranks()
     right, took = True, []
-    own = TableFolders(pathlib.Path(folder), ranks.rank, ranks.count, -1, "", ranks.count).own_ids(rows)
-    assert own is not None
+    ids = np.arange(rows)
+    own = ids[owners_of(ids, ranks.count) == ranks.rank]
     with plimsoll.Governor("2GiB") as governor:
         store = plimsoll.EmbeddingStore.open(governor, f"{folder}/{ranks.rank}", ids=own, dim=dim, optimizer=plimsoll.SGD(lr=1.0),
                                              store_bytes=8 * dim * len(own) + (16 << 20), batch_rows=count)

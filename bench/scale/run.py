@@ -175,8 +175,7 @@ def parts(ranks, folder: str, rounds: int) -> dict:
 
     import plimsoll
     from bench.rank_rows.run import rows_of
-    from plimsoll._rank_rows import DealtTable, LookedUp, Wanted
-    from plimsoll._run_tables import TableFolders
+    from plimsoll._rank_rows import DealtTable, LookedUp, Wanted, owners_of
 
     meter, made = Meter(ranks.group), {}
     made["a word"] = meter.of(5 * rounds, lambda: ranks.say("run.step()", 1.0), times=10)  # More than a link lets through at once.
@@ -189,7 +188,8 @@ def parts(ranks, folder: str, rounds: int) -> dict:
             sys.exit("scale: a sum is wrong")
 
     made["tree sums"] = meter.of(rounds, summed)
-    own = TableFolders(pathlib.Path(folder), ranks.rank, ranks.count, -1, "", ranks.count).own_ids(TABLE)
+    ids = np.arange(TABLE)
+    own = ids[owners_of(ids, ranks.count) == ranks.rank]
     random, looked_up = np.random.default_rng([SEED, ranks.rank]), []
     with plimsoll.Governor("1GiB") as governor, plimsoll.EmbeddingStore.open(
             governor, f"{folder}/parts-{ranks.count}-{ranks.rank}", ids=own, dim=DIM, optimizer=plimsoll.SGD(lr=1.0),

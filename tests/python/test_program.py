@@ -130,9 +130,9 @@ def test_train_says_what_is_wrong(pairs, tmp_path, options, error, text):
 
 
 def test_the_disk_limit_counts_rows_and_checkpoints(pairs, tmp_path):
-    with pytest.raises(ValueError, match="its checkpoints, may come to fill .* disk limit is 2.0 MiB"):
+    with pytest.raises(ValueError, match="its checkpoints, may come to fill .* disk limit is 4.0 MiB"):
         plimsoll.train("cosir", **{"data": pairs, "out": tmp_path / "run", **SMALL,
-                                   "disk_limit": "2MiB"})
+                                   "disk_limit": "4MiB"})
     assert not (tmp_path / "run" / "run.toml").exists()
     with pytest.raises(ValueError, match="the table .* may come to fill .* disk limit is 4.0 KiB"):
         plimsoll.train("cosir", **{"data": pairs, "out": tmp_path / "run", **SMALL,
