@@ -10,7 +10,8 @@ import pytest
 
 import plimsoll
 
-# Steps until there is a verdict, however slow the machine is: looks keep to 1 % of a core.
+# Steps until there is a verdict, however slow the machine is: looks keep to 1 % of a core. Where it stood still, a few looks
+# may have seen a rise and not yet that it goes on.
 LOOP = """
 import json, time
 import plimsoll
@@ -24,7 +25,7 @@ def look_back(watch):
                 steps=watch.steps, owners=watch.owners, held_bytes=watch.held_bytes)
 
 with plimsoll.Watch() as watch:
-    while watch.steps < 250 or watch.verdict().kind == "too short":
+    while watch.steps < 250 or watch.verdict().kind in ("too short", "step")[:1 + (watch.steps < 1000)]:
 {step}
         time.sleep(0.004)
         watch.step()
