@@ -321,8 +321,8 @@ void PageCache::await_dirty_room(std::int64_t rows) {
     return;
   }
   const Stall stall(stats_.stall_ns);
-  owner_waits_ =
-      true;  // The bound grows with time: what is full now need not be so a moment later.
+  // The bound grows with time: the write-back, which looks a moment later, may see room enough.
+  owner_waits_ = true;
   while (full() && !poison_ && !stopping_) {
     dirtied_.notify_one();
     changed_.wait(mutex_);
