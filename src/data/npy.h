@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Reads NumPy's .npy files, versions 1 and 2: little-endian, C order, at least one dimension.
+// Reads NumPy's .npy files, versions 1 to 3: little-endian, C order, at least one dimension.
 // Source: NumPy, "NEP 1: A simple file format for NumPy arrays".
 //
 // Reading order: tensor_rows.h, this file.

@@ -17,6 +17,7 @@
 #include <tuple>
 
 #include "base/crc32c.h"
+#include "base/npy_header.h"
 #include "os/file.h"
 #include "tests/support/embedding_table_fixture.h"
 
@@ -279,16 +280,14 @@ TEST_F(EmbeddingStoreTest, RefusesToCreateWithoutDimOrIds) {
 TEST_F(EmbeddingStoreTest, ReadsIdsFromNpy) {
   const auto ids = sparse_ids(3000, 8);
   const auto path = root_ / "ids.npy";
-  std::string header = "{'descr': '<i8', 'fortran_order': False, 'shape': (3000,), }";
-  header.resize(117, ' ');
-  header += '\n';
-  std::ofstream file(path, std::ios::binary);
-  file.write("\x93NUMPY\x01\x00", 8);
-  const auto length = static_cast<std::uint16_t>(header.size());
-  file.write(reinterpret_cast<const char*>(&length), 2);
-  file << header;
-  file.write(reinterpret_cast<const char*>(ids.data()), 3000 * 8);
-  file.close();
+  const auto write = [&](std::string_view descr, const std::vector<std::int64_t>& shape,
+                         std::span<const std::int64_t> numbers) {
+    std::ofstream file(path, std::ios::binary);
+    file << npy_header(descr, shape);
+    file.write(reinterpret_cast<const char*>(numbers.data()),
+               static_cast<std::streamsize>(numbers.size_bytes()));
+  };
+  write("<i8", {3000}, ids);
   EmbeddingStoreOptions options{.directory = directory(), .dim = 4, .ids_file = path};
   EmbeddingOracle oracle(4, options.optimizer, options.init);
   {
@@ -298,9 +297,18 @@ TEST_F(EmbeddingStoreTest, ReadsIdsFromNpy) {
   options.ids_file.clear();
   options.ids = ids;
   static_cast<void>(open(options));  // The same ids, given another way.
+  const auto refusal = [&] {
+    return refused({.directory = root_ / "b", .dim = 4, .ids_file = path});
+  };
   std::filesystem::resize_file(path, std::filesystem::file_size(path) - 8);
-  EXPECT_EQ(refused({.directory = root_ / "b", .dim = 4, .ids_file = path}).code,
-            ErrorCode::kCorrupt);
+  EXPECT_EQ(refusal().code, ErrorCode::kCorrupt);
+  write("<i8", {std::int64_t{1} << 61}, {});  // So many ids take 0 bytes, modulo 2^64.
+  EXPECT_EQ(refusal().code, ErrorCode::kCorrupt);
+  EXPECT_NE(refusal().to_string().find("expected those of"), std::string::npos);
+  write("<f8", {3000}, ids);
+  EXPECT_NE(refusal().to_string().find("dtype <f8, expected a vector"), std::string::npos);
+  write("<i8", {1000, 3}, ids);
+  EXPECT_NE(refusal().to_string().find("shape (1000, 3), expected a vector"), std::string::npos);
 }
 
 TEST_F(EmbeddingStoreTest, RefusesASlabBelowTheFloorWithTheNumberThatWouldDo) {

@@ -1,18 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-//
-// Source of the .npy format: numpy/lib/format.py, versions 1.0 to 3.0.
 #include "store/id_source.h"
 
 #include <algorithm>
 #include <array>
 #include <bit>
-#include <charconv>
-#include <cstring>
 #include <string>
 
 #include <fmt/format.h>
 
 #include "base/check.h"
+#include "base/npy_header.h"
 #include "os/file.h"
 
 namespace plimsoll {
@@ -22,61 +19,33 @@ static_assert(std::endian::native == std::endian::little, "files are read as the
 
 constexpr std::int64_t kHeaderBytesMost = 4096;
 
-struct NpyVector {
-  std::int64_t rows{0};
-  std::int64_t data_at{0};
-};
-
 tl::unexpected<Error> not_ids(const std::filesystem::path& path, const std::string& what) {
   return fail(ErrorCode::kInvalidArgument,
               fmt::format("{}: {}, expected a vector of int64", path.string(), what),
               "save the ids with numpy.save(file, ids.astype('int64'))");
 }
 
-// The number in "'shape': (N,)" of a header that is a Python dictionary.
-Result<std::int64_t> shape_of(const std::filesystem::path& path, const std::string& header) {
-  const auto key = header.find("'shape'");
-  const auto open = key == std::string::npos ? key : header.find('(', key);
-  const auto close = open == std::string::npos ? open : header.find(')', open);
-  if (close == std::string::npos) {
-    return fail(ErrorCode::kCorrupt, path.string() + ": no shape in its header");
-  }
-  const std::string inside = header.substr(open + 1, close - open - 1);
-  std::int64_t rows = 0;
-  const auto parsed = std::from_chars(inside.data(), inside.data() + inside.size(), rows);
-  if (parsed.ec != std::errc() || std::string(parsed.ptr) != "," || rows < 0) {
-    return not_ids(path, "shape (" + inside + ")");
-  }
-  return rows;
-}
-
-Result<NpyVector> read_npy_header(const File& file) {
+// Of a vector of int64 that is the rest of the file.
+Result<NpyFields> read_npy_header(const File& file) {
   const auto& path = file.path();
-  std::array<std::byte, 12> start;
-  PLIMSOLL_TRY_VOID(file.read_at(0, start));
-  if (std::memcmp(start.data(), "\x93NUMPY", 6) != 0) {
-    return fail(ErrorCode::kCorrupt, path.string() + ": not a .npy file");
-  }
-  const bool short_form = start[6] == std::byte{1};
-  std::uint32_t length = 0;
-  std::memcpy(&length, start.data() + 8, short_form ? 2 : 4);
-  const std::int64_t header_at = short_form ? 10 : 12;
-  if (length > kHeaderBytesMost) {
-    return fail(ErrorCode::kCorrupt, path.string() + ": its header is too long");
-  }
-  std::string header(length, ' ');
-  PLIMSOLL_TRY_VOID(file.read_at(header_at, std::as_writable_bytes(std::span(header))));
-  if (header.find("'<i8'") == std::string::npos && header.find("\"<i8\"") == std::string::npos) {
-    return not_ids(path, "another dtype");
-  }
-  PLIMSOLL_TRY(const std::int64_t rows, shape_of(path, header));
   PLIMSOLL_TRY(const std::int64_t size, file.size());
-  const std::int64_t data_at = header_at + length;
-  if (size != data_at + rows * 8) {
-    return fail(ErrorCode::kCorrupt, fmt::format("{}: {} bytes, expected {} for {} ids",
-                                                 path.string(), size, data_at + rows * 8, rows));
+  std::array<std::byte, kHeaderBytesMost> start;
+  const auto head = std::span(start).first(
+      static_cast<std::size_t>(std::min<std::int64_t>(size, kHeaderBytesMost)));
+  PLIMSOLL_TRY_VOID(file.read_at(0, head));
+  PLIMSOLL_TRY(NpyFields fields, parse_npy_fields(head, path.string()));
+  if (fields.descr != "<i8") {
+    return not_ids(path, fmt::format("dtype {}", fields.descr));
   }
-  return NpyVector{rows, data_at};
+  if (fields.shape.size() != 1) {
+    return not_ids(path, fmt::format("shape ({})", fmt::join(fields.shape, ", ")));
+  }
+  const std::int64_t bytes = size - fields.data_offset;
+  if (bytes % 8 != 0 || bytes / 8 != fields.shape[0]) {
+    return fail(ErrorCode::kCorrupt, fmt::format("{}: {} bytes of ids, expected those of {} ids",
+                                                 path.string(), bytes, fields.shape[0]));
+  }
+  return fields;
 }
 
 }  // namespace
@@ -97,10 +66,10 @@ IdSource IdSource::borrowed(std::span<const std::int64_t> ids) {
 
 Result<IdSource> IdSource::npy(const std::filesystem::path& path) {
   PLIMSOLL_TRY(const File file, File::open(path, FileMode::kRead));
-  PLIMSOLL_TRY(const NpyVector vector, read_npy_header(file));
+  PLIMSOLL_TRY(const NpyFields fields, read_npy_header(file));
   IdSource source;
-  source.rows_ = vector.rows;
-  source.data_at_ = vector.data_at;
+  source.rows_ = fields.shape[0];
+  source.data_at_ = fields.data_offset;
   source.path_ = path;
   return source;
 }
