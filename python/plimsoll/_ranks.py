@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 
 _THROUGH_MEMORY = True  # bench/scale, and tests: what ranks of several machines send is sent.
 _NUMBERS = 6
+_FIGURES = ("requested_bytes", "available_bytes", "limit_bytes", "smallest_limit_bytes")  # Of a refusal: its numbers.
 _TEXT = 960
 _ROW = struct.Struct(f"<ii{_NUMBERS}d{_TEXT}s")  # Where a rank is, how it went, numbers, words.
 _FINE, _REFUSED, _UNWEIGHTED, _PRESSED, _FAILED = range(5)
@@ -182,7 +183,7 @@ class Ranks:
             value = work()
             numbers, text = says(value), words(value)
         except BaseException as one:
-            error, text = one, f"{type(one).__name__}: {one}"
+            error, numbers, text = one, _figures(one), f"{type(one).__name__}: {one}"
         if getattr(error, "_told_to_ranks", False):
             assert error is not None
             raise error
@@ -203,15 +204,15 @@ class Ranks:
 
     def look_up(self, table: int, wanted: Wanted) -> torch.Tensor:
         """Rows of one table, for this rank and whoever looks up there now. Errors: as agreed()."""
-        begin, text, error = 0, "", None
+        numbers, text, error = (), "", None
         try:
             text = self.counts_as_text(wanted.counts)
-            begin = self.tables[table].lay(wanted)
+            numbers = table, self.tables[table].lay(wanted)
         except BaseException as one:
-            error, text = one, f"{type(one).__name__}: {one}"
+            error, numbers, text = one, _figures(one), f"{type(one).__name__}: {one}"
         try:
             while True:
-                said = self._told("a lookup", _how(error), (table, begin), text)
+                said = self._told("a lookup", _how(error), numbers, text)
                 self._raise_worst(said, error)
                 rows = self._served(said, (table, wanted))
                 if rows is not None:
@@ -353,7 +354,10 @@ class Ranks:
         text = f"rank {rank}: {one.text}"
         kind: type[Exception] = Unweighted if one.how == _UNWEIGHTED else MemoryPressure if one.how == _PRESSED else \
             ValueError if one.text.startswith("ValueError") else RuntimeError
-        error = BudgetExceeded(text, "tensors", 0, 0) if one.how == _REFUSED else kind(text)
+        error: Exception = kind(text)
+        if one.how == _REFUSED:
+            requested, available, limit, smallest = map(int, one.numbers[:len(_FIGURES)])
+            error = BudgetExceeded(text, "tensors", requested, available, limit, smallest_limit_bytes=smallest)
         error._told_to_ranks = True  # type: ignore[attr-defined]
         raise error
 
@@ -584,6 +588,10 @@ def _how(error: BaseException | None) -> int:
         return _REFUSED
     return _UNWEIGHTED if isinstance(error, Unweighted) else _PRESSED if isinstance(error, MemoryPressure) else \
         _FAILED
+
+
+def _figures(error: BaseException) -> tuple[float, ...]:
+    return tuple(getattr(error, name, 0) for name in _FIGURES) if isinstance(error, BudgetExceeded) else ()
 
 
 def _machine() -> str:

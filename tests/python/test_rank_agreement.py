@@ -37,14 +37,15 @@ def test_a_step_that_is_committed_again_is_never_without_its_checkpoint(scenario
 
 def test_a_largest_step_that_one_rank_has_no_room_for_is_refused_on_all(scenarios):
     seen = scenarios["admitted"]
-    (first, second), status = seen["short"]
+    ((first, limit), (second, same)), status = seen["short"]
+    assert limit == same and f"a limit of {limit >> 20} MiB would do" in second
     assert second.startswith("BudgetExceeded: a step of 16384 rows is not admitted: it needs ") and " MiB would do" in second
     assert first == f"BudgetExceeded: rank 1: {second}"
     assert (status["status"], status["cause"], status["message"]) == ("stopped", "refused", first)
-    (first, second), status = seen["full"]
+    ((first, _), (second, _)), status = seen["full"]
     assert first == f"RuntimeError: rank 1: {second}" and "full for the test" in second
     assert status["message"] == first
-    assert seen["whole"][0] == ["ended"] * 2
+    assert seen["whole"][0] == [["ended", 0]] * 2
 
 
 def test_rows_in_a_batch_of_several_workers_are_refused_by_their_table_s_name(scenarios):

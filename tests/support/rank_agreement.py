@@ -72,8 +72,8 @@ def moved(folder):
 
 
 def admitted(folder):
-    """How a run ends on each rank where rank 1 has less left than the largest step's margin, or no disk for what the rehearsal keeps;
-    and the last word in its status."""
+    """How a run ends on each rank where rank 1 has less left than the largest step's margin, or no disk for what the rehearsal keeps, and
+    which limit would do; and the last word in its status."""
     def train(path, how):
         from plimsoll import _step
 
@@ -97,9 +97,9 @@ def admitted(folder):
                 run.track(model=model, optimizer=torch.optim.SGD(model.parameters()))
                 for batch in run.steps(run.loader([torch.zeros(256)] * 8, batch_size=2), largest=rows, progress=False):
                     run.step(lambda x: model(x).square().mean(), batch, before_update=crowded)
-                return "ended"
+                return "ended", 0
         except (MemoryError, OSError, RuntimeError, ValueError) as error:
-            return f"{type(error).__name__}: {error}"
+            return f"{type(error).__name__}: {error}", getattr(error, "smallest_limit_bytes", 0)
 
     def ended(name):
         path = f"{folder}/{name}"
