@@ -25,6 +25,17 @@ _DAMAGE = (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError)
 _IMAGES = (".jpg", ".jpeg", ".png", ".webp")
 
 
+class _Member(tarfile.TarInfo):
+    """A member whose header is sound: at a damaged one, or a part of one, tarfile would end without a word."""
+
+    @classmethod
+    def fromtarfile(cls, archive: tarfile.TarFile) -> _Member:
+        try:
+            return super().fromtarfile(archive)
+        except (tarfile.InvalidHeaderError, tarfile.TruncatedHeaderError) as error:
+            raise tarfile.ReadError(f"{error} at byte {archive.offset}") from None
+
+
 class TarRows:
     """An iterable that can be asked again. Errors, as rows are asked for: ValueError naming archive and member; OSError."""
 
@@ -42,7 +53,7 @@ class TarRows:
         for path in self.paths:
             try:
                 with _opened(path) as stream:
-                    with tarfile.open(fileobj=stream, mode="r|") as archive:
+                    with tarfile.open(fileobj=stream, mode="r|", tarinfo=_Member) as archive:
                         yield from self._rows(archive, path)
                     while stream.read(1 << 20):  # The checksum of what is packed comes last.
                         pass

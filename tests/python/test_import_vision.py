@@ -171,6 +171,17 @@ def test_a_damaged_packed_archive_is_an_error_that_names_it(governor, tmp_path):
     assert not (tmp_path / "none").exists()
 
 
+def test_a_damaged_header_within_an_archive_is_an_error_and_not_its_end(governor, tmp_path):
+    members = [(f"{k}.jpg", pictures.random_picture("jpeg", k)) for k in range(3)]
+    whole = write_tar(tmp_path / "a.tar", members).read_bytes()
+    header = next(at for at in range(0, len(whole), 512) if whole[at:at + 5] == b"2.jpg")
+    for damaged in (_flipped(whole, header + 150), whole[:header + 100]):
+        (tmp_path / "a.tar").write_bytes(damaged)
+        with pytest.raises(ValueError, match=f"a.tar: damaged archive: .* at byte {header}"):
+            plimsoll.import_vision(tmp_path / "a.tar", tmp_path / "none", governor=governor)
+    assert not (tmp_path / "none").exists()
+
+
 def _flipped(data, at):
     return data[:at] + bytes([data[at] ^ 0xFF]) + data[at + 1:]
 
