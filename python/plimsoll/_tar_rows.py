@@ -65,7 +65,7 @@ class TarRows:
                 raise ValueError(f"{path}: damaged archive: {error}") from None  # Of gzip and bz2.
 
     def _rows(self, archive: tarfile.TarFile, path: str) -> Iterator[dict[str, Any]]:
-        name, row = "", {}  # type: tuple[str, dict[str, Any]]
+        name, row, more = "", {}, {}  # type: tuple[str, dict[str, Any], dict[str, Any]]
         while (member := archive.next()) is not None:
             archive.members = []  # It would keep them all.
             if not member.isfile():
@@ -73,27 +73,28 @@ class TarRows:
             folder, base = os.path.split(member.name)
             stem, _, kind = base.partition(".")
             if os.path.join(folder, stem) != name:
-                if row:
-                    yield row
-                name, row = os.path.join(folder, stem), {}
+                if row or more:
+                    yield more | row
+                name, row, more = os.path.join(folder, stem), {}, {}
             where = f"{path}: {member.name}"
             if member.size > self._bytes_max:
                 raise ValueError(f"{where}: {member.size} bytes, longer than image_bytes_max (--image-bytes-max)")
-            self._add(row, f".{kind}".lower(), cast("IO[bytes]", archive.extractfile(member)).read(), where)
-        if row:
-            yield row
+            self._add(row, more, f".{kind}".lower(), cast("IO[bytes]", archive.extractfile(member)).read(), where)
+        if row or more:
+            yield more | row
 
-    def _add(self, row: dict[str, Any], kind: str, data: bytes, where: str) -> None:
+    def _add(self, row: dict[str, Any], more: dict[str, Any], kind: str, data: bytes, where: str) -> None:
+        """Adds a member to a row; what only JSON says of it, to `more`."""
         try:
             if kind.endswith(_IMAGES):
                 row.setdefault(self._fields.image, []).append({"bytes": data})
             elif kind == ".txt":
                 row[self._fields.text] = data.decode().strip()
             elif kind == ".json":
-                more = json.loads(data)
-                if not isinstance(more, dict):
+                said = json.loads(data)
+                if not isinstance(said, dict):
                     raise ValueError("not a JSON object")
-                row.update({key: value for key, value in more.items() if key not in row})
+                more.update(said)
         except ValueError as error:
             raise ValueError(f"{where}: {error}") from None
 

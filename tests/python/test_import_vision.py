@@ -156,6 +156,16 @@ def test_samples_of_webdataset_are_rows(governor, tmp_path):
         plimsoll.import_vision(tmp_path / "d.tar", tmp_path / "none", governor=governor)
 
 
+def test_what_json_says_of_a_sample_is_behind_its_members_wherever_it_stands(governor, tmp_path):
+    encoded = pictures.random_picture("png", 5)
+    members = [("0.json", b'{"image": "0.png", "text": "name", "response": "r"}'), ("0.png", encoded), ("0.txt", b"a cat")]
+    for order in (members, members[::-1]):
+        plimsoll.import_vision(write_tar(tmp_path / "a.tar", order), tmp_path / "set", governor=governor)
+        images = plimsoll.ImageSet(tmp_path / "set")
+        assert images.encoded(0).tobytes() == encoded and len(images[0].sizes) == 1
+        assert [one["content"] for one in images[0].messages] == [[{"type": "image"}, *said("a cat")], said("r")]
+
+
 def test_a_damaged_packed_archive_is_an_error_that_names_it(governor, tmp_path):
     members = [(f"{k}.jpg", pictures.random_picture("jpeg", k)) for k in range(3)]
     whole = write_tar(tmp_path / "a.tar", members).read_bytes()
