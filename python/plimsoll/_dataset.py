@@ -42,7 +42,8 @@ def import_dataset(dataset: Any, out: str | os.PathLike[str], *,
              items have it, else 0, 1, 2, …; with `append` on from the store's number of records.
     groups:  the key that holds an item's group id; items of a group are consecutive.
     governor: whose limit to keep; by default one of its own for the time of the call.
-    dtype:   a dtype for every floating-point column, or one by column: "float16" halves the bytes.
+    dtype:   a dtype for every floating-point column, or one by column: "float16" halves the bytes. Whole numbers that
+             it has not are an error.
     compression: as for FeatureWriter.
     append:  adds the items to the store in `out` (FeatureWriter.extend): the same columns, and its compression.
 
@@ -63,6 +64,9 @@ def import_dataset(dataset: Any, out: str | os.PathLike[str], *,
         if key not in named:
             raise ValueError(f"item 0: there is no {key!r} in it; it has {', '.join(named)}")
     specs = {name: _spec(name, value, dtype) for name, value in named.items() if name not in keys}
+    unknown = [name for name in dtype if name not in specs] if isinstance(dtype, Mapping) else []
+    if unknown:
+        raise ValueError(f"dtype: there is no column {unknown[0]!r}; there are {', '.join(specs)}")
     if not specs:
         raise ValueError("item 0: it holds nothing but ids")
     columns = {name: (stored, shape) for name, (stored, shape, _) in specs.items()}
@@ -126,6 +130,8 @@ class _Chunk:
                 raise ValueError(f"item {index}, column {name!r}: {array.dtype} where item 0 had "
                                  f"{given}")
             self._arrays[name][row] = array
+            if given.kind != "f" and given != stored and not np.array_equal(self._arrays[name][row].astype(given), array):
+                raise ValueError(f"item {index}, column {name!r}: a whole number that is not one of {stored} (dtype)")
         self._ids[row] = item_id
         if self._groups is not None:
             self._groups[row] = group

@@ -123,7 +123,11 @@ def test_a_bad_item_is_named_and_leaves_nothing(governor, tmp_path, bad, text):
     ([1, 2], {"ids": [5, "a"]}, "item 1"), ([1], {"ids": "k"}, "'k'"),
     ({"a": [1], "b": [1, 2]}, {}, "lengths"), ([1.5], {"dtype": "int32"}, "int32"),
     ([np.zeros(2, np.complex64)], {}, "complex64|array"),
-    ([1], {"dtype": {"value": "int8"}}, "int8")])
+    ([1], {"dtype": {"value": "int8"}}, "int8"),
+    ([1, 300], {"dtype": {"value": "uint8"}}, "item 1, column 'value': a whole number that is not one of uint8"),
+    ([1, 1 << 40], {"dtype": {"value": "int32"}}, "item 1, .* int32"),
+    ([1, (1 << 24) + 1], {"dtype": {"value": "float32"}}, "item 1, .* float32"),
+    ([1.5], {"dtype": {"valeu": "float16"}}, "dtype: there is no column 'valeu'; there are value")])
 def test_what_cannot_be_imported_says_why(governor, tmp_path, dataset, options, text):
     with pytest.raises(ValueError, match=text):
         plimsoll.import_dataset(dataset, tmp_path / "out", governor=governor, **options)
