@@ -10,6 +10,7 @@ Threads: one owner.   Memory: a row with its images, three times where they are 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 from collections.abc import Callable, Iterable, Sequence
@@ -59,7 +60,8 @@ def import_vision(files: _Path | Sequence[_Path] | Iterable[dict[str, Any]], out
                 join with parts.
 
     Images stay encoded. Each is decoded once to know that it can be: none of the set is damaged, and none is replaced.
-    Killed at any moment and called again, it goes on where it was, to the same bytes. Returns what plimsoll.info(out)
+    Killed at any moment and called again, it goes on where it was, to the same bytes: what was read before, files of
+    images, too, is read again and compared. Returns what plimsoll.info(out)
     says, and "reused".
     Errors: ValueError naming file and line, or the option; NotFoundError; CorruptError (a damaged .gz or .zst, an
             array without an end); BudgetExceeded; OSError. What was done stays, to go on with.
@@ -81,8 +83,10 @@ def import_vision(files: _Path | Sequence[_Path] | Iterable[dict[str, Any]], out
 class _Reader:
     """Rows of a source, what was odd about them, and the sum of the image files that they named."""
 
-    def __init__(self, lines: _core.Lines, errors_max: int) -> None:
+    def __init__(self, lines: _core.Lines, errors_max: int, row: Callable[[_Reader, int, int, bytes | None], Any]) -> None:
+        """row: reads the files that a row names. Errors: BadRow."""
         self._lines = lines
+        self._row = row
         self._errors_max = errors_max
         self._odd: dict[str, dict[str, Any]] = {}
         self._errors = 0
@@ -128,10 +132,21 @@ class _Reader:
     def go_on(self, state: str) -> bool:
         """False where what was read is no longer what the state says."""
         was = json.loads(state)
-        if not self._lines.go_to(tuple(was["place"]), [tuple(one) for one in was["sums"]]):
+        place, sums = tuple(was["place"]), [tuple(one) for one in was["sums"]]
+        if was["images"][0]:  # Files that rows named are read again, too: they may be others, or of another folder.
+            self.skip_rest(was["counts"][0])
+            if (self._lines.place, self._lines.sums, self._images) != (place, sums, was["images"]):
+                return False
+        elif not self._lines.go_to(place, sums):
             return False
         self._images, self._counts, self._errors, self._odd = was["images"], was["counts"], was["errors"], was["odd"]
         return True
+
+    def skip_rest(self, lines: int | None = None) -> None:
+        """Reads the rest, or so many lines of it, with the files that rows name, and makes nothing of them."""
+        for one in itertools.islice(self, lines):
+            with contextlib.suppress(BadRow):
+                self._row(self, *one)
 
     @property
     def report(self) -> str:
@@ -181,12 +196,7 @@ class _Import(SetImport):
         names, feed = self.source.lines()
         self._folders = [self._images or ("" if feed else os.path.dirname(name)) for name in names]
         lines = _core.Lines.open(self.governor._core, names, self._options["line_bytes_max"], feed)
-        return _Reader(lines, self._options["errors_max"])
-
-    def skip_rest(self, reader: _Reader) -> None:
-        for file, line, text in reader:
-            with contextlib.suppress(BadRow):
-                self._row(reader, file, line, text)
+        return _Reader(lines, self._options["errors_max"], self._row)
 
     def inputs(self, reader: _Reader) -> list[dict[str, Any]]:
         """Those of the rows, and the files that they name."""

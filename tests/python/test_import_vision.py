@@ -332,6 +332,41 @@ def test_killed_anywhere_it_goes_on_to_the_same_bytes(tmp_path):
     assert not (tmp_path / "set.partial").exists()
 
 
+@pytest.mark.parametrize("change", ["nothing", "another folder", "other files"])
+def test_begun_again_it_goes_on_unless_files_of_images_are_others(governor, tmp_path, monkeypatch, change):
+    monkeypatch.setattr("plimsoll._vision_import._COMMIT_BYTES", 1)
+    rows = 6
+    for folder in ("small", "large"):
+        (tmp_path / folder).mkdir()
+        for k in range(rows):
+            (tmp_path / folder / f"{k}.jpg").write_bytes(pictures.random_picture("jpeg", k if folder == "small" else 9 + k))
+    files = write_rows(tmp_path / "rows.jsonl", [{"image": f"{k}.jpg", "response": "r"} for k in range(rows)])
+    done = []
+
+    def stop(*_):
+        done.append(1)
+        if len(done) == 3:
+            raise KeyboardInterrupt
+
+    def started(folder, progress):
+        return plimsoll.import_vision(files, tmp_path / "set", images=tmp_path / folder, governor=governor,
+                                      progress=progress)
+
+    with pytest.raises(KeyboardInterrupt):
+        started("small", stop)
+    done.clear()
+    if change == "other files":
+        (tmp_path / "small").rename(tmp_path / "gone")
+        (tmp_path / "large").rename(tmp_path / "small")
+    folder = "large" if change == "another folder" else "small"
+    started(folder, lambda *_: done.append(1))
+    images = plimsoll.ImageSet(tmp_path / "set")
+    assert [images.encoded(k).tobytes() for k in range(rows)] == [
+        (tmp_path / folder / f"{k}.jpg").read_bytes() for k in range(rows)]
+    assert len(done) == (rows - 3 if change == "nothing" else rows)
+    assert started(folder, None)["reused"] is True
+
+
 def test_the_command_says_what_it_made(tmp_path):
     rows = [{"text": "t", "image": uri(GOOD), "response": "r"}, {"image": "none.jpg", "response": "r"}]
     files = write_rows(tmp_path / "rows.jsonl", rows)
