@@ -239,13 +239,18 @@ class _Import(SetImport):
         if not text.strip():
             return None
         messages, named = parse_row(text, self._fields)
+        said = json.dumps(messages, ensure_ascii=False)
+        try:
+            said.encode()
+        except UnicodeEncodeError as error:
+            raise BadRow("not_utf8", f"a text with half a character, \\u{ord(said[error.start]):x}") from None
         images = []
         for one in named:
             image, is_file = bytes_of(one, self._folders[file], self._options["image_bytes_max"])
             if is_file:
                 reader.took(image)
             images.append(image)
-        return json.dumps(messages, ensure_ascii=False), images
+        return said, images
 
 
 def _bytes_array(data: bytes) -> Any:

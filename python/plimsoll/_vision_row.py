@@ -56,8 +56,8 @@ def parse_row(line: bytes, fields: Fields) -> tuple[list[Message], list[Any]]:
     text, response, image = row.get(fields.text), row.get(fields.response), row.get(fields.image)
     if image is None and response is None:
         raise BadRow("no_shape", f"neither messages nor {fields.image} or {fields.response}")
-    texts = text if isinstance(text, list) else [text] if text else []
-    for name, values in ((fields.text, texts), (fields.response, [response or ""])):
+    texts = text if isinstance(text, list) else [] if text in (None, "") else [text]
+    for name, values in ((fields.text, texts), (fields.response, [] if response is None else [response])):
         if not all(isinstance(value, str) for value in values):
             raise BadRow("bad_message", f"{name} is not text")
     images = image if isinstance(image, list) else [] if image is None else [image]

@@ -226,6 +226,9 @@ BAD = {
     "bad_message": ({"messages": [{"role": "user", "content": [{"type": "video", "video": "a"}]}]}, r"type 'video'"),
     "bad_message, few": ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, r"fewer images than"),
     "bad_message, many": ({"messages": [{"role": "user", "content": "a"}], "images": ["x"]}, r"more images than"),
+    "bad_message, response": ({"image": base64_of(GOOD), "response": 0}, r"response is not text"),
+    "bad_message, text": ({"image": base64_of(GOOD), "text": 0, "response": "r"}, r"text is not text"),
+    "not_utf8": ({"image": base64_of(GOOD), "response": "a \ud83d"}, r"a text with half a character, \\ud83d"),
     "unknown_role": ({"messages": [{"role": "judge", "content": "a"}]}, r"unknown role 'judge'"),
     "not_an_object": ([1], r"not a JSON object"),
 }
