@@ -160,10 +160,11 @@ class _Import(SetImport):
             if kind == _TEMPLATE:
                 try:
                     text, spans = self._by_template(text, messages, rich)
-                except TemplateError as error:
+                    size = len(text.encode())
+                except (TemplateError, UnicodeEncodeError) as error:  # Half a character, of tools that are text.
                     reader.note("template", file, line, str(error))
                     continue
-                if len(text.encode()) > self._options["text_bytes_max"]:
+                if size > self._options["text_bytes_max"]:
                     reader.note("text_too_long", file, line, "")
                     continue
             elif messages and not agree(self._tokenizer.template, pieces,
@@ -199,9 +200,12 @@ class _Import(SetImport):
         tools = None
         chat: list[dict[str, Any]] = [{"role": role, "content": content} for role, content in messages]
         if rich:
-            row = json.loads(line)
-            tools = row.get("tools")
-            tools = json.loads(tools) if isinstance(tools, str) and tools else tools
+            try:
+                row = json.loads(line)
+                tools = row.get("tools")
+                tools = json.loads(tools) if isinstance(tools, str) and tools else tools
+            except (ValueError, RecursionError) as error:
+                raise TemplateError(f"the row, or its tools, are no JSON that Python reads: {error}") from None
             chat = [{key: value for key, value in message.items() if value is not None}  # As transformers 5 passes it.
                     for message in row["messages"]] if row.get("messages") else chat
         if self._options["train"] == "all":

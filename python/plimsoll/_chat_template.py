@@ -413,10 +413,7 @@ def _proven(template: ChatTemplate, pieces: Pieces, words: Sequence[str]) -> boo
         for _ in range(4):
             shift += 1
             messages = _probe(roles, [odd[(shift * 7 + k * 3) % len(odd)] for k in range(len(roles))])
-            try:
-                if not agree(template, pieces, messages):
-                    return False
-            except TemplateError:
+            if not agree(template, pieces, messages):
                 return False
     return all(agree(template, pieces, _probe(("user", "assistant"), [text, text[::-1]]))
                for text in odd if pieces.covers(("user", "assistant"))
@@ -424,9 +421,12 @@ def _proven(template: ChatTemplate, pieces: Pieces, words: Sequence[str]) -> boo
 
 
 def agree(template: ChatTemplate, pieces: Pieces, messages: Messages) -> bool:
-    """Whether pieces give what the template gives; masks where the template can say them."""
+    """Whether pieces give what the template gives, and it refuses nothing; masks where the template can say them."""
     text, spans = pieces.render(messages)
-    if text != template.render(messages):
+    try:
+        if text != template.render(messages):
+            return False
+    except TemplateError:
         return False
     try:
         wanted = template.render_marked(messages)[1]

@@ -164,6 +164,29 @@ def test_what_is_wrong_is_refused_with_its_line_and_counted_within_the_budget(go
     assert [entry["first"] for entry in odd.values()] == [["rows.jsonl:3"]]
 
 
+ANSWERED = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+STRICT = ("{% for m in messages %}{% if m.content | length > 100 %}{{ raise_exception('too long') }}{% endif %}"
+          "<|start|>{{ m.role }}:{{ m.content }}<|eot|>{% endfor %}{% if tools %}{{ tools | tojson }}{% endif %}"
+          "{% if add_generation_prompt %}<|start|>assistant:{% endif %}")
+
+
+@pytest.mark.parametrize("line, what", [
+    (json.dumps({"messages": ANSWERED, "tools": "search"}), "the row, or its tools, are no JSON"),
+    (json.dumps({"messages": ANSWERED, "tools": json.dumps(["\ud800"])}), "surrogates not allowed"),
+    ('{"messages": [{"role": "user", "content": ' + "[" * 5000 + "]" * 5000 + "}]}", "maximum recursion depth"),
+    (json.dumps({"messages": [{"role": "user", "content": "a" * 101}, ANSWERED[1]]}), "too long")])
+def test_what_a_template_refuses_names_its_line(governor, tmp_path, line, what):
+    chats.make_tokenizer(tmp_path / "tokenizer", STRICT)
+    good = json.dumps({"messages": ANSWERED})
+    files = tmp_path / "rows.jsonl"
+    files.write_text(line + "\n" + good)  # The first row of those that pieces render is rendered by the template, too.
+    options = {"tokenizer": tmp_path / "tokenizer", "governor": governor, "train": "all"}
+    with pytest.raises(ValueError, match=rf"rows\.jsonl:1: the chat template refused it: .*{what}"):
+        plimsoll.import_chat(files, tmp_path / "set", **options)
+    made = plimsoll.import_chat(files, tmp_path / "set", errors_max=1, **options)
+    assert made["rows"] == 1 and made["about"]["odd"]["template"]["first"] == ["rows.jsonl:1"]
+
+
 def test_m10_rows_without_a_trained_token_are_counted_and_left_out(governor, tmp_path):
     chats.make_tokenizer(tmp_path / "tokenizer")
     question = {"messages": [{"role": "user", "content": "a " * 50}, {"role": "assistant", "content": "b"}]}
