@@ -14,12 +14,14 @@ import dataclasses
 import io
 import json
 import os
+import struct
 from collections.abc import Callable
 from typing import Any
 
 _ROLES = ("system", "user", "assistant", "tool", "developer")
 _BASE64_OF_IMAGES = ("/9j/", "iVBORw0KGgo", "UklGR")  # What JPEG, PNG and WebP begin with.
 _PATH_MOST = 4096
+_OF_PILLOW = (OSError, SyntaxError, ValueError, TypeError, AttributeError, struct.error)  # Of damaged pixels and EXIF.
 
 Message = dict[str, Any]
 
@@ -117,6 +119,8 @@ def _part(part: Any, columns: Any) -> tuple[str | None, Any]:
 def bytes_of(image: Any, folder: str, bytes_max: int) -> tuple[bytes, bool]:
     """An image's encoded bytes, and whether they are those of a file, of bytes_max at most. Errors: BadRow."""
     if isinstance(image, dict):
+        if image.get("damage") is not None:
+            raise BadRow("bad_image", f"a picture that Pillow cannot save: {image['damage']}")
         if image.get("bytes") is not None:
             return _unpacked(image["bytes"]), False
         image = image.get("path")
@@ -173,7 +177,10 @@ def _plain(value: Any) -> Any:
         return os.fspath(value)
     if hasattr(value, "save") and hasattr(value, "getdata"):  # A picture of Pillow's: lossless, and upright by EXIF.
         packed = io.BytesIO()
-        kept = value if value.mode in ("1", "L", "LA", "P", "RGB", "RGBA") else value.convert("RGB")
-        kept.save(packed, "PNG", compress_level=1, exif=value.getexif())
+        try:  # It reads the file only now.
+            kept = value if value.mode in ("1", "L", "LA", "P", "RGB", "RGBA") else value.convert("RGB")
+            kept.save(packed, "PNG", compress_level=1, exif=value.getexif())
+        except _OF_PILLOW as error:
+            return {"damage": str(error)}
         return {"bytes": base64.b64encode(packed.getvalue()).decode()}
     return value

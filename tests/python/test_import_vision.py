@@ -111,6 +111,16 @@ def test_rows_of_an_iterable_are_those_of_a_file(governor, tmp_path):
     assert np.array_equal(plimsoll.ImageSet(tmp_path / "one").image(0), pictures.pillow(encoded[0]))
 
 
+def test_a_picture_of_pillows_that_is_damaged_is_a_bad_row(governor, tmp_path):
+    rows = [{"image": Image.open(io.BytesIO(encoded)), "response": "r"} for encoded in (GOOD, GOOD[:-20])]
+    with pytest.raises(ValueError, match=r"rows\[1\]: a picture that Pillow cannot save: .*truncated.*--errors-max"):
+        plimsoll.import_vision(rows, tmp_path / "set", governor=governor)
+    rows = [{"image": Image.open(io.BytesIO(encoded)), "response": "r"} for encoded in (GOOD, GOOD[:-20])]
+    made = plimsoll.import_vision(rows, tmp_path / "set", errors_max=1, governor=governor)
+    assert made["rows"] == 1 and made["about"]["odd"]["bad_image"] == {"count": 1, "first": ["rows[1]"]}
+    assert np.array_equal(plimsoll.ImageSet(tmp_path / "set").image(0), pictures.pillow(GOOD))
+
+
 def test_a_dataset_of_hugging_faces_is_taken_as_it_is(governor, tmp_path):
     datasets = pytest.importorskip("datasets")
     encoded = [pictures.random_picture("png", k) for k in range(3)]
