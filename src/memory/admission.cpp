@@ -16,7 +16,10 @@ Admission::~Admission() {
 
 Result<void> Admission::take(const Governor& governor, Tag tag, std::int64_t bytes,
                              const char* option) {
-  const PoolSpec spec{.tag = tag, .floor_bytes = bytes, .cap_bytes = bytes, .option = option};
+  // Sets of graphs and images lease beside loaders, and promise nothing: promises are no bound
+  // there.
+  const std::int64_t cap = tag == Tag::kLoader ? kUncapped : bytes;
+  const PoolSpec spec{.tag = tag, .floor_bytes = bytes, .cap_bytes = cap, .option = option};
   Governor asked = governor;
   PLIMSOLL_TRY_VOID(asked.admit(spec));
   governor_ = asked;

@@ -104,6 +104,18 @@ def test_a_batch_is_leased_until_its_last_array_goes(governor, images):
     assert governor.ledger().leased_bytes == 0
 
 
+@pytest.mark.parametrize("first", ["loader", "images"])
+def test_they_go_beside_a_loader_of_features_under_one_governor(governor, images, tmp_path, first):
+    plimsoll.import_dataset([{"x": float(k)} for k in range(8)], tmp_path / "features", governor=governor)
+    open_ = {"loader": lambda: plimsoll.Loader.open(governor, tmp_path / "features", batch_rows=2),
+             "images": lambda: images.batches(3, governor=governor)}
+    opened = {name: open_[name]() for name in sorted(open_, key=lambda name: name != first)}
+    held = [opened[name].next() for _ in range(3) for name in opened]
+    opened["images"].close()
+    assert len(opened["loader"].next()["x"]) == 2 and len(held) == 6
+    opened["loader"].close()
+
+
 def test_a_batch_that_does_not_fit_the_limit_is_refused_and_the_next_call_tries_again(tmp_path):
     program = """
 import sys, plimsoll
