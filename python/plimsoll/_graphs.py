@@ -220,6 +220,8 @@ class GraphSet:
         Errors:    ValueError naming the option, also when one graph alone passes a bound.
         """
         members = None if graphs is None else ids_in(graphs, "graphs")
+        if members is not None and len(members) == 0:
+            raise ValueError("graphs: there are none; leave it out for those of the split")
         core = _core.GraphBatches.open(
             self._core, split, members, batch_graphs, nodes_max, edges_max,
             byte_size(bytes_max, "bytes_max"), min_steps, shuffle, seed, epoch, position)

@@ -325,3 +325,5 @@ def test_batches_in_python_are_the_graphs_one_by_one(governor, tmp_path):
             graphs.read([100000])
         with pytest.raises(ValueError, match="nodes_max"):
             graphs.batches(nodes_max=2)
+        with pytest.raises(ValueError, match="graphs: there are none"):
+            graphs.batches(graphs=np.flatnonzero(sizes["y"] > 1))
