@@ -247,6 +247,7 @@ Result<void> RowWriter::finish(const std::string& about, const std::string& fing
   PLIMSOLL_TRY_VOID(copy_index());
   PLIMSOLL_TRY_VOID(rows_.put(std::as_bytes(std::span(about))));
   PLIMSOLL_TRY_VOID(rows_.flush());
+  PLIMSOLL_TRY_VOID(rows_.file->truncate(rows_.bytes()));  // A long row that was dropped is beyond.
   PLIMSOLL_TRY_VOID(rows_.file->write_at(0, row_file_header(*options_.kind, header)));
   PLIMSOLL_TRY_VOID(rows_.file->sync());
   PLIMSOLL_TRY_VOID(rename_durable(folder_ / kRowsFile, options_.path));

@@ -186,6 +186,23 @@ TEST_F(TokenSetTest, ASecondImportFindsItWholeAndAnotherFingerprintReplacesIt) {
   expect_nothing_beside(path);
 }
 
+// A row longer than the writer's buffer is on disk before it is known that none of it is trained.
+TEST_F(TokenSetTest, ALongRowThatIsDroppedLeavesNothingBehindTheEnd) {
+  const fs::path path = scratch_ / "set";
+  const Row row = row_of(1, 300);
+  auto writer = TokenWriter::open(governor_, {.path = path, .vocabulary = 300, .fingerprint = "f"})
+                    .or_throw();
+  write_row(writer, row).or_throw();
+  const std::vector<std::uint32_t> untrained(kTokenWriterBytes);
+  writer.append(untrained, {}).or_throw();
+  EXPECT_EQ(writer.end_row().or_throw().trained, 0);
+  writer.finish("{}", "").or_throw();
+  const auto set = TokenSet::open(path);
+  ASSERT_TRUE(set.has_value()) << *set.error().detail;
+  EXPECT_EQ(set->rows(), 1);
+  EXPECT_TRUE(set->verify({}).has_value());
+}
+
 TEST_F(TokenSetTest, SaysWhatIsWrong) {
   const fs::path path = scratch_ / "set";
   const auto refused = [](const auto& result) {
