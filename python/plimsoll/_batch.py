@@ -125,6 +125,9 @@ def _mapped(value: Any, change: Callable[[Any], Any], rows: int = -1) -> Any:
         if type(value) is dict or not isinstance(value, MutableMapping):
             return changed
         other = copy.copy(value)
+        for name, held in getattr(other, "__dict__", {}).items():  # A mapping of the program's own shares what it holds.
+            if isinstance(held, MutableMapping):
+                other.__dict__[name] = copy.copy(held)
         for key, one in changed.items():
             other[key] = one
         return other

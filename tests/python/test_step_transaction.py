@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a refused step puts back, wherever it is: gradients of leaves, buffers, optimizers, generators."""
 import collections
+import collections.abc
 import gc
 import random
 
@@ -461,14 +462,39 @@ def test_r20_rows_that_are_padded_part_by_part_are_not_cut():
 Named = collections.namedtuple("Named", "x y")
 
 
+class Own(collections.abc.MutableMapping):
+    """A mapping of a program's own, over a dict."""
+
+    def __init__(self, **held):
+        self._held = held
+
+    def __getitem__(self, key):
+        return self._held[key]
+
+    def __setitem__(self, key, value):
+        self._held[key] = value
+
+    def __delitem__(self, key):
+        del self._held[key]
+
+    def __iter__(self):
+        return iter(self._held)
+
+    def __len__(self):
+        return len(self._held)
+
+    x = property(lambda self: self["x"])
+
+
 @pytest.mark.parametrize("wrap, f", [
     (lambda x, y: {"x": x, "deep": [{"y": y}, None], "name": "text", "k": 2},
      lambda m, b: F.cross_entropy(m(b["x"]) * b["k"], b["deep"][0]["y"])),
     (lambda x, y: Named(x, y), lambda m, b: F.cross_entropy(m(b.x) * 2, b.y)),
     (lambda x, y: collections.UserDict(x=x, y=y), lambda m, b: F.cross_entropy(m(b["x"]) * 2, b["y"])),
+    (lambda x, y: Own(x=x, y=y), lambda m, b: F.cross_entropy(m(b.x) * 2, b["y"])),
     (lambda x, y: {"x": x.numpy(), "y": y.tolist()},
      lambda m, b: F.cross_entropy(m(torch.as_tensor(b["x"])) * 2, torch.tensor(b["y"]))),
-], ids=["dict", "namedtuple", "userdict", "arrays_and_lists"])
+], ids=["dict", "namedtuple", "userdict", "own", "arrays_and_lists"])
 def test_r21_batches_of_any_structure_are_cut(wrap, f):
     def trained(parts):
         torch.manual_seed(5)
