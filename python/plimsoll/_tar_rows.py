@@ -13,6 +13,7 @@ import gzip
 import json
 import lzma
 import os
+import re
 import tarfile
 import zlib
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ from ._vision_row import Fields
 
 _PACKED = {b"\x1f\x8b\x08": gzip.open, b"BZh": bz2.open, b"\xfd7z": lzma.open}  # By what a file begins with.
 _DAMAGE = (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError)
+_TAR = re.compile(r"\.tar(\.|$)")  # And not train.target.jsonl.
 _IMAGES = (".jpg", ".jpeg", ".png", ".webp")
 
 
@@ -111,7 +113,8 @@ def tar_rows(given: Any, fields: Fields, bytes_max: int) -> Any:
     paths = [given] if isinstance(given, (str, os.PathLike)) else given
     if not isinstance(paths, (list, tuple)) or not paths:
         return given
-    tars = [isinstance(one, (str, os.PathLike)) and ".tar" in os.path.basename(os.fspath(one)) for one in paths]
+    tars = [isinstance(one, (str, os.PathLike)) and _TAR.search(os.path.basename(os.fspath(one))) is not None
+            for one in paths]
     if any(tars) and not all(tars):
         raise ValueError("files: archives (.tar) and others are mixed")
     return TarRows([os.fspath(one) for one in paths], fields, bytes_max) if any(tars) else given

@@ -305,10 +305,10 @@ def test_a_second_import_is_done_at_once_unless_something_changed(governor, tmp_
 def test_packed_files_and_arrays_are_read(governor, tmp_path):
     rows = [{"text": "t", "image": uri(GOOD), "response": f"{k}"} for k in range(3)]
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(write_rows(tmp_path / "x", rows).read_bytes()))
-    (tmp_path / "b.json").write_text(json.dumps(rows))
-    made = plimsoll.import_vision([tmp_path / "a.jsonl.gz", tmp_path / "b.json"], tmp_path / "set", governor=governor)
-    assert made["rows"] == 6 and [one["name"] for one in made["about"]["inputs"]] == ["a.jsonl.gz", "b.json",
-                                                                                      "image files"]
+    (tmp_path / "b.target.json").write_text(json.dumps(rows))
+    made = plimsoll.import_vision([tmp_path / "a.jsonl.gz", tmp_path / "b.target.json"], tmp_path / "set", governor=governor)
+    assert made["rows"] == 6 and [one["name"] for one in made["about"]["inputs"]] == ["a.jsonl.gz",
+                                                                                      "b.target.json", "image files"]
 
 
 PROGRAM = """
