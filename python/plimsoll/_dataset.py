@@ -152,8 +152,10 @@ def _items(dataset: Any) -> Iterator[Any]:
             raise ValueError(f"dataset: columns of different lengths: {lengths}")
         return ({name: column[i] for name, column in dataset.items()}
                 for i in range(next(iter(lengths.values()), 0)))
-    # By index first: a torch Dataset has no end that iter() would find.
-    if hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"):
+    # By index first: a torch Dataset has no end that iter() would find. An IterableDataset inherits what only raises.
+    torch = _torch_gate.torch_if_imported()
+    iterable = torch is not None and isinstance(dataset, torch.utils.data.IterableDataset)
+    if not iterable and hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"):
         return (dataset[i] for i in range(len(dataset)))
     try:
         return iter(dataset)
@@ -230,7 +232,9 @@ def _id_of(named: dict[str, Any], index: int, key: str | None, own: Iterator[int
 
 def _integer(value: Any, index: int, key: str) -> int:
     try:
-        number = int(value.item()) if hasattr(value, "item") else value.__index__()
+        given = value.item() if hasattr(value, "item") else value.__index__()
+        if (number := int(given)) != given:
+            raise ValueError
         return int(np.int64(number))
     except (AttributeError, OverflowError, RuntimeError, TypeError, ValueError):
         raise ValueError(f"item {index}, {key!r}: {value!r} is not a 64-bit integer") from None

@@ -96,6 +96,9 @@ def test_torch_datasets_and_tensors(governor, tmp_path):
         def __iter__(self):
             yield from ({"x": row.to(torch.bfloat16)} for row in x)
 
+        def __len__(self):  # As DataLoader asks for it; [i] is inherited, and raises.
+            return len(x)
+
     plimsoll.import_dataset(Stream(), tmp_path / "b", governor=governor)
     assert torch.equal(read_all(governor, tmp_path / "b").tensor("x"), x)
 
@@ -120,7 +123,8 @@ def test_a_bad_item_is_named_and_leaves_nothing(governor, tmp_path, bad, text):
     ([], {}, "no items"), (7, {}, "neither"), ([{"id": 1}], {}, "nothing but"),
     ([{"Bad": 1}], {}, "Bad"), ([1, 2], {"ids": [5]}, "only 1"),
     ([1, 2], {"ids": [5, 6, 7]}, "more"), ([1, 2], {"ids": [5, 5]}, "5"),
-    ([1, 2], {"ids": [5, "a"]}, "item 1"), ([1], {"ids": "k"}, "'k'"),
+    ([1, 2], {"ids": [5, "a"]}, "item 1"), ([1, 2], {"ids": np.array([0.0, 1.5])}, "item 1, 'ids': .*1.5"),
+    ([{"x": 1, "g": np.float32(0.5)}], {"groups": "g"}, "item 0, 'g': .*0.5"), ([1], {"ids": "k"}, "'k'"),
     ({"a": [1], "b": [1, 2]}, {}, "lengths"), ([1.5], {"dtype": "int32"}, "int32"),
     ([np.zeros(2, np.complex64)], {}, "complex64|array"),
     ([1], {"dtype": {"value": "int8"}}, "int8"),
