@@ -60,7 +60,7 @@ Result<void> add_folder(const fs::path& root, const fs::path& folder, std::vecto
     std::error_code status;
     if (fs::is_directory(fs::symlink_status(path, status))) {
       PLIMSOLL_TRY_VOID(add_folder(root, path, found));
-    } else if (fs::is_regular_file(path, status) && is_csv(path)) {
+    } else if (is_csv(path) && !fs::is_directory(path, status)) {  // A link to nothing, too.
       PLIMSOLL_TRY(found.emplace_back(), look_at(path, name_of(root, path)));
     }
   }

@@ -297,6 +297,19 @@ def test_the_program_imports_describes_and_verifies(program, tmp_path):
     assert missing.returncode == 1 and "no such file" in missing.stderr
 
 
+def test_a_link_to_nothing_in_a_folder_is_an_error_and_not_left_out(governor, tmp_path):
+    frames = can_oracle.random_frames(np.random.default_rng(3), 300, 30)
+    can_oracle.write_csv(tmp_path / "elsewhere.csv", frames)
+    (tmp_path / "set").mkdir()
+    can_oracle.write_csv(tmp_path / "set" / "train_1.csv", frames)
+    (tmp_path / "set" / "train_2.csv").symlink_to(tmp_path / "elsewhere.csv")
+    made = plimsoll.import_can(tmp_path / "set", tmp_path / "out", governor=governor)
+    assert len(made["files"]) == 2
+    (tmp_path / "elsewhere.csv").unlink()
+    with pytest.raises(FileNotFoundError, match="train_2.csv"):
+        plimsoll.import_can(tmp_path / "set", tmp_path / "out", governor=governor)
+
+
 def test_batches_in_python_are_the_graphs_one_by_one(governor, tmp_path):
     can_oracle.write_csv(tmp_path / "train_1.csv",
                          can_oracle.random_frames(np.random.default_rng(3), 20_100, 30))
