@@ -2,7 +2,7 @@
 """TarRows: rows of WebDataset's archives, as import_vision() takes them.
 
 A sample is the members that follow one another and have one name up to the first dot: an image (.jpg, .jpeg, .png,
-.webp), text (.txt), and what is else of the row (.json).
+.webp), text (.txt), and what is else of the row (.json). Names that begin with a dot are left out.
 
 Threads: one owner.   Memory: a sample, none of its members longer than a bound.
 """
@@ -70,9 +70,9 @@ class TarRows:
         name, row, more = "", {}, {}  # type: tuple[str, dict[str, Any], dict[str, Any]]
         while (member := archive.next()) is not None:
             archive.members = []  # It would keep them all.
-            if not member.isfile():
-                continue
             folder, base = os.path.split(member.name)
+            if not member.isfile() or base.startswith("."):  # As macOS puts ._0.jpg beside 0.jpg.
+                continue
             stem, _, kind = base.partition(".")
             if os.path.join(folder, stem) != name:
                 if row or more:

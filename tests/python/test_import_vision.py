@@ -166,6 +166,13 @@ def test_samples_of_webdataset_are_rows(governor, tmp_path):
         plimsoll.import_vision(tmp_path / "d.tar", tmp_path / "none", governor=governor)
 
 
+def test_members_whose_names_begin_with_a_dot_are_of_no_sample(governor, tmp_path):
+    members = [("x/._0.jpg", b"Mac OS X"), ("x/0.jpg", GOOD), ("x/._0.txt", b"Mac OS X"), ("x/0.txt", b"a cat")]
+    made = plimsoll.import_vision(write_tar(tmp_path / "a.tar", members), tmp_path / "set", governor=governor)
+    assert made["rows"] == 1 and made["about"]["odd"] == {}
+    assert plimsoll.ImageSet(tmp_path / "set")[0].messages[0]["content"] == [{"type": "image"}, *said("a cat")]
+
+
 def test_what_json_says_of_a_sample_is_behind_its_members_wherever_it_stands(governor, tmp_path):
     encoded = pictures.random_picture("png", 5)
     members = [("0.json", b'{"image": "0.png", "text": "name", "response": "r"}'), ("0.png", encoded), ("0.txt", b"a cat")]
