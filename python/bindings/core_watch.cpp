@@ -62,8 +62,8 @@ void count_arenas() {
   }
 }
 
-Inside inside_with_python() {
-  Inside inside = inside_now();
+Inside inside_with_python(bool ask_malloc) {
+  Inside inside = inside_now(ask_malloc);
   inside.python = std::max<std::int64_t>(arena_bytes, 0);
   if (inside.native >= 0) {
     inside.native -= HolderSearch::held_bytes();
@@ -83,17 +83,19 @@ class OwnWatch {
   bool look(double step, const std::string& phase, At at) {
     const bool second = at == At::kPhaseEnds && began_took_ > 0;
     const bool first = at == At::kPhaseBegins;
-    if (!second && !pace_.due(now_ns(), first ? kTimes / 2 : kTimes)) {
+    const std::int64_t times = first ? kTimes / 2 : kTimes;
+    if (!second && !pace_.due(now_ns(), times)) {
       mixed_ = mixed_ || at != At::kStep;
       began_took_ = at == At::kStep ? began_took_ : 0;
       return false;
     }
     const bool cold = watch_.looks() == 0;  // The next one would wait long for it.
     for (int left = cold ? 2 : 1; left > 0; --left) {
+      const bool asks = second ? asking_took_ > 0 : cold || asking_.due(now_ns(), times);
+      const Inside inside = asks ? asked(second, first) : inside_with_python(false);
+      asking_took_ = asks ? asking_took_ : 0;
       const std::int64_t began = thread_cpu_ns() - watch_.rare_ns();
-      watch_
-          .look(step, inside_with_python(),
-                mixed_ ? std::nullopt : std::optional<std::string_view>(phase))
+      watch_.look(step, inside, mixed_ ? std::nullopt : std::optional<std::string_view>(phase))
           .or_throw();
       const std::int64_t took = thread_cpu_ns() - watch_.rare_ns() - began;
       pace_.record(now_ns(), second ? began_took_ + took : took);
@@ -120,10 +122,23 @@ class OwnWatch {
 
  private:
   static constexpr std::int64_t kTimes = 8 * Pace::kCalm;  // What each look does: an eighth of 1 %.
+
+  // malloc() has a pace of its own, another eighth: where it answers late, looks go on without it.
+  Inside asked(bool second, bool first) {
+    const std::int64_t began = thread_cpu_ns();
+    const Inside inside = inside_with_python(true);
+    const std::int64_t took = thread_cpu_ns() - began;
+    asking_.record(now_ns(), second ? asking_took_ + took : took);
+    asking_took_ = first ? asking_.took_ns() : 0;
+    return inside;
+  }
+
   Watch watch_;
   Pace pace_{};
   std::int64_t began_took_{0};  // By the look at the phase's begin, the last one; 0 for none.
-  bool mixed_{false};           // A phase began or ended since the last look.
+  Pace asking_{};
+  std::int64_t asking_took_{0};  // As began_took_; 0 where that look did not ask malloc().
+  bool mixed_{false};            // A phase began or ended since the last look.
 };
 
 using WatchHandle = Guarded<OwnWatch>;
@@ -179,7 +194,7 @@ nb::dict holdings_of(WatchHandle& handle) {
 
 std::function<Inside()> counted_inside() {
   count_arenas();
-  return inside_with_python;
+  return [] { return inside_with_python(true); };
 }
 
 void bind_watch(nb::module_& m) {

@@ -32,8 +32,9 @@ class Watch:
     A verdict takes eight windows of 25 steps: what comes and goes within a window does not count, the
     first quarter is warm-up, and a leak is what rises in both halves of the rest.
 
-    malloc() counts its free pieces when it is asked; where that took more than 3 ms twice in a row (some 15,000 pieces),
-    nobody asks any more, and what was "native" and "retained" is "unexplained".
+    malloc() counts its free pieces when it is asked, and is asked the more rarely the longer that takes. Where it took more
+    than 3 ms for more than 15,000 pieces, twice in a row, it is left alone for 10,000 times as long, and what was "native"
+    and "retained" is "unexplained" meanwhile; twice as long each time that comes again.
 
     Where something has risen for four windows, allocations are sampled (one in 512 KiB; of Python's objects, malloc(),
     shared memory or tensors, as the owner is), and no longer than until there is an answer. Then a search through all
@@ -47,7 +48,7 @@ class Watch:
     Forks:    in a forked child, step() and verdict() raise ValueError: make another there.
     Memory:   a fixed 80 KB, however long it watches; with a search 2 MiB, in each worker too, and 32 MiB at most while it
               looks for a holder.
-    Time:     looks are so rare that they take 0.4 % of a core at most. A search adds 1.5 ms to a step, for some 30 steps,
+    Time:     looks are so rare that they take 0.6 % of a core at most. A search adds 1.5 ms to a step, for some 30 steps,
               and hooks three steps 2 ms each; the collection, where there is one, takes `collect_seconds`.
     """
 

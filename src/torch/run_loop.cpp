@@ -84,7 +84,7 @@ RunLoop::~RunLoop() {
 Result<void> RunLoop::open(RunReport* report, std::int64_t saved_step) {
   report_ = report;
   saved_step_ = saved_step;
-  folder_.record(governor_, inside_now);
+  folder_.record(governor_, [] { return inside_now(); });
   return report_->on_network(network_file_system(folder_.root()));
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "watch/inside.h"
 
-#include <atomic>
+#include <algorithm>
 #include <cstdint>
 
 #include <malloc.h>
@@ -13,18 +13,27 @@
 namespace plimsoll {
 namespace {
 
-constexpr std::int64_t kHeapMostNs = 3'000'000;
-constexpr int kSlowMost = 2;
-std::atomic<int> slow_in_a_row{0};
+constexpr int kLongestRest = 20;  // Doublings: beyond all runs.
+constinit MallocPatience patience;
 
 }  // namespace
 
-Inside inside_now() {
-  Inside inside;
-  if (slow_in_a_row < kSlowMost) {
+void MallocPatience::answered(std::int64_t now_ns, std::int64_t took_ns,
+                              std::int64_t pieces) noexcept {
+  if (took_ns <= kTookMostNs || pieces <= kPiecesMost) {
+    dear_ = 0;
+  } else if (++dear_ >= kDearMost) {
+    rests_until_ = now_ns + ((kRest * took_ns) << std::min<int>(rests_++, kLongestRest));
+  }
+}
+
+Inside inside_now(bool ask_malloc) {
+  Inside inside{.malloc_later = !ask_malloc};
+  if (ask_malloc && patience.asks(now_ns())) {
     const std::int64_t began = thread_cpu_ns();
     const struct mallinfo2 heap = ::mallinfo2();
-    slow_in_a_row = thread_cpu_ns() - began > kHeapMostNs ? slow_in_a_row + 1 : 0;
+    patience.answered(now_ns(), thread_cpu_ns() - began,
+                      static_cast<std::int64_t>(heap.ordblks + heap.smblks));
     inside.native = static_cast<std::int64_t>(heap.uordblks + heap.hblkhd);
     inside.retained = static_cast<std::int64_t>(heap.fordblks);
   }

@@ -60,5 +60,35 @@ TEST(T11Inside, MallocIsAskedWhileItAnswersSoon) {
   ::munmap(right, 4096);
 }
 
+TEST(T11Inside, WhoPausesOverFewPiecesIsAskedAgain) {
+  MallocPatience patience;
+  for (std::int64_t now = 0; now < 100; ++now) {
+    patience.answered(now, 100 * MallocPatience::kTookMostNs, 474);
+    ASSERT_TRUE(patience.asks(now));
+  }
+}
+
+TEST(T11Inside, ManyPiecesHaveEverLongerRests) {
+  constexpr std::int64_t kTook = 2 * MallocPatience::kTookMostNs;
+  constexpr std::int64_t kPieces = 2 * MallocPatience::kPiecesMost;
+  MallocPatience patience;
+  patience.answered(0, kTook, kPieces);
+  EXPECT_TRUE(patience.asks(0));  // Once may have been the machine.
+  std::int64_t now = 0;
+  std::int64_t rest = MallocPatience::kRest * kTook;
+  for (int times = 0; times < 10; ++times, rest *= 2) {
+    patience.answered(now, kTook, kPieces);
+    EXPECT_FALSE(patience.asks(now + rest - 1)) << times;
+    EXPECT_TRUE(patience.asks(now + rest)) << times;
+    now += rest;
+  }
+  patience.answered(now, 1000, 10);  // They have become few.
+  EXPECT_TRUE(patience.asks(now));
+  patience.answered(now, kTook, kPieces);
+  EXPECT_TRUE(patience.asks(now));
+  patience.answered(now, kTook, kPieces);
+  EXPECT_FALSE(patience.asks(now + rest - 1));
+}
+
 }  // namespace
 }  // namespace plimsoll

@@ -43,6 +43,7 @@ struct Inside {
   std::int64_t python{-1};
   std::int64_t native{-1};
   std::int64_t retained{-1};
+  bool malloc_later{false};  ///< Of a look that did not ask: native and retained as they were.
 };
 
 /// Bytes by owner; −1 of one that is not known apart.

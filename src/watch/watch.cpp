@@ -25,11 +25,17 @@ constexpr std::array kJudged{
 // What is said where nothing leaks: the first of these that some owner does.
 constexpr std::array kWorthAWord{Course::kSaturating, Course::kStep, Course::kWarmUp,
                                  Course::kSawtooth};
+// What malloc() says parts these: they are not known apart at a look that did not ask it.
+constexpr std::array kByMalloc{Owner::kNative, Owner::kRetained, Owner::kUnexplained};
 constexpr double kInOnePhase = 0.5;  // Share of the growth.
 constexpr int kCollectSteps = 100;
 
 std::size_t index(Owner owner) noexcept {
   return static_cast<std::size_t>(owner);
+}
+
+bool is_by_malloc(std::size_t owner) noexcept {
+  return std::ranges::count(kByMalloc, static_cast<Owner>(owner)) > 0;
 }
 
 // "38 minutes": for a sentence.
@@ -93,13 +99,26 @@ void Watch::take(TreeLook seen, double at, const Inside& inside,
     first_ns_ = last_ns_;
     first_at_ = at;
   }
-  const Holdings now(seen_, inside);
+  Inside said = inside;
+  if (inside.malloc_later) {
+    said.native = holdings_.of(Owner::kNative);
+    said.retained = holdings_.of(Owner::kRetained);
+  }
+  const Holdings now(seen_, said);
+  const bool heap_known = !inside.malloc_later || said.native < 0;
   if (phase) {
-    note_phase(*phase, now);
+    note_phase(*phase, now, heap_known && heap_known_);
   }
   note_processes();
+  if (looks_ > 1 && holdings_.of(Owner::kNative) < 0 && said.native >= 0) {  // Known again.
+    trends_[index(Owner::kUnexplained)] = Trend(trends_[index(Owner::kFiles)].width());
+  }
   holdings_ = now;
+  heap_known_ = heap_known;
   for (std::size_t owner = 0; owner < kOwnerCount; ++owner) {
+    if (!heap_known && is_by_malloc(owner)) {
+      continue;
+    }
     if (const std::int64_t bytes = now.of(static_cast<Owner>(owner)); bytes >= 0) {
       trends_[owner].add(at, bytes);
     } else if (trends_[owner].windows() > 0) {  // It is not known any more, and unexplained now.
@@ -128,7 +147,7 @@ std::vector<PicturePoint> Watch::points() const {
 }
 
 // What came in a phase is kept by owner, once the first windows are over.
-void Watch::note_phase(std::string_view name, const Holdings& now) {
+void Watch::note_phase(std::string_view name, const Holdings& now, bool heap_known) {
   constexpr std::size_t kFirstWindows = 2;
   if (trends_[index(Owner::kFiles)].windows() < kFirstWindows) {
     return;
@@ -143,7 +162,7 @@ void Watch::note_phase(std::string_view name, const Holdings& now) {
   for (std::size_t owner = 0; owner < kOwnerCount; ++owner) {
     const std::int64_t before = holdings_.of(static_cast<Owner>(owner));
     const std::int64_t after = now.of(static_cast<Owner>(owner));
-    if (before >= 0 && after >= 0) {
+    if (before >= 0 && after >= 0 && (heap_known || !is_by_malloc(owner))) {
       phase->grown[owner] += after - before;
     }
   }
@@ -284,6 +303,10 @@ Finding Watch::grows() const {
     if (const Judged& one = judged_[index(owner)]; one.course == Course::kLeak) {
       return found(owner, one, course);
     }
+  }
+  if (holdings_.of(Owner::kNative) >= 0 &&
+      judged_[index(Owner::kNative)].course == Course::kTooShort) {
+    return {};  // Where malloc() is asked rarely, what else there is to say comes earlier.
   }
   for (const Course course : kWorthAWord) {
     const auto who = std::ranges::max_element(kJudged, {}, [&](Owner owner) {

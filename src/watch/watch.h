@@ -126,7 +126,7 @@ class Watch {
     int pid{0};
     std::int64_t anonymous{0};
   };
-  void note_phase(std::string_view name, const Holdings& now);
+  void note_phase(std::string_view name, const Holdings& now, bool heap_known);
   void note_processes();
   void judge();
   [[nodiscard]] std::string grown_process() const;
@@ -137,6 +137,7 @@ class Watch {
   TreeLooker looker_;
   TreeLook seen_{};
   Holdings holdings_{};
+  bool heap_known_{true};  // At the last look, and not as before it.
   std::array<Trend, kOwnerCount> trends_{};
   std::array<Judged, kOwnerCount> judged_{};  // When these windows of the first trend were over.
   std::size_t judged_windows_{0};

@@ -139,6 +139,49 @@ TEST(Watch, WhatIsNotKnownAnyMoreIsJudgedNoMore) {
   EXPECT_EQ(finding.course, Course::kPlateau) << finding.text("step");
 }
 
+// What grows is native, which one look in ten asks for: the others do not show it as unexplained.
+TEST(Watch, WhatIsAskedForRarelyIsJudgedByThoseLooks) {
+  constexpr int kAskedEvery = 10;
+  const Child child([](int) { map_touched(kStepBytes); });
+  Watch watch(child.pid(), 25);
+  const auto look = [&](int step, std::string_view phase) {
+    child.tell();
+    const bool asked = step % kAskedEvery == 0;
+    ASSERT_TRUE(watch.look(
+        step,
+        asked ? Inside{.native = step * kStepBytes, .retained = 0} : Inside{.malloc_later = true},
+        phase));
+  };
+  for (int step = 0; step < kSteps; ++step) {
+    look(step, step % kAskedEvery == 0 ? "asked" : "train");
+    EXPECT_NE(watch.verdict().course, Course::kPlateau);
+  }
+  EXPECT_EQ(watch.holdings().of(Owner::kNative), (kSteps - kAskedEvery) * kStepBytes);
+  for (int step = kSteps; step < 2 * kSteps; ++step) {
+    look(step, step % kAskedEvery == 0 ? "asked" : "train");
+  }
+  const Finding finding = watch.verdict();
+  EXPECT_EQ(finding.course, Course::kLeak) << finding.text("step");
+  EXPECT_EQ(finding.owner, Owner::kNative);
+  EXPECT_EQ(finding.phase, "");  // It grew between two looks that asked.
+  EXPECT_NEAR(finding.bytes_per_unit, static_cast<double>(kStepBytes), 16384);
+}
+
+// Its pieces have become few: what was unexplained until then did not vanish.
+TEST(Watch, WhatIsKnownAgainIsJudgedAnew) {
+  const Child child([](int) { map_touched(kStepBytes); });
+  Watch watch(child.pid(), 25);
+  for (int step = 0; step < 2 * kSteps; ++step) {
+    child.tell();
+    ASSERT_TRUE(watch.look(
+        step, step < kSteps ? Inside{.python = 0}
+                            : Inside{.python = 0, .native = step * kStepBytes, .retained = 0}));
+    EXPECT_NE(watch.verdict().course, Course::kSawtooth);
+  }
+  EXPECT_EQ(watch.verdict().course, Course::kLeak) << watch.verdict().text("step");
+  EXPECT_EQ(watch.verdict().owner, Owner::kNative);
+}
+
 TEST(Watch, AFewLooksSayNothing) {
   const Child child([](int) {});
   Watch watch(child.pid(), 25);
