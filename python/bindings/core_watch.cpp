@@ -160,7 +160,7 @@ std::optional<Owner> owner_named(const std::string& name) {
 
 // Bytes of an owner now; what cannot be asked in a moment, all anonymous memory stands for.
 std::int64_t own_bytes(const std::string& name) {
-  const Inside inside = inside_now();
+  const Inside inside = inside_with_python(true);
   switch (owner_named(name).value_or(Owner::kHeap)) {
     case Owner::kTensors:
       return inside.tensors;

@@ -225,6 +225,19 @@ def test_garbage_is_no_leak_and_is_collected_once(played):
     assert "gc.collect()" in told["advice"][0]
 
 
+def test_garbage_in_pythons_arenas_is_no_leak(played):
+    told = played("""
+        import gc
+        gc.disable()
+        with plimsoll.Watch() as watch:
+            for step in steps(watch):
+                for _ in range(300):
+                    circle = [float(k) for k in range(30)]  # site
+                    circle.append(circle)
+    """)
+    assert told["owner"] == "python" and told["kind"] == "uncollected garbage", told["text"]
+
+
 def test_what_has_a_holder_needs_no_collection(played):
     told = played("""
         import gc
