@@ -130,19 +130,21 @@ void Watch::take(TreeLook seen, double at, const Inside& inside,
 }
 
 std::vector<PicturePoint> Watch::points() const {
+  const Trend& files = trends_[index(Owner::kFiles)];
   std::vector<PicturePoint> points;
+  for (const Point& window : files.floors()) {
+    points.push_back({.x = window.at});
+  }
   for (std::size_t owner = 0; owner < kOwnerCount; ++owner) {
     const std::vector<Point> floors = trends_[owner].floors();
-    for (const Point& floor : floors) {
-      auto at = std::ranges::find(points, floor.at, &PicturePoint::x);
-      if (at == points.end()) {
-        at = points.insert(points.end(), {.x = floor.at});
-        at->owners.fill(-1);
+    std::size_t begun = 0;  // Who is known since later has windows that lie across these.
+    for (PicturePoint& point : points) {
+      while (begun < floors.size() && floors[begun].at < point.x + files.width()) {
+        ++begun;
       }
-      at->owners[owner] = static_cast<std::int64_t>(floor.bytes);
+      point.owners[owner] = begun == 0 ? -1 : static_cast<std::int64_t>(floors[begun - 1].bytes);
     }
   }
-  std::ranges::sort(points, {}, &PicturePoint::x);
   return points;
 }
 

@@ -167,6 +167,22 @@ TEST(Watch, WhatIsAskedForRarelyIsJudgedByThoseLooks) {
   EXPECT_NEAR(finding.bytes_per_unit, static_cast<double>(kStepBytes), 16384);
 }
 
+// A governor that was opened in step 60: its tensors' windows lie across the others'.
+TEST(Watch, APictureHasOnePointForEachWindow) {
+  const Child child([](int) {});
+  Watch watch(child.pid(), 25);
+  for (int step = 0; step < kSteps; ++step) {
+    ASSERT_TRUE(watch.look(step, step < 60 ? Inside{} : Inside{.tensors = 1_MiB}));
+  }
+  const auto points = watch.points();
+  ASSERT_EQ(points.size(), 8U);
+  for (const PicturePoint& point : points) {
+    EXPECT_GT(point.owners[static_cast<std::size_t>(Owner::kFiles)], 0) << point.x;
+    EXPECT_EQ(point.owners[static_cast<std::size_t>(Owner::kTensors)] == 1_MiB, point.x >= 50)
+        << point.x;
+  }
+}
+
 // Its pieces have become few: what was unexplained until then did not vanish.
 TEST(Watch, WhatIsKnownAgainIsJudgedAnew) {
   const Child child([](int) { map_touched(kStepBytes); });
