@@ -79,7 +79,7 @@ std::string signed_bytes(double bytes) {
 
 }  // namespace
 
-Watch::Watch(int pid, double width) : looker_(pid, TreeLooker::Root::kCounted) {
+Watch::Watch(int pid, double width) : looker_(pid, TreeLooker::Root::kCounted), width_(width) {
   trends_.fill(Trend(width));
 }
 
@@ -286,6 +286,7 @@ Finding Watch::verdict() {
       }
     }
   }
+  finding.window = width_;
   return finding;
 }
 
@@ -334,7 +335,7 @@ std::string Finding::text(std::string_view unit) const {
   };
   switch (course) {
     case Course::kTooShort:
-      return fmt::format("too early: a verdict takes 8 windows of 25 {}s", unit);
+      return fmt::format("too early: a verdict takes 8 windows of {:g} {}s", window, unit);
     case Course::kPlateau:
       return "plateau: nothing grows";
     case Course::kWarmUp:

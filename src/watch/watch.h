@@ -48,6 +48,7 @@ struct Finding {
   double bytes_per_second{0};   ///< 0 where nothing leaks.
   std::int64_t grown_bytes{0};  ///< As Judged has it.
   std::int64_t bound_bytes{0};
+  double window{25};      ///< Units of the windows that a verdict takes eight of.
   std::string phase{};    ///< In which it grows; "" where in none above others.
   std::string process{};  ///< "python 4711": of children, the one that grew most.
   std::vector<std::pair<std::string, std::int64_t>> sites{};  ///< As Where has them.
@@ -135,6 +136,7 @@ class Watch {
   [[nodiscard]] Finding grows() const;
 
   TreeLooker looker_;
+  double width_;
   TreeLook seen_{};
   Holdings holdings_{};
   bool heap_known_{true};  // At the last look, and not as before it.

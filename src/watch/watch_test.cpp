@@ -206,6 +206,7 @@ TEST(Watch, AFewLooksSayNothing) {
   EXPECT_EQ(watch.verdict().course, Course::kTooShort);
   EXPECT_EQ(watch.looks(), 1);
   EXPECT_NE(watch.verdict().text("second").find("25 seconds"), std::string::npos);
+  EXPECT_TRUE(Watch(child.pid(), 5).verdict().text("step").ends_with("8 windows of 5 steps"));
 }
 
 }  // namespace
