@@ -48,8 +48,12 @@ bool of_library(const char* file) noexcept {
       [&](const Folder& one) { return std::strncmp(file, one.path.data(), one.length) == 0; });
 }
 
-// UTF-8 of a code point, at most four bytes; returns how many.
+// UTF-8 of a code point, at most four bytes; returns how many. Surrogates stand for bytes of a path
+// that are none.
 std::size_t encode(Py_UCS4 point, char* to) noexcept {
+  if (point >= 0xD800 && point < 0xE000) {
+    point = '?';
+  }
   const auto low = [](Py_UCS4 bits) { return static_cast<char>(0x80 | (bits & 0x3F)); };
   if (point < 0x80) {
     to[0] = static_cast<char>(point);

@@ -58,7 +58,7 @@ class LineTrace:
     def sites(self) -> list[tuple[str, int]]:
         """Lines and the bytes they grew by, most first."""
         grown = sorted(self._grown.items(), key=lambda one: -one[1])
-        return [(f"{file}:{line}", held) for (file, line), held in grown if held > 0]
+        return [(f"{file}:{line}".encode(errors="replace").decode(), held) for (file, line), held in grown if held > 0]
 
     def _of_program(self, frame: FrameType) -> bool:
         file = frame.f_code.co_filename

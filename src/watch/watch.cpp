@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 
 #include "base/check.h"
+#include "base/utf8.h"
 #include "os/clock.h"
 #include "plimsoll/bytes.h"
 
@@ -189,7 +190,7 @@ std::string Watch::grown_process() const {
     const auto first = std::ranges::find(first_, use.pid, &First::pid);
     if (first != first_.end() && use.anonymous - first->anonymous > most) {
       most = use.anonymous - first->anonymous;
-      name = fmt::format("{} {}", use.name, use.pid);
+      name = fmt::format("{} {}", as_utf8(use.name), use.pid);  // It may be cut in a character.
     }
   }
   return name;

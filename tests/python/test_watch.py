@@ -103,6 +103,23 @@ child = subprocess.Popen([sys.executable, "-c", {child!r}], text=True, stdin=sub
     assert told["process"].split()[-1].isdigit()
 
 
+def test_a_childs_name_may_be_cut_within_a_character():
+    """The kernel keeps 15 bytes of it."""
+    child = """
+import ctypes, sys
+ctypes.CDLL(None).prctl(15, "обучение-модели".encode(), 0, 0, 0)
+kept = []
+while sys.stdin.readline(): kept.append(bytearray(300_000)); print(flush=True)
+"""
+    told = watched(f"""
+import subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", {child!r}], text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+""", """
+        child.stdin.write("more\\n"); child.stdin.flush(); child.stdout.readline()
+    """)
+    assert told["process"].startswith("обучени\\xd0 ") and told["process"] in told["text"], told["text"]
+
+
 def test_leases_are_told_from_what_is_native():
     with plimsoll.Governor("2GiB") as governor, governor.reserve("64MiB"):
         watch = plimsoll.Watch()

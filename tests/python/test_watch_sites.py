@@ -2,6 +2,7 @@
 """Watch: the line that allocates what leaks, and who holds it. Each program is a file in a process of its own; the line
 that is right has `# site` behind it."""
 import json
+import os
 import pathlib
 import re
 import subprocess
@@ -207,6 +208,21 @@ def test_tensors_of_a_governor(played):
     """)
     assert told["kind"] == "leak" and told["owner"] == "tensors", told["text"]
     assert told["site"] in told["right"] and told["holder"] == "dict `features` in module __main__", told["text"]
+
+
+def test_a_program_in_a_folder_that_is_no_utf8(tmp_path):
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    folder.mkdir()
+    (folder / "program.py").write_text(LOOP + textwrap.dedent("""
+        kept = []
+        with plimsoll.Watch() as watch:
+            for step in steps(watch):
+                kept.append(bytearray(200_000))
+    """))
+    done = subprocess.run([sys.executable, folder / "program.py"], text=True, capture_output=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert "/caf?/program.py:" in told["site"] and told["holder"] == "list `kept` in module __main__", told["text"]
 
 
 def test_garbage_is_no_leak_and_is_collected_once(played):
