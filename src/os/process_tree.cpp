@@ -122,8 +122,8 @@ bool walked(const Status& status, bool alone) {
   return !alone || status.anonymous + status.file <= kWalkedMost || status.shared > kSharedMost;
 }
 
-// Lines "Pss:   123 kB" of smaps_rollup; without leave to read it, the resident pages of statm.
-bool read_use(const fs::path& folder, ProcessUse& use) {
+// Lines "Pss:   123 kB" of smaps_rollup; false without leave to read it.
+bool read_shares(const fs::path& folder, ProcessUse& use) {
   std::ifstream rollup(folder / "smaps_rollup");
   bool told = false;
   for (std::string line; std::getline(rollup, line);) {
@@ -142,7 +142,16 @@ bool read_use(const fs::path& folder, ProcessUse& use) {
       told = told || into == &use.bytes;
     }
   }
-  if (told) {
+  return told;
+}
+
+// What is resident: what processes share counts for each.
+bool read_sizes(const fs::path& folder, const Status& status, ProcessUse& use) {
+  use.anonymous = status.anonymous;
+  use.file = status.file;
+  use.shared = status.shared;
+  use.bytes = use.anonymous + use.file + use.shared;
+  if (use.bytes > 0) {
     return true;
   }
   std::ifstream statm(folder / "statm");
@@ -219,12 +228,7 @@ namespace {
 std::optional<ProcessUse> read_one(int pid, Stat stat, bool alone, const fs::path& folder) {
   const Status status = read_status(folder);
   ProcessUse use{.pid = pid, .parent = stat.parent, .name = std::move(stat.name)};
-  if (!walked(status, alone)) {
-    use.anonymous = status.anonymous;
-    use.file = status.file;
-    use.shared = status.shared;
-    use.bytes = use.anonymous + use.file + use.shared;
-  } else if (!read_use(folder, use)) {
+  if (!(walked(status, alone) && read_shares(folder, use)) && !read_sizes(folder, status, use)) {
     return std::nullopt;
   }
   use.page_tables = status.page_tables;

@@ -87,6 +87,12 @@ TEST_F(LaidOut, WhoMayNotBeReadCountsWithItsResidentSize) {
   add(30, "setuid", 10, "S", "");
   std::ofstream(proc_ / "30" / "statm") << "900 25 3 1 0 9 0\n";
   EXPECT_EQ(tree_below(10, proc_).bytes, 25 * ::sysconf(_SC_PAGESIZE));
+  std::ofstream(proc_ / "30" / "status")
+      << "VmHWM: 400 kB\nRssAnon: 300 kB\nRssFile: 10 kB\nRssShmem: 20 kB\nVmPTE: 12 kB\n";
+  const TreeUse tree = tree_below(10, proc_);
+  EXPECT_EQ(tree.anonymous, 300 << 10);
+  EXPECT_EQ(tree.shared, 20 << 10);
+  EXPECT_EQ(tree.bytes, 330 << 10);
 }
 
 TEST_F(LaidOut, NamesTheLargestOnly) {
