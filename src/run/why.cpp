@@ -179,10 +179,15 @@ class Explanation {
     }
   }
 
+  // When it started moves with the machine's clock: that it differs says nothing.
+  [[nodiscard]] bool restarted(const KeptLook& last) const {
+    return static_cast<double>(kernel_.booted) > last.time;
+  }
+
   [[nodiscard]] std::int64_t killed_in_cgroup() const {
     const KeptLook* const last = why_.last_look();
     const auto first = std::ranges::find(why_.kept.looks, why_.kept.life.number, &KeptLook::life);
-    if (last == nullptr || kernel_.booted != last->booted) {
+    if (last == nullptr || restarted(*last)) {
       return 0;
     }
     const std::int64_t counted = why_.kept.looks.back().cgroup_oom_kills;  // Also while it ended.
@@ -213,7 +218,7 @@ class Explanation {
       why_.summary = "ended without a word, and no looks were kept";
       return;
     }
-    if (kernel_.booted != last->booted) {
+    if (restarted(*last)) {
       why_.cause = EndCause::kRestarted;
       why_.summary = "ended when the machine was restarted, or lost its power";
       return;

@@ -145,6 +145,12 @@ TEST_F(WhyTest, WithoutAWordTheCountersSayWhatIsKnown) {
   kernel = quiet();
   kernel.booted = kBooted + 500;
   EXPECT_EQ(why(kernel).cause, EndCause::kRestarted);
+  for (const std::int64_t step : {-7, 7}) {  // Of the clock, with which that time moves.
+    kernel = quiet();
+    kernel.booted += step;
+    kernel.cgroup_oom_kills = 4;
+    EXPECT_EQ(why(kernel).cause, EndCause::kKilledCgroup) << step;
+  }
 }
 
 TEST_F(WhyTest, TheGuardKnowsTheExitStatus) {
