@@ -255,6 +255,28 @@ class Explanation {
     }
   }
 
+  // That has more than half of what an owner grew by; "" where none has, or it trained then.
+  [[nodiscard]] std::string growing_phase(Owner owner) const {
+    std::map<std::string, std::int64_t> grown;
+    std::int64_t before = -1;
+    for (const KeptLook& look : why_.kept.looks) {
+      const std::int64_t now = look.owners[static_cast<std::size_t>(owner)];
+      if (look.life == why_.kept.life.number && look.phase != kEndingPhase && now >= 0) {
+        grown[look.phase] += before < 0 ? 0 : now - before;
+        before = now;
+      }
+    }
+    std::int64_t all = 0;
+    std::pair<std::string, std::int64_t> most;
+    for (const auto& [phase, bytes] : grown) {
+      all += std::max<std::int64_t>(bytes, 0);
+      if (bytes > most.second) {
+        most = {phase, bytes};
+      }
+    }
+    return 2 * most.second > all && most.first != "train" ? most.first : "";
+  }
+
   [[nodiscard]] std::string whose_cgroup(const KeptLook& last) const {
     std::string text = "the cgroup of the job";
     if (kernel_.cgroup_limit_bytes > 0) {
@@ -273,7 +295,10 @@ class Explanation {
     if (why_.grower && (why_.memory() || why_.cause == EndCause::kRunning)) {
       why_.summary += "; " + in_words(*why_.grower, why_.run.has_value());
     }
-    const Finding finding = finding_of(*last);
+    Finding finding = finding_of(*last);
+    if (finding.course == Course::kLeak) {
+      finding.phase = growing_phase(finding.owner);
+    }
     if (finding.course == Course::kLeak || finding.course == Course::kRetention) {
       say("last verdict: " + finding.text(why_.kept.life.steps ? "step" : "second"));
       const auto advice = finding.advice();
@@ -358,12 +383,7 @@ const KeptLook* Why::last_look() const noexcept {
 }
 
 Finding finding_of(const KeptLook& look) {
-  Finding finding{
-      .course = look.course, .owner = look.owner, .bytes_per_unit = look.bytes_per_unit};
-  if (finding.course == Course::kLeak && look.phase != "train") {
-    finding.phase = look.phase;
-  }
-  return finding;
+  return {.course = look.course, .owner = look.owner, .bytes_per_unit = look.bytes_per_unit};
 }
 
 std::optional<Grower> who_grew(const LookHistory::Kept& kept) {

@@ -42,7 +42,7 @@ class WhyTest : public ::testing::Test {
     leave_looks();
   }
 
-  void leave_looks(Course course = Course::kPlateau) {
+  void leave_looks(Course course = Course::kPlateau, const char* last_phase = "decode") {
     LookHistory looks = LookHistory::open(root_ / LookHistory::kFile,
                                           {.pid = kPid, .began = kBooted + 50, .cgroup = "/none"})
                             .or_throw();
@@ -54,7 +54,9 @@ class WhyTest : public ::testing::Test {
                     .epoch = static_cast<std::int32_t>(third ? 2 : at / 20),
                     .limit_bytes = 64 * kGiB,
                     .held_bytes = 2 * kGiB + worker,
-                    .phase = third ? "decode" : "train",
+                    .phase = at == 59 ? last_phase
+                             : third  ? "decode"
+                                      : "train",
                     .course = course,
                     .owner = Owner::kChildren,
                     .bytes_per_unit = 590e6,
@@ -210,7 +212,7 @@ TEST_F(WhyTest, AWorkerThatTheKernelKilledIsNoPlainFailure) {
 
 TEST_F(WhyTest, ALeakIsNamedWithItsAdvice) {
   fs::create_directories(root_);
-  leave_looks(Course::kLeak);
+  leave_looks(Course::kLeak, "evaluating");  // Killed then; it grew before.
   leave_guard("killed_for_limit", 137, 1);
   const Why found = why();
   EXPECT_FALSE(found.run);
