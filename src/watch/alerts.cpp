@@ -88,6 +88,8 @@ AlertLevel Alerts::look(Clock::time_point now, std::int64_t held_bytes, const Ro
   const std::string word = level != level_ ? level_name(level) : "leak";
   level_ = level;
   const double seconds = room.seconds_left(finding.bytes_per_second);
+  Finding each_second = finding;  // A run's is by steps.
+  each_second.bytes_per_unit = finding.bytes_per_second;
   nlohmann::ordered_json json{{"time", since_epoch()},
                               {"level", word},
                               {"target", who},
@@ -102,7 +104,7 @@ AlertLevel Alerts::look(Clock::time_point now, std::int64_t held_bytes, const Ro
   json["text"] =
       fmt::format("{}: {} held, {} left to the {} of {}{}", who, format_bytes(held_bytes),
                   format_bytes(room.left_bytes), room.source, format_bytes(room.limit_bytes),
-                  owner.empty() ? "" : "; " + finding.text("second"));
+                  owner.empty() ? "" : "; " + each_second.text("second"));
   raise(now, word, line_of(std::move(json)));
   return level_;
 }

@@ -153,7 +153,10 @@ TEST_F(AlertsTest, TheReserveIsKeptForActing) {
 
 TEST_F(AlertsTest, ALeakIsToldOnceAnOwner) {
   Alerts alerts({.file = root_ / "file"});
-  const Finding leak{.course = Course::kLeak, .owner = Owner::kChildren, .bytes_per_second = 1e8};
+  const Finding leak{.course = Course::kLeak,
+                     .owner = Owner::kChildren,
+                     .bytes_per_unit = 5e8,  // A step.
+                     .bytes_per_second = 1e8};
   look(alerts, 0, 50);
   look(alerts, 1000, 50, leak);
   look(alerts, 2000, 49, leak);
@@ -162,6 +165,9 @@ TEST_F(AlertsTest, ALeakIsToldOnceAnOwner) {
   EXPECT_EQ(told[0]["level"], "leak");
   EXPECT_EQ(told[0]["owner"], "children");
   EXPECT_NEAR(told[0]["seconds_left"].get<double>(), 5 * kGiB / 1e8, 0.1);
+  EXPECT_NE(told[0]["text"].get<std::string>().find("grows by 95.4 MiB a second"),
+            std::string::npos)
+      << told[0]["text"];
 }
 
 TEST_F(AlertsTest, SignalsComeOnceAndTheSecondLaterOrWhenNothingIsLeft) {
