@@ -77,17 +77,22 @@ bool has_word(const fs::path& path, std::string_view word) {
 }
 
 // The folder of the cgroup that a process's memory is charged to, and whether it is of version 2.
-Result<std::pair<bool, fs::path>> charged_folder(int pid) {
-  const fs::path root{"/sys/fs/cgroup"};
-  const auto lines = read_cgroup_lines("/proc", pid);
+// In a container the path may be the one seen from outside: what is mounted is that cgroup then.
+Result<std::pair<bool, fs::path>> charged_folder(int pid, const fs::path& proc,
+                                                 const fs::path& root) {
+  const auto lines = read_cgroup_lines(proc, pid);
   for (const bool version2 : {false, true}) {
+    const char* const file = version2 ? "cgroup.controllers" : "memory.limit_in_bytes";
     for (const CgroupLine& line : lines) {
-      const fs::path folder = cgroup_mount(line, root) / fs::path(line.path).relative_path();
-      std::error_code ignored;
-      if (line.version2 == version2 &&
-          fs::exists(folder / (version2 ? "cgroup.controllers" : "memory.limit_in_bytes"),
-                     ignored)) {
-        return std::pair{version2, folder};
+      if (line.version2 != version2 || line.path.find("..") != std::string::npos) {
+        continue;
+      }
+      const fs::path mount = cgroup_mount(line, root);
+      for (const fs::path& folder : {mount / fs::path(line.path).relative_path(), mount}) {
+        std::error_code ignored;
+        if (fs::exists(folder / file, ignored)) {
+          return std::pair{version2, folder};
+        }
       }
     }
   }
@@ -148,8 +153,8 @@ std::int64_t unbacked_bytes(const fs::path& folder) {
   return whole > 0 ? whole : here;
 }
 
-fs::path memory_cgroup(int pid) {
-  auto found = charged_folder(pid);
+fs::path memory_cgroup(int pid, const fs::path& proc_root, const fs::path& cgroup_root) {
+  auto found = charged_folder(pid, proc_root, cgroup_root);
   return found ? std::move(found->second) : fs::path();
 }
 
@@ -177,7 +182,7 @@ std::int64_t machine_oom_kills() {
 }
 
 Result<MemoryCgroup> MemoryCgroup::create(std::int64_t limit_bytes) {
-  PLIMSOLL_TRY(auto own, charged_folder(0));
+  PLIMSOLL_TRY(auto own, charged_folder(0, "/proc", "/sys/fs/cgroup"));
   auto& [version2, parent] = own;
   if (version2 && !has_word(parent / "cgroup.subtree_control", "memory")) {
     PLIMSOLL_TRY_VOID(write_text(parent / "cgroup.subtree_control", "+memory"));

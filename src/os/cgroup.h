@@ -44,7 +44,9 @@ struct CgroupLine {
 
 /// The folder of the cgroup that a process's memory is charged to (0: this one's); empty where
 /// there is none.
-[[nodiscard]] std::filesystem::path memory_cgroup(int pid);
+[[nodiscard]] std::filesystem::path memory_cgroup(
+    int pid, const std::filesystem::path& proc_root = "/proc",
+    const std::filesystem::path& cgroup_root = "/sys/fs/cgroup");
 
 /// Processes that the kernel killed for memory in the cgroup of this folder; nothing where it does
 /// not tell.

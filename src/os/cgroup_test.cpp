@@ -39,6 +39,23 @@ TEST(Cgroup, FindsTheLinesThatMatter) {
   EXPECT_TRUE(read_cgroup_lines(root / "nowhere").empty());
 }
 
+// As Docker's and Kubernetes' of version 1 are: the path is the host's, what is mounted the
+// container's own.
+TEST(Cgroup, InAContainerWhatIsMountedIsItsOwn) {
+  const fs::path root = fs::path(::testing::TempDir()) / "cgroup-container";
+  fs::create_directories(root / "self");
+  fs::create_directories(root / "fs" / "memory");
+  std::ofstream(root / "fs" / "memory" / "memory.limit_in_bytes") << "1073741824\n";
+  std::ofstream(root / "self" / "cgroup") << "4:memory:/docker/4711\n";
+  EXPECT_EQ(memory_cgroup(0, root, root / "fs"), root / "fs" / "memory");
+  const fs::path inner = root / "fs" / "memory" / "docker" / "4711";
+  fs::create_directories(inner);
+  std::ofstream(inner / "memory.limit_in_bytes") << "1073741824\n";
+  EXPECT_EQ(memory_cgroup(0, root, root / "fs"), inner);
+  std::ofstream(root / "self" / "cgroup") << "4:memory:/../another\n";  // Of nobody in here.
+  EXPECT_EQ(memory_cgroup(0, root, root / "fs"), fs::path());
+}
+
 // Status of a child that joins and touches `bytes`.
 int child_holding(const MemoryCgroup& group, std::int64_t bytes) {
   const pid_t child = ::fork();
