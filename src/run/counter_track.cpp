@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "run/counter_track.h"
 
+#include <algorithm>
 #include <cmath>
 #include <string>
 #include <utility>
@@ -61,16 +62,16 @@ Result<void> write_counter_tracks(const std::filesystem::path& root,
   for (std::size_t at = 0; at < kept.looks.size(); ++at) {
     const KeptLook& look = kept.looks[at];
     add_counters(events, look, pid);
-    const bool goes_on = at + 1 < kept.looks.size() && kept.looks[at + 1].life == look.life;
-    if (goes_on && !look.phase.empty()) {  // Until the next look.
-      events.push_back(
-          {{"ph", "X"},
-           {"ts", std::llround(look.time * kMicroseconds)},
-           {"dur", std::llround((kept.looks[at + 1].time - look.time) * kMicroseconds)},
-           {"pid", pid},
-           {"tid", 0},
-           {"name", look.phase},
-           {"args", {{"step", look.step}}}});
+    const bool went_on = at > 0 && kept.looks[at - 1].life == look.life;
+    if (went_on && !look.phase.empty()) {  // Since the look before; the clock may have gone back.
+      const double before = std::min(kept.looks[at - 1].time, look.time);
+      events.push_back({{"ph", "X"},
+                        {"ts", std::llround(before * kMicroseconds)},
+                        {"dur", std::llround((look.time - before) * kMicroseconds)},
+                        {"pid", pid},
+                        {"tid", 0},
+                        {"name", look.phase},
+                        {"args", {{"step", look.step}}}});
     }
   }
   const Json trace{{"displayTimeUnit", "ms"}, {"traceEvents", std::move(events)}};

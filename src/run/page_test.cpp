@@ -126,6 +126,7 @@ TEST_F(PageTest, LooksBecomeCountersOfATrace) {
   for (const auto& event : trace["traceEvents"]) {
     EXPECT_EQ(event["pid"], 7);
     if (event["ph"] == "X") {
+      EXPECT_EQ(event["ts"], 1'000'000'000'000'000 + 500'000 * slices.size());
       EXPECT_EQ(event["dur"], 500'000);
       slices.push_back(event["name"]);
     } else if (event["name"] == "memory by owner") {
@@ -134,7 +135,7 @@ TEST_F(PageTest, LooksBecomeCountersOfATrace) {
       shared.push_back(event["args"]["shared"]);
     }
   }
-  EXPECT_EQ(slices, (std::vector<std::string>{"train", "eval"}));
+  EXPECT_EQ(slices, (std::vector<std::string>{"eval", "train"}));  // Up to each look.
   EXPECT_EQ(shared, (std::vector<std::int64_t>{0, 1 << 20, 2 << 20}));
   EXPECT_EQ(write_counter_tracks(root_ / "nowhere", root_ / "t.json").error().code,
             ErrorCode::kNotFound);
