@@ -19,7 +19,7 @@ from typing import Any, Iterator
 
 from .errors import CorruptError, NotFoundError
 
-_REQUEST_METRICS = 1000  # MLflow's own limit on one log_batch.
+_REQUEST_METRICS, _REQUEST_PARAMS = 1000, 100  # MLflow's own limits on one log_batch.
 _LINE_BYTES = 64 << 10  # No event is longer than 4 KiB.
 _PARAM_CHARACTERS = 6000  # MLflow's own limit on a parameter.
 _EVALUATION_BYTES = 64 << 20
@@ -39,7 +39,7 @@ def log_to_mlflow(run: str | os.PathLike[str], *, tracking_uri: str | None = Non
     May be called at any time, also while the run trains. A later call finds the same MLflow run and
     adds what is new: nothing is logged twice, and the steps that a resumed run repeats are left out.
 
-    Parameters: the keys of run.toml, as they were at the first call.
+    Parameters: the keys of run.toml, as they were at the first call; a run's `options` as options.NAME.
     Metrics:    train/loss and the loss's terms, at every n-th step; epoch/… at each epoch;
                 eval/… at each evaluation. For can-kd the task's name stands before them.
     Status:     FINISHED, KILLED (stopped), FAILED, or RUNNING.
@@ -85,17 +85,26 @@ def _client(tracking_uri: str | None) -> Any:
 
 def _params(path: pathlib.Path) -> dict[str, str]:
     """The keys of run.toml, which has one `key = literal  # source` a line."""
-    found = {}
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        match = re.match(r'(\w+) = ("(?:[^"\\]|\\.)*"|[^#]*)', line)
+    found, table = {}, ""
+    for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
+        table = "options." if line == "[options]" else table
+        match = re.match(r'("(?:[^"\\]|\\.)*"|\w+) = ("(?:[^"\\]|\\.)*"|[^#]*)', line)
         if match:
-            text = match.group(2).strip()
-            try:
-                value = json.loads(text) if text.startswith('"') else text
-            except ValueError:
-                value = text
-            found[match.group(1)] = value[:_PARAM_CHARACTERS]
+            found[_named(table + _literal(match.group(1)))] = _literal(match.group(2))[:_PARAM_CHARACTERS]
     return found
+
+
+def _literal(text: str) -> str:
+    text = text.strip()
+    try:
+        return str(json.loads(text)) if text.startswith('"') else text
+    except ValueError:
+        return text
+
+
+def _named(name: str) -> str:
+    """As MLflow takes names."""
+    return re.sub(r"[^\w. :/-]", "_", name)
 
 
 def _find_or_make(client: Any, experiment: str, key: str, run_name: str, params: dict[str, str],
@@ -109,7 +118,9 @@ def _find_or_make(client: Any, experiment: str, key: str, run_name: str, params:
         return runs[0]
     start = int(began * 1000) if isinstance(began, (int, float)) else None
     made = client.create_run(experiment_id, start_time=start, run_name=run_name, tags={_RUN_TAG: key})
-    client.log_batch(made.info.run_id, params=[Param(k, v) for k, v in params.items()])
+    all_params = [Param(k, v) for k, v in params.items()]
+    for at in range(0, len(all_params), _REQUEST_PARAMS):
+        client.log_batch(made.info.run_id, params=all_params[at:at + _REQUEST_PARAMS])
     return made
 
 
@@ -207,7 +218,7 @@ def _metrics_of(event: dict[str, Any], folder: pathlib.Path) -> Iterator[Any]:
             with open(folder / "evaluation.json", "rb") as file:
                 values = json.loads(file.read(_EVALUATION_BYTES))
     for name, value in _numbers(prefix, values):
-        yield Metric(re.sub(r"[^\w. :/-]", "_", name), float(value), int(event["time"] * 1000), event["step"])
+        yield Metric(_named(name), float(value), int(event["time"] * 1000), event["step"])
 
 
 def _numbers(name: str, value: Any) -> Iterator[tuple[str, float]]:

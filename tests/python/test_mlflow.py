@@ -50,6 +50,17 @@ def cut(run, folder, lines: int):
     return folder
 
 
+def test_the_options_of_a_loop_of_ones_own_are_parameters(tmp_path, database, client):
+    from plimsoll import _run_settings
+
+    options = {"lr": 1e-3, "name": "a \"b\" # c", "a+b": 2, **{f"layer {at}": at for at in range(120)}}
+    (tmp_path / "run.toml").write_text(_run_settings.to_toml({"seed": 7}, options))
+    (tmp_path / "events.jsonl").write_text('{"time":1.7e9,"event":"start","step":0}\n')
+    params = client.get_run(plimsoll.log_to_mlflow(tmp_path, tracking_uri=database)).data.params
+    assert params["seed"] == "7" and params["options.lr"] == "0.001" and params["options.a_b"] == "2"
+    assert params["options.name"] == "a \"b\" # c" and params["options.layer 119"] == "119"
+
+
 def test_r34_mlflow_reads_the_run(trained, database, client):
     run_id = plimsoll.log_to_mlflow(trained["run"], tracking_uri=database, every_n_steps=1)
     found = client.get_run(run_id)
