@@ -138,7 +138,7 @@ Attempt::~Attempt() {
 }
 
 void Attempt::ask(milliseconds grace) noexcept {
-  if (!deadline_) {
+  if (!deadline_ && guard_ > 0) {
     deadline_ = Clock::now() + grace;
     ::kill(guard_, SIGTERM);
   }

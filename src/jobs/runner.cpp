@@ -2,6 +2,7 @@
 #include "jobs/runner.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <csignal>
 #include <filesystem>
 #include <memory>
@@ -43,7 +44,7 @@ class Runner {
       hear(running_ ? kTick : begun ? kIdleTick : milliseconds{1});
       begun = true;
       if (running_) {
-        PLIMSOLL_TRY_VOID(look());
+        PLIMSOLL_TRY_VOID(endured(look()));
       }
       if (!running_ && report_.asked) {
         break;
@@ -69,6 +70,7 @@ class Runner {
     std::filesystem::path paused{};  // The run that was asked to pause.
     seconds paused_for{0};
     bool timeout{false};
+    std::optional<AttemptEnd> end{};  // What is to be written down.
   };
 
   void tell(const std::string& text) const {
@@ -77,19 +79,35 @@ class Runner {
     }
   }
 
+  // A full disk costs no job: what could not be written down is tried again, until the runner is
+  // asked to end.
+  Result<void> endured(Result<void> written) {
+    const bool full =
+        !written && (written.error().os_errno == ENOSPC || written.error().os_errno == EDQUOT);
+    if (!full || report_.asked) {
+      return written;
+    }
+    if (std::string text = written.error().to_string(); text != problem_) {
+      tell(text + "; it is tried again");
+      problem_ = std::move(text);
+    }
+    return {};
+  }
+
   // Waits for a signal. The second that asks to end kills what runs.
   void hear(milliseconds most) {
     const siginfo_t got = signals_.next(std::max(most, milliseconds{1}));
     if (got.si_signo == 0 || got.si_signo == SIGCHLD) {
       return;
     }
-    if (report_.asked && running_) {
+    const bool lives = running_ && !running_->end;
+    if (report_.asked && lives) {
       tell("asked twice: the job is killed");
       running_->attempt.reset();
       return;
     }
     report_.asked = true;
-    if (running_) {
+    if (lives) {
       tell(fmt::format("asked to end: job {} is asked to, and queued again", running_->job.id));
       running_->attempt->ask(options_.grace);
     }
@@ -196,10 +214,12 @@ class Runner {
 
   Result<void> look() {
     if (!running_->attempt) {  // Killed by a second signal.
-      return over({.status = 128 + SIGKILL});
+      running_->end = AttemptEnd{.status = 128 + SIGKILL};
+    } else if (!running_->end) {
+      running_->end = running_->attempt->look();
     }
-    if (auto end = running_->attempt->look()) {
-      return over(*end);
+    if (running_->end) {
+      return over(*running_, *running_->end);
     }
     const auto now = Clock::now();
     if (now < running_->told + kLookEvery) {
@@ -208,9 +228,10 @@ class Runner {
     running_->told = now;
     PLIMSOLL_TRY_VOID(pause_run());
     const std::string progress = running_->attempt->progress();
-    PLIMSOLL_TRY(Job job, queue_.read(running_->job.id));
+    PLIMSOLL_TRY(const Job job, queue_.read(running_->job.id));
     if (job.progress != progress) {
-      PLIMSOLL_TRY(job, queue_.change(job.id, [&](Job& one) { one.progress = progress; }));
+      const auto changed = queue_.change(job.id, [&](Job& one) { one.progress = progress; });
+      PLIMSOLL_TRY_VOID(endured(changed ? Result<void>{} : tl::unexpected(changed.error())));
     }
     if (job.cancel && !running_->attempt->asked()) {
       tell(fmt::format("job {} is cancelled: asked to end", job.id));
@@ -250,9 +271,7 @@ class Runner {
   }
 
   // Writes down what came of a start, and what follows from it.
-  Result<void> over(const AttemptEnd& end) {
-    const Running was = std::move(*running_);
-    running_.reset();
+  Result<void> over(const Running& was, const AttemptEnd& end) {
     const bool asked = !was.attempt || was.attempt->asked();
     const std::string progress = was.attempt ? was.attempt->progress() : was.job.progress;
     PLIMSOLL_TRY(const Job job, queue_.change(was.job.id, [&](Job& one) {
@@ -269,6 +288,7 @@ class Runner {
       one.why = end.summary.empty() ? fmt::format("ended with status {}", end.status) : end.summary;
       decide(one, end, was.timeout, asked);
     }));
+    running_.reset();
     left_ += job.state == JobState::kWaiting ? 1 : 0;
     report_.done += job.state == JobState::kDone ? 1 : 0;
     report_.failed += job.state == JobState::kFailed ? 1 : 0;
@@ -331,6 +351,7 @@ class Runner {
   std::set<std::int64_t>
       passed_;  // Jobs that need not be read again: at most as many as there are.
   bool in_pause_{false};
+  std::string problem_{};  // What could not be written down, as it was told.
 };
 
 }  // namespace

@@ -48,7 +48,8 @@ struct RunnerReport {
 };
 
 /// Errors: kInvalidArgument when another process runs the queue; kIo, naming the file. A job whose
-/// record is damaged is told of and passed over.
+/// record is damaged is told of and passed over. What a full disk does not take of a job that runs
+/// is told of, and tried again.
 Result<RunnerReport> run_queue(Queue& queue, const RunnerOptions& options);
 
 }  // namespace plimsoll

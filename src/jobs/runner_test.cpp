@@ -4,6 +4,7 @@
 // The jobs are shells under a guard without a limit; tests/python/test_queue.py has the program.
 #include "jobs/runner.h"
 
+#include <cerrno>
 #include <csignal>
 #include <filesystem>
 #include <fstream>
@@ -16,6 +17,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "os/file_faults.h"
 #include "run/run_folder.h"
 #include "tests/support/array_files.h"
 #include "watch/guard.h"
@@ -201,6 +203,32 @@ TEST_F(RunnerTest, InHoursOfPauseARunPausesAndNoJobStarts) {
   };
   EXPECT_EQ(run(options).done, 2);
   EXPECT_EQ(file("order"), "1600\n20\n");
+}
+
+// Of job 1 the progress cannot be written down at first, of job 2 the end.
+TEST_F(RunnerTest, AFullDiskCostsNoJob) {
+  add("echo run: step 4 > $PLIMSOLL_PROGRESS; until test -e go; do sleep 0.05; done; echo a >> "
+      "order");
+  add("echo b >> order");
+  RunnerOptions options{.work = guarded};
+  int full = 0;
+  options.tell = [&](const std::string& line) {
+    if (line.find(" runs: ") != std::string::npos) {
+      set_file_fault({.call = FileCall::kWrite, .os_errno = ENOSPC, .keeps_failing = true});
+    } else if (line.find("No space left on device") != std::string::npos) {
+      clear_file_fault();
+      std::ofstream(folder_ / "go") << "";
+      ++full;
+    }
+  };
+  const RunnerReport report = run_queue(*queue_, options).or_throw();
+  clear_file_fault();
+  EXPECT_EQ(report.done, 2);
+  EXPECT_EQ(full, 2);
+  EXPECT_EQ(file("order"), "a\nb\n");
+  EXPECT_EQ(job(1).starts, 1);
+  EXPECT_EQ(job(1).progress, "run: step 4\n");
+  EXPECT_EQ(job(2).state, JobState::kDone);
 }
 
 TEST_F(RunnerTest, AskedToEndItQueuesTheJobAgain) {
