@@ -222,6 +222,13 @@ Result<RunFolder> RunFolder::open_to_read(const fs::path& root) {
   return folder;
 }
 
+Result<RunFolder> RunFolder::open_at_rest(const fs::path& root) {
+  PLIMSOLL_TRY_VOID(must_be_run(root));
+  RunFolder folder(root);
+  PLIMSOLL_TRY_VOID(folder.lock());
+  return folder;
+}
+
 RunFolder& RunFolder::operator=(RunFolder&& other) noexcept {
   if (this != &other) {
     close();

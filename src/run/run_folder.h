@@ -121,6 +121,10 @@ class RunFolder {
   /// may be read-only. Errors: as open().
   static Result<RunFolder> open_to_read(const std::filesystem::path& root);
 
+  /// Opens it while nobody trains, evaluates or does this, and says nothing in it: how the run
+  /// ended stays. Errors: as open().
+  static Result<RunFolder> open_at_rest(const std::filesystem::path& root);
+
   RunFolder(RunFolder&&) noexcept = default;
   RunFolder& operator=(RunFolder&&) noexcept;
   ~RunFolder();

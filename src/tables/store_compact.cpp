@@ -34,7 +34,7 @@ Result<Compacted> compact_store(Governor governor, const std::filesystem::path& 
   std::optional<RunFolder> folder;  // Holds the run's lock meanwhile.
   std::int64_t at_step = -1;
   if (RunFolder::is_run(run)) {
-    PLIMSOLL_TRY(auto opened, RunFolder::open(run));
+    PLIMSOLL_TRY(auto opened, RunFolder::open_at_rest(run));
     folder.emplace(std::move(opened));
     PLIMSOLL_TRY(const auto published, folder->published_step());
     at_step = published.value_or(-1);

@@ -10,6 +10,8 @@
 #include <sys/wait.h>
 
 #include "os/crash_point.h"
+#include "run/ended_command.h"
+#include "run/run_folder.h"
 #include "tables/store_compact.h"
 #include "tables/store_export.h"
 #include "tables/store_import.h"
@@ -372,6 +374,22 @@ TEST_F(StoreFilesTest, CompactingSaysWhatItSaved) {
   const auto missing = compact_store(governor_, root_ / "nowhere", {});
   ASSERT_FALSE(missing);
   EXPECT_EQ(missing.error().code, ErrorCode::kNotFound);
+}
+
+TEST_F(StoreFilesTest, CompactingTheRowsOfARunLeavesHowItEnded) {
+  const fs::path run = root_ / "run";
+  {
+    auto folder = RunFolder::create(run, "seed = 1\n").or_throw();
+    auto store = open({.directory = run / "embeddings", .dim = 5, .ids = ids_});
+    store.commit(1).or_throw();
+    folder.write_status({.status = "finished", .step = 1}, /*force=*/true).or_throw();
+  }
+  write_ended(run, "{}").or_throw();
+  const std::string before = slurp(run / "status.json");
+  static_cast<void>(compact_store(governor_, run, {}).or_throw());
+  EXPECT_EQ(slurp(run / "status.json"), before);
+  EXPECT_EQ(RunFolder::view(run).or_throw().status.status, "finished");
+  EXPECT_TRUE(fs::exists(run / EndedCommand::kFile));
 }
 
 }  // namespace
