@@ -2,6 +2,7 @@
 #include "tables/describe_tables.h"
 
 #include <algorithm>
+#include <iterator>
 #include <map>
 #include <string>
 #include <system_error>
@@ -74,6 +75,21 @@ std::vector<fs::path> tables_folders(const fs::path& run) {
     return !one.filename().string().starts_with(kTablesPrefix) || !is_tables_folder(one);
   });
   return found;
+}
+
+Error no_store_at(const fs::path& path) {
+  std::vector<fs::path> tables = tables_in(path);
+  for (const fs::path& rank : ranks_in(path)) {
+    std::ranges::copy(tables_in(rank), std::back_inserter(tables));
+  }
+  if (tables.empty()) {
+    return make_error(ErrorCode::kNotFound, fmt::format("{}: no store there", path.string()));
+  }
+  return make_error(
+      ErrorCode::kNotFound,
+      fmt::format("{}: {} {} there, as {}", path.string(), tables.size(),
+                  tables.size() == 1 ? "table is" : "tables are", tables.front().string()),
+      "name the folder of one table; `plimsoll store info` lists them");
 }
 
 Result<Description> describe_tables(const fs::path& directory) {

@@ -23,6 +23,9 @@ namespace plimsoll {
 /// on.
 [[nodiscard]] std::vector<std::filesystem::path> tables_folders(const std::filesystem::path& run);
 
+/// That no store of one's own is at `path`; where tables are, it names them.
+[[nodiscard]] Error no_store_at(const std::filesystem::path& path);
+
 /// A line for each table; those of its name in all ranks are one.
 /// Errors: kCorrupt, kIo.
 Result<Description> describe_tables(const std::filesystem::path& directory);

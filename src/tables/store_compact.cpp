@@ -10,6 +10,7 @@
 #include "plimsoll/feature_store.h"
 #include "run/run_folder.h"
 #include "tables/describe.h"
+#include "tables/describe_tables.h"
 
 namespace plimsoll {
 
@@ -28,7 +29,7 @@ Result<Compacted> compact_store(Governor governor, const std::filesystem::path& 
     return Compacted{.bytes_before = before.disk_bytes, .bytes = after.disk_bytes};
   }
   if (!is_embedding_store(table)) {
-    return fail(ErrorCode::kNotFound, fmt::format("{}: no table there", table.string()));
+    return tl::unexpected(no_store_at(table));
   }
   const auto run = RunFolder::is_run(directory) ? directory : table.parent_path();
   std::optional<RunFolder> folder;  // Holds the run's lock meanwhile.

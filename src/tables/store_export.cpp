@@ -28,6 +28,7 @@
 #include "plimsoll/token_set.h"
 #include "tables/describe.h"
 #include "tables/describe_graphs.h"
+#include "tables/describe_tables.h"
 #include "tables/new_file.h"
 
 namespace plimsoll {
@@ -390,7 +391,7 @@ Result<std::unique_ptr<Source>> open_source(Governor governor, const ExportOptio
     return EmbeddingSource::open(governor, directory, options.since, options.step, !one_column);
   }
   if (!is_feature_store(directory)) {
-    return fail(ErrorCode::kNotFound, fmt::format("{}: no store there", directory.string()));
+    return tl::unexpected(no_store_at(directory));
   }
   if (options.step >= 0) {
     return fail(ErrorCode::kInvalidArgument,
@@ -485,7 +486,7 @@ Result<void> verify_store(const fs::path& directory,
     PLIMSOLL_TRY(const ImageSet images, ImageSet::open(store));
     return images.verify(progress);
   }
-  return fail(ErrorCode::kNotFound, fmt::format("{}: no store there", store.string()));
+  return tl::unexpected(no_store_at(store));
 }
 
 }  // namespace plimsoll

@@ -392,5 +392,20 @@ TEST_F(StoreFilesTest, CompactingTheRowsOfARunLeavesHowItEnded) {
   EXPECT_TRUE(fs::exists(run / EndedCommand::kFile));
 }
 
+TEST_F(StoreFilesTest, WhereTablesAreOneIsNamed) {
+  const fs::path run = root_ / "run";
+  static_cast<void>(RunFolder::create(run, "seed = 1\n").or_throw());
+  open({.directory = run / "embeddings" / "items", .dim = 5, .ids = ids_}).commit(1).or_throw();
+  for (const Error& refused :
+       {compact_store(governor_, run, {}).error(), verify_store(run, {}).error(),
+        export_store(governor_, {.directory = run, .out = root_ / "x.npy"}, {}).error()}) {
+    EXPECT_EQ(refused.code, ErrorCode::kNotFound);
+    EXPECT_NE(
+        refused.to_string().find("1 table is there, as " + (run / "embeddings" / "items").string()),
+        std::string::npos)
+        << refused.to_string();
+  }
+}
+
 }  // namespace
 }  // namespace plimsoll
