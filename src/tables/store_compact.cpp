@@ -13,6 +13,23 @@
 #include "tables/describe_tables.h"
 
 namespace plimsoll {
+namespace {
+
+// The run whose rows these are: RUN/embeddings, RUN/embeddings/items,
+// RUN/embeddings-4-0/rank-2/items.
+// "": none.
+std::filesystem::path run_around(const std::filesystem::path& table) {
+  std::filesystem::path above = std::filesystem::absolute(table / "").lexically_normal();
+  for (int depth = 0; depth < 4; ++depth) {  // The first takes the "/" at the end away.
+    above = above.parent_path();
+    if (RunFolder::is_run(above)) {
+      return above;
+    }
+  }
+  return {};
+}
+
+}  // namespace
 
 Result<Compacted> compact_store(Governor governor, const std::filesystem::path& directory,
                                 const ProgressFn& progress, std::int64_t rows_max) {
@@ -31,10 +48,10 @@ Result<Compacted> compact_store(Governor governor, const std::filesystem::path& 
   if (!is_embedding_store(table)) {
     return tl::unexpected(no_store_at(table));
   }
-  const auto run = RunFolder::is_run(directory) ? directory : table.parent_path();
+  const std::filesystem::path run = run_around(table);
   std::optional<RunFolder> folder;  // Holds the run's lock meanwhile.
   std::int64_t at_step = -1;
-  if (RunFolder::is_run(run)) {
+  if (!run.empty()) {
     PLIMSOLL_TRY(auto opened, RunFolder::open_at_rest(run));
     folder.emplace(std::move(opened));
     PLIMSOLL_TRY(const auto published, folder->published_step());

@@ -392,6 +392,27 @@ TEST_F(StoreFilesTest, CompactingTheRowsOfARunLeavesHowItEnded) {
   EXPECT_TRUE(fs::exists(run / EndedCommand::kFile));
 }
 
+// A crash between a table's commit and the manifest leaves the table ahead of its run.
+TEST_F(StoreFilesTest, CompactingATableOfARunKeepsTheCommitThatItsManifestNames) {
+  for (const char* place : {"embeddings", "embeddings/items", "embeddings-2-0/rank-1/items"}) {
+    const fs::path run = root_ / "run";
+    const fs::path table = run / place;
+    {
+      auto folder = RunFolder::create(run, "seed = 1\n").or_throw();
+      auto store = open({.directory = table, .dim = 5, .ids = ids_});
+      store.commit(1).or_throw();
+      fs::create_directories(folder.checkpoint_path(1));
+      folder.publish(1, 2).or_throw();
+      store.commit(2).or_throw();
+    }
+    static_cast<void>(compact_store(governor_, table / "", {}).or_throw());
+    EXPECT_EQ(EmbeddingStore::inspect(table).or_throw().commit_steps,
+              (std::vector<std::int64_t>{1}))
+        << place;
+    fs::remove_all(run);
+  }
+}
+
 TEST_F(StoreFilesTest, WhereTablesAreOneIsNamed) {
   const fs::path run = root_ / "run";
   static_cast<void>(RunFolder::create(run, "seed = 1\n").or_throw());
