@@ -579,6 +579,35 @@ def test_t8_an_evaluation_that_a_stop_ends_is_made_when_the_run_goes_on(train, t
     assert found[0] == found[1] and len(found[0]) >= 2
 
 
+@pytest.mark.parametrize("patience, lowest, stops", [(2, 4, [4]), (1, 4, [8]), (1, 4, [8, 8]), (2, 8, [4, 8])], ids=str)
+def test_t8_patience_counts_an_evaluation_that_a_stop_ended(patience, lowest, stops, train, tmp_path, monkeypatch):
+    """Losses are made up: the lowest is at one step, all others are the same."""
+    options = {"epochs": 3, "eval_every_n_steps": 4, "patience": patience}
+    asked_at = []
+
+    def told(_, __, asked):
+        run = plimsoll._run.current()
+        step = run.steps_made + int(run._in_body)
+        if step in asked_at:
+            asked_at.remove(step)
+            (run.path / ".stop").touch()
+            assert asked()
+            return None
+        return {"held_out_loss": 1.0 if step == lowest else 2.0, "token_accuracy": 0.0, "held_out_tokens": 1}
+
+    monkeypatch.setattr(_train, "evaluated", told)
+    whole, bits = train(out="whole", **options)
+    assert whole["step"] == lowest + 4 * patience
+    asked_at += stops
+    said, _ = train(out="run", **options)
+    for at in stops:
+        assert (said["status"], said["step"]) == ("stopped", at)
+        said = plimsoll.resume(tmp_path / "run", progress=False)
+    assert (said["status"], said["step"], digest(tmp_path / "run")) == ("finished", whole["step"], bits)
+    assert plimsoll.status(tmp_path / "run")["status"] == "finished" and (tmp_path / "run/adapter").exists()
+    assert plimsoll.resume(tmp_path / "run", progress=False)["step"] == whole["step"]
+
+
 def test_t4_when_a_run_has_ended_or_failed_its_bytes_are_back(train, monkeypatch):
     def live():
         gc.collect()

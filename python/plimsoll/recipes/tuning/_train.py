@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ._task import Sequences
 
 _HELD_OUT_MOST, _HELD_OUT_SHARE = 100, 20
+_COURSE = ("due", "best", "worse", "ended")  # Of evaluations, in the notes.
 
 
 def held_out_rows(data: Any, options: TuningOptions) -> int:
@@ -103,13 +104,19 @@ class Training:
         if options.eval_every_n_steps and not (held_out or self._eval_data):
             raise ValueError("eval_every_n_steps: no row is held out; name a set with --eval-data, or say how many with "
                              "held_out")
+        course: dict[str, Any] = {}
         if notes["due"]:  # A stop had ended it; after a break the loop would have been over.
             self._evaluation(run.steps_made)
+            course = {name: notes[name] for name in _COURSE}
+            if notes["due"]:
+                run.idle(0)  # Asked to stop again: no step is made before it.
         sequences = task.sequences(data, held_out=held_out)
         largest = None if self._admitted else task.largest(data, options.batch_size)
-        for batch in run.steps(sequences, epochs=options.epochs, largest=largest,
-                               cleanup_every_n_steps=options.cleanup_every_n_steps):
+        batches = run.steps(sequences, epochs=options.epochs, largest=largest, cleanup_every_n_steps=options.cleanup_every_n_steps)
+        for batch in () if course.get("ended") else batches:
             self._admitted, largest = True, None
+            notes.update(course)  # The loop has put back what was committed.
+            course = {}
             step = run.steps_made + 1
             loss = run.step(self.tuned, batch, **step_options(options), scheduler=self._scheduler, checkpoint=self._again)
             run.log(loss=loss, lr=self.optimizer.param_groups[0]["lr"], **task.told(sequences, notes))
