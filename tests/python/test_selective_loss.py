@@ -87,6 +87,14 @@ def test_other_answers_are_kept_whole(answer):
     assert _selective.classes_of(answer) is None
 
 
+def test_a_string_may_hold_a_line_end_or_a_tab_as_it_is():
+    """Which is no JSON by the letter, and what answers with several lines often have."""
+    text = '{"own": "two\nlines\t", "shop\n": 1}'
+    classes = _selective.classes_of(text, frozenset(("shop\n",)))
+    assert "".join(c for c, own in zip(text, classes) if own == KEEPS) == "owntwo\nlines\t1"
+    assert _selective.common_keys([text]) == {"own", "shop\n"}
+
+
 def test_keys_are_those_that_three_of_ten_answers_have():
     answers = [json.dumps({"all": 1, "inner": [{"some" if k % 3 == 0 else "own": 0}], f"k{k}": "all"}) for k in range(20)]
     assert _selective.common_keys([*answers, "no JSON"]) == {"all", "inner", "some", "own"}

@@ -52,7 +52,7 @@ def classes_of(answer: str, keys: frozenset[str] = frozenset()) -> np.ndarray | 
             wants_key = False
         elif word[0] == '"':
             made[first] = made[last - 1] = STRUCTURE
-            made[first + 1:last - 1] = _class_of(str(json.loads(word)), wants_key, inside, keys)
+            made[first + 1:last - 1] = _class_of(str(json.loads(word, strict=False)), wants_key, inside, keys)
             continue
         elif not word.isspace():
             made[first:last] = NULL if word == "null" else 0
