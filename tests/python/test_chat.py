@@ -311,6 +311,46 @@ def test_t13_a_run_goes_on_from_the_step_that_its_manifest_names_and_backups_sta
     assert {"step-9000", "step-000000008-mine", "zz-best"} < set(os.listdir(checkpoints))
 
 
+def test_an_evaluation_is_of_the_data_that_the_run_was_trained_on(train, folder, tmp_path):
+    """Rows that are held out of another set may have been trained on."""
+    shutil.copy(folder / "chats.tokens", tmp_path / "own.tokens")
+    train(data=tmp_path / "own.tokens")
+    make_tokens(tmp_path / "other.tokens", folder / "model", rows=60, seed=1)
+    os.replace(tmp_path / "other.tokens", tmp_path / "own.tokens")
+    with pytest.raises(ValueError, match="data: .*own.tokens is another set than the run began with .* put that one back"):
+        plimsoll.evaluate(tmp_path / "run")
+
+
+def test_a_set_to_evaluate_on_is_refused_before_a_step_where_the_model_lacks_its_ids(train, folder, tmp_path):
+    large = tmp_path / "large"
+    make_model(large, vocabulary=1200)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(large)
+    tokenizer.add_tokens([f"word{k}" for k in range(300)])
+    tokenizer.save_pretrained(large)
+    made = make_tokens(tmp_path / "other.tokens", large, rows=5)
+    with pytest.raises(ValueError, match="eval_data: .*other.tokens has ids of a vocabulary of .* import it again with --tokenizer"):
+        train(eval_data=made)
+    assert plimsoll.status(tmp_path / "run")["step"] == 0
+
+
+def test_another_set_to_evaluate_on_is_refused_where_patience_goes_by_it(train, folder, tmp_path, monkeypatch):
+    made = make_tokens(tmp_path / "eval.tokens", folder / "model", rows=10, seed=1)
+    other = make_tokens(tmp_path / "other.tokens", folder / "model", rows=10, seed=2)
+    for patience in (0, 3):
+        run, options = tmp_path / f"run{patience}", {"eval_data": made, "eval_every_n_steps": 4, "patience": patience}
+        with monkeypatch.context() as patch:
+            touched(patch, run, 3, ".stop")
+            train(out=run.name, **options)
+        if patience:
+            with pytest.raises(ValueError, match="eval_data: .*other.tokens is another set than the run began with"):
+                plimsoll.resume(run, progress=False, eval_data=str(other))
+            os.replace(other, made)
+            with pytest.raises(ValueError, match="eval_data: .*eval.tokens is another set than the run began with"):
+                plimsoll.resume(run, progress=False, eval_data=str(made))
+        else:
+            assert plimsoll.resume(run, progress=False, eval_data=str(other))["status"] == "finished"
+
+
 def test_other_data_or_another_model_is_refused_when_a_run_goes_on(train, folder, tmp_path):
     train(out="run")
     make_tokens(tmp_path / "other.tokens", folder / "model", seed=1)

@@ -64,11 +64,11 @@ class ChatTask(Task):
     def open(self, path: str) -> TokenSet:
         return TokenSet(path)
 
-    def check(self, tokens: TokenSet) -> str:
+    def check(self, tokens: TokenSet, option: str = "data") -> str:
         options = self.options
         text = config_of(options.model).get_text_config()
         if tokens.vocabulary > text.vocab_size:
-            raise ValueError(f"data: {tokens.path} has ids of a vocabulary of {tokens.vocabulary}, and the model's is of "
+            raise ValueError(f"{option}: {tokens.path} has ids of a vocabulary of {tokens.vocabulary}, and the model's is of "
                              f"{text.vocab_size}: import it again with --tokenizer {options.model}")
         longest = getattr(text, "max_position_embeddings", None)
         if longest and options.sequence_length > longest:

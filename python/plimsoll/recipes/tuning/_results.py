@@ -22,7 +22,7 @@ from ..._virtual_workers import VirtualWorkers
 from ...errors import NotFoundError
 from ._choice import choose
 from ._model import Tuned, libraries
-from ._train import evaluated, held_out_rows, optimizer_of, scheduler_of, step_options
+from ._train import evaluated, held_out_rows, must_be_noted, optimizer_of, scheduler_of, step_options
 
 if TYPE_CHECKING:
     from . import TuningOptions
@@ -55,10 +55,13 @@ def evaluate_run(options: TuningOptions) -> dict[str, Any]:
                              "run begins")
         task = options.task()
         data = task.open(options.eval_data or options.data)
+        task.check(data, "eval_data" if options.eval_data else "data")
         held_out = held_out_rows(data, options)
         if not held_out and not options.eval_data:
             raise ValueError("held_out: no row was held out, and no eval_data named")
-        tuned, _, step = _tuned(options, governor)
+        tuned, notes, step = _tuned(options, governor)
+        if not options.eval_data:
+            must_be_noted(data, notes, "data", "put that one back: rows that are held out of another may have been trained on")
         return {"step": step, **(evaluated(tuned, task.sequences(data, held_out=held_out, evaluates=True)) or {})}
 
 

@@ -69,8 +69,9 @@ class Task:
         """A set of rows, with path, fingerprint and length. Errors: of the set."""
         raise NotImplementedError
 
-    def check(self, data: Any) -> str:
-        """What is odd about the data for this model, in words. Errors: ValueError for what cannot be trained on."""
+    def check(self, data: Any, option: str = "data") -> str:
+        """What is odd about the data for this model, in words. Errors: ValueError for what the model cannot take; option: that
+        named it."""
         raise NotImplementedError
 
     def sequences(self, data: Any, *, held_out: int = 0, evaluates: bool = False) -> Sequences:

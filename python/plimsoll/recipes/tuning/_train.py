@@ -34,6 +34,14 @@ def held_out_rows(data: Any, options: TuningOptions) -> int:
     return rows
 
 
+def must_be_noted(data: Any, notes: dict[str, Any], option: str, advice: str) -> None:
+    """Errors: ValueError for another set than a run's notes name."""
+    noted = notes.get(option, "")
+    if noted not in ("", data.fingerprint):
+        raise ValueError(f"{option}: {data.path} is another set than the run began with ({data.fingerprint}, and was {noted}); "
+                         f"{advice}")
+
+
 def optimizer_of(tuned: Tuned, options: TuningOptions) -> Any:
     """One group and fused: it takes all its memory before it writes."""
     return torch.optim.AdamW(tuned.trained(), lr=options.lr, weight_decay=options.weight_decay, fused=True)
@@ -72,6 +80,10 @@ class Training:
         self.said: dict[str, Any] = {}
         self._admitted = False
         self._eval_data = self.task.open(options.eval_data) if options.eval_data else None
+        if self._eval_data is not None:
+            self.task.check(self._eval_data, "eval_data")
+            if options.patience:  # Its losses say when the run ends.
+                self.must_be(self._eval_data, "eval_data")
         self._scheduler: Any = None
         self._evaluated_at = -1
         # Blocks that a refused step makes again, where that is left open and not done anyway.
@@ -135,12 +147,10 @@ class Training:
         """Whether the loop is to be left; of dropped files (see Inbox)."""
         return False
 
-    def must_be(self, data: Any) -> None:
+    def must_be(self, data: Any, option: str = "data") -> None:
         """Errors: ValueError for another set than the run began with."""
-        if self.notes["data"] not in ("", data.fingerprint):
-            raise ValueError(f"data: {data.path} is another set than the run began with ({data.fingerprint}, and was "
-                             f"{self.notes['data']}); the same bits need the same, or train anew in another folder")
-        self.notes["data"] = data.fingerprint
+        must_be_noted(data, self.notes, option, "the same bits need the same, or train anew in another folder")
+        self.notes[option] = data.fingerprint
 
     def _schedule(self) -> Any:
         options = self.options

@@ -88,7 +88,7 @@ class VisionTask(Task):
     def open(self, path: str) -> ImageSet:
         return ImageSet(path)
 
-    def check(self, images: ImageSet) -> str:
+    def check(self, images: ImageSet, option: str = "data") -> str:
         longest = getattr(config_of(self.options.model).get_text_config(), "max_position_embeddings", None)
         if longest and self.options.sequence_length > longest:
             raise ValueError(f"sequence_length: {self.options.sequence_length}, and the model knows {longest} positions")
