@@ -596,6 +596,20 @@ def test_an_inbox_that_nothing_comes_to_waits_and_can_be_stopped(train, tmp_path
 
 # ---- Stops and ends ----
 
+def test_m10_where_no_answer_is_within_sequence_length_an_evaluation_is_null_and_a_training_an_error(train, folder, tmp_path):
+    line = {"messages": [{"role": "user", "content": "the of and " * 60}, {"role": "assistant", "content": "it is"}]}
+    file = chats.write_lines(tmp_path / "long.jsonl", [line] * 25)
+    with plimsoll.Governor("2GiB") as governor:
+        plimsoll.import_chat(file, tmp_path / "long.tokens", tokenizer=folder / "model", governor=governor)
+    summary, _ = train(eval_data=tmp_path / "long.tokens", eval_every_n_steps=2, patience=2)
+    assert (summary["held_out_loss"], summary["token_accuracy"], summary["held_out_tokens"]) == (None, None, 0)
+    assert summary["status"] == "finished" and summary["step"] > 6  # No worse, and no better.
+    said = [one["held_out_loss"] for one in events(tmp_path / "run", "step") if "held_out_loss" in one]
+    assert said and set(said) == {None}
+    with pytest.raises(ValueError, match="sequence_length: no row of .*long.tokens has a token to train on within 64"):
+        train(out="none", data=tmp_path / "long.tokens")
+
+
 def test_t8_an_evaluation_that_a_stop_ends_is_made_when_the_run_goes_on(train, tmp_path, monkeypatch):
     """So that it ends where the one does that nobody stopped."""
     options = {"epochs": 3, "eval_every_n_steps": 4, "patience": 2, "lr": 0.3, "held_out": 15}

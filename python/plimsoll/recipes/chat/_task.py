@@ -26,7 +26,7 @@ class TokenSequences:
 
     def __init__(self, tokens: TokenSet, options: Options, *, held_out: int = 0, evaluates: bool = False) -> None:
         """held_out: rows left out; `evaluates`: only these rows, or of 0 all, in their order."""
-        self._packing, self._most = options.packing, options.sequence_length
+        self._packing, self._most, self._evaluates, self._path = options.packing, options.sequence_length, evaluates, tokens.path
         self._batches = tokens.batches(
             options.batch_size, options.sequence_length, packing=options.packing, shuffle=not evaluates,
             seed=options.seed, held_out=held_out, only_held_out=evaluates and held_out > 0)
@@ -38,14 +38,18 @@ class TokenSequences:
         return self._batches.place
 
     def __iter__(self) -> Iterator[Batch]:
-        """The rest of the epoch it is in."""
+        """The rest of the epoch it is in. Errors: ValueError: it is to be trained on, and has no token for that."""
+        empty = not self._evaluates and self.place[1:] == (0, 0)
         for batch in self._batches:
+            empty = False
             tensors = batch.tensors()
             if not self._packing:
                 length = one_of_few_lengths(int((batch.documents >= 0).sum(1).max()), self._most)
                 tensors = {name: one[:, :length] for name, one in tensors.items()}
             labels = tensors.pop("labels")
             yield tensors, labels
+        if empty:
+            raise ValueError(f"sequence_length: no row of {self._path} has a token to train on within {self._most}")
 
 
 class ChatTask(Task):

@@ -48,7 +48,7 @@ def optimizer_of(tuned: Tuned, options: TuningOptions) -> Any:
 
 
 def evaluated(tuned: Tuned, data: Sequences, asked: Any = lambda: False) -> dict[str, Any] | None:
-    """Loss and token accuracy; nothing of the model has changed. None: it was asked to end."""
+    """Loss and token accuracy, NaN where no token is trained on; nothing of the model has changed. None: it was asked to end."""
     loss, right, count = 0.0, 0, 0
     tuned.eval()
     try:
@@ -59,7 +59,8 @@ def evaluated(tuned: Tuned, data: Sequences, asked: Any = lambda: False) -> dict
             loss, right, count = loss + sums[0], right + sums[1], count + sums[2]
     finally:
         tuned.train()
-    return {"held_out_loss": loss / max(count, 1), "token_accuracy": right / max(count, 1), "held_out_tokens": count}
+    loss, accuracy = (loss / count, right / count) if count else (math.nan, math.nan)
+    return {"held_out_loss": loss, "token_accuracy": accuracy, "held_out_tokens": count}
 
 
 class Training:
@@ -175,7 +176,7 @@ class Training:
         self.said.update(said)
         self.run.log(held_out_loss=said["held_out_loss"], token_accuracy=said["token_accuracy"])
         if notes["due"]:
-            lower = said["held_out_loss"] < notes["best"]
+            lower = not said["held_out_loss"] >= notes["best"]  # NaN is no worse.
             notes.update(due=False, best=min(notes["best"], said["held_out_loss"]), worse=0 if lower else notes["worse"] + 1)
             notes["ended"] = 0 < self.options.patience <= notes["worse"]
 
