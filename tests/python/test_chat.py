@@ -15,9 +15,12 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 peft = pytest.importorskip("peft")
+pytest.importorskip("safetensors")
 pytest.importorskip("accelerate")
 pytest.importorskip("tokenizers")
 pytest.importorskip("jinja2")
+
+from safetensors.torch import load_file, save_file  # noqa: E402
 
 import plimsoll  # noqa: E402
 from plimsoll import _torch_gate  # noqa: E402
@@ -356,6 +359,15 @@ def test_other_data_or_another_model_is_refused_when_a_run_goes_on(train, folder
     make_tokens(tmp_path / "other.tokens", folder / "model", seed=1)
     with pytest.raises(ValueError, match="data: .*other.tokens is another set than the run began with"):
         plimsoll.resume(tmp_path / "run", progress=False, data=str(tmp_path / "other.tokens"))
+    copy = shutil.copytree(folder / "model", tmp_path / "model1")
+    held = load_file(copy / "model.safetensors")
+    for name in ("model.embed_tokens.weight", "model.norm.weight", "model.layers.1.mlp.up_proj.weight"):
+        save_file({**held, name: held[name] + 1}, copy / "model.safetensors", metadata={"format": "pt"})
+        with pytest.raises(plimsoll.CorruptError, match="not what training began with: .* Put the files? back, or train anew"):
+            plimsoll.resume(tmp_path / "run", progress=False, data=str(folder / "chats.tokens"), model=str(copy))
+        for work in (plimsoll.evaluate, lambda run: plimsoll.export(run, out=tmp_path / "out", merge=True)):
+            with pytest.raises(plimsoll.CorruptError, match="not what training began with"):
+                work(tmp_path / "run")
     moved = make_model(tmp_path / "model2", width=64)
     with pytest.raises(ValueError, match="model is not what the commit of step"):
         plimsoll.resume(tmp_path / "run", progress=False, model=str(moved))

@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ... import _core
 from ..._adopt import adopt
 from ..._cross_entropy import linear_cross_entropy
 from ..._streamed import StreamedWeights, stream_frozen
-from ..._weight_files import names_in, places_in
+from ..._weight_files import bytes_of, names_in, places_in
+from ...errors import CorruptError
 
 if TYPE_CHECKING:
     from . import TuningOptions
@@ -194,9 +196,22 @@ class Tuned(torch.nn.Module):
 
     def state_dict(self, *_: Any, **__: Any) -> dict[str, Any]:
         """What a commit holds."""
+        return self._state(True)
+
+    def _state(self, held: bool) -> dict[str, Any]:
+        """What a commit holds, or all else: frozen weights that are in no block."""
         trained = {name: one.requires_grad for name, one in self.model.named_parameters(remove_duplicate=False)}
         return {name: one for name, one in self.model.state_dict().items()
-                if trained.get(name, True) or (one.dtype == torch.int64 and one.dim() == 0)}
+                if held == (trained.get(name, True) or (one.dtype == torch.int64 and one.dim() == 0))}
+
+    def must_be_noted(self, notes: dict[str, Any]) -> None:
+        """A checksum of what no commit holds, which is noted where none is. Errors: CorruptError: it is another."""
+        found = 0
+        for _, one in sorted(self._state(False).items()):
+            found = _core.crc32c(bytes_of(one), found)
+        if notes.setdefault("frozen", found) != found:
+            raise CorruptError(f"model: frozen weights outside of the blocks are not what training began with: their checksum is "
+                               f"{found:08x} and was {notes['frozen']:08x}. Put the files back, or train anew")
 
     def load_state_dict(self, state: Any, *_: Any, **__: Any) -> Any:
         """Errors: CorruptError where frozen weights are others than those of the state."""

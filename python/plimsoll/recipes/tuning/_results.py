@@ -44,6 +44,7 @@ def _tuned(options: TuningOptions, governor: Governor) -> tuple[Tuned, dict[str,
     parts = read(pathlib.Path(options.out) / "checkpoints" / f"step-{step:09}" / "parts.pt", step, mapped=True)["parts"]
     tuned = Tuned(options, choose(options, governor._left_for_tensors(), parts["notes"]["method"]))
     tuned.load_state_dict(parts["model"])
+    tuned.must_be_noted(parts["notes"])
     return tuned, parts["notes"], step
 
 

@@ -97,6 +97,7 @@ class Training:
         run, options = self.run, self.options
         scheduler = self._schedule()
         run.track(model=self.tuned, optimizer=self.optimizer, **({"scheduler": scheduler} if scheduler else {}))
+        self.tuned.must_be_noted(self.notes)
         self._scheduler = scheduler
         run._life.report.event("profile", {**vars(self.choice), "text": str(self.choice)})
         self.task.train(self)
