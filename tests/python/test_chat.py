@@ -674,6 +674,28 @@ def test_t8_patience_counts_an_evaluation_that_a_stop_ended(patience, lowest, st
     assert plimsoll.resume(tmp_path / "run", progress=False)["step"] == whole["step"]
 
 
+def test_t8_a_stop_in_the_last_evaluation_stops_the_run_and_the_rest_is_made_when_it_goes_on(train, tmp_path, monkeypatch):
+    file = chats.write_lines(tmp_path / "previews.jsonl", [{"messages": [{"role": "user", "content": "the of and"}]}] * 2)
+    options = {"held_out": 15, "previews": file, "preview_tokens": 2}
+    whole, bits = train(out="whole", **options)
+    scores, calls = _model.Tuned.scores, []
+
+    def stopping(self, *batch):
+        calls.append(len(calls))
+        (tmp_path / "run/.stop").touch()
+        return scores(self, *batch)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_model.Tuned, "scores", stopping)
+        said, _ = train(out="run", **options)
+    assert len(calls) == 1 and (said["status"], said["stop_reason"], said["step"]) == ("stopped", ".stop", whole["step"])
+    assert plimsoll.status(tmp_path / "run")["status"] == "stopped" and not (tmp_path / "run/adapter").exists()
+    said = plimsoll.resume(tmp_path / "run", progress=False)
+    assert [said[name] for name in ("status", "step", "held_out_loss", "previews")] == [
+        whole[name] for name in ("status", "step", "held_out_loss", "previews")]
+    assert digest(tmp_path / "run") == bits and (tmp_path / "run/adapter").exists()
+
+
 def test_t4_when_a_run_has_ended_or_failed_its_bytes_are_back(train, monkeypatch):
     def live():
         gc.collect()

@@ -144,6 +144,8 @@ class Training:
             run._end_left_loop()
             self._evaluation(run.steps_made)
             task.preview(self, run.steps_made, at_end=True)
+            if run.stop_asked:  # What it cut short is made when the run goes on.
+                run.idle(0)
 
     def leaves(self) -> bool:
         """Whether the loop is to be left; of dropped files (see Inbox)."""
