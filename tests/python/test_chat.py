@@ -449,6 +449,10 @@ def test_t11_previews_compare_and_end_in_time(train, folder, tmp_path):
     chats.write_lines(file, [{"text": "no chat"}])
     with pytest.raises(ValueError, match="previews.jsonl:1: no line of JSON with messages"):
         train(out="wrong", **options)
+    assert not events(tmp_path / "wrong", "step")  # It is said before a step is made.
+    with pytest.raises(OSError, match="none.jsonl"):
+        train(out="missing", previews=tmp_path / "none.jsonl")
+    assert not events(tmp_path / "missing", "step")
 
 
 # ---- What fits ----

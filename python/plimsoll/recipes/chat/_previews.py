@@ -48,6 +48,12 @@ def preview(tuned: Tuned, options: Options, run: Run, step: int) -> dict[str, An
     return {"previews": count, "previews_equal": equal}
 
 
+def check(path: str) -> None:
+    """Before a step is made. Errors: ValueError naming file and line; OSError."""
+    for _ in _chats(path):
+        pass
+
+
 @torch.no_grad()
 def _answer(tuned: Tuned, tokenizer: Any, asked: list[dict[str, str]], options: Options) -> str:
     ids = tokenizer.apply_chat_template(asked, add_generation_prompt=True, return_tensors="pt", return_dict=True)["input_ids"]

@@ -101,6 +101,10 @@ class ChatTask(Task):
         return {"input_ids": ids, "position_ids": torch.from_numpy(positions)}, labels
 
     def train(self, training: Training) -> None:
+        if self.options.previews:
+            from ._previews import check
+
+            check(self.options.previews)
         if not self.options.inbox:
             super().train(training)
             return
