@@ -10,6 +10,7 @@
 #include <cctype>
 #include <cmath>
 #include <limits>
+#include <map>
 #include <nlohmann/json.hpp>
 
 #include "base/check.h"
@@ -257,9 +258,12 @@ ScoreReport score_by_file(std::span<const float> scores, std::span<const std::ui
     add(
         kind, [&](std::size_t file) { return kind_of[file] == kind; }, report.kinds);
   }
+  std::map<std::string_view, int> seen;  // Of each name, how many files have it so far.
   for (std::size_t f = 0; f < names.size(); ++f) {
+    const int number = ++seen[names[f]];
     add(
-        names[f], [f](std::size_t file) { return file == f; }, report.files);
+        number == 1 ? names[f] : fmt::format("{} ({})", names[f], number),
+        [f](std::size_t file) { return file == f; }, report.files);
   }
   return report;
 }

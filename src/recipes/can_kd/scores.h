@@ -80,7 +80,8 @@ struct ScoreReport {
 };
 
 /// Scores everything, each kind of file and each file at one threshold.
-/// Requires: files[i] (of scores[i]) is an index into `names`, the files' names, all different.
+/// Files of one name, as from two folders, are "NAME", "NAME (2)", …
+/// Requires: files[i] (of scores[i]) is an index into `names`, the files' names.
 [[nodiscard]] ScoreReport score_by_file(std::span<const float> scores,
                                         std::span<const std::uint8_t> labels,
                                         std::span<const std::int32_t> files,

@@ -380,5 +380,17 @@ TEST(CanKdScoresTest, AReportScoresEachFileAndEachKind) {
   EXPECT_NE(all[5].find(" - "), std::string::npos);
 }
 
+TEST(CanKdScoresTest, FilesOfOneNameAreEachInTheReport) {
+  const std::vector<std::string> names{"set/test_a.csv", "set/test_a.csv", "set/test_b.csv"};
+  const std::vector<float> scores{0.9F, 0.8F, 0.7F, 0.1F};
+  const ScoreReport report =
+      score_by_file(scores, Labels{1, 0, 0, 0}, std::vector<std::int32_t>{0, 1, 1, 2}, names, 0.5);
+  const auto json = report.to_json()["files"];
+  ASSERT_EQ(json.size(), 3U);
+  EXPECT_EQ(json["set/test_a.csv"]["graphs"], 1);
+  EXPECT_EQ(json["set/test_a.csv (2)"]["graphs"], 2);
+  EXPECT_EQ(json["set/test_b.csv"]["graphs"], 1);
+}
+
 }  // namespace
 }  // namespace plimsoll::can_kd
