@@ -410,6 +410,16 @@ def test_an_adapter_of_a_weight_that_files_call_otherwise_is_merged_into_it(tmp_
         assert torch.allclose(adapted(input_ids=ids).logits, merged(input_ids=ids).logits, atol=1e-5)
 
 
+@pytest.mark.parametrize("target", ["embed_tokens", "lm_head"])
+def test_an_adapter_of_a_tied_weight_is_not_merged(target, train, tmp_path):
+    """As that would be another model: the embedding and the head have one weight, and one adapter is of one of them."""
+    train(lora_targets=f"{target},q_proj")
+    with pytest.raises(ValueError, match=f"merge: the weight of .*{target}, which was trained, is another module's, too"):
+        plimsoll.export(tmp_path / "run", out=tmp_path / "merged", merge=True)
+    assert not (tmp_path / "merged").exists()
+    assert plimsoll.export(tmp_path / "run", out=tmp_path / "adapter")["kind"] == "adapters"
+
+
 def test_all_weights_are_exported_as_a_model(train, tmp_path):
     summary, _ = train(out="run", method="full", lr=1e-3)
     assert plimsoll.export(tmp_path / "run", tmp_path / "model")["kind"] == "model"

@@ -4,6 +4,7 @@ import gc
 import inspect
 import json
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
@@ -256,6 +257,17 @@ def test_what_joins_the_parts_is_trained_whole_beside_adapters(kind, joins, trai
         key = key.split("default.")[1]
         assert torch.equal(merged.state_dict()[key], one)
         assert torch.equal(adapted.modules_to_save["default"].state_dict()[key], one.bfloat16())
+
+
+def test_an_embedding_that_is_the_head_too_and_trained_whole_is_not_merged(train, folder, tmp_path):
+    """One of both was trained, and the files have one weight."""
+    config = transformers.AutoConfig.from_pretrained(folder / "smolvlm")
+    config.tie_word_embeddings = config.text_config.tie_word_embeddings = True
+    shutil.copytree(folder / "smolvlm", tmp_path / "tied")
+    transformers.AutoModelForImageTextToText.from_config(config).save_pretrained(tmp_path / "tied")
+    train(model=tmp_path / "tied", train_whole="embed_tokens")
+    with pytest.raises(ValueError, match="merge: the weight of .*embed_tokens, which was trained, is another module's, too"):
+        plimsoll.export(tmp_path / "run", tmp_path / "merged", merge=True)
 
 
 def test_frozen_batch_norms_keep_their_statistics_and_trained_ones_are_in_a_commit(train, folder, tmp_path):

@@ -6,6 +6,7 @@ Memory:  weights as _choice.py says; logits of CHUNK tokens at a time.
 """
 from __future__ import annotations
 
+import collections
 import os
 import pathlib
 import shutil
@@ -72,9 +73,14 @@ def adapted(model: Any, options: TuningOptions) -> Any:
 
 def _whole(model: Any) -> dict[str, Any]:
     """Modules that are trained whole, by their names in the model without adapters."""
+    return _wrapped(model, "modules_to_save.default")
+
+
+def _wrapped(model: Any, which: str) -> dict[str, Any]:
+    """A part of all that peft wraps to train it whole, by its name in the model without adapters."""
     from peft.utils.other import ModulesToSaveWrapper
 
-    return {name.removeprefix("base_model.model."): part.modules_to_save["default"] for name, part in model.named_modules()
+    return {name.removeprefix("base_model.model."): part.get_submodule(which) for name, part in model.named_modules()
             if isinstance(part, ModulesToSaveWrapper)}
 
 
@@ -228,7 +234,10 @@ class Tuned(torch.nn.Module):
         _copy_rest(source, folder, index=False)
 
     def save_merged(self, folder: pathlib.Path, source: str) -> None:
-        """The model's own files, adapters merged into them by peft, a file in memory at a time. Errors: OSError."""
+        """The model's own files, adapters merged into them by peft, a file in memory at a time.
+
+        Errors: ValueError: what was trained has the weight of another module, too, which a merged one would change; OSError.
+        """
         from peft.tuners.lora import LoraLayer
         from safetensors import safe_open
         from safetensors.torch import save_file
@@ -236,6 +245,12 @@ class Tuned(torch.nn.Module):
         layers = {name.removeprefix("base_model.model."): part for name, part in self.model.named_modules()
                   if isinstance(part, LoraLayer)}
         whole = {f"{name}.{key}": one for name, part in _whole(self.model).items() for key, one in part.state_dict().items()}
+        bases = {**{name: part.get_base_layer() for name, part in layers.items()}, **_wrapped(self.model, "original_module")}
+        held = collections.Counter(id(one) for part in self.model.modules() for one in part._parameters.values())
+        for name, base in bases.items():
+            if any(held[id(one)] > 1 for one in base.parameters()):
+                raise ValueError(f"merge: the weight of {name}, which was trained, is another module's, too (tied): merged it "
+                                 "would change both. Export without --merge, or train without it")
         folder.mkdir(parents=True)
         called = names_in(self.model, places_in(source))
         for file in sorted(pathlib.Path(source).glob("*.safetensors")):
