@@ -21,7 +21,7 @@ from ._arrays import byte_size
 from ._folders import replaced
 from ._memory import Governor, format_bytes
 from ._scratch import scratch_folder
-from ._plan_state import TrainingState
+from ._plan_state import TrainingState, in_memory
 from ._refusal import Refusal, unless_refused
 from .errors import BudgetExceeded
 
@@ -175,12 +175,12 @@ def plan_batch(step: Callable[[int], Any] | None = None, *, model: Any = None,
     Real steps of a few small sizes are traced, replayed at larger ones, and the answer is run once
     (docs/decisions/0011-plans-from-replayed-traces.md). Afterwards modes, parameters, buffers, gradients, optimizer states and random states
     are bit for bit what they were; what `step` changes beside them is the caller's, or goes into
-    `others`.
+    `others`. So do frozen parameters that it writes, where there are more of them than of trained ones.
 
     step:      runs one whole training step of a batch size; its result is ignored.
     model:     a torch.nn.Module or several; optimizer: a torch.optim.Optimizer or several.
     teacher:   a frozen module, told apart in the answer.
-    others:    schedulers, GradScaler: anything with state_dict() and load_state_dict().
+    others:    schedulers, GradScaler, modules: anything with state_dict() and load_state_dict().
     available: bytes for tensors; "" for what the governor's limit leaves.
     extent:    for graphs: batch size -> (nodes, edges) of the largest such batch that `step` runs.
     mode:      "measured", or "static": a quick conservative estimate from shapes, nothing is run;
@@ -269,8 +269,10 @@ def _measure(extension: Any, governor: Governor, step: Callable[[int], Any], sta
     finally:
         if collecting:
             gc.enable()
-        state.put_back()
-        state.close()
+        try:
+            state.put_back()
+        finally:
+            state.close()
 
 
 def attempted(step: Callable[[int], Any]) -> Callable[[int], Refusal | None]:
@@ -317,7 +319,7 @@ def _held(models: list[Any], optimizers: list[Any], teachers: list[Any],
 
     embeddings = size(part.weight for model in models for part in model.modules()
                       if isinstance(part, (torch.nn.Embedding, torch.nn.EmbeddingBag)))
-    parameters = size(p for model in models for p in _in_memory(model.parameters())) + embeddings
+    parameters = size(p for model in models for p in in_memory(model.parameters())) + embeddings
     trained = [p for optimizer in optimizers for group in optimizer.param_groups
                for p in group["params"]]
     parameters += size(trained)
@@ -330,15 +332,8 @@ def _held(models: list[Any], optimizers: list[Any], teachers: list[Any],
         "gradients": sum(block_bytes(p.numel() * p.element_size()) for p in
                          {id(p): p for p in trained}.values() if p.requires_grad),
         "teacher": size(t for teacher in teachers
-                        for t in [*_in_memory(teacher.parameters()), *teacher.buffers()]),
+                        for t in [*in_memory(teacher.parameters()), *teacher.buffers()]),
     }
-
-
-def _in_memory(parameters: Iterable[Any]) -> list[Any]:
-    """Without those on disk (stream_frozen)."""
-    from ._absent import Absent
-
-    return [one for one in parameters if not isinstance(one, Absent)]
 
 
 def _staying(models: list[Any], optimizers: list[Any],
@@ -346,7 +341,7 @@ def _staying(models: list[Any], optimizers: list[Any],
     """Address and bytes of every storage that stays from step to step: parameters, buffers, states."""
     import torch
 
-    tensors = [t for module in models + teachers for t in [*_in_memory(module.parameters()), *module.buffers()]]
+    tensors = [t for module in models + teachers for t in [*in_memory(module.parameters()), *module.buffers()]]
     for optimizer in optimizers:
         tensors += [p for group in optimizer.param_groups for p in group["params"]]
         tensors += [v for values in optimizer.state.values() for v in values.values()

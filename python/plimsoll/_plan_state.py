@@ -15,7 +15,7 @@ from typing import Any, Iterable
 
 from ._random_states import RandomStates
 from ._reach import is_generator, reached
-from ._transaction import ModuleNames
+from ._transaction import ModuleNames, parameters_of
 
 
 class _Saved:
@@ -29,6 +29,9 @@ class _Saved:
 
 class TrainingState:
     """Modules (modes, attributes, parameters, buffers, gradients), optimizers, random states.
+
+    Parameters that need no gradient are kept where they are no more than the others, as those of a moving average are;
+    of more (a frozen model's) one that was written in place is named.
 
     modules:    torch.nn.Module each; a module that appears in another is kept once.
     optimizers: torch.optim.Optimizer each: states, and the values of the parameter groups.
@@ -45,11 +48,12 @@ class TrainingState:
         others = list(others)
         self._file = tempfile.TemporaryFile(dir=directory)
         self._bytes = 0
-        self._names = ModuleNames(self._modules)
+        parameters = self._parameters()
+        self._names = ModuleNames(self._modules, [*parameters, *parameters_of(others)])
         self._tensors: list[tuple[Any, _Saved]] = []
         self._gradients: list[tuple[Any, _Saved | None]] = []
         seen: set[int] = set()
-        for parameter in self._parameters():
+        for parameter in parameters:
             if id(parameter) not in seen:
                 seen.add(id(parameter))
                 self._tensors.append((parameter, self._save(parameter)))
@@ -71,10 +75,9 @@ class TrainingState:
             parameter.grad = None
 
     def put_back(self) -> None:
-        """Everything is as it was, bit for bit. May be called more than once."""
+        """Everything is as it was, bit for bit. May be called more than once. Errors: as ModuleNames.put_back()."""
         import torch
 
-        self._names.put_back()
         with torch.no_grad():
             for tensor, saved in self._tensors:
                 tensor.copy_(self._load(saved))
@@ -85,17 +88,19 @@ class TrainingState:
         for other, state in self._others:
             other.load_state_dict(copy.deepcopy(state))
         self._random.put_back()
+        self._names.put_back()
 
     def close(self) -> None:
         """Gives the disk back."""
         self._file.close()
 
-    def _parameters(self) -> Iterable[Any]:
-        for module in self._modules:  # A frozen teacher's stay.
-            yield from (p for p in module.parameters() if p.requires_grad)
-        for optimizer in self._optimizers:
-            for group in optimizer.param_groups:
-                yield from group["params"]
+    def _parameters(self) -> list[Any]:
+        every = [p for module in self._modules for p in in_memory(module.parameters())]
+        trained = {id(p): p for p in every if p.requires_grad}
+        trained |= {id(p): p for optimizer in self._optimizers for group in optimizer.param_groups for p in group["params"]}
+        frozen = {id(p): p for p in every if id(p) not in trained}
+        few = sum(p.nbytes for p in frozen.values()) <= sum(p.nbytes for p in trained.values())
+        return [*trained.values(), *(frozen.values() if few else ())]
 
     def _save(self, tensor: Any) -> _Saved:
         import torch
@@ -155,3 +160,10 @@ class TrainingState:
                     else copy.deepcopy(value)
         for group, values in zip(optimizer.param_groups, groups):
             group.update(copy.deepcopy(values))
+
+
+def in_memory(parameters: Iterable[Any]) -> list[Any]:
+    """Without those on disk (stream_frozen)."""
+    from ._absent import Absent
+
+    return [one for one in parameters if not isinstance(one, Absent)]

@@ -67,7 +67,9 @@ class TrainingStep:
     Put back are parameters, optimizers and their states; buffers and attributes of modules; random states
     of torch, NumPy and Python; those of generators of your own, and modules, that `f` can get at; gradients
     of every leaf that the loss depends on, wherever it is. So after any other exception of `f` too. Not put
-    back is what `f` changes elsewhere: lists, counters and tensors of your own that are in no module.
+    back is what `f` changes elsewhere: lists, counters and tensors of your own that are in no module. Nor is a
+    parameter without gradients that `f` writes in place, as a momentum encoder's, unless its module is in `others`:
+    RuntimeError names it, if it is not written through .data, which torch does not count.
 
     Each call is a step boundary of the governor (every 10 ms at most): memory that nobody leased, in
     workers too, ends the loop with MemoryPressure between two steps, after `commit`.

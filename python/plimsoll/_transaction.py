@@ -23,22 +23,32 @@ class ModuleNames:
     """What the names of modules mean: parameters, buffers and plain attributes, modes included.
 
     Tensors are put back as the objects they were; buffers() are for who keeps their values too. Lists,
-    dicts and sets that are attributes get their entries back, not what is inside these.
+    dicts and sets that are attributes get their entries back, not what is inside these. Parameters that need
+    no gradient get back what they had as .data; one that was written in place is named.
+
+    kept: parameters whose values somebody else puts back.
     """
 
-    def __init__(self, modules: Iterable[Any]) -> None:
+    def __init__(self, modules: Iterable[Any], kept: Iterable[Any] = ()) -> None:
         import torch
+
+        from ._absent import Absent
 
         internal = vars(torch.nn.Module()).keys() - {"training"}
         parts = {id(part): part for module in modules for part in module.modules()}
         self._parts = []
         self._written = []  # Attributes that are tensors and no buffers, and how often they were written.
+        self._frozen = []  # The same of parameters, and their data.
+        elsewhere = set(map(id, kept))
         for part in parts.values():
             own = dict(vars(part))
             entries = [(value, copy.copy(value)) for name, value in own.items()
                        if type(value) in (list, dict, set) and name not in internal]
-            self._written += [(part, name, value, value._version) for name, value in own.items()
+            self._written += [(part, name, value, _written(value)) for name, value in own.items()
                               if isinstance(value, torch.Tensor)]
+            self._frozen += [(part, name, value, _written(value), value.data) for name, value in part._parameters.items()
+                             if value is not None and not value.requires_grad and id(value) not in elsewhere
+                             and not isinstance(value, Absent)]
             self._parts.append((part, own, dict(part._parameters.items()),
                                 dict(part._buffers.items()), entries))
 
@@ -52,7 +62,7 @@ class ModuleNames:
                     yield value
 
     def put_back(self) -> None:
-        """Errors: RuntimeError naming an attribute whose values were written and are not kept."""
+        """Errors: RuntimeError naming what was written in place and is not kept; all else is as it was."""
         for part, own, parameters, buffers, entries in self._parts:
             vars(part).update(own)
             for name in [name for name in vars(part) if name not in own]:
@@ -69,12 +79,25 @@ class ModuleNames:
                 else:
                     value.clear()
                     value.update(kept)
+        for _, _, value, _, data in self._frozen:
+            if value.data_ptr() != data.data_ptr():
+                value.data = data
         for part, name, value, version in self._written:
-            if value._version != version:
+            if _written(value) != version:
                 raise RuntimeError(
                     f"{type(part).__name__}.{name} was written in place by a step that memory refused, "
                     "and only buffers are kept: register it with register_buffer(), or assign a new "
                     "tensor")
+        for part, name, value, version, _ in self._frozen:
+            if _written(value) != version:
+                raise RuntimeError(
+                    f"{type(part).__name__}.{name} needs no gradient and was written in place by a step that is put "
+                    "back, and is not kept: name its module in others=[...]")
+
+
+def _written(tensor: Any) -> int:
+    """How often, where torch counts it."""
+    return 0 if tensor.is_inference() else int(tensor._version)
 
 
 class Before:
@@ -87,7 +110,8 @@ class Before:
     def __init__(self, modules: Iterable[Any], generators: Iterable[Any], others: Iterable[Any],
                  scaler: Any) -> None:
         self._random = RandomStates([*generators, *filter(is_generator, others)])
-        self._names = ModuleNames(modules)
+        others = list(others)
+        self._names = ModuleNames(modules, parameters_of(others))
         self._values = [(tensor, tensor.clone()) for tensor in self._names.buffers()]
         self._others = [(one, copy.deepcopy(one.state_dict())) for one in others
                         if not is_generator(one)]
@@ -95,18 +119,25 @@ class Before:
         self._scaler, self._scaler_had = scaler, _copied(vars(scaler)) if scaler is not None else {}
 
     def put_back(self) -> None:
-        """Everything is as it was, bit for bit. May be called more than once."""
+        """Everything is as it was, bit for bit. May be called more than once. Errors: as ModuleNames.put_back()."""
         import torch
 
-        self._names.put_back()
         with torch.no_grad():
             for tensor, value in self._values:
                 tensor.copy_(value)
-        for one, state in self._others:
-            one.load_state_dict(copy.deepcopy(state))
+        for one, state in self._others:  # A module copies values; a copy of them could be refused.
+            one.load_state_dict(state if isinstance(one, torch.nn.Module) else copy.deepcopy(state))
         if self._scaler is not None:
             vars(self._scaler).update(_copied(self._scaler_had))
         self._random.put_back()
+        self._names.put_back()
+
+
+def parameters_of(others: Iterable[Any]) -> Iterator[Any]:
+    """Of the modules among them."""
+    import torch
+
+    return (parameter for one in others if isinstance(one, torch.nn.Module) for parameter in one.parameters())
 
 
 def _copied(attributes: dict[str, Any]) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """plan_batch: its answers are true of real steps, and measuring changes nothing."""
+import copy
 import random
 import subprocess
 import sys
@@ -176,6 +177,36 @@ def test_measuring_that_fails_changes_nothing_either(governor):
     with pytest.raises(RuntimeError, match="the data ended"):
         plimsoll.plan_batch(step, model=training.model, optimizer=training.optimizer)
     assert bits_of(training) == before
+
+
+def test_a_moving_average_is_put_back(governor):
+    training = Training()
+    average = copy.deepcopy(training.model).requires_grad_(False)
+
+    def step(rows):
+        training.step(rows)
+        for own, of in zip(average.parameters(), training.model.parameters()):
+            own.data.mul_(0.9).add_(of.data, alpha=0.1)
+
+    before = [value.clone() for value in average.state_dict().values()]
+    for given in ({"model": [training.model, average]}, {"model": training.model, "teacher": average}, {"model": training.model}):
+        plimsoll.plan_batch(step, **given, optimizer=training.optimizer, max_batch_size=16)
+        assert all(map(torch.equal, before, average.state_dict().values()))
+
+
+def test_of_a_larger_frozen_model_what_cannot_be_put_back_is_named(governor):
+    training = Training()
+    frozen = torch.nn.Linear(256, 256).requires_grad_(False)
+
+    def step(rows):
+        training.step(rows)
+        frozen.bias.add_(1)
+
+    with pytest.raises(RuntimeError, match=r"Linear\.bias needs no gradient and was written in place .* others="):
+        plimsoll.plan_batch(step, model=[training.model, frozen], optimizer=training.optimizer, max_batch_size=16)
+    before = frozen.bias.clone()
+    plimsoll.plan_batch(step, model=training.model, optimizer=training.optimizer, others=[frozen], max_batch_size=16)
+    assert torch.equal(frozen.bias, before)
 
 
 def test_momentum_and_schedulers_are_put_back(governor):

@@ -280,6 +280,42 @@ def test_r18_a_tensor_that_cannot_be_put_back_is_named():
         step((torch.ones(2, 4),), f)
 
 
+class Momentum(torch.nn.Module):
+    """A second network without gradients follows the first in each forward."""
+
+    def __init__(self, how):
+        super().__init__()
+        torch.manual_seed(3)
+        self.one, self.other, self.how = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8).requires_grad_(False), how
+
+    def forward(self, x):
+        with torch.no_grad():
+            for own, of in zip(self.other.parameters(), self.one.parameters()):
+                if self.how == "assigned":
+                    own.data = own.data * 0.9 + of.data * 0.1
+                else:
+                    own.lerp_(of, 0.1)
+        return (self.one(x) * self.other(x + torch.zeros(4, 8))).sum()
+
+
+@pytest.mark.parametrize("how", ["assigned", "in others"])
+def test_parameters_without_gradients_are_put_back(how):
+    def begin():
+        model = Momentum(how)
+        optimizer = torch.optim.SGD(model.one.parameters(), lr=0.1)
+        others = [model.other] if how == "in others" else []
+        return plimsoll.TrainingStep(model, optimizer, others=others), (torch.ones(4, 8),), model
+
+    every_fault(begin, lambda one: one[0](*one[1:]), lambda one: bits(one[2]), stride=5)
+
+
+def test_a_parameter_without_gradients_that_cannot_be_put_back_is_named():
+    model = Momentum("in place")
+    step = plimsoll.TrainingStep(model, torch.optim.SGD(model.one.parameters(), lr=0.1))
+    with pytest.raises(RuntimeError, match=r"Linear\.weight needs no gradient and was written in place .* others="):
+        step((torch.ones(4, 8),), lambda x: model(x) + torch.empty(1 << 40).sum())
+
+
 def test_r18_any_other_exception_puts_everything_back():
     one = WithState()
     one()
