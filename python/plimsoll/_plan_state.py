@@ -27,6 +27,14 @@ class _Saved:
         self.strides = tensor.stride()
 
 
+class _Sparse:
+    """The same of a sparse one."""
+
+    def __init__(self, indices: _Saved, values: _Saved, tensor: Any) -> None:
+        self.indices, self.values = indices, values
+        self.shape, self.coalesced = tuple(tensor.shape), tensor.is_coalesced()
+
+
 class TrainingState:
     """Modules (modes, attributes, parameters, buffers, gradients), optimizers, random states.
 
@@ -51,14 +59,14 @@ class TrainingState:
         parameters = self._parameters()
         self._names = ModuleNames(self._modules, [*parameters, *parameters_of(others)])
         self._tensors: list[tuple[Any, _Saved]] = []
-        self._gradients: list[tuple[Any, _Saved | None]] = []
+        self._gradients: list[tuple[Any, _Saved | _Sparse | None]] = []
         seen: set[int] = set()
         for parameter in parameters:
             if id(parameter) not in seen:
                 seen.add(id(parameter))
                 self._tensors.append((parameter, self._save(parameter)))
                 grad = parameter.grad
-                self._gradients.append((parameter, None if grad is None else self._save(grad)))
+                self._gradients.append((parameter, None if grad is None else self._save_gradient(grad)))
         for buffer in self._names.buffers():
             if id(buffer) not in seen:
                 seen.add(id(buffer))
@@ -82,7 +90,7 @@ class TrainingState:
             for tensor, saved in self._tensors:
                 tensor.copy_(self._load(saved))
             for parameter, saved in self._gradients:
-                parameter.grad = None if saved is None else self._load(saved)
+                parameter.grad = None if saved is None else self._load_gradient(saved)
             for optimizer, saved in zip(self._optimizers, self._states):
                 self._restore_optimizer(optimizer, *saved)
         for other, state in self._others:
@@ -102,11 +110,26 @@ class TrainingState:
         few = sum(p.nbytes for p in frozen.values()) <= sum(p.nbytes for p in trained.values())
         return [*trained.values(), *(frozen.values() if few else ())]
 
+    def _save_gradient(self, grad: Any) -> _Saved | _Sparse:
+        import torch
+
+        if grad.layout is not torch.sparse_coo:
+            return self._save(grad)
+        return _Sparse(self._save(grad._indices()), self._save(grad._values()), grad)
+
+    def _load_gradient(self, saved: _Saved | _Sparse) -> Any:
+        import torch
+
+        if isinstance(saved, _Saved):
+            return self._load(saved)
+        return torch.sparse_coo_tensor(self._load(saved.indices), self._load(saved.values), saved.shape,
+                                       is_coalesced=saved.coalesced, check_invariants=False)
+
     def _save(self, tensor: Any) -> _Saved:
         import torch
 
         saved = _Saved(tensor, self._bytes)
-        flat = tensor.detach().cpu().contiguous().reshape(-1)
+        flat = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
         if flat.numel() > 0:
             self._file.write(memoryview(flat.view(torch.uint8).numpy()))
         self._bytes += flat.numel() * flat.element_size()

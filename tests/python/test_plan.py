@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """plan_batch: its answers are true of real steps, and measuring changes nothing."""
+import contextlib
 import copy
 import random
 import subprocess
@@ -13,6 +14,7 @@ torch = pytest.importorskip("torch")
 
 import plimsoll  # noqa: E402  torch first, as a user's program would.
 from plimsoll import _torch_gate  # noqa: E402
+from plimsoll._plan_state import TrainingState  # noqa: E402
 
 extension = _torch_gate.load_if_torch_imported()
 if extension is None:
@@ -179,7 +181,17 @@ def test_measuring_that_fails_changes_nothing_either(governor):
     assert bits_of(training) == before
 
 
-def test_a_moving_average_is_put_back(governor):
+@contextlib.contextmanager
+def kept_while(models, optimizers, directory, others=(), function=None):
+    state = TrainingState(models, optimizers, others, directory, function)
+    try:
+        yield
+    finally:
+        state.put_back()
+        state.close()
+
+
+def test_a_moving_average_is_put_back(governor, tmp_path):
     training = Training()
     average = copy.deepcopy(training.model).requires_grad_(False)
 
@@ -189,12 +201,15 @@ def test_a_moving_average_is_put_back(governor):
             own.data.mul_(0.9).add_(of.data, alpha=0.1)
 
     before = [value.clone() for value in average.state_dict().values()]
-    for given in ({"model": [training.model, average]}, {"model": training.model, "teacher": average}, {"model": training.model}):
-        plimsoll.plan_batch(step, **given, optimizer=training.optimizer, max_batch_size=16)
-        assert all(map(torch.equal, before, average.state_dict().values()))
+    with kept_while([training.model, average], [training.optimizer], tmp_path):
+        step(8)
+    assert all(map(torch.equal, before, average.state_dict().values()))
+    with kept_while([training.model], [training.optimizer], tmp_path, function=step):  # As plan_batch() gives it.
+        step(8)
+    assert all(map(torch.equal, before, average.state_dict().values()))
 
 
-def test_of_a_larger_frozen_model_what_cannot_be_put_back_is_named(governor):
+def test_of_a_larger_frozen_model_what_cannot_be_put_back_is_named(governor, tmp_path):
     training = Training()
     frozen = torch.nn.Linear(256, 256).requires_grad_(False)
 
@@ -203,10 +218,37 @@ def test_of_a_larger_frozen_model_what_cannot_be_put_back_is_named(governor):
         frozen.bias.add_(1)
 
     with pytest.raises(RuntimeError, match=r"Linear\.bias needs no gradient and was written in place .* others="):
-        plimsoll.plan_batch(step, model=[training.model, frozen], optimizer=training.optimizer, max_batch_size=16)
+        plimsoll.plan_batch(step, model=[training.model, frozen], optimizer=training.optimizer, max_batch_size=2)
     before = frozen.bias.clone()
-    plimsoll.plan_batch(step, model=training.model, optimizer=training.optimizer, others=[frozen], max_batch_size=16)
+    with kept_while([training.model], [training.optimizer], tmp_path, others=[frozen], function=step):
+        step(8)
     assert torch.equal(frozen.bias, before)
+
+
+def test_sparse_and_conjugate_gradients_and_buffers_are_put_back(governor, tmp_path):
+    torch.manual_seed(2)
+    table = torch.nn.Embedding(50, 4, sparse=True)
+    waves = torch.nn.Module()
+    waves.weight = torch.nn.Parameter(torch.randn(4, 3, dtype=torch.complex64))
+    waves.register_buffer("phases", torch.randn(3, dtype=torch.complex64).conj())
+    optimizers = [torch.optim.SparseAdam(table.parameters()), torch.optim.SGD(waves.parameters(), lr=0.1)]
+
+    def gradients(rows):
+        rows_of = table(torch.randint(50, (rows,))).to(torch.complex64)
+        (rows_of @ waves.weight.conj() * waves.phases).abs().sum().backward()
+
+    gradients(6)
+    assert table.weight.grad.is_sparse and waves.weight.grad.is_conj()
+    kept = [table.weight, table.weight.grad, waves.weight, waves.weight.grad, waves.phases]
+    before = [one.detach().clone() for one in kept]
+    with kept_while([table, waves], optimizers, tmp_path):
+        for one in optimizers:
+            one.step()
+            one.zero_grad()
+        gradients(8)
+    after = [table.weight, table.weight.grad, waves.weight, waves.weight.grad, waves.phases]
+    assert after[1].is_sparse and after[1].is_coalesced() == before[1].is_coalesced()
+    assert all(torch.equal(a.to_dense(), b.to_dense()) for a, b in zip(before, after))
 
 
 def test_momentum_and_schedulers_are_put_back(governor):
