@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from . import _core, _torch_gate
+from ._folders import replaced
 from ._memory import Governor, format_bytes
 from ._scratch import scratch_folder
 from ._weight_files import Place, WeightReader, bytes_of, names_in, places_in, write_tensors
@@ -86,15 +87,19 @@ def stream_frozen(model: torch.nn.Module, files: str | os.PathLike[str] | Iterab
     size = sum(owned.size for block in blocks for owned in block.owned)
     streamed = weights == "streamed" or (weights == "auto" and 2 * size > governor.ledger().free_bytes)
     places = None if files is None else _renamed(model, places_in(files))
-    if places is None and streamed:
-        places = places_in(_written(blocks, _folder(directory)))
-    if places is not None:
-        for block in blocks:
-            block.places = [_place_of(owned, places) for owned in block.owned]
-        _fill(model, blocks, places, streamed)
-    if not streamed:
-        return StreamedWeights(blocks, size, None)
-    ring = WeightRing([block.places for block in blocks], slots, governor)
+    with contextlib.ExitStack() as undo:
+        reader = WeightReader()
+        undo.callback(reader.close)
+        if places is None and streamed:
+            places = _written(blocks, _folder(directory) / _FILE, reader)
+        if places is not None:
+            for block in blocks:
+                block.places = [_place_of(owned, places) for owned in block.owned]
+            _fill(model, blocks, places, streamed)
+        if not streamed:
+            return StreamedWeights(blocks, size, None)
+        ring = WeightRing([block.places for block in blocks], slots, governor, reader)
+        undo.pop_all()
     governor._adopt(ring)
     return StreamedWeights(blocks, size, ring)
 
@@ -393,6 +398,12 @@ def _folder(directory: str | os.PathLike[str] | None) -> pathlib.Path:
     return pathlib.Path(scratch_folder(directory, "directory"))
 
 
-def _written(blocks: list[_Block], folder: pathlib.Path) -> pathlib.Path:
-    write_tensors(folder / _FILE, {owned.full_name: owned.parameter for block in blocks for owned in block.owned})
-    return folder / _FILE
+def _written(blocks: list[_Block], path: pathlib.Path, reader: WeightReader) -> dict[str, Place]:
+    """What `reader` has open then is this very file: other processes, such as ranks, may write one of that name."""
+    with replaced(path, f"{path.name}.{os.getpid()}", durable=False) as partial:
+        write_tensors(partial, {owned.full_name: owned.parameter for block in blocks for owned in block.owned})
+        places = places_in(partial)
+        reader.open(partial, path)
+    for place in places.values():
+        place.path = path
+    return places

@@ -227,7 +227,7 @@ class WeightReader:
 
     def _read(self, place: Place, memory_of: Callable[[int, int], np.ndarray],
               take: Callable[[np.ndarray, int], None]) -> None:
-        file = self._file(place.path)
+        file = self.open(place.path)
         state, done, checksum = _state_of(file), 0, 0
         known = place.seen == state != ()
         while done < place.size:
@@ -265,15 +265,17 @@ class WeightReader:
             made += size
         return made
 
-    def _file(self, path: pathlib.Path) -> int:
-        if path not in self._files:
+    def open(self, path: pathlib.Path, name: pathlib.Path | None = None) -> int:
+        """The file, once it has been opened. name: what places call it."""
+        name = name or path
+        if name not in self._files:
             try:
-                self._files[path] = os.open(path, os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
+                self._files[name] = os.open(path, os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
             except OSError as error:
                 if isinstance(error, FileNotFoundError):
                     raise
-                self._files[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)  # Such as on a tmpfs.
-        return self._files[path]
+                self._files[name] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)  # Such as on a tmpfs.
+        return self._files[name]
 
     def close(self) -> None:
         for one in self._files.values():

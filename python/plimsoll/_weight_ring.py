@@ -41,8 +41,8 @@ class _Slot:
 class WeightRing:
     """The weights of blocks 0 to n − 1, each a list of places."""
 
-    def __init__(self, blocks: Sequence[Sequence[Place]], slots: int, governor: Governor) -> None:
-        """Errors: BudgetExceeded naming what is leased."""
+    def __init__(self, blocks: Sequence[Sequence[Place]], slots: int, governor: Governor, reader: WeightReader | None = None) -> None:
+        """reader: who has opened files already; the ring's from now on. Errors: BudgetExceeded naming what is leased."""
         self._blocks = blocks
         laid = [laid_out(block) for block in blocks]
         self._begins = [begins for begins, _ in laid]
@@ -62,7 +62,7 @@ class WeightRing:
             slot.memory.madvise(mmap.MADV_DONTFORK)
             with contextlib.suppress(OSError):  # Of a kernel without huge pages.
                 slot.memory.madvise(mmap.MADV_HUGEPAGE)
-        self._reader = WeightReader()
+        self._reader = reader or WeightReader()
         self._changed = threading.Condition()  # Guards slots and what follows.
         self._wanted = list(range(slots))  # Blocks, the next one first.
         self._error: BaseException | None = None

@@ -610,6 +610,24 @@ def test_blocks_may_run_in_any_order(governor, tmp_path):
         assert torch.equal(model.blocks[k](x), expected[k])
 
 
+def test_another_process_may_stream_a_model_from_the_same_directory(governor, tmp_path, monkeypatch):
+    """Ranks, and programs of one folder. Its file takes the name before this one's reader comes to it."""
+    torch.manual_seed(1)
+    model = Net().requires_grad_(False).eval()
+    wanted = model(x := torch.ones(2, 8))
+
+    def ring(*given):
+        assert [one.name for one in tmp_path.iterdir()] == ["frozen.safetensors"]
+        monkeypatch.undo()
+        _weight_files.write_tensors(tmp_path / "frozen.safetensors", others)
+        return WeightRing(*given)
+
+    others = {name: torch.zeros_like(value) for name, value in model.state_dict().items() if "blocks" in name}
+    monkeypatch.setattr("plimsoll._streamed.WeightRing", ring)
+    plimsoll.stream_frozen(model, weights="streamed", directory=tmp_path)
+    assert torch.equal(model(x), wanted)
+
+
 def test_a_forked_process_is_told_and_the_model_goes_on(governor, tmp_path):
     plimsoll.stream_frozen(model := Net(), weights="streamed", directory=tmp_path)
     read, write = os.pipe()
