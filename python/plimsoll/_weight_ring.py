@@ -128,6 +128,8 @@ class WeightRing:
                 for place, begin in zip(self._blocks[slot.block], self._begins[slot.block])]
 
     def _let_go(self, slot: _Slot) -> None:
+        if os.getpid() != self._process:
+            return  # A thread that is not there may have the lock.
         with self._changed:
             slot.users -= 1
             self._changed.notify_all()

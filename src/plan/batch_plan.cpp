@@ -20,6 +20,8 @@ constexpr std::int64_t kMiB = 1LL << 20;
 constexpr int kRoundsMax = 5;
 constexpr int kHalvings = 4;  // Real steps between the largest that fits and one that does not.
 constexpr std::size_t kLadderMax = 9;
+constexpr std::int64_t kRowsMost = 1LL
+                                   << 40;  // More than fit anywhere; sums of bytes do not overflow.
 
 // Room for what a step of another size may do otherwise: an eighth of what is not static.
 constexpr std::int64_t kUnverifiedShare = 8;
@@ -651,7 +653,9 @@ class Planner {
 }  // namespace
 
 Result<BatchPlan> plan_batch(const TraceStep& trace, const PlanOptions& options) {
-  return Planner(trace, options).plan();
+  PlanOptions bounded = options;
+  bounded.most_rows = std::min(options.most_rows, kRowsMost);
+  return Planner(trace, bounded).plan();
 }
 
 }  // namespace plimsoll

@@ -110,6 +110,17 @@ TEST(BatchPlanTest, StopsAtTheLargestSizeAllowed) {
   }
 }
 
+TEST(BatchPlanTest, AnyNumberOfRowsMayBeAllowed) {
+  const RandomStep step(3);
+  Machine machine(step, step.peak(500));
+  machine.options.most_rows = 1000;
+  const std::int64_t rows = machine.plan().or_throw().batch_size;
+  for (const std::int64_t most : {INT64_MAX, INT64_MAX - 1, INT64_MAX >> 15, INT64_MAX >> 32}) {
+    machine.options.most_rows = most;
+    EXPECT_EQ(machine.plan().or_throw().batch_size, rows) << most;
+  }
+}
+
 TEST(BatchPlanTest, AFewRowsAtMostArePlannedFromOneTrace) {
   const RandomStep step(7);
   for (std::int64_t most = 1; most <= 6; ++most) {

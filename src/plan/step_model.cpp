@@ -15,6 +15,7 @@ namespace plimsoll {
 namespace {
 
 constexpr std::size_t kFactors = 5;
+constexpr double kBlockMost = 1LL << 48;  // No address reaches further.
 
 std::array<double, kFactors> terms_of(const StepSize& size) noexcept {
   const auto rows = static_cast<double>(size.rows);
@@ -101,15 +102,15 @@ SizeFormula fit_formula(std::span<const Shape> shapes, std::span<const StepSize*
 
 std::int64_t SizeFormula::at(const StepSize& size) const noexcept {
   if (envelope) {
-    return static_cast<std::int64_t>(
-        std::ceil(std::max(factors[0], factors[1] * static_cast<double>(size.rows))));
+    const double line = std::max(factors[0], factors[1] * static_cast<double>(size.rows));
+    return static_cast<std::int64_t>(std::ceil(std::min(line, kBlockMost)));
   }
   const auto terms = terms_of(size);
   double bytes = 0.0;
   for (std::size_t k = 0; k < kFactors; ++k) {
     bytes += factors[k] * terms[k];
   }
-  return std::max<std::int64_t>(0, std::llround(bytes));
+  return std::llround(std::clamp(bytes, 0.0, kBlockMost));
 }
 
 Result<StepModel> StepModel::fit(std::span<const StepTrace> traces) {

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/round.h"
 
 namespace plimsoll {
 namespace {
@@ -64,7 +65,7 @@ std::int64_t size_class_bytes(int size_class) noexcept {
 
 std::int64_t arena_block_bytes(std::int64_t bytes) noexcept {
   return bytes <= kSmallMax ? size_class_bytes(size_class_of(bytes))
-                            : whole_pages(bytes) * kArenaPageBytes;
+                            : round_up(bytes, kArenaPageBytes);  // A plan asks for any size.
 }
 
 std::int64_t arena_leased_bytes(std::int64_t live_bytes) noexcept {

@@ -87,6 +87,7 @@ TEST(SizeClassTest, CoversEveryRequestWithinASixteenth) {
   }
   EXPECT_EQ(size_class_of(kSmallMax), kSizeClasses - 1);
   EXPECT_EQ(arena_block_bytes(kSmallMax + 1), 9 * kArenaPageBytes);
+  EXPECT_EQ(arena_block_bytes(1LL << 45), 1LL << 45);
 }
 
 TEST_F(ArenaPagesTest, SumsMatchAPlainOracleAndBlocksNeverOverlap) {

@@ -610,6 +610,33 @@ def test_blocks_may_run_in_any_order(governor, tmp_path):
         assert torch.equal(model.blocks[k](x), expected[k])
 
 
+def test_a_forked_process_lets_weights_go_while_the_parent_reads(governor, tmp_path):
+    torch.manual_seed(1)
+    model = Net().requires_grad_(False)
+    streamed = plimsoll.stream_frozen(model, weights="streamed", directory=tmp_path)
+    held, done = threading.Event(), threading.Event()
+
+    def reads():
+        with streamed._ring._changed:
+            held.set()
+            done.wait()
+
+    weights = streamed._ring.use(0, [1])
+    thread = threading.Thread(target=reads)
+    thread.start()
+    held.wait()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(5)  # Ends it if it waits.
+        del weights
+        gc.collect()
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    done.set()
+    thread.join()
+    assert status == 0
+
+
 def test_another_process_may_stream_a_model_from_the_same_directory(governor, tmp_path, monkeypatch):
     """Ranks, and programs of one folder. Its file takes the name before this one's reader comes to it."""
     torch.manual_seed(1)
