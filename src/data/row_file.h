@@ -23,7 +23,7 @@ namespace plimsoll {
 
 inline constexpr std::int64_t kRowFileHeaderBytes = 4096;
 inline constexpr std::int64_t kRowFileFingerprintBytes = 64;
-inline constexpr std::int64_t kRowFileAboutMost = 8 << 20;
+inline constexpr std::int64_t kRowFileAboutMost = 64 << 20;  ///< Some 80 bytes an input.
 inline constexpr std::size_t kRowCounts = 5;  ///< The second of them is that of the rows.
 
 /// A kind of file.

@@ -25,7 +25,7 @@ constexpr const char* kRowsFile = "rows";
 constexpr const char* kIndexFile = "index";
 constexpr const char* kRowJournalFile = "journal";
 constexpr std::int64_t kIndexBufferBytes = 64 << 10;
-constexpr std::int64_t kPositionMost = 4 << 20;
+constexpr std::int64_t kPositionMost = 32 << 20;  // Some 25 bytes an input.
 constexpr std::int64_t kEntryBytes = sizeof(RowEntry);
 
 struct RowJournal {
@@ -228,10 +228,16 @@ Result<void> RowWriter::copy_index() {
 }
 
 Result<void> RowWriter::finish(const std::string& about, const std::string& fingerprint) {
-  if (row_bytes() > 0 || static_cast<std::int64_t>(about.size()) > kRowFileAboutMost ||
-      !(fingerprint.empty() || is_fingerprint(fingerprint))) {
+  if (static_cast<std::int64_t>(about.size()) > kRowFileAboutMost) {
     return fail(ErrorCode::kInvalidArgument,
-                options_.path.string() + ": a set ends with every row ended, and a short text");
+                fmt::format("{}: what is to be said of its inputs has {} bytes, more than {}",
+                            options_.path.string(), about.size(), kRowFileAboutMost),
+                "put the inputs into fewer files");
+  }
+  if (row_bytes() > 0 || !(fingerprint.empty() || is_fingerprint(fingerprint))) {
+    return fail(ErrorCode::kInvalidArgument,
+                options_.path.string() +
+                    ": a set ends with every row ended, and a fingerprint of 64 bytes");
   }
   constexpr std::array<std::byte, kEntryBytes> kPadding{};
   const auto padding = static_cast<std::size_t>((16 - rows_.bytes() % 16) % 16);

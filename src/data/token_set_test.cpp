@@ -196,11 +196,33 @@ TEST_F(TokenSetTest, ALongRowThatIsDroppedLeavesNothingBehindTheEnd) {
   const std::vector<std::uint32_t> untrained(kTokenWriterBytes);
   writer.append(untrained, {}).or_throw();
   EXPECT_EQ(writer.end_row().or_throw().trained, 0);
-  writer.finish("{}", "").or_throw();
+  writer.finish("{}").or_throw();
   const auto set = TokenSet::open(path);
   ASSERT_TRUE(set.has_value()) << *set.error().detail;
   EXPECT_EQ(set->rows(), 1);
   EXPECT_TRUE(set->verify({}).has_value());
+}
+
+// Each file that was imported is named: 150,000 of them take 12 MB.
+TEST_F(TokenSetTest, ItMayBeMadeOfVeryManyFiles) {
+  const fs::path path = scratch_ / "set";
+  auto writer = TokenWriter::open(governor_, {.path = path, .vocabulary = 300, .fingerprint = "f"})
+                    .or_throw();
+  write_row(writer, row_of(1, 300)).or_throw();
+  writer.commit(std::string(8 << 20, '7')).or_throw();
+  const auto refused = writer.finish(std::string((64 << 20) + 1, ' '));
+  ASSERT_FALSE(refused.has_value());
+  EXPECT_NE(refused.error().to_string().find("more than 67108864: put the inputs into fewer files"),
+            std::string::npos);
+  writer = TokenWriter::open(governor_,
+                             {.path = scratch_ / "other", .vocabulary = 300, .fingerprint = "f"})
+               .or_throw();  // Lets go of the first one's folder.
+  writer = TokenWriter::open(governor_, {.path = path, .vocabulary = 300, .fingerprint = "f"})
+               .or_throw();
+  EXPECT_EQ(writer.position().size(), std::size_t{8 << 20});
+  const std::string about = '"' + std::string(16 << 20, 'a') + '"';
+  writer.finish(about).or_throw();
+  EXPECT_EQ(TokenSet::open(path).or_throw().info().about, about);
 }
 
 TEST_F(TokenSetTest, SaysWhatIsWrong) {
