@@ -14,6 +14,7 @@
 #include <thread>
 #include <utility>
 
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <fmt/format.h>
@@ -199,12 +200,30 @@ std::string to_json(const Target& target, Watch& watch, const Room& room) {
   return json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
 }
 
+// Rows that a text takes on the terminal, which wraps what is longer than its columns.
+std::size_t rows_of(const std::string& text) {
+  struct winsize size {};
+  const bool known = ::ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0;
+  const std::size_t columns = known ? size.ws_col : SIZE_MAX;
+  std::size_t rows = 0;
+  std::size_t length = 0;  // In characters.
+  for (const char one : text) {
+    if (one == '\n') {
+      rows += 1 + (length > 0 ? (length - 1) / columns : 0);
+      length = 0;
+    } else if ((static_cast<unsigned char>(one) & 0xC0U) != 0x80U) {
+      ++length;
+    }
+  }
+  return rows;
+}
+
 // Where standard output is a terminal, each text takes the place of the one before.
 void show(const std::string& text, std::size_t& lines_before) {
   const bool live = ::isatty(STDOUT_FILENO) == 1;
   const std::string back =
       live && lines_before > 0 ? fmt::format("\x1b[{}F\x1b[J", lines_before) : "";
-  lines_before = static_cast<std::size_t>(std::ranges::count(text, '\n'));
+  lines_before = rows_of(text);
   print(back + text);
 }
 

@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """`plimsoll watch`: any process from outside, and the one that trains in a run."""
+import fcntl
 import json
 import os
 import pty
+import struct
 import subprocess
 import sys
+import termios
 
 import pytest
 
@@ -117,8 +120,10 @@ def test_text_that_nobody_watches_live_has_no_control_codes(program, holder):
         assert watch.stdout.read().endswith(f"process {holder.pid} has ended\n")
 
 
-def test_a_terminal_is_written_in_place(program, holder):
+@pytest.mark.parametrize("columns", [0, 30])  # Not known; narrower than the lines.
+def test_a_terminal_is_written_in_place(program, holder, columns):
     terminal, end = pty.openpty()
+    fcntl.ioctl(end, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     watch = subprocess.Popen([program, "watch", str(holder.pid), "--every", "0.05"], stdout=end)
     os.close(end)
     text = b""
@@ -128,7 +133,10 @@ def test_a_terminal_is_written_in_place(program, holder):
     assert watch.wait(timeout=60) == 0
     os.close(terminal)
     first = text[:text.index(b"\x1b[")]
-    assert text[len(first):].startswith(f"\x1b[{first.count(bytes([10]))}F\x1b[J".encode())
+    lines = first.decode().splitlines()
+    rows = sum(-(-len(line) // columns) for line in lines) if columns else len(lines)
+    assert rows >= len(lines) + 2 * (columns > 0)
+    assert text[len(first):].startswith(f"\x1b[{rows}F\x1b[J".encode())
 
 
 def test_a_run_in_which_nobody_trains_and_what_is_none(program, tmp_path):
