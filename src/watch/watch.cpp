@@ -149,11 +149,18 @@ std::vector<PicturePoint> Watch::points() const {
   return points;
 }
 
-// What came in a phase is kept by owner, once the first windows are over.
+// What came in a phase is kept by owner, once the first windows are over; half of it each time that
+// twice as much has passed: a cache that was filled early is no part of what grows late.
 void Watch::note_phase(std::string_view name, const Holdings& now, bool heap_known) {
   constexpr std::size_t kFirstWindows = 2;
   if (trends_[index(Owner::kFiles)].windows() < kFirstWindows) {
     return;
+  }
+  if (last_at_ - first_at_ >= 2 * halved_at_) {
+    halved_at_ = last_at_ - first_at_;
+    for (Phase& one : phases_) {
+      std::ranges::for_each(one.grown, [](std::int64_t& bytes) { bytes /= 2; });
+    }
   }
   auto phase = std::ranges::find(phases_, name, &Phase::name);
   if (phase == phases_.end()) {

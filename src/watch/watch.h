@@ -145,6 +145,7 @@ class Watch {
   std::size_t judged_windows_{0};
   double judged_width_{0};
   std::vector<Phase> phases_{};
+  double halved_at_{0};         // Units that had passed when what they grew by was last halved.
   std::vector<First> first_{};  // Of each process, what it held when it was first looked at.
   std::vector<Where> told_{};   // One for each owner at most.
   std::optional<std::int64_t> trimmed_bytes_{};

@@ -102,6 +102,20 @@ TEST(Watch, ThePhaseInWhichItGrowsIsNamed) {
   EXPECT_TRUE(finding.text("step").ends_with(" a step, in phase eval")) << finding.text("step");
 }
 
+TEST(Watch, APhaseThatGrewOnceAndEarlyIsNotNamed) {
+  constexpr int kFilledAt = 60;
+  const Child child([](int order) {
+    map_touched(order == kFilledAt + 1 ? 100_MiB : kStepBytes / 2);  // From the order 1 on: steps.
+  });
+  Watch watch(child.pid(), 25);
+  for (int step = 0; step < 2 * kSteps + 1; ++step) {
+    child.tell();
+    ASSERT_TRUE(watch.look(step, {}, step == kFilledAt ? "eval" : "train"));
+  }
+  EXPECT_EQ(watch.verdict().course, Course::kLeak);
+  EXPECT_EQ(watch.verdict().phase, "train");
+}
+
 TEST(Watch, PhasesAreBounded) {
   const Child child([](int) { map_touched(kStepBytes); });
   const Finding finding =
