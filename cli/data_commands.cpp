@@ -22,6 +22,9 @@
 namespace plimsoll {
 namespace {
 
+constexpr const char* kJsonHelp = "Result as one line of JSON instead of text";
+constexpr const char* kQuietHelp = "Progress is not shown";
+
 /// Options that all of these share.
 struct Place {
   std::string directory{};
@@ -36,8 +39,8 @@ void add_place(CLI::App& command, const std::shared_ptr<Place>& place) {
       .add_option("--memory-limit", place->memory_limit,
                   "Memory limit of the process: 768MiB, 6GB, 25%")
       ->type_name("SIZE");
-  command.add_flag("--json", place->json, "Result as one line of JSON instead of text");
-  command.add_flag("--quiet", place->quiet, "Progress is not shown");
+  command.add_flag("--json", place->json, kJsonHelp);
+  command.add_flag("--quiet", place->quiet, kQuietHelp);
 }
 
 Result<Governor> governor_for(const Place& place) {
@@ -332,18 +335,25 @@ void add_store(CLI::App& app, int& status) {
   command->require_subcommand(1);
   auto place = std::make_shared<Place>();
   auto choice = std::make_shared<ExportChoice>();
-  const auto add = [&](const char* name, const char* help) {
+  const auto add_bare = [&](const char* name, const char* help) {
     auto* sub = command->add_subcommand(name, help);
     sub->add_option("DIR", place->directory, "Folder of the store, or of a run; or a token set")
         ->required();
+    return sub;
+  };
+  const auto add = [&](const char* name, const char* help) {
+    auto* sub = add_bare(name, help);
     add_place(*sub, place);
     return sub;
   };
-  auto* info = add("info", "Say what a store holds");
+  auto* info = add_bare("info", "Say what a store holds");
+  info->add_flag("--json", place->json, kJsonHelp);
   info->footer("\nExample:\n  plimsoll store info run/");
   info->callback(
       [place, &status] { status = show(store_directory(place->directory).string(), place->json); });
-  auto* verified = add("verify", "Read a whole store and compare its checksums");
+  auto* verified = add_bare("verify", "Read a whole store and compare its checksums");
+  verified->add_flag("--json", place->json, kJsonHelp);
+  verified->add_flag("--quiet", place->quiet, kQuietHelp);
   verified->footer("\nExample:\n  plimsoll store verify data/");
   verified->callback([place, &status] { status = verify(*place); });
   auto* exported =

@@ -159,3 +159,9 @@ def test_what_cannot_be_done_is_named(store, table, tmp_path, arguments, words):
     for word in words:
         assert word in done.stderr, done.stderr
     assert not (tmp_path / "made").exists()
+
+
+def test_a_limit_is_an_option_only_where_it_bounds_something(store, table):
+    for command in ("info", "verify"):
+        done = store(command, table, "--memory-limit", "1KiB")
+        assert done.returncode == 2 and "unknown option '--memory-limit'" in done.stderr, done.stderr
