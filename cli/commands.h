@@ -31,6 +31,9 @@ inline constexpr int kUsageStatus = 2;
 inline constexpr int kMemoryStatus = 3;  ///< Memory ended a run at a commit; resume goes on.
 inline constexpr int kNobodyStatus = 4;  ///< No process trains in the run that was asked.
 
+/// Largest whole number that an option may be where nothing else bounds it.
+inline constexpr std::int64_t kNumberMost = std::int64_t{1} << 40;
+
 /// Prints "plimsoll: error: …" and the advice on standard error; returns `status`.
 int report(const Error& error, int status = kFailedStatus);
 

@@ -367,9 +367,9 @@ void add_store(CLI::App& app, int& status) {
   exported
       ->add_option("--since", choice->since,
                    "Step of an earlier commit: only rows changed since are written")
-      ->check(CLI::NonNegativeNumber);
+      ->check(CLI::Range(std::int64_t{0}, kNumberMost));
   exported->add_option("--step", choice->step, "Step of the commit to write [the newest]")
-      ->check(CLI::NonNegativeNumber);
+      ->check(CLI::Range(std::int64_t{0}, kNumberMost));
   exported->footer(
       "\nExamples:\n  plimsoll store export data/ --column image --out image.npy\n"
       "  plimsoll store export chats.tokens --out megatron/chats.idx");
@@ -384,7 +384,7 @@ void add_store(CLI::App& app, int& status) {
   compacted
       ->add_option("--rows-max", *rows_max,
                    "Largest number of a table's rows from then on [as it was]")
-      ->check(CLI::PositiveNumber);
+      ->check(CLI::Range(std::int64_t{1}, kNumberMost));
   compacted->callback([place, rows_max, &status] { status = compact(*place, *rows_max); });
   command->footer(
       "\nExamples:\n  plimsoll store info run/\n  plimsoll store verify data/\n"

@@ -287,7 +287,7 @@ void add_queue_commands(CLI::App& app, int& status) {
                                    "Cancel a job; one that runs is asked to end", cancel_job);
   cancel->add_option("JOB", cancelled->job, "Number of the job")
       ->required()
-      ->check(CLI::PositiveNumber);
+      ->check(CLI::Range(std::int64_t{1}, kNumberMost));
   cancel->footer(
       "\nExit status 4: it was over already.\nExample:\n  plimsoll queue cancel queue/ 7");
   add_queue_run(*queue, status);

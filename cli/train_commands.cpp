@@ -275,7 +275,7 @@ void add_plan_of(CLI::App& command, int& status, const Recipe& recipe) {
                                  "--choices. Choices that do not fit it at once use micro-batches",
                                  recipe.unit))
         ->type_name("NUMBER")
-        ->check(CLI::PositiveNumber)
+        ->check(CLI::Range(std::int64_t{1}, kNumberMost))
         ->needs("--choices");
   }
   plan_of->footer(

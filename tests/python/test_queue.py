@@ -284,7 +284,7 @@ def test_what_a_job_prints_is_kept_and_reads_nothing(queue, tmp_path):
     (["add", "q", "--memory-limit", "1GiB"], "COMMAND"),
     (["run", "q", "--pause-hours", "9-17"], "write them as 09:00-17:30"),
     (["run", "q", "--grace", "x"], "--grace"),
-    (["cancel", "q", "0"], "JOB"),
+    (["cancel", "q", "0"], "JOB: Value 0 not in range 1 to 1099511627776\n"),
     (["lst", "q"], "did you mean list?"),
 ])
 def test_wrong_usage_is_explained(program, tmp_path, words, text):
