@@ -88,6 +88,12 @@ Result<Job> Queue::read(std::int64_t id) const {
     return fail(ErrorCode::kNotFound, fmt::format("{}: no job {}", folder_.string(), id),
                 "`plimsoll queue list DIR` shows them");
   }
+  if (!text && text.error().code == ErrorCode::kCorrupt) {  // Its advice is for a run.
+    return fail(ErrorCode::kCorrupt,
+                fmt::format("{}: its checksum does not match: it was damaged, or edited by hand",
+                            file_of(id).string()),
+                "remove the file, and add the job again");
+  }
   PLIMSOLL_TRY_VOID(text);
   PLIMSOLL_TRY(Job job, job_from_json(*text, file_of(id).string()));
   if (job.id != id) {

@@ -293,6 +293,19 @@ def test_wrong_usage_is_explained(program, tmp_path, words, text):
     assert not (tmp_path / "q").exists()
 
 
+def test_a_damaged_record_is_named_with_what_helps(queue):
+    queue.call("add", "--memory-limit", "1GiB", "--", "true")
+    queue.call("add", "--memory-limit", "1GiB", "--", "true")
+    records = [queue.folder / "jobs" / f"{number}.json" for number in (1, 2)]
+    records[0].write_text(records[0].read_text().replace("waiting", "Waiting"))
+    records[1].write_text(records[1].read_text()[:40])
+    done = queue.call("list", status=1)
+    for record in records:
+        assert f"{record}: its checksum does not match" in done.stderr
+    assert "remove the file, and add the job again" in done.stderr
+    assert "train anew" not in done.stderr and "0.1.0" not in done.stderr
+
+
 def test_there_is_no_queue_there(program, tmp_path):
     for words in (["list"], ["run"], ["cancel"]):
         done = subprocess.run([program, "queue", *words, tmp_path / "none", *["1"] * (words == ["cancel"])], text=True,
