@@ -80,7 +80,8 @@ std::int64_t export_rows(const std::string& directory, const std::string& out,
 
 std::int64_t import_rows(const std::vector<std::string>& files, const std::string& out,
                          const std::string& format, const std::string& optimizer,
-                         const std::string& dtype, const std::string& memory_limit) {
+                         const std::string& dtype, bool number_rows,
+                         const std::string& memory_limit) {
   const auto optimizers = optimizers_by_name();
   const auto named = optimizers.find(optimizer);
   if (named == optimizers.end() || (dtype != "float32" && dtype != "bfloat16")) {
@@ -98,7 +99,8 @@ std::int64_t import_rows(const std::vector<std::string>& files, const std::strin
       .out = out,
       .format = format,
       .optimizer = named->second,
-      .dtype = dtype == "bfloat16" ? RowDType::kBFloat16 : RowDType::kFloat32};
+      .dtype = dtype == "bfloat16" ? RowDType::kBFloat16 : RowDType::kFloat32,
+      .number_rows = number_rows};
   return interruptible(
       [&](const auto& go_on) { return import_store(governor_of(memory_limit), options, go_on); });
 }
@@ -357,7 +359,7 @@ void bind_runs(nb::module_& m) {
   m.def("store_export", &export_rows, nb::arg("directory"), nb::arg("out"), nb::arg("format"),
         nb::arg("column"), nb::arg("since"), nb::arg("step"), nb::arg("memory_limit"));
   m.def("store_import", &import_rows, nb::arg("files"), nb::arg("out"), nb::arg("format"),
-        nb::arg("optimizer"), nb::arg("dtype"), nb::arg("memory_limit"));
+        nb::arg("optimizer"), nb::arg("dtype"), nb::arg("number_rows"), nb::arg("memory_limit"));
   m.def("store_compact", &compact, nb::arg("directory"), nb::arg("rows_max"),
         nb::arg("memory_limit"));
 }

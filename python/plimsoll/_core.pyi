@@ -1171,7 +1171,7 @@ def store_export(directory: str, out: str, format: str, column: str, since: int,
                  memory_limit: str) -> int:
     """Returns the number of rows. Errors: ValueError, NotFoundError, OSError."""
 def store_import(files: list[str], out: str, format: str, optimizer: str, dtype: str,
-                 memory_limit: str) -> int:
+                 number_rows: bool, memory_limit: str) -> int:
     """Returns the number of rows. Errors: ValueError, OSError."""
 def store_compact(directory: str, rows_max: int, memory_limit: str) -> tuple[int, int]:
     """Returns the bytes before and after. Errors: ValueError, NotFoundError, OSError."""

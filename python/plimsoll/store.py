@@ -9,7 +9,7 @@
     plimsoll.store.compact("run")
 
 Threads: one call at a time for one store.
-Memory:  each inside its own memory_limit; "" is what `plimsoll limits` finds.
+Memory:  what writes is inside its own memory_limit; "" is what `plimsoll limits` finds.
 """
 from __future__ import annotations
 
@@ -48,17 +48,18 @@ def export(path: Path, out: Path, *, format: str = "", column: str = "", since: 
 
 
 def import_rows(files: Path | Sequence[Path], out: Path, *, format: str = "",
-                optimizer: str = "adamw", dtype: str = "float32",
+                optimizer: str = "adamw", dtype: str = "float32", number_rows: bool = False,
                 memory_limit: int | str = "") -> int:
     """Makes a table of rows at `out` from other programs' files; returns the number of rows.
 
     files: shards in order: .safetensors, .npy, .csv, or embeddings_chunk_*.pt. Megatron's .idx, its .bin beside it,
            becomes a token set in the file `out`: each document a row, all of its tokens trained on.
+    number_rows: the rows of a .npy without NAME.ids.npy beside it get the ids 0, 1, 2, …; without, it is refused.
     Errors: ValueError (format, optimizer, dtype, an id twice, `out` not empty); CorruptError; OSError.
     """
     some = [files] if isinstance(files, (str, os.PathLike)) else files
     return _core.store_import([os.fspath(one) for one in some], os.fspath(out), format, optimizer,
-                              dtype, str(memory_limit))
+                              dtype, number_rows, str(memory_limit))
 
 
 def compact(path: Path, *, rows_max: int = 0, memory_limit: int | str = "") -> tuple[int, int]:

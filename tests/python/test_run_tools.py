@@ -26,6 +26,13 @@ def test_r39_store_tools_do_what_the_program_does(program, rows, tmp_path):
     assert 0 < after and 0 < before and plimsoll.store.info(table)["rows_max"] == 800
 
 
+def test_rows_without_ids_are_numbered_where_the_refusal_says_so(tmp_path):
+    np.save(tmp_path / "bare.npy", np.ones((5, 3), np.float32))
+    with pytest.raises(ValueError, match=r"have no ids: .*\(number_rows\)"):
+        plimsoll.store.import_rows(tmp_path / "bare.npy", tmp_path / "table")
+    assert plimsoll.store.import_rows(tmp_path / "bare.npy", tmp_path / "table", number_rows=True) == 5
+
+
 def test_r39_store_tools_name_what_is_wrong(rows, tmp_path):
     table = tmp_path / "table"
     with pytest.raises(ValueError, match="optimizer must be one of .*adamw"):
