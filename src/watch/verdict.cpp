@@ -41,7 +41,7 @@ std::string held(const GuardReport& report, std::int64_t limit_bytes) {
   const std::int64_t peak = report.peak_bytes();
   const std::int64_t charged = report.charged_peak_bytes;
   std::string text = "peak " + format_bytes(peak);
-  if (charged == peak) {
+  if (charged > 0 && charged == peak) {
     text += fmt::format(" of {}, page cache included", format_bytes(limit_bytes));
   } else if (charged > 0) {
     text += fmt::format(", {} of it charged to the limit of {} (files in use elsewhere are not)",

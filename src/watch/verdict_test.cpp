@@ -188,5 +188,10 @@ TEST(R66Peak, AboveTheLimitIsExplained) {
       << summary;
 }
 
+TEST(R66Peak, WithoutALimitThereIsNoneToNameEvenWhereNothingWasSeen) {
+  const std::string summary = verdict_of({.status = 5}, 0, 1_GiB).summary;
+  EXPECT_EQ(summary, "ended with status 5 after 0.0 s; peak 0 B");
+}
+
 }  // namespace
 }  // namespace plimsoll
