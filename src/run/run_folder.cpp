@@ -71,8 +71,10 @@ Result<std::vector<std::string>> names_if_there(const fs::path& folder) {
 
 Result<void> refuse_run(const fs::path& root) {
   if (RunFolder::is_run(root)) {
-    return fail(ErrorCode::kInvalidArgument, fmt::format("{} is a run already", root.string()),
-                "go on with it by `plimsoll resume RUN`, or name another folder with --out");
+    return fail(
+        ErrorCode::kInvalidArgument, fmt::format("{} is a run already", root.string()),
+        "go on with it by `plimsoll resume RUN` (plimsoll.resume), or by its own program; or "
+        "name another folder with --out (out)");
   }
   return {};
 }
@@ -134,10 +136,12 @@ Result<void> must_be_run(const fs::path& root) {
     return {};
   }
   std::error_code ignored;
-  return fail(ErrorCode::kNotFound, fmt::format("{}: no run there (no run.toml)", root.string()),
-              fs::exists(root, ignored)
-                  ? "`plimsoll info PATH` says what is there; `plimsoll train` makes a run"
-                  : "`plimsoll train` makes one");
+  return fail(
+      ErrorCode::kNotFound, fmt::format("{}: no run there (no run.toml)", root.string()),
+      fs::exists(root, ignored)
+          ? "`plimsoll info PATH` says what is there; `plimsoll train` or a plimsoll.Run makes "
+            "a run"
+          : "`plimsoll train` or a plimsoll.Run makes one");
 }
 
 bool RunFolder::is_run(const fs::path& path) {

@@ -235,7 +235,15 @@ TEST_F(RunFolderTest, OpeningNeedsARunAndClearsOldRequests) {
   const auto missing = RunFolder::open(root_);
   ASSERT_FALSE(missing);
   EXPECT_EQ(missing.error().code, ErrorCode::kNotFound);
+  EXPECT_NE(missing.error().to_string().find("`plimsoll train` or a plimsoll.Run makes one"),
+            std::string::npos);
   { const auto folder = create(); }
+  const auto again = RunFolder::create(root_, "seed = 1\n");
+  ASSERT_FALSE(again);
+  EXPECT_NE(again.error().to_string().find("by `plimsoll resume RUN` (plimsoll.resume), or by its "
+                                           "own program; or name another folder with --out (out)"),
+            std::string::npos)
+      << again.error().to_string();
   std::ofstream(root_ / ".stop");
   std::ofstream(root_ / ".pause");
   ASSERT_TRUE(RunFolder::open(root_));

@@ -66,7 +66,8 @@ Result<std::string> read_sealed(const fs::path& path, std::int64_t bytes_max) {
                 fmt::format("{}: its checksum does not match: it was damaged, or edited by hand",
                             path.string()),
                 path.extension() == ".toml"
-                    ? "restore the file; options change by `plimsoll resume RUN --set key=value`"
+                    ? "restore the file; options change by `plimsoll resume RUN --set key=value`, "
+                      "or in the program that the run is of"
                     : "restore the file from a copy, or train anew");
   }
   return text;
