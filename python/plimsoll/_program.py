@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import json
+import numbers
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -171,10 +172,10 @@ def _pairs(options: dict[str, Any]) -> list[tuple[str, str]]:
     for key, value in options.items():
         if isinstance(value, bool):
             text = "true" if value else "false"
-        elif isinstance(value, (str, int, float, os.PathLike)):
+        elif isinstance(value, (str, numbers.Real, os.PathLike)):  # NumPy's numbers, too.
             text = os.fspath(value) if isinstance(value, os.PathLike) else str(value)
         elif isinstance(value, (list, tuple)) and all(
-                isinstance(part, (str, int)) and not isinstance(part, bool) for part in value):
+                isinstance(part, (str, numbers.Integral)) and not isinstance(part, bool) for part in value):
             text = ",".join(map(str, value))
         else:
             raise ValueError(f"{key}: {value!r} is neither text nor a number")

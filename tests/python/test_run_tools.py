@@ -79,6 +79,14 @@ def test_r49_a_path_that_is_not_utf8_is_refused_by_its_argument(tmp_path):
         _program._pairs({"data": tmp_path, "out": odd})
 
 
+def test_an_option_may_be_a_number_of_numpy():
+    given = {"epochs": np.int64(3), "lr": np.float32(0.5), "dims": [np.int32(4), 2], "use": True}
+    assert _program._pairs(given) == [("epochs", "3"), ("lr", "0.5"), ("dims", "4,2"), ("use", "true")]
+    for wrong in (None, 1j, [True]):
+        with pytest.raises(ValueError, match="neither text nor a number"):
+            _program._pairs({"epochs": wrong})
+
+
 def test_r39_can_kd_is_planned(tmp_path):
     pytest.importorskip("torch")
     if importlib.util.find_spec("plimsoll._torch") is None:
