@@ -23,6 +23,7 @@
 #include "run/config.h"
 #include "run/control.h"
 #include "run/path_text.h"
+#include "run/recipe.h"
 
 namespace plimsoll {
 namespace {
@@ -73,7 +74,9 @@ std::string unknown_command(const CLI::App& command, std::string_view word) {
     names.push_back(known->get_name());
   }
   const std::string near = nearest_word(word, names);
-  const bool of_recipes = command.get_name() == "train" || command.get_name() == "plan";
+  // In a program without them.
+  const bool of_recipes = (command.get_name() == "train" || command.get_name() == "plan") &&
+                          find_recipe("chat") == nullptr;
   return fmt::format("unknown command '{}'{}{}", word,
                      near.empty() ? fmt::format("; there are {}", fmt::join(names, ", "))
                                   : fmt::format("; did you mean {}?", near),

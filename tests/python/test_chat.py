@@ -134,6 +134,12 @@ def test_the_program_without_python_names_what_to_install(recipe, program):
     assert f"recipes in Python are in the program that `pip install 'plimsoll[{recipe}]'` installs" in done.stderr
 
 
+def test_the_program_with_python_has_nothing_to_install():
+    code = "import sys; from plimsoll._program import main; sys.exit(main())"
+    done = subprocess.run([sys.executable, "-c", code, "train", "chatt"], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2 and "did you mean chat?" in done.stderr and "pip install" not in done.stderr, done.stderr
+
+
 # ---- Ranks ----
 
 RANKED = {**QUICK, "epochs": 3, "eval_every_n_steps": 4, "schedule": "linear"}
