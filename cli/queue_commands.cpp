@@ -19,6 +19,7 @@
 #include "plimsoll/bytes.h"
 #include "plimsoll/limits.h"
 #include "run/json_values.h"
+#include "run/path_text.h"
 #include "run/progress.h"
 
 namespace plimsoll {
@@ -65,6 +66,12 @@ int add_job(const QueueOptions& chosen) {
   }
   std::error_code failed;
   job.directory = std::filesystem::current_path(failed).string();
+  if (!is_path_text(job.directory)) {
+    return report(make_error(ErrorCode::kInvalidArgument,
+                             fmt::format("the present folder, '{}', is not UTF-8", job.directory),
+                             "rename the folder: a job is kept in UTF-8"),
+                  kUsageStatus);
+  }
   auto queue = Queue::make(chosen.folder);
   if (!queue) {
     return report(queue.error());

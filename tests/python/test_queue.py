@@ -277,6 +277,13 @@ def test_what_a_job_prints_is_kept_and_reads_nothing(queue, tmp_path):
     assert pathlib.Path(job["log"]).read_text().splitlines()[0] == f"words  {tmp_path}"
 
 
+def test_a_folder_that_a_record_cannot_name_is_refused(queue, tmp_path):
+    odd = os.fsencode(tmp_path) + b"/M\xfcnchen"
+    os.mkdir(odd)
+    done = queue.call("add", "--memory-limit", "1GiB", "--", "true", status=2, cwd=odd, errors="replace")
+    assert "is not UTF-8" in done.stderr and not queue.folder.exists()
+
+
 @pytest.mark.parametrize(("words", "text"), [
     (["add", "q", "--", "true"], "--memory-limit"),
     (["add", "q", "--memory-limit", "much", "--", "true"], "--memory-limit"),
