@@ -96,7 +96,11 @@ nlohmann::ordered_json json_of(const Queue& queue, const Job& job) {
 std::string line_of(const Job& job) {
   std::string command = fmt::format("{}", fmt::join(job.command, " "));
   if (command.size() > kCommandShown) {
-    command.resize(kCommandShown);
+    std::size_t end = kCommandShown;
+    while (end > 0 && (static_cast<unsigned char>(command[end]) & 0xC0U) == 0x80U) {
+      --end;  // Not within a character of UTF-8.
+    }
+    command.resize(end);
     command += " ...";
   }
   const Health health = health_of(job);

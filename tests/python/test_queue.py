@@ -277,6 +277,12 @@ def test_what_a_job_prints_is_kept_and_reads_nothing(queue, tmp_path):
     assert pathlib.Path(job["log"]).read_text().splitlines()[0] == f"words  {tmp_path}"
 
 
+def test_a_long_command_is_cut_between_characters(queue):
+    for begins in ("#", "##"):
+        queue.call("add", "--memory-limit", "1GiB", "--", "echo", begins + 60 * "ü")
+    assert "ü ..." in queue.call("list").stdout  # Read as UTF-8.
+
+
 def test_a_folder_that_a_record_cannot_name_is_refused(queue, tmp_path):
     odd = os.fsencode(tmp_path) + b"/M\xfcnchen"
     os.mkdir(odd)
