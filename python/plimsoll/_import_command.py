@@ -15,7 +15,7 @@ from . import _core
 from ._memory import Governor
 from ._parts import part_from, part_path
 
-_FAILED = 1
+_FAILED, _USAGE = 1, 2
 
 
 def parser_of(name: str, description: str, example: str) -> argparse.ArgumentParser:
@@ -60,7 +60,15 @@ def run_import(parser: argparse.ArgumentParser, make: Callable[..., dict[str, An
     options = {name: value for name, value in vars(typed).items()
                if name not in (source, "out", "memory_limit", "json", "quiet")}
     try:
-        with Governor(typed.memory_limit) as governor:
+        governor = Governor(typed.memory_limit)
+    except ValueError as error:  # Of a size that cannot be read.
+        print("plimsoll: error:", str(error).replace("memory_limit", "--memory-limit", 1), file=sys.stderr)
+        return _USAGE
+    except (OSError, MemoryError, RuntimeError) as error:
+        print(f"plimsoll: error: {error}", file=sys.stderr)
+        return _FAILED
+    try:
+        with governor:
             made = make(getattr(typed, source), typed.out, governor=governor,
                         progress=None if typed.quiet else _core.WorkMeter("import").update, **options)
     except KeyboardInterrupt:

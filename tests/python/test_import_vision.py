@@ -20,6 +20,7 @@ import pytest
 plimsoll = pytest.importorskip("plimsoll")
 Image = pytest.importorskip("PIL.Image")
 
+from plimsoll._program import main  # noqa: E402
 from tests.support import pictures  # noqa: E402
 
 ASKED = "What is on the receipt?"
@@ -405,3 +406,10 @@ def test_the_command_says_what_it_made(tmp_path):
     assert json.loads(again.stdout)["reused"] is True and json.loads(again.stdout)["images"] == 1
     assert command("--pixels-max", "1").returncode == 1
     assert command("--image-field", "x").returncode == 1
+
+
+def test_the_program_names_its_own_option_in_a_limit_that_cannot_be_read(tmp_path, capfd):
+    for size, status, words in (("much", 2, "error: --memory-limit: \"much\" is not a size"), ("1MiB", 1, "1.0 MiB")):
+        assert main(["import", "vision", str(tmp_path / "rows.jsonl"), "--out", str(tmp_path / "set"),
+                     "--memory-limit", size]) == status
+        assert words in capfd.readouterr().err
