@@ -91,7 +91,8 @@ void add_import_can(CLI::App& command, int& status) {
                   "Names of attacks whose files are left out [suppress,masquerade]")
       ->delimiter(',')
       ->allow_extra_args(false);
-  can->add_flag("--include-all", typed->include_all, "Files are never left out for their names");
+  can->add_flag("--include-all", typed->include_all, "Files are never left out for their names")
+      ->excludes("--exclude");
   can->add_flag("--skip-bad", options.skip_bad,
                 "Rows that cannot be read are left out and counted");
   can->add_flag("--rebuild", options.rebuild,

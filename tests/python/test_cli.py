@@ -90,6 +90,7 @@ def assert_refused(done: Done, status: int, *words: str):
     (["synth", "cosir", "--rows", "ten", "--out", "x"], ["--rows"]),
     (["synth", "cosir", "--rows", "10", "--out", "x", "--memory-limit", "lots"], ["lots"]),
     (["import", "cosir", "--out", "x"], ["--image-features"]),
+    (["import", "can", "d", "--out", "x", "--exclude", "dos", "--include-all"], ["--exclude excludes --include-all"]),
     (["store", "info"], ["DIR"]),
     (["limits", "--memory-limit", "lots"], ["lots"]),
 ])
