@@ -14,6 +14,7 @@ namespace {
 
 constexpr int kKilledStatus = 128 + SIGKILL;
 constexpr double kWorthNaming = 0.25;  // Share of the peak.
+constexpr double kSeen = 0.5;          // Share of the peak that a look has to have seen of it.
 constexpr double kAtLimit = 0.85;      // Share of the limit that counts as having grown up to it.
 constexpr double kStood = 0.95;        // The same, of what stood there for more than a minute.
 constexpr double kThrashing = 0.1;     // Share of the time spent waiting for memory.
@@ -180,15 +181,20 @@ std::vector<std::string> advice_for(const GuardReport& report, std::int64_t limi
   const auto share = [&](std::int64_t bytes) {
     return static_cast<double>(bytes) / static_cast<double>(std::max<std::int64_t>(peak.bytes, 1));
   };
+  // Where it was never seen near its peak, looks do not say who held that.
+  const bool seen =
+      static_cast<double>(peak.bytes) >= kSeen * static_cast<double>(report.peak_bytes());
   std::vector<std::string> advice;
-  name_workers(peak, advice);
-  if (share(peak.shared) > kWorthNaming) {
+  if (seen) {
+    name_workers(peak, advice);
+  }
+  if (seen && share(peak.shared) > kWorthNaming) {
     advice.push_back(
         fmt::format("{} was shared memory, which DataLoader workers pass batches in: "
                     "a smaller prefetch_factor holds fewer of them",
                     format_bytes(peak.shared)));
   }
-  if (!peak.largest.empty() && share(peak.largest.front().anonymous) > kWorthNaming) {
+  if (seen && !peak.largest.empty() && share(peak.largest.front().anonymous) > kWorthNaming) {
     const ProcessUse& most = peak.largest.front();
     advice.push_back(
         fmt::format("`{}` held {} of its own: a smaller batch with gradient accumulation, or "

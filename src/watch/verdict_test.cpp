@@ -88,6 +88,15 @@ TEST(Verdict, NamesTheWorkersTheBatchAndTheMachine) {
   EXPECT_EQ(joined(verdict_of(killed(), 8_GiB, 4_GiB)).find("a higher limit"), std::string::npos);
 }
 
+TEST(Verdict, BlamesNobodyWhomNoLookSawNearThePeak) {
+  GuardReport report = killed();
+  report.process_peak_bytes = 3 * report.peak.bytes;
+  const std::string advice = joined(verdict_of(report, 8_GiB, 64_GiB));
+  EXPECT_EQ(advice.find("of its own"), std::string::npos) << advice;
+  EXPECT_EQ(advice.find("worker processes"), std::string::npos) << advice;
+  EXPECT_NE(advice.find("a higher limit"), std::string::npos) << advice;
+}
+
 TEST(Verdict, NamesSharedMemory) {
   GuardReport report = killed();
   EXPECT_EQ(joined(verdict_of(report, 8_GiB, 1_GiB)).find("shared memory"), std::string::npos);
