@@ -628,6 +628,15 @@ def test_an_inbox_that_nothing_comes_to_waits_and_can_be_stopped(train, tmp_path
 
 # ---- Stops and ends ----
 
+def test_a_run_that_made_no_update_is_an_error(train, folder, tmp_path):
+    """As it was of a small set under the default accumulate, and finished."""
+    made = make_tokens(tmp_path / "few.tokens", folder / "model", rows=30)
+    with pytest.raises(ValueError, match="accumulate: nothing was trained: the run has 4 steps, and an update takes 8; train anew"):
+        train(data=made, sequence_length=512, accumulate=8)
+    assert plimsoll.status(tmp_path / "run")["status"] == "failed"
+    assert train(out="enough", data=made, sequence_length=512, accumulate=4)[0]["status"] == "finished"
+
+
 def test_m10_where_no_answer_is_within_sequence_length_an_evaluation_is_null_and_a_training_an_error(train, folder, tmp_path):
     line = {"messages": [{"role": "user", "content": "the of and " * 60}, {"role": "assistant", "content": "it is"}]}
     file = chats.write_lines(tmp_path / "long.jsonl", [line] * 25)

@@ -91,6 +91,7 @@ class Task:
         with self.open(self.options.data) as data:
             training.must_be(data)
             training.loop(data)
+            training.must_have_updated()
 
     def told(self, data: Sequences, notes: dict[str, Any]) -> dict[str, float]:
         """Metrics of the batch that came last, which are added to the notes."""

@@ -156,6 +156,13 @@ class Training:
         must_be_noted(data, self.notes, option, "the same bits need the same, or train anew in another folder")
         self.notes[option] = data.fingerprint
 
+    def must_have_updated(self) -> None:
+        """Errors: ValueError: it has ended, and nothing was trained."""
+        steps, accumulate = self.run.steps_made, self.options.accumulate
+        if not self.run.stopped and 0 < steps < accumulate:
+            raise ValueError(f"accumulate: nothing was trained: the run has {steps} steps, and an update takes {accumulate}; train "
+                             f"anew with --accumulate {steps} or less, or more --epochs")
+
     def _schedule(self) -> Any:
         options = self.options
         if options.schedule != "constant" and not self.notes["updates"]:
