@@ -156,6 +156,9 @@ def test_m10_rows_without_a_token_to_train_on_are_counted_and_an_epoch_of_none_i
     made = make_set(tmp_path / "some.images", 12, text=lambda k: "what? " * (40 if k % 3 == 0 else 1))  # Cut before its answer.
     summary, _ = train(out="some", data=made, held_out=0)
     assert (summary["step"], summary["rows_left_out"]) == (8, 4)
+    summary, _ = train(out="last", data=made, held_out=0, seed=4)  # Three of them stand behind the last batch.
+    assert (summary["step"], summary["rows_left_out"]) == (8, 4)
+    assert plimsoll.resume(tmp_path / "last", progress=False)["rows_left_out"] == 4
     with pytest.raises(ValueError, match="none of the .* rows of .* has a token to train on within 20"):
         train(out="none", sequence_length=20)
 

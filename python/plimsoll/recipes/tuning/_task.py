@@ -93,6 +93,9 @@ class Task:
             training.loop(data)
             training.must_have_updated()
 
+    def begun(self, data: Sequences, notes: dict[str, Any]) -> None:
+        """Before batches of a training are taken, of which told() adds to the notes."""
+
     def told(self, data: Sequences, notes: dict[str, Any]) -> dict[str, float]:
         """Metrics of the batch that came last, which are added to the notes."""
         return {}

@@ -125,6 +125,7 @@ class Training:
             if notes["due"]:
                 run.idle(0)  # Asked to stop again: no step is made before it.
         sequences = task.sequences(data, held_out=held_out)
+        task.begun(sequences, notes)
         largest = None if self._admitted else task.largest(data, options.batch_size)
         batches = run.steps(sequences, epochs=options.epochs, largest=largest, cleanup_every_n_steps=options.cleanup_every_n_steps)
         for batch in () if course.get("ended") else batches:

@@ -9,7 +9,7 @@ Threads: the thread that trains.   Memory: a batch, decoded and as the processor
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -152,6 +152,8 @@ class ImageSequences:
             only_held_out=evaluates and held_out > 0, threads=options.decode_threads, queue_bytes=0)
         self.counts = Counts()
         """Since they were last asked for."""
+        self.ended: Callable[[], None] = lambda: None
+        """Called when an epoch is over: behind its last batch rows may have been left out."""
 
     @property
     def place(self) -> tuple[int, int]:
@@ -171,6 +173,7 @@ class ImageSequences:
                 made = self._maker.padded(made)
                 yield made
             del made
+        self.ended()
 
 
 def answers_of(images: ImageSet) -> Iterator[str]:

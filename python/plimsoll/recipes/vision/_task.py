@@ -141,13 +141,19 @@ class VisionTask(Task):
         raise ValueError(f"sequence_length: none of the {min(_TRIED, len(images))} rows of {images.path} with the largest images "
                          f"has a token to train on within {self.options.sequence_length}")
 
+    def begun(self, data: Any, notes: dict[str, Any]) -> None:
+        data.ended = functools.partial(self._count, data, notes)
+
     def told(self, data: Any, notes: dict[str, Any]) -> dict[str, float]:
+        self._count(data, notes)
+        notes["batch_count"] += 1
+        return self.summary(notes)
+
+    def _count(self, data: Any, notes: dict[str, Any]) -> None:
         counts, data.counts = data.counts, Counts()
         notes["total_tokens"] += counts.total
         notes["masked_tokens"] += counts.masked
-        notes["batch_count"] += 1
         notes["rows_left_out"] += counts.left_out
-        return self.summary(notes)
 
     def summary(self, notes: dict[str, Any]) -> dict[str, Any]:
         return {"total_tokens": notes["total_tokens"], "masked_tokens": notes["masked_tokens"],
