@@ -41,6 +41,9 @@ def estimate(models: list[Any], optimizers: list[Any], teachers: list[Any], samp
     if len(models) != 1 or sample is None:
         raise ValueError("mode=\"static\" wants one model, and sample= a tensor or tuple of tensors "
                          "of one row, [1, …]")
+    if not (1 <= least <= most and multiple >= 1):
+        raise ValueError(f"a batch between {least} and {most} rows, in multiples of {multiple}: no such size: "
+                         "min_batch_size, max_batch_size")
     model, notes = models[0], []
     parameters = sum(p.numel() * p.element_size() for p in model.parameters())
     buffers = sum(b.numel() * b.element_size() for b in model.buffers())

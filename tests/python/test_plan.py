@@ -345,6 +345,12 @@ def test_static_mode_is_an_estimate_below_the_truth(governor):
     assert true / 8 < told.batch_size <= true
 
 
+@pytest.mark.parametrize("sizes", [{"multiple_of": 0}, {"min_batch_size": 0}, {"min_batch_size": 9, "max_batch_size": 5}])
+def test_static_mode_refuses_sizes_as_measured_mode_does(governor, sizes):
+    with pytest.raises(ValueError, match="no such size: min_batch_size, max_batch_size"):
+        plimsoll.plan_batch(model=torch.nn.Linear(4, 4), mode="static", sample=torch.ones(1, 4), **sizes)
+
+
 def test_static_mode_names_a_layer_that_it_does_not_know(governor):
     class Odd(torch.nn.Module):
         def forward(self, x):
