@@ -9,6 +9,7 @@ Memory:  Before copies buffers; Gradients keeps the gradients there were, Gradie
 """
 from __future__ import annotations
 
+import collections
 import copy
 from typing import Any, Iterable, Iterator
 
@@ -18,12 +19,14 @@ from ._embedding import Rows
 from ._random_states import RandomStates
 from ._reach import is_generator
 
+_CONTAINERS = (list, dict, set, collections.deque, collections.OrderedDict, collections.defaultdict, collections.Counter)
+
 
 class ModuleNames:
     """What the names of modules mean: parameters, buffers and plain attributes, modes included.
 
     Tensors are put back as the objects they were; buffers() are for who keeps their values too. Lists,
-    dicts and sets that are attributes get their entries back, not what is inside these. Parameters that need
+    dicts, sets and deques that are attributes get their entries back, not what is inside these. Parameters that need
     no gradient get back what they had as .data; one that was written in place is named.
 
     kept: parameters whose values somebody else puts back.
@@ -43,7 +46,7 @@ class ModuleNames:
         for part in parts.values():
             own = dict(vars(part))
             entries = [(value, copy.copy(value)) for name, value in own.items()
-                       if type(value) in (list, dict, set) and name not in internal]
+                       if type(value) in _CONTAINERS and name not in internal]
             self._written += [(part, name, value, _written(value)) for name, value in own.items()
                               if isinstance(value, torch.Tensor)]
             self._frozen += [(part, name, value, _written(value), value.data) for name, value in part._parameters.items()
@@ -74,11 +77,8 @@ class ModuleNames:
                 for name in [name for name in names if name not in kept]:
                     del names[name]
             for value, kept in entries:
-                if isinstance(value, list):
-                    value[:] = kept
-                else:
-                    value.clear()
-                    value.update(kept)
+                value.clear()
+                (value.extend if isinstance(value, (list, collections.deque)) else value.update)(kept)
         for _, _, value, _, data in self._frozen:
             if value.data_ptr() != data.data_ptr():
                 value.data = data

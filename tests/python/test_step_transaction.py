@@ -2,6 +2,7 @@
 """What a refused step puts back, wherever it is: gradients of leaves, buffers, optimizers, generators."""
 import collections
 import collections.abc
+import copy
 import gc
 import random
 
@@ -265,6 +266,25 @@ def test_r18_plan_batch_and_admit_put_reassigned_buffers_back():
     one.step.admit((one.x,), lambda x: one.model(
         x + torch.randn(4, 8, generator=one.noise)).square().mean())
     assert one.bits() == before
+
+
+def test_containers_of_modules_get_their_entries_back():
+    model = torch.nn.Linear(4, 4)
+    model.seen, model.last = [1], collections.deque([1, 2], maxlen=2)
+    model.by_name, model.counts = collections.OrderedDict(a=1), collections.Counter("ab")
+    model.sums = collections.defaultdict(int, a=1)
+    parts = model.seen, model.last, model.by_name, model.counts, model.sums
+    before = copy.deepcopy(parts)
+    step = plimsoll.TrainingStep(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+    def f(x):
+        model.seen.append(2), model.last.append(3), model.by_name.update(b=2), model.counts.update("bc")
+        model.sums["c"] += 1
+        return model(x + torch.empty(1 << 40)).sum()
+
+    with pytest.raises(plimsoll.BudgetExceeded):
+        step((torch.ones(2, 4),), f)
+    assert parts == before and parts == (model.seen, model.last, model.by_name, model.counts, model.sums)
 
 
 def test_r18_a_tensor_that_cannot_be_put_back_is_named():
