@@ -189,7 +189,7 @@ NB_MODULE(_torch, m) {
   nb::set_leak_warnings(false);
   nb::module_::import_("torch");
   nb::module_::import_("plimsoll._core");
-  plimsoll::TensorArena::install().or_throw();
+  static_cast<void>(plimsoll::TensorArena::install());  // Where it could not be, attach() says why.
   plimsoll::add_recipes();
   bind_arena(m);
   bind_recipes(m);

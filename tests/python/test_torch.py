@@ -300,6 +300,19 @@ def test_r25_a_build_without_torch_is_told_by_its_type_and_not_by_words(monkeypa
             _torch_gate.load_if_torch_imported()
 
 
+def test_no_room_for_the_arena_is_told_as_what_it_is():
+    done = run_python("""
+import resource, torch, plimsoll
+held = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (held + (200 << 20), held + (200 << 20)))
+try:
+    plimsoll.Governor("2GiB")
+except OSError as error:
+    print(error)
+""")
+    assert "tensor arena: no address range of 268435456 bytes" in done.stdout and "ulimit -v or -d" in done.stdout, done.stderr
+
+
 @pytest.mark.parametrize("installed", ["2.12.1+cu126", "3.13.0"])
 def test_another_torch_than_the_built_for_is_refused_before_its_libraries_are_touched(tmp_path, installed):
     (tmp_path / "torch").mkdir()
