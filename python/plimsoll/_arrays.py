@@ -40,6 +40,8 @@ def byte_size(size: int | str, option: str, whole_bytes: int = 0) -> int:
                          "'64MiB'") from None
     if value < 0:
         raise ValueError(f"{option}: {value} is negative")
+    if value >= 1 << 63:
+        raise ValueError(f"{option}: {value} is too large")
     return value
 
 

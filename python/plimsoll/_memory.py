@@ -109,7 +109,8 @@ class Governor:
     steps, in any other loop as `on_pressure` says. One allocation that is larger than what is left goes
     past all that; `plimsoll run` has the kernel hold the limit.
 
-    Units:    `memory_limit`, `disk_limit`, `foreign_bytes` are bytes (an int) or text: "6GiB", "512MB", "25%".
+    Units:    `memory_limit`, `disk_limit`, `foreign_bytes` are bytes (an int) or text: "6GiB", "512MB", "25%" (of the
+              machine's memory; of disk_limit, of what is free).
     Requires: one governor at a time. A governor that holds nothing is replaced, so that a notebook
               cell may run twice.
     Forks:    a forked child makes a governor of its own. In the one that it inherited, what would change
@@ -147,7 +148,8 @@ class Governor:
         self._before_retry: Callable[[], None] = lambda: None  # Ends what holds memory for a moment only.
         self._arena: Any = None
         self._parts: weakref.WeakSet[_Closes] = weakref.WeakSet()
-        foreign_size = byte_size(foreign_bytes, "foreign_bytes")
+        machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        foreign_size = byte_size(foreign_bytes, "foreign_bytes", machine)
         # Before the baseline is measured: torch's libraries belong to it.
         extension = _torch_gate.load_if_torch_imported()
         if extension is not None:

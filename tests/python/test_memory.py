@@ -80,6 +80,18 @@ def test_a_bad_limit_is_a_value_error(arguments):
         plimsoll.Governor(**arguments)
 
 
+def test_foreign_bytes_may_be_a_share_of_the_machine():
+    machine = int(open("/proc/meminfo").readline().split()[1]) << 10
+    with plimsoll.Governor("4GiB", foreign_bytes="0.1%") as governor:
+        assert governor.ledger().pools["foreign"].floor_bytes == pytest.approx(machine / 1000, rel=0.001)
+
+
+def test_a_number_of_more_than_63_bits_is_a_value_error(governor):
+    for call in (lambda: plimsoll.Governor("4GiB", foreign_bytes=1 << 63), lambda: governor.reserve(1 << 63)):
+        with pytest.raises(ValueError, match="9223372036854775808 is too large"):
+            call()
+
+
 def test_a_limit_below_what_is_resident_is_refused_with_numbers():
     with pytest.raises(plimsoll.BudgetExceeded) as caught:
         plimsoll.Governor("1MiB", foreign_bytes=0)
