@@ -107,8 +107,10 @@ def _move(tensors: list[Any]) -> tuple[int, Any]:
     new.copy_(old)
     with torch.no_grad():
         for tensor in tensors:
-            tensor.data = torch.empty(0, dtype=tensor.dtype).set_(
+            moved = torch.empty(0, dtype=tensor.dtype).set_(
                 new, tensor.storage_offset(), tensor.size(), tensor.stride())
+            moved = moved.conj() if tensor.is_conj() else moved  # Bits of the tensor, not of its bytes.
+            tensor.data = torch._neg_view(moved) if tensor.is_neg() else moved
     return old.nbytes(), old
 
 

@@ -110,6 +110,17 @@ with plimsoll.Governor("2GiB") as governor:
     assert len(out.split()) == 2
 
 
+def test_conjugate_and_negative_views_are_adopted_with_their_values():
+    waves = torch.randn(4, dtype=torch.complex64)
+    views = {"conjugate": waves.conj(), "negative": torch.randn(4, dtype=torch.complex64).conj().imag, "plain": waves}
+    before = {name: view.clone() for name, view in views.items()}
+    with plimsoll.Governor("2GiB"):
+        assert plimsoll.adopt(views) == 2 * waves.nbytes
+        assert all(torch.equal(view, before[name]) for name, view in views.items())
+        waves.zero_()
+        assert not views["conjugate"].any()
+
+
 def test_an_adopted_model_trains_into_the_same_bits():
     digest = """
 step(); step()
