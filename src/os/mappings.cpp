@@ -34,6 +34,13 @@ bool is_shared_memory(std::string_view path) noexcept {
           !path.substr(kMemoryFile.size()).starts_with(kRankFileName));
 }
 
+// As "libm.so.6": not all that has these letters in its path, or its folder's.
+bool is_library(std::string_view path) noexcept {
+  path.remove_prefix(path.rfind('/') + 1);
+  path.remove_suffix(path.ends_with(kDeleted) ? kDeleted.size() : 0);
+  return path.ends_with(".so") || path.find(".so.") != std::string_view::npos;
+}
+
 // A line of /proc/PID/maps: BEGIN-END rwxp OFFSET DEVICE INODE PATH.
 struct Mapping {
   std::int64_t bytes{0};
@@ -83,7 +90,7 @@ std::int64_t private_file_bytes(const fs::path& folder) {
   std::int64_t bytes = 0;
   for_each_mapping(folder, [&](const Mapping& one) {
     if (one.access == "rw-p" && one.bytes >= kMappingLeast && !is_shared_memory(one.path) &&
-        one.path.find(".so") == std::string_view::npos) {
+        !is_library(one.path)) {
       bytes += one.bytes;
     }
   });

@@ -18,6 +18,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "os/mappings.h"
 #include "plimsoll/bytes.h"
 #include "tests/support/child.h"
 
@@ -148,6 +149,24 @@ TEST_F(TreeMeterTest, R51WeightsMappedFromAFileAreToldFromOtherFiles) {
   EXPECT_EQ(seen.mapped_bytes, 24_MiB);
   ::munmap(weights, 24_MiB);
   ::close(file);
+}
+
+TEST(PrivateFileBytes, AreOfAllFilesButLibraries) {
+  const fs::path proc = fs::path(testing::TempDir()) / "private-file-bytes";
+  fs::create_directories(proc);
+  const auto bytes_of = [&](const char* path) {
+    std::ofstream(proc / "maps") << "7f0000000000-7f0000200000 rw-p 00000000 08:01 42 " << path
+                                 << "\n";
+    return private_file_bytes(proc);
+  };
+  for (const char* const weights : {"/models/a.safetensors", "/data/by.sort/a.safetensors",
+                                    "/hub/x.solar-10b/model.bin", "/m/part.so-far"}) {
+    EXPECT_EQ(bytes_of(weights), 2_MiB) << weights;
+  }
+  for (const char* const library : {"/lib/libtorch_cpu.so", "/lib/libm.so.6",
+                                    "/lib/libz.so.1.2 (deleted)", "/lib/x.so (deleted)"}) {
+    EXPECT_EQ(bytes_of(library), 0) << library;
+  }
 }
 
 TEST(TreeMeterGroup, ACgroupOfOurOwnSaysItAndOneThatOthersShareDoesNot) {
