@@ -29,7 +29,7 @@ class RandomStates:
                       if torch.cuda.is_initialized() else None)
         self._python = random.getstate()
         numpy = sys.modules.get("numpy")
-        self._numpy = numpy.random.get_state() if numpy is not None else None
+        self._numpy: Any = numpy.random.get_state(legacy=False) if numpy is not None else None
         self._own = [_kept(one) for one in generators]
 
     def to_plain(self) -> dict[str, Any]:
@@ -37,8 +37,11 @@ class RandomStates:
         cuda = None if self._cuda is None else [_bytes_as_tensor(one) for one in self._cuda]
         states: dict[str, Any] = {"torch": _bytes_as_tensor(self._torch), "cuda": cuda, "python": self._python, "numpy": None}
         if self._numpy is not None:
-            name, keys, *rest = self._numpy
-            states["numpy"] = [name, keys.tolist(), *rest]
+            states["numpy"] = _plain(self._numpy)
+            if self._numpy["bit_generator"] == "MT19937":  # As get_state() has it by default.
+                mersenne = self._numpy["state"]
+                states["numpy"] = ["MT19937", mersenne["key"].tolist(), mersenne["pos"], self._numpy["has_gauss"],
+                                   self._numpy["gauss"]]
         return states
 
     @classmethod
@@ -47,7 +50,9 @@ class RandomStates:
         made = cls.__new__(cls)
         made._torch, made._python, made._numpy = states["torch"].numpy().tobytes(), states["python"], None
         made._cuda = None if states["cuda"] is None else [one.numpy().tobytes() for one in states["cuda"]]
-        if states["numpy"] is not None:
+        if isinstance(states["numpy"], dict):
+            made._numpy = _arrays(states["numpy"])
+        elif states["numpy"] is not None:
             import numpy
 
             name, keys, *rest = states["numpy"]
@@ -74,7 +79,7 @@ def kept_random() -> Iterator[None]:
     """Afterwards Python's, NumPy's and torch's main generators, those of devices excepted, are as before."""
     import torch
 
-    states = torch.default_generator.get_state(), random.getstate(), sys.modules["numpy"].random.get_state()
+    states = torch.default_generator.get_state(), random.getstate(), sys.modules["numpy"].random.get_state(legacy=False)
     try:
         yield
     finally:

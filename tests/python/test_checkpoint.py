@@ -65,6 +65,21 @@ def test_r31_a_resumed_loop_has_the_same_losses(tmp_path):
     assert steps(other, 5) == rest
 
 
+@pytest.mark.filterwarnings("error")
+def test_another_bit_generator_of_numpy_is_kept(tmp_path):
+    before = np.random.get_bit_generator()
+    try:
+        np.random.set_bit_generator(np.random.PCG64(5))
+        np.random.standard_normal(), np.random.randint(9, dtype=np.uint32)
+        plimsoll.save_checkpoint(tmp_path, 1, model=torch.nn.Linear(1, 1))
+        wanted = np.random.standard_normal(3), np.random.randint(1 << 30, size=3, dtype=np.uint32)
+        assert plimsoll.load_checkpoint(tmp_path, 1, model=torch.nn.Linear(1, 1)) == 1
+        np.testing.assert_array_equal((np.random.standard_normal(3), np.random.randint(1 << 30, size=3, dtype=np.uint32)),
+                                      wanted)
+    finally:
+        np.random.set_bit_generator(before)
+
+
 def test_where_nothing_was_saved_or_committed_nothing_is_loaded(tmp_path):
     part = Part(3)
     assert load_checkpoint(tmp_path / "none", part=part) == 0
