@@ -41,7 +41,8 @@ class _Slot:
 class WeightRing:
     """The weights of blocks 0 to n − 1, each a list of places."""
 
-    def __init__(self, blocks: Sequence[Sequence[Place]], slots: int, governor: Governor, reader: WeightReader | None = None) -> None:
+    def __init__(self, blocks: Sequence[Sequence[Place]], slots: int, governor: Governor,
+                 reader: WeightReader | None = None) -> None:
         """reader: who has opened files already; the ring's from now on. Errors: BudgetExceeded naming what is leased."""
         self._blocks = blocks
         laid = [laid_out(block) for block in blocks]
