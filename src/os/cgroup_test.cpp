@@ -43,6 +43,7 @@ TEST(Cgroup, FindsTheLinesThatMatter) {
 // container's own.
 TEST(Cgroup, InAContainerWhatIsMountedIsItsOwn) {
   const fs::path root = fs::path(::testing::TempDir()) / "cgroup-container";
+  fs::remove_all(root);
   fs::create_directories(root / "self");
   fs::create_directories(root / "fs" / "memory");
   std::ofstream(root / "fs" / "memory" / "memory.limit_in_bytes") << "1073741824\n";
