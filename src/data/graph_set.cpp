@@ -244,7 +244,7 @@ Result<void> GraphSet::Impl::check_index() const {
     }
     return ptr.front() == 0 && ptr.back() == end;
   };
-  if (!rises(node_ptr, info.nodes, 1) || !rises(edge_ptr, info.edges, 1) ||
+  if (!rises(node_ptr, info.nodes, 1) || !rises(edge_ptr, info.edges, 0) ||
       !rises(file_ptr, info.graphs, 0) || !rises(split_ptr, info.graphs, 0)) {
     return corrupt("its offsets do not rise from the first row to the last");
   }

@@ -197,6 +197,25 @@ def test_a_list_of_graphs_becomes_a_set_with_the_same_numbers(run, modules, tmp_
     assert 0x2B1 in tensors_of(tmp_path / "set")["vocabulary"]
 
 
+@pytest.mark.parametrize("cache_bytes", [None, 0])
+def test_graphs_without_edges_are_read_back(run, modules, tmp_path, governor, cache_bytes):
+    plimsoll = pytest.importorskip("plimsoll")
+    graphs = random_graphs(np.random.default_rng(SEED), 40)
+    graphs = [(x, ends[:, :0], attr[:0], y) if g % 3 else (x, ends, attr, y) for g, (x, ends, attr, y) in enumerate(graphs)]
+    path = write_pt(tmp_path / "cache" / "processed_graphs.pt", datas(modules, graphs))
+    write_mapping(path.parent)
+    assert run(path, tmp_path / "set").returncode == 0
+    with plimsoll.GraphSet.open(governor, tmp_path / "set", cache_bytes=cache_bytes) as made:
+        made.verify()
+        for g, (x, ends, attr, _) in enumerate(graphs):
+            one = made[g]
+            assert np.array_equal(one.x[:, 1:], x[:, 1:]) and np.array_equal(one.edge_index, ends), g
+            assert np.array_equal(one.edge_attr, attr), g
+        batches = list(made.batches(batch_graphs=3, seed=1))
+        assert sorted(g for batch in batches for g in batch.graphs.tolist()) == made.split("train").tolist()
+        assert any(batch.edge_index.shape[1] == 0 for batch in batches)
+
+
 def test_a_dataset_object_and_shared_strided_storages_are_read_too(run, modules, tmp_path):
     graphs = random_graphs(np.random.default_rng(2), 30)
     every = Storage(np.concatenate([x.reshape(-1) for x, *_ in graphs]), "0")
