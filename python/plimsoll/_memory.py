@@ -164,11 +164,15 @@ class Governor:
                 raise
             self._core = _core.Governor.create(*options)
         _newest = weakref.ref(self)
-        self._watcher = _core.Watcher(_wake_signal())
-        weakref.finalize(self, self._watcher.close)  # At exit, too: its thread calls the interpreter.
-        if extension is not None:
-            self._attach(extension)
-        else:
+        try:
+            self._watcher = _core.Watcher(_wake_signal())
+            weakref.finalize(self, self._watcher.close)  # At exit, too: its thread calls the interpreter.
+            if extension is not None:
+                self._attach(extension)
+        except BaseException:
+            self._core.close()  # Nobody has it.
+            raise
+        if extension is None:
             _torch_gate.when_torch_comes(_attach_to_torch)
 
     @staticmethod

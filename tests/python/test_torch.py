@@ -309,7 +309,9 @@ try:
     plimsoll.Governor("2GiB")
 except OSError as error:
     print(error)
+print(plimsoll._core.Governor.current().valid)
 """)
+    assert done.stdout.endswith("\nFalse\n")
     assert "tensor arena: no address range of 268435456 bytes" in done.stdout and "ulimit -v or -d" in done.stdout, done.stderr
 
 
