@@ -118,8 +118,9 @@ class Recipe:
 def add(recipe: Recipe) -> None:
     """Adds a recipe to those of the program, in the place of one of the same name.
 
-    Errors: ValueError naming the recipe and the option that has no type or text.
+    Errors: ValueError naming the recipe and the option that has no type or text; as find().
     """
+    find()  # Those of ours are there first, and it takes their place.
     _core.add_recipe(name=recipe.name, about=recipe.about, unit=recipe.unit,
                      examples="\n".join("  " + line for line in recipe.examples), data_help=recipe.data,
                      data_advice="name it with --data PATH" + (
