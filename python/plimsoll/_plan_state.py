@@ -56,7 +56,8 @@ class TrainingState:
         others = list(others)
         self._file = tempfile.TemporaryFile(dir=directory)
         self._bytes = 0
-        parameters = self._parameters()
+        parameters = self.parameters = self._parameters()
+        """Whose values are kept."""
         self._names = ModuleNames(self._modules, [*parameters, *parameters_of(others)])
         self._tensors: list[tuple[Any, _Saved]] = []
         self._gradients: list[tuple[Any, _Saved | _Sparse | None]] = []

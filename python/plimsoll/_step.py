@@ -491,11 +491,11 @@ class TrainingStep:
         self.parts, self.recomputes = parts, recomputes
         return value
 
-    def _remember(self, rows: int, modules: list[Any], generators: list[Any]) -> Before:
-        """The state before the step; itself tried twice."""
+    def _remember(self, rows: int, modules: list[Any], generators: list[Any], kept: Sequence[Any] = ()) -> Before:
+        """The state before the step; itself tried twice. kept: parameters whose values somebody else puts back."""
         for _ in range(2):
             before, refusal = unless_refused(
-                lambda: Before(modules, generators, self._others, self._scaler))
+                lambda: Before(modules, generators, self._others, self._scaler, kept))
             if before is not None:
                 return before
             self.refusals += 1
@@ -714,12 +714,11 @@ class TrainingStep:
         modules, generators = reached([*work.functions, *self._models])
         with contextlib.ExitStack() as held:
             def remembered() -> tuple[Before, TrainingState]:
-                before = self._remember(work.rows, modules, generators)
                 folder = held.enter_context(tempfile.TemporaryDirectory(
                     prefix="plimsoll-", dir=scratch_folder(self._directory, "directory")))
                 state = TrainingState(modules, self._optimizers, self._schedulers, folder)
                 held.callback(state.close)
-                return before, state
+                return self._remember(work.rows, modules, generators, state.parameters), state
 
             (before, state), window = self._agreed(remembered), self._window
             state.leave_gradients()

@@ -105,13 +105,14 @@ class Before:
 
     others: generators; and objects with state_dict() and load_state_dict().
     scaler: a GradScaler, or None.
+    kept:   as for ModuleNames.
     """
 
     def __init__(self, modules: Iterable[Any], generators: Iterable[Any], others: Iterable[Any],
-                 scaler: Any) -> None:
+                 scaler: Any, kept: Iterable[Any] = ()) -> None:
         self._random = RandomStates([*generators, *filter(is_generator, others)])
         others = list(others)
-        self._names = ModuleNames(modules, parameters_of(others))
+        self._names = ModuleNames(modules, [*kept, *parameters_of(others)])
         self._values = [(tensor, tensor.clone()) for tensor in self._names.buffers()]
         self._others = [(one, copy.deepcopy(one.state_dict())) for one in others
                         if not is_generator(one)]

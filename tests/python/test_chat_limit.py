@@ -94,6 +94,7 @@ def test_a_plan_is_what_a_real_run_takes(number, loaded, tmp_path, monkeypatch):
         limit = governor.ledger().baseline_bytes + FOREIGN + mib * MIB
     given = {**QUICK, **options, "model": tmp_path / "model", "data": tmp_path / "set"}
     plan = planned(limit, **{name: value for name, value in given.items() if name not in ("progress", "memory_limit")})
+    given["epochs"] = given.get("accumulate", 1)  # So that there is an update.
     peak = measured(monkeypatch, **given, out=tmp_path / "run", batch_size=plan["batch_size"], held_out=0)
     print(f"{number}: {kind} {sizes} {options} {mib} MiB: {plan['label']} {plan['batch_size']} rows, {plan['peak_bytes']:,} planned, "
           f"{plan['measured_bytes']:,} rehearsed, {peak:,} in the run")

@@ -329,6 +329,18 @@ def test_parameters_without_gradients_are_put_back(how):
     every_fault(begin, lambda one: one[0](*one[1:]), lambda one: bits(one[2]), stride=5)
 
 
+def test_parameters_without_gradients_that_a_rehearsed_step_writes_are_put_back():
+    """They are on disk meanwhile, where the parameters are that have gradients."""
+    model = Momentum("in place")
+    optimizer = torch.optim.SGD(model.one.parameters(), lr=0.1)
+    before = bits(model)
+    step = plimsoll.TrainingStep(model, optimizer)
+    assert step.admit((torch.ones(4, 8),), model) > 0
+    assert bits(model) == before
+    step((torch.ones(4, 8),), model)
+    assert bits(model) != before
+
+
 def test_a_parameter_without_gradients_that_cannot_be_put_back_is_named():
     model = Momentum("in place")
     step = plimsoll.TrainingStep(model, torch.optim.SGD(model.one.parameters(), lr=0.1))

@@ -34,7 +34,8 @@ def assert_warned_once(callback, caught):
     if callback.watch.verdict().kind == "too short":
         pytest.skip("looks were left out: the machine is busy")
     (text,) = told(caught)
-    assert "native grows by" in text and "held by attribute `kept` of Leaks" in text, text
+    owner = "native" if "native" in callback.watch.owners else "unexplained"  # malloc() of a process of many tests may have a rest.
+    assert f"{owner} grows by" in text and "held by attribute `kept` of Leaks" in text, text
     assert "test_watch_callbacks.py:" in text and "empty it, bound it" in text, text
 
 
