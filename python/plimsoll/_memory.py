@@ -369,8 +369,9 @@ class Governor:
         if callable(self._on_pressure):
             self._on_pressure(report)
         elif stop and self._on_pressure == "raise":
+            pressure = self._pressure(report)  # While those are there of whom it tells.
             _workers.end_workers_waited_for()
-            raise self._pressure(report)
+            raise pressure
         else:
             warnings.warn(f"memory is short: {self.ledger().explain()}", PressureWarning, stacklevel=3)
 

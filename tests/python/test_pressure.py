@@ -6,11 +6,12 @@ import subprocess
 import sys
 import tempfile
 import time
+import types
 
 import pytest
 
 import plimsoll
-from plimsoll import _core, _scratch
+from plimsoll import _core, _memory, _scratch
 
 MIB = 1 << 20
 
@@ -121,6 +122,20 @@ print(caught[0].message)
     count, text = out.split("\n", 1)
     assert count.split() == ["2", "PressureWarning"]
     assert text.startswith("memory is short: ") and "in arrays and objects of this process" in text
+
+
+def test_a_stop_tells_of_workers_before_it_ends_them(monkeypatch):
+    """The watcher looks on: what it sees once they are gone is no reason."""
+    with plimsoll.Governor("3GiB") as governor:
+        happened = []
+        report = governor.step_boundary()
+        monkeypatch.setattr(governor, "_watcher", types.SimpleNamespace(take=lambda: (True, report)))
+        monkeypatch.setattr(governor, "_pressure", lambda _: happened.append("told") or plimsoll.MemoryPressure("short"))
+        monkeypatch.setattr(_memory._workers, "end_workers_waited_for", lambda: happened.append("ended"))
+        with pytest.raises(plimsoll.MemoryPressure, match="short"):
+            governor._hear()
+        monkeypatch.undo()
+    assert happened == ["told", "ended"]
 
 
 def test_a_bad_on_pressure_is_a_value_error():
