@@ -96,11 +96,7 @@ nlohmann::ordered_json json_of(const Queue& queue, const Job& job) {
 std::string line_of(const Job& job) {
   std::string command = fmt::format("{}", fmt::join(job.command, " "));
   if (command.size() > kCommandShown) {
-    std::size_t end = kCommandShown;
-    while (end > 0 && (static_cast<unsigned char>(command[end]) & 0xC0U) == 0x80U) {
-      --end;  // Not within a character of UTF-8.
-    }
-    command.resize(end);
+    command.resize(cut_text(command, kCommandShown).size());
     command += " ...";
   }
   const Health health = health_of(job);

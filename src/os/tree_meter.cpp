@@ -25,25 +25,10 @@ std::int64_t unbacked(const Resident& one) noexcept {
   return one.anonymous + one.shared;
 }
 
-// The folder of the memory cgroup that this process is in; empty when there is none to be read.
-fs::path own_group(const fs::path& proc, const fs::path& cgroup_root) {
-  for (const bool version2 : {false, true}) {  // The kernel gives the controller to one of them.
-    for (const CgroupLine& line : read_cgroup_lines(proc)) {
-      const fs::path folder = cgroup_mount(line, cgroup_root) / fs::path(line.path).relative_path();
-      std::error_code none;
-      if (line.version2 == version2 && line.path.find("..") == std::string::npos &&
-          fs::exists(folder / "memory.stat", none)) {
-        return folder;
-      }
-    }
-  }
-  return {};
-}
-
 }  // namespace
 
 TreeMeter::TreeMeter(fs::path proc_root, const fs::path& cgroup_root)
-    : proc_(std::move(proc_root)), group_of_all_(own_group(proc_, cgroup_root)) {}
+    : proc_(std::move(proc_root)), group_of_all_(memory_cgroup(0, proc_, cgroup_root)) {}
 
 TreeMemory TreeMeter::read(const Resident& own, std::int64_t close_bytes) {
   const std::int64_t now = now_ns();

@@ -176,6 +176,7 @@ TEST(TreeMeterGroup, ACgroupOfOurOwnSaysItAndOneThatOthersShareDoesNot) {
   fs::create_directories(group);
   fs::create_directories(root / "proc" / "self");
   std::ofstream(root / "proc" / "self" / "cgroup") << "4:memory:/job\n";
+  std::ofstream(group / "memory.limit_in_bytes") << "4294967296\n";
   std::ofstream(group / "memory.stat") << "cache 9000\nrss 1000\nshmem 50\ntotal_cache 9000\n"
                                        << "total_rss 4294967296\ntotal_shmem 1048576\n";
   std::ofstream(group / "cgroup.procs") << ::getpid() << "\n";

@@ -18,6 +18,7 @@
 #include "plimsoll/bytes.h"
 #include "run/json_values.h"
 #include "run/page_events.h"
+#include "run/path_text.h"
 #include "run/progress.h"
 #include "run/why.h"
 #include "watch/picture.h"
@@ -49,11 +50,7 @@ std::string text_of(std::string_view text) {
   if (text.size() <= kTextMost) {
     return escape_markup(text);
   }
-  std::size_t end = kTextMost;
-  while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xC0U) == 0x80U) {
-    --end;  // Never inside a character.
-  }
-  return escape_markup(text.substr(0, end)) + " …";
+  return escape_markup(cut_text(text, kTextMost)) + " …";
 }
 
 std::string when(double seconds) {
