@@ -52,7 +52,7 @@ COMMENT = {True: re.compile(r"^\s*//|\s//\s"), False: re.compile(r"^\s*#|\s#\s")
 PAGE_ELSEWHERE = re.compile(r"\b(?:DESIGN|REQUIREMENTS|REVIEW|RUNS|WATCH|EXAMPLES)(?:\.md|'s\b|\s*§)")
 REFERENCES_EXEMPT = {"tools/tidy.py"}  # It plants them.
 LEGEND = "tests/issues/README.md"
-TEST_CODE = re.compile(r"(?:\bdef test_|\bTEST(?:_[FP])?\(\s*|, ?|_)([ckmrtCKMRT]\d{1,2})(?=_|[A-Z]\w*(?:Test)?\b)")
+TEST_CODE = re.compile(r"(?:\bdef test_|\bTEST(?:_[FP])?\(\s*|, ?|_)([ckmrstCKMRST]\d{1,2})(?=_|[A-Z]\w*(?:Test)?\b)")
 IDLE_CPP = re.compile(r"(?:EXPECT|ASSERT)_TRUE\(true\)|(?:EXPECT|ASSERT)_FALSE\(false\)|\bSUCCEED\(\)")
 # Of an unnamed namespace's outermost lines: a type, a constant or variable, a function with its parameters.
 UNNAMED = re.compile(r"^(?:(?:struct|class|enum(?: class)?) (\w+)[^;\n]*$|(?!using|namespace|template)\w[\w:<>,&* ]*[ &*]"
