@@ -4,7 +4,7 @@
 A folder's README gets a line for each way in which it was run: how many records there are, the median of
 their values and the worst, the bar, and of the newest record commit, date and machine; below, what the
 newest says beside its value, and between what that was in the others. bench/README.md gets a line for each folder. Everything outside the
-comments is left alone. The front page has some of these lines.
+comments is left alone.
 
 Threads: none.   Memory: the records.
 """
@@ -18,8 +18,6 @@ from typing import Any, Iterator, Sequence
 BEGIN = "<!-- figures: written by `bench/run --readme` from the records -->"
 END = "<!-- end of figures -->"
 FIGURES_MOST = 70  # Beside the value; those of more are in results.jsonl alone.
-FRONT = ("w1_shuffled_epoch", "w2_skewed_ids", "w3_update", "w4_over_limit", "w5_commit_stall", "w6_governor",
-         "w9_plain_pytorch")  # On the front page: of each the way recorded last.
 
 
 def records_of(folder: pathlib.Path) -> list[dict[str, Any]]:
@@ -123,17 +121,13 @@ def table_of(curves: dict[str, dict[str, list[float]]]) -> list[str]:
             *(f"| {step} | {' | '.join(row)} |" for step, row in zip(steps, cells))]
 
 
-def figures_of(bench: pathlib.Path, names: Sequence[str], newest_only: bool) -> str:
-    """A line for each way in which benchmarks of these names were run, or, of each unit, for the last way."""
+def figures_of(bench: pathlib.Path, names: Sequence[str]) -> str:
+    """A line for each way in which benchmarks of these names were run."""
     lines = ["| name | run | records (bar met) | median | worst | bar | newest: commit, date |",
              "|---|---|---|---|---|---|---|"]
     for name in names:
         records = records_of(bench / name)
-        groups = list(ways(records).items())
-        if newest_only:
-            last = {record["unit"]: record for record in records}
-            groups = [(way, group) for way, group in groups if group[-1] is last[way[1]]]
-        for (way, unit), group in groups:
+        for (way, unit), group in ways(records).items():
             median, worst = median_and_worst(group, records)
             newest = group[-1]
             met = sum(record["pass"] for record in group)
@@ -154,8 +148,7 @@ def written(root: pathlib.Path) -> dict[pathlib.Path, str]:
     """What each README should be."""
     bench = root / "bench"
     recorded = [path.parent.name for path in sorted(bench.glob("*/results.jsonl"))]
-    wanted = {root / "README.md": figures_of(bench, FRONT, newest_only=True),
-              bench / "README.md": figures_of(bench, recorded, newest_only=False)}
+    wanted = {bench / "README.md": figures_of(bench, recorded)}
     for path in sorted(bench.glob("*/README.md")):
         wanted[path] = folder_figures(records_of(path.parent))
     return {path: with_figures(path.read_text("utf-8"), figures, path) for path, figures in wanted.items()}

@@ -34,7 +34,7 @@ def test_r29_the_worst_record_stands_beside_the_median(tmp_path):
     bench = tmp_path / "bench"
     (bench / "w_x").mkdir(parents=True)
     (bench / "w_x" / "results.jsonl").write_text("".join(json.dumps(one) + "\n" for one in records(50.0, False)))
-    assert "| `w_x` | `--rows 5` | 3 (2) | 13.5 ms | 60 |" in readme.figures_of(bench, ["w_x"], newest_only=True)
+    assert "| `w_x` | `--rows 5` | 3 (2) | 13.5 ms | 60 |" in readme.figures_of(bench, ["w_x"])
 
 
 def test_curves_are_a_table_of_steps_and_no_figures():

@@ -14,12 +14,14 @@ pytest.importorskip("torch")
 import plimsoll  # noqa: E402
 
 from tests.support import chats  # noqa: E402
+from tests.support.readme import PIECES, PLANS  # noqa: E402
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 GUIDE = ROOT / "docs" / "guide"
 PROGRAMS = [pytest.param(page, block, id=f"{page.stem}-{number}", marks=[pytest.mark.slow] if page.stem == "imports" else [])
             for page in sorted(GUIDE.glob("*.md"))
-            for number, block in enumerate(re.findall(r"```python\n(.*?)```", page.read_text("utf-8"), re.DOTALL))]
+            for number, block in enumerate(re.findall(r"```python\n(.*?)```", page.read_text("utf-8"), re.DOTALL))
+            if (f"docs/guide/{page.name}", number) not in (PIECES, PLANS)]  # test_readme.py has them.
 
 
 def start(code, folder):

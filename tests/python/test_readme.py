@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The README's Python blocks, as printed: the run and the loop of single pieces resume bit for bit wherever killed.
+"""The README's Python block, and those that docs/guide has of single pieces, as printed: the run and the loop of single pieces resume bit for bit wherever killed.
 
 Method of the latter: the block runs in processes of their own. One runs undisturbed. The others are killed at a random one
 of all their calls that read, change or save something, the saving ones' inner steps included, and started
@@ -18,8 +18,8 @@ import pytest
 torch = pytest.importorskip("torch")
 import plimsoll  # noqa: E402
 
-from tests.support.readme import (COMMIT_EVERY, PIECES, PIECES_BITS, PLANS, RUN, RUN_STEPS, TRAINER,  # noqa: E402
-                                  bits_of, blocks, live)
+from tests.support.readme import (COMMIT_EVERY, PIECES, PIECES_BITS, PLANS, RUN, RUN_STEPS, bits_of,  # noqa: E402
+                                  block, live)
 
 # Kills the process before or after the call whose number is given; counts them all otherwise.
 BEFORE = """
@@ -48,7 +48,7 @@ AFTER = PIECES_BITS + "print('calls', calls)\n"
 
 def start(folder: pathlib.Path, fatal: int = 0) -> subprocess.CompletedProcess:
     folder.mkdir(exist_ok=True)
-    return subprocess.run([sys.executable, "-c", BEFORE + blocks()[PIECES] + AFTER, str(fatal)], cwd=folder, text=True,
+    return subprocess.run([sys.executable, "-c", BEFORE + block(PIECES) + AFTER, str(fatal)], cwd=folder, text=True,
                           capture_output=True, timeout=300, check=False,
                           env={**os.environ, "OMP_NUM_THREADS": "1"})
 
@@ -112,9 +112,9 @@ def test_r31_killed_at_every_call_of_a_commit_it_ends_in_the_same_bits(undisturb
         assert finished(start(folder))[1] == bits, f"call {fatal}"
 
 
-def block(number: int, folder: pathlib.Path) -> subprocess.CompletedProcess:
-    """One of the later blocks, as printed, in a process of its own."""
-    done = subprocess.run([sys.executable, "-c", blocks()[number]], cwd=folder, text=True, capture_output=True,
+def done_block(of: tuple[str, int], folder: pathlib.Path) -> subprocess.CompletedProcess:
+    """A block, as printed, in a process of its own."""
+    done = subprocess.run([sys.executable, "-c", block(of)], cwd=folder, text=True, capture_output=True,
                           timeout=300, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr
     return done
@@ -150,18 +150,11 @@ def test_the_run_of_the_quick_start_is_killed_at_random_and_ends_in_the_same_bit
 
 
 def test_the_run_of_the_quick_start_runs_and_is_done(tmp_path):
-    block(RUN, tmp_path)
+    done_block(RUN, tmp_path)
     status = plimsoll.status(tmp_path / "quickstart" / "run")
     assert (status["status"], status["step"], status["checkpoint_step"]) == ("finished", RUN_STEPS, RUN_STEPS)
 
 
-def test_the_trainer_of_the_quick_start_trains_and_is_done(tmp_path):
-    pytest.importorskip("transformers")
-    block(TRAINER, tmp_path)
-    status = plimsoll.status(tmp_path / "quickstart" / "trainer")
-    assert (status["status"], status["step"], status["checkpoint_step"]) == ("finished", 64, 64)
-
-
 def test_r58_the_block_of_plans_runs_as_printed(tmp_path):
-    done = block(PLANS, tmp_path)
+    done = done_block(PLANS, tmp_path)
     assert "batch size 1024" in done.stdout and "2 steps" in done.stdout

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""README.md's Python blocks as printed, and the bits in which two of them end.
+"""README.md's Python block and three of docs/guide as printed, and the bits in which two of them end.
 
 For tests/python/test_readme.py, tests/python/test_wheel.py and tools/demo.py.
 """
@@ -11,8 +11,8 @@ import subprocess
 import sys
 import time
 
-README = pathlib.Path(__file__).resolve().parents[2] / "README.md"
-RUN, TRAINER, PIECES, PLANS = range(4)  # The blocks, in order.
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+RUN, PIECES, PLANS = ("README.md", 0), ("docs/guide/rows.md", 0), ("docs/guide/batch.md", 1)  # A page, and which of its blocks.
 RUN_STEPS = 96
 COMMIT_EVERY = 10
 
@@ -46,18 +46,17 @@ PIECES_BITS = _DIGEST.format(parts="model.state_dict(), optimizer.state_dict(), 
                              table="quickstart/items", rows="items", step=300)
 
 
-def blocks() -> list[str]:
-    """The Python blocks, in order. Fails where there is not one for each of the names."""
-    found = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
-    assert len(found) == PLANS + 1, f"README.md has {len(found)} Python blocks"
-    return found
+def block(of: tuple[str, int]) -> str:
+    """A Python block, as its page prints it."""
+    page, number = of
+    return re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)[number]
 
 
 def run_program() -> str:
     """The first block and its bits, with a commit every COMMIT_EVERY steps: it is done within seconds."""
-    block = blocks()[RUN]
-    assert "commit_every_minutes=5" in block
-    return block.replace("commit_every_minutes=5", f"commit_every_steps={COMMIT_EVERY}") + RUN_BITS
+    program = block(RUN)
+    assert "commit_every_minutes=5" in program
+    return program.replace("commit_every_minutes=5", f"commit_every_steps={COMMIT_EVERY}") + RUN_BITS
 
 
 def live(folder: pathlib.Path, environment: dict[str, str] | None = None,
