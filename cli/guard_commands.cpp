@@ -21,6 +21,7 @@
 #include "run/page.h"
 #include "run/run_folder.h"
 #include "watch/guard.h"
+#include "watch/keeper.h"
 #include "watch/progress.h"
 #include "watch/restarts.h"
 #include "watch/verdict.h"
@@ -77,8 +78,24 @@ void leave_ending(const std::string& progress, const std::string& record, const 
   }
 }
 
-// `told`: takes the JSON of what came of it.
-int run_command(const RunOptions& chosen, const std::function<void(const std::string&)>& told) {
+// Where a command tells how far it has come; else it tells a guard around this one, too.
+Result<std::optional<ProgressNote>> make_note(const RunOptions& chosen) {
+  std::optional<ProgressNote> note;
+  if (chosen.restarts > 0 || !is_progress_asked()) {
+    auto made = ProgressNote::create();
+    if (!made) {
+      return tl::unexpected(std::move(made).error());
+    }
+    note.emplace(std::move(*made));
+  }
+  return note;
+}
+
+using Told = std::function<void(const std::string&)>;  // Takes the JSON of what came of it.
+
+// `keeper`: as GuardOptions has it.
+int run_command(const RunOptions& chosen, const std::optional<ProgressNote>& note, const Told& told,
+                pid_t keeper) {
   if (chosen.limit.empty() && chosen.alert.empty() && chosen.restarts == 0 &&
       chosen.record.empty() && chosen.alerts.file.empty() && chosen.alerts.command.empty() &&
       chosen.alerts.signals.empty()) {
@@ -86,7 +103,8 @@ int run_command(const RunOptions& chosen, const std::function<void(const std::st
                              "give --memory-limit, --alert, --restarts, --record or --signal"),
                   kUsageStatus);
   }
-  GuardOptions options{.command = chosen.command, .cgroup = !chosen.no_cgroup, .tell = say};
+  GuardOptions options{
+      .command = chosen.command, .cgroup = !chosen.no_cgroup, .keeper = keeper, .tell = say};
   auto limit = parse_size(chosen.limit, "--memory-limit");
   if (!limit) {
     return report(limit.error(), kUsageStatus);
@@ -112,14 +130,6 @@ int run_command(const RunOptions& chosen, const std::function<void(const std::st
   if (options.limit_bytes > machine) {
     say(fmt::format("the limit is {}, but only {} are available now",
                     format_bytes(options.limit_bytes), format_bytes(machine)));
-  }
-  std::optional<ProgressNote> note;  // Else the command tells a guard around this one, too.
-  if (chosen.restarts > 0 || !is_progress_asked()) {
-    auto made = ProgressNote::create();
-    if (!made) {
-      return report(made.error());
-    }
-    note.emplace(std::move(*made));
   }
   Restarts restarts{.most = chosen.restarts};
   auto done = run_guarded(options);
@@ -149,6 +159,29 @@ int run_command(const RunOptions& chosen, const std::function<void(const std::st
     told(ended_json(*done, verdict, options, restarts.done));
   }
   return done->stopped && done->status == 0 ? kFailedStatus : done->status;
+}
+
+// In a guard of its own process, whose end is told here where it was killed.
+int run_kept(const RunOptions& chosen, const Told& told) {
+  const auto note = make_note(chosen);
+  if (!note) {
+    return report(note.error());
+  }
+  const auto kept =
+      keep_guard([&](pid_t keeper) { return run_command(chosen, *note, told, keeper); });
+  if (!kept) {
+    return report(kept.error());
+  }
+  if (kept->killed) {
+    const Verdict verdict = verdict_of(kept->report, 0, 0);
+    tell(kept->report, verdict);
+    const std::string json = ended_json(kept->report, verdict, {.command = chosen.command}, 0);
+    leave_ending(*note ? (*note)->read() : told_progress(), chosen.record, json);
+    if (told) {
+      told(json);
+    }
+  }
+  return kept->status;
 }
 
 }  // namespace
@@ -200,14 +233,14 @@ Examples:
   plimsoll run --memory-limit 24GiB --restarts 10 -- python train.py
   plimsoll run --memory-limit 24GiB --signal TERM,KILL -- python train.py
   plimsoll run --alert 40GiB --alert-command 'curl -d @- localhost:8080' -- python train.py)");
-  command->callback([options, &status] {
-    status =
-        run_command(*options, options->json ? print : std::function<void(const std::string&)>{});
-  });
+  command->callback(
+      [options, &status] { status = run_kept(*options, options->json ? print : Told{}); });
 }
 
 int run_job(const Job& job, const std::function<void(const std::string&)>& told) {
-  return run_command({.command = job.command, .limit = job.memory_limit}, told);
+  const RunOptions chosen{.command = job.command, .limit = job.memory_limit};
+  const auto note = make_note(chosen);
+  return note ? run_command(chosen, *note, told, 0) : report(note.error());
 }
 
 }  // namespace plimsoll

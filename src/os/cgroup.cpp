@@ -12,6 +12,7 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -97,6 +98,30 @@ Result<std::pair<bool, fs::path>> charged_folder(int pid, const fs::path& proc,
     }
   }
   return fail(ErrorCode::kIo, "no memory cgroup is mounted below " + root.string());
+}
+
+constexpr int kMakeTries = 3;
+
+// create() names its cgroups plimsoll-PID-NANOSECONDS.
+bool is_made_here(std::string_view name) {
+  constexpr std::string_view kPrefix = "plimsoll-";
+  name.remove_prefix(name.starts_with(kPrefix) ? kPrefix.size() : name.size());
+  const std::size_t dash = name.find('-');
+  return dash != std::string_view::npos && name.find_first_not_of("0123456789") == dash &&
+         name.find_first_not_of("0123456789", dash + 1) == std::string_view::npos;
+}
+
+// Its maker keeps its file of processes locked (MemoryCgroup::create()), and has ended where nobody
+// does: a PID may be another's by now, or of another container.
+void remove_if_let_go(const fs::path& folder) {
+  const int file = ::open((folder / "cgroup.procs").c_str(), O_RDONLY | O_CLOEXEC);
+  if (file < 0) {
+    return;
+  }
+  if (::flock(file, LOCK_EX | LOCK_NB) == 0) {
+    ::rmdir(folder.c_str());  // Not while processes are in it.
+  }
+  ::close(file);
 }
 
 }  // namespace
@@ -187,20 +212,40 @@ Result<MemoryCgroup> MemoryCgroup::create(std::int64_t limit_bytes) {
   if (version2 && !has_word(parent / "cgroup.subtree_control", "memory")) {
     PLIMSOLL_TRY_VOID(write_text(parent / "cgroup.subtree_control", "+memory"));
   }
-  MemoryCgroup made;
-  made.version2_ = version2;
-  const auto now = std::chrono::steady_clock::now().time_since_epoch().count();
-  const fs::path folder = parent / fmt::format("plimsoll-{}-{}", ::getpid(), now);
-  if (::mkdir(folder.c_str(), 0755) != 0) {
-    return fail_io(errno, folder.string());
+  remove_left_behind();
+  for (int tries = kMakeTries;; --tries) {
+    MemoryCgroup made;
+    made.version2_ = version2;
+    const auto now = std::chrono::steady_clock::now().time_since_epoch().count();
+    const fs::path folder = parent / fmt::format("plimsoll-{}-{}", ::getpid(), now);
+    if (::mkdir(folder.c_str(), 0755) != 0) {
+      return fail_io(errno, folder.string());
+    }
+    made.folder_ = folder;
+    const fs::path processes = folder / "cgroup.procs";
+    made.processes_ = ::open(processes.c_str(), O_WRONLY | O_CLOEXEC);
+    const int problem = errno;
+    // Until it is locked, another start may take it for one that was left behind.
+    if (made.processes_ >= 0 && ::flock(made.processes_, LOCK_EX) == 0 &&
+        ::access(processes.c_str(), F_OK) == 0) {
+      PLIMSOLL_TRY_VOID(made.limit(limit_bytes));
+      return made;
+    }
+    if (tries == 1) {
+      return fail_io(problem, processes.string());
+    }
   }
-  made.folder_ = folder;
-  PLIMSOLL_TRY_VOID(made.limit(limit_bytes));
-  made.processes_ = ::open((folder / "cgroup.procs").c_str(), O_WRONLY | O_CLOEXEC);
-  if (made.processes_ < 0) {
-    return fail_io(errno, (folder / "cgroup.procs").string());
+}
+
+void MemoryCgroup::remove_left_behind() noexcept {
+  const auto own = charged_folder(0, "/proc", "/sys/fs/cgroup");
+  std::error_code problem;
+  fs::directory_iterator at(own ? own->second : fs::path(), problem);
+  for (; !problem && at != fs::directory_iterator(); at.increment(problem)) {
+    if (is_made_here(at->path().filename().string())) {
+      remove_if_let_go(at->path());
+    }
   }
-  return made;
 }
 
 Result<void> MemoryCgroup::limit(std::int64_t bytes) const {

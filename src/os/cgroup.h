@@ -71,7 +71,12 @@ class MemoryCgroup {
   /// Makes a cgroup below this process's own that may hold `limit_bytes`, and no swap.
   /// Errors: kIo, saying which folder and why: often that this user may not, or (version 2) that
   /// the process's own cgroup has other processes in it.
+  /// Those that earlier processes left there are removed before.
   static Result<MemoryCgroup> create(std::int64_t limit_bytes);
+
+  /// Removes those of create() below this process's own cgroup that are empty and whose maker has
+  /// ended: it was killed.
+  static void remove_left_behind() noexcept;
 
   MemoryCgroup(MemoryCgroup&& other) noexcept;
   MemoryCgroup& operator=(MemoryCgroup&& other) noexcept;

@@ -31,6 +31,7 @@ struct EndedCommand {
   std::int64_t oom_kills{0};
   std::int64_t killer_limit_bytes{0};  ///< Of the cgroup around it, where that was the killer.
   std::int64_t machine_oom_kills{0};
+  std::string killed{};  ///< As GuardReport has it.
   bool asked{false};
   std::string summary{};
   std::vector<std::string> advice{};

@@ -172,6 +172,9 @@ class Explanation {
       why_.summary = command.status == 0 ? std::string("finished with status 0")
                                          : fmt::format("failed with status {}", command.status);
     }
+    if (!command.killed.empty()) {
+      why_.summary += ": " + command.killed;
+    }
     say("`plimsoll run`: " + command.summary);
     why_.advice = command.advice;
     if ((command.ending == "done" || command.ending == "stopped") && command.oom_kills > 0) {

@@ -20,6 +20,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/check.h"
+#include "os/oom_choice.h"
 #include "plimsoll/bytes.h"
 
 namespace plimsoll {
@@ -171,6 +172,7 @@ void Alerts::start(Clock::time_point now, Line line) {
   const pid_t child = ::fork();
   if (child == 0) {
     ::setpgid(0, 0);
+    ChosenLast::leave_in_child();
     sigset_t none;
     sigemptyset(&none);
     ::sigprocmask(SIG_SETMASK, &none, nullptr);

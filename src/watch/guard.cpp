@@ -5,8 +5,6 @@
 #include <array>
 #include <cerrno>
 #include <csignal>
-#include <cstring>
-#include <fstream>
 #include <optional>
 #include <tuple>
 #include <utility>
@@ -21,8 +19,10 @@
 #include "base/check.h"
 #include "os/cgroup.h"
 #include "os/directories.h"
+#include "os/oom_choice.h"
 #include "os/waited_signals.h"
 #include "plimsoll/bytes.h"
+#include "watch/kernel_log.h"
 #include "watch/room.h"
 #include "watch/tree_look.h"
 #include "watch/tree_record.h"
@@ -37,7 +37,6 @@ constexpr std::int64_t kCopiedRoom = 1 << 20;  // For what a copy touches on its
 constexpr milliseconds kKept{1000};            // From one look that is kept to the next, …
 constexpr milliseconds kKeptNear{250};         // … and within a seventh of the limit.
 constexpr std::int64_t kNearLimit = 7;
-constexpr int kChosenFirst = 100;          // Of oom_score_adj: a tenth of the memory.
 constexpr milliseconds kLeftBehind{5000};  // From SIGTERM to SIGKILL for what was left behind, …
 constexpr milliseconds kLeftLooks{10};     // … which is looked at so often meanwhile.
 
@@ -65,18 +64,6 @@ class Stalls {
   double before_{0};
   double seconds_{0};
 };
-
-constexpr const char* kChoiceFile = "/proc/self/oom_score_adj";
-
-// In a cgroup around both the kernel is to choose the command, and not its guard: that would be
-// killed in place of it where it holds more. For between fork and exec.
-void choose_first(const char* score) noexcept {
-  const int file = ::open(kChoiceFile, O_WRONLY | O_CLOEXEC);
-  if (file >= 0) {
-    std::ignore = ::write(file, score, std::strlen(score));
-    ::close(file);
-  }
-}
 
 class Guard {
  public:
@@ -130,6 +117,7 @@ class Guard {
     }
     report_.peak = climb_.peak();
     report_.growth = climb_.growth();
+    report_.killed = whom_killed();
     return std::move(report_);
   }
 
@@ -138,6 +126,26 @@ class Guard {
     if (options_.tell) {
       options_.tell(text);
     }
+  }
+
+  // Whom the kernel killed for memory: by its log, where that may be read; else by how the command
+  // ended, and "" where it was another process.
+  [[nodiscard]] std::string whom_killed() const {
+    if (report_.oom_kills == 0) {
+      return "";
+    }
+    const double began = std::chrono::duration<double>(began_.time_since_epoch()).count();
+    const auto log = kernel_kills().value_or(std::vector<KernelKill>{});
+    for (auto kill = log.rbegin(); kill != log.rend() && kill->seconds > began - 1; ++kill) {
+      if (kill->pid == child_ ||
+          std::ranges::count(report_.peak.largest, kill->pid, &ProcessUse::pid) > 0) {
+        return fmt::format("PID {} ({})", kill->pid, kill->name);
+      }
+    }
+    const std::filesystem::path program(options_.command[0]);
+    return report_.status == 128 + SIGKILL
+               ? fmt::format("PID {} ({})", child_, program.filename().string())
+               : "";
   }
 
   void make_cgroup() {
@@ -166,13 +174,10 @@ class Guard {
     }
     words.push_back(nullptr);
     const pid_t guard = ::getpid();
-    int own = 0;
-    std::ifstream(kChoiceFile) >> own;
-    const std::string score = std::to_string(std::min(own + kChosenFirst, 1000));
     child_ = ::fork();
     if (child_ == 0) {
       signals_.restore();
-      choose_first(score.c_str());
+      ChosenLast::leave_in_child();
       ::prctl(PR_SET_PDEATHSIG, SIGTERM);
       rusage used{};  // Of the copy of the guard: no figure of the command's.
       ::getrusage(RUSAGE_SELF, &used);
@@ -219,12 +224,29 @@ class Guard {
       if (ended_) {
         return {};
       }
+      heed_keeper();
       PLIMSOLL_TRY_VOID(watch_alerts());
       if (const auto now = Clock::now(); now >= next_look) {
         PLIMSOLL_TRY_VOID(look(now));
         const Clock::time_point paced{std::chrono::nanoseconds(looker_.next_ns())};
         next_look = std::max(Clock::now() + options_.interval, paced);
       }
+    }
+  }
+
+  // Killed, it has nobody to tell of the command: that ends, as after any signal to this process.
+  void heed_keeper() {
+    if (options_.keeper == 0 || ::getppid() == options_.keeper) {
+      return;
+    }
+    const auto now = Clock::now();
+    if (!orphaned_) {
+      orphaned_ = report_.asked = true;
+      deadline_ = now + options_.grace;
+      ::kill(child_, SIGTERM);
+    }
+    if (now >= deadline_) {
+      end_all(SIGKILL);
     }
   }
 
@@ -439,6 +461,7 @@ class Guard {
 
   const GuardOptions& options_;
   const WaitedSignals signals_;
+  const ChosenLast last_;
   GuardReport report_;
   std::optional<MemoryCgroup> cgroup_;
   TreeLooker looker_{::getpid(), TreeLooker::Root::kLeftOut};
@@ -454,6 +477,7 @@ class Guard {
   std::int64_t copied_bytes_{0};  // Most that the child held before it became the command.
   bool ended_{false};
   bool alerted_{false};
+  bool orphaned_{false};        // Its keeper has ended.
   std::int64_t over_bytes_{0};  // At the last close look, when that was more than the limit.
   Clock::time_point deadline_{};
 };

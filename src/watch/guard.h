@@ -7,7 +7,7 @@
 // (tree_look.h); over the limit it is asked to end, so that it may save its work, and is killed
 // when it goes on growing. Orphans of the command stay in the tree (they become children of the
 // guard), and what it leaves behind is ended with it. Where the kernel kills for memory it chooses
-// the command before the guard (oom_score_adj, 100 above the guard's). With signals of the user's
+// the command before the guard (oom_choice.h). With signals of the user's
 // (alerts.h) it is ended before the limit, in a cgroup too: what is left is looked at every 5 to
 // 250 ms, also while what outlived the command is ended: it is asked, and killed five seconds
 // later, or sooner when next to nothing is left.
@@ -25,6 +25,8 @@
 #include <string>
 #include <vector>
 
+#include <sys/types.h>
+
 #include "os/process_tree.h"
 #include "plimsoll/result.h"
 #include "watch/alerts.h"
@@ -41,6 +43,7 @@ struct GuardOptions {
   std::string record{};  ///< Folder in which looks are kept (look_history.h); "": none.
   std::chrono::milliseconds interval{250};  ///< From the end of a look to the next, or longer.
   std::chrono::milliseconds grace{10'000};  ///< From being asked to end to being killed.
+  pid_t keeper{0};  ///< The command ends when this parent has (keeper.h); 0: it has none.
   std::function<void(const std::string&)> tell{};  ///< What happens meanwhile, in lines.
 };
 
@@ -61,6 +64,7 @@ struct GuardReport {
   Killer killer{Killer::kLimit};       ///< Its own limit, a cgroup's around it, or the machine.
   std::int64_t killer_limit_bytes{0};  ///< The limit of that cgroup around it.
   std::int64_t machine_oom_kills{0};   ///< On the whole machine meanwhile.
+  std::string killed{};                ///< Whom the kernel killed: "PID 12 (python)"; "": nobody.
   Growth growth{};                     ///< How it came to its peak.
   double stalled_seconds{0};           ///< It waited for memory so long while its cgroup was full.
   std::int64_t major_faults{0};        ///< Pages that its cgroup read from a disk.

@@ -202,12 +202,32 @@ TEST(Guard, EndsWhatIsLeftBehind) {
   EXPECT_TRUE(descendants(::getpid()).or_throw().empty());
 }
 
-// Of the two the kernel would kill who holds more, which may be the guard.
-TEST(T10Guard, TheCommandIsKilledBeforeItsGuard) {
-  int own = 0;
+std::string own_choice() {
+  std::string own;
   std::ifstream("/proc/self/oom_score_adj") >> own;
-  const std::string test = "test $(cat /proc/self/oom_score_adj) = " + std::to_string(own + 100);
-  EXPECT_EQ(run({.command = {"sh", "-c", test}}).status, 0);
+  return own;
+}
+
+// Of the two the kernel would kill who holds more, which may be the guard: it is made the last,
+// where it may, and its command is as it would be alone; so is the command of an alert.
+TEST(T10Guard, TheCommandIsKilledBeforeItsGuard) {
+  const std::string own = own_choice();
+  const auto path = std::filesystem::path(testing::TempDir()) / "guard-choice";
+  const std::string tell =
+      "cat /proc/self/oom_score_adj /proc/$PPID/oom_score_adj > " + path.string();
+  const GuardReport report = run({.command = {"sh", "-c", tell + "; sleep 0.2"},
+                                  .alert_bytes = 1,
+                                  .alerts = {.command = tell + ".alert"}});
+  EXPECT_EQ(report.status, 0);
+  std::string first;
+  std::string guards;
+  for (const char* more : {"", ".alert"}) {
+    std::ifstream(path.string() + more) >> first >> guards;
+    EXPECT_LT(std::stoi(guards), std::stoi(first)) << more;
+    EXPECT_TRUE(guards != "-999" || first == own) << first;
+    std::filesystem::remove(path.string() + more);
+  }
+  EXPECT_EQ(own_choice(), own);
 }
 
 TEST(Guard, AsksWhatIsLeftBehindOnce) {

@@ -215,8 +215,9 @@ Verdict verdict_of(const GuardReport& report, std::int64_t limit_bytes,
   Verdict verdict;
   verdict.ending = ending_of(report);
   verdict.summary =
-      fmt::format("{} after {:.1f} s; {}{}", ended(report, limit_bytes, verdict.ending),
-                  report.seconds, held(report, limit_bytes), thrashing(report));
+      fmt::format("{}{} after {:.1f} s; {}{}", ended(report, limit_bytes, verdict.ending),
+                  report.killed.empty() ? "" : ": " + report.killed, report.seconds,
+                  held(report, limit_bytes), thrashing(report));
   if (verdict.ending != Ending::kDone && verdict.ending != Ending::kKilled) {
     const bool around = verdict.ending == Ending::kKilledInCgroup;
     verdict.advice = advice_for(report, around ? report.killer_limit_bytes : limit_bytes,

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """FeatureManager: adding, building, reading, the original's files."""
+import collections
 import os
+import re
+import types
 
 import numpy as np
 import pytest
@@ -171,3 +174,25 @@ def test_the_config_may_be_an_object_and_bounds_the_slab(governor, tmp_path):
         assert 0 < governor.ledger().pools["features"].leased_bytes - before <= 4 << 20
     with pytest.raises(ValueError, match="chunk_size"):
         FeatureManager(tmp_path, chunk_size=0)
+
+
+@pytest.mark.parametrize("kind", [dict, lambda **given: types.SimpleNamespace(**given),
+                                  lambda **given: collections.namedtuple("Config", given)(**given),
+                                  lambda **given: type("Config", (), given)()],
+                         ids=["mapping", "namespace", "named tuple", "class"])
+def test_s41_a_config_is_heeded_and_its_unknown_keys_are_refused(governor, tmp_path, kind):
+    with FeatureManager(tmp_path / "f", config=kind(cache_size_mb=1, chunk_size=20_000, batch_size=256, num_workers=4,
+                                                    compression=None)) as features:
+        features.add_features_chunk(0, torch.randn(20_000, 64), None, None, range(20_000))  # 4.9 MiB.
+        before = governor.ledger().pools["features"].leased_bytes
+        features.load_features()
+        assert 0 < governor.ledger().pools["features"].leased_bytes - before <= 1 << 20
+        with pytest.raises(ValueError, match="20001 samples"):
+            features.add_features_chunk(1, torch.randn(20_001, 64), None, None, range(20_001))
+    for wrong, text in (({"cache_sizemb": 1}, "'cache_sizemb'; did you mean 'cache_size_mb'"),
+                        ({"learning_rate": 0.1}, "'learning_rate'; it has cache_size_mb, cache_l1_size_mb"),
+                        ({"cache_size_mb": "1"}, "cache_size_mb is '1'"), ({"cache_l2_size_mb": -1}, "is -1"),
+                        ({"cache_size_mb": 4, "cache_l1_size_mb": 4}, "bounds the whole slab")):
+        with pytest.raises(ValueError, match=re.escape(text)):
+            FeatureManager(tmp_path / "wrong", config=kind(**wrong))
+    assert not (tmp_path / "wrong").exists()

@@ -2,6 +2,7 @@
 """`plimsoll run`: any command under a limit, and what the user is told at its end."""
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -90,20 +91,113 @@ def test_a_signal_is_handed_on(program):
     assert out == "told\n" and guard.returncode == 9
 
 
-def test_the_command_ends_with_its_guard(program):
-    guard = subprocess.Popen([program, "run", "--alert", "2GiB", "--", "sh", "-c",
-                              "echo $$; exec sleep 60"], text=True, stdout=subprocess.PIPE)
-    child = int(guard.stdout.readline())
-    guard.kill()
-    guard.wait()
-    for _ in range(200):
+def ended(pid):
+    """Waits until a process is gone, or dead and not yet waited for by whoever inherited it."""
+    for _ in range(600):
         try:
-            os.kill(child, 0)
-        except ProcessLookupError:
-            return
+            with open(f"/proc/{pid}/stat", encoding="ascii") as file:
+                if file.read().rsplit(")", 1)[1].split()[0] == "Z":
+                    return True
+        except (FileNotFoundError, ProcessLookupError):
+            return True
         time.sleep(0.05)
-    os.kill(child, signal.SIGKILL)
-    pytest.fail("the command outlived its guard")
+    os.kill(pid, signal.SIGKILL)
+    return False
+
+
+# Prints its PID and that of a process below it, in one line; `words` come first in both shells.
+FAMILY = "{words} sh -c '{words} echo $PPID $$; while :; do sleep 0.1; done' & wait; sleep 60"
+
+
+class Guarded:
+    """A running `plimsoll run`: its keeper, its guard, two processes of its command, and their cgroup."""
+
+    def __init__(self, program, *words, deaf=False):
+        family = FAMILY.format(words='trap "" TERM;' if deaf else "")
+        self.keeper = subprocess.Popen([program, "run", *words, "--", "sh", "-c", family], text=True,
+                                       stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        self.family = [int(pid) for pid in self.keeper.stdout.readline().split()]
+        with open(f"/proc/{self.family[0]}/status", encoding="ascii") as file:
+            self.guard = next(int(line.split()[1]) for line in file if line.startswith("PPid:"))
+        with open(f"/proc/{self.family[0]}/cgroup", encoding="ascii") as file:
+            lines = [line.strip().split(":", 2) for line in file]
+        self.groups = [path for name in ("/memory", "/unified", "") for _, _, below in lines
+                       if os.path.isdir(path := f"/sys/fs/cgroup{name}{below}") and "/plimsoll-" in path]
+
+
+@pytest.mark.parametrize("killed", ["guard", "keeper"])
+def test_s45_the_command_ends_with_its_guard(program, killed):
+    run = Guarded(program, "--alert", "2GiB")
+    assert run.guard != run.keeper.pid
+    os.kill(run.guard if killed == "guard" else run.keeper.pid, signal.SIGKILL)
+    assert all(ended(pid) for pid in [*run.family, run.guard, run.keeper.pid])
+    assert run.keeper.wait() in (137, -9)
+
+
+def test_s45_who_does_not_hear_ends_with_the_guard_too_and_why_names_it(program, tmp_path):
+    run = Guarded(program, "--memory-limit", "1GiB", "--record", tmp_path, deaf=True)
+    os.kill(run.guard, signal.SIGKILL)
+    out, err = run.keeper.communicate(timeout=60)
+    assert run.keeper.returncode == 137 and all(ended(pid) for pid in run.family)
+    assert f"its guard, PID {run.guard}" in err
+    assert not any(map(os.path.exists, run.groups))
+    why = json.loads(subprocess.run([program, "why", tmp_path, "--json"], text=True, capture_output=True,
+                                    check=True).stdout)
+    assert why["cause"] == "killed" and f"its guard, PID {run.guard}" in why["summary"], why
+
+
+def test_s45_the_next_start_removes_the_cgroup_that_a_killed_guard_left(program, plimsoll):
+    MemoryCgroup.needed()
+    run = Guarded(program, "--memory-limit", "1GiB")
+    alive = Guarded(program, "--memory-limit", "1GiB")
+    assert run.groups and alive.groups
+    for pid in (run.keeper.pid, run.guard):  # At once: neither is there to see the other's end.
+        os.kill(pid, signal.SIGSTOP)
+    for pid in (run.keeper.pid, run.guard, *run.family):
+        os.kill(pid, signal.SIGKILL)
+    run.keeper.wait()
+    assert all(ended(pid) for pid in (*run.family, run.guard)) and all(map(os.path.exists, run.groups))
+    assert plimsoll("--memory-limit", "1GiB", "--", "true").returncode == 0
+    assert not any(map(os.path.exists, run.groups)) and all(map(os.path.exists, alive.groups))
+    alive.keeper.terminate()
+    assert alive.keeper.wait(timeout=60) != 0 and not any(map(os.path.exists, alive.groups))
+
+
+GROWING_FAMILY = """
+import os, sys, time
+print(open('/proc/self/oom_score_adj').read(), flush=True)
+for _ in range(40):
+    if os.fork() == 0:
+        break
+else:
+    sys.exit(os.waitstatus_to_exitcode(os.wait()[1]) & 0xFF)
+held = []
+while True:
+    held.append(b'x' * 2**20)
+    time.sleep(.1)
+"""
+
+
+@pytest.mark.parametrize("may_lower", [True, False])
+def test_s45_the_kernel_chooses_the_command_and_not_its_guard(program, tmp_path, may_lower):
+    """A command of forty processes, each of them smaller than the guard; with and without the right to lower a score."""
+    MemoryCgroup.needed()
+    lower = ["sh", "-c", "echo -5 > /proc/self/oom_score_adj"]
+    before = [] if may_lower else ["setpriv", "--bounding-set", "-sys_resource"]
+    if subprocess.run(before + ["true"], check=False).returncode != 0:
+        pytest.skip("setpriv does not work here")
+    may_lower = may_lower and subprocess.run(lower, check=False, stderr=subprocess.DEVNULL).returncode == 0
+    with MemoryCgroup(120 << 20) as group:
+        done = group.run([*before, program, "run", "--memory-limit", "600MiB", "--json", "--record", tmp_path, "--",
+                          sys.executable, "-c", GROWING_FAMILY])
+    told = done.last_json
+    assert told["oom_kills"] >= 1 and told["ending"] == "killed_in_cgroup" and told["status"] in (137, 256 - 9), done.stderr
+    with open("/proc/self/oom_score_adj", encoding="ascii") as file:
+        own = int(file.read())
+    assert own == 1000 or (int(done.stdout.split()[0]) == own) is may_lower
+    why = json.loads(subprocess.run([program, "why", tmp_path, "--json"], text=True, capture_output=True,
+                                    check=True).stdout)
+    assert why["cause"] == "killed_in_cgroup" and "its guard" not in why["summary"]
 
 
 @pytest.mark.parametrize(("words", "text"), [

@@ -17,13 +17,17 @@ Memory:  one slab of at most L1 + L2; while building, one piece of a chunk and 2
 from __future__ import annotations
 
 import contextlib
+import difflib
+import inspect
+import math
+import numbers
 import os
 import pathlib
 import re
 import shutil
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -47,10 +51,46 @@ _ORIGINAL = re.compile(r"chunk_(\d+)\.pt")
 _MIB = 1 << 20
 
 
-def _setting(config: Any, name: str, default: Any) -> Any:
-    if config is None:
-        return default
-    return config.get(name, default) if hasattr(config, "get") else getattr(config, name, default)
+_SETTINGS = ("cache_size_mb", "cache_l1_size_mb", "cache_l2_size_mb", "chunk_size", "compression")
+_LOADERS = ("batch_size", "num_workers")  # They stand in the same dict in the original, which reads them elsewhere.
+
+
+def _pairs(config: Any) -> dict[str, Any]:
+    """What a mapping holds, or an object that has its settings as attributes, its own or its class's."""
+    for read in ("_asdict", "model_dump"):  # Of a named tuple; of pydantic.
+        if hasattr(config, read):
+            return dict(getattr(config, read)())
+    if isinstance(config, Mapping):
+        return dict(config)
+    of_class = {name: value for kind in reversed(type(config).__mro__) for name, value in vars(kind).items()
+                if not hasattr(value, "__get__") or inspect.isdatadescriptor(value)}
+    names = [name for name in {**of_class, **getattr(config, "__dict__", {})} if not name.startswith("_")]
+    return {name: getattr(config, name) for name in names}
+
+
+def _settings(config: Any) -> dict[str, Any]:
+    """What a config gives, without what it leaves None. Errors: ValueError naming a key that is none."""
+    given = {} if config is None else _pairs(config)
+    for name in given:
+        if name not in (*_SETTINGS, *_LOADERS):
+            near = difflib.get_close_matches(str(name), _SETTINGS, 1)
+            raise ValueError(f"config: FeatureManager has no setting {name!r}"
+                             + (f"; did you mean {near[0]!r}?" if near else "; it has " + ", ".join(_SETTINGS)))
+    return {name: value for name, value in given.items() if name in _SETTINGS and value is not None}
+
+
+def _slab_mb(given: dict[str, Any]) -> tuple[float, float]:
+    """The parts of the slab's bound. Errors: ValueError."""
+    sizes = {name: given[name] for name in _SETTINGS[:3] if name in given}
+    for name, size in sizes.items():
+        if isinstance(size, bool) or not isinstance(size, numbers.Real) or not 0 <= size < math.inf:
+            raise ValueError(f"config: {name} is {size!r}, not a number of MiB from 0 on")
+    if "cache_size_mb" in sizes:
+        if len(sizes) > 1:
+            raise ValueError("config: cache_size_mb bounds the whole slab: leave it or cache_l1_size_mb and "
+                             "cache_l2_size_mb out")
+        return float(sizes["cache_size_mb"]), 0.0
+    return float(sizes.get("cache_l1_size_mb", 512)), float(sizes.get("cache_l2_size_mb", 2048))
 
 
 class _Chunk:
@@ -78,31 +118,31 @@ class FeatureManager:
         batch = features.get_features(batch_ids, ["img_features", "txt_features"])
     """
 
-    def __init__(self, features_dir: str | os.PathLike[str], chunk_size: int = 10000,
+    def __init__(self, features_dir: str | os.PathLike[str], chunk_size: int | None = None,
                  config: Any = None, preload_index: bool = False, *,
                  governor: Governor | None = None) -> None:
         """Opens the features in features_dir, which may be empty.
 
-        chunk_size:    samples a chunk should have; a larger one is refused.
-        config:        a mapping or object; read are cache_l1_size_mb (512) and cache_l2_size_mb
-                       (2048), whose sum bounds the slab, and compression: None, "none" or "lz4",
-                       which takes effect when the store is next built from chunks.
+        chunk_size:    samples a chunk should have; a larger one is refused. None: the config's, else 10,000.
+        config:        a mapping or an object. Its settings are cache_size_mb, which bounds the slab in MiB, or
+                       cache_l1_size_mb (512) and cache_l2_size_mb (2048), whose sum does; chunk_size; and
+                       compression: None, "none" or "lz4", which takes effect when the store is next built from
+                       chunks. batch_size and num_workers may stand beside them: they are the DataLoader's.
         preload_index: builds and opens the store now, not at the first read.
         governor:      pays for the slab; None: the process's, or a new one.
 
-        Errors: ValueError (an argument); CorruptError; OSError.
+        Errors: ValueError (an argument; an unknown key of the config); CorruptError; OSError.
         """
+        given = _settings(config)
+        chunk_size = given.get("chunk_size", 10000) if chunk_size is None else chunk_size
         if chunk_size < 1:
             raise ValueError(f"chunk_size: {chunk_size} is less than 1")
-        self.compression = str(_setting(config, "compression", None) or "none")
+        self.compression = str(given.get("compression", "none"))
         if self.compression not in ("none", "lz4"):
             raise ValueError(f"compression: {self.compression!r} is neither 'none' nor 'lz4'")
         self.features_dir = pathlib.Path(features_dir)
         self.chunk_size = chunk_size
-        self.cache_l1_size_mb = float(_setting(config, "cache_l1_size_mb", 512))
-        self.cache_l2_size_mb = float(_setting(config, "cache_l2_size_mb", 2048))
-        if min(self.cache_l1_size_mb, self.cache_l2_size_mb) < 0:
-            raise ValueError("cache_l1_size_mb, cache_l2_size_mb: one is negative")
+        self.cache_l1_size_mb, self.cache_l2_size_mb = _slab_mb(given)
         self._torch = _torch_gate.torch_if_imported()
         self._governor = governor_for(governor)
         self._lock = threading.RLock()
