@@ -214,6 +214,10 @@ their memory, without mapped files, passes the limit, the command is asked to en
 killed. At the end: the peak, how it ended, and what would have helped. The exit status is the
 command's, or 128 and its signal.
 
+Where the kernel chooses whom to kill for memory, it chooses the command before its guard. A guard
+that is killed all the same ends the command with all its processes: they are asked, and killed 10
+seconds later. A memory cgroup that was left behind is removed by the next start.
+
 With --restarts, a command that was killed, or ended with a status other than 0, is started again
 after 1, 2, 4, ... at most 60 seconds; a run in it goes on from its last commit (of a recipe, by
 `plimsoll resume`). Not when it was asked to end (Ctrl-C), was used wrongly (status 2, 126, 127), or

@@ -201,7 +201,7 @@ def check_tree(root: pathlib.Path, clang_format: bool = True) -> list[str]:
     problems: list[str] = []
     sources: list[str] = []
     legend = root / LEGEND
-    codes = set(re.findall(r"^\| ([CKMRT]\d+) \|", legend.read_text(encoding="utf-8") if legend.exists() else "", re.M))
+    codes = set(re.findall(r"^\| ([CKMRST]\d+) \|", legend.read_text(encoding="utf-8") if legend.exists() else "", re.M))
     for path in files(root):
         relative = path.relative_to(root).as_posix()
         if path.suffix in {".h", ".cpp", ".py", ".md", ".sh", ".cmake"} and relative not in REFERENCES_EXEMPT:
