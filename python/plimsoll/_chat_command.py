@@ -6,7 +6,10 @@ Threads: the calling one.   Memory: that of import_chat().
 from __future__ import annotations
 
 import argparse
+import json
+import re
 from collections.abc import Sequence
+from typing import Any
 
 from ._chat_import import import_chat
 from ._import_command import add_files, add_parts, add_rest, parser_of, run_import
@@ -26,7 +29,10 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--tokenizer", required=True, metavar="DIR", help="Folder of the tokenizer and its chat template")
     add("--out", required=True, metavar="FILE", help="Token set to make, or made before")
-    add("--template", type=_template, metavar="FILE", help="Chat template, a Jinja file [the tokenizer's]")
+    add("--template", type=_template, metavar="FILE|NAME",
+        help="Chat template: a Jinja file, or the name of one of the tokenizer's [its default, or tool_use]")
+    add("--template-kwargs", type=_object, metavar="JSON",
+        help="Variables for the template: '{\"enable_thinking\": false}'")
     add("--train", choices=("assistant", "last", "all"), default="assistant",
         help="Turns that are trained on [assistant]")
     add("--max-length", type=int, default=0, help="Number of tokens at which rows are cut [no bound]")
@@ -45,5 +51,19 @@ def _template(path: str) -> str:
     try:
         with open(path, encoding="utf-8") as file:
             return file.read()
+    except FileNotFoundError:
+        if re.fullmatch(r"\w+", path):
+            return path  # The name of one of the tokenizer's.
+        raise argparse.ArgumentTypeError(f"{path}: there is no such file") from None
     except OSError as error:
         raise argparse.ArgumentTypeError(f"{path}: {error.strerror}") from None
+
+
+def _object(text: str) -> dict[str, Any]:
+    try:
+        said = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text}: no JSON: {error}") from None
+    if not isinstance(said, dict):
+        raise argparse.ArgumentTypeError(f"{text}: no JSON object")
+    return said

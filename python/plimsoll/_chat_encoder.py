@@ -6,7 +6,7 @@ which character (src/data/token_spans.h). Where they are not, or of other tokeni
 
 gigatoken encodes in the library's place where it is installed and gives the same ids for texts made to tell them apart.
 Texts that are not in Unicode's form NFC, or have characters that are not assigned, go to the library, and
-Encoder.differs() is for comparing some of the others.
+Encoder.differs() is for comparing some of the others. Encoder.torn() finds turns that end within a token.
 
 Threads: one owner.   Memory: the bytes of the vocabulary; gigatoken's tables, and 1 MiB that says which
 characters are assigned; a piece of text and its tokens.
@@ -44,7 +44,9 @@ class Encoder:
     def __init__(self, tokenizer: Any, vocabulary: int, encoder: str = "tokenizers") -> None:
         self._tokenizer = tokenizer
         said = tokenizer.to_str()
-        self._spans = _byte_spans(json.loads(said), tokenizer, vocabulary)
+        tokens = _byte_tokens(json.loads(said), tokenizer, vocabulary)
+        self._spans = None if tokens is None else _core.TokenSpans(*tokens)
+        self._sizes = np.array([] if tokens is None else [len(token) for token in tokens[0]], np.int64)
         self._fast = None
         if encoder == "gigatoken" or (encoder == "auto" and importlib.util.find_spec("gigatoken") is not None):
             self._fast, why = _fast_encoder(said, tokenizer) if self._spans is not None else \
@@ -81,6 +83,33 @@ class Encoder:
     def differs(self, text: str, ids: np.ndarray) -> bool:
         """Whether these, of gigatoken, are not the library's."""
         return self._fast is not None and not np.array_equal(ids, _library_ids(self._tokenizer, [text])[0])
+
+    def torn(self, text: str, ids: np.ndarray, spans: Spans) -> str | None:
+        """The first token that holds the end of a span and more than white space behind it; None where there is none."""
+        places = [end for begin, end in spans if begin < end < len(text)]
+        if not places:
+            return None
+        for place, begin, end in self._around(text, ids, places):
+            if begin < place < end and text[place:end].strip():
+                return text[begin:end]
+        return None
+
+    def _around(self, text: str, ids: np.ndarray, places: list[int]) -> Iterator[tuple[int, int, int]]:
+        """Each place, and the characters of the token that has the one before it."""
+        data = text.encode()
+        ends = np.cumsum(self._sizes[np.asarray(ids, np.int64)]) if self._spans is not None else ()
+        if len(ends) and ends[-1] == len(data):
+            starts = np.flatnonzero((np.frombuffer(data, np.uint8) & 0xC0) != 0x80)  # Of characters.
+            for place in places:
+                token = int(np.searchsorted(ends, starts[place]))
+                begin = ends[token - 1] if token else 0
+                yield place, int(np.searchsorted(starts, begin)), int(np.searchsorted(starts, ends[token]))
+            return
+        encoding = self._tokenizer.encode(text, add_special_tokens=False)
+        for place in places:
+            token = encoding.char_to_token(place - 1)
+            if token is not None:
+                yield place, *encoding.token_to_chars(token)
 
     def _ids(self, texts: list[str]) -> list[np.ndarray]:
         if self._fast is None:
@@ -201,8 +230,8 @@ def _by_offsets(encoding: Any, spans: Spans) -> Encoded:
     return ids, found
 
 
-def _byte_spans(said: dict[str, Any], tokenizer: Any, vocabulary: int) -> _core.TokenSpans | None:
-    """Of a byte-level BPE; None for other tokenizers."""
+def _byte_tokens(said: dict[str, Any], tokenizer: Any, vocabulary: int) -> tuple[list[bytes], bool, bool] | None:
+    """What TokenSpans takes of a byte-level BPE; None for other tokenizers."""
     steps = {step["type"] for step in _steps(said.get("pre_tokenizer"))}
     if vocabulary > _VOCABULARY_MOST or said["model"].get("type") != "BPE" or "ByteLevel" not in steps:
         return None
@@ -215,7 +244,7 @@ def _byte_spans(said: dict[str, Any], tokenizer: Any, vocabulary: int) -> _core.
         elif all(character in byte_of for character in text):
             tokens[number] = bytes(byte_of[character] for character in text)
     trims = [step for step in _steps(said.get("post_processor")) if step.get("trim_offsets")]
-    return _core.TokenSpans(tokens, bool(trims), any(step.get("add_prefix_space") for step in trims))
+    return tokens, bool(trims), any(step.get("add_prefix_space") for step in trims)
 
 
 def _steps(part: dict[str, Any] | None) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,7 +30,7 @@ _COMMIT_BYTES = 16 << 20
 _SAMPLE = 256  # Every so many rows that are rendered by pieces, one is rendered by the template, too.
 _SAMPLE_IDS = 1024  # Every so many texts that gigatoken encodes, one is encoded by the library, too.
 _RENDERED, _TEMPLATE, _PROMPT, _TEXT = range(4)  # ChatText::Kind.
-_VERSION = 3  # Of what becomes of the same inputs.
+_VERSION = 4  # Of what becomes of the same inputs.
 
 _Path = str | os.PathLike[str]
 
@@ -38,7 +38,8 @@ _Path = str | os.PathLike[str]
 @with_governor
 def import_chat(files: _Path | Sequence[_Path] | Iterable[dict[str, Any]], out: _Path, *, tokenizer: _Path,
                 template: str | None = None, train: str = "assistant", max_length: int = 0, errors_max: int = 0,
-                date: str | None = None, line_bytes_max: int | str = "100MiB", text_bytes_max: int | str = "2MiB",
+                date: str | None = None, template_kwargs: Mapping[str, Any] | None = None,
+                line_bytes_max: int | str = "100MiB", text_bytes_max: int | str = "2MiB",
                 encoder: str = "auto", part: Part | None = None, join: int = 0, rebuild: bool = False,
                 progress: Callable[[int, int], object] | None = None,
                 governor: Governor | None = None) -> dict[str, Any]:
@@ -49,7 +50,10 @@ def import_chat(files: _Path | Sequence[_Path] | Iterable[dict[str, Any]], out: 
                 completion, or text. In place of files any iterable of rows: a list, a Dataset of Hugging Face's.
     tokenizer:  folder with tokenizer.json, tokenizer_config.json and the chat template. Texts and prompts get the
                 tokenizer's own special tokens and its end-of-sequence token.
-    template:   chat template, in place of the folder's.
+    template:   chat template, in place of the folder's, or the name of one of the folder's. By default a row with tools
+                takes the one named "tool_use", where the folder has it.
+    template_kwargs: variables for the template, {"enable_thinking": False}. A row's own `chat_template_kwargs` go before
+                them; a row's `tools` and `documents` are passed, too.
     train:      which tokens: the "assistant"'s turns (of a prompt the completion), the "last" of them, or "all".
     max_length: tokens of a row; what a row has beyond is cut off. 0: no bound.
     errors_max: rows that may be left out for an error; one more ends the import, with file and line.
@@ -78,7 +82,7 @@ def import_chat(files: _Path | Sequence[_Path] | Iterable[dict[str, Any]], out: 
     if max_length < 0 or errors_max < 0:
         raise ValueError("max_length and errors_max are not below 0")
     source = chat_source(files)
-    loaded = ChatTokenizer(tokenizer, template, date)
+    loaded = ChatTokenizer(tokenizer, template, date, template_kwargs)
     options = {"train": train, "max_length": max_length, "errors_max": errors_max,
                "line_bytes_max": byte_size(line_bytes_max, "line_bytes_max"),
                "text_bytes_max": byte_size(text_bytes_max, "text_bytes_max")}
@@ -102,6 +106,7 @@ class _Import(SetImport):
         self._tokenizer = tokenizer
         self.encoder = encoder
         self._encoded = 0
+        self._torn: tuple[int, int] | None = None  # A row that is left out, of which more parts may come.
         self._options = options
 
     def open_writer(self, fingerprint: str, rebuild: bool) -> _core.TokenWriter:
@@ -113,7 +118,8 @@ class _Import(SetImport):
         return _core.TokenSet.open(self.out)
 
     def about(self) -> dict[str, Any]:
-        return {"tokenizer": self._tokenizer.fingerprint[:32], "options": self._options}
+        return {"tokenizer": self._tokenizer.fingerprint[:32], "tokenizer_files": self._tokenizer.files(),
+                "options": self._options}
 
     def count(self, writer: _core.TokenWriter) -> int:
         return writer.rows
@@ -177,7 +183,7 @@ class _Import(SetImport):
             rows.append((kind, file, line, text, spans, last))
         plain = self.encoder.encode([(row[3], row[4]) for row in rows if row[0] >= _PROMPT], special=True)
         chats = self.encoder.encode([(row[3], row[4]) for row in rows if row[0] < _PROMPT], special=False)
-        for kind, file, line, text, _, last in rows:
+        for kind, file, line, text, spans, last in rows:
             ids, trained = next(plain if kind >= _PROMPT else chats)
             if kind >= _PROMPT:
                 ids, trained = self._ended(ids, trained)
@@ -185,6 +191,14 @@ class _Import(SetImport):
                 raise ValueError(f"{reader.name_of(file, line)}: gigatoken gives other ids than tokenizers: pass "
                                  "encoder='tokenizers' (--encoder tokenizers) and rebuild=True (--rebuild)")
             self._encoded += 1
+            if self._torn == (file, line):
+                continue
+            if self._may_tear(kind, pieces) and (token := self.encoder.torn(text, ids, spans)) is not None:
+                self._torn = file, line
+                writer.drop_row()
+                reader.note("template", file, line, f"an answer ends inside of the token {token!r}: add the tokens that end "
+                            "turns to the tokenizer, or give the template {% generation %} tags")
+                continue
             writer.append(ids, trained)
             if last:
                 _, count, cut = writer.end_row()
@@ -192,27 +206,36 @@ class _Import(SetImport):
                     reader.note("cut" if count else "nothing_trained", file, line, "")
         return sum(len(row[3]) for row in rows)
 
+    def _may_tear(self, kind: int, pieces: Pieces | None) -> bool:
+        """Whether a turn may end within a token. Of {% generation %} tags such a token is trained on, as in transformers."""
+        template = self._tokenizer.template
+        if kind >= _PROMPT or template is None or template.has_generation or self._options["train"] == "all":
+            return False
+        return kind == _TEMPLATE or pieces is None or not pieces.ends_at_tokens
+
     def _by_template(self, line: str, messages: list[tuple[str, str]], rich: bool) -> tuple[str, Spans]:
         """A row's text and what of it is trained on, by the template itself."""
-        template = self._tokenizer.template
-        if template is None:
-            raise TemplateError("the tokenizer has none; pass one with template= (--template)")
+        more: dict[str, Any] = {}
         tools = None
         chat: list[dict[str, Any]] = [{"role": role, "content": content} for role, content in messages]
         if rich:
             try:
                 row = json.loads(line)
-                tools = row.get("tools")
-                tools = json.loads(tools) if isinstance(tools, str) and tools else tools
-            except (ValueError, RecursionError) as error:
+                tools, documents = (json.loads(value) if isinstance(value, str) and value else value
+                                    for value in (row.get("tools"), row.get("documents")))
+                more = {**(row.get("chat_template_kwargs") or {}), **({"documents": documents} if documents else {})}
+            except (ValueError, RecursionError, TypeError) as error:
                 raise TemplateError(f"the row, or its tools, are no JSON that Python reads: {error}") from None
-            chat = [{key: value for key, value in message.items() if value is not None}  # As transformers 5 passes it.
-                    for message in row["messages"]] if row.get("messages") else chat
+            chat = row.get("messages") or chat
+        template = self._tokenizer.template_for(tools)
         if self._options["train"] == "all":
-            text = template.render(chat, tools)
-            return text, [(0, len(text))]
-        text, spans = template.render_marked(chat, tools)
-        return text, spans[-1:] if self._options["train"] == "last" else spans
+            text = template.render(chat, tools, more=more)
+            spans = [(0, len(text))]
+        else:
+            text, turns = template.render_turns(chat, tools, more)
+            spans = sorted(span for _, one in (turns[-1:] if self._options["train"] == "last" else turns) for span in one)
+        template.check_contents(chat, tools, more, text)
+        return text, spans
 
     def _ended(self, ids: np.ndarray, trained: Spans) -> tuple[np.ndarray, Spans]:
         """With the end-of-sequence token, trained on, where there is one and it is not there yet."""

@@ -1,27 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """A tokenizer's folder: its tokenizer and its chat template, compiled where that can be shown to be equal.
 
-ChatTokenizer loads the folder. ChatTemplate renders with jinja2, and says which characters are the assistant's.
-compile_template() finds the texts around the messages by rendering probes (chat_reader.h) and compares what they
-give on others; None where a template does more than that.
+ChatTokenizer loads the folder. ChatTemplate renders with jinja2, and says which characters are the assistant's
+(_chat_turns.py). compile_template() finds the texts around the messages by rendering probes (chat_reader.h) and
+compares what they give on others; None where a template does more than that.
 
 Threads: one owner.   Memory: that of the tokenizer; probes of a few kilobytes.
 """
 from __future__ import annotations
 
 import hashlib
+import functools
 import itertools
 import json
 import os
 import pathlib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from . import _core
-
-Messages = list[dict[str, Any]]
-Spans = list[tuple[int, int]]
+from ._chat_turns import Messages, Spans, TemplateError, Turns, check_contents
 
 _ROLES = ("system", "user", "assistant")
 _OPEN, _CLOSE = "\U000fff01", "\U000fff02"  # Around what {% generation %} holds; no text has them.
@@ -31,17 +30,15 @@ _ODD = ("", " ", "\n", " a", "a ", "\n\na\n", "\ta \n b\t", "{{ messages }}{% ra
         "a\r\nb", "[x] <y> </z>", "###", "None", "0")
 
 
-class TemplateError(ValueError):
-    """What a template says of messages that it refuses, or why nobody can say what the assistant wrote."""
-
-
 class ChatTokenizer:
-    """The tokenizer and the template of a Hugging Face folder.
+    """The tokenizer and the templates of a Hugging Face folder, as transformers' AutoTokenizer loads them.
 
+    template: a template, or the name of one of the folder's. given: as of ChatTemplate.
     Errors: ValueError naming the folder, and what is missing or to be installed.
     """
 
-    def __init__(self, folder: str | os.PathLike[str], template: str | None = None, date: str | None = None) -> None:
+    def __init__(self, folder: str | os.PathLike[str], template: str | None = None, date: str | None = None,
+                 given: Mapping[str, Any] | None = None) -> None:
         try:
             import tokenizers
         except ImportError:
@@ -59,34 +56,104 @@ class ChatTokenizer:
             raise ValueError(f"tokenizer: {file}: {error}") from None
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
-        said = _json(self.folder / "special_tokens_map.json") | _json(self.folder / "tokenizer_config.json")
+        self._used = {"tokenizer.json"}
+        said = self._read("tokenizer_config.json")
         try:
-            self._add_tokens(said)
+            self.special = self._add_tokens(said)
         except (KeyError, TypeError, AttributeError, OverflowError) as error:
-            raise ValueError(f"tokenizer: {self.folder / 'tokenizer_config.json'}: added_tokens_decoder: "
+            raise ValueError(f"tokenizer: {self.folder / 'tokenizer_config.json'}: its special or added tokens: "
                              f"{type(error).__name__}: {error}") from None
         if not self.tokenizer.get_vocab(with_added_tokens=True):
             raise ValueError(f"tokenizer: {file} has no tokens")
-        self.special = {name: text for name in _SPECIAL if (text := _token_text(said.get(name)))}
-        source = template if template is not None else _template_of(self.folder, said)
-        self.template = None if source is None else ChatTemplate(source, self.special, date)
+        self.tokenizer.encode_special_tokens = bool(said.get("split_special_tokens"))
+        sources = self._templates(said)
+        if template is not None and template not in sources and "{" not in template:
+            raise ValueError(f"template: {self.folder} has none of the name {template!r}, only {', '.join(sources) or 'none'}")
+        chosen = {"default": sources.get(template, template)} if template is not None else sources
+        self._templates_made = {name: ChatTemplate(source, self.special, date, given) for name, source in chosen.items()
+                                if name in ("default", "tool_use")}
+        self.template = self._templates_made.get("default")
         self.vocabulary = 1 + max(self.tokenizer.get_vocab(with_added_tokens=True).values())  # Ids may have gaps.
         self.eos_id = self.tokenizer.token_to_id(self.special.get("eos_token", "")) if self.special else None
         # What the ids and masks depend on.
         self.fingerprint = hashlib.sha256(json.dumps(
-            [self.tokenizer.to_str(), source, self.special, date], sort_keys=True).encode()).hexdigest()
+            [self.tokenizer.to_str(), sorted(chosen.items()), self.special, date, given, self.tokenizer.encode_special_tokens],
+            sort_keys=True).encode()).hexdigest()
 
-    def _add_tokens(self, said: dict[str, Any]) -> None:
+    def template_for(self, tools: Any) -> ChatTemplate:
+        """The template of a row: that named "tool_use" where it has tools. Errors: TemplateError."""
+        named = "tool_use" if tools is not None and "tool_use" in self._templates_made else "default"
+        if named not in self._templates_made:
+            legacy = "; that of chat_template.json is a processor's" if (self.folder / "chat_template.json").is_file() else ""
+            raise TemplateError(f"the tokenizer has none{legacy}; pass one with template= (--template)")
+        return self._templates_made[named]
+
+    def files(self) -> dict[str, list[str]]:
+        """Names of the folder's files: what was read of it, and what was not."""
+        there = sorted(path.name for path in self.folder.iterdir() if path.is_file())
+        return {"used": sorted(self._used), "unused": [name for name in there if name not in self._used]}
+
+    def _read(self, name: str) -> dict[str, Any]:
+        said = _json(self.folder / name)
+        if said is None:
+            return {}
+        self._used.add(name)
+        return said
+
+    def _add_tokens(self, said: dict[str, Any]) -> dict[str, str]:
+        """Adds the tokens that files beside tokenizer.json name, in transformers' order: those with an id, those with a
+        role (`eos_token`), and extra ones. What they say of a token wins. Returns the roles' tokens."""
         import tokenizers
 
-        for number, token in sorted(said.get("added_tokens_decoder", {}).items(), key=lambda item: int(item[0])):
-            if self.tokenizer.token_to_id(token["content"]) is None:
-                kept = {key: token[key] for key in ("single_word", "lstrip", "rstrip", "normalized", "special")
-                        if key in token}
-                self.tokenizer.add_tokens([tokenizers.AddedToken(token["content"], **kept)])
-            if self.tokenizer.token_to_id(token["content"]) != int(number):
-                raise ValueError(f"tokenizer: {self.folder}: {token['content']!r} is id {number} in "
-                                 "tokenizer_config.json and another in tokenizer.json; save the tokenizer again")
+        said = dict(said)
+        numbered: dict[int, Any] = {}
+        if "added_tokens_decoder" in said:
+            numbered = {int(number): _added(token) for number, token in said["added_tokens_decoder"].items()}
+        else:  # Files of before.
+            said |= self._read("special_tokens_map.json")
+        extra = said.get("extra_special_tokens") or said.get("additional_special_tokens") or []
+        roles = {name: said[name] for name in _SPECIAL if said.get(name) is not None}
+        roles |= {name: token for name, token in said.items()
+                  if name.endswith("_token") and name not in roles and isinstance(token, (str, dict))}
+        if isinstance(extra, dict):
+            roles, extra = roles | extra, []
+        if "added_tokens_decoder" not in said:
+            special = {_token_text(token) for token in (*roles.values(), *extra)}
+            for text, number in self._read("added_tokens.json").items():
+                numbered[number] = tokenizers.AddedToken(text, normalized=text not in special, special=text in special)
+            numbered |= self.tokenizer.get_added_tokens_decoder()
+        there = {token.content: repr(token) for token in self.tokenizer.get_added_tokens_decoder().values()}
+        wanted = [token for _, token in sorted(numbered.items()) if there.get(token.content) != repr(token)]
+        known = {*there, *(token.content for token in wanted)}
+        for token in (*roles.values(), *extra):
+            if _token_text(token) not in known:
+                wanted.append(_added(token, special=True))
+                known.add(wanted[-1].content)
+        named = {name: text for name, token in roles.items() if (text := _token_text(token))}
+        for token in wanted:
+            token.special = token.special or token.content in named.values()
+        self.tokenizer.add_tokens(wanted)
+        for number, token in numbered.items():
+            if self.tokenizer.token_to_id(token.content) != number:
+                raise ValueError(f"tokenizer: {self.folder}: {token.content!r} is id {number} in tokenizer_config.json or "
+                                 "added_tokens.json and another in tokenizer.json; save the tokenizer again")
+        return named
+
+    def _templates(self, said: dict[str, Any]) -> dict[str, str]:
+        """By name. Files go before tokenizer_config.json."""
+        files = {"default": self.folder / "chat_template.jinja"} | {
+            path.stem: path for path in sorted((self.folder / "additional_chat_templates").glob("*.jinja"))}
+        found = {name: path.read_text(encoding="utf-8") for name, path in files.items() if path.is_file()}
+        self._used |= {str(path.relative_to(self.folder)) for name, path in files.items() if name in found}
+        source = said.get("chat_template")
+        if found or source is None:
+            return found
+        if isinstance(source, list):
+            source = {one.get("name"): one.get("template") for one in source if isinstance(one, dict)}
+        found = source if isinstance(source, dict) else {"default": source}
+        if not all(isinstance(text, str) for text in (*found, *found.values())):
+            raise ValueError(f"tokenizer: {self.folder / 'tokenizer_config.json'}: chat_template is no text")
+        return found
 
     def cuts(self) -> list[str]:
         """Tokens before which a text may be cut: nothing to their left depends on them, nor they on it."""
@@ -94,11 +161,12 @@ class ChatTokenizer:
                 if not token.lstrip and not token.normalized and not token.single_word and token.content]
 
 
-def _json(path: pathlib.Path) -> dict[str, Any]:
+def _json(path: pathlib.Path) -> dict[str, Any] | None:
+    """None where there is no such file."""
     try:
         said = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        return {}
+        return None
     except (ValueError, RecursionError) as error:
         raise ValueError(f"tokenizer: {path}: {error}") from None
     if not isinstance(said, dict):
@@ -111,30 +179,31 @@ def _token_text(token: Any) -> str | None:
     return text if isinstance(text, str) else None
 
 
-def _template_of(folder: pathlib.Path, said: dict[str, Any]) -> str | None:
-    file = folder / "chat_template.jinja"
-    if file.is_file():
-        return file.read_text(encoding="utf-8")
-    source = said.get("chat_template")
-    if isinstance(source, list):
-        source = next((one.get("template") for one in source
-                       if isinstance(one, dict) and one.get("name") == "default"), None)
-    if not (source is None or isinstance(source, str)):
-        raise ValueError(f"tokenizer: {folder / 'tokenizer_config.json'}: chat_template is no text")
-    return source
+def _added(token: Any, **more: bool) -> Any:
+    """A token as the library has it. Errors: TypeError, KeyError."""
+    import tokenizers
+
+    if isinstance(token, str):
+        return tokenizers.AddedToken(token, **more)
+    kept = {key: token[key] for key in ("single_word", "lstrip", "rstrip", "normalized", "special") if key in token}
+    return tokenizers.AddedToken(token["content"], **{**more, **kept})
 
 
 class ChatTemplate:
     """A chat template as Hugging Face renders it, and the characters that the assistant wrote.
 
-    These are what {% generation %} holds; where a template has none, from behind the generation prompt to the end
-    of the turn, white space behind it not counted. Errors of all calls: TemplateError.
+    These are what {% generation %} holds. Where a template has no such tags, they are what it writes for a message of
+    the assistant's, without the header that every answer has, and without white space at the end (_chat_turns.py).
+    Errors of all calls: TemplateError.
     """
 
-    def __init__(self, source: str, special: dict[str, str], date: str | None = None) -> None:
+    def __init__(self, source: str, special: dict[str, str], date: str | None = None,
+                 given: Mapping[str, Any] | None = None) -> None:
+        """given: variables that the template gets beside the messages, `enable_thinking`."""
         import jinja2
         import jinja2.ext
         import jinja2.nodes
+        import jinja2.utils
         from jinja2.sandbox import ImmutableSandboxedEnvironment
 
         class Generation(jinja2.ext.Extension):
@@ -149,6 +218,24 @@ class ChatTemplate:
 
             def marked(self, caller: Any) -> str:
                 return f"{_OPEN}{caller()}{_CLOSE}" if self.environment.globals["_marks"] else caller()
+
+        class Namespace(jinja2.utils.Namespace):
+            """As jinja2's, without names that begin with an underscore."""
+
+            def __init__(*args: Any, **given: Any) -> None:
+                said = dict(*args[1:], **given)
+                for name in said:
+                    Namespace._check(name)
+                jinja2.utils.Namespace.__init__(args[0], said)
+
+            def __setitem__(self, name: Any, value: Any) -> None:
+                Namespace._check(name)
+                jinja2.utils.Namespace.__setitem__(self, name, value)
+
+            @staticmethod
+            def _check(name: Any) -> None:
+                if isinstance(name, str) and name.startswith("_"):
+                    raise TemplateError(f"the template sets {name!r}, and a name may not begin with an underscore")
 
         def refuse(message: str) -> None:
             raise TemplateError(message)
@@ -166,13 +253,15 @@ class ChatTemplate:
             return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators,
                               sort_keys=sort_keys)
 
-        self._jinja_errors = (jinja2.TemplateError, TypeError, ValueError, AttributeError, LookupError)
+        self._jinja_errors = (jinja2.TemplateError, TypeError, ValueError, AttributeError, LookupError, ArithmeticError,
+                              RecursionError)
         self._environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols])
         self._environment.filters["tojson"] = tojson
-        self._environment.globals.update(raise_exception=refuse, strftime_now=today, _marks=False)
+        self._environment.globals.update(raise_exception=refuse, strftime_now=today, namespace=Namespace, _marks=False)
         self.source = source
         self.special = special
+        self._given = dict(given or {})
         try:
             self._template = self._environment.from_string(source)
             self._tree = self._environment.parse(source)
@@ -180,36 +269,51 @@ class ChatTemplate:
             raise ValueError(f"tokenizer: its chat template is not Jinja: {error}") from None
         self.has_generation = re.search(r"\{%-?\s*generation\s*-?%\}", source) is not None
 
-    def render(self, messages: Messages, tools: Any = None, add_generation_prompt: bool = False) -> str:
-        """As apply_chat_template(tokenize=False)."""
+    def render(self, messages: Messages, tools: Any = None, add_generation_prompt: bool = False,
+               more: Mapping[str, Any] | None = None) -> str:
+        """As apply_chat_template(tokenize=False). more: variables of this row, `documents`."""
+        return self._rendered(self._template, _ready(messages), _variables(tools, more), add_generation_prompt)
+
+    def render_marked(self, messages: Messages, tools: Any = None, more: Mapping[str, Any] | None = None) -> tuple[str, Spans]:
+        """The text, and the characters of the assistant's turns, in order."""
+        text, turns = self.render_turns(messages, tools, more)
+        return text, sorted(span for _, spans in turns for span in spans)
+
+    def render_turns(self, messages: Messages, tools: Any = None, more: Mapping[str, Any] | None = None,
+                     ) -> tuple[str, list[tuple[int, Spans]]]:
+        """The text, and for each of the assistant's messages its number and its characters: none, a span, or several."""
+        ready, variables = _ready(messages), _variables(tools, more)
+        if not self.has_generation:
+            return self._turns.spans(ready, variables)
+        text, spans = self._by_marks(ready, variables)
+        answers = [k for k, message in enumerate(ready) if message.get("role") == "assistant"]
+        if len(answers) == len(spans):
+            return text, [(k, [span]) for k, span in zip(answers, spans, strict=True)]
+        begins = {part.message: part.begin for part in reversed(self._turns.written(ready, variables)[1])}
+        of = [max((k for k in answers if begins.get(k, len(text)) < end), default=answers[-1] if answers else 0) for _, end in spans]
+        return text, [(k, [span for span, one in zip(spans, of, strict=True) if one == k]) for k in dict.fromkeys(of)]
+
+    def check_contents(self, messages: Messages, tools: Any, more: Mapping[str, Any] | None, text: str) -> None:
+        """Errors: TemplateError where nothing of a message's content is in what the template writes."""
+        variables = _variables(tools, more)
+        check_contents(lambda changed: self._rendered(self._template, changed, variables), _ready(messages), text)
+
+    @functools.cached_property
+    def _turns(self) -> Turns:
+        return Turns(self._environment, self._template, self.source, self._rendered)
+
+    def _rendered(self, template: Any, messages: Messages, more: Mapping[str, Any] | None,
+                  add_generation_prompt: bool = False) -> str:
         try:
-            return self._template.render(messages=[_named(message) for message in messages], tools=tools,
-                                         documents=None, add_generation_prompt=add_generation_prompt,
-                                         **self.special)
+            return template.render(**{"tools": None, "documents": None, **self.special, **self._given, **(more or {}),
+                                      "messages": messages, "add_generation_prompt": add_generation_prompt})
         except self._jinja_errors as error:
             raise TemplateError(str(error) or type(error).__name__) from None
 
-    def render_marked(self, messages: Messages, tools: Any = None) -> tuple[str, Spans]:
-        """The text, and the characters of each of the assistant's turns."""
-        if self.has_generation:
-            return self._by_marks(messages, tools)
-        text = self.render(messages, tools)
-        spans = []
-        for k, message in enumerate(messages):
-            if message.get("role") != "assistant":
-                continue
-            asked = self.render(messages[:k], tools, add_generation_prompt=True)
-            answered = self.render(messages[:k + 1], tools)
-            if not text.startswith(answered.rstrip()) or not answered.startswith(asked):
-                raise TemplateError(f"what the assistant says in message {k + 1} cannot be told from the rest: give "
-                                    "the template {% generation %} tags")
-            spans.append((len(asked), max(len(asked), len(answered.rstrip()))))
-        return text, spans
-
-    def _by_marks(self, messages: Messages, tools: Any) -> tuple[str, Spans]:
+    def _by_marks(self, messages: Messages, more: Mapping[str, Any] | None) -> tuple[str, Spans]:
         self._environment.globals["_marks"] = True
         try:
-            marked = self.render(messages, tools)
+            marked = self._rendered(self._template, messages, more)
         finally:
             self._environment.globals["_marks"] = False
         parts = re.split(f"({_OPEN}|{_CLOSE})", marked)
@@ -223,7 +327,7 @@ class ChatTemplate:
             else:
                 text.append(part)
                 at += len(part)
-        if "".join(text) != self.render(messages, tools):
+        if "".join(text) != self._rendered(self._template, messages, more):
             raise TemplateError("a message holds the characters U+FFF01 or U+FFF02, or the template changes what "
                                 "{% generation %} holds")
         return "".join(text), spans
@@ -242,12 +346,18 @@ class ChatTemplate:
         return sorted(found)
 
 
-def _named(message: dict[str, Any]) -> dict[str, Any]:
-    """Reasoning under the name that templates read, as Hugging Face passes it."""
-    for key in ("reasoning_content", "thinking", "reasoning"):
-        if message.get(key) is not None:
-            return {"thinking": message[key], **message, "reasoning_content": message[key]}
-    return message
+def _variables(tools: Any, more: Mapping[str, Any] | None) -> dict[str, Any]:
+    return {**(more or {}), **({} if tools is None else {"tools": tools})}
+
+
+def _ready(messages: Messages) -> Messages:
+    """Messages of their own, with reasoning under the names that templates read, as Hugging Face passes them."""
+    ready = []
+    for message in messages:
+        said = {key: value for key, value in message.items() if value is not None}
+        reasoning = next((said[key] for key in ("reasoning_content", "thinking", "reasoning") if key in said), None)
+        ready.append(said if reasoning is None else {"thinking": reasoning, **said, "reasoning_content": reasoning})
+    return ready
 
 
 class Pieces:
@@ -257,6 +367,7 @@ class Pieces:
         self.gaps: dict[str, tuple[str, int, int, int]] = {}
         self.stripped: list[str] = []
         self.triggers: list[str] = []
+        self.ends_at_tokens = False  # Every answer ends where an added token does, or begins.
 
     def keys(self, roles: Sequence[str]) -> list[str]:
         ends = ["", *roles, ""]
@@ -288,17 +399,20 @@ class Pieces:
 def compile_template(template: ChatTemplate, cuts: Sequence[str]) -> Pieces | None:
     """The template as the texts around the messages; None where these do not give what it gives."""
     pieces = Pieces()
-    refused = []
+    refused, contradicted = [], set()
     for roles in _probes():
         try:
-            if not _learn(template, pieces, roles, cuts):
-                return None
+            contradicted.update(_learn(template, pieces, roles, cuts))
         except TemplateError:
             refused.append(roles)
+    pieces.gaps = {key: gap for key, gap in pieces.gaps.items() if key not in contradicted}
     words = template.words()
     plain = [word for word in words if _WORD.fullmatch(word)]  # Of roles and keys: tried instead, below.
     pieces.triggers = [word for word in words if word not in plain]
     pieces.stripped = _stripped(template)
+    pieces.ends_at_tokens = all(
+        gap[:after].endswith(tuple(cuts)) or gap[after:].startswith(tuple(cuts)) or after == len(gap) and not key.split("|")[1]
+        for key, (gap, after, _, _) in pieces.gaps.items() if key.startswith("assistant|"))
     if any(pieces.covers(roles) for roles in refused) or not pieces.gaps:
         return None
     return pieces if _proven(template, pieces, plain) else None
@@ -331,46 +445,28 @@ def _gaps_of(text: str, count: int) -> list[str] | None:
     return None if any("\ue000" in gap for gap in gaps) else gaps
 
 
-def _learn(template: ChatTemplate, pieces: Pieces, roles: Sequence[str], cuts: Sequence[str]) -> bool:
-    """Adds the gaps of one probe; False where they contradict those of another."""
+def _learn(template: ChatTemplate, pieces: Pieces, roles: Sequence[str], cuts: Sequence[str]) -> list[str]:
+    """Adds the gaps of one probe; the keys of those that contradict another's. Errors: TemplateError, also for no gaps."""
     messages = _probe(roles)
-    text = template.render(messages)
+    text, spans = template.render_marked(messages)
     gaps = _gaps_of(text, len(roles))
-    if gaps is None:
-        return False
-    shares = _marked_shares(template, messages, gaps) if template.has_generation else None
-    if template.has_generation and shares is None:
-        return False
-    for k, key in enumerate(pieces.keys(roles)):
-        after, before = shares[k] if shares is not None else _shares(template, messages, gaps, k)
-        cut = min((at for token in cuts if after <= (at := gaps[k].find(token, after)) <= len(gaps[k]) - before),
-                  default=-1)
-        gap = (gaps[k], after, before, len(gaps[k][:cut].encode()) if cut >= 0 else -1)
-        if pieces.gaps.setdefault(key, gap) != gap:
-            return False
-    return True
+    shares = None if gaps is None else _shares(messages, gaps, spans)
+    if gaps is None or shares is None:
+        raise TemplateError("contents, or turns, are not one behind the other")
+    contradicted = []
+    for key, gap, (after, before) in zip(pieces.keys(roles), gaps, shares, strict=True):
+        cut = min((at for token in cuts if after <= (at := gap.find(token, after)) <= len(gap) - before), default=-1)
+        learnt = (gap, after, before, len(gap[:cut].encode()) if cut >= 0 else -1)
+        if pieces.gaps.setdefault(key, learnt) != learnt:
+            contradicted.append(key)
+    return contradicted
 
 
-def _shares(template: ChatTemplate, messages: Messages, gaps: list[str], k: int) -> tuple[int, int]:
-    """Characters of gap k that belong to the assistant's turn before it, and to the one behind it."""
-    after = before = 0
-    end = ""
-    if k:
-        alone = _gaps_of(template.render(messages[:k]), k)
-        end = alone[-1] if alone else ""
-    if k and messages[k - 1]["role"] == "assistant":
-        after = len(os.path.commonprefix([gaps[k], end]).rstrip())
-    if k < len(messages) and messages[k]["role"] == "assistant":
-        asked = template.render(messages[:k], add_generation_prompt=True)
-        prompt = asked[asked.rfind("\ue001") + 1:]
-        if gaps[k].startswith(prompt):
-            before = len(gaps[k]) - len(prompt)
-    return after, before
+def _shares(messages: Messages, gaps: list[str], spans: Spans) -> list[tuple[int, int]] | None:
+    """Characters of each gap that belong to the assistant's turn before it, and to the one behind it.
 
-
-def _marked_shares(template: ChatTemplate, messages: Messages, gaps: list[str]) -> list[tuple[int, int]] | None:
-    """As _shares(), of all gaps, by {% generation %}; None where it holds anything but whole turns."""
-    _, spans = template.render_marked(messages)
+    None where spans hold anything but whole turns.
+    """
     shares = [[0, 0] for _ in gaps]
     at, left = 0, list(spans)
     for k, message in enumerate(messages):
