@@ -8,34 +8,26 @@ and where a template has {% generation %} tags the masks; a row that the templat
 made of the template's own texts, white space, markup and token_fuzz.py's. Ends with one line of JSON; a difference ends it at once.
 """
 import argparse
-import datetime
-import importlib.util
 import json
 import pathlib
 import random
 import sys
 import tempfile
 import time
-import types
-import unittest.mock
 
 import numpy as np
 
 from tests.support import chats, token_fuzz
+from tests.templates import formats
+from tests.templates.compare import DATE, Reference
 
-DATE = "2026-01-31"
 _TOOLS = [{"type": "function", "function": {"name": "look", "description": "Looks <up> \"it\"", "parameters": {
     "type": "object", "properties": {"what": {"type": "string", "enum": ["a", "é"]}}, "required": ["what"]}}}]
 
 
 def given_templates() -> dict[str, str]:
     """By name: those of chats.py, and of `trl` where it is installed."""
-    found = dict(chats.TEMPLATES)
-    spec = importlib.util.find_spec("trl")
-    if spec is not None:
-        folder = pathlib.Path(spec.origin).parent / "chat_templates"
-        found |= {f"trl/{path.name}": path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.jinja"))}
-    return found
+    return chats.TEMPLATES | {f"trl/{name}": source for name, source in formats.trl_templates().items()}
 
 
 def texts_of(source: str) -> list[str]:
@@ -113,31 +105,6 @@ class Chats:
         return row
 
 
-class Reference:
-    """transformers, on the day DATE."""
-
-    def __init__(self, folder: pathlib.Path, source: str) -> None:
-        from transformers.utils import chat_template_utils
-
-        self._wanted, self._source = chats.reference(folder), source
-        day = types.SimpleNamespace(now=lambda: datetime.datetime.fromisoformat(DATE))
-        self._patch = unittest.mock.patch.object(chat_template_utils, "datetime", day)
-
-    def __call__(self, row: dict, masks: bool) -> tuple[np.ndarray, np.ndarray] | None:
-        """Ids, and the mask or ones; None where the template refuses the row."""
-        import jinja2
-
-        try:
-            with self._patch:
-                made = self._wanted.apply_chat_template(
-                    row["messages"], tools=row.get("tools"), chat_template=self._source, tokenize=True, return_dict=True,
-                    return_assistant_tokens_mask=masks)
-        except (jinja2.TemplateError, TypeError, ValueError, AttributeError, LookupError):
-            return None
-        ids = np.array(made["input_ids"], np.int64)
-        return ids, np.array(made["assistant_masks"], np.bool_) if masks else np.ones(len(ids), np.bool_)
-
-
 def compare(source: str, count: int, seed: int, work: pathlib.Path, governor) -> bool:
     """Compares `count` rows of one template; whether it was compiled. AssertionError names a row that differs."""
     import plimsoll
@@ -148,10 +115,14 @@ def compare(source: str, count: int, seed: int, work: pathlib.Path, governor) ->
     compiled = compile_template(loaded.template, loaded.cuts()) is not None
     some = Chats(random.Random(f"{source}/{seed}"), texts_of(source))
     rows = [some.row() for _ in range(count)]
-    reference = Reference(folder, source)
+    reference = Reference(folder)
     for train in ("all", "assistant") if loaded.template.has_generation else ("all",):
         given = rows if train == "all" else [row for row in rows if any(one["role"] == "assistant" for one in row["messages"])]
-        right = [(row, made) for row in given if (made := reference(row, train == "assistant")) is not None]
+        right = []
+        for row in given:
+            made = reference.ids_and_mask(source, row)
+            if made is not None and not reference.loses(source, row):
+                right.append((row, (np.array(made[0]), made[1] if train == "assistant" else np.ones(len(made[0]), np.bool_))))
         kept = [(row, made) for row, made in right if made[1].any()]
         if not kept:
             continue

@@ -7,7 +7,8 @@ Templates: those of formats.py, of the package `trl` where it is installed, and 
 given a row of every kind (kinds.py), and a tokenizer that has its control tokens. Of every row that transformers renders,
 import_chat() must have the same ids or refuse it; masks must be those of {% generation %} tags. Of a template that TRL has
 in a second form with such tags (X_training), rows of the same ids are compared with the masks of that form: equal, or
-equal but for white space around an answer, or but for a header of the assistant's that TRL trains on, too.
+equal but for white space around an answer, or but for a header of the assistant's that TRL trains on, too, or but for what
+stands behind an answer: the next header, by which some models end.
 Ends with one line of JSON; a difference ends it at once.
 """
 from __future__ import annotations
@@ -78,11 +79,13 @@ class Reference:
         except (jinja2.TemplateError, TypeError, ValueError, AttributeError, LookupError):
             return None
 
-    def loses(self, source: str, row: dict[str, Any], text: str) -> bool:
+    def loses(self, source: str, row: dict[str, Any]) -> bool:
         """Whether another content of some message gives the same text."""
+        text = self.text(source, row) or ""
         for k, message in enumerate(row["messages"]):
             content = message.get("content")
-            if not content or (isinstance(content, str) and not content.strip()):
+            said = [content] if isinstance(content, str) else [part.get("text", "") for part in content or []]
+            if not any(one.strip() for one in said) or any(one.strip() and one.strip() in text for one in said):
                 continue
             other = "other words" if isinstance(content, str) else [{**part, "text": "other words"} for part in content]
             messages = [*row["messages"][:k], {**message, "content": other}, *row["messages"][k + 1:]]
@@ -111,23 +114,21 @@ def imported(source: str, rows: list[dict[str, Any]], folder: pathlib.Path, work
 
 
 def against_training(ids: list[int], ours: np.ndarray, theirs: np.ndarray, decode: Any) -> str:
-    """How a mask is beside TRL's: equal; white space; header, which TRL trains on, too; other."""
+    """How a mask is beside TRL's: equal; white space; header or behind an answer; other."""
     if np.array_equal(ours, theirs):
         return "equal"
     differ = [k for k in np.flatnonzero(ours != theirs) if decode([ids[k]]).strip()]
     if not differ:
         return "white space"
-    # Tokens of theirs alone, from the beginning of one of their turns to the first of ours.
+    how = set()
     for k in differ:
-        run = k
-        while run < len(ids) and theirs[run] and not ours[run]:
-            run += 1
-        begin = k
-        while begin and theirs[begin - 1] and not ours[begin - 1]:
-            begin -= 1
-        if ours[k] or run >= len(ids) or not (ours[run] and theirs[run]) or (begin and theirs[begin - 1]):
-            return "other"
-    return "header"
+        first = next(at + 1 for at in range(k, -2, -1) if at < 0 or ours[at] == theirs[at])
+        behind = next(at for at in range(k, len(ids) + 1) if at == len(ids) or ours[at] == theirs[at])
+        if theirs[k] and behind < len(ids) and ours[behind]:
+            how.add("header")
+        else:
+            how.add("behind" if first and ours[first - 1] else "other")
+    return " and ".join(sorted(how)) if "other" not in how else "other"
 
 
 def measure(name: str, templates: dict[str, str], work: pathlib.Path, governor: Any) -> collections.Counter:
@@ -154,9 +155,11 @@ def measure(name: str, templates: dict[str, str], work: pathlib.Path, governor: 
                 continue
             counts["rendered"] += 1
             if found is None or found[0] != ids:
-                lost = reference.loses(source, row, reference.text(source, row) or "")
-                counts["a content is nowhere in the text" if lost else "refused"] += 1
-                counts[f"refused: {kind}"] += not lost
+                said = any(one.get("content") for one in row["messages"] if one["role"] == "assistant")
+                how = "refused" if said else "nothing to train on"
+                how = "a content is nowhere in the text" if reference.loses(source, row) else how
+                counts[how] += 1
+                counts[f"refused: {kind}"] += how == "refused"
                 continue
             counts["equal ids"] += 1
             if tags:

@@ -36,6 +36,8 @@ def processor_of(folder: str) -> Any:
         raise ValueError(f"model: {folder} has no processor of images and text: {error}") from None
     if not getattr(made, "chat_template", None):
         made.chat_template = made.tokenizer.chat_template
+    if isinstance(made.chat_template, dict):  # Named ones.
+        made.chat_template = made.chat_template.get("default")
     if not made.chat_template:
         raise ValueError(f"model: {folder} has no chat template; save one there, chat_template.jinja")
     made.image_processor = image_processor(made.image_processor)
