@@ -10,6 +10,7 @@
 //          lock. Ctrl-C ends a store's tool between two parts.
 // Memory:  that of the tool, inside its memory_limit.
 #include <cstdint>
+#include <filesystem>
 #include <map>
 #include <memory>
 #include <optional>
@@ -25,6 +26,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "bindings.h"
+#include "os/room.h"
 #include "plimsoll/governor.h"
 #include "run/control.h"
 #include "run/counter_track.h"
@@ -129,6 +131,25 @@ class OpenRun {
 
  private:
   std::unique_ptr<RunFolder> folder_;
+};
+
+/// A write of Python's own that may wait for room.
+class NeedOfRoom {
+ public:
+  explicit NeedOfRoom(const std::string& path)
+      : path_(path), need_(std::make_unique<RoomNeed>(path_)) {}
+  bool wait(std::int64_t bytes) { return need_ != nullptr && need_->wait(bytes); }
+  void close() { need_.reset(); }
+
+ private:
+  std::filesystem::path path_;  // Before what refers to it.
+  std::unique_ptr<RoomNeed> need_;
+};
+
+/// Of a rank that does not write the run's folder, and has tables in it.
+struct RoomOfRank {
+  explicit RoomOfRank(const std::string& root) : room(room_of_run(root, {})) {}
+  std::shared_ptr<RoomWait> room;
 };
 
 /// Texts are kept until the event is written.
@@ -242,6 +263,9 @@ void bind_run_folder(nb::module_& m) {
             run.get().write_status(status, force).or_throw();
           },
           nb::arg("status"), nb::arg("force") = false, unlocked)
+      .def_prop_ro("waits_for_room", [](OpenRun& run) { return run.get().waits_for_room(); })
+      .def(
+          "wait_for_room", [](OpenRun& run) { return run.get().wait_for_room(); }, unlocked)
       .def(
           "published_step", [](OpenRun& run) { return run.get().published_step().or_throw(); },
           unlocked)
@@ -275,12 +299,30 @@ void bind_run_folder(nb::module_& m) {
       .def("close", &OpenRun::close, unlocked);
 }
 
+void bind_room(nb::module_& m) {
+  const auto unlocked = nb::call_guard<nb::gil_scoped_release>();
+  nb::class_<RoomOfRank>(m, "RunRoom")
+      .def(nb::init<const std::string&>(), nb::arg("root"))
+      .def_prop_ro("waits_for_room", [](const RoomOfRank& one) { return one.room->waits(); })
+      .def(
+          "wait_for_room", [](const RoomOfRank& one) { return one.room->wait_until_written(); },
+          unlocked);
+  nb::class_<NeedOfRoom>(m, "RoomNeed")
+      .def(nb::init<const std::string&>(), nb::arg("path"))
+      .def("wait", &NeedOfRoom::wait, nb::arg("bytes"), unlocked)
+      .def("close", &NeedOfRoom::close, unlocked);
+}
+
 void bind_run_loop(nb::module_& m) {
   nb::class_<LimitsOfRun>(m, "LimitRequests")
       .def(nb::init<const Governor&, const std::string&>(), nb::arg("governor"), nb::arg("run"))
       .def("take", &LimitsOfRun::take)
       .def("close", &LimitsOfRun::close);
-  nb::class_<StopSignals>(m, "StopSignals").def(nb::init<>());
+  nb::class_<StopSignals>(m, "StopSignals")
+      .def(
+          "__init__", [](StopSignals* at, bool keeps) { new (at) StopSignals(nullptr, keeps); },
+          nb::arg("keeps") = false)
+      .def_static("pass_on", &StopSignals::pass_on);
   nb::class_<RunControl>(m, "RunControl")
       .def(
           "__init__", [](RunControl* at, const std::string& run) { new (at) RunControl(run); },
@@ -311,6 +353,7 @@ void bind_run_loop(nb::module_& m) {
 
 void bind_runs(nb::module_& m) {
   bind_run_folder(m);
+  bind_room(m);
   bind_run_loop(m);
   const auto unlocked = nb::call_guard<nb::gil_scoped_release>();
   m.def(

@@ -9,6 +9,7 @@ Memory:  saving streams tensors from where they are; loading holds the file's te
 from __future__ import annotations
 
 import collections
+import io
 import os
 import pathlib
 import re
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from ._folders import make_folders, replaced
 from ._random_states import RandomStates
+from ._room import RoomFile
 from .errors import CorruptError, NotFoundError
 
 if TYPE_CHECKING:
@@ -129,7 +131,7 @@ def write(content: dict[str, Any], path: pathlib.Path, step: int) -> int:
     import torch
 
     try:
-        with replaced(path, _PARTIAL) as partial, open(partial, "xb") as file:
+        with replaced(path, _PARTIAL) as partial, io.BufferedWriter(RoomFile(partial)) as file:
             torch.save(content, file)
             return file.tell()
     except RuntimeError as error:

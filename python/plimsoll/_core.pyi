@@ -1032,7 +1032,12 @@ class RunFolder:
     def event(self, name: str, values: dict[str, Any]) -> None:
         """A line of events.jsonl. Errors: OSError."""
     def write_status(self, status: RunStatus, force: bool = False) -> None:
-        """Replaces status.json, at most every 0.5 s unless `force`."""
+        """Replaces status.json, at most every 0.5 s unless `force`. Left out where the disk is full, as are events."""
+    @property
+    def waits_for_room(self) -> bool:
+        """Whether a write of its checkpoints or tables waits, as the disk is full."""
+    def wait_for_room(self) -> bool:
+        """Waits while one does. False: it was given up, as the run is asked to stop."""
     def published_step(self) -> int | None:
         """Errors: CorruptError, OSError."""
     def checkpoint_path(self, step: int) -> str:
@@ -1054,6 +1059,25 @@ class RunFolder:
     def close(self) -> None:
         """Ends the lock."""
 
+class RunRoom:
+    """While it is there, writes below the run in `root` wait where the disk is full: for a rank that has no RunFolder."""
+
+    def __init__(self, root: str) -> None: ...
+    @property
+    def waits_for_room(self) -> bool:
+        """As RunFolder's."""
+    def wait_for_room(self) -> bool:
+        """As RunFolder's."""
+
+class RoomNeed:
+    """A write that may wait for room, until close()."""
+
+    def __init__(self, path: str) -> None: ...
+    def wait(self, bytes: int) -> bool:
+        """After it failed for want of room. True: try again. False: no run waits there, or it is asked to stop."""
+    def close(self) -> None:
+        """It was made, or has failed."""
+
 class LimitRequests:
     """A thread that obeys `plimsoll limit`."""
 
@@ -1066,7 +1090,11 @@ class LimitRequests:
 class StopSignals:
     """SIGINT, SIGTERM and SIGUSR1 set a flag while this is alive; a second SIGINT ends the process."""
 
-    def __init__(self) -> None: ...
+    def __init__(self, keeps: bool = False) -> None:
+        """keeps: what another one has seen still counts."""
+    @staticmethod
+    def pass_on() -> None:
+        """Hands the signal on to the handlers that are there again."""
 
 class RunControl:
     """What is asked of a run by signal or file."""

@@ -11,6 +11,8 @@ import pathlib
 import shutil
 from collections.abc import Iterator
 
+from ._room import with_room
+
 
 def sync_folder(folder: pathlib.Path) -> None:
     """Makes names created, renamed or removed in `folder` durable. Errors: OSError."""
@@ -41,7 +43,7 @@ def replaced(path: pathlib.Path, beside: str = "", *, durable: bool = True) -> I
                 _sync(one)
         if path.is_dir():
             _remove(path)
-        os.replace(partial, path)
+        with_room(path, lambda: os.replace(partial, path))
     except BaseException:
         with contextlib.suppress(OSError):
             _remove(partial)

@@ -2,8 +2,8 @@
 """The states of every random generator a training step may draw from, to be put back bit for bit.
 
 Threads: the thread that trains.
-Memory:  a few KiB for each of torch, Python, NumPy and every generator of the user's own, and 16 bytes
-         a CUDA device in use.
+Memory:  a few KiB for each of torch, Python, NumPy and every generator of the user's own, and what a generator of each
+         device in use has: 16 bytes on CUDA. States that are like others share what did not change.
 """
 from __future__ import annotations
 
@@ -17,25 +17,30 @@ from typing import Any, Callable, Iterable, Iterator
 
 
 class RandomStates:
-    """As they are when it is made: torch's (CUDA's where it is in use), Python's and NumPy's, and those
-    of `generators` (see _reach.is_generator())."""
+    """As they are when it is made: torch's, those of its devices in use (CUDA's, or any other's), Python's and NumPy's, and those
+    of `generators` (see _reach.is_generator()).
 
-    def __init__(self, generators: Iterable[Any] = ()) -> None:
+    like: states from before; what has not changed since is kept once.
+    """
+
+    def __init__(self, generators: Iterable[Any] = (), like: RandomStates | None = None) -> None:
         import torch
 
         # As bytes: a tensor kept here would be counted among a measured step's.
         self._torch = torch.get_rng_state().numpy().tobytes()
-        self._cuda = ([one.numpy().tobytes() for one in torch.cuda.get_rng_state_all()]
-                      if torch.cuda.is_initialized() else None)
+        self._devices = {kind: _states_of(module) for kind, module in _devices().items()}
         self._python = random.getstate()
         numpy = sys.modules.get("numpy")
         self._numpy: Any = numpy.random.get_state(legacy=False) if numpy is not None else None
         self._own = [_kept(one) for one in generators]
+        if like is not None:
+            self._torch = like._torch if like._torch == self._torch else self._torch
+            self._python = like._python if like._python == self._python else self._python
 
     def to_plain(self) -> dict[str, Any]:
         """The states as tensors, lists and numbers, for a checkpoint."""
-        cuda = None if self._cuda is None else [_bytes_as_tensor(one) for one in self._cuda]
-        states: dict[str, Any] = {"torch": _bytes_as_tensor(self._torch), "cuda": cuda, "python": self._python, "numpy": None}
+        devices = {kind: [_bytes_as_tensor(one) for one in states] for kind, states in self._devices.items()}
+        states: dict[str, Any] = {"torch": _bytes_as_tensor(self._torch), "devices": devices, "python": self._python, "numpy": None}
         if self._numpy is not None:
             states["numpy"] = _plain(self._numpy)
             if self._numpy["bit_generator"] == "MT19937":  # As get_state() has it by default.
@@ -49,7 +54,9 @@ class RandomStates:
         """Those that to_plain() gave, to be put back."""
         made = cls.__new__(cls)
         made._torch, made._python, made._numpy = states["torch"].numpy().tobytes(), states["python"], None
-        made._cuda = None if states["cuda"] is None else [one.numpy().tobytes() for one in states["cuda"]]
+        if "devices" not in states:  # Of a checkpoint from before other devices than CUDA's were kept.
+            states = {**states, "devices": {} if states["cuda"] is None else {"cuda": states["cuda"]}}
+        made._devices = {kind: [one.numpy().tobytes() for one in every] for kind, every in states["devices"].items()}
         if isinstance(states["numpy"], dict):
             made._numpy = _arrays(states["numpy"])
         elif states["numpy"] is not None:
@@ -61,12 +68,12 @@ class RandomStates:
         return made
 
     def put_back(self) -> None:
-        """May be called more than once."""
+        """May be called more than once. Errors: RuntimeError where a device is not there that the states are of."""
         import torch
 
         torch.set_rng_state(_bytes_as_tensor(self._torch))
-        if self._cuda is not None:
-            torch.cuda.set_rng_state_all([_bytes_as_tensor(one) for one in self._cuda])
+        for kind, states in self._devices.items():
+            _set_states(torch.get_device_module(kind), [_bytes_as_tensor(one) for one in states])
         random.setstate(self._python)
         if self._numpy is not None:
             sys.modules["numpy"].random.set_state(self._numpy)
@@ -74,27 +81,60 @@ class RandomStates:
             put_back()
 
 
+def _devices() -> dict[str, Any]:
+    """The modules of torch's devices that are in use and have generators, by their kinds: "cuda", "xpu", "mps", a backend of others."""
+    import torch
+
+    accelerator = torch.accelerator.current_accelerator()
+    kinds = {"cuda", torch._C._get_privateuse1_backend_name()} | ({accelerator.type} if accelerator is not None else set())
+    found = {}
+    for kind in sorted(kinds - {"cpu", "meta"}):
+        module = getattr(torch, kind, None)
+        used = getattr(module, "is_initialized", None) or getattr(module, "is_available", lambda: True)
+        if hasattr(module, "get_rng_state") and used():
+            found[kind] = module
+    return found
+
+
+def _states_of(module: Any) -> list[bytes]:
+    """One for each of the devices; MPS has one."""
+    every = module.get_rng_state_all() if hasattr(module, "get_rng_state_all") else [module.get_rng_state()]
+    return [one.cpu().numpy().tobytes() for one in every]
+
+
+def _set_states(module: Any, states: list[Any]) -> None:
+    if hasattr(module, "set_rng_state_all"):
+        module.set_rng_state_all(states)
+    else:
+        module.set_rng_state(states[0])
+
+
 @contextlib.contextmanager
-def kept_random() -> Iterator[None]:
-    """Afterwards Python's, NumPy's and torch's main generators, those of devices excepted, are as before."""
+def kept_random(devices: bool = False) -> Iterator[None]:
+    """Afterwards Python's, NumPy's and torch's main generators are as before, and those of `devices` where that is said."""
     import torch
 
     states = torch.default_generator.get_state(), random.getstate(), sys.modules["numpy"].random.get_state(legacy=False)
+    of_devices = [(module, _states_of(module)) for module in (_devices() if devices else {}).values()]
     try:
         yield
     finally:
         torch.default_generator.set_state(states[0])
         random.setstate(states[1])
         sys.modules["numpy"].random.set_state(states[2])
+        for module, every in of_devices:
+            _set_states(module, [_bytes_as_tensor(one) for one in every])
 
 
-def seed_main(seed: int) -> None:
-    """Python's, NumPy's and torch's main generators, those of devices excepted: torch.manual_seed() would seed them."""
+def seed_main(seed: int, devices: bool = False) -> None:
+    """Python's, NumPy's and torch's main generators; those of devices, which torch.manual_seed() would seed, where that is said."""
     import torch
 
     random.seed(seed)
     sys.modules["numpy"].random.seed(seed & 0xFFFFFFFF)
     torch.default_generator.manual_seed(seed)
+    for module in (_devices() if devices else {}).values():
+        getattr(module, "manual_seed_all", module.manual_seed)(seed)
 
 
 def mixed(seed: int, epoch: int, index: int, purpose: int) -> int:

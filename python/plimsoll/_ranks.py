@@ -527,10 +527,17 @@ class Limits:
 
 
 class Beside:
-    """The folder of a run as ranks see it that do not write it: _core.RunFolder's methods do nothing."""
+    """The folder of a run as ranks see it that do not write it: _core.RunFolder's methods do nothing, but wait for room."""
 
     def __init__(self, root: str) -> None:
-        self._root = pathlib.Path(root)
+        self._root, self._room = pathlib.Path(root), _core.RunRoom(root)
+
+    @property
+    def waits_for_room(self) -> bool:
+        return self._room.waits_for_room
+
+    def wait_for_room(self) -> bool:
+        return self._room.wait_for_room()
 
     def checkpoint_path(self, step: int) -> str:
         return str(self._root / "checkpoints" / f"step-{step:09}")

@@ -15,12 +15,11 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from . import _run_step, _torch_gate
+from . import _torch_gate
 from ._batch import Batch
 from ._embedding import EmbeddingStore, Normal, Optimizer, Uniform, Zeros
 from ._random_states import RandomStates
 from ._run_life import Failure, Intervals, Life
-from ._step import TrainingStep
 
 if TYPE_CHECKING:
     from ._ranks import Ranks
@@ -80,8 +79,10 @@ class Run:
     compute_threads: torch's; None: as many as the run began with, or torch has.
     deterministic: operators that have no deterministic form raise; False: they run, and the same bits are
                   not promised.
-    accept:       names of the identity that may differ from now on, such as ("torch",); events.jsonl
-                  says so, and the bits are others.
+    accept:       names of the identity that may differ from now on, such as ("torch",), and of settings of tracked optimizers,
+                  schedulers and scalers that the program's own are taken of, such as ("lr",) or ("optimizer.lr",):
+                  events.jsonl says so, and the bits are others. Without it a setting that was edited is told
+                  by a RuntimeWarning, and the run goes on with what it had.
     virtual_workers: how many a batch is cut for, a power of two that the number of ranks divides: batch_size
                   is of each, a loop's batch is a WorkerBatches of one for each that is this rank's, and
                   run.step() calls its function with these in turn, each with random numbers of its own.
@@ -101,11 +102,14 @@ class Run:
                  _of_recipe: Any = None) -> None:
         _torch_gate.load()
         from . import _ranks
+        from ._part_settings import PartSettings
         from ._run_gradients import Gradients
         from ._run_parts import Parts
+        from ._run_step import Steps
         from ._run_tables import TableFolders
         from ._virtual_workers import VirtualWorkers
 
+        accept = (accept,) if isinstance(accept, str) else tuple(accept)
         if current() is not None:
             raise ValueError(f"Run: {current()!r} is open in this process; close it first")
         self.path = pathlib.Path(path)
@@ -136,7 +140,8 @@ class Run:
         self.governor = self._life.governor
         """The limit, and who holds what of it."""
         saved = self._saved = self._life.saved
-        self._parts = Parts(saved.pop("parts", None), f"the commit of step {self._life.saved_step}")
+        self._parts = Parts(saved.pop("parts", None), f"the commit of step {self._life.saved_step}",
+                            PartSettings(saved.pop("settings", {}), accept))
         self._random = saved.get("random")  # Put back when batches are taken.
         self._gradients = Gradients(saved.pop("gradients", {}) if saved else None)  # Of loops without run.step().
         self._tables: dict[str, tuple[Vectors, dict[str, Any]]] = {}
@@ -153,9 +158,8 @@ class Run:
         self._source: Source | None = None
         self._waiting: Callable[[], None] | None = None  # Puts back what was committed after a loop that was left.
         self._waits_at: Any = None  # The place in the data before a batch that is waited for.
-        self._step: TrainingStep | None = None
-        self._step_options: dict[str, Any] = {}
-        self._largest: Any = None
+        self._steps = Steps(self._parts, self._tables, saved.pop("step_state", None) if saved else None,
+                            self._life.saved_step >= 0, self.path, ranks, self._workers)
         self._loss: float | None = None
         self._phase = ""
         _remember(self)
@@ -210,7 +214,8 @@ class Run:
         if self._ranks is not None:
             self._ranks.check_parts(parts)
         for name, part in parts.items():
-            self._parts.track(name, part)
+            for differs in self._parts.track(name, part):
+                self._life.report.event("setting", differs)
 
     def embedding(self, name: str, *, rows: int, dim: int, optimizer: Optimizer | None = None,
                   init: Zeros | Normal | Uniform | None = None, dtype: str = "float32",
@@ -376,15 +381,16 @@ class Run:
             _must_be_equal("steps: the loops before", {"epochs": first}, {"epochs": at.first})
             if at.batch:
                 self._must_have_begun_with(source.shape())
-        self._source, self._largest = source, largest
-        if self._step is None:
+        self._source, self._steps.largest = source, largest
+        if not self._steps:
             self._gradients.watch(self._parts)
         done = at.batch / source.batches if source.batches else 0.0
         total = at.step + (source.batches * (end - at.epoch) - at.batch if source.batches else 0)
         life.report.begin(quiet=quiet, step=at.step, steps_total=total, epoch=at.epoch, fraction=done,
                           epochs=end)
         if self._random is not None:
-            life.report.text(f"goes on at step {at.step}")
+            life.report.text(f"goes on at step {at.step}" if at.epoch < end else
+                             f"finished at step {at.step}: of its {end} epochs none is left")
         with self._noted(), life.signals():
             if ended == "left" and at.epoch == end:
                 self._waiting = lambda: self._pass_over(source, state, left=True)
@@ -458,6 +464,7 @@ class Run:
         """The body has come back: a step was made."""
         at, source = self._life.at, self._source
         at.step, at.batch = at.step + 1, at.batch + 1
+        self._steps.begin_batch()
         self._between_steps()
         done = at.batch / source.batches if source is not None and source.batches else 0.0
         self._life.report.step(step=at.step, epoch=at.epoch, fraction=done, rows=rows, loss=self._loss)
@@ -499,20 +506,20 @@ class Run:
         at, source = self._life.at, self._source
         assert source is not None  # There is a step to commit.
         at.source = (self._waits_at or source.state()) if at.batch or source.counts_on else None
-        step_state = self._saved.get("step_state") if self._step is None else _run_step.state_of(self._step)
+        step_state = self._steps.state()
         random = RandomStates().to_plain()
         parts, own = (self._parts.states(), []) if self._ranks is None else self._ranks.own_states(
             self._parts, {"random states": random, "gradients of accumulate": step_state})
         content = {"parts": parts, "random": random, "own": own, "ranks": 1 if self._ranks is None else self._ranks.count,
                    "data": source.shape(), "table_folder": self._folders.name, "tables": {name: said for name, (_, said) in self._tables.items()},
-                   "step_state": step_state}
+                   "step_state": step_state, "settings": self._parts.settings.to_plain()}
         if gradients := self._gradients.state():
             content["gradients"] = gradients
         return content, [vectors.store for vectors, _ in self._tables.values()]
 
     # ---- A step ----
 
-    def step(self, f: Callable[..., Any], batch: Any, *, loss: str | None = None,
+    def step(self, f: Callable[..., Any], batch: Any, *, optimizer: Any = None, loss: str | None = None,
              weight: Callable[..., Any] | None = None, accumulate: int = 1,
              clip_norm: float | None = None, scheduler: Any = None,
              before_update: Callable[[], Any] | None = None,
@@ -525,6 +532,15 @@ class Run:
         are TrainingStep's, whose docstring says what is put back and when a batch is cut; they stay the
         same for all steps of a run. A torch.amp.GradScaler that is tracked is used. A scheduler given
         here is stepped with the optimizer, and must be tracked.
+
+        loss:      how the losses of parts make that of the batch. Only with it is a batch cut that memory refused: "mean"
+                   where each row has its own share of a mean, as in torch's losses by default; "sum". None: never, as a loss may
+                   compare the rows of a batch. A model with batch statistics wants allow_batchnorm_microbatch=True as well.
+        optimizer: one of the tracked optimizers, or several: this call zeroes and steps these alone, and gradients that its loss
+                   has for parameters of others are dropped. So a batch may have several calls, each with a loss and options
+                   of its own, as a GAN's has two. They are one step of the run, and one transaction: a call that fails puts
+                   back the calls before it, whose parameters and states are copied until the batch's end; rows of tables
+                   are not put back, and the run cannot commit then. None: all, in one call a batch.
         Errors: BudgetExceeded (the step does not fit and was not made); ValueError.
         """
         self._check_open()
@@ -532,38 +548,14 @@ class Run:
             raise ValueError("step: call it in the body of `for batch in run.steps(…)`")
         same = {"loss": loss, "accumulate": accumulate, "clip_norm": clip_norm, "scheduler": scheduler,
                 "checkpoint": list(checkpoint), "allow_batchnorm_microbatch": allow_batchnorm_microbatch}
+        functions = {"weight": weight, "before_update": before_update, "split": split}  # Often made anew for each call.
         with self._noted():
-            step = self._step_of(same, {"weight": weight, "before_update": before_update, "split": split})
-            step._weight, step._before_update, step._split = weight, before_update, split  # Often made anew for each call.
-            if self._largest is not None:
-                step.admit(self._largest if self._workers is None else self._workers.each(self._largest), f)
-                self._largest = None
-            self._loss = step(batch, f)
+            self._gradients.leave()
+            step = self._steps.of(optimizer, same, functions, self._life.report.event_of_step)
+            self._loss = self._steps.make(step, batch, f)
         self._made, self._failure = True, None
         self.updated = step.updated
         return self._loss
-
-    def _step_of(self, same: dict[str, Any], functions: dict[str, Any]) -> TrainingStep:
-        """The run's, made where it is first asked for. same: options that stay the same."""
-        import torch
-
-        if self._tables and self._workers is not None and (same["accumulate"] > 1 or self._parts.those(torch.amp.GradScaler)):
-            self._workers.refuse("step: accumulate, or a GradScaler, beside run.embedding", "leave the one or the other out")
-        if self._step is None:
-            vectors = {name: one for name, (one, _) in self._tables.items()}
-            self._gradients.leave()
-            self._step = _run_step.make(self._parts, vectors, {**same, **functions},
-                                        self._saved.pop("step_state", None), self.path,
-                                        self._life.report.event_of_step)
-            self._step_options, self._step._ranks, self._step._workers = same, self._ranks, self._workers
-            self._step._goes_on = self._life.saved_step >= 0
-            if self._workers is not None:
-                self._step._tables = [one._table for one in vectors.values()]
-        elif same != self._step_options:
-            name = next(name for name in same if same[name] != self._step_options[name])
-            raise ValueError(f"step: {name} was {self._step_options[name]!r} and is {same[name]!r}; the "
-                             "steps of a run have the same options")
-        return self._step
 
     def idle(self, seconds: float) -> bool:
         """Waits between two loops, for something to train on; `plimsoll stop`, `pause` and `limit` are obeyed.

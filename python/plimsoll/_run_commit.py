@@ -12,6 +12,8 @@ states and gradients of `accumulate` that are not the same on all of them. Where
 A step that is committed again, at another position, has rank-1/parts-LOOP-EPOCH-BATCH.pt, and rank 0's parts.pt, which names it, is
 replaced last.
 
+Where the disk is full, each of these waits for room, and is made again by itself (_room.py, os/room.h).
+
 Threads: the thread that trains, and one that writes.   Memory: see _checkpoint.py and _run_writer.py.
 """
 from __future__ import annotations
@@ -27,6 +29,7 @@ from . import _core
 from ._checkpoint import check_plain, copied, read, write
 from ._embedding import EmbeddingStore
 from ._folders import sync_folder
+from ._room import with_room
 from ._run_writer import Image, Writer
 from .errors import CorruptError
 
@@ -148,7 +151,7 @@ def save_together(ranks: Ranks, folder: _core.RunFolder, content: dict[str, Any]
     def prepared() -> int:
         if not (ranks.first or content["own"]):
             return 0
-        own.mkdir(exist_ok=True)
+        with_room(own, lambda: own.mkdir(exist_ok=True))
         return write(_whole(content, position), own / _FILE, position.step)
 
     said = ranks.agreed("a commit", prepared, lambda size: (size,))[1]
@@ -181,7 +184,7 @@ def _save_again(ranks: Ranks, content: dict[str, Any], position: Position, place
     def prepared() -> int:
         if ranks.first or not content["own"]:
             return 0
-        own.mkdir(exist_ok=True)
+        with_room(own, lambda: own.mkdir(exist_ok=True))
         return written(own / name)
 
     def published() -> int:
@@ -212,13 +215,13 @@ def _begin(place: pathlib.Path) -> pathlib.Path:
     partial = _partial_of(place)
     for left in (partial, place):
         shutil.rmtree(left, ignore_errors=True)
-    partial.mkdir()
+    with_room(partial, partial.mkdir)
     return partial
 
 
 def _finish(folder: _core.RunFolder, partial: pathlib.Path, tables: list[EmbeddingStore], step: int) -> None:
     place = pathlib.Path(folder.checkpoint_path(step))
-    os.rename(partial, place)
+    with_room(place, lambda: os.rename(partial, place))
     sync_folder(place.parent)
     for table in tables:
         table.commit(step)

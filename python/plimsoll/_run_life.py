@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import errno
 import os
 import pathlib
 import shutil
@@ -22,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from . import _core, _program
 from ._embedding import EmbeddingStore
 from ._memory import Governor
+from ._room import is_full
 from ._run_commit import Position, load, save, save_beside, save_together
 from ._run_report import Report
 from ._run_writer import Writer
@@ -42,7 +42,7 @@ def _cause_of(error: BaseException) -> str:
         return "memory"
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # torch's.
         return "refused"
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if isinstance(error, OSError) and is_full(error):
         return "disk"
     return "asked" if isinstance(error, (KeyboardInterrupt, SystemExit)) else "error"
 
@@ -290,8 +290,9 @@ class Life:
 
         Errors: MemoryPressure after a commit; OSError when a commit failed.
         """
-        if self._writer is not None and self._writer.done:
+        if self._writer is not None and (self._writer.done or self.folder.waits_for_room):
             self.end_writing()
+        self.folder.wait_for_room()  # A table's writes, too; given up by a stop, which is obeyed below.
         self._tell_limits()
         seen = self.governor._look()
         if seen is not None:
@@ -347,7 +348,7 @@ class Life:
         if self._lost:
             raise self._lost
         began = time.monotonic()
-        with self.report.aside():
+        with self.report.aside(), self._stoppable(), self._uncommitted(self.at.step):
             content, tables = self._content()
             self.report.flush()
             try:
@@ -372,11 +373,42 @@ class Life:
         if writer is None:
             return
         try:
-            writer.wait()
+            with self._uncommitted(writer.step):
+                writer.wait()
         finally:
             self._writer, self._lost = None, writer.error
             if writer.error is None:
                 self._committed(writer.step, writer.seconds, writer.stall_seconds, writer.size)
+
+    @contextlib.contextmanager
+    def _stoppable(self, keeps: bool = True) -> Iterator[None]:
+        """Inside, a commit may wait for room: who asks for a stop ends the wait. keeps: a signal that a loop has not obeyed yet
+        counts; else one that comes now is handed on to the program."""
+        if self._signals is not None:
+            yield
+            return
+        held = _core.StopSignals(keeps)
+        try:
+            yield
+        finally:
+            del held
+            if not keeps:
+                _core.StopSignals.pass_on()
+
+    @contextlib.contextmanager
+    def _uncommitted(self, step: int) -> Iterator[None]:
+        """What is said where the disk is full, and nobody waits any more."""
+        try:
+            yield
+        except OSError as error:
+            if not is_full(error):
+                raise
+            first = max(self.saved_step, 0) + 1
+            lost = f"step {step} is" if first >= step else f"steps {first} to {step} are"
+            why = f", and the run was asked to stop ({self._control.reason})" if self._control.poll() == "stop" else ""
+            stands = "nothing was committed before" if self.saved_step < 0 else f"the commit of step {self.saved_step} stands"
+            raise OSError(error.errno, f"{error.strerror}{why}: {lost} not committed; {stands}. Free some space, and start again",
+                          error.filename) from error
 
     def _committed(self, step: int, seconds: float, stall_seconds: float, size: int) -> None:
         self.saved_step, self._committed_at = step, time.monotonic()
@@ -388,7 +420,8 @@ class Life:
         """The last word in status and events; then the governor, torch's settings and the folder."""
         try:
             try:
-                self.end_writing()
+                with self._stoppable(keeps=False) if self._writer is not None else contextlib.nullcontext():
+                    self.end_writing()
             except BaseException as error:
                 if failure is None:
                     failure = Failure.of(error)

@@ -30,7 +30,7 @@ from ._data import SampleOrder
 from ._random_states import kept_random, mixed, seed_main
 from ._virtual_workers import VirtualWorkers, WorkerBatches
 
-_ITEM, _BATCH = 0, 1  # What a random state is for; 2 is of _virtual_workers.py.
+ITEM, _BATCH = 0, 1  # What a random state is for; 2 is of _virtual_workers.py.
 _PR_SET_PDEATHSIG = 1
 _END = object()
 
@@ -200,7 +200,7 @@ class _Fetch:
     def _batch(self, epoch: int, indices: Sequence[int]) -> Any:
         items = []
         for index in indices:
-            seed_main(mixed(self._seed, epoch, index, _ITEM))
+            seed_main(mixed(self._seed, epoch, index, ITEM))
             items.append(self._dataset[index])
         seed_main(mixed(self._seed, epoch, indices[0], _BATCH))
         return self._collate(items)

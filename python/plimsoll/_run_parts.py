@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from ._checkpoint import check_plain, copied
+from ._part_settings import PartSettings
 from ._random_states import generator_state, set_generator_state
 from ._reach import is_generator
 
@@ -25,16 +26,17 @@ from ._reach import is_generator
 class Parts:
     """Those of one run."""
 
-    def __init__(self, saved: dict[str, Any] | None, where: str) -> None:
+    def __init__(self, saved: dict[str, Any] | None, where: str, settings: PartSettings) -> None:
         """saved: states by name, of the commit `where` that the run goes on from; None: a new run."""
         self._saved, self._where = saved, where
+        self.settings = settings
         self._parts: dict[str, Any] = {}
         self._others: dict[str, Any] = {}  # States to put back.
         self.closed = False
         """Batches were taken: whatever comes now would not have been restored."""
 
-    def track(self, name: str, part: Any) -> None:
-        """Errors: ValueError, with the part as it was."""
+    def track(self, name: str, part: Any) -> list[dict[str, Any]]:
+        """What of its settings is another than the commit's program had. Errors: ValueError, with the part as it was."""
         part = getattr(part, "_orig_mod", part)  # torch.compile() wraps a module, and renames its tensors.
         if name in self._parts:
             raise ValueError(f"track: there is a part {name!r} already; names are unique")
@@ -46,8 +48,11 @@ class Parts:
             if name not in self._saved:
                 raise ValueError(f"track: {self._where} has no part {name!r}; it has "
                                  f"{_names(self._saved)}. Train anew in another folder, or leave it out")
+        differs = self.settings.compare(name, part)
+        if self._saved is not None:
             self._restore(name, part, self._saved[name])
         self._parts[name] = part
+        return differs
 
     def check_complete(self) -> None:
         """Errors: ValueError naming saved parts that nobody tracks, and parameters of no part."""
@@ -138,6 +143,7 @@ class Parts:
                 part.load_state_dict(state)
             except (ValueError, KeyError, RuntimeError, TypeError) as error:
                 raise ValueError(f"{name} is not what {self._where} holds: {error}") from error
+            self.settings.take(part)
             for k, group in enumerate(groups):  # A program may hold these, and change what is in them.
                 if group is not part.param_groups[k]:
                     loaded, part.param_groups[k] = part.param_groups[k], group

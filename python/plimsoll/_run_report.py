@@ -81,6 +81,8 @@ class Report:
         self.event(event["event"], plain)
         if event["event"] == "refusal":
             self.text(f"step {event['step']}: refused memory: {event['refusal']}; next: {event['next']}")
+        elif event["event"] == "optimizer":
+            self.text(event["message"])
 
     def flush(self) -> None:
         """Metrics reach their file. Errors: OSError, the first since the last call."""

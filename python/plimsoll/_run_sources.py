@@ -3,7 +3,8 @@
 
     RunLoader, a list, plimsoll.Loader    the place is a number
     TokenBatches, or what has its place and seek()   the place is three numbers, the epoch first
-    an object with state_dict()           the place is its state
+    an object with state_dict()           the place is its state; items of a StatefulDataLoader with workers
+                                          draw as those of a RunLoader do
     any other iterable                    the epoch is read again up to the place, and it warns
 
 Virtual workers have a batch each in their order, so many a step (Dealt): every rank reads all.
@@ -12,14 +13,18 @@ Threads: the thread that trains.   Memory: none beyond what it wraps.
 """
 from __future__ import annotations
 
+import hashlib
 import itertools
+import operator
 import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
+import torch
+
 from ._data import Loader, LoaderState
-from ._random_states import RandomStates
-from ._run_loader import RunLoader
+from ._random_states import RandomStates, mixed, seed_main
+from ._run_loader import ITEM, RunLoader
 from ._virtual_workers import VirtualWorkers, WorkerBatches
 
 
@@ -57,7 +62,7 @@ def source_of(data: Any, seed: int) -> Source:
     if hasattr(data, "place") and hasattr(data, "seek"):
         return Sought(data)
     if hasattr(data, "state_dict") and hasattr(data, "load_state_dict"):
-        return _Stateful(data)
+        return _Stateful(data, seed)
     return _ReadAgain(data)
 
 
@@ -151,7 +156,13 @@ class Sought(_Any):
 class _Stateful(_Any):
     counts_on = True  # A sampler draws an order for each epoch from its own generator.
 
+    def __init__(self, data: Any, seed: int) -> None:
+        super().__init__(data)
+        self._items = items_of(data, seed) if self.num_workers else None
+
     def start(self, epoch: int, batch: int, state: Any) -> Iterator[Any]:
+        if self._items is not None:
+            self._items.epoch = epoch
         if state is not None:
             self._data.load_state_dict(state)
         batches = iter(self._data)
@@ -171,6 +182,74 @@ class _Stateful(_Any):
 
     def state(self) -> Any:
         return self._data.state_dict()
+
+
+def items_of(data: Any, seed: int) -> SeededItems | None:
+    """Has the workers of `data` make each item with the random states that run.loader() has for it: those of a worker are no part
+    of a state_dict(). None, with a RuntimeWarning, where that cannot be done."""
+    data = getattr(data, "base_dataloader", data)  # Of accelerate's.
+    dataset = getattr(data, "dataset", None)
+    if isinstance(dataset, SeededItems):  # Of a loop, or a run, before this one.
+        if dataset.seed == seed:
+            return dataset
+        dataset = dataset.dataset
+    can = isinstance(data, torch.utils.data.DataLoader) and hasattr(dataset, "__getitem__") and not isinstance(
+        dataset, torch.utils.data.IterableDataset)
+    if not can:
+        warnings.warn(f"steps: {type(data).__name__} has workers, and what these draw is no part of its state_dict(): random "
+                      "augmentation in them is not the same after a resumption, so the same bits are not promised. run.loader("
+                      "dataset, workers=…) has them of any map-style dataset, and num_workers=0 of this one", RuntimeWarning,
+                      stacklevel=5)
+        return None
+    items = SeededItems(dataset, seed)
+    object.__setattr__(data, "dataset", items)  # torch lets nobody replace it: iterators made by now have the old one.
+    return items
+
+
+class SeededItems:
+    """A map-style dataset, whose items see random states from (seed, epoch, index) in a worker. All else is the dataset's own."""
+
+    def __init__(self, dataset: Any, seed: int) -> None:
+        self.dataset, self.seed = dataset, seed
+        self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()  # Workers may live longer than an epoch.
+        if hasattr(dataset, "__getitems__"):
+            self.__getitems__ = self._several
+
+    @property
+    def epoch(self) -> int:
+        return int(self._epoch)
+
+    @epoch.setter
+    def epoch(self, epoch: int) -> None:
+        self._epoch.fill_(epoch)
+
+    def __getitem__(self, index: Any) -> Any:
+        self._begin(index)
+        return self.dataset[index]
+
+    def _several(self, indices: list[Any]) -> Any:
+        self._begin(indices[0])
+        return self.dataset.__getitems__(indices)
+
+    def _begin(self, index: Any) -> None:
+        if torch.utils.data.get_worker_info() is not None:
+            seed_main(mixed(self.seed, self.epoch, place_of(index), ITEM))
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("dataset", "__getstate__", "__setstate__"):  # While it is unpickled.
+            raise AttributeError(name)
+        return getattr(self.dataset, name)
+
+
+def place_of(index: Any) -> int:
+    """A number for what a sampler gives: itself, or one made of its text."""
+    try:
+        return int(operator.index(index))
+    except TypeError:
+        return int.from_bytes(hashlib.blake2b(repr(index).encode(), digest_size=7).digest(), "little")
 
 
 class _ReadAgain(_Any):

@@ -25,7 +25,8 @@ from ._embedding import Rows
 from ._lookups import collected
 from ._memory import Governor, format_bytes, make_room, pressure_between_steps
 from ._plan_state import TrainingState
-from ._reach import reached
+from ._random_states import RandomStates
+from ._reach import is_generator, reached
 from ._refusal import Refusal, unless_refused
 from ._scratch import scratch_folder
 from ._transaction import (Before, Gradients, OptimizersBefore, Together,
@@ -143,6 +144,9 @@ class TrainingStep:
         self._ranks: Ranks | None = None  # Of a plimsoll.Run: those that make the same step.
         self._workers: VirtualWorkers | None = None  # Of a plimsoll.Run: those that the batch is cut for.
         self._tables: list[DealtTable] = []  # Whose rows these look up.
+        self._not_its_own: list[Any] = []  # Parameters of other optimizers of a plimsoll.Run, whose steps are theirs.
+        self._keeps_made = False  # Of a plimsoll.Run: another step of the same batch may fail.
+        self._made: list[Callable[[], Any]] | None = []  # Puts back the last step, in reverse; None: that cannot be.
         self._allow_batchnorm = allow_batchnorm_microbatch
         self._window = _Window()
         self._goes_on = False  # Of a plimsoll.Run: an earlier life of it was admitted.
@@ -409,25 +413,27 @@ class TrainingStep:
             tally.gradients.watch_graph(value)
             self._backward(value)
             return float(value.detach())
-        states, made = [], []
+        states: list[RandomStates] = []
+        made = []
+        generators = [*reached([embed, loss, *self._models])[1], *filter(is_generator, self._others)]
         with torch.no_grad():
             for part in batch.cut(parts):
-                states.append(torch.get_rng_state())
+                states.append(RandomStates(generators, like=states[-1] if states else None))
                 made.append(_tuple(embed(*part.arguments)))
         whole = [torch.cat(column).requires_grad_() for column in zip(*made)]
         sizes = [len(columns[0]) for columns in made]
         made.clear()
         value = loss(*whole)
         self._backward(value)
-        after, begin = torch.get_rng_state(), 0
+        after, begin = RandomStates(generators), 0
         for part, state, size in zip(batch.cut(parts), states, sizes):
-            torch.set_rng_state(state)
+            state.put_back()
             again = _tuple(embed(*part.arguments))
             for one in again:
                 tally.gradients.watch_graph(one)
             torch.autograd.backward(again, [one.grad[begin:begin + size] for one in whole])
             begin += size
-        torch.set_rng_state(after)
+        after.put_back()
         return float(value.detach())
 
     def _evaluated(self, batch: Batch, f: Callable[..., Any], parts: int) -> Any:
@@ -489,7 +495,20 @@ class TrainingStep:
                 raise self._gives_up(refusal, work)
             self._tell(refusal, helped)
         self.parts, self.recomputes = parts, recomputes
+        if self._keeps_made and self._made is not None:
+            self._made.append(before.put_back)
         return value
+
+    def keep_made(self) -> None:
+        """The last call is not to be put back any more."""
+        self._made = []
+
+    def put_back_made(self) -> bool:
+        """Everything is as before the last call. False: it is not, as rows were written. Of a plimsoll.Run."""
+        made, self._made = self._made, []
+        for put_back in made or ():
+            put_back()
+        return made is not None
 
     def _remember(self, rows: int, modules: list[Any], generators: list[Any], kept: Sequence[Any] = ()) -> Before:
         """The state before the step; itself tried twice. kept: parameters whose values somebody else puts back."""
@@ -506,6 +525,7 @@ class TrainingStep:
                  rehearsing: bool = False) -> tuple[float, Refusal | None]:
         """(loss, None) with the batch in its window, and at its end the optimizer's step made; or
         (0, why memory was refused) with gradients as before."""
+        self._made = []
         if self._window.batches == 0:
             for optimizer in self._optimizers:
                 optimizer.zero_grad()
@@ -556,12 +576,23 @@ class TrainingStep:
         value, self.updated = done
         if rehearsing:
             return value, None
+        if self._keeps_made:
+            self._note_made(gradients, wrote_rows=whole and bool(window.rows or dealt))
         if whole:
             for rows in window.rows:
                 rows._end()
             self.steps, window = self.steps + 1, _Window()
         self._window = window
         return value, None
+
+    def _note_made(self, gradients: Gradients, wrote_rows: bool) -> None:
+        """How the call is put back; the optimizers' part is there already."""
+        steps, window = self.steps, self._window
+
+        def forgotten() -> None:
+            self.steps, self._window = steps, window
+
+        self._made = None if wrote_rows else [*(self._made or ()), gradients.put_back, forgotten]
 
     def _of_workers(self, workers: VirtualWorkers, work: _Work, parts: int, tally: _Tally, window: _Window,
                     looked_up: list[Any]) -> float:
@@ -599,7 +630,7 @@ class TrainingStep:
     def _set_aside(self, work: _Work, window: _Window) -> Gradients:
         together = [*self._trained(), *(rows.tensor for rows in window.rows)]
         others = [p for model in self._models for p in model.parameters()]
-        return Gradients(together, [*others, *work.tensors()])
+        return Gradients(together, [*others, *work.tensors()], self._not_its_own)
 
     def _trained(self) -> list[Any]:
         return [p for one in self._optimizers for group in one.param_groups for p in group["params"]]
@@ -611,7 +642,8 @@ class TrainingStep:
             made: bool = self._agreed(lambda: self._updated(together, rehearsing, undo))
             if made and self._ranks is None:
                 together.apply_rows()
-            undo.pop_all()
+            written = undo.pop_all()
+            self._made = [written.close] if self._keeps_made and not rehearsing else []
         if made and self._tables and self._ranks is not None:
             try:
                 self._agreed(together.apply_rows)
@@ -632,7 +664,7 @@ class TrainingStep:
         together.prepare(check=self._scaler is None, applies=not rehearsing)
         undo.callback(OptimizersBefore(
             self._optimizers, self._schedulers,
-            alone=self._scaler is None and not self._schedulers and self._ranks is None).put_back)
+            alone=self._scaler is None and not self._schedulers and self._ranks is None and not self._keeps_made).put_back)
         if self._scaler is None:
             made = together.step()
         else:
@@ -665,11 +697,11 @@ class TrainingStep:
         advice = "a larger limit, or a smaller batch"
         rows, batch = (work, None) if isinstance(work, int) else (work.rows, work.batch)
         if self._loss is None:
-            advice += "; with loss=\"mean\" or \"sum\" the batch may be cut"
-        elif self._batchnorms() and not self._allow_batchnorm:
+            advice += "; the argument loss=\"mean\" (or \"sum\") of the step lets the batch be cut, where each row has its own share of the loss"
+        if self._batchnorms() and not self._allow_batchnorm:
             advice += (f"; {self._batchnorms()[0]} has batch statistics, so the batch is cut only with "
                        "allow_batchnorm_microbatch=True")
-        elif uncut or (batch is not None and batch.why_whole):
+        elif self._loss is not None and (uncut or (batch is not None and batch.why_whole)):
             advice += f"; the batch was not cut: {uncut or batch.why_whole}"
         if not writes_at_the_end(self._optimizers):
             advice += "; an optimizer with fused=True and one parameter group, which is not copied"
@@ -744,7 +776,7 @@ class TrainingStep:
         last = 0
         for part in (16, 12, 8, 6, 4, 3, 2):
             rows = work.rows // part
-            if rows <= last or (len(work.functions) == 2 and rows < 2):
+            if rows <= last or (rows < 2 and (len(work.functions) == 2 or self._batchnorms())):
                 continue
             last, few = rows, work.first(rows)
 

@@ -153,10 +153,12 @@ class Gradients:
     """Gradients of the leaves that a step adds to, set aside until it is known to have been made.
 
     together: leaves whose gradients add up over a window of batches: parameters and Rows.
+    unused:   leaves whose gradients of this step nobody uses: they stay as they were.
     """
 
-    def __init__(self, together: Iterable[Any], leaves: Iterable[Any]) -> None:
+    def __init__(self, together: Iterable[Any], leaves: Iterable[Any], unused: Iterable[Any] = ()) -> None:
         self._kept: dict[int, tuple[Any, Any]] = {}
+        self._unused = {id(leaf) for leaf in unused}
         for leaf in together:
             self.watch(leaf)
         self._together = set(self._kept)
@@ -204,6 +206,9 @@ class Gradients:
         """
         for key, (leaf, old) in self._kept.items():
             new = leaf.grad
+            if key in self._unused:
+                leaf.grad = old
+                continue
             if key not in self._together:
                 if new is not None and alone != 1:
                     new.mul_(alone)
@@ -223,6 +228,9 @@ class Gradients:
 
         with torch.no_grad():
             for key, (leaf, old) in self._kept.items():
+                if key in self._unused:
+                    leaf.grad = old
+                    continue
                 new, share = leaf.grad, before if key in self._together else 1.0
                 if new is None:
                     leaf.grad = None if old is None else old * share  # Clipping writes it.

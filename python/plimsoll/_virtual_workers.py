@@ -81,8 +81,8 @@ class VirtualWorkers:
     def seeded(self, number: int, step: int) -> Iterator[None]:
         """Inside, the main generators begin where they do for this process's worker `number` in that step;
         afterwards they are as before."""
-        with kept_random():
-            seed_main(mixed(self.seed, step, self.first + number, _STEP))
+        with kept_random(devices=True):
+            seed_main(mixed(self.seed, step, self.first + number, _STEP), devices=True)
             yield
 
 

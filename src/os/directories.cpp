@@ -24,6 +24,7 @@
 #include "os/file.h"
 #include "os/file_change.h"
 #include "os/power_loss.h"
+#include "os/room.h"
 
 namespace plimsoll {
 namespace {
@@ -31,6 +32,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr int kTakeAttempts = 8;
+constexpr std::int64_t kDirectoryBytes = 4096;
 
 // Links resolved as far as there is something, and no slash at the end.
 Result<fs::path> resolved(const fs::path& path) {
@@ -44,16 +46,24 @@ Result<fs::path> resolved(const fs::path& path) {
 
 // mkdir(2); whether it was not there before.
 Result<bool> make_directory(const fs::path& path) {
-  const int status = change_names(
-      "file.mkdir.before", FileCall::kMakeDirectory,
-      [&] { return UnsyncedGuard::of_make_directory(path); },
-      [&] { return ::mkdir(path.c_str(), 0777); });
-  if (status != 0 && errno != EEXIST) {
-    return fail_io(errno, fmt::format("{}: making the directory", path.string()),
-                   "choose a writable directory");
+  RoomNeed need(path);
+  while (true) {
+    const int status = change_names(
+        "file.mkdir.before", FileCall::kMakeDirectory,
+        [&] { return UnsyncedGuard::of_make_directory(path); },
+        [&] { return ::mkdir(path.c_str(), 0777); });
+    const int os_errno = errno;
+    const bool made = status == 0;
+    if (!made && is_full(os_errno) && need.wait(kDirectoryBytes)) {
+      continue;
+    }
+    if (!made && os_errno != EEXIST) {
+      return fail_io(os_errno, fmt::format("{}: making the directory", path.string()),
+                     "choose a writable directory");
+    }
+    crash_point("file.mkdir.after");
+    return made;
   }
-  crash_point("file.mkdir.after");
-  return status == 0;
 }
 
 // Whether the locked descriptor is of what is called `path`: its builder may have ended meanwhile.

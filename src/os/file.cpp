@@ -18,16 +18,18 @@
 #include "os/file_change.h"
 #include "os/file_faults.h"
 #include "os/power_loss.h"
+#include "os/room.h"
 
 namespace plimsoll {
 
 namespace {
 
+constexpr std::int64_t kNameBytes = 4096;  // What a new name may take.
 constexpr const char* kFullAdvice = "free some space there, or choose another directory";
 
 // The advice that fits an errno met while writing.
 const char* write_advice(int os_errno) noexcept {
-  return os_errno == ENOSPC || os_errno == EDQUOT ? kFullAdvice : "";
+  return is_full(os_errno) ? kFullAdvice : "";
 }
 
 int open_retrying(const char* path, int flags) noexcept {
@@ -113,11 +115,22 @@ Result<File> File::open(const std::filesystem::path& path, FileMode mode, bool d
     file.descriptor_ = open_retrying(path.c_str(), flags | more);
     return file.descriptor_ >= 0;
   };
-  file.direct_ = direct && open_with(O_DIRECT);
+  RoomNeed need(path);
+  const auto open_with_room = [&](int more) {
+    while (!open_with(more)) {
+      const int os_errno = errno;
+      if (!creates || !is_full(os_errno) || !need.wait(kNameBytes)) {
+        errno = os_errno;
+        return false;
+      }
+    }
+    return true;
+  };
+  file.direct_ = direct && open_with_room(O_DIRECT);
   if (direct && !file.direct_ && errno != EINVAL) {  // EINVAL: this file system has no direct I/O.
     return open_failed(path, flags);
   }
-  if (!file.direct_ && !open_with(0)) {
+  if (!file.direct_ && !open_with_room(0)) {
     return open_failed(path, flags);
   }
   return file;
@@ -173,6 +186,7 @@ Result<void> File::read_at(std::int64_t offset, std::span<std::byte> out) const 
 Result<void> File::write_at(std::int64_t offset, std::span<const std::byte> bytes) {
   crash_point("file.write.before");
   Progress progress(direct_, bytes.size());
+  RoomNeed need(path_);
   while (progress.left() > 0) {
     const FaultVerdict fault = ask_file_fault(FileCall::kWrite);
     const std::size_t wanted = progress.next(fault.bytes_max);
@@ -192,9 +206,13 @@ Result<void> File::write_at(std::int64_t offset, std::span<const std::byte> byte
       errno = EIO;  // A disk that takes no whole block.
     }
     if (put < 0) {
+      const int os_errno = errno;
+      if (is_full(os_errno) && need.wait(static_cast<std::int64_t>(progress.left()))) {
+        continue;
+      }
       return fail_io(
-          errno, fmt::format("{}: writing {} bytes at {}", path_.string(), bytes.size(), offset),
-          write_advice(errno));
+          os_errno, fmt::format("{}: writing {} bytes at {}", path_.string(), bytes.size(), offset),
+          write_advice(os_errno));
     }
   }
   crash_point("file.write.after");
@@ -301,12 +319,18 @@ Result<void> sync_directory(const std::filesystem::path& directory) {
 }
 
 Result<void> rename_file(const std::filesystem::path& from, const std::filesystem::path& to) {
-  const int status = change_names(
-      "file.rename.before", FileCall::kRename, [&] { return UnsyncedGuard::of_rename(from, to); },
-      [&] { return ::rename(from.c_str(), to.c_str()); });
-  if (status != 0) {
-    return fail_io(errno, fmt::format("{}: renaming it to {}", from.string(), to.string()),
-                   write_advice(errno));
+  const auto rename = [&] {
+    return change_names(
+        "file.rename.before", FileCall::kRename, [&] { return UnsyncedGuard::of_rename(from, to); },
+        [&] { return ::rename(from.c_str(), to.c_str()); });
+  };
+  RoomNeed need(to);
+  while (rename() != 0) {
+    const int os_errno = errno;
+    if (!is_full(os_errno) || !need.wait(kNameBytes)) {
+      return fail_io(os_errno, fmt::format("{}: renaming it to {}", from.string(), to.string()),
+                     write_advice(os_errno));
+    }
   }
   crash_point("file.rename.after");
   return {};

@@ -87,10 +87,12 @@ Result<bool> someone_trains(const fs::path& run) {
 
 }  // namespace
 
-StopSignals::StopSignals(RunControl* run) {
+StopSignals::StopSignals(RunControl* run, bool keeps) {
   PLIMSOLL_CHECK(installed.exchange(1) == 0, "one StopSignals at a time");
   run_in_progress = run;
-  requested_signal.store(0);
+  if (!keeps) {
+    requested_signal.store(0);
+  }
   struct sigaction action {};
   action.sa_handler = on_signal;
   action.sa_flags = SA_RESTART;  // Reads and writes in progress go on; the step ends first.
@@ -106,6 +108,10 @@ StopSignals::~StopSignals() {
   }
   run_in_progress = nullptr;
   installed.store(0);
+}
+
+bool StopSignals::there() noexcept {
+  return installed.load() != 0;
 }
 
 int StopSignals::requested() noexcept {

@@ -5,7 +5,7 @@
 // SIGINT, SIGTERM and SIGUSR1 set a flag; the trainer looks at it between steps, together with
 // RUN/.stop and RUN/.pause. A second SIGINT ends the process at once.
 //
-// Threads: poll() is for the thread that trains; the signal handler touches atomics only.
+// Threads: a RunControl is for one thread at a time; the signal handler touches atomics only.
 // Memory:  none beyond the paths.
 #pragma once
 
@@ -25,11 +25,15 @@ class RunControl;
 /// Holds the signal handlers while alive and puts the old ones back. One at a time per process.
 class StopSignals {
  public:
-  /// `run`: its requests count in asked(), too.
-  explicit StopSignals(RunControl* run = nullptr);
+  /// `run`: its requests count in asked(), too. `keeps`: a signal that came before, while another
+  /// StopSignals was there, still counts.
+  explicit StopSignals(RunControl* run = nullptr, bool keeps = false);
   ~StopSignals();
   StopSignals(const StopSignals&) = delete;
   StopSignals& operator=(const StopSignals&) = delete;
+
+  /// Whether one is: for any thread.
+  [[nodiscard]] static bool there() noexcept;
 
   /// Number of the signal that asked to stop, or 0.
   [[nodiscard]] static int requested() noexcept;

@@ -17,6 +17,7 @@
 #include "base/check.h"
 #include "base/crc32c.h"
 #include "os/directories.h"
+#include "os/room.h"
 
 namespace plimsoll {
 namespace {
@@ -177,22 +178,25 @@ EventFile::~EventFile() {
 
 Result<void> EventFile::scalar(std::string_view tag, double value, std::int64_t step,
                                double wall_seconds) {
-  append_record(buffer_, scalar_event(tag, value, step, wall_seconds));
+  if (buffer_.size() < kKeptMost) {
+    append_record(buffer_, scalar_event(tag, value, step, wall_seconds));
+  }
   return buffer_.size() < kBufferBytes ? Result<void>{} : flush();
 }
 
 Result<void> EventFile::flush() {
-  std::string_view left = buffer_;
-  while (!left.empty()) {
-    const ssize_t written = ::write(descriptor_, left.data(), left.size());
-    if (written < 0 && errno != EINTR) {
-      const int reason = errno;
-      buffer_.clear();  // Bounded: what cannot be written is dropped, and said.
-      return fail_io(reason, path_.string());
-    }
-    left.remove_prefix(written < 0 ? 0 : static_cast<std::size_t>(written));
+  std::size_t done = 0;
+  int reason = 0;
+  while (done < buffer_.size() && reason == 0) {
+    const ssize_t written = ::write(descriptor_, buffer_.data() + done, buffer_.size() - done);
+    reason = written < 0 && errno != EINTR ? errno : 0;
+    done += written < 0 ? 0 : static_cast<std::size_t>(written);
   }
-  buffer_.clear();
+  if (reason != 0 && !is_full(reason)) {
+    buffer_.clear();  // Bounded: what cannot be written is dropped, and said.
+    return fail_io(reason, path_.string());
+  }
+  buffer_.erase(0, done);  // The rest waits for room.
   return {};
 }
 

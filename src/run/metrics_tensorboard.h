@@ -6,7 +6,8 @@
 // the data u32, all little-endian. The data is an Event in protobuf's wire format.
 // Source: TensorFlow, core/util/event.proto and core/lib/io/record_writer.h (format only).
 //
-// Threads: single-owner.   Memory: a buffer of at most kBufferBytes.
+// Threads: single-owner.   Memory: a buffer of at most kBufferBytes; kKeptMost while the disk is
+//                          full, what comes then is left out.
 #pragma once
 
 #include <cstdint>
@@ -21,6 +22,7 @@ namespace plimsoll {
 class EventFile {
  public:
   static constexpr std::size_t kBufferBytes = 64 << 10;
+  static constexpr std::size_t kKeptMost = 1 << 20;
 
   /// Makes a new file in `directory`, which is made when missing. `resumed_step` >= 0 tells
   /// TensorBoard to forget what earlier files of the run say about later steps.

@@ -19,8 +19,11 @@
 #include "base/check.h"
 #include "os/directories.h"
 #include "os/file.h"
+#include "os/room.h"
+#include "run/control.h"
 #include "run/ended_command.h"
 #include "run/recorder.h"
+#include "run/run_words.h"
 #include "run/sealed_file.h"
 #include "watch/progress.h"
 
@@ -238,10 +241,10 @@ RunFolder& RunFolder::operator=(RunFolder&& other) noexcept {
     close();
     root_ = std::move(other.root_);
     lock_ = std::move(other.lock_);
-    events_ = std::move(other.events_);
     created_ = other.created_;
     created_directory_ = other.created_directory_;
-    status_written_ms_ = other.status_written_ms_;
+    words_ = std::move(other.words_);
+    room_ = std::move(other.room_);
     recorder_ = std::move(other.recorder_);
   }
   return *this;
@@ -253,7 +256,11 @@ RunFolder::~RunFolder() {
 
 void RunFolder::close() noexcept {
   end_record();
-  events_ = OwnDescriptor();
+  room_.reset();
+  if (words_) {
+    words_->close();
+    words_.reset();
+  }
   lock_ = RangeLocks();
 }
 
@@ -317,18 +324,43 @@ Result<void> RunFolder::lock_to_read() {
 Result<void> RunFolder::open_events() {
   const auto path = root_ / "events.jsonl";
   constexpr int kFlags = O_RDWR | O_CREAT | O_APPEND | O_NOFOLLOW;
-  events_ = OwnDescriptor::open(path, kFlags);
-  if (events_.get() < 0) {
-    return open_failed(path, kFlags);
+  auto words = std::make_shared<Words>(root_);
+  {
+    const MutexLock lock(words->mutex);
+    words->events = OwnDescriptor::open(path, kFlags);
+    const int events = words->events.get();
+    if (events < 0) {
+      return open_failed(path, kFlags);
+    }
+    // A kill can cut the last line short; what follows must not continue it.
+    const off_t size = ::lseek(events, 0, SEEK_END);
+    char last = '\n';
+    if (size > 0 && ::pread(events, &last, 1, size - 1) == 1 && last != '\n') {
+      words->kept = "\n";
+      PLIMSOLL_TRY_VOID(words->flush());
+    }
   }
-  // A kill can cut the last line short; what follows must not continue it.
-  const off_t size = ::lseek(events_.get(), 0, SEEK_END);
-  char last = '\n';
-  if (size > 0 && ::pread(events_.get(), &last, 1, size - 1) == 1 && last != '\n' &&
-      ::write(events_.get(), "\n", 1) != 1) {
-    return fail_io(errno, path.string());
-  }
+  room_ = room_of_run(root_, [words](const std::string& what) { words->wait_for_room(what); });
+  words_ = std::move(words);
   return {};
+}
+
+bool RunFolder::waits_for_room() const {
+  return room_ != nullptr && room_->waits();
+}
+
+bool RunFolder::wait_for_room() const {
+  return room_ == nullptr || room_->wait_until_written();
+}
+
+std::shared_ptr<RoomWait> room_of_run(const fs::path& root,
+                                      std::function<void(const std::string&)> tell) {
+  const auto control = std::make_shared<RunControl>(root);  // Asked under one lock.
+  return std::make_shared<RoomWait>(
+      std::vector<fs::path>{root / "checkpoints", root / "embeddings"},
+      RoomWait::Hooks{.may_wait = StopSignals::there,
+                      .stops = [control] { return control->poll() == Request::kStop; },
+                      .tell = std::move(tell)});
 }
 
 Result<RunIdentity> RunFolder::saved_identity() const {

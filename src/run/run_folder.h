@@ -10,7 +10,8 @@
 //
 // Reading order: this file, checkpoint.h, control.h, then run_folder.cpp.
 //
-// Threads: single-owner. A forked child has no part in it: its lock ends with this process.
+// Threads: single-owner; a write that waits for room says so from its own thread. A forked child
+//          has no part in it: its lock ends with this process.
 // Memory:  one line buffer of kEventBytesMax; nothing grows with the run. On disk, events.jsonl
 //          grows by at most kStepEventBytesMax per step; looks.bin has a fixed size.
 #pragma once
@@ -64,7 +65,8 @@ inline constexpr std::size_t kEventBytesMax = 4096;     ///< Any other; longer t
 
 /// What status.json holds.
 struct RunStatus {
-  std::string status{"starting"};  ///< starting running paused evaluating stopped finished failed
+  /// starting running paused evaluating stopped finished failed, "paused: disk full".
+  std::string status{"starting"};
   std::int64_t step{0};
   std::int64_t steps_total{0};
   std::int64_t epoch{0};
@@ -102,6 +104,7 @@ struct RunView {
 };
 
 class Recorder;
+class RoomWait;
 struct Inside;
 
 class RunFolder {
@@ -156,8 +159,15 @@ class RunFolder {
   /// What the loop does from now on, for the looks; "": it trains.
   void phase(std::string_view name);
 
-  /// Replaces status.json, at most every 0.5 s unless `force`.
+  /// Replaces status.json, at most every 0.5 s unless `force`. Where the disk is full it is left
+  /// out, as are events until there is room: no error.
   Result<void> write_status(const RunStatus& status, bool force = false);
+
+  /// Whether a write of its checkpoints or tables waits, as the disk is full: it goes on by itself
+  /// when there is room, or fails when the run is asked to stop.
+  [[nodiscard]] bool waits_for_room() const;
+  /// Waits while one does. False: it was given up.
+  bool wait_for_room() const;
 
   /// The step every part of the run agrees on; none before the first publish().
   /// Errors: kCorrupt, kIo.
@@ -208,14 +218,23 @@ class RunFolder {
   Result<void> furnish(const std::string& run_toml);
   void close() noexcept;
 
+  struct Words;
+  Words& words();
+
   std::filesystem::path root_{};
   RangeLocks lock_;                // Of .lock.
-  OwnDescriptor events_;           // Of events.jsonl, O_APPEND.
   bool created_{false};            // By this object, which holds the lock: abandon() may empty it.
   bool created_directory_{false};  // And remove it.
-  std::int64_t status_written_ms_{0};
-  std::shared_ptr<Recorder> recorder_{};  // Shared with nobody: its type is known elsewhere.
+  // Shared with nobody: their types are known elsewhere.
+  std::shared_ptr<Words> words_{};
+  std::shared_ptr<RoomWait> room_{};
+  std::shared_ptr<Recorder> recorder_{};
 };
+
+/// While it is there, writes of the checkpoints and tables of the run in `root` wait where the disk
+/// is full and StopSignals are there, by which the wait can be ended.
+[[nodiscard]] std::shared_ptr<RoomWait> room_of_run(const std::filesystem::path& root,
+                                                    std::function<void(const std::string&)> tell);
 
 /// What RunStatus::cause says of an error: "refused", "disk" or "error".
 [[nodiscard]] const char* cause_of(const Error& error) noexcept;

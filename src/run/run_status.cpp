@@ -13,22 +13,28 @@
 #include <cstring>
 #include <nlohmann/json.hpp>
 #include <system_error>
+#include <tuple>
 #include <utility>
 
 #include "base/check.h"
 #include "os/file.h"
+#include "os/room.h"
 #include "plimsoll/bytes.h"
 #include "run/json_values.h"
 #include "run/progress.h"
 #include "run/recipe.h"
 #include "run/recorder.h"
 #include "run/run_folder.h"
+#include "run/run_words.h"
 
 namespace plimsoll {
 namespace {
 
 namespace fs = std::filesystem;
 constexpr std::int64_t kStatusEveryMs = 500;
+constexpr std::size_t kStatusBlock = 4096;  // What a small file has of any disk.
+constexpr int kReadsMost = 16;
+constexpr const char* kWaitsForRoom = "paused: disk full";
 
 std::int64_t wall_ms() {
   return std::chrono::duration_cast<std::chrono::milliseconds>(
@@ -213,6 +219,13 @@ void RunStatus::read_memory(const Governor& governor) {
   }
 }
 
+RunFolder::Words& RunFolder::words() {
+  if (!words_) {
+    words_ = std::make_shared<Words>(root_);
+  }
+  return *words_;
+}
+
 Result<void> RunFolder::event(const char* name, std::span<const EventField> fields) {
   EventLine line(std::string_view(name) == "step" ? kStepEventBytesMax : kEventBytesMax);
   line.add("time", static_cast<double>(wall_ms()) / 1000.0);
@@ -220,24 +233,118 @@ Result<void> RunFolder::event(const char* name, std::span<const EventField> fiel
   for (const EventField& field : fields) {
     line.add(field.name, field.value);
   }
-  const std::string_view text = line.finish();
-  // One write: with O_APPEND a reader never sees half a line of a living process.
-  ssize_t written = 0;
-  do {
-    written = ::write(events_.get(), text.data(), text.size());
-  } while (written < 0 && errno == EINTR);
-  if (written != static_cast<ssize_t>(text.size())) {
-    return fail_io(written < 0 ? errno : ENOSPC, (root_ / "events.jsonl").string(),
-                   "free disk space, then `plimsoll resume RUN` or start its program again");
+  Words& told = words();
+  const MutexLock lock(told.mutex);
+  return told.append(line.finish());
+}
+
+Result<void> RunFolder::Words::append(std::string_view line) {
+  if (kept.size() + line.size() > kKeptMost) {
+    ++left_out;
+    return flush();
+  }
+  const std::size_t before = kept.size();
+  kept += line;
+  auto written = flush();
+  if (!written) {
+    kept.resize(std::min(before, kept.size()));
+  }
+  return written;
+}
+
+Result<void> RunFolder::Words::flush() {
+  while (!kept.empty()) {
+    // One write: with O_APPEND a reader never sees half a line of a living process.
+    const ssize_t written = ::write(events.get(), kept.data(), kept.size());
+    if (written < 0 && errno == EINTR) {
+      continue;
+    }
+    if (written < 0 && is_full(errno)) {
+      return {};
+    }
+    if (written < 0) {
+      return fail_io(errno, (root / "events.jsonl").string(),
+                     "mend the disk, then `plimsoll resume RUN` or start its program again");
+    }
+    kept.erase(0, static_cast<std::size_t>(written));
+    if (kept.empty() && left_out > 0) {
+      EventLine line(kEventBytesMax);
+      line.add("time", static_cast<double>(wall_ms()) / 1000.0);
+      line.add("event", std::string_view("left_out"));
+      line.add("events", std::exchange(left_out, 0));
+      kept = line.finish();
+    }
   }
   return {};
+}
+
+Result<void> RunFolder::Words::put() {
+  status_written_ms = wall_ms();
+  RunStatus shown = status;
+  if (!waits.empty()) {
+    shown.status = kWaitsForRoom;
+    shown.message = waits;
+    shown.cause = "disk";
+  }
+  auto json = to_document(shown);
+  json["pid"] = ::getpid();
+  json["time"] = static_cast<double>(status_written_ms) / 1000.0;
+  std::string text = json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
+  text += "\n";
+  const fs::path path = root / "status.json";
+  // Renamed, so that a reader sees a whole file; not synced, since nothing depends on it later.
+  auto written = replace_file(path, text, Durable::kNo);
+  if (written || !is_full(written.error().os_errno)) {
+    return written;
+  }
+  // In its place, over what has room already: a reader who comes upon half of it reads again.
+  const auto there = OwnDescriptor::open(path, O_RDWR | O_NOFOLLOW);
+  const off_t size = there.get() < 0 ? 0 : ::lseek(there.get(), 0, SEEK_END);
+  text.resize(std::max(text.size(), static_cast<std::size_t>(std::max<off_t>(size, 0))), ' ');
+  if (size > 0 && text.size() <= kStatusBlock) {
+    std::ignore = ::pwrite(there.get(), text.data(), text.size(), 0);
+  }
+  return {};
+}
+
+void RunFolder::Words::wait_for_room(const std::string& what) {
+  const MutexLock lock(mutex);
+  EventLine line(kEventBytesMax);
+  line.add("time", static_cast<double>(wall_ms()) / 1000.0);
+  line.add("event", std::string_view(what.empty() ? "disk_room" : "disk_full"));
+  line.add("step", status.step);
+  if (!what.empty()) {
+    line.add("message", std::string_view(what));
+  }
+  waits = what;
+  std::ignore = append(line.finish());
+  std::ignore = put();
+  const std::string text =
+      what.empty() ? fmt::format("{}: the disk has room again: goes on\n", root.string())
+                   : fmt::format(
+                         "{}: paused: disk full: {}; free some and it goes on, or ask it to "
+                         "stop without this commit\n",
+                         root.string(), what);
+  std::ignore = ::write(STDERR_FILENO, text.data(), text.size());
+}
+
+void RunFolder::Words::close() noexcept {
+  if (!mark.forked()) {
+    try {
+      const MutexLock lock(mutex);
+      std::ignore = flush();
+      events = OwnDescriptor();
+    } catch (const std::exception&) {
+      // No memory for an error's text: the events are gone, as if there were no room.
+    }
+  }
 }
 
 const char* cause_of(const Error& error) noexcept {
   if (error.code == ErrorCode::kOverBudget) {
     return "refused";
   }
-  return error.os_errno == ENOSPC || error.os_errno == EDQUOT ? "disk" : "error";
+  return is_full(error.os_errno) ? "disk" : "error";
 }
 
 void RunFolder::record(const Governor& governor, std::function<Inside()> inside) {
@@ -274,18 +381,15 @@ Result<void> RunFolder::write_status(const RunStatus& status, bool force) {
                                           {"text", std::string_view(text)}}));
     }
   }
-  const std::int64_t now = wall_ms();
-  if (!force && now >= status_written_ms_ && now - status_written_ms_ < kStatusEveryMs) {
+  Words& told = words();
+  const MutexLock lock(told.mutex);
+  told.status = status;
+  const std::int64_t since = wall_ms() - told.status_written_ms;
+  if (!force && since >= 0 && since < kStatusEveryMs) {
     return {};
   }
-  status_written_ms_ = now;
-  auto json = to_document(status);
-  json["pid"] = ::getpid();
-  json["time"] = static_cast<double>(now) / 1000.0;
-  const std::string text =
-      json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
-  // Renamed, so that a reader sees a whole file; not synced, since nothing depends on it later.
-  return replace_file(root_ / "status.json", text, Durable::kNo);
+  std::ignore = told.flush();
+  return told.put();
 }
 
 Result<RunView> RunFolder::view(const fs::path& root) {
@@ -298,8 +402,11 @@ Result<RunView> RunFolder::view(const fs::path& root) {
   view.alive = is_locked(root);
   std::error_code status;
   if (fs::exists(root / "status.json", status)) {
-    PLIMSOLL_TRY(const std::string text, read_small_file(root / "status.json"));
-    const auto json = nlohmann::json::parse(text, nullptr, false);
+    nlohmann::json json;
+    for (int time = 0; time < kReadsMost && !json.is_object(); ++time) {  // See Words::put().
+      PLIMSOLL_TRY(const std::string text, read_small_file(root / "status.json"));
+      json = nlohmann::json::parse(text, nullptr, false);
+    }
     if (!json.is_object()) {
       return fail(ErrorCode::kCorrupt,
                   fmt::format("{}: not a JSON object", (root / "status.json").string()));

@@ -23,6 +23,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::int64_t kGrownLeast = 16LL << 20;
+constexpr const char* kFreeSome = "free disk space, and start it again: it goes on from its commit";
 
 std::string doing(const std::string& phase) {
   if (phase.empty() || phase == "train") {
@@ -78,6 +79,7 @@ class Explanation {
       why_.cause = EndCause::kRunning;
       why_.summary = fmt::format("runs: process {} is at step {}", why_.run->pid,
                                  format_count(why_.run->status.step));
+      why_.summary += waited_for_room() ? "; paused: disk full: " + why_.run->status.message : "";
     } else if (why_.run && why_.run->status.status == "failed" && why_.command &&
                why_.command->oom_kills > 0) {
       seen_by_guard(*why_.command);  // It lived on when a worker was killed, and failed of that.
@@ -124,7 +126,7 @@ class Explanation {
         break;
       case EndCause::kDisk:
         why_.summary = fmt::format("failed {}, as the disk is full: {}", at, status.message);
-        why_.advice.emplace_back("free disk space, and start it again: it goes on from its commit");
+        why_.advice.emplace_back(kFreeSome);
         break;
       default:
         why_.summary = fmt::format("failed {}: {}", at, status.message);
@@ -134,6 +136,18 @@ class Explanation {
                                      whose_cgroup(*why_.last_look()), why_.summary);
         }
     }
+  }
+
+  // Whether its last word is that a commit waits for room.
+  [[nodiscard]] bool waited_for_room() const {
+    return why_.run && !has_last_word(why_.run->status) && why_.run->status.cause == "disk";
+  }
+
+  void killed_on_full_disk() {
+    why_.cause = EndCause::kDisk;
+    why_.summary = "killed by somebody (SIGKILL) while it was paused, as the disk is full: " +
+                   why_.run->status.message;
+    why_.advice.emplace_back(kFreeSome);
   }
 
   void seen_by_guard(const EndedCommand& command) {
@@ -155,6 +169,8 @@ class Explanation {
     } else if (command.ending == "machine_full") {
       why_.cause = EndCause::kKilledMachine;
       why_.summary = "killed by the kernel: the machine had no memory left";
+    } else if (command.ending == "killed" && waited_for_room()) {
+      killed_on_full_disk();
     } else if (command.ending == "killed") {
       why_.cause = EndCause::kKilled;
       why_.summary = "killed with SIGKILL by somebody, and not for memory";
@@ -176,7 +192,7 @@ class Explanation {
       why_.summary += ": " + command.killed;
     }
     say("`plimsoll run`: " + command.summary);
-    why_.advice = command.advice;
+    why_.advice.insert(why_.advice.end(), command.advice.begin(), command.advice.end());
     if ((command.ending == "done" || command.ending == "stopped") && command.oom_kills > 0) {
       say(fmt::format("the kernel killed {} of its processes for memory", command.oom_kills));
     }
@@ -245,6 +261,8 @@ class Explanation {
       why_.summary = fmt::format(
           "probably killed by the kernel, which has killed {} for memory since the last look",
           on_machine == 1 ? "a process" : fmt::format("{} processes", on_machine));
+    } else if (waited_for_room()) {
+      killed_on_full_disk();
     } else {
       why_.summary =
           "killed by somebody (SIGKILL), or crashed; not for memory, by the kernel's counters";

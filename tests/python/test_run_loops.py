@@ -53,6 +53,63 @@ def test_a_stateful_loader_keeps_its_order_over_the_end_of_an_epoch_and_of_a_loo
     assert resumed == undisturbed
 
 
+class Augmented(torch.utils.data.Dataset):
+    """Items that draw from all main generators; several at once where `together`."""
+
+    def __init__(self, together):
+        if together:
+            self.__getitems__ = lambda indices: [self[k] for k in indices]
+
+    def __len__(self):
+        return 24
+
+    def __getitem__(self, index):
+        import random
+
+        import numpy
+
+        return torch.tensor([index, torch.rand(()), random.random(), numpy.random.rand()], dtype=torch.float64)
+
+
+def seen_of_stateful(path, killed_in, every=3, **options):
+    torchdata = pytest.importorskip("torchdata.stateful_dataloader")
+    with plimsoll.Run(path, memory_limit="2GiB", seed=5) as run:
+        order = {"seen": []}
+        run.track(order=order)
+        data = torchdata.StatefulDataLoader(batch_size=4, **options)
+        for _ in range(2):
+            for batch in run.steps(data, epochs=2, commit_every_steps=every, progress=False):
+                if run.steps_made + 1 == killed_in:
+                    run._life.end_writing()
+                    raise Killed
+                order["seen"] = [*order["seen"], *map(tuple, batch.tolist())]
+        return order["seen"]
+
+
+@pytest.mark.parametrize("options", [{"num_workers": 2}, {"num_workers": 1, "persistent_workers": True}, {"num_workers": 2, "together": True}],
+                         ids=["two", "persistent", "together"])
+def test_s08_random_augmentation_in_workers_of_a_stateful_loader_is_the_same_after_a_resumption(options, tmp_path):
+    options = dict(options)
+    options |= {"dataset": Augmented(options.pop("together", False)), "shuffle": True}
+    undisturbed, resumed = lives(lambda path, kill: seen_of_stateful(path, kill, **options), tmp_path, [5, 9, 14, 22])
+    assert resumed == undisturbed and len(undisturbed) == 4 * 24
+    assert len({one[1:] for one in undisturbed}) == 4 * 24, "no two draw alike"
+
+
+class Endless(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        return iter(range(8))
+
+
+def test_s08_a_stateful_loader_whose_items_cannot_be_seeded_is_named(tmp_path):
+    torchdata = pytest.importorskip("torchdata.stateful_dataloader")
+    with plimsoll.Run(tmp_path / "run", memory_limit="2GiB") as run:
+        run.track(order={"n": 0})
+        data = torchdata.StatefulDataLoader(Endless(), batch_size=2, num_workers=1)
+        with pytest.warns(RuntimeWarning, match="StatefulDataLoader has workers, .* the same bits are not promised"):
+            assert sum(1 for _ in run.steps(data, progress=False)) == 4
+
+
 def test_more_epochs_of_a_loop_with_an_order_of_its_own_are_gone_on_with(tmp_path):
     torchdata = pytest.importorskip("torchdata.stateful_dataloader")
 

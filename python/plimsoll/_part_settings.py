@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Settings of tracked parts as the program has them before they are restored: a start with other ones is told, or takes them.
+
+    optimizers             what its groups hold: lr, betas, weight_decay, …
+    schedulers, scalers    what their state_dict() holds: T_max, gamma, growth_interval, …
+
+A commit keeps what the program said, not what a scheduler has made of it since.
+
+Threads: the thread that trains.   Memory: some numbers a part.
+"""
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+
+_FOLLOW = ("base_lrs", "_last_lr", "initial_lr")  # A learning rate, once more.
+_PLAIN = (bool, int, float, str, type(None))
+
+
+def settings_of(part: Any) -> dict[str, Any]:
+    """By name: "lr"; "1.lr" of the second of several groups; "_schedulers.0.T_max" of what is within."""
+    if isinstance(part, torch.optim.Optimizer):
+        groups = [{name: value for name, value in group.items() if name not in ("params", "param_names")} for group in part.param_groups]
+        return dict(_flat(groups[0] if len(groups) == 1 else groups))
+    if isinstance(part, (torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)):
+        return dict(_flat(part.state_dict()))
+    return {}
+
+
+def _flat(value: Any, before: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, torch.Tensor) and value.numel() == 1:
+        value = value.item()
+    if isinstance(value, _PLAIN) or isinstance(value, (tuple, list)) and all(isinstance(one, _PLAIN) for one in value):
+        yield ".".join(before), list(value) if isinstance(value, tuple) else value
+    elif isinstance(value, dict):
+        for name, one in value.items():
+            if name not in _FOLLOW:
+                yield from _flat(one, (*before, str(name)))
+    elif isinstance(value, (tuple, list)):
+        for k, one in enumerate(value):
+            yield from _flat(one, (*before, str(k)))
+
+
+class PartSettings:
+    """Of one run. saved: what to_plain() gave for the commit that it goes on from; accept: names that the program's own are taken of."""
+
+    def __init__(self, saved: dict[str, dict[str, Any]], accept: Iterable[str]) -> None:
+        self._saved, self._accept = saved, set(accept)
+        self._said: dict[str, dict[str, Any]] = {}
+        self._taken: dict[int, dict[str, tuple[Any, Any]]] = {}  # By the part: was and is.
+
+    def to_plain(self) -> dict[str, dict[str, Any]]:
+        """For a commit."""
+        return self._said
+
+    def compare(self, name: str, part: Any) -> list[dict[str, Any]]:
+        """Before the part is restored: what differs from the program that the commit is of, for events; with a RuntimeWarning
+        where the commit's stay."""
+        now, before = settings_of(part), self._saved.get(name, {})
+        differs = {key: (before[key], value) for key, value in now.items() if key in before and before[key] != value}
+        taken = {key: both for key, both in differs.items() if self._accepts(name, key)}
+        stay = {key: was for key, (was, _) in differs.items() if key not in taken}
+        self._said[name], self._taken[id(part)] = {**now, **stay}, taken
+        if stay:
+            said = "; ".join(f"{name}.{key} was {was!r} and is {now[key]!r}" for key, was in stay.items())
+            last = dict.fromkeys(key.rpartition(".")[2] for key in stay)
+            warnings.warn(f"track: {said}: the run goes on with what it had. accept=({', '.join(map(repr, last))},) of Run(…) takes "
+                          "the new, and other bits", RuntimeWarning, stacklevel=4)
+        return [{"part": name, "name": key, "was": str(was), "is": str(value), "taken": key in taken}
+                for key, (was, value) in differs.items()]
+
+    def _accepts(self, name: str, key: str) -> bool:
+        return bool(self._accept & {key, key.rpartition(".")[2], f"{name}.{key}"})
+
+    def take(self, part: Any) -> None:
+        """After the part was restored, each time: what is accepted of the program's own is in force again."""
+        if isinstance(part, torch.optim.Optimizer):
+            for key, both in self._taken.get(id(part), {}).items():
+                _take_of_group(part, key, *both)
+            return
+        if isinstance(part, torch.optim.lr_scheduler.LRScheduler):
+            rates = self._taken.get(id(getattr(part, "optimizer", None)), {})
+            for one in _with_those_within(part):
+                for key, (_, value) in rates.items():
+                    if key.rpartition(".")[2] == "lr" and hasattr(one, "base_lrs"):
+                        one.base_lrs[_group_of(key)] = value
+        if taken := self._taken.get(id(part)):
+            state = copy.deepcopy(part.state_dict())
+            for key, (_, value) in taken.items():
+                _set(state, key.split("."), value)
+            part.load_state_dict(state)
+
+
+def _group_of(key: str) -> int:
+    return int(key.partition(".")[0]) if "." in key else 0
+
+
+def _take_of_group(optimizer: torch.optim.Optimizer, key: str, was: Any, value: Any) -> None:
+    """A learning rate that is scheduled stays as far along its schedule as it was."""
+    group, name = optimizer.param_groups[_group_of(key)], key.rpartition(".")[2]
+    if name == "lr" and "initial_lr" in group:
+        group["initial_lr"] = value
+        value = float(group["lr"]) * (value / was) if was else value
+    elif isinstance(value, list):
+        value = tuple(value)
+    if isinstance(group.get(name), torch.Tensor):
+        group[name].fill_(value)
+    else:
+        group[name] = value
+
+
+def _with_those_within(schedule: Any) -> Iterator[Any]:
+    yield schedule
+    for one in getattr(schedule, "_schedulers", ()):
+        yield from _with_those_within(one)
+
+
+def _set(state: Any, path: list[str], value: Any) -> None:
+    for step in path[:-1]:
+        state = state[int(step)] if isinstance(state, (list, tuple)) else state[step]
+    state[path[-1]] = value
