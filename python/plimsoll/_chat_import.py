@@ -183,6 +183,7 @@ class _Import(SetImport):
             rows.append((kind, file, line, text, spans, last))
         plain = self.encoder.encode([(row[3], row[4]) for row in rows if row[0] >= _PROMPT], special=True)
         chats = self.encoder.encode([(row[3], row[4]) for row in rows if row[0] < _PROMPT], special=False)
+        may_tear = self._may_tear(pieces)
         for kind, file, line, text, spans, last in rows:
             ids, trained = next(plain if kind >= _PROMPT else chats)
             if kind >= _PROMPT:
@@ -191,9 +192,9 @@ class _Import(SetImport):
                 raise ValueError(f"{reader.name_of(file, line)}: gigatoken gives other ids than tokenizers: pass "
                                  "encoder='tokenizers' (--encoder tokenizers) and rebuild=True (--rebuild)")
             self._encoded += 1
-            if self._torn == (file, line):
+            if self._torn is not None and self._torn == (file, line):
                 continue
-            if self._may_tear(kind, pieces) and (token := self.encoder.torn(text, ids, spans)) is not None:
+            if kind in may_tear and (token := self.encoder.torn(text, ids, spans)) is not None:
                 self._torn = file, line
                 writer.drop_row()
                 reader.note("template", file, line, f"an answer ends inside of the token {token!r}: add the tokens that end "
@@ -206,12 +207,12 @@ class _Import(SetImport):
                     reader.note("cut" if count else "nothing_trained", file, line, "")
         return sum(len(row[3]) for row in rows)
 
-    def _may_tear(self, kind: int, pieces: Pieces | None) -> bool:
-        """Whether a turn may end within a token. Of {% generation %} tags such a token is trained on, as in transformers."""
+    def _may_tear(self, pieces: Pieces | None) -> tuple[int, ...]:
+        """Kinds of texts whose turns may end within a token. Of {% generation %} tags that is trained on, as in transformers."""
         template = self._tokenizer.template
-        if kind >= _PROMPT or template is None or template.has_generation or self._options["train"] == "all":
-            return False
-        return kind == _TEMPLATE or pieces is None or not pieces.ends_at_tokens
+        if template is None or template.has_generation or self._options["train"] == "all":
+            return ()
+        return (_TEMPLATE,) if pieces is not None and pieces.ends_at_tokens else (_TEMPLATE, _RENDERED)
 
     def _by_template(self, line: str, messages: list[tuple[str, str]], rich: bool) -> tuple[str, Spans]:
         """A row's text and what of it is trained on, by the template itself."""

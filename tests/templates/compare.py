@@ -131,6 +131,12 @@ def against_training(ids: list[int], ours: np.ndarray, theirs: np.ndarray, decod
     return " and ".join(sorted(how)) if "other" not in how else "other"
 
 
+def as_parts(row: dict[str, Any]) -> dict[str, Any]:
+    """A row whose contents are lists of parts."""
+    return row | {"messages": [one | {"content": [{"type": "text", "text": one["content"]}]} if isinstance(one.get("content"), str)
+                               else one for one in row["messages"]]}
+
+
 def measure(name: str, templates: dict[str, str], work: pathlib.Path, governor: Any) -> collections.Counter:
     """Counts of one template. AssertionError names a row that differs."""
     source, counts = templates[name], collections.Counter()
@@ -138,10 +144,15 @@ def measure(name: str, templates: dict[str, str], work: pathlib.Path, governor: 
     reference = Reference(folder)
     tags = _TAGS.search(source) is not None
     twin = templates.get(f"{name}_training")
+    # A template for pictures may write nothing of texts, and is given what its processor gives it.
+    plain = kinds.KINDS["one answer"]
+    reads_parts = reference.text(source, plain) is None or reference.loses(source, plain)
     switched = [kind for kind, row in kinds.KINDS.items() if "chat_template_kwargs" in row and "enable_thinking" in source]
     for some, given in (([kind for kind in kinds.KINDS if kind not in switched], None), (switched, {"enable_thinking": False})):
         rows = {kind: kinds.KINDS[kind] if given else {key: value for key, value in kinds.KINDS[kind].items() if key != "chat_template_kwargs"}
                 for kind in some}
+        if reads_parts:
+            rows = {kind: as_parts(row) for kind, row in rows.items()}
         ours = iter(imported(source, list(rows.values()), folder, work, governor, given))
         found = next(ours, None)
         for kind, row in rows.items():
