@@ -22,6 +22,7 @@ struct TypedImport {
   std::vector<std::string> inputs{};
   std::string out{};
   std::string vocabulary{};
+  std::string dialect{"auto"};
   std::string memory_limit{};
   bool include_all{false};
   bool json{false};
@@ -34,6 +35,11 @@ int import_frames(const TypedImport& typed) {
   options.inputs = {typed.inputs.begin(), typed.inputs.end()};
   options.out = typed.out;
   options.vocabulary = typed.vocabulary;
+  const auto dialect = can_dialect_named(typed.dialect);
+  if (!dialect) {
+    return report(dialect.error(), kUsageStatus);
+  }
+  options.dialect = *dialect;
   if (typed.include_all) {
     options.exclude.clear();
   }
@@ -68,8 +74,8 @@ int import_frames(const TypedImport& typed) {
 void add_import_can(CLI::App& command, int& status) {
   auto typed = std::make_shared<TypedImport>();
   CanImportOptions& options = typed->options;
-  auto* can =
-      command.add_subcommand("can", "Frames of a CAN bus (.csv, .csv.gz), or saved graphs (.pt)");
+  auto* can = command.add_subcommand(
+      "can", "Frames of a CAN bus (CSV, HCRL, candump, ROAD; .gz too), or saved graphs (.pt)");
   can->add_option("CSV", typed->inputs,
                   "Files and folders of frames; those named test_* are for testing")
       ->required();
@@ -80,7 +86,11 @@ void add_import_can(CLI::App& command, int& status) {
   can->add_option("--validation", options.validation,
                   "Share of the training graphs held out [0.2]");
   can->add_option("--seed", options.seed, "Seed that chooses the graphs held out [42]");
-  can->add_option("--columns", options.columns, "Names of time, id, payload and label")
+  can->add_option("--dialect", typed->dialect,
+                  "How lines are read: auto, csv, decimal, hcrl, candump or road [auto: as the "
+                  "first line of a file shows]");
+  can->add_option("--columns", options.columns,
+                  "Names of time, id, payload and label; - for a time or label that is not there")
       ->delimiter(',')
       ->allow_extra_args(false);
   can->add_option("--vocabulary", typed->vocabulary,
@@ -107,6 +117,7 @@ void add_import_can(CLI::App& command, int& status) {
   can->add_flag("--quiet", typed->quiet, "Progress is not shown");
   can->footer(
       "\nExample:\n  plimsoll import can set_01/ --out graphs/ --window 100 --stride 100"
+      "\n  plimsoll import can DoS_dataset.csv normal_run_data.txt --dialect hcrl --out graphs/"
       "\n  plimsoll import can survival/ --out graphs/ --normal-ids"
       "\n  plimsoll import can processed_graphs.pt --out graphs/");
   can->callback([typed, &status] { status = import_frames(*typed); });

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// import_can: frames of a CAN bus, as CSV, become a GraphSet: one graph a window of frames.
+// import_can: frames of a CAN bus, as CSV or logs, become a GraphSet: one graph a window of frames.
 //
 // A frame points at the one after it. Of a window the ids are the nodes, the distinct pairs of
 // consecutive ids the edges, and the label says whether any frame was an attack.
@@ -12,6 +12,7 @@
 //          about 600 bytes a graph.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <filesystem>
 #include <functional>
@@ -24,8 +25,23 @@
 
 namespace plimsoll {
 
+/// How the lines of a file are read. kAuto: as its first line shows.
+enum class CanDialect : std::uint8_t {
+  kAuto,
+  kCsv,      ///< Columns with a header, or time, id, payload and label without one.
+  kDecimal,  ///< The same, with ids and bytes in decimal.
+  kHcrl,     ///< HCRL's rows (time, id, DLC, bytes, R or T) or texts ("Timestamp: … DLC: …").
+  kCandump,  ///< Logs of can-utils: "(time) can0 123#11223344".
+  kRoad,     ///< The same, with labels from the capture_metadata.json beside it.
+};
+inline constexpr std::array<const char*, 6> kCanDialects{"auto", "csv",     "decimal",
+                                                         "hcrl", "candump", "road"};
+/// Errors: kInvalidArgument, with the names there are.
+Result<CanDialect> can_dialect_named(const std::string& name);
+
 struct CanImportOptions {
-  /// Files, and folders in which every .csv and .csv.gz is taken. A file whose name, or the nearest
+  /// Files, and folders in which every .csv and .log is taken (.gz, too), and every .txt that holds
+  /// frames as HCRL or candump write them. A file whose name, or the nearest
   /// folder that says so, begins with "test_" is for testing; all others are for training. Or all
   /// of them .pt: graphs the original program saved, each with its id_mapping.pkl beside it.
   std::vector<std::filesystem::path> inputs{};
@@ -36,7 +52,9 @@ struct CanImportOptions {
   std::uint64_t seed{42};       ///< … chosen by this.
   /// Files with any of these in their name are left out.
   std::vector<std::string> exclude{"suppress", "masquerade"};
-  /// The header's names of time, id, payload and label. Known others are understood as well.
+  CanDialect dialect{CanDialect::kAuto};
+  /// The header's names of time, id, payload and label. Known others are understood as well, and
+  /// payloads with a column for each byte. "-" for a time or a label: the files have none.
   std::vector<std::string> columns{"timestamp", "arbitration_id", "data_field", "attack"};
   /// A GraphSet whose vocabulary is taken. Empty: every id of the training files (of all files when
   /// there are none of these). Ids that are not in it share the last index.

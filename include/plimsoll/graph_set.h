@@ -46,6 +46,7 @@ struct GraphFileInfo {
   std::int64_t attack_frames{0};
   std::int64_t left_over_frames{0};  ///< In no window, at the end or between windows.
   std::int64_t unknown_id_frames{0};
+  std::int64_t unlabelled_frames{0};  ///< Taken as normal: the file says nothing about them.
   std::int64_t empty_payloads{0};
   std::int64_t back_steps{0};  ///< Timestamps below the one before.
   std::int64_t blank_lines{0};
@@ -58,11 +59,27 @@ struct GraphFileInfo {
   std::int64_t bad_labels{0};
   std::int64_t bad_lines{0};     ///< Longer than a line may be.
   std::int64_t damaged_ends{0};  ///< Truncated or broken gzip: what followed is lost.
+  std::string first_skipped{};  ///< Of an import: "FILE:LINE: what was wrong", not kept in the set.
 
   [[nodiscard]] std::int64_t skipped_rows() const noexcept {
     return bad_fields + bad_timestamps + bad_ids + bad_payloads + bad_labels + bad_lines;
   }
 };
+
+/// Why frames were left out, as it is told.
+struct GraphSkipped {
+  const char* key;
+  const char* text;
+  std::int64_t GraphFileInfo::*count;
+};
+inline constexpr std::array<GraphSkipped, 7> kGraphSkipped{
+    {{"bad_fields", "skipped for their number of fields", &GraphFileInfo::bad_fields},
+     {"bad_timestamps", "skipped for their timestamp", &GraphFileInfo::bad_timestamps},
+     {"bad_ids", "skipped for their id", &GraphFileInfo::bad_ids},
+     {"bad_payloads", "skipped for their payload", &GraphFileInfo::bad_payloads},
+     {"bad_labels", "skipped for their label", &GraphFileInfo::bad_labels},
+     {"bad_lines", "skipped for their length", &GraphFileInfo::bad_lines},
+     {"damaged_ends", "damaged, its end lost", &GraphFileInfo::damaged_ends}}};
 
 /// What a set holds, read from its header.
 struct GraphSetInfo {

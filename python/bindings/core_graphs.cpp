@@ -254,7 +254,8 @@ bool import_frames(const Governor& governor, const std::vector<std::string>& inp
                    double validation, std::uint64_t seed, const std::vector<std::string>& columns,
                    const std::string& vocabulary, bool normal_ids,
                    const std::vector<std::string>& exclude, std::int64_t ids_max, bool skip_bad,
-                   bool rebuild, int threads, std::int64_t chunk_bytes) {
+                   const std::string& dialect, bool rebuild, int threads,
+                   std::int64_t chunk_bytes) {
   const CanImportOptions options{.inputs = {inputs.begin(), inputs.end()},
                                  .out = out,
                                  .window = window,
@@ -262,6 +263,7 @@ bool import_frames(const Governor& governor, const std::vector<std::string>& inp
                                  .validation = validation,
                                  .seed = seed,
                                  .exclude = exclude,
+                                 .dialect = can_dialect_named(dialect).or_throw(),
                                  .columns = columns,
                                  .vocabulary = vocabulary,
                                  .normal_ids = normal_ids,
@@ -297,8 +299,8 @@ void bind_graphs(nb::module_& m) {
   m.def("import_can", &import_frames, nb::arg("governor"), nb::arg("inputs"), nb::arg("out"),
         nb::arg("window"), nb::arg("stride"), nb::arg("validation"), nb::arg("seed"),
         nb::arg("columns"), nb::arg("vocabulary"), nb::arg("normal_ids"), nb::arg("exclude"),
-        nb::arg("ids_max"), nb::arg("skip_bad"), nb::arg("rebuild"), nb::arg("threads"),
-        nb::arg("chunk_bytes"));
+        nb::arg("ids_max"), nb::arg("skip_bad"), nb::arg("dialect"), nb::arg("rebuild"),
+        nb::arg("threads"), nb::arg("chunk_bytes"));
 }
 
 }  // namespace plimsoll::python

@@ -28,15 +28,21 @@ def import_can(inputs: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
                validation: float = 0.2, seed: int = 42,
                columns: Sequence[str] = ("timestamp", "arbitration_id", "data_field", "attack"),
                vocabulary: str | os.PathLike[str] | None = None, normal_ids: bool = False,
-               exclude: Sequence[str] = ("suppress", "masquerade"), ids_max: int = 65536,
+               dialect: str = "auto", exclude: Sequence[str] = ("suppress", "masquerade"), ids_max: int = 65536,
                skip_bad: bool = False, rebuild: bool = False, threads: int = 1,
                chunk: int | str = "1MiB", governor: Governor | None = None) -> dict[str, Any]:
-    """Makes a graph set in `out` of CAN frames in CSV; what `plimsoll import can` does.
+    """Makes a graph set in `out` of CAN frames in CSV or logs; what `plimsoll import can` does.
 
-    inputs:     files and folders (.csv, .csv.gz). What is named test_*, or lies in a folder so
+    inputs:     files and folders (.csv and .log, .gz or not, and .txt that hold frames). What is named test_*, or lies in a folder so
                 named, is for testing; all else is for training.
     window:     frames of a graph; stride: from the first frame of one to that of the next.
     validation: share of the training graphs held out, chosen by `seed`.
+    columns:    the header's names of time, id, payload and label; "-" for a time or a label that the files have not:
+                such frames are taken as normal, and counted.
+    dialect:    how lines are read: "csv" (a header, or these four columns), "decimal" (the same, with ids and bytes in
+                decimal), "hcrl" (time, id, DLC, bytes, and R or T for injected; or "Timestamp: … ID: … DLC: …"),
+                "candump" (logs of can-utils), "road" (the same, with labels of the capture_metadata.json beside them).
+                "auto": as the first line of each file shows.
     vocabulary: a graph set whose ids are taken; by default those of the training files. All other
                 ids share one index, the last.
     normal_ids: of the training files take only ids of frames that are no attack; an attack with
@@ -56,7 +62,7 @@ def import_can(inputs: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
     reused = _core.import_can(
         governor._core, [os.fspath(one) for one in given], os.fspath(out), window, stride,
         validation, seed, list(columns), "" if vocabulary is None else os.fspath(vocabulary),
-        normal_ids, list(exclude), ids_max, skip_bad, rebuild, threads, byte_size(chunk, "chunk"))
+        normal_ids, list(exclude), ids_max, skip_bad, dialect, rebuild, threads, byte_size(chunk, "chunk"))
     return {**json.loads(_core.describe(os.fspath(out))), "reused": reused}
 
 

@@ -56,19 +56,6 @@ struct CanBytes::ZstdUnpacker {
 struct CanBytes::ZstdUnpacker {};
 #endif
 
-namespace {
-
-// A frame, or one that is skipped, with which pzstd begins.
-bool is_zstd(const std::array<std::byte, 4>& magic) noexcept {
-  constexpr std::array kFrame{std::byte{0x28}, std::byte{0xB5}, std::byte{0x2F}, std::byte{0xFD}};
-  constexpr std::array kSkipped{std::byte{0x50}, std::byte{0x2A}, std::byte{0x4D}, std::byte{0x18}};
-  auto first = magic;
-  first[0] &= std::byte{0xF0};
-  return magic == kFrame || first == kSkipped;
-}
-
-}  // namespace
-
 CanBytes::CanBytes() noexcept = default;
 CanBytes::CanBytes(CanBytes&&) noexcept = default;
 CanBytes& CanBytes::operator=(CanBytes&&) noexcept = default;
@@ -80,14 +67,14 @@ Result<CanBytes> CanBytes::open(const std::filesystem::path& path, std::span<std
   PLIMSOLL_TRY(bytes.file_, File::open(path, FileMode::kRead));
   PLIMSOLL_TRY(bytes.file_bytes_, bytes.file_.size());
   bytes.packed_ = packed;
-  std::array<std::byte, 4> magic{};
-  const auto head = std::span(magic).first(
-      static_cast<std::size_t>(std::clamp<std::int64_t>(bytes.file_bytes_, 0, 4)));
+  std::array<std::byte, kFileHead> first{};
+  const auto head = std::span(first).first(std::min(
+      first.size(), static_cast<std::size_t>(std::max<std::int64_t>(0, bytes.file_bytes_))));
   PLIMSOLL_TRY_VOID(bytes.file_.read_at(0, head));
-  if (is_zstd(magic)) {
+  const FileSort sort = file_sort(head);
+  if (sort.kind == FileKind::kZstd) {
     if (!zstd) {
-      return fail(ErrorCode::kInvalidArgument, path.string() + ": packed by zstd",
-                  "unpack it first (zstd -d)");
+      return not_text(path.string(), sort);
     }
 #ifdef PLIMSOLL_HAVE_ZSTD
     bytes.zstd_ = std::make_unique<ZstdUnpacker>();
@@ -97,7 +84,7 @@ Result<CanBytes> CanBytes::open(const std::filesystem::path& path, std::span<std
                 "unpack it first (zstd -d), or build with zstd (libzstd-dev)");
 #endif
   }
-  if (magic[0] == std::byte{0x1F} && magic[1] == std::byte{0x8B}) {
+  if (sort.kind == FileKind::kGzip) {
 #ifdef PLIMSOLL_HAVE_ZLIB
     bytes.unpacker_ = std::make_unique<Unpacker>();
 #else
@@ -119,7 +106,26 @@ Result<std::int64_t> CanBytes::read_file(std::span<std::byte> out) {
   return size;
 }
 
+Result<FileSort> CanBytes::sort() {
+  auto got = read_on(head_);
+  if (!got && damage_.empty()) {
+    return tl::unexpected(std::move(got).error());
+  }
+  head_size_ = got ? static_cast<std::size_t>(*got) : 0;
+  return got ? file_sort(std::span(head_).first(head_size_)) : FileSort{};
+}
+
 Result<std::int64_t> CanBytes::read(std::span<std::byte> out) {
+  if (head_at_ == head_size_) {
+    return read_on(out);
+  }
+  const std::size_t size = std::min(out.size(), head_size_ - head_at_);
+  std::copy_n(head_.begin() + static_cast<std::ptrdiff_t>(head_at_), size, out.begin());
+  head_at_ += size;
+  return static_cast<std::int64_t>(size);
+}
+
+Result<std::int64_t> CanBytes::read_on(std::span<std::byte> out) {
   if (too_wide_) {
     return fail(ErrorCode::kInvalidArgument, damage_,
                 "pack it again without --ultra and --long, or unpack it first (zstd -d --long=31)");
@@ -202,7 +208,7 @@ Result<std::int64_t> CanBytes::unpack(std::span<std::byte> out) {
   }
   const auto size = static_cast<std::int64_t>(out.size() - stream.avail_out);
   if (size == 0 && !damage_.empty()) {
-    return read(out);
+    return read_on(out);
   }
   return size;
 }
@@ -252,7 +258,7 @@ Result<std::int64_t> CanBytes::unpack_zstd(std::span<std::byte> out) {
     }
   }
   if (into.pos == 0 && !damage_.empty()) {
-    return read(out);
+    return read_on(out);
   }
   return static_cast<std::int64_t>(into.pos);
 }

@@ -2,13 +2,14 @@
 //
 // CanBytes: the bytes of a file in order, unpacked where it is packed by gzip or zstd.
 //
-// Which it is, its first bytes say, never the name. Several members (frames) follow one another as
-// gzip's and zstd's own tools allow; zeros after the last member of a gzip are padding.
-// Reading order: this file, can_csv.h.
+// Which it is, its first bytes say (file_kind.h), never the name. Several members (frames) follow
+// one another as gzip's and zstd's own tools allow; zeros after the last member of a gzip are
+// padding. Reading order: file_kind.h, this file, can_csv.h.
 //
 // Threads: single-owner.   Memory: the window of zlib or zstd, and the buffer lent at open.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
@@ -16,6 +17,7 @@
 #include <span>
 #include <string>
 
+#include "data/file_kind.h"
 #include "os/file.h"
 #include "plimsoll/result.h"
 
@@ -39,7 +41,11 @@ class CanBytes {
   CanBytes& operator=(CanBytes&&) noexcept;
   ~CanBytes();
 
-  /// Fills as much of `out` as there is; fewer bytes only at the end, where 0 are left.
+  /// What the unpacked bytes are, by the first of them, which read() gives nevertheless. Where they
+  /// are damaged, read() says so. Requires: nothing was read. Errors: kIo.
+  Result<FileSort> sort();
+
+  /// Fills `out`, or less of it: how many bytes; 0 at the end alone.
   /// Errors: kCorrupt (a damaged or truncated gzip or zstd: what was unpacked before it has been
   ///         handed out), kInvalidArgument (a zstd with a larger window), kIo.
   Result<std::int64_t> read(std::span<std::byte> out);
@@ -64,6 +70,7 @@ class CanBytes {
   struct ZstdUnpacker;
   CanBytes() noexcept;
   Result<std::int64_t> read_file(std::span<std::byte> out);
+  Result<std::int64_t> read_on(std::span<std::byte> out);
   Result<std::int64_t> unpack(std::span<std::byte> out);
   Result<std::int64_t> unpack_zstd(std::span<std::byte> out);
   Result<void> refill();
@@ -74,6 +81,9 @@ class CanBytes {
   std::int64_t at_{0};
   std::uint32_t crc_{0};
   std::span<std::byte> packed_;
+  std::array<std::byte, kFileHead> head_{};  // Bytes [head_at_, head_size_) are for read().
+  std::size_t head_at_{0};
+  std::size_t head_size_{0};
   std::string damage_;                  // Not empty: what the next read() says is wrong.
   bool too_wide_{false};                // The damage is a zstd's window.
   std::unique_ptr<Unpacker> unpacker_;  // Of a gzip.

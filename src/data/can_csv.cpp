@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <charconv>
-#include <cmath>
 #include <cstring>
 #include <utility>
 
@@ -14,61 +13,12 @@
 namespace plimsoll {
 namespace {
 
-constexpr std::uint8_t kNoDigit = 0xFF;
-constexpr std::uint32_t kIdMost = 0x1FFFFFFF;  // 29 bits: the extended format.
 constexpr const char* kRowAdvice =
     "mend the row, or pass --skip-bad (skip_bad) to leave such rows out and count them";
 constexpr const char* kColumnAdvice =
-    "pass --columns TIME,ID,PAYLOAD,LABEL (columns) with the names in its header";
-
-constexpr std::array<std::uint8_t, 256> make_hex_digits() {
-  std::array<std::uint8_t, 256> digits{};
-  digits.fill(kNoDigit);
-  for (std::uint8_t i = 0; i < 10; ++i) {
-    digits[static_cast<std::size_t>('0' + i)] = i;
-  }
-  for (std::uint8_t i = 0; i < 6; ++i) {
-    digits[static_cast<std::size_t>('a' + i)] = static_cast<std::uint8_t>(10 + i);
-    digits[static_cast<std::size_t>('A' + i)] = static_cast<std::uint8_t>(10 + i);
-  }
-  return digits;
-}
-constexpr std::array<std::uint8_t, 256> kHex = make_hex_digits();
-
-std::uint8_t hex(char c) noexcept {
-  return kHex[static_cast<unsigned char>(c)];
-}
-
-bool is_space(char c) noexcept {
-  return c == ' ' || c == '\t' || c == '\r';
-}
-
-std::string_view trim(std::string_view text) noexcept {
-  while (!text.empty() && is_space(text.front())) {
-    text.remove_prefix(1);
-  }
-  while (!text.empty() && is_space(text.back())) {
-    text.remove_suffix(1);
-  }
-  return text;
-}
-
-// Without the spaces, then the quotes, then the spaces within them.
-std::string_view bare(std::string_view text) noexcept {
-  text = trim(text);
-  if (text.size() >= 2 && text.front() == '"' && text.back() == '"') {
-    text = trim(text.substr(1, text.size() - 2));
-  }
-  return text;
-}
-
-std::string lower(std::string_view text) {
-  std::string out(text);
-  std::transform(out.begin(), out.end(), out.begin(), [](char c) {
-    return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
-  });
-  return out;
-}
+    "pass --columns TIME,ID,PAYLOAD,LABEL (columns) with the names in its header, - for a time or "
+    "a label that it has not, or --dialect (dialect)";
+constexpr const char* kDialectAdvice = "pass --dialect (dialect) with the one it is of, or auto";
 
 // What an error shows of a line: its beginning, with whatever is no text as a dot.
 std::string excerpt(std::string_view line) {
@@ -79,123 +29,89 @@ std::string excerpt(std::string_view line) {
   return line.size() > kShown ? out + "…" : out;
 }
 
-// Seconds as nanoseconds. Plain decimals are the rule; exponents and the like go the long way.
-bool parse_time(std::string_view text, std::int64_t& ns) noexcept {
-  constexpr std::size_t kWholeDigitsMost = 9 + 1;  // 9,999,999,999 s is the year 2286.
-  constexpr double kNsPerSecond = 1e9;
-  constexpr double kSecondsMost = 9.2e9;
-  std::int64_t whole = 0;
-  std::size_t at = 0;
-  while (at < text.size() && text[at] >= '0' && text[at] <= '9' && at < kWholeDigitsMost) {
-    whole = whole * 10 + (text[at++] - '0');
-  }
-  std::int64_t fraction = 0;
-  std::size_t digits = 0;
-  if (at > 0 && at < text.size() && text[at] == '.') {
-    for (++at; at < text.size() && text[at] >= '0' && text[at] <= '9' && digits < 9; ++digits) {
-      fraction = fraction * 10 + (text[at++] - '0');
-    }
-  }
-  if (at > 0 && at == text.size() && whole < static_cast<std::int64_t>(kSecondsMost)) {
-    for (; digits < 9; ++digits) {
-      fraction *= 10;
-    }
-    ns = whole * static_cast<std::int64_t>(kNsPerSecond) + fraction;
-    return true;
-  }
-  double seconds = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), seconds);
-  if (text.empty() || error != std::errc() || end != text.data() + text.size() ||
-      !(std::abs(seconds) < kSecondsMost)) {
-    return false;
-  }
-  ns = static_cast<std::int64_t>(seconds * kNsPerSecond);
-  return true;
-}
-
-bool parse_id(std::string_view text, std::uint32_t& id) noexcept {
-  if (text.size() > 2 && text[0] == '0' && (text[1] == 'x' || text[1] == 'X')) {
-    text.remove_prefix(2);
-  }
-  std::uint64_t value = 0;
-  for (const char c : text) {
-    const std::uint8_t digit = hex(c);
-    if (digit == kNoDigit || value > kIdMost) {
-      return false;
-    }
-    value = value * 16 + digit;
-  }
-  id = static_cast<std::uint32_t>(value);
-  return !text.empty() && value <= kIdMost;
-}
-
-bool parse_payload(std::string_view text, std::array<std::uint8_t, 8>& bytes) noexcept {
-  bytes.fill(0);
-  std::size_t count = 0;
-  for (std::size_t at = 0; at < text.size(); ++count) {
-    if (is_space(text[at]) && count > 0) {  // Between bytes.
-      ++at;
-      --count;
-      continue;
-    }
-    if (count == bytes.size() || at + 1 == text.size()) {
-      return false;
-    }
-    const std::uint8_t high = hex(text[at]);
-    const std::uint8_t low = hex(text[at + 1]);
-    if (high == kNoDigit || low == kNoDigit) {
-      return false;
-    }
-    bytes[count] = static_cast<std::uint8_t>(high << 4 | low);
-    at += 2;
-  }
-  return true;
-}
-
-bool parse_label(std::string_view text, std::uint8_t& attack) noexcept {
-  if (text.empty() || (text[0] != '0' && text[0] != '1')) {
-    return false;
-  }
-  attack = static_cast<std::uint8_t>(text[0] - '0');
-  return text.size() == 1 || text == "0.0" || text == "1.0";
+// A name of a column in small letters and digits alone: "DATA[0]" is "data0".
+std::string plain_name(std::string_view name) {
+  std::string plain = can_lower(can_bare(name));
+  std::erase_if(plain, [](char c) { return !((c >= 'a' && c <= 'z') || (c >= '0' && c <= '9')); });
+  return plain;
 }
 
 // Names of columns seen in the field beside those of the options.
-bool known_name(int column, const std::string& name) {
+bool known_name(std::size_t column, const std::string& name) {
   static const std::array<std::vector<std::string>, 4> kNames{
-      {{"timestamp", "time", "t"},
-       {"arbitration_id", "can_id", "can id", "id"},
-       {"data_field", "data", "payload"},
+      {{"timestamp", "time", "t", "ts", "timestamps", "times"},
+       {"arbitrationid", "canid", "id", "messageid", "msgid"},
+       {"datafield", "data", "payload"},
        {"attack", "label", "flag"}}};
-  const auto& names = kNames[static_cast<std::size_t>(column)];
+  const auto& names = kNames[column];
   return std::find(names.begin(), names.end(), name) != names.end();
+}
+
+// Which byte of a payload a column has: of "data0", "d1", "byte7" and the like.
+std::optional<int> byte_number(const std::string& name) {
+  static const std::vector<std::string> kNames{"data", "d", "byte", "b", "databyte", "payload"};
+  if (name.size() < 2 || name.back() < '0' || name.back() > '9') {
+    return std::nullopt;
+  }
+  if (std::find(kNames.begin(), kNames.end(), name.substr(0, name.size() - 1)) == kNames.end()) {
+    return std::nullopt;
+  }
+  return name.back() - '0';
+}
+
+bool is_length(const std::string& name) {
+  return name == "dlc" || name == "len" || name == "length" || name == "datalength";
+}
+
+const char* dialect_name(CanDialect dialect) {
+  return kCanDialects[static_cast<std::size_t>(dialect)];
 }
 
 }  // namespace
 
-CanCsv::CanCsv(CanBytes bytes, std::span<std::byte> buffer, std::vector<std::string> columns,
-               std::string name, bool skip_bad, Look look)
+Result<CanDialect> can_dialect_named(const std::string& name) {
+  const auto* const found = std::find(kCanDialects.begin(), kCanDialects.end(), name);
+  if (found == kCanDialects.end()) {
+    return fail(ErrorCode::kInvalidArgument, fmt::format("there is no dialect \"{}\"", name),
+                "--dialect (dialect) is auto, csv, decimal, hcrl, candump or road");
+  }
+  return static_cast<CanDialect>(found - kCanDialects.begin());
+}
+
+CanCsv::CanCsv(CanBytes bytes, std::span<std::byte> buffer, CanCsvOptions options, Look look)
     : bytes_(std::move(bytes)),
       buffer_(reinterpret_cast<char*>(buffer.data()), buffer.size()),
-      columns_(std::move(columns)),
-      name_(std::move(name)),
-      skip_bad_(skip_bad),
-      look_(std::move(look)) {
+      options_(std::move(options)),
+      look_(std::move(look)),
+      decimal_(options_.dialect == CanDialect::kDecimal) {
   PLIMSOLL_CHECK(buffer.size() > static_cast<std::size_t>(kCanLineMax), "a buffer below a line");
   column_of_field_.fill(-1);
-  for (int i = 0; i < kColumns; ++i) {
+  for (int i = 0; i < kNamed; ++i) {
     column_of_field_[static_cast<std::size_t>(i)] = i;
   }
 }
 
 tl::unexpected<Error> CanCsv::refuse(const std::string& what, const char* advice) const {
-  return fail(ErrorCode::kInvalidArgument, fmt::format("{}:{}: {}", name_, line_, what), advice);
+  return fail(ErrorCode::kInvalidArgument, fmt::format("{}:{}: {}", options_.name, line_, what),
+              advice);
+}
+
+void CanCsv::note_skipped(const std::string& what) {
+  if (counts_.first_skipped.empty()) {
+    counts_.first_skipped = fmt::format("{}:{}: {}", options_.name, line_, what);
+  }
 }
 
 // ---- Lines ----
 
 // Moves what is left to the front and reads behind it, at most a chunk: the buffer less a line.
 Result<void> CanCsv::fill() {
+  if (bytes_.position() == 0) {
+    PLIMSOLL_TRY(const FileSort sort, bytes_.sort());
+    if (sort.kind != FileKind::kText && sort.kind != FileKind::kEmpty) {
+      return not_text(options_.name, sort);
+    }
+  }
   std::memmove(buffer_.data(), buffer_.data() + begin_, end_ - begin_);
   end_ -= begin_;
   begin_ = 0;
@@ -206,18 +122,19 @@ Result<void> CanCsv::fill() {
     at_end_ = *got == 0;
     end_ += static_cast<std::size_t>(*got);
     if (look_ && !look_(bytes_.position(), *got)) {
-      return fail(ErrorCode::kInvalidArgument, name_ + ": import cancelled");
+      return fail(ErrorCode::kInvalidArgument, options_.name + ": import cancelled");
     }
     return {};
   }
   if (got.error().code != ErrorCode::kCorrupt) {
     return tl::unexpected(got.error());
   }
-  if (!skip_bad_) {
+  if (!options_.skip_bad) {
     return fail(ErrorCode::kCorrupt,
-                fmt::format("{}:{}: {}", name_, line_ + 1, *got.error().detail),
+                fmt::format("{}:{}: {}", options_.name, line_ + 1, *got.error().detail),
                 got.error().advice);
   }
+  note_skipped(*got.error().detail);
   // The line that the damage cut is lost with it.
   ++counts_.damaged_ends;
   at_end_ = true;
@@ -235,11 +152,12 @@ Result<bool> CanCsv::next_line(std::string_view& line) {
       if (looked >= static_cast<std::size_t>(kCanLineMax)) {
         if (!dropping_) {
           ++line_;
-          if (!skip_bad_) {
+          if (!options_.skip_bad) {
             return refuse(fmt::format("a line longer than {} bytes: not CSV (\"{}\")", kCanLineMax,
                                       excerpt({buffer_.data() + begin_, looked})),
                           kRowAdvice);
           }
+          note_skipped("longer than a line may be");
           --line_;
           ++counts_.bad_lines;
         }
@@ -264,11 +182,12 @@ Result<bool> CanCsv::next_line(std::string_view& line) {
       continue;
     }
     if (line.size() >= static_cast<std::size_t>(kCanLineMax)) {
-      if (!skip_bad_) {
+      if (!options_.skip_bad) {
         return refuse(fmt::format("a line longer than {} bytes: not CSV (\"{}\")", kCanLineMax,
                                   excerpt(line)),
                       kRowAdvice);
       }
+      note_skipped("longer than a line may be");
       ++counts_.bad_lines;
       looked = 0;
       continue;
@@ -282,10 +201,11 @@ Result<bool> CanCsv::next_line(std::string_view& line) {
 bool CanCsv::split(std::string_view line, Fields& fields) const noexcept {
   const char* at = line.data();
   const char* const end = at + line.size();
+  const char separator = shape_.separator;
   fields.count = 0;
   for (;;) {
     const char* const begin = at;
-    while (at != end && *at != ',') {
+    while (at != end && *at != separator) {
       ++at;
     }
     if (fields.count == fields_) {
@@ -294,7 +214,7 @@ bool CanCsv::split(std::string_view line, Fields& fields) const noexcept {
     const int column = column_of_field_[static_cast<std::size_t>(fields.count++)];
     if (column >= 0) {
       fields.wanted[static_cast<std::size_t>(column)] =
-          bare({begin, static_cast<std::size_t>(at - begin)});
+          can_bare({begin, static_cast<std::size_t>(at - begin)});
     }
     if (at == end) {
       return fields.count == fields_;
@@ -303,94 +223,261 @@ bool CanCsv::split(std::string_view line, Fields& fields) const noexcept {
   }
 }
 
-CanCsv::Bad CanCsv::parse(std::string_view line, CanFrame& frame) noexcept {
+// A column a byte: those that a frame has, and nothing in the columns behind them.
+CanBad CanCsv::parse_byte_columns(const Fields& fields, CanRow& row) const noexcept {
+  row.frame.bytes.fill(0);
+  bool ended = false;
+  for (int i = 0; i < byte_columns_; ++i) {
+    const std::string_view text = fields.wanted[static_cast<std::size_t>(kNamed + i)];
+    if (text.empty()) {
+      ended = true;
+      row.empty = row.empty || i == 0;
+    } else if (ended ||
+               !parse_can_byte(text, decimal_, row.frame.bytes[static_cast<std::size_t>(i)])) {
+      return CanBad::kPayload;
+    }
+  }
+  return CanBad::kNone;
+}
+
+CanBad CanCsv::parse_columns(std::string_view line, CanRow& row) noexcept {
   Fields fields;
   if (!split(line, fields)) {
-    return Bad::kFields;
+    return CanBad::kFields;
   }
-  std::int64_t time_ns = 0;
-  if (!parse_time(fields.wanted[0], time_ns)) {
-    return Bad::kTimestamp;
+  if (has_[0] && !parse_can_time(fields.wanted[0], row.time)) {
+    return CanBad::kTimestamp;
   }
-  if (!parse_id(fields.wanted[1], frame.id)) {
-    return Bad::kId;
+  if (!parse_can_id(fields.wanted[1], decimal_, row.frame.id)) {
+    return CanBad::kId;
   }
-  if (!parse_payload(fields.wanted[2], frame.bytes)) {
-    return Bad::kPayload;
+  if (byte_columns_ > 0) {
+    if (const CanBad bad = parse_byte_columns(fields, row); bad != CanBad::kNone) {
+      return bad;
+    }
+  } else if (!parse_can_payload(fields.wanted[2], row.frame.bytes)) {
+    return CanBad::kPayload;
+  } else {
+    row.empty = fields.wanted[2].empty();
   }
-  if (!parse_label(fields.wanted[3], frame.attack)) {
-    return Bad::kLabel;
+  row.labelled = has_[3];
+  return !has_[3] || parse_can_label(fields.wanted[3], row.frame.attack) ? CanBad::kNone
+                                                                         : CanBad::kLabel;
+}
+
+CanBad CanCsv::parse(std::string_view line, CanFrame& frame) noexcept {
+  CanRow row;
+  const CanBad bad = shape_.form == CanForm::kColumns ? parse_columns(line, row)
+                                                      : read_can_line(line, shape_, decimal_, row);
+  if (bad != CanBad::kNone) {
+    return bad;
   }
-  counts_.back_steps += time_ns < last_time_ns_ ? 1 : 0;
-  counts_.empty_payloads += fields.wanted[2].empty() ? 1 : 0;
-  counts_.attack_frames += frame.attack;
+  if (counts_.frames == 0) {
+    first_time_ = row.time;
+  }
+  if (options_.road && !row.labelled) {
+    row.labelled = options_.road->known;
+    row.frame.attack = options_.road->injected(row.frame, first_time_, row.time) ? 1 : 0;
+  }
+  counts_.back_steps += row.time < last_time_ ? 1 : 0;
+  counts_.empty_payloads += row.empty ? 1 : 0;
+  counts_.unlabelled_frames += row.labelled ? 0 : 1;
+  counts_.attack_frames += row.frame.attack;
   ++counts_.frames;
-  last_time_ns_ = time_ns;
-  return Bad::kNone;
+  last_time_ = row.time;
+  frame = row.frame;
+  return CanBad::kNone;
+}
+
+// ---- The first line ----
+
+// True where it is a frame of a form that needs no header, and of the dialect asked for.
+Result<bool> CanCsv::known_form(std::string_view line) {
+  const CanDialect dialect = options_.dialect;
+  if (const char* const foreign = foreign_can_log(line)) {
+    return refuse(foreign,
+                  "convert it to a log of candump's (python -m can.logconvert FILE FILE.log)");
+  }
+  const CanShape shape = can_shape(line, decimal_);
+  const bool dumped = dialect == CanDialect::kCandump || dialect == CanDialect::kRoad;
+  const bool wanted = dialect == CanDialect::kAuto ||
+                      (shape.form == CanForm::kCandump
+                           ? dumped
+                           : dialect == CanDialect::kHcrl || dialect == CanDialect::kDecimal);
+  shape_.separator = shape.separator;
+  if (shape.form != CanForm::kColumns && wanted) {
+    shape_ = shape;
+    return true;
+  }
+  if (dumped || shape.form != CanForm::kColumns) {
+    return refuse(
+        fmt::format("no line of the dialect {} (\"{}\")", dialect_name(dialect), excerpt(line)),
+        kDialectAdvice);
+  }
+  return false;
 }
 
 Result<bool> CanCsv::begin_file(std::string_view line) {
-  CanFrame ignored;
-  Fields fields;
-  std::int64_t time_ns = 0;
-  if (split(line, fields) && parse_time(fields.wanted[0], time_ns) &&
-      parse_id(fields.wanted[1], ignored.id)) {
-    return false;  // No header: the columns are in the usual order.
+  PLIMSOLL_TRY(const bool known, known_form(line));
+  if (known) {
+    return false;
   }
-  std::array<int, kColumns> found{-1, -1, -1, -1};
-  column_of_field_.fill(-1);
-  int count = 0;
-  for (std::string_view rest = line;; ++count) {
-    if (count == kFieldsMax) {
-      return refuse(fmt::format("more than {} columns", kFieldsMax), kColumnAdvice);
-    }
-    const auto comma = rest.find(',');
-    const std::string name = lower(bare(rest.substr(0, comma)));
-    for (int column = 0; column < kColumns; ++column) {
-      const auto slot = static_cast<std::size_t>(column);
-      if (name != lower(columns_[slot]) && !known_name(column, name)) {
-        continue;
-      }
-      if (found[slot] >= 0) {
-        return refuse(fmt::format("two columns could be \"{}\"", columns_[slot]), kColumnAdvice);
-      }
-      found[slot] = count;
-      column_of_field_[static_cast<std::size_t>(count)] = column;
-      break;
-    }
-    if (comma == std::string_view::npos) {
-      ++count;
-      break;
-    }
-    rest.remove_prefix(comma + 1);
-  }
-  for (std::size_t column = 0; column < kColumns; ++column) {
-    if (found[column] < 0) {
-      return refuse(fmt::format("no column \"{}\" in \"{}\"", columns_[column], excerpt(line)),
-                    kColumnAdvice);
+  const std::size_t first = line.find(shape_.separator);
+  CanTime time;
+  std::uint32_t id = 0;
+  if (first != std::string_view::npos && parse_can_time(can_bare(line.substr(0, first)), time)) {
+    const std::string_view rest = line.substr(first + 1);
+    if (parse_can_id(can_bare(rest.substr(0, rest.find(shape_.separator))), decimal_, id)) {
+      return false;  // No header: the columns are in the usual order.
     }
   }
-  fields_ = count;
-  counts_.ignored_columns = count - kColumns;
+  PLIMSOLL_TRY_VOID(begin_columns(line));
   return true;
 }
 
-Result<void> CanCsv::refuse_or_count(Bad bad, std::string_view line) {
+Result<std::vector<std::string>> CanCsv::header_names(std::string_view line) const {
+  std::vector<std::string> names;
+  for (std::string_view rest = line;;) {
+    if (names.size() == kFieldsMax) {
+      return refuse(fmt::format("more than {} columns", kFieldsMax), kColumnAdvice);
+    }
+    const auto at = rest.find(shape_.separator);
+    names.push_back(can_lower(can_bare(rest.substr(0, at))));
+    if (at == std::string_view::npos) {
+      return names;
+    }
+    rest.remove_prefix(at + 1);
+  }
+}
+
+// The four columns of the options, by these names or known others.
+Result<void> CanCsv::find_named(const std::vector<std::string>& names, std::string_view line) {
+  constexpr std::size_t kLabel = 3;
+  std::array<int, kNamed> found{-1, -1, -1, -1};
+  const auto take = [&](std::size_t column, auto matches) -> Result<void> {
+    for (std::size_t i = 0; i < names.size(); ++i) {
+      if (!matches(names[i])) {
+        continue;
+      }
+      if (found[column] >= 0) {
+        return refuse(fmt::format("two columns could be \"{}\"", options_.columns[column]),
+                      kColumnAdvice);
+      }
+      found[column] = static_cast<int>(i);
+    }
+    return {};
+  };
+  for (std::size_t column = 0; column < kNamed; ++column) {
+    const std::string wanted = can_lower(options_.columns[column]);
+    has_[column] = wanted != "-";
+    if (has_[column]) {
+      PLIMSOLL_TRY_VOID(take(column, [&](const std::string& name) {
+        return name == wanted || known_name(column, plain_name(name));
+      }));
+    }
+  }
+  if (has_[kLabel] && found[kLabel] < 0) {
+    PLIMSOLL_TRY_VOID(
+        take(kLabel, [](const std::string& name) { return plain_name(name) == "class"; }));
+  }
+  column_of_field_.fill(-1);
+  for (std::size_t column = 0; column < kNamed; ++column) {
+    if (found[column] >= 0) {
+      column_of_field_[static_cast<std::size_t>(found[column])] = static_cast<int>(column);
+    }
+  }
+  PLIMSOLL_TRY_VOID(find_bytes(names));
+  for (std::size_t column = 0; column < kNamed; ++column) {
+    const bool needed = column == 2 ? byte_columns_ == 0 : has_[column];
+    if (needed && found[column] < 0) {
+      return refuse(
+          fmt::format("no column \"{}\" in \"{}\"", options_.columns[column], excerpt(line)),
+          kColumnAdvice);
+    }
+  }
+  return {};
+}
+
+// Columns of single bytes: "data0" … "data7", or "d1" … "d8", or "data", "data1" … "data7".
+Result<void> CanCsv::find_bytes(const std::vector<std::string>& names) {
+  std::array<int, 10> at{};
+  at.fill(-1);
+  int whole = -1;
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    if (column_of_field_[i] == 2) {
+      whole = static_cast<int>(i);
+    } else if (const auto number = byte_number(plain_name(names[i]));
+               number && column_of_field_[i] < 0) {
+      at[static_cast<std::size_t>(*number)] = static_cast<int>(i);
+    }
+  }
+  if (at[1] < 0 || (at[0] >= 0 && whole >= 0)) {
+    return {};  // None, or a column for the whole payload beside them.
+  }
+  if (whole >= 0) {
+    at[0] = whole;
+  } else if (at[0] < 0) {
+    std::rotate(at.begin(), at.begin() + 1, at.end());
+  }
+  const auto* const end = std::find(std::as_const(at).begin(), std::as_const(at).end(), -1);
+  byte_columns_ = static_cast<int>(end - std::as_const(at).begin());
+  if (byte_columns_ > kBytes ||
+      std::any_of(end, std::as_const(at).end(), [](int i) { return i >= 0; })) {
+    return refuse("its columns of single bytes are not numbered as those of 1 to 8 bytes",
+                  kColumnAdvice);
+  }
+  for (int i = 0; i < byte_columns_; ++i) {
+    column_of_field_[static_cast<std::size_t>(at[static_cast<std::size_t>(i)])] = kNamed + i;
+  }
+  return {};
+}
+
+Result<void> CanCsv::begin_columns(std::string_view line) {
+  PLIMSOLL_TRY(const std::vector<std::string> names, header_names(line));
+  PLIMSOLL_TRY_VOID(find_named(names, line));
+  fields_ = static_cast<int>(names.size());
+  // A header of HCRL's order. Its rows are as many fields as they have bytes, or filled up.
+  const bool hcrl = byte_columns_ > 0 && fields_ >= 3 && column_of_field_[0] == 0 &&
+                    column_of_field_[1] == 1 && is_length(plain_name(names[2]));
+  if (hcrl) {
+    bool in_order = true;
+    for (int i = 0; i < byte_columns_; ++i) {
+      const auto field = static_cast<std::size_t>(3 + i);
+      in_order = in_order && 3 + i < fields_ && column_of_field_[field] == kNamed + i;
+    }
+    const int behind = 3 + byte_columns_;
+    const bool labelled =
+        behind < fields_ && column_of_field_[static_cast<std::size_t>(behind)] == 3;
+    if (in_order && fields_ == behind + (labelled ? 1 : 0)) {
+      shape_.form = CanForm::kHcrlRow;
+      shape_.labelled = labelled;
+      return {};
+    }
+  }
+  counts_.ignored_columns =
+      std::count(column_of_field_.begin(), column_of_field_.begin() + fields_, -1);
+  return {};
+}
+
+Result<void> CanCsv::refuse_or_count(CanBad bad, std::string_view line) {
   struct Kind {
     const char* what;
     std::int64_t GraphFileInfo::*count;
   };
   static constexpr std::array<Kind, 6> kKinds{
       {{"", nullptr},
-       {"not as many fields as columns", &GraphFileInfo::bad_fields},
+       {"not as many fields as columns, or bytes", &GraphFileInfo::bad_fields},
        {"the timestamp is no number", &GraphFileInfo::bad_timestamps},
        {"the id is no hexadecimal number of at most 29 bits", &GraphFileInfo::bad_ids},
        {"the payload is not 0 to 8 bytes in hexadecimal", &GraphFileInfo::bad_payloads},
-       {"the label is neither 0 nor 1", &GraphFileInfo::bad_labels}}};
+       {"the label is neither 0 nor 1, nor R or T, nor normal or attack",
+        &GraphFileInfo::bad_labels}}};
   const Kind& kind = kKinds[static_cast<std::size_t>(bad)];
-  if (!skip_bad_) {
-    return refuse(fmt::format("{} (\"{}\")", kind.what, excerpt(line)), kRowAdvice);
+  const std::string what = fmt::format("{} (\"{}\")", kind.what, excerpt(line));
+  if (!options_.skip_bad) {
+    return refuse(what, kRowAdvice);
   }
+  note_skipped(what);
   ++(counts_.*kind.count);
   return {};
 }
@@ -408,7 +495,7 @@ Result<std::int64_t> CanCsv::read(std::span<CanFrame> out) {
       if (line_ == 1 && line.starts_with(kByteOrderMark)) {
         line.remove_prefix(kByteOrderMark.size());
       }
-      if (!trim(line).empty()) {
+      if (!can_trim(line).empty()) {
         started_ = true;
         PLIMSOLL_TRY(const bool header, begin_file(line));
         if (header) {
@@ -416,10 +503,10 @@ Result<std::int64_t> CanCsv::read(std::span<CanFrame> out) {
         }
       }
     }
-    const Bad bad = parse(line, out[count]);
-    if (bad == Bad::kNone) {
+    const CanBad bad = parse(line, out[count]);
+    if (bad == CanBad::kNone) {
       ++count;
-    } else if (trim(line).empty()) {
+    } else if (can_trim(line).empty()) {
       ++counts_.blank_lines;
     } else {
       PLIMSOLL_TRY_VOID(refuse_or_count(bad, line));

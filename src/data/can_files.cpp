@@ -2,6 +2,7 @@
 #include "data/can_files.h"
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <system_error>
 #include <utility>
@@ -11,6 +12,8 @@
 #include <fmt/core.h>
 
 #include "base/check.h"
+#include "data/can_bytes.h"
+#include "data/can_forms.h"
 #include "data/column_shards.h"
 #include "os/directories.h"
 
@@ -26,9 +29,27 @@ std::string lower(std::string text) {
   return text;
 }
 
-bool is_csv(const fs::path& path) {
-  const std::string name = lower(path.filename().string());
-  return name.ends_with(".csv") || name.ends_with(".csv.gz");
+// Whether the first line is one that needs no header; false as well where it cannot be read.
+bool begins_with_frame(const fs::path& path) {
+  std::array<std::byte, 512> packed{};
+  std::array<std::byte, 512> text{};
+  auto bytes = CanBytes::open(path, packed);
+  const auto size = bytes ? bytes->read(text) : Result<std::int64_t>(0);
+  const std::string_view read(reinterpret_cast<const char*>(text.data()),
+                              size ? static_cast<std::size_t>(*size) : 0);
+  return can_shape(read.substr(0, read.find('\n')), false).form != CanForm::kColumns;
+}
+
+// A .csv, a .log, or a text of frames that needs no header to be known.
+bool has_frames(const fs::path& path) {
+  std::string name = lower(path.filename().string());
+  if (name.ends_with(".gz")) {
+    name.resize(name.size() - 3);
+  }
+  if (name.ends_with(".csv") || name.ends_with(".log")) {
+    return true;
+  }
+  return name.ends_with(".txt") && begins_with_frame(path);
 }
 
 // "set_01/a.csv" for a.csv below the folder …/set_01, or given by itself from there.
@@ -60,7 +81,7 @@ Result<void> add_folder(const fs::path& root, const fs::path& folder, std::vecto
     std::error_code status;
     if (fs::is_directory(fs::symlink_status(path, status))) {
       PLIMSOLL_TRY_VOID(add_folder(root, path, found));
-    } else if (is_csv(path) && !fs::is_directory(path, status)) {  // A link to nothing, too.
+    } else if (has_frames(path) && !fs::is_directory(path, status)) {  // A link to nothing, too.
       PLIMSOLL_TRY(found.emplace_back(), look_at(path, name_of(root, path)));
     }
   }
@@ -124,7 +145,7 @@ Result<CanFiles> find_can_files(const CanImportOptions& options) {
   }
   if (files.files.empty()) {
     return fail(ErrorCode::kNotFound,
-                fmt::format("no .csv or .csv.gz to import; {} left out by their names",
+                fmt::format("no .csv, .log or text of frames to import; {} left out by their names",
                             files.excluded.size()),
                 "name other inputs, or pass --include-all (exclude) to take every file");
   }

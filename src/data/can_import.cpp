@@ -33,6 +33,7 @@
 #include "data/can_csv.h"
 #include "data/can_files.h"
 #include "data/can_ids.h"
+#include "data/can_road.h"
 #include "data/can_window.h"
 #include "data/disk_room.h"
 #include "data/graph_import.h"
@@ -56,6 +57,7 @@ constexpr std::size_t kFramesAtOnce = 512;
 constexpr std::int64_t kReportBytes = 1 << 20;
 constexpr std::int64_t kIdsMost = 1 << 22;  // A float holds every index below 2^24.
 constexpr int kThreadsMost = 256;
+constexpr int kReaderVersion = 2;  // Of what becomes of the same files. 1 kept a byte of eight.
 constexpr const char* kSideFolder = "parts.partial";
 constexpr const char* kInputsFile = "inputs.json";
 
@@ -103,12 +105,30 @@ std::string options_text(const CanImportOptions& options,
                          const std::optional<std::vector<std::uint32_t>>& vocabulary) {
   const std::uint32_t ids = vocabulary ? crc32c(std::as_bytes(std::span(*vocabulary))) : 0;
   return fmt::format(
-      "window={};stride={};validation={};seed={};columns={};skip_bad={};"
+      "reader={};window={};stride={};validation={};seed={};columns={};dialect={};skip_bad={};"
       "vocabulary={}",
-      options.window, options.stride, options.validation, options.seed,
-      fmt::join(options.columns, ","), options.skip_bad,
+      kReaderVersion, options.window, options.stride, options.validation, options.seed,
+      fmt::join(options.columns, ","), kCanDialects[static_cast<std::size_t>(options.dialect)],
+      options.skip_bad,
       vocabulary ? fmt::format("{}:{:08x}", vocabulary->size(), ids)
                  : std::string(options.normal_ids ? "normal" : "own"));
+}
+
+// Labels lie beside the files; empty where there are none.
+Result<std::string> road_text(const CanFiles& found) {
+  std::uint32_t crc = 0;
+  fs::path folder;
+  for (const CanFile& file : found.files) {
+    std::error_code status;
+    const fs::path path = file.path.parent_path() / kRoadMetadata;
+    if (std::exchange(folder, file.path.parent_path()) == file.path.parent_path() ||
+        !fs::exists(path, status)) {
+      continue;
+    }
+    PLIMSOLL_TRY(const std::string text, read_small_file(path, kRoadMetadataMost));
+    crc = crc32c(std::as_bytes(std::span(text)), crc);
+  }
+  return crc == 0 ? std::string() : fmt::format(";road={:08x}", crc);
 }
 
 Result<std::optional<std::vector<std::uint32_t>>> given_vocabulary(
@@ -340,6 +360,8 @@ class Import {
   Result<void> read_files(const std::vector<std::size_t>& numbers, Reader reader);
   void work(Desk& desk, const std::vector<std::size_t>& numbers, Reader reader);
   CanCsv::Look counting();
+  Result<CanCsv> open_csv(const CanFile& file, Desk& desk);
+  [[nodiscard]] tl::unexpected<Error> nothing_left(const GraphSetInfo& info) const;
   [[nodiscard]] tl::unexpected<Error> too_many_ids() const;
   Result<std::vector<std::uint32_t>> merged_ids(Slab& slab);
   [[nodiscard]] bool report();
@@ -387,12 +409,27 @@ CanCsv::Look Import::counting() {
   };
 }
 
+Result<CanCsv> Import::open_csv(const CanFile& file, Desk& desk) {
+  PLIMSOLL_TRY(CanBytes bytes, CanBytes::open(file.path, desk.packed));
+  CanCsvOptions options{.columns = options_.columns,
+                        .name = file.path.string(),
+                        .skip_bad = options_.skip_bad,
+                        .dialect = options_.dialect};
+  if (options_.dialect == CanDialect::kAuto || options_.dialect == CanDialect::kRoad) {
+    PLIMSOLL_TRY(options.road, road_labels(file.path));
+  }
+  if (options_.dialect == CanDialect::kRoad && !options.road) {
+    return fail(ErrorCode::kNotFound,
+                fmt::format("{}: no {} beside it that knows it", options.name, kRoadMetadata),
+                "put it there, or pass --dialect candump (dialect) to take all frames as normal");
+  }
+  return CanCsv(std::move(bytes), desk.text, std::move(options), counting());
+}
+
 // What is skipped is counted when the file is read for its graphs.
 Result<GraphFileInfo> Import::read_normal_ids(std::size_t number, Desk& desk) {
   const CanFile& file = found_.files[number];
-  PLIMSOLL_TRY(CanBytes bytes, CanBytes::open(file.path, desk.packed));
-  CanCsv csv(std::move(bytes), desk.text, options_.columns, file.path.string(), options_.skip_bad,
-             counting());
+  PLIMSOLL_TRY(CanCsv csv, open_csv(file, desk));
   for (;;) {
     PLIMSOLL_TRY(const std::int64_t count, csv.read(desk.batch));
     if (count == 0) {
@@ -429,9 +466,7 @@ Result<void> Import::read_frames(CanCsv& csv, Windows& windows, std::int64_t& un
 
 Result<GraphFileInfo> Import::read_file(std::size_t number, Desk& desk) {
   const CanFile& file = found_.files[number];
-  PLIMSOLL_TRY(CanBytes bytes, CanBytes::open(file.path, desk.packed));
-  CanCsv csv(std::move(bytes), desk.text, options_.columns, file.path.string(), options_.skip_bad,
-             counting());
+  PLIMSOLL_TRY(CanCsv csv, open_csv(file, desk));
   PLIMSOLL_TRY(GraphPart part, GraphPart::create(folder_, number, desk.parts, options_.window));
   Windows windows(desk, part, options_);
   std::int64_t unknown = 0;
@@ -508,6 +543,33 @@ Result<void> Import::read_files(const std::vector<std::size_t>& numbers, Reader 
   return {};
 }
 
+tl::unexpected<Error> Import::nothing_left(const GraphSetInfo& info) const {
+  std::int64_t skipped = 0;
+  std::string first;
+  for (const GraphFileInfo& file : info.files) {
+    skipped += file.skipped_rows() + file.damaged_ends;
+    first = first.empty() ? file.first_skipped : first;
+  }
+  if (skipped == 0) {
+    return fail(ErrorCode::kInvalidArgument,
+                fmt::format("{}: no file has two frames to make a graph of", options_.out.string()),
+                "name files with frames in them");
+  }
+  std::string reasons;
+  for (const GraphSkipped& reason : kGraphSkipped) {
+    std::int64_t count = 0;
+    for (const GraphFileInfo& file : info.files) {
+      count += file.*reason.count;
+    }
+    reasons +=
+        count == 0 ? "" : fmt::format("{}{} {}", reasons.empty() ? "" : ", ", count, reason.text);
+  }
+  return fail(ErrorCode::kInvalidArgument,
+              fmt::format("{}: no file has two frames to make a graph of: {}; the first: {}",
+                          options_.out.string(), reasons, first),
+              "leave out --skip-bad (skip_bad) to see a row, or pass --dialect (dialect)");
+}
+
 Result<std::vector<std::uint32_t>> Import::merged_ids(Slab& slab) {
   CanIds all(slab, options_.ids_max);
   for (const auto& desk : desks_) {
@@ -562,9 +624,7 @@ Result<void> Import::run(const fs::path& folder, GraphSetInfo& info,
     info.edges += sizes_[i].second;
   }
   if (info.graphs == 0) {
-    return fail(ErrorCode::kInvalidArgument,
-                fmt::format("{}: no file has two frames to make a graph of", options_.out.string()),
-                "name files with frames in them");
+    return nothing_left(info);
   }
   return join_graphs(governor_, options_, folder_, *vocabulary_,
                      slab.take<std::byte>(join_buffer_bytes(options_.window)), info,
@@ -588,6 +648,10 @@ Result<CanImport> import_can(Governor governor, const CanImportOptions& options,
   if (saved) {
     PLIMSOLL_TRY(const std::string mappings, saved_graphs_text(found));
     text += mappings;
+  }
+  if (options.dialect == CanDialect::kAuto || options.dialect == CanDialect::kRoad) {
+    PLIMSOLL_TRY(const std::string road, road_text(found));
+    text += road;
   }
   PLIMSOLL_TRY(OutFolder folder, OutFolder::open(options.out));
   std::error_code status;

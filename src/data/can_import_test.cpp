@@ -94,8 +94,8 @@ std::vector<CanFrame> plain_frames(const std::filesystem::path& path,
                                    std::span<const std::int64_t> vocabulary) {
   std::vector<std::byte> packed(4096);
   std::vector<std::byte> text(1 << 20);
-  CanCsv csv(CanBytes::open(path, packed).or_throw(), text, CanImportOptions().columns, "plain",
-             false);
+  CanCsv csv(CanBytes::open(path, packed).or_throw(), text,
+             {.columns = CanImportOptions().columns, .name = "plain"});
   std::vector<CanFrame> frames(1 << 16);
   frames.resize(static_cast<std::size_t>(csv.read(frames).or_throw()));
   for (CanFrame& frame : frames) {

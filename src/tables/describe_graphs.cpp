@@ -2,6 +2,7 @@
 #include "tables/describe_graphs.h"
 
 #include <array>
+#include <span>
 #include <string>
 #include <system_error>
 
@@ -19,26 +20,15 @@ namespace {
 namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
 
-struct Oddity {
-  const char* key;
-  const char* text;
-  std::int64_t GraphFileInfo::*count;
-};
-// What is told of a file only where there is any of it.
-constexpr std::array<Oddity, 13> kOddities{
+// What is told of a file only where there is any of it, beside what was skipped.
+constexpr std::array<GraphSkipped, 7> kOddities{
     {{"left_over_frames", "in no window", &GraphFileInfo::left_over_frames},
      {"unknown_id_frames", "of unknown ids", &GraphFileInfo::unknown_id_frames},
+     {"unlabelled_frames", "without a label, taken as normal", &GraphFileInfo::unlabelled_frames},
      {"empty_payloads", "with empty payloads", &GraphFileInfo::empty_payloads},
      {"back_steps", "back in time", &GraphFileInfo::back_steps},
      {"blank_lines", "blank lines", &GraphFileInfo::blank_lines},
-     {"ignored_columns", "columns ignored", &GraphFileInfo::ignored_columns},
-     {"bad_fields", "skipped for their number of fields", &GraphFileInfo::bad_fields},
-     {"bad_timestamps", "skipped for their timestamp", &GraphFileInfo::bad_timestamps},
-     {"bad_ids", "skipped for their id", &GraphFileInfo::bad_ids},
-     {"bad_payloads", "skipped for their payload", &GraphFileInfo::bad_payloads},
-     {"bad_labels", "skipped for their label", &GraphFileInfo::bad_labels},
-     {"bad_lines", "skipped for their length", &GraphFileInfo::bad_lines},
-     {"damaged_ends", "damaged, its end lost", &GraphFileInfo::damaged_ends}}};
+     {"ignored_columns", "columns ignored", &GraphFileInfo::ignored_columns}}};
 
 std::string file_text(const GraphFileInfo& file) {
   auto text = fmt::format("    {} ({}): {} graphs, {} with attacks; {} frames, {} attacks",
@@ -46,10 +36,12 @@ std::string file_text(const GraphFileInfo& file) {
                           format_count(file.attack_graphs), format_count(file.frames),
                           format_count(file.attack_frames));
   const char* before = "; ";
-  for (const Oddity& oddity : kOddities) {
-    if (file.*oddity.count > 0) {
-      text += fmt::format("{}{} {}", before, format_count(file.*oddity.count), oddity.text);
-      before = ", ";
+  for (const auto& oddities : {std::span(kOddities), std::span(kGraphSkipped)}) {
+    for (const GraphSkipped& oddity : oddities) {
+      if (file.*oddity.count > 0) {
+        text += fmt::format("{}{} {}", before, format_count(file.*oddity.count), oddity.text);
+        before = ", ";
+      }
     }
   }
   return text + "\n";
@@ -63,8 +55,10 @@ Json file_json(const GraphFileInfo& file) {
            {"frames", file.frames},
            {"attack_frames", file.attack_frames},
            {"skipped_rows", file.skipped_rows()}};
-  for (const Oddity& oddity : kOddities) {
-    out[oddity.key] = file.*oddity.count;
+  for (const auto& oddities : {std::span(kOddities), std::span(kGraphSkipped)}) {
+    for (const GraphSkipped& oddity : oddities) {
+      out[oddity.key] = file.*oddity.count;
+    }
   }
   return out;
 }

@@ -62,7 +62,8 @@ Reading read_csv(const fs::path& path, bool skip_bad, std::size_t chunk) {
   if (!bytes) {
     contradiction("can_csv", bytes.error().to_string());
   }
-  CanCsv csv(std::move(*bytes), text, CanImportOptions().columns, "fuzz.csv", skip_bad);
+  CanCsv csv(std::move(*bytes), text,
+             {.columns = CanImportOptions().columns, .name = "fuzz.csv", .skip_bad = skip_bad});
   std::vector<CanFrame> some(7);
   for (;;) {
     const auto count = csv.read(some);
@@ -119,6 +120,14 @@ void can_csv(std::span<const std::byte> bytes) {
 std::vector<std::string> can_csv_seeds() {
   return {test::can_csv(20, 5, 3), "1,7,FF,0\r\n\r\n2,8,,1\r\n",
           "Label,DATA,id,note,Time\n0,FF 00,7,x,1e9\n",
+          "1.5,0316,8,05,21,68,09,21,21,00,6f,R\n1.6,018f,2,00,5b,T\n1.7,02b0,0,R\n",
+          "Timestamp,ID,DLC,DATA,DATA1,DATA2,Flag\n1478198376001,0316,3,20,82,3c,0\n",
+          "Time Stamp,ID,Extended,Dir,Bus,LEN,D1,D2\n1,00000123,false,Rx,0,2,01,FF\n",
+          "Timestamp: 1479121434.850202  ID: 0350  000  DLC: 2  05 28\n"
+          "Timestamp: 1479121434.9  ID: 0164  100  DLC: 8\n",
+          "(1436509052.249713) can0 044#2A366C2B0A\n(1436509052.25) can0 1F334455#R\n"
+          "(1436509052.26) can0 12345678##1AABB 1\n",
+          "  can0  044   [5]  2A 36 6C 2B 0A\n  can0  123   [0]\n",
           // gzip of the second seed, made by gzip 1.12.
           std::string("\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\x03\x33\xd4\x31\xd7\x71\x73"
                       "\xd3\x31\xe0\xe5\xe2\xe5\x32\xd2\xb1\xd0\xd1\x31\xe4\xe5\x02\x00"
