@@ -21,6 +21,8 @@
 #include <nanobind/stl/vector.h>
 
 #include "bindings.h"
+#include "data/can_bytes.h"
+#include "data/file_kind.h"
 #include "feed.h"
 #include "plimsoll/image.h"
 #include "plimsoll/image_batches.h"
@@ -241,6 +243,72 @@ std::vector<SumNumbers> sums_of(PyLines& lines) {
   return sums;
 }
 
+// The unpacked bytes of a file, for readers in Python.
+struct UnpackedFile {
+  std::string path;
+  std::vector<std::byte> packed;
+  Lease lease;
+  CanBytes bytes;
+};
+using PyUnpacked = Guarded<UnpackedFile>;
+
+UnpackedFile open_unpacked(Governor governor, const std::string& path) {
+  constexpr std::int64_t kBufferBytes = 64 << 10;
+  std::vector<std::byte> packed(static_cast<std::size_t>(kBufferBytes));
+  CanBytes bytes = CanBytes::open(path, packed, true).or_throw();
+  Lease lease = governor.reserve(Tag::kOther, kBufferBytes + bytes.unpack_bytes()).or_throw();
+  return {.path = path,
+          .packed = std::move(packed),
+          .lease = std::move(lease),
+          .bytes = std::move(bytes)};
+}
+
+void bind_unpacked(nb::module_& m) {
+  constexpr std::array<const char*, 13> kKinds{
+      "text", "empty", "utf-16",  "utf-32",     "gzip",         "zstd", "bzip2",
+      "xz",   "tar",   "parquet", "arrow-file", "arrow-stream", "other"};
+  m.def(
+      "file_sort",
+      [kKinds](const nb::bytes& head) {
+        const FileSort sort =
+            file_sort(std::span(reinterpret_cast<const std::byte*>(head.c_str()), head.size()));
+        return nb::make_tuple(kKinds[static_cast<std::size_t>(sort.kind)], sort.name, sort.advice);
+      },
+      nb::arg("head"));
+  m.attr("file_head") = kFileHead;
+  nb::class_<PyUnpacked>(m, "Unpacked")
+      .def_static(
+          "open",
+          [](const Governor& governor, const std::string& path) {
+            return std::make_unique<PyUnpacked>(open_unpacked(governor, path), "Unpacked");
+          },
+          nb::arg("governor"), nb::arg("path"))
+      .def(
+          "read",
+          [](PyUnpacked& file, std::size_t size) {
+            std::vector<std::byte> out(size);
+            std::int64_t got = 0;
+            file.use([&](UnpackedFile& self) {
+              const auto read = self.bytes.read(out);
+              if (!read) {
+                const Error& error = read.error();
+                throw Exception(make_error(
+                    error.code, self.path + ": " + (error.detail ? *error.detail : std::string()),
+                    error.code == ErrorCode::kInvalidArgument ? error.advice
+                                                              : "get the file again"));
+              }
+              got = *read;
+            });
+            return nb::bytes(out.data(), static_cast<std::size_t>(got));
+          },
+          nb::arg("size"))
+      .def_prop_ro("position",
+                   [](PyUnpacked& file) {
+                     return file.use([](UnpackedFile& self) { return self.bytes.position(); });
+                   })
+      .def("close", &PyUnpacked::close);
+}
+
 void bind_lines(nb::module_& m) {
   nb::class_<PyLines>(m, "Lines")
       .def_static(
@@ -316,6 +384,7 @@ void bind_images(nb::module_& m) {
   bind_image_set(m);
   bind_image_writer(m);
   bind_image_batches(m);
+  bind_unpacked(m);
   bind_lines(m);
 }
 

@@ -381,24 +381,38 @@ void heed_signals() {
   }
 }
 
-ChatFeed feed_of(const nb::object& read) {
-  if (read.is_none()) {
+ChatFeed feed_of(const nb::object& feed) {
+  if (feed.is_none()) {
     return {};
   }
   // The last copy may go without Python's lock.
-  const std::shared_ptr<nb::object> call(new nb::object(read), [](nb::object* object) {
+  const std::shared_ptr<nb::object> own(new nb::object(feed), [](nb::object* object) {
     const nb::gil_scoped_acquire locked;
     delete object;
   });
-  return [call](std::span<std::byte> out) -> Result<std::int64_t> {
+  ChatFeed made;
+  made.begin = [own](std::int64_t file) {
     const nb::gil_scoped_acquire locked;
-    const auto got = nb::cast<nb::bytes>((*call)(out.size()));
+    return static_cast<ChatFeed::Kind>(nb::cast<int>(own->attr("begin")(file)));
+  };
+  made.read = [own](std::span<std::byte> out) -> Result<std::int64_t> {
+    const nb::gil_scoped_acquire locked;
+    const auto got = nb::cast<nb::bytes>(own->attr("read")(out.size()));
     if (got.size() > out.size()) {
       throw nb::value_error("more bytes were read than asked for");
     }
     std::memcpy(out.data(), got.c_str(), got.size());
     return static_cast<std::int64_t>(got.size());
   };
+  made.done = [own] {
+    const nb::gil_scoped_acquire locked;
+    return nb::cast<std::int64_t>(own->attr("done")());
+  };
+  made.name = [own](std::int64_t file, std::int64_t line) {
+    const nb::gil_scoped_acquire locked;
+    return nb::cast<std::string>(own->attr("name")(file, line));
+  };
+  return made;
 }
 
 void bind_tokens(nb::module_& m) {

@@ -19,11 +19,13 @@ import numpy as np
 from . import _core
 from ._arrays import byte_size
 from ._chat_encoder import ENCODERS, Encoder
-from ._chat_source import TRAINING, ChatFiles, ChatRows, chat_source
+from ._chat_source import TRAINING, ChatFiles, ChatRows, chat_line, chat_source
 from ._chat_template import ChatTokenizer, Pieces, Spans, TemplateError, agree, compile_template
 from ._memory import Governor, with_governor
 from ._parts import Part
+from ._row_files import Reading
 from ._set_import import Again, SetImport, digest
+from ._tar_rows import Fields
 
 _PIECE_BYTES = 256 << 10
 _COMMIT_BYTES = 16 << 20
@@ -45,7 +47,9 @@ def import_chat(files: _Path | Sequence[_Path] | Iterable[dict[str, Any]], out: 
                 governor: Governor | None = None) -> dict[str, Any]:
     """Makes a token set in the file `out` of chats, with the ids of a Hugging Face tokenizer.
 
-    files:      JSON lines, or a file that is one array of such rows, plain or packed by gzip or zstd. A row has
+    files:      rows of JSON (lines, one array, or indented objects), CSV, TSV, Parquet, Arrow, a folder that
+                datasets.save_to_disk() wrote, or an archive of WebDataset; plain or packed by gzip, zstd, bzip2 or xz, in
+                UTF-8, UTF-16 or UTF-32. Their first bytes say which, not their names. A row has
                 messages (OpenAI), conversations (ShareGPT), instruction, input and output (Alpaca), prompt and
                 completion, or text. In place of files any iterable of rows: a list, a Dataset of Hugging Face's.
     tokenizer:  folder with tokenizer.json, tokenizer_config.json and the chat template. Texts and prompts get the
@@ -73,7 +77,7 @@ def import_chat(files: _Path | Sequence[_Path] | Iterable[dict[str, Any]], out: 
     again and compared. An iterator that can be asked only once is imported from its beginning. Rows without a token
     that is trained on are left out. Returns what plimsoll.info(out) says, "reused", and "encoder".
     Errors: ValueError naming file and line, or the option, or a part that is of other inputs; NotFoundError (also
-            naming a part that is missing); CorruptError (a damaged .gz or .zst, an array without an end);
+            naming a part that is missing); CorruptError (a damaged file, an array without an end);
             BudgetExceeded; OSError. What was done stays, to go on with.
     """
     assert governor is not None  # By with_governor.
@@ -81,11 +85,12 @@ def import_chat(files: _Path | Sequence[_Path] | Iterable[dict[str, Any]], out: 
         raise ValueError(f"train: {train!r} is none of {', '.join(TRAINING)}")
     if max_length < 0 or errors_max < 0:
         raise ValueError("max_length and errors_max are not below 0")
-    source = chat_source(files)
     loaded = ChatTokenizer(tokenizer, template, date, template_kwargs)
     options = {"train": train, "max_length": max_length, "errors_max": errors_max,
                "line_bytes_max": byte_size(line_bytes_max, "line_bytes_max"),
                "text_bytes_max": byte_size(text_bytes_max, "text_bytes_max")}
+    source = chat_source(files, Reading(Fields("text", "image", "response"), chat_line, governor, options["line_bytes_max"],
+                                        options["line_bytes_max"], images=False))
     if encoder not in ENCODERS:
         raise ValueError(f"encoder: {encoder!r} is none of {', '.join(ENCODERS)}")
     job = _Import(source, os.fspath(out), loaded, options, Encoder(loaded.tokenizer, loaded.vocabulary, encoder),

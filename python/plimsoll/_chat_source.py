@@ -7,20 +7,18 @@ Threads: one owner.   Memory: of rows a block of 64 KiB of lines, and the row th
 """
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Iterable, Iterator, Sized
 from typing import Any
 
 from . import _core
+from ._arrow_rows import saved_files
 from ._parts import Part, joined_sum, share
-from ._tar_rows import TarRows
+from ._row_files import Line, Reading, RowFeed, RowLines
 from .errors import NotFoundError
 
-_BLOCK_BYTES = 64 << 10
 _CHAT_KEYS = _core.chat_row_keys()
 TRAINING = ("assistant", "last", "all")  # ChatTraining.
-Line = Callable[[Any], Any]
 
 
 class ChatFiles:
@@ -28,8 +26,9 @@ class ChatFiles:
 
     can_be_asked_again = True
 
-    def __init__(self, paths: list[str]) -> None:
-        self._paths = paths
+    def __init__(self, paths: list[str], reading: Reading) -> None:
+        self._paths, self._reading = paths, reading
+        self._feed: RowFeed | None = None
         try:
             self._bytes = [os.stat(path).st_size for path in paths]
         except FileNotFoundError as error:
@@ -40,9 +39,18 @@ class ChatFiles:
         """What is known of the inputs before they are read: names and sizes."""
         return [[os.path.basename(path), size] for path, size in zip(self._paths, self._bytes, strict=True)]
 
-    def lines(self) -> tuple[list[str], None]:
-        """What a reader of lines is to open: names, and no feed."""
-        return self._paths, None
+    def lines(self) -> tuple[list[str], RowFeed]:
+        """What a reader of lines is to open: names, and what gives the bytes of those that it does not read itself."""
+        self._feed = RowFeed(self._paths, self._reading)
+        return self._paths, self._feed
+
+    def folders(self) -> list[str]:
+        """Where paths in rows begin."""
+        return [os.path.dirname(path) for path in self._paths]
+
+    def odd(self) -> dict[str, dict[str, Any]]:
+        """What of the files was not used, as counts and examples."""
+        return {} if self._feed is None else self._feed.odd()
 
     def files(self) -> list[list[Any]]:
         """Names and sizes of what parts are made of."""
@@ -50,15 +58,11 @@ class ChatFiles:
 
     def part(self, part: Part) -> ChatFiles:
         """The files of a part; there may be none."""
-        return ChatFiles(self._paths[share(self._bytes, part)])
+        return ChatFiles(self._paths[share(self._bytes, part)], self._reading)
 
     def joined(self, inputs: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
         """What was read, of what was read of each part."""
         return [one for part in inputs for one in part]
-
-    def named(self, first: list[str], lines: int) -> list[str]:
-        """Lines that a part names, as they are named where so many lines are before the part."""
-        return first
 
 
 class ChatRows:
@@ -74,59 +78,46 @@ class ChatRows:
         """Of rows nothing is known before they are read."""
         return [["rows", self.total]]
 
-    def lines(self) -> tuple[list[str], Callable[[int], bytes]]:
-        """What a reader of lines is to open: a name, and the feed of its lines from the first row on."""
-        return ["rows"], _Lines(self._rows, self._line).read
+    def lines(self) -> tuple[list[str], _RowsFeed]:
+        """What a reader of lines is to open: a name, and the rows from the first one on."""
+        return ["rows"], _RowsFeed(RowLines((("", row) for row in self._rows), self._line, "rows"))
+
+    def folders(self) -> list[str]:
+        """Where paths in rows begin: where the process is."""
+        return [""]
+
+    def odd(self) -> dict[str, dict[str, Any]]:
+        """As of ChatFiles: nothing."""
+        return {}
 
     def files(self) -> list[list[Any]]:
-        """As of ChatFiles: the archives. Errors: ValueError where there are none; NotFoundError, OSError."""
-        return ChatFiles(self._archives().paths).files()
+        """As of ChatFiles. Errors: ValueError, always."""
+        raise ValueError("part and join are for files, and these are rows of an iterable")
 
     def part(self, part: Part) -> ChatRows:
-        """The rows of a part. Errors: those of files()."""
-        archives = self._archives()
-        return ChatRows(archives.some(share([size for _, size in self.files()], part)), self._line)
+        """As of ChatFiles. Errors: ValueError, always."""
+        raise ValueError("part and join are for files, and these are rows of an iterable")
 
     def joined(self, inputs: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
         """As of ChatFiles."""
         return [joined_sum([part[0] for part in inputs])]
 
-    def named(self, first: list[str], lines: int) -> list[str]:
-        """As of ChatFiles: a row's name has its number."""
-        return [f"rows[{int(name[5:-1]) + lines}]" for name in first]
 
-    def _archives(self) -> TarRows:
-        if not isinstance(self._rows, TarRows):
-            raise ValueError("part and join are for files, and these are rows of an iterable")
-        return self._rows
+class _RowsFeed:
+    """Rows in place of a file, as ChatFeed has it (src/data/chat_lines.h)."""
 
+    def __init__(self, lines: RowLines) -> None:
+        self._lines = lines
+        self.read = lines.read
 
-class _Lines:
-    """Rows as lines of JSON, read as a file is."""
+    def begin(self, file: int) -> int:
+        return 2
 
-    def __init__(self, rows: Iterable[Any], line: Line) -> None:
-        self._rows = enumerate(rows)
-        self._line = line
-        self._left = memoryview(b"")
+    def done(self) -> int:
+        return self._lines.count
 
-    def read(self, size: int) -> bytes:
-        if not self._left:
-            lines, held = [], 0
-            for number, row in self._rows:
-                lines.append(self._encoded(number, row))
-                held += len(lines[-1])
-                if held >= _BLOCK_BYTES:
-                    break
-            self._left = memoryview(b"".join(lines))
-        part, self._left = self._left[:size], self._left[size:]
-        return bytes(part)
-
-    def _encoded(self, number: int, row: Any) -> bytes:
-        try:
-            text = json.dumps(self._line(row), ensure_ascii=False, allow_nan=False)
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"rows[{number}]: {error}") from None
-        return text.encode(errors="surrogatepass") + b"\n"
+    def name(self, file: int, line: int) -> str:
+        return ""
 
 
 def chat_line(row: Any) -> Any:
@@ -136,13 +127,13 @@ def chat_line(row: Any) -> Any:
     return row
 
 
-def chat_source(given: Any, line: Line = chat_line) -> ChatFiles | ChatRows:
-    """Files where these are paths, else rows, of which `line` says what JSON is to say.
+def chat_source(given: Any, reading: Reading) -> ChatFiles | ChatRows:
+    """Files where these are paths, or a folder that datasets.save_to_disk() wrote, else rows.
 
     Errors: ValueError for nothing, TypeError for what is neither.
     """
     if isinstance(given, (str, os.PathLike)):
-        return ChatFiles([os.fspath(given)])
+        return ChatFiles(_files([given]), reading)
     if not isinstance(given, Iterable) or isinstance(given, (bytes, dict)):
         raise TypeError(f"files: {type(given).__name__} is neither paths nor an iterable of rows")
     if isinstance(given, (list, tuple)):
@@ -150,7 +141,12 @@ def chat_source(given: Any, line: Line = chat_line) -> ChatFiles | ChatRows:
             raise ValueError("files: none were given")
         paths = [isinstance(one, (str, os.PathLike)) for one in given]
         if all(paths):
-            return ChatFiles([os.fspath(one) for one in given])
+            return ChatFiles(_files(given), reading)
         if any(paths):
             raise ValueError("files: paths and rows are mixed")
-    return ChatRows(given, line)
+    return ChatRows(given, reading.line)
+
+
+def _files(given: Iterable[Any]) -> list[str]:
+    """Files, and those of folders."""
+    return [file for one in given for file in (saved_files(os.fspath(one)) if os.path.isdir(one) else [os.fspath(one)])]

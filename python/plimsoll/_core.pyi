@@ -667,8 +667,8 @@ class Loader:
 
 def import_can(governor: Governor, inputs: list[str], out: str, window: int, stride: int,
                validation: float, seed: int, columns: list[str], vocabulary: str,
-               normal_ids: bool, exclude: list[str], ids_max: int, skip_bad: bool, rebuild: bool,
-               threads: int, chunk_bytes: int) -> bool:
+               normal_ids: bool, exclude: list[str], ids_max: int, skip_bad: bool, dialect: str,
+               rebuild: bool, threads: int, chunk_bytes: int) -> bool:
     """True when `out` was left as it was. Errors: see plimsoll.import_can."""
 
 class GraphSet:
@@ -900,12 +900,31 @@ class ImageBatches:
     def close(self) -> None:
         """Ends the threads, and lets go of the set."""
 
+file_head: int
+
+def file_sort(head: bytes) -> tuple[str, str, str]:
+    """What a file is by its first file_head bytes: a kind of src/data/file_kind.h, its name, and what to do about it."""
+
+class Unpacked:
+    """The bytes of a file, unpacked where it is packed by gzip or zstd."""
+
+    @staticmethod
+    def open(governor: Governor, path: str) -> Unpacked:
+        """Errors: NotFoundError, OSError, BudgetExceeded."""
+    def read(self, size: int) -> bytes:
+        """At most so many; none at the end. Errors: CorruptError, ValueError, OSError."""
+    @property
+    def position(self) -> int:
+        """Bytes of the file read so far, packed."""
+    def close(self) -> None:
+        """Lets go of the file."""
+
 class Lines:
     """Lines of files, or of a feed in their place; src/data/chat_lines.h has the contract."""
 
     @staticmethod
-    def open(governor: Governor, files: list[str], line_bytes_max: int, feed: Callable[[int], bytes] | None) -> Lines:
-        """Errors: BudgetExceeded."""
+    def open(governor: Governor, files: list[str], line_bytes_max: int, feed: Any) -> Lines:
+        """feed: a RowFeed (_row_files.py), or None. Errors: BudgetExceeded."""
     def next(self) -> tuple[int, int, bytes | None] | None:
         """File, line, and its bytes: None for one that is too long. None at the end. Errors: CorruptError, OSError."""
     def name_of(self, file: int, line: int, brief: bool) -> str:
@@ -929,8 +948,8 @@ class ChatReader:
 
     @staticmethod
     def open(governor: Governor, files: list[str], training: int, line_bytes_max: int, text_bytes_max: int,
-             errors_max: int, feed: Callable[[int], bytes] | None) -> ChatReader:
-        """feed: gives at most so many bytes of lines in place of files; b"" at their end. Errors: BudgetExceeded."""
+             errors_max: int, feed: Any) -> ChatReader:
+        """Errors: BudgetExceeded."""
     def set_pieces(self, gaps: list[tuple[str, tuple[str, int, int, int]]], stripped: list[str],
                    triggers: list[str]) -> None:
         """The compiled template."""

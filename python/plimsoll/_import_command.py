@@ -25,9 +25,10 @@ def parser_of(name: str, description: str, example: str) -> argparse.ArgumentPar
         description=description, epilog=f"Example:\n  {example}")
 
 
-def add_files(parser: argparse.ArgumentParser, more: str = "") -> None:
-    """FILES. more: kinds of files beside those of rows."""
-    parser.add_argument("FILES", nargs="+", help=f"Rows: JSON lines or an array, plain, .gz or .zst{more}")
+def add_files(parser: argparse.ArgumentParser) -> None:
+    """FILES."""
+    parser.add_argument("FILES", nargs="+", help="Rows: JSON (lines, an array), CSV, TSV, Parquet, Arrow, a folder of datasets', "
+                        "or an archive of WebDataset; plain, or packed by gzip, zstd, bzip2 or xz")
 
 
 def add_parts(parser: argparse.ArgumentParser) -> None:
@@ -74,7 +75,7 @@ def run_import(parser: argparse.ArgumentParser, make: Callable[..., dict[str, An
     except KeyboardInterrupt:
         print(f"plimsoll: stopped; the same command goes on with {out}", file=sys.stderr)
         return _FAILED
-    except (ValueError, KeyError, OSError, MemoryError, RuntimeError) as error:
+    except (ValueError, KeyError, OSError, MemoryError, RuntimeError, ImportError) as error:
         text = error.args[0] if isinstance(error, KeyError) and error.args else error
         print(f"plimsoll: error: {text}", file=sys.stderr)
         return _FAILED

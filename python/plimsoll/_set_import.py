@@ -18,6 +18,7 @@ from typing import Any
 from ._chat_source import ChatFiles, ChatRows
 from ._memory import Governor
 from ._parts import Part, check_parts, how_to_make, part_path
+from ._row_files import is_of_files
 from .errors import CorruptError, NotFoundError
 
 _EXAMPLES = 3  # Of lines that are odd in a way.
@@ -124,8 +125,9 @@ class SetImport:
 
     def finish(self, reader: Any, writer: Any, about: dict[str, Any]) -> None:
         """Makes the set of what is written. Errors: ValueError where that has none of what is wanted."""
-        self._finish(writer, {"work": self.work_name, **about, "inputs": self.inputs(reader),
-                              **json.loads(reader.report)})
+        said = json.loads(reader.report)
+        said["odd"] |= self.source.odd()
+        self._finish(writer, {"work": self.work_name, **about, "inputs": self.inputs(reader), **said})
 
     def _finish(self, writer: Any, about: dict[str, Any]) -> None:
         if self.count(writer) == 0 and not self._is_part:
@@ -184,16 +186,16 @@ class SetImport:
             for key, one in about["odd"].items():
                 all_ = odd.setdefault(key, {"count": 0, "first": []})
                 all_["count"] += one["count"]
-                all_["first"] = [*all_["first"], *self.source.named(one["first"], lines)][:_EXAMPLES]
+                all_["first"] = [*all_["first"], *one["first"]][:_EXAMPLES]
             lines += about["lines"]
-        errors = {key: one for key, one in odd.items() if key not in self.harmless}
+        errors = {key: one for key, one in odd.items() if not (key in self.harmless or is_of_files(key))}
         left_out, most = sum(one["count"] for one in errors.values()), abouts[0]["options"]["errors_max"]
         if left_out > most:
             raise ValueError(f"{self.out}: {left_out} lines were left out of its parts for an error: {json.dumps(errors)}: "
                              f"correct them, or have more left out with errors_max (--errors-max), which is {most}")
         return {**abouts[0], "work": self.work_name, "inputs": self.joined_inputs([about["inputs"] for about in abouts]),
                 "lines": lines, "rows": sum(about["rows"] for about in abouts),
-                "odd": {key: odd[key] for key in self.odd_order or odd if key in odd}}
+                "odd": {key: odd[key] for key in dict.fromkeys([*self.odd_order, *odd]) if key in odd}}
 
     def _copy(self, writer: Any, parts: list[SetImport], fingerprints: list[str]) -> None:
         """Copies rows of the parts, from where the last commit was."""

@@ -1,30 +1,45 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TarRows: rows of WebDataset's archives, as import_vision() takes them.
+"""tar_rows(): rows of archives in WebDataset's format.
 
-A sample is the members that follow one another and have one name up to the first dot: an image (.jpg, .jpeg, .png,
-.webp), text (.txt), and what is else of the row (.json). Names that begin with a dot are left out.
+A member's key is its name up to the first dot behind the last slash; what follows is its extension. A sample is the
+members that follow one another and have one key: images (.jpg, .jpeg, .png, .webp), a text (.txt, .text, .caption, .cap,
+or .cls), and what is else of the row (.json). The part of an extension behind its last dot says what a member is. What is
+not used is counted by its extension; what is there twice is refused.
 
-Threads: one owner.   Memory: a sample, none of its members longer than a bound.
+Threads: one owner.   Memory: a sample, bounded as a line is, and the last 65,536 keys.
 """
 from __future__ import annotations
 
-import bz2
-import gzip
+import codecs
+import dataclasses
+import io
 import json
 import lzma
 import os
-import re
 import tarfile
 import zlib
-from collections.abc import Iterator
-from typing import IO, Any, cast
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, cast
 
-from ._vision_row import Fields
 
-_PACKED = {b"\x1f\x8b\x08": gzip.open, b"BZh": bz2.open, b"\xfd7z": lzma.open}  # By what a file begins with.
+if TYPE_CHECKING:
+    from ._row_files import Reading
+
 _DAMAGE = (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError)
-_TAR = re.compile(r"\.tar(\.|$)")  # And not train.target.jsonl.
-_IMAGES = (".jpg", ".jpeg", ".png", ".webp")
+_IMAGES = ("jpg", "jpeg", "png", "webp")
+_TEXTS = ("txt", "text", "caption", "cap")
+_CAPTIONS = ("caption", "captions", "text", "txt")  # Of .json, where no member is a text.
+_CHATS = ("messages", "conversations")
+_KEYS_KEPT = 1 << 16
+
+
+@dataclasses.dataclass(frozen=True)
+class Fields:
+    """Names of the columns of a row without messages."""
+
+    text: str
+    image: str
+    response: str
 
 
 class _Member(tarfile.TarInfo):
@@ -36,85 +51,184 @@ class _Member(tarfile.TarInfo):
             return super().fromtarfile(archive)
         except (tarfile.InvalidHeaderError, tarfile.TruncatedHeaderError) as error:
             raise tarfile.ReadError(f"{error} at byte {archive.offset}") from None
+        except tarfile.EOFHeaderError:
+            archive.ended = True  # type: ignore[attr-defined]
+            raise
+        except tarfile.EmptyHeaderError:
+            if not getattr(archive, "ended", False):
+                raise tarfile.ReadError(f"it ends without an archive's end at byte {archive.offset}") from None
+            raise
 
 
-class TarRows:
-    """An iterable that can be asked again. Errors, as rows are asked for: ValueError naming archive and member; OSError."""
+@dataclasses.dataclass
+class _Sample:
+    """Members of one key, so far."""
 
-    def __init__(self, paths: list[str], fields: Fields, bytes_max: int) -> None:
-        """bytes_max: of a member, unpacked."""
-        self.paths = paths
-        self._fields = fields
-        self._bytes_max = bytes_max
+    key: str = ""
+    size: int = 0
+    names: set[str] = dataclasses.field(default_factory=set)
+    images: list[dict[str, bytes]] = dataclasses.field(default_factory=list)
+    texts: dict[str, str] = dataclasses.field(default_factory=dict)  # By extension.
+    said: dict[str, Any] = dataclasses.field(default_factory=dict)
 
-    def some(self, which: slice) -> TarRows:
-        """Of some of the archives."""
-        return TarRows(self.paths[which], self._fields, self._bytes_max)
 
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        for path in self.paths:
-            try:
-                with _opened(path) as stream:
-                    with tarfile.open(fileobj=stream, mode="r|", tarinfo=_Member) as archive:
-                        yield from self._rows(archive, path)
-                    while stream.read(1 << 20):  # The checksum of what is packed comes last.
-                        pass
-            except _DAMAGE as error:
-                raise ValueError(f"{path}: damaged archive: {error}") from None
-            except OSError as error:
-                if error.errno is not None:
-                    raise
-                raise ValueError(f"{path}: damaged archive: {error}") from None  # Of gzip and bz2.
+def tar_rows(stream: io.RawIOBase, path: str, reading: Reading, count: Callable[[str, str], None]
+             ) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Names of samples, and their rows. count: told what is not used, and the member's name.
 
-    def _rows(self, archive: tarfile.TarFile, path: str) -> Iterator[dict[str, Any]]:
-        name, row, more = "", {}, {}  # type: tuple[str, dict[str, Any], dict[str, Any]]
-        while (member := archive.next()) is not None:
-            archive.members = []  # It would keep them all.
-            folder, base = os.path.split(member.name)
-            if not member.isfile() or base.startswith("."):  # As macOS puts ._0.jpg beside 0.jpg.
+    Errors: ValueError naming archive and member; those of the stream.
+    """
+    try:
+        with tarfile.open(fileobj=io.BufferedReader(stream, 1 << 16), mode="r|", tarinfo=_Member, ignore_zeros=True) as archive:
+            yield from _Archive(archive, path, reading, count).rows()
+    except _DAMAGE as error:
+        raise ValueError(f"{path}: damaged archive: {error}") from None
+
+
+class _Archive:
+    """The samples of an archive, and of those that are joined to it."""
+
+    def __init__(self, archive: tarfile.TarFile, path: str, reading: Reading, count: Callable[[str, str], None]) -> None:
+        self._archive, self._path, self._reading, self._count = archive, path, reading, count
+        self._keys: dict[str, None] = {}
+
+    def rows(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        sample = _Sample()
+        while (member := self._archive.next()) is not None:
+            self._archive.members = []  # It would keep them all.
+            named = self._named(member)
+            if named is None:
                 continue
-            stem, _, kind = base.partition(".")
-            if os.path.join(folder, stem) != name:
-                if row or more:
-                    yield more | row
-                name, row, more = os.path.join(folder, stem), {}, {}
-            where = f"{path}: {member.name}"
-            if member.size > self._bytes_max:
-                raise ValueError(f"{where}: {member.size} bytes, longer than image_bytes_max (--image-bytes-max)")
-            self._add(row, more, f".{kind}".lower(), cast("IO[bytes]", archive.extractfile(member)).read(), where)
-        if row or more:
-            yield more | row
+            key, extension = named
+            if key != sample.key:
+                yield from self._row(sample)
+                sample = _Sample(key)
+                self._new_key(key, member.name)
+            self._add(sample, member, extension)
+        yield from self._row(sample)
 
-    def _add(self, row: dict[str, Any], more: dict[str, Any], kind: str, data: bytes, where: str) -> None:
-        """Adds a member to a row; what only JSON says of it, to `more`."""
+    def _named(self, member: tarfile.TarInfo) -> tuple[str, str] | None:
+        """Key and extension; None for what is no member of a sample, which is counted."""
+        folder, base = os.path.split(member.name)
+        stem, dot, extension = base.partition(".")
+        if member.isdir():
+            return None
+        if not member.isfile():
+            self._count("member that is a link", member.name)
+        elif not stem:  # As macOS puts ._0.jpg beside 0.jpg.
+            self._count("hidden member", member.name)
+        elif not dot:
+            self._count("member without an extension", member.name)
+        else:
+            return os.path.join(folder, stem), extension.lower()
+        return None
+
+    def _new_key(self, key: str, name: str) -> None:
+        if key in self._keys:
+            raise self._error(name, f"its sample {key!r} was there before, and a sample's members follow one another: sort "
+                                    "the archive by name (tar --sort=name), or give samples names of their own")
+        self._keys[key] = None
+        if len(self._keys) > _KEYS_KEPT:
+            del self._keys[next(iter(self._keys))]
+
+    def _add(self, sample: _Sample, member: tarfile.TarInfo, extension: str) -> None:
+        if member.name in sample.names:
+            raise self._error(member.name, "it is there twice")
+        sample.names.add(member.name)
+        front, _, kind = extension.rpartition(".")
+        fields = self._reading.fields
+        column = next((one for one in (fields.text, fields.response) if one in (front, extension)), "")
+        if not (kind in _IMAGES and self._reading.images) and kind not in (*_TEXTS, "cls", "json") and not column:
+            self._count(f"member .{extension if len(extension) <= 32 else kind[:32]}", member.name)
+            return
+        if member.size > self._reading.member_bytes_max:
+            raise self._error(member.name, f"{member.size} bytes, longer than image_bytes_max (--image-bytes-max)")
+        sample.size += member.size
+        if sample.size > self._reading.line_bytes_max:
+            raise self._error(member.name, f"its sample {sample.key!r} is longer than line_bytes_max (--line-bytes-max); a key is "
+                                           "the name up to its first dot")
+        data = cast("io.BufferedReader", self._archive.extractfile(member)).read()
         try:
-            if kind.endswith(_IMAGES):
-                row.setdefault(self._fields.image, []).append({"bytes": data})
-            elif kind == ".txt":
-                row[self._fields.text] = data.decode().strip()
-            elif kind == ".json":
-                said = json.loads(data)
-                if not isinstance(said, dict):
-                    raise ValueError("not a JSON object")
-                more.update(said)
+            if kind in _IMAGES and self._reading.images:
+                sample.images.append({"bytes": data})
+            elif kind == "json":
+                self._add_json(sample, data)
+            else:
+                self._add_text(sample, column or kind, _text(data))
         except ValueError as error:
-            raise ValueError(f"{where}: {error}") from None
+            raise self._error(member.name, str(error)) from None
+
+    def _add_text(self, sample: _Sample, kind: str, text: str) -> None:
+        if kind in sample.texts:
+            raise ValueError(f"a second text of sample {sample.key!r}: a key is the name up to its first dot, so a name with a "
+                             "dot in it joins samples: rename them")
+        sample.texts[kind] = text
+
+    def _add_json(self, sample: _Sample, data: bytes) -> None:
+        said = json.loads(_text(data))
+        if not isinstance(said, dict):
+            raise ValueError("not a JSON object")
+        twice = [key for key, value in said.items() if sample.said.get(key, value) != value]
+        if twice:
+            raise ValueError(f"a second {twice[0]!r} of sample {sample.key!r}: a key is the name up to its first dot, so a name "
+                             "with a dot in it joins samples: rename them")
+        sample.said.update(said)
+
+    def _row(self, sample: _Sample) -> Iterator[tuple[str, dict[str, Any]]]:
+        """The row of a sample; none of one without a member that is used."""
+        row, texts = dict(sample.said), dict(sample.texts)
+        if not (sample.images or texts or row):
+            return
+        named = {column: texts.pop(column) for column in (self._reading.fields.text, self._reading.fields.response) if column in texts}
+        label = texts.pop("cls", None)
+        row.update(named)
+        chat = any(key in row for key in _CHATS)
+        self._put_text(sample, row, texts, chat or self._reading.fields.text in named)
+        if label is not None:
+            self._put_text(sample, row, {"cls": label}, chat or self._reading.fields.text in row)
+        if sample.images:
+            self._put_images(sample, row)
+        yield sample.key, row
+
+    def _put_text(self, sample: _Sample, row: dict[str, Any], texts: dict[str, str], told: bool) -> None:
+        """The text of members, or of .json where no member is one. told: the row says it otherwise, and members are counted."""
+        column = self._reading.fields.text
+        found = ""
+        for kind, text in texts.items():
+            if told and row.get(column) != text:
+                self._count(f"member .{kind}", f"{sample.key}.{kind}")
+            elif found and row[column] != text:
+                raise self._error(f"{sample.key}.{kind}", f"another text than that of .{found}: say which one is the text with "
+                                                          f"text_field (--text-field {kind})")
+            elif not told:
+                if row.get(column, text) != text:
+                    self._count(f"{column} of .json, beside a text", f"{sample.key}.json")
+                row[column], found = text, kind
+        if column != "caption" and column in row and row.get("caption") == row[column]:
+            del row["caption"]
+        if not told and column not in row:
+            caption = next((one for one in _CAPTIONS if isinstance(row.get(one), (str, list))), None)
+            if caption is not None:
+                row[column] = row.pop(caption)
+
+    def _put_images(self, sample: _Sample, row: dict[str, Any]) -> None:
+        column = self._reading.fields.image
+        bases = {os.path.basename(name) for name in sample.names}
+        for key in {column, "images"} & row.keys():
+            said = row.pop(key)
+            for one in said if isinstance(said, list) else [said]:
+                if not (isinstance(one, str) and os.path.basename(one) in bases):
+                    self._count(f"{key} of .json, beside an image", f"{sample.key}.json")
+        row[column] = sample.images
+
+    def _error(self, name: str, what: str) -> ValueError:
+        return ValueError(f"{self._path}: {name}: {what}")
 
 
-def _opened(path: str) -> IO[bytes]:
-    """The archive, unpacked. Errors: OSError."""
-    with open(path, "rb") as file:
-        begins = file.read(3)
-    return cast("IO[bytes]", _PACKED.get(begins, open)(path, "rb"))
-
-
-def tar_rows(given: Any, fields: Fields, bytes_max: int) -> Any:
-    """TarRows where these are paths of archives, else what was given. Errors: ValueError where they are mixed."""
-    paths = [given] if isinstance(given, (str, os.PathLike)) else given
-    if not isinstance(paths, (list, tuple)) or not paths:
-        return given
-    tars = [isinstance(one, (str, os.PathLike)) and _TAR.search(os.path.basename(os.fspath(one))) is not None
-            for one in paths]
-    if any(tars) and not all(tars):
-        raise ValueError("files: archives (.tar) and others are mixed")
-    return TarRows([os.fspath(one) for one in paths], fields, bytes_max) if any(tars) else given
+def _text(data: bytes) -> str:
+    """Errors: ValueError."""
+    utf16 = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    try:
+        return data.decode("utf-16" if utf16 else "utf-8-sig").strip()
+    except UnicodeDecodeError:
+        raise ValueError("not UTF-8") from None

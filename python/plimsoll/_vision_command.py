@@ -23,7 +23,7 @@ def _parser() -> argparse.ArgumentParser:
                        "plimsoll import vision receipts.jsonl --out receipts.images --errors-max 10\n"
                        "  plimsoll import vision *.tar --out receipts.images --part 3/8\n"
                        "  plimsoll import vision *.tar --out receipts.images --join 8")
-    add_files(parser, "; or WebDataset's archives, .tar")
+    add_files(parser)
     add = parser.add_argument
     add("--out", required=True, metavar="FILE", help="Image set to make, or made before")
     add("--images", metavar="DIR", help="Folder of the paths of images [that of the file which names them]")

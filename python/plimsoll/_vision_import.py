@@ -22,8 +22,9 @@ from ._chat_source import ChatFiles, ChatRows, chat_source
 from ._memory import Governor, with_governor
 from ._parts import Part, joined_sum
 from ._set_import import SetImport, digest
-from ._tar_rows import tar_rows
-from ._vision_row import BadRow, Fields, bytes_of, parse_row, row_line
+from ._row_files import Reading
+from ._tar_rows import Fields
+from ._vision_row import BadRow, bytes_of, parse_row, row_line
 from .errors import CorruptError
 
 _VERSION = 1  # Of what becomes of the same inputs.
@@ -42,10 +43,13 @@ def import_vision(files: _Path | Sequence[_Path] | Iterable[dict[str, Any]], out
                   governor: Governor | None = None) -> dict[str, Any]:
     """Makes an image set in the file `out` of rows with text and images.
 
-    files:      JSON lines, or a file that is one array of such rows, plain or packed by gzip or zstd. A row has
+    files:      rows of JSON (lines, one array, or indented objects), CSV, TSV, Parquet, Arrow, or a folder that
+                datasets.save_to_disk() wrote; plain or packed by gzip, zstd, bzip2 or xz, in UTF-8, UTF-16 or UTF-32. Their
+                first bytes say which, not their names. A row has
                 messages (OpenAI's, with parts of type image_url, image or text; an image that names no source is the
-                next of the row's `images`), or text (or several, in a list), image and response. Or archives of WebDataset (.tar), whose
-                samples are rows: an image, .txt, .json. In place of files any iterable of rows: a list, a Dataset of
+                next of the row's `images`), or text (or several, in a list), image and response. Or archives of WebDataset, whose
+                samples are rows: images, a text (.txt, .caption, .cls), .json; what of them is not used is counted by its
+                extension in "about". In place of files any iterable of rows: a list, a Dataset of
                 Hugging Face's.
                 An image is a path, base64, a data: URI, bytes, or {"bytes": …} or {"path": …}: JPEG, PNG or WebP.
     images:     folder of the paths in rows. None: that of the file they are in.
@@ -63,7 +67,7 @@ def import_vision(files: _Path | Sequence[_Path] | Iterable[dict[str, Any]], out
     Killed at any moment and called again, it goes on where it was, to the same bytes: what was read before, files of
     images, too, is read again and compared. Returns what plimsoll.info(out)
     says, and "reused".
-    Errors: ValueError naming file and line, or the option; NotFoundError; CorruptError (a damaged .gz or .zst, an
+    Errors: ValueError naming file and line, or the option; NotFoundError; CorruptError (a damaged file, an
             array without an end); BudgetExceeded; OSError. What was done stays, to go on with.
     """
     assert governor is not None  # By with_governor.
@@ -73,7 +77,8 @@ def import_vision(files: _Path | Sequence[_Path] | Iterable[dict[str, Any]], out
                "line_bytes_max": byte_size(line_bytes_max, "line_bytes_max"),
                "image_bytes_max": byte_size(image_bytes_max, "image_bytes_max")}
     fields = Fields(text_field, image_field, response_field)
-    source = chat_source(tar_rows(files, fields, options["image_bytes_max"]), row_line(fields))
+    source = chat_source(files, Reading(fields, row_line(fields), governor, options["image_bytes_max"],
+                                        options["line_bytes_max"], images=True))
     job = _Import(source, os.fspath(out), options, fields, None if images is None else os.fspath(images), governor,
                   progress)
     path, reused = job.make(rebuild, part, join)
@@ -194,7 +199,7 @@ class _Import(SetImport):
 
     def open_reader(self) -> _Reader:
         names, feed = self.source.lines()
-        self._folders = [self._images or ("" if feed else os.path.dirname(name)) for name in names]
+        self._folders = [folder if self._images is None else self._images for folder in self.source.folders()]
         lines = _core.Lines.open(self.governor._core, names, self._options["line_bytes_max"], feed)
         return _Reader(lines, self._options["errors_max"], self._row)
 

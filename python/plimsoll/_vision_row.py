@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import base64
 import binascii
-import dataclasses
 import io
 import json
 import os
 import struct
 from collections.abc import Callable
 from typing import Any
+
+from ._tar_rows import Fields
 
 _ROLES = ("system", "user", "assistant", "tool", "developer")
 _BASE64_OF_IMAGES = ("/9j/", "iVBORw0KGgo", "UklGR")  # What JPEG, PNG and WebP begin with.
@@ -32,15 +33,6 @@ class BadRow(Exception):
     def __init__(self, key: str, what: str) -> None:
         super().__init__(what)
         self.key = key
-
-
-@dataclasses.dataclass(frozen=True)
-class Fields:
-    """Names of the columns of a row without messages."""
-
-    text: str
-    image: str
-    response: str
 
 
 def parse_row(line: bytes, fields: Fields) -> tuple[list[Message], list[Any]]:

@@ -35,9 +35,9 @@ Result<ChatLines> ChatLines::open(Governor governor, std::vector<std::filesystem
                                   std::int64_t line_bytes_max, ChatFeed feed,
                                   std::function<void()> between) {
   ChatLines lines;
-  PLIMSOLL_CHECK(!feed || files.size() == 1, "a feed has one name");
   lines.files_ = std::move(files);
-  lines.numbered_.resize(lines.files_.size(), static_cast<bool>(feed));
+  lines.numbered_.resize(lines.files_.size(), false);
+  lines.rows_.resize(lines.files_.size(), false);
   lines.feed_ = std::move(feed);
   lines.between_ = std::move(between);
   lines.line_bytes_max_ = line_bytes_max;
@@ -59,8 +59,10 @@ tl::unexpected<Error> ChatLines::corrupt(const std::string& what) const {
 std::string ChatLines::name_of(std::int64_t file, std::int64_t line, bool brief) const {
   const auto which = static_cast<std::size_t>(file);
   const std::string name = brief ? files_[which].filename().string() : files_[which].string();
-  return numbered_[which] ? fmt::format("{}[{}]", name, line - 1)
-                          : fmt::format("{}:{}", name, line);
+  const std::string row = rows_[which] && feed_.name ? feed_.name(file, line) : std::string();
+  return !row.empty()       ? fmt::format("{}: {}", name, row)
+         : numbered_[which] ? fmt::format("{}[{}]", name, line - 1)
+                            : fmt::format("{}:{}", name, line);
 }
 
 std::vector<ChatSum> ChatLines::sums() const {
@@ -72,15 +74,15 @@ std::vector<ChatSum> ChatLines::sums() const {
 }
 
 std::int64_t ChatLines::done() const noexcept {
-  return bytes_before_ + (feed_ ? place_.line : bytes_ ? bytes_->position() : 0);
+  return bytes_before_ + (bytes_ ? bytes_->position() : open_ ? feed_.done() : 0);
 }
 
 Result<std::int64_t> ChatLines::read_bytes(std::span<std::byte> out) {
   if (between_) {
     between_();
   }
-  if (feed_) {
-    return feed_(out);
+  if (fed_ != ChatFeed::Kind::kNone) {
+    return feed_.read(out);
   }
   auto got = bytes_->read(out);
   if (!got) {
@@ -102,38 +104,64 @@ Result<bool> ChatLines::open_file() {
     return false;
   }
   const auto which = static_cast<std::size_t>(place_.file);
-  if (!feed_) {
-    if (files_[which].extension() == ".xz") {
-      return fail(ErrorCode::kInvalidArgument, files_[which].string() + ": packed by xz",
-                  "unpack it first (xz -d)");
-    }
-    PLIMSOLL_TRY(bytes_, CanBytes::open(files_[which], packed_, true));
-    const std::int64_t needed = bytes_->unpack_bytes();
-    if (needed > unpack_lease_.bytes()) {
-      PLIMSOLL_TRY_VOID(unpack_lease_.grow(needed));
-    }
+  fed_ = feed_ ? feed_.begin(place_.file) : ChatFeed::Kind::kNone;
+  if (fed_ == ChatFeed::Kind::kNone) {
+    PLIMSOLL_TRY_VOID(open_bytes(files_[which]));
   }
   begin_ = end_ = 0;
   sum_ = {};
   open_ = true;
-  array_ = false;
-  if (!feed_) {
-    std::size_t content = 0;
-    do {
-      PLIMSOLL_TRY(const bool more, fill());
-      if (!more) {
-        break;
-      }
-      content = before_content({text_.data(), end_});
-    } while (content == end_ && end_ < text_.size());
-    array_ = content < end_ && text_[content] == '[';
-    numbered_[which] = array_;
+  array_ = objects_ = false;
+  rows_[which] = fed_ == ChatFeed::Kind::kRows;
+  if (!rows_[which]) {
+    PLIMSOLL_TRY_VOID(find_elements());
   }
+  numbered_[which] = rows_[which] || array_ || objects_;
   return true;
 }
 
+Result<void> ChatLines::open_bytes(const std::filesystem::path& file) {
+  PLIMSOLL_TRY(bytes_, CanBytes::open(file, packed_, true));
+  const std::int64_t needed = bytes_->unpack_bytes();
+  if (needed > unpack_lease_.bytes()) {
+    PLIMSOLL_TRY_VOID(unpack_lease_.grow(needed));
+  }
+  PLIMSOLL_TRY(const FileSort sort, bytes_->sort());
+  return sort.kind == FileKind::kText || sort.kind == FileKind::kEmpty
+             ? Result<void>()
+             : not_text(file.string(), sort);
+}
+
+// Whether the file is an array, or objects that go over several lines: a name in the line behind
+// the one in which the first object begins.
+Result<void> ChatLines::find_elements() {
+  const auto content = [&](std::size_t from) {
+    const auto* const found =
+        std::find_if_not(text_.data() + from, text_.data() + end_, is_json_white);
+    return static_cast<std::size_t>(found - text_.data());
+  };
+  std::size_t first = 0;
+  do {
+    PLIMSOLL_TRY(const bool more, fill());
+    first = before_content({text_.data(), end_});
+    if (!more) {
+      break;
+    }
+  } while (first == end_ && end_ < text_.size());
+  array_ = first < end_ && text_[first] == '[';
+  if (first == end_ || text_[first] != '{') {
+    return {};
+  }
+  const std::size_t behind = content(first + 1);
+  const auto* const line_end = std::find(text_.data() + first, text_.data() + behind, '\n');
+  if (behind < end_ && text_[behind] == '"' && line_end != text_.data() + behind) {
+    objects_ = true;
+  }
+  return {};
+}
+
 void ChatLines::end_file() {
-  bytes_before_ += feed_ ? place_.line : bytes_ ? bytes_->file_bytes() : 0;
+  bytes_before_ += bytes_ ? bytes_->file_bytes() : feed_.done();
   bytes_.reset();
   unpack_lease_.shrink(kUnpackBytes);
   sums_.push_back(sum_);
@@ -176,8 +204,12 @@ void ChatLines::take(std::size_t bytes) noexcept {
   begin_ += bytes;
 }
 
-// Of the element under way, from text_[from] on: the , or ] behind it, or end_.
+// Of the element under way, from text_[from] on: the , or ] behind it, or end_. Of an object over
+// several lines: what is behind its end.
 std::size_t ChatLines::find_end(std::size_t from) {
+  if (ended_) {
+    return from;
+  }
   for (std::size_t i = from; i < end_; ++i) {
     const char c = text_[i];
     if (quoted_) {
@@ -192,10 +224,14 @@ std::size_t ChatLines::find_end(std::size_t from) {
       quoted_ = true;
     } else if (c == '{' || c == '[') {
       ++depth_;
-    } else if ((c == ',' || c == ']') && depth_ == 0) {
+    } else if (array_ && (c == ',' || c == ']') && depth_ == 0) {
       return i;
     } else if (c == '}' || c == ']') {
       depth_ = std::max(0, depth_ - 1);  // One too many: the element is no JSON.
+      ended_ = objects_ && depth_ == 0;
+      if (ended_) {
+        return i + 1;
+      }
     }
   }
   return end_;
@@ -204,19 +240,20 @@ std::size_t ChatLines::find_end(std::size_t from) {
 // Goes to the first character of the next element; false at the end of the array and file.
 Result<bool> ChatLines::begin_element() {
   depth_ = 0;
-  quoted_ = escaped_ = false;
-  bool first = place_.at == 0;
+  quoted_ = escaped_ = ended_ = false;
   bool ended = false;
+  if (place_.at == 0) {
+    take(before_content({text_.data() + begin_, end_ - begin_}) + (array_ ? 1 : 0));  // And the [.
+  }
   for (;;) {
-    if (first) {
-      take(before_content({text_.data() + begin_, end_ - begin_}) + 1);  // And the [.
-      first = false;
-    }
     const char* const from = text_.data() + begin_;
     const char* const end = text_.data() + end_;
     const char* const found = std::find_if_not(from, end, is_json_white);
     take(static_cast<std::size_t>(found - from));
     if (begin_ < end_) {
+      if (objects_) {
+        return true;
+      }
       if (ended) {
         return corrupt("there is more behind the end of its array");
       }
@@ -229,14 +266,15 @@ Result<bool> ChatLines::begin_element() {
     }
     PLIMSOLL_TRY(const bool more, fill());
     if (!more) {
-      return ended ? Result<bool>(false) : corrupt("it ends within its array");
+      return ended || objects_ ? Result<bool>(false) : corrupt("it ends within its array");
     }
   }
 }
 
 // The next line or element of the open file, taken from text_ with its end.
 Result<std::string_view> ChatLines::find_line(bool& found) {
-  if (array_) {
+  const bool elements = array_ || objects_;
+  if (elements) {
     PLIMSOLL_TRY(found, begin_element());
     if (!found) {
       return std::string_view();
@@ -248,7 +286,7 @@ Result<std::string_view> ChatLines::find_line(bool& found) {
   std::size_t ending = 1;
   for (;;) {
     std::size_t at = end_;
-    if (array_) {
+    if (elements) {
       at = find_end(begin_ + searched);
     } else if (const void* const line_end =
                    std::memchr(text_.data() + begin_ + searched, '\n', end_ - begin_ - searched);
@@ -266,8 +304,8 @@ Result<std::string_view> ChatLines::find_line(bool& found) {
     }
     PLIMSOLL_TRY(const bool more, fill());
     if (!more) {
-      if (array_) {
-        return corrupt("it ends within its array");
+      if (elements && !ended_) {
+        return corrupt(array_ ? "it ends within its array" : "it ends within an object");
       }
       size = end_ - begin_;
       ending = 0;
@@ -280,6 +318,8 @@ Result<std::string_view> ChatLines::find_line(bool& found) {
   if (array_) {  // The ] is for begin_element(). Nothing between commas is no JSON.
     ending = text_[begin_ + size] == ',' ? 1 : 0;
     line = size == 0 && !dropped ? std::string_view(text_.data() + begin_, 1) : line;
+  } else if (objects_) {
+    ending = 0;
   } else if (place_.at == 0 && line.starts_with(kUtf8Mark)) {
     line.remove_prefix(kUtf8Mark.size());
   }

@@ -3,9 +3,9 @@
 // ChatLines: the lines of many files in order, plain or packed, from any place in them.
 //
 // A file whose first character that is no white space is a [ is one array: its elements are what
-// lines are elsewhere. In place of files, lines may come from a feed. What is read is read once:
-// sums() says which bytes it was.
-// Reading order: can_bytes.h, this file, chat_row.h, chat_reader.h.
+// lines are elsewhere; so are objects that are written over several lines. A feed may give the
+// bytes of a file in its own way, or rows in place of files. What is read is read once: sums() says
+// which bytes it was. Reading order: can_bytes.h, this file, chat_row.h, chat_reader.h.
 //
 // Threads: single-owner.   Memory: 320 KiB and the longest line seen, leased (Tag::kOther); while a
 // zstd is read, kZstdBytes more.
@@ -40,12 +40,28 @@ struct ChatSum {
   bool operator==(const ChatSum&) const = default;
 };
 
-/// Fills `out` from its beginning with the next bytes of lines: how many; 0 at the end.
-using ChatFeed = std::function<Result<std::int64_t>(std::span<std::byte>)>;
+/// What gives the bytes of files that are not read here. Its calls may throw.
+struct ChatFeed {
+  enum class Kind : std::uint8_t {
+    kNone,  ///< The file is read here.
+    kText,  ///< Its bytes are those of a text.
+    kRows   ///< Its bytes are rows, one a line.
+  };
+  /// Begins a file, from its first byte on.
+  std::function<Kind(std::int64_t file)> begin{};
+  /// Fills `out` from its beginning with the next bytes of the file begun: how many; 0 at the end.
+  std::function<Result<std::int64_t>(std::span<std::byte>)> read{};
+  /// How far the file begun is read, in what done() counts.
+  std::function<std::int64_t()> done{};
+  /// What a row of kRows is called behind its file; empty: by its number.
+  std::function<std::string(std::int64_t file, std::int64_t line)> name{};
+
+  explicit operator bool() const noexcept { return static_cast<bool>(begin); }
+};
 
 class ChatLines {
  public:
-  /// `feed`: where lines come from in place of files, of which there is then one, a name.
+  /// `feed`: asked for each file, whose name it may be no more than.
   /// `between` is called before each read, and may throw: of a file that has no line to hand out,
   /// it is all that happens. Errors: kOverBudget.
   static Result<ChatLines> open(Governor governor, std::vector<std::filesystem::path> files,
@@ -62,14 +78,14 @@ class ChatLines {
 
   /// Of the line that next() gave, counted from 1.
   [[nodiscard]] std::int64_t line() const noexcept { return place_.line; }
-  /// "chats.jsonl:7" for the seventh line of a file, "chats.json[6]" for an element or a line of a
-  /// feed; `brief` without the folder.
+  /// "chats.jsonl:7" for the seventh line of a file, "chats.json[6]" for an element or a row,
+  /// "a.tar: 0006" for a row that has a name; `brief` without the folder.
   [[nodiscard]] std::string name_of(std::int64_t file, std::int64_t line, bool brief) const;
   /// Where the next line begins.
   [[nodiscard]] const ChatPlace& place() const noexcept { return place_; }
   /// Of the files up to place(), the last of them up to there.
   [[nodiscard]] std::vector<ChatSum> sums() const;
-  /// Bytes of the files read so far, as they lie on disk; of a feed, lines.
+  /// Bytes of the files read so far, as they lie on disk; of a file of a feed, what the feed says.
   [[nodiscard]] std::int64_t done() const noexcept;
 
   /// Goes to a place that place() gave, with the sums() of then: what was read before it is read
@@ -83,6 +99,8 @@ class ChatLines {
   ChatLines() noexcept = default;
   Result<bool> fill();  // More bytes behind end_; false at the end of the file.
   Result<bool> open_file();
+  Result<void> open_bytes(const std::filesystem::path& file);
+  Result<void> find_elements();
   void end_file();
   Result<std::int64_t> read_bytes(std::span<std::byte> out);
   Result<void> more_room();
@@ -94,8 +112,10 @@ class ChatLines {
   [[nodiscard]] tl::unexpected<Error> corrupt(const std::string& what) const;
 
   std::vector<std::filesystem::path> files_;
-  std::vector<bool> numbered_;  // Of a file that was opened: elements, or a feed.
+  std::vector<bool> numbered_;  // Of a file that was opened: elements or rows, not lines.
+  std::vector<bool> rows_;      // Of a file that was opened: it is of rows, which may have names.
   ChatFeed feed_;
+  ChatFeed::Kind fed_{ChatFeed::Kind::kNone};  // The open file.
   std::function<void()> between_{};
   std::int64_t line_bytes_max_{0};
   Slab slab_;
@@ -106,12 +126,14 @@ class ChatLines {
   std::size_t begin_{0};
   std::size_t end_{0};
   bool open_{false};
-  std::optional<CanBytes> bytes_;  // Of the open file; none of a feed.
+  std::optional<CanBytes> bytes_;  // Of the open file; none where it is fed.
   std::int64_t bytes_before_{0};   // Of files that are done, as done() counts.
-  // The open file is an array; within the element under way.
+  // The open file is an array, or objects over several lines; within the element under way.
   bool array_{false};
+  bool objects_{false};
   int depth_{0};
   bool quoted_{false};
+  bool ended_{false};  // Of an object over several lines.
   bool escaped_{false};
   ChatPlace place_{};
   std::vector<ChatSum> sums_;  // Of files that are done.

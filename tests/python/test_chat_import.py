@@ -299,14 +299,6 @@ def test_killed_anywhere_it_goes_on_to_the_same_bytes(tmp_path):
     assert not (tmp_path / "set.partial").exists()
 
 
-def test_files_packed_otherwise_are_refused(governor, tmp_path):
-    chats.make_tokenizer(tmp_path / "tokenizer")
-    (tmp_path / "rows.jsonl.xz").write_bytes(b"\xfd7zXZ")
-    with pytest.raises(ValueError, match=r"rows.jsonl.xz: packed by xz: unpack it first \(xz -d"):
-        plimsoll.import_chat(tmp_path / "rows.jsonl.xz", tmp_path / "set", tokenizer=tmp_path / "tokenizer",
-                             governor=governor)
-
-
 DATA = pathlib.Path(__file__).parents[3] / "shared" / "data" / "text"
 
 
