@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A disk that a test may fill: a file system in memory, of a size, as root may make it. And a program that trains on it.
 
-python full_disk.py FOLDER KIND STEP: trains in FOLDER/run and fills the disk in the body of this step, 0: never. KIND: "dense" parts;
-"rows" of a table beside them; "own", a loop with an optimizer of its own. Prints what the bits are at the end.
+python full_disk.py FOLDER KIND STEP [EVERY [WORKERS [SECONDS]]]: trains in FOLDER/run and fills the disk in the body of this step, 0: never.
+KIND: "dense" parts; "rows" of a table beside them; "own", a loop with an optimizer of its own. EVERY: steps from commit to commit; WORKERS
+of its loader; SECONDS that a step takes. Prints what the bits are at the end.
 """
 import contextlib
 import hashlib
@@ -39,14 +40,17 @@ def fill(folder):
             file.write(b"x" * 4096)
 
 
-def start(folder, kind, step=0):
-    return subprocess.Popen([sys.executable, __file__, folder, kind, str(step)], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+def start(folder, kind, step=0, every=4, workers=0, seconds=0.0):
+    return subprocess.Popen([sys.executable, __file__, folder, kind, *map(str, (step, every, workers, seconds))], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                             env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
 
 
 def wait_until(run, process, wanted):
-    """The status, once it begins so."""
+    """The status, once it begins so. Errors: AssertionError when the process has ended; TimeoutError."""
+    until = time.monotonic() + 300
     while process.poll() is None:
+        if time.monotonic() > until:
+            raise TimeoutError(f"{run}: not {wanted!r} but {plimsoll.status(run)}")
         with contextlib.suppress(plimsoll.NotFoundError):
             if (said := plimsoll.status(run))["status"].startswith(wanted):
                 return said
@@ -54,7 +58,7 @@ def wait_until(run, process, wanted):
     raise AssertionError(f"it has ended: {process.communicate()}")
 
 
-def main(folder, kind, fills):
+def main(folder, kind, fills, every=4, workers=0, seconds=0.0):
     import torch
 
     with plimsoll.Run(folder / "run", memory_limit="2GiB", seed=3, compute_threads=1) as run:
@@ -62,13 +66,14 @@ def main(folder, kind, fills):
         one = torch.optim.AdamW(net.parameters())
         rows = run.embedding("rows", rows=10_000, dim=32, optimizer=plimsoll.AdamW(lr=0.1), store_bytes="2MiB") if kind == "rows" else None
         run.track(net=net, one=one)
-        data = run.loader(torch.utils.data.TensorDataset(torch.randn(8 * STEPS, 300)), batch_size=8)
+        data = run.loader(torch.utils.data.TensorDataset(torch.randn(8 * STEPS, 300)), batch_size=8, workers=workers)
 
         def loss(x):
             value = (net(x) + torch.rand(())).square().mean()
             return value if rows is None else value + rows(torch.randint(10_000, (1000,))).square().sum()
 
-        for (x,) in run.steps(data, commit_every_steps=4, progress=False):
+        for (x,) in run.steps(data, commit_every_steps=every, progress=False):
+            time.sleep(seconds)
             if run.steps_made + 1 == fills:
                 fill(folder)
             run.log(seen=float(run.steps_made))
@@ -86,4 +91,4 @@ def main(folder, kind, fills):
 
 
 if __name__ == "__main__":
-    main(pathlib.Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
+    main(pathlib.Path(sys.argv[1]), sys.argv[2], *map(int, sys.argv[3:6]), *map(float, sys.argv[6:7]))
