@@ -53,7 +53,7 @@ class OuterLoop:
         life.report.begin(quiet=True, step=at.step, steps_total=steps, epoch=at.epoch,
                           fraction=at.batch / batches, epochs=epochs)
         if self.goes_on:
-            life.report.text(f"goes on at step {at.step}")
+            life.report.text(f"goes on at step {at.step}" if at.step < steps else f"finished at step {at.step}: of its {steps} steps none is left")
         self._held.enter_context(life.signals())
 
     def put_back_random(self) -> None:
