@@ -38,12 +38,18 @@ namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
 using Score = std::function<at::Tensor(const GraphTensors&)>;
 
+constexpr const char* kFusion = "fusion";
+constexpr const char* kFusionAdvice =
+    "  A fusion has learnt whom to believe on the vehicles that it was trained on. Elsewhere use a "
+    "part alone.\n\n";
+
 // One finished model, ready to be asked.
 struct Detector {
   std::string role;
   std::string name;  // "vgae", "gat_curriculum", …
   std::int64_t parameters{0};
   bool probability{true};  // Above one half means attack; else a threshold is to be found.
+  bool fused{false};       // It is a part of the role's fusion.
   Score score;
   bool reads_edges{false};
 };
@@ -85,6 +91,7 @@ Result<std::vector<Detector>> detectors_of(const CanKdConfig& config, const Data
     PLIMSOLL_TRY(Vgae model, load_vgae(config, role, ids, file));
     vgae = std::make_shared<Vgae>(std::move(model));
     found.push_back({role_name(role), "vgae", parameter_count(vgae->parameters()), false,
+                     /*fused=*/true,
                      [vgae](const GraphTensors& batch) { return errors_of(*vgae, batch); }});
   }
   for (const Stage stage : {Stage::kCurriculum, Stage::kNormal}) {
@@ -95,16 +102,17 @@ Result<std::vector<Detector>> detectors_of(const CanKdConfig& config, const Data
       found.push_back({role_name(role),
                        stage == Stage::kCurriculum ? "gat_curriculum" : "gat_normal",
                        parameter_count(kept->parameters()), true,
+                       /*fused=*/task == classifier_task(role, config),
                        [kept](const GraphTensors& batch) { return chances_of(*kept, batch); }});
-      fused = task == classifier_task(role, config) ? kept : fused;
+      fused = found.back().fused ? kept : fused;
     }
   }
   if (const fs::path file = model_file(run, {role, Stage::kFusion});
       fs::exists(file) && vgae && fused) {
     PLIMSOLL_TRY(FusionModel model, FusionModel::load(config, file));
     const auto kept = std::make_shared<FusionModel>(std::move(model));
-    found.push_back({role_name(role), "fusion", parameter_count(kept->network.parameters()), true,
-                     [vgae, fused, kept](const GraphTensors& batch) {
+    found.push_back({role_name(role), kFusion, parameter_count(kept->network.parameters()), true,
+                     /*fused=*/false, [vgae, fused, kept](const GraphTensors& batch) {
                        return kept->scores(fusion_states(*vgae, *fused, batch));
                      }});
   }
@@ -140,6 +148,7 @@ Result<std::vector<Detector>> original_detectors(const CanKdConfig& config, cons
     PLIMSOLL_TRY(OriginalStudent model, OriginalStudent::load(file));
     const auto kept = std::make_shared<OriginalStudent>(std::move(model));
     found.push_back({"original", file.stem().string(), kept->parameter_count(), true,
+                     /*fused=*/false,
                      [kept, &data](const GraphTensors& batch) {
                        const at::Tensor features =
                            original_features(batch, batch.edge_attr, data.set().vocabulary());
@@ -206,6 +215,7 @@ Result<Evaluated> evaluate(const CanKdConfig& config, const Data& data, const fs
   std::vector<NamedScores> kept_rows;
   Json curves = Json::object();
   const auto evaluate_all = [&](const std::vector<Detector>& detectors) -> Result<void> {
+    std::vector<NamedReport> parts;  // Of the fusion, which comes after them.
     for (const Detector& detector : detectors) {
       PLIMSOLL_TRY(const Scored kept, score_graphs(config, data, held_out, detector));
       const double threshold =
@@ -226,6 +236,18 @@ Result<Evaluated> evaluate(const CanKdConfig& config, const Data& data, const fs
       done.text += fmt::format("{} {} ({} parameters, threshold {:.4g}), test files\n{}\n",
                                detector.role, detector.name, format_count(detector.parameters),
                                threshold, report.to_text());
+      if (detector.fused) {
+        parts.push_back({detector.name, report});
+      }
+      if (detector.name == kFusion) {
+        const std::vector<std::string> warnings = fusion_warnings(report, parts);
+        out["warnings"] = warnings;
+        for (const std::string& warning : warnings) {
+          done.text += fmt::format("warning: {} {} is worse than one of its parts. {}\n",
+                                   detector.role, detector.name, warning);
+        }
+        done.text += warnings.empty() ? "" : kFusionAdvice;
+      }
       if (write) {
         curves[detector.role][detector.name] = curves_of(away);
       }

@@ -222,10 +222,36 @@ nlohmann::ordered_json ScoreReport::to_json() const {
 }
 
 std::string ScoreReport::to_text() const {
+  return score_table(rows());
+}
+
+std::vector<NamedScores> ScoreReport::rows() const {
   std::vector<NamedScores> rows{{"all", all}};
   rows.insert(rows.end(), kinds.begin(), kinds.end());
   rows.insert(rows.end(), files.begin(), files.end());
-  return score_table(rows);
+  return rows;
+}
+
+std::vector<std::string> fusion_warnings(const ScoreReport& fusion,
+                                         std::span<const NamedReport> parts) {
+  std::vector<std::string> warnings;
+  const std::vector<NamedScores> fused = fusion.rows();
+  for (std::size_t row = 0; row < fused.size(); ++row) {
+    const NamedReport* better = nullptr;
+    double most = fused[row].scores.auc + kFusionLossMost;
+    for (const NamedReport& part : parts) {
+      const double auc = part.report.rows().at(row).scores.auc;
+      if (auc > most) {  // Never of a row with one class, which has no AUC.
+        most = auc;
+        better = &part;
+      }
+    }
+    if (better != nullptr) {
+      warnings.push_back(fmt::format("{}: AUC {:.4f}, and {:.4f} of {} alone", fused[row].name,
+                                     fused[row].scores.auc, most, better->name));
+    }
+  }
+  return warnings;
 }
 
 ScoreReport score_by_file(std::span<const float> scores, std::span<const std::uint8_t> labels,

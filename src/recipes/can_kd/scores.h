@@ -77,7 +77,22 @@ struct ScoreReport {
   [[nodiscard]] nlohmann::ordered_json to_json() const;
   /// score_table() of all, then kinds, then files.
   [[nodiscard]] std::string to_text() const;
+  /// "all", then kinds, then files: the rows of that table.
+  [[nodiscard]] std::vector<NamedScores> rows() const;
 };
+
+struct NamedReport {
+  std::string name{};
+  ScoreReport report{};
+};
+
+/// Most that a fusion's AUC may be below that of the better of its parts.
+inline constexpr double kFusionLossMost = 0.02;
+
+/// Where a fusion is worth less than one of its parts by more than kFusionLossMost: a line for all
+/// graphs, each kind of file and each file. `parts` are of the same graphs, by name.
+[[nodiscard]] std::vector<std::string> fusion_warnings(const ScoreReport& fusion,
+                                                       std::span<const NamedReport> parts);
 
 /// Scores everything, each kind of file and each file at one threshold.
 /// Files of one name, as from two folders, are "NAME", "NAME (2)", …

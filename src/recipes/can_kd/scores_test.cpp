@@ -380,6 +380,29 @@ TEST(CanKdScoresTest, AReportScoresEachFileAndEachKind) {
   EXPECT_NE(all[5].find(" - "), std::string::npos);
 }
 
+TEST(S49Fusion, WhereItIsWorseThanAPartIsToldByFileAndKind) {
+  const std::vector<std::string> names{"test_01_known_vehicle_known_attack__a.csv",
+                                       "test_02_unknown_vehicle_known_attack__b.csv",
+                                       "one_class.csv"};
+  const Labels labels{1, 0, 1, 0, 1, 0, 1, 0, 1};
+  const std::vector<std::int32_t> files{0, 0, 0, 0, 1, 1, 1, 1, 2};
+  const auto report = [&](const std::vector<float>& scores) {
+    return score_by_file(scores, labels, files, names, 0.5);
+  };
+  const std::vector<float> right{0.9F, 0.1F, 0.8F, 0.2F, 0.9F, 0.1F, 0.8F, 0.2F, 0.5F};
+  const std::vector<float> tied{0.9F, 0.1F, 0.8F, 0.2F, 0.5F, 0.5F, 0.5F, 0.5F, 0.5F};
+  const std::vector<float> upside_down{0.9F, 0.1F, 0.8F, 0.2F, 0.1F, 0.9F, 0.2F, 0.8F, 0.5F};
+  const std::vector<NamedReport> parts{{"vgae", report(tied)}, {"gat_normal", report(right)}};
+  EXPECT_TRUE(fusion_warnings(report(right), parts).empty());
+  const auto warnings = fusion_warnings(report(upside_down), parts);
+  ASSERT_EQ(warnings.size(), 3U);  // All, its kind, its file; not the known vehicle.
+  EXPECT_TRUE(warnings[0].starts_with("all: AUC 0.")) << warnings[0];
+  EXPECT_EQ(warnings[1],
+            "unknown vehicle, known attack: AUC 0.0000, and 1.0000 of gat_normal alone");
+  EXPECT_TRUE(warnings[2].starts_with(names[1])) << warnings[2];
+  EXPECT_TRUE(fusion_warnings(report(upside_down), {}).empty());
+}
+
 TEST(CanKdScoresTest, FilesOfOneNameAreEachInTheReport) {
   const std::vector<std::string> names{"set/test_a.csv", "set/test_a.csv", "set/test_b.csv"};
   const std::vector<float> scores{0.9F, 0.8F, 0.7F, 0.1F};
