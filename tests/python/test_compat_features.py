@@ -48,6 +48,12 @@ def test_chunks_come_back_as_they_were_added(features):
         assert features.chunk_ids(chunk).tolist() == one["sample_ids"]
 
 
+def test_s47_an_unknown_string_is_named_and_not_its_hash(features):
+    add(features, 0, ["a/b.jpg", "ü"])
+    with pytest.raises(KeyError, match="there is no sample with id 'nobody'$"):
+        features.get_features(["ü", "nobody"])
+
+
 def test_a_chunk_added_later_or_again_is_read_too(features):
     first = add(features, 0, [1, 2, 3])
     assert torch.equal(features.get_features([3])["img_features"], first["img_features"][2:])

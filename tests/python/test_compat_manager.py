@@ -347,6 +347,20 @@ def test_everything_is_there_after_reopening(governor, tmp_path, mode):
 
 
 @MODES
+def test_s47_an_unknown_string_is_named_and_not_its_hash(governor, tmp_path, mode):
+    names = [f"COCO_{at}" for at in range(10)]
+    with make(tmp_path, mode, ids=names) as manager:
+        for work in (lambda: manager.get_embeddings(["COCO_1", "nobody", "no one"]),
+                     lambda: manager.get_embeddings(np.array(["COCO_1", "nobody"])),
+                     lambda: manager.update_embeddings(["nobody"], torch.zeros(1, 8)),
+                     lambda: manager.update_embeddings_by_chunk(0, ["nobody"], torch.zeros(1, 8)),
+                     lambda: manager.freeze_embeddings(["nobody"]), lambda: manager.unfreeze_embeddings(["nobody"]),
+                     lambda: manager.get_nearest_neighbors("nobody"), lambda: manager.get_similarity_matrix(["nobody"])):
+            with pytest.raises(KeyError, match="there is no sample with id 'nobody'$"):
+                work()
+
+
+@MODES
 def test_string_ids_work_like_integers(governor, tmp_path, mode):
     names = [f"COCO_val_{at:06d}é" for at in range(300)] + ["", "x\ny"]
     options = {"ids": names, "mode": mode}

@@ -46,6 +46,12 @@ def _integers(values: np.ndarray, what: str) -> np.ndarray:
     return np.ascontiguousarray(values, dtype=np.int64)
 
 
+class Asked(np.ndarray):
+    """Ids of strings, which knows the strings, for errors. What is computed of it does not."""
+
+    names: list[str] | None = None
+
+
 def parse(ids: Any, what: str = "sample_ids") -> tuple[np.ndarray, list[str] | None]:
     """(int64 ids, the strings they stand for or None) of what a caller passed.
 
@@ -74,7 +80,9 @@ def parse(ids: Any, what: str = "sample_ids") -> tuple[np.ndarray, list[str] | N
     if isinstance(listed[0], str):
         if not all(isinstance(one, str) for one in listed):
             raise ValueError(f"{what}: strings and other ids are mixed")
-        return np.fromiter(map(hash_of, listed), np.int64, len(listed)), list(listed)
+        hashes = np.fromiter(map(hash_of, listed), np.int64, len(listed)).view(Asked)
+        hashes.names = list(listed)
+        return hashes, hashes.names
     if type(listed[0]) is int:
         try:
             array = np.array(listed)  # The quick way; what it cannot do is looked at one by one.
@@ -171,7 +179,8 @@ class IdMap:
             wrong = self._sorted[inside] != ids
             places = inside if self._order is None else self._order[inside]
         if wrong.any():
-            raise NotFoundError(f"there is no sample with id {ids[int(np.argmax(wrong))]}")
+            first, names = int(np.argmax(wrong)), getattr(ids, "names", None)
+            raise NotFoundError(f"there is no sample with id {int(ids[first]) if names is None else repr(names[first])}")
         return places
 
     def same_order(self, ids: np.ndarray) -> bool:

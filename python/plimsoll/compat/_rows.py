@@ -208,10 +208,12 @@ class ManagedRows:
         return self._lock
 
     def _unknown(self, error: NotFoundError, ids: np.ndarray) -> NotFoundError:
-        if not self._ids.named:
-            return error
-        return NotFoundError(f"there is no sample of that name among the {len(ids)} asked for: "
-                             f"{error}")
+        """The table's, which knows hashes of names, in the names that were asked for."""
+        try:
+            self._ids.positions(ids)
+        except NotFoundError as named:
+            return named
+        return error
 
     # ---- Rows out ---------------------------------------------------------------------------
 
