@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // queue: commands that run one after another, each under its memory limit.
+#include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <filesystem>
 #include <memory>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -93,6 +96,21 @@ nlohmann::ordered_json json_of(const Queue& queue, const Job& job) {
   return json;
 }
 
+/// "killed at its memory limit (event killed_for_limit)", and how often: equal ones are told once.
+std::vector<std::pair<std::string, int>> incidents_of(const Job& job) {
+  std::vector<std::pair<std::string, int>> found;
+  for (const Incident& one : job.incidents) {
+    std::string told = fmt::format("{} ({})", one.rule, one.evidence);
+    const auto before = std::ranges::find(found, told, &std::pair<std::string, int>::first);
+    if (before != found.end()) {
+      ++before->second;
+    } else {
+      found.emplace_back(std::move(told), 1);
+    }
+  }
+  return found;
+}
+
 std::string line_of(const Job& job) {
   std::string command = fmt::format("{}", fmt::join(job.command, " "));
   if (command.size() > kCommandShown) {
@@ -109,11 +127,16 @@ std::string line_of(const Job& job) {
   } else if (!job.why.empty()) {
     add(job.why);
   }
-  if (!health.reasons.empty()) {
-    add(fmt::format("lost health: {}", fmt::join(health.reasons, "; ")));
+  std::vector<std::string> reasons = health.reasons;
+  std::erase_if(reasons, [](const std::string& one) { return one.starts_with("incident: "); });
+  if (!job.incidents.empty()) {
+    reasons.emplace_back(job.incidents.size() == 1 ? "an incident" : "incidents");
   }
-  for (const Incident& one : job.incidents) {
-    add(fmt::format("incident: {} ({})", one.rule, one.evidence));
+  if (!reasons.empty()) {
+    add(fmt::format("lost health: {}", fmt::join(reasons, "; ")));
+  }
+  for (const auto& [told, times] : incidents_of(job)) {
+    add(fmt::format("incident: {}{}", told, times > 1 ? fmt::format(", {} times", times) : ""));
   }
   for (const std::string& advice : job.advice) {
     add("would help: " + advice);

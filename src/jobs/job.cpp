@@ -8,6 +8,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include "plimsoll/bytes.h"
+
 namespace plimsoll {
 namespace {
 
@@ -103,7 +105,9 @@ Health health_of(const Job& job) {
     lose(20, "incident: " + job.incidents.back().rule);
   }
   if (job.limit_bytes > 0 && job.peak_bytes > job.limit_bytes - job.limit_bytes / 20) {
-    lose(10, fmt::format("its peak was {} % of its limit", 100 * job.peak_bytes / job.limit_bytes));
+    lose(10, fmt::format("{} its limit: {} at its peak, of {}",
+                         job.peak_bytes > job.limit_bytes ? "passed" : "came near",
+                         format_bytes(job.peak_bytes), format_bytes(job.limit_bytes)));
   }
   if (job.stalled_seconds > job.seconds / 10) {
     lose(20, fmt::format("waited {:.0f} s for memory", job.stalled_seconds));

@@ -79,6 +79,15 @@ TEST_F(QueueTest, AJobComesBackAsItWas) {
   EXPECT_EQ(back.incidents.at(0).evidence, "event killed_for_limit");
 }
 
+TEST_F(QueueTest, S37_APeakAboveItsLimitIsSaidInBytes) {
+  Job job{.state = JobState::kDone, .limit_bytes = 100 << 20, .peak_bytes = 118 << 20};
+  EXPECT_EQ(health_of(job).reasons,
+            std::vector<std::string>{"passed its limit: 118.0 MiB at its peak, of 100.0 MiB"});
+  job.peak_bytes = 98 << 20;
+  EXPECT_EQ(health_of(job).reasons,
+            std::vector<std::string>{"came near its limit: 98.0 MiB at its peak, of 100.0 MiB"});
+}
+
 TEST_F(QueueTest, WhatIsNoJobIsRefusedByName) {
   const std::string good = to_json(full_job());
   std::string text_as_number = good;

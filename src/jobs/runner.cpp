@@ -318,7 +318,6 @@ class Runner {
     std::string then;
     if (auto found = options_.rules.find(end.status, job.ending, end.lines)) {
       then = found->then;
-      job.why += fmt::format("; {} ({})", found->rule, found->evidence);
       job.incidents.push_back(std::move(*found));
       if (job.incidents.size() > Job::kIncidentsMost) {
         job.incidents.erase(job.incidents.begin());

@@ -18,6 +18,9 @@ namespace {
 
 constexpr std::int64_t kMiB = 1LL << 20;
 constexpr int kRoundsMax = 5;
+// The second run of a size knows the sizes beside it. A third says nothing new: what a thread of
+// its own allocates comes at another moment each time.
+constexpr std::int64_t kRunsOfOneSizeMost = 2;
 constexpr int kHalvings = 4;  // Real steps between the largest that fits and one that does not.
 constexpr std::size_t kLadderMax = 9;
 constexpr std::int64_t kRowsMost = 1LL
@@ -197,7 +200,7 @@ class Planner {
         return tl::unexpected(refusal());
       }
       PLIMSOLL_TRY(const bool fits, verify(rows, /*opens_region=*/true));
-      if (fits && plan_.label == PlanLabel::kExact) {
+      if (fits && (plan_.label == PlanLabel::kExact || runs_of(rows) == kRunsOfOneSizeMost)) {
         break;
       }
       round += rows < too_long_rows_ ? 1 : 0;  // One that was too long leaves half of the sizes.
@@ -398,6 +401,11 @@ class Planner {
       PLIMSOLL_TRY_VOID(widen(rows));
     }
     return on_device;
+  }
+
+  [[nodiscard]] std::int64_t runs_of(std::int64_t rows) const {
+    return std::count_if(plan_.verified.begin(), plan_.verified.end(),
+                         [rows](const VerifiedStep& one) { return one.rows == rows; });
   }
 
   void does_not_fit(std::int64_t rows) {

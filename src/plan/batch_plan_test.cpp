@@ -176,6 +176,29 @@ TEST(R23BatchPlan, OneTraceIsNeverExactAndSizesGoOnDoubling) {
   }
 }
 
+// A thread of its own allocates at another moment each time: no run of a size is as another.
+TEST(S37BatchPlan, ASizeThatIsNeverAsPredictedRunsTwiceAndNotFiveTimes) {
+  const RandomStep step(3);
+  const std::int64_t available = step.peak(3000) + 100;
+  const Machine machine(step, available);
+  std::vector<std::int64_t> sizes;
+  const auto run = [&](const StepSize& size) -> Result<StepTrace> {
+    sizes.push_back(size.rows);
+    if (step.peak(size.rows) > available) {
+      return fail(ErrorCode::kOverBudget, "refused");
+    }
+    StepTrace trace = unlike_any_other(step, size.rows);
+    trace.ops.back() += " at " + std::to_string(sizes.size());
+    return trace;
+  };
+  const BatchPlan plan = plan_batch(run, machine.options).or_throw();
+  EXPECT_EQ(plan.label, PlanLabel::kBounded);
+  for (const std::int64_t rows : sizes) {
+    // Once on the way up, twice to see whether it is as predicted, once more if it is the answer.
+    EXPECT_LE(std::count(sizes.begin(), sizes.end(), rows), 4) << rows;
+  }
+}
+
 // A loop over the rows in Python: unlike any other size, and too long to trace from some size on.
 TEST(R23BatchPlan, ASizeTooLongToTraceHoldsTheBatchAndIsNoError) {
   const RandomStep step(4);

@@ -243,6 +243,17 @@ def test_t8_ctrl_c_of_the_runner_queues_the_job_again(queue, tmp_path):
         assert time.monotonic() - began < 4
 
 
+def test_s37_an_incident_that_comes_again_is_listed_once(queue, tmp_path):
+    rules = tmp_path / "rules.toml"
+    rules.write_text('[[rule]]\nname = "away"\npattern = "Stale file handle"\nthen = "retry"\n')
+    number = queue.add("print('Stale file handle'); raise SystemExit(1)", "--restarts", 1)
+    queue.run("--rules", rules, status=1)
+    assert len(queue.jobs()[number]["incidents"]) == 2
+    text = queue.call("list").stdout
+    assert "incident: away (line 1: Stale file handle), 2 times\n" in text and text.count("Stale file handle)") == 1
+    assert "lost health: failed; died 2 times; incidents\n" in text
+
+
 def test_incident_rules_of_a_file(queue, tmp_path):
     rules = tmp_path / "rules.toml"
     rules.write_text('[[rule]]\nname = "card"\npattern = "CUDA out of memory"\nthen = "fail"\n')
@@ -253,6 +264,7 @@ def test_incident_rules_of_a_file(queue, tmp_path):
     assert job["incidents"] == [{"rule": "card", "evidence": "line 2: RuntimeError: CUDA out of memory.", "then": "fail"}]
     text = queue.call("list").stdout
     assert "incident: card (line 2: RuntimeError: CUDA out of memory.)" in text and "lost health: failed" in text
+    assert text.count("card") == 1
     rules.write_text("[[rule]]\nname = 'a'\n")
     done = queue.call("run", "--rules", rules, status=2)
     assert "rules.toml:1: a rule has one of pattern, status and event" in done.stderr
