@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 #
-#   make build   set up what is missing and build build/release/bin/plimsoll
+#   make build   set up what is missing and build build/release/bin/plimsoll, and the Python package beside it
 #   make demo    train `cosir` on real input, then on more than 4 GiB inside 768 MiB of memory; then `chat`;
 #                README's Python loop, killed and started again
 #   make check   set up, build with warnings as errors, and run every test not labelled slow;
@@ -28,13 +28,11 @@ setup-build:
 	@tools/setup.sh --build
 
 build: setup-build
-	@cmake --preset release -Wno-dev >/dev/null
-	@cmake --build --preset release
-	@echo "built build/release/bin/plimsoll"
-
-demo: setup-build
 	@cmake --preset release -DPLIMSOLL_PYTHON=ON -Wno-dev >/dev/null
 	@cmake --build --preset release
+	@echo "built build/release/bin/plimsoll, and the Python package in build/release/python"
+
+demo: build
 	@.venv/bin/python tools/demo.py
 
 dev: setup

@@ -11,6 +11,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -33,6 +34,11 @@ inline constexpr int kNobodyStatus = 4;  ///< No process trains in the run that 
 
 /// Largest whole number that an option may be where nothing else bounds it.
 inline constexpr std::int64_t kNumberMost = std::int64_t{1} << 40;
+
+/// Why a command of Python's cannot be done here, and what to do.
+inline constexpr const char* kNeedsPython =
+    "no Python here has the package plimsoll; `pip install '.[chat,vision,pairs]'` in Plimsoll's "
+    "source folder installs it";
 
 /// Prints "plimsoll: error: …" and the advice on standard error; returns `status`.
 int report(const Error& error, int status = kFailedStatus);
@@ -58,7 +64,9 @@ void add_queue_commands(CLI::App& app, int& status);   ///< queue
 void add_watch_commands(CLI::App& app, int& status);   ///< watch
 void add_why_commands(CLI::App& app, int& status);     ///< why, report
 void add_data_commands(CLI::App& app, int& status);    ///< synth, import, store
-void add_import_can(CLI::App& command, int& status);   ///< import can, below `import`
-void add_look_commands(CLI::App& app, int& status);    ///< info, limits
+/// Whether `import NAME` is done in Python.
+[[nodiscard]] bool is_python_import(std::string_view name) noexcept;
+void add_import_can(CLI::App& command, int& status);  ///< import can, below `import`
+void add_look_commands(CLI::App& app, int& status);   ///< info, limits
 
 }  // namespace plimsoll

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <array>
 #include <memory>
 #include <string>
@@ -120,29 +121,20 @@ int import_pairs(const Place& place, const CosirImportOptions& options) {
   return show(options.out.string(), place.json);
 }
 
-/// An import that is Python's (as python/plimsoll/_chat_command.py), and says so where there is
-/// none.
+/// An import that is Python's (as python/plimsoll/_chat_command.py): handed over to it by
+/// hand_over.h, or refused where there is none.
 struct PythonImport {
   const char* name;
   const char* description;
   const char* example;
-  const char* why;
-  const char* advice;
 };
 constexpr std::array kPythonImports{
     PythonImport{"chat", "Token set of chats in JSON (needs Python)",
-                 "plimsoll import chat chats.jsonl --tokenizer models/tiny --out chats.tokens",
-                 "import chat calls a tokenizer, which this program without Python cannot",
-                 "pip install plimsoll[chat] and run the plimsoll that it brings"},
+                 "plimsoll import chat chats.jsonl --tokenizer models/tiny --out chats.tokens"},
     PythonImport{"vision", "Image set of messages with images (needs Python)",
-                 "plimsoll import vision receipts.jsonl --out receipts.images",
-                 "import vision reads its rows in Python, which this program is without",
-                 "pip install plimsoll and run the plimsoll that it brings"},
-    PythonImport{
-        "pairs", "Features of an image set, for cosir (needs Python)",
-        "plimsoll import pairs --images captions.images --model models/clip --out pairs",
-        "import pairs calls a model of transformers, which this program without Python cannot",
-        "pip install plimsoll[pairs] and run the plimsoll that it brings"},
+                 "plimsoll import vision receipts.jsonl --out receipts.images"},
+    PythonImport{"pairs", "Features of an image set, for cosir (needs Python)",
+                 "plimsoll import pairs --images captions.images --model models/clip --out pairs"},
 };
 
 void add_python_imports(CLI::App& command, int& status) {
@@ -151,7 +143,9 @@ void add_python_imports(CLI::App& command, int& status) {
     added->prefix_command();
     added->footer(fmt::format("\nExample:\n  {}", one.example));
     added->callback([&status, one] {
-      status = report(make_error(ErrorCode::kInvalidArgument, one.why, one.advice));
+      status =
+          report(make_error(ErrorCode::kInvalidArgument,
+                            fmt::format("import {} is done in Python", one.name), kNeedsPython));
     });
   }
 }
@@ -394,6 +388,10 @@ void add_store(CLI::App& app, int& status) {
 }
 
 }  // namespace
+
+bool is_python_import(std::string_view name) noexcept {
+  return std::ranges::find(kPythonImports, name, &PythonImport::name) != kPythonImports.end();
+}
 
 void add_data_commands(CLI::App& app, int& status) {
   add_synth(app, status);

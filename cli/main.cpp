@@ -12,8 +12,10 @@
 #include <string_view>
 #include <tuple>
 
+#include "cli/hand_over.h"
 #include "cli/program.h"
 #include "plimsoll/limits.h"
+#include "recipes/registry.h"
 
 namespace {
 
@@ -65,6 +67,8 @@ __attribute__((section(".preinit_array"), used)) void (*const kPrepare)() noexce
 }  // namespace
 
 int main(int argc, char** argv) {
+  plimsoll::add_recipes();
+  plimsoll::hand_over(argc, argv);
   settle_waiting(argc, argv);
   if (argc < 2 || std::string_view(argv[1]) != "run") {  // What that starts has its own ways.
     // A file that may not grow (ulimit -f) is an error that names it, not the end of the process.

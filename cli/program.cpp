@@ -74,16 +74,14 @@ std::string unknown_command(const CLI::App& command, std::string_view word) {
     names.push_back(known->get_name());
   }
   const std::string near = nearest_word(word, names);
-  // In a program without them.
-  const bool of_recipes = (command.get_name() == "train" || command.get_name() == "plan") &&
-                          find_recipe("chat") == nullptr;
-  return fmt::format("unknown command '{}'{}{}", word,
-                     near.empty() ? fmt::format("; there are {}", fmt::join(names, ", "))
-                                  : fmt::format("; did you mean {}?", near),
-                     of_recipes ? fmt::format("; recipes in Python are in the program that "
-                                              "`pip install 'plimsoll[{}]'` installs",
-                                              word == "vision" ? "vision" : "chat")
-                                : "");
+  const std::string& name = command.get_name();
+  const bool lacks_recipes =
+      (name == "train" || name == "plan" || name == "config") && find_recipe("chat") == nullptr;
+  return fmt::format(
+      "unknown command '{}'{}{}", word,
+      near.empty() ? fmt::format("; there are {}", fmt::join(names, ", "))
+                   : fmt::format("; did you mean {}?", near),
+      lacks_recipes ? fmt::format("; other recipes are in Python, and {}", kNeedsPython) : "");
 }
 
 /// What is said of the first word that nobody took: the words behind it follow from it.

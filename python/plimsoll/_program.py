@@ -153,7 +153,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except RuntimeError as error:
         print(f"plimsoll: error: {error}", file=sys.stderr)
         return 1
-    if given[1:2] not in _COMPUTES or importlib.util.find_spec("plimsoll._torch") is None:
+    computes = given[1:2] in _COMPUTES and not {"-h", "--help"} & set(given)
+    if not computes or importlib.util.find_spec("plimsoll._torch") is None:
         return _core.run_program(list(map(os.fsencode, given)))  # Torch is not imported.
     try:
         # Before torch is loaded, so that every kernel sees it.

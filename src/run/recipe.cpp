@@ -85,11 +85,12 @@ Result<const Recipe*> recipe_of_run(const std::filesystem::path& root) {
   if (const Recipe* known = find_recipe(name); known != nullptr) {
     return known;
   }
-  return fail(ErrorCode::kInvalidArgument,
-              fmt::format("{}: a run of the recipe '{}', which this program does not have",
-                          (root / "run.toml").string(), name),
-              "use the version of Plimsoll that made the run; one in Python needs its package, and "
-              "the plimsoll of that Python");
+  return fail(
+      ErrorCode::kInvalidArgument,
+      fmt::format("{}: a run of the recipe '{}', which this program does not have",
+                  (root / "run.toml").string(), name),
+      "use the version of Plimsoll that made the run; a recipe in Python needs a Python with the "
+      "package plimsoll, which `pip install '.[chat,vision]'` in its source folder installs");
 }
 
 Error work_missing(const Recipe& recipe, const char* what) {

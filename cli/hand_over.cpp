@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cli/hand_over.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <span>
+#include <string>
+#include <string_view>
+#include <system_error>
+#include <vector>
+
+#include "cli/commands.h"
+#include "run/recipe.h"
+#include "run/run_folder.h"
+
+namespace plimsoll {
+namespace {
+
+namespace fs = std::filesystem;
+using Words = std::span<char* const>;
+
+// Status 0 where this Python can import the package, and the package can be started with -m.
+constexpr const char* kProbe =
+    "import importlib.util, sys; sys.exit(importlib.util.find_spec('plimsoll.__main__') is None)";
+
+bool is_one_of(std::string_view word, std::initializer_list<std::string_view> words) {
+  return std::ranges::find(words, word) != words.end();
+}
+
+/// Whether the words ask for what recipes there are, or for the options of all.
+bool lists_recipes(Words words) {
+  const std::string_view command = words[0];
+  return command == "recipes" ||
+         (words.size() > 1 && is_one_of(command, {"train", "plan", "config", "resume"}) &&
+          is_one_of(words[1], {"--help", "-h"}));
+}
+
+/// Whether the words name a recipe, an import or a run of a recipe that this program does not know.
+bool names_unknown(Words words) {
+  const std::string_view command = words[0];
+  if (words.size() < 2) {
+    return false;
+  }
+  if (command == "import") {
+    return is_python_import(words[1]);
+  }
+  if (is_one_of(command, {"train", "plan", "config"})) {
+    return *words[1] != '-' && find_recipe(words[1]) == nullptr;
+  }
+  if (!is_one_of(command, {"resume", "eval", "export"})) {
+    return false;
+  }
+  const auto rest = words.subspan(1);
+  const auto run = std::ranges::find_if(
+      rest, [](const char* word) { return *word != '-' && RunFolder::is_run(word); });
+  if (run == rest.end()) {
+    return false;
+  }
+  const auto recipe = recipe_name_of_run(*run);
+  return recipe && find_recipe(*recipe) == nullptr;
+}
+
+/// Whether `python` can start the package, with the environment as it is.
+bool has_package(const std::string& python) {
+  posix_spawn_file_actions_t quiet;
+  if (::posix_spawn_file_actions_init(&quiet) != 0) {
+    return false;
+  }
+  std::string name = python;
+  std::string flag = "-c";
+  std::string probe = kProbe;
+  const std::array<char*, 4> words{name.data(), flag.data(), probe.data(), nullptr};
+  pid_t child = -1;
+  const bool started =
+      ::posix_spawn_file_actions_addopen(&quiet, STDOUT_FILENO, "/dev/null", O_WRONLY, 0) == 0 &&
+      ::posix_spawn_file_actions_adddup2(&quiet, STDOUT_FILENO, STDERR_FILENO) == 0 &&
+      ::posix_spawnp(&child, name.c_str(), &quiet, nullptr, words.data(), environ) == 0;
+  ::posix_spawn_file_actions_destroy(&quiet);
+  int status = 0;
+  return started && ::waitpid(child, &status, 0) == child && WIFEXITED(status) &&
+         WEXITSTATUS(status) == 0;
+}
+
+/// Folder of the package that was built beside this program; "" where none was.
+std::string package_beside() {
+  std::error_code failed;
+  const fs::path program = fs::read_symlink("/proc/self/exe", failed);
+  const fs::path folder = program.parent_path().parent_path() / "python";
+  return !failed && fs::exists(folder / "plimsoll" / "__init__.py", failed) ? folder.string() : "";
+}
+
+/// A Python that has the package, with PYTHONPATH set for it; "" where none has.
+std::string find_python() {
+  // The folder in which the command is typed may hold a module of any name.
+  ::setenv("PYTHONSAFEPATH", "1", 0);
+  if (const std::string beside = package_beside(); !beside.empty()) {
+    const char* before = std::getenv("PYTHONPATH");
+    const std::string kept = before == nullptr ? "" : before;
+    ::setenv("PYTHONPATH", (kept.empty() ? beside : beside + ":" + kept).c_str(), 1);
+    for (const char* python : {PLIMSOLL_BUILT_FOR_PYTHON, "python3", "python"}) {
+      if (has_package(python)) {
+        return python;
+      }
+    }
+    kept.empty() ? ::unsetenv("PYTHONPATH") : ::setenv("PYTHONPATH", kept.c_str(), 1);
+  }
+  for (const char* python : {"python3", "python", PLIMSOLL_BUILT_FOR_PYTHON}) {
+    if (has_package(python)) {
+      return python;
+    }
+  }
+  return "";
+}
+
+}  // namespace
+
+void hand_over(int argc, char** argv) {
+  if (argc < 2) {
+    return;
+  }
+  const Words words(argv + 1, static_cast<std::size_t>(argc - 1));
+  const bool lists = lists_recipes(words);
+  if (!lists && !names_unknown(words)) {
+    return;
+  }
+  std::string python = find_python();
+  if (python.empty()) {
+    if (lists) {
+      std::fprintf(stderr, "plimsoll: recipes in Python, such as chat, are not listed: %s\n",
+                   kNeedsPython);
+    }
+    return;
+  }
+  std::string flag = "-m";
+  std::string package = "plimsoll";
+  std::vector<char*> all{python.data(), flag.data(), package.data()};
+  all.insert(all.end(), words.begin(), words.end());
+  all.push_back(nullptr);
+  ::execvp(python.c_str(), all.data());
+}
+
+}  // namespace plimsoll
