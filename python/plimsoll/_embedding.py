@@ -213,11 +213,13 @@ class EmbeddingStore:
         users.commit(step)
     """
 
-    def __init__(self, governor: Governor, store: _core.EmbeddingStore, directory: str) -> None:
+    def __init__(self, governor: Governor, store: _core.EmbeddingStore, directory: str, optimizer: Optimizer) -> None:
         """For open()."""
         self._governor = governor
         self._core = store
         self.directory = directory
+        self.optimizer = optimizer
+        """What apply() steps rows with."""
         governor._adopt(self)
 
     __reduce_ex__ = not_pickled
@@ -242,7 +244,7 @@ class EmbeddingStore:
                      without it has the rows it has.
         dim:         weights per row. `dim`, `dtype`, `optimizer` and `init` may be left out for a
                      table that exists; when given they must fit it (an optimizer's numbers may
-                     change).
+                     change). A new table without them has AdamW(lr=0.001) and Normal(std=0.01).
         dtype:       what a weight is stored as: "float32" (the default), or "bfloat16" for half the
                      bytes: a step is computed in float32 and rounded up or down by chance, the same
                      one every time. Rows given and taken are float32 in either case.
@@ -286,7 +288,7 @@ class EmbeddingStore:
         if network := core.slab_plan().network:
             warnings.warn(f"{path} is on {network}: a commit is as durable as its server, and "
                           "slower; a local disk is better", RuntimeWarning, stacklevel=2)
-        return cls(governor, core, path)
+        return cls(governor, core, path, optimizer)
 
     def gather(self, ids: Any) -> Rows:
         """Copies rows out, in request order.
@@ -423,6 +425,7 @@ class EmbeddingStore:
     def set_optimizer(self, optimizer: Optimizer) -> None:
         """Changes learning rate and the other numbers. Errors: ValueError for another kind."""
         self._core.set_optimizer(_options_of(optimizer))
+        self.optimizer = optimizer
 
     @property
     def rows(self) -> int:

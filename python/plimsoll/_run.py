@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from . import _torch_gate
 from ._batch import Batch
 from ._embedding import EmbeddingStore, Normal, Optimizer, Uniform, Zeros
+from ._numbers import number_of, real, whole
 from ._random_states import RandomStates
 from ._run_life import Failure, Intervals, Life
 
@@ -113,13 +114,15 @@ class Run:
         if current() is not None:
             raise ValueError(f"Run: {current()!r} is open in this process; close it first")
         self.path = pathlib.Path(path)
-        self.seed = int(seed)
-        if not 0 <= self.seed < _SEEDS:
-            raise ValueError(f"seed: {seed} is not a whole number from 0 to 2**63 - 1")
+        self.seed = whole("Run: seed", seed, 0)
+        if self.seed >= _SEEDS:
+            raise ValueError(f"Run: seed {seed} must be less than 2**63")
         self.updated = False
         """Whether the last run.step() stepped the optimizer (see TrainingStep.updated)."""
-        if rank_stopped_seconds < 0:
-            raise ValueError(f"Run: rank_stopped_seconds {rank_stopped_seconds} must be 0 or more")
+        real("Run: rank_stopped_seconds", rank_stopped_seconds, 0)
+        whole("Run: virtual_workers", virtual_workers, 0)
+        if compute_threads is not None:
+            whole("Run: compute_threads", compute_threads, 0)
         ranks = self._ranks = _ranks.join(
             rank_stopped_seconds, path=os.path.abspath(path), seed=seed, memory_limit=memory_limit, options=options or {},
             compute_threads=compute_threads, deterministic=deterministic, virtual_workers=virtual_workers)
@@ -153,6 +156,7 @@ class Run:
         self._loaders: list[RunLoader] = []
         self._loops = self._epochs = 0  # Loops that were begun, and their epochs.
         self._in_body = False  # A batch was given, and the body has not come back for the next one.
+        self._left = False  # Nor will it: by `break`, or by what it raised.
         self._made = False  # Its step, by run.step().
         self._failure: Failure | None = None  # What ended a step that was not made, or a loop; no other has begun since.
         self._source: Source | None = None
@@ -168,8 +172,8 @@ class Run:
 
     @property
     def steps_made(self) -> int:
-        """Since the run began, in all its lives."""
-        return self._life.at.step
+        """Since the run began, in all its lives; the step whose body runs is not counted yet."""
+        return self._life.at.step + int(self._left and self._failure is None)
 
     @property
     def stopped(self) -> str:
@@ -225,8 +229,9 @@ class Run:
             vectors = run.embedding("items", rows=10_000_000, dim=64, optimizer=plimsoll.AdamW(lr=0.03))
             vectors(ids)                     # int64 [...] -> float32 [..., 64], with autograd
 
-        optimizer, init, dtype, store_bytes, batch_rows: as EmbeddingStore.open(); init without a value is
-        Normal(std=0.01) with the run's seed. With virtual_workers, or several ranks, a DealtVectors: each rank has a
+        optimizer, init, dtype, store_bytes, batch_rows: as EmbeddingStore.open(). Without a value, a new table has
+        optimizer=plimsoll.AdamW(lr=0.001) and init=plimsoll.Normal(std=0.01) with the run's seed; print(vectors) names
+        the optimizer. With virtual_workers, or several ranks, a DealtVectors: each rank has a
         table of the rows that are its own, and store_bytes is of each.
         Errors: as EmbeddingStore.open(); ValueError for another table than the run's, with both values.
         """
@@ -331,8 +336,7 @@ class Run:
         of_recipe = self._of_recipe
         if commit_every_steps is None:
             commit_every_steps = of_recipe.commit_every_steps if of_recipe else 0
-        if epochs < 1:
-            raise ValueError(f"steps: epochs {epochs} must be 1 or more")
+        epochs = whole("steps: epochs", epochs, 1)
         every = Intervals.of("steps", commit_every_steps=commit_every_steps, commit_every_minutes=commit_every_minutes,
                              cleanup_every_n_steps=cleanup_every_n_steps)
         workers = self._workers
@@ -385,7 +389,7 @@ class Run:
         if not self._steps:
             self._gradients.watch(self._parts)
         done = at.batch / source.batches if source.batches else 0.0
-        total = at.step + (source.batches * (end - at.epoch) - at.batch if source.batches else 0)
+        total = at.step + source.batches * (end - at.epoch) - at.batch if source.batches else None
         life.report.begin(quiet=quiet, step=at.step, steps_total=total, epoch=at.epoch, fraction=done,
                           epochs=end)
         if self._random is not None:
@@ -416,7 +420,11 @@ class Run:
                         raise
                     self._waits_at = None
                     self._in_body = True
-                    yield batch
+                    try:
+                        yield batch
+                    except GeneratorExit:
+                        self._left = True
+                        raise
                     self._in_body, self._failure = False, None
                     if self._ranks is not None:
                         self._ranks.check_made(self._made)
@@ -482,7 +490,7 @@ class Run:
 
     def _end_left_loop(self) -> None:
         """After `break`: the step was made, and the loop has ended. After a step that was not made nothing is committed."""
-        left, self._in_body = self._in_body and self._failure is None, False
+        left, self._in_body, self._left = self._in_body and self._failure is None, False, False
         if left:
             self._advance(0)
             at = self._life.at
@@ -570,10 +578,11 @@ class Run:
     def log(self, **values: Any) -> None:
         """Metrics of the step that is being made: RUN/events.jsonl, and RUN/metrics for TensorBoard.
 
-        values: numbers, or tensors of one; `loss` is what `plimsoll status` shows.
+        values: numbers, or tensors of one, which keep their graph; `loss` is what `plimsoll status` shows.
+        Errors: ValueError naming the value that is no number.
         """
         self._check_open()
-        numbers = {name: float(value) for name, value in values.items()}
+        numbers = {name: number_of(f"log: {name}", value) for name, value in values.items()}
         if "loss" in numbers:
             self._loss = numbers["loss"]
         at = self._life.at
@@ -614,7 +623,7 @@ class Run:
         finally:
             for one in self._loaders:
                 one.close()
-            self._source = None
+            self._source, self._left = None, False
             self._gradients.leave()
             self._life.close(self._failure if error is None else Failure.of(error))
 
@@ -629,7 +638,7 @@ class Run:
             raise ValueError(f"{self.path}: this run was closed; make plimsoll.Run({str(self.path)!r}) again")
 
     def __repr__(self) -> str:
-        return f"<Run {self.path}, step {self._life.at.step}>"
+        return f"<Run {self.path}, step {self.steps_made}>"
 
 
 def _one_of(batch: Any) -> Any:

@@ -108,7 +108,7 @@ class Vectors(torch.nn.Module):
         return Vectors(self.name, self._store, self._parts)
 
     def extra_repr(self) -> str:
-        return f"{self.name!r}, rows={self._store.rows}, dim={self._store.dim}"
+        return f"{self.name!r}, rows={self._store.rows}, dim={self._store.dim}, optimizer={self._store.optimizer}"
 
 
 class DealtVectors(Vectors):
@@ -143,4 +143,4 @@ class DealtVectors(Vectors):
         return DealtVectors(self.name, self._table, self._parts)
 
     def extra_repr(self) -> str:
-        return f"{self.name!r}, rows={self._table.rows}, dim={self._table.dim}"
+        return f"{self.name!r}, rows={self._table.rows}, dim={self._table.dim}, optimizer={self._store.optimizer}"

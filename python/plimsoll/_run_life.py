@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from . import _core, _program
 from ._embedding import EmbeddingStore
 from ._memory import Governor
+from ._numbers import real, whole
 from ._room import is_full
 from ._run_commit import Position, load, save, save_beside, save_together
 from ._run_report import Report
@@ -86,12 +87,9 @@ class Intervals:
     def of(cls, who: str, *, commit_every_steps: int, commit_every_minutes: float,
            cleanup_every_n_steps: int) -> Intervals:
         """Errors: ValueError naming the option."""
-        for name, value in (("commit_every_steps", commit_every_steps),
-                            ("commit_every_minutes", commit_every_minutes),
-                            ("cleanup_every_n_steps", cleanup_every_n_steps)):
-            if value < 0:
-                raise ValueError(f"{who}: {name} {value} must be 0 or more")
-        return cls(commit_every_steps, 60 * commit_every_minutes, cleanup_every_n_steps)
+        return cls(whole(f"{who}: commit_every_steps", commit_every_steps, 0),
+                   60 * real(f"{who}: commit_every_minutes", commit_every_minutes, 0),
+                   whole(f"{who}: cleanup_every_n_steps", cleanup_every_n_steps, 0))
 
     def clean_up_between(self, before: int, step: int) -> bool:
         """Whether a clean-up falls on a step after `before`, up to `step`."""
@@ -431,7 +429,8 @@ class Life:
                     last, step = failure, max(self.saved_step, 0)
                 else:
                     last, step = Failure("stopped", self.stopped, "asked") if self.stopped else Failure("finished", "", "finished"), self.at.step
-                self.report.end(last.status, step, self.at.epoch, last.message, last.cause)
+                epoch = None if self.at.ended == "left" else self.at.epoch  # After `break`: that it was left in.
+                self.report.end(last.status, step, epoch, last.message, last.cause)
                 if self.ranks is None or self.ranks.rank == 0:
                     self.folder.end_record()
                     with contextlib.suppress(OSError):  # A page that cannot be written ends nothing.

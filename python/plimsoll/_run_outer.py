@@ -39,9 +39,9 @@ class OuterLoop:
         """Whether there is a commit to go on from."""
         return self._run._life.saved_step >= 0
 
-    def begin(self, data: dict[str, Any], *, batches: int, epochs: int, steps: int) -> None:
+    def begin(self, data: dict[str, Any], *, batches: int, epochs: int, steps: int | None) -> None:
         """Everything is tracked. data: what a resumption must find the same; batches: of an epoch, as data's
-        place counts them; steps: of all epochs. Errors: as Run.steps()."""
+        place counts them; steps: of all epochs. Without an end epochs is 0 and steps None. Errors: as Run.steps()."""
         run = self._run
         life, at = run._life, run._life.at
         run._close_parts()

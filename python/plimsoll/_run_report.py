@@ -6,6 +6,7 @@ Threads: the thread that trains.   Memory: fixed.
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -16,6 +17,7 @@ from ._memory import Governor, format_bytes
 
 _STATUS_EVERY = 0.5  # Seconds.
 _BAR_EVERY = 0.1
+_UNKNOWN_STEPS = -1
 
 
 class Report:
@@ -30,17 +32,20 @@ class Report:
         self._rows = 0
         self._next_status = self._next_bar = 0.0
         self._fraction = self._started = 0.0  # Epochs done, and when this loop began.
+        self._epoch = 0  # That the last step was of.
         self._status = _core.RunStatus()
         self._status.step = max(step, 0)
         self._status.checkpoint_step = step
         self._write()
 
-    def begin(self, *, quiet: bool, step: int, steps_total: int, epoch: int, fraction: float,
+    def begin(self, *, quiet: bool, step: int, steps_total: int | None, epoch: int, fraction: float,
               epochs: int) -> None:
-        """A loop begins, with `fraction` of its epoch done."""
+        """A loop begins, with `fraction` of its epoch done. steps_total: None where the data has no length."""
         status = self._status
-        status.status, status.step, status.steps_total = "running", step, steps_total
-        status.epoch, status.epochs = epoch, epochs
+        status.status, status.step = "running", step
+        status.steps_total = _UNKNOWN_STEPS if steps_total is None else steps_total
+        status.epoch, status.epochs, status.seconds_left = epoch, epochs, math.nan
+        self._epoch = epoch
         self._progress = _core.Progress(quiet) if self._metrics is not None else None
         self._training, self._rows = time.monotonic(), 0
         self._started = epoch + fraction
@@ -49,6 +54,7 @@ class Report:
     def step(self, *, step: int, epoch: int, fraction: float, rows: int, loss: float | None) -> None:
         """A step was made; `fraction` of its epoch is done."""
         self._rows += rows
+        self._epoch = epoch
         now = time.monotonic()
         if now < min(self._next_status, self._next_bar):
             return
@@ -59,7 +65,8 @@ class Report:
         spent = max(now - self._training, 1e-9)
         status.rows_per_second, status.seconds = self._rows / spent, now - self._began
         done = epoch + fraction - self._started
-        status.seconds_left = spent * (status.epochs - epoch - fraction) / done if done > 0 else 0.0
+        known = status.steps_total != _UNKNOWN_STEPS and done > 0
+        status.seconds_left = spent * (status.epochs - epoch - fraction) / done if known else math.nan
         if now >= self._next_status:
             self._write()
         if self._progress is not None and now >= self._next_bar:
@@ -152,12 +159,14 @@ class Report:
         if self._progress is not None:
             self._progress.clear()
 
-    def end(self, status: str, step: int, epoch: int, message: str, cause: str) -> None:
-        """The last word: "finished", "stopped" or "failed"; the cause is as _cause_of() has it."""
+    def end(self, status: str, step: int, epoch: int | None, message: str, cause: str) -> None:
+        """The last word: "finished", "stopped" or "failed"; the cause is as _cause_of() has it.
+
+        epoch: None: that of the last step."""
         self.clear()
         self._status.cause = cause
         self._status.status, self._status.message, self._status.step = status, message, step
-        self._status.epoch = epoch
+        self._status.epoch = self._epoch if epoch is None else epoch
         self._status.seconds, self._status.seconds_left = time.monotonic() - self._began, 0.0
         self.event("end", {"status": status, "step": step, "cause": cause, "message": message})
         self._write()

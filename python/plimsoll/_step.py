@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import inspect
 import json
 import os
 import tempfile
@@ -24,6 +25,7 @@ from ._batch import Batch, Part, Unweighted, weight_of
 from ._embedding import Rows
 from ._lookups import collected
 from ._memory import Governor, format_bytes, make_room, pressure_between_steps
+from ._numbers import loss_of, real, whole, with_graph
 from ._plan_state import TrainingState
 from ._random_states import RandomStates
 from ._reach import is_generator, reached
@@ -124,13 +126,16 @@ class TrainingStep:
                  events: str | os.PathLike[str] | Callable[[dict[str, Any]], Any] | None = None) -> None:
         if loss not in _WAYS:
             raise ValueError(f"loss: {loss!r} is none of {', '.join(map(repr, _WAYS))}")
-        if accumulate < 1 or (accumulate > 1 and loss is None):
+        if whole("accumulate:", accumulate, 1) > 1 and loss is None:
             raise ValueError(f"accumulate: {accumulate}; it is 1 or more, and more than 1 wants "
                              "loss=\"mean\" or \"sum\", which says how batches add up")
         if weight is not None and loss != "mean":
             raise ValueError("weight: only the parts of a loss=\"mean\" are weighed")
+        if clip_norm is not None:
+            real("clip_norm:", clip_norm, 0)
         self._extension = _torch_gate.load()
         self._models, self._optimizers = _listed(model), _listed(optimizer)
+        _refuse_closures(self._optimizers)
         _refuse_ranks(self._models)
         self._loss, self._weight, self.accumulate = loss, weight, accumulate
         self.clip_norm, self._schedulers = clip_norm, _listed(scheduler)
@@ -372,7 +377,7 @@ class TrainingStep:
     def _gradients(self, batch: Batch, parts: int, tally: _Tally, f: Callable[..., Any]) -> float:
         total = 0.0
         for part in batch.cut(parts):
-            value = f(*part.arguments)
+            value = loss_of(f(*part.arguments))
             weight = self._weigh(value, part, parts, tally)
             tally.gradients.watch_graph(value)
             if weight == 0:
@@ -400,6 +405,7 @@ class TrainingStep:
     def _backward(self, value: Any) -> None:
         import torch
 
+        with_graph(value)
         (value if self._scaler is None else self._scaler.scale(value)).backward()
         torch.clear_autocast_cache()  # What it holds is of a graph that is gone.
 
@@ -409,7 +415,7 @@ class TrainingStep:
 
         tally.add(1.0)
         if parts == 1:
-            value = loss(*_tuple(embed(*batch.arguments())))
+            value = loss_of(loss(*_tuple(embed(*batch.arguments()))))
             tally.gradients.watch_graph(value)
             self._backward(value)
             return float(value.detach())
@@ -423,7 +429,7 @@ class TrainingStep:
         whole = [torch.cat(column).requires_grad_() for column in zip(*made)]
         sizes = [len(columns[0]) for columns in made]
         made.clear()
-        value = loss(*whole)
+        value = loss_of(loss(*whole))
         self._backward(value)
         after, begin = RandomStates(generators), 0
         for part, state, size in zip(batch.cut(parts), states, sizes):
@@ -916,6 +922,18 @@ def _refuse_ranks(models: Iterable[Any]) -> None:
                     "again would leave the others waiting: give the module itself. A plimsoll.Run that "
                     "torchrun starts averages the gradients of its ranks; a TrainingStep alone is for one "
                     "process")
+
+
+def _refuse_closures(optimizers: Iterable[Any]) -> None:
+    for one in optimizers:
+        step = inspect.signature(type(one).step)
+        needed = [name for name, given in step.parameters.items() if given.default is given.empty and given.kind in (
+            given.POSITIONAL_ONLY, given.POSITIONAL_OR_KEYWORD, given.KEYWORD_ONLY)][1:]
+        if needed:
+            raise ValueError(
+                f"optimizer: {type(one).__name__}.step() needs a {needed[0]}, which computes the loss as often as it likes, and a "
+                f"step that may be put back has none. Call {type(one).__name__}.step({needed[0]}) yourself, in the body of "
+                "`for batch in run.steps(…)`, or take an optimizer that steps by the gradients")
 
 
 @contextlib.contextmanager

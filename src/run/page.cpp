@@ -125,13 +125,9 @@ class Page {
         name, cause_title(), kStyle);
     std::string sub;
     if (why_.run) {
-      const RunStatus& status = why_.run->status;
-      sub += fmt::format("{} · step {} of {}", text_of(why_.run->recipe), format_count(status.step),
-                         status.steps_total > 0 ? format_count(status.steps_total) : "?");
-      sub += status.epochs > 0
-                 ? fmt::format(" · epoch {} of {}", std::min(status.epoch + 1, status.epochs),
-                               status.epochs)
-                 : "";
+      const std::string& recipe = why_.run->recipe;
+      sub += recipe.empty() ? "" : text_of(recipe) + " · ";
+      sub += "step " + why_.run->status.place();
     } else {
       sub += text_of(why_.kept.life.command);
     }

@@ -148,6 +148,18 @@ TEST_F(PageTest, ARunWithoutLooksHasAPageThatSaysSo) {
   EXPECT_EQ(report_page(root_ / "nowhere").error().code, ErrorCode::kNotFound);
 }
 
+TEST_F(PageTest, S37_TheLineBelowTheTitleBeginsWithWhatIsKnown) {
+  {
+    RunFolder folder = RunFolder::create(root_, "recipe = \"python\"\n").or_throw();
+    RunStatus status;
+    status.step = 40;
+    status.steps_total = kUnknownSteps;
+    ASSERT_TRUE(folder.write_status(status, true));
+  }
+  const std::string page = report_page(root_).or_throw();
+  EXPECT_NE(page.find("<p class='sub'>step 40</p>"), std::string::npos) << page;
+}
+
 TEST_F(PageTest, EventsAreReadInBoundedMemory) {
   fs::create_directories(root_);
   {

@@ -77,6 +77,13 @@ void cut(std::string& line, int columns) {
   }
 }
 
+/// "  02:10 left"; "" where it is not known.
+std::string left_text(const RunStatus& status, const char* gap) {
+  return std::isnan(status.seconds_left)
+             ? ""
+             : fmt::format("{}{} left", gap, format_duration(status.seconds_left));
+}
+
 std::string owners(const RunStatus& status) {
   std::string text;
   for (int tag = 0; tag < kTagCount; ++tag) {
@@ -116,16 +123,21 @@ std::string format_count(std::int64_t n) {
   return text;
 }
 
+std::string loss_text(double loss) {
+  return std::isnan(loss) ? "-" : fmt::format("{:.4f}", loss);
+}
+
 std::string draw_progress(const RunStatus& status, double epoch_fraction, int columns) {
-  std::string steps =
-      status.steps_total == 0
-          ? std::string("before the first step")
-          : fmt::format("epoch {}/{} {} step {}/{}  loss {:.4f}  {} rows/s  {} left",
+  std::string steps = "before the first step";
+  if (status.steps_total != 0) {
+    const bool known = status.steps_total > 0;
+    steps = fmt::format("epoch {}/{}{} step {}{}  loss {}  {} rows/s",
                         std::min(status.epoch + 1, status.epochs), status.epochs,
-                        bar(epoch_fraction), format_count(status.step),
-                        format_count(status.steps_total), status.loss,
-                        format_count(static_cast<std::int64_t>(status.rows_per_second)),
-                        format_duration(status.seconds_left));
+                        known ? " " + bar(epoch_fraction) : "", format_count(status.step),
+                        known ? "/" + format_count(status.steps_total) : "", loss_text(status.loss),
+                        format_count(static_cast<std::int64_t>(status.rows_per_second)));
+    steps += left_text(status, "  ");
+  }
   if (status.status != "running") {
     steps += "  (" + status.status + ")";
   }
@@ -144,10 +156,11 @@ std::string plain_progress(const RunStatus& status) {
   if (status.steps_total == 0) {  // Before the first step.
     return fmt::format("{}, {}", status.status, memory);
   }
-  return fmt::format("{} epoch {}/{} step {}/{} loss {:.4f} {} rows/s {} left, {}", status.status,
+  return fmt::format("{} epoch {}/{} step {}{} loss {} {} rows/s{}, {}", status.status,
                      std::min(status.epoch + 1, status.epochs), status.epochs, status.step,
-                     status.steps_total, status.loss, std::llround(status.rows_per_second),
-                     format_duration(status.seconds_left), memory);
+                     status.steps_total > 0 ? fmt::format("/{}", status.steps_total) : "",
+                     loss_text(status.loss), std::llround(status.rows_per_second),
+                     left_text(status, " "), memory);
 }
 
 Progress::Progress(const ProgressOptions& options) : options_(options), live_(is_live(options)) {}

@@ -73,6 +73,8 @@ class WorkMeter {
   double last_seconds_{0.0};
 };
 
+/// "4.8127"; "-" where there is none, or it is no number.
+[[nodiscard]] std::string loss_text(double loss);
 /// The two lines of the bar, at most `columns` wide; for Progress and its test.
 [[nodiscard]] std::string draw_progress(const RunStatus& status, double epoch_fraction,
                                         int columns);

@@ -97,6 +97,26 @@ TEST(ProgressTest, BeforeTheFirstStepNoStepsAreShown) {
   EXPECT_EQ(draw_progress(early, 0.0, 100).find("before the first step  (evaluating)"), 0U);
 }
 
+// Data without a length: what is known is shown, and no total is made up.
+TEST(S35Progress, WithoutATotalStepLossAndSpeedAreShown) {
+  RunStatus status = example();
+  status.steps_total = kUnknownSteps;
+  status.seconds_left = kUnknownNumber;
+  status.epochs = 3;
+  EXPECT_EQ(plain_progress(status),
+            "running epoch 3/3 step 1410 loss 4.8127 31204 rows/s, 192.0 MiB leased, 384.0 MiB "
+            "resident of 768.0 MiB");
+  EXPECT_EQ(
+      draw_progress(status, 0.0, 100).find("epoch 3/3 step 1,410  loss 4.8127  31,204 rows/s\n"),
+      0U);
+  EXPECT_EQ(status.place(), "1,410, epoch 3 of 3");
+  status.loss = kUnknownNumber;
+  EXPECT_NE(plain_progress(status).find("loss - "), std::string::npos);
+  status.steps_total = 12000;
+  EXPECT_EQ(status.place(), "1,410 of 12,000, epoch 3 of 3");
+  EXPECT_EQ(RunStatus{}.place(), "0");
+}
+
 TEST(ProgressTest, TheBarFitsAnyWidthAndSurvivesOddNumbers) {
   RunStatus odd = example();
   odd.loss = std::nan("");

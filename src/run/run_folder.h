@@ -20,6 +20,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <limits>
 #include <map>
 #include <memory>
 #include <optional>
@@ -63,18 +64,22 @@ struct EventField {
 inline constexpr std::size_t kStepEventBytesMax = 512;  ///< An event line named "step".
 inline constexpr std::size_t kEventBytesMax = 4096;     ///< Any other; longer texts are cut.
 
-/// What status.json holds.
+inline constexpr std::int64_t kUnknownSteps = -1;
+inline constexpr double kUnknownNumber = std::numeric_limits<double>::quiet_NaN();
+
+/// What status.json holds. A number that is not known is NaN, and null in JSON.
 struct RunStatus {
   /// starting running paused evaluating stopped finished failed, "paused: disk full".
   std::string status{"starting"};
   std::int64_t step{0};
-  std::int64_t steps_total{0};
+  std::int64_t steps_total{
+      0};  ///< 0: before the first step; kUnknownSteps: the data has no length.
   std::int64_t epoch{0};
   std::int64_t epochs{0};
-  double loss{0.0};
+  double loss{kUnknownNumber};
   double rows_per_second{0.0};
   double seconds{0.0};
-  double seconds_left{0.0};
+  double seconds_left{kUnknownNumber};
   std::int64_t limit_bytes{0};
   std::int64_t resident_bytes{0};
   std::int64_t peak_resident_bytes{0};
@@ -89,6 +94,8 @@ struct RunStatus {
 
   /// Fills the memory figures from the governor's ledger and /proc.
   void read_memory(const Governor& governor);
+  /// "29 of 60, epoch 2 of 3": the step and the epoch. A total that is not known is left out.
+  [[nodiscard]] std::string place() const;
 };
 
 /// What another process sees of a run; for `plimsoll status`.

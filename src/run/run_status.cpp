@@ -128,25 +128,27 @@ class EventLine {
 };
 
 nlohmann::ordered_json to_document(const RunStatus& status) {
-  nlohmann::ordered_json json{{"status", status.status},
-                              {"step", status.step},
-                              {"steps_total", status.steps_total},
-                              {"epoch", status.epoch},
-                              {"epochs", status.epochs},
-                              {"loss", json_number(status.loss)},
-                              {"rows_per_second", json_number(status.rows_per_second)},
-                              {"seconds", json_number(status.seconds)},
-                              {"seconds_left", json_number(status.seconds_left)},
-                              {"limit_bytes", status.limit_bytes},
-                              {"limit_source", status.limit_source},
-                              {"resident_bytes", status.resident_bytes},
-                              {"peak_resident_bytes", status.peak_resident_bytes},
-                              {"leased_bytes", status.leased_bytes},
-                              {"leased_peak_bytes", status.leased_peak_bytes},
-                              {"hit_rate", json_number(status.hit_rate)},
-                              {"checkpoint_step", status.checkpoint_step},
-                              {"message", status.message},
-                              {"cause", status.cause}};
+  nlohmann::ordered_json json{
+      {"status", status.status},
+      {"step", status.step},
+      {"steps_total", status.steps_total < 0 ? nlohmann::ordered_json(nullptr)
+                                             : nlohmann::ordered_json(status.steps_total)},
+      {"epoch", status.epoch},
+      {"epochs", status.epochs},
+      {"loss", json_number(status.loss)},
+      {"rows_per_second", json_number(status.rows_per_second)},
+      {"seconds", json_number(status.seconds)},
+      {"seconds_left", json_number(status.seconds_left)},
+      {"limit_bytes", status.limit_bytes},
+      {"limit_source", status.limit_source},
+      {"resident_bytes", status.resident_bytes},
+      {"peak_resident_bytes", status.peak_resident_bytes},
+      {"leased_bytes", status.leased_bytes},
+      {"leased_peak_bytes", status.leased_peak_bytes},
+      {"hit_rate", json_number(status.hit_rate)},
+      {"checkpoint_step", status.checkpoint_step},
+      {"message", status.message},
+      {"cause", status.cause}};
   auto& tags = json["leased_by_tag"] = nlohmann::ordered_json::object();
   for (int tag = 0; tag < kTagCount; ++tag) {
     tags[tag_name(static_cast<Tag>(tag))] = status.leased_by_tag[static_cast<std::size_t>(tag)];
@@ -186,6 +188,9 @@ RunStatus from_document(const nlohmann::json& json) {
   integer("leased_bytes", status.leased_bytes);
   integer("leased_peak_bytes", status.leased_peak_bytes);
   integer("checkpoint_step", status.checkpoint_step);
+  if (const auto at = json.find("steps_total"); at != json.end() && at->is_null()) {
+    status.steps_total = kUnknownSteps;
+  }
   real("loss", status.loss);
   real("rows_per_second", status.rows_per_second);
   real("seconds", status.seconds);
@@ -224,6 +229,13 @@ RunFolder::Words& RunFolder::words() {
     words_ = std::make_shared<Words>(root_);
   }
   return *words_;
+}
+
+std::string RunStatus::place() const {
+  std::string text = format_count(step);
+  text += steps_total > 0 ? fmt::format(" of {}", format_count(steps_total)) : "";
+  text += epochs > 0 ? fmt::format(", epoch {} of {}", std::min(epoch + 1, epochs), epochs) : "";
+  return text;
 }
 
 Result<void> RunFolder::event(const char* name, std::span<const EventField> fields) {
@@ -441,14 +453,10 @@ std::string RunView::to_json() const {
 
 std::string RunView::to_text() const {
   std::string text = fmt::format(
-      "{}{}\n  step      {} of {}{}\n  loss      {:.4f}\n  speed     {} {}/s\n", status.status,
-      alive ? fmt::format(" (process {})", pid) : "", format_count(status.step),
-      format_count(status.steps_total),
-      status.epochs > 0 ? fmt::format(", epoch {} of {}", std::min(status.epoch + 1, status.epochs),
-                                      status.epochs)
-                        : "",
-      status.loss, format_count(static_cast<std::int64_t>(status.rows_per_second)), unit);
-  if (alive && status.status == "running") {
+      "{}{}\n  step      {}\n  loss      {}\n  speed     {} {}/s\n", status.status,
+      alive ? fmt::format(" (process {})", pid) : "", status.place(), loss_text(status.loss),
+      format_count(static_cast<std::int64_t>(status.rows_per_second)), unit);
+  if (alive && status.status == "running" && std::isfinite(status.seconds_left)) {
     text += fmt::format("  left      {}\n", format_duration(status.seconds_left));
   }
   text += fmt::format("  memory    {} resident (peak {}), {} leased; limit {}\n",

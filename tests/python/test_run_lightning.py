@@ -196,6 +196,12 @@ def test_max_steps_ends_it_and_is_what_status_counts(tmp_path):
     assert run.steps_made == 8 and (status["steps_total"], status["epochs"]) == (8, 2)
 
 
+def test_s35_without_an_end_status_makes_no_total_up(tmp_path):
+    live(tmp_path / "run", At(4, lambda: plimsoll.stop(tmp_path / "run")), max_epochs=-1)
+    status = plimsoll.status(tmp_path / "run")
+    assert (status["step"], status["steps_total"], status["seconds_left"], status["epochs"]) == (4, None, 0, 0)
+
+
 def test_other_data_than_the_run_began_with_is_refused(tmp_path):
     live(tmp_path / "run", At(4, lambda: plimsoll.stop(tmp_path / "run")))
     with pytest.raises(ValueError, match="batch_size was 4 and is 2"):

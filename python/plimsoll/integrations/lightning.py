@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Lightning Trainer as the loop of a plimsoll.Run: pip install plimsoll[lightning].
+"""A Lightning Trainer as the loop of a plimsoll.Run: it needs lightning.
 
     import lightning, plimsoll
     from plimsoll.integrations.lightning import RunCallback
@@ -120,10 +120,10 @@ class RunCallback(lightning.pytorch.Callback):
                              "batch_size=…)")
         self._window = trainer.accumulate_grad_batches
         self._batches = int(trainer.num_training_batches)
-        steps = trainer.estimated_stepping_batches  # By max_epochs or max_steps.
-        steps = 0 if math.isinf(steps) else int(steps)
-        self._loop.begin({**data.shape(), "accumulate": self._window, "batches": self._batches},
-                         batches=self._batches, epochs=-(-steps // -(-self._batches // self._window)), steps=steps)
+        known = trainer.estimated_stepping_batches  # By max_epochs or max_steps.
+        steps = None if math.isinf(known) else int(known)
+        self._loop.begin({**data.shape(), "accumulate": self._window, "batches": self._batches}, batches=self._batches,
+                         epochs=0 if steps is None else -(-steps // -(-self._batches // self._window)), steps=steps)
         own = [value for name, value in vars(pl_module).items() if name != "_trainer"]
         self._modules, self._generators = reached([pl_module, pl_module.training_step, *own])
         self._data = data

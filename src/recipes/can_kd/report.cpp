@@ -45,7 +45,8 @@ Result<void> Report::step(const Task& task, std::int64_t step, const StepNews& n
   status_.rows_per_second = rows_per_second();
   status_.seconds = seconds();
   const auto left = static_cast<double>((status_.steps_total - step) * news.graphs);
-  status_.seconds_left = status_.rows_per_second > 0 ? left / status_.rows_per_second : 0.0;
+  status_.seconds_left =
+      status_.rows_per_second > 0 ? left / status_.rows_per_second : kUnknownNumber;
   epoch_fraction_ = news.epoch_fraction;
   read_memory(false);
   const std::string name = task.name();

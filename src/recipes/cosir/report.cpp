@@ -41,7 +41,8 @@ Result<void> Report::step(const Position& at, const Batch& batch, std::int64_t t
   status_.rows_per_second = rows_per_second();
   status_.seconds = seconds();
   const auto left = static_cast<double>((status_.steps_total - at.step) * batch.rows());
-  status_.seconds_left = status_.rows_per_second > 0 ? left / status_.rows_per_second : 0.0;
+  status_.seconds_left =
+      status_.rows_per_second > 0 ? left / status_.rows_per_second : kUnknownNumber;
   epoch_fraction_ = static_cast<double>(batch.position() + batch.rows()) /
                     static_cast<double>(std::max<std::int64_t>(1, train_rows));
   read_memory(false);
