@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The recipe `chat`: every option has its effect, a run goes on bit for bit, and what it leaves other libraries read."""
+import dataclasses
 import gc
 import hashlib
 import json
@@ -125,13 +126,6 @@ def test_an_option_that_decides_no_bits_changes_none(train, plain, options):
     summary, made = train(**options)
     assert made == plain and summary["weights"] == options.get("weights", summary["weights"])
     assert summary["recomputes"] == (options.get("gradient_checkpointing") == "on" or options.get("weights") == "streamed")
-
-
-@pytest.mark.parametrize("recipe", ["chat", "vision"])
-def test_the_program_without_python_names_what_to_install(recipe, program):
-    done = subprocess.run([program, "train", recipe, "--data", "x"], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 2
-    assert f"recipes in Python are in the program that `pip install 'plimsoll[{recipe}]'` installs" in done.stderr
 
 
 def test_the_program_with_python_has_nothing_to_install():
@@ -521,6 +515,31 @@ def test_a_plan_is_what_a_step_takes(train, folder, tmp_path):
     assert admitted["rows"] == plan["batch_size"] and admitted["admitted_bytes"] <= plan["leased_bytes"]
     with pytest.raises(plimsoll.BudgetExceeded, match="a limit of .* would do|try a limit of"):
         train(out="more", **{**options, "batch_size": 3 * plan["batch_size"]})
+
+
+def test_s37_a_plan_is_told_in_words_and_ends_with_one_step_of_its_size(folder, monkeypatch):
+    from plimsoll._step import TrainingStep
+    from plimsoll.recipes.tuning import _results
+
+    made, rehearse = [], TrainingStep.rehearse
+    monkeypatch.setattr(TrainingStep, "rehearse", lambda step, batch, *f: (made.append(len(batch[1])), rehearse(step, batch, *f)))
+    plan_batch = _results.plan_batch
+
+    def few(step, **options):
+        plan = plan_batch(step, **options, max_batch_size=4)
+        made.append("planned")
+        return plan
+
+    monkeypatch.setattr(_results, "plan_batch", few)
+    options = {name: value for name, value in QUICK.items() if name not in ("progress", "memory_limit")}
+    asked = chat.Options(data=str(folder / "chats.tokens"), model=str(folder / "model"), memory_limit="4GiB",
+                         **{**options, "foreign_bytes": 1 << 30, "weights": "resident"})
+    with plimsoll._program._torch_settings():
+        said, text, _ = plimsoll.recipes._Work(chat.RECIPE).plan(dataclasses.asdict(asked), device="cpu", device_memory_limit="")
+    assert made[made.index("planned") + 1:] == [1, 4]
+    assert json.loads(said)["batch_size"] == 4 and json.loads(said)["parts"]["activations"] > 0
+    assert "batch size 4 (" in text and "  activations " in text and not set("{}[]'") & set(text), text
+    assert "a step: 4 sequences of 64 tokens, 256 in all; one was made, and took " in text
 
 
 # ---- An inbox ----

@@ -33,7 +33,7 @@ from .. import _core
 from .._memory import format_bytes
 from ..errors import MemoryPressure
 
-__all__ = ["Recipe", "RunOptions", "add", "option"]
+__all__ = ["Recipe", "RunOptions", "Told", "add", "option"]
 
 _OURS: tuple[str, ...] = ("chat", "vision")  # Modules beside this one, each with a RECIPE: a new recipe of ours is a word here.
 _GROUP = "plimsoll.recipes"
@@ -78,6 +78,14 @@ def option(default: bool | int | float | str, about: str, *, least: float | None
         "decides_bits": decides_bits})
 
 
+class Told(dict[str, Any]):
+    """Entries for `--json`, and a text of their own for people."""
+
+    def __init__(self, entries: dict[str, Any], text: str) -> None:
+        super().__init__(entries)
+        self.text = text
+
+
 @dataclasses.dataclass(frozen=True)
 class Recipe:
     """A run that has a name.
@@ -87,7 +95,8 @@ class Recipe:
     options:  a dataclass that derives from RunOptions and whose fields are option()s.
     train:    called with the run, made or gone on with, and the options; gives what is to be in the summary,
               as JSON has it, or None. It may look at run.stopped after a loop.
-    evaluate: called with the options, `out` being the run's folder; gives what `plimsoll eval` prints.
+    evaluate: called with the options, `out` being the run's folder; gives what `plimsoll eval` prints: a line for each
+              entry, or the text of a Told.
     plan:     called with the options, and device= and device_memory_limit= as plan_batch() has them; gives what
               `plimsoll plan` prints.
     before:   called with the options before anything else, where there is no limit yet: refuses them, and imports
@@ -227,7 +236,7 @@ class _Work:
 
     def _said(self, work: Any, values: dict[str, Any], **more: Any) -> tuple[str, str, bool]:
         said = work(self._options(values), **more)
-        return _json_of(said), _text_of(said), False
+        return _json_of(said), said.text if isinstance(said, Told) else _text_of(said), False
 
     def _options(self, values: dict[str, Any]) -> Any:
         options = self._recipe.options(**values)
@@ -258,7 +267,11 @@ def _json_of(summary: dict[str, Any]) -> str:
 
 def _text_of(summary: dict[str, Any]) -> str:
     def text(key: str, value: Any) -> str:
-        return format_bytes(value) if key.endswith("_bytes") else f"{value:.6g}" if isinstance(
+        if isinstance(value, dict):
+            return ", ".join(f"{name} {text(f'{name}_bytes' if key.endswith('_bytes') else name, one)}" for name, one in value.items())
+        if isinstance(value, (list, tuple)):
+            return "; ".join(text(key, one) for one in value)
+        return "-" if value is None else format_bytes(value) if key.endswith("_bytes") else f"{value:.6g}" if isinstance(
             value, float) else os.fspath(value) if isinstance(value, os.PathLike) else str(value)
 
     width = max(map(len, summary), default=0)

@@ -39,8 +39,8 @@ def libraries() -> tuple[Any, Any]:
         import peft
         import transformers
     except ImportError as error:
-        raise ImportError(f"the recipes chat and vision take {error.name}, which is not installed: pip install "
-                          "'plimsoll[chat]' or 'plimsoll[vision]'") from None
+        raise ImportError(f"the recipes chat and vision take {error.name}, which is not installed: pip install transformers peft "
+                          "accelerate safetensors; vision also takes pillow and num2words") from None
     transformers.utils.logging.disable_progress_bar()
     return transformers, peft
 

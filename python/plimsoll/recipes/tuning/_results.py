@@ -15,11 +15,12 @@ from ... import _run_settings, _runs, _torch_gate
 from ..._checkpoint import read
 from ..._cross_entropy import one_chunk
 from ..._folders import replaced
-from ..._memory import Governor
+from ..._memory import Governor, format_bytes
 from ..._plan import plan_batch
 from ..._step import TrainingStep
 from ..._virtual_workers import VirtualWorkers
 from ...errors import NotFoundError
+from .. import Told
 from ._choice import choose
 from ._model import Tuned, libraries
 from ._train import evaluated, held_out_rows, must_be_noted, optimizer_of, scheduler_of, step_options
@@ -105,14 +106,17 @@ def plan_run(options: TuningOptions, device: str, device_memory_limit: str) -> d
             plan = plan_batch(made, model=tuned, optimizer=optimizer, others=[scheduler] if scheduler else [], governor=governor,
                               device=device, device_memory_limit=device_memory_limit)
         extension = _torch_gate.load()
-        for _ in range(2):  # The second finds gradients and the optimizer's states.
+        for sequences in (1, plan.batch_size):  # The second finds gradients and the optimizer's states.
             extension.reset_peak()
-            made(plan.batch_size)
+            made(sequences)
         measured = extension.arena_stats()["live_peak_bytes"]
         if measured != plan.peak_bytes:
             more = max(0, measured - plan.peak_bytes)
             plan = dataclasses.replace(plan, label="bounded", peak_bytes=plan.peak_bytes + more,
                                        leased_bytes=plan.leased_bytes + more)
-        return {"profile": str(choice), **dataclasses.asdict(choice), **dataclasses.asdict(plan),
-                "measured_bytes": measured, "sequence_length": options.sequence_length,
-                "tokens_per_step": plan.batch_size * options.sequence_length, **({"data": odd} if odd else {})}
+        tokens = plan.batch_size * options.sequence_length
+        lines = [str(plan), f"  a step: {plan.batch_size} sequences of {options.sequence_length} tokens, {tokens:,} in all; one was "
+                 f"made, and took {format_bytes(measured)}", f"  trained: {choice}", *([f"  data: {odd}"] if odd else [])]
+        return Told({"profile": str(choice), **dataclasses.asdict(choice), **dataclasses.asdict(plan),
+                     "measured_bytes": measured, "sequence_length": options.sequence_length, "tokens_per_step": tokens,
+                     **({"data": odd} if odd else {})}, "\n".join(lines))
