@@ -42,7 +42,7 @@ class ChatTokenizer:
         try:
             import tokenizers
         except ImportError:
-            raise ValueError("import_chat needs tokenizers and jinja2: pip install plimsoll[chat]") from None
+            raise ValueError("import_chat needs tokenizers and jinja2: pip install tokenizers jinja2") from None
         self.folder = pathlib.Path(folder)
         file = self.folder / "tokenizer.json"
         if not file.is_file():

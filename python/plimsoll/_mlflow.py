@@ -49,7 +49,7 @@ def log_to_mlflow(run: str | os.PathLike[str], *, tracking_uri: str | None = Non
     experiment:    its name, made when there is none; None: the name of the recipe.
     run_name:      None: the name of the run folder.
     every_n_steps: logs the steps whose number it divides.
-    Requires: `pip install mlflow`, or the extra `plimsoll[mlflow]`, which is smaller.
+    Requires: `pip install mlflow`, or the smaller mlflow-skinny.
     Errors:   ImportError without MLflow; NotFoundError (no run there); ValueError (every_n_steps, or
               MLflow holds more events than the folder); CorruptError; MLflow's own exceptions.
     """
@@ -79,7 +79,7 @@ def _client(tracking_uri: str | None) -> Any:
         from mlflow import MlflowClient
     except ImportError as error:
         raise ImportError("plimsoll.log_to_mlflow needs MLflow's library: pip install mlflow, or the "
-                          "smaller plimsoll[mlflow]") from error
+                          "smaller mlflow-skinny") from error
     return MlflowClient(tracking_uri=tracking_uri)
 
 

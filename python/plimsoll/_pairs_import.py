@@ -102,8 +102,8 @@ def libraries() -> tuple[Any, Any]:
         import torch
         import transformers
     except ImportError as error:
-        raise ImportError(f"import pairs takes {error.name}, which is not installed: pip install "
-                          "'plimsoll[pairs]'") from None
+        raise ImportError(f"import pairs takes {error.name}, which is not installed: pip install torch "
+                          "transformers pillow") from None
     transformers.utils.logging.disable_progress_bar()
     return torch, transformers
 

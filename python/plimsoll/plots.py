@@ -3,7 +3,7 @@
 
     python -m plimsoll.plots RUN            # RUN/plots/roc.svg, …
 
-Requires `pip install plimsoll[plots]`.
+Requires matplotlib: `pip install matplotlib`.
 Threads: one call at a time for one run.
 Memory:  evaluation.json, at most 64 MiB, and 500 points a line.
 """
@@ -47,7 +47,7 @@ def can_kd(run: str | os.PathLike[str]) -> list[pathlib.Path]:
     May be called at any time; a plot is replaced once it is whole. RUN/evaluation.json is what a run's
     evaluation writes, RUN/events.jsonl has the epochs.
 
-    Requires: matplotlib, the extra plimsoll[plots].
+    Requires: matplotlib.
     Errors:   ImportError without it; NotFoundError (no run of can-kd there, nothing to draw yet);
               CorruptError; OSError.
     """
@@ -88,7 +88,7 @@ def _matplotlib() -> tuple[Any, Any]:
         from matplotlib import rc_context
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ImportError("plimsoll.plots needs matplotlib: pip install plimsoll[plots]") from error
+        raise ImportError("plimsoll.plots needs matplotlib: pip install matplotlib") from error
     return Figure, rc_context
 
 

@@ -159,4 +159,4 @@ def test_without_matplotlib_the_extra_is_named(tmp_path):
     done = command(tmp_path, code="import sys; sys.modules['matplotlib'] = None; import runpy; "
                                   "runpy.run_module('plimsoll.plots', run_name='__main__')")
     assert done.returncode == 1 and done.stdout == ""
-    assert done.stderr == "plimsoll.plots: error: plimsoll.plots needs matplotlib: pip install plimsoll[plots]\n"
+    assert done.stderr == "plimsoll.plots: error: plimsoll.plots needs matplotlib: pip install matplotlib\n"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an accelerate.Accelerator holds, as parts of a plimsoll.Run: pip install plimsoll[accelerate].
+"""What an accelerate.Accelerator holds, as parts of a plimsoll.Run: it needs accelerate.
 
     import accelerate, plimsoll
     from plimsoll.integrations.accelerate import parts

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Hugging Face Trainer as the loop of a plimsoll.Run: pip install plimsoll[transformers].
+"""A Hugging Face Trainer as the loop of a plimsoll.Run: it needs transformers and accelerate.
 
     import plimsoll, transformers
     from plimsoll.integrations.transformers import RunMixin
