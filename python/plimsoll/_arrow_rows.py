@@ -29,7 +29,7 @@ def library() -> Any:
         import pyarrow
     except ImportError:
         raise ImportError("Parquet and Arrow files are read by pyarrow, which is not installed: pip install "
-                          "'plimsoll[arrow]'") from None
+                          "pyarrow") from None
     return pyarrow
 
 
