@@ -68,6 +68,7 @@ void read_run(const RunView& view, Target& target) {
   target.step = std::max(target.step, static_cast<double>(view.status.step));
   const auto& leased = view.status.leased_by_tag;
   target.inside.tensors = leased[static_cast<std::size_t>(Tag::kTensor)];
+  target.inside.before = view.status.before_anonymous_bytes;
   target.inside.leased = 0;
   for (std::size_t tag = 0; tag < leased.size(); ++tag) {
     if (tag != static_cast<std::size_t>(Tag::kTensor)) {
@@ -132,7 +133,7 @@ std::string to_text(const Target& target, Watch& watch, const Room& room) {
     const auto owner = static_cast<Owner>(at);
     if (const std::int64_t bytes = watch.holdings().of(owner); bytes > 0) {
       text +=
-          fmt::format("  {:<12}{:>12}{}\n", owner_name(owner), format_bytes(bytes),
+          fmt::format("  {:<14}{:>12}{}\n", owner_name(owner), format_bytes(bytes),
                       owner == Owner::kShared && seen.in_flight_bytes > 0
                           ? fmt::format(", {} of it in flight", format_bytes(seen.in_flight_bytes))
                           : "");
@@ -149,11 +150,11 @@ std::string to_text(const Target& target, Watch& watch, const Room& room) {
   for (const std::string& line : processes) {
     text += line + "\n";
   }
-  text += fmt::format("  verdict     {}\n", finding.text(target.unit()));
+  text += fmt::format("  verdict       {}\n", finding.text(target.unit()));
   for (const std::string& line : finding.advice()) {
-    text += fmt::format("  would help  {}\n", line);
+    text += fmt::format("  would help    {}\n", line);
   }
-  return text + fmt::format("  left        {}\n", lasting(room, finding));
+  return text + fmt::format("  left          {}\n", lasting(room, finding));
 }
 
 nlohmann::ordered_json number_or_null(double value) {
@@ -191,6 +192,9 @@ std::string to_json(const Target& target, Watch& watch, const Room& room) {
                      {"bytes_per_unit", finding.bytes_per_unit},
                      {"bytes_per_second", finding.bytes_per_second},
                      {"process", finding.process},
+                     {"windows_seen", finding.windows_seen},
+                     {"windows_wanted", finding.windows_wanted},
+                     {"seconds_wanted", number_or_null(finding.seconds_wanted)},
                      {"text", finding.text(target.unit())},
                      {"advice", finding.advice()}};
   json["room"] = {{"source", room.source},
@@ -439,10 +443,10 @@ void add_watch_commands(CLI::App& app, int& status) {
   add_alert_options(*command, options->alerts, "the process");
   command->footer(std::string(R"(
 The process and all its descendants, from outside: what they hold by owner, pages that they share
-counted once, and what that comes to. After eight windows of 25 looks (25 steps of a run) there is a
-verdict: a plateau, a warm-up, or a leak with its bytes a second or a step. The time that is left is
-to the least of the run's limit, the cgroups' and the machine's. Looking costs 1 % of one core at
-most, however much is held. Ends with the process.
+counted once, and what that comes to. After seven windows of 25 looks (25 steps of a run) there is a
+verdict: a plateau, a warm-up, or a leak with its bytes a second or a step; later where growth is
+slow. The time that is left is to the least of the run's limit, the cgroups' and the machine's.
+Looking costs 1 % of one core at most, however much is held. Ends with the process.
 
 --find goes by what processes are, not by their names: torch is mapped, or the lock of a run held.
 

@@ -199,6 +199,8 @@ std::function<Inside()> counted_inside() {
 
 void bind_watch(nb::module_& m) {
   m.def("own_bytes", &own_bytes, nb::arg("owner"));
+  m.attr("NOBODY_CREATE_GRAPH") = kNobodyCreateGraph;
+  m.attr("EVALUATION_ADVICE") = evaluation_advice();
   nb::class_<Finding>(m, "Finding")
       .def_prop_ro("kind", [](const Finding& one) { return course_name(one.course); })
       .def_prop_ro("owner", [](const Finding& one) { return owner_name(one.owner); })
@@ -206,6 +208,10 @@ void bind_watch(nb::module_& m) {
       .def_ro("bytes_per_second", &Finding::bytes_per_second)
       .def_ro("grown_bytes", &Finding::grown_bytes)
       .def_ro("bound_bytes", &Finding::bound_bytes)
+      .def_ro("windows_seen", &Finding::windows_seen)
+      .def_ro("windows_wanted", &Finding::windows_wanted)
+      .def_ro("steps_wanted", &Finding::units_wanted)
+      .def_ro("seconds_wanted", &Finding::seconds_wanted)
       .def_ro("phase", &Finding::phase)
       .def_ro("process", &Finding::process)
       .def_prop_ro("site", &Finding::site)

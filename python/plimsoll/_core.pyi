@@ -1223,6 +1223,11 @@ def store_import(files: list[str], out: str, format: str, optimizer: str, dtype:
 def store_compact(directory: str, rows_max: int, memory_limit: str) -> tuple[int, int]:
     """Returns the bytes before and after. Errors: ValueError, NotFoundError, OSError."""
 
+NOBODY_CREATE_GRAPH: str
+"""Finding.holder of what backward(create_graph=True) leaves in circles that Python does not see."""
+EVALUATION_ADVICE: str
+"""What helps where an evaluation holds the memory."""
+
 class Finding:
     """What a watch has to say of growth; str() is one line."""
 
@@ -1235,7 +1240,7 @@ class Finding:
         """Whose course that is: "tensors", "leased", "python", "native", "shared", "children", …"""
     @property
     def bytes_per_step(self) -> float:
-        """Median slope; of a leak, how much it grows."""
+        """Median slope; of a leak, how much it grows; while it is too early, how fast something rose so far."""
     @property
     def bytes_per_second(self) -> float:
         """Of a leak, by the time that its steps took; else 0."""
@@ -1245,6 +1250,18 @@ class Finding:
     @property
     def bound_bytes(self) -> int:
         """Where what saturates is expected to end; else 0."""
+    @property
+    def windows_seen(self) -> int:
+        """While it is too early: windows that are over, of `windows_wanted`."""
+    @property
+    def windows_wanted(self) -> int:
+        """While it is too early: windows that a verdict takes, 7 or more."""
+    @property
+    def steps_wanted(self) -> float:
+        """While it is too early: steps until then, as looks were made so far."""
+    @property
+    def seconds_wanted(self) -> float:
+        """While it is too early: seconds until then."""
     @property
     def phase(self) -> str:
         """In which most of a leak came; "" where in none above others."""
@@ -1260,8 +1277,9 @@ class Finding:
         """At most 8 such lines, each with the bytes of it that survived while it was searched; most first."""
     @property
     def holder(self) -> str:
-        """Who keeps it: "list `kept` in module __main__", "attribute `history` of Trainer", "autograd graph of …",
-        "closure of …", "thread-local: …", "exception traceback: …"; "" where nobody was found."""
+        """Who keeps it, whose letting go frees the bytes: "list `kept` in module __main__", "attribute `history` of Trainer",
+        "autograd graph of Tensor `meter.sum` in main()", "closure of …", "thread-local: …", "exception traceback: …",
+        NOBODY_CREATE_GRAPH; "" where nobody was found."""
     @property
     def trimmed_bytes(self) -> int | None:
         """Of retention: what one malloc_trim() gave back to the system; None before it."""
@@ -1353,8 +1371,13 @@ class HolderSearch:
         """Lets go of the containers it kept alive, for about so long; True when of all."""
     def holder(self) -> list[object]:
         """From the container that most of what was found lies below, up to a root; [] for none."""
-    def graphs(self) -> tuple[list[object], int]:
-        """The same of tensors with live graphs, and how many they are."""
+    def graphs(self, first: int) -> list[tuple[int, object]]:
+        """The tensors with live graphs that it met, from the `first` on: the number of each, and the tensor."""
+    def mark_graph(self, node: int, addresses: list[int]) -> None:
+        """Memory at these addresses is kept by the graph of the tensor of that number."""
+    @property
+    def enough(self) -> bool:
+        """Whether so much was found that it has ended."""
     def ways(self, most: int) -> list[list[object]]:
         """From the container of each piece that was found, up to a root."""
     @property

@@ -17,8 +17,8 @@ _ADVICE = {
     "native": "malloc() of libraries and extensions: decoded images, NumPy arrays, tokenizers",
     "heap": "memory of the process: a smaller batch, or data in a store instead of in memory",
     "retained": "freed, and kept by malloc(): Governor.clean_up() gives it back, MALLOC_ARENA_MAX=2 keeps less",
-    "unexplained": "without a lease: NumPy, mmap() of extensions, memory before the governor; plimsoll.adopt() leases "
-                   "a model that was made before it",
+    "unexplained": "without a lease: the interpreter and libraries, NumPy, mmap() of extensions, memory before the governor; "
+                   "plimsoll.adopt() leases a model that was made before it",
     "shared": "batches that workers pass: a smaller prefetch_factor, and batches that are let go of after their step",
     "children": "worker processes: fewer of them, or a data set that keeps nothing per worker",
 }
@@ -36,6 +36,8 @@ def memory_summary() -> str:
     """
     watch = Watch()
     owners, held = watch.owners, watch.held_bytes
+    if (before := owners.pop("before the run", None)) is not None:  # There is one look: nothing has come since.
+        owners["unexplained"] += before
     governor = Governor.current()
     count = watch._core.processes
     lines = [f"{format_bytes(held)} held in {count} process{'es' if count > 1 else ''}"

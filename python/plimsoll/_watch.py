@@ -28,9 +28,11 @@ class Watch:
         # __main__, 38 minutes to the limit
 
     Owners are torch's tensors and other leases (with a Governor), Python's arenas, the native heap in
-    use, what malloc() retains, shared memory, children, mapped files, and what none of them explains.
-    A verdict takes eight windows of 25 steps: what comes and goes within a window does not count, the
-    first quarter is warm-up, and a leak is what rises in both halves of the rest.
+    use, what malloc() retains, shared memory, children, mapped files, what was there before the run (code,
+    interpreter, libraries), and what came since and none of them explains.
+    A verdict takes seven windows of 25 steps: what comes and goes within a window does not count, the
+    first quarter is warm-up, and a leak is what rises in both halves of the rest and does not slow down. Growth
+    below 100 KiB a step takes up to 27 windows. Until then the verdict says how long it takes, and the rate so far.
 
     malloc() counts its free pieces when it is asked, and is asked the more rarely the longer that takes. Where it took more
     than 3 ms for more than 15,000 pieces, twice in a row, it is left alone for 10,000 times as long, and what was "native"
@@ -38,8 +40,9 @@ class Watch:
 
     Where something has risen for four windows, allocations are sampled (one in 512 KiB; of Python's objects, malloc(),
     shared memory or tensors, as the owner is), and no longer than until there is an answer. Then a search through all
-    that can be reached, 1.5 ms a step, finds who holds it. Where nobody does, one gc.collect() tells garbage from a leak,
-    unless Python made a full collection itself meanwhile. Worker processes that multiprocessing started since are asked
+    that can be reached, graphs of gradients too, 1.5 ms a step, finds who holds it. Where less than half of it was
+    found so, one gc.collect() tells garbage from a leak, before anybody is named, unless Python made a full collection
+    itself meanwhile. Worker processes that multiprocessing started since are asked
     for their lines and holders. Known are lines of Python 3.10 to 3.13; not known is what other children allocate, or a
     function that ctypes has looked up.
 

@@ -61,6 +61,18 @@ std::string when(double seconds) {
                      utc.tm_mday, utc.tm_hour, utc.tm_min, utc.tm_sec);
 }
 
+// "28 November 2026".
+std::string day(double seconds) {
+  const auto whole = static_cast<std::time_t>(seconds);
+  std::tm utc{};
+  ::gmtime_r(&whole, &utc);
+  constexpr std::array<const char*, 12> kMonths{"January",   "February", "March",    "April",
+                                                "May",       "June",     "July",     "August",
+                                                "September", "October",  "November", "December"};
+  return fmt::format("{} {} {}", utc.tm_mday, kMonths[static_cast<std::size_t>(utc.tm_mon)],
+                     utc.tm_year + 1900);
+}
+
 // Where the looks are along the picture: in seconds of running, as time between lives is nobody's.
 class TimeLine {
  public:
@@ -116,28 +128,38 @@ class Page {
 
  private:
   void head() {
-    const std::string name = text_of(fs::absolute(root_).lexically_normal().string());
+    const fs::path folder = fs::absolute(root_).lexically_normal();
+    const fs::path last =
+        folder.has_filename() ? folder.filename() : folder.parent_path().filename();
+    std::string title = text_of(last.string());
+    if (!why_.kept.looks.empty()) {
+      title += " · " + day(why_.kept.looks.front().time);
+    }
+    title += fmt::format(" · {}", cause_title());
     out_ += fmt::format(
         "<!doctype html><html lang='en'><head><meta charset='utf-8'><meta "
         "http-equiv='Content-Security-Policy' content=\"default-src 'none'; style-src "
-        "'unsafe-inline'\"><meta name='viewport' content='width=device-width'><title>{0}: {1}"
-        "</title>{2}</head><body><h1>{0}</h1>",
-        name, cause_title(), kStyle);
-    std::string sub;
+        "'unsafe-inline'\"><meta name='viewport' content='width=device-width'><title>{0}"
+        "</title>{1}</head><body><h1>{0}</h1>",
+        title, kStyle);
+    std::vector<std::string> parts;
     if (why_.run) {
-      const std::string& recipe = why_.run->recipe;
-      sub += recipe.empty() ? "" : text_of(recipe) + " · ";
-      sub += "step " + why_.run->status.place();
-    } else {
-      sub += text_of(why_.kept.life.command);
+      if (!why_.run->recipe.empty()) {
+        parts.push_back(text_of(why_.run->recipe));
+      }
+      parts.push_back("step " + why_.run->status.place());
+    } else if (!why_.kept.life.command.empty()) {
+      parts.push_back(text_of(why_.kept.life.command));
     }
     if (!why_.kept.looks.empty()) {
-      sub += fmt::format(" · {} to {}", when(why_.kept.looks.front().time),
-                         when(why_.kept.looks.back().time));
-      sub += why_.kept.life.number > 1 ? fmt::format(" · started {} times", why_.kept.life.number)
-                                       : "";
+      parts.push_back(fmt::format("{} to {}", when(why_.kept.looks.front().time),
+                                  when(why_.kept.looks.back().time)));
     }
-    out_ += fmt::format("<p class='sub'>{}</p>", sub);
+    if (why_.kept.life.number > 1) {
+      parts.push_back(fmt::format("started {} times", why_.kept.life.number));
+    }
+    parts.push_back(text_of(folder.string()));
+    out_ += fmt::format("<p class='sub'>{}</p>", fmt::join(parts, " · "));
   }
 
   [[nodiscard]] const char* cause_title() const {
@@ -195,19 +217,25 @@ class Page {
     }
     std::size_t top = 0;
     for (std::size_t at = 0; at < kOwnerCount; ++at) {
-      if (is_stacked(static_cast<Owner>(at)) && most->owners[at] > most->owners[top]) {
+      const auto owner = static_cast<Owner>(at);
+      if (is_stacked(owner) && owner != Owner::kBefore && most->owners[at] > most->owners[top]) {
         top = at;
       }
     }
+    const std::int64_t before = most->owners[static_cast<std::size_t>(Owner::kBefore)];
     out_ += fmt::format(
-        "<h2>Who held the memory</h2><p>At its fullest, {} into the run, {} were held{}; most of "
-        "it, "
+        "<h2>Who held the memory</h2><p>At its fullest, {} into the run, {} were held{}{}; most of "
+        "{}, "
         "{}, by <b>{}</b>: {}.</p>{}",
         format_duration(time_.at(most->time)), format_bytes(most->held_bytes),
         most->limit_bytes > 0 ? fmt::format(" of a limit of {}", format_bytes(most->limit_bytes))
                               : "",
-        format_bytes(most->owners[top]), owner_name(static_cast<Owner>(top)),
-        owner_words(static_cast<Owner>(top)), bar_picture(most->owners, most->limit_bytes));
+        before > 0
+            ? fmt::format(", {} of them by {}", format_bytes(before), owner_words(Owner::kBefore))
+            : "",
+        before > 0 ? "the rest" : "it", format_bytes(most->owners[top]),
+        owner_name(static_cast<Owner>(top)), owner_words(static_cast<Owner>(top)),
+        bar_picture(most->owners, most->limit_bytes));
     if (!most->largest.empty()) {
       out_ += "<table><tr><th>process</th><th>PID</th><th>resident</th></tr>";
       for (const auto& process : most->largest) {
@@ -227,11 +255,12 @@ class Page {
         "memory that libraries and extensions took with malloc()",
         "memory of the process itself",
         "freed, and kept by malloc()",
-        "memory of the process that no lease accounts for: NumPy, objects, extensions",
+        "what came since the run began and has no other owner: NumPy, objects, extensions",
         "shared memory, in which workers pass batches",
         "worker processes and other children",
         "mapped files",
-        "page tables"};
+        "page tables",
+        "what was there before the run: code, interpreter, libraries, and what was loaded already"};
     return kWords[static_cast<std::size_t>(owner)];
   }
 

@@ -204,8 +204,55 @@ TEST(Picture, OwnersAreStackedToWhatIsHeldAndTheLimitIsDrawn) {
   // / 1.08).
   EXPECT_NE(svg.find("M78.0 165.9"), std::string::npos) << svg;
   points[0].limit_bytes = points[1].limit_bytes = points[2].limit_bytes = 64LL << 30;
-  EXPECT_NE(memory_picture(points, {}, PictureUnit::kSeconds).find("64.0 GiB is far above"),
-            std::string::npos);
+  const std::string far = memory_picture(points, {}, PictureUnit::kSeconds);
+  EXPECT_NE(far.find("limit 64.0 GiB"), std::string::npos);
+}
+
+// The limit is in each picture: far above what is held, above a break of the axis.
+TEST(S52Picture, ALimitFarAboveIsDrawnAboveABreak) {
+  std::vector<PicturePoint> points(3);
+  for (std::size_t at = 0; at < 3; ++at) {
+    points[at].x = static_cast<double>(at);
+    points[at].owners.fill(-1);
+    points[at].owners[static_cast<std::size_t>(Owner::kTensors)] = 128 << 20;
+    points[at].owners[static_cast<std::size_t>(Owner::kBefore)] = 128 << 20;
+    points[at].limit_bytes = 64LL << 30;
+  }
+  const std::string svg = memory_picture(points, {}, PictureUnit::kSeconds);
+  EXPECT_NE(svg.find("M78.0 22.0H"), std::string::npos) << svg;  // The limit, at the top.
+  EXPECT_NE(svg.find("limit 64.0 GiB"), std::string::npos);
+  EXPECT_NE(svg.find("l12 -5"), std::string::npos) << "no break of the axis";
+  // What was there before lies below all else: from the bottom, 290, up.
+  const auto before = svg.find("<title>before the run</title>");
+  EXPECT_LT(before, svg.find("<title>tensors</title>"));
+  // 22 + 34 + (268 - 34) × (1 − .5 / 1.08).
+  EXPECT_NE(svg.find("M78.0 181.7"), std::string::npos) << svg;
+  std::array<std::int64_t, kOwnerCount> owners{};
+  owners[static_cast<std::size_t>(Owner::kTensors)] = 256 << 20;
+  const std::string bar = bar_picture(owners, 64LL << 30);
+  EXPECT_NE(bar.find("width='787.2'"), std::string::npos) << bar;  // 0.82 of 960.
+  EXPECT_NE(bar.find("limit 64.0 GiB"), std::string::npos);
+}
+
+// Name, date and verdict are the title; the line below begins with a word.
+TEST_F(PageTest, S52TheTitleIsNameDateAndVerdict) {
+  {
+    RunFolder folder = RunFolder::create(root_, "").or_throw();
+    auto looks = LookHistory::open(root_ / LookHistory::kFile, {.pid = 7}).or_throw();
+    KeptLook look{.time = 1e9, .limit_bytes = 1 << 30, .held_bytes = 300 << 20};
+    look.owners.fill(-1);
+    look.owners[static_cast<std::size_t>(Owner::kBefore)] = 200 << 20;
+    look.owners[static_cast<std::size_t>(Owner::kTensors)] = 100 << 20;
+    looks.add(look).or_throw();
+    folder.write_status({.status = "finished", .step = 40, .cause = "finished"}, true).or_throw();
+  }
+  const std::string page = report_page(root_).or_throw();
+  const std::string title = root_.filename().string() + " · 9 September 2001 · Finished";
+  EXPECT_NE(page.find("<title>" + title + "</title>"), std::string::npos) << page.substr(0, 3000);
+  EXPECT_NE(page.find("<h1>" + title + "</h1>"), std::string::npos);
+  EXPECT_EQ(page.find("<p class='sub'> ·"), std::string::npos);
+  EXPECT_NE(page.find("200.0 MiB of them by what was there before the run"), std::string::npos);
+  EXPECT_NE(page.find("most of the rest, 100.0 MiB, by <b>tensors</b>"), std::string::npos);
 }
 
 TEST(Picture, ALineLeavesOutWhatIsNotFinite) {

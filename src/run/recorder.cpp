@@ -193,7 +193,10 @@ void Recorder::look(State& state, std::string_view phase) {
   seen.tree.largest = state.children;
   seen.tree.largest.push_back(size_of(::getpid(), ::getppid()));
   std::ranges::sort(seen.tree.largest, std::ranges::greater{}, &ProcessUse::bytes);
-  seen.bound_bytes = seen.tree.unbacked();
+  for (const ProcessUse& use : seen.tree.largest) {
+    seen.bound_bytes += use.anonymous + use.shared;
+  }
+  seen.bound_bytes = std::max(seen.bound_bytes + seen.in_flight_bytes, seen.tree.unbacked());
   seen.close = true;
   const std::int64_t limit =
       state.governor.valid() ? state.governor.state().limit_bytes : status.limit_bytes;

@@ -87,6 +87,8 @@ struct RunStatus {
   std::int64_t leased_bytes{0};
   std::int64_t leased_peak_bytes{0};
   std::array<std::int64_t, kTagCount> leased_by_tag{};
+  std::int64_t before_bytes{-1};            ///< Resident before the run: code, interpreter, …
+  std::int64_t before_anonymous_bytes{-1};  ///< … libraries; of that, no part of a file. −1: old.
   double hit_rate{0.0};
   std::int64_t checkpoint_step{-1};  ///< −1 before the first.
   std::string message{};             ///< Of the error, when failed; the reason, when stopped.

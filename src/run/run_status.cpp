@@ -145,6 +145,8 @@ nlohmann::ordered_json to_document(const RunStatus& status) {
       {"peak_resident_bytes", status.peak_resident_bytes},
       {"leased_bytes", status.leased_bytes},
       {"leased_peak_bytes", status.leased_peak_bytes},
+      {"before_bytes", status.before_bytes},
+      {"before_anonymous_bytes", status.before_anonymous_bytes},
       {"hit_rate", json_number(status.hit_rate)},
       {"checkpoint_step", status.checkpoint_step},
       {"message", status.message},
@@ -187,6 +189,8 @@ RunStatus from_document(const nlohmann::json& json) {
   integer("peak_resident_bytes", status.peak_resident_bytes);
   integer("leased_bytes", status.leased_bytes);
   integer("leased_peak_bytes", status.leased_peak_bytes);
+  integer("before_bytes", status.before_bytes);
+  integer("before_anonymous_bytes", status.before_anonymous_bytes);
   integer("checkpoint_step", status.checkpoint_step);
   if (const auto at = json.find("steps_total"); at != json.end() && at->is_null()) {
     status.steps_total = kUnknownSteps;
@@ -215,12 +219,16 @@ void RunStatus::read_memory(const Governor& governor) {
   limit_source = governor.valid() ? governor.limit().explain() : "";
   leased_bytes = ledger.leased_bytes;
   leased_peak_bytes = ledger.leased_peak_bytes;
+  before_bytes = ledger.baseline_bytes;
   for (std::size_t tag = 0; tag < leased_by_tag.size(); ++tag) {
     leased_by_tag[tag] = ledger.pools[tag].leased_bytes;
   }
   if (const auto resident = read_resident(); resident) {
     resident_bytes = resident->total();
     peak_resident_bytes = resident->peak;
+    if (before_anonymous_bytes < 0) {  // The run begins.
+      before_anonymous_bytes = std::max<std::int64_t>(0, resident->anonymous - leased_bytes);
+    }
   }
 }
 
@@ -465,7 +473,9 @@ std::string RunView::to_text() const {
   if (!status.limit_source.empty()) {
     text += fmt::format("            limit of {}\n", status.limit_source);
   }
-  std::string owners;
+  std::string owners = status.before_bytes > 0
+                           ? "before the run " + format_bytes(status.before_bytes)
+                           : std::string();
   for (int tag = 0; tag < kTagCount; ++tag) {
     if (const auto held = status.leased_by_tag[static_cast<std::size_t>(tag)]; held > 0) {
       owners += fmt::format("{}{} {}", owners.empty() ? "" : ", ", tag_name(static_cast<Tag>(tag)),

@@ -25,6 +25,34 @@ namespace fs = std::filesystem;
 constexpr std::int64_t kGrownLeast = 16LL << 20;
 constexpr const char* kFreeSome = "free disk space, and start it again: it goes on from its commit";
 
+// What torch and others say where something else than memory ran out, and what helps. The first
+// that is part of a run's last word is meant.
+struct Failure {
+  std::string_view text;
+  const char* advice;
+};
+constexpr const char* kSharedMemoryFull =
+    "/dev/shm is full, in which workers pass batches (`plimsoll limits` lists it): give it more "
+    "room "
+    "(docker run --shm-size=8g; mount -o remount,size=8g /dev/shm), or fewer or smaller batches in "
+    "flight (workers, prefetch)";
+constexpr const char* kFilesSpent =
+    "each batch that a worker sent has a file open until its last tensor is gone: keep copies "
+    "(batch.clone()) or numbers, not batches; or raise the limit (ulimit -n 65536), or pass "
+    "batches "
+    "by name: torch.multiprocessing.set_sharing_strategy(\"file_system\")";
+constexpr std::array kFailures{
+    Failure{"Too many open files", kFilesSpent},
+    Failure{"received 0 items of ancdata", kFilesSpent},
+    Failure{"shared memory(shm) for file", kSharedMemoryFull},
+    Failure{"out of shared memory", kSharedMemoryFull},
+    Failure{"unable to write to file </torch_", kSharedMemoryFull},
+    Failure{"Bus error", kSharedMemoryFull},
+    Failure{
+        "writer_batch_size",
+        "datasets.map keeps writer_batch_size rows (1,000) in memory before it writes them: ask "
+        "for fewer where rows are large (writer_batch_size=50), and for fewer processes"}};
+
 std::string doing(const std::string& phase) {
   if (phase.empty() || phase == "train") {
     return "while training";
@@ -109,6 +137,12 @@ class Explanation {
                       format_bytes(why_.command->limit_bytes), at);
       why_.advice = why_.command->advice;
       return;
+    }
+    for (const Failure& one : kFailures) {
+      if (why_.incident() && status.message.find(one.text) != std::string::npos) {
+        why_.advice.emplace_back(one.advice);
+        break;
+      }
     }
     switch (why_.cause) {
       case EndCause::kFinished:
@@ -319,6 +353,7 @@ class Explanation {
     Finding finding = finding_of(*last);
     if (finding.course == Course::kLeak) {
       finding.phase = growing_phase(finding.owner);
+      finding.copies = finding.owner == Owner::kChildren && !(why_.grower && why_.grower->child);
     }
     if (finding.course == Course::kLeak || finding.course == Course::kRetention) {
       say("last verdict: " + finding.text(why_.kept.life.steps ? "step" : "second"));
@@ -326,6 +361,9 @@ class Explanation {
       if (why_.memory() || why_.cause == EndCause::kRunning) {
         why_.advice.insert(why_.advice.begin(), advice.begin(), advice.end());
       }
+    }
+    if (why_.memory() && is_evaluation(last->phase) && !is_evaluation(finding.phase)) {
+      why_.advice.insert(why_.advice.begin(), evaluation_advice());
     }
     std::string held = fmt::format("last look: {} held", format_bytes(last->held_bytes));
     if (last->limit_bytes > 0) {

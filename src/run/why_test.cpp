@@ -122,6 +122,44 @@ TEST_F(WhyTest, M8T10AKillInTheCgroupNamesTheCgroupAndTheWorkerThatGrew) {
   EXPECT_EQ(told["checkpoint_step"], 90);
 }
 
+TEST_F(WhyTest, S19WhatRunsOutBesideMemoryHasAdviceOfItsOwn) {
+  const std::vector<std::pair<const char*, const char*>> kTexts{
+      {"RuntimeError: unable to allocate shared memory(shm) for file </torch_22534_1968840629_0>: "
+       "No "
+       "space left on device (28)",
+       "--shm-size"},
+      {"RuntimeError: DataLoader worker (pid 5) is killed by signal: Bus error. It is possible "
+       "that "
+       "dataloader's workers are out of shared memory.",
+       "--shm-size"},
+      {"RuntimeError: unable to write to file </torch_1_2_3>: No space left on device (28)",
+       "/dev/shm"},
+      {"RuntimeError: Too many open files. Communication with the workers is no longer possible.",
+       "ulimit -n"},
+      {"RuntimeError: received 0 items of ancdata", "set_sharing_strategy"},
+      {"MemoryPressure: memory is short …; datasets.map keeps writer_batch_size rows (1,000) in "
+       "memory",
+       "writer_batch_size=50"}};
+  for (const auto& [text, advice] : kTexts) {
+    fs::remove_all(root_);
+    leave_run({.status = "failed", .step = 59, .message = text, .cause = "error"});
+    const Why found = why();
+    ASSERT_FALSE(found.advice.empty()) << text;
+    EXPECT_TRUE(says(found.advice, advice)) << text << ": " << found.advice.front();
+  }
+  fs::remove_all(root_);
+  leave_run({.status = "finished", .step = 59, .message = "Bus error", .cause = "finished"});
+  EXPECT_FALSE(says(why().advice, "--shm-size"));
+}
+
+TEST_F(WhyTest, S17AnEvaluationThatIsRefusedIsTheEvaluations) {
+  leave_run({.status = "failed", .step = 59, .message = "BudgetExceeded", .cause = "refused"});
+  leave_looks(Course::kPlateau, "evaluation");
+  EXPECT_TRUE(says(why().advice, "preprocess_logits_for_metrics"));
+  leave_looks(Course::kPlateau, "train");
+  EXPECT_FALSE(says(why().advice, "preprocess_logits_for_metrics"));
+}
+
 TEST_F(WhyTest, TheKernelsLogDecidesWhichLimitItWas) {
   leave_run({.status = "running", .step = 59});
   KernelNow kernel = quiet();

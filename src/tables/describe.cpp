@@ -8,6 +8,9 @@
 #include <nlohmann/json.hpp>
 #include <system_error>
 
+#include <sys/resource.h>
+#include <sys/statvfs.h>
+
 #include "base/check.h"
 #include "data/image_set_format.h"
 #include "data/npy.h"
@@ -29,6 +32,7 @@ namespace {
 
 namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
+constexpr const char* kSharedMemory = "/dev/shm";
 constexpr std::size_t kTensorsListed = 40;  // Of a long file; the rest are counted.
 
 Description finish(const char* kind, const fs::path& path, std::string text, Json details) {
@@ -318,11 +322,35 @@ Description describe_limits(const LimitReport& report) {
         {{"source", candidate.source}, {"where", candidate.where}, {"bytes", candidate.bytes}});
   }
   text += fmt::format("limit: {}\n", report.explain());
-  const Json json{{"limit_bytes", report.limit_bytes},
-                  {"winner", report.winner},
-                  {"defaulted", report.defaulted},
-                  {"explain", report.explain()},
-                  {"candidates", candidates}};
+  // Beside memory, what runs out in loops with workers.
+  Json shared = nullptr;
+  struct ::statvfs space {};
+  if (::statvfs(kSharedMemory, &space) == 0) {
+    const auto unit = static_cast<std::int64_t>(space.f_frsize);
+    const std::int64_t bytes = unit * static_cast<std::int64_t>(space.f_blocks);
+    const std::int64_t free_bytes = unit * static_cast<std::int64_t>(space.f_bavail);
+    text += fmt::format("shared memory: {} of {} free in {}, in which workers pass batches\n",
+                        format_bytes(free_bytes), format_bytes(bytes), kSharedMemory);
+    shared = {{"where", kSharedMemory}, {"bytes", bytes}, {"free_bytes", free_bytes}};
+  }
+  struct ::rlimit files {};
+  ::getrlimit(RLIMIT_NOFILE, &files);
+  const auto most = [](::rlim_t count) {
+    return count == RLIM_INFINITY ? std::int64_t{-1} : static_cast<std::int64_t>(count);
+  };
+  const auto in_words = [&](::rlim_t count) {
+    return count == RLIM_INFINITY ? std::string("any number") : std::to_string(count);
+  };
+  text += fmt::format("open files: {} for each process, {} after `ulimit -n {}`\n",
+                      in_words(files.rlim_cur), in_words(files.rlim_max), most(files.rlim_max));
+  const Json json{
+      {"limit_bytes", report.limit_bytes},
+      {"winner", report.winner},
+      {"defaulted", report.defaulted},
+      {"explain", report.explain()},
+      {"candidates", candidates},
+      {"shared_memory", shared},
+      {"open_files", {{"limit", most(files.rlim_cur)}, {"most", most(files.rlim_max)}}}};
   return {"limits", std::move(text), json.dump()};
 }
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <cstddef>
 #include <cstring>
 #include <fstream>
 #include <optional>
@@ -20,12 +21,15 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little, "the file is little-endian");
 
-constexpr std::uint32_t kLookMagic = 0x4B4F4C50;  // "PLOK"
-constexpr std::uint32_t kLifeMagic = 0x46494C50;  // "PLIF"
+constexpr std::uint32_t kLookMagic = 0x324F4C50;     // "PLO2"
+constexpr std::uint32_t kOldLookMagic = 0x4B4F4C50;  // "PLOK"
+constexpr std::uint32_t kLifeMagic = 0x46494C50;     // "PLIF"
 constexpr std::uint32_t kUnknownKib = UINT32_MAX;
 constexpr std::int64_t kLifeBytes = 2048;
 constexpr std::int64_t kHeadBytes = 2 * kLifeBytes;
 constexpr std::size_t kWordBytes = 16;
+constexpr std::size_t kOldLookBytes = 248;  // To before_kib.
+constexpr std::size_t kOldOwners = 11;
 
 struct LookSlot {
   std::uint32_t magic{kLookMagic};
@@ -43,7 +47,7 @@ struct LookSlot {
   std::uint32_t machine_oom_kills{0};
   float loss{0};
   float rows_per_second{0};
-  std::array<std::uint32_t, kOwnerCount> owners_kib{};
+  std::array<std::uint32_t, kOldOwners> owners_kib{};
   std::uint8_t course{0};
   std::uint8_t owner{0};
   std::array<std::uint8_t, 2> spare{};
@@ -54,9 +58,12 @@ struct LookSlot {
     std::array<char, kWordBytes> name{};
   };
   std::array<Process, KeptLook::kProcessesMost> largest{};
+  std::uint32_t before_kib{kUnknownKib};  // The twelfth owner.
+  std::uint32_t unused{0};
 };
-static_assert(std::is_trivially_copyable_v<LookSlot> && sizeof(LookSlot) == 248);
 constexpr std::int64_t kSlotBytes = 256;
+static_assert(std::is_trivially_copyable_v<LookSlot> && sizeof(LookSlot) == kSlotBytes &&
+              offsetof(LookSlot, before_kib) == kOldLookBytes && kOwnerCount == kOldOwners + 1);
 static_assert(kHeadBytes + LookHistory::kLevels * LookHistory::kSlots * kSlotBytes ==
               LookHistory::kBytes);
 
@@ -84,16 +91,24 @@ void seal_slot(Slot& slot) {
   slot.crc = crc32c(raw(slot));
 }
 
-// The slot at `at`, when it is whole.
+// The slot at `at`, when it is whole; the first `bytes` of it are there.
 template <class Slot>
-std::optional<Slot> slot_at(const std::string& text, std::int64_t at, std::uint32_t magic) {
+std::optional<Slot> slot_at(const std::string& text, std::int64_t at, std::uint32_t magic,
+                            std::size_t bytes = sizeof(Slot)) {
   Slot slot;
-  if (at + std::ssize(raw(slot)) > std::ssize(text)) {
+  if (at + static_cast<std::int64_t>(bytes) > std::ssize(text)) {
     return std::nullopt;
   }
-  std::memcpy(&slot, text.data() + at, sizeof slot);
+  std::memcpy(&slot, text.data() + at, bytes);
   const std::uint32_t said = std::exchange(slot.crc, 0);
-  return slot.magic == magic && crc32c(raw(slot)) == said ? std::optional(slot) : std::nullopt;
+  const bool whole = slot.magic == magic && crc32c(raw(slot).first(bytes)) == said;
+  return whole ? std::optional(slot) : std::nullopt;
+}
+
+// Of an earlier version, too, which had no owner for what was there before.
+std::optional<LookSlot> look_at(const std::string& text, std::int64_t at) {
+  const auto slot = slot_at<LookSlot>(text, at, kLookMagic);
+  return slot ? slot : slot_at<LookSlot>(text, at, kOldLookMagic, kOldLookBytes);
 }
 
 template <std::size_t kBytes>
@@ -142,7 +157,9 @@ LookSlot to_slot(const KeptLook& look) {
   slot.machine_oom_kills = static_cast<std::uint32_t>(look.machine_oom_kills);
   slot.loss = static_cast<float>(look.loss);
   slot.rows_per_second = static_cast<float>(look.rows_per_second);
-  std::ranges::transform(look.owners, slot.owners_kib.begin(), to_kib);
+  std::transform(look.owners.begin(), look.owners.begin() + kOldOwners, slot.owners_kib.begin(),
+                 to_kib);
+  slot.before_kib = to_kib(look.owners.back());
   slot.course = static_cast<std::uint8_t>(look.course);
   slot.owner = static_cast<std::uint8_t>(look.owner);
   put_word(slot.phase, look.phase);
@@ -171,6 +188,7 @@ KeptLook to_look(const LookSlot& slot) {
                 .machine_oom_kills = slot.machine_oom_kills,
                 .booted = slot.booted};
   std::ranges::transform(slot.owners_kib, look.owners.begin(), from_kib);
+  look.owners.back() = from_kib(slot.before_kib);
   look.course = static_cast<Course>(
       std::min<std::uint8_t>(slot.course, static_cast<std::uint8_t>(Course::kCache)));
   look.owner = static_cast<Owner>(std::min<std::uint8_t>(slot.owner, kOwnerCount - 1));
@@ -203,7 +221,7 @@ LookHistory::Kept kept_in(const std::string& text) {
     }
   }
   for (std::int64_t at = kHeadBytes; at + kSlotBytes <= std::ssize(text); at += kSlotBytes) {
-    const auto slot = slot_at<LookSlot>(text, at, kLookMagic);
+    const auto slot = look_at(text, at);
     if (slot && is_sane(*slot) && slot_offset(slot->number) == at) {
       kept.looks.push_back(to_look(*slot));
     }

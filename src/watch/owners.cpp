@@ -7,8 +7,8 @@ namespace plimsoll {
 
 const char* owner_name(Owner owner) noexcept {
   constexpr std::array<const char*, kOwnerCount> kNames{
-      "tensors",     "leased", "python",   "native", "heap",       "retained",
-      "unexplained", "shared", "children", "files",  "page tables"};
+      "tensors",     "leased", "python",   "native", "heap",        "retained",
+      "unexplained", "shared", "children", "files",  "page tables", "before the run"};
   return kNames[static_cast<std::size_t>(owner)];
 }
 
@@ -33,7 +33,12 @@ Holdings::Holdings(const TreeLook& look, const Inside& inside) : Holdings() {
   // A forked child shares what it has not written to: of the root it is all there, and counts
   // there.
   const std::int64_t own = look.root.anonymous;
-  set(parted ? Owner::kUnexplained : Owner::kHeap, own - said);
+  const std::int64_t rest = std::max<std::int64_t>(own - said, 0);
+  const std::int64_t before = parted ? std::clamp<std::int64_t>(inside.before, 0, rest) : 0;
+  set(parted ? Owner::kUnexplained : Owner::kHeap, rest - before);
+  if (parted && inside.before >= 0) {
+    set(Owner::kBefore, before);
+  }
   set(Owner::kChildren, look.tree.anonymous - own);
   set(Owner::kShared, look.tree.shared);
   set(Owner::kFiles, look.tree.file);

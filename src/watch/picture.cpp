@@ -23,7 +23,8 @@ constexpr double kRight = 16;
 constexpr double kTop = 22;
 constexpr double kBottom = 30;
 constexpr double kStrip = 8;     // Of phases, below the plot.
-constexpr double kFarLimit = 3;  // A limit so many times above what is held is not drawn.
+constexpr double kFarLimit = 3;  // For a limit so many times above what is held the axis is broken.
+constexpr double kBand = 34;     // Above the break.
 constexpr std::size_t kPhaseColours = 6;
 constexpr std::array<const char*, kPhaseColours> kPhases{"#c9d8ee", "#f3dcc0", "#cfe8d5",
                                                          "#e9cfe0", "#e4e0b8", "#d5d5d5"};
@@ -94,18 +95,40 @@ double byte_step(double range, int most) {
   return std::exp2(std::ceil(std::log2(std::max(range / most, 1.0))));
 }
 
+// Owners from the bottom up.
+constexpr std::array kStack{Owner::kBefore, Owner::kTensors, Owner::kLeased,   Owner::kPython,
+                            Owner::kNative, Owner::kHeap,    Owner::kRetained, Owner::kUnexplained,
+                            Owner::kShared, Owner::kChildren};
+
 class Frame {
  public:
-  Frame(double left, double right, double top_value, double height)
+  // Where `far_value` is above `top_value`, the axis is broken: above the break, what lies between.
+  Frame(double left, double right, double top_value, double height, double far_value = 0)
       : left_(left),
         range_(std::max(right - left, 1e-9)),
         top_(std::max(top_value, 1e-12)),
-        height_(height) {}
+        height_(height),
+        far_(far_value),
+        band_(far_value > top_value ? kBand : 0) {}
   [[nodiscard]] double x(double at) const {
     return kLeft + std::clamp((at - left_) / range_, 0.0, 1.0) * (kWidth - kLeft - kRight);
   }
   [[nodiscard]] double y(double value) const {
-    return kTop + (1 - std::clamp(value / top_, 0.0, 1.0)) * plot();
+    if (band_ > 0 && value > top_) {
+      return kTop + (1 - std::clamp((value - top_) / (far_ - top_), 0.0, 1.0)) * band_ / 2;
+    }
+    return kTop + band_ + (1 - std::clamp(value / top_, 0.0, 1.0)) * (plot() - band_);
+  }
+  // Two strokes across the axis, and a gap over the whole width.
+  [[nodiscard]] std::string axis_break() const {
+    const double y = kTop + 0.8 * band_;
+    return band_ == 0
+               ? ""
+               : fmt::format(
+                     "<path d='M{0:.1f} {1:.1f}H{2:.1f}' stroke='#fff' stroke-width='7'/><path "
+                     "d='M{3:.1f} {4:.1f}l12 -5M{3:.1f} {5:.1f}l12 -5' stroke='#555' "
+                     "stroke-width='1.5'/>",
+                     kLeft, y, kWidth - kRight, kLeft - 6, y - 0.5, y + 6.5);
   }
   [[nodiscard]] double bottom() const { return kTop + plot(); }
   [[nodiscard]] double plot() const { return height_ - kTop - kBottom; }
@@ -134,6 +157,8 @@ class Frame {
   double range_;
   double top_;
   double height_;
+  double far_;
+  double band_;
 };
 
 std::string open_svg(double height, std::string_view title) {
@@ -214,11 +239,9 @@ std::string draw_phases(const std::vector<PicturePoint>& points, const Frame& fr
 std::string draw_areas(const std::vector<PicturePoint>& points, const Frame& frame) {
   std::string out;
   std::vector<double> floor(points.size(), 0);
-  for (std::size_t at = 0; at < kOwnerCount; ++at) {
-    const auto owner = static_cast<Owner>(at);
-    const bool any =
-        std::ranges::any_of(points, [&](const auto& one) { return one.owners[at] > 0; });
-    if (!is_stacked(owner) || !any) {
+  for (const Owner owner : kStack) {
+    const auto at = static_cast<std::size_t>(owner);
+    if (std::ranges::none_of(points, [&](const auto& one) { return one.owners[at] > 0; })) {
       continue;
     }
     std::string upper;
@@ -237,12 +260,12 @@ std::string draw_areas(const std::vector<PicturePoint>& points, const Frame& fra
   return out;
 }
 
-std::string draw_limit(const std::vector<PicturePoint>& points, const Frame& frame, double top) {
+std::string draw_limit(const std::vector<PicturePoint>& points, const Frame& frame) {
   std::string line;
   std::int64_t last = 0;  // The one that is drawn last.
   bool drawing = false;
   for (const PicturePoint& point : points) {
-    if (point.limit_bytes <= 0 || static_cast<double>(point.limit_bytes) > top) {
+    if (point.limit_bytes <= 0) {
       drawing = false;
       continue;
     }
@@ -259,7 +282,7 @@ std::string draw_limit(const std::vector<PicturePoint>& points, const Frame& fra
   return fmt::format(
       "<path d='{}' fill='none' stroke='#c1121f' stroke-width='2' stroke-dasharray='6 3'/><text "
       "x='{:.1f}' y='{:.1f}' text-anchor='end' fill='#c1121f' font-weight='600'>limit {}</text>",
-      line, kWidth - kRight - 4, y - 5, format_bytes(last));
+      line, kWidth - kRight - 4, y < kTop + 12 ? y + 15 : y - 5, format_bytes(last));
 }
 
 std::string draw_marks(const std::vector<PictureMark>& marks, const Frame& frame) {
@@ -304,12 +327,12 @@ std::string escape_markup(std::string_view text) {
 const char* owner_colour(Owner owner) noexcept {
   constexpr std::array<const char*, kOwnerCount> kColours{
       "#0072B2", "#56B4E9", "#E69F00", "#D55E00", "#D55E00", "#F0E442",
-      "#8d8d8d", "#CC79A7", "#009E73", "#cccccc", "#aaaaaa"};
+      "#8d8d8d", "#CC79A7", "#009E73", "#cccccc", "#aaaaaa", "#d4dbe3"};
   return kColours[static_cast<std::size_t>(owner)];
 }
 
 bool is_stacked(Owner owner) noexcept {
-  return owner != Owner::kFiles && owner != Owner::kPageTables;
+  return std::ranges::find(kStack, owner) != kStack.end();
 }
 
 std::string memory_picture(const std::vector<PicturePoint>& all,
@@ -340,28 +363,24 @@ std::string memory_picture(const std::vector<PicturePoint>& all,
   }
   const bool far = limit > kFarLimit * held;
   const double top = 1.08 * (far ? held : std::max(held, limit));
-  const Frame frame(left, right, top, kHeight);
+  const Frame frame(left, right, top, kHeight, far ? limit : 0);
   out += draw_phases(points, frame);
   const double step = byte_step(top, 6);
   for (double at = 0; at <= top; at += step) {
     out += frame.y_line(at, format_bytes(static_cast<std::int64_t>(at)));
   }
-  out += draw_areas(points, frame) + draw_limit(points, frame, top) + draw_marks(marks, frame);
   if (far) {
-    out += fmt::format(
-        "<text x='{:.1f}' y='{:.1f}' text-anchor='end' fill='#c1121f'>the limit of {} is far above"
-        "</text>",
-        kWidth - kRight - 4, kTop + 12, format_bytes(static_cast<std::int64_t>(limit)));
+    out += frame.y_line(limit, format_bytes(static_cast<std::int64_t>(limit)));
   }
-  return out + frame.x_axis(unit) + "</svg>";
+  return out + draw_areas(points, frame) + frame.axis_break() + draw_limit(points, frame) +
+         draw_marks(marks, frame) + frame.x_axis(unit) + "</svg>";
 }
 
 std::string owner_legend(const std::vector<PicturePoint>& points) {
   std::string out = "<div>";
-  for (std::size_t at = 0; at < kOwnerCount; ++at) {
-    const auto owner = static_cast<Owner>(at);
-    if (is_stacked(owner) &&
-        std::ranges::any_of(points, [&](const auto& one) { return one.owners[at] > 0; })) {
+  for (const Owner owner : kStack) {
+    const auto at = static_cast<std::size_t>(owner);
+    if (std::ranges::any_of(points, [&](const auto& one) { return one.owners[at] > 0; })) {
       out += fmt::format(
           "<span style='margin-right:14px;font-size:13px;white-space:nowrap'><i style='display:"
           "inline-block;width:11px;height:11px;margin-right:5px;background:{}'></i>{}</span>",
@@ -419,14 +438,18 @@ std::string bar_picture(const std::array<std::int64_t, kOwnerCount>& owners,
                         std::int64_t limit_bytes) {
   constexpr double kBarHeight = 66;
   constexpr double kBar = 26;
+  constexpr double kBeforeBreak = 0.82;  // Of the width, where the axis is broken.
   PicturePoint point{.owners = owners};
   const std::int64_t held = stacked_bytes(point);
-  const double whole = static_cast<double>(std::max<std::int64_t>({held, limit_bytes, 1}));
+  const auto limit = static_cast<double>(limit_bytes);
+  const bool far = limit > kFarLimit * static_cast<double>(std::max<std::int64_t>(held, 1));
+  const double whole = far ? static_cast<double>(std::max<std::int64_t>(held, 1)) / kBeforeBreak
+                           : std::max({static_cast<double>(held), limit, 1.0});
   std::string out = open_svg(kBarHeight, "who holds how much of the limit");
   double x = 0;
-  for (std::size_t at = 0; at < kOwnerCount; ++at) {
-    const auto owner = static_cast<Owner>(at);
-    if (!is_stacked(owner) || owners[at] <= 0) {
+  for (const Owner owner : kStack) {
+    const auto at = static_cast<std::size_t>(owner);
+    if (owners[at] <= 0) {
       continue;
     }
     const double width = static_cast<double>(owners[at]) / whole * kWidth;
@@ -435,8 +458,9 @@ std::string bar_picture(const std::array<std::int64_t, kOwnerCount>& owners,
         "<rect x='{:.1f}' y='22' width='{:.1f}' height='{:.0f}' fill='{}'><title>{}</title></rect>",
         x, std::max(width, 0.5), kBar, owner_colour(owner), text);
     if (width > 7.0 * static_cast<double>(text.size())) {
-      out += fmt::format("<text x='{:.1f}' y='40' fill='{}' font-weight='600'>{}</text>", x + 6,
-                         owner == Owner::kRetained ? "#000" : "#fff", text);
+      out +=
+          fmt::format("<text x='{:.1f}' y='40' fill='{}' font-weight='600'>{}</text>", x + 6,
+                      owner == Owner::kRetained || owner == Owner::kBefore ? "#000" : "#fff", text);
     }
     x += width;
   }
@@ -444,7 +468,12 @@ std::string bar_picture(const std::array<std::int64_t, kOwnerCount>& owners,
       fmt::format("<rect x='.5' y='22' width='{:.1f}' height='{:.0f}' fill='none' stroke='#888'/>",
                   kWidth - 1, kBar);
   if (limit_bytes > 0) {
-    const double at = static_cast<double>(limit_bytes) / whole * kWidth;
+    if (far) {
+      out += fmt::format(
+          "<path d='M{0:.1f} 52l8 -34M{1:.1f} 52l8 -34' stroke='#555' stroke-width='1.5'/>",
+          0.9 * kWidth, 0.9 * kWidth + 7);
+    }
+    const double at = far ? kWidth : limit / whole * kWidth;
     out += fmt::format(
         "<line x1='{0:.1f}' x2='{0:.1f}' y1='16' y2='54' stroke='#c1121f' stroke-width='3'/><text "
         "x='{0:.1f}' y='12' text-anchor='end' fill='#c1121f' font-weight='600'>limit {1}</text>",

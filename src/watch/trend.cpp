@@ -15,6 +15,16 @@ constexpr double kWarmUpBytes = 2e6;    // A smaller rise at first is not worth 
 constexpr double kSawtoothBytes = 4e6;  // What comes and goes within the median window.
 constexpr double kStandsOut = 2;  // Times the next, and a window's growth: what happened once.
 constexpr double kStepUnits = 2;  // Windows at the least slope that make a step worth a word.
+// A bend in what rises: how much less it rises at its end, and how sure that is.
+struct Bend {
+  double rate{0};    // At the end, of that at the beginning, at most.
+  double surely{0};  // Times its standard error that it is bent, at least.
+};
+constexpr Bend kFades{.rate = 0.8, .surely = 4};
+constexpr Bend kFadesStill{.rate = 0.85, .surely = 1.5};  // The newest two thirds of it.
+constexpr double kStill = 0.3;            // Of the rate: a window that rises less stands still.
+constexpr std::size_t kStillLeast = 2;    // Windows at the end that stand still and say something.
+constexpr std::size_t kLongestWait = 4;   // Times the least number of windows, of slow growth.
 constexpr std::size_t kNewestLeast = 12;  // Windows in which a leak that began late is looked for.
 constexpr double kNormal95 = 1.959964;    // 97.5 % quantile of the normal distribution.
 
@@ -65,6 +75,91 @@ void without_event(double width, std::vector<Point>& floors, std::vector<Point>&
   } else {
     means.erase(means.begin(), side);
   }
+}
+
+// Whether a parabola through the points is bent so: least squares, in x from −1 to 1.
+bool is_bent(std::span<const Point> points, Bend bend) {
+  const auto count = static_cast<double>(points.size());
+  const double left = points.front().at;
+  const double half = (points.back().at - left) / 2;
+  // Polynomials that are orthogonal over these x: 1, x − m, x² − e − f (x − m).
+  double mean_x = 0;
+  double mean_y = 0;
+  for (const Point& one : points) {
+    mean_x += ((one.at - left) / half - 1) / count;
+    mean_y += one.bytes / count;
+  }
+  double xx = 0;
+  double xy = 0;
+  double x2 = 0;
+  double x3 = 0;
+  for (const Point& one : points) {
+    const double x = (one.at - left) / half - 1 - mean_x;
+    xx += x * x;
+    xy += x * (one.bytes - mean_y);
+    x2 += x * x / count;
+    x3 += x * x * x;
+  }
+  const double tilt = x3 / xx;
+  const auto bow = [&](double x) { return x * x - x2 - tilt * x; };
+  double bows = 0;
+  double by = 0;
+  for (const Point& one : points) {
+    const double at = bow((one.at - left) / half - 1 - mean_x);
+    bows += at * at;
+    by += at * (one.bytes - mean_y);
+  }
+  const double rise = xy / xx;
+  const double bent = by / bows;
+  double left_over = 0;
+  for (const Point& one : points) {
+    const double x = (one.at - left) / half - 1 - mean_x;
+    const double off = one.bytes - mean_y - rise * x - bent * bow(x);
+    left_over += off * off;
+  }
+  const double error = std::sqrt(left_over / std::max(count - 3, 1.0) / bows);
+  const auto rate = [&](double x) { return rise + bent * (2 * x - tilt); };
+  return bent < 0 && -bent > bend.surely * error &&
+         rate(1 - mean_x) < bend.rate * rate(-1 - mean_x);
+}
+
+// Whether it rises ever less, to its end: a cache that fills beside a leak is full some day.
+bool fades(std::span<const Point> points) {
+  const std::size_t newest = points.size() - points.size() / 3;
+  return newest > 3 && is_bent(points, kFades) && is_bent(points.last(newest), kFadesStill);
+}
+
+// Whether it stands still at its end, for longer than it did before.
+bool stands_still(std::span<const Point> floors, double rate) {
+  std::size_t longest = 0;
+  std::size_t still = 0;
+  for (std::size_t at = 1; at < floors.size(); ++at) {
+    const double rise = floors[at].bytes - floors[at - 1].bytes;
+    if (rise < kStill * rate * (floors[at].at - floors[at - 1].at)) {
+      ++still;
+    } else {
+      longest = std::max(longest, still);
+      still = 0;
+    }
+  }
+  return still >= kStillLeast && still > longest;
+}
+
+// Windows, after warm-up, that growth at this rate has to be steady for.
+std::size_t windows_for(double rate) {
+  const double least = static_cast<double>(Trend::kJudgedLeast);
+  const double wanted = least * Trend::kSoonSlope / std::max(rate, Trend::kLeastSlope);
+  const double most = least * static_cast<double>(kLongestWait);
+  return static_cast<std::size_t>(std::ceil(std::clamp(wanted, least, most)));
+}
+
+// Windows with warm-up, which is a quarter of them.
+std::size_t with_warm_up(std::size_t judged) {
+  std::size_t all = judged + Trend::kCutLeast;
+  while (all - all / 4 < judged) {
+    ++all;
+  }
+  return all;
 }
 
 }  // namespace
@@ -177,6 +272,15 @@ double Trend::rise() const {
   return highest && rise > kLeastSlope * units && largest < kRiseOneStep * rise ? rise / units : 0;
 }
 
+double Trend::so_far() const {
+  if (windows_.size() < 2) {
+    return 0;
+  }
+  const double rise = as_double(windows_.back().floor - windows_.front().floor);
+  return std::max(rise, 0.0) /
+         (width_ * as_double(windows_.back().number - windows_.front().number));
+}
+
 Judged Trend::judge() const {
   const std::span<const Window> over(windows_.data(), windows());
   const Judged whole = judge(over);
@@ -196,9 +300,9 @@ Judged Trend::judge() const {
 }
 
 Judged Trend::judge(std::span<const Window> windows) const {
-  const std::size_t cut = std::max<std::size_t>(2, windows.size() / 4);
+  const std::size_t cut = std::max<std::size_t>(kCutLeast, windows.size() / 4);
   if (windows.size() < cut + kJudgedLeast) {
-    return {};
+    return {.windows_wanted = kWindowsLeast};
   }
   const auto judged = windows.subspan(cut);
   std::vector<Point> floors;
@@ -231,15 +335,18 @@ Judged Trend::judge(std::span<const Window> windows) const {
                 .grown_bytes = static_cast<std::int64_t>(total)};
   const bool one_step = largest_step >= kOneStep * std::max(total, 1.0);
   const bool rises = slope.lower > kLeastSlope;
+  const bool halves = rises && first > kLeastSlope;
   if (rises && largest_fall >= std::max(total, 1.0)) {
     result.course = Course::kSawtooth;  // Of longer teeth than a window.
-  } else if (rises && first > kLeastSlope && second > kLeastSlope &&
-             second >= kSecondHalf * first && !one_step) {
-    result.course = Course::kLeak;
-  } else if (rises && first > kLeastSlope && second < kSecondHalf * first) {
+  } else if (halves && (second < kSecondHalf * first || fades(means))) {
     result.course = Course::kSaturating;
     result.bound_bytes =
         bound_of(all[half].bytes - all.front().bytes, all.back().bytes - all[half].bytes, last);
+  } else if (halves && second > kLeastSlope && !one_step) {
+    const std::size_t wanted = windows_for(result.slope);
+    const bool sure = judged.size() >= wanted && !stands_still(all, slope.median);
+    result.course = sure ? Course::kLeak : Course::kTooShort;
+    result.windows_wanted = sure ? 0 : with_warm_up(std::max(wanted, judged.size() + 1));
   } else if (one_step && total > kStepUnits * kLeastSlope * width_) {
     result.course = Course::kStep;
   } else if (warm_up > kWarmUpBytes) {

@@ -13,6 +13,12 @@
 // after a plateau is found by the same rule on the newest half, quarter and so on, where they reach
 // a new height.
 //
+// Growth that fades is no leak: a parabola through the means of the windows is bent downwards, by
+// more than chance bends one, and rises less at its end than at its beginning. Growth that stands
+// still at the end, for longer than it did before, has to show that it goes on. Growth below
+// kSoonSlope has to be steady over more windows, as many as it takes to come to as much, but four
+// times at most: a cache that fills looks the same for as long as it fills.
+//
 // How steep it is, Theil and Sen's median says of the windows' means: what is counted in steps (an
 // arena of Python's is 1 MiB) lies below its line by half a step everywhere, where floors may lie
 // anywhere between.
@@ -28,7 +34,7 @@
 namespace plimsoll {
 
 enum class Course : std::uint8_t {
-  kTooShort,    ///< Not enough windows to say.
+  kTooShort,    ///< Not enough windows to say; with a slope where what rises may yet be a leak.
   kPlateau,     ///< It stays where it is.
   kWarmUp,      ///< It rose in the first quarter, and stays there since.
   kSaturating,  ///< It rises ever slower: a cache that fills.
@@ -67,10 +73,11 @@ struct Slope {
 /// What a series was judged to be.
 struct Judged {
   Course course{Course::kTooShort};
-  double slope{0};              ///< Bytes a unit; of a leak, and while it is saturating.
+  double slope{0};              ///< Bytes a unit; of a leak, of what may be one, while saturating.
   double slope_lower{0};        ///< Its lower bound.
   std::int64_t grown_bytes{0};  ///< From the first floor judged to the last; of a warm-up, before.
   std::int64_t bound_bytes{0};  ///< Saturating: where it is expected to end.
+  std::size_t windows_wanted{0};  ///< Too short: windows that have to be over for a verdict.
 };
 
 class Trend {
@@ -78,6 +85,11 @@ class Trend {
   static constexpr std::size_t kWindowsMost = 128;
   static constexpr std::size_t kJudgedLeast = 5;  ///< Floors, after the first quarter.
   static constexpr double kLeastSlope = 5000;     ///< Bytes a unit.
+  /// Below it, a verdict takes longer: what comes to less than kJudgedLeast windows at this rate.
+  static constexpr double kSoonSlope = 100 * 1024;
+  static constexpr std::size_t kCutLeast = 2;  ///< Windows of warm-up, at least.
+  /// Windows that have to be over for any verdict.
+  static constexpr std::size_t kWindowsLeast = kCutLeast + kJudgedLeast;
 
   Trend() = default;
   /// `width` of a window, in units.
@@ -92,6 +104,9 @@ class Trend {
   /// How fast its newest half rises, four windows at least, where that is a new height, faster than
   /// kLeastSlope and no single step; else 0. By two passes over its windows: long before a verdict.
   [[nodiscard]] double rise() const;
+
+  /// How fast it has risen so far, bytes a unit, by as little as two windows; 0 where it has not.
+  [[nodiscard]] double so_far() const;
 
   /// Windows that are over.
   [[nodiscard]] std::size_t windows() const noexcept {

@@ -61,7 +61,7 @@ TEST(TheilSen, ManyPointsNarrowTheBoundsAndOneOutlierMovesNothing) {
 TEST(M2Trend, ATrueLeakHasItsSlope) {
   for (const double slope : {20e3, 200e3, 5e6}) {
     const Judged leak =
-        judged(300, [&](int step) { return kBase + slope * step + 3e6 * noise(2, step); });
+        judged(900, [&](int step) { return kBase + slope * step + 3e6 * noise(2, step); });
     EXPECT_EQ(leak.course, Course::kLeak) << slope;
     EXPECT_NEAR(leak.slope, slope, 0.05 * slope + 2e3);
     EXPECT_LE(leak.slope_lower, leak.slope);
@@ -185,18 +185,18 @@ TEST(Trend, TheSameRampAgainIsNoLeak) {
 TEST(M3Trend, RatesDoNotDependOnTheInterval) {
   for (const double every : {0.5, 1.0, 2.0, 10.0}) {
     const Judged leak = judged(
-        400, [&](int look) { return kBase + 100e3 * every * look; }, every);
+        400, [&](int look) { return kBase + 200e3 * every * look; }, every);
     EXPECT_EQ(leak.course, Course::kLeak) << every;
-    EXPECT_NEAR(leak.slope, 100e3, 1) << every;
+    EXPECT_NEAR(leak.slope, 200e3, 1) << every;
   }
 }
 
 // Of 2,000 series, how many are called a leak.
-int leaks_of(double slope, double jumps) {
+int leaks_of(double slope, double jumps, int steps = 300) {
   int leaks = 0;
   for (std::uint64_t series = 100; series < 2100; ++series) {
     const Judged chance = judged(
-        300, [&](int step) { return kBase + slope * step + jumps * noise(series, step / 25); });
+        steps, [&](int step) { return kBase + slope * step + jumps * noise(series, step / 25); });
     leaks += chance.course == Course::kLeak ? 1 : 0;
   }
   return leaks;
@@ -206,7 +206,95 @@ int leaks_of(double slope, double jumps) {
 TEST(Trend, ChanceIsSeldomALeak) {
   EXPECT_LE(leaks_of(0, 50e6), 10);
   EXPECT_LE(leaks_of(Trend::kLeastSlope * 1.1, 300e3), 400);  // By its median, 788.
-  EXPECT_GE(leaks_of(Trend::kLeastSlope * 4, 300e3), 1900);
+  EXPECT_GE(leaks_of(Trend::kLeastSlope * 4, 300e3, 900), 1900);
+  EXPECT_GE(leaks_of(2 * Trend::kSoonSlope, 3e6), 1900);
+}
+
+// Caches of all kinds: what is put in is drawn from so many, or each once until all are there.
+TEST(S50Trend, ACacheThatFillsSlowlyIsNoLeak) {
+  for (const double each : {12e3, 45e3, 90e3, 400e3, 4e6}) {
+    for (const int of : {60, 120, 200, 300, 450}) {
+      for (const int steps : {300, 900}) {
+        const Judged drawn = judged(steps, [&](int step) {
+          return kBase + each * of * (1 - std::exp(-step / static_cast<double>(of))) +
+                 0.5 * each * noise(11, step);
+        });
+        EXPECT_NE(drawn.course, Course::kLeak) << each << " drawn from " << of << ", " << steps;
+      }
+    }
+  }
+  for (const double each : {12e3, 45e3}) {
+    for (const int of : {60, 150, 250, 290, 320}) {
+      for (const int steps : {300, 900}) {
+        const Judged full = judged(steps, [&](int step) {
+          return kBase + each * std::min(step, of) + 2e4 * noise(12, step);
+        });
+        EXPECT_NE(full.course, Course::kLeak) << each << " until " << of << ", " << steps;
+      }
+    }
+  }
+}
+
+TEST(S50Trend, GrowthLikeASquareRootFades) {
+  for (const int steps : {300, 900, 5000}) {
+    EXPECT_NE(judged(steps, [](int step) { return kBase + 2e6 * std::sqrt(step); }).course,
+              Course::kLeak)
+        << steps;
+  }
+}
+
+// Where it stopped, before the windows that show it are many: nobody says leak any more.
+TEST(S50Trend, WhatStandsStillAtItsEndIsToldLater) {
+  const auto until = [](int of) {
+    return [of](int step) { return kBase + 300e3 * std::min(step, of); };
+  };
+  EXPECT_EQ(judged(300, until(300)).course, Course::kLeak);
+  EXPECT_NE(judged(300, until(200)).course, Course::kLeak);
+  EXPECT_NE(judged(900, until(200)).course, Course::kLeak);
+  EXPECT_EQ(judged(300, [](int step) { return kBase + 10e6 * (step / 75); }).course,
+            Course::kLeak);  // It stands still between two evaluations.
+}
+
+// The slower it is, the longer: as many bytes as the quick one comes to in the least windows.
+TEST(S50Trend, ASlowLeakIsToldAfterMoreSteps) {
+  const auto steps_until = [](double slope) {
+    for (int steps = 175; steps < 2000; steps += 25) {
+      const Judged slow = judged(
+          steps + 1, [&](int step) { return kBase + slope * step + 10 * slope * noise(13, step); });
+      if (slow.course == Course::kLeak) {
+        return steps;
+      }
+      EXPECT_EQ(slow.course, Course::kTooShort) << slope << " at " << steps;
+      EXPECT_GT(slow.windows_wanted, static_cast<std::size_t>(steps / 25)) << slope;
+    }
+    return 2000;
+  };
+  EXPECT_EQ(steps_until(400e3), 175);
+  EXPECT_EQ(steps_until(105e3), 175);
+  EXPECT_EQ(steps_until(52e3), 325);
+  EXPECT_EQ(steps_until(8e3), 650);
+}
+
+// A leak beside a cache that fills at first is one.
+TEST(S50Trend, ALeakBesideACacheThatIsFullIsALeak) {
+  for (const double cache : {5e6, 20e6}) {
+    const auto both = [&](int step) {
+      return kBase + 300e3 * step + cache * (1 - std::exp(-step / 40.0)) + 1e5 * noise(14, step);
+    };
+    EXPECT_EQ(judged(400, both).course, Course::kLeak) << cache;
+    EXPECT_EQ(judged(900, both).course, Course::kLeak) << cache;
+  }
+}
+
+TEST(S20Trend, SaysTheRateSoFar) {
+  Trend trend;
+  trend.add(0, 1000);
+  EXPECT_EQ(trend.so_far(), 0);
+  for (int step = 1; step <= 60; ++step) {
+    trend.add(step, 1000 + 100 * step);
+  }
+  EXPECT_NEAR(trend.so_far(), 100, 1);
+  EXPECT_EQ(trend.judge().windows_wanted, Trend::kWindowsLeast);
 }
 
 TEST(Trend, NamesItsCourses) {

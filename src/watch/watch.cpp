@@ -30,6 +30,7 @@ constexpr std::array kWorthAWord{Course::kSaturating, Course::kStep, Course::kWa
 constexpr std::array kByMalloc{Owner::kNative, Owner::kRetained, Owner::kUnexplained};
 constexpr double kInOnePhase = 0.5;  // Share of the growth.
 constexpr int kCollectSteps = 100;
+constexpr double kCopied = 0.3;  // Of children's growth, what is resident in all of them grows by.
 
 std::size_t index(Owner owner) noexcept {
   return static_cast<std::size_t>(owner);
@@ -74,14 +75,36 @@ const char* advice_of(Owner owner) noexcept {
   }
 }
 
+constexpr std::array kEvaluations{"evaluation", "evaluating", "evaluate",   "eval",   "validation",
+                                  "validate",   "validating", "prediction", "predict"};
+
 std::string signed_bytes(double bytes) {
   return format_bytes(static_cast<std::int64_t>(std::llround(bytes)));
 }
 
 }  // namespace
 
+const char* evaluation_advice() noexcept {
+  return "an evaluation holds the outputs of all its batches until it ends, at any batch size: "
+         "keep "
+         "less of each (of a Trainer: preprocess_logits_for_metrics), none where only the loss is "
+         "wanted (prediction_loss_only=True), add metrics up batch by batch "
+         "(batch_eval_metrics=True); on a device eval_accumulation_steps moves them to the host";
+}
+
+const char* copies_advice() noexcept {
+  return "workers copy pages that they share with the process that forked them, as they count "
+         "references to its Python objects: keep what a dataset holds (lists of paths, dicts) in "
+         "one NumPy array, tensor or Arrow table; fewer workers copy less";
+}
+
+bool is_evaluation(std::string_view phase) noexcept {
+  return std::ranges::find(kEvaluations, phase) != kEvaluations.end();
+}
+
 Watch::Watch(int pid, double width) : looker_(pid, TreeLooker::Root::kCounted), width_(width) {
   trends_.fill(Trend(width));
+  resident_ = Trend(width);
 }
 
 Result<void> Watch::look(double at, const Inside& inside, std::optional<std::string_view> phase,
@@ -105,6 +128,12 @@ void Watch::take(TreeLook seen, double at, const Inside& inside,
     said.native = holdings_.of(Owner::kNative);
     said.retained = holdings_.of(Owner::kRetained);
   }
+  if (looks_ == 1) {
+    const bool itself = said.python >= 0 || said.native >= 0;  // Who looks on later cannot know.
+    before_ =
+        itself && said.before < 0 ? Holdings(seen_, said).of(Owner::kUnexplained) : said.before;
+  }
+  said.before = before_;
   const Holdings now(seen_, said);
   const bool heap_known = !inside.malloc_later || said.native < 0;
   if (phase) {
@@ -114,6 +143,7 @@ void Watch::take(TreeLook seen, double at, const Inside& inside,
   if (looks_ > 1 && holdings_.of(Owner::kNative) < 0 && said.native >= 0) {  // Known again.
     trends_[index(Owner::kUnexplained)] = Trend(trends_[index(Owner::kFiles)].width());
   }
+  resident_.add(at, seen_.bound_bytes);
   holdings_ = now;
   heap_known_ = heap_known;
   for (std::size_t owner = 0; owner < kOwnerCount; ++owner) {
@@ -229,6 +259,8 @@ Finding Watch::found(Owner owner, const Judged& judged, Course course) const {
     finding.bytes_per_second = seconds > 0 ? judged.slope * (last_at_ - first_at_) / seconds : 0;
     finding.phase = growing_phase(owner);
     finding.process = owner == Owner::kChildren ? grown_process() : "";
+    finding.copies = owner == Owner::kChildren && course == Course::kLeak &&
+                     resident_.rise() < kCopied * trends_[index(owner)].rise();
   }
   if (course == Course::kRetention) {
     finding.trimmed_bytes = trimmed_bytes_;
@@ -284,6 +316,39 @@ std::optional<Watch::Suspect> Watch::suspect() const {
   return most;
 }
 
+// How long it takes, as windows came so far: one in which nobody looked is none.
+Finding Watch::early(Owner owner, double slope, std::size_t wanted) const {
+  const Trend& trend = trends_[index(owner)];
+  Finding finding{.course = Course::kTooShort,
+                  .owner = owner,
+                  .bytes_per_unit = slope,
+                  .window = trend.width(),
+                  .windows_seen = std::min(trend.windows(), wanted),
+                  .windows_wanted = wanted};
+  const double passed = last_at_ - first_at_;
+  const double seconds = static_cast<double>(last_ns_ - first_ns_) / 1e9;
+  const auto seen = static_cast<double>(trend.windows());
+  const double each = seen > 0 ? std::max(passed / seen, trend.width()) : trend.width();
+  finding.units_wanted = static_cast<double>(wanted - finding.windows_seen) * each;
+  finding.seconds_wanted = passed > 0 ? finding.units_wanted * seconds / passed : 0;
+  return finding;
+}
+
+// What rises fastest so far, whatever becomes of it.
+Finding Watch::too_early() const {
+  Owner fastest = Owner::kFiles;
+  double rate = 0;
+  for (const Owner owner : kMayLeak) {
+    if (const double one = trends_[index(owner)].so_far(); one > rate) {
+      rate = one;
+      fastest = owner;
+    }
+  }
+  Finding finding = early(Owner::kFiles, rate, Trend::kWindowsLeast);
+  finding.owner = rate > 0 ? fastest : Owner::kHeap;
+  return finding;
+}
+
 Finding Watch::verdict() {
   judge();
   Finding finding = grows();
@@ -294,8 +359,23 @@ Finding Watch::verdict() {
       }
     }
   }
-  finding.window = width_;
+  if (finding.course != Course::kTooShort) {
+    finding.window = width_;
+  }
   return finding;
+}
+
+// Who rises so that it may yet be a leak; of several, the fastest.
+std::optional<Owner> Watch::waiting() const {
+  std::optional<Owner> waits;
+  for (const Owner owner : kMayLeak) {
+    const Judged& one = judged_[index(owner)];
+    if (one.course == Course::kTooShort && one.slope > 0 &&
+        (!waits || one.slope > judged_[index(*waits)].slope)) {
+      waits = owner;
+    }
+  }
+  return waits;
 }
 
 Finding Watch::grows() const {
@@ -315,9 +395,17 @@ Finding Watch::grows() const {
       return found(owner, one, course);
     }
   }
+  if (const auto waits = waiting()) {
+    const Judged& one = judged_[index(*waits)];
+    return early(*waits, one.slope, one.windows_wanted);
+  }
   if (holdings_.of(Owner::kNative) >= 0 &&
       judged_[index(Owner::kNative)].course == Course::kTooShort) {
-    return {};  // Where malloc() is asked rarely, what else there is to say comes earlier.
+    Finding finding = too_early();  // Where malloc() is asked rarely, the rest says it earlier.
+    const Owner fastest = finding.owner;
+    finding = early(Owner::kNative, finding.bytes_per_unit, Trend::kWindowsLeast);
+    finding.owner = fastest;
+    return finding;
   }
   for (const Course course : kWorthAWord) {
     const auto who = std::ranges::max_element(kJudged, {}, [&](Owner owner) {
@@ -328,8 +416,10 @@ Finding Watch::grows() const {
       return found(*who, judged_[index(*who)], course);
     }
   }
-  return {.course = judged_[index(Owner::kFiles)].course == Course::kTooShort ? Course::kTooShort
-                                                                              : Course::kPlateau};
+  if (judged_[index(Owner::kFiles)].course == Course::kTooShort) {
+    return too_early();
+  }
+  return {.course = Course::kPlateau};
 }
 
 std::string Finding::text(std::string_view unit) const {
@@ -343,7 +433,14 @@ std::string Finding::text(std::string_view unit) const {
   };
   switch (course) {
     case Course::kTooShort:
-      return fmt::format("too early: a verdict takes 8 windows of {:g} {}s", window, unit);
+      return fmt::format(
+          "too early: {} of {} windows of {:g} {}s were seen, the others take {:.0f} {}s more{}; "
+          "so far {}",
+          windows_seen, windows_wanted, window, unit, std::ceil(units_wanted), unit,
+          seconds_wanted > 0 && unit != "second" ? " (" + lasting(seconds_wanted) + ")" : "",
+          bytes_per_unit >= 1
+              ? fmt::format("{} rises by {} a {}", who, signed_bytes(bytes_per_unit), unit)
+              : "nothing rises");
     case Course::kPlateau:
       return "plateau: nothing grows";
     case Course::kWarmUp:
@@ -392,9 +489,29 @@ std::vector<std::string> Finding::advice() const {
     return {};
   }
   std::vector<std::string> lines;
+  if (is_evaluation(phase)) {
+    lines.emplace_back(evaluation_advice());
+  }
+  if (copies) {
+    lines.emplace_back(copies_advice());
+    return lines;
+  }
+  if (holder == kNobodyCreateGraph) {
+    lines.emplace_back(
+        "backward(create_graph=True) leaves each parameter and its gradient in a circle inside "
+        "autograd, which no garbage collector sees: take gradients by torch.autograd.grad(…, "
+        "create_graph=True), or set each .grad to None before you let go of the model");
+    return lines;
+  }
   if (!holder.empty()) {
     lines.push_back(fmt::format("what {} is kept by {}: empty it, bound it, or keep less of it",
                                 sites.empty() ? "grows" : site() + " allocates", holder));
+    if (holder.starts_with("autograd graph")) {
+      lines.emplace_back(
+          "each step's graph hangs on the one before: add up numbers (loss.item()) or tensors "
+          "without a graph (loss.detach()), and keep outputs detached");
+      return lines;
+    }
   } else if (!sites.empty()) {
     lines.push_back(fmt::format("look for what keeps what {} allocates", site()));
   }

@@ -40,17 +40,32 @@ struct Where {
   double bytes_per_unit{0};  ///< How fast it grew then.
 };
 
+/// What helps where an evaluation holds the memory: no smaller batch does.
+[[nodiscard]] const char* evaluation_advice() noexcept;
+/// What helps where workers copy pages of the process that they were forked from.
+[[nodiscard]] const char* copies_advice() noexcept;
+/// Whether that is what a loop calls its evaluation.
+[[nodiscard]] bool is_evaluation(std::string_view phase) noexcept;
+
+/// Where.holder of what backward(create_graph=True) leaves in circles that Python does not see.
+inline constexpr const char* kNobodyCreateGraph = "nobody in Python: create_graph";
+
 /// What there is to say of a tree's growth.
 struct Finding {
   Course course{Course::kTooShort};
   Owner owner{Owner::kHeap};    ///< Whose course that is.
-  double bytes_per_unit{0};     ///< A step, or a second: median slope.
+  double bytes_per_unit{0};     ///< A step, or a second: median slope. Too short: so far.
   double bytes_per_second{0};   ///< 0 where nothing leaks.
   std::int64_t grown_bytes{0};  ///< As Judged has it.
   std::int64_t bound_bytes{0};
-  double window{25};      ///< Units of the windows that a verdict takes eight of.
-  std::string phase{};    ///< In which it grows; "" where in none above others.
-  std::string process{};  ///< "python 4711": of children, the one that grew most.
+  double window{25};              ///< Units of a window.
+  std::size_t windows_seen{0};    ///< Too short: windows that are over, …
+  std::size_t windows_wanted{0};  ///< … and that have to be, for a verdict.
+  double units_wanted{0};         ///< As long as that takes, as windows came so far; …
+  double seconds_wanted{0};       ///< … and in seconds.
+  std::string phase{};            ///< In which it grows; "" where in none above others.
+  std::string process{};          ///< "python 4711": of children, the one that grew most.
+  bool copies{false};  ///< Of children: they copy pages that they shared; none of them grows.
   std::vector<std::pair<std::string, std::int64_t>> sites{};  ///< As Where has them.
   std::string holder{};
   std::optional<std::int64_t> trimmed_bytes{};  ///< Of retention: what one malloc_trim() gave back.
@@ -133,14 +148,19 @@ class Watch {
   [[nodiscard]] std::string grown_process() const;
   [[nodiscard]] std::string growing_phase(Owner owner) const;
   [[nodiscard]] Finding found(Owner owner, const Judged& judged, Course course) const;
+  [[nodiscard]] Finding early(Owner owner, double slope, std::size_t wanted) const;
+  [[nodiscard]] Finding too_early() const;
+  [[nodiscard]] std::optional<Owner> waiting() const;
   [[nodiscard]] Finding grows() const;
 
   TreeLooker looker_;
   double width_;
   TreeLook seen_{};
   Holdings holdings_{};
-  bool heap_known_{true};  // At the last look, and not as before it.
+  std::int64_t before_{-1};  // At the first look, beside what the process said it had.
+  bool heap_known_{true};    // At the last look, and not as before it.
   std::array<Trend, kOwnerCount> trends_{};
+  Trend resident_{};  // Bytes of all processes, those that they share counted for each.
   std::array<Judged, kOwnerCount> judged_{};  // When these windows of the first trend were over.
   std::size_t judged_windows_{0};
   double judged_width_{0};

@@ -125,17 +125,17 @@ TEST(Watch, PhasesAreBounded) {
 
 TEST(Watch, TheOwnerThatLeaksFastestIsTheFinding) {
   const Finding finding = after_saying([](std::int64_t step) {
-    return Inside{.tensors = 50_MiB + step * 100'000, .python = 20_MiB + step * 20'000};
+    return Inside{.tensors = 50_MiB + step * 200'000, .python = 20_MiB + step * 20'000};
   });
   EXPECT_EQ(finding.course, Course::kLeak);
   EXPECT_EQ(finding.owner, Owner::kTensors);
-  EXPECT_NEAR(finding.bytes_per_unit, 100'000, 1);
+  EXPECT_NEAR(finding.bytes_per_unit, 200'000, 1);
   EXPECT_NE(finding.advice().front().find(".detach()"), std::string::npos);
 }
 
 TEST(Watch, WhatMallocRetainsIsNoLeak) {
   const Finding finding = after_saying([](std::int64_t step) {
-    return Inside{.native = 50_MiB, .retained = 10_MiB + step * 100'000};
+    return Inside{.native = 50_MiB, .retained = 10_MiB + step * 200'000};
   });
   EXPECT_EQ(finding.course, Course::kRetention);
   EXPECT_EQ(finding.owner, Owner::kRetained);
@@ -220,7 +220,116 @@ TEST(Watch, AFewLooksSayNothing) {
   EXPECT_EQ(watch.verdict().course, Course::kTooShort);
   EXPECT_EQ(watch.looks(), 1);
   EXPECT_NE(watch.verdict().text("second").find("25 seconds"), std::string::npos);
-  EXPECT_TRUE(Watch(child.pid(), 5).verdict().text("step").ends_with("8 windows of 5 steps"));
+  EXPECT_TRUE(
+      Watch(child.pid(), 5)
+          .verdict()
+          .text("step")
+          .starts_with(
+              "too early: 0 of 7 windows of 5 steps were seen, the others take 35 steps more"));
+}
+
+TEST(S20Watch, TooEarlySaysHowManyWindowsHowLongAndTheRateSoFar) {
+  const Child child([](int) { map_touched(kStepBytes); });
+  Watch watch(child.pid(), 25);
+  for (int step = 0; step < 90; ++step) {
+    child.tell();
+    ASSERT_TRUE(watch.look(step, {}));
+  }
+  const Finding finding = watch.verdict();
+  EXPECT_EQ(finding.course, Course::kTooShort);
+  EXPECT_EQ(finding.windows_seen, 3U);
+  EXPECT_EQ(finding.windows_wanted, Trend::kWindowsLeast);
+  EXPECT_NEAR(finding.units_wanted, 4 * 89 / 3.0, 1);
+  EXPECT_GT(finding.seconds_wanted, 0);
+  EXPECT_NEAR(finding.bytes_per_unit, static_cast<double>(kStepBytes), 4096);
+  EXPECT_TRUE(finding.text("step").starts_with(
+      "too early: 3 of 7 windows of 25 steps were seen, the others take 119 steps more ("))
+      << finding.text("step");
+  EXPECT_TRUE(finding.text("step").ends_with("; so far heap rises by 256.0 KiB a step"))
+      << finding.text("step");
+}
+
+// Looks that come rarely leave windows out: those that are left take longer.
+TEST(S20Watch, WindowsThatNobodyLookedInAreNotSeen) {
+  const Child child([](int) {});
+  Watch watch(child.pid(), 25);
+  for (int step = 0; step <= 400; step += 100) {
+    ASSERT_TRUE(watch.look(step, {}));
+  }
+  const Finding finding = watch.verdict();
+  EXPECT_EQ(finding.windows_seen, 4U);
+  EXPECT_NEAR(finding.units_wanted, 300, 1);
+  EXPECT_TRUE(finding.text("step").ends_with("; so far nothing rises")) << finding.text("step");
+}
+
+TEST(S50Watch, SlowGrowthIsTooEarlyForLongerAndSaysSo) {
+  const auto slow = [](std::int64_t step) { return Inside{.tensors = 50_MiB + step * 46'000}; };
+  const Finding early = after_saying(slow);
+  EXPECT_EQ(early.course, Course::kTooShort);
+  EXPECT_EQ(early.owner, Owner::kTensors);
+  EXPECT_GT(early.windows_wanted, early.windows_seen);
+  EXPECT_NE(early.text("step").find("so far tensors rises by 44.9 KiB a step"), std::string::npos)
+      << early.text("step");
+  EXPECT_TRUE(early.advice().empty());
+  const Child child([](int) {});
+  Watch watch(child.pid(), 25);
+  for (int step = 0; step < 3 * kSteps; ++step) {
+    ASSERT_TRUE(watch.look(step, slow(step)));
+  }
+  EXPECT_EQ(watch.verdict().course, Course::kLeak) << watch.verdict().text("step");
+}
+
+// What was there before the run is an owner; unexplained is what came since.
+TEST(S52Watch, WhatWasThereBeforeTheRunIsAnOwner) {
+  const Child child([](int) { map_touched(kStepBytes); });
+  Watch watch(child.pid(), 25);
+  std::int64_t before = 0;
+  for (int step = 0; step <= 40; ++step) {
+    child.tell();
+    ASSERT_TRUE(watch.look(step, {.python = 0}));
+    before = step == 0 ? watch.holdings().of(Owner::kBefore) : before;
+    EXPECT_EQ(watch.holdings().of(Owner::kBefore), before) << step;
+    EXPECT_NEAR(static_cast<double>(watch.holdings().of(Owner::kUnexplained)),
+                static_cast<double>(step * kStepBytes), 64_KiB)
+        << step;
+  }
+  EXPECT_GT(before, 0);
+  Watch told(child.pid(), 25);  // From outside, a run's status says it.
+  ASSERT_TRUE(told.look(0, {.tensors = 0, .before = before}));
+  EXPECT_EQ(told.holdings().of(Owner::kBefore), before);
+  EXPECT_GE(told.holdings().of(Owner::kUnexplained), 40 * kStepBytes);
+  Watch any(child.pid(), 25);  // Of another program, nobody says what was before.
+  ASSERT_TRUE(any.look(0, {.tensors = 0}));
+  EXPECT_EQ(any.holdings().of(Owner::kBefore), -1);
+}
+
+TEST(S17Watch, AnEvaluationThatGrowsHasAdviceOfItsOwn) {
+  const Child child([](int) { map_touched(kStepBytes); });
+  const Finding finding = after_steps(child, [](int) { return "evaluation"; });
+  ASSERT_GE(finding.advice().size(), 1U);
+  for (const char* word : {"preprocess_logits_for_metrics", "prediction_loss_only",
+                           "batch_eval_metrics", "eval_accumulation_steps"}) {
+    EXPECT_NE(finding.advice().front().find(word), std::string::npos) << word;
+  }
+}
+
+// The proportional shares of workers grow, what is resident in them does not.
+TEST(S19Watch, CopiesOnWriteHaveAdviceOfTheirOwn) {
+  const Child child([](int) {});
+  Watch watch(child.pid(), 25);
+  for (std::int64_t step = 0; step < kSteps; ++step) {
+    TreeLook look{.bound_bytes = 900_MiB};
+    look.root.anonymous = 300_MiB;
+    look.tree.anonymous = 300_MiB + step * 400'000;
+    look.tree.processes = 3;
+    watch.take(look, static_cast<double>(step), {});
+  }
+  const Finding finding = watch.verdict();
+  EXPECT_EQ(finding.course, Course::kLeak);
+  EXPECT_EQ(finding.owner, Owner::kChildren);
+  EXPECT_TRUE(finding.copies);
+  ASSERT_EQ(finding.advice().size(), 1U);
+  EXPECT_NE(finding.advice().front().find("NumPy array"), std::string::npos);
 }
 
 }  // namespace

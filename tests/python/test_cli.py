@@ -8,6 +8,7 @@ import json
 import os
 import pathlib
 import re
+import resource
 import shutil
 import signal
 import subprocess
@@ -197,6 +198,16 @@ def test_limits_print_a_table_and_the_same_as_json(call):
     assert found["candidates"][found["winner"]]["source"] == "user"
     table = call("limits", "--memory-limit", "64MiB").out
     assert "* " in table and "limit: 64.0 MiB" in table
+
+
+def test_s19_limits_list_shared_memory_and_open_files(call):
+    space, files = os.statvfs("/dev/shm"), resource.getrlimit(resource.RLIMIT_NOFILE)
+    found = json.loads(call("limits", "--json").out)
+    assert found["shared_memory"]["where"] == "/dev/shm" and found["shared_memory"]["bytes"] == space.f_frsize * space.f_blocks
+    assert 0 <= found["shared_memory"]["free_bytes"] <= found["shared_memory"]["bytes"]
+    assert found["open_files"] == {"limit": files[0], "most": files[1]}
+    table = call("limits").out
+    assert "free in /dev/shm" in table and f"open files: {files[0]} for each process" in table
 
 
 # --- Data ------------------------------------------------------------------------------------

@@ -46,7 +46,7 @@ def made_run(tmp_path, kind: str, program) -> pathlib.Path:
 
 EXPECTED = {
     "fine": ["Finished", "finished at step 301", "Loss and throughput", "Memory by owner", "commits; the longest took",
-             "Environment", "most of it"],
+             "Environment", "most of the rest", "there before the run"],
     "refused": ["Memory was refused", "refused memory at step", "Who held the memory", "limit 4.0 GiB"],
     "leaked": ["Memory ran short: it stopped itself, with a commit", "Who held the memory", "a worker, PID", "children",
                "worker processes and other children"],
