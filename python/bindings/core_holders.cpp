@@ -189,6 +189,10 @@ bool HolderSearch::fill() {
       continue;  // That root was met before.
     }
     PyObject* const object = nodes_[at_].object;
+    if (is_tensor(object)) {
+      ++at_;
+      continue;
+    }
     const bool begins = cursor_ < 0;
     const auto take = [&](PyObject* child) {
       if (child != nullptr && !plain(child)) {
@@ -260,7 +264,7 @@ bool HolderSearch::go_on(std::int64_t budget_ns) {
       if (!children_.empty() && !going_) {
         ++at_;
       }
-      if (found_ >= std::min(kFoundEnough, pieces_.size()) || !fill()) {
+      if (enough() || !fill()) {
         done_ = true;
         drop_children();
         break;
@@ -288,7 +292,7 @@ void HolderSearch::meet(PyObject* child, std::uint32_t parent) {
     match_object(child, parent);
     return;
   }
-  if (tensor_ != nullptr && PyObject_TypeCheck(child, tensor_)) {
+  if (is_tensor(child)) {
     meet_tensor(child, parent);
     return;
   }
@@ -315,7 +319,12 @@ void HolderSearch::Part::widen(const std::vector<Node>& nodes) {
   slots.swap(wider);
 }
 
-void HolderSearch::add(PyObject* object, std::uint32_t parent) {
+bool HolderSearch::is_tensor(PyObject* object) const noexcept {
+  return tensor_ != nullptr && PyObject_TypeCheck(object, tensor_);
+}
+
+// Whether it is new.
+bool HolderSearch::add(PyObject* object, std::uint32_t parent) {
   std::size_t at = mix64(reinterpret_cast<std::uintptr_t>(object));
   Part& part = visited_[at >> kPartShift];
   if (part.used * 2 >= part.slots.size()) {
@@ -324,24 +333,25 @@ void HolderSearch::add(PyObject* object, std::uint32_t parent) {
   std::vector<std::uint32_t>& slots = part.slots;
   for (; slots[at % slots.size()] != 0; ++at) {
     if (nodes_[slots[at % slots.size()] - 1].object == object) {
-      return;
+      return false;
     }
   }
   match_object(object, parent);
   if (nodes_.size() == kNodesMost) {
-    return;
+    return false;
   }
   nodes_.push_back({.object = Py_NewRef(object), .parent = parent, .size = size_now(object)});
   slots[at % slots.size()] = static_cast<std::uint32_t>(nodes_.size());
   ++part.used;
+  return true;
 }
 
 void HolderSearch::meet_tensor(PyObject* tensor, std::uint32_t parent) {
   match_object(tensor, parent);
   try {
     const auto address = nb::cast<std::int64_t>(look_at_(nb::handle(tensor)));
-    if (address < 0 && graphs_.size() < kGraphsMost) {
-      graphs_.push_back(parent);
+    if (address < 0 && graphs_.size() < kGraphsMost && add(tensor, parent)) {
+      graphs_.push_back(static_cast<std::uint32_t>(nodes_.size() - 1));
     }
     if (address != 0) {
       mark(static_cast<std::uintptr_t>(address < 0 ? -address : address), parent);
@@ -354,7 +364,7 @@ void HolderSearch::meet_tensor(PyObject* tensor, std::uint32_t parent) {
   Py_TYPE(tensor)->tp_traverse(tensor, &HolderSearch::collect, this);
   kept.swap(children_);
   for (PyObject* const child : kept) {
-    if (PyObject_IS_GC(child) != 0 && !PyObject_TypeCheck(child, tensor_) &&
+    if (PyObject_IS_GC(child) != 0 && !is_tensor(child) &&
         !std::ranges::binary_search(apart_, child)) {
       add(child, parent);
     }
@@ -456,8 +466,18 @@ nb::list HolderSearch::holder() const {
   return way(common(ends));
 }
 
-std::pair<nb::list, std::size_t> HolderSearch::graphs() const {
-  return {way(common(graphs_)), graphs_.size()};
+nb::list HolderSearch::graphs(std::size_t first) const {
+  nb::list all;
+  for (std::size_t at = first; at < graphs_.size(); ++at) {
+    all.append(nb::make_tuple(graphs_[at], nb::borrow(nodes_[graphs_[at]].object)));
+  }
+  return all;
+}
+
+void HolderSearch::mark_graph(std::uint32_t node, const std::vector<std::uintptr_t>& addresses) {
+  for (const std::uintptr_t address : addresses) {
+    mark(address, node < nodes_.size() ? node : kNone);
+  }
 }
 
 nb::list HolderSearch::ways(std::size_t most) const {

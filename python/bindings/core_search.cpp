@@ -215,7 +215,9 @@ void bind_search(nb::module_& m) {
           },
           nb::arg("seconds"))
       .def("holder", &HolderSearch::holder)
-      .def("graphs", &HolderSearch::graphs)
+      .def("graphs", &HolderSearch::graphs, nb::arg("first"))
+      .def("mark_graph", &HolderSearch::mark_graph, nb::arg("node"), nb::arg("addresses"))
+      .def_prop_ro("enough", &HolderSearch::enough)
       .def("ways", &HolderSearch::ways, nb::arg("most"))
       .def_prop_ro("found", &HolderSearch::found)
       .def_prop_ro("visited", &HolderSearch::visited);

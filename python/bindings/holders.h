@@ -9,7 +9,8 @@
 // tensors a function of Python's says where theirs is.
 //
 // Between two pieces the program runs on. Containers that were met are kept alive until the search
-// ends, so that no address is met twice under two meanings; leaves and tensors are not.
+// ends, so that no address is met twice under two meanings; leaves are not, and of tensors those
+// that a graph hangs on are.
 //
 // Threads: with Python's lock.
 // Memory:  40 MiB at most (kNodesMost containers), while it searches.
@@ -66,6 +67,16 @@ class HolderSearch {
   /// Bytes that all searches of this process hold now: no part of what is watched.
   [[nodiscard]] static std::int64_t held_bytes() noexcept;
 
+  /// The tensors met so far that a live graph hangs on, each the number of its node: those from
+  /// `first` on. Nothing of Python's leads into a graph: who walks through it marks what it keeps.
+  [[nodiscard]] nb::list graphs(std::size_t first) const;
+  /// Memory at these addresses is kept by the graph of that node's tensor.
+  void mark_graph(std::uint32_t node, const std::vector<std::uintptr_t>& addresses);
+  /// Whether so many pieces were found that it ends.
+  [[nodiscard]] bool enough() const noexcept {
+    return found_ >= std::min(kFoundEnough, pieces_.size());
+  }
+
   /// How many pieces were found, and of how many: of those that were met where it ended early.
   [[nodiscard]] std::pair<std::size_t, std::size_t> found() const;
   /// Containers met.
@@ -73,8 +84,6 @@ class HolderSearch {
   /// The way from what holds most of the pieces in common up to its root; [] where no container
   /// does.
   [[nodiscard]] nb::list holder() const;
-  /// The same of the tensors that a live graph hangs on; and how many there are.
-  [[nodiscard]] std::pair<nb::list, std::size_t> graphs() const;
   /// The ways from each piece that was found up to its root, at most `most` of them.
   [[nodiscard]] nb::list ways(std::size_t most) const;
 
@@ -93,7 +102,8 @@ class HolderSearch {
   void meet(PyObject* child, std::uint32_t parent);
   void meet_tensor(PyObject* tensor, std::uint32_t parent);
   void meet_leaf(PyObject* leaf, std::uint32_t parent);
-  void add(PyObject* object, std::uint32_t parent);
+  bool add(PyObject* object, std::uint32_t parent);
+  [[nodiscard]] bool is_tensor(PyObject* object) const noexcept;
   bool mark(std::uintptr_t address, std::uint32_t parent);
   void match_object(PyObject* object, std::uint32_t parent);
   void match_tables(PyObject* object, std::uint32_t node);
@@ -125,7 +135,7 @@ class HolderSearch {
   static constexpr std::size_t kParts = 256;
   std::vector<Part> visited_;
   std::vector<PyObject*> apart_;       // later_ and what is skipped, by address.
-  std::vector<std::uint32_t> graphs_;  // Parents of tensors with graphs.
+  std::vector<std::uint32_t> graphs_;  // Tensors with graphs: nodes that are not gone into.
   std::vector<PyObject*> children_;    // References: of nodes_[at_], and not met yet.
   std::size_t child_{0};
   std::size_t at_{0};      // The next node to go into.

@@ -176,19 +176,21 @@ def _answer(board: Board, slot: int, asked: Callable[[], bool]) -> None:
 
 def _holder(allocations: _core.Allocations, where: str, until: int, asked: Callable[[], bool]) -> str:
     """Who holds what that line allocated; "" where nobody was found."""
+    from ._graph_walk import GraphWalk
     from ._holders import FEW, Roots, name_of
 
     roots = Roots(skipped=[])
     roots.begin()
     search = _core.HolderSearch(allocations, where, 0, until, roots.first, roots.later, roots.skipped, roots.tensor,
                                 roots.look_at if roots.tensor else None)
+    graphs = GraphWalk(search)
     try:
-        while not search.advance(_PIECE_SECONDS):
+        while not (search.advance(_PIECE_SECONDS) & graphs.advance(_PIECE_SECONDS) or search.enough):
             time.sleep(5 * _PIECE_SECONDS)
             if not asked():
                 return ""
         found, wanted = search.found
-        return name_of(search, roots) if wanted and found >= FEW * wanted or search.graphs()[1] else ""
+        return name_of(search, roots) if wanted and found >= FEW * wanted else ""
     finally:
         search.release(1.0)
 

@@ -12,14 +12,24 @@ import sys
 import threading
 import time
 import types
+import weakref
+from collections import deque
+from collections.abc import Iterator
 from typing import Any
 
 from . import _core
+from ._graph_walk import is_alive
 
 _OPTIMIZED = 1  # Of co_flags: locals are not a dict of their own.
-_GRAPH_DEEP = 16
-FEW = 0.3  # Share of what is looked for; where less is found, it may hang on graphs.
+_HEAP_TYPE = 1 << 9  # Of a type's flags: a class that a program made, or an extension.
+_PATH_MOST = 6
+_SEEN = (int, float, complex, str, bytes, bytearray, type(None), type, types.FunctionType, types.ModuleType, weakref.ref)
+FEW = 0.3  # Share of what is looked for; where less is found, nobody holds it.
 _LOCAL = threading.local
+# Where a program leaves what is its own in the standard library. All else there is caches of the library's.
+_LEFT_IN = frozenset(("asyncio", "atexit", "builtins", "concurrent", "contextvars", "gc", "logging", "multiprocessing", "queue", "sched",
+                      "selectors", "signal", "socketserver", "sys", "threading", "unittest", "weakref", "_threading_local"))
+_NOBODYS = frozenset(("plimsoll", *(sys.stdlib_module_names - _LEFT_IN - {"__main__"})))
 
 
 class Roots:
@@ -32,7 +42,7 @@ class Roots:
         self.first: list[Any] = []
         self.later: list[Any] = []
         self.skipped: list[Any] = skipped
-        self._locals: dict[int, str] = {}
+        self._locals: dict[int, tuple[str, int]] = {}  # By id of the variables: the function, and the id of its frame.
         from ._search import library_folders
 
         self._folders = tuple(library_folders())
@@ -59,8 +69,9 @@ class Roots:
         self._frames()
 
     def name_of_locals(self, root: Any) -> str:
-        """ "main" where `root` are local variables of main(); else ""."""
-        return self._locals.get(id(root), "")
+        """ "main" where `root` are local variables of main(), which runs still; else ""."""
+        name, frame = self._locals.get(id(root), ("", 0))
+        return name if frame in (id(one) for one in _running()) else ""
 
     def clear(self) -> None:
         self.first.clear()
@@ -68,18 +79,15 @@ class Roots:
         self.skipped.clear()
 
     def _frames(self) -> None:
-        for top in sys._current_frames().values():
-            frame: types.FrameType | None = top
-            while frame is not None:
-                code = frame.f_code
-                if code.co_flags & _OPTIMIZED and not code.co_filename.startswith(self._own):
-                    seen = frame.f_locals
-                    found = dict(seen)
-                    if isinstance(seen, dict):  # Before 3.13 a copy, which the frame would keep.
-                        seen.clear()
-                    self._locals[id(found)] = code.co_name
-                    self.first.append(found)
-                frame = frame.f_back
+        for frame in _running():
+            code = frame.f_code
+            if code.co_flags & _OPTIMIZED and not code.co_filename.startswith(self._own):
+                seen = frame.f_locals
+                found = dict(seen)
+                if isinstance(seen, dict):  # Before 3.13 a copy, which the frame would keep.
+                    seen.clear()
+                self._locals[id(found)] = (code.co_name, id(frame))
+                self.first.append(found)
 
     @property
     def _own(self) -> str:
@@ -91,10 +99,19 @@ class Roots:
         file = getattr(module, "__file__", None)
         if name == "__main__" or (file and not file.startswith(self._folders) and name != "builtins"):
             self.first.append(module)
-        elif name.partition(".")[0] == "plimsoll":
+        elif name.partition(".")[0] in _NOBODYS:
             self.skipped += [module, vars(module)]
         else:
             self.later += [module, vars(module)]
+
+
+def _running() -> Iterator[types.FrameType]:
+    """The frames of all functions that run now, in all threads."""
+    for top in sys._current_frames().values():
+        frame: types.FrameType | None = top
+        while frame is not None:
+            yield frame
+            frame = frame.f_back
 
 
 def _look_at(torch: Any, tensor: Any) -> int:
@@ -102,60 +119,98 @@ def _look_at(torch: Any, tensor: Any) -> int:
     if type(tensor).__module__.startswith("torch._subclasses") or tensor.layout is not torch.strided:
         return 0
     address = int(tensor.untyped_storage().data_ptr()) if tensor.device.type == "cpu" else 0
-    if tensor.grad_fn is not None and _alive(tensor.grad_fn):
+    if tensor.grad_fn is not None and is_alive(tensor.grad_fn):
         return -max(address, 1)
     return address
 
 
-def _alive(node: Any) -> bool:
-    """Whether a node near the end of a graph still has what it saved for backward."""
-    nodes = [node]
-    for node in nodes:
-        for name in _saved(type(node)):
-            with contextlib.suppress(RuntimeError):  # They were freed.
-                if getattr(node, name) is not None:
-                    return True
-        nodes += [below for below, _ in node.next_functions if below is not None and len(nodes) < _GRAPH_DEEP]
-    return False
-
-
-@functools.lru_cache(256)
-def _saved(node: type) -> tuple[str, ...]:
-    """Raw ones: to unpack a saved tensor may run hooks of the program's."""
-    return tuple(name for name in dir(node) if name.startswith("_raw_saved_"))
-
-
 def name_of(search: _core.HolderSearch, roots: Roots) -> str:
     """Who holds what was found: "list `kept` in module __main__"; "" where nobody was."""
-    found, wanted = search.found
     way = search.holder()
-    graph, graphs = search.graphs()
-    if graphs and found < FEW * wanted:
-        name = _name(graph, roots)
-        return f"autograd graph of {name}" if name else "autograd graph"
-    below = [one[:len(one) - len(way)] for one in search.ways(8)]
+    ways = search.ways(8)
+    below = [one[:len(one) - len(way)] for one in ways]
     if name := _name(way, roots):
-        return name + _told(way, *below)
-    names = [name + _told(one) for one in search.ways(8) if (name := _name(one, roots))]
+        return _with_graph(name, way, *below, roots=roots) + _told(way, *below)
+    names = [_with_graph(name, one, roots=roots) + _told(one) for one in ways if (name := _name(one, roots))]
     return max(names, key=names.count) if names else ""
 
 
 def name_of_grown(search: _core.HolderSearch, roots: Roots, steps: int) -> str:
-    """The container that got more elements meanwhile, those of objects before those of numbers and texts."""
-    grown = [(_bare(way[0]), -more, way) for more, way in search.grown() if more >= steps // 25]
-    for _, _, way in sorted(grown, key=lambda one: one[:2]):
-        if name := _name(way, roots):
+    """The container that got more elements meanwhile, of those whose memory no search can see."""
+    for more, way in search.grown():
+        container = way[0]
+        seen = isinstance(container, (dict, list, set, deque)) and not _is_opaque(_newest(container), roots)
+        if more >= steps // 25 and not seen and (name := _name(way, roots)):
             return name
     return ""
 
 
-def _bare(container: Any) -> bool:
-    """Whether its newest element is a number or a text."""
+def _with_graph(name: str, way: list[Any], *below: list[Any], roots: Roots) -> str:
+    """The same where tensors keep it by their graphs; of a single tensor by the variable that it is."""
+    if roots.tensor is None:
+        return name
+    if isinstance(way[0], roots.tensor):
+        return f"autograd graph of {_variable(way, roots) or name}"
+    return f"autograd graph of {name}" if 2 * sum(bool(one) and isinstance(one[0], roots.tensor) for one in below) > len(below) else name
+
+
+def _variable(way: list[Any], roots: Roots) -> str:
+    """"Tensor `meter.sum` in main()": the attributes and keys from a variable down to it."""
+    path = ""
+    for place, one in enumerate(way[:_PATH_MOST]):
+        name = _named(one, way[place + 1:], roots)
+        variable = name.startswith(f"{type(one).__name__} `") and name.partition("`")[2].partition("`")[0]
+        if variable:
+            return f"{type(way[0]).__name__} `{variable}{path}`{name.rpartition('`')[2]}"
+        if not way[place + 1:]:
+            return ""
+        step = _step_to(one, *way[place + 1:place + 3])
+        if step is None:
+            return ""
+        path = step + path
+    return ""
+
+
+def _step_to(one: Any, holder: Any, over: Any = None) -> str | None:
+    """".sum", "['loss']", "[0]": the way from its holder to it; "" from an object to the dict that it has. over: above it."""
+    attributes = getattr(holder, "__dict__", None)
+    if attributes is one:
+        return ""
+    if isinstance(holder, dict):
+        key = next((key for key, value in list(holder.items()) if value is one), None)
+        if key is None:
+            return None
+        return f".{key}" if getattr(over, "__dict__", None) is holder else f"[{key!r:.40}]"
+    if isinstance(holder, (list, tuple)):
+        return next((f"[{at}]" for at, value in enumerate(holder) if value is one), None)
+    names = list(attributes or ()) + [name for kind in type(holder).__mro__ for name in vars(kind).get("__slots__", ())]
+    with contextlib.suppress(Exception):  # A slot that is empty, a property that fails.
+        return next((f".{name}" for name in names if getattr(holder, name, None) is one), None)
+    return None
+
+
+def _newest(container: Any) -> Any:
+    """Its newest element, of a set any; None where that is not known."""
     try:
-        newest = next(iter(reversed(container.values() if isinstance(container, dict) else container)), None)
-    except (TypeError, RuntimeError):  # A set; a dict that changes.
+        elements = container.values() if isinstance(container, dict) else container
+        return next(iter(elements if isinstance(container, set) else reversed(elements)), None)
+    except (TypeError, RuntimeError):  # It changes meanwhile.
+        return None
+
+
+def _is_opaque(one: Any, roots: Roots, deep: int = 3) -> bool:
+    """Whether memory may hang on it that the search did not see: it saw numbers, texts, arrays and tensors."""
+    if isinstance(one, _SEEN) or type(one).__module__ == "numpy":
         return False
-    return isinstance(newest, (int, float, str, type(None)))
+    if roots.tensor is not None and isinstance(one, roots.tensor):
+        return one.grad_fn is not None
+    if isinstance(one, (dict, list, tuple, set, frozenset)):
+        inside = list(one.values()) if isinstance(one, dict) else list(one)
+        return deep > 0 and any(_is_opaque(value, roots, deep - 1) for value in inside[:8])
+    attributes = getattr(one, "__dict__", None)
+    if attributes is not None and type(one).__flags__ & _HEAP_TYPE and deep > 0:
+        return any(_is_opaque(value, roots, deep - 1) for value in list(attributes.values())[:32])
+    return True
 
 
 def _told(way: list[Any], *below: list[Any]) -> str:

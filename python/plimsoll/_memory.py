@@ -18,6 +18,7 @@ from typing import Any, Protocol, TypeVar, cast
 
 from . import _core, _torch_gate, _workers
 from ._arrays import byte_size
+from ._growth import Growth, what_helps
 from ._core import Ledger, LimitChange, LimitReport, PressureReport
 from .errors import BudgetExceeded, MemoryPressure, PressureWarning
 
@@ -145,6 +146,7 @@ class Governor:
         """Whose file system the disk limit speaks of."""
         self._on_pressure = on_pressure
         self._next_boundary = 0.0
+        self._growth, self._steps, self._steps_told = Growth(), 0, False
         self._before_retry: Callable[[], None] = lambda: None  # Ends what holds memory for a moment only.
         self._arena: Any = None
         self._parts: weakref.WeakSet[_Closes] = weakref.WeakSet()
@@ -257,7 +259,17 @@ class Governor:
         seconds, until the limit itself is about to be passed.
         Requires: call it between steps, from the thread that trains.
         """
-        return self._core.step_boundary()
+        self._steps += not self._steps_told
+        return self._boundary()
+
+    def _boundary(self) -> PressureReport:
+        report = self._core.step_boundary()
+        self._growth.add(self._steps, report.resident.total)
+        return report
+
+    def _at_step(self, step: int) -> None:
+        """A run counts its steps itself."""
+        self._steps, self._steps_told = step, True
 
     def set_limit(self, memory_limit: int | str) -> LimitChange:
         """Moves the limit while everything is in use; nothing that is computed changes.
@@ -347,18 +359,25 @@ class Governor:
     def _look(self) -> PressureReport | None:
         """step_boundary(), at most every 10 ms; None where it was not time."""
         now = time.monotonic()
+        self._steps += not self._steps_told
         if now < self._next_boundary:
             return None
         self._next_boundary = now + _BOUNDARY_EVERY
-        return self.step_boundary()
+        return self._boundary()
 
     def _pressure(self, report: PressureReport) -> MemoryPressure:
         """What ends a loop, from a report that says stop."""
         needed = -(-max(report.needed_bytes, self.limit_bytes + _MIB) // _MIB) * _MIB
         return MemoryPressure(
             f"memory is short, and nothing is left to give back: {self.ledger().explain()}. A limit of "
-            f"{needed // _MIB} MiB would do just now; or hold less: fewer workers, fewer batches in "
-            "flight, smaller caches", report.resident.total, self.limit_bytes, needed)
+            f"{needed // _MIB} MiB would do just now{self._lasting(needed - report.resident.total)}; or hold less: "
+            f"{what_helps() or 'fewer workers, fewer batches in flight, smaller caches'}", report.resident.total, self.limit_bytes, needed)
+
+    def _lasting(self, room_bytes: int) -> str:
+        """For how many steps so much more does, where what is held grows from step to step; "" where it does not."""
+        rate = self._growth.bytes_per_step
+        return (f", and for some {max(int(room_bytes / rate), 0):,} steps more, as what is held grows by {format_bytes(int(rate))} "
+                "a step: no limit lasts if that goes on" if rate > 0 else "")
 
     def _hear(self) -> None:
         """What the watcher has to say; in the main thread, between two instructions of the program."""

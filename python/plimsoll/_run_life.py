@@ -292,6 +292,7 @@ class Life:
             self.end_writing()
         self.folder.wait_for_room()  # A table's writes, too; given up by a stop, which is obeyed below.
         self._tell_limits()
+        self.governor._at_step(self.at.step)
         seen = self.governor._look()
         if seen is not None:
             self.report.pressure(self.at.step, seen)

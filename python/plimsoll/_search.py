@@ -23,6 +23,7 @@ import time
 
 from . import _core
 from ._children import ChildSearch
+from ._graph_walk import GraphWalk, keeps_its_gradient
 from ._holders import FEW, Roots, name_of, name_of_grown
 from ._lines import STEPS, LineTrace
 
@@ -60,6 +61,7 @@ class Search:
         self._core, self._window = core, window_steps
         self._allocations: _core.Allocations | None = None
         self._holders: _core.HolderSearch | None = None
+        self._graphs: GraphWalk | None = None  # Of _holders.
         self._unshown = ""  # The owner whose allocations are to be sampled from the next step on.
         self._over = False  # There is an answer; hooks are removed in the next step.
         self._trace: LineTrace | None = None
@@ -199,6 +201,7 @@ class Search:
         self._holders = _core.HolderSearch(
             self._allocations, where, since, until, self._roots.first, self._roots.later, self._roots.skipped,
             self._roots.tensor, self._roots.look_at if self._roots.tensor else None)
+        self._graphs = GraphWalk(self._holders)
         self._stage = "reach"
         if until > step:  # Made anew in the next step.
             self._look_for_holder(step, 2 * PIECE_SECONDS)
@@ -227,25 +230,36 @@ class Search:
         self._end()
 
     def _look_for_holder(self, step: int, piece_seconds: float = PIECE_SECONDS, asked: bool = False) -> None:
-        holders = self._holders
-        assert holders is not None
+        holders, graphs = self._holders, self._graphs
+        assert holders is not None and graphs is not None
         if self._stage == "told":
             if holders.release(piece_seconds):
-                self._holders, self._over = None, True
+                self._holders, self._graphs, self._over = None, None, True
             return
-        if self._stage == "reach" and holders.advance(piece_seconds):
+        if self._stage == "reach" and self._reached(piece_seconds):
             found, wanted = holders.found
-            _, graphs = holders.graphs()
-            if not graphs and found <= (1 - _GARBAGE) * wanted and self._garbage(step):
+            graphs.clear()
+            name = name_of(holders, self._roots) if wanted and found >= FEW * wanted else ""
+            if found <= (1 - _GARBAGE) * wanted and self._garbage(step):  # What is reached from variables is none.
                 self._tell("", garbage=True)
-            elif wanted and found >= FEW * wanted or graphs:
-                self._tell(name_of(holders, self._roots))
+            elif name:
+                self._tell(name)
+            elif self._roots.tensor is not None and keeps_its_gradient(self._roots.tensor):
+                self._tell(_core.NOBODY_CREATE_GRAPH)
             else:  # What was allocated shows in no object: then, which container grows.
                 self._stage, self._met_at = "wait", step
         if self._stage == "wait" and (asked or step >= self._met_at + self._window):
             self._stage = "weigh"
         if self._stage == "weigh" and holders.weigh(piece_seconds):
             self._tell(name_of_grown(holders, self._roots, step - self._met_at))
+
+    def _reached(self, seconds: float) -> bool:
+        """Goes on for about so long; whether all was gone through that may hold it. Graphs hang on what was met first:
+        they come before the rest."""
+        assert self._holders is not None and self._graphs is not None
+        met = self._holders.advance(seconds / 2)
+        walked = self._graphs.advance(seconds / 2)
+        return self._holders.enough or (met and walked)
 
     def _tell(self, holder: str, garbage: bool = False) -> None:
         owner = self._finding.owner
@@ -270,7 +284,7 @@ class Search:
             self._trace = None
         if self._holders is not None:
             self._holders.release(1.0)
-            self._holders = None
+            self._holders = self._graphs = None
         if self._allocations is not None:
             self._allocations.close()
             self._allocations = None

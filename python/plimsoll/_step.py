@@ -741,7 +741,7 @@ class TrainingStep:
         limit = -(-(governor.limit_bytes + max(wanted - left, _MIB)) // _MIB) * _MIB
         limit = limit if self._ranks is None else self._ranks.whole(limit)
         text += (f"; too little is left to tell what all of it takes: try a limit of {limit // _MIB} MiB"
-                 if needed is None else f"; a limit of {limit // _MIB} MiB would do")
+                 if needed is None else f"; a limit of {limit // _MIB} MiB would do{governor._lasting(limit - governor.limit_bytes)}")
         error = governor._refusal("tensors", wanted, text + advice)
         error.smallest_limit_bytes = limit
         return error

@@ -157,7 +157,7 @@ TEST_F(PageTest, S37_TheLineBelowTheTitleBeginsWithWhatIsKnown) {
     ASSERT_TRUE(folder.write_status(status, true));
   }
   const std::string page = report_page(root_).or_throw();
-  EXPECT_NE(page.find("<p class='sub'>step 40</p>"), std::string::npos) << page;
+  EXPECT_NE(page.find("<p class='sub'>step 40 · /"), std::string::npos) << page;
 }
 
 TEST_F(PageTest, EventsAreReadInBoundedMemory) {

@@ -237,3 +237,22 @@ def test_the_program_itself_ended_by_a_signal_goes_on(tmp_path):
                            text=True) for run in ("run", "undisturbed")]
     assert [one.returncode for one in done] == [0, 0], done[0].stderr
     assert done[0].stdout.splitlines()[-1] == done[1].stdout.splitlines()[-1]
+
+
+def test_s17_an_evaluation_that_memory_refuses_is_no_matter_of_the_batch(tmp_path):
+    def metrics(prediction):
+        time.sleep(0.3)  # Phases that are shorter are not looked at.
+        return {"size": float(torch.ones(3 << 28).sum())}
+
+    with pytest.raises((torch.OutOfMemoryError, plimsoll.BudgetExceeded)) as refused:
+        with plimsoll.Run(tmp_path / "run", memory_limit="2GiB", seed=3) as run:
+            trainer = trainer_programs.make(run)
+            trainer.compute_metrics = metrics
+            trainer.train()
+    assert "batch_size" not in str(refused.value)
+    for text in (str(refused.value), " ".join(plimsoll.why(tmp_path / "run")["advice"])):
+        for option in ("preprocess_logits_for_metrics", "prediction_loss_only", "batch_eval_metrics", "eval_accumulation_steps"):
+            assert option in text, text
+    trace = tmp_path / "trace.json"
+    plimsoll.report(tmp_path / "run", trace=trace)
+    assert "evaluation" in {event["name"] for event in json.loads(trace.read_text())["traceEvents"] if event["ph"] == "X"}

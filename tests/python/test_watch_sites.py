@@ -427,3 +427,129 @@ def test_a_program_without_torch(played):
     """)
     assert told["kind"] == "leak" and told["site"] in told["right"], told["text"]
     assert told["holder"] == "list `kept` in module __main__", told["text"]
+
+
+def test_s15_create_graph_is_held_by_nobody_in_python(played):
+    """Each parameter and its gradient hold each other in C++; the newest loss, which a variable has, keeps none of them."""
+    told = played("""
+        import warnings
+        import torch
+        warnings.simplefilter("ignore")
+
+        def main():
+            log = []
+            with plimsoll.Watch() as watch:
+                for step in steps(watch):
+                    net = torch.nn.Sequential(torch.nn.Linear(128, 256), torch.nn.Tanh(), torch.nn.Linear(256, 1))  # site
+                    loss = net(torch.randn(32, 128)).square().mean()  # site
+                    loss.backward(create_graph=True)  # site
+                    log.append(loss.item())
+        main()
+    """)
+    assert told["kind"] == "leak" and told["site"] in told["right"], told["text"]
+    assert told["holder"] == "nobody in Python: create_graph", told["text"]
+    assert "torch.autograd.grad" in told["advice"][0] and "main" not in " ".join(told["advice"])
+
+
+def test_s15_circles_with_graphs_are_garbage_and_nobodys(played):
+    told = played("""
+        import gc
+        import torch
+        gc.disable()
+
+        class Turn:
+            def __init__(self, net):
+                self.out, self.own = net(torch.randn(100, 500)).tanh(), self
+
+        def main():
+            net = torch.nn.Linear(500, 500)
+            with plimsoll.Watch() as watch:
+                for step in steps(watch):
+                    turn = Turn(net)
+                    turn.out.sum().backward(retain_graph=True)
+        main()
+    """)
+    assert told["kind"] == "uncollected garbage" and told["holder"] == "", told["text"]
+
+
+def test_s15_variables_of_a_function_that_has_ended_hold_nothing():
+    from plimsoll._holders import Roots
+
+    roots = Roots(skipped=[])
+
+    def ends():
+        kept = [bytearray(1000)]
+        roots.begin()
+        mine = next(one for one in roots.first if isinstance(one, dict) and one.get("kept") is kept)
+        return mine, roots.name_of_locals(mine)
+
+    mine, while_it_runs = ends()
+    assert while_it_runs == "ends" and roots.name_of_locals(mine) == ""
+
+
+@pytest.mark.parametrize(("begin", "add", "name"), [
+    ("total = 0.0", "total = total + loss", "`total` in main()"),
+    ("meter = Meter()", "meter.sum += loss", "`meter.sum` in main()"),
+    ("stats = {'loss': 0.0}", "stats['loss'] += loss", "`stats['loss']` in main()"),
+    ("trainer = Meter(); trainer.meter = Meter()", "trainer.meter.sum = trainer.meter.sum + loss", "`trainer.meter.sum` in main()"),
+    ("global everything; everything = 0.0", "everything = everything + loss", "`everything` in module __main__"),
+    ("sums = [0.0]", "sums[0] = sums[0] + loss", "`sums[0]` in main()"),
+])
+def test_s16_a_running_sum_is_named_by_its_variable(played, begin, add, name):
+    told = played(f"""
+        import torch
+
+        class Meter:
+            def __init__(self):
+                self.sum = 0.0
+
+        def main():
+            {begin}
+            net = torch.nn.Linear(500, 100)
+            with plimsoll.Watch() as watch:
+                for step in steps(watch):
+                    loss = net(torch.randn(100, 500)).tanh().mean()  # site
+                    {add}
+        main()
+    """)
+    assert told["kind"] == "leak" and told["site"] in told["right"], told["text"]
+    assert told["holder"] == f"autograd graph of Tensor {name}", told["text"]
+    assert any("loss.item()" in line for line in told["advice"]), told["advice"]
+
+
+def test_s50_caches_of_the_standard_library_are_nobodys(played):
+    """They grow beside what leaks, which shows in no object: blocks that ctypes allocates."""
+    told = played("""
+        import ctypes, linecache, re
+        libc = ctypes.CDLL(None)
+        libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+        with plimsoll.Watch() as watch:
+            for step in steps(watch):
+                linecache.cache[f"<cell {step}>"] = (100, None, ["text"], f"<cell {step}>")
+                re.compile(f"step {step}")
+                ctypes.memset(libc.malloc(200_000), 1, 200_000)  # site
+    """)
+    assert told["kind"] == "leak" and told["site"] in told["right"] and told["holder"] == "", told["text"]
+
+
+def test_s50_the_line_is_the_foreign_call_not_its_caller(played):
+    told = played("""
+        import ctypes
+        libc = ctypes.CDLL(None)
+        libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+
+        def opened(size):
+            handle = libc.malloc(size)  # site
+            return ctypes.memset(handle, 1, size)  # site
+
+        def made():
+            values = [k * k for k in range(50)]
+            return opened(200_000)
+
+        def main():
+            with plimsoll.Watch() as watch:
+                for step in steps(watch):
+                    made()
+        main()
+    """)
+    assert told["kind"] == "leak" and told["site"] in told["right"], told["text"]

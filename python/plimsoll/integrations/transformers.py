@@ -15,19 +15,21 @@ Threads: the thread that trains.   Memory: Trainer's; a commit streams tensors f
 """
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import itertools
 import json
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
 from transformers.trainer_callback import ExportableState
 
+from .. import _core
 from .._random_states import RandomStates
 from .._reach import reached
 from .._run_life import Intervals
@@ -35,6 +37,7 @@ from .._run_outer import OuterLoop
 from .._transaction import Before, GradientsBefore, OptimizersBefore, Unwritten
 from .._watch import Watch
 from .._watch_loop import LoopWatch
+from ..errors import BudgetExceeded
 
 if TYPE_CHECKING:
     from .._run import Run
@@ -167,12 +170,19 @@ class RunMixin:
         made.accelerator.prepare_model = functools.partial(made.accelerator.prepare_model, evaluation_mode=True)
 
     def evaluate(self, *arguments: Any, **options: Any) -> Any:
-        """Trainer's. What it draws at random, in as many workers as there are, changes nothing of the training."""
+        """Trainer's, as the run's phase "evaluation". What it draws at random, in as many workers as there are, changes
+        nothing of the training."""
         before = RandomStates()
         try:
-            return super().evaluate(*arguments, **options)  # type: ignore[misc]
+            with self.run.phase("evaluation"), _evaluation():
+                return super().evaluate(*arguments, **options)  # type: ignore[misc]
         finally:
             before.put_back()
+
+    def predict(self, *arguments: Any, **options: Any) -> Any:
+        """Trainer's, as the run's phase "evaluation"."""
+        with self.run.phase("evaluation"), _evaluation():
+            return super().predict(*arguments, **options)  # type: ignore[misc]
 
     def _again(self, work: Callable[[], Any], remember: Callable[[], list[Any]]) -> Any:
         made: Any = self
@@ -245,6 +255,18 @@ class RunMixin:
                             (order not in ("random", "sequential"), f"train_sampling_strategy={order!r}")):
             if found:
                 raise ValueError(f"RunMixin: a Trainer of a plimsoll.Run cannot have {what}")
+
+
+@contextlib.contextmanager
+def _evaluation() -> Iterator[None]:
+    """What memory refuses meanwhile says what helps an evaluation: a smaller batch does not."""
+    try:
+        yield
+    except (torch.OutOfMemoryError, BudgetExceeded) as error:
+        text = str(error)
+        if _core.EVALUATION_ADVICE not in text:
+            error.args = (text.replace(" or lower batch_size", "") + "; " + _core.EVALUATION_ADVICE, *error.args[1:])
+        raise
 
 
 class _State:
