@@ -22,9 +22,9 @@ SMOKE_PAIRS = {"buffer", "numbers"}  # One of each half, which need nothing but 
 OURS = "plimsoll.Watch"
 
 
-def said_of(program: Program, smoke: bool, tools: dict) -> tuple[dict[str, Said], str]:
+def said_of(program: Program, steps: int, smoke: bool, tools: dict) -> tuple[dict[str, Said], str]:
     """By watcher; and what speaks against the program's truth."""
-    seen = watched(program, SMOKE_PACE if smoke else PACE, outside=not smoke)
+    seen = watched(program, SMOKE_PACE if smoke else Pace(steps, PACE.step_seconds), outside=not smoke)
     if smoke and seen.inside.text.startswith("too early"):  # A slow look is followed by 800 times as long.
         seen = watched(program, SLOW_SMOKE_PACE, outside=False)
     said = {OURS: seen.inside}
@@ -54,6 +54,7 @@ def main() -> int:
     parser.add_argument("--corpus", type=pathlib.Path, help="folder of other programs, all counted as held out")
     parser.add_argument("--half", choices=["tuning", "held-out"], help="only this half")
     parser.add_argument("--pairs", help="only these, separated by commas")
+    parser.add_argument("--steps", type=int, default=PACE.steps, help="that each program makes")
     parser.add_argument("--no-peers", action="store_true", help="without memray and scalene")
     parser.add_argument("--jobs", type=int, default=3, help="programs at a time; they sleep most of the time")
     parser.add_argument("--directory", type=pathlib.Path, help="where programs leave their files; default: TMPDIR")
@@ -75,7 +76,7 @@ def main() -> int:
     tools = {} if options.smoke or options.no_peers else peers.tools()
     told, failed, doubts = {}, [], []
     with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
-        plays = {one: pool.submit(said_of, one, options.smoke, tools) for one in programs}
+        plays = {one: pool.submit(said_of, one, options.steps, options.smoke, tools) for one in programs}
         for program, play in plays.items():
             try:
                 told[program], doubt = play.result()
