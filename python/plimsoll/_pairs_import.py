@@ -33,7 +33,7 @@ from ._memory import Governor, pressure_between_steps, with_governor
 from ._refusal import unless_refused
 from ._set_import import digest
 from ._step import TrainingStep
-from .errors import BudgetExceeded
+from .errors import BudgetExceeded, MemoryPressure
 
 _VERSION = 1  # Of what becomes of the same inputs.
 _DTYPES = ("float32", "float16")
@@ -41,6 +41,8 @@ _QUEUE_BYTES = 64 << 20  # Of images decoded ahead.
 _COMMIT_SECONDS = 10.0
 _COPIED_ROWS = 1024
 _EXAMPLES = 3
+_LOOKED_AT = 256  # Rows of a set.
+_SPARED = 16  # Of the limit one part: a run is stopped above 97 % of it, and what has no lease grows a little.
 
 _Path = str | os.PathLike[str]
 
@@ -88,7 +90,9 @@ def import_pairs(images: _Path, out: _Path, *, model: _Path, batch_size: int = 3
         with _Work(pathlib.Path(out), name, rebuild) as work:
             reused = work.whole
             if not reused:
-                job = _Import(pictures, work, _Encoder(os.fspath(model), batch_size, governor), options)
+                with governor.reserve(_QUEUE_BYTES):  # Of the images ahead, which are to fit beside.
+                    encoder = _Encoder(os.fspath(model), batch_size, governor)
+                job = _Import(pictures, work, encoder, options)
                 job.run(governor, threads, progress)
                 work.finish(governor, dtype)
             said = work.said
@@ -144,9 +148,32 @@ class _Encoder:
         adopt(self._model, governor=governor)
         self._admit(batch_size)
 
+    def rehearse(self, batch_size: int, pixels: np.ndarray, governor: Governor) -> None:
+        """A batch of each kind is encoded and forgotten, while all is leased that the import will lease.
+
+        Errors: BudgetExceeded, with a limit that would do, where that and what has no lease do not fit together: before
+        the first batch, and not once the images decoded ahead are there.
+        """
+        _check_room(governor)
+        prepared = self.prepared(pixels)
+        try:
+            self.of_images([{key: each.copy() for key, each in prepared.items()} for _ in range(batch_size)])
+            self.of_texts(["a"] * batch_size)
+        except MemoryPressure as pressure:
+            raise _not_admitted(governor, 0, pressure.smallest_limit_bytes) from None
+        _check_room(governor)
+
+    def _blank(self) -> dict[str, np.ndarray]:
+        return self.prepared(np.zeros((64, 64, 3), np.uint8))
+
+    @property
+    def image_bytes(self) -> int:
+        """Of an image, as the model takes it."""
+        return sum(each.nbytes for each in self._blank().values())
+
     def _admit(self, batch_size: int) -> None:
         step = TrainingStep(self._model, None)
-        blank = self.prepared(np.zeros((64, 64, 3), np.uint8))
+        blank = self._blank()
         self._admit_copies(step, self._pixels([blank]), batch_size, self._images)
         self._admit_copies(step, self._tokens(["a"]), batch_size, self._texts)
 
@@ -206,6 +233,24 @@ class _Encoder:
         return made
 
 
+def _check_room(governor: Governor) -> None:
+    """Errors: BudgetExceeded where what is leased, once it is all there, and what has no lease come near the limit."""
+    report, ledger = governor.step_boundary(), governor.ledger()
+    short = ledger.crowded_bytes + ledger.limit_bytes // _SPARED - ledger.free_bytes
+    if short > 0 or report.stop:
+        raise _not_admitted(governor, max(short, 0), report.needed_bytes)
+
+
+def _not_admitted(governor: Governor, short: int, needed: int) -> BudgetExceeded:
+    ledger = governor.ledger()
+    needed = max(needed, ledger.limit_bytes + short + max(short, ledger.limit_bytes) // _SPARED)
+    needed = -(-needed // (1 << 20)) << 20
+    error = governor._refusal("other", short, f"the import is not admitted: {ledger.explain()}; a limit of {needed >> 20} MiB "
+                              "would do, or a smaller batch_size (--batch-size)")
+    error.smallest_limit_bytes = needed
+    return error
+
+
 def _tensor_of(found: Any) -> Any:
     return getattr(found, "pooler_output", found)  # Of earlier versions of transformers the tensor itself.
 
@@ -223,7 +268,9 @@ class _Import:
             return
         batches = self._pictures.batches(1, governor=governor, shuffle=False, threads=threads, queue_bytes=_QUEUE_BYTES,
                                          place=(0, at))
-        with contextlib.closing(batches):
+        size = self._options["batch_size"]
+        with contextlib.closing(batches), governor.reserve(size * self._encoder.image_bytes):  # Images that wait.
+            self._encoder.rehearse(size, self._largest(), governor)
             committed = time.monotonic()
             waiting: list[tuple[int, dict[str, np.ndarray], list[str]]] = []
             for batch in batches:
@@ -244,6 +291,13 @@ class _Import:
                     progress(at, total)
         self._work.said["row"] = total
         self._work.commit()
+
+    def _largest(self) -> np.ndarray:
+        """The largest image of some rows from all over the set, as one stands for all."""
+        rows = range(0, len(self._pictures), -(-len(self._pictures) // _LOOKED_AT))
+        sizes = ((width * height, row, number) for row in rows for number, (width, height) in enumerate(self._pictures[row].sizes))
+        _, row, number = max(sizes, default=(0, -1, 0))
+        return np.zeros((64, 64, 3), np.uint8) if row < 0 else self._pictures.image(row, number)
 
     def _captions(self, row: ImageBatchRow) -> list[str] | None:
         """None for a row that is left out."""

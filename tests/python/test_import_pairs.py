@@ -289,6 +289,44 @@ def test_memory_does_not_know_how_many_images_there_are(tmp_path, model):
     assert peaks[1] - peaks[0] <= 64 << 20, peaks
 
 
+CROWDED = """
+import sys
+import numpy as np
+import torch
+import plimsoll
+images, model, out, limit = sys.argv[1:]
+torch.set_num_threads(1)
+import transformers, transformers.models.clip.modeling_clip, transformers.models.clip.image_processing_pil_clip
+governor = plimsoll.Governor(int(limit), foreign_bytes="64MiB")
+# What has no lease leaves room for the model and its batches, not for the images that are decoded ahead.
+held = np.ones((900 << 20) - governor.ledger().baseline_bytes - (84 << 20), np.uint8)
+governor.step_boundary()
+done = []
+try:
+    plimsoll.import_pairs(images, out, model=model, batch_size=4, governor=governor, progress=lambda *of: done.append(of))
+except MemoryError as error:
+    print(type(error).__name__, len(done), getattr(error, "smallest_limit_bytes", 0))
+else:
+    print("made", len(done), 0)
+"""
+
+
+def test_s48_an_import_is_admitted_or_refused_before_its_first_batch(tmp_path, model):
+    packed = pictures.saved(Image.fromarray(pictures.picture(random.Random(1), 280, 250)).resize((2800, 2500)), "JPEG",
+                            quality=30)
+    plimsoll.import_vision([{"image": {"bytes": packed}, "text": f"{k}"} for k in range(24)], tmp_path / "images")
+
+    def tried(limit):
+        run = subprocess.run([sys.executable, "-c", CROWDED, *map(str, (tmp_path / "images", model, tmp_path / f"out{limit}", limit))],
+                             capture_output=True, text=True, check=True)
+        name, done, enough = run.stdout.split()
+        return name, int(done), int(enough)
+
+    name, done, enough = tried(900 << 20)
+    assert (name, done) == ("BudgetExceeded", 0) and enough > 900 << 20
+    assert tried(enough)[:2] == ("made", 24)
+
+
 def test_the_shipped_features_are_whole():
     """data/coco-mini: 159 images with five captions each, every row finite and in place."""
     folder = ROOT / "data" / "coco-mini"
