@@ -10,6 +10,7 @@ Threads: one owner.   Memory: that of the tokenizer; probes of a few kilobytes.
 from __future__ import annotations
 
 import hashlib
+import collections
 import functools
 import itertools
 import json
@@ -406,6 +407,10 @@ def compile_template(template: ChatTemplate, cuts: Sequence[str]) -> Pieces | No
         except TemplateError:
             refused.append(roles)
     pieces.gaps = {key: gap for key, gap in pieces.gaps.items() if key not in contradicted}
+    seen = collections.Counter(key for roles in _probes() if roles not in refused for key in pieces.keys(roles))
+    for roles in refused:  # The rarest piece of one is what the template refuses.
+        while pieces.covers(roles):
+            del pieces.gaps[min(pieces.keys(roles), key=seen.__getitem__)]
     words = template.words()
     plain = [word for word in words if _WORD.fullmatch(word)]  # Of roles and keys: tried instead, below.
     pieces.triggers = [word for word in words if word not in plain]
@@ -413,9 +418,7 @@ def compile_template(template: ChatTemplate, cuts: Sequence[str]) -> Pieces | No
     pieces.ends_at_tokens = all(
         gap[:after].endswith(tuple(cuts)) or gap[after:].startswith(tuple(cuts)) or after == len(gap) and not key.split("|")[1]
         for key, (gap, after, _, _) in pieces.gaps.items() if key.startswith("assistant|"))
-    if any(pieces.covers(roles) for roles in refused) or not pieces.gaps:
-        return None
-    return pieces if _proven(template, pieces, plain) else None
+    return pieces if pieces.gaps and _proven(template, pieces, plain) else None
 
 
 def _probes() -> list[tuple[str, ...]]:
