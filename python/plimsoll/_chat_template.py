@@ -418,6 +418,10 @@ def compile_template(template: ChatTemplate, cuts: Sequence[str]) -> Pieces | No
     pieces.ends_at_tokens = all(
         gap[:after].endswith(tuple(cuts)) or gap[after:].startswith(tuple(cuts)) or after == len(gap) and not key.split("|")[1]
         for key, (gap, after, _, _) in pieces.gaps.items() if key.startswith("assistant|"))
+    if pieces.gaps and _proven(template, pieces, plain):
+        return pieces
+    # Many templates treat an empty text of the system otherwise, and rows without one need not suffer for it.
+    pieces.gaps = {key: gap for key, gap in pieces.gaps.items() if "system" not in key.split("|")}
     return pieces if pieces.gaps and _proven(template, pieces, plain) else None
 
 

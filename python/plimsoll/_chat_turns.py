@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the assistant wrote in a rendered chat, where a template has no {% generation %} tags.
 
-A template writes a message in a turn of a loop over the messages. traced() compiles the template once more, with marks
+A template writes a message in a turn of a loop over the messages. _traced() compiles the template once more, with marks
 where such a turn begins and where its loop ends, so that each character of the text has a message (decision 0060).
 Of a template without such a loop, the message is rendered again with another content: what differs is the answer.
 
-Reading order: spans_of(), habits_of(), traced().
+Reading order: Turns, _traced().
 Threads: one owner.   Memory: a few texts of the row's size.
 """
 from __future__ import annotations
@@ -15,7 +15,7 @@ import dataclasses
 import itertools
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 Messages = list[dict[str, Any]]

@@ -198,6 +198,19 @@ def test_s27_a_name_that_begins_with_an_underscore_is_refused_as_in_transformers
         ids_of([{"messages": CHAT}], folder, governor)
 
 
+@pytest.mark.parametrize("source", [
+    "{% for m in messages %}{% if m.role != 'system' or m.content %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n"
+    "{% endif %}{% endfor %}",
+    "{% if 'user' not in messages | map(attribute='role') %}{{ raise_exception('no question') }}{% endif %}"
+    "{{ messages | selectattr('role', 'equalto', 'system') | map(attribute='content') | join }}"
+    "{% for m in messages if m.role != 'system' %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"])
+def test_s27_what_a_template_does_with_some_roles_does_not_slow_the_others(tmp_path, governor, source):
+    folder = folder_of(tmp_path / "tok", source)
+    rows = [CHAT, [{"role": "system", "content": "kind"}, *CHAT], [{"role": "system", "content": ""}, *CHAT], CHAT[1:]]
+    assert ids_of([{"messages": row} for row in rows], folder, governor) == [wanted(folder, row) for row in rows]
+    assert plimsoll.info(tmp_path / "set")["about"]["compiled"] is True
+
+
 @pytest.mark.parametrize("name", ["think-last", "end-by-place", "answers-of-tools", "phi-3-end", "trl/qwen3", "trl/gptoss"])
 def test_s27_public_formats_have_transformers_ids(tmp_path, governor, name):
     templates = formats.FORMATS | {f"trl/{key}": source for key, source in formats.trl_templates().items()}
