@@ -92,6 +92,23 @@ def test_one_command_trains_both_and_the_student_finds_the_known_attack(train, t
     assert not any((run / "cache").iterdir())
 
 
+def test_s49_an_evaluation_says_where_the_fusion_is_worse_than_a_part(train, call, tmp_path):
+    """Of models that have hardly learnt: some fusion is."""
+    def rows(model):
+        return {"all": model["test"]["all"], **model["test"]["kinds"], **model["test"]["files"]}
+
+    evaluation, told = train("run")["evaluation"], 0
+    for role in ("teacher", "student"):
+        fusion, parts = rows(evaluation[role]["fusion"]), [rows(evaluation[role][name]) for name in ("vgae", "gat_curriculum")]
+        worse = [name for name, scores in fusion.items() if scores["auc"] < max(part[name]["auc"] for part in parts) - 0.02]
+        warnings = evaluation[role]["fusion"]["warnings"]
+        assert [one.split(": AUC ")[0] for one in warnings] == worse
+        assert not any("warnings" in evaluation[role][name] for name in ("vgae", "gat_curriculum", "gat_normal"))
+        told += len(warnings)
+    text = call("eval", tmp_path / "run").out
+    assert text.count("warning: ") == told and ("Elsewhere use a part alone" in text) == (told > 0)
+
+
 def assert_curves_are_of(curves, scores):
     """Areas under the points are the figures beside them: there are fewer graphs than points."""
     roc, pr = curves["roc"], curves["precision_recall"]
