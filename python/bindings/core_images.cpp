@@ -264,9 +264,9 @@ UnpackedFile open_unpacked(Governor governor, const std::string& path) {
 }
 
 void bind_unpacked(nb::module_& m) {
-  constexpr std::array<const char*, 13> kKinds{
-      "text", "empty", "utf-16",  "utf-32",     "gzip",         "zstd", "bzip2",
-      "xz",   "tar",   "parquet", "arrow-file", "arrow-stream", "other"};
+  constexpr std::array<const char*, 15> kKinds{
+      "text", "empty",   "utf-16",     "utf-32",       "gzip", "zstd",        "bzip2", "xz",
+      "tar",  "parquet", "arrow-file", "arrow-stream", "npy",  "safetensors", "other"};
   m.def(
       "file_sort",
       [kKinds](const nb::bytes& head) {

@@ -10,6 +10,7 @@
 #include <fmt/core.h>
 
 #include "base/check.h"
+#include "data/file_kind.h"
 #include "data/npy.h"
 #include "data/safetensors.h"
 #include "os/directories.h"
@@ -72,7 +73,14 @@ Result<std::vector<fs::path>> list_shards(const std::string& column,
 }
 
 Result<TensorRows> open_shard(const std::string& column, const fs::path& path) {
-  if (path.extension() != ".safetensors") {
+  PLIMSOLL_TRY(const FileSort sort, file_sort_of(path));
+  const bool unknown = sort.kind == FileKind::kText || sort.kind == FileKind::kEmpty;
+  if (!unknown && sort.kind != FileKind::kNpy && sort.kind != FileKind::kSafetensors) {
+    return fail(ErrorCode::kInvalidArgument,
+                fmt::format("{}: {}, where an array is read", path.string(), sort.name),
+                "write each column by numpy.save(), or as safetensors");
+  }
+  if (sort.kind == FileKind::kNpy || (unknown && path.extension() != ".safetensors")) {
     return open_npy(path);
   }
   PLIMSOLL_TRY(const SafetensorsReader reader, SafetensorsReader::open(path));

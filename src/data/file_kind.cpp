@@ -11,6 +11,7 @@
 
 #include "base/check.h"
 #include "base/crc32c.h"
+#include "os/file.h"
 
 namespace plimsoll {
 namespace {
@@ -60,7 +61,7 @@ constexpr std::array kMagics{
     Magic{0, "\x89HDF\r\n\x1A\n"sv, {FileKind::kOther, "an HDF5 file", kConvert}},
     Magic{0,
           "\x93NUMPY"sv,
-          {FileKind::kOther, "a NumPy array",
+          {FileKind::kNpy, "a NumPy array",
            "import cosir takes arrays; rows of text are JSON lines"}},
     Magic{0, "\x80\2"sv, {FileKind::kOther, "a Python pickle", kConvert}},
     Magic{0, "\x80\3"sv, {FileKind::kOther, "a Python pickle", kConvert}},
@@ -156,7 +157,7 @@ std::optional<FileSort> sort_by_length(std::string_view head) {
   }
   const std::uint64_t size = little_endian(head.substr(0, 8));
   if (size > 1 && size < kHeaderMost && head[8] == '{') {
-    return FileSort{FileKind::kOther, "a safetensors file",
+    return FileSort{FileKind::kSafetensors, "a safetensors file",
                     "import cosir takes tensors; rows of text are JSON lines"};
   }
   const std::uint32_t crc = crc32c(std::as_bytes(std::span(head.substr(0, 8))));
@@ -239,6 +240,16 @@ FileSort file_sort(std::span<const std::byte> bytes) {
     return *sort;
   }
   return sort_by_zeros(head).value_or(FileSort{});
+}
+
+Result<FileSort> file_sort_of(const std::filesystem::path& path) {
+  std::array<std::byte, kFileHead> first{};
+  PLIMSOLL_TRY(const File file, File::open(path, FileMode::kRead));
+  PLIMSOLL_TRY(const std::int64_t size, file.size());
+  const auto head = std::span(first).first(
+      static_cast<std::size_t>(std::clamp<std::int64_t>(size, 0, kFileHead)));
+  PLIMSOLL_TRY_VOID(file.read_at(0, head));
+  return file_sort(head);
 }
 
 tl::unexpected<Error> not_text(const std::string& file, const FileSort& sort) {

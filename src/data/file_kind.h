@@ -4,11 +4,12 @@
 //
 // Reading order: this file, can_bytes.h.
 //
-// Threads: pure functions.   Memory: none.
+// Threads: pure functions, of the file system at most.   Memory: none.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <filesystem>
 #include <span>
 #include <string>
 
@@ -30,6 +31,8 @@ enum class FileKind : std::uint8_t {
   kParquet,
   kArrowFile,
   kArrowStream,
+  kNpy,
+  kSafetensors,
   kOther
 };
 
@@ -43,6 +46,8 @@ struct FileSort {
 inline constexpr std::size_t kFileHead = 600;
 
 [[nodiscard]] FileSort file_sort(std::span<const std::byte> head);
+/// Of a file. Errors: kNotFound, kIo.
+[[nodiscard]] Result<FileSort> file_sort_of(const std::filesystem::path& path);
 
 /// "FILE: a Parquet file, where text is read", with its advice.
 [[nodiscard]] tl::unexpected<Error> not_text(const std::string& file, const FileSort& sort);

@@ -142,3 +142,19 @@ def test_truncated_and_missing_shards_are_named(program, tmp_path, arrays):
     done = call(program, tmp_path / "set", image=tmp_path / "image.npy", text=tmp_path / "no.npy")
     assert done.returncode == 1 and "no.npy" in done.stderr, done.stderr
     assert not (tmp_path / "set").exists()
+
+
+def test_s31_arrays_are_known_by_their_bytes_and_other_files_are_named(program, tmp_path, arrays):
+    np.save(tmp_path / "image.npy", arrays["image"])
+    (tmp_path / "image.npy").rename(tmp_path / "image.safetensors")
+    save_file({"text": arrays["text"]}, tmp_path / "text.npy")
+    np.save(tmp_path / "ids.npy", arrays["ids"])
+    files = {"image": tmp_path / "image.safetensors", "text": tmp_path / "text.npy", "ids": tmp_path / "ids.npy"}
+    done = call(program, tmp_path / "set", **files)
+    assert done.returncode == 0, done.stderr
+    np.savez(tmp_path / "all.npz", **arrays)
+    for name, head in (("NumPy arrays (npz)", (tmp_path / "all.npz").read_bytes()), ("a Parquet file", b"PAR1" + bytes(60)),
+                       ("a Python pickle", b"\x80\x04\x95" + bytes(60))):
+        (tmp_path / "ids.npy").write_bytes(head)
+        refused = call(program, tmp_path / "none", **files)
+        assert refused.returncode == 1 and f"ids.npy: {name}, where an array is read" in refused.stderr

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 _LOOKS_EVERY = 0.5  # Seconds.
 _KEPT = 1000
-_KINDS = (".jsonl", ".json")
-_PACKED = (".gz", ".zst")
+_KINDS = (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".arrow", ".tar", ".tgz")
+_PACKED = (".gz", ".zst", ".bz2", ".xz")
 
 
 class _Skipped(Exception):
@@ -122,7 +122,7 @@ class Inbox:
         except _Stopped:
             self._run.idle(0)
             return False
-        except (ValueError, CorruptError, NotFoundError) as error:
+        except (ValueError, CorruptError, NotFoundError, ImportError) as error:
             self._end(name, stamp, "failed", str(error))
             return False
         notes.update(file=name, stamp=stamp)
