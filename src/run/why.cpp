@@ -138,6 +138,9 @@ class Explanation {
       why_.advice = why_.command->advice;
       return;
     }
+    if (status.message.find(evaluation_advice()) != std::string::npos) {
+      why_.advice.emplace_back(evaluation_advice());  // It was refused there, whatever looks saw.
+    }
     for (const Failure& one : kFailures) {
       if (why_.incident() && status.message.find(one.text) != std::string::npos) {
         why_.advice.emplace_back(one.advice);
@@ -362,7 +365,8 @@ class Explanation {
         why_.advice.insert(why_.advice.begin(), advice.begin(), advice.end());
       }
     }
-    if (why_.memory() && is_evaluation(last->phase) && !is_evaluation(finding.phase)) {
+    const bool told = std::ranges::count(why_.advice, evaluation_advice()) > 0;
+    if (why_.memory() && is_evaluation(last->phase) && !told) {
       why_.advice.insert(why_.advice.begin(), evaluation_advice());
     }
     std::string held = fmt::format("last look: {} held", format_bytes(last->held_bytes));

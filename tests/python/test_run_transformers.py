@@ -240,8 +240,10 @@ def test_the_program_itself_ended_by_a_signal_goes_on(tmp_path):
 
 
 def test_s17_an_evaluation_that_memory_refuses_is_no_matter_of_the_batch(tmp_path):
+    phases = []
+
     def metrics(prediction):
-        time.sleep(0.3)  # Phases that are shorter are not looked at.
+        phases.append(run._phase)
         return {"size": float(torch.ones(3 << 28).sum())}
 
     with pytest.raises((torch.OutOfMemoryError, plimsoll.BudgetExceeded)) as refused:
@@ -253,6 +255,4 @@ def test_s17_an_evaluation_that_memory_refuses_is_no_matter_of_the_batch(tmp_pat
     for text in (str(refused.value), " ".join(plimsoll.why(tmp_path / "run")["advice"])):
         for option in ("preprocess_logits_for_metrics", "prediction_loss_only", "batch_eval_metrics", "eval_accumulation_steps"):
             assert option in text, text
-    trace = tmp_path / "trace.json"
-    plimsoll.report(tmp_path / "run", trace=trace)
-    assert "evaluation" in {event["name"] for event in json.loads(trace.read_text())["traceEvents"] if event["ph"] == "X"}
+    assert phases == ["evaluation"] and run._phase == ""
