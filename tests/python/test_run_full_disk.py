@@ -5,8 +5,10 @@ The program fills the disk in the body of a step; nothing here depends on when t
 """
 import json
 import signal
+import subprocess
 
 import pytest
+from test_cli import call, trains  # noqa: F401  Fixtures.
 
 import plimsoll
 from tests.support import full_disk
@@ -87,3 +89,22 @@ def test_s04_a_full_disk_between_two_commits_is_none_of_the_loops_business(disk,
     out, _ = ended(process)
     assert out == undisturbed(tmp_path, "dense")
     assert [event["step"] for event in events_of(run) if event["event"] == "step"][-1] == full_disk.STEPS
+
+
+def test_s04_a_recipe_in_cpp_waits_too(trains, call, program, disk, tmp_path):  # noqa: F811
+    assert call("synth", "cosir", "--rows", "2000", "--out", tmp_path / "data", "--seed", "0").status == 0
+
+    def start(out):
+        return subprocess.Popen([program, "train", "cosir", "--data", tmp_path / "data", "--out", out, "--memory-limit", "1GiB", "--epochs",
+                                 "20", "--batch-size", "128", "--eval-pairs", "100", "--checkpoint-every-n-steps", "5", "--quiet",
+                                 "--json"], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+    run, process = disk / "run", start(disk / "run")
+    full_disk.wait_until(run, process, "running")
+    full_disk.fill(disk)
+    full_disk.wait_until(run, process, "paused: disk full")
+    (disk / "filler").unlink()
+    whole, _ = ended(start(tmp_path / "whole"))
+    out, err = ended(process)
+    assert "paused: disk full" in err and "has room again" in err
+    assert json.loads(out.splitlines()[-1])["state_sha256"] == json.loads(whole.splitlines()[-1])["state_sha256"]
