@@ -18,6 +18,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "bindings.h"
+#include "memory/look.h"
 #include "memory/watcher.h"
 #include "os/file_system.h"
 #include "plimsoll/bytes.h"
@@ -169,6 +170,11 @@ class NewsOfWatcher {
     auto news = watcher_ == nullptr ? std::nullopt : watcher_->take();
     return news ? nb::object(nb::make_tuple(news->stop, news->report)) : nb::none();
   }
+  void avert() {
+    if (watcher_ != nullptr) {
+      watcher_->avert();
+    }
+  }
   void close() { watcher_.reset(); }
 
  private:
@@ -319,6 +325,7 @@ void bind_governor(nb::module_& m) {
   nb::class_<NewsOfWatcher>(m, "Watcher")
       .def(nb::init<int>(), nb::arg("wake"))
       .def("take", &NewsOfWatcher::take)
+      .def("avert", &NewsOfWatcher::avert)
       .def("close", &NewsOfWatcher::close, nb::call_guard<nb::gil_scoped_release>());
   nb::class_<Governor>(m, "Governor")
       .def_static("create", &create_governor, nb::arg("memory_limit"), nb::arg("source"),
@@ -349,6 +356,9 @@ void bind_governor(nb::module_& m) {
           nb::arg("text"), nb::arg("source"), nb::call_guard<nb::gil_scoped_release>())
       .def_prop_ro("disk_limit_bytes", &Governor::disk_limit_bytes)
       .def("step_boundary", &Governor::step_boundary, nb::call_guard<nb::gil_scoped_release>())
+      .def(
+          "before_stop", [](Governor&) { return act_before_stop(); },
+          nb::call_guard<nb::gil_scoped_release>())
       .def("rebaseline", &Governor::rebaseline, nb::call_guard<nb::gil_scoped_release>())
       .def("lower_baseline", &Governor::lower_baseline, nb::arg("bytes"),
            nb::arg("anonymous_bytes"), nb::call_guard<nb::gil_scoped_release>())

@@ -30,6 +30,7 @@
     stream_frozen                  frozen weights of a model stay on disk, and are read ahead of use
     TrainingStep                   a step that survives a refusal of memory, or leaves no trace
     Watch                          whose memory grows in a loop of your own, and whether it is a leak
+    clean_up                       gives back what nobody uses, with a Governor or without
     memory_summary                 who holds how much of this process's memory, and what would help
     info, limits, parse_bytes, format_bytes
     log_to_mlflow                  a run's parameters and metrics, through MLflow's own library
@@ -60,6 +61,7 @@ from ._features import FeatureStore, FeatureWriter
 from ._graphs import GraphBatch, GraphBatches, GraphSet, import_can, import_graphs
 from ._image_processor import image_processor
 from ._image_set import ImageBatch, ImageBatches, ImageBatchRow, ImageRow, ImageSet, decode_image, resize_image
+from ._garbage import clean_up
 from ._memory import Governor, Lease, format_bytes, limits, parse_bytes
 from ._memory_summary import memory_summary
 from ._mlflow import log_to_mlflow
@@ -85,7 +87,7 @@ __all__ = [
     "SGD", "SampleOrder",
     "SlabPlan", "Split", "StreamedWeights", "TokenBatch", "TokenBatches", "TokenSet", "TrainingStep", "Uniform",
     "Watch", "Zeros", "__version__", "adopt",
-    "continue_run", "decode_image", "evaluate", "export",
+    "clean_up", "continue_run", "decode_image", "evaluate", "export",
     "format_bytes", "image_processor", "import_can", "import_chat", "import_dataset",
     "import_graphs", "import_pairs", "import_vision", "info", "limit", "limits", "linear_cross_entropy", "load_checkpoint", "log_to_mlflow", "memory_summary",
     "parse_bytes", "pause", "plan", "plan_batch", "report", "resize_image", "resume", "save_checkpoint", "status", "stop", "store",

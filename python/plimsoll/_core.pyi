@@ -151,6 +151,8 @@ class Watcher:
         """`wake`: a signal that Python handles, sent to the calling thread at a stop; 0: none."""
     def take(self) -> tuple[bool, PressureReport] | None:
         """News, once: whether it asks for a stop, and what was seen."""
+    def avert(self) -> None:
+        """The stop that was taken need not be; the next one is said at once."""
     def close(self) -> None:
         """Ends the thread; a second close does nothing."""
 
@@ -347,6 +349,8 @@ class Governor:
         """Most the stores may hold on disk."""
     def step_boundary(self) -> PressureReport:
         """To be called between steps."""
+    def before_stop(self) -> PressureReport:
+        """The moves of step_boundary(), for a loop that calls none."""
     def rebaseline(self) -> int:
         """Measures the baseline again; only while nothing is leased."""
     def lower_baseline(self, bytes: int, anonymous_bytes: int) -> int:

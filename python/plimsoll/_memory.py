@@ -20,6 +20,7 @@ from . import _core, _torch_gate, _workers
 from ._arrays import byte_size
 from ._growth import Growth, what_helps
 from ._core import Ledger, LimitChange, LimitReport, PressureReport
+from ._garbage import clean_up
 from .errors import BudgetExceeded, MemoryPressure, PressureWarning
 
 _MIB = 1 << 20
@@ -309,21 +310,14 @@ class Governor:
         """Gives back what nobody uses: objects in reference cycles, the arena's free pages and the heap's.
         Changes no result.
 
-        Returns arena_bytes, collected_objects, resident_before_bytes, resident_after_bytes, freed_bytes
-        (measured, not assumed) and seconds. Pressure gives pages back by itself; call this after an
-        evaluation, so that the steps that follow begin where training stood.
+        Returns what plimsoll.clean_up() returns, which does the same without a Governor. Pressure gives pages
+        back by itself; call this after an evaluation, so that the steps that follow begin where training stood.
         Requires: tensors are leased from this governor (arena_attached).
         """
         if not self.arena_attached:
             raise ValueError("clean_up: no tensors are leased from this governor; import torch first, and "
                              "none are in a forked process")
-        began, before = time.monotonic(), _core.resident().total
-        collected = gc.collect()
-        done: dict[str, Any] = self._arena.clean_up()
-        done["collected_objects"], done["resident_before_bytes"] = collected, before
-        done["freed_bytes"] = before - done["resident_after_bytes"]
-        done["seconds"] = time.monotonic() - began
-        return done
+        return clean_up()
 
     def rebaseline(self) -> int:
         """Measures the baseline again, in bytes; only while nothing is leased."""
@@ -385,6 +379,9 @@ class Governor:
         if news is None:
             return
         stop, report = news
+        if stop and not (report := self._core.before_stop()).stop:  # Caches had to be written first.
+            self._watcher.avert()
+            stop = False
         if callable(self._on_pressure):
             self._on_pressure(report)
         elif stop and self._on_pressure == "raise":

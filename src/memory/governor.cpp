@@ -47,6 +47,8 @@ constexpr std::int64_t kBaselineVaries = 64;
 // for so long, before it stops the run.
 constexpr std::chrono::nanoseconds kSettleTime = std::chrono::seconds(1);
 constexpr int kSettleTries = 3;
+constexpr std::chrono::seconds kLastMost{10};  // For what has to be written before a stop, …
+constexpr double kOutgrown = 1.0 / 64;         // … while no more of the limit comes than this.
 constexpr int kShrinkRounds = 8;  // Of one try: each ends earlier when nothing more is given.
 
 // The kernel's signals are looked at so often, and acted upon again only after a while, as PSI is
@@ -277,10 +279,11 @@ Result<Lease> Governor::reserve(Tag tag, std::int64_t bytes) {
     return lease;
   }
   const std::int64_t missing = lease.error().requested_bytes - lease.error().available_bytes;
-  if (ledger_->reclaimers().reclaim(PressureMove::kPurge, missing) == 0) {
-    return lease;
+  if (ledger_->reclaimers().reclaim(PressureMove::kPurge, missing) > 0) {
+    lease = try_reserve(tag, bytes);
   }
-  return try_reserve(tag, bytes);
+  return lease || !yield_caches(*ledger_, lease.error()) ? std::move(lease)
+                                                         : try_reserve(tag, bytes);
 }
 
 Result<Lease> Governor::try_reserve(Tag tag, std::int64_t bytes) {
@@ -295,6 +298,27 @@ void Governor::make_elastic(Tag tag, std::int64_t elastic_bytes) noexcept {
 }
 
 // ---- pressure, and a limit that moves ----
+
+bool yield_caches(Ledger& ledger, const Error& refusal) noexcept {
+  const std::int64_t missing = refusal.requested_bytes - refusal.available_bytes;
+  if (!ledger.check_own("reserve") || refusal.code != ErrorCode::kOverBudget ||
+      refusal.cap_bytes != 0 || missing <= 0 || !ledger.may_yield()) {
+    return false;
+  }
+  const std::int64_t began = now_ns();
+  std::int64_t yielded = ledger.yield(missing);
+  while (yielded < missing && now_ns() - began < std::chrono::nanoseconds(kLastMost).count()) {
+    const std::int64_t given =
+        ledger.reclaimers().reclaim(PressureMove::kShrink, missing - yielded) +
+        ledger.reclaimers().reclaim(PressureMove::kStop, 1);
+    const std::int64_t more = ledger.yield(missing - yielded);
+    yielded += more;
+    if (given == 0 && more == 0) {
+      break;
+    }
+  }
+  return yielded > 0;
+}
 
 namespace {
 
@@ -402,8 +426,9 @@ std::int64_t grow_back(Ledger& ledger, const PressureReport& seen) {
   return grown;
 }
 
-// Under pressure: purges, and shrinks where that was not enough.
-void relieve(Ledger& ledger, Look& look) {
+// Under pressure: purges, and shrinks where that was not enough. With `wait`, every cache is as
+// small as it can be before this says stop.
+void relieve(Ledger& ledger, Look& look, bool wait) {
   PressureReport& report = look.report;
   const std::int64_t limit = ledger.state().limit_bytes;
   const std::int64_t threshold = share(limit, ledger.terms().pressure_fraction);
@@ -424,8 +449,24 @@ void relieve(Ledger& ledger, Look& look) {
     }
     course.relieved_at_bytes = report.resident.total();
   }
-  if (const std::int64_t bound = bound_bytes(ledger, look.seen);
-      report.pressure && bound > share(limit, kStopFraction)) {
+  std::int64_t bound = bound_bytes(ledger, look.seen);
+  const auto stops = [&] { return report.pressure && bound > share(limit, kStopFraction); };
+  const std::int64_t outgrown = bound + share(limit, kOutgrown);
+  for (const std::int64_t began = now_ns(); wait && stops() && bound < outgrown;) {
+    const std::int64_t missing = std::max(report.resident.total(), bound) - threshold;
+    const std::int64_t given =
+        ledger.reclaimers().reclaim(PressureMove::kShrink, missing, &report.evictions) +
+        ledger.reclaimers().reclaim(PressureMove::kStop, 1, &report.evictions);
+    read_pressure(ledger, look);
+    bound = bound_bytes(ledger, look.seen);
+    report.shrunk_bytes += given;
+    course.shrunk = true;
+    course.relieved_at_bytes = report.resident.total();
+    if (given == 0 || now_ns() - began > std::chrono::nanoseconds(kLastMost).count()) {
+      break;
+    }
+  }
+  if (stops()) {
     report.stop = true;
     report.needed_bytes = static_cast<std::int64_t>(
         static_cast<double>(bound + share(limit, kGoOnFraction)) / kStopFraction);
@@ -477,7 +518,12 @@ PressureReport Governor::step_boundary() {
   }
   ledger_->check_own("step_boundary").or_throw();
   ledger_->course().stepped_ns = now_ns();
-  return look_and_act(*ledger_).report;
+  return look_and_act(*ledger_, /*wait=*/true).report;
+}
+
+PressureReport act_before_stop() {
+  const auto ledger = current_ledger();
+  return is_own(ledger) ? look_and_act(*ledger, /*wait=*/true).report : PressureReport{};
 }
 
 Look look(Ledger& ledger) {
@@ -487,7 +533,7 @@ Look look(Ledger& ledger) {
   return look;
 }
 
-Look look_and_act(Ledger& ledger) {
+Look look_and_act(Ledger& ledger, bool wait) {
   Look look;
   PressureReport& report = look.report;
   const Turn turn(ledger);
@@ -506,7 +552,7 @@ Look look_and_act(Ledger& ledger) {
   heed_kernel(ledger, report);
   read_pressure(ledger, look);
   if (report.pressure) {
-    relieve(ledger, look);
+    relieve(ledger, look, wait);
   } else {
     course.relieved_at_bytes = kUncapped;
     report.grown_bytes = grow_back(ledger, report);

@@ -259,8 +259,20 @@ Ledger::Settled Ledger::settle_now() {
   return settled;
 }
 
+std::int64_t Ledger::yield(std::int64_t bytes) noexcept {
+  MutexLock lock(mutex_);
+  whole_limit_ = yielded_ == 0 ? limit_bytes_ : whole_limit_;
+  return yield_floors(bytes);
+}
+
+bool Ledger::may_yield() const noexcept {
+  MutexLock lock(mutex_);
+  return std::ranges::any_of(
+      pools_, [](const Pool& one) { return one.elastic_bytes > one.state.yielded_bytes; });
+}
+
 std::int64_t Ledger::working_room() const {
-  if (asked_bytes_ >= whole_limit_) {
+  if (asked_bytes_ >= whole_limit_ && yielded_ == 0) {
     return 0;
   }
   return beyond_peak_ - beyond_floors();

@@ -88,6 +88,10 @@ class Ledger : public std::enable_shared_from_this<Ledger> {
   Result<Settled> set_limit(LimitReport limit);
   /// Takes from unleased elastic floors, or promises them again, as the limit asked for has it.
   Settled settle() noexcept;
+  /// Has pools yield up to so much of their floors, elastic and not leased; returns how much.
+  std::int64_t yield(std::int64_t bytes) noexcept;
+  /// Whether any pool has an elastic part that it has not yielded.
+  [[nodiscard]] bool may_yield() const noexcept;
   /// Whether settle() may have something to do.
   [[nodiscard]] bool unsettled() const noexcept;
   [[nodiscard]] LimitReport limit() const;

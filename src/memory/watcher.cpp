@@ -40,7 +40,8 @@ struct Watcher::State {
   CondVar changed{};
   bool ended PLIMSOLL_GUARDED_BY(mutex){false};
   std::optional<News> news PLIMSOLL_GUARDED_BY(mutex){};
-  std::chrono::milliseconds pause{kLookMost};  // This and the rest: the thread's own.
+  bool averted PLIMSOLL_GUARDED_BY(mutex){false};  // The last stop, since.
+  std::chrono::milliseconds pause{kLookMost};      // This and the rest: the thread's own.
   Clock::time_point warned{};
   Clock::time_point stopped{};
   Coming coming{kAhead};  // Of what is held without a lease.
@@ -75,6 +76,13 @@ std::optional<Watcher::News> Watcher::take() {
   return std::exchange(state_->news, std::nullopt);
 }
 
+void Watcher::avert() {
+  if (!mark_.forked()) {
+    MutexLock lock(state_->mutex);
+    state_->averted = true;
+  }
+}
+
 void Watcher::watch(State& state) {
   ::pthread_setname_np(::pthread_self(), "pl-watch");
   for (;;) {
@@ -97,6 +105,9 @@ void Watcher::watch(State& state) {
     if (state.ended) {
       return;
     }
+    if (std::exchange(state.averted, false)) {
+      state.stopped = {};
+    }
   }
 }
 
@@ -113,7 +124,7 @@ std::optional<Watcher::News> Watcher::judge(State& state) {
   const std::int64_t coming = state.coming.add(begin, now.seen.unexplained_bytes);
   const std::int64_t ahead = attended ? coming : limit;  // Any other loop: without waiting.
   if (now.report.pressure && now.seen.held_bytes() + ahead > limit) {
-    now = look_and_act(*state.ledger);
+    now = look_and_act(*state.ledger, /*wait=*/false);
   }
   const std::int64_t held = now.seen.held_bytes();
   const int times = held + kGrowing * coming > limit ? kCostTimesNear : kCostTimes;

@@ -53,6 +53,8 @@ class Watcher {
 
   /// The last news, once.
   [[nodiscard]] std::optional<News> take();
+  /// The stop that was taken need not be: the next one is said at once.
+  void avert();
 
  private:
   struct State;

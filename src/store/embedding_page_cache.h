@@ -9,8 +9,7 @@
 // when there are none, those whose announced use is furthest away. Dirty victims are sealed into a
 // buffer and written to free blocks in long runs, and stay readable until that is done. Three lanes
 // work here, each with buffers of its own: the owner (gather, apply, commit), the look-ahead
-// thread, and the write-back thread, which keeps the dirty pages few enough for a commit to be
-// short. Hinted pages are protected until used, up to half of the frames.
+// thread, and the write-back thread, which keeps dirty pages few, so that commits are short.
 //
 //   a frame is   empty → reading → ready → (written, if dirty) → empty
 //   and, ready,  pinned by the owner, or hinted, or being written, or free to be evicted
@@ -120,11 +119,11 @@ class PageCache {
   [[nodiscard]] StoreStats stats() const;
 
   // ---- Any thread ----
-  /// Gives back regions of kRegionBytes at the end of the frames until `wanted_bytes` are on their
-  /// way or frames_least frames are left. Clean pages there are dropped, changed ones move to the
-  /// place of a clean one; no I/O, no waiting. What a transfer or a pin holds follows with one of
-  /// the next requests. Returns the bytes given back at once.
+  /// Gives back regions of kRegionBytes at the end until `wanted_bytes` are on their way, or
+  /// frames_least frames are left; returns what went at once. The rest follows. No I/O, no waiting.
   std::int64_t shrink(std::int64_t wanted_bytes) noexcept;
+  /// Waits, two seconds at most, until some of that has followed; returns how many bytes.
+  std::int64_t flush() noexcept;
   /// Takes back up to `wanted_bytes` of that, in whole regions; returns how many.
   std::int64_t grow_back(std::int64_t wanted_bytes) noexcept;
   [[nodiscard]] std::int64_t given_bytes() const;  ///< Of the slab, not leased now.
@@ -232,6 +231,7 @@ class PageCache {
   void list_dirty(std::uint32_t frame) PLIMSOLL_REQUIRES(mutex_);
   [[nodiscard]] std::int64_t dirty_most() const PLIMSOLL_REQUIRES(mutex_);
   [[nodiscard]] bool wants_write_back() const PLIMSOLL_REQUIRES(mutex_);
+  std::int64_t choose_leaving(Lane& lane) PLIMSOLL_REQUIRES(mutex_);
   void await_dirty_room(std::int64_t rows) PLIMSOLL_REQUIRES(mutex_);
   [[nodiscard]] bool pinned(const Frame& frame) const PLIMSOLL_REQUIRES(mutex_);
   [[nodiscard]] bool resident() const PLIMSOLL_REQUIRES(mutex_);  // All pages; none is evicted.

@@ -393,19 +393,46 @@ std::int64_t PageCache::choose_among(Lane& lane, std::int64_t count) {
   return chosen;
 }
 
-bool PageCache::write_back() {
-  const MutexLock lock(mutex_);
-  for (;;) {
-    if (stopping_ || poison_) {
-      return false;
+// Changed pages in frames that are to be given back.
+std::int64_t PageCache::choose_leaving(Lane& lane) {
+  std::int64_t chosen = 0;
+  const auto most = static_cast<std::int64_t>(lane.cleaning.size());
+  for (std::int64_t index = sizes_.frames - 1; index >= present_ && chosen < most; --index) {
+    Frame& frame = frames_[static_cast<std::size_t>(index)];
+    if ((frame.flags & (kDirty | kWriting)) == kDirty && !pinned(frame)) {
+      frame.flags |= kWriting;
+      lane.cleaning[static_cast<std::size_t>(chosen++)] = static_cast<std::uint32_t>(index);
     }
-    if (committing_ || owner_waits_ || wants_write_back()) {
-      if (const std::int64_t chosen = choose_dirty(write_back_); chosen > 0) {
-        return write_frames(write_back_, chosen).has_value();
-      }
-    }
-    dirtied_.wait(mutex_);
   }
+  return chosen;
+}
+
+bool PageCache::write_back() {
+  {
+    const MutexLock lock(mutex_);
+    for (;;) {
+      if (stopping_ || poison_) {
+        return false;
+      }
+      if (leaving_ && !committing_) {
+        if (const std::int64_t chosen = choose_leaving(write_back_); chosen > 0) {
+          if (!write_frames(write_back_, chosen)) {
+            return false;
+          }
+          break;
+        }
+      }
+      if (committing_ || owner_waits_ || wants_write_back()) {
+        if (const std::int64_t chosen = choose_dirty(write_back_); chosen > 0) {
+          return write_frames(write_back_, chosen).has_value();
+        }
+      }
+      dirtied_.wait(mutex_);
+    }
+  }
+  const MutexLock resizing(resize_mutex_);
+  give_regions();
+  return true;
 }
 
 Result<std::span<IoRequest>> PageCache::begin_commit() {

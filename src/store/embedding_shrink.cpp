@@ -5,13 +5,15 @@
 // A cache of `present_` frames works as one that was opened with as many: the boundary is moved
 // first, and from then on the frames behind it take in nothing. They are emptied without a
 // transfer: a clean page is dropped, a changed one (or one that was announced) takes the place of a
-// clean one in front. Frames of a region are given back together once all of them are empty, and
-// regions are whole huge pages, so that none of the kernel's comes back with a page nobody leased.
-// What is being read, written or pinned just now stays where it is; the owner's next request tries
-// it again.
+// clean one in front, or is written by the write-back thread. Frames of a region are given back
+// together once all of them are empty, and regions are whole huge pages, so that none of the
+// kernel's comes back with a page nobody leased. What is being read, written or pinned just now
+// stays where it is; the owner's next request tries it again, and so does the write-back thread
+// when it has written some.
 //
 // Threads: any.   Memory: gives the slab's.
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <utility>
 
@@ -19,6 +21,12 @@
 #include "store/embedding_page_cache.h"
 
 namespace plimsoll {
+namespace {
+
+constexpr std::chrono::milliseconds kFlushMost{2000};
+constexpr std::chrono::milliseconds kFlushLooks{10};
+
+}  // namespace
 
 // Frames that lie whole in front of region `regions`.
 std::int64_t PageCache::frames_in(std::int64_t regions) const noexcept {
@@ -102,6 +110,7 @@ std::int64_t PageCache::give_regions() {
   const MutexLock lock(mutex_);
   leaving_ = left;
   dirtied_.notify_all();  // Only now: what is being written cannot leave.
+  changed_.notify_all();
   return given;
 }
 
@@ -156,6 +165,26 @@ bool PageCache::move_page(std::uint32_t from, std::uint32_t& spare) {
     list_dirty(to);
   }
   return true;
+}
+
+std::int64_t PageCache::flush() noexcept {
+  const std::int64_t before = given_bytes();
+  const auto deadline = std::chrono::steady_clock::now() + kFlushMost;
+  for (;;) {
+    {
+      const MutexLock resizing(resize_mutex_);
+      give_regions();  // What the owner has written, too.
+      if (const std::int64_t given = slab_.bytes() - slab_.leased_bytes(); given > before) {
+        return given - before;
+      }
+    }
+    const auto now = std::chrono::steady_clock::now();
+    const MutexLock lock(mutex_);
+    if (!leaving_ || stopping_ || poison_ || now >= deadline) {
+      return 0;
+    }
+    static_cast<void>(changed_.wait_until(mutex_, std::min(deadline, now + kFlushLooks)));
+  }
 }
 
 std::int64_t PageCache::grow_back(std::int64_t wanted_bytes) noexcept {

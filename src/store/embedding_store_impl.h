@@ -76,8 +76,11 @@ class EmbeddingStore::Impl final : public EmbeddingStore::Engine, public Reclaim
   }
   [[nodiscard]] std::int64_t given_bytes() const override { return cache_->given_bytes(); }
 
+  // Before a stop: what an earlier shrink left to be written first.
   std::int64_t reclaim(PressureMove move, std::int64_t wanted_bytes) noexcept override {
-    return move == PressureMove::kShrink ? shrink(wanted_bytes) : 0;
+    return move == PressureMove::kShrink ? shrink(wanted_bytes)
+           : move == PressureMove::kStop ? cache_->flush()
+                                         : 0;
   }
   [[nodiscard]] const char* name() const noexcept override { return "rows"; }
 

@@ -17,6 +17,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "memory/look.h"
 #include "plimsoll/torch.h"
 #include "torch/arena_pages.h"
 #include "torch/tensor_arena.h"
@@ -78,7 +79,11 @@ class ArenaAllocator final : public c10::Allocator {
     Arena& at = arena();
     if (at.pages.attached()) {
       constexpr auto kMax = static_cast<std::size_t>(INT64_MAX);
-      auto block = at.pages.allocate(static_cast<std::int64_t>(std::min(bytes, kMax)));
+      const auto size = static_cast<std::int64_t>(std::min(bytes, kMax));
+      auto block = at.pages.allocate(size);
+      if (!block && room_made(block.error())) {
+        block = at.pages.allocate(size);
+      }
       if (!block) {
         refuse(block.error());
       }
@@ -101,6 +106,12 @@ class ArenaAllocator final : public c10::Allocator {
   }
 
  private:
+  // Caches have given up memory for what was refused.
+  static bool room_made(const Error& refusal) {
+    const auto ledger = current_ledger();
+    return ledger != nullptr && yield_caches(*ledger, refusal);
+  }
+
   [[noreturn]] static void refuse(const Error& error) {
     const ArenaStats stats = arena().pages.stats();
     c10::reportOutOfMemoryToProfiler(error.requested_bytes,

@@ -55,6 +55,12 @@ def memory_line(when: str) -> str:
     return f"Memory usage {when}: {percent:.1f}% ({available:.1f}GB available)"
 
 
+def say_eviction() -> None:
+    """The original's lines, where memory got short and a part of the slab was given back."""
+    print("⚠️ High memory usage detected - triggering adaptive cache eviction")
+    print(memory_line("after cache eviction"), flush=True)
+
+
 def startup_block(manager: TrainableEmbeddingManager) -> str:
     """What the manager was opened with."""
     lines = []

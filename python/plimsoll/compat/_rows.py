@@ -17,7 +17,7 @@ from .._arrays import Buffer, _to_numpy
 from .._folders import make_folders
 from .._memory import Governor
 from ..errors import NotFoundError
-from . import _copies, _ids, _initial
+from . import _copies, _ids, _initial, _reports
 from ._files import chunk_files, read_chunk, read_json, replace_json
 from ._table import BATCH_ROWS, WHOLE_TABLE, Table, native_init
 
@@ -205,6 +205,8 @@ class ManagedRows:
 
     def _here(self) -> threading.RLock:
         self._table.check_process()
+        if self._table.evicted():
+            _reports.say_eviction()
         return self._lock
 
     def _unknown(self, error: NotFoundError, ids: np.ndarray) -> NotFoundError:
