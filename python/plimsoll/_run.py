@@ -594,6 +594,9 @@ class Run:
 
             with run.phase("evaluate"):
                 evaluate(model)
+
+        After a phase whose name begins with "eval", "valid" or "test", what nobody uses is given back
+        (Governor.clean_up()), so that the steps that follow begin where training stood.
         """
         self._check_open()
         before, self._phase = self._phase, name
@@ -604,6 +607,8 @@ class Run:
             self._phase = before
             if not self._life.closed:
                 self._life.phase(before)
+                if name.lower().startswith(("eval", "valid", "test")) and self.governor.arena_attached:
+                    self._life.clean_up("evaluation")
 
     # ---- The end ----
 

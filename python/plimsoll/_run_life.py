@@ -298,7 +298,7 @@ class Life:
             self.report.pressure(self.at.step, seen)
         looked_at, self._looked_at = self._looked_at, self.at.step
         if every.clean_up_between(looked_at, self.at.step):
-            self.report.cleanup(self.at.step, self.governor.clean_up())
+            self.clean_up("step")
         since = time.monotonic() - self._committed_at
         now = self._settled(self.governor._pressure(seen) if seen is not None and seen.stop else None,
                             self._writer is None and 0 < every.commit_seconds <= since)
@@ -311,6 +311,10 @@ class Life:
         if now.asked == "pause" or every.commits_between(looked_at, self.at.step) or now.due:
             self.commit(beside=now.asked != "pause")
         return now.asked == "pause" and self._pause()
+
+    def clean_up(self, when: str) -> None:
+        """Gives back what nobody uses, and says what that was."""
+        self.report.cleanup(self.at.step, self.governor.clean_up(), when)
 
     def _stop(self, why: str) -> None:
         """Commits, and says why."""

@@ -101,9 +101,9 @@ class Report:
         self._status.step, self._status.checkpoint_step = max(self._status.step, step), step
         self.event("commit", {"step": step, "seconds": seconds, "stall_seconds": stall_seconds, "bytes": size})
 
-    def cleanup(self, step: int, done: dict[str, Any]) -> None:
-        """What Governor.clean_up() gave."""
-        self.event("cleanup", {"step": step, "when": "step", **done})
+    def cleanup(self, step: int, done: dict[str, Any], when: str = "step") -> None:
+        """What Governor.clean_up() gave. when: it was done: "step", "evaluation"."""
+        self.event("cleanup", {"step": step, "when": when, **done})
 
     def pressure(self, step: int, seen: PressureReport) -> None:
         for one in seen.evictions:

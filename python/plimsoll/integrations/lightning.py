@@ -24,6 +24,7 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.strategies import DDPStrategy
 
 from .._batch import Batch
+from .._garbage import clean_up
 from .._reach import reached
 from .._run_loader import RunLoader
 from .._run_life import Intervals
@@ -172,6 +173,11 @@ class RunCallback(lightning.pytorch.Callback):
                            rows=self._window * Batch(batch).rows * trainer.world_size, loss=self._loss):
             self._stop(trainer)
 
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        life = self._run._life
+        if not life.closed and life.governor.arena_attached:
+            life.clean_up("evaluation")
+
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         if not self._run.stopped:
             self._loop.finished(step=trainer.global_step, epoch=trainer.current_epoch)
@@ -215,15 +221,41 @@ class RunCallback(lightning.pytorch.Callback):
         return bool(trainer.enable_validation and every not in (None, float("inf")) and done % every == 0)
 
 
+class CleanUpCallback(lightning.pytorch.Callback):
+    """Gives back what nobody uses, with a run or without: plimsoll.clean_up() after each validation, and every
+    `cleanup_every_n_steps` training batches. Touches no gradient; no result depends on it.
+
+    cleanup_every_n_steps: 0: after validations alone.
+    Errors: ValueError for one below 0.
+    """
+
+    def __init__(self, cleanup_every_n_steps: int = 0) -> None:
+        self._every = Intervals.of(type(self).__name__, commit_every_steps=0, commit_every_minutes=0,
+                                   cleanup_every_n_steps=cleanup_every_n_steps)
+        self._steps = 0
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self._steps += 1
+        if self._every.clean_up_between(self._steps - 1, self._steps):
+            clean_up()
+
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        clean_up()
+
+
 class WatchCallback(lightning.pytorch.Callback):
     """Watches fit() for leaks, with a run or without: a RuntimeWarning says once whose memory grows, where it is
     allocated, who holds it and what to do. A step is a training batch; validation is the phase "validation".
 
-    watch: one of your own; `.watch.verdict()` may be asked for at any time.
+    watch:             one of your own; `.watch.verdict()` may be asked for at any time.
+    log_every_n_steps: a line says who holds how much so often, and at the end a summary says what memory became, the
+                       verdict and the largest tensors, whether anything leaks or not. By logging ("plimsoll.watch")
+                       where that has a handler, else printed. 0: only leaks are told.
+    Errors: ValueError for a number below 0.
     """
 
-    def __init__(self, watch: Watch | None = None) -> None:
-        self._loop = LoopWatch(watch)
+    def __init__(self, watch: Watch | None = None, log_every_n_steps: int = 0) -> None:
+        self._loop = LoopWatch(watch, log_every_n_steps)
         self.watch = self._loop.watch
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
@@ -236,7 +268,7 @@ class WatchCallback(lightning.pytorch.Callback):
         self._loop.leave()
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        self._loop.ask(wait=True)
+        self._loop.end()
 
 
 class _Undo:

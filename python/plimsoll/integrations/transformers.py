@@ -31,6 +31,7 @@ from transformers.trainer_callback import ExportableState
 
 from .. import _core
 from .._random_states import RandomStates
+from .._garbage import clean_up
 from .._reach import reached
 from .._run_life import Intervals
 from .._run_outer import OuterLoop
@@ -63,6 +64,8 @@ class RunMixin:
     epoch and index), for any dataloader_num_workers. Asked to stop, the run commits and train() returns: look at
     run.stopped. What ends the loop while it waits for a batch (MemoryPressure, or a signal that ends a worker,
     too) finds the last step committed.
+
+    After an evaluation, what nobody uses is given back.
 
     A logged loss is Trainer's mean over the steps since the last log, or since the program was started again.
     Callbacks are restored as Trainer does it: with restore_callback_states_from_checkpoint=True.
@@ -318,6 +321,11 @@ class _Boundary(transformers.TrainerCallback):
         self._loss = numbers.get("loss", self._loss)
         self._trainer.run._life.report.log(state.global_step, int(state.epoch or 0), numbers)
 
+    def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        life = self._trainer.run._life
+        if not life.closed and life.governor.arena_attached:
+            life.clean_up("evaluation")
+
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         run = self._trainer.run
         if not run.stopped and not self.tell(state):
@@ -334,15 +342,41 @@ class _Boundary(transformers.TrainerCallback):
                                              rows=rows, loss=self._loss))
 
 
+class CleanUpCallback(transformers.TrainerCallback):
+    """Gives back what nobody uses, with a run or without: plimsoll.clean_up() after each evaluation, and every
+    `cleanup_every_n_steps` optimizer steps. Touches no gradient; no result depends on it.
+
+        Trainer(model, arguments, train_dataset=data, callbacks=[CleanUpCallback(cleanup_every_n_steps=10)])
+
+    cleanup_every_n_steps: 0: after evaluations alone.
+    Errors: ValueError for one below 0.
+    """
+
+    def __init__(self, cleanup_every_n_steps: int = 0) -> None:
+        self._every = Intervals.of(type(self).__name__, commit_every_steps=0, commit_every_minutes=0,
+                                   cleanup_every_n_steps=cleanup_every_n_steps)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self._every.clean_up_between(state.global_step - 1, state.global_step):
+            clean_up()
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        clean_up()
+
+
 class WatchCallback(transformers.TrainerCallback):
     """Watches train() for leaks, with a run or without: a RuntimeWarning says once whose memory grows, where it is
     allocated, who holds it and what to do. A step is the optimizer's; evaluation is the phase "evaluation".
 
-    watch: one of your own; `.watch.verdict()` may be asked for at any time.
+    watch:             one of your own; `.watch.verdict()` may be asked for at any time.
+    log_every_n_steps: a line says who holds how much so often, and at the end a summary says what memory became, the
+                       verdict and the largest tensors, whether anything leaks or not. By logging ("plimsoll.watch")
+                       where that has a handler, else printed. 0: only leaks are told.
+    Errors: ValueError for a number below 0.
     """
 
-    def __init__(self, watch: Watch | None = None) -> None:
-        self._loop = LoopWatch(watch)
+    def __init__(self, watch: Watch | None = None, log_every_n_steps: int = 0) -> None:
+        self._loop = LoopWatch(watch, log_every_n_steps)
         self.watch = self._loop.watch
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -355,4 +389,4 @@ class WatchCallback(transformers.TrainerCallback):
         self._loop.leave()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self._loop.ask(wait=True)
+        self._loop.end()
