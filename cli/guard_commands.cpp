@@ -32,7 +32,6 @@ namespace {
 struct RunOptions {
   std::vector<std::string> command{};
   std::string limit{};
-  std::string alert{};
   bool no_cgroup{false};
   std::int64_t restarts{0};
   std::string record{};
@@ -96,7 +95,7 @@ using Told = std::function<void(const std::string&)>;  // Takes the JSON of what
 // `keeper`: as GuardOptions has it.
 int run_command(const RunOptions& chosen, const std::optional<ProgressNote>& note, const Told& told,
                 pid_t keeper) {
-  if (chosen.limit.empty() && chosen.alert.empty() && chosen.restarts == 0 &&
+  if (chosen.limit.empty() && chosen.alerts.size.empty() && chosen.restarts == 0 &&
       chosen.record.empty() && chosen.alerts.file.empty() && chosen.alerts.command.empty() &&
       chosen.alerts.signals.empty()) {
     return report(make_error(ErrorCode::kInvalidArgument, "neither a limit nor an alert",
@@ -120,13 +119,11 @@ int run_command(const RunOptions& chosen, const std::optional<ProgressNote>& not
   }
   options.alerts = std::move(*alerts);
   options.alerts.tell = say;
-  if (!chosen.alert.empty()) {
-    const auto alert = parse_size(chosen.alert, "--alert");
-    if (!alert) {
-      return report(alert.error(), kUsageStatus);
-    }
-    options.alert_bytes = alert->candidates.front().bytes;
+  const auto alert = parse_alert_size(chosen.alerts);
+  if (!alert) {
+    return report(alert.error(), kUsageStatus);
   }
+  options.alert_bytes = *alert;
   if (options.limit_bytes > machine) {
     say(fmt::format("the limit is {}, but only {} are available now",
                     format_bytes(options.limit_bytes), format_bytes(machine)));
@@ -191,8 +188,6 @@ void add_guard_commands(CLI::App& app, int& status) {
   auto options = std::make_shared<RunOptions>();
   command->add_option("--memory-limit", options->limit,
                       "Memory limit of the command and its processes: 24GiB, 6GB, 25%");
-  command->add_option("--alert", options->alert,
-                      "Size above which a line says how much the command holds");
   command->add_flag(
       "--no-cgroup", options->no_cgroup,
       "No memory cgroup is made: the command is measured, and stopped over the limit");

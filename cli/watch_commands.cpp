@@ -277,12 +277,13 @@ class Watching {
   using Clock = std::chrono::steady_clock;
 
   Watching(const WatchOptions& options, Target target, AlertOptions alerts,
-           std::optional<Loopback> loopback)
+           std::int64_t alert_bytes, std::optional<Loopback> loopback)
       : options_(options),
         target_(std::move(target)),
+        alert_bytes_(alert_bytes),
         loopback_(std::move(loopback)),
         watch_(target_.pid, steps() ? kWindowLooks : kWindowLooks * options.every) {
-    if (alerts.any()) {
+    if (alerts.any() || alert_bytes > 0) {
       alerts_.emplace(std::move(alerts));
     }
   }
@@ -290,7 +291,8 @@ class Watching {
   int run() {
     for (;;) {
       const double seconds = std::chrono::duration<double>(Clock::now() - began_).count();
-      const std::int64_t limit = target_.run_limit_bytes > 0 ? target_.run_limit_bytes : INT64_MAX;
+      const std::int64_t limit =
+          std::min(target_.run_limit_bytes > 0 ? target_.run_limit_bytes : INT64_MAX, alert_at());
       if (auto looked = watch_.look(steps() ? target_.step : seconds, target_.inside, "", limit);
           !looked) {
         return ended(looked.error());
@@ -348,15 +350,29 @@ class Watching {
     const auto now = Clock::now();
     const std::int64_t held = watch_.seen().tree.unbacked();
     alerts_->look(now, held, room, who(), watch_.verdict());
+    if (watch_.seen().close) {  // Else what processes share may count several times.
+      if (held > alert_at()) {
+        tell(now, "size", who() + " " + size_text(held, alert_bytes_));
+      }
+      alerted_ = alert_bytes_ > 0 && held > alert_bytes_;
+    }
     alerts_->poll(now);
     if (const int signal = alerts_->act_signal(now); signal != 0) {
       ::kill(target_.pid, signal);
-      const std::string text =
-          fmt::format("{} holds {}, with {} left: {} is sent", who(), format_bytes(held),
-                      format_bytes(room.left_bytes), signal_text(signal));
-      std::fprintf(stderr, "plimsoll watch: %s\n", text.c_str());
-      alerts_->say(now, "signal", text);
+      tell(now, "signal",
+           fmt::format("{} holds {}, with {} left: {} is sent", who(), format_bytes(held),
+                       format_bytes(room.left_bytes), signal_text(signal)));
     }
+  }
+
+  void tell(Clock::time_point now, const char* level, const std::string& text) {
+    std::fprintf(stderr, "plimsoll watch: %s\n", text.c_str());
+    alerts_->say(now, level, text);
+  }
+
+  // What is told of once, and again after less was held.
+  [[nodiscard]] std::int64_t alert_at() const {
+    return alert_bytes_ == 0 || alerted_ ? INT64_MAX : alert_bytes_;
   }
 
   // Till the next look, which alerts want sooner the less is left.
@@ -374,6 +390,8 @@ class Watching {
 
   const WatchOptions& options_;
   Target target_;
+  std::int64_t alert_bytes_;  // 0: none.
+  bool alerted_{false};
   std::optional<Loopback> loopback_;
   std::optional<Alerts> alerts_{};
   Watch watch_;
@@ -386,6 +404,10 @@ int watch_target(WatchOptions options) {
   auto alerts = parse_alerts(options.alerts);
   if (!alerts) {
     return report(alerts.error(), kUsageStatus);
+  }
+  const auto alert_bytes = parse_alert_size(options.alerts);
+  if (!alert_bytes) {
+    return report(alert_bytes.error(), kUsageStatus);
   }
   alerts->tell = [](const std::string& text) {
     std::fprintf(stderr, "plimsoll watch: %s\n", text.c_str());
@@ -418,7 +440,9 @@ int watch_target(WatchOptions options) {
     loopback.emplace(std::move(*made));
     std::fprintf(stderr, "plimsoll watch: http://127.0.0.1:%d/metrics\n", loopback->port());
   }
-  return Watching(options, std::move(*target), std::move(*alerts), std::move(loopback)).run();
+  return Watching(options, std::move(*target), std::move(*alerts), *alert_bytes,
+                  std::move(loopback))
+      .run();
 }
 
 }  // namespace
@@ -457,6 +481,7 @@ No signal is sent unless --signal says so; a run answers TERM with a commit, and
 Examples:
   plimsoll watch run/
   plimsoll watch --find
+  plimsoll watch 4711 --alert 40GiB --alert-command 'mail -s memory me'
   plimsoll watch 4711 --alert-file alerts.jsonl --signal TERM,KILL
   plimsoll watch 4711 --listen 9101
   plimsoll watch 4711 --every 5

@@ -2,6 +2,9 @@
 #include "tables/describe.h"
 
 #include <algorithm>
+#include <cstdlib>
+#include <fstream>
+#include <string>
 
 #include <fmt/format.h>
 
@@ -267,6 +270,17 @@ Result<Description> describe_npy(const fs::path& path) {
                 {{"dtype", dtype_name(rows.dtype())}, {"shape", shape}, {"bytes", bytes}});
 }
 
+// A line of /proc/meminfo, in bytes; 0 where there is none.
+std::int64_t meminfo_bytes(const std::string& name) {
+  std::ifstream file("/proc/meminfo");
+  for (std::string line; std::getline(file, line);) {
+    if (line.starts_with(name + ":")) {
+      return std::strtoll(line.c_str() + name.size() + 1, nullptr, 10) << 10;
+    }
+  }
+  return 0;
+}
+
 }  // namespace
 
 Description describe_features(const fs::path& path, const FeatureInfo& info) {
@@ -343,12 +357,21 @@ Description describe_limits(const LimitReport& report) {
   };
   text += fmt::format("open files: {} for each process, {} after `ulimit -n {}`\n",
                       in_words(files.rlim_cur), in_words(files.rlim_max), most(files.rlim_max));
+  const std::int64_t swap = meminfo_bytes("SwapTotal");
+  const std::int64_t used = swap - meminfo_bytes("SwapFree");
+  text += swap == 0 ? std::string("swap: none\n")
+                    : fmt::format(
+                          "swap: {}, {} of it used; no bound counts it, and what is swapped "
+                          "waits for the disk\n",
+                          format_bytes(swap), format_bytes(used));
   const Json json{
       {"limit_bytes", report.limit_bytes},
       {"winner", report.winner},
       {"defaulted", report.defaulted},
       {"explain", report.explain()},
       {"candidates", candidates},
+      {"swap_bytes", swap},
+      {"swap_used_bytes", used},
       {"shared_memory", shared},
       {"open_files", {{"limit", most(files.rlim_cur)}, {"most", most(files.rlim_max)}}}};
   return {"limits", std::move(text), json.dump()};

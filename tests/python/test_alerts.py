@@ -264,3 +264,54 @@ def test_alerts_cost_little(program, holder, tmp_path):
     watch.kill()
     watch.wait()
     assert (int(fields[11]) + int(fields[12])) / 100 < 0.5  # Seconds of a core, at its start too.
+
+
+@pytest.mark.parametrize("json_lines", [False, True])
+def test_s44_a_size_that_any_process_passes_is_told_as_run_tells_it(program, tmp_path, json_lines):
+    """Told once while it stays, and again after less was held; on standard error, in the file, to the command."""
+    steps = ("import sys\nheld = []\nfor line in sys.stdin:\n    held = [b'x' * (int(line) << 20)]\n"
+             "    print(len(held[0]), flush=True)")
+    process = subprocess.Popen([sys.executable, "-c", steps], text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+    def hold(mebibytes):
+        process.stdin.write(f"{mebibytes}\n")
+        process.stdin.flush()
+        assert int(process.stdout.readline()) == mebibytes << 20
+
+    def told(count):
+        while not alerts.exists() or len([one for one in alerts_of(alerts) if one["level"] == "size"]) < count:
+            assert watch.poll() is None, watch.communicate()
+            time.sleep(0.02)
+
+    alerts, asked = tmp_path / "alerts.jsonl", tmp_path / "asked"
+    hold(1)
+    watch = subprocess.Popen(
+        [program, "watch", str(process.pid), "--alert", "150MiB", "--every", "0.05", "--alert-file", alerts,
+         "--alert-command", f"cat >> {asked}", *(["--json"] if json_lines else [])],
+        text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    hold(200)
+    told(1)
+    hold(1)
+    shown = 0
+    while shown < 3:  # Looks at less.
+        line = watch.stdout.readline()
+        held = json.loads(line)["held_bytes"] < 150 << 20 if json_lines else "process " in line and " in 1 process" in line
+        shown += held
+    hold(200)
+    told(2 if json_lines else 1)
+    process.stdin.close()
+    process.wait()
+    _, err = watch.communicate(timeout=60)
+    assert watch.returncode == 0
+    assert f"plimsoll watch: process {process.pid} holds 2" in err and "more than 150.0 MiB" in err, err
+    assert "more than 150.0 MiB" in asked.read_text()
+    assert all(one["text"].startswith(f"process {process.pid} holds") for one in alerts_of(alerts)
+               if one["level"] == "size")
+
+
+def test_s44_wrong_sizes_are_named_and_swap_is_told_of(program):
+    done = run_program(program, "watch", 1, "--alert", "soon")
+    assert done.returncode == 2 and "--alert" in done.stderr
+    done = run_program(program, "limits")
+    assert done.returncode == 0 and re.search(r"^swap: (none|\S+ \w+, .* of it used)", done.stdout, re.MULTILINE), done.stdout
+    assert json.loads(run_program(program, "limits", "--json").stdout)["swap_bytes"] >= 0
