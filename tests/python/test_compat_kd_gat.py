@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from plimsoll.compat import _kd_gat, from_kd_gat
+from plimsoll.compat import PipelineConfig, _kd_gat, from_kd_gat
 
 # As KD-GAT writes it: every field of its flat configuration, with another value than can-kd's default where
 # the value means something here.
@@ -73,11 +73,26 @@ def test_a_flat_configuration_becomes_a_file_that_the_program_reads(program, tmp
             if key in _kd_gat._SAME and key not in ("batch_size", "teacher_path", "fusion_lr")}
     assert changed == {
         **same, "model_size": "student", "vgae_lr": 0.005, "gat_lr": 0.005, "fusion_lr": 0.002, "batch_size": "auto",
+        "batch_size_max": 4096,
         "student_gat_hidden": 25, "student_gat_layers": 3, "student_gat_heads": 5, "student_gat_embedding_dim": 9,
         "student_vgae_hidden_dims": "81,41,18", "student_vgae_heads": 2, "student_vgae_embedding_dim": 5,
         "fusion_hidden": 160, "fusion_gamma": 0.99, "fusion_epsilon": 0.1, "fusion_epsilon_decay": 0.99,
         "fusion_epsilon_min": 0.02, "fusion_replay": 50000, "fusion_batch": 64, "fusion_target_update": 50}
     assert f"# {tmp_path}/flat.json: gat_heads\n" in found.toml
+
+
+def test_s46_the_batch_size_bounds_what_is_chosen_by_itself():
+    assert options(config={"optimize_batch_size": True, "batch_size": 2048}) == {
+        "batch_size": "auto", "batch_size_max": "2048"}
+    assert options("--optimize-batch-size", "true") == {"batch_size": "auto", "batch_size_max": "4096"}
+    assert options("--optimize-batch-size", "false", "--batch-size", "300") == {"batch_size": "300"}
+    config = PipelineConfig(batch_size=1024, lr=0.001)
+    assert config.optimize_batch_size and config.memory_estimation == "measured" and config.batch_size == 1024
+    found = config.converted().options
+    assert (found["batch_size"], found["batch_size_max"], found["vgae_lr"]) == ("auto", "1024", "0.001")
+    for wrong in (lambda: PipelineConfig(batchsize=1), lambda: setattr(config, "batchsize", 1)):
+        with pytest.raises(ValueError, match="has no key 'batchsize'; did you mean 'batch_size'"):
+            wrong()
 
 
 def test_a_nested_configuration_means_the_same_keys():

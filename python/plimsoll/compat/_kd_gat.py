@@ -39,6 +39,7 @@ _SIZED = frozenset("""vgae_hidden_dims vgae_heads vgae_embedding_dim gat_hidden 
 _WIDTHS = {"teacher": "1024,512,96", "student": "80,40,16"}  # Whose last vgae_latent_dim replaces.
 _SPECIAL = ("preset", "model_type", "scale", "model_size", "kd_type", "vgae_latent_dim", "optimize_batch_size")
 
+_BATCH_MOST = "4096"
 _LIMIT = "the batch is planned for all of --memory-limit, and measured"
 _LOSS = "a stage watches its own validation loss"
 _GRAPHS = "the fusion learns from all graphs"
@@ -205,6 +206,7 @@ def _convert(given: dict[str, _Given]) -> Converted:
             put(key, ",".join([*widths[:-1], text]), source)
     if "optimize_batch_size" in given and _switch(given["optimize_batch_size"]):
         put("batch_size", "auto", given["optimize_batch_size"].source)
+        put("batch_size_max", *given.get("batch_size", _Given(_BATCH_MOST, "KD-GAT's default")))
     notes = [f"ignored: {key} = {given[key].text}: {_IGNORED[key]}" for key in given if key in _IGNORED]
     return Converted(options, notes, f"# From KD-GAT.\n[{_RECIPE}]\n" + "".join(lines.values()))
 

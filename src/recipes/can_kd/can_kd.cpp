@@ -200,7 +200,7 @@ Result<void> Run::open() {
 // "auto" becomes a number here, once, and is part of the run from its first step on.
 Result<void> Run::choose_batch_size() {
   PLIMSOLL_TRY(const auto plans, plan_tasks(governor_, config_, *data_, /*timed=*/false));
-  std::int64_t chosen = kAutoGraphsMax;
+  std::int64_t chosen = config_.batch_size_max;
   std::string why = "auto, nothing to train";
   if (!plans.empty()) {
     const TaskPlan& least = tightest(plans);

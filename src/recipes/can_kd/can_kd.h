@@ -62,8 +62,9 @@ Result<CanKdSummary> train_can_kd(const CanKdSettings& settings, const TrainOpti
 
 /// What a run's steps need; `plimsoll plan can-kd`.
 struct CanKdPlan {
-  std::int64_t batch_size{0};  ///< The smallest of the tasks' batches, …
-  std::string task{};          ///< … and whose it is.
+  std::int64_t batch_size_max{0};  ///< As the option.
+  std::int64_t batch_size{0};      ///< The smallest of the tasks' batches, …
+  std::string task{};              ///< … and whose it is.
   std::vector<std::pair<std::string, BatchPlan>> tasks{};
   std::int64_t limit_bytes{0};
   std::int64_t baseline_bytes{0};

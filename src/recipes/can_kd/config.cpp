@@ -86,6 +86,8 @@ constexpr std::array kFields{
     F::whole_or_auto<&C::batch_size>("batch_size", 1, 1 << 20,
                                      "Batch size, in graphs; auto: the largest that fits, planned "
                                      "once (`plimsoll plan can-kd`)"),
+    F::whole<&C::batch_size_max>("batch_size_max", kFree, 1, 1 << 20,
+                                 "Most graphs that batch_size = auto chooses"),
     F::whole<&C::batch_nodes>("batch_nodes", kIdentity, 0, kCountMax,
                               "Most nodes of a batch; 0: no bound"),
     F::whole<&C::batch_edges>("batch_edges", kIdentity, 0, kCountMax,

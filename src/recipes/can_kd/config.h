@@ -44,8 +44,9 @@ struct CanKdConfig : RunConfig {
   std::string gat_jk{"cat"};  ///< cat | lstm: jumping knowledge.
   double vgae_dropout{0.15};
   double gat_dropout{0.2};
-  std::int64_t batch_size{4096};  ///< Graphs a step; 0: "auto".
-  std::int64_t batch_nodes{0};    ///< At most so many nodes a step; 0: no bound.
+  std::int64_t batch_size{4096};      ///< Graphs a step; 0: "auto", …
+  std::int64_t batch_size_max{8192};  ///< … which chooses at most so many.
+  std::int64_t batch_nodes{0};        ///< At most so many nodes a step; 0: no bound.
   std::int64_t batch_edges{0};
   std::int64_t min_steps_per_epoch{8};
   std::int64_t max_epochs{300};

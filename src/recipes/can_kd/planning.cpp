@@ -243,9 +243,9 @@ Result<TaskPlan> plan_task(const Governor& governor, const CanKdConfig& config, 
                            std::int64_t most_graphs) {
   const auto graphs = static_cast<std::int64_t>(data.train().size());
   PlanOptions options;
-  options.most_rows =
-      std::max<std::int64_t>(1, most_graphs > 0 ? std::min(most_graphs, graphs)
-                                                : std::min(kAutoGraphsMax, graphs / kAutoStepsMin));
+  options.most_rows = std::max<std::int64_t>(
+      1, most_graphs > 0 ? std::min(most_graphs, graphs)
+                         : std::min(config.batch_size_max, graphs / kAutoStepsMin));
   options.first_rows = std::min<std::int64_t>(kFirstGraphs, options.most_rows);
   options.multiple = most_graphs > 0 ? 1 : std::min(kMultiple, options.most_rows);
   options.size_of = [&](std::int64_t rows) { return largest_step(data, data.train(), rows); };
@@ -431,6 +431,7 @@ Result<CanKdPlan> plan_can_kd(const CanKdSettings& settings, bool weigh_choices,
     PLIMSOLL_TRY(const auto plans,
                  plan_tasks(governor, config, *data, /*timed=*/true, device.get()));
     const LedgerState state = governor.state();
+    plan.batch_size_max = config.batch_size_max;
     plan.limit_bytes = state.limit_bytes;
     plan.baseline_bytes = state.baseline_bytes;
     plan.foreign_bytes = config.foreign_bytes;
@@ -511,7 +512,7 @@ std::string CanKdPlan::to_text() const {
     if (batch.at_most_rows) {
       text +=
           fmt::format("memory would take more: auto keeps to {} graphs, and to {} steps an epoch",
-                      kAutoGraphsMax, kAutoStepsMin);
+                      batch_size_max, kAutoStepsMin);
     } else {
       text += fmt::format("a fifth more, {} graphs, would lease {}\n{}", batch.larger_rows,
                           format_bytes(batch.larger_leased_bytes), batch.advice);

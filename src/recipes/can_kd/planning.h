@@ -25,9 +25,7 @@
 
 namespace plimsoll::can_kd {
 
-/// The largest batch that "auto" chooses, …
-inline constexpr std::int64_t kAutoGraphsMax = 8192;
-/// … an epoch having so many steps.
+/// Steps that an epoch has at least with a batch that "auto" chooses.
 inline constexpr std::int64_t kAutoStepsMin = 32;
 
 /// A governor for a run with these options, and its data. A limit below what either takes is told
@@ -70,7 +68,7 @@ struct TaskPlan {
 
 /// The plan of one task; `timed`: its step_seconds is the fastest of three training steps without
 /// validation, which are run for it; `device`: what it must fit too (device_plan.h), or nullptr;
-/// `most_graphs`: of the answer, 0: as kAutoGraphsMax and kAutoStepsMin say. Errors: as
+/// `most_graphs`: of the answer, 0: as batch_size_max and kAutoStepsMin say. Errors: as
 /// plan_tasks().
 Result<TaskPlan> plan_task(const Governor& governor, const CanKdConfig& config, const Data& data,
                            const Task& task, bool timed, const DeviceBackend* device = nullptr,
