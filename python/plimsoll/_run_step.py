@@ -83,7 +83,8 @@ class Steps:
             while self._calls and self._calls[-1][1].put_back_made():
                 self._calls.pop()
             raise
-        self._calls.append((name, step))
+        if all(one is not step for _, one in self._calls):
+            self._calls.append((name, step))
         return loss
 
     @property

@@ -151,7 +151,8 @@ class TrainingStep:
         self._tables: list[DealtTable] = []  # Whose rows these look up.
         self._not_its_own: list[Any] = []  # Parameters of other optimizers of a plimsoll.Run, whose steps are theirs.
         self._keeps_made = False  # Of a plimsoll.Run: another step of the same batch may fail.
-        self._made: list[Callable[[], Any]] | None = []  # Puts back the last step, in reverse; None: that cannot be.
+        self._made: list[Callable[[], Any]] | None = []  # Puts back the batch's calls, in reverse; None: that cannot be.
+        self._made_now: list[Callable[[], Any]] = []  # The same of the call that is made.
         self._allow_batchnorm = allow_batchnorm_microbatch
         self._window = _Window()
         self._goes_on = False  # Of a plimsoll.Run: an earlier life of it was admitted.
@@ -501,20 +502,21 @@ class TrainingStep:
                 raise self._gives_up(refusal, work)
             self._tell(refusal, helped)
         self.parts, self.recomputes = parts, recomputes
-        if self._keeps_made and self._made is not None:
-            self._made.append(before.put_back)
+        if self._keeps_made and self._made == []:  # Of several calls of a batch the first one's.
+            self._made = [*self._made_now, before.put_back]
+        self._made_now = []
         return value
 
     def keep_made(self) -> None:
-        """The last call is not to be put back any more."""
+        """The calls so far are not to be put back any more."""
         self._made = []
 
     def put_back_made(self) -> bool:
-        """Everything is as before the last call. False: it is not, as rows were written. Of a plimsoll.Run."""
+        """Everything is as before the first call since keep_made(). False: it is not, as rows were written, or nothing was kept."""
         made, self._made = self._made, []
         for put_back in made or ():
             put_back()
-        return made is not None
+        return self._keeps_made and made is not None
 
     def _remember(self, rows: int, modules: list[Any], generators: list[Any], kept: Sequence[Any] = ()) -> Before:
         """The state before the step; itself tried twice. kept: parameters whose values somebody else puts back."""
@@ -531,7 +533,7 @@ class TrainingStep:
                  rehearsing: bool = False) -> tuple[float, Refusal | None]:
         """(loss, None) with the batch in its window, and at its end the optimizer's step made; or
         (0, why memory was refused) with gradients as before."""
-        self._made = []
+        self._made_now = []
         if self._window.batches == 0:
             for optimizer in self._optimizers:
                 optimizer.zero_grad()
@@ -598,7 +600,9 @@ class TrainingStep:
         def forgotten() -> None:
             self.steps, self._window = steps, window
 
-        self._made = None if wrote_rows else [*(self._made or ()), gradients.put_back, forgotten]
+        self._made_now += [gradients.put_back, forgotten]
+        if wrote_rows:
+            self._made = None
 
     def _of_workers(self, workers: VirtualWorkers, work: _Work, parts: int, tally: _Tally, window: _Window,
                     looked_up: list[Any]) -> float:
@@ -649,7 +653,7 @@ class TrainingStep:
             if made and self._ranks is None:
                 together.apply_rows()
             written = undo.pop_all()
-            self._made = [written.close] if self._keeps_made and not rehearsing else []
+            self._made_now = [written.close] if self._keeps_made and not rehearsing else []
         if made and self._tables and self._ranks is not None:
             try:
                 self._agreed(together.apply_rows)
