@@ -43,21 +43,27 @@ class Fields:
 
 
 class _Member(tarfile.TarInfo):
-    """A member whose header is sound: at a damaged one, or a part of one, tarfile would end without a word."""
+    """A member whose header is sound: at a damaged one, or a part of one, tarfile would end without a word.
+
+    The archive is told of its ends: `ended`, and `number`, of those joined to it before this member.
+    """
 
     @classmethod
-    def fromtarfile(cls, archive: tarfile.TarFile) -> _Member:
+    def fromtarfile(cls, archive: Any) -> _Member:
         try:
-            return super().fromtarfile(archive)
+            member = super().fromtarfile(archive)
         except (tarfile.InvalidHeaderError, tarfile.TruncatedHeaderError) as error:
             raise tarfile.ReadError(f"{error} at byte {archive.offset}") from None
         except tarfile.EOFHeaderError:
-            archive.ended = True  # type: ignore[attr-defined]
+            archive.ended = True
             raise
         except tarfile.EmptyHeaderError:
             if not getattr(archive, "ended", False):
                 raise tarfile.ReadError(f"it ends without an archive's end at byte {archive.offset}") from None
             raise
+        archive.number = getattr(archive, "number", 0) + getattr(archive, "ended", False)
+        archive.ended = False
+        return member
 
 
 @dataclasses.dataclass
@@ -93,9 +99,14 @@ class _Archive:
         self._keys: dict[str, None] = {}
 
     def rows(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        sample = _Sample()
+        sample, number = _Sample(), 0
         while (member := self._archive.next()) is not None:
             self._archive.members = []  # It would keep them all.
+            if self._archive.number != number:  # type: ignore[attr-defined]
+                number = self._archive.number  # type: ignore[attr-defined]
+                yield from self._row(sample)
+                sample = _Sample()
+                self._keys.clear()  # Another archive, whose samples may have the same keys.
             named = self._named(member)
             if named is None:
                 continue

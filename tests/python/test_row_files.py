@@ -112,8 +112,8 @@ def test_s28_archives_that_are_joined_are_read_and_what_else_follows_is_an_error
     assert len(vision(gzip.compress(one) + gzip.compress(other), "b.tar")[0]) == 6
     with pytest.raises(ValueError, match=r"a\.tar: damaged archive: .* at byte \d+"):
         vision(one + b"something else" * 100)
-    with pytest.raises(ValueError, match=r"a\.tar: 0000\.png: its sample '0000' was there before"):
-        vision(one + one)
+    assert len(vision(one + one)[0]) == 6  # Shards may have the same keys.
+    assert len(vision(tar(pairs(1)) + tar(pairs(1)))[0]) == 2
     end = len(one) - len(one.rstrip(b"\0"))
     with pytest.raises(ValueError, match="ends without an archive's end"):  # Cut between two members.
         vision(one[:(len(one) - end + 511) // 512 * 512])
@@ -306,7 +306,7 @@ def test_s31_memory_does_not_know_how_many_rows_a_group_has(tmp_path):
 
 def test_s31_without_pyarrow_the_extra_is_named(chat, monkeypatch, tmp_path, capfd):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(ImportError, match=r"pip install 'plimsoll\[arrow\]'"):
+    with pytest.raises(ImportError, match=r"by pyarrow, which is not installed: pip install"):
         chat(b"PAR1" + bytes(100), "a.parquet")
     from plimsoll._program import main
 
