@@ -254,7 +254,7 @@ nb::list as_list(const std::vector<ChatText>& texts) {
       messages.append(nb::make_tuple(message.role, message.content));
     }
     out.append(nb::make_tuple(static_cast<int>(text.kind), text.file, text.line, text.text, trained,
-                              text.last, text.rich, messages));
+                              text.last, messages, chat_oddity_key(text.oddity)));
   }
   return out;
 }
@@ -288,7 +288,8 @@ void bind_reader(nb::module_& m) {
           "open",
           [](const Governor& governor, const std::vector<std::string>& files, int training,
              std::int64_t line_bytes_max, std::int64_t text_bytes_max, std::int64_t errors_max,
-             const nb::object& feed) {
+             const nb::object& feed, const std::vector<std::string>& ignored,
+             const std::vector<std::string>& ignored_of_messages) {
             return std::make_unique<PyChatReader>(
                 ChatReader::open(governor, {.files = {files.begin(), files.end()},
                                             .feed = feed_of(feed),
@@ -296,12 +297,14 @@ void bind_reader(nb::module_& m) {
                                             .line_bytes_max = line_bytes_max,
                                             .text_bytes_max = text_bytes_max,
                                             .errors_max = errors_max,
-                                            .between = heed_signals})
+                                            .between = heed_signals,
+                                            .keys = {ignored, ignored_of_messages}})
                     .or_throw(),
                 "ChatReader");
           },
           nb::arg("governor"), nb::arg("files"), nb::arg("training"), nb::arg("line_bytes_max"),
-          nb::arg("text_bytes_max"), nb::arg("errors_max"), nb::arg("feed").none())
+          nb::arg("text_bytes_max"), nb::arg("errors_max"), nb::arg("feed").none(),
+          nb::arg("ignored"), nb::arg("ignored_of_messages"))
       .def(
           "set_pieces",
           [](PyChatReader& reader, const std::vector<std::pair<std::string, GapTuple>>& gaps,
@@ -327,6 +330,13 @@ void bind_reader(nb::module_& m) {
             });
           },
           nb::arg("key"), nb::arg("file"), nb::arg("line"), nb::arg("detail"))
+      .def(
+          "count_row",
+          [](PyChatReader& reader, std::int64_t used, std::int64_t refused,
+             const std::vector<std::pair<std::string, std::int64_t>>& counted) {
+            reader.use([&](ChatReader& self) { self.count_row(used, refused, counted); });
+          },
+          nb::arg("used"), nb::arg("refused"), nb::arg("counted"))
       .def(
           "go_on",
           [](PyChatReader& reader, const std::string& state) {
@@ -421,12 +431,13 @@ void bind_tokens(nb::module_& m) {
   bind_writer(m);
   bind_spans(m);
   bind_reader(m);
-  m.def("chat_row_keys", &chat_row_keys);
+  m.def("chat_roles", &chat_roles);
   m.def("chat_oddities", [] {
-    std::vector<std::pair<std::string, bool>> oddities;
+    std::vector<std::tuple<std::string, bool, std::string>> oddities;
     for (std::size_t i = 0; i < kChatOddities; ++i) {
       const auto oddity = static_cast<ChatOddity>(i);
-      oddities.emplace_back(chat_oddity_key(oddity), is_chat_error(oddity));
+      oddities.emplace_back(chat_oddity_key(oddity), is_chat_error(oddity),
+                            chat_oddity_text(oddity));
     }
     return oddities;
   });

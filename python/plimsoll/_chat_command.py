@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ._chat_import import import_chat
-from ._import_command import add_files, add_parts, add_rest, parser_of, run_import
+from ._import_command import add_files, add_ignored, add_parts, add_rest, parser_of, run_import
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -42,6 +42,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--text-bytes-max", default="2MiB", metavar="SIZE", help="Longest message [2MiB]")
     add("--encoder", choices=("auto", "tokenizers", "gigatoken"), default="auto",
         help="Library that encodes: gigatoken gives the same ids, faster [auto: gigatoken where it is installed]")
+    add_ignored(parser)
     add_parts(parser)
     add_rest(parser)
     return parser

@@ -11,13 +11,11 @@ import os
 from collections.abc import Iterable, Iterator, Sized
 from typing import Any
 
-from . import _core
 from ._arrow_rows import saved_files
 from ._parts import Part, joined_sum, share
 from ._row_files import Line, Reading, RowFeed, RowLines
 from .errors import NotFoundError
 
-_CHAT_KEYS = _core.chat_row_keys()
 TRAINING = ("assistant", "last", "all")  # ChatTraining.
 
 
@@ -118,13 +116,6 @@ class _RowsFeed:
 
     def name(self, file: int, line: int) -> str:
         return ""
-
-
-def chat_line(row: Any) -> Any:
-    """Of a row what an import of chats looks at: other columns may be pictures, dates, or long."""
-    if isinstance(row, dict):
-        return {key: row[key] for key in _CHAT_KEYS if row.get(key) is not None}
-    return row
 
 
 def chat_source(given: Any, reading: Reading) -> ChatFiles | ChatRows:

@@ -27,6 +27,7 @@ _ROLES = ("system", "user", "assistant")
 _OPEN, _CLOSE = "\U000fff01", "\U000fff02"  # Around what {% generation %} holds; no text has them.
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _WORD = re.compile(r"[a-z_]+")
+_WHITE = "\t\n\v\f\r\x1c\x1d\x1e\x1f "  # Of ASCII.
 _ODD = ("", " ", "\n", " a", "a ", "\n\na\n", "\ta \n b\t", "{{ messages }}{% raw %}", "\\n'\"<&>", "é漢字\U0001f600",
         "a\r\nb", "[x] <y> </z>", "###", "None", "0")
 
@@ -333,6 +334,15 @@ class ChatTemplate:
                                 "{% generation %} holds")
         return "".join(text), spans
 
+    @functools.cached_property
+    def names(self) -> frozenset[str]:
+        """Names of variables, keys and attributes that the template has."""
+        from jinja2 import nodes
+
+        return frozenset({node.attr for node in self._tree.find_all(nodes.Getattr)}
+                         | {node.name for node in self._tree.find_all(nodes.Name)}
+                         | {node.value for node in self._tree.find_all(nodes.Const) if isinstance(node.value, str)})
+
     def words(self) -> list[str]:
         """Texts that the template compares with something, or passes to a call or filter."""
         from jinja2 import nodes
@@ -376,6 +386,18 @@ class Pieces:
 
     def covers(self, roles: Sequence[str]) -> bool:
         return all(key in self.gaps for key in self.keys(roles))
+
+    def takes(self, messages: Messages) -> bool:
+        """Whether pieces render these, of roles and texts alone (ChatReader::compiled())."""
+        if not self.covers([message["role"] for message in messages]):
+            return False
+        for message in messages:
+            content = message["content"]
+            if any(trigger in content for trigger in self.triggers):
+                return False
+            if message["role"] in self.stripped and (rest := content.strip(_WHITE)) and not (rest[0] + rest[-1]).isascii():
+                return False
+        return True
 
     def render(self, messages: Messages) -> tuple[str, Spans]:
         """As ChatReader renders (chat_reader.cpp)."""

@@ -952,16 +952,18 @@ class ChatReader:
 
     @staticmethod
     def open(governor: Governor, files: list[str], training: int, line_bytes_max: int, text_bytes_max: int,
-             errors_max: int, feed: Any) -> ChatReader:
+             errors_max: int, feed: Any, ignored: list[str], ignored_of_messages: list[str]) -> ChatReader:
         """Errors: BudgetExceeded."""
     def set_pieces(self, gaps: list[tuple[str, tuple[str, int, int, int]]], stripped: list[str],
                    triggers: list[str]) -> None:
         """The compiled template."""
     def next(self, bytes: int, sample: int
-             ) -> list[tuple[int, int, int, str, list[tuple[int, int]], bool, bool, list[tuple[str, str]]]]:
-        """Kind, file, line, text, trained characters, whether it ends its row, rich, messages."""
+             ) -> list[tuple[int, int, int, str, list[tuple[int, int]], bool, list[tuple[str, str]], str]]:
+        """Kind, file, line, text, trained characters, whether it ends its row, messages, what is odd (of a bad line)."""
     def note(self, key: str, file: int, line: int, detail: str) -> None:
         """Errors: ValueError naming file and line, past errors_max."""
+    def count_row(self, used: int, refused: int, counted: list[tuple[str, int]]) -> None:
+        """The keys of a row that was read in Python."""
     def go_on(self, state: str) -> bool:
         """False where what was read has changed. Errors: ValueError, OSError."""
     def skip_rest(self) -> None:
@@ -995,10 +997,10 @@ class WorkMeter:
     def update(self, done: int, total: int) -> None:
         """A bar on a terminal; elsewhere a line every ten seconds."""
 
-def chat_row_keys() -> list[str]:
-    """Names at the top of a row that are looked at."""
-def chat_oddities() -> list[tuple[str, bool]]:
-    """Keys of what is counted as odd, as a report has them in order; whether it is an error."""
+def chat_roles() -> list[tuple[str, str]]:
+    """Names of roles as rows have them, and as templates do."""
+def chat_oddities() -> list[tuple[str, bool, str]]:
+    """Keys of what is counted as odd, as a report has them in order; whether it is an error; in words."""
 
 def run_program(arguments: list[bytes]) -> int:
     """The program `plimsoll` without what needs torch. Returns its exit status."""

@@ -31,6 +31,12 @@ def add_files(parser: argparse.ArgumentParser) -> None:
                         "or an archive of WebDataset; plain, or packed by gzip, zstd, bzip2 or xz")
 
 
+def add_ignored(parser: argparse.ArgumentParser) -> None:
+    """--ignore-keys."""
+    parser.add_argument("--ignore-keys", type=lambda text: text.split(","), action="extend", default=[], metavar="NAME,…",
+                        help="Keys of rows to read as if they were not there: topic, or messages.topic of a message")
+
+
 def add_parts(parser: argparse.ArgumentParser) -> None:
     """--part and --join."""
     add = parser.add_mutually_exclusive_group().add_argument
@@ -83,6 +89,12 @@ def run_import(parser: argparse.ArgumentParser, make: Callable[..., dict[str, An
         print(json.dumps(made))
         return 0
     status = _core.run_program([b"plimsoll", b"info", str(out).encode(errors="surrogateescape")])
+    for name, one in made.get("odd", {}).items():  # Of pairs, whose store says nothing of it.
+        print(f"  odd       {one['count']:,} {name} ({', '.join(one['first'])})")
+    for name, (rows, _) in made.get("keys", {}).get("counted", {}).items():
+        print(f"  not used  {name} in {rows:,} rows")
+    for number, text in enumerate(made["first_rows"]):
+        print(f"  row {number}, what is trained on between ⟦ and ⟧:\n    " + text.replace("\n", "\n    "))
     if made["reused"]:
         print("  (as it was: neither inputs nor options have changed)")
     return status

@@ -25,17 +25,19 @@ import numpy as np
 
 from . import _core
 from ._adopt import adopt
+from ._chat_import import shortened
 from ._features import FeatureWriter
 from ._folders import make_folders, replaced, sync_folder
 from ._image_processor import image_processor
 from ._image_set import ImageBatchRow, ImageSet
 from ._memory import Governor, pressure_between_steps, with_governor
 from ._refusal import unless_refused
+from ._row_reader import KeyCounts, key_count
 from ._set_import import digest
 from ._step import TrainingStep
 from .errors import BudgetExceeded, MemoryPressure
 
-_VERSION = 1  # Of what becomes of the same inputs.
+_VERSION = 2  # Of what becomes of the same inputs.
 _DTYPES = ("float32", "float16")
 _QUEUE_BYTES = 64 << 20  # Of images decoded ahead.
 _COMMIT_SECONDS = 10.0
@@ -72,7 +74,8 @@ def import_pairs(images: _Path, out: _Path, *, model: _Path, batch_size: int = 3
     progress:   called with rows done and rows in all.
 
     Killed at any moment and called again, it goes on where it was, to the same bytes. Returns what plimsoll.info(out)
-    says, "reused", and "odd": what was odd about rows.
+    says, "reused", "odd": what was odd about rows, "keys": how many keys of their messages were used, of rows that
+    were left out (refused), and not used, by name; and "first_rows": the captions of the first two.
     Errors: ValueError naming the row or the option; BudgetExceeded naming batch_size before the first batch, where the
             limit is too small for it; NotFoundError; CorruptError; OSError; ImportError (no torch, no transformers). What
             was done stays, to go on with.
@@ -96,7 +99,8 @@ def import_pairs(images: _Path, out: _Path, *, model: _Path, batch_size: int = 3
                 job.run(governor, threads, progress)
                 work.finish(governor, dtype)
             said = work.said
-    return {**json.loads(_core.describe(os.fspath(out))), "odd": said["odd"], "reused": reused}
+    return {**json.loads(_core.describe(os.fspath(out))), "odd": said["odd"], "keys": said["keys"], "reused": reused,
+            "first_rows": said["first_rows"]}
 
 
 def libraries() -> tuple[Any, Any]:
@@ -277,6 +281,8 @@ class _Import:
                 for row in batch:
                     at = row.row + 1
                     if (captions := self._captions(row)) is not None:
+                        if len(self._work.said["first_rows"]) < 2:
+                            self._work.said["first_rows"].append(f"[image of row {row.row}]: ⟦{shortened('⟧ ⟦'.join(captions))}⟧")
                         waiting.append((row.row, self._encoder.prepared(row.images[0]), captions))
                     del row
                 del batch
@@ -300,20 +306,36 @@ class _Import:
         return np.zeros((64, 64, 3), np.uint8) if row < 0 else self._pictures.image(row, number)
 
     def _captions(self, row: ImageBatchRow) -> list[str] | None:
-        """None for a row that is left out."""
-        texts: dict[bool, list[str]] = {True: [], False: []}
+        """None for a row that is left out. Of its messages every key is counted, too."""
+        texts: dict[str, list[str]] = {}
         for message in row.messages:
             if message["role"] != "system":
-                texts[message["role"] == "assistant"] += [part["text"].strip() for part in message["content"]
-                                                          if part["type"] == "text" and part["text"].strip()]
-        captions = texts[True] or texts[False]
+                of = "assistant" if message["role"] == "assistant" else "user"
+                texts.setdefault(of, []).extend(part["text"].strip() for part in message.get("content", [])
+                                                if part["type"] == "text" and part["text"].strip())
+        who = "assistant" if texts.get("assistant") else "user"
+        captions = texts.get(who)
+        keys = KeyCounts(self._work.said["keys"])
         if not captions:
             self._odd("no_caption", row.row, "no caption: no text in its messages")
         elif len(row.images) != 1:
             self._odd("not_one_image", row.row, f"{len(row.images)} images, and a pair has one")
+            captions = None
+        if captions:
+            counted: dict[str, int] = {}
+            for message in row.messages:
+                captioning = message["role"] != "system" and (message["role"] == "assistant") == (who == "assistant")
+                for name, value in message.items():
+                    for part in value if name == "content" else ():
+                        if part["type"] != "image" and not captioning:  # A question, the system's text.
+                            counted[message["role"]] = counted.get(message["role"], 0) + len(part)
+                    if name not in ("role", "content"):
+                        counted[f"messages.{name}"] = counted.get(f"messages.{name}", 0) + 1 + key_count(value)
+            keys.add(key_count(row.messages) - sum(counted.values()), 0, ((name, 1, count) for name, count in counted.items()))
         else:
-            return captions
-        return None
+            keys.add(0, key_count(row.messages), ())
+        self._work.said["keys"] = keys.said()
+        return captions or None
 
     def _odd(self, key: str, row: int, text: str) -> None:
         said = self._work.said
@@ -357,7 +379,7 @@ class _Work:
         self._files: dict[str, Any] = {}
         self.whole = False
         self.said: dict[str, Any] = {"name": name, "row": 0, "images": 0, "pairs": 0, "widths": [0, 0], "errors": 0,
-                                     "odd": {}, "finishing": False}
+                                     "odd": {}, "keys": KeyCounts().said(), "first_rows": [], "finishing": False}
 
     def __enter__(self) -> _Work:
         if self._folder.exists() and any(self._folder.iterdir()) and not (self._folder / "lock").exists():

@@ -19,6 +19,7 @@ from ._chat_source import ChatFiles, ChatRows
 from ._memory import Governor
 from ._parts import Part, check_parts, how_to_make, part_path
 from ._row_files import is_of_files
+from ._row_reader import KeyCounts
 from .errors import CorruptError, NotFoundError
 
 _EXAMPLES = 3  # Of lines that are odd in a way.
@@ -131,7 +132,7 @@ class SetImport:
 
     def _finish(self, writer: Any, about: dict[str, Any]) -> None:
         if self.count(writer) == 0 and not self._is_part:
-            found = json.dumps({key: about[key] for key in ("lines", "rows", "odd")})
+            found = json.dumps({key: about[key] for key in ("lines", "rows", "odd", "keys")})
             raise ValueError(f"{self.out}: no row of these files has {self.wanted}: {found}")
         writer.finish(json.dumps(about, ensure_ascii=False), digest([self.work_name, about["inputs"]]))
 
@@ -182,7 +183,10 @@ class SetImport:
         """What the set of all says, of what those of the parts do. Errors: ValueError past errors_max."""
         odd: dict[str, dict[str, Any]] = {}
         lines = 0
+        keys = KeyCounts()
         for about in abouts:
+            part = about["keys"]
+            keys.add(part["used"], part["refused"], ((name, *counts) for name, counts in part["counted"].items()))
             for key, one in about["odd"].items():
                 all_ = odd.setdefault(key, {"count": 0, "first": []})
                 all_["count"] += one["count"]
@@ -195,7 +199,7 @@ class SetImport:
                              f"correct them, or have more left out with errors_max (--errors-max), which is {most}")
         return {**abouts[0], "work": self.work_name, "inputs": self.joined_inputs([about["inputs"] for about in abouts]),
                 "lines": lines, "rows": sum(about["rows"] for about in abouts),
-                "odd": {key: odd[key] for key in dict.fromkeys([*self.odd_order, *odd]) if key in odd}}
+                "odd": {key: odd[key] for key in dict.fromkeys([*self.odd_order, *odd]) if key in odd}, "keys": keys.said()}
 
     def _copy(self, writer: Any, parts: list[SetImport], fingerprints: list[str]) -> None:
         """Copies rows of the parts, from where the last commit was."""

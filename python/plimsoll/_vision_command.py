@@ -9,7 +9,7 @@ import argparse
 from collections.abc import Sequence
 
 from . import _core
-from ._import_command import add_files, add_parts, add_rest, parser_of, run_import
+from ._import_command import add_files, add_ignored, add_parts, add_rest, parser_of, run_import
 from ._vision_import import import_vision
 
 
@@ -36,6 +36,7 @@ def _parser() -> argparse.ArgumentParser:
         help=f"Number of pixels above which an image is refused as a decompression bomb [{_core.image_pixels_max}]")
     add("--image-bytes-max", default="64MiB", metavar="SIZE", help="Longest file of an image, or member of an archive [64MiB]")
     add("--line-bytes-max", default="100MiB", metavar="SIZE", help="Longest line [100MiB]")
+    add_ignored(parser)
     add_parts(parser)
     add_rest(parser)
     return parser

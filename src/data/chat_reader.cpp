@@ -122,10 +122,12 @@ Result<void> ChatReader::note(ChatOddity oddity, std::int64_t file, std::int64_t
     errors += odd_[i].count;
   }
   if (is_chat_error(oddity) && errors > options_.errors_max) {
+    const bool particular = oddity == ChatOddity::kBadMessage && !detail.empty();
     return fail(
         ErrorCode::kInvalidArgument,
-        fmt::format("{}: {}{}{}", lines_.name_of(file, line, false), chat_oddity_text(oddity),
-                    detail.empty() ? "" : ": " + detail,
+        fmt::format("{}: {}{}{}{}", lines_.name_of(file, line, false),
+                    particular ? "" : chat_oddity_text(oddity),
+                    particular || detail.empty() ? "" : ": ", detail,
                     errors > 1 ? fmt::format(" ({} lines before it were left out)", errors - 1)
                                : std::string()),
         "correct the line, or have more lines left out with errors_max (--errors-max)");
@@ -146,7 +148,36 @@ void ChatReader::begin_file(std::int64_t file) {
   rendered_ = 0;
 }
 
-// The next row that is none of the bad, into row_; false at the end.
+// The row under way is a line that is left out.
+bool ChatReader::bad(ChatOddity oddity, std::string detail) {
+  keys_refused_ += row_.keys;
+  row_ = {.kind = ChatRow::Kind::kBad, .oddity = oddity, .detail = std::move(detail)};
+  return true;
+}
+
+void ChatReader::count_keys() {
+  keys_used_ += row_.keys;
+  for (const auto& [which, count] : row_.counted) {
+    keys_used_ -= count;
+    auto& [rows, keys] = keys_counted_[options_.keys.names()[static_cast<std::size_t>(which)]];
+    ++rows;
+    keys += count;
+  }
+}
+
+void ChatReader::count_row(std::int64_t used, std::int64_t refused,
+                           const std::vector<std::pair<std::string, std::int64_t>>& counted) {
+  rows_ += used > 0 ? 1 : 0;
+  keys_used_ += used;
+  keys_refused_ += refused;
+  for (const auto& [name, count] : counted) {
+    auto& [rows, keys] = keys_counted_[name];
+    ++rows;
+    keys += count;
+  }
+}
+
+// The next row, or a line that is left out, into row_; false at the end.
 Result<bool> ChatReader::read_row() {
   for (;;) {
     PLIMSOLL_TRY(const auto line, lines_.next());
@@ -158,10 +189,10 @@ Result<bool> ChatReader::read_row() {
       begin_file(lines_.place().file);
     }
     line_ = lines_.line();
+    row_ = {};
     const bool seen = duplicate(*line);
     if (lines_.too_long()) {
-      PLIMSOLL_TRY_VOID(note(ChatOddity::kLineTooLong, file_, line_, ""));
-      continue;
+      return bad(ChatOddity::kLineTooLong);
     }
     if (stripped(*line).empty()) {
       PLIMSOLL_TRY_VOID(note(ChatOddity::kBlankLine, file_, line_, ""));
@@ -171,28 +202,34 @@ Result<bool> ChatReader::read_row() {
     if (needed > lease_.bytes()) {
       PLIMSOLL_TRY_VOID(lease_.grow(needed));
     }
-    row_ = parse_chat_row(*line);
+    row_ = parse_chat_row(*line, options_.keys);
     if (row_.kind == ChatRow::Kind::kBad) {
-      PLIMSOLL_TRY_VOID(note(row_.oddity, file_, line_, row_.detail));
-      continue;
+      return true;
     }
-    if (row_.empty_turn) {
+    find_gaps();
+    if (row_.kind == ChatRow::Kind::kMessages && !compiled()) {
+      row_.kind = ChatRow::Kind::kWhole;
+    }
+    if (row_.empty_turn && row_.kind != ChatRow::Kind::kWhole) {
       PLIMSOLL_TRY_VOID(note(ChatOddity::kEmptyTurn, file_, line_, ""));
     }
     if (seen) {
       PLIMSOLL_TRY_VOID(note(ChatOddity::kDuplicate, file_, line_, ""));
     }
+    if (row_.kind == ChatRow::Kind::kWhole) {
+      raw_ = std::string(*line);
+      return true;
+    }
     if (!row_.assistant && options_.training != ChatTraining::kAll) {
       PLIMSOLL_TRY_VOID(note(ChatOddity::kNoAssistant, file_, line_, ""));
+      keys_refused_ += row_.keys;
       continue;
     }
-    find_gaps();
     if (!fits()) {
-      PLIMSOLL_TRY_VOID(note(ChatOddity::kTextTooLong, file_, line_, ""));
-      continue;
+      return bad(ChatOddity::kTextTooLong);
     }
-    raw_ = row_.rich ? std::string(*line) : std::string();
     ++rows_;
+    count_keys();
     return true;
   }
 }
@@ -200,7 +237,7 @@ Result<bool> ChatReader::read_row() {
 void ChatReader::find_gaps() {
   const std::size_t count = row_.messages.size();
   gaps_.assign(count + 1, nullptr);
-  if (row_.rich || table_.empty()) {
+  if (table_.empty()) {
     return;
   }
   std::size_t before = 0;
@@ -224,7 +261,7 @@ bool ChatReader::fits() const {
   return most <= options_.text_bytes_max;
 }
 
-// Whether the pieces cover the row; strips its contents as the template would.
+// Whether the pieces cover the row.
 bool ChatReader::compiled() {
   if (std::find(gaps_.begin(), gaps_.end(), nullptr) != gaps_.end()) {
     return false;
@@ -307,8 +344,17 @@ ChatText ChatReader::render_more() {
 
 // A row that is not rendered here.
 ChatText ChatReader::whole_row() {
-  ChatText out{.file = file_, .line = line_, .rich = row_.rich};
+  ChatText out{.file = file_, .line = line_};
   switch (row_.kind) {
+    case ChatRow::Kind::kBad:
+      out.kind = ChatText::Kind::kBad;
+      out.oddity = row_.oddity;
+      out.text = std::move(row_.detail);
+      break;
+    case ChatRow::Kind::kWhole:
+      out.kind = ChatText::Kind::kWhole;
+      out.text = std::exchange(raw_, {});
+      break;
     case ChatRow::Kind::kPrompt: {
       out.kind = ChatText::Kind::kPrompt;
       const std::int64_t prompt = characters(row_.messages[0].content);
@@ -322,10 +368,8 @@ ChatText ChatReader::whole_row() {
       out.text = std::move(row_.messages[0].content);
       add_span(out.trained, 0, characters(out.text));
       break;
-    default:
-      out.kind = ChatText::Kind::kTemplate;
-      out.text = std::exchange(raw_, {});
-      out.messages = std::move(row_.messages);
+    case ChatRow::Kind::kMessages:
+      PLIMSOLL_CHECK(false, "a row of messages is rendered");
   }
   return out;
 }
@@ -339,11 +383,8 @@ Result<std::vector<ChatText>> ChatReader::next(std::int64_t bytes, std::int64_t 
       if (!more) {
         break;
       }
-      if (row_.kind != ChatRow::Kind::kMessages || !compiled()) {
+      if (row_.kind != ChatRow::Kind::kMessages) {
         out.push_back(whole_row());
-        for (const ChatMessage& message : out.back().messages) {
-          held += static_cast<std::int64_t>(message.content.size());
-        }
         held += static_cast<std::int64_t>(out.back().text.size());
         continue;
       }
@@ -386,12 +427,14 @@ std::string ChatReader::state() const {
   for (const ChatSum& sum : lines_.sums()) {
     sums.push_back({sum.bytes, sum.crc});
   }
-  const Json json{{"place", {place.file, place.line, place.at}},
-                  {"sums", sums},
-                  {"lines", lines_read_},
-                  {"rows", rows_},
-                  {"rendered", rendered_},
-                  {"odd", odd}};
+  const Json json{
+      {"place", {place.file, place.line, place.at}},
+      {"sums", sums},
+      {"lines", lines_read_},
+      {"rows", rows_},
+      {"rendered", rendered_},
+      {"odd", odd},
+      {"keys", {{"used", keys_used_}, {"refused", keys_refused_}, {"counted", keys_counted_}}}};
   return json.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
@@ -432,6 +475,9 @@ Result<bool> ChatReader::go_on(const std::string& state) {
     lines_read_ = json.at("lines");
     rows_ = json.at("rows");
     rendered_ = json.at("rendered");
+    keys_used_ = json.at("keys").at("used");
+    keys_refused_ = json.at("keys").at("refused");
+    json.at("keys").at("counted").get_to(keys_counted_);
     for (std::size_t i = 0; i < odd_.size(); ++i) {
       odd_[i] = {};
       const auto found = json.at("odd").find(chat_oddity_key(static_cast<ChatOddity>(i)));

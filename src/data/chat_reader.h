@@ -5,7 +5,7 @@
 //
 // What is between two messages depends on their roles and on how near they are to the ends
 // (chat_gap_key()): Python finds these texts by rendering probes, and proves them on others. A row
-// that they do not cover goes to the template itself, in Python.
+// that they do not cover is read and rendered in Python.
 // Reading order: chat_lines.h, chat_row.h, this file, python/plimsoll/_chat_template.py.
 //
 // Threads: single-owner.   Memory: that of ChatLines, three times the longest line, 1 MiB; leased.
@@ -55,19 +55,20 @@ struct ChatReaderOptions {
   std::int64_t text_bytes_max{2 << 20};  ///< Most bytes of one text to tokenize.
   std::int64_t errors_max{0};            ///< Lines left out as errors; one more ends the import.
   std::function<void()> between{};       ///< As of ChatLines::open().
+  ChatKeys keys{};
 };
 
-/// One text to tokenize, or a row for the template.
+/// One text to tokenize, a row for Python, or what is wrong with a line.
 struct ChatText {
-  enum class Kind : std::uint8_t { kRendered, kTemplate, kPrompt, kText };
+  enum class Kind : std::uint8_t { kRendered, kPrompt, kText, kWhole, kBad };
   Kind kind{Kind::kRendered};
+  ChatOddity oddity{ChatOddity::kNoShape};  ///< Of kBad.
   std::int64_t file{0};
   std::int64_t line{0};
-  std::string text{};                ///< Of kTemplate: the line, where `rich`.
+  std::string text{};                ///< Of kWhole: the line. Of kBad: what note() is told.
   std::vector<TokenSpan> trained{};  ///< Characters. Of kText and kPrompt: those of the file's.
   bool last{true};                   ///< Of its row; more texts of the same row follow otherwise.
-  bool rich{false};
-  std::vector<ChatMessage> messages{};  ///< Of kTemplate, and of every sampled row.
+  std::vector<ChatMessage> messages{};  ///< Of every sampled row.
 };
 
 class ChatReader {
@@ -82,9 +83,14 @@ class ChatReader {
   /// Errors: kInvalidArgument naming file and line, past errors_max; those of ChatLines.
   Result<std::vector<ChatText>> next(std::int64_t bytes, std::int64_t sample);
 
-  /// Counts what is found odd about a line later. Errors: kInvalidArgument, past errors_max.
+  /// Counts what is odd about a line; one that came as kBad, too. Errors: kInvalidArgument, past
+  /// errors_max.
   Result<void> note(ChatOddity oddity, std::int64_t file, std::int64_t line,
                     const std::string& detail);
+
+  /// Counts the keys of rows that came as kWhole. `counted`: names, and how many are not used.
+  void count_row(std::int64_t used, std::int64_t refused,
+                 const std::vector<std::pair<std::string, std::int64_t>>& counted);
 
   /// Between two rows: where the next begins, what was read, and the counts, as JSON for go_on().
   [[nodiscard]] std::string state() const;
@@ -101,7 +107,8 @@ class ChatReader {
     return lines_.name_of(file, line, false);
   }
   [[nodiscard]] std::vector<ChatSum> sums() const { return lines_.sums(); }
-  /// {"lines": …, "rows": …, "odd": {key: {"count": …, "first": ["FILE:LINE", …]}}}.
+  /// {"lines": …, "rows": …, "odd": {key: {"count": …, "first": ["FILE:LINE", …]}},
+  /// "keys": {"used": …, "refused": …, "counted": {name: [rows, keys]}}}.
   [[nodiscard]] std::string report() const;
 
  private:
@@ -111,6 +118,8 @@ class ChatReader {
   };
   ChatReader(ChatReaderOptions options, ChatLines lines);
   Result<bool> read_row();
+  [[nodiscard]] bool bad(ChatOddity oddity, std::string detail = {});
+  void count_keys();
   void begin_file(std::int64_t file);
   [[nodiscard]] bool duplicate(std::string_view line);
   bool compiled();
@@ -127,6 +136,9 @@ class ChatReader {
   std::array<Odd, kChatOddities> odd_{};
   std::int64_t lines_read_{0};
   std::int64_t rows_{0};
+  std::int64_t keys_used_{0};
+  std::int64_t keys_refused_{0};
+  std::map<std::string, std::array<std::int64_t, 2>> keys_counted_{};  // Rows, keys.
   // Of the file under way alone, so that a part of the files is read as it is among all of them.
   std::vector<std::uint64_t> seen_;  // Hashes of lines, by their low bits.
   std::int64_t rendered_{0};

@@ -28,29 +28,40 @@ constexpr std::array<Oddity, kChatOddities> kOdd{{
     {"no_messages", "no messages"},
     {"text_too_long", "a message longer than text_bytes_max"},
     {"template", "the chat template refused it"},
+    {"duplicate_key", "a key that is there twice"},
+    {"unknown_key", "keys that are not read"},
+    {"bad_value", "a value that is not read"},
+    {"preference", "a row of two answers"},
     {"blank_lines", "blank"},
     {"empty_turns", "an empty message"},
     {"no_assistant", "no message of the assistant"},
     {"nothing_trained", "no token to train on"},
     {"cut", "cut at max_length"},
     {"duplicates", "there was the same line shortly before"},
+    {"label_false", "an answer that is labelled as bad"},
+    {"not_trained", "a row that is not to be trained on"},
+    {"nulls", "a null within a call of a tool, which templates print"},
+    {"parts_printed", "parts of a content, which the template prints as they are"},
 }};
 
 struct RoleName {
   std::string_view given;
   std::string_view role;
 };
-constexpr std::array<RoleName, 12> kRoles{{{"user", "user"},
+constexpr std::array<RoleName, 15> kRoles{{{"user", "user"},
                                            {"assistant", "assistant"},
                                            {"system", "system"},
                                            {"tool", "tool"},
                                            {"developer", "developer"},
                                            {"function", "function"},
                                            {"human", "user"},
+                                           {"prompter", "user"},
                                            {"gpt", "assistant"},
                                            {"model", "assistant"},
                                            {"bot", "assistant"},
+                                           {"ai", "assistant"},
                                            {"observation", "tool"},
+                                           {"tool_response", "tool"},
                                            {"function_response", "tool"}}};
 
 // The strings at the top of an object that matter.
@@ -68,63 +79,78 @@ enum Field : std::size_t {
 constexpr std::array<std::string_view, kFieldCount> kFieldNames{
     "instruction", "input", "output", "response", "prompt", "completion", "text", "system"};
 
-// Takes what matters out of a line as it is read; nothing else is kept.
+// Takes what matters out of a line as it is read, and counts its keys. What it does not know makes
+// the row one for Python.
 class Handler final : public nlohmann::json_sax<nlohmann::json> {
  public:
-  bool null() override { return scalar(std::nullopt, true); }
-  bool boolean(bool) override { return scalar(std::nullopt); }
-  bool number_integer(number_integer_t) override { return scalar(std::nullopt); }
-  bool number_unsigned(number_unsigned_t) override { return scalar(std::nullopt); }
-  bool number_float(number_float_t, const string_t&) override { return scalar(std::nullopt); }
+  explicit Handler(const ChatKeys& ignored) : ignored_(ignored) {}
+
+  bool null() override {
+    if (depth_ == skipped_) {
+      skipped_ = kNowhere;
+    } else if ((depth_ == 1 || (in_list_ && depth_ == 3)) && skipped_ == kNowhere) {
+      count(ChatKeys::kEmpty);
+    } else {
+      whole = whole || skipped_ == kNowhere;
+    }
+    return true;
+  }
+  bool boolean(bool) override { return scalar(nullptr); }
+  bool number_integer(number_integer_t) override { return scalar(nullptr); }
+  bool number_unsigned(number_unsigned_t) override { return scalar(nullptr); }
+  bool number_float(number_float_t, const string_t&) override { return scalar(nullptr); }
   bool binary(binary_t&) override { return false; }
-  bool string(string_t& value) override { return scalar(std::move(value)); }
+  bool string(string_t& value) override { return scalar(&value); }
 
   bool start_object(std::size_t) override {
     if (depth_ == 0) {
       object = true;
-    } else if (depth_ == 1 && key_ == "tools") {
-      rich = true;
-    } else if (in_list_ && depth_ == 2) {
-      messages.emplace_back();
-      role_ = content_ = false;
-    } else if (in_list_ && depth_ == 3) {
-      rich = true;
-      content_ = content_ || key_ == "content";
+    } else if (skipped_ == kNowhere) {
+      if (in_list_ && depth_ == 2) {
+        messages.emplace_back();
+        role_ = content_ = false;
+      } else {
+        whole = true;
+      }
     }
     ++depth_;
     return true;
   }
   bool end_object() override {
-    --depth_;
-    if (in_list_ && depth_ == 2) {
-      // Without content: a call of a tool, which the template may know.
-      bad = bad || !role_ || !(content_ || rich);
-    }
+    end_container();
+    whole = whole || (in_list_ && depth_ == 2 && skipped_ == kNowhere && !(role_ && content_));
     return true;
   }
   bool start_array(std::size_t) override {
-    if (depth_ == 1 && (key_ == "messages" || key_ == "conversations")) {
-      in_list_ = list = true;
-      messages.clear();
-    } else if (depth_ == 1 && key_ == "tools") {
-      rich = true;
-    } else if (in_list_ && depth_ == 2) {
-      bad = true;
-    } else if (in_list_ && depth_ == 3) {
-      rich = true;
-      content_ = content_ || key_ == "content";
+    if (skipped_ == kNowhere && depth_ > 0) {
+      if (depth_ == 1 && is_list_ && !list) {
+        in_list_ = list = true;
+      } else {
+        whole = true;
+      }
     }
     ++depth_;
     return true;
   }
   bool end_array() override {
-    --depth_;
+    end_container();
     in_list_ = in_list_ && depth_ != 1;
     return true;
   }
   bool key(string_t& name) override {
-    if (depth_ == 1 || (in_list_ && depth_ == 3)) {
-      key_ = std::move(name);
+    ++keys;
+    if (skipped_ != kNowhere) {
+      count(skipping_);
+    } else if (depth_ == 1 || (in_list_ && depth_ == 3)) {
+      const int ignored = depth_ == 1 ? ignored_.of_row(name) : ignored_.of_message(name);
+      if (ignored != ChatKeys::kNone) {
+        skipped_ = depth_;
+        skipping_ = ignored;
+        count(ignored);
+      } else {
+        is_list_ = depth_ == 1 && (name == "messages" || name == "conversations");
+        key_ = std::move(name);
+      }
     }
     return true;
   }
@@ -136,42 +162,67 @@ class Handler final : public nlohmann::json_sax<nlohmann::json> {
 
   bool object{false};
   bool list{false};
-  bool bad{false};
-  bool rich{false};
+  bool whole{false};
+  std::int64_t keys{0};
   std::array<std::optional<std::string>, kFieldCount> fields{};
   std::vector<ChatMessage> messages{};
+  std::vector<std::pair<int, std::int64_t>> counted{};
   std::string words{};
 
  private:
-  // Of other kinds than texts there is no value.
-  bool scalar(std::optional<std::string> value, bool null = false) {
-    if (depth_ == 1) {
-      for (std::size_t field = 0; value && field < kFieldCount; ++field) {
-        if (key_ == kFieldNames[field]) {
-          fields[field] = std::move(value);
-          break;
-        }
+  static constexpr int kNowhere = -1;
+
+  // Behind the end of a value: what was skipped of its level ends with it.
+  void end_container() {
+    --depth_;
+    skipped_ = depth_ == skipped_ ? kNowhere : skipped_;
+  }
+
+  void count(int which) {
+    for (auto& [index, count] : counted) {
+      if (index == which) {
+        ++count;
+        return;
       }
-      rich = rich || (value && key_ == "tools");
-    } else if (in_list_ && depth_ == 2) {
-      bad = true;
-    } else if (in_list_ && depth_ == 3) {
-      if ((key_ == "role" || key_ == "from") && value) {
-        messages.back().role = *std::move(value);
-        role_ = true;
-      } else if ((key_ == "content" || key_ == "value") && value) {
-        messages.back().content = *std::move(value);
-        content_ = true;
-      } else if (!null || key_ == "content") {
-        rich = true;  // A name, a switch, null in place of a text, …: for the template to say.
-        content_ = content_ || key_ == "content";
+    }
+    counted.emplace_back(which, 1);
+  }
+
+  // A value of another kind than text is none that is read here.
+  bool scalar(std::string* value) {
+    if (depth_ == skipped_) {
+      skipped_ = kNowhere;
+    } else if (skipped_ != kNowhere || depth_ == 0) {
+      return true;
+    } else if (depth_ == 1) {
+      const auto found = std::find(kFieldNames.begin(), kFieldNames.end(), key_);
+      if (value == nullptr || found == kFieldNames.end()) {
+        whole = true;
+        return true;
       }
+      auto& field = fields[static_cast<std::size_t>(found - kFieldNames.begin())];
+      whole = whole || field.has_value();  // It is there twice.
+      field = std::move(*value);
+    } else if (in_list_ && depth_ == 3 && value != nullptr && !role_ &&
+               (key_ == "role" || key_ == "from")) {
+      messages.back().role = std::move(*value);
+      role_ = true;
+    } else if (in_list_ && depth_ == 3 && value != nullptr && !content_ &&
+               (key_ == "content" || key_ == "value")) {
+      messages.back().content = std::move(*value);
+      content_ = true;
+    } else {
+      whole = true;
     }
     return true;
   }
 
+  const ChatKeys& ignored_;
   int depth_{0};
+  int skipped_{kNowhere};  // The level of the key whose value is skipped.
+  int skipping_{0};        // What that is counted as.
   bool in_list_{false};
+  bool is_list_{false};  // The key under way names the messages.
   bool role_{false};
   bool content_{false};
   std::string key_{};
@@ -181,50 +232,58 @@ ChatRow bad_row(ChatOddity oddity, std::string detail = {}) {
   return {.kind = ChatRow::Kind::kBad, .oddity = oddity, .detail = std::move(detail)};
 }
 
-// Names roles as templates do. False at one that is unknown, which `detail` then is.
+// Names roles as templates do. False at one that is unknown.
 bool name_roles(ChatRow& row) {
   for (ChatMessage& message : row.messages) {
     const auto found = std::find_if(kRoles.begin(), kRoles.end(), [&](const RoleName& name) {
       return name.given == message.role;
     });
     if (found == kRoles.end()) {
-      row.detail = message.role.substr(0, 40);
       return false;
     }
     message.role = found->role;
     row.empty_turn = row.empty_turn || message.content.empty();
     row.assistant = row.assistant || message.role == "assistant";
   }
-  return true;
+  return !row.messages.empty();
 }
 
-ChatRow row_of_fields(Handler& read) {
+// Of the shapes without messages. False where the fields are none of them, and nothing else.
+bool take_fields(Handler& read, ChatRow& row) {
   auto& fields = read.fields;
-  auto& answer = fields[kOutput] ? fields[kOutput] : fields[kResponse];
-  ChatRow row{.kind = ChatRow::Kind::kMessages};
   const auto add = [&row](const char* role, std::string& content) {
     row.messages.push_back({role, std::move(content)});
   };
-  if (fields[kInstruction] && answer) {
-    if (fields[kSystem] && !fields[kSystem]->empty()) {
+  const auto has = [&](std::size_t field) { return fields[field].has_value(); };
+  const auto count = std::count_if(fields.begin(), fields.end(),
+                                   [](const auto& field) { return field.has_value(); });
+  if (has(kInstruction) && has(kOutput) != has(kResponse) &&
+      count == 2 + static_cast<int>(has(kInput)) + static_cast<int>(has(kSystem))) {
+    if (fields[kInstruction]->empty()) {
+      return false;
+    }
+    if (has(kSystem) && !fields[kSystem]->empty()) {
       add("system", *fields[kSystem]);
     }
-    if (fields[kInput] && !fields[kInput]->empty()) {
+    if (has(kInput) && !fields[kInput]->empty()) {
       *fields[kInstruction] += "\n" + *fields[kInput];
     }
     add("user", *fields[kInstruction]);
-    add("assistant", *answer);
-  } else if (fields[kPrompt] && fields[kCompletion]) {
+    add("assistant", has(kOutput) ? *fields[kOutput] : *fields[kResponse]);
+    return true;
+  }
+  if (count == 2 && has(kPrompt) && has(kCompletion)) {
     row.kind = ChatRow::Kind::kPrompt;
     add("user", *fields[kPrompt]);
     add("assistant", *fields[kCompletion]);
-  } else if (fields[kText]) {
+    return true;
+  }
+  if (count == 1 && has(kText)) {
     row.kind = ChatRow::Kind::kText;
     add("assistant", *fields[kText]);
-  } else {
-    return bad_row(ChatOddity::kNoShape);
+    return true;
   }
-  return row;
+  return false;
 }
 
 }  // namespace
@@ -236,39 +295,49 @@ const char* chat_oddity_text(ChatOddity oddity) noexcept {
   return kOdd[static_cast<std::size_t>(oddity)].text;
 }
 
-std::vector<std::string> chat_row_keys() {
-  std::vector<std::string> keys{"messages", "conversations", "tools"};
-  keys.insert(keys.end(), kFieldNames.begin(), kFieldNames.end());
-  return keys;
+std::vector<std::pair<std::string, std::string>> chat_roles() {
+  std::vector<std::pair<std::string, std::string>> roles;
+  for (const RoleName& name : kRoles) {
+    roles.emplace_back(name.given, name.role);
+  }
+  return roles;
 }
 
-ChatRow parse_chat_row(std::string_view line) {
+ChatKeys::ChatKeys(const std::vector<std::string>& of_rows,
+                   const std::vector<std::string>& of_messages) {
+  for (const std::string& name : of_rows) {
+    of_rows_.emplace(name, static_cast<int>(names_.size()));
+    names_.push_back(name);
+  }
+  for (const std::string& name : of_messages) {
+    of_messages_.emplace(name, static_cast<int>(names_.size()));
+    names_.push_back("messages." + name);
+  }
+}
+
+ChatRow parse_chat_row(std::string_view line, const ChatKeys& keys) {
   if (!is_utf8(line)) {
     return bad_row(ChatOddity::kNotUtf8);
   }
-  Handler read;
+  Handler read(keys);
   if (!nlohmann::json::sax_parse(line.begin(), line.end(), &read)) {
     return bad_row(ChatOddity::kNotJson, read.words.substr(0, 200));
   }
   if (!read.object) {
     return bad_row(ChatOddity::kNotAnObject);
   }
-  ChatRow row{.kind = ChatRow::Kind::kMessages};
+  ChatRow row{.kind = ChatRow::Kind::kMessages, .keys = read.keys};
   if (read.list) {
-    if (read.bad) {
-      return bad_row(ChatOddity::kBadMessage);
-    }
     row.messages = std::move(read.messages);
-    row.rich = read.rich;
-    if (row.messages.empty()) {
-      return bad_row(ChatOddity::kNoMessages);
-    }
+    read.whole = read.whole || std::any_of(read.fields.begin(), read.fields.end(),
+                                           [](const auto& field) { return field.has_value(); });
   } else {
-    row = row_of_fields(read);
+    read.whole = read.whole || !take_fields(read, row);
   }
-  if (row.kind != ChatRow::Kind::kBad && !name_roles(row)) {
-    return bad_row(ChatOddity::kUnknownRole, row.detail);
+  if (read.whole || !name_roles(row)) {
+    return {.kind = ChatRow::Kind::kWhole, .keys = read.keys};
   }
+  row.counted = std::move(read.counted);
   return row;
 }
 

@@ -167,6 +167,19 @@ std::string oddities_text(const Json& about) {
   return text;
 }
 
+// Keys of rows that an import did not use: "topic in 7 rows", each on a line of its own.
+std::string keys_text(const Json& about) {
+  std::string text;
+  const Json keys = about.value("keys", Json());
+  const Json counted = keys.is_object() ? keys.value("counted", Json()) : Json();
+  for (const auto& [name, counts] : counted.items()) {
+    const bool two = counts.is_array() && counts.size() == 2 && counts[0].is_number_integer();
+    text += fmt::format("  not used  {} in {} rows\n", name == "empty" ? "empty keys" : name,
+                        format_count(two ? counts[0].get<std::int64_t>() : 0));
+  }
+  return text;
+}
+
 Result<Description> describe_tokens(const fs::path& path) {
   PLIMSOLL_TRY(const TokenSetInfo info, TokenSet::inspect(path));
   const Json about = Json::parse(info.about, nullptr, false);
@@ -182,7 +195,7 @@ Result<Description> describe_tokens(const fs::path& path) {
       format_count(info.tokens), format_count(info.trained_tokens), format_count(info.vocabulary),
       info.id_bytes, format_bytes(info.disk_bytes));
   if (about.is_object()) {
-    text += oddities_text(about);
+    text += oddities_text(about) + keys_text(about);
   }
   return finish("token_set", path, std::move(text),
                 {{"rows", info.rows},
@@ -209,7 +222,7 @@ Result<Description> describe_images(const fs::path& path) {
       format_bytes(info.encoded_bytes), format_bytes(info.decoded_bytes),
       format_bytes(info.work_bytes_max), format_bytes(info.disk_bytes));
   if (about.is_object()) {
-    text += oddities_text(about);
+    text += oddities_text(about) + keys_text(about);
   }
   return finish("image_set", path, std::move(text),
                 {{"rows", info.rows},

@@ -127,6 +127,7 @@ def compare(source: str, count: int, seed: int, work: pathlib.Path, governor) ->
         if not kept:
             continue
         done = plimsoll.import_chat([*given], work / "set", tokenizer=folder, date=DATE, train=train, errors_max=count,
+                                    ignore_keys=["messages.prefix", "messages.train", "messages.weight"],
                                     governor=governor, rebuild=True)
         odd = done["about"]["odd"]
         refused = odd.get("template", {"count": 0, "first": []})

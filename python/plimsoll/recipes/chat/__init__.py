@@ -26,6 +26,7 @@ class Options(tuning.TuningOptions):
                                        decides_bits=False)
     train_on: str = option("assistant", "Turns of dropped chats that are trained on", choices=("assistant", "last", "all"))
     errors_max: int = option(0, "Number of lines of a dropped file that may be left out for an error")
+    ignore_keys: str = option("", "Keys of a dropped file's rows that are read as if they were not there, with commas between")
     epochs: int = option(1, "Number of passes over the data, or over each dropped file", least=1)
     packing: bool = option(True, "Several chats share a sequence; each sees itself alone")
     previews: str = option("", "File of chats, JSON lines: their last answers are generated, and compared", path=True)

@@ -115,7 +115,8 @@ class Inbox:
         try:
             with self._run.phase("import"):
                 import_chat(self._folder / name, out, tokenizer=options.model, train=options.train_on,
-                            errors_max=options.errors_max, governor=self._run.governor, progress=self._look)
+                            errors_max=options.errors_max, ignore_keys=options.ignore_keys.split(","),
+                            governor=self._run.governor, progress=self._look)
         except _Skipped:
             self._end(name, stamp, "skipped", "while it was imported")
             return False

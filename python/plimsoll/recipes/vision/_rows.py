@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from ..._chat_import import chosen
 from ..._chat_template import ChatTemplate, TemplateError
 from ..._image_set import ImageSet
 from ..._memory import Governor
@@ -87,7 +88,9 @@ class Maker:
 
     def _rendered(self, row: Any) -> tuple[str, list[tuple[int, int]]]:
         try:
-            text, spans = self._template.render_marked(row.messages)
+            text, turns = self._template.render_turns(row.messages)
+            untrained = {k for k, one in enumerate(row.messages) if one.get("train") is False}
+            spans = chosen(text, turns, row.messages, untrained, "assistant")
         except TemplateError as error:
             raise ValueError(f"row {row.row}: {error}") from None
         token = getattr(self.processor, "image_token", None)
@@ -135,8 +138,8 @@ class Maker:
 
 
 def _answers(messages: list[dict[str, Any]]) -> list[str]:
-    return ["".join(part["text"] for part in one["content"] if part["type"] == "text").strip()
-            for one in messages if one["role"] == "assistant"]
+    return ["".join(part["text"] for part in one.get("content", []) if part["type"] == "text").strip()
+            for one in messages if one["role"] == "assistant" and one.get("train", True)]
 
 
 class ImageSequences:
