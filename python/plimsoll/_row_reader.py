@@ -446,13 +446,14 @@ class RowReader:
             raise BadRow("bad_message", "tool_calls is not a list of objects")
         for call in given:
             inner = call.get("function")
+            if inner is not None and not isinstance(inner, dict):
+                raise BadRow("bad_message", "a function of tool_calls is not an object")
             parts = []
-            for one in [call, *([inner] if isinstance(inner, dict) else [])]:
+            for one, names in ((call, ("name", "arguments")),) if inner is None else ((call, ("function",)), (inner, ("name", "arguments"))):
                 keys = _Keys(one, "tool_calls", self.ignored, row, unknown)
                 parts.append({name: value for name, value in one.items() if name in keys.left})
-                for name in ("function", "name", "arguments", "parameters"):
+                for name in names:
                     keys.take(name)
-                keys.count("type")
                 keys.end()
             calls.append(parts[0] | ({"function": parts[1]} if len(parts) > 1 else {}))
         return calls

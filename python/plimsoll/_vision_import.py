@@ -189,7 +189,7 @@ class _Reader:
 
 class _Import(SetImport):
     wanted = "an image"
-    harmless = ("no_image", "no_answer", *(key for key, error, _ in _core.chat_oddities() if not error))
+    harmless = ("no_image", *(key for key, error, _ in _core.chat_oddities() if not error))
 
     def __init__(self, source: ChatFiles | ChatRows, out: str, options: dict[str, Any], rows: RowReader,
                  images: str | None, governor: Governor, progress: Callable[[int, int], object] | None) -> None:
@@ -245,8 +245,7 @@ class _Import(SetImport):
                 reader.note("bad_image", file, line, str(bad))
                 continue
             reader.count_row(row)
-            for key, there in (("no_image", not images), ("nulls", row.nulls),
-                               ("no_answer", all(one["role"] != "assistant" for one in row.messages))):
+            for key, there in (("no_image", not images), ("nulls", row.nulls)):
                 if there:
                     reader.note(key, file, line, key, error=False)
             if since >= _COMMIT_BYTES:
