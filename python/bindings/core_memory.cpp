@@ -168,7 +168,12 @@ class NewsOfWatcher {
             })) {}
   nb::object take() {
     auto news = watcher_ == nullptr ? std::nullopt : watcher_->take();
-    return news ? nb::object(nb::make_tuple(news->stop, news->report)) : nb::none();
+    return news ? nb::object(nb::make_tuple(news->stop, news->late, news->report)) : nb::none();
+  }
+  void defer() noexcept {
+    if (watcher_ != nullptr) {
+      watcher_->defer();
+    }
   }
   void avert() {
     if (watcher_ != nullptr) {
@@ -326,6 +331,7 @@ void bind_governor(nb::module_& m) {
       .def(nb::init<int>(), nb::arg("wake"))
       .def("take", &NewsOfWatcher::take)
       .def("avert", &NewsOfWatcher::avert)
+      .def("defer", &NewsOfWatcher::defer)
       .def("close", &NewsOfWatcher::close, nb::call_guard<nb::gil_scoped_release>());
   nb::class_<Governor>(m, "Governor")
       .def_static("create", &create_governor, nb::arg("memory_limit"), nb::arg("source"),

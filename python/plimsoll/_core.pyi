@@ -149,8 +149,10 @@ class Watcher:
 
     def __init__(self, wake: int) -> None:
         """`wake`: a signal that Python handles, sent to the calling thread at a stop; 0: none."""
-    def take(self) -> tuple[bool, PressureReport] | None:
-        """News, once: whether it asks for a stop, and what was seen."""
+    def take(self) -> tuple[bool, bool, PressureReport] | None:
+        """News, once: whether it asks for a stop, whether the next step boundary comes too late for it, and what was seen."""
+    def defer(self) -> None:
+        """The last stop waits for a step boundary: it is said again as long as it holds."""
     def avert(self) -> None:
         """The stop that was taken need not be; the next one is said at once."""
     def close(self) -> None:

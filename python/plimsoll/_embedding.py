@@ -220,6 +220,7 @@ class EmbeddingStore:
         self.directory = directory
         self.optimizer = optimizer
         """What apply() steps rows with."""
+        self._written = 0  # Calls that change rows.
         governor._adopt(self)
 
     __reduce_ex__ = not_pickled
@@ -316,12 +317,14 @@ class EmbeddingStore:
             if grads is not None:
                 raise ValueError("grads: apply(rows) takes rows.tensor.grad; to bring gradients of "
                                  "your own call apply(rows.ids, grads)")
+            self._written += 1
             self._core.apply(rows.ids, rows._gradient(), rate_scale)
             rows._end()
             return
         if grads is None:
             raise ValueError("grads: apply(ids, grads) needs gradients, float32 [n, dim]")
         ids = ids_in(rows)
+        self._written += 1
         self._core.apply(ids, contiguous(grads, "grads", "float32", (len(ids), self.dim)),
                          rate_scale)
 
@@ -332,6 +335,7 @@ class EmbeddingStore:
         Errors: as gather().
         """
         wanted = ids_in(ids)
+        self._written += 1
         self._core.update(wanted, contiguous(rows, "rows", "float32", (len(wanted), self.dim)))
 
     def insert(self, ids: Any) -> int:
@@ -344,6 +348,7 @@ class EmbeddingStore:
         Errors: ValueError when there are not places for all (naming rows_max), or the table was made
                 without rows_max; CorruptError; OSError. After an error nothing was inserted.
         """
+        self._written += 1
         return self._core.insert(ids_in(ids))
 
     def erase(self, ids: Any) -> None:
@@ -355,6 +360,7 @@ class EmbeddingStore:
         Errors: NotFoundError naming the first unknown id; ValueError for a table without rows_max,
                 or in sample order, where rows come and stay. After an error no row is gone.
         """
+        self._written += 1
         self._core.erase(ids_in(ids))
 
     def prefetch(self, ids: Any) -> None:

@@ -135,7 +135,7 @@ class Governor:
                    processes hold beside this one, about as much for each of them; ledger() has the
                    line "children". With torch, what is imported later counts: its first optimizer
                    alone imports 70 MiB of modules, so make that before the governor, or say "128MiB".
-        on_pressure: for a loop that calls neither step_boundary() nor TrainingStep, or waits for what
+        on_pressure: of a plimsoll.Run its loop decides (docs/guide/resume.md); for a loop that calls neither step_boundary() nor TrainingStep, or waits for what
                    grows meanwhile. "raise": the main thread gets MemoryPressure as KeyboardInterrupt
                    comes, by SIGURG where it waits; "warn": only PressureWarning; or a function, called
                    in the main thread with the PressureReport, once as a warning and once with `.stop`.
@@ -149,6 +149,7 @@ class Governor:
         self._next_boundary = 0.0
         self._growth, self._steps, self._steps_told = Growth(), 0, False
         self._before_retry: Callable[[], None] = lambda: None  # Ends what holds memory for a moment only.
+        self._hears: Callable[[bool, PressureReport], None] | None = None  # Of a Run: takes a stop of the watcher.
         self._arena: Any = None
         self._parts: weakref.WeakSet[_Closes] = weakref.WeakSet()
         machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -378,9 +379,13 @@ class Governor:
         news = self._watcher.take()
         if news is None:
             return
-        stop, report = news
-        if stop and not (report := self._core.before_stop()).stop:  # Caches had to be written first.
-            self._watcher.avert()
+        stop, late, report = news
+        if stop and self._hears is not None:
+            self._hears(late, report)
+            return
+        if stop and (still := self._still_asks(report)) is not None:
+            report = still
+        else:
             stop = False
         if callable(self._on_pressure):
             self._on_pressure(report)
@@ -390,6 +395,16 @@ class Governor:
             raise pressure
         else:
             warnings.warn(f"memory is short: {self.ledger().explain()}", PressureWarning, stacklevel=3)
+
+    def _still_asks(self, report: PressureReport) -> PressureReport | None:
+        """What asks for a stop yet, once caches were given back that had to be written first; None: nothing does."""
+        now = self._core.before_stop()
+        if now.stop:
+            return now
+        if report.stop or now.purged_bytes or now.shrunk_bytes:
+            self._watcher.avert()
+            return None
+        return report  # It grows fast, and nobody has given anything.
 
     def _refusal(self, tag: str, requested_bytes: int, text: str) -> BudgetExceeded:
         """What torch's allocator refused, as the exception of our own calls."""

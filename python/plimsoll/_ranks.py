@@ -119,6 +119,8 @@ class Ranks:
         self.memory: _core.RankMemory | None = None
         """None: gloo exchanges words, rows and gradients."""
         self.sums = RankSums(self)
+        self.undisturbed: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
+        """Inside, no stop of the watcher is raised: the others would wait for half of what is exchanged."""
         if "TORCHELASTIC_RUN_ID" in os.environ:
             # Of a launcher that is killed nothing trains on, beside the one that is started next.
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -365,7 +367,8 @@ class Ranks:
         """collective(), of gloo's or of memory. Errors: ConnectionError naming the rank that has ended; what ends the wait here, such as
         MemoryPressure, after which the others hear that this one has left."""
         try:
-            collective()
+            with self.undisturbed():
+                collective()
         except (RuntimeError, OSError) as error:
             self._over = True
             until, gone = time.monotonic() + _ENDING, []
@@ -481,7 +484,7 @@ class Ranks:
     def settle(self, own: Boundary, limits: Limits) -> Boundary:
         """What all ranks do between two steps, from what each would; a new limit is taken on the way."""
         said = self.say("the boundary of a step", _ASKED.index(own.asked), own.pressure is not None, own.due,
-                        self.first and limits.asked(), text=str(own.pressure or own.why))
+                        self.first and limits.asked(), own.wanted, text=str(own.pressure or own.why))
         if said[0].numbers[3]:
             limits.move()
         most = max(said, key=lambda one: one.numbers[0])
@@ -489,7 +492,7 @@ class Ranks:
         if there and pressure is None:
             pressure = MemoryPressure(f"rank {there[0]}: {said[there[0]].text}")
         return dataclasses.replace(own, asked=_ASKED[int(most.numbers[0])], why=most.text, pressure=pressure,
-                                   due=bool(said[0].numbers[2]))
+                                   due=bool(said[0].numbers[2]), wanted=any(one.numbers[4] for one in said))
 
 
 class Limits:

@@ -20,7 +20,8 @@ from ._batch import Batch
 from ._embedding import EmbeddingStore, Normal, Optimizer, Uniform, Zeros
 from ._numbers import number_of, real, whole
 from ._random_states import RandomStates
-from ._run_life import Failure, Intervals, Life
+from ._run_life import Failure, Intervals, Life, Where
+from .errors import MemoryPressure
 
 if TYPE_CHECKING:
     from ._ranks import Ranks
@@ -46,7 +47,8 @@ class Run:
 
     What holds:
       - The limit is of this process and its workers (Governor, made here). Memory that nobody leased ends
-        the loop with MemoryPressure, after a commit; without one where it comes in the middle of a step.
+        the loop with MemoryPressure. That, and any refusal of memory, loses at most the step that was being made: the
+        steps before it are committed. docs/guide/resume.md says where a large model may lose more.
       - A commit is whole or not there: parts, random states, tables and the place in the data are of one
         step. Killed at any instant, the run goes on from the last commit or the one before it.
       - The same bits as a run that nobody disturbed, of what is tracked, from the same program on the
@@ -134,7 +136,7 @@ class Run:
                 ranks.close()
             raise
         self._count = 1 if self._workers is None else self._workers.count
-        self._life = Life(self.path, self._content, ranks, self._count, memory_limit=memory_limit, seed=self.seed,
+        self._life = Life(self.path, self._content, self._here, ranks, self._count, memory_limit=memory_limit, seed=self.seed,
                           options=dict(options or {}), foreign_bytes=foreign_bytes, disk_limit=disk_limit,
                           compute_threads=compute_threads,
                           deterministic=deterministic, accept=accept,
@@ -154,16 +156,20 @@ class Run:
         if self._writes:
             self._folders.clear()
         self._loaders: list[RunLoader] = []
+        self._life.end_workers = self._end_workers
         self._loops = self._epochs = 0  # Loops that were begun, and their epochs.
         self._in_body = False  # A batch was given, and the body has not come back for the next one.
         self._left = False  # Nor will it: by `break`, or by what it raised.
         self._made = False  # Its step, by run.step().
+        self._live = False  # Before the batch's first run.step(): nothing was stepped since the boundary.
+        self._cut_off = False  # The loop of another program ended in the middle of a step.
         self._failure: Failure | None = None  # What ended a step that was not made, or a loop; no other has begun since.
         self._source: Source | None = None
         self._waiting: Callable[[], None] | None = None  # Puts back what was committed after a loop that was left.
         self._waits_at: Any = None  # The place in the data before a batch that is waited for.
         self._steps = Steps(self._parts, self._tables, saved.pop("step_state", None) if saved else None,
                             self._life.saved_step >= 0, self.path, ranks, self._workers)
+        self._steps.interruptible = lambda: self._life.at_place(Where.STEP)
         self._loss: float | None = None
         self._phase = ""
         _remember(self)
@@ -345,6 +351,7 @@ class Run:
                            "part of, or say virtual_workers")
         self._begin_or_wait()
         self._failure = None
+        self._life.begins()
         self._close_parts()
         loop, first = self._loops, self._epochs
         self._loops, self._epochs = loop + 1, first + epochs
@@ -395,7 +402,7 @@ class Run:
         if self._random is not None:
             life.report.text(f"goes on at step {at.step}" if at.epoch < end else
                              f"finished at step {at.step}: of its {end} epochs none is left")
-        with self._noted(), life.signals():
+        with self._noted(), life.signals(), life.at_place(Where.BUSY):
             if ended == "left" and at.epoch == end:
                 self._waiting = lambda: self._pass_over(source, state, left=True)
                 return
@@ -404,15 +411,19 @@ class Run:
                 state = None
             moved = at.epoch < end and source.batches is None
             while at.epoch < end:
-                batches, state = self._start(source, state), None
+                with life.at_place(Where.WAITS):
+                    batches, state = self._start(source, state), None
                 while True:
                     self._waits_at = source.state() if isinstance(source, Sought) else None
                     try:
+                        life.where = Where.WAITS
                         batch = next(batches) if self._ranks is None else self._ranks.next(batches)
+                        life.where = Where.BUSY
                     except StopIteration:
-                        self._waits_at = None
+                        life.where, self._waits_at = Where.BUSY, None
                         break
                     except Exception as error:
+                        life.where = Where.BUSY
                         # Of other data the place is not known now.
                         if life.ended_waiting(error, workers=source.num_workers > 0,
                                               place_known=isinstance(source, (RunLoader, Sought))):
@@ -421,10 +432,14 @@ class Run:
                     self._waits_at = None
                     self._in_body = True
                     try:
+                        life.where = Where.BODY
                         yield batch
+                        life.where = Where.BUSY
                     except GeneratorExit:
                         self._left = True
                         raise
+                    except MemoryPressure:  # The watcher's, after the body has come back: the boundary obeys.
+                        life.where = Where.BUSY
                     self._in_body, self._failure = False, None
                     if self._ranks is not None:
                         self._ranks.check_made(self._made)
@@ -511,16 +526,24 @@ class Run:
 
     def _content(self) -> tuple[dict[str, Any], list[EmbeddingStore]]:
         """What a commit holds."""
+        content, tables = self._here()
+        content["random"] = RandomStates().to_plain()
+        if self._ranks is None:
+            content["parts"] = self._parts.states()
+        else:
+            content["parts"], content["own"] = self._ranks.own_states(
+                self._parts, {"random states": content["random"], "gradients of accumulate": content["step_state"]})
+            content["ranks"] = self._ranks.count
+        return content, tables
+
+    def _here(self) -> tuple[dict[str, Any], list[EmbeddingStore]]:
+        """The same of this process, without random states."""
         at, source = self._life.at, self._source
         assert source is not None  # There is a step to commit.
         at.source = (self._waits_at or source.state()) if at.batch or source.counts_on else None
-        step_state = self._steps.state()
-        random = RandomStates().to_plain()
-        parts, own = (self._parts.states(), []) if self._ranks is None else self._ranks.own_states(
-            self._parts, {"random states": random, "gradients of accumulate": step_state})
-        content = {"parts": parts, "random": random, "own": own, "ranks": 1 if self._ranks is None else self._ranks.count,
-                   "data": source.shape(), "table_folder": self._folders.name, "tables": {name: said for name, (_, said) in self._tables.items()},
-                   "step_state": step_state, "settings": self._parts.settings.to_plain()}
+        content = {"parts": self._parts.live() if self._ranks is None else {}, "own": [], "ranks": 1, "data": source.shape(),
+                   "table_folder": self._folders.name, "tables": {name: said for name, (_, said) in self._tables.items()},
+                   "step_state": self._steps.state(), "settings": self._parts.settings.to_plain()}
         if gradients := self._gradients.state():
             content["gradients"] = gradients
         return content, [vectors.store for vectors, _ in self._tables.values()]
@@ -549,7 +572,7 @@ class Run:
                    of its own, as a GAN's has two. They are one step of the run, and one transaction: a call that fails puts
                    back the calls before it, whose parameters and states are copied until the batch's end; rows of tables
                    are not put back, and the run cannot commit then. None: all, in one call a batch.
-        Errors: BudgetExceeded (the step does not fit and was not made); ValueError.
+        Errors: BudgetExceeded (the step does not fit and was not made), MemoryPressure: the steps before it are committed; ValueError.
         """
         self._check_open()
         if not self._in_body:
@@ -559,11 +582,41 @@ class Run:
         functions = {"weight": weight, "before_update": before_update, "split": split}  # Often made anew for each call.
         with self._noted():
             self._gradients.leave()
-            step = self._steps.of(optimizer, same, functions, self._life.report.event_of_step)
-            self._loss = self._steps.make(step, batch, f)
+            with self._put_back_or_made():
+                step = self._steps.of(optimizer, same, functions, self._life.report.event_of_step)
+                self._loss = self._steps.make(step, batch, f)
         self._made, self._failure = True, None
         self.updated = step.updated
         return self._loss
+
+    @contextlib.contextmanager
+    def _put_back_or_made(self) -> Iterator[None]:
+        """Inside, a step is made, or put back; where memory ends it, the boundary before it is committed."""
+        life = self._life
+        if not self._steps.is_half_made:  # The batch's first call.
+            self._live = life.keeper.is_live()
+        try:
+            with life.at_place(Where.BUSY):
+                yield
+        except MemoryError as error:
+            self._step_was_put_back(error)
+            raise
+        except RuntimeError as error:
+            if Failure.of(error).of_memory:  # torch's.
+                self._step_was_put_back(error)
+            raise
+
+    def _step_was_put_back(self, error: BaseException) -> None:
+        life = self._life
+        if self._steps.is_half_made:
+            return
+        if self._live:
+            life.keeper.put_back()
+        if self._ranks is None:
+            life.save_last()
+        elif getattr(error, "_told_to_ranks", False) and not self._ranks.over and life.drawn is not None:
+            life.drawn.put_back()
+            life.commit()
 
     def idle(self, seconds: float) -> bool:
         """Waits between two loops, for something to train on; `plimsoll stop`, `pause` and `limit` are obeyed.
@@ -619,18 +672,29 @@ class Run:
         """
         if self._life.closed:
             return
+        life, step = self._life, self._life.at.step + int(self._in_body or self._cut_off)
         try:
+            life.where = Where.BUSY
             if error is None:
                 self._end_left_loop()
+                step = life.at.step if self._failure is None else step
+            failure = self._failure if error is None else Failure.of(error)
+            if failure is not None and failure.of_memory and self._ranks is None:
+                self._end_workers()
+                life.save_last()
         except BaseException as failed:
-            error = failed
+            error = failed if error is None else error
             raise
         finally:
             for one in self._loaders:
                 one.close()
             self._source, self._left = None, False
             self._gradients.leave()
-            self._life.close(self._failure if error is None else Failure.of(error))
+            life.close(self._failure if error is None else Failure.of(error), step)
+
+    def _end_workers(self) -> None:
+        for one in self._loaders:
+            one.end_workers()
 
     def __enter__(self) -> Run:
         return self

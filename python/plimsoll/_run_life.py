@@ -2,7 +2,16 @@
 """Life: one process's time with a run: its folder, limit, signals, requests and commits.
 
 Knows nothing of models and data: what a commit holds is asked of its owner, plimsoll.Run.
-Reading order: _run_settings.py, _run_commit.py, _run_report.py, this file, _run.py.
+
+A stop of the watcher (Governor) is raised where it finds the loop, or waits for the next boundary:
+
+    the program, around its loops     raised
+    waiting for a batch               raised; all steps are whole, and are committed
+    the body of a loop                raised where the next boundary would come too late; the last one is committed
+    the gradients of run.step()       the same, after the step was put back
+    a boundary, a commit, an update   not raised: the boundary obeys
+
+Reading order: _run_settings.py, _run_commit.py, _run_kept.py, _run_report.py, this file, _run.py.
 
 Threads: the thread that trains; one that writes a commit; one of the core looks for changed limits.
 Memory:  a commit is copied where there is room (_run_writer.py), or streams tensors from where they are.
@@ -11,6 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import enum
 import os
 import pathlib
 import shutil
@@ -18,12 +28,14 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from . import _core, _program
+from . import _core, _program, _workers
 from ._embedding import EmbeddingStore
 from ._memory import Governor
 from ._numbers import real, whole
+from ._random_states import RandomStates
 from ._room import is_full
 from ._run_commit import Position, load, save, save_beside, save_together
+from ._run_kept import Keeper, Near
 from ._run_report import Report
 from ._run_writer import Writer
 from .errors import BudgetExceeded, MemoryPressure
@@ -32,6 +44,7 @@ if TYPE_CHECKING:
     from ._ranks import Ranks
 
 _PAUSE_LOOKS_EVERY = 0.1  # Seconds.
+_COMMIT_SECONDS = 0.25  # A commit that takes less is made at each boundary when the end is near.
 _SHORT = (MemoryPressure, BudgetExceeded, KeyboardInterrupt, SystemExit)  # It goes on from the last commit.
 
 Content = Callable[[], tuple[dict[str, Any], list[EmbeddingStore]]]
@@ -48,6 +61,16 @@ def _cause_of(error: BaseException) -> str:
     return "asked" if isinstance(error, (KeyboardInterrupt, SystemExit)) else "error"
 
 
+class Where(enum.Enum):
+    """Where the thread that trains is, as a stop of the watcher finds it."""
+
+    OUTSIDE = "around its loops"
+    WAITS = "waiting for a batch"
+    BODY = "in the body of a loop"
+    STEP = "in the gradients of run.step()"
+    BUSY = "at a boundary, in a commit or an update"
+
+
 @dataclasses.dataclass(frozen=True)
 class Failure:
     """What status.json says of an exception that ended a run."""
@@ -59,6 +82,11 @@ class Failure:
     @classmethod
     def of(cls, error: BaseException) -> Failure:
         return cls("stopped" if isinstance(error, _SHORT) else "failed", f"{type(error).__name__}: {error}", _cause_of(error))
+
+    @property
+    def of_memory(self) -> bool:
+        """Whether what was made before it is whole."""
+        return self.cause in ("memory", "refused")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,6 +101,8 @@ class Boundary:
     """What ends the loop."""
     due: bool
     """A commit is, by the clock; or the end of a wait."""
+    wanted: bool = False
+    """A commit is, as memory is short."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,14 +135,21 @@ def _falls_between(every: int, before: int, step: int) -> bool:
 
 
 class Life:
-    """The arguments are Run's. `content` gives what the next commit holds, and the tables of the run."""
+    """The arguments are Run's. `content` gives what the next commit holds, and the tables of the run; `here` the same of
+    this process, without random states, and asks no other rank."""
 
-    def __init__(self, path: pathlib.Path, content: Content, ranks: Ranks | None, workers: int, *,
+    def __init__(self, path: pathlib.Path, content: Content, here: Content, ranks: Ranks | None, workers: int, *,
                  compute_threads: int | None, accept: Iterable[str], run_toml: str | None, **options: Any) -> None:
         self.path, self._content, self.ranks, self._workers = path, content, ranks, workers
         self.stopped = ""
         """Who asked for the stop; "": nobody."""
         self.closed = False
+        self.where = Where.OUTSIDE
+        self.end_workers: Callable[[], None] = lambda: None
+        """Of loaders: what they grow by meanwhile nobody will see."""
+        self._ending = False  # A stop of the watcher was raised, or obeyed.
+        self._asked_to_end = False  # By the watcher, since the last boundary.
+        self._raised: MemoryPressure | None = None  # By the watcher; where a body catches it, its boundary obeys.
         self._held = contextlib.ExitStack()  # Closed in the reverse order.
         if ranks is not None:
             self._held.callback(ranks.close)
@@ -136,10 +173,17 @@ class Life:
                 self.folder.abandon() if not is_run else self._say_failed(error)
             self._held.close()
             raise
-        self.governor._before_retry = self.end_writing
+        self.keeper = Keeper(self.governor, here)
+        self._held.callback(self.keeper.close)
+        self.governor._before_retry = self._make_room
+        self.governor._hears = self._hear
+        if ranks is not None:
+            ranks.undisturbed = lambda: self.at_place(Where.BUSY)
         self._control = _core.RunControl(os.fspath(path))
         self._signals: _core.StopSignals | None = None
         self._committed_at = time.monotonic()
+        self._commit_seconds = 0.0  # That the last one took.
+        self.drawn: RandomStates | None = None  # At the last boundary, of several ranks.
         self._looked_at = self.at.step  # By boundary().
 
     def _open(self, threads: int | None, run_toml: str | None,
@@ -229,6 +273,43 @@ class Life:
             self._signals = None
             self.report.clear()
 
+    # ---- Stops of the watcher ----
+
+    @contextlib.contextmanager
+    def at_place(self, where: Where) -> Iterator[None]:
+        before, self.where = self.where, where
+        try:
+            yield
+        finally:
+            self.where = before
+
+    def begins(self) -> None:
+        """A loop does: an end that was caught around another is over."""
+        self._ending = self._asked_to_end = False
+        self._raised = None
+
+    def _hear(self, late: bool, report: PressureReport) -> None:
+        """What the watcher says, between two instructions. Errors: MemoryPressure, where this file's first lines say so."""
+        if self._ending or self.closed:
+            return
+        if self.where is Where.BUSY or (not late and self.where in (Where.BODY, Where.STEP)):
+            self._asked_to_end = True
+            self.governor._watcher.defer()
+            return
+        still = self.governor._still_asks(report)
+        if still is None:
+            return
+        pressure = self._raised = self.governor._pressure(still)  # While those are there of whom it tells.
+        self._ending = True
+        _workers.end_workers_waited_for()
+        self.end_workers()
+        raise pressure
+
+    def _make_room(self) -> None:
+        """For what memory refused: copies go."""
+        self.keeper.give_way()
+        self.end_writing()
+
     def stops(self) -> bool:
         """True: it was asked to stop, and has committed."""
         now = self._settled()
@@ -252,7 +333,9 @@ class Life:
         is known, and this rank did not leave the others by it.
         """
         if isinstance(error, MemoryPressure):
-            if place_known and not (self.ranks is not None and self.ranks.over):
+            if not place_known:
+                self.save_last()
+            elif not (self.ranks is not None and self.ranks.over):
                 self.commit()
             return False
         return workers and self.stops()
@@ -277,14 +360,15 @@ class Life:
                     return False
                 time.sleep(_PAUSE_LOOKS_EVERY)
 
-    def _settled(self, pressure: MemoryPressure | None = None, due: bool = False) -> Boundary:
+    def _settled(self, pressure: MemoryPressure | None = None, due: bool = False, wanted: bool = False) -> Boundary:
         """What there is to do now; of several ranks, for all of them."""
         asked = self._control.poll()
-        own = Boundary(asked, self._control.reason if asked == "stop" else "", pressure, due)
+        own = Boundary(asked, self._control.reason if asked == "stop" else "", pressure, due, wanted)
         return own if self.ranks is None else self.ranks.settle(own, self._limits)
 
-    def boundary(self, every: Intervals) -> bool:
-        """Between two steps. True: the run was asked to stop, and has committed.
+    def boundary(self, every: Intervals, *, precaution: bool = False) -> bool:
+        """Between two steps. True: the run was asked to stop, and has committed. precaution: it commits, as what comes
+        after the next step has an unknown need of memory.
 
         Errors: MemoryPressure after a commit; OSError when a commit failed.
         """
@@ -293,28 +377,69 @@ class Life:
         self.folder.wait_for_room()  # A table's writes, too; given up by a stop, which is obeyed below.
         self._tell_limits()
         self.governor._at_step(self.at.step)
-        seen = self.governor._look()
+        asked, self._asked_to_end = self._asked_to_end, False
+        seen = self.governor.step_boundary() if asked else self.governor._look()
         if seen is not None:
             self.report.pressure(self.at.step, seen)
         looked_at, self._looked_at = self._looked_at, self.at.step
         if every.clean_up_between(looked_at, self.at.step):
             self.clean_up("step")
         since = time.monotonic() - self._committed_at
-        now = self._settled(self.governor._pressure(seen) if seen is not None and seen.stop else None,
-                            self._writer is None and 0 < every.commit_seconds <= since)
+        near = self.keeper.near(self.at.step, seen)
+        pressure = self.governor._pressure(seen) if seen is not None and seen.stop else self._raised
+        now = self._settled(pressure, self._writer is None and 0 < every.commit_seconds <= since, precaution or self._wants_commit(near, since))
         if now.pressure is not None:
-            self.commit()
-            raise now.pressure
+            self._end(now.pressure)
         if now.asked == "stop":
             self._stop(now.why)
             return True
-        if now.asked == "pause" or every.commits_between(looked_at, self.at.step) or now.due:
+        if now.asked == "pause" or every.commits_between(looked_at, self.at.step) or now.due or now.wanted:
             self.commit(beside=now.asked != "pause")
+        else:
+            self._keep(near)
         return now.asked == "pause" and self._pause()
 
     def clean_up(self, when: str) -> None:
         """Gives back what nobody uses, and says what that was."""
         self.report.cleanup(self.at.step, self.governor.clean_up(), when)
+
+    def _wants_commit(self, near: Near, since: float) -> bool:
+        """Whether one is made while it can be: of ranks, and of tables, no copy of a boundary is kept."""
+        kept = self.ranks is None and not self.keeper.tables
+        return near is not Near.CALM and not kept and (
+            self._commit_seconds <= near.value * max(since, _COMMIT_SECONDS if near is Near.END else 0.0))
+
+    def _end(self, pressure: MemoryPressure) -> None:
+        """Commits, and raises it."""
+        self._ending = True
+        self.end_workers()
+        self.commit()
+        raise pressure
+
+    def _keep(self, near: Near) -> None:
+        """Nothing is committed: what a commit of this boundary would hold is kept, as far as that costs little."""
+        if self.ranks is None:
+            self.keeper.keep(self.at, near)
+        else:
+            self.drawn = RandomStates()
+
+    def save_last(self) -> None:
+        """Commits the last boundary, where no step has been made since that could not be put back, or a copy of it is kept."""
+        self.end_writing()
+        made = self.keeper.last()
+        if made is None or made[1].step <= self.saved_step or self._lost:
+            return
+        content, position, tables = made
+        began = time.monotonic()
+        try:
+            with self._stoppable(keeps=False):
+                size = save(self.folder, content, position, tables, again=False)
+        except Exception as error:  # What ends the run is told, and this beside it.
+            self._lost = error
+            self.report.text(f"step {position.step} could not be committed: {type(error).__name__}: {error}")
+            return
+        spent = time.monotonic() - began
+        self._committed(position.step, spent, spent, size)
 
     def _stop(self, why: str) -> None:
         """Commits, and says why."""
@@ -327,7 +452,9 @@ class Life:
         with self.report.aside():
             while (now := self._settled()).asked == "pause":
                 self._tell_limits()
-                self.governor.step_boundary()
+                seen = self.governor.step_boundary()
+                if seen.stop and self.ranks is None:
+                    self._end(self.governor._pressure(seen))
                 self.report.phase("paused")
                 time.sleep(_PAUSE_LOOKS_EVERY)
         if now.asked == "stop":
@@ -356,6 +483,7 @@ class Life:
             self.report.flush()
             try:
                 if beside and not again and self.ranks is None:
+                    self.keeper.give_way()  # One copy at a time.
                     self._writer = save_beside(self.folder, content, self.at, tables, self.governor)
                 if self._writer is None:
                     size = (save(self.folder, content, self.at, tables, again) if self.ranks is None
@@ -414,13 +542,17 @@ class Life:
                           error.filename) from error
 
     def _committed(self, step: int, seconds: float, stall_seconds: float, size: int) -> None:
-        self.saved_step, self._committed_at = step, time.monotonic()
+        self.saved_step, self._committed_at, self._commit_seconds = step, time.monotonic(), seconds
         if self.ranks is None or self.ranks.first:
             self.committed()
         self.report.commit(step, seconds, stall_seconds, size)
 
-    def close(self, failure: Failure | None) -> None:
-        """The last word in status and events; then the governor, torch's settings and the folder."""
+    def close(self, failure: Failure | None, step: int) -> None:
+        """The last word in status and events; then the governor, torch's settings and the folder.
+
+        step: that the end came in, or after.
+        """
+        self.where = Where.BUSY
         try:
             try:
                 with self._stoppable(keeps=False) if self._writer is not None else contextlib.nullcontext():
@@ -430,10 +562,7 @@ class Life:
                     failure = Failure.of(error)
                     raise
             finally:
-                if failure is not None:
-                    last, step = failure, max(self.saved_step, 0)
-                else:
-                    last, step = Failure("stopped", self.stopped, "asked") if self.stopped else Failure("finished", "", "finished"), self.at.step
+                last = failure or (Failure("stopped", self.stopped, "asked") if self.stopped else Failure("finished", "", "finished"))
                 epoch = None if self.at.ended == "left" else self.at.epoch  # After `break`: that it was left in.
                 self.report.end(last.status, step, epoch, last.message, last.cause)
                 if self.ranks is None or self.ranks.rank == 0:
@@ -442,6 +571,7 @@ class Life:
                         _core.run_report(os.fspath(self.path), "")
         finally:
             self.closed, self._signals = True, None
+            self.governor._hears = None
             self._held.close()
 
     def leave_in_child(self) -> None:

@@ -18,13 +18,14 @@ import ctypes
 import functools
 import os
 import signal
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
-from . import _torch_gate
+from . import _torch_gate, _workers
 from ._arrays import not_pickled
 from ._data import SampleOrder
 from ._random_states import kept_random, mixed, seed_main
@@ -73,7 +74,7 @@ class RunLoader:
                             0 if start_method == "forkserver" else os.getpid())}
         fetch = _Fetch(dataset, seed, collate_fn or torch.utils.data.default_collate, cut.told)
         # A generator of its own: an iterator of torch's draws its workers' seeds from the main one.
-        kind = _Lasting if parallel.get("persistent_workers") else torch.utils.data.DataLoader
+        kind = _Lasting if parallel.get("persistent_workers") else _Ended
         self._loader: Any = kind(
             fetch, batch_sampler=self._keys, num_workers=workers, collate_fn=_the_only_one,
             generator=torch.Generator(), **parallel)
@@ -136,6 +137,11 @@ class RunLoader:
     def pass_over(self, state: Any, left: bool) -> None:
         pass
 
+    def end_workers(self) -> None:
+        """At once: memory is short, and nobody will see what they make."""
+        for batches in self._loader.begun if self._loader is not None else ():
+            _workers.end_workers(batches)
+
     def close(self) -> None:
         """Ends the workers."""
         self._loader = None
@@ -144,7 +150,20 @@ class RunLoader:
         return self.batches
 
 
-class _Lasting(torch.utils.data.DataLoader):
+class _Ended(torch.utils.data.DataLoader):
+    """One that knows its iterators, whose workers may be ended."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        self.begun: weakref.WeakSet[Any] = weakref.WeakSet()
+        super().__init__(*arguments, **options)
+
+    def _get_iterator(self) -> Any:
+        made = super()._get_iterator()
+        self.begun.add(made)
+        return made
+
+
+class _Lasting(_Ended):
     """One whose workers outlive an epoch. Torch has one iterator for them, which each new loop takes from the one before."""
 
     loops = 0

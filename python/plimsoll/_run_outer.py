@@ -15,9 +15,10 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from . import _torch_gate
-from ._memory import make_room, parse_bytes
+from ._memory import Governor, make_room, parse_bytes
 from ._refusal import unless_refused
-from .errors import BudgetExceeded
+from ._run_life import Where
+from .errors import BudgetExceeded, MemoryPressure
 
 if TYPE_CHECKING:
     from ._run import Run
@@ -32,6 +33,8 @@ class OuterLoop:
             run._workers.refuse("the loop of another program", "use run.steps(), or leave virtual_workers out")
         self._run, self._every = run, every
         self._held = contextlib.ExitStack()
+        self._room = _Room()
+        self._in_step = False  # One was begun, or whatever follows it, and not told.
         self._extension = _torch_gate.load()
 
     @property
@@ -55,19 +58,28 @@ class OuterLoop:
         if self.goes_on:
             life.report.text(f"goes on at step {at.step}" if at.step < steps else f"finished at step {at.step}: of its {steps} steps none is left")
         self._held.enter_context(life.signals())
+        life.begins()
+        self._held.enter_context(life.at_place(Where.BODY))
+        self._in_step = True
 
     def put_back_random(self) -> None:
         """The random states of the commit, once."""
         self._run._put_back_random()
 
-    def made(self, *, step: int, epoch: int, batch: int, rows: int, loss: float | None) -> bool:
+    def made(self, *, step: int, epoch: int, batch: int, rows: int, loss: float | None, evaluates: bool = False) -> bool:
         """`step` steps are done, and `batch` batches of `epoch`. True: the run was asked to stop and has
-        committed; whatever comes after is not part of it. Errors: MemoryPressure; OSError."""
+        committed; whatever comes after is not part of it. evaluates: an evaluation follows the next step.
+        Errors: MemoryPressure; OSError."""
         run = self._run
-        self.place(step=step, epoch=epoch, batch=batch)
-        run._between_steps()
-        run._life.report.step(step=step, epoch=epoch, fraction=batch / self._batches, rows=rows, loss=loss)
-        return run._life.boundary(self._every)
+        life, self._in_step = run._life, False
+        with life.at_place(Where.BUSY):
+            self.place(step=step, epoch=epoch, batch=batch)
+            run._between_steps()
+            life.report.step(step=step, epoch=epoch, fraction=batch / self._batches, rows=rows, loss=loss)
+            stopped = life.boundary(self._every, precaution=evaluates and not self._room.is_known(self._run.governor))
+            self._room.begin(self._run.governor) if evaluates else self._room.end()
+            self._in_step = not stopped
+            return stopped
 
     def place(self, *, step: int, epoch: int, batch: int) -> None:
         """Where the loop is, between two steps."""
@@ -109,17 +121,29 @@ class OuterLoop:
         Errors: BudgetExceeded naming a limit to go on with; and what could not be put back, after which nothing is
                 done again.
         """
-        before = None
+        before, keeper = None, self._run._life.keeper
+        live = keeper.is_live()
+
+        def put_back() -> None:
+            for one in before or ():
+                one.put_back()
+            if live:
+                keeper.put_back()
+
         for following in ("the same once more", "nothing helped: the step was not made"):
             if before is None:
                 before, refusal = unless_refused(lambda: self.agreed(remember))
             if before is not None:
-                done, refusal = unless_refused(lambda: self.agreed(work))
+                try:
+                    done, refusal = unless_refused(lambda: self.agreed(work))
+                except MemoryPressure:
+                    with contextlib.suppress(RuntimeError):  # Then a copy of the boundary is needed.
+                        put_back()
+                    raise
                 if refusal is None:
                     return done
                 try:
-                    for one in before:
-                        one.put_back()
+                    put_back()
                 except RuntimeError as why:
                     raise self._refused(step, refusal, f". It was not put back: {why}") from why
             make_room(self._extension)
@@ -136,13 +160,17 @@ class OuterLoop:
 
     def ended_waiting(self, error: Exception, workers: int) -> bool:
         """As Life's, where the last step was told."""
-        return self._run._life.ended_waiting(error, workers=workers > 0)
+        self._in_step = False
+        with self._run._life.at_place(Where.BUSY):
+            return self._run._life.ended_waiting(error, workers=workers > 0)
 
     def end(self) -> None:
         """The loop came to its end: what was made is committed."""
-        self._run._put_back_random()
-        self._run._life.commit()
-        self._run._life.ended()
+        life, self._in_step = self._run._life, False
+        with life.at_place(Where.BUSY):
+            self._run._put_back_random()
+            life.commit()
+            life.ended()
 
     def finished(self, *, step: int, epoch: int) -> None:
         """end(), with steps that were not told: `step` in all, and `epoch` whole epochs."""
@@ -150,7 +178,34 @@ class OuterLoop:
         self.end()
 
     def close(self) -> None:
+        self._run._cut_off = self._in_step
         self._held.close()
+
+
+class _Room:
+    """With how little memory that was free evaluations have come to their end."""
+
+    def __init__(self) -> None:
+        self._least: int | None = None
+        self._now: int | None = None  # Of one that has not.
+
+    @staticmethod
+    def _free(governor: Governor) -> int:
+        ledger = governor.ledger()
+        return min(ledger.free_bytes, ledger.limit_bytes - ledger.measured.held_bytes)
+
+    def is_known(self, governor: Governor) -> bool:
+        """Whether one that begins now has what was enough before."""
+        return self._least is not None and self._free(governor) >= self._least
+
+    def begin(self, governor: Governor) -> None:
+        self.end()
+        self._now = self._free(governor)
+
+    def end(self) -> None:
+        if self._now is not None:
+            self._least = min(self._now, self._now if self._least is None else self._least)
+            self._now = None
 
 
 class _Told:

@@ -94,10 +94,14 @@ class Parts:
 
     def states(self, wanted: Callable[[Any], bool] = lambda _: True) -> dict[str, Any]:
         """Of parts that are wanted, for a commit. Errors: ValueError for what could not be read back safely."""
-        states = {name: _state_of(name, part) for name, part in self._parts.items() if wanted(part)}
+        states = self.live(wanted)
         for name, state in states.items():
             check_plain(state, name)
         return states
+
+    def live(self, wanted: Callable[[Any], bool] = lambda _: True) -> dict[str, Any]:
+        """The same, unchecked."""
+        return {name: _state_of(name, part) for name, part in self._parts.items() if wanted(part)}
 
     def named(self, kind: type) -> list[tuple[str, Any]]:
         """Parts of a kind, with their names, in the order they were tracked."""

@@ -168,7 +168,8 @@ class Report:
         self._status.status, self._status.message, self._status.step = status, message, step
         self._status.epoch = self._epoch if epoch is None else epoch
         self._status.seconds, self._status.seconds_left = time.monotonic() - self._began, 0.0
-        self.event("end", {"status": status, "step": step, "cause": cause, "message": message})
+        self.event("end", {"status": status, "step": step, "checkpoint_step": self._status.checkpoint_step, "cause": cause,
+                           "message": message})
         self._write()
         self.flush()
 

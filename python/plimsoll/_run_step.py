@@ -9,6 +9,7 @@ Memory:  see _step.py; of several calls a batch, copies of what the earlier ones
 """
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
 from collections.abc import Callable
@@ -41,6 +42,8 @@ class Steps:
         self.largest: Any = None
         """The largest batch that will come; each step admits it before its first."""
         self._admitted: set[str] = set()
+        self.interruptible: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
+        """Inside, a stop of the watcher may be raised."""
 
     def __bool__(self) -> bool:
         """Whether one was made."""
@@ -125,6 +128,7 @@ class Steps:
         made = TrainingStep(models, optimizers, scaler=scalers[0] if scalers else None,
                             others=parts.generators(), directory=self._folder, events=events, **options)
         made._looks = False  # The run looks at the memory, between two steps, where it can commit.
+        made._interruptible = lambda: self.interruptible()
         made._ranks, made._workers, made._goes_on = self._ranks, self._workers, self._goes_on
         if self._workers is not None:
             made._tables = [one._table for one, _ in self._tables.values()]

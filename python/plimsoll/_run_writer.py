@@ -29,7 +29,7 @@ class Image:
     """A copy of what is committed, its tensors in memory that was leased. Forked children do not get it."""
 
     def __init__(self, content: dict[str, Any], room: int, lease: Lease) -> None:
-        """room: bytes, of _room_for()."""
+        """room: bytes, of room_for()."""
         import torch
 
         self._pages = mmap.mmap(-1, max(1, room), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -47,7 +47,7 @@ class Image:
                 copy = torch.frombuffer(self._pages, dtype=torch.uint8, count=size, offset=used)
                 copy.copy_(torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(source))
                 storages[source._cdata] = copy.untyped_storage()
-                used += _aligned(size)
+                used += aligned(size)
             return storages[source._cdata]
 
         def copy_of(tensor: torch.Tensor) -> torch.Tensor:
@@ -64,7 +64,7 @@ class Image:
     @classmethod
     def of(cls, content: dict[str, Any], governor: Governor) -> Image | None:
         """None where there is no room for it, or it holds tensors of a kind that has no plain bytes."""
-        room = _room_for(content)
+        room = room_for(content)
         ledger = governor.ledger()
         tensors = ledger.pools["tensors"]
         in_a_step = max(0, tensors.peak_bytes - max(tensors.leased_bytes, tensors.floor_bytes))
@@ -89,11 +89,11 @@ class Image:
         self._lease.close()
 
 
-def _aligned(size: int) -> int:
+def aligned(size: int) -> int:
     return -(-size // _ALIGNED) * _ALIGNED
 
 
-def _room_for(content: Any) -> int | None:
+def room_for(content: Any) -> int | None:
     """Bytes of the storages, each once; None: one of them cannot be copied as bytes."""
     import torch
 
@@ -105,7 +105,7 @@ def _room_for(content: Any) -> int | None:
                     or value.is_quantized or value.is_conj() or value.is_neg()):
                 return False
             storage = value.untyped_storage()
-            storages[storage._cdata] = _aligned(storage.nbytes())
+            storages[storage._cdata] = aligned(storage.nbytes())
         elif isinstance(value, dict):
             return all(plain(inner) for inner in value.values())
         elif isinstance(value, (list, tuple)):

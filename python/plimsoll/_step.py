@@ -35,7 +35,7 @@ from ._transaction import (Before, Gradients, OptimizersBefore, Together,
                            writes_at_the_end)
 from ._virtual_workers import (Buffers, Node, Tree, VirtualWorkers,
                                WorkerBatches, shares_of)
-from .errors import BudgetExceeded, NotFoundError
+from .errors import BudgetExceeded, MemoryPressure, NotFoundError
 
 if TYPE_CHECKING:
     from ._rank_rows import DealtTable, LookedUp
@@ -156,6 +156,8 @@ class TrainingStep:
         self._allow_batchnorm = allow_batchnorm_microbatch
         self._window = _Window()
         self._goes_on = False  # Of a plimsoll.Run: an earlier life of it was admitted.
+        # Of a plimsoll.Run: inside, a stop of the watcher may be raised. All that happens there is put back.
+        self._interruptible: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
         self.parts = 1
         """Into how many parts a batch is cut."""
         self.recomputes = False
@@ -544,7 +546,8 @@ class TrainingStep:
         dealt: list[LookedUp] = []
 
         def graded() -> tuple[float, float, float]:
-            with recomputed(self._checkpoint if recomputes else ()), collected(gradients) as looked_up:
+            with (recomputed(self._checkpoint if recomputes else ()), collected(gradients) as looked_up,
+                  self._interruptible()):
                 tally = _Tally(gradients, 0.0 if told else window.first)
                 value = (work.gradients(parts, tally) if self._workers is None
                          else self._of_workers(self._workers, work, parts, tally, window, looked_up))
@@ -800,7 +803,9 @@ class TrainingStep:
 
             try:
                 traces.add((rows, 0, 0), lambda _, graded=graded: unless_refused(graded)[1])
-            except (BudgetExceeded, Unweighted):
+            except MemoryPressure:
+                raise
+            except Exception:  # Of a part: so few rows may not be what `f` is for.
                 break
             finally:
                 before.put_back()

@@ -6,6 +6,7 @@ Reading order: _memory.py, this file.
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 
 def end_workers_waited_for() -> None:
@@ -17,19 +18,23 @@ def end_workers_waited_for() -> None:
     collector does, would double the pages that forked workers share.
     """
     loader = sys.modules.get("torch.utils.data.dataloader")
-    kind = getattr(loader, "_MultiProcessingDataLoaderIter", None)
-    handling = getattr(getattr(loader, "_utils", None), "signal_handling", None)
-    if kind is None or handling is None:
-        return
-    frame = sys._getframe()
+    frame = sys._getframe() if loader is not None else None
     while frame is not None:
         one = frame.f_locals.get("self") if frame.f_globals is vars(loader) else None
-        if type(one) is kind:
-            # Torch forgets them first: its handler of SIGCHLD would raise RuntimeError in place of ours.
-            if getattr(one, "_worker_pids_set", False):
-                handling._remove_worker_pids(id(one))
-                one._worker_pids_set = False
-            for worker in getattr(one, "_workers", []):
-                worker.terminate()
+        if end_workers(one):
             return
         frame = frame.f_back
+
+
+def end_workers(batches: Any) -> bool:
+    """Ends the workers of an iterator of a DataLoader; False where it is none that has workers."""
+    loader = sys.modules.get("torch.utils.data.dataloader")
+    if loader is None or type(batches) is not loader._MultiProcessingDataLoaderIter:
+        return False
+    # Torch forgets them first: its handler of SIGCHLD would raise RuntimeError in place of ours.
+    if getattr(batches, "_worker_pids_set", False):
+        loader._utils.signal_handling._remove_worker_pids(id(batches))
+        batches._worker_pids_set = False
+    for worker in getattr(batches, "_workers", []):
+        worker.terminate()
+    return True

@@ -56,9 +56,9 @@ class MemoryPressure(MemoryError):
     """The process and its children hold nearly all of the limit, much of it without a lease, and nothing
     is left to give back: at the limit the kernel would end one of them.
 
-    Raised between two steps by TrainingStep, its state as after the last of them; in a loop that has no
-    step boundaries by the governor's watcher, between any two instructions of the main thread, as
-    KeyboardInterrupt is (see Governor, on_pressure).
+    Raised between two steps by TrainingStep, its state as after the last of them; by a Run after a commit, or in a step or a
+    body, which then are not part of it; in a loop that has no step boundaries by the governor's watcher, between any two
+    instructions of the main thread, as KeyboardInterrupt is (see Governor, on_pressure).
     Units: every figure is in bytes.
     """
 

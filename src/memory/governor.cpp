@@ -510,6 +510,16 @@ class Turn {
   Ledger& ledger_;
 };
 
+// The longest way between two boundaries is forgotten by an eighth at each.
+void came_by(Ledger::Course& course) noexcept {
+  const std::int64_t now = now_ns();
+  const std::int64_t before = course.stepped_ns.exchange(now);
+  if (before != INT64_MIN) {
+    const std::int64_t longest = course.interval_ns;
+    course.interval_ns = std::max(now - before, longest - longest / 8);
+  }
+}
+
 }  // namespace
 
 PressureReport Governor::step_boundary() {
@@ -517,7 +527,7 @@ PressureReport Governor::step_boundary() {
     return {};
   }
   ledger_->check_own("step_boundary").or_throw();
-  ledger_->course().stepped_ns = now_ns();
+  came_by(ledger_->course());
   return look_and_act(*ledger_, /*wait=*/true).report;
 }
 

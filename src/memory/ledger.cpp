@@ -254,7 +254,10 @@ Ledger::Settled Ledger::settle_now() {
   } else if (needed < asked_bytes_) {
     settled.restored_bytes = restore_floors(asked_bytes_ - needed);
   }
-  limit_bytes_ = std::max(asked_bytes_, std::min(limit_bytes_, held_bytes()));
+  // Who cannot keep to it is stopped at a step boundary, and not by a refusal on the way there.
+  const std::int64_t held = held_bytes();
+  const std::int64_t stays = held > asked_bytes_ ? held + working_room() : held;
+  limit_bytes_ = std::max(asked_bytes_, std::min(limit_bytes_, stays));
   settled.missing_bytes = limit_bytes_ - asked_bytes_;
   return settled;
 }

@@ -130,6 +130,7 @@ class Ledger : public std::enable_shared_from_this<Ledger> {
     std::atomic<int> tries{0};              // Step boundaries at which it did not fit.
     std::atomic<std::int64_t> heeded_ns{INT64_MIN};   // When the kernel was last acted upon.
     std::atomic<std::int64_t> stepped_ns{INT64_MIN};  // When a thread that trains last came by.
+    std::atomic<std::int64_t> interval_ns{0};  // Its longest way from one time to the next, lately.
   };
   // What is read of the kernel: of whoever has the turn.
   struct Kernel {

@@ -2,6 +2,7 @@
 #include "memory/watcher.h"
 
 #include <algorithm>
+#include <atomic>
 #include <thread>
 #include <utility>
 
@@ -27,6 +28,25 @@ constexpr std::int64_t kGrowthPerMs = (4LL << 30) / 1000;
 constexpr int kCostTimes = 100;
 constexpr int kCostTimesNear = 10;
 constexpr int kGrowing = 4;
+constexpr int kRisen = 2;
+constexpr std::int64_t kRise = 256 << 10;
+
+// What comes before the loop's next step boundary, where `soon` comes in kSoon. A way that is
+// longer already than any lately is expected to take as long again.
+std::int64_t before_boundary(Ledger& ledger, std::int64_t now_ns, std::int64_t soon) {
+  const Ledger::Course& course = ledger.course();
+  const std::int64_t stepped = course.stepped_ns;
+  if (stepped == INT64_MIN) {
+    return ledger.state().limit_bytes;
+  }
+  const std::int64_t longest = course.interval_ns;
+  const std::int64_t gone = std::max<std::int64_t>(0, now_ns - stepped);
+  const std::int64_t left = gone < longest ? longest - gone : std::max(longest, gone);
+  const std::chrono::duration<double> each = Watcher::kSoon;
+  const double times = static_cast<double>(left) / 1e9 / each.count();
+  return static_cast<std::int64_t>(
+      std::min(static_cast<double>(soon) * times, static_cast<double>(ledger.state().limit_bytes)));
+}
 
 }  // namespace
 
@@ -45,6 +65,10 @@ struct Watcher::State {
   Clock::time_point warned{};
   Clock::time_point stopped{};
   Coming coming{kAhead};  // Of what is held without a lease.
+  Coming soon{kSoon};
+  std::int64_t before{0};             // Held without a lease at the last look.
+  int risen{0};                       // Looks in a row that saw more than the one before.
+  std::atomic<bool> deferred{false};  // Written by who hears of a stop; read here.
   std::thread thread{};
 };
 
@@ -80,6 +104,12 @@ void Watcher::avert() {
   if (!mark_.forked()) {
     MutexLock lock(state_->mutex);
     state_->averted = true;
+  }
+}
+
+void Watcher::defer() noexcept {
+  if (!mark_.forked()) {
+    state_->deferred = true;
   }
 }
 
@@ -122,6 +152,7 @@ std::optional<Watcher::News> Watcher::judge(State& state) {
   const bool attended =
       stepped != INT64_MIN && begin_ns - stepped < std::chrono::nanoseconds(kAttended).count();
   const std::int64_t coming = state.coming.add(begin, now.seen.unexplained_bytes);
+  const std::int64_t soon = state.soon.add(begin, now.seen.unexplained_bytes);
   const std::int64_t ahead = attended ? coming : limit;  // Any other loop: without waiting.
   if (now.report.pressure && now.seen.held_bytes() + ahead > limit) {
     now = look_and_act(*state.ledger, /*wait=*/false);
@@ -132,11 +163,21 @@ std::optional<Watcher::News> Watcher::judge(State& state) {
       std::chrono::nanoseconds((thread_cpu_ns() - spent_ns) * times));
   const std::chrono::milliseconds reached{std::max<std::int64_t>(0, limit - held) / kGrowthPerMs};
   state.pause = std::max(std::clamp(reached, kLookLeast, kLookMost), std::min(took, kLookMost));
-  const bool over = now.report.stop && held + ahead > limit;
-  if (over && (state.stopped == Clock::time_point{} || begin - state.stopped > kAgain)) {
+  // What grows fast passes the last per cents while one look is waited for. What came at once may
+  // have come whole.
+  const std::int64_t unexplained = now.seen.unexplained_bytes;
+  state.risen = unexplained > state.before + kRise ? state.risen + 1 : 0;
+  state.before = unexplained;
+  const bool fast = now.report.pressure && state.risen >= kRisen && held + soon > limit;
+  const bool over = fast || (now.report.stop && held + ahead > limit);
+  const bool late = held + soon + before_boundary(*state.ledger, begin_ns, soon) > limit;
+  const auto since = begin - state.stopped;
+  const bool again = state.deferred && (late || since > kDeferred);
+  if (over && (state.stopped == Clock::time_point{} || since > kAgain || again)) {
     state.stopped = state.warned = begin;
-    now.report.needed_bytes += coming;
-    return News{.stop = true, .seen = now.seen, .report = now.report};
+    state.deferred = false;
+    now.report.needed_bytes = std::max(now.report.needed_bytes, held) + coming;
+    return News{.stop = true, .late = late, .seen = now.seen, .report = now.report};
   }
   if (now.report.pressure && !over && !attended &&
       (state.warned == Clock::time_point{} || begin - state.warned > kAgain)) {

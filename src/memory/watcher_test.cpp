@@ -85,9 +85,9 @@ TEST_F(WatcherTest, R12WarnsALoopOfItsOwnAndThenAsksItToStop) {
 }
 
 TEST_F(WatcherTest, LeavesALoopThatComesByItselfAlone) {
+  const Unleased much((start_ + kRoom) / 100 * 96 - start_, kShared);  // And grows no more.
   static_cast<void>(governor_.step_boundary());
   Watcher watcher(&count_news);
-  const Unleased much((start_ + kRoom) / 100 * 96 - start_, kShared);
   while (last_look().unexplained_bytes < 300_MiB) {
     std::this_thread::sleep_for(1ms);  // Until it has looked.
   }
@@ -108,6 +108,35 @@ TEST_F(WatcherTest, StopsALoopThatWaitsForWhatGrows) {
   ASSERT_TRUE(stop);
   EXPECT_GT(stop->report.needed_bytes, limit);
   EXPECT_LT(stop->seen.held_bytes(), limit);
+}
+
+TEST_F(WatcherTest, S02SaysWhetherTheNextBoundaryComesTooLateAndSaysADeferredStopAgain) {
+  static_cast<void>(governor_.step_boundary());
+  static_cast<void>(governor_.step_boundary());  // They come often.
+  Watcher watcher(&count_news);
+  const std::int64_t limit = start_ + kRoom;
+  const Unleased much(limit / 1000 * 985 - start_, kShared);
+  const auto come_by = [&] { static_cast<void>(governor_.step_boundary()); };
+  const auto first = wait_for_news(watcher, true, come_by);
+  ASSERT_TRUE(first);
+  std::optional<Watcher::News> last;
+  const auto deadline = std::chrono::steady_clock::now() + 60s;
+  do {  // Until what came at once is no growth any more.
+    watcher.defer();
+    last = wait_for_news(watcher, true, come_by);
+  } while (last && last->late && std::chrono::steady_clock::now() < deadline);
+  if (last) {  // It may be content with what is held by then.
+    EXPECT_FALSE(last->late);
+  }
+  const Unleased more(limit / 50, kShared);  // Above the limit.
+  watcher.defer();
+  std::optional<Watcher::News> over;
+  do {
+    over = wait_for_news(watcher, true, come_by);
+    watcher.defer();
+  } while (over && !over->late && std::chrono::steady_clock::now() < deadline);
+  ASSERT_TRUE(over);
+  EXPECT_TRUE(over->late);
 }
 
 TEST_F(WatcherTest, IsNotWaitedForInAForkedChild) {

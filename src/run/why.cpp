@@ -63,6 +63,15 @@ std::string doing(const std::string& phase) {
   return phase == "evaluating" || phase == "paused" ? "while " + phase : "in phase " + phase;
 }
 
+// Where it ended, and what of that is committed: the last step may not have been made to its end.
+std::string at_step(const RunStatus& status) {
+  const std::string at = fmt::format("at step {}", format_count(status.step));
+  return status.checkpoint_step == status.step ? at
+         : status.checkpoint_step < 0
+             ? at + " (nothing is committed)"
+             : fmt::format("{} (committed: step {})", at, format_count(status.checkpoint_step));
+}
+
 // What it did then, only a run has said.
 std::string in_words(const Grower& one, bool run) {
   return fmt::format("{}, PID {} ({}), grew {}{}", one.child ? "a worker" : "the process itself",
@@ -129,7 +138,7 @@ class Explanation {
   // Who ended it in other words than its own: a guard's signal reads as a stop that was asked for.
   void own_word(const RunStatus& status) {
     why_.cause = from_word(status);
-    const std::string at = fmt::format("at step {}", format_count(status.step));
+    const std::string at = at_step(status);
     if (why_.cause == EndCause::kAsked && why_.command && why_.command->ending == "stopped") {
       why_.cause = EndCause::kStopped;
       why_.summary =

@@ -220,7 +220,7 @@ TEST_F(WhyTest, ARunsOwnWordComesFirst) {
   EXPECT_EQ(of({.status = "finished", .cause = "finished"}).cause, EndCause::kFinished);
   EXPECT_FALSE(why().incident());
   EXPECT_EQ(of({.status = "stopped", .message = "SIGINT", .cause = "asked"}).summary,
-            "stopped by hand at step 95: SIGINT");
+            "stopped by hand at step 95 (committed: step 90): SIGINT");
   EXPECT_FALSE(why().incident());
   EXPECT_EQ(of({.status = "stopped", .message = "m", .cause = "memory"}).cause,
             EndCause::kPressure);

@@ -49,7 +49,7 @@ class RunCallback(lightning.pytorch.Callback):
 
     A step that memory refuses (training_step(), backward, clipping, the optimizer's step) is done again, after
     everything was put back and caches were emptied; to the same bits. Refused twice, BudgetExceeded names a limit
-    to go on with from the last commit. Put back is what TrainingStep puts back, of modules and generators that can
+    to go on with; the steps before are committed. Put back is what TrainingStep puts back, of modules and generators that can
     be got at from the module, and what it logs; hooks within a step are called again. While the optimizer
     steps, parameters and its states are copied as TrainingStep does it, if that fits.
 
@@ -63,8 +63,10 @@ class RunCallback(lightning.pytorch.Callback):
     of them: no module is wrapped, and gradients are averaged here, as DistributedDataParallel does it; batch_size is of each rank, each
     draws from (seed, batch, rank), and what one rank is refused, all do again. As many ranks go on as began.
 
+    A step that a validation follows has a commit before it, until one has come to its end with as little memory free.
+
     What does not hold: no batch is cut into parts (accumulate_grad_batches is the way to smaller ones), and what
-    memory refuses elsewhere, in a validation or a hook between steps, ends the program, as the last commit stands.
+    memory refuses elsewhere, in a validation or a hook between steps, ends the program; the last boundary is committed as Run does it.
     Means over an epoch that a module logs begin anew where the program was started again, as they do in Lightning.
 
     commit_every_steps, commit_every_minutes: optimizer steps, minutes; whichever comes first; 0: not by that.
@@ -170,7 +172,8 @@ class RunCallback(lightning.pytorch.Callback):
             return
         trainer.train_dataloader.seek(trainer.current_epoch, done)  # Though more were fetched.
         if self._loop.made(step=trainer.global_step, epoch=trainer.current_epoch, batch=done,
-                           rows=self._window * Batch(batch).rows * trainer.world_size, loss=self._loss):
+                           rows=self._window * Batch(batch).rows * trainer.world_size, loss=self._loss,
+                           evaluates=self._validates(trainer, min(done + self._window, self._batches))):
             self._stop(trainer)
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:

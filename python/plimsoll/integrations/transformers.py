@@ -56,7 +56,7 @@ class RunMixin:
 
     A step that memory refuses is done again where it was refused: forward and backward of a batch, clipping, or
     the optimizer's step, after everything was put back and caches were emptied; to the same bits. Refused
-    twice, BudgetExceeded names a limit to go on with from the last commit. Put back is what TrainingStep puts
+    twice, BudgetExceeded names a limit to go on with; the steps before are committed. Put back is what TrainingStep puts
     back, of modules and generators that can be got at from model and Trainer; compute_loss() runs twice then.
     While the optimizer steps, parameters and its states are copied as TrainingStep does it, if that fits.
 
@@ -74,8 +74,11 @@ class RunMixin:
     DistributedDataParallel, and gradients are averaged here, as that does it; per_device_train_batch_size is of each rank, each draws
     from (seed, batch, rank), and what one rank is refused, all do again. As many ranks go on as began.
 
+    A step that an evaluation follows has a commit before it, until an evaluation has come to its end with as little memory
+    free: what memory refuses there loses that step at most.
+
     What does not hold: no batch is cut into parts (gradient_accumulation_steps is the way to smaller ones), and
-    what memory refuses elsewhere, in an evaluation or a collator, ends the program, as the last commit stands.
+    what memory refuses elsewhere, in an evaluation or a collator, ends the program; the last boundary is committed as Run does it.
     Checkpoints of Trainer's own (save_strategy) are still written, and nothing reads them: save_strategy="no"
     spares them, unless load_best_model_at_end needs them.
 
@@ -339,7 +342,13 @@ class _Boundary(transformers.TrainerCallback):
         epoch, update = divmod(state.global_step, self._updates)
         rows = self._trainer._train_batch_size * self._window * self._trainer.args.world_size
         return bool(self._trainer._loop.made(step=state.global_step, epoch=epoch, batch=update * self._window,
-                                             rows=rows, loss=self._loss))
+                                             rows=rows, loss=self._loss, evaluates=self._evaluates_after(state.global_step + 1)))
+
+    def _evaluates_after(self, step: int) -> bool:
+        """Whether Trainer's arguments ask for an evaluation there."""
+        args = self._trainer.args
+        how = str(args.eval_strategy.value)
+        return (how == "steps" and step % self._trainer.state.eval_steps == 0) or (how == "epoch" and step % self._updates == 0)
 
 
 class CleanUpCallback(transformers.TrainerCallback):
