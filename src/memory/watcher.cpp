@@ -168,7 +168,7 @@ std::optional<Watcher::News> Watcher::judge(State& state) {
   const std::int64_t unexplained = now.seen.unexplained_bytes;
   state.risen = unexplained > state.before + kRise ? state.risen + 1 : 0;
   state.before = unexplained;
-  const bool fast = now.report.pressure && state.risen >= kRisen && held + soon > limit;
+  const bool fast = attended && now.report.pressure && state.risen >= kRisen && held + soon > limit;
   const bool over = fast || (now.report.stop && held + ahead > limit);
   const bool late = held + soon + before_boundary(*state.ledger, begin_ns, soon) > limit;
   const auto since = begin - state.stopped;
