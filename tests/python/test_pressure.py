@@ -130,6 +130,7 @@ def test_a_stop_tells_of_workers_before_it_ends_them(monkeypatch):
         happened = []
         report = governor.step_boundary()
         monkeypatch.setattr(governor, "_watcher", types.SimpleNamespace(take=lambda: (True, True, report)))
+        monkeypatch.setattr(governor, "_still_asks", lambda report: report)
         monkeypatch.setattr(governor, "_pressure", lambda _: happened.append("told") or plimsoll.MemoryPressure("short"))
         monkeypatch.setattr(_memory._workers, "end_workers_waited_for", lambda: happened.append("ended"))
         with pytest.raises(plimsoll.MemoryPressure, match="short"):
