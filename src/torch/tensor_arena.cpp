@@ -81,7 +81,7 @@ class ArenaAllocator final : public c10::Allocator {
       constexpr auto kMax = static_cast<std::size_t>(INT64_MAX);
       const auto size = static_cast<std::int64_t>(std::min(bytes, kMax));
       auto block = at.pages.allocate(size);
-      if (!block && room_made(block.error())) {
+      while (!block && room_made(block.error())) {  // It may take more: its cache has gone back.
         block = at.pages.allocate(size);
       }
       if (!block) {
