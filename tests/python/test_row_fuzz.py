@@ -110,7 +110,12 @@ def test_s29_no_key_of_a_pair_is_lost_without_a_word(governor, tmp_path, monkeyp
     from plimsoll import _pairs_import
 
     class Encoder:
+        image_bytes = 1 << 10
+
         def __init__(self, *_):
+            pass
+
+        def rehearse(self, *_):
             pass
 
         def prepared(self, pixels):
