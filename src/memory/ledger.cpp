@@ -235,6 +235,9 @@ Result<Ledger::Settled> Ledger::set_limit(LimitReport limit) {
   }
   whole_limit_ = yielded_ == 0 ? limit_bytes_ : whole_limit_;
   asked_bytes_ = made->limit_bytes;
+  if (asked_bytes_ >= whole_limit_) {
+    beyond_peak_ = beyond_floors();  // What yielded to others is whole again, until they need it.
+  }
   limit_bytes_ = std::max(limit_bytes_, asked_bytes_);
   limit_.swap(made);
   return settle_now();  // At once: what is owed to a pool is not free for others.
