@@ -35,6 +35,7 @@ _TOOLS = ("tools", "functions")
 _LABELS = ("label", "kto_tag")
 _REJECTED = ("rejected", "rejected_messages")
 _SWITCHES = ("weight", "loss_weight", "train", "training", "trainable", "loss")  # Whether a message is trained on.
+_SAID = ("role", "from", "content", "value")
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 _STORED = ("tool_calls", "name", "tool_call_id", *_REASONING)  # What of a message an image set keeps.
 _IMAGES = ("images", "img", "image_path", "image_file", "image_url", "jpg", "jpeg", "png", "webp")
@@ -353,8 +354,11 @@ class RowReader:
         if chats and isinstance(answer, (list, dict)):
             answer = answer if isinstance(answer, list) else [answer]
             whole = any(isinstance(one, dict) and one.get("content") == question for one in answer)
-            if asked is not None and not whole:
-                row.messages = [{"role": "user", "content": self._text(asked, question)}]
+            said = [self._text(str(name), one) for name, one in ((None if whole else asked, question), (more, rest)) if name]
+            if whole and said:
+                raise BadRow("bad_message", f"{more} beside a whole chat: have it left out with ignore_keys (--ignore-keys {more})")
+            if said:
+                row.messages = [{"role": "user", "content": "\n".join(text for text in said if text)}]
             self._add_list(str(answered), answer, row, images, unknown)
             return
         if chats and (answered is None or (asked is None and more is None)):
@@ -393,8 +397,8 @@ class RowReader:
         if not isinstance(given, dict):
             raise BadRow("bad_message")
         keys = _Keys(given, "messages", self.ignored, row, unknown)
-        _, role = keys.first(("role", "from"))
-        _, content = keys.first(("content", "value"))
+        _, role = keys.first(_SAID[:2])
+        _, content = keys.first(_SAID[2:])
         trained = _switch(keys)
         if not isinstance(role, str):
             raise BadRow("bad_message")
@@ -417,7 +421,7 @@ class RowReader:
             raise BadRow("unknown_key", f"the chat template does not print {', '.join(more)}: pass another (--template)")
         thought = next((key for key in _REASONING if keys.left.get(key) is not None), None)
         for key, value in list(keys.left.items()):
-            if value is None or key in more or (key in _REASONING and key != thought):
+            if value is None or key in more or key in _SAID or (key in _REASONING and key != thought):
                 continue
             if self._is_read(key, name):
                 more[key] = self._checked_calls(value, row, unknown) if key == "tool_calls" else value

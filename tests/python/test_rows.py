@@ -198,6 +198,8 @@ ONE = "<|im_start|>user:q<|im_end|>\n<|im_start|>assistant:⟦a<|im_end|>⟧\n"
     ({"instruction": "q", "context": "c", "response": "a", "category": "x"}, ONE.replace("q", "q\nc")),
     ({"question": "q", "answer": "a"}, ONE), ({"prompt": "q", "response": "a"}, ONE), ({"input": "q", "output": "a"}, ONE),
     ({"prompt": [ASKED], "completion": [ANSWERED]}, ONE),
+    ({"question": "q", "input": "c", "completion": [ANSWERED]}, ONE.replace("q", "q\nc")),
+    ({"messages": [ASKED, {"from": "gpt", "value": "a", "content": ""}]}, ONE),
     ({"messages": [ASKED, ANSWERED], "prompt": "q", "prompt_id": "7"}, ONE),
     ({"prompt": [ASKED, {"role": "assistant", "content": "b"}, ASKED], "completion": [ANSWERED]},
      ONE.replace("⟦a", "b").replace("⟧", "") + ONE)])
