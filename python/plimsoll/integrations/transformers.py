@@ -324,11 +324,6 @@ class _Boundary(transformers.TrainerCallback):
         self._loss = numbers.get("loss", self._loss)
         self._trainer.run._life.report.log(state.global_step, int(state.epoch or 0), numbers)
 
-    def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        life = self._trainer.run._life
-        if not life.closed and life.governor.arena_attached:
-            life.clean_up("evaluation")
-
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         run = self._trainer.run
         if not run.stopped and not self.tell(state):
