@@ -74,7 +74,12 @@ def assert_refused(done: Done, status: int, *words: str):
     (["train", "cosir", "--set", "batchsize=3"], ["batchsize", "did you mean 'batch_size'?"]),
     (["train", "cosir", "--set", "seed"], ["key=value"]),
     (["train", "cosir", "--set", "label_optimizer=sgd"], ["adamw, adamw_fresh, adagrad"]),
-    (["train", "chat"], ["'chat'"]),
+    (["train", "chat"], ["no data given", "--data PATH, or --inbox PATH"]),
+    (["train", "chat", "--data", "d"], ["--out"]),
+    (["train", "chat", "--epoch", "3"], ["did you mean --epochs?", "plimsoll train chat --help"]),
+    (["train", "vision"], ["no data given", "--data PATH"]),
+    (["train", "vision", "--set", "batchsize=3"], ["batchsize", "did you mean 'batch_size'?"]),
+    (["train", "caht"], ["'caht'"]),
     (["train", "can-kd"], ["no data given", "plimsoll import can"]),
     (["train", "can-kd", "--data", "d"], ["--out"]),
     (["train", "can-kd", "--stage", "gat", "--data", "d"], ["stage must be one of all, autoencoder"]),
@@ -118,8 +123,9 @@ def test_a_wrong_configuration_file_is_named_with_its_line(call, tmp_path, name,
 
 def test_r32_help_offers_the_recipes_there_are(call):
     done = call("train", "--help")
-    assert done.status == 0 and "cosir" in done.out and "can-kd" in done.out
-    assert "chat" not in done.out and "vision" not in done.out
+    offered = re.search(r"^Subcommands:\n((?:  .*\n)+)", done.out, re.MULTILINE)
+    assert done.status == 0 and offered
+    assert re.findall(r"^  ([\w-]+) ", offered[1], re.MULTILINE) == ["cosir", "can-kd", "chat", "vision"]
 
 
 def test_a_missing_configuration_file_is_wrong_usage(call, tmp_path):
@@ -632,7 +638,7 @@ def test_r35_memory_that_ends_a_run_is_status_3_and_names_a_limit_that_would_do(
 
 def test_recipes_are_listed_and_each_has_a_file_of_its_options(call, tmp_path):
     listed = [line.split("\t") for line in call("recipes").out.splitlines()]
-    assert [name for name, _ in listed] == ["cosir", "can-kd"] and all(about for _, about in listed)
+    assert [name for name, _ in listed] == ["cosir", "can-kd", "chat", "vision"] and all(about for _, about in listed)
     for name, _ in listed:
         file = tmp_path / f"{name}.toml"
         file.write_text(call("config", name).out)

@@ -84,13 +84,14 @@ def wanted(tmp_path_factory):
     for name, frames in (("labelled", FRAMES), ("normal", normal(FRAMES))):
         path = folder / f"{name}.csv"
         path.write_text(usual(frames), encoding="utf-8")
-        plimsoll.import_can(path, folder / name, window=4, stride=3)
+        with plimsoll.Governor("3GiB", foreign_bytes="512MiB") as governor:  # As the fixture governor, which has another scope.
+            plimsoll.import_can(path, folder / name, window=4, stride=3, governor=governor)
         made[name] = graphs_of(folder / name)
     return made
 
 
 def graphs_of(folder):
-    with plimsoll.Governor("1GiB") as governor, plimsoll.GraphSet.open(governor, folder) as graphs:
+    with plimsoll.Governor("3GiB", foreign_bytes="512MiB") as governor, plimsoll.GraphSet.open(governor, folder) as graphs:
         return graphs.vocabulary.tolist(), [(graph.x.copy(), graph.edge_index.copy(), graph.edge_attr.copy(), graph.y.tolist())
                                             for graph in (graphs[number] for number in range(len(graphs)))]
 
