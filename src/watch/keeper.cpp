@@ -71,6 +71,22 @@ int end_all(const WaitedSignals& signals) {
   }
 }
 
+// Whether it asks a process to end; where a guard waits between two starts, it does.
+bool asks(int signal) {
+  return signal == SIGINT || signal == SIGTERM || signal == SIGHUP;
+}
+
+// Ends this process by `signal`, as it ended the guard; returns where it cannot (PID 1).
+void end_by(int signal) {
+  std::fflush(nullptr);
+  std::signal(signal, SIG_DFL);
+  sigset_t one;
+  sigemptyset(&one);
+  sigaddset(&one, signal);
+  pthread_sigmask(SIG_UNBLOCK, &one, nullptr);
+  static_cast<void>(std::raise(signal));
+}
+
 }  // namespace
 
 Result<Kept> keep_guard(const std::function<int(pid_t keeper)>& guard) {
@@ -99,6 +115,13 @@ Result<Kept> keep_guard(const std::function<int(pid_t keeper)>& guard) {
   kept.killed = WIFSIGNALED(status);
   kept.status = kept.killed ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
   if (!kept.killed) {
+    return kept;
+  }
+  if (asks(WTERMSIG(status))) {
+    end_all(signals);
+    MemoryCgroup::remove_left_behind();
+    end_by(WTERMSIG(status));
+    kept.killed = false;
     return kept;
   }
   GuardReport& report = kept.report;

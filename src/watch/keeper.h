@@ -24,11 +24,12 @@ namespace plimsoll {
 
 struct Kept {
   int status{0};       ///< What the guard returned, or 128 + the signal that ended it.
-  bool killed{false};  ///< It was ended by a signal; then `report` is of that.
+  bool killed{false};  ///< It was ended by a signal that asks nobody; then `report` is of that.
   GuardReport report{};
 };
 
-/// Calls `guard` in a forked child, with the PID of this process, and waits for it.
+/// Calls `guard` in a forked child, with the PID of this process, and waits for it. Where SIGINT,
+/// SIGTERM or SIGHUP ended it (between two starts of its command), this process ends by it, too.
 /// Errors: kIo when it cannot be started.
 Result<Kept> keep_guard(const std::function<int(pid_t keeper)>& guard);
 
