@@ -18,24 +18,31 @@ _FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
 _DEVICES = ("cpu", "cuda")
 
 
-def choose_fused(optimizers: list[tuple[str, Any]], models: list[Any], events: Callable[[dict[str, Any]], Any]) -> None:
+def choose_fused(optimizers: list[tuple[str, Any]], models: list[Any], alone: bool, events: Callable[[dict[str, Any]], Any]) -> None:
     """Before the first step of a run. An optimizer that has stepped keeps its kernel: another one rounds otherwise.
 
-    events: is told of the choice, or of the bytes that each step copies.
+    alone: no other rank makes the step. It decides of what is told, never of the kernel: any number of ranks has the same bits.
+    events: is told of the choice, and of the bytes that each step copies.
     """
-    if len(optimizers) == 1 and _may_be_fused(optimizers[0][1], models):
-        name, one = optimizers[0]
-        one.param_groups[0]["fused"] = one.defaults["fused"] = True
-        events({"event": "optimizer", "part": name, "fused": True, "copied_bytes": 0,
-                "message": f"{name}: {type(one).__name__} steps with torch's fused kernel, so that no step copies it; it rounds "
-                           "otherwise than the default, which fused=False keeps"})
-    elif optimizers and not writes_at_the_end([one for _, one in optimizers]):
+    fused = len(optimizers) == 1 and _may_be_fused(optimizers[0][1], models)
+    if fused:
+        group, defaults = optimizers[0][1].param_groups[0], optimizers[0][1].defaults
+        group["fused"] = defaults["fused"] = True
+    copied = 0
+    if not (alone and writes_at_the_end([one for _, one in optimizers])):
         copied = sum(p.nbytes for _, one in optimizers for group in one.param_groups for p in group["params"])
         copied += sum(_plan_static.states_of(one)[0] for _, one in optimizers)
-        names = ", ".join(name for name, _ in optimizers)
-        events({"event": "optimizer", "part": names, "fused": False, "copied_bytes": copied,
-                "message": f"{names}: each step copies parameters and states while it writes them, {format_bytes(copied)}, to put "
-                           "them back where memory is refused; one optimizer of one group with fused=True is not copied"})
+    names = ", ".join(name for name, _ in optimizers)
+    copies = f"each step copies parameters and states while it writes them, {format_bytes(copied)}, to put them back where memory is refused"
+    if fused:
+        why = f"; with other ranks {copies}" if copied else ", so that no step copies it"
+        message = (f"{names}: {type(optimizers[0][1]).__name__} steps with torch's fused kernel{why}; it rounds otherwise than the "
+                   "default, which fused=False keeps")
+    elif copied and alone:
+        message = f"{names}: {copies}; one optimizer of one group with fused=True is not copied"
+    else:
+        return
+    events({"event": "optimizer", "part": names, "fused": fused, "copied_bytes": copied, "message": message})
 
 
 def _may_be_fused(one: Any, models: list[Any]) -> bool:

@@ -137,8 +137,8 @@ class Steps:
             made._not_its_own = [p for one in parts.those(torch.optim.Optimizer) if one not in optimizers
                                  for group in one.param_groups for p in group["params"]]
         saved = self._saved.pop(name, None)
-        if saved is None and not name and not scalers and options["scheduler"] is None and self._ranks is None:
-            choose_fused(parts.named(torch.optim.Optimizer), models, events)
+        if saved is None and not name and not scalers and options["scheduler"] is None:
+            choose_fused(parts.named(torch.optim.Optimizer), models, self._ranks is None, events)
         if saved is not None:
             made.load_state_dict(saved)
             for table, ids, grad in saved["rows"]:

@@ -172,7 +172,7 @@ def test_a_refused_lookup_is_tried_again_and_then_cut(run, times, close):
         run.step(lambda ids: loss(vectors, ids), ids, loss="mean")
     wanted = expected(start, lambda p: torch.optim.SGD(p, lr=0.5))
     assert torch.allclose(weights(vectors), wanted, atol=1e-6)
-    step = run._step
+    step = run._steps._made[""][0]
     assert step.refusals == times and step.parts == (1 if times == 1 else 2)
 
 

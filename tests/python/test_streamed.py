@@ -68,7 +68,7 @@ def trained(folder, weights, kill=0, refuse=0, files=None, **options):
         batches = [(torch.randn(16, 8), torch.randint(3, (16,))) for _ in range(6)]
 
         def loss(x, y):
-            if refuse and run.steps_made == 3 and run._step.refusals == 0:
+            if refuse and run.steps_made == 3 and run._steps._made[""][0].refusals == 0:
                 from plimsoll import _torch_gate
                 _torch_gate.load().refuse(refuse, 1)
             return torch.nn.functional.cross_entropy(model(x), y)
@@ -83,7 +83,7 @@ def trained(folder, weights, kill=0, refuse=0, files=None, **options):
         model.eval()
         with torch.no_grad():
             losses.append(float(model(torch.ones(2, 8)).sum()))
-        return losses, bits, streamed, run._step.refusals
+        return losses, bits, streamed, run._steps._made[""][0].refusals
 '''
 exec(MODEL)
 
