@@ -73,6 +73,19 @@ def is_alive(node: Any, most: int = 16) -> bool:
     return False
 
 
+def comes_from(node: Any, earlier: Any, most: int = 4096) -> bool:
+    """Whether a node is among the first below another, as a sum's is below that of the sum which took its place."""
+    nodes, seen = [node], {id(node)}
+    for one in nodes:  # Held here, so that no id is used twice.
+        if one is earlier:
+            return True
+        for below, _ in one.next_functions:
+            if below is not None and id(below) not in seen and len(nodes) < most:
+                seen.add(id(below))
+                nodes.append(below)
+    return False
+
+
 def keeps_its_gradient(tensor: type) -> bool:
     """Whether some leaf has a gradient with a graph, as backward(create_graph=True) leaves it: each keeps the other.
 

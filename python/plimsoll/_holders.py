@@ -14,15 +14,16 @@ import time
 import types
 import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from . import _core
-from ._graph_walk import is_alive
+from ._graph_walk import comes_from, is_alive
 
 _OPTIMIZED = 1  # Of co_flags: locals are not a dict of their own.
 _HEAP_TYPE = 1 << 9  # Of a type's flags: a class that a program made, or an extension.
 _PATH_MOST = 6
+_REPLACED_MOST = 32  # Tensors of a container that are looked through for one that was there before.
 _SEEN = (int, float, complex, str, bytes, bytearray, type(None), type, types.FunctionType, types.ModuleType, weakref.ref)
 FEW = 0.3  # Share of what is looked for; where less is found, nobody holds it.
 _LOCAL = threading.local
@@ -177,16 +178,30 @@ def _step_to(one: Any, holder: Any, over: Any = None) -> str | None:
     if attributes is one:
         return ""
     if isinstance(holder, dict):
-        key = next((key for key, value in list(holder.items()) if value is one), None)
+        key = _place_of(one, list(holder.items()))
         if key is None:
             return None
         return f".{key}" if getattr(over, "__dict__", None) is holder else f"[{key!r:.40}]"
     if isinstance(holder, (list, tuple)):
-        return next((f"[{at}]" for at, value in enumerate(holder) if value is one), None)
+        at = _place_of(one, enumerate(list(holder)))
+        return None if at is None else f"[{at}]"
     names = list(attributes or ()) + [name for kind in type(holder).__mro__ for name in vars(kind).get("__slots__", ())]
     with contextlib.suppress(Exception):  # A slot that is empty, a property that fails.
-        return next((f".{name}" for name in names if getattr(holder, name, None) is one), None)
+        name = _place_of(one, [(name, getattr(holder, name, None)) for name in names])
+        return None if name is None else f".{name}"
     return None
+
+
+def _place_of(one: Any, places: Iterable[tuple[Any, Any]]) -> Any:
+    """The key, index or name whose value it is. A search takes some steps: where a tensor is no more, of what was made from it."""
+    places = list(places)
+    place = next((place for place, value in places if value is one), None)
+    tensor = getattr(sys.modules.get("torch"), "Tensor", ())
+    node = one.grad_fn if place is None and isinstance(one, tensor) else None
+    if node is None:
+        return place
+    later = [(place, value.grad_fn) for place, value in places if isinstance(value, tensor) and value.grad_fn is not None]
+    return next((place for place, other in later[:_REPLACED_MOST] if comes_from(other, node)), None)
 
 
 def _newest(container: Any) -> Any:
@@ -253,7 +268,7 @@ def _named(one: Any, above: list[Any], roots: Roots) -> str:
                 return f"{what} `{names[0] if names else '?'}` in closure of {function.__qualname__}"
         return ""
     if isinstance(holder, dict):
-        key = next((key for key, value in list(holder.items()) if value is one and isinstance(key, str)), None)
+        key = _place_of(one, [(key, value) for key, value in list(holder.items()) if isinstance(key, str)])
         if key is None:
             return ""
         if function := roots.name_of_locals(holder):
@@ -272,7 +287,7 @@ def _named(one: Any, above: list[Any], roots: Roots) -> str:
         return ""
     attributes = getattr(holder, "__dict__", None)
     if isinstance(attributes, dict):
-        key = next((key for key, value in list(attributes.items()) if value is one), None)
+        key = _place_of(one, list(attributes.items()))
         if key is not None:
             return f"attribute `{key}` of {type(holder).__name__}"
     return ""

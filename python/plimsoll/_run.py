@@ -529,7 +529,7 @@ class Run:
         content, tables = self._here()
         content["random"] = RandomStates().to_plain()
         if self._ranks is None:
-            content["parts"] = self._parts.states()
+            self._parts.check(content["parts"])
         else:
             content["parts"], content["own"] = self._ranks.own_states(
                 self._parts, {"random states": content["random"], "gradients of accumulate": content["step_state"]})

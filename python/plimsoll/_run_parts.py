@@ -95,9 +95,14 @@ class Parts:
     def states(self, wanted: Callable[[Any], bool] = lambda _: True) -> dict[str, Any]:
         """Of parts that are wanted, for a commit. Errors: ValueError for what could not be read back safely."""
         states = self.live(wanted)
+        self.check(states)
+        return states
+
+    @staticmethod
+    def check(states: dict[str, Any]) -> None:
+        """Errors: ValueError for what could not be read back safely."""
         for name, state in states.items():
             check_plain(state, name)
-        return states
 
     def live(self, wanted: Callable[[Any], bool] = lambda _: True) -> dict[str, Any]:
         """The same, unchecked."""
