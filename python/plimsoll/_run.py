@@ -435,8 +435,8 @@ class Run:
                         life.where = Where.BODY
                         yield batch
                         life.where = Where.BUSY
-                    except GeneratorExit:
-                        self._left = True
+                    except GeneratorExit:  # Later where a variable keeps the iterator: the step may be counted by then.
+                        self._left = self._in_body and self._loops == loop + 1
                         raise
                     except MemoryPressure:  # The watcher's, after the body has come back: the boundary obeys.
                         life.where = Where.BUSY

@@ -483,6 +483,32 @@ def test_break_ends_the_loop_after_the_step_that_was_made(loop):
     assert life() == (10, [], 10)
 
 
+def test_a_loop_that_a_variable_keeps_after_break_counts_its_step_once(loop):
+    """Its iterator is closed only where the variable ends: once the step is counted, or in another loop."""
+    with plimsoll.Run(loop.path, memory_limit="2GiB") as run:
+        count = {"n": 0}
+        run.track(count=count)
+        kept = run.steps(BATCHES, progress=False)
+        for _ in kept:
+            count["n"] += 1
+            if count["n"] == 2:
+                break
+        other = run.steps(BATCHES, progress=False)
+        assert run.steps_made == 2
+        kept.close()
+        assert run.steps_made == 2
+        for _ in other:
+            count["n"] += 1
+            if count["n"] == 4:
+                break
+        third = run.steps(BATCHES, progress=False)
+        for _ in third:
+            other.close()
+            assert run.steps_made == count["n"]
+            count["n"] += 1
+        assert run.steps_made == count["n"] == 4 + len(BATCHES)
+
+
 @pytest.mark.parametrize("raised, status, cause", [(plimsoll.BudgetExceeded("no room", "rows", 1, 0), "stopped", "refused"),
                                                    (RuntimeError("no loss"), "failed", "error")])
 def test_a_step_that_raises_was_not_made_though_it_is_caught_around_the_loop(raised, status, cause, loop, tmp_path):

@@ -143,11 +143,37 @@ def test_rows_with_several_images_and_with_text_alone_stand_in_one_batch(kind, f
     assert (summary["step"], summary["rows_left_out"]) == (3, 0) and summary["held_out_tokens"] > 0
 
 
-@pytest.mark.parametrize("kind, token", [("qwen2_vl", "<|image_pad|>"), ("smolvlm", "<image>"), ("idefics3", "<image>")])
-def test_a_text_that_has_the_token_of_images_is_refused_by_row(kind, token, train, tmp_path):
-    made = make_set(tmp_path / "set", 8, text=lambda k: f"what is {token}?" if k == 5 else "what?")
+def system_says(token):
+    """Rows of one image each; the system of row 5, where no import places images, has a token of images in its text."""
+    made = rows(8)
+    made[5]["system"] = f"what is {token}?"
+    return made
+
+
+def question_says(token):
+    """The same of the question's text."""
+    return rows(8, text=lambda k: f"what is {token}?" if k == 5 else "what?")
+
+
+@pytest.mark.parametrize("kind, token, made", [("qwen2_vl", "<|image_pad|>", question_says), ("qwen2_vl", "<|image_pad|>", system_says),
+                                               ("smolvlm", "<image>", system_says), ("idefics3", "<image>", system_says)])
+def test_a_text_that_has_the_token_of_images_is_refused_by_row(kind, token, made, train, tmp_path):
+    with plimsoll.Governor("4GiB") as governor:
+        plimsoll.import_vision(made(token), tmp_path / "set", governor=governor)
     with pytest.raises(ValueError, match="row 5: 2 places for images .* and 1 images: its text has such a place"):
-        train(kind=kind, data=made, held_out=0)
+        train(kind=kind, data=tmp_path / "set", held_out=0)
+
+
+@pytest.mark.parametrize("kind", ["smolvlm", "idefics3"])
+def test_where_image_stands_in_a_text_an_image_is_trained_on_and_no_other_number_is_imported(kind, train, folder, tmp_path):
+    """<image> is these models' own token, too: each has its image, or the row is refused."""
+    made = make_set(tmp_path / "set", 8, text=lambda k: "what is <image>?" if k == 5 else "what?")
+    check_tokens(folder / kind, made, 8)
+    assert train(kind=kind, data=made, held_out=0)[0]["step"] == 8
+    for text in ("what is <image>?<image>", "<image>" * 3):
+        with pytest.raises(ValueError, match=r"rows\[5\]: fewer images than parts of the messages name"):
+            make_set(tmp_path / "no", 8, text=lambda k, text=text: text if k == 5 else "what?")
+        assert not (tmp_path / "no").exists()
 
 
 def test_m10_rows_without_a_token_to_train_on_are_counted_and_an_epoch_of_none_is_an_error(train, folder, tmp_path):
