@@ -12,7 +12,7 @@ import contextlib
 import os
 import pathlib
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from . import _torch_gate
@@ -160,6 +160,7 @@ class Run:
         self._loops = self._epochs = 0  # Loops that were begun, and their epochs.
         self._in_body = False  # A batch was given, and the body has not come back for the next one.
         self._left = False  # Nor will it: by `break`, or by what it raised.
+        self._given: Callable[[], Generator[Any, None, None] | None] = lambda: None  # The last loop's batches, while they are kept.
         self._made = False  # Its step, by run.step().
         self._live = False  # Before the batch's first run.step(): nothing was stepped since the boundary.
         self._cut_off = False  # The loop of another program ended in the middle of a step.
@@ -360,8 +361,10 @@ class Run:
         source = source_of(data, self.seed)
         if workers is not None and not isinstance(data, RunLoader):
             source = Dealt(source, workers)
-        return self._batches(source, loop, first, first + epochs, largest, every,
-                             not progress or (of_recipe is not None and of_recipe.quiet))
+        batches = self._batches(source, loop, first, first + epochs, largest, every,
+                                not progress or (of_recipe is not None and of_recipe.quiet))
+        self._given = weakref.ref(batches)
+        return batches
 
     def _close_parts(self) -> None:
         """Nothing is tracked any more. Errors: ValueError naming parts and tables that are missing."""
@@ -380,7 +383,7 @@ class Run:
         _must_be_equal("steps: the data", data, self._saved["data"])
 
     def _batches(self, source: Source, loop: int, first: int, end: int, largest: Any, every: Intervals,
-                 quiet: bool) -> Iterator[Any]:
+                 quiet: bool) -> Generator[Any, None, None]:
         from ._run_loader import RunLoader
         from ._run_sources import Sought
 
@@ -498,10 +501,17 @@ class Run:
 
     def _begin_or_wait(self) -> None:
         """What comes after a loop is done: of one that was left the commit is made here, and comes back here."""
+        self._close_kept()
         self._end_left_loop()
         if self._waiting is not None:
             self._waiting()
             self._waiting = None
+
+    def _close_kept(self) -> None:
+        """Batches that a variable keeps after `break` hear signals until they are closed."""
+        batches = self._given()
+        if batches is not None and not batches.gi_running:
+            batches.close()
 
     def _end_left_loop(self) -> None:
         """After `break`: the step was made, and the loop has ended. After a step that was not made nothing is committed."""
@@ -674,6 +684,7 @@ class Run:
             return
         life, step = self._life, self._life.at.step + int(self._in_body or self._cut_off)
         try:
+            self._close_kept()
             life.where = Where.BUSY
             if error is None:
                 self._end_left_loop()
