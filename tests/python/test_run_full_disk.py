@@ -6,6 +6,7 @@ The program fills the disk in the body of a step; nothing here depends on when t
 import json
 import signal
 import subprocess
+import time
 
 import pytest
 from test_cli import call, trains  # noqa: F401  Fixtures.
@@ -96,12 +97,16 @@ def test_s04_a_recipe_in_cpp_waits_too(trains, call, program, disk, tmp_path):  
 
     def start(out):
         return subprocess.Popen([program, "train", "cosir", "--data", tmp_path / "data", "--out", out, "--memory-limit", "1GiB", "--epochs",
-                                 "20", "--batch-size", "128", "--eval-pairs", "100", "--checkpoint-every-n-steps", "5", "--quiet",
+                                 "100", "--batch-size", "128", "--eval-pairs", "100", "--checkpoint-every-n-steps", "5", "--quiet",
                                  "--json"], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
     run, process = disk / "run", start(disk / "run")
-    full_disk.wait_until(run, process, "running")
+    while not (run / "checkpoints" / "manifest.json").exists():
+        assert process.poll() is None, ended(process)
+        time.sleep(0.002)
+    process.send_signal(signal.SIGSTOP)  # It makes no commit, and no end, while the disk is filled.
     full_disk.fill(disk)
+    process.send_signal(signal.SIGCONT)
     full_disk.wait_until(run, process, "paused: disk full")
     (disk / "filler").unlink()
     whole, _ = ended(start(tmp_path / "whole"))
