@@ -165,20 +165,23 @@ def read(path: pathlib.Path, step: int, mapped: bool = False) -> dict[str, Any]:
     return content
 
 
-def copied(value: Any, copy_of: Callable[[torch.Tensor], torch.Tensor] | None = None) -> Any:
-    """What check_plain() takes, its tensors copied; a model's state keeps its attributes."""
-    import torch
+def copied(value: Any, copy_of: Callable[[Any], Any] | None = None, kind: type | None = None) -> Any:
+    """What check_plain() takes, its tensors copied, or what `copy_of` makes of those of a `kind`; a model's state keeps
+    its attributes."""
+    if kind is None:
+        import torch
 
-    if isinstance(value, torch.Tensor):
-        return value.clone() if copy_of is None else copy_of(value)
+        kind, copy_of = torch.Tensor, copy_of or torch.Tensor.clone
+    if isinstance(value, kind):
+        return copy_of(value)
     if isinstance(value, dict):
         kept = type(value)()
-        kept.update({key: copied(inner, copy_of) for key, inner in value.items()})
+        kept.update({key: copied(inner, copy_of, kind) for key, inner in value.items()})
         if hasattr(value, "__dict__"):
             vars(kept).update(vars(value))
         return kept
     if type(value) in (list, tuple):
-        return type(value)(copied(inner, copy_of) for inner in value)
+        return type(value)(copied(inner, copy_of, kind) for inner in value)
     return value
 
 

@@ -93,7 +93,7 @@ def import_pairs(images: _Path, out: _Path, *, model: _Path, batch_size: int = 3
         with _Work(pathlib.Path(out), name, rebuild) as work:
             reused = work.whole
             if not reused:
-                with governor.reserve(_QUEUE_BYTES):  # Of the images ahead, which are to fit beside.
+                with governor.reserve(_QUEUE_BYTES), _admission(governor):  # Of the images ahead, which are to fit beside.
                     encoder = _Encoder(os.fspath(model), batch_size, governor)
                 job = _Import(pictures, work, encoder, options)
                 job.run(governor, threads, progress)
@@ -158,14 +158,12 @@ class _Encoder:
         Errors: BudgetExceeded, with a limit that would do, where that and what has no lease do not fit together: before
         the first batch, and not once the images decoded ahead are there.
         """
-        _check_room(governor)
-        prepared = self.prepared(pixels)
-        try:
+        with _admission(governor):
+            _check_room(governor)
+            prepared = self.prepared(pixels)
             self.of_images([{key: each.copy() for key, each in prepared.items()} for _ in range(batch_size)])
             self.of_texts(["a"] * batch_size)
-        except MemoryPressure as pressure:
-            raise _not_admitted(governor, 0, pressure.smallest_limit_bytes) from None
-        _check_room(governor)
+            _check_room(governor)
 
     def _blank(self) -> dict[str, np.ndarray]:
         return self.prepared(np.zeros((64, 64, 3), np.uint8))
@@ -235,6 +233,15 @@ class _Encoder:
             raise self._governor._refusal("tensors", 0, f"a batch did not fit: {refusal}; a larger limit, or a smaller "
                                                         "batch_size (--batch-size), would help")
         return made
+
+
+@contextlib.contextmanager
+def _admission(governor: Governor) -> Iterator[None]:
+    """Before the first batch, a stop for memory is a refusal that names a limit."""
+    try:
+        yield
+    except MemoryPressure as pressure:
+        raise _not_admitted(governor, 0, pressure.smallest_limit_bytes) from None
 
 
 def _check_room(governor: Governor) -> None:

@@ -181,7 +181,7 @@ class Keeper:
                 continue
             if then.written != [one._written for one in self.tables]:
                 continue
-            content = _put_in(then.content, given)
+            content = copied(then.content, given.__getitem__, _Number)
             position = dataclasses.replace(then.position, source=content.pop("source"))
             return {**content, "random": then.random.to_plain()}, position, self.tables
         return None
@@ -195,21 +195,6 @@ class Keeper:
         self._last = self._whole = None
         self._bytes.close()
         self._hook.remove()
-
-
-def _put_in(value: Any, tensors: list[Any]) -> Any:
-    """copied() with the tensors that its numbers stand for."""
-    if type(value) is _Number:
-        return tensors[value]
-    if isinstance(value, dict):
-        kept = type(value)()
-        kept.update({key: _put_in(inner, tensors) for key, inner in value.items()})
-        if hasattr(value, "__dict__"):
-            vars(kept).update(vars(value))
-        return kept
-    if type(value) in (list, tuple):
-        return type(value)(_put_in(inner, tensors) for inner in value)
-    return value
 
 
 class _Bytes:

@@ -32,6 +32,12 @@ double as_double(std::int64_t bytes) {
   return static_cast<double>(bytes);
 }
 
+// What a window rises by. Where windows between the two saw nothing, it is spread over them: looks
+// that are ever rarer would make the last rise of a steady leak most of it.
+double rise_of_window(const auto& before, const auto& window) {
+  return as_double(window.floor - before.floor) / as_double(window.number - before.number);
+}
+
 // Where a rise that slows down as it does from one half to the other would end.
 std::int64_t bound_of(double first_rise, double second_rise, double last) {
   const double ratio = std::clamp(second_rise / std::max(first_rise, 1.0), 0.0, 0.9);
@@ -266,7 +272,7 @@ double Trend::rise() const {
   const double units = width_ * as_double(newest.back().number - newest.front().number);
   double largest = 0;
   for (std::size_t at = 1; at < newest.size(); ++at) {
-    largest = std::max(largest, as_double(newest[at].floor - newest[at - 1].floor));
+    largest = std::max(largest, rise_of_window(newest[at - 1], newest[at]));
   }
   const bool highest = newest.back().floor == std::ranges::max(over, {}, &Window::floor).floor;
   return highest && rise > kLeastSlope * units && largest < kRiseOneStep * rise ? rise / units : 0;
@@ -309,11 +315,16 @@ Judged Trend::judge(std::span<const Window> windows) const {
   std::vector<Point> means;
   std::vector<std::int64_t> swings;
   double largest_step = 0;
+  double largest_window = 0;
   double highest = 0;
   double largest_fall = 0;
-  for (const Window& one : judged) {
+  for (std::size_t at = 0; at < judged.size(); ++at) {
+    const Window& one = judged[at];
     const double bytes = as_double(one.floor);
-    largest_step = std::max(largest_step, floors.empty() ? 0 : bytes - floors.back().bytes);
+    if (at > 0) {
+      largest_step = std::max(largest_step, bytes - floors.back().bytes);
+      largest_window = std::max(largest_window, rise_of_window(judged[at - 1], one));
+    }
     highest = std::max(highest, bytes);
     largest_fall = std::max(largest_fall, highest - bytes);
     floors.push_back({.at = width_ * as_double(one.number), .bytes = bytes});
@@ -333,7 +344,7 @@ Judged Trend::judge(std::span<const Window> windows) const {
                 .slope = theil_sen(means).median,
                 .slope_lower = slope.lower,
                 .grown_bytes = static_cast<std::int64_t>(total)};
-  const bool one_step = largest_step >= kOneStep * std::max(total, 1.0);
+  const double most = kOneStep * std::max(total, 1.0);
   const bool rises = slope.lower > kLeastSlope;
   const bool halves = rises && first > kLeastSlope;
   if (rises && largest_fall >= std::max(total, 1.0)) {
@@ -342,12 +353,12 @@ Judged Trend::judge(std::span<const Window> windows) const {
     result.course = Course::kSaturating;
     result.bound_bytes =
         bound_of(all[half].bytes - all.front().bytes, all.back().bytes - all[half].bytes, last);
-  } else if (halves && second > kLeastSlope && !one_step) {
+  } else if (halves && second > kLeastSlope && largest_window < most) {
     const std::size_t wanted = windows_for(result.slope);
     const bool sure = judged.size() >= wanted && !stands_still(all, slope.median);
     result.course = sure ? Course::kLeak : Course::kTooShort;
     result.windows_wanted = sure ? 0 : with_warm_up(std::max(wanted, judged.size() + 1));
-  } else if (one_step && total > kStepUnits * kLeastSlope * width_) {
+  } else if (largest_step >= most && total > kStepUnits * kLeastSlope * width_) {
     result.course = Course::kStep;
   } else if (warm_up > kWarmUpBytes) {
     result.course = Course::kWarmUp;

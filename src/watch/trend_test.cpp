@@ -297,6 +297,27 @@ TEST(S20Trend, SaysTheRateSoFar) {
   EXPECT_EQ(trend.judge().windows_wanted, Trend::kWindowsLeast);
 }
 
+// malloc() answers the later the more pieces it has, and is asked ever more rarely.
+TEST(S15Trend, ALeakThatIsSeenEverMoreRarelyIsALeak) {
+  const auto seen = [](const std::function<double(double)>& bytes) {
+    Trend trend;
+    for (double at = 0, pause = 1; at < 6000; at += pause, pause *= 1.02) {
+      trend.add(at, static_cast<std::int64_t>(bytes(at)));
+    }
+    double pause = 1700;
+    for (double at = 6000; at < 18000; at += pause, pause *= 2) {
+      trend.add(at, static_cast<std::int64_t>(bytes(at)));
+    }
+    return trend;
+  };
+  const Trend leaking = seen([](double at) { return kBase + 270e3 * at; });
+  EXPECT_EQ(leaking.judge().course, Course::kLeak);
+  EXPECT_NEAR(leaking.judge().slope, 270e3, 27e3);
+  EXPECT_GT(leaking.rise(), 0);
+  const Trend once = seen([](double at) { return kBase + (at < 9000 ? 0 : 400e6); });
+  EXPECT_EQ(once.judge().course, Course::kStep);
+}
+
 TEST(Trend, NamesItsCourses) {
   EXPECT_STREQ(course_name(Course::kTooShort), "too short");
   EXPECT_STREQ(course_name(Course::kCache), "cache");

@@ -22,8 +22,9 @@ def tell(watch):
                           seconds_left=verdict.seconds_left, advice=verdict.advice, steps=watch.steps,
                           collect_seconds=watch.collect_seconds, sampling=watch._search.sampling)), flush=True)
 
-def steps(watch, at_least=250, most=5000):
-    # To ask for a verdict at once would end a search that has just begun.
+def steps(watch, at_least=250, most=15000):
+    # To ask for a verdict at once would end a search that has just begun. Where malloc() is slow it is asked rarely, and
+    # windows are long.
     while watch.steps < at_least or (watch.steps < most and (watch.searching or watch.verdict(wait=False).kind == "too short")):
         yield watch.steps
         time.sleep(0.004)
