@@ -93,10 +93,10 @@ def import_pairs(images: _Path, out: _Path, *, model: _Path, batch_size: int = 3
         with _Work(pathlib.Path(out), name, rebuild) as work:
             reused = work.whole
             if not reused:
-                with governor.reserve(_QUEUE_BYTES), _admission(governor):  # Of the images ahead, which are to fit beside.
-                    encoder = _Encoder(os.fspath(model), batch_size, governor)
-                job = _Import(pictures, work, encoder, options)
-                job.run(governor, threads, progress)
+                with _Admission(governor) as admission:
+                    with governor.reserve(_QUEUE_BYTES):  # Of the images ahead, which are to fit beside.
+                        encoder = _Encoder(os.fspath(model), batch_size, governor)
+                    _Import(pictures, work, encoder, options).run(governor, threads, progress, admission)
                 work.finish(governor, dtype)
             said = work.said
     return {**json.loads(_core.describe(os.fspath(out))), "odd": said["odd"], "keys": said["keys"], "reused": reused,
@@ -158,12 +158,11 @@ class _Encoder:
         Errors: BudgetExceeded, with a limit that would do, where that and what has no lease do not fit together: before
         the first batch, and not once the images decoded ahead are there.
         """
-        with _admission(governor):
-            _check_room(governor)
-            prepared = self.prepared(pixels)
-            self.of_images([{key: each.copy() for key, each in prepared.items()} for _ in range(batch_size)])
-            self.of_texts(["a"] * batch_size)
-            _check_room(governor)
+        _check_room(governor)
+        prepared = self.prepared(pixels)
+        self.of_images([{key: each.copy() for key, each in prepared.items()} for _ in range(batch_size)])
+        self.of_texts(["a"] * batch_size)
+        _check_room(governor)
 
     def _blank(self) -> dict[str, np.ndarray]:
         return self.prepared(np.zeros((64, 64, 3), np.uint8))
@@ -235,13 +234,18 @@ class _Encoder:
         return made
 
 
-@contextlib.contextmanager
-def _admission(governor: Governor) -> Iterator[None]:
-    """Before the first batch, a stop for memory is a refusal that names a limit."""
-    try:
-        yield
-    except MemoryPressure as pressure:
-        raise _not_admitted(governor, 0, pressure.smallest_limit_bytes) from None
+class _Admission:
+    """Until the first batch, a stop for memory is a refusal that names a limit."""
+
+    def __init__(self, governor: Governor) -> None:
+        self._governor, self.over = governor, False
+
+    def __enter__(self) -> _Admission:
+        return self
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        if isinstance(error, MemoryPressure) and not self.over:
+            raise _not_admitted(self._governor, 0, error.smallest_limit_bytes) from None
 
 
 def _check_room(governor: Governor) -> None:
@@ -254,7 +258,8 @@ def _check_room(governor: Governor) -> None:
 
 def _not_admitted(governor: Governor, short: int, needed: int) -> BudgetExceeded:
     ledger = governor.ledger()
-    needed = max(needed, ledger.limit_bytes + short + max(short, ledger.limit_bytes) // _SPARED)
+    spared = 2 * max(short, ledger.limit_bytes) // _SPARED  # What has no lease differs by as much from start to start.
+    needed = max(needed, ledger.limit_bytes + short + spared)
     needed = -(-needed // (1 << 20)) << 20
     error = governor._refusal("other", short, f"the import is not admitted: {ledger.explain()}; a limit of {needed >> 20} MiB "
                               "would do, or a smaller batch_size (--batch-size)")
@@ -272,7 +277,8 @@ class _Import:
     def __init__(self, pictures: ImageSet, work: _Work, encoder: _Encoder, options: dict[str, Any]) -> None:
         self._pictures, self._work, self._encoder, self._options = pictures, work, encoder, options
 
-    def run(self, governor: Governor, threads: int, progress: Callable[[int, int], object] | None) -> None:
+    def run(self, governor: Governor, threads: int, progress: Callable[[int, int], object] | None,
+            admission: _Admission) -> None:
         """All rows from where the work stands. Errors: those of import_pairs()."""
         at, total = self._work.said["row"], len(self._pictures)
         if at == total:
@@ -282,6 +288,7 @@ class _Import:
         size = self._options["batch_size"]
         with contextlib.closing(batches), governor.reserve(size * self._encoder.image_bytes):  # Images that wait.
             self._encoder.rehearse(size, self._largest(), governor)
+            admission.over = True
             committed = time.monotonic()
             waiting: list[tuple[int, dict[str, np.ndarray], list[str]]] = []
             for batch in batches:

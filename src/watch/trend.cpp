@@ -272,7 +272,7 @@ double Trend::rise() const {
   const double units = width_ * as_double(newest.back().number - newest.front().number);
   double largest = 0;
   for (std::size_t at = 1; at < newest.size(); ++at) {
-    largest = std::max(largest, rise_of_window(newest[at - 1], newest[at]));
+    largest = std::max(largest, as_double(newest[at].floor - newest[at - 1].floor));
   }
   const bool highest = newest.back().floor == std::ranges::max(over, {}, &Window::floor).floor;
   return highest && rise > kLeastSlope * units && largest < kRiseOneStep * rise ? rise / units : 0;
