@@ -36,7 +36,7 @@ _SAMPLE = 256  # Every so many rows that are rendered by pieces, one is rendered
 _SAMPLE_IDS = 1024  # Every so many texts that gigatoken encodes, one is encoded by the library, too.
 _RENDERED, _PROMPT, _TEXT, _WHOLE, _BAD = range(5)  # ChatText::Kind.
 _TEMPLATE = -1  # Of a row that the template rendered.
-_VERSION = 5  # Of what becomes of the same inputs.
+_VERSION = 6  # Of what becomes of the same inputs.
 _MARK = "\ue000printed\ue001"  # No text has it.
 
 _Path = str | os.PathLike[str]

@@ -195,7 +195,7 @@ class ChatTemplate:
     """A chat template as Hugging Face renders it, and the characters that the assistant wrote.
 
     These are what {% generation %} holds. Where a template has no such tags, they are what it writes for a message of
-    the assistant's, without the header that every answer has, and without white space at the end (_chat_turns.py).
+    the assistant's, without the header that every answer has, and without spaces at the end (_chat_turns.py).
     Errors of all calls: TemplateError.
     """
 

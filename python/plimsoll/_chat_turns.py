@@ -84,7 +84,7 @@ class Turns:
         return text, [(k, [self._answer(text, messages, more, k)]) for k in answers]
 
     def _turn(self, text: str, parts: Sequence[Part], own: list[Part], last: bool) -> Spans:
-        """One turn's characters, without its header and white space at its end."""
+        """One turn's characters, without its header and spaces at its end: one begins the next turn's first token."""
         habits = self._habits()
         spans = [(part.begin, part.end) for part in own]
         begin, end = spans[0]
@@ -96,7 +96,7 @@ class Turns:
             end = len(text)
         elif habits.closing and text.startswith(habits.closing, end):
             end += len(habits.closing)
-        spans[-1] = (begin, max(begin, begin + len(text[begin:end].rstrip())))
+        spans[-1] = (begin, _without_spaces(text, begin, end))
         return spans
 
     def _answer(self, text: str, messages: Messages, more: More, k: int) -> tuple[int, int]:
@@ -112,9 +112,9 @@ class Turns:
         if _OTHER not in other[begin:len(other) - behind]:
             raise unknown
         ended = self.written(messages[:k + 1], more)[0]
-        closing = ended[end:].rstrip() if ended[:end] == text[:end] else ""
+        closing = ended[end:].rstrip(" \t") if ended[:end] == text[:end] else ""
         end += len(closing) if text.startswith(closing, end) else 0
-        return begin, begin + len(text[begin:end].rstrip())
+        return begin, _without_spaces(text, begin, end)
 
     def _habits(self) -> Habits:
         if self._known is None:
@@ -157,6 +157,11 @@ def _is_whole(text: str, own: Sequence[Part], message: dict[str, Any]) -> bool:
     if not said or said not in text:
         return len({part.turn for part in own}) <= 1
     return len({part.turn for part in own}) == 1 and said in text[own[0].begin:own[-1].end]
+
+
+def _without_spaces(text: str, begin: int, end: int) -> int:
+    """The end, less spaces before it; lines that end are the answer's."""
+    return begin + len(text[begin:end].rstrip(" \t"))
 
 
 def _with(messages: Messages, k: int, content: Any) -> Messages:

@@ -5,7 +5,7 @@ A step that ends half way, or a body that memory ends, has changed models and op
 boundary before needs is kept here: random states, numbers and texts as copies, tensors by their versions, and their
 bytes where that costs next to nothing. Where nothing was stepped since, the live tensors are those of the boundary.
 
-    calm                bytes are copied if it takes 0.4 ms of the processor, or 0.5 % of the time since the last copy
+    calm                bytes are copied if it takes 0.6 ms of the processor, or 0.5 % of the time since the last copy
     memory is short     10 % of the time
     the end is near     at every boundary: 32 steps as the last ones would pass the limit
 
@@ -35,10 +35,11 @@ if TYPE_CHECKING:
     from ._memory import Governor, Lease
     from ._run_commit import Position
 
-_NOTHING_SECONDS = 4e-4  # What a boundary may spend on this in any case.
+_NOTHING_SECONDS = 6e-4  # What a boundary may spend on this in any case.
 _COPIES_A_SECOND = 2 << 30  # Bytes, until one was timed.
 _TRIED_SECONDS = 4e-3  # What is tried _TIMES times, to know what it takes.
 _TIMES = 8
+_TIMES_KEPT = 64  # The least of so many says what it takes: beside other programs most take longer.
 _LOOKS = 32
 _STEPS_AHEAD = 32
 _STOP_FRACTION = 0.97  # Of the limit: where the governor asks for a stop.
@@ -116,8 +117,8 @@ class Keeper:
         self._bytes = _Bytes(governor)
         self._near = Near.CALM
         self._stepped = False  # An optimizer, since `_last`.
-        self._seconds: collections.deque[float] = collections.deque(maxlen=_TIMES)  # Of the last; the least says what it takes.
-        self._copy_seconds: collections.deque[float] = collections.deque(maxlen=_TIMES)
+        self._seconds: collections.deque[float] = collections.deque(maxlen=_TIMES_KEPT)
+        self._copy_seconds: collections.deque[float] = collections.deque(maxlen=_TIMES_KEPT)
         self._at = self._copied_at = time.monotonic()
         from torch.optim.optimizer import register_optimizer_step_pre_hook
 

@@ -86,7 +86,7 @@ def test_what_pieces_do_not_cover_goes_to_the_template(governor, tmp_path):
             [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", "name": "x"}],
             [{"role": "user", "content": "\u00a0a\u3000"}, {"role": "assistant", "content": "\u2028b\x1f"}]]
     tokens, _ = imported(governor, tmp_path, [{"messages": row} for row in rows])
-    assert compare(tokens, folder, rows)[0] == "<think>\n\n</think>\n\nb<|im_end|>"
+    assert compare(tokens, folder, rows)[0] == "<think>\n\n</think>\n\nb<|im_end|>\n"
 
 
 def test_a_template_that_is_more_than_pieces_is_rendered_by_jinja(governor, tmp_path):
@@ -102,7 +102,7 @@ def test_a_template_that_is_more_than_pieces_is_rendered_by_jinja(governor, tmp_
     assert trained[0] == "".join(f"{len(one)}:{one}<|eot|>" for one in said)
 
 
-@pytest.mark.parametrize("train, wanted", [("assistant", "b<|im_end|>d<|im_end|>"), ("last", "d<|im_end|>"),
+@pytest.mark.parametrize("train, wanted", [("assistant", "b<|im_end|>\nd<|im_end|>\n"), ("last", "d<|im_end|>\n"),
                                            ("all", None)])
 def test_train_says_which_turns(governor, tmp_path, train, wanted):
     chats.make_tokenizer(tmp_path / "tokenizer")

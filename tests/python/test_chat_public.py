@@ -61,14 +61,14 @@ def ids_of(rows, folder, governor, **options):
         return [ids.tolist() for ids, _ in made]
 
 
-@pytest.mark.parametrize("name, end, last", [("phi-3-end", "<|end|>", "<|end|>\n<|endoftext|>"), ("chatml", "<|im_end|>", "<|im_end|>")])
+@pytest.mark.parametrize("name, end, last", [("phi-3-end", "<|end|>", "<|end|>\n<|endoftext|>"), ("chatml", "<|im_end|>", "<|im_end|>\n")])
 def test_s21_a_turn_ends_before_the_next_header(tmp_path, governor, name, end, last):
     """Its closing text and the next header begin with the same characters."""
     source = formats.FORMATS[name]
     folder = folder_of(tmp_path / "tok", source, ("<|end|>", "<|user|>", "<|assistant|>", "<|im_start|>", "<|im_end|>", "<|endoftext|>"),
                        eos_token="<|endoftext|>")
     (text,), _ = texts_of([{"messages": CHAT}], folder, governor)
-    assert f"[[first{end}]]\n" in text and text.rstrip().endswith(f"[[second{last}]]") and text.count("[[") == 2
+    assert f"[[first{end}\n]]<|" in text and text.rstrip().endswith(f"[[second{last}]]") and text.count("[[") == 2
 
 
 def test_s21_of_one_end_of_text_behind_all_a_turn_in_the_middle_has_none(tmp_path, governor):
@@ -76,7 +76,7 @@ def test_s21_of_one_end_of_text_behind_all_a_turn_in_the_middle_has_none(tmp_pat
               "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% else %}{{ '<|endoftext|>' }}{% endif %}")
     folder = folder_of(tmp_path / "tok", source)
     assert texts_of([{"messages": CHAT}], folder, governor)[0] == [
-        "<|im_start|>user\none<|im_end|>\n<|im_start|>assistant\n[[first<|im_end|>]]\n<|im_start|>user\ntwo<|im_end|>\n"
+        "<|im_start|>user\none<|im_end|>\n<|im_start|>assistant\n[[first<|im_end|>\n]]<|im_start|>user\ntwo<|im_end|>\n"
         "<|im_start|>assistant\n[[second<|im_end|>\n<|endoftext|>]]"]
 
 
@@ -134,11 +134,11 @@ def test_s27_thoughts_of_the_last_turn_alone(tmp_path, governor):
     folder = folder_of(tmp_path / "tok", formats.FORMATS["think-last"])
     rows = [{"messages": CHAT}, {"messages": [*CHAT[:3], {**CHAT[3], "reasoning_content": "hm"}]}]
     (first, second), _ = texts_of(rows, folder, governor)
-    assert first == ("<|im_start|>user\none<|im_end|>\n<|im_start|>assistant\n[[first<|im_end|>]]\n<|im_start|>user\ntwo<|im_end|>\n"
-                     "<|im_start|>assistant\n[[<think>\n\n</think>\n\nsecond<|im_end|>]]\n")
-    assert second.endswith("[[<think>\nhm\n</think>\n\nsecond<|im_end|>]]\n")
+    assert first == ("<|im_start|>user\none<|im_end|>\n<|im_start|>assistant\n[[first<|im_end|>\n]]<|im_start|>user\ntwo<|im_end|>\n"
+                     "<|im_start|>assistant\n[[<think>\n\n</think>\n\nsecond<|im_end|>\n]]")
+    assert second.endswith("[[<think>\nhm\n</think>\n\nsecond<|im_end|>\n]]")
     (last,), _ = texts_of(rows[:1], folder, governor, train="last")
-    assert last.count("[[") == 1 and last.endswith("[[<think>\n\n</think>\n\nsecond<|im_end|>]]\n")
+    assert last.count("[[") == 1 and last.endswith("[[<think>\n\n</think>\n\nsecond<|im_end|>\n]]")
 
 
 def test_s27_an_end_that_depends_on_the_place(tmp_path, governor):
@@ -154,9 +154,9 @@ def test_s27_what_a_tool_answers_within_a_turn_is_not_trained_on(tmp_path, gover
     row = kinds.KINDS["two calls"] | {"messages": kinds.KINDS["two calls"]["messages"]}
     (text,), _ = texts_of([row], folder, governor)
     assert ("[[I look.<|call>look{\"what\": \"x\"}<call|><|call>look{\"what\": \"y\"}<call|>]]<|answer>7<answer|><|answer>8<answer|>"
-            "[[<turn|>]]\n<|turn>assistant\n[[Seven and eight.<turn|>]]\n") in text
+            "[[<turn|>\n]]<|turn>assistant\n[[Seven and eight.<turn|>\n]]") in text
     (last,), _ = texts_of([{"messages": row["messages"][:-1]}], folder, governor, train="last")
-    assert last.count("[[") == 2 and "[[<turn|>]]" in last
+    assert last.count("[[") == 2 and "[[<turn|>\n]]" in last
 
 
 def test_s27_a_template_without_a_loop_and_one_that_cannot_be_told(tmp_path, governor):
@@ -253,8 +253,8 @@ def test_s33_a_content_that_is_nowhere_in_the_text_is_an_error(tmp_path, governo
     with pytest.raises(ValueError, match=r"rows\[1\]: .*writes nothing of the content of message 1"):
         ids_of(rows, folder, governor, train="all")
     found, said = texts_of(rows, folder, governor, errors_max=1)
-    assert found == ["<|im_start|>user\none<|im_end|>\n<|im_start|>assistant\n[[first<|im_end|>]]\n<|im_start|>user\ntwo<|im_end|>\n"
-                     "<|im_start|>assistant\n[[second<|im_end|>]]\n"] and said["rows"] == 1
+    assert found == ["<|im_start|>user\none<|im_end|>\n<|im_start|>assistant\n[[first<|im_end|>\n]]<|im_start|>user\ntwo<|im_end|>\n"
+                     "<|im_start|>assistant\n[[second<|im_end|>\n]]"] and said["rows"] == 1
 
 
 def test_s33_a_thought_or_white_space_that_a_template_leaves_out_is_none(tmp_path, governor):

@@ -148,20 +148,20 @@ def test_s23_calls_of_sharegpt_and_of_parts_are_calls(imported):
     texts, _ = imported([{"conversations": turns, "tools": json.dumps(tools)}, {"messages": parts, "tools": tools},
                          {"messages": old, "functions": [{"name": "w"}]}])
     assert len(set(texts)) == 1
-    assert '<|im_start|>assistant:⟦<call>w{"city": "Bern"}<|im_end|>⟧' in texts[0] and '"name": "w"}}]<|eot|>' in texts[0]
+    assert '<|im_start|>assistant:⟦<call>w{"city": "Bern"}<|im_end|>\n⟧' in texts[0] and '"name": "w"}}]<|eot|>' in texts[0]
 
 
 def test_s23_what_a_template_does_not_print_is_counted_or_refused(imported):
     """What the standard knows is counted, as transformers passes it to templates that do not print it; all else is refused."""
     for key, value in (("tool_calls", CALL), ("reasoning_content", "hm"), ("name", "x")):
         texts, made = imported([{"messages": [ASKED, ANSWERED | {key: value}]}], "chatml")
-        assert "⟦a<|im_end|>⟧" in texts[0] and made["about"]["keys"]["counted"][f"messages.{key}"][0] == 1
+        assert "⟦a<|im_end|>\n⟧" in texts[0] and made["about"]["keys"]["counted"][f"messages.{key}"][0] == 1
     for key, value in (("audio", {"id": "x"}), ("refusal", "No.")):
         row = {"messages": [ASKED, ANSWERED | {key: value}]}
         with pytest.raises(ValueError, match=rf"rows\.jsonl:1: keys that are not read: messages\.{key}: .*--ignore-keys messages\.{key}"):
             imported([row], "chatml")
         texts, made = imported([row], "chatml", ignore_keys=[f"messages.{key}"])
-        assert "⟦a<|im_end|>⟧" in texts[0] and made["about"]["keys"]["counted"][f"messages.{key}"][0] == 1
+        assert "⟦a<|im_end|>\n⟧" in texts[0] and made["about"]["keys"]["counted"][f"messages.{key}"][0] == 1
     row = {"messages": [ASKED, ANSWERED], "tools": [{"name": "w"}], "chat_template_kwargs": {"enable_thinking": False}}
     counted = imported([row], "chatml")[1]["about"]["keys"]["counted"]
     assert counted["tools"] == [1, 2] and counted["chat_template_kwargs.enable_thinking"] == [1, 1]
@@ -181,7 +181,7 @@ def test_s23_parts_that_a_template_prints_as_python_does_are_counted(imported):
 
 
 SYSTEM = "<|im_start|>system:Be brief.<|im_end|>\n"
-ONE = "<|im_start|>user:q<|im_end|>\n<|im_start|>assistant:⟦a<|im_end|>⟧\n"
+ONE = "<|im_start|>user:q<|im_end|>\n<|im_start|>assistant:⟦a<|im_end|>\n⟧"
 
 
 @pytest.mark.parametrize("row, wanted", [
@@ -193,8 +193,8 @@ ONE = "<|im_start|>user:q<|im_end|>\n<|im_start|>assistant:⟦a<|im_end|>⟧\n"
     ({"system": "", "messages": [ASKED, ANSWERED]}, ONE),
     ({"instruction": "q", "input": "", "output": "a", "history": [], "system": ""}, ONE),
     ({"instruction": "q", "output": "a", "history": [["Bern?", "Sun."], ["Rome?", "Rain."]], "system": "Be brief."},
-     SYSTEM + "<|im_start|>user:Bern?<|im_end|>\n<|im_start|>assistant:⟦Sun.<|im_end|>⟧\n"
-     "<|im_start|>user:Rome?<|im_end|>\n<|im_start|>assistant:⟦Rain.<|im_end|>⟧\n" + ONE),
+     SYSTEM + "<|im_start|>user:Bern?<|im_end|>\n<|im_start|>assistant:⟦Sun.<|im_end|>\n⟧"
+     "<|im_start|>user:Rome?<|im_end|>\n<|im_start|>assistant:⟦Rain.<|im_end|>\n⟧" + ONE),
     ({"instruction": "q", "context": "c", "response": "a", "category": "x"}, ONE.replace("q", "q\nc")),
     ({"question": "q", "answer": "a"}, ONE), ({"prompt": "q", "response": "a"}, ONE), ({"input": "q", "output": "a"}, ONE),
     ({"prompt": [ASKED], "completion": [ANSWERED]}, ONE),
@@ -240,9 +240,9 @@ def test_s25_messages_of_weight_zero_are_not_trained_on(imported, key, off, on):
     for name in ("messages", "conversations"):
         texts, made = imported([{name: rows}])
         assert texts == ["<|im_start|>user:q<|im_end|>\n<|im_start|>assistant:5<|im_end|>\n"
-                         "<|im_start|>user:q<|im_end|>\n<|im_start|>assistant:⟦4<|im_end|>⟧\n"]
+                         "<|im_start|>user:q<|im_end|>\n<|im_start|>assistant:⟦4<|im_end|>\n⟧"]
     assert imported([{"messages": rows}], train="all")[0] == [
-        "⟦<|im_start|>user:q<|im_end|>\n<|im_start|>assistant:⟧5<|im_end|>⟦\n"
+        "⟦<|im_start|>user:q<|im_end|>\n<|im_start|>assistant:⟧5<|im_end|>\n⟦"
         "<|im_start|>user:q<|im_end|>\n<|im_start|>assistant:4<|im_end|>\n⟧"]
     texts, made = imported([{"messages": rows[:2]}, {"messages": rows[2:]}, {"prompt": "q", "completion": "a", key: off}])
     assert len(texts) == 1 and made["about"]["odd"]["nothing_trained"]["count"] == made["about"]["odd"]["not_trained"]["count"] == 1
@@ -343,7 +343,7 @@ def test_s24_the_command_shows_what_is_trained_on_and_what_is_not_used(tmp_path)
     assert made.returncode == 0, made.stderr
     for what in ("id in 3 rows", "score in 3 rows", "empty keys in 3 rows"):
         assert f"  not used  {what}\n" in made.stdout
-    assert made.stdout.count("<|im_start|>assistant:⟦a<|im_end|>⟧") == 2
+    assert made.stdout.count("<|im_start|>assistant:⟦a<|im_end|>\n    ⟧") == 2
     bad = chats.write_lines(tmp_path / "bad.jsonl", [rows[0] | {"moods": "x"}])
     refused = command(bad, *options)
     assert refused.returncode == 1 and f"{bad}:1: keys that are not read: moods: " in refused.stderr
