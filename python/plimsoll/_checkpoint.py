@@ -166,8 +166,10 @@ def read(path: pathlib.Path, step: int, mapped: bool = False) -> dict[str, Any]:
 
 
 def copied(value: Any, copy_of: Callable[[Any], Any] | None = None, kind: type | None = None) -> Any:
-    """What check_plain() takes, its tensors copied, or what `copy_of` makes of those of a `kind`; a model's state keeps
-    its attributes."""
+    """What check_plain() takes, its tensors copied; a model's state keeps its attributes.
+
+    copy_of: makes the copy. kind: what is copied instead of tensors; it takes a copy_of.
+    """
     if kind is None:
         import torch
 

@@ -32,12 +32,6 @@ double as_double(std::int64_t bytes) {
   return static_cast<double>(bytes);
 }
 
-// What a window rises by. Where windows between the two saw nothing, it is spread over them: looks
-// that are ever rarer would make the last rise of a steady leak most of it.
-double rise_of_window(const auto& before, const auto& window) {
-  return as_double(window.floor - before.floor) / as_double(window.number - before.number);
-}
-
 // Where a rise that slows down as it does from one half to the other would end.
 std::int64_t bound_of(double first_rise, double second_rise, double last) {
   const double ratio = std::clamp(second_rise / std::max(first_rise, 1.0), 0.0, 0.9);
@@ -322,8 +316,12 @@ Judged Trend::judge(std::span<const Window> windows) const {
     const Window& one = judged[at];
     const double bytes = as_double(one.floor);
     if (at > 0) {
-      largest_step = std::max(largest_step, bytes - floors.back().bytes);
-      largest_window = std::max(largest_window, rise_of_window(judged[at - 1], one));
+      // Windows in which nobody looked share a rise: where looks are ever rarer, the last rise of a
+      // steady leak is most of it.
+      const double rise = bytes - floors.back().bytes;
+      largest_step = std::max(largest_step, rise);
+      largest_window =
+          std::max(largest_window, rise / as_double(one.number - judged[at - 1].number));
     }
     highest = std::max(highest, bytes);
     largest_fall = std::max(largest_fall, highest - bytes);
