@@ -140,6 +140,7 @@ struct StoreStats {
   std::int64_t dirty_bytes_max{0};
   std::int64_t resident_pages{0};
   std::int64_t frames{0};
+  std::int64_t shrinks{0};  ///< Times that pressure made the whole slab smaller.
   [[nodiscard]] double hit_rate() const noexcept {
     return requests == 0 ? 1.0 : static_cast<double>(hits) / static_cast<double>(requests);
   }

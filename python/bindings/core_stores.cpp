@@ -50,6 +50,7 @@ nb::dict stats_dict(const StoreStats& stats) {
   out["dirty_bytes_max"] = stats.dirty_bytes_max;
   out["resident_pages"] = stats.resident_pages;
   out["frames"] = stats.frames;
+  out["shrinks"] = stats.shrinks;
   return out;
 }
 

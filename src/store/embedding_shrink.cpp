@@ -78,6 +78,7 @@ std::int64_t PageCache::shrink(std::int64_t wanted_bytes) noexcept {
     if (wanted <= 0 || most <= 0) {
       return 0;
     }
+    stats_.shrinks += regions_held_ == regions_ ? 1 : 0;
     regions_held_ -= std::min(divide_up(wanted, kRegionBytes), most);
     set_present(frames_in(regions_held_));
   }

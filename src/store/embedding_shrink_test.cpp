@@ -93,11 +93,14 @@ TEST_F(EmbeddingShrinkTest, GivesBackWhatItSaysAndTakesItAgain) {
   EXPECT_EQ(store.grow_back(kRegion), kRegion);
   store.grow_back(INT64_MAX);
   EXPECT_EQ(store.grow_back(INT64_MAX), 0);
+  EXPECT_EQ(store.stats().shrinks, 1) << "three requests, all of one shortage";
   EXPECT_EQ(leased(), leased_full);
   EXPECT_EQ(store.stats().frames, frames);
   EXPECT_EQ(store.plan().total_bytes, full.total_bytes);
   read_all(store, ids_);
   EXPECT_GT(store.stats().resident_pages, frames - 128) << "frames that came back are used";
+  EXPECT_GT(store.shrink(kRegion), 0);
+  EXPECT_EQ(store.stats().shrinks, 2) << "it was whole again";
 }
 
 TEST_F(EmbeddingShrinkTest, MovesChangedPagesAndWritesNothing) {

@@ -14,17 +14,29 @@ from plimsoll import _garbage
 torch = pytest.importorskip("torch")
 
 
-class Ring:
-    """Reachable from nowhere but itself."""
+RING_BYTES = 16 << 20
 
-    def __init__(self, size):
-        self.tensor, self.me = torch.ones(size), self
+
+class Ring:
+    """Reachable from nowhere but itself; while it lives, RING_BYTES of `process` are resident."""
+
+    def __init__(self, process):
+        self.process, self.me = process, self
+        process.resident += RING_BYTES
+
+    def __del__(self):
+        self.process.resident -= RING_BYTES
 
 
 @pytest.fixture
 def collections(monkeypatch):
-    """The generations that were collected, newest last, of a process whose clock is `.seconds`."""
-    seen = types.SimpleNamespace(generations=[], seconds=100.0)
+    """The generations that were collected, newest last, of a process whose clock is `.seconds`, and of which
+    `.resident` bytes are in memory: no thread of another test moves them."""
+    seen = types.SimpleNamespace(generations=[], seconds=100.0, resident=1 << 30)
+    core = types.SimpleNamespace(resident=lambda: types.SimpleNamespace(total=seen.resident))
+    tensors = types.SimpleNamespace(clean_up=lambda: {"arena_bytes": 0, "resident_after_bytes": seen.resident})
+    monkeypatch.setattr(_garbage, "_core", core)
+    monkeypatch.setitem(sys.modules, "plimsoll._torch", tensors)
     monkeypatch.setattr(_garbage, "time", types.SimpleNamespace(monotonic=lambda: seen.seconds))
     monkeypatch.setattr(_garbage, "_collector", _garbage._Collector())
 
@@ -44,7 +56,7 @@ def test_s42_a_full_collection_is_made_only_where_one_has_freed_something_lately
     heap = [[one] for one in range(100_000)]
     gc.collect()
     collections.generations.clear()
-    ring = Ring(4 << 20)  # 16 MiB, young.
+    ring = Ring(collections)  # Young.
     del ring
     assert plimsoll.clean_up()["collected_objects"] >= 1
     for _ in range(20):
@@ -54,7 +66,7 @@ def test_s42_a_full_collection_is_made_only_where_one_has_freed_something_lately
     plimsoll.clean_up()
     plimsoll.clean_up()
     assert collections.generations[21:] == [1, 2, 1]
-    old = Ring(4 << 20)
+    old = Ring(collections)
     gc.collect()
     del old
     collections.generations.clear()

@@ -90,7 +90,7 @@ class Table:
         self._step = self._core.last_commit
         plan = self._core.slab_plan()
         self.slab_bytes = plan.total_bytes
-        self._shrunk, self._next_look = False, 0.0
+        self._shrinks, self._next_look = 0, 0.0
         self.floor_bytes = plan.floor_bytes
         shape = json.loads(_core.describe(str(self._directory)))
         self.page_bytes, self.rows_per_page = shape["page_bytes"], shape["rows_per_page"]
@@ -117,8 +117,8 @@ class Table:
         if now < self._next_look:
             return False
         self._next_look = now + _LOOK_EVERY
-        was, self._shrunk = self._shrunk, self._core.slab_plan().total_bytes < self.slab_bytes
-        return self._shrunk and not was
+        before, self._shrinks = self._shrinks, self._core.stats()["shrinks"]
+        return bool(self._shrinks > before)
 
     def whole_bytes(self) -> int:
         """About what a slab with every page would take."""
