@@ -16,7 +16,8 @@ import pytest
 from test_chat import KILLED, digest, eight_end_alike, events, ranks_end_alike, torch, transformers  # Skips where a library is not there.
 
 import plimsoll
-from plimsoll import _program, _torch_gate
+from plimsoll.cli import _program
+from plimsoll.core import _torch_gate
 from plimsoll.recipes import vision
 from plimsoll.recipes.tuning import _choice, _model, _train
 from plimsoll.recipes.vision import _rows, _task
@@ -346,7 +347,7 @@ def test_killed_within_an_epoch_and_an_accumulation_it_ends_in_the_same_bits(tra
 
 
 PROGRAM = [sys.executable, "-c", "import sys, signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
-           "from plimsoll import _program; sys.exit(_program.main())"]
+           "from plimsoll.cli import _program; sys.exit(_program.main())"]
 
 
 def words_of(options):

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .._arrays import Buffer, _to_numpy
-from .._folders import make_folders
-from .._memory import Governor
+from ..core._arrays import Buffer, _to_numpy
+from ..core._folders import make_folders
+from ..memory._memory import Governor
 from ..errors import NotFoundError
 from . import _copies, _ids, _initial, _reports
 from ._files import chunk_files, read_chunk, read_json, replace_json

@@ -21,7 +21,7 @@ from contextlib import contextmanager
 import numpy as np
 
 from .. import _core
-from .._memory import Governor
+from ..memory._memory import Governor
 from ..errors import BudgetExceeded
 
 _COUNTED = ("requests", "hits", "pages_read", "evictions_clean", "evictions_dirty", "commits",

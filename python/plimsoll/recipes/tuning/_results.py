@@ -11,14 +11,15 @@ import pathlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from ... import _run_settings, _runs, _torch_gate
-from ..._checkpoint import read
-from ..._cross_entropy import one_chunk
-from ..._folders import replaced
-from ..._memory import Governor, format_bytes
-from ..._plan import plan_batch
-from ..._step import TrainingStep
-from ..._virtual_workers import VirtualWorkers
+from ...core import _torch_gate
+from ...run import _run_settings, _runs
+from ...training._checkpoint import read
+from ...training._cross_entropy import one_chunk
+from ...core._folders import replaced
+from ...memory._memory import Governor, format_bytes
+from ...training._plan import plan_batch
+from ...training._step import TrainingStep
+from ...ranks._virtual_workers import VirtualWorkers
 from ...errors import NotFoundError
 from .. import Told
 from ._choice import choose
