@@ -45,7 +45,7 @@ from __future__ import annotations
 
 from . import store
 from .memory._adopt import adopt
-from .core._arrays import Columns
+from .memory._buffers import Columns
 from .data.importers._chat_import import import_chat
 from .training._checkpoint import load_checkpoint, save_checkpoint
 from .watch._children import answer_parent as _answer_parent

@@ -25,7 +25,8 @@ from typing import Any
 import numpy as np
 
 from ..core import _torch_gate
-from ..core._arrays import Buffer, _to_numpy
+from ..core._arrays import _to_numpy
+from ..memory._buffers import Buffer
 from ..core._folders import sync_folder
 from ..memory._memory import Governor
 from . import _copies, _ids, _initial, _reports

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..core._arrays import Buffer, _to_numpy
+from ..core._arrays import _to_numpy
+from ..memory._buffers import Buffer
 from ..core._folders import make_folders
 from ..memory._memory import Governor
 from ..errors import NotFoundError

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import _core
-from ..core._arrays import Buffer, Columns, as_bytes, byte_size, ids_in, not_pickled
+from ..core._arrays import as_bytes, byte_size, ids_in, not_pickled
+from ..memory._buffers import Buffer, Columns
 from ._features import FeatureStore
 from ..memory._memory import Governor
 

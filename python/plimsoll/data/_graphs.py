@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .. import _core
-from ..core._arrays import Buffer, byte_size, ids_in, not_pickled
+from ..core._arrays import byte_size, ids_in, not_pickled
+from ..memory._buffers import Buffer
 from ..memory._memory import Governor, with_governor
 
 if TYPE_CHECKING:
