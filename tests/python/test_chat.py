@@ -25,6 +25,7 @@ from safetensors.torch import load_file, save_file  # noqa: E402
 
 import plimsoll  # noqa: E402
 from plimsoll.core import _torch_gate  # noqa: E402
+from plimsoll.core._torch_settings import torch_settings  # noqa: E402
 
 if _torch_gate.load_if_torch_imported() is None:
     pytest.skip("plimsoll was built without torch", allow_module_level=True)
@@ -534,7 +535,7 @@ def test_s37_a_plan_is_told_in_words_and_ends_with_one_step_of_its_size(folder, 
     options = {name: value for name, value in QUICK.items() if name not in ("progress", "memory_limit")}
     asked = chat.Options(data=str(folder / "chats.tokens"), model=str(folder / "model"), memory_limit="4GiB",
                          **{**options, "foreign_bytes": 1 << 30, "weights": "resident"})
-    with plimsoll.cli._program._torch_settings():
+    with torch_settings():
         said, text, _ = plimsoll.recipes._Work(chat.RECIPE).plan(dataclasses.asdict(asked), device="cpu", device_memory_limit="")
     assert made[made.index("planned") + 1:] == [1, 4]
     assert json.loads(said)["batch_size"] == 4 and json.loads(said)["parts"]["activations"] > 0

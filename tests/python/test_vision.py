@@ -18,6 +18,7 @@ from test_chat import KILLED, digest, eight_end_alike, events, ranks_end_alike, 
 import plimsoll
 from plimsoll.cli import _program
 from plimsoll.core import _torch_gate
+from plimsoll.core._torch_settings import torch_settings
 from plimsoll.recipes import vision
 from plimsoll.recipes.tuning import _choice, _model, _train
 from plimsoll.recipes.vision import _rows, _task
@@ -427,7 +428,7 @@ def test_it_learns_to_caption_held_out_images_better_than_chance(kind, train, fo
 def _results_of(given):
     from plimsoll.recipes.tuning import _results
 
-    with _program._torch_settings():
+    with torch_settings():
         return _results.evaluate_run(given)["held_out_loss"]
 
 

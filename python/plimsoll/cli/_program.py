@@ -5,20 +5,18 @@ Threads: one run at a time per process. Training runs without Python's lock.
 """
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import json
 import numbers
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from .. import _core, recipes
 from ..core import _torch_gate
+from ..core._torch_settings import MKL_CBWR, torch_settings
 
-# As the program sets it before it starts; see docs/HACKING.md.
-_MKL_CBWR = "AVX2,STRICT"
 _COMPUTES = (["train"], ["resume"], ["eval"], ["plan"], ["export"])  # Commands that need torch.
 _SPINS = "1000"  # As cli/main.cpp, where the figures are.
 
@@ -46,7 +44,7 @@ def train(recipe: str, *, data: str | os.PathLike[str] = "", out: str | os.PathL
     """
     given = {"data": data, "out": out, "memory_limit": memory_limit, **options}
     extension = _extension()
-    with _torch_settings():
+    with torch_settings():
         text = extension.train(recipe, "" if config is None else os.fspath(config),
                                _pairs(given), not progress)
     return _summary(text)
@@ -71,7 +69,7 @@ def plan(recipe: str, *, data: str | os.PathLike[str], memory_limit: int | str =
     """
     given = {"data": data, "memory_limit": memory_limit, **options}
     extension = _extension()
-    with _torch_settings():
+    with torch_settings():
         return json.loads(extension.plan(recipe, "" if config is None else os.fspath(config),
                                          _pairs(given), device, str(device_memory_limit),
                                          choices, effective_batch))
@@ -88,7 +86,7 @@ def resume(run: str | os.PathLike[str], *, progress: bool = True,
              identity; CorruptError (a file whose checksum does not match); otherwise as train().
     """
     extension = _extension()
-    with _torch_settings():
+    with torch_settings():
         text = extension.resume(os.fspath(run), _pairs(options), not progress,
                                 accept_other_processor)
     return _summary(text)
@@ -101,7 +99,7 @@ def evaluate(run: str | os.PathLike[str]) -> dict[str, Any]:
             trained on); CorruptError (a file whose checksum does not match); otherwise as train().
     """
     extension = _extension()
-    with _torch_settings():
+    with torch_settings():
         return json.loads(extension.evaluate(os.fspath(run)))
 
 
@@ -112,7 +110,7 @@ def export(run: str | os.PathLike[str], out: str | os.PathLike[str], *, merge: b
     Errors: as evaluate(); ValueError where `out` is there already, or the run's recipe has no export.
     """
     extension = _extension()
-    with _torch_settings():
+    with torch_settings():
         return json.loads(extension.export_model(os.fspath(run), os.path.abspath(out), merge))
 
 
@@ -159,7 +157,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _core.run_program(list(map(os.fsencode, given)))  # Torch is not imported.
     try:
         # Before torch is loaded, so that every kernel sees it.
-        os.environ.setdefault("MKL_CBWR", _MKL_CBWR)
+        os.environ.setdefault("MKL_CBWR", MKL_CBWR)
         if "OMP_WAIT_POLICY" not in os.environ:
             os.environ.setdefault("GOMP_SPINCOUNT", _SPINS)
         return _torch_gate.load().run_program(list(map(os.fsencode, given)))
@@ -202,21 +200,3 @@ def _summary(text: str) -> dict[str, Any]:
             f"stopped at step {summary['step']} with a checkpoint; "
             f"plimsoll.resume({summary.get('run', '')!r}) goes on")
     return summary
-
-
-@contextlib.contextmanager
-def _torch_settings() -> Iterator[None]:
-    """A run fixes torch's threads and determinism; afterwards they are the program's own again."""
-    import torch
-
-    os.environ.setdefault("MKL_CBWR", _MKL_CBWR)
-    threads = torch.get_num_threads()
-    deterministic = torch.are_deterministic_algorithms_enabled()
-    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
-    fill = torch.utils.deterministic.fill_uninitialized_memory
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-        torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
-        torch.utils.deterministic.fill_uninitialized_memory = fill

@@ -29,11 +29,11 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from .. import _core
-from ..cli import _program
 from ..memory import _workers
 from ..rows._embedding import EmbeddingStore
 from ..memory._memory import Governor
 from ..core._numbers import real, whole
+from ..core._torch_settings import torch_settings
 from ..core._random_states import RandomStates
 from ..core._room import is_full
 from ._run_commit import Position, load, save, save_beside, save_together
@@ -218,7 +218,7 @@ class Life:
         if is_run:
             self.saved_step = (self._published() if ranks is None
                                else int(ranks.first_says("the beginning", self._published)))
-        self._held.enter_context(_program._torch_settings())
+        self._held.enter_context(torch_settings())
         settings.settle(seed, threads, deterministic)
         identity = settings.identity_of(seed, threads, deterministic, options, self._workers)
         if "virtual_workers" in accept:
