@@ -16,7 +16,6 @@ import pytest
 from test_chat import KILLED, digest, eight_end_alike, events, ranks_end_alike, torch, transformers  # Skips where a library is not there.
 
 import plimsoll
-from plimsoll.cli import _program
 from plimsoll.core import _torch_gate
 from plimsoll.core._torch_settings import torch_settings
 from plimsoll.recipes import vision

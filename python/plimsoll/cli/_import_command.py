@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from .. import _core
-from ..memory._memory import Governor
 from ..data.importers._parts import part_from, part_path
+from ..memory._memory import Governor
 
 _FAILED, _USAGE = 1, 2
 

@@ -9,8 +9,8 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from ._import_command import add_rest, parser_of, run_import
 from ..recipes.cosir._pairs_import import import_pairs, libraries
+from ._import_command import add_rest, parser_of, run_import
 
 
 def run(arguments: Sequence[str]) -> int:

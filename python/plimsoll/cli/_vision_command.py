@@ -9,8 +9,8 @@ import argparse
 from collections.abc import Sequence
 
 from .. import _core
-from ._import_command import add_files, add_ignored, add_parts, add_rest, parser_of, run_import
 from ..data.importers._vision_import import import_vision
+from ._import_command import add_files, add_ignored, add_parts, add_rest, parser_of, run_import
 
 
 def run(arguments: Sequence[str]) -> int:

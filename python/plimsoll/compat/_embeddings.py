@@ -26,8 +26,8 @@ import numpy as np
 
 from ..core import _torch_gate
 from ..core._arrays import _to_numpy
-from ..memory._buffers import Buffer
 from ..core._folders import sync_folder
+from ..memory._buffers import Buffer
 from ..memory._memory import Governor
 from . import _copies, _ids, _initial, _reports
 from ._files import chunk_files, replace_json, write_chunk

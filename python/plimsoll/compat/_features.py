@@ -35,10 +35,10 @@ import numpy as np
 
 from ..core import _torch_gate
 from ..core._arrays import _to_numpy
-from ..data._features import FeatureStore, FeatureWriter
 from ..core._folders import make_folders, replaced
-from ..memory._memory import Governor
+from ..data._features import FeatureStore, FeatureWriter
 from ..errors import CorruptError, NotFoundError
+from ..memory._memory import Governor
 from . import _ids
 from ._files import load_safely, map_npy, read_json, replace_bytes, replace_json, replace_npy
 from ._table import governor_for

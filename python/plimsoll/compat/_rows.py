@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..core._arrays import _to_numpy
-from ..memory._buffers import Buffer
 from ..core._folders import make_folders
-from ..memory._memory import Governor
 from ..errors import NotFoundError
+from ..memory._buffers import Buffer
+from ..memory._memory import Governor
 from . import _copies, _ids, _initial, _reports
 from ._files import chunk_files, read_chunk, read_json, replace_json
 from ._table import BATCH_ROWS, WHOLE_TABLE, Table, native_init

@@ -15,8 +15,8 @@ import numpy as np
 from .. import _core
 from ..core._arrays import as_bytes, byte_size, ids_in, not_pickled
 from ..memory._buffers import Buffer, Columns
-from ._features import FeatureStore
 from ..memory._memory import Governor
+from ._features import FeatureStore
 
 
 class SampleOrder:

@@ -17,8 +17,8 @@ import numpy as np
 
 from .. import _core
 from ..core import _torch_gate
-from ._features import FeatureWriter
 from ..memory._memory import Governor, with_governor
+from ._features import FeatureWriter
 
 _CHUNK_BYTES = 4 << 20
 _STORED = {"float32", "float16", "float64", "int64", "int32", "uint8"}

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from .. import _core
+from .._core import FeaturePlan
 from ..core._arrays import _NUMPY_NAME, as_bytes, byte_size, contiguous, ids_in, not_pickled, unique_names
 from ..memory._buffers import Buffer, Columns
-from .._core import FeaturePlan
 from ..memory._memory import Governor
 
 

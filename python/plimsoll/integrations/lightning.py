@@ -23,12 +23,12 @@ import lightning
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.strategies import DDPStrategy
 
-from ..training._batch import Batch
 from ..memory._garbage import clean_up
-from ..training._reach import reached
-from ..run._run_loader import RunLoader
 from ..run._run_life import Intervals
+from ..run._run_loader import RunLoader
 from ..run._run_outer import OuterLoop
+from ..training._batch import Batch
+from ..training._reach import reached
 from ..training._transaction import Before, GradientsBefore, OptimizersBefore, leaves_of
 from ..watch._watch import Watch
 from ..watch._watch_loop import LoopWatch

@@ -31,14 +31,14 @@ from transformers.trainer_callback import ExportableState
 
 from .. import _core
 from ..core._random_states import RandomStates
+from ..errors import BudgetExceeded
 from ..memory._garbage import clean_up
-from ..training._reach import reached
 from ..run._run_life import Intervals
 from ..run._run_outer import OuterLoop
+from ..training._reach import reached
 from ..training._transaction import Before, GradientsBefore, OptimizersBefore, Unwritten
 from ..watch._watch import Watch
 from ..watch._watch_loop import LoopWatch
-from ..errors import BudgetExceeded
 
 if TYPE_CHECKING:
     from ..run._run import Run

@@ -17,13 +17,13 @@ from collections.abc import Callable
 from typing import Any, Protocol, TypeVar, cast
 
 from .. import _core
-from ..core import _torch_gate
-from . import _workers
-from ..core._arrays import byte_size
-from ._growth import Growth, what_helps
 from .._core import Ledger, LimitChange, LimitReport, PressureReport
-from ._garbage import clean_up
+from ..core import _torch_gate
+from ..core._arrays import byte_size
 from ..errors import BudgetExceeded, MemoryPressure, PressureWarning
+from . import _workers
+from ._garbage import clean_up
+from ._growth import Growth, what_helps
 
 _MIB = 1 << 20
 _BOUNDARY_EVERY = 0.01  # Seconds between the boundaries that steps make by themselves: a look takes 50 µs.

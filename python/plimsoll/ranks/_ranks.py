@@ -37,17 +37,15 @@ import torch
 import torch.distributed as dist
 
 from .. import _core
-from ..training._batch import Unweighted
+from ..errors import BudgetExceeded, MemoryPressure
 from ..memory._memory import Governor, format_bytes, limits
+from ._messages import Unweighted
 from ._rank_sums import RankSums
 from ._rank_watch import RankWatch, state_of
-from ..errors import BudgetExceeded, MemoryPressure
 
 if TYPE_CHECKING:
     from .._core import LimitChange
-    from ..rows._rank_rows import DealtTable, Wanted
-    from ..run._run_life import Boundary
-    from ..run._run_parts import Parts
+    from ._messages import Boundary, States, Table, Wanted
 
 _THROUGH_MEMORY = True  # bench/scale, and tests: what ranks of several machines send is sent.
 _NUMBERS = 6
@@ -111,7 +109,7 @@ class Ranks:
         self._coming: list[Any] = []  # Receives of rank 0, which are there before anybody sends.
         self._await_rows()
         self._pids: dict[int, int] = {}  # Of the ranks of this machine.
-        self.tables: list[DealtTable] = []
+        self.tables: list[Table] = []
         """Whose rows are dealt to ranks, in the same order on all."""
         self._over = False
         self._watch: RankWatch | None = None
@@ -419,7 +417,7 @@ class Ranks:
                 raise ValueError(f"track: {name} is a DistributedDataParallel, and the run averages the gradients of "
                                  f"its ranks itself: run.track({name}={name}.module), and call that")
 
-    def own_states(self, parts: Parts, more: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    def own_states(self, parts: States, more: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
         """(parts that this rank writes at a commit, names of what is not the same on all, of `more` too).
 
         Errors: ValueError naming one that has to be.

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .. import _core
-from ..core._arrays import byte_size, contiguous, ids_in, not_pickled
-from ..memory._buffers import Buffer
 from .._core import SlabPlan
+from ..core._arrays import byte_size, contiguous, ids_in, not_pickled
 from ..core._folders import replaced
-from ..memory._memory import Governor
 from ..errors import NotFoundError
+from ..memory._buffers import Buffer
+from ..memory._memory import Governor
 
 if TYPE_CHECKING:
     import torch

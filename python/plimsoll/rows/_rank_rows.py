@@ -24,8 +24,8 @@ import torch
 
 from .. import _core
 from .._core import RankMemory, RankRows
-from ._embedding import EmbeddingStore
 from ..errors import NotFoundError
+from ._embedding import EmbeddingStore
 
 if TYPE_CHECKING:
     from ..ranks._ranks import Ranks

@@ -16,12 +16,12 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from ..core import _torch_gate
-from ..training._batch import Batch
-from ..rows._embedding import EmbeddingStore, Normal, Optimizer, Uniform, Zeros
 from ..core._numbers import number_of, real, whole
 from ..core._random_states import RandomStates
-from ._run_life import Failure, Intervals, Life, Where
 from ..errors import MemoryPressure
+from ..rows._embedding import EmbeddingStore, Normal, Optimizer, Uniform, Zeros
+from ..training._batch import Batch
+from ._run_life import Failure, Intervals, Life, Where
 
 if TYPE_CHECKING:
     from ..ranks._ranks import Ranks

@@ -26,12 +26,12 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from .. import _core
-from ..training._checkpoint import check_plain, copied, read, write
-from ..rows._embedding import EmbeddingStore
 from ..core._folders import sync_folder
 from ..core._room import with_room
-from ._run_writer import Image, Writer
 from ..errors import CorruptError
+from ..rows._embedding import EmbeddingStore
+from ..training._checkpoint import check_plain, copied, read, write
+from ._run_writer import Image, Writer
 
 if TYPE_CHECKING:
     from ..memory._memory import Governor

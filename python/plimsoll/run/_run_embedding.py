@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..training import _lookups
 from ..rows._embedding import EmbeddingStore, Rows
 from ..rows._rank_rows import DealtTable, LookedUp
+from ..training import _lookups
 from ._run_parts import Parts
 
 

@@ -24,15 +24,15 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ..training._checkpoint import copied
 from ..core._random_states import RandomStates
-from ._run_writer import aligned, room_for
 from ..errors import BudgetExceeded
+from ..training._checkpoint import copied
+from ._run_writer import aligned, room_for
 
 if TYPE_CHECKING:
     from .._core import PressureReport
-    from ..rows._embedding import EmbeddingStore
     from ..memory._memory import Governor, Lease
+    from ..rows._embedding import EmbeddingStore
     from ._run_commit import Position
 
 _NOTHING_SECONDS = 4e-4  # What a boundary may spend on this in any case.

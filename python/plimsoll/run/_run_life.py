@@ -29,18 +29,19 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from .. import _core
-from ..memory import _workers
-from ..rows._embedding import EmbeddingStore
-from ..memory._memory import Governor
 from ..core._numbers import real, whole
-from ..core._torch_settings import torch_settings
 from ..core._random_states import RandomStates
 from ..core._room import is_full
+from ..core._torch_settings import torch_settings
+from ..errors import BudgetExceeded, MemoryPressure
+from ..memory import _workers
+from ..memory._memory import Governor
+from ..ranks._messages import Boundary
+from ..rows._embedding import EmbeddingStore
 from ._run_commit import Position, load, save, save_beside, save_together
 from ._run_kept import Keeper, Near
 from ._run_report import Report
 from ._run_writer import Writer
-from ..errors import BudgetExceeded, MemoryPressure
 
 if TYPE_CHECKING:
     from ..ranks._ranks import Ranks
@@ -89,22 +90,6 @@ class Failure:
     def of_memory(self) -> bool:
         """Whether what was made before it is whole."""
         return self.cause in ("memory", "refused")
-
-
-@dataclasses.dataclass(frozen=True)
-class Boundary:
-    """What there is to do between two steps."""
-
-    asked: str
-    """"", "pause" or "stop"."""
-    why: str
-    """Who asked for the stop."""
-    pressure: MemoryPressure | None
-    """What ends the loop."""
-    due: bool
-    """A commit is, by the clock; or the end of a wait."""
-    wanted: bool = False
-    """A commit is, as memory is short."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -26,10 +26,10 @@ import numpy as np
 import torch
 
 from ..core import _torch_gate
-from ..memory import _workers
 from ..core._arrays import not_pickled
-from ..data._data import SampleOrder
 from ..core._random_states import kept_random, mixed, seed_main
+from ..data._data import SampleOrder
+from ..memory import _workers
 from ..ranks._virtual_workers import VirtualWorkers, WorkerBatches
 
 ITEM, _BATCH = 0, 1  # What a random state is for; 2 is of _virtual_workers.py.

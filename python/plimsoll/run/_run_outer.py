@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from ..core import _torch_gate
+from ..errors import BudgetExceeded, MemoryPressure
 from ..memory._memory import Governor, make_room, parse_bytes
 from ..memory._refusal import unless_refused
 from ._run_life import Where
-from ..errors import BudgetExceeded, MemoryPressure
 
 if TYPE_CHECKING:
     from ._run import Run

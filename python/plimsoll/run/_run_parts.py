@@ -17,10 +17,10 @@ from typing import Any
 
 import torch
 
-from ..training._checkpoint import check_plain, copied
-from ._part_settings import PartSettings
 from ..core._random_states import generator_state, set_generator_state
+from ..training._checkpoint import check_plain, copied
 from ..training._reach import is_generator
+from ._part_settings import PartSettings
 
 
 class Parts:

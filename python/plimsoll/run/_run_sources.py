@@ -22,10 +22,10 @@ from typing import Any, Protocol
 
 import torch
 
-from ..data._data import Loader, LoaderState
 from ..core._random_states import RandomStates, mixed, seed_main
-from ._run_loader import ITEM, RunLoader
+from ..data._data import Loader, LoaderState
 from ..ranks._virtual_workers import VirtualWorkers, WorkerBatches
+from ._run_loader import ITEM, RunLoader
 
 
 class Source(Protocol):

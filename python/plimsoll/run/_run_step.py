@@ -22,9 +22,9 @@ from ..training._step import TrainingStep
 
 if TYPE_CHECKING:
     from ..ranks._ranks import Ranks
+    from ..ranks._virtual_workers import VirtualWorkers
     from ._run_embedding import Vectors
     from ._run_parts import Parts
-    from ..ranks._virtual_workers import VirtualWorkers
 
 _ALL = ""  # The name of the step of all optimizers.
 

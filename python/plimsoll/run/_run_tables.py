@@ -24,8 +24,8 @@ from typing import Any
 
 import numpy as np
 
-from ..rows._embedding import EmbeddingStore, is_table
 from ..core._folders import sync_folder
+from ..rows._embedding import EmbeddingStore, is_table
 from ..rows._rank_rows import moved, overlap, owners_of
 
 _AT_ONCE = 1 << 16  # Ids.

@@ -17,9 +17,9 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from ..training._checkpoint import copied
-from ..memory._memory import Governor, Lease
 from ..errors import BudgetExceeded
+from ..memory._memory import Governor, Lease
+from ..training._checkpoint import copied
 
 _SPARE = 1 << 20  # Bytes for what is not a tensor, and for writing.
 _ALIGNED = 64  # Bytes: storages begin there, as torch's own do.

@@ -12,6 +12,7 @@ from typing import Any, Callable, Iterator, Sequence
 
 import numpy as np
 
+from ..ranks._messages import Unweighted
 from ..rows._embedding import Rows
 
 _MEANS = ("MseLossBackward", "SmoothL1LossBackward", "HuberLossBackward", "SoftMarginLossBackward",
@@ -98,10 +99,6 @@ class Part:
 
 class _Given(tuple):
     """Arguments as they are."""
-
-
-class Unweighted(ValueError):
-    """It cannot be told how much of a batch a part is."""
 
 
 def _leaves(value: Any) -> Iterator[Any]:

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from . import _plan_static
 from ..memory._memory import format_bytes
+from . import _plan_static
 from ._transaction import writes_at_the_end
 
 _FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)

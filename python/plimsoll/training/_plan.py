@@ -18,14 +18,14 @@ from typing import Any, Callable, Iterable
 
 from .. import _core
 from ..core import _torch_gate
-from . import _plan_static
 from ..core._arrays import byte_size
 from ..core._folders import replaced
-from ..memory._memory import Governor, format_bytes
-from ..memory._scratch import scratch_folder
-from ._plan_state import TrainingState, in_memory
-from ..memory._refusal import Refusal, unless_refused
 from ..errors import BudgetExceeded
+from ..memory._memory import Governor, format_bytes
+from ..memory._refusal import Refusal, unless_refused
+from ..memory._scratch import scratch_folder
+from . import _plan_static
+from ._plan_state import TrainingState, in_memory
 
 _MIB = 1 << 20
 _PLANS_KEPT = 256  # Files of answers in the cache directory.

@@ -21,26 +21,27 @@ import tempfile
 from typing import TYPE_CHECKING, Any, Callable, Iterable, Iterator, Sequence
 
 from ..core import _torch_gate
-from . import _plan_static
-from ._batch import Batch, Part, Unweighted, weight_of
-from ..rows._embedding import Rows
-from ._lookups import collected
-from ..memory._memory import Governor, format_bytes, make_room, pressure_between_steps
 from ..core._numbers import loss_of, real, whole, with_graph
-from ._plan_state import TrainingState
 from ..core._random_states import RandomStates
-from ._reach import is_generator, reached
+from ..errors import BudgetExceeded, MemoryPressure, NotFoundError
+from ..memory._memory import Governor, format_bytes, make_room, pressure_between_steps
 from ..memory._refusal import Refusal, unless_refused
 from ..memory._scratch import scratch_folder
-from ._transaction import (Before, Gradients, OptimizersBefore, Together,
-                           writes_at_the_end)
+from ..ranks._messages import Unweighted
 from ..ranks._virtual_workers import (Buffers, Node, Tree, VirtualWorkers,
                                WorkerBatches, shares_of)
-from ..errors import BudgetExceeded, MemoryPressure, NotFoundError
+from ..rows._embedding import Rows
+from . import _plan_static
+from ._batch import Batch, Part, weight_of
+from ._lookups import collected
+from ._plan_state import TrainingState
+from ._reach import is_generator, reached
+from ._transaction import (Before, Gradients, OptimizersBefore, Together,
+                           writes_at_the_end)
 
 if TYPE_CHECKING:
-    from ..rows._rank_rows import DealtTable, LookedUp
     from ..ranks._ranks import Ranks
+    from ..rows._rank_rows import DealtTable, LookedUp
 
 _MIB = 1 << 20
 _WAYS = ("mean", "sum", "contrastive", None)

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 from .. import _core
 from ..core import _torch_gate
 from ..core._folders import replaced
+from ..errors import CorruptError
 from ..memory._memory import Governor, format_bytes
 from ..memory._scratch import scratch_folder
 from ._weight_files import Place, WeightReader, bytes_of, names_in, places_in, write_tensors
 from ._weight_ring import WeightRing
-from ..errors import CorruptError
 
 if TYPE_CHECKING:
     import torch

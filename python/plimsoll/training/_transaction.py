@@ -15,8 +15,8 @@ from typing import Any, Iterable, Iterator
 
 import numpy as np
 
-from ..rows._embedding import Rows
 from ..core._random_states import RandomStates
+from ..rows._embedding import Rows
 from ._reach import is_generator
 
 _CONTAINERS = (list, dict, set, collections.deque, collections.OrderedDict, collections.defaultdict, collections.Counter)

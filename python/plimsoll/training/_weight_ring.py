@@ -22,9 +22,9 @@ from typing import Any
 
 import numpy as np
 
+from ..errors import BudgetExceeded
 from ..memory._memory import Governor, format_bytes
 from ._weight_files import READER_BYTES, Place, WeightReader, laid_out
-from ..errors import BudgetExceeded
 
 _PATIENCE = 1.0  # Seconds, before slots that are in use are an error.
 

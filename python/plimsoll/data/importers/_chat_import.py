@@ -19,16 +19,16 @@ import numpy as np
 
 from ... import _core
 from ...core._arrays import byte_size
+from ...memory._memory import Governor, with_governor
+from .._token_set import TokenSet
 from ._chat_encoder import ENCODERS, Encoder
 from ._chat_source import TRAINING, ChatFiles, ChatRows, chat_source
 from ._chat_template import ChatTemplate, ChatTokenizer, Messages, Pieces, Spans, TemplateError, agree, compile_template
-from ...memory._memory import Governor, with_governor
 from ._parts import Part
 from ._row_files import Reading
 from ._row_reader import MEANINGLESS, MESSAGES, PROMPT, BadRow, Row, RowReader, row_line
 from ._set_import import Again, SetImport, digest
 from ._tar_rows import Fields
-from .._token_set import TokenSet
 
 _PIECE_BYTES = 256 << 10
 _COMMIT_BYTES = 16 << 20

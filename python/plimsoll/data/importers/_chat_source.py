@@ -11,10 +11,10 @@ import os
 from collections.abc import Iterable, Iterator, Sized
 from typing import Any
 
+from ...errors import NotFoundError
 from ._arrow_rows import saved_files
 from ._parts import Part, joined_sum, share
 from ._row_files import Line, Reading, RowFeed, RowLines
-from ...errors import NotFoundError
 
 TRAINING = ("assistant", "last", "all")  # ChatTraining.
 

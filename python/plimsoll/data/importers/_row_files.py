@@ -23,10 +23,10 @@ from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 from ... import _core
-from ._arrow_rows import arrow_rows
-from ...memory._memory import Governor
-from ._tar_rows import Fields, tar_rows
 from ...errors import CorruptError
+from ...memory._memory import Governor
+from ._arrow_rows import arrow_rows
+from ._tar_rows import Fields, tar_rows
 
 _BLOCK_BYTES = 64 << 10
 _LINE_MOST = 64 << 10  # Of a table's header.

@@ -15,12 +15,12 @@ import json
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from ._chat_source import ChatFiles, ChatRows
+from ...errors import CorruptError, NotFoundError
 from ...memory._memory import Governor
+from ._chat_source import ChatFiles, ChatRows
 from ._parts import Part, check_parts, how_to_make, part_path
 from ._row_files import is_of_files
 from ._row_reader import KeyCounts
-from ...errors import CorruptError, NotFoundError
 
 _EXAMPLES = 3  # Of lines that are odd in a way.
 _ROWS_AT_ONCE = 64

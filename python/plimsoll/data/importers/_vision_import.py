@@ -18,17 +18,17 @@ from typing import Any
 
 from ... import _core
 from ...core._arrays import byte_size
+from ...errors import CorruptError
+from ...memory._memory import Governor, with_governor
+from .._image_set import ImageSet
 from ._chat_import import shortened
 from ._chat_source import ChatFiles, ChatRows, chat_source
-from .._image_set import ImageSet
-from ...memory._memory import Governor, with_governor
 from ._parts import Part, joined_sum
 from ._row_files import Reading
 from ._row_reader import BadRow, KeyCounts, Row, RowReader, row_line
 from ._set_import import SetImport, digest
 from ._tar_rows import Fields
 from ._vision_row import bytes_of
-from ...errors import CorruptError
 
 _VERSION = 2  # Of what becomes of the same inputs.
 _SAID = {key: text for key, _, text in _core.chat_oddities()}

@@ -24,18 +24,18 @@ from typing import Any
 import numpy as np
 
 from ... import _core
-from ...memory._adopt import adopt
-from ...data.importers._chat_import import shortened
-from ...data._features import FeatureWriter
 from ...core._folders import make_folders, replaced, sync_folder
+from ...data._features import FeatureWriter
 from ...data._image_processor import image_processor
 from ...data._image_set import ImageBatchRow, ImageSet
-from ...memory._memory import Governor, pressure_between_steps, with_governor
-from ...memory._refusal import unless_refused
+from ...data.importers._chat_import import shortened
 from ...data.importers._row_reader import KeyCounts, key_count
 from ...data.importers._set_import import digest
-from ...training._step import TrainingStep
 from ...errors import BudgetExceeded, MemoryPressure
+from ...memory._adopt import adopt
+from ...memory._memory import Governor, pressure_between_steps, with_governor
+from ...memory._refusal import unless_refused
+from ...training._step import TrainingStep
 
 _VERSION = 2  # Of what becomes of the same inputs.
 _DTYPES = ("float32", "float16")

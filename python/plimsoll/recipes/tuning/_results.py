@@ -12,15 +12,15 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from ...core import _torch_gate
+from ...core._folders import replaced
+from ...errors import NotFoundError
+from ...memory._memory import Governor, format_bytes
+from ...ranks._virtual_workers import VirtualWorkers
 from ...run import _run_settings, _runs
 from ...training._checkpoint import read
 from ...training._cross_entropy import one_chunk
-from ...core._folders import replaced
-from ...memory._memory import Governor, format_bytes
 from ...training._plan import plan_batch
 from ...training._step import TrainingStep
-from ...ranks._virtual_workers import VirtualWorkers
-from ...errors import NotFoundError
 from .. import Told
 from ._choice import choose
 from ._model import Tuned, libraries
