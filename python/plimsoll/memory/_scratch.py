@@ -6,10 +6,25 @@ Threads: any.
 from __future__ import annotations
 
 import os
+import pathlib
 import tempfile
+from collections.abc import Callable
 
 from .. import _core
 from ._memory import Governor
+
+_folder_of_run: Callable[[], pathlib.Path | None] = lambda: None
+
+
+def find_run_by(folder: Callable[[], pathlib.Path | None]) -> None:
+    """folder: gives the folder of the run that is open in this process; None: no run is."""
+    global _folder_of_run
+    _folder_of_run = folder
+
+
+def folder_of_run() -> pathlib.Path | None:
+    """Of the run that is open in this process."""
+    return _folder_of_run()
 
 
 def scratch_folder(asked: str | os.PathLike[str] | None, option: str) -> str:

@@ -19,6 +19,7 @@ from ..core import _torch_gate
 from ..core._numbers import number_of, real, whole
 from ..core._random_states import RandomStates
 from ..errors import MemoryPressure
+from ..memory._scratch import find_run_by
 from ..rows._embedding import EmbeddingStore, Normal, Optimizer, Uniform, Zeros
 from ..training._batch import Batch
 from ._run_life import Failure, Intervals, Life, Where
@@ -745,6 +746,14 @@ def current() -> Run | None:
     """The run that is open in this process."""
     run = _open() if _open is not None else None
     return run if run is not None and not run._life.closed else None
+
+
+def _folder() -> pathlib.Path | None:
+    run = current()
+    return None if run is None else run.path
+
+
+find_run_by(_folder)
 
 
 def _remember(run: Run) -> None:

@@ -20,7 +20,7 @@ from ..core import _torch_gate
 from ..core._folders import replaced
 from ..errors import CorruptError
 from ..memory._memory import Governor, format_bytes
-from ..memory._scratch import scratch_folder
+from ..memory._scratch import folder_of_run, scratch_folder
 from ._weight_files import Place, WeightReader, bytes_of, names_in, places_in, write_tensors
 from ._weight_ring import WeightRing
 
@@ -391,11 +391,9 @@ def _fill(model: Any, blocks: list[_Block], places: dict[str, Place], streamed: 
 
 
 def _folder(directory: str | os.PathLike[str] | None) -> pathlib.Path:
-    from ..run import _run
-
-    run = _run.current()
+    run = folder_of_run()
     if directory is None and run is not None:
-        directory = run.path / "weights"
+        directory = run / "weights"
     return pathlib.Path(scratch_folder(directory, "directory"))
 
 
