@@ -28,6 +28,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .. import _core
+from ._samples import library_folders, mean_of
 
 _VARIABLE = "PLIMSOLL_WATCH_BOARD"
 _NAME = "plimsoll-watch"
@@ -152,8 +153,6 @@ class Board:
 
 def _answer(board: Board, slot: int, asked: Callable[[], bool]) -> None:
     """Samples until nobody asks any more, and searches where it is told to."""
-    from ._search import library_folders
-
     number, mean_bytes, _ = board.question
     allocations = _core.Allocations(mean_bytes, library_folders())
     try:
@@ -257,8 +256,6 @@ class ChildSearch:
             self._tell(finding, answers, holder or "")
 
     def _begin(self, windows: int, rise: float) -> None:
-        from ._search import mean_of
-
         self.asking = self._board.ask(mean_of(rise))
         self._questions += self.asking
         self._asked_at = self._suspected_at = windows

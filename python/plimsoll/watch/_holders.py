@@ -19,6 +19,7 @@ from typing import Any
 
 from .. import _core
 from ._graph_walk import comes_from, is_alive
+from ._samples import library_folders
 
 _OPTIMIZED = 1  # Of co_flags: locals are not a dict of their own.
 _HEAP_TYPE = 1 << 9  # Of a type's flags: a class that a program made, or an extension.
@@ -44,8 +45,6 @@ class Roots:
         self.later: list[Any] = []
         self.skipped: list[Any] = skipped
         self._locals: dict[int, tuple[str, int]] = {}  # By id of the variables: the function, and the id of its frame.
-        from ._search import library_folders
-
         self._folders = tuple(library_folders())
         self._names, self._next = list(sys.modules), 0
         torch = sys.modules.get("torch")

@@ -12,12 +12,7 @@ Threads: those of its Watch.   Memory: 1.6 MiB while it samples, 32 MiB at most 
 """
 from __future__ import annotations
 
-import contextlib
-import functools
 import gc
-import os
-import site
-import sysconfig
 import threading
 import time
 
@@ -26,32 +21,16 @@ from ._children import ChildSearch
 from ._graph_walk import GraphWalk, keeps_its_gradient
 from ._holders import FEW, Roots, name_of, name_of_grown
 from ._lines import STEPS, LineTrace
+from ._samples import library_folders, mean_of
 
 PIECE_SECONDS = 0.0015
 """How long a step waits for the search, garbage collection apart."""
 _SEARCHES_MOST = 4  # In the life of a Watch; each has a collection.
 _SITES_MOST = 8
-_MEAN_LEAST, _MEAN_MOST = 32 << 10, 512 << 10
 _EXPLAINED = 0.3  # Share of the growth that survivors must stand for; else what a line holds is compared.
 _GARBAGE = 0.5  # Share of the survivors, or of the growth, that one collection frees.
 _KINDS_OF = {"tensors": "tensors", "python": "objects", "native": "heap", "leased": "heap", "unexplained": "heap",
              "heap": "heap", "shared": "maps"}
-
-
-@functools.cache
-def library_folders() -> list[str]:
-    """Whose frames are not the program's own: the standard library, installed packages, this one."""
-    paths = sysconfig.get_paths()
-    folders = {paths[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")}
-    with contextlib.suppress(AttributeError):  # Where there is no site module.
-        folders |= {*site.getsitepackages(), site.getusersitepackages()}
-    folders.add(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    return sorted(os.path.join(one, "") for one in folders if one)
-
-
-def mean_of(rise: float) -> float:
-    """Mean distance of samples, in bytes, where something rises by so many bytes a step."""
-    return min(max(2.5 * rise, _MEAN_LEAST), _MEAN_MOST)
 
 
 class Search:
