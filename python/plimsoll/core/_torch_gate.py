@@ -22,10 +22,7 @@ from types import ModuleType
 from typing import Any
 
 from .. import _core
-
-
-class NotBuilt(ImportError):
-    """plimsoll was built without its torch parts."""
+from ._not_built import NotBuilt
 
 
 def torch_if_imported() -> Any | None:
