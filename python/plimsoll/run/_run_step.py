@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..training._fused import choose_fused
-from ..training._step import TrainingStep
+from ..training._step import Handed, TrainingStep
 
 if TYPE_CHECKING:
     from ..ranks._ranks import Ranks
@@ -71,7 +71,7 @@ class Steps:
             other = next(key for key in same if same[key] != before[key])
             raise ValueError(f"step: {other} was {before[other]!r} and is {same[other]!r}; the "
                              f"steps of {name or 'a run'} have the same options")
-        step._weight, step._before_update, step._split = functions["weight"], functions["before_update"], functions["split"]
+        step._call_with(**functions)
         return step
 
     def make(self, step: TrainingStep, batch: Any, f: Callable[..., Any]) -> float:
@@ -125,17 +125,14 @@ class Steps:
                              "at most")
         if options["scheduler"] is not None and not parts.has(options["scheduler"]):
             raise ValueError("step: the scheduler is not tracked: run.track(scheduler=…)")
-        made = TrainingStep(models, optimizers, scaler=scalers[0] if scalers else None,
-                            others=parts.generators(), directory=self._folder, events=events, **options)
-        made._looks = False  # The run looks at the memory, between two steps, where it can commit.
-        made._interruptible = lambda: self.interruptible()
-        made._ranks, made._workers, made._goes_on = self._ranks, self._workers, self._goes_on
-        if self._workers is not None:
-            made._tables = [one._table for one, _ in self._tables.values()]
-        if name:
-            made._keeps_made = True
-            made._not_its_own = [p for one in parts.those(torch.optim.Optimizer) if one not in optimizers
-                                 for group in one.param_groups for p in group["params"]]
+        others = [p for one in parts.those(torch.optim.Optimizer) if one not in optimizers
+                  for group in one.param_groups for p in group["params"]]
+        handed = Handed(
+            looks=False, ranks=self._ranks, workers=self._workers, goes_on=self._goes_on, interruptible=lambda: self.interruptible(),
+            tables=[one._table for one, _ in self._tables.values()] if self._workers is not None else (),
+            keeps_made=bool(name), not_its_own=others if name else ())
+        made = TrainingStep._of_run(handed, models, optimizers, scaler=scalers[0] if scalers else None,
+                                   others=parts.generators(), directory=self._folder, events=events, **options)
         saved = self._saved.pop(name, None)
         if saved is None and not name and not scalers and options["scheduler"] is None:
             choose_fused(parts.named(torch.optim.Optimizer), models, self._ranks is None, events)
@@ -144,12 +141,12 @@ class Steps:
             for table, ids, grad in saved["rows"]:
                 rows = self._tables[table][0].store.gather(ids.numpy())
                 rows.tensor.grad = grad
-                made._window.rows.append(rows)
+                made._rows_waiting().append(rows)
         return made
 
 
 def _state_of(step: TrainingStep) -> dict[str, Any]:
     """What state_dict() says, and the rows that wait in `accumulate` for the optimizer's step."""
     waiting = [(os.path.basename(rows._store.directory), torch.from_numpy(rows.ids), rows.tensor.grad)
-               for rows in step._window.rows]
+               for rows in step._rows_waiting()]
     return {**step._state(), "rows": waiting}

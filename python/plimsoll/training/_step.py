@@ -48,6 +48,28 @@ _WAYS = ("mean", "sum", "contrastive", None)
 _OF_RANKS = ("DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule")
 
 
+@dataclasses.dataclass(frozen=True)
+class Handed:
+    """What a plimsoll.Run hands to a step when it is made; without one it is as here."""
+
+    looks: bool = True
+    """Looks at the memory; a run does it itself, where it can commit."""
+    ranks: Ranks | None = None
+    """Those that make the same step."""
+    workers: VirtualWorkers | None = None
+    """Those that the batch is cut for."""
+    tables: Sequence[DealtTable] = ()
+    """Whose rows these look up."""
+    not_its_own: Sequence[Any] = ()
+    """Parameters of other optimizers, whose steps are theirs."""
+    keeps_made: bool = False
+    """Another step of the same batch may fail."""
+    goes_on: bool = False
+    """An earlier life of the run was admitted."""
+    interruptible: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
+    """Inside, a stop of the watcher may be raised. All that happens there is put back."""
+
+
 class TrainingStep:
     """Runs training steps that survive a refusal of memory with the same bits, or leave no trace.
 
@@ -147,19 +169,11 @@ class TrainingStep:
         self._commit, self._events, self._directory = commit, events, directory
         self._stop: dict[str, Any] = {}
         self._closed = False
-        self._looks = True  # plimsoll.Run looks at the memory itself, where it can commit.
-        self._ranks: Ranks | None = None  # Of a plimsoll.Run: those that make the same step.
-        self._workers: VirtualWorkers | None = None  # Of a plimsoll.Run: those that the batch is cut for.
-        self._tables: list[DealtTable] = []  # Whose rows these look up.
-        self._not_its_own: list[Any] = []  # Parameters of other optimizers of a plimsoll.Run, whose steps are theirs.
-        self._keeps_made = False  # Of a plimsoll.Run: another step of the same batch may fail.
+        self._take(Handed())
         self._made: list[Callable[[], Any]] | None = []  # Puts back the batch's calls, in reverse; None: that cannot be.
         self._made_now: list[Callable[[], Any]] = []  # The same of the call that is made.
         self._allow_batchnorm = allow_batchnorm_microbatch
         self._window = _Window()
-        self._goes_on = False  # Of a plimsoll.Run: an earlier life of it was admitted.
-        # Of a plimsoll.Run: inside, a stop of the watcher may be raised. All that happens there is put back.
-        self._interruptible: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
         self.parts = 1
         """Into how many parts a batch is cut."""
         self.recomputes = False
@@ -175,6 +189,27 @@ class TrainingStep:
         """Of the last step's gradients, before they were clipped; 0 without clip_norm."""
         self.admitted_bytes = 0
         """What tensors were promised by admit()."""
+
+    @classmethod
+    def _of_run(cls, handed: Handed, *given: Any, **options: Any) -> TrainingStep:
+        """For plimsoll.Run: a step with what the run hands to it. given, options: as TrainingStep's."""
+        made = cls(*given, **options)
+        made._take(handed)
+        return made
+
+    def _take(self, handed: Handed) -> None:
+        self._looks, self._ranks, self._workers, self._tables = handed.looks, handed.ranks, handed.workers, list(handed.tables)
+        self._not_its_own, self._keeps_made, self._goes_on = list(handed.not_its_own), handed.keeps_made, handed.goes_on
+        self._interruptible = handed.interruptible
+
+    def _call_with(self, *, weight: Callable[..., Any] | None, before_update: Callable[[], Any] | None,
+                  split: Callable[[Any, int], Sequence[Any]] | None) -> None:
+        """For plimsoll.Run, whose program may make these functions anew for each call."""
+        self._weight, self._before_update, self._split = weight, before_update, split
+
+    def _rows_waiting(self) -> list[Any]:
+        """For plimsoll.Run: Rows whose gradients wait in `accumulate` for the optimizer's step."""
+        return self._window.rows
 
     def __enter__(self) -> TrainingStep:
         return self

@@ -20,7 +20,7 @@ from ...run import _run_settings, _runs
 from ...training._checkpoint import read
 from ...training._cross_entropy import one_chunk
 from ...training._plan import plan_batch
-from ...training._step import TrainingStep
+from ...training._step import Handed, TrainingStep
 from .. import Told
 from ._choice import choose
 from ._model import Tuned, libraries
@@ -94,8 +94,8 @@ def plan_run(options: TuningOptions, device: str, device_memory_limit: str) -> d
         tuned = Tuned(options, choice)
         optimizer = optimizer_of(tuned, options)
         scheduler = scheduler_of(optimizer, options, 1)
-        step = TrainingStep(tuned, optimizer, scheduler=scheduler, **step_options(options))
-        workers = step._workers = VirtualWorkers.dealt(options.virtual_workers, 0, 1, options.seed)
+        workers = VirtualWorkers.dealt(options.virtual_workers, 0, 1, options.seed)
+        step = TrainingStep._of_run(Handed(workers=workers), tuned, optimizer, scheduler=scheduler, **step_options(options))
 
         def made(sequences: int) -> None:
             batch = task.largest(data, sequences)
