@@ -13,7 +13,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import plimsoll  # noqa: E402
-from plimsoll import _program, _torch_gate  # noqa: E402
+from plimsoll.cli import _program
+from plimsoll.core import _torch_gate  # noqa: E402
 
 if _torch_gate.load_if_torch_imported() is None:  # Raises if it is there and does not load.
     pytest.skip("plimsoll was built without torch", allow_module_level=True)
@@ -24,7 +25,7 @@ SMALL = {"epochs": 1, "batch_size": 128, "eval_pairs": 100, "holdout": 100, "com
 
 def program(*arguments: object, **options) -> subprocess.CompletedProcess:
     """The console script in a process of its own."""
-    code = "import sys; from plimsoll._program import main; sys.exit(main())"
+    code = "import sys; from plimsoll.cli._program import main; sys.exit(main())"
     return subprocess.run([sys.executable, "-c", code, *map(str, arguments)], text=True,
                           capture_output=True, timeout=300, check=False, **options)
 

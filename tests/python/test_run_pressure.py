@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import plimsoll
-from plimsoll import _run_commit, _run_kept
-from plimsoll._run_life import Where
+from plimsoll.run import _run_commit, _run_kept
+from plimsoll.run._run_life import Where
 from plimsoll.errors import BudgetExceeded, MemoryPressure
 
 torch = pytest.importorskip("torch")
