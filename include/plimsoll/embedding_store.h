@@ -4,8 +4,7 @@
 //
 // A table may be many times larger than its slab (plan(): floor_bytes). A row is one record
 // (id | sequence | crc32c | weights | optimizer slots), so weights and moments never tear apart.
-// Rows that were never written are not on disk: they are computed from the table's initialiser,
-// seeded per id. Changes become durable, all together, at commit(step).
+// Rows never written come from a seeded initialiser. commit(step) makes changes durable together.
 //
 // Reading order: this file, docs/formats/embedding_store.md, src/store/embedding_store.cpp.
 //
