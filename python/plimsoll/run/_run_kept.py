@@ -11,7 +11,8 @@ bytes where that costs next to nothing. Where nothing was stepped since, the liv
 
 Reading order: _run_writer.py, this file, _run_life.py.
 Threads: the thread that trains.
-Memory:  one copy of the state, leased, where it takes at most a quarter of what is free beside a step.
+Memory:  one copy of the state, leased, where it takes at most a quarter of what is free beside a step. It stays as
+         less gets free when the end is near: the end is what it is for.
 """
 from __future__ import annotations
 
@@ -116,6 +117,8 @@ class Keeper:
         self._whole: _Then | None = None  # That the bytes are of.
         self._bytes = _Bytes(governor)
         self._near = Near.CALM
+        self.fits = True
+        """Whether there was memory for the last copy that was to be made."""
         self._stepped = False  # An optimizer, since `_last`.
         self._seconds: collections.deque[float] = collections.deque(maxlen=_TIMES_KEPT)
         self._copy_seconds: collections.deque[float] = collections.deque(maxlen=_TIMES_KEPT)
@@ -157,7 +160,8 @@ class Keeper:
             self._copy_seconds.append((room_for(tensors) or 0) / _COPIES_A_SECOND)
         if _may_take(self._copy_seconds, began - self._copied_at, near):
             copying = time.thread_time()
-            self._whole = self._last if self._bytes.take(tensors) else None
+            self.fits = self._bytes.take(tensors, near)
+            self._whole = self._last if self.fits else None
             self._copied_at = began
             self._copy_seconds.append(time.thread_time() - copying)
         if waiting:
@@ -209,14 +213,14 @@ class _Bytes:
         self._places: list[Any] = []  # Where the tensors are that were copied, and how they lie there.
         self.tensors: list[Any] = []
 
-    def take(self, tensors: list[Any]) -> bool:
+    def take(self, tensors: list[Any], near: Near) -> bool:
         """False: there is too little memory, or one has no plain bytes, and there is no copy."""
         import torch
 
         places = [(one.data_ptr(), one.dtype, one.shape, one.stride()) for one in tensors]
         same = bool(places) and places == self._places
         room = self._room if same else room_for(tensors)
-        if room is None or not self._has(room):
+        if room is None or not self._has(room, near):
             self.close()
             return False
         with torch.no_grad():
@@ -243,15 +247,18 @@ class _Bytes:
             made.set_(storages[source._cdata], tensor.storage_offset(), tensor.size(), tensor.stride())
             self.tensors.append(made.requires_grad_(tensor.requires_grad))
 
-    def _has(self, room: int) -> bool:
+    def _has(self, room: int, near: Near) -> bool:
         """Whether so much is mapped, and still fits beside a step."""
+        mapped = self._pages is not None and room == self._room
+        if mapped and near is Near.END:
+            return True
         ledger = self._governor.ledger()
         tensors = ledger.pools["tensors"]
         in_a_step = max(0, tensors.peak_bytes - max(tensors.leased_bytes, tensors.floor_bytes))
         free = ledger.free_bytes - in_a_step + self._room
         if 4 * room > free:
             return False
-        if self._pages is not None and room == self._room:
+        if mapped:
             return True
         self.close()
         try:

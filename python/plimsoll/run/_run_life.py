@@ -391,8 +391,9 @@ class Life:
         self.report.cleanup(self.at.step, self.governor.clean_up(), when)
 
     def _wants_commit(self, near: Near, since: float) -> bool:
-        """Whether one is made while it can be: of ranks, and of tables, no copy of a boundary is kept."""
-        kept = self.ranks is None and not self.keeper.tables
+        """Whether one is made while it can be: of ranks, of tables, and of what there is no room for, no copy of a
+        boundary is kept."""
+        kept = self.ranks is None and not self.keeper.tables and self.keeper.fits
         return near is not Near.CALM and not kept and (
             self._commit_seconds <= near.value * max(since, _COMMIT_SECONDS if near is Near.END else 0.0))
 
