@@ -50,6 +50,21 @@ def run(pairs, tmp_path_factory):
     return folder, summary
 
 
+def test_output_that_nobody_reads_is_no_error(tmp_path):
+    """`plimsoll import … | head -1`: the set is made, and nothing but the output is lost."""
+    image = pytest.importorskip("PIL.Image")
+    image.new("RGB", (8, 8)).save(tmp_path / "a.png")
+    (tmp_path / "rows.jsonl").write_text('{"image": "a.png", "response": "black"}\n')
+    reads, writes = os.pipe()
+    os.close(reads)
+    code = "import sys; from plimsoll.cli._program import main; sys.exit(main())"
+    done = subprocess.run([sys.executable, "-c", code, "import", "vision", "rows.jsonl", "--out", "set"], cwd=tmp_path,
+                          text=True, stdout=writes, stderr=subprocess.PIPE, timeout=300, check=False)
+    os.close(writes)
+    assert done.returncode == 128 + signal.SIGPIPE and "Traceback" not in done.stderr, done.stderr
+    assert plimsoll.info(tmp_path / "set")["kind"] == "image_set"
+
+
 def test_train_returns_the_summary_of_the_program(run):
     folder, summary = run
     assert summary["status"] == "finished" and summary["epoch"] == 1

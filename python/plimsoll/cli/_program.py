@@ -9,6 +9,7 @@ import importlib.util
 import json
 import numbers
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -134,7 +135,16 @@ def _extension() -> Any:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The console script: the program `plimsoll`, in this process; returns its exit status."""
-    given = ["plimsoll", *(sys.argv[1:] if arguments is None else arguments)]
+    try:
+        status = _run(["plimsoll", *(sys.argv[1:] if arguments is None else arguments)])
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:  # `plimsoll … | head`: nobody reads the rest. What was to be made is made.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 128 + signal.SIGPIPE
+
+
+def _run(given: list[str]) -> int:
     if given[1:3] == ["import", "chat"]:
         from . import _chat_command
 
