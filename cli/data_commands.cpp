@@ -121,7 +121,7 @@ int import_pairs(const Place& place, const CosirImportOptions& options) {
   return show(options.out.string(), place.json);
 }
 
-/// An import that is Python's (as python/plimsoll/_chat_command.py): handed over to it by
+/// An import that is Python's (as python/plimsoll/cli/_chat_command.py): handed over to it by
 /// hand_over.h, or refused where there is none.
 struct PythonImport {
   const char* name;

@@ -144,7 +144,7 @@ import sys, transformers
 model = transformers.AutoModelForCausalLM.from_pretrained(sys.argv[1])
 print(f"transformers loads it: {sum(one.numel() for one in model.parameters()):,} parameters")
 """
-CONSOLE = "import sys; from plimsoll._program import main; sys.exit(main())"
+CONSOLE = "import sys; from plimsoll.cli._program import main; sys.exit(main())"
 
 
 def chats_over_limit(package: pathlib.Path, out: pathlib.Path) -> bool:

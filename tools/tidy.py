@@ -5,7 +5,7 @@
     tools/tidy.py             checks the whole tree; prints FILE:LINE: what is wrong
     tools/tidy.py --selftest  plants one violation of each rule and checks that it is found
 
-Rules: layering of includes, torch headers only where allowed, file and line length, SPDX lines,
+Rules: layering of includes and of Python's imports, torch headers only where allowed, file and line length, SPDX lines,
 header pragma, banned names, names that two unnamed namespaces of a folder have, sources owned by a
 CMakeLists.txt, folder READMEs, empty error messages, clang-format (when clang-format-14 is there),
 references that the repository cannot resolve (paths in documentation and comments, pages that are not
@@ -36,6 +36,11 @@ LAYERS = {
 }
 CLI_MAY = {"run", "tables", "jobs", "watch"}
 REGISTRY = "recipes/registry.h"
+# Rooms of the Python package, lowest first: a file may import its own room and lower ones; those of a line are apart.
+PACKAGE = "python/plimsoll"
+ROOMS = (("core",), ("memory",), ("ranks", "data"), ("rows",), ("training",), ("run",), ("watch", "recipes"),
+         ("integrations",), ("cli", "compat"))
+ROOM_OF = {"_core": "core", "_torch": "core", "errors": "core", "store": "rows", "plots": "recipes", "__main__": "cli"}
 TORCH_FOLDERS = {"src/torch", "src/recipes", "python", "bench", "tests"}
 TORCH_HEADER = re.compile(r'#include [<"](torch|ATen|c10|caffe2)/')
 INCLUDE = re.compile(r'#include "([^"]+)"')
@@ -197,6 +202,76 @@ def check_asserts(relative: str, text: str):
                 yield node.lineno, "an assert that cannot fail: a count is never negative"
 
 
+def python_modules(root: pathlib.Path) -> dict[str, pathlib.Path]:
+    """Of the Python package, by their names: "plimsoll.run._run"."""
+    paths = [path for path in (root / PACKAGE).rglob("*.py") if "__pycache__" not in path.parts]
+    return {".".join(path.relative_to((root / PACKAGE).parent).with_suffix("").parts).removesuffix(".__init__"): path
+            for path in sorted(paths)}
+
+
+def python_imports(name: str, path: pathlib.Path, modules: dict[str, pathlib.Path]):
+    """(line, a module of ours, whether only types need it) for each import in a file, also those within functions."""
+    def visit(node: ast.AST, typing: bool):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name, typing
+        elif isinstance(node, ast.ImportFrom):
+            above = name.split(".")[:len(name.split(".")) - node.level + (path.stem == "__init__")] if node.level else []
+            base = ".".join([*above, *filter(None, [node.module])])
+            for alias in node.names:
+                inner = f"{base}.{alias.name}"
+                yield node.lineno, inner if inner in modules or inner == "plimsoll._core" else base, typing
+        elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            for one in node.body:
+                yield from visit(one, True)
+            for one in node.orelse:
+                yield from visit(one, typing)
+        else:
+            for one in ast.iter_child_nodes(node):
+                yield from visit(one, typing)
+
+    for line, target, typing in visit(ast.parse(path.read_text(encoding="utf-8")), False):
+        if target.partition(".")[0] == "plimsoll":
+            yield line, target, typing
+
+
+def check_rooms(root: pathlib.Path):
+    """Imports of the Python package point down, and modules import each other in no circle; types may, within a room."""
+    modules = python_modules(root)
+    level = {room: number for number, rooms in enumerate(ROOMS) for room in rooms}
+    graph: dict[str, dict[str, int]] = {}
+    for name, path in modules.items():
+        relative = path.relative_to(root).as_posix()
+        if name == "plimsoll":  # Names of all rooms; nobody imports them from it.
+            continue
+        own = ROOM_OF.get(name.split(".")[1], name.split(".")[1])
+        if own not in level:
+            yield relative, 1, f"{own} is no room of {PACKAGE}: ROOMS of tools/tidy.py has them"
+            continue
+        for line, target, typing in python_imports(name, path, modules):
+            if target == "plimsoll":
+                yield relative, line, "imports from the whole package: name the module"
+                continue
+            room = ROOM_OF.get(target.split(".")[1], target.split(".")[1])
+            if room != own and level.get(room, len(ROOMS)) >= level[own]:
+                yield relative, line, f"{own} may not import {target}: {room} is not below it"
+            elif not typing and target in modules:
+                graph.setdefault(name, {}).setdefault(target, line)
+    done: set[str] = set()
+
+    def circles(name: str, above: list[str]):
+        if name in above:
+            circle = [*above[above.index(name):], name]
+            yield modules[circle[0]].relative_to(root).as_posix(), graph[circle[0]][circle[1]], f"a circle: {' → '.join(circle)}"
+        elif name not in done:
+            for target in graph.get(name, {}):
+                yield from circles(target, [*above, name])
+            done.add(name)
+
+    for name in graph:
+        yield from circles(name, [])
+
+
 def check_tree(root: pathlib.Path, clang_format: bool = True) -> list[str]:
     problems: list[str] = []
     sources: list[str] = []
@@ -219,6 +294,7 @@ def check_tree(root: pathlib.Path, clang_format: bool = True) -> list[str]:
             problems += [f"{relative}:{number}: {text}" for number, text in check_source(relative, lines)]
     for check in (check_owned, check_unnamed):
         problems += [f"{name}:{number}: {text}" for name, number, text in check(root, sources)]
+    problems += [f"{name}:{number}: {text}" for name, number, text in check_rooms(root)]
     for folder in sorted((root / "src").iterdir()) if (root / "src").exists() else []:
         readme = folder / "README.md"
         if folder.is_dir() and any(folder.glob("*.cpp")):
@@ -266,6 +342,9 @@ def selftest() -> int:
         "src/base/w.cpp src/base/x.cpp": (good + "namespace {\nint f(int a) {\n}\n}  // namespace\n", "more closely"),
         "src/os/w.cpp src/os/x.cpp": (good + "namespace {\nconstexpr int kA = 1;\n}  // namespace\n", "more closely"),
         "src/base/y.cpp": (good + "  PLIMSOLL_TRY(auto a, b());\n", "PLIMSOLL_TRY without"),
+        "python/plimsoll/core/_a.py": ("def f():\n    from ..run import _run\n", "core may not import"),
+        "python/plimsoll/nowhere/_a.py": ("import os\n", "no room"),
+        "python/plimsoll/run/_a.py python/plimsoll/run/_b.py": ("from ._a import a\nfrom ._b import b\n", "a circle"),
         "cli/m.cpp": (good + '#include "store/pages.h"\n', "cli may include only"),
     }
     failures = 0

@@ -6,7 +6,7 @@
 #   tools/wheel.sh [FOLDER]   the folder it is put in (default build/wheel)
 #
 # It takes along libcrypto, liblz4, libzstd and the decoders of images; its name says which C library it needs at
-# least. Torch's libraries stay those of the torch that it finds (python/plimsoll/_torch_gate.py says which it may be).
+# least. Torch's libraries stay those of the torch that it finds (python/plimsoll/core/_torch_gate.py says which it may be).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 folder=${1:-build/wheel}

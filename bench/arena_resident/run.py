@@ -82,7 +82,7 @@ def tracing_cost(pairs: int) -> tuple[float, float]:
 
     import plimsoll
     from plimsoll import _torch as extension
-    from plimsoll._plan import attempted
+    from plimsoll.training._plan import attempted
     from steps import STEPS
 
     torch.set_num_threads(2)

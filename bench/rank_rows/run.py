@@ -17,8 +17,8 @@ import torch.distributed as dist
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 import plimsoll
-from plimsoll._rank_rows import DealtTable, LookedUp, Wanted, owners_of
-from plimsoll._ranks import Ranks
+from plimsoll.rows._rank_rows import DealtTable, LookedUp, Wanted, owners_of
+from plimsoll.ranks._ranks import Ranks
 
 BAR, SEED, ROWS, ASKED, DIM = 0.8, 20250601, 131072, 8192, 128
 

@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from plimsoll._ranks import Ranks
-from plimsoll._virtual_workers import Node, Tree
+from plimsoll.ranks._ranks import Ranks
+from plimsoll.ranks._virtual_workers import Node, Tree
 
 BAR, SEED, GRADIENTS, SIZE = 1.4, 20250601, 16, 262144
 

@@ -175,7 +175,7 @@ def parts(ranks, folder: str, rounds: int) -> dict:
 
     import plimsoll
     from bench.rank_rows.run import rows_of
-    from plimsoll._rank_rows import DealtTable, LookedUp, Wanted, owners_of
+    from plimsoll.rows._rank_rows import DealtTable, LookedUp, Wanted, owners_of
 
     meter, made = Meter(ranks.group), {}
     made["a word"] = meter.of(5 * rounds, lambda: ranks.say("run.step()", 1.0), times=10)  # More than a link lets through at once.
@@ -220,7 +220,7 @@ def whole(folder: str, rounds: int) -> dict:
     import torch
 
     import plimsoll
-    from plimsoll._ranks import Ranks
+    from plimsoll.ranks._ranks import Ranks
 
     rank, count, words, told = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), [0], Ranks._told
     at, commits = [], []
@@ -262,8 +262,8 @@ def whole(folder: str, rounds: int) -> dict:
 def as_rank(what: str, folder: str, smoke: bool) -> dict:
     import torch
 
-    from plimsoll import _ranks
-    from plimsoll._ranks import Ranks
+    from plimsoll.ranks import _ranks
+    from plimsoll.ranks._ranks import Ranks
 
     _ranks._THROUGH_MEMORY = False  # As ranks of several machines.
     torch.set_num_threads(1)

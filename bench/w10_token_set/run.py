@@ -131,7 +131,7 @@ def ours(chats: str, folder: str, work: pathlib.Path, first: int, encoder: str) 
 def loaded(chats: str, folder: str, work: pathlib.Path, first: int, encoder: str) -> dict[str, object]:
     """What the interpreter holds with the tokenizer, and with what else an import loads."""
     import plimsoll  # noqa: F401
-    from plimsoll._chat_template import ChatTokenizer
+    from plimsoll.data.importers._chat_template import ChatTokenizer
 
     kept = ChatTokenizer(folder)
     return {"resident": resident("VmRSS"), "vocabulary": kept.vocabulary}

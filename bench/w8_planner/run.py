@@ -16,7 +16,7 @@ import torch
 
 import plimsoll
 from plimsoll import _torch as extension
-from plimsoll._plan import attempted
+from plimsoll.training._plan import attempted
 from steps import STEPS, WAYS
 
 TRACED = (16, 24, 32, 48)

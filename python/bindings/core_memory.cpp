@@ -144,7 +144,7 @@ std::string describe_change(const LimitChange& change) {
 // main thread, between two of its instructions.
 int deliver_news(void* /*unused*/) {
   try {
-    nb::module_::import_("plimsoll._memory").attr("_deliver")();
+    nb::module_::import_("plimsoll.memory._memory").attr("_deliver")();
     return 0;
   } catch (nb::python_error& raised) {
     raised.restore();
@@ -152,7 +152,7 @@ int deliver_news(void* /*unused*/) {
   }
 }
 
-// plimsoll._memory asks for news, and closes the watcher with its governor.
+// plimsoll.memory._memory asks for news, and closes the watcher with its governor.
 class NewsOfWatcher {
  public:
   // `wake`: the signal whose Python handler takes a stop, 0 for none. It ends a system call in

@@ -2,7 +2,7 @@
 //
 // plimsoll._core: memory that the ranks of a machine exchange through.
 //
-// Reading order: memory/rank_memory.h, ranks.h, this file, plimsoll/_ranks.py.
+// Reading order: memory/rank_memory.h, ranks.h, this file, plimsoll/ranks/_ranks.py.
 //
 // Threads: waits run without Python's lock, and its handlers of signals ten times a second.
 // Memory:  that of RankMemory; arrays over it keep it mapped.

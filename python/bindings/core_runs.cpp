@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// plimsoll._core: the pieces of a run (plimsoll._run puts them together), what other programs ask
-// of one, and the tools that look after stores.
+// plimsoll._core: the pieces of a run (plimsoll.run._run puts them together), what other programs
+// ask of one, and the tools that look after stores.
 //
 // Reading order: bindings.h, run/run_folder.h, run/control.h, tables/store_export.h, this
 // file.

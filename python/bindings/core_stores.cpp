@@ -145,7 +145,7 @@ bool update_listed(Table& table, const nb::list& list, std::uintptr_t rows, std:
 }
 
 // visit(ids, sequences, values) gets arrays over the store's scratch that are valid during the
-// call only; python/plimsoll/_embedding.py copies them before any other code sees them.
+// call only; python/plimsoll/rows/_embedding.py copies them before any other code sees them.
 void scan_table(Table& table, const nb::callable& visit) {
   std::exception_ptr raised;
   table.use([&](EmbeddingStore& store) {

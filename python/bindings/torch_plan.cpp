@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The planner for plimsoll/_plan.py: real steps are Python callables.
+// The planner for plimsoll/training/_plan.py: real steps are Python callables.
 //
 // A callable returns None when its step ran, and the refusal when it did not fit; any other
 // exception of the step goes through unchanged.

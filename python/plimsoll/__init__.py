@@ -44,39 +44,39 @@ as well. Errors are in plimsoll.errors.
 from __future__ import annotations
 
 from . import store
-from ._adopt import adopt
-from ._arrays import Columns
-from ._chat_import import import_chat
-from ._checkpoint import load_checkpoint, save_checkpoint
-from ._children import answer_parent as _answer_parent
 from ._core import (Eviction, FeaturePlan, Finding, Ledger, LimitCandidate, LimitChange, LimitReport, PoolState,
                     PressureReport, SlabPlan)
 from ._core import version as __version__
-from ._cross_entropy import linear_cross_entropy
-from ._data import Batch, Loader, LoaderState, SampleOrder, Split
-from ._dataset import import_dataset
-from ._embedding import (SGD, Adagrad, Adam, AdamW, AdamWFresh, EmbeddingStore, Normal, RowAdagrad,
-                         Rows, Uniform, Zeros)
-from ._features import FeatureStore, FeatureWriter
-from ._graphs import GraphBatch, GraphBatches, GraphSet, import_can, import_graphs
-from ._image_processor import image_processor
-from ._image_set import ImageBatch, ImageBatches, ImageBatchRow, ImageRow, ImageSet, decode_image, resize_image
-from ._garbage import clean_up
-from ._memory import Governor, Lease, format_bytes, limits, parse_bytes
-from ._memory_summary import memory_summary
-from ._mlflow import log_to_mlflow
-from ._pairs_import import import_pairs
-from ._plan import BatchPlan, MemoryBudget, plan_batch
-from ._program import evaluate, export, info, plan, resume, train
-from ._run import Run
-from ._runs import continue_run, limit, pause, report, status, stop, why
-from ._step import TrainingStep
-from ._streamed import StreamedWeights, stream_frozen
-from ._token_set import TokenBatch, TokenBatches, TokenSet
-from ._vision_import import import_vision
-from ._watch import Watch
+from .cli._program import evaluate, export, info, plan, resume, train
+from .data._data import Batch, Loader, LoaderState, SampleOrder, Split
+from .data._dataset import import_dataset
+from .data._features import FeatureStore, FeatureWriter
+from .data._graphs import GraphBatch, GraphBatches, GraphSet, import_can, import_graphs
+from .data._image_processor import image_processor
+from .data._image_set import ImageBatch, ImageBatches, ImageBatchRow, ImageRow, ImageSet, decode_image, resize_image
+from .data._token_set import TokenBatch, TokenBatches, TokenSet
+from .data.importers._chat_import import import_chat
+from .data.importers._vision_import import import_vision
 from .errors import (BudgetExceeded, CorruptError, InternalError, MemoryPressure, NotFoundError,
                      PressureWarning)
+from .integrations._mlflow import log_to_mlflow
+from .memory._adopt import adopt
+from .memory._buffers import Columns
+from .memory._garbage import clean_up
+from .memory._memory import Governor, Lease, format_bytes, limits, parse_bytes
+from .recipes.cosir._pairs_import import import_pairs
+from .rows._embedding import (SGD, Adagrad, Adam, AdamW, AdamWFresh, EmbeddingStore, Normal, RowAdagrad,
+                              Rows, Uniform, Zeros)
+from .run._run import Run
+from .run._runs import continue_run, limit, pause, report, status, stop, why
+from .training._checkpoint import load_checkpoint, save_checkpoint
+from .training._cross_entropy import linear_cross_entropy
+from .training._plan import BatchPlan, MemoryBudget, plan_batch
+from .training._step import TrainingStep
+from .training._streamed import StreamedWeights, stream_frozen
+from .watch._children import answer_parent as _answer_parent
+from .watch._memory_summary import memory_summary
+from .watch._watch import Watch
 
 __all__ = [
     "Adagrad", "Adam", "AdamW", "AdamWFresh", "Batch", "BatchPlan", "BudgetExceeded", "Columns",

@@ -5,7 +5,7 @@ Threads: the main one.   Memory: that of the command.
 """
 import sys
 
-from ._program import main
+from .cli._program import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stands where the extension module plimsoll._torch would be, and is found only without it."""
-from ._torch_gate import NotBuilt
+from .core._not_built import NotBuilt
 
 raise NotBuilt(
     "plimsoll was built without its torch parts (plimsoll._torch). With torch installed, rebuild "

@@ -17,7 +17,7 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from ._folders import replaced
+from .core._folders import replaced
 from .errors import CorruptError, NotFoundError
 
 if TYPE_CHECKING:

@@ -6,7 +6,8 @@
 // What is between two messages depends on their roles and on how near they are to the ends
 // (chat_gap_key()): Python finds these texts by rendering probes, and proves them on others. A row
 // that they do not cover is read and rendered in Python.
-// Reading order: chat_lines.h, chat_row.h, this file, python/plimsoll/_chat_template.py.
+// Reading order: chat_lines.h, chat_row.h, this file,
+// python/plimsoll/data/importers/_chat_template.py.
 //
 // Threads: single-owner.   Memory: that of ChatLines, three times the longest line, 1 MiB; leased.
 #pragma once

@@ -6,8 +6,8 @@
 // Read here are rows of strings alone: {"messages": [{"role", "content"}]} (OpenAI),
 // {"conversations": [{"from", "value"}]} (ShareGPT), {"instruction", "input", "output", "system"}
 // (Alpaca), {"prompt", "completion"}, {"text"}, and beside these keys that are to be ignored, and
-// nulls. Every other row is one for python/plimsoll/_row_reader.py, which reads these as well, in
-// the same way (decision 0061).
+// nulls. Every other row is one for python/plimsoll/data/importers/_row_reader.py, which reads
+// these as well, in the same way (decision 0061).
 //
 // Threads: pure functions.   Memory: the strings, no more than the line.
 #pragma once

@@ -10,7 +10,7 @@
 // any more. Sockets would copy every byte four times. Both Python's ranks and programs in C++
 // exchange through it.
 //
-// Reading order: os/rank_file.h, os/rank_board.h, this file, python/plimsoll/_ranks.py.
+// Reading order: os/rank_file.h, os/rank_board.h, this file, python/plimsoll/ranks/_ranks.py.
 //
 // Threads: single-owner; rows and rooms may be let go of in any.
 // Forks:   a child has none of it mapped; there close() does nothing.

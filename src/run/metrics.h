@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Metrics: scalars of a run, written for TensorBoard. MLflow takes them from events.jsonl
-// (plimsoll.log_to_mlflow, python/plimsoll/_mlflow.py).
+// (plimsoll.log_to_mlflow, python/plimsoll/integrations/_mlflow.py).
 //
 // A failure to write a metric never ends a run: it is kept and returned by flush().
 // Reading order: this file, metrics_tensorboard.h.

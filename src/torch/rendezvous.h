@@ -8,7 +8,7 @@
 // Ranks tell one another by the launcher's store (c10d::TCPStore), under a name that has the number
 // of the restart in it: the store keeps what ranks said that ended.
 //
-// Reading order: memory/rank_memory.h, this file, python/plimsoll/_ranks.py.
+// Reading order: memory/rank_memory.h, this file, python/plimsoll/ranks/_ranks.py.
 //
 // Threads: that which trains; a server's, where no launcher has one, until join_ranks() returns.
 // Memory:  the addresses, a kilobyte.

@@ -24,7 +24,8 @@ pytest.importorskip("jinja2")
 from safetensors.torch import load_file, save_file  # noqa: E402
 
 import plimsoll  # noqa: E402
-from plimsoll import _torch_gate  # noqa: E402
+from plimsoll.core import _torch_gate  # noqa: E402
+from plimsoll.core._torch_settings import torch_settings  # noqa: E402
 
 if _torch_gate.load_if_torch_imported() is None:
     pytest.skip("plimsoll was built without torch", allow_module_level=True)
@@ -129,7 +130,7 @@ def test_an_option_that_decides_no_bits_changes_none(train, plain, options):
 
 
 def test_the_program_with_python_has_nothing_to_install():
-    code = "import sys; from plimsoll._program import main; sys.exit(main())"
+    code = "import sys; from plimsoll.cli._program import main; sys.exit(main())"
     done = subprocess.run([sys.executable, "-c", code, "train", "chatt"], capture_output=True, text=True, timeout=120)
     assert done.returncode == 2 and "did you mean chat?" in done.stderr and "pip install" not in done.stderr, done.stderr
 
@@ -192,7 +193,7 @@ def test_torchrun_starts_the_program(folder, tmp_path):
     words = [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", str(value))]
     (tmp_path / "program.py").write_text(
         "import os, signal, sys\n"
-        "from plimsoll import _program\n"
+        "from plimsoll.cli import _program\n"
         "from plimsoll.recipes.tuning._train import Training\n"
         "def leaves(training):\n"
         "    if training.run.steps_made == 1 and (os.environ['RANK'], os.environ['TORCHELASTIC_RESTART_COUNT']) == ('1', '0'):\n"
@@ -518,7 +519,7 @@ def test_a_plan_is_what_a_step_takes(train, folder, tmp_path):
 
 
 def test_s37_a_plan_is_told_in_words_and_ends_with_one_step_of_its_size(folder, monkeypatch):
-    from plimsoll._step import TrainingStep
+    from plimsoll.training._step import TrainingStep
     from plimsoll.recipes.tuning import _results
 
     made, rehearse = [], TrainingStep.rehearse
@@ -534,7 +535,7 @@ def test_s37_a_plan_is_told_in_words_and_ends_with_one_step_of_its_size(folder, 
     options = {name: value for name, value in QUICK.items() if name not in ("progress", "memory_limit")}
     asked = chat.Options(data=str(folder / "chats.tokens"), model=str(folder / "model"), memory_limit="4GiB",
                          **{**options, "foreign_bytes": 1 << 30, "weights": "resident"})
-    with plimsoll._program._torch_settings():
+    with torch_settings():
         said, text, _ = plimsoll.recipes._Work(chat.RECIPE).plan(dataclasses.asdict(asked), device="cpu", device_memory_limit="")
     assert made[made.index("planned") + 1:] == [1, 4]
     assert json.loads(said)["batch_size"] == 4 and json.loads(said)["parts"]["activations"] > 0
@@ -700,7 +701,7 @@ def test_t8_patience_counts_an_evaluation_that_a_stop_ended(patience, lowest, st
     asked_at = []
 
     def told(_, __, asked):
-        run = plimsoll._run.current()
+        run = plimsoll.run._run.current()
         step = run.steps_made + int(run._in_body)
         if step in asked_at:
             asked_at.remove(step)

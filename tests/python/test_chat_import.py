@@ -267,7 +267,7 @@ def test_the_date_is_asked_for(governor, tmp_path):
 PROGRAM = """
 import sys
 import plimsoll
-from plimsoll import _chat_import
+from plimsoll.data.importers import _chat_import
 _chat_import._COMMIT_BYTES = 20_000
 _chat_import._PIECE_BYTES = 8_000
 files, out, tokenizer, limit = sys.argv[1:]
@@ -338,7 +338,7 @@ def test_real_chats_have_the_ids_of_real_tokenizers(governor, tmp_path, name):
 
 
 def command(*arguments):
-    return subprocess.run([sys.executable, "-c", "import sys, plimsoll._program as p; sys.exit(p.main())", "import",
+    return subprocess.run([sys.executable, "-c", "import sys, plimsoll.cli._program as p; sys.exit(p.main())", "import",
                            "chat", *map(str, arguments)], capture_output=True, text=True, timeout=120)
 
 

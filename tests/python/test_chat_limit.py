@@ -15,7 +15,7 @@ import pytest
 from test_chat import QUICK, digest, events, torch  # Skips where a library is not there.
 
 import plimsoll
-from plimsoll import _torch_gate
+from plimsoll.core import _torch_gate
 from tests.support import chats
 from tests.support.cgroup import MemoryCgroup
 from tests.support.chat_models import KINDS, make_model, make_tokens, make_wide_model

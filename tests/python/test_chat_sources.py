@@ -15,7 +15,7 @@ plimsoll = pytest.importorskip("plimsoll")
 pytest.importorskip("tokenizers")
 pytest.importorskip("jinja2")
 
-from plimsoll import _chat_import  # noqa: E402
+from plimsoll.data.importers import _chat_import  # noqa: E402
 from tests.support import chats  # noqa: E402
 
 

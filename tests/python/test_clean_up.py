@@ -9,7 +9,7 @@ import types
 import pytest
 
 import plimsoll
-from plimsoll import _garbage
+from plimsoll.memory import _garbage
 
 torch = pytest.importorskip("torch")
 

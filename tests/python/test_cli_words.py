@@ -120,7 +120,7 @@ def test_r40_standard_words_are_used(call):
 
 
 def test_r62_the_package_imports_torch_only_when_needed(tmp_path):
-    code = ("import sys\nfrom plimsoll._program import main\n"
+    code = ("import sys\nfrom plimsoll.cli._program import main\n"
             "status = main({!r})\nprint('torch' in sys.modules, status)")
     for words, status in ((["status", str(tmp_path)], 1), (["limits", "--json"], 0),
                           (["store", "info", str(tmp_path)], 1)):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from plimsoll import _folders
+from plimsoll.core import _folders
 from plimsoll.compat import (EmbeddingInitializer, EmbeddingScheduler, FeatureManager,
                              TrainableEmbeddingManager, constraint_gradient,
                              constraint_loss)

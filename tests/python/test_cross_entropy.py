@@ -106,7 +106,7 @@ def test_under_autocast_it_computes_what_linear_would():
 
 
 def test_a_step_that_memory_refuses_is_made_again_with_the_same_bits(tmp_path):
-    from plimsoll import _torch_gate
+    from plimsoll.core import _torch_gate
 
     def run(refused, folder):
         torch.manual_seed(3)
@@ -151,7 +151,7 @@ def test_products_have_few_shapes_however_many_tokens_are_trained_on():
 
 def test_the_logits_are_never_there():
     """Of 1,024 tokens × 20,000 words, 78 MiB in float32, the arena sees a chunk's."""
-    from plimsoll import _torch_gate
+    from plimsoll.core import _torch_gate
 
     with plimsoll.Governor("3GiB", foreign_bytes="256MiB"):
         extension = _torch_gate.load()
@@ -167,7 +167,7 @@ def test_the_logits_are_never_there():
 @pytest.mark.parametrize("trained, most", [(False, 64 * 20_000 * 2 + (4 << 20)), (True, 64 * 20_000 * 6 + 2 * 20_000 * 16 * 4)])
 def test_in_bfloat16_a_few_tokens_at_a_time_are_widened(trained, most):
     """Beside what torch's own products of the chunk take, which differs by processor."""
-    from plimsoll import _torch_gate
+    from plimsoll.core import _torch_gate
 
     with plimsoll.Governor("3GiB", foreign_bytes="256MiB"):
         extension = _torch_gate.load()

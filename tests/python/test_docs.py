@@ -17,7 +17,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *(path for path in sorted((ROOT / "docs").rglob("*.md")) if "decisions" not in path.parts)]
 
 
-CONSOLE = "import sys; from plimsoll._program import main; sys.exit(main())"  # It has the recipes in Python.
+CONSOLE = "import sys; from plimsoll.cli._program import main; sys.exit(main())"  # It has the recipes in Python.
 
 
 def texts():

@@ -25,7 +25,7 @@ def test_gather_follows_the_request_with_duplicates(table):
 
 
 def test_a_table_on_a_network_is_warned_about(governor, tmp_path, monkeypatch):
-    opened = plimsoll._embedding._core.EmbeddingStore.open
+    opened = plimsoll.rows._embedding._core.EmbeddingStore.open
 
     class Remote:
         def __init__(self, core):
@@ -37,7 +37,7 @@ def test_a_table_on_a_network_is_warned_about(governor, tmp_path, monkeypatch):
         def __getattr__(self, name):
             return getattr(self._core, name)
 
-    monkeypatch.setattr(plimsoll._embedding._core, "EmbeddingStore",
+    monkeypatch.setattr(plimsoll.rows._embedding._core, "EmbeddingStore",
                         types.SimpleNamespace(open=lambda *asked: Remote(opened(*asked))))
     with pytest.warns(RuntimeWarning, match="on NFS: a commit is as durable as its server"):
         reopen(governor, tmp_path, rows=10, dim=4).close()

@@ -5,7 +5,7 @@ import types
 import pytest
 
 import plimsoll
-from plimsoll._growth import Growth, what_helps
+from plimsoll.memory._growth import Growth, what_helps
 
 MIB = 1 << 20
 

@@ -105,7 +105,7 @@ def test_the_loop_and_the_array_of_tasks_make_what_one_import_makes(tmp_path, go
     files = chats_to_import(tmp_path)
     plimsoll.import_chat(files, tmp_path / "whole", tokenizer=tmp_path / "MODEL", governor=governor)
     tasks = f"for SLURM_ARRAY_TASK_ID in 1 2 3 4 5 6 7 8; do {task.splitlines()[-1]}; done\n{loop.splitlines()[-1].replace('4', '8')}"
-    program = f"plimsoll() {{ {sys.executable} -c 'import sys; from plimsoll._program import main; sys.exit(main())' \"$@\"; }}\n"
+    program = f"plimsoll() {{ {sys.executable} -c 'import sys; from plimsoll.cli._program import main; sys.exit(main())' \"$@\"; }}\n"
     for commands in (loop, tasks):
         subprocess.run(["bash", "-ec", program + commands], cwd=tmp_path, check=True, timeout=300)
         assert (tmp_path / "chats.tokens").read_bytes() == (tmp_path / "whole").read_bytes()

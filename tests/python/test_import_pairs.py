@@ -110,7 +110,7 @@ def test_cosir_trains_on_what_was_made_from_images_directly(tmp_path, program, i
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    main = [sys.executable, "-c", "import sys; from plimsoll._program import main; sys.exit(main())"]
+    main = [sys.executable, "-c", "import sys; from plimsoll.cli._program import main; sys.exit(main())"]
     said = call(*main, "import", "pairs", "--images", images, "--model", model, "--out", tmp_path / "data", "--batch-size", 8,
                 "--memory-limit", "2GiB", "--quiet")
     assert "feature store" in said and "image" in said
@@ -206,7 +206,7 @@ PROGRAM = """
 import os, signal, sys
 import torch
 import plimsoll
-from plimsoll import _pairs_import
+from plimsoll.recipes.cosir import _pairs_import
 images, model, out, stop = sys.argv[1:]
 _pairs_import._COMMIT_SECONDS = 0
 stop, passed = int(stop), 0

@@ -19,15 +19,16 @@ plimsoll = pytest.importorskip("plimsoll")
 pytest.importorskip("tokenizers")
 pytest.importorskip("jinja2")
 
-from plimsoll import _core, _parts, _set_import  # noqa: E402
+from plimsoll import _core
+from plimsoll.data.importers import _parts, _set_import  # noqa: E402
 
 from tests.support import chats  # noqa: E402
 
-CONSOLE = "import sys; from plimsoll._program import main; sys.exit(main())"
+CONSOLE = "import sys; from plimsoll.cli._program import main; sys.exit(main())"
 PART = """
 import sys
 import plimsoll
-from plimsoll import _set_import
+from plimsoll.data.importers import _set_import
 _set_import._JOIN_COMMIT_BYTES, _set_import._ROWS_AT_ONCE = 4_000, 8
 out, tokenizer, part, join, *files = sys.argv[1:]
 part = tuple(map(int, part.split("/"))) if part else None

@@ -20,7 +20,7 @@ import pytest
 plimsoll = pytest.importorskip("plimsoll")
 Image = pytest.importorskip("PIL.Image")
 
-from plimsoll._program import main  # noqa: E402
+from plimsoll.cli._program import main  # noqa: E402
 from tests.support import pictures  # noqa: E402
 
 ASKED = "What is on the receipt?"
@@ -323,7 +323,7 @@ def test_packed_files_and_arrays_are_read(governor, tmp_path):
 PROGRAM = """
 import sys
 import plimsoll
-from plimsoll import _vision_import
+from plimsoll.data.importers import _vision_import
 _vision_import._COMMIT_BYTES = 20_000
 files, out, limit = sys.argv[1:]
 made = plimsoll.import_vision(files, out, errors_max=100, governor=plimsoll.Governor(limit))
@@ -356,7 +356,7 @@ def test_killed_anywhere_it_goes_on_to_the_same_bytes(tmp_path):
 
 @pytest.mark.parametrize("change", ["nothing", "another folder", "other files"])
 def test_begun_again_it_goes_on_unless_files_of_images_are_others(governor, tmp_path, monkeypatch, change):
-    monkeypatch.setattr("plimsoll._vision_import._COMMIT_BYTES", 1)
+    monkeypatch.setattr("plimsoll.data.importers._vision_import._COMMIT_BYTES", 1)
     rows = 6
     for folder in ("small", "large"):
         (tmp_path / folder).mkdir()
@@ -394,7 +394,7 @@ def test_the_command_says_what_it_made(tmp_path):
     files = write_rows(tmp_path / "rows.jsonl", rows)
 
     def command(*options):
-        return subprocess.run([sys.executable, "-c", "import sys; from plimsoll._program import main; sys.exit(main())",
+        return subprocess.run([sys.executable, "-c", "import sys; from plimsoll.cli._program import main; sys.exit(main())",
                                "import", "vision", files, "--out", tmp_path / "set", "--quiet", *options],
                               capture_output=True, text=True, timeout=120)
 

@@ -51,7 +51,7 @@ def cut(run, folder, lines: int):
 
 
 def test_the_options_of_a_loop_of_ones_own_are_parameters(tmp_path, database, client):
-    from plimsoll import _run_settings
+    from plimsoll.run import _run_settings
 
     options = {"lr": 1e-3, "name": "a \"b\" # c", "a+b": 2, **{f"layer {at}": at for at in range(120)}}
     (tmp_path / "run.toml").write_text(_run_settings.to_toml({"seed": 7}, options))
@@ -101,7 +101,7 @@ def test_r34_a_second_call_adds_only_what_is_new(trained, database, client, tmp_
 
 
 def test_a_kill_between_two_requests_logs_nothing_twice(trained, database, client, tmp_path, monkeypatch):
-    from plimsoll import _mlflow
+    from plimsoll.integrations import _mlflow
 
     run = cut(trained["run"], tmp_path / "third", 10_000)
     monkeypatch.setattr(_mlflow, "_REQUEST_METRICS", 7)

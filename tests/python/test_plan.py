@@ -13,8 +13,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import plimsoll  # noqa: E402  torch first, as a user's program would.
-from plimsoll import _torch_gate  # noqa: E402
-from plimsoll._plan_state import TrainingState  # noqa: E402
+from plimsoll.core import _torch_gate  # noqa: E402
+from plimsoll.training._plan_state import TrainingState  # noqa: E402
 
 extension = _torch_gate.load_if_torch_imported()
 if extension is None:
@@ -308,7 +308,7 @@ def test_refuses_when_the_smallest_batch_does_not_fit(governor):
 
 def test_a_refused_step_leaves_nothing_behind(governor):
     """The traceback's frames and autograd's queue are let go: the next attempt has all the room."""
-    from plimsoll._plan import attempted
+    from plimsoll.training._plan import attempted
 
     layer = torch.nn.Linear(256, 256)
 

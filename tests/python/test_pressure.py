@@ -11,7 +11,8 @@ import types
 import pytest
 
 import plimsoll
-from plimsoll import _core, _memory, _scratch
+from plimsoll import _core
+from plimsoll.memory import _memory, _scratch
 
 MIB = 1 << 20
 
@@ -186,7 +187,7 @@ with plimsoll.Governor("1GiB") as governor:
     import torch
     assert governor.arena_attached
     assert governor.ledger().baseline_bytes > before + (50 << 20)
-    assert type(torch.__spec__.loader).__module__ != "plimsoll._torch_gate"
+    assert type(torch.__spec__.loader).__module__ != "plimsoll.core._torch_gate"
     held = torch.ones(10 << 20)
     assert governor.ledger().pools["tensors"].leased_bytes >= 40 << 20
     try:

@@ -13,7 +13,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import plimsoll  # noqa: E402
-from plimsoll import _program, _torch_gate  # noqa: E402
+from plimsoll.cli import _program
+from plimsoll.core import _torch_gate  # noqa: E402
 
 if _torch_gate.load_if_torch_imported() is None:  # Raises if it is there and does not load.
     pytest.skip("plimsoll was built without torch", allow_module_level=True)
@@ -24,7 +25,7 @@ SMALL = {"epochs": 1, "batch_size": 128, "eval_pairs": 100, "holdout": 100, "com
 
 def program(*arguments: object, **options) -> subprocess.CompletedProcess:
     """The console script in a process of its own."""
-    code = "import sys; from plimsoll._program import main; sys.exit(main())"
+    code = "import sys; from plimsoll.cli._program import main; sys.exit(main())"
     return subprocess.run([sys.executable, "-c", code, *map(str, arguments)], text=True,
                           capture_output=True, timeout=300, check=False, **options)
 
@@ -47,6 +48,21 @@ def run(pairs, tmp_path_factory):
     assert torch.get_num_threads() == threads
     assert not torch.are_deterministic_algorithms_enabled()
     return folder, summary
+
+
+def test_output_that_nobody_reads_is_no_error(tmp_path):
+    """`plimsoll import … | head -1`: the set is made, and nothing but the output is lost."""
+    image = pytest.importorskip("PIL.Image")
+    image.new("RGB", (8, 8)).save(tmp_path / "a.png")
+    (tmp_path / "rows.jsonl").write_text('{"image": "a.png", "response": "black"}\n')
+    reads, writes = os.pipe()
+    os.close(reads)
+    code = "import sys; from plimsoll.cli._program import main; sys.exit(main())"
+    done = subprocess.run([sys.executable, "-c", code, "import", "vision", "rows.jsonl", "--out", "set"], cwd=tmp_path,
+                          text=True, stdout=writes, stderr=subprocess.PIPE, timeout=300, check=False)
+    os.close(writes)
+    assert done.returncode == 128 + signal.SIGPIPE and "Traceback" not in done.stderr, done.stderr
+    assert plimsoll.info(tmp_path / "set")["kind"] == "image_set"
 
 
 def test_train_returns_the_summary_of_the_program(run):

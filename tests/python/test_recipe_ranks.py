@@ -13,7 +13,7 @@ import time
 
 import pytest
 
-from plimsoll._rank_watch import state_of
+from plimsoll.ranks._rank_watch import state_of
 from tests.support.cgroup import MemoryCgroup
 from test_can_kd import SMALL, traffic  # noqa: F401  A fixture.
 from test_cli import call, trains  # noqa: F401  Fixtures.

@@ -10,7 +10,8 @@ import pytest
 pytest.importorskip("torch")
 
 import plimsoll  # noqa: E402
-from plimsoll import _torch_gate, recipes  # noqa: E402
+from plimsoll import recipes
+from plimsoll.core import _torch_gate  # noqa: E402
 
 if _torch_gate.load_if_torch_imported() is None:
     pytest.skip("plimsoll was built without torch", allow_module_level=True)
@@ -73,7 +74,7 @@ def program(site, tmp_path):
     def start(*words, **more):
         path = os.pathsep.join([str(site), os.environ["PYTHONPATH"]])
         return subprocess.run(
-            [sys.executable, "-c", "import sys; from plimsoll._program import main; sys.exit(main())",
+            [sys.executable, "-c", "import sys; from plimsoll.cli._program import main; sys.exit(main())",
              *map(str, words)], text=True, capture_output=True, timeout=300, check=False, cwd=tmp_path,
             env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **more})
     return start

@@ -100,7 +100,7 @@ def test_s28_members_that_are_not_used_are_counted_by_extension(vision, tmp_path
     assert {key: one["count"] for key, one in odd.items()} == {
         "member .npy": 5, "member .seg.pyd": 5, "member .cls": 5, "member without an extension": 1, "hidden member": 1}
     assert odd["member .npy"]["first"] == ["0.npy", "1.npy", "2.npy"]
-    from plimsoll._program import main
+    from plimsoll.cli._program import main
 
     assert main(["import", "vision", str(tmp_path / "a.tar"), "--out", str(tmp_path / "again"), "--quiet"]) == 0
     assert "5 member .npy (0.npy, 1.npy, 2.npy" in capfd.readouterr().out
@@ -279,7 +279,7 @@ FLAT = """
 import re, sys
 import pyarrow.parquet
 import plimsoll
-from plimsoll._arrow_rows import arrow_rows
+from plimsoll.data.importers._arrow_rows import arrow_rows
 with plimsoll.Governor("600MiB") as governor:
     size = sum(len(row["text"]) for _, row in arrow_rows(sys.argv[1], "parquet", governor))
 print(size, int(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read()).group(1)) << 10)
@@ -308,7 +308,7 @@ def test_s31_without_pyarrow_the_extra_is_named(chat, monkeypatch, tmp_path, cap
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(ImportError, match=r"by pyarrow, which is not installed: pip install"):
         chat(b"PAR1" + bytes(100), "a.parquet")
-    from plimsoll._program import main
+    from plimsoll.cli._program import main
 
     assert main(["import", "chat", str(tmp_path / "a.parquet"), "--tokenizer", str(tmp_path / "tokenizer"), "--out",
                  str(tmp_path / "none"), "--quiet"]) == 1
@@ -366,7 +366,7 @@ def test_s31_an_empty_file_is_counted_and_alone_it_is_an_error_that_says_so(gove
 
 
 def test_s31_killed_within_a_packed_file_it_goes_on_to_the_same_bytes(governor, tmp_path, monkeypatch):
-    from plimsoll import _chat_import
+    from plimsoll.data.importers import _chat_import
 
     folder = tmp_path / "tokenizer"
     chats.make_tokenizer(folder)

@@ -12,7 +12,7 @@ plimsoll = pytest.importorskip("plimsoll")
 pytest.importorskip("tokenizers")
 pytest.importorskip("jinja2")
 
-from plimsoll._row_reader import Fields, RowReader  # noqa: E402
+from plimsoll.data.importers._row_reader import Fields, RowReader  # noqa: E402
 from tests.support import chats, odd_rows, pictures  # noqa: E402
 from tests.python.test_rows import PRINTS  # noqa: E402
 
@@ -107,7 +107,7 @@ def test_s23_rows_of_plain_texts_are_read_alike_here_and_there(governor, tmp_pat
 def test_s29_no_key_of_a_pair_is_lost_without_a_word(governor, tmp_path, monkeypatch, count):
     import numpy as np
 
-    from plimsoll import _pairs_import
+    from plimsoll.recipes.cosir import _pairs_import
 
     class Encoder:
         image_bytes = 1 << 10

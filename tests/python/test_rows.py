@@ -332,7 +332,7 @@ def test_s33_nulls_of_a_dataset_are_what_transformers_makes_of_them(imported, se
 
 
 def command(*arguments):
-    return subprocess.run([sys.executable, "-c", "import sys; from plimsoll._program import main; sys.exit(main())", "import", "chat",
+    return subprocess.run([sys.executable, "-c", "import sys; from plimsoll.cli._program import main; sys.exit(main())", "import", "chat",
                            *map(str, arguments)], capture_output=True, text=True)
 
 

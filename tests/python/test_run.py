@@ -12,7 +12,10 @@ import warnings
 import pytest
 
 import plimsoll
-from plimsoll import _core, _program, _run_life, _torch_gate
+from plimsoll import _core
+from plimsoll.cli import _program
+from plimsoll.core import _torch_gate
+from plimsoll.run import _run_life
 from plimsoll.errors import MemoryPressure
 
 torch = pytest.importorskip("torch")
@@ -348,7 +351,7 @@ def test_other_data_is_refused(loop):
 
 
 def test_a_commit_that_fails_ends_the_loop_and_leaves_the_one_before(loop, monkeypatch):
-    from plimsoll import _run_commit
+    from plimsoll.run import _run_commit
 
     def body(run):
         if run.steps_made == 7:

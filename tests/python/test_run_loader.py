@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import plimsoll
-from plimsoll._run_loader import _begin_worker
+from plimsoll.run._run_loader import _begin_worker
 
 torch = pytest.importorskip("torch")
 

@@ -295,7 +295,7 @@ def test_a_finished_run_started_again_ends_in_its_own_bits(tmp_path):
 
 def test_restoring_again_needs_no_more_memory_than_restoring(tmp_path):
     """Parts that are optimizers are there once; the commit is a map of its file, given back when the loop goes on."""
-    from plimsoll import _torch_gate
+    from plimsoll.core import _torch_gate
 
     arena = _torch_gate.load()
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import plimsoll
-from plimsoll import _run_commit, _run_kept
-from plimsoll._run_life import Where
+from plimsoll.run import _run_commit, _run_kept
+from plimsoll.run._run_life import Where
 from plimsoll.errors import BudgetExceeded, MemoryPressure
 
 torch = pytest.importorskip("torch")
@@ -228,6 +228,33 @@ def test_s02_a_copy_of_a_boundary_gives_way_to_what_memory_refused(program):
 
     program.life(body)
     assert kept[0] > 0 and kept[1] == 0
+
+
+@pytest.mark.parametrize("copies", [True, False])
+def test_s03_what_grows_slowly_to_the_end_loses_one_step_at_most(copies, program, undisturbed, monkeypatch):
+    """A little less is free after each step, at last less than a copy of the boundary may take; then the body is refused."""
+    data = [torch.full((4, 3), float(number)) for number in range(40)]
+    copy_bytes = 8 << 20
+    held = []
+
+    def body():
+        free = program.run.governor.ledger().free_bytes
+        if program.run.steps_made < 4:
+            return
+        if free > 2 * copy_bytes:
+            held.append(torch.empty(free // 2, dtype=torch.uint8))
+        elif len(held) < 30:
+            held.append(torch.empty(1 << 30, dtype=torch.uint8))  # Refused.
+
+    monkeypatch.setattr(_run_kept, "room_for", lambda tensors: copy_bytes)
+    if not copies:
+        monkeypatch.setattr(_run_kept._Bytes, "_has", lambda *_: False)
+    with pytest.raises((torch.OutOfMemoryError, plimsoll.BudgetExceeded)):
+        program.life(body, data=data)
+    status = program.status
+    assert status["step"] - 1 <= status["checkpoint_step"] and status["step"] > 4, status
+    held.clear()
+    assert same(program.life(data=data), undisturbed(data=data))
 
 
 # ---- S3: a refusal commits before it is raised ----

@@ -41,8 +41,8 @@ def seen_in(folder, *names):
 @pytest.mark.parametrize("items, size, ranks", [(150, 7, 2), (23, 4, 3), (12, 4, 3), (5, 1, 5)])
 def test_the_order_is_cut_by_position_so_that_a_sample_is_seen_once(items, size, ranks):
     from plimsoll import SampleOrder
-    from plimsoll._run_loader import RunLoader
-    from plimsoll._virtual_workers import VirtualWorkers
+    from plimsoll.run._run_loader import RunLoader
+    from plimsoll.ranks._virtual_workers import VirtualWorkers
 
     loaders = [RunLoader(range(items), 7, cut=VirtualWorkers(ranks, rank), batch_size=size) for rank in range(ranks)]
     for epoch in range(2):
@@ -159,7 +159,7 @@ def test_killed_at_any_moment_other_numbers_of_ranks_end_in_the_same_rows(kills,
 
 
 def test_counts_that_a_word_of_ranks_does_not_hold_are_refused():
-    from plimsoll._ranks import Ranks
+    from plimsoll.ranks._ranks import Ranks
 
     assert Ranks.counts_as_text([1000] * 192) == ",".join(["1000"] * 192)
     with pytest.raises(ValueError, match="193000 rows of 193 ranks in one lookup: their counts are 964 bytes.*960; start fewer ranks"):
@@ -186,7 +186,7 @@ def test_what_virtual_workers_cannot_have_is_refused_by_name(scenarios):
 
 
 def test_a_tree_adds_up_alike_wherever_its_subtrees_are_made():
-    from plimsoll._virtual_workers import Node, Tree
+    from plimsoll.ranks._virtual_workers import Node, Tree
 
     def tree(nodes, sums):
         made = Tree(sums)
@@ -221,7 +221,7 @@ def test_a_tree_adds_up_alike_wherever_its_subtrees_are_made():
 
 
 def test_small_pieces_of_a_slice_are_sent_together_and_large_ones_from_where_they_are():
-    from plimsoll import _rank_sums
+    from plimsoll.ranks import _rank_sums
 
     least = _rank_sums._PIECE_LEAST
     some = [torch.full((size,), float(k)) for k, size in enumerate((3 * least, least, 10, 7, 2 * least, 2 * least - 17))]
@@ -313,7 +313,7 @@ def test_ranks_of_several_machines_have_the_bits_of_one_process(scenarios):
 
 def test_ranks_of_a_new_start_find_one_another_in_a_store_that_has_older_ones():
     """Rank 1 of an older start had asked; and rank 0 of one tells this rank 2 its name before it ends."""
-    from plimsoll._ranks import _name_of_start
+    from plimsoll.ranks._ranks import _name_of_start
 
     store = torch.distributed.HashStore()
     store.set("plimsoll/asked/1", "a rank that has ended")

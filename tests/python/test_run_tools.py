@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import plimsoll
-from plimsoll import _program
+from plimsoll.cli import _program
 
 
 def test_r39_store_tools_do_what_the_program_does(program, rows, tmp_path):

@@ -171,8 +171,8 @@ class Refuses(transformers.TrainerCallback):
 @pytest.mark.parametrize("time", [1, 3])
 def test_s03_an_evaluation_that_is_refused_loses_its_step_at_most(time, undisturbed, tmp_path, monkeypatch):
     if time == 1:  # No copy of a boundary: the commit is made before it, as its need is unknown.
-        monkeypatch.setattr(plimsoll._run_kept, "_NOTHING_SECONDS", -1.0)
-        monkeypatch.setattr(plimsoll._run_kept, "_TIMES", 0)
+        monkeypatch.setattr(plimsoll.run._run_kept, "_NOTHING_SECONDS", -1.0)
+        monkeypatch.setattr(plimsoll.run._run_kept, "_TIMES", 0)
     with pytest.raises(torch.OutOfMemoryError):
         live(tmp_path / "run", Refuses(time))
     status = plimsoll.status(tmp_path / "run")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import plimsoll
-from plimsoll import _program
+from plimsoll.cli import _program
 
 torch = pytest.importorskip("torch")
 
@@ -73,8 +73,8 @@ def shown(path, capfd):
 # ---- S35: figures ----
 
 def test_s35_the_line_of_data_without_a_length_has_step_loss_and_speed(life, capfd, monkeypatch):
-    monkeypatch.setattr("plimsoll._run_report._BAR_EVERY", 0.0)
-    monkeypatch.setattr("plimsoll._run_report._STATUS_EVERY", 0.0)
+    monkeypatch.setattr("plimsoll.run._run_report._BAR_EVERY", 0.0)
+    monkeypatch.setattr("plimsoll.run._run_report._STATUS_EVERY", 0.0)
     for batch in life.batches(Endless(5), epochs=2, progress=True):
         life.run.step(life.loss, batch)
     line = next(line for line in capfd.readouterr().err.splitlines() if line.startswith("running"))
@@ -97,7 +97,7 @@ def test_s35_a_run_of_data_without_a_length_that_goes_on_knows_no_total_either(t
 
 
 def test_s35_a_known_length_is_told_with_what_is_left(life, capfd, monkeypatch):
-    monkeypatch.setattr("plimsoll._run_report._STATUS_EVERY", 0.0)
+    monkeypatch.setattr("plimsoll.run._run_report._STATUS_EVERY", 0.0)
     left = []
     for batch in life.batches(epochs=2):
         life.run.step(life.loss, batch)
@@ -144,8 +144,8 @@ class Placed(Endless):
 
 
 def test_s47_the_steps_of_an_inbox_are_not_counted_to_the_end_of_the_file_before(life, capfd, monkeypatch):
-    monkeypatch.setattr("plimsoll._run_report._BAR_EVERY", 0.0)
-    monkeypatch.setattr("plimsoll._run_report._STATUS_EVERY", 0.0)
+    monkeypatch.setattr("plimsoll.run._run_report._BAR_EVERY", 0.0)
+    monkeypatch.setattr("plimsoll.run._run_report._STATUS_EVERY", 0.0)
     for file in (Placed(3), Placed(4)):
         for batch in life.batches(file, progress=True):
             life.run.step(life.loss, batch)

@@ -10,8 +10,8 @@ import threading
 import pytest
 
 import plimsoll
-from plimsoll import _run_commit
-from plimsoll._run_writer import Image
+from plimsoll.run import _run_commit
+from plimsoll.run._run_writer import Image
 
 torch = pytest.importorskip("torch")
 

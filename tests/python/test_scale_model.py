@@ -13,8 +13,8 @@ torch = pytest.importorskip("torch")
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 from bench.scale import model  # noqa: E402
-from plimsoll import _rank_sums, _ranks  # noqa: E402
-from plimsoll._rank_rows import DealtTable, LookedUp, Wanted  # noqa: E402
+from plimsoll.ranks import _rank_sums, _ranks  # noqa: E402
+from plimsoll.rows._rank_rows import DealtTable, LookedUp, Wanted  # noqa: E402
 
 COUNTS = (2, 4, 8, 64)
 

@@ -7,7 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import plimsoll  # noqa: E402  torch first, as a user's program would.
-from plimsoll import _torch_gate  # noqa: E402
+from plimsoll.core import _torch_gate  # noqa: E402
 
 extension = _torch_gate.load_if_torch_imported()
 if extension is None:

@@ -104,7 +104,7 @@ def test_t8_tokenizing(tmp_path, how):
     part = "".join(json.dumps({"messages": chats.chat(numbers)}) + "\n" for _ in range(500))
     (tmp_path / "rows.jsonl").write_text(part * 16)
     words = [sys.executable, "-c", "import sys, signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
-             "from plimsoll import _program; sys.exit(_program.main())", "import", "chat",
+             "from plimsoll.cli import _program; sys.exit(_program.main())", "import", "chat",
              str(tmp_path / "rows.jsonl"), "--tokenizer", str(folder), "--quiet", "--out"]
     child = subprocess.Popen([*words, str(tmp_path / "set")], text=True, stdout=subprocess.PIPE,
                              stderr=subprocess.PIPE)
@@ -136,7 +136,7 @@ def test_t8_reading_chats_that_have_none(tmp_path, phase):
         rows = tmp_path / "rows.jsonl.gz"
         rows.write_bytes(gzip.compress(b"\n" * (64 << 20), 9) * 400)  # 25 GiB.
     code = ("import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-            "from plimsoll import _program\nprint('imports', flush=True)\nsys.exit(_program.main())")
+            "from plimsoll.cli import _program\nprint('imports', flush=True)\nsys.exit(_program.main())")
     child = begun(sys.executable, "-c", code, "import", "chat", rows, "--tokenizer", folder, "--quiet", "--out",
                   tmp_path / "set")
     assert child.stdout.readline() == "imports\n"

@@ -18,8 +18,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import plimsoll  # noqa: E402
-from plimsoll import _weight_files  # noqa: E402
-from plimsoll._weight_ring import WeightRing  # noqa: E402
+from plimsoll.training import _weight_files  # noqa: E402
+from plimsoll.training._weight_ring import WeightRing  # noqa: E402
 from tests.support.cgroup import MemoryCgroup  # noqa: E402
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -69,7 +69,7 @@ def trained(folder, weights, kill=0, refuse=0, files=None, **options):
 
         def loss(x, y):
             if refuse and run.steps_made == 3 and run._steps._made[""][0].refusals == 0:
-                from plimsoll import _torch_gate
+                from plimsoll.core import _torch_gate
                 _torch_gate.load().refuse(refuse, 1)
             return torch.nn.functional.cross_entropy(model(x), y)
 
@@ -650,7 +650,7 @@ def test_another_process_may_stream_a_model_from_the_same_directory(governor, tm
         return WeightRing(*given)
 
     others = {name: torch.zeros_like(value) for name, value in model.state_dict().items() if "blocks" in name}
-    monkeypatch.setattr("plimsoll._streamed.WeightRing", ring)
+    monkeypatch.setattr("plimsoll.training._streamed.WeightRing", ring)
     plimsoll.stream_frozen(model, weights="streamed", directory=tmp_path)
     assert torch.equal(model(x), wanted)
 

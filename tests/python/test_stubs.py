@@ -17,7 +17,7 @@ PACKAGE = pathlib.Path(plimsoll.__file__).parent
 def module_of(name: str):
     if name == "_torch":
         pytest.importorskip("torch")
-        from plimsoll import _torch_gate
+        from plimsoll.core import _torch_gate
 
         module = _torch_gate.load_if_torch_imported()
         if module is None:

@@ -205,7 +205,7 @@ def test_t1_300000_rows_are_the_same_bytes_in_384_mib_in_a_large_limit_and_after
     peak_of(tmp_path, files, "tight", LIMIT, 300_000)
     peak_of(tmp_path, files, "large", 4 << 30, 300_000)
     assert filecmp.cmp(tmp_path / "tight", tmp_path / "large", shallow=False)
-    numbers, often = random.Random(3), "from plimsoll import _chat_import\n_chat_import._COMMIT_BYTES = 2 << 20\n"
+    numbers, often = random.Random(3), "from plimsoll.data.importers import _chat_import\n_chat_import._COMMIT_BYTES = 2 << 20\n"
     program = command(tmp_path, files, "killed", LIMIT, "auto")
     program[2] = often + program[2]
     journal = tmp_path / "killed.partial" / "journal"

@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import plimsoll  # noqa: E402  torch first, as a user's program would.
-from plimsoll import _torch_gate  # noqa: E402
+from plimsoll.core import _torch_gate  # noqa: E402
 
 extension = _torch_gate.load_if_torch_imported()  # Raises if it is there and does not load.
 if extension is None:
@@ -146,7 +146,7 @@ BORN_BEFORE = textwrap.dedent("""
     import gc, torch
     born_before = torch.randn(64, 64)  # Before plimsoll's allocator is there.
     import plimsoll
-    from plimsoll import _torch_gate
+    from plimsoll.core import _torch_gate
     extension = _torch_gate.load()
     passed_through = torch.randn(64, 64)  # By our allocator, but with no governor.
     with plimsoll.Governor("2GiB"):

@@ -16,7 +16,8 @@ import pytest
 from test_chat import KILLED, digest, eight_end_alike, events, ranks_end_alike, torch, transformers  # Skips where a library is not there.
 
 import plimsoll
-from plimsoll import _program, _torch_gate
+from plimsoll.core import _torch_gate
+from plimsoll.core._torch_settings import torch_settings
 from plimsoll.recipes import vision
 from plimsoll.recipes.tuning import _choice, _model, _train
 from plimsoll.recipes.vision import _rows, _task
@@ -346,7 +347,7 @@ def test_killed_within_an_epoch_and_an_accumulation_it_ends_in_the_same_bits(tra
 
 
 PROGRAM = [sys.executable, "-c", "import sys, signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
-           "from plimsoll import _program; sys.exit(_program.main())"]
+           "from plimsoll.cli import _program; sys.exit(_program.main())"]
 
 
 def words_of(options):
@@ -426,7 +427,7 @@ def test_it_learns_to_caption_held_out_images_better_than_chance(kind, train, fo
 def _results_of(given):
     from plimsoll.recipes.tuning import _results
 
-    with _program._torch_settings():
+    with torch_settings():
         return _results.evaluate_run(given)["held_out_loss"]
 
 

@@ -153,7 +153,8 @@ def test_a_program_may_end_while_its_memory_is_trimmed():
     program = """
 import ctypes
 import plimsoll
-from plimsoll import _core, _search
+from plimsoll import _core
+from plimsoll.watch import _search
 
 heap = ctypes.CDLL(None)
 heap.malloc.restype, heap.malloc.argtypes, heap.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
@@ -474,7 +475,7 @@ def test_s15_circles_with_graphs_are_garbage_and_nobodys(played):
 
 
 def test_s15_variables_of_a_function_that_has_ended_hold_nothing():
-    from plimsoll._holders import Roots
+    from plimsoll.watch._holders import Roots
 
     roots = Roots(skipped=[])
 

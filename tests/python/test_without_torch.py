@@ -41,7 +41,7 @@ with plimsoll.Governor("1GiB") as governor:
 
 
 def test_the_script_says_what_is_missing():
-    code = WITHOUT + "import plimsoll._program as p; raise SystemExit(p.main(['train', 'cosir']))"
+    code = WITHOUT + "import plimsoll.cli._program as p; raise SystemExit(p.main(['train', 'cosir']))"
     done = subprocess.run([sys.executable, "-c", code], text=True, capture_output=True, timeout=60,
                           check=False)
     assert done.returncode != 0 and "Traceback" not in done.stderr

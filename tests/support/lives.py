@@ -50,7 +50,7 @@ def die():
 
 
 def kill_after(seconds):
-    from plimsoll._run_life import Life
+    from plimsoll.run._run_life import Life
 
     signals = Life.signals  # Entered by every loop.
 
@@ -67,7 +67,8 @@ def kill_in(stage):
     """In the second commit of this life: write, sync_folder and publish come once in each, and so does the
     first of two tables."""
     import plimsoll
-    from plimsoll import _core, _run_commit
+    from plimsoll import _core
+    from plimsoll.run import _run_commit
 
     name, when = stage.split()
     owner = {"publish": _core.RunFolder, "commit": plimsoll.EmbeddingStore}.get(name, _run_commit)

@@ -15,7 +15,7 @@ import torch
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 import plimsoll
-from plimsoll import _torch_gate
+from plimsoll.core import _torch_gate
 from tests.support.rank_programs import LIMIT, forked, launched
 from tests.support.run_programs import digest_of
 
@@ -34,7 +34,7 @@ class Counted:
 def counted(path, rank=-1, when="", dies=True, nth=2):
     """Its last step, the sixth, is committed by the interval, and again where the loop ends: the data has moved on. The nth time
     that `rank` writes its file of that step it dies, or its disk is full, "before" or "after"."""
-    from plimsoll import _run_commit
+    from plimsoll.run import _run_commit
 
     write, calls = _run_commit.write, [0]
 
@@ -75,7 +75,7 @@ def admitted(folder):
     """How a run ends on each rank where rank 1 has less left than the largest step's margin, or no disk for what the rehearsal keeps, and
     which limit would do; and the last word in its status."""
     def train(path, how):
-        from plimsoll import _step
+        from plimsoll.training import _step
 
         extension, held, real = _torch_gate.load(), [], _step.TrainingState
         rows = torch.zeros(1 << 14, 256)
@@ -133,7 +133,7 @@ def handed(folder):
 
 def idled(folder):
     """Waits between two loops, which rank 1 begins later by half of what is slept between two looks."""
-    from plimsoll._run_life import _PAUSE_LOOKS_EVERY
+    from plimsoll.run._run_life import _PAUSE_LOOKS_EVERY
 
     def train(path):
         try:
@@ -246,7 +246,8 @@ def failed(*how):
 
 if __name__ == "__main__":
     import torch._dynamo  # noqa: F401  What the first optimizer imports, and the first run.
-    from plimsoll import _ranks, _run_embedding, _run_loader, _run_parts, _run_settings, _run_sources, _run_tables  # noqa: F401
+    from plimsoll.ranks import _ranks
+    from plimsoll.run import _run_embedding, _run_loader, _run_parts, _run_settings, _run_sources, _run_tables  # noqa: F401
 
     scenarios = {made.__name__: made for made in (moved, admitted, handed, idled, pressed, tables)}
     done = {}

@@ -28,8 +28,8 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 import plimsoll
-from plimsoll._rank_watch import state_of
-from plimsoll._ranks import _PR_SET_PDEATHSIG
+from plimsoll.ranks._rank_watch import state_of
+from plimsoll.ranks._ranks import _PR_SET_PDEATHSIG
 from tests.support.run_programs import Pictures, digest_of, states
 
 LIMIT = "2GiB"
@@ -548,7 +548,8 @@ def by_sockets(folder):
 
 def looked_up(folder):
     """Rows dealt to ranks: what they learn, the bits, failures of one rank, and moves that are interrupted."""
-    from plimsoll import _rank_rows, _run_tables
+    from plimsoll.rows import _rank_rows
+    from plimsoll.run import _run_tables
 
     said = {"alone": forked(rows, f"{folder}/alone")}
     launched(rows, f"{folder}/moved", 3, ranks=4)
@@ -754,7 +755,8 @@ def ended(process):
 
 if __name__ == "__main__":
     import torch._dynamo  # noqa: F401  What the first optimizer imports, and the first run.
-    from plimsoll import _ranks, _run_embedding, _run_loader, _run_parts, _run_settings, _run_sources, _run_tables  # noqa: F401
+    from plimsoll.ranks import _ranks
+    from plimsoll.run import _run_embedding, _run_loader, _run_parts, _run_settings, _run_sources, _run_tables  # noqa: F401
 
     if "RANK" in os.environ:
         made = {"large": large, "crowded": crowded}[sys.argv[1]](*sys.argv[2:])

@@ -108,7 +108,7 @@ class Chats:
 def compare(source: str, count: int, seed: int, work: pathlib.Path, governor) -> bool:
     """Compares `count` rows of one template; whether it was compiled. AssertionError names a row that differs."""
     import plimsoll
-    from plimsoll._chat_template import ChatTokenizer, compile_template
+    from plimsoll.data.importers._chat_template import ChatTokenizer, compile_template
 
     folder = chats.make_tokenizer(work / "tokenizer", source)
     loaded = ChatTokenizer(folder, date=DATE)

@@ -9,8 +9,8 @@ import signal
 import sys
 
 import plimsoll
-from plimsoll import _torch_gate
-from plimsoll._run_outer import OuterLoop
+from plimsoll.core import _torch_gate
+from plimsoll.run._run_outer import OuterLoop
 from tests.support import trainer_programs
 from tests.support.rank_programs import LIMIT, forked, launched
 from tests.support.run_programs import digest_of

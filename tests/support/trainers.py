@@ -13,8 +13,8 @@ import time
 import torch
 
 import plimsoll
-from plimsoll import _torch_gate
-from plimsoll._run_outer import OuterLoop
+from plimsoll.core import _torch_gate
+from plimsoll.run._run_outer import OuterLoop
 from tests.support.cgroup import MemoryCgroup
 from tests.support.trainer_programs import Lines
 

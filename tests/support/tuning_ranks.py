@@ -17,7 +17,7 @@ import torch
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 import plimsoll
-from plimsoll import _program
+from plimsoll.cli import _program
 from plimsoll.recipes.tuning._train import Training
 from tests.support.rank_programs import forked, launched
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .._arrays import _to_numpy
+from ..core._arrays import _to_numpy
 
 if TYPE_CHECKING:
     from ._embeddings import TrainableEmbeddingManager

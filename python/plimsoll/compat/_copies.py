@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from .._folders import sync_folder
+from ..core._folders import sync_folder
 from ..errors import CorruptError, NotFoundError
 from ._files import map_npy, read_json, replace_json
 

@@ -24,10 +24,11 @@ from typing import Any
 
 import numpy as np
 
-from .. import _torch_gate
-from .._arrays import Buffer, _to_numpy
-from .._folders import sync_folder
-from .._memory import Governor
+from ..core import _torch_gate
+from ..core._arrays import _to_numpy
+from ..core._folders import sync_folder
+from ..memory._buffers import Buffer
+from ..memory._memory import Governor
 from . import _copies, _ids, _initial, _reports
 from ._files import chunk_files, replace_json, write_chunk
 from ._live import LiveRows

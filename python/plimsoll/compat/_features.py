@@ -33,12 +33,12 @@ from typing import Any
 
 import numpy as np
 
-from .. import _torch_gate
-from .._arrays import _to_numpy
-from .._features import FeatureStore, FeatureWriter
-from .._folders import make_folders, replaced
-from .._memory import Governor
+from ..core import _torch_gate
+from ..core._arrays import _to_numpy
+from ..core._folders import make_folders, replaced
+from ..data._features import FeatureStore, FeatureWriter
 from ..errors import CorruptError, NotFoundError
+from ..memory._memory import Governor
 from . import _ids
 from ._files import load_safely, map_npy, read_json, replace_bytes, replace_json, replace_npy
 from ._table import governor_for

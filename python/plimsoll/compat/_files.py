@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from .._folders import replaced
+from ..core._folders import replaced
 from ..errors import CorruptError
 
 _CHUNK = re.compile(r"embeddings_chunk_(\d+)\.pt")

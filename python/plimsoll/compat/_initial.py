@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from .._arrays import _to_numpy
+from ..core._arrays import _to_numpy
 from ._files import chunk_files, read_chunk
 
 NATIVE = ("zeros", "normal", "xavier", "kaiming", "uniform")

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from .._arrays import Buffer
+from ..memory._buffers import Buffer
 from ._files import torch_module
 from ._ids import IdMap
 

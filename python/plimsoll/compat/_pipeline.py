@@ -10,10 +10,10 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from .. import _torch_gate
-from .._memory import Governor
-from .._plan import MemoryBudget, plan_batch
-from .._plan_static import states_of
+from ..core import _torch_gate
+from ..memory._memory import Governor
+from ..training._plan import MemoryBudget, plan_batch
+from ..training._plan_static import states_of
 from ._kd_gat import Converted, _check_known, _of_config, from_kd_gat
 from ._table import governor_for
 

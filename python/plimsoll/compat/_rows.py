@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .._arrays import Buffer, _to_numpy
-from .._folders import make_folders
-from .._memory import Governor
+from ..core._arrays import _to_numpy
+from ..core._folders import make_folders
 from ..errors import NotFoundError
+from ..memory._buffers import Buffer
+from ..memory._memory import Governor
 from . import _copies, _ids, _initial, _reports
 from ._files import chunk_files, read_chunk, read_json, replace_json
 from ._table import BATCH_ROWS, WHOLE_TABLE, Table, native_init

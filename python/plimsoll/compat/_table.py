@@ -21,8 +21,8 @@ from contextlib import contextmanager
 import numpy as np
 
 from .. import _core
-from .._memory import Governor
 from ..errors import BudgetExceeded
+from ..memory._memory import Governor
 
 _COUNTED = ("requests", "hits", "pages_read", "evictions_clean", "evictions_dirty", "commits",
             "syncs", "bytes_read", "bytes_written")

@@ -23,18 +23,18 @@ import lightning
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.strategies import DDPStrategy
 
-from .._batch import Batch
-from .._garbage import clean_up
-from .._reach import reached
-from .._run_loader import RunLoader
-from .._run_life import Intervals
-from .._run_outer import OuterLoop
-from .._transaction import Before, GradientsBefore, OptimizersBefore, leaves_of
-from .._watch import Watch
-from .._watch_loop import LoopWatch
+from ..memory._garbage import clean_up
+from ..run._run_life import Intervals
+from ..run._run_loader import RunLoader
+from ..run._run_outer import OuterLoop
+from ..training._batch import Batch
+from ..training._reach import reached
+from ..training._transaction import Before, GradientsBefore, OptimizersBefore, leaves_of
+from ..watch._watch import Watch
+from ..watch._watch_loop import LoopWatch
 
 if TYPE_CHECKING:
-    from .._run import Run
+    from ..run._run import Run
 
 _NOWHERE = "plimsoll:the-run-s-last-commit"  # No file: the run reads it.
 

@@ -30,18 +30,18 @@ import transformers
 from transformers.trainer_callback import ExportableState
 
 from .. import _core
-from .._random_states import RandomStates
-from .._garbage import clean_up
-from .._reach import reached
-from .._run_life import Intervals
-from .._run_outer import OuterLoop
-from .._transaction import Before, GradientsBefore, OptimizersBefore, Unwritten
-from .._watch import Watch
-from .._watch_loop import LoopWatch
+from ..core._random_states import RandomStates
 from ..errors import BudgetExceeded
+from ..memory._garbage import clean_up
+from ..run._run_life import Intervals
+from ..run._run_outer import OuterLoop
+from ..training._reach import reached
+from ..training._transaction import Before, GradientsBefore, OptimizersBefore, Unwritten
+from ..watch._watch import Watch
+from ..watch._watch_loop import LoopWatch
 
 if TYPE_CHECKING:
-    from .._run import Run
+    from ..run._run import Run
 
 _STATE_FILE = "trainer_state.json"  # Trainer reads it from the folder that it resumes from.
 

@@ -30,8 +30,8 @@ from collections.abc import Callable
 from typing import Any
 
 from .. import _core
-from .._memory import format_bytes
 from ..errors import MemoryPressure
+from ..memory._memory import format_bytes
 
 __all__ = ["Recipe", "RunOptions", "Told", "add", "option"]
 
@@ -195,7 +195,7 @@ class _Work:
 
     def train(self, values: dict[str, Any], run_toml: str, resume: bool, accept_other_processor: bool,
               quiet: bool) -> tuple[str, str, bool]:
-        from .._run import Run
+        from ..run._run import Run
 
         out = values["out"]
         # Of several ranks the first makes it, and the launcher starts ranks again with the same words.

@@ -17,9 +17,9 @@ import pathlib
 import zlib
 from typing import TYPE_CHECKING, Any
 
-from ..._chat_import import import_chat
-from ..._folders import replaced
-from ..._token_set import TokenSet
+from ...core._folders import replaced
+from ...data._token_set import TokenSet
+from ...data.importers._chat_import import import_chat
 from ...errors import CorruptError, NotFoundError
 
 if TYPE_CHECKING:

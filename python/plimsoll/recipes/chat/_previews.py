@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..._refusal import unless_refused
+from ...memory._refusal import unless_refused
 from ..tuning._model import libraries
 
 if TYPE_CHECKING:
-    from ..._run import Run
+    from ...run._run import Run
     from ..tuning._model import Tuned
     from . import Options
 

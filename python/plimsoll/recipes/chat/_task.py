@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from ..._token_set import TokenSet
+from ...data._token_set import TokenSet
 from ..tuning._choice import kept_bytes
 from ..tuning._model import config_of, libraries
 from ..tuning._task import Batch, Task, one_of_few_lengths

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..._memory import format_bytes
+from ...memory._memory import format_bytes
 from ._model import CHUNK, adapted, config_of
 
 if TYPE_CHECKING:

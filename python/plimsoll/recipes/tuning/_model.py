@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ... import _core
-from ..._adopt import adopt
-from ..._cross_entropy import linear_cross_entropy
-from ..._streamed import StreamedWeights, stream_frozen
-from ..._weight_files import bytes_of, names_in, places_in
 from ...errors import CorruptError
+from ...memory._adopt import adopt
+from ...training._cross_entropy import linear_cross_entropy
+from ...training._streamed import StreamedWeights, stream_frozen
+from ...training._weight_files import bytes_of, names_in, places_in
 
 if TYPE_CHECKING:
     from . import TuningOptions

@@ -11,15 +11,16 @@ import pathlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from ... import _run_settings, _runs, _torch_gate
-from ..._checkpoint import read
-from ..._cross_entropy import one_chunk
-from ..._folders import replaced
-from ..._memory import Governor, format_bytes
-from ..._plan import plan_batch
-from ..._step import TrainingStep
-from ..._virtual_workers import VirtualWorkers
+from ...core import _torch_gate
+from ...core._folders import replaced
 from ...errors import NotFoundError
+from ...memory._memory import Governor, format_bytes
+from ...ranks._virtual_workers import VirtualWorkers
+from ...run import _run_settings, _runs
+from ...training._checkpoint import read
+from ...training._cross_entropy import one_chunk
+from ...training._plan import plan_batch
+from ...training._step import Handed, TrainingStep
 from .. import Told
 from ._choice import choose
 from ._model import Tuned, libraries
@@ -93,8 +94,8 @@ def plan_run(options: TuningOptions, device: str, device_memory_limit: str) -> d
         tuned = Tuned(options, choice)
         optimizer = optimizer_of(tuned, options)
         scheduler = scheduler_of(optimizer, options, 1)
-        step = TrainingStep(tuned, optimizer, scheduler=scheduler, **step_options(options))
-        workers = step._workers = VirtualWorkers.dealt(options.virtual_workers, 0, 1, options.seed)
+        workers = VirtualWorkers.dealt(options.virtual_workers, 0, 1, options.seed)
+        step = TrainingStep._of_run(Handed(workers=workers), tuned, optimizer, scheduler=scheduler, **step_options(options))
 
         def made(sequences: int) -> None:
             batch = task.largest(data, sequences)

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..._folders import replaced
+from ...core._folders import replaced
 from ._choice import Choice, choose
 from ._model import Tuned, libraries
 
 if TYPE_CHECKING:
-    from ..._run import Run
+    from ...run._run import Run
     from . import TuningOptions
     from ._task import Sequences
 

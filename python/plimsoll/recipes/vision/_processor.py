@@ -10,7 +10,7 @@ import json
 import pathlib
 from typing import Any
 
-from ..._image_processor import image_processor
+from ...data._image_processor import image_processor
 from ..tuning._model import config_of, libraries
 
 

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from ..._chat_import import chosen
-from ..._chat_template import ChatTemplate, TemplateError
-from ..._image_set import ImageSet
-from ..._memory import Governor
+from ...data._image_set import ImageSet
+from ...data.importers._chat_import import chosen
+from ...data.importers._chat_template import ChatTemplate, TemplateError
 from ...errors import MemoryPressure
+from ...memory._memory import Governor
 from ..tuning._task import Batch, one_of_few_lengths
 from . import _selective
 from ._processor import processor_of

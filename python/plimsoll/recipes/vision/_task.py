@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..._image_set import ImageSet
+from ...data._image_set import ImageSet
 from ..tuning._choice import kept_bytes
 from ..tuning._model import config_of, libraries
 from ..tuning._task import Batch, Task

@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whole recipes from Python, `info`, and the console script `plimsoll`.
+
+Threads: one run at a time per process. Training runs without Python's lock.
+"""
+from __future__ import annotations
+
+import importlib.util
+import json
+import numbers
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from .. import _core, recipes
+from ..core import _torch_gate
+from ..core._torch_settings import MKL_CBWR, torch_settings
+
+_COMPUTES = (["train"], ["resume"], ["eval"], ["plan"], ["export"])  # Commands that need torch.
+_SPINS = "1000"  # As cli/main.cpp, where the figures are.
+
+
+def train(recipe: str, *, data: str | os.PathLike[str] = "", out: str | os.PathLike[str],
+          memory_limit: int | str = "", config: str | os.PathLike[str] | None = None,
+          progress: bool = True, **options: Any) -> dict[str, Any]:
+    """Trains a recipe ("cosir", "can-kd", "chat", or one of plimsoll.recipes) inside a memory limit.
+
+    What `plimsoll train` does.
+
+    options: every key of the recipe (docs/recipes/): epochs=3, batch_size=512,
+             store_bytes="64MiB", student_vgae_hidden_dims=[80, 40, 16], …
+             They come on top of `config`: a file (.toml or .json), or a preset's name ("small").
+    Returns the summary that `plimsoll train --json` prints ({} on a rank that is not the first): for cosir status, step, epoch, loss,
+    rows_per_second, peak_resident_bytes, recall, state_sha256, … A run that ended before its last
+    step has status "stopped" and stop_cause "asked" or "memory" (the program's exit status 3);
+    stop_reason then names a limit to resume with.
+
+    Requires: no other Governor holds memory. For the same bits as the program, set
+              MKL_CBWR=AVX2,STRICT before torch first multiplies.
+    Errors:   ValueError (option, data), BudgetExceeded before the first step naming the smallest
+              limit that would do, OSError. KeyboardInterrupt (Ctrl-C) arrives after a checkpoint:
+              plimsoll.resume(out) goes on.
+    """
+    given = {"data": data, "out": out, "memory_limit": memory_limit, **options}
+    extension = _extension()
+    with torch_settings():
+        text = extension.train(recipe, "" if config is None else os.fspath(config),
+                               _pairs(given), not progress)
+    return _summary(text)
+
+
+def plan(recipe: str, *, data: str | os.PathLike[str], memory_limit: int | str = "",
+         config: str | os.PathLike[str] | None = None, device: str = "cpu",
+         device_memory_limit: int | str = "", choices: bool = False, effective_batch: int = 0,
+         **options: Any) -> dict[str, Any]:
+    """The largest batch that a run of "cosir", "can-kd" or "chat" can train with, and who holds what of it.
+
+    What `plimsoll plan --json` prints: batch_size, label ("exact", "bounded"), peak_bytes, parts,
+    store_bytes, cache_bytes, queue_bytes, eval_peak_bytes, advice, … `train(batch_size="auto")` plans
+    the same way. plimsoll.plan_batch() plans a training loop of your own.
+
+    device, device_memory_limit: as plimsoll.plan_batch(); the answer then has `device` and
+    `pinned_bytes`.
+    choices: plan and time what moves memory, too. effective_batch: of can-kd, with choices: graphs of
+    an optimizer step; 0: none.
+
+    Errors: as train().
+    """
+    given = {"data": data, "memory_limit": memory_limit, **options}
+    extension = _extension()
+    with torch_settings():
+        return json.loads(extension.plan(recipe, "" if config is None else os.fspath(config),
+                                         _pairs(given), device, str(device_memory_limit),
+                                         choices, effective_batch))
+
+
+def resume(run: str | os.PathLike[str], *, progress: bool = True,
+           accept_other_processor: bool = False, **options: Any) -> dict[str, Any]:
+    """Goes on with a run from its last checkpoint; returns the summary, as train() does.
+
+    options: keys that do not decide the run's bits may change: memory_limit="2GiB", …
+    accept_other_processor: go on although the processor, or the kernels chosen for it, are not
+             those that the run began with; its bits will differ, and events.jsonl says so.
+    Errors:  NotFoundError (no run there); ValueError for a key that would change the run's
+             identity; CorruptError (a file whose checksum does not match); otherwise as train().
+    """
+    extension = _extension()
+    with torch_settings():
+        text = extension.resume(os.fspath(run), _pairs(options), not progress,
+                                accept_other_processor)
+    return _summary(text)
+
+
+def evaluate(run: str | os.PathLike[str]) -> dict[str, Any]:
+    """Evaluates a run's newest checkpoint, changing nothing: {"step", "epoch", "recall", …} of cosir.
+
+    Errors: NotFoundError (no run or no checkpoint there); ValueError (other data than the run was
+            trained on); CorruptError (a file whose checksum does not match); otherwise as train().
+    """
+    extension = _extension()
+    with torch_settings():
+        return json.loads(extension.evaluate(os.fspath(run)))
+
+
+def export(run: str | os.PathLike[str], out: str | os.PathLike[str], *, merge: bool = False) -> dict[str, Any]:
+    """Writes the model of a run's newest checkpoint for other programs; what `plimsoll export --json` prints.
+
+    out:   folder to make. merge: adapters become part of the model's weights; else they are written alone.
+    Errors: as evaluate(); ValueError where `out` is there already, or the run's recipe has no export.
+    """
+    extension = _extension()
+    with torch_settings():
+        return json.loads(extension.export_model(os.fspath(run), os.path.abspath(out), merge))
+
+
+def info(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """What a Plimsoll directory or file holds; what `plimsoll info --json` prints.
+
+    `kind` is "run", "embedding_store", "tables", "feature_store", "graph_set", "token_set", "image_set", "checkpoint", "safetensors" or
+    "npy".
+
+    Errors: NotFoundError when there is nothing that Plimsoll knows; CorruptError; OSError.
+    """
+    return json.loads(_core.describe(os.fspath(path)))
+
+
+def _extension() -> Any:
+    """plimsoll._torch, with every recipe that there is."""
+    extension = _torch_gate.load()
+    recipes.find()
+    return extension
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The console script: the program `plimsoll`, in this process; returns its exit status."""
+    try:
+        status = _run(["plimsoll", *(sys.argv[1:] if arguments is None else arguments)])
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:  # `plimsoll … | head`: nobody reads the rest. What was to be made is made.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 128 + signal.SIGPIPE
+
+
+def _run(given: list[str]) -> int:
+    if given[1:3] == ["import", "chat"]:
+        from . import _chat_command
+
+        return _chat_command.run(given[3:])
+    if given[1:3] == ["import", "vision"]:
+        from . import _vision_command
+
+        return _vision_command.run(given[3:])
+    if given[1:3] == ["import", "pairs"]:
+        from . import _pairs_command
+
+        return _pairs_command.run(given[3:])
+    try:
+        recipes.find()
+    except RuntimeError as error:
+        print(f"plimsoll: error: {error}", file=sys.stderr)
+        return 1
+    computes = given[1:2] in _COMPUTES and not {"-h", "--help"} & set(given)
+    if not computes or importlib.util.find_spec("plimsoll._torch") is None:
+        return _core.run_program(list(map(os.fsencode, given)))  # Torch is not imported.
+    try:
+        # Before torch is loaded, so that every kernel sees it.
+        os.environ.setdefault("MKL_CBWR", MKL_CBWR)
+        if "OMP_WAIT_POLICY" not in os.environ:
+            os.environ.setdefault("GOMP_SPINCOUNT", _SPINS)
+        return _torch_gate.load().run_program(list(map(os.fsencode, given)))
+    except ImportError as error:
+        print(f"plimsoll: error: {error}", file=sys.stderr)
+        return 1
+
+
+def _pairs(options: dict[str, Any]) -> list[tuple[str, str]]:
+    """Options as the recipe reads them. Errors: ValueError for a value that has no text form."""
+    pairs = []
+    for key, value in options.items():
+        if isinstance(value, bool):
+            text = "true" if value else "false"
+        elif isinstance(value, (str, numbers.Real, os.PathLike)):  # NumPy's numbers, too.
+            text = os.fspath(value) if isinstance(value, os.PathLike) else str(value)
+        elif isinstance(value, (list, tuple)) and all(
+                isinstance(part, (str, numbers.Integral)) and not isinstance(part, bool) for part in value):
+            text = ",".join(map(str, value))
+        else:
+            raise ValueError(f"{key}: {value!r} is neither text nor a number")
+        if not _is_utf8(text):
+            raise ValueError(f"{key}: {text!r} is not UTF-8, and run.toml is: rename the file or folder")
+        pairs.append((key, text))
+    return pairs
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # Bytes of a path that are no text, as os.fsdecode() keeps them.
+        return False
+    return True
+
+
+def _summary(text: str) -> dict[str, Any]:
+    summary = json.loads(text or "{}")
+    if summary.get("stop_reason") == "SIGINT":
+        raise KeyboardInterrupt(
+            f"stopped at step {summary['step']} with a checkpoint; "
+            f"plimsoll.resume({summary.get('run', '')!r}) goes on")
+    return summary

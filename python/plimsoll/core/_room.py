@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files and names that a commit makes: where the disk is full they wait for room, in a run (os/room.h).
+
+Threads: any; a RoomFile has one owner.   Memory: none.
+"""
+from __future__ import annotations
+
+import errno
+import io
+import os
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from .. import _core
+
+_NAME = 4096  # Bytes that a new name may take.
+
+Made = TypeVar("Made")
+
+
+def is_full(error: OSError) -> bool:
+    """Whether it says that there is no room."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def with_room(path: str | os.PathLike[str], work: Callable[[], Made], size: int = _NAME) -> Made:
+    """work(), which makes `path`, or `size` bytes of it; again where there was no room and there is now.
+
+    Errors: what `work` raises; OSError for want of room outside a run, and in one that is asked to stop.
+    """
+    need = None
+    try:
+        while True:
+            try:
+                return work()
+            except OSError as error:
+                need = need or _core.RoomNeed(os.fspath(path))
+                if not is_full(error) or not need.wait(size):
+                    raise
+    finally:
+        if need is not None:
+            need.close()
+
+
+class RoomFile(io.FileIO):
+    """A new file, whose writes wait for room."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        with_room(path, lambda: super(RoomFile, self).__init__(path, "x"))
+        self._path = path
+
+    def write(self, data: Any) -> int:
+        return int(with_room(self._path, lambda: super(RoomFile, self).write(data), memoryview(data).nbytes))

@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Settings of torch that a run changes, and puts back.
+
+Threads: one run at a time per process.   Memory: none.
+"""
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+
+# As the program sets it before it starts; see docs/HACKING.md.
+MKL_CBWR = "AVX2,STRICT"
+
+
+@contextlib.contextmanager
+def torch_settings() -> Iterator[None]:
+    """A run fixes torch's threads and determinism; afterwards they are the program's own again."""
+    import torch
+
+    os.environ.setdefault("MKL_CBWR", MKL_CBWR)
+    threads = torch.get_num_threads()
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    fill = torch.utils.deterministic.fill_uninitialized_memory
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
+        torch.utils.deterministic.fill_uninitialized_memory = fill

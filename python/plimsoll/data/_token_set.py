@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""TokenSet and TokenBatches: rows of token ids from one file, and sequences of fixed length from them.
+
+Threads: a TokenSet may be read from any number of threads; a TokenBatches' calls queue up.
+"""
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .. import _core
+from ..core._arrays import not_pickled
+from ._row_set import RowSet
+
+if TYPE_CHECKING:
+    import torch
+
+Place = tuple[int, int, int]
+
+
+class TokenSet(RowSet[tuple[np.ndarray, np.ndarray]]):
+    """Rows of token ids in one file (docs/formats/token_set.md), each token trained on or not.
+
+        tokens = plimsoll.TokenSet("chats.tokens")
+        ids, trained = tokens[0]
+        for batch in tokens.batches(batch_size=4, sequence_length=2048, seed=7):
+            loss = model(**batch.tensors()).loss
+
+    Errors: NotFoundError, CorruptError, OSError.
+    Memory: a descriptor, and a row while it is read.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        super().__init__(os.fspath(path), _core.TokenSet.open(os.fspath(path)))
+        (self.tokens, self.trained_tokens, self.longest_row, self.vocabulary, self.id_bytes,
+         self.fingerprint) = self._core.counts
+
+    def length(self, row: int) -> int:
+        """Tokens of a row. Errors: IndexError."""
+        return self._core.length(self._number(row))
+
+    def row(self, row: int) -> tuple[np.ndarray, np.ndarray]:
+        """A row's ids and which are trained on. Shape: int32 [tokens], bool [tokens].
+
+        Errors: IndexError; CorruptError naming the row; OSError.
+        """
+        ids = np.empty(self.length(row), np.int32)
+        trained = np.empty(len(ids), np.uint8)
+        self._core.read(self._number(row), ids, trained)
+        return ids, trained.view(np.bool_)
+
+    def batches(self, batch_size: int = 1, sequence_length: int = 2048, *, packing: bool = True, window: int = 1024,
+                shuffle: bool = True, seed: int = 0, pad_id: int = 0, held_out: int = 0, only_held_out: bool = False,
+                place: Place = (0, 0, 0)) -> TokenBatches:
+        """Sequences of fixed length for training; epochs follow one another without end.
+
+        packing: rows are put together, best fit decreasing among `window` rows of the order; else each is a
+                 sequence. What a row has beyond sequence_length is left out.
+        held_out: so many rows, chosen by chance and the same for any seed, are left out; only_held_out: all others are.
+        place:   where to begin: TokenBatches.place of a run before.
+        Errors:  ValueError naming the option.
+        """
+        return TokenBatches(_core.TokenBatches.open(self._core, batch_size, sequence_length, packing, window,
+                                                    shuffle, seed, pad_id, held_out, only_held_out, place),
+                            (batch_size, sequence_length))
+
+
+class TokenBatch:
+    """Some sequences as NumPy arrays that are yours to keep.
+
+    Shape: each int64 [sequences, sequence_length]. input_ids; labels, −100 where a token is not trained on, and at
+           the first of each document; position_ids, from 0 in every document; documents, which of the sequence a
+           token is of, −1 where there is none: attention stays where they are equal.
+    """
+
+    __slots__ = ("input_ids", "labels", "position_ids", "documents", "place", "tokens", "trained", "rows",
+                 "left_out", "ends_epoch")
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """input_ids, labels and position_ids as tensors over the same bytes, as models of transformers take them."""
+        import torch
+
+        return {name: torch.from_numpy(getattr(self, name)) for name in ("input_ids", "labels", "position_ids")}
+
+    def attention_mask(self) -> np.ndarray:
+        """Which token may look at which: the same document, and not behind it.
+
+        Shape: bool [sequences, 1, sequence_length, sequence_length].
+        """
+        same = self.documents[:, :, None] == self.documents[:, None, :]
+        return (same & np.tri(self.documents.shape[1], dtype=np.bool_))[:, None]
+
+    def __len__(self) -> int:
+        return len(self.input_ids)
+
+
+class TokenBatches:
+    """Batches of a TokenSet in a seeded order; made by TokenSet.batches()."""
+
+    def __init__(self, core: _core.TokenBatches, shape: tuple[int, int]) -> None:
+        """For TokenSet.batches()."""
+        self._core = core
+        self._shape = shape
+
+    __reduce_ex__ = not_pickled
+
+    def next(self) -> TokenBatch:
+        """The next batch. Errors: CorruptError naming the row; OSError; the place is then unchanged."""
+        batch = TokenBatch()
+        arrays = [np.empty(self._shape, np.int64) for _ in range(4)]
+        (batch.place, sequences, batch.tokens, batch.trained, batch.rows, batch.left_out,
+         batch.ends_epoch) = self._core.next(*(array.reshape(-1) for array in arrays))
+        batch.input_ids, batch.labels, batch.position_ids, batch.documents = (array[:sequences] for array in arrays)
+        return batch
+
+    def __iter__(self) -> Iterator[TokenBatch]:
+        """The rest of the epoch it is in."""
+        while True:
+            batch = self.next()
+            if len(batch):
+                yield batch
+            if batch.ends_epoch:
+                return
+
+    @property
+    def place(self) -> Place:
+        """(epoch, rows of it before the window, sequences of the window handed out): where seek() goes on."""
+        return self._core.place
+
+    def seek(self, place: Place) -> None:
+        """Goes to a place that `place` said, with the same options. Errors: ValueError."""
+        self._core.seek(tuple(place))
+
+    def close(self) -> None:
+        """Lets go of the set."""
+        self._core.close()

@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Work that memory may refuse, and nothing left of it then.
+
+Threads: the thread that trains.   Memory: none.
+"""
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import gc
+import traceback
+from typing import Any, Callable
+
+from ..errors import BudgetExceeded
+
+
+@dataclasses.dataclass(frozen=True)
+class Refusal:
+    """Memory was refused; str() says why."""
+
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def unless_refused(work: Callable[[], Any]) -> tuple[Any, Refusal | None]:
+    """(work(), None); or (None, why memory was refused).
+
+    Then nothing is left of it: what its frames held is let go, and what a backward that ended half way
+    left in autograd's queue of this thread.
+    """
+    import torch
+
+    try:
+        return work(), None
+    except (torch.OutOfMemoryError, BudgetExceeded) as error:
+        refusal = Refusal(str(error))
+        traceback.clear_frames(error.__traceback__)
+        error.__traceback__ = None
+    torch.clear_autocast_cache()
+    with contextlib.suppress(torch.OutOfMemoryError):
+        torch.ones((), requires_grad=True).mul(1).backward()
+    gc.collect()
+    return None, refusal

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ranks tell one another, and what the rooms above hand to them.
+
+Threads: any.   Memory: none.
+"""
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ..errors import MemoryPressure
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclasses.dataclass(frozen=True)
+class Boundary:
+    """What there is to do between two steps."""
+
+    asked: str
+    """"", "pause" or "stop"."""
+    why: str
+    """Who asked for the stop."""
+    pressure: MemoryPressure | None
+    """What ends the loop."""
+    due: bool
+    """A commit is, by the clock; or the end of a wait."""
+    wanted: bool = False
+    """A commit is, as memory is short."""
+
+
+class Unweighted(ValueError):
+    """It cannot be told how much of a batch a part is."""
+
+
+class Wanted(Protocol):
+    """Rows of a table that one rank asks the others for."""
+
+    @property
+    def counts(self) -> Sequence[int]:
+        """How many of each rank, in their order."""
+
+
+class Table(Protocol):
+    """A table whose rows are dealt to ranks."""
+
+    def lay(self, wanted: Any) -> int:
+        """Puts the ids of a Wanted where all ranks can read them. Returns where."""
+
+    def exchanged(self, wanted: Any, asked_by: list[list[int]], begins: list[int]) -> torch.Tensor | None:
+        """Ids to their owners, and rows back: those of a Wanted; None where this rank only serves."""
+
+
+class States(Protocol):
+    """Parts of a run."""
+
+    def states(self, wanted: Callable[[Any], bool] = ...) -> dict[str, Any]:
+        """Of the parts that are wanted, by name."""

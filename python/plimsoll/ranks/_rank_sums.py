@@ -1,0 +1,270 @@
+# SPDX-License-Identifier: Apache-2.0
+"""RankSums: gradients of all ranks added up in the tree of their virtual workers, by buckets of a fixed size.
+
+    through memory   each rank lays the others' slices in its room, adds up its own in rank 0's, and all read that
+    over gloo        each sends the others their slices, adds up its own, and sends all that
+
+Both join the same nodes by the same operations, so the bits are the same (decisions 0048, 0050).
+
+Reading order: _virtual_workers.py, _ranks.py, this file.
+Threads: the thread that trains.
+Memory:  two buckets of 2 MiB at most, which stay, and pages of others'; over gloo 8 MiB, while they are exchanged.
+"""
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from .._core import RankMemory
+from ._virtual_workers import Node, Tree
+
+if TYPE_CHECKING:
+    from ._ranks import Ranks
+
+_BUCKET_BYTES = 8 << 20
+_PIECE_LEAST = 1 << 14  # Elements: what is smaller is copied to others of its slice and sent with them.
+_PIECES = 1  # The tag of pieces; words of ranks have 0.
+
+
+class RankSums:
+    """Those of the ranks of a run."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+
+    def gradients(self, graded: Callable[[], tuple[float, float, float]], parameters: list[Any],
+                  models: list[Any], sums: bool) -> Node:
+        """graded() on all ranks; then the gradients are those of all ranks' batches together, and so are the
+        loss and the weight, which this returns. Buffers of the models become rank 0's.
+
+        graded:     (loss, weight of the batch, weight of what the gradients are of).
+        parameters: whose gradients; none within a window of batches.
+        sums:       the loss is a sum, and so are the gradients; else means by weight.
+        """
+        ranks = self._ranks
+        wanted = list({id(one): one for one in parameters if one.requires_grad}.values())
+        buffers: list[torch.Tensor] = []
+
+        def work() -> tuple[tuple[float, float, float], torch.Tensor | None]:
+            made = graded()
+            for one in wanted:
+                _must_be_exchangeable(one)
+            buffers.extend(one for model in models for one in model.buffers())
+            if ranks.memory is not None and ranks.first:
+                ranks.memory.grow_room(2 * _buffer_bytes(buffers), ranks.core_governor)
+            return made, self.room([one for one in wanted if one.grad is not None])
+
+        def says(done: tuple[tuple[float, float, float], torch.Tensor | None]) -> tuple[float, ...]:
+            there = bytes(one.grad is not None for one in wanted)
+            return *done[0], float(sum(there)), float(zlib.crc32(there))
+
+        (_, room), said = ranks.agreed("run.step()", work, says)
+        if len({one.numbers[3:5] for one in said}) > 1:
+            room = self._with_all_gradients(wanted)
+        if room is not None:
+            self.add_up([one.grad.view(-1) for one in wanted if one.grad is not None], room,
+                        [one.numbers[2] for one in said], sums)
+        self._as_on_first(buffers)
+        tree = Tree(sums)
+        for one in said:
+            tree.add(Node(one.numbers[0], one.numbers[1], {}))
+        return tree.whole()
+
+    def _with_all_gradients(self, wanted: list[Any]) -> torch.Tensor | None:
+        """A parameter that only other ranks' batches use has a gradient of zeros here."""
+        there = torch.tensor([one.grad is not None for one in wanted], dtype=torch.uint8)
+        self._ranks.exchange(lambda: dist.all_reduce(there, dist.ReduceOp.MAX, group=self._ranks.group))
+
+        def made() -> torch.Tensor | None:
+            for one, used in zip(wanted, there.tolist()):
+                if used and one.grad is None:
+                    one.grad = torch.zeros_like(one, memory_format=torch.contiguous_format)
+            return self.room([one for one in wanted if one.grad is not None])
+
+        room: torch.Tensor | None = self._ranks.agreed("run.step()", made)[0]
+        return room
+
+    def room(self, parameters: list[Any]) -> torch.Tensor | None:
+        """For two buckets of their gradients; None: there are none. Errors: BudgetExceeded."""
+        memory = self._ranks.memory
+        size = _room_bytes(parameters, self._ranks.count, _BUCKET_BYTES if memory is None else RankMemory.ROOM_BYTES // 2)
+        if size == 0 or memory is None:
+            return torch.empty(size, dtype=torch.uint8) if size else None
+        memory.grow_room(size, self._ranks.core_governor)
+        return torch.from_numpy(memory.room(self._ranks.rank)[:size])
+
+    def add_up(self, flat: list[torch.Tensor], room: torch.Tensor, weights: list[float], sums: bool) -> None:
+        """Of all ranks together, as Tree adds them up: each rank a slice of a bucket, which all then get. room: as room() made it."""
+        if self._ranks.memory is None:
+            self._by_sockets(flat, room, weights, sums)
+        else:
+            self._by_rooms(self._ranks.memory, flat, len(room) // 2, weights, sums)
+
+    def _by_sockets(self, flat: list[torch.Tensor], room: torch.Tensor, weights: list[float], sums: bool) -> None:
+        ranks = self._ranks
+        for kind in dict.fromkeys(one.dtype for one in flat):
+            staging, theirs = room.view(kind).chunk(2)
+            for some in _buckets([one for one in flat if one.dtype == kind], len(theirs)):
+                slices, staged = _slices(some, ranks.count, staging)
+                own = slices[ranks.rank]
+                lengths = list(map(len, own))
+                got = theirs[:ranks.count * sum(lengths)].view(ranks.count, sum(lengths))
+                rows = [row.split(lengths) if own else () for row in got]
+
+                def given(slices: Any = slices, staged: Any = staged) -> Any:
+                    for places, pieces in staged:
+                        torch._foreach_copy_(places, pieces)
+                    return slices
+
+                def summed(rows: Any = rows, own: Any = own) -> Any:
+                    tree = Tree(sums)
+                    for rank, weight in enumerate(weights):
+                        tree.add(Node(0.0, weight, dict(enumerate(own if rank == ranks.rank else rows[rank]))))
+                    whole = list(tree.whole().gradients.values())  # In the first one's memory.
+                    if own and ranks.rank:
+                        torch._foreach_copy_(own, whole)
+                    return [whole] * ranks.count
+
+                ranks.exchange(lambda rows=rows, given=given: self._pass_pieces(rows, given))
+                ranks.exchange(lambda slices=slices, summed=summed: self._pass_pieces(slices, summed))
+                for places, pieces in staged:
+                    torch._foreach_copy_(pieces, places)
+
+    def _by_rooms(self, memory: RankMemory, flat: list[torch.Tensor], half: int, weights: list[float], sums: bool) -> None:
+        """Each rank lays others' slices in its room, and adds up its own; the sum is in rank 0's then, where all read it."""
+        ranks = self._ranks
+        rooms, turn = [torch.from_numpy(memory.room(rank)) for rank in range(ranks.count)], 0
+        for kind in dict.fromkeys(one.dtype for one in flat):
+            for some in _buckets([one for one in flat if one.dtype == kind], half // kind.itemsize):
+                # The other half's may still be read.
+                turn, places = 1 - turn, [room[turn * half:(turn + 1) * half].view(kind) for room in rooms]
+                length = -(-sum(map(len, some)) // ranks.count)
+                slices = list(_buckets(some, length))
+
+                def pieces_in(rank: int, which: int, places: Any = places, slices: Any = slices, length: int = length) -> Any:
+                    lengths = list(map(len, slices[which]))
+                    return places[rank][which * length:which * length + sum(lengths)].split(lengths)
+
+                for which, pieces in enumerate(slices):
+                    if which != ranks.rank:
+                        torch._foreach_copy_(pieces_in(ranks.rank, which), pieces)
+                ranks.exchange(memory.meet)
+                if ranks.rank < len(slices):
+                    own, tree = slices[ranks.rank], Tree(sums)
+                    for rank, weight in enumerate(weights):
+                        tree.add(Node(0.0, weight, dict(enumerate(own if rank == ranks.rank else pieces_in(rank, ranks.rank)))))
+                    whole = list(tree.whole().gradients.values())  # In the first one's memory.
+                    if ranks.first:
+                        torch._foreach_copy_(pieces_in(0, 0), whole)
+                ranks.exchange(memory.meet)
+                for which, pieces in enumerate(slices):
+                    if which or not ranks.first:
+                        torch._foreach_copy_(pieces, pieces_in(0, which))
+        ranks.exchange(memory.meet)
+
+    def _pass_pieces(self, come: Sequence[Sequence[torch.Tensor]], given: Callable[[], Sequence[Sequence[torch.Tensor]]]) -> None:
+        """Fills what comes from each other rank, and sends each what given() has for it. Receives are there first: see Ranks._await_rows()."""
+        ranks = self._ranks
+        others = [(ranks.rank + k) % ranks.count for k in range(1, ranks.count)]
+        works = [dist.irecv(one, rank, group=ranks.group, tag=_PIECES) for rank in others for one in come[rank]]
+        try:
+            made = given()
+            works += [dist.isend(one, rank, group=ranks.group, tag=_PIECES) for rank in others for one in made[rank]]
+            for work in works:
+                work.wait()
+        finally:
+            works.clear()  # They keep the connections, and errors keep this frame.
+
+    def _as_on_first(self, buffers: list[torch.Tensor]) -> None:
+        """As DistributedDataParallel: statistics of a batch are rank 0's."""
+        if not buffers:
+            return
+        flat = [one.detach().contiguous().view(-1).view(torch.uint8) for one in buffers]
+        copied = self._broadcast if self._ranks.memory is None else self._read_from_first
+        copied(flat, _buffer_bytes(buffers))
+        with torch.no_grad():
+            for one, values in zip(buffers, flat):
+                if not one.is_contiguous():
+                    one.copy_(values.view(one.dtype).view(one.shape))
+
+    def _broadcast(self, flat: list[torch.Tensor], size: int) -> None:
+        ranks, room = self._ranks, torch.empty(size, dtype=torch.uint8)
+        for some in _buckets(flat, size):
+            used = room[:sum(map(len, some))]
+            parts = list(used.split([len(one) for one in some]))
+            if ranks.first:
+                torch._foreach_copy_(parts, some)
+            ranks.exchange(lambda used=used: dist.broadcast(used, 0, group=ranks.group))
+            if not ranks.first:
+                torch._foreach_copy_(some, parts)
+
+    def _read_from_first(self, flat: list[torch.Tensor], half: int) -> None:
+        ranks, memory = self._ranks, self._ranks.memory
+        assert memory is not None
+        for turn, some in enumerate(_buckets(flat, half)):
+            lengths, begin = list(map(len, some)), turn % 2 * half  # The other half may still be read.
+            if not ranks.first:
+                ranks.exchange(memory.meet)
+            parts = torch.from_numpy(memory.room(0))[begin:begin + sum(lengths)].split(lengths)
+            if ranks.first:
+                torch._foreach_copy_(parts, some)
+                ranks.exchange(memory.meet)
+            else:
+                torch._foreach_copy_(some, parts)
+        ranks.exchange(memory.meet)
+
+
+def _must_be_exchangeable(parameter: Any) -> None:
+    """Errors: ValueError for a gradient that gloo cannot add up."""
+    grad = parameter.grad
+    if parameter.device.type != "cpu" or (grad is not None and grad.layout != torch.strided):
+        raise ValueError(f"step: a parameter of {list(parameter.shape)} is on {parameter.device} and its gradient "
+                         f"{'none' if grad is None else grad.layout}: ranks exchange dense gradients on the CPU yet; "
+                         "without sparse=True, and on the CPU")
+    if grad is not None and not grad.is_contiguous():
+        parameter.grad = grad.contiguous()
+
+
+def _room_bytes(parameters: list[Any], ranks: int, most: int) -> int:
+    """Of two buckets for their gradients, `most` bytes each, which slices for all ranks fill evenly."""
+    size = sum(one.grad.numel() * one.grad.element_size() for one in parameters)
+    even = 16 * ranks
+    return 2 * min(most // even, -(-size // even)) * even
+
+
+def _buffer_bytes(buffers: list[torch.Tensor]) -> int:
+    """Of those that become rank 0's, at a time."""
+    return min(RankMemory.ROOM_BYTES // 2, sum(one.numel() * one.element_size() for one in buffers))
+
+
+def _buckets(flat: Iterable[torch.Tensor], most: int) -> Iterator[list[torch.Tensor]]:
+    """Pieces of them, in their order, that are `most` elements together at most."""
+    some: list[torch.Tensor] = []
+    left = most
+    for one in flat:
+        begin = 0
+        while begin < len(one):
+            piece = one[begin:begin + left]
+            some.append(piece)
+            begin, left = begin + len(piece), left - len(piece)
+            if left == 0:
+                yield some
+                some, left = [], most
+    if some:
+        yield some
+
+
+def _slices(some: list[torch.Tensor], ranks: int, staging: torch.Tensor) -> tuple[
+        list[list[torch.Tensor]], list[tuple[list[torch.Tensor], list[torch.Tensor]]]]:
+    """(each rank's slice of a bucket: the tensors it is sent as, (places in `staging`, pieces that are copied there to be sent))."""
+    slices, staged, at = list(_buckets(some, -(-sum(map(len, some)) // ranks))), [], 0
+    for k, pieces in enumerate(slices):
+        if len(pieces) > 1 and min(map(len, pieces)) < _PIECE_LEAST:
+            place = staging[at:at + sum(map(len, pieces))]
+            staged.append((list(place.split(list(map(len, pieces)))), pieces))
+            slices[k], at = [place], at + len(place)
+    return slices + [[]] * (ranks - len(slices)), staged

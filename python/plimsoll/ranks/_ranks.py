@@ -1,0 +1,636 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranks: the processes that train one run together, as torchrun starts them, on one machine or several that share its folder.
+
+Everything that could go differently on one rank is done in agreed(): each does its part and says how it
+went, and what one was refused or failed in, all are refused or fail in. So they stay at the same step.
+
+    a batch        the order of one process, cut by position           RunLoader
+    a step         gradients in a tree, by buckets of a fixed size, then the update: agreed() after each,
+                   before anything counts                               RankSums, TrainingStep
+    the limit      of a machine, less what its launcher holds, in equal shares    share()
+    a commit       each rank its own part; then rank 0 publishes        _run_commit.save()
+    what is asked  signals of any rank, files read by rank 0            settle(), Limits
+
+All that travels goes through memory that all ranks have mapped (src/memory/rank_memory.h); over gloo between machines, and where a
+system forbids that.
+
+Threads: the thread that trains, and the one of _rank_watch.py.
+Memory:  1 KiB a rank, and what _rank_sums.py and _rank_rows.py exchange.
+"""
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import dataclasses
+import os
+import pathlib
+import signal
+import struct
+import time
+import uuid
+import warnings
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+import torch.distributed as dist
+
+from .. import _core
+from ..errors import BudgetExceeded, MemoryPressure
+from ..memory._memory import Governor, format_bytes, limits
+from ._messages import Unweighted
+from ._rank_sums import RankSums
+from ._rank_watch import RankWatch, state_of
+
+if TYPE_CHECKING:
+    from .._core import LimitChange
+    from ._messages import Boundary, States, Table, Wanted
+
+_THROUGH_MEMORY = True  # bench/scale, and tests: what ranks of several machines send is sent.
+_NUMBERS = 6
+_FIGURES = ("requested_bytes", "available_bytes", "limit_bytes", "smallest_limit_bytes")  # Of a refusal: its numbers.
+_TEXT = 960
+_ROW = struct.Struct(f"<ii{_NUMBERS}d{_TEXT}s")  # Where a rank is, how it went, numbers, words.
+_FINE, _REFUSED, _UNWEIGHTED, _PRESSED, _FAILED = range(5)
+_PLACES = ("the beginning", "the parts", "the next batch", "run.step()", "the boundary of a step", "a commit", "a lookup")
+_MEET = {"run.step()", "a lookup"}  # Who has looked up all of a step serves those who have not.
+_ASKED = ("", "pause", "stop")
+_JOINING = 1800.0  # Seconds until all ranks have to have started; gloo's.
+_ASKS_EVERY = 0.01
+_ENDING = 2.0  # Seconds in which a rank that has left becomes a process that has ended.
+_PR_SET_PDEATHSIG = 1
+_END = object()
+_SHARED = (torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler,
+           torch.optim.lr_scheduler.ReduceLROnPlateau, torch.amp.GradScaler)
+
+
+@dataclasses.dataclass(frozen=True)
+class Said:
+    """What a rank told the others."""
+
+    place: str
+    how: int
+    numbers: tuple[float, ...]
+    text: str
+
+
+def join(stopped_seconds: float, **same: Any) -> Ranks | None:
+    """The ranks that this process is one of; None: it trains alone.
+
+    stopped_seconds: longest that one may be stopped; 0: half an hour, as long as gloo waits.
+    same:            what must be the same on all of them. Errors: ValueError naming it.
+    """
+    count = int(os.environ.get("WORLD_SIZE", "1")) if "RANK" in os.environ else 1
+    if dist.is_available() and dist.is_initialized():
+        count = dist.get_world_size()
+    if count == 1:
+        return None
+    ranks = Ranks(stopped_seconds)
+    try:
+        ranks.must_be_same("the beginning", same, "give all ranks the same")
+    except BaseException:
+        ranks.close()
+        raise
+    return ranks
+
+
+class Ranks:
+    """Of a process that has RANK and WORLD_SIZE, or a default group of torch.distributed."""
+
+    def __init__(self, stopped_seconds: float = 0.0) -> None:
+        if not dist.is_initialized():
+            _make_default_group()
+        self.rank, self.count = dist.get_rank(), dist.get_world_size()
+        self.group: Any = dist.new_group(backend="gloo")  # The default one may be for other devices.
+        self._board = torch.zeros(self.count * _ROW.size, dtype=torch.uint8)  # Made before any limit.
+        self._bytes = memoryview(self._board.numpy())
+        self._next = torch.zeros_like(self._board)
+        self._coming: list[Any] = []  # Receives of rank 0, which are there before anybody sends.
+        self._await_rows()
+        self._pids: dict[int, int] = {}  # Of the ranks of this machine.
+        self.tables: list[Table] = []
+        """Whose rows are dealt to ranks, in the same order on all."""
+        self._over = False
+        self._watch: RankWatch | None = None
+        self._governor: Governor | None = None
+        self.memory: _core.RankMemory | None = None
+        """None: gloo exchanges words, rows and gradients."""
+        self.sums = RankSums(self)
+        self.undisturbed: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
+        """Inside, no stop of the watcher is raised: the others would wait for half of what is exchanged."""
+        if "TORCHELASTIC_RUN_ID" in os.environ:
+            # Of a launcher that is killed nothing trains on, beside the one that is started next.
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        said = self.say("the beginning", os.getpid(), text=_machine())
+        self._pids = {rank: int(one.numbers[0]) for rank, one in enumerate(said) if one.text == said[self.rank].text}
+        if _THROUGH_MEMORY and len(self._pids) == self.count:
+            self._open_memory()
+        others = {rank: pid for rank, pid in self._pids.items() if rank != self.rank}
+        if stopped_seconds and others:
+            try:
+                self._watch = RankWatch(others, stopped_seconds)
+            except OSError as error:  # Old kernels, and sandboxes.
+                warnings.warn(f"Run: a rank that is stopped is noticed by gloo's time-out alone: {error}", RuntimeWarning, stacklevel=2)
+
+    def _open_memory(self) -> None:
+        """On all ranks, or on none."""
+        memory, why = None, ""
+        try:
+            memory = _core.RankMemory(self.rank, self.count, _ROW.size)
+        except OSError as error:
+            why = f"{type(error).__name__}: {error}"
+        said = self.say("the beginning", memory is not None, text=why if memory is None else memory.address)
+        refused = [one.text for one in said if not one.numbers[0]]
+        if memory is not None and not refused:
+            try:
+                memory.open([one.text for one in said])
+            except OSError as error:
+                why = f"{type(error).__name__}: {error}"
+            refused = [one.text for one in self.say("the beginning", text=why) if one.text]
+        if not refused:
+            self.memory = memory
+            return
+        if memory is not None:
+            memory.close()
+        if self.first:
+            warnings.warn(f"Run: ranks exchange by sockets, and not by memory: {refused[0]}", RuntimeWarning, stacklevel=4)
+
+    @property
+    def core_governor(self) -> _core.Governor | None:
+        """Of this rank's share, once there is one."""
+        return None if self._governor is None else self._governor._core
+
+    @property
+    def first(self) -> bool:
+        """Whether it is the rank that writes the run's folder."""
+        return self.rank == 0
+
+    # ---- Agreement ----
+
+    def agreed(self, place: str, work: Callable[[], Any],
+               says: Callable[[Any], tuple[float, ...]] = lambda _: (),
+               words: Callable[[Any], str] = lambda _: "") -> tuple[Any, list[Said]]:
+        """(work(), what all ranks said of theirs), once it is done on all of them.
+
+        Where others look rows up meanwhile, this one serves what is asked of it.
+
+        Errors: what work() raised, here or elsewhere: of another rank's BudgetExceeded, MemoryPressure,
+                ValueError and RuntimeError for all else; ConnectionError when a rank has ended.
+        """
+        value, numbers, text, error = None, (), "", None
+        try:
+            value = work()
+            numbers, text = says(value), words(value)
+        except BaseException as one:
+            error, numbers, text = one, _figures(one), f"{type(one).__name__}: {one}"
+        if getattr(error, "_told_to_ranks", False):
+            assert error is not None
+            raise error
+        try:
+            said = self._told(place, _how(error), numbers, text)
+            while all(one.how == _FINE for one in said) and any(one.place == "a lookup" != place for one in said):
+                self._served(said, None)
+                said = self._told(place, _FINE, numbers, text)
+        except (ConnectionError, RuntimeError):
+            if error is None:
+                raise
+            raise error from None
+        try:
+            self._raise_worst(said, error)
+            return value, said
+        finally:
+            error = None  # Its frames hold what the work held.
+
+    def look_up(self, table: int, wanted: Wanted) -> torch.Tensor:
+        """Rows of one table, for this rank and whoever looks up there now. Errors: as agreed()."""
+        numbers, text, error = (), "", None
+        try:
+            text = self.counts_as_text(wanted.counts)
+            numbers = table, self.tables[table].lay(wanted)
+        except BaseException as one:
+            error, numbers, text = one, _figures(one), f"{type(one).__name__}: {one}"
+        try:
+            while True:
+                said = self._told("a lookup", _how(error), numbers, text)
+                self._raise_worst(said, error)
+                rows = self._served(said, (table, wanted))
+                if rows is not None:
+                    return rows
+        finally:
+            error = None
+
+    @staticmethod
+    def counts_as_text(counts: Sequence[int]) -> str:
+        """Of rows that each rank is asked for. Errors: ValueError where the text of a word does not hold them all."""
+        text = ",".join(map(str, counts))
+        if len(text) > _TEXT:
+            raise ValueError(f"run.embedding: {sum(counts)} rows of {len(counts)} ranks in one lookup: their counts are {len(text)} "
+                             f"bytes, and a word of ranks has {_TEXT}; start fewer ranks, or look up fewer rows at a time")
+        return text
+
+    def _raise_worst(self, said: list[Said], own: BaseException | None) -> None:
+        """What the worst off raised, if anything. own: this rank's."""
+        worst = max(said, key=lambda one: one.how)
+        if own is not None and _how(own) == worst.how:
+            own._told_to_ranks = True  # type: ignore[attr-defined]
+            try:
+                raise own
+            finally:
+                own = None  # Its frames hold what the work held, and this one would hold it.
+        if worst.how != _FINE:
+            self._raise_for(said.index(worst), worst)
+
+    def _served(self, said: list[Said], own: tuple[int, Wanted] | None) -> torch.Tensor | None:
+        """One lookup: of the first table that any rank looks up in. None: it was not this rank's own."""
+        table = int(min(one.numbers[0] for one in said if one.place == "a lookup"))
+        asked_by = [list(map(int, one.text.split(","))) if one.place == "a lookup" and one.numbers[0] == table
+                    else [0] * self.count for one in said]
+        mine = own is not None and own[0] == table
+        begins = [int(one.numbers[1]) for one in said]
+        rows = self.tables[table].exchanged(own[1] if own is not None and mine else None, asked_by, begins)
+        return rows if mine else None
+
+    def all_to_all(self, got: torch.Tensor, given: torch.Tensor, got_of: list[int], given_to: list[int]) -> None:
+        """So many entries from, and to, each rank."""
+        self.exchange(lambda: dist.all_to_all_single(got, given, got_of, given_to, group=self.group))
+
+    def part(self) -> None:
+        """After what cannot be put back: nothing is committed any more."""
+        self._over = True
+
+    def say(self, place: str, *numbers: float, text: str = "") -> list[Said]:
+        """What each rank says here, in their order."""
+        said = self._told(place, _FINE, numbers, text)
+        for rank, one in enumerate(said):
+            if one.how != _FINE:
+                self._raise_for(rank, one)
+        return said
+
+    def first_says(self, place: str, work: Callable[[], float]) -> float:
+        """What work() gives on the first rank, on all."""
+        _, said = self.agreed(place, lambda: work() if self.first else 0, lambda number: (number,))
+        return said[0].numbers[0]
+
+    def alone(self, work: Callable[[], Any]) -> Any:
+        """work(), in a step, without waiting for the others: where it fails, they fail at their next word."""
+        try:
+            return work()
+        except BaseException as error:
+            with contextlib.suppress(ConnectionError, RuntimeError):
+                self._told("run.step()", _FAILED, (), f"{type(error).__name__}: {error}")
+            raise
+
+    def all(self, yes: bool) -> bool:
+        """Whether all ranks say yes."""
+        return all(one.numbers[0] for one in self.say("run.step()", yes))
+
+    def must_be_same(self, place: str, values: dict[str, Any], advice: str) -> None:
+        """Errors: ValueError, on all ranks, naming what is not the same on all."""
+        for name, rank in self.differing(place, values):
+            raise ValueError(f"Run: {name} of rank {rank} is not that of rank 0: {advice}")
+
+    def differing(self, place: str, values: dict[str, Any]) -> Iterator[tuple[str, int]]:
+        """Of values, in the order of rank 0, those that are not the same on all ranks, with the first that has another.
+
+        Errors: ValueError where they are not as many.
+        """
+        names = list(values)
+        for begin in range(0, len(names) or 1, _NUMBERS - 1):
+            some = names[begin:begin + _NUMBERS - 1]
+            sums = [float(_checksum(values[name])) for name in some]
+            said = self.say(place, len(names), *sums)
+            for k, name in enumerate(["the number of parts", *some]):
+                other = [rank for rank, one in enumerate(said) if one.numbers[k] != said[0].numbers[k]]
+                if other and k == 0:  # Nor would they come to the same place here.
+                    raise ValueError(f"Run: {name} of rank {other[0]} is not that of rank 0: track the same on all ranks")
+                if other:
+                    yield name, other[0]
+
+    def _told(self, place: str, how: int, numbers: Sequence[float], text: str) -> list[Said]:
+        if self._over:
+            raise ConnectionError("Run: its ranks have parted")
+        padded = [*map(float, numbers), *[0.0] * (_NUMBERS - len(numbers))]
+        words = text.encode(errors="replace")[:_TEXT]
+        _ROW.pack_into(self._bytes, self.rank * _ROW.size, _PLACES.index(place), how, *padded, words)
+        self.exchange(self._pass_on)
+        said = []
+        for row in _ROW.iter_unpack(self._bytes):
+            where, went, *rest = row
+            said.append(Said(_PLACES[where], went, tuple(rest[:-1]),
+                             rest[-1].rstrip(b"\0").decode(errors="replace")))
+        apart = [rank for rank, one in enumerate(said) if one.place != place]
+        if apart and not {one.place for one in said} <= _MEET:
+            self._over = True
+            bad = next((one for one in said if one.how != _FINE), None)
+            why = f"; {bad.text}" if bad is not None else ""
+            raise RuntimeError(
+                f"Run: rank {apart[0]} is at {said[apart[0]].place} and rank {self.rank} at {place}: all ranks must do the same steps{why}")
+        return said
+
+    def _pass_on(self) -> None:
+        """Each rank's row to all; over gloo by rank 0, in a third of an all-reduce's time."""
+        row = _ROW.size
+        if self.memory is not None:
+            self._bytes[:] = self.memory.word(self._bytes[self.rank * row:(self.rank + 1) * row])
+        elif self.first:
+            for work in self._coming:
+                work.wait()
+            self._board[row:] = self._next[row:]
+            self._await_rows()
+            for work in [dist.isend(self._board, rank, group=self.group) for rank in range(1, self.count)]:
+                work.wait()
+        else:
+            dist.send(self._board[self.rank * row:(self.rank + 1) * row], 0, group=self.group)
+            dist.recv(self._board, 0, group=self.group)
+
+    def _await_rows(self) -> None:
+        """Before they are sent: gloo spins on a core while something has come that nobody waits for."""
+        if self.first:
+            rows = self._next.view(self.count, _ROW.size)
+            self._coming = [dist.irecv(rows[rank], rank, group=self.group) for rank in range(1, self.count)]
+
+    def _raise_for(self, rank: int, one: Said) -> NoReturn:
+        text = f"rank {rank}: {one.text}"
+        kind: type[Exception] = Unweighted if one.how == _UNWEIGHTED else MemoryPressure if one.how == _PRESSED else \
+            ValueError if one.text.startswith("ValueError") else RuntimeError
+        error: Exception = kind(text)
+        if one.how == _REFUSED:
+            requested, available, limit, smallest = map(int, one.numbers[:len(_FIGURES)])
+            error = BudgetExceeded(text, "tensors", requested, available, limit, smallest_limit_bytes=smallest)
+        error._told_to_ranks = True  # type: ignore[attr-defined]
+        raise error
+
+    def exchange(self, collective: Callable[[], Any]) -> None:
+        """collective(), of gloo's or of memory. Errors: ConnectionError naming the rank that has ended; what ends the wait here, such as
+        MemoryPressure, after which the others hear that this one has left."""
+        try:
+            with self.undisturbed():
+                collective()
+        except (RuntimeError, OSError) as error:
+            self._over = True
+            until, gone = time.monotonic() + _ENDING, []
+            while not gone and self._pids and time.monotonic() < until:
+                gone = [f"rank {rank} (process {pid})" for rank, pid in self._pids.items() if state_of(pid) in "ZX"]
+                time.sleep(0.01)
+            stopped = [] if self._watch is None else list(self._watch.stopped)
+            self.close()  # Those that wait for this one hear it, too.
+            said = str(error).splitlines()[0].split(". ")[0]
+            elsewhere = " of another machine" if 0 < len(self._pids) < self.count else ""
+            who = " and ".join(gone) + " ended" if gone else f"a rank{elsewhere} does not answer"
+            who += "".join(f"; rank {rank} had been stopped (SIGSTOP) for as long as rank_stopped_seconds allows"
+                           for rank in stopped)
+            raise ConnectionError(
+                f"Run: {who}, and the others end with it. The last commit stands: start all again, or have "
+                f"torchrun do it with --max-restarts ({said})") from None
+        except BaseException:  # The watcher's, or a signal's handler's: the others have heard half of what was exchanged.
+            self.close()
+            raise
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing can be agreed any more."""
+        return self._over
+
+    def close(self) -> None:
+        """Leaves the others. A second close does nothing."""
+        if self._watch is not None:
+            self._watch.close()
+        if self.memory is not None:
+            self.memory.close()
+        self._coming.clear()  # They keep the connections.
+        if self.group is not None and dist.is_initialized():
+            dist.destroy_process_group(self.group)
+        self.group, self._over = None, True
+
+    # ---- Parts ----
+
+    @staticmethod
+    def shares(part: Any) -> bool:
+        """Whether a part is the same on all ranks, and rank 0 writes it; any other is each rank's own."""
+        return isinstance(part, _SHARED)
+
+    def check_parts(self, parts: dict[str, Any]) -> None:
+        """Errors: ValueError for a module that averages gradients itself."""
+        for name, part in parts.items():
+            if isinstance(part, torch.nn.parallel.DistributedDataParallel):
+                raise ValueError(f"track: {name} is a DistributedDataParallel, and the run averages the gradients of "
+                                 f"its ranks itself: run.track({name}={name}.module), and call that")
+
+    def own_states(self, parts: States, more: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+        """(parts that this rank writes at a commit, names of what is not the same on all, of `more` too).
+
+        Errors: ValueError naming one that has to be.
+        """
+        self.must_be_same("a commit", parts.states(self.shares),
+                          "step with run.step() only, and change nothing by the rank")
+        others = parts.states(lambda part: not self.shares(part))
+        differ = [name for name, _ in self.differing("a commit", {**others, **more})]
+        return (parts.states() if self.first else {name: others[name] for name in differ if name in others}), differ
+
+    # ---- A step ----
+
+    def next(self, batches: Iterator[Any]) -> Any:
+        """Each rank's next batch. Errors: StopIteration, on all at once."""
+        batch = self.agreed("the next batch", lambda: next(batches, _END))[0]
+        if batch is _END:
+            raise StopIteration
+        return batch
+
+    def check_made(self, made: bool) -> None:
+        """Errors: ValueError where a body had no run.step()."""
+        if not made:
+            raise ValueError("steps: a body of several ranks makes its step by run.step(), which averages their "
+                             "gradients; a backward and an optimizer of your own are for one process")
+
+    # ---- The limit ----
+
+    def share(self, memory_limit: int | str) -> int:
+        """What one rank may hold, in bytes, of a limit for those of its machine and for what launched them."""
+        said = self.agreed("the beginning", lambda: (float(limits(memory_limit).limit_bytes), float(_launcher_bytes())),
+                           lambda both: both)[1]
+        whole, launcher = map(int, said[min(self._pids)].numbers[:2])
+        self._launcher_bytes = launcher
+        return max((whole - launcher) // len(self._pids), 1 << 20)
+
+    def whole(self, share_bytes: int) -> int:
+        """The limit of a machine of which that is a rank's share."""
+        return share_bytes * len(self._pids) + self._launcher_bytes
+
+    def governor(self, memory_limit: int | str, **options: Any) -> Governor:
+        """Of this rank's share. Errors: BudgetExceeded, which says whose it was."""
+        share = self.share(memory_limit)
+        try:
+            self._governor = Governor(share, **options)
+            return self._governor
+        except BudgetExceeded as error:
+            error.args = (f"rank {self.rank} of {self.count}, whose share of memory_limit is "
+                          f"{format_bytes(share)}: {error}",)
+            raise
+
+    # ---- The folder, and what is asked ----
+
+    def open_folder(self, root: str, opened: Callable[[], tuple[Any, bool, int, str]]) -> tuple[Any, bool, int, str]:
+        """Rank 0 has opened() it: (the folder, whether it is a run already, threads, run.toml)."""
+        made, said = self.agreed("the beginning", lambda: opened() if self.first else (Beside(root), False, 0, ""),
+                                 lambda made: made[1:3])
+        return made[0], bool(said[0].numbers[0]), int(said[0].numbers[1]), made[3]
+
+    def limits(self, governor: Governor, root: str) -> Limits:
+        return Limits(self, governor, root)
+
+    def settle(self, own: Boundary, limits: Limits) -> Boundary:
+        """What all ranks do between two steps, from what each would; a new limit is taken on the way."""
+        said = self.say("the boundary of a step", _ASKED.index(own.asked), own.pressure is not None, own.due,
+                        self.first and limits.asked(), own.wanted, text=str(own.pressure or own.why))
+        if said[0].numbers[3]:
+            limits.move()
+        most = max(said, key=lambda one: one.numbers[0])
+        pressure, there = own.pressure, [rank for rank, one in enumerate(said) if one.numbers[1]]
+        if there and pressure is None:
+            pressure = MemoryPressure(f"rank {there[0]}: {said[there[0]].text}")
+        return dataclasses.replace(own, asked=_ASKED[int(most.numbers[0])], why=most.text, pressure=pressure,
+                                   due=bool(said[0].numbers[2]), wanted=any(one.numbers[4] for one in said))
+
+
+class Limits:
+    """`plimsoll limit`, as _core.LimitRequests has it for one process: looked for between two steps."""
+
+    def __init__(self, ranks: Ranks, governor: Governor, run: str) -> None:
+        self._ranks, self._governor, self._request = ranks, governor, pathlib.Path(run) / ".limit"
+        self._outcomes: list[tuple[str, LimitChange | None, str]] = []
+
+    def asked(self) -> bool:
+        return self._request.exists()
+
+    def move(self) -> None:
+        """On all ranks: rank 0 takes the request, and each moves its share."""
+        text = ""
+        if self._ranks.first:
+            taken = self._request.with_name(".limit.taken")
+            os.replace(self._request, taken)  # A request that comes meanwhile is another one.
+            text = taken.read_text(encoding="utf-8", errors="replace").strip()
+            taken.unlink()
+        text = self._ranks.say("the boundary of a step", text=text)[0].text
+        try:
+            share = self._ranks.share(text)
+            change = self._ranks.agreed("the boundary of a step", lambda: self._governor.set_limit(share))[0]
+            self._outcomes.append((text, change, ""))
+        except ValueError as error:
+            self._outcomes.append((text, None, str(error)))
+
+    def take(self) -> list[tuple[str, LimitChange | None, str]]:
+        outcomes, self._outcomes = self._outcomes, []
+        return outcomes
+
+    def close(self) -> None:
+        pass
+
+
+class Beside:
+    """The folder of a run as ranks see it that do not write it: _core.RunFolder's methods do nothing, but wait for room."""
+
+    def __init__(self, root: str) -> None:
+        self._root, self._room = pathlib.Path(root), _core.RunRoom(root)
+
+    @property
+    def waits_for_room(self) -> bool:
+        return self._room.waits_for_room
+
+    def wait_for_room(self) -> bool:
+        return self._room.wait_for_room()
+
+    def checkpoint_path(self, step: int) -> str:
+        return str(self._root / "checkpoints" / f"step-{step:09}")
+
+    def __getattr__(self, _: str) -> Callable[..., None]:
+        return lambda *_, **__: None
+
+
+def _make_default_group() -> None:
+    """Left to the program, which may use it too: it cannot be made twice."""
+    store, rank, count = next(dist.rendezvous("env://"))
+    store = dist.PrefixStore(f"plimsoll/{_name_of_start(store, rank, count)}", store)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=count)
+
+
+def _name_of_start(store: Any, rank: int, count: int) -> str:
+    """What all ranks that are started now call this start: launchers keep their store when they start ranks again, and gloo would find
+    addresses of those that ended. Each launcher counts restarts of its own, so their number names none.
+
+    Rank 0 makes the name, and tells it whoever asks by a word that no other start has; when all have answered to it, all may go on.
+    Errors: ConnectionError where one does not for _JOINING.
+    """
+    until = time.monotonic() + _JOINING
+
+    def there(key: str) -> bool:
+        if time.monotonic() > until:
+            raise ConnectionError(f"Run: not all of its {count} ranks have started in {_JOINING / 60:.0f} minutes")
+        return bool(store.check([key]))
+
+    own = name = uuid.uuid4().hex
+    if rank == 0:
+        silent = set(range(1, count))
+        while silent:
+            for one in sorted(silent):
+                if there(f"plimsoll/answered/{name}/{one}"):
+                    silent.remove(one)
+                elif there(f"plimsoll/asked/{one}"):  # Perhaps by one that has ended, and then asks anew.
+                    store.set(f"plimsoll/told/{store.get(f'plimsoll/asked/{one}').decode()}", name)
+            time.sleep(_ASKS_EVERY)
+        store.set(f"plimsoll/begun/{name}", "")
+    else:
+        store.set(f"plimsoll/asked/{rank}", own)
+        while name == own or not there(f"plimsoll/begun/{name}"):
+            if there(f"plimsoll/told/{own}"):  # Perhaps by a rank 0 that has ended, and by the next one then.
+                name = store.get(f"plimsoll/told/{own}").decode()
+                store.set(f"plimsoll/answered/{name}/{rank}", "")
+            time.sleep(_ASKS_EVERY)
+    return name
+
+
+def _how(error: BaseException | None) -> int:
+    if error is None:
+        return _FINE
+    if isinstance(error, (BudgetExceeded, torch.OutOfMemoryError)):
+        return _REFUSED
+    return _UNWEIGHTED if isinstance(error, Unweighted) else _PRESSED if isinstance(error, MemoryPressure) else \
+        _FAILED
+
+
+def _figures(error: BaseException) -> tuple[float, ...]:
+    return tuple(getattr(error, name, 0) for name in _FIGURES) if isinstance(error, BudgetExceeded) else ()
+
+
+def _machine() -> str:
+    """The same on all ranks that see one another's processes and share a limit: a kernel, a container's processes, a node of torchrun."""
+    boot = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot} {os.readlink('/proc/self/ns/pid')} {os.environ.get('GROUP_RANK', '0')}"
+
+
+def _launcher_bytes() -> int:
+    """Anonymous and shared memory of the process that started this one; 0 where torchrun did not."""
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return 0
+    with contextlib.suppress(OSError):
+        lines = pathlib.Path(f"/proc/{os.getppid()}/status").read_text().splitlines()
+        return sum(int(line.split()[1]) << 10 for line in lines if line.startswith(("RssAnon:", "RssShmem:")))
+    return 0
+
+
+def _checksum(value: Any, before: int = 0) -> int:
+    """Of a state: tensors by their bytes, all else by its text."""
+    if isinstance(value, torch.Tensor):
+        flat = value.detach().cpu().contiguous().view(-1)
+        text = f"{value.dtype} {list(value.shape)}".encode()
+        return zlib.crc32(memoryview(flat.view(torch.uint8).numpy()), zlib.crc32(text, before)) if flat.numel() \
+            else zlib.crc32(text, before)
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            before = _checksum(inner, zlib.crc32(repr(key).encode(), before))
+        return before
+    if isinstance(value, (list, tuple)):
+        for inner in value:
+            before = _checksum(inner, zlib.crc32(b"[", before))
+        return before
+    return zlib.crc32(repr(value).encode(), before)

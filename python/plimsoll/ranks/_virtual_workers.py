@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Virtual workers: what a step's batch is cut for, whichever ranks do their work.
+
+    one process, 8 of them     g0 g1 g2 g3 g4 g5 g6 g7, one after another
+    rank 1 of 4                      g2 g3
+    the gradient of a step     ((g0 g1)(g2 g3))((g4 g5)(g6 g7)), a pair's mean by weight, or its sum
+
+Each has its own rows, its own random numbers and the buffers that the step began with, and neighbours are
+added up first. So a step has the same bits for any number of ranks that have whole subtrees.
+
+Reading order: this file, _step.py, _ranks.py.
+Threads: the thread that trains.
+Memory:  while a step is made log2(workers of this rank) + 1 gradients, and two copies of the models' buffers.
+"""
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NoReturn
+
+from ..core._random_states import kept_random, mixed, seed_main
+
+_STEP = 2  # What a random state is for: 0 and 1 are of _run_loader.py.
+
+
+class WorkerBatches(tuple):
+    """A batch for each virtual worker of this process, in their order: run.step() calls its function with
+    one after another."""
+
+    absent = 0
+    """So many of the last have none at the end of an epoch, and stand in for one: run.step() leaves them out."""
+
+
+@dataclasses.dataclass(frozen=True)
+class VirtualWorkers:
+    """Those of a run."""
+
+    count: int
+    """How many the run has."""
+    first: int = 0
+    """The first that is this process's."""
+    own: int = 1
+    """How many are."""
+    seed: int = 0
+    told: bool = False
+    """Whether the program asked for them, and gets WorkerBatches."""
+
+    @classmethod
+    def dealt(cls, told: int, rank: int, ranks: int, seed: int) -> VirtualWorkers | None:
+        """Rank's share of `told` of them, 0: of as many as there are ranks. None: a single one, told of none.
+
+        Errors: ValueError for numbers that cannot be dealt.
+        """
+        if told < 0 or (told and told & (told - 1)):
+            raise ValueError(f"Run: virtual_workers {told} must be a power of two, such as 8")
+        if told % ranks:
+            fitting = ", ".join(str(1 << k) for k in range(told.bit_length()))
+            raise ValueError(f"Run: virtual_workers {told} cannot be dealt to {ranks} ranks: start {fitting} of them")
+        if not told and ranks == 1:
+            return None
+        own = max(told // ranks, 1)
+        return cls(max(told, ranks), rank * own, own, seed, told > 0)
+
+    def cut(self, begin: int, rows: int) -> list[tuple[int, int]]:
+        """[from, to) for each of this process's, of so many rows of all workers that begin there: as many each,
+        give or take one."""
+        edges = [begin + rows * worker // self.count for worker in range(self.first, self.first + self.own + 1)]
+        return list(zip(edges, edges[1:]))
+
+    def refuse(self, what: str, advice: str) -> NoReturn:
+        """Errors: ValueError, for what they cannot have yet."""
+        whose = "virtual workers" if self.told else "ranks"
+        raise ValueError(f"{what}: a run of {self.count} {whose} cannot have it yet; {advice}")
+
+    def each(self, batch: Any) -> Any:
+        """What run.step() gets where each has this batch."""
+        return WorkerBatches([batch] * self.own) if self.told and not isinstance(batch, WorkerBatches) else batch
+
+    @contextlib.contextmanager
+    def seeded(self, number: int, step: int) -> Iterator[None]:
+        """Inside, the main generators begin where they do for this process's worker `number` in that step;
+        afterwards they are as before."""
+        with kept_random(devices=True):
+            seed_main(mixed(self.seed, step, self.first + number, _STEP), devices=True)
+            yield
+
+
+@dataclasses.dataclass
+class Node:
+    """Gradients of workers together, by the identity of what they are of; a loss; and what they weigh."""
+
+    loss: float
+    weight: float
+    gradients: dict[int, Any]
+
+
+class Tree:
+    """Adds nodes up by pairs of neighbours, ((0 1)(2 3))(4 …), as they come: the same additions wherever a
+    subtree was added up.
+
+    sums: losses and gradients are sums; else means by weight. The gradients of nodes are written.
+    """
+
+    def __init__(self, sums: bool) -> None:
+        self._sums = sums
+        self._waiting: list[tuple[int, Node]] = []  # Subtrees, and how many nodes each has.
+
+    def add(self, node: Node) -> None:
+        self._waiting.append((1, node))
+        while len(self._waiting) > 1 and self._waiting[-1][0] == self._waiting[-2][0]:
+            self._join()
+
+    def whole(self) -> Node:
+        """All of them."""
+        while len(self._waiting) > 1:
+            self._join()
+        return self._waiting.pop()[1]
+
+    def _join(self) -> None:
+        (count, left), (more, right) = self._waiting[-2:]
+        self._waiting[-2:] = [(count + more, joined(left, right, self._sums))]
+
+
+def joined(left: Node, right: Node, sums: bool) -> Node:
+    """Both as one, in the left one's memory. What only one has a gradient of is zero in the other."""
+    import torch
+
+    shares = shares_of(left.weight, right.weight, sums)
+    with torch.no_grad():
+        for node, share in zip((left, right), shares):
+            if share != 1.0 and node.gradients:
+                torch._foreach_mul_(list(node.gradients.values()), share)
+        both = [key for key in left.gradients if key in right.gradients]
+        if both:
+            torch._foreach_add_([left.gradients[key] for key in both], [right.gradients[key] for key in both])
+        for mine, other in ((left.gradients, right.gradients), (right.gradients, left.gradients)):
+            alone = [gradient for key, gradient in mine.items() if key not in other]
+            if alone:
+                torch._foreach_add_(alone, 0.0)  # As with zeros: −0 becomes 0.
+    loss = left.loss * shares[0] + right.loss * shares[1]
+    return Node(loss, left.weight + right.weight, {**right.gradients, **left.gradients})
+
+
+def shares_of(left: float, right: float, sums: bool) -> tuple[float, float]:
+    """What two of such weights are multiplied by before they are added."""
+    whole = left + right
+    return (1.0, 1.0) if sums else (left / whole, right / whole) if whole else (0.5, 0.5)
+
+
+class Buffers:
+    """Of models, while workers take turns: each begins with those of the step, and the first one's stay."""
+
+    def __init__(self, models: Iterable[Any]) -> None:
+        self._models = list(models)
+        self._begun = [one.clone() for one in self._all()]
+        self._kept = self._begun
+
+    def _all(self) -> Iterator[Any]:
+        return (one for model in self._models for one in model.buffers())
+
+    def turn(self, number: int) -> None:
+        """Before worker `number` begins."""
+        if number == 1:
+            self._kept = [one.clone() for one in self._all()]
+        if number:
+            self._write(self._begun)
+
+    def end(self) -> None:
+        """After the last one's turn."""
+        if self._kept is not self._begun:
+            self._write(self._kept)
+
+    def _write(self, values: Sequence[Any]) -> None:
+        import torch
+
+        with torch.no_grad():
+            for one, value in zip(self._all(), values):
+                one.copy_(value)

@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parts of a run: what must be the same after a resumption, each under a name.
+
+    model, optimizer, schedule, scaler, …   state_dict() and load_state_dict()
+    a tensor, a dict of plain values        their values
+    a generator of torch, NumPy or Python   its state
+
+Threads: the thread that trains.
+Memory:  a commit streams tensors from where they are. Restoring maps the file until the loop goes on that the
+         commit belongs to: pages of a file, which the kernel may take back. A part that is no module is copied
+         from it, one part at a time; one that is no optimizer either is there twice when it is put back.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ..core._random_states import generator_state, set_generator_state
+from ..training._checkpoint import check_plain, copied
+from ..training._reach import is_generator
+from ._part_settings import PartSettings
+
+
+class Parts:
+    """Those of one run."""
+
+    def __init__(self, saved: dict[str, Any] | None, where: str, settings: PartSettings) -> None:
+        """saved: states by name, of the commit `where` that the run goes on from; None: a new run."""
+        self._saved, self._where = saved, where
+        self.settings = settings
+        self._parts: dict[str, Any] = {}
+        self._others: dict[str, Any] = {}  # States to put back.
+        self.closed = False
+        """Batches were taken: whatever comes now would not have been restored."""
+
+    def track(self, name: str, part: Any) -> list[dict[str, Any]]:
+        """What of its settings is another than the commit's program had. Errors: ValueError, with the part as it was."""
+        part = getattr(part, "_orig_mod", part)  # torch.compile() wraps a module, and renames its tensors.
+        if name in self._parts:
+            raise ValueError(f"track: there is a part {name!r} already; names are unique")
+        if self.closed:
+            raise ValueError(f"track: {name!r} comes after the first batch: track everything before "
+                             "run.steps(), where it is restored")
+        check_plain(_state_of(name, part), name)
+        if self._saved is not None:
+            if name not in self._saved:
+                raise ValueError(f"track: {self._where} has no part {name!r}; it has "
+                                 f"{_names(self._saved)}. Train anew in another folder, or leave it out")
+        differs = self.settings.compare(name, part)
+        if self._saved is not None:
+            self._restore(name, part, self._saved[name])
+        self._parts[name] = part
+        return differs
+
+    def check_complete(self) -> None:
+        """Errors: ValueError naming saved parts that nobody tracks, and parameters of no part."""
+        missing = sorted((self._saved or {}).keys() - self._parts.keys())
+        if missing:
+            raise ValueError(f"steps: {self._where} holds {', '.join(missing)}, which this program does not "
+                             f"track: run.track({', '.join(f'{one}=…' for one in missing)})")
+        held = {id(tensor) for part in self._parts.values() for tensor in _tensors_of(part)}
+        for name, part in self._parts.items():
+            if isinstance(part, torch.optim.Optimizer):
+                loose = [p for group in part.param_groups for p in group["params"] if id(p) not in held]
+                if loose:
+                    raise ValueError(f"steps: {len(loose)} parameters of {name} are in no tracked part (the "
+                                     f"first is {list(loose[0].shape)}): track their module as well")
+        self.closed = True
+
+    def forget(self) -> None:
+        """What is saved is not needed any more: the file is not mapped from here on."""
+        self._saved = None
+
+    def load_again(self) -> None:
+        """Where the loop goes on that the commit belongs to: since track() the program did to its parts what it had done
+        before the commit. Modules and optimizers are loaded, and forget() is called: before workers are forked."""
+        for name, state in (self._saved or {}).items():
+            part = self._parts[name]
+            if isinstance(part, torch.optim.Optimizer):
+                part.state.clear()  # Which is not to be there twice.
+            if isinstance(part, (torch.nn.Module, torch.optim.Optimizer)):
+                self._restore(name, part, state)
+            else:
+                self._others[name] = copied(state)
+        self.forget()
+
+    def put_back(self) -> None:
+        """The others, after what beginning in the middle has drawn."""
+        others, self._others = self._others, {}
+        for name, state in others.items():
+            self._load(name, self._parts[name], state)
+
+    def states(self, wanted: Callable[[Any], bool] = lambda _: True) -> dict[str, Any]:
+        """Of parts that are wanted, for a commit. Errors: ValueError for what could not be read back safely."""
+        states = self.live(wanted)
+        self.check(states)
+        return states
+
+    @staticmethod
+    def check(states: dict[str, Any]) -> None:
+        """Errors: ValueError for what could not be read back safely."""
+        for name, state in states.items():
+            check_plain(state, name)
+
+    def live(self, wanted: Callable[[Any], bool] = lambda _: True) -> dict[str, Any]:
+        """The same, unchecked."""
+        return {name: _state_of(name, part) for name, part in self._parts.items() if wanted(part)}
+
+    def named(self, kind: type) -> list[tuple[str, Any]]:
+        """Parts of a kind, with their names, in the order they were tracked."""
+        return [(name, part) for name, part in self._parts.items() if isinstance(part, kind)]
+
+    def those(self, kind: type) -> list[Any]:
+        """Parts of a kind, in the order they were tracked."""
+        return [part for part in self._parts.values() if isinstance(part, kind)]
+
+    def generators(self) -> list[Any]:
+        """Parts that are random generators."""
+        return [part for part in self._parts.values() if is_generator(part)]
+
+    def has(self, part: Any) -> bool:
+        """Whether it is tracked."""
+        return any(one is part for one in self._parts.values())
+
+    def _restore(self, name: str, part: Any, state: Any) -> None:
+        if isinstance(part, torch.nn.Module):
+            differs = _differences(part.state_dict(), state)
+            if differs:
+                raise ValueError(f"{name} is not what {self._where} holds: {'; '.join(differs)}")
+            part.load_state_dict(state)
+        else:
+            self._load(name, part, copied(state))
+
+    def _load(self, name: str, part: Any, state: Any) -> None:
+        """state: the part's own from now on."""
+        if isinstance(part, torch.Tensor):
+            differs = _differences({"it": part}, {"it": state})
+            if differs:
+                raise ValueError(f"{name} is not what {self._where} holds: {'; '.join(differs)}")
+            with torch.no_grad():
+                part.copy_(state)
+        elif is_generator(part):
+            set_generator_state(part, state)
+        elif type(part) is dict:
+            part.clear()
+            part.update(state)
+        else:
+            groups = part.param_groups if isinstance(part, torch.optim.Optimizer) else []
+            try:
+                part.load_state_dict(state)
+            except (ValueError, KeyError, RuntimeError, TypeError) as error:
+                raise ValueError(f"{name} is not what {self._where} holds: {error}") from error
+            self.settings.take(part)
+            for k, group in enumerate(groups):  # A program may hold these, and change what is in them.
+                if group is not part.param_groups[k]:
+                    loaded, part.param_groups[k] = part.param_groups[k], group
+                    group.clear()
+                    group.update(loaded)
+
+
+def _state_of(name: str, part: Any) -> Any:
+    if isinstance(part, torch.Tensor):
+        return part.detach()
+    if is_generator(part):
+        return generator_state(part)
+    if type(part) is dict:
+        return dict(part)
+    if hasattr(part, "state_dict") and hasattr(part, "load_state_dict"):
+        return part.state_dict()
+    raise ValueError(f"track: {name} is a {type(part).__name__}, which has no state_dict() and "
+                     "load_state_dict(), and is no tensor, dict or random generator")
+
+
+def _differences(now: dict[str, Any], saved: dict[str, Any]) -> list[str]:
+    """At most eight, in words."""
+    found = []
+    for key in [*now, *(key for key in saved if key not in now)]:
+        if key not in saved:
+            found.append(f"{key} is not there")
+        elif key not in now:
+            found.append(f"{key} is there and not here")
+        elif isinstance(now[key], torch.Tensor) and isinstance(saved[key], torch.Tensor):
+            here, there = _kind(now[key]), _kind(saved[key])
+            if here != there:
+                found.append(f"{key} is {here} and was {there}")
+    return found[:8]
+
+
+def _kind(tensor: torch.Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+
+
+def _tensors_of(part: Any) -> list[torch.Tensor]:
+    if isinstance(part, torch.nn.Module):
+        return list(part.parameters())
+    return [part] if isinstance(part, torch.Tensor) else []
+
+
+def _names(parts: dict[str, Any]) -> str:
+    return ", ".join(sorted(parts)) or "no parts"

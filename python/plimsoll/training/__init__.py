@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Training: a step as a transaction, batch plans, checkpoints, weights that stay on disk."""

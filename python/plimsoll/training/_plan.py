@@ -1,0 +1,404 @@
+# SPDX-License-Identifier: Apache-2.0
+"""plan_batch: the largest batch whose training step fits, before the first step is trained.
+
+Threads: the thread that trains.
+Memory:  the measured steps themselves, 6 MiB of events, and state kept on disk (_plan_state.py).
+"""
+from __future__ import annotations
+
+import dataclasses
+import gc
+import hashlib
+import json
+import os
+import pathlib
+import sys
+import warnings
+from typing import Any, Callable, Iterable
+
+from .. import _core
+from ..core import _torch_gate
+from ..core._arrays import byte_size
+from ..core._folders import replaced
+from ..errors import BudgetExceeded
+from ..memory._memory import Governor, format_bytes
+from ..memory._refusal import Refusal, unless_refused
+from ..memory._scratch import scratch_folder
+from . import _plan_static
+from ._plan_state import TrainingState, in_memory
+
+_MIB = 1 << 20
+_PLANS_KEPT = 256  # Files of answers in the cache directory.
+_KEPT_ROOM = 1.05  # An answer for so much less memory than there is now is found anew.
+
+
+@dataclasses.dataclass
+class MemoryBudget:
+    """A plan in the terms of KD-GAT's `compute_batch_size`; sizes in MiB, shares from 0 to 1.
+
+    `total_gpu_mb` is the memory limit of the device the plan is for (here: the process's limit) and
+    `cuda_context_mb` what the process held before tensors.
+    """
+
+    total_gpu_mb: float
+    cuda_context_mb: float
+    model_params_mb: float
+    embedding_mb: float
+    optimizer_mb: float
+    gradient_mb: float
+    activation_mb: float
+    teacher_mb: float
+    per_graph_mb: float
+    available_for_data_mb: float
+    recommended_batch_size: int
+    target_utilization: float
+    estimation_mode: str
+    warnings: list[str]
+
+    @property
+    def static_memory_mb(self) -> float:
+        """Parameters, embeddings, optimizer states, gradients, teacher and context."""
+        return (self.cuda_context_mb + self.model_params_mb + self.embedding_mb
+                + self.optimizer_mb + self.gradient_mb + self.teacher_mb)
+
+    def __str__(self) -> str:
+        return (f"MemoryBudget(total={self.total_gpu_mb:.0f}MB "
+                f"static={self.static_memory_mb:.0f}MB [params={self.model_params_mb:.1f} "
+                f"embed={self.embedding_mb:.1f} opt={self.optimizer_mb:.1f} "
+                f"grad={self.gradient_mb:.1f} teacher={self.teacher_mb:.1f}] "
+                f"activation={self.activation_mb:.1f}MB per_graph={self.per_graph_mb:.4f}MB "
+                f"available={self.available_for_data_mb:.0f}MB "
+                f"batch_size={self.recommended_batch_size} mode={self.estimation_mode})")
+
+
+@dataclasses.dataclass
+class BatchPlan:
+    """The answer of plan_batch(); sizes in bytes. str() is a table."""
+
+    batch_size: int
+    label: str
+    """"exact": a real step of this size did, block by block, what two other sizes or more predicted, or what a second
+    one of this size did. "bounded": a real step fitted, and another did something else. "estimate": nothing was run."""
+    peak_bytes: int
+    """Highest sum of tensors during a step, as the arena counts them."""
+    leased_bytes: int
+    """What to admit for them: with the arena's cache and partly used pages."""
+    available_bytes: int
+    bytes_per_row: int
+    operator: str
+    """Whose allocation makes the peak: "aten::addmm"."""
+    phase: str
+    parts: dict[str, int]
+    """Who holds the peak: static, gradients, activations, optimizer, temporaries, other threads."""
+    step_seconds: float
+    at_most_rows: bool
+    """The memory would take more rows than max_batch_size allows."""
+    larger_rows: int
+    """A fifth more rows, up to the next multiple, …"""
+    larger_leased_bytes: int
+    """… and what they would lease, as predicted."""
+    traced_rows: list[int]
+    verified: list[dict[str, Any]]
+    advice: str
+    held: dict[str, int]
+    """Of the static part: parameters, embeddings, optimizer, buffers, teacher."""
+    limit_bytes: int
+    baseline_bytes: int
+    warnings: list[str] = dataclasses.field(default_factory=list)
+    from_cache: bool = False
+    device: dict[str, Any] | None = None
+    """What the step would hold on the device that was asked for: name, limit_bytes, reserved_bytes,
+    bound_bytes (that and room for what its kernels do otherwise: never above limit_bytes),
+    allocated_bytes, fragmentation_bytes (reserved and free when it reserved most), static_bytes
+    (reserved for what stays), steady (a repeated step reserves no more)."""
+
+    def memory_budget(self) -> MemoryBudget:
+        """The same in the original's terms."""
+        held, parts = self.held, self.parts
+        moving = parts["activations"] + parts["temporaries"] + parts["other threads"]
+        embeddings = held["embeddings"]
+
+        def mb(value: int) -> float:
+            return value / _MIB
+
+        return MemoryBudget(
+            total_gpu_mb=mb(self.limit_bytes), cuda_context_mb=mb(self.baseline_bytes),
+            model_params_mb=mb(held["parameters"] + held["buffers"] - embeddings),
+            embedding_mb=mb(embeddings), optimizer_mb=mb(held["optimizer"]),
+            gradient_mb=mb(held["gradients"]), activation_mb=mb(moving), teacher_mb=mb(held["teacher"]),
+            per_graph_mb=mb(self.bytes_per_row),
+            available_for_data_mb=mb(self.available_bytes - self.parts["static"]),
+            recommended_batch_size=self.batch_size,
+            target_utilization=self.peak_bytes / max(1, self.available_bytes),
+            estimation_mode="static" if self.label == "estimate" else "measured",
+            warnings=list(self.warnings))
+
+    def __str__(self) -> str:
+        lines = [f"batch size {self.batch_size} ({self.label}): peak {format_bytes(self.peak_bytes)}"
+                 f" of {format_bytes(self.available_bytes)} for tensors"]
+        for name, size in self.parts.items():
+            if size > 0:
+                lines.append(f"  {name:<14}{format_bytes(size):>12}  {100 * size / max(1, self.peak_bytes):5.1f} %")
+        if self.operator:
+            lines.append(f"  at the peak: {self.operator} in {self.phase}")
+        if self.bytes_per_row:
+            lines.append(f"  one row more: {format_bytes(self.bytes_per_row)}")
+        lines.append(f"  {self.larger_rows} rows: {format_bytes(self.larger_leased_bytes)} to admit, as predicted")
+        if self.device:
+            on = self.device
+            lines.append(f"  {on['name']}: {format_bytes(on['reserved_bytes'])} reserved, "
+                         f"{format_bytes(on['allocated_bytes'])} allocated, "
+                         f"{format_bytes(on['fragmentation_bytes'])} fragments; "
+                         f"{format_bytes(on['bound_bytes'])} of its {format_bytes(on['limit_bytes'])} "
+                         "with room for its kernels")
+        lines += [f"  {self.advice}"] if self.advice else []
+        lines += [f"  warning: {text}" for text in self.warnings]
+        return "\n".join(lines)
+
+
+def plan_batch(step: Callable[[int], Any] | None = None, *, model: Any = None,
+               optimizer: Any = None, teacher: Any = None, others: Iterable[Any] = (),
+               governor: Governor | None = None, available: int | str = "",
+               min_batch_size: int = 1, max_batch_size: int = 8192, multiple_of: int = 1,
+               extent: Callable[[int], tuple[int, int]] | None = None, mode: str = "measured",
+               sample: Any = None, key: str = "",
+               directory: str | os.PathLike[str] | None = None, device: str = "cpu",
+               device_memory_limit: int | str = "") -> BatchPlan:
+    """The largest batch size whose training step fits into the memory that is left for tensors.
+
+        def step(batch_size):                       # One whole step on the largest samples.
+            optimizer.zero_grad()
+            loss(model(x_of(batch_size)), y_of(batch_size)).backward()
+            optimizer.step()
+
+        plan = plimsoll.plan_batch(step, model=model, optimizer=optimizer)
+        print(plan)                                 # The size, what holds the peak, what would help.
+
+    Real steps of a few small sizes are traced, replayed at larger ones, and the answer is run once
+    (docs/decisions/0011-plans-from-replayed-traces.md). Afterwards modes, parameters, buffers, gradients, optimizer states and random states
+    are bit for bit what they were; what `step` changes beside them is the caller's, or goes into
+    `others`. So do frozen parameters that it writes, where there are more of them than of trained ones.
+
+    step:      runs one whole training step of a batch size; its result is ignored.
+    model:     a torch.nn.Module or several; optimizer: a torch.optim.Optimizer or several.
+    teacher:   a frozen module, told apart in the answer.
+    others:    schedulers, GradScaler, modules: anything with state_dict() and load_state_dict().
+    available: bytes for tensors; "" for what the governor's limit leaves.
+    extent:    for graphs: batch size -> (nodes, edges) of the largest such batch that `step` runs.
+    mode:      "measured", or "static": a quick conservative estimate from shapes, nothing is run;
+               wants `model` and `sample`, a tensor or tuple of tensors of one row [1, …].
+    key:       what decides the step beside model and optimizer (data set, loss, sample shape). Given,
+               the answer is kept on disk, and a later process with the same key, model, options,
+               versions and limit gets it without a step.
+    directory: for that, and for the state kept meanwhile; default: $PLIMSOLL_CACHE_DIR or
+               ~/.cache/plimsoll.
+    device:    "cuda" or "simulated": the step, which still runs on the CPU, must also fit what such
+               a device's caching allocator would reserve for its blocks; "bounded" at best, since
+               no step runs there. The device's context and its libraries' workspaces are not
+               counted: leave them out of the limit.
+    device_memory_limit: what the allocator may reserve: "8GiB"; of "cuda" also "80%", and by default
+               what is free now.
+    Errors:    BudgetExceeded when not even min_batch_size fits, naming a limit that would do;
+               ValueError (options; a layer that mode="static" does not know, by name); what `step`
+               raises, but for refusals of memory.
+    """
+    extension = _torch_gate.load()
+    governor = governor or Governor.current()
+    if governor is None or not governor.arena_attached:
+        raise ValueError("plan_batch: there is no Governor that tensors are leased from: make one "
+                         "first, after importing torch: plimsoll.Governor(\"8GiB\")")
+    if mode not in ("measured", "static"):
+        raise ValueError(f"mode: {mode!r} is neither \"measured\" nor \"static\"")
+    models, optimizers = _listed(model), _listed(optimizer)
+    teachers = _listed(teacher)
+    device_limit = str(device_memory_limit)
+    extension.check_device(device, device_limit)
+    if device != "cpu" and mode == "static":
+        raise ValueError(f"device: {device!r} wants a step that is replayed; mode=\"static\" runs none")
+    available_bytes = byte_size(available, "available") if available != "" else 0
+    held = _held(models, optimizers, teachers, extension.block_bytes)
+    if mode == "static":
+        room = available_bytes or governor._left_for_tensors()
+        found = _plan_static.estimate(models, optimizers, teachers, sample, room,
+                                      min_batch_size, max_batch_size, multiple_of)
+        return _finished(found, held, governor)
+    if step is None:
+        raise ValueError("step: plan_batch(step) wants a callable that runs one training step; "
+                         "mode=\"static\" does without")
+    folder = pathlib.Path(scratch_folder(directory or _cache_directory(), "directory"))
+    file = None
+    if key:
+        options = [min_batch_size, max_batch_size, multiple_of, governor.limit_bytes,
+                   available_bytes, *([device, device_limit] if device != "cpu" else [])]
+        file = folder / "plans" / f"{_stable_key(key, models + teachers, optimizers, options)}.json"
+        kept = _read_kept(file, available_bytes or governor._left_for_tensors())
+        if kept is not None:
+            return kept
+
+    def on_device() -> tuple[str, str, list[tuple[int, int]]]:
+        return device, device_limit, _staying(models, optimizers, teachers)
+
+    found = _measure(extension, governor, step, TrainingState([*models, *teachers], optimizers, others,
+                                                             folder, step),
+                     extent, min_batch_size, max_batch_size, multiple_of, available_bytes, on_device)
+    plan = _finished(found, held, governor)
+    if file is not None:
+        _write_kept(file, plan)
+    return plan
+
+
+def _measure(extension: Any, governor: Governor, step: Callable[[int], Any], state: TrainingState,
+             extent: Callable[[int], tuple[int, int]] | None, least: int, most: int, multiple: int,
+             available: int,
+             on_device: Callable[[], tuple[str, str, list[tuple[int, int]]]]) -> dict[str, Any]:
+    sizes = (lambda rows: (rows, *extent(rows))) if extent else None
+    collecting = gc.isenabled()
+    gc.collect()
+    gc.disable()  # Between steps only: when a collection runs must not be part of a trace.
+    try:
+        attempt = attempted(step)
+        # Optimizer states and kernels' caches exist from here on.
+        refusal = attempt(min(most, max(least, 8)))
+        if refusal:
+            refusal = attempt(least)
+        if refusal:
+            room = governor._left_for_tensors()
+            raise BudgetExceeded(
+                f"not even a step of {least} rows fits: {refusal}", "tensors", 0, room,
+                governor.limit_bytes, None, "raise the limit, or lower min_batch_size")
+        return extension.plan_batch(governor._core, attempt, sizes, least, most, multiple, available,
+                                    *on_device())
+    finally:
+        if collecting:
+            gc.enable()
+        try:
+            state.put_back()
+        finally:
+            state.close()
+
+
+def attempted(step: Callable[[int], Any]) -> Callable[[int], Refusal | None]:
+    """`step` as the planner calls it: None when it ran, the refusal when it did not fit.
+
+    A collection runs between steps, so that none has to run inside one.
+    """
+
+    def attempt(rows: int) -> Refusal | None:
+        _, refusal = unless_refused(lambda: step(rows))
+        gc.collect()
+        return refusal
+
+    return attempt
+
+
+def _finished(found: dict[str, Any], held: dict[str, int], governor: Governor) -> BatchPlan:
+    ledger = governor.ledger()
+    return BatchPlan(held=held, limit_bytes=ledger.limit_bytes,
+                     baseline_bytes=ledger.baseline_bytes, **found)
+
+
+def _listed(value: Any) -> list[Any]:
+    if value is None:
+        return []
+    return list(value) if isinstance(value, (list, tuple)) else [value]
+
+
+def _held(models: list[Any], optimizers: list[Any], teachers: list[Any],
+          block_bytes: Callable[[int], int]) -> dict[str, int]:
+    """Bytes of what stays from step to step, by kind; each storage once."""
+    import torch
+
+    seen: set[int] = set()
+
+    def size(tensors: Iterable[Any]) -> int:
+        total = 0
+        for tensor in tensors:
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in seen:
+                seen.add(storage.data_ptr())
+                total += block_bytes(storage.nbytes()) if storage.nbytes() else 0
+        return total
+
+    embeddings = size(part.weight for model in models for part in model.modules()
+                      if isinstance(part, (torch.nn.Embedding, torch.nn.EmbeddingBag)))
+    parameters = size(p for model in models for p in in_memory(model.parameters())) + embeddings
+    trained = [p for optimizer in optimizers for group in optimizer.param_groups
+               for p in group["params"]]
+    parameters += size(trained)
+    return {
+        "parameters": parameters, "embeddings": embeddings,
+        "buffers": size(b for model in models for b in model.buffers()),
+        "optimizer": max(size(v for optimizer in optimizers for values in optimizer.state.values()
+                              for v in values.values() if isinstance(v, torch.Tensor)),
+                         sum(_plan_static.states_of(o)[0] for o in optimizers)),
+        "gradients": sum(block_bytes(p.numel() * p.element_size()) for p in
+                         {id(p): p for p in trained}.values() if p.requires_grad),
+        "teacher": size(t for teacher in teachers
+                        for t in [*in_memory(teacher.parameters()), *teacher.buffers()]),
+    }
+
+
+def _staying(models: list[Any], optimizers: list[Any],
+             teachers: list[Any]) -> list[tuple[int, int]]:
+    """Address and bytes of every storage that stays from step to step: parameters, buffers, states."""
+    import torch
+
+    tensors = [t for module in models + teachers for t in [*in_memory(module.parameters()), *module.buffers()]]
+    for optimizer in optimizers:
+        tensors += [p for group in optimizer.param_groups for p in group["params"]]
+        tensors += [v for values in optimizer.state.values() for v in values.values()
+                    if isinstance(v, torch.Tensor)]
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
+    return [(address, size) for address, size in storages.items() if size]
+
+
+# ---- Answers kept on disk ----
+
+
+def _cache_directory() -> pathlib.Path:
+    given = os.environ.get("PLIMSOLL_CACHE_DIR", "")
+    if given:
+        return pathlib.Path(given)
+    base = os.environ.get("XDG_CACHE_HOME", "") or pathlib.Path.home() / ".cache"
+    return pathlib.Path(base) / "plimsoll"
+
+
+def _stable_key(key: str, models: list[Any], optimizers: list[Any], options: list[Any]) -> str:
+    """The same in every process for the same model, options and versions; no hash() in it (K6)."""
+    import torch
+
+    described = {
+        "key": key, "options": options, "plimsoll": _core.version, "torch": torch.__version__,
+        "python": list(sys.version_info[:2]), "threads": torch.get_num_threads(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "models": [str(model) for model in models],
+        "parameters": [[(name, list(p.shape), str(p.dtype), p.requires_grad)
+                        for name, p in model.named_parameters()] for model in models],
+        "optimizers": [[type(o).__name__, [{k: repr(v) for k, v in group.items() if k != "params"}
+                                           for group in o.param_groups]] for o in optimizers],
+    }
+    return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
+
+
+def _read_kept(file: pathlib.Path, available: int) -> BatchPlan | None:
+    try:
+        plan = BatchPlan(**json.loads(file.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError) as error:
+        warnings.warn(f"{file}: not a plan of this version ({error}); it is made again",
+                      stacklevel=4)
+        return None
+    if plan.leased_bytes > available or available > _KEPT_ROOM * plan.available_bytes:
+        return None  # There is less room now, or so much more that a larger batch may fit.
+    plan.from_cache = True
+    return plan
+
+
+def _write_kept(file: pathlib.Path, plan: BatchPlan) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with replaced(file, f"{file.name}.{os.getpid()}", durable=False) as partial:
+        partial.write_text(json.dumps(dataclasses.asdict(plan)), encoding="utf-8")
+    kept = sorted(file.parent.glob("*.json"), key=lambda one: one.stat().st_mtime)
+    for old in kept[:-_PLANS_KEPT]:
+        old.unlink(missing_ok=True)

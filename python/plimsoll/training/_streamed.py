@@ -1,0 +1,408 @@
+# SPDX-License-Identifier: Apache-2.0
+"""stream_frozen: frozen weights of a model's blocks stay on disk, and are read ahead of use.
+
+Reading order: _weight_files.py, _weight_ring.py, this file.
+
+Threads: the thread that trains, and the ring's.   Memory: the ring's; a number for each parameter.
+"""
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import pathlib
+import weakref
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from .. import _core
+from ..core import _torch_gate
+from ..core._folders import replaced
+from ..errors import CorruptError
+from ..memory._memory import Governor, format_bytes
+from ..memory._scratch import folder_of_run, scratch_folder
+from ._weight_files import Place, WeightReader, bytes_of, names_in, places_in, write_tensors
+from ._weight_ring import WeightRing
+
+if TYPE_CHECKING:
+    import torch
+
+_FILE = "frozen.safetensors"
+_CONVERTED = {"float64", "float32", "float16", "bfloat16"}  # To one another.
+_CACHES = ("cache", "past_key_value", "past_key_values", "layer_past")  # Of keys and values: transformers' names.
+
+
+def stream_frozen(model: torch.nn.Module, files: str | os.PathLike[str] | Iterable[str | os.PathLike[str]] | None = None,
+                  *, weights: str = "auto", slots: int = 2,
+                  directory: str | os.PathLike[str] | None = None) -> StreamedWeights:
+    """Leaves the frozen weights of the model's blocks on disk, and reads them ahead of use through a few slots.
+
+        config = transformers.AutoConfig.from_pretrained("DIR")
+        with accelerate.init_empty_weights():  # Or .from_pretrained("DIR", dtype="auto"), which maps the files.
+            model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+        model.requires_grad_(False)
+        plimsoll.stream_frozen(model, "DIR")  # Reads what is to be in memory; ties what is tied.
+        model = peft.get_peft_model(model, peft.LoraConfig(target_modules="all-linear"))  # Or before.
+
+    Blocks are the modules of every torch.nn.ModuleList whose entries are of one type, outermost first. Of them
+    the parameters that require no gradient are streamed: forward in the order of the blocks, and in backward,
+    where each block runs again (torch.utils.checkpoint at its border, so that activations within blocks are not
+    kept either), in the reverse order. All other parameters stay in memory. Any order of use is right, and
+    another than this waits for the disk. The bits are those of the resident model.
+
+    model:   made before; the values of streamed weights are let go. Parameters on the meta device, other than
+             trained ones, are read from `files`; where there are such, buffers that are part of the model's state
+             (running means of a batch norm) are read, too, if the files have them.
+    files:   safetensors files or their folder, with the values the model has; None: they are written once to
+             `directory`. Names are the model's, or those that transformers loads it from; PEFT's additions to them, and
+             what stands before them, are overlooked. A floating dtype other than the model's is converted as it is read, 32 KiB at a time and to
+             the bits of Tensor.to(): never are both there whole.
+    weights: "resident": they are read into memory leased for tensors; "streamed"; "auto": resident where they
+             take at most half of what the governor has free. Bits do not depend on it.
+    slots:   blocks in memory at a time: 2 or more.
+    directory: of the written file; None: the open Run's folder, or as TrainingStep's.
+
+    In a state_dict(), and so in a commit of a Run, the checksum of a weight stands in its place. Loaded again it
+    is compared: with other files, or damaged ones, CorruptError names file and tensor when it is read, for the first
+    time or after the file was written. So a run goes on, streamed or resident, from the same files alone.
+    Outside of its block a streamed parameter has its shape and dtype and no values: RuntimeError names it. In a
+    forked process the model does not run. Caches of keys and values are left out where gradients are made.
+    Memory:  slots × the largest block, and 4 MiB, leased when it is made.
+    Errors:  BudgetExceeded; ValueError naming the argument or the parameter; NotFoundError; CorruptError; OSError.
+    """
+    _torch_gate.load()
+    if weights not in ("auto", "resident", "streamed"):
+        raise ValueError(f"weights: {weights!r} is none of 'auto', 'resident', 'streamed'")
+    if slots < 2:
+        raise ValueError(f"slots: {slots}; it is 2 or more: one block runs, and the next one is read")
+    governor = Governor.current()
+    if governor is None:
+        raise ValueError("stream_frozen: there is no Governor that its memory is leased from: make one first, or a Run")
+    if hasattr(model, "tie_weights") and any(one.is_meta for one in model.parameters()):
+        model.tie_weights()  # Of transformers: from_pretrained() does it when it has loaded, and from_config() not at all.
+    blocks = _blocks_of(model)
+    if not blocks:
+        raise ValueError("model: it has no torch.nn.ModuleList of two or more modules of one type with parameters "
+                         "that require no gradient: model.requires_grad_(False) freezes all")
+    _must_be_on_the_host(model, files is not None)
+    size = sum(owned.size for block in blocks for owned in block.owned)
+    streamed = weights == "streamed" or (weights == "auto" and 2 * size > governor.ledger().free_bytes)
+    places = None if files is None else _renamed(model, places_in(files))
+    with contextlib.ExitStack() as undo:
+        reader = WeightReader()
+        undo.callback(reader.close)
+        if places is None and streamed:
+            places = _written(blocks, _folder(directory) / _FILE, reader)
+        if places is not None:
+            for block in blocks:
+                block.places = [_place_of(owned, places) for owned in block.owned]
+            _fill(model, blocks, places, streamed)
+        if not streamed:
+            return StreamedWeights(blocks, size, None)
+        ring = WeightRing([block.places for block in blocks], slots, governor, reader)
+        undo.pop_all()
+    governor._adopt(ring)
+    return StreamedWeights(blocks, size, ring)
+
+
+class StreamedWeights:
+    """What stream_frozen() made. It lives as long as the model, or until it or the governor is closed."""
+
+    def __init__(self, blocks: list[_Block], size: int, ring: WeightRing | None) -> None:
+        """For stream_frozen()."""
+        self._ring = ring
+        self.bytes = size
+        """Of the frozen weights."""
+        if ring is not None:
+            weakref.finalize(self, ring.close)
+        for number, block in enumerate(blocks):
+            for owned in block.owned:
+                owned.stand_in_state_dict(None if ring is None else owned.absent())
+            if ring is not None:
+                block.stream(number, len(blocks), ring).weights = self
+
+    @property
+    def streamed(self) -> bool:
+        """Whether they are on disk; else in memory."""
+        return self._ring is not None
+
+    @property
+    def ring_bytes(self) -> int:
+        """That are leased for weights that stream."""
+        return 0 if self._ring is None else self._ring.bytes
+
+    @property
+    def stall_seconds(self) -> float:
+        """That the model has waited for the disk so far."""
+        return 0.0 if self._ring is None else self._ring.stall_seconds
+
+    def close(self) -> None:
+        """Ends the reading; a model whose weights were streamed does not run afterwards."""
+        if self._ring is not None:
+            self._ring.close()
+
+    def __repr__(self) -> str:
+        return f"<StreamedWeights, {format_bytes(self.bytes)} {'streamed' if self.streamed else 'resident'}>"
+
+
+class _Owned:
+    """A frozen parameter of a block."""
+
+    def __init__(self, module: Any, name: str, full_name: str) -> None:
+        self.module, self.name, self.full_name = module, name, full_name
+        parameter = self.parameter
+        self.dtype, self.shape = parameter.dtype, parameter.shape
+        self.size = parameter.numel() * parameter.element_size()
+        self.place: Place | None = None
+
+    @property
+    def parameter(self) -> Any:
+        return self.module._parameters[self.name]
+
+    def absent(self) -> Any:
+        from ._absent import Absent
+
+        return Absent.like(self.parameter, self.full_name)
+
+    def put(self, tensor: Any) -> None:
+        import torch
+
+        self.module._parameters[self.name] = tensor if isinstance(tensor, torch.nn.Parameter) \
+            else torch.nn.Parameter(tensor, requires_grad=False)
+
+    def view(self, data: Any) -> Any:
+        """Of bytes. The values of a block."""
+        return data.view(self.dtype).view(self.shape)
+
+    def stand_in_state_dict(self, absent: Any) -> None:
+        """From now on the checksum is there; `absent` is what the module has outside of its block, or None."""
+        import torch
+
+        if absent is not None:
+            self.put(absent)
+
+        def saved(_: Any, state: dict[str, Any], prefix: str, __: Any) -> None:
+            if prefix + self.name in state:
+                state[prefix + self.name] = torch.tensor(self.checksum())
+
+        def loading(_: Any, state: dict[str, Any], prefix: str, __: Any, ___: Any, ____: Any, _____: Any,
+                    errors: list[str]) -> None:
+            value = state.get(prefix + self.name)
+            if value is None:
+                return
+            if value.dtype == torch.int64 and value.dim() == 0:
+                self.expect(int(value))
+            else:
+                errors.append(f"{self.full_name} stays on disk (stream_frozen): its values are not loaded from a state "
+                              "dict. Leave it out")
+            state[prefix + self.name] = self.parameter  # Copied onto itself.
+
+        self.module.register_state_dict_post_hook(saved)
+        self.module.register_load_state_dict_pre_hook(loading)
+
+    def checksum(self) -> int:
+        """Of its values; −1: they have not been read."""
+        if self.place is None:
+            return _core.crc32c(bytes_of(self.parameter))
+        return max(self.place.checksum, self.place.expected)
+
+    def expect(self, checksum: int) -> None:
+        """Errors: CorruptError."""
+        if checksum >= 0 and self.place is not None:
+            self.place.expect(checksum)
+        elif checksum >= 0 and self.checksum() != checksum:
+            raise CorruptError(f"{self.full_name} is not what training began with: its checksum is "
+                               f"{self.checksum():08x} and was {checksum:08x}. Make the model as it was, or train anew")
+
+
+class _Block:
+    """A module of a list of them, and its frozen parameters."""
+
+    def __init__(self, module: Any, owned: list[_Owned]) -> None:
+        self.module, self.owned = module, owned
+
+    @property
+    def places(self) -> list[Place]:
+        return [owned.place for owned in self.owned if owned.place is not None]
+
+    @places.setter
+    def places(self, places: list[Place]) -> None:
+        for owned, place in zip(self.owned, places):
+            owned.place = place
+
+    def stream(self, number: int, count: int, ring: WeightRing) -> Any:
+        """From now on its forward, which is returned, runs with weights of the ring, and again in backward."""
+        from torch import is_grad_enabled
+        from torch.utils.checkpoint import checkpoint
+
+        absent = [owned.parameter for owned in self.owned]
+        inner = self.module.forward
+
+        @contextlib.contextmanager
+        def there(after: list[int]) -> Iterator[None]:
+            try:
+                for owned, data in zip(self.owned, ring.use(number, after)):
+                    owned.put(owned.view(data))
+                del owned, data  # The slot is free when the last of them is gone.
+                yield
+            finally:
+                for owned, none in zip(self.owned, absent):
+                    owned.put(none)
+
+        def once(after: list[int], *args: Any, **kwargs: Any) -> Any:
+            with there(after):
+                return inner(*args, **kwargs)
+
+        # What comes next; ends meet, as step follows step.
+        forward, backward = [(number + 1) % count], [number - 1 if number else min(1, count - 1)]
+        turn = backward if number == count - 1 else forward
+
+        @functools.wraps(inner)
+        def streamed(*args: Any, **kwargs: Any) -> Any:
+            if not is_grad_enabled():
+                return once(forward, *args, **kwargs)
+            kwargs.update({name: None for name in _CACHES if _is_cache(kwargs.get(name))})
+            if kwargs.get("use_cache"):
+                kwargs["use_cache"] = False
+            calls = iter([turn])
+            return checkpoint(lambda *a, **k: once(next(calls, backward), *a, **k), *args, use_reentrant=False, **kwargs)
+
+        self.module.forward = streamed
+        return streamed
+
+
+def _is_cache(value: Any) -> bool:
+    """Of transformers', or the tuples of its older models."""
+    return isinstance(value, tuple) or hasattr(value, "get_seq_length")
+
+
+def _blocks_of(model: Any) -> list[_Block]:
+    """In the order of the model, with what only they have of frozen parameters."""
+    import torch
+
+    places: dict[int, int] = {}
+    for module in model.modules():
+        for parameter in module._parameters.values():
+            places[id(parameter)] = places.get(id(parameter), 0) + 1
+    found: list[_Block] = []
+    inside: set[int] = set()
+    for name, module in model.named_modules():
+        if not isinstance(module, torch.nn.ModuleList) or id(module) in inside or len(module) < 2 \
+                or len({type(one) for one in module}) > 1:
+            continue
+        own = []
+        for number, block in enumerate(module):
+            owned = [_Owned(part, key, ".".join(filter(None, (name, str(number), path, key))))
+                     for path, part in block.named_modules() for key, parameter in part._parameters.items()
+                     if parameter is not None and not parameter.requires_grad and parameter.numel()
+                     and places[id(parameter)] == 1]
+            own.append(_Block(block, owned))
+        if any(block.owned for block in own):
+            inside.update(id(part) for part in module.modules())
+            found += [block for block in own if block.owned]
+    return found
+
+
+def _must_be_on_the_host(model: Any, has_files: bool) -> None:
+    from ._absent import Absent
+
+    for name, parameter in model.named_parameters():
+        if isinstance(parameter, Absent):
+            raise ValueError(f"model: {name} is streamed already")
+        if parameter.is_meta and (parameter.requires_grad or not has_files):
+            raise ValueError(f"model: {name} is on the meta device and has no values: "
+                             + ("it is trained, so make it on the CPU" if has_files else "name its files=…"))
+        if parameter.device.type not in ("cpu", "meta"):
+            raise ValueError(f"model: {name} is on {parameter.device}; weights stream to the CPU alone")
+    for name, buffer in model.named_buffers():
+        if buffer.is_meta:
+            raise ValueError(f"model: the buffer {name} is on the meta device, and files may have none: make the model with "
+                             "its buffers, as accelerate.init_empty_weights() does")
+
+
+def _renamed(model: Any, places: dict[str, Place]) -> dict[str, Place]:
+    """By the model's names."""
+    names = names_in(model, places)
+    return {names[name]: place for name, place in places.items()}
+
+
+def _place_of(owned: _Owned, places: dict[str, Place]) -> Place:
+    """Errors: ValueError: it is not there, or is another."""
+    found = _found(owned.full_name, owned, places)
+    if found is None:
+        raise ValueError(f"files: none has {_plain(owned.full_name)}, a frozen parameter of the model")
+    return found
+
+
+def _plain(name: str) -> str:
+    """Without what PEFT has added."""
+    return name.replace("base_model.model.", "", 1).replace(".base_layer", "")
+
+
+def _found(full_name: str, tensor: Any, places: dict[str, Place]) -> Place | None:
+    """Where the values of something of this dtype and shape are. Errors: ValueError: it is another."""
+    plain = _plain(full_name)
+    found = places.get(full_name) or places.get(plain)
+    if found is None:
+        ends = [place for name, place in places.items() if name.endswith("." + plain) or plain.endswith("." + name)]
+        if len(ends) != 1:
+            return None
+        found = ends[0]
+    kind = str(tensor.dtype).removeprefix("torch.")
+    if found.shape != tuple(tensor.shape) or (found.dtype != kind and not {found.dtype, kind} <= _CONVERTED):
+        raise ValueError(f"files: {found.name} of {found.path} is {found.dtype} {list(found.shape)}, and the model's is "
+                         f"{kind} {list(tensor.shape)}: these are the files of another model")
+    found.wanted = kind if found.dtype != kind else ""
+    return found
+
+
+def _fill(model: Any, blocks: list[_Block], places: dict[str, Place], streamed: bool) -> None:
+    """Reads what is to be in memory: what has no values, buffers of a model made without, and where weights are resident
+    those of the blocks."""
+    import torch
+
+    def read(place: Place, tensor: Any) -> Any:
+        reader.read(place, tensor.reshape(-1).view(torch.uint8).numpy())
+        return tensor
+
+    reader = WeightReader()
+    made_empty = any(one.is_meta for one in model.parameters())
+    mine = {(id(owned.module), owned.name): owned for block in blocks for owned in block.owned}
+    made: dict[int, Any] = {}  # Parameters that several modules share stay one.
+    try:
+        for path, module in model.named_modules():
+            for name, parameter in list(module._parameters.items()):
+                owned = mine.get((id(module), name))
+                if parameter is None or (streamed if owned else not parameter.is_meta):
+                    continue
+                owned = owned or _Owned(module, name, ".".join(filter(None, (path, name))))
+                if id(parameter) not in made:
+                    tensor = read(owned.place or _place_of(owned, places), torch.empty(owned.shape, dtype=owned.dtype))
+                    made[id(parameter)] = (parameter, torch.nn.Parameter(tensor, requires_grad=False))
+                owned.put(made[id(parameter)][1])
+            for name, buffer in module._buffers.items() if made_empty else ():
+                if buffer is None or name in module._non_persistent_buffers_set or not buffer.numel():
+                    continue
+                place = _found(".".join(filter(None, (path, name))), buffer, places)
+                if place is not None:
+                    buffer.copy_(read(place, torch.empty_like(buffer, memory_format=torch.contiguous_format)))
+    finally:
+        reader.close()
+
+
+def _folder(directory: str | os.PathLike[str] | None) -> pathlib.Path:
+    run = folder_of_run()
+    if directory is None and run is not None:
+        directory = run / "weights"
+    return pathlib.Path(scratch_folder(directory, "directory"))
+
+
+def _written(blocks: list[_Block], path: pathlib.Path, reader: WeightReader) -> dict[str, Place]:
+    """What `reader` has open then is this very file: other processes, such as ranks, may write one of that name."""
+    with replaced(path, f"{path.name}.{os.getpid()}", durable=False) as partial:
+        write_tensors(partial, {owned.full_name: owned.parameter for block in blocks for owned in block.owned})
+        places = places_in(partial)
+        reader.open(partial, path)
+    for place in places.values():
+        place.path = path
+    return places

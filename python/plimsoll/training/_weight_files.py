@@ -1,0 +1,290 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensors in safetensors files: where each lies, how they are read past the page cache, and one file of new ones.
+
+Source: github.com/huggingface/safetensors, README, "Format": u64 header length | JSON header | tensor bytes.
+
+Threads: WeightReader is single-owner.   Memory: headers; a reader has one piece of a file, READER_BYTES in all.
+"""
+from __future__ import annotations
+
+import dataclasses
+import json
+import mmap
+import os
+import pathlib
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .. import _core
+from ..core._folders import replaced
+from ..errors import CorruptError, NotFoundError
+
+if TYPE_CHECKING:
+    import torch
+
+_PIECE = 4 << 20
+_IN_PLACE = 64 << 10  # Bytes: a smaller tensor is copied, rather than that pages around it stay empty.
+_CONVERTED = 32 << 10  # Bytes converted at a time: fewer numbers than torch would share among threads.
+READER_BYTES = _PIECE + _CONVERTED
+_PAGE = 4096  # What direct reads are multiples of.
+ALIGNED = 64  # Bytes: tensors begin there in memory, as torch's own do, and kernels compute the same.
+_NUMBER = 8  # Bytes of the widest one.
+_SETTLED_NS = 2_000_000_000  # Clocks of file systems tick in seconds at worst.
+_HEADER_MAX = 100_000_000
+_KINDS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64", "I32": "int32",
+          "I16": "int16", "I8": "int8", "U8": "uint8", "BOOL": "bool"}
+
+
+@dataclasses.dataclass
+class Place:
+    """Of one tensor."""
+
+    name: str
+    path: pathlib.Path
+    begin: int
+    """Bytes, from the beginning of the file."""
+    size: int
+    dtype: str
+    """As torch calls it: "bfloat16"."""
+    shape: tuple[int, ...]
+    wanted: str = ""
+    """The dtype it is to have in memory; "": the same."""
+    checksum: int = -1
+    """CRC-32C of the file's bytes, when they were read first; −1: never. Written by who reads."""
+    seen: tuple[int, ...] = ()
+    """Which state of the file had it: see _state_of()."""
+    expected: int = -1
+    """What it must be; −1: nobody knows yet. Written by expect()."""
+
+    @property
+    def memory_bytes(self) -> int:
+        """Of its numbers in memory."""
+        import torch
+
+        if not self.wanted:
+            return self.size
+        return self.size // getattr(torch, self.dtype).itemsize * getattr(torch, self.wanted).itemsize
+
+    @property
+    def in_place(self) -> bool:
+        """Whether pages of the file may be read where the tensor is to be."""
+        return not self.wanted and self.begin % ALIGNED == 0 and self.size >= _IN_PLACE
+
+    def expect(self, checksum: int) -> None:
+        """Errors: CorruptError where another was read; else whoever reads it will meet that."""
+        self.expected = checksum
+        if self.checksum >= 0:
+            self.compare(self.checksum)
+
+    def compare(self, checksum: int) -> None:
+        """Errors: CorruptError."""
+        for other in (self.expected, self.checksum):
+            if other >= 0 and checksum != other:
+                raise CorruptError(f"{self.path}: {self.name} is not what training began with: its checksum is "
+                                   f"{checksum:08x} and was {other:08x}. Put the file back, or train anew")
+
+
+def places_in(files: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> dict[str, Place]:
+    """By name, of a file, a folder's *.safetensors, or several files.
+
+    Errors: NotFoundError; CorruptError (no such file, or one that was cut off); ValueError for a name twice.
+    """
+    if isinstance(files, (str, os.PathLike)):
+        one = pathlib.Path(files)
+        paths = sorted(one.glob("*.safetensors")) if one.is_dir() else [one]
+        if not paths:
+            raise NotFoundError(f"files: {one} has no *.safetensors")
+    else:
+        paths = [pathlib.Path(one) for one in files]
+    found: dict[str, Place] = {}
+    for path in paths:
+        for place in _places_of(path):
+            if place.name in found:
+                raise ValueError(f"files: {place.name} is in {found[place.name].path} and in {path}")
+            found[place.name] = place
+    return found
+
+
+def _places_of(path: pathlib.Path) -> Iterator[Place]:
+    try:
+        with open(path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            length = int.from_bytes(file.read(8), "little")
+            if size < 8 or length > min(size - 8, _HEADER_MAX):
+                raise CorruptError(f"{path}: is no safetensors file, or was cut off")
+            header = json.loads(file.read(length))
+    except FileNotFoundError:
+        raise NotFoundError(f"files: {path} is not there") from None
+    except ValueError as error:
+        raise CorruptError(f"{path}: its header is damaged: {error}") from None
+    for name, one in header.items():
+        if name != "__metadata__":
+            begin, end = one["data_offsets"]
+            if not 0 <= begin <= end <= size - 8 - length:
+                raise CorruptError(f"{path}: was cut off: {name} ends at byte {8 + length + end} of {size}")
+            yield Place(name, path, 8 + length + begin, end - begin, _KINDS.get(one["dtype"], one["dtype"]),
+                        tuple(one["shape"]))
+
+
+def laid_out(places: Iterable[Place]) -> tuple[list[int], int]:
+    """(where each tensor begins in memory that begins with a page, bytes of all): what is read in place has its pages to
+    itself, and begins as far into the first as in the file."""
+    begins, end = [], 0
+    for place in places:
+        if place.in_place:
+            begin = -(-end // _PAGE) * _PAGE + place.begin % _PAGE
+            end = -(-(begin + place.memory_bytes) // _PAGE) * _PAGE
+        else:
+            begin = -(-end // ALIGNED) * ALIGNED
+            end = begin + place.memory_bytes
+        begins.append(begin)
+    return begins, end
+
+
+def names_in(model: Any, names: Iterable[str]) -> dict[str, str]:
+    """What the model calls the tensors of its files. transformers saves some under the names of their first release
+    (GPT-NeoX's lm_head as "embed_out"), and its own renaming says which. Tensors that it puts together are left as they are.
+    """
+    loaded = sys.modules.get("transformers.modeling_utils")
+    inner = next((part for part in model.modules() if isinstance(part, loaded.PreTrainedModel)), None) if loaded else None
+    if inner is None:
+        return {name: name for name in names}
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightRenaming
+
+    renamings = [one for one in get_model_conversion_mapping(inner) if isinstance(one, WeightRenaming)]
+    own = {name.replace(".base_layer", "") for named in (inner.named_parameters, inner.named_buffers)
+           for name, _ in named(remove_duplicate=False)}
+    found = {}
+    for name in sorted(names):  # Some renamings wait for a name that comes first in this order.
+        renamed = name
+        for one in renamings:
+            renamed, _ = one.rename_source_key(renamed)
+        found[name] = name if renamed not in own and name in own else renamed
+    return found
+
+
+def write_tensors(path: pathlib.Path, tensors: dict[str, torch.Tensor]) -> None:
+    """One file of them, beside its name first. Errors: OSError; ValueError for a dtype that has no name there."""
+    names = {kind: text for text, kind in _KINDS.items()}
+    header: dict[str, Any] = {}
+    at = 0
+    for name, tensor in tensors.items():
+        kind, size = str(tensor.dtype).removeprefix("torch."), tensor.numel() * tensor.element_size()
+        if kind not in names:
+            raise ValueError(f"{name}: safetensors files have no {kind}")
+        header[name] = {"dtype": names[kind], "shape": list(tensor.shape), "data_offsets": [at, at + size]}
+        at += size
+    text = json.dumps(header).encode()
+    text += b" " * (-(8 + len(text)) % ALIGNED)
+    with replaced(path, durable=False) as partial, open(partial, "wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for tensor in tensors.values():
+            file.write(memoryview(bytes_of(tensor)))
+
+
+def bytes_of(tensor: torch.Tensor) -> np.ndarray:
+    """Those of a tensor, uint8; copied where they are not in order."""
+    import torch
+
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
+
+
+class WeightReader:
+    """Reads tensors with direct reads, where the file system has them, and checks their sums."""
+
+    def __init__(self) -> None:
+        self._files: dict[pathlib.Path, int] = {}
+        self._piece = mmap.mmap(-1, _PIECE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self._view = np.frombuffer(self._piece, dtype=np.uint8)
+        self._aligned = np.empty(_CONVERTED, dtype=np.uint8)
+
+    def read(self, place: Place, into: np.ndarray) -> None:
+        """All of a tensor, uint8 [memory_bytes], converted to the dtype that is wanted as Tensor.to() does.
+
+        The first time its checksum is kept in `place`, and afterwards compared where the file has changed.
+        Errors: CorruptError naming file and tensor; OSError.
+        """
+        made = 0
+
+        def copy(piece: np.ndarray, done: int) -> None:
+            nonlocal made
+            if place.wanted:
+                made += self._convert(piece, place, into[made:])
+            else:
+                into[done:done + len(piece)] = piece
+
+        self._read(place, lambda _, span: self._view[:span], copy)
+
+    def read_in_place(self, place: Place, memory: np.ndarray, begin: int) -> None:
+        """The same of one that is in_place, to `begin` of memory that laid_out() has laid out."""
+        origin = begin - place.begin
+        self._read(place, lambda first, span: memory[origin + first:origin + first + span], lambda *_: None)
+
+    def _read(self, place: Place, memory_of: Callable[[int, int], np.ndarray],
+              take: Callable[[np.ndarray, int], None]) -> None:
+        file = self.open(place.path)
+        state, done, checksum = _state_of(file), 0, 0
+        known = place.seen == state != ()
+        while done < place.size:
+            at = place.begin + done
+            first = at // _PAGE * _PAGE
+            span = min(_PIECE, -(-(at - first + place.size - done) // _PAGE) * _PAGE)
+            memory = memory_of(first, span)
+            got = os.preadv(file, [memoryview(memory)], first)
+            size = min(got - (at - first), place.size - done)
+            if size < place.size - done:
+                size -= size % _NUMBER  # Numbers are not cut.
+            if size <= 0:
+                raise CorruptError(f"{place.path}: was cut off within {place.name}")
+            piece = memory[at - first:at - first + size]
+            take(piece, done)
+            if not known:  # While the processor's cache has it.
+                checksum = _core.crc32c(piece, checksum)
+            done += size
+        if not known:
+            place.compare(checksum)
+            place.checksum, place.seen = checksum, state
+            place.compare(checksum)  # With what has come to be expected meanwhile.
+
+    def _convert(self, piece: np.ndarray, place: Place, into: np.ndarray) -> int:
+        """Bytes that a piece of numbers has become."""
+        import torch
+
+        kind, made = getattr(torch, place.wanted), 0
+        for begin in range(0, len(piece), _CONVERTED):
+            part = self._aligned[:min(_CONVERTED, len(piece) - begin)]
+            part[:] = piece[begin:begin + len(part)]  # It may begin anywhere in the file.
+            numbers = torch.from_numpy(part).view(getattr(torch, place.dtype))
+            size = numbers.numel() * kind.itemsize
+            torch.from_numpy(into[made:made + size]).view(kind).copy_(numbers)
+            made += size
+        return made
+
+    def open(self, path: pathlib.Path, name: pathlib.Path | None = None) -> int:
+        """The file, once it has been opened. name: what places call it."""
+        name = name or path
+        if name not in self._files:
+            try:
+                self._files[name] = os.open(path, os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
+            except OSError as error:
+                if isinstance(error, FileNotFoundError):
+                    raise
+                self._files[name] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)  # Such as on a tmpfs.
+        return self._files[name]
+
+    def close(self) -> None:
+        for one in self._files.values():
+            os.close(one)
+        self._files.clear()
+
+
+def _state_of(file: int) -> tuple[int, ...]:
+    """What is another when an open file has been written; () where that was so lately that it might not be."""
+    now = os.fstat(file)
+    return () if time.time_ns() - now.st_mtime_ns < _SETTLED_NS else (now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns,
+                                                                      now.st_ctime_ns)

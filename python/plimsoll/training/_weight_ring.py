@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""WeightRing: the weights of a few blocks in memory, those of the next ones read ahead.
+
+A slot belongs to whoever has tensors over it: the block that runs, and in backward the graph that saved its
+weights. Only when the last of them is gone is it read into again, so that no order of use gives stale values.
+
+Threads: one reads; all else is for the thread that trains. Tensors may be let go by any.
+Memory:  slots × the largest block, and a piece of a file, leased when it is made.
+"""
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import gc
+import mmap
+import os
+import threading
+import time
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ..errors import BudgetExceeded
+from ..memory._memory import Governor, format_bytes
+from ._weight_files import READER_BYTES, Place, WeightReader, laid_out
+
+_PATIENCE = 1.0  # Seconds, before slots that are in use are an error.
+
+
+@dataclasses.dataclass
+class _Slot:
+    memory: mmap.mmap
+    block: int = -1
+    reading: bool = False
+    users: int = 0
+    """Arrays over it that are alive."""
+
+
+class WeightRing:
+    """The weights of blocks 0 to n − 1, each a list of places."""
+
+    def __init__(self, blocks: Sequence[Sequence[Place]], slots: int, governor: Governor,
+                 reader: WeightReader | None = None) -> None:
+        """reader: who has opened files already; the ring's from now on. Errors: BudgetExceeded naming what is leased."""
+        self._blocks = blocks
+        laid = [laid_out(block) for block in blocks]
+        self._begins = [begins for begins, _ in laid]
+        size = max(end for _, end in laid)
+        slots = min(slots, len(blocks))
+        self.bytes = slots * -(-size // mmap.PAGESIZE) * mmap.PAGESIZE + READER_BYTES
+        """That are leased."""
+        try:
+            self._lease = governor.reserve(self.bytes)
+        except BudgetExceeded as error:
+            raise governor._refusal_to_try(
+                "other", self.bytes, f"stream_frozen: {slots} slots of {format_bytes(size)}, the largest block, are "
+                f"refused: {error}") from None
+        self._slots = [_Slot(mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+                       for _ in range(slots)]
+        for slot in self._slots:
+            slot.memory.madvise(mmap.MADV_DONTFORK)
+            with contextlib.suppress(OSError):  # Of a kernel without huge pages.
+                slot.memory.madvise(mmap.MADV_HUGEPAGE)
+        self._reader = reader or WeightReader()
+        self._changed = threading.Condition()  # Guards slots and what follows.
+        self._wanted = list(range(slots))  # Blocks, the next one first.
+        self._error: BaseException | None = None
+        self._closed = False
+        self._process = os.getpid()
+        self.stall_seconds = 0.0
+        """That use() has waited for the disk."""
+        self._thread = threading.Thread(target=self._read_ahead, name="plimsoll-weights", daemon=True)
+        self._thread.start()
+
+    def use(self, block: int, after: Sequence[int]) -> list[Any]:
+        """The block's tensors, uint8, in the order of its places; the slot is theirs while one is alive.
+
+        after: the blocks that will come next, the first one first.
+        Errors: what the reading thread met; RuntimeError (all slots are in use; closed; in a forked process).
+        """
+        if os.getpid() != self._process:
+            raise RuntimeError("stream_frozen: a forked process has no streamed weights: run the model in the process "
+                               "that made them, or start workers by \"spawn\"")
+        with self._changed:
+            self._wanted = [block, *after]
+            self._changed.notify_all()
+            slot, began, patience = self._slot_of(block), time.monotonic(), 0.0
+            while slot is None:
+                if self._error is not None:
+                    raise self._error
+                if self._closed:
+                    raise RuntimeError("stream_frozen: the weights were closed, and the model cannot run any more")
+                if self._all_in_use():
+                    # A collection under way in another thread has collect() return at once, and may be about to let
+                    # a slot go: it waits for the lock that is held here.
+                    patience = patience or time.monotonic() + _PATIENCE
+                    if time.monotonic() > patience:
+                        raise RuntimeError(
+                            f"stream_frozen: all {len(self._slots)} slots are in use, and none is left for block "
+                            f"{block}: something keeps weights of blocks that have run, such as a graph without "
+                            "backward; let it go, or say slots=3 or more")
+                    self._changed.wait(_PATIENCE / 20)
+                    slot = self._slot_of(block)
+                    continue
+                self._changed.notify_all()  # A slot may have come free while the other thread looked.
+                self._changed.wait()
+                slot = self._slot_of(block)
+            self.stall_seconds += time.monotonic() - began
+            return self._tensors(slot)
+
+    def _all_in_use(self) -> bool:
+        if all(one.users for one in self._slots):
+            gc.collect()
+        return all(one.users for one in self._slots)
+
+    def _slot_of(self, block: int) -> _Slot | None:
+        return next((one for one in self._slots if one.block == block and not one.reading), None)
+
+    def _tensors(self, slot: _Slot) -> list[Any]:
+        import torch
+
+        array = np.frombuffer(slot.memory, dtype=np.uint8)
+        slot.users += 1
+        weakref.finalize(array, self._let_go, slot).atexit = False
+        whole = torch.from_numpy(array)
+        return [whole[begin:begin + place.memory_bytes]
+                for place, begin in zip(self._blocks[slot.block], self._begins[slot.block])]
+
+    def _let_go(self, slot: _Slot) -> None:
+        if os.getpid() != self._process:
+            return  # A thread that is not there may have the lock.
+        with self._changed:
+            slot.users -= 1
+            self._changed.notify_all()
+
+    # ---- The thread that reads ----
+
+    def _read_ahead(self) -> None:
+        try:
+            while (slot := self._next()) is not None:
+                memory = np.frombuffer(slot.memory, dtype=np.uint8)
+                for place, begin in zip(self._blocks[slot.block], self._begins[slot.block]):
+                    if place.in_place:
+                        self._reader.read_in_place(place, memory, begin)
+                    else:
+                        self._reader.read(place, memory[begin:begin + place.memory_bytes])
+                del memory
+                with self._changed:
+                    slot.reading = False
+                    self._changed.notify_all()
+        except BaseException as error:  # Raised in the thread that trains.
+            with self._changed:
+                self._error = error.with_traceback(None)
+                self._changed.notify_all()
+
+    def _next(self) -> _Slot | None:
+        """A slot to read into, its block said; waits for one. None: closed."""
+        with self._changed:
+            while not self._closed:
+                there = {one.block for one in self._slots}
+                for rank, block in enumerate(self._wanted):
+                    if block in there:
+                        continue
+                    # Never in place of a block that is wanted earlier.
+                    keep = self._wanted[:rank]
+                    free = [one for one in self._slots if not one.users and not one.reading and one.block not in keep]
+                    if not free:
+                        break
+                    slot = min(free, key=lambda one: one.block in self._wanted)
+                    slot.block, slot.reading = block, True
+                    return slot
+                self._changed.wait()
+        return None
+
+    def close(self) -> None:
+        """Ends the thread and returns the memory; what is in use stays until it is let go."""
+        with self._changed:
+            if self._closed or os.getpid() != self._process:
+                return
+            self._closed = True
+            self._changed.notify_all()
+        if threading.current_thread() is not self._thread:  # A model may go in any.
+            self._thread.join()
+        self._reader.close()
+        self._slots.clear()
+        self._lease.close()

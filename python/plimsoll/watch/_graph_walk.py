@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""GraphWalk: memory that graphs of gradients keep, for a search for holders.
+
+Autograd keeps what a backward pass needs in C++, where no traversal of Python's objects leads. A walk from a tensor
+through its graph reads the addresses of what is kept, and tells them to the search. Nothing is unpacked: hooks of the
+program's do not run.
+
+Threads: with Python's lock.   Memory: a reference for each of 200,000 nodes at most, which keeps these nodes alive.
+"""
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import time
+from collections import deque
+from typing import Any
+
+from .. import _core
+
+_NODES_MOST = 200_000
+_BETWEEN_CLOCKS = 16  # Nodes.
+
+
+class GraphWalk:
+    """Walks through the graphs of the tensors that one search has met."""
+
+    def __init__(self, search: _core.HolderSearch) -> None:
+        self._search, self._graphs = search, 0
+        self._waiting: deque[tuple[int, Any]] = deque()  # The number of the tensor's node, and a node of its graph.
+        self._seen: dict[int, Any] = {}  # By id; references, so that no id is used twice.
+
+    def advance(self, seconds: float) -> bool:
+        """Goes on for about so long; whether all graphs that were met are walked through, or enough was found."""
+        until = time.perf_counter() + seconds
+        for number, tensor in self._search.graphs(self._graphs):
+            self._graphs += 1
+            self._wait(number, tensor.grad_fn)
+        passed = 0
+        while self._waiting and len(self._seen) < _NODES_MOST:
+            number, node = self._waiting.popleft()
+            if addresses := _kept_by(node):
+                self._search.mark_graph(number, addresses)
+                if self._search.enough:
+                    return True
+            for below, _ in node.next_functions:
+                self._wait(number, below)
+            passed += 1
+            if passed % _BETWEEN_CLOCKS == 0 and time.perf_counter() > until:
+                return False
+        return True
+
+    def clear(self) -> None:
+        """Lets go of the nodes."""
+        self._waiting.clear()
+        self._seen.clear()
+
+    def _wait(self, number: int, node: Any) -> None:
+        if node is not None and id(node) not in self._seen:
+            self._seen[id(node)] = node
+            self._waiting.append((number, node))
+
+
+def is_alive(node: Any, most: int = 16) -> bool:
+    """Whether one of the first nodes of a graph still has what it saved for backward."""
+    nodes = [node]
+    for node in nodes:
+        for name in _saved(type(node)):
+            with contextlib.suppress(RuntimeError):  # They were freed.
+                if getattr(node, name) is not None:
+                    return True
+        nodes += [below for below, _ in node.next_functions if below is not None and len(nodes) < most]
+    return False
+
+
+def comes_from(node: Any, earlier: Any, most: int = 4096) -> bool:
+    """Whether a node is among the first below another, as a sum's is below that of the sum which took its place."""
+    nodes, seen = [node], {id(node)}
+    for one in nodes:  # Held here, so that no id is used twice.
+        if one is earlier:
+            return True
+        for below, _ in one.next_functions:
+            if below is not None and id(below) not in seen and len(nodes) < most:
+                seen.add(id(below))
+                nodes.append(below)
+    return False
+
+
+def keeps_its_gradient(tensor: type) -> bool:
+    """Whether some leaf has a gradient with a graph, as backward(create_graph=True) leaves it: each keeps the other.
+
+    Looks at all that the garbage collector knows: what nobody reaches any more is among it.
+    """
+    for one in gc.get_objects():
+        if issubclass(type(one), tensor):
+            with contextlib.suppress(RuntimeError, AttributeError):
+                if one.is_leaf and one.grad is not None and one.grad.grad_fn is not None:
+                    return True
+    return False
+
+
+def _kept_by(node: Any) -> list[int]:
+    """Addresses of the memory that a node keeps: what it saved, and attributes of a Function's own."""
+    kept: list[int] = []
+    for name in _saved(type(node)):
+        with contextlib.suppress(RuntimeError):  # They were freed.
+            saved = getattr(node, name)
+            for one in saved if isinstance(saved, (tuple, list)) else (saved,):
+                _add_address(getattr(one, "data", None), kept)
+    for value in list(getattr(node, "__dict__", {}).values()):
+        _add_address(value, kept)
+    return kept
+
+
+def _add_address(tensor: Any, kept: list[int]) -> None:
+    if hasattr(tensor, "untyped_storage"):
+        with contextlib.suppress(RuntimeError, NotImplementedError):  # It has no memory of its own.
+            if tensor.device.type == "cpu" and (address := int(tensor.untyped_storage().data_ptr())):
+                kept.append(address)
+
+
+@functools.lru_cache(256)
+def _saved(node: type) -> tuple[str, ...]:
+    """Raw ones: to unpack a saved tensor may run hooks of the program's."""
+    return tuple(name for name in dir(node) if name.startswith("_raw_saved_"))
