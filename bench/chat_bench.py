@@ -46,7 +46,7 @@ def one_side(side: str, words: list, work: pathlib.Path, *, threads: int, keep: 
     environment = os.environ | {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": str(threads),
                                 "RAYON_NUM_THREADS": str(threads)}
     command = [sys.executable, sys.argv[0], "--side", side, "--directory", place, *words]
-    done = subprocess.run(list(map(str, command)), env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    done = subprocess.run(list(map(str, command)), env=environment, capture_output=True, text=True,
                           check=False)
     if done.returncode:
         sys.exit(f"{pathlib.Path(sys.argv[0]).resolve().parent.name}: {side} ended with status {done.returncode}: "

@@ -13,7 +13,8 @@ from __future__ import annotations
 import json
 import pathlib
 import statistics
-from typing import Any, Iterator, Sequence
+from typing import Any
+from collections.abc import Iterator, Sequence
 
 BEGIN = "<!-- figures: written by `bench/run --readme` from the records -->"
 END = "<!-- end of figures -->"

@@ -32,7 +32,7 @@ def name() -> str:
 def call(command: list, environment: dict | None = None) -> str:
     """What a command prints; ends the benchmark when it fails."""
     done = subprocess.run([str(part) for part in command], text=True, env=environment,
-                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, check=False)
+                          capture_output=True, check=False)
     if done.returncode:
         sys.exit(f"{name()}: {' '.join(map(str, command))}: status {done.returncode}\n"
                  f"{done.stderr[-2000:]}")

@@ -27,8 +27,8 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from tests.support import readme  # noqa: E402
-from tests.support.cgroup import MemoryCgroup  # noqa: E402
+from tests.support import readme
+from tests.support.cgroup import MemoryCgroup
 
 MIB, GIB = 1 << 20, 1 << 30
 LIMIT_MIB = 768

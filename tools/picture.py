@@ -17,7 +17,7 @@ import time
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from tests.support.cgroup import MemoryCgroup  # noqa: E402
+from tests.support.cgroup import MemoryCgroup
 
 MIB = 1 << 20
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 760, 300, 64, 16, 28, 40

@@ -22,7 +22,7 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
-from bench import recipe_bench  # noqa: E402
+from bench import recipe_bench
 
 COCO = ROOT / "data" / "coco-mini"
 BAR = 1.02
@@ -43,8 +43,7 @@ def fail(text: str) -> None:
 def call(options, *command) -> dict:
     """Runs the program; returns the JSON of its last line."""
     line = [str(part) for part in (options.program, *command)]
-    done = subprocess.run(line, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                          check=False)
+    done = subprocess.run(line, text=True, capture_output=True, check=False)
     try:
         if done.returncode == 0:
             return json.loads(done.stdout.strip().splitlines()[-1])

@@ -18,9 +18,9 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT))
-from bench import recipe_bench  # noqa: E402
-from tests.support.can_traffic import write_repeated_traffic  # noqa: E402
-from tests.support.cgroup import MemoryCgroup  # noqa: E402
+from bench import recipe_bench
+from tests.support.can_traffic import write_repeated_traffic
+from tests.support.cgroup import MemoryCgroup
 
 BAR = 0.8
 SEED = 7

@@ -7,15 +7,14 @@
 The program is taken from PLIMSOLL_PROGRAM, else build/release/bin/plimsoll.
 """
 import argparse
-import json
 import pathlib
 import statistics
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
-from bench import recipe_bench  # noqa: E402
-from tests.support.can_traffic import BLOCK_ROWS, write_repeated_traffic  # noqa: E402
+from bench import recipe_bench
+from tests.support.can_traffic import BLOCK_ROWS, write_repeated_traffic
 
 BAR = 0.05
 SEED = 7

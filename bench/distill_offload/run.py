@@ -13,8 +13,8 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
-from bench import recipe_bench  # noqa: E402
-from tests.support.can_traffic import write_traffic  # noqa: E402
+from bench import recipe_bench
+from tests.support.can_traffic import write_traffic
 
 MODES = {"resident": ("false", "false"), "offloaded": ("false", "true"), "cached": ("true", "false")}
 ROUNDS = 3

@@ -27,7 +27,7 @@ import torch
 import plimsoll  # bench/run builds the package for those that name it.
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
-from bench import raw_disk  # noqa: E402
+from bench import raw_disk
 
 BAR = 0.85
 SEED = 7

@@ -66,7 +66,7 @@ def main() -> None:
     try:
         import torch
         import torch_geometric
-        import torch_geometric.nn  # noqa: F401
+        import torch_geometric.nn
     except ImportError as error:
         print(json.dumps({"torch_geometric": f"absent: {error}"}))
         return

@@ -45,7 +45,7 @@ def main() -> None:
         sys.path.insert(0, os.environ["PLIMSOLL_PEER_PATH"])
     try:
         import torch_geometric
-        import torch_geometric.loader  # noqa: F401
+        import torch_geometric.loader
     except ImportError as error:
         print(json.dumps({"torch_geometric": f"absent: {error}"}))
         return

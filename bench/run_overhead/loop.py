@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
-from bench.loop_turns import Turns  # noqa: E402
+from bench.loop_turns import Turns
 
 SAMPLES, BATCH, WIDTH, LAYERS = 4096, 32, 256, 2
 LENGTH, WORDS = 24, 256

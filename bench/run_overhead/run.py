@@ -16,8 +16,8 @@ import plimsoll
 
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1]))
-from bench.loop_turns import T95, Loop, ratio_and_bound  # noqa: E402
-from loop import SAMPLES, SEED, TURN  # noqa: E402
+from bench.loop_turns import T95, Loop, ratio_and_bound
+from loop import SAMPLES, SEED, TURN
 
 BAR, STEP_MS_LEAST, WARM = 1.01, 50.0, 2  # Turns.
 

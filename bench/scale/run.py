@@ -18,7 +18,7 @@ import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
-from bench.scale import model  # noqa: E402
+from bench.scale import model
 
 SEED, SECONDS_BAR, BYTES_BAR = 20250601, 2.0, 0.1
 DENSE, TABLE, ROWS, DIM = 1024, 32768, 2048, 128  # Gradients of DENSE × DENSE floats; ids of a table, and those that a rank looks up in a step.
@@ -175,7 +175,7 @@ def parts(ranks, folder: str, rounds: int) -> dict:
 
     import plimsoll
     from bench.rank_rows.run import rows_of
-    from plimsoll.rows._rank_rows import DealtTable, LookedUp, Wanted, owners_of
+    from plimsoll.rows._rank_rows import DealtTable, LookedUp, owners_of
 
     meter, made = Meter(ranks.group), {}
     made["a word"] = meter.of(5 * rounds, lambda: ranks.say("run.step()", 1.0), times=10)  # More than a link lets through at once.

@@ -17,7 +17,7 @@ import time
 import numpy as np
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
-from bench.chat_bench import SPECIAL, TEMPLATE, add_options, one_side, run, tokenizer_of  # noqa: E402
+from bench.chat_bench import SPECIAL, TEMPLATE, add_options, one_side, run, tokenizer_of
 
 BAR_MAP, BAR_LOOP_FAST, BAR_LOOP, BAR_PEAK_MIB = 15.0, 2.5, 1.2, 96
 BATCH = 256  # Rows that the loop encodes at a time.

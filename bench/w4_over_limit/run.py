@@ -24,8 +24,8 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
-from bench import raw_disk, recipe_bench  # noqa: E402
-from tests.support.cgroup import MemoryCgroup  # noqa: E402
+from bench import raw_disk, recipe_bench
+from tests.support.cgroup import MemoryCgroup
 
 BAR = 0.9
 SEED = 0

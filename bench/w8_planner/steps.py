@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "w9_plain_pytorch"))
-import plain_pytorch as cosir_in_plain_pytorch  # noqa: E402
+import plain_pytorch as cosir_in_plain_pytorch
 
 WAYS = ("plain", "checkpointed", "accumulating")
 

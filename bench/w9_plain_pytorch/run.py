@@ -23,8 +23,8 @@ import numpy as np
 FOLDER = pathlib.Path(__file__).resolve().parent
 ROOT = FOLDER.parent.parent
 sys.path[:0] = [str(FOLDER), str(ROOT)]
-from bench import recipe_bench  # noqa: E402
-from same_start import write_start  # noqa: E402
+from bench import recipe_bench
+from same_start import write_start
 
 BAR = 1.2
 SEED = 0

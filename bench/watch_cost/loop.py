@@ -18,7 +18,7 @@ import torch
 import plimsoll
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
-from bench.loop_turns import Turns  # noqa: E402
+from bench.loop_turns import Turns
 
 TEXTS, MESSAGES, BATCH, LENGTH, WIDTH = 256, 60, 24, 24, 192
 

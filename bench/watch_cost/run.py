@@ -19,7 +19,7 @@ import plimsoll  # noqa: F401  bench/run builds the package for those that name 
 
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1]))
-from bench.loop_turns import T95, Loop, ratio_and_bound  # noqa: E402
+from bench.loop_turns import T95, Loop, ratio_and_bound
 
 BAR, STALL_MS, TREE_SHARE = 1.01, 5.0, 0.01
 WINDOW_STEPS, SMOKE_WINDOW_STEPS = 25, 2  # 25 unless a program says otherwise.

@@ -4,7 +4,8 @@
 Private: plimsoll.Governor attaches the arena; plimsoll.train(), resume() and evaluate() wrap the
 recipes. Where plimsoll was built without torch, importing this raises ImportError saying how.
 """
-from typing import Any, Callable
+from collections.abc import Callable
+from typing import Any
 
 from ._core import Governor
 

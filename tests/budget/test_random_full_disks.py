@@ -6,7 +6,7 @@ from tests.support import full_disk
 
 pytest.importorskip("plimsoll._torch")
 
-from tests.budget.random_full_disks import SIZE_MIB, drawn, outcome_of  # noqa: E402
+from tests.budget.random_full_disks import SIZE_MIB, drawn, outcome_of
 
 
 def runs_of(tmp_path, seed, indices):

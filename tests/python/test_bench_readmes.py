@@ -8,7 +8,7 @@ import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
-from bench import readme  # noqa: E402
+from bench import readme
 
 
 def test_r29_the_readmes_are_what_the_command_would_write():

@@ -169,7 +169,7 @@ def test_k8_k9_a_teacher_resident_released_or_cached_teaches_the_same_bits(train
             name = f"c{cached}r{released}"
             states[name] = train(name, "--stage", "autoencoder", "--use-teacher-cache", cached,
                                  "--offload-teacher-to-cpu", released)["state_sha256"]
-            [told] = [e for e in events(tmp_path / name, "teacher")]
+            [told] = list(events(tmp_path / name, "teacher"))
             steps = [e for e in events(tmp_path / name, "step") if e["task"] == "student_vgae"]
             assert told["asked"] == sum(e["graphs"] for e in steps)
             # Of two epochs the second is answered from the file; weights are read once, or a step.

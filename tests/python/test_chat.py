@@ -21,21 +21,20 @@ pytest.importorskip("accelerate")
 pytest.importorskip("tokenizers")
 pytest.importorskip("jinja2")
 
-from safetensors.torch import load_file, save_file  # noqa: E402
+from safetensors.torch import load_file, save_file
 
-import plimsoll  # noqa: E402
-from plimsoll.core import _torch_gate  # noqa: E402
-from plimsoll.core._torch_settings import torch_settings  # noqa: E402
+import plimsoll
+from plimsoll.core import _torch_gate
+from plimsoll.core._torch_settings import torch_settings
 
 if _torch_gate.load_if_torch_imported() is None:
     pytest.skip("plimsoll was built without torch", allow_module_level=True)
 
-from plimsoll.recipes import chat  # noqa: E402
-from plimsoll.recipes.chat import _task  # noqa: E402
-from plimsoll.recipes.tuning import _choice, _model, _train  # noqa: E402
-from tests.support import chats  # noqa: E402
-from tests.support.chat_models import KINDS, SCALED, make_model, make_tokens  # noqa: E402
-from tests.support.cgroup import MemoryCgroup  # noqa: E402
+from plimsoll.recipes import chat
+from plimsoll.recipes.chat import _task
+from plimsoll.recipes.tuning import _choice, _model, _train
+from tests.support import chats
+from tests.support.chat_models import KINDS, SCALED, make_model, make_tokens
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 QUICK = {"memory_limit": "4GiB", "foreign_bytes": "1GiB", "compute_threads": 1, "progress": False, "sequence_length": 64,
@@ -241,7 +240,7 @@ def test_t6_packed_chats_have_the_losses_that_they_have_alone(kind, tmp_path):
             for batch, (loss, _, count) in zip(batches, losses):
                 with torch.no_grad():
                     assert float(tuned(*batch)) == pytest.approx(loss / count, rel=1e-5)
-        assert len(set(one[2] for one in sums)) == 1 and sums[0][0] == pytest.approx(sums[1][0], rel=1e-5)
+        assert len({one[2] for one in sums}) == 1 and sums[0][0] == pytest.approx(sums[1][0], rel=1e-5)
         alone = right = 0.0
         for ids, trained in tokens:
             ids, labels = torch.from_numpy(ids[None, :64]).long(), torch.from_numpy(trained[None, :64])

@@ -10,14 +10,13 @@ import signal
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 
 plimsoll = pytest.importorskip("plimsoll")
 pytest.importorskip("tokenizers")
 pytest.importorskip("jinja2")
 
-from tests.support import chats  # noqa: E402
+from tests.support import chats
 
 
 def imported(governor, tmp_path, rows, **options):

@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from test_chat import QUICK, digest, events, torch  # Skips where a library is not there.
+from test_chat import QUICK, digest, events  # Skips where a library is not there.
 
 import plimsoll
 from plimsoll.core import _torch_gate

@@ -11,8 +11,8 @@ tokenizers = pytest.importorskip("tokenizers")
 pytest.importorskip("jinja2")
 transformers = pytest.importorskip("transformers")
 
-from tests.support import chats  # noqa: E402
-from tests.templates import compare, formats, kinds  # noqa: E402
+from tests.support import chats
+from tests.templates import compare, formats, kinds
 
 CHAT = [{"role": role, "content": content} for role, content in
         (("user", "one"), ("assistant", "first"), ("user", "two"), ("assistant", "second"))]

@@ -15,8 +15,8 @@ plimsoll = pytest.importorskip("plimsoll")
 pytest.importorskip("tokenizers")
 pytest.importorskip("jinja2")
 
-from plimsoll.data.importers import _chat_import  # noqa: E402
-from tests.support import chats  # noqa: E402
+from plimsoll.data.importers import _chat_import
+from tests.support import chats
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ pytest.importorskip("tokenizers")
 pytest.importorskip("jinja2")
 pytest.importorskip("transformers")
 
-from tests.support import chats, template_fuzz, token_fuzz  # noqa: E402
+from tests.support import chats, template_fuzz, token_fuzz
 
 DATA = pathlib.Path(__file__).parents[3] / "shared" / "data" / "text"
 

@@ -15,9 +15,9 @@ plimsoll = pytest.importorskip("plimsoll")
 pytest.importorskip("tokenizers")
 pytest.importorskip("jinja2")
 
-from plimsoll.data.importers import _chat_encoder  # noqa: E402
-from plimsoll.data.importers._chat_template import ChatTokenizer  # noqa: E402
-from tests.support import chats, token_fuzz  # noqa: E402
+from plimsoll.data.importers import _chat_encoder
+from plimsoll.data.importers._chat_template import ChatTokenizer
+from tests.support import chats, token_fuzz
 
 ROWS = [{"messages": chats.chat(random.Random(k))} for k in range(6)]
 

@@ -11,8 +11,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import plimsoll  # noqa: E402
-from plimsoll import load_checkpoint, save_checkpoint  # noqa: E402
+import plimsoll
+from plimsoll import load_checkpoint, save_checkpoint
 
 
 class Part:

@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import plimsoll  # noqa: E402
+import plimsoll
 
 CASES = [{}, {"bias": True}, {"label_smoothing": 0.1}, {"reduction": "sum", "chunk": 7},
          {"bias": True, "label_smoothing": 0.3, "reduction": "sum", "chunk": 1}, {"chunk": 1000}]

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 if not torch.cuda.is_available():
     pytest.skip("no CUDA device here", allow_module_level=True)
 
-from test_cross_entropy import CASES, made, plain  # noqa: E402
+from test_cross_entropy import CASES, made, plain
 
 SUPPORT = pathlib.Path(__file__).resolve().parents[1] / "support"
 LIMIT = "16GiB"  # A device's context and libraries take some of the host's, too.

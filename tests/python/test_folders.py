@@ -7,7 +7,7 @@ import pytest
 
 plimsoll = pytest.importorskip("plimsoll")
 
-from plimsoll.core._folders import replaced  # noqa: E402
+from plimsoll.core._folders import replaced
 
 
 def write(path, text, folder):

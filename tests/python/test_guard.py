@@ -2,7 +2,6 @@
 """`plimsoll run`: any command under a limit, and what the user is told at its end."""
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys

@@ -11,10 +11,10 @@ import sys
 import pytest
 
 pytest.importorskip("torch")
-import plimsoll  # noqa: E402
+import plimsoll
 
-from tests.support import chats  # noqa: E402
-from tests.support.readme import PIECES, PLANS  # noqa: E402
+from tests.support import chats
+from tests.support.readme import PIECES, PLANS
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 GUIDE = ROOT / "docs" / "guide"

@@ -10,7 +10,7 @@ plimsoll = pytest.importorskip("plimsoll")
 Image = pytest.importorskip("PIL.Image")
 pytest.importorskip("transformers")
 
-from tests.support import pictures  # noqa: E402
+from tests.support import pictures
 
 DATA = pathlib.Path(__file__).parents[3] / "shared" / "data"
 

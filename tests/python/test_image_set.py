@@ -14,8 +14,8 @@ import pytest
 plimsoll = pytest.importorskip("plimsoll")
 Image = pytest.importorskip("PIL.Image")
 
-from tests.support import pictures  # noqa: E402
-from tests.support.cgroup import MemoryCgroup  # noqa: E402
+from tests.support import pictures
+from tests.support.cgroup import MemoryCgroup
 
 
 def encoded_of(number):

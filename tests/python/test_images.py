@@ -10,7 +10,7 @@ import pytest
 plimsoll = pytest.importorskip("plimsoll")
 Image = pytest.importorskip("PIL.Image")
 
-from tests.support import pictures  # noqa: E402
+from tests.support import pictures
 
 DATA = pathlib.Path(__file__).parents[3] / "shared" / "data"
 FILTERS = {"box": Image.Resampling.BOX, "bilinear": Image.Resampling.BILINEAR, "hamming": Image.Resampling.HAMMING,

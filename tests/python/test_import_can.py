@@ -13,7 +13,7 @@ import pytest
 plimsoll = pytest.importorskip("plimsoll")
 pytest.importorskip("plimsoll._core")
 
-from tests.support import can_oracle  # noqa: E402
+from tests.support import can_oracle
 
 HEADER = "timestamp,arbitration_id,data_field,attack\n"
 

@@ -68,7 +68,7 @@ LABELLED = {
 }
 UNLABELLED = {
     "hcrl_text": lines(lambda k, i, p, a: f"Timestamp: {1479121434 + k}.850202        ID: {i:04x}    000    DLC: {len(p)}    {p.hex(' ')}"),
-    "hcrl_without_flags": lines(lambda *frame: hcrl(*frame)[:-2], [frame for frame in FRAMES]),
+    "hcrl_without_flags": lines(lambda *frame: hcrl(*frame)[:-2], list(FRAMES)),
     "candump": lines(lambda k, i, p, a: f"({1436509052 + k}.249713) vcan0 {i:03X}#{p.hex().upper()}"),
     "candump_direction": lines(lambda k, i, p, a: f"({1436509052 + k}.249713) vcan0 {i:08X}#{p.hex().upper()} {'RT'[k % 2]}"),
     "candump_fd": lines(lambda k, i, p, a: f"({1436509052 + k}.249713) vcan0 {i:03X}##1{p.hex().upper()}"),

@@ -18,9 +18,9 @@ Image = pytest.importorskip("PIL.Image")
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("plimsoll._torch")
 
-from tests.support import pictures  # noqa: E402
-from tests.support.cgroup import MemoryCgroup  # noqa: E402
-from tests.support.pair_models import make_pair_model  # noqa: E402
+from tests.support import pictures
+from tests.support.cgroup import MemoryCgroup
+from tests.support.pair_models import make_pair_model
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 ROWS = 23

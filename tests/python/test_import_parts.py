@@ -20,9 +20,9 @@ pytest.importorskip("tokenizers")
 pytest.importorskip("jinja2")
 
 from plimsoll import _core
-from plimsoll.data.importers import _parts, _set_import  # noqa: E402
+from plimsoll.data.importers import _parts, _set_import
 
-from tests.support import chats  # noqa: E402
+from tests.support import chats
 
 CONSOLE = "import sys; from plimsoll.cli._program import main; sys.exit(main())"
 PART = """

@@ -20,8 +20,8 @@ import pytest
 plimsoll = pytest.importorskip("plimsoll")
 Image = pytest.importorskip("PIL.Image")
 
-from plimsoll.cli._program import main  # noqa: E402
-from tests.support import pictures  # noqa: E402
+from plimsoll.cli._program import main
+from tests.support import pictures
 
 ASKED = "What is on the receipt?"
 

@@ -13,7 +13,7 @@ plimsoll = pytest.importorskip("plimsoll")
 pytest.importorskip("tokenizers")
 pytest.importorskip("jinja2")
 
-from tests.support import chats  # noqa: E402
+from tests.support import chats
 
 DTYPES = {1: np.uint8, 2: np.int8, 3: np.int16, 4: np.int32, 5: np.int64, 8: np.uint16}
 

@@ -12,7 +12,7 @@ mlflow = pytest.importorskip("mlflow")
 pytest.importorskip("sqlalchemy")
 pytest.importorskip("alembic")
 
-import plimsoll  # noqa: E402
+import plimsoll
 
 
 @pytest.fixture(scope="module")

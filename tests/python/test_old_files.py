@@ -14,7 +14,7 @@ import plimsoll
 
 OLD = pathlib.Path(__file__).resolve().parents[1] / "old_files"
 sys.path.insert(0, str(OLD))
-import make  # noqa: E402
+import make
 
 VERSIONS = sorted(path.parent.name for path in OLD.glob("*/expected.npz"))
 

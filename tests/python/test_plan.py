@@ -12,9 +12,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import plimsoll  # noqa: E402  torch first, as a user's program would.
-from plimsoll.core import _torch_gate  # noqa: E402
-from plimsoll.training._plan_state import TrainingState  # noqa: E402
+import plimsoll
+from plimsoll.core import _torch_gate
+from plimsoll.training._plan_state import TrainingState
 
 extension = _torch_gate.load_if_torch_imported()
 if extension is None:
@@ -70,7 +70,7 @@ def bits_of(training):
     for index, state in optimizer.state_dict()["state"].items():
         values += [((index, key), value.numpy().tobytes() if torch.is_tensor(value) else value)
                    for key, value in sorted(state.items())]
-    values += [group for group in optimizer.state_dict()["param_groups"]]
+    values += list(optimizer.state_dict()["param_groups"])
     values += [part.training for part in model.modules()]
     values += [torch.get_rng_state().numpy().tobytes(), random.getstate(),
                np.random.get_state()[1].tobytes()]
@@ -434,7 +434,7 @@ def test_what_stays_is_placed_block_by_block_where_it_is_known(governor):
         training.model[-1].weight.sum().backward()
         training.optimizer.step()
 
-    given = dict(device="simulated", device_memory_limit="4GiB", max_batch_size=64)
+    given = {"device": "simulated", "device_memory_limit": "4GiB", "max_batch_size": 64}
     known = plimsoll.plan_batch(step, model=training.model, optimizer=training.optimizer, **given)
     unknown = plimsoll.plan_batch(step, **given)
     assert known.device["static_bytes"] < unknown.device["static_bytes"] / 1.5
@@ -469,7 +469,7 @@ def test_cuda_without_cuda_says_what_to_install(governor):
 
 def test_an_answer_kept_on_disk_is_of_its_device(governor, tmp_path):
     training = Training()
-    kept = dict(key="net", directory=tmp_path)
+    kept = {"key": "net", "directory": tmp_path}
     plain = training.plan(**kept)
     small = on_device(training, "40MiB", **kept)
     assert not small.from_cache and small.batch_size < plain.batch_size

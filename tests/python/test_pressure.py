@@ -5,7 +5,6 @@ import pickle
 import subprocess
 import sys
 import tempfile
-import time
 import types
 
 import pytest

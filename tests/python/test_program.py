@@ -12,9 +12,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import plimsoll  # noqa: E402
+import plimsoll
 from plimsoll.cli import _program
-from plimsoll.core import _torch_gate  # noqa: E402
+from plimsoll.core import _torch_gate
 
 if _torch_gate.load_if_torch_imported() is None:  # Raises if it is there and does not load.
     pytest.skip("plimsoll was built without torch", allow_module_level=True)

@@ -16,9 +16,9 @@ import sys
 import pytest
 
 torch = pytest.importorskip("torch")
-import plimsoll  # noqa: E402
+import plimsoll
 
-from tests.support.readme import (COMMIT_EVERY, PIECES, PIECES_BITS, PLANS, RUN, RUN_STEPS, bits_of,  # noqa: E402
+from tests.support.readme import (COMMIT_EVERY, PIECES, PIECES_BITS, PLANS, RUN, RUN_STEPS, bits_of,
                                   block, live)
 
 # Kills the process before or after the call whose number is given; counts them all otherwise.

@@ -33,7 +33,7 @@ def data(program, tmp_path_factory):
 
 
 @pytest.fixture
-def start(program, trains, tmp_path):  # noqa: F811
+def start(program, trains, tmp_path):
     """Starts a command of the program as so many ranks; one that is left running is ended."""
     started = []
 
@@ -169,7 +169,7 @@ def test_killed_at_any_moment_another_number_of_ranks_goes_on_to_the_same_bits(s
 
 @pytest.mark.parametrize("counts, options", [
     ((1, 2, 4, 8), []), ((1, 3), ["--use-vgae-mining", "false", "--difficulty-cache-update", "1"])])
-def test_any_number_of_ranks_of_can_kd_ends_in_the_bits_of_one_process(start, traffic, tmp_path, counts, options):  # noqa: F811
+def test_any_number_of_ranks_of_can_kd_ends_in_the_bits_of_one_process(start, traffic, tmp_path, counts, options):
     sums = [ended(start(ranks, *can_words(traffic, tmp_path / f"run-{ranks}", *options))) for ranks in counts]
     assert len({one["state_sha256"] for one in sums}) == 1
     assert len({json.dumps(one["models"]) + json.dumps(one["evaluation"]) for one in sums}) == 1
@@ -179,7 +179,7 @@ def test_any_number_of_ranks_of_can_kd_ends_in_the_bits_of_one_process(start, tr
 
 
 @pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.slow)])
-def test_killed_at_any_moment_another_number_of_ranks_of_can_kd_goes_on_to_the_same_bits(start, traffic, tmp_path, kills):  # noqa: F811
+def test_killed_at_any_moment_another_number_of_ranks_of_can_kd_goes_on_to_the_same_bits(start, traffic, tmp_path, kills):
     alone = ended(start(1, *can_words(traffic, tmp_path / "alone")))
     chance, run, made = random.Random(kills), tmp_path / "killed", 0
     while made < kills:
@@ -231,7 +231,7 @@ def test_a_stop_of_all_is_a_commit_and_two_ranks_go_on(start, data, tmp_path, al
     assert last["state_sha256"] == alone["state_sha256"]
 
 
-def test_a_limit_that_moves_is_for_all_of_them(start, call, data, tmp_path):  # noqa: F811
+def test_a_limit_that_moves_is_for_all_of_them(start, call, data, tmp_path):
     run = tmp_path / "moved"
     process = start(2, *words(data, run, epochs=1000, memory_limit="2GiB"))
     later(run, process)
@@ -259,7 +259,7 @@ def test_a_limit_that_is_too_small_for_one_of_them_names_ranks_and_share(start, 
 
 
 @pytest.mark.parametrize("recipe", ["cosir", "can-kd"])
-def test_a_batch_size_of_auto_is_refused_by_its_option(start, data, traffic, tmp_path, recipe):  # noqa: F811
+def test_a_batch_size_of_auto_is_refused_by_its_option(start, data, traffic, tmp_path, recipe):
     process = start(2, *(words(data, tmp_path / "auto", batch_size="auto") if recipe == "cosir"
                          else can_words(traffic, tmp_path / "auto", "--batch-size", "auto")))
     process.communicate(timeout=300)

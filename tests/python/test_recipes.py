@@ -9,9 +9,9 @@ import pytest
 
 pytest.importorskip("torch")
 
-import plimsoll  # noqa: E402
+import plimsoll
 from plimsoll import recipes
-from plimsoll.core import _torch_gate  # noqa: E402
+from plimsoll.core import _torch_gate
 
 if _torch_gate.load_if_torch_imported() is None:
     pytest.skip("plimsoll was built without torch", allow_module_level=True)

@@ -16,7 +16,7 @@ import pytest
 plimsoll = pytest.importorskip("plimsoll")
 pytest.importorskip("tokenizers")
 
-from tests.support import chats, pictures  # noqa: E402
+from tests.support import chats, pictures
 
 PICTURE = pictures.random_picture("png", 3)
 OTHER = pictures.random_picture("jpeg", 4)

@@ -12,9 +12,9 @@ plimsoll = pytest.importorskip("plimsoll")
 pytest.importorskip("tokenizers")
 pytest.importorskip("jinja2")
 
-from plimsoll.data.importers._row_reader import Fields, RowReader  # noqa: E402
-from tests.support import chats, odd_rows, pictures  # noqa: E402
-from tests.python.test_rows import PRINTS  # noqa: E402
+from plimsoll.data.importers._row_reader import Fields, RowReader
+from tests.support import chats, odd_rows, pictures
+from tests.python.test_rows import PRINTS
 
 BLOCK = 2_000
 PRINTED = ("tools", "name", "reasoning_content", "tool_calls")

@@ -11,7 +11,7 @@ plimsoll = pytest.importorskip("plimsoll")
 pytest.importorskip("tokenizers")
 pytest.importorskip("jinja2")
 
-from tests.support import chats, pictures  # noqa: E402
+from tests.support import chats, pictures
 
 # Prints all that a message may have.
 PRINTS = ("{% if tools %}<|start|>tools:{{ tools | tojson }}<|eot|>{% endif %}{% for m in messages %}<|im_start|>{{ m.role }}"

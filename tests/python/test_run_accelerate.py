@@ -8,9 +8,9 @@ from tests.support.lives import told
 torch = pytest.importorskip("torch")
 accelerate = pytest.importorskip("accelerate")
 
-from plimsoll.integrations.accelerate import parts  # noqa: E402
-from tests.support.trainer_programs import Average, Lines  # noqa: E402
-from tests.support.trainers import PROGRAMS  # noqa: E402
+from plimsoll.integrations.accelerate import parts
+from tests.support.trainer_programs import Average, Lines
+from tests.support.trainers import PROGRAMS
 
 
 @pytest.mark.parametrize("kills", [3, pytest.param(10, marks=pytest.mark.slow)])

@@ -11,8 +11,8 @@ from tests.support.lives import told
 torch = pytest.importorskip("torch")
 lightning = pytest.importorskip("lightning")
 
-from tests.support import trainer_programs  # noqa: E402
-from tests.support.trainers import (  # noqa: E402
+from tests.support import trainer_programs
+from tests.support.trainers import (
     PROGRAMS, STEPS, Ends, Grows, Pause, all_that_is_left, assert_limit_held, events, refused_once)
 
 

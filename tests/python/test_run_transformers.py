@@ -15,8 +15,8 @@ from tests.support.lives import told
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from tests.support import trainer_programs  # noqa: E402
-from tests.support.trainers import (  # noqa: E402
+from tests.support import trainer_programs
+from tests.support.trainers import (
     PROGRAMS, STEPS, Ends, Grows, Pause, all_that_is_left, assert_limit_held, environment, events, refused_once)
 
 

@@ -12,9 +12,9 @@ import pytest
 torch = pytest.importorskip("torch")
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
-from bench.scale import model  # noqa: E402
-from plimsoll.ranks import _rank_sums, _ranks  # noqa: E402
-from plimsoll.rows._rank_rows import DealtTable, LookedUp, Wanted  # noqa: E402
+from bench.scale import model
+from plimsoll.ranks import _rank_sums, _ranks
+from plimsoll.rows._rank_rows import DealtTable, LookedUp, Wanted
 
 COUNTS = (2, 4, 8, 64)
 
@@ -96,7 +96,7 @@ def test_words_are_of_the_size_that_ranks_say_and_hold_the_counts_that_they_read
         assert held == model.counts_fit(run)
     eight, sixteen = (model.word(model.Run(count, workers=16)) for count in (8, 16))
     assert 4 < sixteen.sent / eight.sent < 5  # The square.
-    others = sum((model.word(model.Run(8, workers=8), rank).received for rank in range(1, 8)))
+    others = sum(model.word(model.Run(8, workers=8), rank).received for rank in range(1, 8))
     assert others == eight.sent and eight.received == sum(model.word(model.Run(8, workers=8), rank).sent for rank in range(1, 8))
 
 

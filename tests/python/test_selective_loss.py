@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from plimsoll.recipes.vision import _selective  # noqa: E402
+from plimsoll.recipes.vision import _selective
 
 KEEPS, STRUCTURE, KEYWORD, NULL, KEY = range(5)
 KEYS = frozenset(("total", "shop"))

@@ -6,8 +6,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import plimsoll  # noqa: E402  torch first, as a user's program would.
-from plimsoll.core import _torch_gate  # noqa: E402
+import plimsoll
+from plimsoll.core import _torch_gate
 
 extension = _torch_gate.load_if_torch_imported()
 if extension is None:

@@ -11,9 +11,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import plimsoll  # noqa: E402  torch first, as a user's program would.
-from plimsoll.core import _torch_gate  # noqa: E402
-from plimsoll.training._batch import Batch  # noqa: E402
+import plimsoll
+from plimsoll.core import _torch_gate
+from plimsoll.training._batch import Batch
 
 extension = _torch_gate.load_if_torch_imported()
 if extension is None:

@@ -159,7 +159,7 @@ def test_t8_planning_of_pairs(trains, program, small_data, tmp_path):
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, "stop"])
-def test_t8_planning_of_traffic(trains, call, program, traffic, tmp_path, how):  # noqa: F811
+def test_t8_planning_of_traffic(trains, call, program, traffic, tmp_path, how):
     run = tmp_path / "run"
     child = begun(program, "train", "can-kd", "--data", traffic, "--out", run, "--memory-limit", "1GiB",
                   "--batch-size", "auto")

@@ -17,10 +17,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import plimsoll  # noqa: E402
-from plimsoll.training import _weight_files  # noqa: E402
-from plimsoll.training._weight_ring import WeightRing  # noqa: E402
-from tests.support.cgroup import MemoryCgroup  # noqa: E402
+import plimsoll
+from plimsoll.training import _weight_files
+from plimsoll.training._weight_ring import WeightRing
+from tests.support.cgroup import MemoryCgroup
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 MIB = 1 << 20

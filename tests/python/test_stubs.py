@@ -62,7 +62,7 @@ def test_every_declared_name_exists_with_its_arguments(name):
             first_line = (value.__doc__ or "").splitlines()[0]
             arguments = [one.arg for one in node.args.args if one.arg != "self"]
             inside = re.sub(r"\[[^\]]*\]", "", first_line)  # Types hold commas.
-            actual = [one for one in re.findall(r"(\w+): ", inside.split("->")[0])]
+            actual = list(re.findall(r"(\w+): ", inside.split("->")[0]))
             assert actual == arguments, f"{name}.{path}: {first_line}"
 
 

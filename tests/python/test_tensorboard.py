@@ -48,7 +48,7 @@ def test_event_files_are_clean_tfrecords(trained):
         while True:
             try:
                 reader.GetNext()
-            except Exception as end:  # noqa: BLE001  The stub's own end-of-file class.
+            except Exception as end:
                 assert "OutOfRange" in type(end).__name__, end
                 break
             count += 1

@@ -15,8 +15,8 @@ plimsoll = pytest.importorskip("plimsoll")
 pytest.importorskip("tokenizers")
 pytest.importorskip("jinja2")
 
-from tests.support import chats  # noqa: E402
-from tests.support.cgroup import MemoryCgroup  # noqa: E402
+from tests.support import chats
+from tests.support.cgroup import MemoryCgroup
 
 
 @pytest.fixture(scope="module")

@@ -7,8 +7,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import plimsoll  # noqa: E402  torch first, as a user's program would.
-from plimsoll.core import _torch_gate  # noqa: E402
+import plimsoll  # torch first, as a user's program would.
+from plimsoll.core import _torch_gate
 
 extension = _torch_gate.load_if_torch_imported()
 if extension is None:
@@ -162,7 +162,7 @@ def test_r33_what_others_see_is_left_alone(tmp_path):
     meta, empty = torch.ones(8, device="meta"), torch.empty(0)
     address = shared.data_ptr()
     plain = torch.ones(5000)
-    with plimsoll.Governor("2GiB") as governor:
+    with plimsoll.Governor("2GiB"):
         assert plimsoll.adopt([shared, sparse, meta, empty]) == 0
         assert shared.is_shared() and shared.data_ptr() == address
         born_inside = torch.ones(100)

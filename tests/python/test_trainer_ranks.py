@@ -10,7 +10,7 @@ from tests.support.lives import told
 
 pytest.importorskip("torch")
 
-from tests.support.trainers import ROOT, environment, events  # noqa: E402
+from tests.support.trainers import ROOT, environment, events
 
 KINDS = ["hugging_face", "lightning"]
 

@@ -19,7 +19,7 @@ import plimsoll
 from plimsoll.core import _torch_gate
 from plimsoll.core._torch_settings import torch_settings
 from plimsoll.recipes import vision
-from plimsoll.recipes.tuning import _choice, _model, _train
+from plimsoll.recipes.tuning import _model, _train
 from plimsoll.recipes.vision import _rows, _task
 from tests.support.vision_models import ENDS, KINDS, make_model, make_set, rows
 

@@ -3,7 +3,6 @@
 that is right has `# site` behind it."""
 import json
 import os
-import pathlib
 import re
 import subprocess
 import sys

@@ -197,7 +197,7 @@ def test_a_governor_from_before_a_fork_refuses_and_changes_nothing(governor, tmp
                  lambda: governor.set_limit("1GiB"), governor.step_boundary, governor.rebaseline,
                  lambda: lease.grow("2MiB"), lambda: open_table(governor, tmp_path / "other")):
         said = in_child(call)
-        assert said.startswith("ValueError: Governor: ") or said.startswith("ValueError: Lease"), said
+        assert said.startswith(("ValueError: Governor: ", "ValueError: Lease")), said
         assert "forked after it was opened" in said and "make a Governor in this process" in said
     assert not (tmp_path / "other").exists()
     for read in (lambda: governor.limit_bytes, lambda: governor.limit.explain(),

@@ -245,8 +245,9 @@ def failed(*how):
 
 
 if __name__ == "__main__":
-    import torch._dynamo  # noqa: F401  What the first optimizer imports, and the first run.
-    from plimsoll.ranks import _ranks
+    import torch._dynamo  # What the first optimizer imports, and the first run.
+
+    from plimsoll.ranks import _ranks  # noqa: F401
     from plimsoll.run import _run_embedding, _run_loader, _run_parts, _run_settings, _run_sources, _run_tables  # noqa: F401
 
     scenarios = {made.__name__: made for made in (moved, admitted, handed, idled, pressed, tables)}

@@ -31,8 +31,8 @@ _BLOCK = 20_000
 _ALPHABETS = [range(0x20, 0x7F), range(0x20, 0x7F), range(0xA0, 0x250), range(0x300, 0x370), range(0x370, 0x600),
               range(0x900, 0xE80), range(0x2000, 0x2070), range(0x3040, 0x30FF), range(0x4E00, 0x4F00),
               range(0xAC00, 0xAD00), range(0xFE00, 0xFE10), range(0xFF00, 0xFF60), range(0x1F300, 0x1F650),
-              range(0x0, 0x20), range(0x7F, 0xA0), range(0xE000, 0xE010), range(0x1D400, 0x1D450),
-              range(0xE000, 0x20000), range(0xE0000, 0xE0080), range(0x0, 0xD800)]
+              range(0x20), range(0x7F, 0xA0), range(0xE000, 0xE010), range(0x1D400, 0x1D450),
+              range(0xE000, 0x20000), range(0xE0000, 0xE0080), range(0xD800)]
 _WORDS = ("the", " of", " and", "  ", "\n", "\n\n", "\t", "\r\n", " \n ", "don't", "I'LL", "3.14159", "1000000",
           "#include", "<|im_end|>", "<|im_start|>", "<|im_start|>assistant\n", "<s>", "</s>", "[CLS]", "[MASK]",
           "<unk>", "<|im_end", "|>", "<|IM_END|>", "<\uff5cim_end\uff5c>", "<s", "</s >", "[ CLS ]", "##ing", "<0x0A>",

@@ -15,9 +15,9 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 def prepare(kind, *_):
     """Imports what main() needs."""
     if kind == "lightning":
-        import plimsoll.integrations.lightning  # noqa: F401
+        import plimsoll.integrations.lightning
     elif kind == "accelerate":
-        import plimsoll.integrations.accelerate  # noqa: F401
+        import plimsoll.integrations.accelerate
     else:
         import transformers.models.gpt2.modeling_gpt2  # noqa: F401
 

@@ -88,7 +88,7 @@ def main(folder, options, recipe, workers):
 
 if __name__ == "__main__":
     import peft  # noqa: F401
-    import torch._dynamo  # noqa: F401
+    import torch._dynamo
     import transformers  # noqa: F401
 
     sys.stdout.write(main(*sys.argv[1:]) + "\n")

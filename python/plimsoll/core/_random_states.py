@@ -13,7 +13,8 @@ import hashlib
 import random
 import struct
 import sys
-from typing import Any, Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 
 class RandomStates:

@@ -15,7 +15,8 @@ import math
 import os
 import pathlib
 import re
-from typing import Any, Iterator
+from collections.abc import Iterator
+from typing import Any
 
 from ..errors import CorruptError, NotFoundError
 

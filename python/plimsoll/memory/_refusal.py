@@ -9,7 +9,8 @@ import contextlib
 import dataclasses
 import gc
 import traceback
-from typing import Any, Callable
+from collections.abc import Callable
+from typing import Any
 
 from ..errors import BudgetExceeded
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from .. import _core
 from ._memory import Governor
 
-_folder_of_run: Callable[[], pathlib.Path | None] = lambda: None
+_folder_of_run: Callable[[], pathlib.Path | None] = lambda: None  # noqa: E731
 
 
 def find_run_by(folder: Callable[[], pathlib.Path | None]) -> None:

@@ -25,7 +25,6 @@ from ..training._batch import Batch
 from ._run_life import Failure, Intervals, Life, Where
 
 if TYPE_CHECKING:
-    from ..ranks._ranks import Ranks
     from ._run_embedding import Vectors
     from ._run_loader import RunLoader
     from ._run_sources import Source
@@ -106,12 +105,12 @@ class Run:
                  _of_recipe: Any = None) -> None:
         _torch_gate.load()
         from ..ranks import _ranks
+        from ..ranks._virtual_workers import VirtualWorkers
         from ._part_settings import PartSettings
         from ._run_gradients import Gradients
         from ._run_parts import Parts
         from ._run_step import Steps
         from ._run_tables import TableFolders
-        from ..ranks._virtual_workers import VirtualWorkers
 
         accept = (accept,) if isinstance(accept, str) else tuple(accept)
         if current() is not None:

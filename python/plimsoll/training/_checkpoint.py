@@ -24,7 +24,6 @@ from ..errors import CorruptError, NotFoundError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    import torch
 
 _PARTIAL = ".checkpoint.partial"  # One writer a folder: a file left by a kill is replaced by the next.
 

@@ -14,7 +14,8 @@ import os
 import pathlib
 import sys
 import warnings
-from typing import Any, Callable, Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from .. import _core
 from ..core import _torch_gate

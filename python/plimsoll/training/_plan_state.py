@@ -11,7 +11,8 @@ import copy
 import mmap
 import os
 import tempfile
-from typing import Any, Iterable
+from collections.abc import Iterable
+from typing import Any
 
 from ..core._random_states import RandomStates
 from ._reach import is_generator, reached

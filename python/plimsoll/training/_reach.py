@@ -13,7 +13,8 @@ import functools
 import random
 import types
 from collections import OrderedDict, deque
-from typing import Any, Iterable, Iterator
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 _OBJECTS_MAX = 10_000
 _ENTRIES_MAX = 1_000

@@ -18,7 +18,8 @@ import inspect
 import json
 import os
 import tempfile
-from typing import TYPE_CHECKING, Any, Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 from ..core import _torch_gate
 from ..core._numbers import loss_of, real, whole, with_graph
@@ -28,16 +29,14 @@ from ..memory._memory import Governor, format_bytes, make_room, pressure_between
 from ..memory._refusal import Refusal, unless_refused
 from ..memory._scratch import scratch_folder
 from ..ranks._messages import Unweighted
-from ..ranks._virtual_workers import (Buffers, Node, Tree, VirtualWorkers,
-                               WorkerBatches, shares_of)
+from ..ranks._virtual_workers import Buffers, Node, Tree, VirtualWorkers, WorkerBatches, shares_of
 from ..rows._embedding import Rows
 from . import _plan_static
 from ._batch import Batch, Part, weight_of
 from ._lookups import collected
 from ._plan_state import TrainingState
 from ._reach import is_generator, reached
-from ._transaction import (Before, Gradients, OptimizersBefore, Together,
-                           writes_at_the_end)
+from ._transaction import Before, Gradients, OptimizersBefore, Together, writes_at_the_end
 
 if TYPE_CHECKING:
     from ..ranks._ranks import Ranks
@@ -345,7 +344,7 @@ class TrainingStep:
         before = self._remember(given.rows, modules, generators)
         parts, tried_again = 1, False
         while True:
-            value, refusal = unless_refused(lambda: self._evaluated(given, f, parts))
+            value, refusal = unless_refused(functools.partial(self._evaluated, given, f, parts))
             if refusal is None:
                 return value
             before.put_back()

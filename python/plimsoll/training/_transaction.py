@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import collections
 import copy
-from typing import Any, Iterable, Iterator
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import numpy as np
 
@@ -355,8 +356,9 @@ def writes_at_the_end(optimizers: list[Any]) -> bool:
     allocate between their writes (torch's unfused Adam does, and so do fused ones between two groups),
     and those of the user's own cannot be known.
     """
-    import torch
     from torch.optim.optimizer import _global_optimizer_post_hooks
+
+    import torch
 
     if len(optimizers) != 1 or len(optimizers[0].param_groups) != 1 or type(optimizers[0]) not in (
             torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad):

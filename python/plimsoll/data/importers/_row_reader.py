@@ -507,12 +507,12 @@ class RowReader:
         documents, more = _from_json(keys.take("documents")), _from_json(keys.take("chat_template_kwargs"))
         if more is not None and not isinstance(more, dict):
             raise BadRow("bad_value", "chat_template_kwargs is not an object")
-        for key, name, value in (("tools", name or "", tools), ("documents", "documents", documents)):
+        for key, column, value in (("tools", name or "", tools), ("documents", "documents", documents)):
             if value and self.fields is not None:
-                raise BadRow("unknown_key", f"{name}: an image set keeps none: have them left out with ignore_keys "
-                                            f"(--ignore-keys {name})")
+                raise BadRow("unknown_key", f"{column}: an image set keeps none: have them left out with ignore_keys "
+                                            f"(--ignore-keys {column})")
             if value and not self.reads(key, "", self._tools):
-                row.counted[name] = 1 + key_count(given[name])  # The template prints none.
+                row.counted[column] = 1 + key_count(given[column])  # The template prints none.
         row.tools = tools or None
         if documents:
             row.more["documents"] = documents
