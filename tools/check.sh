@@ -16,7 +16,7 @@ export PLIMSOLL_PROGRAM=$PWD/build/dev/bin/plimsoll
 pytest=(.venv/bin/python -m pytest -q -m "not slow" -p no:cacheprovider --timeout 600 --timeout-method thread)
 # Those that hold a process to its limit have the machine to themselves.
 "${pytest[@]}" tests/budget || status=1
-"${pytest[@]}" -n 2 --dist loadfile tests --ignore tests/budget || status=1
+"${pytest[@]}" -n 2 --dist loadfile --durations 40 tests --ignore tests/budget || status=1
 .venv/bin/python -m tests.support.cgroup --skipped "$PLIMSOLL_CGROUP_SKIPS"
 rm -f "$PLIMSOLL_CGROUP_SKIPS"
 exit $status
