@@ -345,3 +345,30 @@ def test_s37_nested_results_of_a_recipe_are_words_for_people():
     assert not set("{}[]'") & set(text) and "None" not in text, text
     assert "static 2.0 KiB, gradients 0 B" in text and "8; 12" in text and "rows 8, right True" in text and "1.0 MiB" in text
     assert json.loads(_json_of(Told(entries, "words")))["held"] == {"rows": 3} and Told(entries, "words").text == "words"
+
+
+def test_events_of_ones_own(life):
+    with life:
+        life.step()
+        life.run.event("preview", name="a", text="b", count=1, share=2.5, whole=True)
+        for value in (object(), b"bytes", [1], None):
+            with pytest.raises(TypeError, match=f"event: wrong is a {type(value).__name__}, where a text or a number is needed"):
+                life.run.event("preview", wrong=value)
+        assert life.run.is_writer
+    told, = (one for one in map(json.loads, (life.run.path / "events.jsonl").read_text().splitlines()) if one["event"] == "preview")
+    assert {key: value for key, value in told.items() if key != "time"} == {
+        "event": "preview", "name": "a", "text": "b", "count": 1, "share": 2.5, "whole": True}
+    with pytest.raises(ValueError, match="this run was closed"):
+        life.run.event("late")
+
+
+def test_a_loop_that_was_left_is_committed_where_that_is_asked_for(life):
+    with life:
+        for batch in life.batches():
+            life.run.step(life.loss, batch)
+            break
+        assert life.status()["checkpoint_step"] == -1
+        life.run.end_loop()
+        assert life.status()["checkpoint_step"] == 1
+        life.run.end_loop()  # None is left.
+        assert life.run.steps_made == 1

@@ -153,7 +153,7 @@ class Run:
         self._folders = TableFolders(self.path, rank, count, self._life.saved_step,
                                      saved.get("table_folder", "embeddings"), saved.get("ranks", 1))
         self._life.committed = self._folders.committed
-        if self._writes:
+        if self.is_writer:
             self._folders.clear()
         self._loaders: list[RunLoader] = []
         self._life.end_workers = self._end_workers
@@ -200,8 +200,9 @@ class Run:
         return self._life.at.epoch
 
     @property
-    def _writes(self) -> bool:
-        """Whether what the run leaves beside its commits is this process's to write."""
+    def is_writer(self) -> bool:
+        """Whether this process writes what the run leaves beside its commits: an export, a picture. Of several ranks
+        the first one does."""
         return self._ranks is None or self._ranks.first
 
     def _least_of_ranks(self, number: int) -> int:
@@ -638,6 +639,15 @@ class Run:
         self._begin_or_wait()
         return self._life.idle(seconds)
 
+    def end_loop(self) -> None:
+        """Commits the last step of a loop that was left by `break`, for work that follows it.
+
+        Without it the next loop, idle() or close() does. Does nothing where no loop was left, and after a step that
+        was not made. Errors: OSError, as of any commit.
+        """
+        self._check_open()
+        self._end_left_loop()
+
     def log(self, **values: Any) -> None:
         """Metrics of the step that is being made: RUN/events.jsonl, and RUN/metrics for TensorBoard.
 
@@ -650,6 +660,20 @@ class Run:
             self._loss = numbers["loss"]
         at = self._life.at
         self._life.report.log(at.step + int(self._in_body), at.epoch, numbers)
+
+    def event(self, name: str, /, **values: Any) -> None:
+        """Adds a line to RUN/events.jsonl: {"event": name, **values} and the time. Of several ranks the first one's.
+
+            run.event("preview", step=run.steps_made, text=answer)
+
+        name: one of your own: what the run itself writes is read by `plimsoll why` and the report.
+        values: texts, numbers, truth values. Errors: TypeError naming the value that is none; OSError.
+        """
+        self._check_open()
+        for key, value in values.items():
+            if not isinstance(value, (str, int, float)):
+                raise TypeError(f"event: {key} is a {type(value).__name__}, where a text or a number is needed")
+        self._life.report.event(name, values)
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:

@@ -190,7 +190,7 @@ class Inbox:
         entry = {"name": name, "stamp": stamp, "outcome": outcome, "why": why, "step": self._run.steps_made, **more}
         with replaced(self._ledger) as partial:
             partial.write_text(json.dumps({"files": [*entries, entry][-_KEPT:]}, ensure_ascii=False, indent=1), encoding="utf-8")
-        self._run._life.report.event("inbox", {key: value for key, value in entry.items() if key != "stamp"})
+        self._run.event("inbox", **{key: value for key, value in entry.items() if key != "stamp"})
 
     def _entries(self) -> list[dict[str, Any]]:
         try:

@@ -40,9 +40,8 @@ def preview(tuned: Tuned, options: Options, run: Run, step: int) -> dict[str, An
             answer, refusal = unless_refused(lambda asked=asked: _answer(tuned, tokenizer, asked, options))
             count += 1
             equal += int(refusal is None and wanted is not None and answer.strip() == wanted.strip())
-            run._life.report.event("preview", {
-                "step": step, "asked": asked[-1]["content"][:2000], "wanted": (wanted or "")[:2000], "answer": answer or "",
-                "refusal": str(refusal or ""), "seconds": time.monotonic() - began})
+            run.event("preview", step=step, asked=asked[-1]["content"][:2000], wanted=(wanted or "")[:2000], answer=answer or "",
+                      refusal=str(refusal or ""), seconds=time.monotonic() - began)
     finally:
         tuned.train()
     return {"previews": count, "previews_equal": equal}

@@ -99,9 +99,9 @@ class Training:
         run.track(model=self.tuned, optimizer=self.optimizer, **({"scheduler": scheduler} if scheduler else {}))
         self.tuned.must_be_noted(self.notes)
         self._scheduler = scheduler
-        run._life.report.event("profile", {**vars(self.choice), "text": str(self.choice)})
+        run.event("profile", **vars(self.choice), text=str(self.choice))
         self.task.train(self)
-        if not run.stopped and self.tuned.frozen is not None and run.steps_made and run._writes:
+        if not run.stopped and self.tuned.frozen is not None and run.steps_made and run.is_writer:
             with replaced(run.path / "adapter") as partial:
                 self.tuned.save(partial, options.model)
         return {"method": self.choice.method, "weights": self.choice.weights, "recomputes": self.choice.recomputes,
@@ -112,7 +112,7 @@ class Training:
         """The passes over a set: those that are left."""
         run, options, notes, task = self.run, self.options, self.notes, self.task
         if odd := task.check(data):
-            run._life.report.event("data", {"text": odd})
+            run.event("data", text=odd)
         held_out = held_out_rows(data, options)
         self._evaluation = functools.partial(self._evaluate, data, held_out)
         if options.eval_every_n_steps and not (held_out or self._eval_data):
@@ -142,7 +142,7 @@ class Training:
             if notes["ended"] or self.leaves():
                 break
         if not run.stopped:
-            run._end_left_loop()
+            run.end_loop()
             self._evaluation(run.steps_made)
             task.preview(self, run.steps_made, at_end=True)
             if run.stop_asked:  # What it cut short is made when the run goes on.
