@@ -44,6 +44,7 @@ from ._run_report import Report
 from ._run_writer import Writer
 
 if TYPE_CHECKING:
+    from .._core import PressureReport
     from ..ranks._ranks import Ranks
 
 _PAUSE_LOOKS_EVERY = 0.1  # Seconds.
