@@ -1379,7 +1379,7 @@ class HolderSearch:
         """Lets go of the containers it kept alive, for about so long; True when of all."""
     def holder(self) -> list[object]:
         """From the container that most of what was found lies below, up to a root; [] for none."""
-    def graphs(self, first: int) -> list[tuple[int, object]]:
+    def graphs(self, first: int) -> list[tuple[int, Any]]:
         """The tensors with live graphs that it met, from the `first` on: the number of each, and the tensor."""
     def mark_graph(self, node: int, addresses: list[int]) -> None:
         """Memory at these addresses is kept by the graph of the tensor of that number."""

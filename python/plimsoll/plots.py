@@ -177,15 +177,17 @@ def _draw_difficulty(axes: Axes, epochs: dict[int, dict[str, Any]]) -> None:
         axes.plot(xs, _numbers([epochs[x].get(f"curriculum/{key}") for x in xs]), color=colour,
                   linestyle=dashes, label=name, marker="." if len(xs) == 1 else "")
     axes.set(xlabel="epoch", ylabel="difficulty")
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    locator: Any = axes.xaxis.get_major_locator()
+    locator.set_params(integer=True)
     _legend(axes)
 
 
 def _legend(axes: Axes) -> None:
     """Beside the axes, in a figure that has room for it."""
     names = axes.get_legend_handles_labels()[1]
-    axes.figure.set_size_inches(5.5 + 0.09 * max(map(len, names)), max(5.0, 0.6 + 0.22 * len(names)))
-    axes.figure.legend(loc="outside right upper", frameon=False)
+    figure: Any = axes.figure
+    figure.set_size_inches(5.5 + 0.09 * max(map(len, names)), max(5.0, 0.6 + 0.22 * len(names)))
+    figure.legend(loc="outside right upper", frameon=False)
 
 
 def _numbers(values: list[Any]) -> list[float]:

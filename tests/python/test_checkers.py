@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ruff on all Python of the project, with the rules of pyproject.toml; and that it finds what it is for."""
+"""ruff on all Python of the project, and mypy on the package, with the rules of pyproject.toml; and that both find what
+they are for."""
 import pathlib
 import subprocess
 import sys
@@ -13,11 +14,6 @@ PYTHON = ("bench", "docs", "python", "tests", "tools")
 def ruff(*arguments, **options):
     return subprocess.run([sys.executable, "-m", "ruff", "check", "--no-cache", "--output-format=concise", *arguments], cwd=ROOT,
                           text=True, capture_output=True, check=False, **options)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def installed():
-    pytest.importorskip("ruff")
 
 
 def test_ruff_finds_nothing():
@@ -36,3 +32,25 @@ def test_ruff_finds_nothing():
 def test_ruff_finds_what_was_planted(code, planted):
     done = ruff("--stdin-filename", "python/plimsoll/planted.py", "-", input=planted)
     assert done.returncode == 1 and f" {code} " in done.stdout, done.stdout + done.stderr
+
+
+def mypy(*arguments):
+    return subprocess.run([sys.executable, "-m", "mypy", "--no-error-summary", *arguments], cwd=ROOT, text=True, capture_output=True,
+                          check=False)
+
+
+def test_mypy_finds_nothing():
+    pytest.importorskip("transformers")  # Among others whose types the package's are held to.
+    done = mypy()
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(("code", "planted"), [
+    ("return-value", "def f() -> str:\n    return 1\n"),
+    ("arg-type", "def f(x: int) -> None:\n    f('text')\n"),
+    ("unused-ignore", "x = 1  # type: ignore\n"),
+])
+def test_mypy_finds_what_was_planted(tmp_path, code, planted):
+    (tmp_path / "planted.py").write_text(planted)
+    done = mypy("--config-file", "pyproject.toml", "--cache-dir", str(tmp_path / "cache"), str(tmp_path / "planted.py"))
+    assert done.returncode == 1 and f"[{code}]" in done.stdout, done.stdout + done.stderr

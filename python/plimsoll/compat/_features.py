@@ -83,7 +83,8 @@ def _slab_mb(given: dict[str, Any]) -> tuple[float, float]:
     """The parts of the slab's bound. Errors: ValueError."""
     sizes = {name: given[name] for name in _SETTINGS[:3] if name in given}
     for name, size in sizes.items():
-        if isinstance(size, bool) or not isinstance(size, numbers.Real) or not 0 <= size < math.inf:
+        real = isinstance(size, numbers.Real) and not isinstance(size, bool)
+        if not real or not 0 <= size < math.inf:
             raise ValueError(f"config: {name} is {size!r}, not a number of MiB from 0 on")
     if "cache_size_mb" in sizes:
         if len(sizes) > 1:

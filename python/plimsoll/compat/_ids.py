@@ -159,7 +159,7 @@ class IdMap:
             else:
                 yield np.ascontiguousarray(self._sorted[begin:end])
 
-    def given(self, positions: np.ndarray | range) -> list[Any]:
+    def given(self, positions: np.ndarray | Sequence[int]) -> list[Any]:
         """The ids at these positions as the caller gave them: ints, or strings."""
         if not self.named:
             if self._ids is None:

@@ -144,6 +144,11 @@ def _floats(torch: Any, out: Any) -> Iterable[Any]:
 class _Graphs:
     """Copies of one graph as a batch: the sample's tensors joined, batch, ptr, num_graphs and num_nodes."""
 
+    batch: Any
+    ptr: Any
+    num_graphs: int
+    num_nodes: int
+
     def to(self, *_: Any, **__: Any) -> _Graphs:
         return self
 

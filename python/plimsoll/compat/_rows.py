@@ -58,6 +58,7 @@ class ManagedRows:
     _all_frozen: bool
     _chunk_of: np.ndarray | None  # By position, where chunks are the features' chunks.
     _dirty: np.ndarray  # By chunk: whether rows of it are not synced.
+    _record: dict[str, Any]
 
     # ---- Opening ----------------------------------------------------------------------------
 

@@ -117,7 +117,7 @@ class Table:
         if now < self._next_look:
             return False
         self._next_look = now + _LOOK_EVERY
-        before, self._shrinks = self._shrinks, self._core.stats()["shrinks"]
+        before, self._shrinks = self._shrinks, int(self._core.stats()["shrinks"])
         return bool(self._shrinks > before)
 
     def whole_bytes(self) -> int:
@@ -145,7 +145,7 @@ class Table:
     def _remember(self) -> None:
         now = self._core.stats()
         for name in _COUNTED:
-            self._base[name] += now[name]
+            self._base[name] += int(now[name])
 
     @contextmanager
     def uncounted(self) -> Iterator[None]:
@@ -156,7 +156,7 @@ class Table:
         finally:
             after = self._core.stats()
             for name in self._ours:
-                self._ours[name] += after[name] - before[name]
+                self._ours[name] += int(after[name] - before[name])
 
     def stats(self) -> dict[str, int]:
         """Counters of callers' requests since the manager was made; resident_bytes; dirty_bytes."""

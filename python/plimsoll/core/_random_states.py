@@ -91,7 +91,7 @@ def _devices() -> dict[str, Any]:
     found = {}
     for kind in sorted(kinds - {"cpu", "meta"}):
         module = getattr(torch, kind, None)
-        used = getattr(module, "is_initialized", None) or getattr(module, "is_available", lambda: True)
+        used: Any = getattr(module, "is_initialized", None) or getattr(module, "is_available", lambda: True)
         if hasattr(module, "get_rng_state") and used():
             found[kind] = module
     return found
@@ -190,7 +190,7 @@ def _arrays(value: Any) -> Any:
     return [_arrays(inner) for inner in value] if isinstance(value, list) else value
 
 
-def _kept(one: Any) -> Callable[[], None]:
+def _kept(one: Any) -> Callable[[], object]:
     """Puts the state back that the generator has now."""
     import torch
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
+from typing import Any
 
 # As the program sets it before it starts; see docs/HACKING.md.
 MKL_CBWR = "AVX2,STRICT"
@@ -22,10 +23,11 @@ def torch_settings() -> Iterator[None]:
     threads = torch.get_num_threads()
     deterministic = torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
-    fill = torch.utils.deterministic.fill_uninitialized_memory
+    module: Any = torch.utils.deterministic  # Its types lack what its module's class has.
+    fill = module.fill_uninitialized_memory
     try:
         yield
     finally:
         torch.set_num_threads(threads)
         torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
-        torch.utils.deterministic.fill_uninitialized_memory = fill
+        module.fill_uninitialized_memory = fill

@@ -174,7 +174,7 @@ class Loader:
         """
         queue_size = byte_size(queue_bytes, "queue_bytes")
         owns_store = not isinstance(data, FeatureStore)
-        store = FeatureStore.open(governor, data, cache_bytes=cache_bytes) if owns_store else data
+        store = data if isinstance(data, FeatureStore) else FeatureStore.open(governor, data, cache_bytes=cache_bytes)
         try:
             names = store._chosen(columns)
             start = LoaderState(seed) if state is None else LoaderState(*state)

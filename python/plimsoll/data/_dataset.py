@@ -11,7 +11,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -135,7 +135,7 @@ class _Chunk:
                 raise ValueError(f"item {index}, column {name!r}: a whole number that is not one of {stored} (dtype)")
         self._ids[row] = item_id
         if self._groups is not None:
-            self._groups[row] = group
+            self._groups[row] = cast(int, group)
         self._count += 1
 
     def flush(self, writer: FeatureWriter) -> None:

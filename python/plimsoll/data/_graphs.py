@@ -114,7 +114,7 @@ class GraphBatch:
         self.graphs = np.empty(graphs, np.int64)
         self.epoch, self.position, self.ends_epoch = 0, 0, False
 
-    def _flat(self) -> tuple[np.ndarray, ...]:
+    def _flat(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         return (self.x.reshape(-1), self.edge_index.reshape(-1), self.edge_attr.reshape(-1),
                 self.batch, self.y)
 

@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import random
 import warnings
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -42,8 +42,8 @@ def image_processor(processor: _Processor) -> _Processor:
     if not isinstance(processor, PilBackend):
         raise ValueError(f"processor: {type(processor).__name__} is no image processor of the Pillow backend; load it "
                          "with AutoImageProcessor.from_pretrained(…, backend='pil')")
-    made = copy.copy(processor)
-    made.__class__ = _made_of(type(processor))
+    made, kind = copy.copy(processor), cast(Any, type(processor))
+    made.__class__ = _made_of(kind)
     if _differ(processor, made):
         warnings.warn(f"{type(processor).__name__} does what Plimsoll does not; it is left as it is", stacklevel=2)
         return processor
@@ -76,7 +76,7 @@ class _Scaled:
 
 @functools.cache
 def _made_of(kind: type) -> type:
-    class Made(kind, _exact()):  # type: ignore[misc,valid-type]
+    class Made(kind, _exact()):  # type: ignore[misc]
         def _preprocess(self, images: Any, **options: Any) -> Any:
             if options.get("do_rescale") and options.get("do_normalize"):
                 mean = _Scaled(options["image_mean"], options["rescale_factor"])
@@ -125,7 +125,7 @@ def _exact() -> type:
                 to = (size.height, size.width)
             return np.moveaxis(resize_image(np.moveaxis(image, 0, -1), int(to[1]), int(to[0]), filter=filter), -1, 0)
 
-        def normalize(self, image: np.ndarray, mean: Any, std: Any, **options: Any) -> np.ndarray:
+        def normalize(self, image: np.ndarray, mean: Any, std: Any, **options: Any) -> np.ndarray:  # type: ignore[override]
             if not isinstance(mean, _Scaled):
                 return super().normalize(image, mean, std, **options)
             if image.dtype != np.uint8 or image.shape[0] != 3:

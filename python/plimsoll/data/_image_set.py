@@ -9,7 +9,7 @@ import dataclasses
 import json
 import os
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -22,7 +22,7 @@ Place = tuple[int, int]
 FILTERS = ("box", "bilinear", "hamming", "bicubic", "lanczos")  # ImageFilter.
 
 
-def decode_image(encoded: bytes, *, pixels_max: int = _core.image_pixels_max) -> np.ndarray:
+def decode_image(encoded: bytes | bytearray | memoryview, *, pixels_max: int = _core.image_pixels_max) -> np.ndarray:
     """The pixels of a JPEG, PNG or WebP, upright, as Pillow has them. Shape: uint8 [height, width, 3].
 
     The same bits as ImageOps.exif_transpose(Image.open(file)).convert("RGB"): alpha is left out, CMYK is converted
@@ -192,7 +192,7 @@ class ImageBatches:
 
     def seek(self, place: Place) -> None:
         """Goes to a place that `place` said, with the same options. Errors: ValueError."""
-        self._core.seek(tuple(place))
+        self._core.seek(cast(Place, tuple(place)))
 
     def close(self) -> None:
         """Ends the threads, and lets go of the set; batches that you hold stay."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -79,6 +79,17 @@ class TokenBatch:
     __slots__ = ("input_ids", "labels", "position_ids", "documents", "place", "tokens", "trained", "rows",
                  "left_out", "ends_epoch")
 
+    input_ids: np.ndarray
+    labels: np.ndarray
+    position_ids: np.ndarray
+    documents: np.ndarray
+    place: Place
+    tokens: int
+    trained: int
+    rows: int
+    left_out: int
+    ends_epoch: bool
+
     def tensors(self) -> dict[str, torch.Tensor]:
         """input_ids, labels and position_ids as tensors over the same bytes, as models of transformers take them."""
         import torch
@@ -132,7 +143,7 @@ class TokenBatches:
 
     def seek(self, place: Place) -> None:
         """Goes to a place that `place` said, with the same options. Errors: ValueError."""
-        self._core.seek(tuple(place))
+        self._core.seek(cast(Place, tuple(place)))
 
     def close(self) -> None:
         """Lets go of the set."""

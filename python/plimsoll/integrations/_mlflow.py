@@ -181,7 +181,7 @@ def _send(client: Any, run: Any, events: Any, folder: pathlib.Path, every_n_step
 
 def _set_status(client: Any, run_id: str, last: dict[str, Any]) -> None:
     if last["event"] == "end":
-        client.set_terminated(run_id, _ENDS.get(last.get("status"), "FAILED"), int(last["time"] * 1000))
+        client.set_terminated(run_id, _ENDS.get(last.get("status", ""), "FAILED"), int(last["time"] * 1000))
     else:
         client.update_run(run_id, status="RUNNING")
 

@@ -130,8 +130,9 @@ class RunCallback(lightning.pytorch.Callback):
         own = [value for name, value in vars(pl_module).items() if name != "_trainer"]
         self._modules, self._generators = reached([pl_module, pl_module.training_step, *own])
         self._data = data
-        data.ended_waiting = functools.partial(self._ended_waiting, trainer)
-        data.agreed = lambda work: self._loop.agreed(work, "the next batch")
+        told: Any = data  # By this loop instead of its own.
+        told.ended_waiting = functools.partial(self._ended_waiting, trainer)
+        told.agreed = lambda work: self._loop.agreed(work, "the next batch")
         loop = trainer.fit_loop.epoch_loop.automatic_optimization
         step = loop.run  # All that a batch changes, and the optimizer's step.
 

@@ -6,8 +6,12 @@ Threads: the thread whose loop it is.   Memory: 32 pairs of numbers.
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING
 
 from .. import _core
+
+if TYPE_CHECKING:
+    from types import FrameType
 
 _FLOORS_MOST = 32
 _RISE_LEAST = 5000  # Bytes a step; as a verdict has it (src/watch/trend.h).
@@ -60,7 +64,7 @@ class Growth:
 
 def what_helps() -> str:
     """What helps, by the functions that run in this thread; "" where none of them is known to hold much."""
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
         for (file, name), text in _HELPS.items():

@@ -478,7 +478,9 @@ def _attach_to_torch() -> None:
 def pressure_between_steps() -> MemoryPressure | None:
     """A step boundary, at most every 10 ms; what to raise when memory asks for the end."""
     governor = Governor.current()
-    report = governor._look() if governor is not None else None
+    if governor is None:
+        return None
+    report = governor._look()
     return governor._pressure(report) if report is not None and report.stop else None
 
 

@@ -12,6 +12,7 @@ Memory:  two buckets of 2 MiB at most, which stay, and pages of others'; over gl
 """
 from __future__ import annotations
 
+import functools
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -129,8 +130,8 @@ class RankSums:
                         torch._foreach_copy_(own, whole)
                     return [whole] * ranks.count
 
-                ranks.exchange(lambda rows=rows, given=given: self._pass_pieces(rows, given))
-                ranks.exchange(lambda slices=slices, summed=summed: self._pass_pieces(slices, summed))
+                ranks.exchange(functools.partial(self._pass_pieces, rows, given))
+                ranks.exchange(functools.partial(self._pass_pieces, slices, summed))
                 for places, pieces in staged:
                     torch._foreach_copy_(pieces, places)
 
@@ -170,7 +171,7 @@ class RankSums:
         """Fills what comes from each other rank, and sends each what given() has for it. Receives are there first: see Ranks._await_rows()."""
         ranks = self._ranks
         others = [(ranks.rank + k) % ranks.count for k in range(1, ranks.count)]
-        works = [dist.irecv(one, rank, group=ranks.group, tag=_PIECES) for rank in others for one in come[rank]]
+        works: list[Any] = [dist.irecv(one, rank, group=ranks.group, tag=_PIECES) for rank in others for one in come[rank]]
         try:
             made = given()
             works += [dist.isend(one, rank, group=ranks.group, tag=_PIECES) for rank in others for one in made[rank]]
@@ -198,7 +199,7 @@ class RankSums:
             parts = list(used.split([len(one) for one in some]))
             if ranks.first:
                 torch._foreach_copy_(parts, some)
-            ranks.exchange(lambda used=used: dist.broadcast(used, 0, group=ranks.group))
+            ranks.exchange(functools.partial(dist.broadcast, used, 0, group=ranks.group))
             if not ranks.first:
                 torch._foreach_copy_(some, parts)
 

@@ -104,7 +104,7 @@ class Ranks:
         self.rank, self.count = dist.get_rank(), dist.get_world_size()
         self.group: Any = dist.new_group(backend="gloo")  # The default one may be for other devices.
         self._board = torch.zeros(self.count * _ROW.size, dtype=torch.uint8)  # Made before any limit.
-        self._bytes = memoryview(self._board.numpy())
+        self._bytes = self._board.numpy().data
         self._next = torch.zeros_like(self._board)
         self._coming: list[Any] = []  # Receives of rank 0, which are there before anybody sends.
         self._await_rows()
@@ -178,6 +178,7 @@ class Ranks:
         Errors: what work() raised, here or elsewhere: of another rank's BudgetExceeded, MemoryPressure,
                 ValueError and RuntimeError for all else; ConnectionError when a rank has ended.
         """
+        numbers: tuple[float, ...]
         value, numbers, text, error = None, (), "", None
         try:
             value = work()
@@ -204,6 +205,7 @@ class Ranks:
 
     def look_up(self, table: int, wanted: Wanted) -> torch.Tensor:
         """Rows of one table, for this rank and whoever looks up there now. Errors: as agreed()."""
+        numbers: tuple[float, ...]
         numbers, text, error = (), "", None
         try:
             text = self.counts_as_text(wanted.counts)
@@ -331,6 +333,7 @@ class Ranks:
     def _pass_on(self) -> None:
         """Each rank's row to all; over gloo by rank 0, in a third of an all-reduce's time."""
         row = _ROW.size
+        work: Any
         if self.memory is not None:
             self._bytes[:] = self.memory.word(self._bytes[self.rank * row:(self.rank + 1) * row])
         elif self.first:
@@ -369,7 +372,8 @@ class Ranks:
                 collective()
         except (RuntimeError, OSError) as error:
             self._over = True
-            until, gone = time.monotonic() + _ENDING, []
+            gone: list[str] = []
+            until = time.monotonic() + _ENDING
             while not gone and self._pids and time.monotonic() < until:
                 gone = [f"rank {rank} (process {pid})" for rank, pid in self._pids.items() if state_of(pid) in "ZX"]
                 time.sleep(0.01)
@@ -623,7 +627,7 @@ def _checksum(value: Any, before: int = 0) -> int:
     if isinstance(value, torch.Tensor):
         flat = value.detach().cpu().contiguous().view(-1)
         text = f"{value.dtype} {list(value.shape)}".encode()
-        return zlib.crc32(memoryview(flat.view(torch.uint8).numpy()), zlib.crc32(text, before)) if flat.numel() \
+        return zlib.crc32(flat.view(torch.uint8).numpy().data, zlib.crc32(text, before)) if flat.numel() \
             else zlib.crc32(text, before)
     if isinstance(value, dict):
         for key, inner in value.items():

@@ -170,7 +170,8 @@ def _fields_of(recipe: Recipe) -> list[_core.RecipeField]:
         if field.name in common:
             continue
         said, kind = field.metadata, types_of[field.name]
-        if "about" not in said or kind not in _KINDS or type(field.default) is not kind:
+        default: Any = field.default
+        if "about" not in said or kind not in _KINDS or type(default) is not kind:
             raise ValueError(f"recipe {recipe.name}: {field.name} must be an option(default, about) of a bool, "
                              "int, float or str, as its annotation says")
         choices = "|".join(said["choices"])
@@ -178,7 +179,7 @@ def _fields_of(recipe: Recipe) -> list[_core.RecipeField]:
         least, most = said["least"], said["most"]
         if least is None:
             least = 0.0 if kind is int else -1e300
-        fields.append(_core.RecipeField(field.name, word, said["decides_bits"], field.default, said["about"],
+        fields.append(_core.RecipeField(field.name, word, said["decides_bits"], default, said["about"],
                                         float(least), float(_COUNT_MAX if most is None and kind is int else
                                                             1e300 if most is None else most), choices))
     return fields

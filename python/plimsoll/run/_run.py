@@ -510,7 +510,7 @@ class Run:
 
     def _close_kept(self) -> None:
         """Batches that a variable keeps after `break` hear signals until they are closed."""
-        batches = self._given()
+        batches: Any = self._given()
         if batches is not None and not batches.gi_running:
             batches.close()
 

@@ -44,7 +44,9 @@ class Gradients:
     def put_back(self) -> None:
         """Once, where the loop goes on: what the program has made meanwhile was used before the commit."""
         saved, self._saved = self._saved, None
-        for name, optimizer in {} if saved is None else self._optimizers.items():
+        if saved is None:
+            return
+        for name, optimizer in self._optimizers.items():
             parameters = _parameters(optimizer)
             for one, grad in zip(parameters, saved.get(name, [None] * len(parameters)), strict=True):
                 one.grad = None if grad is None else grad.to(one.device)

@@ -56,7 +56,8 @@ class OuterLoop:
         life.report.begin(quiet=True, step=at.step, steps_total=steps, epoch=at.epoch,
                           fraction=at.batch / batches, epochs=epochs)
         if self.goes_on:
-            life.report.text(f"goes on at step {at.step}" if at.step < steps else f"finished at step {at.step}: of its {steps} steps none is left")
+            life.report.text(f"goes on at step {at.step}" if steps is None or at.step < steps else
+                             f"finished at step {at.step}: of its {steps} steps none is left")
         self._held.enter_context(life.signals())
         life.begins()
         self._held.enter_context(life.at_place(Where.BODY))
@@ -121,7 +122,8 @@ class OuterLoop:
         Errors: BudgetExceeded naming a limit to go on with; and what could not be put back, after which nothing is
                 done again.
         """
-        before, keeper = None, self._run._life.keeper
+        before: Any = None
+        keeper = self._run._life.keeper
         live = keeper.is_live()
 
         def put_back() -> None:

@@ -76,8 +76,9 @@ class Report:
     def log(self, step: int, epoch: int, values: dict[str, float]) -> None:
         """Metrics of the step that is being made: an event, and scalars for TensorBoard."""
         self.event("step", {"step": step, "epoch": epoch, **values})
-        for name, value in values.items() if self._metrics is not None else ():
-            self._metrics.scalar(f"train/{name}", value, step)
+        if self._metrics is not None:
+            for name, value in values.items():
+                self._metrics.scalar(f"train/{name}", value, step)
 
     def event(self, name: str, values: dict[str, Any]) -> None:
         self._folder.event(name, values)

@@ -29,8 +29,9 @@ from ._run_loader import ITEM, RunLoader
 
 
 class Source(Protocol):
-    batches: int | None
-    """Of an epoch; None: not known."""
+    @property
+    def batches(self) -> int | None:
+        """Of an epoch; None: not known."""
     num_workers: int
     counts_on: bool
     """An epoch depends on those that were begun before it: at a loop's end state() is needed, too."""

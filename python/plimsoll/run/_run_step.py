@@ -13,7 +13,7 @@ import contextlib
 import os
 import pathlib
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -23,7 +23,7 @@ from ..training._step import Handed, TrainingStep
 if TYPE_CHECKING:
     from ..ranks._ranks import Ranks
     from ..ranks._virtual_workers import VirtualWorkers
-    from ._run_embedding import Vectors
+    from ._run_embedding import DealtVectors, Vectors
     from ._run_parts import Parts
 
 _ALL = ""  # The name of the step of all optimizers.
@@ -129,7 +129,7 @@ class Steps:
                   for group in one.param_groups for p in group["params"]]
         handed = Handed(
             looks=False, ranks=self._ranks, workers=self._workers, goes_on=self._goes_on, interruptible=lambda: self.interruptible(),
-            tables=[one._table for one, _ in self._tables.values()] if self._workers is not None else (),
+            tables=[cast("DealtVectors", one)._table for one, _ in self._tables.values()] if self._workers is not None else (),
             keeps_made=bool(name), not_its_own=others if name else ())
         made = TrainingStep._of_run(handed, models, optimizers, scaler=scalers[0] if scalers else None,
                                    others=parts.generators(), directory=self._folder, events=events, **options)

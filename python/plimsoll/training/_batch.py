@@ -121,7 +121,7 @@ def _mapped(value: Any, change: Callable[[Any], Any], rows: int = -1) -> Any:
         changed = {key: _mapped(one, change, rows) for key, one in value.items()}
         if type(value) is dict or not isinstance(value, MutableMapping):
             return changed
-        other = copy.copy(value)
+        other: Any = copy.copy(value)
         for name, held in getattr(other, "__dict__", {}).items():  # A mapping of the program's own shares what it holds.
             if isinstance(held, MutableMapping):
                 other.__dict__[name] = copy.copy(held)
@@ -131,9 +131,9 @@ def _mapped(value: Any, change: Callable[[Any], Any], rows: int = -1) -> Any:
     if isinstance(value, (tuple, list)) and not _is_packed(value):
         if type(value) is list and len(value) == rows and not any(map(_has_rows, _leaves(value))):
             return change(value)
-        changed = [_mapped(one, change, rows) for one in value]
+        each = [_mapped(one, change, rows) for one in value]
         make = getattr(type(value), "_make", type(value))  # A named tuple's constructor may take something else.
-        return make(changed)
+        return make(each)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         other = copy.copy(value)
         for field in dataclasses.fields(value):

@@ -174,6 +174,7 @@ def copied(value: Any, copy_of: Callable[[Any], Any] | None = None, kind: type |
 
         kind, copy_of = torch.Tensor, copy_of or torch.Tensor.clone
     if isinstance(value, kind):
+        assert copy_of is not None
         return copy_of(value)
     if isinstance(value, dict):
         kept = type(value)()

@@ -91,10 +91,10 @@ class TrainingState:
         with torch.no_grad():
             for tensor, saved in self._tensors:
                 tensor.copy_(self._load(saved))
-            for parameter, saved in self._gradients:
-                parameter.grad = None if saved is None else self._load_gradient(saved)
-            for optimizer, saved in zip(self._optimizers, self._states):
-                self._restore_optimizer(optimizer, *saved)
+            for parameter, gradient in self._gradients:
+                parameter.grad = None if gradient is None else self._load_gradient(gradient)
+            for optimizer, states in zip(self._optimizers, self._states):
+                self._restore_optimizer(optimizer, *states)
         for other, state in self._others:
             other.load_state_dict(copy.deepcopy(state))
         self._random.put_back()

@@ -40,7 +40,7 @@ from ._transaction import Before, Gradients, OptimizersBefore, Together, writes_
 
 if TYPE_CHECKING:
     from ..ranks._ranks import Ranks
-    from ..rows._rank_rows import DealtTable, LookedUp
+    from ..rows._rank_rows import DealtTable, LookedUp, Owned
 
 _MIB = 1 << 20
 _WAYS = ("mean", "sum", "contrastive", None)
@@ -465,7 +465,7 @@ class TrainingStep:
             for part in batch.cut(parts):
                 states.append(RandomStates(generators, like=states[-1] if states else None))
                 made.append(_tuple(embed(*part.arguments)))
-        whole = [torch.cat(column).requires_grad_() for column in zip(*made)]
+        whole: list[Any] = [torch.cat(column).requires_grad_() for column in zip(*made)]
         sizes = [len(columns[0]) for columns in made]
         made.clear()
         value = loss_of(loss(*whole))
@@ -565,6 +565,7 @@ class TrainingStep:
                 return before
             self.refusals += 1
             make_room(self._extension)
+        assert refusal is not None
         raise self._gives_up(refusal, rows)
 
     def _attempt(self, work: _Work, parts: int, recomputes: bool,
@@ -684,7 +685,7 @@ class TrainingStep:
     def _trained(self) -> list[Any]:
         return [p for one in self._optimizers for group in one.param_groups for p in group["params"]]
 
-    def _update(self, rows: list[Rows], rehearsing: bool) -> bool:
+    def _update(self, rows: list[Rows | Owned], rehearsing: bool) -> bool:
         """The step of optimizers, Rows and schedulers: of all or of none. False: the scaler skipped it."""
         together = Together(self._optimizers, rows)
         with contextlib.ExitStack() as undo:
@@ -744,17 +745,17 @@ class TrainingStep:
 
     def _gives_up(self, refusal: Refusal, work: _Work | int, uncut: str = "") -> BudgetExceeded:
         advice = "a larger limit, or a smaller batch"
-        rows, batch = (work, None) if isinstance(work, int) else (work.rows, work.batch)
+        rows, uncut = (work, uncut) if isinstance(work, int) else (work.rows, uncut or work.batch.why_whole)
         if self._loss is None:
             advice += "; the argument loss=\"mean\" (or \"sum\") of the step lets the batch be cut, where each row has its own share of the loss"
         if self._batchnorms() and not self._allow_batchnorm:
             advice += (f"; {self._batchnorms()[0]} has batch statistics, so the batch is cut only with "
                        "allow_batchnorm_microbatch=True")
-        elif self._loss is not None and (uncut or (batch is not None and batch.why_whole)):
-            advice += f"; the batch was not cut: {uncut or batch.why_whole}"
+        elif self._loss is not None and uncut:
+            advice += f"; the batch was not cut: {uncut}"
         if not writes_at_the_end(self._optimizers):
             advice += "; an optimizer with fused=True and one parameter group, which is not copied"
-        needed = self._need(work) if batch is not None else None
+        needed = None if isinstance(work, int) else self._need(work)
         error = self._refused(f"step {self.steps + 1} of {rows} rows does not fit and was not made: "
                               f"{refusal}. Everything is as before it", needed,
                               f". What would help: {advice}", self._need_of_update())

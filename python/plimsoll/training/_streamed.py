@@ -13,7 +13,7 @@ import os
 import pathlib
 import weakref
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from .. import _core
 from ..core import _torch_gate
@@ -79,7 +79,7 @@ def stream_frozen(model: torch.nn.Module, files: str | os.PathLike[str] | Iterab
     if governor is None:
         raise ValueError("stream_frozen: there is no Governor that its memory is leased from: make one first, or a Run")
     if hasattr(model, "tie_weights") and any(one.is_meta for one in model.parameters()):
-        model.tie_weights()  # Of transformers: from_pretrained() does it when it has loaded, and from_config() not at all.
+        cast(Any, model).tie_weights()  # Of transformers: from_pretrained() does it when it has loaded, and from_config() not at all.
     blocks = _blocks_of(model)
     if not blocks:
         raise ValueError("model: it has no torch.nn.ModuleList of two or more modules of one type with parameters "

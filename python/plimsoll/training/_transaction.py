@@ -12,13 +12,16 @@ from __future__ import annotations
 import collections
 import copy
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..core._random_states import RandomStates
 from ..rows._embedding import Rows
 from ._reach import is_generator
+
+if TYPE_CHECKING:
+    from ..rows._rank_rows import Owned
 
 _CONTAINERS = (list, dict, set, collections.deque, collections.OrderedDict, collections.defaultdict, collections.Counter)
 
@@ -374,7 +377,7 @@ def writes_at_the_end(optimizers: list[Any]) -> bool:
 class Together:
     """Optimizers and Rows as one optimizer, so that a GradScaler decides for all of them."""
 
-    def __init__(self, optimizers: list[Any], rows: list[Rows]) -> None:
+    def __init__(self, optimizers: list[Any], rows: list[Rows | Owned]) -> None:
         self._optimizers, self._rows = optimizers, rows
         self._changes: list[tuple[Any, np.ndarray, np.ndarray]] = []
         self.param_groups = [group for one in optimizers for group in one.param_groups]

@@ -184,7 +184,7 @@ def write_tensors(path: pathlib.Path, tensors: dict[str, torch.Tensor]) -> None:
     with replaced(path, durable=False) as partial, open(partial, "wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for tensor in tensors.values():
-            file.write(memoryview(bytes_of(tensor)))
+            file.write(bytes_of(tensor).data)
 
 
 def bytes_of(tensor: torch.Tensor) -> np.ndarray:
@@ -235,7 +235,7 @@ class WeightReader:
             first = at // _PAGE * _PAGE
             span = min(_PIECE, -(-(at - first + place.size - done) // _PAGE) * _PAGE)
             memory = memory_of(first, span)
-            got = os.preadv(file, [memoryview(memory)], first)
+            got = os.preadv(file, [memory.data], first)
             size = min(got - (at - first), place.size - done)
             if size < place.size - done:
                 size -= size % _NUMBER  # Numbers are not cut.

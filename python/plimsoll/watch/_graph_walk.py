@@ -65,7 +65,8 @@ def is_alive(node: Any, most: int = 16) -> bool:
     """Whether one of the first nodes of a graph still has what it saved for backward."""
     nodes = [node]
     for node in nodes:
-        for name in _saved(type(node)):
+        kind: Any = type(node)
+        for name in _saved(kind):
             with contextlib.suppress(RuntimeError):  # They were freed.
                 if getattr(node, name) is not None:
                     return True
@@ -102,7 +103,8 @@ def keeps_its_gradient(tensor: type) -> bool:
 def _kept_by(node: Any) -> list[int]:
     """Addresses of the memory that a node keeps: what it saved, and attributes of a Function's own."""
     kept: list[int] = []
-    for name in _saved(type(node)):
+    kind: Any = type(node)
+    for name in _saved(kind):
         with contextlib.suppress(RuntimeError):  # They were freed.
             saved = getattr(node, name)
             for one in saved if isinstance(saved, (tuple, list)) else (saved,):

@@ -48,7 +48,7 @@ class Roots:
         self._folders = tuple(library_folders())
         self._names, self._next = list(sys.modules), 0
         torch = sys.modules.get("torch")
-        self.tensor: type | None = getattr(torch, "Tensor", None)
+        self.tensor: Any = getattr(torch, "Tensor", None)
         if self.tensor is not None:
             self.look_at = functools.partial(_look_at, torch)
 

@@ -80,7 +80,7 @@ class LineTrace:
         held = _core.own_bytes(self._owner)
         if self._at is not None and (self._at in self._grown or len(self._grown) < _LINES_MOST):
             self._grown[self._at] = self._grown.get(self._at, 0) + held - self._held
-        self._held = held
+        self._held: int = held
         place = frame.f_back if event == "return" else frame
         while place is not None and not self._of_program(place):
             place = place.f_back

@@ -36,6 +36,11 @@ _KINDS_OF = {"tensors": "tensors", "python": "objects", "native": "heap", "lease
 class Search:
     """One Watch's search. Only one in a process samples at a time."""
 
+    _began: int  # The step, as these of _begin().
+    _seen_windows: int
+    _suspected_at: int
+    _marked: dict[str, int]
+
     def __init__(self, core: _core.Watch, window_steps: int) -> None:
         self._core, self._window = core, window_steps
         self._allocations: _core.Allocations | None = None
@@ -144,7 +149,7 @@ class Search:
             return
         self._began, self._seen_windows, self._suspected_at = step, windows, windows
         self._roots = Roots(skipped=[self])
-        self._marked: dict[str, int] = {}
+        self._marked = {}
         self._marked_at = step
         self._full_collections = _full_collections()
         self._shown.clear()

@@ -97,7 +97,7 @@ class Encoder:
     def _around(self, text: str, ids: np.ndarray, places: list[int]) -> Iterator[tuple[int, int, int]]:
         """Each place, and the characters of the token that has the one before it."""
         data = text.encode()
-        ends = np.cumsum(self._sizes[np.asarray(ids, np.int64)]) if self._spans is not None else ()
+        ends: Any = np.cumsum(self._sizes[np.asarray(ids, np.int64)]) if self._spans is not None else ()
         if len(ends) and ends[-1] == len(data):
             starts = np.flatnonzero((np.frombuffer(data, np.uint8) & 0xC0) != 0x80)  # Of characters.
             for place in places:

@@ -97,7 +97,7 @@ def import_chat(files: _Path | Sequence[_Path] | Iterable[dict[str, Any]], out: 
     loaded = ChatTokenizer(tokenizer, template, date, template_kwargs)
     prints = _Prints(loaded)
     rows = RowReader(ignore_keys, reads=prints)
-    options = {"train": train, "max_length": max_length, "errors_max": errors_max, "ignore_keys": sorted(rows.ignored),
+    options: dict[str, Any] = {"train": train, "max_length": max_length, "errors_max": errors_max, "ignore_keys": sorted(rows.ignored),
                "line_bytes_max": byte_size(line_bytes_max, "line_bytes_max"),
                "text_bytes_max": byte_size(text_bytes_max, "text_bytes_max")}
     source = chat_source(files, Reading(Fields("text", "image", "response"), row_line(rows.known), governor,
@@ -159,7 +159,8 @@ class _Prints:
 
     def _parts(self) -> bool:
         """False where parts of a content are printed as Python prints them."""
-        parts = [{"role": role, "content": [{"type": "text", "text": one}]} for role, one in (("user", "q"), ("assistant", "a"))]
+        parts: list[dict[str, Any]] = [
+            {"role": role, "content": [{"type": "text", "text": one}]} for role, one in (("user", "q"), ("assistant", "a"))]
         try:
             template = self._tokenizer.template_for(None)
             return template.render(parts) == template.render([{**one, "content": one["content"][0]["text"]} for one in parts])
@@ -291,7 +292,9 @@ class _Import(SetImport):
 
     def _compare(self, messages: Messages, pieces: Pieces | None) -> None:
         """Errors: Again where pieces render a row otherwise than the template."""
-        if not agree(self._tokenizer.template, pieces, messages):
+        template = self._tokenizer.template
+        assert template is not None and pieces is not None
+        if not agree(template, pieces, messages):
             if not self.source.can_be_asked_again:
                 raise ValueError("the chat template does what only some rows show: pass the rows as an iterable "
                                  "that can be asked again, a list or a dataset")

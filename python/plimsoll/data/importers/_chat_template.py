@@ -131,7 +131,7 @@ class ChatTokenizer:
             if _token_text(token) not in known:
                 wanted.append(_added(token, special=True))
                 known.add(wanted[-1].content)
-        named = {name: text for name, token in roles.items() if (text := _token_text(token))}
+        named = {name: said_text for name, token in roles.items() if (said_text := _token_text(token))}
         for token in wanted:
             token.special = token.special or token.content in named.values()
         self.tokenizer.add_tokens(wanted)
@@ -348,7 +348,7 @@ class ChatTemplate:
         from jinja2 import nodes
 
         keys = {id(node.arg) for node in self._tree.find_all(nodes.Getitem)}
-        found = set()
+        found: set[str] = set()
         for node in self._tree.find_all((nodes.Compare, nodes.Call, nodes.Filter, nodes.Test)):
             if isinstance(node, nodes.Call) and getattr(node.node, "name", "") == "raise_exception":
                 continue
@@ -401,7 +401,8 @@ class Pieces:
 
     def render(self, messages: Messages) -> tuple[str, Spans]:
         """As ChatReader renders (chat_reader.cpp)."""
-        text, spans = "", []
+        text = ""
+        spans: Spans = []
         for k, key in enumerate(self.keys([message["role"] for message in messages])):
             gap, after, before, _ = self.gaps[key]
             if k and messages[k - 1]["role"] == "assistant":

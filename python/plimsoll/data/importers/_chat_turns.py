@@ -172,7 +172,7 @@ def check_contents(render: Callable[[Messages], str], messages: Messages, text: 
     """Errors: TemplateError where nothing of a message's content is in the text."""
     at = 0
     for k, message in enumerate(messages):
-        content = message.get("content")
+        content: Any = message.get("content")
         parts = [content] if isinstance(content, str) else [
             part["text"] for part in content if isinstance(part, dict) and isinstance(part.get("text"), str)
         ] if isinstance(content, list) else []

@@ -242,6 +242,7 @@ class RowReader:
     def _add_messages(self, keys: _Keys, row: Row, images: _Images, unknown: list[str]) -> None:
         """The messages of whichever shape the row has."""
         before = self._before(keys)
+        name: str | None
         for name in _REJECTED:
             if keys.left.get(name):
                 raise BadRow("preference", f"{name}: import the answer that was chosen alone with ignore_keys "
@@ -375,9 +376,9 @@ class RowReader:
                             {"role": "assistant", "content": self._text(str(answered), answer)}]
             return
         parts: list[Message] = []
-        for name, one in texts:
+        for asked_as, one in texts:
             for text in one if isinstance(one, list) else [] if one in (None, "") else [one]:
-                parts += images.placed(self._text(str(name), text))
+                parts += images.placed(self._text(str(asked_as), text))
         row.messages = [{"role": "user", "content": parts}] if parts else []
         if answered is not None:
             row.messages.append({"role": "assistant", "content": [

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, cast
 if TYPE_CHECKING:
     from ._row_files import Reading
 
+_TAR: Any = tarfile  # Its types lack errors of headers.
 _DAMAGE = (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError)
 _IMAGES = ("jpg", "jpeg", "png", "webp")
 _TEXTS = ("txt", "text", "caption", "cap")
@@ -52,12 +53,12 @@ class _Member(tarfile.TarInfo):
     def fromtarfile(cls, archive: Any) -> _Member:
         try:
             member = super().fromtarfile(archive)
-        except (tarfile.InvalidHeaderError, tarfile.TruncatedHeaderError) as error:
+        except (_TAR.InvalidHeaderError, _TAR.TruncatedHeaderError) as error:
             raise tarfile.ReadError(f"{error} at byte {archive.offset}") from None
-        except tarfile.EOFHeaderError:
+        except _TAR.EOFHeaderError:
             archive.ended = True
             raise
-        except tarfile.EmptyHeaderError:
+        except _TAR.EmptyHeaderError:
             if not getattr(archive, "ended", False):
                 raise tarfile.ReadError(f"it ends without an archive's end at byte {archive.offset}") from None
             raise
@@ -94,7 +95,7 @@ def tar_rows(stream: io.RawIOBase, path: str, reading: Reading, count: Callable[
 class _Archive:
     """The samples of an archive, and of those that are joined to it."""
 
-    def __init__(self, archive: tarfile.TarFile, path: str, reading: Reading, count: Callable[[str, str], None]) -> None:
+    def __init__(self, archive: Any, path: str, reading: Reading, count: Callable[[str, str], None]) -> None:
         self._archive, self._path, self._reading, self._count = archive, path, reading, count
         self._keys: dict[str, None] = {}
 
@@ -102,8 +103,8 @@ class _Archive:
         sample, number = _Sample(), 0
         while (member := self._archive.next()) is not None:
             self._archive.members = []  # It would keep them all.
-            if self._archive.number != number:  # type: ignore[attr-defined]
-                number = self._archive.number  # type: ignore[attr-defined]
+            if self._archive.number != number:
+                number = self._archive.number
                 yield from self._row(sample)
                 sample = _Sample()
                 self._keys.clear()  # Another archive, whose samples may have the same keys.

@@ -81,7 +81,7 @@ def import_vision(files: _Path | Sequence[_Path] | Iterable[dict[str, Any]], out
         raise ValueError("errors_max is not below 0")
     fields = Fields(text_field, image_field, response_field)
     rows = RowReader(ignore_keys, fields)
-    options = {"fields": [text_field, image_field, response_field], "ignore_keys": sorted(rows.ignored),
+    options: dict[str, Any] = {"fields": [text_field, image_field, response_field], "ignore_keys": sorted(rows.ignored),
                "errors_max": errors_max, "pixels_max": pixels_max,
                "line_bytes_max": byte_size(line_bytes_max, "line_bytes_max"),
                "image_bytes_max": byte_size(image_bytes_max, "image_bytes_max")}

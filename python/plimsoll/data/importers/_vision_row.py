@@ -27,10 +27,10 @@ def bytes_of(image: Any, folder: str, bytes_max: int) -> tuple[bytes, bool]:
     if not isinstance(image, str) or not image:
         raise BadRow("bad_message", f"an image that is {type(image).__name__}; a path, base64 or a data: URI is known")
     if image.startswith("data:"):
-        head, _, data = image.partition(",")
+        head, _, encoded = image.partition(",")
         if not head.endswith(";base64"):
             raise BadRow("bad_message", "a data: URI that is not base64")
-        return _unpacked(data), False
+        return _unpacked(encoded), False
     if image.startswith(("http://", "https://")):
         raise BadRow("remote_image", f"an image on the network ({image[:80]}): download it first")
     if len(image) >= _PATH_MOST or (image.startswith(_BASE64_OF_IMAGES) and "." not in image):

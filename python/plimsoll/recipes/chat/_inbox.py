@@ -15,7 +15,7 @@ import json
 import os
 import pathlib
 import zlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ...core._folders import replaced
 from ...data._token_set import TokenSet
@@ -24,6 +24,7 @@ from ...errors import CorruptError, NotFoundError
 
 if TYPE_CHECKING:
     from ..tuning._train import Training
+    from . import Options
 
 _LOOKS_EVERY = 0.5  # Seconds.
 _KEPT = 1000
@@ -43,7 +44,8 @@ class Inbox:
     """Of one training, whose notes say which file it is at."""
 
     def __init__(self, training: Training) -> None:
-        self._training, self._run, self._options, self._notes = training, training.run, training.options, training.notes
+        self._training, self._run, self._notes = training, training.run, training.notes
+        self._options = cast("Options", training.options)
         self._folder = pathlib.Path(self._options.inbox)
         if not self._folder.is_dir():
             raise NotFoundError(f"inbox: {self._folder} is no folder")

@@ -5,6 +5,7 @@ Threads: the thread that trains.   Memory: a chat's keys and values; of the file
 """
 from __future__ import annotations
 
+import functools
 import json
 import time
 from typing import TYPE_CHECKING, Any
@@ -37,7 +38,7 @@ def preview(tuned: Tuned, options: Options, run: Run, step: int) -> dict[str, An
             if run.stop_asked:
                 break
             began = time.monotonic()
-            answer, refusal = unless_refused(lambda asked=asked: _answer(tuned, tokenizer, asked, options))
+            answer, refusal = unless_refused(functools.partial(_answer, tuned, tokenizer, asked, options))
             count += 1
             equal += int(refusal is None and wanted is not None and answer.strip() == wanted.strip())
             run.event("preview", step=step, asked=asked[-1]["content"][:2000], wanted=(wanted or "")[:2000], answer=answer or "",

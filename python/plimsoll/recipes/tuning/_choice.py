@@ -61,7 +61,8 @@ def choose(options: TuningOptions, left_bytes: int, method: str = "") -> Choice:
     if len(ways) == 1:
         return Choice(*ways[0], "the options say so", 0)
     asked = tuple(dataclasses.asdict(options).items())
-    sizes = {one: _Sizes.of(type(options), asked, one) for one in methods}
+    kind: Any = type(options)
+    sizes = {one: _Sizes.of(kind, asked, one) for one in methods}
     said: list[str] = []
     for one, place, anew in ways:
         needed = sizes[one].needed(place, anew)

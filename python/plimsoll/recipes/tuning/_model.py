@@ -200,7 +200,7 @@ class Tuned(torch.nn.Module):
 
     # ---- State ----
 
-    def state_dict(self, *_: Any, **__: Any) -> dict[str, Any]:
+    def state_dict(self, *_: Any, **__: Any) -> Any:
         """What a commit holds."""
         return self._state(True)
 
@@ -219,9 +219,9 @@ class Tuned(torch.nn.Module):
             raise CorruptError(f"model: frozen weights outside of the blocks are not what training began with: their checksum is "
                                f"{found:08x} and was {notes['frozen']:08x}. Put the files back, or train anew")
 
-    def load_state_dict(self, state: Any, *_: Any, **__: Any) -> Any:
+    def load_state_dict(self, state_dict: Any, *_: Any, **__: Any) -> Any:
         """Errors: CorruptError where frozen weights are others than those of the state."""
-        return self.model.load_state_dict(state, strict=False)
+        return self.model.load_state_dict(state_dict, strict=False)
 
     # ---- For others ----
 

@@ -29,8 +29,8 @@ def one_of_few_lengths(length: int, most: int) -> int:
 class Sequences(Protocol):
     """Batches for run.steps(), each a Batch; with its place and seek() it goes on anywhere."""
 
-    place: Any
-
+    @property
+    def place(self) -> Any: ...
     def seek(self, place: Any) -> None: ...
     def __iter__(self) -> Iterator[Batch]: ...
 

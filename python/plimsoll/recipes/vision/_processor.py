@@ -44,7 +44,7 @@ def processor_of(folder: str) -> Any:
     return made
 
 
-def _without_videos(kind: type) -> type:
+def _without_videos(kind: Any) -> Any:
     if "video_processor" not in inspect.signature(kind.__init__).parameters:
         return kind
     check = kind.check_argument_for_proper_class
@@ -65,7 +65,7 @@ def _said(folder: str) -> dict[str, Any]:
     return said if isinstance(said, dict) else {}
 
 
-def _options(folder: str, kind: type, said: dict[str, Any]) -> dict[str, Any]:
+def _options(folder: str, kind: Any, said: dict[str, Any]) -> dict[str, Any]:
     """Plain ones of its file."""
     known = inspect.signature(kind.__init__).parameters
     template = pathlib.Path(folder) / "chat_template.jinja"

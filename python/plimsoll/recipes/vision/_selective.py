@@ -12,6 +12,7 @@ import collections
 import json
 import re
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 
@@ -89,7 +90,11 @@ def common_keys(answers: Iterable[str]) -> frozenset[str]:
         if text is None:
             continue
         found: set[str] = set()
-        json.loads(text, strict=False, object_pairs_hook=lambda pairs, found=found: found.update(key for key, _ in pairs))
+
+        def note(pairs: list[tuple[str, Any]], found: set[str] = found) -> None:
+            found.update(key for key, _ in pairs)
+
+        json.loads(text, strict=False, object_pairs_hook=note)
         counts.update(found)
         seen += 1
         if seen == _SAMPLES:

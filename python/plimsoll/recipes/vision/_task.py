@@ -57,7 +57,7 @@ class VisionTask(Task):
         """Of train_whole, by their full names. Errors: ValueError where there is no such module, or it may stream."""
         from transformers.modeling_layers import GradientCheckpointingLayer
 
-        found = []
+        found: list[str] = []
         for asked in filter(None, map(str.strip, self.options.train_whole.split(","))):
             named = {name: part for name, part in model.named_modules() if name == asked or name.endswith("." + asked)}
             blocks = [name for name, part in model.named_modules() if isinstance(part, GradientCheckpointingLayer)]
@@ -170,5 +170,5 @@ def _patches(processor: Any, width: int, height: int) -> int:
 
 def _patches_a_token(config: Any) -> int:
     """As wide as high; for the first choice's estimate alone."""
-    side = getattr(config, "scale_factor", None) or getattr(config.vision_config, "spatial_merge_size", 1)
+    side: Any = getattr(config, "scale_factor", None) or getattr(config.vision_config, "spatial_merge_size", 1)
     return int(side) ** 2
