@@ -206,6 +206,12 @@ def test_s35_without_an_end_status_makes_no_total_up(tmp_path):
     assert (status["step"], status["steps_total"], status["seconds_left"], status["epochs"]) == (4, None, 0, 0)
 
 
+def test_without_an_end_it_goes_on_where_it_was(tmp_path):
+    for step in (4, 7):
+        run, _ = live(tmp_path / "run", At(step, lambda: plimsoll.stop(tmp_path / "run")), max_epochs=-1)
+        assert run.steps_made == step
+
+
 def test_other_data_than_the_run_began_with_is_refused(tmp_path):
     live(tmp_path / "run", At(4, lambda: plimsoll.stop(tmp_path / "run")))
     with pytest.raises(ValueError, match="batch_size was 4 and is 2"):
