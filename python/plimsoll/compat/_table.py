@@ -118,7 +118,7 @@ class Table:
             return False
         self._next_look = now + _LOOK_EVERY
         before, self._shrinks = self._shrinks, int(self._core.stats()["shrinks"])
-        return bool(self._shrinks > before)
+        return self._shrinks > before
 
     def whole_bytes(self) -> int:
         """About what a slab with every page would take."""
