@@ -5,8 +5,6 @@ import subprocess
 import sys
 import xml.etree.ElementTree
 
-import plimsoll
-
 
 def summary_after(code: str) -> str:
     return subprocess.run([sys.executable, "-c", f"import plimsoll\n{code}\nprint(plimsoll.memory_summary())"], text=True,
