@@ -166,6 +166,15 @@ def test_counts_that_a_word_of_ranks_does_not_hold_are_refused():
         Ranks.counts_as_text([1000] * 193)
 
 
+def test_a_process_alone_has_what_ranks_have():
+    from plimsoll.ranks._group import Solo
+    from plimsoll.ranks._ranks import Ranks
+
+    names = [name for name in vars(Solo) if not name.startswith("_")]
+    own = {"rank", "count", "undisturbed"}  # Of an object.
+    assert len(names) > 20 and own < set(names) and {name for name in names if not hasattr(Ranks, name)} == own
+
+
 def test_parts_of_a_rank_s_own_are_for_as_many_ranks(scenarios):
     four, one, two = scenarios["dealt"]["own"]
     assert all("mine of its 2 ranks were not the same, so 4 cannot go on" in text for text in four)

@@ -28,6 +28,9 @@ class Counting:
     def __init__(self, rank, count):
         self.rank, self.count, self.tables, self.words, self.sent, self.messages = rank, count, [], 0, 0, 0
 
+    def either(self, alone, together):
+        return together(self)
+
     def agreed(self, place, work, says=None, words=lambda _: ""):
         self.words += 1
         made = work()
@@ -66,11 +69,11 @@ def test_rows_and_gradients_are_the_bytes_that_a_table_exchanges(count, dim):
     rows, lookups, run = 20000, 2, model.Run(count, workers=2 * count, rows=20000, row_bytes=4 * dim)
     ranks = Counting(1, count)
     table = DealtTable("items", type("Store", (), {"dim": dim})(), 10 * rows, ranks)
-    table._gathered = lambda ids: torch.zeros(len(ids), dim)
+    table.gathered = lambda ids: torch.zeros(len(ids), dim)
     chance, looked_up = np.random.default_rng(1), []
     for _ in range(lookups):
         wanted = Wanted.of(chance.choice(10 * rows, rows, replace=False), count)
-        got = table.exchanged(wanted, [wanted.counts] * count, [0] * count)
+        got = table.exchanged(ranks, wanted, [wanted.counts] * count, [0] * count)
         looked_up.append(LookedUp(table, wanted, got))
         looked_up[-1].gradient = got
     said = model.look_ups(run)

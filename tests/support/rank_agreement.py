@@ -185,8 +185,8 @@ def pressed(folder):
             if where == "within" and run.steps_made == 3:
                 disturb()
                 time.sleep(float(of_rank(0)))
-                run._ranks.agreed("run.step()", lambda: None)
-                run._ranks.exchange(run._ranks.memory.meet)
+                run.group.agreed("run.step()", lambda: None)
+                run.group.exchange(run.group.memory.meet)
 
         def disturb():
             nonlocal began

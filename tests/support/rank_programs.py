@@ -584,7 +584,7 @@ def looked_up(folder):
         said["went on"] = launched(rows, f"{folder}/moved", stop_at, ranks=ranks)
 
     def refused_once(path):
-        real, calls = _rank_rows.DealtTable._gathered, [0]
+        real, calls = _rank_rows.DealtTable.gathered, [0]
 
         def gathered(table, *where):
             calls[0] += 1
@@ -592,7 +592,7 @@ def looked_up(folder):
                 raise torch.OutOfMemoryError("refused for the test")
             return real(table, *where)
 
-        _rank_rows.DealtTable._gathered = gathered
+        _rank_rows.DealtTable.gathered = gathered
         return rows(path)
 
     said["refused"] = launched(refused_once, f"{folder}/refused")
@@ -691,7 +691,7 @@ def apart(folder):
                     os.kill(os.getpid(), signal.SIGKILL)
             with torch.no_grad():
                 rows = vectors(torch.arange(60))
-            shared = run._ranks is not None and run._ranks.memory is not None
+            shared = run.group.count > 1 and run.group.memory is not None
             return digest_of(list(model.state_dict().values()), rows), began, share, shared
 
     alone = forked(train, f"{folder}/alone")

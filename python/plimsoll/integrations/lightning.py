@@ -101,7 +101,7 @@ class RunCallback(lightning.pytorch.Callback):
         if self._fitted:
             raise ValueError(f"fit: {self._run!r} had its fit(); a run is fitted once in a program")
         self._fitted = True
-        ranks = 1 if self._run._ranks is None else self._run._ranks.count
+        ranks = self._run.group.count
         for found, what in ((ranks > 1 and not (isinstance(trainer.strategy, DDPStrategy) and trainer.strategy.root_device.type == "cpu"),
                              'several processes without strategy="ddp" and accelerator="cpu"'),
                             (trainer.world_size != ranks, f"{trainer.world_size} processes or devices where the run has {ranks}: torchrun "
@@ -111,9 +111,9 @@ class RunCallback(lightning.pytorch.Callback):
             if found:
                 raise ValueError(f"RunCallback: a Trainer of a plimsoll.Run cannot have {what}")
         self._checkpoint.trainer = trainer
-        if self._run._ranks is not None:  # Gradients are averaged below.
+        if ranks > 1:  # Gradients are averaged below.
             trainer.strategy._setup_model = lambda model: model
-            self._run._ranks.must_be_same("the parts", {"the module": pl_module.state_dict()}, "make it in the run, whose seed is the same "
+            self._run.group.must_be_same("the parts", {"the module": pl_module.state_dict()}, "make it in the run, whose seed is the same "
                                           "on all ranks, and load the same files")
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
@@ -161,7 +161,7 @@ class RunCallback(lightning.pytorch.Callback):
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
         def copied() -> Any:
-            return OptimizersBefore([optimizer], [], alone=_scaler(trainer) is None and self._run._ranks is None)
+            return OptimizersBefore([optimizer], [], alone=_scaler(trainer) is None and not self._run.group.others_may_fail)
 
         self._undo.also("optimizer", lambda: self._loop.kept(copied) or _NotKept())
 

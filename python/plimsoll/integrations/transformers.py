@@ -220,13 +220,13 @@ class RunMixin:
     def _before_clipping(self) -> list[Any]:
         made: Any = self
         gradients = [one.grad for one in self._trained.values() if one.grad is not None]
-        before = Unwritten("gradients", gradients) if self.run._ranks is None else GradientsBefore(self._trained.values())
+        before = GradientsBefore(self._trained.values()) if self.run.group.others_may_fail else Unwritten("gradients", gradients)
         return [before, Before([], [], [], made.accelerator.scaler)]  # Another rank may have clipped what this one was refused.
 
     def _before_update(self) -> list[Any]:
         made: Any = self
         scaler = made.accelerator.scaler
-        alone = scaler is None and self.run._ranks is None
+        alone = scaler is None and not self.run.group.others_may_fail
         return [OptimizersBefore([made.optimizer.optimizer], [], alone=alone), Before([], [], [], scaler)]
 
     # What Trainer reads from a checkpoint of its own: of a run, all is restored where it is tracked.
@@ -247,7 +247,7 @@ class RunMixin:
         made: Any = self
         args = made.args
         order = args.train_sampling_strategy
-        ranks = 1 if self.run._ranks is None else self.run._ranks.count
+        ranks = self.run.group.count
         for found, what in ((args.n_gpu > 1, "several devices"),
                             (ranks > 1 and args.device.type != "cpu", "several processes on devices: use_cpu=True"),
                             (args.world_size != ranks, f"{args.world_size} processes where the run has {ranks}"),

@@ -14,6 +14,9 @@ from ..errors import MemoryPressure
 if TYPE_CHECKING:
     import torch
 
+    from .._core import RankMemory
+    from ._ranks import Ranks
+
 
 @dataclasses.dataclass(frozen=True)
 class Boundary:
@@ -46,10 +49,16 @@ class Wanted(Protocol):
 class Table(Protocol):
     """A table whose rows are dealt to ranks."""
 
-    def lay(self, wanted: Any) -> int:
+    index: int
+    """Which of the tables of the ranks it is."""
+
+    def gathered(self, ids: Any) -> torch.Tensor:
+        """Rows that this process has."""
+
+    def lay(self, memory: RankMemory, wanted: Any) -> int:
         """Puts the ids of a Wanted where all ranks can read them. Returns where."""
 
-    def exchanged(self, wanted: Any, asked_by: list[list[int]], begins: list[int]) -> torch.Tensor | None:
+    def exchanged(self, ranks: Ranks, wanted: Any, asked_by: list[list[int]], begins: list[int]) -> torch.Tensor | None:
         """Ids to their owners, and rows back: those of a Wanted; None where this rank only serves."""
 
 
@@ -58,3 +67,6 @@ class States(Protocol):
 
     def states(self, wanted: Callable[[Any], bool] = ...) -> dict[str, Any]:
         """Of the parts that are wanted, by name."""
+
+    def check(self, states: dict[str, Any]) -> None:
+        """Errors: ValueError for what could not be read back safely."""

@@ -31,7 +31,7 @@ import uuid
 import warnings
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -39,6 +39,7 @@ import torch.distributed as dist
 from .. import _core
 from ..errors import BudgetExceeded, MemoryPressure
 from ..memory._memory import Governor, format_bytes, limits
+from ._group import Group, Solo
 from ._messages import Unweighted
 from ._rank_sums import RankSums
 from ._rank_watch import RankWatch, state_of
@@ -46,6 +47,7 @@ from ._rank_watch import RankWatch, state_of
 if TYPE_CHECKING:
     from .._core import LimitChange
     from ._messages import Boundary, States, Table, Wanted
+    from ._virtual_workers import Node
 
 _THROUGH_MEMORY = True  # bench/scale, and tests: what ranks of several machines send is sent.
 _NUMBERS = 6
@@ -61,6 +63,7 @@ _ASKS_EVERY = 0.01
 _ENDING = 2.0  # Seconds in which a rank that has left becomes a process that has ended.
 _PR_SET_PDEATHSIG = 1
 _END = object()
+_T = TypeVar("_T")
 _SHARED = (torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler,
            torch.optim.lr_scheduler.ReduceLROnPlateau, torch.amp.GradScaler)
 
@@ -75,8 +78,8 @@ class Said:
     text: str
 
 
-def join(stopped_seconds: float, **same: Any) -> Ranks | None:
-    """The ranks that this process is one of; None: it trains alone.
+def join(stopped_seconds: float, **same: Any) -> Group:
+    """The ranks that this process is one of, or itself.
 
     stopped_seconds: longest that one may be stopped; 0: half an hour, as long as gloo waits.
     same:            what must be the same on all of them. Errors: ValueError naming it.
@@ -85,7 +88,7 @@ def join(stopped_seconds: float, **same: Any) -> Ranks | None:
     if dist.is_available() and dist.is_initialized():
         count = dist.get_world_size()
     if count == 1:
-        return None
+        return Solo()
     ranks = Ranks(stopped_seconds)
     try:
         ranks.must_be_same("the beginning", same, "give all ranks the same")
@@ -97,6 +100,9 @@ def join(stopped_seconds: float, **same: Any) -> Ranks | None:
 
 class Ranks:
     """Of a process that has RANK and WORLD_SIZE, or a default group of torch.distributed."""
+
+    commits_alone = False
+    others_may_fail = True
 
     def __init__(self, stopped_seconds: float = 0.0) -> None:
         if not dist.is_initialized():
@@ -166,7 +172,15 @@ class Ranks:
         """Whether it is the rank that writes the run's folder."""
         return self.rank == 0
 
+    def either(self, alone: Callable[[], _T], together: Callable[[Ranks], _T]) -> _T:
+        """alone() of a process that trains alone; of several together(), with the ranks."""
+        return together(self)
+
     # ---- Agreement ----
+
+    def on_all(self, place: str, work: Callable[[], Any]) -> Any:
+        """work(), on all ranks or on none. Errors: as agreed()."""
+        return self.agreed(place, work)[0]
 
     def agreed(self, place: str, work: Callable[[], Any],
                says: Callable[[Any], tuple[float, ...]] = lambda _: (),
@@ -203,20 +217,20 @@ class Ranks:
         finally:
             error = None  # Its frames hold what the work held.
 
-    def look_up(self, table: int, wanted: Wanted) -> torch.Tensor:
+    def look_up(self, table: Table, wanted: Wanted) -> torch.Tensor:
         """Rows of one table, for this rank and whoever looks up there now. Errors: as agreed()."""
         numbers: tuple[float, ...]
         numbers, text, error = (), "", None
         try:
             text = self.counts_as_text(wanted.counts)
-            numbers = table, self.tables[table].lay(wanted)
+            numbers = table.index, 0 if self.memory is None else table.lay(self.memory, wanted)
         except BaseException as one:
             error, numbers, text = one, _figures(one), f"{type(one).__name__}: {one}"
         try:
             while True:
                 said = self._told("a lookup", _how(error), numbers, text)
                 self._raise_worst(said, error)
-                rows = self._served(said, (table, wanted))
+                rows = self._served(said, (table.index, wanted))
                 if rows is not None:
                     return rows
         finally:
@@ -250,16 +264,12 @@ class Ranks:
                     else [0] * self.count for one in said]
         mine = own is not None and own[0] == table
         begins = [int(one.numbers[1]) for one in said]
-        rows = self.tables[table].exchanged(own[1] if own is not None and mine else None, asked_by, begins)
+        rows = self.tables[table].exchanged(self, own[1] if own is not None and mine else None, asked_by, begins)
         return rows if mine else None
 
     def all_to_all(self, got: torch.Tensor, given: torch.Tensor, got_of: list[int], given_to: list[int]) -> None:
         """So many entries from, and to, each rank."""
         self.exchange(lambda: dist.all_to_all_single(got, given, got_of, given_to, group=self.group))
-
-    def part(self) -> None:
-        """After what cannot be put back: nothing is committed any more."""
-        self._over = True
 
     def say(self, place: str, *numbers: float, text: str = "") -> list[Said]:
         """What each rank says here, in their order."""
@@ -283,9 +293,17 @@ class Ranks:
                 self._told("run.step()", _FAILED, (), f"{type(error).__name__}: {error}")
             raise
 
-    def all(self, yes: bool) -> bool:
+    def all(self, place: str, yes: bool) -> bool:
         """Whether all ranks say yes."""
-        return all(one.numbers[0] for one in self.say("run.step()", yes))
+        return all(one.numbers[0] for one in self.say(place, yes))
+
+    def any(self, place: str, yes: bool) -> bool:
+        """Whether any rank does."""
+        return any(one.numbers[0] for one in self.say(place, yes))
+
+    def least(self, place: str, number: int) -> int:
+        """What all ranks may decide by."""
+        return int(min(one.numbers[0] for one in self.say(place, number)))
 
     def must_be_same(self, place: str, values: dict[str, Any], advice: str) -> None:
         """Errors: ValueError, on all ranks, naming what is not the same on all."""
@@ -421,16 +439,21 @@ class Ranks:
                 raise ValueError(f"track: {name} is a DistributedDataParallel, and the run averages the gradients of "
                                  f"its ranks itself: run.track({name}={name}.module), and call that")
 
-    def own_states(self, parts: States, more: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    def check_shared(self, parts: States) -> None:
+        """Errors: ValueError naming a part that has to be the same on all ranks, and is not."""
+        self.must_be_same("the parts", parts.states(self.shares), "make it after the run, whose seed is the same on all ranks, and load "
+                          "the same files")
+
+    def own_states(self, parts: States, live: dict[str, Any], more: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
         """(parts that this rank writes at a commit, names of what is not the same on all, of `more` too).
 
-        Errors: ValueError naming one that has to be.
+        live: states of all parts. Errors: ValueError naming one that has to be the same.
         """
         self.must_be_same("a commit", parts.states(self.shares),
                           "step with run.step() only, and change nothing by the rank")
         others = parts.states(lambda part: not self.shares(part))
         differ = [name for name, _ in self.differing("a commit", {**others, **more})]
-        return (parts.states() if self.first else {name: others[name] for name in differ if name in others}), differ
+        return (live if self.first else {name: others[name] for name in differ if name in others}), differ
 
     # ---- A step ----
 
@@ -446,6 +469,24 @@ class Ranks:
         if not made:
             raise ValueError("steps: a body of several ranks makes its step by run.step(), which averages their "
                              "gradients; a backward and an optimizer of your own are for one process")
+
+    def gradients(self, graded: Callable[[], tuple[float, float, float]], parameters: Callable[[], list[Any]],
+                  models: list[Any], sums: bool) -> Node:
+        """As RankSums.gradients()."""
+        return self.sums.gradients(graded, parameters(), models, sums)
+
+    def write_last(self, write: Callable[[], None], undo: contextlib.ExitStack) -> contextlib.ExitStack:
+        """write(), on all ranks: rows of tables, after an update that undo would put back. Returns what puts it back from now on.
+
+        Where it fails on one, rows of others have changed: nothing is put back or committed any more.
+        """
+        written = undo.pop_all()
+        try:
+            self.on_all("run.step()", write)
+        except BaseException:
+            self._over = True
+            raise
+        return written
 
     # ---- The limit ----
 

@@ -28,6 +28,7 @@ from ..errors import NotFoundError
 from ._embedding import EmbeddingStore
 
 if TYPE_CHECKING:
+    from ..ranks._group import Group
     from ..ranks._ranks import Ranks
 
 SHARDS = 4096
@@ -103,13 +104,10 @@ class Owned:
 class DealtTable:
     """One table of a run; `store` has this rank's rows."""
 
-    def __init__(self, name: str, store: EmbeddingStore, rows: int, ranks: Ranks | None) -> None:
+    def __init__(self, name: str, store: EmbeddingStore, rows: int, group: Group) -> None:
         self.name, self.store, self.rows, self.dim = name, store, rows, store.dim
-        self._ranks, self._count = ranks, 1 if ranks is None else ranks.count
-        self.index = 0
-        if ranks is not None:
-            self.index = len(ranks.tables)
-            ranks.tables.append(self)
+        self._group, self.index = group, len(group.tables)
+        group.tables.append(self)
 
     def look_up(self, asked: np.ndarray) -> tuple[Wanted, torch.Tensor]:
         """Rows of ids, whoever has them: the distinct ones, float32 [n, dim].
@@ -120,26 +118,20 @@ class DealtTable:
         unknown = (asked < 0) | (asked >= self.rows)
         if unknown.any():
             raise NotFoundError(f"{self.name}: there is no row {int(asked[unknown][0])}; ids are from 0 to {self.rows - 1}")
-        wanted = Wanted.of(asked, self._count)
-        if self._ranks is None:
-            return wanted, self._gathered(wanted.ids)
-        return wanted, self._ranks.look_up(self.index, wanted)
+        wanted = Wanted.of(asked, self._group.count)
+        return wanted, self._group.look_up(self, wanted)
 
-    def lay(self, wanted: Wanted) -> int:
+    def lay(self, memory: RankMemory, wanted: Wanted) -> int:
         """Before a lookup: ids where all ranks can read them, and room for their rows. Returns where. Errors: BudgetExceeded."""
-        if self._ranks is None or self._ranks.memory is None:
-            return 0
-        wanted.shared = self._ranks.memory.take(len(wanted.ids), self.dim, self.store._governor._core)
+        wanted.shared = memory.take(len(wanted.ids), self.dim, self.store._governor._core)
         wanted.shared.ids[:] = wanted.ids
         return wanted.shared.begin
 
-    def exchanged(self, wanted: Wanted | None, asked_by: list[list[int]], begins: list[int]) -> torch.Tensor | None:
+    def exchanged(self, ranks: Ranks, wanted: Wanted | None, asked_by: list[list[int]], begins: list[int]) -> torch.Tensor | None:
         """The part of this rank in a lookup of some: ids to their owners, and rows back. wanted None: it only serves.
 
         asked_by: how many ids each rank asks of each; begins: where each has laid them.
         """
-        ranks = self._ranks
-        assert ranks is not None
         if ranks.memory is not None:
             return self._exchanged_in(ranks.memory, ranks, wanted, asked_by, begins)
         own = [0] * ranks.count if wanted is None else wanted.counts
@@ -147,7 +139,7 @@ class DealtTable:
         asked = np.empty(sum(given), np.int64)  # Of NumPy's memory, which is not refused.
         ids = np.empty(0, np.int64) if wanted is None else wanted.ids
         ranks.all_to_all(torch.from_numpy(asked), torch.from_numpy(ids), given, own)
-        rows, got = ranks.agreed("a lookup", lambda: (self._gathered(asked), torch.empty(sum(own), self.dim)))[0]
+        rows, got = ranks.agreed("a lookup", lambda: (self.gathered(asked), torch.empty(sum(own), self.dim)))[0]
         ranks.all_to_all(got, rows, own, given)
         return got
 
@@ -158,7 +150,7 @@ class DealtTable:
             for rank, (counts, begin) in enumerate(zip(asked_by, begins)):
                 if counts[ranks.rank]:
                     shared, some = memory.rows(rank, begin, sum(counts), self.dim), _part(counts, ranks.rank)
-                    self._gathered(shared.ids[some], shared.rows[some])
+                    self.gathered(shared.ids[some], shared.rows[some])
 
         ranks.agreed("a lookup", served)
         if wanted is None or wanted.shared is None:
@@ -166,7 +158,7 @@ class DealtTable:
         got, wanted.shared = torch.from_numpy(wanted.shared.rows), None
         return got
 
-    def _gathered(self, ids: np.ndarray, into: np.ndarray | None = None) -> torch.Tensor:
+    def gathered(self, ids: np.ndarray, into: np.ndarray | None = None) -> torch.Tensor:
         """Rows that this rank has; in memory of their own, or `into`."""
         rows = torch.empty(len(ids), self.dim) if into is None else torch.from_numpy(into)
         if len(ids):
@@ -175,10 +167,10 @@ class DealtTable:
 
     def owned(self, looked_up: Sequence[LookedUp], share: Callable[[LookedUp], float]) -> Owned:
         """Gradients of rows that this rank has, of all ranks' lookups in the order of their workers."""
-        ranks = self._ranks
-        if ranks is None:
-            ids, grads = _joined(looked_up, share, self.dim)
-            return Owned(self.store, ids, grads)
+        return self._group.either(lambda: Owned(self.store, *_joined(looked_up, share, self.dim)),
+                                  lambda ranks: self._owned_of(ranks, looked_up, share))
+
+    def _owned_of(self, ranks: Ranks, looked_up: Sequence[LookedUp], share: Callable[[LookedUp], float]) -> Owned:
         if ranks.memory is not None:
             return self._owned_in(ranks.memory, ranks, looked_up, share)
         width = _ID_BYTES + 4 * (self.dim + self.dim % 2)

@@ -125,18 +125,17 @@ class Run:
         whole("Run: virtual_workers", virtual_workers, 0)
         if compute_threads is not None:
             whole("Run: compute_threads", compute_threads, 0)
-        ranks = self._ranks = _ranks.join(
+        group = self.group = _ranks.join(
             rank_stopped_seconds, path=os.path.abspath(path), seed=seed, memory_limit=memory_limit, options=options or {},
             compute_threads=compute_threads, deterministic=deterministic, virtual_workers=virtual_workers)
-        rank, count = (0, 1) if ranks is None else (ranks.rank, ranks.count)
+        """The processes that train the run: its only one, or its ranks."""
         try:
-            self._workers = VirtualWorkers.dealt(virtual_workers, rank, count, self.seed)
+            self._workers = VirtualWorkers.dealt(virtual_workers, group.rank, group.count, self.seed)
         except ValueError:
-            if ranks is not None:
-                ranks.close()
+            group.close()
             raise
         self._count = 1 if self._workers is None else self._workers.count
-        self._life = Life(self.path, self._content, self._here, ranks, self._count, memory_limit=memory_limit, seed=self.seed,
+        self._life = Life(self.path, self._content, self._here, group, self._count, memory_limit=memory_limit, seed=self.seed,
                           options=dict(options or {}), foreign_bytes=foreign_bytes, disk_limit=disk_limit,
                           compute_threads=compute_threads,
                           deterministic=deterministic, accept=accept,
@@ -150,7 +149,7 @@ class Run:
         self._random = saved.get("random")  # Put back when batches are taken.
         self._gradients = Gradients(saved.pop("gradients", {}) if saved else None)  # Of loops without run.step().
         self._tables: dict[str, tuple[Vectors, dict[str, Any]]] = {}
-        self._folders = TableFolders(self.path, rank, count, self._life.saved_step,
+        self._folders = TableFolders(self.path, group.rank, group.count, self._life.saved_step,
                                      saved.get("table_folder", "embeddings"), saved.get("ranks", 1))
         self._life.committed = self._folders.committed
         if self.is_writer:
@@ -169,7 +168,7 @@ class Run:
         self._waiting: Callable[[], None] | None = None  # Puts back what was committed after a loop that was left.
         self._waits_at: Any = None  # The place in the data before a batch that is waited for.
         self._steps = Steps(self._parts, self._tables, saved.pop("step_state", None) if saved else None,
-                            self._life.saved_step >= 0, self.path, ranks, self._workers)
+                            self._life.saved_step >= 0, self.path, group, self._workers)
         self._steps.interruptible = lambda: self._life.at_place(Where.STEP)
         self._loss: float | None = None
         self._phase = ""
@@ -203,14 +202,7 @@ class Run:
     def is_writer(self) -> bool:
         """Whether this process writes what the run leaves beside its commits: an export, a picture. Of several ranks
         the first one does."""
-        return self._ranks is None or self._ranks.first
-
-    def _least_of_ranks(self, number: int) -> int:
-        """What all of them may decide by."""
-        return number if self._ranks is None else int(min(one.numbers[0] for one in self._ranks.say("the parts", number)))
-
-    def _agreed(self, work: Callable[[], Any]) -> Any:
-        return work() if self._ranks is None else self._ranks.agreed("the parts", work)[0]
+        return self.group.first
 
     def track(self, **parts: Any) -> None:
         """Names what must be the same after a resumption, and restores it if the run goes on; once more where the loop
@@ -223,8 +215,7 @@ class Run:
                 a part of a name that is taken; after the first batch.
         """
         self._check_open()
-        if self._ranks is not None:
-            self._ranks.check_parts(parts)
+        self.group.check_parts(parts)
         for name, part in parts.items():
             for differs in self._parts.track(name, part):
                 self._life.report.event("setting", differs)
@@ -254,12 +245,11 @@ class Run:
                              "before the first batch")
         if self._saved:
             _must_be_equal(f"embedding {name!r}", said, self._saved["tables"].get(name))
-        if self._ranks is not None:
-            self._ranks.must_be_same("the parts", {name: said}, "open the same tables on all ranks")
-        table = self._agreed(lambda: self._opened(name, rows, dim=dim, dtype=dtype, init=init, optimizer=optimizer,
-                                                  store_bytes=store_bytes, batch_rows=batch_rows))
+        self.group.must_be_same("the parts", {name: said}, "open the same tables on all ranks")
+        table = self.group.on_all("the parts", lambda: self._opened(
+            name, rows, dim=dim, dtype=dtype, init=init, optimizer=optimizer, store_bytes=store_bytes, batch_rows=batch_rows))
         made = Vectors(name, table, self._parts) if self._workers is None else DealtVectors(
-            name, DealtTable(name, table, rows, self._ranks), self._parts)
+            name, DealtTable(name, table, rows, self.group), self._parts)
         self._tables[name] = made, said
         return made
 
@@ -376,9 +366,7 @@ class Run:
         if missing:
             raise ValueError(f"steps: the run has tables that this program does not open: run.embedding("
                              f"{', '.join(map(repr, missing))}, …)")
-        if self._ranks is not None:
-            self._ranks.must_be_same("the parts", self._parts.states(self._ranks.shares), "make it after the run, whose seed is the same "
-                                     "on all ranks, and load the same files")
+        self.group.check_shared(self._parts)
 
     def _must_have_begun_with(self, data: dict[str, Any]) -> None:
         _must_be_equal("steps: the data", data, self._saved["data"])
@@ -421,7 +409,7 @@ class Run:
                     self._waits_at = source.state() if isinstance(source, Sought) else None
                     try:
                         life.where = Where.WAITS
-                        batch = next(batches) if self._ranks is None else self._ranks.next(batches)
+                        batch = self.group.next(batches)
                         life.where = Where.BUSY
                     except StopIteration:
                         life.where, self._waits_at = Where.BUSY, None
@@ -445,8 +433,7 @@ class Run:
                     except MemoryPressure:  # The watcher's, after the body has come back: the boundary obeys.
                         life.where = Where.BUSY
                     self._in_body, self._failure = False, None
-                    if self._ranks is not None:
-                        self._ranks.check_made(self._made)
+                    self.group.check_made(self._made)
                     self._made = False
                     self._advance(Batch(_one_of(batch)).rows * self._count)
                     del batch
@@ -539,12 +526,8 @@ class Run:
         """What a commit holds."""
         content, tables = self._here()
         content["random"] = RandomStates().to_plain()
-        if self._ranks is None:
-            self._parts.check(content["parts"])
-        else:
-            content["parts"], content["own"] = self._ranks.own_states(
-                self._parts, {"random states": content["random"], "gradients of accumulate": content["step_state"]})
-            content["ranks"] = self._ranks.count
+        content["parts"], content["own"] = self.group.own_states(
+            self._parts, content["parts"], {"random states": content["random"], "gradients of accumulate": content["step_state"]})
         return content, tables
 
     def _here(self) -> tuple[dict[str, Any], list[EmbeddingStore]]:
@@ -552,7 +535,7 @@ class Run:
         at, source = self._life.at, self._source
         assert source is not None  # There is a step to commit.
         at.source = (self._waits_at or source.state()) if at.batch or source.counts_on else None
-        content = {"parts": self._parts.live() if self._ranks is None else {}, "own": [], "ranks": 1, "data": source.shape(),
+        content = {"parts": self._parts.live(), "own": [], "ranks": self.group.count, "data": source.shape(),
                    "table_folder": self._folders.name, "tables": {name: said for name, (_, said) in self._tables.items()},
                    "step_state": self._steps.state(), "settings": self._parts.settings.to_plain()}
         if gradients := self._gradients.state():
@@ -623,9 +606,8 @@ class Run:
             return
         if self._live:
             life.keeper.put_back()
-        if self._ranks is None:
-            life.save_last()
-        elif getattr(error, "_told_to_ranks", False) and not self._ranks.over and life.drawn is not None:
+        life.save_last()  # Of several ranks there is none, and those that have agreed commit.
+        if life.drawn is not None and not self.group.over and getattr(error, "_told_to_ranks", False):
             life.drawn.put_back()
             life.commit()
 
@@ -714,7 +696,7 @@ class Run:
                 self._end_left_loop()
                 step = life.at.step if self._failure is None else step
             failure = self._failure if error is None else Failure.of(error)
-            if failure is not None and failure.of_memory and self._ranks is None:
+            if failure is not None and failure.of_memory and self.group.commits_alone:
                 self._end_workers()
                 life.save_last()
         except BaseException as failed:

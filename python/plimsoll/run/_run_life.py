@@ -35,7 +35,6 @@ from ..core._room import is_full
 from ..core._torch_settings import torch_settings
 from ..errors import BudgetExceeded, MemoryPressure
 from ..memory import _workers
-from ..memory._memory import Governor
 from ..ranks._messages import Boundary
 from ..rows._embedding import EmbeddingStore
 from ._run_commit import Position, load, save, save_beside, save_together
@@ -45,7 +44,7 @@ from ._run_writer import Writer
 
 if TYPE_CHECKING:
     from .._core import PressureReport
-    from ..ranks._ranks import Ranks
+    from ..ranks._group import Group
 
 _PAUSE_LOOKS_EVERY = 0.1  # Seconds.
 _COMMIT_SECONDS = 0.25  # A commit that takes less is made at each boundary when the end is near.
@@ -126,9 +125,9 @@ class Life:
     """The arguments are Run's. `content` gives what the next commit holds, and the tables of the run; `here` the same of
     this process, without random states, and asks no other rank."""
 
-    def __init__(self, path: pathlib.Path, content: Content, here: Content, ranks: Ranks | None, workers: int, *,
+    def __init__(self, path: pathlib.Path, content: Content, here: Content, group: Group, workers: int, *,
                  compute_threads: int | None, accept: Iterable[str], run_toml: str | None, **options: Any) -> None:
-        self.path, self._content, self.ranks, self._workers = path, content, ranks, workers
+        self.path, self._content, self.group, self._workers = path, content, group, workers
         self.stopped = ""
         """Who asked for the stop; "": nobody."""
         self.closed = False
@@ -139,8 +138,7 @@ class Life:
         self._asked_to_end = False  # By the watcher, since the last boundary.
         self._raised: MemoryPressure | None = None  # By the watcher; where a body catches it, its boundary obeys.
         self._held = contextlib.ExitStack()  # Closed in the reverse order.
-        if ranks is not None:
-            self._held.callback(ranks.close)
+        self._held.callback(group.close)
         self.saved_step = -1
         """The step that is committed; −1: none."""
         self._writer: Writer | None = None
@@ -152,10 +150,7 @@ class Life:
             self.folder, is_run, threads, toml = self._open(compute_threads, run_toml, options)
             self._held.callback(self.folder.close)
             began = True
-            if ranks is None:
-                self._begin(is_run, threads, toml, list(accept), **options)
-            else:
-                ranks.agreed("the beginning", lambda: self._begin(is_run, threads, toml, list(accept), **options))
+            group.on_all("the beginning", lambda: self._begin(is_run, threads, toml, list(accept), **options))
         except BaseException as error:
             if began:
                 self.folder.abandon() if not is_run else self._say_failed(error)
@@ -165,8 +160,7 @@ class Life:
         self._held.callback(self.keeper.close)
         self.governor._before_retry = self._make_room
         self.governor._hears = self._hear
-        if ranks is not None:
-            ranks.undisturbed = lambda: self.at_place(Where.BUSY)
+        group.undisturbed = lambda: self.at_place(Where.BUSY)
         self._control = _core.RunControl(os.fspath(path))
         self._signals: _core.StopSignals | None = None
         self._committed_at = time.monotonic()
@@ -189,21 +183,20 @@ class Life:
             these = threads or settings.threads_of(root)
             toml = run_toml or settings.to_toml(
                 {"seed": options["seed"], "memory_limit": options["memory_limit"], "compute_threads": these},
-                options["options"], 1 if self.ranks is None else self.ranks.count)
+                options["options"], self.group.count)
             folder = _core.RunFolder.open(root) if is_run else _core.RunFolder.create(root, toml)
             return folder, is_run, these, toml
 
-        return opened() if self.ranks is None else self.ranks.open_folder(root, opened)
+        return self.group.open_folder(root, opened)
 
     def _begin(self, is_run: bool, threads: int, toml: str, accept: list[str], *, memory_limit: int | str,
                seed: int, options: dict[str, Any], foreign_bytes: int | str,
                disk_limit: int | str, deterministic: bool) -> None:
         from . import _run_settings as settings
 
-        ranks, root = self.ranks, os.fspath(self.path)
+        group, root = self.group, os.fspath(self.path)
         if is_run:
-            self.saved_step = (self._published() if ranks is None
-                               else int(ranks.first_says("the beginning", self._published)))
+            self.saved_step = int(group.first_says("the beginning", self._published))
         self._held.enter_context(torch_settings())
         settings.settle(seed, threads, deterministic)
         identity = settings.identity_of(seed, threads, deterministic, options, self._workers)
@@ -212,24 +205,21 @@ class Life:
         self.folder.check_identity(identity, accept)
         if is_run:
             self.folder.write_config(toml)
-        make = Governor if ranks is None else ranks.governor
-        self.governor = make(memory_limit, disk_limit=disk_limit, directory=root, foreign_bytes=foreign_bytes)
+        self.governor = group.governor(memory_limit, disk_limit=disk_limit, directory=root, foreign_bytes=foreign_bytes)
         self._held.callback(self.governor.close)
-        if ranks is None or ranks.rank == 0:
+        if group.first:
             self.folder.record(self.governor._core)
             self._held.callback(self.folder.end_record)
-        rank, count = (0, 1) if ranks is None else (ranks.rank, ranks.count)
-        self.saved: dict[str, Any] = {} if self.saved_step < 0 else load(self.folder, self.saved_step, rank, count)
+        self.saved: dict[str, Any] = {} if self.saved_step < 0 else load(self.folder, self.saved_step, group.rank, group.count)
         self.at: Position = self.saved.get("position", Position())
-        self.report = Report(self.folder, self.governor, str(self.path / "metrics") if rank == 0 else "",
+        self.report = Report(self.folder, self.governor, str(self.path / "metrics") if group.first else "",
                              self.saved_step)
-        self._limits: Any = (_core.LimitRequests(self.governor._core, root) if ranks is None
-                             else ranks.limits(self.governor, root))
+        self._limits: Any = group.limits(self.governor, root)
         self._held.callback(self._limits.close)
 
     def phase(self, name: str) -> None:
         """What the loop does from now on; "": it trains. Of several ranks the first one's is kept."""
-        if self.ranks is None or self.ranks.rank == 0:
+        if self.group.first:
             self.folder.phase(name)
 
     def _say_failed(self, error: BaseException) -> None:
@@ -323,15 +313,14 @@ class Life:
         if isinstance(error, MemoryPressure):
             if not place_known:
                 self.save_last()
-            elif not (self.ranks is not None and self.ranks.over):
+            elif not self.group.over:
                 self.commit()
             return False
         return workers and self.stops()
 
     def asked(self) -> bool:
         """Whether it is asked to stop, or another rank is."""
-        own = bool(self._control.poll() == "stop")
-        return own if self.ranks is None else any(one.numbers[0] for one in self.ranks.say("the boundary of a step", own))
+        return self.group.any("the boundary of a step", bool(self._control.poll() == "stop"))
 
     def idle(self, seconds: float) -> bool:
         """Waits between two loops, all being committed. True: it was asked to stop meanwhile."""
@@ -352,7 +341,7 @@ class Life:
         """What there is to do now; of several ranks, for all of them."""
         asked = self._control.poll()
         own = Boundary(asked, self._control.reason if asked == "stop" else "", pressure, due, wanted)
-        return own if self.ranks is None else self.ranks.settle(own, self._limits)
+        return self.group.settle(own, self._limits)
 
     def boundary(self, every: Intervals, *, precaution: bool = False) -> bool:
         """Between two steps. True: the run was asked to stop, and has committed. precaution: it commits, as what comes
@@ -394,7 +383,7 @@ class Life:
     def _wants_commit(self, near: Near, since: float) -> bool:
         """Whether one is made while it can be: of ranks, of tables, and of what there is no room for, no copy of a
         boundary is kept."""
-        kept = self.ranks is None and not self.keeper.tables and self.keeper.fits
+        kept = self.group.commits_alone and not self.keeper.tables and self.keeper.fits
         return near is not Near.CALM and not kept and (
             self._commit_seconds <= near.value * max(since, _COMMIT_SECONDS if near is Near.END else 0.0))
 
@@ -407,7 +396,7 @@ class Life:
 
     def _keep(self, near: Near) -> None:
         """Nothing is committed: what a commit of this boundary would hold is kept, as far as that costs little."""
-        if self.ranks is None:
+        if self.group.commits_alone:
             self.keeper.keep(self.at, near)
         else:
             self.drawn = RandomStates()
@@ -442,7 +431,7 @@ class Life:
             while (now := self._settled()).asked == "pause":
                 self._tell_limits()
                 seen = self.governor.step_boundary()
-                if seen.stop and self.ranks is None:
+                if seen.stop and self.group.commits_alone:
                     self._end(self.governor._pressure(seen))
                 self.report.phase("paused")
                 time.sleep(_PAUSE_LOOKS_EVERY)
@@ -471,12 +460,12 @@ class Life:
             content, tables = self._content()
             self.report.flush()
             try:
-                if beside and not again and self.ranks is None:
+                if beside and not again and self.group.commits_alone:
                     self.keeper.give_way()  # One copy at a time.
                     self._writer = save_beside(self.folder, content, self.at, tables, self.governor)
                 if self._writer is None:
-                    size = (save(self.folder, content, self.at, tables, again) if self.ranks is None
-                            else save_together(self.ranks, self.folder, content, self.at, tables, again))
+                    size = self.group.either(lambda: save(self.folder, content, self.at, tables, again),
+                                             lambda ranks: save_together(ranks, self.folder, content, self.at, tables, again))
             except BaseException as error:
                 self._lost = error if tables else None  # They may be ahead of what is published.
                 raise
@@ -532,7 +521,7 @@ class Life:
 
     def _committed(self, step: int, seconds: float, stall_seconds: float, size: int) -> None:
         self.saved_step, self._committed_at, self._commit_seconds = step, time.monotonic(), seconds
-        if self.ranks is None or self.ranks.first:
+        if self.group.first:
             self.committed()
         self.report.commit(step, seconds, stall_seconds, size)
 
@@ -554,7 +543,7 @@ class Life:
                 last = failure or (Failure("stopped", self.stopped, "asked") if self.stopped else Failure("finished", "", "finished"))
                 epoch = None if self.at.ended == "left" else self.at.epoch  # After `break`: that it was left in.
                 self.report.end(last.status, step, epoch, last.message, last.cause)
-                if self.ranks is None or self.ranks.rank == 0:
+                if self.group.first:
                     self.folder.end_record()
                     with contextlib.suppress(OSError):  # A page that cannot be written ends nothing.
                         _core.run_report(os.fspath(self.path), "")

@@ -89,13 +89,12 @@ class OuterLoop:
 
     def agreed(self, work: Callable[[], Any], place: str = "run.step()") -> Any:
         """work(), on all ranks or on none. Errors: as Ranks.agreed()."""
-        ranks = self._run._ranks
-        return work() if ranks is None else ranks.agreed(place, work)[0]
+        return self._run.group.on_all(place, work)
 
     def drawn(self, number: int) -> contextlib.AbstractContextManager[None]:
         """Inside, a rank draws as it does for its batch `number` of the run; one process draws on."""
-        ranks, workers = self._run._ranks, self._run._workers
-        return contextlib.nullcontext() if ranks is None or workers is None else workers.seeded(0, number)
+        workers = self._run._workers  # One of each rank, where there are several.
+        return contextlib.nullcontext() if workers is None else workers.seeded(0, number)
 
     def average(self, parameters: Iterable[Any], models: list[Any]) -> None:
         """After a backward: the gradients that `parameters` have are the mean of those of all ranks, and buffers rank 0's, as
@@ -103,8 +102,7 @@ class OuterLoop:
 
         Errors: as Ranks.agreed(), of whatever another rank failed in before; ValueError for gradients that ranks cannot exchange.
         """
-        if self._run._ranks is not None:
-            self._run._ranks.sums.gradients(lambda: (0.0, 1.0, 1.0), [*parameters], models, sums=False)
+        self._run.group.gradients(lambda: (0.0, 1.0, 1.0), lambda: [*parameters], models, sums=False)
 
     def kept(self, remember: Callable[[], Any]) -> Any | None:
         """remember(), tried twice; None where memory refused it."""
@@ -154,11 +152,11 @@ class OuterLoop:
         raise self._refused(step, refusal, ". Everything is as before it")
 
     def _refused(self, step: int, refusal: Any, became: str) -> BudgetExceeded:
-        governor, ranks, text = self._run.governor, self._run._ranks, str(refusal)
+        governor, text = self._run.governor, str(refusal)
         said = re.search(r"wanted ([\d.]+ \w+), ([\d.]+ \w+) free", text)
         missing = max(0, parse_bytes(said[1]) - parse_bytes(said[2])) if said else 0
         return governor._refusal_to_try("tensors", missing, f"step {step} does not fit and was not made: "
-                                        f"{text}{became}", int if ranks is None else ranks.whole)
+                                        f"{text}{became}", self._run.group.whole)
 
     def ended_waiting(self, error: Exception, workers: int) -> bool:
         """As Life's, where the last step was told."""

@@ -21,7 +21,7 @@ from ..training._fused import choose_fused
 from ..training._step import Handed, TrainingStep
 
 if TYPE_CHECKING:
-    from ..ranks._ranks import Ranks
+    from ..ranks._group import Group
     from ..ranks._virtual_workers import VirtualWorkers
     from ._run_embedding import DealtVectors, Vectors
     from ._run_parts import Parts
@@ -33,9 +33,9 @@ class Steps:
     """Of one life of a run. saved: what state() gave; goes_on: there is a commit; events: gets a dict for each."""
 
     def __init__(self, parts: Parts, tables: dict[str, tuple[Vectors, Any]], saved: dict[str, Any] | None, goes_on: bool,
-                 folder: pathlib.Path, ranks: Ranks | None, workers: VirtualWorkers | None) -> None:
+                 folder: pathlib.Path, group: Group, workers: VirtualWorkers | None) -> None:
         self._parts, self._tables, self._goes_on, self._folder = parts, tables, goes_on, folder
-        self._ranks, self._workers = ranks, workers
+        self._group, self._workers = group, workers
         self._saved: dict[str, Any] = {} if saved is None else saved["of"] if "of" in saved else {_ALL: saved}
         self._made: dict[str, tuple[TrainingStep, dict[str, Any]]] = {}
         self._calls: list[tuple[str, TrainingStep]] = []  # Of this batch.
@@ -128,14 +128,14 @@ class Steps:
         others = [p for one in parts.those(torch.optim.Optimizer) if one not in optimizers
                   for group in one.param_groups for p in group["params"]]
         handed = Handed(
-            looks=False, ranks=self._ranks, workers=self._workers, goes_on=self._goes_on, interruptible=lambda: self.interruptible(),
+            looks=False, group=self._group, workers=self._workers, goes_on=self._goes_on, interruptible=lambda: self.interruptible(),
             tables=[cast("DealtVectors", one)._table for one, _ in self._tables.values()] if self._workers is not None else (),
             keeps_made=bool(name), not_its_own=others if name else ())
         made = TrainingStep._of_run(handed, models, optimizers, scaler=scalers[0] if scalers else None,
                                    others=parts.generators(), directory=self._folder, events=events, **options)
         saved = self._saved.pop(name, None)
         if saved is None and not name and not scalers and options["scheduler"] is None:
-            choose_fused(parts.named(torch.optim.Optimizer), models, self._ranks is None, events)
+            choose_fused(parts.named(torch.optim.Optimizer), models, not self._group.others_may_fail, events)
         if saved is not None:
             made.load_state_dict(saved)
             for table, ids, grad in saved["rows"]:

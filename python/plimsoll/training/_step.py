@@ -28,6 +28,7 @@ from ..errors import BudgetExceeded, MemoryPressure, NotFoundError
 from ..memory._memory import Governor, format_bytes, make_room, pressure_between_steps
 from ..memory._refusal import Refusal, unless_refused
 from ..memory._scratch import scratch_folder
+from ..ranks._group import Solo
 from ..ranks._messages import Unweighted
 from ..ranks._virtual_workers import Buffers, Node, Tree, VirtualWorkers, WorkerBatches, shares_of
 from ..rows._embedding import Rows
@@ -39,7 +40,7 @@ from ._reach import is_generator, reached
 from ._transaction import Before, Gradients, OptimizersBefore, Together, writes_at_the_end
 
 if TYPE_CHECKING:
-    from ..ranks._ranks import Ranks
+    from ..ranks._group import Group
     from ..rows._rank_rows import DealtTable, LookedUp, Owned
 
 _MIB = 1 << 20
@@ -53,7 +54,7 @@ class Handed:
 
     looks: bool = True
     """Looks at the memory; a run does it itself, where it can commit."""
-    ranks: Ranks | None = None
+    group: Group = Solo()
     """Those that make the same step."""
     workers: VirtualWorkers | None = None
     """Those that the batch is cut for."""
@@ -197,7 +198,7 @@ class TrainingStep:
         return made
 
     def _take(self, handed: Handed) -> None:
-        self._looks, self._ranks, self._workers, self._tables = handed.looks, handed.ranks, handed.workers, list(handed.tables)
+        self._looks, self._group, self._workers, self._tables = handed.looks, handed.group, handed.workers, list(handed.tables)
         self._not_its_own, self._keeps_made, self._goes_on = list(handed.not_its_own), handed.keeps_made, handed.goes_on
         self._interruptible = handed.interruptible
 
@@ -411,7 +412,7 @@ class TrainingStep:
             workers.refuse(f"step: Rows of the table {name!r} in a batch", f"use run.embedding({name!r}, …), and look ids up in the "
                            "step's function")
 
-        refused() if self._ranks is None else self._ranks.alone(refused)
+        self._group.alone(refused)
 
     def _gradients(self, batch: Batch, parts: int, tally: _Tally, f: Callable[..., Any]) -> float:
         total = 0.0
@@ -506,7 +507,7 @@ class TrainingStep:
         modules, generators = reached([*work.functions, *self._models])
         _refuse_ranks(modules)
         remember = functools.partial(self._remember, work.rows, modules, generators)
-        before = remember() if self._ranks is None else self._ranks.alone(remember)
+        before = self._group.alone(remember)
         parts, recomputes, tried_again, uncut = self.parts, self.recomputes, False, ""
         last: Refusal | None = None
         while True:
@@ -533,7 +534,7 @@ class TrainingStep:
                 tried_again, helped = True, "the same step again"
             elif self._checkpoint and not recomputes:
                 recomputes, helped = True, "recomputing modules in backward"
-            elif self._all(self._may_cut(work) and parts < work.rows):
+            elif self._group.all("run.step()", self._may_cut(work) and parts < work.rows):
                 parts, helped = min(2 * parts, work.rows), f"the batch in {min(2 * parts, work.rows)} parts"
             else:
                 self._tell(refusal, "nothing helped: the step was not made")
@@ -604,8 +605,7 @@ class TrainingStep:
 
         def made() -> tuple[float, bool]:
             sums = self._loss == "sum"
-            node = Node(*graded()[:2], {}) if self._ranks is None else self._ranks.sums.gradients(
-                graded, self._trained() if whole or told else [], self._models, sums)
+            node = self._group.gradients(graded, lambda: self._trained() if whole or told else [], self._models, sums)
             owned = [table.owned([rows for rows in dealt if rows.table is table],
                                  lambda rows: 1.0 if sums else rows.weight / node.weight) for table in self._tables]
             if told:  # A window has batches of all workers together, the same for any number of ranks.
@@ -690,16 +690,8 @@ class TrainingStep:
         together = Together(self._optimizers, rows)
         with contextlib.ExitStack() as undo:
             made: bool = self._agreed(lambda: self._updated(together, rehearsing, undo))
-            if made and self._ranks is None:
-                together.apply_rows()
-            written = undo.pop_all()
-            self._made_now = [written.close] if self._keeps_made and not rehearsing else []
-        if made and self._tables and self._ranks is not None:
-            try:
-                self._agreed(together.apply_rows)
-            except BaseException:
-                self._ranks.part()  # Other ranks' rows have changed.
-                raise
+            written = self._group.write_last(together.apply_rows, undo) if made and rows else undo.pop_all()
+        self._made_now = [written.close] if self._keeps_made and not rehearsing else []
         return made
 
     def _updated(self, together: Together, rehearsing: bool, undo: contextlib.ExitStack) -> bool:
@@ -714,7 +706,7 @@ class TrainingStep:
         together.prepare(check=self._scaler is None, applies=not rehearsing)
         undo.callback(OptimizersBefore(
             self._optimizers, self._schedulers,
-            alone=self._scaler is None and not self._schedulers and self._ranks is None and not self._keeps_made).put_back)
+            alone=self._scaler is None and not self._schedulers and not self._group.others_may_fail and not self._keeps_made).put_back)
         if self._scaler is None:
             made = together.step()
         else:
@@ -727,10 +719,7 @@ class TrainingStep:
 
     def _agreed(self, work: Callable[[], Any]) -> Any:
         """work(), on all ranks or on none."""
-        return work() if self._ranks is None else self._ranks.agreed("run.step()", work)[0]
-
-    def _all(self, yes: bool) -> bool:
-        return yes if self._ranks is None else self._ranks.all(yes)
+        return self._group.on_all("run.step()", work)
 
     def _may_cut(self, work: _Work) -> bool:
         return (self._loss is not None and not work.batch.why_whole
@@ -783,7 +772,7 @@ class TrainingStep:
         wanted = left + governor._room_to_try() if needed is None else needed
         wanted = max(wanted, least)
         limit = -(-(governor.limit_bytes + max(wanted - left, _MIB)) // _MIB) * _MIB
-        limit = limit if self._ranks is None else self._ranks.whole(limit)
+        limit = self._group.whole(limit)
         text += (f"; too little is left to tell what all of it takes: try a limit of {limit // _MIB} MiB"
                  if needed is None else f"; a limit of {limit // _MIB} MiB would do{governor._lasting(limit - governor.limit_bytes)}")
         error = governor._refusal("tensors", wanted, text + advice)

@@ -74,7 +74,7 @@ class Training:
         self.notes: dict[str, Any] = {"method": "", "updates": 0, "data": "", "best": math.inf, "worse": 0, "due": False,
                                       "ended": False, **self.task.notes()}
         run.track(notes=self.notes)
-        self.choice: Choice = choose(options, run._least_of_ranks(run.governor._left_for_tensors()), self.notes["method"])
+        self.choice: Choice = choose(options, run.group.least("the parts", run.governor._left_for_tensors()), self.notes["method"])
         self.notes["method"] = self.choice.method
         self.tuned = Tuned(options, self.choice)
         self.optimizer = optimizer_of(self.tuned, options)
