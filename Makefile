@@ -5,6 +5,9 @@
 #                README's Python loop, killed and started again
 #   make check   set up, build with warnings as errors, and run every test not labelled slow;
 #                UNITY=OFF compiles each source alone, so that one edited builds sooner
+#   make quick   in three minutes, without torch: what a change touches; SINCE=COMMIT says since when
+#   make coverage  which lines the tests reach: build/coverage/cpp/index.html and build/coverage/python/index.html;
+#                TESTS=tests/python/test_run.py takes fewer tests of Python
 #   make asan    the same tests of the torch-free core under address and undefined-behaviour checks
 #   make tsan    its threaded tests under the thread sanitizer
 #   make slow    the tests that take minutes: 1,000,000 rows in a 768 MiB cgroup, 20 kills,
@@ -13,7 +16,7 @@
 #   make wheel   build/wheel/plimsoll-….whl for the Python and the torch in .venv; needs no compiler there
 #   make docs    the documentation as pages: build/docs/index.html
 #   make format  clang-format over our sources
-.PHONY: build demo check setup setup-build dev asan tsan slow soak wheel docs format clean
+.PHONY: build demo check quick coverage setup setup-build dev asan tsan slow soak wheel docs format clean
 .DEFAULT_GOAL := build
 UNITY ?= ON
 SOAK_MINUTES ?= 60
@@ -41,6 +44,14 @@ dev: setup
 
 check: dev
 	@tools/check.sh
+
+quick:
+	@tools/setup.sh --quick
+	@.venv/bin/python tools/quick.py --since "$(SINCE)"
+
+coverage: dev
+	@tools/setup.sh --coverage
+	@tools/coverage.sh $(TESTS)
 
 asan: setup
 	@cmake --workflow --preset asan

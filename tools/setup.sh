@@ -6,6 +6,8 @@
 #
 #   tools/setup.sh            as root, or as a user who may use sudo
 #   tools/setup.sh --build    only what `make build` and `make demo` take
+#   tools/setup.sh --quick    only what `make quick` takes: no torch
+#   tools/setup.sh --coverage also what only `make coverage` takes
 #   tools/setup.sh --slow     also what only `make slow` takes
 #   tools/setup.sh --no-root  never asks for root: Debian packages are unpacked into .deps instead
 #
@@ -35,6 +37,8 @@ for option in "$@"; do
   case $option in
     --no-root) no_root=1 ;;
     --build) parts=(build) checkers=() ;;
+    --coverage) parts+=(coverage) ;;
+    --quick) parts=(quick) checkers=() ;;
     --slow)
       parts+=(slow)
       command -v java >/dev/null || checkers+=(default-jre-headless)
@@ -117,10 +121,12 @@ for part in "${parts[@]}"; do
   case $part in
     # torch first and pinned: anything installed after it must accept the torch that is there.
     build) list=tools/requirements.txt wanted=("$torch_requirement" "-r$list") ;;
+    quick) list=tools/requirements-quick.txt wanted=("-r$list") ;;
     tests) list=tools/requirements-tests.txt wanted=("-r$list") ;;
+    coverage) list=tools/requirements-coverage.txt wanted=("-r$list") ;;
     slow) list=tools/requirements-slow.txt wanted=("-r$list") ;;
   esac
-  stamp=".venv/.plimsoll-$part-$(cat $list <(echo "$torch_requirement") | sha256sum | cut -c1-16)"
+  stamp=".venv/.plimsoll-$part-$(cat $list tools/requirements-quick.txt <(echo "$torch_requirement") | sha256sum | cut -c1-16)"
   [ -f "$stamp" ] && continue
   for one in "${wanted[@]}"; do
     say "installing $one into .venv"
