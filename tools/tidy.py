@@ -5,8 +5,8 @@
     tools/tidy.py             checks the whole tree; prints FILE:LINE: what is wrong
     tools/tidy.py --selftest  plants one violation of each rule and checks that it is found
 
-Rules: layering of includes and of Python's imports, torch headers only where allowed, file and line length, SPDX lines,
-header pragma, banned names, names that two unnamed namespaces of a folder have, sources owned by a
+Rules: layering of includes and of Python's imports, torch headers only where allowed, file and line length, length of Python's
+functions, SPDX lines, header pragma, banned names, names that two unnamed namespaces of a folder have, sources owned by a
 CMakeLists.txt, folder READMEs, empty error messages, clang-format (when clang-format-14 is there),
 references that the repository cannot resolve (paths in documentation and comments, pages that are not
 here, codes in names of tests without an entry in tests/issues/README.md), and asserts that cannot fail.
@@ -64,6 +64,8 @@ UNNAMED = re.compile(r"^(?:(?:struct|class|enum(?: class)?) (\w+)[^;\n]*$|(?!usi
                      r"(?:(\w+)(?:\{| = |;|\[)|(\w+\([^)]*\)) (?:noexcept )?\{))", re.M)
 TRY_HEADER = "base/check.h"  # Of PLIMSOLL_TRY; sources that are built together have it from each other.
 LINE_MAX, HEADER_MAX, SOURCE_MAX = 100, 300, 800
+FUNCTION_MAX = 70  # Lines of a Python function's body, those of its docstring, empty ones and comments not counted.
+PYTHON_FOLDERS = ("python/", "tests/", "bench/", "tools/")
 
 
 def files(root: pathlib.Path) -> list[pathlib.Path]:
@@ -179,13 +181,34 @@ def check_references(root: pathlib.Path, relative: str, lines: list[str], codes:
                     yield number, f"a test named after {plain}, which {LEGEND} does not explain"
 
 
-def check_asserts(relative: str, text: str):
-    """Asserts that hold whatever the code under test does, and comparisons whose answer nobody takes."""
+def check_python(relative: str, text: str):
+    """Rules of one Python file."""
     try:
         tree = ast.parse(text)
     except SyntaxError as error:
         yield error.lineno or 1, "is not Python"
         return
+    if relative.startswith(PYTHON_FOLDERS):
+        yield from check_lengths(tree, text.splitlines())
+    if relative.startswith("tests/"):
+        yield from check_asserts(tree)
+
+
+def check_lengths(tree: ast.Module, lines: list[str]):
+    """Neither a file nor a function is longer than what is read at once."""
+    if len(lines) > SOURCE_MAX:
+        yield SOURCE_MAX, f"{len(lines)} lines, the limit is {SOURCE_MAX}: split the file"
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            body = node.body[ast.get_docstring(node, clean=False) is not None:]
+            inside = lines[body[0].lineno - 1:node.end_lineno] if body else []
+            count = sum(bool(line.strip()) and not line.lstrip().startswith("#") for line in inside)
+            if count > FUNCTION_MAX:
+                yield node.lineno, f"{node.name}() has {count} lines, the limit is {FUNCTION_MAX}: split the function"
+
+
+def check_asserts(tree: ast.Module):
+    """Asserts that hold whatever the code under test does, and comparisons whose answer nobody takes."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Expr) and isinstance(node.value, (ast.Compare, ast.BoolOp)):
             yield node.lineno, "a comparison whose answer nobody takes"
@@ -279,11 +302,12 @@ def check_tree(root: pathlib.Path, clang_format: bool = True) -> list[str]:
     codes = set(re.findall(r"^\| ([CKMRST]\d+) \|", legend.read_text(encoding="utf-8") if legend.exists() else "", re.M))
     for path in files(root):
         relative = path.relative_to(root).as_posix()
-        if path.suffix in {".h", ".cpp", ".py", ".md", ".sh", ".cmake"} and relative not in REFERENCES_EXEMPT:
+        if path.suffix in {".h", ".cpp", ".py", ".md", ".sh", ".cmake"}:
             text = path.read_text(encoding="utf-8")
-            found = list(check_references(root, relative, text.splitlines(), codes))
-            if path.suffix == ".py" and relative.startswith("tests/"):
-                found += check_asserts(relative, text)
+            exempt = relative in REFERENCES_EXEMPT
+            found = [] if exempt else list(check_references(root, relative, text.splitlines(), codes))
+            if path.suffix == ".py":
+                found += check_python(relative, text)
             if path.suffix == ".cpp" and IDLE_CPP.search(text):
                 found.append((text.count("\n", 0, IDLE_CPP.search(text).start()) + 1,
                               "an assert that cannot fail: it tests a constant"))
@@ -313,7 +337,7 @@ def check_tree(root: pathlib.Path, clang_format: bool = True) -> list[str]:
 
 
 def selftest() -> int:
-    """Plants a violation of each rule in a temporary tree; each must be found."""
+    """Plants a violation of each rule in a temporary tree; each must be found, and nothing where none is expected ("")."""
     good = "// SPDX-License-Identifier: Apache-2.0\n"
     cases = {
         "src/base/a.cpp": (good + '#include "store/pages.h"\n', "may not include"),
@@ -338,6 +362,11 @@ def selftest() -> int:
         "tests/test_s.py": ("def test_a():\n    assert f() or True\n", "cannot fail"),
         "tests/test_t.py": ("def test_a(x):\n    assert x == 1 and x.stall_ns >= 0\n", "cannot fail"),
         "tests/test_u.py": ("def test_a(x):\n    x == 1\n", "nobody takes"),
+        "tests/test_z.py": ("x = 1\n" * 801, "801 lines, the limit is 800"),
+        "bench/aa.py": ("class A:\n    def f():\n" + "        x = 1\n" * 71, "aa.py:2: f() has 71 lines"),
+        "tools/ab.py": ("async def f():\n    def g():\n" + "        x = 1\n" * 70, "ab.py:1: f() has 71 lines"),
+        "bench/ac.py": ('def f():\n    """' + "\n" * 80 + '"""\n    # why\n\n' + "    x = 1\n    # why\n\n" * 70, ""),
+        "tests/test_ad.py": ("def f(:\n", "is not Python"),
         "src/base/v_test.cpp": (good + "TEST(A, B) { SUCCEED(); }\n", "cannot fail"),
         "src/base/w.cpp src/base/x.cpp": (good + "namespace {\nint f(int a) {\n}\n}  // namespace\n", "more closely"),
         "src/os/w.cpp src/os/x.cpp": (good + "namespace {\nconstexpr int kA = 1;\n}  // namespace\n", "more closely"),
@@ -356,8 +385,8 @@ def selftest() -> int:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(text)
             found = [problem for problem in check_tree(root, clang_format=False) if expected in problem]
-            if not found:
-                print(f"tidy selftest: {name}: expected a problem with '{expected}'")
+            if bool(found) != bool(expected):
+                print(f"tidy selftest: {name}: expected a problem with '{expected}'" if expected else f"tidy selftest: {found}")
                 failures += 1
     print(f"tidy selftest: {len(cases)} planted, {failures} missed")
     return 1 if failures else 0

@@ -7,8 +7,9 @@
     a commit        words around what each rank writes                                    commit_seconds()
     failures        the best interval between commits, and the share of time lost         interval_seconds(), lost()
 
-It follows python/plimsoll/ranks/_ranks.py, _rank_rows.py, _step.py and _run_commit.py as they are: one level, every rank with
-every other over gloo (not through memory, as ranks of one machine do), nothing beside the computation. bench/scale/run.py compares it with measured runs.
+It follows python/plimsoll/ranks/_ranks.py, _rank_rows.py, _accumulation.py, _update.py and _run_commit.py as they are: one level,
+every rank with every other over gloo (not through memory, as ranks of one machine do), nothing beside the computation. bench/scale/run.py
+compares it with measured runs.
 
 A link is Hockney's ("The communication challenge for MPP", 1994): latency + bytes / bandwidth; and each message beyond that
 takes the processor a time, as in LogP (Culler et al., 1993).

@@ -254,6 +254,14 @@ def test_r21_a_window_goes_on_after_a_checkpoint():
     assert then.bits() == whole.bits() and then.step.steps == 2
 
 
+def test_a_rehearsal_is_no_batch_of_the_window():
+    one = Accumulating()
+    one.step.rehearse((one.batches[0],), one.loss)
+    assert (one.step.state_dict()["batches"], one.step.steps, one.step.updated) == (0, 0, True)
+    one.step((one.batches[1],), one.loss)
+    assert not one.step.updated
+
+
 def test_gradients_of_a_window_go_to_where_the_parameters_are():
     """A checkpoint is read to the host. The device "meta" refuses a gradient of the host, as "cuda" does."""
     first = Accumulating()

@@ -75,9 +75,9 @@ def admitted(folder):
     """How a run ends on each rank where rank 1 has less left than the largest step's margin, or no disk for what the rehearsal keeps, and
     which limit would do; and the last word in its status."""
     def train(path, how):
-        from plimsoll.training import _step
+        from plimsoll.training import _admission
 
-        extension, held, real = _torch_gate.load(), [], _step.TrainingState
+        extension, held, real = _torch_gate.load(), [], _admission.TrainingState
         rows = torch.zeros(1 << 14, 256)
 
         def crowded():
@@ -90,7 +90,7 @@ def admitted(folder):
                 raise OSError(28, "full for the test")
             return real(*arguments)
 
-        _step.TrainingState = kept
+        _admission.TrainingState = kept
         try:
             with plimsoll.Run(path, memory_limit=LIMIT) as run:
                 model = torch.nn.Linear(256, 256)

@@ -194,6 +194,30 @@ def rows(path, stop_at=0):
         return digest_of(list(model.state_dict().values()), states(optimizer), tables)
 
 
+def visited(path, size, workers):
+    """The rows that a run on Visits has learnt."""
+    with plimsoll.Run(path, memory_limit="8GiB", seed=5, virtual_workers=workers) as run:
+        model = torch.nn.Linear(5, 1)
+        vectors = run.embedding("items", rows=60, dim=5, optimizer=plimsoll.SGD(lr=0.1), store_bytes="4MiB")
+        run.track(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+        for batch in run.steps(run.loader(Visits(), batch_size=size), epochs=2, progress=False):
+            run.step(lambda one: F.mse_loss(model(vectors(one["item"]).sum(1)).squeeze(1), one["y"].float()), batch,
+                     loss="mean")
+        with torch.no_grad():
+            return vectors(torch.arange(60)).tolist()
+
+
+def two_rows(path):
+    """As rows(), of a table with fewer rows than ranks."""
+    with plimsoll.Run(path, memory_limit="8GiB", seed=5, virtual_workers=4) as run:
+        model, vectors = torch.nn.Linear(2, 1), run.embedding("items", rows=2, dim=2, store_bytes="4MiB")
+        run.track(model=model, optimizer=torch.optim.SGD(model.parameters()))
+        for batch in run.steps(run.loader([torch.tensor([1, 0])] * 32, batch_size=2), commit_every_steps=1, progress=False):
+            run.step(lambda ids: model(vectors(ids)).mean(), batch)
+        with torch.no_grad():
+            return digest_of(vectors(torch.arange(2)))
+
+
 def listed(path, stop_at=0):
     """Eight virtual workers and a list of 21 batches, which each rank reads whole: at the end of an epoch three have none."""
     random = torch.Generator().manual_seed(3)
@@ -615,29 +639,9 @@ def looked_up(folder):
 
     said["fails"] = [launched(fails, f"{folder}/{how}", how) for how in ("body", "id")]
 
-    def learnt(path, size, workers):
-        with plimsoll.Run(path, memory_limit="8GiB", seed=5, virtual_workers=workers) as run:
-            model = torch.nn.Linear(5, 1)
-            vectors = run.embedding("items", rows=60, dim=5, optimizer=plimsoll.SGD(lr=0.1), store_bytes="4MiB")
-            run.track(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
-            for batch in run.steps(run.loader(Visits(), batch_size=size), epochs=2, progress=False):
-                run.step(lambda one: F.mse_loss(model(vectors(one["item"]).sum(1)).squeeze(1), one["y"].float()), batch,
-                         loss="mean")
-            with torch.no_grad():
-                return vectors(torch.arange(60)).tolist()
-
-    def few(path):
-        with plimsoll.Run(path, memory_limit="8GiB", seed=5, virtual_workers=4) as run:
-            model, vectors = torch.nn.Linear(2, 1), run.embedding("items", rows=2, dim=2, store_bytes="4MiB")
-            run.track(model=model, optimizer=torch.optim.SGD(model.parameters()))
-            for batch in run.steps(run.loader([torch.tensor([1, 0])] * 32, batch_size=2), commit_every_steps=1, progress=False):
-                run.step(lambda ids: model(vectors(ids)).mean(), batch)
-            with torch.no_grad():
-                return digest_of(vectors(torch.arange(2)))
-
-    said["few"] = [forked(few, f"{folder}/few"), *launched(few, f"{folder}/fewer", ranks=4)]
-    said["learnt"] = [forked(learnt, f"{folder}/a", 12, 0), launched(learnt, f"{folder}/b", 6, 0)[0],
-                      launched(learnt, f"{folder}/c", 3, 4)[1]]
+    said["few"] = [forked(two_rows, f"{folder}/few"), *launched(two_rows, f"{folder}/fewer", ranks=4)]
+    said["learnt"] = [forked(visited, f"{folder}/a", 12, 0), launched(visited, f"{folder}/b", 6, 0)[0],
+                      launched(visited, f"{folder}/c", 3, 4)[1]]
     return said
 
 

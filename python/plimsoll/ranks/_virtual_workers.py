@@ -8,7 +8,7 @@
 Each has its own rows, its own random numbers and the buffers that the step began with, and neighbours are
 added up first. So a step has the same bits for any number of ranks that have whole subtrees.
 
-Reading order: this file, _step.py, _ranks.py.
+Reading order: this file, _backward.py, _ranks.py.
 Threads: the thread that trains.
 Memory:  while a step is made log2(workers of this rank) + 1 gradients, and two copies of the models' buffers.
 """

@@ -377,23 +377,7 @@ class Run:
         from ._run_sources import Sought
 
         life, at = self._life, self._life.at
-        if loop > at.loop:
-            at.loop, at.first, at.epoch, at.batch, at.source, at.ended = loop, first, first, 0, None, ""
-        state, ended, at.ended = at.source, at.ended, ""
-        if self._random is not None:
-            _must_be_equal("steps: the loops before", {"epochs": first}, {"epochs": at.first})
-            if at.batch:
-                self._must_have_begun_with(source.shape())
-        self._source, self._steps.largest = source, largest
-        if not self._steps:
-            self._gradients.watch(self._parts)
-        done = at.batch / source.batches if source.batches else 0.0
-        total = at.step + source.batches * (end - at.epoch) - at.batch if source.batches else None
-        life.report.begin(quiet=quiet, step=at.step, steps_total=total, epoch=at.epoch, fraction=done,
-                          epochs=end)
-        if self._random is not None:
-            life.report.text(f"goes on at step {at.step}" if at.epoch < end else
-                             f"finished at step {at.step}: of its {end} epochs none is left")
+        state, ended = self._begin_loop(source, loop, first, end, largest, quiet)
         with self._noted(), life.signals(), life.at_place(Where.BUSY):
             if ended == "left" and at.epoch == end:
                 self._waiting = lambda: self._pass_over(source, state, left=True)
@@ -446,6 +430,28 @@ class Run:
             at.ended = "whole"
             life.commit(moved=moved)
         life.ended()
+
+    def _begin_loop(self, source: Source, loop: int, first: int, end: int, largest: Any, quiet: bool) -> tuple[Any, str]:
+        """(what the source goes on with, how the loop has ended already). Errors: ValueError for other loops or data than before."""
+        life, at = self._life, self._life.at
+        if loop > at.loop:
+            at.loop, at.first, at.epoch, at.batch, at.source, at.ended = loop, first, first, 0, None, ""
+        state, ended, at.ended = at.source, at.ended, ""
+        if self._random is not None:
+            _must_be_equal("steps: the loops before", {"epochs": first}, {"epochs": at.first})
+            if at.batch:
+                self._must_have_begun_with(source.shape())
+        self._source, self._steps.largest = source, largest
+        if not self._steps:
+            self._gradients.watch(self._parts)
+        done = at.batch / source.batches if source.batches else 0.0
+        total = at.step + source.batches * (end - at.epoch) - at.batch if source.batches else None
+        life.report.begin(quiet=quiet, step=at.step, steps_total=total, epoch=at.epoch, fraction=done,
+                          epochs=end)
+        if self._random is not None:
+            life.report.text(f"goes on at step {at.step}" if at.epoch < end else
+                             f"finished at step {at.step}: of its {end} epochs none is left")
+        return state, ended
 
     def _start(self, source: Source, state: Any) -> Iterator[Any]:
         at = self._life.at

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Vectors: rows of an EmbeddingStore as a torch.nn.Module; DealtVectors: of those of several ranks.
 
-Reading order: _lookups.py, _rank_rows.py, this file, _step.py.
+Reading order: _lookups.py, _rank_rows.py, this file, _accumulation.py.
 
 Threads: the thread that trains; backward may call it again (recomputing).
 Memory:  the rows of a step's lookups, leased, until the step was made.

@@ -141,7 +141,7 @@ class Steps:
             for table, ids, grad in saved["rows"]:
                 rows = self._tables[table][0].store.gather(ids.numpy())
                 rows.tensor.grad = grad
-                made._rows_waiting().append(rows)
+                made._wait_for([rows])
         return made
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a training step changes, remembered so that all of it can be put back.
 
-Reading order: _reach.py, this file, _step.py.
+Reading order: _reach.py, this file, _backward.py.
 Threads: the thread that trains.
 Memory:  Before copies buffers; Gradients keeps the gradients there were, GradientsBefore copies them;
          OptimizersBefore copies parameters and optimizer states, unless the optimizer is known to write
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import collections
 import copy
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -372,6 +372,31 @@ def writes_at_the_end(optimizers: list[Any]) -> bool:
     replaced = "step" in vars(one) and not getattr(one.step, "_wrapped_by_lr_sched", False)
     return (bool(group.get("fused")) and not isinstance(group["lr"], torch.Tensor)
             and len(kinds) == 1 and not hooked and not replaced)
+
+
+class CallsMade:
+    """Calls of a batch, until it is known that all of its calls can be made."""
+
+    def __init__(self) -> None:
+        self._undo: list[Callable[[], Any]] | None = []  # In reverse; None: that cannot be.
+
+    def add(self, undo: list[Callable[[], Any]] | None, before: Before) -> None:
+        """A call that was made. undo: puts it back; None: nothing does."""
+        if undo is None:
+            self._undo = None
+        elif self._undo == []:  # Of several calls of a batch the first one's.
+            self._undo = [*undo, before.put_back]
+
+    def keep(self) -> None:
+        """The calls so far are not to be put back any more."""
+        self._undo = []
+
+    def put_back(self) -> bool:
+        """Everything is as before the first call since keep(). False: it is not, as rows were written."""
+        undo, self._undo = self._undo, []
+        for put_back in undo or ():
+            put_back()
+        return undo is not None
 
 
 class Together:

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Admission: a step or an evaluation is made for real and put back, and what it leased is promised to tensors.
+
+Reading order: _accumulation.py, _retry.py, this file, _step.py.
+Threads: the thread that trains.
+Memory:  what a step takes; meanwhile the state before it is on a disk.
+"""
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Callable, Iterator
+
+from ..errors import BudgetExceeded
+from ..memory._memory import Governor, format_bytes, make_room
+from ..memory._refusal import Refusal
+from ..memory._scratch import scratch_folder
+from ._accumulation import Accumulation
+from ._backward import Work
+from ._need import Need
+from ._plan_state import TrainingState
+from ._reach import reached
+from ._retry import Retry
+from ._step_events import Events
+from ._step_options import Options
+from ._transaction import Before
+
+
+class Admission:
+    """Rehearses steps, and promises tensors what they take."""
+
+    def __init__(self, options: Options, accumulation: Accumulation, need: Need, retry: Retry, events: Events) -> None:
+        self._options, self._accumulation, self._need, self._retry, self._events = options, accumulation, need, retry, events
+        self.admitted_bytes = 0
+        """What tensors were promised."""
+
+    def of_step(self, work: Work) -> int:
+        """The promised bytes, of a step on `work`. Errors: as admit()."""
+        def rehearsed() -> Refusal | None:
+            options = self._options
+            refusal: Refusal | None = None
+            with self._put_back_after(work):
+                # The last batch of a window, and again: then the optimizer's states are there, and gradients of those before it.
+                # Rows that wait already are left out: their gradients are set aside.
+                for _ in range(2 if options.accumulate > 1 or not all(one.state for one in options.optimizers) else 1):
+                    if refusal is None:
+                        _, refusal = self._accumulation.attempt(work, self._retry.parts, self._retry.recomputes, rehearsing=True)
+            return refusal
+
+        return self.admit(f"a step of {work.rows} rows", work.rows, rehearsed, lambda: self._need.of(work, self._retry.recomputes))
+
+    def rehearse(self, work: Work) -> None:
+        """Makes a step on `work`, and puts nothing back but one that memory refuses. Errors: BudgetExceeded."""
+        before = self._retry.remember(work.rows, *reached([*work.functions, *self._options.models]))
+        _, refusal = self._accumulation.attempt(work, 1, False, rehearsing=True)
+        if refusal is not None:
+            before.put_back()
+            raise BudgetExceeded(str(refusal), "tensors", 0, 0)
+
+    def admit(self, what: str, rows: int, rehearsed: Callable[[], Refusal | None], need: Callable[[], int | None]) -> int:
+        """Promises tensors what rehearsed() leases; returns the bytes. need: what it takes where memory refused it.
+
+        Errors: BudgetExceeded naming a limit that would do; ValueError without a governor that tensors are leased from.
+        """
+        extension, governor = self._options.extension, Governor.current()
+        if governor is None or not governor.arena_attached:
+            raise ValueError("admit: there is no Governor that tensors are leased from: make one "
+                             "first, after importing torch: plimsoll.Governor(\"8GiB\")")
+        make_room(extension)
+        extension.reset_peak()
+        refusal = rehearsed()
+        peak = extension.arena_stats()["leased_peak_bytes"]
+        extension.purge()
+
+        def needed_of() -> int:
+            needed, room = extension.with_margin(peak), governor._left_for_tensors()
+            if self._options.handed.goes_on and peak <= room:  # What is held before anything is leased varies from life to life.
+                needed = min(needed, room)
+            if refusal or needed > room:
+                why = refusal or f"it needs {format_bytes(needed)}, and {format_bytes(room)} is left"
+                whole = need() if refusal else extension.with_cache_and_margin(peak)
+                raise self._need.refused(f"{what} is not admitted: {why}", whole, "")
+            return int(needed)
+
+        agreed = self._options.agreed
+        needed, promised = agreed(needed_of), governor.ledger().pools["tensors"].floor_bytes
+        agreed(lambda: governor.promise(needed - promised, "tensors") if needed > promised else None)
+        self.admitted_bytes = max(needed, promised)
+        self._events.append({"event": "admitted", "rows": rows, "peak_bytes": peak,
+                             "admitted_bytes": self.admitted_bytes, "limit_bytes": governor.limit_bytes})
+        return self.admitted_bytes
+
+    @contextlib.contextmanager
+    def _put_back_after(self, work: Work) -> Iterator[None]:
+        """Inside, steps may be made; afterwards everything is as it was, on disk meanwhile."""
+        options = self._options
+        modules, generators = reached([*work.functions, *options.models])
+        with contextlib.ExitStack() as held:
+            def remembered() -> tuple[Before, TrainingState]:
+                folder = held.enter_context(tempfile.TemporaryDirectory(
+                    prefix="plimsoll-", dir=scratch_folder(options.directory, "directory")))
+                state = TrainingState(modules, options.optimizers, options.schedulers, folder)
+                held.callback(state.close)
+                return self._retry.remember(work.rows, modules, generators, state.parameters), state
+
+            before, state = options.agreed(remembered)
+            state.leave_gradients()
+            gradients = self._accumulation.set_aside(work)
+            try:
+                yield
+            finally:
+                gradients.put_back()
+                state.put_back()
+                before.put_back()

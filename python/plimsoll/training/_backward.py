@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gradients of a batch: in parts, of one loss or of embeddings that a loss compares, for each virtual worker.
+
+Reading order: _batch.py, _transaction.py, this file, _accumulation.py.
+Threads: the thread that trains.
+Memory:  of a contrastive batch in parts, all embeddings and a random state a part; of several virtual workers, see _virtual_workers.py.
+"""
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from ..core._numbers import loss_of, with_graph
+from ..core._random_states import RandomStates
+from ..ranks._messages import Unweighted
+from ..ranks._virtual_workers import Buffers, Node, Tree, VirtualWorkers, WorkerBatches
+from ..rows._embedding import Rows
+from ._batch import Batch, Part, weight_of
+from ._reach import is_generator, reached
+from ._step_options import Options
+from ._transaction import Gradients
+
+
+class Tally:
+    """Weights of a batch's parts, as multiples of the window's first."""
+
+    def __init__(self, gradients: Gradients, first: float) -> None:
+        self.gradients, self.first = gradients, first
+        self.weight = 0.0
+        self._each: float | None = None
+
+    def add(self, weight: float) -> float:
+        """What this part's loss is to be multiplied by."""
+        self.first = self.first or weight
+        self.weight += weight
+        return weight / self.first
+
+    def add_mean(self, each: float | None) -> None:
+        """each: numbers a row that a part's mean is of. Errors: Unweighted where another part's was of others."""
+        if self._each is not None and each is not None and self._each != each:
+            raise Unweighted(f"its loss is a mean of {self._each:g} numbers a row in one part and of {each:g} "
+                             "in another, so the whole batch's would be another mean; weight= would say "
+                             "what a part counts")
+        self._each = each
+
+
+class Work:
+    """A batch, or one for each virtual worker of this process, and how gradients are made."""
+
+    def __init__(self, batches: list[Batch], functions: tuple, how: Callable[..., float], absent: int = 0) -> None:
+        self._batches, self.functions, self._how, self._absent = batches, functions, how, absent
+        self.batch = max(batches, key=lambda one: one.rows)  # Those of all workers are cut alike.
+        self.rows = self.batch.rows
+
+    def gradients(self, parts: int, tally: Tally) -> float:
+        """Adds up the gradients, the batch in so many parts; returns the loss."""
+        return self._how(self.batch, 1 if self.batch.why_whole else min(parts, self.rows), tally, *self.functions)
+
+    def each(self) -> Iterator[Work | None]:
+        """Of each batch by itself; None for workers that have none."""
+        there = len(self._batches) - self._absent
+        return (Work([one], self.functions, self._how) if k < there else None for k, one in enumerate(self._batches))
+
+    def tensors(self) -> Iterator[Any]:
+        """Every tensor of the batches."""
+        return (tensor for one in self._batches for tensor in one.tensors())
+
+    def first(self, rows: int) -> Work:
+        """Of the first rows of one batch."""
+        return Work([self.batch.first(rows)], self.functions, self._how)
+
+
+class Backward:
+    """Makes the gradients of a step's batches."""
+
+    def __init__(self, options: Options) -> None:
+        self._options, self._workers = options, options.handed.workers
+
+    def work(self, batch: Any, *functions: Callable[..., Any]) -> Work:
+        """functions: f, or embed and loss of a contrastive step. Errors: ValueError."""
+        together = batch if isinstance(batch, WorkerBatches) else WorkerBatches([batch])
+        given, absent = [Batch(one, self._options.split) for one in together], together.absent
+        self._refuse_rows([rows for one in given for rows in one.handles])
+        if len(functions) == 2:
+            return Work(given, functions, self._contrastive, absent)
+        if len(functions) != 1:
+            raise ValueError("a step is of one function of the batch, or of embed and loss")
+        if self._options.loss == "contrastive":
+            raise ValueError("a contrastive loss is of the whole batch: use contrastive()")
+        return Work(given, functions, self._plain, absent)
+
+    def make(self, work: Work, parts: int, tally: Tally, batch: int, looked_up: list[Any]) -> float:
+        """Adds up the gradients of `work`, and of rows that it looks up; returns the loss. batch: its number, for random numbers."""
+        if self._workers is None:
+            return work.gradients(parts, tally)
+        if self._workers.told:
+            return self._of_workers(self._workers, work, parts, tally, batch, looked_up)
+        with self._workers.seeded(0, batch):  # One, which may have batches before this one in its window.
+            value = work.gradients(parts, tally)
+        for rows in looked_up:
+            rows.take(self.share(tally.first, tally.weight), self.weight(work, tally.weight))
+        return value
+
+    def share(self, first: float, weight: float) -> float:
+        """What gradients that are multiples of `first` are multiplied by to be those of a mean by `weight`."""
+        return 1.0 if self._options.loss == "sum" or weight == 0 else first / weight
+
+    def weight(self, work: Work, weight: float) -> float:
+        """What the batch counts among others: in a mean its weight, else its rows."""
+        return weight if self._options.loss == "mean" else float(work.rows)
+
+    def _of_workers(self, workers: VirtualWorkers, work: Work, parts: int, tally: Tally, batch: int, looked_up: list[Any]) -> float:
+        """Of this process's virtual workers together, and what they weigh. Gradients of rows that they looked up stay each worker's."""
+        tree, buffers = Tree(self._options.loss == "sum"), Buffers(self._options.models if workers.own > 1 else ())
+        for number, one in enumerate(work.each()):
+            if one is None:
+                tree.add(Node(0.0, 0.0, {}))
+                continue
+            buffers.turn(number)
+            own, before = Tally(tally.gradients, 0.0), len(looked_up)
+            with workers.seeded(number, batch):
+                value = one.gradients(parts, own)
+            share, weight = self.share(own.first, own.weight), self.weight(one, own.weight)
+            for rows in looked_up[before:]:
+                rows.take(share, weight)
+            tree.add(Node(value, weight, tally.gradients.taken(share)))
+        buffers.end()
+        whole = tree.whole()
+        tally.gradients.give(whole.gradients)
+        tally.first = tally.weight = whole.weight
+        return whole.loss
+
+    def _refuse_rows(self, handles: list[Rows]) -> None:
+        """Errors: ValueError for Rows in a batch of several workers, which each would have gradients of alone; on all ranks."""
+        workers, name = self._workers, os.path.basename(handles[0]._store.directory) if handles else ""
+        if workers is None or not handles:
+            return
+
+        def refused() -> None:
+            workers.refuse(f"step: Rows of the table {name!r} in a batch", f"use run.embedding({name!r}, …), and look ids up in the "
+                           "step's function")
+
+        self._options.handed.group.alone(refused)
+
+    def _plain(self, batch: Batch, parts: int, tally: Tally, f: Callable[..., Any]) -> float:
+        total, mean = 0.0, self._options.loss == "mean"
+        for part in batch.cut(parts):
+            value = loss_of(f(*part.arguments))
+            weight = self._weigh(value, part, parts, tally)
+            tally.gradients.watch_graph(value)
+            if weight == 0:
+                continue  # Nothing in it counts; its mean is no number.
+            factor = tally.add(weight)
+            self._backward(value if factor == 1 else value * factor)
+            total += float(value.detach()) * (weight if mean else 1)
+        return total / tally.weight if mean and tally.weight else total
+
+    def _weigh(self, value: Any, part: Part, parts: int, tally: Tally) -> float:
+        """How much of a mean this part is. Errors: Unweighted."""
+        if self._options.loss != "mean":
+            return 1.0
+        if self._options.weight is not None:
+            return float(self._options.weight(*part.arguments))
+        if parts == 1 and self._options.accumulate == 1 and self._workers is None:
+            return 1.0
+        weight, each = weight_of(value, part)
+        tally.add_mean(each)
+        return weight
+
+    def _backward(self, value: Any) -> None:
+        import torch
+
+        with_graph(value)
+        scaler = self._options.scaler
+        (value if scaler is None else scaler.scale(value)).backward()
+        torch.clear_autocast_cache()  # What it holds is of a graph that is gone.
+
+    def _contrastive(self, batch: Batch, parts: int, tally: Tally, embed: Callable[..., Any], loss: Callable[..., Any]) -> float:
+        import torch
+
+        tally.add(1.0)
+        if parts == 1:
+            value = loss_of(loss(*_tuple(embed(*batch.arguments()))))
+            tally.gradients.watch_graph(value)
+            self._backward(value)
+            return float(value.detach())
+        states: list[RandomStates] = []
+        made = []
+        generators = [*reached([embed, loss, *self._options.models])[1], *filter(is_generator, self._options.others)]
+        with torch.no_grad():
+            for part in batch.cut(parts):
+                states.append(RandomStates(generators, like=states[-1] if states else None))
+                made.append(_tuple(embed(*part.arguments)))
+        whole: list[Any] = [torch.cat(column).requires_grad_() for column in zip(*made)]
+        sizes = [len(columns[0]) for columns in made]
+        made.clear()
+        value = loss_of(loss(*whole))
+        self._backward(value)
+        after, begin = RandomStates(generators), 0
+        for part, state, size in zip(batch.cut(parts), states, sizes):
+            state.put_back()
+            again = _tuple(embed(*part.arguments))
+            for one in again:
+                tally.gradients.watch_graph(one)
+            torch.autograd.backward(again, [one.grad[begin:begin + size] for one in whole])
+            begin += size
+        after.put_back()
+        return float(value.detach())
+
+
+@contextlib.contextmanager
+def recomputed(modules: Iterable[Any]) -> Iterator[None]:
+    """Inside, these modules keep no activations: backward runs their forward again, dropout and all."""
+    from torch.utils.checkpoint import checkpoint
+
+    patched = []
+    try:
+        for module in modules:
+            patched.append((module, module.__dict__.get("forward")))
+            module.forward = functools.partial(checkpoint, module.forward, use_reentrant=False)
+        yield
+    finally:
+        for module, own in patched:
+            if own is None:
+                del module.forward  # The class's is seen again.
+            else:
+                module.forward = own
+
+
+def _tuple(value: Any) -> tuple:
+    return tuple(value) if isinstance(value, (tuple, list)) else (value,)

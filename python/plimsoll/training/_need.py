@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a step takes, and the limit under which it would fit: for the refusals that name one (decision 0015).
+
+Reading order: _accumulation.py, this file, _retry.py.
+Threads: the thread that trains.
+Memory:  steps on small parts of a batch are traced, and put back.
+"""
+from __future__ import annotations
+
+from ..errors import BudgetExceeded, MemoryPressure, NotFoundError
+from ..memory._memory import Governor
+from ..memory._refusal import unless_refused
+from . import _plan_static
+from ._accumulation import Accumulation
+from ._backward import Tally, Work, recomputed
+from ._lookups import collected
+from ._reach import reached
+from ._step_options import Options
+from ._transaction import Before, writes_at_the_end
+
+_MIB = 1 << 20
+_PARTS = (16, 12, 8, 6, 4, 3, 2)  # Of a batch, whose steps are traced.
+
+
+class Need:
+    """Of a step's batches."""
+
+    def __init__(self, options: Options, accumulation: Accumulation) -> None:
+        self._options, self._accumulation = options, accumulation
+
+    def of(self, work: Work, recomputes: bool) -> int | None:
+        """About what the whole step leases, from traced gradients of parts of its batch; None: no telling.
+
+        The optimizer is not stepped, so that nothing has to be put back but buffers and random states.
+        """
+        options = self._options
+        modules, generators = reached([*work.functions, *options.models])
+        before, _ = unless_refused(lambda: Before(modules, generators, options.others, options.scaler))
+        if before is None or Governor.current() is None or work.batch.why_whole or options.split or options.handed.tables:
+            return None  # Ranks that look rows up would have to make the same parts.
+        traces = options.extension.StepTraces()
+        last = 0
+        for part in _PARTS:
+            rows = work.rows // part
+            if rows <= last or (rows < 2 and (len(work.functions) == 2 or options.batchnorms())):
+                continue
+            last, few = rows, work.first(rows)
+
+            def graded(few: Work = few) -> None:
+                gradients = self._accumulation.set_aside(work)
+                try:
+                    with recomputed(options.checkpoint if recomputes else ()), collected(gradients):
+                        few.gradients(1, Tally(gradients, 0.0))
+                finally:
+                    gradients.put_back()
+
+            try:
+                traces.add((rows, 0, 0), lambda _, graded=graded: unless_refused(graded)[1])
+            except MemoryPressure:
+                raise
+            except Exception:  # Of a part: so few rows may not be what `f` is for.
+                break
+            finally:
+                before.put_back()
+                options.extension.purge()
+        try:
+            needed = int(traces.predict((work.rows, 0, 0))["admit_bytes"])
+        except NotFoundError:
+            return None
+        needed += self._gradients_that_wait() + self._made_by_first_step()
+        return max(needed, self.of_update())
+
+    def of_update(self) -> int:
+        """What is held while the optimizer writes: gradients, its copies, and a parameter's temporaries."""
+        options = self._options
+        sizes = [p.numel() * p.element_size() for p in options.trained()]
+        if not sizes:
+            return 0
+        moving = sum(sizes) + 2 * max(sizes) + self._made_by_first_step()
+        if not writes_at_the_end(options.optimizers) or options.scaler is not None or options.schedulers:
+            states = sum(_plan_static.states_of(one)[0] for one in options.optimizers if one.state)
+            moving += sum(sizes) + states
+        return int(options.extension.with_cache_and_margin(
+            options.extension.arena_stats()["live_bytes"] + moving))
+
+    def refused(self, text: str, needed: int | None, advice: str, least: int = 0) -> BudgetExceeded:
+        """The exception, with a limit in whole MiB under which `needed` bytes are left.
+
+        needed: None when not even a part was small enough to tell; then one to try, with room to find out.
+        least:  bytes that are needed in any case.
+        """
+        governor = Governor.current()
+        if governor is None:
+            return BudgetExceeded(text + advice, "tensors", 0, 0)
+        self._options.extension.purge()
+        left = governor._left_for_tensors()
+        wanted = left + governor._room_to_try() if needed is None else needed
+        wanted = max(wanted, least)
+        limit = -(-(governor.limit_bytes + max(wanted - left, _MIB)) // _MIB) * _MIB
+        limit = self._options.handed.group.whole(limit)
+        text += (f"; too little is left to tell what all of it takes: try a limit of {limit // _MIB} MiB"
+                 if needed is None else f"; a limit of {limit // _MIB} MiB would do{governor._lasting(limit - governor.limit_bytes)}")
+        error = governor._refusal("tensors", wanted, text + advice)
+        error.smallest_limit_bytes = limit
+        return error
+
+    def _gradients_that_wait(self) -> int:
+        """What subtrees of this process's virtual workers hold while another worker has its turn."""
+        workers = self._options.handed.workers
+        own = 1 if workers is None else workers.own
+        return (own.bit_length() - 1) * sum(p.numel() * p.element_size() for p in self._options.trained())
+
+    def _made_by_first_step(self) -> int:
+        """Bytes of states that optimizers do not have yet."""
+        return sum(_plan_static.states_of(one)[0] for one in self._options.optimizers if not one.state)

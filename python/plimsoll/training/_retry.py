@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is done after memory was refused: everything is put back and tried again, with less memory each time, or given up.
+
+Reading order: _accumulation.py, _need.py, this file, _admission.py.
+Threads: the thread that trains.
+Memory:  during a step or an evaluation, copies of the model's buffers (Before of _transaction.py).
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ..errors import BudgetExceeded
+from ..memory._memory import make_room, pressure_between_steps
+from ..memory._refusal import Refusal, unless_refused
+from ..ranks._messages import Unweighted
+from ._accumulation import Accumulation, Made
+from ._backward import Work
+from ._need import Need
+from ._reach import reached
+from ._step_events import Events
+from ._step_options import Options, refuse_ranks
+from ._transaction import Before, CallsMade, writes_at_the_end
+
+
+class Ladder:
+    """What is tried after each refusal: the same again, then with modules recomputed, then in twice as many parts.
+
+    name, what: of what is tried again, and of what is cut, in the events.
+    cuttable:   whether more parts may be made, given whether there are rows for them; all ranks say the same.
+    """
+
+    def __init__(self, name: str, what: str, rows: int, cuttable: Callable[[bool], bool], *, parts: int = 1,
+                 recomputes: bool = False, recomputable: bool = False) -> None:
+        self._name, self._what, self._rows, self._cuttable, self._recomputable = name, what, rows, cuttable, recomputable
+        self.parts, self.recomputes = parts, recomputes
+        self._last: Refusal | None = None
+        self.uncut = ""
+        """Why parts that were tried cannot be: then nothing is left to try."""
+
+    def next(self, refusal: Refusal) -> str:
+        """The next rung, in words; "": there is none."""
+        first, self._last = self._last is None, refusal
+        if self.uncut:
+            return ""
+        if first:
+            return f"the same {self._name} again"
+        if self._recomputable and not self.recomputes:
+            self.recomputes = True
+            return "recomputing modules in backward"
+        if self._cuttable(self.parts < self._rows):
+            self.parts = min(2 * self.parts, self._rows)
+            return f"the {self._what} in {self.parts} parts"
+        return ""
+
+    def end(self, why: Unweighted) -> Refusal | None:
+        """Parts cannot be weighed. Returns the refusal that they were to help with; None where it was not for that."""
+        if self._last is not None and self.parts > 1:
+            self.uncut = str(why)
+            return self._last
+        return None
+
+
+class Retry:
+    """Makes steps and evaluations, each as often as its ladder has rungs."""
+
+    def __init__(self, options: Options, accumulation: Accumulation, need: Need, events: Events, calls: CallsMade) -> None:
+        self._options, self._accumulation, self._need, self._events, self._calls = options, accumulation, need, events, calls
+        self._group = options.handed.group
+        self.parts = 1
+        """Into how many parts a batch is cut."""
+        self.recomputes = False
+        """Whether modules are recomputed in backward."""
+        self.refusals = 0
+        """Tries that were refused."""
+
+    def begin_with(self, parts: int, recomputes: bool) -> None:
+        """What the next step is tried with first."""
+        self.parts, self.recomputes = parts, recomputes
+
+    def step(self, work: Work) -> float:
+        """Makes it; returns the loss. Errors: BudgetExceeded, MemoryPressure; whatever the functions raise. All is put back then."""
+        options = self._options
+        if options.handed.looks and (pressure := pressure_between_steps()) is not None:
+            raise self._events.stopped(self._accumulation.steps, pressure)
+        modules, generators = reached([*work.functions, *options.models])
+        refuse_ranks(modules)
+        before = self._group.alone(lambda: self.remember(work.rows, modules, generators))
+        ladder = Ladder("step", "batch", work.rows, lambda left: self._group.all("run.step()", self._may_cut(work) and left),
+                        parts=self.parts, recomputes=self.recomputes, recomputable=bool(options.checkpoint))
+
+        def attempt() -> tuple[Made | None, Refusal | None]:
+            try:
+                return self._accumulation.attempt(work, ladder.parts, ladder.recomputes)
+            except BaseException as error:
+                refusal = ladder.end(error) if isinstance(error, Unweighted) else None
+                if refusal is None:
+                    before.put_back()
+                    raise
+                return None, refusal
+
+        def given_up(refusal: Refusal) -> BudgetExceeded:
+            self._events.refusal(self._accumulation.steps + 1, refusal, "nothing helped: the step was not made")
+            return self._given_up(refusal, work.rows, self._need.of(work, self.recomputes), ladder.uncut or work.batch.why_whole)
+
+        made: Made = self.until_made(attempt, before, ladder, given_up)
+        self.parts, self.recomputes = ladder.parts, ladder.recomputes
+        if options.handed.keeps_made:
+            self._calls.add(made.undo, before)
+        return made.loss
+
+    def until_made(self, attempt: Callable[[], tuple[Any, Refusal | None]], before: Before, ladder: Ladder,
+                   given_up: Callable[[Refusal], BudgetExceeded]) -> Any:
+        """What attempt() makes, tried again by the ladder, from `before` each time. Errors: given_up() where nothing helps."""
+        while True:
+            made, refusal = attempt()
+            if refusal is None:
+                return made
+            before.put_back()
+            make_room(self._options.extension)
+            if not ladder.uncut:
+                self.refusals += 1
+            helped = ladder.next(refusal)
+            if not helped:
+                raise given_up(refusal)
+            self._events.refusal(self._accumulation.steps + 1, refusal, helped)
+
+    def remember(self, rows: int, modules: list[Any], generators: list[Any], kept: Sequence[Any] = ()) -> Before:
+        """The state before the step; itself tried twice. kept: parameters whose values somebody else puts back."""
+        for _ in range(2):
+            before, refusal = unless_refused(
+                lambda: Before(modules, generators, self._options.others, self._options.scaler, kept))
+            if before is not None:
+                return before
+            self.refusals += 1
+            make_room(self._options.extension)
+        assert refusal is not None
+        raise self._given_up(refusal, rows, None, "")
+
+    def _may_cut(self, work: Work) -> bool:
+        return (self._options.loss is not None and not work.batch.why_whole
+                and (self._options.allow_batchnorm or not self._options.batchnorms()))
+
+    def _given_up(self, refusal: Refusal, rows: int, needed: int | None, uncut: str) -> BudgetExceeded:
+        options, advice = self._options, "a larger limit, or a smaller batch"
+        if options.loss is None:
+            advice += "; the argument loss=\"mean\" (or \"sum\") of the step lets the batch be cut, where each row has its own share of the loss"
+        if options.batchnorms() and not options.allow_batchnorm:
+            advice += (f"; {options.batchnorms()[0]} has batch statistics, so the batch is cut only with "
+                       "allow_batchnorm_microbatch=True")
+        elif options.loss is not None and uncut:
+            advice += f"; the batch was not cut: {uncut}"
+        if not writes_at_the_end(options.optimizers):
+            advice += "; an optimizer with fused=True and one parameter group, which is not copied"
+        steps = self._accumulation.steps
+        error = self._need.refused(f"step {steps + 1} of {rows} rows does not fit and was not made: "
+                                   f"{refusal}. Everything is as before it", needed,
+                                   f". What would help: {advice}", self._need.of_update())
+        return self._events.stopped(steps, error)
