@@ -38,6 +38,8 @@ CLI_MAY = {"run", "tables", "jobs", "watch"}
 REGISTRY = "recipes/registry.h"
 # Rooms of the Python package, lowest first: a file may import its own room and lower ones; those of a line are apart.
 PACKAGE = "python/plimsoll"
+STRANGERS = ("recipes", "integrations")  # Rooms that use what the others say in public.
+OF_OTHERS = {"_models", "_optimizers", "_schedulers", "_results", "_parameters"}  # Names in accelerate, Lightning and torch, too.
 ROOMS = (("core",), ("memory",), ("ranks", "data"), ("rows",), ("training",), ("run",), ("watch", "recipes"),
          ("integrations",), ("cli", "compat"))
 ROOM_OF = {"_core": "core", "_torch": "core", "errors": "core", "store": "rows", "plots": "recipes", "__main__": "cli"}
@@ -295,6 +297,27 @@ def check_rooms(root: pathlib.Path):
         yield from circles(name, [])
 
 
+def private_names(tree: ast.AST) -> set[str]:
+    """Names with one underscore that a file gives to functions and attributes."""
+    return {name for node in ast.walk(tree)
+            for name in ([node.name] if isinstance(node, ast.FunctionDef) else
+                         [node.attr] if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) else [])
+            if name.startswith("_") and not name.startswith("__")}
+
+
+def check_privacy(root: pathlib.Path):
+    """Recipes and integrations do as strangers: what is private of the package's other files they do not use."""
+    trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in python_modules(root).values()}
+    names = {path: private_names(tree) for path, tree in trees.items()}
+    rooms = {path: path.relative_to(root / PACKAGE).parts[0] for path in trees}
+    elsewhere = set().union(*(names[path] for path in trees if rooms[path] not in STRANGERS))
+    for path, tree in trees.items():
+        if rooms[path] in STRANGERS:
+            for node in ast.walk(tree):
+                if isinstance(node, ast.Attribute) and node.attr in elsewhere - names[path] - OF_OTHERS:
+                    yield path.relative_to(root).as_posix(), node.lineno, f"uses {node.attr}, which is private of another file"
+
+
 def check_tree(root: pathlib.Path, clang_format: bool = True) -> list[str]:
     problems: list[str] = []
     sources: list[str] = []
@@ -318,7 +341,8 @@ def check_tree(root: pathlib.Path, clang_format: bool = True) -> list[str]:
             problems += [f"{relative}:{number}: {text}" for number, text in check_source(relative, lines)]
     for check in (check_owned, check_unnamed):
         problems += [f"{name}:{number}: {text}" for name, number, text in check(root, sources)]
-    problems += [f"{name}:{number}: {text}" for name, number, text in check_rooms(root)]
+    for check in (check_rooms, check_privacy):
+        problems += [f"{name}:{number}: {text}" for name, number, text in check(root)]
     for folder in sorted((root / "src").iterdir()) if (root / "src").exists() else []:
         readme = folder / "README.md"
         if folder.is_dir() and any(folder.glob("*.cpp")):

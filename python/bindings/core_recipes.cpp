@@ -16,6 +16,7 @@
 #include <variant>
 #include <vector>
 
+#include <nanobind/stl/map.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/variant.h>
@@ -152,13 +153,31 @@ nb::dict values_of(const AnySettings& settings) {
   return values;
 }
 
+/// A BudgetExceeded with all its figures; its text has the advice.
+Error over_budget(const nb::handle raised, const std::string& text) {
+  Error error = make_error(ErrorCode::kOverBudget, text);
+  const auto tag = nb::cast<std::string>(raised.attr("tag"));
+  const auto held = nb::cast<std::map<std::string, std::int64_t>>(raised.attr("held_bytes"));
+  for (int i = 0; i < kTagCount; ++i) {
+    const std::string name = tag_name(static_cast<Tag>(i));
+    error.tag = name == tag ? static_cast<Tag>(i) : error.tag;
+    const auto found = held.find(name);
+    error.held_bytes[static_cast<std::size_t>(i)] = found == held.end() ? 0 : found->second;
+  }
+  error.requested_bytes = nb::cast<std::int64_t>(raised.attr("requested_bytes"));
+  error.available_bytes = nb::cast<std::int64_t>(raised.attr("available_bytes"));
+  error.limit_bytes = nb::cast<std::int64_t>(raised.attr("limit_bytes"));
+  error.smallest_limit_bytes = nb::cast<std::int64_t>(raised.attr("smallest_limit_bytes"));
+  return error;
+}
+
 /// What a recipe raised, if it is an expected failure; otherwise it goes on as it is.
 Error error_of(nb::python_error& raised) {
   const nb::object errors = nb::module_::import_("plimsoll.errors");
   const std::string text = nb::cast<std::string>(nb::str(raised.value()));
   const auto is = [&](const char* name) { return raised.matches(errors.attr(name)); };
   if (is("BudgetExceeded")) {
-    return make_error(ErrorCode::kOverBudget, text);
+    return over_budget(raised.value(), text);
   }
   if (is("NotFoundError")) {
     return make_error(ErrorCode::kNotFound, nb::cast<std::string>(raised.value().attr("args")[0]));

@@ -24,7 +24,7 @@ TIDY = load_tidy()
 
 
 def problems(root):
-    return [f"{name}:{line}: {what}" for name, line, what in TIDY.check_rooms(root)]
+    return [f"{name}:{line}: {what}" for check in (TIDY.check_rooms, TIDY.check_privacy) for name, line, what in check(root)]
 
 
 @pytest.fixture
@@ -67,6 +67,8 @@ def test_each_room_is_there_and_its_imports_are_seen():
     ("ranks/_ranks.py", "if TYPE_CHECKING:\n    from ..run._run_parts import Parts", "ranks may not import plimsoll.run"),
     ("recipes/chat/_task.py", "def f():\n    from ...integrations import lightning", "recipes may not import"),
     ("rows/_embedding.py", "from .. import Run", "whole package"),
+    ("recipes/chat/_task.py", "def f(run):\n    return run._life", "uses _life, which is private"),
+    ("integrations/lightning.py", "def f(run):\n    run._close_parts()", "uses _close_parts, which is private"),
     ("helpers/_any.py", "import os", "no room"),
     ("watch/_samples.py", "def f():\n    from ._search import Search", "a circle: plimsoll.watch._"),
     ("core/_folders.py", "from . import _folders", "a circle: plimsoll.core._folders → plimsoll.core._folders"),

@@ -299,7 +299,7 @@ import mmap, os, time
 import torch
 import plimsoll
 with plimsoll.Governor("1GiB", foreign_bytes="32MiB") as governor:
-    before = governor._left_for_tensors()
+    before = governor.tensor_room()
     ready, told = os.pipe()
     child = os.fork()
     if child == 0:
@@ -314,7 +314,7 @@ with plimsoll.Governor("1GiB", foreign_bytes="32MiB") as governor:
     while governor.ledger().measured.tree.children_bytes < 190 << 20 and time.monotonic() < deadline:
         governor.step_boundary()
         time.sleep(0.01)
-    print(before - governor._left_for_tensors() >> 20)
+    print(before - governor.tensor_room() >> 20)
     os.kill(child, 9)
     os.waitpid(child, 0)
 """)

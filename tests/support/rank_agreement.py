@@ -82,7 +82,7 @@ def admitted(folder):
 
         def crowded():
             if how == "short" and of_rank(1) and len(held) < 2:  # The rehearsal steps twice: first there are no states.
-                peak, left = extension.arena_stats()["leased_peak_bytes"], run.governor._left_for_tensors()
+                peak, left = extension.arena_stats()["leased_peak_bytes"], run.governor.tensor_room()
                 held.append(run.governor.reserve(left - peak - (1 << 20)) if held else None)
 
         def kept(*arguments):

@@ -94,7 +94,7 @@ def compute_batch_size(model: Any, sample_graph: Any, device: Any = "cpu", mode:
     if not 1 <= min_batch_size <= max_batch_size:
         raise ValueError(f"min_batch_size, max_batch_size: there is no size from {min_batch_size} to {max_batch_size}")
     governor = governor_for(governor)
-    room = int(target_utilization * governor._left_for_tensors())
+    room = int(target_utilization * governor.tensor_room())
     if mode == "static":
         return _static(torch, model, sample_graph, optimizer, teacher, room, target_utilization,
                        (min_batch_size, max_batch_size), governor)

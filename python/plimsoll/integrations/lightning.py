@@ -178,9 +178,7 @@ class RunCallback(lightning.pytorch.Callback):
             self._stop(trainer)
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-        life = self._run._life
-        if not life.closed and life.governor.arena_attached:
-            life.clean_up("evaluation")
+        self._loop.evaluated()
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         if not self._run.stopped:

@@ -322,7 +322,7 @@ class _Boundary(transformers.TrainerCallback):
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
         numbers = {name: value for name, value in (logs or {}).items() if isinstance(value, (int, float))}
         self._loss = numbers.get("loss", self._loss)
-        self._trainer.run._life.report.log(state.global_step, int(state.epoch or 0), numbers)
+        self._trainer._loop.log(state.global_step, int(state.epoch or 0), numbers)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         run = self._trainer.run

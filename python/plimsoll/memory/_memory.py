@@ -343,10 +343,10 @@ class Governor:
         """Remembers something to close with the governor, without keeping it alive."""
         self._parts.add(part)
 
-    def _left_for_tensors(self) -> int:
-        """Bytes that tensors have or may have: what is free, and what they hold or were promised.
+    def tensor_room(self) -> int:
+        """Bytes that tensors hold or may still take under the limit, promised bytes among them.
 
-        Less what workers and arrays hold beyond what was set aside for them.
+        What workers and arrays hold beyond their allowance is taken off.
         """
         ledger = self.ledger()
         pool = ledger.pools["tensors"]
@@ -429,6 +429,15 @@ class Governor:
         error = self._refusal(tag, requested_bytes, f"{text}; try a limit of {limit // _MIB} MiB")
         error.smallest_limit_bytes = limit
         return error
+
+    def refusal(self, tag: str, requested_bytes: int, text: str) -> BudgetExceeded:
+        """Makes the exception for something that does not fit; the caller raises it.
+
+        tag:             the pool that refused, a name in `ledger().pools`.
+        requested_bytes: what was asked of it; 0 where nobody knows.
+        text:            what did not fit. The message also names a limit to try, with room for twice the request.
+        """
+        return self._refusal_to_try(tag, requested_bytes, text)
 
     def __enter__(self) -> Governor:
         if not self.arena_attached:

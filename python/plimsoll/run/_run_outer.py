@@ -63,6 +63,16 @@ class OuterLoop:
         self._held.enter_context(life.at_place(Where.BODY))
         self._in_step = True
 
+    def log(self, step: int, epoch: int, numbers: dict[str, float]) -> None:
+        """Metrics of a step, by name."""
+        self._run._life.report.log(step, epoch, numbers)
+
+    def evaluated(self) -> None:
+        """An evaluation has ended: what it left is let go."""
+        life = self._run._life
+        if not life.closed and life.governor.arena_attached:
+            life.clean_up("evaluation")
+
     def put_back_random(self) -> None:
         """The random states of the commit, once."""
         self._run._put_back_random()

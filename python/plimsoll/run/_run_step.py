@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from ..training._fused import choose_fused
-from ..training._step import Handed, TrainingStep
+from ..training._step import Handed, TrainingStep, step_of_run
 
 if TYPE_CHECKING:
     from ..ranks._group import Group
@@ -131,7 +131,7 @@ class Steps:
             looks=False, group=self._group, workers=self._workers, goes_on=self._goes_on, interruptible=lambda: self.interruptible(),
             tables=[cast("DealtVectors", one)._table for one, _ in self._tables.values()] if self._workers is not None else (),
             keeps_made=bool(name), not_its_own=others if name else ())
-        made = TrainingStep._of_run(handed, models, optimizers, scaler=scalers[0] if scalers else None,
+        made = step_of_run(handed, models, optimizers, scaler=scalers[0] if scalers else None,
                                    others=parts.generators(), directory=self._folder, events=events, **options)
         saved = self._saved.pop(name, None)
         if saved is None and not name and not scalers and options["scheduler"] is None:

@@ -73,7 +73,7 @@ class Admission:
         extension.purge()
 
         def needed_of() -> int:
-            needed, room = extension.with_margin(peak), governor._left_for_tensors()
+            needed, room = extension.with_margin(peak), governor.tensor_room()
             if self._options.handed.goes_on and peak <= room:  # What is held before anything is leased varies from life to life.
                 needed = min(needed, room)
             if refusal or needed > room:

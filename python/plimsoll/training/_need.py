@@ -93,7 +93,7 @@ class Need:
         if governor is None:
             return BudgetExceeded(text + advice, "tensors", 0, 0)
         self._options.extension.purge()
-        left = governor._left_for_tensors()
+        left = governor.tensor_room()
         wanted = left + governor._room_to_try() if needed is None else needed
         wanted = max(wanted, least)
         limit = -(-(governor.limit_bytes + max(wanted - left, _MIB)) // _MIB) * _MIB

@@ -219,7 +219,7 @@ def plan_batch(step: Callable[[int], Any] | None = None, *, model: Any = None,
     available_bytes = byte_size(available, "available") if available != "" else 0
     held = _held(models, optimizers, teachers, extension.block_bytes)
     if mode == "static":
-        room = available_bytes or governor._left_for_tensors()
+        room = available_bytes or governor.tensor_room()
         found = _plan_static.estimate(models, optimizers, teachers, sample, room,
                                       min_batch_size, max_batch_size, multiple_of)
         return _finished(found, held, governor)
@@ -232,7 +232,7 @@ def plan_batch(step: Callable[[int], Any] | None = None, *, model: Any = None,
         options = [min_batch_size, max_batch_size, multiple_of, governor.limit_bytes,
                    available_bytes, *([device, device_limit] if device != "cpu" else [])]
         file = folder / "plans" / f"{_stable_key(key, models + teachers, optimizers, options)}.json"
-        kept = _read_kept(file, available_bytes or governor._left_for_tensors())
+        kept = _read_kept(file, available_bytes or governor.tensor_room())
         if kept is not None:
             return kept
 
@@ -263,7 +263,7 @@ def _measure(extension: Any, governor: Governor, step: Callable[[int], Any], sta
         if refusal:
             refusal = attempt(least)
         if refusal:
-            room = governor._left_for_tensors()
+            room = governor.tensor_room()
             raise BudgetExceeded(
                 f"not even a step of {least} rows fits: {refusal}", "tensors", 0, room,
                 governor.limit_bytes, None, "raise the limit, or lower min_batch_size")

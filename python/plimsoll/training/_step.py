@@ -130,13 +130,6 @@ class TrainingStep:
         self._events = Events(events, commit)
         self._take(Handed())
 
-    @classmethod
-    def _of_run(cls, handed: Handed, *given: Any, **options: Any) -> TrainingStep:
-        """For plimsoll.Run: a step with what the run hands to it. given, options: as TrainingStep's."""
-        made = cls(*given, **options)
-        made._take(handed)
-        return made
-
     def _take(self, handed: Handed) -> None:
         self._options = options = dataclasses.replace(self._options, handed=handed)
         self._calls, self._backward, self._update = CallsMade(), Backward(options), Update(options)
@@ -321,3 +314,10 @@ class TrainingStep:
     def put_back_made(self) -> bool:
         """Everything is as before the first call since keep_made(). False: it is not, as rows were written, or nothing was kept."""
         return self._calls.put_back() and self._options.handed.keeps_made
+
+
+def step_of_run(handed: Handed, *given: Any, **options: Any) -> TrainingStep:
+    """A step with what a run hands to it. given, options: as TrainingStep's."""
+    made = TrainingStep(*given, **options)
+    made._take(handed)
+    return made

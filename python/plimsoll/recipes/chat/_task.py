@@ -108,8 +108,9 @@ class ChatTask(Task):
         if not self.options.inbox:
             super().train(training)
             return
-        if training.run._workers is not None:
-            training.run._workers.refuse("inbox", "give a token set with --data, or start one process without virtual_workers")
+        if self.options.virtual_workers or training.run.group.count > 1:
+            raise ValueError("inbox: a run of virtual workers or of several ranks cannot have it yet; give a token set with --data, or "
+                             "start one process without virtual_workers")
         from ._inbox import Inbox
 
         Inbox(training).train()

@@ -229,8 +229,8 @@ class _Encoder:
         """work(). Errors: BudgetExceeded naming batch_size."""
         made, refusal = unless_refused(work)
         if refusal is not None:
-            raise self._governor._refusal("tensors", 0, f"a batch did not fit: {refusal}; a larger limit, or a smaller "
-                                                        "batch_size (--batch-size), would help")
+            raise self._governor.refusal("tensors", 0, f"a batch did not fit: {refusal}; a smaller batch_size (--batch-size) "
+                                                       "would help, or a larger limit")
         return made
 
 
@@ -261,8 +261,9 @@ def _not_admitted(governor: Governor, short: int, needed: int) -> BudgetExceeded
     spared = 2 * max(short, ledger.limit_bytes) // _SPARED  # What has no lease differs by as much from start to start.
     needed = max(needed, ledger.limit_bytes + short + spared)
     needed = -(-needed // (1 << 20)) << 20
-    error = governor._refusal("other", short, f"the import is not admitted: {ledger.explain()}; a limit of {needed >> 20} MiB "
-                              "would do, or a smaller batch_size (--batch-size)")
+    error = BudgetExceeded(f"the import is not admitted: {ledger.explain()}; a limit of {needed >> 20} MiB would do, or a smaller "
+                           "batch_size (--batch-size)", "other", short, ledger.free_bytes, ledger.limit_bytes,
+                           {name: pool.leased_bytes for name, pool in ledger.pools.items()})
     error.smallest_limit_bytes = needed
     return error
 

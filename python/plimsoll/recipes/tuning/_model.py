@@ -23,6 +23,7 @@ from ...training._streamed import StreamedWeights, stream_frozen
 from ...training._weight_files import bytes_of, names_in, places_in
 
 if TYPE_CHECKING:
+    from ...memory._memory import Governor
     from . import TuningOptions
     from ._choice import Choice
 
@@ -86,6 +87,14 @@ def _wrapped(model: Any, which: str) -> dict[str, Any]:
 
 def _widened(_: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(one.float() if torch.is_tensor(one) and one.is_floating_point() else one for one in inputs)
+
+
+def made_within(governor: Governor, options: TuningOptions, choice: Choice) -> Tuned:
+    """Makes the model. Errors: as Tuned's; BudgetExceeded, naming a limit to try, where memory is refused."""
+    try:
+        return Tuned(options, choice)
+    except torch.OutOfMemoryError as error:
+        raise governor.refusal("tensors", 0, f"model: {options.model} does not fit: {error}") from None
 
 
 class Tuned(torch.nn.Module):

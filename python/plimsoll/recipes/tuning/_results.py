@@ -20,10 +20,10 @@ from ...run import _run_settings, _runs
 from ...training._checkpoint import read
 from ...training._cross_entropy import one_chunk
 from ...training._plan import plan_batch
-from ...training._step import Handed, TrainingStep
+from ...training._step import Handed, step_of_run
 from .. import Told
 from ._choice import choose
-from ._model import Tuned, libraries
+from ._model import Tuned, libraries, made_within
 from ._train import evaluated, held_out_rows, must_be_noted, optimizer_of, scheduler_of, step_options
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def _tuned(options: TuningOptions, governor: Governor) -> tuple[Tuned, dict[str,
     if step < 0:
         raise NotFoundError(f"{options.out}: nothing is committed yet")
     parts = read(pathlib.Path(options.out) / "checkpoints" / f"step-{step:09}" / "parts.pt", step, mapped=True)["parts"]
-    tuned = Tuned(options, choose(options, governor._left_for_tensors(), parts["notes"]["method"]))
+    tuned = made_within(governor, options, choose(options, governor.tensor_room(), parts["notes"]["method"]))
     tuned.load_state_dict(parts["model"])
     tuned.must_be_noted(parts["notes"])
     return tuned, parts["notes"], step
@@ -90,12 +90,12 @@ def plan_run(options: TuningOptions, device: str, device_memory_limit: str) -> d
         task = options.task()
         data = task.open(options.data) if options.data else None
         odd = task.check(data) if data else ""
-        choice = choose(options, governor._left_for_tensors())
-        tuned = Tuned(options, choice)
+        choice = choose(options, governor.tensor_room())
+        tuned = made_within(governor, options, choice)
         optimizer = optimizer_of(tuned, options)
         scheduler = scheduler_of(optimizer, options, 1)
         workers = VirtualWorkers.dealt(options.virtual_workers, 0, 1, options.seed)
-        step = TrainingStep._of_run(Handed(workers=workers), tuned, optimizer, scheduler=scheduler, **step_options(options))
+        step = step_of_run(Handed(workers=workers), tuned, optimizer, scheduler=scheduler, **step_options(options))
 
         def made(sequences: int) -> None:
             batch = task.largest(data, sequences)

@@ -13,7 +13,7 @@ import torch
 
 from ...core._folders import replaced
 from ._choice import Choice, choose
-from ._model import Tuned, libraries
+from ._model import Tuned, libraries, made_within
 
 if TYPE_CHECKING:
     from ...run._run import Run
@@ -74,9 +74,9 @@ class Training:
         self.notes: dict[str, Any] = {"method": "", "updates": 0, "data": "", "best": math.inf, "worse": 0, "due": False,
                                       "ended": False, **self.task.notes()}
         run.track(notes=self.notes)
-        self.choice: Choice = choose(options, run.group.least("the parts", run.governor._left_for_tensors()), self.notes["method"])
+        self.choice: Choice = choose(options, run.group.least("the parts", run.governor.tensor_room()), self.notes["method"])
         self.notes["method"] = self.choice.method
-        self.tuned = Tuned(options, self.choice)
+        self.tuned = made_within(run.governor, options, self.choice)
         self.optimizer = optimizer_of(self.tuned, options)
         self.said: dict[str, Any] = {}
         self._admitted = False
