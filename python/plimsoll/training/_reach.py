@@ -53,11 +53,11 @@ def reached(roots: Iterable[Any]) -> tuple[list[Any], list[Any]]:
 
 def is_generator(value: Any) -> bool:
     """Whether `value` is a random generator whose state can be read and set."""
-    import torch
-
     kind = type(value)
     if kind in _NEVER:  # Nearly all attributes of modules, which every step looks at.
         return False
+    import torch
+
     if isinstance(value, (torch.Generator, random.Random)):
         return True
     return kind.__module__.startswith("numpy.random") and kind.__name__ in ("Generator", "RandomState")

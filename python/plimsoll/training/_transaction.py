@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import collections
 import copy
+import functools
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -41,7 +42,7 @@ class ModuleNames:
 
         from ._absent import Absent
 
-        internal = vars(torch.nn.Module()).keys() - {"training"}
+        internal = _internal()
         parts = {id(part): part for module in modules for part in module.modules()}
         self._parts = []
         self._written = []  # Attributes that are tensors and no buffers, and how often they were written.
@@ -97,6 +98,14 @@ class ModuleNames:
                 raise RuntimeError(
                     f"{type(part).__name__}.{name} needs no gradient and was written in place by a step that is put "
                     "back, and is not kept: name its module in others=[...]")
+
+
+@functools.cache
+def _internal() -> frozenset[str]:
+    """Attributes that every module has for itself; `training` is its user's."""
+    import torch
+
+    return frozenset(vars(torch.nn.Module()).keys() - {"training"})
 
 
 def _written(tensor: Any) -> int:
