@@ -43,55 +43,65 @@ as well. Errors are in plimsoll.errors.
 """
 from __future__ import annotations
 
-from . import store
-from ._core import (Eviction, FeaturePlan, Finding, Ledger, LimitCandidate, LimitChange, LimitReport, PoolState,
-                    PressureReport, SlabPlan)
+import importlib
+import importlib.util
+import os
+from typing import Any
+
 from ._core import version as __version__
-from .cli._program import evaluate, export, info, plan, resume, train
-from .data._data import Batch, Loader, LoaderState, SampleOrder, Split
-from .data._dataset import import_dataset
-from .data._features import FeatureStore, FeatureWriter
-from .data._graphs import GraphBatch, GraphBatches, GraphSet, import_can, import_graphs
-from .data._image_processor import image_processor
-from .data._image_set import ImageBatch, ImageBatches, ImageBatchRow, ImageRow, ImageSet, decode_image, resize_image
-from .data._token_set import TokenBatch, TokenBatches, TokenSet
-from .data.importers._chat_import import import_chat
-from .data.importers._vision_import import import_vision
-from .errors import (BudgetExceeded, CorruptError, InternalError, MemoryPressure, NotFoundError,
-                     PressureWarning)
-from .integrations._mlflow import log_to_mlflow
-from .memory._adopt import adopt
-from .memory._buffers import Columns
-from .memory._garbage import clean_up
-from .memory._memory import Governor, Lease, format_bytes, limits, parse_bytes
-from .recipes.cosir._pairs_import import import_pairs
-from .rows._embedding import (SGD, Adagrad, Adam, AdamW, AdamWFresh, EmbeddingStore, Normal, RowAdagrad,
-                              Rows, Uniform, Zeros)
-from .run._run import Run
-from .run._runs import continue_run, limit, pause, report, status, stop, why
-from .training._checkpoint import load_checkpoint, save_checkpoint
-from .training._cross_entropy import linear_cross_entropy
-from .training._plan import BatchPlan, MemoryBudget, plan_batch
-from .training._step import TrainingStep
-from .training._streamed import StreamedWeights, stream_frozen
-from .watch._children import answer_parent as _answer_parent
-from .watch._memory_summary import memory_summary
-from .watch._watch import Watch
 
-__all__ = [
-    "Adagrad", "Adam", "AdamW", "AdamWFresh", "Batch", "BatchPlan", "BudgetExceeded", "Columns",
-    "CorruptError", "EmbeddingStore", "Eviction", "FeaturePlan", "FeatureStore", "FeatureWriter", "Finding", "Governor",
-    "GraphBatch", "GraphBatches", "GraphSet", "ImageBatch", "ImageBatchRow", "ImageBatches", "ImageRow", "ImageSet", "InternalError", "Lease", "Ledger", "LimitCandidate",
-    "LimitChange", "LimitReport", "Loader", "LoaderState", "MemoryBudget", "MemoryPressure", "Normal",
-    "NotFoundError", "PoolState", "PressureReport", "PressureWarning", "RowAdagrad", "Rows", "Run",
-    "SGD", "SampleOrder",
-    "SlabPlan", "Split", "StreamedWeights", "TokenBatch", "TokenBatches", "TokenSet", "TrainingStep", "Uniform",
-    "Watch", "Zeros", "__version__", "adopt",
-    "clean_up", "continue_run", "decode_image", "evaluate", "export",
-    "format_bytes", "image_processor", "import_can", "import_chat", "import_dataset",
-    "import_graphs", "import_pairs", "import_vision", "info", "limit", "limits", "linear_cross_entropy", "load_checkpoint", "log_to_mlflow", "memory_summary",
-    "parse_bytes", "pause", "plan", "plan_batch", "report", "resize_image", "resume", "save_checkpoint", "status", "stop", "store",
-    "stream_frozen", "train", "why",
-]
+# Each name is imported when it is asked for: `plimsoll status` needs nearly none of them. Type checkers read __init__.pyi.
+_NAMES = {
+    "_core": "Eviction FeaturePlan Finding Ledger LimitCandidate LimitChange LimitReport PoolState PressureReport SlabPlan",
+    "cli._program": "evaluate export info plan resume train",
+    "data._data": "Batch Loader LoaderState SampleOrder Split",
+    "data._dataset": "import_dataset",
+    "data._features": "FeatureStore FeatureWriter",
+    "data._graphs": "GraphBatch GraphBatches GraphSet import_can import_graphs",
+    "data._image_processor": "image_processor",
+    "data._image_set": "ImageBatch ImageBatchRow ImageBatches ImageRow ImageSet decode_image resize_image",
+    "data._token_set": "TokenBatch TokenBatches TokenSet",
+    "data.importers._chat_import": "import_chat",
+    "data.importers._vision_import": "import_vision",
+    "errors": "BudgetExceeded CorruptError InternalError MemoryPressure NotFoundError PressureWarning",
+    "integrations._mlflow": "log_to_mlflow",
+    "memory._adopt": "adopt",
+    "memory._buffers": "Columns",
+    "memory._garbage": "clean_up",
+    "memory._memory": "Governor Lease format_bytes limits parse_bytes",
+    "recipes.cosir._pairs_import": "import_pairs",
+    "rows._embedding": "Adagrad Adam AdamW AdamWFresh EmbeddingStore Normal RowAdagrad Rows SGD Uniform Zeros",
+    "run._run": "Run",
+    "run._runs": "continue_run limit pause report status stop why",
+    "training._checkpoint": "load_checkpoint save_checkpoint",
+    "training._cross_entropy": "linear_cross_entropy",
+    "training._plan": "BatchPlan MemoryBudget plan_batch",
+    "training._step": "TrainingStep",
+    "training._streamed": "StreamedWeights stream_frozen",
+    "watch._memory_summary": "memory_summary",
+    "watch._watch": "Watch",
+}
+_PLACES = {name: module for module, names in _NAMES.items() for name in names.split()}
 
-_answer_parent()  # In a worker that was started afresh, where its parent watches.
+__all__ = ["__version__", "store", *_PLACES]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _PLACES:
+        value = getattr(importlib.import_module(f".{_PLACES[name]}", __name__), name)
+    elif not name.startswith("__") and importlib.util.find_spec(f"{__name__}.{name}") is not None:
+        value = importlib.import_module(f".{name}", __name__)
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+if "PLIMSOLL_WATCH_BOARD" in os.environ:  # In a worker that was started afresh, where its parent watches.
+    from .watch._children import answer_parent as _answer_parent
+
+    _answer_parent()

@@ -30,8 +30,8 @@ from collections.abc import Callable
 from typing import Any
 
 from .. import _core
+from .._core import format_bytes
 from ..errors import MemoryPressure
-from ..memory._memory import format_bytes
 
 __all__ = ["Recipe", "RunOptions", "Told", "add", "option"]
 
