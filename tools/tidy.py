@@ -43,6 +43,9 @@ OF_OTHERS = {"_models", "_optimizers", "_schedulers", "_results", "_parameters"}
 ROOMS = (("core",), ("memory",), ("ranks", "data"), ("rows",), ("training",), ("run",), ("watch", "recipes"),
          ("integrations",), ("cli", "compat"))
 ROOM_OF = {"_core": "core", "_torch": "core", "errors": "core", "store": "rows", "plots": "recipes", "__main__": "cli"}
+# Beginnings and phrases that a reader in a hurry reads twice.
+RIDDLE = re.compile(r"(Of|What|That|Whoever|Who|As)\b")
+RIDDLES = re.compile(r"\b(?:is of each|(?:is|are) (?:told|said)|one of (?:the|those) [^.]*\bthose that)\b")
 TORCH_FOLDERS = {"src/torch", "src/recipes", "python", "bench", "tests"}
 TORCH_HEADER = re.compile(r'#include [<"](torch|ATen|c10|caffe2)/')
 INCLUDE = re.compile(r'#include "([^"]+)"')
@@ -305,6 +308,29 @@ def private_names(tree: ast.AST) -> set[str]:
             if name.startswith("_") and not name.startswith("__")}
 
 
+def docstrings(tree: ast.AST):
+    """(line, text) of each function's, class's and attribute's."""
+    for node in ast.walk(tree):
+        body = getattr(node, "body", [])
+        for one in body if isinstance(node, ast.ClassDef) else body[:1] if isinstance(node, ast.FunctionDef) else []:
+            if isinstance(one, ast.Expr) and isinstance(one.value, ast.Constant) and isinstance(one.value.value, str):
+                yield one.lineno, one.value.value.strip()
+
+
+def check_words(root: pathlib.Path):
+    """Docstrings begin with what they are about, say who says, and have no breathless sentence."""
+    for path in python_modules(root).values():
+        for line, text in docstrings(ast.parse(path.read_text(encoding="utf-8"))):
+            relative = path.relative_to(root).as_posix()
+            if begin := RIDDLE.match(text):
+                yield relative, line, f"a docstring begins with {begin[0]}: say first what it is about"
+            for found in RIDDLES.finditer(text):
+                yield relative, line, f"a docstring says {found[0]!r}: say who does, or `per`"
+            for part in re.split(r"[,.;:()]|\n\s*\n|\n {2,}", text):
+                if len(part.split()) > 25:
+                    yield relative, line, f"a docstring has {len(part.split())} words without a comma: {' '.join(part.split()[:6])} …"
+
+
 def check_privacy(root: pathlib.Path):
     """Recipes and integrations do as strangers: what is private of the package's other files they do not use."""
     trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in python_modules(root).values()}
@@ -341,7 +367,7 @@ def check_tree(root: pathlib.Path, clang_format: bool = True) -> list[str]:
             problems += [f"{relative}:{number}: {text}" for number, text in check_source(relative, lines)]
     for check in (check_owned, check_unnamed):
         problems += [f"{name}:{number}: {text}" for name, number, text in check(root, sources)]
-    for check in (check_rooms, check_privacy):
+    for check in (check_rooms, check_privacy, check_words):
         problems += [f"{name}:{number}: {text}" for name, number, text in check(root)]
     for folder in sorted((root / "src").iterdir()) if (root / "src").exists() else []:
         readme = folder / "README.md"
@@ -398,6 +424,10 @@ def selftest() -> int:
         "python/plimsoll/core/_a.py": ("def f():\n    from ..run import _run\n", "core may not import"),
         "python/plimsoll/nowhere/_a.py": ("import os\n", "no room"),
         "python/plimsoll/run/_a.py python/plimsoll/run/_b.py": ("from ._a import a\nfrom ._b import b\n", "a circle"),
+        "python/plimsoll/core/_d.py": ('def f():\n    """What it gives."""\n', "begins with What"),
+        "python/plimsoll/core/_e.py": ('class A:\n    x = 1\n    """Of each row."""\n', "begins with Of"),
+        "python/plimsoll/core/_f.py": ('def f():\n    """A name that is told."""\n', "say who does"),
+        "python/plimsoll/core/_g.py": ('def f():\n    """' + "Word " * 26 + '."""\n', "words without a comma"),
         "cli/m.cpp": (good + '#include "store/pages.h"\n', "cli may include only"),
     }
     failures = 0
