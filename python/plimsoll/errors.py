@@ -22,13 +22,13 @@ class BudgetExceeded(MemoryError):
     """
 
     tag: str
-    """Whose bytes were asked for: "tensors", "rows", "features", "loader", "pinned", "foreign",
+    """The holder whose bytes were asked for: "tensors", "rows", "features", "loader", "pinned", "foreign",
     "other"."""
     requested_bytes: int
     available_bytes: int
     limit_bytes: int
     held_bytes: dict[str, int]
-    """Who holds the rest, by tag."""
+    """Bytes that are held, by tag of the holder."""
     advice: str
     """Which option to change."""
     smallest_limit_bytes: int

@@ -24,7 +24,7 @@ Path = str | os.PathLike[str]
 
 
 def info(path: Path) -> dict[str, Any]:
-    """What a store holds, or the store of a run. Errors: NotFoundError, CorruptError, OSError."""
+    """Returns what a store, or the store of a run, holds. Errors: NotFoundError, CorruptError, OSError."""
     return json.loads(_core.describe(_core.store_directory(os.fspath(path))))
 
 

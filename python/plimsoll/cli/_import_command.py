@@ -47,7 +47,7 @@ def add_parts(parser: argparse.ArgumentParser) -> None:
 
 
 def add_rest(parser: argparse.ArgumentParser) -> None:
-    """What every import is told, however it is called."""
+    """Adds the options that every import command shares."""
     add = parser.add_argument
     add("--rebuild", action="store_true", help="Set is made anew even when nothing has changed")
     add("--memory-limit", default="", metavar="SIZE", help="Memory limit of the process: 768MiB, 6GB, 25%%")

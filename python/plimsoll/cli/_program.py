@@ -116,12 +116,12 @@ def export(run: str | os.PathLike[str], out: str | os.PathLike[str], *, merge: b
 
 
 def info(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """What a Plimsoll directory or file holds; what `plimsoll info --json` prints.
+    """Returns what a Plimsoll directory or file holds, as `plimsoll info --json` prints it.
 
     `kind` is "run", "embedding_store", "tables", "feature_store", "graph_set", "token_set", "image_set", "checkpoint", "safetensors" or
     "npy".
 
-    Errors: NotFoundError when there is nothing that Plimsoll knows; CorruptError; OSError.
+    Errors: NotFoundError when nothing there is Plimsoll's; CorruptError; OSError.
     """
     return json.loads(_core.describe(os.fspath(path)))
 

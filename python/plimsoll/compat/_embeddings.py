@@ -63,7 +63,7 @@ class CacheView:
         return self._owner()._cache_info()
 
     def clear_cache(self) -> None:
-        """As clear_chunk_cache(): nothing is lost."""
+        """Does the same as clear_chunk_cache(). No update is lost."""
         self._owner().clear_chunk_cache()
 
     def adaptive_eviction(self) -> bool:
@@ -286,7 +286,7 @@ class TrainableEmbeddingManager(ManagedRows):
             self._sync()
 
     def force_sync_all_chunks(self) -> None:
-        """As sync_dirty_chunks_to_disk(), whatever auto_sync says."""
+        """Does the same as sync_dirty_chunks_to_disk(), with auto_sync on or off."""
         self.sync_dirty_chunks_to_disk()
 
     def enable_auto_sync(self, enabled: bool = True) -> None:
@@ -432,7 +432,7 @@ class TrainableEmbeddingManager(ManagedRows):
             print(_reports.performance_block(self, epoch))
 
     def advice(self) -> list[str]:
-        """What to change, in words; empty when nothing is known to help."""
+        """Returns sentences on which settings to change. Empty when no change is known to help."""
         return _reports.advice(self)
 
     # ---- Copies -----------------------------------------------------------------------------
@@ -460,7 +460,7 @@ class TrainableEmbeddingManager(ManagedRows):
         return str(folder)
 
     def save_final_embeddings(self, directory: str | os.PathLike[str]) -> str:
-        """As save_embeddings_to_new_folder()."""
+        """Does the same as save_embeddings_to_new_folder()."""
         return self.save_embeddings_to_new_folder(directory)
 
     def _fingerprint(self) -> dict[str, Any]:
@@ -548,11 +548,11 @@ class TrainableEmbeddingManager(ManagedRows):
         self._initialize("imgtxt", factor)
 
     def initialize_embeddings_txt(self, factor: float | None = None) -> None:
-        """As initialize_embeddings_imgtxt(), from the text features."""
+        """Sets every row as initialize_embeddings_imgtxt() does, but from the text features alone."""
         self._initialize("txt", factor)
 
     def initialize_embeddings_img(self, factor: float | None = None) -> None:
-        """As initialize_embeddings_imgtxt(), from the image features."""
+        """Sets every row as initialize_embeddings_imgtxt() does, but from the image features alone."""
         self._initialize("img", factor)
 
     def _initialize(self, strategy: str, factor: float | None) -> None:

@@ -56,7 +56,7 @@ _LOADERS = ("batch_size", "num_workers")  # They stand in the same dict in the o
 
 
 def _pairs(config: Any) -> dict[str, Any]:
-    """What a mapping holds, or an object that has its settings as attributes, its own or its class's."""
+    """Returns the settings that `config` holds: a mapping's items, or an object's public attributes, its class's included."""
     for read in ("_asdict", "model_dump"):  # Of a named tuple; of pydantic.
         if hasattr(config, read):
             return dict(getattr(config, read)())
@@ -69,7 +69,7 @@ def _pairs(config: Any) -> dict[str, Any]:
 
 
 def _settings(config: Any) -> dict[str, Any]:
-    """What a config gives, without what it leaves None. Errors: ValueError naming a key that is none."""
+    """Returns the settings of `config` that are not None. Errors: ValueError naming an unknown key."""
     given = {} if config is None else _pairs(config)
     for name in given:
         if name not in (*_SETTINGS, *_LOADERS):
@@ -413,7 +413,7 @@ class FeatureManager:
             return known.slice(*self._spans[numbers[chunk_id]])
 
     def fingerprint(self) -> str | None:
-        """Of the set of samples; None without any."""
+        """The fingerprint of the set of samples. None without samples."""
         if self.get_num_chunks() == 0:
             return None
         with self._reading() as (_, known):

@@ -48,7 +48,7 @@ def replace_json(path: pathlib.Path, value: dict[str, Any]) -> None:
 
 
 def read_json(path: pathlib.Path) -> dict[str, Any] | None:
-    """What replace_json() wrote; None when there is no such file. Errors: CorruptError; OSError."""
+    """Returns the object that replace_json() wrote; None when there is no such file. Errors: CorruptError; OSError."""
     try:
         text = path.read_bytes()
     except FileNotFoundError:
@@ -91,7 +91,7 @@ def chunk_files(folder: str | os.PathLike[str]) -> list[pathlib.Path]:
 
 
 def load_safely(path: pathlib.Path) -> Any:
-    """What torch.save wrote, without running code from it. Errors: CorruptError; OSError."""
+    """Loads a file of torch.save() without running code from it. Errors: CorruptError; OSError."""
     torch = torch_module(f"reading {path}")
     try:
         return torch.load(path, map_location="cpu", weights_only=True)

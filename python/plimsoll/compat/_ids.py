@@ -192,12 +192,12 @@ class IdMap:
             for begin in range(0, self.rows, _PIECE))
 
     def fingerprint(self) -> str:
-        """Of the set of ids and their kind; does not depend on their order."""
+        """The fingerprint of the set of ids and their kind. It does not depend on their order."""
         return fingerprint(self.ascending(), self.named)
 
 
 def fingerprint(pieces: Iterable[np.ndarray], named: bool) -> str:
-    """Of ascending 64-bit ids, given in pieces."""
+    """Computes the fingerprint of ascending 64-bit ids, given in pieces. named: the ids stand for names, not for integers."""
     digest = hashlib.blake2b(b"names" if named else b"integers", digest_size=16)
     for piece in pieces:
         digest.update(np.ascontiguousarray(piece, dtype="<i8").data)

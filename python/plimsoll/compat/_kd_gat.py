@@ -65,9 +65,9 @@ _KEYS = {*_SAME, *_OTHER, *_SIZED, *_SPECIAL, *_IGNORED}
 
 
 class Converted(NamedTuple):
-    """What from_kd_gat() returns.
+    """The result of from_kd_gat().
 
-    options: of can-kd, as text: plimsoll.train("can-kd", data=…, out=…, **options).
+    options: the options of can-kd, as text: plimsoll.train("can-kd", data=…, out=…, **options).
     notes:   a line for each key that means nothing here, with the reason.
     toml:    the options as a file for `plimsoll train can-kd --config`, each with what it came from.
     """

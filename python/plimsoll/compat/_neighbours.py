@@ -39,7 +39,7 @@ def nearest(row: np.ndarray, own_id: int, k: int, pieces: Pieces) -> list[tuple[
 
 
 def statistics(count: int, dim: int, pieces: Pieces) -> dict[str, float]:
-    """Of all values, and of the rows' lengths; merged piece by piece (Chan et al., 1979)."""
+    """Computes mean, deviation, minimum and maximum of all values and of the rows' norms, piece by piece (Chan et al., 1979)."""
     values, norms = _Moments(), _Moments()
     for _, _, rows in pieces:
         wide = rows.astype(np.float64)

@@ -48,7 +48,7 @@ class PipelineConfig:
         return dict(self.__dict__)
 
     def converted(self) -> Converted:
-        """As options of the recipe can-kd. Errors: ValueError naming a setting whose value it does not accept."""
+        """Converts the config to options of the recipe can-kd. Errors: ValueError naming a setting whose value it does not accept."""
         return from_kd_gat(self.to_dict())
 
     def __setattr__(self, key: str, value: Any) -> None:

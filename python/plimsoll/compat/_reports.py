@@ -62,7 +62,7 @@ def say_eviction() -> None:
 
 
 def startup_block(manager: TrainableEmbeddingManager) -> str:
-    """What the manager was opened with."""
+    """Returns the lines that tell which settings the manager was opened with."""
     lines = []
     if manager.batch_size is not None:
         lines.append(f"Auto-optimized embedding chunk size: {manager.chunk_size} "
@@ -97,7 +97,7 @@ def performance_block(manager: TrainableEmbeddingManager, epoch: int) -> str:
 
 
 def advice(manager: TrainableEmbeddingManager) -> list[str]:
-    """What to change, in words; empty when nothing is known to help."""
+    """Returns sentences on which settings to change. Empty when no change is known to help."""
     out = []
     cache = manager.get_cache_performance()
     whole_bytes = manager.whole_table_bytes

@@ -53,7 +53,7 @@ def number_of(name: str, value: Any) -> float:
 
 
 def loss_of(value: Any) -> Any:
-    """What a step's function gave, which is to be its loss. Errors: ValueError saying what to return instead."""
+    """Returns `value`, which a step's function gave, if it can be the loss. Errors: ValueError saying what to return instead."""
     import torch
 
     if not isinstance(value, torch.Tensor):

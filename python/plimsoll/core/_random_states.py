@@ -18,10 +18,10 @@ from typing import Any
 
 
 class RandomStates:
-    """As they are when it is made: torch's, those of its devices in use (CUDA's, or any other's), Python's and NumPy's, and those
-    of `generators` (see _reach.is_generator()).
+    """The random states at the moment it is made: torch's, Python's and NumPy's, those of torch's devices in use (CUDA or
+    another) and those of `generators` (see _reach.is_generator()).
 
-    like: states from before; what has not changed since is kept once.
+    like: earlier states; a state that has not changed since is kept once.
     """
 
     def __init__(self, generators: Iterable[Any] = (), like: RandomStates | None = None) -> None:
@@ -112,7 +112,7 @@ def _set_states(module: Any, states: list[Any]) -> None:
 
 @contextlib.contextmanager
 def kept_random(devices: bool = False) -> Iterator[None]:
-    """Afterwards Python's, NumPy's and torch's main generators are as before, and those of `devices` where that is said."""
+    """Restores Python's, NumPy's and torch's main generators afterwards. devices: restores those of devices as well."""
     import torch
 
     states = torch.default_generator.get_state(), random.getstate(), sys.modules["numpy"].random.get_state(legacy=False)
@@ -128,7 +128,7 @@ def kept_random(devices: bool = False) -> Iterator[None]:
 
 
 def seed_main(seed: int, devices: bool = False) -> None:
-    """Python's, NumPy's and torch's main generators; those of devices, which torch.manual_seed() would seed, where that is said."""
+    """Seeds Python's, NumPy's and torch's main generators. devices: seeds those of devices as well, which torch.manual_seed() would."""
     import torch
 
     random.seed(seed)

@@ -85,7 +85,7 @@ class Columns(dict[str, np.ndarray]):
     """int64 [rows]."""
 
     offsets: dict[str, np.ndarray]
-    """Of ragged columns: int64 [rows + 1], as torch.nested.nested_tensor_from_jagged takes them."""
+    """Offsets of ragged columns, by name: int64 [rows + 1], as torch.nested.nested_tensor_from_jagged takes them."""
 
     def __init__(self, ids: np.ndarray, buffers: dict[str, Buffer],
                  offsets: dict[str, np.ndarray] | None = None) -> None:

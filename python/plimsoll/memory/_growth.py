@@ -63,7 +63,7 @@ class Growth:
 
 
 def what_helps() -> str:
-    """What helps, by the functions that run in this thread; "" where none of them is known to hold much."""
+    """Returns advice that fits the functions running in this thread; "" where none of them is known to hold much memory."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         code = frame.f_code

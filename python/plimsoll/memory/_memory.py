@@ -230,13 +230,13 @@ class Governor:
 
     @property
     def disk_limit_bytes(self) -> int:
-        """What was asked for with `disk_limit`, or what is free, whichever is less; in bytes."""
+        """The disk limit in bytes: `disk_limit`, or the free space where that is less."""
         return self._core.disk_limit_bytes
 
     def ledger(self) -> Ledger:
-        """Who holds what now, a consistent copy in bytes; str() is a table.
+        """Returns a consistent copy of who holds how many bytes now; str() is a table.
 
-        `.measured` is what the last look saw that has no lease: children, shared memory, mapped weights.
+        `.measured` is the memory without a lease, as last measured: children, shared memory, mapped weights.
         """
         return self._core.ledger()
 
@@ -363,7 +363,7 @@ class Governor:
         return self._boundary()
 
     def _pressure(self, report: PressureReport) -> MemoryPressure:
-        """What ends a loop, from a report that says stop."""
+        """Makes the exception that ends a loop, from a report that says stop."""
         needed = -(-max(report.needed_bytes, self.limit_bytes + _MIB) // _MIB) * _MIB
         return MemoryPressure(
             f"memory is short, and nothing is left to give back: {self.ledger().explain()}. A limit of "
@@ -377,7 +377,7 @@ class Governor:
                 "a step: no limit lasts if that goes on" if rate > 0 else "")
 
     def _hear(self) -> None:
-        """What the watcher has to say; in the main thread, between two instructions of the program."""
+        """Acts on the watcher's report, in the main thread, between two instructions of the program."""
         news = self._watcher.take()
         if news is None:
             return
@@ -399,7 +399,7 @@ class Governor:
             warnings.warn(f"memory is short: {self.ledger().explain()}", PressureWarning, stacklevel=3)
 
     def _still_asks(self, report: PressureReport) -> PressureReport | None:
-        """What asks for a stop yet, once caches were given back that had to be written first; None: nothing does."""
+        """Gives back caches that have to be written first. Returns the report that asks for a stop even so, or None."""
         now = self._core.before_stop()
         if now.stop:
             return now
@@ -409,7 +409,7 @@ class Governor:
         return report  # It grows fast, and nobody has given anything.
 
     def _refusal(self, tag: str, requested_bytes: int, text: str) -> BudgetExceeded:
-        """What torch's allocator refused, as the exception of our own calls."""
+        """Makes the exception of our own calls from a refusal by torch's allocator."""
         ledger = self.ledger()
         held = {name: pool.leased_bytes for name, pool in ledger.pools.items()}
         return BudgetExceeded(text, tag, requested_bytes, ledger.free_bytes, ledger.limit_bytes,

@@ -23,7 +23,7 @@ def find_run_by(folder: Callable[[], pathlib.Path | None]) -> None:
 
 
 def folder_of_run() -> pathlib.Path | None:
-    """Of the run that is open in this process."""
+    """Returns the folder of the run that is open in this process; None: no run is."""
     return _folder_of_run()
 
 

@@ -20,18 +20,18 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Boundary:
-    """What there is to do between two steps."""
+    """Requests to serve between two steps."""
 
     asked: str
     """"", "pause" or "stop"."""
     why: str
-    """Who asked for the stop."""
+    """The reason for the stop: who asked for it."""
     pressure: MemoryPressure | None
-    """What ends the loop."""
+    """The exception that ends the loop; None: the loop goes on."""
     due: bool
-    """A commit is, by the clock; or the end of a wait."""
+    """A commit is due by the clock, or a wait ends."""
     wanted: bool = False
-    """A commit is, as memory is short."""
+    """A commit is wanted because memory is short."""
 
 
 class Unweighted(ValueError):
@@ -66,7 +66,7 @@ class States(Protocol):
     """Parts of a run."""
 
     def states(self, wanted: Callable[[Any], bool] = ...) -> dict[str, Any]:
-        """Of the parts that are wanted, by name."""
+        """Returns the states of the parts that `wanted` accepts, by name."""
 
     def check(self, states: dict[str, Any]) -> None:
         """Errors: ValueError for what could not be read back safely."""

@@ -99,7 +99,7 @@ class RankSums:
         return torch.from_numpy(memory.room(self._ranks.rank)[:size])
 
     def add_up(self, flat: list[torch.Tensor], room: torch.Tensor, weights: list[float], sums: bool) -> None:
-        """Of all ranks together, as Tree adds them up: each rank a slice of a bucket, which all then get. room: as room() made it."""
+        """Adds up `flat` over all ranks, as Tree does. Each rank adds up a slice of a bucket, which all then get. room: as room() made it."""
         if self._ranks.memory is None:
             self._by_sockets(flat, room, weights, sums)
         else:
@@ -181,7 +181,7 @@ class RankSums:
             works.clear()  # They keep the connections, and errors keep this frame.
 
     def _as_on_first(self, buffers: list[torch.Tensor]) -> None:
-        """As DistributedDataParallel: statistics of a batch are rank 0's."""
+        """Copies rank 0's buffers to all ranks, as DistributedDataParallel does: statistics of a batch are rank 0's."""
         if not buffers:
             return
         flat = [one.detach().contiguous().view(-1).view(torch.uint8) for one in buffers]
@@ -231,14 +231,14 @@ def _must_be_exchangeable(parameter: Any) -> None:
 
 
 def _room_bytes(parameters: list[Any], ranks: int, most: int) -> int:
-    """Of two buckets for their gradients, `most` bytes each, which slices for all ranks fill evenly."""
+    """The bytes of two buckets for the gradients of `parameters`, at most `most` bytes each; slices for all ranks fill a bucket evenly."""
     size = sum(one.grad.numel() * one.grad.element_size() for one in parameters)
     even = 16 * ranks
     return 2 * min(most // even, -(-size // even)) * even
 
 
 def _buffer_bytes(buffers: list[torch.Tensor]) -> int:
-    """Of those that become rank 0's, at a time."""
+    """The bytes of `buffers` that are copied from rank 0 at a time."""
     return min(RankMemory.ROOM_BYTES // 2, sum(one.numel() * one.element_size() for one in buffers))
 
 

@@ -70,7 +70,7 @@ _SHARED = (torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRSc
 
 @dataclasses.dataclass(frozen=True)
 class Said:
-    """What a rank told the others."""
+    """The message of one rank to the others."""
 
     place: str
     how: int
@@ -99,7 +99,7 @@ def join(stopped_seconds: float, **same: Any) -> Group:
 
 
 class Ranks:
-    """Of a process that has RANK and WORLD_SIZE, or a default group of torch.distributed."""
+    """The ranks of one run, for a process that has RANK and WORLD_SIZE, or a default group of torch.distributed."""
 
     commits_alone = False
     others_may_fail = True
@@ -116,7 +116,7 @@ class Ranks:
         self._await_rows()
         self._pids: dict[int, int] = {}  # Of the ranks of this machine.
         self.tables: list[Table] = []
-        """Whose rows are dealt to ranks, in the same order on all."""
+        """Tables whose rows are dealt to ranks, in the same order on all ranks."""
         self._over = False
         self._watch: RankWatch | None = None
         self._governor: Governor | None = None
@@ -164,7 +164,7 @@ class Ranks:
 
     @property
     def core_governor(self) -> _core.Governor | None:
-        """Of this rank's share, once there is one."""
+        """The core's governor of this rank's share; None before there is one."""
         return None if self._governor is None else self._governor._core
 
     @property
@@ -238,7 +238,7 @@ class Ranks:
 
     @staticmethod
     def counts_as_text(counts: Sequence[int]) -> str:
-        """Of rows that each rank is asked for. Errors: ValueError where the text of a word does not hold them all."""
+        """Writes the numbers of rows wanted from each rank as text. Errors: ValueError where they do not fit into a message."""
         text = ",".join(map(str, counts))
         if len(text) > _TEXT:
             raise ValueError(f"run.embedding: {sum(counts)} rows of {len(counts)} ranks in one lookup: their counts are {len(text)} "
@@ -246,7 +246,7 @@ class Ranks:
         return text
 
     def _raise_worst(self, said: list[Said], own: BaseException | None) -> None:
-        """What the worst off raised, if anything. own: this rank's."""
+        """Raises the error of the rank that is worst off, if there is one. own: this rank's error."""
         worst = max(said, key=lambda one: one.how)
         if own is not None and _how(own) == worst.how:
             own._told_to_ranks = True  # type: ignore[attr-defined]
@@ -272,7 +272,7 @@ class Ranks:
         self.exchange(lambda: dist.all_to_all_single(got, given, got_of, given_to, group=self.group))
 
     def say(self, place: str, *numbers: float, text: str = "") -> list[Said]:
-        """What each rank says here, in their order."""
+        """Exchanges one message per rank. Returns those of all ranks, in their order."""
         said = self._told(place, _FINE, numbers, text)
         for rank, one in enumerate(said):
             if one.how != _FINE:
@@ -280,7 +280,7 @@ class Ranks:
         return said
 
     def first_says(self, place: str, work: Callable[[], float]) -> float:
-        """What work() gives on the first rank, on all."""
+        """Runs work() on the first rank alone. Returns its result on all ranks."""
         _, said = self.agreed(place, lambda: work() if self.first else 0, lambda number: (number,))
         return said[0].numbers[0]
 
@@ -302,7 +302,7 @@ class Ranks:
         return any(one.numbers[0] for one in self.say(place, yes))
 
     def least(self, place: str, number: int) -> int:
-        """What all ranks may decide by."""
+        """Returns the least `number` of any rank, by which all ranks decide alike."""
         return int(min(one.numbers[0] for one in self.say(place, number)))
 
     def must_be_same(self, place: str, values: dict[str, Any], advice: str) -> None:
@@ -311,9 +311,9 @@ class Ranks:
             raise ValueError(f"Run: {name} of rank {rank} is not that of rank 0: {advice}")
 
     def differing(self, place: str, values: dict[str, Any]) -> Iterator[tuple[str, int]]:
-        """Of values, in the order of rank 0, those that are not the same on all ranks, with the first that has another.
+        """Yields (name, rank) for each value that differs between ranks, in the order of rank 0. rank: the first that differs from rank 0.
 
-        Errors: ValueError where they are not as many.
+        Errors: ValueError where ranks have different numbers of values.
         """
         names = list(values)
         for begin in range(0, len(names) or 1, _NUMBERS - 1):
@@ -472,7 +472,7 @@ class Ranks:
 
     def gradients(self, graded: Callable[[], tuple[float, float, float]], parameters: Callable[[], list[Any]],
                   models: list[Any], sums: bool) -> Node:
-        """As RankSums.gradients()."""
+        """Does the same as RankSums.gradients(), for the parameters that parameters() returns."""
         return self.sums.gradients(graded, parameters(), models, sums)
 
     def write_last(self, write: Callable[[], None], undo: contextlib.ExitStack) -> contextlib.ExitStack:
@@ -491,7 +491,7 @@ class Ranks:
     # ---- The limit ----
 
     def share(self, memory_limit: int | str) -> int:
-        """What one rank may hold, in bytes, of a limit for those of its machine and for what launched them."""
+        """Returns one rank's share of the limit, in bytes. The limit covers all ranks of a machine and their launcher."""
         said = self.agreed("the beginning", lambda: (float(limits(memory_limit).limit_bytes), float(_launcher_bytes())),
                            lambda both: both)[1]
         whole, launcher = map(int, said[min(self._pids)].numbers[:2])
@@ -503,7 +503,7 @@ class Ranks:
         return share_bytes * len(self._pids) + self._launcher_bytes
 
     def governor(self, memory_limit: int | str, **options: Any) -> Governor:
-        """Of this rank's share. Errors: BudgetExceeded, which says whose it was."""
+        """Makes the governor of this rank's share. Errors: BudgetExceeded naming the rank and its share."""
         share = self.share(memory_limit)
         try:
             self._governor = Governor(share, **options)
@@ -525,7 +525,7 @@ class Ranks:
         return Limits(self, governor, root)
 
     def settle(self, own: Boundary, limits: Limits) -> Boundary:
-        """What all ranks do between two steps, from what each would; a new limit is taken on the way."""
+        """Combines every rank's requests between two steps into those that all obey. Takes a new limit on the way."""
         said = self.say("the boundary of a step", _ASKED.index(own.asked), own.pressure is not None, own.due,
                         self.first and limits.asked(), own.wanted, text=str(own.pressure or own.why))
         if said[0].numbers[3]:
@@ -600,11 +600,11 @@ def _make_default_group() -> None:
 
 
 def _name_of_start(store: Any, rank: int, count: int) -> str:
-    """What all ranks that are started now call this start: launchers keep their store when they start ranks again, and gloo would find
-    addresses of those that ended. Each launcher counts restarts of its own, so their number names none.
+    """Returns the name of this start, the same on all ranks. Launchers keep their store when they start ranks again, and without a new
+    name gloo would find addresses of ranks that ended. Each launcher counts its own restarts, so a count cannot be the name.
 
-    Rank 0 makes the name, and tells it whoever asks by a word that no other start has; when all have answered to it, all may go on.
-    Errors: ConnectionError where one does not for _JOINING.
+    Each rank asks with a word that no other start has. Rank 0 makes the name and answers. All go on when all have answered to it.
+    Errors: ConnectionError where a rank has not answered after _JOINING seconds.
     """
     until = time.monotonic() + _JOINING
 
@@ -664,7 +664,7 @@ def _launcher_bytes() -> int:
 
 
 def _checksum(value: Any, before: int = 0) -> int:
-    """Of a state: tensors by their bytes, all else by its text."""
+    """Computes the CRC-32 of a state: tensors by their bytes, all else by its text. before: the checksum to go on from."""
     if isinstance(value, torch.Tensor):
         flat = value.detach().cpu().contiguous().view(-1)
         text = f"{value.dtype} {list(value.shape)}".encode()

@@ -74,7 +74,7 @@ class VirtualWorkers:
         raise ValueError(f"{what}: a run of {self.count} {whose} cannot have it yet; {advice}")
 
     def each(self, batch: Any) -> Any:
-        """What run.step() gets where each has this batch."""
+        """Returns the batch that run.step() gets when each worker has this same one."""
         return WorkerBatches([batch] * self.own) if self.told and not isinstance(batch, WorkerBatches) else batch
 
     @contextlib.contextmanager
@@ -143,13 +143,13 @@ def joined(left: Node, right: Node, sums: bool) -> Node:
 
 
 def shares_of(left: float, right: float, sums: bool) -> tuple[float, float]:
-    """What two of such weights are multiplied by before they are added."""
+    """Returns the factors of two nodes, by their weights, before the nodes are added. sums: both factors are 1."""
     whole = left + right
     return (1.0, 1.0) if sums else (left / whole, right / whole) if whole else (0.5, 0.5)
 
 
 class Buffers:
-    """Of models, while workers take turns: each begins with those of the step, and the first one's stay."""
+    """Buffers of models while workers take turns. Each worker begins with the step's buffers; the first worker's stay at the end."""
 
     def __init__(self, models: Iterable[Any]) -> None:
         self._models = list(models)

@@ -220,7 +220,7 @@ class EmbeddingStore:
         self._core = store
         self.directory = directory
         self.optimizer = optimizer
-        """What apply() steps rows with."""
+        """The optimizer that apply() steps rows with."""
         self._written = 0  # Calls that change rows.
         governor._adopt(self)
 
@@ -538,7 +538,7 @@ def _layout_of(name: str) -> _core.RowLayout:
 
 def _fill_in(path: str, there: dict[str, Any], dim: int | None, optimizer: Any,
              init: Any) -> tuple[int, Any, Any]:
-    """What was left out: from the table that exists, else the defaults."""
+    """Fills in dim, optimizer and init where they are None: from the existing table, else the defaults."""
     if not there:
         if dim is None:
             raise ValueError(f"dim: there is no table in {path} yet, so give the floats per row")

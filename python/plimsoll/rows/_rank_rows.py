@@ -50,11 +50,11 @@ def overlap(rank: int, ranks: int, other: int, others: int) -> bool:
 
 @dataclasses.dataclass
 class Wanted:
-    """Distinct ids, those of an owner together."""
+    """Distinct ids, grouped by the rank that owns them."""
 
     ids: np.ndarray
     counts: list[int]
-    """Of each owner."""
+    """How many of the ids each rank owns."""
     places: np.ndarray
     """Where the ids that were asked for are among them."""
     shared: RankRows | None = None

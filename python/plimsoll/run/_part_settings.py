@@ -46,7 +46,7 @@ def _flat(value: Any, before: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]
 
 
 class PartSettings:
-    """Of one run. saved: what to_plain() gave for the commit that it goes on from; accept: names that the program's own are taken of."""
+    """Settings of one run's parts. saved: to_plain() of the commit that it goes on from. accept: names whose new values are taken."""
 
     def __init__(self, saved: dict[str, dict[str, Any]], accept: Iterable[str]) -> None:
         self._saved, self._accept = saved, set(accept)

@@ -67,7 +67,7 @@ class Run:
         MKL_CBWR=AVX2,STRICT before the program.
 
     Ranks: started by torchrun, N processes are one run of N ranks, on one machine or on several that share its folder: no other
-    program, no DistributedDataParallel. batch_size is of each rank, the limit of all of a machine's and torchrun together, and
+    program, no DistributedDataParallel. batch_size is per rank. The limit is shared by all ranks of a machine and torchrun.
     run.step() averages the gradients and returns the loss of all. Rank 0 writes the folder. Modules,
     optimizers, schedulers and scalers are the same on all ranks; other parts may be each rank's own. All make
     the same step and stop at the same one. A run begun with `virtual_workers` has the same bits for any number
@@ -84,10 +84,10 @@ class Run:
                   not promised.
     accept:       names of the identity that may differ from now on, such as ("torch",), and of settings of tracked optimizers,
                   schedulers and scalers that the program's own are taken of, such as ("lr",) or ("optimizer.lr",):
-                  events.jsonl says so, and the bits are others. Without it a setting that was edited is told
-                  by a RuntimeWarning, and the run goes on with what it had.
-    virtual_workers: how many a batch is cut for, a power of two that the number of ranks divides: batch_size
-                  is of each, a loop's batch is a WorkerBatches of one for each that is this rank's, and
+                  events.jsonl says so, and the bits differ. Without it a RuntimeWarning names a setting that was edited,
+                  and the run goes on with what it had.
+    virtual_workers: how many a batch is cut for, a power of two that the number of ranks divides. batch_size
+                  is per worker. A loop's batch is a WorkerBatches with one batch for each of this rank's workers, and
                   run.step() calls its function with these in turn, each with random numbers of its own.
                   0: as many as ranks, and a batch is what collate_fn gave.
     rank_stopped_seconds: longest that a rank may be stopped (SIGSTOP, a debugger) before the others end it, and
@@ -195,7 +195,7 @@ class Run:
 
     @property
     def epoch(self) -> int:
-        """That the loop is in, from 0."""
+        """The epoch that the loop is in, from 0."""
         return self._life.at.epoch
 
     @property
@@ -231,7 +231,7 @@ class Run:
         optimizer, init, dtype, store_bytes, batch_rows: as EmbeddingStore.open(). Without a value, a new table has
         optimizer=plimsoll.AdamW(lr=0.001) and init=plimsoll.Normal(std=0.01) with the run's seed; print(vectors) names
         the optimizer. With virtual_workers, or several ranks, a DealtVectors: each rank has a
-        table of the rows that are its own, and store_bytes is of each.
+        table of the rows that are its own, and store_bytes is per rank.
         Errors: as EmbeddingStore.open(); ValueError for another table than the run's, with both values.
         """
         from ..rows._rank_rows import DealtTable
@@ -494,7 +494,7 @@ class Run:
             vectors._between_steps()
 
     def _begin_or_wait(self) -> None:
-        """What comes after a loop is done: of one that was left the commit is made here, and comes back here."""
+        """Completes the loop before: commits one that was left by `break`, or puts that commit back in a resumed run."""
         self._close_kept()
         self._end_left_loop()
         if self._waiting is not None:
@@ -529,7 +529,7 @@ class Run:
             raise
 
     def _content(self) -> tuple[dict[str, Any], list[EmbeddingStore]]:
-        """What a commit holds."""
+        """Returns the content of a commit, and the tables that belong to it."""
         content, tables = self._here()
         content["random"] = RandomStates().to_plain()
         content["parts"], content["own"] = self.group.own_states(

@@ -53,7 +53,7 @@ class Position:
     first: int = 0
     """The epoch that this loop began with."""
     epoch: int = 0
-    """Of the run: loops count on."""
+    """The epoch of the run: its count goes on from one loop to the next."""
     batch: int = 0
     """Batches of the epoch that were done."""
     source: Any = None
@@ -63,9 +63,9 @@ class Position:
 
 
 def load(folder: _core.RunFolder, step: int, rank: int = 0, ranks: int = 1) -> dict[str, Any]:
-    """What save() wrote, or save_together(), for one of so many ranks.
+    """Returns the content that save() or save_together() wrote, as rank `rank` of `ranks` goes on from it.
 
-    Errors: CorruptError; OSError; ValueError naming what other ranks had of their own.
+    Errors: CorruptError; OSError; ValueError naming parts that differed between ranks, where the number of ranks has changed.
     """
     place = pathlib.Path(folder.checkpoint_path(step))
     content = _read(place / _FILE, step)
@@ -174,7 +174,7 @@ def save_together(ranks: Ranks, folder: _core.RunFolder, content: dict[str, Any]
 
 
 def _save_again(ranks: Ranks, content: dict[str, Any], position: Position, place: pathlib.Path) -> int:
-    """Of a step that is published, at another position: files of ranks beside those of before, then rank 0's in its place."""
+    """Saves a published step again, at another position: new files of ranks beside the old ones, then rank 0's over its old one."""
     name = f"parts-{position.loop}-{position.epoch}-{position.batch}.pt"
     own = _of_rank(place, ranks.rank)
 

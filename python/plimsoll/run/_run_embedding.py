@@ -69,7 +69,7 @@ class Vectors(torch.nn.Module):
         self._waiting.clear()
 
     def _scaler(self) -> Any:
-        """That has scaled a loss; or None."""
+        """The tracked GradScaler that has scaled a loss, or None."""
         return next((one for one in self._parts.those(torch.amp.GradScaler) if one.is_enabled() and one._scale is not None), None)
 
     def _unscaled(self, grad: torch.Tensor) -> torch.Tensor:

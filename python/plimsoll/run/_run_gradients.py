@@ -16,10 +16,10 @@ _USED = "_plimsoll_used"  # Of a gradient: its version when a step had used it.
 
 
 class Gradients:
-    """Of the tracked optimizers of torch, while watch() is in force."""
+    """Gradients of the tracked torch optimizers, from watch() to leave()."""
 
     def __init__(self, saved: dict[str, list[torch.Tensor | None]] | None) -> None:
-        """saved: what state() gave, of the commit that the run goes on from; None: a new run."""
+        """saved: state() of the commit that the run goes on from; None: a new run."""
         self._saved = saved
         self._optimizers: dict[str, torch.optim.Optimizer] = {}
         self._hooks: list[Any] = []
@@ -37,7 +37,7 @@ class Gradients:
         self._optimizers, self._hooks = {}, []
 
     def state(self) -> dict[str, list[torch.Tensor | None]]:
-        """By optimizer and parameter, those that no step has used; {}: there are none."""
+        """Returns the gradients that no step has used, by optimizer and parameter; {}: there are none."""
         waiting = {name: [_waiting(one.grad) for one in _parameters(optimizer)] for name, optimizer in self._optimizers.items()}
         return {name: grads for name, grads in waiting.items() if any(grad is not None for grad in grads)}
 

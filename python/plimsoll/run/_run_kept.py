@@ -106,13 +106,13 @@ class _Number(int):
 
 
 class Keeper:
-    """Of one run. content: what a commit holds besides random states, and the tables; asked for at a boundary."""
+    """Keeps a copy of one run's last boundary. content: returns a commit's content without random states, and the tables, at a boundary."""
 
     def __init__(self, governor: Governor, content: Callable[[], tuple[dict[str, Any], list[EmbeddingStore]]]) -> None:
         self._governor, self._content = governor, content
         self._course = Course()
         self.tables: list[EmbeddingStore] = []
-        """Of the last boundary: once their rows were written, it is not to be had."""
+        """Tables of the last boundary. Once their rows were written, that boundary cannot be committed any more."""
         self._last: _Then | None = None
         self._whole: _Then | None = None  # That the bytes are of.
         self._bytes = _Bytes(governor)

@@ -54,7 +54,7 @@ Content = Callable[[], tuple[dict[str, Any], list[EmbeddingStore]]]
 
 
 def _cause_of(error: BaseException) -> str:
-    """As status.json has it, of what ended a run."""
+    """Returns the cause that status.json names for an exception that ended a run."""
     if isinstance(error, MemoryPressure):
         return "memory"
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # torch's.
@@ -76,7 +76,7 @@ class Where(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Failure:
-    """What status.json says of an exception that ended a run."""
+    """An exception that ended a run, as status.json reports it."""
 
     status: str
     message: str
@@ -88,7 +88,7 @@ class Failure:
 
     @property
     def of_memory(self) -> bool:
-        """Whether what was made before it is whole."""
+        """Whether memory ended the run, so that the steps made before are whole."""
         return self.cause in ("memory", "refused")
 
 
@@ -129,11 +129,11 @@ class Life:
                  compute_threads: int | None, accept: Iterable[str], run_toml: str | None, **options: Any) -> None:
         self.path, self._content, self.group, self._workers = path, content, group, workers
         self.stopped = ""
-        """Who asked for the stop; "": nobody."""
+        """The reason for the stop: who asked for it; "": nobody."""
         self.closed = False
         self.where = Where.OUTSIDE
         self.end_workers: Callable[[], None] = lambda: None
-        """Of loaders: what they grow by meanwhile nobody will see."""
+        """Ends the workers of loaders, whose further growth nobody would see."""
         self._ending = False  # A stop of the watcher was raised, or obeyed.
         self._asked_to_end = False  # By the watcher, since the last boundary.
         self._raised: MemoryPressure | None = None  # By the watcher; where a body catches it, its boundary obeys.
@@ -218,12 +218,12 @@ class Life:
         self._held.callback(self._limits.close)
 
     def phase(self, name: str) -> None:
-        """What the loop does from now on; "": it trains. Of several ranks the first one's is kept."""
+        """Records what the loop does from now on; "": it trains. Of several ranks only the first one's is kept."""
         if self.group.first:
             self.folder.phase(name)
 
     def _say_failed(self, error: BaseException) -> None:
-        """Of a run that cannot go on."""
+        """Writes the status "failed" for a run that cannot go on."""
         status = _core.RunStatus()
         status.status, status.step = "failed", max(self.saved_step, 0)
         status.message, status.cause = f"{type(error).__name__}: {error}", _cause_of(error)
@@ -231,7 +231,7 @@ class Life:
             self.folder.write_status(status, True)
 
     def _published(self) -> int:
-        """The step to go on from; −1: nothing was committed, and all begins anew, as is said now."""
+        """Returns the step to go on from. −1: nothing was committed; what an earlier start left is deleted, and all begins anew."""
         published = self.folder.published_step()
         self.folder.discard_unpublished()
         if published is None:
@@ -267,7 +267,7 @@ class Life:
         self._raised = None
 
     def _hear(self, late: bool, report: PressureReport) -> None:
-        """What the watcher says, between two instructions. Errors: MemoryPressure, where this file's first lines say so."""
+        """Acts on the watcher's stop, between two instructions. Errors: MemoryPressure, where this file's first lines say so."""
         if self._ending or self.closed:
             return
         if self.where is Where.BUSY or (not late and self.where in (Where.BODY, Where.STEP)):
@@ -338,7 +338,7 @@ class Life:
                 time.sleep(_PAUSE_LOOKS_EVERY)
 
     def _settled(self, pressure: MemoryPressure | None = None, due: bool = False, wanted: bool = False) -> Boundary:
-        """What there is to do now; of several ranks, for all of them."""
+        """Returns the requests to serve now. With several ranks they are the same for all."""
         asked = self._control.poll()
         own = Boundary(asked, self._control.reason if asked == "stop" else "", pressure, due, wanted)
         return self.group.settle(own, self._limits)
@@ -506,7 +506,7 @@ class Life:
 
     @contextlib.contextmanager
     def _uncommitted(self, step: int) -> Iterator[None]:
-        """What is said where the disk is full, and nobody waits any more."""
+        """Adds to a full disk's OSError which steps are not committed, when nobody waits for free space any more."""
         try:
             yield
         except OSError as error:

@@ -122,7 +122,7 @@ class RunLoader:
         return self._loader
 
     def shape(self) -> dict[str, Any]:
-        """What a resumption must find the same."""
+        """Returns the settings that must be the same when the run is resumed."""
         return self._shape
 
     def start(self, epoch: int, batch: int, state: Any = None) -> Iterator[Any]:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class OuterLoop:
-    """Of one call of what drives it: begin(), made() after each step, end()."""
+    """One call of the other program's training loop: begin(), made() after each step, end()."""
 
     def __init__(self, run: Run, every: Intervals) -> None:
         if run._workers is not None and run._workers.told:
@@ -43,8 +43,8 @@ class OuterLoop:
         return self._run._life.saved_step >= 0
 
     def begin(self, data: dict[str, Any], *, batches: int, epochs: int, steps: int | None) -> None:
-        """Everything is tracked. data: what a resumption must find the same; batches: of an epoch, as data's
-        place counts them; steps: of all epochs. Without an end epochs is 0 and steps None. Errors: as Run.steps()."""
+        """Begins the loop, once everything is tracked. data: settings that must be the same on resumption. batches: those of an
+        epoch, as data's place counts them. steps: those of all epochs. Without an end epochs is 0 and steps None. Errors: as Run.steps()."""
         run = self._run
         life, at = run._life, run._life.at
         run._close_parts()
@@ -169,7 +169,7 @@ class OuterLoop:
                                         f"{text}{became}", self._run.group.whole)
 
     def ended_waiting(self, error: Exception, workers: int) -> bool:
-        """As Life's, where the last step was told."""
+        """Does the same as Life.ended_waiting(), once made() has reported the last step."""
         self._in_step = False
         with self._run._life.at_place(Where.BUSY):
             return self._run._life.ended_waiting(error, workers=workers > 0)

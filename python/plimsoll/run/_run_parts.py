@@ -36,7 +36,7 @@ class Parts:
         """Batches were taken: whatever comes now would not have been restored."""
 
     def track(self, name: str, part: Any) -> list[dict[str, Any]]:
-        """What of its settings is another than the commit's program had. Errors: ValueError, with the part as it was."""
+        """Tracks a part, and restores it. Returns its settings that differ from the commit's. Errors: ValueError, with the part as it was."""
         part = getattr(part, "_orig_mod", part)  # torch.compile() wraps a module, and renames its tensors.
         if name in self._parts:
             raise ValueError(f"track: there is a part {name!r} already; names are unique")
@@ -70,7 +70,7 @@ class Parts:
         self.closed = True
 
     def forget(self) -> None:
-        """What is saved is not needed any more: the file is not mapped from here on."""
+        """Drops the saved states. The file is not mapped any more."""
         self._saved = None
 
     def load_again(self) -> None:
@@ -93,7 +93,7 @@ class Parts:
             self._load(name, self._parts[name], state)
 
     def states(self, wanted: Callable[[Any], bool] = lambda _: True) -> dict[str, Any]:
-        """Of parts that are wanted, for a commit. Errors: ValueError for what could not be read back safely."""
+        """Returns the states of the parts that `wanted` accepts, for a commit. Errors: ValueError for what could not be read back safely."""
         states = self.live(wanted)
         self.check(states)
         return states

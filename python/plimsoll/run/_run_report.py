@@ -21,10 +21,10 @@ _UNKNOWN_STEPS = -1
 
 
 class Report:
-    """Of one run. Its files are the recipes' (torch/run_report.h)."""
+    """Writes the reports of one run. Its files are the recipes' (torch/run_report.h)."""
 
     def __init__(self, folder: _core.RunFolder, governor: Governor, metrics: str, step: int) -> None:
-        """metrics: a folder; "": of a rank that writes none. step: that the run goes on from; −1: a new one."""
+        """metrics: the folder; "": this rank writes none. step: the one that the run goes on from; −1: a new run."""
         self._folder, self._governor = folder, governor
         self._metrics = _core.Metrics.open(metrics, step) if metrics else None
         self._progress: _core.Progress | None = None
@@ -103,7 +103,7 @@ class Report:
         self.event("commit", {"step": step, "seconds": seconds, "stall_seconds": stall_seconds, "bytes": size})
 
     def cleanup(self, step: int, done: dict[str, Any], when: str = "step") -> None:
-        """What Governor.clean_up() gave. when: it was done: "step", "evaluation"."""
+        """Records the result of Governor.clean_up(). when: after a "step" or an "evaluation"."""
         self.event("cleanup", {"step": step, "when": when, **done})
 
     def pressure(self, step: int, seen: PressureReport) -> None:
@@ -120,7 +120,7 @@ class Report:
                                    "needed_bytes": seen.needed_bytes})
 
     def limit(self, step: int, asked: str, change: _core.LimitChange | None, why: str) -> None:
-        """What became of `plimsoll limit`."""
+        """Reports the outcome of `plimsoll limit`. change: None where the limit stays; `why` says the reason."""
         if change is None:
             self.text(f"step {step}: the limit stays: {why}")
             self.event("limit", {"step": step, "asked": asked, "message": why})

@@ -31,17 +31,17 @@ from ._run_loader import ITEM, RunLoader
 class Source(Protocol):
     @property
     def batches(self) -> int | None:
-        """Of an epoch; None: not known."""
+        """The number of batches of an epoch; None: not known."""
     num_workers: int
     counts_on: bool
     """An epoch depends on those that were begun before it: at a loop's end state() is needed, too."""
 
     def shape(self) -> dict[str, Any]:
-        """What a resumption must find the same."""
+        """Returns the settings that must be the same when the run is resumed."""
     def start(self, epoch: int, batch: int, state: Any) -> Iterator[Any]:
         """The epoch's batches from `batch` on. `state`: what state() gave there; None: the beginning."""
     def state(self) -> Any:
-        """What start() needs beside the number of batches, plain; between two batches."""
+        """Returns what start() needs beside the number of batches, as plain values. Called between two batches."""
     def pass_over(self, state: Any, left: bool) -> None:
         """After a loop that has ended: as state() was then. left: before the end of its epoch. Of what counts on."""
 
@@ -68,7 +68,7 @@ def source_of(data: Any, seed: int) -> Source:
 
 
 class Dealt:
-    """Of another source, for this process's virtual workers: WorkerBatches."""
+    """Deals the batches of another source to this process's virtual workers, as WorkerBatches."""
 
     def __init__(self, source: Source, workers: VirtualWorkers) -> None:
         self._source, self._workers = source, workers

@@ -30,7 +30,7 @@ _ALL = ""  # The name of the step of all optimizers.
 
 
 class Steps:
-    """Of one life of a run. saved: what state() gave; goes_on: there is a commit; events: gets a dict for each."""
+    """The training steps of one life of a run. saved: an earlier state(); goes_on: there is a commit to go on from."""
 
     def __init__(self, parts: Parts, tables: dict[str, tuple[Vectors, Any]], saved: dict[str, Any] | None, goes_on: bool,
                  folder: pathlib.Path, group: Group, workers: VirtualWorkers | None) -> None:
@@ -146,7 +146,7 @@ class Steps:
 
 
 def _state_of(step: TrainingStep) -> dict[str, Any]:
-    """What state_dict() says, and the rows that wait in `accumulate` for the optimizer's step."""
+    """Returns the step's state_dict(), with the rows that wait in `accumulate` for the optimizer's step."""
     waiting = [(os.path.basename(rows._store.directory), torch.from_numpy(rows.ids), rows.tensor.grad)
                for rows in step._rows_waiting()]
     return {**step._state(), "rows": waiting}

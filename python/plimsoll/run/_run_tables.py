@@ -32,14 +32,14 @@ _AT_ONCE = 1 << 16  # Ids.
 
 
 class TableFolders:
-    """Of one life. step: of the commit that it goes on from, −1: none; `named`: the folder that names, of `before` ranks."""
+    """Folders of the tables in one life. step: that of the commit to go on from, −1: none. named: the commit's folder, of `before` ranks."""
 
     def __init__(self, root: pathlib.Path, rank: int, ranks: int, step: int, named: str, before: int) -> None:
         self._root, self._rank, self._ranks, self._step = root, rank, ranks, step
         self._before, self._old = before, named
         new = "embeddings" if ranks == 1 else f"embeddings-{ranks}-0"
         self.name = new if step < 0 else named if before == ranks else f"embeddings-{ranks}-{step}"
-        """What the next commit names."""
+        """The folder that the next commit names."""
 
     def path(self, name: str) -> pathlib.Path:
         """This rank's table."""

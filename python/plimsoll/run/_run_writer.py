@@ -59,7 +59,7 @@ class Image:
 
         with torch.no_grad():
             self.content: dict[str, Any] = copied(content, copy_of)
-        """What torch.save() takes, of tensors of the host; until close()."""
+        """The content for torch.save(), with tensors on the host; until close()."""
 
     @classmethod
     def of(cls, content: dict[str, Any], governor: Governor) -> Image | None:
@@ -116,7 +116,7 @@ def room_for(content: Any) -> int | None:
 
 
 class Writer:
-    """Of one commit: its thread, and what became of it."""
+    """Writes one commit in a thread, and holds its outcome."""
 
     def __init__(self, image: Image, step: int, began: float, work: Callable[[], int]) -> None:
         """began: when the loop began to wait, by time.monotonic(). work: writes and publishes; gives the
@@ -125,7 +125,7 @@ class Writer:
         self.size, self.seconds = 0, 0.0
         """Bytes of the file, and until it was published; of one that is done."""
         self.stall_seconds = time.monotonic() - began
-        """That the loop has waited."""
+        """Seconds that the loop has waited."""
         self.error: BaseException | None = None
         """Why it was not published; of one that is done."""
         self._image = image

@@ -15,7 +15,7 @@ Path = str | os.PathLike[str]
 
 
 def status(run: Path) -> dict[str, Any]:
-    """What a run is doing; what `plimsoll status --json` prints: status, step, loss, alive, pid, …
+    """Returns what a run is doing, as `plimsoll status --json` prints it: status, step, loss, alive, pid, …
 
     Errors: NotFoundError (no run there); CorruptError.
     """

@@ -23,7 +23,7 @@ class Absent(torch.nn.Parameter):
 
     @classmethod
     def like(cls, parameter: Any, what: str) -> Absent:
-        """Of the same shape and dtype. what: its name, for errors."""
+        """Makes one of the same shape and dtype as `parameter`. what: its name, for errors."""
         number = torch.zeros((), dtype=parameter.dtype)
         if parameter.dtype.is_floating_point:
             number.fill_(float("nan"))  # Should anything get past the errors.

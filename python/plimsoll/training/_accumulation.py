@@ -44,7 +44,7 @@ class _Attempt:
     recomputes: bool
     rehearsing: bool
     window: _Window
-    """As it is with the batch."""
+    """The window, this batch included."""
     whole: bool
     """The window is full then."""
     gradients: Gradients
@@ -76,7 +76,7 @@ class Accumulation:
 
     @property
     def rows_waiting(self) -> list[Rows]:
-        """Whose gradients wait for the optimizer's step."""
+        """Rows whose gradients wait for the optimizer's step."""
         return self._window.rows
 
     def wait_for(self, rows: list[Rows]) -> None:
@@ -84,7 +84,7 @@ class Accumulation:
         self._window.rows += rows
 
     def state(self) -> dict[str, Any]:
-        """What load_state() takes; Rows that wait are not in it."""
+        """Returns the state that load_state() takes. Waiting Rows are not in it."""
         window = self._window
         gradients = [p.grad for p in self._options.trained()] if window.batches else []
         return {"steps": self.steps, "batches": window.batches, "weight": window.weight, "first": window.first,
@@ -106,10 +106,10 @@ class Accumulation:
         return Gradients(together, [*others, *work.tensors()], self._options.handed.not_its_own)
 
     def attempt(self, work: Work, parts: int, recomputes: bool, rehearsing: bool = False) -> tuple[Made | None, Refusal | None]:
-        """What was made, with the batch in its window and at its end the optimizer's step; or why memory was refused, with
-        gradients as before.
+        """Adds the batch to its window, and steps the optimizers at the window's end. Returns (made, None); or (None, the refusal of
+        memory), with gradients as before.
 
-        rehearsing: as the last batch of a window, which stays as it is.
+        rehearsing: treats the batch as the last of a window. The real window is not changed.
         """
         options, begun = self._options, self._last_of_window() if rehearsing else self._window
         if begun.batches == 0:
@@ -178,7 +178,7 @@ class Accumulation:
         return loss, weight(one.work, tally.weight), weight(one.work, window.weight)
 
     def _undone(self, one: _Attempt, undo: list[Callable[[], Any]]) -> list[Callable[[], Any]] | None:
-        """Of a call, from what puts back its update."""
+        """Returns the functions that undo a call, `undo` of its update among them. None: rows were written, and cannot be put back."""
         steps, window = self.steps, self._window
 
         def forgotten() -> None:

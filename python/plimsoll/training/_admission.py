@@ -32,7 +32,7 @@ class Admission:
     def __init__(self, options: Options, accumulation: Accumulation, need: Need, retry: Retry, events: Events) -> None:
         self._options, self._accumulation, self._need, self._retry, self._events = options, accumulation, need, retry, events
         self.admitted_bytes = 0
-        """What tensors were promised."""
+        """Bytes that tensors were promised."""
 
     def of_step(self, work: Work) -> int:
         """The promised bytes, of a step on `work`. Errors: as admit()."""

@@ -33,7 +33,7 @@ class Tally:
         self._each: float | None = None
 
     def add(self, weight: float) -> float:
-        """What this part's loss is to be multiplied by."""
+        """Adds a part's weight. Returns the factor for its loss."""
         self.first = self.first or weight
         self.weight += weight
         return weight / self.first
@@ -60,7 +60,7 @@ class Work:
         return self._how(self.batch, 1 if self.batch.why_whole else min(parts, self.rows), tally, *self.functions)
 
     def each(self) -> Iterator[Work | None]:
-        """Of each batch by itself; None for workers that have none."""
+        """Yields the work of each batch by itself; None for a worker that has no batch."""
         there = len(self._batches) - self._absent
         return (Work([one], self.functions, self._how) if k < there else None for k, one in enumerate(self._batches))
 
@@ -69,7 +69,7 @@ class Work:
         return (tensor for one in self._batches for tensor in one.tensors())
 
     def first(self, rows: int) -> Work:
-        """Of the first rows of one batch."""
+        """Returns the work of the first `rows` rows of one batch."""
         return Work([self.batch.first(rows)], self.functions, self._how)
 
 
@@ -105,15 +105,15 @@ class Backward:
         return value
 
     def share(self, first: float, weight: float) -> float:
-        """What gradients that are multiples of `first` are multiplied by to be those of a mean by `weight`."""
+        """Returns the factor that turns gradients in multiples of `first` into those of a mean by `weight`."""
         return 1.0 if self._options.loss == "sum" or weight == 0 else first / weight
 
     def weight(self, work: Work, weight: float) -> float:
-        """What the batch counts among others: in a mean its weight, else its rows."""
+        """The weight of a batch among others: `weight` where the loss is a mean, else its number of rows."""
         return weight if self._options.loss == "mean" else float(work.rows)
 
     def _of_workers(self, workers: VirtualWorkers, work: Work, parts: int, tally: Tally, batch: int, looked_up: list[Any]) -> float:
-        """Of this process's virtual workers together, and what they weigh. Gradients of rows that they looked up stay each worker's."""
+        """Adds up the gradients and weights of this process's virtual workers; returns the loss. Gradients of looked-up rows stay per worker."""
         tree, buffers = Tree(self._options.loss == "sum"), Buffers(self._options.models if workers.own > 1 else ())
         for number, one in enumerate(work.each()):
             if one is None:

@@ -21,7 +21,7 @@ _MEAN = 1  # torch's number for reduction="mean".
 
 
 class Batch:
-    """What a step's function gets.
+    """The batch that a step's function gets.
 
     Tensors, NumPy arrays and Rows have rows first; numbers, text, None and tensors without dimensions
     go to every part as they are. Around them: tuples, named tuples, lists, dataclasses and mappings, in
@@ -160,7 +160,7 @@ def _has_rows(one: Any) -> bool:
 
 
 def _rows_of(one: Any) -> int:
-    """Of what has rows."""
+    """The number of rows of a leaf that has rows."""
     return int(one.batch_sizes[0]) if _is_packed(one) else len(one)
 
 

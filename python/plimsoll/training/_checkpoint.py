@@ -142,7 +142,7 @@ def write(content: dict[str, Any], path: pathlib.Path, step: int) -> int:
 
 
 def read(path: pathlib.Path, step: int, mapped: bool = False) -> dict[str, Any]:
-    """What write() wrote. `mapped`: tensors are pages of the file. Errors: CorruptError; OSError."""
+    """Returns the content that write() wrote. mapped: its tensors are pages of the file. Errors: CorruptError; OSError."""
     import torch
 
     try:
@@ -165,9 +165,9 @@ def read(path: pathlib.Path, step: int, mapped: bool = False) -> dict[str, Any]:
 
 
 def copied(value: Any, copy_of: Callable[[Any], Any] | None = None, kind: type | None = None) -> Any:
-    """What check_plain() takes, its tensors copied; a model's state keeps its attributes.
+    """Copies a value that check_plain() takes, with its tensors. A model's state keeps its attributes.
 
-    copy_of: makes the copy. kind: what is copied instead of tensors; it takes a copy_of.
+    copy_of: makes a tensor's copy. kind: the type that is copied instead of tensors; it needs a copy_of.
     """
     if kind is None:
         import torch

@@ -139,7 +139,7 @@ class _Chunk:
         return losses
 
     def _losses_of(self, rows: slice, labels: Any) -> Any:
-        """Of a block. It stays in the processor's cache from the logits to the gradient."""
+        """Computes the losses and the gradient of a block. The block stays in the processor's cache from its logits to its gradient."""
         import torch
 
         products = self._products[rows]

@@ -67,7 +67,7 @@ class Evaluation:
 
 
 def _joined(made: list[Any], weights: list[float], sums: bool) -> Any:
-    """What the parts of an evaluation gave, as one."""
+    """Joins the results of an evaluation's parts into one."""
     import torch
 
     first = made[0]

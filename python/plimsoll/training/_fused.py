@@ -19,10 +19,11 @@ _DEVICES = ("cpu", "cuda")
 
 
 def choose_fused(optimizers: list[tuple[str, Any]], models: list[Any], alone: bool, events: Callable[[dict[str, Any]], Any]) -> None:
-    """Before the first step of a run. An optimizer that has stepped keeps its kernel: another one rounds otherwise.
+    """Chooses torch's fused kernel where it can, before the first step of a run. Once stepped, an optimizer keeps its kernel:
+    another one rounds otherwise.
 
-    alone: no other rank makes the step. It decides of what is told, never of the kernel: any number of ranks has the same bits.
-    events: is told of the choice, and of the bytes that each step copies.
+    alone: no other rank makes the step. It decides what is reported, never the kernel: any number of ranks has the same bits.
+    events: gets the choice, and the bytes that each step copies.
     """
     fused = len(optimizers) == 1 and _may_be_fused(optimizers[0][1], models)
     if fused:

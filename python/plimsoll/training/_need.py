@@ -23,13 +23,13 @@ _PARTS = (16, 12, 8, 6, 4, 3, 2)  # Of a batch, whose steps are traced.
 
 
 class Need:
-    """Of a step's batches."""
+    """Estimates the memory that a step needs."""
 
     def __init__(self, options: Options, accumulation: Accumulation) -> None:
         self._options, self._accumulation = options, accumulation
 
     def of(self, work: Work, recomputes: bool) -> int | None:
-        """About what the whole step leases, from traced gradients of parts of its batch; None: no telling.
+        """Estimates the bytes that the whole step leases, from traced gradients of parts of its batch; None: not known.
 
         The optimizer is not stepped, so that nothing has to be put back but buffers and random states.
         """
@@ -71,7 +71,7 @@ class Need:
         return max(needed, self.of_update())
 
     def of_update(self) -> int:
-        """What is held while the optimizer writes: gradients, its copies, and a parameter's temporaries."""
+        """Returns the bytes held while the optimizer writes: live tensors, gradients, its copies, and a parameter's temporaries."""
         options = self._options
         sizes = [p.numel() * p.element_size() for p in options.trained()]
         if not sizes:
@@ -105,7 +105,7 @@ class Need:
         return error
 
     def _gradients_that_wait(self) -> int:
-        """What subtrees of this process's virtual workers hold while another worker has its turn."""
+        """Returns the bytes of gradients that wait, as subtrees of virtual workers' sums, while another worker has its turn."""
         workers = self._options.handed.workers
         own = 1 if workers is None else workers.own
         return (own.bit_length() - 1) * sum(p.numel() * p.element_size() for p in self._options.trained())

@@ -83,14 +83,14 @@ class BatchPlan:
     peak_bytes: int
     """Highest sum of tensors during a step, as the arena counts them."""
     leased_bytes: int
-    """What to admit for them: with the arena's cache and partly used pages."""
+    """Bytes to admit for these tensors, the arena's cache and partly used pages included."""
     available_bytes: int
     bytes_per_row: int
     operator: str
-    """Whose allocation makes the peak: "aten::addmm"."""
+    """The operator whose allocation makes the peak: "aten::addmm"."""
     phase: str
     parts: dict[str, int]
-    """Who holds the peak: static, gradients, activations, optimizer, temporaries, other threads."""
+    """The peak by holder: static, gradients, activations, optimizer, temporaries, other threads."""
     step_seconds: float
     at_most_rows: bool
     """The memory would take more rows than max_batch_size allows."""
@@ -102,13 +102,13 @@ class BatchPlan:
     verified: list[dict[str, Any]]
     advice: str
     held: dict[str, int]
-    """Of the static part: parameters, embeddings, optimizer, buffers, teacher."""
+    """The static part by holder: parameters, embeddings, optimizer, buffers, teacher."""
     limit_bytes: int
     baseline_bytes: int
     warnings: list[str] = dataclasses.field(default_factory=list)
     from_cache: bool = False
     device: dict[str, Any] | None = None
-    """What the step would hold on the device that was asked for: name, limit_bytes, reserved_bytes,
+    """Memory of the step on the device that was asked for: name, limit_bytes, reserved_bytes,
     bound_bytes (that and room for what its kernels do otherwise: never above limit_bytes),
     allocated_bytes, fragmentation_bytes (reserved and free when it reserved most), static_bytes
     (reserved for what stays), steady (a repeated step reserves no more)."""

@@ -24,9 +24,9 @@ from ._transaction import Before, CallsMade, writes_at_the_end
 
 
 class Ladder:
-    """What is tried after each refusal: the same again, then with modules recomputed, then in twice as many parts.
+    """The tries after each refusal: the same again, then with modules recomputed, then in twice as many parts.
 
-    name, what: of what is tried again, and of what is cut, in the events.
+    name, what: names of what is tried again and of what is cut, for the events.
     cuttable:   whether more parts may be made, given whether there are rows for them; all ranks say the same.
     """
 
@@ -75,7 +75,7 @@ class Retry:
         """Tries that were refused."""
 
     def begin_with(self, parts: int, recomputes: bool) -> None:
-        """What the next step is tried with first."""
+        """Sets the number of parts, and whether modules are recomputed, for the next step's first try."""
         self.parts, self.recomputes = parts, recomputes
 
     def step(self, work: Work) -> float:
@@ -111,7 +111,7 @@ class Retry:
 
     def until_made(self, attempt: Callable[[], tuple[Any, Refusal | None]], before: Before, ladder: Ladder,
                    given_up: Callable[[Refusal], BudgetExceeded]) -> Any:
-        """What attempt() makes, tried again by the ladder, from `before` each time. Errors: given_up() where nothing helps."""
+        """Calls attempt() until it succeeds, by the rungs of the ladder, from `before` each time. Errors: given_up() where nothing helps."""
         while True:
             made, refusal = attempt()
             if refusal is None:

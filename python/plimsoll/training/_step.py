@@ -208,12 +208,12 @@ class TrainingStep:
 
     @property
     def gradient_norm(self) -> float:
-        """Of the last step's gradients, before they were clipped; 0 without clip_norm."""
+        """The norm of the last step's gradients before clipping; 0 without clip_norm."""
         return self._update.gradient_norm
 
     @property
     def admitted_bytes(self) -> int:
-        """What tensors were promised by admit()."""
+        """Bytes that admit() has promised to tensors."""
         return self._admission.admitted_bytes
 
     def __enter__(self) -> TrainingStep:
@@ -239,7 +239,7 @@ class TrainingStep:
                 "limit_bytes": ledger.limit_bytes if ledger else 0, **stop}
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run must go on with: how batches are cut, what is recomputed, and within
+        """Returns the state that a resumed run needs: how batches are cut, what is recomputed, and within
         `accumulate` the gradients so far (not copied). Errors: RuntimeError while Rows wait there."""
         if self._rows_waiting():
             raise RuntimeError("Rows of batches in `accumulate` wait for the optimizer's step: take the "
@@ -295,7 +295,7 @@ class TrainingStep:
         return self._admission.of_step(self._backward.work(batch, *functions))
 
     def admit_evaluation(self, batch: Any, f: Callable[..., Any]) -> int:
-        """As admit(), of evaluate(batch, f): so that no evaluation ends a run that training could finish."""
+        """Does the same as admit() for evaluate(batch, f), so that no evaluation ends a run that training could finish."""
         given = Batch(batch, self._options.split)
         return self._admission.admit(f"an evaluation of {given.rows} rows", given.rows,
                                      lambda: self._evaluation.rehearsed(given, f), lambda: None)

@@ -28,16 +28,16 @@ _OF_RANKS = ("DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule"
 
 @dataclasses.dataclass(frozen=True)
 class Handed:
-    """What a plimsoll.Run hands to a step when it is made; without one it is as here."""
+    """Settings that a plimsoll.Run hands to a step when it makes one. Without a run the defaults hold."""
 
     looks: bool = True
-    """Looks at the memory; a run does it itself, where it can commit."""
+    """Whether the step looks at the memory. A run looks itself, where it can commit."""
     group: Group = Solo()
-    """Those that make the same step."""
+    """The ranks that make the same step."""
     workers: VirtualWorkers | None = None
-    """Those that the batch is cut for."""
+    """The virtual workers that the batch is cut for; None: there are none."""
     tables: Sequence[DealtTable] = ()
-    """Whose rows these look up."""
+    """Dealt tables whose rows the step looks up."""
     not_its_own: Sequence[Any] = ()
     """Parameters of other optimizers, whose steps are theirs."""
     keeps_made: bool = False
@@ -128,7 +128,7 @@ def refuse_closures(optimizers: Iterable[Any]) -> None:
 
 
 def listed(value: Any) -> list[Any]:
-    """What may be given as one, or as several."""
+    """Returns `value` as a list: None as [], a single one as its only entry, a list or tuple as its entries."""
     if value is None:
         return []
     return list(value) if isinstance(value, (list, tuple)) else [value]

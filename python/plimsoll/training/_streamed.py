@@ -106,13 +106,13 @@ def stream_frozen(model: torch.nn.Module, files: str | os.PathLike[str] | Iterab
 
 
 class StreamedWeights:
-    """What stream_frozen() made. It lives as long as the model, or until it or the governor is closed."""
+    """Frozen weights as stream_frozen() made them. They live as long as the model, or until they or the governor are closed."""
 
     def __init__(self, blocks: list[_Block], size: int, ring: WeightRing | None) -> None:
         """For stream_frozen()."""
         self._ring = ring
         self.bytes = size
-        """Of the frozen weights."""
+        """The bytes of the frozen weights."""
         if ring is not None:
             weakref.finalize(self, ring.close)
         for number, block in enumerate(blocks):
@@ -123,17 +123,17 @@ class StreamedWeights:
 
     @property
     def streamed(self) -> bool:
-        """Whether they are on disk; else in memory."""
+        """Whether the weights are on disk; else they are in memory."""
         return self._ring is not None
 
     @property
     def ring_bytes(self) -> int:
-        """That are leased for weights that stream."""
+        """Bytes that are leased for streamed weights."""
         return 0 if self._ring is None else self._ring.bytes
 
     @property
     def stall_seconds(self) -> float:
-        """That the model has waited for the disk so far."""
+        """Seconds that the model has waited for the disk so far."""
         return 0.0 if self._ring is None else self._ring.stall_seconds
 
     def close(self) -> None:
@@ -171,7 +171,7 @@ class _Owned:
             else torch.nn.Parameter(tensor, requires_grad=False)
 
     def view(self, data: Any) -> Any:
-        """Of bytes. The values of a block."""
+        """Views a block's bytes as the parameter's values."""
         return data.view(self.dtype).view(self.shape)
 
     def stand_in_state_dict(self, absent: Any) -> None:
@@ -201,7 +201,7 @@ class _Owned:
         self.module.register_load_state_dict_pre_hook(loading)
 
     def checksum(self) -> int:
-        """Of its values; −1: they have not been read."""
+        """The checksum of the parameter's values. −1: they have not been read."""
         if self.place is None:
             return _core.crc32c(bytes_of(self.parameter))
         return max(self.place.checksum, self.place.expected)
@@ -272,7 +272,7 @@ class _Block:
 
 
 def _is_cache(value: Any) -> bool:
-    """Of transformers', or the tuples of its older models."""
+    """Whether `value` is a cache of transformers, or the tuples of its older models."""
     return isinstance(value, tuple) or hasattr(value, "get_seq_length")
 
 
@@ -398,7 +398,10 @@ def _folder(directory: str | os.PathLike[str] | None) -> pathlib.Path:
 
 
 def _written(blocks: list[_Block], path: pathlib.Path, reader: WeightReader) -> dict[str, Place]:
-    """What `reader` has open then is this very file: other processes, such as ranks, may write one of that name."""
+    """Writes the blocks' weights to `path`; returns their places by name.
+
+    Afterwards `reader` has this very file open: other processes, such as ranks, may write one of the same name.
+    """
     with replaced(path, f"{path.name}.{os.getpid()}", durable=False) as partial:
         write_tensors(partial, {owned.full_name: owned.parameter for block in blocks for owned in block.owned})
         places = places_in(partial)

@@ -28,9 +28,9 @@ _CONTAINERS = (list, dict, set, collections.deque, collections.OrderedDict, coll
 
 
 class ModuleNames:
-    """What the names of modules mean: parameters, buffers and plain attributes, modes included.
+    """Everything that modules have by name: parameters, buffers and plain attributes, modes included.
 
-    Tensors are put back as the objects they were; buffers() are for who keeps their values too. Lists,
+    Tensors are put back as the objects they were; buffers() are for callers that keep their values too. Lists,
     dicts, sets and deques that are attributes get their entries back, not what is inside these. Parameters that need
     no gradient get back what they had as .data; one that was written in place is named.
 
@@ -148,7 +148,7 @@ class Before:
 
 
 def parameters_of(others: Iterable[Any]) -> Iterator[Any]:
-    """Of the modules among them."""
+    """Yields the parameters of the modules among `others`."""
     import torch
 
     return (parameter for one in others if isinstance(one, torch.nn.Module) for parameter in one.parameters())
@@ -207,7 +207,7 @@ class Gradients:
         return made
 
     def give(self, made: dict[int, Any]) -> None:
-        """What taken() gave, as new gradients."""
+        """Sets the gradients that taken() returned as the new ones."""
         for key, gradient in made.items():
             self._kept[key][0].grad = gradient
 
@@ -236,7 +236,7 @@ class Gradients:
             leaf.grad = total
 
     def join(self, before: float, now: float) -> None:
-        """As add_up(): what was set aside multiplied by `before`, and the new by `now`."""
+        """Adds up like add_up(), but multiplies what was set aside by `before` and the new gradients by `now`."""
         import torch
 
         with torch.no_grad():
@@ -417,9 +417,9 @@ class Together:
         self.param_groups = [group for one in optimizers for group in one.param_groups]
 
     def unscale(self, scaler: Any) -> None:
-        """scaler.unscale_(), which is told of the rows by a leaf of one number. Errors: ValueError (no gradient).
+        """Unscales by scaler.unscale_(). A leaf of one number tells it whether the rows' gradients are finite. Errors: ValueError (no gradient).
 
-        Rows are not unscaled by it: it copies its scale from the device to where a gradient is, and does not wait for it.
+        Rows are unscaled here instead: the scaler copies its scale from the device to where a gradient is, and does not wait for it.
         """
         import torch
 
@@ -435,7 +435,7 @@ class Together:
         scaler.unscale_(self)
 
     def prepare(self, check: bool, applies: bool) -> None:
-        """Makes what may fail. Errors: ValueError (no gradient; NaN or infinity in one)."""
+        """Computes everything that can fail, before anything is written. Errors: ValueError (no gradient; NaN or infinity in one)."""
         stores = {id(one._store): one._store for one in self._rows}
         for key, store in stores.items():
             own = [one for one in self._rows if id(one._store) == key]
@@ -451,7 +451,7 @@ class Together:
                                       grads[0] if one_of else np.concatenate(grads)))
 
     def step(self) -> bool:
-        """Of the optimizers; apply_rows() is to follow."""
+        """Steps the optimizers. apply_rows() must follow."""
         for optimizer in self._optimizers:
             optimizer.step()
         return True

@@ -25,7 +25,7 @@ class Update:
     def __init__(self, options: Options) -> None:
         self._options, self._group, self._keeps_made = options, options.handed.group, options.handed.keeps_made
         self.gradient_norm = 0.0
-        """Of the last gradients, before they were clipped; 0 without clip_norm."""
+        """The norm of the last gradients before clipping; 0 without clip_norm."""
 
     def make(self, rows: list[Rows | Owned], rehearsing: bool) -> tuple[bool, list[Callable[[], Any]]]:
         """(whether the optimizers stepped, what puts that back where another call may fail). False: the scaler skipped it.

@@ -41,7 +41,7 @@ _KINDS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat1
 
 @dataclasses.dataclass
 class Place:
-    """Of one tensor."""
+    """The place of one tensor in a file."""
 
     name: str
     path: pathlib.Path
@@ -49,20 +49,20 @@ class Place:
     """Bytes, from the beginning of the file."""
     size: int
     dtype: str
-    """As torch calls it: "bfloat16"."""
+    """The tensor's dtype in the file, by torch's name: "bfloat16"."""
     shape: tuple[int, ...]
     wanted: str = ""
     """The dtype it is to have in memory; "": the same."""
     checksum: int = -1
-    """CRC-32C of the file's bytes, when they were read first; −1: never. Written by who reads."""
+    """CRC-32C of the file's bytes, when they were read first; −1: never. The reader writes it."""
     seen: tuple[int, ...] = ()
     """Which state of the file had it: see _state_of()."""
     expected: int = -1
-    """What it must be; −1: nobody knows yet. Written by expect()."""
+    """The checksum that it must have; −1: not known yet. Written by expect()."""
 
     @property
     def memory_bytes(self) -> int:
-        """Of its numbers in memory."""
+        """The bytes of the tensor in memory."""
         import torch
 
         if not self.wanted:
@@ -146,8 +146,8 @@ def laid_out(places: Iterable[Place]) -> tuple[list[int], int]:
 
 
 def names_in(model: Any, names: Iterable[str]) -> dict[str, str]:
-    """What the model calls the tensors of its files. transformers saves some under the names of their first release
-    (GPT-NeoX's lm_head as "embed_out"), and its own renaming says which. Tensors that it puts together are left as they are.
+    """Returns the model's name for each of the `names` in its files. transformers saves some tensors under the names of their first
+    release (GPT-NeoX's lm_head as "embed_out"), and its own renaming says which. Tensors that it puts together are left as they are.
     """
     loaded = sys.modules.get("transformers.modeling_utils")
     inner = next((part for part in model.modules() if isinstance(part, loaded.PreTrainedModel)), None) if loaded else None
@@ -284,7 +284,7 @@ class WeightReader:
 
 
 def _state_of(file: int) -> tuple[int, ...]:
-    """What is another when an open file has been written; () where that was so lately that it might not be."""
+    """Returns a state that differs after an open file was written. (): the last write is so recent that another might not show."""
     now = os.fstat(file)
     return () if time.time_ns() - now.st_mtime_ns < _SETTLED_NS else (now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns,
                                                                       now.st_ctime_ns)

@@ -50,7 +50,7 @@ class WeightRing:
         size = max(end for _, end in laid)
         slots = min(slots, len(blocks))
         self.bytes = slots * -(-size // mmap.PAGESIZE) * mmap.PAGESIZE + READER_BYTES
-        """That are leased."""
+        """Bytes that are leased."""
         try:
             self._lease = governor.reserve(self.bytes)
         except BudgetExceeded as error:
@@ -70,7 +70,7 @@ class WeightRing:
         self._closed = False
         self._process = os.getpid()
         self.stall_seconds = 0.0
-        """That use() has waited for the disk."""
+        """Seconds that use() has waited for the disk."""
         self._thread = threading.Thread(target=self._read_ahead, name="plimsoll-weights", daemon=True)
         self._thread.start()
 

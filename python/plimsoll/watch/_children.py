@@ -45,7 +45,7 @@ _QUESTIONS_MOST = 4  # In the life of a Watch.
 
 
 class Board:
-    """What parent and workers share. One in a process."""
+    """The memory that parent and workers share. One per process."""
 
     def __init__(self, file: int, bell: int, rope: int) -> None:
         self._file, self._bell, self._rope = file, bell, rope
@@ -80,7 +80,7 @@ class Board:
         self._map[:_HEADER.size] = _HEADER.pack(number, mean_bytes, slot)
 
     def answers(self) -> dict[int, dict[str, Any]]:
-        """What was answered so far, by slot: sites [(line, bytes)], and holder once it was looked for."""
+        """Returns the answers so far, by slot: sites [(line, bytes)], and the holder once a worker has looked for it."""
         found = {}
         for slot in range(_SLOTS):
             at = _FIRST + slot * _SLOT_BYTES
@@ -152,7 +152,7 @@ class Board:
 
 
 def _answer(board: Board, slot: int, asked: Callable[[], bool]) -> None:
-    """Samples until nobody asks any more, and searches where it is told to."""
+    """Samples until nobody asks any more. Looks for the holder once the parent asks this slot to."""
     number, mean_bytes, _ = board.question
     allocations = _core.Allocations(mean_bytes, library_folders())
     try:
@@ -174,7 +174,7 @@ def _answer(board: Board, slot: int, asked: Callable[[], bool]) -> None:
 
 
 def _holder(allocations: _core.Allocations, where: str, until: int, asked: Callable[[], bool]) -> str:
-    """Who holds what that line allocated; "" where nobody was found."""
+    """Returns the name of the holder of what that line allocated; "" where none was found."""
     from ._graph_walk import GraphWalk
     from ._holders import FEW, Roots, name_of
 

@@ -125,7 +125,7 @@ def _look_at(torch: Any, tensor: Any) -> int:
 
 
 def name_of(search: _core.HolderSearch, roots: Roots) -> str:
-    """Who holds what was found: "list `kept` in module __main__"; "" where nobody was."""
+    """Returns the name of the holder of what was found: "list `kept` in module __main__"; "" where there is none."""
     way = search.holder()
     ways = search.ways(8)
     below = [one[:len(one) - len(way)] for one in ways]
@@ -228,7 +228,7 @@ def _is_opaque(one: Any, roots: Roots, deep: int = 3) -> bool:
 
 
 def _told(way: list[Any], *below: list[Any]) -> str:
-    """What kind of holder it is, where its name does not say so."""
+    """Returns the kind of holder, where its name does not tell it: thread-local, or an exception traceback."""
     if any(isinstance(one, _LOCAL) for one in way):
         return " (thread-local)"
     traced = [any(isinstance(one, types.TracebackType) for one in each) for each in (below or (way,))]

@@ -26,7 +26,7 @@ _BESIDE = ("files", "page tables")  # The kernel takes them back, or needs them 
 
 
 def memory_summary() -> str:
-    """Who holds how much in this process and its children, and what would help; text of a few lines.
+    """Returns a few lines of text: who holds how much memory in this process and its children, and what would help.
 
         print(plimsoll.memory_summary())
 

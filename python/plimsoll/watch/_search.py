@@ -55,7 +55,7 @@ class Search:
         self._told: set[str] = set()
         self._trimmed = False
         self.collect_seconds: float | None = None
-        """What gc.collect() took, where one was made."""
+        """Seconds that gc.collect() took; None where none was made."""
 
     @property
     def sampling(self) -> bool:
@@ -207,7 +207,7 @@ class Search:
         return bool((before and after < (1 - _GARBAGE) * before and freed > 0.2 * grown) or freed > _GARBAGE * grown)
 
     def _tell_lines(self, step: int) -> None:
-        """What no hook saw has no object to look for."""
+        """Tells the lines of the trace, without a holder: for memory that no hook saw there is no object to look for."""
         assert self._trace is not None
         self._sites, self._trace = self._trace.sites[:_SITES_MOST], None
         self._tell("", garbage=self._garbage(step))

@@ -97,10 +97,10 @@ class Watch:
             self._phases.pop()
 
     def verdict(self, *, wait: bool = True) -> Finding:
-        """What grows, by all looks so far; str() is one line, `.advice` what to do.
+        """Returns what grows, by all looks so far. str() is one line; `.advice` says what to do.
 
-        wait: a search that is under way is ended now, which may take a second; False: it goes on beside the steps, and
-              what it finds stands in a later verdict.
+        wait: finishes a search that is under way now, which may take a second. False: the search goes on beside the steps, and
+              its result is in a later verdict.
         """
         found = self._core.verdict()
         if wait and self._search is not None and found.kind == "leak":
@@ -120,12 +120,12 @@ class Watch:
 
     @property
     def owners(self) -> dict[str, int]:
-        """Who held how much at the last look, in bytes."""
+        """Bytes held at the last look, by owner."""
         return self._core.owners
 
     @property
     def held_bytes(self) -> int:
-        """What this process and its children held at the last look, shared pages once, files left out."""
+        """Bytes that this process and its children held at the last look. Shared pages count once; files do not count."""
         return self._core.held_bytes
 
     def _repr_html_(self) -> str:

@@ -22,13 +22,13 @@ _log = logging.getLogger("plimsoll.watch")
 
 
 class LoopWatch:
-    """What the callbacks of plimsoll.integrations share: steps, one phase at a time, lines, a warning, a summary."""
+    """Watches a loop for the callbacks of plimsoll.integrations: steps, one phase at a time, lines, a warning, a summary."""
 
     def __init__(self, watch: Watch | None, log_every_n_steps: int = 0) -> None:
         if log_every_n_steps < 0:
             raise ValueError(f"WatchCallback: log_every_n_steps {log_every_n_steps} must be 0 or more")
         self.watch = Watch() if watch is None else watch
-        """Whose verdict() there is at any time."""
+        """The Watch, whose verdict() may be asked for at any time."""
         self._phase = ExitStack()
         self._inside = ""
         self._warned: set[tuple[str, str]] = set()
@@ -46,7 +46,7 @@ class LoopWatch:
             self.ask()
 
     def enter(self, phase: str) -> None:
-        """What comes belongs to that phase, until leave(); again: nothing."""
+        """Enters a phase, which lasts until leave(). Does nothing within the same phase."""
         if self._inside != phase:
             self.leave()
             self._phase.enter_context(self.watch.phase(phase))
@@ -83,7 +83,7 @@ class LoopWatch:
                 f"{_difference(held - self._first_bytes)} than at the start")
 
     def summary(self) -> list[str]:
-        """What became of memory, and which tensors are large; also where nothing leaks."""
+        """Returns lines on how memory changed and which tensors are large, also where nothing leaks."""
         held = self.watch.held_bytes
         lines = [f"memory after {self.watch.steps} steps: {_core.format_bytes(held)} held, "
                  f"{_difference(held - self._first_bytes)} than at the start; most {_core.format_bytes(self._most_bytes)}",
