@@ -20,21 +20,21 @@ from ._features import FeatureStore
 
 
 class SampleOrder:
-    """Which sample stands at position p of an epoch: a keyed permutation, in O(1) memory."""
+    """A seeded shuffle of an epoch: a keyed permutation of the samples, in O(1) memory."""
 
     def __init__(self, samples: int, seed: int = 0, epoch: int = 0) -> None:
-        """A permutation of 0 … samples−1. Errors: ValueError when samples is negative."""
+        """Makes a permutation of 0 … samples−1. Errors: ValueError when samples is negative."""
         self._core = _core.SampleOrder(samples, seed, epoch)
 
     def at(self, position: Any) -> Any:
-        """The sample at a position (an int), or at each of many (int64 [n] → int64 [n]).
+        """Returns the sample at a position (an int), or the samples at an array of positions (int64 [n] → int64 [n]).
 
         Errors: ValueError for a position out of range.
         """
         return self._map(self._core.at, position, "position")
 
     def position_of(self, sample: Any) -> Any:
-        """The inverse of at(). Errors: ValueError for a sample out of range."""
+        """Returns the position of a sample, or of an array of them: the inverse of at(). Errors: ValueError for a sample out of range."""
         return self._map(self._core.position_of, sample, "sample")
 
     @staticmethod
@@ -60,13 +60,13 @@ class SampleOrder:
 
 
 class Split:
-    """Which records train and which are held out: whole groups, chosen by a seed."""
+    """A split of a store's records into training and held-out ones, by whole groups that a seed chooses."""
 
     def __init__(self, governor: Governor, store: FeatureStore, held_out_groups: int = 0,
                  seed: int = 0) -> None:
-        """Holds out groups of records; a record is its own group in a store without groups.
+        """Holds out `held_out_groups` groups of records. In a store without groups each record is a group of its own.
 
-        Errors: ValueError when there are fewer groups; BudgetExceeded.
+        Errors: ValueError when the store has fewer groups; BudgetExceeded.
         """
         self._store = store
         self._core = _core.Split.create(governor._core, store._core, held_out_groups, seed)
@@ -74,29 +74,29 @@ class Split:
 
     @property
     def train_rows(self) -> int:
-        """Records that train."""
+        """Number of training records."""
         return self._core.train_rows
 
     @property
     def held_out_rows(self) -> int:
-        """Records held out."""
+        """Number of held-out records."""
         return self._core.held_out_rows
 
     @property
     def held_out_groups(self) -> int:
-        """Groups held out."""
+        """Number of held-out groups."""
         return self._core.held_out_groups
 
     def train_ids(self) -> np.ndarray:
-        """Ids of the records that train. Shape: int64 [train_rows]."""
+        """Returns the ids of the training records. Shape: int64 [train_rows]."""
         return self._ids(self._core.train_ordinals, self.train_rows)
 
     def held_out_ids(self) -> np.ndarray:
-        """Ids of the records held out. Shape: int64 [held_out_rows]."""
+        """Returns the ids of the held-out records. Shape: int64 [held_out_rows]."""
         return self._ids(self._core.held_out_ordinals, self.held_out_rows)
 
     def close(self) -> None:
-        """Returns what it leases; loaders opened with it keep their own hold."""
+        """Returns the split's memory to the governor. Loaders opened with it go on working."""
         self._core.close()
 
     def _ids(self, ordinals_at: Any, rows: int) -> np.ndarray:
@@ -106,7 +106,7 @@ class Split:
 
 
 class LoaderState(NamedTuple):
-    """Where a loader is; enough to go on from there, in this process or another."""
+    """A loader's position. It is enough to resume from there, in this process or another."""
 
     seed: int
     epoch: int = 0
@@ -124,27 +124,27 @@ class Batch(Columns):
     """int64 [rows]: index of each record's group."""
     epoch: int
     position: int
-    """Of the batch's first sample in its epoch."""
+    """Position of the batch's first sample in its epoch."""
     ends_epoch: bool
     state_after: LoaderState
-    """Where a resume after this batch goes on."""
+    """The loader's state after this batch: resume from it with the next one."""
 
 
 class Loader:
-    """Batches of features in a seeded shuffled order, from a ring bounded in bytes.
+    """Reads batches of features in a seeded shuffled order, ahead of use, into a ring bounded in bytes.
 
         loader = plimsoll.Loader.open(governor, "items", batch_rows=512, seed=7)
         for epoch in range(3):
             for batch in loader.epoch(epoch):
                 x = batch.tensor("image")
 
-    Batches do not depend on the number of threads. Plain iteration gives the rest of the epoch the
-    loader is in; iterating again gives the next one.
+    Batches do not depend on the number of threads. Plain iteration yields the rest of the current epoch;
+    iterating again yields the next one.
     """
 
     def __init__(self, store: FeatureStore, loader: _core.Loader, columns: list[str],
                  state: LoaderState, owns_store: bool) -> None:
-        """For open()."""
+        """Called by open()."""
         self._store = store
         self._core = loader
         self._columns = columns
@@ -162,13 +162,13 @@ class Loader:
              cache_bytes: int | str = 0, sweep_batches: int = 1) -> Loader:
         """Opens a loader over a FeatureStore, or over the store in a directory.
 
-        queue_bytes: the ring, in bytes or as "256MiB"; 0 is four batches. At least two must fit.
+        queue_bytes: size of the ring, in bytes or as "256MiB"; 0 is four batches. At least two must fit.
         drop_last: leaves out an epoch's last, partial batch.
-        split:     reads only its training records.
+        split:     the loader reads only its training records.
         state:     where to start; see the property of that name.
-        cache_bytes: the slab of the store, when `data` is a directory.
-        sweep_batches: so many coming batches are read in one pass over the store's file: fewer
-                   reads, the same batches. The store's slab must hold two such windows.
+        cache_bytes: size of the store's slab, when `data` is a directory.
+        sweep_batches: number of coming batches that one pass over the store's file reads: more mean fewer
+                   reads, and the same batches. The store's slab must hold two such windows.
 
         Errors: ValueError; NotFoundError (data, column); BudgetExceeded naming the bytes needed.
         """
@@ -190,15 +190,15 @@ class Loader:
 
     @property
     def state(self) -> LoaderState:
-        """Where the loader is: after the batch handed out last."""
+        """The loader's position: after the batch handed out last."""
         return self._state
 
     def state_dict(self) -> dict[str, int]:
-        """`state` under its names, for plimsoll.save_checkpoint() and others of this protocol."""
+        """Returns `state` as a dict, for plimsoll.save_checkpoint() and anything else that calls state_dict()."""
         return self._state._asdict()
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Goes to the state that state_dict() gave. Errors: as seek()."""
+        """Goes to a state that state_dict() returned. Errors: as seek()."""
         self.seek(LoaderState(**state))
 
     def seek(self, state: LoaderState | tuple[int, int, int]) -> None:
@@ -208,7 +208,7 @@ class Loader:
         self._state = state
 
     def next(self) -> Batch:
-        """The next batch; epochs follow one another without end. Errors: those of read()."""
+        """Returns the next batch; epochs follow one another without end. Errors: those of FeatureStore.read()."""
         head = self._core.next()
         rows = head["rows"]
         buffers: dict[str, Buffer] = self._store._buffers(self._columns, rows)
@@ -222,12 +222,12 @@ class Loader:
         return batch
 
     def epoch(self, epoch: int) -> Iterator[Batch]:
-        """Every batch of one epoch, from its beginning."""
+        """Yields every batch of one epoch, from its beginning."""
         self.seek(LoaderState(self._state.seed, epoch, 0))
         yield from self
 
     def __iter__(self) -> Iterator[Batch]:
-        """The rest of the epoch the loader is in."""
+        """Yields the remaining batches of the current epoch."""
         while self.batches_per_epoch > 0:
             batch = self.next()
             yield batch
@@ -235,31 +235,31 @@ class Loader:
                 return
 
     def upcoming_ids(self) -> np.ndarray:
-        """Ids of the batch after the one handed out last, for EmbeddingStore.prefetch()."""
+        """Returns the ids of the next batch, for EmbeddingStore.prefetch(). Shape: int64 [rows]."""
         return np.array(self._core.upcoming_ids(), np.int64)
 
     @property
     def batches_per_epoch(self) -> int:
-        """Batches in one epoch."""
+        """Number of batches in one epoch."""
         return self._core.batches_per_epoch
 
     @property
     def slot_bytes(self) -> int:
-        """Bytes of one batch in the ring."""
+        """Bytes that one batch takes in the ring."""
         return self._core.slot_bytes
 
     @property
     def slots(self) -> int:
-        """Batches that fit the ring."""
+        """Number of batches that fit in the ring."""
         return self._core.slots
 
     @property
     def stall_ns(self) -> int:
-        """Nanoseconds that next() has waited for input."""
+        """Nanoseconds that next() has waited for batches so far."""
         return self._core.stall_ns
 
     def close(self) -> None:
-        """Ends the loader's threads and returns the ring; the store too, if open() opened it."""
+        """Ends the loader's threads and frees the ring. Closes the store, too, if open() opened it."""
         self._core.close()
         if self._owns_store:
             self._store.close()

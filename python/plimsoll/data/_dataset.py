@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""import_dataset(): a dataset of numbers and fixed-shape arrays becomes a FeatureStore, in bounded memory.
+"""import_dataset(): writes a dataset of numbers and fixed-shape arrays into a FeatureStore, in bounded memory.
 
 Reading order: import_dataset(), _items(), _Chunk.
 Memory: one chunk of about 4 MiB, and one item at a time.
@@ -32,25 +32,27 @@ def import_dataset(dataset: Any, out: str | os.PathLike[str], *,
                    dtype: str | Mapping[str, str] | None = None,
                    allow_non_finite: bool = False,
                    compression: str = "none", append: bool = False) -> dict[str, Any]:
-    """Streams a dataset into a FeatureStore in `out`, a new one unless `append`, and returns what plimsoll.info(out)
-    says.
+    """Streams a dataset into a FeatureStore in `out` and returns plimsoll.info(out).
+
+    The store is a new one, unless `append` is set.
 
     dataset: map-style (len() and [i]; a torch Dataset, a list, a NumPy array), iterable (a
              generator, an IterableDataset), or a dict of equally long arrays. An item is a dict, a
-             (named) tuple or one array, tensor or number; the first item decides the columns
-             ("value" for a single array, "c0", "c1", … for a tuple), and every other must fit them.
-    ids:     the key that holds an item's id, or one id per item; by default the key "id" where
-             items have it, else 0, 1, 2, …; with `append` on from the store's number of records.
+             (named) tuple or one array, tensor or number. The first item decides the columns
+             ("value" for a single array, "c0", "c1", … for a tuple); every other item must fit them.
+    ids:     the key that holds an item's id, or an iterable of one id per item. The default is the key "id" where
+             items have it, else 0, 1, 2, …; with `append` counting starts at the store's number of records.
     groups:  the key that holds an item's group id; items of a group are consecutive.
-    governor: whose limit to keep; by default one of its own for the time of the call.
-    dtype:   a dtype for every floating-point column, or one by column: "float16" halves the bytes. Whole numbers that
-             it has not are an error.
+    governor: the governor whose limit applies; by default a new one for the time of the call.
+    dtype:   a dtype for every floating-point column, or a dtype by column: "float16" halves the bytes. A whole number
+             that the dtype cannot represent is an error.
     compression: as for FeatureWriter.
-    append:  adds the items to the store in `out` (FeatureWriter.extend): the same columns, and its compression.
+    append:  adds the items to the store in `out` (FeatureWriter.extend). Its columns must be the same; its compression
+             stays.
 
     Shape:  column k is [items, shape of the first item's k-th array…].
     Errors: ValueError naming the item and the column (missing, another shape or dtype, not an
-            array, NaN or infinity, duplicate id); OSError. After an error `out` is as it was.
+            array, NaN or infinity, duplicate id); OSError. After an error `out` is unchanged.
     """
     assert governor is not None  # By with_governor.
     items = _items(dataset)
@@ -203,7 +205,7 @@ def _as_array(value: Any, index: int, name: str) -> np.ndarray:
 
 def _spec(name: str, value: Any, dtype: str | Mapping[str, str] | None
           ) -> tuple[str, tuple[int, ...], np.dtype]:
-    """(dtype to store, shape, dtype as given) of a column, from the first item."""
+    """Returns (dtype to store, shape, dtype as given) of a column, from the first item."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise ValueError(f"item 0: column {name!r} needs a name of small letters, digits and _")
     array = _as_array(value, 0, name)

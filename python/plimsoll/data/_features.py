@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FeatureStore and FeatureWriter: read-only named columns per id, on disk, in a fixed slab.
+"""FeatureStore and FeatureWriter: read-only named columns per id, on disk, read through a slab of fixed size.
 
 Threads: reads of one FeatureStore run side by side; a FeatureWriter's calls queue up.
 """
@@ -20,7 +20,7 @@ from ..memory._memory import Governor
 
 
 class FeatureStore:
-    """Named columns per id, interleaved on disk, read by batch within a fixed slab.
+    """A store of records on disk: named columns per id, read in batches through a slab of fixed size.
 
         items = plimsoll.FeatureStore.open(governor, "items", cache_bytes="512MiB")
         batch = items.read(ids)          # {"image": float32 [n, 512], …}
@@ -28,7 +28,7 @@ class FeatureStore:
     """
 
     def __init__(self, governor: Governor, store: _core.FeatureStore, directory: str) -> None:
-        """For open()."""
+        """Called by open()."""
         self._governor = governor
         self._core = store
         self.directory = directory
@@ -43,15 +43,14 @@ class FeatureStore:
     def open(cls, governor: Governor, directory: str | os.PathLike[str], *,
              cache_bytes: int | str = 0, io_threads: int = 4,
              join_gap_bytes: int | str = 0, parts: int = 0) -> FeatureStore:
-        """Opens the store in `directory`. Records that are added later (FeatureWriter.extend) are seen by who opens it
-        then.
+        """Opens the store in `directory`. Records added later (FeatureWriter.extend) are seen when it is opened again.
 
-        join_gap_bytes: records wanted at once that stand so near on disk are read together, and what is
-                  between them too: fewer reads, more bytes. For disks that are slow to start a read.
-        parts:    reads the first so many parts, as the store was before it was extended; 0: all.
+        join_gap_bytes: records of one batch that are at most this far apart on disk are read in one go, with the bytes
+                  between them: fewer reads, more bytes. It helps on disks that are slow to start a read.
+        parts:    reads only the first `parts` parts, as the store was before it was extended; 0: all.
 
-        Units:  cache_bytes is the slab, in bytes or as "512MiB"; 0 is 32 MiB or the floor.
-                join_gap_bytes is such a size too.
+        Units:  cache_bytes is the size of the slab, in bytes or as "512MiB"; 0 is 32 MiB, or the least that works.
+                join_gap_bytes is a size, too.
         Errors: NotFoundError, CorruptError (truncated or altered files, named), BudgetExceeded.
         """
         path = os.fspath(directory)
@@ -61,30 +60,30 @@ class FeatureStore:
 
     @property
     def rows(self) -> int:
-        """Records in the store."""
+        """Number of records in the store."""
         return self._rows
 
     @property
     def parts(self) -> int:
-        """Parts that it reads: 1, and one for each time that the store had been extended."""
+        """Number of parts read: 1, and one for each time the store had been extended when it was opened."""
         return self._core.parts
 
     @property
     def columns(self) -> dict[str, tuple[str, tuple[int, ...]]]:
-        """Name → (dtype, shape of one record; of one element when the column is ragged)."""
+        """Column name → (dtype, shape). The shape is that of one record, or of one element where the column is ragged."""
         return dict(self._columns)
 
     @property
     def ragged(self) -> dict[str, int]:
-        """Ragged columns: name → the most elements that a record has."""
+        """Ragged columns: name → the most elements that a record may have."""
         return dict(self._ragged)
 
     def read(self, ids: Any, columns: Sequence[str] | None = None) -> Columns:
-        """Copies records out, in request order: a dict of NumPy arrays with `.tensor(name)`.
+        """Returns copies of the records, in request order: a dict of NumPy arrays with `.tensor(name)`.
 
-        Shape:  ids is int64 [n], duplicates allowed; each array is [n, shape of its column…], of a ragged column
+        Shape:  ids is int64 [n], duplicates allowed; each array is [n, shape of its column…]. A ragged column's array is
                 [elements of all records, shape of one…], with `.offsets[name]`, int64 [n + 1]. It has at most n times
-                the length that the column was made with; what it takes is leased.
+                the column's longest record, and its memory is leased.
         Errors: NotFoundError naming the first unknown id or column; BudgetExceeded; CorruptError;
                 OSError.
         """
@@ -104,9 +103,9 @@ class FeatureStore:
         return Columns(wanted.copy(), buffers, offsets)
 
     def lengths(self, ids: Any, column: str) -> np.ndarray:
-        """How many elements of a ragged column the records have, in request order; no record is read.
+        """Returns the number of elements that each record has in a ragged column, in request order. Reads no record.
 
-        Shape:  int64 [n] of int64 [n]. Errors: NotFoundError; ValueError for a column of fixed shape; OSError.
+        Shape:  ids int64 [n] → int64 [n]. Errors: NotFoundError; ValueError for a column of fixed shape; OSError.
         """
         wanted = ids_in(ids)
         ordinals = np.empty(len(wanted), np.int64)
@@ -114,9 +113,9 @@ class FeatureStore:
         return np.diff(self._offsets(column, ordinals))
 
     def find(self, ids: Any) -> np.ndarray:
-        """Ordinals of ids, −1 for an id that the store has not.
+        """Returns the ordinal of each id, or −1 where the store lacks it.
 
-        Shape:  int64 [n] of int64 [n]. Errors: CorruptError; OSError.
+        Shape:  ids int64 [n] → int64 [n]. Errors: CorruptError; OSError.
         """
         wanted = ids_in(ids)
         out = np.empty(len(wanted), np.int64)
@@ -124,7 +123,7 @@ class FeatureStore:
         return out
 
     def ids(self, ordinals: Any = None) -> np.ndarray:
-        """Ids by ordinal (the position at which a record was appended); all of them when None.
+        """Returns the ids at these ordinals (a record's ordinal is its position when appended); all ids when None.
 
         Shape:  int64 [n]. Errors: ValueError for an ordinal out of range; OSError.
         """
@@ -135,16 +134,17 @@ class FeatureStore:
         return out
 
     def info(self) -> dict[str, Any]:
-        """What it reads, as plimsoll.info(): rows, columns, bytes, groups, parts, compression, …"""
+        """Describes the store as plimsoll.info() does: rows, columns, bytes, groups, parts, compression, …"""
         return json.loads(self._core.describe(self.directory))
 
     def plan(self) -> FeaturePlan:
-        """How the slab is divided, in bytes; the parts add up to total_bytes."""
+        """Returns how the slab is divided, in bytes; the shares add up to total_bytes."""
         return self._core.plan()
 
     def stats(self) -> dict[str, int | float]:
-        """Counters since open: requests, hits, hit_rate, stall_ns, …; bytes_read is what came from
-        the disk in so many reads, bytes_delivered what callers were given.
+        """Returns the counters since open(): requests, hits, hit_rate, stall_ns, …
+
+        bytes_read counts the bytes read from the disk, bytes_delivered those returned to callers.
         """
         return self._core.stats()
 
@@ -153,7 +153,7 @@ class FeatureStore:
         _core.feature_verify(self.directory)
 
     def close(self) -> None:
-        """Returns the slab, once loaders that read from this store are closed as well."""
+        """Frees the slab, once the loaders that read from this store are closed as well."""
         self._core.close()
 
     def _chosen(self, columns: Sequence[str] | None) -> list[str]:
@@ -168,7 +168,7 @@ class FeatureStore:
         return buffers
 
     def _offsets(self, name: str, ordinals: np.ndarray) -> np.ndarray:
-        """Where each record's elements begin among those of all, and the end: int64 [n + 1]."""
+        """Returns the offset of each record's first element in the joined array, and the end: int64 [n + 1]."""
         offsets = np.zeros(len(ordinals) + 1, np.int64)
         self._core.lengths(ordinals, self._core.column(name), offsets[1:])
         return np.cumsum(offsets, out=offsets)
@@ -187,7 +187,7 @@ class FeatureStore:
 
 
 class FeatureWriter:
-    """Builds a FeatureStore, streaming, or adds to one. The records appear, complete and synced, at finish().
+    """Writes a FeatureStore record by record, or adds to one. The records appear at finish(), complete and synced.
 
         with plimsoll.FeatureWriter(governor, "items", {"image": ("float32", (512,))}) as writer:
             for ids, images in chunks:
@@ -195,18 +195,18 @@ class FeatureWriter:
         with plimsoll.FeatureWriter.extend(governor, "items") as writer:
             writer.append(new_ids, image=new_images)
 
-    Leaving the block normally calls finish(); leaving it by an exception removes what was written.
+    Leaving the block normally calls finish(). Leaving it by an exception removes the records written so far.
     """
 
     def __init__(self, governor: Governor, directory: str | os.PathLike[str],
                  columns: Mapping[str, tuple[str, Sequence[int]]], *, ragged: Mapping[str, int] | None = None,
                  grouped: bool = False, allow_non_finite: bool = False, compression: str = "none") -> None:
-        """Starts a store in `directory`, which must not exist or be empty.
+        """Starts a store in `directory`, which must be empty or not exist.
 
         columns:          name → (dtype, shape of one record); at most 64 names `[a-z][a-z0-9_]*`.
-        ragged:           columns whose records have any number of elements: name → the most of one record. Their
-                          shape in `columns` is that of one element.
-        grouped:          append() is given group ids; a group's records are consecutive.
+        ragged:           columns whose records vary in their number of elements: name → the most that one record has.
+                          Their shape in `columns` is that of one element.
+        grouped:          append() takes group ids; a group's records are consecutive.
         allow_non_finite: accepts NaN and infinity.
         compression:      "lz4" compresses each block of records that shrinks by an eighth; "none".
 
@@ -232,13 +232,13 @@ class FeatureWriter:
     @classmethod
     def extend(cls, governor: Governor, directory: str | os.PathLike[str], *,
                allow_non_finite: bool = False) -> FeatureWriter:
-        """Adds records to the store in `directory`, of which nothing is rewritten.
+        """Adds records to the store in `directory`, without rewriting any of it.
 
-        They become a part of their own, at most 64 in all; `plimsoll store compact` makes one of all. Columns, groups
-        and compression are the store's. Groups do not go on from one part to the next. Stores that are open go on
-        without the new records; ids that the store has already are refused.
+        The new records become one part; a store has at most 64, and `plimsoll store compact` joins them into one.
+        Columns, grouping and compression are the store's. A group cannot continue from one part into the next. Stores
+        that are open do not see the new records. Ids that the store already has are refused.
 
-        Errors: NotFoundError; CorruptError; ValueError: another process adds to it, or it has 64 parts;
+        Errors: NotFoundError; CorruptError; ValueError (another process adds to it, or it has 64 parts);
                 BudgetExceeded; OSError.
         """
         writer = cls.__new__(cls)
@@ -251,13 +251,13 @@ class FeatureWriter:
 
     def append(self, ids: Any, columns: Mapping[str, Any] | None = None, *, groups: Any = None,
                **named: Any) -> None:
-        """Appends records; columns by keyword or in one mapping.
+        """Appends records. Columns are given by keyword or in one mapping.
 
         Shape:  ids is int64 [n]; each column [n, its shape…] of its dtype; groups is int64 [n]. A ragged column is a
                 list of n arrays [its elements, its shape…], or a tuple (elements of all records, offsets int64
                 [n + 1]) such as read() gives.
         Errors: ValueError naming the record, id and column (dtype, shape, NaN or infinity), or an id that the store
-                has; OSError (disk full). After an error every later call repeats it.
+                already has; OSError (disk full). After an error every later call raises it again.
         """
         given = {**(columns or {}), **named}
         missing = [name for name in self._columns if name not in given]
@@ -280,9 +280,9 @@ class FeatureWriter:
         self._core.append(wanted, arrays, group_ids, lengths)
 
     def finish(self) -> None:
-        """Writes the index, syncs, and lets the store appear.
+        """Writes the index, syncs, and makes the store visible.
 
-        Errors: ValueError for a duplicate id or a group that returns, naming it; OSError.
+        Errors: ValueError naming a duplicate id, or a group whose records are not consecutive; OSError.
         """
         self._core.finish()
         self._core.close()
@@ -294,16 +294,16 @@ class FeatureWriter:
 
     @property
     def grouped(self) -> bool:
-        """append() takes group ids."""
+        """Whether append() takes group ids."""
         return self._grouped
 
     @property
     def rows(self) -> int:
-        """Records appended so far, by this writer."""
+        """Number of records that this writer has appended so far."""
         return self._core.rows
 
     def close(self) -> None:
-        """Ends the writer; without finish() it removes what it wrote."""
+        """Ends the writer. Without finish() it removes the records it wrote."""
         self._core.close()
 
     def __enter__(self) -> FeatureWriter:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""import_can(), GraphSet and GraphBatches: many small graphs, and batches of them.
+"""import_can(), GraphSet and GraphBatches: sets of many small graphs, and batches of them.
 
 Threads: a GraphSet may be read from any number of threads; a GraphBatches' calls queue up.
 """
@@ -32,31 +32,31 @@ def import_can(inputs: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
                dialect: str = "auto", exclude: Sequence[str] = ("suppress", "masquerade"), ids_max: int = 65536,
                skip_bad: bool = False, rebuild: bool = False, threads: int = 1,
                chunk: int | str = "1MiB", governor: Governor | None = None) -> dict[str, Any]:
-    """Makes a graph set in `out` of CAN frames in CSV or logs; what `plimsoll import can` does.
+    """Makes a graph set in `out` from CAN frames in CSV files or logs, as `plimsoll import can` does.
 
-    inputs:     files and folders (.csv and .log, .gz or not, and .txt that hold frames). What is named test_*, or lies in a folder so
-                named, is for testing; all else is for training.
-    window:     frames of a graph; stride: from the first frame of one to that of the next.
+    inputs:     files and folders (.csv and .log, .gz or not, and .txt files that hold frames). Files named test_*, or in a
+                folder so named, are for testing; all others are for training.
+    window:     number of frames in a graph. stride: number of frames from the first of one graph to the first of the next.
     validation: share of the training graphs held out, chosen by `seed`.
-    columns:    the header's names of time, id, payload and label; "-" for a time or a label that the files have not:
-                such frames are taken as normal, and counted.
-    dialect:    how lines are read: "csv" (a header, or these four columns), "decimal" (the same, with ids and bytes in
+    columns:    the header's names of time, id, payload and label; "-" for a time or a label that the files lack.
+                Frames without a label are taken as normal, and counted.
+    dialect:    the lines' format: "csv" (a header, or these four columns), "decimal" (the same, with ids and bytes in
                 decimal), "hcrl" (time, id, DLC, bytes, and R or T for injected; or "Timestamp: … ID: … DLC: …"),
                 "candump" (logs of can-utils), "road" (the same, with labels of the capture_metadata.json beside them).
-                "auto": as the first line of each file shows.
-    vocabulary: a graph set whose ids are taken; by default those of the training files. All other
+                "auto": the first line of each file decides.
+    vocabulary: a graph set whose ids are used; by default the ids of the training files. All other
                 ids share one index, the last.
-    normal_ids: of the training files take only ids of frames that are no attack; an attack with
-                thousands of made-up ids then costs every model no row for each.
-    exclude:    files with any of these in their name are left out; () takes all.
-    skip_bad:   leave out rows that cannot be read, and count them, instead of refusing the file.
-    rebuild:    also when neither inputs nor options have changed since `out` was made.
-    threads, chunk: change nothing but the speed.
-    governor:   whose limit to keep; by default one of its own for the time of the call.
+    normal_ids: takes only the ids of frames that are no attack from the training files. An attack with
+                thousands of made-up ids then adds no rows to a model's table.
+    exclude:    files with any of these words in their name are left out; () takes all.
+    skip_bad:   leaves out and counts rows that cannot be read, instead of refusing the file.
+    rebuild:    makes the set even when neither inputs nor options have changed since `out` was made.
+    threads, chunk: change only the speed.
+    governor:   the governor whose limit applies; by default a new one for the time of the call.
 
-    Returns what plimsoll.info(out) says, and "reused": True when `out` was left as it was.
+    Returns plimsoll.info(out), and "reused": True when `out` was left unchanged.
     Errors: ValueError naming file and line, or the option; NotFoundError; CorruptError for a
-            damaged gzip; BudgetExceeded; OSError. After an error an older set is as it was.
+            damaged gzip; BudgetExceeded; OSError. After an error an older set is unchanged.
     """
     assert governor is not None  # By with_governor.
     given = [inputs] if isinstance(inputs, (str, os.PathLike)) else inputs
@@ -71,15 +71,15 @@ def import_graphs(inputs: str | os.PathLike[str] | Sequence[str | os.PathLike[st
                   out: str | os.PathLike[str], *, window: int = 100, validation: float = 0.2,
                   seed: int = 42, vocabulary: str | os.PathLike[str] | None = None,
                   rebuild: bool = False, governor: Governor | None = None) -> dict[str, Any]:
-    """Makes a graph set in `out` of graphs the original program saved.
+    """Makes a graph set in `out` from graphs that the original program saved.
 
-    inputs: processed_graphs.pt, each with the id_mapping.pkl that was saved beside it. They are
-            read as plain values: nothing in them is run, and torch_geometric is not needed.
-    window: frames of a graph when they were made: bounds their nodes and edges.
-    Otherwise as import_can().
+    inputs: files processed_graphs.pt, each with the id_mapping.pkl that was saved beside it. They are
+            read as plain values: no code in them is run, and torch_geometric is not needed.
+    window: number of frames in a graph when the files were made; it bounds the graph's nodes and edges.
+    The other arguments are those of import_can().
 
-    Returns what plimsoll.info(out) says, and "reused".
-    Errors: CorruptError naming a class that such a file does not hold, or damage; ValueError naming
+    Returns plimsoll.info(out), and "reused".
+    Errors: CorruptError naming the damage, or a class that such files do not hold; ValueError naming
             the graph; NotFoundError; BudgetExceeded; OSError.
     """
     given = [inputs] if isinstance(inputs, (str, os.PathLike)) else list(inputs)
@@ -91,11 +91,11 @@ def import_graphs(inputs: str | os.PathLike[str] | Sequence[str | os.PathLike[st
 
 
 class GraphBatch:
-    """Some graphs as one: NumPy arrays that are yours to keep, and their tensors.
+    """A batch of graphs joined into one: NumPy arrays that you may keep, and their tensors.
 
-    Shape: x float32 [nodes, 11]; edge_index int64 [2, edges], numbered through the batch;
-           edge_attr float32 [edges, 11]; batch int64 [nodes], the place of each node's graph;
-           y int64 [graphs], 1 with any attack; graphs int64 [graphs], which they are.
+    Shape: x float32 [nodes, 11]; edge_index int64 [2, edges], nodes numbered through the batch;
+           edge_attr float32 [edges, 11]; batch int64 [nodes], the index of each node's graph in the batch;
+           y int64 [graphs], 1 for a graph with any attack; graphs int64 [graphs], each graph's index in the set.
     """
 
     __slots__ = ("x", "edge_index", "edge_attr", "batch", "y", "graphs", "epoch", "position",
@@ -119,14 +119,14 @@ class GraphBatch:
                 self.batch, self.y)
 
     def tensor(self, name: str) -> torch.Tensor:
-        """One of x, edge_index, edge_attr, batch, y as a tensor over the same bytes.
+        """Returns x, edge_index, edge_attr, batch or y as a tensor over the same bytes.
 
         Errors: KeyError; ImportError without torch.
         """
         return self._buffers[name].tensor
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """All of them; torch_geometric.data.Data(**batch.tensors()) is a batch of its own."""
+        """Returns all tensors by name: torch_geometric.data.Data(**batch.tensors()) makes a batch for that library."""
         return {name: buffer.tensor for name, buffer in self._buffers.items()}
 
     def __len__(self) -> int:
@@ -138,10 +138,10 @@ class GraphBatch:
 
 
 class GraphSet:
-    """Many small graphs in one file (docs/formats/graph_set.md), read as they are wanted."""
+    """Many small graphs in one file (docs/formats/graph_set.md), each read when it is used."""
 
     def __init__(self, governor: Governor, core: _core.GraphSet, path: str) -> None:
-        """For open()."""
+        """Called by open()."""
         self._governor = governor
         self._core = core
         self.path = path
@@ -154,8 +154,8 @@ class GraphSet:
              cache_bytes: int | str | None = None) -> GraphSet:
         """Opens the set in `directory`.
 
-        cache_bytes: how many bytes the graphs may take in memory: "1GiB"; 0 reads each from disk. By
-                default all stay in memory when half of what the governor has free is enough.
+        cache_bytes: the most bytes that graphs may take in memory, such as "1GiB"; 0 reads each graph from disk. By
+                default all stay in memory when they fit in half of the governor's free bytes.
         Errors: NotFoundError, CorruptError, BudgetExceeded, OSError.
         """
         path = os.fspath(directory)
@@ -165,36 +165,36 @@ class GraphSet:
 
     @property
     def info(self) -> dict[str, Any]:
-        """What plimsoll.info() says of it."""
+        """Description of the set, as plimsoll.info() returns it."""
         return json.loads(_core.describe(self.path))
 
     @property
     def cached(self) -> bool:
-        """True when the graphs stay in memory once read."""
+        """Whether the graphs stay in memory once they are read."""
         return self._core.cached
 
     @property
     def table_rows(self) -> int:
-        """Rows of an embedding table over x[:, 0]: every id, and one for all others."""
+        """Number of rows of an embedding table over x[:, 0]: one per id, and one for all other ids."""
         return self._core.ids + 1
 
     @property
     def vocabulary(self) -> np.ndarray:
-        """Arbitration ids, ascending; the place of one is its index. Shape: int64 [ids]."""
+        """Arbitration ids, ascending: an id's position is its index in x[:, 0]. Shape: int64 [ids]."""
         out = np.empty(self._core.ids, np.int64)
         self._core.vocabulary(out)
         return out
 
     def split(self, name: str) -> np.ndarray:
-        """The graphs of "train", "validation" or "test", ascending. Errors: ValueError."""
+        """Returns the indices of the graphs of "train", "validation" or "test", ascending. Errors: ValueError."""
         out = np.empty(self._core.split_size(name), np.int64)
         self._core.split(name, out)
         return out
 
     def describe(self, graphs: Any = None) -> dict[str, np.ndarray]:
-        """Nodes, edges, label and file of each graph; of all by default.
+        """Returns the number of nodes and edges, the label and the file of each graph; of all graphs by default.
 
-        Shape:  int64 [graphs] each; "file" is a place in info["files"].
+        Shape:  int64 [graphs] each; "file" is an index into info["files"].
         Errors: ValueError for a graph that is not there.
         """
         which = np.arange(len(self), dtype=np.int64) if graphs is None else ids_in(graphs, "graphs")
@@ -203,7 +203,7 @@ class GraphSet:
         return out
 
     def read(self, graphs: Any) -> GraphBatch:
-        """These graphs, in this order, as one batch.
+        """Returns these graphs, in this order, as one batch.
 
         Errors: ValueError for a graph that is not there; CorruptError naming the graph;
                 BudgetExceeded; OSError.
@@ -220,11 +220,11 @@ class GraphSet:
                 nodes_max: int = 0, edges_max: int = 0, bytes_max: int | str = 0,
                 min_steps: int = 0, shuffle: bool = True, seed: int = 0, epoch: int = 0,
                 position: int = 0) -> GraphBatches:
-        """Batches of a split, or of `graphs`: every graph exactly once an epoch.
+        """Returns batches of a split, or of `graphs`, with every graph exactly once per epoch.
 
-        batch_graphs, nodes_max, edges_max, bytes_max: what a batch has at most; 0 is no bound.
-        min_steps: at least so many batches an epoch.
-        Errors:    ValueError naming the option, also when one graph alone passes a bound.
+        batch_graphs, nodes_max, edges_max, bytes_max: the most that a batch may have; 0 is no bound.
+        min_steps: the least number of batches per epoch.
+        Errors:    ValueError naming the option, also when one graph alone exceeds a bound.
         """
         members = None if graphs is None else ids_in(graphs, "graphs")
         if members is not None and len(members) == 0:
@@ -239,14 +239,14 @@ class GraphSet:
         self._core.verify()
 
     def close(self) -> None:
-        """Lets go of the set; batches under way keep it until they are closed too."""
+        """Closes the set. Open GraphBatches keep it until they are closed, too."""
         self._core.close()
 
     def __len__(self) -> int:
         return self._core.graphs
 
     def __getitem__(self, graph: int) -> GraphBatch:
-        """One graph, as a batch of one."""
+        """Returns one graph, as a batch of one."""
         if not 0 <= graph < len(self):
             raise IndexError(f"graph {graph} of {len(self)}")
         return self.read([graph])
@@ -262,7 +262,7 @@ class GraphBatches:
     """Batches of a GraphSet in a seeded order; made by GraphSet.batches()."""
 
     def __init__(self, governor: Governor, core: _core.GraphBatches) -> None:
-        """For GraphSet.batches()."""
+        """Called by GraphSet.batches()."""
         self._governor = governor
         self._core = core
         governor._adopt(self)
@@ -270,14 +270,14 @@ class GraphBatches:
     __reduce_ex__ = not_pickled
 
     def next(self) -> GraphBatch:
-        """The next batch; epochs follow one another without end. Errors: as GraphSet.read()."""
+        """Returns the next batch; epochs follow one another without end. Errors: as GraphSet.read()."""
         batch = GraphBatch(self._governor, *self._core.peek())
         batch.epoch, batch.position, batch.ends_epoch = self._core.next(*batch._flat(),
                                                                         batch.graphs)
         return batch
 
     def __iter__(self) -> Iterator[GraphBatch]:
-        """The rest of the epoch it is in."""
+        """Yields the remaining batches of the current epoch."""
         while True:
             batch = self.next()
             yield batch
@@ -286,27 +286,27 @@ class GraphBatches:
 
     @property
     def state(self) -> tuple[int, int]:
-        """(epoch, graphs of it handed out): where seek() would go on."""
+        """The position for seek(): (epoch, number of its graphs already handed out)."""
         return self._core.state
 
     def seek(self, epoch: int, position: int = 0) -> None:
-        """Goes to a position of an epoch. Errors: ValueError outside it."""
+        """Goes to a position in an epoch. Errors: ValueError for a position outside it."""
         self._core.seek(epoch, position)
 
     def steps(self, epoch: int = 0) -> int:
-        """Batches of an epoch. Packed batches differ a little from epoch to epoch."""
+        """Returns the number of batches in an epoch. It varies a little between epochs where batches are packed."""
         return self._core.steps(epoch)
 
     @property
     def graphs(self) -> int:
-        """Graphs of an epoch."""
+        """Number of graphs in an epoch."""
         return self._core.graphs
 
     @property
     def most(self) -> tuple[int, int, int]:
-        """Graphs, nodes and edges that no batch passes."""
+        """Upper bounds of a batch: (graphs, nodes, edges)."""
         return self._core.most
 
     def close(self) -> None:
-        """Lets go of the set."""
+        """Ends the batches and releases the set."""
         self._core.close()

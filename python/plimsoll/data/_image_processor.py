@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""image_processor(): an image processor of transformers whose pixels are computed by Plimsoll, to the same bits.
+"""image_processor(): makes a transformers image processor faster, with the same bits.
 
-What a processor does beside resizing and scaling is its own code, unchanged: smart_resize, splitting, patches.
+Plimsoll resizes and scales the pixels. The rest is the processor's own code: smart_resize, splitting, patches.
 
-Threads: those of the processor it was made of.   Memory: what the processor takes, without copies in float64.
+Threads: as for the original processor.   Memory: as for the original, without its copies in float64.
 """
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ _PROBES = ((1, 1), (3, 200), (64, 48), (337, 91), (500, 333), (224, 224))
 
 
 def image_processor(processor: _Processor) -> _Processor:
-    """A copy of an image processor of transformers that gives the same arrays, sooner and in less memory.
+    """Returns a copy of a transformers image processor that gives the same arrays, sooner and in less memory.
 
         processor = AutoProcessor.from_pretrained(folder)
         processor.image_processor = plimsoll.image_processor(processor.image_processor)
 
-    It takes pictures of Pillow, and arrays as ImageSet.image() gives them: uint8 [height, width, 3], always in this
-    order, where the original guesses it from the sizes. Any processor of the Pillow backend is tried: CLIP, SigLIP,
-    Qwen2-VL, Idefics3, SmolVLM and others. It is compared with the original on generated images before it is
-    returned; should it differ, there is a warning, and the original is returned.
+    The copy takes Pillow images, and arrays as ImageSet.image() returns them: uint8 [height, width, 3], always in this
+    order, where the original guesses the order from the sizes. Any processor of the Pillow backend is tried: CLIP, SigLIP,
+    Qwen2-VL, Idefics3, SmolVLM and others. The copy is compared with the original on generated images. If they
+    differ, the function warns and returns the original.
 
-    Errors: ValueError (no image processor of the Pillow backend).
+    Errors: ValueError for anything but an image processor of the Pillow backend.
     """
     from transformers.image_processing_backends import PilBackend
 
@@ -68,7 +68,7 @@ def _differ(processor: Any, made: Any) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class _Scaled:
-    """A mean of pixels that are scaled along with it."""
+    """A normalisation mean that carries the rescale factor with it, so that normalize() applies both."""
 
     mean: Any
     factor: float
@@ -96,7 +96,7 @@ def _exact() -> type:
 
     @functools.lru_cache(maxsize=16)
     def table(factor: float, mean: Any, std: Any) -> np.ndarray:
-        """What the original makes of every value. Shape: float32 [3, 256]."""
+        """Returns the original's output for each of the 256 pixel values, by channel. Shape: float32 [3, 256]."""
         values = np.broadcast_to(np.arange(256, dtype=np.uint8), (3, 1, 256))
         first = ChannelDimension.FIRST
         scaled = rescale(values, factor, data_format=first, input_data_format=first)

@@ -23,14 +23,14 @@ FILTERS = ("box", "bilinear", "hamming", "bicubic", "lanczos")  # ImageFilter.
 
 
 def decode_image(encoded: bytes | bytearray | memoryview, *, pixels_max: int = _core.image_pixels_max) -> np.ndarray:
-    """The pixels of a JPEG, PNG or WebP, upright, as Pillow has them. Shape: uint8 [height, width, 3].
+    """Decodes a JPEG, PNG or WebP image, upright, to the same bits as Pillow. Shape: uint8 [height, width, 3].
 
-    The same bits as ImageOps.exif_transpose(Image.open(file)).convert("RGB"): alpha is left out, CMYK is converted
-    without a profile, 16 bits become 8, of an animation the first frame is taken.
+    The bits are those of ImageOps.exif_transpose(Image.open(file)).convert("RGB"): alpha is left out, CMYK is converted
+    without a profile, 16 bits become 8, and an animation gives its first frame.
 
-    pixels_max: an image with more is refused before it is decoded.
+    pixels_max: an image with more pixels is refused before it is decoded.
     Errors:  ValueError (no such format, too many pixels); CorruptError (damaged, truncated).
-    Threads: without Python's lock.
+    Threads: any; Python's lock is released meanwhile.
     """
     data = np.frombuffer(encoded, np.uint8)
     _, width, height, _, _ = _core.image_info(data, pixels_max)
@@ -44,7 +44,7 @@ def resize_image(pixels: np.ndarray, width: int, height: int, *, filter: str = "
 
     filter:  "box", "bilinear", "hamming", "bicubic" or "lanczos".
     Errors:  ValueError (another shape or filter, a side of 0 or above 2^24).
-    Threads: without Python's lock.
+    Threads: any; Python's lock is released meanwhile.
     """
     if filter not in FILTERS:
         raise ValueError(f"filter: {filter!r} is none of {', '.join(FILTERS)}")
@@ -67,7 +67,7 @@ class ImageRow:
 
 
 class ImageSet(RowSet[ImageRow]):
-    """Rows of messages and images in one file (docs/formats/image_set.md). Images stay as they came: JPEG, PNG, WebP.
+    """Rows of messages and images in one file (docs/formats/image_set.md). Images stay encoded: JPEG, PNG or WebP.
 
         images = plimsoll.ImageSet("receipts.images")
         images[0].messages
@@ -75,10 +75,10 @@ class ImageSet(RowSet[ImageRow]):
         for batch in images.batches(batch_size=2, governor=governor, seed=7, threads=2):
             inputs = processor([row.images for row in batch])
 
-    Nothing of it is held in memory: reading the same rows again takes no more than reading them once.
+    Nothing is kept in memory: reading the same rows again takes no more memory than reading them once.
 
     Errors: NotFoundError, CorruptError, OSError.
-    Memory: a descriptor, and what is read while it is read.
+    Memory: a descriptor, and a row while it is read.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -87,12 +87,12 @@ class ImageSet(RowSet[ImageRow]):
          self.fingerprint) = self._core.counts
 
     def row(self, row: int) -> ImageRow:
-        """A row without its images' bytes. Errors: IndexError; CorruptError naming the row; OSError."""
+        """Returns a row without the bytes of its images. Errors: IndexError; CorruptError naming the row; OSError."""
         messages, places = self._core.row(self._number(row))
         return ImageRow(json.loads(messages), [place[3:] for place in places])
 
     def encoded(self, row: int, image: int = 0) -> np.ndarray:
-        """An image of a row as it came. Shape: uint8 [bytes]. Errors: IndexError; CorruptError; OSError."""
+        """Returns an image of a row, still encoded. Shape: uint8 [bytes]. Errors: IndexError; CorruptError; OSError."""
         places = self._core.row(self._number(row))[1]
         if not 0 <= image < len(places):
             raise IndexError(f"image {image} of {len(places)} of row {row}")
@@ -101,7 +101,7 @@ class ImageSet(RowSet[ImageRow]):
         return out
 
     def image(self, row: int, image: int = 0) -> np.ndarray:
-        """The pixels of an image of a row: decode_image(). Shape: uint8 [height, width, 3].
+        """Decodes an image of a row with decode_image(). Shape: uint8 [height, width, 3].
 
         Errors: IndexError; CorruptError; OSError.
         """
@@ -110,12 +110,13 @@ class ImageSet(RowSet[ImageRow]):
     def batches(self, batch_size: int = 1, *, governor: Governor, shuffle: bool = True, seed: int = 0,
                 held_out: int = 0, only_held_out: bool = False, threads: int = 1, queue_bytes: int | str = "256MiB",
                 place: Place = (0, 0)) -> ImageBatches:
-        """Rows with decoded images for training; epochs follow one another without end.
+        """Returns batches of rows with decoded images, for training; epochs follow one another without end.
 
-        held_out:    so many rows, chosen by chance and the same for any seed, are left out; only_held_out: all others
-                     are.
-        threads:     that decode ahead of use. queue_bytes: of pixels decoded ahead; one batch at least is.
-        place:       where to begin: ImageBatches.place of a run before.
+        held_out:    number of rows to leave out, chosen by chance and the same for any seed.
+        only_held_out: reads only these rows instead of all others.
+        threads:     number of threads that decode ahead of use.
+        queue_bytes: bytes of pixels to decode ahead; at least one batch is.
+        place:       where to begin: an earlier ImageBatches.place.
         Errors:      ValueError naming the option; BudgetExceeded.
         """
         batches = ImageBatches(_core.ImageBatches.open(governor._core, self._core, batch_size, shuffle, seed, held_out,
@@ -126,24 +127,24 @@ class ImageSet(RowSet[ImageRow]):
 
 
 class ImageBatchRow:
-    """A row of a batch. images: its pixels, uint8 [height, width, 3], yours to keep and to change."""
+    """A row of a batch. images: its pixels, uint8 [height, width, 3], which you may keep and change."""
 
     __slots__ = ("row", "messages", "images")
 
     def __init__(self, row: int, messages: list[dict[str, Any]], images: list[np.ndarray]) -> None:
-        """For ImageBatches.next()."""
+        """Called by ImageBatches.next()."""
         self.row = row
         self.messages = messages
         self.images = images
 
 
 class ImageBatch:
-    """Rows of an ImageSet with their images decoded; they are leased until the last of its arrays goes."""
+    """Rows of an ImageSet with decoded images. Their memory is leased until the last array is freed."""
 
     __slots__ = ("rows", "place", "ends_epoch")
 
     def __init__(self, rows: list[ImageBatchRow], place: Place, ends_epoch: bool) -> None:
-        """For ImageBatches.next()."""
+        """Called by ImageBatches.next()."""
         self.rows = rows
         self.place = place
         self.ends_epoch = ends_epoch
@@ -158,25 +159,25 @@ class ImageBatch:
 class ImageBatches:
     """Batches of an ImageSet in a seeded order, decoded ahead of use by threads; made by ImageSet.batches().
 
-    The images of a batch are given back with it. What is held does not depend on how many images there are or were.
+    The images of a batch are freed with it. Memory does not grow with the number of images in the set.
 
-    Memory: of each thread what decoding an image takes beside its pixels; queue_bytes of pixels, or one batch.
+    Memory: queue_bytes of pixels, or one batch; and for each thread the decoder's own memory beside the pixels.
     """
 
     def __init__(self, core: _core.ImageBatches) -> None:
-        """For ImageSet.batches()."""
+        """Called by ImageSet.batches()."""
         self._core = core
 
     __reduce_ex__ = not_pickled
 
     def next(self) -> ImageBatch:
-        """The next batch. Errors: CorruptError naming the row; OSError; BudgetExceeded; the place is then unchanged."""
+        """Returns the next batch. Errors: CorruptError naming the row; OSError; BudgetExceeded; the place is then unchanged."""
         place, rows, ends_epoch = self._core.next()
         return ImageBatch([ImageBatchRow(row, json.loads(messages), images) for row, messages, images in rows], place,
                           ends_epoch)
 
     def __iter__(self) -> Iterator[ImageBatch]:
-        """The rest of the epoch it is in."""
+        """Yields the remaining batches of the current epoch."""
         while True:
             batch = self.next()
             ends_epoch = batch.ends_epoch
@@ -187,13 +188,13 @@ class ImageBatches:
 
     @property
     def place(self) -> Place:
-        """(epoch, rows of its order before the next batch): where seek() goes on."""
+        """The position for seek(): (epoch, number of rows before the next batch)."""
         return self._core.place
 
     def seek(self, place: Place) -> None:
-        """Goes to a place that `place` said, with the same options. Errors: ValueError."""
+        """Goes to an earlier `place` of batches with the same options. Errors: ValueError."""
         self._core.seek(cast(Place, tuple(place)))
 
     def close(self) -> None:
-        """Ends the threads, and lets go of the set; batches that you hold stay."""
+        """Ends the threads and closes the set. Batches that you hold stay valid."""
         self._core.close()

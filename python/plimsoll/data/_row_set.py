@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""RowSet: what a TokenSet and an ImageSet are alike in, as sequences of rows over one file.
+"""RowSet: the common base of TokenSet and ImageSet, a sequence of rows in one file.
 
-Threads: may be read from any number of threads.   Memory: a descriptor.
+Threads: any number of threads may read.   Memory: a descriptor.
 """
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _Self = TypeVar("_Self", bound="RowSet[Any]")
 
 
 class RowSet(Generic[_Row]):
-    """Rows of a file that is open. A subclass opens it, and says what a row is."""
+    """A sequence of rows in an open file. A subclass opens the file and defines a row."""
 
     def __init__(self, path: str, core: Any) -> None:
-        """core: the bindings' set."""
+        """core: the set of the bindings, already open."""
         self.path = path
         self._core = core
 
@@ -26,11 +26,11 @@ class RowSet(Generic[_Row]):
 
     @property
     def about(self) -> dict[str, Any]:
-        """What was imported, with which options, and what was odd."""
+        """The import's record: its inputs, its options, and whatever was odd about them."""
         return json.loads(self._core.about)
 
     def row(self, row: int) -> _Row:
-        """A row. Errors: IndexError; CorruptError naming the row; OSError."""
+        """Returns a row. Errors: IndexError; CorruptError naming the row; OSError."""
         raise NotImplementedError
 
     def __getitem__(self, row: int) -> _Row:
@@ -43,11 +43,11 @@ class RowSet(Generic[_Row]):
         return (self.row(row) for row in range(len(self)))
 
     def verify(self) -> None:
-        """Reads everything and compares every checksum. Errors: CorruptError, OSError."""
+        """Reads the whole file and compares every checksum. Errors: CorruptError, OSError."""
         self._core.verify()
 
     def close(self) -> None:
-        """Lets go of the file; batches under way keep it until they are closed too."""
+        """Closes the file. Open batches keep it until they are closed, too."""
         self._core.close()
 
     def _number(self, row: int) -> int:

@@ -22,7 +22,7 @@ Place = tuple[int, int, int]
 
 
 class TokenSet(RowSet[tuple[np.ndarray, np.ndarray]]):
-    """Rows of token ids in one file (docs/formats/token_set.md), each token trained on or not.
+    """Rows of token ids in one file (docs/formats/token_set.md), with a flag per token: trained on or not.
 
         tokens = plimsoll.TokenSet("chats.tokens")
         ids, trained = tokens[0]
@@ -39,11 +39,11 @@ class TokenSet(RowSet[tuple[np.ndarray, np.ndarray]]):
          self.fingerprint) = self._core.counts
 
     def length(self, row: int) -> int:
-        """Tokens of a row. Errors: IndexError."""
+        """Returns the number of tokens in a row. Errors: IndexError."""
         return self._core.length(self._number(row))
 
     def row(self, row: int) -> tuple[np.ndarray, np.ndarray]:
-        """A row's ids and which are trained on. Shape: int32 [tokens], bool [tokens].
+        """Returns (ids, mask of the tokens to train on) of a row. Shape: int32 [tokens], bool [tokens].
 
         Errors: IndexError; CorruptError naming the row; OSError.
         """
@@ -55,12 +55,13 @@ class TokenSet(RowSet[tuple[np.ndarray, np.ndarray]]):
     def batches(self, batch_size: int = 1, sequence_length: int = 2048, *, packing: bool = True, window: int = 1024,
                 shuffle: bool = True, seed: int = 0, pad_id: int = 0, held_out: int = 0, only_held_out: bool = False,
                 place: Place = (0, 0, 0)) -> TokenBatches:
-        """Sequences of fixed length for training; epochs follow one another without end.
+        """Returns batches of sequences of fixed length, for training; epochs follow one another without end.
 
-        packing: rows are put together, best fit decreasing among `window` rows of the order; else each is a
-                 sequence. What a row has beyond sequence_length is left out.
-        held_out: so many rows, chosen by chance and the same for any seed, are left out; only_held_out: all others are.
-        place:   where to begin: TokenBatches.place of a run before.
+        packing: puts several rows into a sequence, best fit decreasing among `window` rows of the order; without it each
+                 row is a sequence. Tokens of a row beyond sequence_length are left out.
+        held_out: number of rows to leave out, chosen by chance and the same for any seed.
+        only_held_out: reads only these rows instead of all others.
+        place:   where to begin: an earlier TokenBatches.place.
         Errors:  ValueError naming the option.
         """
         return TokenBatches(_core.TokenBatches.open(self._core, batch_size, sequence_length, packing, window,
@@ -69,11 +70,11 @@ class TokenSet(RowSet[tuple[np.ndarray, np.ndarray]]):
 
 
 class TokenBatch:
-    """Some sequences as NumPy arrays that are yours to keep.
+    """A batch of sequences as NumPy arrays that you may keep.
 
     Shape: each int64 [sequences, sequence_length]. input_ids; labels, −100 where a token is not trained on, and at
-           the first of each document; position_ids, from 0 in every document; documents, which of the sequence a
-           token is of, −1 where there is none: attention stays where they are equal.
+           the first token of each document; position_ids, from 0 in every document; documents, the number of each
+           token's document in its sequence, −1 for padding. Attention is confined to tokens of the same document.
     """
 
     __slots__ = ("input_ids", "labels", "position_ids", "documents", "place", "tokens", "trained", "rows",
@@ -91,13 +92,13 @@ class TokenBatch:
     ends_epoch: bool
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """input_ids, labels and position_ids as tensors over the same bytes, as models of transformers take them."""
+        """Returns input_ids, labels and position_ids as tensors over the same bytes, for a transformers model."""
         import torch
 
         return {name: torch.from_numpy(getattr(self, name)) for name in ("input_ids", "labels", "position_ids")}
 
     def attention_mask(self) -> np.ndarray:
-        """Which token may look at which: the same document, and not behind it.
+        """Returns the attention mask: a token attends to itself and to earlier tokens of its document.
 
         Shape: bool [sequences, 1, sequence_length, sequence_length].
         """
@@ -112,14 +113,14 @@ class TokenBatches:
     """Batches of a TokenSet in a seeded order; made by TokenSet.batches()."""
 
     def __init__(self, core: _core.TokenBatches, shape: tuple[int, int]) -> None:
-        """For TokenSet.batches()."""
+        """Called by TokenSet.batches()."""
         self._core = core
         self._shape = shape
 
     __reduce_ex__ = not_pickled
 
     def next(self) -> TokenBatch:
-        """The next batch. Errors: CorruptError naming the row; OSError; the place is then unchanged."""
+        """Returns the next batch. Errors: CorruptError naming the row; OSError; the place is then unchanged."""
         batch = TokenBatch()
         arrays = [np.empty(self._shape, np.int64) for _ in range(4)]
         (batch.place, sequences, batch.tokens, batch.trained, batch.rows, batch.left_out,
@@ -128,7 +129,7 @@ class TokenBatches:
         return batch
 
     def __iter__(self) -> Iterator[TokenBatch]:
-        """The rest of the epoch it is in."""
+        """Yields the remaining batches of the current epoch."""
         while True:
             batch = self.next()
             if len(batch):
@@ -138,13 +139,13 @@ class TokenBatches:
 
     @property
     def place(self) -> Place:
-        """(epoch, rows of it before the window, sequences of the window handed out): where seek() goes on."""
+        """The position for seek(): (epoch, rows before the window, sequences of the window already handed out)."""
         return self._core.place
 
     def seek(self, place: Place) -> None:
-        """Goes to a place that `place` said, with the same options. Errors: ValueError."""
+        """Goes to an earlier `place` of batches with the same options. Errors: ValueError."""
         self._core.seek(cast(Place, tuple(place)))
 
     def close(self) -> None:
-        """Lets go of the set."""
+        """Ends the batches and releases the set."""
         self._core.close()

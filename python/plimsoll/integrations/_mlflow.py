@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run in MLflow, through MLflow's own library: its parameters, metrics and how it ended.
+"""log_to_mlflow(): copies a run's parameters, metrics and final status to MLflow, through MLflow's own library.
 
-RUN/events.jsonl is the only source. How far it was sent is a tag of the MLflow run, so the run folder
+Metrics come from RUN/events.jsonl. A tag of the MLflow run records how much of it was sent, so the run folder
 is only read.
 
 Threads: one call at a time for one run.
@@ -33,23 +33,23 @@ _RUN_TAG, _SENT_TAG = "plimsoll.run", "plimsoll.sent"
 def log_to_mlflow(run: str | os.PathLike[str], *, tracking_uri: str | None = None,
                   experiment: str | None = None, run_name: str | None = None,
                   every_n_steps: int = 10) -> str:
-    """Brings a run of a recipe to MLflow and returns the id of its MLflow run.
+    """Logs a recipe's run to MLflow and returns the id of its MLflow run.
 
         plimsoll.log_to_mlflow("RUN", tracking_uri="sqlite:///mlflow.db")     # then: mlflow ui
 
-    May be called at any time, also while the run trains. A later call finds the same MLflow run and
-    adds what is new: nothing is logged twice, and the steps that a resumed run repeats are left out.
+    You may call it at any time, also while the run trains. A later call finds the same MLflow run and
+    adds new events: nothing is logged twice, and the steps that a resumed run repeats are left out.
 
     Parameters: the keys of run.toml, as they were at the first call; a run's `options` as options.NAME.
     Metrics:    train/loss and the loss's terms, at every n-th step; epoch/… at each epoch;
-                eval/… at each evaluation. For can-kd the task's name stands before them.
+                eval/… at each evaluation. For can-kd the task's name precedes them.
     Status:     FINISHED, KILLED (stopped), FAILED, or RUNNING.
 
-    tracking_uri:  where MLflow keeps its runs, as mlflow.set_tracking_uri(); None: what MLflow is set to.
+    tracking_uri:  MLflow's store, as for mlflow.set_tracking_uri(); None: MLflow's current setting.
                    MLflow refuses folders (`file:…`) unless MLFLOW_ALLOW_FILE_STORE=true.
-    experiment:    its name, made when there is none; None: the name of the recipe.
-    run_name:      None: the name of the run folder.
-    every_n_steps: logs the steps whose number it divides.
+    experiment:    name of the experiment, which is created if missing; None: the name of the recipe.
+    run_name:      name of the MLflow run; None: the name of the run folder.
+    every_n_steps: logs only the steps whose number this divides.
     Requires: `pip install mlflow`, or the smaller mlflow-skinny.
     Errors:   ImportError without MLflow; NotFoundError (no run there); ValueError (every_n_steps, or
               MLflow holds more events than the folder); CorruptError; MLflow's own exceptions.
@@ -85,7 +85,7 @@ def _client(tracking_uri: str | None) -> Any:
 
 
 def _params(path: pathlib.Path) -> dict[str, str]:
-    """The keys of run.toml, which has one `key = literal  # source` a line."""
+    """Returns the keys of run.toml, which has one `key = literal  # source` per line."""
     found, table = {}, ""
     for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
         table = "options." if line == "[options]" else table
@@ -104,7 +104,7 @@ def _literal(text: str) -> str:
 
 
 def _named(name: str) -> str:
-    """As MLflow takes names."""
+    """Replaces the characters that MLflow refuses in names by underscores."""
     return re.sub(r"[^\w. :/-]", "_", name)
 
 
@@ -126,7 +126,7 @@ def _find_or_make(client: Any, experiment: str, key: str, run_name: str, params:
 
 
 class _Sent:
-    """How far events.jsonl has been sent, and up to which step of each kind; a tag of the MLflow run."""
+    """The position up to which events.jsonl was sent, and the last step sent of each kind; kept in a tag of the MLflow run."""
 
     def __init__(self, tags: dict[str, str]) -> None:
         state = json.loads(tags.get(_SENT_TAG, "{}"))
@@ -139,7 +139,7 @@ class _Sent:
         return RunTag(_SENT_TAG, json.dumps({"bytes": self.bytes, **self.steps}))
 
     def is_new(self, event: dict[str, Any]) -> bool:
-        """False for what a resumed run does again; its bits are the same."""
+        """Whether an event is new. False for a step that a resumed run repeats, to the same bits."""
         kind, step = event.get("event"), event.get("step")
         if kind not in _LOGGED or not isinstance(step, int) or step <= self.steps[kind]:
             return False
@@ -148,8 +148,8 @@ class _Sent:
 
 
 def _send(client: Any, run: Any, events: Any, folder: pathlib.Path, every_n_steps: int) -> None:
-    """Sends what is new. The tag goes with the metrics it counts, after a kill at most one request is
-    sent again, and MLflow knows a metric of the same time, step and value."""
+    """Sends the new events. The tag is sent with the metrics it counts, so after a kill at most one request is
+    sent again. MLflow ignores a metric whose time, step and value it has."""
     sent, run_id = _Sent(run.data.tags), run.info.run_id
     events.seek(0, os.SEEK_END)
     if events.tell() < sent.bytes:
@@ -187,7 +187,7 @@ def _set_status(client: Any, run_id: str, last: dict[str, Any]) -> None:
 
 
 def _whole_lines(events: Any, folder: pathlib.Path) -> Iterator[bytes]:
-    """Ends before a line that is still being written."""
+    """Yields complete lines, up to one that is still being written. Errors: CorruptError for a line that is too long."""
     while line := events.readline(_LINE_BYTES):
         if not line.endswith(b"\n"):
             if len(line) == _LINE_BYTES:
@@ -197,7 +197,7 @@ def _whole_lines(events: Any, folder: pathlib.Path) -> Iterator[bytes]:
 
 
 def _parse(line: bytes) -> dict[str, Any]:
-    """An event; {} for a line that a kill cut short."""
+    """Parses an event; returns {} for a line that a kill cut short."""
     try:
         event = json.loads(line)
     except ValueError:
@@ -223,7 +223,7 @@ def _metrics_of(event: dict[str, Any], folder: pathlib.Path) -> Iterator[Any]:
 
 
 def _numbers(name: str, value: Any) -> Iterator[tuple[str, float]]:
-    """The numbers in nested objects, with the path of names that leads to each."""
+    """Yields (path of names, number) for each number in nested objects."""
     if isinstance(value, dict):
         for part, inner in value.items():
             yield from _numbers(f"{name}/{part}", inner)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an accelerate.Accelerator holds, as parts of a plimsoll.Run: it needs accelerate.
+"""parts(): the state of an accelerate.Accelerator as parts of a plimsoll.Run. It needs accelerate.
 
     import accelerate, plimsoll
     from plimsoll.integrations.accelerate import parts
@@ -26,12 +26,12 @@ import accelerate
 
 
 def parts(accelerator: accelerate.Accelerator) -> dict[str, Any]:
-    """For run.track(): what accelerator.save_state() would write, under model, optimizer, scheduler, registered (a
-    second one: model_1, …), scaler and accelerator.
+    """Returns the parts that accelerator.save_state() would write, by name, for run.track().
 
-    These are what accelerator.prepare() was given and register_for_checkpointing() so far; and of
-    accumulate() how far it has come, with the gradients until then: a commit may come between. Batches come from
-    run.loader() as it is, not from prepare(), whose loaders have no position. A window of accumulate() goes on
+    The names are model, optimizer, scheduler, registered (a second one: model_1, …), scaler and accelerator. The parts
+    are the objects passed to accelerator.prepare() and register_for_checkpointing() so far. The part `accelerator` is
+    the progress of accumulate(), with its gradients: a commit may come between. Take batches from
+    run.loader() directly, not from prepare(), whose loaders have no position. A window of accumulate() continues
     over an epoch's end.
 
     Errors: ValueError where several processes train, or nothing was prepared.
@@ -50,7 +50,7 @@ def parts(accelerator: accelerate.Accelerator) -> dict[str, Any]:
 
 
 class _Window:
-    """How far accumulate() has come."""
+    """The progress of accumulate(): its step, and the gradients so far."""
 
     def __init__(self, accelerator: accelerate.Accelerator) -> None:
         self._accelerator = accelerator

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Lightning Trainer as the loop of a plimsoll.Run: it needs lightning.
+"""RunCallback: a Lightning Trainer as the loop of a plimsoll.Run. It needs lightning.
 
     import lightning, plimsoll
     from plimsoll.integrations.lightning import RunCallback
@@ -40,38 +40,39 @@ _NOWHERE = "plimsoll:the-run-s-last-commit"  # No file: the run reads it.
 
 
 class RunCallback(lightning.pytorch.Callback):
-    """Last among `callbacks`, it makes fit() a loop of `run`, and fit() with its ckpt_path goes on.
+    """Makes fit() the loop of `run`. It must be the last of `callbacks`; with its ckpt_path, fit() resumes the run.
 
-    What holds is what holds of a Run: the limit of the process tree, looked at between two optimizer steps;
-    commits, by step and by minute, of everything that Lightning saves (module, optimizers, schedulers,
-    precision, callbacks, loops), the random states and the place in the data; `plimsoll status|stop|pause|
-    continue|limit`, Ctrl-C and SIGTERM. Killed at any instant, the same program ends in the same bits.
+    The loop has a Run's properties. The limit covers the process tree and is checked between two optimizer steps.
+    Commits, by step and by minute, hold everything that Lightning saves (module, optimizers, schedulers,
+    precision, callbacks, loops), the random states and the place in the data. `plimsoll status|stop|pause|
+    continue|limit`, Ctrl-C and SIGTERM work. Killed at any instant, the same program ends in the same bits.
 
-    A step that memory refuses (training_step(), backward, clipping, the optimizer's step) is done again, after
-    everything was put back and caches were emptied; to the same bits. Refused twice, BudgetExceeded names a limit
-    to go on with; the steps before are committed. Put back is what TrainingStep puts back, of modules and generators that can
-    be got at from the module, and what it logs; hooks within a step are called again. While the optimizer
-    steps, parameters and its states are copied as TrainingStep does it, if that fits.
+    A step that is refused memory (training_step(), backward, clipping, the optimizer's step) is repeated, to the same
+    bits, after its changes were undone and caches were emptied. If it is refused twice, BudgetExceeded names a limit
+    to resume with; the steps before are committed. The step undoes the same state as TrainingStep, for modules and
+    generators reachable from the module, and undoes what it logged. Hooks within a step are called again. While the
+    optimizer steps, parameters and optimizer states are copied as in TrainingStep, if the copies fit.
 
-    Training data comes from run.loader(). A commit is made after an optimizer step that no validation
-    follows, and that is not an epoch's last: what is asked for there is done one step later. Asked to stop,
-    the run commits, and fit() returns: look at run.stopped. What ends the loop while it waits for a batch
-    (MemoryPressure, or a signal that ends a worker, too) finds the last step committed, unless batches of the next
-    are being accumulated.
+    Training data comes from run.loader(). A commit is made after an optimizer step, unless a validation follows or
+    the epoch ends there; a commit due at such a step is made one step later. Asked to stop,
+    the run commits, and fit() returns: check run.stopped. If the loop is ended while it waits for a batch (by
+    MemoryPressure, or a signal that also ends a worker), the last step is committed, unless batches of the next
+    step are being accumulated.
 
-    Started by torchrun, with strategy="ddp", accelerator="cpu" and devices= as many as torchrun starts, ranks are one run, as Run says
-    of them: no module is wrapped, and gradients are averaged here, as DistributedDataParallel does it; batch_size is of each rank, each
-    draws from (seed, batch, rank), and what one rank is refused, all do again. As many ranks go on as began.
+    torchrun may start several ranks of one run, with strategy="ddp", accelerator="cpu" and devices= their number; see
+    Run. No module is wrapped: gradients are averaged here, as DistributedDataParallel does. batch_size is the size
+    per rank, and each rank draws from (seed, batch, rank). A step refused on one rank is repeated on all. A run must
+    resume with the number of ranks that it began with.
 
-    A step that a validation follows has a commit before it, until one has come to its end with as little memory free.
+    Before a step that a validation follows, the run commits, until one validation has finished with as little memory free.
 
-    What does not hold: no batch is cut into parts (accumulate_grad_batches is the way to smaller ones), and what
-    memory refuses elsewhere, in a validation or a hook between steps, ends the program; the last boundary is committed as Run does it.
-    Means over an epoch that a module logs begin anew where the program was started again, as they do in Lightning.
+    Limits: no batch is split (for smaller ones use accumulate_grad_batches). A refusal of memory outside a step, in a
+    validation or a hook between steps, ends the program; the last boundary is committed as Run does it.
+    Means over an epoch that a module logs start anew when the program is started again, as in Lightning.
 
     commit_every_steps, commit_every_minutes: optimizer steps, minutes; whichever comes first; 0: not by that.
-    cleanup_every_n_steps: optimizer steps; as Run.steps().
-    Errors: ValueError for what a run cannot do yet, by its name; as Run.steps() from fit().
+    cleanup_every_n_steps: optimizer steps; as in Run.steps().
+    Errors: ValueError naming what a run cannot do yet; fit() raises those of Run.steps().
     """
 
     def __init__(self, run: Run, *, commit_every_steps: int = 0, commit_every_minutes: float = 10.0,
@@ -88,11 +89,11 @@ class RunCallback(lightning.pytorch.Callback):
 
     @property
     def ckpt_path(self) -> str | None:
-        """For fit(): None at the first start, which has nothing to go on from."""
+        """The ckpt_path for fit(): None at the first start, which has nothing to resume."""
         return _NOWHERE if self._loop.goes_on else None
 
     def checkpoint_io(self) -> TorchCheckpointIO:
-        """The plugin that reads ckpt_path. Other checkpoints are read and written as ever."""
+        """Returns the plugin that reads ckpt_path. Other checkpoints are read and written as usual."""
         return _Reads(self._checkpoint)
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
@@ -201,7 +202,11 @@ class RunCallback(lightning.pytorch.Callback):
         return self._undo
 
     def _ended_waiting(self, trainer: Any, error: Exception) -> bool:
-        """As Life's: Lightning waits for a batch."""
+        """Handles an error raised while Lightning waits for a batch. Returns True where it was a stop, and the run has committed.
+
+        Otherwise the caller raises it. For MemoryPressure the last step is committed, unless batches of the next step are
+        being accumulated.
+        """
         done = trainer.fit_loop.epoch_loop.batch_progress.current.completed
         if done % self._window and done != self._batches:
             return False  # Gradients of the next step are there, and no part of a commit.
@@ -218,17 +223,17 @@ class RunCallback(lightning.pytorch.Callback):
 
     @staticmethod
     def _validates(trainer: Any, done: int) -> bool:
-        """Whether a validation comes after this batch."""
+        """Whether a validation follows batch number `done` of the epoch."""
         every = trainer.val_check_batch
         return bool(trainer.enable_validation and every not in (None, float("inf")) and done % every == 0)
 
 
 class CleanUpCallback(lightning.pytorch.Callback):
-    """Gives back what nobody uses, with a run or without: plimsoll.clean_up() after each validation, and every
-    `cleanup_every_n_steps` training batches. Touches no gradient; no result depends on it.
+    """Frees unused memory, with a run or without: calls plimsoll.clean_up() after each validation, and every
+    `cleanup_every_n_steps` training batches. It changes no gradient and no result.
 
-    cleanup_every_n_steps: 0: after validations alone.
-    Errors: ValueError for one below 0.
+    cleanup_every_n_steps: number of batches; 0: after validations alone.
+    Errors: ValueError for a number below 0.
     """
 
     def __init__(self, cleanup_every_n_steps: int = 0) -> None:
@@ -246,13 +251,13 @@ class CleanUpCallback(lightning.pytorch.Callback):
 
 
 class WatchCallback(lightning.pytorch.Callback):
-    """Watches fit() for leaks, with a run or without: a RuntimeWarning says once whose memory grows, where it is
-    allocated, who holds it and what to do. A step is a training batch; validation is the phase "validation".
+    """Watches fit() for leaks, with a run or without. A RuntimeWarning, issued once, names the part whose memory grows,
+    where it is allocated, its holder, and a remedy. A step is a training batch; validation is the phase "validation".
 
-    watch:             one of your own; `.watch.verdict()` may be asked for at any time.
-    log_every_n_steps: a line says who holds how much so often, and at the end a summary says what memory became, the
-                       verdict and the largest tensors, whether anything leaks or not. By logging ("plimsoll.watch")
-                       where that has a handler, else printed. 0: only leaks are told.
+    watch:             a Watch of your own. `.watch.verdict()` may be called at any time.
+    log_every_n_steps: number of steps between lines with each holder's bytes. A summary at the end has the course of
+                       memory, the verdict and the largest tensors, with or without a leak. Lines go to the logger
+                       "plimsoll.watch" where it has a handler, else they are printed. 0: only leaks are reported.
     Errors: ValueError for a number below 0.
     """
 
@@ -274,8 +279,9 @@ class WatchCallback(lightning.pytorch.Callback):
 
 
 class _Undo:
-    """What Lightning changes for a batch: its counts, what is logged, modules, random states. Gradients and what the
-    optimizer writes are remembered where they are about to be changed."""
+    """Remembers and restores the state that Lightning changes for a batch: its counts, logged values, modules, random states.
+
+    Gradients, and the state that the optimizer writes, are remembered just before they change."""
 
     def __init__(self, trainer: Any, modules: list[Any], generators: list[Any]) -> None:
         loop = trainer.fit_loop.epoch_loop
@@ -285,7 +291,7 @@ class _Undo:
         self._also: dict[str, Any] = {}
 
     def also(self, name: str, remember: Callable[[], Any]) -> None:
-        """As it was when it was first asked for: an optimizer may take gradients several times."""
+        """Remembers a state once per batch, at the first call: an optimizer may take gradients several times."""
         if name not in self._also:
             self._also[name] = remember()
 
@@ -308,7 +314,7 @@ def _scaler(trainer: Any) -> Any:
 
 
 class _Checkpoint:
-    """A part of the run: what Lightning would write into a checkpoint of its own."""
+    """A part of the run: the contents of a checkpoint that Lightning itself would write."""
 
     def __init__(self) -> None:
         self.trainer: Any = None

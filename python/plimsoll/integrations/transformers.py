@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Hugging Face Trainer as the loop of a plimsoll.Run: it needs transformers and accelerate.
+"""RunMixin: a Hugging Face Trainer as the loop of a plimsoll.Run. It needs transformers and accelerate.
 
     import plimsoll, transformers
     from plimsoll.integrations.transformers import RunMixin
@@ -47,48 +47,51 @@ _STATE_FILE = "trainer_state.json"  # Trainer reads it from the folder that it r
 
 
 class RunMixin:
-    """Put before transformers.Trainer, it makes train() a loop of `run`, and train() again goes on.
+    """Makes train() the loop of `run`. List it before transformers.Trainer among the base classes.
 
-    What holds is what holds of a Run: the limit of the process tree, looked at between two optimizer steps;
-    commits, by step and by minute, of model, optimizer, scheduler, scaler, random states, place in the data,
-    and the Trainer's own state with its callbacks'; `plimsoll status|stop|pause|continue|limit`, Ctrl-C and
-    SIGTERM. Killed at any instant, the same program ends in the same bits.
+    The same program, started again, resumes the run.
 
-    A step that memory refuses is done again where it was refused: forward and backward of a batch, clipping, or
-    the optimizer's step, after everything was put back and caches were emptied; to the same bits. Refused
-    twice, BudgetExceeded names a limit to go on with; the steps before are committed. Put back is what TrainingStep puts
-    back, of modules and generators that can be got at from model and Trainer; compute_loss() runs twice then.
-    While the optimizer steps, parameters and its states are copied as TrainingStep does it, if that fits.
+    The loop has a Run's properties. The limit covers the process tree and is checked between two optimizer steps.
+    Commits, by step and by minute, hold model, optimizer, scheduler, scaler, random states, place in the data,
+    and the Trainer's own state with its callbacks'. `plimsoll status|stop|pause|continue|limit`, Ctrl-C and
+    SIGTERM work. Killed at any instant, the same program ends in the same bits.
+
+    A step that is refused memory is repeated from where it was refused (forward and backward of a batch, clipping, or
+    the optimizer's step), to the same bits, after its changes were undone and caches were emptied. If it is refused
+    twice, BudgetExceeded names a limit to resume with; the steps before are committed. The step undoes the same state as
+    TrainingStep, for modules and generators reachable from model and Trainer; compute_loss() then runs twice.
+    While the optimizer steps, parameters and optimizer states are copied as in TrainingStep, if the copies fit.
 
     The order of the data is the run's (RunLoader: from the run's seed, an item's random states from seed,
-    epoch and index), for any dataloader_num_workers. Asked to stop, the run commits and train() returns: look at
-    run.stopped. What ends the loop while it waits for a batch (MemoryPressure, or a signal that ends a worker,
-    too) finds the last step committed.
+    epoch and index), for any dataloader_num_workers. Asked to stop, the run commits and train() returns: check
+    run.stopped. If the loop is ended while it waits for a batch (by MemoryPressure, or a signal that also ends a
+    worker), the last step is committed.
 
-    After an evaluation, what nobody uses is given back.
+    After an evaluation, unused memory is freed.
 
     A logged loss is Trainer's mean over the steps since the last log, or since the program was started again.
-    Callbacks are restored as Trainer does it: with restore_callback_states_from_checkpoint=True.
+    Callbacks are restored only with restore_callback_states_from_checkpoint=True, as in Trainer.
 
-    Started by torchrun, with the run made before TrainingArguments, ranks on the CPU are one run, as Run says of them: Trainer wraps no
-    DistributedDataParallel, and gradients are averaged here, as that does it; per_device_train_batch_size is of each rank, each draws
-    from (seed, batch, rank), and what one rank is refused, all do again. As many ranks go on as began.
+    torchrun may start several ranks of one run, on the CPU, if the run is made before TrainingArguments; see Run.
+    Trainer uses no DistributedDataParallel: gradients are averaged here, as it does. per_device_train_batch_size is the
+    size per rank, and each rank draws from (seed, batch, rank). A step refused on one rank is repeated on all. A run
+    must resume with the number of ranks that it began with.
 
-    A step that an evaluation follows has a commit before it, until an evaluation has come to its end with as little memory
-    free: what memory refuses there loses that step at most.
+    Before a step that an evaluation follows, the run commits, until one evaluation has finished with as little memory
+    free. An evaluation that is refused memory loses that step at most.
 
-    What does not hold: no batch is cut into parts (gradient_accumulation_steps is the way to smaller ones), and
-    what memory refuses elsewhere, in an evaluation or a collator, ends the program; the last boundary is committed as Run does it.
-    Checkpoints of Trainer's own (save_strategy) are still written, and nothing reads them: save_strategy="no"
-    spares them, unless load_best_model_at_end needs them.
+    Limits: no batch is split (for smaller ones use gradient_accumulation_steps). A refusal of memory outside a step, in
+    an evaluation or a collator, ends the program; the last boundary is committed as Run does it.
+    Trainer's own checkpoints (save_strategy) are still written, and nothing reads them: turn them off with
+    save_strategy="no", unless load_best_model_at_end needs them.
 
-    run:                  an open plimsoll.Run, and nothing tracked in it of the names model, optimizer,
-                          scheduler, scaler and trainer.
+    run:                  an open plimsoll.Run that tracks nothing named model, optimizer,
+                          scheduler, scaler or trainer.
     commit_every_steps, commit_every_minutes: optimizer steps, minutes; whichever comes first; 0: not by that.
-    cleanup_every_n_steps: optimizer steps; as Run.steps().
-    Errors: ValueError for what a run cannot do yet, by its name: several devices, virtual workers, DeepSpeed,
+    cleanup_every_n_steps: optimizer steps; as in Run.steps().
+    Errors: ValueError naming what a run cannot do yet: several devices, virtual workers, DeepSpeed,
             FSDP, auto_find_batch_size, model_init, optimizers that step in backward, datasets without a length,
-            other orders than random and sequential; as Run.steps() and again() from train().
+            orders other than random and sequential; train() raises those of Run.steps() and again().
     """
 
     def __init__(self, *arguments: Any, run: Run, commit_every_steps: int = 0,
@@ -105,7 +108,7 @@ class RunMixin:
         self.add_callback(self._boundary)  # type: ignore[attr-defined]
 
     def train(self, resume_from_checkpoint: Any = None, **options: Any) -> Any:
-        """As Trainer's, from the run's last commit. resume_from_checkpoint: None or True, the run knows."""
+        """Trains from the run's last commit, with Trainer's options. resume_from_checkpoint: None or True; both do the same."""
         if resume_from_checkpoint not in (None, True):
             raise ValueError(f"train: resume_from_checkpoint={resume_from_checkpoint!r}, and {self.run!r} goes on "
                              "from its own last commit: leave it out")
@@ -125,7 +128,7 @@ class RunMixin:
             self._loop.close()
 
     def get_train_dataloader(self) -> Any:
-        """The run's order of train_dataset."""
+        """Returns a data loader over train_dataset in the run's order."""
         made: Any = self
         args, dataset, collate = made.args, made.train_dataset, made.data_collator
         if transformers.utils.is_datasets_available() and type(dataset).__module__.startswith("datasets."):
@@ -140,7 +143,7 @@ class RunMixin:
         return self._data.data_loader()
 
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> Any:
-        """Tells the run of the step before, which has been logged and evaluated by now. To stop: no batches."""
+        """Reports the previous step, now logged and evaluated, to the run. Returns no batches if the run is to stop."""
         made: Any = self
         self._micro = 0
         if not self._boundary.tell(made.state):
@@ -154,7 +157,7 @@ class RunMixin:
         return [], None
 
     def training_step(self, model: Any, inputs: Any, *arguments: Any, **options: Any) -> Any:
-        """Trainer's, of all ranks, again where memory refused it."""
+        """Makes Trainer's step, averaged over all ranks, and repeats it where memory refused it."""
         made: Any = self
         step = super().training_step  # type: ignore[misc]
         number = made.state.global_step * made.args.gradient_accumulation_steps + self._micro
@@ -170,14 +173,14 @@ class RunMixin:
         return loss
 
     def create_accelerator_and_postprocess(self) -> None:
-        """Trainer's, which wraps no model: training_step() averages gradients."""
+        """Makes Trainer's accelerator, changed to wrap no model: training_step() averages gradients."""
         super().create_accelerator_and_postprocess()  # type: ignore[misc]
         made: Any = self
         made.accelerator.prepare_model = functools.partial(made.accelerator.prepare_model, evaluation_mode=True)
 
     def evaluate(self, *arguments: Any, **options: Any) -> Any:
-        """Trainer's, as the run's phase "evaluation". What it draws at random, in as many workers as there are, changes
-        nothing of the training."""
+        """Evaluates as Trainer does, in the run's phase "evaluation". Its random numbers, with any number of workers, do
+        not change the training."""
         before = RandomStates()
         try:
             with self.run.phase("evaluation"), _evaluation():
@@ -186,7 +189,7 @@ class RunMixin:
             before.put_back()
 
     def predict(self, *arguments: Any, **options: Any) -> Any:
-        """Trainer's, as the run's phase "evaluation"."""
+        """Predicts as Trainer does, in the run's phase "evaluation"."""
         with self.run.phase("evaluation"), _evaluation():
             return super().predict(*arguments, **options)  # type: ignore[misc]
 
@@ -195,7 +198,10 @@ class RunMixin:
         return self._loop.again(made.state.global_step + 1, work, remember)
 
     def _prepare_steps(self) -> None:
-        """Everything that a step changes is there."""
+        """Finds all state that a step changes, and wraps the optimizer's step and clipping to be repeated where memory refuses.
+
+        Called once all of that state exists.
+        """
         made: Any = self
         self._modules, self._generators = reached([made.model_wrapped, made.compute_loss, made])
         self._trained = {id(one): one for module in self._modules for one in module.parameters() if one.requires_grad}
@@ -265,7 +271,7 @@ class RunMixin:
 
 @contextlib.contextmanager
 def _evaluation() -> Iterator[None]:
-    """What memory refuses meanwhile says what helps an evaluation: a smaller batch does not."""
+    """Adds advice for an evaluation to a refusal of memory meanwhile, and removes "lower batch_size", which would not help."""
     try:
         yield
     except (torch.OutOfMemoryError, BudgetExceeded) as error:
@@ -276,7 +282,7 @@ def _evaluation() -> Iterator[None]:
 
 
 class _State:
-    """A part of the run: Trainer's state, and that of its callbacks, as Trainer would write it."""
+    """A part of the run: the state of Trainer and its callbacks, in Trainer's own format."""
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
@@ -296,7 +302,7 @@ class _State:
 
 
 class _Boundary(transformers.TrainerCallback):
-    """Tells the run what Trainer has done."""
+    """Reports Trainer's steps to the run."""
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
@@ -330,7 +336,7 @@ class _Boundary(transformers.TrainerCallback):
             self._trainer._loop.end()
 
     def tell(self, state: Any) -> bool:
-        """The steps made so far. True: the run was asked to stop."""
+        """Reports the steps made so far to the run. Returns True if the run was asked to stop."""
         if state.global_step == self._told:
             return False
         self._told = state.global_step
@@ -340,20 +346,20 @@ class _Boundary(transformers.TrainerCallback):
                                              rows=rows, loss=self._loss, evaluates=self._evaluates_after(state.global_step + 1)))
 
     def _evaluates_after(self, step: int) -> bool:
-        """Whether Trainer's arguments ask for an evaluation there."""
+        """Whether Trainer's arguments ask for an evaluation after this step."""
         args = self._trainer.args
         how = str(args.eval_strategy.value)
         return (how == "steps" and step % self._trainer.state.eval_steps == 0) or (how == "epoch" and step % self._updates == 0)
 
 
 class CleanUpCallback(transformers.TrainerCallback):
-    """Gives back what nobody uses, with a run or without: plimsoll.clean_up() after each evaluation, and every
-    `cleanup_every_n_steps` optimizer steps. Touches no gradient; no result depends on it.
+    """Frees unused memory, with a run or without: calls plimsoll.clean_up() after each evaluation, and every
+    `cleanup_every_n_steps` optimizer steps. It changes no gradient and no result.
 
         Trainer(model, arguments, train_dataset=data, callbacks=[CleanUpCallback(cleanup_every_n_steps=10)])
 
-    cleanup_every_n_steps: 0: after evaluations alone.
-    Errors: ValueError for one below 0.
+    cleanup_every_n_steps: number of steps; 0: after evaluations alone.
+    Errors: ValueError for a number below 0.
     """
 
     def __init__(self, cleanup_every_n_steps: int = 0) -> None:
@@ -369,13 +375,13 @@ class CleanUpCallback(transformers.TrainerCallback):
 
 
 class WatchCallback(transformers.TrainerCallback):
-    """Watches train() for leaks, with a run or without: a RuntimeWarning says once whose memory grows, where it is
-    allocated, who holds it and what to do. A step is the optimizer's; evaluation is the phase "evaluation".
+    """Watches train() for leaks, with a run or without. A RuntimeWarning, issued once, names the part whose memory grows,
+    where it is allocated, its holder, and a remedy. A step is an optimizer step; evaluation is the phase "evaluation".
 
-    watch:             one of your own; `.watch.verdict()` may be asked for at any time.
-    log_every_n_steps: a line says who holds how much so often, and at the end a summary says what memory became, the
-                       verdict and the largest tensors, whether anything leaks or not. By logging ("plimsoll.watch")
-                       where that has a handler, else printed. 0: only leaks are told.
+    watch:             a Watch of your own. `.watch.verdict()` may be called at any time.
+    log_every_n_steps: number of steps between lines with each holder's bytes. A summary at the end has the course of
+                       memory, the verdict and the largest tensors, with or without a leak. Lines go to the logger
+                       "plimsoll.watch" where it has a handler, else they are printed. 0: only leaks are reported.
     Errors: ValueError for a number below 0.
     """
 

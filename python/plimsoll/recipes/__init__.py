@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recipes that are written in Python: `plimsoll train NAME` and plimsoll.train("NAME") start them.
+"""Recipe and RunOptions: recipes written in Python, which `plimsoll train NAME` and plimsoll.train("NAME") start.
 
     @dataclasses.dataclass(kw_only=True)
     class Options(RunOptions):
@@ -12,9 +12,9 @@
 
     RECIPE = Recipe("digits", "Digits from photographs", Options, train)
 
-A package brings it by an entry point of the group "plimsoll.recipes" (`digits = "my_package:RECIPE"`). Its
-options then are flags, files, `--help` and `plimsoll config digits`; `resume`, `eval`, `status`, `stop`,
-`pause` and `limit` work as on any run.
+A package provides it by an entry point of the group "plimsoll.recipes" (`digits = "my_package:RECIPE"`). Its
+options can then be given as flags or in a file, and appear in `--help` and `plimsoll config digits`. `resume`, `eval`,
+`status`, `stop`, `pause` and `limit` work as for any run.
 
 Threads: recipes are found on the first call that needs them.   Memory: at most 64 recipes.
 """
@@ -43,13 +43,13 @@ _KINDS = {bool: "switch", int: "integer", float: "real", str: "text"}
 
 @dataclasses.dataclass(kw_only=True)
 class RunOptions:
-    """What every run has; a recipe's options derive from it.
+    """The options of every run; a recipe's options derive from this class.
 
-    The run that train() is given was made with them: a recipe needs `data` alone.
+    The run passed to train() was made with these options, so that a recipe itself needs only `data`.
     """
 
     data: str
-    """What to train on, as an absolute path."""
+    """Absolute path of the data to train on."""
     out: str = ""
     """The run's folder."""
     memory_limit: str = ""
@@ -63,15 +63,15 @@ class RunOptions:
 def option(default: bool | int | float | str, about: str, *, least: float | None = None,
            most: float | None = None, choices: tuple[str, ...] = (), path: bool = False, size: bool = False,
            decides_bits: bool = True) -> Any:
-    """A field of a recipe's options.
+    """Makes a field of a recipe's options.
 
-    default:      also says its type: bool, int, float or str.
-    about:        for --help; no full stop.
-    least, most:  of a number; None: 0 and 2**53 of an int, any of a float.
-    choices:      of a str: the only ones.
-    path:         of a str: a place, made absolute, which may be another when the run goes on.
-    size:         of an int: a number of bytes, also written as "64MiB".
-    decides_bits: False: it may change when the run goes on.
+    default:      the default, which also decides the type: bool, int, float or str.
+    about:        description for --help, without a full stop.
+    least, most:  bounds of a number; None: 0 and 2**53 for an int, none for a float.
+    choices:      the only values of a str.
+    path:         whether a str is a path. It is made absolute, and may differ when the run is resumed.
+    size:         whether an int is a number of bytes, which may be written as "64MiB".
+    decides_bits: whether the option decides the run's bits; if False, it may change when the run is resumed.
     """
     return dataclasses.field(default=default, metadata={
         "about": about, "least": least, "most": most, "choices": choices, "path": path, "size": size,
@@ -79,7 +79,7 @@ def option(default: bool | int | float | str, about: str, *, least: float | None
 
 
 class Told(dict[str, Any]):
-    """Entries for `--json`, and a text of their own for people."""
+    """A result with entries for `--json`, and a separate text for people."""
 
     def __init__(self, entries: dict[str, Any], text: str) -> None:
         super().__init__(entries)
@@ -88,24 +88,24 @@ class Told(dict[str, Any]):
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """A run that has a name.
+    """A named way to train, written in Python: its options, and the functions that the commands call.
 
     name:     lower-case letters, digits and hyphens.
-    about:    what it trains, for lists; no full stop.
+    about:    description of the trained model, for lists, without a full stop.
     options:  a dataclass that derives from RunOptions and whose fields are option()s.
-    train:    called with the run, made or gone on with, and the options; gives what is to be in the summary,
-              as JSON has it, or None. It may look at run.stopped after a loop.
-    evaluate: called with the options, `out` being the run's folder; gives what `plimsoll eval` prints: a line for each
+    train:    called with the run, new or resumed, and the options. Returns entries for the summary,
+              representable in JSON, or None. It may check run.stopped after a loop.
+    evaluate: called with the options, whose `out` is the run's folder. Returns what `plimsoll eval` prints: a line per
               entry, or the text of a Told.
-    plan:     called with the options, and device= and device_memory_limit= as plan_batch() has them; gives what
+    plan:     called with the options, and device= and device_memory_limit= as for plan_batch(). Returns what
               `plimsoll plan` prints.
-    before:   called with the options before anything else, where there is no limit yet: refuses them, and imports
-              libraries, so that they belong to what the process held anyway.
-    export:   called with the options, and out= and merge= of `plimsoll export`; gives what that prints.
-    unit:     what a batch has so many of: "rows", "tokens".
+    before:   called with the options before anything else, when there is no limit yet. It checks the options and imports
+              libraries, so that their memory counts as held before the run.
+    export:   called with the options, and out= and merge= of `plimsoll export`. Returns what that prints.
+    unit:     the unit of a batch's size: "rows", "tokens".
     examples: command lines for --help.
-    data:     what --data names, for --help.
-    data_or:  an option that may be given in place of --data; "": none.
+    data:     description of --data, for --help.
+    data_or:  an option that may replace --data; "": none.
     plan_example: command line for the help of plan.
     """
 
@@ -125,9 +125,9 @@ class Recipe:
 
 
 def add(recipe: Recipe) -> None:
-    """Adds a recipe to those of the program, in the place of one of the same name.
+    """Adds a recipe to the program's, and replaces one of the same name.
 
-    Errors: ValueError naming the recipe and the option that has no type or text; as find().
+    Errors: ValueError naming the recipe and the option that lacks a type or text; those of find().
     """
     find()  # Those of ours are there first, and it takes their place.
     _core.add_recipe(name=recipe.name, about=recipe.about, unit=recipe.unit,
@@ -142,7 +142,7 @@ _found = False
 
 
 def find() -> None:
-    """Adds the recipes of ours and of installed packages, once.
+    """Adds Plimsoll's own recipes and those of installed packages, once.
 
     Errors: RuntimeError naming the entry point that cannot be loaded.
     """
@@ -186,7 +186,7 @@ def _fields_of(recipe: Recipe) -> list[_core.RecipeField]:
 
 
 class _Work:
-    """What the program calls."""
+    """The functions of a recipe in the form that the program `plimsoll` calls."""
 
     def __init__(self, recipe: Recipe) -> None:
         self._recipe = recipe
@@ -247,7 +247,7 @@ class _Work:
 
 
 class _OfRecipe(typing.NamedTuple):
-    """What a Run is told of the recipe that it is of."""
+    """A recipe's settings for its Run."""
 
     run_toml: str
     commit_every_steps: int
@@ -255,7 +255,7 @@ class _OfRecipe(typing.NamedTuple):
 
 
 def _json_of(summary: dict[str, Any]) -> str:
-    """Numbers that are not finite are null, as in the recipes of C++: JSON has none."""
+    """Encodes a summary as JSON. Numbers that are not finite become null, as in the C++ recipes: JSON has no such numbers."""
     def plain(value: Any) -> Any:
         if isinstance(value, dict):
             return {key: plain(inner) for key, inner in value.items()}

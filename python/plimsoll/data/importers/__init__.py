@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Importers: rows of other programs' files become token sets and image sets."""
+"""Importers: they make token sets and image sets from other programs' files."""

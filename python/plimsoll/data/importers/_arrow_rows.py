@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of Parquet and Arrow files, by pyarrow: a few at a time, however many a group or batch of the file has.
+"""Reads rows of Parquet and Arrow files by pyarrow, a few at a time, however large the file's groups or batches are.
 
-A folder that datasets.save_to_disk() wrote stands for the Arrow files in it.
+A folder written by datasets.save_to_disk() stands for the Arrow files in it.
 
 Threads: one owner.
-Memory:  rows of about a mebibyte, and what pyarrow holds for them (the pages of a group's columns, or nothing where a
-         file is mapped): leased as it grows.
+Memory:  rows of about a mebibyte, and pyarrow's own memory (the pages of a group's columns; nothing where a file is
+         mapped): leased as it grows.
 """
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _IMAGES = (b"\xff\xd8\xff", b"\x89PNG", b"RIFF", b"GIF8", b"BM")
 
 
 def library() -> Any:
-    """pyarrow. Errors: ImportError saying what to install."""
+    """Returns pyarrow. Errors: ImportError naming the package to install."""
     try:
         import pyarrow
     except ImportError:
@@ -34,9 +34,9 @@ def library() -> Any:
 
 
 def arrow_rows(path: str, kind: str, governor: Governor) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Rows, which are called by their number. kind: "parquet", "arrow-file" or "arrow-stream".
+    """Yields (name, row). The name is "": rows have only their number. kind: "parquet", "arrow-file" or "arrow-stream".
 
-    Errors: ImportError; ValueError naming file and row (damaged, or what JSON cannot say); BudgetExceeded; OSError.
+    Errors: ImportError; ValueError naming file and row (damaged, or not representable in JSON); BudgetExceeded; OSError.
     """
     arrow = library()
     pool = arrow.default_memory_pool()
@@ -86,7 +86,7 @@ def _arrow(path: str, kind: str) -> Iterator[Any]:
 
 
 def _slices(batch: Any) -> Iterator[tuple[int, int]]:
-    """Neighbouring rows, of about so many bytes."""
+    """Yields (first row, number of rows) of slices that take about _ROWS_BYTES each."""
     count = max(1, min(_ROWS_MOST, _ROWS_BYTES // max(1, batch.nbytes // max(1, batch.num_rows))))
     for begin in range(0, batch.num_rows, count):
         yield begin, min(count, batch.num_rows - begin)
@@ -100,7 +100,7 @@ def _has_bytes(arrow: Any, kind: Any) -> bool:
 
 
 def _with_texts(value: Any) -> Any:
-    """Columns of bytes that are texts, as some writers have them, as texts; those of images stay."""
+    """Decodes bytes that are UTF-8 text, as some writers store it. Bytes of images stay bytes."""
     if isinstance(value, dict):
         return {key: one if key == "bytes" else _with_texts(one) for key, one in value.items()}
     if isinstance(value, list):
@@ -112,7 +112,7 @@ def _with_texts(value: Any) -> Any:
 
 
 def saved_files(folder: str) -> list[str]:
-    """The Arrow files of a folder that datasets.save_to_disk() wrote. Errors: ValueError where it is none; OSError."""
+    """Returns the Arrow files of a folder written by datasets.save_to_disk(). Errors: ValueError for any other folder; OSError."""
     if os.path.exists(os.path.join(folder, "dataset_dict.json")):
         with open(os.path.join(folder, "dataset_dict.json"), encoding="utf-8") as file:
             splits = json.load(file)["splits"]

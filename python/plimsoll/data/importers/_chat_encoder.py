@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Texts become ids, and characters that are trained on become tokens.
+"""Encoder: encodes texts into ids, and maps the characters to train on to tokens.
 
-Of a byte-level tokenizer's tokens the bytes are known: put together they must be the text, and say which token has
-which character (src/data/token_spans.h). Where they are not, or of other tokenizers, the library's offsets say it.
+The bytes of a byte-level tokenizer's tokens are known. Joined, they must be the text; then they show which token has
+which character (src/data/token_spans.h). Otherwise, and for all other tokenizers, the library's offsets are used.
 
-gigatoken encodes in the library's place where it is installed and gives the same ids for texts made to tell them apart.
-Texts that are not in Unicode's form NFC, or have characters that are not assigned, go to the library, and
-Encoder.differs() is for comparing some of the others. Encoder.torn() finds turns that end within a token.
+gigatoken replaces the library where it is installed and gives the same ids for texts made to tell the two apart.
+Texts that are not in Unicode's form NFC, or have unassigned characters, always go to the library. Encoder.differs()
+compares some of the others. Encoder.torn() finds turns that end within a token.
 
 Threads: one owner.   Memory: the bytes of the vocabulary; gigatoken's tables, and 1 MiB that says which
 characters are assigned; a piece of text and its tokens.
@@ -36,9 +36,10 @@ Encoded = tuple[np.ndarray, Spans]
 
 
 class Encoder:
-    """Of one tokenizer (tokenizers.Tokenizer) of `vocabulary` ids.
+    """Encodes texts with one tokenizer (tokenizers.Tokenizer) of `vocabulary` ids.
 
-    encoder: "tokenizers"; "gigatoken"; "auto", gigatoken where it may be. Errors: ValueError where it may not.
+    encoder: "tokenizers"; "gigatoken"; "auto": gigatoken where it can be used. Errors: ValueError for "gigatoken" where it
+    cannot.
     """
 
     def __init__(self, tokenizer: Any, vocabulary: int, encoder: str = "tokenizers") -> None:
@@ -59,13 +60,13 @@ class Encoder:
 
     @property
     def name(self) -> str:
-        """What encodes: "gigatoken" or "tokenizers"."""
+        """Name of the library in use: "gigatoken" or "tokenizers"."""
         return "tokenizers" if self._fast is None else "gigatoken"
 
     def encode(self, texts: Sequence[tuple[str, Spans]], special: bool) -> Iterator[Encoded]:
-        """Ids of each text, and the tokens that have a character of each of its spans.
+        """Yields each text's ids, and the range of tokens that overlap each of its spans.
 
-        special: with the tokens that the tokenizer puts around a text.
+        special: adds the tokens that the tokenizer puts around a text.
         """
         only = [text for text, _ in texts]
         if special or self._spans is None:
@@ -81,11 +82,11 @@ class Encoder:
                 yield ids, trained
 
     def differs(self, text: str, ids: np.ndarray) -> bool:
-        """Whether these, of gigatoken, are not the library's."""
+        """Whether these ids of gigatoken differ from the library's."""
         return self._fast is not None and not np.array_equal(ids, _library_ids(self._tokenizer, [text])[0])
 
     def torn(self, text: str, ids: np.ndarray, spans: Spans) -> str | None:
-        """The first token that holds the end of a span and more than white space behind it; None where there is none."""
+        """Returns the first token that holds the end of a span and then more than white space; None where there is none."""
         places = [end for begin, end in spans if begin < end < len(text)]
         if not places:
             return None
@@ -95,7 +96,7 @@ class Encoder:
         return None
 
     def _around(self, text: str, ids: np.ndarray, places: list[int]) -> Iterator[tuple[int, int, int]]:
-        """Each place, and the characters of the token that has the one before it."""
+        """Yields each place, with begin and end (in characters) of the token that holds the character before it."""
         data = text.encode()
         ends: Any = np.cumsum(self._sizes[np.asarray(ids, np.int64)]) if self._spans is not None else ()
         if len(ends) and ends[-1] == len(data):
@@ -128,7 +129,7 @@ def _library_ids(tokenizer: Any, texts: list[str]) -> list[np.ndarray]:
 
 
 class _Gigatoken:
-    """gigatoken of one tokenizer. It keeps every word it has seen, so it is made anew when they take much."""
+    """gigatoken for one tokenizer. It caches every word it has seen, so it is made anew when the cache is large."""
 
     def __init__(self, said: str) -> None:
         import awkward  # noqa: F401  Which gigatoken imports when it encodes, and does not say so when Ctrl-C ends that.
@@ -160,7 +161,7 @@ def _anonymous_bytes() -> int:
 
 
 def _fast_encoder(said: str, tokenizer: Any) -> tuple[Any, str]:
-    """gigatoken's encoding of texts; None, and why, where it is not there or differs."""
+    """Returns (gigatoken's encode function, ""), or (None, the reason) where it is missing or differs."""
     try:
         encode = _Gigatoken(said)
     except Exception as error:  # Of its own kinds: it does not know this tokenizer, or is not installed whole.
@@ -173,7 +174,7 @@ def _fast_encoder(said: str, tokenizer: Any) -> tuple[Any, str]:
 
 
 def _telling_texts(tokenizer: Any) -> list[str]:
-    """Texts whose ids tell encoders apart: white space, numbers, scripts, added tokens, long and random ones."""
+    """Returns texts whose ids tell encoders apart: white space, numbers, scripts, added tokens, long and random ones."""
     numbers = random.Random(0)
     added = [token.content for token in tokenizer.get_added_tokens_decoder().values()][:64]
     parts = [*added, " ", "  ", "\n", "\n\n", "\t", "\r\n", " \n", "\u00a0", "a", " a", "the", " The", "don't",
@@ -191,8 +192,8 @@ def _telling_texts(tokenizer: Any) -> list[str]:
 
 
 def _is_odd(text: str) -> bool:
-    """Whether the library encodes it in any case: not in form NFC, or with a character that Unicode has no name for yet,
-    which newer tables call a letter."""
+    """Whether the library must encode the text: it is not in form NFC, or has a character that Python's Unicode leaves
+    unassigned, which newer tables may call a letter."""
     if text.isascii() or not _core.has_any(text, _notable()):
         return False
     return any(map(_is_unassigned, set(text))) or not unicodedata.is_normalized("NFC", text)
@@ -204,7 +205,7 @@ def _is_unassigned(character: str) -> bool:
 
 @functools.cache
 def _notable() -> bytes:
-    """Of each usual character, whether a text with it may be odd. Source: UAX #15, section 9 (NFC_Quick_Check)."""
+    """Returns one flag per usual character: may a text with it be odd? Source: UAX #15, section 9 (NFC_Quick_Check)."""
     second = {*range(0x1161, 0x1176), *range(0x11A8, 0x11C3)}  # What a character before it may be composed with: of Hangul, …
     for code in range(_USUAL):
         parts = unicodedata.decomposition(chr(code)).split()
@@ -231,7 +232,7 @@ def _by_offsets(encoding: Any, spans: Spans) -> Encoded:
 
 
 def _byte_tokens(said: dict[str, Any], tokenizer: Any, vocabulary: int) -> tuple[list[bytes], bool, bool] | None:
-    """What TokenSpans takes of a byte-level BPE; None for other tokenizers."""
+    """Returns TokenSpans' arguments for a byte-level BPE: (each token's bytes, trimmed, prefixed). None for other tokenizers."""
     steps = {step["type"] for step in _steps(said.get("pre_tokenizer"))}
     if vocabulary > _VOCABULARY_MOST or said["model"].get("type") != "BPE" or "ByteLevel" not in steps:
         return None
@@ -248,7 +249,7 @@ def _byte_tokens(said: dict[str, Any], tokenizer: Any, vocabulary: int) -> tuple
 
 
 def _steps(part: dict[str, Any] | None) -> list[dict[str, Any]]:
-    """The parts of a sequence, or the part itself."""
+    """Returns the steps of a sequence, or the step itself."""
     if part is None:
         return []
     inner = part.get("pretokenizers") or part.get("processors")
@@ -256,7 +257,7 @@ def _steps(part: dict[str, Any] | None) -> list[dict[str, Any]]:
 
 
 def _bytes_of_characters() -> dict[str, int]:
-    """The byte that each character of a byte-level vocabulary stands for.
+    """Returns the byte that each character of a byte-level vocabulary stands for.
 
     Source: Radford et al., "Language models are unsupervised multitask learners" (2019), their code's
     bytes_to_unicode(): printable bytes are themselves, the others follow from U+0100 on.

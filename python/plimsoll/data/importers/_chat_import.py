@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""import_chat(): chats become a token set, in bounded memory.
+"""import_chat(): makes a token set from chats, in bounded memory.
 
-C++ reads, checks and renders rows of roles and texts (chat_reader.h) and writes the set (token_writer.cpp); all other rows
-are read by _row_reader.py. The tokenizer and what of a template is not compiled are called from here, a piece of a quarter
-of a mebibyte of text at a time. Torch is not imported.
+C++ reads, checks and renders rows of roles and texts (chat_reader.h) and writes the set (token_writer.cpp).
+_row_reader.py reads all other rows. This file calls the tokenizer, and the template where it is not compiled,
+on 256 KiB of text at a time. Torch is not imported.
 
 Reading order: import_chat(), _set_import.py, _Import, _row_reader.py, _chat_source.py, _chat_encoder.py.
 Memory: a piece, its tokens, the tokenizer.
@@ -50,44 +50,45 @@ def import_chat(files: _Path | Sequence[_Path] | Iterable[dict[str, Any]], out: 
                 encoder: str = "auto", ignore_keys: Collection[str] = (), part: Part | None = None, join: int = 0,
                 rebuild: bool = False, progress: Callable[[int, int], object] | None = None,
                 governor: Governor | None = None) -> dict[str, Any]:
-    """Makes a token set in the file `out` of chats, with the ids of a Hugging Face tokenizer.
+    """Makes a token set in the file `out` from chats, with the ids of a Hugging Face tokenizer.
 
-    files:      rows of JSON (lines, one array, or indented objects), CSV, TSV, Parquet, Arrow, a folder that
-                datasets.save_to_disk() wrote, or an archive of WebDataset; plain or packed by gzip, zstd, bzip2 or xz, in
-                UTF-8, UTF-16 or UTF-32. Their first bytes say which, not their names. A row has
-                messages (OpenAI), conversations (ShareGPT), instruction, input and output (Alpaca), question and answer,
-                prompt and completion, or text; docs/guide/data.md lists the columns that are read. In place of files any
-                iterable of rows: a list, a Dataset of Hugging Face's.
+    files:      paths of files whose rows are JSON (lines, one array, or indented objects), CSV, TSV, Parquet or Arrow; a
+                folder written by datasets.save_to_disk(); or WebDataset archives. Files are plain or packed by gzip, zstd,
+                bzip2 or xz, in UTF-8, UTF-16 or UTF-32. The format is found from their first bytes, not their names. A row
+                has messages (OpenAI), conversations (ShareGPT), instruction, input and output (Alpaca), question and
+                answer, prompt and completion, or text; docs/guide/data.md lists the columns that are read. Instead of
+                files, any iterable of rows will do: a list, a Hugging Face Dataset.
     tokenizer:  folder with tokenizer.json, tokenizer_config.json and the chat template. Texts and prompts get the
                 tokenizer's own special tokens and its end-of-sequence token.
-    template:   chat template, in place of the folder's, or the name of one of the folder's. By default a row with tools
-                takes the one named "tool_use", where the folder has it.
-    template_kwargs: variables for the template, {"enable_thinking": False}. A row's own `chat_template_kwargs` go before
-                them; a row's `tools` and `documents` are passed, too.
-    train:      which tokens: the "assistant"'s turns (of a prompt the completion), the "last" of them, or "all".
-    max_length: tokens of a row; what a row has beyond is cut off. 0: no bound.
-    errors_max: rows that may be left out for an error; one more ends the import, with file and line.
-    date:       day for templates that ask for it, "2026-01-31".
-    line_bytes_max, text_bytes_max: of a line, and of one message or row where a text cannot be cut.
+    template:   a chat template that replaces the folder's, or the name of one in the folder. By default a row with tools
+                takes the template named "tool_use", where the folder has it.
+    template_kwargs: variables for the template, such as {"enable_thinking": False}. A row's own `chat_template_kwargs`
+                override them; a row's `tools` and `documents` are passed, too.
+    train:      the tokens to train on: "assistant" takes the assistant's turns (and a prompt's completion), "last" the
+                last of these turns, "all" every token.
+    max_length: most tokens of a row; the rest is cut off. 0: no bound.
+    errors_max: number of rows that may be left out for an error; one more ends the import, with file and line.
+    date:       the day for templates that ask for it, such as "2026-01-31".
+    line_bytes_max, text_bytes_max: most bytes of a line, and of one message, or of a row whose text cannot be cut.
     encoder:    "tokenizers"; "gigatoken", which is faster and gives the same ids; "auto": gigatoken where it is
                 installed and shown equal for this tokenizer. It is compared again every 1,024 texts.
-    ignore_keys: keys that are as if they were not there: "topic" of a row, "messages.topic" of a message.
-    part:       (3, 8) imports the third of eight parts of the files, neighbours of about as many bytes, to a set of its
-                own: `out` with .part-3-of-8 behind its name. A file is not divided, and a part may have none. Parts may be
-                made side by side, by any processes that see files of the same names and sizes.
-    join:       8: makes `out` of its eight parts, in the bytes that an import of all files at once has. The parts stay.
-    rebuild:    also when neither inputs nor options have changed since `out` was made.
-    progress:   called with bytes done and bytes in all; of an iterable with rows (in all: 0 where it has no length); of
-                join with parts.
+    ignore_keys: keys that are ignored: "topic" of a row, "messages.topic" of a message.
+    part:       (3, 8) imports the third of eight parts of the files into a set of its own, named `out` with .part-3-of-8
+                appended. A part is neighbouring files with about an eighth of the bytes; a file is not divided, so a part
+                may be empty. Parts may be made side by side, by any processes that see files of the same names and sizes.
+    join:       8 makes `out` from its eight parts, in the same bytes as one import of all files. The parts stay.
+    rebuild:    makes the set even when neither inputs nor options have changed since `out` was made.
+    progress:   called with (bytes done, bytes in all). For an iterable it counts rows (in all: 0 where it has no length),
+                for join it counts parts.
 
-    Killed at any moment and called again, it goes on where it was, to the same bytes: what was read before is read
-    again and compared. An iterator that can be asked only once is imported from its beginning. Rows without a token
-    that is trained on are left out. Each key of a row is used, refused with file and line, or counted under its name
-    (about["keys"]). Returns what plimsoll.info(out) says, "reused", "encoder", and "first_rows": the first two as text,
-    what is trained on between ⟦ and ⟧.
-    Errors: ValueError naming file and line, or the option, or a part that is of other inputs; NotFoundError (also
+    If the import is killed at any moment, the same call resumes it, to the same bytes: inputs read before are read
+    again and compared. An iterator that can be read only once is imported from its beginning. Rows without a token
+    to train on are left out. Each key of a row is used, refused with file and line, or counted under its name
+    (about["keys"]). Returns plimsoll.info(out), "reused", "encoder", and "first_rows": the first two rows as text,
+    with the parts that are trained on between ⟦ and ⟧.
+    Errors: ValueError naming file and line, or the option, or a part made from other inputs; NotFoundError (also
             naming a part that is missing); CorruptError (a damaged file, an array without an end);
-            BudgetExceeded; OSError. What was done stays, to go on with.
+            BudgetExceeded; OSError. The work done so far is kept for the next call.
     """
     assert governor is not None  # By with_governor.
     if train not in TRAINING:
@@ -112,7 +113,7 @@ def import_chat(files: _Path | Sequence[_Path] | Iterable[dict[str, Any]], out: 
 
 
 class _Prints:
-    """Which keys of messages a template looks at, found by rendering chats that have them."""
+    """Finds the keys of messages that a template prints, by rendering chats that have them."""
 
     def __init__(self, tokenizer: ChatTokenizer) -> None:
         self._tokenizer = tokenizer
@@ -120,9 +121,9 @@ class _Prints:
         self.parts = self._parts()
 
     def __call__(self, key: str, role: str, tools: bool) -> bool:
-        """Whether a key of a message of a role makes a difference; of role "": whether a variable of that name does.
+        """Whether a key of a message of `role` changes the rendered text. Role "": whether a variable of that name does.
 
-        tools: whether the row has some, which may have a template of their own.
+        tools: whether the row has tools, which may have a template of their own.
         """
         found = self._known.get((key, role, tools))
         if found is None:
@@ -135,7 +136,7 @@ class _Prints:
 
     @staticmethod
     def _rendered(template: ChatTemplate, key: str, role: str) -> bool:
-        """Whether the template writes something else where the key is there."""
+        """Whether the key changes the text that the template writes."""
         call: list[Any] = [{"type": "function", "id": "abcdefghi", "function": {"name": "n", "arguments": {"k": "v"}}}]
         schema = {"name": "n", "description": "d", "parameters": {"type": "object", "properties": {}, "required": []}}
         chat: Messages = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
@@ -158,7 +159,7 @@ class _Prints:
             return True  # It looks at the key, and wants something else there.
 
     def _parts(self) -> bool:
-        """False where parts of a content are printed as Python prints them."""
+        """Whether a content may be a list of parts: False where the template prints the list as Python prints it."""
         parts: list[dict[str, Any]] = [
             {"role": role, "content": [{"type": "text", "text": one}]} for role, one in (("user", "q"), ("assistant", "a"))]
         try:
@@ -203,7 +204,7 @@ class _Import(SetImport):
         return writer.rows
 
     def joined_alike(self, parts: list[SetImport], abouts: list[dict[str, Any]]) -> bool:
-        """One part whose rows pieces render otherwise than the template, and all are rendered by the template."""
+        """Whether all parts were rendered alike. Else renders those made by pieces anew, by the template, and returns False."""
         if len({about["compiled"] for about in abouts}) == 1:
             return True
         for job, about in zip(parts, abouts, strict=True):
@@ -243,7 +244,7 @@ class _Import(SetImport):
 
     def _write(self, texts: list[tuple], reader: _core.ChatReader, writer: _core.TokenWriter,
                pieces: Pieces | None) -> int:
-        """Tokenizes and appends; returns the bytes of text, about."""
+        """Tokenizes and appends the texts. Returns roughly the bytes of text."""
         rows = []
         for kind, file, line, text, spans, last, messages, odd in texts:
             if kind == _BAD:
@@ -284,14 +285,14 @@ class _Import(SetImport):
         return sum(len(row[3]) for row in rows)
 
     def _may_tear(self, pieces: Pieces | None) -> tuple[int, ...]:
-        """Kinds of texts whose turns may end within a token. Of {% generation %} tags that is trained on, as in transformers."""
+        """Returns the kinds of texts whose turns must not end within a token. With {% generation %} tags they may, as in transformers."""
         template = self._tokenizer.template
         if template is None or template.has_generation or self._options["train"] == "all":
             return ()
         return (_TEMPLATE,) if pieces is not None and pieces.ends_at_tokens else (_TEMPLATE, _RENDERED)
 
     def _compare(self, messages: Messages, pieces: Pieces | None) -> None:
-        """Errors: Again where pieces render a row otherwise than the template."""
+        """Compares pieces and template on a row. Errors: Again where they differ."""
         template = self._tokenizer.template
         assert template is not None and pieces is not None
         if not agree(template, pieces, messages):
@@ -301,7 +302,7 @@ class _Import(SetImport):
             raise Again({"pieces": False})
 
     def _whole_row(self, text: str, reader: _core.ChatReader, file: int, line: int, pieces: Pieces | None) -> tuple | None:
-        """A row that is read in Python, as _write() takes it; None: it is left out."""
+        """Returns a row that is read in Python, as _write() takes it; None where it is left out."""
         train = self._options["train"]
         keys = 0
         try:
@@ -334,7 +335,7 @@ class _Import(SetImport):
         return kind, file, line, text, spans, True
 
     def _rendered(self, row: Row, pieces: Pieces | None) -> tuple[int, str, Spans]:
-        """Kind, text, and what is trained on: by pieces where these cover the row. Errors: Again, TemplateError."""
+        """Returns (kind, text, spans to train on), rendered by pieces where these cover the row. Errors: Again, TemplateError."""
         if pieces is not None and row.plain and not row.untrained and pieces.takes(row.messages):
             if self._by_pieces % _SAMPLE == 0:
                 self._compare(row.messages, pieces)
@@ -353,7 +354,7 @@ class _Import(SetImport):
         return _TEMPLATE, text, spans
 
     def _ended(self, ids: np.ndarray, trained: Spans) -> tuple[np.ndarray, Spans]:
-        """With the end-of-sequence token, trained on, where there is one and it is not there yet."""
+        """Appends the end-of-sequence token, where there is one and it is missing, and trains on it."""
         eos = self._tokenizer.eos_id
         if eos is None:
             return ids, trained
@@ -363,7 +364,7 @@ class _Import(SetImport):
 
 
 def chosen(text: str, turns: list[tuple[int, Spans]], messages: Messages, untrained: Collection[int], train: str) -> Spans:
-    """What of a text is trained on. turns: as of ChatTemplate.render_turns(); untrained: messages that are not.
+    """Returns the spans of a text to train on. turns: from ChatTemplate.render_turns(); untrained: messages to leave out.
 
     Errors: TemplateError.
     """
@@ -377,13 +378,13 @@ def chosen(text: str, turns: list[tuple[int, Spans]], messages: Messages, untrai
 
 
 def _first_rows(path: str, tokenizer: Any) -> list[str]:
-    """The first two rows of a set as they are trained on, shortened."""
+    """Returns the first two rows of a set as text, shortened; see shown()."""
     with TokenSet(path) as made:
         return [shown(*made.row(row), tokenizer) for row in range(min(2, len(made)))]
 
 
 def shown(ids: np.ndarray, trained: np.ndarray, tokenizer: Any) -> str:
-    """Tokens as text, what is trained on between ⟦ and ⟧; the middle of a long one is left out."""
+    """Returns tokens as text, with the parts that are trained on between ⟦ and ⟧. The middle of a long part is left out."""
     ends = [0, *(np.flatnonzero(np.diff(trained.astype(np.int8))) + 1).tolist(), len(ids)]
     text = ""
     for begin, end in zip(ends, ends[1:]):
@@ -393,5 +394,5 @@ def shown(ids: np.ndarray, trained: np.ndarray, tokenizer: Any) -> str:
 
 
 def shortened(text: str, most: int = 600) -> str:
-    """A text, or its beginning and its end."""
+    """Returns a text, or the beginning and the end of one longer than `most` characters."""
     return text if len(text) <= most else f"{text[:most // 2]} … [{len(text) - most} characters] … {text[-(most // 2):]}"

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where rows come from: files, or rows of any iterable.
+"""ChatFiles and ChatRows: the rows of an import, from files or from any iterable.
 
-Both are read once, as lines (src/data/chat_lines.h); what was read is said in sums.
+Both are read once, as lines (src/data/chat_lines.h). Sums (bytes and CRC-32C) identify the lines read.
 
-Threads: one owner.   Memory: of rows a block of 64 KiB of lines, and the row that goes beyond it.
+Threads: one owner.   Memory: for rows of an iterable, a block of 64 KiB of lines and the row that exceeds it.
 """
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TRAINING = ("assistant", "last", "all")  # ChatTraining.
 
 
 class ChatFiles:
-    """Files of rows. Errors: NotFoundError, OSError."""
+    """Rows from files. Errors: NotFoundError, OSError."""
 
     can_be_asked_again = True
 
@@ -34,37 +34,37 @@ class ChatFiles:
         self.total = sum(self._bytes)
 
     def identity(self) -> list[list[Any]]:
-        """What is known of the inputs before they are read: names and sizes."""
+        """Returns [name, size] of each file: the inputs' identity before they are read."""
         return [[os.path.basename(path), size] for path, size in zip(self._paths, self._bytes, strict=True)]
 
     def lines(self) -> tuple[list[str], RowFeed]:
-        """What a reader of lines is to open: names, and what gives the bytes of those that it does not read itself."""
+        """Returns the paths for a reader of lines, and a feed for the files that it cannot read itself."""
         self._feed = RowFeed(self._paths, self._reading)
         return self._paths, self._feed
 
     def folders(self) -> list[str]:
-        """Where paths in rows begin."""
+        """Returns the folder that relative paths in each file's rows refer to."""
         return [os.path.dirname(path) for path in self._paths]
 
     def odd(self) -> dict[str, dict[str, Any]]:
-        """What of the files was not used, as counts and examples."""
+        """Returns counts and examples of the parts of the files that were not used."""
         return {} if self._feed is None else self._feed.odd()
 
     def files(self) -> list[list[Any]]:
-        """Names and sizes of what parts are made of."""
+        """Returns [name, size] of each file that the parts divide."""
         return self.identity()
 
     def part(self, part: Part) -> ChatFiles:
-        """The files of a part; there may be none."""
+        """Returns the files of a part; there may be none."""
         return ChatFiles(self._paths[share(self._bytes, part)], self._reading)
 
     def joined(self, inputs: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
-        """What was read, of what was read of each part."""
+        """Combines the parts' lists of inputs into one."""
         return [one for part in inputs for one in part]
 
 
 class ChatRows:
-    """Rows of an iterable, each a dict as a line of a file is."""
+    """Rows from an iterable, each a dict like a line of a file."""
 
     def __init__(self, rows: Iterable[Any], line: Line) -> None:
         self._rows = rows
@@ -73,36 +73,36 @@ class ChatRows:
         self.total = len(rows) if isinstance(rows, Sized) else 0
 
     def identity(self) -> list[list[Any]]:
-        """Of rows nothing is known before they are read."""
+        """Returns the number of rows, or 0 where it is unknown: the content of rows is known only once they are read."""
         return [["rows", self.total]]
 
     def lines(self) -> tuple[list[str], _RowsFeed]:
-        """What a reader of lines is to open: a name, and the rows from the first one on."""
+        """Returns a name for a reader of lines, and a feed of the rows from the first one on."""
         return ["rows"], _RowsFeed(RowLines((("", row) for row in self._rows), self._line, "rows"))
 
     def folders(self) -> list[str]:
-        """Where paths in rows begin: where the process is."""
+        """Returns the working directory, which relative paths in rows refer to."""
         return [""]
 
     def odd(self) -> dict[str, dict[str, Any]]:
-        """As of ChatFiles: nothing."""
+        """Returns nothing: rows of an iterable have no unused parts."""
         return {}
 
     def files(self) -> list[list[Any]]:
-        """As of ChatFiles. Errors: ValueError, always."""
+        """Refuses parts, which only ChatFiles has. Errors: ValueError, always."""
         raise ValueError("part and join are for files, and these are rows of an iterable")
 
     def part(self, part: Part) -> ChatRows:
-        """As of ChatFiles. Errors: ValueError, always."""
+        """Refuses parts, which only ChatFiles has. Errors: ValueError, always."""
         raise ValueError("part and join are for files, and these are rows of an iterable")
 
     def joined(self, inputs: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
-        """As of ChatFiles."""
+        """Combines the parts' lists of inputs into one sum."""
         return [joined_sum([part[0] for part in inputs])]
 
 
 class _RowsFeed:
-    """Rows in place of a file, as ChatFeed has it (src/data/chat_lines.h)."""
+    """A feed of rows in place of a file: implements ChatFeed (src/data/chat_lines.h)."""
 
     def __init__(self, lines: RowLines) -> None:
         self._lines = lines
@@ -119,9 +119,9 @@ class _RowsFeed:
 
 
 def chat_source(given: Any, reading: Reading) -> ChatFiles | ChatRows:
-    """Files where these are paths, or a folder that datasets.save_to_disk() wrote, else rows.
+    """Returns ChatFiles for paths or a folder written by datasets.save_to_disk(), and ChatRows for any other iterable.
 
-    Errors: ValueError for nothing, TypeError for what is neither.
+    Errors: ValueError for an empty list or a mixed one; TypeError for anything else.
     """
     if isinstance(given, (str, os.PathLike)):
         return ChatFiles(_files([given]), reading)
@@ -139,5 +139,5 @@ def chat_source(given: Any, reading: Reading) -> ChatFiles | ChatRows:
 
 
 def _files(given: Iterable[Any]) -> list[str]:
-    """Files, and those of folders."""
+    """Returns the given files, and the files in the given folders."""
     return [file for one in given for file in (saved_files(os.fspath(one)) if os.path.isdir(one) else [os.fspath(one)])]

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A tokenizer's folder: its tokenizer and its chat template, compiled where that can be shown to be equal.
+"""ChatTokenizer and ChatTemplate: a tokenizer's folder and its chat template, compiled where that is shown to be equal.
 
-ChatTokenizer loads the folder. ChatTemplate renders with jinja2, and says which characters are the assistant's
-(_chat_turns.py). compile_template() finds the texts around the messages by rendering probes (chat_reader.h) and
-compares what they give on others; None where a template does more than that.
+ChatTokenizer loads the folder. ChatTemplate renders with jinja2, and finds the characters that the assistant wrote
+(_chat_turns.py). compile_template() finds the texts around the messages by rendering probes (chat_reader.h), and
+checks them on other chats. It returns None for a template that does more than put texts around messages.
 
 Threads: one owner.   Memory: that of the tokenizer; probes of a few kilobytes.
 """
@@ -35,8 +35,8 @@ _ODD = ("", " ", "\n", " a", "a ", "\n\na\n", "\ta \n b\t", "{{ messages }}{% ra
 class ChatTokenizer:
     """The tokenizer and the templates of a Hugging Face folder, as transformers' AutoTokenizer loads them.
 
-    template: a template, or the name of one of the folder's. given: as of ChatTemplate.
-    Errors: ValueError naming the folder, and what is missing or to be installed.
+    template: a template, or the name of one in the folder. given: as for ChatTemplate.
+    Errors: ValueError naming the folder and the missing file, or the package to install.
     """
 
     def __init__(self, folder: str | os.PathLike[str], template: str | None = None, date: str | None = None,
@@ -83,7 +83,7 @@ class ChatTokenizer:
             sort_keys=True).encode()).hexdigest()
 
     def template_for(self, tools: Any) -> ChatTemplate:
-        """The template of a row: that named "tool_use" where it has tools. Errors: TemplateError."""
+        """Returns the template for a row: the one named "tool_use" for a row with tools. Errors: TemplateError."""
         named = "tool_use" if tools is not None and "tool_use" in self._templates_made else "default"
         if named not in self._templates_made:
             legacy = "; that of chat_template.json is a processor's" if (self.folder / "chat_template.json").is_file() else ""
@@ -91,7 +91,7 @@ class ChatTokenizer:
         return self._templates_made[named]
 
     def files(self) -> dict[str, list[str]]:
-        """Names of the folder's files: what was read of it, and what was not."""
+        """Returns the names of the folder's files: "used" were read, "unused" were not."""
         there = sorted(path.name for path in self.folder.iterdir() if path.is_file())
         return {"used": sorted(self._used), "unused": [name for name in there if name not in self._used]}
 
@@ -103,8 +103,10 @@ class ChatTokenizer:
         return said
 
     def _add_tokens(self, said: dict[str, Any]) -> dict[str, str]:
-        """Adds the tokens that files beside tokenizer.json name, in transformers' order: those with an id, those with a
-        role (`eos_token`), and extra ones. What they say of a token wins. Returns the roles' tokens."""
+        """Adds the tokens named in the files beside tokenizer.json and returns those with a role, such as `eos_token`.
+
+        The order is transformers': tokens with an id, tokens with a role, extra ones. These files override
+        tokenizer.json."""
         import tokenizers
 
         said = dict(said)
@@ -142,7 +144,7 @@ class ChatTokenizer:
         return named
 
     def _templates(self, said: dict[str, Any]) -> dict[str, str]:
-        """By name. Files go before tokenizer_config.json."""
+        """Returns the templates by name. Files of their own replace those of tokenizer_config.json."""
         files = {"default": self.folder / "chat_template.jinja"} | {
             path.stem: path for path in sorted((self.folder / "additional_chat_templates").glob("*.jinja"))}
         found = {name: path.read_text(encoding="utf-8") for name, path in files.items() if path.is_file()}
@@ -158,13 +160,13 @@ class ChatTokenizer:
         return found
 
     def cuts(self) -> list[str]:
-        """Tokens before which a text may be cut: nothing to their left depends on them, nor they on it."""
+        """Returns the tokens before which a text may be cut: encoding is independent on their two sides."""
         return [token.content for token in self.tokenizer.get_added_tokens_decoder().values()
                 if not token.lstrip and not token.normalized and not token.single_word and token.content]
 
 
 def _json(path: pathlib.Path) -> dict[str, Any] | None:
-    """None where there is no such file."""
+    """Returns the JSON object in a file; None where there is no such file. Errors: ValueError naming the file."""
     try:
         said = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -182,7 +184,7 @@ def _token_text(token: Any) -> str | None:
 
 
 def _added(token: Any, **more: bool) -> Any:
-    """A token as the library has it. Errors: TypeError, KeyError."""
+    """Returns a token as the library's AddedToken. Errors: TypeError, KeyError."""
     import tokenizers
 
     if isinstance(token, str):
@@ -192,16 +194,16 @@ def _added(token: Any, **more: bool) -> Any:
 
 
 class ChatTemplate:
-    """A chat template as Hugging Face renders it, and the characters that the assistant wrote.
+    """Renders a chat template as Hugging Face does, and finds the characters that the assistant wrote.
 
-    These are what {% generation %} holds. Where a template has no such tags, they are what it writes for a message of
-    the assistant's, without the header that every answer has, and without spaces at the end (_chat_turns.py).
+    These are the characters between {% generation %} tags. Where a template has no such tags, they are the text it
+    writes for an assistant's message, without the header of every answer and without spaces at the end (_chat_turns.py).
     Errors of all calls: TemplateError.
     """
 
     def __init__(self, source: str, special: dict[str, str], date: str | None = None,
                  given: Mapping[str, Any] | None = None) -> None:
-        """given: variables that the template gets beside the messages, `enable_thinking`."""
+        """given: variables for the template beside the messages, such as `enable_thinking`."""
         import jinja2
         import jinja2.ext
         import jinja2.nodes
@@ -209,7 +211,7 @@ class ChatTemplate:
         from jinja2.sandbox import ImmutableSandboxedEnvironment
 
         class Generation(jinja2.ext.Extension):
-            """{% generation %} … {% endgeneration %}: what it holds, between marks when they are wanted."""
+            """Renders {% generation %} … {% endgeneration %}: the text inside, between marks when `_marks` is set."""
 
             tags = {"generation"}
 
@@ -222,7 +224,7 @@ class ChatTemplate:
                 return f"{_OPEN}{caller()}{_CLOSE}" if self.environment.globals["_marks"] else caller()
 
         class Namespace(jinja2.utils.Namespace):
-            """As jinja2's, without names that begin with an underscore."""
+            """Behaves like jinja2's Namespace, but refuses names that begin with an underscore."""
 
             def __init__(*args: Any, **given: Any) -> None:
                 said = dict(*args[1:], **given)
@@ -273,17 +275,17 @@ class ChatTemplate:
 
     def render(self, messages: Messages, tools: Any = None, add_generation_prompt: bool = False,
                more: Mapping[str, Any] | None = None) -> str:
-        """As apply_chat_template(tokenize=False). more: variables of this row, `documents`."""
+        """Renders the chat like apply_chat_template(tokenize=False). more: variables of this row, such as `documents`."""
         return self._rendered(self._template, _ready(messages), _variables(tools, more), add_generation_prompt)
 
     def render_marked(self, messages: Messages, tools: Any = None, more: Mapping[str, Any] | None = None) -> tuple[str, Spans]:
-        """The text, and the characters of the assistant's turns, in order."""
+        """Returns the text, and the spans (in characters) that the assistant wrote, in order."""
         text, turns = self.render_turns(messages, tools, more)
         return text, sorted(span for _, spans in turns for span in spans)
 
     def render_turns(self, messages: Messages, tools: Any = None, more: Mapping[str, Any] | None = None,
                      ) -> tuple[str, list[tuple[int, Spans]]]:
-        """The text, and for each of the assistant's messages its number and its characters: none, a span, or several."""
+        """Returns the text, and (number, spans) for each of the assistant's messages. There may be no span, one, or several."""
         ready, variables = _ready(messages), _variables(tools, more)
         if not self.has_generation:
             return self._turns.spans(ready, variables)
@@ -296,7 +298,7 @@ class ChatTemplate:
         return text, [(k, [span for span, one in zip(spans, of, strict=True) if one == k]) for k in dict.fromkeys(of)]
 
     def check_contents(self, messages: Messages, tools: Any, more: Mapping[str, Any] | None, text: str) -> None:
-        """Errors: TemplateError where nothing of a message's content is in what the template writes."""
+        """Checks that the template prints some of every message's content. Errors: TemplateError where it does not."""
         variables = _variables(tools, more)
         check_contents(lambda changed: self._rendered(self._template, changed, variables), _ready(messages), text)
 
@@ -336,7 +338,7 @@ class ChatTemplate:
 
     @functools.cached_property
     def names(self) -> frozenset[str]:
-        """Names of variables, keys and attributes that the template has."""
+        """Names of variables, keys and attributes that occur in the template."""
         from jinja2 import nodes
 
         return frozenset({node.attr for node in self._tree.find_all(nodes.Getattr)}
@@ -344,7 +346,7 @@ class ChatTemplate:
                          | {node.value for node in self._tree.find_all(nodes.Const) if isinstance(node.value, str)})
 
     def words(self) -> list[str]:
-        """Texts that the template compares with something, or passes to a call or filter."""
+        """Returns the texts that the template compares with something, or passes to a call or filter."""
         from jinja2 import nodes
 
         keys = {id(node.arg) for node in self._tree.find_all(nodes.Getitem)}
@@ -362,7 +364,7 @@ def _variables(tools: Any, more: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def _ready(messages: Messages) -> Messages:
-    """Messages of their own, with reasoning under the names that templates read, as Hugging Face passes them."""
+    """Returns copies of the messages, with reasoning under the names that templates read, as Hugging Face passes them."""
     ready = []
     for message in messages:
         said = {key: value for key, value in message.items() if value is not None}
@@ -372,7 +374,11 @@ def _ready(messages: Messages) -> Messages:
 
 
 class Pieces:
-    """A compiled template: by key, (text, characters of the turn before, of the turn behind, byte to cut at)."""
+    """A compiled template: for each pair of roles, the text (gap) between two contents.
+
+    gaps: key → (text, characters at its start that belong to the turn before, characters at its end that belong to the
+    turn after, byte to cut at).
+    """
 
     def __init__(self) -> None:
         self.gaps: dict[str, tuple[str, int, int, int]] = {}
@@ -388,7 +394,7 @@ class Pieces:
         return all(key in self.gaps for key in self.keys(roles))
 
     def takes(self, messages: Messages) -> bool:
-        """Whether pieces render these, of roles and texts alone (ChatReader::compiled())."""
+        """Whether pieces can render these messages, which have only roles and texts (ChatReader::compiled())."""
         if not self.covers([message["role"] for message in messages]):
             return False
         for message in messages:
@@ -400,7 +406,7 @@ class Pieces:
         return True
 
     def render(self, messages: Messages) -> tuple[str, Spans]:
-        """As ChatReader renders (chat_reader.cpp)."""
+        """Renders messages from pieces, as ChatReader does in C++ (chat_reader.cpp). Returns the text and the assistant's spans."""
         text = ""
         spans: Spans = []
         for k, key in enumerate(self.keys([message["role"] for message in messages])):
@@ -416,12 +422,12 @@ class Pieces:
         return text, spans
 
     def arguments(self) -> tuple[list[tuple[str, tuple[str, int, int, int]]], list[str], list[str]]:
-        """For ChatReader.set_pieces()."""
+        """Returns the arguments for ChatReader.set_pieces()."""
         return sorted(self.gaps.items()), self.stripped, self.triggers
 
 
 def compile_template(template: ChatTemplate, cuts: Sequence[str]) -> Pieces | None:
-    """The template as the texts around the messages; None where these do not give what it gives."""
+    """Compiles a template into the texts around the messages. Returns None where these render differently."""
     pieces = Pieces()
     refused, contradicted = [], set()
     for roles in _probes():
@@ -464,7 +470,7 @@ def _probe(roles: Sequence[str], contents: Sequence[str] | None = None) -> Messa
 
 
 def _gaps_of(text: str, count: int) -> list[str] | None:
-    """The texts around the sentinels; None unless each is there once, in order."""
+    """Returns the texts around the sentinels; None unless each sentinel occurs once, in order."""
     gaps = []
     for k in range(count):
         before, found, text = text.partition(_sentinel(k))
@@ -476,7 +482,7 @@ def _gaps_of(text: str, count: int) -> list[str] | None:
 
 
 def _learn(template: ChatTemplate, pieces: Pieces, roles: Sequence[str], cuts: Sequence[str]) -> list[str]:
-    """Adds the gaps of one probe; the keys of those that contradict another's. Errors: TemplateError, also for no gaps."""
+    """Adds the gaps of one probe. Returns the keys whose gap contradicts another probe's. Errors: TemplateError, also for no gaps."""
     messages = _probe(roles)
     text, spans = template.render_marked(messages)
     gaps = _gaps_of(text, len(roles))
@@ -493,9 +499,9 @@ def _learn(template: ChatTemplate, pieces: Pieces, roles: Sequence[str], cuts: S
 
 
 def _shares(messages: Messages, gaps: list[str], spans: Spans) -> list[tuple[int, int]] | None:
-    """Characters of each gap that belong to the assistant's turn before it, and to the one behind it.
+    """Returns for each gap how many characters belong to the assistant's turn before it, and to the one after it.
 
-    None where spans hold anything but whole turns.
+    None where a span is anything but a whole turn.
     """
     shares = [[0, 0] for _ in gaps]
     at, left = 0, list(spans)
@@ -514,7 +520,7 @@ def _shares(messages: Messages, gaps: list[str], spans: Spans) -> list[tuple[int
 
 
 def _stripped(template: ChatTemplate) -> list[str]:
-    """Roles whose contents lose the white space at their ends."""
+    """Returns the roles whose contents the template strips of white space at their ends."""
     found = []
     for role in _ROLES:
         for roles in ((role, "user", "assistant"), ("user", role), (role,)):
@@ -529,7 +535,7 @@ def _stripped(template: ChatTemplate) -> list[str]:
 
 
 def _proven(template: ChatTemplate, pieces: Pieces, words: Sequence[str]) -> bool:
-    """Whether pieces and template agree, in text and masks, on odd contents in every probe that they cover."""
+    """Whether pieces and template agree, in text and spans, on odd contents in every probe that the pieces cover."""
     odd = [*_ODD, *(f"say {word} now" for word in words), *words]
     odd = [text for text in odd if not any(trigger in text for trigger in pieces.triggers)]
     shift = 0
@@ -547,7 +553,7 @@ def _proven(template: ChatTemplate, pieces: Pieces, words: Sequence[str]) -> boo
 
 
 def agree(template: ChatTemplate, pieces: Pieces, messages: Messages) -> bool:
-    """Whether pieces give what the template gives, and it refuses nothing; masks where the template can say them."""
+    """Whether pieces render the same text as the template, which must not refuse it; and the same spans, where the template has them."""
     text, spans = pieces.render(messages)
     try:
         if text != template.render(messages):

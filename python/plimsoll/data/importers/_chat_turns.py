@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the assistant wrote in a rendered chat, where a template has no {% generation %} tags.
+"""Turns: finds the characters that the assistant wrote, for templates without {% generation %} tags.
 
-A template writes a message in a turn of a loop over the messages. _traced() compiles the template once more, with marks
-where such a turn begins and where its loop ends, so that each character of the text has a message (decision 0060).
-Of a template without such a loop, the message is rendered again with another content: what differs is the answer.
+A template writes each message in one turn of a loop over the messages. _traced() compiles the template once more, with
+marks where such a turn begins and where its loop ends, so that each character belongs to a message (decision 0060).
+For a template without such a loop, the message is rendered again with another content; the difference is the answer.
 
 Reading order: Turns, _traced().
 Threads: one owner.   Memory: a few texts of the row's size.
@@ -28,12 +28,12 @@ _OTHER = "\ue000other\ue001"  # In place of a content.
 
 
 class TemplateError(ValueError):
-    """What a template says of messages that it refuses, or why nobody can say what the assistant wrote."""
+    """Raised when a template refuses messages, or when the assistant's characters cannot be found."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """Characters that a template writes in one turn of a loop, for one message."""
+    """The characters that a template writes for one message in one turn of a loop."""
 
     begin: int
     end: int
@@ -43,10 +43,10 @@ class Part:
 
 @dataclasses.dataclass(frozen=True)
 class Habits:
-    """What a template writes beside every answer.
+    """The texts that a template writes around every answer.
 
-    header: what all answers begin with, and the generation prompt has, too. closing: what is behind the last answer,
-    outside of the loop.
+    header: the text that begins all answers and is in the generation prompt, too. closing: the text after the last
+    answer, outside the loop.
     """
 
     header: str = ""
@@ -54,7 +54,7 @@ class Habits:
 
 
 class Turns:
-    """A template that is rendered twice, the second time with marks. `render`: of (template, messages, more, prompt)."""
+    """Renders a template twice, the second time with marks. `render`: takes (template, messages, more, prompt)."""
 
     def __init__(self, environment: Any, plain: Any, source: str, render: Callable[..., str]) -> None:
         self._plain = plain
@@ -64,7 +64,7 @@ class Turns:
         self._known: Habits | None = None
 
     def written(self, messages: Messages, more: More = None, prompt: bool = False) -> tuple[str, list[Part]]:
-        """The text, and its parts; none where marks make the template write something else."""
+        """Returns the text and its parts; no parts where the marks change the text."""
         text = self._render(self._plain, messages, more, prompt)
         self._globals["_numbers"] = {id(message): k for k, message in enumerate(messages)}
         self._globals["_open"], self._globals["_by_variable"] = set(), set()
@@ -75,7 +75,7 @@ class Turns:
         return text, parts if found == text else []
 
     def spans(self, messages: Messages, more: More) -> tuple[str, list[tuple[int, Spans]]]:
-        """The text, and each of the assistant's messages with its characters. Errors: TemplateError."""
+        """Returns the text, and (number, spans) of each of the assistant's messages. Errors: TemplateError."""
         text, parts = self.written(messages, more)
         answers = [k for k, message in enumerate(messages) if message.get("role") == "assistant"]
         own = {k: [part for part in parts if part.message == k and text[part.begin:part.end].strip()] for k in answers}
@@ -84,7 +84,7 @@ class Turns:
         return text, [(k, [self._answer(text, messages, more, k)]) for k in answers]
 
     def _turn(self, text: str, parts: Sequence[Part], own: list[Part], last: bool) -> Spans:
-        """One turn's characters, without its header and spaces at its end: one begins the next turn's first token."""
+        """Returns a turn's spans, without its header and the spaces at its end: such a space begins the next turn's first token."""
         habits = self._habits()
         spans = [(part.begin, part.end) for part in own]
         begin, end = spans[0]
@@ -100,7 +100,7 @@ class Turns:
         return spans
 
     def _answer(self, text: str, messages: Messages, more: More, k: int) -> tuple[int, int]:
-        """What depends on an answer, and what ends a chat behind it. Errors: TemplateError."""
+        """Returns the span of an answer, including the text that ends a chat after it. Errors: TemplateError."""
         unknown = TemplateError(f"what the assistant says in message {k + 1} cannot be told from the rest: give the "
                                 "template {% generation %} tags")
         if not isinstance(messages[k].get("content"), str) or messages[k].keys() - {"role", "content"}:
@@ -122,7 +122,7 @@ class Turns:
         return self._known
 
     def _learnt(self) -> Habits:
-        """By a chat of four messages or two, whose contents are texts or lists of parts."""
+        """Finds the habits by rendering chats of four messages or two, whose contents are texts or lists of parts."""
         for form in (lambda text: text, lambda text: [{"type": "text", "text": text}]):
             for roles in (("user", "assistant") * 2, ("user", "assistant")):
                 with contextlib.suppress(TemplateError):
@@ -141,7 +141,7 @@ class Turns:
 
 
 def _header(head: str, with_prompt: str, without: str) -> str:
-    """What of the head of all answers the generation prompt has; all of it where there is no prompt."""
+    """Returns the part of the answers' common head that the generation prompt has; all of it where there is no prompt."""
     own = len(os.path.commonprefix([with_prompt, without]))
     if own < len(with_prompt):  # The prompt may begin before, with what both have in common by chance: "<|".
         shared = [len(os.path.commonprefix([head, with_prompt[at:]])) for at in range(own + 1)]
@@ -151,7 +151,7 @@ def _header(head: str, with_prompt: str, without: str) -> str:
 
 
 def _is_whole(text: str, own: Sequence[Part], message: dict[str, Any]) -> bool:
-    """Whether these are one turn, with the content that the text has."""
+    """Whether these parts are one turn that has the message's content, if the text has it."""
     content = message.get("content")
     said = content.strip() if isinstance(content, str) else ""
     if not said or said not in text:
@@ -160,7 +160,7 @@ def _is_whole(text: str, own: Sequence[Part], message: dict[str, Any]) -> bool:
 
 
 def _without_spaces(text: str, begin: int, end: int) -> int:
-    """The end, less spaces before it; lines that end are the answer's."""
+    """Returns the end, moved before trailing spaces and tabs. Line ends stay in the answer."""
     return begin + len(text[begin:end].rstrip(" \t"))
 
 
@@ -169,7 +169,7 @@ def _with(messages: Messages, k: int, content: Any) -> Messages:
 
 
 def check_contents(render: Callable[[Messages], str], messages: Messages, text: str) -> None:
-    """Errors: TemplateError where nothing of a message's content is in the text."""
+    """Checks that the text has some of every message's content. Errors: TemplateError where it has none."""
     at = 0
     for k, message in enumerate(messages):
         content: Any = message.get("content")
@@ -196,9 +196,10 @@ def check_contents(render: Callable[[Messages], str], messages: Messages, text: 
 
 
 def _traced(environment: Any, source: str) -> Any:
-    """The template, with a mark where a turn of a loop is a message's, and where the loop ends.
+    """Compiles the template with a mark where a loop's turn starts on a message, and where the loop ends.
 
-    A turn is a message's from its beginning where the loop's variable is one, else from where a variable is set to one.
+    A turn belongs to a message from its beginning if the loop's variable is that message. Otherwise it does from where a
+    variable is set to the message.
     """
     from jinja2 import nodes
 
@@ -262,7 +263,7 @@ def _traced(environment: Any, source: str) -> Any:
 
 
 def _parts(marked: str) -> tuple[str, list[Part]]:
-    """A text without its marks, and what they say."""
+    """Splits a marked text into the text without marks, and its parts."""
     text: list[str] = []
     parts: list[Part] = []
     open_: list[tuple[int, int, int]] = []  # Loop, message, turn; the innermost last.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parts of an import: which files are those of part k of n, and where its set is (decision 0053).
+"""Parts of an import: the files of part k of n, and the path of its set (decision 0053).
 
 Threads: pure functions.   Memory: the names of the files.
 """
@@ -18,7 +18,7 @@ Part = tuple[int, int]  # k of n, from 1 on.
 
 
 def part_from(text: str) -> Part:
-    """The part that a command line names: "3/8". Errors: argparse.ArgumentTypeError."""
+    """Parses a part given on the command line, such as "3/8". Errors: argparse.ArgumentTypeError."""
     if not re.fullmatch(r"\d{1,9}/\d{1,9}", text, re.ASCII):
         raise argparse.ArgumentTypeError(f"{text!r} is not K/N, such as 3/8")
     k, n = map(int, text.split("/"))
@@ -30,7 +30,7 @@ def part_from(text: str) -> Part:
 
 
 def check_parts(part: Part | None, join: int) -> None:
-    """What may be asked for. Errors: ValueError."""
+    """Checks the arguments `part` and `join` of an import. Errors: ValueError."""
     if part is not None and join:
         raise ValueError("part and join: one or the other")
     if part is not None and not 1 <= part[0] <= part[1]:
@@ -40,17 +40,17 @@ def check_parts(part: Part | None, join: int) -> None:
 
 
 def part_path(out: str, part: Part) -> str:
-    """Where the set of a part is."""
+    """Returns the path of a part's set."""
     return f"{out}.part-{part[0]}-of-{part[1]}"
 
 
 def how_to_make(part: Part) -> str:
-    """What to do for a part, as an error says it."""
+    """Returns the options that make a part, for an error message."""
     return f"--part {part[0]}/{part[1]}, or part={part}"
 
 
 def share(sizes: Sequence[int], part: Part) -> slice:
-    """Which of some files are those of a part: neighbours, of about as many bytes as those of any other part."""
+    """Returns the slice of files that belong to a part: neighbours, with about the same number of bytes in every part."""
     ends = list(itertools.accumulate(sizes))
 
     def part_of(file: int) -> int:  # By its middle byte; of files without any, by its number.
@@ -63,7 +63,7 @@ def share(sizes: Sequence[int], part: Part) -> slice:
 
 
 def joined_sum(sums: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The sum of what was read one behind the other, of the sums of each. Source: zlib's crc32_combine()."""
+    """Combines the sums (bytes, CRC-32C) of inputs into the sum of their concatenation. Source: zlib's crc32_combine()."""
     crc = 0
     for one in sums:
         crc = _product(_power(one["bytes"]), crc) ^ one["crc32c"]
@@ -71,7 +71,7 @@ def joined_sum(sums: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _product(one: int, other: int) -> int:
-    """Of two polynomials, modulo that of the CRC."""
+    """Multiplies two polynomials, modulo the polynomial of the CRC."""
     product = 0
     for bit in range(31, -1, -1):
         product ^= other if one >> bit & 1 else 0
@@ -80,7 +80,7 @@ def _product(one: int, other: int) -> int:
 
 
 def _power(count: int) -> int:
-    """x^(8 count), modulo the polynomial: what `count` bytes of zeros multiply a CRC by."""
+    """Returns x^(8 count) modulo the polynomial: the factor by which `count` zero bytes multiply a CRC."""
     power, base = 1 << 31, 1 << 23
     while count:
         power = _product(power, base) if count & 1 else power

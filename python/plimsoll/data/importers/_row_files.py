@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a file of rows is, by its first bytes, and how its rows are read: the one place for all imports in Python.
+"""look() and RowFeed: find a file's format by its first bytes and read its rows, for all imports in Python.
 
-C++ reads JSON in UTF-8, plain or packed by gzip or zstd, itself (src/data/chat_lines.h). Here are read what bzip2 and xz
-pack, UTF-16 and UTF-32, tables (CSV, TSV), archives of WebDataset (_tar_rows.py), Parquet and Arrow (_arrow_rows.py). All
-else is refused with its name (src/data/file_kind.h) and with what to do.
+C++ itself reads JSON in UTF-8, plain or packed by gzip or zstd (src/data/chat_lines.h). This file reads bzip2 and xz,
+UTF-16 and UTF-32, tables (CSV, TSV), WebDataset archives (_tar_rows.py), Parquet and Arrow (_arrow_rows.py). Any other
+format is refused with its name (src/data/file_kind.h) and with advice.
 
 Reading order: look(), RowFeed, RowLines.
-Threads: one owner.   Memory: a block of lines, a row, and what unpacks: leased, as is what pyarrow holds.
+Threads: one owner.   Memory: a block of lines, a row, and the decompressor; the latter and pyarrow's are leased.
 """
 from __future__ import annotations
 
@@ -44,19 +44,19 @@ Line = Callable[[Any], Any]
 
 
 class Bytes(Protocol):
-    """Bytes of a file, unpacked."""
+    """A stream of a file's bytes, unpacked."""
 
     def read(self, size: int) -> bytes:
-        """At most so many; none at the end."""
+        """Returns at most `size` bytes; none at the end."""
     @property
     def position(self) -> int:
-        """Bytes of the file read so far, packed."""
+        """Number of bytes read from the file so far, packed."""
     def close(self) -> None: ...
 
 
 @dataclasses.dataclass(frozen=True)
 class Sort:
-    """What a file is."""
+    """The format of a file."""
 
     packed: str  # "", "gzip", "zstd", "bzip2", "xz".
     kind: str  # Of what is unpacked, as _core.file_sort() has it, or "table".
@@ -66,7 +66,7 @@ class Sort:
 
 @dataclasses.dataclass(frozen=True)
 class Reading:
-    """How an import reads files: the columns of a row in an archive, whether it has images, and bounds."""
+    """How an import reads files: the column names, how a row becomes a line, bounds, and whether rows have images."""
 
     fields: Fields
     line: Line
@@ -92,7 +92,7 @@ class _Plain:
 
 
 class _Unpacking:
-    """What bzip2 or xz packed, stream by stream, as their tools read it; what is no stream behind one is an error."""
+    """Unpacks bzip2 or xz, stream by stream, as their tools do. Anything but a stream after a stream is an error."""
 
     def __init__(self, path: str, packed: str, governor: Governor) -> None:
         self._path, self._packed = path, packed
@@ -104,7 +104,7 @@ class _Unpacking:
         self._decoder = self._make()
 
     def _xz_decoder(self) -> Callable[[], Any]:
-        """With the memory that the first block asks for."""
+        """Returns a maker of decoders with the memory that the first block needs. Errors: ValueError for a dictionary above 64 MiB."""
         head = self._file.read(_BLOCK_BYTES)
         self._file.seek(0)
         for size in _XZ_BYTES:
@@ -154,7 +154,7 @@ class _Unpacking:
 
 
 class _Raw(io.RawIOBase):
-    """Bytes as the standard library takes them."""
+    """Wraps Bytes as a raw stream of the standard library."""
 
     def __init__(self, source: Bytes) -> None:
         self._source = source
@@ -169,19 +169,19 @@ class _Raw(io.RawIOBase):
 
 
 def is_of_files(key: str) -> bool:
-    """Whether RowFeed.odd() has it: no row was left out for it."""
+    """Whether RowFeed.odd() counts this key. Such a count is about files; no row was left out for it."""
     return key == "empty_files" or "member" in key.split() or " of .json, beside " in key
 
 
 def open_bytes(path: str, packed: str, governor: Governor) -> Bytes:
-    """The bytes of a file, unpacked. Errors: OSError, CorruptError, BudgetExceeded, ValueError."""
+    """Opens a file for reading its unpacked bytes. Errors: OSError, CorruptError, BudgetExceeded, ValueError."""
     if packed in ("gzip", "zstd"):
         return _core.Unpacked.open(governor._core, path)
     return _Unpacking(path, packed, governor) if packed else _Plain(path)
 
 
 def look(path: str, governor: Governor) -> Sort:
-    """What a file is. Errors: as of open_bytes(); ValueError naming a file that no import of rows reads."""
+    """Finds the format of a file from its first bytes. Errors: as open_bytes(); ValueError naming a file that no import reads."""
     with open(path, "rb") as file:
         kind, name, advice = _core.file_sort(file.read(_core.file_head))
     packed = kind if kind in _PACKED else ""
@@ -212,7 +212,7 @@ def _start(source: Bytes, size: int) -> bytes:
 
 
 def _separator(head: bytes, encoding: str) -> str:
-    """The character between the names of a table's header; "" where the text begins otherwise, as JSON does."""
+    """Returns the separator in a table's header; "" where the text is no table, such as JSON."""
     first = head.decode(encoding, errors="replace").lstrip().split("\n", 1)[0].rstrip("\r")
     if first.startswith(("{", "[")):
         return ""
@@ -227,7 +227,7 @@ def _separator(head: bytes, encoding: str) -> str:
 
 
 def _table(source: Bytes, path: str, sort: Sort, bytes_max: int) -> Iterator[Row]:
-    """Rows of CSV or TSV: cells are texts, empty ones are not there; a cell that is a list of objects is read as JSON."""
+    """Yields rows of CSV or TSV. Cells are texts; empty ones are left out; a cell that holds a list of objects is parsed as JSON."""
     csv.field_size_limit(max(csv.field_size_limit(), min(bytes_max, (1 << 31) - 1)))
     with io.TextIOWrapper(io.BufferedReader(_Raw(source), _BLOCK_BYTES), sort.encoding, newline="") as text:
         rows = csv.reader(text, delimiter=sort.separator, strict=True)
@@ -253,7 +253,7 @@ def _cell(text: str) -> Any:
 
 
 class _Text:
-    """A text in any encoding, as bytes of UTF-8."""
+    """Reads a text in any encoding as UTF-8 bytes."""
 
     def __init__(self, source: Bytes, path: str, encoding: str) -> None:
         self._text = io.TextIOWrapper(io.BufferedReader(_Raw(source), _BLOCK_BYTES), encoding, newline="")
@@ -271,17 +271,17 @@ class _Text:
 
 
 class RowLines:
-    """Rows as lines of JSON, read as a file is."""
+    """Turns rows into lines of JSON, to be read like a file."""
 
     def __init__(self, rows: Iterator[Row], line: Line, where: str, named: Callable[[str], object] = str) -> None:
-        """where: what errors call them; named: told the name of each row."""
+        """where: name of the rows in errors; named: called with the name of each row."""
         self._rows = enumerate(rows)
         self._line, self._where, self._named = line, where, named
         self._left = memoryview(b"")
         self.count = 0
 
     def read(self, size: int) -> bytes:
-        """At most so many bytes; none at the end. Errors: ValueError naming the row; those of the rows."""
+        """Returns at most `size` bytes; none at the end. Errors: ValueError naming the row; those of the rows."""
         if not self._left:
             lines, held = [], 0
             for number, (name, row) in self._rows:
@@ -304,7 +304,7 @@ class RowLines:
 
 
 class RowFeed:
-    """The bytes of files for C++, or their rows, as ChatFeed has it (src/data/chat_lines.h)."""
+    """Feeds C++ with the bytes or rows of files: implements ChatFeed (src/data/chat_lines.h)."""
 
     def __init__(self, paths: list[str], reading: Reading) -> None:
         self._paths, self._reading = paths, reading
@@ -313,7 +313,7 @@ class RowFeed:
         self._counted: dict[int, dict[str, dict[str, Any]]] = {}
 
     def begin(self, file: int) -> int:
-        """As of ChatFeed. Errors: those of look()."""
+        """Begins a file. Returns ChatFeed's kind: 0 C++ reads it itself, 1 read() gives text, 2 rows. Errors: those of look()."""
         self.close()
         self._file, self._named = file, 0
         self._counted[file] = {}
@@ -341,31 +341,31 @@ class RowFeed:
         return 2
 
     def read(self, size: int) -> bytes:
-        """As of ChatFeed."""
+        """Returns at most `size` bytes of the file begun; none at the end."""
         return self._read(size)
 
     def done(self) -> int:
-        """Bytes of the file read, packed."""
+        """Returns the number of bytes read from the file begun, packed."""
         return self._position()
 
     def name(self, file: int, line: int) -> str:
-        """What a row is called, of the last ones."""
+        """Returns the name of a row among the last 65,536; "" where it has none."""
         return next((name for at, number, name in reversed(self._names) if (at, number) == (file, line)), "")
 
     def close(self) -> None:
-        """Lets go of the file begun."""
+        """Closes the file begun."""
         for one in self._open:
             one.close()
         self._open = []
 
     def count(self, key: str, name: str) -> None:
-        """Counts what is not used of the file begun."""
+        """Counts something in the file begun that is not used. name: an example."""
         one = self._counted[self._file].setdefault(key, {"count": 0, "first": []})
         one["count"] += 1
         one["first"] += [name] if len(one["first"]) < _EXAMPLES else []
 
     def odd(self) -> dict[str, dict[str, Any]]:
-        """What was counted of all files."""
+        """Returns the counts and examples of all files, by key."""
         all_: dict[str, dict[str, Any]] = {}
         for of_file in self._counted.values():
             for key, one in of_file.items():

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""RowReader: what a row says, in one form for every import; each of its keys is used, refused, or counted (decision 0061).
+"""RowReader: reads a row of any shape into one form. Each of its keys is used, refused, or counted (decision 0061).
 
-Rows of chats that are roles and texts alone are read in C++ (src/data/chat_row.h), by the same rule; all others here.
+C++ reads chats of roles and texts alone (src/data/chat_row.h), by the same rule. This file reads all other rows.
 
 Reading order: RowReader.read(), _Keys, _Parts.
 Threads: one owner.   Memory: the row, parsed.
@@ -67,7 +67,7 @@ MEANINGLESS = frozenset("""
 
 
 class BadRow(Exception):
-    """A row that is left out, or ends the import. key: what it is counted under; keys: how many the row has."""
+    """Raised for a row that is left out, or ends the import. key: its reason in the counts; keys: number of keys in the row."""
 
     keys = 0
 
@@ -79,12 +79,13 @@ class BadRow(Exception):
 
 @dataclasses.dataclass
 class Row:
-    """A row in the one form.
+    """A row in the form common to all imports.
 
-    messages: role, content, and what else a template may read. A content is text, or parts of type "text" and "image".
-    tools, more: what a template gets beside the messages; more: other variables.
-    images:   those of the parts of type "image", in their order, as they are named.
-    counted:  keys that are not used, by name; keys: all of them.
+    messages: role, content, and other keys that a template may read. A content is text, or parts of type "text" and
+              "image".
+    tools, more: variables for a template beside the messages: its tools, and all others.
+    images:   the images of the parts of type "image", in their order, as the row names them.
+    counted:  number of unused keys, by name. keys: number of all keys.
     """
 
     kind: int = MESSAGES
@@ -102,23 +103,23 @@ class Row:
         return self.keys - sum(self.counted.values())
 
     def stored(self) -> str:
-        """Messages as an image set has them: those that are not trained on say so."""
+        """Returns the messages as an image set stores them, in JSON. Answers not to be trained on have "train": false."""
         return json.dumps([one | {"train": False} if k in self.untrained and one["role"] == "assistant" else one
                            for k, one in enumerate(self.messages)], ensure_ascii=False)
 
     @property
     def has_parts(self) -> bool:
-        """Whether a content is parts."""
+        """Whether any message's content is a list of parts."""
         return any(isinstance(one.get("content"), list) for one in self.messages)
 
     @property
     def plain(self) -> bool:
-        """Whether it is roles and texts alone, as pieces of a template render them."""
+        """Whether the row has only roles and texts, which pieces of a template can render."""
         return self.tools is None and not self.more and all(len(one) == 2 and isinstance(one.get("content"), str) for one in self.messages)
 
 
 class KeyCounts:
-    """Keys of all rows: used, of rows that are left out (refused), and not used, by name with rows and keys."""
+    """Counts the keys of all rows: used ones, those of rows left out (refused), and unused ones, by name with rows and keys."""
 
     def __init__(self, said: dict[str, Any] | None = None) -> None:
         said = said or {}
@@ -126,7 +127,7 @@ class KeyCounts:
         self.counted: dict[str, list[int]] = {name: list(one) for name, one in said.get("counted", {}).items()}
 
     def add(self, used: int, refused: int, counted: Iterable[tuple[str, int, int]]) -> None:
-        """counted: name, rows and keys."""
+        """Adds counts. counted: (name, rows, keys) of unused keys."""
         self.used += used
         self.refused += refused
         for name, rows, keys in counted:
@@ -134,18 +135,18 @@ class KeyCounts:
             self.counted[name] = [both[0] + rows, both[1] + keys]
 
     def said(self) -> dict[str, Any]:
-        """As JSON."""
+        """Returns the counts as a dict that JSON can represent."""
         return {"used": self.used, "refused": self.refused, "counted": dict(sorted(self.counted.items()))}
 
 
 class RowReader:
-    """Reads rows: those of chats (fields: None), or those with images."""
+    """Reads rows of chats (fields: None), or rows with images (fields: their columns)."""
 
     def __init__(self, ignored: Collection[str], fields: Fields | None = None,
                  reads: Callable[[str, str, bool], bool] = lambda key, role, tools: key in _STORED) -> None:
-        """ignored: names of keys that are to be as if they were not there: "topic", "messages.topic", "content.topic".
-        reads:   whether something is made of a key of a message of a role, or (of role "") of what is beside the
-                 messages; the third: whether the row has tools."""
+        """ignored: names of keys to ignore: "topic", "messages.topic", "content.topic".
+        reads:   called with (key, role, whether the row has tools): is this key of a message of that role used? With
+                 role "" it asks about a key beside the messages."""
         self.ignored = frozenset(ignored.split(",") if isinstance(ignored, str) else ignored) - {""}
         self.fields = fields
         self.reads = reads
@@ -162,7 +163,7 @@ class RowReader:
                                 "history", "documents", "chat_template_kwargs"))
 
     def read(self, line: bytes | str) -> Row:
-        """Errors: BadRow."""
+        """Parses a line of JSON into a Row. Errors: BadRow."""
         try:
             given = json.loads(line, object_pairs_hook=_object, parse_constant=_no_number)
         except BadRow as bad:
@@ -222,14 +223,14 @@ class RowReader:
         return found
 
     def _image_column(self, keys: _Keys, row: Row, unknown: list[str]) -> list[Any]:
-        """The images that stand beside the messages or texts."""
+        """Takes the images in columns beside the messages or texts."""
         chats = any(keys.left.get(name) for name in (*_LISTS, "texts"))
         _, given = keys.first((*self._images, *(() if chats or self.fields is None else _FILES)))
         given = given if isinstance(given, list) else [] if given is None else [given]
         return [self._source(one, row, unknown) for one in given]
 
     def _source(self, image: Any, row: Row, unknown: list[str]) -> Any:
-        """An image as bytes_of() takes it."""
+        """Returns an image as bytes_of() takes it."""
         if not isinstance(image, dict):
             return image
         keys = _Keys(image, "image", self.ignored, row, unknown)
@@ -240,7 +241,7 @@ class RowReader:
         return value if name in ("url", "path", None) else {name: value}
 
     def _add_messages(self, keys: _Keys, row: Row, images: _Images, unknown: list[str]) -> None:
-        """The messages of whichever shape the row has."""
+        """Adds the messages, whatever shape the row has."""
         before = self._before(keys)
         name: str | None
         for name in _REJECTED:
@@ -279,7 +280,7 @@ class RowReader:
         row.kind = MESSAGES if beside else row.kind
 
     def _before(self, keys: _Keys) -> list[Message]:
-        """What stands beside the messages and comes first: the system's text, and a history of pairs."""
+        """Takes the messages in columns that precede the others: the system's text, and a history of pairs."""
         messages: list[Message] = []
         _, system = keys.first(_SYSTEMS)
         if system is not None and not isinstance(system, str):
@@ -306,7 +307,7 @@ class RowReader:
             self._add_message(message, row, images, unknown)
 
     def _add_answer(self, keys: _Keys, row: Row, images: _Images, unknown: list[str], names: Iterable[str]) -> bool:
-        """An answer of its own column behind the messages: text, a message, or several."""
+        """Adds an answer from its own column after the messages: a text, a message, or several."""
         name, given = keys.first(names)
         if not name:
             return False
@@ -322,7 +323,7 @@ class RowReader:
         return True
 
     def _add_pairs(self, name: str, given: list[Any], row: Row, images: _Images, unknown: list[str]) -> None:
-        """Turns as {"user": …, "assistant": …}; images are in front of the first."""
+        """Adds turns given as {"user": …, "assistant": …}; images go before the first."""
         for pair in given:
             if not isinstance(pair, dict):
                 raise BadRow("bad_message", f"{name} is not a list of turns of user and assistant")
@@ -335,7 +336,7 @@ class RowReader:
                              {"role": "assistant", "content": self._content(assistant, images)}]
 
     def _add_columns(self, keys: _Keys, row: Row, images: _Images, unknown: list[str]) -> None:
-        """A question and its answer in columns, or a text."""
+        """Adds a question and its answer from columns, or a text."""
         caption = next((keys.left[name] for name in _CAPTIONS if name in self._answers and keys.left.get(name)), None)
         for name in self._questions:
             if self.fields is not None and caption is not None and keys.left.get(name) == caption:
@@ -445,7 +446,7 @@ class RowReader:
         return any(self.reads(one, role, self._tools) for one in ((key, *_REASONING[:2]) if key in _REASONING else (key,)))
 
     def _checked_calls(self, given: Any, row: Row, unknown: list[str]) -> list[Any]:
-        """Calls of tools as they are given, but for keys that are to be ignored."""
+        """Returns the tool calls as given, without ignored keys."""
         calls = []
         if not (isinstance(given, list) and all(isinstance(call, dict) for call in given)):
             raise BadRow("bad_message", "tool_calls is not a list of objects")
@@ -498,7 +499,7 @@ class RowReader:
         return kept if kept or not given else None
 
     def _add_variables(self, keys: _Keys, row: Row, unknown: list[str]) -> None:
-        """What a template takes beside the messages."""
+        """Adds the template's variables beside the messages: tools, documents, chat_template_kwargs."""
         given = dict(keys.left)
         name, tools = keys.first(_TOOLS)
         tools = _from_json(tools)
@@ -530,7 +531,7 @@ class RowReader:
 
 
 def _from_json(value: Any) -> Any:
-    """What a text of JSON says; another value itself. Errors: BadRow."""
+    """Parses a text as JSON; returns any other value unchanged. Errors: BadRow."""
     if not isinstance(value, str) or not value.strip():
         return value
     try:
@@ -540,10 +541,10 @@ def _from_json(value: Any) -> Any:
 
 
 class _Keys:
-    """The keys of one object of a row. Each is taken once; what is left is empty, meaningless, or unknown."""
+    """The keys of one object in a row. Each is taken once; those left are empty, meaningless, or unknown."""
 
     def __init__(self, given: dict[str, Any], level: str, ignored: frozenset[str], row: Row, unknown: list[str]) -> None:
-        """unknown: to which names are added that are refused."""
+        """unknown: the list that end() appends refused names to."""
         self._level, self._row, self._unknown = level, row, unknown
         self.left = dict(given)
         if ignored:
@@ -555,14 +556,17 @@ class _Keys:
         return f"{self._level}.{name}" if self._level else name
 
     def take(self, name: str) -> Any:
-        """Its value, used from now on; None where there is none. A null says nothing, and is counted."""
+        """Returns a key's value and marks it used; None where it is missing or null. A null key stays, to be counted."""
         value = self.left.get(name)
         if value is not None:
             del self.left[name]
         return value
 
     def first(self, names: Iterable[str]) -> tuple[str | None, Any]:
-        """The first of these that has a value. A second one stays, but for one that is equal, or empty beside another."""
+        """Takes the first of these names that has a value, preferring a value that is not empty. Returns (name, value).
+
+        Other names with an equal value are counted as unused; all others stay.
+        """
         found = [name for name in names if self.left.get(name) is not None]
         full = [name for name in found if self.left[name] not in ("", [])]
         if not found:
@@ -575,13 +579,13 @@ class _Keys:
         return name, value
 
     def count(self, name: str, called: str | None = None) -> None:
-        """A key that is not used, under its name."""
+        """Counts a key as unused, under its name."""
         if name in self.left:
             called = called or self._named(name)
             self._row.counted[called] = self._row.counted.get(called, 0) + 1 + key_count(self.left.pop(name))
 
     def end(self) -> None:
-        """What is left is counted, or named as unknown."""
+        """Counts the keys that are left, or adds them to the unknown ones."""
         for name in list(self.left):
             if name in MEANINGLESS:
                 self.count(name)
@@ -592,7 +596,7 @@ class _Keys:
 
 
 class _Images:
-    """The images of a row: those of its column in order, and those that parts name."""
+    """The images of a row: those in its column, in order, and those that parts name."""
 
     def __init__(self, column: list[Any]) -> None:
         self._column = column
@@ -603,7 +607,7 @@ class _Images:
         return bool(self._column)
 
     def name(self, image: Any) -> None:
-        """An image that a part names, or (None) the next of the column. Errors: BadRow."""
+        """Adds an image that a part names, or for None the next one in the column. Errors: BadRow."""
         if image is None:
             if self._next == len(self._column):
                 raise BadRow("bad_message", "fewer images than parts of the messages name")
@@ -612,7 +616,7 @@ class _Images:
         self._found.append(image)
 
     def placed(self, text: str) -> list[Message]:
-        """A text as parts, an image where <image> stands."""
+        """Splits a text into parts, with an image in place of each <image>."""
         parts: list[Message] = []
         for k, piece in enumerate(text.split(_PLACE)):
             if k:
@@ -623,7 +627,7 @@ class _Images:
         return parts
 
     def end(self, row: Row) -> None:
-        """What the row has; images that nothing places are in front of what the user says first. Errors: BadRow."""
+        """Sets row.images. Images that no part places go before the user's first text. Errors: BadRow."""
         left = len(self._column) - self._next
         if left and self._found:
             raise BadRow("bad_message", "more images than parts of the messages name")
@@ -648,7 +652,7 @@ def _texts_of(content: Any) -> Iterator[str]:
 
 
 def _switch(keys: _Keys) -> bool | None:
-    """Whether an object says that it is trained on. Errors: BadRow."""
+    """Returns whether an object is to be trained on, by its weight or switch; None where it has none. Errors: BadRow."""
     found = None
     for name in _SWITCHES:
         value = keys.take(name)
@@ -663,7 +667,7 @@ def _switch(keys: _Keys) -> bool | None:
 
 
 def _calls_of(text: Any) -> list[Any]:
-    """The tool calls that a text of JSON says: {"name": …, "arguments": …}, or several."""
+    """Parses tool calls from JSON: {"name": …, "arguments": …}, or a list of them. Errors: BadRow."""
     try:
         said = json.loads(text) if isinstance(text, str) else text
     except (ValueError, RecursionError) as error:
@@ -697,7 +701,7 @@ def _no_number(name: str) -> Any:
 
 
 def key_count(value: Any) -> int:
-    """Keys of all objects in it."""
+    """Returns the number of keys in all objects inside a value."""
     count, left = 0, [value]
     while left:
         one = left.pop()
@@ -716,9 +720,11 @@ def _keys_of_text(line: bytes | str) -> int:
 
 
 def row_line(known: Collection[str]) -> Callable[[Any], Any]:
-    """What JSON says of a row of an iterable: bytes and pictures as base64; of other columns, which may be anything, the keys.
+    """Returns a function that makes a row of an iterable representable in JSON.
 
-    known: the columns that are looked at.
+    Bytes and pictures become base64. Columns that are not read may hold anything, so only their keys are kept.
+
+    known: the columns that are read.
     """
 
     def line(row: Any) -> Any:
@@ -730,7 +736,7 @@ def row_line(known: Collection[str]) -> Callable[[Any], Any]:
 
 
 def _outline(value: Any) -> Any:
-    """The keys of a value, and whether it is empty."""
+    """Returns a value's keys, and whether it is empty, without its content."""
     if isinstance(value, dict):
         return {str(key): _outline(one) for key, one in value.items()}
     if isinstance(value, (list, tuple)):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SetImport: rows of a source become one file, begun, gone on with, or found done (decision 0038).
+"""SetImport: makes one file from the rows of a source: starts it, resumes it, or finds it done (decision 0038).
 
-What a row is, and what becomes of it, is for import_chat() and import_vision() to say. A part of the files becomes a set
-of its own (_parts.py), and such sets are joined to the one that all files together would have become.
+import_chat() and import_vision() decide how a row is read and written. A part of the files becomes a set of its own
+(_parts.py); such sets are joined into the same set that one import of all files would make.
 
 Threads: one owner.   Memory: a reader's, a writer's.
 """
@@ -28,7 +28,7 @@ _JOIN_COMMIT_BYTES = 256 << 20
 
 
 class Again(Exception):
-    """The import begins anew, from this position."""
+    """Raised to begin the import anew, from this position."""
 
     def __init__(self, position: dict[str, Any]) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class Again(Exception):
 
 
 class SetImport:
-    """One import. A subclass opens readers and writers and does the work."""
+    """One import of a set. A subclass opens readers and writers and does the work."""
 
     wanted = ""  # What a set has some of: "an image".
     harmless: Collection[str]  # What of the odd is no error.
@@ -44,7 +44,7 @@ class SetImport:
 
     def __init__(self, source: ChatFiles | ChatRows, out: str, work_name: str, governor: Governor,
                  progress: Callable[[int, int], object] | None) -> None:
-        """work_name: of the work; the set's own name has the contents of the inputs, too, known at the end."""
+        """work_name: fingerprint of inputs' names, options and version. The set's own also covers the inputs' contents, known at the end."""
         self.source = source
         self.out = out
         self.work_name = work_name
@@ -53,35 +53,35 @@ class SetImport:
         self._is_part = False
 
     def open_writer(self, fingerprint: str, rebuild: bool) -> Any:
-        """A TokenWriter or ImageWriter."""
+        """Returns a TokenWriter or ImageWriter."""
         raise NotImplementedError
 
     def open_set(self) -> Any:
-        """The set that is there. Errors: those of the set."""
+        """Opens the existing set. Errors: those of the set."""
         raise NotImplementedError
 
     def about(self) -> dict[str, Any]:
-        """What a set says of how it was made: "options", and what else is known before."""
+        """Returns the facts about the set that are known before any row is read: "options" and others."""
         raise NotImplementedError
 
     def count(self, writer: Any) -> int:
-        """Of what is wanted."""
+        """Returns the number of `wanted` things written."""
         raise NotImplementedError
 
     def open_reader(self) -> Any:
-        """A reader of the source, from its beginning."""
+        """Returns a reader of the source, from its beginning."""
         raise NotImplementedError
 
     def skip_rest(self, reader: Any) -> None:
-        """Reads the inputs to their end, and makes nothing of them."""
+        """Reads the inputs to their end without using them, for their sums."""
         reader.skip_rest()
 
     def work(self, reader: Any, writer: Any, position: dict[str, Any]) -> None:
-        """Makes the set, from where `position` says. Errors: Again."""
+        """Makes the set, from `position` on. Errors: Again."""
         raise NotImplementedError
 
     def make(self, rebuild: bool, part: Part | None, join: int) -> tuple[str, bool]:
-        """Makes the set, that of a part, or that of so many parts: its path, and True when it was there."""
+        """Makes the set of all files, of one part, or of `join` parts. Returns its path, and True where it was done already."""
         check_parts(part, join)
         if join:
             return self.out, self._join(join, rebuild)
@@ -89,7 +89,7 @@ class SetImport:
         return job.out, job.run(rebuild)
 
     def run(self, rebuild: bool, position: dict[str, Any] | None = None) -> bool:
-        """Makes the set, begun anew from `position`; True when it was there."""
+        """Makes the set; a new one begins from `position`. Returns True where it was done already."""
         again = self.source.can_be_asked_again
         made = self._made() if again and not rebuild else None
         writer = self.open_writer(made or self.work_name, rebuild or not again)
@@ -112,20 +112,20 @@ class SetImport:
             writer.close()
 
     def inputs(self, reader: Any) -> list[dict[str, Any]]:
-        """Names, and what was read of each, unpacked."""
+        """Returns name, unpacked bytes read and CRC-32C of each input."""
         return [{"name": name, "bytes": size, "crc32c": crc}
                 for (name, _), (size, crc) in zip(self.source.identity(), reader.sums, strict=True)]
 
     def joined_inputs(self, inputs: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
-        """inputs() of all, of those of each part."""
+        """Combines the parts' inputs() into those of all files."""
         return self.source.joined(inputs)
 
     def joined_alike(self, parts: list[SetImport], abouts: list[dict[str, Any]]) -> bool:
-        """Whether all parts were made in the way in which all files together are; else makes anew those that were not."""
+        """Whether all parts were made in the same way as one import of all files. Otherwise makes the differing parts anew."""
         return True
 
     def finish(self, reader: Any, writer: Any, about: dict[str, Any]) -> None:
-        """Makes the set of what is written. Errors: ValueError where that has none of what is wanted."""
+        """Completes the set. Errors: ValueError where nothing of what is `wanted` was written."""
         said = json.loads(reader.report)
         said["odd"] |= self.source.odd()
         self._finish(writer, {"work": self.work_name, **about, "inputs": self.inputs(reader), **said})
@@ -137,7 +137,7 @@ class SetImport:
         writer.finish(json.dumps(about, ensure_ascii=False), digest([self.work_name, about["inputs"]]))
 
     def _parts(self, parts: list[Part]) -> list[SetImport]:
-        """The imports of parts."""
+        """Returns the import of each part."""
         all_ = digest([self.work_name, self.source.files()])
         jobs = [copy.copy(self) for _ in parts]
         for job, part in zip(jobs, parts, strict=True):
@@ -148,7 +148,7 @@ class SetImport:
         return jobs
 
     def _join(self, count: int, rebuild: bool) -> bool:
-        """Makes the set of its parts; True when it was there."""
+        """Makes the set from its parts. Returns True where it was done already."""
         numbers = [(k, count) for k in range(1, count + 1)]
         parts = self._parts(numbers)
         while True:
@@ -165,7 +165,7 @@ class SetImport:
         return False
 
     def _made_part(self, job: SetImport, part: Part) -> tuple[dict[str, Any], str]:
-        """What the set of a part says, and its fingerprint."""
+        """Returns a part's `about` and fingerprint. Errors: NotFoundError, ValueError, both naming the part's set."""
         try:
             with contextlib.closing(job.open_set()) as made:
                 about, fingerprint = json.loads(made.about), made.counts[-1]
@@ -180,7 +180,7 @@ class SetImport:
         return about, fingerprint
 
     def _joined_about(self, abouts: list[dict[str, Any]]) -> dict[str, Any]:
-        """What the set of all says, of what those of the parts do. Errors: ValueError past errors_max."""
+        """Combines the parts' `about` into that of the whole set. Errors: ValueError past errors_max."""
         odd: dict[str, dict[str, Any]] = {}
         lines = 0
         keys = KeyCounts()
@@ -202,7 +202,7 @@ class SetImport:
                 "odd": {key: odd[key] for key in dict.fromkeys([*self.odd_order, *odd]) if key in odd}, "keys": keys.said()}
 
     def _copy(self, writer: Any, parts: list[SetImport], fingerprints: list[str]) -> None:
-        """Copies rows of the parts, from where the last commit was."""
+        """Copies the parts' rows, from the last commit on."""
         begin, row = json.loads(writer.position) if writer.position else (0, 0)
         since = 0
         for number in range(begin, len(parts)):
@@ -221,7 +221,7 @@ class SetImport:
                 self.progress(number + 1, len(parts))
 
     def _made(self) -> str | None:
-        """The fingerprint of the set that is there, when it is of these inputs and options."""
+        """Returns the existing set's fingerprint if it was made from these inputs and options, else None."""
         try:
             with contextlib.closing(self.open_set()) as made:
                 about, fingerprint = json.loads(made.about), made.counts[-1]
@@ -235,5 +235,5 @@ class SetImport:
 
 
 def digest(of: list[Any]) -> str:
-    """A fingerprint of what JSON can say."""
+    """Returns a fingerprint of values that JSON can represent: 32 hexadecimal digits."""
     return hashlib.sha256(json.dumps(of).encode()).hexdigest()[:32]

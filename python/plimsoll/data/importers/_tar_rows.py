@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""tar_rows(): rows of archives in WebDataset's format.
+"""tar_rows(): reads rows from archives in WebDataset's format.
 
-A member's key is its name up to the first dot behind the last slash; what follows is its extension. A sample is the
-members that follow one another and have one key: images (.jpg, .jpeg, .png, .webp), a text (.txt, .text, .caption, .cap,
-or .cls), and what is else of the row (.json). The part of an extension behind its last dot says what a member is. What is
-not used is counted by its extension; what is there twice is refused.
+A member's key is its name up to the first dot after the last slash; the rest is its extension. A sample is a series of
+neighbouring members with one key: images (.jpg, .jpeg, .png, .webp), a text (.txt, .text, .caption, .cap or .cls), and
+the row's other columns (.json). The last part of an extension decides a member's kind. Members that are not used are
+counted by their extension; a member that occurs twice is refused.
 
 Threads: one owner.   Memory: a sample, bounded as a line is, and the last 65,536 keys.
 """
@@ -36,7 +36,7 @@ _KEYS_KEPT = 1 << 16
 
 @dataclasses.dataclass(frozen=True)
 class Fields:
-    """Names of the columns of a row without messages."""
+    """Column names in a row without messages."""
 
     text: str
     image: str
@@ -44,9 +44,10 @@ class Fields:
 
 
 class _Member(tarfile.TarInfo):
-    """A member whose header is sound: at a damaged one, or a part of one, tarfile would end without a word.
+    """A member whose header is sound. At a damaged or truncated header tarfile would end silently; this class raises.
 
-    The archive is told of its ends: `ended`, and `number`, of those joined to it before this member.
+    It sets two attributes of the archive: `ended`, after an end-of-archive mark, and `number`, which counts the archives
+    joined to it before this member.
     """
 
     @classmethod
@@ -69,7 +70,7 @@ class _Member(tarfile.TarInfo):
 
 @dataclasses.dataclass
 class _Sample:
-    """Members of one key, so far."""
+    """The members of one key that have been read so far."""
 
     key: str = ""
     size: int = 0
@@ -81,7 +82,7 @@ class _Sample:
 
 def tar_rows(stream: io.RawIOBase, path: str, reading: Reading, count: Callable[[str, str], None]
              ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Names of samples, and their rows. count: told what is not used, and the member's name.
+    """Yields (key, row) of each sample. count: called with a reason and a member's name for each member not used.
 
     Errors: ValueError naming archive and member; those of the stream.
     """
@@ -93,7 +94,7 @@ def tar_rows(stream: io.RawIOBase, path: str, reading: Reading, count: Callable[
 
 
 class _Archive:
-    """The samples of an archive, and of those that are joined to it."""
+    """The samples of an archive, and of archives joined to it."""
 
     def __init__(self, archive: Any, path: str, reading: Reading, count: Callable[[str, str], None]) -> None:
         self._archive, self._path, self._reading, self._count = archive, path, reading, count
@@ -120,7 +121,7 @@ class _Archive:
         yield from self._row(sample)
 
     def _named(self, member: tarfile.TarInfo) -> tuple[str, str] | None:
-        """Key and extension; None for what is no member of a sample, which is counted."""
+        """Returns (key, extension) of a member; counts one that belongs to no sample and returns None."""
         folder, base = os.path.split(member.name)
         stem, dot, extension = base.partition(".")
         if member.isdir():
@@ -187,7 +188,7 @@ class _Archive:
         sample.said.update(said)
 
     def _row(self, sample: _Sample) -> Iterator[tuple[str, dict[str, Any]]]:
-        """The row of a sample; none of one without a member that is used."""
+        """Yields the row of a sample; nothing if none of its members is used."""
         row, texts = dict(sample.said), dict(sample.texts)
         if not (sample.images or texts or row):
             return
@@ -203,7 +204,10 @@ class _Archive:
         yield sample.key, row
 
     def _put_text(self, sample: _Sample, row: dict[str, Any], texts: dict[str, str], told: bool) -> None:
-        """The text of members, or of .json where no member is one. told: the row says it otherwise, and members are counted."""
+        """Puts the text of members into the row, or that of .json where no member is a text.
+
+        told: the row has its text from elsewhere; members that say otherwise are counted.
+        """
         column = self._reading.fields.text
         found = ""
         for kind, text in texts.items():
@@ -238,7 +242,7 @@ class _Archive:
 
 
 def _text(data: bytes) -> str:
-    """Errors: ValueError."""
+    """Decodes a text, UTF-8 or UTF-16 with a byte-order mark. Errors: ValueError."""
     utf16 = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     try:
         return data.decode("utf-16" if utf16 else "utf-8-sig").strip()

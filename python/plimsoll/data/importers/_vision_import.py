@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""import_vision(): messages with images become an image set, in bounded memory.
+"""import_vision(): makes an image set from messages with images, in bounded memory.
 
-C++ reads lines, decodes every image once and writes the set (image_writer.cpp); what a row says is read by
-_row_reader.py. Torch and Pillow are not imported.
+C++ reads lines, decodes every image once and writes the set (image_writer.cpp). _row_reader.py reads the rows.
+Torch and Pillow are not imported.
 
 Reading order: import_vision(), _set_import.py, _Import, _Reader, _row_reader.py, _vision_row.py.
 Threads: one owner.   Memory: a row with its images, three times where they are base64; an image decoded.
@@ -45,36 +45,37 @@ def import_vision(files: _Path | Sequence[_Path] | Iterable[dict[str, Any]], out
                   image_bytes_max: int | str = "64MiB", ignore_keys: Collection[str] = (), part: Part | None = None,
                   join: int = 0, rebuild: bool = False, progress: Callable[[int, int], object] | None = None,
                   governor: Governor | None = None) -> dict[str, Any]:
-    """Makes an image set in the file `out` of rows with text and images.
+    """Makes an image set in the file `out` from rows with text and images.
 
-    files:      rows of JSON (lines, one array, or indented objects), CSV, TSV, Parquet, Arrow, or a folder that
-                datasets.save_to_disk() wrote; plain or packed by gzip, zstd, bzip2 or xz, in UTF-8, UTF-16 or UTF-32. Their
-                first bytes say which, not their names. A row has
-                messages (OpenAI) or conversations (ShareGPT, LLaVA), with parts of type image_url, image or text, or
-                <image> in a text; an image that names no source is the next of the row's `images` or `image`. Or it has
-                columns: text (or several, in a list) or a question, image, and response, answer or caption;
-                docs/guide/data.md lists them. Or archives of WebDataset, whose samples are rows: images, a text (.txt,
-                .caption, .cls), .json; what of them is not used is counted by its extension in "about". In place of files any iterable of rows: a list, a Dataset of Hugging Face's.
-                An image is a path, base64, a data: URI, bytes, or {"bytes": …} or {"path": …}: JPEG, PNG or WebP.
-    images:     folder of the paths in rows. None: that of the file they are in.
-    text_field, image_field, response_field: names of the columns of rows without messages.
-    errors_max: rows that may be left out: their images cannot be decoded, or they are none of these. One more ends the
-                import, with file and line.
-    pixels_max: of an image. One with more is refused before it is decoded: it may be a decompression bomb.
-    line_bytes_max: of a line. image_bytes_max: of an image's file, and of a member of an archive.
-    ignore_keys: as of import_chat().
-    part, join: as of import_chat(): part k of n of the files, and the set of n parts. What an archive holds is not divided.
-    rebuild:    also when neither inputs nor options have changed since `out` was made.
-    progress:   called with bytes done and bytes in all; of an iterable with rows (in all: 0 where it has no length); of
-                join with parts.
+    files:      paths of files whose rows are JSON (lines, one array, or indented objects), CSV, TSV, Parquet or Arrow; a
+                folder written by datasets.save_to_disk(); or WebDataset archives. Files are plain or packed by gzip, zstd,
+                bzip2 or xz, in UTF-8, UTF-16 or UTF-32. The format is found from their first bytes, not their names.
+                A row has messages (OpenAI) or conversations (ShareGPT, LLaVA), with parts of type image_url, image or
+                text, or <image> in a text. An image that names no source is the next of the row's `images` or `image`.
+                Or a row has columns: text (or several texts, in a list) or a question, image, and response, answer or
+                caption; docs/guide/data.md lists them. A WebDataset sample is a row: images, a text (.txt, .caption,
+                .cls), .json; members that are not used are counted by extension in "about".
+                Instead of files, any iterable of rows will do: a list, a Hugging Face Dataset.
+                An image is a path, base64, a data: URI, bytes, {"bytes": …} or {"path": …}: JPEG, PNG or WebP.
+    images:     folder that paths in rows refer to. None: the folder of the file the row is in.
+    text_field, image_field, response_field: column names of rows without messages.
+    errors_max: number of rows that may be left out, as their images cannot be decoded or their shape is unknown. One more
+                ends the import, with file and line.
+    pixels_max: most pixels of an image. A larger one is refused before it is decoded: it may be a decompression bomb.
+    line_bytes_max: most bytes of a line. image_bytes_max: most bytes of an image's file, and of a member of an archive.
+    ignore_keys: as for import_chat().
+    part, join: as for import_chat(): part k of n of the files, and the set of n parts. An archive is not divided.
+    rebuild:    makes the set even when neither inputs nor options have changed since `out` was made.
+    progress:   called with (bytes done, bytes in all). For an iterable it counts rows (in all: 0 where it has no length),
+                for join it counts parts.
 
-    Images stay encoded. Each is decoded once to know that it can be: none of the set is damaged, and none is replaced.
-    Killed at any moment and called again, it goes on where it was, to the same bytes: what was read before, files of
-    images, too, is read again and compared. Each key of a row is used, refused with file and line, or counted under its name
-    (about["keys"]). Returns what plimsoll.info(out) says, "reused", and "first_rows": the first two as text, what is
-    trained on between ⟦ and ⟧.
+    Images stay encoded. Each is decoded once as a check: the set has no damaged image, and none is replaced.
+    If the import is killed at any moment, the same call resumes it, to the same bytes: inputs read before, including
+    image files, are read again and compared. Each key of a row is used, refused with file and line, or counted under
+    its name (about["keys"]). Returns plimsoll.info(out), "reused", and "first_rows": the first two rows as text, with
+    the parts that are trained on between ⟦ and ⟧.
     Errors: ValueError naming file and line, or the option; NotFoundError; CorruptError (a damaged file, an
-            array without an end); BudgetExceeded; OSError. What was done stays, to go on with.
+            array without an end); BudgetExceeded; OSError. The work done so far is kept for the next call.
     """
     assert governor is not None  # By with_governor.
     if errors_max < 0:
@@ -94,10 +95,10 @@ def import_vision(files: _Path | Sequence[_Path] | Iterable[dict[str, Any]], out
 
 
 class _Reader:
-    """Rows of a source, what was odd about them, and the sum of the image files that they named."""
+    """Reads the lines of a source, counts what was odd about them, and sums the image files that rows named."""
 
     def __init__(self, lines: _core.Lines, errors_max: int, row: Callable[[_Reader, int, int, bytes | None], Any]) -> None:
-        """row: reads the files that a row names. Errors: BadRow."""
+        """row: called to read a row and the image files it names. Errors: BadRow."""
         self._lines = lines
         self._row = row
         self._errors_max = errors_max
@@ -111,7 +112,7 @@ class _Reader:
         return self
 
     def __next__(self) -> tuple[int, int, bytes | None]:
-        """File, line, and its bytes; None for one that is too long."""
+        """Returns (file, line, the line's bytes); the bytes are None for a line that is too long."""
         line = self._lines.next()
         if line is None:
             raise StopIteration
@@ -119,11 +120,11 @@ class _Reader:
         return line
 
     def took(self, image: bytes) -> None:
-        """Adds a file that a row named to what was read."""
+        """Adds an image file that a row named to the sum."""
         self._images = [self._images[0] + len(image), _core.crc32c(_bytes_array(image), self._images[1])]
 
     def note(self, key: str, file: int, line: int, text: str, *, error: bool = True) -> None:
-        """Counts what is odd about a row. Errors: ValueError naming file and line, past errors_max."""
+        """Counts an oddity of a row. Errors: ValueError naming file and line, past errors_max."""
         odd = self._odd.setdefault(key, {"count": 0, "first": []})
         odd["count"] += 1
         if len(odd["first"]) < _EXAMPLES:
@@ -140,13 +141,13 @@ class _Reader:
 
     @property
     def state(self) -> str:
-        """Where the next row begins, what was read, and the counts, for go_on()."""
+        """The reader's state for go_on(), as JSON: the next row's place, the sums, and the counts."""
         return json.dumps({"place": self._lines.place, "sums": self._lines.sums, "images": self._images,
                            "counts": self._counts, "errors": self._errors, "odd": self._odd,
                            "keys": self.keys.said()}, ensure_ascii=False)
 
     def go_on(self, state: str) -> bool:
-        """False where what was read is no longer what the state says."""
+        """Resumes from a state. Returns False where the inputs are no longer those that the state was made from."""
         was = json.loads(state)
         place, sums = tuple(was["place"]), [tuple(one) for one in was["sums"]]
         if was["images"][0]:  # Files that rows named are read again, too: they may be others, or of another folder.
@@ -160,14 +161,14 @@ class _Reader:
         return True
 
     def skip_rest(self, lines: int | None = None) -> None:
-        """Reads the rest, or so many lines of it, with the files that rows name, and makes nothing of them."""
+        """Reads the rest, or `lines` lines of it, and the files that rows name, without using them: for their sums."""
         for one in itertools.islice(self, lines):
             with contextlib.suppress(BadRow):
                 self._row(self, *one)
 
     @property
     def report(self) -> str:
-        """Counts, as JSON."""
+        """The counts, as JSON."""
         return json.dumps({"lines": self._counts[0], "rows": self._counts[1], "odd": self._odd, "keys": self.keys.said()},
                           ensure_ascii=False)
 
@@ -217,7 +218,7 @@ class _Import(SetImport):
         return _Reader(lines, self._options["errors_max"], self._row)
 
     def inputs(self, reader: _Reader) -> list[dict[str, Any]]:
-        """Those of the rows, and the files that they name."""
+        """Returns the inputs of the rows, and one entry for all image files that rows name."""
         return [*super().inputs(reader), reader.image_sum]
 
     def joined_inputs(self, inputs: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
@@ -256,7 +257,7 @@ class _Import(SetImport):
         self.finish(reader, writer, self.about())
 
     def _row(self, reader: _Reader, file: int, line: int, text: bytes | None) -> tuple[Row, str, list[bytes]] | None:
-        """The row, its messages as JSON, and its images; None for a blank line. Errors: BadRow."""
+        """Returns (row, its messages as JSON, its images); None for a blank line. Errors: BadRow."""
         if text is None:
             raise BadRow("line_too_long", "longer than line_bytes_max (--line-bytes-max)")
         if not text.strip():
@@ -281,7 +282,7 @@ class _Import(SetImport):
 
 
 def _said(bad: BadRow) -> str:
-    """What is wrong with a row, in words."""
+    """Describes the fault of a row in words."""
     text = _SAID.get(bad.key)
     return bad.detail if text is None or (bad.detail and bad.key in _PARTICULAR) else f"{text}: {bad.detail}" if bad.detail else text
 
@@ -290,13 +291,13 @@ _PARTICULAR = ("bad_message", "no_shape", "line_too_long", "not_utf8")
 
 
 def _first_rows(path: str) -> list[str]:
-    """The first two rows of a set, shortened."""
+    """Returns the first two rows of a set as text, shortened; see shown()."""
     with ImageSet(path) as made:
         return [shown(made.row(row).messages) for row in range(min(2, len(made)))]
 
 
 def shown(messages: list[dict[str, Any]]) -> str:
-    """Messages as text, what is trained on between ⟦ and ⟧."""
+    """Returns messages as text, with the answers that are trained on between ⟦ and ⟧."""
     lines = []
     for one in messages:
         text = "".join("[image]" if part["type"] == "image" else shortened(part["text"]) for part in one.get("content", []))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The encoded bytes of an image that a row names.
+"""bytes_of(): reads the encoded bytes of an image that a row names.
 
 Threads: pure functions.   Memory: the image, twice where it is base64.
 """
@@ -17,7 +17,7 @@ _PATH_MOST = 4096
 
 
 def bytes_of(image: Any, folder: str, bytes_max: int) -> tuple[bytes, bool]:
-    """An image's encoded bytes, and whether they are those of a file, of bytes_max at most. Errors: BadRow."""
+    """Returns (an image's encoded bytes, whether they come from a file). bytes_max: most bytes of a file. Errors: BadRow."""
     if isinstance(image, dict):
         if image.get("damage") is not None:
             raise BadRow("bad_image", f"a picture that Pillow cannot save: {image['damage']}")

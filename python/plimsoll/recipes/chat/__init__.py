@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The recipe `chat`: fine-tunes a language model of transformers on chats, inside the memory limit.
+"""The recipe `chat`: fine-tunes a transformers language model on chats, inside the memory limit.
 
     plimsoll import chat chats.jsonl --tokenizer MODEL --out chats.tokens
     plimsoll train chat --data chats.tokens --model MODEL --out RUN --memory-limit 2GiB
 
-Models, tokenizers and generation are transformers', adapters peft's. Ours is what is around them: rows that stream
-from a token set, frozen weights that may stay on disk, steps that are admitted and survive, runs that go on bit for bit.
+Models, tokenizers and generation come from transformers, adapters from peft. Plimsoll adds rows that stream
+from a token set, frozen weights that may stay on disk, steps that survive a refusal of memory, and runs that resume bit
+for bit.
 Reading order: this file, recipes/tuning, _task.py, _inbox.py, _previews.py; docs/recipes/chat.md.
 
 Threads: the thread that trains, and those of plimsoll.Run and stream_frozen.
-Memory:  the model's part by tuning/_choice.py; of data a batch.
+Memory:  the model's share, see tuning/_choice.py; one batch of data.
 """
 from __future__ import annotations
 
@@ -41,7 +42,7 @@ class Options(tuning.TuningOptions):
 
 
 def before(options: Options) -> None:
-    """As tuning.before(). Errors: ValueError naming the option; ImportError."""
+    """Checks the options of this recipe, then calls tuning.before(). Errors: ValueError naming the option; ImportError."""
     if options.data and options.inbox:
         raise ValueError("inbox: data was given, too; a run has the one or the other")
     if options.inbox and (options.patience or options.schedule != "constant"):

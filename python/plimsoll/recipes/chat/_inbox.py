@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An inbox: files of chats that are dropped into a folder are trained on, one after another.
+"""Inbox: trains on the files of chats that are dropped into a folder, one after another.
 
-    INBOX/chats.jsonl        waits, until it has stayed the same for a look; the oldest is next
+    INBOX/chats.jsonl          waits until two looks find it unchanged; the oldest is next
     RUN/inbox/000003-….tokens  its token set, while it is trained on
-    INBOX/done/ failed/ skipped/  where it goes then: nothing is trained on twice, and what is broken is not tried again
-    RUN/inbox.json           the last _KEPT files: what became of each, and why
-    RUN/.skip                made by anyone: the file that is being trained on, or imported, is left
+    INBOX/done/ failed/ skipped/  its place afterwards: no file is trained on twice, and a broken one is not tried again
+    RUN/inbox.json             the ledger: the outcome of the last _KEPT files, and its cause
+    RUN/.skip                  created by anyone: makes the training skip the file that it trains on or imports
 
 Threads: the thread that trains.   Memory: a look at the folder keeps one name; the ledger has a bound.
 """
@@ -33,15 +33,15 @@ _PACKED = (".gz", ".zst", ".bz2", ".xz")
 
 
 class _Skipped(Exception):
-    """While it was imported."""
+    """Raised when the file is to be skipped while it is imported."""
 
 
 class _Stopped(Exception):
-    """While it was imported."""
+    """Raised when the run is asked to stop while a file is imported."""
 
 
 class Inbox:
-    """Of one training, whose notes say which file it is at."""
+    """The inbox of one training. The training's notes record the file it is at."""
 
     def __init__(self, training: Training) -> None:
         self._training, self._run, self._notes = training, training.run, training.notes
@@ -56,7 +56,7 @@ class Inbox:
         training.leaves = self._leaves  # type: ignore[method-assign]
 
     def train(self) -> None:
-        """Until the run is asked to stop, or no file has come for inbox_wait_seconds."""
+        """Trains on dropped files until the run is asked to stop, or no file has come for inbox_wait_seconds."""
         run, notes = self._run, self._notes
         for _ in range(notes["number"]):  # Loops that have ended.
             run.steps((), epochs=self._options.epochs)
@@ -78,7 +78,7 @@ class Inbox:
     # ---- A file ----
 
     def _next(self) -> str:
-        """The file that has waited longest and is whole, as far as a second look can tell; ""."""
+        """Returns the name of the oldest file if a second look finds it unchanged, so that it is probably whole; else ""."""
         oldest = ""
         least: tuple[int, str] | None = None
         with os.scandir(self._folder) as entries:
@@ -105,7 +105,7 @@ class Inbox:
         return [stat.st_size, stat.st_mtime_ns]
 
     def _begin(self, name: str) -> bool:
-        """Imports it. True: it is in the notes."""
+        """Imports a file. Returns True if it was imported and is in the notes."""
         notes, options = self._notes, self._options
         self._skip.unlink(missing_ok=True)  # Made for a file before.
         stamp = self._stamp(name)
@@ -142,7 +142,7 @@ class Inbox:
             raise _Skipped
 
     def _loop(self) -> None:
-        """What is left to train of the file in the notes."""
+        """Trains on the rest of the file in the notes."""
         run, notes = self._run, self._notes
         name, stamp, began = notes["file"], notes["stamp"], run.steps_made
         self._skipping = False
@@ -161,7 +161,7 @@ class Inbox:
             self._done("skipped" if self._skipping else "trained", "", rows, run.steps_made - began)
 
     def _leaves(self) -> bool:
-        """Whether somebody asked to skip it."""
+        """Whether somebody asked to skip the file (RUN/.skip)."""
         self._skipping = self._skipping or self._skip.exists()
         return self._skipping
 
@@ -176,7 +176,7 @@ class Inbox:
     # ---- The ledger ----
 
     def _end(self, name: str, stamp: list[int], outcome: str, why: str, **more: Any) -> None:
-        """The file is moved, then the ledger says so: a crash in between finds no file, and the ledger still to do."""
+        """Moves the file, then writes the ledger. After a crash in between the file is gone and only the ledger is written."""
         self._notes[outcome] += 1
         entries = self._entries()
         if any(one["name"] == name and one["stamp"] == stamp for one in entries):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Previews: what the model answers by now, beside what the file says; each answer in bounded time.
+"""Previews: the model's present answers beside those of a file, each generated in bounded time.
 
-Threads: the thread that trains.   Memory: a chat's keys and values; of the file at most _CHATS chats.
+Threads: the thread that trains.   Memory: the keys and values of a chat. At most _CHATS chats of the file are read.
 """
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _LINE = 1 << 20
 
 
 def preview(tuned: Tuned, options: Options, run: Run, step: int) -> dict[str, Any]:
-    """Generates the last answer of each chat, the likeliest token each time, and tells events.jsonl.
+    """Generates the last answer of each chat, always taking the likeliest token, and logs it to events.jsonl.
 
-    Returns previews and previews_equal, how many were the file's. Errors: ValueError naming file and line; OSError.
+    Returns previews, the number of answers, and previews_equal, the number that equal the file's. Errors: ValueError naming file and line; OSError.
     """
     transformers, _ = libraries()
     tokenizer = transformers.AutoTokenizer.from_pretrained(options.model, local_files_only=True)
@@ -49,7 +49,7 @@ def preview(tuned: Tuned, options: Options, run: Run, step: int) -> dict[str, An
 
 
 def check(path: str) -> None:
-    """Before a step is made. Errors: ValueError naming file and line; OSError."""
+    """Checks the file of previews, before the first step. Errors: ValueError naming file and line; OSError."""
     for _ in _chats(path):
         pass
 
@@ -64,7 +64,7 @@ def _answer(tuned: Tuned, tokenizer: Any, asked: list[dict[str, str]], options: 
 
 
 def _chats(path: str) -> Any:
-    """(messages to answer, the answer or None), of at most _CHATS lines."""
+    """Yields (messages to answer, the expected answer or None) of at most _CHATS lines."""
     with open(path, encoding="utf-8") as lines:
         for number in range(1, _CHATS + 1):
             line = lines.readline(_LINE)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ChatTask: token sets, and language models.
+"""ChatTask: the recipe's own part, for token sets and language models.
 
 Threads: the thread that trains.   Memory: a batch.
 """
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 
 class TokenSequences:
-    """Batches of a token set, (input_ids and position_ids, labels), each int64 [sequences, tokens]."""
+    """Yields batches of a token set: ({input_ids, position_ids}, labels), each int64 [sequences, tokens]."""
 
     def __init__(self, tokens: TokenSet, options: Options, *, held_out: int = 0, evaluates: bool = False) -> None:
-        """held_out: rows left out; `evaluates`: only these rows, or of 0 all, in their order."""
+        """held_out: number of rows to leave out. evaluates: reads only these rows, or all rows if it is 0, unshuffled."""
         self._packing, self._most, self._evaluates, self._path = options.packing, options.sequence_length, evaluates, tokens.path
         self._batches = tokens.batches(
             options.batch_size, options.sequence_length, packing=options.packing, shuffle=not evaluates,
@@ -34,11 +34,11 @@ class TokenSequences:
 
     @property
     def place(self) -> tuple[int, int, int]:
-        """Where seek() goes on."""
+        """The position for seek()."""
         return self._batches.place
 
     def __iter__(self) -> Iterator[Batch]:
-        """The rest of the epoch it is in. Errors: ValueError: it is to be trained on, and has no token for that."""
+        """Yields the rest of the current epoch. Errors: ValueError where the data is for training and has no token to train on."""
         empty = not self._evaluates and self.place[1:] == (0, 0)
         for batch in self._batches:
             empty = False
@@ -62,7 +62,7 @@ class ChatTask(Task):
         return kept_bytes(model, self.options.batch_size, self.options.sequence_length)
 
     def notes(self) -> dict[str, Any]:
-        """Of dropped files."""
+        """Returns the notes about dropped files: the one being trained on, and the number of each outcome."""
         return {"number": 0, "file": "", "stamp": [], "trained": 0, "failed": 0, "skipped": 0}
 
     def open(self, path: str) -> TokenSet:
@@ -93,8 +93,8 @@ class ChatTask(Task):
         return sum(1 for _ in self.sequences(tokens, held_out=held_out))
 
     def largest(self, tokens: TokenSet | None, sequences: int) -> Batch:
-        """In NumPy's memory, as those are. Positions begin again within a sequence, at a document or at padding, so that
-        there is a mask of all pairs."""
+        """Returns a batch of the largest shape, in NumPy's memory like the real ones. Positions restart within a sequence, as at
+        a document or padding, so that the model makes a mask of all pairs."""
         shape = (sequences, self.options.sequence_length)
         ids, labels = (torch.from_numpy(np.zeros(shape, np.int64)) for _ in range(2))
         positions = np.tile(np.arange(shape[1]) % -(-shape[1] // 2), (sequences, 1))

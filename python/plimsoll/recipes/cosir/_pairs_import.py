@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""import_pairs(): features of the images and texts of an image set, by a model of transformers, for the recipe `cosir`.
+"""import_pairs(): encodes the images and texts of an image set with a transformers model, for the recipe `cosir`.
 
-Images are decoded ahead of use (image_batches.cpp) and go through the model's own processor (image_processor()). What
-the model says is appended to files in OUT.work; behind them stands what a later call goes on from. Batches are the
-same ones wherever a call begins, and so are the bits.
+Images are decoded ahead of use (image_batches.cpp) and go through the model's own processor (image_processor()). The
+features are appended to files in OUT.work, with the position that a later call resumes from. Batches are the
+same wherever a call begins, and so are the bits.
 
 Reading order: import_pairs(), _Import, _Encoder, _Work.
 Threads: one owner.
-Memory:  the model, a batch of pixels and what the model takes for it (admitted before the first), images ahead.
+Memory:  the model, a batch of pixels, the model's tensors for it (admitted before the first), images decoded ahead.
 """
 from __future__ import annotations
 
@@ -53,32 +53,33 @@ _Path = str | os.PathLike[str]
 def import_pairs(images: _Path, out: _Path, *, model: _Path, batch_size: int = 32, dtype: str = "float32",
                  errors_max: int = 0, threads: int = 1, rebuild: bool = False,
                  progress: Callable[[int, int], object] | None = None, governor: Governor | None = None) -> dict[str, Any]:
-    """Makes a FeatureStore in the folder `out`, as the recipe `cosir` trains on, of an image set.
+    """Makes a FeatureStore in the folder `out` from an image set, for the recipe `cosir`.
 
         plimsoll.import_vision("captions.jsonl", "captions.images", text_field="caption")
         plimsoll.import_pairs("captions.images", "pairs", model="models/clip-vit-base-patch32")
 
-    A pair is an image and one of its captions: the assistant's texts of a row, or all texts where it has none of the
-    assistant's. Its id is its number; its group is the row of the set, so that captions of one row share the image.
-    Columns: "image" and "text", what get_image_features() and get_text_features() of the model give, not normalised.
+    A pair is an image and one of its captions. Captions are the assistant's texts of a row; a row without any takes all
+    texts but the system's. A pair's id is its number. Its group is the row of the set: captions of a row share an image.
+    Columns: "image" and "text", the model's get_image_features() and get_text_features(), not normalised.
     Shape: [width] each.
 
-    images:     an image set, of which each row has one image.
-    model:      folder of a model of transformers that has both (CLIP, SigLIP and others), with its tokenizer and its
-                image processor. Texts are padded to the positions that it has, and cut there.
-    batch_size: images, or texts, that the model is given at once. It decides the last bits.
+    images:     an image set whose rows have one image each.
+    model:      folder of a transformers model that has both functions (CLIP, SigLIP and others), with its tokenizer and
+                image processor. Texts are padded to the model's number of positions, and cut there.
+    batch_size: number of images, or texts, passed to the model at once. It decides the last bits.
     dtype:      "float32", or "float16": half the bytes, rounded.
-    errors_max: rows that may be left out, as they have no caption, or not one image. One more ends the import.
-    threads:    that decode.
-    rebuild:    also when neither inputs nor options have changed since `out` was made.
-    progress:   called with rows done and rows in all.
+    errors_max: number of rows that may be left out, for lack of a caption or of exactly one image. One more ends the
+                import.
+    threads:    number of threads that decode.
+    rebuild:    makes the store even when neither inputs nor options have changed since `out` was made.
+    progress:   called with (rows done, rows in all).
 
-    Killed at any moment and called again, it goes on where it was, to the same bytes. Returns what plimsoll.info(out)
-    says, "reused", "odd": what was odd about rows, "keys": how many keys of their messages were used, of rows that
-    were left out (refused), and not used, by name; and "first_rows": the captions of the first two.
+    If the import is killed at any moment, the same call resumes it, to the same bytes. Returns plimsoll.info(out),
+    "reused"; "odd": the oddities of rows; "keys": how many keys of their messages were used, belonged to rows
+    left out (refused), or were not used, by name; and "first_rows": the captions of the first two rows.
     Errors: ValueError naming the row or the option; BudgetExceeded naming batch_size before the first batch, where the
-            limit is too small for it; NotFoundError; CorruptError; OSError; ImportError (no torch, no transformers). What
-            was done stays, to go on with.
+            limit is too small for it; NotFoundError; CorruptError; OSError; ImportError (no torch, no transformers). The
+            work done so far is kept for the next call.
     """
     assert governor is not None  # By with_governor.
     for name, value, least in (("batch_size", batch_size, 1), ("errors_max", errors_max, 0)):
@@ -104,7 +105,7 @@ def import_pairs(images: _Path, out: _Path, *, model: _Path, batch_size: int = 3
 
 
 def libraries() -> tuple[Any, Any]:
-    """(torch, transformers). Errors: ImportError saying what to install."""
+    """Returns (torch, transformers). Errors: ImportError naming the packages to install."""
     try:
         import PIL  # noqa: F401  Of processors.
         import torch
@@ -117,7 +118,7 @@ def libraries() -> tuple[Any, Any]:
 
 
 def _sums(folder: pathlib.Path) -> list[list[Any]]:
-    """Name, bytes and CRC-32C of the files of a model. Errors: ValueError where it is none."""
+    """Returns name, bytes and CRC-32C of each file of a model. Errors: ValueError where the folder has no model."""
     if not (folder / "config.json").is_file():
         raise ValueError(f"model: {folder} has no config.json; give the folder of a model that save_pretrained() wrote")
     sums = []
@@ -131,10 +132,10 @@ def _sums(folder: pathlib.Path) -> list[list[Any]]:
 
 
 class _Encoder:
-    """A model of transformers with its tokenizer and processor, admitted for a batch of either kind."""
+    """A transformers model with its tokenizer and processor, admitted for a batch of images and a batch of texts."""
 
     def __init__(self, folder: str, batch_size: int, governor: Governor) -> None:
-        """Errors: ValueError naming what is missing; BudgetExceeded naming batch_size."""
+        """Loads the model. Errors: ValueError naming what is missing; BudgetExceeded naming batch_size."""
         self._torch, transformers = libraries()
         local: dict[str, Any] = {"local_files_only": True}
         try:
@@ -153,10 +154,10 @@ class _Encoder:
         self._admit(batch_size)
 
     def rehearse(self, batch_size: int, pixels: np.ndarray, governor: Governor) -> None:
-        """A batch of each kind is encoded and forgotten, while all is leased that the import will lease.
+        """Encodes a batch of each kind and discards it, while everything that the import will lease is leased.
 
-        Errors: BudgetExceeded, with a limit that would do, where that and what has no lease do not fit together: before
-        the first batch, and not once the images decoded ahead are there.
+        Errors: BudgetExceeded, with a limit that suffices, where leases and unleased memory together do not fit. It comes
+        before the first batch, rather than once images are decoded ahead.
         """
         _check_room(governor)
         prepared = self.prepared(pixels)
@@ -169,7 +170,7 @@ class _Encoder:
 
     @property
     def image_bytes(self) -> int:
-        """Of an image, as the model takes it."""
+        """Bytes of one prepared image."""
         return sum(each.nbytes for each in self._blank().values())
 
     def _admit(self, batch_size: int) -> None:
@@ -180,7 +181,7 @@ class _Encoder:
 
     def _admit_copies(self, step: TrainingStep, one: dict[str, Any], count: int,
                       f: Callable[[dict[str, Any]], Any]) -> None:
-        """Of one image or text: lists of as many would be memory that nothing counts."""
+        """Admits a batch of copies of one image or text. Lists of as many would be memory that no lease counts."""
         batch = self._fitting(lambda: {key: each.repeat_interleave(count, 0) for key, each in one.items()})
         try:
             step.admit_evaluation((batch,), f)
@@ -189,15 +190,15 @@ class _Encoder:
             raise
 
     def prepared(self, pixels: np.ndarray) -> dict[str, np.ndarray]:
-        """What the model takes of an image. Shape: uint8 [height, width, 3] to arrays [1, …]."""
+        """Prepares an image for the model with its processor. Shape: uint8 [height, width, 3] → arrays [1, …], by name."""
         return dict(self._processor([pixels], return_tensors="np"))
 
     def of_images(self, prepared: list[dict[str, np.ndarray]]) -> np.ndarray:
-        """Shape: float32 [images, width]. Errors: BudgetExceeded."""
+        """Returns the features of prepared images. Shape: float32 [images, width]. Errors: BudgetExceeded."""
         return self._run(self._images, self._fitting(lambda: self._pixels(prepared)))
 
     def of_texts(self, texts: list[str]) -> np.ndarray:
-        """Shape: float32 [texts, width]. Errors: BudgetExceeded."""
+        """Returns the features of texts. Shape: float32 [texts, width]. Errors: BudgetExceeded."""
         return self._run(self._texts, self._tokens(texts))
 
     def _pixels(self, prepared: list[dict[str, np.ndarray]]) -> dict[str, Any]:
@@ -226,7 +227,7 @@ class _Encoder:
         return features
 
     def _fitting(self, work: Callable[[], Any]) -> Any:
-        """work(). Errors: BudgetExceeded naming batch_size."""
+        """Returns work(). Errors: BudgetExceeded naming batch_size, where memory is refused."""
         made, refusal = unless_refused(work)
         if refusal is not None:
             raise self._governor.refusal("tensors", 0, f"a batch did not fit: {refusal}; a smaller batch_size (--batch-size) "
@@ -235,7 +236,7 @@ class _Encoder:
 
 
 class _Admission:
-    """Until the first batch, a stop for memory is a refusal that names a limit."""
+    """Turns MemoryPressure before the first batch into a BudgetExceeded that names a sufficient limit."""
 
     def __init__(self, governor: Governor) -> None:
         self._governor, self.over = governor, False
@@ -249,7 +250,7 @@ class _Admission:
 
 
 def _check_room(governor: Governor) -> None:
-    """Errors: BudgetExceeded where what is leased, once it is all there, and what has no lease come near the limit."""
+    """Checks the room for the import. Errors: BudgetExceeded where all leases, once used, and unleased memory come near the limit."""
     report, ledger = governor.step_boundary(), governor.ledger()
     short = ledger.crowded_bytes + ledger.limit_bytes // _SPARED - ledger.free_bytes
     if short > 0 or report.stop:
@@ -273,14 +274,14 @@ def _tensor_of(found: Any) -> Any:
 
 
 class _Import:
-    """Rows of a set become features."""
+    """Encodes the rows of a set into features."""
 
     def __init__(self, pictures: ImageSet, work: _Work, encoder: _Encoder, options: dict[str, Any]) -> None:
         self._pictures, self._work, self._encoder, self._options = pictures, work, encoder, options
 
     def run(self, governor: Governor, threads: int, progress: Callable[[int, int], object] | None,
             admission: _Admission) -> None:
-        """All rows from where the work stands. Errors: those of import_pairs()."""
+        """Encodes all rows that are left. Errors: those of import_pairs()."""
         at, total = self._work.said["row"], len(self._pictures)
         if at == total:
             return
@@ -314,14 +315,14 @@ class _Import:
         self._work.commit()
 
     def _largest(self) -> np.ndarray:
-        """The largest image of some rows from all over the set, as one stands for all."""
+        """Returns the largest image among rows sampled evenly from the set, to stand for all."""
         rows = range(0, len(self._pictures), -(-len(self._pictures) // _LOOKED_AT))
         sizes = ((width * height, row, number) for row in rows for number, (width, height) in enumerate(self._pictures[row].sizes))
         _, row, number = max(sizes, default=(0, -1, 0))
         return np.zeros((64, 64, 3), np.uint8) if row < 0 else self._pictures.image(row, number)
 
     def _captions(self, row: ImageBatchRow) -> list[str] | None:
-        """None for a row that is left out. Of its messages every key is counted, too."""
+        """Returns a row's captions, or None where it is left out. Counts every key of its messages."""
         texts: dict[str, list[str]] = {}
         for message in row.messages:
             if message["role"] != "system":
@@ -383,7 +384,7 @@ class _Import:
 
 
 class _Work:
-    """Features under way in OUT.work: files `image`, `text` and `pairs`, of which `said` counts so much.
+    """The unfinished features in OUT.work: files `image`, `text` and `pairs`. `said` records how much of them is valid.
 
     Errors: ValueError where another process works there, or OUT is something else; OSError.
     """
@@ -432,7 +433,10 @@ class _Work:
             file.close()
 
     def append(self, image: np.ndarray, text: np.ndarray, rows: np.ndarray, counts: list[int]) -> None:
-        """Images and their captions. Shape: image [images, width], text [captions, width]; rows of the set."""
+        """Appends images and captions. Shape: image [images, width], text [captions, width], rows int64 [images] of the set.
+
+        counts: number of captions per image.
+        """
         self.said["widths"] = [image.shape[1] * image.itemsize, text.shape[1] * text.itemsize]
         pairs = np.empty((len(text), 2), np.int64)  # The set's row, and the number of its image in the file.
         pairs[:, 0] = np.repeat(rows, counts)
@@ -443,7 +447,7 @@ class _Work:
         self.said["pairs"] += len(text)
 
     def commit(self) -> None:
-        """Makes all that was appended durable, and where to go on."""
+        """Makes the appended features durable, with the position to resume from."""
         for file in self._files.values():
             file.flush()
             os.fsync(file.fileno())
@@ -451,7 +455,7 @@ class _Work:
             partial.write_text(json.dumps(self.said), encoding="utf-8")
 
     def finish(self, governor: Governor, dtype: str) -> None:
-        """Makes the store of it, and removes it. Errors: ValueError where there is no pair; OSError."""
+        """Makes the store from the work folder, and removes the folder. Errors: ValueError where there is no pair; OSError."""
         if self.said["pairs"] == 0:
             raise ValueError(f"{self._out}: no row has an image and a caption: {json.dumps(self.said['odd'])}")
         if not self.said["finishing"]:

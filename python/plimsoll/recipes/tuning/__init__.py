@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `chat` and `vision` share: a model of transformers is fine-tuned, by peft's adapters or whole, inside the limit.
+"""Fine-tunes a transformers model inside the limit, by peft's adapters or whole: the common part of `chat` and `vision`.
 
-A recipe brings options that derive from TuningOptions, and a Task: its model's class, its data, its batches.
+Each recipe provides options that derive from TuningOptions, and a Task: its model's class, its data, its batches.
 Reading order: this file, _task.py, _choice.py, _model.py, _train.py, _results.py.
 
 Threads: the thread that trains, and those of plimsoll.Run and stream_frozen.
-Memory:  the model's part by _choice.py; of data a batch.
+Memory:  the model's share, see _choice.py; one batch of data.
 """
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class TuningOptions(RunOptions):
                                            "pressure only", decides_bits=False)
 
     def task(self) -> Task:
-        """What these options are of."""
+        """Makes the recipe's Task from these options."""
         raise NotImplementedError
 
 
@@ -92,7 +92,7 @@ def export(options: TuningOptions, out: str, merge: bool) -> dict[str, Any]:
 
 
 def before(options: TuningOptions) -> None:
-    """Loads libraries, and counts what the model takes. Errors: ValueError naming the option; ImportError."""
+    """Checks the options, loads libraries, and counts the model's memory. Errors: ValueError naming the option; ImportError."""
     if not options.model:
         raise ValueError("model: no folder was given; name the model's with --model DIR")
     if options.patience and not options.eval_every_n_steps:

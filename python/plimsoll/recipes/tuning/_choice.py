@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What fits: all weights or adapters, in memory or on disk, activations kept or made again; and why.
+"""choose(): finds what fits: all weights or adapters, in memory or on disk, activations kept or recomputed.
 
 The bytes of weights, gradients and optimizer are known. Those of activations are counted: the model runs once on
-torch's meta device, where tensors have shapes and no values, and what autograd would keep is added up. It is an estimate of the peak, by which the first choice that fits is taken; the first step, which is admitted, tells the truth.
+torch's meta device, where tensors have shapes and no values, and the tensors that autograd would keep are added up.
+The first choice whose estimated peak fits is taken. The first step is admitted by its real memory.
 
 Threads: the thread that trains.   Memory: none to speak of.
 """
@@ -29,25 +30,25 @@ _SLOTS = 2  # stream_frozen()'s.
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """How a run trains. Only `method` decides its bits."""
+    """How a run trains: method, place of weights, recomputation. Only `method` decides its bits."""
 
     method: str
     weights: str
     recomputes: bool
     why: str
     needed_bytes: int
-    """By estimate; 0 where nothing was to be chosen."""
+    """Estimated bytes at a step's peak; 0 where the options left no choice."""
 
     def __str__(self) -> str:
-        """For people."""
+        """Describes the choice and its reason, for people."""
         return (f"{'all weights' if self.method == 'full' else 'adapters'}, weights {self.weights}, activations "
                 f"{'made again in backward' if self.recomputes else 'kept'}: {self.why}")
 
 
 def choose(options: TuningOptions, left_bytes: int, method: str = "") -> Choice:
-    """The first that fits into `left_bytes` for tensors, of those that the options leave open.
+    """Returns the first choice that the options allow and that fits into `left_bytes` for tensors; else the smallest.
 
-    method: what an earlier life of the run took; "": this is the first. Errors: ValueError for a folder without a model.
+    method: the method of the run's earlier start; "": this is its first. Errors: ValueError for a folder without a model.
     """
     open_ = options.profile == "auto"
     methods = [method] if method else ["full", "lora"] if open_ else [options.method]
@@ -80,25 +81,25 @@ def _short(method: str, place: str, anew: bool) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class _Sizes:
-    """Of a model and a batch, in bytes."""
+    """The sizes of a model and a batch, in bytes."""
 
     weights: int
     blocks: int
-    """Of the weights those frozen in blocks, which may stream."""
+    """Bytes of the frozen weights in blocks, which may stream; a part of `weights`."""
     largest_block: int
     trained: int
     kept: int
-    """By autograd, when nothing is made again."""
+    """Bytes of activations that autograd keeps when nothing is recomputed."""
     borders: int
-    """Of that, what stays when blocks are made again: their inputs."""
+    """Bytes that autograd keeps when blocks are recomputed: the inputs of the blocks."""
     block: int
-    """Kept within one block."""
+    """Bytes of activations that autograd keeps within one block."""
     loss: int
 
     @staticmethod
     @functools.lru_cache(maxsize=8)
     def of(kind: type[TuningOptions], asked: tuple[tuple[str, Any], ...], method: str) -> _Sizes:
-        """Of options, as pairs. Counted once: modules that this loads are then there before the limit is."""
+        """Counts the sizes for options (asked: as pairs). Cached: the first call loads modules, before there is a limit."""
         from transformers.modeling_layers import GradientCheckpointingLayer
 
         options = kind(**dict(asked))
@@ -125,7 +126,7 @@ class _Sizes:
                           loss=CHUNK * text.vocab_size * 6 + 3 * hidden)
 
     def needed(self, place: str, anew: bool) -> int:
-        """At a step's peak."""
+        """Returns the estimated bytes at a step's peak. place: of the weights; anew: whether activations are recomputed."""
         weights = self.weights if place == "resident" else self.weights - self.blocks + _SLOTS * self.largest_block
         activations = self.borders + 2 * self.block if anew else self.kept + self.block
         return int(_MORE * (weights + _STATES * self.trained + activations + self.loss))
@@ -136,7 +137,7 @@ def _size(tensor: Any) -> int:
 
 
 def kept_bytes(model: Any, rows: int, length: int) -> int:
-    """What autograd keeps of a forward of a model, or decoder, without its head, weights left out."""
+    """Returns the bytes that autograd keeps for a forward of a model or decoder, without its head and without weights."""
     weights = {one.untyped_storage()._cdata for one in model.parameters()}
     seen: dict[int, int] = {}
 
@@ -157,7 +158,7 @@ def kept_bytes(model: Any, rows: int, length: int) -> int:
 
 @contextlib.contextmanager
 def _attention_as_on_cpu() -> Iterator[None]:
-    """On the meta device torch's attention keeps all pairs of tokens; its kernel for the CPU does not."""
+    """Replaces attention on the meta device, which keeps all pairs of tokens, by that of the CPU kernel, which does not."""
     before = torch.nn.functional.scaled_dot_product_attention
 
     def attention(query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, is_causal: bool = False,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The model that is tuned: transformers' model, peft's adapters, weights that may stay on disk; and its loss.
+"""Tuned: the model to fine-tune (transformers' model, peft's adapters, weights that may stay on disk) and its loss.
 
 Threads: the thread that trains.
 Memory:  weights as _choice.py says; logits of CHUNK tokens at a time.
@@ -34,7 +34,7 @@ _SCALED = ("final_logit_softcapping", "logits_scaling", "logit_scale", "lm_head_
 
 
 def libraries() -> tuple[Any, Any]:
-    """(transformers, peft). Errors: ImportError saying what to install."""
+    """Returns (transformers, peft). Errors: ImportError naming the packages to install."""
     try:
         import accelerate  # noqa: F401  Of both.
         import peft
@@ -47,7 +47,7 @@ def libraries() -> tuple[Any, Any]:
 
 
 def config_of(folder: str) -> Any:
-    """transformers' config of a model. Errors: ValueError where there is none."""
+    """Returns a model's transformers config. Errors: ValueError where the folder has none."""
     transformers, _ = libraries()
     try:
         return transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
@@ -56,7 +56,7 @@ def config_of(folder: str) -> Any:
 
 
 def adapted(model: Any, options: TuningOptions) -> Any:
-    """The model with peft's adapters, and modules that are trained whole. Errors: ValueError naming lora_targets."""
+    """Returns the model with peft's adapters, and with the modules that are trained whole. Errors: ValueError naming lora_targets."""
     _, peft = libraries()
     task = options.task()
     lora = peft.LoraConfig(r=options.lora_r, lora_alpha=options.lora_alpha, lora_dropout=options.lora_dropout,
@@ -73,12 +73,12 @@ def adapted(model: Any, options: TuningOptions) -> Any:
 
 
 def _whole(model: Any) -> dict[str, Any]:
-    """Modules that are trained whole, by their names in the model without adapters."""
+    """Returns the modules that are trained whole, by their names in the model without adapters."""
     return _wrapped(model, "modules_to_save.default")
 
 
 def _wrapped(model: Any, which: str) -> dict[str, Any]:
-    """A part of all that peft wraps to train it whole, by its name in the model without adapters."""
+    """Returns the submodule `which` of each module that peft wraps to train it whole, by name in the model without adapters."""
     from peft.utils.other import ModulesToSaveWrapper
 
     return {name.removeprefix("base_model.model."): part.get_submodule(which) for name, part in model.named_modules()
@@ -90,7 +90,7 @@ def _widened(_: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def made_within(governor: Governor, options: TuningOptions, choice: Choice) -> Tuned:
-    """Makes the model. Errors: as Tuned's; BudgetExceeded, naming a limit to try, where memory is refused."""
+    """Makes the model. Errors: those of Tuned; BudgetExceeded naming a limit to try, where memory is refused."""
     try:
         return Tuned(options, choice)
     except torch.OutOfMemoryError as error:
@@ -98,13 +98,13 @@ def made_within(governor: Governor, options: TuningOptions, choice: Choice) -> T
 
 
 class Tuned(torch.nn.Module):
-    """A model, of which adapters or all weights are trained. Called with a Batch it gives the loss.
+    """A model whose adapters or whose whole weights are trained. Calling it with a Batch returns the loss.
 
-    In its state_dict() is what is trained; of frozen weights of blocks their checksums (see stream_frozen).
+    Its state_dict() holds the trained weights, and checksums of the blocks' frozen weights (see stream_frozen).
     """
 
     def __init__(self, options: TuningOptions, choice: Choice) -> None:
-        """Errors: ValueError naming the option; BudgetExceeded; CorruptError; OSError."""
+        """Loads the model. Errors: ValueError naming the option; BudgetExceeded; CorruptError; OSError."""
         super().__init__()
         config, self._class = config_of(options.model), options.task().model_class()
         self.frozen: StreamedWeights | None = None
@@ -121,7 +121,7 @@ class Tuned(torch.nn.Module):
         scaled = [name for name in _SCALED if getattr(text, name, None) not in (None, 1)]
         head = self.language_model.get_output_embeddings()
         self.chunked = type(head) is torch.nn.Linear and not scaled
-        """Whether logits are there CHUNK tokens at a time; of models that do more than multiply they all are."""
+        """Whether logits are computed CHUNK tokens at a time. A model whose head does more than multiply computes all at once."""
         self.train()
 
     def _adapted(self, options: TuningOptions, choice: Choice, config: Any) -> Any:
@@ -143,22 +143,22 @@ class Tuned(torch.nn.Module):
 
     @property
     def language_model(self) -> Any:
-        """transformers' model, adapters inside."""
+        """The transformers model, with the adapters inside."""
         return self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
 
     @property
     def blocks(self) -> list[Any]:
-        """That activations may be made again by."""
+        """The blocks whose activations can be recomputed in backward."""
         from transformers.modeling_layers import GradientCheckpointingLayer
 
         return [part for part in self.model.modules() if isinstance(part, GradientCheckpointingLayer)]
 
     def trained(self) -> list[Any]:
-        """Parameters that are."""
+        """Returns the parameters that are trained."""
         return [one for one in self.model.parameters() if one.requires_grad]
 
     def train(self, mode: bool = True) -> Tuned:
-        """Frozen batch norms keep their statistics, which are no part of a commit."""
+        """Sets the training mode, but keeps frozen batch norms in evaluation: their statistics are no part of a commit."""
         super().train(mode)
         for part in self.modules():
             if isinstance(part, torch.nn.modules.batchnorm._BatchNorm) and not any(one.requires_grad for one in part.parameters()):
@@ -168,7 +168,7 @@ class Tuned(torch.nn.Module):
     # ---- Loss ----
 
     def forward(self, inputs: dict[str, Any], labels: Any) -> Any:
-        """The mean over the tokens that are trained on."""
+        """Returns the mean loss over the tokens to train on."""
         with torch.autocast("cpu", torch.bfloat16, enabled=self._cast):
             if not self.chunked:
                 logits = self._logits(inputs)[:, :-1].float()
@@ -178,7 +178,7 @@ class Tuned(torch.nn.Module):
 
     @torch.no_grad()
     def scores(self, inputs: dict[str, Any], labels: Any) -> tuple[float, int, int]:
-        """(sum of losses, tokens that were the likeliest, tokens), of those that are trained on."""
+        """Returns (sum of losses, number of tokens predicted right, number of tokens), over the tokens to train on."""
         loss, right, count = 0.0, 0, 0
         with torch.autocast("cpu", torch.bfloat16, enabled=self._cast):
             for logits, wanted in self._chunks(inputs, labels):
@@ -204,23 +204,23 @@ class Tuned(torch.nn.Module):
         return self.language_model(**self._cast_to(inputs), use_cache=False).logits
 
     def _cast_to(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        """Pixels in the weights' type: not all models of transformers see to that."""
+        """Returns the inputs with pixels in the weights' dtype: not all transformers models convert them."""
         return {name: one.to(self._dtype) if one.is_floating_point() else one for name, one in inputs.items()}
 
     # ---- State ----
 
     def state_dict(self, *_: Any, **__: Any) -> Any:
-        """What a commit holds."""
+        """Returns the state for a commit: trained weights, and the checksums of frozen blocks."""
         return self._state(True)
 
     def _state(self, held: bool) -> dict[str, Any]:
-        """What a commit holds, or all else: frozen weights that are in no block."""
+        """Returns the part of the state that a commit holds, or the rest: frozen weights outside the blocks."""
         trained = {name: one.requires_grad for name, one in self.model.named_parameters(remove_duplicate=False)}
         return {name: one for name, one in self.model.state_dict().items()
                 if held == (trained.get(name, True) or (one.dtype == torch.int64 and one.dim() == 0))}
 
     def must_be_noted(self, notes: dict[str, Any]) -> None:
-        """A checksum of what no commit holds, which is noted where none is. Errors: CorruptError: it is another."""
+        """Checks the checksum of the weights that no commit holds against the notes, or notes it there. Errors: CorruptError if it differs."""
         found = 0
         for _, one in sorted(self._state(False).items()):
             found = _core.crc32c(bytes_of(one), found)
@@ -229,13 +229,13 @@ class Tuned(torch.nn.Module):
                                f"{found:08x} and was {notes['frozen']:08x}. Put the files back, or train anew")
 
     def load_state_dict(self, state_dict: Any, *_: Any, **__: Any) -> Any:
-        """Errors: CorruptError where frozen weights are others than those of the state."""
+        """Loads a commit's state. Errors: CorruptError where the frozen weights differ from the state's."""
         return self.model.load_state_dict(state_dict, strict=False)
 
     # ---- For others ----
 
     def save(self, folder: pathlib.Path, source: str) -> None:
-        """Adapters as peft has them, or all weights as transformers has a model. Errors: OSError."""
+        """Saves the adapters in peft's format, or the whole model in transformers' format. Errors: OSError."""
         if self.frozen is not None:
             self.model.save_pretrained(folder, save_embedding_layers=False)
             return
@@ -243,9 +243,9 @@ class Tuned(torch.nn.Module):
         _copy_rest(source, folder, index=False)
 
     def save_merged(self, folder: pathlib.Path, source: str) -> None:
-        """The model's own files, adapters merged into them by peft, a file in memory at a time.
+        """Saves the model's own files with the adapters merged in by peft, holding one file in memory at a time.
 
-        Errors: ValueError: what was trained has the weight of another module, too, which a merged one would change; OSError.
+        Errors: ValueError where a trained weight is shared with another module, which merging would change; OSError.
         """
         from peft.tuners.lora import LoraLayer
         from safetensors import safe_open
@@ -281,7 +281,7 @@ class Tuned(torch.nn.Module):
 
 
 def _merged(layer: Any, weight: Any) -> Any:
-    """A weight with its adapter; in float32 meanwhile."""
+    """Returns a weight with its adapter merged in. The merge is computed in float32."""
     base = layer.get_base_layer()
     before = base._parameters["weight"]
     base._parameters["weight"] = torch.nn.Parameter(weight.float(), requires_grad=False)
@@ -293,7 +293,7 @@ def _merged(layer: Any, weight: Any) -> Any:
 
 
 def _copy_rest(source: str, folder: pathlib.Path, *, index: bool) -> None:
-    """Config, tokenizer and template, and which file has which weight; not weights."""
+    """Copies config, tokenizer and template, and with `index` the map from weights to files; no weights."""
     for file in sorted(pathlib.Path(source).iterdir()):
         if file.is_file() and file.suffix in (".json", ".txt", ".jinja", ".model") and not (folder / file.name).exists() \
                 and (index or not file.name.endswith(".index.json")):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `plimsoll eval`, `export` and `plan` do: beside a run, with a governor of their own.
+"""evaluate_run(), export_run() and plan_run(): the commands eval, export and plan, outside a run, each with a governor.
 
-Threads: the calling one.   Memory: as a run's.
+Threads: the calling one.   Memory: that of a run.
 """
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _limited(options: TuningOptions) -> Iterator[Governor]:
 
 
 def _tuned(options: TuningOptions, governor: Governor) -> tuple[Tuned, dict[str, Any], int]:
-    """(the model of a run's last commit, its notes, the step). Errors: NotFoundError; CorruptError."""
+    """Returns (the model of a run's last commit, its notes, its step). Errors: NotFoundError; CorruptError."""
     step = int(_runs.status(options.out)["checkpoint_step"])
     if step < 0:
         raise NotFoundError(f"{options.out}: nothing is committed yet")
@@ -51,7 +51,7 @@ def _tuned(options: TuningOptions, governor: Governor) -> tuple[Tuned, dict[str,
 
 
 def evaluate_run(options: TuningOptions) -> dict[str, Any]:
-    """Loss and token accuracy of a run's last commit, on what was held out."""
+    """Returns loss and token accuracy of a run's last commit, on eval_data or the held-out rows."""
     with _limited(options) as governor:
         if not options.eval_data and not options.data:
             raise ValueError("eval_data: dropped files are gone; name a set with `plimsoll resume --eval-data`, or when the "
@@ -69,7 +69,7 @@ def evaluate_run(options: TuningOptions) -> dict[str, Any]:
 
 
 def export_run(options: TuningOptions, out: str, merge: bool) -> dict[str, Any]:
-    """A run's last commit in a folder: adapters as peft has them, or a model as transformers has one."""
+    """Exports a run's last commit to a folder: adapters in peft's format, or a model in transformers' format."""
     folder = pathlib.Path(out)
     if folder.exists():
         raise ValueError(f"out: {folder} is there already")
@@ -85,7 +85,7 @@ def export_run(options: TuningOptions, out: str, merge: bool) -> dict[str, Any]:
 
 
 def plan_run(options: TuningOptions, device: str, device_memory_limit: str) -> dict[str, Any]:
-    """The most sequences of sequence_length tokens that a step may have, each full, and who holds what of it."""
+    """Plans the most full sequences of sequence_length tokens per step that fit, and returns each holder's bytes."""
     with _limited(options) as governor:
         task = options.task()
         data = task.open(options.data) if options.data else None

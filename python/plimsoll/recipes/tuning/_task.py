@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Task: what a recipe brings of its own to the training of _train.py.
+"""Task: the interface by which a recipe plugs its model and data into the training of _train.py.
 
 Threads: the thread that trains.   Memory: that of its data.
 """
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ._train import Training
 
 Batch = tuple[dict[str, Any], Any]
-"""(what the model is called with, labels int64 [sequences, tokens]: −100 where a token is not trained on)."""
+"""(the model's keyword arguments, labels): labels are int64 [sequences, tokens], −100 where a token is not trained on."""
 
 # Of batches: so many at most, none shorter but for sequence_length. For each shape of a product in bfloat16 oneDNN keeps some
 # 0.6 MB (seen on an AMD EPYC with torch 2.13), and a length gives shapes to every kind of layer.
@@ -21,13 +21,13 @@ _LENGTHS, _LENGTH_LEAST = 16, 64
 
 
 def one_of_few_lengths(length: int, most: int) -> int:
-    """Tokens that sequences of `length` are padded to where the longest there may be are `most`: one of 16 lengths."""
+    """Returns the length to pad sequences of `length` tokens to: one of at most 16 lengths up to `most`, the longest allowed."""
     grain = max(_LENGTH_LEAST, -(-most // _LENGTHS))
     return min(most, -(-length // grain) * grain)
 
 
 class Sequences(Protocol):
-    """Batches for run.steps(), each a Batch; with its place and seek() it goes on anywhere."""
+    """Data for run.steps() that yields Batches. Its place and seek() let a run resume anywhere."""
 
     @property
     def place(self) -> Any: ...
@@ -36,73 +36,78 @@ class Sequences(Protocol):
 
 
 class Task:
-    """Of options. It holds no state that a run would have to know again: that is in Training.notes."""
+    """A recipe's own part of training. It holds no state that a resumed run needs: that is in Training.notes."""
 
     def __init__(self, options: TuningOptions) -> None:
         self.options = options
 
     def model_class(self) -> Any:
-        """transformers' AutoModelFor…"""
+        """Returns transformers' class AutoModelFor…"""
         raise NotImplementedError
 
     def targets(self, model: Any) -> Any:
-        """peft's target_modules. Errors: ValueError naming the option."""
+        """Returns target_modules for peft. Errors: ValueError naming the option."""
         return self.options.lora_targets if self.options.lora_targets == "all-linear" else self.named_targets()
 
     def whole(self, model: Any) -> list[str]:
-        """Modules that are trained whole beside adapters. Errors: ValueError naming the option."""
+        """Returns the names of modules that are trained whole beside adapters. Errors: ValueError naming the option."""
         return []
 
     def named_targets(self) -> list[str]:
-        """Names of lora_targets."""
+        """Returns the names listed in lora_targets."""
         return [name.strip() for name in self.options.lora_targets.split(",")]
 
     def kept_bytes(self, model: Any) -> int:
-        """What autograd keeps of a model on the meta device, for a step on the largest batch."""
+        """Returns the bytes that autograd keeps for a step on the largest batch. The model is on the meta device."""
         raise NotImplementedError
 
     def notes(self) -> dict[str, Any]:
-        """What the training must know again beside its own, as it is at the beginning."""
+        """Returns the initial values of this task's own entries in Training.notes, which a resumed run gets back."""
         return {}
 
     def open(self, path: str) -> Any:
-        """A set of rows, with path, fingerprint and length. Errors: of the set."""
+        """Opens a set of rows, which has path, fingerprint and length. Errors: those of the set."""
         raise NotImplementedError
 
     def check(self, data: Any, option: str = "data") -> str:
-        """What is odd about the data for this model, in words. Errors: ValueError for what the model cannot take; option: that
-        named it."""
+        """Describes what is odd about the data for this model; "" if nothing is. option: the option that named the data.
+
+        Errors: ValueError for data that the model cannot take.
+        """
         raise NotImplementedError
 
     def sequences(self, data: Any, *, held_out: int = 0, evaluates: bool = False) -> Sequences:
-        """held_out: rows left out; `evaluates`: only these rows, or of 0 all, in their order."""
+        """Returns batches of the data. held_out: number of rows to leave out.
+
+        evaluates: reads only these rows, or all rows if it is 0, unshuffled.
+        """
         raise NotImplementedError
 
     def count(self, data: Any, held_out: int) -> int:
-        """Batches of an epoch."""
+        """Returns the number of batches in an epoch."""
         raise NotImplementedError
 
     def largest(self, data: Any, sequences: int) -> Batch:
-        """As large as any of so many sequences that will come, every token trained on."""
+        """Returns a batch at least as large as any real one of this many sequences, with every token trained on."""
         raise NotImplementedError
 
     def train(self, training: Training) -> None:
-        """All loops."""
+        """Runs all loops of the training."""
         with self.open(self.options.data) as data:
             training.must_be(data)
             training.loop(data)
             training.must_have_updated()
 
     def begun(self, data: Sequences, notes: dict[str, Any]) -> None:
-        """Before batches of a training are taken, of which told() adds to the notes."""
+        """Called before the first batch of a loop is taken."""
 
     def told(self, data: Sequences, notes: dict[str, Any]) -> dict[str, float]:
-        """Metrics of the batch that came last, which are added to the notes."""
+        """Returns metrics of the last batch, and adds its counts to the notes."""
         return {}
 
     def summary(self, notes: dict[str, Any]) -> dict[str, Any]:
-        """What the run's summary says beside the training's own."""
+        """Returns this task's own entries in the run's summary."""
         return {}
 
     def preview(self, training: Training, step: int, at_end: bool = False) -> None:
-        """After each step, and at the end: shows what the model has learnt, where it is time to."""
+        """Called after each step and at the end. Shows what the model has learnt, when a preview is due."""

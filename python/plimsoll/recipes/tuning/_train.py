@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The training of a run, from its first step, or the one it goes on with, to its last.
+"""Training: trains a run from its first step, or from the one it resumes with, to its last.
 
-Threads: the thread that trains.   Memory: a batch beside what _model.py says.
+Threads: the thread that trains.   Memory: a batch, beside the memory of _model.py.
 """
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _COURSE = ("due", "best", "worse", "ended")  # Of evaluations, in the notes.
 
 
 def held_out_rows(data: Any, options: TuningOptions) -> int:
-    """How many are. Errors: ValueError where none would be left."""
+    """Returns the number of held-out rows. Errors: ValueError where no row would be left to train on."""
     if options.eval_data:
         return 0
     rows = options.held_out if options.held_out >= 0 else min(_HELD_OUT_MOST, len(data) // _HELD_OUT_SHARE)
@@ -35,7 +35,7 @@ def held_out_rows(data: Any, options: TuningOptions) -> int:
 
 
 def must_be_noted(data: Any, notes: dict[str, Any], option: str, advice: str) -> None:
-    """Errors: ValueError for another set than a run's notes name."""
+    """Checks that the data is the set that the run's notes name. Errors: ValueError naming the option if it is another."""
     noted = notes.get(option, "")
     if noted not in ("", data.fingerprint):
         raise ValueError(f"{option}: {data.path} is another set than the run began with ({data.fingerprint}, and was {noted}); "
@@ -43,12 +43,12 @@ def must_be_noted(data: Any, notes: dict[str, Any], option: str, advice: str) ->
 
 
 def optimizer_of(tuned: Tuned, options: TuningOptions) -> Any:
-    """One group and fused: it takes all its memory before it writes."""
+    """Makes a fused AdamW with one group, which allocates all its memory before it writes."""
     return torch.optim.AdamW(tuned.trained(), lr=options.lr, weight_decay=options.weight_decay, fused=True)
 
 
 def evaluated(tuned: Tuned, data: Sequences, asked: Any = lambda: False) -> dict[str, Any] | None:
-    """Loss and token accuracy, NaN where no token is trained on; nothing of the model has changed. None: it was asked to end."""
+    """Returns loss and token accuracy, NaN where no token is trained on; None if `asked` ended it. Leaves the model unchanged."""
     loss, right, count = 0.0, 0, 0
     tuned.eval()
     try:
@@ -64,10 +64,10 @@ def evaluated(tuned: Tuned, data: Sequences, asked: Any = lambda: False) -> dict
 
 
 class Training:
-    """One life of a run."""
+    """The training in one start of a run: a resumed run makes another."""
 
     def __init__(self, run: Run, options: TuningOptions) -> None:
-        """Errors: ValueError naming the option; BudgetExceeded; NotFoundError; CorruptError; OSError."""
+        """Makes the model and optimizer. Errors: ValueError naming the option; BudgetExceeded; NotFoundError; CorruptError; OSError."""
         libraries()
         self.run, self.options, self.task = run, options, options.task()
         # What must be known again: the method that was chosen, updates in all, the course of evaluations, the task's.
@@ -93,7 +93,7 @@ class Training:
         self._again = self.tuned.blocks if free and keeps else []
 
     def whole(self) -> dict[str, Any]:
-        """All of it; what the summary says."""
+        """Trains to the end, and returns the entries for the run's summary."""
         run, options = self.run, self.options
         scheduler = self._schedule()
         run.track(model=self.tuned, optimizer=self.optimizer, **({"scheduler": scheduler} if scheduler else {}))
@@ -109,7 +109,7 @@ class Training:
                 "stall_seconds": self.tuned.frozen.stall_seconds if self.tuned.frozen else 0.0, **self.task.summary(self.notes), **self.said}
 
     def loop(self, data: Any) -> None:
-        """The passes over a set: those that are left."""
+        """Makes the remaining passes over a set."""
         run, options, notes, task = self.run, self.options, self.notes, self.task
         if odd := task.check(data):
             run.event("data", text=odd)
@@ -149,16 +149,16 @@ class Training:
                 run.idle(0)
 
     def leaves(self) -> bool:
-        """Whether the loop is to be left; of dropped files (see Inbox)."""
+        """Whether to leave the loop early. Inbox replaces this, to skip a file."""
         return False
 
     def must_be(self, data: Any, option: str = "data") -> None:
-        """Errors: ValueError for another set than the run began with."""
+        """Checks that the data is the set that the run began with, or notes it. Errors: ValueError naming the option."""
         must_be_noted(data, self.notes, option, "the same bits need the same, or train anew in another folder")
         self.notes[option] = data.fingerprint
 
     def must_have_updated(self) -> None:
-        """Errors: ValueError: it has ended, and nothing was trained."""
+        """Checks that a finished run made an update. Errors: ValueError naming accumulate where it had too few steps for one."""
         steps, accumulate = self.run.steps_made, self.options.accumulate
         if not self.run.stopped and 0 < steps < accumulate:
             raise ValueError(f"accumulate: nothing was trained: the run has {steps} steps, and an update takes {accumulate}; train "
@@ -174,7 +174,7 @@ class Training:
         return scheduler_of(self.optimizer, options, self.notes["updates"])
 
     def _evaluate(self, data: Any, held_out: int, step: int) -> None:
-        """What it came to is in the summary, the run's metrics, and `notes`."""
+        """Evaluates the model. Writes the result to the summary, the run's metrics, and `notes`."""
         notes = self.notes
         if (not held_out and self._eval_data is None) or self._evaluated_at == step:
             return
@@ -193,7 +193,7 @@ class Training:
 
 
 def rate(schedule: str, warmup: int, updates: int, done: int) -> float:
-    """Of the learning rate, before the update after `done` others."""
+    """Returns the factor of the learning rate for the next update, after `done` updates."""
     if done < warmup:
         return (done + 1) / warmup
     if schedule == "constant":
@@ -203,12 +203,12 @@ def rate(schedule: str, warmup: int, updates: int, done: int) -> float:
 
 
 def step_options(options: TuningOptions) -> dict[str, Any]:
-    """Of a step, a run's or a plan's."""
+    """Returns the options of a step, for a run or a plan."""
     return {"loss": "mean", "weight": _weight, "accumulate": options.accumulate, "clip_norm": options.clip_norm or None}
 
 
 def scheduler_of(optimizer: Any, options: TuningOptions, updates: int) -> Any:
-    """torch's, or None where the rate stays what it is."""
+    """Returns a scheduler of torch; None where the learning rate is constant."""
     if options.schedule == "constant" and not options.warmup_steps:
         return None
     return torch.optim.lr_scheduler.LambdaLR(optimizer, functools.partial(rate, options.schedule, options.warmup_steps, updates))

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The recipe `vision`: fine-tunes an image-text-to-text model of transformers on images and text, inside the limit.
+"""The recipe `vision`: fine-tunes a transformers image-text-to-text model on images and text, inside the limit.
 
     plimsoll import vision receipts.jsonl --out receipts.images
     plimsoll train vision --data receipts.images --model MODEL --out RUN --memory-limit 8GiB
 
-Images stay encoded on disk and are decoded for the batch that has them: what is held does not depend on how many there are.
+Images stay encoded on disk and are decoded for their batch: memory does not grow with the number of images.
 Reading order: this file, recipes/tuning, _task.py, _rows.py, _selective.py, _processor.py; docs/recipes/vision.md.
 
 Threads: the thread that trains, those that decode, and those of plimsoll.Run and stream_frozen.
-Memory:  the model's part by tuning/_choice.py; of data a batch, and what is decoded ahead.
+Memory:  the model's share, see tuning/_choice.py; one batch of data, and the images decoded ahead.
 """
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The processor of a model's folder, for images and text.
+"""processor_of(): loads the processor in a model's folder, for images and text.
 
 Threads: the thread that trains.   Memory: that of its tokenizer.
 """
@@ -15,7 +15,9 @@ from ..tuning._model import config_of, libraries
 
 
 def processor_of(folder: str) -> Any:
-    """transformers' own, with pixels by Plimsoll to the same bits; without a part for videos, which take torchvision.
+    """Returns transformers' own processor, with pixels computed by Plimsoll to the same bits.
+
+    It has no part for videos, which would need torchvision.
 
     Errors: ValueError naming the folder.
     """
@@ -57,7 +59,7 @@ def _without_videos(kind: Any) -> Any:
 
 
 def _said(folder: str) -> dict[str, Any]:
-    """Its file."""
+    """Returns the content of processor_config.json; {} where there is none."""
     try:
         said = json.loads((pathlib.Path(folder) / "processor_config.json").read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -66,7 +68,7 @@ def _said(folder: str) -> dict[str, Any]:
 
 
 def _options(folder: str, kind: Any, said: dict[str, Any]) -> dict[str, Any]:
-    """Plain ones of its file."""
+    """Returns the plain options in processor_config.json, and the chat template."""
     known = inspect.signature(kind.__init__).parameters
     template = pathlib.Path(folder) / "chat_template.jinja"
     plain = {key: value for key, value in said.items() if key in known and isinstance(value, (int, float, str))}

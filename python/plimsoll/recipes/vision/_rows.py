@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of an image set become what a model is called with, and labels on the assistant's tokens.
+"""Maker: makes a model's inputs from rows of an image set, and labels on the assistant's tokens.
 
-The processor places the tokens of images, and says where the text went; what the assistant wrote is known from the
-template's pieces, so that ids are never searched.
+The processor places the tokens of images, and reports where the text moved. The template gives the assistant's
+characters, so that ids are never searched.
 
-Threads: the thread that trains.   Memory: a batch, decoded and as the processor makes it.
+Threads: the thread that trains.   Memory: a batch, decoded and as the processor's output.
 """
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _IGNORED = -100
 
 @dataclasses.dataclass
 class Counts:
-    """Of tokens that are answers, and of rows."""
+    """Counts of answer tokens (all, and masked by selective loss) and of rows left out."""
 
     total: int = 0
     masked: int = 0
@@ -44,7 +44,7 @@ class Maker:
     """Makes batches. Errors of all calls: ValueError naming the row."""
 
     def __init__(self, options: Options, keys: frozenset[str] = frozenset()) -> None:
-        """keys: for selective_loss."""
+        """keys: the JSON keys that selective_loss leaves out."""
         self._options, self._keys = options, keys
         self.processor = processor_of(options.model)
         tokenizer = self.processor.tokenizer
@@ -53,7 +53,7 @@ class Maker:
         self._bos = tokenizer.bos_token
 
     def batch(self, rows: Sequence[Any], counts: Counts, level: int = 0) -> Batch | None:
-        """rows: with row, messages and images, [height, width, 3] each. None: no row has a token to train on."""
+        """Makes a batch; None where no row has a token to train on. rows: have row, messages and images [height, width, 3]."""
         said = [self._rendered(row) for row in rows]
         made = self._processed([text for text, _ in said], [row.images for row in rows])
         offsets = made.pop("offset_mapping")
@@ -78,7 +78,7 @@ class Maker:
         return {name: (one[:, :length] if one.shape == shape else one).clone() for name, one in made.items()}, labels.clone()
 
     def padded(self, batch: Batch, length: int = 0) -> Batch:
-        """As long as `length`, or as the next of few lengths: the mask ends before, and nothing there is trained on."""
+        """Pads a batch to `length`, or to the next of few lengths. The attention mask excludes the padding, as do the labels."""
         inputs, labels = batch
         shape, most = labels.shape, self._options.sequence_length
         more = (0, (length or one_of_few_lengths(shape[1], most)) - shape[1])
@@ -116,7 +116,7 @@ class Maker:
 
     def _label(self, labels: Any, ids: Any, offsets: np.ndarray, moved: list[Any], spans: list[tuple[int, int]], row: Any,
                length: int, level: int) -> int:
-        """Labels of the assistant's tokens, in place; how many are left out for the level, within `length`."""
+        """Sets the labels of the assistant's tokens, in place. Returns how many within `length` the level leaves out."""
         answers = _answers(row.messages)
         masked = 0
         text = self._rendered(row)[0] if level else ""
@@ -143,7 +143,7 @@ def _answers(messages: list[dict[str, Any]]) -> list[str]:
 
 
 class ImageSequences:
-    """Batches of an image set; see tuning._task.Sequences."""
+    """Yields batches of an image set; implements tuning._task.Sequences."""
 
     def __init__(self, images: ImageSet, maker: Maker, options: Options, *, held_out: int, evaluates: bool) -> None:
         governor = Governor.current()
@@ -154,20 +154,20 @@ class ImageSequences:
             options.batch_size, governor=governor, shuffle=not evaluates, seed=options.seed, held_out=held_out,
             only_held_out=evaluates and held_out > 0, threads=options.decode_threads, queue_bytes=0)
         self.counts = Counts()
-        """Since they were last asked for."""
+        """Counts since they were last taken."""
         self.ended: Callable[[], None] = lambda: None
-        """Called when an epoch is over: behind its last batch rows may have been left out."""
+        """Called at the end of an epoch: rows after its last batch may have been left out."""
 
     @property
     def place(self) -> tuple[int, int]:
-        """Where seek() goes on."""
+        """The position for seek()."""
         return self._batches.place
 
     def seek(self, place: Any) -> None:
         self._batches.seek(tuple(place[:2]))
 
     def __iter__(self) -> Iterator[Batch]:
-        """The rest of the epoch it is in."""
+        """Yields the rest of the current epoch."""
         for batch in self._batches:
             began = batch.place[0] + batch.place[1] / self._rows >= self._options.masking_start_epoch
             made = self._maker.batch(batch.rows, self.counts, self._level if began else 0)
@@ -180,6 +180,6 @@ class ImageSequences:
 
 
 def answers_of(images: ImageSet) -> Iterator[str]:
-    """Of all rows, in order."""
+    """Yields the answers of all rows, in order."""
     for row in images:
         yield from _answers(row.messages)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""VisionTask: image sets, and models of images and text.
+"""VisionTask: the recipe's own part, for image sets and models of images and text.
 
 Threads: the thread that trains.   Memory: a batch.
 """
@@ -33,7 +33,7 @@ class VisionTask(Task):
         return libraries()[0].AutoModelForImageTextToText
 
     def targets(self, model: Any) -> list[str]:
-        """Linear modules that finetune_… and lora_targets allow. Errors: ValueError: none is."""
+        """Returns the linear modules that finetune_… and lora_targets allow. Errors: ValueError where there is none."""
         options = self.options
         named = None if options.lora_targets == "all-linear" else self.named_targets()
         decoder, head = model.get_decoder(), model.get_output_embeddings()
@@ -54,7 +54,7 @@ class VisionTask(Task):
         return found
 
     def whole(self, model: Any) -> list[str]:
-        """Of train_whole, by their full names. Errors: ValueError where there is no such module, or it may stream."""
+        """Returns the full names of the modules in train_whole. Errors: ValueError where there is no such module, or it may stream."""
         from transformers.modeling_layers import GradientCheckpointingLayer
 
         found: list[str] = []
@@ -70,7 +70,7 @@ class VisionTask(Task):
         return found
 
     def kept_bytes(self, model: Any) -> int:
-        """Of the decoder; of what sees, inputs and outputs of linear modules where they are trained."""
+        """Adds up the decoder's kept bytes and, where vision modules are trained, their linear layers' inputs and outputs."""
         options = self.options
         decoder = model.get_decoder()
         kept = kept_bytes(decoder, options.batch_size, options.sequence_length)
@@ -118,9 +118,9 @@ class VisionTask(Task):
         return -(-(len(images) - held_out) // self.options.batch_size)
 
     def largest(self, images: ImageSet, sequences: int) -> Batch:
-        """The row of most pixels for the model, so many times, its text as long as sequence_length.
+        """Returns a batch of the row with the most pixels for the model, repeated, padded to sequence_length.
 
-        Errors: ValueError: none of the rows with the largest images fits sequence_length.
+        Errors: ValueError where none of the rows with the largest images fits sequence_length.
         """
         maker = self._maker(images)
         if self._largest_row is None:
@@ -162,13 +162,13 @@ class VisionTask(Task):
 
 
 def _patches(processor: Any, width: int, height: int) -> int:
-    """That a picture becomes, or the pieces that it is split into; of a processor that says neither its pixels."""
+    """Returns the number of patches or tiles that the processor makes of a picture, or its pixels where it cannot tell."""
     count = getattr(processor, "get_number_of_image_patches", None)
     made = count(height, width, {}) if count is not None else width * height
     return int(made[0] if isinstance(made, tuple) else made)
 
 
 def _patches_a_token(config: Any) -> int:
-    """As wide as high; for the first choice's estimate alone."""
+    """Returns the number of patches per image token, for the estimate of choose() alone: a square of the model's merge size."""
     side: Any = getattr(config, "scale_factor", None) or getattr(config.vision_config, "spatial_merge_size", 1)
     return int(side) ** 2
