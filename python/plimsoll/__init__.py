@@ -83,7 +83,7 @@ _NAMES = {
 }
 _PLACES = {name: module for module, names in _NAMES.items() for name in names.split()}
 
-__all__ = ["__version__", "store", *_PLACES]
+__all__ = sorted(["__version__", "store", *_PLACES])
 
 
 def __getattr__(name: str) -> Any:

@@ -5,6 +5,8 @@ import importlib
 import inspect
 import pathlib
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -113,3 +115,18 @@ def test_all_is_sorted_complete_and_typed():
     assert compat.__all__ == sorted(compat.__all__)
     assert (PACKAGE / "py.typed").exists()
     assert re.fullmatch(r"\d+\.\d+\.\d+", plimsoll.__version__)
+
+
+def test_the_stub_of_the_package_has_its_names_and_their_modules():
+    """Names are imported when they are asked for; type checkers read where from in __init__.pyi."""
+    stub = ast.parse((PACKAGE / "__init__.pyi").read_text(encoding="utf-8"))
+    said = {alias.asname: node.module for node in stub.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+    assert said == {**plimsoll._PLACES, "store": None}
+    assert set(plimsoll.__all__) == {*said, "__version__"} and set(plimsoll.__all__) <= set(dir(plimsoll))
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        plimsoll.nothing
+
+
+def test_what_is_asked_of_a_run_imports_neither_numpy_nor_torch():
+    code = "import sys, plimsoll\nplimsoll.status\nprint(sorted({'numpy', 'torch', 'plimsoll.run._run'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], text=True, capture_output=True, check=True).stdout == "[]\n"
