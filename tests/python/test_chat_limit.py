@@ -102,22 +102,25 @@ def test_a_plan_is_what_a_real_run_takes(number, loaded, tmp_path, monkeypatch):
     assert plan["label"] != "exact" or plan["peak_bytes"] == plan["measured_bytes"]
 
 
-@pytest.mark.parametrize("mib", [1, 6])
-def test_a_model_that_does_not_fit_is_refused_with_a_limit_to_try(mib, loaded, tmp_path):
-    """While it is made, and in its step."""
+def test_a_model_that_does_not_fit_is_refused_with_a_limit_to_try_until_it_fits(loaded, tmp_path):
+    """The governor, the model while it is made, and its step: each refusal says a limit under which it goes further."""
     make_model(tmp_path / "model", "llama", layers=5, width=64, dtype="float32")
     make_tokens(tmp_path / "set", tmp_path / "model")
     given = {**QUICK, "model": tmp_path / "model", "data": tmp_path / "set", "foreign_bytes": FOREIGN, "weights": "resident",
              "gradient_checkpointing": "off"}
     given = {name: value for name, value in given.items() if name not in ("progress", "memory_limit")}
     with plimsoll.Governor("4GiB") as governor:
-        limit = governor.ledger().baseline_bytes + FOREIGN + mib * MIB
-    with pytest.raises(plimsoll.BudgetExceeded) as refused:
-        plimsoll.plan("chat", **given, memory_limit=limit)
-    assert refused.value.smallest_limit_bytes > limit and refused.value.tag == "tensors", refused.value
-    assert 0 < refused.value.limit_bytes <= limit and "limit of " in str(refused.value)
-    given.pop("foreign_bytes")
-    assert planned(refused.value.smallest_limit_bytes, **given)["batch_size"] >= 1  # This process holds more by now.
+        limit = governor.ledger().baseline_bytes + FOREIGN
+    refusals, plan = [], None
+    while plan is None and len(refusals) < 8:
+        try:
+            plan = plimsoll.plan("chat", **given, memory_limit=limit)
+        except plimsoll.BudgetExceeded as error:
+            refusals.append(error)
+            assert error.smallest_limit_bytes > limit and "limit of " in str(error), error
+            limit = error.smallest_limit_bytes
+    assert plan is not None and plan["batch_size"] >= 1, refusals
+    assert "tensors" in {error.tag for error in refusals}, refusals
 
 
 # ---- A cgroup ----
