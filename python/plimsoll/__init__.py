@@ -48,7 +48,7 @@ import importlib.util
 import os
 from typing import Any
 
-from ._core import version as __version__
+from ._core import version as __version__  # noqa: F401  In __all__, which is made below.
 
 # Each name is imported when it is asked for: `plimsoll status` needs nearly none of them. Type checkers read __init__.pyi.
 _NAMES = {
