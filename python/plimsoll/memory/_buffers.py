@@ -40,7 +40,7 @@ class Buffer:
             try:
                 self._tensor = torch.empty(shape, dtype=getattr(torch, dtype))
             except torch.OutOfMemoryError as error:
-                raise governor._refusal_to_try("tensors", bytes_needed, str(error)) from None
+                raise governor.refusal("tensors", bytes_needed, str(error)) from None
             self._array: np.ndarray | None = None  # Made when asked for: it costs a microsecond.
         else:
             block = governor._core.leased_array(_core.Tag.OTHER, bytes_needed)

@@ -419,25 +419,23 @@ class Governor:
         """How much more to try where nobody can tell what is needed."""
         return max(self.limit_bytes // 8, 16 * _MIB)
 
-    def _refusal_to_try(self, tag: str, requested_bytes: int, text: str,
-                        whole: Callable[[int], int] = int) -> BudgetExceeded:
-        """The same, of one thing among others that nobody knows yet: with a limit that has room to go on.
-
-        whole: the limit of all ranks, of this one's."""
-        limit = whole(self.limit_bytes + max(self._room_to_try(), 2 * requested_bytes))
-        limit = -(-limit // _MIB) * _MIB
-        error = self._refusal(tag, requested_bytes, f"{text}; try a limit of {limit // _MIB} MiB")
-        error.smallest_limit_bytes = limit
-        return error
-
-    def refusal(self, tag: str, requested_bytes: int, text: str) -> BudgetExceeded:
+    def refusal(self, tag: str, requested_bytes: int, text: str, *, limit_bytes: int = 0,
+                whole: Callable[[int], int] = int) -> BudgetExceeded:
         """Makes the exception for something that does not fit; the caller raises it.
 
         tag:             the pool that refused, a name in `ledger().pools`.
         requested_bytes: what was asked of it; 0 where nobody knows.
-        text:            what did not fit. The message also names a limit to try, with room for twice the request.
+        text:            what did not fit.
+        limit_bytes:     a limit that would do, which `text` names; 0: the message gets one to try, with room to go on.
+        whole:           returns the limit of all ranks, given that of this one.
         """
-        return self._refusal_to_try(tag, requested_bytes, text)
+        if not limit_bytes:
+            limit_bytes = whole(self.limit_bytes + max(self._room_to_try(), 2 * requested_bytes))
+            limit_bytes = -(-limit_bytes // _MIB) * _MIB
+            text += f"; try a limit of {limit_bytes // _MIB} MiB"
+        error = self._refusal(tag, requested_bytes, text)
+        error.smallest_limit_bytes = limit_bytes
+        return error
 
     def __enter__(self) -> Governor:
         if not self.arena_attached:

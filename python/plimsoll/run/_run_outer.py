@@ -165,8 +165,8 @@ class OuterLoop:
         governor, text = self._run.governor, str(refusal)
         said = re.search(r"wanted ([\d.]+ \w+), ([\d.]+ \w+) free", text)
         missing = max(0, parse_bytes(said[1]) - parse_bytes(said[2])) if said else 0
-        return governor._refusal_to_try("tensors", missing, f"step {step} does not fit and was not made: "
-                                        f"{text}{became}", self._run.group.whole)
+        return governor.refusal("tensors", missing, f"step {step} does not fit and was not made: {text}{became}",
+                                whole=self._run.group.whole)
 
     def ended_waiting(self, error: Exception, workers: int) -> bool:
         """Does the same as Life.ended_waiting(), once made() has reported the last step."""

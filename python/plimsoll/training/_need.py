@@ -100,9 +100,7 @@ class Need:
         limit = self._options.handed.group.whole(limit)
         text += (f"; too little is left to tell what all of it takes: try a limit of {limit // _MIB} MiB"
                  if needed is None else f"; a limit of {limit // _MIB} MiB would do{governor._lasting(limit - governor.limit_bytes)}")
-        error = governor._refusal("tensors", wanted, text + advice)
-        error.smallest_limit_bytes = limit
-        return error
+        return governor.refusal("tensors", wanted, text + advice, limit_bytes=limit)
 
     def _gradients_that_wait(self) -> int:
         """Returns the bytes of gradients that wait, as subtrees of virtual workers' sums, while another worker has its turn."""

@@ -54,7 +54,7 @@ class WeightRing:
         try:
             self._lease = governor.reserve(self.bytes)
         except BudgetExceeded as error:
-            raise governor._refusal_to_try(
+            raise governor.refusal(
                 "other", self.bytes, f"stream_frozen: {slots} slots of {format_bytes(size)}, the largest block, are "
                 f"refused: {error}") from None
         self._slots = [_Slot(mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))

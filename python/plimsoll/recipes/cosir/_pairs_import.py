@@ -262,11 +262,8 @@ def _not_admitted(governor: Governor, short: int, needed: int) -> BudgetExceeded
     spared = 2 * max(short, ledger.limit_bytes) // _SPARED  # What has no lease differs by as much from start to start.
     needed = max(needed, ledger.limit_bytes + short + spared)
     needed = -(-needed // (1 << 20)) << 20
-    error = BudgetExceeded(f"the import is not admitted: {ledger.explain()}; a limit of {needed >> 20} MiB would do, or a smaller "
-                           "batch_size (--batch-size)", "other", short, ledger.free_bytes, ledger.limit_bytes,
-                           {name: pool.leased_bytes for name, pool in ledger.pools.items()})
-    error.smallest_limit_bytes = needed
-    return error
+    return governor.refusal("other", short, f"the import is not admitted: {ledger.explain()}; a limit of {needed >> 20} MiB "
+                            "would do, or a smaller batch_size (--batch-size)", limit_bytes=needed)
 
 
 def _tensor_of(found: Any) -> Any:

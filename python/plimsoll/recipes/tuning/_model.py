@@ -10,7 +10,7 @@ import collections
 import os
 import pathlib
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -89,12 +89,15 @@ def _widened(_: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(one.float() if torch.is_tensor(one) and one.is_floating_point() else one for one in inputs)
 
 
-def made_within(governor: Governor, options: TuningOptions, choice: Choice) -> Tuned:
-    """Makes the model. Errors: those of Tuned; BudgetExceeded naming a limit to try, where memory is refused."""
+def made_within(governor: Governor, options: TuningOptions, choice: Choice, whole: Callable[[int], int] = int) -> Tuned:
+    """Makes the model. Errors: those of Tuned; BudgetExceeded naming a limit to try, where memory is refused.
+
+    whole: returns the limit of all ranks, given that of this one.
+    """
     try:
         return Tuned(options, choice)
     except torch.OutOfMemoryError as error:
-        raise governor.refusal("tensors", 0, f"model: {options.model} does not fit: {error}") from None
+        raise governor.refusal("tensors", 0, f"model: {options.model} does not fit: {error}", whole=whole) from None
 
 
 class Tuned(torch.nn.Module):

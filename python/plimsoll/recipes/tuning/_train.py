@@ -76,7 +76,7 @@ class Training:
         run.track(notes=self.notes)
         self.choice: Choice = choose(options, run.group.least("the parts", run.governor.tensor_room()), self.notes["method"])
         self.notes["method"] = self.choice.method
-        self.tuned = made_within(run.governor, options, self.choice)
+        self.tuned = made_within(run.governor, options, self.choice, run.group.whole)
         self.optimizer = optimizer_of(self.tuned, options)
         self.said: dict[str, Any] = {}
         self._admitted = False
