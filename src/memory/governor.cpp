@@ -51,6 +51,10 @@ constexpr std::chrono::seconds kLastMost{10};  // For what has to be written bef
 constexpr double kOutgrown = 1.0 / 64;         // … while no more of the limit comes than this.
 constexpr int kShrinkRounds = 8;  // Of one try: each ends earlier when nothing more is given.
 
+// What caches yielded to a step is kept free for others like it, through so many step boundaries at
+// least and twice as many at most. Then free pages of tensors go, and the caches grow back.
+constexpr int kNeedBoundaries = 64;
+
 // The kernel's signals are looked at so often, and acted upon again only after a while, as PSI is
 // an average over ten seconds. What they made shrink is left alone for a minute.
 constexpr std::int64_t kLookNs = 100'000'000;
@@ -419,9 +423,7 @@ std::int64_t grow_back(Ledger& ledger, const PressureReport& seen) {
   const bool left_alone = heeded != INT64_MIN && now_ns() - heeded < kLeaveNs;
   const std::int64_t room = course.shrunk && !left_alone ? room_to_grow(ledger, seen) : 0;
   if (room >= kGrowBackLeast) {
-    const std::int64_t more = ledger.reclaimers().grow_back(room);
-    course.shrunk = more > 0;
-    grown += more;
+    grown += ledger.reclaimers().grow_back(room);
   }
   return grown;
 }
@@ -512,6 +514,7 @@ class Turn {
 
 // The longest way between two boundaries is forgotten by an eighth at each.
 void came_by(Ledger::Course& course) noexcept {
+  ++course.counted;
   const std::int64_t now = now_ns();
   const std::int64_t before = course.stepped_ns.exchange(now);
   if (before != INT64_MIN) {
@@ -549,6 +552,12 @@ Look look_and_act(Ledger& ledger, bool wait) {
   const Turn turn(ledger);
   Ledger::Course& course = ledger.course();
   if (ledger.unsettled()) {
+    if (course.counted >= kNeedBoundaries) {
+      course.counted = 0;
+      report.purged_bytes +=
+          ledger.reclaimers().reclaim(PressureMove::kPurge, kUncapped, &report.evictions);
+      ledger.forget_need();
+    }
     auto settled = ledger.settle();
     settled.wanted_bytes = settled.missing_bytes;  // Of working room, as much as there was at once.
     settled =

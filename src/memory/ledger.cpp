@@ -2,6 +2,7 @@
 #include "memory/ledger.h"
 
 #include <algorithm>
+#include <utility>
 
 #include <fmt/core.h>
 
@@ -236,7 +237,8 @@ Result<Ledger::Settled> Ledger::set_limit(LimitReport limit) {
   whole_limit_ = yielded_ == 0 ? limit_bytes_ : whole_limit_;
   asked_bytes_ = made->limit_bytes;
   if (asked_bytes_ >= whole_limit_) {
-    beyond_peak_ = beyond_floors();  // What yielded to others is whole again, until they need it.
+    // What yielded to others is whole again, until they need it.
+    beyond_peak_ = beyond_before_ = beyond_floors();
   }
   limit_bytes_ = std::max(limit_bytes_, asked_bytes_);
   limit_.swap(made);
@@ -281,7 +283,12 @@ std::int64_t Ledger::working_room() const {
   if (asked_bytes_ >= whole_limit_ && yielded_ == 0) {
     return 0;
   }
-  return beyond_peak_ - beyond_floors();
+  return std::max(beyond_peak_, beyond_before_) - beyond_floors();
+}
+
+void Ledger::forget_need() noexcept {
+  MutexLock lock(mutex_);
+  beyond_before_ = std::exchange(beyond_peak_, beyond_floors());
 }
 
 std::int64_t Ledger::yield_floors(std::int64_t bytes) {

@@ -92,6 +92,8 @@ class Ledger : public std::enable_shared_from_this<Ledger> {
   std::int64_t yield(std::int64_t bytes) noexcept;
   /// Whether any pool has an elastic part that it has not yielded.
   [[nodiscard]] bool may_yield() const noexcept;
+  /// Forgets what was needed beyond the floors before the call that came before this one.
+  void forget_need() noexcept;
   /// Whether settle() may have something to do.
   [[nodiscard]] bool unsettled() const noexcept;
   [[nodiscard]] LimitReport limit() const;
@@ -124,10 +126,11 @@ class Ledger : public std::enable_shared_from_this<Ledger> {
   /// the threads that call them; each is a hint on its own, so order between them is free.
   struct Course {
     std::atomic<std::int64_t> relieved_at_bytes{kUncapped};  // Resident when the moves last ended.
-    std::atomic<bool> shrunk{false};                         // By pressure, and not all grown back.
+    std::atomic<bool> shrunk{false};                         // By pressure, once at least.
     std::atomic<bool> regrow{false};        // Floors were promised again and not all leased again.
     std::atomic<std::int64_t> asked_ns{0};  // When the last limit was asked for.
     std::atomic<int> tries{0};              // Step boundaries at which it did not fit.
+    std::atomic<int> counted{0};            // Step boundaries since a need was last forgotten.
     std::atomic<std::int64_t> heeded_ns{INT64_MIN};   // When the kernel was last acted upon.
     std::atomic<std::int64_t> stepped_ns{INT64_MIN};  // When a thread that trains last came by.
     std::atomic<std::int64_t> interval_ns{0};  // Its longest way from one time to the next, lately.
@@ -188,7 +191,8 @@ class Ledger : public std::enable_shared_from_this<Ledger> {
   std::int64_t whole_limit_ PLIMSOLL_GUARDED_BY(mutex_){0};  // In force when it was last zero.
   std::int64_t leased_ PLIMSOLL_GUARDED_BY(mutex_){0};
   std::int64_t leased_peak_ PLIMSOLL_GUARDED_BY(mutex_){0};
-  std::int64_t beyond_peak_ PLIMSOLL_GUARDED_BY(mutex_){0};  // Of beyond_floors().
+  std::int64_t beyond_peak_ PLIMSOLL_GUARDED_BY(mutex_){0};  // Of beyond_floors(), lately, …
+  std::int64_t beyond_before_ PLIMSOLL_GUARDED_BY(mutex_){0};  // … and before forget_need().
   std::int64_t committed_ PLIMSOLL_GUARDED_BY(mutex_){0};
   Measured measured_ PLIMSOLL_GUARDED_BY(mutex_){};
   bool closed_ PLIMSOLL_GUARDED_BY(mutex_){false};

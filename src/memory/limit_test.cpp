@@ -301,6 +301,26 @@ TEST_F(LimitTest, LeavesTheRoomThatOthersHaveWorkedIn) {
   EXPECT_EQ(move_to(first_).grown_bytes, 200_MiB);
 }
 
+TEST_F(LimitTest, S40CachesThatYieldedToOneLargeStepAreWholeAgainLater) {
+  SlabCache cache(governor_, 200_MiB);
+  const std::int64_t free = governor_.state().free_bytes();
+  ASSERT_TRUE(governor_.reserve(Tag::kOther, free + 150_MiB));
+  EXPECT_EQ(cache.leased(), 50_MiB);
+  const auto boundaries_until_whole = [&](std::int64_t step_bytes) {
+    int boundaries = 0;
+    for (; cache.leased() < 200_MiB && boundaries < 1000; ++boundaries) {
+      EXPECT_TRUE(governor_.reserve(Tag::kOther, step_bytes));
+      governor_.step_boundary();
+    }
+    return boundaries;
+  };
+  EXPECT_EQ(boundaries_until_whole(free + 150_MiB), 1000);  // Others like it go on finding room.
+  EXPECT_EQ(cache.leased(), 50_MiB);
+  const int boundaries = boundaries_until_whole(free);
+  EXPECT_GE(boundaries, 64);
+  EXPECT_LE(boundaries, 128);
+}
+
 TEST_F(LimitTest, DoesNotGrowBackIntoForeignMemory) {
   SlabCache cache(governor_, 300_MiB);
   EXPECT_TRUE(move_to(first_ - 250_MiB).settled());

@@ -228,8 +228,7 @@ TEST_F(PressureTest, LetsWhatItShrankGrowBackOnceThereIsRoom) {
   calls_.clear();
   EXPECT_EQ(governor_.step_boundary().grown_bytes, kFeatures);
   EXPECT_EQ(governor_.state().leased_bytes, leased);
-  EXPECT_EQ(governor_.step_boundary().grown_bytes, 0);  // Asked once more, and then no longer.
-  EXPECT_EQ(governor_.step_boundary().grown_bytes, 0);
+  EXPECT_EQ(governor_.step_boundary().grown_bytes, 0);  // Asked again: none may mean none so large.
   EXPECT_EQ(calls_, (Calls{"features:grow", "features:grow"}));
 }
 

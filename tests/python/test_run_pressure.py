@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import plimsoll
+from plimsoll.memory import _memory
 from plimsoll.run import _run_commit, _run_kept
 from plimsoll.run._run_life import Where
 from plimsoll.errors import BudgetExceeded, MemoryPressure
@@ -247,6 +248,7 @@ def test_s03_what_grows_slowly_to_the_end_loses_one_step_at_most(copies, program
             held.append(torch.empty(1 << 30, dtype=torch.uint8))  # Refused.
 
     monkeypatch.setattr(_run_kept, "room_for", lambda tensors: copy_bytes)
+    monkeypatch.setattr(_memory, "_BOUNDARY_EVERY", 0.0)  # These steps take less than a look is worth.
     if not copies:
         monkeypatch.setattr(_run_kept._Bytes, "_has", lambda *_: False)
     with pytest.raises((torch.OutOfMemoryError, plimsoll.BudgetExceeded)):
