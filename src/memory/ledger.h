@@ -191,7 +191,7 @@ class Ledger : public std::enable_shared_from_this<Ledger> {
   std::int64_t whole_limit_ PLIMSOLL_GUARDED_BY(mutex_){0};  // In force when it was last zero.
   std::int64_t leased_ PLIMSOLL_GUARDED_BY(mutex_){0};
   std::int64_t leased_peak_ PLIMSOLL_GUARDED_BY(mutex_){0};
-  std::int64_t beyond_peak_ PLIMSOLL_GUARDED_BY(mutex_){0};  // Of beyond_floors(), lately, …
+  std::int64_t beyond_peak_ PLIMSOLL_GUARDED_BY(mutex_){0};    // Of beyond_floors(), lately, …
   std::int64_t beyond_before_ PLIMSOLL_GUARDED_BY(mutex_){0};  // … and before forget_need().
   std::int64_t committed_ PLIMSOLL_GUARDED_BY(mutex_){0};
   Measured measured_ PLIMSOLL_GUARDED_BY(mutex_){};
