@@ -16,6 +16,9 @@ from test_chat import QUICK, digest, events  # Skips where a library is not ther
 
 import plimsoll
 from plimsoll.core import _torch_gate
+from plimsoll.recipes import chat
+from plimsoll.recipes.tuning._choice import choose
+from plimsoll.recipes.tuning._model import made_within
 from tests.support import chats
 from tests.support.cgroup import MemoryCgroup
 from tests.support.chat_models import KINDS, make_model, make_tokens, make_wide_model
@@ -121,6 +124,17 @@ def test_a_model_that_does_not_fit_is_refused_with_a_limit_to_try_until_it_fits(
             limit = error.smallest_limit_bytes
     assert plan is not None and plan["batch_size"] >= 1, refusals
     assert "tensors" in {error.tag for error in refusals}, refusals
+
+
+def test_a_model_that_does_not_fit_a_rank_is_refused_with_a_limit_of_all_ranks(loaded, tmp_path):
+    make_model(tmp_path / "model", "llama", layers=3, width=512, dtype="float32")
+    options = chat.Options(data="", model=str(tmp_path / "model"), weights="resident", sequence_length=64)
+    with plimsoll.Governor("4GiB") as governor:
+        choice, share = choose(options, 1 << 30), governor.ledger().baseline_bytes + FOREIGN + 16 * MIB
+    with plimsoll.Governor(share, foreign_bytes=FOREIGN) as governor, pytest.raises(plimsoll.BudgetExceeded) as refused:
+        made_within(governor, options, choice, whole=lambda limit: 2 * limit + 7 * MIB)
+    limit = refused.value.smallest_limit_bytes
+    assert limit > 2 * share + 7 * MIB and f"try a limit of {limit // MIB} MiB" in str(refused.value)
 
 
 # ---- A cgroup ----
