@@ -309,17 +309,18 @@ def private_names(tree: ast.AST) -> set[str]:
 
 
 def docstrings(tree: ast.AST):
-    """(line, text) of each function's, class's and attribute's."""
+    """(line, text) of each module's, function's, class's and attribute's."""
     for node in ast.walk(tree):
-        body = getattr(node, "body", [])
-        for one in body if isinstance(node, ast.ClassDef) else body[:1] if isinstance(node, ast.FunctionDef) else []:
+        body = node.body if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) else []
+        for one in body[:1] if isinstance(node, ast.Module) else body:
             if isinstance(one, ast.Expr) and isinstance(one.value, ast.Constant) and isinstance(one.value.value, str):
                 yield one.lineno, one.value.value.strip()
 
 
 def check_words(root: pathlib.Path):
     """Docstrings begin with what they are about, say who says, and have no breathless sentence."""
-    for path in python_modules(root).values():
+    stubs = [root / PACKAGE / name for name in ("_core.pyi", "_torch.pyi") if (root / PACKAGE / name).exists()]
+    for path in [*python_modules(root).values(), *stubs]:
         for line, text in docstrings(ast.parse(path.read_text(encoding="utf-8"))):
             relative = path.relative_to(root).as_posix()
             if begin := RIDDLE.match(text):
@@ -425,6 +426,8 @@ def selftest() -> int:
         "python/plimsoll/nowhere/_a.py": ("import os\n", "no room"),
         "python/plimsoll/run/_a.py python/plimsoll/run/_b.py": ("from ._a import a\nfrom ._b import b\n", "a circle"),
         "python/plimsoll/core/_d.py": ('def f():\n    """What it gives."""\n', "begins with What"),
+        "python/plimsoll/core/_w.py": ('"""What it holds."""\n', "begins with What"),
+        "python/plimsoll/_torch.pyi": ('class A:\n    """As others."""\n', "begins with As"),
         "python/plimsoll/core/_e.py": ('class A:\n    x = 1\n    """Of each row."""\n', "begins with Of"),
         "python/plimsoll/core/_f.py": ('def f():\n    """A name that is told."""\n', "say who does"),
         "python/plimsoll/core/_g.py": ('def f():\n    """' + "Word " * 26 + '."""\n', "words without a comma"),

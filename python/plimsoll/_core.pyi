@@ -28,9 +28,9 @@ def limits(memory_limit: str = "", source: str = "memory_limit") -> LimitReport:
 def in_memory_file_system(path: str) -> str:
     """ "tmpfs" or "ramfs" when what is written below the path stays in memory, else ""."""
 def resident() -> Resident:
-    """What the operating system charges this process now."""
+    """Returns the memory that the operating system charges this process now."""
 def describe(path: str) -> str:
-    """What a Plimsoll directory or file holds, as JSON. Errors: NotFoundError, CorruptError."""
+    """Returns the content of a Plimsoll directory or file, as JSON. Errors: NotFoundError, CorruptError."""
 def embedding_verify(directory: str) -> None:
     """Compares every checksum. Errors: CorruptError naming file and page; OSError."""
 def feature_verify(directory: str) -> None:
@@ -70,7 +70,7 @@ class LimitReport:
     def __repr__(self) -> str: ...
 
 class Resident:
-    """What the operating system charges the process, in bytes."""
+    """Memory that the operating system charges the process, in bytes."""
 
     @property
     def anonymous(self) -> int:
@@ -111,7 +111,7 @@ class PoolState:
         """Highest leased so far."""
 
 class TreeMemory:
-    """What is held beside this process's own resident memory, and a part of that; in bytes."""
+    """Memory held beside this process's own resident memory, and a part of that; in bytes."""
 
     @property
     def children_bytes(self) -> int:
@@ -121,21 +121,21 @@ class TreeMemory:
         """Shared memory that is resident in no process: batches on their way from a worker, or never touched."""
     @property
     def mapped_bytes(self) -> int:
-        """Of the process's mapped files: private mappings, as weights are loaded from safetensors."""
+        """Bytes of the process's mapped files: private mappings, as weights are loaded from safetensors."""
     @property
     def children(self) -> int:
         """How many descendants there are."""
     def __repr__(self) -> str: ...
 
 class Measured:
-    """What the governor's last look saw, in bytes."""
+    """The governor's last measurement, in bytes."""
 
     @property
     def resident(self) -> Resident:
-        """Of this process alone."""
+        """Memory of this process alone."""
     @property
     def tree(self) -> TreeMemory:
-        """Of its children, and shared memory."""
+        """Memory of its children, and shared memory."""
     @property
     def unexplained_bytes(self) -> int:
         """Without a lease, and not there before the governor; mapped weights among it."""
@@ -152,9 +152,9 @@ class Watcher:
     def take(self) -> tuple[bool, bool, PressureReport] | None:
         """News, once: whether it asks for a stop, whether the next step boundary comes too late for it, and what was seen."""
     def defer(self) -> None:
-        """The last stop waits for a step boundary: it is said again as long as it holds."""
+        """The last stop waits for a step boundary: the watcher repeats it as long as it holds."""
     def avert(self) -> None:
-        """The stop that was taken need not be; the next one is said at once."""
+        """The stop that was taken need not be; the watcher reports the next one at once."""
     def close(self) -> None:
         """Ends the thread; a second close does nothing."""
 
@@ -163,12 +163,12 @@ class Ledger:
 
     @property
     def measured(self) -> Measured:
-        """What the last look saw beside the leases."""
+        """Result of the last measurement, beside the leases."""
     @property
     def crowded_bytes(self) -> int:
         """Measured without a lease, beyond what was set aside for it."""
     def explain(self) -> str:
-        """Who holds what without a lease, in a sentence."""
+        """Names the holders of memory without a lease, in a sentence."""
 
     @property
     def asked_bytes(self) -> int:
@@ -202,7 +202,7 @@ class Ledger:
     def __repr__(self) -> str: ...
 
 class Eviction:
-    """What one owner gave back; resident bytes of the process, before and after."""
+    """Bytes that one owner gave back; resident bytes of the process, before and after."""
 
     @property
     def owner(self) -> str:
@@ -228,7 +228,7 @@ class Eviction:
     def __repr__(self) -> str: ...
 
 class LimitChange:
-    """What set_limit() did."""
+    """Result of set_limit()."""
 
     @property
     def before_bytes(self) -> int:
@@ -253,27 +253,27 @@ class LimitChange:
         """Taken again by them."""
     @property
     def resident(self) -> Resident:
-        """What is resident now."""
+        """Resident memory now."""
     @property
     def evictions(self) -> list[Eviction]:
         """One for every owner that gave memory back."""
     def __repr__(self) -> str: ...
 
 class PressureReport:
-    """What step_boundary() saw and did."""
+    """Result of step_boundary()."""
 
     @property
     def resident(self) -> Resident:
-        """What the process and its children held, shared memory included."""
+        """Memory of the process and its children, shared memory included."""
     @property
     def unexplained_bytes(self) -> int:
-        """Of it, without a lease, and not there before the governor."""
+        """Part of `resident` without a lease that was not there before the governor."""
     @property
     def pressure(self) -> bool:
         """It was near the limit, and more without a lease than was set aside."""
     @property
     def kernel(self) -> str:
-        """What the kernel says: "", "tight" (a cgroup met its bound) or "stalled" (PSI)."""
+        """Signal of the kernel: "", "tight" (a cgroup met its bound) or "stalled" (PSI)."""
     @property
     def stop(self) -> bool:
         """Nothing helped, or a limit that was asked for does not fit: save and end the run."""
@@ -378,7 +378,7 @@ class RowOptimizerOptions:
                  epsilon: float, weight_decay: float, momentum: float = 0.0) -> None: ...
 
 class RowInitKind:
-    """What rows are before their first update."""
+    """Rows before their first update."""
 
     ZEROS: ClassVar[RowInitKind]
     NORMAL: ClassVar[RowInitKind]
@@ -422,7 +422,7 @@ class SlabPlan:
     def __str__(self) -> str: ...
 
 class RowDType:
-    """What a weight is stored as."""
+    """Data type that a weight is stored as."""
 
     FLOAT32: RowDType
     BFLOAT16: RowDType
@@ -434,7 +434,7 @@ class RowLayout:
     SAMPLE_ORDER: RowLayout
 
 class EmbeddingStoreOptions:
-    """What EmbeddingStore.open() and plan() take."""
+    """Options of EmbeddingStore.open() and plan()."""
 
     dtype: RowDType
     layout: RowLayout
@@ -546,7 +546,7 @@ class FeatureStore:
     def read(self, ids: _Ids, columns: list[int], out: list[_Bytes]) -> None:
         """Shape: out[k] has n × the bytes of column k. Errors: NotFoundError, CorruptError, OSError."""
     def read_ordinals(self, ordinals: _Ids, columns: list[int], out: list[_Bytes]) -> None:
-        """As read(); of a ragged column out[k] has the elements of all records."""
+        """Reads as read(); of a ragged column out[k] has the elements of all records."""
     def lengths(self, ordinals: _Ids, column: int, out: _Ids) -> None:
         """Elements of a ragged column. Errors: ValueError."""
     def ordinals_of(self, ids: _Ids, out: _Ids) -> None:
@@ -750,7 +750,7 @@ class TokenSet:
         """Rows in all."""
     @property
     def about(self) -> str:
-        """What was imported, as JSON."""
+        """Summary of the import, as JSON."""
     @property
     def counts(self) -> tuple[int, int, int, int, int, str]:
         """Tokens, those trained on, tokens of the longest row, vocabulary, bytes of an id, fingerprint."""
@@ -791,7 +791,7 @@ class TokenWriter:
         """The set is there already."""
     @property
     def position(self) -> str:
-        """What the last commit said."""
+        """Position given to the last commit."""
     @property
     def rows(self) -> int:
         """Rows written."""
@@ -849,7 +849,7 @@ class ImageSet:
         """Rows in all."""
     @property
     def about(self) -> str:
-        """What was imported, as JSON."""
+        """Summary of the import, as JSON."""
     @property
     def counts(self) -> tuple[int, int, int, int, str]:
         """Images, their bytes encoded and decoded, bytes beside the pixels of one while it is decoded, fingerprint."""
@@ -871,7 +871,7 @@ class ImageWriter:
         """The set is there already."""
     @property
     def position(self) -> str:
-        """What the last commit said."""
+        """Position given to the last commit."""
     @property
     def rows(self) -> int:
         """Rows written."""
@@ -909,7 +909,7 @@ class ImageBatches:
 file_head: int
 
 def file_sort(head: bytes) -> tuple[str, str, str]:
-    """What a file is by its first file_head bytes: a kind of src/data/file_kind.h, its name, and what to do about it."""
+    """Kind of a file by its first file_head bytes (src/data/file_kind.h), its name, and what to do about it."""
 
 class Unpacked:
     """The bytes of a file, unpacked where it is packed by gzip or zstd."""
@@ -1007,7 +1007,7 @@ def chat_oddities() -> list[tuple[str, bool, str]]:
 def run_program(arguments: list[bytes]) -> int:
     """The program `plimsoll` without what needs torch. Returns its exit status."""
 class RunStatus:
-    """What status.json holds; bytes are filled in by read_memory()."""
+    """Content of status.json; bytes are filled in by read_memory()."""
 
     status: str
     step: int
@@ -1080,7 +1080,7 @@ class RunFolder:
     def end_record(self) -> None:
         """Takes a last look, and ends the thread."""
     def phase(self, name: str) -> None:
-        """What the loop does from now on, for the looks; "": it trains."""
+        """Names the phase of the loop from now on, for the looks; "": it trains."""
     def abandon(self) -> None:
         """Removes a folder that create() made."""
     def close(self) -> None:
@@ -1092,9 +1092,9 @@ class RunRoom:
     def __init__(self, root: str) -> None: ...
     @property
     def waits_for_room(self) -> bool:
-        """As RunFolder's."""
+        """Returns as RunFolder's."""
     def wait_for_room(self) -> bool:
-        """As RunFolder's."""
+        """Returns as RunFolder's."""
 
 class RoomNeed:
     """A write that may wait for room, until close()."""
@@ -1110,7 +1110,7 @@ class LimitRequests:
 
     def __init__(self, governor: Governor, run: str) -> None: ...
     def take(self) -> list[tuple[str, LimitChange | None, str]]:
-        """What was asked, what has changed, and why not."""
+        """Returns requests: (the size asked for, what has changed, why nothing has)."""
     def close(self) -> None:
         """Ends the thread."""
 
@@ -1124,14 +1124,14 @@ class StopSignals:
         """Hands the signal on to the handlers that are there again."""
 
 class RunControl:
-    """What is asked of a run by signal or file."""
+    """Request to a run, by signal or file."""
 
     def __init__(self, run: str) -> None: ...
     def poll(self) -> str:
         """"", "stop" or "pause"."""
     @property
     def reason(self) -> str:
-        """Who asked for the stop."""
+        """Names who asked for the stop."""
 
 class Metrics:
     """Scalars for TensorBoard."""
@@ -1169,7 +1169,7 @@ class RankRows:
         """Where it is, for others' rows()."""
 
 class RankMemory:
-    """What one rank of a machine sees of the memory that all exchange through, from open() to close().
+    """Memory that the ranks of a machine exchange through, as one rank sees it, from open() to close().
 
     Errors: ValueError after close(), and in a forked child.
     """
@@ -1182,13 +1182,13 @@ class RankMemory:
     def address(self) -> str:
         """For the others' open()."""
     def open(self, addresses: Sequence[str]) -> None:
-        """Of all ranks in their order, this one's too. Errors: OSError where another process's file may not be opened, or is
+        """Opens the memory of all ranks in their order, this one's too. Errors: OSError where another process's file may not be opened, or is
         another one."""
     def meet(self) -> None:
         """Waits until all ranks have come here, and have written what they wrote before. Errors: OSError where one has left, or
         ended, or has not come for half an hour; what a signal's handler raises."""
     def word(self, own: _Bytes | bytes | memoryview) -> bytes:
-        """What all ranks say, each `word_bytes`, in their order. Errors: as meet()."""
+        """Exchanges words: returns those of all ranks, each `word_bytes`, in their order. Errors: as meet()."""
     def grow_room(self, bytes: int, governor: Governor | None) -> None:
         """Leases that much of the own room. Errors: BudgetExceeded; then unchanged."""
     def room(self, rank: int) -> _Bytes:
@@ -1196,7 +1196,7 @@ class RankMemory:
     def take(self, count: int, dim: int, governor: Governor | None) -> RankRows:
         """Room for so many rows of this rank's. Requires: no other rank is at its rows. Errors: BudgetExceeded; OSError."""
     def rows(self, rank: int, begin: int, count: int, dim: int) -> RankRows:
-        """What a rank has taken. Errors: OSError; ValueError where it has no such place."""
+        """Returns rows that a rank has taken. Errors: OSError; ValueError where it has no such place."""
     def close(self) -> None:
         """Leaves the others; arrays stay. A second close does nothing."""
 
@@ -1213,11 +1213,11 @@ def run_trace(run: str, out: str) -> None:
 def run_stop(run: str) -> bool:
     """False: no process trains there. Errors: NotFoundError, OSError."""
 def run_pause(run: str) -> bool:
-    """As run_stop()."""
+    """Returns as run_stop()."""
 def run_continue(run: str) -> bool:
-    """As run_stop()."""
+    """Returns as run_stop()."""
 def run_limit(run: str, size: str) -> bool:
-    """As run_stop(). Errors: ValueError for a size that cannot be read."""
+    """Returns as run_stop(). Errors: ValueError for a size that cannot be read."""
 def store_directory(path: str) -> str:
     """The folder of a run's rows; any other path as it is."""
 def store_verify(directory: str) -> None:
@@ -1234,10 +1234,10 @@ def store_compact(directory: str, rows_max: int, memory_limit: str) -> tuple[int
 NOBODY_CREATE_GRAPH: str
 """Finding.holder of what backward(create_graph=True) leaves in circles that Python does not see."""
 EVALUATION_ADVICE: str
-"""What helps where an evaluation holds the memory."""
+"""Advice where an evaluation holds the memory."""
 
 class Finding:
-    """What a watch has to say of growth; str() is one line."""
+    """Finding of a watch about growth; str() is one line."""
 
     @property
     def kind(self) -> str:
@@ -1251,7 +1251,7 @@ class Finding:
         """Median slope; of a leak, how much it grows; while it is too early, how fast something rose so far."""
     @property
     def bytes_per_second(self) -> float:
-        """Of a leak, by the time that its steps took; else 0."""
+        """Growth of a leak per second, by the time that its steps took; else 0."""
     @property
     def grown_bytes(self) -> int:
         """How much it grew while it was judged; of a warm-up, before."""
@@ -1285,19 +1285,19 @@ class Finding:
         """At most 8 such lines, each with the bytes of it that survived while it was searched; most first."""
     @property
     def holder(self) -> str:
-        """Who keeps it, whose letting go frees the bytes: "list `kept` in module __main__", "attribute `history` of Trainer",
+        """The holder whose letting go frees the bytes: "list `kept` in module __main__", "attribute `history` of Trainer",
         "autograd graph of Tensor `meter.sum` in main()", "closure of …", "thread-local: …", "exception traceback: …",
         NOBODY_CREATE_GRAPH; "" where nobody was found."""
     @property
     def trimmed_bytes(self) -> int | None:
-        """Of retention: what one malloc_trim() gave back to the system; None before it."""
+        """For retention, the bytes that one malloc_trim() gave back to the system; None before it."""
     @property
     def seconds_left(self) -> float | None:
         """Until the nearest limit (the governor's, a cgroup's, the machine's) at this growth; None where nothing
         grows."""
     @property
     def advice(self) -> list[str]:
-        """What to do, a line each; empty where nothing is to be done."""
+        """Steps to take, a line each; empty where nothing is to be done."""
 
 class Watch:
     """Looks at this process and its children. Errors: ValueError in a forked child."""
@@ -1307,9 +1307,9 @@ class Watch:
     def look(self, step: float, phase: str) -> bool:
         """Looks, where that keeps to 1 % of a core; says whether it did."""
     def look_as_phase_begins(self, step: float, before: str) -> bool:
-        """As look(), of the phase before it; where it did, look_as_phase_ends() does, too."""
+        """Looks as look(), for the phase before it; where it did, look_as_phase_ends() does, too."""
     def look_as_phase_ends(self, step: float, phase: str) -> bool:
-        """As look(), of the phase that ends."""
+        """Looks as look(), for the phase that ends."""
     def verdict(self) -> Finding:
         """By what was seen so far."""
     def suspect(self) -> tuple[int, str, float]:
@@ -1318,9 +1318,9 @@ class Watch:
     def retains(self) -> bool:
         """Whether what malloc() keeps rises so."""
     def tell(self, owner: str, sites: list[tuple[str, int]], holder: str, garbage: bool, bytes_per_step: float) -> None:
-        """What was found out of that owner's growth: part of its Finding from now on."""
+        """Adds a cause of that owner's growth to its Finding."""
     def tell_trimmed(self, bytes: int) -> None:
-        """What trim() returned."""
+        """Adds the bytes that trim() returned."""
     def picture(self, limit_bytes: int) -> str:
         """HTML: who held how much, by steps; 0: no limit is drawn."""
     @property
@@ -1334,7 +1334,7 @@ class Watch:
         """The same by owner, files and page tables beside it; in bytes."""
 
 def own_bytes(owner: str) -> int:
-    """What an owner has in this process now; of one that cannot be asked, all anonymous and shared memory."""
+    """Bytes of an owner in this process now; for an owner that cannot be asked, all anonymous and shared memory."""
 
 def trim() -> int:
     """malloc_trim(0), without Python's lock; returns by how much that lowered anonymous memory, in bytes."""
@@ -1348,9 +1348,9 @@ class Allocations:
         """Samples "objects" (Python's, to 512 bytes), "tensors" (of the arena), "heap" (malloc()) or "maps" (mmap(),
         also in files), beside what was asked for before; again: in libraries that were loaded since."""
     def step(self, step: int) -> None:
-        """What is allocated from now on belongs to that step."""
+        """Counts allocations from now on for that step."""
     def sites(self, from_step: int, to_step: int, most: int) -> list[tuple[str, int, int]]:
-        """What of steps from_step to to_step - 1 is alive: line, bytes it stands for, samples; most bytes first."""
+        """Returns live allocations of steps from_step to to_step - 1: line, bytes it stands for, samples; most bytes first."""
     def close(self) -> None:
         """Samples no more; a second close does nothing."""
     @property
@@ -1358,7 +1358,7 @@ class Allocations:
         """It doubles where samples take more than 1/200 of the time, or there are more than 16,384."""
     @property
     def spent_seconds(self) -> float:
-        """What taking samples took, over all threads."""
+        """Seconds that sampling took, over all threads."""
 
 class HolderSearch:
     """Looks for who holds what a line allocated, from roots on, a piece at a time."""

@@ -60,10 +60,10 @@ def plan_batch(governor: Governor, step: Callable[[int], object | None],
 def check_device(device: str, device_memory_limit: str) -> None:
     """Whether plans can be made for the device. Errors: ValueError naming the option."""
 def block_bytes(bytes: int) -> int:
-    """What the arena takes for a block of so many bytes: its class, or whole pages."""
+    """Returns the bytes that the arena takes for a block of so many bytes: its class, or whole pages."""
 
 def with_margin(peak_bytes: int) -> int:
-    """What to ask the governor for where a step took `peak_bytes`."""
+    """Returns the bytes to ask the governor for where a step took `peak_bytes`."""
 def with_cache_and_margin(peak_bytes: int) -> int:
     """The same under another limit: where there is more room the arena caches more."""
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the command lines of import_chat(), import_vision() and import_pairs() share.
+"""Parts that the command lines of import_chat(), import_vision() and import_pairs() share.
 
 Threads: the calling one.   Memory: that of the import.
 """

@@ -2,7 +2,7 @@
 """The one way from the Python code to torch and to plimsoll._torch.
 
 `import plimsoll` never imports torch. Once the user's program has imported it, a new Governor
-loads plimsoll._torch, if it was built, and attaches the tensor arena; one that was made before is told
+loads plimsoll._torch, if it was built, and attaches the tensor arena. A Governor that was made before does so
 when torch comes.
 
 plimsoll._torch is loaded beside the minor version of torch that it was built for, and no other: what

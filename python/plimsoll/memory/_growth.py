@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a text about memory that is short says of growth, and of the loop that runs: how long a limit lasts, what helps.
+"""Sentences about growth in a text about short memory: how long a limit lasts, and what helps the loop that runs.
 
 Threads: the thread whose loop it is.   Memory: 32 pairs of numbers.
 """

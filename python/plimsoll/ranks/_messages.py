@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ranks tell one another, and what the rooms above hand to them.
+"""Messages between ranks, and those that the rooms above hand to them.
 
 Threads: any.   Memory: none.
 """

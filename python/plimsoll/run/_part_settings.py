@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings of tracked parts as the program has them before they are restored: a start with other ones is told, or takes them.
+"""Settings of tracked parts as the program has them before they are restored: a start with other ones is warned, or takes them.
 
     optimizers             what its groups hold: lr, betas, weight_decay, …
     schedulers, scalers    what their state_dict() holds: T_max, gamma, growth_interval, …

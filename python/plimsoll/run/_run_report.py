@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run says about itself: status.json, events.jsonl, metrics for TensorBoard, the bar.
+"""Reports of a run: status.json, events.jsonl, metrics for TensorBoard, the bar.
 
 Threads: the thread that trains.   Memory: fixed.
 """

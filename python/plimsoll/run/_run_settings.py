@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What decides a run's bits beside its program: settings of torch, the identity, and run.toml.
+"""Settings that decide a run's bits beside its program: settings of torch, the identity, and run.toml.
 
 Threads: settings are the process's; one run at a time.   Memory: none.
 """

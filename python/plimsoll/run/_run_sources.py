@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Run.steps() takes its batches from: everything that can be begun again at a place in an epoch.
+"""Sources of batches for Run.steps(): each can be begun again at a place in an epoch.
 
     RunLoader, a list, plimsoll.Loader    the place is a number
     TokenBatches, or what has its place and seek()   the place is three numbers, the epoch first

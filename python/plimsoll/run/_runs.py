@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What another program asks of a run: status, why, report, stop, pause, continue, limit. No torch is imported.
+"""Requests of another program to a run: status, why, report, stop, pause, continue, limit. No torch is imported.
 
 Threads: any.
 """

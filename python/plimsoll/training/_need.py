@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a step takes, and the limit under which it would fit: for the refusals that name one (decision 0015).
+"""The memory that a step takes, and the limit under which it would fit: for the refusals that name one (decision 0015).
 
 Reading order: _accumulation.py, this file, _retry.py.
 Threads: the thread that trains.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a measured step would change, kept on disk and put back bit for bit.
+"""State that a measured step would change, kept on disk and put back bit for bit.
 
 Threads: the thread that trains.
 Memory:  the bytes go to an unlinked file, because a copy in RAM would be part of what is measured;

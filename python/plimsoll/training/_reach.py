@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a step's functions can get at: modules, and random generators of the user's own.
+"""Objects within reach of a step's functions: modules, and random generators of the user's own.
 
 Followed are closures, defaults, bound objects, partials, the globals that a function names, and the
 attributes and containers of these. Not followed: the code of torch and NumPy, containers of more than

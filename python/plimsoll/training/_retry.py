@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is done after memory was refused: everything is put back and tried again, with less memory each time, or given up.
+"""Retries after memory was refused: everything is put back and tried again, with less memory each time, or given up.
 
 Reading order: _accumulation.py, _need.py, this file, _admission.py.
 Threads: the thread that trains.

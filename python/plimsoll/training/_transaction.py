@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a training step changes, remembered so that all of it can be put back.
+"""State that a training step changes, remembered so that all of it can be put back.
 
 Reading order: _reach.py, this file, _backward.py.
 Threads: the thread that trains.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a search for holders begins at, and the name of what it found.
+"""Roots of a search for holders, and names of the objects found.
 
 Threads: with Python's lock.   Memory: a list of the modules; the local variables of running functions, for a search.
 """
