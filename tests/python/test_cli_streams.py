@@ -156,13 +156,24 @@ def test_r68_a_name_of_20000_parts_is_refused(call, tmp_path):
     assert done.returncode == 1 and b"more than 64 dots" in done.stderr
 
 
+def wait_until_heeded(process, number):
+    """Until the process has a handler of that signal, or has ended."""
+    until = time.monotonic() + 60
+    while process.poll() is None and time.monotonic() < until:
+        with open(f"/proc/{process.pid}/status") as status:
+            caught, = (int(line.split()[1], 16) for line in status if line.startswith("SigCgt:"))
+        if caught >> (number - 1) & 1:
+            return
+        time.sleep(0.01)
+
+
 def test_r68_an_import_of_packed_newlines_heeds_sigterm(program, tmp_path):
     with open(tmp_path / "blank.csv.gz", "wb") as file:
         part = gzip.compress(b"\n" * (64 << 20), 9)
         file.write(b"".join([part] * 160))  # 10 GiB
     importing = subprocess.Popen([program, "import", "can", tmp_path / "blank.csv.gz", "--out",
                                   tmp_path / "graphs", "--quiet"], stderr=subprocess.PIPE, text=True)
-    time.sleep(0.5)
+    wait_until_heeded(importing, signal.SIGTERM)
     importing.send_signal(signal.SIGTERM)
     try:
         _, told = importing.communicate(timeout=20)

@@ -69,7 +69,7 @@ class RunMixin:
 
     After an evaluation, unused memory is freed.
 
-    A logged loss is Trainer's mean over the steps since the last log, or since the program was started again.
+    A logged loss is Trainer's mean over the steps since the last log, those before a restart included.
     Callbacks are restored only with restore_callback_states_from_checkpoint=True, as in Trainer.
 
     torchrun may start several ranks of one run, on the CPU, if the run is made before TrainingArguments; see Run.
@@ -115,7 +115,7 @@ class RunMixin:
         if self._began:
             raise ValueError(f"train: {self.run!r} had its train(); a Trainer of a run trains once")
         self._began = True
-        state = _State(self)
+        state = self._run_state = _State(self)
         self.run.track(trainer=state)
         try:
             if not self._loop.goes_on:
@@ -282,23 +282,36 @@ def _evaluation() -> Iterator[None]:
 
 
 class _State:
-    """A part of the run: the state of Trainer and its callbacks, in Trainer's own format."""
+    """A part of the run: the state of Trainer and its callbacks, in Trainer's own format, and the losses since its last log."""
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
         self.restored = ""
+        self._since_log: tuple[float, int] | None = None
 
-    def state_dict(self) -> dict[str, str]:
+    def state_dict(self) -> dict[str, Any]:
         state = self._trainer.state
         several: dict[str, list[Any]] = {}
         for one in [*self._trainer.callback_handler.callbacks, self._trainer.control]:
             if isinstance(one, ExportableState):
                 several.setdefault(type(one).__name__, []).append(one.state())
         state.stateful_callbacks = {name: ones if len(ones) > 1 else ones[0] for name, ones in several.items()}
-        return {"json": json.dumps(dataclasses.asdict(state))}
+        made = {"json": json.dumps(dataclasses.asdict(state))}
+        if not hasattr(self._trainer, "_tr_loss"):  # Before the first step; transformers 5.0 keeps it to itself.
+            return made
+        return {**made, "losses": float(self._trainer._tr_loss), "logged": self._trainer._globalstep_last_logged}
 
-    def load_state_dict(self, state: dict[str, str]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         self.restored = state["json"]
+        if "logged" in state:
+            self._since_log = state["losses"], state["logged"]
+
+    def put_back_losses(self) -> None:
+        """The next log counts the steps before the restart; the mean of the whole train() does not, as in Trainer."""
+        if self._since_log is not None:
+            losses, self._trainer._globalstep_last_logged = self._since_log
+            self._trainer._tr_loss.fill_(losses)
+            self._trainer._total_loss_scalar = -losses
 
 
 class _Boundary(transformers.TrainerCallback):
@@ -317,6 +330,7 @@ class _Boundary(transformers.TrainerCallback):
         self._batches = trainer._data.batches
         self._window = args.gradient_accumulation_steps
         self._updates = -(-self._batches // self._window)  # Of an epoch.
+        trainer._run_state.put_back_losses()
         trainer._prepare_steps()
         trainer._loop.begin({**trainer._data.shape(), "accumulate": self._window}, batches=self._batches,
                             epochs=state.num_train_epochs, steps=state.max_steps)
