@@ -228,7 +228,8 @@ CanBad CanCsv::parse_byte_columns(const Fields& fields, CanRow& row) const noexc
   row.frame.bytes.fill(0);
   bool ended = false;
   for (int i = 0; i < byte_columns_; ++i) {
-    const std::string_view text = fields.wanted[static_cast<std::size_t>(kNamed + i)];
+    const std::string_view text =
+        fields.wanted[static_cast<std::size_t>(kNamed) + static_cast<std::size_t>(i)];
     if (text.empty()) {
       ended = true;
       row.empty = row.empty || i == 0;
@@ -442,7 +443,7 @@ Result<void> CanCsv::begin_columns(std::string_view line) {
   if (hcrl) {
     bool in_order = true;
     for (int i = 0; i < byte_columns_; ++i) {
-      const auto field = static_cast<std::size_t>(3 + i);
+      const std::size_t field = 3 + static_cast<std::size_t>(i);
       in_order = in_order && 3 + i < fields_ && column_of_field_[field] == kNamed + i;
     }
     const int behind = 3 + byte_columns_;

@@ -28,8 +28,8 @@ enum class CanBad : std::uint8_t { kNone, kFields, kTimestamp, kId, kPayload, kL
 /// A time in whatever unit its file has: only compared with others of the file.
 struct CanTime {
   std::int64_t whole{INT64_MIN};
-  std::int64_t fraction{0};  ///< Billionths.
-  auto operator<=>(const CanTime&) const = default;
+  std::int64_t fraction{0};                          ///< Billionths.
+  auto operator<=>(const CanTime&) const = default;  // NOLINT(modernize-use-nullptr): it has none.
 };
 
 [[nodiscard]] bool is_can_space(char c) noexcept;

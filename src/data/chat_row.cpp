@@ -297,6 +297,7 @@ const char* chat_oddity_text(ChatOddity oddity) noexcept {
 
 std::vector<std::pair<std::string, std::string>> chat_roles() {
   std::vector<std::pair<std::string, std::string>> roles;
+  roles.reserve(std::size(kRoles));
   for (const RoleName& name : kRoles) {
     roles.emplace_back(name.given, name.role);
   }

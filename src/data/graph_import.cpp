@@ -241,8 +241,8 @@ Result<void> SavedGraphs::take_record(PickleNode& record) {
     if (mapping == nullptr || mapping->kind != PickleKind::kDict) {
       return bad(archive_.name() + ": a storage of no graph");
     }
-    PickleValue kept = *mapping;
-    record.items.assign(1, std::move(kept));  // Without its _parent, which would hold itself.
+    const PickleValue kept = *mapping;
+    record.items.assign(1, kept);  // Without its _parent, which would hold itself.
     return {};
   }
   if (!record.text.ends_with(" Data")) {

@@ -186,7 +186,7 @@ std::uint32_t metadata_crc(const std::map<std::string, std::string>& metadata) {
   std::uint32_t crc = 0;
   for (const auto& [key, value] : metadata) {
     if (key != kGraphIndexCrc) {
-      const std::string line = key + "=" + value + "\n";
+      const std::string line = fmt::format("{}={}\n", key, value);
       crc = crc32c(std::as_bytes(std::span(line)), crc);
     }
   }

@@ -131,26 +131,78 @@ bool decode_jpeg_rows(JpegWork& work, EncodedImage encoded, const PixelRows& row
 
 }  // namespace
 
-// Markers up to the first scan, junk between them left out, as Pillow goes through them.
+namespace {
+
+// What a frame's header says beside the image's size.
+struct Frame {
+  std::int64_t components{0};
+  std::int64_t coefficients{0};  // Bytes, if all are held at once.
+  bool progressive{false};
+};
+
+// The marker at `at` or behind it, junk before it left out; `at` then lies behind the marker.
+Result<int> next_marker(EncodedImage encoded, std::size_t& at) {
+  while (at < encoded.size() && encoded[at] != std::byte{0xFF}) {
+    ++at;
+  }
+  while (at < encoded.size() && encoded[at] == std::byte{0xFF}) {
+    ++at;
+  }
+  if (encoded.size() - std::min(at, encoded.size()) < 3) {
+    return truncated_image();
+  }
+  return std::to_integer<int>(encoded[at++]);
+}
+
+Result<void> read_frame(EncodedImage body, int marker, StoredImage& stored, Frame& frame) {
+  if (body.size() < 6 || frame.components > 0) {
+    return damaged_image("a JPEG with a frame header that is none");
+  }
+  const auto components = std::to_integer<std::int64_t>(body[5]);
+  frame.progressive = marker == 0xC2 || marker == 0xCA;
+  frame.components = components;
+  stored.height = image_number(body, 1, 2, true);
+  stored.width = image_number(body, 3, 2, true);
+  if (body[0] != std::byte{8} || (components != 1 && components != 3 && components != 4) ||
+      body.size() < 6 + 3 * static_cast<std::size_t>(components)) {
+    return fail(ErrorCode::kInvalidArgument,
+                fmt::format("a JPEG of {} components of {} bits; 1, 3 or 4 of 8 are decoded",
+                            components, std::to_integer<int>(body[0])),
+                "convert it, or have undecodable images left out");
+  }
+  const auto factors = [&body](std::int64_t c) {
+    return std::to_integer<std::int64_t>(body[static_cast<std::size_t>(7 + 3 * c)]);
+  };
+  std::int64_t widest = 1;
+  std::int64_t tallest = 1;
+  for (std::int64_t c = 0; c < components; ++c) {
+    widest = std::max(widest, factors(c) >> 4);
+    tallest = std::max(tallest, factors(c) & 15);
+  }
+  for (std::int64_t c = 0; c < components; ++c) {
+    const std::int64_t across = round_up_div(stored.width, kJpegBlock * widest) * (factors(c) >> 4);
+    const std::int64_t down = round_up_div(stored.height, kJpegBlock * tallest) * (factors(c) & 15);
+    frame.coefficients +=
+        across * down * kJpegBlock * kJpegBlock * static_cast<std::int64_t>(sizeof(JCOEF));
+  }
+  return {};
+}
+
+bool begins_frame(int marker) noexcept {
+  return marker >= 0xC0 && marker <= 0xCF && marker != 0xC4 && marker != 0xC8 && marker != 0xCC;
+}
+
+}  // namespace
+
+// Markers up to the first scan, as Pillow goes through them.
 Result<StoredImage> read_jpeg_header(EncodedImage encoded) {
   constexpr std::string_view kExif("Exif\0\0", 6);
   constexpr std::string_view kXmp("http://ns.adobe.com/xap/1.0/\0", 29);
   StoredImage stored;
-  std::int64_t components = 0;
-  std::int64_t coefficients = 0;  // Bytes, if all are held at once.
-  bool progressive = false;
+  Frame frame;
   std::size_t at = 2;
   for (;;) {
-    while (at < encoded.size() && encoded[at] != std::byte{0xFF}) {
-      ++at;
-    }
-    while (at < encoded.size() && encoded[at] == std::byte{0xFF}) {
-      ++at;
-    }
-    if (encoded.size() - std::min(at, encoded.size()) < 3) {
-      return truncated_image();
-    }
-    const auto marker = std::to_integer<int>(encoded[at++]);
+    PLIMSOLL_TRY(const int marker, next_marker(encoded, at));
     if (marker == 0 || marker == 1 || (marker >= 0xD0 && marker <= 0xD8)) {
       continue;  // Without a length.
     }
@@ -167,49 +219,18 @@ Result<StoredImage> read_jpeg_header(EncodedImage encoded) {
       stored.exif += text_of(stored.exif.empty() ? body : body.subspan(kExif.size()));
     } else if (marker == 0xE1 && text_of(body).starts_with(kXmp)) {
       stored.xmp = text_of(body).substr(kXmp.size());
-    } else if (marker >= 0xC0 && marker <= 0xCF && marker != 0xC4 && marker != 0xC8 &&
-               marker != 0xCC) {
-      if (body.size() < 6 || components > 0) {
-        return damaged_image("a JPEG with a frame header that is none");
-      }
-      progressive = marker == 0xC2 || marker == 0xCA;
-      components = std::to_integer<std::int64_t>(body[5]);
-      stored.height = image_number(body, 1, 2, true);
-      stored.width = image_number(body, 3, 2, true);
-      if (body[0] != std::byte{8} || (components != 1 && components != 3 && components != 4) ||
-          body.size() < 6 + 3 * static_cast<std::size_t>(components)) {
-        return fail(ErrorCode::kInvalidArgument,
-                    fmt::format("a JPEG of {} components of {} bits; 1, 3 or 4 of 8 are decoded",
-                                components, std::to_integer<int>(body[0])),
-                    "convert it, or have undecodable images left out");
-      }
-      std::int64_t widest = 1;
-      std::int64_t tallest = 1;
-      for (std::int64_t c = 0; c < components; ++c) {
-        const auto factors =
-            std::to_integer<std::int64_t>(body[static_cast<std::size_t>(7 + 3 * c)]);
-        widest = std::max(widest, factors >> 4);
-        tallest = std::max(tallest, factors & 15);
-      }
-      for (std::int64_t c = 0; c < components; ++c) {
-        const auto factors =
-            std::to_integer<std::int64_t>(body[static_cast<std::size_t>(7 + 3 * c)]);
-        const std::int64_t across =
-            round_up_div(stored.width, kJpegBlock * widest) * (factors >> 4);
-        const std::int64_t down =
-            round_up_div(stored.height, kJpegBlock * tallest) * (factors & 15);
-        coefficients +=
-            across * down * kJpegBlock * kJpegBlock * static_cast<std::int64_t>(sizeof(JCOEF));
-      }
+    } else if (begins_frame(marker)) {
+      PLIMSOLL_TRY_VOID(read_frame(body, marker, stored, frame));
     } else if (marker == 0xDA) {
-      if (components == 0 || body.empty()) {
+      if (frame.components == 0 || body.empty()) {
         return damaged_image("a JPEG without a frame header");
       }
-      const bool one_scan = !progressive && std::to_integer<std::int64_t>(body[0]) == components;
+      const bool one_scan =
+          !frame.progressive && std::to_integer<std::int64_t>(body[0]) == frame.components;
       constexpr std::int64_t kTables = 512 << 10;
       constexpr std::int64_t kRowsHeld = 64;  // Of each component, while chroma is made wider.
-      stored.scratch_bytes =
-          kTables + (one_scan ? 0 : coefficients) + kRowsHeld * components * (stored.width + 64);
+      stored.scratch_bytes = kTables + (one_scan ? 0 : frame.coefficients) +
+                             kRowsHeld * frame.components * (stored.width + 64);
       return stored;
     }
   }

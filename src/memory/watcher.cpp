@@ -122,7 +122,7 @@ void Watcher::watch(State& state) {
     {
       MutexLock lock(state.mutex);
       if (told) {
-        state.news = std::move(news);
+        state.news = news;
       }
     }
     if (told) {

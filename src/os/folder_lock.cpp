@@ -47,10 +47,10 @@ std::string host_name() {
 // "PID HOST\n".
 void sign(int descriptor) {
   const std::string text = fmt::format("{} {}\n", ::getpid(), host_name());
-  const bool signed_ =
+  const bool written =
       ::ftruncate(descriptor, 0) == 0 &&
       ::pwrite(descriptor, text.data(), text.size(), 0) == static_cast<ssize_t>(text.size());
-  static_cast<void>(signed_);  // A full disk: a refusal then names nobody.
+  static_cast<void>(written);  // A full disk: a refusal then names nobody.
 }
 
 // "process 4711", by a signature; empty when it is none, or of one who is not alive.

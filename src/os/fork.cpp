@@ -38,7 +38,7 @@ void close_own_descriptors_in_child() noexcept {
 
 namespace {
 
-[[maybe_unused]] const int handlers = ::pthread_atfork(
+[[maybe_unused]] const int kHandlers = ::pthread_atfork(
     [] { list_mutex.lock(); }, [] { list_mutex.unlock(); }, close_own_descriptors_in_child);
 
 }  // namespace

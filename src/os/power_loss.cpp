@@ -273,7 +273,8 @@ void go_back(const std::vector<UnsyncedChange>& changes, Strike& strike) {
 
 void record_unsynced(const PowerLossOptions& options, std::vector<UnsyncedChange> unsynced) {
   const std::scoped_lock lock(ledger_mutex);
-  delete ledger;
+  delete ledger;  // NOLINT(cppcoreguidelines-owning-memory): no destructor runs at the end.
+  // NOLINTNEXTLINE(cppcoreguidelines-owning-memory)
   ledger = new std::vector<UnsyncedChange>(std::move(unsynced));
   current_options = options;
   recording.store(true, std::memory_order_relaxed);
@@ -282,7 +283,7 @@ void record_unsynced(const PowerLossOptions& options, std::vector<UnsyncedChange
 void stop_recording_unsynced() noexcept {
   const std::scoped_lock lock(ledger_mutex);
   recording.store(false, std::memory_order_relaxed);
-  delete std::exchange(ledger, nullptr);
+  delete std::exchange(ledger, nullptr);  // NOLINT(cppcoreguidelines-owning-memory)
 }
 
 bool recording_unsynced() noexcept {

@@ -39,9 +39,9 @@ static_assert(std::atomic<int>::is_always_lock_free);
 void on_signal(int number) {
   const int before = requested_signal.exchange(number);
   if (number == SIGINT && before == SIGINT) {
-    constexpr std::string_view message =
+    constexpr std::string_view kMessage =
         "\nplimsoll: ended at once by a second Ctrl-C; the last commit can be resumed\n";
-    [[maybe_unused]] const auto written = ::write(STDERR_FILENO, message.data(), message.size());
+    [[maybe_unused]] const auto written = ::write(STDERR_FILENO, kMessage.data(), kMessage.size());
     ::_exit(kInterruptedStatus);
   }
 }

@@ -15,7 +15,6 @@ using C = CosirConfig;
 using F = FieldTable<CosirConfig>;
 constexpr auto kIdentity = FieldRole::kIdentity;
 constexpr auto kFree = FieldRole::kFree;
-constexpr auto kPlace = FieldRole::kPlace;
 constexpr double kCountMax = 1e12;
 constexpr double kRateMax = 1e3;
 
