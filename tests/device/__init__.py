@@ -27,7 +27,7 @@ torch.utils.rename_privateuse1_backend("sim")
 
 import plimsoll_simulated_device as _sim  # Built beside the package: PYTHONPATH=build/dev/python.
 
-MIB = 1 << 20
+MIB, FOR_EVER = 1 << 20, 1 << 60
 _DEFAULTS = {"capacity": 1 << 30, "context": 0, "fraction": 1.0, "exact": False, "poison": True}
 _settings: dict[int, dict[str, Any]] = {}
 
@@ -48,13 +48,13 @@ def configure(device: int = 0, **changed: Any) -> None:
 
 
 @contextlib.contextmanager
-def refusing(allocation: int) -> Iterator[None]:
-    """Inside, device 0 refuses one allocation: the first is 0."""
-    _sim.fail_after(0, allocation)
+def refusing(allocation: int, count: int = 1) -> Iterator[None]:
+    """Inside, device 0 refuses `count` allocations; the first of all is 0. count: FOR_EVER, all that follow."""
+    _sim.refuse_after(0, allocation, count)
     try:
         yield
     finally:
-        _sim.fail_after(0, -1)
+        _sim.refuse_after(0, 0, 0)
 
 
 @contextlib.contextmanager

@@ -84,8 +84,7 @@ void* Memory::allocate(std::size_t bytes, int stream, bool ordered) {
   look_at_waiting(false);
   const std::size_t block = rounded_up(bytes, settings_.exact ? 64 : 512);
   const bool small = block <= kMiB;
-  const bool on_request = fail_after_ == 0;
-  fail_after_ = std::max<std::int64_t>(-1, fail_after_ - 1);
+  const bool on_request = is_refused_on_request();
   auto at = on_request ? std::nullopt : find(block, stream, small);
   if (!at) {
     refuse(bytes, on_request);
@@ -345,9 +344,18 @@ void Memory::set(const MemorySettings& settings) {
   settings_ = settings;
 }
 
-void Memory::fail_after(std::int64_t allocations) {
+void Memory::refuse_after(std::int64_t granted, std::int64_t count) {
   const std::lock_guard lock(mutex_);
-  fail_after_ = allocations;
+  granted_ = granted;
+  refused_ = count;
+}
+
+bool Memory::is_refused_on_request() {
+  if (refused_ > 0 && granted_ > 0) {
+    --granted_;
+    return false;
+  }
+  return refused_ > 0 && refused_-- > 0;
 }
 
 // ---- Statistics ----

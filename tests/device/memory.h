@@ -66,8 +66,8 @@ class Memory {
   void empty_cache();
   /// Errors: c10::Error if blocks are there and `exact` is another.
   void set(const MemorySettings& settings);
-  /// Refuses the allocation after the next `allocations`; −1: none.
-  void fail_after(std::int64_t allocations);
+  /// Refuses `count` allocations after the next `granted`.
+  void refuse_after(std::int64_t granted, std::int64_t count);
 
   c10::CachingDeviceAllocator::DeviceStats stats();
   void reset_peak();
@@ -94,6 +94,7 @@ class Memory {
 
   static Key key(std::size_t at, const Block& b) { return {b.stream, b.small, b.bytes, at}; }
   static bool joins(Blocks::iterator left, Blocks::iterator right);
+  bool is_refused_on_request();
   std::size_t limit() const;
   std::size_t reserved() const { return std::size_t(stats_.reserved_bytes[0].current); }
   std::size_t segment_bytes(std::size_t block, bool small) const;
@@ -112,8 +113,8 @@ class Memory {
   const int device_;
   std::mutex mutex_;
   MemorySettings settings_;
-  std::int64_t fail_after_{-1};
-  std::size_t top_{0};  // No segment was ever above it.
+  std::int64_t granted_{0}, refused_{0};  // Of refuse_after(): what is left.
+  std::size_t top_{0};                    // No segment was ever above it.
   Blocks blocks_;
   std::set<Key> free_;
   std::map<std::size_t, std::size_t> segments_, holes_;  // Bytes by offset.

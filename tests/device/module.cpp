@@ -48,8 +48,9 @@ PYBIND11_MODULE(plimsoll_simulated_device, m) {
         sim::memory(device).set({capacity, context, fraction, exact, poison});
       },
       py::call_guard<py::gil_scoped_release>());
-  m.def("fail_after",
-        [](int device, std::int64_t allocations) { sim::memory(device).fail_after(allocations); });
+  m.def("refuse_after", [](int device, std::int64_t granted, std::int64_t count) {
+    sim::memory(device).refuse_after(granted, count);
+  });
   m.def("check_order", &sim::set_order_checked);
   m.def("run_ahead", &sim::set_run_ahead);
   m.def("hold_copies", &sim::set_copies_held);
