@@ -28,7 +28,7 @@ torch.utils.rename_privateuse1_backend("sim")
 import plimsoll_simulated_device as _sim  # Built beside the package: PYTHONPATH=build/dev/python.
 
 MIB, FOR_EVER = 1 << 20, 1 << 60
-_DEFAULTS = {"capacity": 1 << 30, "context": 0, "fraction": 1.0, "exact": False, "poison": True}
+DEFAULTS = {"capacity": 1 << 30, "context": 0, "fraction": 1.0, "exact": False, "poison": True}
 _settings: dict[int, dict[str, Any]] = {}
 
 
@@ -40,11 +40,11 @@ def configure(device: int = 0, **changed: Any) -> None:
     exact: a segment of its own size for each block, instead of the rules of CUDA's caching allocator.
     poison: memory is NaN until it is written.
     """
-    if unknown := set(changed) - set(_DEFAULTS):
+    if unknown := set(changed) - set(DEFAULTS):
         raise TypeError(f"configure: {unknown}")
-    now = _settings.setdefault(device, dict(_DEFAULTS))
+    now = _settings.setdefault(device, dict(DEFAULTS))
     now.update(changed)
-    _sim.settings(device, *(now[name] for name in _DEFAULTS))
+    _sim.settings(device, *(now[name] for name in DEFAULTS))
 
 
 @contextlib.contextmanager
@@ -95,6 +95,8 @@ Rules = _sim.Rules  # Of src/plan/device_allocator.h: Rules(limit) with allocate
 
 
 # ---- torch.sim: what torch and libraries look for in a device's module ----
+
+_initialized = True  # Else torch.utils.checkpoint does not put its random numbers back.
 
 
 def is_available() -> bool:

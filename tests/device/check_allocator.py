@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The simulated device's allocator beside the project's replayer of CUDA's (src/plan/device_allocator.h): the same statistics after
 each of some thousand random requests, some of them refused."""
+import gc
 import random
 
 import pytest
@@ -11,6 +12,14 @@ from tests import device
 DEV = "sim"
 
 
+@pytest.fixture(autouse=True)
+def memory_is_empty():
+    gc.collect()
+    torch.accelerator.empty_cache()
+    yield
+    device.configure(**device.DEFAULTS)
+
+
 def statistics():
     now = torch.accelerator.memory_stats()
     return tuple(now[f"{name}.all.current"] for name in ("allocated_bytes", "reserved_bytes", "segment"))
@@ -19,7 +28,6 @@ def statistics():
 @pytest.mark.parametrize(("limit_mib", "refusals"), [(250, False), (120, True)])
 @pytest.mark.parametrize("seed", [3, 4])
 def test_random_requests(limit_mib, refusals, seed):
-    torch.accelerator.empty_cache()
     device.configure(capacity=limit_mib * device.MIB, poison=False)
     rules, drawn = device.Rules(limit_mib * device.MIB), random.Random(seed)
     live, refused = [], 0
@@ -45,8 +53,7 @@ def test_random_requests(limit_mib, refusals, seed):
 
 
 def test_what_a_test_may_set():
-    torch.accelerator.empty_cache()
-    device.configure(capacity=64 << 20, context=0, fraction=1.0, poison=True)
+    device.configure(capacity=64 << 20)
     torch.accelerator.reset_peak_memory_stats()
     x = torch.empty(10 << 20, dtype=torch.uint8, device=DEV)
     y = torch.empty(100, device=DEV)
@@ -80,4 +87,3 @@ def test_what_a_test_may_set():
     a = torch.empty(1000, device=DEV)
     assert torch.accelerator.memory_reserved() == 4032
     del a
-    device.configure(exact=False)

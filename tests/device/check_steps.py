@@ -178,6 +178,19 @@ def test_refused_for_ever_a_step_leaves_everything_as_before(kind):
     assert allocation > 20
 
 
+def test_parts_of_a_contrastive_step_are_embedded_twice_with_the_same_random_numbers():
+    one, seen = Contrastive(), []
+    one.step.parts = 2
+
+    def embed(x):
+        seen.append(F.dropout(x, 0.5))
+        return one.model(seen[-1])
+
+    one.step.contrastive(one.batch[0], embed, lambda rows: (rows @ rows.t()).logsumexp(1).mean())
+    assert len(seen) == 4 and torch.equal(seen[0], seen[2]) and torch.equal(seen[1], seen[3])
+    assert not torch.equal(seen[0] == 0, seen[1] == 0)
+
+
 def test_a_refusal_empties_the_cache_before_the_next_try():
     one = Fused()
     one.act()

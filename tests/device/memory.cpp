@@ -104,9 +104,9 @@ void* Memory::allocate(std::size_t bytes, int stream, bool ordered) {
 // A free block that is large enough, bought where there is none.
 std::optional<std::size_t> Memory::find(std::size_t block, int stream, bool small) {
   const auto look = [&]() -> std::optional<std::size_t> {
-    const auto it = free_.lower_bound({stream, small, block, 0});
+    const auto it = free_.lower_bound({stream, small, block, 0, 0});
     const bool fits = it != free_.end() && std::get<0>(*it) == stream && std::get<1>(*it) == small;
-    return fits ? std::optional(std::get<3>(*it)) : std::nullopt;
+    return fits ? std::optional(std::get<4>(*it)) : std::nullopt;
   };
   if (const auto at = look()) {
     return at;
@@ -259,7 +259,7 @@ bool Memory::buy(std::size_t bytes, int stream, bool small) {
   }
   const std::size_t at = place(bytes);
   segments_[at] = bytes;
-  const Block block{.bytes = bytes, .segment = at, .stream = stream, .small = small};
+  const Block block{.bytes = bytes, .segment = ++bought_, .stream = stream, .small = small};
   blocks_.emplace(at, block);
   free_.insert(key(at, block));
   count(stats_.reserved_bytes, small, std::int64_t(bytes));
@@ -320,7 +320,7 @@ void Memory::return_segment(std::size_t at) {
 
 void Memory::release_cached() {
   std::vector<std::size_t> whole;
-  for (const auto& [stream, small, bytes, at] : free_) {
+  for (const auto& [stream, small, bytes, segment, at] : free_) {
     if (const auto it = segments_.find(at); it != segments_.end() && it->second == bytes) {
       whole.push_back(at);
     }

@@ -77,7 +77,7 @@ class Memory {
  private:
   struct Block {
     std::size_t bytes{0};
-    std::size_t segment{0};  // Its offset.
+    std::uint64_t segment{0};  // Its number: segments are bought one after another.
     std::size_t asked{0};
     int stream{0};
     bool small{false};
@@ -89,10 +89,14 @@ class Memory {
     std::size_t at;
     std::vector<std::pair<int, std::uint64_t>> until;  // Stream, how much of it.
   };
-  using Key = std::tuple<int, bool, std::size_t, std::size_t>;  // Stream, small, bytes, offset.
+  // Stream, small, bytes, segment, offset: of pieces of equal size that of the oldest segment is
+  // first.
+  using Key = std::tuple<int, bool, std::size_t, std::uint64_t, std::size_t>;
   using Blocks = std::map<std::size_t, Block>;
 
-  static Key key(std::size_t at, const Block& b) { return {b.stream, b.small, b.bytes, at}; }
+  static Key key(std::size_t at, const Block& b) {
+    return {b.stream, b.small, b.bytes, b.segment, at};
+  }
   static bool joins(Blocks::iterator left, Blocks::iterator right);
   bool is_refused_on_request();
   std::size_t limit() const;
@@ -114,7 +118,8 @@ class Memory {
   std::mutex mutex_;
   MemorySettings settings_;
   std::int64_t granted_{0}, refused_{0};  // Of refuse_after(): what is left.
-  std::size_t top_{0};                    // No segment was ever above it.
+  std::uint64_t bought_{0};
+  std::size_t top_{0};  // No segment was ever above it.
   Blocks blocks_;
   std::set<Key> free_;
   std::map<std::size_t, std::size_t> segments_, holes_;  // Bytes by offset.

@@ -17,7 +17,7 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-const char* const kBackward = "backward of an LSTM or GRU";
+const char* const kBackward = "backward of a recurrent module";
 
 // The CPU's graph of one call, over memory of the device.
 struct Graph : torch::CustomClassHolder {
@@ -138,7 +138,8 @@ void recurrent(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
 
 void add_recurrent(torch::Library& m) {
   for (const char* one :
-       {"lstm.input", "lstm.data", "gru.input", "gru.data", "lstm_cell", "gru_cell"}) {
+       {"lstm.input", "lstm.data", "gru.input", "gru.data", "rnn_tanh.input", "rnn_tanh.data",
+        "rnn_relu.input", "rnn_relu.data", "lstm_cell", "gru_cell"}) {
     m.impl(one, torch::CppFunction::makeFromBoxedFunction<&recurrent>());
   }
 }
