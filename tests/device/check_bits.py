@@ -92,9 +92,24 @@ def test_recurrent_cells(kind):
     def make(where):
         cell, x = getattr(torch.nn, kind)(6, 8).to(where), torch.randn(3, 6).to(where)
         state = cell(x, cell(x))
+        state = cell(x, (state[0], state[0]) if isinstance(state, tuple) else state)  # One tensor twice has one gradient.
         every = list(state) if isinstance(state, tuple) else [state]
         sum(one.square().sum() for one in every).backward()
         return [*every, *values_of(cell)]
+
+    on_both(make)
+
+
+def test_recurrent_modules_without_gradients():
+    def make(where):
+        model, x = torch.nn.LSTM(6, 8, num_layers=2).to(where).eval(), torch.randn(5, 3, 6).to(where)
+        model.weight_ih_l0.requires_grad_(False)
+        out = model(x)[0]
+        out.sum().backward()
+        with torch.no_grad():
+            unseen = model(x)[0]
+        with torch.inference_mode():
+            return [out, unseen, model(x)[0].clone(), *values_of(model)]
 
     on_both(make)
 

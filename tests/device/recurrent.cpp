@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// LSTM and GRU. Torch takes fused cells on such a device, which have no kernel of the CPU and add
-// up in another order. Here the whole operator is what the CPU makes of it, its graph included: the
-// device's graph has one node, whose backward runs the CPU's.
+// LSTM, GRU and RNN. Torch takes fused cells on such a device, which have no kernel of the CPU, and
+// multiplies in another order than there. Here the whole operator is what the CPU makes of it, its
+// graph included: the device's graph has one node, whose backward runs the CPU's.
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
@@ -21,32 +21,37 @@ const char* const kBackward = "backward of a recurrent module";
 
 // The CPU's graph of one call, over memory of the device.
 struct Graph : torch::CustomClassHolder {
-  variable_list leaves, results;  // What the kernel sees.
+  variable_list leaves;   // As the kernel sees the inputs; none where one comes a second time.
+  variable_list results;  // As it made them.
   int device{0};
 };
 
-// Runs the operator as a program that has these tensors on the CPU would.
-void run_on_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack, int device,
+// Runs the operator as a program that has these tensors on the CPU would. graded: with a graph.
+void run_on_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack, bool graded,
                 CallTensors& tensors, variable_list* leaves) {
   for (auto& value : *stack) {
     each_tensor(value, [&](const at::Tensor& one) {
       at::Tensor kernels = tensors.for_kernel(one);
-      if (leaves != nullptr && one.defined() && one.device().type() == kSim) {
-        kernels.requires_grad_(one.is_floating_point());
-        leaves->push_back(kernels);
+      if (one.defined() && one.device().type() == kSim) {
+        kernels.requires_grad_(graded && one.requires_grad());
+        const bool known = std::any_of(leaves->begin(), leaves->end(),
+                                       [&](const auto& other) { return other.is_same(kernels); });
+        leaves->push_back(known ? at::Tensor() : kernels);
       }
       return kernels;
     });
   }
-  const Inside inside(device);
-  const DeviceRandom random(device);
+  const Inside inside(tensors.device());
+  const DeviceRandom random(tensors.device());
+  const at::AutoGradMode grad(graded);
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   op.callBoxed(stack);
 }
 
 struct Recurrent : torch::autograd::Function<Recurrent> {
   static variable_list forward(AutogradContext* context, const c10::OperatorHandle& op,
-                               const torch::jit::Stack* arguments, at::TensorList inputs) {
+                               const torch::jit::Stack* arguments, bool graded,
+                               at::TensorList inputs) {
     torch::jit::Stack stack = *arguments;
     auto graph = c10::make_intrusive<Graph>();
     graph->device = device_of_call(stack, stack.size());
@@ -58,10 +63,7 @@ struct Recurrent : torch::autograd::Function<Recurrent> {
     }
     drain(graph->device, stream);
     accessed(graph->device, stream, op.schema().name(), accesses);
-    {
-      const at::AutoGradMode grad(true);
-      run_on_cpu(op, &stack, graph->device, tensors, &graph->leaves);
-    }
+    run_on_cpu(op, &stack, graded, tensors, &graph->leaves);
     variable_list results;
     for (auto& value : stack) {
       graph->results.push_back(value.toTensor());
@@ -90,7 +92,7 @@ struct Recurrent : torch::autograd::Function<Recurrent> {
       }
     }
     std::copy_if(graph->leaves.begin(), graph->leaves.end(), std::back_inserter(wanted),
-                 [](const at::Tensor& one) { return one.requires_grad(); });
+                 [](const at::Tensor& one) { return one.defined() && one.requires_grad(); });
     const int stream = current_stream(graph->device);
     std::vector<Access> accesses;
     for (const auto* list : {&kept, &gradients}) {
@@ -103,15 +105,16 @@ struct Recurrent : torch::autograd::Function<Recurrent> {
     drain(graph->device, stream);
     accessed(graph->device, stream, kBackward, accesses);
     accesses.clear();
-    {
+    if (!roots.empty()) {
       const Inside inside(graph->device);
       made = torch::autograd::grad(roots, wanted, of_roots, /*retain_graph=*/true,
                                    /*create_graph=*/false, /*allow_unused=*/true);
     }
-    variable_list results{at::Tensor(), at::Tensor()};  // Of `op` and `arguments`.
+    variable_list results(3);  // Of `op`, `arguments` and `graded`.
     auto next = made.begin();
     for (const auto& leaf : graph->leaves) {
-      const at::Tensor one = leaf.requires_grad() ? *next++ : at::Tensor();
+      const bool has = next != made.end() && leaf.defined() && leaf.requires_grad();
+      const at::Tensor one = has ? *next++ : at::Tensor();
       results.push_back(one.defined() ? tensors.for_program(one, &accesses) : one);
     }
     accessed(graph->device, stream, kBackward, accesses);
@@ -131,7 +134,8 @@ void recurrent(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
       return one;
     });
   }
-  const auto results = Recurrent::apply(op, &arguments, at::TensorList(inputs));
+  const bool graded = at::GradMode::is_enabled();
+  const auto results = Recurrent::apply(op, &arguments, graded, at::TensorList(inputs));
   torch::jit::drop(*stack, std::size_t(count));
   stack->insert(stack->end(), results.begin(), results.end());
 }
