@@ -42,12 +42,15 @@ class Trained:
 
     def __init__(self):
         torch.manual_seed(0)
-        self.model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.GELU(), torch.nn.Dropout(0.3), torch.nn.BatchNorm1d(32),
-                                         torch.nn.Linear(32, 4)).to(DEV)
+        self.model = self.model_of().to(DEV)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2, **self.adamw)
         self.step = plimsoll.TrainingStep(self.model, self.optimizer, **self.options, **self.more())
         self.batch = torch.randn(24, 16).to(DEV), torch.randint(0, 4, (24,)).to(DEV)
         torch.manual_seed(7)
+
+    def model_of(self):
+        return torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.GELU(), torch.nn.Dropout(0.3), torch.nn.BatchNorm1d(32),
+                                   torch.nn.Linear(32, 4))
 
     def more(self):
         return {}
@@ -74,6 +77,19 @@ class Fused(Trained):
 
 class Foreach(Trained):
     adamw = {"foreach": True}
+
+
+class Recurrent(Trained):
+    """An LSTM: refused within the CPU's graph, in forward and in backward."""
+
+    adamw = {"fused": True}
+
+    def model_of(self):
+        self.lstm = torch.nn.LSTM(4, 8, num_layers=2, dropout=0.3, batch_first=True)
+        return torch.nn.ModuleList([self.lstm, torch.nn.Linear(8, 4)])
+
+    def loss(self, x, y):
+        return F.cross_entropy(self.model[1](self.lstm(x.view(-1, 4, 4))[0][:, -1]), y)
 
 
 class Scaled(Trained):
@@ -128,7 +144,7 @@ class WithOthers(Trained):
         return [*self.teacher.state_dict().values(), self.drawn.get_state()]
 
 
-KINDS = [Trained, Fused, Foreach, Scaled, Accumulated, Contrastive, WithOthers]
+KINDS = [Trained, Fused, Foreach, Recurrent, Scaled, Accumulated, Contrastive, WithOthers]
 
 
 def refused(kind, begun, allocation, count):
