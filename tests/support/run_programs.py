@@ -202,9 +202,9 @@ def keeping(path, workers, limit):
         return digest_of(list(model.state_dict().values()), states(optimizer))
 
 
-def on_device(path, workers, limit):
+def on_device(path, workers, limit, device=""):
     """A model, an optimizer and a scaler on the GPU, where there is one, and rows that are not; half precision, dropout."""
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     with plimsoll.Run(path, memory_limit=limit, seed=17) as run:
         items = run.embedding("items", rows=40, dim=64, optimizer=plimsoll.AdamW(lr=0.02))
         model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.GELU(), torch.nn.Dropout(0.2),
@@ -216,7 +216,7 @@ def on_device(path, workers, limit):
 
         def loss(batch):
             rows = items(batch["item"].to(device)).sum(1)
-            with torch.autocast(device, torch.float16 if device == "cuda" else torch.bfloat16):
+            with torch.autocast(device, torch.bfloat16 if device == "cpu" else torch.float16):
                 logits = model(rows + 0.1 * torch.randn_like(rows)).squeeze(1)
             seen.mul_(0.9).add_(rows.detach().mean(0))
             return F.binary_cross_entropy_with_logits(logits.float(), batch["y"].float().to(device))
@@ -227,6 +227,13 @@ def on_device(path, workers, limit):
         with torch.no_grad():
             rows = items(torch.arange(40))
         return digest_of(list(model.state_dict().values()), states(optimizer), rows, seen, torch.rand(4, device=device))
+
+
+def on_simulated_device(path, workers, limit):
+    """The same on the simulated device (tests/device), which is there from its import to the end of the process."""
+    import tests.device  # noqa: F401
+
+    return on_device(path, workers, limit, "sim")
 
 
 class Large:
@@ -257,7 +264,7 @@ def large(path, workers, limit):
         return run.steps_made
 
 
-KINDS = {made.__name__: made for made in (pictures, texts, vectors, on_device, stateful, keeping, large)}
+KINDS = {made.__name__: made for made in (pictures, texts, vectors, on_device, on_simulated_device, stateful, keeping, large)}
 
 
 def main(path, kind, workers="0", limit="2GiB"):

@@ -16,6 +16,8 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from ._devices import devices_in_use
+
 
 class RandomStates:
     """The random states at the moment it is made: torch's, Python's and NumPy's, those of torch's devices in use (CUDA or
@@ -83,18 +85,8 @@ class RandomStates:
 
 
 def _devices() -> dict[str, Any]:
-    """The modules of torch's devices that are in use and have generators, by their kinds: "cuda", "xpu", "mps", a backend of others."""
-    import torch
-
-    accelerator = torch.accelerator.current_accelerator()
-    kinds = {"cuda", torch._C._get_privateuse1_backend_name()} | ({accelerator.type} if accelerator is not None else set())
-    found = {}
-    for kind in sorted(kinds - {"cpu", "meta"}):
-        module = getattr(torch, kind, None)
-        used: Any = getattr(module, "is_initialized", None) or getattr(module, "is_available", lambda: True)
-        if hasattr(module, "get_rng_state") and used():
-            found[kind] = module
-    return found
+    """Those in use that have generators."""
+    return {kind: module for kind, module in devices_in_use().items() if hasattr(module, "get_rng_state")}
 
 
 def _states_of(module: Any) -> list[bytes]:

@@ -20,6 +20,7 @@ from .. import _core
 from .._core import Ledger, LimitChange, LimitReport, PressureReport
 from ..core import _torch_gate
 from ..core._arrays import byte_size
+from ..core._devices import empty_device_caches
 from ..errors import BudgetExceeded, MemoryPressure, PressureWarning
 from . import _workers
 from ._garbage import clean_up
@@ -516,11 +517,12 @@ def limits(memory_limit: int | str = "") -> LimitReport:
 
 
 def make_room(extension: Any) -> None:
-    """Before another try of what memory refused: ends what holds some for a moment only, and empties caches of
-    `extension`, plimsoll._torch. Errors: of a commit that was being written."""
+    """Before another try of what memory refused: ends what holds some for a moment only, and empties the caches of
+    `extension`, plimsoll._torch, and of devices. Errors: of a commit that was being written."""
     if (governor := Governor.current()) is not None:
         governor._before_retry()
     extension.purge()
+    empty_device_caches()
 
 
 def parse_bytes(text: str, whole_bytes: int = 0) -> int:

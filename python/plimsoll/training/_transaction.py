@@ -130,7 +130,8 @@ class Before:
         self._others = [(one, copy.deepcopy(one.state_dict())) for one in others
                         if not is_generator(one)]
         # Its state_dict() has nothing of what it knows between unscale_() and update().
-        self._scaler, self._scaler_had = scaler, _copied(vars(scaler)) if scaler is not None else {}
+        self._scaler_has = vars(scaler) if scaler is not None else {}
+        self._scaler_had = {name: (value, _copied(value)) for name, value in self._scaler_has.items()}
 
     def put_back(self) -> None:
         """Everything is as it was, bit for bit. May be called more than once. Errors: as ModuleNames.put_back()."""
@@ -141,8 +142,10 @@ class Before:
                 tensor.copy_(value)
         for one, state in self._others:  # A module copies values; a copy of them could be refused.
             one.load_state_dict(state if isinstance(one, torch.nn.Module) else copy.deepcopy(state))
-        if self._scaler is not None:
-            vars(self._scaler).update(_copied(self._scaler_had))
+        for name, (value, kept) in self._scaler_had.items():
+            if isinstance(value, torch.Tensor):
+                value.copy_(kept)  # A copy of the copy could be refused.
+            self._scaler_has[name] = value if isinstance(value, torch.Tensor) else _copied(kept)
         self._random.put_back()
         self._names.put_back()
 
@@ -154,12 +157,11 @@ def parameters_of(others: Iterable[Any]) -> Iterator[Any]:
     return (parameter for one in others if isinstance(one, torch.nn.Module) for parameter in one.parameters())
 
 
-def _copied(attributes: dict[str, Any]) -> dict[str, Any]:
+def _copied(value: Any) -> Any:
+    """An attribute of a scaler: a tensor, a dict, or what does not change."""
     import torch
 
-    return {name: value.clone() if isinstance(value, torch.Tensor)
-            else copy.copy(value) if isinstance(value, dict) else value
-            for name, value in attributes.items()}
+    return value.clone() if isinstance(value, torch.Tensor) else copy.copy(value) if isinstance(value, dict) else value
 
 
 class Gradients:
