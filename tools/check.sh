@@ -5,20 +5,20 @@
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
-# Three tests at a time share two cores: threads that wait for each other sleep, which takes half the processor's time of spinning.
+# Two tests at a time share two cores: threads that wait for each other sleep, which takes half the processor's time of spinning.
 export OMP_WAIT_POLICY=passive
 status=0
 PLIMSOLL_CGROUP_SKIPS=$(mktemp)  # A line for each test that could not have its cgroup.
 export PLIMSOLL_CGROUP_SKIPS
-ctest --test-dir build/dev -LE 'slow|gpu' --output-on-failure -j 3 || status=1
+ctest --test-dir build/dev -LE 'slow|gpu' --output-on-failure -j 2 || status=1
 
 export PYTHONPATH=$PWD/build/dev/python${PYTHONPATH:+:$PYTHONPATH}
 export PLIMSOLL_PROGRAM=$PWD/build/dev/bin/plimsoll
 # A test that hangs says where, ten minutes later; by a thread, for some hang in a call of C.
 pytest=(.venv/bin/python -m pytest -q -m "not slow" -p no:cacheprovider --timeout 600 --timeout-method thread)
-# One of the three waits for an event, a disk or a child most of the time.
-"${pytest[@]}" -n 2 tests/budget || status=1
-"${pytest[@]}" -n 3 --dist loadfile --durations 40 tests --ignore tests/budget || status=1
+# Those that hold a process to its limit have the machine to themselves.
+"${pytest[@]}" tests/budget || status=1
+"${pytest[@]}" -n 2 --dist loadfile --durations 40 tests --ignore tests/budget || status=1
 .venv/bin/python -m tests.support.cgroup --skipped "$PLIMSOLL_CGROUP_SKIPS"
 rm -f "$PLIMSOLL_CGROUP_SKIPS"
 exit $status
