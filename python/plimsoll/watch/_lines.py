@@ -2,7 +2,8 @@
 """LineTrace: which lines grow what an owner holds, by looking at it between lines of a few steps.
 
 For what no hook sees: memory that a function allocates which ctypes has looked up. Costs a call of Python and a look
-(some 20 µs) for each line of the program itself, so it is bounded by lines and by time, in each of its steps further on.
+(some 20 µs) for each line of the program itself, so it is bounded by lines and by time of the processor. Each of its steps
+goes on where the one before stopped, and begins anew after a whole step.
 
 Threads: the one whose loop it is.   Memory: a count for each of 512 lines.
 """
@@ -28,14 +29,14 @@ class LineTrace:
         self._owner, self._folders = owner, folders
         self._grown: dict[tuple[str, int], int] = {}
         self._frames: list[FrameType] = []
+        self._first = 0  # Lines of a step that are passed over.
         self.steps = 0
 
     def begin(self) -> bool:
         """From here on lines count; False where another traces (a debugger, a coverage)."""
         if sys.gettrace() is not None:
             return False
-        self._passed, self._spent = 0, 0.0
-        self._first = self.steps * _LINES_A_STEP
+        self._passed, self._spent, self._next = 0, 0.0, 0
         self._at: tuple[str, int] | None = None
         frame: FrameType | None = sys._getframe(1)
         while frame is not None:
@@ -52,6 +53,7 @@ class LineTrace:
         for frame in self._frames:
             frame.f_trace = None
         self._frames.clear()
+        self._first = self._next
         self.steps += 1
 
     @property
@@ -74,9 +76,10 @@ class LineTrace:
         if self._passed <= self._first:
             return self._line
         if self._passed > self._first + _LINES_A_STEP or self._spent > _SECONDS_A_STEP:
+            self._next = max(self._passed - 2, self._first + 1)  # The last line again: what it grew is not known.
             sys.settrace(None)
             return None
-        began = time.perf_counter()
+        began = time.thread_time()
         held = _core.own_bytes(self._owner)
         if self._at is not None and (self._at in self._grown or len(self._grown) < _LINES_MOST):
             self._grown[self._at] = self._grown.get(self._at, 0) + held - self._held
@@ -85,5 +88,5 @@ class LineTrace:
         while place is not None and not self._of_program(place):
             place = place.f_back
         self._at = None if place is None else (place.f_code.co_filename, place.f_lineno)
-        self._spent += time.perf_counter() - began
+        self._spent += time.thread_time() - began
         return self._line
