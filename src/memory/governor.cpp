@@ -423,9 +423,20 @@ std::int64_t grow_back(Ledger& ledger, const PressureReport& seen) {
   const bool left_alone = heeded != INT64_MIN && now_ns() - heeded < kLeaveNs;
   const std::int64_t room = course.shrunk && !left_alone ? room_to_grow(ledger, seen) : 0;
   if (room >= kGrowBackLeast) {
-    grown += ledger.reclaimers().grow_back(room);
+    const std::int64_t more = ledger.reclaimers().grow_back(room);
+    // Nobody takes any of a room for all that was given: then all has grown back. Of a smaller one
+    // a cache with larger blocks takes none.
+    course.shrunk_bytes -= more;
+    course.shrunk = more > 0 || room < course.shrunk_bytes;
+    grown += more;
   }
   return grown;
+}
+
+void note_shrunk(Ledger::Course& course, PressureReport& report, std::int64_t given) noexcept {
+  report.shrunk_bytes += given;
+  course.shrunk_bytes = std::max<std::int64_t>(course.shrunk_bytes, 0) + given;
+  course.shrunk = true;
 }
 
 // Under pressure: purges, and shrinks where that was not enough. With `wait`, every cache is as
@@ -444,9 +455,8 @@ void relieve(Ledger& ledger, Look& look, bool wait) {
     trim_heap(report.evictions);
     read_pressure(ledger, look);
     if (report.pressure) {
-      report.shrunk_bytes +=
-          ledger.reclaimers().reclaim(PressureMove::kShrink, wanted(), &report.evictions);
-      course.shrunk = true;
+      note_shrunk(course, report,
+                  ledger.reclaimers().reclaim(PressureMove::kShrink, wanted(), &report.evictions));
       read_pressure(ledger, look);
     }
     course.relieved_at_bytes = report.resident.total();
@@ -461,8 +471,7 @@ void relieve(Ledger& ledger, Look& look, bool wait) {
         ledger.reclaimers().reclaim(PressureMove::kStop, 1, &report.evictions);
     read_pressure(ledger, look);
     bound = bound_bytes(ledger, look.seen);
-    report.shrunk_bytes += given;
-    course.shrunk = true;
+    note_shrunk(course, report, given);
     course.relieved_at_bytes = report.resident.total();
     if (given == 0 || now_ns() - began > std::chrono::nanoseconds(kLastMost).count()) {
       break;
@@ -493,10 +502,10 @@ void heed_kernel(Ledger& ledger, PressureReport& report) {
       ledger.reclaimers().reclaim(PressureMove::kPurge, kUncapped, &report.evictions);
   trim_heap(report.evictions);
   if (report.kernel == KernelPressure::kStalled) {
-    report.shrunk_bytes += ledger.reclaimers().reclaim(
-        PressureMove::kShrink, share(ledger.state().limit_bytes, kKernelFraction),
-        &report.evictions);
-    ledger.course().shrunk = true;
+    note_shrunk(ledger.course(), report,
+                ledger.reclaimers().reclaim(PressureMove::kShrink,
+                                            share(ledger.state().limit_bytes, kKernelFraction),
+                                            &report.evictions));
   }
 }
 

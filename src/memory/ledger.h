@@ -126,11 +126,12 @@ class Ledger : public std::enable_shared_from_this<Ledger> {
   /// the threads that call them; each is a hint on its own, so order between them is free.
   struct Course {
     std::atomic<std::int64_t> relieved_at_bytes{kUncapped};  // Resident when the moves last ended.
-    std::atomic<bool> shrunk{false};                         // By pressure, once at least.
+    std::atomic<bool> shrunk{false};                         // By pressure, and not all grown back.
+    std::atomic<std::int64_t> shrunk_bytes{0};               // Of these, at most.
     std::atomic<bool> regrow{false};        // Floors were promised again and not all leased again.
     std::atomic<std::int64_t> asked_ns{0};  // When the last limit was asked for.
     std::atomic<int> tries{0};              // Step boundaries at which it did not fit.
-    std::atomic<int> counted{0};            // Step boundaries since a need was last forgotten.
+    std::atomic<std::int64_t> counted{0};   // Step boundaries since a need was last forgotten.
     std::atomic<std::int64_t> heeded_ns{INT64_MIN};   // When the kernel was last acted upon.
     std::atomic<std::int64_t> stepped_ns{INT64_MIN};  // When a thread that trains last came by.
     std::atomic<std::int64_t> interval_ns{0};  // Its longest way from one time to the next, lately.

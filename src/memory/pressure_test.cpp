@@ -44,13 +44,16 @@ class Cache : public Reclaimer {
     return move == answers_ ? slab_.release_pages(0, slab_.bytes()) : 0;
   }
   std::int64_t grow_back(std::int64_t room_bytes) noexcept override {
-    const std::int64_t wanted = std::min(room_bytes, slab_.bytes() - slab_.leased_bytes());
+    const std::int64_t wanted =
+        room_bytes < block ? 0 : std::min(room_bytes, slab_.bytes() - slab_.leased_bytes());
     calls_->push_back(std::string(name()) + ":grow");
     return slab_.reacquire_pages(0, wanted) ? wanted : 0;
   }
   [[nodiscard]] const char* name() const noexcept override {
     return answers_ == PressureMove::kPurge ? "arena" : "features";
   }
+
+  std::int64_t block{0};  // Of less room it takes none.
 
  private:
   Slab slab_;
@@ -228,8 +231,24 @@ TEST_F(PressureTest, LetsWhatItShrankGrowBackOnceThereIsRoom) {
   calls_.clear();
   EXPECT_EQ(governor_.step_boundary().grown_bytes, kFeatures);
   EXPECT_EQ(governor_.state().leased_bytes, leased);
-  EXPECT_EQ(governor_.step_boundary().grown_bytes, 0);  // Asked again: none may mean none so large.
+  EXPECT_EQ(governor_.step_boundary().grown_bytes, 0);  // Asked once more, and then no longer.
+  EXPECT_EQ(governor_.step_boundary().grown_bytes, 0);
   EXPECT_EQ(calls_, (Calls{"features:grow", "features:grow"}));
+}
+
+TEST_F(PressureTest, LetsACacheGrowBackWhoseBlocksTheFirstRoomWasTooSmallFor) {
+  arena_handle_ = ReclaimerHandle{};
+  features_->block = kFeatures;
+  {
+    const Unleased array(up_to_threshold_plus(kFeatures / 2));
+    EXPECT_EQ(governor_.step_boundary().shrunk_bytes, kFeatures);
+  }
+  {
+    const Unleased array(up_to_threshold_plus(-(start_ + kRoom) / 10 - kFeatures / 2));
+    EXPECT_EQ(governor_.step_boundary().grown_bytes, 0);
+    EXPECT_EQ(calls_.back(), "features:grow");  // It was asked.
+  }
+  EXPECT_EQ(governor_.step_boundary().grown_bytes, kFeatures);
 }
 
 TEST_F(PressureTest, TrimsTheHeapOfFreedMemory) {

@@ -3,6 +3,8 @@
 
 Late copies and kernels are held by gates that the test opens: no clock decides.
 """
+import contextlib
+
 import pytest
 import torch
 
@@ -65,12 +67,19 @@ def test_each_missing_wait_is_found(streams, checked, waits, found, late):
             ring(*waits)
 
 
-def test_a_copy_that_is_overtaken_by_what_reads_it_shows_the_old_values(streams):
-    compute, copies = streams
+@contextlib.contextmanager
+def held_copy(copies):
+    """Yields (host, x): a copy of ones from `host` to `x`, which held zeros, was begun and does not run inside."""
     host, x = torch.ones(COUNT).pin_memory(), torch.zeros(COUNT, device=DEV)
     with device.copies_held():
         with copies:
             x.copy_(host, non_blocking=True)
+        yield host, x
+
+
+def test_a_copy_that_is_overtaken_by_what_reads_it_shows_the_old_values(streams):
+    compute, copies = streams
+    with held_copy(copies) as (_, x):
         assert not copies.query() and x.sum().item() == 0  # Nobody waited.
         device.open_gates()
         compute.wait_event(copies.record_event())
@@ -79,10 +88,7 @@ def test_a_copy_that_is_overtaken_by_what_reads_it_shows_the_old_values(streams)
 
 def test_a_host_that_writes_before_its_copy_was_made_is_seen(streams):
     _, copies = streams
-    host, x = torch.ones(COUNT).pin_memory(), torch.zeros(COUNT, device=DEV)
-    with device.copies_held():
-        with copies:
-            x.copy_(host, non_blocking=True)
+    with held_copy(copies) as (host, x):
         host.zero_()
     copies.synchronize()
     assert x.sum().item() == 0
