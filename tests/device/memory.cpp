@@ -134,7 +134,7 @@ std::size_t Memory::segment_bytes(std::size_t block, bool small) const {
 void Memory::refuse(std::size_t bytes, bool on_request) {
   ++stats_.num_ooms;
   const auto used = std::size_t(stats_.allocated_bytes[0].current);
-  const std::size_t left = limit() - std::min(limit(), reserved() + settings_.context);
+  const std::size_t left = limit() - std::min(limit(), reserved());
   TORCH_CHECK_WITH(OutOfMemoryError, false, "SIM out of memory. Tried to allocate ", text(bytes),
                    ". Device ", device_, " has a total capacity of ", text(settings_.capacity),
                    ", of which ", text(left), " may still be reserved; ", text(used),
@@ -250,11 +250,13 @@ void Memory::record(void* data, int stream) {
 // ---- Segments ----
 
 std::size_t Memory::limit() const {
-  return std::size_t(double(settings_.capacity) * settings_.fraction);
+  // As CUDA has it: the fraction is of what the allocator reserves, without the context.
+  return std::min(std::size_t(double(settings_.capacity) * settings_.fraction),
+                  settings_.capacity - std::min(settings_.capacity, settings_.context));
 }
 
 bool Memory::buy(std::size_t bytes, int stream, bool small) {
-  if (reserved() + settings_.context + bytes > limit()) {
+  if (reserved() + bytes > limit()) {
     return false;
   }
   const std::size_t at = place(bytes);

@@ -13,7 +13,7 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TypeVar, cast
 
 from .. import _core
@@ -23,6 +23,7 @@ from ..core._arrays import byte_size
 from ..core._devices import empty_device_caches
 from ..errors import BudgetExceeded, MemoryPressure, PressureWarning
 from . import _workers
+from ._device_memory import DeviceMemory, limited
 from ._garbage import clean_up
 from ._growth import Growth, what_helps
 
@@ -114,6 +115,11 @@ class Governor:
     steps, in any other loop as `on_pressure` says. One allocation that is larger than what is left goes
     past all that; `plimsoll run` has the kernel hold the limit.
 
+    A device's memory has a limit of its own, which torch imposes (DeviceMemory):
+
+        with plimsoll.Governor("24GiB", devices={"cuda": "20GiB"}) as governor:
+            print(governor.devices["cuda"].explain())
+
     Units:    `memory_limit`, `disk_limit`, `foreign_bytes` are bytes (an int) or text: "6GiB", "512MB", "25%" (of the
               machine's memory; of disk_limit, of what is free).
     Requires: one governor at a time. A governor that holds nothing is replaced, so that a notebook
@@ -127,7 +133,8 @@ class Governor:
 
     def __init__(self, memory_limit: int | str = "", *, disk_limit: int | str = "",
                  directory: str = ".", foreign_bytes: int | str = "64MiB", pressure_fraction: float = 0.85,
-                 on_pressure: str | Callable[[PressureReport], Any] = "raise") -> None:
+                 on_pressure: str | Callable[[PressureReport], Any] = "raise",
+                 devices: Mapping[str, int | str] | None = None) -> None:
         """Finds the limit and measures what is resident now (the baseline).
 
         memory_limit: the limit; "" is 80 % of what cgroups, SLURM and the machine leave.
@@ -142,6 +149,8 @@ class Governor:
                    grows meanwhile. "raise": the main thread gets MemoryPressure as KeyboardInterrupt
                    comes, by SIGURG where it waits; "warn": only PressureWarning; or a function, called
                    in the main thread with the PressureReport, once as a warning and once with `.stop`.
+        devices: limits of devices by their names in torch: {"cuda": "20GiB"}; "80%" is of the device's memory, "" is 95 % of
+                   what is free there. Torch is imported, and contexts are made before the baseline is measured.
         """
         global _newest
         if not (callable(on_pressure) or on_pressure in ("raise", "warn")):
@@ -157,6 +166,8 @@ class Governor:
         self._parts: weakref.WeakSet[_Closes] = weakref.WeakSet()
         machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         foreign_size = byte_size(foreign_bytes, "foreign_bytes", machine)
+        self.devices: dict[str, DeviceMemory] = limited(devices) if devices else {}
+        """Devices whose memory is limited, by name."""
         # Before the baseline is measured: torch's libraries belong to it.
         extension = _torch_gate.load_if_torch_imported()
         if extension is not None:
@@ -164,12 +175,10 @@ class Governor:
         options = (_size_text(memory_limit, "memory_limit"), "memory_limit",
                    _size_text(disk_limit, "disk_limit"), str(directory), foreign_size, float(pressure_fraction))
         try:
-            self._core = _core.Governor.create(*options)
-        except ValueError:
-            # Stores of an earlier cell may be alive in a reference cycle only.
-            if not _core.Governor.current().valid or gc.collect() == 0:
-                raise
-            self._core = _core.Governor.create(*options)
+            self._core = _created(options)
+        except BaseException:
+            self._lift_limits()
+            raise
         _newest = weakref.ref(self)
         try:
             self._watcher = _core.Watcher(_wake_signal())
@@ -178,6 +187,7 @@ class Governor:
                 self._attach(extension)
         except BaseException:
             self._core.close()  # Nobody has it.
+            self._lift_limits()
             raise
         if extension is None:
             _torch_gate.when_torch_comes(_attach_to_torch)
@@ -339,6 +349,20 @@ class Governor:
             self._arena.detach()
         self._arena = None
         self._core.close()
+        self._lift_limits()
+
+    def _lift_limits(self) -> None:
+        """Lifts those of devices, which are none of this governor's any more."""
+        devices, self.devices = self.devices, {}
+        for one in devices.values():
+            one.close()
+
+    def device_refusal(self, text: str, needed_bytes: int | None = None) -> BudgetExceeded:
+        """Makes the exception for something that a device refused, the fullest one; the caller raises it. It names a limit to try.
+
+        needed_bytes: what has to be reserved for it; None where nobody knows. Requires: a device is limited.
+        """
+        return min(self.devices.values(), key=lambda one: one.free_bytes).refusal(text, needed_bytes)
 
     def _adopt(self, part: _Closes) -> None:
         """Remembers something to close with the governor, without keeping it alive."""
@@ -450,6 +474,17 @@ class Governor:
 
     def __repr__(self) -> str:
         return f"<Governor of {self.limit.explain()}>"
+
+
+def _created(options: tuple[Any, ...]) -> Any:
+    """The core's governor."""
+    try:
+        return _core.Governor.create(*options)
+    except ValueError:
+        # Stores of an earlier cell may be alive in a reference cycle only.
+        if not _core.Governor.current().valid or gc.collect() == 0:
+            raise
+        return _core.Governor.create(*options)
 
 
 def _deliver() -> None:

@@ -15,11 +15,16 @@ from typing import Any
 from ..errors import BudgetExceeded
 
 
+_HOST = "DefaultCPUAllocator"  # In the arena's refusals, as in those of torch's own allocator.
+
+
 @dataclasses.dataclass(frozen=True)
 class Refusal:
     """Memory was refused; str() says why."""
 
     text: str
+    of_device: bool = False
+    """Whether a device refused it, and not the host."""
 
     def __str__(self) -> str:
         return self.text
@@ -36,7 +41,7 @@ def unless_refused(work: Callable[[], Any]) -> tuple[Any, Refusal | None]:
     try:
         return work(), None
     except (torch.OutOfMemoryError, BudgetExceeded) as error:
-        refusal = Refusal(str(error))
+        refusal = Refusal(str(error), not isinstance(error, BudgetExceeded) and _HOST not in str(error))
         traceback.clear_frames(error.__traceback__)
         error.__traceback__ = None
     torch.clear_autocast_cache()

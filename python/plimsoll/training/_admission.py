@@ -68,11 +68,19 @@ class Admission:
                              "first, after importing torch: plimsoll.Governor(\"8GiB\")")
         make_room(extension)
         extension.reset_peak()
+        for device in governor.devices.values():
+            device.begin_peak()
         refusal = rehearsed()
         peak = extension.arena_stats()["leased_peak_bytes"]
+        peaks = {name: device.peak_bytes() for name, device in governor.devices.items()}
         extension.purge()
 
         def needed_of() -> int:
+            if refusal is not None and refusal.of_device:
+                raise self._need.refused(f"{what} is not admitted: {refusal}", None, "", of_device=True)
+            for name, device in governor.devices.items():
+                if refusal is None and peaks[name] > device.room_bytes:
+                    raise device.refusal(f"{what} is not admitted", peaks[name])
             needed, room = extension.with_margin(peak), governor.tensor_room()
             if self._options.handed.goes_on and peak <= room:  # What is held before anything is leased varies from life to life.
                 needed = min(needed, room)
@@ -87,7 +95,8 @@ class Admission:
         agreed(lambda: governor.promise(needed - promised, "tensors") if needed > promised else None)
         self.admitted_bytes = max(needed, promised)
         self._events.append({"event": "admitted", "rows": rows, "peak_bytes": peak,
-                             "admitted_bytes": self.admitted_bytes, "limit_bytes": governor.limit_bytes})
+                             "admitted_bytes": self.admitted_bytes, "limit_bytes": governor.limit_bytes,
+                             **({"device_bytes": peaks} if peaks else {})})
         return self.admitted_bytes
 
     @contextlib.contextmanager

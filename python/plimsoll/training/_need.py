@@ -83,13 +83,20 @@ class Need:
         return int(options.extension.with_cache_and_margin(
             options.extension.arena_stats()["live_bytes"] + moving))
 
-    def refused(self, text: str, needed: int | None, advice: str, least: int = 0) -> BudgetExceeded:
+    def refused(self, text: str, needed: int | None, advice: str, least: int = 0, of_device: bool = False) -> BudgetExceeded:
         """The exception, with a limit in whole MiB under which `needed` bytes are left.
 
-        needed: None when not even a part was small enough to tell; then one to try, with room to find out.
-        least:  bytes that are needed in any case.
+        needed:    None when not even a part was small enough to tell; then one to try, with room to find out.
+        least:     bytes that are needed in any case.
+        of_device: a device refused them: the limit is the device's, and one to try.
         """
         governor = Governor.current()
+        if of_device:
+            if governor is None or not governor.devices:
+                return BudgetExceeded(text + advice, "device", 0, 0)
+            error = governor.device_refusal(text)
+            error.args = (str(error) + advice, *error.args[1:])
+            return error
         if governor is None:
             return BudgetExceeded(text + advice, "tensors", 0, 0)
         self._options.extension.purge()

@@ -101,7 +101,8 @@ class Retry:
 
         def given_up(refusal: Refusal) -> BudgetExceeded:
             self._events.refusal(self._accumulation.steps + 1, refusal, "nothing helped: the step was not made")
-            return self._given_up(refusal, work.rows, self._need.of(work, self.recomputes), ladder.uncut or work.batch.why_whole)
+            needed = None if refusal.of_device else self._need.of(work, self.recomputes)
+            return self._given_up(refusal, work.rows, needed, ladder.uncut or work.batch.why_whole)
 
         made: Made = self.until_made(attempt, before, ladder, given_up)
         self.parts, self.recomputes = ladder.parts, ladder.recomputes
@@ -155,5 +156,5 @@ class Retry:
         steps = self._accumulation.steps
         error = self._need.refused(f"step {steps + 1} of {rows} rows does not fit and was not made: "
                                    f"{refusal}. Everything is as before it", needed,
-                                   f". What would help: {advice}", self._need.of_update())
+                                   f". What would help: {advice}", 0 if refusal.of_device else self._need.of_update(), refusal.of_device)
         return self._events.stopped(steps, error)

@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DeviceMemory: the limit of one device's memory, imposed by torch's own allocator of the device.
+
+Threads: as the device's allocator.   Memory: the device's context, and what its first product leaves.
+"""
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from .._core import format_bytes
+from ..core._arrays import byte_size
+from ..errors import BudgetExceeded
+
+_MIB = 1 << 20
+_NEEDED = ("empty_cache", "max_memory_reserved", "mem_get_info", "memory_allocated", "memory_reserved", "reset_peak_memory_stats",
+           "set_per_process_memory_fraction")
+_OF_FREE = 0.95  # Where no limit is given.
+_LEFT_OVER = 1.0 / 16  # Of a step's peak: blocks lie otherwise in the allocator from time to time.
+
+
+_imposed: dict[Any, DeviceMemory] = {}  # By device: the last one made, which alone may lift the limit.
+
+
+class DeviceMemory:
+    """The limit of one device's memory, and how much of it is held.
+
+    The limit covers the bytes that torch's allocator has reserved, and the context: kernels, and whatever libraries take beside
+    the allocator. The context is measured when this is made; other processes on the device then count as part of it.
+
+    Torch imposes the limit: at the limit it gives cached memory back first, then raises torch.OutOfMemoryError.
+    """
+
+    def __init__(self, name: str, limit: int | str) -> None:
+        """Measures the context, and imposes the limit.
+
+        name:  a device of torch's, such as "cuda" or "cuda:1".
+        limit: bytes or text, "80%" being of the device's memory; "": 95 % of what is free.
+        Errors: ValueError for a device that is not there, or whose module of torch cannot impose a limit; BudgetExceeded when
+                the context and what tensors hold already pass the limit.
+        """
+        import torch
+
+        try:
+            device = torch.device(name)
+        except RuntimeError as error:
+            raise ValueError(f"devices: {name!r} is no device of torch's: {str(error).splitlines()[0]}") from None
+        module: Any = getattr(torch, device.type, None)
+        missing = [one for one in _NEEDED if not hasattr(module, one)]
+        if device.type in ("cpu", "meta") or missing:
+            raise ValueError(f"devices: no limit of {name!r} can be imposed" + (f": torch.{device.type} has no {missing[0]}()" if missing else ""))
+        if not module.is_available() or (device.index or 0) >= module.device_count():
+            raise ValueError(f"devices: {name!r} is not there")
+        self.name = name
+        """The device's name, as it was given."""
+        self._module = module
+        self._index: int = module.current_device() if device.index is None else device.index
+        self._device = torch.device(device.type, self._index)
+        square = torch.ones(8, 8, device=self._device)
+        (square @ square).sum().item()  # The context is there, and the workspace of products.
+        del square
+        self.begin_peak()  # Nor does what torch has cached belong to anybody.
+        free, total = module.mem_get_info(self._index)
+        self.context_bytes = max(0, total - free - self.reserved_bytes)
+        """Bytes of the context, and of other processes."""
+        self.total_bytes = total
+        """Bytes of the device."""
+        self.limit_bytes = (byte_size(limit, f"devices: {name}", total) if limit != "" else
+                            self.context_bytes + self.reserved_bytes + int(free * _OF_FREE))
+        """The limit, in bytes."""
+        if self.room_bytes < max(self.reserved_bytes, 1):
+            least = _whole_mib(self.context_bytes + self.reserved_bytes + 2 * _MIB)
+            raise self._exceeded(f"devices: a limit of {format_bytes(self.limit_bytes)} for {name} is less than its context of "
+                                 f"{format_bytes(self.context_bytes)} and tensors that are there take: {format_bytes(least)} would do", 0, least)
+        module.set_per_process_memory_fraction(min(1.0, self.room_bytes / total), self._index)
+        _imposed[self._device] = self
+
+    @property
+    def room_bytes(self) -> int:
+        """The limit less the context: what torch's allocator may reserve."""
+        return self.limit_bytes - self.context_bytes
+
+    @property
+    def reserved_bytes(self) -> int:
+        """Bytes that torch's allocator has reserved, its cache among them."""
+        return int(self._module.memory_reserved(self._index))
+
+    @property
+    def allocated_bytes(self) -> int:
+        """Bytes of tensors."""
+        return int(self._module.memory_allocated(self._index))
+
+    @property
+    def free_bytes(self) -> int:
+        """Bytes of the limit that are not held."""
+        return self.room_bytes - self.reserved_bytes
+
+    def begin_peak(self) -> None:
+        """Begins a measurement: peak_bytes() says what was reserved at most since."""
+        self._module.empty_cache()
+        self._module.reset_peak_memory_stats(self._index)
+
+    def peak_bytes(self) -> int:
+        """Returns the most that was reserved since begin_peak(), with a sixteenth for blocks that lie otherwise another time."""
+        peak = int(self._module.max_memory_reserved(self._index))
+        return peak + int(peak * _LEFT_OVER)
+
+    def explain(self) -> str:
+        """Names the holders, in a sentence."""
+        reserved, allocated = self.reserved_bytes, self.allocated_bytes
+        return (f"{format_bytes(self.context_bytes + reserved)} of the {format_bytes(self.limit_bytes)} limit of {self.name} are held: tensors "
+                f"{format_bytes(allocated)}, torch's cache {format_bytes(reserved - allocated)}, context {format_bytes(self.context_bytes)}")
+
+    def refusal(self, text: str, needed_bytes: int | None = None) -> BudgetExceeded:
+        """Makes the exception for something that the device refused; the caller raises it.
+
+        needed_bytes: what has to be reserved for it, which names a limit that would do; None: the text names one to try.
+        """
+        limit = _whole_mib(self.limit_bytes + max(self.limit_bytes // 4, 64 * _MIB) if needed_bytes is None
+                           else self.context_bytes + needed_bytes)
+        text += f"; {self.explain()}; " + (f"try a limit of {limit // _MIB} MiB for {self.name}" if needed_bytes is None
+                                           else f"a limit of {limit // _MIB} MiB for {self.name} would do")
+        return self._exceeded(text, needed_bytes or 0, limit)
+
+    def _exceeded(self, text: str, needed: int, least: int) -> BudgetExceeded:
+        held = {"tensors": self.allocated_bytes, "cache": self.reserved_bytes - self.allocated_bytes, "context": self.context_bytes}
+        return BudgetExceeded(text, self.name, needed, max(0, self.free_bytes), self.limit_bytes, held,
+                              f"raise the limit of {self.name}, or make batches smaller", least)
+
+    def close(self) -> None:
+        """Lifts the limit, if no other one was imposed since."""
+        if _imposed.get(self._device) is self:
+            del _imposed[self._device]
+            self._module.set_per_process_memory_fraction(1.0, self._index)
+
+    def __repr__(self) -> str:
+        return f"<DeviceMemory: {self.explain()}>"
+
+
+def _whole_mib(size: int) -> int:
+    return -(-size // _MIB) * _MIB
+
+
+def limited(devices: Mapping[str, int | str]) -> dict[str, DeviceMemory]:
+    """Imposes the limits; lifts them again where one cannot be. Errors: those of DeviceMemory."""
+    made: dict[str, DeviceMemory] = {}
+    try:
+        for name, limit in devices.items():
+            made[name] = DeviceMemory(name, limit)
+    except BaseException:
+        for one in made.values():
+            one.close()
+        raise
+    return made

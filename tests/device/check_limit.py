@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The limit of a device's memory: imposed, admitted before the first step, and named where a step does not fit."""
+import gc
+import random
+
+import pytest
+import torch
+
+import plimsoll
+
+plimsoll.Governor("3GiB", foreign_bytes="1GiB").close()  # Before the first tensor of the device.
+
+from tests import device
+
+MIB = 1 << 20
+CONTEXT = 96 * MIB
+
+
+@pytest.fixture(autouse=True)
+def card():
+    """A device of 1 GiB with a context, and nothing on it."""
+    gc.collect()
+    torch.accelerator.empty_cache()
+    device.configure(capacity=1 << 30, context=CONTEXT, fraction=1.0)
+    yield
+    gc.collect()
+    assert plimsoll.Governor.current() is None and torch.accelerator.memory_allocated() == 0
+
+
+def governor(limit, **options):
+    return plimsoll.Governor("3GiB", foreign_bytes="1GiB", devices={"sim": limit}, **options)
+
+
+def nothing_more_fits(size):
+    with pytest.raises(torch.OutOfMemoryError):
+        torch.empty(size, dtype=torch.uint8, device="sim")
+    return True
+
+
+@pytest.mark.parametrize("limit, size", [("512MiB", 512 * MIB), (300 * MIB, 300 * MIB), ("50%", 512 * MIB)])
+def test_the_limit_covers_context_and_cache_and_ends_with_the_governor(limit, size):
+    with governor(limit) as held:
+        line = held.devices["sim"]
+        assert (line.limit_bytes, line.context_bytes, line.total_bytes) == (size, CONTEXT, 1 << 30)
+        kept = torch.empty(line.free_bytes - 20 * MIB, dtype=torch.uint8, device="sim")
+        assert line.allocated_bytes >= kept.nbytes and line.context_bytes + line.reserved_bytes <= size
+        assert nothing_more_fits(32 * MIB) and "of the" in line.explain()
+        del kept
+        assert line.reserved_bytes > line.allocated_bytes  # It stays in torch's cache, which gives way:
+        torch.empty(line.room_bytes - 40 * MIB, dtype=torch.uint8, device="sim")
+    assert held.devices == {}
+    torch.empty(800 * MIB, dtype=torch.uint8, device="sim")
+
+
+def test_without_a_size_it_is_most_of_what_is_free():
+    with governor("") as held:
+        line = held.devices["sim"]
+        assert 0.93 * (1 << 30) < line.limit_bytes < 0.97 * (1 << 30)
+
+
+def test_random_requests_never_pass_it():
+    dice = random.Random(46)
+    with governor("160MiB") as held:
+        line, kept, refused = held.devices["sim"], [], 0
+        for _ in range(2000):
+            if kept and dice.random() < 0.45:
+                kept.pop(dice.randrange(len(kept)))
+                continue
+            try:
+                kept.append(torch.empty(int(2 ** dice.uniform(3, 24.5)), dtype=torch.uint8, device="sim"))
+            except torch.OutOfMemoryError:
+                refused += 1
+                kept.clear()
+            assert line.context_bytes + line.reserved_bytes <= line.limit_bytes
+        assert refused > 3
+
+
+@pytest.mark.parametrize("devices, text", [
+    ({"tpu": "1GiB"}, "'tpu' is no device of torch's"), ({"cpu": "1GiB"}, "no limit of 'cpu'"), ({"sim:3": "1GiB"}, "'sim:3' is not there"),
+    ({"sim": "much"}, "devices: sim: "), ({"sim": -1}, "devices: sim: ")])
+def test_what_cannot_be_limited_is_refused_and_leaves_no_governor(devices, text):
+    with pytest.raises(ValueError, match=text):
+        plimsoll.Governor("3GiB", devices=devices)
+
+
+def test_a_limit_below_the_context_names_one_that_would_do():
+    with pytest.raises(plimsoll.BudgetExceeded, match="less than its context") as refused:
+        governor("64MiB")
+    assert refused.value.tag == "sim"
+    governor(refused.value.smallest_limit_bytes).close()
+
+
+def test_a_host_limit_that_is_too_small_lifts_that_of_the_device():
+    with pytest.raises(plimsoll.BudgetExceeded):
+        plimsoll.Governor("1MiB", devices={"sim": "200MiB"})
+    torch.empty(800 * MIB, dtype=torch.uint8, device="sim")
+
+
+def test_the_newest_limit_stays_when_an_older_governor_closes():
+    old = governor("512MiB")
+    new = governor("256MiB")
+    old.close()
+    assert nothing_more_fits(300 * MIB)
+    new.close()
+
+
+class Training:
+    """A model whose step takes some MiB on the device."""
+
+    def __init__(self, rows, width=512, **options):
+        torch.manual_seed(1)
+        self.model = torch.nn.Sequential(*[torch.nn.Sequential(torch.nn.Linear(width, width), torch.nn.GELU()) for _ in range(4)]).to("sim")
+        self.step = plimsoll.TrainingStep(self.model, torch.optim.AdamW(self.model.parameters(), lr=1e-3, fused=True), **options)
+        self.batch = torch.randn(rows, width).to("sim")
+
+    def loss(self, x):
+        return self.model(x).square().mean()
+
+    def admit(self):
+        return self.step.admit(self.batch, self.loss)
+
+    def steps(self, count=3):
+        for _ in range(count):
+            self.step(self.batch, self.loss)
+        return [one.detach().cpu().clone() for one in self.model.state_dict().values()]
+
+
+@pytest.mark.parametrize("rows", [64, 2048, 8192])
+def test_what_is_refused_before_the_first_step_fits_the_limit_that_is_named(rows):
+    limit, refusals, bits = CONTEXT + 4 * MIB, [], None
+    while len(refusals) < 12:
+        try:
+            with governor(limit) as held:
+                training = Training(rows)
+                training.admit()
+                bits = training.steps()
+                line = held.devices["sim"]
+                assert training.step.refusals == 0 and line.context_bytes + line.peak_bytes() >= line.limit_bytes * 0.4
+                assert line.context_bytes + torch.accelerator.max_memory_reserved() <= limit
+                break
+        except (plimsoll.BudgetExceeded, torch.OutOfMemoryError) as error:
+            refusals.append(error.with_traceback(None))  # Its frames hold the model.
+            limit = error.smallest_limit_bytes if isinstance(error, plimsoll.BudgetExceeded) else limit + 8 * MIB  # The model itself.
+        finally:
+            training = line = None
+            gc.collect()
+            torch.accelerator.empty_cache()
+    assert bits is not None, refusals
+    told = [one for one in refusals if isinstance(one, plimsoll.BudgetExceeded)]
+    assert told and all(one.tag == "sim" and "for sim" in str(one) for one in told) and "is not admitted" in str(told[-1]), refusals
+    with governor("900MiB"):
+        assert all(map(torch.equal, bits, Training(rows).steps()))
+        gc.collect()
+
+
+def test_a_step_that_nothing_helps_names_the_device_and_a_limit_to_try():
+    with governor(CONTEXT + 60 * MIB) as held:
+        training = Training(8192)
+        with pytest.raises(plimsoll.BudgetExceeded, match="step 1 of 8192 rows does not fit and was not made: .* for sim") as refused:
+            training.steps(1)
+        assert refused.value.tag == "sim" and refused.value.smallest_limit_bytes > held.devices["sim"].limit_bytes
+        assert "What would help" in str(refused.value)
+        del training
+        gc.collect()
+
+
+def test_a_step_in_parts_stays_within_the_limit_of_the_device():
+    with governor("900MiB"):
+        whole = Training(8192, loss="mean")
+        whole.steps()
+        del whole
+        gc.collect()
+    with governor(CONTEXT + 60 * MIB) as held:
+        training = Training(8192, loss="mean")
+        training.steps()
+        assert training.step.refusals > 0
+        line = held.devices["sim"]
+        assert line.context_bytes + torch.accelerator.max_memory_reserved() <= line.limit_bytes
+        del training
+        gc.collect()
