@@ -45,23 +45,35 @@ void add_limit(CLI::App& app, int& status) {
   auto run = std::make_shared<std::string>();
   auto size = std::make_shared<std::string>();
   command->add_option("RUN", *run, "Folder of the run")->required();
-  command->add_option("SIZE", *size, "New memory limit: 6GiB, 512MiB, 25% (of the machine)")
-      ->required();
+  auto device = std::make_shared<std::string>();
+  auto* of_host =
+      command->add_option("SIZE", *size, "New memory limit: 6GiB, 512MiB, 25% (of the machine)");
+  command
+      ->add_option("--device-memory-limit", *device,
+                   "New limit of the device's memory: 20GiB, 80% (of the device's)")
+      ->excludes(of_host);
   command->footer(
       "\nCaches and queues follow within a second; what is computed does not change. Below what "
       "the\n"
       "run cannot do without it ends at its next step, with a checkpoint, and says which limit "
       "would\n"
       "do. The change is in `plimsoll status` and events.jsonl; a resumed run has its own limit.\n"
+      "A device's limit changes at the next step, unless its tensors alone pass the new one.\n"
       "Exit status 4: no process trains there.\n"
-      "\nExample:\n  plimsoll limit run/ 6GiB");
-  command->callback([run, size, &status] {
-    const auto asked = ask_for_limit(*run, *size);
+      "\nExamples:\n  plimsoll limit run/ 6GiB\n"
+      "  plimsoll limit run/ --device-memory-limit 20GiB");
+  command->callback([run, size, device, &status] {
+    if (size->empty() && device->empty()) {
+      throw CLI::RequiredError("SIZE or --device-memory-limit");
+    }
+    const std::string& wanted = size->empty() ? *device : *size;
+    const auto asked = ask_for_limit(*run, wanted, size->empty());
     if (!asked) {
-      status = report(asked.error());
+      const bool unreadable = asked.error().code == ErrorCode::kInvalidArgument;
+      status = report(asked.error(), unreadable ? kUsageStatus : kFailedStatus);
       return;
     }
-    status = answer(*run, *asked, fmt::format("asked to keep within {}", *size));
+    status = answer(*run, *asked, fmt::format("asked to keep within {}", wanted));
   });
 }
 

@@ -60,12 +60,14 @@ struct Target {
   std::int64_t run_limit_bytes{0};  // 0: none is known.
   double step{0};
   Inside inside{};
+  std::vector<DeviceStatus> devices{};
   [[nodiscard]] const char* unit() const { return run.empty() ? "second" : "step"; }
 };
 
 void read_run(const RunView& view, Target& target) {
   target.run_limit_bytes = view.status.limit_bytes;
   target.step = std::max(target.step, static_cast<double>(view.status.step));
+  target.devices = view.status.devices;
   const auto& leased = view.status.leased_by_tag;
   target.inside.tensors = leased[static_cast<std::size_t>(Tag::kTensor)];
   target.inside.before = view.status.before_anonymous_bytes;
@@ -382,7 +384,8 @@ class Watching {
         alerts_ ? std::min<Clock::duration>(every(), alerts_->pause()) : every();
     const auto until = std::max(Clock::now() + pause, paced);
     if (loopback_) {
-      loopback_->serve(metrics_text(who(), steps() ? target_.step : -1, watch_, room), until);
+      loopback_->serve(
+          metrics_text(who(), steps() ? target_.step : -1, watch_, room, target_.devices), until);
     } else {
       std::this_thread::sleep_until(until);
     }

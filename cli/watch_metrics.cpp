@@ -40,7 +40,8 @@ class MetricsText {
 
 }  // namespace
 
-std::string metrics_text(const std::string& target, double step, Watch& watch, const Room& room) {
+std::string metrics_text(const std::string& target, double step, Watch& watch, const Room& room,
+                         const std::vector<DeviceStatus>& devices) {
   MetricsText text(target);
   const Finding finding = watch.verdict();
   const auto real = [](std::int64_t bytes) { return static_cast<double>(bytes); };
@@ -69,6 +70,23 @@ std::string metrics_text(const std::string& target, double step, Watch& watch, c
   text.one("plimsoll_looks", "Looks so far.", real(watch.looks()));
   if (step >= 0) {
     text.one("plimsoll_step", "The step that the run is at.", step);
+  }
+  if (!devices.empty()) {
+    text.gauge("plimsoll_device_bytes", "What is held of a device's memory, by whom.");
+    for (const DeviceStatus& one : devices) {
+      const auto held = [&](const char* owner, std::int64_t bytes) {
+        text.value("plimsoll_device_bytes", real(bytes),
+                   fmt::format("device=\"{}\",owner=\"{}\"", label(one.name), owner));
+      };
+      held("tensors", one.allocated_bytes);
+      held("cache", one.reserved_bytes - one.allocated_bytes);
+      held("context", one.context_bytes);
+    }
+    text.gauge("plimsoll_device_limit_bytes", "The limit of a device's memory.");
+    for (const DeviceStatus& one : devices) {
+      text.value("plimsoll_device_limit_bytes", real(one.limit_bytes),
+                 fmt::format("device=\"{}\"", label(one.name)));
+    }
   }
   return text.take();
 }

@@ -189,13 +189,14 @@ class LimitsOfRun {
  public:
   LimitsOfRun(const Governor& governor, const std::string& run)
       : requests_(std::make_unique<LimitRequests>(governor, run), "limit requests") {}
-  /// (asked, what has changed or None, why not or "") of each request since the last call.
+  /// (asked, what has changed or None, why not or "", whether it is of devices) of each request
+  /// since the last call.
   nb::list take() {
     nb::list taken;
     for (auto& one : requests_.use([](auto& held) { return held->take(); })) {
-      taken.append(one.change
-                       ? nb::make_tuple(one.asked, *one.change, "")
-                       : nb::make_tuple(one.asked, nb::none(), one.change.error().to_string()));
+      taken.append(one.change ? nb::make_tuple(one.asked, *one.change, "", one.of_devices)
+                              : nb::make_tuple(one.asked, nb::none(),
+                                               one.change.error().to_string(), one.of_devices));
     }
     return taken;
   }
@@ -211,6 +212,16 @@ const char* name_of(Request request) {
 
 void bind_run_folder(nb::module_& m) {
   const auto unlocked = nb::call_guard<nb::gil_scoped_release>();
+  nb::class_<DeviceStatus>(m, "DeviceStatus")
+      .def(
+          "__init__",
+          [](DeviceStatus* at, const std::string& name, const std::string& kind, std::int64_t limit,
+             std::int64_t context, std::int64_t allocated, std::int64_t reserved,
+             std::int64_t peak) {
+            new (at) DeviceStatus{name, kind, limit, context, allocated, reserved, peak};
+          },
+          nb::arg("name"), nb::arg("kind"), nb::arg("limit_bytes"), nb::arg("context_bytes"),
+          nb::arg("allocated_bytes"), nb::arg("reserved_bytes"), nb::arg("peak_bytes"));
   nb::class_<RunStatus>(m, "RunStatus")
       .def(nb::init<>())
       .def_rw("status", &RunStatus::status)
@@ -222,6 +233,7 @@ void bind_run_folder(nb::module_& m) {
       .def_rw("rows_per_second", &RunStatus::rows_per_second)
       .def_rw("seconds", &RunStatus::seconds)
       .def_rw("seconds_left", &RunStatus::seconds_left)
+      .def_rw("devices", &RunStatus::devices)
       .def_rw("hit_rate", &RunStatus::hit_rate)
       .def_rw("checkpoint_step", &RunStatus::checkpoint_step)
       .def_rw("message", &RunStatus::message)

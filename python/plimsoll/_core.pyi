@@ -1006,6 +1006,12 @@ def chat_oddities() -> list[tuple[str, bool, str]]:
 
 def run_program(arguments: list[bytes]) -> int:
     """The program `plimsoll` without what needs torch. Returns its exit status."""
+class DeviceStatus:
+    """A device's line of status.json. peak_bytes: the most that context and reserved memory were together."""
+
+    def __init__(self, name: str, kind: str, limit_bytes: int, context_bytes: int, allocated_bytes: int, reserved_bytes: int,
+                 peak_bytes: int) -> None: ...
+
 class RunStatus:
     """Content of status.json; bytes are filled in by read_memory()."""
 
@@ -1018,6 +1024,7 @@ class RunStatus:
     rows_per_second: float
     seconds: float
     seconds_left: float
+    devices: list[DeviceStatus]
     hit_rate: float
     checkpoint_step: int
     message: str
@@ -1109,8 +1116,8 @@ class LimitRequests:
     """A thread that obeys `plimsoll limit`."""
 
     def __init__(self, governor: Governor, run: str) -> None: ...
-    def take(self) -> list[tuple[str, LimitChange | None, str]]:
-        """Returns requests: (the size asked for, what has changed, why nothing has)."""
+    def take(self) -> list[tuple[str, LimitChange | None, str, bool]]:
+        """Returns requests: (the size asked for, what has changed, why nothing has, whether it is of devices, which the caller serves)."""
     def close(self) -> None:
         """Ends the thread."""
 

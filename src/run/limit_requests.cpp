@@ -25,6 +25,7 @@ namespace fs = std::filesystem;
 constexpr const char* kRequest = ".limit";
 constexpr const char* kTaken = ".limit.taken";
 constexpr const char* kSource = "plimsoll limit";
+constexpr std::string_view kOfDevices = "devices ";  // Before the size of such a request.
 
 std::string without_end(std::string text) {
   while (!text.empty() && (text.back() == '\n' || text.back() == ' ')) {
@@ -89,7 +90,12 @@ void LimitRequests::look() {
   LimitOutcome outcome;
   if (text) {
     outcome.asked = without_end(*std::move(text));
-    outcome.change = outcome.asked.empty()
+    outcome.of_devices = outcome.asked.starts_with(kOfDevices);
+    if (outcome.of_devices) {
+      outcome.asked.erase(0, kOfDevices.size());
+    }
+    outcome.change = outcome.of_devices ? LimitChange{}
+                     : outcome.asked.empty()
                          ? fail(ErrorCode::kInvalidArgument, request_.string() + ": it is empty",
                                 "write a size such as 6GiB")
                          : set(outcome.asked);
@@ -116,7 +122,7 @@ Result<LimitChange> LimitRequests::set(const std::string& asked) {
   return governor_.set_limit(fmt::format("{}", own), kSource);
 }
 
-Result<bool> ask_for_limit(const fs::path& run, const std::string& size) {
+Result<bool> ask_for_limit(const fs::path& run, const std::string& size, bool of_devices) {
   if (size.empty()) {
     return fail(ErrorCode::kInvalidArgument, "a limit of no size", "write one such as 6GiB");
   }
@@ -133,7 +139,7 @@ Result<bool> ask_for_limit(const fs::path& run, const std::string& size) {
   std::error_code failed;
   fs::remove(beside, failed);
   PLIMSOLL_TRY(const int file, open_descriptor(beside, O_WRONLY | O_CREAT | O_EXCL));
-  const std::string text = size + "\n";
+  const std::string text = std::string(of_devices ? kOfDevices : "") + size + "\n";
   const ssize_t written = ::write(file, text.data(), text.size());
   const int reason = written < 0 ? errno : ENOSPC;
   ::close(file);

@@ -6,7 +6,7 @@
 // times a second, whatever the run is doing (a long step, an evaluation, a pause), takes it away
 // and tells the governor; caches and queues follow there and then. The thread that trains asks what
 // has become of it and writes it down. Looking for a file works on network file systems too, where
-// nobody would tell us of it.
+// nobody would tell us of it. The limit of a device is torch's: the thread that trains imposes it.
 //
 // Reading order: control.h, governor.h (set_limit), this file, limit_requests.cpp.
 //
@@ -31,6 +31,7 @@ namespace plimsoll {
 /// What became of a request.
 struct LimitOutcome {
   std::string asked;           ///< As it was written: "6GiB".
+  bool of_devices{false};      ///< Taken and not served: it is for whoever calls take().
   Result<LimitChange> change;  ///< Or why nothing was changed.
 };
 
@@ -70,7 +71,9 @@ class LimitRequests {
 
 /// What `plimsoll limit RUN SIZE` does: leaves the request. False: no process trains there, and
 /// nothing was left behind.
+/// of_devices: the limit of each device that has one.
 /// Errors: kInvalidArgument for an unreadable size; kNotFound (no run there); kIo.
-Result<bool> ask_for_limit(const std::filesystem::path& run, const std::string& size);
+Result<bool> ask_for_limit(const std::filesystem::path& run, const std::string& size,
+                           bool of_devices = false);
 
 }  // namespace plimsoll

@@ -68,6 +68,17 @@ inline constexpr std::int64_t kUnknownSteps = -1;
 inline constexpr double kUnknownNumber = std::numeric_limits<double>::quiet_NaN();
 
 /// What status.json holds. A number that is not known is NaN, and null in JSON.
+/// Memory of a device whose limit the run keeps, in bytes.
+struct DeviceStatus {
+  std::string name{};  ///< As the limit was given: "cuda".
+  std::string kind{};  ///< "cuda (NVIDIA H100)".
+  std::int64_t limit_bytes{0};
+  std::int64_t context_bytes{0};    ///< Kernels, libraries, other processes.
+  std::int64_t allocated_bytes{0};  ///< Tensors.
+  std::int64_t reserved_bytes{0};   ///< Tensors and torch's cache.
+  std::int64_t peak_bytes{0};       ///< The most that context and reserved memory were together.
+};
+
 struct RunStatus {
   /// starting running paused evaluating stopped finished failed, "paused: disk full".
   std::string status{"starting"};
@@ -89,6 +100,7 @@ struct RunStatus {
   std::array<std::int64_t, kTagCount> leased_by_tag{};
   std::int64_t before_bytes{-1};            ///< Resident before the run: code, interpreter, …
   std::int64_t before_anonymous_bytes{-1};  ///< … libraries; of that, no part of a file. −1: old.
+  std::vector<DeviceStatus> devices{};
   double hit_rate{0.0};
   std::int64_t checkpoint_step{-1};  ///< −1 before the first.
   std::string message{};             ///< Of the error, when failed; the reason, when stopped.

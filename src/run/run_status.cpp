@@ -34,6 +34,7 @@ namespace fs = std::filesystem;
 constexpr std::int64_t kStatusEveryMs = 500;
 constexpr std::size_t kStatusBlock = 4096;  // What a small file has of any disk.
 constexpr int kReadsMost = 16;
+constexpr std::size_t kDevicesShown = 64;
 constexpr const char* kWaitsForRoom = "paused: disk full";
 
 std::int64_t wall_ms() {
@@ -127,6 +128,16 @@ class EventLine {
   std::size_t size_{0};
 };
 
+nlohmann::ordered_json to_document(const DeviceStatus& device) {
+  return {{"name", device.name},
+          {"kind", device.kind},
+          {"limit_bytes", device.limit_bytes},
+          {"context_bytes", device.context_bytes},
+          {"allocated_bytes", device.allocated_bytes},
+          {"reserved_bytes", device.reserved_bytes},
+          {"peak_bytes", device.peak_bytes}};
+}
+
 nlohmann::ordered_json to_document(const RunStatus& status) {
   nlohmann::ordered_json json{
       {"status", status.status},
@@ -155,27 +166,67 @@ nlohmann::ordered_json to_document(const RunStatus& status) {
   for (int tag = 0; tag < kTagCount; ++tag) {
     tags[tag_name(static_cast<Tag>(tag))] = status.leased_by_tag[static_cast<std::size_t>(tag)];
   }
+  auto& devices = json["devices"] = nlohmann::ordered_json::array();
+  for (const DeviceStatus& device : status.devices) {
+    devices.push_back(to_document(device));
+  }
   return json;
 }
 
-/// Reads what to_document() wrote; a missing or mistyped key keeps its default.
-RunStatus from_document(const nlohmann::json& json) {
-  RunStatus status;
-  const auto text = [&](const char* key, std::string& value) {
-    if (const auto at = json.find(key); at != json.end() && at->is_string()) {
+std::string device_text(const DeviceStatus& device) {
+  return fmt::format(
+      "  device    {} held (peak {}): tensors {}, cache {}, context {}; limit {}\n            {}\n",
+      format_bytes(device.context_bytes + device.reserved_bytes), format_bytes(device.peak_bytes),
+      format_bytes(device.allocated_bytes),
+      format_bytes(device.reserved_bytes - device.allocated_bytes),
+      format_bytes(device.context_bytes), format_bytes(device.limit_bytes), device.kind);
+}
+
+/// Reads members of an object; a missing or mistyped one keeps its default.
+class Members {
+ public:
+  explicit Members(const nlohmann::json& json) : json_(json) {}
+
+  void text(const char* key, std::string& value) const {
+    if (const auto at = json_.find(key); at != json_.end() && at->is_string()) {
       value = at->get<std::string>();
     }
-  };
-  const auto integer = [&](const char* key, std::int64_t& value) {
-    if (const auto at = json.find(key); at != json.end() && at->is_number_integer()) {
+  }
+  void integer(const char* key, std::int64_t& value) const {
+    if (const auto at = json_.find(key); at != json_.end() && at->is_number_integer()) {
       value = at->get<std::int64_t>();
     }
-  };
-  const auto real = [&](const char* key, double& value) {
-    if (const auto at = json.find(key); at != json.end() && at->is_number()) {
+  }
+  void real(const char* key, double& value) const {
+    if (const auto at = json_.find(key); at != json_.end() && at->is_number()) {
       value = at->get<double>();
     }
-  };
+  }
+
+ private:
+  const nlohmann::json& json_;
+};
+
+DeviceStatus device_from(const nlohmann::json& json) {
+  DeviceStatus device;
+  const Members members(json);
+  members.text("name", device.name);
+  members.text("kind", device.kind);
+  members.integer("limit_bytes", device.limit_bytes);
+  members.integer("context_bytes", device.context_bytes);
+  members.integer("allocated_bytes", device.allocated_bytes);
+  members.integer("reserved_bytes", device.reserved_bytes);
+  members.integer("peak_bytes", device.peak_bytes);
+  return device;
+}
+
+/// Reads what to_document() wrote.
+RunStatus from_document(const nlohmann::json& json) {
+  RunStatus status;
+  const Members members(json);
+  const auto text = [&](const char* key, std::string& value) { members.text(key, value); };
+  const auto integer = [&](const char* key, std::int64_t& value) { members.integer(key, value); };
+  const auto real = [&](const char* key, double& value) { members.real(key, value); };
   text("status", status.status);
   text("message", status.message);
   text("cause", status.cause);
@@ -205,6 +256,13 @@ RunStatus from_document(const nlohmann::json& json) {
       const auto at = tags->find(tag_name(static_cast<Tag>(tag)));
       if (at != tags->end() && at->is_number_integer()) {
         status.leased_by_tag[static_cast<std::size_t>(tag)] = at->get<std::int64_t>();
+      }
+    }
+  }
+  if (const auto devices = json.find("devices"); devices != json.end() && devices->is_array()) {
+    for (const auto& device : *devices) {
+      if (device.is_object() && status.devices.size() < kDevicesShown) {
+        status.devices.push_back(device_from(device));
       }
     }
   }
@@ -483,6 +541,9 @@ std::string RunView::to_text() const {
     }
   }
   text += owners.empty() ? "" : fmt::format("            {}\n", owners);
+  for (const DeviceStatus& device : status.devices) {
+    text += device_text(device);
+  }
   text += unit != "rows" ? "" : fmt::format("  store     {:.1f} % hits\n", 100 * status.hit_rate);
   text += status.checkpoint_step < 0
               ? "  resumable no checkpoint yet\n"

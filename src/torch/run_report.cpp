@@ -93,8 +93,9 @@ Result<void> RunReport::pressure(std::int64_t step, const PressureReport& seen) 
 
 Result<void> RunReport::limit(std::int64_t step, const LimitOutcome& outcome) {
   const std::string_view asked(outcome.asked);
-  if (!outcome.change) {
-    const std::string why = outcome.change.error().to_string();
+  if (!outcome.change || outcome.of_devices) {
+    const std::string why = outcome.of_devices ? "this recipe trains on the processor"
+                                               : outcome.change.error().to_string();
     progress_.text(fmt::format("step {}: the limit stays: {}", step, why));
     return folder_->event("limit",
                           {{"step", step}, {"asked", asked}, {"message", std::string_view(why)}});

@@ -123,6 +123,10 @@ def current_device() -> int:
     return int(_sim.exchange_device(-1))
 
 
+def get_device_name(device: Any = None) -> str:
+    return "simulated"
+
+
 def set_device(device: Any) -> None:
     _sim.exchange_device(_index(device))
 

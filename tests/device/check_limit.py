@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The limit of a device's memory: imposed, admitted before the first step, and named where a step does not fit."""
 import gc
+import json
+import os
+import pathlib
 import random
+import subprocess
 
 import pytest
 import torch
@@ -13,6 +17,7 @@ plimsoll.Governor("3GiB", foreign_bytes="1GiB").close()  # Before the first tens
 from tests import device
 
 MIB = 1 << 20
+PROGRAM = os.environ.get("PLIMSOLL_PROGRAM", "plimsoll")
 CONTEXT = 96 * MIB
 
 
@@ -178,3 +183,105 @@ def test_a_step_in_parts_stays_within_the_limit_of_the_device():
         assert line.context_bytes + torch.accelerator.max_memory_reserved() <= line.limit_bytes
         del training
         gc.collect()
+
+
+# ---- A run ----
+
+def run(path, limit="400MiB", where="sim", epochs=1, within=lambda made: False, **options):
+    """A run of two steps an epoch, from its last commit. Returns (its lines of status.json while it trained, bits)."""
+    told = []
+    with plimsoll.Run(path, memory_limit="3GiB", foreign_bytes="1GiB", device_memory_limit=limit, **options) as made:
+        model = torch.nn.Linear(64, 64).to(where)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        made.track(model=model, optimizer=optimizer)
+        for x in made.steps([torch.ones(8, 64), torch.zeros(8, 64)], epochs=epochs, progress=False, commit_every_minutes=0):
+            made.step(lambda x: model(x.to(where)).square().mean(), x)
+            told.append(json.loads((pathlib.Path(path) / "status.json").read_text())["devices"])
+            if within(made):
+                break
+        return told, [one.detach().cpu() for one in model.parameters()]
+
+
+def events(path, name):
+    return [one for one in map(json.loads, (path / "events.jsonl").read_text().splitlines()) if one["event"] == name]
+
+
+def status_of(path, *options):
+    return subprocess.run([PROGRAM, "status", path, *options], text=True, capture_output=True, check=True).stdout
+
+
+@pytest.mark.parametrize("limit", ["400MiB", {"sim": 400 * MIB}])
+def test_a_run_keeps_the_limit_and_says_what_is_held_of_it(limit, tmp_path):
+    told, _ = run(tmp_path / "run", limit)
+    assert all([one["name"] for one in line] == ["sim"] for line in told)
+    line = json.loads((tmp_path / "run/status.json").read_text())["devices"][0]
+    assert (line["kind"], line["limit_bytes"], line["context_bytes"]) == ("sim (simulated)", 400 * MIB, CONTEXT)
+    assert 0 < line["allocated_bytes"] <= line["reserved_bytes"] <= line["peak_bytes"] - CONTEXT < 400 * MIB
+    shown = status_of(tmp_path / "run")
+    assert "device    " in shown and "context 96.0 MiB; limit 400.0 MiB\n            sim (simulated)\n" in shown
+    at_commits = events(tmp_path / "run", "device")
+    assert at_commits[-1]["step"] == 2 and (at_commits[-1]["sim/limit_bytes"], at_commits[-1]["sim/context_bytes"]) == (400 * MIB, CONTEXT)
+    assert json.loads(status_of(tmp_path / "run", "--json"))["devices"] == [line]
+
+
+def test_a_run_without_a_limit_of_a_device_says_none(tmp_path):
+    told, _ = run(tmp_path / "run", None)
+    assert told == [[], []]
+
+
+def test_a_limit_that_no_run_can_have_leaves_no_run_behind(tmp_path):
+    with pytest.raises(plimsoll.BudgetExceeded, match="less than its context"):
+        run(tmp_path / "run", "50MiB")
+    with pytest.raises(ValueError, match="'tpu' is no device of torch's"):
+        run(tmp_path / "run", {"tpu": "1GiB"})
+    run(tmp_path / "run")
+
+
+@pytest.mark.parametrize("first, then", [("sim", "cpu"), ("cpu", "sim")])
+def test_a_commit_goes_on_with_another_kind_of_device_only_if_told_to(first, then, tmp_path):
+    run(tmp_path / "run", where=first)
+    with pytest.raises(ValueError, match=f"model is on {then}.* and was on {first}.*accept="):
+        run(tmp_path / "run", where=then)
+    run(tmp_path / "run", where=then, epochs=2, accept="device")
+    told = [(one["was"].split()[0], one["is"].split()[0], one["taken"]) for one in events(tmp_path / "run", "setting")]
+    assert told == [(first, then, True)]
+    run(tmp_path / "run", where=then, epochs=3)  # From now on it is of that device.
+
+
+def test_the_limit_of_a_device_changes_while_a_run_trains(tmp_path):
+    """A smaller one, one that its tensors pass, and a larger one: each is asked for once the one before it was answered."""
+    path, sizes, kept, asked = tmp_path / "run", ["200MiB", "97MiB", "90%"], torch.ones(8 * MIB, device="sim"), []
+
+    def within(made):
+        answers = len(events(path, "limit"))
+        if answers == len(asked) < len(sizes):
+            asked.append(sizes[answers])
+            done = subprocess.run([PROGRAM, "limit", path, "--device-memory-limit", asked[-1]], text=True, capture_output=True)
+            assert done.returncode == 0 and f"asked to keep within {asked[-1]}" in done.stdout, done
+        return answers == len(sizes)
+
+    told, _ = run(path, epochs=100_000, within=within)
+    seen = [line[0]["limit_bytes"] // MIB for line in told]
+    assert sorted(set(seen), key=seen.index) == [400, 200, 921]
+    shrunk, refused, grown = events(path, "limit")
+    assert (shrunk["device"], shrunk["before_bytes"], shrunk["limit_bytes"]) == ("sim", 400 * MIB, 200 * MIB)
+    assert "a limit of 97.0 MiB for sim is less than its context of 96.0 MiB and tensors" in refused["message"]
+    assert grown["limit_bytes"] == int(0.9 * (1 << 30)) and kept.nbytes
+
+
+def test_a_run_whose_device_has_no_limit_says_so_when_it_is_asked_to_change(tmp_path):
+    path = tmp_path / "run"
+
+    def within(made):
+        if made.steps_made == 0:
+            subprocess.run([PROGRAM, "limit", path, "--device-memory-limit", "1GiB"], check=True)
+        return bool(events(path, "limit"))
+
+    run(path, None, epochs=100_000, within=within)
+    assert "no device of this process has a limit: device_memory_limit" in events(path, "limit")[0]["message"]
+
+
+@pytest.mark.parametrize("options", [[], ["6GiB", "--device-memory-limit", "1GiB"], ["--device-memory-limit", "much"]])
+def test_a_limit_is_of_the_host_or_of_devices(options, tmp_path):
+    done = subprocess.run([PROGRAM, "limit", tmp_path, *options], text=True, capture_output=True)
+    assert done.returncode == 2 and done.stderr

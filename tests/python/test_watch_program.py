@@ -4,10 +4,12 @@ import fcntl
 import json
 import os
 import pty
+import re
 import struct
 import subprocess
 import sys
 import termios
+import urllib.request
 
 import pytest
 
@@ -54,7 +56,8 @@ print(os.getpid(), file=lock, flush=True)
 kept = []
 for step in range(5, 20_000, 5):
     kept.append(bytearray(500_000))
-    status = dict(status="running", step=step, limit_bytes=2 << 30, leased_by_tag=dict(tensors=1 << 20, rows=2 << 20))
+    status = dict(status="running", step=step, limit_bytes=2 << 30, leased_by_tag=dict(tensors=1 << 20, rows=2 << 20),
+                  devices=[dict(name="cuda", limit_bytes=9 << 30, context_bytes=5 << 20, allocated_bytes=7 << 20, reserved_bytes=8 << 20)])
     (run / "status.new").write_text(json.dumps(status))
     os.replace(run / "status.new", run / "status.json")
     if step == 5:
@@ -146,3 +149,17 @@ def test_a_run_in_which_nobody_trains_and_what_is_none(program, tmp_path):
     done = watch_program(program, child.pid, "--once")
     assert done.returncode == 1 and f"process {child.pid} has ended" in done.stderr
     assert watch_program(program, os.getpid(), "--every", "0").returncode == 2
+
+
+def test_prometheus_is_told_what_is_held_of_a_run_s_devices(program, tmp_path):
+    child = subprocess.Popen([sys.executable, "-c", TRAINER, tmp_path], text=True, stdout=subprocess.PIPE)
+    assert child.stdout.readline() == "ready\n"
+    with subprocess.Popen([program, "watch", str(tmp_path), "--listen", "0", "--json"], text=True, stdout=subprocess.DEVNULL,
+                          stderr=subprocess.PIPE) as watch:
+        with urllib.request.urlopen(re.search(r"http://\S+/metrics", watch.stderr.readline())[0], timeout=60) as answer:
+            lines = answer.read().decode().splitlines()
+        child.kill()
+        child.wait()
+    told = {re.sub(r'target="[^"]*",', "", line.rpartition(" ")[0]): float(line.rpartition(" ")[2]) for line in lines if "_device_" in line and line[0] != "#"}
+    assert told == {'plimsoll_device_bytes{device="cuda",owner="tensors"}': 7 << 20, 'plimsoll_device_bytes{device="cuda",owner="cache"}': 1 << 20,
+                    'plimsoll_device_bytes{device="cuda",owner="context"}': 5 << 20, 'plimsoll_device_limit_bytes{device="cuda"}': 9 << 30}

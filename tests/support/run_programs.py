@@ -202,10 +202,10 @@ def keeping(path, workers, limit):
         return digest_of(list(model.state_dict().values()), states(optimizer))
 
 
-def on_device(path, workers, limit, device=""):
+def on_device(path, workers, limit, device="", device_limit=None):
     """A model, an optimizer and a scaler on the GPU, where there is one, and rows that are not; half precision, dropout."""
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    with plimsoll.Run(path, memory_limit=limit, seed=17) as run:
+    with plimsoll.Run(path, memory_limit=limit, device_memory_limit=device_limit, seed=17) as run:
         items = run.embedding("items", rows=40, dim=64, optimizer=plimsoll.AdamW(lr=0.02))
         model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.GELU(), torch.nn.Dropout(0.2),
                                     torch.nn.Linear(256, 1)).to(device)
@@ -230,10 +230,10 @@ def on_device(path, workers, limit, device=""):
 
 
 def on_simulated_device(path, workers, limit):
-    """The same on the simulated device (tests/device), which is there from its import to the end of the process."""
+    """The same on the simulated device (tests/device), which is there from its import to the end of the process; within 64 MiB of it."""
     import tests.device  # noqa: F401
 
-    return on_device(path, workers, limit, "sim")
+    return on_device(path, workers, limit, "sim", "64MiB")
 
 
 class Large:

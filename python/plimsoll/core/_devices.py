@@ -26,6 +26,14 @@ def devices_in_use() -> dict[str, Any]:
     return found
 
 
+def kind_of(device: Any) -> str:
+    """Returns the kind of a torch.device, on which bits depend: "cpu", "cuda (NVIDIA H100 PCIe)"."""
+    import torch
+
+    named = getattr(getattr(torch, device.type, None), "get_device_name", None)
+    return f"{device.type} ({named(device)})" if named is not None else str(device.type)
+
+
 def empty_device_caches() -> None:
     """Has each device in use give back the memory that its allocator keeps and no tensor has."""
     for module in devices_in_use().values():

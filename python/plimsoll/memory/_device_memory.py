@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from .._core import format_bytes
+from .._core import DeviceStatus, format_bytes
 from ..core._arrays import byte_size
+from ..core._devices import kind_of
 from ..errors import BudgetExceeded
 
 _MIB = 1 << 20
@@ -56,6 +57,7 @@ class DeviceMemory:
         self._module = module
         self._index: int = module.current_device() if device.index is None else device.index
         self._device = torch.device(device.type, self._index)
+        self._peak = 0  # Of reserved bytes, before the last begin_peak().
         square = torch.ones(8, 8, device=self._device)
         (square @ square).sum().item()  # The context is there, and the workspace of products.
         del square
@@ -65,15 +67,21 @@ class DeviceMemory:
         """Bytes of the context, and of other processes."""
         self.total_bytes = total
         """Bytes of the device."""
-        self.limit_bytes = (byte_size(limit, f"devices: {name}", total) if limit != "" else
-                            self.context_bytes + self.reserved_bytes + int(free * _OF_FREE))
+        self.limit_bytes = self.context_bytes + self.reserved_bytes + int(free * _OF_FREE)
         """The limit, in bytes."""
-        if self.room_bytes < max(self.reserved_bytes, 1):
-            least = _whole_mib(self.context_bytes + self.reserved_bytes + 2 * _MIB)
-            raise self._exceeded(f"devices: a limit of {format_bytes(self.limit_bytes)} for {name} is less than its context of "
-                                 f"{format_bytes(self.context_bytes)} and tensors that are there take: {format_bytes(least)} would do", 0, least)
-        module.set_per_process_memory_fraction(min(1.0, self.room_bytes / total), self._index)
+        self.set_limit(self.limit_bytes if limit == "" else limit)
         _imposed[self._device] = self
+
+    def set_limit(self, limit: int | str) -> None:
+        """Imposes another limit, after torch's cache was emptied. Errors: as DeviceMemory(); the limit is as before."""
+        size = byte_size(limit, f"devices: {self.name}", self.total_bytes)
+        self.begin_peak()
+        if size - self.context_bytes < max(self.reserved_bytes, 1):
+            least = _whole_mib(self.context_bytes + self.reserved_bytes + 2 * _MIB)
+            raise self._exceeded(f"devices: a limit of {format_bytes(size)} for {self.name} is less than its context of "
+                                 f"{format_bytes(self.context_bytes)} and tensors that are there take: {format_bytes(least)} would do", 0, least)
+        self._module.set_per_process_memory_fraction(min(1.0, (size - self.context_bytes) / self.total_bytes), self._index)
+        self.limit_bytes = size
 
     @property
     def room_bytes(self) -> int:
@@ -97,6 +105,7 @@ class DeviceMemory:
 
     def begin_peak(self) -> None:
         """Begins a measurement: peak_bytes() says what was reserved at most since."""
+        self._peak = max(self._peak, int(self._module.max_memory_reserved(self._index)))
         self._module.empty_cache()
         self._module.reset_peak_memory_stats(self._index)
 
@@ -104,6 +113,16 @@ class DeviceMemory:
         """Returns the most that was reserved since begin_peak(), with a sixteenth for blocks that lie otherwise another time."""
         peak = int(self._module.max_memory_reserved(self._index))
         return peak + int(peak * _LEFT_OVER)
+
+    def held(self) -> dict[str, int]:
+        """Returns what is held, by name. peak_bytes: the most that context and reserved memory were together."""
+        peak = max(self._peak, int(self._module.max_memory_reserved(self._index)))
+        return {"limit_bytes": self.limit_bytes, "context_bytes": self.context_bytes, "allocated_bytes": self.allocated_bytes,
+                "reserved_bytes": self.reserved_bytes, "peak_bytes": self.context_bytes + peak}
+
+    def status(self) -> DeviceStatus:
+        """Returns the line of status.json."""
+        return DeviceStatus(self.name, kind_of(self._device), **self.held())
 
     def explain(self) -> str:
         """Names the holders, in a sentence."""
@@ -139,6 +158,21 @@ class DeviceMemory:
 
 def _whole_mib(size: int) -> int:
     return -(-size // _MIB) * _MIB
+
+
+def of_accelerator(limit: int | str | Mapping[str, int | str] | None) -> Mapping[str, int | str]:
+    """Returns limits by device. limit: theirs; or one, which is of torch's accelerator; None: none has a limit.
+
+    Errors: ValueError where torch has no accelerator.
+    """
+    if limit is None or isinstance(limit, Mapping):
+        return limit or {}
+    import torch
+
+    accelerator = torch.accelerator.current_accelerator()
+    if accelerator is None:
+        raise ValueError(f"device_memory_limit: {limit!r} is of no device: torch {torch.__version__} has no accelerator here")
+    return {accelerator.type: limit}
 
 
 def limited(devices: Mapping[str, int | str]) -> dict[str, DeviceMemory]:

@@ -509,8 +509,8 @@ class Ranks:
             self._governor = Governor(share, **options)
             return self._governor
         except BudgetExceeded as error:
-            error.args = (f"rank {self.rank} of {self.count}, whose share of memory_limit is "
-                          f"{format_bytes(share)}: {error}",)
+            own = "" if error.tag in options.get("devices", ()) else f", whose share of memory_limit is {format_bytes(share)}"
+            error.args = (f"rank {self.rank} of {self.count}{own}: {error}",)
             raise
 
     # ---- The folder, and what is asked ----
@@ -538,12 +538,15 @@ class Ranks:
                                    due=bool(said[0].numbers[2]), wanted=any(one.numbers[4] for one in said))
 
 
+_OF_DEVICES = "devices "  # As limit_requests.cpp has it.
+
+
 class Limits:
     """`plimsoll limit`, as _core.LimitRequests has it for one process: looked for between two steps."""
 
     def __init__(self, ranks: Ranks, governor: Governor, run: str) -> None:
         self._ranks, self._governor, self._request = ranks, governor, pathlib.Path(run) / ".limit"
-        self._outcomes: list[tuple[str, LimitChange | None, str]] = []
+        self._outcomes: list[tuple[str, LimitChange | None, str, bool]] = []
 
     def asked(self) -> bool:
         return self._request.exists()
@@ -557,14 +560,17 @@ class Limits:
             text = taken.read_text(encoding="utf-8", errors="replace").strip()
             taken.unlink()
         text = self._ranks.say("the boundary of a step", text=text)[0].text
+        if text.startswith(_OF_DEVICES):
+            self._outcomes.append((text.removeprefix(_OF_DEVICES), None, "", True))  # Each rank's own.
+            return
         try:
             share = self._ranks.share(text)
             change = self._ranks.agreed("the boundary of a step", lambda: self._governor.set_limit(share))[0]
-            self._outcomes.append((text, change, ""))
+            self._outcomes.append((text, change, "", False))
         except ValueError as error:
-            self._outcomes.append((text, None, str(error)))
+            self._outcomes.append((text, None, str(error), False))
 
-    def take(self) -> list[tuple[str, LimitChange | None, str]]:
+    def take(self) -> list[tuple[str, LimitChange | None, str, bool]]:
         outcomes, self._outcomes = self._outcomes, []
         return outcomes
 

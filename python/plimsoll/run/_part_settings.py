@@ -2,6 +2,7 @@
 """Settings of tracked parts as the program has them before they are restored: a start with other ones is warned, or takes them.
 
     optimizers             what its groups hold: lr, betas, weight_decay, …
+    modules                the kinds of devices they are on, for which no warning is enough: ValueError
     schedulers, scalers    what their state_dict() holds: T_max, gamma, growth_interval, …
 
 A commit keeps what the program said, not what a scheduler has made of it since.
@@ -17,7 +18,10 @@ from typing import Any
 
 import torch
 
+from ..core._devices import kind_of
+
 _FOLLOW = ("base_lrs", "_last_lr", "initial_lr")  # A learning rate, once more.
+_DEVICE = "device"
 _PLAIN = (bool, int, float, str, type(None))
 
 
@@ -28,6 +32,9 @@ def settings_of(part: Any) -> dict[str, Any]:
         return dict(_flat(groups[0] if len(groups) == 1 else groups))
     if isinstance(part, (torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)):
         return dict(_flat(part.state_dict()))
+    if isinstance(part, torch.nn.Module):
+        kinds = {one.device for one in part.parameters() if one.device.type != "meta"}
+        return {_DEVICE: ", ".join(sorted(map(kind_of, kinds)))} if kinds else {}
     return {}
 
 
@@ -59,11 +66,14 @@ class PartSettings:
 
     def compare(self, name: str, part: Any) -> list[dict[str, Any]]:
         """Before the part is restored: what differs from the program that the commit is of, for events; with a RuntimeWarning
-        where the commit's stay."""
+        where the commit's stay. Errors: ValueError for another kind of device."""
         now, before = settings_of(part), self._saved.get(name, {})
         differs = {key: (before[key], value) for key, value in now.items() if key in before and before[key] != value}
         taken = {key: both for key, both in differs.items() if self._accepts(name, key)}
         stay = {key: was for key, (was, _) in differs.items() if key not in taken}
+        if _DEVICE in stay and isinstance(part, torch.nn.Module):
+            raise ValueError(f"track: {name} is on {now[_DEVICE]} and was on {stay[_DEVICE]}, whose bits are others: move it there "
+                             "before it is tracked, or take what is, and other bits, by accept=(\"device\",) of Run(…)")
         self._said[name], self._taken[id(part)] = {**now, **stay}, taken
         if stay:
             said = "; ".join(f"{name}.{key} was {was!r} and is {now[key]!r}" for key, was in stay.items())

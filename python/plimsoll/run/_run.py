@@ -12,13 +12,14 @@ import contextlib
 import os
 import pathlib
 import weakref
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..core import _torch_gate
 from ..core._numbers import number_of, real, whole
 from ..core._random_states import RandomStates
 from ..errors import MemoryPressure
+from ..memory._device_memory import of_accelerator
 from ..memory._scratch import find_run_by
 from ..rows._embedding import EmbeddingStore, Normal, Optimizer, Uniform, Zeros
 from ..training._batch import Batch
@@ -78,6 +79,9 @@ class Run:
     seed:         of Python's, NumPy's and torch's generators, the order, and rows.
     options:      what else decides the bits, such as {"lr": 1e-3}: kept in run.toml, and a start with
                   other values is refused with both. Before the first commit anything may change.
+    device_memory_limit: of torch's accelerator (each rank's own), or by device: {"cuda:1": "20GiB"}; as Governor's devices. None: no
+                  limit is imposed. Commits know on which kind of device each module was: another one has other bits, and
+                  is refused without accept=("device",).
     foreign_bytes, disk_limit: as Governor's.
     compute_threads: torch's; None: as many as the run began with, or torch has.
     deterministic: operators that have no deterministic form raise; False: they run, and the same bits are
@@ -100,6 +104,7 @@ class Run:
 
     def __init__(self, path: str | os.PathLike[str], *, memory_limit: int | str = "", seed: int = 0,
                  options: dict[str, Any] | None = None, foreign_bytes: int | str = "128MiB",
+                 device_memory_limit: int | str | Mapping[str, int | str] | None = None,
                  disk_limit: int | str = "", compute_threads: int | None = None, deterministic: bool = True,
                  accept: Iterable[str] = (), virtual_workers: int = 0, rank_stopped_seconds: float = 30.0,
                  _of_recipe: Any = None) -> None:
@@ -113,6 +118,7 @@ class Run:
         from ._run_tables import TableFolders
 
         accept = (accept,) if isinstance(accept, str) else tuple(accept)
+        devices = of_accelerator(device_memory_limit)
         if current() is not None:
             raise ValueError(f"Run: {current()!r} is open in this process; close it first")
         self.path = pathlib.Path(path)
@@ -137,7 +143,7 @@ class Run:
         self._count = 1 if self._workers is None else self._workers.count
         self._life = Life(self.path, self._content, self._here, group, self._count, memory_limit=memory_limit, seed=self.seed,
                           options=dict(options or {}), foreign_bytes=foreign_bytes, disk_limit=disk_limit,
-                          compute_threads=compute_threads,
+                          devices=devices, compute_threads=compute_threads,
                           deterministic=deterministic, accept=accept,
                           run_toml=_of_recipe.run_toml if _of_recipe else None)
         self._of_recipe = _of_recipe  # Of plimsoll.recipes: what the program was told.

@@ -25,7 +25,7 @@ import os
 import pathlib
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from .. import _core
@@ -190,7 +190,7 @@ class Life:
         return self.group.open_folder(root, opened)
 
     def _begin(self, is_run: bool, threads: int, toml: str, accept: list[str], *, memory_limit: int | str,
-               seed: int, options: dict[str, Any], foreign_bytes: int | str,
+               seed: int, options: dict[str, Any], foreign_bytes: int | str, devices: Mapping[str, int | str],
                disk_limit: int | str, deterministic: bool) -> None:
         from . import _run_settings as settings
 
@@ -205,7 +205,7 @@ class Life:
         self.folder.check_identity(identity, accept)
         if is_run:
             self.folder.write_config(toml)
-        self.governor = group.governor(memory_limit, disk_limit=disk_limit, directory=root, foreign_bytes=foreign_bytes)
+        self.governor = group.governor(memory_limit, disk_limit=disk_limit, directory=root, foreign_bytes=foreign_bytes, devices=devices)
         self._held.callback(self.governor.close)
         if group.first:
             self.folder.record(self.governor._core)
@@ -440,8 +440,23 @@ class Life:
         return now.asked == "stop"
 
     def _tell_limits(self) -> None:
-        for asked, change, why in self._limits.take():
-            self.report.limit(self.at.step, asked, change, why)
+        for asked, change, why, of_devices in self._limits.take():
+            if of_devices:
+                self._limit_devices(asked)
+            else:
+                self.report.limit(self.at.step, asked, change, why)
+
+    def _limit_devices(self, asked: str) -> None:
+        if not self.governor.devices:
+            self.report.limit(self.at.step, asked, None, "no device of this process has a limit: device_memory_limit of Run(…) sets one")
+        for name, device in self.governor.devices.items():
+            before = device.limit_bytes
+            try:
+                device.set_limit(asked)
+            except (ValueError, BudgetExceeded) as error:
+                self.report.limit(self.at.step, asked, None, str(error))
+            else:
+                self.report.device_limit(self.at.step, asked, name, before, device.limit_bytes)
 
     def commit(self, moved: bool = False, *, beside: bool = False) -> None:
         """Commits what is not committed yet. moved: the position has changed since, if not the step.

@@ -98,9 +98,18 @@ class Report:
             self._metrics.flush()
 
     def commit(self, step: int, seconds: float, stall_seconds: float, size: int) -> None:
-        """stall_seconds: of them the loop waited."""
+        """stall_seconds: of them the loop waited. What is held of devices is written down as often."""
+        self._devices(step)
         self._status.step, self._status.checkpoint_step = max(self._status.step, step), step
         self.event("commit", {"step": step, "seconds": seconds, "stall_seconds": stall_seconds, "bytes": size})
+
+    def _devices(self, step: int) -> None:
+        held = {f"{device.name}/{name}": value for device in self._governor.devices.values() for name, value in device.held().items()}
+        if held:
+            self.event("device", {"step": step, **held})
+        if self._metrics is not None:
+            for name, value in held.items():
+                self._metrics.scalar(f"device/{name}", value, step)
 
     def cleanup(self, step: int, done: dict[str, Any], when: str = "step") -> None:
         """Records the result of Governor.clean_up(). when: after a "step" or an "evaluation"."""
@@ -132,6 +141,12 @@ class Report:
                              "settled": change.settled, "purged_bytes": change.purged_bytes,
                              "shrunk_bytes": change.shrunk_bytes, "grown_bytes": change.grown_bytes,
                              "resident_bytes": change.resident.total})
+        self._write()
+
+    def device_limit(self, step: int, asked: str, device: str, before_bytes: int, limit_bytes: int) -> None:
+        """Reports that `plimsoll limit` changed the limit of a device."""
+        self.text(f"step {step}: memory limit of {device} {format_bytes(limit_bytes)}, was {format_bytes(before_bytes)}")
+        self.event("limit", {"step": step, "asked": asked, "device": device, "before_bytes": before_bytes, "limit_bytes": limit_bytes})
         self._write()
 
     @contextlib.contextmanager
@@ -178,4 +193,5 @@ class Report:
         self._next_status = time.monotonic() + _STATUS_EVERY
         if self._governor._core.valid:
             self._status.read_memory(self._governor._core)
+            self._status.devices = [one.status() for one in self._governor.devices.values()]
         self._folder.write_status(self._status, True)
