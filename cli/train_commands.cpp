@@ -261,8 +261,10 @@ void add_plan_of(CLI::App& command, int& status, const Recipe& recipe) {
       ->add_option("--device-memory-limit", typed->question.device.memory_limit,
                    "Memory limit of the device's allocator: 8GiB; for cuda: what is free")
       ->type_name("SIZE");
-  add_keys(*plan_of, typed, *recipe.settings(),
-           [](const Field& field) { return std::string_view(field.name) != "batch_size"; });
+  add_keys(*plan_of, typed, *recipe.settings(), [](const Field& field) {
+    const std::string_view name(field.name);  // Of a device plan has its own.
+    return name != "batch_size" && !name.starts_with("device");
+  });
   plan_of->add_flag("--json", typed->json, "Result as one line of JSON instead of a table");
   if (!recipe.choices.empty()) {
     plan_of->add_flag("--choices", typed->question.choices,

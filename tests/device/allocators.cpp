@@ -64,24 +64,30 @@ REGISTER_ALLOCATOR(kSim, &device_allocator)
 // ---- What kernels of the CPU allocate ----
 
 thread_local int inside_device = -1;
+c10::Allocator* cpu_allocator = nullptr;  // The one that ours stands before.
+
+// Libraries keep what a kernel allocated, and free it within another one, or outside of all.
+void free_of_kernel(void* data) {
+  if (is_kernel_address(data)) {
+    free_block(data);
+  } else {
+    cpu_allocator->raw_deleter()(data);
+  }
+}
 
 struct KernelAllocator final : c10::Allocator {
-  c10::Allocator* host = nullptr;
-
   c10::DataPtr allocate(std::size_t bytes) override {
     if (inside_device < 0 || bytes <= 16) {  // A number is an argument of a device's kernel.
-      return host->allocate(bytes);
+      return cpu_allocator->allocate(bytes);
     }
     void* data =
         memory(inside_device).allocate(bytes, current_stream(inside_device), /*ordered=*/false);
     if (data != nullptr) {
       data = host_address(data);
     }
-    return {data, data, &free_block, c10::Device(c10::DeviceType::CPU)};
+    return {data, data, &free_of_kernel, c10::Device(c10::DeviceType::CPU)};
   }
-  c10::DeleterFnPtr raw_deleter() const override {
-    return inside_device < 0 ? host->raw_deleter() : &free_block;
-  }
+  c10::DeleterFnPtr raw_deleter() const override { return &free_of_kernel; }
   void copy_data(void* to, const void* from, std::size_t bytes) const override {
     std::memcpy(to, from, bytes);
   }
@@ -93,7 +99,7 @@ KernelAllocator kernel_allocator;
 Inside::Inside(int device) : before(inside_device) {
   // Whoever set the CPU's allocator meanwhile stays behind ours.
   if (auto* now = c10::GetCPUAllocator(); now != &kernel_allocator) {
-    kernel_allocator.host = now;
+    cpu_allocator = now;
     c10::SetCPUAllocator(&kernel_allocator, 255);
   }
   inside_device = device;

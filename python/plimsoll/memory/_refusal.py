@@ -18,6 +18,11 @@ from ..errors import BudgetExceeded
 _HOST = "DefaultCPUAllocator"  # In the arena's refusals, as in those of torch's own allocator.
 
 
+def is_of_device(error: BaseException) -> bool:
+    """Whether a device refused memory, and not the host."""
+    return not isinstance(error, BudgetExceeded) and _HOST not in str(error)
+
+
 @dataclasses.dataclass(frozen=True)
 class Refusal:
     """Memory was refused; str() says why."""
@@ -41,7 +46,7 @@ def unless_refused(work: Callable[[], Any]) -> tuple[Any, Refusal | None]:
     try:
         return work(), None
     except (torch.OutOfMemoryError, BudgetExceeded) as error:
-        refusal = Refusal(str(error), not isinstance(error, BudgetExceeded) and _HOST not in str(error))
+        refusal = Refusal(str(error), is_of_device(error))
         traceback.clear_frames(error.__traceback__)
         error.__traceback__ = None
     torch.clear_autocast_cache()

@@ -59,6 +59,10 @@ class RunOptions:
     foreign_bytes: int = 128 << 20
     compute_threads: int = 0
 
+    def devices(self) -> dict[str, str]:
+        """Returns the limits of the devices that the run trains on, by torch's names for them; {}: it trains on the processor."""
+        return {}
+
 
 def option(default: bool | int | float | str, about: str, *, least: float | None = None,
            most: float | None = None, choices: tuple[str, ...] = (), path: bool = False, size: bool = False,
@@ -206,10 +210,10 @@ class _Work:
         options = self._options(values)
         own = {field.name: values[field.name] for field in dataclasses.fields(options)
                if field.metadata.get("decides_bits") and not field.metadata["path"]}
-        accepted = ("instruction_set", "ATEN_CPU_CAPABILITY") if accept_other_processor else ()
+        accepted = ("instruction_set", "ATEN_CPU_CAPABILITY", "device") if accept_other_processor else ()
         stop: dict[str, str] = {}
         said: dict[str, Any] | None = None
-        run = Run(out, memory_limit=options.memory_limit, seed=options.seed, options=own,
+        run = Run(out, memory_limit=options.memory_limit, device_memory_limit=options.devices() or None, seed=options.seed, options=own,
                   foreign_bytes=options.foreign_bytes, disk_limit=options.disk_limit,
                   compute_threads=options.compute_threads, accept=accepted, virtual_workers=getattr(options, "virtual_workers", 0),
                   _of_recipe=_OfRecipe(run_toml, options.checkpoint_every_n_steps, quiet))

@@ -96,7 +96,7 @@ class Admission:
         self.admitted_bytes = max(needed, promised)
         self._events.append({"event": "admitted", "rows": rows, "peak_bytes": peak,
                              "admitted_bytes": self.admitted_bytes, "limit_bytes": governor.limit_bytes,
-                             **({"device_bytes": peaks} if peaks else {})})
+                             **{f"{name}/peak_bytes": most for name, most in peaks.items()}})
         return self.admitted_bytes
 
     @contextlib.contextmanager

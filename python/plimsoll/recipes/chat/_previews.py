@@ -56,7 +56,7 @@ def check(path: str) -> None:
 
 @torch.no_grad()
 def _answer(tuned: Tuned, tokenizer: Any, asked: list[dict[str, str]], options: Options) -> str:
-    ids = tokenizer.apply_chat_template(asked, add_generation_prompt=True, return_tensors="pt", return_dict=True)["input_ids"]
+    ids = tokenizer.apply_chat_template(asked, add_generation_prompt=True, return_tensors="pt", return_dict=True)["input_ids"].to(tuned.device)
     made = tuned.model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), do_sample=False,
                                 max_new_tokens=options.preview_tokens, max_time=options.preview_seconds,
                                 pad_token_id=tokenizer.eos_token_id)

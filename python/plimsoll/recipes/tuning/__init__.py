@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import os
 from typing import TYPE_CHECKING, Any
 
 from .. import RunOptions, option
@@ -29,6 +30,10 @@ class TuningOptions(RunOptions):
                           choices=("auto", "resident", "streamed"), decides_bits=False)
     gradient_checkpointing: str = option("auto", "Activations are made again in backward, and not kept",
                                          choices=("auto", "on", "off"), decides_bits=False)
+    device: str = option("auto", "Device to train on: auto, cpu, cuda, cuda:1; auto is the GPU that torch has, else the processor, which "
+                                 "also has streamed weights, ranks and virtual workers", decides_bits=False)
+    device_memory_limit: str = option("", "Memory limit of the device: 20GiB, 80%; without one, 95 % of what is free when the run begins",
+                                      decides_bits=False)
     dtype: str = option("bfloat16", "Type of products, and of frozen weights; trained ones are float32",
                         choices=("bfloat16", "float32"))
 
@@ -58,6 +63,27 @@ class TuningOptions(RunOptions):
     patience: int = option(0, "Number of evaluations without a lower loss after which the run ends; 0: none ends it")
     cleanup_every_n_steps: int = option(0, "Steps after which what nobody uses is given back to the system; 0: under "
                                            "pressure only", decides_bits=False)
+
+    def device_name(self) -> str:
+        """Returns torch's name of the device to train on."""
+        import torch
+
+        if self.device != "auto":
+            return self.device
+        found = None if self.on_processor_because() else torch.accelerator.current_accelerator()
+        return found.type if found is not None else "cpu"
+
+    def on_processor_because(self) -> str:
+        """Says what can only be had on the processor; "" where nothing of it is asked for."""
+        if self.weights == "streamed" and self.profile == "given":
+            return "weights: they stream to the processor alone: say --weights resident"
+        if self.virtual_workers or int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            return "device: ranks and virtual workers train on the processor"
+        return ""
+
+    def devices(self) -> dict[str, str]:
+        name = self.device_name()
+        return {} if name == "cpu" else {name: self.device_memory_limit}
 
     def task(self) -> Task:
         """Makes the recipe's Task from these options."""
@@ -99,6 +125,8 @@ def before(options: TuningOptions) -> None:
         raise ValueError("patience: it counts evaluations; say how often with eval_every_n_steps")
     if options.dora and options.weights == "streamed":
         raise ValueError("weights: adapters of DoRA begin with the weights' norms; say resident, or leave dora out")
+    if options.device_name() != "cpu" and (why := options.on_processor_because()):
+        raise ValueError(f"{why}, or --device cpu")
     from ._choice import choose
 
     choose(options, 0)

@@ -21,6 +21,7 @@ from ...memory._memory import format_bytes
 from ._model import CHUNK, adapted, config_of
 
 if TYPE_CHECKING:
+    from ...memory._memory import Governor
     from . import TuningOptions
 
 _MORE = 1.1  # Of what is counted: partly used pages, and temporaries of operators. Seen: 1.00 to 1.07 in test_chat.py's models.
@@ -45,6 +46,12 @@ class Choice:
                 f"{'made again in backward' if self.recomputes else 'kept'}: {self.why}")
 
 
+def room_of(governor: Governor, options: TuningOptions) -> int:
+    """Returns the bytes that are left for tensors where the model will be."""
+    device = options.device_name()
+    return governor.tensor_room() if device == "cpu" else max(0, governor.devices[device].free_bytes)
+
+
 def choose(options: TuningOptions, left_bytes: int, method: str = "") -> Choice:
     """Returns the first choice that the options allow and that fits into `left_bytes` for tensors; else the smallest.
 
@@ -53,6 +60,8 @@ def choose(options: TuningOptions, left_bytes: int, method: str = "") -> Choice:
     open_ = options.profile == "auto"
     methods = [method] if method else ["full", "lora"] if open_ else [options.method]
     places = ["resident", "streamed"] if open_ or options.weights == "auto" else [options.weights]
+    if options.device_name() != "cpu":
+        places = ["resident"]
     again = {"auto": [False, True], "on": [True], "off": [False]}["auto" if open_ else options.gradient_checkpointing]
     ways = list(dict.fromkeys(  # Streamed blocks run again, whatever is asked.
         (one, place, anew or place == "streamed") for one in methods for place in places for anew in again

@@ -18,6 +18,7 @@ import torch
 from ... import _core
 from ...errors import CorruptError
 from ...memory._adopt import adopt
+from ...memory._refusal import is_of_device
 from ...training._cross_entropy import linear_cross_entropy
 from ...training._streamed import StreamedWeights, stream_frozen
 from ...training._weight_files import bytes_of, names_in, places_in
@@ -97,6 +98,8 @@ def made_within(governor: Governor, options: TuningOptions, choice: Choice, whol
     try:
         return Tuned(options, choice)
     except torch.OutOfMemoryError as error:
+        if is_of_device(error):
+            raise governor.device_refusal(f"model: {options.model} does not fit (--device cpu trains on the processor)") from None
         raise governor.refusal("tensors", 0, f"model: {options.model} does not fit: {error}", whole=whole) from None
 
 
@@ -118,6 +121,9 @@ class Tuned(torch.nn.Module):
             self.model = self._adapted(options, choice, config)
         if choice.recomputes and choice.weights == "resident":  # Streamed blocks run again in any case.
             self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        self.device = torch.device(options.device_name())
+        """Where it is, and where forward() and scores() bring what they are given."""
+        self.to(self.device)
         self._cast = choice.method == "full" and options.dtype == "bfloat16"
         self._dtype = torch.float32 if choice.method == "full" else getattr(torch, options.dtype)
         text = config.get_text_config()
@@ -172,7 +178,8 @@ class Tuned(torch.nn.Module):
 
     def forward(self, inputs: dict[str, Any], labels: Any) -> Any:
         """Returns the mean loss over the tokens to train on."""
-        with torch.autocast("cpu", torch.bfloat16, enabled=self._cast):
+        inputs, labels = self._brought(inputs, labels)
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self._cast):
             if not self.chunked:
                 logits = self._logits(inputs)[:, :-1].float()
                 return torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten(), ignore_index=_IGNORED)
@@ -183,13 +190,17 @@ class Tuned(torch.nn.Module):
     def scores(self, inputs: dict[str, Any], labels: Any) -> tuple[float, int, int]:
         """Returns (sum of losses, number of tokens predicted right, number of tokens), over the tokens to train on."""
         loss, right, count = 0.0, 0, 0
-        with torch.autocast("cpu", torch.bfloat16, enabled=self._cast):
+        inputs, labels = self._brought(inputs, labels)
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self._cast):
             for logits, wanted in self._chunks(inputs, labels):
                 for some, labelled in zip(logits.split(_WIDENED), wanted.split(_WIDENED)):  # Less than a step's chunk takes.
                     loss += float(torch.nn.functional.cross_entropy(some.float(), labelled, reduction="sum"))
                 right += int((logits.argmax(1) == wanted).sum())
                 count += len(wanted)
         return loss, right, count
+
+    def _brought(self, inputs: dict[str, Any], labels: Any) -> tuple[dict[str, Any], Any]:
+        return {name: one.to(self.device) for name, one in inputs.items()}, labels.to(self.device)
 
     def _chunks(self, inputs: dict[str, Any], labels: Any) -> Iterator[tuple[Any, Any]]:
         places = labels[:, 1:] != _IGNORED
@@ -226,7 +237,7 @@ class Tuned(torch.nn.Module):
         """Checks the checksum of the weights that no commit holds against the notes, or notes it there. Errors: CorruptError if it differs."""
         found = 0
         for _, one in sorted(self._state(False).items()):
-            found = _core.crc32c(bytes_of(one), found)
+            found = _core.crc32c(bytes_of(one.cpu()), found)
         if notes.setdefault("frozen", found) != found:
             raise CorruptError(f"model: frozen weights outside of the blocks are not what training began with: their checksum is "
                                f"{found:08x} and was {notes['frozen']:08x}. Put the files back, or train anew")

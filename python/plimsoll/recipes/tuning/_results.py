@@ -22,7 +22,7 @@ from ...training._cross_entropy import one_chunk
 from ...training._plan import plan_batch
 from ...training._step import Handed, step_of_run
 from .. import Told
-from ._choice import choose
+from ._choice import choose, room_of
 from ._model import Tuned, libraries, made_within
 from ._train import evaluated, held_out_rows, must_be_noted, optimizer_of, scheduler_of, step_options
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 def _limited(options: TuningOptions) -> Iterator[Governor]:
     libraries()
     _run_settings.settle(options.seed, options.compute_threads, True)
-    with Governor(options.memory_limit, foreign_bytes=options.foreign_bytes) as governor:
+    with Governor(options.memory_limit, foreign_bytes=options.foreign_bytes, devices=options.devices()) as governor:
         yield governor
 
 
@@ -44,7 +44,7 @@ def _tuned(options: TuningOptions, governor: Governor) -> tuple[Tuned, dict[str,
     if step < 0:
         raise NotFoundError(f"{options.out}: nothing is committed yet")
     parts = read(pathlib.Path(options.out) / "checkpoints" / f"step-{step:09}" / "parts.pt", step, mapped=True)["parts"]
-    tuned = made_within(governor, options, choose(options, governor.tensor_room(), parts["notes"]["method"]))
+    tuned = made_within(governor, options, choose(options, room_of(governor, options), parts["notes"]["method"]))
     tuned.load_state_dict(parts["model"])
     tuned.must_be_noted(parts["notes"])
     return tuned, parts["notes"], step
@@ -70,7 +70,7 @@ def evaluate_run(options: TuningOptions) -> dict[str, Any]:
 
 def export_run(options: TuningOptions, out: str, merge: bool) -> dict[str, Any]:
     """Exports a run's last commit to a folder: adapters in peft's format, or a model in transformers' format."""
-    folder = pathlib.Path(out)
+    folder, options = pathlib.Path(out), dataclasses.replace(options, device="cpu")
     if folder.exists():
         raise ValueError(f"out: {folder} is there already")
     with _limited(options) as governor:
@@ -85,7 +85,8 @@ def export_run(options: TuningOptions, out: str, merge: bool) -> dict[str, Any]:
 
 
 def plan_run(options: TuningOptions, device: str, device_memory_limit: str) -> dict[str, Any]:
-    """Plans the most full sequences of sequence_length tokens per step that fit, and returns each holder's bytes."""
+    """Plans the most full sequences of sequence_length tokens per step that fit, and returns each holder's bytes. The model is on the processor."""
+    options = dataclasses.replace(options, device="cpu")
     with _limited(options) as governor:
         task = options.task()
         data = task.open(options.data) if options.data else None

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ...core._folders import replaced
-from ._choice import Choice, choose
+from ._choice import Choice, choose, room_of
 from ._model import Tuned, libraries, made_within
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class Training:
         self.notes: dict[str, Any] = {"method": "", "updates": 0, "data": "", "best": math.inf, "worse": 0, "due": False,
                                       "ended": False, **self.task.notes()}
         run.track(notes=self.notes)
-        self.choice: Choice = choose(options, run.group.least("the parts", run.governor.tensor_room()), self.notes["method"])
+        self.choice: Choice = choose(options, run.group.least("the parts", room_of(run.governor, options)), self.notes["method"])
         self.notes["method"] = self.choice.method
         self.tuned = made_within(run.governor, options, self.choice, run.group.whole)
         self.optimizer = optimizer_of(self.tuned, options)
