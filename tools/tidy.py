@@ -317,19 +317,23 @@ def docstrings(tree: ast.AST):
                 yield one.lineno, one.value.value.strip()
 
 
-def check_words(root: pathlib.Path):
+def check_docstrings(code: str):
     """Docstrings begin with what they are about, say who says, and have no breathless sentence."""
-    stubs = [root / PACKAGE / name for name in ("_core.pyi", "_torch.pyi") if (root / PACKAGE / name).exists()]
-    for path in [*python_modules(root).values(), *stubs]:
-        for line, text in docstrings(ast.parse(path.read_text(encoding="utf-8"))):
-            relative = path.relative_to(root).as_posix()
-            if begin := RIDDLE.match(text):
-                yield relative, line, f"a docstring begins with {begin[0]}: say first what it is about"
-            for found in RIDDLES.finditer(text):
-                yield relative, line, f"a docstring says {found[0]!r}: say who does, or `per`"
-            for part in re.split(r"[,.;:()]|\n\s*\n|\n {2,}", text):
-                if len(part.split()) > 25:
-                    yield relative, line, f"a docstring has {len(part.split())} words without a comma: {' '.join(part.split()[:6])} …"
+    for line, text in docstrings(ast.parse(code)):
+        if begin := RIDDLE.match(text):
+            yield line, f"a docstring begins with {begin[0]}: say first what it is about"
+        for found in RIDDLES.finditer(text):
+            yield line, f"a docstring says {found[0]!r}: say who does, or `per`"
+        for part in re.split(r"[,.;:()]|\n\s*\n|\n {2,}", text):
+            if len(part.split()) > 25:
+                yield line, f"a docstring has {len(part.split())} words without a comma: {' '.join(part.split()[:6])} …"
+
+
+def check_words(root: pathlib.Path):
+    """Docstrings of Python; those of the bindings are seen in the stubs that a build makes (tests/python/test_stubs.py)."""
+    for path in python_modules(root).values():
+        for line, what in check_docstrings(path.read_text(encoding="utf-8")):
+            yield path.relative_to(root).as_posix(), line, what
 
 
 def check_privacy(root: pathlib.Path):
@@ -427,7 +431,7 @@ def selftest() -> int:
         "python/plimsoll/run/_a.py python/plimsoll/run/_b.py": ("from ._a import a\nfrom ._b import b\n", "a circle"),
         "python/plimsoll/core/_d.py": ('def f():\n    """What it gives."""\n', "begins with What"),
         "python/plimsoll/core/_w.py": ('"""What it holds."""\n', "begins with What"),
-        "python/plimsoll/_torch.pyi": ('class A:\n    """As others."""\n', "begins with As"),
+        "python/plimsoll/core/_s.py": ('class A:\n    """As others."""\n', "begins with As"),
         "python/plimsoll/core/_e.py": ('class A:\n    x = 1\n    """Of each row."""\n', "begins with Of"),
         "python/plimsoll/core/_f.py": ('def f():\n    """A name that is told."""\n', "say who does"),
         "python/plimsoll/core/_g.py": ('def f():\n    """' + "Word " * 26 + '."""\n', "words without a comma"),

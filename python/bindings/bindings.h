@@ -5,6 +5,8 @@
 // Reading order: this file, core.cpp, core_memory.cpp, core_stores.cpp, core_data.cpp, torch.cpp.
 // These modules are thin: they take contiguous arrays of the exact type and write into memory the
 // caller brought. Defaults, sizes as text and friendly names live in python/plimsoll/*.py.
+// A docstring is the last argument of its .def(), a type that of the C++ function: nanobind writes
+// _core.pyi and _torch.pyi from them (decision 0077).
 //
 // Threads: every call that may block runs without Python's lock; Guarded queues calls from several
 //          Python threads on one object.
@@ -42,6 +44,10 @@ using FloatsIn = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device:
 using FloatsOut = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using BytesIn = nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using BytesOut = nb::ndarray<std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+/// A dict of Python's, as stubs and type checkers see it.
+template <class Value>
+using DictOf = nb::typed<nb::dict, nb::str, Value>;
 
 template <class Array>
 auto span_of(const Array& array) {

@@ -88,6 +88,11 @@ NB_MODULE(_core, m) {
   using namespace plimsoll::python;
   // Objects alive when the interpreter ends are ordinary: the system takes their memory.
   nb::set_leak_warnings(false);
+  m.doc() =
+      "The torch-free library. Private: use the package `plimsoll`, whose classes wrap "
+      "these.\n\nArrays must be contiguous and of the exact dtype (TypeError otherwise); results "
+      "are written into arrays that the caller brings. Errors are those of plimsoll.errors, "
+      "ValueError and OSError.";
   bind_errors();
   m.attr("version") = PLIMSOLL_VERSION;
   m.attr("torch_version") = PLIMSOLL_TORCH_VERSION;  // That _torch was built for; "" without it.
@@ -96,16 +101,19 @@ NB_MODULE(_core, m) {
       [](std::string_view text, std::int64_t whole_bytes) {
         return plimsoll::parse_bytes(text, whole_bytes).or_throw();
       },
-      nb::arg("text"), nb::arg("whole_bytes") = 0);
-  m.def("format_bytes", &plimsoll::format_bytes, nb::arg("bytes"));
+      nb::arg("text"), nb::arg("whole_bytes") = 0,
+      "Bytes from \"512MiB\", \"6GB\" or \"25%\" (of whole_bytes). Errors: ValueError.");
+  m.def("format_bytes", &plimsoll::format_bytes, nb::arg("bytes"), "\"768.0 MiB\".");
   m.def(
       "crc32c",
       [](const BytesIn& bytes, std::uint32_t seed) {
         const nb::gil_scoped_release unlocked;
         return plimsoll::crc32c(bytes_of(bytes), seed);
       },
-      nb::arg("bytes").noconvert(), nb::arg("seed") = 0);
-  bind_program(m);  // _torch has one that trains, too.
+      nb::arg("bytes").noconvert(), nb::arg("seed") = 0,
+      "CRC-32C of the bytes, continuing from one returned earlier (0 to begin).");
+  // _torch has one that trains, too.
+  bind_program(m, "The program `plimsoll` without what needs torch. Returns its exit status.");
   bind_memory(m);
   bind_stores(m);
   bind_data(m);

@@ -88,7 +88,7 @@ nb::tuple state_tuple(const LoaderState& state) {
 }
 
 void bind_order(nb::module_& m) {
-  nb::class_<SampleOrder>(m, "SampleOrder")
+  nb::class_<SampleOrder>(m, "SampleOrder", "A keyed permutation; see plimsoll.SampleOrder.")
       .def(
           "__init__",
           [](SampleOrder* self, std::int64_t samples, std::uint64_t seed, std::int64_t epoch) {
@@ -106,19 +106,21 @@ void bind_order(nb::module_& m) {
             map_checked("position", positions, out, order.samples(),
                         [&](std::int64_t p) { return order.at(p); });
           },
-          nb::arg("positions").noconvert(), nb::arg("out").noconvert())
+          nb::arg("positions").noconvert(), nb::arg("out").noconvert(),
+          "Errors: ValueError for a position out of range.")
       .def(
           "position_of",
           [](const SampleOrder& order, const IdsIn& samples, const IdsOut& out) {
             map_checked("sample", samples, out, order.samples(),
                         [&](std::int64_t s) { return order.position_of(s); });
           },
-          nb::arg("samples").noconvert(), nb::arg("out").noconvert())
-      .def_prop_ro("samples", &SampleOrder::samples);
+          nb::arg("samples").noconvert(), nb::arg("out").noconvert(),
+          "Errors: ValueError for a sample out of range.")
+      .def_prop_ro("samples", &SampleOrder::samples, "How many there are.");
 }
 
 void bind_split(nb::module_& m) {
-  nb::class_<SplitHandle>(m, "Split")
+  nb::class_<SplitHandle>(m, "Split", "Which records train; see plimsoll.Split.")
       .def_static(
           "create",
           [](const Governor& governor, const Features& features, std::int64_t held_out_groups,
@@ -129,13 +131,18 @@ void bind_split(nb::module_& m) {
             return SplitHandle(
                 std::make_shared<SharedSplit>(SharedSplit{std::move(store), std::move(split)}));
           },
-          nb::arg("governor"), nb::arg("store"), nb::arg("held_out_groups"), nb::arg("seed"))
-      .def("close", &SplitHandle::close)
-      .def_prop_ro("train_rows", [](const SplitHandle& s) { return s.get()->split.train_rows(); })
-      .def_prop_ro("held_out_rows",
-                   [](const SplitHandle& s) { return s.get()->split.held_out_rows(); })
-      .def_prop_ro("held_out_groups",
-                   [](const SplitHandle& s) { return s.get()->split.held_out_groups(); })
+          nb::arg("governor"), nb::arg("store"), nb::arg("held_out_groups"), nb::arg("seed"),
+          "Errors: ValueError, BudgetExceeded.")
+      .def("close", &SplitHandle::close, "Returns what it leases.")
+      .def_prop_ro(
+          "train_rows", [](const SplitHandle& s) { return s.get()->split.train_rows(); },
+          "Records that train.")
+      .def_prop_ro(
+          "held_out_rows", [](const SplitHandle& s) { return s.get()->split.held_out_rows(); },
+          "Records held out.")
+      .def_prop_ro(
+          "held_out_groups", [](const SplitHandle& s) { return s.get()->split.held_out_groups(); },
+          "Groups held out.")
       .def(
           "train_ordinals",
           [](const SplitHandle& s, const IdsIn& ranks, const IdsOut& out) {
@@ -143,7 +150,8 @@ void bind_split(nb::module_& m) {
             map_checked("rank", ranks, out, split.train_rows(),
                         [&](std::int64_t r) { return split.train_ordinal(r); });
           },
-          nb::arg("ranks").noconvert(), nb::arg("out").noconvert())
+          nb::arg("ranks").noconvert(), nb::arg("out").noconvert(),
+          "Errors: ValueError for a rank out of range.")
       .def(
           "held_out_ordinals",
           [](const SplitHandle& s, const IdsIn& ranks, const IdsOut& out) {
@@ -151,7 +159,8 @@ void bind_split(nb::module_& m) {
             map_checked("rank", ranks, out, split.held_out_rows(),
                         [&](std::int64_t r) { return split.held_out_ordinal(r); });
           },
-          nb::arg("ranks").noconvert(), nb::arg("out").noconvert());
+          nb::arg("ranks").noconvert(), nb::arg("out").noconvert(),
+          "Errors: ValueError for a rank out of range.");
 }
 
 std::unique_ptr<PyLoader> open_loader(const Governor& governor, const Features& features,
@@ -178,7 +187,7 @@ std::unique_ptr<PyLoader> open_loader(const Governor& governor, const Features& 
 }
 
 // The description of the batch just taken; its columns follow through copy().
-nb::dict next_batch(PyLoader& loader) {
+DictOf<nb::any> next_batch(PyLoader& loader) {
   const auto [rows, epoch, position, ends, after] = loader.use([](SharedLoader& self) {
     self.batch = Batch();  // First, so that its slot can be filled again.
     self.loader.next(self.batch).or_throw();
@@ -223,22 +232,26 @@ void copy_batch(PyLoader& loader, const IdsOut& ids, const IdsOut& groups,
 }
 
 void bind_loader(nb::module_& m) {
-  nb::class_<PyLoader>(m, "Loader")
+  nb::class_<PyLoader>(m, "Loader", "Batches in a seeded order; see plimsoll.Loader.")
       .def_static("open", &open_loader, nb::arg("governor"), nb::arg("store"), nb::arg("split"),
                   nb::arg("columns"), nb::arg("batch_rows"), nb::arg("queue_bytes"),
                   nb::arg("threads"), nb::arg("drop_last"), nb::arg("sweep_batches"),
-                  nb::arg("seed"), nb::arg("epoch"), nb::arg("position"))
-      .def("next", &next_batch)
+                  nb::arg("seed"), nb::arg("epoch"), nb::arg("position"),
+                  "Errors: ValueError, NotFoundError, BudgetExceeded.")
+      .def("next", &next_batch,
+           "Takes a batch and describes it: rows, epoch, position, ends_epoch, state_after.")
       .def("copy", &copy_batch, nb::arg("ids").noconvert(), nb::arg("groups").noconvert(),
-           nb::arg("columns").noconvert())
-      .def("upcoming_ids",
-           [](PyLoader& loader) {
-             return loader.use([](SharedLoader& self) {
-               std::vector<std::int64_t> ids;
-               self.loader.upcoming_ids(ids).or_throw();
-               return ids;
-             });
-           })
+           nb::arg("columns").noconvert(), "Copies the batch taken last and gives its slot back.")
+      .def(
+          "upcoming_ids",
+          [](PyLoader& loader) {
+            return loader.use([](SharedLoader& self) {
+              std::vector<std::int64_t> ids;
+              self.loader.upcoming_ids(ids).or_throw();
+              return ids;
+            });
+          },
+          "Ids of the batch after the one handed out last.")
       .def(
           "seek",
           [](PyLoader& loader, std::uint64_t seed, std::int64_t epoch, std::int64_t position) {
@@ -247,24 +260,33 @@ void bind_loader(nb::module_& m) {
               self.loader.seek({seed, epoch, position}).or_throw();
             });
           },
-          nb::arg("seed"), nb::arg("epoch"), nb::arg("position"))
-      .def_prop_ro("batches_per_epoch",
-                   [](PyLoader& loader) {
-                     return loader.use([](auto& self) { return self.loader.batches_per_epoch(); });
-                   })
-      .def_prop_ro("slot_bytes",
-                   [](PyLoader& loader) {
-                     return loader.use([](auto& self) { return self.loader.slot_bytes(); });
-                   })
-      .def_prop_ro("slots",
-                   [](PyLoader& loader) {
-                     return loader.use([](auto& self) { return self.loader.slots(); });
-                   })
-      .def_prop_ro("stall_ns",
-                   [](PyLoader& loader) {
-                     return loader.use([](auto& self) { return self.loader.stall_ns(); });
-                   })
-      .def("close", &PyLoader::close);
+          nb::arg("seed"), nb::arg("epoch"), nb::arg("position"),
+          "Errors: ValueError for a position outside the epoch.")
+      .def_prop_ro(
+          "batches_per_epoch",
+          [](PyLoader& loader) {
+            return loader.use([](auto& self) { return self.loader.batches_per_epoch(); });
+          },
+          "Batches in one epoch.")
+      .def_prop_ro(
+          "slot_bytes",
+          [](PyLoader& loader) {
+            return loader.use([](auto& self) { return self.loader.slot_bytes(); });
+          },
+          "Bytes of one batch in the ring.")
+      .def_prop_ro(
+          "slots",
+          [](PyLoader& loader) {
+            return loader.use([](auto& self) { return self.loader.slots(); });
+          },
+          "Batches that fit the ring.")
+      .def_prop_ro(
+          "stall_ns",
+          [](PyLoader& loader) {
+            return loader.use([](auto& self) { return self.loader.stall_ns(); });
+          },
+          "Time next() waited.")
+      .def("close", &PyLoader::close, "Ends the threads and returns the ring.");
 }
 
 }  // namespace

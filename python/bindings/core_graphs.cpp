@@ -51,8 +51,8 @@ struct SharedBatches {
 };
 using PyBatches = Guarded<SharedBatches>;
 
-nb::tuple counts_tuple(const GraphCounts& counts) {
-  return nb::make_tuple(counts.graphs, counts.nodes, counts.edges);
+std::tuple<std::int64_t, std::int64_t, std::int64_t> counts_tuple(const GraphCounts& counts) {
+  return {counts.graphs, counts.nodes, counts.edges};
 }
 
 void copy_into(std::span<const std::int64_t> from, const IdsOut& out) {
@@ -109,7 +109,7 @@ void describe_graphs(const Graphs& graphs, const IdsIn& which, const IdsOut& nod
 }
 
 void bind_set(nb::module_& m) {
-  nb::class_<Graphs>(m, "GraphSet")
+  nb::class_<Graphs>(m, "GraphSet", "Many small graphs; see plimsoll.GraphSet.")
       .def_static(
           "open",
           [](const Governor& governor, const std::string& directory, std::int64_t cache_bytes) {
@@ -118,32 +118,40 @@ void bind_set(nb::module_& m) {
                 GraphSet::open(governor, {.directory = directory, .cache_bytes = cache_bytes})
                     .or_throw());
           },
-          nb::arg("governor"), nb::arg("directory"), nb::arg("cache_bytes"))
-      .def("close", &Graphs::close)
-      .def_prop_ro("graphs", [](const Graphs& graphs) { return graphs.get()->graphs(); })
-      .def_prop_ro("ids", [](const Graphs& graphs) { return graphs.get()->info().ids; })
-      .def_prop_ro("cached", [](const Graphs& graphs) { return graphs.get()->cached(); })
+          nb::arg("governor"), nb::arg("directory"), nb::arg("cache_bytes"),
+          "Errors: NotFoundError, CorruptError, BudgetExceeded, OSError.")
+      .def("close", &Graphs::close, "Lets go of the set.")
+      .def_prop_ro(
+          "graphs", [](const Graphs& graphs) { return graphs.get()->graphs(); },
+          "How many there are.")
+      .def_prop_ro(
+          "ids", [](const Graphs& graphs) { return graphs.get()->info().ids; },
+          "Ids in the vocabulary.")
+      .def_prop_ro(
+          "cached", [](const Graphs& graphs) { return graphs.get()->cached(); },
+          "True when the graphs stay in memory.")
       .def(
           "split_size",
           [](const Graphs& graphs, const std::string& split) {
             return graphs.get()->split(split_named(split)).size();
           },
-          nb::arg("split"))
+          nb::arg("split"), "Errors: ValueError for a split that is none.")
       .def(
           "split",
           [](const Graphs& graphs, const std::string& split, const IdsOut& out) {
             copy_into(graphs.get()->split(split_named(split)), out);
           },
-          nb::arg("split"), nb::arg("out").noconvert())
+          nb::arg("split"), nb::arg("out").noconvert(), "Shape: out [split_size(split)].")
       .def(
           "vocabulary",
           [](const Graphs& graphs, const IdsOut& out) {
             copy_into(graphs.get()->vocabulary(), out);
           },
-          nb::arg("out").noconvert())
+          nb::arg("out").noconvert(), "Shape: out [ids].")
       .def("describe", &describe_graphs, nb::arg("graphs").noconvert(),
            nb::arg("nodes").noconvert(), nb::arg("edges").noconvert(),
-           nb::arg("labels").noconvert(), nb::arg("files").noconvert())
+           nb::arg("labels").noconvert(), nb::arg("files").noconvert(),
+           "Errors: ValueError for a graph out of range.")
       .def(
           "gather",
           [](const Graphs& graphs, const IdsIn& which, const FlatFloatsOut& x,
@@ -157,12 +165,16 @@ void bind_set(nb::module_& m) {
           },
           nb::arg("graphs").noconvert(), nb::arg("x").noconvert(),
           nb::arg("edge_index").noconvert(), nb::arg("edge_attr").noconvert(),
-          nb::arg("graph_of_node").noconvert(), nb::arg("labels").noconvert())
-      .def("verify", [](const Graphs& graphs) {
-        const auto set = graphs.get();
-        const nb::gil_scoped_release unlocked;
-        set->verify(nullptr).or_throw();
-      });
+          nb::arg("graph_of_node").noconvert(), nb::arg("labels").noconvert(),
+          "Shape: flat arrays, at least as large as the batch. Errors: ValueError, CorruptError.")
+      .def(
+          "verify",
+          [](const Graphs& graphs) {
+            const auto set = graphs.get();
+            const nb::gil_scoped_release unlocked;
+            set->verify(nullptr).or_throw();
+          },
+          "Errors: CorruptError naming the graph; OSError.");
 }
 
 std::unique_ptr<PyBatches> open_batches(const Graphs& graphs, const std::string& split,
@@ -192,16 +204,18 @@ std::unique_ptr<PyBatches> open_batches(const Graphs& graphs, const std::string&
 }
 
 void bind_batches(nb::module_& m) {
-  nb::class_<PyBatches>(m, "GraphBatches")
+  nb::class_<PyBatches>(m, "GraphBatches", "Batches in a seeded order; see plimsoll.GraphBatches.")
       .def_static("open", &open_batches, nb::arg("set"), nb::arg("split"), nb::arg("graphs").none(),
                   nb::arg("batch_graphs"), nb::arg("nodes_max"), nb::arg("edges_max"),
                   nb::arg("bytes_max"), nb::arg("min_steps"), nb::arg("shuffle"), nb::arg("seed"),
-                  nb::arg("epoch"), nb::arg("position"))
-      .def("peek",
-           [](PyBatches& batches) {
-             return counts_tuple(
-                 batches.use([](SharedBatches& self) { return self.batches.peek(); }));
-           })
+                  nb::arg("epoch"), nb::arg("position"), "Errors: ValueError naming the option.")
+      .def(
+          "peek",
+          [](PyBatches& batches) {
+            return counts_tuple(
+                batches.use([](SharedBatches& self) { return self.batches.peek(); }));
+          },
+          "Graphs, nodes and edges of the next batch.")
       .def(
           "next",
           [](PyBatches& batches, const FlatFloatsOut& x, const IdsOut& edge_index,
@@ -211,41 +225,49 @@ void bind_batches(nb::module_& m) {
             out.graphs = span_of(graphs);
             const GraphBatch batch =
                 batches.use([&](SharedBatches& self) { return self.batches.next(out).or_throw(); });
-            return nb::make_tuple(batch.epoch, batch.position, batch.ends_epoch);
+            return std::tuple(batch.epoch, batch.position, batch.ends_epoch);
           },
           nb::arg("x").noconvert(), nb::arg("edge_index").noconvert(),
           nb::arg("edge_attr").noconvert(), nb::arg("graph_of_node").noconvert(),
-          nb::arg("labels").noconvert(), nb::arg("graphs").noconvert())
+          nb::arg("labels").noconvert(), nb::arg("graphs").noconvert(),
+          "Assembles a batch; its epoch, position and whether it ends the epoch.")
       .def(
           "steps",
           [](PyBatches& batches, std::int64_t epoch) {
             return batches.use([&](SharedBatches& self) { return self.batches.steps(epoch); });
           },
-          nb::arg("epoch"))
+          nb::arg("epoch"), "Batches of an epoch.")
       .def(
           "seek",
           [](PyBatches& batches, std::int64_t epoch, std::int64_t position) {
             batches.use(
                 [&](SharedBatches& self) { self.batches.seek(epoch, position).or_throw(); });
           },
-          nb::arg("epoch"), nb::arg("position"))
-      .def_prop_ro("graphs",
-                   [](PyBatches& batches) {
-                     return batches.use([](SharedBatches& self) { return self.batches.graphs(); });
-                   })
-      .def_prop_ro("most",
-                   [](PyBatches& batches) {
-                     return counts_tuple(
-                         batches.use([](SharedBatches& self) { return self.batches.most(); }));
-                   })
-      .def_prop_ro("state",
-                   [](PyBatches& batches) {
-                     const auto [epoch, position] = batches.use([](SharedBatches& self) {
-                       return std::pair(self.batches.epoch(), self.batches.position());
-                     });
-                     return nb::make_tuple(epoch, position);
-                   })
-      .def("close", &PyBatches::close);
+          nb::arg("epoch"), nb::arg("position"),
+          "Errors: ValueError for a position outside the epoch.")
+      .def_prop_ro(
+          "graphs",
+          [](PyBatches& batches) {
+            return batches.use([](SharedBatches& self) { return self.batches.graphs(); });
+          },
+          "Graphs of an epoch.")
+      .def_prop_ro(
+          "most",
+          [](PyBatches& batches) {
+            return counts_tuple(
+                batches.use([](SharedBatches& self) { return self.batches.most(); }));
+          },
+          "Graphs, nodes and edges that no batch passes.")
+      .def_prop_ro(
+          "state",
+          [](PyBatches& batches) {
+            const auto [epoch, position] = batches.use([](SharedBatches& self) {
+              return std::pair(self.batches.epoch(), self.batches.position());
+            });
+            return std::tuple(epoch, position);
+          },
+          "Epoch and position.")
+      .def("close", &PyBatches::close, "Lets go of the set.");
 }
 
 // True when `out` already held what would have been made. Ctrl-C cancels.
@@ -300,7 +322,8 @@ void bind_graphs(nb::module_& m) {
         nb::arg("window"), nb::arg("stride"), nb::arg("validation"), nb::arg("seed"),
         nb::arg("columns"), nb::arg("vocabulary"), nb::arg("normal_ids"), nb::arg("exclude"),
         nb::arg("ids_max"), nb::arg("skip_bad"), nb::arg("dialect"), nb::arg("rebuild"),
-        nb::arg("threads"), nb::arg("chunk_bytes"));
+        nb::arg("threads"), nb::arg("chunk_bytes"),
+        "True when `out` was left as it was. Errors: see plimsoll.import_can.");
 }
 
 }  // namespace plimsoll::python

@@ -135,7 +135,7 @@ bool HolderSearch::weigh(std::int64_t budget_ns) {
   return true;
 }
 
-nb::list HolderSearch::grown() const {
+nb::typed<nb::list, std::pair<std::size_t, Objects>> HolderSearch::grown() const {
   nb::list all;
   for (const auto& [more, node] : grown_) {
     all.append(nb::make_tuple(more, way(node)));
@@ -459,14 +459,14 @@ std::uint32_t HolderSearch::common(const std::vector<std::uint32_t>& ends) const
   return best;
 }
 
-nb::list HolderSearch::holder() const {
+Objects HolderSearch::holder() const {
   std::vector<std::uint32_t> ends;
   std::ranges::copy_if(holders_, std::back_inserter(ends),
                        [](std::uint32_t node) { return node != kNone; });
   return way(common(ends));
 }
 
-nb::list HolderSearch::graphs(std::size_t first) const {
+nb::typed<nb::list, std::pair<std::size_t, nb::any>> HolderSearch::graphs(std::size_t first) const {
   nb::list all;
   for (std::size_t at = first; at < graphs_.size(); ++at) {
     all.append(nb::make_tuple(graphs_[at], nb::borrow(nodes_[graphs_[at]].object)));
@@ -480,7 +480,7 @@ void HolderSearch::mark_graph(std::uint32_t node, const std::vector<std::uintptr
   }
 }
 
-nb::list HolderSearch::ways(std::size_t most) const {
+nb::typed<nb::list, Objects> HolderSearch::ways(std::size_t most) const {
   nb::list all;
   for (const std::uint32_t node : holders_) {
     if (node != kNone && all.size() < most) {

@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
@@ -38,15 +39,17 @@ using PlaceNumbers =
 using Images = SharedSet<ImageSet>;
 
 void bind_decoding(nb::module_& m) {
-  m.attr("image_pixels_max") = kImagePixelsMost;
+  m.attr("image_pixels_max") = kImagePixelsMost;  // Pixels of an image at most, by default.
   m.def(
       "image_info",
       [](const BytesIn& encoded, std::int64_t pixels_max) {
         const ImageInfo info = read_image_info(bytes_of(encoded), pixels_max).or_throw();
-        return nb::make_tuple(image_format_name(info.format), info.width, info.height,
-                              info.orientation, info.scratch_bytes);
+        return std::tuple(image_format_name(info.format), info.width, info.height, info.orientation,
+                          info.scratch_bytes);
       },
-      nb::arg("encoded").noconvert(), nb::arg("pixels_max"));
+      nb::arg("encoded").noconvert(), nb::arg("pixels_max"),
+      "Format, width, height (upright), orientation, bytes that decoding takes beside the "
+      "pixels.\n\nErrors: ValueError, CorruptError.");
   m.def(
       "decode_image",
       [](const BytesIn& encoded, std::int64_t pixels_max, const BytesOut& pixels) {
@@ -54,7 +57,8 @@ void bind_decoding(nb::module_& m) {
         const ImageInfo info = read_image_info(bytes_of(encoded), pixels_max).or_throw();
         decode_image(bytes_of(encoded), info, span_of(pixels)).or_throw();
       },
-      nb::arg("encoded").noconvert(), nb::arg("pixels_max"), nb::arg("pixels").noconvert());
+      nb::arg("encoded").noconvert(), nb::arg("pixels_max"), nb::arg("pixels").noconvert(),
+      "Shape: pixels [height * width * 3]. Errors: ValueError, CorruptError.");
   m.def(
       "resize_image",
       [](const BytesIn& pixels, std::pair<std::int64_t, std::int64_t> from, const BytesOut& out,
@@ -65,7 +69,8 @@ void bind_decoding(nb::module_& m) {
             .or_throw();
       },
       nb::arg("pixels").noconvert(), nb::arg("from_"), nb::arg("out").noconvert(), nb::arg("to"),
-      nb::arg("filter"));
+      nb::arg("filter"),
+      "Shape: pixels, out [height * width * 3]; sizes as width and height. Errors: ValueError.");
 }
 
 void bind_scaling(nb::module_& m) {
@@ -77,17 +82,21 @@ void bind_scaling(nb::module_& m) {
         const nb::gil_scoped_release unlocked;
         scale_image(span_of(pixels), span_of(table), span_of(out)).or_throw();
       },
-      nb::arg("pixels").noconvert(), nb::arg("table").noconvert(), nb::arg("out").noconvert());
+      nb::arg("pixels").noconvert(), nb::arg("table").noconvert(), nb::arg("out").noconvert(),
+      "Shape: pixels [n * 3], table [3 * 256], out [3 * n]. Errors: ValueError.");
 }
 
 void bind_image_set(nb::module_& m) {
-  bind_row_set<ImageSet>(m, "ImageSet")
-      .def_prop_ro("counts",
-                   [](const Images& images) {
-                     const ImageSetInfo info = images.get()->info();
-                     return nb::make_tuple(info.images, info.encoded_bytes, info.decoded_bytes,
-                                           info.work_bytes_max, info.fingerprint);
-                   })
+  bind_row_set<ImageSet>(m, "ImageSet", "Rows of messages and images; see plimsoll.ImageSet.")
+      .def_prop_ro(
+          "counts",
+          [](const Images& images) {
+            const ImageSetInfo info = images.get()->info();
+            return std::tuple(info.images, info.encoded_bytes, info.decoded_bytes,
+                              info.work_bytes_max, info.fingerprint);
+          },
+          "Images, their bytes encoded and decoded, bytes beside the pixels of one while it is "
+          "decoded, fingerprint.")
       .def(
           "row",
           [](const Images& images, std::int64_t row) {
@@ -103,7 +112,9 @@ void bind_image_set(nb::module_& m) {
             }
             return std::pair(std::move(found.messages), std::move(places));
           },
-          nb::arg("row"))
+          nb::arg("row"),
+          "Messages as JSON; of each image offset, bytes, CRC-32C, width, height. Errors: "
+          "ValueError, CorruptError.")
       .def(
           "read",
           [](const Images& images, const PlaceNumbers& place, const BytesOut& out) {
@@ -115,13 +126,15 @@ void bind_image_set(nb::module_& m) {
                    bytes_of(out))
                 .or_throw();
           },
-          nb::arg("place"), nb::arg("out").noconvert());
+          nb::arg("place"), nb::arg("out").noconvert(),
+          "Shape: uint8 [bytes]. Errors: ValueError, CorruptError, OSError.");
 }
 
 using PyImageWriter = Guarded<ImageWriter>;
 
 void bind_image_writer(nb::module_& m) {
-  bind_row_writer<ImageWriter, ImageSet>(m, "ImageWriter")
+  bind_row_writer<ImageWriter, ImageSet>(
+      m, "ImageWriter", "Makes an image set; include/plimsoll/image_set.h has the contract.")
       .def_static(
           "open",
           [](const Governor& governor, const std::string& path, const std::string& fingerprint,
@@ -136,11 +149,13 @@ void bind_image_writer(nb::module_& m) {
                 "ImageWriter");
           },
           nb::arg("governor"), nb::arg("path"), nb::arg("fingerprint"), nb::arg("pixels_max"),
-          nb::arg("rebuild"))
-      .def_prop_ro("images",
-                   [](PyImageWriter& writer) {
-                     return writer.use([](ImageWriter& self) { return self.info().images; });
-                   })
+          nb::arg("rebuild"), "Errors: ValueError, BudgetExceeded, OSError.")
+      .def_prop_ro(
+          "images",
+          [](PyImageWriter& writer) {
+            return writer.use([](ImageWriter& self) { return self.info().images; });
+          },
+          "Images written.")
       .def(
           "append",
           [](PyImageWriter& writer, const std::string& messages,
@@ -151,7 +166,9 @@ void bind_image_writer(nb::module_& m) {
             }
             writer.use([&](ImageWriter& self) { self.append(messages, spans).or_throw(); });
           },
-          nb::arg("messages"), nb::arg("images"));
+          nb::arg("messages"), nb::arg("images"),
+          "Decodes the images, and adds the row. Errors: ValueError, CorruptError, BudgetExceeded, "
+          "OSError.");
 }
 
 struct SharedImageBatches {
@@ -162,7 +179,10 @@ using PyImageBatches = Guarded<SharedImageBatches>;
 using PlacePair = std::pair<std::int64_t, std::int64_t>;
 
 // Rows as (row, messages, [pixels, …]): arrays over the batch's slab, which they hold.
-nb::list rows_of(const ImageBatch& batch) {
+using Pixels = nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<3>>;
+using RowList = nb::typed<nb::list, std::tuple<std::int64_t, std::string, std::vector<Pixels>>>;
+
+RowList rows_of(const ImageBatch& batch) {
   nb::list rows;
   for (const ImageBatchRow& row : batch.rows) {
     nb::list images;
@@ -173,8 +193,8 @@ nb::list rows_of(const ImageBatch& batch) {
       const std::array<std::size_t, 3> shape{static_cast<std::size_t>(row.sizes[i].height),
                                              static_cast<std::size_t>(row.sizes[i].width), 3};
       // Nobody else has these bytes any more: they are the caller's to change.
-      images.append(nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<3>>(
-          const_cast<std::uint8_t*>(row.pixels[i].data()), 3, shape.data(), owner));
+      images.append(
+          Pixels(const_cast<std::uint8_t*>(row.pixels[i].data()), 3, shape.data(), owner));
     }
     rows.append(nb::make_tuple(row.row, row.messages, images));
   }
@@ -182,7 +202,8 @@ nb::list rows_of(const ImageBatch& batch) {
 }
 
 void bind_image_batches(nb::module_& m) {
-  nb::class_<PyImageBatches>(m, "ImageBatches")
+  nb::class_<PyImageBatches>(m, "ImageBatches",
+                             "Rows with decoded images; see plimsoll.ImageBatches.")
       .def_static(
           "open",
           [](const Governor& governor, const Images& images, std::int64_t batch_size, bool shuffle,
@@ -205,14 +226,18 @@ void bind_image_batches(nb::module_& m) {
           },
           nb::arg("governor"), nb::arg("set"), nb::arg("batch_size"), nb::arg("shuffle"),
           nb::arg("seed"), nb::arg("held_out"), nb::arg("only_held_out"), nb::arg("threads"),
-          nb::arg("queue_bytes"), nb::arg("place"))
-      .def("next",
-           [](PyImageBatches& batches) {
-             const ImageBatch batch = batches.use(
-                 [](SharedImageBatches& self) { return self.batches.next().or_throw(); });
-             return nb::make_tuple(PlacePair(batch.place.epoch, batch.place.position),
-                                   rows_of(batch), batch.ends_epoch);
-           })
+          nb::arg("queue_bytes"), nb::arg("place"),
+          "Errors: ValueError naming the option, BudgetExceeded.")
+      .def(
+          "next",
+          [](PyImageBatches& batches) {
+            const ImageBatch batch = batches.use(
+                [](SharedImageBatches& self) { return self.batches.next().or_throw(); });
+            return std::tuple(PlacePair(batch.place.epoch, batch.place.position), rows_of(batch),
+                              batch.ends_epoch);
+          },
+          "Place; row, messages as JSON, and pixels [height, width, 3] of each; whether it ends "
+          "the epoch.")
       .def(
           "seek",
           [](PyImageBatches& batches, PlacePair place) {
@@ -220,17 +245,20 @@ void bind_image_batches(nb::module_& m) {
               self.batches.seek({.epoch = place.first, .position = place.second}).or_throw();
             });
           },
-          nb::arg("place"))
-      .def_prop_ro("place",
-                   [](PyImageBatches& batches) {
-                     const ImagesPlace place =
-                         batches.use([](SharedImageBatches& self) { return self.batches.place(); });
-                     return PlacePair(place.epoch, place.position);
-                   })
-      .def("close", &PyImageBatches::close);
+          nb::arg("place"), "Errors: ValueError for a place that is none.")
+      .def_prop_ro(
+          "place",
+          [](PyImageBatches& batches) {
+            const ImagesPlace place =
+                batches.use([](SharedImageBatches& self) { return self.batches.place(); });
+            return PlacePair(place.epoch, place.position);
+          },
+          "Epoch and position.")
+      .def("close", &PyImageBatches::close, "Ends the threads, and lets go of the set.");
 }
 
 using PyLines = Guarded<ChatLines>;
+using LineTuple = std::tuple<std::int64_t, std::int64_t, std::optional<nb::bytes>>;
 using SumNumbers = std::pair<std::int64_t, std::uint32_t>;
 
 std::vector<SumNumbers> sums_of(PyLines& lines) {
@@ -272,17 +300,20 @@ void bind_unpacked(nb::module_& m) {
       [kKinds](const nb::bytes& head) {
         const FileSort sort =
             file_sort(std::span(reinterpret_cast<const std::byte*>(head.c_str()), head.size()));
-        return nb::make_tuple(kKinds[static_cast<std::size_t>(sort.kind)], sort.name, sort.advice);
+        return std::tuple(kKinds[static_cast<std::size_t>(sort.kind)], sort.name, sort.advice);
       },
-      nb::arg("head"));
+      nb::arg("head"),
+      "Kind of a file by its first file_head bytes (src/data/file_kind.h), its name, and what to "
+      "do about it.");
   m.attr("file_head") = kFileHead;
-  nb::class_<PyUnpacked>(m, "Unpacked")
+  nb::class_<PyUnpacked>(m, "Unpacked",
+                         "The bytes of a file, unpacked where it is packed by gzip or zstd.")
       .def_static(
           "open",
           [](const Governor& governor, const std::string& path) {
             return std::make_unique<PyUnpacked>(open_unpacked(governor, path), "Unpacked");
           },
-          nb::arg("governor"), nb::arg("path"))
+          nb::arg("governor"), nb::arg("path"), "Errors: NotFoundError, OSError, BudgetExceeded.")
       .def(
           "read",
           [](PyUnpacked& file, std::size_t size) {
@@ -301,16 +332,21 @@ void bind_unpacked(nb::module_& m) {
             });
             return nb::bytes(out.data(), static_cast<std::size_t>(got));
           },
-          nb::arg("size"))
-      .def_prop_ro("position",
-                   [](PyUnpacked& file) {
-                     return file.use([](UnpackedFile& self) { return self.bytes.position(); });
-                   })
-      .def("close", &PyUnpacked::close);
+          nb::arg("size"),
+          "At most so many; none at the end. Errors: CorruptError, ValueError, OSError.")
+      .def_prop_ro(
+          "position",
+          [](PyUnpacked& file) {
+            return file.use([](UnpackedFile& self) { return self.bytes.position(); });
+          },
+          "Bytes of the file read so far, packed.")
+      .def("close", &PyUnpacked::close, "Lets go of the file.");
 }
 
 void bind_lines(nb::module_& m) {
-  nb::class_<PyLines>(m, "Lines")
+  nb::class_<PyLines>(
+      m, "Lines",
+      "Lines of files, or of a feed in their place; src/data/chat_lines.h has the contract.")
       .def_static(
           "open",
           [](const Governor& governor, const std::vector<std::string>& files,
@@ -321,40 +357,49 @@ void bind_lines(nb::module_& m) {
                     .or_throw(),
                 "Lines");
           },
-          nb::arg("governor"), nb::arg("files"), nb::arg("line_bytes_max"), nb::arg("feed").none())
-      .def("next",
-           [](PyLines& lines) -> nb::object {
-             std::optional<std::string> text;
-             std::int64_t file = 0;
-             std::int64_t number = 0;
-             bool too_long = false;
-             lines.use([&](ChatLines& self) {
-               text = self.next().or_throw();
-               file = self.place().file;
-               number = self.line();
-               too_long = self.too_long();
-             });
-             if (!text) {
-               return nb::none();
-             }
-             return too_long ? nb::make_tuple(file, number, nb::none())
-                             : nb::make_tuple(file, number, nb::bytes(text->data(), text->size()));
-           })
+          nb::arg("governor"), nb::arg("files"), nb::arg("line_bytes_max"), nb::arg("feed").none(),
+          "feed: a RowFeed (_row_files.py), or None. Errors: BudgetExceeded.")
+      .def(
+          "next",
+          [](PyLines& lines) -> std::optional<LineTuple> {
+            std::optional<std::string> text;
+            std::int64_t file = 0;
+            std::int64_t number = 0;
+            bool too_long = false;
+            lines.use([&](ChatLines& self) {
+              text = self.next().or_throw();
+              file = self.place().file;
+              number = self.line();
+              too_long = self.too_long();
+            });
+            if (!text) {
+              return std::nullopt;
+            }
+            return LineTuple(
+                file, number,
+                too_long ? std::nullopt : std::optional(nb::bytes(text->data(), text->size())));
+          },
+          "File, line, and its bytes: None for one that is too long. None at the end. Errors: "
+          "CorruptError, OSError.")
       .def(
           "name_of",
           [](PyLines& lines, std::int64_t file, std::int64_t line, bool brief) {
             return lines.use([&](ChatLines& self) { return self.name_of(file, line, brief); });
           },
-          nb::arg("file"), nb::arg("line"), nb::arg("brief"))
-      .def_prop_ro("place",
-                   [](PyLines& lines) {
-                     const ChatPlace at = lines.use([](ChatLines& self) { return self.place(); });
-                     return std::tuple(at.file, at.line, at.at);
-                   })
-      .def_prop_ro("sums", &sums_of)
+          nb::arg("file"), nb::arg("line"), nb::arg("brief"),
+          "\"rows.jsonl:7\", or \"rows.json[6]\" of an array.")
+      .def_prop_ro(
+          "place",
+          [](PyLines& lines) {
+            const ChatPlace at = lines.use([](ChatLines& self) { return self.place(); });
+            return std::tuple(at.file, at.line, at.at);
+          },
+          "File, line and byte where the next line begins.")
+      .def_prop_ro("sums", &sums_of, "Bytes and CRC-32C of what was read of each file, unpacked.")
       .def_prop_ro(
           "done",
-          [](PyLines& lines) { return lines.use([](ChatLines& self) { return self.done(); }); })
+          [](PyLines& lines) { return lines.use([](ChatLines& self) { return self.done(); }); },
+          "Bytes read, as they lie on disk; of a feed, lines.")
       .def(
           "go_to",
           [](PyLines& lines, const std::tuple<std::int64_t, std::int64_t, std::int64_t>& place,
@@ -372,8 +417,9 @@ void bind_lines(nb::module_& m) {
                   .or_throw();
             });
           },
-          nb::arg("place"), nb::arg("sums"))
-      .def("close", &PyLines::close);
+          nb::arg("place"), nb::arg("sums"),
+          "False where what was read has changed. Errors: ValueError, OSError.")
+      .def("close", &PyLines::close, "Lets go of the files.");
 }
 
 }  // namespace

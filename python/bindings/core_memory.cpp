@@ -10,11 +10,15 @@
 #include <cstdlib>
 #include <memory>
 #include <new>
+#include <optional>
 #include <string>
+#include <tuple>
 
 #include <pthread.h>
 
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include "bindings.h"
@@ -88,7 +92,7 @@ LedgerAndLook ledger_and_look(const Governor& governor) {
   return all;
 }
 
-nb::dict pools_of(const LedgerAndLook& state) {
+DictOf<PoolState> pools_of(const LedgerAndLook& state) {
   nb::dict pools;
   for (int tag = 0; tag < kTagCount; ++tag) {
     pools[tag_name(static_cast<Tag>(tag))] = nb::cast(state.pools[static_cast<std::size_t>(tag)]);
@@ -166,9 +170,9 @@ class NewsOfWatcher {
                 ::pthread_kill(main, wake);
               }
             })) {}
-  nb::object take() {
-    auto news = watcher_ == nullptr ? std::nullopt : watcher_->take();
-    return news ? nb::object(nb::make_tuple(news->stop, news->late, news->report)) : nb::none();
+  std::optional<std::tuple<bool, bool, PressureReport>> take() {
+    const auto news = watcher_ == nullptr ? std::nullopt : watcher_->take();
+    return news ? std::optional(std::tuple(news->stop, news->late, news->report)) : std::nullopt;
   }
   void defer() noexcept {
     if (watcher_ != nullptr) {
@@ -193,65 +197,86 @@ class NewsOfWatcher {
 };
 
 void bind_limits(nb::module_& m) {
-  nb::class_<LimitCandidate>(m, "LimitCandidate")
-      .def_ro("source", &LimitCandidate::source)
-      .def_ro("where", &LimitCandidate::where)
-      .def_ro("bytes", &LimitCandidate::bytes)
+  nb::class_<LimitCandidate>(m, "LimitCandidate", "One thing that bounds the process.")
+      .def_ro("source", &LimitCandidate::source,
+              "\"user\", \"cgroup v2 memory.max\", \"SLURM_MEM_PER_NODE\", \"available\", …")
+      .def_ro("where", &LimitCandidate::where,
+              "The file, the variable or the option it was read from.")
+      .def_ro("bytes", &LimitCandidate::bytes, "The bound, in bytes.")
       .def("__repr__", [](const LimitCandidate& one) {
         return "<" + one.source + " (" + one.where + "): " + format_bytes(one.bytes) + ">";
       });
-  nb::class_<LimitReport>(m, "LimitReport")
-      .def_ro("candidates", &LimitReport::candidates)
-      .def_ro("limit_bytes", &LimitReport::limit_bytes)
-      .def_ro("winner", &LimitReport::winner)
-      .def_ro("defaulted", &LimitReport::defaulted)
-      .def("explain", &LimitReport::explain)
+  nb::class_<LimitReport>(m, "LimitReport",
+                          "All bounds found, and the one that holds; str() is one line.")
+      .def_ro("candidates", &LimitReport::candidates, "In the order looked up; at least one.")
+      .def_ro("limit_bytes", &LimitReport::limit_bytes, "The limit that holds, in bytes.")
+      .def_ro("winner", &LimitReport::winner, "Index into candidates.")
+      .def_ro("defaulted", &LimitReport::defaulted,
+              "True: no user limit, so limit_bytes is 80 % of the winner.")
+      .def("explain", &LimitReport::explain, "\"768.0 MiB (user: --memory-limit)\".")
       .def("__str__", &LimitReport::explain)
       .def("__repr__", [](const LimitReport& r) { return "<limit " + r.explain() + ">"; });
-  nb::class_<Resident>(m, "Resident")
-      .def_ro("anonymous", &Resident::anonymous)
-      .def_ro("file", &Resident::file)
-      .def_ro("shared", &Resident::shared)
-      .def_ro("swapped", &Resident::swapped)
-      .def_ro("peak", &Resident::peak)
-      .def_prop_ro("total", &Resident::total)
+  nb::class_<Resident>(m, "Resident",
+                       "Memory that the operating system charges the process, in bytes.")
+      .def_ro("anonymous", &Resident::anonymous, "Heap, stacks, arenas.")
+      .def_ro("file", &Resident::file, "Mapped files and code, which the kernel can take back.")
+      .def_ro("shared", &Resident::shared, "Shared memory.")
+      .def_ro("swapped", &Resident::swapped, "On swap.")
+      .def_ro("peak", &Resident::peak, "Highest total so far.")
+      .def_prop_ro("total", &Resident::total, "anonymous + file + shared.")
       .def("__repr__", &describe_resident);
   m.def("limits", &limits, nb::arg("memory_limit") = "", nb::arg("source") = "memory_limit",
-        nb::call_guard<nb::gil_scoped_release>());
+        nb::call_guard<nb::gil_scoped_release>(),
+        "Every bound on this process. Errors: ValueError.");
   m.def(
       "in_memory_file_system",
       [](const std::string& path) { return std::string(memory_file_system(path)); },
-      nb::arg("path"));
+      nb::arg("path"),
+      "\"tmpfs\" or \"ramfs\" when what is written below the path stays in memory, else \"\".");
   m.def(
       "resident", [] { return read_resident().or_throw(); },
-      nb::call_guard<nb::gil_scoped_release>());
+      nb::call_guard<nb::gil_scoped_release>(),
+      "Returns the memory that the operating system charges this process now.");
 }
 
 void bind_ledger(nb::module_& m) {
-  nb::class_<PoolState>(m, "PoolState")
-      .def_ro("floor_bytes", &PoolState::floor_bytes)
-      .def_ro("yielded_bytes", &PoolState::yielded_bytes)
-      .def_ro("cap_bytes", &PoolState::cap_bytes)
-      .def_ro("leased_bytes", &PoolState::leased_bytes)
-      .def_ro("peak_bytes", &PoolState::peak_bytes)
+  nb::class_<PoolState>(m, "PoolState", "One tag's line in the ledger, in bytes.")
+      .def_ro("floor_bytes", &PoolState::floor_bytes, "Promised at admission.")
+      .def_ro("yielded_bytes", &PoolState::yielded_bytes,
+              "Admitted, and taken by a lower limit until it rises again.")
+      .def_ro("cap_bytes", &PoolState::cap_bytes, "Never passed.")
+      .def_ro("leased_bytes", &PoolState::leased_bytes, "Leased now.")
+      .def_ro("peak_bytes", &PoolState::peak_bytes, "Highest leased so far.")
       .def("__repr__", [](const PoolState& pool) {
         return "<PoolState: floor " + format_bytes(pool.floor_bytes) + ", leased " +
                format_bytes(pool.leased_bytes) + ", peak " + format_bytes(pool.peak_bytes) + ">";
       });
-  nb::class_<LedgerAndLook>(m, "Ledger")
-      .def_ro("limit_bytes", &LedgerAndLook::limit_bytes)
-      .def_ro("asked_bytes", &LedgerAndLook::asked_bytes)
-      .def_ro("baseline_bytes", &LedgerAndLook::baseline_bytes)
-      .def_ro("leased_bytes", &LedgerAndLook::leased_bytes)
-      .def_ro("leased_peak_bytes", &LedgerAndLook::leased_peak_bytes)
-      .def_ro("committed_bytes", &LedgerAndLook::committed_bytes)
-      .def_ro("orphan_bytes", &LedgerAndLook::orphan_bytes)
-      .def_prop_ro("free_bytes", &LedgerAndLook::free_bytes)
-      .def_prop_ro("pools", &pools_of)
-      .def_ro("measured", &LedgerAndLook::measured)
-      .def_prop_ro("crowded_bytes",
-                   [](const LedgerAndLook& all) { return crowded_bytes(all, all.measured); })
-      .def("explain", [](const LedgerAndLook& all) { return explain_held(all, all.measured); })
+  nb::class_<LedgerAndLook>(m, "Ledger",
+                            "A consistent copy of who holds what, in bytes; str() is a table.")
+      .def_ro("limit_bytes", &LedgerAndLook::limit_bytes, "Allowed.")
+      .def_ro("asked_bytes", &LedgerAndLook::asked_bytes,
+              "The limit asked for last; below limit_bytes until it fits.")
+      .def_ro("baseline_bytes", &LedgerAndLook::baseline_bytes,
+              "Resident before anything was leased.")
+      .def_ro("leased_bytes", &LedgerAndLook::leased_bytes, "Over all pools.")
+      .def_ro("leased_peak_bytes", &LedgerAndLook::leased_peak_bytes, "Highest leased so far.")
+      .def_ro("committed_bytes", &LedgerAndLook::committed_bytes,
+              "Sum over pools of max(floor, leased).")
+      .def_ro("orphan_bytes", &LedgerAndLook::orphan_bytes,
+              "Leases of earlier governors that are still alive.")
+      .def_prop_ro("free_bytes", &LedgerAndLook::free_bytes, "limit − baseline − committed.")
+      .def_prop_ro("pools", &pools_of,
+                   "By tag: \"tensors\", \"rows\", \"features\", \"loader\", \"pinned\", "
+                   "\"foreign\", \"other\".")
+      .def_ro("measured", &LedgerAndLook::measured,
+              "Result of the last measurement, beside the leases.")
+      .def_prop_ro(
+          "crowded_bytes",
+          [](const LedgerAndLook& all) { return crowded_bytes(all, all.measured); },
+          "Measured without a lease, beyond what was set aside for it.")
+      .def(
+          "explain", [](const LedgerAndLook& all) { return explain_held(all, all.measured); },
+          "Names the holders of memory without a lease, in a sentence.")
       .def("__str__",
            [](const LedgerAndLook& all) { return all.to_string() + measured_lines(all.measured); })
       .def("__repr__", [](const LedgerAndLook& state) {
@@ -259,59 +284,87 @@ void bind_ledger(nb::module_& m) {
                format_bytes(state.free_bytes()) + " free of " + format_bytes(state.limit_bytes) +
                ">";
       });
-  nb::class_<Eviction>(m, "Eviction")
-      .def_prop_ro("owner", [](const Eviction& e) { return e.owner; })
-      .def_prop_ro("move", [](const Eviction& e) { return move_name(e.move); })
-      .def_ro("wanted_bytes", &Eviction::wanted_bytes)
-      .def_ro("given_bytes", &Eviction::given_bytes)
-      .def_ro("before_bytes", &Eviction::before_bytes)
-      .def_ro("after_bytes", &Eviction::after_bytes)
-      .def_prop_ro("freed_bytes", &Eviction::freed_bytes)
+  nb::class_<Eviction>(
+      m, "Eviction",
+      "Bytes that one owner gave back; resident bytes of the process, before and after.")
+      .def_prop_ro(
+          "owner", [](const Eviction& e) { return e.owner; },
+          "\"arena\", \"heap\", \"features\", \"loader\", …")
+      .def_prop_ro(
+          "move", [](const Eviction& e) { return move_name(e.move); }, "\"purge\" or \"shrink\".")
+      .def_ro("wanted_bytes", &Eviction::wanted_bytes, "Asked for.")
+      .def_ro("given_bytes", &Eviction::given_bytes, "Given, as the owner says.")
+      .def_ro("before_bytes", &Eviction::before_bytes, "Resident before it.")
+      .def_ro("after_bytes", &Eviction::after_bytes, "Resident after it.")
+      .def_prop_ro("freed_bytes", &Eviction::freed_bytes, "before_bytes − after_bytes.")
       .def("__repr__", &describe_eviction);
-  nb::class_<TreeMemory>(m, "TreeMemory")
-      .def_ro("children_bytes", &TreeMemory::children_bytes)
-      .def_ro("in_flight_bytes", &TreeMemory::in_flight_bytes)
-      .def_ro("mapped_bytes", &TreeMemory::mapped_bytes)
-      .def_ro("children", &TreeMemory::children)
+  nb::class_<TreeMemory>(
+      m, "TreeMemory",
+      "Memory held beside this process's own resident memory, and a part of that; in bytes.")
+      .def_ro("children_bytes", &TreeMemory::children_bytes,
+              "Anonymous and shared memory of all descendants; what they share counts once.")
+      .def_ro("in_flight_bytes", &TreeMemory::in_flight_bytes,
+              "Shared memory that is resident in no process: batches on their way from a worker, "
+              "or never touched.")
+      .def_ro("mapped_bytes", &TreeMemory::mapped_bytes,
+              "Bytes of the process's mapped files: private mappings, as weights are loaded from "
+              "safetensors.")
+      .def_ro("children", &TreeMemory::children, "How many descendants there are.")
       .def("__repr__", &describe_tree);
-  nb::class_<Measured>(m, "Measured")
-      .def_ro("resident", &Measured::resident)
-      .def_ro("tree", &Measured::tree)
-      .def_ro("unexplained_bytes", &Measured::unexplained_bytes)
-      .def_prop_ro("held_bytes", &Measured::held_bytes)
+  nb::class_<Measured>(m, "Measured", "The governor's last measurement, in bytes.")
+      .def_ro("resident", &Measured::resident, "Memory of this process alone.")
+      .def_ro("tree", &Measured::tree, "Memory of its children, and shared memory.")
+      .def_ro("unexplained_bytes", &Measured::unexplained_bytes,
+              "Without a lease, and not there before the governor; mapped weights among it.")
+      .def_prop_ro("held_bytes", &Measured::held_bytes, "All that is held to the limit.")
       .def("__repr__", &describe_measured);
-  nb::class_<PressureReport>(m, "PressureReport")
-      .def_ro("resident", &PressureReport::resident)
-      .def_ro("unexplained_bytes", &PressureReport::unexplained_bytes)
-      .def_ro("pressure", &PressureReport::pressure)
-      .def_prop_ro("kernel",
-                   [](const PressureReport& r) {
-                     return r.kernel == KernelPressure::kNone    ? ""
-                            : r.kernel == KernelPressure::kTight ? "tight"
-                                                                 : "stalled";
-                   })
-      .def_ro("stop", &PressureReport::stop)
-      .def_ro("needed_bytes", &PressureReport::needed_bytes)
-      .def_ro("purged_bytes", &PressureReport::purged_bytes)
-      .def_ro("shrunk_bytes", &PressureReport::shrunk_bytes)
-      .def_ro("grown_bytes", &PressureReport::grown_bytes)
-      .def_prop_ro("evictions", [](const PressureReport& r) { return list_of(r.evictions); })
+  nb::class_<PressureReport>(m, "PressureReport", "Result of step_boundary().")
+      .def_ro("resident", &PressureReport::resident,
+              "Memory of the process and its children, shared memory included.")
+      .def_ro("unexplained_bytes", &PressureReport::unexplained_bytes,
+              "Part of `resident` without a lease that was not there before the governor.")
+      .def_ro("pressure", &PressureReport::pressure,
+              "It was near the limit, and more without a lease than was set aside.")
+      .def_prop_ro(
+          "kernel",
+          [](const PressureReport& r) {
+            return r.kernel == KernelPressure::kNone    ? ""
+                   : r.kernel == KernelPressure::kTight ? "tight"
+                                                        : "stalled";
+          },
+          "Signal of the kernel: \"\", \"tight\" (a cgroup met its bound) or \"stalled\" (PSI).")
+      .def_ro("stop", &PressureReport::stop,
+              "Nothing helped, or a limit that was asked for does not fit: save and end the run.")
+      .def_ro("needed_bytes", &PressureReport::needed_bytes,
+              "When `stop`: the smallest limit that would do just now.")
+      .def_ro("purged_bytes", &PressureReport::purged_bytes,
+              "Given back from caches of free memory.")
+      .def_ro("shrunk_bytes", &PressureReport::shrunk_bytes, "Given back by stores and loaders.")
+      .def_ro("grown_bytes", &PressureReport::grown_bytes,
+              "Taken again by stores, once there was room.")
+      .def_prop_ro(
+          "evictions", [](const PressureReport& r) { return list_of(r.evictions); },
+          "One for every owner that gave memory back.")
       .def("__repr__", &describe_pressure);
-  nb::class_<LimitChange>(m, "LimitChange")
-      .def_ro("before_bytes", &LimitChange::before_bytes)
-      .def_ro("asked_bytes", &LimitChange::asked_bytes)
-      .def_ro("limit_bytes", &LimitChange::limit_bytes)
-      .def_prop_ro("settled", &LimitChange::settled)
-      .def_ro("purged_bytes", &LimitChange::purged_bytes)
-      .def_ro("shrunk_bytes", &LimitChange::shrunk_bytes)
-      .def_ro("grown_bytes", &LimitChange::grown_bytes)
-      .def_ro("resident", &LimitChange::resident)
-      .def_prop_ro("evictions", [](const LimitChange& c) { return list_of(c.evictions); })
+  nb::class_<LimitChange>(m, "LimitChange", "Result of set_limit().")
+      .def_ro("before_bytes", &LimitChange::before_bytes, "The limit until then.")
+      .def_ro("asked_bytes", &LimitChange::asked_bytes,
+              "The smallest of what was asked for and every other bound.")
+      .def_ro("limit_bytes", &LimitChange::limit_bytes,
+              "The limit in force; above asked_bytes as long as that does not fit.")
+      .def_prop_ro("settled", &LimitChange::settled, "limit_bytes == asked_bytes.")
+      .def_ro("purged_bytes", &LimitChange::purged_bytes, "Given back from caches of free memory.")
+      .def_ro("shrunk_bytes", &LimitChange::shrunk_bytes, "Given back by stores and loaders.")
+      .def_ro("grown_bytes", &LimitChange::grown_bytes, "Taken again by them.")
+      .def_ro("resident", &LimitChange::resident, "Resident memory now.")
+      .def_prop_ro(
+          "evictions", [](const LimitChange& c) { return list_of(c.evictions); },
+          "One for every owner that gave memory back.")
       .def("__repr__", &describe_change);
 }
 
 void bind_governor(nb::module_& m) {
-  nb::enum_<Tag>(m, "Tag")
+  nb::enum_<Tag>(m, "Tag", "Whose bytes they are.")
       .value("TENSORS", Tag::kTensor)
       .value("ROWS", Tag::kEmbedding)
       .value("FEATURES", Tag::kFeature)
@@ -319,56 +372,79 @@ void bind_governor(nb::module_& m) {
       .value("PINNED", Tag::kPinned)
       .value("FOREIGN", Tag::kForeign)
       .value("OTHER", Tag::kOther);
-  nb::class_<Lease>(m, "Lease")
-      .def_prop_ro("bytes", &Lease::bytes)
-      .def_prop_ro("tag", [](const Lease& lease) { return tag_name(lease.tag()); })
+  nb::class_<Lease>(m, "Lease", "The right to hold a number of bytes.")
+      .def_prop_ro("bytes", &Lease::bytes, "Held now.")
+      .def_prop_ro(
+          "tag", [](const Lease& lease) { return tag_name(lease.tag()); }, "Whose bytes they are.")
       .def(
           "grow", [](Lease& lease, std::int64_t bytes) { lease.grow(bytes).or_throw(); },
-          nb::arg("bytes"))
-      .def("shrink", &Lease::shrink, nb::arg("bytes"))
-      .def("close", [](Lease& lease) { lease = Lease(); });
-  nb::class_<NewsOfWatcher>(m, "Watcher")
-      .def(nb::init<int>(), nb::arg("wake"))
-      .def("take", &NewsOfWatcher::take)
-      .def("avert", &NewsOfWatcher::avert)
-      .def("defer", &NewsOfWatcher::defer)
-      .def("close", &NewsOfWatcher::close, nb::call_guard<nb::gil_scoped_release>());
-  nb::class_<Governor>(m, "Governor")
+          nb::arg("bytes"), "Errors: BudgetExceeded; then unchanged.")
+      .def("shrink", &Lease::shrink, nb::arg("bytes"), "Lowers the lease, never raising it.")
+      .def(
+          "close", [](Lease& lease) { lease = Lease(); }, "Returns every byte.");
+  nb::class_<NewsOfWatcher>(
+      m, "Watcher",
+      "A thread that looks at what the process's governor holds, as long as it is open.")
+      .def(nb::init<int>(), nb::arg("wake"),
+           "`wake`: a signal that Python handles, sent to the calling thread at a stop; 0: none.")
+      .def("take", &NewsOfWatcher::take,
+           "News, once: whether it asks for a stop, whether the next step boundary comes too late "
+           "for it, and what was seen.")
+      .def("avert", &NewsOfWatcher::avert,
+           "The stop that was taken need not be; the watcher reports the next one at once.")
+      .def("defer", &NewsOfWatcher::defer,
+           "The last stop waits for a step boundary: the watcher repeats it as long as it holds.")
+      .def("close", &NewsOfWatcher::close, nb::call_guard<nb::gil_scoped_release>(),
+           "Ends the thread; a second close does nothing.");
+  nb::class_<Governor>(m, "Governor", "A handle on the process's governor.")
       .def_static("create", &create_governor, nb::arg("memory_limit"), nb::arg("source"),
                   nb::arg("disk_limit"), nb::arg("directory"), nb::arg("foreign_bytes"),
-                  nb::arg("pressure_fraction"), nb::call_guard<nb::gil_scoped_release>())
-      .def_static("current", &Governor::current)
-      .def_prop_ro("valid", &Governor::valid)
+                  nb::arg("pressure_fraction"), nb::call_guard<nb::gil_scoped_release>(),
+                  "Errors: ValueError, BudgetExceeded.")
+      .def_static("current", &Governor::current,
+                  "The process's governor; not valid when there is none.")
+      .def_prop_ro("valid", &Governor::valid, "False: an empty handle.")
       .def(
           "reserve",
           [](Governor& governor, Tag tag, std::int64_t bytes) {
             return governor.reserve(tag, bytes).or_throw();
           },
-          nb::arg("tag"), nb::arg("bytes"), nb::call_guard<nb::gil_scoped_release>())
+          nb::arg("tag"), nb::arg("bytes"), nb::call_guard<nb::gil_scoped_release>(),
+          "Errors: BudgetExceeded.")
       .def(
           "admit",
           [](Governor& governor, Tag tag, std::int64_t bytes) {
             governor.admit({.tag = tag, .floor_bytes = bytes}).or_throw();
           },
-          nb::arg("tag"), nb::arg("bytes"))
-      .def("leased_array", &leased_array, nb::arg("tag"), nb::arg("bytes"))
-      .def("ledger", &ledger_and_look)
-      .def("limit", &Governor::limit)
+          nb::arg("tag"), nb::arg("bytes"),
+          "Promises a tag so much more, whether it is leased yet or not. Errors: BudgetExceeded.")
+      .def(
+          "leased_array", &leased_array, nb::arg("tag"), nb::arg("bytes"),
+          "Uninitialised, 64-byte aligned memory that holds its own lease. Errors: BudgetExceeded.")
+      .def("ledger", &ledger_and_look, "A consistent copy.")
+      .def("limit", &Governor::limit, "The limit asked for last and where it comes from.")
       .def(
           "set_limit",
           [](Governor& governor, const std::string& text, const std::string& source) {
             return governor.set_limit(text, source).or_throw();
           },
-          nb::arg("text"), nb::arg("source"), nb::call_guard<nb::gil_scoped_release>())
-      .def_prop_ro("disk_limit_bytes", &Governor::disk_limit_bytes)
-      .def("step_boundary", &Governor::step_boundary, nb::call_guard<nb::gil_scoped_release>())
+          nb::arg("text"), nb::arg("source"), nb::call_guard<nb::gil_scoped_release>(),
+          "Moves the limit. Errors: ValueError.")
+      .def_prop_ro("disk_limit_bytes", &Governor::disk_limit_bytes,
+                   "Most the stores may hold on disk.")
+      .def("step_boundary", &Governor::step_boundary, nb::call_guard<nb::gil_scoped_release>(),
+           "To be called between steps.")
       .def(
           "before_stop", [](Governor&) { return act_before_stop(); },
-          nb::call_guard<nb::gil_scoped_release>())
-      .def("rebaseline", &Governor::rebaseline, nb::call_guard<nb::gil_scoped_release>())
+          nb::call_guard<nb::gil_scoped_release>(),
+          "The moves of step_boundary(), for a loop that calls none.")
+      .def("rebaseline", &Governor::rebaseline, nb::call_guard<nb::gil_scoped_release>(),
+           "Measures the baseline again; only while nothing is leased.")
       .def("lower_baseline", &Governor::lower_baseline, nb::arg("bytes"),
-           nb::arg("anonymous_bytes"), nb::call_guard<nb::gil_scoped_release>())
-      .def("close", &Governor::close, nb::call_guard<nb::gil_scoped_release>());
+           nb::arg("anonymous_bytes"), nb::call_guard<nb::gil_scoped_release>(),
+           "Takes from it what has gone back to the system since; returns it.")
+      .def("close", &Governor::close, nb::call_guard<nb::gil_scoped_release>(),
+           "Ends the governor; leases still out become orphans.");
 }
 
 }  // namespace

@@ -252,16 +252,22 @@ std::string literal(const std::string& recipe, const std::string& key, const std
 
 void bind_python_recipes(nb::module_& m) {
   add_recipes();
-  nb::class_<PythonField>(m, "RecipeField")
+  nb::class_<PythonField>(m, "RecipeField", "An option of a recipe that is written in Python.")
       .def(nb::init<std::string, std::string, bool, Value, std::string, double, double,
                     std::string>(),
            nb::arg("name"), nb::arg("kind"), nb::arg("identity"), nb::arg("preset"),
-           nb::arg("help"), nb::arg("least"), nb::arg("most"), nb::arg("choices"));
+           nb::arg("help"), nb::arg("least"), nb::arg("most"), nb::arg("choices"),
+           "kind: \"text\", \"path\", \"size\", \"integer\", \"real\", \"switch\" or \"choice\".");
   m.def("add_recipe", &add, nb::arg("name"), nb::arg("about"), nb::arg("unit"), nb::arg("examples"),
         nb::arg("data_help"), nb::arg("data_advice"), nb::arg("data_or"), nb::arg("plan_example"),
-        nb::arg("fields"), nb::arg("work"));
+        nb::arg("fields"), nb::arg("work"),
+        "`work` has train(), and as `evaluates`, `plans` and `exports` say evaluate(), plan() and "
+        "export(); see plimsoll.recipes. Errors: ValueError; BudgetExceeded for more than 64 "
+        "recipes.");
   m.def("option_literal", &literal, nb::arg("recipe"), nb::arg("key"), nb::arg("text"),
-        nb::arg("source"));
+        nb::arg("source"),
+        "The value of an option of `recipe` as run.toml has it. Errors: ValueError naming `source` "
+        "and the key.");
 }
 
 }  // namespace plimsoll::python

@@ -191,7 +191,8 @@ class LimitsOfRun {
       : requests_(std::make_unique<LimitRequests>(governor, run), "limit requests") {}
   /// (asked, what has changed or None, why not or "", whether it is of devices) of each request
   /// since the last call.
-  nb::list take() {
+  nb::typed<nb::list, std::tuple<std::string, std::optional<LimitChange>, std::string, bool>>
+  take() {
     nb::list taken;
     for (auto& one : requests_.use([](auto& held) { return held->take(); })) {
       taken.append(one.change ? nb::make_tuple(one.asked, *one.change, "", one.of_devices)
@@ -212,7 +213,9 @@ const char* name_of(Request request) {
 
 void bind_run_folder(nb::module_& m) {
   const auto unlocked = nb::call_guard<nb::gil_scoped_release>();
-  nb::class_<DeviceStatus>(m, "DeviceStatus")
+  nb::class_<DeviceStatus>(m, "DeviceStatus",
+                           "A device's line of status.json. peak_bytes: the most that context and "
+                           "reserved memory were together.")
       .def(
           "__init__",
           [](DeviceStatus* at, const std::string& name, const std::string& kind, std::int64_t limit,
@@ -222,7 +225,8 @@ void bind_run_folder(nb::module_& m) {
           },
           nb::arg("name"), nb::arg("kind"), nb::arg("limit_bytes"), nb::arg("context_bytes"),
           nb::arg("allocated_bytes"), nb::arg("reserved_bytes"), nb::arg("peak_bytes"));
-  nb::class_<RunStatus>(m, "RunStatus")
+  nb::class_<RunStatus>(m, "RunStatus",
+                        "Content of status.json; bytes are filled in by read_memory().")
       .def(nb::init<>())
       .def_rw("status", &RunStatus::status)
       .def_rw("step", &RunStatus::step)
@@ -238,127 +242,161 @@ void bind_run_folder(nb::module_& m) {
       .def_rw("checkpoint_step", &RunStatus::checkpoint_step)
       .def_rw("message", &RunStatus::message)
       .def_rw("cause", &RunStatus::cause)
-      .def("read_memory", &RunStatus::read_memory, nb::arg("governor"));
-  nb::class_<OpenRun>(m, "RunFolder")
+      .def("read_memory", &RunStatus::read_memory, nb::arg("governor"),
+           "From the ledger and /proc.");
+  nb::class_<OpenRun>(
+      m, "RunFolder",
+      "The files of a run and its lock, until close(). A forked child closes its copy.")
       .def_static(
           "create",
           [](const std::string& root, const std::string& toml) {
             return OpenRun(RunFolder::create(root, toml).or_throw());
           },
-          nb::arg("root"), nb::arg("run_toml"), unlocked)
+          nb::arg("root"), nb::arg("run_toml"), unlocked,
+          "Errors: ValueError (it is a run, is not empty, another process makes it); OSError.")
       .def_static(
           "open", [](const std::string& root) { return OpenRun(RunFolder::open(root).or_throw()); },
-          nb::arg("root"), unlocked)
+          nb::arg("root"), unlocked,
+          "Errors: NotFoundError; ValueError (another process trains in it).")
       .def_static(
           "is_run", [](const std::string& root) { return RunFolder::is_run(root); },
-          nb::arg("root"))
+          nb::arg("root"), "Whether there is a run.toml.")
       .def(
           "check_identity",
           [](OpenRun& run, const std::map<std::string, std::string>& identity,
              const std::vector<std::string>& accepted) {
             run.get().check_identity(identity, {.any = accepted, .granted = true}).or_throw();
           },
-          nb::arg("identity"), nb::arg("accepted"), unlocked)
+          nb::arg("identity"), nb::arg("accepted"), unlocked,
+          "Writes it, or compares. Errors: ValueError naming what differs and is not accepted.")
       .def(
           "write_config",
           [](OpenRun& run, const std::string& toml) { run.get().write_config(toml).or_throw(); },
-          nb::arg("run_toml"), unlocked)
+          nb::arg("run_toml"), unlocked, "Replaces run.toml.")
       .def(
           "event",
-          [](OpenRun& run, const std::string& name, const nb::dict& values) {
+          [](OpenRun& run, const std::string& name, const DictOf<nb::any>& values) {
             run.get().event(name.c_str(), EventOfDict(values).fields()).or_throw();
           },
-          nb::arg("name"), nb::arg("values"))
+          nb::arg("name"), nb::arg("values"), "A line of events.jsonl. Errors: OSError.")
       .def(
           "write_status",
           [](OpenRun& run, const RunStatus& status, bool force) {
             run.get().write_status(status, force).or_throw();
           },
-          nb::arg("status"), nb::arg("force") = false, unlocked)
-      .def_prop_ro("waits_for_room", [](OpenRun& run) { return run.get().waits_for_room(); })
+          nb::arg("status"), nb::arg("force") = false, unlocked,
+          "Replaces status.json, at most every 0.5 s unless `force`. Left out where the disk is "
+          "full, as are events.")
+      .def_prop_ro(
+          "waits_for_room", [](OpenRun& run) { return run.get().waits_for_room(); },
+          "Whether a write of its checkpoints or tables waits, as the disk is full.")
       .def(
-          "wait_for_room", [](OpenRun& run) { return run.get().wait_for_room(); }, unlocked)
+          "wait_for_room", [](OpenRun& run) { return run.get().wait_for_room(); }, unlocked,
+          "Waits while one does. False: it was given up, as the run is asked to stop.")
       .def(
           "published_step", [](OpenRun& run) { return run.get().published_step().or_throw(); },
-          unlocked)
+          unlocked, "Errors: CorruptError, OSError.")
       .def(
           "checkpoint_path",
           [](OpenRun& run, std::int64_t step) { return run.get().checkpoint_path(step).string(); },
-          nb::arg("step"))
+          nb::arg("step"), "The folder of a step.")
       .def(
           "publish",
           [](OpenRun& run, std::int64_t step, std::int64_t keep) {
             run.get().publish(step, keep).or_throw();
           },
-          nb::arg("step"), nb::arg("keep"), unlocked)
+          nb::arg("step"), nb::arg("keep"), unlocked,
+          "Names the step in the manifest, then deletes older checkpoints. Errors: OSError.")
       .def(
           "discard_unpublished", [](OpenRun& run) { run.get().discard_unpublished().or_throw(); },
-          unlocked)
+          unlocked, "Deletes checkpoints of steps that were not published.")
       .def(
-          "discard_rows", [](OpenRun& run) { run.get().discard_rows().or_throw(); }, unlocked)
+          "discard_rows", [](OpenRun& run) { run.get().discard_rows().or_throw(); }, unlocked,
+          "Deletes the tables.")
       .def(
           "record",
           [](OpenRun& run, const Governor& governor) {
             run.get().record(governor, counted_inside());
           },
-          nb::arg("governor"))
+          nb::arg("governor"), "From here on a thread keeps looks at the memory, in looks.bin.")
       .def(
           "phase", [](OpenRun& run, const std::string& name) { run.get().phase(name); },
-          nb::arg("name"), unlocked)
+          nb::arg("name"), unlocked,
+          "Names the phase of the loop from now on, for the looks; \"\": it trains.")
       .def(
-          "end_record", [](OpenRun& run) { run.get().end_record(); }, unlocked)
-      .def("abandon", [](OpenRun& run) { run.get().abandon(); })
-      .def("close", &OpenRun::close, unlocked);
+          "end_record", [](OpenRun& run) { run.get().end_record(); }, unlocked,
+          "Takes a last look, and ends the thread.")
+      .def(
+          "abandon", [](OpenRun& run) { run.get().abandon(); },
+          "Removes a folder that create() made.")
+      .def("close", &OpenRun::close, unlocked, "Ends the lock.");
 }
 
 void bind_room(nb::module_& m) {
   const auto unlocked = nb::call_guard<nb::gil_scoped_release>();
-  nb::class_<RoomOfRank>(m, "RunRoom")
+  nb::class_<RoomOfRank>(m, "RunRoom",
+                         "While it is there, writes below the run in `root` wait where the disk is "
+                         "full: for a rank that has no RunFolder.")
       .def(nb::init<const std::string&>(), nb::arg("root"))
-      .def_prop_ro("waits_for_room", [](const RoomOfRank& one) { return one.room->waits(); })
+      .def_prop_ro(
+          "waits_for_room", [](const RoomOfRank& one) { return one.room->waits(); },
+          "Returns as RunFolder's.")
       .def(
           "wait_for_room", [](const RoomOfRank& one) { return one.room->wait_until_written(); },
-          unlocked);
-  nb::class_<NeedOfRoom>(m, "RoomNeed")
+          unlocked, "Returns as RunFolder's.");
+  nb::class_<NeedOfRoom>(m, "RoomNeed", "A write that may wait for room, until close().")
       .def(nb::init<const std::string&>(), nb::arg("path"))
-      .def("wait", &NeedOfRoom::wait, nb::arg("bytes"), unlocked)
-      .def("close", &NeedOfRoom::close, unlocked);
+      .def("wait", &NeedOfRoom::wait, nb::arg("bytes"), unlocked,
+           "After it failed for want of room. True: try again. False: no run waits there, or it is "
+           "asked to stop.")
+      .def("close", &NeedOfRoom::close, unlocked, "It was made, or has failed.");
 }
 
 void bind_run_loop(nb::module_& m) {
-  nb::class_<LimitsOfRun>(m, "LimitRequests")
+  nb::class_<LimitsOfRun>(m, "LimitRequests", "A thread that obeys `plimsoll limit`.")
       .def(nb::init<const Governor&, const std::string&>(), nb::arg("governor"), nb::arg("run"))
-      .def("take", &LimitsOfRun::take)
-      .def("close", &LimitsOfRun::close);
-  nb::class_<StopSignals>(m, "StopSignals")
+      .def("take", &LimitsOfRun::take,
+           "Returns requests: (the size asked for, what has changed, why nothing has, whether it "
+           "is of "
+           "devices, which the caller serves).")
+      .def("close", &LimitsOfRun::close, "Ends the thread.");
+  nb::class_<StopSignals>(m, "StopSignals",
+                          "SIGINT, SIGTERM and SIGUSR1 set a flag while this is alive; a second "
+                          "SIGINT ends the process.")
       .def(
           "__init__", [](StopSignals* at, bool keeps) { new (at) StopSignals(nullptr, keeps); },
-          nb::arg("keeps") = false)
-      .def_static("pass_on", &StopSignals::pass_on);
-  nb::class_<RunControl>(m, "RunControl")
+          nb::arg("keeps") = false, "keeps: what another one has seen still counts.")
+      .def_static("pass_on", &StopSignals::pass_on,
+                  "Hands the signal on to the handlers that are there again.");
+  nb::class_<RunControl>(m, "RunControl", "Request to a run, by signal or file.")
       .def(
           "__init__", [](RunControl* at, const std::string& run) { new (at) RunControl(run); },
           nb::arg("run"))
-      .def("poll", [](RunControl& control) { return name_of(control.poll()); })
-      .def_prop_ro("reason", &RunControl::reason);
-  nb::class_<Metrics>(m, "Metrics")
+      .def(
+          "poll", [](RunControl& control) { return name_of(control.poll()); },
+          "\"\", \"stop\" or \"pause\".")
+      .def_prop_ro("reason", &RunControl::reason, "Names who asked for the stop.");
+  nb::class_<Metrics>(m, "Metrics", "Scalars for TensorBoard.")
       .def_static(
           "open",
           [](const std::string& folder, std::int64_t resumed_step) {
             return Metrics::open(folder, resumed_step).or_throw();
           },
-          nb::arg("folder"), nb::arg("resumed_step"))
-      .def("scalar", &Metrics::scalar, nb::arg("tag"), nb::arg("value"), nb::arg("step"))
-      .def("flush", [](Metrics& metrics) { metrics.flush().or_throw(); });
-  nb::class_<Progress>(m, "Progress")
+          nb::arg("folder"), nb::arg("resumed_step"), "Errors: OSError.")
+      .def("scalar", &Metrics::scalar, nb::arg("tag"), nb::arg("value"), nb::arg("step"),
+           "A failure waits for flush().")
+      .def(
+          "flush", [](Metrics& metrics) { metrics.flush().or_throw(); },
+          "Errors: OSError, the first since the last call.");
+  nb::class_<Progress>(m, "Progress", "The bar, or lines, on stderr.")
       .def(
           "__init__", [](Progress* at, bool quiet) { new (at) Progress({.quiet = quiet}); },
           nb::arg("quiet"))
       .def("update", &Progress::update, nb::arg("status"), nb::arg("epoch_fraction"),
-           nb::arg("force") = false)
-      .def("text", &Progress::text, nb::arg("message"))
-      .def("clear", &Progress::clear);
-  m.def("instruction_set", &instruction_set);
+           nb::arg("force") = false, "Drops what comes too fast.")
+      .def("text", &Progress::text, nb::arg("message"), "Above the bar.")
+      .def("clear", &Progress::clear, "Removes the bar.");
+  m.def("instruction_set", &instruction_set, "The processor's, as far as kernels choose by it.");
 }
 
 }  // namespace
@@ -371,52 +409,60 @@ void bind_runs(nb::module_& m) {
   m.def(
       "run_status",
       [](const std::string& run) { return RunFolder::view(run).or_throw().to_json(); },
-      nb::arg("run"), unlocked);
+      nb::arg("run"), unlocked,
+      "JSON of what a run is doing. Errors: NotFoundError, CorruptError.");
   m.def(
       "run_why", [](const std::string& run) { return explain_end(run).or_throw().to_json(); },
-      nb::arg("run"), unlocked);
+      nb::arg("run"), unlocked, "JSON of how a run ended. Errors: NotFoundError, CorruptError.");
   m.def(
       "run_report",
       [](const std::string& run, const std::string& out) {
         return write_report(run, out).or_throw().string();
       },
-      nb::arg("run"), nb::arg("out"), unlocked);
+      nb::arg("run"), nb::arg("out"), unlocked,
+      "Writes the page; \"\" is RUN/report.html. Returns where it is. Errors: NotFoundError, "
+      "CorruptError, OSError.");
   m.def(
       "run_trace",
       [](const std::string& run, const std::string& out) {
         write_counter_tracks(run, out).or_throw();
       },
-      nb::arg("run"), nb::arg("out"), unlocked);
+      nb::arg("run"), nb::arg("out"), unlocked,
+      "Writes the looks as counters of a trace. Errors: as run_report().");
   m.def(
       "run_stop", [](const std::string& run) { return ask_to_stop(run).or_throw(); },
-      nb::arg("run"), unlocked);
+      nb::arg("run"), unlocked, "False: no process trains there. Errors: NotFoundError, OSError.");
   m.def(
       "run_pause", [](const std::string& run) { return ask_to_pause(run).or_throw(); },
-      nb::arg("run"), unlocked);
+      nb::arg("run"), unlocked, "Returns as run_stop().");
   m.def(
       "run_continue", [](const std::string& run) { return ask_to_continue(run).or_throw(); },
-      nb::arg("run"), unlocked);
+      nb::arg("run"), unlocked, "Returns as run_stop().");
   m.def(
       "run_limit",
       [](const std::string& run, const std::string& size) {
         return ask_for_limit(run, size).or_throw();
       },
-      nb::arg("run"), nb::arg("size"), unlocked);
+      nb::arg("run"), nb::arg("size"), unlocked,
+      "Returns as run_stop(). Errors: ValueError for a size that cannot be read.");
   m.def(
       "store_directory", [](const std::string& path) { return store_directory(path).string(); },
-      nb::arg("path"));
+      nb::arg("path"), "The folder of a run's rows; any other path as it is.");
   m.def(
       "store_verify",
       [](const std::string& directory) {
         interruptible([&](const auto& go_on) { return verify_store(directory, go_on); });
       },
-      nb::arg("directory"));
+      nb::arg("directory"), "Errors: CorruptError naming file and page; NotFoundError; OSError.");
   m.def("store_export", &export_rows, nb::arg("directory"), nb::arg("out"), nb::arg("format"),
-        nb::arg("column"), nb::arg("since"), nb::arg("step"), nb::arg("memory_limit"));
+        nb::arg("column"), nb::arg("since"), nb::arg("step"), nb::arg("memory_limit"),
+        "Returns the number of rows. Errors: ValueError, NotFoundError, OSError.");
   m.def("store_import", &import_rows, nb::arg("files"), nb::arg("out"), nb::arg("format"),
-        nb::arg("optimizer"), nb::arg("dtype"), nb::arg("number_rows"), nb::arg("memory_limit"));
+        nb::arg("optimizer"), nb::arg("dtype"), nb::arg("number_rows"), nb::arg("memory_limit"),
+        "Returns the number of rows. Errors: ValueError, OSError.");
   m.def("store_compact", &compact, nb::arg("directory"), nb::arg("rows_max"),
-        nb::arg("memory_limit"));
+        nb::arg("memory_limit"),
+        "Returns the bytes before and after. Errors: ValueError, NotFoundError, OSError.");
 }
 
 }  // namespace plimsoll::python

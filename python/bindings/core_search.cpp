@@ -168,65 +168,100 @@ class Allocations {
   bool open_{false};
 };
 
+using LookAt = nb::typed<nb::callable, std::int64_t(nb::object)>;
+
 }  // namespace
 
 void bind_search(nb::module_& m) {
-  nb::class_<Allocations>(m, "Allocations")
+  nb::class_<Allocations>(
+      m, "Allocations",
+      "Samples what this process allocates, until close(). Errors: ValueError while another does.")
       .def(nb::init<double, const std::vector<std::string>&>(), nb::arg("mean_bytes"),
-           nb::arg("library_folders"))
-      .def("show", &Allocations::show, nb::arg("of"))
-      .def("step", &Allocations::step, nb::arg("step"))
-      .def("sites", &Allocations::sites, nb::arg("from_step"), nb::arg("to_step"), nb::arg("most"))
-      .def("close", &Allocations::close)
-      .def_prop_ro("mean_bytes", [](const Allocations&) { return Samples::mean_bytes(); })
-      .def_prop_ro("spent_seconds", [](const Allocations&) {
-        return static_cast<double>(Samples::spent_ns()) / 1e9;
-      });
-  nb::class_<HolderSearch>(m, "HolderSearch")
+           nb::arg("library_folders"),
+           "One in so many bytes. Frames of files in these folders are passed over for the line of "
+           "an allocation.")
+      .def("show", &Allocations::show, nb::arg("of"),
+           "Samples \"objects\" (Python's, to 512 bytes), \"tensors\" (of the arena), \"heap\" "
+           "(malloc()) or \"maps\" (mmap(), also in files), beside what was asked for before; "
+           "again: in libraries that were loaded since.")
+      .def("step", &Allocations::step, nb::arg("step"),
+           "Counts allocations from now on for that step.")
+      .def("sites", &Allocations::sites, nb::arg("from_step"), nb::arg("to_step"), nb::arg("most"),
+           "Returns live allocations of steps from_step to to_step - 1: line, bytes it stands for, "
+           "samples; most bytes first.")
+      .def("close", &Allocations::close, "Samples no more; a second close does nothing.")
+      .def_prop_ro(
+          "mean_bytes", [](const Allocations&) { return Samples::mean_bytes(); },
+          "It doubles where samples take more than 1/200 of the time, or there are more than "
+          "16,384.")
+      .def_prop_ro(
+          "spent_seconds",
+          [](const Allocations&) { return static_cast<double>(Samples::spent_ns()) / 1e9; },
+          "Seconds that sampling took, over all threads.");
+  nb::class_<HolderSearch>(
+      m, "HolderSearch",
+      "Looks for who holds what a line allocated, from roots on, a piece at a time.")
       .def(
           "__init__",
           [](HolderSearch* self, const Allocations& allocations, const std::string& site,
-             std::uint32_t from_step, std::uint32_t to_step, nb::list roots, nb::list later,
-             nb::list skipped, nb::object tensor, nb::object look_at) {
+             std::uint32_t from_step, std::uint32_t to_step, Objects roots, Objects later,
+             Objects skipped, nb::typed<nb::object, nb::type_object> tensor,
+             nb::typed<nb::object, LookAt> look_at) {
             new (self) HolderSearch(allocations.pieces(site, from_step, to_step), std::move(roots),
                                     std::move(later), std::move(skipped), std::move(tensor),
                                     std::move(look_at));
           },
           nb::arg("allocations"), nb::arg("site"), nb::arg("from_step"), nb::arg("to_step"),
           nb::arg("roots"), nb::arg("later"), nb::arg("skipped"), nb::arg("tensor").none(),
-          nb::arg("look_at").none())
+          nb::arg("look_at").none(),
+          "`later`: gone into only when all else was; `skipped`: never. Of each `tensor` look_at() "
+          "gives the address of its memory, negative where a live graph hangs on it, 0 for none.")
       .def(
           "advance",
           [](HolderSearch& search, double seconds) {
             return search.advance(static_cast<std::int64_t>(seconds * 1e9));
           },
-          nb::arg("seconds"))
+          nb::arg("seconds"), "Goes on for about so long; True when it has ended.")
       .def(
           "weigh",
           [](HolderSearch& search, double seconds) {
             return search.weigh(static_cast<std::int64_t>(seconds * 1e9));
           },
-          nb::arg("seconds"))
-      .def("grown", &HolderSearch::grown)
+          nb::arg("seconds"),
+          "When it has ended: goes through the containers it met again, for about so long, to see "
+          "which have grown; True when through all.")
+      .def("grown", &HolderSearch::grown,
+           "By how many elements (of an io.BytesIO: bytes) since they were met, and the way up; "
+           "most first, 16 at most.")
       .def(
           "release",
           [](HolderSearch& search, double seconds) {
             return search.release(static_cast<std::int64_t>(seconds * 1e9));
           },
-          nb::arg("seconds"))
-      .def("holder", &HolderSearch::holder)
-      .def("graphs", &HolderSearch::graphs, nb::arg("first"))
-      .def("mark_graph", &HolderSearch::mark_graph, nb::arg("node"), nb::arg("addresses"))
-      .def_prop_ro("enough", &HolderSearch::enough)
-      .def("ways", &HolderSearch::ways, nb::arg("most"))
-      .def_prop_ro("found", &HolderSearch::found)
-      .def_prop_ro("visited", &HolderSearch::visited);
-  m.def("trim", [] {
-    const nb::gil_scoped_release unlocked;
-    const std::int64_t before = read_resident().or_throw().anonymous;
-    ::malloc_trim(0);
-    return before - read_resident().or_throw().anonymous;
-  });
+          nb::arg("seconds"),
+          "Lets go of the containers it kept alive, for about so long; True when of all.")
+      .def("holder", &HolderSearch::holder,
+           "From the container that most of what was found lies below, up to a root; [] for none.")
+      .def("graphs", &HolderSearch::graphs, nb::arg("first"),
+           "The tensors with live graphs that it met, from the `first` on: the number of each, and "
+           "the tensor.")
+      .def("mark_graph", &HolderSearch::mark_graph, nb::arg("node"), nb::arg("addresses"),
+           "Memory at these addresses is kept by the graph of the tensor of that number.")
+      .def_prop_ro("enough", &HolderSearch::enough, "Whether so much was found that it has ended.")
+      .def("ways", &HolderSearch::ways, nb::arg("most"),
+           "From the container of each piece that was found, up to a root.")
+      .def_prop_ro("found", &HolderSearch::found, "Pieces found, and looked for.")
+      .def_prop_ro("visited", &HolderSearch::visited, "Containers met: 1,048,576 at most.");
+  m.def(
+      "trim",
+      [] {
+        const nb::gil_scoped_release unlocked;
+        const std::int64_t before = read_resident().or_throw().anonymous;
+        ::malloc_trim(0);
+        return before - read_resident().or_throw().anonymous;
+      },
+      "malloc_trim(0), without Python's lock; returns by how much that lowered anonymous memory, "
+      "in bytes.");
 }
 
 }  // namespace plimsoll::python

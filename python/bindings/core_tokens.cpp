@@ -39,19 +39,22 @@ using TokensOut = nb::ndarray<std::int32_t, nb::ndim<1>, nb::c_contig, nb::devic
 using Tokens = SharedSet<TokenSet>;
 
 void bind_token_set(nb::module_& m) {
-  bind_row_set<TokenSet>(m, "TokenSet")
-      .def_prop_ro("counts",
-                   [](const Tokens& tokens) {
-                     const TokenSetInfo info = tokens.get()->info();
-                     return nb::make_tuple(info.tokens, info.trained_tokens, info.longest_row,
-                                           info.vocabulary, info.id_bytes, info.fingerprint);
-                   })
+  bind_row_set<TokenSet>(m, "TokenSet", "Rows of token ids; see plimsoll.TokenSet.")
+      .def_prop_ro(
+          "counts",
+          [](const Tokens& tokens) {
+            const TokenSetInfo info = tokens.get()->info();
+            return std::tuple(info.tokens, info.trained_tokens, info.longest_row, info.vocabulary,
+                              info.id_bytes, info.fingerprint);
+          },
+          "Tokens, those trained on, tokens of the longest row, vocabulary, bytes of an id, "
+          "fingerprint.")
       .def(
           "length",
           [](const Tokens& tokens, std::int64_t row) {
             return tokens.get()->length(row).or_throw();
           },
-          nb::arg("row"))
+          nb::arg("row"), "Tokens of a row. Errors: ValueError, CorruptError.")
       .def(
           "read",
           [](const Tokens& tokens, std::int64_t row, const TokensOut& ids,
@@ -60,7 +63,9 @@ void bind_token_set(nb::module_& m) {
             const nb::gil_scoped_release unlocked;
             set->read(row, span_of(ids), span_of(trained)).or_throw();
           },
-          nb::arg("row"), nb::arg("ids").noconvert(), nb::arg("trained").noconvert());
+          nb::arg("row"), nb::arg("ids").noconvert(), nb::arg("trained").noconvert(),
+          "Shape: int32 [tokens], uint8 [tokens]. Errors: ValueError, CorruptError naming the row, "
+          "OSError.");
 }
 
 struct SharedTokenBatches {
@@ -79,7 +84,8 @@ PlaceTuple tuple_of(const TokenPlace& place) {
 }
 
 void bind_token_batches(nb::module_& m) {
-  nb::class_<PyTokenBatches>(m, "TokenBatches")
+  nb::class_<PyTokenBatches>(m, "TokenBatches",
+                             "Sequences of fixed length; see plimsoll.TokenBatches.")
       .def_static(
           "open",
           [](const Tokens& tokens, std::int64_t batch_size, std::int64_t sequence_length,
@@ -103,7 +109,8 @@ void bind_token_batches(nb::module_& m) {
           },
           nb::arg("set"), nb::arg("batch_size"), nb::arg("sequence_length"), nb::arg("packing"),
           nb::arg("window"), nb::arg("shuffle"), nb::arg("seed"), nb::arg("pad_id"),
-          nb::arg("held_out"), nb::arg("only_held_out"), nb::arg("place"))
+          nb::arg("held_out"), nb::arg("only_held_out"), nb::arg("place"),
+          "Errors: ValueError naming the option.")
       .def(
           "next",
           [](PyTokenBatches& batches, const IdsOut& input_ids, const IdsOut& labels,
@@ -114,24 +121,27 @@ void bind_token_batches(nb::module_& m) {
                                    .documents = span_of(documents)};
             const TokenBatch batch = batches.use(
                 [&](SharedTokenBatches& self) { return self.batches.next(out).or_throw(); });
-            return nb::make_tuple(tuple_of(batch.place), batch.sequences, batch.tokens,
-                                  batch.trained, batch.rows, batch.left_out, batch.ends_epoch);
+            return std::tuple(tuple_of(batch.place), batch.sequences, batch.tokens, batch.trained,
+                              batch.rows, batch.left_out, batch.ends_epoch);
           },
           nb::arg("input_ids").noconvert(), nb::arg("labels").noconvert(),
-          nb::arg("position_ids").noconvert(), nb::arg("documents").noconvert())
+          nb::arg("position_ids").noconvert(), nb::arg("documents").noconvert(),
+          "Place, sequences, tokens, trained, rows, left out, whether it ends the epoch.")
       .def(
           "seek",
           [](PyTokenBatches& batches, const PlaceTuple& place) {
             batches.use(
                 [&](SharedTokenBatches& self) { self.batches.seek(place_of(place)).or_throw(); });
           },
-          nb::arg("place"))
-      .def_prop_ro("place",
-                   [](PyTokenBatches& batches) {
-                     return batches.use(
-                         [](SharedTokenBatches& self) { return tuple_of(self.batches.place()); });
-                   })
-      .def("close", &PyTokenBatches::close);
+          nb::arg("place"), "Errors: ValueError for a place that is none.")
+      .def_prop_ro(
+          "place",
+          [](PyTokenBatches& batches) {
+            return batches.use(
+                [](SharedTokenBatches& self) { return tuple_of(self.batches.place()); });
+          },
+          "Epoch, position, sequence.")
+      .def("close", &PyTokenBatches::close, "Lets go of the set.");
 }
 
 using PyTokenWriter = Guarded<TokenWriter>;
@@ -169,8 +179,12 @@ void bind_spans(nb::module_& m) {
             return has_any<Py_UCS4>(text, marked);
         }
       },
-      nb::arg("text"), nb::arg("marked"));
-  nb::class_<TokenSpans>(m, "TokenSpans")
+      nb::arg("text"), nb::arg("marked"),
+      "Whether a text has a character whose byte is not 0; those that have no byte are marked, "
+      "too.");
+  nb::class_<TokenSpans>(
+      m, "TokenSpans",
+      "Which tokens have a character of a text's spans; src/data/token_spans.h has the contract.")
       .def(
           "__init__",
           [](TokenSpans* self, const std::vector<nb::bytes>& tokens, bool trimmed, bool prefixed) {
@@ -185,7 +199,7 @@ void bind_spans(nb::module_& m) {
       .def(
           "find",
           [](const TokenSpans& self, const TokensIn& ids, const nb::str& text,
-             const Spans& characters) -> nb::object {
+             const Spans& characters) -> std::optional<Spans> {
             Py_ssize_t size = 0;
             const char* const bytes = PyUnicode_AsUTF8AndSize(text.ptr(), &size);
             if (bytes == nullptr) {
@@ -194,19 +208,21 @@ void bind_spans(nb::module_& m) {
             const auto found = self.find(span_of(ids), {bytes, static_cast<std::size_t>(size)},
                                          spans_from(characters));
             if (!found) {
-              return nb::none();
+              return std::nullopt;
             }
-            nb::list out;
+            Spans out;
             for (const TokenSpan& span : *found) {
-              out.append(nb::make_tuple(span.begin, span.end));
+              out.emplace_back(span.begin, span.end);
             }
             return out;
           },
-          nb::arg("ids").noconvert(), nb::arg("text"), nb::arg("characters"));
+          nb::arg("ids").noconvert(), nb::arg("text"), nb::arg("characters"),
+          "Tokens; None where the ids are not those of the text. Shape: uint32 [tokens].");
 }
 
 void bind_writer(nb::module_& m) {
-  bind_row_writer<TokenWriter, TokenSet>(m, "TokenWriter")
+  bind_row_writer<TokenWriter, TokenSet>(
+      m, "TokenWriter", "Makes a token set; include/plimsoll/token_set.h has the contract.")
       .def_static(
           "open",
           [](const Governor& governor, const std::string& path, std::int64_t vocabulary,
@@ -222,27 +238,37 @@ void bind_writer(nb::module_& m) {
                 "TokenWriter");
           },
           nb::arg("governor"), nb::arg("path"), nb::arg("vocabulary"), nb::arg("fingerprint"),
-          nb::arg("row_tokens_max"), nb::arg("rebuild"))
+          nb::arg("row_tokens_max"), nb::arg("rebuild"),
+          "Errors: ValueError, BudgetExceeded, OSError.")
       .def(
           "append",
           [](PyTokenWriter& writer, const TokensIn& ids, const Spans& trained) {
             const std::vector<TokenSpan> spans = spans_from(trained);
             writer.use([&](TokenWriter& self) { self.append(span_of(ids), spans).or_throw(); });
           },
-          nb::arg("ids").noconvert(), nb::arg("trained"))
-      .def("end_row",
-           [](PyTokenWriter& writer) {
-             const RowEnd row =
-                 writer.use([](TokenWriter& self) { return self.end_row().or_throw(); });
-             return nb::make_tuple(row.tokens, row.trained, row.cut);
-           })
-      .def("drop_row",
-           [](PyTokenWriter& writer) { writer.use([](TokenWriter& self) { self.drop_row(); }); });
+          nb::arg("ids").noconvert(), nb::arg("trained"),
+          "Shape: uint32 [tokens]. Errors: ValueError, OSError.")
+      .def(
+          "end_row",
+          [](PyTokenWriter& writer) {
+            const RowEnd row =
+                writer.use([](TokenWriter& self) { return self.end_row().or_throw(); });
+            return std::tuple(row.tokens, row.trained, row.cut);
+          },
+          "Tokens, those trained on, whether it was cut.")
+      .def(
+          "drop_row",
+          [](PyTokenWriter& writer) { writer.use([](TokenWriter& self) { self.drop_row(); }); },
+          "Forgets the row under way.");
 }
 
 using PyChatReader = Guarded<ChatReader>;
 
-nb::list as_list(const std::vector<ChatText>& texts) {
+// Kind, file, line, text, trained characters, whether it ends its row, messages, what is odd.
+using TextTuple = std::tuple<int, std::int64_t, std::int64_t, std::string, Spans, bool,
+                             std::vector<std::pair<std::string, std::string>>, std::string>;
+
+nb::typed<nb::list, TextTuple> as_list(const std::vector<ChatText>& texts) {
   nb::list out;
   for (const ChatText& text : texts) {
     nb::list trained;
@@ -282,8 +308,10 @@ ChatOddity oddity_named(const std::string& key) {
 
 void bind_reader(nb::module_& m) {
   m.def("chat_gap_key", &chat_gap_key, nb::arg("before"), nb::arg("behind"), nb::arg("k"),
-        nb::arg("count"));
-  nb::class_<PyChatReader>(m, "ChatReader")
+        nb::arg("count"), "The key of a gap of a compiled template.");
+  nb::class_<PyChatReader>(
+      m, "ChatReader",
+      "Files of chats as texts to tokenize; src/data/chat_reader.h has the contract.")
       .def_static(
           "open",
           [](const Governor& governor, const std::vector<std::string>& files, int training,
@@ -304,7 +332,7 @@ void bind_reader(nb::module_& m) {
           },
           nb::arg("governor"), nb::arg("files"), nb::arg("training"), nb::arg("line_bytes_max"),
           nb::arg("text_bytes_max"), nb::arg("errors_max"), nb::arg("feed").none(),
-          nb::arg("ignored"), nb::arg("ignored_of_messages"))
+          nb::arg("ignored"), nb::arg("ignored_of_messages"), "Errors: BudgetExceeded.")
       .def(
           "set_pieces",
           [](PyChatReader& reader, const std::vector<std::pair<std::string, GapTuple>>& gaps,
@@ -312,7 +340,7 @@ void bind_reader(nb::module_& m) {
             reader.use(
                 [&](ChatReader& self) { self.set_pieces(pieces_of(gaps, stripped, triggers)); });
           },
-          nb::arg("gaps"), nb::arg("stripped"), nb::arg("triggers"))
+          nb::arg("gaps"), nb::arg("stripped"), nb::arg("triggers"), "The compiled template.")
       .def(
           "next",
           [](PyChatReader& reader, std::int64_t bytes, std::int64_t sample) {
@@ -320,7 +348,9 @@ void bind_reader(nb::module_& m) {
                 reader.use([&](ChatReader& self) { return self.next(bytes, sample).or_throw(); });
             return as_list(texts);
           },
-          nb::arg("bytes"), nb::arg("sample"))
+          nb::arg("bytes"), nb::arg("sample"),
+          "Kind, file, line, text, trained characters, whether it ends its row, messages, what is "
+          "odd (of a bad line).")
       .def(
           "note",
           [](PyChatReader& reader, const std::string& key, std::int64_t file, std::int64_t line,
@@ -329,57 +359,71 @@ void bind_reader(nb::module_& m) {
               self.note(oddity_named(key), file, line, detail).or_throw();
             });
           },
-          nb::arg("key"), nb::arg("file"), nb::arg("line"), nb::arg("detail"))
+          nb::arg("key"), nb::arg("file"), nb::arg("line"), nb::arg("detail"),
+          "Errors: ValueError naming file and line, past errors_max.")
       .def(
           "count_row",
           [](PyChatReader& reader, std::int64_t used, std::int64_t refused,
              const std::vector<std::pair<std::string, std::int64_t>>& counted) {
             reader.use([&](ChatReader& self) { self.count_row(used, refused, counted); });
           },
-          nb::arg("used"), nb::arg("refused"), nb::arg("counted"))
+          nb::arg("used"), nb::arg("refused"), nb::arg("counted"),
+          "The keys of a row that was read in Python.")
       .def(
           "go_on",
           [](PyChatReader& reader, const std::string& state) {
             return reader.use([&](ChatReader& self) { return self.go_on(state).or_throw(); });
           },
-          nb::arg("state"))
-      .def("skip_rest",
-           [](PyChatReader& reader) {
-             reader.use([](ChatReader& self) { self.skip_rest().or_throw(); });
-           })
+          nb::arg("state"), "False where what was read has changed. Errors: ValueError, OSError.")
+      .def(
+          "skip_rest",
+          [](PyChatReader& reader) {
+            reader.use([](ChatReader& self) { self.skip_rest().or_throw(); });
+          },
+          "Reads the rest, no rows. Errors: CorruptError, OSError.")
       .def(
           "name_of",
           [](PyChatReader& reader, std::int64_t file, std::int64_t line) {
             return reader.use([&](ChatReader& self) { return self.name_of(file, line); });
           },
-          nb::arg("file"), nb::arg("line"))
-      .def_prop_ro("state",
-                   [](PyChatReader& reader) {
-                     return reader.use([](ChatReader& self) { return self.state(); });
-                   })
-      .def_prop_ro("report",
-                   [](PyChatReader& reader) {
-                     return reader.use([](ChatReader& self) { return self.report(); });
-                   })
-      .def_prop_ro("between_rows",
-                   [](PyChatReader& reader) {
-                     return reader.use([](ChatReader& self) { return self.between_rows(); });
-                   })
-      .def_prop_ro("done",
-                   [](PyChatReader& reader) {
-                     return reader.use([](ChatReader& self) { return self.done(); });
-                   })
-      .def_prop_ro("sums",
-                   [](PyChatReader& reader) {
-                     std::vector<std::pair<std::int64_t, std::uint32_t>> sums;
-                     reader.use([&](ChatReader& self) {
-                       for (const ChatSum& sum : self.sums()) {
-                         sums.emplace_back(sum.bytes, sum.crc);
-                       }
-                     });
-                     return sums;
-                   })
-      .def("close", &PyChatReader::close);
+          nb::arg("file"), nb::arg("line"), "\"chats.jsonl:7\", or \"chats.json[6]\" of an array.")
+      .def_prop_ro(
+          "state",
+          [](PyChatReader& reader) {
+            return reader.use([](ChatReader& self) { return self.state(); });
+          },
+          "For go_on().")
+      .def_prop_ro(
+          "report",
+          [](PyChatReader& reader) {
+            return reader.use([](ChatReader& self) { return self.report(); });
+          },
+          "Lines, rows and what was odd, as JSON.")
+      .def_prop_ro(
+          "between_rows",
+          [](PyChatReader& reader) {
+            return reader.use([](ChatReader& self) { return self.between_rows(); });
+          },
+          "No row is under way.")
+      .def_prop_ro(
+          "done",
+          [](PyChatReader& reader) {
+            return reader.use([](ChatReader& self) { return self.done(); });
+          },
+          "Bytes of the files read, as they lie on disk; lines of a feed.")
+      .def_prop_ro(
+          "sums",
+          [](PyChatReader& reader) {
+            std::vector<std::pair<std::int64_t, std::uint32_t>> sums;
+            reader.use([&](ChatReader& self) {
+              for (const ChatSum& sum : self.sums()) {
+                sums.emplace_back(sum.bytes, sum.crc);
+              }
+            });
+            return sums;
+          },
+          "Bytes and CRC-32C of what was read of each file, unpacked.")
+      .def("close", &PyChatReader::close, "Lets go of the files.");
 }
 
 }  // namespace
@@ -431,22 +475,27 @@ void bind_tokens(nb::module_& m) {
   bind_writer(m);
   bind_spans(m);
   bind_reader(m);
-  m.def("chat_roles", &chat_roles);
-  m.def("chat_oddities", [] {
-    std::vector<std::tuple<std::string, bool, std::string>> oddities;
-    for (std::size_t i = 0; i < kChatOddities; ++i) {
-      const auto oddity = static_cast<ChatOddity>(i);
-      oddities.emplace_back(chat_oddity_key(oddity), is_chat_error(oddity),
-                            chat_oddity_text(oddity));
-    }
-    return oddities;
-  });
-  nb::class_<WorkMeter>(m, "WorkMeter")
+  m.def("chat_roles", &chat_roles, "Names of roles as rows have them, and as templates do.");
+  m.def(
+      "chat_oddities",
+      [] {
+        std::vector<std::tuple<std::string, bool, std::string>> oddities;
+        for (std::size_t i = 0; i < kChatOddities; ++i) {
+          const auto oddity = static_cast<ChatOddity>(i);
+          oddities.emplace_back(chat_oddity_key(oddity), is_chat_error(oddity),
+                                chat_oddity_text(oddity));
+        }
+        return oddities;
+      },
+      "Keys of what is counted as odd, as a report has them in order; whether it is an error; in "
+      "words.");
+  nb::class_<WorkMeter>(m, "WorkMeter", "Progress of work that has an amount, on standard error.")
       .def(
           "__init__",
           [](WorkMeter* self, const std::string& label) { new (self) WorkMeter(label); },
           nb::arg("label"))
-      .def("update", &WorkMeter::update, nb::arg("done"), nb::arg("total"));
+      .def("update", &WorkMeter::update, nb::arg("done"), nb::arg("total"),
+           "A bar on a terminal; elsewhere a line every ten seconds.");
 }
 
 }  // namespace plimsoll::python

@@ -178,7 +178,7 @@ std::int64_t own_bytes(const std::string& name) {
   return now.anonymous + now.shared;
 }
 
-nb::dict holdings_of(WatchHandle& handle) {
+DictOf<std::int64_t> holdings_of(WatchHandle& handle) {
   const Holdings held = handle.use([](OwnWatch& own) { return own.watch().holdings(); });
   nb::dict owners;
   for (std::size_t at = 0; at < kOwnerCount; ++at) {
@@ -198,60 +198,105 @@ std::function<Inside()> counted_inside() {
 }
 
 void bind_watch(nb::module_& m) {
-  m.def("own_bytes", &own_bytes, nb::arg("owner"));
+  m.def("own_bytes", &own_bytes, nb::arg("owner"),
+        "Bytes of an owner in this process now; for an owner that cannot be asked, all anonymous "
+        "and shared memory.");
+  // Finding.holder of what backward(create_graph=True) leaves in circles that Python does not see.
   m.attr("NOBODY_CREATE_GRAPH") = kNobodyCreateGraph;
-  m.attr("EVALUATION_ADVICE") = evaluation_advice();
-  nb::class_<Finding>(m, "Finding")
-      .def_prop_ro("kind", [](const Finding& one) { return course_name(one.course); })
-      .def_prop_ro("owner", [](const Finding& one) { return owner_name(one.owner); })
-      .def_ro("bytes_per_step", &Finding::bytes_per_unit)
-      .def_ro("bytes_per_second", &Finding::bytes_per_second)
-      .def_ro("grown_bytes", &Finding::grown_bytes)
-      .def_ro("bound_bytes", &Finding::bound_bytes)
-      .def_ro("windows_seen", &Finding::windows_seen)
-      .def_ro("windows_wanted", &Finding::windows_wanted)
-      .def_ro("steps_wanted", &Finding::units_wanted)
-      .def_ro("seconds_wanted", &Finding::seconds_wanted)
-      .def_ro("phase", &Finding::phase)
-      .def_ro("process", &Finding::process)
-      .def_prop_ro("site", &Finding::site)
-      .def_ro("sites", &Finding::sites)
-      .def_ro("holder", &Finding::holder)
-      .def_ro("trimmed_bytes", &Finding::trimmed_bytes)
-      .def_ro("seconds_left", &Finding::seconds_left)
-      .def_prop_ro("advice", &Finding::advice)
+  m.attr("EVALUATION_ADVICE") = evaluation_advice();  // Where an evaluation holds the memory.
+  nb::class_<Finding>(m, "Finding", "Finding of a watch about growth; str() is one line.")
+      .def_prop_ro(
+          "kind", [](const Finding& one) { return course_name(one.course); },
+          "\"too short\", \"plateau\", \"warm-up\", \"saturating\", \"step\", \"sawtooth\", "
+          "\"leak\", \"uncollected garbage\", \"retention\", \"cache\".")
+      .def_prop_ro(
+          "owner", [](const Finding& one) { return owner_name(one.owner); },
+          "Whose course that is: \"tensors\", \"leased\", \"python\", \"native\", \"shared\", "
+          "\"children\", …")
+      .def_ro("bytes_per_step", &Finding::bytes_per_unit,
+              "Median slope; of a leak, how much it grows; while it is too early, how fast "
+              "something rose so far.")
+      .def_ro("bytes_per_second", &Finding::bytes_per_second,
+              "Growth of a leak per second, by the time that its steps took; else 0.")
+      .def_ro("grown_bytes", &Finding::grown_bytes,
+              "How much it grew while it was judged; of a warm-up, before.")
+      .def_ro("bound_bytes", &Finding::bound_bytes,
+              "Where what saturates is expected to end; else 0.")
+      .def_ro("windows_seen", &Finding::windows_seen,
+              "While it is too early: windows that are over, of `windows_wanted`.")
+      .def_ro("windows_wanted", &Finding::windows_wanted,
+              "While it is too early: windows that a verdict takes, 7 or more.")
+      .def_ro("steps_wanted", &Finding::units_wanted,
+              "While it is too early: steps until then, as looks were made so far.")
+      .def_ro("seconds_wanted", &Finding::seconds_wanted,
+              "While it is too early: seconds until then.")
+      .def_ro("phase", &Finding::phase,
+              "In which most of a leak came; \"\" where in none above others.")
+      .def_ro("process", &Finding::process,
+              "\"python 4711\": of children that leak, the one that grew most; else \"\".")
+      .def_prop_ro("site", &Finding::site,
+                   "\"path/to/file.py:123\", the line that allocates most of what grows; \"\" "
+                   "where that is not known: in children, in threads that run no Python, of what "
+                   "ctypes calls, and before the search has ended.")
+      .def_ro("sites", &Finding::sites,
+              "At most 8 such lines, each with the bytes of it that survived while it was "
+              "searched; most first.")
+      .def_ro("holder", &Finding::holder,
+              "The holder whose letting go frees the bytes: \"list `kept` in module __main__\", "
+              "\"attribute `history` of Trainer\", \"autograd graph of Tensor `meter.sum` in "
+              "main()\", \"closure of …\", \"thread-local: …\", \"exception traceback: …\", "
+              "NOBODY_CREATE_GRAPH; \"\" where nobody was found.")
+      .def_ro("trimmed_bytes", &Finding::trimmed_bytes,
+              "For retention, the bytes that one malloc_trim() gave back to the system; None "
+              "before it.")
+      .def_ro("seconds_left", &Finding::seconds_left,
+              "Until the nearest limit (the governor's, a cgroup's, the machine's) at this growth; "
+              "None where nothing grows.")
+      .def_prop_ro("advice", &Finding::advice,
+                   "Steps to take, a line each; empty where nothing is to be done.")
       .def("__str__", [](const Finding& one) { return one.text("step"); })
       .def("__repr__", [](const Finding& one) { return "<Finding: " + one.text("step") + ">"; });
-  nb::class_<WatchHandle>(m, "Watch")
+  nb::class_<WatchHandle>(
+      m, "Watch", "Looks at this process and its children. Errors: ValueError in a forked child.")
       .def(
           "__init__",
           [](WatchHandle* self, double window_steps) {
             count_arenas();
             new (self) WatchHandle(OwnWatch(window_steps), "Watch");
           },
-          nb::arg("window_steps"))
-      .def("look", looks_at(OwnWatch::At::kStep), nb::arg("step"), nb::arg("phase"))
-      .def("look_as_phase_begins", looks_at(OwnWatch::At::kPhaseBegins), nb::arg("step"),
-           nb::arg("before"))
+          nb::arg("window_steps"), "Windows of so many steps.")
+      .def("look", looks_at(OwnWatch::At::kStep), nb::arg("step"), nb::arg("phase"),
+           "Looks, where that keeps to 1 % of a core; says whether it did.")
+      .def(
+          "look_as_phase_begins", looks_at(OwnWatch::At::kPhaseBegins), nb::arg("step"),
+          nb::arg("before"),
+          "Looks as look(), for the phase before it; where it did, look_as_phase_ends() does, too.")
       .def("look_as_phase_ends", looks_at(OwnWatch::At::kPhaseEnds), nb::arg("step"),
-           nb::arg("phase"))
-      .def("verdict",
-           [](WatchHandle& handle) {
-             return handle.use([](OwnWatch& own) { return own.verdict(); });
-           })
-      .def("suspect",
-           [](WatchHandle& handle) {
-             return handle.use([](OwnWatch& own) {
-               const auto suspect = own.watch().suspect();
-               return std::tuple(own.watch().windows(),
-                                 std::string(suspect ? owner_name(suspect->owner) : ""),
-                                 suspect ? suspect->bytes_per_unit : 0.0);
-             });
-           })
-      .def("retains",
-           [](WatchHandle& handle) {
-             return handle.use([](OwnWatch& own) { return own.watch().retains(); });
-           })
+           nb::arg("phase"), "Looks as look(), for the phase that ends.")
+      .def(
+          "verdict",
+          [](WatchHandle& handle) {
+            return handle.use([](OwnWatch& own) { return own.verdict(); });
+          },
+          "By what was seen so far.")
+      .def(
+          "suspect",
+          [](WatchHandle& handle) {
+            return handle.use([](OwnWatch& own) {
+              const auto suspect = own.watch().suspect();
+              return std::tuple(own.watch().windows(),
+                                std::string(suspect ? owner_name(suspect->owner) : ""),
+                                suspect ? suspect->bytes_per_unit : 0.0);
+            });
+          },
+          "Windows that are over; the owner that has risen fastest in the newest half of them "
+          "(four at least), or \"\"; by how many bytes a step.")
+      .def(
+          "retains",
+          [](WatchHandle& handle) {
+            return handle.use([](OwnWatch& own) { return own.watch().retains(); });
+          },
+          "Whether what malloc() keeps rises so.")
       .def(
           "tell",
           [](WatchHandle& handle, const std::string& owner,
@@ -265,13 +310,13 @@ void bind_watch(nb::module_& m) {
             handle.use([&](OwnWatch& own) { own.watch().tell(std::move(where)); });
           },
           nb::arg("owner"), nb::arg("sites"), nb::arg("holder"), nb::arg("garbage"),
-          nb::arg("bytes_per_step"))
+          nb::arg("bytes_per_step"), "Adds a cause of that owner's growth to its Finding.")
       .def(
           "tell_trimmed",
           [](WatchHandle& handle, std::int64_t bytes) {
             handle.use([&](OwnWatch& own) { own.watch().tell_trimmed(bytes); });
           },
-          nb::arg("bytes"))
+          nb::arg("bytes"), "Adds the bytes that trim() returned.")
       .def(
           "picture",
           [](WatchHandle& handle, std::int64_t limit_bytes) {
@@ -283,18 +328,21 @@ void bind_watch(nb::module_& m) {
               return owner_legend(points) + memory_picture(points, {}, PictureUnit::kSteps);
             });
           },
-          nb::arg("limit_bytes"))
+          nb::arg("limit_bytes"), "HTML: who held how much, by steps; 0: no limit is drawn.")
       .def_prop_ro(
           "processes",
           [](WatchHandle& handle) {
             return handle.use([](OwnWatch& own) { return own.watch().seen().tree.processes; });
-          })
+          },
+          "The process and its descendants, at the last look.")
       .def_prop_ro(
           "held_bytes",
           [](WatchHandle& handle) {
             return handle.use([](OwnWatch& own) { return own.watch().seen().tree.unbacked(); });
-          })
-      .def_prop_ro("owners", &holdings_of);
+          },
+          "Anonymous and shared memory of the process and its children, at the last look.")
+      .def_prop_ro("owners", &holdings_of,
+                   "The same by owner, files and page tables beside it; in bytes.");
 }
 
 }  // namespace plimsoll::python

@@ -21,10 +21,13 @@
 #include <vector>
 
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/pair.h>
 
 namespace plimsoll::python {
 
 namespace nb = nanobind;
+
+using Objects = nb::typed<nb::list, nb::object>;
 
 /// Memory to be found: bytes at an address.
 struct Piece {
@@ -58,7 +61,7 @@ class HolderSearch {
   bool weigh(std::int64_t budget_ns);
   /// After weigh(): how much each of the containers that grew most has grown, most first, and the
   /// way from it up to its root; kGrownMost at most.
-  [[nodiscard]] nb::list grown() const;
+  [[nodiscard]] nb::typed<nb::list, std::pair<std::size_t, Objects>> grown() const;
 
   /// Lets go of what was kept alive, for about `budget_ns`; true when all is. Nothing can be asked
   /// for afterwards.
@@ -69,7 +72,8 @@ class HolderSearch {
 
   /// The tensors met so far that a live graph hangs on, each the number of its node: those from
   /// `first` on. Nothing of Python's leads into a graph: who walks through it marks what it keeps.
-  [[nodiscard]] nb::list graphs(std::size_t first) const;
+  [[nodiscard]] nb::typed<nb::list, std::pair<std::size_t, nb::any>> graphs(
+      std::size_t first) const;
   /// Memory at these addresses is kept by the graph of that node's tensor.
   void mark_graph(std::uint32_t node, const std::vector<std::uintptr_t>& addresses);
   /// Whether so many pieces were found that it ends.
@@ -83,9 +87,9 @@ class HolderSearch {
   [[nodiscard]] std::size_t visited() const noexcept { return nodes_.size(); }
   /// The way from what holds most of the pieces in common up to its root; [] where no container
   /// does.
-  [[nodiscard]] nb::list holder() const;
+  [[nodiscard]] Objects holder() const;
   /// The ways from each piece that was found up to its root, at most `most` of them.
-  [[nodiscard]] nb::list ways(std::size_t most) const;
+  [[nodiscard]] nb::typed<nb::list, Objects> ways(std::size_t most) const;
 
  private:
   static constexpr std::uint32_t kNone = UINT32_MAX;

@@ -17,7 +17,7 @@
 
 namespace plimsoll::python {
 
-inline void bind_program(nb::module_& m) {
+inline void bind_program(nb::module_& m, const char* doc) {
   m.def(
       "run_program",
       [](const std::vector<nb::bytes>& given) {
@@ -33,7 +33,7 @@ inline void bind_program(nb::module_& m) {
         pointers.push_back(nullptr);
         return run_program(static_cast<int>(arguments.size()), pointers.data());
       },
-      nb::arg("arguments"));
+      nb::arg("arguments"), doc);
 }
 
 }  // namespace plimsoll::python

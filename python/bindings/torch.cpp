@@ -34,7 +34,7 @@ namespace {
 
 using Pairs = std::vector<std::pair<std::string, std::string>>;
 
-nb::dict arena_stats() {
+DictOf<std::int64_t> arena_stats() {
   const ArenaStats stats = TensorArena::stats();
   nb::dict out;
   out["live_bytes"] = stats.live_bytes;
@@ -131,53 +131,71 @@ std::string export_model(const std::string& run, const std::string& out, bool me
 void bind_arena(nb::module_& m) {
   m.def(
       "attach", [](const Governor& governor) { TensorArena::attach(governor).or_throw(); },
-      nb::arg("governor"));
-  m.def("detach", &TensorArena::detach);
-  m.def("installed", &TensorArena::installed);
+      nb::arg("governor"),
+      "From now on new tensors are leased from `governor`.\n\nRequires: no torch operator is "
+      "running.\nErrors:   ValueError in a forked child.");
+  m.def("detach", &TensorArena::detach,
+        "New tensors pass through to torch's own allocator; those alive keep their leases.");
+  m.def("installed", &TensorArena::installed, "Whether the arena is torch's CPU allocator.");
   m.def(
       "owns",
       [](std::uintptr_t address) {
         return TensorArena::owns(reinterpret_cast<const void*>(address));
       },
-      nb::arg("address"));
-  m.def("arena_stats", &arena_stats);
-  m.def("reset_peak", &TensorArena::reset_peak);
-  m.def("clean_up", [] {
-    const CleanUp done = [] {
-      nb::gil_scoped_release unlocked;
-      return clean_up().or_throw();
-    }();
-    nb::dict out;
-    out["arena_bytes"] = done.arena_bytes;
-    out["resident_before_bytes"] = done.resident_before_bytes;
-    out["resident_after_bytes"] = done.resident_after_bytes;
-    out["freed_bytes"] = done.freed_bytes();
-    out["seconds"] = done.seconds;
-    return out;
-  });
+      nb::arg("address"),
+      "Whether the byte at this address (tensor.data_ptr()) lies in the arena.");
+  m.def("arena_stats", &arena_stats,
+        "live_bytes, live_peak_bytes, cached_bytes, leased_bytes, allocations, foreign_frees, …");
+  m.def("reset_peak", &TensorArena::reset_peak, "Starts the peaks again from what is live.");
+  m.def(
+      "clean_up",
+      []() -> DictOf<nb::any> {
+        const CleanUp done = [] {
+          nb::gil_scoped_release unlocked;
+          return clean_up().or_throw();
+        }();
+        nb::dict out;
+        out["arena_bytes"] = done.arena_bytes;
+        out["resident_before_bytes"] = done.resident_before_bytes;
+        out["resident_after_bytes"] = done.resident_after_bytes;
+        out["freed_bytes"] = done.freed_bytes();
+        out["seconds"] = done.seconds;
+        return out;
+      },
+      "Governor.clean_up(). Errors: OSError.");
   m.def(
       "refuse",
       [](std::int64_t first, std::int64_t count) { tensor_arena_pages().refuse(first, count); },
-      nb::arg("first"), nb::arg("count"));
-  m.def("purge", &TensorArena::purge, nb::call_guard<nb::gil_scoped_release>());
+      nb::arg("first"), nb::arg("count"),
+      "For tests: the `first`-th allocation from now and the `count - 1` after it are refused.");
+  m.def("purge", &TensorArena::purge, nb::call_guard<nb::gil_scoped_release>(),
+        "Gives free pages back to the system; returns the bytes.");
   m.def(
       "make_deterministic",
       [](int compute_threads) { make_deterministic(compute_threads).or_throw(); },
-      nb::arg("compute_threads"));
+      nb::arg("compute_threads"),
+      "Fixes what makes torch's results depend on the run. Errors: ValueError without MKL_CBWR.");
 }
 
 void bind_recipes(nb::module_& m) {
   m.def("train", &train, nb::arg("recipe"), nb::arg("config"), nb::arg("options"), nb::arg("quiet"),
-        nb::call_guard<nb::gil_scoped_release>());
+        nb::call_guard<nb::gil_scoped_release>(),
+        "Returns the summary as JSON. Errors: ValueError, BudgetExceeded, OSError.");
   m.def("plan", &plan, nb::arg("recipe"), nb::arg("config"), nb::arg("options"), nb::arg("device"),
         nb::arg("device_memory_limit"), nb::arg("choices"), nb::arg("effective_batch"),
-        nb::call_guard<nb::gil_scoped_release>());
+        nb::call_guard<nb::gil_scoped_release>(),
+        "Returns the plan as JSON. Errors: ValueError, BudgetExceeded, OSError.");
   m.def("resume", &resume, nb::arg("run"), nb::arg("options"), nb::arg("quiet"),
-        nb::arg("accept_other_processor"), nb::call_guard<nb::gil_scoped_release>());
-  m.def("evaluate", &evaluate, nb::arg("run"), nb::call_guard<nb::gil_scoped_release>());
+        nb::arg("accept_other_processor"), nb::call_guard<nb::gil_scoped_release>(),
+        "Returns the summary as JSON. Errors: NotFoundError, ValueError, CorruptError.");
+  m.def("evaluate", &evaluate, nb::arg("run"), nb::call_guard<nb::gil_scoped_release>(),
+        "Returns {\"step\", \"epoch\", \"recall\", …} as JSON. Errors: NotFoundError, ValueError, "
+        "CorruptError.");
   m.def("export_model", &export_model, nb::arg("run"), nb::arg("out"), nb::arg("merge"),
-        nb::call_guard<nb::gil_scoped_release>());
-  bind_program(m);
+        nb::call_guard<nb::gil_scoped_release>(),
+        "Returns what was written as JSON. Errors: NotFoundError, ValueError, CorruptError, "
+        "OSError.");
+  bind_program(m, "The program `plimsoll`; returns its exit status.");
 }
 
 }  // namespace
@@ -187,6 +205,11 @@ NB_MODULE(_torch, m) {
   namespace nb = nanobind;
   using namespace plimsoll::python;
   nb::set_leak_warnings(false);
+  m.doc() =
+      "The tensor arena and the recipes, linked to the installed torch. Importing it installs the "
+      "arena.\n\nPrivate: plimsoll.Governor attaches the arena; plimsoll.train(), resume() and "
+      "evaluate() wrap the recipes. Where plimsoll was built without torch, importing this raises "
+      "ImportError saying how.";
   nb::module_::import_("torch");
   nb::module_::import_("plimsoll._core");
   static_cast<void>(plimsoll::TensorArena::install());  // Where it could not be, attach() says why.

@@ -89,7 +89,12 @@ nb::dict dict_of(const BatchPlan& plan) {
   return out;
 }
 
-Result<void> run_step(const nb::callable& step, const StepSize& size) {
+// None, or why it did not fit.
+using Step = nb::typed<nb::callable, nb::object(std::int64_t)>;
+// With nb::arg().none().
+using SizeOf = nb::typed<nb::object, nb::typed<nb::callable, Extent(std::int64_t)>>;
+
+Result<void> run_step(const Step& step, const StepSize& size) {
   const nb::object refusal = step(size.rows);
   if (!refusal.is_none()) {
     Error error = make_error(ErrorCode::kOverBudget, nb::cast<std::string>(nb::str(refusal)));
@@ -101,10 +106,10 @@ Result<void> run_step(const nb::callable& step, const StepSize& size) {
 
 using Staying = std::vector<std::pair<std::uintptr_t, std::int64_t>>;  // Addresses and bytes.
 
-nb::dict plan(const Governor& governor, const nb::callable& step, const nb::object& extent,
-              std::int64_t least_rows, std::int64_t most_rows, std::int64_t multiple,
-              std::int64_t available_bytes, const std::string& device,
-              const std::string& device_memory_limit, const Staying& staying) {
+DictOf<nb::any> plan(const Governor& governor, const Step& step, const SizeOf& extent,
+                     std::int64_t least_rows, std::int64_t most_rows, std::int64_t multiple,
+                     std::int64_t available_bytes, const std::string& device,
+                     const std::string& device_memory_limit, const Staying& staying) {
   const auto opened = open_device({device, device_memory_limit}).or_throw();
   PlanOptions options;
   options.least_rows = least_rows;
@@ -140,14 +145,14 @@ nb::dict dict_of(const StepTrace& trace) {
 // Traces of one step, for who wants predictions of many sizes.
 class StepTraces {
  public:
-  nb::dict add(const Extent& extent, const nb::callable& step) {
+  DictOf<nb::any> add(const Extent& extent, const Step& step) {
     StepTrace trace = traced(extent, step);
     nb::dict out = dict_of(trace);
     regions_.add(std::move(trace)).or_throw();
     out["regions"] = regions_.regions();
     return out;
   }
-  [[nodiscard]] nb::dict predict(const Extent& extent) const {
+  [[nodiscard]] DictOf<nb::any> predict(const Extent& extent) const {
     const StepPrediction said = regions_.predict(size_from(extent)).or_throw();
     nb::dict out;
     out["peak_bytes"] = said.peak.bytes;
@@ -158,7 +163,7 @@ class StepTraces {
     out["parts"] = dict_of(said.peak.parts);
     return out;
   }
-  nb::dict verify(const Extent& extent, const nb::callable& step) const {
+  DictOf<nb::any> verify(const Extent& extent, const Step& step) const {
     const StepTrace trace = traced(extent, step);
     nb::dict out = dict_of(trace);
     out["exact"] = regions_.predicts(trace);
@@ -166,7 +171,7 @@ class StepTraces {
   }
 
  private:
-  static StepTrace traced(const Extent& extent, const nb::callable& step) {
+  static StepTrace traced(const Extent& extent, const Step& step) {
     const StepSize size = size_from(extent);
     return trace_step(size, [&] { return run_step(step, size); }).or_throw();
   }
@@ -180,21 +185,36 @@ void bind_plan(nb::module_& m) {
   m.def("plan_batch", &plan, nb::arg("governor"), nb::arg("step"), nb::arg("extent").none(),
         nb::arg("least_rows"), nb::arg("most_rows"), nb::arg("multiple"),
         nb::arg("available_bytes"), nb::arg("device"), nb::arg("device_memory_limit"),
-        nb::arg("staying"));
+        nb::arg("staying"),
+        "plimsoll.plan_batch() without its Python side. `step` returns \"\" or a refusal's "
+        "text.\n\navailable_bytes: 0 for what the governor leaves; staying: address and bytes of "
+        "the storages that stay from step to step. Errors: BudgetExceeded, ValueError.");
   m.def(
       "check_device",
       [](const std::string& device, const std::string& memory_limit) {
         static_cast<void>(open_device({device, memory_limit}).or_throw());
       },
-      nb::arg("device"), nb::arg("device_memory_limit"));
-  m.def("block_bytes", &arena_block_bytes, nb::arg("bytes"));
-  m.def("with_margin", &with_margin, nb::arg("peak_bytes"));
-  m.def("with_cache_and_margin", &with_cache_and_margin, nb::arg("peak_bytes"));
-  nb::class_<StepTraces>(m, "StepTraces")
+      nb::arg("device"), nb::arg("device_memory_limit"),
+      "Whether plans can be made for the device. Errors: ValueError naming the option.");
+  m.def("block_bytes", &arena_block_bytes, nb::arg("bytes"),
+        "Returns the bytes that the arena takes for a block of so many bytes: its class, or whole "
+        "pages.");
+  m.def("with_margin", &with_margin, nb::arg("peak_bytes"),
+        "Returns the bytes to ask the governor for where a step took `peak_bytes`.");
+  m.def("with_cache_and_margin", &with_cache_and_margin, nb::arg("peak_bytes"),
+        "The same under another limit: where there is more room the arena caches more.");
+  nb::class_<StepTraces>(m, "StepTraces",
+                         "Real steps traced at several sizes, and what they say of others. Sizes "
+                         "are (rows, nodes, edges).")
       .def(nb::init<>())
-      .def("add", &StepTraces::add, nb::arg("extent"), nb::arg("step"))
-      .def("predict", &StepTraces::predict, nb::arg("extent"))
-      .def("verify", &StepTraces::verify, nb::arg("extent"), nb::arg("step"));
+      .def("add", &StepTraces::add, nb::arg("extent"), nb::arg("step"),
+           "Runs the step twice and keeps the trace: {\"live_peak_bytes\", \"events\", "
+           "\"regions\", …}.")
+      .def(
+          "predict", &StepTraces::predict, nb::arg("extent"),
+          "{\"peak_bytes\", \"bound_bytes\", \"admit_bytes\", \"operator\", \"phase\", \"parts\"}.")
+      .def("verify", &StepTraces::verify, nb::arg("extent"), nb::arg("step"),
+           "Runs the step twice; \"exact\": every block was as predicted. The trace is not kept.");
 }
 
 }  // namespace plimsoll::python

@@ -259,27 +259,22 @@ Result<std::int64_t> PageCache::pin(std::span<const std::uint64_t> keys, bool to
     const std::uint32_t ordinal = ordinal_of(keys[i]);
     const std::uint32_t page = ordinal / rows_per_page;
     std::uint32_t index = frame_of_[page];
-    if (index == kNone) {
+    if (index == kNone || frames_[index].pin != pin_) {
       if (pages >= pin_most()) {
         break;
       }
-      auto started = start_load(owner_, page);
-      if (!started) {
-        pin_ = 0;
-        return tl::unexpected(std::move(started).error());
+      if (index == kNone) {
+        auto started = start_load(owner_, page);
+        if (!started) {
+          pin_ = 0;
+          return tl::unexpected(std::move(started).error());
+        }
+        index = *started;
       }
-      index = *started;
       frames_[index].pin = pin_;
       ++pages;
     }
     Frame& frame = frames_[index];
-    if (frame.pin != pin_) {
-      if (pages >= pin_most()) {
-        break;
-      }
-      frame.pin = pin_;
-      ++pages;
-    }
     ++stats_.requests;
     if (frame.state == State::kReady) {
       ++stats_.hits;

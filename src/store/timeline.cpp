@@ -173,19 +173,14 @@ Result<void> EmbeddingStore::Timeline::gather(std::span<const std::int64_t> ids,
   return check_still_there();
 }
 
-// Rows of the bucket under the cursor and of the one after it come from their frames, if the
-// request is about them; all others are looked up.
-Result<void> EmbeddingStore::Timeline::gather_piece(std::span<const std::int64_t> ids,
-                                                    std::span<float> out) {
-  const auto count = static_cast<std::int64_t>(ids.size());
-  PLIMSOLL_TRY_VOID(resolve(ids));
-  find_positions(count);
+// Reads the two buckets if the request is about them.
+Result<EmbeddingStore::Timeline::Near> EmbeddingStore::Timeline::load_near(std::int64_t count) {
   const std::int64_t bucket = shape_.bucket_of(cursor_);
   const std::int64_t here = std::min((bucket + 1) * shape_.bucket_rows, count_);
   const std::int64_t next = std::min((bucket + 2) * shape_.bucket_rows, count_);
   std::int64_t in_here = 0;
   std::int64_t in_next = 0;
-  for (const std::uint64_t key : keys_.first(ids.size())) {
+  for (const std::uint64_t key : keys_.first(static_cast<std::size_t>(count))) {
     const std::int64_t position = position_in(key);
     in_here += position >= cursor_ && position < here ? 1 : 0;
     in_next += position >= here && position >= cursor_ && position < next ? 1 : 0;
@@ -199,14 +194,28 @@ Result<void> EmbeddingStore::Timeline::gather_piece(std::span<const std::int64_t
       PLIMSOLL_TRY_VOID(ensure(bucket + 1));
     }
   }
-  std::array<const Frame*, 2> frames{find_frame(bucket), find_frame(bucket + 1)};
-  for (const Frame*& frame : frames) {
+  Near near{.here = here, .next = next, .frames = {find_frame(bucket), find_frame(bucket + 1)}};
+  for (const Frame*& frame : near.frames) {
     frame = frame != nullptr && io_->ready(*frame) ? frame : nullptr;
   }
-  const auto source = [&](std::uint64_t key) -> const Frame* {
-    const std::int64_t position = position_in(key);
-    return position < cursor_ || position >= next ? nullptr : frames[position < here ? 0 : 1];
-  };
+  return near;
+}
+
+inline const EmbeddingStore::Timeline::Frame* EmbeddingStore::Timeline::frame_of(
+    const Near& near, std::uint64_t key) const noexcept {
+  const std::int64_t position = position_in(key);
+  return position < cursor_ || position >= near.next ? nullptr
+                                                     : near.frames[position < near.here ? 0 : 1];
+}
+
+// Rows of the bucket under the cursor and of the one after it come from their frames, if the
+// request is about them; all others are looked up.
+Result<void> EmbeddingStore::Timeline::gather_piece(std::span<const std::int64_t> ids,
+                                                    std::span<float> out) {
+  const auto count = static_cast<std::int64_t>(ids.size());
+  PLIMSOLL_TRY_VOID(resolve(ids));
+  find_positions(count);
+  PLIMSOLL_TRY(const Near near, load_near(count));
   std::atomic<std::int64_t> served{0};
   crew_->run(count, kGrain, [&](std::int64_t begin, std::int64_t end, int) {
     std::int64_t mine = 0;
@@ -216,13 +225,14 @@ Result<void> EmbeddingStore::Timeline::gather_piece(std::span<const std::int64_t
     };
     for (std::int64_t i = begin; i < end; ++i) {
       const auto at = static_cast<std::size_t>(i);
-      if (const auto* ahead = i + kRecordsAhead < end ? source(keys_[at + kRecordsAhead]) : nullptr;
+      if (const auto* ahead =
+              i + kRecordsAhead < end ? frame_of(near, keys_[at + kRecordsAhead]) : nullptr;
           ahead != nullptr) {
         const std::uint32_t entry = entry_of(i + kRecordsAhead, *ahead);
         fetch_ahead(ahead->bytes.data() + std::max<std::int64_t>(entry, 1) * 8 - 8,
                     entry == 0 ? 0 : shape_.record_bytes);
       }
-      const Frame* const frame = source(keys_[at]);
+      const Frame* const frame = frame_of(near, keys_[at]);
       if (frame == nullptr) {
         continue;
       }
@@ -241,6 +251,11 @@ Result<void> EmbeddingStore::Timeline::gather_piece(std::span<const std::int64_t
   if (served.load() == count) {
     return {};
   }
+  return gather_far(ids, out, near);
+}
+
+Result<void> EmbeddingStore::Timeline::gather_far(std::span<const std::int64_t> ids,
+                                                  std::span<float> out, const Near& near) {
   std::size_t staged = 0;
   const auto fetch = [&]() -> Result<void> {
     const auto some = wanted_.first(staged);
@@ -252,7 +267,7 @@ Result<void> EmbeddingStore::Timeline::gather_piece(std::span<const std::int64_t
     return {};
   };
   for (const std::uint64_t key : keys_.first(ids.size())) {
-    if (source(key) != nullptr) {
+    if (frame_of(near, key) != nullptr) {
       continue;
     }
     wanted_[staged++] = {.position = position_in(key),

@@ -105,6 +105,13 @@ class EmbeddingStore::Timeline final : public EmbeddingStore::Engine {
   };
   static_assert(sizeof(Wanted) == 40);
 
+  // The bucket under the cursor and the one after it: where they end, and frames that are read.
+  struct Near {
+    std::int64_t here;
+    std::int64_t next;
+    std::array<const Frame*, 2> frames{};
+  };
+
   // Unique rows [first, first + count) stand at positions [begin, begin + count).
   struct Run {
     std::int64_t first{0};
@@ -153,6 +160,10 @@ class EmbeddingStore::Timeline final : public EmbeddingStore::Engine {
   Result<void> check_gradients(std::span<const std::int64_t> ids, std::span<const float> grads,
                                std::int64_t unique);
   Result<void> gather_piece(std::span<const std::int64_t> ids, std::span<float> out);
+  Result<Near> load_near(std::int64_t count);
+  [[nodiscard]] const Frame* frame_of(const Near& near, std::uint64_t key) const noexcept;
+  Result<void> gather_far(std::span<const std::int64_t> ids, std::span<float> out,
+                          const Near& near);
   [[nodiscard]] Run in_order(std::int64_t unique) const noexcept;
   Result<void> change(std::int64_t unique, const Change& how);
   Result<void> change_strays(std::int64_t begin, std::int64_t end, const Change& how,

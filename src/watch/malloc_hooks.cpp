@@ -33,6 +33,7 @@ constexpr std::uint32_t kJumpSlot = 7;
 constexpr std::uint32_t kGlobalData = 6;
 #endif
 
+// NOLINTBEGIN(cppcoreguidelines-no-malloc,cppcoreguidelines-owning-memory): they stand for these.
 void* hooked_malloc(std::size_t bytes) {
   void* const pointer = ::malloc(bytes);
   Samples::allocated(pointer, bytes);
@@ -72,6 +73,7 @@ void hooked_free(void* pointer) {
   errno = before;
   ::free(pointer);
 }
+// NOLINTEND(cppcoreguidelines-no-malloc,cppcoreguidelines-owning-memory)
 void* hooked_mmap(void* at, std::size_t bytes, int rights, int flags, int file, off_t offset) {
   void* const pointer = ::mmap(at, bytes, rights, flags, file, offset);
   if (pointer != MAP_FAILED) {
@@ -114,8 +116,9 @@ struct HookTable {
 };
 
 HookTable& hook_table() {
-  static auto* const immortal = new HookTable;
-  return *immortal;
+  // NOLINTNEXTLINE(cppcoreguidelines-owning-memory): hooks are called until the very end.
+  static auto* const kImmortal = new HookTable;
+  return *kImmortal;
 }
 
 // One pass over a library's tables: what to write for which name.
@@ -144,16 +147,16 @@ struct Library {
 };
 
 void write_entry(const Library& library, void** entry, void* value) {
-  static const auto page = static_cast<std::uintptr_t>(::sysconf(_SC_PAGESIZE));
+  static const auto kPage = static_cast<std::uintptr_t>(::sysconf(_SC_PAGESIZE));
   const auto address = reinterpret_cast<std::uintptr_t>(entry);
-  auto* const start = reinterpret_cast<void*>(address & ~(page - 1));
+  auto* const start = reinterpret_cast<void*>(address & ~(kPage - 1));
   const bool sealed = address >= library.sealed_from && address < library.sealed_to;
-  if (sealed && ::mprotect(start, page, PROT_READ | PROT_WRITE) != 0) {
+  if (sealed && ::mprotect(start, kPage, PROT_READ | PROT_WRITE) != 0) {
     return;
   }
   __atomic_store_n(entry, value, __ATOMIC_RELEASE);
   if (sealed) {
-    ::mprotect(start, page, PROT_READ);
+    ::mprotect(start, kPage, PROT_READ);
   }
 }
 

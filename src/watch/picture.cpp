@@ -251,7 +251,7 @@ std::string draw_areas(const std::vector<PicturePoint>& points, const Frame& fra
           floor[k] + static_cast<double>(std::max<std::int64_t>(points[k].owners[at], 0));
       upper +=
           fmt::format("{}{:.1f} {:.1f}", k == 0 ? "M" : "L", frame.x(points[k].x), frame.y(top));
-      lower = fmt::format("L{:.1f} {:.1f}", frame.x(points[k].x), frame.y(floor[k])) + lower;
+      lower.insert(0, fmt::format("L{:.1f} {:.1f}", frame.x(points[k].x), frame.y(floor[k])));
       floor[k] = top;
     }
     out += fmt::format("<path d='{}{}Z' fill='{}' opacity='.88'><title>{}</title></path>", upper,

@@ -70,10 +70,10 @@ struct Sampling {
 // No heap memory: that would be part of what is watched.
 constinit SampleTables sample_tables{};
 
-// Immortal: allocators are called until the very end.
 Sampling& sampling() noexcept {
-  static auto* const immortal = new Sampling;
-  return *immortal;
+  // NOLINTNEXTLINE(cppcoreguidelines-owning-memory): allocators are called until the very end.
+  static auto* const kImmortal = new Sampling;
+  return *kImmortal;
 }
 Sampling& sampler = sampling();
 
@@ -235,11 +235,11 @@ void forget_in_child() noexcept {
 }  // namespace
 
 void Samples::begin(double mean_bytes, PlaceNow place_now) {
-  static const bool once = [] {
+  static const bool kOnce = [] {
     ::pthread_atfork(nullptr, nullptr, forget_in_child);
     return true;
   }();
-  static_cast<void>(once);
+  static_cast<void>(kOnce);
   end();
   const MutexLock lock(sampler.mutex);
   if (sampler.tables == nullptr) {
@@ -396,6 +396,7 @@ std::vector<Samples::Site> Samples::by_site(const std::vector<Live>& alive, std:
   });
   ranked.resize(std::min(ranked.size(), most));
   std::vector<Site> sites;
+  sites.reserve(ranked.size());
   for (Halves& one : ranked) {
     sites.push_back(std::move(one.site));
   }

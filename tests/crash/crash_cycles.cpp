@@ -199,6 +199,7 @@ void print_result(const Options& options, const Tally& tally, const LastWords& w
 }
 
 int run(const Options& options) {
+  // NOLINTNEXTLINE(cppcoreguidelines-owning-memory): processes share it to their end.
   auto* words = new (::mmap(nullptr, sizeof(LastWords), PROT_READ | PROT_WRITE,
                             MAP_SHARED | MAP_ANONYMOUS, -1, 0)) LastWords();
   Tally tally;

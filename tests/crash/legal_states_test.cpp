@@ -273,7 +273,7 @@ class LegalStatesTest : public EmbeddingTableTest, public ::testing::WithParamIn
     ASSERT_TRUE(went_on) << place << ": " << went_on.error().to_string();
   }
 
-  static LegalStatesTest* current_;
+  static LegalStatesTest* current_;  // NOLINT(readability-identifier-naming): a private member.
   std::set<pid_t> known_;  // Of the table: changes only while none of them passes a point.
   std::recursive_mutex turn_;
   std::atomic<pid_t> looker_{0};

@@ -144,6 +144,7 @@ std::vector<std::int64_t> Life::ids_after(std::size_t table, std::int64_t step) 
     std::ranges::stable_sort(there, {}, [&](std::size_t at) { return comes(table, at); });
   }
   std::vector<std::int64_t> ids;
+  ids.reserve(there.size());
   for (const std::size_t at : there) {
     ids.push_back(spec.pool[at]);
   }

@@ -79,15 +79,15 @@ std::string text_of(std::span<const std::byte> bytes) {
 }
 
 void feature_header(std::span<const std::byte> bytes) {
-  static const std::string good = test::slurp(Features::plain().directory / "features.json");
+  static const std::string kGood = test::slurp(Features::plain().directory / "features.json");
   const auto parsed = parse_feature_header(text_of(bytes), "fuzz");
   if (!parsed) {
     if (parsed.error().code != ErrorCode::kCorrupt) {
       contradiction("feature_header", parsed.error().to_string());
     }
-  } else if (parsed->to_json() != good && parse_feature_header(parsed->to_json(), "again")) {
+  } else if (parsed->to_json() != kGood && parse_feature_header(parsed->to_json(), "again")) {
     return;  // Another sound header: its own text is read again to the same.
-  } else if (parsed->to_json() != good) {
+  } else if (parsed->to_json() != kGood) {
     contradiction("feature_header", "what it accepted it does not accept again");
   }
 }

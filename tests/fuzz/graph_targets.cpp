@@ -123,6 +123,7 @@ std::vector<std::string> can_csv_seeds() {
           "1.5,0316,8,05,21,68,09,21,21,00,6f,R\n1.6,018f,2,00,5b,T\n1.7,02b0,0,R\n",
           "Timestamp,ID,DLC,DATA,DATA1,DATA2,Flag\n1478198376001,0316,3,20,82,3c,0\n",
           "Time Stamp,ID,Extended,Dir,Bus,LEN,D1,D2\n1,00000123,false,Rx,0,2,01,FF\n",
+          // NOLINTNEXTLINE(bugprone-suspicious-missing-comma): two lines of one seed.
           "Timestamp: 1479121434.850202  ID: 0350  000  DLC: 2  05 28\n"
           "Timestamp: 1479121434.9  ID: 0164  100  DLC: 8\n",
           "(1436509052.249713) can0 044#2A366C2B0A\n(1436509052.25) can0 1F334455#R\n"

@@ -21,8 +21,8 @@ namespace {
 class Run {
  public:
   static const Run& get() {
-    static const Run made;
-    return made;
+    static const Run kMade;
+    return kMade;
   }
   [[nodiscard]] const RunFolder& folder() const { return folder_; }
   [[nodiscard]] fs::path manifest() const {

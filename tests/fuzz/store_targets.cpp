@@ -61,8 +61,8 @@ class MemoryFile {
 // ---- super ------------------------------------------------------------------------------------
 
 void read_super(std::span<const std::byte> bytes) {
-  static const MemoryFile memory;
-  const auto super = SuperFile::open(memory.hold(bytes), false);
+  static const MemoryFile kMemory;
+  const auto super = SuperFile::open(kMemory.hold(bytes), false);
   if (!super) {
     if (super.error().code != ErrorCode::kCorrupt) {
       contradiction("superblock", super.error().to_string());
@@ -110,7 +110,7 @@ struct SoundPage {
 };
 
 const std::vector<SoundPage>& sound_pages() {
-  static const std::vector<SoundPage> pages = [] {
+  static const std::vector<SoundPage> kPages = [] {
     const Table& table = Table::get();
     const TableShape shape = table.description().shape();
     std::vector<SoundPage> made;
@@ -125,7 +125,7 @@ const std::vector<SoundPage>& sound_pages() {
     }
     return made;
   }();
-  return pages;
+  return kPages;
 }
 
 // Bytes a row's checksum covers, and the header; the unused tail of a page may hold anything.
@@ -270,13 +270,13 @@ std::vector<std::string> growing_ids_seeds() {
 // ---- table.json -------------------------------------------------------------------------------
 
 void read_table_json(const std::string& text) {
-  static const fs::path directory = [] {
+  static const fs::path kDirectory = [] {
     const fs::path made = Table::get().directory().parent_path() / "description";
     fs::create_directories(made);
     return made;
   }();
-  test::spill(directory / "table.json", text);
-  const auto table = read_description(directory);
+  test::spill(kDirectory / "table.json", text);
+  const auto table = read_description(kDirectory);
   if (!table) {
     if (table.error().code != ErrorCode::kCorrupt) {
       contradiction("table.json", table.error().to_string());
@@ -357,7 +357,7 @@ void open_table(std::span<const std::byte> bytes) {
   constexpr auto kFiles = open_files<layout, grows>();
   const char* name = kFiles[static_cast<std::size_t>(bytes[0]) % kFiles.size()];
   const fs::path path = table.directory() / name;
-  static const std::vector<std::string> good = [] {
+  static const std::vector<std::string> kGood = [] {
     std::vector<std::string> files;
     for (const char* file : open_files<layout, grows>()) {
       files.push_back(Table::get<layout, grows>().file(file));
@@ -366,7 +366,7 @@ void open_table(std::span<const std::byte> bytes) {
   }();
   test::spill(path, text_of(bytes.subspan(1)));
   open_and_read(table, name);
-  test::spill(path, good[static_cast<std::size_t>(bytes[0]) % kFiles.size()]);
+  test::spill(path, kGood[static_cast<std::size_t>(bytes[0]) % kFiles.size()]);
 }
 
 template <RowLayout layout, bool grows = false>

@@ -22,8 +22,8 @@ const Table& table() {
 
 template <bool grows = false>
 const TimelineShape& shape() {
-  static const TimelineShape made = timeline_shape(table<grows>().description());
-  return made;
+  static const TimelineShape kMade = timeline_shape(table<grows>().description());
+  return kMade;
 }
 
 // ---- Maps -------------------------------------------------------------------------------------
@@ -40,16 +40,16 @@ bool same(const MapView& a, const MapView& b) {
 template <bool grows>
 void timeline_map(std::span<const std::byte> bytes) {
   static const TimelineShape& rows = shape<grows>();
-  static const TimelineSpace::Sizes sizes = TimelineSpace::sizes(rows);
-  static const std::int64_t most = TimelineSpace::map_bytes_most(rows, sizes);
+  static const TimelineSpace::Sizes kSizes = TimelineSpace::sizes(rows);
+  static const std::int64_t kMost = TimelineSpace::map_bytes_most(rows, kSizes);
   static Slab slab = Slab::create(table<grows>().governor(), Tag::kEmbedding,
-                                  TimelineSpace::memory_bytes(rows, sizes) + 4096)
+                                  TimelineSpace::memory_bytes(rows, kSizes) + 4096)
                          .or_throw();
-  static const TimelineSpace empty(rows, sizes, slab);
-  static const std::string zeroed(reinterpret_cast<const char*>(slab.data()),
-                                  static_cast<std::size_t>(slab.bytes()));
-  static std::vector<std::byte> map(static_cast<std::size_t>(most));
-  static std::vector<std::byte> again(static_cast<std::size_t>(most));
+  static const TimelineSpace kEmpty(rows, kSizes, slab);
+  static const std::string kZeroed(reinterpret_cast<const char*>(slab.data()),
+                                   static_cast<std::size_t>(slab.bytes()));
+  static std::vector<std::byte> map(static_cast<std::size_t>(kMost));
+  static std::vector<std::byte> again(static_cast<std::size_t>(kMost));
   if (bytes.size() > map.size()) {
     return;  // The reader refuses the size before.
   }
@@ -62,8 +62,8 @@ void timeline_map(std::span<const std::byte> bytes) {
     }
     return;
   }
-  std::memcpy(slab.data(), zeroed.data(), zeroed.size());
-  TimelineSpace space = empty;
+  std::memcpy(slab.data(), kZeroed.data(), kZeroed.size());
+  TimelineSpace space = kEmpty;
   const auto state = space.adopt(0, given);
   if (!state) {
     if (state.error().code != ErrorCode::kCorrupt && state.error().code != ErrorCode::kOverBudget) {
@@ -103,7 +103,7 @@ SoundExtent seal(std::vector<std::byte> bytes) {
 }
 
 const SoundExtent& sound_extent() {
-  static const SoundExtent made = [] {
+  static const SoundExtent kMade = [] {
     std::vector<std::byte> bytes(
         static_cast<std::size_t>(extent_bytes(shape().record_bytes, kExtentRows)));
     for (std::size_t i = kExtentHeaderBytes; i < bytes.size(); ++i) {
@@ -111,7 +111,7 @@ const SoundExtent& sound_extent() {
     }
     return seal(std::move(bytes));
   }();
-  return made;
+  return kMade;
 }
 
 void extent(std::span<const std::byte> bytes) {

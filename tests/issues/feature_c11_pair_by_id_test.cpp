@@ -5,6 +5,7 @@
 //
 // Method: samples arrive shuffled with sparse ids; every value spells its own id; the loader's
 // batches and direct reads must agree on which sample each row is.
+#include <cstring>
 #include <map>
 
 #include <gtest/gtest.h>

@@ -2,6 +2,8 @@
 //
 // C13: rows come back in request order, and an unknown id is an error that names it. The original's
 // cache key sorted the ids, so a permuted request got the old order; missing ids were dropped.
+#include <cstring>
+
 #include <gtest/gtest.h>
 
 #include "plimsoll/feature_store.h"

@@ -44,6 +44,7 @@ TEST_P(GraphK10, ThreadsReadAnyNumberOfGraphsWithAFewMappings) {
   std::atomic<std::int64_t> read{0};
   {
     std::vector<std::jthread> threads;
+    threads.reserve(kThreads);
     for (int t = 0; t < kThreads; ++t) {
       threads.emplace_back([&, t] {
         std::vector<std::int64_t> graphs;  // Every graph by one thread, and some by all.

@@ -49,6 +49,7 @@ def test_mypy_finds_nothing():
     ("return-value", "def f() -> str:\n    return 1\n"),
     ("arg-type", "def f(x: int) -> None:\n    f('text')\n"),
     ("unused-ignore", "x = 1  # type: ignore\n"),
+    ("arg-type", "from plimsoll import _core\n_core.format_bytes('text')\n"),  # By a stub that the build made.
 ])
 def test_mypy_finds_what_was_planted(tmp_path, code, planted):
     (tmp_path / "planted.py").write_text(planted)

@@ -104,7 +104,8 @@ def test_r55_the_wheel_holds_both_modules_the_libraries_they_need_and_the_types(
     names = zipfile.ZipFile(wheel).namelist()
     assert re.search(r"-cp3\d+-cp3\d+-.*manylinux_2_\d+_x86_64", wheel.name)
     for wanted in (r"plimsoll/libplimsoll_core\.so", r"plimsoll/libplimsoll_torch\.so", r"plimsoll/_core\.cpython.*",
-                   r"plimsoll/_torch\.cpython.*", r"plimsoll/py\.typed", r"plimsoll/_core\.pyi", r"plimsoll/run/_run\.py",
+                   r"plimsoll/_torch\.cpython.*", r"plimsoll/py\.typed", r"plimsoll/_core\.pyi", r"plimsoll/_torch\.pyi",
+                   r"plimsoll/run/_run\.py",
                    r"plimsoll/data/importers/_chat_import\.py",
                    r"plimsoll\.libs/libcrypto.*"):
         assert any(re.fullmatch(wanted, name) for name in names), wanted
