@@ -117,6 +117,7 @@ class GrowthStatesTest : public EmbeddingTableTest {
   std::set<std::int64_t> legal_{0};
   int states_{0};
   std::atomic<bool> looking_{false};  // Threads of the store pass crash points, too.
+  // NOLINTNEXTLINE(readability-identifier-naming): a private member.
   static inline GrowthStatesTest* current_{nullptr};
 };
 

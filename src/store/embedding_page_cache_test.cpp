@@ -233,6 +233,7 @@ class CacheAlone {
   void request(const std::vector<std::uint32_t>& wanted, bool writes) {
     cache_->begin_request().or_throw();
     std::vector<std::uint64_t> keys;
+    keys.reserve(wanted.size());
     for (const std::uint32_t page : wanted) {
       keys.push_back(std::uint64_t{page} << 32);
     }

@@ -77,10 +77,12 @@ class EmbeddingPinnedTest : public EmbeddingTableTest {
       for (std::size_t i = 0; i < ids.size(); ++i, ++rows) {
         const OracleRow& wanted = at_step.row(ids[i]);
         EXPECT_EQ(steps[i], wanted.sequence) << "id " << ids[i];
+        // NOLINTBEGIN(bugprone-suspicious-memory-comparison): bits are compared.
         EXPECT_EQ(0, std::memcmp(&values[i * floats], wanted.weights.data(), kDim * 4))
             << "id " << ids[i];
         EXPECT_EQ(0, std::memcmp(&values[i * floats + kDim], wanted.slot1.data(), kDim * 4))
             << "id " << ids[i];
+        // NOLINTEND(bugprone-suspicious-memory-comparison)
       }
       between();
       return ::testing::Test::HasFailure() ? fail(ErrorCode::kInternal, "a row differs")

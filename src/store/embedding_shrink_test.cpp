@@ -74,8 +74,8 @@ TEST_F(EmbeddingShrinkTest, GivesBackWhatItSaysAndTakesItAgain) {
   EXPECT_NEAR(static_cast<double>(resident()), static_cast<double>(resident_full - given), kSlack);
   EXPECT_EQ(store.plan().total_bytes, full.total_bytes - given);
   EXPECT_EQ(store.plan().frame_bytes, full.frame_bytes - given);
-  EXPECT_NEAR(static_cast<double>(store.stats().frames), static_cast<double>(frames - given / 4096),
-              512);
+  const std::int64_t left = frames - given / 4096;
+  EXPECT_NEAR(static_cast<double>(store.stats().frames), static_cast<double>(left), 512);
   EXPECT_LE(store.stats().resident_pages, store.stats().frames);
 
   // As far as the floor, and no further.
@@ -177,6 +177,7 @@ void train_and_compare(EmbeddingStore& store, EmbeddingOracle& live,
     if (what < 30) {
       store.gather(some, out).or_throw();
       for (std::size_t i = 0; i < some.size(); ++i) {
+        // NOLINTNEXTLINE(bugprone-suspicious-memory-comparison): bits are compared.
         ASSERT_EQ(0, std::memcmp(live.row(some[i]).weights.data(), &out[i * kDim], kDim * 4))
             << "id " << some[i];
       }

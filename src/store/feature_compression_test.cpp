@@ -55,6 +55,7 @@ std::string read_all(FeatureStore& store, const std::vector<std::int64_t>& ordin
     columns.push_back(static_cast<int>(columns.size()));
     out.emplace_back(ordinals.size() * static_cast<std::size_t>(column.bytes()), '\0');
   }
+  spans.reserve(out.size());
   for (std::string& bytes : out) {
     spans.push_back(std::as_writable_bytes(std::span(bytes)));
   }

@@ -152,6 +152,7 @@ TEST(FeatureThreadsTest, ConcurrentLoadsOfOneBlockAreJoined) {
   std::atomic<int> failed{0};
   {
     std::vector<std::jthread> readers;
+    readers.reserve(4);
     for (int t = 0; t < 4; ++t) {
       readers.emplace_back([&] {
         std::vector<std::byte> out(2000 * 4096);

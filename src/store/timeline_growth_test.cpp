@@ -202,7 +202,8 @@ TEST_F(TimelineGrowthTest, ATableMayBeginWithoutRows) {
   const SampleOrder order(300, 11, 0);
   for (std::int64_t at = 0; at < 300; ++at) {
     const std::int64_t id = 100 + order.at(at);
-    EXPECT_EQ(gather(store, {&id, 1})[0], static_cast<float>(at / 50 * 50));
+    const std::int64_t fifty = at / 50;
+    EXPECT_EQ(gather(store, {&id, 1})[0], static_cast<float>(fifty * 50));
   }
 }
 

@@ -33,6 +33,7 @@ TEST(GuardHold, DISABLED_Hold) {
   ASSERT_NE(text, nullptr);
   const std::int64_t bytes = std::stoll(text) << 20;
   const std::unique_ptr<char, decltype(&std::free)> memory(
+      // NOLINTNEXTLINE(cppcoreguidelines-no-malloc): pages are touched below.
       static_cast<char*>(std::malloc(static_cast<std::size_t>(bytes))), &std::free);
   for (std::int64_t at = 0; at < bytes; at += 4096) {
     static_cast<volatile char*>(memory.get())[at] = 1;
@@ -122,8 +123,9 @@ TEST(R66Peak, IsTheKernelsOwnAndNotOnlyWhatWasSeen) {
 // A forked child is a copy of the guard until it becomes the command.
 TEST(R66Peak, OfTheCommandIsNotTheGuards) {
   constexpr std::int64_t kGuards = 256_MiB;
-  const std::unique_ptr<char, decltype(&std::free)> memory(static_cast<char*>(std::malloc(kGuards)),
-                                                           &std::free);
+  const std::unique_ptr<char, decltype(&std::free)> memory(
+      // NOLINTNEXTLINE(cppcoreguidelines-no-malloc): pages are touched below.
+      static_cast<char*>(std::malloc(kGuards)), &std::free);
   for (std::int64_t at = 0; at < kGuards; at += 4096) {
     static_cast<volatile char*>(memory.get())[at] = 1;
   }

@@ -46,6 +46,7 @@ TEST(TheilSen, IsTheMedianOfAllSlopesWithSensBounds) {
 
 TEST(TheilSen, ManyPointsNarrowTheBoundsAndOneOutlierMovesNothing) {
   std::vector<Point> points;
+  points.reserve(100);
   for (int i = 0; i < 100; ++i) {
     points.push_back({static_cast<double>(i), 3.0 * i + 10 * noise(1, i)});
   }
@@ -251,8 +252,11 @@ TEST(S50Trend, WhatStandsStillAtItsEndIsToldLater) {
   EXPECT_EQ(judged(300, until(300)).course, Course::kLeak);
   EXPECT_NE(judged(300, until(200)).course, Course::kLeak);
   EXPECT_NE(judged(900, until(200)).course, Course::kLeak);
-  EXPECT_EQ(judged(300, [](int step) { return kBase + 10e6 * (step / 75); }).course,
-            Course::kLeak);  // It stands still between two evaluations.
+  const auto stairs = [](int step) {  // It stands still between two evaluations.
+    const int evaluations = step / 75;
+    return kBase + 10e6 * evaluations;
+  };
+  EXPECT_EQ(judged(300, stairs).course, Course::kLeak);
 }
 
 // The slower it is, the longer: as many bytes as the quick one comes to in the least windows.
