@@ -41,12 +41,14 @@ done
 torch_of() { "$1" -c 'import torch; print("yes" if torch.cuda.is_available() else "no", torch.__version__)' 2>/dev/null || true; }
 
 python='' seen=''
-for one in ${PLIMSOLL_PYTHON:-python3 .venv/bin/python}; do
+candidates=(python3 .venv/bin/python)
+[ -z "${PLIMSOLL_PYTHON:-}" ] || candidates=("$PLIMSOLL_PYTHON")
+for one in "${candidates[@]}"; do
   now=$(torch_of "$one")
   if [ -n "$now" ] && { [ -z "$seen" ] || [ "${now%% *}" = yes ]; }; then python=$one seen=$now; fi
   [ "${now%% *}" != yes ] || break
 done
-[ -n "$python" ] || fail "no torch: neither in ${PLIMSOLL_PYTHON:-python3 nor in .venv/bin/python}"
+[ -n "$python" ] || fail "no torch in ${candidates[*]}"
 if [ "$device" = auto ]; then
   if [ "${seen%% *}" = yes ]; then device=cuda; else device=sim; fi
 fi
@@ -56,7 +58,7 @@ fi
 fits() {
   local wanted='import torch, plimsoll; from plimsoll.core import _torch_gate; _torch_gate.load()'
   [ "$2" = cuda ] || wanted+='; import plimsoll_simulated_device'
-  PYTHONPATH=$1/python "$python" -c "$wanted" >/dev/null 2>&1
+  PYTHONPATH=$1/python${PYTHONPATH:+:$PYTHONPATH} "$python" -c "$wanted" >/dev/null 2>&1
 }
 
 find_build() {
@@ -104,7 +106,7 @@ if ! find_build; then
 fi
 if [ -n "$build" ]; then
   say "plimsoll of $build, $("$python" --version), torch ${seen#* }"
-  export PYTHONPATH=$PWD/$build/python
+  export PYTHONPATH=$PWD/$build/python${PYTHONPATH:+:$PYTHONPATH}
   export PLIMSOLL_PROGRAM=$PWD/$build/bin/plimsoll
 fi
 

@@ -39,8 +39,8 @@ class Check:
 
 
 CHECKS = (Check(1, "limit", "limit by fraction, random requests", 50), Check(2, "context", "context, workspaces, pinned memory", 30),
-          Check(3, "copies", "copies of 405 MB", 30), Check(4, "streamed", "streamed weights, order of streams", None),
-          Check(5, "refusals", "refused steps", 50), Check(5, "kills", "a run killed and resumed", 60), Check(6, "admission", "admission of three sizes", 40),
+          Check(3, "copies", "copies of 405 MB", 40), Check(4, "streamed", "streamed weights, order of streams", None),
+          Check(5, "refusals", "refused steps", 50), Check(5, "kills", "a run killed and resumed", 75), Check(6, "admission", "admission of three sizes", 40),
           Check(7, "tuned", "7B LoRA in 4 GiB", None), Check(8, "tokens", "the same at fewer tokens", None),
           Check(9, "cross_entropy", "linear_cross_entropy", 30))
 BUILT = tuple(one.name for one in CHECKS if one.seconds is not None)

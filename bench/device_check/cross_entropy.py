@@ -14,6 +14,7 @@ from bench.device_check.result import Result, mib
 
 BAR_SPEED, BAR_MEMORY = 1.0, 1 / 8
 PAIRS = 5
+VARIANTS = ((32, 512), (128, 512), (128, 2048))  # MiB of a block, tokens of a chunk: what a card may want, beside a processor's 4 and 512.
 
 
 def check(device: Device) -> Result:
@@ -32,11 +33,27 @@ def check(device: Device) -> Result:
     result.add("speed, forward and backward", device.pick(f"≥ {BAR_SPEED:.2f} of torch's", "not on this device"),
                f"{speed:.2f}: {seconds[0] * 1e3:.1f} ms, torch's {seconds[1] * 1e3:.1f}", device.pick(speed >= BAR_SPEED, None))
     result.add("memory beside inputs", "≤ 1/8 of torch's", f"1/{1 / memory:.1f}: {mib(peaks[0])}, torch's {mib(peaks[1])}", memory <= BAR_MEMORY)
+    for block, chunk in VARIANTS:
+        result.add(f"speed with blocks of {block} MiB, {chunk} tokens a chunk", "", _speed_of(device, given, seconds[1], block, chunk))
     result.peers = {"speed": round(speed, 3), "peak_ratio": round(memory, 4), "ms": round(seconds[0] * 1e3, 2), "plain_ms": round(seconds[1] * 1e3, 2),
                     "peak_mib": round(peaks[0] / 2**20, 1), "plain_peak_mib": round(peaks[1] / 2**20, 1), "tokens": tokens,
                     "vocabulary": vocabulary, "features": features, "error_of_gradient": float(f"{ours:.3g}"),
                     "plain_error_of_gradient": float(f"{theirs:.3g}")}
     return result
+
+
+def _speed_of(device: Device, given: tuple[Any, Any, Any], plain_seconds: float, block: int, chunk: int) -> str:
+    """Returns how fast our function would be with other sizes, as text. The block is a constant of its module."""
+    from plimsoll.training import _cross_entropy
+
+    before = _cross_entropy._BLOCK_BYTES
+    _cross_entropy._BLOCK_BYTES = block << 20
+    try:
+        found = [_measured(device, lambda *one: plimsoll_or_not().linear_cross_entropy(*one, chunk=chunk), *given) for _ in range(device.pick(3, 1))]
+    finally:
+        _cross_entropy._BLOCK_BYTES = before
+    seconds, peak = min(one[0] for one in found), max(one[1] for one in found)
+    return f"{plain_seconds / seconds:.2f}: {seconds * 1e3:.1f} ms, {mib(peak)}"
 
 
 def _chunked(hidden: Any, weight: Any, labels: Any) -> Any:

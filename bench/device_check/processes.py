@@ -7,6 +7,7 @@ Threads: none: the caller has one.   Memory: a copy of the caller's, as far as i
 """
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -38,15 +39,18 @@ def called(function: Callable[[], dict[str, Any]], most: float) -> Called:
         file, log = pathlib.Path(folder, "result.json"), pathlib.Path(folder, "log")
         sys.stdout.flush()
         began = time.monotonic()
+        over, end = os.pipe()
         process = os.fork()
         if process == 0:
-            _call(function, file, log)
-        descriptor = os.pidfd_open(process)
-        in_time = bool(select.select([descriptor], [], [], most)[0])
+            _call(function, file, log, end)
+        os.close(end)  # The process says when it is done, and so does its death.
+        with contextlib.suppress(PermissionError, ProcessLookupError):  # It does so itself; whoever is first.
+            os.setpgid(process, process)
+        in_time = bool(select.select([over], [], [], most)[0])
         if not in_time:
             os.killpg(process, signal.SIGKILL)
         _, status = os.waitpid(process, 0)
-        os.close(descriptor)
+        os.close(over)
         seconds = time.monotonic() - began
         if not in_time:
             return Called(None, f"not done after {most:.0f} s", seconds)
@@ -56,7 +60,7 @@ def called(function: Callable[[], dict[str, Any]], most: float) -> Called:
         return Called(None, "\n".join(last) or f"its process ended with status {os.waitstatus_to_exitcode(status)}", seconds)
 
 
-def _call(function: Callable[[], dict[str, Any]], file: pathlib.Path, log: pathlib.Path) -> None:
+def _call(function: Callable[[], dict[str, Any]], file: pathlib.Path, log: pathlib.Path, end: int) -> None:
     """The process's life; it does not return."""
     try:
         os.setpgid(0, 0)
@@ -72,4 +76,5 @@ def _call(function: Callable[[], dict[str, Any]], file: pathlib.Path, log: pathl
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
+        os.write(end, b".")
         os._exit(0)
