@@ -18,9 +18,10 @@ def skip_without_torch():
         pytest.skip("plimsoll was built without torch", allow_module_level=True)
 
 
-def run_checks(*names, which="not slow"):
-    """Runs tests/device/check_NAME.py for each of the names, those tests that `which` takes of pytest's marks. Fails with their report."""
+def run_checks(*names, which="not slow", seconds=500):
+    """Runs tests/device/check_NAME.py for each of the names, those tests that `which` takes of pytest's marks. Fails with their report,
+    or where they take longer than `seconds`."""
     files = [f"tests/device/check_{name}.py" for name in names]
     done = subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", which, *files], cwd=ROOT, text=True,
-                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=500)
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=seconds)
     assert done.returncode == 0, done.stdout[-20_000:]

@@ -57,11 +57,12 @@ class DeviceMemory:
         self._module = module
         self._index: int = module.current_device() if device.index is None else device.index
         self._device = torch.device(device.type, self._index)
-        self._peak = 0  # Of reserved bytes, before the last begin_peak().
         square = torch.ones(8, 8, device=self._device)
         (square @ square).sum().item()  # The context is there, and the workspace of products.
         del square
+        self._peak = 0  # Of reserved bytes, before the last begin_peak().
         self.begin_peak()  # Nor does what torch has cached belong to anybody.
+        self._peak = 0  # What was there before it had a limit is none of it.
         free, total = module.mem_get_info(self._index)
         self.context_bytes = max(0, total - free - self.reserved_bytes)
         """Bytes of the context, and of other processes."""
